@@ -1,0 +1,1 @@
+"""GT: PyTorch programs on one process, several workers, or a cluster, unchanged."""

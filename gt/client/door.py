@@ -1,0 +1,141 @@
+"""The one door of every op: arguments in, an instruction out, handles back.
+
+The work is split by how often it happens. `dispatch` runs for every op and only looks things up; `learn` runs once for
+every combination of op, shapes and constants (infer.py); the few ops that are not instructions are in special.py.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch._ops import OpOverload
+
+from gt.client import session as sessions
+from gt.client.entries import Entry, HandleType
+from gt.client.infer import learn
+from gt.client.nodes import Node
+from gt.client.ops import Kind, OpRecord
+from gt.client.session import Session
+from gt.client.special import SPECIAL, run_on_host
+
+_TENSOR, _TENSORS, _TARGET, _TARGETS = Kind.TENSOR, Kind.TENSORS, Kind.TARGET, Kind.TARGETS
+_NUMBER, _NUMBERS, _CONSTANT, _GENERATOR = Kind.NUMBER, Kind.NUMBERS, Kind.CONSTANT, Kind.GENERATOR
+_PLAIN_NUMBERS = frozenset((float, int, bool))
+_records: dict[OpOverload, OpRecord] = {}
+
+
+def dispatch(cls: HandleType, func: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    record = _records.get(func)
+    if record is None:
+        record = _records[func] = OpRecord(func, str(func) in SPECIAL or torch.Tag.inplace_view in func.tags)
+    if record.special:
+        return SPECIAL.get(record.name, SPECIAL["reshape in place"])(cls, record, args, kwargs)
+    if record.decomposes:
+        return func.decompose(*args, **kwargs)
+    session = sessions.active or sessions.current()
+    key: list[Any] = [record]
+    nodes: list[Node] = []
+    numbers: list[Any] = []
+    try:
+        for kind, value in zip(record.kinds, args, strict=False):
+            if kind is _TENSOR:
+                try:  # our own tensors are nearly always what is here
+                    node = value._node
+                except AttributeError:
+                    _take_foreign(session, value, key, nodes, numbers)
+                else:
+                    nodes.append(node)
+                    key.append(node.geometry)
+                    key.append(node.path)
+            else:
+                _take(session, kind, value, key, nodes, numbers)
+        if kwargs:
+            kinds = record.kwarg_kinds
+            for name, value in kwargs.items():
+                key.append(name)
+                _take(session, kinds[name], value, key, nodes, numbers)
+    except _WritesHostMemory:
+        return run_on_host(cls, func, args, kwargs)
+    if record.writes:
+        key.append(_sharing(nodes))
+    entry: Entry | None = session.memo.get(tuple(key))
+    if entry is None:
+        entry = learn(session, record, args, kwargs, tuple(key), nodes)
+    return entry.run(cls, session, nodes, numbers, args, kwargs)
+
+
+def _take(
+    session: Session, kind: Kind, value: Any, key: list[Any], nodes: list[Node], numbers: list[Any]
+) -> None:  # fmt: skip
+    """Sort one argument: a tensor, a number that may change, or a constant of the memo key."""
+    if kind is _TENSOR:
+        _take_tensor(session, value, key, nodes, numbers)
+    elif kind is _NUMBER and type(value) in _PLAIN_NUMBERS:
+        numbers.append(value)
+        key.append(type(value))
+    elif kind is _TARGET:
+        _take_target(value, key, nodes)
+    elif (kind is _TENSORS or kind is _TARGETS) and value is not None:
+        key.append(len(value))
+        for item in value:
+            if kind is _TARGETS:
+                _take_target(item, key, nodes)
+            else:
+                _take_tensor(session, item, key, nodes, numbers)
+    elif kind is _NUMBERS and value is not None:
+        key.append(tuple(map(type, value)))
+        numbers.extend(value)
+    elif kind is _CONSTANT or kind is _NUMBER:
+        key.append(tuple(value) if type(value) is list else value)
+        key.append(type(value))  # 1, 1.0 and True are equal as keys
+    elif kind is _NUMBERS or kind is _TENSORS or kind is _TARGETS:
+        key.append(None)
+
+
+def _take_tensor(session: Session, value: Any, key: list[Any], nodes: list[Node], numbers: list[Any]) -> None:
+    node = getattr(value, "_node", None)
+    if node is None:
+        _take_foreign(session, value, key, nodes, numbers)
+    else:
+        _take_node(node, key, nodes)
+
+
+def _take_target(value: Any, key: list[Any], nodes: list[Node]) -> None:
+    node = getattr(value, "_node", None)
+    if node is not None:
+        _take_node(node, key, nodes)
+    elif value is None:
+        key.append(None)
+    else:
+        raise _WritesHostMemory
+
+
+def _take_node(node: Node, key: list[Any], nodes: list[Node]) -> None:
+    nodes.append(node)
+    key.append(node.geometry)
+    key.append(node.path)
+
+
+def _take_foreign(session: Session, value: Any, key: list[Any], nodes: list[Node], numbers: list[Any]) -> None:
+    """A tensor argument that is not ours: None, a Python number, or a plain tensor, which is uploaded."""
+    if type(value) in _PLAIN_NUMBERS:
+        numbers.append(value)
+        key.append(type(value))
+    elif isinstance(value, torch.Tensor):
+        _take_node(session.constant(value), key, nodes)
+    else:
+        key.append(value)
+
+
+def _sharing(nodes: list[Node]) -> tuple[int, ...] | None:
+    """Which tensors of the call are of the same storage, where any are: a write to one changes the others."""
+    if len(nodes) == 1:
+        return None
+    first: dict[int, int] = {}
+    pattern = tuple([first.setdefault(id(node.base), position) for position, node in enumerate(nodes)])
+    return None if len(first) == len(nodes) else pattern
+
+
+class _WritesHostMemory(Exception):
+    """The op writes into a plain tensor, so it must run where that tensor is."""

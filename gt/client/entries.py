@@ -1,0 +1,191 @@
+"""What is remembered of an op for given shapes: how to emit it and what it returns."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
+
+import torch
+
+from gt.client.geometry import Geometry, geometry_from_meta
+from gt.client.nodes import Base, Node, view_of
+from gt.core.messages import QueryOp, RunOp, ViewStep
+from gt.core.meta import TensorMeta
+
+if TYPE_CHECKING:
+    from gt.client.session import Session
+
+HandleType: TypeAlias = type[torch.Tensor]
+Rebuild: TypeAlias = Callable[[list[Any]], Any]
+Returned: TypeAlias = Callable[[list[Any], tuple[Any, ...], dict[str, Any]], Any]
+_make_handle = torch.Tensor._make_wrapper_subclass
+
+
+def wrap(cls: HandleType, node: Node) -> torch.Tensor:
+    """A handle for a node: a torch tensor without bytes. It says "cpu", as the plain tensors it mixes with do."""
+    geometry = node.geometry
+    handle = _make_handle(
+        cls, geometry.shape, strides=geometry.stride, storage_offset=geometry.offset, dtype=geometry.dtype
+    )
+    handle._node = node  # type: ignore[attr-defined]
+    return handle
+
+
+class Entry(Protocol):
+    def run(
+        self, cls: HandleType, session: Session, nodes: list[Node], numbers: list[Any], args: Any, kwargs: Any
+    ) -> Any: ...
+
+
+class PlainEntry:
+    """An op whose results are new tensors."""
+
+    __slots__ = ("code", "outputs", "random", "rebuild")
+
+    def __init__(self, code: int, outputs: tuple[Geometry, ...], rebuild: Rebuild | None, random: bool) -> None:
+        self.code = code
+        self.outputs = outputs
+        self.rebuild = rebuild
+        self.random = random
+
+    def run(
+        self, cls: HandleType, session: Session, nodes: list[Node], numbers: list[Any], args: Any, kwargs: Any
+    ) -> Any:
+        if self.random:
+            numbers.append(draw_key(args, kwargs))
+        results = [Base(session, next(session.ids), geometry) for geometry in self.outputs]
+        session.emit(
+            RunOp(
+                self.code,
+                tuple([node.id if node.path is None else node.base.id for node in nodes]),  # type: ignore[union-attr]
+                tuple([result.id for result in results]),
+                tuple(numbers),
+                session.scope,
+                session.sites.here(),
+            )
+        )
+        if self.rebuild is None:
+            return wrap(cls, results[0])
+        return self.rebuild([wrap(cls, result) for result in results])
+
+
+class ViewEntry:
+    """An op whose results are views: nothing is sent, the result is a path."""
+
+    __slots__ = ("outputs", "rebuild", "same", "steps", "strided")
+
+    def __init__(
+        self, steps: tuple[ViewStep, ...], outputs: tuple[Geometry, ...], rebuild: Rebuild | None, same: bool, strided: bool
+    ) -> None:
+        self.steps = steps
+        self.outputs = outputs
+        self.rebuild = rebuild
+        self.same = same
+        self.strided = strided
+
+    def run(
+        self, cls: HandleType, session: Session, nodes: list[Node], numbers: list[Any], args: Any, kwargs: Any
+    ) -> Any:
+        node = nodes[0]
+        if self.same:
+            return wrap(cls, node)
+        views = [
+            wrap(cls, view_of(node, (self, pick), step, geometry, self.strided))
+            for pick, (step, geometry) in enumerate(zip(self.steps, self.outputs, strict=True))
+        ]
+        return views[0] if self.rebuild is None else self.rebuild(views)
+
+
+class WriteEntry:
+    """An op that overwrites some of its arguments: `writes` are their places among the tensors of the call."""
+
+    __slots__ = ("code", "outputs", "random", "returned", "writes")
+
+    def __init__(
+        self, code: int, outputs: tuple[Geometry, ...], writes: tuple[int, ...], returned: Returned, random: bool
+    ) -> None:
+        self.code = code
+        self.outputs = outputs
+        self.writes = writes
+        self.returned = returned
+        self.random = random
+
+    def run(
+        self, cls: HandleType, session: Session, nodes: list[Node], numbers: list[Any], args: Any, kwargs: Any
+    ) -> Any:
+        if self.random:
+            numbers.append(draw_key(args, kwargs))
+        results = [Base(session, next(session.ids), geometry) for geometry in self.outputs]
+        written = [nodes[place].base for place in self.writes]
+        renewed = [next(session.ids) for _ in written]
+        session.emit(
+            RunOp(
+                self.code,
+                tuple([node.base.id for node in nodes]),
+                (*[result.id for result in results], *renewed),
+                tuple(numbers),
+                session.scope,
+                session.sites.here(),
+            )
+        )
+        for base, ident in zip(written, renewed, strict=True):
+            base.id = ident
+        return self.returned([wrap(cls, result) for result in results], args, kwargs)
+
+
+class QueryEntry:
+    """An op whose results only a worker can tell: the call waits for the answer."""
+
+    __slots__ = ("code", "random", "returned", "writes")
+
+    def __init__(self, code: int, writes: tuple[int, ...], returned: Returned, random: bool) -> None:
+        self.code = code
+        self.writes = writes
+        self.returned = returned
+        self.random = random
+
+    def run(
+        self, cls: HandleType, session: Session, nodes: list[Node], numbers: list[Any], args: Any, kwargs: Any
+    ) -> Any:
+        if self.random:
+            numbers.append(draw_key(args, kwargs))
+        written = [nodes[place].base for place in self.writes]
+        renewed = tuple([next(session.ids) for _ in written])
+        request, first = next(session.ids), session.reserve_ids()
+        session.emit(
+            QueryOp(
+                request,
+                self.code,
+                tuple([node.base.id for node in nodes]),
+                renewed,
+                first,
+                tuple(numbers),
+                session.scope,
+                session.sites.here(),
+            )
+        )
+        for base, ident in zip(written, renewed, strict=True):
+            base.id = ident
+        results = session.ask(request).results
+        return self.returned(_handles(cls, session, first, results), args, kwargs)
+
+
+def _handles(cls: HandleType, session: Session, first: int, results: Sequence[Any]) -> list[Any]:
+    """Handles for the tensors of an answer, which took the ids from `first` on; other values as they are."""
+    values: list[Any] = []
+    for result in results:
+        if isinstance(result, TensorMeta):
+            values.append(wrap(cls, Base(session, first, geometry_from_meta(result))))
+            first += 1
+        else:
+            values.append(result)
+    return values
+
+
+def draw_key(args: tuple[Any, ...], kwargs: dict[str, Any]) -> int:
+    """The key of a random op, drawn from torch's generator on the client: so `torch.manual_seed`, a user's generator
+    and the state that checkpointing saves and restores all mean what they mean in torch."""
+    generator = kwargs.get("generator")
+    if generator is None:
+        generator = next((a for a in args if isinstance(a, torch.Generator)), None)
+    return int(torch.empty((), dtype=torch.int64).random_(generator=generator))

@@ -1,0 +1,63 @@
+"""Interned shapes and dtypes: the part of a tensor that op inference depends on."""
+
+from __future__ import annotations
+
+import math
+from weakref import WeakValueDictionary
+
+import torch
+
+from gt.core.meta import ITEM_BYTES, TensorMeta
+
+TORCH_DTYPES: dict[str, torch.dtype] = {name: getattr(torch, name) for name in ITEM_BYTES if hasattr(torch, name)}
+DTYPE_NAMES: dict[torch.dtype, str] = {dtype: name for name, dtype in TORCH_DTYPES.items()}
+
+
+class Geometry:
+    """Compared and hashed by identity: two tensors of the same shape, strides, offset and dtype share one Geometry."""
+
+    __slots__ = ("__weakref__", "dtype", "nbytes", "offset", "shape", "stride")
+
+    def __init__(self, shape: torch.Size, stride: tuple[int, ...], offset: int, dtype: torch.dtype) -> None:
+        self.shape = shape
+        self.stride = stride
+        self.offset = offset
+        self.dtype = dtype
+        self.nbytes = math.prod(shape) * dtype.itemsize
+
+    def __repr__(self) -> str:
+        return f"{DTYPE_NAMES[self.dtype]}{list(self.shape)}"
+
+    def meta(self) -> TensorMeta:
+        return TensorMeta(tuple(self.shape), self.stride, self.offset, DTYPE_NAMES[self.dtype])
+
+    def span(self) -> int:
+        """How many elements of its storage the tensor reaches, from the storage's start."""
+        if 0 in self.shape:
+            return self.offset
+        return self.offset + 1 + sum((size - 1) * step for size, step in zip(self.shape, self.stride, strict=True))
+
+    def on_meta(self) -> torch.Tensor:
+        """A tensor without bytes of this geometry, for torch's shape functions."""
+        storage = torch.empty(self.span(), dtype=self.dtype, device="meta")
+        return storage.as_strided(self.shape, self.stride, self.offset)
+
+
+_Key = tuple[torch.Size, tuple[int, ...], int, torch.dtype]
+_interned: WeakValueDictionary[_Key, Geometry] = WeakValueDictionary()
+
+
+def geometry_of(tensor: torch.Tensor) -> Geometry:
+    return intern_geometry(tensor.shape, tensor.stride(), int(tensor.storage_offset()), tensor.dtype)
+
+
+def geometry_from_meta(meta: TensorMeta) -> Geometry:
+    return intern_geometry(torch.Size(meta.shape), meta.stride, meta.offset, TORCH_DTYPES[meta.dtype])
+
+
+def intern_geometry(shape: torch.Size, stride: tuple[int, ...], offset: int, dtype: torch.dtype) -> Geometry:
+    key = (shape, stride, offset, dtype)
+    found = _interned.get(key)
+    if found is None:
+        found = _interned[key] = Geometry(shape, stride, offset, dtype)
+    return found

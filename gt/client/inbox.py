@@ -1,0 +1,95 @@
+"""Answers on their way in: whoever waits for one is told for whom, and why none can come."""
+
+from __future__ import annotations
+
+import logging
+import sys
+import threading
+import time
+
+from gt.client.failures import describe_failure, describe_loss
+from gt.client.sites import Sites
+from gt.core.errors import OpError, ProtocolError, ServerLost, WorkerLost
+from gt.core.messages import (
+    Answer,
+    Failed,
+    Failure,
+    Lost,
+    OpFailed,
+    Rejected,
+    Waiting,
+)
+from gt.wire.channel import Buffer, ClientChannel
+
+log = logging.getLogger("gt.client")
+
+POLL_SECONDS = 0.2
+NOTICE_SECONDS = 10.0  # a wait this long is explained on stderr
+
+
+class Inbox:
+    """`failures` are those of ops that no read has shown yet; `lost` is the end of the session, once it is known."""
+
+    def __init__(self, channel: ClientChannel, sites: Sites) -> None:
+        self.failures: list[Failure] = []
+        self._channel = channel
+        self._sites = sites
+        self._answers: dict[int, tuple[Answer, Buffer | None]] = {}
+        self._lock = threading.RLock()
+        self._server_lost: ServerLost | None = None
+        self._status = ""
+
+    def wait(self, request: int) -> tuple[Answer, Buffer | None]:
+        """The answer to a request. Raises what made an answer impossible."""
+        start = time.monotonic()
+        notice = start + NOTICE_SECONDS
+        while True:
+            with self._lock:
+                found = self._answers.pop(request, None)
+                if found is None:
+                    self._receive(POLL_SECONDS)
+                    found = self._answers.pop(request, None)
+            if found is not None:
+                return self._checked(found)
+            if time.monotonic() > notice:
+                self._explain(time.monotonic() - start)
+                notice = time.monotonic() + NOTICE_SECONDS
+
+    def arrived(self, request: int) -> bool:
+        """Whether the answer to a request is here; takes in what has arrived without waiting."""
+        with self._lock:
+            self._receive(0.0)
+            return self._answers.pop(request, None) is not None
+
+    def _receive(self, timeout: float) -> None:
+        if self._server_lost is not None:
+            raise self._server_lost
+        try:
+            arrived = self._channel.receive(timeout)
+        except ServerLost as error:
+            self._server_lost = error
+            raise
+        for answer, buffer in arrived:
+            if isinstance(answer, OpFailed):
+                self.failures.append(answer.failure)
+            elif isinstance(answer, Waiting):
+                self._status = answer.reason
+            elif isinstance(answer, Lost) and answer.request == 0:
+                log.warning("%s", describe_loss(answer, self._channel.how_it_ended(answer.pid)))
+            else:
+                self._answers[answer.request] = (answer, buffer)  # type: ignore[union-attr]
+
+    def _checked(self, found: tuple[Answer, Buffer | None]) -> tuple[Answer, Buffer | None]:
+        answer = found[0]
+        if isinstance(answer, Failed):
+            self.failures = [failure for failure in self.failures if failure != answer.failure]
+            raise OpError(describe_failure(answer.failure, self._sites.place(answer.failure.site)))
+        if isinstance(answer, Lost):
+            raise WorkerLost(describe_loss(answer, self._channel.how_it_ended(answer.pid)))
+        if isinstance(answer, Rejected):
+            raise ProtocolError(answer.reason)
+        return found
+
+    def _explain(self, seconds: float) -> None:
+        reason = self._status or "the workers are still computing what was asked for"
+        print(f"gt: waiting for {seconds:.0f} s: {reason}", file=sys.stderr, flush=True)

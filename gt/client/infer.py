@@ -1,0 +1,225 @@
+"""The first time an op is seen with given shapes: ask torch's shape functions, and remember.
+
+Where they cannot tell (the shape depends on the data, or torch has no shape function) or refuse, the op becomes a query:
+a worker runs it and the client waits, so that a wrong call raises torch's own error on the user's line.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch.utils._pytree import tree_flatten, tree_unflatten
+
+from gt.client.entries import Entry, PlainEntry, QueryEntry, Rebuild, Returned, ViewEntry, WriteEntry
+from gt.client.geometry import DTYPE_NAMES, Geometry, geometry_of, intern_geometry
+from gt.client.nodes import Node
+from gt.client.ops import Kind, OpRecord
+from gt.client.session import Session
+from gt.core.messages import Arg, Complex, DType, Here, Input, Items, Layout, MemoryFormat, Scalar, Signature, ViewStep
+
+_TENSOR_KINDS = (Kind.TENSOR, Kind.TARGET)
+_LIST_KINDS = (Kind.TENSORS, Kind.TARGETS)
+
+
+class Unknown(Exception):
+    """Torch's shape functions cannot tell the result of this call."""
+
+
+def learn(
+    session: Session,
+    record: OpRecord,
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+    key: tuple[Any, ...],
+    nodes: list[Node],
+) -> Entry:
+    template = Template(record, args, kwargs)
+    try:
+        entry = _known_entry(session, record, args, kwargs, template, nodes)
+    except Unknown:
+        code = session.define(template.signature(record, nodes, ()))
+        entry = QueryEntry(code, template.distinct_writes(nodes), _returned(record, _structure(record)), record.random)
+    session.remember(key, entry)
+    return entry
+
+
+def _known_entry(
+    session: Session,
+    record: OpRecord,
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+    template: Template,
+    nodes: list[Node],
+) -> Entry:
+    result, resized = infer_result(record, args, kwargs, nodes)
+    if record.answers or resized:
+        raise Unknown
+    if record.aliases:
+        return _view_entry(record, template, nodes[0].geometry, result)
+    fresh = [value for value, name in zip(_as_results(record, result), record.returned, strict=False) if name is None]
+    leaves, spec = tree_flatten(fresh if record.writes else result)
+    outputs = tuple([_fresh_geometry(leaf) for leaf in leaves if leaf is not None])
+    code = session.define(template.signature(record, nodes, outputs))
+    if record.writes:
+        returned = _returned(record, lambda values: tree_unflatten(_with_gaps(leaves, values), spec))
+        return WriteEntry(code, outputs, template.distinct_writes(nodes), returned, record.random)
+    return PlainEntry(code, outputs, _rebuild(result, leaves, spec), record.random)
+
+
+def infer_result(
+    record: OpRecord, args: tuple[Any, ...], kwargs: dict[str, Any], nodes: list[Node]
+) -> tuple[Any, bool]:
+    """What the op returns for tensors without bytes, and whether it resized a tensor it writes to."""
+    remaining = iter(nodes)
+    metas: list[tuple[torch.Tensor, Node]] = []
+
+    def on_meta(kind: Kind, value: Any) -> Any:
+        if kind in _LIST_KINDS and value is not None:
+            return [on_meta(Kind.TENSOR, item) for item in value]
+        if kind in _TENSOR_KINDS and isinstance(value, torch.Tensor):
+            node = next(remaining)
+            metas.append((node.geometry.on_meta(), node))
+            return metas[-1][0]
+        return None if kind is Kind.GENERATOR else torch.device("meta") if kind is Kind.DEVICE else value
+
+    meta_args = [on_meta(kind, value) for kind, value in zip(record.kinds, args, strict=False)]
+    meta_kwargs = {name: on_meta(record.kwarg_kinds[name], value) for name, value in kwargs.items()}
+    meta_kwargs.pop("pin_memory", None)
+    if "device" in record.kwarg_kinds and not metas:
+        meta_kwargs["device"] = torch.device("meta")
+    try:
+        result = record.func(*meta_args, **meta_kwargs)
+    except Exception as error:
+        raise Unknown from error
+    resized = any(geometry_of(meta) is not node.geometry for meta, node in metas)
+    return result, resized
+
+
+def _as_results(record: OpRecord, result: Any) -> list[Any]:
+    return list(result) if len(record.returned) > 1 else [result]
+
+
+def _fresh_geometry(tensor: torch.Tensor) -> Geometry:
+    """A new tensor starts its own storage, whatever torch's shape function cut it from."""
+    if tensor.layout is not torch.strided:
+        raise Unknown
+    return intern_geometry(tensor.shape, tensor.stride(), 0, tensor.dtype)
+
+
+def _view_entry(record: OpRecord, template: Template, source: Geometry, result: Any) -> ViewEntry:
+    several = isinstance(result, list | tuple)
+    outputs = tuple([geometry_of(view) for view in (result if several else [result])])
+    steps = tuple(
+        [
+            ViewStep(record.name, template.args[1:], template.kwargs, pick if several else None)
+            for pick in range(len(outputs))
+        ]
+    )
+    same = not several and outputs[0] is source and not record.reinterprets
+    strided = not record.reinterprets and all(output.dtype is source.dtype for output in outputs)
+    return ViewEntry(steps, outputs, type(result) if several else None, same, strided)
+
+
+def _rebuild(result: Any, leaves: list[Any], spec: Any) -> Rebuild | None:
+    if isinstance(result, torch.Tensor):
+        return None
+    if type(result) in (tuple, list) and all(leaf is item for leaf, item in zip(leaves, result, strict=False)):
+        if None not in leaves:
+            return type(result)
+        return lambda values: tuple(_with_gaps(leaves, values))
+    return lambda values: tree_unflatten(_with_gaps(leaves, values), spec)
+
+
+def _with_gaps(leaves: list[Any], values: list[Any]) -> list[Any]:
+    remaining = iter(values)
+    return [None if leaf is None else next(remaining) for leaf in leaves]
+
+
+def _structure(record: OpRecord) -> Rebuild:
+    """How the flat results of a query become what the op returns."""
+    if record.returns_list:
+        return lambda values: [values]
+    return list
+
+
+def _returned(record: OpRecord, restore: Rebuild) -> Returned:
+    """Results in the schema's order, where those that are written arguments are the caller's own objects."""
+    names = [argument.name for argument in record.func._schema.arguments]
+
+    def returned(values: list[Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        fresh = iter(restore(values))
+        given = dict(zip(names, args, strict=False)) | kwargs
+        results = [next(fresh, None) if name is None else given[name] for name in record.returned]
+        return None if not results else results[0] if len(results) == 1 else tuple(results)
+
+    return returned
+
+
+class Template:
+    """The arguments of a call in wire form, with places for its tensors and changing numbers. Built in the order in
+    which the door sorts arguments, so that the n-th place is the n-th tensor or number of every such call."""
+
+    def __init__(self, record: OpRecord, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        self.tensors = 0
+        self.numbers = 0
+        self.writes: list[int] = []
+        pairs = zip(record.kinds, args, strict=False)
+        self.args: tuple[Arg, ...] = tuple([self._argument(kind, value) for kind, value in pairs])
+        kinds = record.kwarg_kinds
+        self.kwargs: dict[str, Arg] = {
+            name: self._argument(kinds[name], value)
+            for name, value in kwargs.items()
+            if kinds[name] not in (Kind.IGNORED, Kind.GENERATOR)
+        }
+        if "device" in kinds and "device" not in kwargs and self.tensors == 0:
+            self.kwargs["device"] = Here()
+
+    def signature(self, record: OpRecord, nodes: list[Node], outputs: tuple[Geometry, ...]) -> Signature:
+        paths = tuple([node.path.steps if node.path is not None else () for node in nodes])
+        metas = tuple([output.meta() for output in outputs])
+        return Signature(
+            record.name, self.args, self.kwargs, paths, self.distinct_writes(nodes), metas, record.random
+        )
+
+    def distinct_writes(self, nodes: list[Node]) -> tuple[int, ...]:
+        """One input for each storage that is written."""
+        return tuple({id(nodes[place].base): place for place in reversed(self.writes)}.values())[::-1]
+
+    def _argument(self, kind: Kind, value: Any) -> Arg:
+        if kind in _LIST_KINDS and value is not None:
+            inner = Kind.TENSOR if kind is Kind.TENSORS else Kind.TARGET
+            return Items(tuple([self._argument(inner, item) for item in value]))
+        if isinstance(value, torch.Tensor):
+            if kind is Kind.TARGET:
+                self.writes.append(self.tensors)
+            self.tensors += 1
+            return Input(self.tensors - 1)
+        if kind is Kind.NUMBERS and value is not None:
+            return Items(tuple([self._number() for _ in value]))
+        if kind in (Kind.NUMBER, Kind.TENSOR) and type(value) in (float, int, bool):
+            return self._number()
+        return Here() if kind is Kind.DEVICE else None if kind is Kind.GENERATOR else literal(value)
+
+    def _number(self) -> Scalar:
+        self.numbers += 1
+        return Scalar(self.numbers - 1)
+
+
+def literal(value: Any) -> Arg:
+    """A constant argument in wire form."""
+    if value is None or isinstance(value, bool | int | float | str):
+        return value
+    if isinstance(value, list | tuple):
+        return Items(tuple([literal(item) for item in value]))
+    if isinstance(value, torch.dtype):
+        return DType(DTYPE_NAMES[value])
+    if isinstance(value, torch.layout):
+        return Layout(str(value).removeprefix("torch."))
+    if isinstance(value, torch.memory_format):
+        return MemoryFormat(str(value).removeprefix("torch."))
+    if isinstance(value, complex):
+        return Complex(value.real, value.imag)
+    if isinstance(value, torch.device):
+        return Here()
+    raise TypeError(f"an argument of type {type(value).__name__} ({value!r}) cannot be sent to a worker")

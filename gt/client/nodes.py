@@ -1,0 +1,86 @@
+"""The client's side of a tensor's storage: an SSA id that follows in-place writes, and the views of it.
+
+A `Base` stands for a storage; its id is the current version of the bytes. A `View` is a base plus a path of view ops and
+has no id of its own: an op that uses it names the base and the path, so a write through any alias is seen by all of
+them. Tensors with the same bytes and the same geometry (`detach`, `.data`) share one node.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, TypeAlias
+
+from gt.client.geometry import Geometry
+from gt.core.messages import Items, ViewStep
+
+if TYPE_CHECKING:
+    from gt.client.session import Session
+
+# Beyond this many steps a path is replaced by one as_strided step, so that `x = x[1:]` in a loop stays cheap.
+_LONGEST_PATH = 8
+
+
+class ViewPath:
+    """Steps from a base to a view. Interned by whoever extends it, so it is compared and hashed by identity."""
+
+    __slots__ = ("children", "steps")
+
+    def __init__(self, steps: tuple[ViewStep, ...]) -> None:
+        self.steps = steps
+        self.children: dict[object, ViewPath] = {}
+
+    def extend(self, key: object, step: ViewStep) -> ViewPath:
+        child = self.children.get(key)
+        if child is None:
+            child = self.children[key] = ViewPath((*self.steps, step))
+        return child
+
+
+ROOT = ViewPath(())
+
+
+class Base:
+    __slots__ = ("geometry", "id", "session")
+    path: ViewPath | None = None
+
+    def __init__(self, session: Session, ident: int, geometry: Geometry) -> None:
+        self.session = session
+        self.id = ident
+        self.geometry = geometry
+
+    def __del__(self) -> None:
+        self.session.release(self.id, self.geometry.nbytes)
+
+    @property
+    def base(self) -> Base:
+        return self
+
+
+class View:
+    __slots__ = ("base", "geometry", "path")
+
+    def __init__(self, base: Base, path: ViewPath, geometry: Geometry) -> None:
+        self.base = base
+        self.path: ViewPath | None = path
+        self.geometry = geometry
+
+    @property
+    def session(self) -> Session:
+        return self.base.session
+
+
+Node: TypeAlias = Base | View
+
+
+def strided_view(base: Base, geometry: Geometry) -> View:
+    """A view given by its place in the storage alone: the worker needs the strides that this place is counted in."""
+    args = (Items(tuple(geometry.shape)), Items(geometry.stride), geometry.offset)
+    step = ViewStep("aten.as_strided.default", args, {}, None, base.geometry.stride)
+    return View(base, ROOT.extend((base.geometry, geometry), step), geometry)
+
+
+def view_of(node: Node, key: object, step: ViewStep, geometry: Geometry, strided: bool) -> View:
+    """The view that `step` makes of a node. `strided` says that the result is plain strided memory of its base."""
+    path = node.path or ROOT
+    if len(path.steps) >= _LONGEST_PATH and strided:
+        return strided_view(node.base, geometry)
+    return View(node.base, path.extend(key, step), geometry)

@@ -1,0 +1,107 @@
+"""What an aten overload's schema says about its arguments, read once per op."""
+
+from __future__ import annotations
+
+from enum import Enum
+
+import torch
+from torch._C import DispatchKey, _dispatch_has_kernel_for_dispatch_key
+from torch._ops import OpOverload
+
+
+class Kind(Enum):
+    """How an argument takes part in the memo key."""
+
+    TENSOR = "tensor"
+    TENSORS = "tensors"
+    TARGET = "target"  # a tensor that the op overwrites
+    TARGETS = "targets"
+    NUMBER = "number"  # the shapes do not depend on its value
+    NUMBERS = "numbers"
+    CONSTANT = "constant"
+    GENERATOR = "generator"
+    DEVICE = "device"
+    IGNORED = "ignored"
+
+
+_KINDS = {
+    "Tensor": Kind.TENSOR,
+    "Optional[Tensor]": Kind.TENSOR,
+    "List[Tensor]": Kind.TENSORS,
+    "List[Optional[Tensor]]": Kind.TENSORS,
+    "Optional[List[Tensor]]": Kind.TENSORS,
+    "Optional[List[Optional[Tensor]]]": Kind.TENSORS,
+    "number": Kind.NUMBER,
+    "Optional[number]": Kind.NUMBER,
+    "float": Kind.NUMBER,
+    "Optional[float]": Kind.NUMBER,
+    "List[number]": Kind.NUMBERS,
+    "Optional[Generator]": Kind.GENERATOR,
+    "Generator": Kind.GENERATOR,
+    "Device": Kind.DEVICE,
+    "Optional[Device]": Kind.DEVICE,
+}
+
+# Their output shape, or whether they are allowed at all, depends on the value of a number.
+_VALUE_MATTERS = {"aten::arange", "aten::range", "aten::pow", "aten::pow_", "aten::float_power", "aten::_foreach_pow"}
+
+# Arguments that these ops overwrite although their schema does not say so.
+_UNDECLARED_WRITES = {"aten::native_batch_norm": ("running_mean", "running_var")}
+
+# Views whose result is not the same strided memory: they change the reading of the bytes.
+_REINTERPRETING = {"aten::_conj", "aten::_neg_view"}
+
+
+class OpRecord:
+    """One aten overload.
+
+    `aliases`: its results are views of its first argument. `answers`: it gives Python values, which only a worker knows.
+    `reshapes`: it changes the shape of its first argument in place. `returned`: per result, the argument that it is.
+    """
+
+    __slots__ = (
+        "aliases", "answers", "decomposes", "func", "kinds", "kwarg_kinds", "name", "random", "reinterprets", "reshapes",
+        "returned", "returns_list", "special", "writes",
+    )  # fmt: skip
+
+    def __init__(self, func: OpOverload, special: bool) -> None:
+        schema = func._schema
+        undeclared = _UNDECLARED_WRITES.get(schema.name, ())
+        self.func = func
+        self.name = str(func)
+        self.special = special
+        self.kwarg_kinds = {a.name: _kind(a, schema.name, a.name in undeclared) for a in schema.arguments}
+        self.kinds = tuple(self.kwarg_kinds.values())
+        self.writes = any(kind in (Kind.TARGET, Kind.TARGETS) for kind in self.kinds)
+        self.aliases = not self.writes and any(r.alias_info is not None for r in schema.returns)
+        self.reshapes = torch.Tag.inplace_view in func.tags
+        self.reinterprets = schema.name in _REINTERPRETING
+        self.answers = any("Tensor" not in str(r.type) for r in schema.returns)
+        self.returns_list = len(schema.returns) == 1 and str(schema.returns[0].type).startswith("List")
+        self.returned = tuple(_returned_argument(schema, r) for r in schema.returns)
+        self.random = torch.Tag.nondeterministic_seeded in func.tags
+        self.decomposes = _dispatch_has_kernel_for_dispatch_key(func.name(), DispatchKey.CompositeImplicitAutograd)
+
+
+def _kind(argument: torch._C.Argument, op: str, undeclared_write: bool) -> Kind:
+    kind = _KINDS.get(str(argument.type), Kind.CONSTANT)
+    if kind is Kind.NUMBER and op in _VALUE_MATTERS:
+        return Kind.CONSTANT
+    if argument.name in ("pin_memory", "non_blocking"):
+        return Kind.IGNORED
+    written = undeclared_write or (argument.alias_info is not None and argument.alias_info.is_write)
+    if written and kind is Kind.TENSOR:
+        return Kind.TARGET
+    if written and kind is Kind.TENSORS:
+        return Kind.TARGETS
+    return kind
+
+
+def _returned_argument(schema: torch._C.FunctionSchema, result: torch._C.Argument) -> str | None:
+    """The name of the written argument that a result is, or None for a new tensor."""
+    if result.alias_info is None or not result.alias_info.is_write:
+        return None
+    for argument in schema.arguments:
+        if argument.alias_info is not None and argument.alias_info.before_set == result.alias_info.before_set:
+            return str(argument.name)
+    return None

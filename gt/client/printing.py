@@ -1,0 +1,34 @@
+"""How a tensor shows itself: values where they are few, and always shape, dtype and where it is."""
+
+from __future__ import annotations
+
+import torch
+
+SHOWN_ELEMENTS = 1000
+
+
+def describe(tensor: torch.Tensor, values: torch.Tensor | None, workers: tuple[int, ...]) -> str:
+    """`values` is the value, or a corner of it where the whole is too much to move, or None where it has none."""
+    facts = [f"shape={tuple(tensor.shape)}", f"dtype={tensor.dtype}", f"on={placement(workers)}"]
+    if tensor.requires_grad:
+        facts.append("requires_grad=True" if tensor.grad_fn is None else f"grad_fn=<{tensor.grad_fn.name()}>")
+    name = "gt.Parameter" if getattr(tensor, "_is_param", False) else "gt.Tensor"
+    if values is None or values.numel() == 0:
+        return f"{name}([], {', '.join(facts)})"
+    text = torch._tensor_str._tensor_str(values, indent=len(name) + 1)
+    return f"{name}({text}, {', '.join(facts)})"
+
+
+def placement(workers: tuple[int, ...]) -> str:
+    if len(workers) == 1:
+        return f"worker {workers[0]}"
+    return f"workers {', '.join(map(str, workers))} (replicated)"
+
+
+def corner(tensor: torch.Tensor) -> torch.Tensor:
+    """What printing a large tensor shows of it: its edges, so that only these are moved."""
+    edge = torch._tensor_str.PRINT_OPTS.edgeitems
+    for dim, size in enumerate(tensor.shape):
+        if size > 2 * edge:
+            tensor = torch.cat([tensor.narrow(dim, 0, edge + 1), tensor.narrow(dim, size - edge, edge)], dim)
+    return tensor

@@ -1,0 +1,249 @@
+"""A client's conversation with a dispatcher: ids, definitions, host data going in and values coming out."""
+
+from __future__ import annotations
+
+import itertools
+import os
+from collections import OrderedDict, deque
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from gt.client.entries import Entry
+from gt.client.failures import describe_failure
+from gt.client.geometry import intern_geometry
+from gt.client.host import as_tensor, payload
+from gt.client.inbox import Inbox
+from gt.client.nodes import ROOT, Base, Node
+from gt.client.outbox import Outbox
+from gt.client.sites import Sites
+from gt.core.errors import ConnectionLost, OpError, SessionError
+from gt.core.messages import (
+    SESSION_SHIFT,
+    CreateTensor,
+    DefineOp,
+    DefineSite,
+    Fetched,
+    FetchTensor,
+    ForgetOps,
+    Goodbye,
+    Input,
+    Located,
+    LocateTensor,
+    Queried,
+    RunOp,
+    Segment,
+    Signature,
+    Synchronize,
+    Welcome,
+)
+from gt.core.meta import contiguous_strides
+from gt.wire.channel import ClientChannel
+
+INTERN_BYTES = 1 << 16  # larger host tensors are sent at once and not interned
+INTERNED = 512
+MEMO_SIZE = 1 << 16
+RESERVED_IDS = 1 << 12  # most tensors that one query may return
+PACE, MARKS = 4096, 4  # how many instructions make a mark, and how many marks the workers may be behind
+
+
+class Session:
+    """`scope` is the code of the signal scope that ops are issued in (0: none)."""
+
+    def __init__(self, channel: ClientChannel, welcome: Welcome) -> None:
+        first = welcome.ident << SESSION_SHIFT
+        self.welcome = welcome
+        self.ids = itertools.count(first + 1)
+        self.scope = 0
+        self.memo: dict[tuple[Any, ...], Any] = {}
+        self.signatures: dict[int, Signature] = {}
+        self.sites = Sites(self._define_site)
+        self.outbox = Outbox(channel, self._pace)
+        self.inbox = Inbox(channel, self.sites)
+        self.emit = self.outbox.emit
+        self.release = self.outbox.release
+        self.closed = ""
+        self._channel = channel
+        self._codes = itertools.count(first + 1)
+        self._constants: OrderedDict[tuple[Any, ...], Base] = OrderedDict()
+        self._unmarked = 0
+        self._marks: deque[int] = deque()
+        self._pid = os.getpid()
+
+    # What the dispatcher is told once
+
+    def define(self, signature: Signature) -> int:
+        code = next(self._codes)
+        self.signatures[code] = signature
+        self.emit(DefineOp(code, signature))
+        return code
+
+    def remember(self, key: tuple[Any, ...], learned: Entry | int) -> None:
+        """Keep what was learned about a call; when that is too much, forget everything and start again."""
+        if len(self.memo) >= MEMO_SIZE:
+            *old, newest = self.signatures
+            self.memo.clear()
+            ROOT.children.clear()
+            self.signatures = {newest: self.signatures[newest]}
+            for start in range(0, len(old), INTERN_BYTES):
+                self.emit(ForgetOps(tuple(old[start : start + INTERN_BYTES])))
+        self.memo[key] = learned
+
+    def _define_site(self, code: int, file: str, line: int, function: str) -> None:
+        self.emit(DefineSite(code, file, line, function[:512]))
+
+    def reserve_ids(self) -> int:
+        """The first of a run of ids for the results of a query."""
+        first = next(self.ids)
+        self.ids = itertools.count(first + RESERVED_IDS)
+        return first
+
+    # Host data in
+
+    def upload(self, tensor: torch.Tensor) -> Base:
+        """A snapshot of a plain tensor's bytes as a new tensor on a worker."""
+        self.require_open()
+        data = payload(tensor)
+        geometry = intern_geometry(tensor.shape, contiguous_strides(tuple(tensor.shape)), 0, tensor.dtype)
+        base = Base(self, next(self.ids), geometry)
+        large = geometry.nbytes > INTERN_BYTES
+        instruction = CreateTensor(
+            base.id, geometry.meta(), Segment("", geometry.nbytes), self.scope, self.sites.here()
+        )
+        self.outbox.emit_upload(instruction, data if large else bytearray(data), at_once=large)
+        return base
+
+    def constant(self, tensor: torch.Tensor) -> Base:
+        """A plain tensor as an operand. Small ones are interned by content: models make the same masks and numbers
+        again and again. By content and not by identity, because NumPy may write to a tensor's memory unseen."""
+        if tensor.numel() * tensor.itemsize > INTERN_BYTES:
+            return self.upload(tensor)
+        key = (tensor.dtype, tensor.shape, bytes(payload(tensor)))
+        base = self._constants.get(key)
+        if base is None:
+            base = self._constants[key] = self.upload(tensor)
+            if len(self._constants) > INTERNED:
+                self._constants.popitem(last=False)
+        else:
+            self._constants.move_to_end(key)
+        return base
+
+    # Values out
+
+    def fetch(self, node: Node) -> torch.Tensor:
+        """The value of a tensor as a plain one; waits until it is computed."""
+        self.require_open()
+        base = node if isinstance(node, Base) else self.derive(node)
+        request = next(self.ids)
+        self.emit(FetchTensor(request, base.id))
+        answer, buffer = self._answer(request)
+        assert isinstance(answer, Fetched) and buffer is not None
+        return as_tensor(buffer, node.geometry)
+
+    def derive(self, node: Node) -> Base:
+        """The value of a view as a tensor of its own."""
+        key = ("derive", node.base.geometry, node.path)
+        code = self.memo.get(key)
+        if code is None:
+            steps = node.path.steps if node.path is not None else ()
+            meta = node.geometry.meta()
+            code = self.define(Signature("aten.clone.default", (Input(0),), {}, (steps,), (), (meta,)))
+            self.remember(key, code)
+        base = Base(self, next(self.ids), node.geometry)
+        self.emit(RunOp(code, (node.base.id,), (base.id,), (), self.scope, self.sites.here()))
+        return base
+
+    def ask(self, request: int) -> Queried:
+        answer, _ = self._answer(request)
+        assert isinstance(answer, Queried)
+        return answer
+
+    def locate(self, node: Node) -> tuple[int, ...]:
+        """The workers that hold a tensor."""
+        request = next(self.ids)
+        self.emit(LocateTensor(request, node.base.id))
+        answer, _ = self._answer(request)
+        assert isinstance(answer, Located)
+        return answer.workers
+
+    def synchronize(self) -> None:
+        """Wait for all work. A failure that no read has shown yet is raised here, so that none is lost."""
+        self.require_open()
+        request = next(self.ids)
+        self.emit(Synchronize(request))
+        self._answer(request)
+        failures, self.inbox.failures = self.inbox.failures, []
+        if failures:
+            raise OpError(describe_failure(failures[0], self.sites.place(failures[0].site)))
+
+    def _answer(self, request: int) -> Any:
+        self.outbox.flush()
+        return self.inbox.wait(request)
+
+    def _pace(self, sent: int) -> None:
+        """Keep the workers from falling behind without limit: every so often a mark is sent along, and when too many
+        marks have not come back, wait for the oldest."""
+        self._unmarked += sent
+        if self._unmarked < PACE:
+            return
+        self._unmarked = 0
+        self._marks.append(next(self.ids))
+        self.emit(Synchronize(self._marks[-1]))
+        while len(self._marks) > MARKS:
+            self.inbox.wait(self._marks.popleft())
+
+    # The end
+
+    def require_open(self) -> None:
+        if self.closed:
+            raise SessionError(self.closed)
+        if self._pid != os.getpid():
+            raise SessionError(
+                "this process was forked from one that uses GT, and a session belongs to one process; start workers of "
+                "a data loader with the 'spawn' method, or move tensors to GT in the parent"
+            )
+
+    def close(self, reason: str) -> None:
+        if self.closed or self._pid != os.getpid():
+            return
+        try:
+            self.emit(Goodbye())
+            self.outbox.flush()
+        except ConnectionLost:
+            pass
+        self.closed = reason
+        self.emit = self._refuse
+        self.release = _ignore
+        self.outbox.close()
+        self._channel.close()
+
+    def _refuse(self, *_: object) -> None:
+        self.require_open()
+
+
+def _ignore(*_: object) -> None:
+    """Tensors of a closed session were freed with it."""
+
+
+_connect: Callable[[], Session] | None = None
+active: Session | None = None
+
+
+def set_connector(connect: Callable[[], Session]) -> None:
+    """Say how the first op of a program gets its session; whoever starts workers calls this."""
+    global _connect
+    _connect = connect
+
+
+def activate(session: Session | None) -> None:
+    global active
+    active = session
+
+
+def current() -> Session:
+    if active is None:
+        assert _connect is not None, "gt.launch sets the connector when gt is imported"
+        activate(_connect())
+    assert active is not None
+    return active

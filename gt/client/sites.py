@@ -1,0 +1,54 @@
+"""Which line of the user's program issued an op."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from types import CodeType, FrameType
+
+import torch
+
+_OURS = (str(Path(__file__).parents[1]), str(Path(torch.__file__).parent))
+
+
+class Sites:
+    """Codes for places in the user's program, defined on the wire at first use.
+
+    A place is found by walking out of torch's and GT's own frames and is remembered by (code object, instruction
+    offset): reading a frame's line number costs more than the rest of the walk.
+    """
+
+    def __init__(self, define: Callable[[int, str, int, str], None]) -> None:
+        self._define = define
+        self._is_ours: dict[str, bool] = {}
+        self._codes: dict[tuple[int, int], int] = {}
+        self._keep: list[CodeType] = []  # ids of code objects are keys, so the objects must live
+        self._places: list[tuple[str, int, str]] = [("<unknown>", 0, "")]
+
+    def here(self) -> int:
+        frame: FrameType | None = sys._getframe(2)
+        is_ours = self._is_ours
+        while frame is not None:
+            name = frame.f_code.co_filename
+            ours = is_ours.get(name)
+            if ours is None:
+                ours = is_ours[name] = name.startswith(_OURS)
+            if not ours:
+                key = (id(frame.f_code), frame.f_lasti)
+                code = self._codes.get(key)
+                return code if code is not None else self._add(key, frame)
+            frame = frame.f_back
+        return 0
+
+    def _add(self, key: tuple[int, int], frame: FrameType) -> int:
+        code = len(self._places)
+        place = (frame.f_code.co_filename, frame.f_lineno or 0, frame.f_code.co_name)
+        self._places.append(place)
+        self._keep.append(frame.f_code)
+        self._codes[key] = code
+        self._define(code, *place)
+        return code
+
+    def place(self, code: int) -> tuple[str, int, str]:
+        return self._places[code] if code < len(self._places) else self._places[0]

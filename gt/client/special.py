@@ -1,0 +1,163 @@
+"""The few ops that are not instructions: those that only rearrange handles, and those that touch host memory."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, TypeAlias
+
+import torch
+from torch.utils._pytree import tree_map_only
+
+from gt.client import session as sessions
+from gt.client.entries import HandleType, wrap
+from gt.client.geometry import Geometry, geometry_of, intern_geometry
+from gt.client.infer import infer_result, literal
+from gt.client.nodes import Base, Node, strided_view, view_of
+from gt.client.ops import OpRecord
+from gt.core.messages import ViewStep
+
+Special: TypeAlias = Callable[[HandleType, OpRecord, tuple[Any, ...], dict[str, Any]], Any]
+_set_metadata = torch._C.TensorBase.data.__set__  # type: ignore[attr-defined]
+
+
+def rebind(tensor: torch.Tensor, node: Node) -> torch.Tensor:
+    """Make an existing handle stand for another node, shape included."""
+    _set_metadata(tensor, wrap(type(tensor), node))
+    tensor._node = node  # type: ignore[attr-defined]
+    return tensor
+
+
+def run_on_host(cls: HandleType, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """Run an op here because it writes to a plain tensor; ours are read."""
+
+    def read(tensor: torch.Tensor) -> torch.Tensor:
+        node = getattr(tensor, "_node", None)
+        return tensor if node is None else node.session.fetch(node)
+
+    args, kwargs = tree_map_only(torch.Tensor, read, (args, kwargs))
+    return func(*args, **kwargs)
+
+
+def _same(cls: HandleType, record: OpRecord, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    tensor = args[0]
+    node = getattr(tensor, "_node", None)
+    return wrap(cls, sessions.current().upload(tensor) if node is None else node)
+
+
+def _item(cls: HandleType, record: OpRecord, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    node = args[0]._node
+    return node.session.fetch(node).item()
+
+
+def _as_strided(cls: HandleType, record: OpRecord, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    node = args[0]._node
+    result, _ = infer_result(record, args, kwargs, [node])
+    return wrap(cls, strided_view(node.base, geometry_of(result)))
+
+
+def _reshape_in_place(cls: HandleType, record: OpRecord, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """`t_`, `squeeze_`, ...: the handle becomes a view of what it was."""
+    tensor = args[0]
+    meta = tensor._node.geometry.on_meta()
+    record.func(meta, *args[1:], **kwargs)
+    name, overload = record.name.rsplit(".", 1)
+    step = ViewStep(
+        f"{name.removesuffix('_')}.{overload}",
+        tuple([literal(value) for value in args[1:]]),
+        {key: literal(value) for key, value in kwargs.items()},
+    )
+    key = (record.name, repr(args[1:]), repr(kwargs))
+    return rebind(tensor, view_of(tensor._node, key, step, geometry_of(meta), strided=True))
+
+
+def _as_strided_in_place(cls: HandleType, record: OpRecord, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    tensor = args[0]
+    meta = tensor._node.geometry.on_meta()
+    record.func(meta, *args[1:], **kwargs)
+    return rebind(tensor, strided_view(tensor._node.base, geometry_of(meta)))
+
+
+def _resize(cls: HandleType, record: OpRecord, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """`resize_` shows the same storage in another shape, or grows it: then the handle gets a storage of its own that
+    starts with the old bytes. Aliases of a storage that grows keep the old one."""
+    tensor, node = args[0], args[0]._node
+    meta = node.geometry.on_meta()
+    record.func(meta, *args[1:], **kwargs)
+    geometry = geometry_of(meta)
+    if geometry is node.geometry:
+        return tensor
+    if geometry.span() <= node.base.geometry.span():
+        return rebind(tensor, strided_view(node.base, geometry))
+    return rebind(tensor, grow(cls, node, geometry))
+
+
+def grow(cls: HandleType, node: Node, geometry: Geometry) -> Base:
+    """A new storage of a larger geometry whose first bytes are those of a node."""
+    flat_old = intern_geometry(torch.Size([node.base.geometry.span()]), (1,), 0, geometry.dtype)
+    with torch.no_grad():
+        grown = allocate(cls, geometry)
+        if node.base.geometry.span() and geometry.dtype is node.base.geometry.dtype:
+            old = wrap(cls, strided_view(node.base, flat_old))
+            wrap(cls, strided_view(grown, flat_old)).copy_(old)
+    return grown
+
+
+def allocate(cls: HandleType, geometry: Geometry) -> Base:
+    handle = cls.__torch_dispatch__(  # type: ignore[attr-defined]
+        torch.ops.aten.empty_strided.default,
+        (cls,),
+        (list(geometry.shape), list(geometry.stride)),
+        {"dtype": geometry.dtype},
+    )
+    base: Base = handle._node
+    return base
+
+
+def _set_source(cls: HandleType, record: OpRecord, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    tensor, source = args[0], args[1] if len(args) > 1 else None
+    if source is None:
+        empty = intern_geometry(torch.Size([0]), (1,), 0, tensor.dtype)
+        return rebind(tensor, allocate(cls, empty))
+    if not isinstance(source, torch.Tensor):
+        raise RuntimeError("set_() with a storage is not possible on a GT tensor: its bytes are on a worker")
+    if len(args) > 2 or kwargs:
+        meta = source._node.geometry.on_meta()  # type: ignore[attr-defined]
+        record.func(tensor._node.geometry.on_meta(), meta, *args[2:], **kwargs)
+        offset, size = args[2], args[3]
+        stride = args[4] if len(args) > 4 and args[4] else torch.empty(size, device="meta").stride()
+        geometry = intern_geometry(torch.Size(size), tuple(stride), offset, tensor.dtype)
+        return rebind(tensor, strided_view(source._node.base, geometry))  # type: ignore[attr-defined]
+    node = getattr(source, "_node", None)
+    return rebind(tensor, sessions.current().upload(source) if node is None else node)
+
+
+def _not_pinned(cls: HandleType, record: OpRecord, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    return False
+
+
+def _nothing(cls: HandleType, record: OpRecord, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    return None
+
+
+SPECIAL: dict[str, Special] = {
+    "aten.detach.default": _same,
+    "aten.detach_.default": lambda cls, record, args, kwargs: args[0],
+    "aten.alias.default": _same,
+    "aten.lift_fresh.default": _same,
+    "aten.lift.default": _same,
+    "aten._local_scalar_dense.default": _item,
+    "aten.as_strided.default": _as_strided,
+    "aten.as_strided_.default": _as_strided_in_place,
+    "aten.resize_.default": _resize,
+    "aten.resize_as_.default": _resize,
+    "aten.set_.default": _set_source,
+    "aten.set_.source_Tensor": _set_source,
+    "aten.set_.source_Tensor_storage_offset": _set_source,
+    "aten.set_.source_Storage": _set_source,
+    "aten.set_.source_Storage_storage_offset": _set_source,
+    "aten.is_pinned.default": _not_pinned,
+    "aten.pin_memory.default": _same,
+    "aten._pin_memory.default": _same,
+    "aten.record_stream.default": _nothing,
+    "reshape in place": _reshape_in_place,
+}

@@ -1,0 +1,188 @@
+"""`gt.Tensor`: a torch tensor whose bytes are on a worker.
+
+torch does the autograd, the modules and the optimizers; ops arrive at `__torch_dispatch__` and go through the door. What
+would read memory that is not here fetches it first, or says that it cannot.
+"""
+
+from __future__ import annotations
+
+import copy as copying
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import torch
+
+from gt.client import session as sessions
+from gt.client.door import dispatch
+from gt.client.entries import wrap
+from gt.client.nodes import Node
+from gt.client.printing import SHOWN_ELEMENTS, corner, describe
+from gt.client.special import rebind
+
+
+class Tensor(torch.Tensor):
+    __slots__ = ("_node",)
+    _node: Node
+    __torch_function__ = torch._C._disabled_torch_function_impl
+
+    @classmethod
+    def __torch_dispatch__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        return dispatch(Tensor, func, args, kwargs or {})
+
+    def _fetch(self) -> torch.Tensor:
+        return self._node.session.fetch(self._node)
+
+    # Reading
+
+    def cpu(self, memory_format: torch.memory_format = torch.preserve_format) -> torch.Tensor:
+        """A plain tensor with this value. Differentiable: its gradient comes back to GT."""
+        return _Download.apply(self)  # type: ignore[no-any-return]
+
+    def numpy(self, *, force: bool = False) -> np.ndarray[Any, Any]:
+        if self.requires_grad and not force:
+            raise RuntimeError("Can't call numpy() on Tensor that requires grad. Use tensor.detach().numpy() instead.")
+        return self._fetch().numpy(force=force)
+
+    def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray[Any, Any]:
+        array = self.numpy()
+        return array if dtype is None else array.astype(dtype, copy=False)
+
+    def __array_ufunc__(self, ufunc: np.ufunc, method: str, *inputs: Any, **options: Any) -> Any:
+        """`array + tensor`, `np.add(array, tensor)`, `np.sin(tensor)`: computed on GT, as the operator would be."""
+        function = _UFUNCS.get(ufunc.__name__) or getattr(torch, ufunc.__name__, None)
+        if method != "__call__" or options or function is None:
+            raise TypeError(f"numpy.{ufunc.__name__} ({method}) cannot work on a GT tensor; take tensor.numpy() first")
+        return function(*[to_gt(torch.from_numpy(x)) if isinstance(x, np.ndarray) else x for x in inputs])
+
+    def tolist(self) -> Any:
+        return self._fetch().tolist()
+
+    def item(self) -> Any:
+        return self._fetch().item()
+
+    def __format__(self, spec: str) -> str:
+        return format(self.item(), spec) if spec and self.dim() == 0 else format(repr(self), spec)
+
+    def __repr__(self, *, tensor_contents: Any = None) -> str:
+        with torch.no_grad():
+            plain = self.detach()
+            shown = plain if plain.numel() <= SHOWN_ELEMENTS else corner(plain)
+            return describe(self, shown._fetch(), self._node.session.locate(self._node))
+
+    def __dlpack__(self, **options: Any) -> Any:
+        if self.requires_grad:
+            raise BufferError("Can't export tensors that require gradient, use tensor.detach()")
+        return self._fetch().__dlpack__(**options)
+
+    def __dlpack_device__(self) -> Any:
+        return torch.empty(0).__dlpack_device__()
+
+    # Copying
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Any:
+        if id(self) in memo:
+            return memo[id(self)]
+        if not self.is_leaf:
+            raise RuntimeError("Only Tensors created explicitly by the user (graph leaves) support the deepcopy protocol")
+        with torch.no_grad():
+            new = self.detach().clone()
+        new.requires_grad_(self.requires_grad)
+        memo[id(self)] = new
+        if self.grad is not None:
+            new.grad = copying.deepcopy(self.grad, memo)
+        new.__dict__.update(copying.deepcopy(self.__dict__, memo))
+        return new
+
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        state = dict(self.__dict__)
+        is_parameter = state.pop("_is_param", False)
+        return restore, (self._fetch(), self.requires_grad, is_parameter), state or None
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update(state)
+
+    @property
+    def data(self) -> Any:
+        return self.detach()
+
+    @data.setter
+    def data(self, value: torch.Tensor) -> None:
+        with torch.no_grad():
+            rebind(self, to_gt(value.detach())._node)
+
+    # What needs memory that is not here
+
+    def data_ptr(self) -> int:
+        raise _no_memory("data_ptr()")
+
+    def untyped_storage(self) -> Any:
+        raise _no_memory("untyped_storage()")
+
+    def storage(self) -> Any:
+        raise _no_memory("storage()")
+
+    def share_memory_(self) -> Any:
+        raise _no_memory("share_memory_()")
+
+
+_UFUNCS: dict[str, Callable[..., Any]] = {
+    "true_divide": torch.true_divide,
+    "divide": torch.true_divide,
+    "power": torch.pow,
+    "maximum": torch.maximum,
+    "minimum": torch.minimum,
+    "absolute": torch.abs,
+    "negative": torch.neg,
+    "invert": torch.bitwise_not,
+    "left_shift": torch.bitwise_left_shift,
+    "right_shift": torch.bitwise_right_shift,
+}
+
+
+def _no_memory(what: str) -> RuntimeError:
+    return RuntimeError(f"{what} is not possible on a GT tensor: its bytes are on a worker; use tensor.cpu() for a copy here")
+
+
+class _Download(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, tensor: Tensor) -> torch.Tensor:
+        return tensor._fetch()
+
+    @staticmethod
+    def backward(ctx: Any, gradient: torch.Tensor) -> torch.Tensor:
+        return to_gt(gradient)
+
+
+class _Upload(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, tensor: torch.Tensor) -> Tensor:
+        return _uploaded(tensor)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: torch.Tensor) -> torch.Tensor:
+        return gradient.cpu()
+
+
+def _uploaded(tensor: torch.Tensor) -> Tensor:
+    return wrap(Tensor, sessions.current().upload(tensor))  # type: ignore[return-value]
+
+
+def to_gt(tensor: torch.Tensor) -> Tensor:
+    """A tensor on GT: itself if it is there, otherwise an upload that gradients pass through."""
+    if isinstance(tensor, Tensor):
+        return tensor
+    if tensor.requires_grad and torch.is_grad_enabled():
+        return _Upload.apply(tensor)  # type: ignore[no-any-return]
+    return _uploaded(tensor)
+
+
+def restore(value: torch.Tensor, requires_grad: bool, is_parameter: bool) -> Tensor:
+    """Unpickle: the value goes back to GT."""
+    tensor = _uploaded(value).requires_grad_(requires_grad)
+    if is_parameter:
+        tensor._is_param = True
+    return tensor  # type: ignore[return-value]
+
+
+torch.serialization.add_safe_globals([restore])

@@ -1,0 +1,26 @@
+"""What the monitor sees: one record per message that passes the dispatcher."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Literal, TypeAlias
+
+import msgspec
+
+from gt.core.messages import Answer, Command, Hello, Instruction, Report, StoreReady
+
+Direction: TypeAlias = Literal["RECV", "SEND", "WORKER_SEND", "WORKER_RECV", "CONNECT", "DISCONNECT"]
+Message: TypeAlias = Instruction | Command | Report | Answer | Hello | StoreReady
+
+
+class Event(msgspec.Struct, frozen=True):
+    """`peer` is `client 3` or `worker 0`; `op` and `site` are resolved, because codes mean nothing to a reader."""
+
+    direction: Direction
+    peer: str
+    message: Message | None
+    op: str
+    site: str
+
+
+Observer: TypeAlias = Callable[[Event], None]

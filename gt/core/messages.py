@@ -1,0 +1,423 @@
+"""Every record that crosses a process. Reading this page teaches the system.
+
+A client sends *instructions* to the dispatcher, the dispatcher sends *commands* to workers, workers send *reports* back,
+and the dispatcher sends *answers* to clients. In one process the same records are passed by reference.
+
+Ids (of tensors and of requests) are given by the client, never reused, and carry their session in the high bits.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, TypeAlias, Union
+
+from msgspec import Meta, Struct
+
+from gt.core.meta import TensorMeta
+
+PROTOCOL = 1
+SESSION_SHIFT = 40
+MAX_BATCH = 1 << 16
+
+Id: TypeAlias = Annotated[int, Meta(ge=0, lt=1 << 63)]
+Ids: TypeAlias = Annotated[tuple[Id, ...], Meta(max_length=1 << 16)]
+Name: TypeAlias = Annotated[str, Meta(max_length=512)]
+Text: TypeAlias = Annotated[str, Meta(max_length=1 << 18)]
+Number: TypeAlias = Union[bool, int, float]
+
+
+def session_of(ident: int) -> int:
+    return ident >> SESSION_SHIFT
+
+
+class _Record(Struct, array_like=True, tag=True, frozen=True, gc=False):
+    """Base of what is sent. Tagged by class name, so a union of records is decoded and validated in one pass."""
+
+
+class _Arg(Struct, tag=True, frozen=True):
+    """Base of the non-literal arguments of a signature."""
+
+
+# --- Signatures: what an op call is, apart from its tensors and changing numbers --------------------------------------
+
+
+class Input(_Arg, tag="in"):
+    """The n-th tensor of the instruction."""
+
+    index: int
+
+
+class Scalar(_Arg, tag="scalar"):
+    """The n-th number of the instruction: its value changes from call to call without changing the shapes."""
+
+    index: int
+
+
+class DType(_Arg, tag="dtype"):
+    name: Name
+
+
+class Layout(_Arg, tag="layout"):
+    name: Name
+
+
+class MemoryFormat(_Arg, tag="format"):
+    name: Name
+
+
+class Complex(_Arg, tag="complex"):
+    real: float
+    imag: float
+
+
+class Here(_Arg, tag="here"):
+    """A device argument: whatever device the worker computes on."""
+
+
+class Items(_Arg, tag="items"):
+    values: tuple[Arg, ...]
+
+
+Arg: TypeAlias = Union[None, bool, int, float, Text, Input, Scalar, DType, Layout, MemoryFormat, Complex, Here, Items]
+
+
+class ViewStep(Struct, array_like=True, frozen=True):
+    """One view op of the path from a storage's base to an alias of it: `args` follow the tensor; `pick` chooses an
+    output where the op gives several (split, unbind). `strides` are those of the tensor it is applied to, where the
+    op counts in them (as_strided)."""
+
+    op: Name
+    args: tuple[Arg, ...]
+    kwargs: dict[Name, Arg]
+    pick: int | None = None
+    strides: tuple[int, ...] | None = None
+
+
+Path: TypeAlias = Annotated[tuple[ViewStep, ...], Meta(max_length=4096)]
+
+
+class Signature(Struct, array_like=True, frozen=True):
+    """An op with everything but its tensors.
+
+    `paths[i]` is the view through which input i is used. `writes` are the inputs whose storage the op overwrites: the
+    id given for them is consumed, and the instruction names the id of the new version after those of the outputs.
+    `outputs` is empty where only running the op tells (data-dependent shapes). A `random` op takes its key as its last
+    scalar.
+    """
+
+    op: Name
+    args: tuple[Arg, ...]
+    kwargs: dict[Name, Arg]
+    paths: tuple[Path, ...]
+    writes: tuple[int, ...]
+    outputs: tuple[TensorMeta, ...]
+    random: bool = False
+
+
+class Segment(Struct, array_like=True, frozen=True):
+    """Where the bytes of a tensor travel: in a named shared-memory segment, or (empty name) in raw frames."""
+
+    name: Name
+    nbytes: Annotated[int, Meta(ge=0, lt=1 << 52)]
+
+
+# --- Handshake -------------------------------------------------------------------------------------------------------
+
+
+class Hello(_Record):
+    """First message of a client or worker. `host` identifies the machine, so that memory can be shared; a worker's
+    `device` is what it computes on, and `progress` names the shared cell with the command it is at."""
+
+    version: Name
+    role: Name
+    host: Name
+    pid: int
+    device: Name = ""
+    progress: Name = ""
+    wants_workers: int = 1
+
+
+class WorkerInfo(Struct, array_like=True, frozen=True):
+    worker: int
+    device: Name
+    host: Name
+    pid: int
+
+
+class Welcome(_Record):
+    """`ident` is a client's session or a worker's id."""
+
+    version: Name
+    ident: int
+    pid: int
+    host: Name
+    workers: tuple[WorkerInfo, ...] = ()
+
+
+class Refused(_Record):
+    reason: Text
+
+
+class Waiting(_Record):
+    """The server says why the handshake is not complete yet."""
+
+    reason: Text
+
+
+class Goodbye(_Record):
+    """A client or worker leaves; `reason` is empty when that is as it should be."""
+
+    reason: Text = ""
+
+
+# --- Instructions: client to dispatcher ------------------------------------------------------------------------------
+
+
+class DefineOp(_Record):
+    code: Id
+    signature: Signature
+
+
+class DefineSite(_Record):
+    """A place in the user's program, named once and referred to by code."""
+
+    code: Id
+    file: Text
+    line: int
+    function: Name
+
+
+class DefineScope(_Record):
+    code: Id
+    name: Name
+
+
+class CreateTensor(_Record):
+    id: Id
+    meta: TensorMeta
+    segment: Segment
+    scope: int
+    site: Id
+
+
+class RunOp(_Record):
+    code: Id
+    inputs: Ids
+    outputs: Ids
+    scalars: tuple[Number, ...]
+    scope: int
+    site: Id
+
+
+class QueryOp(_Record):
+    """A RunOp whose answer the client waits for, because only running it tells the shapes or gives a Python value.
+    Tensors among the results take the ids from `first` on."""
+
+    request: Id
+    code: Id
+    inputs: Ids
+    written: Ids
+    first: Id
+    scalars: tuple[Number, ...]
+    scope: int
+    site: Id
+
+
+class FreeTensors(_Record):
+    ids: Ids
+
+
+class ForgetOps(_Record):
+    """The session will not use these op codes again."""
+
+    codes: Ids
+
+
+class FetchTensor(_Record):
+    request: Id
+    id: Id
+
+
+class LocateTensor(_Record):
+    request: Id
+    id: Id
+
+
+class Synchronize(_Record):
+    request: Id
+
+
+Instruction = Union[
+    RunOp, QueryOp, FreeTensors, CreateTensor, FetchTensor, LocateTensor, Synchronize, DefineOp, ForgetOps, DefineSite,
+    DefineScope, Goodbye,
+]  # fmt: skip
+
+
+# --- Commands: dispatcher to worker ----------------------------------------------------------------------------------
+
+
+class WorkerDefineOp(_Record):
+    code: Id
+    signature: Signature
+
+
+class WorkerForgetOps(_Record):
+    codes: Ids
+
+
+class WorkerCreateTensor(_Record):
+    id: Id
+    meta: TensorMeta
+    segment: Segment
+    site: Id
+
+
+class WorkerRunOp(_Record):
+    code: Id
+    inputs: Ids
+    outputs: Ids
+    scalars: tuple[Number, ...]
+    site: Id
+
+
+class WorkerQueryOp(_Record):
+    request: Id
+    code: Id
+    inputs: Ids
+    written: Ids
+    first: Id
+    scalars: tuple[Number, ...]
+    site: Id
+
+
+class WorkerTransfer(_Record):
+    """Copy a tensor from worker `source` to worker `target`; both get this command, at the same place of the order."""
+
+    id: Id
+    meta: TensorMeta
+    source: int
+    target: int
+
+
+class WorkerFreeTensors(_Record):
+    ids: Ids
+
+
+class WorkerFetchTensor(_Record):
+    request: Id
+    id: Id
+    shared: bool
+
+
+class WorkerSynchronize(_Record):
+    request: Id
+
+
+class WorkerEndSession(_Record):
+    """Forget every tensor and op definition of a session."""
+
+    session: int
+
+
+class WorkerJoinStore(_Record):
+    """Where the key-value store is that process groups meet at."""
+
+    host: Name
+    port: int
+    name: Name
+
+
+class WorkerHostStore(_Record):
+    """Start that store here and report its port."""
+
+    name: Name
+
+
+class WorkerShutdown(_Record):
+    pass
+
+
+Command = Union[
+    WorkerRunOp, WorkerFreeTensors, WorkerDefineOp, WorkerForgetOps, WorkerCreateTensor, WorkerQueryOp, WorkerTransfer, WorkerFetchTensor,
+    WorkerSynchronize, WorkerEndSession, WorkerJoinStore, WorkerHostStore, WorkerShutdown,
+]  # fmt: skip
+
+
+# --- Reports and answers: worker to dispatcher to client -------------------------------------------------------------
+
+
+class Failure(Struct, array_like=True, frozen=True):
+    """Why a tensor has no value: the op that failed, on what, and both tracebacks' facts (the site is the client's)."""
+
+    worker: int
+    op: Name
+    inputs: tuple[Text, ...]
+    site: Id
+    kind: Name
+    message: Text
+    traceback: Text
+
+
+Result: TypeAlias = Union[None, bool, int, float, Text, TensorMeta]
+
+
+class Fetched(_Record):
+    request: Id
+    meta: TensorMeta
+    segment: Segment
+
+
+class Queried(_Record):
+    request: Id
+    results: tuple[Result, ...]
+
+
+class Failed(_Record):
+    """The answer to a request whose tensor has no value."""
+
+    request: Id
+    failure: Failure
+
+
+class OpFailed(_Record):
+    """Told when it happens, so that a failure nobody reads is not lost."""
+
+    session: int
+    failure: Failure
+
+
+class Synchronized(_Record):
+    request: Id
+
+
+class StoreReady(_Record):
+    port: int
+
+
+Report = Union[Fetched, Queried, Failed, OpFailed, Synchronized, StoreReady, Goodbye]
+
+
+class Located(_Record):
+    request: Id
+    workers: tuple[int, ...]
+
+
+class Lost(_Record):
+    """The answer to a request that needs a worker that is gone (`request` 0: news, not an answer)."""
+
+    request: Id
+    worker: int
+    pid: int
+    reason: Text
+    last_op: Text
+
+
+class Rejected(_Record):
+    """The dispatcher could not accept an instruction: a mistake of the client's side."""
+
+    request: Id
+    reason: Text
+
+
+Answer = Union[
+    Fetched, Queried, Failed, OpFailed, Synchronized, Located, Lost, Rejected, Welcome, Refused, Waiting, Goodbye
+]

@@ -1,0 +1,123 @@
+"""Environment variables and their meaning, in one table."""
+
+from __future__ import annotations
+
+import logging
+import os
+import warnings
+from collections.abc import Callable, Mapping
+
+import msgspec
+
+from gt.core.errors import SettingsError, nearest
+
+BACKENDS = ("pytorch", "numpy")
+MODES = ("embedded", "local", "virtual", "connected")
+
+
+class Settings(msgspec.Struct, frozen=True):
+    """How a session is made. `workers` 0 means: not said."""
+
+    workers: int = 0
+    server: str = ""
+    backend: str = "pytorch"
+    mode: str = ""
+    instruction_log: str = ""
+    verbose: bool = False
+    debug_client: bool = False
+    debug_dispatcher: bool = False
+    debug_worker: bool = False
+    shared_memory: bool = True
+    timeout: float = 60.0
+
+
+def _flag(text: str) -> bool:
+    if text.lower() in ("1", "true", "yes", "on"):
+        return True
+    if text.lower() in ("0", "false", "no", "off", ""):
+        return False
+    raise ValueError("expected 1 or 0")
+
+
+def _count(text: str) -> int:
+    if int(text) < 1:
+        raise ValueError("expected a whole number of at least 1")
+    return int(text)
+
+
+def _seconds(text: str) -> float:
+    if not 0 < float(text) < float("inf"):
+        raise ValueError("expected a positive number of seconds")
+    return float(text)
+
+
+def _backend(text: str) -> str:
+    if text not in BACKENDS:
+        raise ValueError(f"expected one of {', '.join(BACKENDS)}")
+    return text
+
+
+_VARIABLES: dict[str, tuple[str, Callable[[str], object]]] = {
+    "GT_WORKERS": ("workers", _count),
+    "GT_SERVER": ("server", str),
+    "GT_BACKEND": ("backend", _backend),
+    "GT_INSTRUCTION_LOG": ("instruction_log", str),
+    "GT_VERBOSE": ("verbose", _flag),
+    "GT_DEBUG_CLIENT": ("debug_client", _flag),
+    "GT_DEBUG_DISPATCHER": ("debug_dispatcher", _flag),
+    "GT_DEBUG_WORKER": ("debug_worker", _flag),
+    "GT_SHARED_MEMORY": ("shared_memory", _flag),
+    "GT_TIMEOUT": ("timeout", _seconds),
+}
+
+
+def read_settings(environ: Mapping[str, str] = os.environ) -> Settings:
+    """Settings from `GT_*` variables. A value that cannot be used is an error, an unknown name a warning."""
+    found: dict[str, object] = {}
+    for name, text in environ.items():
+        if not name.startswith("GT_"):
+            continue
+        if name not in _VARIABLES:
+            warnings.warn(f"{name} is not a setting of GT and is ignored; {nearest(name, _VARIABLES)}", stacklevel=2)
+            continue
+        field, parse = _VARIABLES[name]
+        try:
+            found[field] = parse(text)
+        except ValueError as error:
+            raise SettingsError(f"{name}={text!r} cannot be used: {error}") from None
+    return msgspec.structs.replace(Settings(), **found)
+
+
+def parse_address(text: str) -> tuple[str, int]:
+    """`host:port` of a dispatcher on this machine."""
+    host, colon, port = text.rpartition(":")
+    if not colon or not port.isdigit() or not 0 < int(port) < 65536:
+        raise SettingsError(f"{text!r} is not an address of a server; write host:port, for example localhost:12345")
+    return require_loopback(host), int(port)
+
+
+def require_loopback(host: str) -> str:
+    if host not in ("localhost", "127.0.0.1", "::1", "[::1]"):
+        raise SettingsError(
+            f"{host!r} is not a loopback address; GT's control traffic is not authenticated yet, so it stays on this "
+            f"machine: use localhost"
+        )
+    return "127.0.0.1" if host == "localhost" else host
+
+
+def configure_logging(settings: Settings) -> None:
+    """GT_VERBOSE shows INFO of everything on stderr, GT_DEBUG_* shows DEBUG of one role. Silent otherwise."""
+    levels = {
+        "gt": logging.INFO if settings.verbose else None,
+        "gt.client": logging.DEBUG if settings.debug_client else None,
+        "gt.dispatcher": logging.DEBUG if settings.debug_dispatcher else None,
+        "gt.worker": logging.DEBUG if settings.debug_worker else None,
+    }
+    root = logging.getLogger("gt")
+    if any(levels.values()) and not root.handlers:
+        handler = logging.StreamHandler()
+        handler.setFormatter(logging.Formatter("%(asctime)s %(name)s %(levelname)s %(message)s"))
+        root.addHandler(handler)
+    for name, level in levels.items():
+        if level is not None:
+            logging.getLogger(name).setLevel(level)

@@ -1,0 +1,389 @@
+"""Instructions, reports and comings and goings in; messages for workers and clients out. No sockets, clocks or threads."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple, TypeAlias
+
+from gt.core.events import Direction, Event, Message, Observer
+from gt.core.messages import (
+    Answer,
+    Command,
+    CreateTensor,
+    DefineOp,
+    DefineScope,
+    DefineSite,
+    Failed,
+    Fetched,
+    FetchTensor,
+    ForgetOps,
+    FreeTensors,
+    Goodbye,
+    Instruction,
+    Located,
+    LocateTensor,
+    Lost,
+    OpFailed,
+    Queried,
+    QueryOp,
+    Rejected,
+    Report,
+    RunOp,
+    StoreReady,
+    Synchronize,
+    Synchronized,
+    WorkerCreateTensor,
+    WorkerDefineOp,
+    WorkerEndSession,
+    WorkerFetchTensor,
+    WorkerForgetOps,
+    WorkerFreeTensors,
+    WorkerHostStore,
+    WorkerInfo,
+    WorkerJoinStore,
+    WorkerQueryOp,
+    WorkerRunOp,
+    WorkerSynchronize,
+    WorkerTransfer,
+    session_of,
+)
+from gt.core.meta import TensorMeta
+from gt.dispatcher.planner import LostInput, Move, least_loaded, plan_op
+from gt.dispatcher.state import Session, State, Worker
+
+Buffer: TypeAlias = memoryview | bytes | bytearray
+
+
+class ToWorker(NamedTuple):
+    worker: int
+    command: Command
+    buffer: Buffer | None = None
+
+
+class ToClient(NamedTuple):
+    session: int
+    answer: Answer
+    buffer: Buffer | None = None
+
+
+Outgoing: TypeAlias = ToWorker | ToClient
+
+
+@dataclass
+class Pending:
+    """A request that workers have not answered yet, and where a query's results will be."""
+
+    waiting_for: set[int]
+    first: int = 0
+
+
+class Office:
+    """Gives messages in the one order that all workers follow. `observer` sees each of them, if there is one."""
+
+    def __init__(self, observer: Observer | None = None) -> None:
+        self.state = State()
+        self._observer = observer
+        self._out: list[Outgoing] = []
+        self._pending: dict[int, Pending] = {}
+        self._gone: dict[int, tuple[int, str, str]] = {}
+        self._sessions_opened = 0
+        self._workers_joined = 0
+        self._store: WorkerJoinStore | None = None
+        self._actions: dict[type, Callable[[Session, Any, Buffer | None], None]] = {
+            RunOp: self._run_op,
+            FreeTensors: self._free,
+            QueryOp: self._query,
+            CreateTensor: self._create,
+            FetchTensor: self._fetch,
+            LocateTensor: self._locate,
+            Synchronize: self._synchronize,
+            DefineOp: self._define_op,
+            ForgetOps: self._forget_ops,
+            DefineSite: self._define_site,
+            DefineScope: self._define_scope,
+            Goodbye: self._goodbye,
+        }
+
+    # Comings and goings
+
+    def join_worker(self, device: str, host: str, pid: int) -> tuple[int, list[Outgoing]]:
+        """A worker that joins gets an id of its own that no other worker had."""
+        ident = self._workers_joined
+        self._workers_joined += 1
+        self.state.workers[ident] = Worker(WorkerInfo(ident, device, host, pid))
+        self._note("CONNECT", f"worker {ident}", None)
+        if self._store is not None:
+            self._command(ident, self._store)
+        elif len(self.state.workers) == 2:
+            self._command(min(self.state.workers), WorkerHostStore(f"gt-{pid}"))
+        return ident, self._take_out()
+
+    def lose_worker(self, ident: int, reason: str, last_op: str) -> list[Outgoing]:
+        """A worker is gone: requests that wait for it fail now, and its tensors when they are next used."""
+        if ident not in self.state.workers:
+            return []
+        pid = self.state.workers[ident].info.pid
+        self._gone[ident] = (pid, reason, last_op)
+        self._note("DISCONNECT", f"worker {ident}", None)
+        self.state.lose_worker(ident)
+        for request, pending in list(self._pending.items()):
+            if ident in pending.waiting_for:
+                self._lose_request(request, ident)
+        for session in self.state.sessions:
+            self._answer(session, Lost(0, ident, pid, reason, last_op))
+        return self._take_out()
+
+    def open_session(self, host: str, pid: int) -> int:
+        self._sessions_opened += 1
+        ident = self._sessions_opened
+        self.state.sessions[ident] = Session(ident, host, pid)
+        self._note("CONNECT", f"client {ident}", None)
+        return ident
+
+    def end_session(self, ident: int) -> list[Outgoing]:
+        """A client has left, politely or not: everything it held is freed."""
+        session = self.state.sessions.pop(ident, None)
+        if session is None:
+            return []
+        self._note("DISCONNECT", f"client {ident}", None)
+        for tensor in session.held:
+            self.state.remove(tensor)
+        for request in [request for request in self._pending if session_of(request) == ident]:
+            del self._pending[request]
+        for number, worker in self.state.workers.items():
+            worker.known = {code for code in worker.known if session_of(code) != ident}
+            self._command(number, WorkerEndSession(ident))
+        return self._take_out()
+
+    # Instructions
+
+    def instruct(self, ident: int, batch: Sequence[Instruction], buffers: Sequence[Buffer]) -> list[Outgoing]:
+        session = self.state.sessions[ident]
+        remaining = iter(buffers)
+        actions = self._actions
+        for instruction in batch:
+            if self._observer is not None:
+                self._note("RECV", f"client {ident}", instruction)
+            buffer = next(remaining) if type(instruction) is CreateTensor else None
+            try:
+                actions[type(instruction)](session, instruction, buffer)
+            except LostInput as error:
+                self._refuse_lost(session, instruction, error)
+            except (KeyError, PermissionError) as error:
+                self._reject(session, instruction, error)
+        return self._take_out()
+
+    def _run_op(self, session: Session, op: RunOp, _: Buffer | None) -> None:
+        signature = session.signatures[op.code]
+        state = self.state
+        worker, moves = plan_op(state, op.inputs, signature.writes)
+        if moves:
+            self._move(moves)
+        self._tell(session, worker, op.code)
+        for ident, meta in zip(op.outputs, signature.outputs, strict=False):
+            state.place(ident, meta, worker)
+        session.held.update(op.outputs)
+        if signature.writes:
+            renewed = op.outputs[len(signature.outputs) :]
+            self._renew(session, worker, [op.inputs[place] for place in signature.writes], renewed)
+        self._command(worker, WorkerRunOp(op.code, op.inputs, op.outputs, op.scalars, op.site))
+
+    def _query(self, session: Session, op: QueryOp, _: Buffer | None) -> None:
+        signature = session.signatures[op.code]
+        worker, moves = plan_op(self.state, op.inputs, signature.writes)
+        self._move(moves)
+        self._tell(session, worker, op.code)
+        self._renew(session, worker, [op.inputs[place] for place in signature.writes], op.written)
+        session.held.update(op.written)
+        self._pending[op.request] = Pending({worker}, op.first)
+        self._command(
+            worker, WorkerQueryOp(op.request, op.code, op.inputs, op.written, op.first, op.scalars, op.site)
+        )
+
+    def _renew(self, session: Session, worker: int, written: Sequence[int], renewed: Sequence[int]) -> None:
+        """Written tensors go on under new ids, at the one place where they were written."""
+        for old, new in zip(written, renewed, strict=True):
+            meta = self.state.metas[old]
+            for holder in self.state.remove(old):
+                if holder != worker:
+                    self._command(holder, WorkerFreeTensors((old,)))
+            session.held.discard(old)
+            self.state.place(new, meta, worker)
+
+    def _move(self, moves: Sequence[Move]) -> None:
+        for ident, source, target in moves:
+            command = WorkerTransfer(ident, self.state.metas[ident], source, target)
+            self._command(source, command)
+            self._command(target, command)
+            self.state.copy(ident, target)
+
+    def _tell(self, session: Session, worker: int, code: int) -> None:
+        """Define an op where it is about to run for the first time."""
+        known = self.state.workers[worker].known
+        if code not in known:
+            known.add(code)
+            self._command(worker, WorkerDefineOp(code, session.signatures[code]))
+
+    def _create(self, session: Session, created: CreateTensor, buffer: Buffer | None) -> None:
+        worker = least_loaded(self.state)
+        self.state.place(created.id, created.meta, worker)
+        session.held.add(created.id)
+        self._command(worker, WorkerCreateTensor(created.id, created.meta, created.segment, created.site), buffer)
+
+    def _free(self, session: Session, free: FreeTensors, _: Buffer | None) -> None:
+        per_worker: dict[int, list[int]] = {}
+        for ident in free.ids:
+            session.held.discard(ident)
+            for worker in self.state.remove(ident):
+                per_worker.setdefault(worker, []).append(ident)
+        for worker, ids in per_worker.items():
+            self._command(worker, WorkerFreeTensors(tuple(ids)))
+
+    def _fetch(self, session: Session, fetch: FetchTensor, _: Buffer | None) -> None:
+        worker = plan_op(self.state, (fetch.id,), ()).worker
+        shared = session.host == self.state.workers[worker].info.host
+        self._pending[fetch.request] = Pending({worker})
+        self._command(worker, WorkerFetchTensor(fetch.request, fetch.id, shared))
+
+    def _locate(self, session: Session, locate: LocateTensor, _: Buffer | None) -> None:
+        plan_op(self.state, (locate.id,), ())
+        self._answer(session.ident, Located(locate.request, self.state.homes[locate.id]))
+
+    def _synchronize(self, session: Session, synchronize: Synchronize, _: Buffer | None) -> None:
+        if not self.state.workers:
+            self._lose_request(synchronize.request, max(self._gone))
+            return
+        self._pending[synchronize.request] = Pending(set(self.state.workers))
+        for worker in self.state.workers:
+            self._command(worker, WorkerSynchronize(synchronize.request))
+
+    def _define_op(self, session: Session, define: DefineOp, _: Buffer | None) -> None:
+        session.signatures[define.code] = define.signature
+
+    def _forget_ops(self, session: Session, forget: ForgetOps, _: Buffer | None) -> None:
+        for code in forget.codes:
+            session.signatures.pop(code, None)
+        for number, worker in self.state.workers.items():
+            known = tuple(worker.known.intersection(forget.codes))
+            worker.known.difference_update(known)
+            if known:
+                self._command(number, WorkerForgetOps(known))
+
+    def _define_site(self, session: Session, define: DefineSite, _: Buffer | None) -> None:
+        session.sites[define.code] = (define.file, define.line)
+
+    def _define_scope(self, session: Session, define: DefineScope, _: Buffer | None) -> None:
+        session.scopes[define.code] = define.name
+
+    def _goodbye(self, session: Session, goodbye: Goodbye, _: Buffer | None) -> None:
+        self._out.extend(self.end_session(session.ident))
+
+    # Reports
+
+    def report(self, worker: int, report: Report, buffer: Buffer | None) -> list[Outgoing]:
+        if self._observer is not None:
+            self._note("WORKER_RECV", f"worker {worker}", report)
+        if isinstance(report, OpFailed):
+            self._answer(report.session, report)
+        elif isinstance(report, StoreReady):
+            self._announce_store(worker, report)
+        elif isinstance(report, Goodbye):
+            return self.lose_worker(worker, f"left: {report.reason}", self.last_op(worker, -1))
+        elif report.request in self._pending:
+            self._settle(worker, report, buffer)
+        return self._take_out()
+
+    def _settle(self, worker: int, report: Fetched | Queried | Failed | Synchronized, buffer: Buffer | None) -> None:
+        """An answer to a request; the client gets it when no other worker is waited for."""
+        pending = self._pending[report.request]
+        pending.waiting_for.discard(worker)
+        if pending.waiting_for:
+            return
+        del self._pending[report.request]
+        ident = session_of(report.request)
+        if isinstance(report, Queried) and ident in self.state.sessions:
+            metas = [result for result in report.results if isinstance(result, TensorMeta)]
+            for offset, meta in enumerate(metas):
+                self.state.place(pending.first + offset, meta, worker)
+                self.state.sessions[ident].held.add(pending.first + offset)
+        self._answer(ident, report, buffer)
+
+    def _announce_store(self, worker: int, ready: StoreReady) -> None:
+        """Process groups meet at the store that one worker hosts."""
+        host = self.state.workers[worker].info
+        self._store = WorkerJoinStore("127.0.0.1", ready.port, f"gt-{host.pid}")
+        for number in self.state.workers:
+            self._command(number, self._store)
+
+    # Losses
+
+    def _refuse_lost(self, session: Session, instruction: Instruction, error: LostInput) -> None:
+        """An instruction needs a tensor that is lost: a request is answered so, an op's results are lost too."""
+        if isinstance(instruction, RunOp):
+            signature = session.signatures[instruction.code]
+            metas = [*signature.outputs, *[self.state.metas[instruction.inputs[place]] for place in signature.writes]]
+            for ident, meta in zip(instruction.outputs, metas, strict=True):
+                self.state.metas[ident] = meta
+                self.state.lost[ident] = error.worker
+                session.held.add(ident)
+        elif isinstance(instruction, QueryOp | FetchTensor | LocateTensor):
+            self._lose_request(instruction.request, error.worker)
+
+    def _lose_request(self, request: int, worker: int) -> None:
+        self._pending.pop(request, None)
+        pid, reason, last_op = self._gone[worker]
+        self._answer(session_of(request), Lost(request, worker, pid, reason, last_op))
+
+    def _reject(self, session: Session, instruction: Instruction, error: Exception) -> None:
+        request = getattr(instruction, "request", 0)
+        reason = f"{type(instruction).__name__} names something the dispatcher does not know: {error}"
+        self._answer(session.ident, Rejected(request, reason))
+
+    def last_op(self, worker: int, progress: int) -> str:
+        """What a worker was at: the op of the command number it had come to, or the last one it was sent."""
+        known = self.state.workers.get(worker)
+        if known is None or not known.recent:
+            return ""
+        reached = [command for number, command in known.recent if progress < 0 or number <= progress]
+        command = (reached or [known.recent[0][1]])[-1]
+        return self._resolve(command)
+
+    def _resolve(self, command: WorkerRunOp) -> str:
+        session = self.state.sessions.get(session_of(command.code))
+        if session is None or command.code not in session.signatures:
+            return "of a session that has ended"
+        return f"{session.signatures[command.code].op} ({session.site(command.site)})"
+
+    # Sending
+
+    def _command(self, worker: int, command: Command, buffer: Buffer | None = None) -> None:
+        record = self.state.workers[worker]
+        record.sent += 1
+        if type(command) is WorkerRunOp:
+            record.recent.append((record.sent, command))
+        if self._observer is not None:
+            self._note("WORKER_SEND", f"worker {worker}", command)
+        self._out.append(ToWorker(worker, command, buffer))
+
+    def _answer(self, session: int, answer: Answer, buffer: Buffer | None = None) -> None:
+        if session not in self.state.sessions:
+            return
+        if self._observer is not None:
+            self._note("SEND", f"client {session}", answer)
+        self._out.append(ToClient(session, answer, buffer))
+
+    def _take_out(self) -> list[Outgoing]:
+        out, self._out = self._out, []
+        return out
+
+    def _note(self, direction: Direction, peer: str, message: Message | None) -> None:
+        """Tell the observer, with codes resolved to what they stand for."""
+        if self._observer is None:
+            return
+        code = getattr(message, "code", -1)
+        session = self.state.sessions.get(session_of(code)) if code >= 0 else None
+        op = session.signatures[code].op if session is not None and code in session.signatures else ""
+        owner = session or self.state.sessions.get(session_of(getattr(message, "id", 0)))
+        site = owner.site(message.site) if owner is not None and hasattr(message, "site") else ""
+        self._observer(Event(direction, peer, message, op, site))

@@ -1,0 +1,91 @@
+"""What the dispatcher knows: workers, sessions, and where every tensor is. Changed by `apply`-like methods only."""
+
+from __future__ import annotations
+
+from collections import deque
+from dataclasses import dataclass, field
+
+from gt.core.messages import Signature, WorkerInfo, WorkerRunOp
+from gt.core.meta import TensorMeta
+
+RECENT = 4096  # commands remembered per worker, to tell what it was at when it died
+
+
+@dataclass
+class Worker:
+    """`resident` counts the bytes of tensors it holds; `known` are the op codes it was told."""
+
+    info: WorkerInfo
+    resident: int = 0
+    sent: int = 0
+    known: set[int] = field(default_factory=set)
+    recent: deque[tuple[int, WorkerRunOp]] = field(default_factory=lambda: deque(maxlen=RECENT))
+
+
+@dataclass
+class Session:
+    """`signatures` and `sites` are what the client defined; the ids it holds are the keys of `held`."""
+
+    ident: int
+    host: str
+    pid: int
+    signatures: dict[int, Signature] = field(default_factory=dict)
+    sites: dict[int, tuple[str, int]] = field(default_factory=dict)
+    scopes: dict[int, str] = field(default_factory=dict)
+    held: set[int] = field(default_factory=set)
+
+    def site(self, code: int) -> str:
+        file, line = self.sites.get(code, ("?", 0))
+        return f"{file}:{line}"
+
+
+@dataclass
+class State:
+    """`homes`: the workers that hold a tensor, the first being the original and the others copies made for use.
+    `lost`: tensors whose last copy went with a worker, and which worker that was."""
+
+    workers: dict[int, Worker] = field(default_factory=dict)
+    sessions: dict[int, Session] = field(default_factory=dict)
+    homes: dict[int, tuple[int, ...]] = field(default_factory=dict)
+    metas: dict[int, TensorMeta] = field(default_factory=dict)
+    lost: dict[int, int] = field(default_factory=dict)
+
+    def place(self, ident: int, meta: TensorMeta, worker: int) -> None:
+        self.homes[ident] = (worker,)
+        self.metas[ident] = meta
+        self.workers[worker].resident += meta.nbytes
+
+    def copy(self, ident: int, worker: int) -> None:
+        self.homes[ident] += (worker,)
+        self.workers[worker].resident += self.metas[ident].nbytes
+
+    def remove(self, ident: int) -> tuple[int, ...]:
+        """Forget a tensor; gives the workers that held it."""
+        workers = self.homes.pop(ident, ())
+        meta = self.metas.pop(ident, None)
+        self.lost.pop(ident, None)
+        for worker in workers:
+            self.workers[worker].resident -= meta.nbytes if meta is not None else 0
+        return workers
+
+    def lose_worker(self, worker: int) -> None:
+        """A worker is gone: copies elsewhere live on, what only it held is lost."""
+        del self.workers[worker]
+        for ident, homes in list(self.homes.items()):
+            if worker in homes:
+                rest = tuple([home for home in homes if home != worker])
+                if rest:
+                    self.homes[ident] = rest
+                else:
+                    del self.homes[ident]
+                    self.lost[ident] = worker
+
+    def validate(self) -> None:
+        """The invariants, checked by tests after every message."""
+        assert self.homes.keys() | self.lost.keys() == self.metas.keys()
+        assert not self.homes.keys() & self.lost.keys()
+        for worker in self.workers.values():
+            held = [ident for ident, homes in self.homes.items() if worker.info.worker in homes]
+            assert worker.resident == sum(self.metas[ident].nbytes for ident in held)
+        for ident, homes in self.homes.items():
+            assert homes and set(homes) <= self.workers.keys() and len(set(homes)) == len(homes), (ident, homes)

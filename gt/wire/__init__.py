@@ -1,0 +1,1 @@
+"""The corridor: typed messages to frames and back, and the channels they travel by."""

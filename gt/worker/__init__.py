@@ -1,0 +1,1 @@
+"""The workshop: commands in, tensors held, reports out."""

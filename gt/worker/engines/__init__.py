@@ -1,0 +1,19 @@
+"""Engines: what a worker computes with. One file each and one line in the table below."""
+
+from __future__ import annotations
+
+from gt.core.errors import SettingsError, nearest
+from gt.worker.engines.engine import Engine
+from gt.worker.engines.numpy_engine import NumPyEngine
+from gt.worker.engines.pytorch_engine import PyTorchEngine
+
+ENGINES: dict[str, type[PyTorchEngine] | type[NumPyEngine]] = {"pytorch": PyTorchEngine, "numpy": NumPyEngine}
+
+
+def make_engine(backend: str, worker: int = 0) -> Engine:
+    if backend not in ENGINES:
+        raise SettingsError(f"unknown backend {backend!r}; {nearest(backend, ENGINES)}")
+    return ENGINES[backend](worker)
+
+
+__all__ = ["ENGINES", "Engine", "NumPyEngine", "PyTorchEngine", "make_engine"]

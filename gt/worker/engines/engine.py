@@ -1,0 +1,65 @@
+"""What the executor asks of an engine."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
+from typing import Any, Protocol, TypeAlias
+
+from gt.core.messages import Arg, ViewStep
+from gt.core.meta import TensorMeta
+
+Value: TypeAlias = Any
+"""A tensor of the engine: torch.Tensor or numpy.ndarray."""
+
+Buffer: TypeAlias = memoryview | bytes | bytearray
+
+
+class Engine(Protocol):
+    device: str
+
+    def isolated(self) -> AbstractContextManager[None]:
+        """Commands run inside this: nothing of the surrounding program (modes, autocast, grad) may leak in."""
+
+    def resolve(self, op: str) -> Callable[..., Any]:
+        """The function of an op name. Raises NotImplementedError with the name where the engine lacks it."""
+
+    def literal(self, arg: Arg) -> Any:
+        """A constant argument as the engine's functions take it."""
+
+    def seeded(self, op: str, function: Callable[..., Any]) -> Callable[..., Any]:
+        """A random op as a function of its arguments and, last, its key."""
+
+    def settle(self, value: Value) -> Value:
+        """A result as it can be kept: with no lazy conjugation or negation."""
+
+    def view_step(self, step: ViewStep) -> Callable[[Value], Value]:
+        """A view op as a function of its tensor; a copy where the strides here do not allow a view."""
+
+    def write_through(self, base: Value, view: Callable[[Value], Value], value: Value) -> None:
+        """Write `value` into the view of `base`, although `view` cannot alias `base` here."""
+
+    def is_tensor(self, value: Any) -> bool: ...
+
+    def aliases(self, view: Value, base: Value) -> bool: ...
+
+    def meta(self, value: Value) -> TensorMeta: ...
+
+    def from_buffer(self, buffer: Buffer, meta: TensorMeta) -> Value:
+        """A new tensor with a copy of the bytes."""
+
+    def to_buffer(self, value: Value) -> memoryview:
+        """A copy of the bytes in row-major order, in host memory."""
+
+    def empty(self, meta: TensorMeta) -> Value: ...
+
+    def synchronize(self) -> None:
+        """Wait until the device has done what was asked of it."""
+
+    def supports_distributed(self) -> bool: ...
+
+    def all_reduce_sum(self, tensor: Value, group: Any = None) -> Value: ...
+
+    def all_gather(self, tensor: Value, group: Any = None) -> Sequence[Value]: ...
+
+    def reduce_scatter(self, tensor: Value, group: Any = None) -> Value: ...

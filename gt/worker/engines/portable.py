@@ -1,0 +1,77 @@
+"""Ops that torch names for the CPU, in terms of ops that every device has.
+
+A handle says "cpu", so torch picks CPU-flavoured kernels for it. A worker on another device runs these instead.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+
+def attention(
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    dropout_p: float = 0.0,
+    is_causal: bool = False,
+    *,
+    attn_mask: torch.Tensor | None = None,
+    scale: float | None = None,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """(output, log-sum-exp) of scaled dot product attention. (B, H, L, E), (B, H, S, E), (B, H, S, V)"""
+    scores = _scores(query, key, is_causal, attn_mask, scale)
+    lse = torch.logsumexp(scores, dim=-1)
+    weights = torch.exp(scores - lse.unsqueeze(-1))
+    return (weights @ value.float()).to(query.dtype), lse
+
+
+def attention_backward(
+    grad_out: torch.Tensor,
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    out: torch.Tensor,
+    logsumexp: torch.Tensor,
+    dropout_p: float,
+    is_causal: bool,
+    *,
+    attn_mask: torch.Tensor | None = None,
+    scale: float | None = None,
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    scores = _scores(query, key, is_causal, attn_mask, scale)
+    weights = torch.exp(scores - logsumexp.unsqueeze(-1))  # (B, H, L, S)
+    grad = grad_out.float()
+    grad_value = weights.transpose(-2, -1) @ grad
+    grad_weights = grad @ value.float().transpose(-2, -1)
+    delta = (grad * out.float()).sum(-1, keepdim=True)
+    grad_scores = weights * (grad_weights - delta) * _scale(query, scale)
+    grad_query = grad_scores @ key.float()
+    grad_key = grad_scores.transpose(-2, -1) @ query.float()
+    return grad_query.to(query.dtype), grad_key.to(key.dtype), grad_value.to(value.dtype)
+
+
+def _scale(query: torch.Tensor, scale: float | None) -> float:
+    return scale if scale is not None else 1.0 / math.sqrt(query.size(-1))
+
+
+def _scores(
+    query: torch.Tensor, key: torch.Tensor, is_causal: bool, mask: torch.Tensor | None, scale: float | None
+) -> torch.Tensor:
+    scores = (query.float() @ key.float().transpose(-2, -1)) * _scale(query, scale)
+    if is_causal:
+        shape = scores.shape[-2:]
+        allowed = torch.ones(shape, dtype=torch.bool, device=scores.device).tril()
+        scores = scores.masked_fill(~allowed, float("-inf"))
+    if mask is not None:
+        scores = scores.masked_fill(~mask, float("-inf")) if mask.dtype == torch.bool else scores + mask
+    return scores
+
+
+PORTABLE: dict[str, Callable[..., Any]] = {
+    "aten._scaled_dot_product_flash_attention_for_cpu.default": attention,
+    "aten._scaled_dot_product_flash_attention_for_cpu_backward.default": attention_backward,
+}

@@ -1,0 +1,227 @@
+"""The default engine: torch on CUDA where there is a GPU, otherwise on the CPU."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Generator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from gt.core.messages import Arg, Complex, DType, Here, Items, Layout, MemoryFormat, ViewStep
+from gt.core.meta import ITEM_BYTES, TensorMeta
+from gt.worker.engines.engine import Buffer
+from gt.worker.engines.portable import PORTABLE
+
+_DTYPES = {name: getattr(torch, name) for name in ITEM_BYTES if hasattr(torch, name)}
+_NAMES = {dtype: name for name, dtype in _DTYPES.items()}
+_LAYOUTS = {"strided": torch.strided, "sparse_coo": torch.sparse_coo, "sparse_csr": torch.sparse_csr}
+_FORMATS = {
+    "contiguous_format": torch.contiguous_format,
+    "preserve_format": torch.preserve_format,
+    "channels_last": torch.channels_last,
+    "channels_last_3d": torch.channels_last_3d,
+}
+
+
+def _dispatch_state_of_a_new_thread() -> tuple[Any, Any]:
+    """Torch's thread-local dispatch keys as they are where no mode, autocast or transform is active."""
+    found: list[Any] = []
+
+    def read() -> None:
+        found.extend((torch._C._dispatch_tls_local_include_set(), torch._C._dispatch_tls_local_exclude_set()))
+
+    thread = threading.Thread(target=read)
+    thread.start()
+    thread.join()
+    return found[0], found[1]
+
+
+_CLEAN_INCLUDE, _CLEAN_EXCLUDE = _dispatch_state_of_a_new_thread()
+
+
+class PyTorchEngine:
+    """`namespaces` are those whose ops may be run; `group` is used by collectives that name none."""
+
+    def __init__(self, worker: int = 0, device: str = "", namespaces: Sequence[str] = ("aten",)) -> None:
+        self._device = torch.device(device) if device else _choose_device(worker)
+        self.device = str(self._device)
+        self._allowed = frozenset(
+            name for name in torch._C._dispatch_get_all_op_names() if name.partition("::")[0] in namespaces
+        )
+        self.group: dist.ProcessGroup | None = None
+
+    @contextmanager
+    def isolated(self) -> Generator[None]:
+        # inference mode last: it changes the dispatch keys that the guard before it has set
+        with (
+            torch._C._ForceDispatchKeyGuard(_CLEAN_INCLUDE, _CLEAN_EXCLUDE),
+            torch._C.DisableTorchFunction(),
+            torch._C._InferenceMode(True),
+        ):
+            yield
+
+    # Ops
+
+    def resolve(self, op: str) -> Callable[..., Any]:
+        namespace, name, overload = (op.split(".") + ["", ""])[:3]
+        overload = "" if overload == "default" else overload
+        qualified = f"{namespace}::{name}"
+        if (f"{qualified}.{overload}" if overload else qualified) not in self._allowed:
+            raise NotImplementedError(f"{op} is not an op that this worker may run")
+        if self._device.type != "cpu" and op in PORTABLE:
+            return PORTABLE[op]
+        function, _, _ = torch._C._get_operation_overload(qualified, overload)
+        return function  # type: ignore[no-any-return]
+
+    def literal(self, arg: Arg) -> Any:
+        if isinstance(arg, Items):
+            return [self.literal(item) for item in arg.values]
+        if isinstance(arg, DType):
+            return _DTYPES[arg.name]
+        if isinstance(arg, Here):
+            return self._device
+        if isinstance(arg, MemoryFormat):
+            return _FORMATS[arg.name]
+        if isinstance(arg, Layout):
+            return _LAYOUTS[arg.name]
+        if isinstance(arg, Complex):
+            return complex(arg.real, arg.imag)
+        return arg
+
+    def seeded(self, op: str, function: Callable[..., Any]) -> Callable[..., Any]:
+        schema = torch._C._get_schema(*_qualified(op))
+        if any(argument.name == "generator" for argument in schema.arguments):
+            return self._with_generator(function)
+        return self._with_seeded_default(function)
+
+    def _with_generator(self, function: Callable[..., Any]) -> Callable[..., Any]:
+        def run(key: int, *args: Any, **kwargs: Any) -> Any:
+            generator = torch.Generator(self._device)
+            generator.manual_seed(key)
+            return function(*args, **kwargs | {"generator": generator})
+
+        return run
+
+    def _with_seeded_default(self, function: Callable[..., Any]) -> Callable[..., Any]:
+        def run(key: int, *args: Any, **kwargs: Any) -> Any:
+            devices = [self._device.index or 0] if self._device.type == "cuda" else []
+            with torch.random.fork_rng(devices=devices):
+                torch.manual_seed(key)
+                return function(*args, **kwargs)
+
+        return run
+
+    # Values
+
+    def is_tensor(self, value: Any) -> bool:
+        return isinstance(value, torch.Tensor)
+
+    def settle(self, value: torch.Tensor) -> torch.Tensor:
+        if value.is_conj() or value.is_neg():
+            return value.resolve_conj().resolve_neg()
+        if value.layout is not torch.strided:
+            raise NotImplementedError(f"a result of layout {value.layout} cannot be kept; GT holds strided tensors")
+        return value
+
+    def view_step(self, step: ViewStep) -> Callable[[torch.Tensor], torch.Tensor]:
+        args = [self.literal(arg) for arg in step.args]
+        kwargs = {name: self.literal(arg) for name, arg in step.kwargs.items()}
+        if step.op == "aten.as_strided.default":
+            return _strided_view(*args, step.strides or ())
+        if step.op in ("aten.view.default", "aten._unsafe_view.default", "aten._reshape_alias.default"):
+            return lambda value: value.reshape(args[0])
+        function, pick = self.resolve(step.op), step.pick
+        if pick is None:
+            return lambda value: function(value, *args, **kwargs)
+        return lambda value: function(value, *args, **kwargs)[pick]
+
+    def aliases(self, view: torch.Tensor, base: torch.Tensor) -> bool:
+        return view.untyped_storage().data_ptr() == base.untyped_storage().data_ptr()
+
+    def write_through(
+        self, base: torch.Tensor, view: Callable[[torch.Tensor], torch.Tensor], value: torch.Tensor
+    ) -> None:
+        places = view(torch.arange(base.numel(), device=base.device).reshape(base.shape)).reshape(-1)
+        flat = base.reshape(-1)
+        flat[places] = value.reshape(-1)
+        base.copy_(flat.reshape(base.shape))
+
+    def meta(self, value: torch.Tensor) -> TensorMeta:
+        return TensorMeta(tuple(value.shape), value.stride(), 0, _NAMES[value.dtype])
+
+    def from_buffer(self, buffer: Buffer, meta: TensorMeta) -> torch.Tensor:
+        value = self.empty(meta)
+        if meta.nbytes:
+            raw = torch.frombuffer(buffer, dtype=torch.uint8)
+            value.reshape(-1).view(torch.uint8).copy_(raw)
+        return value
+
+    def to_buffer(self, value: torch.Tensor) -> memoryview:
+        copy = torch.empty(value.shape, dtype=value.dtype, device="cpu").copy_(value)
+        return memoryview(copy.reshape(-1).view(torch.uint8).numpy())
+
+    def empty(self, meta: TensorMeta) -> torch.Tensor:
+        return torch.empty(meta.shape, dtype=_DTYPES[meta.dtype], device=self._device)
+
+    def synchronize(self) -> None:
+        if self._device.type == "cuda":
+            torch.cuda.synchronize(self._device)
+
+    # Collectives
+
+    def supports_distributed(self) -> bool:
+        return dist.is_available()
+
+    def all_reduce_sum(self, tensor: torch.Tensor, group: dist.ProcessGroup | None = None) -> torch.Tensor:
+        result = tensor.clone().contiguous()
+        self._group(group).allreduce([result]).wait()
+        return result
+
+    def all_gather(self, tensor: torch.Tensor, group: dist.ProcessGroup | None = None) -> list[torch.Tensor]:
+        chosen = self._group(group)
+        parts = [torch.empty_like(tensor, memory_format=torch.contiguous_format) for _ in range(chosen.size())]
+        chosen.allgather([parts], [tensor.contiguous()]).wait()
+        return parts
+
+    def reduce_scatter(self, tensor: torch.Tensor, group: dist.ProcessGroup | None = None) -> torch.Tensor:
+        """The sum over the group, of which this member keeps its part of dim 0 (parts as equal as can be)."""
+        chosen = self._group(group)
+        parts = [part.contiguous() for part in torch.tensor_split(tensor, chosen.size())]
+        if len({part.shape for part in parts}) > 1:
+            return torch.tensor_split(self.all_reduce_sum(tensor, chosen), chosen.size())[chosen.rank()].clone()
+        result = torch.empty_like(parts[0])
+        chosen.reduce_scatter([result], [parts]).wait()
+        return result
+
+    def _group(self, group: dist.ProcessGroup | None) -> dist.ProcessGroup:
+        chosen = group or self.group
+        if chosen is None:
+            raise RuntimeError("this worker has no process group yet: pass group=, or run it with other workers")
+        return chosen
+
+
+def _strided_view(
+    size: Sequence[int], stride: Sequence[int], offset: int, counted_in: tuple[int, ...]
+) -> Callable[[torch.Tensor], torch.Tensor]:
+    """as_strided on the storage that the client thinks of: one that starts at the tensor and has the given strides."""
+
+    def view(value: torch.Tensor) -> torch.Tensor:
+        if value.stride() != counted_in:
+            value = torch.empty_strided(value.shape, counted_in, dtype=value.dtype, device=value.device).copy_(value)
+        return value.as_strided(size, stride, offset + value.storage_offset())
+
+    return view
+
+
+def _choose_device(worker: int) -> torch.device:
+    if torch.cuda.is_available():
+        return torch.device("cuda", worker % torch.cuda.device_count())
+    return torch.device("cpu")
+
+
+def _qualified(op: str) -> tuple[str, str]:
+    namespace, name, overload = op.split(".")
+    return f"{namespace}::{name}", "" if overload == "default" else overload

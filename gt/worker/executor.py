@@ -1,0 +1,211 @@
+"""Runs commands against the tensors a worker holds. No sockets: commands in, reports out."""
+
+from __future__ import annotations
+
+import logging
+import traceback
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, TypeAlias
+
+from gt.core.messages import (
+    Command,
+    Failed,
+    Failure,
+    Fetched,
+    OpFailed,
+    Queried,
+    Report,
+    Result,
+    Segment,
+    Synchronized,
+    WorkerCreateTensor,
+    WorkerDefineOp,
+    WorkerEndSession,
+    WorkerFetchTensor,
+    WorkerForgetOps,
+    WorkerFreeTensors,
+    WorkerQueryOp,
+    WorkerRunOp,
+    WorkerSynchronize,
+    WorkerTransfer,
+    session_of,
+)
+from gt.worker.engines.engine import Buffer, Engine, Value
+from gt.worker.exchange import Exchange
+from gt.worker.kernels import Kernel
+
+log = logging.getLogger("gt.worker")
+Outgoing: TypeAlias = tuple[Report, Buffer | None]
+
+
+class Failing:
+    """Stands in the store where a value should be. What depends on it fails in the same way."""
+
+    __slots__ = ("failure",)
+
+    def __init__(self, failure: Failure) -> None:
+        self.failure = failure
+
+
+class Executor:
+    """`store` holds tensors by id, `kernels` ops by code. A command that fails leaves `Failing` in place of its results,
+    so whatever was asked after it goes on."""
+
+    def __init__(self, worker: int, engine: Engine, exchange: Exchange) -> None:
+        self.worker = worker
+        self.engine = engine
+        self.exchange = exchange
+        self.store: dict[int, Value | Failing] = {}
+        self.kernels: dict[int, Kernel | Failing] = {}
+        self._reports: list[Outgoing] = []
+        self._buffers: Iterable[Buffer] = ()
+        self._actions: dict[type, Callable[[Any], None]] = {
+            WorkerRunOp: self._run_op,
+            WorkerFreeTensors: self._free,
+            WorkerDefineOp: self._define,
+            WorkerForgetOps: self._forget,
+            WorkerCreateTensor: self._create,
+            WorkerQueryOp: self._query,
+            WorkerTransfer: self._transfer,
+            WorkerFetchTensor: self._fetch,
+            WorkerSynchronize: self._synchronize,
+            WorkerEndSession: self._end_session,
+        }
+
+    def run(self, commands: Sequence[Command], buffers: Sequence[Buffer]) -> list[Outgoing]:
+        """Run a batch in order. Buffers belong to the commands that create tensors, in order."""
+        self._reports = []
+        self._buffers = iter(buffers)
+        actions = self._actions
+        with self.engine.isolated():
+            for command in commands:
+                actions[type(command)](command)
+        return self._reports
+
+    # Ops
+
+    def _run_op(self, command: WorkerRunOp) -> None:
+        store = self.store
+        kernel = self.kernels[command.code]
+        values = [store[ident] for ident in command.inputs]
+        outputs = command.outputs
+        try:
+            results = kernel.call(values, command.scalars)  # type: ignore[union-attr]
+            for ident, result in zip(outputs, results, strict=False):
+                store[ident] = result
+        except Exception as error:
+            self._fail(command, kernel, values, outputs, error)
+            return
+        if kernel.writes:  # type: ignore[union-attr]
+            self._renew(kernel, command.inputs, outputs[len(results) :])  # type: ignore[arg-type]
+
+    def _renew(self, kernel: Kernel, inputs: Sequence[int], renewed: Sequence[int]) -> None:
+        """Written storages go on under their new ids."""
+        for place, ident in zip(kernel.writes, renewed, strict=True):
+            self.store[ident] = self.store.pop(inputs[place])
+
+    def _query(self, command: WorkerQueryOp) -> None:
+        kernel = self.kernels[command.code]
+        values = [self.store[ident] for ident in command.inputs]
+        try:
+            results = kernel.call(values, command.scalars)  # type: ignore[union-attr]
+            answers = [self._keep(command.first, results, place) for place in range(len(results))]
+        except Exception as error:
+            failure = self._fail(command, kernel, values, command.written, error, told=True)
+            self._reports.append((Failed(command.request, failure), None))
+            return
+        if kernel.writes:  # type: ignore[union-attr]
+            self._renew(kernel, command.inputs, command.written)  # type: ignore[arg-type]
+        self._reports.append((Queried(command.request, tuple(answers)), None))
+
+    def _keep(self, first: int, results: list[Any], place: int) -> Result:
+        """Store one result of a query, if it is a tensor, and describe it."""
+        result = results[place]
+        if not self.engine.is_tensor(result):
+            return result  # type: ignore[no-any-return]
+        settled = self.engine.settle(result)
+        self.store[first + sum(map(self.engine.is_tensor, results[:place]))] = settled
+        return self.engine.meta(settled)
+
+    def _fail(
+        self,
+        command: WorkerRunOp | WorkerQueryOp,
+        kernel: Kernel | Failing,
+        values: list[Value | Failing],
+        lost: Sequence[int],
+        error: Exception,
+        told: bool = False,
+    ) -> Failure:
+        """Note why an op gave nothing: because of what it depends on, or by itself."""
+        cause = next((value for value in [kernel, *values] if isinstance(value, Failing)), None)
+        failing = cause or Failing(self._describe(command, kernel, values, error))  # type: ignore[arg-type]
+        if cause is None and not told:
+            self._reports.append((OpFailed(session_of(command.code), failing.failure), None))
+        if isinstance(kernel, Kernel):
+            for place in kernel.writes:
+                self.store.pop(command.inputs[place], None)
+        for ident in lost:
+            self.store[ident] = failing
+        return failing.failure
+
+    def _describe(
+        self, command: WorkerRunOp | WorkerQueryOp, kernel: Kernel, values: list[Value], error: Exception
+    ) -> Failure:
+        return Failure(
+            self.worker,
+            kernel.signature.op,
+            tuple([str(self.engine.meta(value)) for value in values]),
+            command.site,
+            type(error).__name__,
+            str(error)[: 1 << 16],
+            "".join(traceback.format_exception(error))[-(1 << 16) :],
+        )
+
+    def _define(self, command: WorkerDefineOp) -> None:
+        try:
+            self.kernels[command.code] = Kernel(self.engine, command.signature)
+        except Exception as error:
+            text = "".join(traceback.format_exception(error))[-(1 << 16) :]
+            failure = Failure(self.worker, command.signature.op, (), 0, type(error).__name__, str(error), text)
+            self.kernels[command.code] = Failing(failure)
+
+    def _forget(self, command: WorkerForgetOps) -> None:
+        for code in command.codes:
+            self.kernels.pop(code, None)
+
+    # Tensors
+
+    def _create(self, command: WorkerCreateTensor) -> None:
+        buffer = next(iter(self._buffers))
+        self.store[command.id] = self.engine.from_buffer(buffer, command.meta)
+
+    def _free(self, command: WorkerFreeTensors) -> None:
+        for ident in command.ids:
+            self.store.pop(ident, None)
+
+    def _fetch(self, command: WorkerFetchTensor) -> None:
+        value = self.store[command.id]
+        if isinstance(value, Failing):
+            self._reports.append((Failed(command.request, value.failure), None))
+            return
+        data = self.engine.to_buffer(value)
+        self._reports.append((Fetched(command.request, self.engine.meta(value), Segment("", len(data))), data))
+
+    def _transfer(self, command: WorkerTransfer) -> None:
+        """Either side of a copy between two workers. A tensor without a value arrives as one without a value."""
+        if command.source == self.worker:
+            value = self.store[command.id]
+            failure = value.failure if isinstance(value, Failing) else None
+            self.exchange.send(command, None if failure else value, failure)
+            return
+        value, failure = self.exchange.receive(command, self.engine)
+        self.store[command.id] = Failing(failure) if failure else value
+
+    def _synchronize(self, command: WorkerSynchronize) -> None:
+        self.engine.synchronize()
+        self._reports.append((Synchronized(command.request), None))
+
+    def _end_session(self, command: WorkerEndSession) -> None:
+        for table in (self.store, self.kernels):
+            for ident in [ident for ident in table if session_of(ident) == command.session]:
+                del table[ident]  # type: ignore[attr-defined]

@@ -1,0 +1,108 @@
+"""From a signature to something that runs: built once when an op is defined, called for every command."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any, TypeAlias
+
+from gt.core.messages import Arg, Input, Items, Number, Path, Scalar, Signature
+from gt.worker.engines.engine import Engine, Value
+
+Maker: TypeAlias = Callable[[Sequence[Value], Sequence[Number]], Any]
+
+
+class Kernel:
+    """An op bound to an engine: `call` takes the tensors that a command names and gives the new ones.
+
+    The first result is compared with what the client was told; after that shapes are trusted, because the same signature
+    always has the same shapes.
+    """
+
+    def __init__(self, engine: Engine, signature: Signature) -> None:
+        function = engine.resolve(signature.op)
+        self.signature = signature
+        self.writes = signature.writes
+        self._engine = engine
+        self._function = engine.seeded(signature.op, function) if signature.random else function
+        self._args = [_maker(engine, arg) for arg in signature.args]
+        self._kwargs = {name: _maker(engine, arg) for name, arg in signature.kwargs.items()}
+        self._views = [(place, View(engine, path)) for place, path in enumerate(signature.paths) if path]
+        in_order = tuple([Input(place) for place in range(len(signature.paths))])
+        self._direct = signature.args == in_order and not (self._kwargs or self._views or self.writes or signature.random)
+        self._checked = not signature.outputs
+
+    def call(self, values: list[Value], numbers: tuple[Number, ...]) -> list[Any]:
+        results = _flat(self._function(*values)) if self._direct else self._call(values, numbers)
+        if not self._checked:
+            self._check(results)
+        return results
+
+    def _call(self, values: list[Value], numbers: tuple[Number, ...]) -> list[Any]:
+        used = list(values)
+        for place, view in self._views:
+            used[place] = view.of(values[place])
+        args = [make(used, numbers) for make in self._args]
+        kwargs = {name: make(used, numbers) for name, make in self._kwargs.items()}
+        if self.signature.random:
+            args.insert(0, numbers[-1])
+        results = _flat(self._function(*args, **kwargs))
+        if not self.writes:
+            return results
+        for place, view in self._views:
+            if not self._engine.aliases(used[place], values[place]):
+                self._write_back(place, view, values, used)
+        return [result for result in results if not any(result is value for value in used)]
+
+    def _write_back(self, place: int, view: View, values: list[Value], used: list[Value]) -> None:
+        """The view had to be a copy here; what was written to it goes to its base now."""
+        written = [values[write] for write in self.writes]
+        if any(values[place] is base for base in written):
+            self._engine.write_through(values[place], view.of, used[place])
+
+    def _check(self, results: list[Any]) -> None:
+        told = [(meta.shape, meta.dtype) for meta in self.signature.outputs]
+        metas = [self._engine.meta(result) for result in results if self._engine.is_tensor(result)]
+        found = [(meta.shape, meta.dtype) for meta in metas]
+        if told != found:
+            raise RuntimeError(
+                f"{self.signature.op} gave {found} where torch's shape function said {told}; "
+                f"the handles the client holds are wrong, so this result is not used"
+            )
+        self._checked = True
+
+
+class View:
+    """A path of view ops. Where the strides here do not allow a view, its result is a copy."""
+
+    def __init__(self, engine: Engine, path: Path) -> None:
+        self._steps = [engine.view_step(step) for step in path]
+
+    def of(self, value: Value) -> Value:
+        for step in self._steps:
+            value = step(value)
+        return value
+
+
+def _maker(engine: Engine, arg: Arg) -> Maker:
+    """A function that gives an argument of a call from the call's tensors and numbers."""
+    if isinstance(arg, Input):
+        place = arg.index
+        return lambda values, numbers: values[place]
+    if isinstance(arg, Scalar):
+        index = arg.index
+        return lambda values, numbers: numbers[index]
+    if isinstance(arg, Items) and any(isinstance(item, Input | Scalar) for item in arg.values):
+        makers = [_maker(engine, item) for item in arg.values]
+        return lambda values, numbers: [make(values, numbers) for make in makers]
+    constant = engine.literal(arg)
+    return lambda values, numbers: constant
+
+
+def _flat(result: Any) -> list[Any]:
+    """The results of an op in one list; absent ones (None among several) are left out."""
+    if not isinstance(result, list | tuple):
+        return [] if result is None else [result]
+    flat: list[Any] = []
+    for item in result:
+        flat.extend(_flat(item))
+    return flat
