@@ -1,1 +1,82 @@
-"""GT: PyTorch programs on one process, several workers, or a cluster, unchanged."""
+"""GT: PyTorch programs on one process, several workers, or a cluster, unchanged.
+
+Public names only. They are found on first use, so that `python -m gt.server` runs on a machine without torch.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+from gt.version import __version__
+
+if TYPE_CHECKING:
+    from gt import debug as debug
+    from gt import nn as nn
+    from gt import optim as optim
+    from gt.client.creation import arange as arange
+    from gt.client.creation import as_tensor as as_tensor
+    from gt.client.creation import bernoulli as bernoulli
+    from gt.client.creation import device as device
+    from gt.client.creation import empty as empty
+    from gt.client.creation import empty_like as empty_like
+    from gt.client.creation import eye as eye
+    from gt.client.creation import from_numpy as from_numpy
+    from gt.client.creation import full as full
+    from gt.client.creation import full_like as full_like
+    from gt.client.creation import linspace as linspace
+    from gt.client.creation import manual_seed as manual_seed
+    from gt.client.creation import ones as ones
+    from gt.client.creation import ones_like as ones_like
+    from gt.client.creation import rand as rand
+    from gt.client.creation import rand_like as rand_like
+    from gt.client.creation import randint as randint
+    from gt.client.creation import randint_like as randint_like
+    from gt.client.creation import randn as randn
+    from gt.client.creation import randn_like as randn_like
+    from gt.client.creation import randperm as randperm
+    from gt.client.creation import tensor as tensor
+    from gt.client.creation import to as to
+    from gt.client.creation import zeros as zeros
+    from gt.client.creation import zeros_like as zeros_like
+    from gt.client.tensor import Tensor as Tensor
+    from gt.core.errors import GTError as GTError
+    from gt.core.errors import OpError as OpError
+    from gt.core.errors import ServerLost as ServerLost
+    from gt.core.errors import SessionError as SessionError
+    from gt.core.errors import SettingsError as SettingsError
+    from gt.core.errors import WorkerLost as WorkerLost
+    from gt.launch.sessions import connect as connect
+    from gt.launch.sessions import gpu_workers as gpu_workers
+    from gt.launch.sessions import init as init
+    from gt.launch.sessions import shutdown as shutdown
+    from gt.launch.sessions import synchronize as synchronize
+
+_ROOMS: dict[str, str] = {
+    "gt.client.creation": (
+        "arange as_tensor bernoulli device empty empty_like eye from_numpy full full_like linspace manual_seed ones "
+        "ones_like rand rand_like randint randint_like randn randn_like randperm tensor to zeros zeros_like"
+    ),
+    "gt.client.tensor": "Tensor",
+    "gt.core.errors": "GTError OpError ServerLost SessionError SettingsError WorkerLost",
+    "gt.launch.sessions": "connect gpu_workers init shutdown synchronize",
+}
+_ROOM_OF = {name: room for room, names in _ROOMS.items() for name in names.split()}
+_SUBMODULES = ("debug", "nn", "optim")
+
+__all__ = ["__version__", *_ROOM_OF, *_SUBMODULES]
+
+
+def __getattr__(name: str) -> Any:
+    if name in _SUBMODULES:
+        return importlib.import_module(f"gt.{name}")
+    room = _ROOM_OF.get(name)
+    if room is None:
+        raise AttributeError(f"module 'gt' has no attribute {name!r}")
+    importlib.import_module("gt.launch.sessions")  # whoever makes a tensor needs a way to start workers
+    value = globals()[name] = getattr(importlib.import_module(room), name)
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)

@@ -18,7 +18,7 @@ PROTOCOL = 1
 SESSION_SHIFT = 40
 MAX_BATCH = 1 << 16
 
-Id: TypeAlias = Annotated[int, Meta(ge=0, lt=1 << 63)]
+Id: TypeAlias = Annotated[int, Meta(ge=0, lt=1 << 62)]
 Ids: TypeAlias = Annotated[tuple[Id, ...], Meta(max_length=1 << 16)]
 Name: TypeAlias = Annotated[str, Meta(max_length=512)]
 Text: TypeAlias = Annotated[str, Meta(max_length=1 << 18)]
@@ -328,8 +328,6 @@ class WorkerJoinStore(_Record):
 
 class WorkerHostStore(_Record):
     """Start that store here and report its port."""
-
-    name: Name
 
 
 class WorkerShutdown(_Record):

@@ -90,6 +90,7 @@ class Office:
         self._sessions_opened = 0
         self._workers_joined = 0
         self._store: WorkerJoinStore | None = None
+        self._store_host = -1
         self._actions: dict[type, Callable[[Session, Any, Buffer | None], None]] = {
             RunOp: self._run_op,
             FreeTensors: self._free,
@@ -111,13 +112,25 @@ class Office:
         """A worker that joins gets an id of its own that no other worker had."""
         ident = self._workers_joined
         self._workers_joined += 1
-        self.state.workers[ident] = Worker(WorkerInfo(ident, device, host, pid))
+        self.state.workers[ident] = Worker(WorkerInfo(ident, device, host, pid), ready=ident == 0)
         self._note("CONNECT", f"worker {ident}", None)
-        if self._store is not None:
-            self._command(ident, self._store)
-        elif len(self.state.workers) == 2:
-            self._command(min(self.state.workers), WorkerHostStore(f"gt-{pid}"))
+        self._meet(ident)
         return ident, self._take_out()
+
+    def _meet(self, newcomer: int) -> None:
+        """Workers can exchange tensors once all know the store that process groups meet at; one of them hosts it."""
+        workers = self.state.workers
+        if self._store is not None:
+            self._command(newcomer, self._store)
+            workers[newcomer].ready = True
+        elif len(workers) == 1:
+            workers[newcomer].ready = True
+        elif self._store_host not in workers:
+            self._store_host = min(workers)
+            self._command(self._store_host, WorkerHostStore())
+
+    def ready_workers(self) -> tuple[WorkerInfo, ...]:
+        return tuple([worker.info for worker in self.state.workers.values() if worker.ready])
 
     def lose_worker(self, ident: int, reason: str, last_op: str) -> list[Outgoing]:
         """A worker is gone: requests that wait for it fail now, and its tensors when they are next used."""
@@ -127,6 +140,9 @@ class Office:
         self._gone[ident] = (pid, reason, last_op)
         self._note("DISCONNECT", f"worker {ident}", None)
         self.state.lose_worker(ident)
+        if ident == self._store_host and len(self.state.workers) > 1:
+            self._store = None
+            self._meet(min(self.state.workers))
         for request, pending in list(self._pending.items()):
             if ident in pending.waiting_for:
                 self._lose_request(request, ident)
@@ -311,10 +327,10 @@ class Office:
 
     def _announce_store(self, worker: int, ready: StoreReady) -> None:
         """Process groups meet at the store that one worker hosts."""
-        host = self.state.workers[worker].info
-        self._store = WorkerJoinStore("127.0.0.1", ready.port, f"gt-{host.pid}")
-        for number in self.state.workers:
+        self._store = WorkerJoinStore("127.0.0.1", ready.port, f"hosted by {worker}")
+        for number, member in self.state.workers.items():
             self._command(number, self._store)
+            member.ready = True
 
     # Losses
 

@@ -28,6 +28,10 @@ class LostInput(Exception):
         self.worker = worker
 
 
+class NoWorkers(Exception):
+    """Every worker is gone."""
+
+
 def plan_op(state: State, inputs: Sequence[int], writes: Sequence[int]) -> Plan:
     """An op runs where its inputs are; where they are apart, they meet where the fewest bytes move. An op that writes
     runs where the tensor is that it writes to first."""
@@ -51,16 +55,15 @@ def plan_op(state: State, inputs: Sequence[int], writes: Sequence[int]) -> Plan:
     return Plan(worker, ())
 
 
-def plan_creation(state: State) -> Plan:
-    return Plan(least_loaded(state), ())
-
-
 def least_loaded(state: State) -> int:
     """The worker that holds the fewest bytes, the lowest id among equals."""
     workers = state.workers
     if len(workers) == 1:
         return next(iter(workers))
-    return min(workers, key=lambda worker: (workers[worker].resident, worker))
+    ready = [ident for ident, worker in workers.items() if worker.ready]
+    if not ready:
+        raise NoWorkers
+    return min(ready, key=lambda ident: (workers[ident].resident, ident))
 
 
 def _meet(state: State, inputs: Sequence[int]) -> Plan:

@@ -13,9 +13,11 @@ RECENT = 4096  # commands remembered per worker, to tell what it was at when it 
 
 @dataclass
 class Worker:
-    """`resident` counts the bytes of tensors it holds; `known` are the op codes it was told."""
+    """`resident` counts the bytes of tensors it holds; `known` are the op codes it was told; a worker that is not
+    `ready` cannot exchange tensors with the others yet and gets no work."""
 
     info: WorkerInfo
+    ready: bool = True
     resident: int = 0
     sent: int = 0
     known: set[int] = field(default_factory=set)

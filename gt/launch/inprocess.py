@@ -6,6 +6,8 @@ import os
 from collections import deque
 from collections.abc import Sequence
 
+import numpy as np
+
 from gt.core.events import Observer
 from gt.core.messages import Answer, Command, Instruction, Welcome
 from gt.dispatcher.office import Office, Outgoing, ToWorker
@@ -24,9 +26,13 @@ class InProcessChannel:
     def __init__(self, workers: int, backend: str, observer: Observer | None = None) -> None:
         self.office = Office(observer)
         exchange = MemoryExchange()
-        self.executors = [Executor(number, make_engine(backend, number), exchange) for number in range(workers)]
+        self.executors = [
+            Executor(number, make_engine(backend), exchange, _allocate, owns_buffers=False)
+            for number in range(workers)
+        ]
         for executor in self.executors:
             self.office.join_worker(executor.engine.device, "here", os.getpid())
+            self.office.state.workers[executor.worker].ready = True
         self._session = self.office.open_session("here", os.getpid())
         self._arrived: deque[tuple[Answer, Buffer | None]] = deque()
 
@@ -70,3 +76,7 @@ class InProcessChannel:
 
     def close(self) -> None:
         self.executors.clear()
+
+
+def _allocate(nbytes: int, shared: bool) -> tuple[str, memoryview]:
+    return "", memoryview(np.empty(nbytes, dtype=np.uint8))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import traceback
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, MutableSequence, Sequence
 from typing import Any, TypeAlias
 
 from gt.core.messages import (
@@ -17,6 +17,7 @@ from gt.core.messages import (
     Report,
     Result,
     Segment,
+    StoreReady,
     Synchronized,
     WorkerCreateTensor,
     WorkerDefineOp,
@@ -24,6 +25,8 @@ from gt.core.messages import (
     WorkerFetchTensor,
     WorkerForgetOps,
     WorkerFreeTensors,
+    WorkerHostStore,
+    WorkerJoinStore,
     WorkerQueryOp,
     WorkerRunOp,
     WorkerSynchronize,
@@ -36,6 +39,8 @@ from gt.worker.kernels import Kernel
 
 log = logging.getLogger("gt.worker")
 Outgoing: TypeAlias = tuple[Report, Buffer | None]
+Allocate: TypeAlias = Callable[[int, bool], tuple[str, memoryview]]
+"""Memory for the bytes of a tensor that leaves the worker: its size, and whether the reader shares memory with us."""
 
 
 class Failing:
@@ -48,13 +53,18 @@ class Failing:
 
 
 class Executor:
-    """`store` holds tensors by id, `kernels` ops by code. A command that fails leaves `Failing` in place of its results,
+    """`store` holds tensors by id, `kernels` ops by code. `progress` counts the commands begun. A command that fails leaves `Failing` in place of its results,
     so whatever was asked after it goes on."""
 
-    def __init__(self, worker: int, engine: Engine, exchange: Exchange) -> None:
+    def __init__(
+        self, worker: int, engine: Engine, exchange: Exchange, allocate: Allocate, *, owns_buffers: bool
+    ) -> None:
         self.worker = worker
         self.engine = engine
         self.exchange = exchange
+        self.allocate = allocate
+        self.owns_buffers = owns_buffers
+        self.progress: MutableSequence[int] = [0]
         self.store: dict[int, Value | Failing] = {}
         self.kernels: dict[int, Kernel | Failing] = {}
         self._reports: list[Outgoing] = []
@@ -70,17 +80,23 @@ class Executor:
             WorkerFetchTensor: self._fetch,
             WorkerSynchronize: self._synchronize,
             WorkerEndSession: self._end_session,
+            WorkerHostStore: lambda command: self._report(StoreReady(self.exchange.host_store())),
+            WorkerJoinStore: lambda command: self.exchange.join_store(command.host, command.port, command.name),
         }
 
     def run(self, commands: Sequence[Command], buffers: Sequence[Buffer]) -> list[Outgoing]:
         """Run a batch in order. Buffers belong to the commands that create tensors, in order."""
         self._reports = []
         self._buffers = iter(buffers)
-        actions = self._actions
+        actions, progress = self._actions, self.progress
         with self.engine.isolated():
             for command in commands:
+                progress[0] += 1
                 actions[type(command)](command)
         return self._reports
+
+    def _report(self, report: Report, buffer: Buffer | None = None) -> None:
+        self._reports.append((report, buffer))
 
     # Ops
 
@@ -112,11 +128,11 @@ class Executor:
             answers = [self._keep(command.first, results, place) for place in range(len(results))]
         except Exception as error:
             failure = self._fail(command, kernel, values, command.written, error, told=True)
-            self._reports.append((Failed(command.request, failure), None))
+            self._report(Failed(command.request, failure))
             return
         if kernel.writes:  # type: ignore[union-attr]
             self._renew(kernel, command.inputs, command.written)  # type: ignore[arg-type]
-        self._reports.append((Queried(command.request, tuple(answers)), None))
+        self._report(Queried(command.request, tuple(answers)))
 
     def _keep(self, first: int, results: list[Any], place: int) -> Result:
         """Store one result of a query, if it is a tensor, and describe it."""
@@ -140,7 +156,7 @@ class Executor:
         cause = next((value for value in [kernel, *values] if isinstance(value, Failing)), None)
         failing = cause or Failing(self._describe(command, kernel, values, error))  # type: ignore[arg-type]
         if cause is None and not told:
-            self._reports.append((OpFailed(session_of(command.code), failing.failure), None))
+            self._report(OpFailed(session_of(command.code), failing.failure))
         if isinstance(kernel, Kernel):
             for place in kernel.writes:
                 self.store.pop(command.inputs[place], None)
@@ -177,7 +193,7 @@ class Executor:
 
     def _create(self, command: WorkerCreateTensor) -> None:
         buffer = next(iter(self._buffers))
-        self.store[command.id] = self.engine.from_buffer(buffer, command.meta)
+        self.store[command.id] = self.engine.from_buffer(buffer, command.meta, self.owns_buffers)
 
     def _free(self, command: WorkerFreeTensors) -> None:
         for ident in command.ids:
@@ -186,10 +202,11 @@ class Executor:
     def _fetch(self, command: WorkerFetchTensor) -> None:
         value = self.store[command.id]
         if isinstance(value, Failing):
-            self._reports.append((Failed(command.request, value.failure), None))
+            self._report(Failed(command.request, value.failure))
             return
-        data = self.engine.to_buffer(value)
-        self._reports.append((Fetched(command.request, self.engine.meta(value), Segment("", len(data))), data))
+        name, data = self.allocate(self.engine.meta(value).nbytes, command.shared)
+        self.engine.read_into(value, data)
+        self._report(Fetched(command.request, self.engine.meta(value), Segment(name, len(data))), data)
 
     def _transfer(self, command: WorkerTransfer) -> None:
         """Either side of a copy between two workers. A tensor without a value arrives as one without a value."""
@@ -203,7 +220,7 @@ class Executor:
 
     def _synchronize(self, command: WorkerSynchronize) -> None:
         self.engine.synchronize()
-        self._reports.append((Synchronized(command.request), None))
+        self._report(Synchronized(command.request))
 
     def _end_session(self, command: WorkerEndSession) -> None:
         for table in (self.store, self.kernels):

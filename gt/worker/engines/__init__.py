@@ -10,10 +10,11 @@ from gt.worker.engines.pytorch_engine import PyTorchEngine
 ENGINES: dict[str, type[PyTorchEngine] | type[NumPyEngine]] = {"pytorch": PyTorchEngine, "numpy": NumPyEngine}
 
 
-def make_engine(backend: str, worker: int = 0) -> Engine:
+def make_engine(backend: str, device: str = "", threads: int = 0) -> Engine:
+    """`device` empty: the engine's choice. `threads` 0: all cores."""
     if backend not in ENGINES:
         raise SettingsError(f"unknown backend {backend!r}; {nearest(backend, ENGINES)}")
-    return ENGINES[backend](worker)
+    return ENGINES[backend](device, threads)
 
 
 __all__ = ["ENGINES", "Engine", "NumPyEngine", "PyTorchEngine", "make_engine"]

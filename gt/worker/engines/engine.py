@@ -45,13 +45,19 @@ class Engine(Protocol):
 
     def meta(self, value: Value) -> TensorMeta: ...
 
-    def from_buffer(self, buffer: Buffer, meta: TensorMeta) -> Value:
-        """A new tensor with a copy of the bytes."""
+    def from_buffer(self, buffer: Buffer, meta: TensorMeta, owned: bool) -> Value:
+        """A tensor with these bytes: over the buffer itself where that is `owned` and writable, otherwise a copy."""
 
-    def to_buffer(self, value: Value) -> memoryview:
-        """A copy of the bytes in row-major order, in host memory."""
+    def read_into(self, value: Value, target: memoryview) -> None:
+        """Copy the bytes, in row-major order, to host memory."""
+
+    def bytes_of(self, value: Value) -> Value:
+        """The bytes of a tensor as a flat tensor of uint8, over its own memory where it is contiguous."""
 
     def empty(self, meta: TensorMeta) -> Value: ...
+
+    def copy(self, value: Value) -> Value:
+        """The same value in memory of its own."""
 
     def synchronize(self) -> None:
         """Wait until the device has done what was asked of it."""

@@ -45,8 +45,12 @@ _CLEAN_INCLUDE, _CLEAN_EXCLUDE = _dispatch_state_of_a_new_thread()
 class PyTorchEngine:
     """`namespaces` are those whose ops may be run; `group` is used by collectives that name none."""
 
-    def __init__(self, worker: int = 0, device: str = "", namespaces: Sequence[str] = ("aten",)) -> None:
-        self._device = torch.device(device) if device else _choose_device(worker)
+    def __init__(self, device: str = "", threads: int = 0, namespaces: Sequence[str] = ("aten",)) -> None:
+        self._device = torch.device(device or ("cuda" if torch.cuda.is_available() else "cpu"))
+        if self._device.type == "cuda":
+            torch.cuda.set_device(self._device)
+        if threads:
+            torch.set_num_threads(threads)
         self.device = str(self._device)
         self._allowed = frozenset(
             name for name in torch._C._dispatch_get_all_op_names() if name.partition("::")[0] in namespaces
@@ -152,19 +156,29 @@ class PyTorchEngine:
     def meta(self, value: torch.Tensor) -> TensorMeta:
         return TensorMeta(tuple(value.shape), value.stride(), 0, _NAMES[value.dtype])
 
-    def from_buffer(self, buffer: Buffer, meta: TensorMeta) -> torch.Tensor:
-        value = self.empty(meta)
-        if meta.nbytes:
-            raw = torch.frombuffer(buffer, dtype=torch.uint8)
-            value.reshape(-1).view(torch.uint8).copy_(raw)
-        return value
+    def from_buffer(self, buffer: Buffer, meta: TensorMeta, owned: bool) -> torch.Tensor:
+        if not meta.nbytes:
+            return self.empty(meta)
+        writable = not memoryview(buffer).readonly
+        raw = torch.frombuffer(buffer if writable else bytearray(buffer), dtype=torch.uint8)
+        value = raw.view(_DTYPES[meta.dtype]).reshape(meta.shape)
+        if self._device.type == "cpu" and (owned or not writable):
+            return value
+        return value.to(self._device, copy=True)
 
-    def to_buffer(self, value: torch.Tensor) -> memoryview:
-        copy = torch.empty(value.shape, dtype=value.dtype, device="cpu").copy_(value)
-        return memoryview(copy.reshape(-1).view(torch.uint8).numpy())
+    def read_into(self, value: torch.Tensor, target: memoryview) -> None:
+        if len(target):
+            flat = torch.frombuffer(target, dtype=torch.uint8).view(value.dtype)
+            flat.reshape(value.shape).copy_(value)
+
+    def bytes_of(self, value: torch.Tensor) -> torch.Tensor:
+        return value.contiguous().reshape(-1).view(torch.uint8)
 
     def empty(self, meta: TensorMeta) -> torch.Tensor:
         return torch.empty(meta.shape, dtype=_DTYPES[meta.dtype], device=self._device)
+
+    def copy(self, value: torch.Tensor) -> torch.Tensor:
+        return value.clone()
 
     def synchronize(self) -> None:
         if self._device.type == "cuda":
@@ -214,12 +228,6 @@ def _strided_view(
         return value.as_strided(size, stride, offset + value.storage_offset())
 
     return view
-
-
-def _choose_device(worker: int) -> torch.device:
-    if torch.cuda.is_available():
-        return torch.device("cuda", worker % torch.cuda.device_count())
-    return torch.device("cpu")
 
 
 def _qualified(op: str) -> tuple[str, str]:

@@ -1,0 +1,261 @@
+"""The thin loop around the office: poll, decode, call, send."""
+
+from __future__ import annotations
+
+import logging
+import os
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import zmq
+
+from gt.core.errors import ProtocolError
+from gt.core.events import Observer
+from gt.core.messages import (
+    SESSION_SHIFT,
+    CreateTensor,
+    DefineOp,
+    DefineScope,
+    DefineSite,
+    FetchTensor,
+    ForgetOps,
+    FreeTensors,
+    Goodbye,
+    Hello,
+    Instruction,
+    LocateTensor,
+    QueryOp,
+    Refused,
+    Report,
+    RunOp,
+    Synchronize,
+    Waiting,
+    Welcome,
+    WorkerShutdown,
+)
+from gt.dispatcher.office import Office, Outgoing, ToWorker
+from gt.version import __version__
+from gt.wire import shared
+from gt.wire.codec import MAX_FRAME, Decoder, Frame, Payload, encode
+from gt.wire.processes import is_running, start_mark, this_host
+
+log = logging.getLogger("gt.dispatcher")
+
+TICK_MS = 250
+_MISTAKES = 3  # malformed messages after which a peer is no longer listened to
+
+
+@dataclass
+class Peer:
+    """Someone who has said hello. `ident` is a session or a worker's id; `progress` shows what a worker is at."""
+
+    hello: Hello
+    ident: int
+    mark: str
+    mistakes: int = 0
+    progress: Sequence[int] = (-1,)
+
+
+@dataclass
+class Waiter:
+    """A client that was not welcomed yet, because too few workers are there."""
+
+    hello: Hello
+    told: str = ""
+
+
+@dataclass
+class Mail:
+    """Messages for one peer, to be sent as one."""
+
+    messages: list[Any] = field(default_factory=list)
+    payloads: list[Payload] = field(default_factory=list)
+
+
+class Server:
+    def __init__(self, endpoint: str, observer: Observer | None = None) -> None:
+        self.office = Office(observer)
+        self._stopping = False
+        self._context = zmq.Context()
+        self._socket = self._context.socket(zmq.ROUTER)
+        self._socket.setsockopt(zmq.LINGER, 500)
+        self._socket.setsockopt(zmq.MAXMSGSIZE, MAX_FRAME)
+        self._socket.setsockopt(zmq.SNDHWM, 0)  # a router drops what is over the mark; clients pace themselves
+        self._socket.setsockopt(zmq.RCVHWM, 0)
+        self._socket.bind(endpoint)
+        self._peers: dict[bytes, Peer] = {}
+        self._waiting: dict[bytes, Waiter] = {}
+        self._clients: dict[int, bytes] = {}
+        self._workers: dict[int, bytes] = {}
+        self._instructions: Decoder[Instruction] = Decoder(Instruction)
+        self._reports: Decoder[Report] = Decoder(Report)
+        self._hellos: Decoder[Hello] = Decoder(Hello)
+
+    def run(self) -> None:
+        next_check = time.monotonic()
+        while not self._stopping:
+            if self._socket.poll(TICK_MS):
+                identity, *frames = self._socket.recv_multipart()
+                self._receive(identity, frames)
+            if time.monotonic() >= next_check:
+                next_check = time.monotonic() + TICK_MS / 1000
+                self._bury_the_dead()
+        self._close()
+
+    def stop(self) -> None:
+        """End the loop at its next turn; safe to call from a signal handler."""
+        self._stopping = True
+
+    def _receive(self, identity: bytes, frames: list[Frame]) -> None:
+        peer = self._peers.get(identity)
+        try:
+            if peer is None:
+                self._greet(identity, frames)
+            elif peer.mistakes < _MISTAKES and peer.hello.role == "client":
+                self._instruct(peer, frames)
+            elif peer.mistakes < _MISTAKES:
+                self._report(peer, frames)
+        except ProtocolError as error:
+            log.warning("refused a message: %s", error)
+            if peer is not None:
+                peer.mistakes += 1
+            self._post(identity, [Refused(f"{error} (server: GT {__version__})")])
+
+    def _instruct(self, peer: Peer, frames: list[Frame]) -> None:
+        decoded = self._instructions.decode(frames)
+        for instruction, _ in decoded:
+            require_ownership(peer.ident, instruction)
+        batch = [instruction for instruction, _ in decoded]
+        payloads: list[Any] = [payload for instruction, payload in decoded if type(instruction) is CreateTensor]
+        self._send(self.office.instruct(peer.ident, batch, payloads))
+        if type(batch[-1]) is Goodbye:
+            self._forget(peer)
+
+    def _report(self, peer: Peer, frames: list[Frame]) -> None:
+        for report, payload in self._reports.decode(frames):
+            self._send(self.office.report(peer.ident, report, payload))  # type: ignore[arg-type]
+            if isinstance(report, Goodbye):
+                self._forget(peer)
+        self._welcome_waiting()
+
+    def _forget(self, peer: Peer) -> None:
+        identities = self._clients if peer.hello.role == "client" else self._workers
+        identity = identities.pop(peer.ident, None)
+        if identity is not None:
+            del self._peers[identity]
+        log.info("%s %d has left", peer.hello.role, peer.ident)
+
+    # Handshake
+
+    def _greet(self, identity: bytes, frames: list[Frame]) -> None:
+        hello, _ = self._hellos.decode(frames)[0]
+        if hello.role == "worker":
+            self._welcome_worker(identity, hello)
+        elif hello.role == "client":
+            self._waiting[identity] = Waiter(hello)
+        else:
+            raise ProtocolError(f"{hello.role!r} is not a role; clients and workers connect here")
+        self._welcome_waiting()
+
+    def _welcome_worker(self, identity: bytes, hello: Hello) -> None:
+        ident, outgoing = self.office.join_worker(hello.device, hello.host, hello.pid)
+        peer = Peer(hello, ident, start_mark(hello.pid))
+        if hello.progress and hello.host == this_host():
+            peer.progress = shared.take(hello.progress, 8).cast("q")
+        self._peers[identity] = peer
+        self._workers[ident] = identity
+        self._post(identity, [Welcome(__version__, ident, os.getpid(), this_host())])
+        log.info("worker %d joined (%s, pid %d)", ident, hello.device, hello.pid)
+        self._send(outgoing)
+
+    def _welcome_waiting(self) -> None:
+        ready = self.office.ready_workers()
+        for identity, waiter in list(self._waiting.items()):
+            if len(ready) >= waiter.hello.wants_workers:
+                del self._waiting[identity]
+                ident = self.office.open_session(waiter.hello.host, waiter.hello.pid)
+                self._peers[identity] = Peer(waiter.hello, ident, start_mark(waiter.hello.pid))
+                self._clients[ident] = identity
+                self._post(identity, [Welcome(__version__, ident, os.getpid(), this_host(), ready)])
+                log.info("client %d joined (pid %d)", ident, waiter.hello.pid)
+            else:
+                self._explain_waiting(identity, waiter, len(ready))
+
+    def _explain_waiting(self, identity: bytes, waiter: Waiter, ready: int) -> None:
+        reason = (
+            f"{ready} of {waiter.hello.wants_workers} workers have joined the server; "
+            f"start more with: python -m gt.worker --host localhost -p PORT"
+        )
+        if reason != waiter.told:
+            waiter.told = reason
+            self._post(identity, [Waiting(reason)])
+
+    # Ends
+
+    def _bury_the_dead(self) -> None:
+        """Peers of this machine whose process is gone without a goodbye."""
+        for peer in list(self._peers.values()):
+            if peer.hello.host == this_host() and not is_running(peer.hello.pid, peer.mark):
+                self._bury(peer)
+
+    def _bury(self, peer: Peer) -> None:
+        self._forget(peer)
+        shared.sweep(peer.hello.pid)
+        if peer.hello.role == "client":
+            self._send(self.office.end_session(peer.ident))
+            return
+        last = self.office.last_op(peer.ident, peer.progress[0])
+        log.warning("worker %d is gone (pid %d); its last op was %s", peer.ident, peer.hello.pid, last)
+        self._send(self.office.lose_worker(peer.ident, "has ended without a goodbye (killed, or crashed)", last))
+
+    def _close(self) -> None:
+        for identity in self._workers.values():
+            self._post(identity, [WorkerShutdown()])
+        self._socket.close()
+        self._context.term()
+
+    # Sending
+
+    def _send(self, outgoing: Sequence[Outgoing]) -> None:
+        """One message per peer. The order of a worker's commands is the order in which the office gave them."""
+        mail: dict[bytes, Mail] = {}
+        for item in outgoing:
+            to_worker = isinstance(item, ToWorker)
+            identity = self._workers.get(item.worker) if to_worker else self._clients.get(item.session)  # type: ignore[union-attr]
+            if identity is None:
+                continue
+            box = mail.setdefault(identity, Mail())
+            box.messages.append(item.command if to_worker else item.answer)  # type: ignore[union-attr]
+            if item.buffer is not None:
+                box.payloads.append(item.buffer)  # type: ignore[arg-type]
+        for identity, box in mail.items():
+            self._post(identity, box.messages, box.payloads)
+
+    def _post(self, identity: bytes, messages: Sequence[Any], payloads: Sequence[Payload] = ()) -> None:
+        self._socket.send_multipart([identity, *encode(messages, payloads)])
+
+
+_NAMED: dict[type, Callable[[Any], tuple[int, ...]]] = {
+    RunOp: lambda op: (op.code, *op.inputs, *op.outputs),
+    QueryOp: lambda op: (op.request, op.code, op.first, *op.inputs, *op.written),
+    FreeTensors: lambda free: free.ids,
+    CreateTensor: lambda created: (created.id,),
+    FetchTensor: lambda fetch: (fetch.request, fetch.id),
+    LocateTensor: lambda locate: (locate.request, locate.id),
+    Synchronize: lambda synchronize: (synchronize.request,),
+    DefineOp: lambda define: (define.code,),
+    ForgetOps: lambda forget: forget.codes,
+    DefineSite: lambda define: (),
+    DefineScope: lambda define: (),
+    Goodbye: lambda goodbye: (),
+}
+
+
+def require_ownership(session: int, instruction: Instruction) -> None:
+    """A session may name its own tensors and requests only. The one place where this is checked."""
+    low, high = session << SESSION_SHIFT, (session + 1) << SESSION_SHIFT
+    for ident in _NAMED[type(instruction)](instruction):
+        if not low <= ident < high:
+            raise ProtocolError(f"{type(instruction).__name__} of session {session} names {ident}, which is not its own")

@@ -1,0 +1,116 @@
+"""A dispatcher and workers as processes of this machine, started for one client and ended with it."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+import torch
+
+from gt.core.errors import ServerLost, WorkerLost
+from gt.core.settings import Settings
+from gt.wire import shared
+
+_GRACE_SECONDS = 3.0
+
+
+class LocalProcesses:
+    """The same programs a person would start by hand, in a directory that only this user can enter."""
+
+    def __init__(self, workers: int, settings: Settings) -> None:
+        self._directory = Path(tempfile.mkdtemp(prefix="gt-"))
+        self.endpoint = f"ipc://{self._directory}/server"
+        self._loud = settings.verbose or settings.debug_dispatcher or settings.debug_worker
+        self._processes: dict[str, subprocess.Popen[bytes]] = {}
+        try:
+            self._start("server", ["gt.server", "--bind", self.endpoint])
+            threads = max(1, (os.cpu_count() or 1) // workers)
+            for number in range(workers):
+                options = ["--backend", settings.backend, "--threads", str(threads), *_device_options(number)]
+                self._start(f"worker {number}", ["gt.worker", "--connect", self.endpoint, *options])
+        except BaseException:
+            self.stop()
+            raise
+
+    def _start(self, name: str, arguments: list[str]) -> None:
+        log = None if self._loud else self._log(name).open("wb")
+        self._processes[name] = subprocess.Popen(
+            [sys.executable, "-m", *arguments, "--lifeline"],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.DEVNULL,
+            stderr=log,
+            env=_environment(),
+        )
+        if log is not None:
+            log.close()
+
+    def _log(self, name: str) -> Path:
+        return self._directory / f"{name.replace(' ', '-')}.log"
+
+    def watch(self) -> None:
+        """Raise if a process has ended that should be starting."""
+        for name, process in self._processes.items():
+            if process.poll() is not None:
+                kind = ServerLost if name == "server" else WorkerLost
+                raise kind(f"{name} (pid {process.pid}) {_ending(process)} while starting{self._last_words(name)}")
+
+    def ending(self, pid: int) -> str:
+        """How one of these processes has ended, with what it said last."""
+        for name, process in self._processes.items():
+            if process.pid == pid and _wait(process, 1.0):
+                return _ending(process) + self._last_words(name)
+        return ""
+
+    def _last_words(self, name: str) -> str:
+        try:
+            text = self._log(name).read_text(errors="replace").strip()
+        except OSError:
+            return ""
+        return f"; it said:\n{text[-2000:]}\n" if text else ""
+
+    def stop(self) -> None:
+        """End all processes: asked first, then made to."""
+        for process in self._processes.values():
+            if process.poll() is None:
+                process.terminate()
+        deadline = time.monotonic() + _GRACE_SECONDS
+        for process in self._processes.values():
+            if not _wait(process, max(0.0, deadline - time.monotonic())):
+                process.kill()
+                process.wait()
+            if process.stdin is not None:
+                process.stdin.close()
+            shared.sweep(process.pid)
+        shutil.rmtree(self._directory, ignore_errors=True)
+
+
+def _wait(process: subprocess.Popen[bytes], seconds: float) -> bool:
+    try:
+        process.wait(seconds)
+    except subprocess.TimeoutExpired:
+        return False
+    return True
+
+
+def _ending(process: subprocess.Popen[bytes]) -> str:
+    code = process.returncode
+    if code is not None and code < 0:
+        return f"was killed by {signal.Signals(-code).name}"
+    return f"ended with exit code {code}"
+
+
+def _device_options(number: int) -> list[str]:
+    count = torch.cuda.device_count()
+    return ["--device", f"cuda:{number % count}"] if count else []
+
+
+def _environment() -> dict[str, str]:
+    """Workers find the same packages as this process, wherever it was started."""
+    paths = [path or os.getcwd() for path in sys.path]
+    return {**os.environ, "PYTHONPATH": os.pathsep.join(dict.fromkeys(paths))}

@@ -1,0 +1,162 @@
+"""How a program gets its session: `gt.init`, `gt.connect`, `gt.gpu_workers`, or the first tensor."""
+
+from __future__ import annotations
+
+import atexit
+from typing import Any
+
+import msgspec
+
+from gt.client import session as sessions
+from gt.client.session import Session
+from gt.core.errors import SessionError, SettingsError, nearest
+from gt.core.settings import BACKENDS, MODES, Settings, configure_logging, parse_address, read_settings
+from gt.launch.inprocess import InProcessChannel
+from gt.launch.local import LocalProcesses
+from gt.monitor.instruction_log import open_log
+from gt.wire.client_channel import SocketChannel
+
+_ENDED = "GT was shut down, and its tensors with it; call gt.init() to start again"
+
+
+class _Program:
+    """What this process has started, and what the first tensor should start."""
+
+    def __init__(self) -> None:
+        self.workers_wanted = 0
+        self.processes: LocalProcesses | None = None
+        self.ended = False
+
+
+_program = _Program()
+
+
+def init(
+    workers: int | None = None, *, mode: str | None = None, backend: str | None = None, server: str | None = None
+) -> None:
+    """Start GT. Without arguments: what the environment says, or one worker in this process.
+
+    `workers=4` starts four worker processes; `mode="virtual"` makes them inside this process; `server="localhost:12345"`
+    joins a running server.
+    """
+    if sessions.active is not None:
+        raise SessionError("GT is running already; call gt.shutdown() first, or gt.init() before the first tensor")
+    settings = _resolve(workers, mode, backend, server)
+    configure_logging(settings)
+    _program.ended = False
+    sessions.activate(_open(settings))
+
+
+def connect(address: str) -> None:
+    """Join a running server: `gt.connect("localhost:12345")`."""
+    init(server=address)
+
+
+def gpu_workers(count: int) -> None:
+    """Say how many worker processes the first tensor starts; a GPU each, or a share of the CPU's cores."""
+    if sessions.active is not None:
+        raise SessionError("gt.gpu_workers() must come before the first tensor: GT is running already")
+    _program.workers_wanted = _check_count(count, "gt.gpu_workers")
+
+
+def shutdown() -> None:
+    """End the session, and the processes that were started for it."""
+    session = sessions.active
+    sessions.activate(None)
+    _program.ended = True
+    try:
+        if session is not None:
+            session.close(_ENDED)
+    finally:
+        processes, _program.processes = _program.processes, None
+        if processes is not None:
+            processes.stop()
+
+
+def synchronize() -> None:
+    """Wait until everything asked for so far is done. Raises a failure that no read has shown."""
+    sessions.current().synchronize()
+
+
+def _connect_lazily() -> Session:
+    if _program.ended:
+        raise SessionError(_ENDED)
+    settings = _resolve(_program.workers_wanted or None, None, None, None)
+    configure_logging(settings)
+    return _open(settings)
+
+
+def _resolve(workers: int | None, mode: str | None, backend: str | None, server: str | None) -> Settings:
+    """Arguments over environment, checked together."""
+    settings = read_settings()
+    given: dict[str, Any] = {}
+    if workers is not None:
+        given |= {"workers": _check_count(workers, "gt.init(workers=)"), "server": ""}
+    if backend is not None:
+        given["backend"] = _check_name(backend, BACKENDS, "backend")
+    if server is not None:
+        if workers is not None:
+            raise SettingsError("gt.init() takes workers= to start some or server= to join one that has them, not both")
+        given |= {"server": server, "workers": 0}
+    settings = msgspec.structs.replace(settings, **given)
+    default = "connected" if settings.server else "local" if settings.workers else "embedded"
+    chosen = _check_name(mode, MODES, "mode") if mode is not None else default
+    if chosen == "embedded" and settings.workers > 1:
+        raise SettingsError(f"mode='embedded' is one worker in this process, not {settings.workers}; use mode='virtual'")
+    if chosen == "connected" and not settings.server:
+        raise SettingsError("mode='connected' needs server='localhost:PORT' or GT_SERVER")
+    return msgspec.structs.replace(settings, mode=chosen)
+
+
+def _check_count(count: object, what: str) -> int:
+    if not isinstance(count, int) or isinstance(count, bool) or count < 1:
+        raise SettingsError(f"{what} takes a whole number of workers of at least 1, not {count!r}")
+    return count
+
+
+def _check_name(name: object, known: tuple[str, ...], what: str) -> str:
+    if not isinstance(name, str) or name not in known:
+        raise SettingsError(f"gt.init({what}={name!r}) is not possible; {nearest(str(name), known)}")
+    return name
+
+
+def _open(settings: Settings) -> Session:
+    if settings.mode == "local":
+        return _open_local(settings)
+    if settings.mode == "connected":
+        host, port = parse_address(settings.server)
+        channel = SocketChannel(f"tcp://{host}:{port}", share=settings.shared_memory)
+        return _greeted(channel, 1, settings)
+    channel_here = InProcessChannel(settings.workers or 1, settings.backend, open_log(settings.instruction_log))
+    return Session(channel_here, channel_here.welcome())
+
+
+def _open_local(settings: Settings) -> Session:
+    workers = settings.workers or 1
+    processes = _program.processes = LocalProcesses(workers, settings)
+    channel = SocketChannel(processes.endpoint, share=settings.shared_memory, ending=processes.ending)
+    try:
+        return _greeted(channel, workers, settings, processes)
+    except BaseException:
+        _program.processes = None
+        processes.stop()
+        raise
+
+
+def _greeted(
+    channel: SocketChannel, workers: int, settings: Settings, processes: LocalProcesses | None = None
+) -> Session:
+    try:
+        welcome = channel.greet(workers, settings.timeout, processes.watch if processes is not None else _no_watch)
+    except BaseException:
+        channel.close()
+        raise
+    return Session(channel, welcome)
+
+
+def _no_watch() -> None:
+    pass
+
+
+sessions.set_connector(_connect_lazily)
+atexit.register(shutdown)

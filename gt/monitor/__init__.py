@@ -1,0 +1,1 @@
+"""The window: what passes the dispatcher, for people to read."""

@@ -1,0 +1,74 @@
+"""One aligned line for each message that passes the dispatcher.
+
+    elapsed s   seq  direction    peer      command             bytes  ids                   op               site
+       0.0132     7  WORKER_SEND  worker 0  WorkerRunOp             -  1,2->3                aten.mm.default  train.py:12
+"""
+
+from __future__ import annotations
+
+import itertools
+import time
+from pathlib import Path
+from typing import TextIO
+
+from gt.core.errors import SettingsError
+from gt.core.events import Event, Observer
+from gt.core.messages import SESSION_SHIFT
+
+_ROW = "{:>12}  {:>7}  {:<11}  {:<9}  {:<18}  {:>10}  {:<24}  {:<40}  {}\n"
+_SHOWN_IDS = 4
+
+
+def open_log(path: str) -> Observer | None:
+    """An observer that writes to a file, or None where no path is given: then nothing is observed and nothing costs."""
+    if not path:
+        return None
+    try:
+        file = Path(path).open("w", buffering=1 << 16)
+    except OSError as error:
+        raise SettingsError(f"GT_INSTRUCTION_LOG={path!r} cannot be written: {error}") from None
+    return InstructionLog(file)
+
+
+class InstructionLog:
+    def __init__(self, file: TextIO) -> None:
+        self._file = file
+        self._start = time.monotonic()
+        self._numbers = itertools.count(1)
+        file.write(_ROW.format("elapsed s", "seq", "direction", "peer", "command", "bytes", "ids", "op", "site"))
+        file.flush()
+
+    def __call__(self, event: Event) -> None:
+        message = event.message
+        row = _ROW.format(
+            f"{time.monotonic() - self._start:.6f}",
+            next(self._numbers),
+            event.direction,
+            event.peer,
+            type(message).__name__ if message is not None else "-",
+            _size(message),
+            _ids(message),
+            event.op or "-",
+            event.site or "-",
+        )
+        self._file.write(row.rstrip() + "\n")
+        self._file.flush()
+
+
+def _size(message: object) -> str:
+    segment = getattr(message, "segment", None)
+    return str(segment.nbytes) if segment is not None else "-"
+
+
+def _ids(message: object) -> str:
+    """Ids without their session: `1,2->3`."""
+    single = getattr(message, "id", None)
+    inputs = (single,) if single is not None else getattr(message, "ids", getattr(message, "inputs", ()))
+    outputs = getattr(message, "outputs", ())
+    text = _short(inputs) + (f"->{_short(outputs)}" if outputs else "")
+    return text or "-"
+
+
+def _short(ids: tuple[int, ...]) -> str:
+    shown = [str(ident & ((1 << SESSION_SHIFT) - 1)) for ident in ids[:_SHOWN_IDS]]
+    return ",".join(shown) + (f",+{len(ids) - _SHOWN_IDS}" if len(ids) > _SHOWN_IDS else "")

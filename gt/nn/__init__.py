@@ -1,0 +1,43 @@
+"""torch.nn with parameters on GT: `gt.nn.Linear(784, 10)` builds its weights straight on the workers.
+
+A class of this module is a subclass of torch's that builds itself inside `gt.device()`; it behaves as torch's in every
+other way, and `isinstance(gt.nn.Linear(1, 1), torch.nn.Linear)` holds. What creates no parameters is torch's own.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from gt.client.creation import device, to_gt
+from gt.optim import __getattr__ as _optimizer
+
+_made: dict[type, type] = {}
+
+
+def _on_gt(kind: type[torch.nn.Module]) -> type[torch.nn.Module]:
+    """The same class with parameters on GT."""
+
+    def __init__(self: torch.nn.Module, *args: Any, **kwargs: Any) -> None:
+        with device():
+            kind.__init__(self, *args, **kwargs)
+
+    found = _made.get(kind)
+    if found is None:
+        body = {"__init__": __init__, "__module__": __name__, "__doc__": kind.__doc__, "__qualname__": kind.__qualname__}
+        found = _made[kind] = type(kind.__name__, (kind,), body)
+    return found
+
+
+def Parameter(data: torch.Tensor, requires_grad: bool = True) -> torch.nn.Parameter:  # noqa: N802
+    return torch.nn.Parameter(to_gt(data.detach()), requires_grad)
+
+
+def __getattr__(name: str) -> Any:
+    value = getattr(torch.nn, name, None)
+    if value is None:
+        return _optimizer(name)  # `from gt.nn import Module, Linear, SGD`
+    if isinstance(value, type) and issubclass(value, torch.nn.Module) and value is not torch.nn.Module:
+        return _on_gt(value)
+    return value

@@ -1,0 +1,43 @@
+"""`python -m gt.worker --host localhost -p 12345`: a worker that joins a server."""
+
+from __future__ import annotations
+
+import argparse
+import signal
+import sys
+
+from gt.core.errors import GTError
+from gt.core.settings import BACKENDS, configure_logging, read_settings, require_loopback
+from gt.wire.lifeline import end_with_parent
+from gt.worker.server import Worker
+
+
+def main() -> int:
+    settings = read_settings()
+    parser = argparse.ArgumentParser(prog="python -m gt.worker", description="Join a GT server as a worker.")
+    parser.add_argument("--host", default="localhost", help="where the server is (default: localhost)")
+    parser.add_argument("-p", "--port", type=int, default=12345, help="the server's port (default: 12345)")
+    parser.add_argument("--backend", choices=BACKENDS, default=settings.backend)
+    parser.add_argument("--device", default="", help="cpu, cuda:0, ... (default: a GPU if there is one)")
+    parser.add_argument("--threads", type=int, default=0, help="CPU threads to compute with (default: torch's choice)")
+    parser.add_argument("--connect", default="", help=argparse.SUPPRESS)
+    parser.add_argument("--lifeline", action="store_true", help=argparse.SUPPRESS)
+    options = parser.parse_args()
+    configure_logging(settings)
+    if options.lifeline:
+        end_with_parent()
+    try:
+        endpoint = options.connect or f"tcp://{require_loopback(options.host)}:{options.port}"
+        worker = Worker(endpoint, options.backend, options.device, options.threads)
+        signal.signal(signal.SIGTERM, lambda *_: worker.stop())
+        worker.run()
+    except KeyboardInterrupt:
+        return 130
+    except GTError as error:
+        print(f"gt.worker: {error}", file=sys.stderr)
+        return 1
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

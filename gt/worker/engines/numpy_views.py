@@ -1,0 +1,121 @@
+"""View ops on arrays: the results share memory with their argument wherever the strides allow it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import TypeAlias
+
+import numpy as np
+from numpy.lib.stride_tricks import as_strided
+
+from gt.worker.engines.numpy_types import Array, Kind
+
+Shape: TypeAlias = Sequence[int]
+View: TypeAlias = Callable[..., Array | list[Array]]
+
+
+def element_strides(array: Array) -> tuple[int, ...]:
+    return tuple([stride // array.itemsize for stride in array.strides])
+
+
+def span(shape: Shape, strides: Shape) -> int:
+    """How many elements of memory a tensor reaches over."""
+    if 0 in shape:
+        return 0
+    return 1 + sum([(size - 1) * stride for size, stride in zip(shape, strides, strict=True)])
+
+
+def empty_strided(shape: Shape, strides: Shape, dtype: Kind) -> Array:
+    return _within(np.empty(span(shape, strides), dtype), shape, strides, 0)
+
+
+def strided_view(shape: Shape, strides: Shape, offset: int, counted_in: Shape) -> Callable[[Array], Array]:
+    """as_strided on the storage that the client thinks of: one that starts at the tensor and has the given strides."""
+
+    def view(array: Array) -> Array:
+        if not _laid_out(array, counted_in):
+            array, source = empty_strided(array.shape, counted_in, array.dtype), array
+            np.copyto(array, source)
+        memory = as_strided(array, (span(array.shape, counted_in),), (array.itemsize,))
+        return _within(memory, shape, strides, offset)
+
+    return view
+
+
+def _laid_out(array: Array, strides: Shape) -> bool:
+    """Whether an array has these strides, in the dims where they mean something."""
+    found = zip(array.shape, element_strides(array), strides, strict=True)
+    return all(size <= 1 or stride == wanted for size, stride, wanted in found)
+
+
+def _within(memory: Array, shape: Shape, strides: Shape, offset: int) -> Array:
+    # NumPy's as_strided would read beyond the end
+    reach = span(shape, strides)
+    if offset < 0 or min(strides, default=0) < 0 or (reach and offset + reach > memory.size):
+        raise RuntimeError(f"as_strided({shape}, {strides}, {offset}) is out of bounds of {memory.size} elements")
+    return as_strided(memory[offset:], tuple(shape), [stride * memory.itemsize for stride in strides])
+
+
+def owner(array: Array) -> Array:
+    """The array that holds the memory."""
+    while array.base is not None:
+        array = array.base
+    return array
+
+
+def _expand(array: Array, shape: Shape, *, implicit: bool = False) -> Array:
+    kept = (1,) * (len(shape) - array.ndim) + array.shape
+    wide = np.broadcast_to(array, [have if want == -1 else want for have, want in zip(kept, shape, strict=True)])
+    return as_strided(array, wide.shape, wide.strides)  # broadcast_to's own result is read-only
+
+
+def _squeeze(array: Array, dims: Shape) -> Array:
+    return np.squeeze(array, tuple([dim for dim in dims if array.ndim and array.shape[dim] == 1]))
+
+
+def _along(array: Array, dim: int, index: int | slice) -> Array:
+    # the ellipsis makes NumPy give a 0-d view, where it would give a number
+    return array[(*[slice(None)] * (dim % array.ndim), index, ...)]
+
+
+def _slice(array: Array, dim: int = 0, start: int | None = None, end: int | None = None, step: int = 1) -> Array:
+    return _along(array, dim, slice(start, end, step))
+
+
+def _select(array: Array, dim: int, index: int) -> Array:
+    return _along(array, dim, index)
+
+
+def _split(array: Array, size: int, dim: int = 0) -> list[Array]:
+    return [_along(array, dim, slice(at, at + size)) for at in range(0, max(array.shape[dim], 1), max(size, 1))]
+
+
+def _split_with_sizes(array: Array, sizes: Shape, dim: int = 0) -> list[Array]:
+    ends = [sum(sizes[: place + 1]) for place in range(len(sizes))]
+    return [_along(array, dim, slice(end - size, end)) for size, end in zip(sizes, ends, strict=True)]
+
+
+def _unbind(array: Array, dim: int = 0) -> list[Array]:
+    return [_along(array, dim, index) for index in range(array.shape[dim])]
+
+
+VIEWS: dict[str, View] = {
+    "aten.view.default": lambda array, shape: array.reshape(shape),
+    "aten._reshape_alias.default": lambda array, shape, strides: array.reshape(shape),
+    "aten.view.dtype": lambda array, dtype: array.view(dtype),
+    "aten.t.default": lambda array: array.T,
+    "aten.transpose.int": lambda array, first, second: array.swapaxes(first, second) if array.ndim else array[...],
+    "aten.permute.default": lambda array, dims: array.transpose(dims),
+    "aten.expand.default": _expand,
+    "aten.unsqueeze.default": lambda array, dim: np.expand_dims(array, dim),
+    "aten.squeeze.default": lambda array: np.squeeze(array),
+    "aten.squeeze.dim": lambda array, dim: _squeeze(array, [dim]),
+    "aten.squeeze.dims": _squeeze,
+    "aten.slice.Tensor": _slice,
+    "aten.select.int": _select,
+    "aten.split.Tensor": _split,
+    "aten.split_with_sizes.default": _split_with_sizes,
+    "aten.unbind.int": _unbind,
+    "aten.detach.default": lambda array: array[...],
+    "aten.alias.default": lambda array: array[...],
+}

@@ -1,0 +1,124 @@
+"""The thin loop around the executor: poll, decode, run, send."""
+
+from __future__ import annotations
+
+import logging
+import os
+import time
+from collections.abc import Sequence
+from typing import Any
+
+import zmq
+
+from gt.core.errors import ProtocolError, ServerLost
+from gt.core.messages import (
+    Command,
+    Fetched,
+    Goodbye,
+    Hello,
+    Refused,
+    Report,
+
+    Welcome,
+    WorkerCreateTensor,
+    WorkerShutdown,
+)
+from gt.version import __version__
+from gt.wire import shared
+from gt.wire.codec import MAX_FRAME, Decoder, Frame, encode, join
+from gt.wire.processes import is_running, start_mark, this_host
+from gt.worker.engines import make_engine
+from gt.worker.engines.engine import Buffer
+from gt.worker.executor import Executor
+from gt.worker.groups import GroupExchange
+
+log = logging.getLogger("gt.worker")
+TICK_MS = 500
+
+class Worker:
+    def __init__(self, endpoint: str, backend: str, device: str = "", threads: int = 0) -> None:
+        self._stopping = False
+        self._endpoint = endpoint
+        self._context = zmq.Context()
+        self._socket = self._context.socket(zmq.DEALER)
+        self._socket.setsockopt(zmq.LINGER, 500)
+        self._socket.setsockopt(zmq.MAXMSGSIZE, MAX_FRAME)
+        self._socket.setsockopt(zmq.SNDHWM, 0)
+        self._socket.setsockopt(zmq.RCVHWM, 0)
+        self._socket.connect(endpoint)
+        self._commands: Decoder[Command] = Decoder(Command)
+        self._engine = make_engine(backend, device, threads)
+        self._server = (0, "")
+
+    def run(self) -> None:
+        executor = self._join()
+        log.info("worker %d computes on %s", executor.worker, self._engine.device)
+        try:
+            while not self._stopping:
+                if self._socket.poll(TICK_MS):
+                    self._work(executor, self._socket.recv_multipart())
+                else:
+                    self._check_server()
+        except Exception as error:
+            self._socket.send_multipart(encode([Goodbye(f"{type(error).__name__}: {error}"[:4096])]))
+            raise
+        finally:
+            self._close()
+
+    def stop(self) -> None:
+        """End the loop at its next turn; safe to call from a signal handler."""
+        self._stopping = True
+
+    def _join(self) -> Executor:
+        """Say hello, however long the server takes to come up."""
+        name, cell = shared.create(8)
+        hello = Hello(__version__, "worker", this_host(), os.getpid(), self._engine.device, name)
+        self._socket.send_multipart(encode([hello]))
+        notice = time.monotonic() + 10
+        while not self._socket.poll(TICK_MS):
+            if time.monotonic() > notice:
+                log.warning("waiting for a server at %s; start one with: python -m gt.server", self._endpoint)
+                notice = time.monotonic() + 60
+        frames = self._socket.recv_multipart()
+        (answer, _), *_ = Decoder[Welcome | Refused](Welcome | Refused).decode(frames)
+        if isinstance(answer, Refused):
+            raise ProtocolError(answer.reason)
+        self._server = (answer.pid, start_mark(answer.pid))
+        exchange = GroupExchange(answer.ident, self._engine.device)
+        executor = Executor(answer.ident, self._engine, exchange, self._allocate, owns_buffers=True)
+        executor.progress = cell.cast("q")
+        return executor
+
+    def _work(self, executor: Executor, frames: Sequence[Frame]) -> None:
+        decoded = self._commands.decode(frames)
+        commands = [command for command, _ in decoded if not isinstance(command, WorkerShutdown)]
+        self._stopping = len(commands) < len(decoded)
+        created = [(command, payload) for command, payload in decoded if isinstance(command, WorkerCreateTensor)]
+        outgoing = executor.run(commands, [self._bytes(command, payload) for command, payload in created])
+        if outgoing:
+            reports: list[Report] = [report for report, _ in outgoing]
+            payloads = [[buffer] if _is_inline(report) else [] for report, buffer in outgoing if buffer is not None]
+            self._socket.send_multipart(encode(reports, payloads))
+
+    def _bytes(self, command: WorkerCreateTensor, payload: Sequence[Frame]) -> Buffer:
+        segment = command.segment
+        return shared.take(segment.name, segment.nbytes) if segment.name else join(payload)
+
+    def _allocate(self, nbytes: int, sharing: bool) -> tuple[str, memoryview]:
+        """Memory that the client maps, where it can and where that pays."""
+        if sharing and nbytes >= shared.SHARE_BYTES:
+            return shared.create(nbytes)
+        return "", memoryview(bytearray(nbytes))
+
+    def _check_server(self) -> None:
+        pid, mark = self._server
+        if pid and not is_running(pid, mark):
+            raise ServerLost(f"the server at {self._endpoint} (pid {pid}) has ended")
+
+    def _close(self) -> None:
+        self._socket.close()
+        self._context.term()
+        shared.sweep(os.getpid())
+
+def _is_inline(report: Any) -> bool:
+    return isinstance(report, Fetched) and not report.segment.name
