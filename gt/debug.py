@@ -34,7 +34,9 @@ def _line(session: Session, instruction: Instruction) -> str:
         call = f"{', '.join(map(_name, outputs))} = {op}({', '.join(arguments)})"
         return f"{call:<72}  {_place(session, instruction.site)}"
     if isinstance(instruction, CreateTensor):
-        return f"{_name(instruction.id)} = upload {instruction.meta}".ljust(72) + f"  {_place(session, instruction.site)}"
+        return (
+            f"{_name(instruction.id)} = upload {instruction.meta}".ljust(72) + f"  {_place(session, instruction.site)}"
+        )
     if isinstance(instruction, FreeTensors):
         return f"free {', '.join(map(_name, instruction.ids))}"
     if isinstance(instruction, FetchTensor):

@@ -8,37 +8,18 @@ from typing import Any, TypeVar, overload
 
 import numpy as np
 import torch
-from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_map_only
 
-from gt.client.door import dispatch
+from gt.client.factories import FactoryMode
 from gt.client.tensor import Tensor, to_gt
 
 Module = TypeVar("Module", bound=torch.nn.Module)
-_LIFT = torch.ops.aten.lift_fresh.default
 
 
-class device(TorchDispatchMode):  # noqa: N801  (used as `with gt.device():`, as torch.device is)
-    """Inside, torch's factory functions create GT tensors, so a model is built on the workers and never whole here."""
-
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        kwargs = kwargs or {}
-        if func is _LIFT:
-            return to_gt(args[0])
-        if _is_factory(func) and _is_host(kwargs.get("device")) and not types:
-            return dispatch(Tensor, func, args, kwargs)
-        return func(*args, **kwargs)
-
-
-@functools.cache
-def _is_factory(func: Any) -> bool:
-    arguments = func._schema.arguments
-    takes_tensor = any("Tensor" in str(argument.type) for argument in arguments)
-    return not takes_tensor and any(argument.name == "device" for argument in arguments)
-
-
-def _is_host(where: Any) -> bool:
-    return where is None or torch.device(where).type == "cpu"
+def device() -> FactoryMode:
+    """Inside `with gt.device():` torch's own factory functions create GT tensors, so that a third-party model is built
+    on the workers without ever being whole in this process."""
+    return FactoryMode(Tensor)
 
 
 def _on_gt(function: Callable[..., Any]) -> Callable[..., Tensor]:

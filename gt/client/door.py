@@ -13,6 +13,7 @@ from torch._ops import OpOverload
 
 from gt.client import session as sessions
 from gt.client.entries import Entry, HandleType
+from gt.client.factories import FactoryMode
 from gt.client.infer import learn
 from gt.client.nodes import Node
 from gt.client.ops import Kind, OpRecord
@@ -32,7 +33,8 @@ def dispatch(cls: HandleType, func: OpOverload, args: tuple[Any, ...], kwargs: d
     if record.special:
         return SPECIAL.get(record.name, SPECIAL["reshape in place"])(cls, record, args, kwargs)
     if record.decomposes:
-        return func.decompose(*args, **kwargs)
+        with FactoryMode(cls):
+            return record.decomposes(*args, **kwargs)
     session = sessions.active or sessions.current()
     key: list[Any] = [record]
     nodes: list[Node] = []

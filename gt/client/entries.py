@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
 
 import torch
+from torch.utils._pytree import tree_leaves
 
 from gt.client.geometry import Geometry, geometry_from_meta
 from gt.client.nodes import Base, Node, view_of
@@ -19,6 +20,7 @@ HandleType: TypeAlias = type[torch.Tensor]
 Rebuild: TypeAlias = Callable[[list[Any]], Any]
 Returned: TypeAlias = Callable[[list[Any], tuple[Any, ...], dict[str, Any]], Any]
 _make_handle = torch.Tensor._make_wrapper_subclass
+_set_metadata = torch._C.TensorBase.data.__set__  # type: ignore[attr-defined]
 
 
 def wrap(cls: HandleType, node: Node) -> torch.Tensor:
@@ -75,7 +77,12 @@ class ViewEntry:
     __slots__ = ("outputs", "rebuild", "same", "steps", "strided")
 
     def __init__(
-        self, steps: tuple[ViewStep, ...], outputs: tuple[Geometry, ...], rebuild: Rebuild | None, same: bool, strided: bool
+        self,
+        steps: tuple[ViewStep, ...],
+        outputs: tuple[Geometry, ...],
+        rebuild: Rebuild | None,
+        same: bool,
+        strided: bool,
     ) -> None:
         self.steps = steps
         self.outputs = outputs
@@ -136,10 +143,18 @@ class WriteEntry:
 class QueryEntry:
     """An op whose results only a worker can tell: the call waits for the answer."""
 
-    __slots__ = ("code", "random", "returned", "writes")
+    __slots__ = ("code", "learn", "random", "returned", "writes")
 
-    def __init__(self, code: int, writes: tuple[int, ...], returned: Returned, random: bool) -> None:
+    def __init__(
+        self,
+        code: int,
+        writes: tuple[int, ...],
+        returned: Returned,
+        random: bool,
+        learn: Callable[[tuple[Geometry, ...]], None] | None = None,
+    ) -> None:
         self.code = code
+        self.learn = learn
         self.writes = writes
         self.returned = returned
         self.random = random
@@ -166,8 +181,29 @@ class QueryEntry:
         )
         for base, ident in zip(written, renewed, strict=True):
             base.id = ident
-        results = session.ask(request).results
-        return self.returned(_handles(cls, session, first, results), args, kwargs)
+        answer = session.ask(request)
+        for base, meta in zip(written, answer.written, strict=True):
+            _resized(base, geometry_from_meta(meta), args, kwargs)
+        if self.learn is not None:
+            self.learn(tuple([geometry_from_meta(meta) for meta in answer.results if isinstance(meta, TensorMeta)]))
+        return self.returned(_handles(cls, session, first, answer.results), args, kwargs)
+
+
+def rebind(tensor: torch.Tensor, node: Node) -> torch.Tensor:
+    """Make an existing handle stand for another node, shape included."""
+    _set_metadata(tensor, wrap(type(tensor), node))
+    tensor._node = node  # type: ignore[attr-defined]
+    return tensor
+
+
+def _resized(base: Base, geometry: Geometry, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    """An op has resized a tensor that it wrote to; the caller's handles of it show that."""
+    if geometry.shape == base.geometry.shape:
+        return
+    base.geometry = geometry
+    for value in tree_leaves((args, kwargs)):
+        if getattr(value, "_node", None) is base:
+            rebind(value, base)
 
 
 def _handles(cls: HandleType, session: Session, first: int, results: Sequence[Any]) -> list[Any]:

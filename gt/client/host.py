@@ -10,8 +10,10 @@ from gt.wire.channel import Buffer
 
 def payload(tensor: torch.Tensor) -> memoryview:
     """The bytes of a plain tensor in row-major order; its own memory where that is possible."""
-    flat = tensor.detach().resolve_conj().resolve_neg().contiguous().reshape(-1)
-    return memoryview(flat.view(torch.uint8).numpy())
+    if tensor.layout is not torch.strided:
+        raise TypeError(f"GT holds strided tensors, not {tensor.layout}; call to_dense() first")
+    flat = tensor.detach().resolve_conj().resolve_neg().contiguous()
+    return memoryview(flat.as_strided((flat.numel(),), (1,)).view(torch.uint8).numpy())
 
 
 def as_tensor(buffer: Buffer, geometry: Geometry) -> torch.Tensor:

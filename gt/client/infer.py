@@ -34,14 +34,29 @@ def learn(
     key: tuple[Any, ...],
     nodes: list[Node],
 ) -> Entry:
+    """What to do with this call from now on."""
     template = Template(record, args, kwargs)
     try:
         entry = _known_entry(session, record, args, kwargs, template, nodes)
     except Unknown:
-        code = session.define(template.signature(record, nodes, ()))
-        entry = QueryEntry(code, template.distinct_writes(nodes), _returned(record, _structure(record)), record.random)
+        entry = _query_entry(session, record, template, nodes, key)
     session.remember(key, entry)
     return entry
+
+
+def _query_entry(
+    session: Session, record: OpRecord, template: Template, nodes: list[Node], key: tuple[Any, ...]
+) -> QueryEntry:
+    writes = template.distinct_writes(nodes)
+    returned = _returned(record, _structure(record))
+
+    def learn_from(outputs: tuple[Geometry, ...]) -> None:
+        """From now on the shapes are known: what comes next need not wait."""
+        code = session.define(template.signature(record, nodes, outputs))
+        session.remember(key, WriteEntry(code, outputs, writes, returned, record.random))
+
+    code = session.define(template.signature(record, nodes, ()))
+    return QueryEntry(code, writes, returned, record.random, learn_from if record.asks else None)
 
 
 def _known_entry(
@@ -52,6 +67,8 @@ def _known_entry(
     template: Template,
     nodes: list[Node],
 ) -> Entry:
+    if record.asks:
+        raise Unknown
     result, resized = infer_result(record, args, kwargs, nodes)
     if record.answers or resized:
         raise Unknown
@@ -178,9 +195,7 @@ class Template:
     def signature(self, record: OpRecord, nodes: list[Node], outputs: tuple[Geometry, ...]) -> Signature:
         paths = tuple([node.path.steps if node.path is not None else () for node in nodes])
         metas = tuple([output.meta() for output in outputs])
-        return Signature(
-            record.name, self.args, self.kwargs, paths, self.distinct_writes(nodes), metas, record.random
-        )
+        return Signature(record.name, self.args, self.kwargs, paths, self.distinct_writes(nodes), metas, record.random)
 
     def distinct_writes(self, nodes: list[Node]) -> tuple[int, ...]:
         """One input for each storage that is written."""

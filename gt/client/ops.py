@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import functools
+from collections.abc import Callable
 from enum import Enum
+from typing import Any
 
 import torch
 from torch._C import DispatchKey, _dispatch_has_kernel_for_dispatch_key
@@ -48,6 +51,14 @@ _VALUE_MATTERS = {"aten::arange", "aten::range", "aten::pow", "aten::pow_", "ate
 # Arguments that these ops overwrite although their schema does not say so.
 _UNDECLARED_WRITES = {"aten::native_batch_norm": ("running_mean", "running_var")}
 
+# Their results differ by device in dtype or shape (the statistics of a norm, for example), and torch's shape functions
+# do not know which device the workers have: the first call asks.
+_DEVICE_DEPENDENT = {
+    "aten::native_layer_norm", "aten::native_group_norm", "aten::native_batch_norm", "aten::_native_batch_norm_legit",
+    "aten::_native_batch_norm_legit_no_training", "aten::_batch_norm_with_update", "aten::_batch_norm_no_update",
+    "aten::_embedding_bag", "aten::_embedding_bag_forward_only",
+}  # fmt: skip
+
 # Views whose result is not the same strided memory: they change the reading of the bytes.
 _REINTERPRETING = {"aten::_conj", "aten::_neg_view"}
 
@@ -56,11 +67,11 @@ class OpRecord:
     """One aten overload.
 
     `aliases`: its results are views of its first argument. `answers`: it gives Python values, which only a worker knows.
-    `reshapes`: it changes the shape of its first argument in place. `returned`: per result, the argument that it is.
+    `asks`: its result must be learned from a worker. `reshapes`: it changes the shape of its first argument in place. `returned`: per result, the argument that it is.
     """
 
     __slots__ = (
-        "aliases", "answers", "decomposes", "func", "kinds", "kwarg_kinds", "name", "random", "reinterprets", "reshapes",
+        "aliases", "answers", "asks", "decomposes", "func", "kinds", "kwarg_kinds", "name", "random", "reinterprets", "reshapes",
         "returned", "returns_list", "special", "writes",
     )  # fmt: skip
 
@@ -75,12 +86,13 @@ class OpRecord:
         self.writes = any(kind in (Kind.TARGET, Kind.TARGETS) for kind in self.kinds)
         self.aliases = not self.writes and any(r.alias_info is not None for r in schema.returns)
         self.reshapes = torch.Tag.inplace_view in func.tags
+        self.asks = schema.name in _DEVICE_DEPENDENT
         self.reinterprets = schema.name in _REINTERPRETING
         self.answers = any("Tensor" not in str(r.type) for r in schema.returns)
         self.returns_list = len(schema.returns) == 1 and str(schema.returns[0].type).startswith("List")
         self.returned = tuple(_returned_argument(schema, r) for r in schema.returns)
         self.random = torch.Tag.nondeterministic_seeded in func.tags
-        self.decomposes = _dispatch_has_kernel_for_dispatch_key(func.name(), DispatchKey.CompositeImplicitAutograd)
+        self.decomposes = _decomposition(func)
 
 
 def _kind(argument: torch._C.Argument, op: str, undeclared_write: bool) -> Kind:
@@ -95,6 +107,17 @@ def _kind(argument: torch._C.Argument, op: str, undeclared_write: bool) -> Kind:
     if written and kind is Kind.TENSORS:
         return Kind.TARGETS
     return kind
+
+
+def _decomposition(func: OpOverload) -> Callable[..., Any] | None:
+    """How to run an op that is made of others: torch's composites, and whatever is not aten, which a worker would not
+    run, by its own implementation in terms of aten."""
+    if _dispatch_has_kernel_for_dispatch_key(func.name(), DispatchKey.CompositeImplicitAutograd):
+        return func.decompose
+    explicit = _dispatch_has_kernel_for_dispatch_key(func.name(), DispatchKey.CompositeExplicitAutograd)
+    if func.namespace != "aten" and explicit:
+        return functools.partial(func._op_dk, DispatchKey.CompositeExplicitAutograd)
+    return None
 
 
 def _returned_argument(schema: torch._C.FunctionSchema, result: torch._C.Argument) -> str | None:

@@ -29,6 +29,7 @@ from gt.core.messages import (
     ForgetOps,
     Goodbye,
     Input,
+    Instruction,
     Located,
     LocateTensor,
     Queried,
@@ -61,8 +62,8 @@ class Session:
         self.sites = Sites(self._define_site)
         self.outbox = Outbox(channel, self._pace)
         self.inbox = Inbox(channel, self.sites)
-        self.emit = self.outbox.emit
-        self.release = self.outbox.release
+        self.emit: Callable[[Instruction], None] = self.outbox.emit
+        self.release: Callable[[int, int], None] = self.outbox.release
         self.closed = ""
         self._channel = channel
         self._codes = itertools.count(first + 1)

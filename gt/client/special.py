@@ -6,10 +6,10 @@ from collections.abc import Callable
 from typing import Any, TypeAlias
 
 import torch
-from torch.utils._pytree import tree_map_only
+from torch.utils._pytree import tree_leaves, tree_map_only
 
 from gt.client import session as sessions
-from gt.client.entries import HandleType, wrap
+from gt.client.entries import HandleType, rebind, wrap
 from gt.client.geometry import Geometry, geometry_of, intern_geometry
 from gt.client.infer import infer_result, literal
 from gt.client.nodes import Base, Node, strided_view, view_of
@@ -17,25 +17,37 @@ from gt.client.ops import OpRecord
 from gt.core.messages import ViewStep
 
 Special: TypeAlias = Callable[[HandleType, OpRecord, tuple[Any, ...], dict[str, Any]], Any]
-_set_metadata = torch._C.TensorBase.data.__set__  # type: ignore[attr-defined]
-
-
-def rebind(tensor: torch.Tensor, node: Node) -> torch.Tensor:
-    """Make an existing handle stand for another node, shape included."""
-    _set_metadata(tensor, wrap(type(tensor), node))
-    tensor._node = node  # type: ignore[attr-defined]
-    return tensor
 
 
 def run_on_host(cls: HandleType, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """Run an op here because it writes to a plain tensor; ours are read."""
+    """Run an op here because it writes to a plain tensor. Ours are read first, and written back where it writes them."""
+    ours: dict[int, torch.Tensor] = {}
 
     def read(tensor: torch.Tensor) -> torch.Tensor:
         node = getattr(tensor, "_node", None)
-        return tensor if node is None else node.session.fetch(node)
+        if node is None:
+            return tensor
+        copy = node.session.fetch(node)
+        ours[id(copy)] = tensor
+        return copy
 
-    args, kwargs = tree_map_only(torch.Tensor, read, (args, kwargs))
-    return func(*args, **kwargs)
+    host_args, host_kwargs = tree_map_only(torch.Tensor, read, (args, kwargs))
+    result = func(*host_args, **host_kwargs)
+    names = [argument.name for argument in func._schema.arguments]
+    given = dict(zip(names, host_args, strict=False)) | host_kwargs
+    for argument in func._schema.arguments:
+        if argument.alias_info is not None and argument.alias_info.is_write:
+            for written in tree_leaves(given.get(argument.name)):
+                if id(written) in ours:
+                    _write_back(ours[id(written)], written)
+    return tree_map_only(torch.Tensor, lambda tensor: ours.get(id(tensor), tensor), result)
+
+
+def _write_back(tensor: torch.Tensor, value: torch.Tensor) -> None:
+    if tensor.shape != value.shape:
+        rebind(tensor, sessions.current().upload(value))
+    else:
+        tensor.copy_(value)
 
 
 def _same(cls: HandleType, record: OpRecord, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -60,14 +72,16 @@ def _reshape_in_place(cls: HandleType, record: OpRecord, args: tuple[Any, ...], 
     tensor = args[0]
     meta = tensor._node.geometry.on_meta()
     record.func(meta, *args[1:], **kwargs)
-    name, overload = record.name.rsplit(".", 1)
     step = ViewStep(
-        f"{name.removesuffix('_')}.{overload}",
+        _VIEW_NAMES.get(record.name) or record.name.replace("_.", "."),
         tuple([literal(value) for value in args[1:]]),
         {key: literal(value) for key, value in kwargs.items()},
     )
     key = (record.name, repr(args[1:]), repr(kwargs))
     return rebind(tensor, view_of(tensor._node, key, step, geometry_of(meta), strided=True))
+
+
+_VIEW_NAMES = {"aten.transpose_.default": "aten.transpose.int"}
 
 
 def _as_strided_in_place(cls: HandleType, record: OpRecord, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -80,15 +94,21 @@ def _as_strided_in_place(cls: HandleType, record: OpRecord, args: tuple[Any, ...
 def _resize(cls: HandleType, record: OpRecord, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """`resize_` shows the same storage in another shape, or grows it: then the handle gets a storage of its own that
     starts with the old bytes. Aliases of a storage that grows keep the old one."""
-    tensor, node = args[0], args[0]._node
+    tensor, node = args[0], getattr(args[0], "_node", None)
+    if node is None:
+        return run_on_host(cls, record.func, args, kwargs)
     meta = node.geometry.on_meta()
-    record.func(meta, *args[1:], **kwargs)
+    record.func(meta, *[_meta_of(value) for value in args[1:]], **kwargs)
     geometry = geometry_of(meta)
     if geometry is node.geometry:
         return tensor
     if geometry.span() <= node.base.geometry.span():
         return rebind(tensor, strided_view(node.base, geometry))
     return rebind(tensor, grow(cls, node, geometry))
+
+
+def _meta_of(value: Any) -> Any:
+    return value.to("meta") if isinstance(value, torch.Tensor) else value
 
 
 def grow(cls: HandleType, node: Node, geometry: Geometry) -> Base:

@@ -15,10 +15,9 @@ import torch
 
 from gt.client import session as sessions
 from gt.client.door import dispatch
-from gt.client.entries import wrap
+from gt.client.entries import rebind, wrap
 from gt.client.nodes import Node
 from gt.client.printing import SHOWN_ELEMENTS, corner, describe
-from gt.client.special import rebind
 
 
 class Tensor(torch.Tensor):
@@ -84,7 +83,9 @@ class Tensor(torch.Tensor):
         if id(self) in memo:
             return memo[id(self)]
         if not self.is_leaf:
-            raise RuntimeError("Only Tensors created explicitly by the user (graph leaves) support the deepcopy protocol")
+            raise RuntimeError(
+                "Only Tensors created explicitly by the user (graph leaves) support the deepcopy protocol"
+            )
         with torch.no_grad():
             new = self.detach().clone()
         new.requires_grad_(self.requires_grad)
@@ -141,7 +142,9 @@ _UFUNCS: dict[str, Callable[..., Any]] = {
 
 
 def _no_memory(what: str) -> RuntimeError:
-    return RuntimeError(f"{what} is not possible on a GT tensor: its bytes are on a worker; use tensor.cpu() for a copy here")
+    return RuntimeError(
+        f"{what} is not possible on a GT tensor: its bytes are on a worker; use tensor.cpu() for a copy here"
+    )
 
 
 class _Download(torch.autograd.Function):

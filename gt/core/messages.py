@@ -40,40 +40,40 @@ class _Arg(Struct, tag=True, frozen=True):
 # --- Signatures: what an op call is, apart from its tensors and changing numbers --------------------------------------
 
 
-class Input(_Arg, tag="in"):
+class Input(_Arg, tag="in", frozen=True):
     """The n-th tensor of the instruction."""
 
     index: int
 
 
-class Scalar(_Arg, tag="scalar"):
+class Scalar(_Arg, tag="scalar", frozen=True):
     """The n-th number of the instruction: its value changes from call to call without changing the shapes."""
 
     index: int
 
 
-class DType(_Arg, tag="dtype"):
+class DType(_Arg, tag="dtype", frozen=True):
     name: Name
 
 
-class Layout(_Arg, tag="layout"):
+class Layout(_Arg, tag="layout", frozen=True):
     name: Name
 
 
-class MemoryFormat(_Arg, tag="format"):
+class MemoryFormat(_Arg, tag="format", frozen=True):
     name: Name
 
 
-class Complex(_Arg, tag="complex"):
+class Complex(_Arg, tag="complex", frozen=True):
     real: float
     imag: float
 
 
-class Here(_Arg, tag="here"):
+class Here(_Arg, tag="here", frozen=True):
     """A device argument: whatever device the worker computes on."""
 
 
-class Items(_Arg, tag="items"):
+class Items(_Arg, tag="items", frozen=True):
     values: tuple[Arg, ...]
 
 
@@ -123,7 +123,7 @@ class Segment(Struct, array_like=True, frozen=True):
 # --- Handshake -------------------------------------------------------------------------------------------------------
 
 
-class Hello(_Record):
+class Hello(_Record, frozen=True):
     """First message of a client or worker. `host` identifies the machine, so that memory can be shared; a worker's
     `device` is what it computes on, and `progress` names the shared cell with the command it is at."""
 
@@ -143,7 +143,7 @@ class WorkerInfo(Struct, array_like=True, frozen=True):
     pid: int
 
 
-class Welcome(_Record):
+class Welcome(_Record, frozen=True):
     """`ident` is a client's session or a worker's id."""
 
     version: Name
@@ -153,17 +153,17 @@ class Welcome(_Record):
     workers: tuple[WorkerInfo, ...] = ()
 
 
-class Refused(_Record):
+class Refused(_Record, frozen=True):
     reason: Text
 
 
-class Waiting(_Record):
+class Waiting(_Record, frozen=True):
     """The server says why the handshake is not complete yet."""
 
     reason: Text
 
 
-class Goodbye(_Record):
+class Goodbye(_Record, frozen=True):
     """A client or worker leaves; `reason` is empty when that is as it should be."""
 
     reason: Text = ""
@@ -172,12 +172,12 @@ class Goodbye(_Record):
 # --- Instructions: client to dispatcher ------------------------------------------------------------------------------
 
 
-class DefineOp(_Record):
+class DefineOp(_Record, frozen=True):
     code: Id
     signature: Signature
 
 
-class DefineSite(_Record):
+class DefineSite(_Record, frozen=True):
     """A place in the user's program, named once and referred to by code."""
 
     code: Id
@@ -186,12 +186,12 @@ class DefineSite(_Record):
     function: Name
 
 
-class DefineScope(_Record):
+class DefineScope(_Record, frozen=True):
     code: Id
     name: Name
 
 
-class CreateTensor(_Record):
+class CreateTensor(_Record, frozen=True):
     id: Id
     meta: TensorMeta
     segment: Segment
@@ -199,7 +199,7 @@ class CreateTensor(_Record):
     site: Id
 
 
-class RunOp(_Record):
+class RunOp(_Record, frozen=True):
     code: Id
     inputs: Ids
     outputs: Ids
@@ -208,7 +208,7 @@ class RunOp(_Record):
     site: Id
 
 
-class QueryOp(_Record):
+class QueryOp(_Record, frozen=True):
     """A RunOp whose answer the client waits for, because only running it tells the shapes or gives a Python value.
     Tensors among the results take the ids from `first` on."""
 
@@ -222,27 +222,27 @@ class QueryOp(_Record):
     site: Id
 
 
-class FreeTensors(_Record):
+class FreeTensors(_Record, frozen=True):
     ids: Ids
 
 
-class ForgetOps(_Record):
+class ForgetOps(_Record, frozen=True):
     """The session will not use these op codes again."""
 
     codes: Ids
 
 
-class FetchTensor(_Record):
+class FetchTensor(_Record, frozen=True):
     request: Id
     id: Id
 
 
-class LocateTensor(_Record):
+class LocateTensor(_Record, frozen=True):
     request: Id
     id: Id
 
 
-class Synchronize(_Record):
+class Synchronize(_Record, frozen=True):
     request: Id
 
 
@@ -255,23 +255,23 @@ Instruction = Union[
 # --- Commands: dispatcher to worker ----------------------------------------------------------------------------------
 
 
-class WorkerDefineOp(_Record):
+class WorkerDefineOp(_Record, frozen=True):
     code: Id
     signature: Signature
 
 
-class WorkerForgetOps(_Record):
+class WorkerForgetOps(_Record, frozen=True):
     codes: Ids
 
 
-class WorkerCreateTensor(_Record):
+class WorkerCreateTensor(_Record, frozen=True):
     id: Id
     meta: TensorMeta
     segment: Segment
     site: Id
 
 
-class WorkerRunOp(_Record):
+class WorkerRunOp(_Record, frozen=True):
     code: Id
     inputs: Ids
     outputs: Ids
@@ -279,7 +279,7 @@ class WorkerRunOp(_Record):
     site: Id
 
 
-class WorkerQueryOp(_Record):
+class WorkerQueryOp(_Record, frozen=True):
     request: Id
     code: Id
     inputs: Ids
@@ -289,7 +289,7 @@ class WorkerQueryOp(_Record):
     site: Id
 
 
-class WorkerTransfer(_Record):
+class WorkerTransfer(_Record, frozen=True):
     """Copy a tensor from worker `source` to worker `target`; both get this command, at the same place of the order."""
 
     id: Id
@@ -298,27 +298,27 @@ class WorkerTransfer(_Record):
     target: int
 
 
-class WorkerFreeTensors(_Record):
+class WorkerFreeTensors(_Record, frozen=True):
     ids: Ids
 
 
-class WorkerFetchTensor(_Record):
+class WorkerFetchTensor(_Record, frozen=True):
     request: Id
     id: Id
     shared: bool
 
 
-class WorkerSynchronize(_Record):
+class WorkerSynchronize(_Record, frozen=True):
     request: Id
 
 
-class WorkerEndSession(_Record):
+class WorkerEndSession(_Record, frozen=True):
     """Forget every tensor and op definition of a session."""
 
     session: int
 
 
-class WorkerJoinStore(_Record):
+class WorkerJoinStore(_Record, frozen=True):
     """Where the key-value store is that process groups meet at."""
 
     host: Name
@@ -326,11 +326,11 @@ class WorkerJoinStore(_Record):
     name: Name
 
 
-class WorkerHostStore(_Record):
+class WorkerHostStore(_Record, frozen=True):
     """Start that store here and report its port."""
 
 
-class WorkerShutdown(_Record):
+class WorkerShutdown(_Record, frozen=True):
     pass
 
 
@@ -358,48 +358,51 @@ class Failure(Struct, array_like=True, frozen=True):
 Result: TypeAlias = Union[None, bool, int, float, Text, TensorMeta]
 
 
-class Fetched(_Record):
+class Fetched(_Record, frozen=True):
     request: Id
     meta: TensorMeta
     segment: Segment
 
 
-class Queried(_Record):
+class Queried(_Record, frozen=True):
+    """The results of a query, and what the tensors it wrote to are now: an op may resize its `out`."""
+
     request: Id
     results: tuple[Result, ...]
+    written: tuple[TensorMeta, ...]
 
 
-class Failed(_Record):
+class Failed(_Record, frozen=True):
     """The answer to a request whose tensor has no value."""
 
     request: Id
     failure: Failure
 
 
-class OpFailed(_Record):
+class OpFailed(_Record, frozen=True):
     """Told when it happens, so that a failure nobody reads is not lost."""
 
     session: int
     failure: Failure
 
 
-class Synchronized(_Record):
+class Synchronized(_Record, frozen=True):
     request: Id
 
 
-class StoreReady(_Record):
+class StoreReady(_Record, frozen=True):
     port: int
 
 
 Report = Union[Fetched, Queried, Failed, OpFailed, Synchronized, StoreReady, Goodbye]
 
 
-class Located(_Record):
+class Located(_Record, frozen=True):
     request: Id
     workers: tuple[int, ...]
 
 
-class Lost(_Record):
+class Lost(_Record, frozen=True):
     """The answer to a request that needs a worker that is gone (`request` 0: news, not an answer)."""
 
     request: Id
@@ -409,7 +412,7 @@ class Lost(_Record):
     last_op: Text
 
 
-class Rejected(_Record):
+class Rejected(_Record, frozen=True):
     """The dispatcher could not accept an instruction: a mistake of the client's side."""
 
     request: Id

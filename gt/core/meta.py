@@ -29,7 +29,9 @@ class TensorMeta(msgspec.Struct, frozen=True, array_like=True):
         if self.dtype not in ITEM_BYTES:
             raise ValueError(f"unknown dtype {self.dtype!r}; known: {', '.join(ITEM_BYTES)}")
         if len(self.shape) > MAX_DIMS or len(self.stride) != len(self.shape):
-            raise ValueError(f"a tensor has at most {MAX_DIMS} dims and a stride for each, not {self.shape} {self.stride}")
+            raise ValueError(
+                f"a tensor has at most {MAX_DIMS} dims and a stride for each, not {self.shape} {self.stride}"
+            )
         if min(self.shape, default=0) < 0 or self.offset < 0:
             raise ValueError(f"negative size or offset in {self.shape}, {self.offset}")
         if math.prod(self.shape) > MAX_ELEMENTS:

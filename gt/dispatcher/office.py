@@ -76,6 +76,7 @@ class Pending:
 
     waiting_for: set[int]
     first: int = 0
+    written: tuple[int, ...] = ()
 
 
 class Office:
@@ -212,10 +213,8 @@ class Office:
         self._tell(session, worker, op.code)
         self._renew(session, worker, [op.inputs[place] for place in signature.writes], op.written)
         session.held.update(op.written)
-        self._pending[op.request] = Pending({worker}, op.first)
-        self._command(
-            worker, WorkerQueryOp(op.request, op.code, op.inputs, op.written, op.first, op.scalars, op.site)
-        )
+        self._pending[op.request] = Pending({worker}, op.first, op.written)
+        self._command(worker, WorkerQueryOp(op.request, op.code, op.inputs, op.written, op.first, op.scalars, op.site))
 
     def _renew(self, session: Session, worker: int, written: Sequence[int], renewed: Sequence[int]) -> None:
         """Written tensors go on under new ids, at the one place where they were written."""
@@ -319,11 +318,18 @@ class Office:
         del self._pending[report.request]
         ident = session_of(report.request)
         if isinstance(report, Queried) and ident in self.state.sessions:
-            metas = [result for result in report.results if isinstance(result, TensorMeta)]
-            for offset, meta in enumerate(metas):
-                self.state.place(pending.first + offset, meta, worker)
-                self.state.sessions[ident].held.add(pending.first + offset)
+            self._place_results(self.state.sessions[ident], pending, worker, report)
         self._answer(ident, report, buffer)
+
+    def _place_results(self, session: Session, pending: Pending, worker: int, report: Queried) -> None:
+        """The tensors that a query made, and those that it may have resized."""
+        metas = [result for result in report.results if isinstance(result, TensorMeta)]
+        for offset, meta in enumerate(metas):
+            self.state.place(pending.first + offset, meta, worker)
+            session.held.add(pending.first + offset)
+        for written, meta in zip(pending.written, report.written, strict=True):
+            self.state.remove(written)
+            self.state.place(written, meta, worker)
 
     def _announce_store(self, worker: int, ready: StoreReady) -> None:
         """Process groups meet at the store that one worker hosts."""
@@ -401,5 +407,6 @@ class Office:
         session = self.state.sessions.get(session_of(code)) if code >= 0 else None
         op = session.signatures[code].op if session is not None and code in session.signatures else ""
         owner = session or self.state.sessions.get(session_of(getattr(message, "id", 0)))
-        site = owner.site(message.site) if owner is not None and hasattr(message, "site") else ""
+        place = getattr(message, "site", None)
+        site = owner.site(place) if owner is not None and place is not None else ""
         self._observer(Event(direction, peer, message, op, site))

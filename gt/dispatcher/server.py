@@ -108,7 +108,7 @@ class Server:
         """End the loop at its next turn; safe to call from a signal handler."""
         self._stopping = True
 
-    def _receive(self, identity: bytes, frames: list[Frame]) -> None:
+    def _receive(self, identity: bytes, frames: Sequence[Frame]) -> None:
         peer = self._peers.get(identity)
         try:
             if peer is None:
@@ -123,7 +123,7 @@ class Server:
                 peer.mistakes += 1
             self._post(identity, [Refused(f"{error} (server: GT {__version__})")])
 
-    def _instruct(self, peer: Peer, frames: list[Frame]) -> None:
+    def _instruct(self, peer: Peer, frames: Sequence[Frame]) -> None:
         decoded = self._instructions.decode(frames)
         for instruction, _ in decoded:
             require_ownership(peer.ident, instruction)
@@ -133,7 +133,7 @@ class Server:
         if type(batch[-1]) is Goodbye:
             self._forget(peer)
 
-    def _report(self, peer: Peer, frames: list[Frame]) -> None:
+    def _report(self, peer: Peer, frames: Sequence[Frame]) -> None:
         for report, payload in self._reports.decode(frames):
             self._send(self.office.report(peer.ident, report, payload))  # type: ignore[arg-type]
             if isinstance(report, Goodbye):
@@ -149,7 +149,7 @@ class Server:
 
     # Handshake
 
-    def _greet(self, identity: bytes, frames: list[Frame]) -> None:
+    def _greet(self, identity: bytes, frames: Sequence[Frame]) -> None:
         hello, _ = self._hellos.decode(frames)[0]
         if hello.role == "worker":
             self._welcome_worker(identity, hello)
@@ -258,4 +258,6 @@ def require_ownership(session: int, instruction: Instruction) -> None:
     low, high = session << SESSION_SHIFT, (session + 1) << SESSION_SHIFT
     for ident in _NAMED[type(instruction)](instruction):
         if not low <= ident < high:
-            raise ProtocolError(f"{type(instruction).__name__} of session {session} names {ident}, which is not its own")
+            raise ProtocolError(
+                f"{type(instruction).__name__} of session {session} names {ident}, which is not its own"
+            )

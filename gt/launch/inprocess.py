@@ -27,8 +27,7 @@ class InProcessChannel:
         self.office = Office(observer)
         exchange = MemoryExchange()
         self.executors = [
-            Executor(number, make_engine(backend), exchange, _allocate, owns_buffers=False)
-            for number in range(workers)
+            Executor(number, make_engine(backend), exchange, _allocate, owns_buffers=False) for number in range(workers)
         ]
         for executor in self.executors:
             self.office.join_worker(executor.engine.device, "here", os.getpid())
@@ -79,4 +78,4 @@ class InProcessChannel:
 
 
 def _allocate(nbytes: int, shared: bool) -> tuple[str, memoryview]:
-    return "", memoryview(np.empty(nbytes, dtype=np.uint8))
+    return "", np.empty(nbytes, dtype=np.uint8).data

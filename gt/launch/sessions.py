@@ -102,7 +102,9 @@ def _resolve(workers: int | None, mode: str | None, backend: str | None, server:
     default = "connected" if settings.server else "local" if settings.workers else "embedded"
     chosen = _check_name(mode, MODES, "mode") if mode is not None else default
     if chosen == "embedded" and settings.workers > 1:
-        raise SettingsError(f"mode='embedded' is one worker in this process, not {settings.workers}; use mode='virtual'")
+        raise SettingsError(
+            f"mode='embedded' is one worker in this process, not {settings.workers}; use mode='virtual'"
+        )
     if chosen == "connected" and not settings.server:
         raise SettingsError("mode='connected' needs server='localhost:PORT' or GT_SERVER")
     return msgspec.structs.replace(settings, mode=chosen)

@@ -1,7 +1,7 @@
 """One aligned line for each message that passes the dispatcher.
 
-    elapsed s   seq  direction    peer      command             bytes  ids                   op               site
-       0.0132     7  WORKER_SEND  worker 0  WorkerRunOp             -  1,2->3                aten.mm.default  train.py:12
+elapsed s   seq  direction    peer      command             bytes  ids                   op               site
+   0.0132     7  WORKER_SEND  worker 0  WorkerRunOp             -  1,2->3                aten.mm.default  train.py:12
 """
 
 from __future__ import annotations

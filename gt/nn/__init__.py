@@ -10,7 +10,8 @@ from typing import Any
 
 import torch
 
-from gt.client.creation import device, to_gt
+from gt.client.creation import device
+from gt.client.tensor import to_gt
 from gt.optim import __getattr__ as _optimizer
 
 _made: dict[type, type] = {}
@@ -25,7 +26,12 @@ def _on_gt(kind: type[torch.nn.Module]) -> type[torch.nn.Module]:
 
     found = _made.get(kind)
     if found is None:
-        body = {"__init__": __init__, "__module__": __name__, "__doc__": kind.__doc__, "__qualname__": kind.__qualname__}
+        body = {
+            "__init__": __init__,
+            "__module__": __name__,
+            "__doc__": kind.__doc__,
+            "__qualname__": kind.__qualname__,
+        }
         found = _made[kind] = type(kind.__name__, (kind,), body)
     return found
 

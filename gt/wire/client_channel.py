@@ -115,7 +115,9 @@ class SocketChannel:
         self._checked = time.monotonic()
         if not is_running(pid, mark):
             ending = self._ending(pid) or "has ended"
-            raise ServerLost(f"the server at {self._endpoint} (pid {pid}) {ending}; the session and its tensors are lost")
+            raise ServerLost(
+                f"the server at {self._endpoint} (pid {pid}) {ending}; the session and its tensors are lost"
+            )
 
     def how_it_ended(self, pid: int) -> str:
         return self._ending(pid)

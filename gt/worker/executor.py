@@ -53,8 +53,8 @@ class Failing:
 
 
 class Executor:
-    """`store` holds tensors by id, `kernels` ops by code. `progress` counts the commands begun. A command that fails leaves `Failing` in place of its results,
-    so whatever was asked after it goes on."""
+    """`store` holds tensors by id, `kernels` ops by code; `progress` counts the commands begun. A command that fails
+    leaves `Failing` in place of its results, so whatever was asked after it goes on."""
 
     def __init__(
         self, worker: int, engine: Engine, exchange: Exchange, allocate: Allocate, *, owns_buffers: bool
@@ -130,9 +130,9 @@ class Executor:
             failure = self._fail(command, kernel, values, command.written, error, told=True)
             self._report(Failed(command.request, failure))
             return
-        if kernel.writes:  # type: ignore[union-attr]
-            self._renew(kernel, command.inputs, command.written)  # type: ignore[arg-type]
-        self._report(Queried(command.request, tuple(answers)))
+        self._renew(kernel, command.inputs, command.written)  # type: ignore[arg-type]
+        written = tuple([self.engine.meta(self.store[ident]) for ident in command.written])
+        self._report(Queried(command.request, tuple(answers), written))
 
     def _keep(self, first: int, results: list[Any], place: int) -> Result:
         """Store one result of a query, if it is a tensor, and describe it."""

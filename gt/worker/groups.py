@@ -1,7 +1,8 @@
 """Tensors between worker processes, by torch.distributed process groups.
 
-One group per set of workers, made on demand from the store that one worker hosts. Groups need no global world, so workers
-may come and go. The dispatcher orders all transfers, so both ends of one reach it at the same place of the order.
+One group per set of workers, made on demand from the store that one worker hosts. Groups need no global world, so
+workers may come and go. The dispatcher orders all transfers, so both ends of one reach it at the same place of the
+order.
 """
 
 from __future__ import annotations

@@ -14,8 +14,8 @@ Maker: TypeAlias = Callable[[Sequence[Value], Sequence[Number]], Any]
 class Kernel:
     """An op bound to an engine: `call` takes the tensors that a command names and gives the new ones.
 
-    The first result is compared with what the client was told; after that shapes are trusted, because the same signature
-    always has the same shapes.
+    The first result is compared with what the client was told; after that shapes are trusted, because the same
+    signature always has the same shapes.
     """
 
     def __init__(self, engine: Engine, signature: Signature) -> None:
@@ -28,7 +28,9 @@ class Kernel:
         self._kwargs = {name: _maker(engine, arg) for name, arg in signature.kwargs.items()}
         self._views = [(place, View(engine, path)) for place, path in enumerate(signature.paths) if path]
         in_order = tuple([Input(place) for place in range(len(signature.paths))])
-        self._direct = signature.args == in_order and not (self._kwargs or self._views or self.writes or signature.random)
+        self._direct = signature.args == in_order and not (
+            self._kwargs or self._views or self.writes or signature.random
+        )
         self._checked = not signature.outputs
 
     def call(self, values: list[Value], numbers: tuple[Number, ...]) -> list[Any]:

@@ -18,7 +18,6 @@ from gt.core.messages import (
     Hello,
     Refused,
     Report,
-
     Welcome,
     WorkerCreateTensor,
     WorkerShutdown,
@@ -34,6 +33,7 @@ from gt.worker.groups import GroupExchange
 
 log = logging.getLogger("gt.worker")
 TICK_MS = 500
+
 
 class Worker:
     def __init__(self, endpoint: str, backend: str, device: str = "", threads: int = 0) -> None:
@@ -119,6 +119,7 @@ class Worker:
         self._socket.close()
         self._context.term()
         shared.sweep(os.getpid())
+
 
 def _is_inline(report: Any) -> bool:
     return isinstance(report, Fetched) and not report.segment.name

@@ -1,2 +1,126 @@
+"""The reference engine: the core ops in NumPy, on the CPU. Small enough to read; slow and incomplete by intent."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Generator, Sequence
+from contextlib import contextmanager
+from typing import Any, NoReturn
+
+import numpy as np
+
+from gt.core.messages import Arg, Complex, DType, Here, Items, Layout, MemoryFormat, ViewStep
+from gt.core.meta import TensorMeta
+from gt.worker.engines.engine import Buffer
+from gt.worker.engines.numpy_ops import OPS
+from gt.worker.engines.numpy_types import Array, dtype_named
+from gt.worker.engines.numpy_views import VIEWS, element_strides, owner, strided_view
+
+
 class NumPyEngine:
-    pass
+    """NumPy computes on the CPU, with as many threads as its BLAS was started with: the arguments change nothing."""
+
+    def __init__(self, device: str = "", threads: int = 0) -> None:
+        self.device = "cpu"
+
+    @contextmanager
+    def isolated(self) -> Generator[None]:
+        # torch gives inf and nan without a word
+        with np.errstate(all="ignore"):
+            yield
+
+    # Ops
+
+    def resolve(self, op: str) -> Callable[..., Any]:
+        return _found(op, OPS)
+
+    def literal(self, arg: Arg) -> Any:
+        if isinstance(arg, Items):
+            return [self.literal(item) for item in arg.values]
+        if isinstance(arg, DType):
+            return dtype_named(arg.name)
+        if isinstance(arg, MemoryFormat | Layout):
+            return arg.name
+        if isinstance(arg, Complex):
+            return complex(arg.real, arg.imag)
+        return None if isinstance(arg, Here) else arg
+
+    def seeded(self, op: str, function: Callable[..., Any]) -> Callable[..., Any]:
+        def run(key: int, *args: Any, **kwargs: Any) -> Any:
+            return function(np.random.Generator(np.random.Philox(key)), *args, **kwargs)
+
+        return run
+
+    # Values
+
+    def is_tensor(self, value: Any) -> bool:
+        return isinstance(value, np.ndarray)
+
+    def settle(self, value: Array) -> Array:
+        return np.asarray(value, order="C")
+
+    def view_step(self, step: ViewStep) -> Callable[[Array], Array]:
+        args = [self.literal(arg) for arg in step.args]
+        kwargs = {name: self.literal(arg) for name, arg in step.kwargs.items()}
+        if step.op == "aten.as_strided.default":
+            size, strides, offset = args
+            return strided_view(size, strides, offset, step.strides or ())
+        function, pick = _found(step.op, VIEWS), step.pick
+        if pick is None:
+            return lambda value: function(value, *args, **kwargs)
+        return lambda value: function(value, *args, **kwargs)[pick]
+
+    def aliases(self, view: Array, base: Array) -> bool:
+        return owner(view) is owner(base)
+
+    def write_through(self, base: Array, view: Callable[[Array], Array], value: Array) -> None:
+        places = view(np.arange(base.size).reshape(base.shape))
+        base.flat[places.reshape(-1)] = value.reshape(-1)
+
+    def meta(self, value: Array) -> TensorMeta:
+        return TensorMeta(value.shape, element_strides(value), 0, value.dtype.name)
+
+    def from_buffer(self, buffer: Buffer, meta: TensorMeta, owned: bool) -> Array:
+        if not meta.nbytes:
+            return self.empty(meta)
+        value = np.frombuffer(buffer, dtype_named(meta.dtype)).reshape(meta.shape)
+        return value if owned and value.flags.writeable else value.copy()
+
+    def read_into(self, value: Array, target: memoryview) -> None:
+        if len(target):
+            np.copyto(np.frombuffer(target, value.dtype).reshape(value.shape), value)
+
+    def bytes_of(self, value: Array) -> Array:
+        return np.asarray(value, order="C").reshape(-1).view(np.uint8)
+
+    def empty(self, meta: TensorMeta) -> Array:
+        return np.empty(meta.shape, dtype_named(meta.dtype))
+
+    def copy(self, value: Array) -> Array:
+        return value.copy()
+
+    def synchronize(self) -> None:
+        """NumPy has done its work when it returns."""
+
+    # Collectives
+
+    def supports_distributed(self) -> bool:
+        return False
+
+    def all_reduce_sum(self, tensor: Array, group: object = None) -> Array:
+        _no_collective("all_reduce_sum")
+
+    def all_gather(self, tensor: Array, group: object = None) -> Sequence[Array]:
+        _no_collective("all_gather")
+
+    def reduce_scatter(self, tensor: Array, group: object = None) -> Array:
+        _no_collective("reduce_scatter")
+
+
+def _found(op: str, table: dict[str, Callable[..., Any]]) -> Callable[..., Any]:
+    if op not in table:
+        raise NotImplementedError(f"the numpy backend has no {op}; use the pytorch backend, or add it to numpy_ops.py")
+    return table[op]
+
+
+def _no_collective(name: str) -> NoReturn:
+    raise NotImplementedError(f"the numpy backend has no {name}: NumPy has no collectives; use the pytorch backend")

@@ -13,6 +13,7 @@ from gt.core.meta import ITEM_BYTES
 Array: TypeAlias = npt.NDArray[Any]
 Kind: TypeAlias = np.dtype[Any]
 Operand: TypeAlias = Array | bool | int | float | complex
+Rule: TypeAlias = Callable[..., Kind]
 
 DTYPES: dict[str, Kind] = {name: np.dtype(name) for name in ITEM_BYTES if hasattr(np, name)}
 BOOL, UINT8, INT64, FLOAT16, FLOAT32 = [DTYPES[name] for name in ("bool", "uint8", "int64", "float16", "float32")]
@@ -39,7 +40,11 @@ def result_dtype(*operands: Operand) -> Kind:
     numbers; a lower rank only decides when its category is higher."""
     arrays = [operand for operand in operands if isinstance(operand, np.ndarray)]
     numbers = [dtype_of_number(operand) for operand in operands if not isinstance(operand, np.ndarray)]
-    ranks = [[array.dtype for array in arrays if array.ndim], [array.dtype for array in arrays if not array.ndim], numbers]
+    ranks = [
+        [array.dtype for array in arrays if array.ndim],
+        [array.dtype for array in arrays if not array.ndim],
+        numbers,
+    ]
     dtypes = [promote(rank) for rank in ranks if rank]
     found = dtypes.pop()
     while dtypes:
@@ -48,7 +53,7 @@ def result_dtype(*operands: Operand) -> Kind:
 
 
 def promote(dtypes: list[Kind]) -> Kind:
-    """The dtype of operands of the same rank. Unlike in NumPy, an int never widens a float: int64 + float16 is float16."""
+    """The dtype of operands of the same rank. Unlike in NumPy, ints never widen floats: int64 + float16 is float16."""
     highest = max(map(category, dtypes))
     if highest == category(DTYPES["complex64"]):
         return np.result_type(*[dtype for dtype in dtypes if category(dtype) >= category(FLOAT16)])
@@ -88,6 +93,3 @@ def store(target: Array, result: Array) -> Array:
         raise RuntimeError(f"output with shape {target.shape} doesn't match the broadcast shape {result.shape}")
     np.copyto(target, result, casting="unsafe")
     return target
-
-
-Rule: TypeAlias = Callable[..., Kind]

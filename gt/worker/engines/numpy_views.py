@@ -69,6 +69,12 @@ def _expand(array: Array, shape: Shape, *, implicit: bool = False) -> Array:
     return as_strided(array, wide.shape, wide.strides)  # broadcast_to's own result is read-only
 
 
+def _t(array: Array) -> Array:
+    if array.ndim > 2:
+        raise RuntimeError(f"t() expects a tensor with <= 2 dimensions, but self is {array.ndim}D")
+    return array.T
+
+
 def _squeeze(array: Array, dims: Shape) -> Array:
     return np.squeeze(array, tuple([dim for dim in dims if array.ndim and array.shape[dim] == 1]))
 
@@ -103,7 +109,7 @@ VIEWS: dict[str, View] = {
     "aten.view.default": lambda array, shape: array.reshape(shape),
     "aten._reshape_alias.default": lambda array, shape, strides: array.reshape(shape),
     "aten.view.dtype": lambda array, dtype: array.view(dtype),
-    "aten.t.default": lambda array: array.T,
+    "aten.t.default": _t,
     "aten.transpose.int": lambda array, first, second: array.swapaxes(first, second) if array.ndim else array[...],
     "aten.permute.default": lambda array, dims: array.transpose(dims),
     "aten.expand.default": _expand,

@@ -134,9 +134,11 @@ class PyTorchEngine:
         args = [self.literal(arg) for arg in step.args]
         kwargs = {name: self.literal(arg) for name, arg in step.kwargs.items()}
         if step.op == "aten.as_strided.default":
-            return _strided_view(*args, step.strides or ())
+            return _strided_view(args[0], args[1], args[2], step.strides or ())
         if step.op in ("aten.view.default", "aten._unsafe_view.default", "aten._reshape_alias.default"):
             return lambda value: value.reshape(args[0])
+        if step.op == "aten.view_as_real.default":
+            return lambda value: torch.view_as_real(value.resolve_conj())
         function, pick = self.resolve(step.op), step.pick
         if pick is None:
             return lambda value: function(value, *args, **kwargs)

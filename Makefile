@@ -1,0 +1,38 @@
+# Every target sets up what it needs: a machine with Python 3.11, pip and venv is enough.
+PYTHON ?= python3
+VENV := .venv
+RUN := $(VENV)/bin/python
+STAMP := $(VENV)/.ready
+
+.PHONY: setup demo test lint test-slow conformance benchmark clean
+
+setup: $(STAMP)
+
+$(STAMP): pyproject.toml constraints.txt
+	test -x $(RUN) || $(PYTHON) -m venv $(VENV)
+	$(RUN) -m pip install --quiet --disable-pip-version-check --constraint constraints.txt torch
+	$(RUN) -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable ".[dev]"
+	touch $(STAMP)
+
+demo: setup
+	$(RUN) examples/train_transformer.py
+
+lint: setup
+	$(RUN) -m ruff check .
+	$(RUN) -m ruff format --check .
+	$(RUN) -m mypy
+
+test: lint
+	$(RUN) -m pytest -m "not slow"
+
+test-slow: setup
+	$(RUN) -m pytest -m slow --timeout 1800
+
+conformance: setup
+	$(RUN) -m tests.conformance --jobs 2
+
+benchmark: setup
+	$(RUN) benchmarks/overhead.py
+
+clean:
+	rm -rf $(VENV) build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis

@@ -1,0 +1,37 @@
+"""Where torch's factory functions create GT tensors."""
+
+from __future__ import annotations
+
+import functools
+from typing import Any
+
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+
+_LIFT = torch.ops.aten.lift_fresh.default
+
+
+class FactoryMode(TorchDispatchMode):
+    """Inside, a factory that would make a plain tensor makes one of `cls`. Whatever has a tensor among its arguments, or
+    asks for another device than the CPU, is left alone."""
+
+    def __init__(self, cls: type[torch.Tensor]) -> None:
+        super().__init__()
+        self._cls: Any = cls
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        if func is _LIFT or (not types and _is_factory(func) and _is_host(kwargs.get("device"))):
+            return self._cls.__torch_dispatch__(func, types, args, kwargs)
+        return func(*args, **kwargs)
+
+
+@functools.cache
+def _is_factory(func: Any) -> bool:
+    arguments = func._schema.arguments
+    takes_tensor = any("Tensor" in str(argument.type) for argument in arguments)
+    return not takes_tensor and any(argument.name == "device" for argument in arguments)
+
+
+def _is_host(where: Any) -> bool:
+    return where is None or torch.device(where).type == "cpu"
