@@ -151,7 +151,7 @@ class QueryEntry:
         writes: tuple[int, ...],
         returned: Returned,
         random: bool,
-        learn: Callable[[tuple[Geometry, ...]], None] | None = None,
+        learn: Callable[[list[Geometry | None]], None] | None = None,
     ) -> None:
         self.code = code
         self.learn = learn
@@ -185,7 +185,7 @@ class QueryEntry:
         for base, meta in zip(written, answer.written, strict=True):
             _resized(base, geometry_from_meta(meta), args, kwargs)
         if self.learn is not None:
-            self.learn(tuple([geometry_from_meta(meta) for meta in answer.results if isinstance(meta, TensorMeta)]))
+            self.learn([geometry_from_meta(m) if isinstance(m, TensorMeta) else None for m in answer.results])
         return self.returned(_handles(cls, session, first, answer.results), args, kwargs)
 
 

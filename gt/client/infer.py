@@ -6,6 +6,7 @@ a worker runs it and the client waits, so that a wrong call raises torch's own e
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -50,10 +51,12 @@ def _query_entry(
     writes = template.distinct_writes(nodes)
     returned = _returned(record, _structure(record))
 
-    def learn_from(outputs: tuple[Geometry, ...]) -> None:
-        """From now on the shapes are known: what comes next need not wait."""
+    def learn_from(outputs: list[Geometry | None]) -> None:
+        """From now on the shapes are known: the next call need not wait."""
         code = session.define(template.signature(record, nodes, outputs))
-        session.remember(key, WriteEntry(code, outputs, writes, returned, record.random))
+        present = tuple([output for output in outputs if output is not None])
+        restore = _returned(record, lambda values: _structure(record)(_with_gaps(outputs, values)))
+        session.remember(key, WriteEntry(code, present, writes, restore, record.random))
 
     code = session.define(template.signature(record, nodes, ()))
     return QueryEntry(code, writes, returned, record.random, learn_from if record.asks else None)
@@ -76,8 +79,9 @@ def _known_entry(
         return _view_entry(record, template, nodes[0].geometry, result)
     fresh = [value for value, name in zip(_as_results(record, result), record.returned, strict=False) if name is None]
     leaves, spec = tree_flatten(fresh if record.writes else result)
-    outputs = tuple([_fresh_geometry(leaf) for leaf in leaves if leaf is not None])
-    code = session.define(template.signature(record, nodes, outputs))
+    geometries = [None if leaf is None else _fresh_geometry(leaf) for leaf in leaves]
+    outputs = tuple([geometry for geometry in geometries if geometry is not None])
+    code = session.define(template.signature(record, nodes, geometries))
     if record.writes:
         returned = _returned(record, lambda values: tree_unflatten(_with_gaps(leaves, values), spec))
         return WriteEntry(code, outputs, template.distinct_writes(nodes), returned, record.random)
@@ -148,7 +152,8 @@ def _rebuild(result: Any, leaves: list[Any], spec: Any) -> Rebuild | None:
     return lambda values: tree_unflatten(_with_gaps(leaves, values), spec)
 
 
-def _with_gaps(leaves: list[Any], values: list[Any]) -> list[Any]:
+def _with_gaps(leaves: Sequence[object], values: Sequence[Any]) -> list[Any]:
+    """Values in the places where there is something, None in the others."""
     remaining = iter(values)
     return [None if leaf is None else next(remaining) for leaf in leaves]
 
@@ -192,10 +197,12 @@ class Template:
         if "device" in kinds and "device" not in kwargs and self.tensors == 0:
             self.kwargs["device"] = Here()
 
-    def signature(self, record: OpRecord, nodes: list[Node], outputs: tuple[Geometry, ...]) -> Signature:
+    def signature(self, record: OpRecord, nodes: list[Node], outputs: Sequence[Geometry | None]) -> Signature:
         paths = tuple([node.path.steps if node.path is not None else () for node in nodes])
-        metas = tuple([output.meta() for output in outputs])
-        return Signature(record.name, self.args, self.kwargs, paths, self.distinct_writes(nodes), metas, record.random)
+        metas = tuple([output.meta() for output in outputs if output is not None])
+        places = tuple([place for place, output in enumerate(outputs) if output is not None])
+        writes = self.distinct_writes(nodes)
+        return Signature(record.name, self.args, self.kwargs, paths, writes, metas, places, record.random)
 
     def distinct_writes(self, nodes: list[Node]) -> tuple[int, ...]:
         """One input for each storage that is written."""

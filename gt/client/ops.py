@@ -56,7 +56,7 @@ _UNDECLARED_WRITES = {"aten::native_batch_norm": ("running_mean", "running_var")
 _DEVICE_DEPENDENT = {
     "aten::native_layer_norm", "aten::native_group_norm", "aten::native_batch_norm", "aten::_native_batch_norm_legit",
     "aten::_native_batch_norm_legit_no_training", "aten::_batch_norm_with_update", "aten::_batch_norm_no_update",
-    "aten::_embedding_bag", "aten::_embedding_bag_forward_only",
+    "aten::_embedding_bag", "aten::_embedding_bag_forward_only", "aten::mkldnn_rnn_layer",
 }  # fmt: skip
 
 # Views whose result is not the same strided memory: they change the reading of the bytes.

@@ -149,7 +149,7 @@ class Session:
         if code is None:
             steps = node.path.steps if node.path is not None else ()
             meta = node.geometry.meta()
-            code = self.define(Signature("aten.clone.default", (Input(0),), {}, (steps,), (), (meta,)))
+            code = self.define(Signature("aten.clone.default", (Input(0),), {}, (steps,), (), (meta,), (0,)))
             self.remember(key, code)
         base = Base(self, next(self.ids), node.geometry)
         self.emit(RunOp(code, (node.base.id,), (base.id,), (), self.scope, self.sites.here()))

@@ -100,8 +100,8 @@ class Signature(Struct, array_like=True, frozen=True):
 
     `paths[i]` is the view through which input i is used. `writes` are the inputs whose storage the op overwrites: the
     id given for them is consumed, and the instruction names the id of the new version after those of the outputs.
-    `outputs` is empty where only running the op tells (data-dependent shapes). A `random` op takes its key as its last
-    scalar.
+    `outputs` is empty where only running the op tells (data-dependent shapes); `places` are their places among the new
+    tensors that the op returns, some of which may be absent. A `random` op takes its key as its last scalar.
     """
 
     op: Name
@@ -110,6 +110,7 @@ class Signature(Struct, array_like=True, frozen=True):
     paths: tuple[Path, ...]
     writes: tuple[int, ...]
     outputs: tuple[TensorMeta, ...]
+    places: tuple[int, ...]
     random: bool = False
 
 

@@ -107,13 +107,20 @@ class Executor:
         outputs = command.outputs
         try:
             results = kernel.call(values, command.scalars)  # type: ignore[union-attr]
-            for ident, result in zip(outputs, results, strict=False):
-                store[ident] = result
         except Exception as error:
             self._fail(command, kernel, values, outputs, error)
             return
-        if kernel.writes:  # type: ignore[union-attr]
-            self._renew(kernel, command.inputs, outputs[len(results) :])  # type: ignore[arg-type]
+        assert isinstance(kernel, Kernel)
+        if kernel.gives:
+            for ident, result in zip(outputs, results, strict=False):
+                store[ident] = result if result is not None else self._absent(command, kernel)
+        if kernel.writes:
+            self._renew(kernel, command.inputs, outputs[kernel.gives :])
+
+    def _absent(self, command: WorkerRunOp, kernel: Kernel) -> Failing:
+        """The op gave no tensor where the client holds a handle; only reading it is a failure."""
+        message = "the op gives no tensor here (a gradient that was not asked for)"
+        return Failing(Failure(self.worker, kernel.signature.op, (), command.site, "RuntimeError", message, ""))
 
     def _renew(self, kernel: Kernel, inputs: Sequence[int], renewed: Sequence[int]) -> None:
         """Written storages go on under their new ids."""

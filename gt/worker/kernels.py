@@ -12,7 +12,7 @@ Maker: TypeAlias = Callable[[Sequence[Value], Sequence[Number]], Any]
 
 
 class Kernel:
-    """An op bound to an engine: `call` takes the tensors that a command names and gives the new ones.
+    """An op bound to an engine: `call` takes the tensors that a command names and gives the new ones, `gives` many.
 
     The first result is compared with what the client was told; after that shapes are trusted, because the same
     signature always has the same shapes.
@@ -32,9 +32,13 @@ class Kernel:
             self._kwargs or self._views or self.writes or signature.random
         )
         self._checked = not signature.outputs
+        self.gives = len(signature.outputs)
 
     def call(self, values: list[Value], numbers: tuple[Number, ...]) -> list[Any]:
+        """The new tensors of the op: those the client was told of, or all of them for a query."""
         results = _flat(self._function(*values)) if self._direct else self._call(values, numbers)
+        if self.gives:
+            results = [results[place] for place in self.signature.places]
         if not self._checked:
             self._check(results)
         return results
@@ -53,7 +57,7 @@ class Kernel:
         for place, view in self._views:
             if not self._engine.aliases(used[place], values[place]):
                 self._write_back(place, view, values, used)
-        return [result for result in results if not any(result is value for value in used)]
+        return [result for result in results if result is None or not any(result is value for value in used)]
 
     def _write_back(self, place: int, view: View, values: list[Value], used: list[Value]) -> None:
         """The view had to be a copy here; what was written to it goes to its base now."""
@@ -62,14 +66,14 @@ class Kernel:
             self._engine.write_through(values[place], view.of, used[place])
 
     def _check(self, results: list[Any]) -> None:
-        told = [(meta.shape, meta.dtype) for meta in self.signature.outputs]
-        metas = [self._engine.meta(result) for result in results if self._engine.is_tensor(result)]
-        found = [(meta.shape, meta.dtype) for meta in metas]
-        if told != found:
-            raise RuntimeError(
-                f"{self.signature.op} gave {found} where torch's shape function said {told}; "
-                f"the handles the client holds are wrong, so this result is not used"
-            )
+        """Results must be what the client's handles say. Absent ones are not: a masked gradient, which nobody reads."""
+        for told, result in zip(self.signature.outputs, results, strict=True):
+            found = self._engine.meta(result) if result is not None else told
+            if (told.shape, told.dtype) != (found.shape, found.dtype):
+                raise RuntimeError(
+                    f"{self.signature.op} gave {found} where torch's shape function said {told}; "
+                    f"the handle that the client holds is wrong, so this result is not used"
+                )
         self._checked = True
 
 
@@ -101,9 +105,9 @@ def _maker(engine: Engine, arg: Arg) -> Maker:
 
 
 def _flat(result: Any) -> list[Any]:
-    """The results of an op in one list; absent ones (None among several) are left out."""
+    """The results of an op in one list, with None for absent ones."""
     if not isinstance(result, list | tuple):
-        return [] if result is None else [result]
+        return [result]
     flat: list[Any] = []
     for item in result:
         flat.extend(_flat(item))

@@ -133,6 +133,7 @@ FACTORIES: dict[str, Factory] = {
     "aten.ones_like.default": _ones_like,
     "aten.new_ones.default": _new_ones,
     "aten.full.default": _full,
+    "aten.scalar_tensor.default": lambda value, dtype=None, **_: _full((), value, dtype or FLOAT32),
     "aten.full_like.default": _full_like,
     "aten.new_full.default": _new_full,
     "aten.arange.default": lambda end, **options: _arange(0, end, **options),

@@ -23,7 +23,6 @@ from gt.worker.engines.numpy_types import (
     Operand,
     Rule,
     cast,
-    category,
     floating_dtype,
     result_dtype,
     store,
@@ -74,8 +73,6 @@ def _where(condition: Array, chosen: Operand, other: Operand) -> Array:
 
 
 def _masked_fill(array: Array, mask: Array, value: Operand) -> Array:
-    if category(result_dtype(value)) > category(array.dtype):
-        raise RuntimeError(f"value {value} cannot be converted to {array.dtype} without a loss")
     return np.where(mask, cast(value, array.dtype), array)
 
 
@@ -196,6 +193,13 @@ def _masked_select(array: Array, mask: Array) -> Array:
     return np.asarray(values[places])
 
 
+def _view(array: Array, shape: Sequence[int]) -> Array:
+    result = array.reshape(shape)
+    if array.size and not np.may_share_memory(result, array):
+        raise RuntimeError(f"view size {shape} is not compatible with input tensor's size and stride")
+    return result
+
+
 def _in_place(op: Op) -> Op:
     def run(target: Array, *args: Any, **kwargs: Any) -> Array:
         return store(target, op(target, *args, **kwargs))
@@ -292,5 +296,5 @@ OPS: dict[str, Op] = {
     "aten.masked_select.default": _masked_select,
     # view ops are commands only where torch's shape function refuses them, and must refuse here too
     **VIEWS,
-    "aten.view.default": lambda array, shape: np.reshape(array, shape, copy=False),
+    "aten.view.default": _view,
 }

@@ -56,11 +56,12 @@ def _within(memory: Array, shape: Shape, strides: Shape, offset: int) -> Array:
     return as_strided(memory[offset:], tuple(shape), [stride * memory.itemsize for stride in strides])
 
 
-def owner(array: Array) -> Array:
-    """The array that holds the memory."""
-    while array.base is not None:
-        array = array.base
-    return array
+def owner(array: Array) -> object:
+    """What holds the memory: an array, or the buffer that a tensor arrived in."""
+    holder: object = array
+    while (base := getattr(holder, "base", None)) is not None:
+        holder = base
+    return holder
 
 
 def _expand(array: Array, shape: Shape, *, implicit: bool = False) -> Array:
@@ -113,8 +114,8 @@ VIEWS: dict[str, View] = {
     "aten.transpose.int": lambda array, first, second: array.swapaxes(first, second) if array.ndim else array[...],
     "aten.permute.default": lambda array, dims: array.transpose(dims),
     "aten.expand.default": _expand,
-    "aten.unsqueeze.default": lambda array, dim: np.expand_dims(array, dim),
-    "aten.squeeze.default": lambda array: np.squeeze(array),
+    "aten.unsqueeze.default": np.expand_dims,
+    "aten.squeeze.default": np.squeeze,
     "aten.squeeze.dim": lambda array, dim: _squeeze(array, [dim]),
     "aten.squeeze.dims": _squeeze,
     "aten.slice.Tensor": _slice,

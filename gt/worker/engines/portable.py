@@ -71,7 +71,64 @@ def _scores(
     return scores
 
 
+def lstm_layer(
+    input: torch.Tensor,
+    weight_ih: torch.Tensor,
+    weight_hh: torch.Tensor,
+    bias_ih: torch.Tensor,
+    bias_hh: torch.Tensor,
+    hidden: torch.Tensor,
+    cell: torch.Tensor,
+    reverse: bool,
+    *_: Any,
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
+    """One direction of one LSTM layer: (outputs, last hidden, last cell, empty workspace). input: (T, B, C)"""
+    steps = input.flip(0) if reverse else input
+    outputs = []
+    for step in steps:
+        gates = torch.nn.functional.linear(step, weight_ih, bias_ih) + torch.nn.functional.linear(
+            hidden, weight_hh, bias_hh
+        )
+        enter, forget, candidate, leave = gates.chunk(4, 1)
+        cell = forget.sigmoid() * cell + enter.sigmoid() * candidate.tanh()
+        hidden = leave.sigmoid() * cell.tanh()
+        outputs.append(hidden)
+    stacked = torch.stack(outputs)
+    workspace = torch.empty(0, dtype=torch.uint8, device=input.device)
+    return stacked.flip(0) if reverse else stacked, hidden, cell, workspace
+
+
+def lstm_layer_backward(
+    input: torch.Tensor,
+    weight_ih: torch.Tensor,
+    weight_hh: torch.Tensor,
+    bias_ih: torch.Tensor,
+    bias_hh: torch.Tensor,
+    hidden: torch.Tensor,
+    cell: torch.Tensor,
+    output: torch.Tensor,
+    last_hidden: torch.Tensor,
+    last_cell: torch.Tensor,
+    grad_output: torch.Tensor | None,
+    grad_hidden: torch.Tensor | None,
+    grad_cell: torch.Tensor | None,
+    reverse: bool,
+    *_: Any,
+) -> tuple[torch.Tensor, ...]:
+    """Gradients of the seven inputs, by running the layer again with gradients recorded."""
+    with torch.inference_mode(False), torch.enable_grad():
+        given = (input, weight_ih, weight_hh, bias_ih, bias_hh, hidden, cell)
+        leaves = [tensor.clone().requires_grad_() for tensor in given]
+        results = lstm_layer(*leaves, reverse)[:3]  # type: ignore[call-arg]
+        pairs = [
+            (r, g.clone()) for r, g in zip(results, (grad_output, grad_hidden, grad_cell), strict=True) if g is not None
+        ]
+        return torch.autograd.grad([r for r, _ in pairs], leaves, [g for _, g in pairs])
+
+
 PORTABLE: dict[str, Callable[..., Any]] = {
     "aten._scaled_dot_product_flash_attention_for_cpu.default": attention,
     "aten._scaled_dot_product_flash_attention_for_cpu_backward.default": attention_backward,
+    "aten.mkldnn_rnn_layer.default": lstm_layer,
+    "aten.mkldnn_rnn_layer_backward.default": lstm_layer_backward,
 }

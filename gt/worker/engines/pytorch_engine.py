@@ -26,6 +26,10 @@ _FORMATS = {
 }
 
 
+# They return what their backward needs only where gradients are recorded, which is never the case on a worker.
+_GRAD_MODE_MATTERS = {"aten.mkldnn_rnn_layer.default"}
+
+
 def _dispatch_state_of_a_new_thread() -> tuple[Any, Any]:
     """Torch's thread-local dispatch keys as they are where no mode, autocast or transform is active."""
     found: list[Any] = []
@@ -78,7 +82,7 @@ class PyTorchEngine:
         if self._device.type != "cpu" and op in PORTABLE:
             return PORTABLE[op]
         function, _, _ = torch._C._get_operation_overload(qualified, overload)
-        return function  # type: ignore[no-any-return]
+        return _in_grad_mode(function) if op in _GRAD_MODE_MATTERS else function
 
     def literal(self, arg: Arg) -> Any:
         if isinstance(arg, Items):
@@ -217,6 +221,14 @@ class PyTorchEngine:
         if chosen is None:
             raise RuntimeError("this worker has no process group yet: pass group=, or run it with other workers")
         return chosen
+
+
+def _in_grad_mode(function: Callable[..., Any]) -> Callable[..., Any]:
+    def run(*args: Any, **kwargs: Any) -> Any:
+        with torch.inference_mode(False), torch.enable_grad():
+            return function(*args, **kwargs)
+
+    return run
 
 
 def _strided_view(

@@ -1,0 +1,74 @@
+"""Sessions for tests, and the checks that nothing is left behind."""
+
+from __future__ import annotations
+
+import gc
+import os
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import psutil
+import pytest
+import torch
+
+import gt
+from gt.client import session as sessions
+
+MODES = {
+    "embedded": {},
+    "virtual": {"workers": 3, "mode": "virtual"},
+    "processes": {"workers": 2},
+}
+
+
+@pytest.fixture(params=["embedded", "virtual"])
+def anywhere(request: pytest.FixtureRequest) -> Iterator[str]:
+    """A test that must give the same result on one worker and on several."""
+    gt.init(**MODES[request.param])
+    yield request.param
+    gt.shutdown()
+
+
+@pytest.fixture
+def embedded() -> Iterator[None]:
+    gt.init()
+    yield
+    gt.shutdown()
+
+
+@pytest.fixture(scope="module")
+def two_processes() -> Iterator[None]:
+    """Two worker processes for all tests of a module; starting them costs seconds."""
+    gt.init(workers=2)
+    yield
+    gt.shutdown()
+
+
+@pytest.fixture(autouse=True)
+def fixed_seed() -> None:
+    torch.manual_seed(0)
+
+
+@pytest.fixture(autouse=True)
+def nothing_left_behind(request: pytest.FixtureRequest) -> Iterator[None]:
+    """Threads, processes, shared memory and handles that a test made are gone when it ends."""
+    shared = {name for name in request.fixturenames if name == "two_processes"}
+    before = _leftovers()
+    yield
+    gc.collect()
+    if not shared:
+        assert sessions.active is None, "the test did not call gt.shutdown()"
+        after = _leftovers()
+        assert after <= before, f"left behind: {after - before}"
+
+
+def _leftovers() -> set[str]:
+    threads = {f"thread {thread.name}" for thread in threading.enumerate() if thread.name.startswith("gt-")}
+    children = {f"process {child.pid} {' '.join(child.cmdline()[:4])}" for child in psutil.Process().children()}
+    children = {text for text in children if "gt." in text}
+    directory = Path("/dev/shm")
+    segments = (
+        {f"segment {path.name}" for path in directory.glob(f"gt-{os.getpid()}-*")} if directory.is_dir() else set()
+    )
+    return threads | children | segments

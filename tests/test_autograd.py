@@ -1,0 +1,202 @@
+"""Everything torch's autograd does, on GT, with torch as the oracle."""
+
+import copy
+
+import pytest
+import torch
+from torch.utils.checkpoint import checkpoint
+
+import gt
+
+pytestmark = pytest.mark.usefixtures("anywhere")
+
+
+def both(function, *shapes):
+    """The same function on plain and on GT leaves with the same values; gives (plain results, GT results)."""
+    plain = [torch.randn(shape) for shape in shapes]
+    ours = [gt.to(value).requires_grad_() for value in plain]
+    plain = [value.requires_grad_() for value in plain]
+    return function(*plain), function(*ours)
+
+
+def assert_same(plain, ours):
+    for expected, found in zip(plain, ours, strict=True):
+        torch.testing.assert_close(found.detach().cpu() if isinstance(found, gt.Tensor) else found, expected)
+
+
+def test_backward():
+    def run(a, b):
+        (a @ b).tanh().sum().backward()
+        return a.grad, b.grad
+
+    assert_same(*both(run, (3, 4), (4, 5)))
+
+
+def test_autograd_grad_and_double_backward():
+    def run(x):
+        (first,) = torch.autograd.grad((x**3).sum(), x, create_graph=True)
+        (second,) = torch.autograd.grad(first.sum(), x)
+        return first.detach(), second
+
+    assert_same(*both(run, (5,)))
+
+
+def test_retain_graph_accumulates():
+    def run(x):
+        y = (x * x).sum()
+        y.backward(retain_graph=True)
+        y.backward()
+        return (x.grad,)
+
+    assert_same(*both(run, (4,)))
+
+
+def test_a_graph_is_freed_without_retain():
+    x = gt.ones(2, requires_grad=True)
+    y = (x * x).sum()
+    y.backward()
+    with pytest.raises(RuntimeError, match="second time"):
+        y.backward()
+
+
+def test_hooks():
+    seen = []
+    x = gt.ones(3, requires_grad=True)
+    y = x * 2
+    y.register_hook(lambda grad: grad * 10)
+    x.register_hook(lambda grad: seen.append(grad.tolist()))
+    x.register_post_accumulate_grad_hook(lambda leaf: seen.append(leaf.grad.tolist()))
+    y.sum().backward()
+    assert seen == [[20.0, 20.0, 20.0], [20.0, 20.0, 20.0]]
+
+
+def test_no_grad_and_inference_mode():
+    x = gt.ones(3, 3, requires_grad=True)
+    with torch.no_grad():
+        assert not (x * 2).requires_grad
+    with torch.inference_mode():
+        y = torch.nn.functional.linear(x, x).reshape(-1)
+        assert y.tolist() == [3.0] * 9
+
+
+def test_values_made_in_inference_mode_can_be_written_later():
+    with torch.inference_mode():
+        y = gt.ones(2) * 2
+    z = y.clone() if y.is_inference() else y
+    z += 1
+    assert z.tolist() == [3.0, 3.0]
+
+
+@pytest.mark.parametrize("use_reentrant", [True, False])
+def test_checkpointing_with_dropout_recomputes_the_same_mask(use_reentrant):
+    dropout = torch.nn.Dropout(0.5)
+    x = gt.randn(64, requires_grad=True)
+    torch.manual_seed(7)
+    checkpoint(lambda v: dropout(v * 2), x, use_reentrant=use_reentrant).sum().backward()
+    checkpointed, x.grad = x.grad, None
+    torch.manual_seed(7)
+    dropout(x * 2).sum().backward()
+    assert torch.equal(checkpointed.cpu(), x.grad.cpu())
+
+
+def test_a_custom_function():
+    class Double(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx, x):
+            ctx.save_for_backward(x)
+            return x * 2
+
+        @staticmethod
+        def backward(ctx, grad):
+            (x,) = ctx.saved_tensors
+            return grad * 2 + x * 0
+
+    x = gt.ones(2, requires_grad=True)
+    Double.apply(x).sum().backward()
+    assert x.grad.tolist() == [2.0, 2.0]
+
+
+def test_a_write_to_a_saved_tensor_is_noticed():
+    x = gt.ones(3, requires_grad=True)
+    y = x.exp()
+    z = (y * y).sum()
+    y += 1
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        z.backward()
+
+
+def test_a_write_to_a_leaf_is_refused():
+    x = gt.ones(3, requires_grad=True)
+    with pytest.raises(RuntimeError, match="leaf Variable"):
+        x += 1
+
+
+def test_gradients_through_views_and_in_place():
+    def run(x):
+        y = x * 1
+        y[1:, 0] *= 3
+        y.t()[1].add_(x[1])
+        (y**2).sum().backward()
+        return (x.grad,)
+
+    assert_same(*both(run, (2, 2)))
+
+
+def test_autocast_to_bfloat16():
+    def run(x, w):
+        with torch.autocast("cpu", dtype=torch.bfloat16):
+            y = torch.nn.functional.linear(x, w)
+        y.float().sum().backward()
+        return y.detach(), x.grad, w.grad
+
+    plain, ours = both(run, (3, 4), (5, 4))
+    assert ours[0].dtype == torch.bfloat16
+    assert_same(plain, ours)
+
+
+def test_func_grad_and_vmap():
+    def loss(w, x):
+        return (torch.tanh(x @ w) ** 2).sum()
+
+    w, x = torch.randn(4, 3), torch.randn(6, 4)
+    expected = torch.func.vmap(torch.func.grad(loss), in_dims=(None, 0))(w, x)
+    found = torch.func.vmap(torch.func.grad(loss), in_dims=(None, 0))(gt.to(w), gt.to(x))
+    torch.testing.assert_close(found.cpu(), expected)
+
+
+def test_func_jacrev_and_functional_call():
+    model = torch.nn.Linear(3, 2)
+    ours = gt.to(copy.deepcopy(model))
+    x = torch.randn(3)
+    expected = torch.func.jacrev(lambda v: torch.func.functional_call(model, dict(model.named_parameters()), (v,)))(x)
+    found = torch.func.jacrev(lambda v: torch.func.functional_call(ours, dict(ours.named_parameters()), (v,)))(gt.to(x))
+    torch.testing.assert_close(found.cpu(), expected)
+
+
+def test_cpu_is_differentiable():
+    x = gt.ones(3, requires_grad=True)
+    (x.cpu() * torch.tensor([1.0, 2.0, 3.0])).sum().backward()
+    assert x.grad.tolist() == [1.0, 2.0, 3.0]
+
+
+def test_gradient_clipping():
+    def run(a, b):
+        (a * 10).sum().backward()
+        (b * 3).sum().backward()
+        norm = torch.nn.utils.clip_grad_norm_([a, b], 1.0)
+        torch.nn.utils.clip_grad_value_([a], 0.1)
+        return norm, a.grad, b.grad
+
+    assert_same(*both(run, (3,), (2, 2)))
+
+
+def test_an_exception_in_a_hook_reaches_the_user():
+    x = gt.ones(2, requires_grad=True)
+    y = x * 2
+
+    def fail(grad):
+        raise KeyError("from the hook")
+
+    y.register_hook(fail)
+    with pytest.raises(KeyError, match="from the hook"):
+        y.sum().backward()
