@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import linecache
 
+import torch
+
 from gt.core.messages import Failure, Lost
 
 
@@ -11,14 +13,25 @@ def describe_failure(failure: Failure, place: tuple[str, int, str]) -> str:
     file, line, function = place
     source = linecache.getline(file, line).strip()
     lines = [
-        f"{failure.kind}: {failure.message}",
-        f'  issued at: File "{file}", line {line}, in {function or "<module>"}',
+        f'File "{file}", line {line}, in {function or "<module>"}',
         *([f"    {source}"] if source else []),
-        f"  op: {failure.op}({', '.join(failure.inputs)}) on worker {failure.worker}",
-        "  worker's traceback:",
+        f"  issued {failure.op}({', '.join(failure.inputs)}), which failed on worker {failure.worker}:",
+        f"  {failure.kind}: {failure.message}",
+        "  Traceback of the worker:",
         *[f"    {text}" for text in failure.traceback.rstrip().splitlines()],
     ]
     return "\n".join(lines)
+
+
+_AT_ONCE: dict[str, type[Exception]] = {
+    kind.__name__: kind
+    for kind in (RuntimeError, IndexError, ValueError, TypeError, NotImplementedError, ZeroDivisionError, OverflowError)
+} | {"_LinAlgError": torch.linalg.LinAlgError}
+
+
+def error_at_once(failure: Failure) -> Exception:
+    """The error of an op that was waited for: it is raised on the user's line as torch would raise it."""
+    return _AT_ONCE.get(failure.kind, RuntimeError)(failure.message)
 
 
 def describe_loss(lost: Lost, how_it_ended: str) -> str:

@@ -14,7 +14,11 @@ DTYPE_NAMES: dict[torch.dtype, str] = {dtype: name for name, dtype in TORCH_DTYP
 
 
 class Geometry:
-    """Compared and hashed by identity: two tensors of the same shape, strides, offset and dtype share one Geometry."""
+    """Compared and hashed by identity: two tensors of the same shape, strides, offset and dtype share one Geometry.
+
+    They share it within a session: a tensor of an ended session never meets what a new one remembers, so that the slow
+    path sees it and says so.
+    """
 
     __slots__ = ("__weakref__", "dtype", "nbytes", "offset", "shape", "stride")
 
@@ -45,6 +49,11 @@ class Geometry:
 
 _Key = tuple[torch.Size, tuple[int, ...], int, torch.dtype]
 _interned: WeakValueDictionary[_Key, Geometry] = WeakValueDictionary()
+
+
+def forget_geometries() -> None:
+    """A new session begins."""
+    _interned.clear()
 
 
 def geometry_of(tensor: torch.Tensor) -> Geometry:

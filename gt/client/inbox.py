@@ -7,7 +7,7 @@ import sys
 import threading
 import time
 
-from gt.client.failures import describe_failure, describe_loss
+from gt.client.failures import describe_failure, describe_loss, error_at_once
 from gt.client.sites import Sites
 from gt.core.errors import OpError, ProtocolError, ServerLost, WorkerLost
 from gt.core.messages import (
@@ -37,10 +37,11 @@ class Inbox:
         self._answers: dict[int, tuple[Answer, Buffer | None]] = {}
         self._lock = threading.RLock()
         self._server_lost: ServerLost | None = None
+        self._rejected: Rejected | None = None
         self._status = ""
 
     def wait(self, request: int) -> tuple[Answer, Buffer | None]:
-        """The answer to a request. Raises what made an answer impossible."""
+        """The answer to a request. Raises what made an answer impossible, after telling for whom it waits."""
         start = time.monotonic()
         notice = start + NOTICE_SECONDS
         while True:
@@ -49,17 +50,20 @@ class Inbox:
                 if found is None:
                     self._receive(POLL_SECONDS)
                     found = self._answers.pop(request, None)
+            if self._rejected is not None:
+                raise ProtocolError(self._rejected.reason)
             if found is not None:
                 return self._checked(found)
             if time.monotonic() > notice:
                 self._explain(time.monotonic() - start)
                 notice = time.monotonic() + NOTICE_SECONDS
 
-    def arrived(self, request: int) -> bool:
-        """Whether the answer to a request is here; takes in what has arrived without waiting."""
+    def unshown(self) -> list[Failure]:
+        """Failures that no read has shown, taken out of the inbox."""
         with self._lock:
             self._receive(0.0)
-            return self._answers.pop(request, None) is not None
+            failures, self.failures = self.failures, []
+        return failures
 
     def _receive(self, timeout: float) -> None:
         if self._server_lost is not None:
@@ -74,6 +78,8 @@ class Inbox:
                 self.failures.append(answer.failure)
             elif isinstance(answer, Waiting):
                 self._status = answer.reason
+            elif isinstance(answer, Rejected) and answer.request == 0:
+                self._rejected = answer
             elif isinstance(answer, Lost) and answer.request == 0:
                 log.warning("%s", describe_loss(answer, self._channel.how_it_ended(answer.pid)))
             else:
@@ -83,6 +89,8 @@ class Inbox:
         answer = found[0]
         if isinstance(answer, Failed):
             self.failures = [failure for failure in self.failures if failure != answer.failure]
+            if answer.own:
+                raise error_at_once(answer.failure)
             raise OpError(describe_failure(answer.failure, self._sites.place(answer.failure.site)))
         if isinstance(answer, Lost):
             raise WorkerLost(describe_loss(answer, self._channel.how_it_ended(answer.pid)))
@@ -91,5 +99,5 @@ class Inbox:
         return found
 
     def _explain(self, seconds: float) -> None:
-        reason = self._status or "the workers are still computing what was asked for"
-        print(f"gt: waiting for {seconds:.0f} s: {reason}", file=sys.stderr, flush=True)
+        reason = self._status or "the server has not said for whom"
+        print(f"gt: waiting for {seconds:.0f} s; {reason}", file=sys.stderr, flush=True)

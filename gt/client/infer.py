@@ -17,6 +17,7 @@ from gt.client.geometry import DTYPE_NAMES, Geometry, geometry_of, intern_geomet
 from gt.client.nodes import Node
 from gt.client.ops import Kind, OpRecord
 from gt.client.session import Session
+from gt.core.errors import SessionError
 from gt.core.messages import Arg, Complex, DType, Here, Input, Items, Layout, MemoryFormat, Scalar, Signature, ViewStep
 
 _TENSOR_KINDS = (Kind.TENSOR, Kind.TARGET)
@@ -36,6 +37,10 @@ def learn(
     nodes: list[Node],
 ) -> Entry:
     """What to do with this call from now on."""
+    for node in nodes:
+        if node.session is not session:
+            node.session.require_open()
+            raise SessionError("this tensor belongs to another session than the one that is active")
     template = Template(record, args, kwargs)
     try:
         entry = _known_entry(session, record, args, kwargs, template, nodes)

@@ -15,7 +15,9 @@ def describe(tensor: torch.Tensor, values: torch.Tensor | None, workers: tuple[i
     name = "gt.Parameter" if getattr(tensor, "_is_param", False) else "gt.Tensor"
     if values is None or values.numel() == 0:
         return f"{name}([], {', '.join(facts)})"
-    text = torch._tensor_str._tensor_str(values, indent=len(name) + 1)
+    threshold = SHOWN_ELEMENTS if values.numel() == tensor.numel() else 0  # a corner is always shown with dots
+    with torch._tensor_str.printoptions(threshold=threshold):
+        text = torch._tensor_str._tensor_str(values, indent=len(name) + 1)
     return f"{name}({text}, {', '.join(facts)})"
 
 

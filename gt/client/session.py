@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import os
+import sys
 from collections import OrderedDict, deque
 from collections.abc import Callable
 from typing import Any
@@ -12,7 +13,7 @@ import torch
 
 from gt.client.entries import Entry
 from gt.client.failures import describe_failure
-from gt.client.geometry import intern_geometry
+from gt.client.geometry import forget_geometries, intern_geometry
 from gt.client.host import as_tensor, payload
 from gt.client.inbox import Inbox
 from gt.client.nodes import ROOT, Base, Node
@@ -24,6 +25,7 @@ from gt.core.messages import (
     CreateTensor,
     DefineOp,
     DefineSite,
+    Failure,
     Fetched,
     FetchTensor,
     ForgetOps,
@@ -174,9 +176,11 @@ class Session:
         request = next(self.ids)
         self.emit(Synchronize(request))
         self._answer(request)
-        failures, self.inbox.failures = self.inbox.failures, []
-        if failures:
-            raise OpError(describe_failure(failures[0], self.sites.place(failures[0].site)))
+        if failures := self.inbox.unshown():
+            raise OpError(self._describe(failures[0]))
+
+    def _describe(self, failure: Failure) -> str:
+        return describe_failure(failure, self.sites.place(failure.site))
 
     def _answer(self, request: int) -> Any:
         self.outbox.flush()
@@ -209,6 +213,9 @@ class Session:
         if self.closed or self._pid != os.getpid():
             return
         try:
+            self.outbox.flush()
+            for failure in self.inbox.unshown():
+                print(f"gt: an op failed and its result was never read:\n{self._describe(failure)}", file=sys.stderr)
             self.emit(Goodbye())
             self.outbox.flush()
         except ConnectionLost:
@@ -240,6 +247,7 @@ def set_connector(connect: Callable[[], Session]) -> None:
 def activate(session: Session | None) -> None:
     global active
     active = session
+    forget_geometries()
 
 
 def current() -> Session:

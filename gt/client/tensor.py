@@ -54,6 +54,11 @@ class Tensor(torch.Tensor):
             raise TypeError(f"numpy.{ufunc.__name__} ({method}) cannot work on a GT tensor; take tensor.numpy() first")
         return function(*[to_gt(torch.from_numpy(x)) if isinstance(x, np.ndarray) else x for x in inputs])
 
+    def __setitem__(self, index: Any, value: Any) -> None:
+        if isinstance(value, np.ndarray | np.generic):
+            value = torch.as_tensor(value)
+        super().__setitem__(index, value)
+
     def tolist(self) -> Any:
         return self._fetch().tolist()
 

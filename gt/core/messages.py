@@ -374,10 +374,11 @@ class Queried(_Record, frozen=True):
 
 
 class Failed(_Record, frozen=True):
-    """The answer to a request whose tensor has no value."""
+    """The answer to a request whose tensor has no value. `own`: the request itself failed, not what it depends on."""
 
     request: Id
     failure: Failure
+    own: bool = False
 
 
 class OpFailed(_Record, frozen=True):

@@ -362,6 +362,13 @@ class Office:
         reason = f"{type(instruction).__name__} names something the dispatcher does not know: {error}"
         self._answer(session.ident, Rejected(request, reason))
 
+    def waits(self) -> dict[int, set[int]]:
+        """For whom each session waits."""
+        waits: dict[int, set[int]] = {}
+        for request, pending in self._pending.items():
+            waits.setdefault(session_of(request), set()).update(pending.waiting_for)
+        return waits
+
     def last_op(self, worker: int, progress: int) -> str:
         """What a worker was at: the op of the command number it had come to, or the last one it was sent."""
         known = self.state.workers.get(worker)

@@ -44,6 +44,7 @@ from gt.wire.processes import is_running, start_mark, this_host
 log = logging.getLogger("gt.dispatcher")
 
 TICK_MS = 250
+NOTICE_SECONDS = 3.0
 _MISTAKES = 3  # malformed messages after which a peer is no longer listened to
 
 
@@ -94,7 +95,7 @@ class Server:
         self._hellos: Decoder[Hello] = Decoder(Hello)
 
     def run(self) -> None:
-        next_check = time.monotonic()
+        next_check = next_notice = time.monotonic()
         while not self._stopping:
             if self._socket.poll(TICK_MS):
                 identity, *frames = self._socket.recv_multipart()
@@ -102,6 +103,9 @@ class Server:
             if time.monotonic() >= next_check:
                 next_check = time.monotonic() + TICK_MS / 1000
                 self._bury_the_dead()
+            if time.monotonic() >= next_notice:
+                next_notice = time.monotonic() + NOTICE_SECONDS
+                self._explain_waits()
         self._close()
 
     def stop(self) -> None:
@@ -191,6 +195,18 @@ class Server:
         if reason != waiter.told:
             waiter.told = reason
             self._post(identity, [Waiting(reason)])
+
+    def _explain_waits(self) -> None:
+        """Tell clients that wait for an answer whom they wait for, and what that worker is at."""
+        for session, workers in self.office.waits().items():
+            identity = self._clients.get(session)
+            if identity is not None:
+                at = [self._at(worker) for worker in sorted(workers) if worker in self._workers]
+                self._post(identity, [Waiting(f"for {', '.join(at)}")])
+
+    def _at(self, worker: int) -> str:
+        progress = self._peers[self._workers[worker]].progress[0]
+        return f"worker {worker}, which is at {self.office.last_op(worker, progress) or 'its start'}"
 
     # Ends
 

@@ -134,8 +134,9 @@ class Executor:
             results = kernel.call(values, command.scalars)  # type: ignore[union-attr]
             answers = [self._keep(command.first, results, place) for place in range(len(results))]
         except Exception as error:
-            failure = self._fail(command, kernel, values, command.written, error, told=True)
-            self._report(Failed(command.request, failure))
+            failing = self._fail(command, kernel, values, command.written, error, told=True)
+            own = not any(value is failing for value in (kernel, *values))
+            self._report(Failed(command.request, failing.failure, own))
             return
         self._renew(kernel, command.inputs, command.written)  # type: ignore[arg-type]
         written = tuple([self.engine.meta(self.store[ident]) for ident in command.written])
@@ -158,7 +159,7 @@ class Executor:
         lost: Sequence[int],
         error: Exception,
         told: bool = False,
-    ) -> Failure:
+    ) -> Failing:
         """Note why an op gave nothing: because of what it depends on, or by itself."""
         cause = next((value for value in [kernel, *values] if isinstance(value, Failing)), None)
         failing = cause or Failing(self._describe(command, kernel, values, error))  # type: ignore[arg-type]
@@ -169,7 +170,7 @@ class Executor:
                 self.store.pop(command.inputs[place], None)
         for ident in lost:
             self.store[ident] = failing
-        return failing.failure
+        return failing
 
     def _describe(
         self, command: WorkerRunOp | WorkerQueryOp, kernel: Kernel, values: list[Value], error: Exception

@@ -1,0 +1,211 @@
+"""Errors say what, why and what to do, on the user's line."""
+
+import inspect
+import os
+import subprocess
+import sys
+
+import pytest
+import torch
+
+import gt
+
+
+def line():
+    return inspect.currentframe().f_back.f_lineno
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        lambda m: m.ones(2, 3) @ m.ones(2, 3),
+        lambda m: m.ones(2) + m.ones(3),
+        lambda m: m.ones(2, 3).view(4),
+        lambda m: m.ones(2, 3)[5],
+        lambda m: m.ones(2, dtype=torch.int64) @ m.ones(2),
+        lambda m: torch.cat([m.ones(2, 2), m.ones(3, 3)]),
+        lambda m: m.ones(2).sum(dim=4),
+        lambda m: torch.nn.functional.conv2d(m.ones(1, 2, 4, 4), m.ones(1, 3, 2, 2)),
+        lambda m: m.ones(2).requires_grad_().add_(1),
+        lambda m: m.arange(3).sqrt_(),
+        lambda m: m.ones(2, 2).expand(3, 3),
+    ],
+)
+def test_shape_and_dtype_errors_are_torchs_and_at_once(anywhere, wrong):
+    with pytest.raises(Exception) as expected:
+        wrong(torch)
+    with pytest.raises(type(expected.value)) as found:
+        wrong(gt)
+    assert str(found.value).splitlines()[0] == str(expected.value).splitlines()[0]
+
+
+def failing():
+    return gt.arange(3.0)[gt.tensor([7])]
+
+
+def test_a_failure_in_a_worker_is_raised_at_the_read_with_the_users_line(anywhere):
+    x = gt.arange(3.0)
+    bad, where = x[gt.tensor([7])], line()
+    with pytest.raises(gt.OpError) as found:
+        bad.tolist()
+    text = str(found.value)
+    parts = [
+        f'test_errors.py", line {where}',
+        "gt.arange",
+        "aten.index.Tensor(float32[3], int64[1])",
+        "out of bounds",
+        "Traceback",
+    ]
+    places = [text.find(part) for part in (parts[0], *parts[2:])]
+    assert -1 not in places
+    assert places == sorted(places)
+    assert "x[gt.tensor([7])]" in text
+
+
+def test_what_depends_on_a_failure_fails_the_same_and_the_rest_goes_on(anywhere):
+    good = gt.ones(1)
+    bad = failing()
+    dependent = (bad + good) * 2
+    assert (good + 1).item() == 2
+    for tensor in (bad, dependent):
+        with pytest.raises(gt.OpError, match="out of bounds"):
+            tensor.item()
+    assert (good + 2).item() == 3
+
+
+def test_a_failed_write_poisons_only_its_target(anywhere):
+    x, y = gt.zeros(3), gt.zeros(3)
+    x.index_add_(0, gt.tensor([9]), gt.ones(1))
+    with pytest.raises(gt.OpError, match="index"):
+        x.tolist()
+    assert y.tolist() == [0.0, 0.0, 0.0]
+
+
+def test_a_query_that_depends_on_a_failure_tells_the_cause(anywhere):
+    bad = failing()
+    with pytest.raises(gt.OpError, match="out of bounds"):
+        bad.nonzero()
+
+
+def test_synchronize_raises_a_failure_that_nobody_read(anywhere):
+    failing()
+    with pytest.raises(gt.OpError, match="out of bounds"):
+        gt.synchronize()
+    gt.synchronize()
+
+
+def test_an_unread_failure_is_told_at_the_end(capsys):
+    gt.init()
+    failing()
+    gt.shutdown()
+    assert "never read" in capsys.readouterr().err
+
+
+def test_failures_in_backward_tell_the_line_of_the_backward(anywhere):
+    weight = gt.ones(3, 2, requires_grad=True)
+    torch.nn.functional.embedding(gt.tensor([0, 9]), weight).sum().backward()
+    with pytest.raises(gt.OpError, match=r"test_errors.py"):
+        weight.grad.tolist()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"workers": 0}, "at least 1, not 0"),
+        ({"workers": "two"}, "not 'two'"),
+        ({"workers": True}, "not True"),
+        ({"mode": "virtul"}, "did you mean 'virtual'"),
+        ({"backend": "pytorhc"}, "did you mean 'pytorch'"),
+        ({"workers": 3, "mode": "embedded"}, "use mode='virtual'"),
+        ({"mode": "connected"}, "GT_SERVER"),
+        ({"server": "localhost"}, "host:port"),
+        ({"server": "localhost:99999999"}, "host:port"),
+        ({"server": "10.0.0.5:1234"}, "not a loopback address"),
+        ({"server": "localhost:1234", "workers": 2}, "not both"),
+    ],
+)
+def test_wrong_arguments_to_init(arguments, message):
+    with pytest.raises(gt.SettingsError, match=message):
+        gt.init(**arguments)
+
+
+def test_init_twice_and_late_gpu_workers(embedded):
+    with pytest.raises(gt.SessionError, match="running already"):
+        gt.init()
+    with pytest.raises(gt.SessionError, match="before the first tensor"):
+        gt.gpu_workers(2)
+
+
+def test_gt_after_shutdown():
+    gt.init()
+    x = gt.ones(2)
+    gt.shutdown()
+    gt.shutdown()
+    for use in (lambda: x + 1, lambda: x.tolist(), lambda: gt.ones(1), lambda: print(x), gt.synchronize):
+        with pytest.raises(gt.SessionError, match=r"shut down.*gt.init\(\)"):
+            use()
+    gt.init()
+    with pytest.raises(gt.SessionError, match="shut down"):
+        x + gt.ones(2)
+    assert gt.ones(2).tolist() == [1.0, 1.0]
+    gt.shutdown()
+
+
+def test_sparse_tensors_are_refused_with_a_reason(embedded):
+    with pytest.raises(TypeError, match="to_dense"):
+        gt.to(torch.eye(2).to_sparse())
+
+
+def run_python(code, **environment):
+    return subprocess.run(
+        [sys.executable, "-c", code],
+        capture_output=True,
+        text=True,
+        timeout=100,
+        env={**os.environ, **environment},
+        cwd=os.path.dirname(os.path.dirname(__file__)),
+        check=False,
+    )
+
+
+@pytest.mark.parametrize(
+    ("environment", "message"),
+    [
+        ({"GT_WORKERS": "many"}, "GT_WORKERS='many' cannot be used"),
+        ({"GT_WORKERS": "0"}, "at least 1"),
+        ({"GT_BACKEND": "tensorflow"}, "GT_BACKEND='tensorflow' cannot be used: expected one of pytorch, numpy"),
+        ({"GT_VERBOSE": "maybe"}, "GT_VERBOSE='maybe' cannot be used: expected 1 or 0"),
+        ({"GT_SERVER": "nowhere"}, "host:port"),
+        ({"GT_INSTRUCTION_LOG": "/nowhere/at/all.log"}, "cannot be written"),
+    ],
+)
+def test_malformed_environment(environment, message):
+    done = run_python("import gt; gt.ones(1)", **environment)
+    assert done.returncode == 1
+    assert "SettingsError" in done.stderr
+    assert message in done.stderr
+
+
+def test_an_unknown_variable_is_pointed_out():
+    done = run_python("import gt; print(gt.ones(1).item())", GT_WORKER="2")
+    assert done.stdout == "1.0\n"
+    assert "GT_WORKER is not a setting of GT and is ignored; did you mean 'GT_WORKERS'?" in done.stderr
+
+
+def test_a_forked_child_is_told():
+    code = """
+import os, gt
+x = gt.ones(2)
+pid = os.fork()
+if pid == 0:
+    try:
+        x.tolist()
+    except gt.SessionError as error:
+        print(error, flush=True)
+    os._exit(0)
+os.waitpid(pid, 0)
+print(x.tolist())
+"""
+    done = run_python(code)
+    assert "was forked" in done.stdout
+    assert "[1.0, 1.0]" in done.stdout

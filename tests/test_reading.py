@@ -1,0 +1,198 @@
+import json
+
+import numpy as np
+import pytest
+import torch
+
+import gt
+
+pytestmark = pytest.mark.usefixtures("anywhere")
+
+
+def test_numbers():
+    x = gt.tensor([[1.5, 2.0], [3.0, 4.0]])
+    assert x.tolist() == [[1.5, 2.0], [3.0, 4.0]]
+    assert x[0, 0].item() == 1.5
+    assert float(x[0, 1]) == 2.0
+    assert int(gt.tensor(7)) == 7
+    assert complex(gt.tensor(1.0)) == 1 + 0j
+    assert [1, 2, 3][gt.tensor(1)] == 2
+    assert bool(gt.tensor(True)) and not gt.tensor(0)
+
+
+def test_bool_of_several_is_refused_as_in_torch():
+    with pytest.raises(RuntimeError, match="ambiguous"):
+        bool(gt.ones(2))
+    with pytest.raises(RuntimeError, match="cannot be converted to Scalar"):
+        gt.ones(2).item()
+
+
+def test_numpy():
+    x = gt.arange(6).reshape(2, 3)
+    assert isinstance(x.numpy(), np.ndarray)
+    np.testing.assert_array_equal(x.numpy(), np.arange(6).reshape(2, 3))
+    np.testing.assert_array_equal(np.asarray(x), np.arange(6).reshape(2, 3))
+    np.testing.assert_array_equal(np.asarray(x, dtype=np.float32), np.arange(6, dtype=np.float32).reshape(2, 3))
+    np.testing.assert_array_equal(x.t().data.numpy(), np.arange(6).reshape(2, 3).T)
+    assert np.array(x).sum() == 15
+
+
+def test_numpy_of_what_requires_grad_is_refused_as_in_torch():
+    x = gt.ones(2, requires_grad=True)
+    with pytest.raises(RuntimeError, match="requires grad"):
+        x.numpy()
+    assert x.detach().numpy().tolist() == [1.0, 1.0]
+    assert x.data.numpy().tolist() == [1.0, 1.0]
+    assert x.numpy(force=True).tolist() == [1.0, 1.0]
+
+
+def test_the_copy_is_ones_own():
+    x = gt.zeros(3)
+    copy = x.cpu()
+    copy += 1
+    assert x.tolist() == [0.0, 0.0, 0.0]
+
+
+def test_iteration_and_len():
+    x = gt.arange(6).reshape(3, 2)
+    assert [row.tolist() for row in x] == [[0, 1], [2, 3], [4, 5]]
+    assert len(x) == 3
+    first, *rest = x
+    assert first.tolist() == [0, 1]
+    assert 4 in x
+
+
+def test_formatting():
+    assert f"{gt.tensor(1.23456):.2f}" == "1.23"
+    assert f"{gt.tensor(7):04d}" == "0007"
+    assert "loss gt.Tensor(2." in f"loss {gt.tensor(2.0)}"
+
+
+def test_repr_shows_values_of_small_tensors_and_facts_always():
+    text = repr(gt.arange(3))
+    assert "[0, 1, 2]" in text
+    assert "shape=(3,)" in text
+    assert "dtype=torch.int64" in text
+    assert "worker" in text
+
+
+def test_repr_of_large_tensors_is_summarised():
+    text = repr(gt.arange(100_000).reshape(100, 1000))
+    assert "..." in text
+    assert "99999" in text
+    assert "shape=(100, 1000)" in text
+    assert len(text) < 1000
+
+
+def test_repr_of_parameters_gradients_and_empties():
+    assert repr(gt.nn.Linear(1, 1).weight).startswith("gt.Parameter(")
+    assert "requires_grad=True" in repr(gt.ones(1, requires_grad=True))
+    assert "grad_fn=<MulBackward0>" in repr(gt.ones(1, requires_grad=True) * 2)
+    assert "shape=(0, 3)" in repr(gt.zeros(0, 3))
+    assert "Linear(in_features=2" in repr(gt.nn.Linear(2, 2))
+
+
+def test_str_and_json():
+    x = gt.tensor(1)
+    assert str(x) == repr(x)
+    assert json.dumps(gt.tensor([1, 2]).tolist()) == "[1, 2]"
+
+
+def test_dlpack_export():
+    x = gt.arange(4.0)
+    assert torch.equal(torch.from_dlpack(x), torch.arange(4.0))
+    np.testing.assert_array_equal(np.from_dlpack(x), np.arange(4.0))
+    with pytest.raises(BufferError, match="require gradient"):
+        torch.from_dlpack(gt.ones(1, requires_grad=True))
+
+
+@pytest.mark.parametrize("read", ["data_ptr", "untyped_storage", "storage", "share_memory_"])
+def test_what_needs_memory_here_says_so(read):
+    with pytest.raises(RuntimeError, match=r"its bytes are on a worker; use tensor.cpu\(\)"):
+        getattr(gt.ones(2), read)()
+
+
+def test_host_memory_can_be_the_target():
+    host = torch.zeros(3)
+    host.copy_(gt.ones(3))
+    host += gt.ones(3)
+    assert not isinstance(host, gt.Tensor)
+    assert host.tolist() == [2.0, 2.0, 2.0]
+    out = torch.empty(3)
+    torch.add(gt.ones(3), 1, out=out)
+    assert out.tolist() == [2.0, 2.0, 2.0]
+
+
+def test_torch_functions_that_answer_with_python_values():
+    x = gt.arange(4.0)
+    assert torch.equal(x, gt.arange(4.0)) and not torch.equal(x, x + 1)
+    assert torch.allclose(x, x + 1e-9)
+    assert torch.is_tensor(x) and x.is_floating_point() and not x.is_cuda
+    assert x.device.type == "cpu"
+    assert torch.equal(x, torch.arange(4.0))
+
+
+def test_data_dependent_shapes():
+    x = torch.tensor([[0.0, 1.0, 2.0], [3.0, 0.0, 4.0]])
+    y = gt.to(x)
+    cases = [
+        lambda v: v.nonzero(),
+        lambda v: v[v > 1],
+        lambda v: v.masked_select(v > 0),
+        lambda v: torch.unique(v),
+        lambda v: torch.unique(v, return_counts=True)[1],
+        lambda v: torch.nonzero(v, as_tuple=True)[1],
+        lambda v: torch.where(v > 0)[0],
+        lambda v: torch.argwhere(v),
+        lambda v: torch.bincount(v.flatten().long()),
+        lambda v: v.flatten().repeat_interleave(v.flatten().long()),
+        lambda v: v[:, torch.tensor([True, False, True])],
+    ]
+    for case in cases:
+        assert torch.equal(case(y).cpu(), case(x))
+
+
+def test_numpy_operands():
+    x = torch.tensor([[1.0, 2.0], [3.0, 4.0]])
+    y, a = gt.to(x), np.array([[1.0, 1.0], [2.0, 2.0]], dtype=np.float32)
+    plain = torch.from_numpy(a)
+    pairs = [
+        (y + a, x + plain),
+        (a + y, x + plain),
+        (y - a, x - plain),
+        (a - y, plain - x),
+        (y * a, x * plain),
+        (a / y, plain / x),
+        (y @ a, x @ plain),
+        (a @ y, plain @ x),
+        (y**a, x**plain),
+        (y > a, x > plain),
+        (a <= y, plain <= x),
+        (y == a, x == plain),
+        (np.add(a, y), plain + x),
+        (np.sqrt(y), x.sqrt()),
+        (np.float32(2) * y, x * 2),
+        (y[np.array([1, 0])], x[[1, 0]]),
+    ]
+    for found, expected in pairs:
+        assert isinstance(found, gt.Tensor)
+        torch.testing.assert_close(found.cpu(), expected, check_dtype=False)
+
+
+def test_in_place_with_numpy_and_plain_operands():
+    y = gt.ones(3)
+    y += torch.ones(3)
+    y[1:] = torch.zeros(2)
+    y[0] = np.float32(5)
+    y *= gt.tensor(2.0)
+    assert y.tolist() == [10.0, 0.0, 0.0]
+    y += np.ones(3, dtype=np.float32)
+    assert y.tolist() == [11.0, 1.0, 1.0]
+
+
+def test_a_changed_array_is_uploaded_again():
+    array = np.ones(4, dtype=np.float32)
+    plain = torch.from_numpy(array)
+    first = (gt.zeros(4) + plain).tolist()
+    array[:] = 2
+    assert (first, (gt.zeros(4) + plain).tolist()) == ([1.0] * 4, [2.0] * 4)
