@@ -36,7 +36,8 @@ TICK_MS = 500
 
 
 class Worker:
-    def __init__(self, endpoint: str, backend: str, device: str = "", threads: int = 0) -> None:
+    def __init__(self, endpoint: str, backend: str, device: str = "", threads: int = 0, *, share: bool = True) -> None:
+        self._share = share
         self._stopping = False
         self._endpoint = endpoint
         self._context = zmq.Context()
@@ -106,7 +107,7 @@ class Worker:
 
     def _allocate(self, nbytes: int, sharing: bool) -> tuple[str, memoryview]:
         """Memory that the client maps, where it can and where that pays."""
-        if sharing and nbytes >= shared.SHARE_BYTES:
+        if sharing and self._share and nbytes >= shared.SHARE_BYTES:
             return shared.create(nbytes)
         return "", memoryview(bytearray(nbytes))
 

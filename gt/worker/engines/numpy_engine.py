@@ -56,7 +56,7 @@ class NumPyEngine:
         return isinstance(value, np.ndarray)
 
     def settle(self, value: Array) -> Array:
-        return np.asarray(value, order="C")
+        return value
 
     def view_step(self, step: ViewStep) -> Callable[[Array], Array]:
         args = [self.literal(arg) for arg in step.args]

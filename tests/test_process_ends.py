@@ -1,0 +1,174 @@
+"""How processes end: killed, lost, interrupted, or simply done; nothing hangs and nothing is left."""
+
+import os
+import signal
+import threading
+import time
+
+import psutil
+import pytest
+import torch
+
+import gt
+from gt.client import session as sessions
+from tests.programs import finish, start, wait_until
+
+
+def workers():
+    return {info.worker: info for info in sessions.current().welcome.workers}
+
+
+def where(tensor):
+    return sessions.current().locate(tensor._node)
+
+
+def test_a_killed_worker_is_named_with_its_end_and_its_last_op():
+    gt.init(workers=2)
+    try:
+        kept, lost = gt.ones(10), None
+        while lost is None or where(lost) == where(kept):
+            lost = gt.ones(10).cumsum(0)
+        gt.synchronize()
+        victim = where(lost)[0]
+        os.kill(workers()[victim].pid, signal.SIGKILL)
+        start_time = time.monotonic()
+        with pytest.raises(gt.WorkerLost) as found:
+            while True:
+                lost.sum().item()
+        assert time.monotonic() - start_time < 10
+        text = str(found.value)
+        assert f"worker {victim} (pid {workers()[victim].pid}) was killed by SIGKILL" in text
+        assert "its last op was aten." in text
+        assert "test_process_ends.py" in text
+        assert kept.sum().item() == 10
+        with pytest.raises(gt.WorkerLost):
+            (lost + kept).tolist()
+        assert (gt.ones(3) + kept[0]).sum().item() == 6
+    finally:
+        gt.shutdown()
+
+
+def test_a_worker_killed_in_the_middle_of_work():
+    gt.init(workers=1)
+    try:
+        x = gt.randn(1200, 1200)
+        for _ in range(60):
+            x = (x @ x) * 1e-3
+        session = sessions.current()
+        session.outbox.flush()
+        os.kill(workers()[0].pid, signal.SIGKILL)
+        start_time = time.monotonic()
+        with pytest.raises(gt.WorkerLost, match="SIGKILL"):
+            x.sum().item()
+        assert time.monotonic() - start_time < 10
+        with pytest.raises(gt.WorkerLost):
+            gt.synchronize()
+    finally:
+        gt.shutdown()
+
+
+def test_a_server_that_goes_away():
+    gt.init(workers=1)
+    try:
+        x = gt.ones(3)
+        assert x.sum().item() == 3
+        server = sessions.current().welcome.pid
+        os.kill(server, signal.SIGKILL)
+        start_time = time.monotonic()
+        with pytest.raises(gt.ServerLost, match=rf"pid {server}\) was killed by SIGKILL"):
+            x.sum().item()
+        assert time.monotonic() - start_time < 10
+        with pytest.raises(gt.ServerLost):
+            gt.ones(2).tolist()
+    finally:
+        gt.shutdown()
+
+
+def test_a_wait_says_for_whom(capfd, monkeypatch):
+    monkeypatch.setattr("gt.client.inbox.NOTICE_SECONDS", 4.0)
+    gt.init(workers=1)
+    process = psutil.Process(workers()[0].pid)
+    try:
+        x = gt.ones(3).exp()
+        gt.synchronize()
+        process.suspend()
+        threading.Timer(6.0, process.resume).start()
+        assert x.sum().item() > 0
+        assert "waiting for" in (text := capfd.readouterr().err)
+        assert "worker 0, which is at aten." in text
+    finally:
+        process.resume()
+        gt.shutdown()
+
+
+def test_a_worker_that_dies_at_start_shows_its_last_words(tmp_path, monkeypatch):
+    (tmp_path / "sitecustomize.py").write_text(
+        "import sys\nif 'gt.worker' in ' '.join(sys.orig_argv): raise SystemExit('no room on this machine')\n"
+    )
+    monkeypatch.syspath_prepend(str(tmp_path))
+    with pytest.raises(
+        gt.WorkerLost, match=r"(?s)worker 0 .*ended with exit code 1 while starting.*no room on this machine"
+    ):
+        gt.init(workers=1)
+
+
+SCRIPT = """
+import gt, os, signal, sys, time
+from gt.client import session
+x = gt.ones(3)
+print(*[info.pid for info in session.current().welcome.workers], session.current().welcome.pid, flush=True)
+{ending}
+"""
+
+
+@pytest.mark.parametrize(
+    ("ending", "code"),
+    [
+        ("print(x.sum().item())", 0),
+        ("raise ValueError('the program fails')", 1),
+        ("sys.exit(3)", 3),
+        ("os.kill(os.getpid(), signal.SIGINT); time.sleep(30)", -signal.SIGINT),
+        ("os.kill(os.getpid(), signal.SIGKILL)", -signal.SIGKILL),
+        ("os._exit(5)", 5),
+        ("gt.shutdown()", 0),
+    ],
+)
+def test_no_process_outlives_the_program(ending, code):
+    done, out, _ = finish(start("-c", SCRIPT.format(ending=ending), GT_WORKERS="2"))
+    pids = [int(text) for text in out.splitlines()[0].split()]
+    assert len(pids) == 3
+    assert done == code
+    wait_until(lambda: not any(map(psutil.pid_exists, pids)), what=f"the end of {pids}")
+
+
+def test_ctrl_c_interrupts_a_wait():
+    script = SCRIPT.format(
+        ending="y = gt.randn(1500, 1500)\nfor _ in range(400): y = y @ y * 1e-3\nprint('waiting', flush=True)\ny.sum().item()"
+    )
+    process = start("-c", script, GT_WORKERS="1")
+    pids = [int(text) for text in process.stdout.readline().split()]
+    process.stdout.readline()
+    process.send_signal(signal.SIGINT)
+    code, _, err = finish(process, 20)
+    assert "KeyboardInterrupt" in err
+    wait_until(lambda: not any(map(psutil.pid_exists, pids)), what=f"the end of {pids}")
+
+
+def test_gpu_workers_before_the_first_tensor():
+    gt.gpu_workers(2)
+    try:
+        x = gt.ones(4)
+        assert len(workers()) == 2
+        assert x.sum().item() == 4
+    finally:
+        gt.shutdown()
+
+
+def test_without_shared_memory(monkeypatch):
+    monkeypatch.setenv("GT_SHARED_MEMORY", "0")
+    gt.init(workers=1)
+    try:
+        value = torch.randn(5_000_000)
+        assert torch.equal(gt.to(value).cpu(), value)
+    finally:
+        gt.shutdown()

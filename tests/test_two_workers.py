@@ -1,0 +1,85 @@
+"""Two worker processes: values, transfers, failures, pace."""
+
+import os
+
+import psutil
+import pytest
+import torch
+
+import gt
+from gt.client import session as sessions
+
+
+def workers():
+    return {info.worker: info for info in sessions.current().welcome.workers}
+
+
+def where(tensor):
+    return sessions.current().locate(tensor._node)
+
+
+def test_tensors_spread_and_meet(two_processes):
+    values = [torch.randn(50, 50) for _ in range(6)]
+    ours = [gt.to(value) for value in values]
+    assert {where(tensor) for tensor in ours} == {(0,), (1,)}
+    total = sum(a @ b for a, b in zip(ours[:-1], ours[1:], strict=True))
+    torch.testing.assert_close(total.cpu(), sum(a @ b for a, b in zip(values[:-1], values[1:], strict=True)))
+
+
+def test_the_smaller_operand_moves_and_stays_as_a_copy(two_processes):
+    large, small = gt.ones(100, 100), gt.ones(100)
+    while where(small) == where(large):
+        small = gt.ones(100)
+    home = where(small)
+    result = large + small
+    assert where(result) == where(large)
+    assert set(where(small)) == set(home + where(large))
+    small += 1
+    assert where(small) == home
+    assert (large + small).sum().item() == 30000
+
+
+@pytest.mark.parametrize("dtype", [torch.bool, torch.int64, torch.bfloat16, torch.complex64, torch.float64])
+@pytest.mark.parametrize("shape", [(), (0, 3), (7,), (3, 5)])
+def test_every_kind_of_tensor_can_move(two_processes, dtype, shape):
+    value = torch.ones(shape).to(dtype)
+    ours = [gt.to(value) for _ in range(4)]
+    base = gt.ones(64, dtype=dtype)
+    for tensor in ours:
+        torch.testing.assert_close(torch.logical_or(tensor, base[0]).cpu(), torch.logical_or(value, value.new_ones(())))
+
+
+@pytest.mark.parametrize("size", [10, 100_000, 3_000_000])
+def test_uploads_and_downloads_of_every_size(two_processes, size):
+    value = torch.randn(size)
+    assert torch.equal(gt.to(value).cpu(), value)
+    assert torch.equal(gt.to(value)[1:].cpu(), value[1:])
+
+
+def test_a_failure_travels_with_the_tensor_that_has_no_value(two_processes):
+    bad = [gt.arange(3.0)[gt.tensor([7])] for _ in range(4)]
+    good = [gt.ones(100, 1) for _ in range(4)]
+    for tensor in [a + b for a in bad for b in good]:
+        with pytest.raises(gt.OpError, match="out of bounds"):
+            tensor.sum().item()
+    gt.synchronize()
+    assert sum(good).sum().item() == 400
+
+
+def test_data_dependent_ops(two_processes):
+    x = gt.tensor([0.0, 1.0, 0.0, 2.0])
+    assert x.nonzero().flatten().tolist() == [1, 3]
+    assert x[x > 0].tolist() == [1.0, 2.0]
+
+
+def test_many_small_ops_keep_pace(two_processes):
+    x = gt.zeros(4)
+    for _ in range(20_000):
+        x = x + 1
+    assert x.tolist() == [20_000.0] * 4
+
+
+def test_cores_are_divided(two_processes):
+    for info in workers().values():
+        command = psutil.Process(info.pid).cmdline()
+        assert command[command.index("--threads") + 1] == str(max(1, os.cpu_count() // 2))
