@@ -160,9 +160,13 @@ class Office:
 
     def end_session(self, ident: int) -> list[Outgoing]:
         """A client has left, politely or not: everything it held is freed."""
+        self._end(ident)
+        return self._take_out()
+
+    def _end(self, ident: int) -> None:
         session = self.state.sessions.pop(ident, None)
         if session is None:
-            return []
+            return
         self._note("DISCONNECT", f"client {ident}", None)
         for tensor in session.held:
             self.state.remove(tensor)
@@ -171,7 +175,6 @@ class Office:
         for number, worker in self.state.workers.items():
             worker.known = {code for code in worker.known if session_of(code) != ident}
             self._command(number, WorkerEndSession(ident))
-        return self._take_out()
 
     # Instructions
 
@@ -292,7 +295,7 @@ class Office:
         session.scopes[define.code] = define.name
 
     def _goodbye(self, session: Session, goodbye: Goodbye, _: Buffer | None) -> None:
-        self._out.extend(self.end_session(session.ident))
+        self._end(session.ident)
 
     # Reports
 

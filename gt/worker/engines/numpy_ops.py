@@ -157,7 +157,7 @@ def _places(indices: Sequence[Array | None]) -> tuple[Array | slice, ...]:
 
 
 def _index(array: Array, indices: Sequence[Array | None]) -> Array:
-    return np.array(array[_places(indices)])
+    return np.asarray(array[_places(indices)])
 
 
 def _index_put_(target: Array, indices: Sequence[Array | None], values: Array, accumulate: bool = False) -> Array:
