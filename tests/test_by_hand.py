@@ -93,7 +93,7 @@ def test_five_clients_at_once_get_every_value_right(server):
 @pytest.mark.parametrize("ending", ["", "import os, signal; os.kill(os.getpid(), signal.SIGKILL)", "1 / 0"])
 def test_a_client_that_leaves_frees_its_tensors(server, ending):
     port, _, workers = server
-    code = f"import gt; kept = [gt.ones(4_000_000) for _ in range(20)]; gt.synchronize()\n{ending}"
+    code = f"import gt; kept = [gt.ones(20_000_000) for _ in range(4)]; gt.synchronize()\n{ending}"
     before = sum(psutil.Process(worker.pid).memory_info().rss for worker in workers)
     finish(start("-c", code, GT_SERVER=f"localhost:{port}"))
 

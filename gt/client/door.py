@@ -23,6 +23,7 @@ from gt.client.special import SPECIAL, run_on_host
 _TENSOR, _TENSORS, _TARGET, _TARGETS = Kind.TENSOR, Kind.TENSORS, Kind.TARGET, Kind.TARGETS
 _NUMBER, _NUMBERS, _CONSTANT, _GENERATOR = Kind.NUMBER, Kind.NUMBERS, Kind.CONSTANT, Kind.GENERATOR
 _PLAIN_NUMBERS = frozenset((float, int, bool))
+_default_dtype = torch.get_default_dtype
 _records: dict[OpOverload, OpRecord] = {}
 
 
@@ -36,7 +37,7 @@ def dispatch(cls: HandleType, func: OpOverload, args: tuple[Any, ...], kwargs: d
         with FactoryMode(cls):
             return record.decomposes(*args, **kwargs)
     session = sessions.active or sessions.current()
-    key: list[Any] = [record]
+    key: list[Any] = [record, _default_dtype()]
     nodes: list[Node] = []
     numbers: list[Any] = []
     try:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import torch
+from torch.utils._python_dispatch import _disable_current_modes
 
 from gt.client.geometry import Geometry
 from gt.wire.channel import Buffer
@@ -19,11 +20,17 @@ def payload(tensor: torch.Tensor) -> memoryview:
 def as_tensor(buffer: Buffer, geometry: Geometry) -> torch.Tensor:
     """A plain tensor over a buffer of row-major bytes, with the strides the user was told."""
     if geometry.nbytes == 0:
-        return torch.empty_strided(geometry.shape, geometry.stride, dtype=geometry.dtype)
+        return _empty(geometry)
     tensor = torch.frombuffer(buffer, dtype=torch.uint8).view(geometry.dtype).reshape(geometry.shape)
     if tensor.stride() == geometry.stride or not _is_dense(geometry):
         return tensor
-    return torch.empty_strided(geometry.shape, geometry.stride, dtype=geometry.dtype).copy_(tensor)
+    return _empty(geometry).copy_(tensor)
+
+
+def _empty(geometry: Geometry) -> torch.Tensor:
+    """Plain memory, also inside `with gt.device():`."""
+    with _disable_current_modes():
+        return torch.empty_strided(geometry.shape, geometry.stride, dtype=geometry.dtype)
 
 
 def _is_dense(geometry: Geometry) -> bool:

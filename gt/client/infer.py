@@ -207,7 +207,8 @@ class Template:
         metas = tuple([output.meta() for output in outputs if output is not None])
         places = tuple([place for place, output in enumerate(outputs) if output is not None])
         writes = self.distinct_writes(nodes)
-        return Signature(record.name, self.args, self.kwargs, paths, writes, metas, places, record.random)
+        floating = DTYPE_NAMES[torch.get_default_dtype()]
+        return Signature(record.name, self.args, self.kwargs, paths, writes, metas, places, record.random, floating)
 
     def distinct_writes(self, nodes: list[Node]) -> tuple[int, ...]:
         """One input for each storage that is written."""

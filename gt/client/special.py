@@ -11,7 +11,7 @@ from torch.utils._pytree import tree_leaves, tree_map_only
 from gt.client import session as sessions
 from gt.client.entries import HandleType, rebind, wrap
 from gt.client.geometry import Geometry, geometry_of, intern_geometry
-from gt.client.infer import infer_result, literal
+from gt.client.infer import literal
 from gt.client.nodes import Base, Node, strided_view, view_of
 from gt.client.ops import OpRecord
 from gt.core.messages import ViewStep
@@ -63,8 +63,27 @@ def _item(cls: HandleType, record: OpRecord, args: tuple[Any, ...], kwargs: dict
 
 def _as_strided(cls: HandleType, record: OpRecord, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     node = args[0]._node
-    result, _ = infer_result(record, args, kwargs, [node])
-    return wrap(cls, strided_view(node.base, geometry_of(result)))
+    given = dict(zip(("self", "size", "stride", "storage_offset"), args, strict=False)) | kwargs
+    offset = given.get("storage_offset")
+    geometry = intern_geometry(
+        torch.Size(given["size"]),
+        tuple(given["stride"]),
+        node.geometry.offset if offset is None else offset,
+        node.geometry.dtype,
+    )
+    return wrap(cls, strided_view(node.base, _within(node.base, geometry)))
+
+
+def _within(base: Base, geometry: Geometry) -> Geometry:
+    """A place in a storage, refused as torch refuses it where it is not inside."""
+    if geometry.span() > base.geometry.span():
+        size = geometry.dtype.itemsize
+        raise RuntimeError(
+            f"setStorage: sizes {list(geometry.shape)}, strides {list(geometry.stride)}, storage offset "
+            f"{geometry.offset}, and itemsize {size} requiring a storage size of {geometry.span() * size} are out of "
+            f"bounds for storage of size {base.geometry.span() * size}"
+        )
+    return geometry
 
 
 def _reshape_in_place(cls: HandleType, record: OpRecord, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:

@@ -101,7 +101,8 @@ class Signature(Struct, array_like=True, frozen=True):
     `paths[i]` is the view through which input i is used. `writes` are the inputs whose storage the op overwrites: the
     id given for them is consumed, and the instruction names the id of the new version after those of the outputs.
     `outputs` is empty where only running the op tells (data-dependent shapes); `places` are their places among the new
-    tensors that the op returns, some of which may be absent. A `random` op takes its key as its last scalar.
+    tensors that the op returns, some of which may be absent. A `random` op takes its key as its last scalar. `floating`
+    is the dtype that numbers without one become.
     """
 
     op: Name
@@ -112,6 +113,7 @@ class Signature(Struct, array_like=True, frozen=True):
     outputs: tuple[TensorMeta, ...]
     places: tuple[int, ...]
     random: bool = False
+    floating: Name = "float32"
 
 
 class Segment(Struct, array_like=True, frozen=True):

@@ -28,9 +28,7 @@ def main() -> int:
         end_with_parent()
     try:
         endpoint = options.connect or f"tcp://{require_loopback(options.host)}:{options.port}"
-        worker = Worker(
-            endpoint, options.backend, options.device, options.threads, share=settings.shared_memory
-        )
+        worker = Worker(endpoint, options.backend, options.device, options.threads, share=settings.shared_memory)
         signal.signal(signal.SIGTERM, lambda *_: worker.stop())
         worker.run()
     except KeyboardInterrupt:

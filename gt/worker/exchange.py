@@ -11,7 +11,7 @@ from gt.worker.engines.engine import Engine, Value
 class Exchange(Protocol):
     """A failure travels in place of the tensor, so that a receiver never waits for a value that will not come."""
 
-    def send(self, command: WorkerTransfer, value: Value | None, failure: Failure | None) -> None: ...
+    def send(self, command: WorkerTransfer, engine: Engine, value: Value | None, failure: Failure | None) -> None: ...
 
     def receive(self, command: WorkerTransfer, engine: Engine) -> tuple[Value | None, Failure | None]: ...
 
@@ -27,7 +27,7 @@ class MemoryExchange:
     def __init__(self) -> None:
         self._parcels: dict[tuple[int, int, int], tuple[Value | None, Failure | None]] = {}
 
-    def send(self, command: WorkerTransfer, value: Value | None, failure: Failure | None) -> None:
+    def send(self, command: WorkerTransfer, engine: Engine, value: Value | None, failure: Failure | None) -> None:
         self._parcels[command.id, command.source, command.target] = (value, failure)
 
     def receive(self, command: WorkerTransfer, engine: Engine) -> tuple[Value | None, Failure | None]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import traceback
-from collections.abc import Callable, Iterable, MutableSequence, Sequence
+from collections.abc import Callable, Iterator, MutableSequence, Sequence
 from typing import Any, TypeAlias
 
 from gt.core.messages import (
@@ -35,7 +35,7 @@ from gt.core.messages import (
 )
 from gt.worker.engines.engine import Buffer, Engine, Value
 from gt.worker.exchange import Exchange
-from gt.worker.kernels import Kernel
+from gt.worker.kernels import Broken, Kernel
 
 log = logging.getLogger("gt.worker")
 Outgoing: TypeAlias = tuple[Report, Buffer | None]
@@ -66,9 +66,9 @@ class Executor:
         self.owns_buffers = owns_buffers
         self.progress: MutableSequence[int] = [0]
         self.store: dict[int, Value | Failing] = {}
-        self.kernels: dict[int, Kernel | Failing] = {}
+        self.kernels: dict[int, Kernel | Broken] = {}
         self._reports: list[Outgoing] = []
-        self._buffers: Iterable[Buffer] = ()
+        self._buffers: Iterator[Buffer] = iter(())
         self._actions: dict[type, Callable[[Any], None]] = {
             WorkerRunOp: self._run_op,
             WorkerFreeTensors: self._free,
@@ -106,23 +106,22 @@ class Executor:
         values = [store[ident] for ident in command.inputs]
         outputs = command.outputs
         try:
-            results = kernel.call(values, command.scalars)  # type: ignore[union-attr]
+            results = kernel.call(values, command.scalars)
         except Exception as error:
             self._fail(command, kernel, values, outputs, error)
             return
-        assert isinstance(kernel, Kernel)
         if kernel.gives:
             for ident, result in zip(outputs, results, strict=False):
                 store[ident] = result if result is not None else self._absent(command, kernel)
         if kernel.writes:
             self._renew(kernel, command.inputs, outputs[kernel.gives :])
 
-    def _absent(self, command: WorkerRunOp, kernel: Kernel) -> Failing:
+    def _absent(self, command: WorkerRunOp, kernel: Kernel | Broken) -> Failing:
         """The op gave no tensor where the client holds a handle; only reading it is a failure."""
         message = "the op gives no tensor here (a gradient that was not asked for)"
         return Failing(Failure(self.worker, kernel.signature.op, (), command.site, "RuntimeError", message, ""))
 
-    def _renew(self, kernel: Kernel, inputs: Sequence[int], renewed: Sequence[int]) -> None:
+    def _renew(self, kernel: Kernel | Broken, inputs: Sequence[int], renewed: Sequence[int]) -> None:
         """Written storages go on under their new ids."""
         for place, ident in zip(kernel.writes, renewed, strict=True):
             self.store[ident] = self.store.pop(inputs[place])
@@ -131,14 +130,14 @@ class Executor:
         kernel = self.kernels[command.code]
         values = [self.store[ident] for ident in command.inputs]
         try:
-            results = kernel.call(values, command.scalars)  # type: ignore[union-attr]
+            results = kernel.call(values, command.scalars)
             answers = [self._keep(command.first, results, place) for place in range(len(results))]
         except Exception as error:
             failing = self._fail(command, kernel, values, command.written, error, told=True)
-            own = not any(value is failing for value in (kernel, *values))
+            own = not any(value is failing for value in values)
             self._report(Failed(command.request, failing.failure, own))
             return
-        self._renew(kernel, command.inputs, command.written)  # type: ignore[arg-type]
+        self._renew(kernel, command.inputs, command.written)
         written = tuple([self.engine.meta(self.store[ident]) for ident in command.written])
         self._report(Queried(command.request, tuple(answers), written))
 
@@ -154,44 +153,35 @@ class Executor:
     def _fail(
         self,
         command: WorkerRunOp | WorkerQueryOp,
-        kernel: Kernel | Failing,
+        kernel: Kernel | Broken,
         values: list[Value | Failing],
         lost: Sequence[int],
         error: Exception,
         told: bool = False,
     ) -> Failing:
         """Note why an op gave nothing: because of what it depends on, or by itself."""
-        cause = next((value for value in [kernel, *values] if isinstance(value, Failing)), None)
-        failing = cause or Failing(self._describe(command, kernel, values, error))  # type: ignore[arg-type]
-        if cause is None and not told:
-            self._report(OpFailed(session_of(command.code), failing.failure))
-        if isinstance(kernel, Kernel):
-            for place in kernel.writes:
-                self.store.pop(command.inputs[place], None)
+        cause = next((value for value in values if isinstance(value, Failing)), None)
+        failing = cause
+        if failing is None:
+            inputs = tuple([str(self.engine.meta(value)) for value in values])
+            failing = Failing(self._failure(kernel.signature.op, inputs, command.site, error))
+            if not told:
+                self._report(OpFailed(session_of(command.code), failing.failure))
+        for place in kernel.writes:
+            self.store.pop(command.inputs[place], None)
         for ident in lost:
             self.store[ident] = failing
         return failing
 
-    def _describe(
-        self, command: WorkerRunOp | WorkerQueryOp, kernel: Kernel, values: list[Value], error: Exception
-    ) -> Failure:
-        return Failure(
-            self.worker,
-            kernel.signature.op,
-            tuple([str(self.engine.meta(value)) for value in values]),
-            command.site,
-            type(error).__name__,
-            str(error)[: 1 << 16],
-            "".join(traceback.format_exception(error))[-(1 << 16) :],
-        )
+    def _failure(self, op: str, inputs: tuple[str, ...], site: int, error: Exception) -> Failure:
+        text = "".join(traceback.format_exception(error))[-(1 << 16) :]
+        return Failure(self.worker, op, inputs, site, type(error).__name__, str(error)[: 1 << 16], text)
 
     def _define(self, command: WorkerDefineOp) -> None:
         try:
             self.kernels[command.code] = Kernel(self.engine, command.signature)
         except Exception as error:
-            text = "".join(traceback.format_exception(error))[-(1 << 16) :]
-            failure = Failure(self.worker, command.signature.op, (), 0, type(error).__name__, str(error), text)
-            self.kernels[command.code] = Failing(failure)
+            self.kernels[command.code] = Broken(command.signature, error)
 
     def _forget(self, command: WorkerForgetOps) -> None:
         for code in command.codes:
@@ -200,8 +190,13 @@ class Executor:
     # Tensors
 
     def _create(self, command: WorkerCreateTensor) -> None:
-        buffer = next(iter(self._buffers))
-        self.store[command.id] = self.engine.from_buffer(buffer, command.meta, self.owns_buffers)
+        buffer = next(self._buffers)
+        try:
+            self.store[command.id] = self.engine.from_buffer(buffer, command.meta, self.owns_buffers)
+        except Exception as error:
+            failure = self._failure("upload", (str(command.meta),), command.site, error)
+            self.store[command.id] = Failing(failure)
+            self._report(OpFailed(session_of(command.id), failure))
 
     def _free(self, command: WorkerFreeTensors) -> None:
         for ident in command.ids:
@@ -221,7 +216,7 @@ class Executor:
         if command.source == self.worker:
             value = self.store[command.id]
             failure = value.failure if isinstance(value, Failing) else None
-            self.exchange.send(command, None if failure else value, failure)
+            self.exchange.send(command, self.engine, None if failure else value, failure)
             return
         value, failure = self.exchange.receive(command, self.engine)
         self.store[command.id] = Failing(failure) if failure else value

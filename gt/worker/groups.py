@@ -15,7 +15,7 @@ import torch
 import torch.distributed as dist
 
 from gt.core.messages import Failure, WorkerTransfer
-from gt.worker.engines.engine import Engine
+from gt.worker.engines.engine import Engine, Value
 
 TIMEOUT = timedelta(seconds=60)
 _encoder = msgspec.msgpack.Encoder()
@@ -55,17 +55,17 @@ class GroupExchange:
             return dist.ProcessGroupNCCL(store, rank, size, options)
         return dist.ProcessGroupGloo(store, rank, size, TIMEOUT)
 
-    def send(self, command: WorkerTransfer, value: torch.Tensor | None, failure: Failure | None) -> None:
+    def send(self, command: WorkerTransfer, engine: Engine, value: Value | None, failure: Failure | None) -> None:
         """A header with the length of a failure (0: none), then the failure or the tensor's bytes."""
         group, peer = self._pair(command, command.target)
         told = b"" if failure is None else _encoder.encode(failure)
         group.send([self._tensor([len(told)], torch.int64)], peer, 0).wait()
         if told:
             group.send([self._tensor(list(told), torch.uint8)], peer, 0).wait()
-        elif value is not None and value.numel():
-            group.send([value.contiguous().reshape(-1).view(torch.uint8)], peer, 0).wait()
+        elif command.meta.nbytes:
+            group.send([torch.as_tensor(engine.bytes_of(value))], peer, 0).wait()
 
-    def receive(self, command: WorkerTransfer, engine: Engine) -> tuple[torch.Tensor | None, Failure | None]:
+    def receive(self, command: WorkerTransfer, engine: Engine) -> tuple[Value | None, Failure | None]:
         group, peer = self._pair(command, command.source)
         header = self._tensor([0], torch.int64)
         group.recv([header], peer, 0).wait()
@@ -73,9 +73,9 @@ class GroupExchange:
             told = self._tensor([0] * length, torch.uint8)
             group.recv([told], peer, 0).wait()
             return None, _decoder.decode(bytes(told.tolist()))
-        value: torch.Tensor = engine.empty(command.meta)
-        if value.numel():
-            group.recv([value.reshape(-1).view(torch.uint8)], peer, 0).wait()
+        value = engine.empty(command.meta)
+        if command.meta.nbytes:
+            group.recv([torch.as_tensor(engine.bytes_of(value))], peer, 0).wait()
         return value, None
 
     def _pair(self, command: WorkerTransfer, other: int) -> tuple[Any, int]:

@@ -23,7 +23,9 @@ class Kernel:
         self.signature = signature
         self.writes = signature.writes
         self._engine = engine
-        self._function = engine.seeded(signature.op, function) if signature.random else function
+        function = engine.seeded(signature.op, function) if signature.random else function
+        plain = signature.floating == "float32"
+        self._function = function if plain else engine.with_floating(signature.floating, function)
         self._args = [_maker(engine, arg) for arg in signature.args]
         self._kwargs = {name: _maker(engine, arg) for name, arg in signature.kwargs.items()}
         self._views = [(place, View(engine, path)) for place, path in enumerate(signature.paths) if path]
@@ -75,6 +77,19 @@ class Kernel:
                     f"the handle that the client holds is wrong, so this result is not used"
                 )
         self._checked = True
+
+
+class Broken:
+    """An op that this worker cannot run: each call says why."""
+
+    def __init__(self, signature: Signature, error: Exception) -> None:
+        self.signature = signature
+        self.writes = signature.writes
+        self.gives = len(signature.outputs)
+        self._error = error
+
+    def call(self, values: list[Value], numbers: tuple[Number, ...]) -> list[Any]:
+        raise self._error
 
 
 class View:

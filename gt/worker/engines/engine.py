@@ -28,7 +28,10 @@ class Engine(Protocol):
         """A constant argument as the engine's functions take it."""
 
     def seeded(self, op: str, function: Callable[..., Any]) -> Callable[..., Any]:
-        """A random op as a function of its arguments and, last, its key."""
+        """A random op as a function of its key and its arguments."""
+
+    def with_floating(self, dtype: str, function: Callable[..., Any]) -> Callable[..., Any]:
+        """A function that runs where numbers without a dtype become this one."""
 
     def settle(self, value: Value) -> Value:
         """A result as it can be kept: with no lazy conjugation or negation."""

@@ -50,6 +50,9 @@ class NumPyEngine:
 
         return run
 
+    def with_floating(self, dtype: str, function: Callable[..., Any]) -> Callable[..., Any]:
+        raise NotImplementedError(f"the numpy backend has no default dtype but float32, and this op needs {dtype}")
+
     # Values
 
     def is_tensor(self, value: Any) -> bool:

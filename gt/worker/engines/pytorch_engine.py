@@ -46,6 +46,19 @@ def _dispatch_state_of_a_new_thread() -> tuple[Any, Any]:
 _CLEAN_INCLUDE, _CLEAN_EXCLUDE = _dispatch_state_of_a_new_thread()
 
 
+@contextmanager
+def _default_dtype(dtype: torch.dtype) -> Generator[None]:
+    usual = torch.get_default_dtype()
+    if usual is dtype:
+        yield
+        return
+    torch.set_default_dtype(dtype)
+    try:
+        yield
+    finally:
+        torch.set_default_dtype(usual)
+
+
 class PyTorchEngine:
     """`namespaces` are those whose ops may be run; `group` is used by collectives that name none."""
 
@@ -68,6 +81,7 @@ class PyTorchEngine:
             torch._C._ForceDispatchKeyGuard(_CLEAN_INCLUDE, _CLEAN_EXCLUDE),
             torch._C.DisableTorchFunction(),
             torch._C._InferenceMode(True),
+            _default_dtype(torch.float32),
         ):
             yield
 
@@ -118,6 +132,15 @@ class PyTorchEngine:
             devices = [self._device.index or 0] if self._device.type == "cuda" else []
             with torch.random.fork_rng(devices=devices):
                 torch.manual_seed(key)
+                return function(*args, **kwargs)
+
+        return run
+
+    def with_floating(self, dtype: str, function: Callable[..., Any]) -> Callable[..., Any]:
+        wanted = _DTYPES[dtype]
+
+        def run(*args: Any, **kwargs: Any) -> Any:
+            with _default_dtype(wanted):
                 return function(*args, **kwargs)
 
         return run

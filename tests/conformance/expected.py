@@ -1,0 +1,51 @@
+"""What cannot work on GT, and why. Everything else that fails is a bug."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+from tests.conformance.opdb import Failure, TaskReport
+
+
+@dataclass(frozen=True, slots=True)
+class Expected:
+    """Failures of these ops whose reason matches a regular expression."""
+
+    ops: tuple[str, ...]
+    matching: str
+    why: str
+
+    def covers(self, failure: Failure) -> bool:
+        return failure.op in self.ops and re.search(self.matching, failure.reason) is not None
+
+
+EXPECTED: tuple[Expected, ...] = (
+    Expected(
+        ops=("sparse.mm.reduce", "sparse.sampled_addmm", "to_sparse"),
+        matching="GT holds strided tensors",
+        why="an operand or the result is sparse",
+    ),
+)
+
+
+def unexpected(reports: Iterable[TaskReport]) -> list[Failure]:
+    failures = [failure for report in reports for failure in report.failures]
+    return [failure for failure in failures if not any(entry.covers(failure) for entry in EXPECTED)]
+
+
+def stale_entries(reports: Sequence[TaskReport]) -> list[str]:
+    """What is expected to fail and does not, of the ops that ran (with all their samples)."""
+    ran = {report.task.op for report in reports}
+    return [
+        f"expected.py: {op} no longer fails with {entry.matching!r}; remove it there"
+        for entry in EXPECTED
+        for op in entry.ops
+        if op in ran
+        and not any(entry.covers(failure) for report in reports for failure in report.failures if failure.op == op)
+    ]
+
+
+def has_entry(op: str) -> bool:
+    return any(op in entry.ops for entry in EXPECTED)

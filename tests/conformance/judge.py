@@ -1,0 +1,155 @@
+"""One sample in one variant: run on both sides and compared."""
+
+from __future__ import annotations
+
+import signal
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+from unittest import mock
+
+import torch
+from torch.testing._internal import common_methods_invocations
+from torch.testing._internal.opinfo.core import OpInfo
+
+from tests.conformance.compare import (
+    Exactness,
+    Outcome,
+    Raised,
+    Returned,
+    describe_exception,
+    difference,
+    find_stray,
+    observe,
+)
+from tests.conformance.sides import GTSide, PlainSide, Side
+from tests.conformance.variants import Variant
+
+SAMPLE_SECONDS, REPEAT_SECONDS = 60, 5
+_SEEDS = range(1, 17)
+
+# Whether an op is random is found out by running torch with other seeds; these give the same few values too often.
+_FEW_VALUES = ("bernoulli", "multinomial", "randint", "randint_like", "geometric")
+_UNINITIALISED = ("empty", "empty_like", "empty_strided", "empty_permuted", "new_empty", "new_empty_strided")
+
+
+class SampleTimeout(BaseException):
+    """Not an Exception, so that what catches those to report them lets it through."""
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """On one stage: why it failed, or what both sides raise, or neither."""
+
+    stage: str
+    failure: str = ""
+    both_raise: str = ""
+
+
+def judge(variant: Variant, op: OpInfo, sample: Any, gt_side: GTSide) -> list[Verdict]:
+    """A failure is tried again in a new session: one that goes away there comes from what ran before."""
+    was_fresh = gt_side.fresh
+    verdicts = _judge_once(variant, op, sample, gt_side)
+    if was_fresh or not any(verdict.failure for verdict in verdicts):
+        return verdicts
+    gt_side.reopen()
+    again = {verdict.stage: verdict for verdict in _judge_once(variant, op, sample, gt_side)}
+    return [
+        Verdict(verdict.stage, f"not in a new session: {verdict.failure}")
+        if verdict.failure and not again.get(verdict.stage, verdict).failure
+        else verdict
+        for verdict in verdicts
+    ]
+
+
+def _judge_once(variant: Variant, op: OpInfo, sample: Any, gt_side: GTSide) -> list[Verdict]:
+    try:
+        with _time_limit():
+            expected = _record(variant, op, sample, PlainSide(), 0)
+            actual = _record(variant, op, sample, gt_side, 0)
+            verdicts = [
+                _compare(stage, place, expected, actual, variant, op, sample)
+                for place, stage in enumerate(variant.stages[: min(len(expected), len(actual))])
+            ]
+    except SampleTimeout:
+        verdicts = [Verdict(variant.stages[0], f"SampleTimeout: longer than {SAMPLE_SECONDS} s")]
+    gt_side.drain()
+    return verdicts
+
+
+@contextmanager
+def _time_limit() -> Iterator[None]:
+    def interrupt(*_: object) -> None:
+        raise SampleTimeout
+
+    handler = signal.signal(signal.SIGALRM, interrupt)
+    # again every few seconds: an exception that meets a destructor or a weakref callback is swallowed there
+    timer = signal.setitimer(signal.ITIMER_REAL, SAMPLE_SECONDS, REPEAT_SECONDS)
+    try:
+        yield
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, *timer)  # pytest's own limit, where there is one
+        signal.signal(signal.SIGALRM, handler)
+
+
+def _record(variant: Variant, op: OpInfo, sample: Any, side: Side, seed: int) -> list[Outcome]:
+    """The outcome of each stage; after one that raised there are no more."""
+    torch.manual_seed(seed)
+    outcomes: list[Outcome] = []
+    steps = variant.steps(op, sample, side)
+    with mock.patch.object(common_methods_invocations, "wrapper_set_seed", _unseeded):
+        while len(outcomes) < len(variant.stages) and not (outcomes and isinstance(outcomes[-1], Raised)):
+            outcomes.append(_record_step(steps, side))
+    return outcomes
+
+
+def _unseeded(function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    """For torch's wrapper around random ops, which sets the same seed each time and so hides that they are random."""
+    return function(*args, **kwargs)
+
+
+def _record_step(steps: Iterator[Any], side: Side) -> Outcome:
+    try:
+        seen = observe(next(steps))
+        side.settle()
+    except Exception as error:
+        return Raised(describe_exception(error))
+    return seen
+
+
+def _compare(
+    stage: str,
+    place: int,
+    expected: Sequence[Outcome],
+    actual: Sequence[Outcome],
+    variant: Variant,
+    op: OpInfo,
+    sample: Any,
+) -> Verdict:
+    left, right = expected[place], actual[place]
+    if isinstance(right, Raised):
+        return Verdict(stage, both_raise=left.reason) if isinstance(left, Raised) else Verdict(stage, right.reason)
+    if isinstance(left, Raised):
+        return Verdict(stage, f"torch raises, GT does not: {left.reason}")
+    exactness = _exactness(op)
+    found = difference(left, right, exactness)
+    if found and exactness is Exactness.VALUES and _is_random(left, place, variant, op, sample):
+        found = difference(left, right, Exactness.METADATA)
+    return Verdict(stage, found or find_stray(right))
+
+
+def _exactness(op: OpInfo) -> Exactness:
+    if op.name in _UNINITIALISED:
+        return Exactness.LAYOUT
+    return Exactness.METADATA if op.name in _FEW_VALUES else Exactness.VALUES
+
+
+def _is_random(seen: Returned, place: int, variant: Variant, op: OpInfo, sample: Any) -> bool:
+    """Whether torch itself gives something else when the seed is another."""
+    for seed in _SEEDS:
+        others = _record(variant, op, sample, PlainSide(), seed)
+        other = others[min(place, len(others) - 1)]
+        if isinstance(other, Raised) or difference(seen, other, Exactness.VALUES):
+            return True
+    return False

@@ -1,0 +1,120 @@
+"""The two places where a sample runs: plain torch, and GT. Each copies the sample's tensors to itself first."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import torch
+from torch.utils._pytree import tree_map_only
+
+from gt.client import creation
+from gt.client.session import Session, activate
+from gt.core.errors import GTError
+from gt.launch.inprocess import InProcessChannel
+
+MODES = {"embedded": 1, "virtual2": 2}  # how many workers
+
+
+class Side(Protocol):
+    def place(self, tensor: torch.Tensor) -> torch.Tensor: ...
+    def settle(self) -> None: ...
+    def factories(self) -> contextlib.AbstractContextManager[Any]: ...
+
+
+class PlainSide:
+    def place(self, tensor: torch.Tensor) -> torch.Tensor:
+        return tensor.clone()
+
+    def settle(self) -> None:
+        """Nothing is under way when a plain op returns."""
+
+    def factories(self) -> contextlib.AbstractContextManager[Any]:
+        return contextlib.nullcontext()
+
+
+class GTSide:
+    """Owns this process's session. `fresh` says that no sample has run in it yet."""
+
+    def __init__(self, mode: str) -> None:
+        self._workers = MODES[mode]
+        self._session: Session | None = None
+        self.fresh = False
+
+    def reopen(self) -> None:
+        self.close()
+        channel = InProcessChannel(self._workers, "pytorch")
+        self._session = Session(channel, channel.welcome())
+        activate(self._session)
+        self.fresh = True
+
+    def close(self) -> None:
+        if self._session is not None:
+            with contextlib.suppress(Exception):  # it may be what a sample broke
+                self._session.close("end")
+            activate(None)
+            self._session = None
+
+    def place(self, tensor: torch.Tensor) -> torch.Tensor:
+        return creation.to(tensor)
+
+    def settle(self) -> None:
+        """Raises the failure of an op whose result nobody read."""
+        assert self._session is not None
+        self._session.synchronize()
+
+    def drain(self) -> None:
+        """Forget failures that a sample left behind, so that they are not blamed on the next one."""
+        assert self._session is not None
+        self.fresh = False
+        try:
+            while self._session.inbox.failures:
+                with contextlib.suppress(GTError):
+                    self._session.synchronize()
+        except Exception:
+            self.reopen()
+
+    def factories(self) -> contextlib.AbstractContextManager[Any]:
+        return creation.device()
+
+
+@dataclass(frozen=True, slots=True)
+class Call:
+    """A sample's arguments at one side; `tensors` are the copies that it holds, each once."""
+
+    input: Any
+    args: tuple[Any, ...]
+    kwargs: dict[str, Any]
+    tensors: list[torch.Tensor]
+
+
+def copy_call(sample: Any, side: Side, requires_grad: bool) -> Call:
+    made: dict[int, torch.Tensor] = {}
+
+    def copy(tensor: torch.Tensor) -> torch.Tensor:
+        if id(tensor) not in made:
+            new = _relocate(tensor.detach(), side.place).detach()
+            made[id(tensor)] = new.requires_grad_(requires_grad and tensor.requires_grad)
+        return made[id(tensor)]
+
+    with torch.no_grad():
+        target, args, kwargs = tree_map_only(torch.Tensor, copy, (sample.input, sample.args, sample.kwargs))
+    return Call(target, args, kwargs, list(made.values()))
+
+
+def _relocate(tensor: torch.Tensor, place: Callable[[torch.Tensor], torch.Tensor]) -> torch.Tensor:
+    """Strides, offset, and lazy conjugate and negative bits are kept: a view is made again over the moved storage."""
+    if tensor.is_conj():
+        return _relocate(tensor.conj(), place).conj()
+    if tensor.is_neg():
+        return torch._neg_view(_relocate(torch._neg_view(tensor), place))
+    if tensor.layout is not torch.strided or _is_whole(tensor):
+        return place(tensor)
+    storage = tensor.as_strided((tensor.untyped_storage().nbytes() // tensor.element_size(),), (1,), 0)
+    return place(storage).as_strided(tensor.shape, tensor.stride(), tensor.storage_offset())
+
+
+def _is_whole(tensor: torch.Tensor) -> bool:
+    return bool(tensor.is_contiguous() and tensor.untyped_storage().nbytes() == tensor.nbytes)

@@ -1,0 +1,94 @@
+"""The ways to call an op: as it is, in place, into `out=`; with gradients where it has them."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch.testing._internal.opinfo.core import OpInfo
+from torch.utils._pytree import tree_leaves, tree_map_only
+
+from tests.conformance.sides import Call, PlainSide, Side, copy_call
+
+
+@dataclass(frozen=True, slots=True)
+class Variant:
+    """A way to call an op: `steps` yields a tree of tensors after each of the named stages."""
+
+    stages: tuple[str, ...]
+    steps: Callable[[OpInfo, Any, Side], Iterator[Any]]
+
+
+def forward_variant(grad: bool) -> Variant:
+    return Variant(("forward", "backward"), _forward_backward) if grad else Variant(("forward",), _forward)
+
+
+def written_variants(op: OpInfo, grad: bool) -> Iterator[Variant]:
+    """Those that overwrite a tensor."""
+    if op.inplace_variant is not None and grad and op.supports_inplace_autograd:
+        yield Variant(("inplace", "inplace backward"), _inplace_backward)
+    elif op.inplace_variant is not None:
+        yield Variant(("inplace",), _inplace)
+    if op.supports_out:
+        yield Variant(("out",), _out)
+
+
+def _forward(op: OpInfo, sample: Any, side: Side) -> Iterator[Any]:
+    call = copy_call(sample, side, requires_grad=False)
+    yield {"result": _call(op.op, call, call.input, side), "inputs": call.tensors}
+
+
+def _forward_backward(op: OpInfo, sample: Any, side: Side) -> Iterator[Any]:
+    call = copy_call(sample, side, requires_grad=True)
+    result = _call(op.op, call, call.input, side)
+    yield {"result": result, "inputs": call.tensors}
+    yield _gradients(sample, result, call, side)
+
+
+def _inplace(op: OpInfo, sample: Any, side: Side) -> Iterator[Any]:
+    call = copy_call(sample, side, requires_grad=False)
+    result = _call(op.inplace_variant, call, call.input, side)
+    yield {"result": result, "same": result is call.input, "inputs": call.tensors}
+
+
+def _inplace_backward(op: OpInfo, sample: Any, side: Side) -> Iterator[Any]:
+    """A leaf cannot be overwritten, so a clone of it is."""
+    call = copy_call(sample, side, requires_grad=True)
+    target = tree_map_only(torch.Tensor, torch.clone, call.input)
+    result = _call(op.inplace_variant, call, target, side)
+    yield {"result": result, "same": result is target, "target": target, "inputs": call.tensors}
+    yield _gradients(sample, result, call, side)
+
+
+def _out(op: OpInfo, sample: Any, side: Side) -> Iterator[Any]:
+    shapes = next(_forward(op, sample, PlainSide()))["result"]
+    call = copy_call(sample, side, requires_grad=False)
+    outs = tree_map_only(torch.Tensor, lambda tensor: side.place(torch.zeros(tensor.shape, dtype=tensor.dtype)), shapes)
+    outs = outs if isinstance(outs, torch.Tensor) else tuple(outs)
+    result = _call(functools.partial(op.op, out=outs), call, call.input, side)
+    same = [left is right for left, right in zip(tree_leaves(result), tree_leaves(outs), strict=False)]
+    yield {"result": result, "same": same, "out": outs, "inputs": call.tensors}
+
+
+def _call(function: Callable[..., Any], call: Call, target: Any, side: Side) -> Any:
+    """An op of no tensors makes one: it is called where factories make them on this side."""
+    if call.tensors:
+        return function(target, *call.args, **call.kwargs)
+    with side.factories():
+        return function(target, *call.args, **call.kwargs)
+
+
+def _gradients(sample: Any, result: Any, call: Call, side: Side) -> dict[str, Any]:
+    processed = sample.output_process_fn_grad(result)
+    outputs = [leaf for leaf in tree_leaves(processed) if isinstance(leaf, torch.Tensor) and leaf.requires_grad]
+    cotangents = [side.place(_cotangent(output, place)) for place, output in enumerate(outputs)]
+    if outputs:
+        torch.autograd.backward(outputs, cotangents)
+    return {"gradient": [tensor.grad for tensor in call.tensors if tensor.requires_grad]}
+
+
+def _cotangent(output: torch.Tensor, seed: int) -> torch.Tensor:
+    return torch.randn(output.shape, dtype=output.dtype, generator=torch.Generator().manual_seed(seed))

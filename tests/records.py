@@ -1,0 +1,161 @@
+"""Records to build tests of the wire and the dispatcher from. Ids are of session 1, the first that an office opens."""
+
+from __future__ import annotations
+
+from gt.core.messages import (
+    SESSION_SHIFT,
+    Answer,
+    Arg,
+    Command,
+    Complex,
+    CreateTensor,
+    DefineOp,
+    DefineScope,
+    DefineSite,
+    DType,
+    Failed,
+    Failure,
+    Fetched,
+    FetchTensor,
+    ForgetOps,
+    FreeTensors,
+    Goodbye,
+    Here,
+    Input,
+    Instruction,
+    Items,
+    Layout,
+    Located,
+    LocateTensor,
+    Lost,
+    MemoryFormat,
+    OpFailed,
+    Queried,
+    QueryOp,
+    Refused,
+    Rejected,
+    Report,
+    RunOp,
+    Scalar,
+    Segment,
+    Signature,
+    StoreReady,
+    Synchronize,
+    Synchronized,
+    ViewStep,
+    Waiting,
+    Welcome,
+    WorkerCreateTensor,
+    WorkerDefineOp,
+    WorkerEndSession,
+    WorkerFetchTensor,
+    WorkerForgetOps,
+    WorkerFreeTensors,
+    WorkerHostStore,
+    WorkerInfo,
+    WorkerJoinStore,
+    WorkerQueryOp,
+    WorkerRunOp,
+    WorkerShutdown,
+    WorkerSynchronize,
+    WorkerTransfer,
+)
+from gt.core.meta import TensorMeta, contiguous_strides
+
+
+def own(number: int, session: int = 1) -> int:
+    return (session << SESSION_SHIFT) + number
+
+
+def meta(*shape: int, dtype: str = "float32") -> TensorMeta:
+    return TensorMeta(shape, contiguous_strides(shape), 0, dtype)
+
+
+SMALL, LARGE = meta(4), meta(1024)
+
+
+def signature(op: str, inputs: int, outputs: tuple[TensorMeta, ...] = (), writes: tuple[int, ...] = ()) -> Signature:
+    args, paths = tuple(map(Input, range(inputs))), ((),) * inputs
+    return Signature(op, args, {}, paths, writes, outputs, places=tuple(range(len(outputs))))
+
+
+ZEROS = signature("aten.zeros.default", 0, (SMALL,))
+ADD = signature("aten.add.Tensor", 2, (SMALL,))
+ADD_ = signature("aten.add_.Tensor", 2, writes=(0,))
+NONZERO = signature("aten.nonzero.default", 1)
+RESIZE_ = signature("aten.resize_as_.default", 2, writes=(0,))
+
+# One example at least of every kind of argument; test_messages.py holds that none is missing.
+ARGS: tuple[Arg, ...] = (
+    None, True, 7, 0.5, "mean", Input(0), Scalar(1), DType("float32"), Layout("strided"), MemoryFormat("channels_last"),
+    Complex(1.0, -2.0), Here(), Items((1, None, Items((True, Input(2))))),
+)  # fmt: skip
+
+STEP = ViewStep("aten.as_strided.default", (Items((2, 2)), 3), {"storage_offset": 1}, 0, (2, 1))
+PATHS = ((STEP, STEP), ())
+RICH = Signature("aten.x.default", ARGS, {"all": Items(ARGS)}, PATHS, (0,), (SMALL, LARGE), places=(0, 2), random=True)
+FAILURE = Failure(2, "aten.mm.default", ("float32[2, 3]", "float32[4]"), 9, "RuntimeError", "shapes", "Traceback ...")
+INLINE, SHARED = Segment("", 16), Segment("gt-1-2-0123456789abcdef", 16)
+
+INSTRUCTIONS: list[Instruction] = [
+    DefineOp(own(1), RICH),
+    DefineOp(own(2), ZEROS),
+    DefineSite(3, "train.py", 12, "step"),
+    DefineScope(4, "forward"),
+    CreateTensor(own(5), SMALL, SHARED, 0, 3),
+    CreateTensor(own(5), SMALL, INLINE, -1, 3),
+    RunOp(own(1), (own(5), own(6)), (own(7),), (1, 1.0, True), 0, 3),
+    QueryOp(own(8), own(1), (own(5),), (own(9),), own(10), (False, -2, float("inf")), 0, 3),
+    FreeTensors((own(5), own(6))),
+    ForgetOps((own(1),)),
+    FetchTensor(own(11), own(5)),
+    LocateTensor(own(12), own(5)),
+    Synchronize(own(13)),
+    Goodbye("done"),
+]
+
+COMMANDS: list[Command] = [
+    WorkerDefineOp(own(1), RICH),
+    WorkerForgetOps((own(1),)),
+    WorkerCreateTensor(own(5), SMALL, SHARED, 3),
+    WorkerCreateTensor(own(5), SMALL, INLINE, 3),
+    WorkerRunOp(own(1), (own(5),), (own(7),), (0, 0.0, False), 3),
+    WorkerQueryOp(own(8), own(1), (own(5),), (own(9),), own(10), (2,), 3),
+    WorkerTransfer(own(5), SMALL, 0, 1),
+    WorkerFreeTensors((own(5),)),
+    WorkerFetchTensor(own(11), own(5), True),
+    WorkerSynchronize(own(13)),
+    WorkerEndSession(1),
+    WorkerJoinStore("127.0.0.1", 40000, "hosted by 0"),
+    WorkerHostStore(),
+    WorkerShutdown(),
+]
+
+_FROM_WORKERS = [
+    Fetched(own(11), SMALL, SHARED),
+    Fetched(own(11), SMALL, INLINE),
+    Queried(own(8), (None, True, 1, 1.0, "text", SMALL), (LARGE,)),
+    Failed(own(8), FAILURE),
+    OpFailed(1, FAILURE),
+    Synchronized(own(13)),
+    Goodbye(),
+]
+
+REPORTS: list[Report] = [*_FROM_WORKERS, StoreReady(40000)]
+
+ANSWERS: list[Answer] = [
+    *_FROM_WORKERS,
+    Located(own(12), (0, 1)),
+    Lost(own(11), 1, 4242, "was killed by SIGKILL", "aten.mm.default (train.py:12)"),
+    Rejected(own(11), "unknown"),
+    Welcome("0.1.0", 1, 4242, "here", (WorkerInfo(0, "cpu", "here", 4243),)),
+    Refused("another protocol"),
+    Waiting("0 of 2 workers have joined"),
+]
+
+DIRECTIONS = {
+    "instructions": (Instruction, INSTRUCTIONS),
+    "commands": (Command, COMMANDS),
+    "reports": (Report, REPORTS),
+    "answers": (Answer, ANSWERS),
+}

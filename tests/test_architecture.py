@@ -1,0 +1,183 @@
+"""The rooms of the design and the directions of their imports, read from the source."""
+
+import ast
+import functools
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import gt
+
+ROOT = Path(gt.__file__).parent
+FILES = sorted(ROOT.rglob("*.py"))
+SENDERS = "core sharding signals wire version"
+
+# What a room may import of gt, itself aside. A file of gt/ itself is a room of its own.
+ALLOWED = {
+    "version": "",
+    "core": "",
+    "sharding": "core",
+    "signals": "core sharding",
+    "wire": "core version",
+    "client": SENDERS,
+    "nn": "client optim",
+    "optim": "client nn",
+    "distributed": "client core sharding",
+    "debug": "client core",
+    "dispatcher": SENDERS,
+    "worker": "core sharding wire version",
+    "monitor": "core wire",
+    "scripts": "core monitor",
+}
+SEE_ALL = {"launch", "server"}
+WITHOUT_TORCH = ("core", "wire", "dispatcher", "monitor", "server", "version", "__init__")
+
+# Decisions are made without sockets, clocks or threads; acting is the business of the servers.
+PURE = ("core", "dispatcher/office.py", "dispatcher/planner.py", "dispatcher/state.py", "worker/executor.py")
+IMPURE = {"zmq", "socket", "time", "datetime", "threading", "subprocess", "asyncio", "select", "signal"}
+
+
+@functools.cache
+def parse(path):
+    return ast.parse(path.read_text(), str(path))
+
+
+def room_of(path):
+    return path.relative_to(ROOT).parts[0].removesuffix(".py")
+
+
+def name_of(path):
+    return str(path.relative_to(ROOT.parent))
+
+
+def files_of(place):
+    return [path for path in FILES if name_of(path).removesuffix(".py").startswith(f"gt/{place.removesuffix('.py')}")]
+
+
+def imported(tree):
+    """Dotted names of what is imported anywhere in a tree; a name taken from a module counts as a module."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            yield from (f"{node.module}.{alias.name}" for alias in node.names)
+
+
+def rooms_imported(path):
+    return {name.split(".")[1] for name in imported(parse(path)) if name.startswith("gt.")}
+
+
+def packages_imported(path):
+    return {name.split(".")[0] for name in imported(parse(path))}
+
+
+def names_in(path):
+    return {node.id for node in ast.walk(parse(path)) if isinstance(node, ast.Name)}
+
+
+def is_type_checking(node):
+    return isinstance(node, ast.If) and isinstance(node.test, ast.Name) and node.test.id == "TYPE_CHECKING"
+
+
+def rooms():
+    return sorted({room_of(path) for path in FILES} - {"__init__"})
+
+
+@pytest.mark.parametrize("room", [room for room in rooms() if room not in SEE_ALL])
+def test_a_room_imports_what_the_design_allows(room):
+    allowed = {room, *ALLOWED[room].split()}
+    wrong = {name_of(path): rooms_imported(path) - allowed for path in FILES if room_of(path) == room}
+    assert {path: found for path, found in wrong.items() if found} == {}
+
+
+def test_what_everyone_imports_first_is_lazy():
+    body = [node for node in parse(ROOT / "__init__.py").body if not is_type_checking(node)]
+    assert {name for name in imported(ast.Module(body, [])) if name.startswith("gt")} == {"gt.version.__version__"}
+
+
+def test_type_checkers_see_the_public_names():
+    (block,) = [node for node in parse(ROOT / "__init__.py").body if is_type_checking(node)]
+    assert {name.split(".")[-1] for name in imported(block)} | {"__version__"} == set(gt.__all__)
+
+
+def test_every_public_name_is_there():
+    assert [name for name in gt.__all__ if not hasattr(gt, name)] == []
+
+
+@pytest.mark.parametrize("room", WITHOUT_TORCH)
+def test_a_room_does_without_torch(room):
+    assert files_of(room)
+    users = [name_of(path) for path in files_of(room) if "torch" in packages_imported(path)]
+    assert users == []
+
+
+@pytest.mark.parametrize("place", PURE)
+def test_decisions_are_made_without_sockets_clocks_and_threads(place):
+    found = {name_of(path): packages_imported(path) & IMPURE for path in files_of(place)}
+    assert found and not any(found.values()), found
+
+
+def test_imports_are_at_the_top():
+    """A late import means that the layer is wrong. What only a type checker reads may be imported for it alone."""
+    late = []
+    for path in FILES:
+        body = parse(path).body
+        top = [child for node in body for child in (node.body if is_type_checking(node) else [node])]
+        everywhere = [node for node in ast.walk(parse(path)) if isinstance(node, ast.Import | ast.ImportFrom)]
+        late += [f"{name_of(path)}:{node.lineno}" for node in everywhere if node not in top]
+    assert late == []
+
+
+def test_imports_are_absolute():
+    nodes = [(path, node) for path in FILES for node in ast.walk(parse(path)) if isinstance(node, ast.ImportFrom)]
+    assert [f"{name_of(path)}:{node.lineno}" for path, node in nodes if node.level] == []
+
+
+def test_only_the_front_door_imports_by_name():
+    users = {
+        name_of(path) for path in FILES if "importlib" in packages_imported(path) or "__import__" in names_in(path)
+    }
+    assert users == {"gt/__init__.py"}
+
+
+def test_nothing_is_run_that_came_as_data():
+    forbidden = {"pickle", "dill", "cloudpickle", "shelve", "marshal", "eval", "exec"}
+    found = {name_of(path): (packages_imported(path) | names_in(path)) & forbidden for path in FILES}
+    assert {path: names for path, names in found.items() if names} == {}
+
+
+@pytest.mark.parametrize("room", sorted(path.parent.name for path in ROOT.glob("*/__init__.py")))
+def test_a_room_has_a_readme_of_one_screen(room):
+    readme = ROOT / room / "README.md"
+    assert readme.is_file()
+    assert 3 <= len(readme.read_text().splitlines()) <= 60
+
+
+def loaded_by(statement):
+    """The modules that a new process has loaded after a statement."""
+    run = subprocess.run(
+        [sys.executable, "-c", f"{statement}\nimport sys\nprint(*sys.modules)"],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=True,
+        env={**os.environ, "PYTHONPATH": str(ROOT.parent)},
+    )
+    return set(run.stdout.split())
+
+
+@pytest.mark.parametrize(
+    "module",
+    ["gt", "gt.server.__main__", "gt.dispatcher.server", "gt.monitor.instruction_log", "gt.wire.client_channel"],
+)
+def test_a_dispatcher_runs_on_a_machine_without_torch(module):
+    loaded = loaded_by(f"import {module}")
+    assert module in loaded
+    assert not {"torch", "numpy"} & loaded
+
+
+def test_importing_gt_loads_nothing_of_it():
+    assert {name for name in loaded_by("import gt") if name.startswith("gt")} == {"gt", "gt.version"}

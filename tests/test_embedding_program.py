@@ -1,0 +1,100 @@
+"""The embedded worker runs inside the user's program: nothing of that program may leak into its work, or back."""
+
+import threading
+
+import pytest
+import torch
+from torch.utils.flop_counter import FlopCounterMode
+
+import gt
+
+pytestmark = pytest.mark.usefixtures("anywhere")
+
+
+@pytest.fixture
+def default_dtype():
+    yield torch.set_default_dtype
+    torch.set_default_dtype(torch.float32)
+
+
+def test_the_default_dtype(default_dtype):
+    before = gt.zeros(2)
+    halves = gt.arange(3) / 2
+    default_dtype(torch.float64)
+    assert (gt.zeros(2) + torch.zeros(2)).dtype == torch.float64
+    assert (gt.arange(3) / 2).dtype == torch.float64
+    assert halves.tolist() == [0.0, 0.5, 1.0]
+    assert before.cpu().dtype == torch.float32
+    assert (gt.arange(3) / 3).tolist() == (torch.arange(3) / 3).tolist()
+    assert torch.get_default_dtype() == torch.float64
+
+
+def test_autocast_around_a_read():
+    x = gt.ones(4, 4)
+    y = x @ x
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        assert y.cpu().dtype == torch.float32
+        assert y.sum().item() == 64
+
+
+def test_modes_around_a_read():
+    x = gt.ones(4, 4)
+    with FlopCounterMode(display=False) as counter:
+        y = (x @ x).sum()
+        assert y.item() == 64
+    assert counter.get_total_flops() == 2 * 4**3
+    with gt.device():
+        assert not isinstance(x.t().cpu(), gt.Tensor)
+        assert not isinstance(gt.zeros(0, 3).cpu(), gt.Tensor)
+        assert x.numpy().sum() == 16
+    with torch.device("meta"):
+        assert (x + 1).sum().item() == 32
+
+
+def test_inference_mode_around_a_flush():
+    x = gt.ones(3)
+    y = x * 2
+    with torch.inference_mode():
+        assert y.tolist() == [2.0, 2.0, 2.0]
+    y += 1
+    assert y.tolist() == [3.0, 3.0, 3.0]
+
+
+def test_the_worker_draws_nothing_from_the_programs_generator():
+    torch.manual_seed(0)
+    gt.ones(3).tolist()
+    torch.nn.functional.rrelu(gt.ones(3), training=True)
+    state = torch.get_rng_state()
+    gt.synchronize()
+    assert torch.equal(torch.get_rng_state(), state)
+
+
+def test_threads_share_a_session():
+    results = {}
+
+    def work(number):
+        x = gt.full((8,), float(number))
+        for _ in range(200):
+            x = x + 1
+            x[number] += 1
+        results[number] = x.tolist()
+
+    threads = [threading.Thread(target=work, args=(number,)) for number in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    for number, values in results.items():
+        assert values == [number + 200.0 + (200 if place == number else 0) for place in range(8)]
+
+
+def test_an_idle_outbox_is_sent():
+    session = gt.ones(1)._node.session
+    x = gt.ones(3) + 1
+    deadline = threading.Event()
+    for _ in range(200):
+        if not session.outbox._batch:
+            break
+        deadline.wait(0.01)
+    assert not session.outbox._batch
+    assert x.tolist() == [2.0, 2.0, 2.0]

@@ -1,0 +1,184 @@
+"""The log of what passes the dispatcher: one aligned line for each message."""
+
+import gc
+import io
+import re
+
+import pytest
+
+import gt
+from gt.core.errors import SettingsError
+from gt.core.messages import (
+    DefineSite,
+    Fetched,
+    FetchTensor,
+    FreeTensors,
+    Queried,
+    Segment,
+    Synchronize,
+    Synchronized,
+    session_of,
+)
+from gt.monitor.instruction_log import InstructionLog, open_log
+from tests.desks import OP, OP2, REQUEST, REQUEST2, A, B, C, D, Desk, create, query, run
+from tests.records import ADD, NONZERO, SMALL, own, signature
+
+COLUMNS = ("elapsed s", "seq", "direction", "peer", "command", "bytes", "ids", "op", "site")
+TO_THE_RIGHT = {"elapsed s", "seq", "bytes"}
+LONG_OP = "aten._scaled_dot_product_flash_attention_for_cpu_backward.default"
+
+
+def converse(desk):
+    """A client adds two tensors, asks for more, and leaves; then a worker goes."""
+    desk.open()
+    desk.tell(DefineSite(1, "train.py", 12, "step"), create(A, site=1), create(B, site=1))
+    desk.define(OP, ADD)
+    desk.define(OP2, NONZERO)
+    desk.tell(run(OP, (A, B), (C,), site=1), FetchTensor(REQUEST, C))
+    desk.report(0, Fetched(REQUEST, SMALL, Segment("", 16)), bytes(16))
+    desk.tell(query(OP2, (C,), first=D, request=REQUEST2))
+    desk.report(0, Queried(REQUEST2, (SMALL,), ()))
+    desk.tell(Synchronize(own(202)), FreeTensors((A, B, C, D)))
+    for worker in (0, 1):
+        desk.report(worker, Synchronized(own(202)))
+    desk.close()
+    desk.lose(1)
+
+
+def logged(conversation, workers=2):
+    """The lines of a conversation, the header first."""
+    file = io.StringIO()
+    conversation(Desk(workers, InstructionLog(file)))
+    return file.getvalue().splitlines()
+
+
+def fields(lines):
+    """What each line says, by column: two spaces or more are between them, and nothing is `-`."""
+    return [dict(zip(COLUMNS, re.split(r"\s{2,}", line.strip()), strict=True)) for line in lines[1:]]
+
+
+def misaligned(lines):
+    """Lines in which a column does not begin (or end, where it is to the right) where the header says."""
+    header = lines[0]
+    left = [header.index(name) for name in COLUMNS if name not in TO_THE_RIGHT]
+    right = [header.index(name) + len(name) for name in COLUMNS if name in TO_THE_RIGHT]
+    return [
+        line
+        for line in lines
+        if any(line[start - 2 : start].strip() or line[start : start + 1].strip() == "" for start in left)
+        or any(line[end : end + 2].strip() or line[end - 1].strip() == "" for end in right)
+    ]
+
+
+def test_the_header_names_the_columns_with_their_units():
+    header = logged(lambda desk: None)[0]
+    assert tuple(re.split(r"\s{2,}", header.strip())) == COLUMNS
+
+
+def test_every_column_begins_at_the_same_place():
+    lines = logged(converse)
+    assert len(lines) > 20
+    assert misaligned(lines) == []
+
+
+def test_long_names_and_many_ids_do_not_move_the_columns():
+    ids = tuple(own(number) for number in range(1_000_000, 1_000_012))
+
+    def long(desk):
+        desk.open()
+        desk.tell(DefineSite(1, "train.py", 12, "step"))
+        desk.create(*ids)
+        desk.define(OP, signature(LONG_OP, 12, (SMALL,) * 3))
+        desk.tell(run(OP, ids, (own(1_000_100), own(1_000_101), own(1_000_102)), site=1), FreeTensors(ids))
+
+    assert misaligned(logged(long, workers=1)) == []
+
+
+def test_two_hundred_workers_and_clients_do_not_move_the_columns():
+    def crowd(desk):
+        for _ in range(200):
+            desk.open()
+
+    assert misaligned(logged(crowd, workers=200)) == []
+
+
+def test_every_direction_is_there():
+    directions = {row["direction"] for row in fields(logged(converse))}
+    assert directions == {"RECV", "SEND", "WORKER_SEND", "WORKER_RECV", "CONNECT", "DISCONNECT"}
+
+
+def test_lines_are_numbered_and_time_does_not_go_back():
+    rows = fields(logged(converse))
+    assert [int(row["seq"]) for row in rows] == list(range(1, len(rows) + 1))
+    times = [float(row["elapsed s"]) for row in rows]
+    assert times == sorted(times) and times[0] >= 0
+
+
+@pytest.mark.parametrize(
+    ("direction", "command", "peer", "ids", "op", "site"),
+    [
+        ("RECV", "CreateTensor", "client 1", "1", "-", "train.py:12"),
+        ("WORKER_SEND", "WorkerCreateTensor", "worker 0", "1", "-", "train.py:12"),
+        ("RECV", "RunOp", "client 1", "1,2->3", "aten.add.Tensor", "train.py:12"),
+        ("WORKER_SEND", "WorkerTransfer", "worker 1", "2", "-", "-"),
+        ("WORKER_SEND", "WorkerDefineOp", "worker 0", "-", "aten.add.Tensor", "-"),
+        ("WORKER_SEND", "WorkerRunOp", "worker 0", "1,2->3", "aten.add.Tensor", "train.py:12"),
+        ("WORKER_SEND", "WorkerQueryOp", "worker 0", "3", "aten.nonzero.default", "?:0"),
+        ("WORKER_SEND", "WorkerFetchTensor", "worker 0", "3", "-", "-"),
+        ("WORKER_RECV", "Fetched", "worker 0", "-", "-", "-"),
+        ("SEND", "Fetched", "client 1", "-", "-", "-"),
+        ("CONNECT", "-", "worker 1", "-", "-", "-"),
+        ("DISCONNECT", "-", "client 1", "-", "-", "-"),
+        ("DISCONNECT", "-", "worker 1", "-", "-", "-"),
+    ],
+)
+def test_a_line_says_who_what_and_where(direction, command, peer, ids, op, site):
+    rows = [tuple(row.values())[2:] for row in fields(logged(converse))]
+    found = [(way, who, what, which, name, place) for way, who, what, _, which, name, place in rows]
+    assert (direction, peer, command, ids, op, site) in found
+
+
+def test_sizes_are_those_of_the_bytes_that_travel():
+    rows = fields(logged(converse))
+    assert {row["command"]: row["bytes"] for row in rows if row["bytes"] != "-"} == {
+        "CreateTensor": "16",
+        "WorkerCreateTensor": "16",
+        "Fetched": "16",
+    }
+
+
+def test_ids_are_shown_without_their_session():
+    assert session_of(A) == 1
+    assert str(A) not in "\n".join(logged(converse))
+
+
+def test_no_path_means_no_observer():
+    assert open_log("") is None
+
+
+def test_a_path_that_cannot_be_written_is_an_error(tmp_path):
+    path = str(tmp_path / "missing" / "log")
+    with pytest.raises(SettingsError, match=r"GT_INSTRUCTION_LOG=.* cannot be written: .*No such file"):
+        open_log(path)
+
+
+def test_a_line_is_in_the_file_as_soon_as_the_message_has_passed(tmp_path):
+    path = tmp_path / "log"
+    log = open_log(str(path))
+    desk = Desk(1, log)
+    assert len(path.read_text().splitlines()) == 2  # the header, and the worker that joined
+    desk.open()
+    assert "client 1" in path.read_text().splitlines()[-1]
+    log._file.close()
+
+
+def test_a_program_writes_the_log_that_its_environment_names(tmp_path, monkeypatch):
+    path = tmp_path / "log"
+    monkeypatch.setenv("GT_INSTRUCTION_LOG", str(path))
+    gt.init()
+    (gt.ones(2, 2) @ gt.ones(2, 2)).sum().item()
+    gt.shutdown()
+    gc.collect()  # an open file that is dropped is a warning, and so an error
+    rows = fields(path.read_text().splitlines())
+    (product,) = [row for row in rows if row["command"] == "RunOp" and row["op"] == "aten.mm.default"]
+    assert "test_instruction_log.py:" in product["site"]

@@ -1,0 +1,148 @@
+"""Every record survives the wire as it is, and what cannot be a record is refused there."""
+
+import typing
+
+import msgspec
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from gt.core.errors import ProtocolError
+from gt.core.messages import Arg, Command, Complex, DefineOp, Input, Instruction, Items, RunOp, Scalar
+from gt.core.meta import ITEM_BYTES, MAX_DIMS, MAX_ELEMENTS, TensorMeta
+from gt.wire.codec import HEADER, Decoder, encode, segment_of
+from tests.records import ANSWERS, ARGS, COMMANDS, DIRECTIONS, INLINE, INSTRUCTIONS, REPORTS, ZEROS, own
+
+RECORDS = [
+    pytest.param(union, record, id=f"{name}-{type(record).__name__}")
+    for name, (union, records) in DIRECTIONS.items()
+    for record in records
+]
+
+
+def kinds_of(union):
+    """The classes a union is made of, limits on their values taken off."""
+    return {typing.get_args(kind)[0] if typing.get_origin(kind) else kind for kind in typing.get_args(union)}
+
+
+def round_trip(union, record):
+    segment = segment_of(record)
+    payloads = [[bytes(segment.nbytes)]] if segment is not None and not segment.name else []
+    (decoded, _), *more = Decoder(union).decode([bytes(frame) for frame in encode([record], payloads)])
+    assert not more
+    return decoded
+
+
+@pytest.mark.parametrize("name", DIRECTIONS)
+def test_there_is_an_example_of_every_record(name):
+    union, records = DIRECTIONS[name]
+    assert {type(record) for record in records} == kinds_of(union)
+
+
+def test_there_is_an_example_of_every_argument():
+    assert {type(arg) for arg in ARGS} == kinds_of(Arg)
+
+
+@pytest.mark.parametrize(("union", "record"), RECORDS)
+def test_a_record_comes_back_as_it_was_sent(union, record):
+    decoded = round_trip(union, record)
+    assert decoded == record
+    assert repr(decoded) == repr(record)  # 1, 1.0 and True are equal, and must stay apart
+
+
+@pytest.mark.parametrize("records", [INSTRUCTIONS, COMMANDS, REPORTS, ANSWERS], ids=list(DIRECTIONS))
+def test_records_hash_by_value(records):
+    hashable = [record for record in records if not hasattr(record, "signature")]
+    assert {msgspec.structs.replace(record) for record in hashable} == set(hashable)
+
+
+INTEGERS = st.integers(-(1 << 63), (1 << 64) - 1)
+NUMBERS = st.one_of(st.booleans(), INTEGERS, st.floats())
+LITERALS = st.one_of(st.none(), NUMBERS, st.text(max_size=20), st.sampled_from(ARGS))
+COMPLEX = st.builds(Complex, st.floats(), st.floats())
+ARGUMENTS = st.recursive(LITERALS | COMPLEX, lambda inner: st.lists(inner, max_size=4).map(tuple).map(Items))
+
+
+@given(st.lists(ARGUMENTS, max_size=5).map(tuple), st.dictionaries(st.text(max_size=10), ARGUMENTS, max_size=3))
+def test_any_arguments_round_trip(args, kwargs):
+    record = DefineOp(own(1), msgspec.structs.replace(ZEROS, args=args, kwargs=kwargs))
+    assert repr(round_trip(Instruction, record)) == repr(record)
+
+
+@given(st.lists(NUMBERS, max_size=8).map(tuple))
+def test_numbers_keep_their_type(numbers):
+    decoded = round_trip(Instruction, RunOp(own(1), (), (), numbers, 0, 0))
+    assert list(map(type, decoded.scalars)) == list(map(type, numbers))
+    assert repr(decoded.scalars) == repr(numbers)
+
+
+@given(st.data())
+def test_a_meta_round_trips(data):
+    shape = tuple(data.draw(st.lists(st.integers(0, 1000), max_size=4)))
+    stride = tuple(data.draw(st.lists(st.integers(-9, 1 << 40), min_size=len(shape), max_size=len(shape))))
+    meta = TensorMeta(shape, stride, data.draw(st.integers(0, 1 << 40)), data.draw(st.sampled_from(list(ITEM_BYTES))))
+    assert msgspec.msgpack.decode(msgspec.msgpack.encode(meta), type=TensorMeta) == meta
+
+
+@pytest.mark.parametrize(
+    ("meta", "reason"),
+    [
+        ([[2], [1], 0, "float33"], "unknown dtype"),
+        ([[1] * (MAX_DIMS + 1), [1] * (MAX_DIMS + 1), 0, "float32"], "at most 64 dims"),
+        ([[2, 2], [1], 0, "float32"], "a stride for each"),
+        ([[-1], [1], 0, "float32"], "negative size"),
+        ([[2], [1], -1, "float32"], "negative size or offset"),
+        ([[MAX_ELEMENTS + 1], [1], 0, "float32"], "more than"),
+        ([[1 << 25, 1 << 25], [1, 1], 0, "int8"], "more than"),
+        ([[2.0], [1], 0, "float32"], "Expected `int`"),
+        ([[True], [1], 0, "float32"], "Expected `int`"),
+        ([["2"], [1], 0, "float32"], "Expected `int`"),
+        ([[2], [1], 0, None], "Expected `str`"),
+        ([[2], [1], 0], "length 4"),
+        (None, "Expected `array`"),
+    ],
+)
+def test_a_meta_that_cannot_be_is_refused(meta, reason):
+    body = msgspec.msgpack.encode([["CreateTensor", own(1), meta, ["", 0], 0, 0]])
+    with pytest.raises(ProtocolError, match=reason):
+        Decoder(Instruction).decode([HEADER, body])
+
+
+@pytest.mark.parametrize(
+    ("record", "reason"),
+    [
+        (["FetchTensor", -1, 1], ">= 0"),
+        (["FetchTensor", 1 << 62, 1], "<= "),
+        (["FetchTensor", 1.0, 1], "Expected `int`, got `float`"),
+        (["FetchTensor", True, 1], "Expected `int`, got `bool`"),
+        (["FetchTensor", 1], "length 3"),
+        (["FreeTensors", [1] * ((1 << 16) + 1)], "length <= 65536"),
+        (["FreeTensors", [None]], "Expected `int`, got `None`"),
+        (["DefineScope", 1, "n" * 513], "length <= 512"),
+        (["DefineSite", 1, "f" * ((1 << 18) + 1), 1, "main"], "length <= 262144"),
+        (["RunOp", 1, [], [], ["1"], 0, 0], "got `str`"),
+        (["CreateTensor", 1, [[], [], 0, "int8"], ["", -1], 0, 0], ">= 0"),
+        (["CreateTensor", 1, [[], [], 0, "int8"], ["", 1 << 52], 0, 0], "<= "),
+        (["DefineOp", 1, ["op", [{"type": "no such"}], {}, [], [], [], []]], "Invalid value 'no such'"),
+        (["DefineOp", 1, ["op", [[1, 2]], {}, [], [], [], []]], "got `array`"),
+    ],
+    ids=lambda value: f"{value!s:.40}",
+)
+def test_a_field_out_of_its_limits_is_refused(record, reason):
+    with pytest.raises(ProtocolError, match=reason):
+        Decoder(Instruction).decode([HEADER, msgspec.msgpack.encode([record])])
+
+
+def test_a_scalar_is_not_an_input():
+    first, second = (DefineOp(own(1), msgspec.structs.replace(ZEROS, args=(arg,))) for arg in (Scalar(0), Input(0)))
+    assert round_trip(Instruction, first) != round_trip(Instruction, second)
+
+
+def test_a_segment_is_named_by_those_that_carry_bytes():
+    carriers = {type(record).__name__ for record in [*INSTRUCTIONS, *COMMANDS, *REPORTS] if segment_of(record)}
+    assert carriers == {"CreateTensor", "WorkerCreateTensor", "Fetched"}
+    assert all(segment_of(record) is not None for record in COMMANDS if getattr(record, "segment", None) == INLINE)
+
+
+def test_commands_are_not_instructions():
+    assert not kinds_of(Command) & kinds_of(Instruction)

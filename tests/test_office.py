@@ -1,0 +1,347 @@
+"""The office as list comparisons: messages in, messages out, no sockets. The state is checked after every message."""
+
+import pytest
+
+from gt.core.messages import (
+    Failed,
+    Fetched,
+    FetchTensor,
+    ForgetOps,
+    FreeTensors,
+    Goodbye,
+    Located,
+    LocateTensor,
+    Lost,
+    OpFailed,
+    Queried,
+    Rejected,
+    RunOp,
+    Segment,
+    Synchronize,
+    Synchronized,
+    WorkerCreateTensor,
+    WorkerDefineOp,
+    WorkerEndSession,
+    WorkerFetchTensor,
+    WorkerForgetOps,
+    WorkerFreeTensors,
+    WorkerQueryOp,
+    WorkerRunOp,
+    WorkerSynchronize,
+    WorkerTransfer,
+)
+from gt.dispatcher.office import ToClient, ToWorker
+from tests.desks import OP, OP2, REQUEST, REQUEST2, A, B, C, D, Desk, E, answers, create, desk_with, kind, query, run
+from tests.records import ADD, ADD_, FAILURE, LARGE, NONZERO, RESIZE_, SMALL, ZEROS, own, signature
+
+
+def test_an_op_is_defined_on_a_worker_once():
+    desk = desk_with()
+    desk.define(OP, ADD)
+    first = desk.tell(run(OP, (A, B), (C,), (2, 0.5), 7))
+    second = desk.tell(run(OP, (A, C), (D,)))
+    assert first == [ToWorker(0, WorkerDefineOp(OP, ADD)), ToWorker(0, WorkerRunOp(OP, (A, B), (C,), (2, 0.5), 7))]
+    assert second == [ToWorker(0, WorkerRunOp(OP, (A, C), (D,), (), 0))]
+
+
+def test_an_op_is_defined_on_each_worker_that_runs_it():
+    desk = desk_with(2)
+    desk.define(OP, ADD)
+    told = desk.tell(run(OP, (A, A), (C,)), run(OP, (B, B), (D,)))
+    assert [out.worker for out in told if isinstance(out.command, WorkerDefineOp)] == [0, 1]
+
+
+def test_defining_an_op_tells_no_worker():
+    assert desk_with().define(OP, ADD) == []
+
+
+def test_outputs_are_placed_where_the_op_ran():
+    desk = desk_with(2)
+    desk.define(OP, signature("aten.split.Tensor", 1, (SMALL, LARGE)))
+    desk.tell(run(OP, (B,), (C, D)))
+    assert (desk.state.homes[C], desk.state.homes[D]) == ((1,), (1,))
+    assert (desk.state.metas[C], desk.state.metas[D]) == (SMALL, LARGE)
+
+
+def test_inputs_apart_are_moved_by_both_ends_before_the_op():
+    desk = desk_with(2)
+    desk.define(OP, ADD)
+    move = WorkerTransfer(B, SMALL, 1, 0)
+    assert desk.tell(run(OP, (A, B), (C,))) == [
+        ToWorker(1, move),
+        ToWorker(0, move),
+        ToWorker(0, WorkerDefineOp(OP, ADD)),
+        ToWorker(0, WorkerRunOp(OP, (A, B), (C,), (), 0)),
+    ]
+    assert desk.state.homes[B] == (1, 0)
+
+
+def test_a_copy_is_used_again():
+    desk = desk_with(2)
+    desk.define(OP, ADD)
+    desk.tell(run(OP, (A, B), (C,)))
+    assert desk.tell(run(OP, (A, B), (D,))) == [ToWorker(0, WorkerRunOp(OP, (A, B), (D,), (), 0))]
+
+
+def test_a_write_goes_on_under_a_new_id():
+    desk = desk_with()
+    desk.define(OP, ADD_)
+    desk.tell(run(OP, (A, B), (C,)))
+    assert set(desk.state.homes) == {B, C} == desk.state.sessions[1].held
+    assert desk.state.metas[C] == SMALL
+
+
+def test_a_write_frees_the_copies_of_what_was_there():
+    desk = desk_with(2)
+    desk.define(OP, ADD)
+    desk.define(OP2, ADD_)
+    desk.tell(run(OP, (A, B), (C,)))  # leaves a copy of B on worker 0
+    assert desk.tell(run(OP2, (B, B), (D,))) == [
+        ToWorker(1, WorkerDefineOp(OP2, ADD_)),
+        ToWorker(0, WorkerFreeTensors((B,))),
+        ToWorker(1, WorkerRunOp(OP2, (B, B), (D,), (), 0)),
+    ]
+    assert desk.state.homes[D] == (1,)
+
+
+def test_an_op_with_outputs_and_writes_names_the_new_versions_last():
+    desk = desk_with()
+    desk.define(OP, signature("aten.batch_norm", 2, (LARGE,), writes=(1,)))
+    desk.tell(run(OP, (A, B), (C, D)))
+    assert (desk.state.metas[C], desk.state.metas[D]) == (LARGE, SMALL)
+    assert B not in desk.state.metas
+
+
+def test_an_op_without_inputs_runs_on_the_least_loaded_worker():
+    desk = desk_with(2)
+    desk.create(C, meta=LARGE)
+    desk.define(OP, ZEROS)
+    desk.tell(run(OP, (), (D,)))
+    assert (desk.state.homes[C], desk.state.homes[D]) == ((0,), (1,))
+
+
+def test_ops_that_are_forgotten_are_forgotten_where_they_are_known():
+    desk = desk_with(2)
+    desk.define(OP, ADD)
+    desk.define(OP2, ADD)
+    desk.tell(run(OP, (A, A), (C,)), run(OP2, (B, B), (D,)))
+    assert desk.tell(ForgetOps((OP,))) == [ToWorker(0, WorkerForgetOps((OP,)))]
+    assert desk.state.workers[0].known == set() and desk.state.workers[1].known == {OP2}
+
+
+def test_host_data_goes_to_the_least_loaded_worker_with_its_bytes():
+    desk = desk_with(2)
+    desk.create(C)
+    buffer = b"0123456789abcdef"
+    assert desk.tell(create(D, site=3), buffers=[buffer]) == [
+        ToWorker(1, WorkerCreateTensor(D, SMALL, Segment("", 16), 3), buffer)
+    ]
+
+
+def test_freed_tensors_are_freed_by_every_holder():
+    desk = desk_with(2)
+    desk.define(OP, ADD)
+    desk.tell(run(OP, (A, B), (C,)))
+    assert desk.tell(FreeTensors((A, B))) == [
+        ToWorker(0, WorkerFreeTensors((A, B))),
+        ToWorker(1, WorkerFreeTensors((B,))),
+    ]
+    assert set(desk.state.metas) == {C} == desk.state.sessions[1].held
+
+
+def test_freeing_twice_is_harmless():
+    desk = desk_with()
+    desk.tell(FreeTensors((A,)))
+    assert desk.tell(FreeTensors((A,))) == []
+
+
+def test_a_fetch_is_answered_by_the_worker_that_holds_the_tensor():
+    desk = desk_with(2)
+    fetched = Fetched(REQUEST, SMALL, Segment("", 16))
+    assert desk.tell(FetchTensor(REQUEST, B)) == [ToWorker(1, WorkerFetchTensor(REQUEST, B, True))]
+    assert desk.report(1, fetched, b"0123456789abcdef") == [ToClient(1, fetched, b"0123456789abcdef")]
+    assert desk.report(1, fetched, b"again") == []
+
+
+@pytest.mark.parametrize(("client", "worker", "shared"), [("here", "here", True), ("here", "there", False)])
+def test_memory_is_shared_on_one_machine_only(client, worker, shared):
+    desk = Desk(0)
+    desk.join(host=worker)
+    desk.open(host=client)
+    desk.create(A)
+    assert desk.tell(FetchTensor(REQUEST, A)) == [ToWorker(0, WorkerFetchTensor(REQUEST, A, shared))]
+
+
+def test_a_fetch_that_fails_is_answered_so():
+    desk = desk_with()
+    desk.tell(FetchTensor(REQUEST, A))
+    assert desk.report(0, Failed(REQUEST, FAILURE)) == [ToClient(1, Failed(REQUEST, FAILURE))]
+
+
+def test_the_results_of_a_query_are_placed_where_it_ran():
+    desk = desk_with(2)
+    desk.define(OP, NONZERO)
+    queried = Queried(REQUEST, (LARGE, 3, SMALL), ())
+    told = desk.tell(query(OP, (B,)))
+    assert told[-1] == ToWorker(1, WorkerQueryOp(REQUEST, OP, (B,), (), D, (), 0))
+    assert desk.report(1, queried) == [ToClient(1, queried)]
+    assert (desk.state.homes[D], desk.state.metas[D]) == ((1,), LARGE)
+    assert (desk.state.homes[E], desk.state.metas[E]) == ((1,), SMALL)
+    assert desk.state.sessions[1].held == {A, B, D, E}
+
+
+def test_a_query_may_resize_what_it_writes():
+    desk = desk_with()
+    desk.define(OP, RESIZE_)
+    desk.tell(query(OP, (A, B), (C,)))
+    assert desk.state.metas[C] == SMALL and A not in desk.state.metas
+    desk.report(0, Queried(REQUEST, (), (LARGE,)))
+    assert desk.state.metas[C] == LARGE
+    assert desk.state.sessions[1].held == {B, C}
+
+
+def test_a_tensor_is_located_without_asking_a_worker():
+    desk = desk_with(2)
+    desk.define(OP, ADD)
+    desk.tell(run(OP, (A, B), (C,)))
+    assert desk.tell(LocateTensor(REQUEST, B)) == [ToClient(1, Located(REQUEST, (1, 0)))]
+
+
+def test_synchronize_waits_for_every_worker():
+    desk = desk_with(3)
+    assert desk.tell(Synchronize(REQUEST)) == [ToWorker(worker, WorkerSynchronize(REQUEST)) for worker in range(3)]
+    assert desk.report(0, Synchronized(REQUEST)) == []
+    assert desk.report(2, Synchronized(REQUEST)) == []
+    assert desk.report(1, Synchronized(REQUEST)) == [ToClient(1, Synchronized(REQUEST))]
+
+
+def test_a_failed_op_is_told_to_its_session():
+    desk = desk_with()
+    desk.open()
+    assert desk.report(0, OpFailed(2, FAILURE)) == [ToClient(2, OpFailed(2, FAILURE))]
+
+
+@pytest.mark.parametrize(
+    "instruction",
+    [
+        run(OP, (A, E), (C,)),
+        run(OP2, (A, B), (C,)),
+        query(OP, (A, E)),
+        query(OP2, (A,)),
+        FetchTensor(REQUEST, E),
+        LocateTensor(REQUEST, E),
+    ],
+    ids=kind,
+)
+def test_an_unknown_id_is_rejected(instruction):
+    desk = desk_with()
+    desk.define(OP, ADD)
+    (answer,) = answers(desk.tell(instruction))
+    assert isinstance(answer, Rejected)
+    assert answer.request == getattr(instruction, "request", 0)
+    assert type(instruction).__name__ in answer.reason
+
+
+def test_what_follows_a_rejected_instruction_is_done():
+    desk = desk_with()
+    batch = [FetchTensor(REQUEST, E), LocateTensor(REQUEST2, A)]
+    told = desk.office.instruct(1, batch, [])
+    assert answers(told)[1:] == [Located(REQUEST2, (0,))]
+
+
+MISFITS = {
+    "an output is missing": (ADD, run(OP, (A, B), ())),
+    "an output too many": (ADD, run(OP, (A, B), (C, D))),
+    "the new version is missing": (ADD_, run(OP, (A, B), ())),
+    "a new version too many": (ADD_, run(OP, (A, B), (C, D))),
+    "nothing to write to": (ADD_, run(OP, (), (C,))),
+    "writes beyond its inputs": (signature("aten.x", 2, writes=(2,)), run(OP, (A, B), (C,))),
+    "writes the same twice": (signature("aten.x", 2, writes=(0, 0)), run(OP, (A, B), (C, D))),
+    "the new version of a query is missing": (RESIZE_, query(OP, (A, B), ())),
+    "a new version of a query too many": (RESIZE_, query(OP, (A, B), (C, D))),
+}
+
+
+@pytest.mark.parametrize(("defined", "instruction"), MISFITS.values(), ids=MISFITS.keys())
+def test_an_op_that_does_not_fit_its_signature_is_rejected(defined, instruction):
+    desk = desk_with()
+    desk.define(OP, defined)
+    (answer,) = answers(desk.tell(instruction))
+    assert isinstance(answer, Rejected)
+    assert desk.state.metas.keys() == {A, B}, "what is rejected changes nothing"
+
+
+def test_an_op_on_a_lost_and_an_unknown_tensor_is_refused():
+    desk = desk_with(2)
+    desk.define(OP, ADD_)
+    desk.lose(1)
+    desk.tell(run(OP, (E, B), (C,)))
+    (answer,) = answers(desk.tell(FetchTensor(REQUEST, C)))
+    assert isinstance(answer, Lost | Rejected)
+
+
+def test_the_end_of_a_session_frees_what_it_held():
+    desk = desk_with(2)
+    desk.define(OP, ADD)
+    desk.tell(run(OP, (A, B), (C,)))
+    assert desk.close() == [ToWorker(0, WorkerEndSession(1)), ToWorker(1, WorkerEndSession(1))]
+    assert (desk.state.metas, desk.state.homes, desk.state.sessions) == ({}, {}, {})
+    assert all(not worker.known and not worker.resident for worker in desk.state.workers.values())
+
+
+def test_a_goodbye_ends_the_session():
+    desk = desk_with()
+    assert desk.tell(Goodbye()) == [ToWorker(0, WorkerEndSession(1))]
+    assert desk.state.sessions == {}
+
+
+def test_a_session_ends_once():
+    desk = desk_with()
+    desk.close()
+    assert desk.close() == []
+
+
+def test_nothing_is_done_after_a_goodbye():
+    desk = desk_with()
+    told = desk.office.instruct(1, [Goodbye(), create(C)], [b"0123456789abcdef"])
+    assert told == [ToWorker(0, WorkerEndSession(1))]
+    assert desk.state.metas == {}
+
+
+def test_a_report_to_a_session_that_has_ended_goes_nowhere():
+    desk = desk_with()
+    desk.define(OP, NONZERO)
+    desk.tell(query(OP, (A,)), Synchronize(REQUEST2))
+    desk.close()
+    assert desk.report(0, Queried(REQUEST, (SMALL,), ())) == []
+    assert desk.report(0, Synchronized(REQUEST2)) == []
+    assert desk.report(0, OpFailed(1, FAILURE)) == []
+    assert desk.state.metas == {}
+
+
+def test_the_end_of_a_session_leaves_the_others_alone():
+    desk = desk_with()
+    other = desk.open()
+    theirs = own(1, other)
+    desk.create(theirs, session=other)
+    desk.define(own(100, other), ADD, session=other)
+    desk.tell(RunOp(own(100, other), (theirs, theirs), (own(2, other),), (), 0, 0), session=other)
+    desk.close(1)
+    assert set(desk.state.homes) == {theirs, own(2, other)}
+    assert desk.state.workers[0].known == {own(100, other)}
+
+
+def test_sessions_are_numbered_anew():
+    desk = Desk()
+    first = desk.open()
+    desk.close(first)
+    assert desk.open() != first
+
+
+def test_an_answer_goes_to_the_session_that_asked():
+    desk = desk_with()
+    other = desk.open()
+    desk.tell(Synchronize(REQUEST))
+    desk.tell(Synchronize(own(200, other)), session=other)
+    assert desk.report(0, Synchronized(own(200, other))) == [ToClient(2, Synchronized(own(200, other)))]
+    assert desk.report(0, Synchronized(REQUEST)) == [ToClient(1, Synchronized(REQUEST))]

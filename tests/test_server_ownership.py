@@ -1,0 +1,83 @@
+"""A session may name its own tensors, ops and requests, and no others."""
+
+import typing
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from gt.core.errors import ProtocolError
+from gt.core.messages import (
+    SESSION_SHIFT,
+    CreateTensor,
+    DefineOp,
+    DefineScope,
+    DefineSite,
+    FetchTensor,
+    ForgetOps,
+    FreeTensors,
+    Goodbye,
+    Instruction,
+    LocateTensor,
+    QueryOp,
+    RunOp,
+    Synchronize,
+)
+from gt.dispatcher.server import require_ownership
+from tests.records import ADD, INLINE, INSTRUCTIONS, SMALL, own
+
+OURS = own(1)
+
+# Each way to name an id, with every other id being the session's own.
+NAMING = {
+    "RunOp code": lambda x: RunOp(x, (OURS,), (OURS,), (), 0, 0),
+    "RunOp input": lambda x: RunOp(OURS, (OURS, x), (OURS,), (), 0, 0),
+    "RunOp output": lambda x: RunOp(OURS, (OURS,), (OURS, x), (), 0, 0),
+    "QueryOp request": lambda x: QueryOp(x, OURS, (OURS,), (OURS,), OURS, (), 0, 0),
+    "QueryOp code": lambda x: QueryOp(OURS, x, (OURS,), (OURS,), OURS, (), 0, 0),
+    "QueryOp input": lambda x: QueryOp(OURS, OURS, (OURS, x), (OURS,), OURS, (), 0, 0),
+    "QueryOp written": lambda x: QueryOp(OURS, OURS, (OURS,), (OURS, x), OURS, (), 0, 0),
+    "QueryOp first": lambda x: QueryOp(OURS, OURS, (OURS,), (OURS,), x, (), 0, 0),
+    "FreeTensors": lambda x: FreeTensors((OURS, x)),
+    "ForgetOps": lambda x: ForgetOps((OURS, x)),
+    "CreateTensor": lambda x: CreateTensor(x, SMALL, INLINE, 0, 0),
+    "FetchTensor request": lambda x: FetchTensor(x, OURS),
+    "FetchTensor id": lambda x: FetchTensor(OURS, x),
+    "LocateTensor request": lambda x: LocateTensor(x, OURS),
+    "LocateTensor id": lambda x: LocateTensor(OURS, x),
+    "Synchronize": Synchronize,
+    "DefineOp": lambda x: DefineOp(x, ADD),
+}
+NAMELESS = {DefineSite, DefineScope, Goodbye}  # their codes are looked up in the session's own tables
+
+
+@pytest.mark.parametrize("make", NAMING.values(), ids=NAMING.keys())
+@pytest.mark.parametrize("foreign", [own(1, 2), own(1, 0), own(0, 2), OURS - 2])
+def test_an_id_of_another_session_is_refused(make, foreign):
+    instruction = make(foreign)
+    with pytest.raises(ProtocolError, match=f"{type(instruction).__name__} of session 1 names {foreign}"):
+        require_ownership(1, instruction)
+
+
+@pytest.mark.parametrize("make", NAMING.values(), ids=NAMING.keys())
+def test_the_sessions_own_ids_are_accepted(make):
+    for ours in (own(0), OURS, own((1 << SESSION_SHIFT) - 1)):
+        require_ownership(1, make(ours))
+
+
+def test_every_instruction_is_checked():
+    assert {type(make(OURS)) for make in NAMING.values()} | NAMELESS == set(typing.get_args(Instruction))
+
+
+@pytest.mark.parametrize("instruction", [record for record in INSTRUCTIONS if type(record) in NAMELESS], ids=repr)
+def test_instructions_without_ids_are_accepted(instruction):
+    require_ownership(1, instruction)
+
+
+@given(st.integers(0, (1 << 62) - 1), st.integers(1, 1 << 20))
+def test_an_id_belongs_to_one_session(ident, session):
+    if ident >> SESSION_SHIFT == session:
+        require_ownership(session, FreeTensors((ident,)))
+        return
+    with pytest.raises(ProtocolError):
+        require_ownership(session, FreeTensors((ident,)))

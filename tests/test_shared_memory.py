@@ -1,0 +1,135 @@
+"""Segments that carry a tensor between two processes of a machine. Here in a directory of the test's own."""
+
+import os
+import stat
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from gt.core.errors import ProtocolError
+from gt.wire import shared
+
+
+@pytest.fixture
+def directory(tmp_path, monkeypatch):
+    monkeypatch.setattr(shared, "_DIRECTORY", tmp_path)
+    return tmp_path
+
+
+def names(directory):
+    return [path.name for path in directory.iterdir()]
+
+
+@pytest.mark.parametrize("nbytes", [1, 8, 4095, 4096, 4097, 1 << 20])
+def test_what_is_written_is_what_is_taken(directory, nbytes):
+    content = os.urandom(nbytes)
+    name, written = shared.create(nbytes)
+    written[:] = content
+    assert bytes(shared.take(name, nbytes)) == content
+
+
+def test_both_ends_see_the_same_memory(directory):
+    name, ours = shared.create(8)
+    theirs = shared.take(name, 8)
+    ours[0], theirs[7] = 1, 2
+    assert bytes(ours) == bytes(theirs) == b"\x01\0\0\0\0\0\0\x02"
+
+
+def test_a_name_is_gone_once_it_is_taken(directory):
+    name, _ = shared.create(8)
+    assert names(directory) == [name]
+    shared.take(name, 8)
+    assert names(directory) == []
+
+
+def test_memory_outlives_the_name(directory):
+    name, _ = shared.create(8)
+    taken = shared.take(name, 8)
+    shared.sweep(os.getpid())
+    taken[:] = b"12345678"
+    assert bytes(taken) == b"12345678"
+
+
+def test_only_this_user_can_read_a_segment(directory):
+    name, _ = shared.create(8)
+    assert stat.S_IMODE((directory / name).stat().st_mode) == 0o600
+
+
+def test_no_two_segments_have_the_same_name(directory):
+    made = [shared.create(1)[0] for _ in range(20)]
+    assert len(set(made)) == 20
+
+
+def test_a_segment_is_taken_once(directory):
+    name, _ = shared.create(8)
+    shared.take(name, 8)
+    with pytest.raises(ProtocolError, match=name):
+        shared.take(name, 8)
+
+
+@pytest.mark.parametrize("announced", [0, 7, 9, 1 << 40])
+def test_another_size_than_announced_is_refused(directory, announced):
+    name, _ = shared.create(8)
+    with pytest.raises(ProtocolError, match=f"has 8 bytes, not the {announced} announced"):
+        shared.take(name, announced)
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "",
+        "/etc/passwd",
+        "../../etc/passwd",
+        "gt-1-1-../../../etc/passwd",
+        "gt-1-1-0123456789abcdef/../../etc/passwd",
+        "./gt-1-1-0123456789abcdef",
+        "gt-1-1-0123456789abcdef\n",
+        "gt-1-1-0123456789abcdef\0",
+        "gt-1-1-0123456789ABCDEF",
+        "gt-1-1-0123456789abcde",
+        "gt--1-1-0123456789abcdef",
+    ],
+)
+def test_a_name_that_is_not_a_segments_is_refused(directory, name):
+    with pytest.raises(ProtocolError, match="is not the name of a shared segment"):
+        shared.take(name, 8)
+
+
+@given(st.text() | st.from_regex(shared._NAME))
+def test_any_name_nobody_made_is_refused(name):
+    with pytest.raises(ProtocolError):
+        shared.take(name, 8)
+
+
+def test_a_link_to_another_file_is_refused(directory):
+    secret = directory / "secret"
+    secret.write_bytes(b"12345678")
+    (directory / "gt-1-1-0123456789abcdef").symlink_to(secret)
+    with pytest.raises(ProtocolError):
+        shared.take("gt-1-1-0123456789abcdef", 8)
+    assert secret.exists()
+
+
+def test_a_segment_that_cannot_be_made_leaves_nothing(directory):
+    with pytest.raises(ValueError, match="cannot mmap an empty file"):
+        shared.create(0)
+    assert names(directory) == []
+
+
+def test_sweep_removes_what_nobody_has_taken(directory):
+    for _ in range(3):
+        shared.create(8)
+    shared.sweep(os.getpid())
+    assert names(directory) == []
+
+
+def test_sweep_leaves_what_is_of_other_processes(directory):
+    name, _ = shared.create(8)
+    shared.sweep(os.getpid() // 10)  # its digits begin ours
+    assert names(directory) == [name]
+
+
+def test_sweep_of_a_process_that_left_nothing(directory):
+    shared.sweep(1)
+    assert names(directory) == []
