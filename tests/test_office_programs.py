@@ -297,4 +297,4 @@ class Programs(RuleBasedStateMachine):
 
 
 TestPrograms = Programs.TestCase
-TestPrograms.settings = settings(max_examples=60, stateful_step_count=40, deadline=None, report_multiple_bugs=False)
+TestPrograms.settings = settings(max_examples=200, stateful_step_count=50, deadline=None, report_multiple_bugs=False)

@@ -41,30 +41,27 @@ def learn(
         if node.session is not session:
             node.session.require_open()
             raise SessionError("this tensor belongs to another session than the one that is active")
-    template = Template(record, args, kwargs)
+    template = Template(record, args, kwargs, nodes)
     try:
         entry = _known_entry(session, record, args, kwargs, template, nodes)
     except Unknown:
-        entry = _query_entry(session, record, template, nodes, key)
+        entry = _query_entry(session, record, template, key)
     session.remember(key, entry)
     return entry
 
 
-def _query_entry(
-    session: Session, record: OpRecord, template: Template, nodes: list[Node], key: tuple[Any, ...]
-) -> QueryEntry:
-    writes = template.distinct_writes(nodes)
+def _query_entry(session: Session, record: OpRecord, template: Template, key: tuple[Any, ...]) -> QueryEntry:
     returned = _returned(record, _structure(record))
 
     def learn_from(outputs: list[Geometry | None]) -> None:
         """From now on the shapes are known: the next call need not wait."""
-        code = session.define(template.signature(record, nodes, outputs))
+        code = session.define(template.signature(record, outputs))
         present = tuple([output for output in outputs if output is not None])
         restore = _returned(record, lambda values: _structure(record)(_with_gaps(outputs, values)))
-        session.remember(key, WriteEntry(code, present, writes, restore, record.random))
+        session.remember(key, WriteEntry(code, present, template.writes, restore, record.random))
 
-    code = session.define(template.signature(record, nodes, ()))
-    return QueryEntry(code, writes, returned, record.random, learn_from if record.asks else None)
+    code = session.define(template.signature(record, ()))
+    return QueryEntry(code, template.writes, returned, record.random, learn_from if record.asks else None)
 
 
 def _known_entry(
@@ -86,10 +83,10 @@ def _known_entry(
     leaves, spec = tree_flatten(fresh if record.writes else result)
     geometries = [None if leaf is None else _fresh_geometry(leaf) for leaf in leaves]
     outputs = tuple([geometry for geometry in geometries if geometry is not None])
-    code = session.define(template.signature(record, nodes, geometries))
+    code = session.define(template.signature(record, geometries))
     if record.writes:
         returned = _returned(record, lambda values: tree_unflatten(_with_gaps(leaves, values), spec))
-        return WriteEntry(code, outputs, template.distinct_writes(nodes), returned, record.random)
+        return WriteEntry(code, outputs, template.writes, returned, record.random)
     return PlainEntry(code, outputs, _rebuild(result, leaves, spec), record.random)
 
 
@@ -97,29 +94,35 @@ def infer_result(
     record: OpRecord, args: tuple[Any, ...], kwargs: dict[str, Any], nodes: list[Node]
 ) -> tuple[Any, bool]:
     """What the op returns for tensors without bytes, and whether it resized a tensor it writes to."""
-    remaining = iter(nodes)
-    metas: list[tuple[torch.Tensor, Node]] = []
-
-    def on_meta(kind: Kind, value: Any) -> Any:
-        if kind in _LIST_KINDS and value is not None:
-            return [on_meta(Kind.TENSOR, item) for item in value]
-        if kind in _TENSOR_KINDS and isinstance(value, torch.Tensor):
-            node = next(remaining)
-            metas.append((node.geometry.on_meta(), node))
-            return metas[-1][0]
-        return None if kind is Kind.GENERATOR else torch.device("meta") if kind is Kind.DEVICE else value
-
-    meta_args = [on_meta(kind, value) for kind, value in zip(record.kinds, args, strict=False)]
-    meta_kwargs = {name: on_meta(record.kwarg_kinds[name], value) for name, value in kwargs.items()}
+    metas = _Metas(nodes)
+    meta_args = [metas.argument(kind, value) for kind, value in zip(record.kinds, args, strict=False)]
+    meta_kwargs = {name: metas.argument(record.kwarg_kinds[name], value) for name, value in kwargs.items()}
     meta_kwargs.pop("pin_memory", None)
-    if "device" in record.kwarg_kinds and not metas:
+    if "device" in record.kwarg_kinds and not nodes:
         meta_kwargs["device"] = torch.device("meta")
     try:
         result = record.func(*meta_args, **meta_kwargs)
     except Exception as error:
         raise Unknown from error
-    resized = any(geometry_of(meta) is not node.geometry for meta, node in metas)
+    resized = any(geometry_of(meta) is not node.geometry for meta, node in zip(metas.made, nodes, strict=True))
     return result, resized
+
+
+class _Metas:
+    """The arguments of a call with tensors without bytes in place of its own. A class and not a nested function: a
+    function that calls itself is a reference cycle, which would keep the call's tensors until the next collection."""
+
+    def __init__(self, nodes: list[Node]) -> None:
+        self.made: list[torch.Tensor] = []
+        self._remaining = iter(nodes)
+
+    def argument(self, kind: Kind, value: Any) -> Any:
+        if kind in _LIST_KINDS and value is not None:
+            return [self.argument(Kind.TENSOR, item) for item in value]
+        if kind in _TENSOR_KINDS and isinstance(value, torch.Tensor):
+            self.made.append(next(self._remaining).geometry.on_meta())
+            return self.made[-1]
+        return None if kind is Kind.GENERATOR else torch.device("meta") if kind is Kind.DEVICE else value
 
 
 def _as_results(record: OpRecord, result: Any) -> list[Any]:
@@ -187,10 +190,12 @@ class Template:
     """The arguments of a call in wire form, with places for its tensors and changing numbers. Built in the order in
     which the door sorts arguments, so that the n-th place is the n-th tensor or number of every such call."""
 
-    def __init__(self, record: OpRecord, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        self.tensors = 0
-        self.numbers = 0
-        self.writes: list[int] = []
+    def __init__(
+        self, record: OpRecord, args: tuple[Any, ...], kwargs: dict[str, Any], nodes: Sequence[Node] = ()
+    ) -> None:
+        self._tensors = 0
+        self._numbers = 0
+        self._written: list[int] = []
         pairs = zip(record.kinds, args, strict=False)
         self.args: tuple[Arg, ...] = tuple([self._argument(kind, value) for kind, value in pairs])
         kinds = record.kwarg_kinds
@@ -199,20 +204,19 @@ class Template:
             for name, value in kwargs.items()
             if kinds[name] not in (Kind.IGNORED, Kind.GENERATOR)
         }
-        if "device" in kinds and "device" not in kwargs and self.tensors == 0:
+        if "device" in kinds and "device" not in kwargs and self._tensors == 0:
             self.kwargs["device"] = Here()
+        self.paths = tuple([node.path.steps if node.path is not None else () for node in nodes])
+        first_of = {id(nodes[place].base): place for place in reversed(self._written)}
+        self.writes = tuple(reversed(first_of.values()))  # one input for each storage that is written
 
-    def signature(self, record: OpRecord, nodes: list[Node], outputs: Sequence[Geometry | None]) -> Signature:
-        paths = tuple([node.path.steps if node.path is not None else () for node in nodes])
+    def signature(self, record: OpRecord, outputs: Sequence[Geometry | None]) -> Signature:
         metas = tuple([output.meta() for output in outputs if output is not None])
         places = tuple([place for place, output in enumerate(outputs) if output is not None])
-        writes = self.distinct_writes(nodes)
         floating = DTYPE_NAMES[torch.get_default_dtype()]
-        return Signature(record.name, self.args, self.kwargs, paths, writes, metas, places, record.random, floating)
-
-    def distinct_writes(self, nodes: list[Node]) -> tuple[int, ...]:
-        """One input for each storage that is written."""
-        return tuple({id(nodes[place].base): place for place in reversed(self.writes)}.values())[::-1]
+        return Signature(
+            record.name, self.args, self.kwargs, self.paths, self.writes, metas, places, record.random, floating
+        )
 
     def _argument(self, kind: Kind, value: Any) -> Arg:
         if kind in _LIST_KINDS and value is not None:
@@ -220,9 +224,9 @@ class Template:
             return Items(tuple([self._argument(inner, item) for item in value]))
         if isinstance(value, torch.Tensor):
             if kind is Kind.TARGET:
-                self.writes.append(self.tensors)
-            self.tensors += 1
-            return Input(self.tensors - 1)
+                self._written.append(self._tensors)
+            self._tensors += 1
+            return Input(self._tensors - 1)
         if kind is Kind.NUMBERS and value is not None:
             return Items(tuple([self._number() for _ in value]))
         if kind in (Kind.NUMBER, Kind.TENSOR) and type(value) in (float, int, bool):
@@ -230,8 +234,8 @@ class Template:
         return Here() if kind is Kind.DEVICE else None if kind is Kind.GENERATOR else literal(value)
 
     def _number(self) -> Scalar:
-        self.numbers += 1
-        return Scalar(self.numbers - 1)
+        self._numbers += 1
+        return Scalar(self._numbers - 1)
 
 
 def literal(value: Any) -> Arg:

@@ -65,7 +65,7 @@ def _look(tensor: torch.Tensor) -> Seen:
 def describe_exception(error: BaseException) -> str:
     """Its type and first line, the failing op if a worker names one, and the last line of GT's code that it passed."""
     lines = str(error).splitlines() or [""]
-    op = next((line.strip() for line in lines if line.startswith("  op: ")), "")
+    op = next((line.strip() for line in lines if line.startswith("  issued ")), "")
     notes = "; ".join(filter(None, (op[:_REASON_LENGTH], _place_in_gt(error))))
     return f"{type(error).__name__}: {lines[0][:_REASON_LENGTH]}" + (f" [{notes}]" if notes else "")
 
@@ -73,7 +73,7 @@ def describe_exception(error: BaseException) -> str:
 def _place_in_gt(error: BaseException) -> str:
     """The worker's side of it, where the error tells that."""
     frames = [(frame.filename, str(frame.lineno)) for frame in traceback.extract_tb(error.__traceback__)]
-    frames += re.findall(r'File "(.+?)", line (\d+)', str(error).partition("worker's traceback")[2])
+    frames += re.findall(r'File "(.+?)", line (\d+)', str(error).partition("Traceback of the worker")[2])
     inside = [(file.removeprefix(_GT_ROOT), line) for file, line in frames if file.startswith(_GT_ROOT + os.sep)]
     return f"at gt{inside[-1][0]}:{inside[-1][1]}" if inside else ""
 
@@ -92,9 +92,11 @@ def difference(expected: Returned, actual: Returned, exactness: Exactness) -> st
 
 
 def find_stray(actual: Returned) -> str:
-    """A tensor that should be on GT and is not."""
+    """A tensor that should be on GT and is not. Zeros, and tensors without elements, may be plain: torch makes them
+    itself, inside a composite kernel or for a gradient that is zero, and none of our tensors goes into them."""
     leaves, _ = tree_flatten_with_path(actual.tree)
-    strays = [keystr(path) for path, leaf in leaves if isinstance(leaf, Seen) and not leaf.on_gt]
+    plain = [(path, leaf) for path, leaf in leaves if isinstance(leaf, Seen) and not leaf.on_gt]
+    strays = [keystr(path) for path, leaf in plain if torch.count_nonzero(leaf.value)]
     return f"{strays[0]}: a plain tensor, not one on GT" if strays else ""
 
 

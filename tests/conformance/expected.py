@@ -27,6 +27,21 @@ EXPECTED: tuple[Expected, ...] = (
         matching="GT holds strided tensors",
         why="an operand or the result is sparse",
     ),
+    Expected(
+        ops=("tensor_split",),
+        matching="its data is not allocated yet",
+        why="torch reads the memory of a tensor of indices before it dispatches; give them as a list or a plain tensor",
+    ),
+    Expected(
+        ops=("linalg.matrix_rank", "linalg.matrix_rank.hermitian"),
+        matching="Expected [0-9]+ but got 0",
+        why="torch does not write to out= for any tensor subclass here; the returned tensor is right",
+    ),
+    Expected(
+        ops=("nn.functional.linear_cross_entropy.chunked_none",),
+        matching="a plain tensor, not one on GT",
+        why="torch's own backward adds up in a buffer that it makes on the CPU: right values, in a plain tensor",
+    ),
 )
 
 

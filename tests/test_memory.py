@@ -1,0 +1,131 @@
+"""What is dropped is freed: handles, ids and bytes, in the client, the dispatcher and the workers."""
+
+import gc
+
+import psutil
+import pytest
+import torch
+
+import gt
+from gt.client import session as sessions
+
+
+def held():
+    """Ids held by the dispatcher and tensors held by the workers of this process."""
+    gt.synchronize()
+    channel = sessions.current()._channel
+    channel.office.state.validate()
+    return len(channel.office.state.homes), sum(len(executor.store) for executor in channel.executors)
+
+
+def test_dropped_tensors_are_freed(anywhere):
+    gt.synchronize()
+    before = held()
+    kept = [gt.ones(100) * i for i in range(20)]
+    total = sum(kept)
+    views = [x[10:] for x in kept]
+    assert held()[0] > before[0]
+    del kept, total, views
+    gc.collect()
+    assert held() == before
+
+
+def test_a_view_keeps_its_storage_and_nothing_else(embedded):
+    before = held()[0]
+    view = gt.ones(100)[3:5]
+    assert held()[0] == before + 1
+    assert view.tolist() == [1.0, 1.0]
+    del view
+    assert held()[0] == before
+
+
+def test_nothing_waits_for_the_garbage_collector(embedded):
+    gc.disable()
+    try:
+        for make in (lambda x: x[1:] + 1, lambda x: (x * 2).nonzero(), lambda x: torch.unique(x), lambda x: x.add_(1)):
+            before = held()[0]
+            make(gt.arange(5.0))
+            assert held()[0] == before
+    finally:
+        gc.enable()
+
+
+def test_in_place_writes_hold_one_id(embedded):
+    x = gt.zeros(10)
+    before = held()[0]
+    for _ in range(100):
+        x += 1
+        x[3:5] *= 2
+    assert held()[0] == before
+
+
+def test_interned_constants_are_bounded(embedded):
+    x = gt.zeros(1)
+    for number in range(2000):
+        x = x + torch.tensor([float(number)])
+    assert held()[0] < 700
+
+
+def test_failed_ops_hold_nothing(embedded):
+    before = held()[0]
+    for _ in range(10):
+        bad = gt.arange(3)[gt.tensor([9])]
+        with pytest.raises(gt.OpError):
+            bad.tolist()
+        target = gt.zeros(3)
+        target.index_add_(0, gt.tensor([5]), gt.ones(1))
+        del bad, target
+        with pytest.raises(gt.OpError):
+            gt.synchronize()
+    gc.collect()
+    assert held()[0] <= before + 3  # the interned constants
+
+
+def test_what_is_remembered_about_ops_is_bounded(embedded, monkeypatch):
+    monkeypatch.setattr("gt.client.session.MEMO_SIZE", 100)
+    x = gt.arange(1000.0)
+    for size in range(1, 400):
+        assert x[:size].sum().item() == size * (size - 1) / 2
+    session = sessions.current()
+    assert len(session.memo) <= 100
+    executor = session._channel.executors[0]
+    gt.synchronize()
+    assert len(executor.kernels) <= 202
+    assert len(session._channel.office.state.sessions[session.welcome.ident].signatures) <= 202
+
+
+def step(model, optimizer, x, y):
+    optimizer.zero_grad()
+    loss = torch.nn.functional.cross_entropy(model(x), y)
+    loss.backward()
+    optimizer.step()
+    return loss
+
+
+def train(steps):
+    model = gt.nn.Sequential(gt.nn.Linear(8, 16), gt.nn.GELU(), gt.nn.LayerNorm(16), gt.nn.Linear(16, 4))
+    optimizer = torch.optim.AdamW(model.parameters())
+    x, y = gt.randn(16, 8), gt.randint(0, 4, (16,))
+    process = psutil.Process()
+    samples = []
+    for number in range(steps):
+        loss = step(model, optimizer, x, y)
+        if number % (steps // 10) == steps // 10 - 1:
+            loss.item()
+            gc.collect()
+            session = sessions.current()
+            samples.append((held(), len(session.memo), len(session.signatures), process.memory_info().rss))
+    return samples
+
+
+def test_a_training_loop_does_not_grow(embedded):
+    counts = [sample[:3] for sample in train(300)]
+    assert len(set(counts[1:])) == 1, counts
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1800)
+def test_ten_thousand_training_steps_do_not_grow(embedded):
+    samples = train(10_000)
+    assert len({sample[:3] for sample in samples[1:]}) == 1, samples
+    assert samples[-1][3] - samples[1][3] < 8_000_000, [sample[3] for sample in samples]
