@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable
-from typing import Any, TypeVar, overload
+from typing import Any, TypeVar
 
 import numpy as np
 import torch
@@ -79,10 +79,6 @@ def manual_seed(seed: int) -> torch.Generator:
     return torch.manual_seed(seed)
 
 
-@overload
-def to(what: torch.Tensor) -> Tensor: ...
-@overload
-def to(what: Module) -> Module: ...
 def to(what: Any) -> Any:
     """Move a tensor, or a module in place with its parameters and buffers; tied weights stay tied."""
     if isinstance(what, torch.Tensor):

@@ -27,16 +27,16 @@ _default_dtype = torch.get_default_dtype
 _records: dict[OpOverload, OpRecord] = {}
 
 
-def dispatch(cls: HandleType, func: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+def dispatch(
+    cls: HandleType, func: OpOverload, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+) -> Any:
+    """What `__torch_dispatch__` does."""
     record = _records.get(func)
     if record is None:
-        record = _records[func] = OpRecord(func, str(func) in SPECIAL or torch.Tag.inplace_view in func.tags)
-    if record.special:
-        return SPECIAL.get(record.name, SPECIAL["reshape in place"])(cls, record, args, kwargs)
-    if record.decomposes:
-        with FactoryMode(cls):
-            return record.decomposes(*args, **kwargs)
+        record = _records[func] = OpRecord(func, special=str(func) in SPECIAL)
     session = sessions.active or sessions.current()
+    if record.detours and not (record.split and session.alone):
+        return _detour(cls, record, args, kwargs or {})
     key: list[Any] = [record, _default_dtype()]
     nodes: list[Node] = []
     numbers: list[Any] = []
@@ -59,13 +59,24 @@ def dispatch(cls: HandleType, func: OpOverload, args: tuple[Any, ...], kwargs: d
                 key.append(name)
                 _take(session, kinds[name], value, key, nodes, numbers)
     except _WritesHostMemory:
-        return run_on_host(cls, func, args, kwargs)
+        return run_on_host(cls, func, args, kwargs or {})
     if record.writes:
         key.append(_sharing(nodes))
-    entry: Entry | None = session.memo.get(tuple(key))
+    known = tuple(key)
+    entry: Entry | None = session.memo.get(known)
     if entry is None:
-        entry = learn(session, record, args, kwargs, tuple(key), nodes)
+        entry = learn(session, record, args, kwargs or {}, known, nodes)
     return entry.run(cls, session, nodes, numbers, args, kwargs)
+
+
+def _detour(cls: HandleType, record: OpRecord, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """Ops that are not one instruction: those of special.py, and those that are made of others. A list of tensors is
+    split where there are several workers, since its tensors may be on different ones."""
+    special = SPECIAL.get(record.name) or (SPECIAL["reshape in place"] if record.reshapes else None)
+    if special is not None:
+        return special(cls, record, args, kwargs)
+    with FactoryMode(cls):
+        return (record.split or record.decomposition)(*args, **kwargs)  # type: ignore[misc]
 
 
 def _take(

@@ -39,12 +39,38 @@ class Entry(Protocol):
     ) -> Any: ...
 
 
+class SingleEntry:
+    """An op with one result, a new tensor: nearly every op, so everything that can be prepared is."""
+
+    __slots__ = ("code", "dtype", "geometry", "random", "shape", "stride")
+
+    def __init__(self, code: int, geometry: Geometry, random: bool) -> None:
+        self.code = code
+        self.geometry = geometry
+        self.shape = geometry.shape
+        self.stride = geometry.stride
+        self.dtype = geometry.dtype
+        self.random = random
+
+    def run(
+        self, cls: HandleType, session: Session, nodes: list[Node], numbers: list[Any], args: Any, kwargs: Any
+    ) -> Any:
+        if self.random:
+            numbers.append(draw_key(args, kwargs))
+        ident = next(session.ids)
+        inputs = tuple([node.id if node.path is None else node.base.id for node in nodes])  # type: ignore[union-attr]
+        session.emit(RunOp(self.code, inputs, (ident,), tuple(numbers), session.scope, session.sites.here()))
+        handle = _make_handle(cls, self.shape, strides=self.stride, dtype=self.dtype)
+        handle._node = Base(session, ident, self.geometry)  # type: ignore[attr-defined]
+        return handle
+
+
 class PlainEntry:
-    """An op whose results are new tensors."""
+    """An op with several results, all new tensors."""
 
     __slots__ = ("code", "outputs", "random", "rebuild")
 
-    def __init__(self, code: int, outputs: tuple[Geometry, ...], rebuild: Rebuild | None, random: bool) -> None:
+    def __init__(self, code: int, outputs: tuple[Geometry, ...], rebuild: Rebuild, random: bool) -> None:
         self.code = code
         self.outputs = outputs
         self.rebuild = rebuild
@@ -56,18 +82,9 @@ class PlainEntry:
         if self.random:
             numbers.append(draw_key(args, kwargs))
         results = [Base(session, next(session.ids), geometry) for geometry in self.outputs]
-        session.emit(
-            RunOp(
-                self.code,
-                tuple([node.id if node.path is None else node.base.id for node in nodes]),  # type: ignore[union-attr]
-                tuple([result.id for result in results]),
-                tuple(numbers),
-                session.scope,
-                session.sites.here(),
-            )
-        )
-        if self.rebuild is None:
-            return wrap(cls, results[0])
+        inputs = tuple([node.base.id for node in nodes])
+        outputs = tuple([result.id for result in results])
+        session.emit(RunOp(self.code, inputs, outputs, tuple(numbers), session.scope, session.sites.here()))
         return self.rebuild([wrap(cls, result) for result in results])
 
 
@@ -137,7 +154,7 @@ class WriteEntry:
         )
         for base, ident in zip(written, renewed, strict=True):
             base.id = ident
-        return self.returned([wrap(cls, result) for result in results], args, kwargs)
+        return self.returned([wrap(cls, result) for result in results], args, kwargs or {})
 
 
 class QueryEntry:
@@ -186,7 +203,7 @@ class QueryEntry:
             _resized(base, geometry_from_meta(meta), args, kwargs)
         if self.learn is not None:
             self.learn([geometry_from_meta(m) if isinstance(m, TensorMeta) else None for m in answer.results])
-        return self.returned(_handles(cls, session, first, answer.results), args, kwargs)
+        return self.returned(_handles(cls, session, first, answer.results), args, kwargs or {})
 
 
 def rebind(tensor: torch.Tensor, node: Node) -> torch.Tensor:
@@ -218,10 +235,10 @@ def _handles(cls: HandleType, session: Session, first: int, results: Sequence[An
     return values
 
 
-def draw_key(args: tuple[Any, ...], kwargs: dict[str, Any]) -> int:
+def draw_key(args: tuple[Any, ...], kwargs: dict[str, Any] | None) -> int:
     """The key of a random op, drawn from torch's generator on the client: so `torch.manual_seed`, a user's generator
     and the state that checkpointing saves and restores all mean what they mean in torch."""
-    generator = kwargs.get("generator")
+    generator = (kwargs or {}).get("generator")
     if generator is None:
         generator = next((a for a in args if isinstance(a, torch.Generator)), None)
     return int(torch.empty((), dtype=torch.int64).random_(generator=generator))

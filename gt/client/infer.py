@@ -1,7 +1,7 @@
 """The first time an op is seen with given shapes: ask torch's shape functions, and remember.
 
-Where they cannot tell (the shape depends on the data, or torch has no shape function) or refuse, the op becomes a query:
-a worker runs it and the client waits, so that a wrong call raises torch's own error on the user's line.
+Where they cannot tell (the shape depends on the data, or torch has no shape function) or refuse, the op becomes a
+query: a worker runs it and the client waits, so that a wrong call raises torch's own error on the user's line.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch.utils._pytree import tree_flatten, tree_unflatten
 
-from gt.client.entries import Entry, PlainEntry, QueryEntry, Rebuild, Returned, ViewEntry, WriteEntry
+from gt.client.entries import Entry, PlainEntry, QueryEntry, Rebuild, Returned, SingleEntry, ViewEntry, WriteEntry
 from gt.client.geometry import DTYPE_NAMES, Geometry, geometry_of, intern_geometry
 from gt.client.nodes import Node
 from gt.client.ops import Kind, OpRecord
@@ -87,6 +87,8 @@ def _known_entry(
     if record.writes:
         returned = _returned(record, lambda values: tree_unflatten(_with_gaps(leaves, values), spec))
         return WriteEntry(code, outputs, template.writes, returned, record.random)
+    if isinstance(result, torch.Tensor):
+        return SingleEntry(code, outputs[0], record.random)
     return PlainEntry(code, outputs, _rebuild(result, leaves, spec), record.random)
 
 
@@ -150,9 +152,7 @@ def _view_entry(record: OpRecord, template: Template, source: Geometry, result: 
     return ViewEntry(steps, outputs, type(result) if several else None, same, strided)
 
 
-def _rebuild(result: Any, leaves: list[Any], spec: Any) -> Rebuild | None:
-    if isinstance(result, torch.Tensor):
-        return None
+def _rebuild(result: Any, leaves: list[Any], spec: Any) -> Rebuild:
     if type(result) in (tuple, list) and all(leaf is item for leaf, item in zip(leaves, result, strict=False)):
         if None not in leaves:
             return type(result)

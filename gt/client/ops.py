@@ -66,13 +66,18 @@ _REINTERPRETING = {"aten::_conj", "aten::_neg_view"}
 class OpRecord:
     """One aten overload.
 
-    `aliases`: its results are views of its first argument. `answers`: it gives Python values, which only a worker knows.
-    `asks`: its result must be learned from a worker. `reshapes`: it changes the shape of its first argument in place. `returned`: per result, the argument that it is.
+    - `aliases`: its results are views of its first argument
+    - `answers`: it gives Python values, which only a worker knows
+    - `asks`: its result must be learned from a worker
+    - `detours`: it is not simply an instruction
+    - `reshapes`: it changes the shape of its first argument in place
+    - `returned`: per result, the argument that it is
+    - `split`: it does the same to each tensor of a list, and this does it one by one
     """
 
     __slots__ = (
-        "aliases", "answers", "asks", "decomposes", "func", "kinds", "kwarg_kinds", "name", "random", "reinterprets", "reshapes",
-        "returned", "returns_list", "special", "writes",
+        "aliases", "answers", "asks", "decomposition", "detours", "func", "kinds", "kwarg_kinds", "name", "random",
+        "reinterprets", "reshapes", "returned", "returns_list", "split", "writes",
     )  # fmt: skip
 
     def __init__(self, func: OpOverload, special: bool) -> None:
@@ -80,7 +85,6 @@ class OpRecord:
         undeclared = _UNDECLARED_WRITES.get(schema.name, ())
         self.func = func
         self.name = str(func)
-        self.special = special
         self.kwarg_kinds = {a.name: _kind(a, schema.name, a.name in undeclared) for a in schema.arguments}
         self.kinds = tuple(self.kwarg_kinds.values())
         self.writes = any(kind in (Kind.TARGET, Kind.TARGETS) for kind in self.kinds)
@@ -92,7 +96,9 @@ class OpRecord:
         self.returns_list = len(schema.returns) == 1 and str(schema.returns[0].type).startswith("List")
         self.returned = tuple(_returned_argument(schema, r) for r in schema.returns)
         self.random = torch.Tag.nondeterministic_seeded in func.tags
-        self.decomposes = _decomposition(func)
+        self.decomposition = _decomposition(func)
+        self.split = _explicit(func) if self.name.startswith("aten._foreach_") else None
+        self.detours = special or self.reshapes or self.decomposition is not None or self.split is not None
 
 
 def _kind(argument: torch._C.Argument, op: str, undeclared_write: bool) -> Kind:
@@ -114,10 +120,14 @@ def _decomposition(func: OpOverload) -> Callable[..., Any] | None:
     run, by its own implementation in terms of aten."""
     if _dispatch_has_kernel_for_dispatch_key(func.name(), DispatchKey.CompositeImplicitAutograd):
         return func.decompose
-    explicit = _dispatch_has_kernel_for_dispatch_key(func.name(), DispatchKey.CompositeExplicitAutograd)
-    if func.namespace != "aten" and explicit:
-        return functools.partial(func._op_dk, DispatchKey.CompositeExplicitAutograd)
-    return None
+    return _explicit(func) if func.namespace != "aten" else None
+
+
+def _explicit(func: OpOverload) -> Callable[..., Any] | None:
+    """Torch's implementation of an op in terms of others, where it has one."""
+    if not _dispatch_has_kernel_for_dispatch_key(func.name(), DispatchKey.CompositeExplicitAutograd):
+        return None
+    return functools.partial(func._op_dk, DispatchKey.CompositeExplicitAutograd)
 
 
 def _returned_argument(schema: torch._C.FunctionSchema, result: torch._C.Argument) -> str | None:

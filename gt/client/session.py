@@ -52,13 +52,14 @@ PACE, MARKS = 4096, 4  # how many instructions make a mark, and how many marks t
 
 
 class Session:
-    """`scope` is the code of the signal scope that ops are issued in (0: none)."""
+    """`scope` is the code of the signal scope that ops are issued in (0: none); `alone`: there is one worker."""
 
     def __init__(self, channel: ClientChannel, welcome: Welcome) -> None:
         first = welcome.ident << SESSION_SHIFT
         self.welcome = welcome
         self.ids = itertools.count(first + 1)
         self.scope = 0
+        self.alone = len(welcome.workers) == 1
         self.memo: dict[tuple[Any, ...], Any] = {}
         self.signatures: dict[int, Signature] = {}
         self.sites = Sites(self._define_site)

@@ -20,7 +20,7 @@ Special: TypeAlias = Callable[[HandleType, OpRecord, tuple[Any, ...], dict[str, 
 
 
 def run_on_host(cls: HandleType, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """Run an op here because it writes to a plain tensor. Ours are read first, and written back where it writes them."""
+    """Run an op here because it writes to a plain tensor. Ours are read first, and written back where it wrote."""
     ours: dict[int, torch.Tensor] = {}
 
     def read(tensor: torch.Tensor) -> torch.Tensor:
@@ -144,7 +144,7 @@ def grow(cls: HandleType, node: Node, geometry: Geometry) -> Base:
 def allocate(cls: HandleType, geometry: Geometry) -> Base:
     handle = cls.__torch_dispatch__(  # type: ignore[attr-defined]
         torch.ops.aten.empty_strided.default,
-        (cls,),
+        (),
         (list(geometry.shape), list(geometry.stride)),
         {"dtype": geometry.dtype},
     )

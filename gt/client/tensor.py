@@ -1,7 +1,7 @@
 """`gt.Tensor`: a torch tensor whose bytes are on a worker.
 
-torch does the autograd, the modules and the optimizers; ops arrive at `__torch_dispatch__` and go through the door. What
-would read memory that is not here fetches it first, or says that it cannot.
+torch does the autograd, the modules and the optimizers; ops arrive at `__torch_dispatch__` and go through the door.
+What would read memory that is not here fetches it first, or says that it cannot.
 """
 
 from __future__ import annotations
@@ -24,10 +24,7 @@ class Tensor(torch.Tensor):
     __slots__ = ("_node",)
     _node: Node
     __torch_function__ = torch._C._disabled_torch_function_impl
-
-    @classmethod
-    def __torch_dispatch__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        return dispatch(Tensor, func, args, kwargs or {})
+    __torch_dispatch__ = classmethod(dispatch)  # type: ignore[assignment]
 
     def _fetch(self) -> torch.Tensor:
         return self._node.session.fetch(self._node)

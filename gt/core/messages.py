@@ -1,7 +1,7 @@
 """Every record that crosses a process. Reading this page teaches the system.
 
-A client sends *instructions* to the dispatcher, the dispatcher sends *commands* to workers, workers send *reports* back,
-and the dispatcher sends *answers* to clients. In one process the same records are passed by reference.
+A client sends *instructions* to the dispatcher, the dispatcher sends *commands* to workers, workers send *reports*
+back, and the dispatcher sends *answers* to clients. In one process the same records are passed by reference.
 
 Ids (of tensors and of requests) are given by the client, never reused, and carry their session in the high bits.
 """
@@ -338,8 +338,8 @@ class WorkerShutdown(_Record, frozen=True):
 
 
 Command = Union[
-    WorkerRunOp, WorkerFreeTensors, WorkerDefineOp, WorkerForgetOps, WorkerCreateTensor, WorkerQueryOp, WorkerTransfer, WorkerFetchTensor,
-    WorkerSynchronize, WorkerEndSession, WorkerJoinStore, WorkerHostStore, WorkerShutdown,
+    WorkerRunOp, WorkerFreeTensors, WorkerDefineOp, WorkerForgetOps, WorkerCreateTensor, WorkerQueryOp, WorkerTransfer,
+    WorkerFetchTensor, WorkerSynchronize, WorkerEndSession, WorkerJoinStore, WorkerHostStore, WorkerShutdown,
 ]  # fmt: skip
 
 

@@ -1,4 +1,4 @@
-"""Instructions, reports and comings and goings in; messages for workers and clients out. No sockets, clocks or threads."""
+"""Instructions, reports, comings and goings in; messages for workers and clients out. No sockets, clocks, threads."""
 
 from __future__ import annotations
 

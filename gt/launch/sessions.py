@@ -36,8 +36,8 @@ def init(
 ) -> None:
     """Start GT. Without arguments: what the environment says, or one worker in this process.
 
-    `workers=4` starts four worker processes; `mode="virtual"` makes them inside this process; `server="localhost:12345"`
-    joins a running server.
+    `workers=4` starts four worker processes; `mode="virtual"` makes them inside this process;
+    `server="localhost:12345"` joins a running server.
     """
     if sessions.active is not None:
         raise SessionError("GT is running already; call gt.shutdown() first, or gt.init() before the first tensor")

@@ -1,7 +1,8 @@
 """Typed messages to frames and back. Nothing is decoded into anything but the records of core.messages.
 
-A message on the wire is: a header frame (magic, protocol), a body frame (msgpack, a list of tagged records), and for each
-record with a segment the raw bytes of its tensor, in frames of at most CHUNK bytes, unless they are in shared memory.
+A message on the wire is: a header frame (magic, protocol), a body frame (msgpack, a list of tagged records), and for
+each record with a segment the raw bytes of its tensor, in frames of at most CHUNK bytes, unless they are in shared
+memory.
 """
 
 from __future__ import annotations

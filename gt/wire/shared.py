@@ -1,7 +1,7 @@
 """Memory shared by processes of one machine: segments that carry a tensor once, and cells that show progress.
 
-A segment is made by the sender, and unlinked by the receiver as soon as it is mapped, so that nothing is left behind when
-either dies later; what a dead process had not handed over is removed by `sweep`.
+A segment is made by the sender, and unlinked by the receiver as soon as it is mapped, so that nothing is left behind
+when either dies later; what a dead process had not handed over is removed by `sweep`.
 """
 
 from __future__ import annotations

@@ -5,8 +5,8 @@ from __future__ import annotations
 import logging
 import os
 import time
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import MutableSequence, Sequence
+from typing import Any, cast
 
 import zmq
 
@@ -87,7 +87,7 @@ class Worker:
         self._server = (answer.pid, start_mark(answer.pid))
         exchange = GroupExchange(answer.ident, self._engine.device)
         executor = Executor(answer.ident, self._engine, exchange, self._allocate, owns_buffers=True)
-        executor.progress = cell.cast("q")
+        executor.progress = cast(MutableSequence[int], cell.cast("q"))
         return executor
 
     def _work(self, executor: Executor, frames: Sequence[Frame]) -> None:
