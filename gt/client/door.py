@@ -49,8 +49,7 @@ def dispatch(
                     _take_foreign(session, value, key, nodes, numbers)
                 else:
                     nodes.append(node)
-                    key.append(node.geometry)
-                    key.append(node.path)
+                    key.append(node.path or node.geometry)
             else:
                 _take(session, kind, value, key, nodes, numbers)
         if kwargs:
@@ -127,8 +126,7 @@ def _take_target(value: Any, key: list[Any], nodes: list[Node]) -> None:
 
 def _take_node(node: Node, key: list[Any], nodes: list[Node]) -> None:
     nodes.append(node)
-    key.append(node.geometry)
-    key.append(node.path)
+    key.append(node.path or node.geometry)  # a path belongs to one geometry
 
 
 def _take_foreign(session: Session, value: Any, key: list[Any], nodes: list[Node], numbers: list[Any]) -> None:

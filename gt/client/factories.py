@@ -12,8 +12,8 @@ _LIFT = torch.ops.aten.lift_fresh.default
 
 
 class FactoryMode(TorchDispatchMode):
-    """Inside, a factory that would make a plain tensor makes one of `cls`. What has a tensor among its arguments, or asks
-    for another device than the CPU, is left alone."""
+    """Inside, a factory that would make a plain tensor makes one of `cls`. What has a tensor among its arguments, or
+    asks for another device than the CPU, is left alone."""
 
     def __init__(self, cls: type[torch.Tensor]) -> None:
         super().__init__()

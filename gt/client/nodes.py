@@ -22,7 +22,8 @@ _LONGEST_PATH = 8
 
 
 class ViewPath:
-    """Steps from a base to a view. Interned by whoever extends it, so it is compared and hashed by identity."""
+    """Steps from a base of one geometry to a view of one geometry. Interned by whoever extends it, so it is compared
+    and hashed by identity, and stands for the geometry too."""
 
     __slots__ = ("children", "steps")
 

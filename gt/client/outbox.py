@@ -16,7 +16,7 @@ log = logging.getLogger("gt.client")
 
 BATCH = 256  # instructions that make a batch worth sending
 IDLE_SECONDS = 0.01  # an outbox that has not changed for this long is sent
-FREE_COUNT, FREE_BYTES = 64, 1 << 20  # dead tensors that make a FreeTensors worth sending
+FREE_COUNT, FREE_BYTES = 64, 1 << 20  # so many dead tensors, or dead bytes, make a FreeTensors worth sending
 TAPE = 1024
 
 
@@ -38,7 +38,7 @@ class Outbox:
         self._idler.start()
 
     def emit(self, instruction: Instruction) -> None:
-        if self._dead_bytes >= FREE_BYTES or len(self._dead) >= FREE_COUNT:
+        if self._dead_bytes >= FREE_BYTES:
             self._free_dead()
         batch = self._batch
         batch.append(instruction)
@@ -59,7 +59,7 @@ class Outbox:
     def release(self, ident: int, nbytes: int) -> None:
         """A tensor was collected. Called from finalizers at any point of any thread, so it only takes note."""
         self._dead.append(ident)
-        self._dead_bytes += nbytes
+        self._dead_bytes += nbytes + FREE_BYTES // FREE_COUNT
 
     def flush(self) -> None:
         with self._lock:

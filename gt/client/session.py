@@ -249,6 +249,7 @@ def activate(session: Session | None) -> None:
     global active
     active = session
     forget_geometries()
+    ROOT.children.clear()
 
 
 def current() -> Session:

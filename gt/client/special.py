@@ -96,7 +96,7 @@ def _reshape_in_place(cls: HandleType, record: OpRecord, args: tuple[Any, ...], 
         tuple([literal(value) for value in args[1:]]),
         {key: literal(value) for key, value in kwargs.items()},
     )
-    key = (record.name, repr(args[1:]), repr(kwargs))
+    key = (record.name, tensor._node.geometry, repr(args[1:]), repr(kwargs))
     return rebind(tensor, view_of(tensor._node, key, step, geometry_of(meta), strided=True))
 
 

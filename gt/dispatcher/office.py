@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple, TypeAlias
+from typing import Any, TypeAlias
+
+import msgspec
 
 from gt.core.events import Direction, Event, Message, Observer
 from gt.core.messages import (
@@ -50,18 +52,18 @@ from gt.core.messages import (
 )
 from gt.core.meta import TensorMeta
 from gt.dispatcher.planner import LostInput, Move, least_loaded, plan_op
-from gt.dispatcher.state import Session, State, Worker
+from gt.dispatcher.state import Op, Session, State, Worker
 
 Buffer: TypeAlias = memoryview | bytes | bytearray
 
 
-class ToWorker(NamedTuple):
+class ToWorker(msgspec.Struct, frozen=True, gc=False):
     worker: int
     command: Command
     buffer: Buffer | None = None
 
 
-class ToClient(NamedTuple):
+class ToClient(msgspec.Struct, frozen=True, gc=False):
     session: int
     answer: Answer
     buffer: Buffer | None = None
@@ -168,7 +170,7 @@ class Office:
         if session is None:
             return
         self._note("DISCONNECT", f"client {ident}", None)
-        for tensor in session.held:
+        for tensor in self.state.held_by(ident):
             self.state.remove(tensor)
         for request in [request for request in self._pending if session_of(request) == ident]:
             del self._pending[request]
@@ -195,38 +197,37 @@ class Office:
         return self._take_out()
 
     def _run_op(self, session: Session, op: RunOp, _: Buffer | None) -> None:
-        signature = session.signatures[op.code]
-        state = self.state
-        worker, moves = plan_op(state, op.inputs, signature.writes)
+        code, inputs, outputs = op.code, op.inputs, op.outputs
+        known = session.ops[code]
+        worker, moves = plan_op(self.state, inputs, known.writes)
         if moves:
             self._move(moves)
-        self._tell(session, worker, op.code)
-        for ident, meta in zip(op.outputs, signature.outputs, strict=False):
-            state.place(ident, meta, worker)
-        session.held.update(op.outputs)
-        if signature.writes:
-            renewed = op.outputs[len(signature.outputs) :]
-            self._renew(session, worker, [op.inputs[place] for place in signature.writes], renewed)
-        self._command(worker, WorkerRunOp(op.code, op.inputs, op.outputs, op.scalars, op.site))
+        if code not in self.state.workers[worker].known:
+            self._tell(session, worker, code)
+        place = self.state.place_sized
+        for ident, meta, nbytes in zip(outputs, known.outputs, known.sizes, strict=False):
+            place(ident, meta, nbytes, worker)
+        if known.writes:
+            written = [inputs[place] for place in known.writes]
+            self._renew(worker, written, outputs[len(known.outputs) :])
+        self._command(worker, WorkerRunOp(code, inputs, outputs, op.scalars, op.site))
 
     def _query(self, session: Session, op: QueryOp, _: Buffer | None) -> None:
-        signature = session.signatures[op.code]
-        worker, moves = plan_op(self.state, op.inputs, signature.writes)
+        known = session.ops[op.code]
+        worker, moves = plan_op(self.state, op.inputs, known.writes)
         self._move(moves)
         self._tell(session, worker, op.code)
-        self._renew(session, worker, [op.inputs[place] for place in signature.writes], op.written)
-        session.held.update(op.written)
+        self._renew(worker, [op.inputs[place] for place in known.writes], op.written)
         self._pending[op.request] = Pending({worker}, op.first, op.written)
         self._command(worker, WorkerQueryOp(op.request, op.code, op.inputs, op.written, op.first, op.scalars, op.site))
 
-    def _renew(self, session: Session, worker: int, written: Sequence[int], renewed: Sequence[int]) -> None:
+    def _renew(self, worker: int, written: Sequence[int], renewed: Sequence[int]) -> None:
         """Written tensors go on under new ids, at the one place where they were written."""
         for old, new in zip(written, renewed, strict=True):
             meta = self.state.metas[old]
             for holder in self.state.remove(old):
                 if holder != worker:
                     self._command(holder, WorkerFreeTensors((old,)))
-            session.held.discard(old)
             self.state.place(new, meta, worker)
 
     def _move(self, moves: Sequence[Move]) -> None:
@@ -241,18 +242,16 @@ class Office:
         known = self.state.workers[worker].known
         if code not in known:
             known.add(code)
-            self._command(worker, WorkerDefineOp(code, session.signatures[code]))
+            self._command(worker, WorkerDefineOp(code, session.ops[code].signature))
 
     def _create(self, session: Session, created: CreateTensor, buffer: Buffer | None) -> None:
         worker = least_loaded(self.state)
         self.state.place(created.id, created.meta, worker)
-        session.held.add(created.id)
         self._command(worker, WorkerCreateTensor(created.id, created.meta, created.segment, created.site), buffer)
 
     def _free(self, session: Session, free: FreeTensors, _: Buffer | None) -> None:
         per_worker: dict[int, list[int]] = {}
         for ident in free.ids:
-            session.held.discard(ident)
             for worker in self.state.remove(ident):
                 per_worker.setdefault(worker, []).append(ident)
         for worker, ids in per_worker.items():
@@ -277,11 +276,11 @@ class Office:
             self._command(worker, WorkerSynchronize(synchronize.request))
 
     def _define_op(self, session: Session, define: DefineOp, _: Buffer | None) -> None:
-        session.signatures[define.code] = define.signature
+        session.ops[define.code] = Op.of(define.signature)
 
     def _forget_ops(self, session: Session, forget: ForgetOps, _: Buffer | None) -> None:
         for code in forget.codes:
-            session.signatures.pop(code, None)
+            session.ops.pop(code, None)
         for number, worker in self.state.workers.items():
             known = tuple(worker.known.intersection(forget.codes))
             worker.known.difference_update(known)
@@ -329,7 +328,6 @@ class Office:
         metas = [result for result in report.results if isinstance(result, TensorMeta)]
         for offset, meta in enumerate(metas):
             self.state.place(pending.first + offset, meta, worker)
-            session.held.add(pending.first + offset)
         for written, meta in zip(pending.written, report.written, strict=True):
             self.state.remove(written)
             self.state.place(written, meta, worker)
@@ -346,12 +344,11 @@ class Office:
     def _refuse_lost(self, session: Session, instruction: Instruction, error: LostInput) -> None:
         """An instruction needs a tensor that is lost: a request is answered so, an op's results are lost too."""
         if isinstance(instruction, RunOp):
-            signature = session.signatures[instruction.code]
-            metas = [*signature.outputs, *[self.state.metas[instruction.inputs[place]] for place in signature.writes]]
+            known = session.ops[instruction.code]
+            metas = [*known.outputs, *[self.state.metas[instruction.inputs[place]] for place in known.writes]]
             for ident, meta in zip(instruction.outputs, metas, strict=True):
                 self.state.metas[ident] = meta
                 self.state.lost[ident] = error.worker
-                session.held.add(ident)
         elif isinstance(instruction, QueryOp | FetchTensor | LocateTensor):
             self._lose_request(instruction.request, error.worker)
 
@@ -373,27 +370,27 @@ class Office:
         return waits
 
     def last_op(self, worker: int, progress: int) -> str:
-        """What a worker was at: the op of the command number it had come to, or the last one it was sent."""
+        """What a worker was at: the op of the command number it had come to, or (-1) the last one it was sent."""
         known = self.state.workers.get(worker)
-        if known is None or not known.recent:
+        if known is None:
             return ""
-        reached = [command for number, command in known.recent if progress < 0 or number <= progress]
-        command = (reached or [known.recent[0][1]])[-1]
-        return self._resolve(command)
+        after = known.sent - progress if progress >= 0 else 0
+        reached = list(known.recent)[: len(known.recent) - after]
+        ops = [command for command in reached if isinstance(command, WorkerRunOp | WorkerQueryOp)]
+        return self._resolve(ops[-1]) if ops else ""
 
-    def _resolve(self, command: WorkerRunOp) -> str:
+    def _resolve(self, command: WorkerRunOp | WorkerQueryOp) -> str:
         session = self.state.sessions.get(session_of(command.code))
-        if session is None or command.code not in session.signatures:
+        if session is None or command.code not in session.ops:
             return "of a session that has ended"
-        return f"{session.signatures[command.code].op} ({session.site(command.site)})"
+        return f"{session.ops[command.code].signature.op} ({session.site(command.site)})"
 
     # Sending
 
     def _command(self, worker: int, command: Command, buffer: Buffer | None = None) -> None:
         record = self.state.workers[worker]
         record.sent += 1
-        if type(command) is WorkerRunOp:
-            record.recent.append((record.sent, command))
+        record.recent.append(command)
         if self._observer is not None:
             self._note("WORKER_SEND", f"worker {worker}", command)
         self._out.append(ToWorker(worker, command, buffer))
@@ -415,7 +412,7 @@ class Office:
             return
         code = getattr(message, "code", -1)
         session = self.state.sessions.get(session_of(code)) if code >= 0 else None
-        op = session.signatures[code].op if session is not None and code in session.signatures else ""
+        op = session.ops[code].signature.op if session is not None and code in session.ops else ""
         owner = session or self.state.sessions.get(session_of(getattr(message, "id", 0)))
         place = getattr(message, "site", None)
         site = owner.site(place) if owner is not None and place is not None else ""

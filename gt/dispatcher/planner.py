@@ -40,12 +40,11 @@ def plan_op(state: State, inputs: Sequence[int], writes: Sequence[int]) -> Plan:
     homes = state.homes
     try:
         first = homes[inputs[0]]
-        worker = first[0]
         if not writes:
             for ident in inputs:
                 if homes[ident] != first:
                     return _meet(state, inputs)
-            return Plan(worker, ())
+            return Plan(first[0], ())
         worker = homes[inputs[writes[0]]][0]
         for ident in inputs:
             if worker not in homes[ident]:

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections import deque
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
-from gt.core.messages import Signature, WorkerInfo, WorkerRunOp
+from gt.core.messages import Command, Signature, WorkerInfo, session_of
 from gt.core.meta import TensorMeta
 
 RECENT = 4096  # commands remembered per worker, to tell what it was at when it died
@@ -21,20 +22,33 @@ class Worker:
     resident: int = 0
     sent: int = 0
     known: set[int] = field(default_factory=set)
-    recent: deque[tuple[int, WorkerRunOp]] = field(default_factory=lambda: deque(maxlen=RECENT))
+    recent: deque[Command] = field(default_factory=lambda: deque(maxlen=RECENT))
+
+
+class Op(NamedTuple):
+    """A signature and what planning it needs, computed once."""
+
+    signature: Signature
+    writes: tuple[int, ...]
+    outputs: tuple[TensorMeta, ...]
+    sizes: tuple[int, ...]
+
+    @classmethod
+    def of(cls, signature: Signature) -> Op:
+        sizes = tuple([meta.nbytes for meta in signature.outputs])
+        return cls(signature, signature.writes, signature.outputs, sizes)
 
 
 @dataclass
 class Session:
-    """`signatures` and `sites` are what the client defined; the ids it holds are the keys of `held`."""
+    """`ops`, `sites` and `scopes` are what the client defined, by its codes."""
 
     ident: int
     host: str
     pid: int
-    signatures: dict[int, Signature] = field(default_factory=dict)
+    ops: dict[int, Op] = field(default_factory=dict)
     sites: dict[int, tuple[str, int]] = field(default_factory=dict)
     scopes: dict[int, str] = field(default_factory=dict)
-    held: set[int] = field(default_factory=set)
 
     def site(self, code: int) -> str:
         file, line = self.sites.get(code, ("?", 0))
@@ -53,9 +67,17 @@ class State:
     lost: dict[int, int] = field(default_factory=dict)
 
     def place(self, ident: int, meta: TensorMeta, worker: int) -> None:
+        self.place_sized(ident, meta, meta.nbytes, worker)
+
+    def place_sized(self, ident: int, meta: TensorMeta, nbytes: int, worker: int) -> None:
+        """`place` for whoever has computed the size already."""
         self.homes[ident] = (worker,)
         self.metas[ident] = meta
-        self.workers[worker].resident += meta.nbytes
+        self.workers[worker].resident += nbytes
+
+    def held_by(self, session: int) -> list[int]:
+        """The tensors of a session, lost ones included."""
+        return [ident for ident in self.metas if session_of(ident) == session]
 
     def copy(self, ident: int, worker: int) -> None:
         self.homes[ident] += (worker,)

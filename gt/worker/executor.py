@@ -106,6 +106,9 @@ class Executor:
         values = [store[ident] for ident in command.inputs]
         outputs = command.outputs
         try:
+            if kernel.single:
+                store[outputs[0]] = kernel.call_single(values, command.scalars)
+                return
             results = kernel.call(values, command.scalars)
         except Exception as error:
             self._fail(command, kernel, values, outputs, error)

@@ -15,13 +15,15 @@ class Kernel:
     """An op bound to an engine: `call` takes the tensors that a command names and gives the new ones, `gives` many.
 
     The first result is compared with what the client was told; after that shapes are trusted, because the same
-    signature always has the same shapes.
+    signature always has the same shapes. `single` kernels, which are most, give one tensor and write nothing.
     """
 
     def __init__(self, engine: Engine, signature: Signature) -> None:
         function = engine.resolve(signature.op)
         self.signature = signature
         self.writes = signature.writes
+        self.gives = len(signature.outputs)
+        self.single = signature.places == (0,) and not signature.writes
         self._engine = engine
         function = engine.seeded(signature.op, function) if signature.random else function
         plain = signature.floating == "float32"
@@ -34,28 +36,39 @@ class Kernel:
             self._kwargs or self._views or self.writes or signature.random
         )
         self._checked = not signature.outputs
-        self.gives = len(signature.outputs)
+
+    def call_single(self, values: list[Value], numbers: tuple[Number, ...]) -> Any:
+        """The one new tensor of a `single` kernel."""
+        result = self._function(*values) if self._direct else self._invoke(list(values), numbers)
+        if not self._checked or type(result) in (list, tuple):
+            result = _flat(result)[0]
+            self._check([result])
+        return result
 
     def call(self, values: list[Value], numbers: tuple[Number, ...]) -> list[Any]:
         """The new tensors of the op: those the client was told of, or all of them for a query."""
-        results = _flat(self._function(*values)) if self._direct else self._call(values, numbers)
+        used = list(values)
+        results = _flat(self._invoke(used, numbers))
+        if self.writes:
+            results = self._finish_writes(values, used, results)
         if self.gives:
             results = [results[place] for place in self.signature.places]
         if not self._checked:
             self._check(results)
         return results
 
-    def _call(self, values: list[Value], numbers: tuple[Number, ...]) -> list[Any]:
-        used = list(values)
+    def _invoke(self, used: list[Value], numbers: tuple[Number, ...]) -> Any:
+        """Run the op on the tensors, which are replaced by the views of them that it works on."""
         for place, view in self._views:
-            used[place] = view.of(values[place])
+            used[place] = view.of(used[place])
         args = [make(used, numbers) for make in self._args]
         kwargs = {name: make(used, numbers) for name, make in self._kwargs.items()}
         if self.signature.random:
             args.insert(0, numbers[-1])
-        results = _flat(self._function(*args, **kwargs))
-        if not self.writes:
-            return results
+        return self._function(*args, **kwargs)
+
+    def _finish_writes(self, values: list[Value], used: list[Value], results: list[Any]) -> list[Any]:
+        """See that every write has reached its base; gives the results that are new tensors."""
         for place, view in self._views:
             if not self._engine.aliases(used[place], values[place]):
                 self._write_back(place, view, values, used)
@@ -86,7 +99,11 @@ class Broken:
         self.signature = signature
         self.writes = signature.writes
         self.gives = len(signature.outputs)
+        self.single = False
         self._error = error
+
+    def call_single(self, values: list[Value], numbers: tuple[Number, ...]) -> Any:
+        raise self._error
 
     def call(self, values: list[Value], numbers: tuple[Number, ...]) -> list[Any]:
         raise self._error

@@ -1,0 +1,172 @@
+"""What GT costs: per op, per read, per byte and to start, beside plain torch in the same run.
+
+    python benchmarks/overhead.py [--quick] [--json FILE]
+
+Times are the best of several repeats, and the ratios are what to trust: both sides of each are measured alternately.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+
+import torch
+
+import gt
+from gt.client import session as sessions
+
+OPS = 4  # in one link of the chain
+SIZE = 64
+
+
+def chain(x: torch.Tensor, weight: torch.Tensor, links: int) -> torch.Tensor:
+    for _ in range(links):
+        x = ((x + weight) * x).relu() @ weight
+    return x
+
+
+def best(function: Callable[[], object], repeats: int) -> float:
+    times = []
+    for _ in range(repeats):
+        start = time.perf_counter()
+        function()
+        times.append(time.perf_counter() - start)
+    return min(times)
+
+
+def per_op(repeats: int, links: int = 250) -> dict[str, float]:
+    """Microseconds an op: torch's own, GT's, and GT's split into client, planner and executor."""
+    x, weight = torch.randn(SIZE, SIZE) * 0.01, torch.randn(SIZE, SIZE) * 0.01
+    ours = gt.to(x), gt.to(weight)
+    channel = sessions.current()._channel
+    deliver = channel._deliver
+    count = links * OPS * 1e-6
+
+    def on_torch() -> object:
+        return chain(x, weight, links)[0, 0].item()
+
+    def on_gt() -> object:
+        return chain(*ours, links)[0, 0].item()
+
+    on_torch(), on_gt()
+    times: dict[str, float] = {"torch": 1e9, "gt": 1e9, "client+planner": 1e9, "client": 1e9}
+    for _ in range(repeats):
+        times["torch"] = min(times["torch"], best(on_torch, 1) / count)
+        times["gt"] = min(times["gt"], best(on_gt, 1) / count)
+        channel._deliver = lambda outgoing: None  # commands are planned and dropped
+        times["client+planner"] = min(times["client+planner"], best(lambda: chain(*ours, links), 1) / count)
+        gt_flush()
+        channel._deliver = deliver
+        channel.send, send = lambda batch, buffers: None, channel.send  # instructions are emitted and dropped
+        times["client"] = min(times["client"], best(lambda: chain(*ours, links), 1) / count)
+        gt_flush()
+        channel.send = send
+    return {
+        "torch": times["torch"],
+        "gt": times["gt"],
+        "ratio": times["gt"] / times["torch"],
+        "client": times["client"],
+        "planner": times["client+planner"] - times["client"],
+        "executor": times["gt"] - times["client+planner"],
+    }
+
+
+def gt_flush() -> None:
+    sessions.current().outbox.flush()
+
+
+def round_trip(repeats: int) -> float:
+    """Microseconds for `x.sum().item()`."""
+    x = gt.ones(SIZE)
+    x.sum().item()
+    return best(lambda: [x.sum().item() for _ in range(50)], repeats) / 50 * 1e6
+
+
+def bandwidth(repeats: int, megabytes: int) -> dict[str, float]:
+    """GB/s of an upload, a download, and a memcpy of the same size."""
+    x = torch.ones(megabytes << 18)
+    target = torch.empty_like(x)
+    gigabytes = x.nbytes / 1e9
+
+    def upload() -> None:
+        gt.to(x)
+        gt.synchronize()
+
+    ours = gt.to(x)
+    gt.synchronize()
+    return {
+        "memcpy": gigabytes / best(lambda: target.copy_(x), repeats),
+        "fresh memcpy": gigabytes / best(x.clone, repeats),
+        "upload": gigabytes / best(upload, repeats),
+        "download": gigabytes / best(ours.cpu, repeats),
+    }
+
+
+def start_up(repeats: int) -> dict[str, float]:
+    """Seconds from the interpreter's start: importing torch alone, and importing GT to a first result."""
+
+    def run(code: str) -> float:
+        return best(
+            lambda: subprocess.run([sys.executable, "-c", code], check=True, stdout=subprocess.DEVNULL), repeats
+        )
+
+    plain = run("import torch; print((torch.ones(2) + 1).sum().item())")
+    ours = run("import gt; print((gt.ones(2) + 1).sum().item())")
+    return {"torch": plain, "gt": ours, "more": ours - plain}
+
+
+def local_workers(count: int) -> float:
+    """Seconds until so many worker processes are ready."""
+    start = time.perf_counter()
+    gt.init(workers=count)
+    seconds = time.perf_counter() - start
+    gt.shutdown()
+    return seconds
+
+
+def measure(quick: bool) -> dict[str, object]:
+    repeats = 3 if quick else 15
+    megabytes = 32 if quick else 256
+    gt.init()
+    results: dict[str, object] = {
+        "us per op, embedded": per_op(repeats),
+        "us per round trip, embedded": round_trip(repeats),
+        f"GB/s of {megabytes} MB, embedded": bandwidth(repeats, megabytes),
+    }
+    gt.shutdown()
+    gt.init(workers=1)
+    results["us per round trip, one process"] = round_trip(repeats)
+    results[f"GB/s of {megabytes} MB, one process"] = bandwidth(repeats, megabytes)
+    gt.shutdown()
+    results["s to start"] = start_up(2 if quick else 5)
+    if not quick:
+        results["s until 4 processes are ready"] = min(local_workers(4) for _ in range(3))
+    return results
+
+
+def show(results: dict[str, object]) -> None:
+    for name, value in results.items():
+        if isinstance(value, dict):
+            print(f"{name:<36}" + "  ".join(f"{part} {number:.2f}" for part, number in value.items()))
+        else:
+            print(f"{name:<36}{value:.2f}")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--quick", action="store_true", help="a rough answer in seconds")
+    parser.add_argument("--json", default="", help="also write the figures to a file")
+    options = parser.parse_args()
+    results = measure(options.quick)
+    show(results)
+    if options.json:
+        with open(options.json, "w") as file:
+            json.dump(results, file, indent=2)
+
+
+if __name__ == "__main__":
+    main()
