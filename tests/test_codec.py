@@ -11,6 +11,7 @@ from gt.core.errors import ProtocolError
 from gt.core.messages import MAX_BATCH, PROTOCOL, CreateTensor, Instruction, Segment, Synchronize
 from gt.wire import codec
 from gt.wire.codec import HEADER, Decoder, check_header, encode, join
+from tests.desks import kind
 from tests.records import DIRECTIONS, INSTRUCTIONS, SHARED, own
 from tests.records import meta as meta_of
 
@@ -57,7 +58,7 @@ def test_another_protocol_is_refused_with_both_versions():
         check_header([header, ASK])
 
 
-@pytest.mark.parametrize("record", [record for record in INSTRUCTIONS if not hasattr(record, "segment")], ids=repr)
+@pytest.mark.parametrize("record", [record for record in INSTRUCTIONS if not hasattr(record, "segment")], ids=kind)
 def test_a_body_cut_anywhere_is_refused(record):
     body = encode([record])[1]
     for length in range(len(body)):
@@ -86,7 +87,7 @@ def test_records_of_another_direction_are_refused(direction):
         (Synchronize(own(1)), [b"surplus"], "1 frames belong to no message"),
         (created(SHARED.nbytes, SHARED.name), [bytes(SHARED.nbytes)], "1 frames belong to no message"),
     ],
-    ids=str,
+    ids=lambda value: kind(value) if isinstance(value, msgspec.Struct) else str(value),
 )
 def test_payloads_other_than_announced_are_refused(record, payload, reason):
     frames = [*encode([record]), *payload]

@@ -29,6 +29,8 @@ def line():
         lambda m: m.ones(2).requires_grad_().add_(1),
         lambda m: m.arange(3).sqrt_(),
         lambda m: m.ones(2, 2).expand(3, 3),
+        lambda m: torch.linalg.cholesky(-m.eye(2)),
+        lambda m: torch.linalg.inv(m.zeros(2, 2)),
     ],
 )
 def test_shape_and_dtype_errors_are_torchs_and_at_once(anywhere, wrong):
@@ -60,6 +62,16 @@ def test_a_failure_in_a_worker_is_raised_at_the_read_with_the_users_line(anywher
     assert -1 not in places
     assert places == sorted(places)
     assert "x[gt.tensor([7])]" in text
+
+
+def test_a_failure_shows_the_shapes_of_views(embedded):
+    with pytest.raises(gt.OpError, match=r"aten.index.Tensor\(float32\[2, 3\], int64\[1\]\)"):
+        gt.arange(6.0).view(2, 3)[gt.tensor([7])].tolist()
+
+
+def test_dtypes_that_gt_has_not_are_refused_at_once(embedded):
+    with pytest.raises(TypeError, match="GT has no tensors of torch.quint8"):
+        torch.quantize_per_tensor(gt.ones(2), 1.0, 0, torch.quint8)
 
 
 def test_what_depends_on_a_failure_fails_the_same_and_the_rest_goes_on(anywhere):

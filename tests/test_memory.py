@@ -91,7 +91,7 @@ def test_what_is_remembered_about_ops_is_bounded(embedded, monkeypatch):
     executor = session._channel.executors[0]
     gt.synchronize()
     assert len(executor.kernels) <= 202
-    assert len(session._channel.office.state.sessions[session.welcome.ident].signatures) <= 202
+    assert len(session._channel.office.state.sessions[session.welcome.ident].ops) <= 202
 
 
 def step(model, optimizer, x, y):
@@ -114,7 +114,7 @@ def train(steps):
             loss.item()
             gc.collect()
             session = sessions.current()
-            samples.append((held(), len(session.memo), len(session.signatures), process.memory_info().rss))
+            samples.append((held(), len(session.memo), len(session.ops), process.memory_info().rss))
     return samples
 
 

@@ -87,7 +87,7 @@ def test_a_write_goes_on_under_a_new_id():
     desk = desk_with()
     desk.define(OP, ADD_)
     desk.tell(run(OP, (A, B), (C,)))
-    assert set(desk.state.homes) == {B, C} == desk.state.sessions[1].held
+    assert set(desk.state.homes) == {B, C} == set(desk.state.held_by(1))
     assert desk.state.metas[C] == SMALL
 
 
@@ -129,6 +129,13 @@ def test_ops_that_are_forgotten_are_forgotten_where_they_are_known():
     assert desk.state.workers[0].known == set() and desk.state.workers[1].known == {OP2}
 
 
+def test_an_op_that_was_forgotten_is_unknown():
+    desk = desk_with()
+    desk.define(OP, ADD)
+    (answer,) = answers(desk.tell(ForgetOps((OP,)), run(OP, (A, B), (C,))))
+    assert isinstance(answer, Rejected)
+
+
 def test_host_data_goes_to_the_least_loaded_worker_with_its_bytes():
     desk = desk_with(2)
     desk.create(C)
@@ -146,7 +153,7 @@ def test_freed_tensors_are_freed_by_every_holder():
         ToWorker(0, WorkerFreeTensors((A, B))),
         ToWorker(1, WorkerFreeTensors((B,))),
     ]
-    assert set(desk.state.metas) == {C} == desk.state.sessions[1].held
+    assert set(desk.state.metas) == {C} == set(desk.state.held_by(1))
 
 
 def test_freeing_twice_is_harmless():
@@ -187,7 +194,7 @@ def test_the_results_of_a_query_are_placed_where_it_ran():
     assert desk.report(1, queried) == [ToClient(1, queried)]
     assert (desk.state.homes[D], desk.state.metas[D]) == ((1,), LARGE)
     assert (desk.state.homes[E], desk.state.metas[E]) == ((1,), SMALL)
-    assert desk.state.sessions[1].held == {A, B, D, E}
+    assert set(desk.state.held_by(1)) == {A, B, D, E}
 
 
 def test_a_query_may_resize_what_it_writes():
@@ -197,7 +204,7 @@ def test_a_query_may_resize_what_it_writes():
     assert desk.state.metas[C] == SMALL and A not in desk.state.metas
     desk.report(0, Queried(REQUEST, (), (LARGE,)))
     assert desk.state.metas[C] == LARGE
-    assert desk.state.sessions[1].held == {B, C}
+    assert set(desk.state.held_by(1)) == {B, C}
 
 
 def test_a_tensor_is_located_without_asking_a_worker():
@@ -316,7 +323,7 @@ def test_a_report_to_a_session_that_has_ended_goes_nowhere():
     assert desk.report(0, Queried(REQUEST, (SMALL,), ())) == []
     assert desk.report(0, Synchronized(REQUEST2)) == []
     assert desk.report(0, OpFailed(1, FAILURE)) == []
-    assert desk.state.metas == {}
+    assert (desk.state.metas, desk.office._pending) == ({}, {})
 
 
 def test_the_end_of_a_session_leaves_the_others_alone():

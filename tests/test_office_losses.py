@@ -19,6 +19,7 @@ from gt.core.messages import (
     WorkerJoinStore,
 )
 from gt.dispatcher.office import ToClient, ToWorker
+from gt.dispatcher.state import RECENT
 from tests.desks import OP, OP2, REQUEST, REQUEST2, A, B, C, D, Desk, E, answers, create, desk_with, kind, query, run
 from tests.records import ADD, ADD_, NONZERO, RESIZE_, ZEROS, signature
 
@@ -70,7 +71,7 @@ def test_a_write_that_cannot_be_done_consumes_its_target(inputs):
     desk.define(OP, ADD_)
     desk.lose(1)
     freed = desk.tell(run(OP, inputs, (C,)))
-    assert desk.state.metas.keys() == {inputs[1], C} == desk.state.sessions[1].held
+    assert desk.state.metas.keys() == {inputs[1], C} == set(desk.state.held_by(1))
     assert desk.state.lost[C] == 1
     assert freed == ([ToWorker(0, WorkerFreeTensors((A,)))] if inputs[0] == A else [])
 
@@ -95,7 +96,7 @@ def test_a_lost_tensor_can_be_freed():
     desk = desk_with(2)
     desk.lose(1)
     assert desk.tell(FreeTensors((B,))) == []
-    assert set(desk.state.metas) == {A} == desk.state.sessions[1].held
+    assert set(desk.state.metas) == {A} == set(desk.state.held_by(1))
 
 
 def test_a_lost_worker_is_not_commanded():
@@ -122,6 +123,16 @@ def test_the_last_op_of_a_worker_is_named_with_its_line():
     assert desk.office.last_op(0, -1) == "aten.add_.Tensor (train.py:13)"  # its progress is not known
     assert desk.office.last_op(0, sent) == "aten.add_.Tensor (train.py:13)"
     assert desk.office.last_op(0, sent - 1) == "aten.add.Tensor (train.py:12)"
+
+
+def test_an_op_sent_after_the_one_a_worker_is_at_is_not_its_last():
+    desk = desk_with()
+    desk.define(OP, signature("aten.early", 1))
+    desk.define(OP2, signature("aten.late", 1))
+    desk.tell(run(OP, (A,), ()))
+    reached = desk.state.workers[0].sent
+    desk.office.instruct(1, [run(OP2, (A,), ())] * (2 * RECENT), [])
+    assert "aten.late" not in desk.office.last_op(0, reached)
 
 
 def test_a_worker_that_has_run_nothing_has_no_last_op():

@@ -123,6 +123,12 @@ def test_host_memory_can_be_the_target():
     assert out.tolist() == [2.0, 2.0, 2.0]
 
 
+def test_another_device_of_this_process():
+    moved = gt.ones(2, 3).to("meta", torch.float64)
+    assert not isinstance(moved, gt.Tensor)
+    assert (moved.device.type, moved.shape, moved.dtype) == ("meta", (2, 3), torch.float64)
+
+
 def test_torch_functions_that_answer_with_python_values():
     x = gt.arange(4.0)
     assert torch.equal(x, gt.arange(4.0)) and not torch.equal(x, x + 1)

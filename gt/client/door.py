@@ -21,7 +21,7 @@ from gt.client.session import Session
 from gt.client.special import SPECIAL, run_on_host
 
 _TENSOR, _TENSORS, _TARGET, _TARGETS = Kind.TENSOR, Kind.TENSORS, Kind.TARGET, Kind.TARGETS
-_NUMBER, _NUMBERS, _CONSTANT, _GENERATOR = Kind.NUMBER, Kind.NUMBERS, Kind.CONSTANT, Kind.GENERATOR
+_NUMBER, _NUMBERS, _CONSTANT, _DEVICE = Kind.NUMBER, Kind.NUMBERS, Kind.CONSTANT, Kind.DEVICE
 _PLAIN_NUMBERS = frozenset((float, int, bool))
 _default_dtype = torch.get_default_dtype
 _records: dict[OpOverload, OpRecord] = {}
@@ -57,7 +57,7 @@ def dispatch(
             for name, value in kwargs.items():
                 key.append(name)
                 _take(session, kinds[name], value, key, nodes, numbers)
-    except _WritesHostMemory:
+    except _NotOnWorkers:
         return run_on_host(cls, func, args, kwargs or {})
     if record.writes:
         key.append(_sharing(nodes))
@@ -99,6 +99,9 @@ def _take(
     elif kind is _NUMBERS and value is not None:
         key.append(tuple(map(type, value)))
         numbers.extend(value)
+    elif kind is _DEVICE:
+        if value is not None and value.type != "cpu":
+            raise _NotOnWorkers
     elif kind is _CONSTANT or kind is _NUMBER:
         key.append(tuple(value) if type(value) is list else value)
         key.append(type(value))  # 1, 1.0 and True are equal as keys
@@ -121,7 +124,7 @@ def _take_target(value: Any, key: list[Any], nodes: list[Node]) -> None:
     elif value is None:
         key.append(None)
     else:
-        raise _WritesHostMemory
+        raise _NotOnWorkers
 
 
 def _take_node(node: Node, key: list[Any], nodes: list[Node]) -> None:
@@ -149,5 +152,5 @@ def _sharing(nodes: list[Node]) -> tuple[int, ...] | None:
     return None if len(first) == len(nodes) else pattern
 
 
-class _WritesHostMemory(Exception):
-    """The op writes into a plain tensor, so it must run where that tensor is."""
+class _NotOnWorkers(Exception):
+    """The op writes into a plain tensor, or its result goes to a device of this process: it must run here."""

@@ -13,6 +13,12 @@ TORCH_DTYPES: dict[str, torch.dtype] = {name: getattr(torch, name) for name in I
 DTYPE_NAMES: dict[torch.dtype, str] = {dtype: name for name, dtype in TORCH_DTYPES.items()}
 
 
+def dtype_name(dtype: torch.dtype) -> str:
+    if dtype not in DTYPE_NAMES:
+        raise TypeError(f"GT has no tensors of {dtype}; it has {', '.join(TORCH_DTYPES)}")
+    return DTYPE_NAMES[dtype]
+
+
 class Geometry:
     """Compared and hashed by identity: two tensors of the same shape, strides, offset and dtype share one Geometry.
 
@@ -33,7 +39,7 @@ class Geometry:
         return f"{DTYPE_NAMES[self.dtype]}{list(self.shape)}"
 
     def meta(self) -> TensorMeta:
-        return TensorMeta(tuple(self.shape), self.stride, self.offset, DTYPE_NAMES[self.dtype])
+        return TensorMeta(tuple(self.shape), self.stride, self.offset, dtype_name(self.dtype))
 
     def span(self) -> int:
         """How many elements of its storage the tensor reaches, from the storage's start."""

@@ -13,7 +13,7 @@ import torch
 from torch.utils._pytree import tree_flatten, tree_unflatten
 
 from gt.client.entries import Entry, PlainEntry, QueryEntry, Rebuild, Returned, SingleEntry, ViewEntry, WriteEntry
-from gt.client.geometry import DTYPE_NAMES, Geometry, geometry_of, intern_geometry
+from gt.client.geometry import Geometry, dtype_name, geometry_of, intern_geometry
 from gt.client.nodes import Node
 from gt.client.ops import Kind, OpRecord
 from gt.client.session import Session
@@ -213,7 +213,7 @@ class Template:
     def signature(self, record: OpRecord, outputs: Sequence[Geometry | None]) -> Signature:
         metas = tuple([output.meta() for output in outputs if output is not None])
         places = tuple([place for place, output in enumerate(outputs) if output is not None])
-        floating = DTYPE_NAMES[torch.get_default_dtype()]
+        floating = dtype_name(torch.get_default_dtype())
         return Signature(
             record.name, self.args, self.kwargs, self.paths, self.writes, metas, places, record.random, floating
         )
@@ -245,7 +245,7 @@ def literal(value: Any) -> Arg:
     if isinstance(value, list | tuple):
         return Items(tuple([literal(item) for item in value]))
     if isinstance(value, torch.dtype):
-        return DType(DTYPE_NAMES[value])
+        return DType(dtype_name(value))
     if isinstance(value, torch.layout):
         return Layout(str(value).removeprefix("torch."))
     if isinstance(value, torch.memory_format):

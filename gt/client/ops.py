@@ -92,7 +92,8 @@ class OpRecord:
         self.reshapes = torch.Tag.inplace_view in func.tags
         self.asks = schema.name in _DEVICE_DEPENDENT
         self.reinterprets = schema.name in _REINTERPRETING
-        self.answers = any("Tensor" not in str(r.type) for r in schema.returns)
+        checks = not schema.returns and not self.writes  # what it does is to raise, which must not come later
+        self.answers = checks or any("Tensor" not in str(r.type) for r in schema.returns)
         self.returns_list = len(schema.returns) == 1 and str(schema.returns[0].type).startswith("List")
         self.returned = tuple(_returned_argument(schema, r) for r in schema.returns)
         self.random = torch.Tag.nondeterministic_seeded in func.tags

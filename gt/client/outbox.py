@@ -70,6 +70,7 @@ class Outbox:
             if not batch:
                 return
             self.tape.extend(batch)
+            log.debug("sending %d instructions and %d tensors", len(batch), len(buffers))
             self._channel.send(batch, buffers)
         if self._channel.remote:
             self._pace(len(batch))

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Literal, TypeAlias
+from typing import Literal, Protocol, TypeAlias
 
 import msgspec
 
@@ -23,4 +22,7 @@ class Event(msgspec.Struct, frozen=True):
     site: str
 
 
-Observer: TypeAlias = Callable[[Event], None]
+class Observer(Protocol):
+    def __call__(self, event: Event) -> None: ...
+
+    def close(self) -> None: ...

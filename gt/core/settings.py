@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
+import re
 import warnings
 from collections.abc import Callable, Mapping
 
@@ -91,7 +92,7 @@ def read_settings(environ: Mapping[str, str] = os.environ) -> Settings:
 def parse_address(text: str) -> tuple[str, int]:
     """`host:port` of a dispatcher on this machine."""
     host, colon, port = text.rpartition(":")
-    if not colon or not port.isdigit() or not 0 < int(port) < 65536:
+    if not colon or not re.fullmatch("[0-9]{1,5}", port) or not 0 < int(port) < 65536:
         raise SettingsError(f"{text!r} is not an address of a server; write host:port, for example localhost:12345")
     return require_loopback(host), int(port)
 
@@ -114,7 +115,9 @@ def configure_logging(settings: Settings) -> None:
         "gt.worker": logging.DEBUG if settings.debug_worker else None,
     }
     root = logging.getLogger("gt")
-    if any(levels.values()) and not root.handlers:
+    if not any(isinstance(handler, logging.NullHandler) for handler in root.handlers):
+        root.addHandler(logging.NullHandler())  # without it Python prints warnings of libraries nobody configured
+    if any(levels.values()) and len(root.handlers) == 1:
         handler = logging.StreamHandler()
         handler.setFormatter(logging.Formatter("%(asctime)s %(name)s %(levelname)s %(message)s"))
         root.addHandler(handler)

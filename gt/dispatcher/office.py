@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeAlias
@@ -51,9 +52,10 @@ from gt.core.messages import (
     session_of,
 )
 from gt.core.meta import TensorMeta
-from gt.dispatcher.planner import LostInput, Move, least_loaded, plan_op
-from gt.dispatcher.state import Op, Session, State, Worker
+from gt.dispatcher.planner import LostInput, Move, NoWorkers, least_loaded, plan_op
+from gt.dispatcher.state import Misfit, Op, Session, State, Worker
 
+log = logging.getLogger("gt.dispatcher")
 Buffer: TypeAlias = memoryview | bytes | bytearray
 
 
@@ -115,22 +117,28 @@ class Office:
         """A worker that joins gets an id of its own that no other worker had."""
         ident = self._workers_joined
         self._workers_joined += 1
-        self.state.workers[ident] = Worker(WorkerInfo(ident, device, host, pid), ready=ident == 0)
+        self.state.workers[ident] = Worker(WorkerInfo(ident, device, host, pid), ready=False)
         self._note("CONNECT", f"worker {ident}", None)
-        self._meet(ident)
+        if self._store is not None:
+            self._command(ident, self._store)
+            self.state.workers[ident].ready = True
+        else:
+            self._arrange_store()
         return ident, self._take_out()
 
-    def _meet(self, newcomer: int) -> None:
-        """Workers can exchange tensors once all know the store that process groups meet at; one of them hosts it."""
+    def _arrange_store(self) -> None:
+        """Workers can exchange tensors once all know the store that process groups meet at; one of them hosts it. Until
+        then one worker does all the work."""
         workers = self.state.workers
-        if self._store is not None:
-            self._command(newcomer, self._store)
-            workers[newcomer].ready = True
-        elif len(workers) == 1:
-            workers[newcomer].ready = True
-        elif self._store_host not in workers:
+        if not workers or self._store is not None:
+            return
+        if self._store_host not in workers:
             self._store_host = min(workers)
+            if len(workers) > 1:
+                self._command(self._store_host, WorkerHostStore())
+        elif len(workers) == 2:
             self._command(self._store_host, WorkerHostStore())
+        workers[self._store_host].ready = True
 
     def ready_workers(self) -> tuple[WorkerInfo, ...]:
         return tuple([worker.info for worker in self.state.workers.values() if worker.ready])
@@ -143,9 +151,9 @@ class Office:
         self._gone[ident] = (pid, reason, last_op)
         self._note("DISCONNECT", f"worker {ident}", None)
         self.state.lose_worker(ident)
-        if ident == self._store_host and len(self.state.workers) > 1:
+        if ident == self._store_host:
             self._store = None
-            self._meet(min(self.state.workers))
+            self._arrange_store()
         for request, pending in list(self._pending.items()):
             if ident in pending.waiting_for:
                 self._lose_request(request, ident)
@@ -181,6 +189,7 @@ class Office:
     # Instructions
 
     def instruct(self, ident: int, batch: Sequence[Instruction], buffers: Sequence[Buffer]) -> list[Outgoing]:
+        log.debug("client %d: %d instructions and %d tensors", ident, len(batch), len(buffers))
         session = self.state.sessions[ident]
         remaining = iter(buffers)
         actions = self._actions
@@ -190,15 +199,17 @@ class Office:
             buffer = next(remaining) if type(instruction) is CreateTensor else None
             try:
                 actions[type(instruction)](session, instruction, buffer)
-            except LostInput as error:
-                self._refuse_lost(session, instruction, error)
-            except (KeyError, PermissionError) as error:
-                self._reject(session, instruction, error)
+            except Exception as error:
+                self._refuse(session, instruction, error)
+            if ident not in self.state.sessions:
+                break
         return self._take_out()
 
     def _run_op(self, session: Session, op: RunOp, _: Buffer | None) -> None:
         code, inputs, outputs = op.code, op.inputs, op.outputs
         known = session.ops[code]
+        if len(inputs) != known.takes or len(outputs) != known.gives:
+            raise Misfit(f"{known.signature.op} takes {known.takes} tensors and gives {known.gives}")
         worker, moves = plan_op(self.state, inputs, known.writes)
         if moves:
             self._move(moves)
@@ -214,6 +225,8 @@ class Office:
 
     def _query(self, session: Session, op: QueryOp, _: Buffer | None) -> None:
         known = session.ops[op.code]
+        if len(op.inputs) != known.takes or len(op.written) != len(known.writes):
+            raise Misfit(f"{known.signature.op} takes {known.takes} tensors and writes {len(known.writes)}")
         worker, moves = plan_op(self.state, op.inputs, known.writes)
         self._move(moves)
         self._tell(session, worker, op.code)
@@ -269,8 +282,7 @@ class Office:
 
     def _synchronize(self, session: Session, synchronize: Synchronize, _: Buffer | None) -> None:
         if not self.state.workers:
-            self._lose_request(synchronize.request, max(self._gone))
-            return
+            raise NoWorkers
         self._pending[synchronize.request] = Pending(set(self.state.workers))
         for worker in self.state.workers:
             self._command(worker, WorkerSynchronize(synchronize.request))
@@ -339,18 +351,53 @@ class Office:
             self._command(number, self._store)
             member.ready = True
 
-    # Losses
+    # Losses and mistakes
 
-    def _refuse_lost(self, session: Session, instruction: Instruction, error: LostInput) -> None:
-        """An instruction needs a tensor that is lost: a request is answered so, an op's results are lost too."""
-        if isinstance(instruction, RunOp):
+    def _refuse(self, session: Session, instruction: Instruction, error: Exception) -> None:
+        """An instruction that cannot be done: something it needs is lost, or the client is wrong about something."""
+        try:
+            if isinstance(error, LostInput):
+                self._refuse_lost(session, instruction, error.worker)
+            elif isinstance(error, NoWorkers) and self._gone:
+                self._refuse_lost(session, instruction, max(self._gone))
+            elif isinstance(error, KeyError | NoWorkers | Misfit):
+                self._reject(session, instruction, error)
+            else:
+                raise error
+        except KeyError as unknown:
+            self._reject(session, instruction, unknown)
+
+    def _refuse_lost(self, session: Session, instruction: Instruction, worker: int) -> None:
+        """An instruction needs what was lost with a worker: a request is answered so, and results are lost too."""
+        if isinstance(instruction, CreateTensor):
+            self.state.lose(instruction.id, instruction.meta, worker)
+        elif isinstance(instruction, RunOp):
             known = session.ops[instruction.code]
-            metas = [*known.outputs, *[self.state.metas[instruction.inputs[place]] for place in known.writes]]
-            for ident, meta in zip(instruction.outputs, metas, strict=True):
-                self.state.metas[ident] = meta
-                self.state.lost[ident] = error.worker
-        elif isinstance(instruction, QueryOp | FetchTensor | LocateTensor):
-            self._lose_request(instruction.request, error.worker)
+            self._require_known(instruction.inputs)
+            for ident, meta in zip(instruction.outputs, known.outputs, strict=False):
+                self.state.lose(ident, meta, worker)
+            renewed = instruction.outputs[len(known.outputs) :]
+            self._lose_written([instruction.inputs[place] for place in known.writes], renewed, worker)
+        elif isinstance(instruction, QueryOp):
+            self._require_known(instruction.inputs)
+            written = [instruction.inputs[place] for place in session.ops[instruction.code].writes]
+            self._lose_written(written, instruction.written, worker)
+        request = getattr(instruction, "request", 0)
+        if request:
+            self._lose_request(request, worker)
+
+    def _require_known(self, inputs: Sequence[int]) -> None:
+        for ident in inputs:
+            if ident not in self.state.metas:
+                raise KeyError(ident)
+
+    def _lose_written(self, written: Sequence[int], renewed: Sequence[int], worker: int) -> None:
+        """What should have been overwritten has no value now; the old one is freed, as the write would have done."""
+        for old, new in zip(written, renewed, strict=True):
+            meta = self.state.metas[old]
+            for holder in self.state.remove(old):
+                self._command(holder, WorkerFreeTensors((old,)))
+            self.state.lose(new, meta, worker)
 
     def _lose_request(self, request: int, worker: int) -> None:
         self._pending.pop(request, None)
@@ -359,7 +406,7 @@ class Office:
 
     def _reject(self, session: Session, instruction: Instruction, error: Exception) -> None:
         request = getattr(instruction, "request", 0)
-        reason = f"{type(instruction).__name__} names something the dispatcher does not know: {error}"
+        reason = f"{type(instruction).__name__} is not possible: {type(error).__name__}: {error}"
         self._answer(session.ident, Rejected(request, reason))
 
     def waits(self) -> dict[int, set[int]]:
@@ -413,7 +460,11 @@ class Office:
         code = getattr(message, "code", -1)
         session = self.state.sessions.get(session_of(code)) if code >= 0 else None
         op = session.ops[code].signature.op if session is not None and code in session.ops else ""
+        if isinstance(message, DefineOp | WorkerDefineOp):
+            op = message.signature.op
         owner = session or self.state.sessions.get(session_of(getattr(message, "id", 0)))
         place = getattr(message, "site", None)
         site = owner.site(place) if owner is not None and place is not None else ""
+        if isinstance(message, DefineSite):
+            site = f"{message.file}:{message.line}"
         self._observer(Event(direction, peer, message, op, site))

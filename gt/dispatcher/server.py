@@ -78,6 +78,7 @@ class Mail:
 class Server:
     def __init__(self, endpoint: str, observer: Observer | None = None) -> None:
         self.office = Office(observer)
+        self._observer = observer
         self._stopping = False
         self._context = zmq.Context()
         self._socket = self._context.socket(zmq.ROUTER)
@@ -134,7 +135,7 @@ class Server:
         batch = [instruction for instruction, _ in decoded]
         payloads: list[Any] = [payload for instruction, payload in decoded if type(instruction) is CreateTensor]
         self._send(self.office.instruct(peer.ident, batch, payloads))
-        if type(batch[-1]) is Goodbye:
+        if peer.ident not in self.office.state.sessions:
             self._forget(peer)
 
     def _report(self, peer: Peer, frames: Sequence[Frame]) -> None:
@@ -164,10 +165,10 @@ class Server:
         self._welcome_waiting()
 
     def _welcome_worker(self, identity: bytes, hello: Hello) -> None:
+        shares = hello.progress and hello.host == this_host()
+        progress: Sequence[int] = shared.take(hello.progress, 8).cast("q") if shares else (-1,)
         ident, outgoing = self.office.join_worker(hello.device, hello.host, hello.pid)
-        peer = Peer(hello, ident, start_mark(hello.pid))
-        if hello.progress and hello.host == this_host():
-            peer.progress = shared.take(hello.progress, 8).cast("q")
+        peer = Peer(hello, ident, start_mark(hello.pid), progress=progress)
         self._peers[identity] = peer
         self._workers[ident] = identity
         self._post(identity, [Welcome(__version__, ident, os.getpid(), this_host())])
@@ -177,7 +178,7 @@ class Server:
     def _welcome_waiting(self) -> None:
         ready = self.office.ready_workers()
         for identity, waiter in list(self._waiting.items()):
-            if len(ready) >= waiter.hello.wants_workers:
+            if len(ready) >= max(1, waiter.hello.wants_workers):
                 del self._waiting[identity]
                 ident = self.office.open_session(waiter.hello.host, waiter.hello.pid)
                 self._peers[identity] = Peer(waiter.hello, ident, start_mark(waiter.hello.pid))
@@ -231,6 +232,8 @@ class Server:
             self._post(identity, [WorkerShutdown()])
         self._socket.close()
         self._context.term()
+        if self._observer is not None:
+            self._observer.close()
 
     # Sending
 

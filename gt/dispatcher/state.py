@@ -25,18 +25,27 @@ class Worker:
     recent: deque[Command] = field(default_factory=lambda: deque(maxlen=RECENT))
 
 
+class Misfit(Exception):
+    """A signature that makes no sense, or an instruction that does not fit its signature."""
+
+
 class Op(NamedTuple):
-    """A signature and what planning it needs, computed once."""
+    """A signature and what planning it needs, computed once. `gives` counts new tensors and new versions."""
 
     signature: Signature
+    takes: int
+    gives: int
     writes: tuple[int, ...]
     outputs: tuple[TensorMeta, ...]
     sizes: tuple[int, ...]
 
     @classmethod
     def of(cls, signature: Signature) -> Op:
-        sizes = tuple([meta.nbytes for meta in signature.outputs])
-        return cls(signature, signature.writes, signature.outputs, sizes)
+        takes, writes, outputs = len(signature.paths), signature.writes, signature.outputs
+        if len(set(writes)) < len(writes) or not all(0 <= place < takes for place in writes):
+            raise Misfit(f"{signature.op} of {takes} tensors cannot write {writes}")
+        sizes = tuple([meta.nbytes for meta in outputs])
+        return cls(signature, takes, len(outputs) + len(writes), writes, outputs, sizes)
 
 
 @dataclass
@@ -91,6 +100,11 @@ class State:
         for worker in workers:
             self.workers[worker].resident -= meta.nbytes if meta is not None else 0
         return workers
+
+    def lose(self, ident: int, meta: TensorMeta, worker: int) -> None:
+        """A tensor that never got a value, because of a worker that is gone."""
+        self.metas[ident] = meta
+        self.lost[ident] = worker
 
     def lose_worker(self, worker: int) -> None:
         """A worker is gone: copies elsewhere live on, what only it held is lost."""

@@ -25,6 +25,7 @@ class InProcessChannel:
 
     def __init__(self, workers: int, backend: str, observer: Observer | None = None) -> None:
         self.office = Office(observer)
+        self._observer = observer
         exchange = MemoryExchange()
         self.executors = [
             Executor(number, make_engine(backend), exchange, _allocate, owns_buffers=False) for number in range(workers)
@@ -75,6 +76,8 @@ class InProcessChannel:
 
     def close(self) -> None:
         self.executors.clear()
+        if self._observer is not None:
+            self._observer.close()
 
 
 def _allocate(nbytes: int, shared: bool) -> tuple[str, memoryview]:

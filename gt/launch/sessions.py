@@ -41,6 +41,8 @@ def init(
     """
     if sessions.active is not None:
         raise SessionError("GT is running already; call gt.shutdown() first, or gt.init() before the first tensor")
+    if workers is None and server is None:
+        workers = _program.workers_wanted or None
     settings = _resolve(workers, mode, backend, server)
     configure_logging(settings)
     _program.ended = False
@@ -57,6 +59,7 @@ def gpu_workers(count: int) -> None:
     if sessions.active is not None:
         raise SessionError("gt.gpu_workers() must come before the first tensor: GT is running already")
     _program.workers_wanted = _check_count(count, "gt.gpu_workers")
+    _program.ended = False
 
 
 def shutdown() -> None:
@@ -64,6 +67,7 @@ def shutdown() -> None:
     session = sessions.active
     sessions.activate(None)
     _program.ended = True
+    _program.workers_wanted = 0
     try:
         if session is not None:
             session.close(_ENDED)

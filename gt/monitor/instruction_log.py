@@ -15,7 +15,7 @@ from gt.core.errors import SettingsError
 from gt.core.events import Event, Observer
 from gt.core.messages import SESSION_SHIFT
 
-_ROW = "{:>12}  {:>7}  {:<11}  {:<9}  {:<18}  {:>10}  {:<24}  {:<40}  {}\n"
+_ROW = "{:>12}  {:>9}  {:<11}  {:<12}  {:<19}  {:>13}  {:<24}  {:<44}  {}\n"
 _SHOWN_IDS = 4
 
 
@@ -48,11 +48,14 @@ class InstructionLog:
             type(message).__name__ if message is not None else "-",
             _size(message),
             _ids(message),
-            event.op or "-",
+            _cut(event.op, 44) or "-",
             event.site or "-",
         )
         self._file.write(row.rstrip() + "\n")
         self._file.flush()
+
+    def close(self) -> None:
+        self._file.close()
 
 
 def _size(message: object) -> str:
@@ -66,7 +69,12 @@ def _ids(message: object) -> str:
     inputs = (single,) if single is not None else getattr(message, "ids", getattr(message, "inputs", ()))
     outputs = getattr(message, "outputs", ())
     text = _short(inputs) + (f"->{_short(outputs)}" if outputs else "")
-    return text or "-"
+    return _cut(text, 24) or "-"
+
+
+def _cut(text: str, width: int) -> str:
+    """Text that fits its column."""
+    return text if len(text) <= width else text[: width - 1] + "…"
 
 
 def _short(ids: tuple[int, ...]) -> str:

@@ -37,7 +37,8 @@ def main() -> int:
         return 1
     for number in (signal.SIGTERM, signal.SIGINT)[: 1 if options.lifeline else 2]:
         signal.signal(number, lambda *_: server.stop())
-    print(f"GT server at {endpoint}; workers join with: python -m gt.worker -p {options.port}", file=sys.stderr)
+    if not options.bind:
+        print(f"GT server at {endpoint}; workers join with: python -m gt.worker -p {options.port}", file=sys.stderr)
     server.run()
     return 0
 

@@ -57,8 +57,10 @@ class Decoder(Generic[Message]):
             raise ProtocolError(f"a message body of {len(body)} bytes is over the limit of {MAX_BODY}")
         try:
             messages = self._decoder.decode(body)
-        except (msgspec.DecodeError, ValueError) as error:
+        except (msgspec.DecodeError, ValueError, RecursionError) as error:
             raise ProtocolError(f"a message that cannot be decoded: {error}") from None
+        if not messages:
+            raise ProtocolError("a message without content")
         if len(messages) > MAX_BATCH:
             raise ProtocolError(f"a batch of {len(messages)} messages is over the limit of {MAX_BATCH}")
         return self._with_payloads(messages, frames)

@@ -29,7 +29,7 @@ def start_mark(pid: int) -> str:
 
 def is_running(pid: int, mark: str) -> bool:
     if Path("/proc").is_dir():
-        return start_mark(pid) == mark
+        return mark != "" and start_mark(pid) == mark
     try:
         os.kill(pid, 0)
     except ProcessLookupError:

@@ -40,7 +40,10 @@ def take(name: str, nbytes: int) -> memoryview:
     """Map a segment that a peer made and remove its name. Checked before anything is mapped."""
     if not _NAME.fullmatch(name):
         raise ProtocolError(f"{name!r} is not the name of a shared segment")
-    descriptor = os.open(_DIRECTORY / name, os.O_RDWR | os.O_NOFOLLOW)
+    try:
+        descriptor = os.open(_DIRECTORY / name, os.O_RDWR | os.O_NOFOLLOW)
+    except OSError as error:
+        raise ProtocolError(f"segment {name} cannot be opened: {error}") from None
     try:
         status = os.fstat(descriptor)
         if status.st_uid != os.getuid() or status.st_size != nbytes:

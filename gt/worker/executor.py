@@ -86,6 +86,7 @@ class Executor:
 
     def run(self, commands: Sequence[Command], buffers: Sequence[Buffer]) -> list[Outgoing]:
         """Run a batch in order. Buffers belong to the commands that create tensors, in order."""
+        log.debug("worker %d: %d commands, %d tensors held", self.worker, len(commands), len(self.store))
         self._reports = []
         self._buffers = iter(buffers)
         actions, progress = self._actions, self.progress
@@ -166,8 +167,7 @@ class Executor:
         cause = next((value for value in values if isinstance(value, Failing)), None)
         failing = cause
         if failing is None:
-            inputs = tuple([str(self.engine.meta(value)) for value in values])
-            failing = Failing(self._failure(kernel.signature.op, inputs, command.site, error))
+            failing = Failing(self._failure(kernel.signature.op, self._inputs(kernel, values), command.site, error))
             if not told:
                 self._report(OpFailed(session_of(command.code), failing.failure))
         for place in kernel.writes:
@@ -175,6 +175,12 @@ class Executor:
         for ident in lost:
             self.store[ident] = failing
         return failing
+
+    def _inputs(self, kernel: Kernel | Broken, values: list[Value]) -> tuple[str, ...]:
+        try:
+            return kernel.describe(values)
+        except Exception:  # the op may have failed because a view of its input is not possible
+            return tuple([str(self.engine.meta(value)) for value in values])
 
     def _failure(self, op: str, inputs: tuple[str, ...], site: int, error: Exception) -> Failure:
         text = "".join(traceback.format_exception(error))[-(1 << 16) :]

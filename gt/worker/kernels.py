@@ -37,6 +37,12 @@ class Kernel:
         )
         self._checked = not signature.outputs
 
+    def describe(self, values: list[Value]) -> tuple[str, ...]:
+        """The tensors of a call as the op sees them."""
+        views = dict(self._views)
+        seen = [views[place].of(value) if place in views else value for place, value in enumerate(values)]
+        return tuple([str(self._engine.meta(value)) for value in seen])
+
     def call_single(self, values: list[Value], numbers: tuple[Number, ...]) -> Any:
         """The one new tensor of a `single` kernel."""
         result = self._function(*values) if self._direct else self._invoke(list(values), numbers)
@@ -101,6 +107,9 @@ class Broken:
         self.gives = len(signature.outputs)
         self.single = False
         self._error = error
+
+    def describe(self, values: list[Value]) -> tuple[str, ...]:
+        return ()
 
     def call_single(self, values: list[Value], numbers: tuple[Number, ...]) -> Any:
         raise self._error

@@ -1,0 +1,161 @@
+"""What the documentation says is true: its programs run, its links lead somewhere, and every public name is in it.
+
+A fence ```python is a program and runs as `train.py`; ```python no-run is only compiled. A fence ```text output after a
+program is what it prints, where `...` stands for anything.
+"""
+
+import contextlib
+import doctest
+import importlib.util
+import io
+import itertools
+import linecache
+import re
+from dataclasses import dataclass
+
+import pytest
+import torch
+
+import gt
+from gt.core.settings import _VARIABLES, Settings
+from tests.programs import ROOT, finish, start
+
+GUIDES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+PAGES = [*GUIDES, *sorted((ROOT / "examples").glob("*.md")), *sorted((ROOT / "gt").rglob("README.md"))]
+DEMO = ROOT / "examples" / "train_transformer.py"
+
+_FENCE = re.compile(r"^```(?P<info>[^\n`]*)\n(?P<body>.*?)^```$", re.MULTILINE | re.DOTALL)
+_LINK = re.compile(r"\]\((?!https?:)([^)#\s]+)(?:#[^)]*)?\)")
+_STARTS_GT = re.compile(r"gt\.(init|connect|gpu_workers)\(")
+_ANSI = "\x1b["
+
+
+@dataclass(frozen=True)
+class Snippet:
+    page: str
+    line: int
+    code: str
+    runs: bool
+    output: str | None
+
+    def __str__(self):
+        return f"{self.page}:{self.line}"
+
+
+def snippets(path):
+    fences = list(_FENCE.finditer(text := path.read_text()))
+    for fence, following in itertools.pairwise([*fences, None]):
+        if fence["info"].startswith("python"):
+            printed = following["body"] if following is not None and following["info"] == "text output" else None
+            line = text.count("\n", 0, fence.start()) + 1
+            yield Snippet(str(path.relative_to(ROOT)), line, fence["body"], fence["info"] == "python", printed)
+
+
+SNIPPETS = [snippet for path in PAGES for snippet in snippets(path)]
+PROGRAMS = [snippet for snippet in SNIPPETS if snippet.runs]
+
+
+@pytest.fixture
+def ended():
+    yield
+    gt.shutdown()
+
+
+@pytest.mark.parametrize("snippet", SNIPPETS, ids=str)
+def test_a_snippet_compiles(snippet):
+    compile(snippet.code, str(snippet), "exec")
+
+
+@pytest.mark.parametrize("snippet", PROGRAMS, ids=str)
+def test_a_program_runs_and_prints_what_the_page_says(snippet, ended, monkeypatch):
+    monkeypatch.setitem(linecache.cache, "train.py", (1, None, snippet.code.splitlines(keepends=True), "train.py"))
+    if not _STARTS_GT.search(snippet.code):
+        gt.init()
+    with contextlib.redirect_stdout(io.StringIO()) as out:
+        exec(compile(snippet.code, "train.py", "exec"), {"__name__": "__main__"})
+    if snippet.output is not None:
+        assert prints(out.getvalue(), snippet.output), out.getvalue()
+
+
+def prints(got, wanted):
+    """Compared but for the lines of a tape that free tensors: these come when they come."""
+    flags = doctest.ELLIPSIS | doctest.NORMALIZE_WHITESPACE
+    got, wanted = (re.sub(r"^free %.*\n", "", text, flags=re.MULTILINE) for text in (got, wanted))
+    return doctest.OutputChecker().check_output(wanted, got, flags)
+
+
+def test_another_output_is_found():
+    assert prints("a\nfree %1\nb 1\n", "a\nb ...\n")
+    assert not prints("a\nc\n", "a\nb\n")
+
+
+def test_most_snippets_run():
+    assert len(PROGRAMS) >= 15
+    assert len(SNIPPETS) - len(PROGRAMS) <= 3
+
+
+@pytest.mark.parametrize("path", PAGES, ids=lambda path: str(path.relative_to(ROOT)))
+def test_links_lead_somewhere(path):
+    links = _LINK.findall(path.read_text())
+    assert [link for link in links if not (path.parent / link).exists()] == []
+
+
+def test_links_are_found_at_all():
+    assert _LINK.findall("[a](docs/a.md) [b](../b.md#part) [c](https://c.org) [d](#here)") == ["docs/a.md", "../b.md"]
+
+
+def test_every_page_is_linked_from_the_readme():
+    linked = {ROOT / link for link in _LINK.findall((ROOT / "README.md").read_text())}
+    assert [str(path.relative_to(ROOT)) for path in PAGES[1:] if path not in linked] == []
+
+
+def test_every_environment_variable_is_described_with_its_default():
+    table = (ROOT / "docs" / "workers.md").read_text()
+    rows = dict(re.findall(r"^\| `(GT_\w+)` \| (.*?) \|", table, re.MULTILINE))
+    assert rows.keys() == _VARIABLES.keys()
+    defaults = {name: getattr(Settings(), field) for name, (field, _) in _VARIABLES.items()}
+    said = {
+        name: "not set" if not default and default is not False else shown(default)
+        for name, default in defaults.items()
+    }
+    assert {name: text for name, text in rows.items() if not text.startswith(said[name])} == {}
+
+
+def shown(default):
+    return f"`{int(default)}`" if isinstance(default, bool | float) else f"`{default}`"
+
+
+@pytest.mark.parametrize("name", gt.__all__)
+def test_every_public_name_is_mentioned(name):
+    assert any(re.search(rf"\bgt\.{name}\b", path.read_text()) for path in GUIDES)
+
+
+def test_pages_name_no_place_of_a_machine():
+    private = re.compile(r"(?<![\w.])/(home|root|work|tmp|Users)/")
+    assert [str(path.relative_to(ROOT)) for path in PAGES if private.search(path.read_text())] == []
+
+
+@pytest.mark.timeout(200)
+def test_the_demo_runs_and_agrees():
+    code, out, err = finish(start(str(DEMO), "--quick"), 180)
+    assert code == 0, err
+    assert "The losses of 3 steps agree to 0.0001" in out
+    assert [line.split()[1] for line in out.splitlines() if line.startswith("│")] == ["1", "2", "3"]
+    assert all(name in err for name in ("torch", "embedded", "2 workers"))
+    assert _ANSI not in out + err
+
+
+def test_the_demo_refuses_no_steps():
+    code, out, err = finish(start(str(DEMO), "--steps", "0"))
+    assert (code, out) == (2, "")
+    assert "at least 1, not 0" in err
+
+
+@pytest.mark.parametrize(("wrong", "code"), [(0.0, 0), (1e-3, 1), (float("nan"), 1)])
+def test_the_demo_fails_where_losses_disagree(wrong, code, capsys):
+    spec = importlib.util.spec_from_file_location("train_transformer", DEMO)
+    demo = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(demo)
+    right = torch.ones(40, dtype=torch.float64)
+    assert demo.report({"torch": right, "embedded": right, "2 workers": right + wrong * (right.cumsum(0) == 7)}) == code
+    assert ("DISAGREE" in capsys.readouterr().out) == bool(code)
