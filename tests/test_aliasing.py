@@ -16,6 +16,11 @@ def flatten_last(x):
     return x.flatten(-2) if x.dim() > 1 else x
 
 
+def strided(x):
+    fits = x.numel() > 3 and x.stride(-1) == 1 and x.shape[-1] > 1
+    return x.as_strided((2,), (1,), x.storage_offset()) if fits else x
+
+
 VIEWS = [
     ("x[1:]", lambda x, n: x[1:] if x.dim() and x.shape[0] > 1 else x),
     ("x[..., ::2]", lambda x, n: x[..., ::2] if x.dim() else x),
@@ -32,7 +37,7 @@ VIEWS = [
     ("movedim", lambda x, n: x.movedim(0, -1) if x.dim() else x),
     ("flatten", lambda x, n: flatten_last(x)),
     ("detach", lambda x, n: x.detach()),
-    ("as_strided", lambda x, n: x.as_strided((2,), (1,), x.storage_offset()) if x.numel() > 3 and x.stride(-1) == 1 and x.shape[-1] > 1 else x),
+    ("as_strided", lambda x, n: strided(x)),
     ("unfold", lambda x, n: x.unfold(0, 2, 2) if x.dim() and x.shape[0] >= 2 and x.dim() < 4 else x),
 ]  # fmt: skip
 

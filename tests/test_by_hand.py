@@ -50,15 +50,17 @@ def server():
         yield port, main, (early, late)
 
 
+PROBE = """
+import gt.launch.sessions as s
+channel = s.SocketChannel("tcp://127.0.0.1:{port}", share=True)
+s._greeted(channel, {workers}, s.read_settings()).close("end")
+"""
+
+
 def probe(port, workers):
     """Wait until a server has so many workers."""
-    done = finish(
-        start(
-            "-c",
-            f"import gt.launch.sessions as s; s._greeted(s.SocketChannel('tcp://127.0.0.1:{port}', share=True), {workers}, s.read_settings()).close('end')",
-        )
-    )
-    assert done[0] == 0, done[2]
+    code, _, err = finish(start("-c", PROBE.format(port=port, workers=workers)))
+    assert code == 0, err
 
 
 def test_connect_and_compute(server):

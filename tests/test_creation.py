@@ -70,7 +70,7 @@ def test_random_ranges():
     assert set(gt.randint(3, 6, (200,)).tolist()) == {3, 4, 5}
     assert sorted(gt.randperm(20).tolist()) == list(range(20))
     uniform = gt.rand(1000)
-    assert 0 <= uniform.min().item() and uniform.max().item() < 1
+    assert uniform.min().item() >= 0 and uniform.max().item() < 1
 
 
 def test_tensor_copies_and_as_tensor_does_not():

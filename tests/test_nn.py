@@ -232,7 +232,7 @@ def test_einops(anywhere):
 
 def test_functional_and_einsum(anywhere):
     q, k = torch.randn(2, 4, 5, 8), torch.randn(2, 4, 6, 8)
-    run = lambda a, b: torch.nn.functional.scaled_dot_product_attention(a, b, b, is_causal=False)  # noqa: E731
+    run = lambda a, b: torch.nn.functional.scaled_dot_product_attention(a, b, b, is_causal=False)
     torch.testing.assert_close(run(gt.to(q), gt.to(k)).cpu(), run(q, k))
     torch.testing.assert_close(
         torch.einsum("bhqe,bhke->bqk", gt.to(q), gt.to(k)).cpu(), torch.einsum("bhqe,bhke->bqk", q, k)

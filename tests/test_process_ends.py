@@ -142,9 +142,8 @@ def test_no_process_outlives_the_program(ending, code):
 
 
 def test_ctrl_c_interrupts_a_wait():
-    script = SCRIPT.format(
-        ending="y = gt.randn(1500, 1500)\nfor _ in range(400): y = y @ y * 1e-3\nprint('waiting', flush=True)\ny.sum().item()"
-    )
+    work = "y = gt.randn(1500, 1500)\nfor _ in range(400): y = y @ y * 1e-3\n"
+    script = SCRIPT.format(ending=work + "print('waiting', flush=True)\ny.sum().item()")
     process = start("-c", script, GT_WORKERS="1")
     pids = [int(text) for text in process.stdout.readline().split()]
     process.stdout.readline()

@@ -20,8 +20,8 @@ Special: TypeAlias = Callable[[HandleType, OpRecord, tuple[Any, ...], dict[str, 
 
 
 def run_on_host(cls: HandleType, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """Run an op here because it writes to a plain tensor, or gives one on a device of this process. Ours are read first,
-    and written back where it wrote."""
+    """Run an op here because it writes to a plain tensor, or gives one on a device of this process. Ours are read
+    first, and written back where it wrote."""
     ours: dict[int, torch.Tensor] = {}
 
     def read(tensor: torch.Tensor) -> torch.Tensor:

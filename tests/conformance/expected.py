@@ -35,7 +35,7 @@ EXPECTED: tuple[Expected, ...] = (
     Expected(
         ops=("linalg.matrix_rank", "linalg.matrix_rank.hermitian"),
         matching="Expected [0-9]+ but got 0",
-        why="torch itself does not write to out= of a tensor subclass here, and returns out as it was; see docs/limits.md",
+        why="torch does not write to out= of a tensor subclass here, and returns it as it was: docs/limits.md",
     ),
     Expected(
         ops=("nn.functional.linear_cross_entropy.chunked_none",),
