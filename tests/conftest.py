@@ -15,6 +15,9 @@ import torch
 import gt
 from gt.client import session as sessions
 
+gc.collect()
+gc.freeze()  # torch's own objects need not be walked by the collection after each test
+
 MODES = {
     "embedded": {},
     "virtual": {"workers": 3, "mode": "virtual"},

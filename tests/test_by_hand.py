@@ -149,7 +149,7 @@ def test_another_protocol_version_is_refused_with_both_named(raw):
 def test_junk_is_refused_and_harms_nobody(raw, server, frames):
     if frames:
         assert isinstance(ask(raw, frames), Refused)
-    test_connect_by_environment(server)
+    test_connect_and_compute(server)
 
 
 def test_another_sessions_tensor_is_refused(raw, server):

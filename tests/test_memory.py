@@ -114,7 +114,7 @@ def train(steps):
             loss.item()
             gc.collect()
             session = sessions.current()
-            samples.append((held(), len(session.memo), len(session.ops), process.memory_info().rss))
+            samples.append((held(), len(session.memo), len(session.signatures), process.memory_info().rss))
     return samples
 
 

@@ -21,6 +21,7 @@ from gt.client.outbox import Outbox
 from gt.client.sites import Sites
 from gt.core.errors import ConnectionLost, OpError, SessionError
 from gt.core.messages import (
+    MAX_RESULTS,
     SESSION_SHIFT,
     CreateTensor,
     DefineOp,
@@ -47,7 +48,6 @@ from gt.wire.channel import ClientChannel
 INTERN_BYTES = 1 << 16  # larger host tensors are sent at once and not interned
 INTERNED = 512
 MEMO_SIZE = 1 << 16
-RESERVED_IDS = 1 << 12  # most tensors that one query may return
 PACE, MARKS = 4096, 4  # how many instructions make a mark, and how many marks the workers may be behind
 
 
@@ -100,7 +100,7 @@ class Session:
     def reserve_ids(self) -> int:
         """The first of a run of ids for the results of a query."""
         first = next(self.ids)
-        self.ids = itertools.count(first + RESERVED_IDS)
+        self.ids = itertools.count(first + MAX_RESULTS)
         return first
 
     # Host data in

@@ -17,6 +17,7 @@ from gt.core.meta import TensorMeta
 PROTOCOL = 1
 SESSION_SHIFT = 40
 MAX_BATCH = 1 << 16
+MAX_RESULTS = 1 << 12  # tensors that one query may return
 
 Id: TypeAlias = Annotated[int, Meta(ge=0, lt=1 << 62)]
 Ids: TypeAlias = Annotated[tuple[Id, ...], Meta(max_length=1 << 16)]
@@ -213,7 +214,7 @@ class RunOp(_Record, frozen=True):
 
 class QueryOp(_Record, frozen=True):
     """A RunOp whose answer the client waits for, because only running it tells the shapes or gives a Python value.
-    Tensors among the results take the ids from `first` on."""
+    Tensors among the results take the ids from `first` on, at most MAX_RESULTS of them."""
 
     request: Id
     code: Id

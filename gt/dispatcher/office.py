@@ -153,6 +153,8 @@ class Office:
         self.state.lose_worker(ident)
         if ident == self._store_host:
             self._store = None
+            for worker in self.state.workers.values():
+                worker.ready = False
             self._arrange_store()
         for request, pending in list(self._pending.items()):
             if ident in pending.waiting_for:

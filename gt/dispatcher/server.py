@@ -14,6 +14,7 @@ import zmq
 from gt.core.errors import ProtocolError
 from gt.core.events import Observer
 from gt.core.messages import (
+    MAX_RESULTS,
     SESSION_SHIFT,
     CreateTensor,
     DefineOp,
@@ -258,7 +259,7 @@ class Server:
 
 _NAMED: dict[type, Callable[[Any], tuple[int, ...]]] = {
     RunOp: lambda op: (op.code, *op.inputs, *op.outputs),
-    QueryOp: lambda op: (op.request, op.code, op.first, *op.inputs, *op.written),
+    QueryOp: lambda op: (op.request, op.code, op.first, op.first + MAX_RESULTS - 1, *op.inputs, *op.written),
     FreeTensors: lambda free: free.ids,
     CreateTensor: lambda created: (created.id,),
     FetchTensor: lambda fetch: (fetch.request, fetch.id),

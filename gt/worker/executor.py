@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator, MutableSequence, Sequence
 from typing import Any, TypeAlias
 
 from gt.core.messages import (
+    MAX_RESULTS,
     Command,
     Failed,
     Failure,
@@ -135,6 +136,8 @@ class Executor:
         values = [self.store[ident] for ident in command.inputs]
         try:
             results = kernel.call(values, command.scalars)
+            if len(results) > MAX_RESULTS:
+                raise RuntimeError(f"{len(results)} results of one op are over the limit of {MAX_RESULTS}")
             answers = [self._keep(command.first, results, place) for place in range(len(results))]
         except Exception as error:
             failing = self._fail(command, kernel, values, command.written, error, told=True)
@@ -222,13 +225,26 @@ class Executor:
 
     def _transfer(self, command: WorkerTransfer) -> None:
         """Either side of a copy between two workers. A tensor without a value arrives as one without a value."""
-        if command.source == self.worker:
-            value = self.store[command.id]
-            failure = value.failure if isinstance(value, Failing) else None
-            self.exchange.send(command, self.engine, None if failure else value, failure)
+        try:
+            if command.source == self.worker:
+                value = self.store[command.id]
+                failure = value.failure if isinstance(value, Failing) else None
+                self.exchange.send(command, self.engine, None if failure else value, failure)
+                return
+            value, failure = self.exchange.receive(command, self.engine)
+        except Exception as error:
+            self._fail_transfer(command, error)
             return
-        value, failure = self.exchange.receive(command, self.engine)
         self.store[command.id] = Failing(failure) if failure else value
+
+    def _fail_transfer(self, command: WorkerTransfer, error: Exception) -> None:
+        """The other side is gone, or the network between. The receiver has no value; the sender keeps its own."""
+        log.warning("transfer %d -> %d failed: %s", command.source, command.target, error)
+        if command.target == self.worker:
+            move = f"transfer from worker {command.source}"
+            failure = self._failure(move, (str(command.meta),), 0, error)
+            self.store[command.id] = Failing(failure)
+            self._report(OpFailed(session_of(command.id), failure))
 
     def _synchronize(self, command: WorkerSynchronize) -> None:
         self.engine.synchronize()
