@@ -132,8 +132,8 @@ COMMANDS: list[Command] = [
 ]
 
 _FROM_WORKERS = [
-    Fetched(own(11), SMALL, SHARED),
-    Fetched(own(11), SMALL, INLINE),
+    Fetched(own(11), SHARED),
+    Fetched(own(11), INLINE),
     Queried(own(8), (None, True, 1, 1.0, "text", SMALL), (LARGE,)),
     Failed(own(8), FAILURE),
     OpFailed(1, FAILURE),

@@ -29,6 +29,29 @@ def test_the_default_dtype(default_dtype):
     assert torch.get_default_dtype() == torch.float64
 
 
+def torch_state():
+    return (
+        str(torch._C._dispatch_tls_local_include_set()),
+        str(torch._C._dispatch_tls_local_exclude_set()),
+        torch._C._is_torch_function_enabled(),
+        torch.is_inference_mode_enabled(),
+        torch.is_grad_enabled(),
+        torch.get_default_dtype(),
+    )
+
+
+def test_a_read_leaves_torchs_state_as_it_was(default_dtype):
+    for scope in (torch.no_grad(), torch.inference_mode(), torch.autocast("cpu"), torch.device("cpu"), gt.device()):
+        with scope:
+            before = torch_state()
+            (gt.ones(3) + 1).tolist()
+            assert torch_state() == before
+    default_dtype(torch.float64)
+    before = torch_state()
+    (gt.ones(3) + 1).tolist()
+    assert torch_state() == before
+
+
 def test_autocast_around_a_read():
     x = gt.ones(4, 4)
     y = x @ x

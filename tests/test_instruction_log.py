@@ -35,7 +35,7 @@ def converse(desk):
     desk.define(OP, ADD)
     desk.define(OP2, NONZERO)
     desk.tell(run(OP, (A, B), (C,), site=1), FetchTensor(REQUEST, C))
-    desk.report(0, Fetched(REQUEST, SMALL, Segment("", 16)), bytes(16))
+    desk.report(0, Fetched(REQUEST, Segment("", 16)), bytes(16))
     desk.tell(query(OP2, (C,), first=D, request=REQUEST2))
     desk.report(0, Queried(REQUEST2, (SMALL,), ()))
     desk.tell(Synchronize(own(202)), FreeTensors((A, B, C, D)))

@@ -164,7 +164,7 @@ def test_freeing_twice_is_harmless():
 
 def test_a_fetch_is_answered_by_the_worker_that_holds_the_tensor():
     desk = desk_with(2)
-    fetched = Fetched(REQUEST, SMALL, Segment("", 16))
+    fetched = Fetched(REQUEST, Segment("", 16))
     assert desk.tell(FetchTensor(REQUEST, B)) == [ToWorker(1, WorkerFetchTensor(REQUEST, B, True))]
     assert desk.report(1, fetched, b"0123456789abcdef") == [ToClient(1, fetched, b"0123456789abcdef")]
     assert desk.report(1, fetched, b"again") == []

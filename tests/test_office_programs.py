@@ -75,7 +75,7 @@ class SimulatedWorker:
                 self.held.difference_update(ids)
             case WorkerFetchTensor(request, ident):
                 assert ident in self.held
-                return [Fetched(request, SMALL, Segment("", SMALL.nbytes))]
+                return [Fetched(request, Segment("", SMALL.nbytes))]
             case WorkerSynchronize(request):
                 return [Synchronized(request)]
             case WorkerEndSession(session):

@@ -19,6 +19,11 @@ class FactoryMode(TorchDispatchMode):
         super().__init__()
         self._cls: Any = cls
 
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        # Torch would wrap the method below to keep its compiler out, and import the compiler for that: 1.6 s.
+        return False
+
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
         if func is _LIFT or (not types and _is_factory(func) and _is_host(kwargs.get("device"))):

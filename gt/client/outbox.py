@@ -16,7 +16,10 @@ log = logging.getLogger("gt.client")
 
 BATCH = 256  # instructions that make a batch worth sending
 IDLE_SECONDS = 0.01  # an outbox that has not changed for this long is sent
-FREE_COUNT, FREE_BYTES = 64, 1 << 20  # so many dead tensors, or dead bytes, make a FreeTensors worth sending
+REST_AFTER = 50  # looks at an empty outbox
+# So many dead tensors, or dead bytes, make a FreeTensors worth sending. Few bytes: what is freed soon is still in the
+# cache when it is allocated again, which matters more than the cost of freeing.
+FREE_COUNT, FREE_BYTES = 64, 1 << 17
 TAPE = 1024
 
 
@@ -33,6 +36,7 @@ class Outbox:
         self._dead_bytes = 0
         self._lock = threading.RLock()
         self._filled = threading.Event()
+        self._resting = False
         self._open = True
         self._idler = threading.Thread(target=self._flush_when_idle, name="gt-idle-flush", daemon=True)
         self._idler.start()
@@ -44,7 +48,7 @@ class Outbox:
         batch.append(instruction)
         if len(batch) >= BATCH:
             self.flush()
-        elif len(batch) == 1:
+        elif self._resting:
             self._filled.set()
 
     def emit_upload(self, instruction: CreateTensor, buffer: Buffer, at_once: bool) -> None:
@@ -54,7 +58,8 @@ class Outbox:
             self._buffers.append(buffer)
             if at_once:
                 self.flush()
-        self._filled.set()
+        if self._resting:
+            self._filled.set()
 
     def release(self, ident: int, nbytes: int) -> None:
         """A tensor was collected. Called from finalizers at any point of any thread, so it only takes note."""
@@ -66,7 +71,6 @@ class Outbox:
             self._free_dead()
             batch, self._batch = self._batch, []
             buffers, self._buffers = self._buffers, []
-            self._filled.clear()
             if not batch:
                 return
             self.tape.extend(batch)
@@ -90,12 +94,29 @@ class Outbox:
             self._batch.append(FreeTensors(tuple(ids)))
 
     def _flush_when_idle(self) -> None:
+        """Look at the outbox every so often; rest when nothing happens. Whoever fills the outbox need not wake this
+        thread while it looks by itself: waking it for every batch cost more than the ops of the batch."""
+        seen, quiet = (self._batch, 0), 0
         while self._open:
-            self._filled.wait()
-            batch, length = self._batch, len(self._batch)
             time.sleep(IDLE_SECONDS)
-            if self._open and batch is self._batch and length == len(batch):
-                try:
-                    self.flush()
-                except GTError:
-                    log.info("an idle flush failed; the next read tells why", exc_info=True)
+            now = (self._batch, len(self._batch))
+            if now[1] and now[0] is seen[0] and now[1] == seen[1]:
+                self._flush_quietly()
+            quiet = 0 if now[1] else quiet + 1
+            if quiet > REST_AFTER:
+                self._rest()
+                quiet = 0
+            seen = now
+
+    def _rest(self) -> None:
+        self._filled.clear()
+        self._resting = True
+        if not self._batch and self._open:  # looked at after saying so: what comes now sets the event
+            self._filled.wait()
+        self._resting = False
+
+    def _flush_quietly(self) -> None:
+        try:
+            self.flush()
+        except GTError:
+            log.info("an idle flush failed; the next read tells why", exc_info=True)

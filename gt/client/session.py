@@ -143,6 +143,7 @@ class Session:
         self.emit(FetchTensor(request, base.id))
         answer, buffer = self._answer(request)
         assert isinstance(answer, Fetched) and buffer is not None
+        assert answer.segment.nbytes == node.geometry.nbytes, "a worker's tensor has another size than its handle"
         return as_tensor(buffer, node.geometry)
 
     def derive(self, node: Node) -> Base:

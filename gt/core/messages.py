@@ -364,7 +364,6 @@ Result: TypeAlias = Union[None, bool, int, float, Text, TensorMeta]
 
 class Fetched(_Record, frozen=True):
     request: Id
-    meta: TensorMeta
     segment: Segment
 
 

@@ -203,7 +203,7 @@ class Office:
                 actions[type(instruction)](session, instruction, buffer)
             except Exception as error:
                 self._refuse(session, instruction, error)
-            if ident not in self.state.sessions:
+            if type(instruction) is Goodbye:
                 break
         return self._take_out()
 

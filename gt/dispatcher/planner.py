@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Sequence
 from typing import NamedTuple
 
@@ -36,7 +37,7 @@ def plan_op(state: State, inputs: Sequence[int], writes: Sequence[int]) -> Plan:
     """An op runs where its inputs are; where they are apart, they meet where the fewest bytes move. An op that writes
     runs where the tensor is that it writes to first."""
     if not inputs:
-        return Plan(least_loaded(state), ())
+        return _stay(least_loaded(state))
     homes = state.homes
     try:
         first = homes[inputs[0]]
@@ -44,13 +45,19 @@ def plan_op(state: State, inputs: Sequence[int], writes: Sequence[int]) -> Plan:
             for ident in inputs:
                 if homes[ident] != first:
                     return _meet(state, inputs)
-            return Plan(first[0], ())
+            return _stay(first[0])
         worker = homes[inputs[writes[0]]][0]
         for ident in inputs:
             if worker not in homes[ident]:
                 return Plan(worker, _moves(state, inputs, worker))
     except KeyError:
         raise _missing(state, inputs) from None
+    return _stay(worker)
+
+
+@functools.cache
+def _stay(worker: int) -> Plan:
+    """Nothing moves: nearly every plan, so they are made once."""
     return Plan(worker, ())
 
 

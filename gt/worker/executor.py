@@ -219,9 +219,9 @@ class Executor:
         if isinstance(value, Failing):
             self._report(Failed(command.request, value.failure))
             return
-        name, data = self.allocate(self.engine.meta(value).nbytes, command.shared)
+        name, data = self.allocate(self.engine.nbytes(value), command.shared)
         self.engine.read_into(value, data)
-        self._report(Fetched(command.request, self.engine.meta(value), Segment(name, len(data))), data)
+        self._report(Fetched(command.request, Segment(name, len(data))), data)
 
     def _transfer(self, command: WorkerTransfer) -> None:
         """Either side of a copy between two workers. A tensor without a value arrives as one without a value."""

@@ -48,6 +48,8 @@ class Engine(Protocol):
 
     def meta(self, value: Value) -> TensorMeta: ...
 
+    def nbytes(self, value: Value) -> int: ...
+
     def from_buffer(self, buffer: Buffer, meta: TensorMeta, owned: bool) -> Value:
         """A tensor with these bytes: over the buffer itself where that is `owned` and writable, otherwise a copy."""
 

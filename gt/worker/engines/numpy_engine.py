@@ -82,6 +82,9 @@ class NumPyEngine:
     def meta(self, value: Array) -> TensorMeta:
         return TensorMeta(value.shape, element_strides(value), 0, value.dtype.name)
 
+    def nbytes(self, value: Array) -> int:
+        return value.nbytes
+
     def from_buffer(self, buffer: Buffer, meta: TensorMeta, owned: bool) -> Array:
         if not meta.nbytes:
             return self.empty(meta)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Generator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from typing import Any
 
 import torch
@@ -59,6 +59,30 @@ def _default_dtype(dtype: torch.dtype) -> Generator[None]:
         torch.set_default_dtype(usual)
 
 
+class _Isolation(AbstractContextManager[None]):
+    """Torch's thread-local state as in a program that has set none of it. A class, because it is entered for every
+    batch: a generator would take twice as long."""
+
+    def __enter__(self) -> None:
+        # One after the other, and inference mode last: some guards act when they are made, and inference mode changes
+        # the dispatch keys that the first guard has set.
+        self._keys = torch._C._ForceDispatchKeyGuard(_CLEAN_INCLUDE, _CLEAN_EXCLUDE)
+        self._keys.__enter__()
+        self._functions = torch._C.DisableTorchFunction()
+        self._functions.__enter__()
+        self._inference = torch._C._InferenceMode(True)
+        self._inference.__enter__()
+        self._usual = torch.get_default_dtype()
+        if self._usual is not torch.float32:
+            torch.set_default_dtype(torch.float32)
+
+    def __exit__(self, *error: object) -> None:
+        if self._usual is not torch.float32:
+            torch.set_default_dtype(self._usual)
+        for guard in (self._inference, self._functions, self._keys):
+            guard.__exit__(None, None, None)
+
+
 class PyTorchEngine:
     """`namespaces` are those whose ops may be run; `group` is used by collectives that name none."""
 
@@ -74,16 +98,8 @@ class PyTorchEngine:
         )
         self.group: dist.ProcessGroup | None = None
 
-    @contextmanager
-    def isolated(self) -> Generator[None]:
-        # inference mode last: it changes the dispatch keys that the guard before it has set
-        with (
-            torch._C._ForceDispatchKeyGuard(_CLEAN_INCLUDE, _CLEAN_EXCLUDE),
-            torch._C.DisableTorchFunction(),
-            torch._C._InferenceMode(True),
-            _default_dtype(torch.float32),
-        ):
-            yield
+    def isolated(self) -> AbstractContextManager[None]:
+        return _Isolation()
 
     # Ops
 
@@ -184,6 +200,9 @@ class PyTorchEngine:
 
     def meta(self, value: torch.Tensor) -> TensorMeta:
         return TensorMeta(tuple(value.shape), value.stride(), 0, _NAMES[value.dtype])
+
+    def nbytes(self, value: torch.Tensor) -> int:
+        return value.numel() * value.itemsize
 
     def from_buffer(self, buffer: Buffer, meta: TensorMeta, owned: bool) -> torch.Tensor:
         if not meta.nbytes:
