@@ -52,7 +52,7 @@ def server():
 
 PROBE = """
 import gt.launch.sessions as s
-channel = s.SocketChannel("tcp://127.0.0.1:{port}", share=True)
+channel = s.SocketChannel("tcp://127.0.0.1:{port}", share=True, fill=s.fill)
 s._greeted(channel, {workers}, s.read_settings()).close("end")
 """
 

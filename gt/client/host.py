@@ -17,6 +17,11 @@ def payload(tensor: torch.Tensor) -> memoryview:
     return memoryview(flat.as_strided((flat.numel(),), (1,)).view(torch.uint8).numpy())
 
 
+def fill(target: memoryview, source: Buffer) -> None:
+    """Copy bytes with all cores: most of the time goes into faulting in the pages of the target."""
+    torch.frombuffer(target, dtype=torch.uint8).copy_(torch.frombuffer(source, dtype=torch.uint8))
+
+
 def as_tensor(buffer: Buffer, geometry: Geometry) -> torch.Tensor:
     """A plain tensor over a buffer of row-major bytes, with the strides the user was told."""
     if geometry.nbytes == 0:

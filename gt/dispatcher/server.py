@@ -39,8 +39,9 @@ from gt.core.messages import (
 from gt.dispatcher.office import Office, Outgoing, ToWorker
 from gt.version import __version__
 from gt.wire import shared
-from gt.wire.codec import MAX_FRAME, Decoder, Frame, Payload, encode
+from gt.wire.codec import Decoder, Frame, Payload, encode
 from gt.wire.processes import is_running, start_mark, this_host
+from gt.wire.sockets import open_socket, receive_within
 
 log = logging.getLogger("gt.dispatcher")
 
@@ -82,11 +83,7 @@ class Server:
         self._observer = observer
         self._stopping = False
         self._context = zmq.Context()
-        self._socket = self._context.socket(zmq.ROUTER)
-        self._socket.setsockopt(zmq.LINGER, 500)
-        self._socket.setsockopt(zmq.MAXMSGSIZE, MAX_FRAME)
-        self._socket.setsockopt(zmq.SNDHWM, 0)  # a router drops what is over the mark; clients pace themselves
-        self._socket.setsockopt(zmq.RCVHWM, 0)
+        self._socket = open_socket(self._context, zmq.ROUTER)
         self._socket.bind(endpoint)
         self._peers: dict[bytes, Peer] = {}
         self._waiting: dict[bytes, Waiter] = {}
@@ -99,9 +96,9 @@ class Server:
     def run(self) -> None:
         next_check = next_notice = time.monotonic()
         while not self._stopping:
-            if self._socket.poll(TICK_MS):
-                identity, *frames = self._socket.recv_multipart()
-                self._receive(identity, frames)
+            message = receive_within(self._socket, TICK_MS)
+            if message is not None:
+                self._receive(message[0], message[1:])
             if time.monotonic() >= next_check:
                 next_check = time.monotonic() + TICK_MS / 1000
                 self._bury_the_dead()

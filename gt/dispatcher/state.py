@@ -73,6 +73,7 @@ class State:
     sessions: dict[int, Session] = field(default_factory=dict)
     homes: dict[int, tuple[int, ...]] = field(default_factory=dict)
     metas: dict[int, TensorMeta] = field(default_factory=dict)
+    sizes: dict[int, int] = field(default_factory=dict)
     lost: dict[int, int] = field(default_factory=dict)
 
     def place(self, ident: int, meta: TensorMeta, worker: int) -> None:
@@ -82,6 +83,7 @@ class State:
         """`place` for whoever has computed the size already."""
         self.homes[ident] = (worker,)
         self.metas[ident] = meta
+        self.sizes[ident] = nbytes
         self.workers[worker].resident += nbytes
 
     def held_by(self, session: int) -> list[int]:
@@ -90,20 +92,23 @@ class State:
 
     def copy(self, ident: int, worker: int) -> None:
         self.homes[ident] += (worker,)
-        self.workers[worker].resident += self.metas[ident].nbytes
+        self.workers[worker].resident += self.sizes[ident]
 
     def remove(self, ident: int) -> tuple[int, ...]:
         """Forget a tensor; gives the workers that held it."""
         workers = self.homes.pop(ident, ())
-        meta = self.metas.pop(ident, None)
-        self.lost.pop(ident, None)
+        self.metas.pop(ident, None)
+        nbytes = self.sizes.pop(ident, 0)
+        if self.lost:
+            self.lost.pop(ident, None)
         for worker in workers:
-            self.workers[worker].resident -= meta.nbytes if meta is not None else 0
+            self.workers[worker].resident -= nbytes
         return workers
 
     def lose(self, ident: int, meta: TensorMeta, worker: int) -> None:
         """A tensor that never got a value, because of a worker that is gone."""
         self.metas[ident] = meta
+        self.sizes[ident] = meta.nbytes
         self.lost[ident] = worker
 
     def lose_worker(self, worker: int) -> None:
@@ -122,6 +127,7 @@ class State:
         """The invariants, checked by tests after every message."""
         assert self.homes.keys() | self.lost.keys() == self.metas.keys()
         assert not self.homes.keys() & self.lost.keys()
+        assert self.sizes == {ident: meta.nbytes for ident, meta in self.metas.items()}
         for worker in self.workers.values():
             held = [ident for ident, homes in self.homes.items() if worker.info.worker in homes]
             assert worker.resident == sum(self.metas[ident].nbytes for ident in held)

@@ -8,6 +8,7 @@ from typing import Any
 import msgspec
 
 from gt.client import session as sessions
+from gt.client.host import fill
 from gt.client.session import Session
 from gt.core.errors import SessionError, SettingsError, nearest
 from gt.core.settings import BACKENDS, MODES, Settings, configure_logging, parse_address, read_settings
@@ -131,7 +132,7 @@ def _open(settings: Settings) -> Session:
         return _open_local(settings)
     if settings.mode == "connected":
         host, port = parse_address(settings.server)
-        channel = SocketChannel(f"tcp://{host}:{port}", share=settings.shared_memory)
+        channel = SocketChannel(f"tcp://{host}:{port}", share=settings.shared_memory, fill=fill)
         return _greeted(channel, 1, settings)
     channel_here = InProcessChannel(settings.workers or 1, settings.backend, open_log(settings.instruction_log))
     return Session(channel_here, channel_here.welcome())
@@ -140,7 +141,7 @@ def _open(settings: Settings) -> Session:
 def _open_local(settings: Settings) -> Session:
     workers = settings.workers or 1
     processes = _program.processes = LocalProcesses(workers, settings)
-    channel = SocketChannel(processes.endpoint, share=settings.shared_memory, ending=processes.ending)
+    channel = SocketChannel(processes.endpoint, share=settings.shared_memory, fill=fill, ending=processes.ending)
     try:
         return _greeted(channel, workers, settings, processes)
     except BaseException:

@@ -15,32 +15,32 @@ from gt.core.messages import Answer, CreateTensor, Hello, Instruction, Refused, 
 from gt.version import __version__
 from gt.wire import shared
 from gt.wire.channel import Buffer
-from gt.wire.codec import MAX_FRAME, Decoder, encode, join, segment_of
+from gt.wire.codec import Decoder, encode, join, segment_of
 from gt.wire.processes import is_running, start_mark, this_host
+from gt.wire.sockets import open_socket, receive_within
 
 _SLICE_MS = 5  # how long a receiver holds the socket before a sender of another thread gets it
 _CHECK_SECONDS = 0.5
 
 Ending = Callable[[int], str]
+Fill = Callable[[memoryview, Buffer], None]
 
 
 class SocketChannel:
-    """`ending` tells how a process that this side started has ended. Raises ServerLost when the server is gone."""
+    """`fill` copies bytes into a segment, as fast as the client can; `ending` tells how a process that this side
+    started has ended. Raises ServerLost when the server is gone."""
 
     remote = True
 
-    def __init__(self, endpoint: str, *, share: bool, ending: Ending = lambda pid: "") -> None:
+    def __init__(self, endpoint: str, *, share: bool, fill: Fill, ending: Ending = lambda pid: "") -> None:
         self._endpoint = endpoint
         self._context = zmq.Context()
-        self._socket = self._context.socket(zmq.DEALER)
-        self._socket.setsockopt(zmq.LINGER, 1000)
-        self._socket.setsockopt(zmq.MAXMSGSIZE, MAX_FRAME)
-        self._socket.setsockopt(zmq.SNDHWM, 0)
-        self._socket.setsockopt(zmq.RCVHWM, 0)
+        self._socket = open_socket(self._context, zmq.DEALER)
         self._socket.connect(endpoint)
         self._lock = threading.Lock()
         self._decoder: Decoder[Answer] = Decoder(Answer)
         self._share = share
+        self._fill = fill
         self._ending = ending
         self._server = (0, "")
         self._checked = time.monotonic()
@@ -83,7 +83,7 @@ class SocketChannel:
         if not self._share or nbytes < shared.SHARE_BYTES:
             return created, [buffer]
         name, segment = shared.create(nbytes)
-        segment[:] = memoryview(buffer).cast("B")
+        self._fill(segment, buffer)
         return msgspec.structs.replace(created, segment=Segment(name, nbytes)), []
 
     def receive(self, timeout: float) -> list[tuple[Answer, Buffer | None]]:
@@ -92,8 +92,7 @@ class SocketChannel:
             with self._lock:
                 if self._socket.closed:
                     raise SessionError("the session was closed while it was waited on")
-                arrived = self._socket.poll(_SLICE_MS if timeout else 0)
-                frames = self._socket.recv_multipart() if arrived else None
+                frames = receive_within(self._socket, _SLICE_MS if timeout else 0)
             if frames is not None:
                 return [(answer, self._unpack(answer, payload)) for answer, payload in self._decoder.decode(frames)]
             self._check_server()

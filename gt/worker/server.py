@@ -24,8 +24,9 @@ from gt.core.messages import (
 )
 from gt.version import __version__
 from gt.wire import shared
-from gt.wire.codec import MAX_FRAME, Decoder, Frame, encode, join
+from gt.wire.codec import Decoder, Frame, encode, join
 from gt.wire.processes import is_running, start_mark, this_host
+from gt.wire.sockets import open_socket, receive_within
 from gt.worker.engines import make_engine
 from gt.worker.engines.engine import Buffer
 from gt.worker.executor import Executor
@@ -41,11 +42,7 @@ class Worker:
         self._stopping = False
         self._endpoint = endpoint
         self._context = zmq.Context()
-        self._socket = self._context.socket(zmq.DEALER)
-        self._socket.setsockopt(zmq.LINGER, 500)
-        self._socket.setsockopt(zmq.MAXMSGSIZE, MAX_FRAME)
-        self._socket.setsockopt(zmq.SNDHWM, 0)
-        self._socket.setsockopt(zmq.RCVHWM, 0)
+        self._socket = open_socket(self._context, zmq.DEALER)
         self._socket.connect(endpoint)
         self._commands: Decoder[Command] = Decoder(Command)
         self._engine = make_engine(backend, device, threads)
@@ -56,8 +53,9 @@ class Worker:
         log.info("worker %d computes on %s", executor.worker, self._engine.device)
         try:
             while not self._stopping:
-                if self._socket.poll(TICK_MS):
-                    self._work(executor, self._socket.recv_multipart())
+                frames = receive_within(self._socket, TICK_MS)
+                if frames is not None:
+                    self._work(executor, frames)
                 else:
                     self._check_server()
         except Exception as error:
@@ -76,11 +74,10 @@ class Worker:
         hello = Hello(__version__, "worker", this_host(), os.getpid(), self._engine.device, name)
         self._socket.send_multipart(encode([hello]))
         notice = time.monotonic() + 10
-        while not self._socket.poll(TICK_MS):
+        while (frames := receive_within(self._socket, TICK_MS)) is None:
             if time.monotonic() > notice:
                 log.warning("waiting for a server at %s; start one with: python -m gt.server", self._endpoint)
                 notice = time.monotonic() + 60
-        frames = self._socket.recv_multipart()
         (answer, _), *_ = Decoder[Welcome | Refused](Welcome | Refused).decode(frames)
         if isinstance(answer, Refused):
             raise ProtocolError(answer.reason)

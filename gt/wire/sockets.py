@@ -1,0 +1,26 @@
+"""ZeroMQ sockets as all roles use them."""
+
+from __future__ import annotations
+
+import zmq
+
+from gt.wire.codec import MAX_FRAME
+
+
+def open_socket(context: zmq.Context[zmq.Socket[bytes]], kind: int) -> zmq.Socket[bytes]:
+    """No high-water marks: a router drops what is over the mark, and clients pace themselves instead."""
+    socket = context.socket(kind)
+    socket.setsockopt(zmq.LINGER, 1000)
+    socket.setsockopt(zmq.MAXMSGSIZE, MAX_FRAME)
+    socket.setsockopt(zmq.SNDHWM, 0)
+    socket.setsockopt(zmq.RCVHWM, 0)
+    return socket
+
+
+def receive_within(socket: zmq.Socket[bytes], milliseconds: int) -> list[bytes] | None:
+    """A message, or None if none comes in time. By a receive timeout: a poll makes a poller for every call."""
+    socket.rcvtimeo = milliseconds
+    try:
+        return socket.recv_multipart()
+    except zmq.Again:
+        return None
