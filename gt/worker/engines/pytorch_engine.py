@@ -104,9 +104,7 @@ class PyTorchEngine:
     # Ops
 
     def resolve(self, op: str) -> Callable[..., Any]:
-        namespace, name, overload = (op.split(".") + ["", ""])[:3]
-        overload = "" if overload == "default" else overload
-        qualified = f"{namespace}::{name}"
+        qualified, overload = _qualified(op)
         if (f"{qualified}.{overload}" if overload else qualified) not in self._allowed:
             raise NotImplementedError(f"{op} is not an op that this worker may run")
         if self._device.type != "cpu" and op in PORTABLE:
@@ -287,5 +285,8 @@ def _strided_view(
 
 
 def _qualified(op: str) -> tuple[str, str]:
-    namespace, name, overload = op.split(".")
-    return f"{namespace}::{name}", "" if overload == "default" else overload
+    """`aten.add.Tensor` as torch's registry has it; whatever is not of that form is in no registry."""
+    parts = op.split(".")
+    if len(parts) != 3:
+        return op, "is not an overload"
+    return f"{parts[0]}::{parts[1]}", "" if parts[2] == "default" else parts[2]
