@@ -14,7 +14,8 @@ from gt.worker.engines.portable import attention, attention_backward, lstm_layer
 @pytest.mark.parametrize(
     "op",
     ["aten.add.Tensor.extra", "aten.nope.default", "os.system", "prims.add.default", "aten", "",
-     "aten.__class__.default", "aten.add.__init__", "torch_nn._linear_cross_entropy_batch_chunked.default", "builtins.eval.default"],
+     "aten.__class__.default", "aten.add.__init__", "builtins.eval.default",
+     "torch_nn._linear_cross_entropy_batch_chunked.default"],
 )  # fmt: skip
 @pytest.mark.parametrize("engine", [PyTorchEngine, NumPyEngine])
 def test_only_ops_of_the_allowed_namespaces_run(engine, op):
