@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 
 from gt.core.errors import ProtocolError
 from gt.core.messages import (
+    MAX_RESULTS,
     SESSION_SHIFT,
     CreateTensor,
     DefineOp,
@@ -61,8 +62,14 @@ def test_an_id_of_another_session_is_refused(make, foreign):
 
 @pytest.mark.parametrize("make", NAMING.values(), ids=NAMING.keys())
 def test_the_sessions_own_ids_are_accepted(make):
-    for ours in (own(0), OURS, own((1 << SESSION_SHIFT) - 1)):
-        require_ownership(1, make(ours))
+    last = make(own((1 << SESSION_SHIFT) - MAX_RESULTS))
+    for instruction in (make(own(0)), make(OURS), last):
+        require_ownership(1, instruction)
+
+
+def test_the_results_of_a_query_may_not_reach_into_the_next_session():
+    with pytest.raises(ProtocolError, match="not its own"):
+        require_ownership(1, NAMING["QueryOp first"](own((1 << SESSION_SHIFT) - 1)))
 
 
 def test_every_instruction_is_checked():
