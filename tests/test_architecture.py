@@ -181,3 +181,10 @@ def test_a_dispatcher_runs_on_a_machine_without_torch(module):
 
 def test_importing_gt_loads_nothing_of_it():
     assert {name for name in loaded_by("import gt") if name.startswith("gt")} == {"gt", "gt.version"}
+
+
+@pytest.mark.parametrize("room", sorted(str(path.parent.relative_to(ROOT)) for path in ROOT.rglob("README.md")))
+def test_a_rooms_readme_names_its_files(room):
+    text = (ROOT / room / "README.md").read_text()
+    files = [path.name for path in (ROOT / room).glob("*.py") if path.name != "__init__.py"]
+    assert [name for name in files if name not in text] == []
