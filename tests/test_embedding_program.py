@@ -1,5 +1,6 @@
 """The embedded worker runs inside the user's program: nothing of that program may leak into its work, or back."""
 
+import sys
 import threading
 
 import pytest
@@ -97,18 +98,27 @@ def test_threads_share_a_session():
 
     def work(number):
         x = gt.full((8,), float(number))
-        for _ in range(200):
+        for step in range(300):
             x = x + 1
             x[number] += 1
+            if step % 10 == 0:
+                assert len(x.nonzero()) == 8
+                gt.synchronize()
         results[number] = x.tolist()
 
     threads = [threading.Thread(target=work, args=(number,)) for number in range(4)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    interval = sys.getswitchinterval()
+    sys.setswitchinterval(1e-5)  # threads take turns between any two steps
+    try:
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+    finally:
+        sys.setswitchinterval(interval)
+    assert set(results) == set(range(4))
     for number, values in results.items():
-        assert values == [number + 200.0 + (200 if place == number else 0) for place in range(8)]
+        assert values == [number + 300.0 + (300 if place == number else 0) for place in range(8)]
 
 
 def test_an_idle_outbox_is_sent():
@@ -116,8 +126,8 @@ def test_an_idle_outbox_is_sent():
     x = gt.ones(3) + 1
     deadline = threading.Event()
     for _ in range(200):
-        if not session.outbox._batch:
+        if not session.outbox._queue:
             break
         deadline.wait(0.01)
-    assert not session.outbox._batch
+    assert not session.outbox._queue
     assert x.tolist() == [2.0, 2.0, 2.0]

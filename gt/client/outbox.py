@@ -30,10 +30,11 @@ class Outbox:
         self.tape: deque[Instruction] = deque(maxlen=TAPE)
         self._channel = channel
         self._pace = pace
-        self._batch: list[Instruction] = []
+        self._queue: deque[Instruction] = deque()  # appended to by any thread, drained by whoever flushes
         self._buffers: list[Buffer] = []
         self._dead: deque[int] = deque()
         self._dead_bytes = 0
+        self._sent = 0
         self._lock = threading.RLock()
         self._filled = threading.Event()
         self._resting = False
@@ -44,9 +45,9 @@ class Outbox:
     def emit(self, instruction: Instruction) -> None:
         if self._dead_bytes >= FREE_BYTES:
             self._free_dead()
-        batch = self._batch
-        batch.append(instruction)
-        if len(batch) >= BATCH:
+        queue = self._queue
+        queue.append(instruction)
+        if len(queue) >= BATCH:
             self.flush()
         elif self._resting:
             self._filled.set()
@@ -54,7 +55,7 @@ class Outbox:
     def emit_upload(self, instruction: CreateTensor, buffer: Buffer, at_once: bool) -> None:
         """`at_once` for a buffer that is the caller's own memory and may change after this returns."""
         with self._lock:
-            self._batch.append(instruction)
+            self._queue.append(instruction)
             self._buffers.append(buffer)
             if at_once:
                 self.flush()
@@ -69,10 +70,11 @@ class Outbox:
     def flush(self) -> None:
         with self._lock:
             self._free_dead()
-            batch, self._batch = self._batch, []
+            batch = [self._queue.popleft() for _ in range(len(self._queue))]
             buffers, self._buffers = self._buffers, []
             if not batch:
                 return
+            self._sent += 1
             self.tape.extend(batch)
             log.debug("sending %d instructions and %d tensors", len(batch), len(buffers))
             self._channel.send(batch, buffers)
@@ -91,16 +93,16 @@ class Outbox:
         while self._dead:
             ids.append(self._dead.popleft())
         if ids:
-            self._batch.append(FreeTensors(tuple(ids)))
+            self._queue.append(FreeTensors(tuple(ids)))
 
     def _flush_when_idle(self) -> None:
         """Look at the outbox every so often; rest when nothing happens. Whoever fills the outbox need not wake this
         thread while it looks by itself: waking it for every batch cost more than the ops of the batch."""
-        seen, quiet = (self._batch, 0), 0
+        seen, quiet = (0, 0), 0
         while self._open:
             time.sleep(IDLE_SECONDS)
-            now = (self._batch, len(self._batch))
-            if now[1] and now[0] is seen[0] and now[1] == seen[1]:
+            now = (self._sent, len(self._queue))
+            if now[1] and now == seen:
                 self._flush_quietly()
             quiet = 0 if now[1] else quiet + 1
             if quiet > REST_AFTER:
@@ -111,7 +113,7 @@ class Outbox:
     def _rest(self) -> None:
         self._filled.clear()
         self._resting = True
-        if not self._batch and self._open:  # looked at after saying so: what comes now sets the event
+        if not self._queue and self._open:  # looked at after saying so: what comes now sets the event
             self._filled.wait()
         self._resting = False
 

@@ -70,6 +70,7 @@ class Session:
         self.closed = ""
         self._channel = channel
         self._codes = itertools.count(first + 1)
+        self._runs = itertools.count(first + (1 << (SESSION_SHIFT - 1)), MAX_RESULTS)  # the upper half of the ids
         self._constants: OrderedDict[tuple[Any, ...], Base] = OrderedDict()
         self._unmarked = 0
         self._marks: deque[int] = deque()
@@ -99,9 +100,7 @@ class Session:
 
     def reserve_ids(self) -> int:
         """The first of a run of ids for the results of a query."""
-        first = next(self.ids)
-        self.ids = itertools.count(first + MAX_RESULTS)
-        return first
+        return next(self._runs)
 
     # Host data in
 
