@@ -7,9 +7,7 @@ from typing import TextIO
 
 from gt.client import session as sessions
 from gt.client.session import Session
-from gt.core.messages import SESSION_SHIFT, CreateTensor, FetchTensor, FreeTensors, Instruction, QueryOp, RunOp
-
-_MASK = (1 << SESSION_SHIFT) - 1
+from gt.core.messages import CreateTensor, FetchTensor, FreeTensors, Instruction, QueryOp, RunOp, short_id
 
 
 def tape(count: int = 50) -> list[str]:
@@ -45,7 +43,7 @@ def _line(session: Session, instruction: Instruction) -> str:
 
 
 def _name(ident: int) -> str:
-    return f"%{ident & _MASK}"
+    return f"%{short_id(ident)}"
 
 
 def _place(session: Session, site: int) -> str:

@@ -21,6 +21,7 @@ from gt.client.outbox import Outbox
 from gt.client.sites import Sites
 from gt.core.errors import ConnectionLost, OpError, SessionError
 from gt.core.messages import (
+    FIRST_RUN,
     MAX_RESULTS,
     SESSION_SHIFT,
     CreateTensor,
@@ -70,7 +71,7 @@ class Session:
         self.closed = ""
         self._channel = channel
         self._codes = itertools.count(first + 1)
-        self._runs = itertools.count(first + (1 << (SESSION_SHIFT - 1)), MAX_RESULTS)  # the upper half of the ids
+        self._runs = itertools.count(first + FIRST_RUN, MAX_RESULTS)
         self._constants: OrderedDict[tuple[Any, ...], Base] = OrderedDict()
         self._unmarked = 0
         self._marks: deque[int] = deque()

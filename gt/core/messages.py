@@ -26,8 +26,20 @@ Text: TypeAlias = Annotated[str, Meta(max_length=1 << 18)]
 Number: TypeAlias = Union[bool, int, float]
 
 
+FIRST_RUN = 1 << (SESSION_SHIFT - 1)  # ids from here on are given to the results of queries, in runs of MAX_RESULTS
+
+
 def session_of(ident: int) -> int:
     return ident >> SESSION_SHIFT
+
+
+def short_id(ident: int) -> str:
+    """An id for people, without its session: `12`, and `q3` or `q3.1` for results of the session's query number 3."""
+    number = ident & ((1 << SESSION_SHIFT) - 1)
+    if number < FIRST_RUN:
+        return str(number)
+    run, place = divmod(number - FIRST_RUN, MAX_RESULTS)
+    return f"q{run}.{place}" if place else f"q{run}"
 
 
 class _Record(Struct, array_like=True, tag=True, frozen=True, gc=False):

@@ -13,7 +13,7 @@ from typing import TextIO
 
 from gt.core.errors import SettingsError
 from gt.core.events import Event, Observer
-from gt.core.messages import SESSION_SHIFT
+from gt.core.messages import short_id
 
 _ROW = "{:>12}  {:>9}  {:<11}  {:<12}  {:<19}  {:>13}  {:<24}  {:<44}  {}\n"
 _SHOWN_IDS = 4
@@ -78,5 +78,5 @@ def _cut(text: str, width: int) -> str:
 
 
 def _short(ids: tuple[int, ...]) -> str:
-    shown = [str(ident & ((1 << SESSION_SHIFT) - 1)) for ident in ids[:_SHOWN_IDS]]
+    shown = [short_id(ident) for ident in ids[:_SHOWN_IDS]]
     return ",".join(shown) + (f",+{len(ids) - _SHOWN_IDS}" if len(ids) > _SHOWN_IDS else "")
