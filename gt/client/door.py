@@ -6,6 +6,7 @@ every combination of op, shapes and constants (infer.py); the few ops that are n
 
 from __future__ import annotations
 
+from operator import attrgetter
 from typing import Any
 
 import torch
@@ -23,6 +24,7 @@ from gt.client.special import SPECIAL, run_on_host
 _TENSOR, _TENSORS, _TARGET, _TARGETS = Kind.TENSOR, Kind.TENSORS, Kind.TARGET, Kind.TARGETS
 _NUMBER, _NUMBERS, _CONSTANT, _DEVICE = Kind.NUMBER, Kind.NUMBERS, Kind.CONSTANT, Kind.DEVICE
 _PLAIN_NUMBERS = frozenset((float, int, bool))
+_node_of, _key_of = attrgetter("_node"), attrgetter("key")
 _default_dtype = torch.get_default_dtype
 _records: dict[OpOverload, OpRecord] = {}
 
@@ -37,6 +39,24 @@ def dispatch(
     session = sessions.active or sessions.current()
     if record.detours and not (record.split and session.alone):
         return _detour(cls, record, args, kwargs or {})
+    if not kwargs and len(args) <= record.leading:
+        try:  # nothing but our own tensors is what most calls have
+            nodes = list(map(_node_of, args))
+        except AttributeError:
+            pass
+        else:
+            known = (record, _default_dtype(), *map(_key_of, nodes))
+            entry: Entry | None = session.memo.get(known)
+            if entry is None:
+                entry = learn(session, record, args, {}, known, nodes)
+            return entry.run(cls, session, nodes, [], args, None)
+    return _sort_and_run(cls, session, record, args, kwargs)
+
+
+def _sort_and_run(
+    cls: HandleType, session: Session, record: OpRecord, args: tuple[Any, ...], kwargs: dict[str, Any] | None
+) -> Any:
+    """A call with numbers, constants, lists of tensors, tensors that are not ours, or tensors to write to."""
     key: list[Any] = [record, _default_dtype()]
     nodes: list[Node] = []
     numbers: list[Any] = []
@@ -49,7 +69,7 @@ def dispatch(
                     _take_foreign(session, value, key, nodes, numbers)
                 else:
                     nodes.append(node)
-                    key.append(node.path or node.geometry)
+                    key.append(node.key)
             else:
                 _take(session, kind, value, key, nodes, numbers)
         if kwargs:
@@ -58,7 +78,7 @@ def dispatch(
                 key.append(name)
                 _take(session, kinds[name], value, key, nodes, numbers)
     except _NotOnWorkers:
-        return run_on_host(cls, func, args, kwargs or {})
+        return run_on_host(cls, record.func, args, kwargs or {})
     if record.writes:
         key.append(_sharing(nodes))
     known = tuple(key)
@@ -129,7 +149,7 @@ def _take_target(value: Any, key: list[Any], nodes: list[Node]) -> None:
 
 def _take_node(node: Node, key: list[Any], nodes: list[Node]) -> None:
     nodes.append(node)
-    key.append(node.path or node.geometry)  # a path belongs to one geometry
+    key.append(node.key)
 
 
 def _take_foreign(session: Session, value: Any, key: list[Any], nodes: list[Node], numbers: list[Any]) -> None:

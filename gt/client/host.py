@@ -26,7 +26,9 @@ def as_tensor(buffer: Buffer, geometry: Geometry) -> torch.Tensor:
     """A plain tensor over a buffer of row-major bytes, with the strides the user was told."""
     if geometry.nbytes == 0:
         return _empty(geometry)
-    tensor = torch.frombuffer(buffer, dtype=torch.uint8).view(geometry.dtype).reshape(geometry.shape)
+    tensor = torch.frombuffer(buffer, dtype=geometry.dtype)
+    if len(geometry.shape) != 1:
+        tensor = tensor.view(geometry.shape)
     if tensor.stride() == geometry.stride or not _is_dense(geometry):
         return tensor
     return _empty(geometry).copy_(tensor)

@@ -16,12 +16,16 @@ from gt.client.entries import Entry, PlainEntry, QueryEntry, Rebuild, Returned, 
 from gt.client.geometry import Geometry, dtype_name, geometry_of, intern_geometry
 from gt.client.nodes import Node
 from gt.client.ops import Kind, OpRecord
+from gt.client.quirks import keep_dynamo_out
 from gt.client.session import Session
 from gt.core.errors import SessionError
 from gt.core.messages import Arg, Complex, DType, Here, Input, Items, Layout, MemoryFormat, Scalar, Signature, ViewStep
 
 _TENSOR_KINDS = (Kind.TENSOR, Kind.TARGET)
 _LIST_KINDS = (Kind.TENSORS, Kind.TARGETS)
+
+
+keep_dynamo_out()
 
 
 class Unknown(Exception):

@@ -7,6 +7,7 @@ of them. Tensors with the same bytes and the same geometry (`detach`, `.data`) s
 
 from __future__ import annotations
 
+from operator import attrgetter
 from typing import TYPE_CHECKING, ClassVar, TypeAlias
 
 import msgspec
@@ -42,12 +43,15 @@ ROOT = ViewPath(())
 
 
 class Base(msgspec.Struct, eq=False):
-    """A struct because one is made for every op: making it takes a quarter of the time of a plain class."""
+    """A struct because one is made for every op: making it takes a quarter of the time of a plain class.
+
+    `key` is what an op's result may depend on: here the geometry, and for a view its path, which stands for it."""
 
     session: Session
     id: int
     geometry: Geometry
     path: ClassVar[ViewPath | None] = None
+    key: ClassVar[Geometry]
 
     def __del__(self) -> None:
         self.session.release(self.id, self.geometry.nbytes)
@@ -57,8 +61,13 @@ class Base(msgspec.Struct, eq=False):
         return self
 
 
+Base.key = Base.geometry  # the same slot by another name, which costs nothing to read
+
+
 class View:
     __slots__ = ("base", "geometry", "path")
+    key: ClassVar[ViewPath]
+    id = property(attrgetter("base.id"))
 
     def __init__(self, base: Base, path: ViewPath, geometry: Geometry) -> None:
         self.base = base
@@ -70,6 +79,7 @@ class View:
         return self.base.session
 
 
+View.key = View.path  # type: ignore[misc, assignment]
 Node: TypeAlias = Base | View
 
 

@@ -70,14 +70,15 @@ class OpRecord:
     - `answers`: it gives Python values, which only a worker knows
     - `asks`: its result must be learned from a worker
     - `detours`: it is not simply an instruction
+    - `leading`: how many of its first arguments are tensors that it only reads
     - `reshapes`: it changes the shape of its first argument in place
     - `returned`: per result, the argument that it is
     - `split`: it does the same to each tensor of a list, and this does it one by one
     """
 
     __slots__ = (
-        "aliases", "answers", "asks", "decomposition", "detours", "func", "kinds", "kwarg_kinds", "name", "random",
-        "reinterprets", "reshapes", "returned", "returns_list", "split", "writes",
+        "aliases", "answers", "asks", "decomposition", "detours", "func", "kinds", "kwarg_kinds", "leading", "name",
+        "random", "reinterprets", "reshapes", "returned", "returns_list", "split", "writes",
     )  # fmt: skip
 
     def __init__(self, func: OpOverload, special: bool) -> None:
@@ -87,6 +88,8 @@ class OpRecord:
         self.name = str(func)
         self.kwarg_kinds = {a.name: _kind(a, schema.name, a.name in undeclared) for a in schema.arguments}
         self.kinds = tuple(self.kwarg_kinds.values())
+        others = [place for place, kind in enumerate(self.kinds) if kind is not Kind.TENSOR]
+        self.leading = min(others, default=len(self.kinds))
         self.writes = any(kind in (Kind.TARGET, Kind.TARGETS) for kind in self.kinds)
         self.aliases = not self.writes and any(r.alias_info is not None for r in schema.returns)
         self.reshapes = torch.Tag.inplace_view in func.tags

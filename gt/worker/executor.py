@@ -105,11 +105,11 @@ class Executor:
     def _run_op(self, command: WorkerRunOp) -> None:
         store = self.store
         kernel = self.kernels[command.code]
-        values = [store[ident] for ident in command.inputs]
         outputs = command.outputs
+        values = list(map(store.__getitem__, command.inputs))
         try:
-            if kernel.single:
-                store[outputs[0]] = kernel.call_single(values, command.scalars)
+            if kernel.direct is not None:
+                store[outputs[0]] = kernel.direct(*values)
                 return
             results = kernel.call(values, command.scalars)
         except Exception as error:

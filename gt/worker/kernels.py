@@ -15,7 +15,8 @@ class Kernel:
     """An op bound to an engine: `call` takes the tensors that a command names and gives the new ones, `gives` many.
 
     The first result is compared with what the client was told; after that shapes are trusted, because the same
-    signature always has the same shapes. `single` kernels, which are most, give one tensor and write nothing.
+    signature always has the same shapes. `direct` is the bare op of a kernel that takes the command's tensors in order
+    and gives one new tensor, which is most of them; it is there once a first call has been checked.
     """
 
     def __init__(self, engine: Engine, signature: Signature) -> None:
@@ -23,7 +24,7 @@ class Kernel:
         self.signature = signature
         self.writes = signature.writes
         self.gives = len(signature.outputs)
-        self.single = signature.places == (0,) and not signature.writes
+        self.direct: Callable[..., Value] | None = None
         self._engine = engine
         function = engine.seeded(signature.op, function) if signature.random else function
         plain = signature.floating == "float32"
@@ -32,7 +33,7 @@ class Kernel:
         self._kwargs = {name: _maker(engine, arg) for name, arg in signature.kwargs.items()}
         self._views = [(place, View(engine, path)) for place, path in enumerate(signature.paths) if path]
         in_order = tuple([Input(place) for place in range(len(signature.paths))])
-        self._direct = signature.args == in_order and not (
+        self._can_be_direct = (signature.args, signature.places) == (in_order, (0,)) and not (
             self._kwargs or self._views or self.writes or signature.random
         )
         self._checked = not signature.outputs
@@ -43,24 +44,19 @@ class Kernel:
         seen = [views[place].of(value) if place in views else value for place, value in enumerate(values)]
         return tuple([str(self._engine.meta(value)) for value in seen])
 
-    def call_single(self, values: list[Value], numbers: tuple[Number, ...]) -> Any:
-        """The one new tensor of a `single` kernel."""
-        result = self._function(*values) if self._direct else self._invoke(list(values), numbers)
-        if not self._checked or type(result) in (list, tuple):
-            result = _flat(result)[0]
-            self._check([result])
-        return result
-
     def call(self, values: list[Value], numbers: tuple[Number, ...]) -> list[Any]:
         """The new tensors of the op: those the client was told of, or all of them for a query."""
         used = list(values)
-        results = _flat(self._invoke(used, numbers))
+        result = self._invoke(used, numbers)
+        results = _flat(result)
         if self.writes:
             results = self._finish_writes(values, used, results)
         if self.gives:
             results = [results[place] for place in self.signature.places]
         if not self._checked:
             self._check(results)
+            if self._can_be_direct and result is results[0]:
+                self.direct = self._function
         return results
 
     def _invoke(self, used: list[Value], numbers: tuple[Number, ...]) -> Any:
@@ -105,14 +101,11 @@ class Broken:
         self.signature = signature
         self.writes = signature.writes
         self.gives = len(signature.outputs)
-        self.single = False
+        self.direct = None
         self._error = error
 
     def describe(self, values: list[Value]) -> tuple[str, ...]:
         return ()
-
-    def call_single(self, values: list[Value], numbers: tuple[Number, ...]) -> Any:
-        raise self._error
 
     def call(self, values: list[Value], numbers: tuple[Number, ...]) -> list[Any]:
         raise self._error

@@ -206,16 +206,15 @@ class PyTorchEngine:
         if not meta.nbytes:
             return self.empty(meta)
         writable = not memoryview(buffer).readonly
-        raw = torch.frombuffer(buffer if writable else bytearray(buffer), dtype=torch.uint8)
-        value = raw.view(_DTYPES[meta.dtype]).reshape(meta.shape)
+        source = buffer if writable else bytearray(buffer)
+        value = torch.frombuffer(source, dtype=_DTYPES[meta.dtype]).view(meta.shape)
         if self._device.type == "cpu" and (owned or not writable):
             return value
         return value.to(self._device, copy=True)
 
     def read_into(self, value: torch.Tensor, target: memoryview) -> None:
         if len(target):
-            flat = torch.frombuffer(target, dtype=torch.uint8).view(value.dtype)
-            flat.reshape(value.shape).copy_(value)
+            torch.frombuffer(target, dtype=value.dtype).view(value.shape).copy_(value)
 
     def bytes_of(self, value: torch.Tensor) -> torch.Tensor:
         return value.contiguous().reshape(-1).view(torch.uint8)
