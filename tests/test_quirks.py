@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from programs import finish, start
+from tests.programs import finish, start
 
 PROGRAM = """
 import sys, torch, gt

@@ -2,6 +2,7 @@
 
     GTError
     ├── SettingsError        a setting, argument or environment variable that cannot be used
+    ├── LayoutError          a mesh, spec or placement that makes no sense
     ├── SessionError         GT used in a way its state does not allow (after shutdown, in a forked child)
     ├── ProtocolError        bytes from a peer that are not what the protocol says
     ├── OpError              an op failed on a worker; also a RuntimeError, as torch's own would be
@@ -23,6 +24,10 @@ class GTError(Exception):
 
 
 class SettingsError(GTError, ValueError):
+    pass
+
+
+class LayoutError(GTError, ValueError):
     pass
 
 

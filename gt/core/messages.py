@@ -50,6 +50,27 @@ class _Arg(Struct, tag=True, frozen=True):
     """Base of the non-literal arguments of a signature."""
 
 
+# --- Layouts: which part of a tensor each worker of a mesh holds (gt.sharding.spec gives them meaning) ----------------
+
+Axis: TypeAlias = Annotated[str, Meta(max_length=64)]
+Interval: TypeAlias = tuple[int, int]
+
+
+class MeshRecord(Struct, array_like=True, frozen=True):
+    shape: Annotated[tuple[int, ...], Meta(max_length=16)]
+    axis_names: tuple[Axis, ...]
+    workers: Annotated[tuple[int, ...], Meta(max_length=1 << 16)]
+    name: Axis = ""
+
+
+class SpecRecord(Struct, array_like=True, frozen=True):
+    mesh: MeshRecord
+    dims: Annotated[tuple[tuple[Axis, ...], ...], Meta(max_length=64)]
+    partial: tuple[Axis, ...] = ()
+    kind: Axis = "sum"
+    cuts: tuple[Union[None, tuple[Interval, ...]], ...] = ()
+
+
 # --- Signatures: what an op call is, apart from its tensors and changing numbers --------------------------------------
 
 

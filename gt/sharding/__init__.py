@@ -1,0 +1,1 @@
+"""The decisions: pure functions over shapes and specs. No torch, sockets, clocks or threads."""

@@ -1,0 +1,270 @@
+"""The rule language: an op's dims in terms of factors, as in einops.
+
+    "b i k, b k j -> b i j | reduce(sum): k"
+
+says all that sharding needs to know of a matrix product: what is cut along b, i or j is computed shard by shard, and
+cutting k gives partial sums. `(a b)` is a dim made of two factors, major first; `...` are leading dims, aligned from
+the right as broadcasting does; `1` is a dim of size one that nothing cuts. After the bar come the classes of factors
+that do not simply pass: `reduce(kind)`, `whole` (the op cannot run while it is cut), `mask(kind)` (each shard does its
+own range of indices and gives a partial result) and `halo` (shards need some of their neighbours' elements).
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import NamedTuple, TypeAlias
+
+from gt.core.errors import LayoutError
+from gt.sharding.calls import Lowering
+from gt.sharding.spec import REDUCTIONS, Cuts, Shape
+
+PASS, REDUCE, WHOLE, MASK, HALO = "pass", "reduce", "whole", "mask", "halo"
+
+
+class Factor(NamedTuple):
+    """`reduction` is the kind of a partial result, for the classes that give one."""
+
+    size: int
+    kind: str = PASS
+    reduction: str = "sum"
+
+
+class Window(NamedTuple):
+    """A dim that shows the elements offset, offset + step, ... of a factor, `size` of them."""
+
+    offset: int
+    size: int
+    step: int = 1
+
+    def cuts(self, cuts: Cuts) -> Cuts:
+        """The intervals of this dim that lie in the given intervals of the factor."""
+        return tuple([(self._first(start), self._first(stop)) for start, stop in cuts])
+
+    def _first(self, place: int) -> int:
+        """The first element that is at `place` of the factor or after it."""
+        return min(max(-((self.offset - place) // self.step), 0), self.size)
+
+
+class Reach(NamedTuple):
+    """A dim of which an element o of the factor needs the elements o * stride - before to o * stride + after: the
+    input of a convolution or a pooling. Its intervals overlap."""
+
+    stride: int
+    before: int
+    after: int
+    size: int
+
+    def cuts(self, cuts: Cuts) -> Cuts:
+        return tuple([self._needed(start, stop) for start, stop in cuts])
+
+    def _needed(self, start: int, stop: int) -> tuple[int, int]:
+        if start >= stop:
+            return (0, 0)
+        low = min(max(start * self.stride - self.before, 0), self.size)
+        return low, max(min((stop - 1) * self.stride + self.after + 1, self.size), low)
+
+
+class Ref(NamedTuple):
+    """One factor of a dim, and which of its elements the dim shows (None: all)."""
+
+    factor: str
+    window: Window | Reach | None = None
+
+
+Dim: TypeAlias = tuple[Ref, ...]
+"""The factors of a dim, major to minor. None: a dim that nothing cuts, such as one of size 1."""
+
+
+class Passing(NamedTuple):
+    """Partial values that an op passes on: those of `operands` may be partial by `kind` along an axis where the other
+    operands are whole, and the results are then partial by `gives`. Where several are named, all are made partial."""
+
+    operands: frozenset[int]
+    kind: str = "sum"
+    gives: str = "sum"
+
+
+@dataclass(frozen=True)
+class OpShardingRule:
+    """How an op may be cut. `operands` and `results` hold, per tensor and dim, its factors. `lowering` says how one
+    worker computes its shard; None: by the op itself, with the arguments that it has."""
+
+    factors: Mapping[str, Factor]
+    operands: tuple[tuple[Dim, ...], ...]
+    results: tuple[tuple[Dim, ...], ...]
+    passes: tuple[Passing, ...] = ()
+    lowering: Lowering | None = None
+
+    def __str__(self) -> str:
+        sides = [", ".join(" ".join(map(_print_dim, dims)) for dims in side) for side in (self.operands, self.results)]
+        classes: dict[str, list[str]] = {}
+        for name, factor in self.factors.items():
+            if factor.kind != PASS:
+                label = f"{factor.kind}({factor.reduction})" if factor.kind in (REDUCE, MASK) else factor.kind
+                classes.setdefault(label, []).append(name)
+        text = "; ".join(f"{label}: {' '.join(names)}" for label, names in classes.items())
+        return " -> ".join(sides) + (f" | {text}" if text else "")
+
+
+def _print_dim(dim: Dim) -> str:
+    if len(dim) == 1:
+        return dim[0].factor
+    return "(" + " ".join(ref.factor for ref in dim) + ")" if dim else "1"
+
+
+# --- Text to rules ----------------------------------------------------------------------------------------------------
+
+
+class Template(NamedTuple):
+    """A parsed rule. A dim is a tuple of factor names; `...` stands for any number of dims."""
+
+    operands: tuple[tuple[tuple[str, ...], ...], ...]
+    results: tuple[tuple[tuple[str, ...], ...], ...]
+    classes: dict[str, tuple[str, str]]
+
+
+_TOKEN = re.compile(r"\s*(\.\.\.|\(|\)|\w+)")
+_CLASS = re.compile(r"\s*(reduce|mask|whole|halo)(?:\((\w+)\))?\s*:\s*(.+?)\s*\Z")
+
+
+@functools.lru_cache(maxsize=4096)
+def parse_rule(text: str) -> Template:
+    body, _, tail = text.partition("|")
+    left, arrow, right = body.partition("->")
+    if not arrow:
+        raise LayoutError(f"the rule {text!r} has no '->'")
+    classes: dict[str, tuple[str, str]] = {}
+    for part in filter(str.strip, tail.split(";")):
+        match = _CLASS.match(part)
+        if match is None or (match[2] or "sum") not in REDUCTIONS:
+            raise LayoutError(f"{part.strip()!r} in the rule {text!r} is not of the form 'reduce(sum): k'")
+        classes.update(dict.fromkeys(match[3].split(), (match[1], match[2] or "sum")))
+    template = Template(_parse_side(left, text), _parse_side(right, text), classes)
+    known = {name for side in template[:2] for dims in side for dim in dims for name in dim}
+    if unknown := classes.keys() - known:
+        raise LayoutError(f"the rule {text!r} classifies {', '.join(sorted(unknown))}, which no dim has")
+    return template
+
+
+def _parse_side(side: str, text: str) -> tuple[tuple[tuple[str, ...], ...], ...]:
+    return tuple([_parse_dims(tensor, text) for tensor in side.split(",")]) if side.strip() else ()
+
+
+def _parse_dims(tensor: str, text: str) -> tuple[tuple[str, ...], ...]:
+    dims: list[tuple[str, ...]] = []
+    group: list[str] | None = None
+    rest = tensor.rstrip()
+    while rest.strip():
+        match = _TOKEN.match(rest)
+        if match is None:
+            raise LayoutError(f"cannot read {rest.strip()!r} in the rule {text!r}")
+        token, rest = match[1], rest[match.end() :]
+        if token == "(" and group is None:
+            group = []
+        elif token == ")" and group is not None:
+            dims.append(tuple(group))
+            group = None
+        elif token in "()":
+            raise LayoutError(f"unbalanced parentheses in the rule {text!r}")
+        elif group is not None:
+            group.append(token)
+        else:
+            dims.append(() if token == "1" else (token,))
+    if group is not None or dims.count(("...",)) > 1:
+        raise LayoutError(f"unbalanced parentheses, or two '...' in one tensor, in the rule {text!r}")
+    return tuple(dims)
+
+
+# --- Rules for given shapes -------------------------------------------------------------------------------------------
+
+
+def bind(
+    text: str,
+    operands: Sequence[Shape],
+    results: Sequence[Shape],
+    sizes: Mapping[str, int] | None = None,
+    passes: Sequence[Passing] = (),
+    lowering: Lowering | None = None,
+) -> OpShardingRule:
+    """The rule of a text for tensors of given shapes. `sizes` are those of factors that appear only inside compound
+    dims. An operand's dim of size 1 where the factor is larger is broadcast: nothing cuts it."""
+    template = parse_rule(text)
+    shapes = [*operands, *results]
+    tensors = [*template.operands, *template.results]
+    if len(shapes) != len(tensors) or len(operands) != len(template.operands):
+        raise LayoutError(f"the rule {text!r} is not one of {len(operands)} operands and {len(results)} results")
+    named = [_expand(dims, shape, text) for dims, shape in zip(tensors, shapes, strict=True)]
+    found = _sizes(named, shapes, dict(sizes or {}), text)
+    factors = {name: Factor(size, *template.classes.get(name, (PASS,))) for name, size in found.items()}
+    bound = [
+        tuple([_bind_dim(dim, size, found) for dim, size in zip(dims, shape, strict=True)])
+        for dims, shape in zip(named, shapes, strict=True)
+    ]
+    count = len(operands)
+    return OpShardingRule(factors, tuple(bound[:count]), tuple(bound[count:]), tuple(passes), lowering)
+
+
+def _expand(dims: tuple[tuple[str, ...], ...], shape: Shape, text: str) -> list[tuple[str, ...]]:
+    """Replace `...` by as many dims as the shape has left, named by their distance from the right."""
+    if ("...",) not in dims:
+        if len(dims) != len(shape):
+            raise LayoutError(f"a tensor of shape {shape} does not fit the rule {text!r}")
+        return list(dims)
+    place = dims.index(("...",))
+    free = len(shape) - len(dims) + 1
+    if free < 0:
+        raise LayoutError(f"a tensor of shape {shape} does not fit the rule {text!r}")
+    return [*dims[:place], *[(f"...{free - 1 - i}",) for i in range(free)], *dims[place + 1 :]]
+
+
+def _sizes(named: list[list[tuple[str, ...]]], shapes: list[Shape], sizes: dict[str, int], text: str) -> dict[str, int]:
+    simple = [
+        (dim[0], size)
+        for dims, shape in zip(named, shapes, strict=True)
+        for dim, size in zip(dims, shape, strict=True)
+        if len(dim) == 1
+    ]
+    for name, size in simple:
+        if sizes.get(name, 1) == 1:
+            sizes[name] = size
+        elif size not in (1, sizes[name]):
+            raise LayoutError(
+                f"factor {name} of the rule {text!r} is {sizes[name]} in one tensor and {size} in another"
+            )
+    for dims, shape in zip(named, shapes, strict=True):
+        for dim, size in zip(dims, shape, strict=True):
+            unknown = [name for name in dim if name not in sizes]
+            if len(unknown) == 1:
+                rest = math.prod([sizes[name] for name in dim if name in sizes])
+                sizes[unknown[0]] = size // rest if rest else 0
+            elif unknown:
+                raise LayoutError(f"the sizes of {', '.join(unknown)} in the rule {text!r} have to be given")
+            if len(dim) > 1 and math.prod([sizes[name] for name in dim]) != size:
+                raise LayoutError(f"({' '.join(dim)}) of the rule {text!r} does not make a dim of size {size}")
+    return sizes
+
+
+def _bind_dim(dim: tuple[str, ...], size: int, sizes: Mapping[str, int]) -> Dim:
+    if len(dim) == 1 and sizes[dim[0]] != size:
+        return ()  # broadcast
+    return tuple([Ref(name) for name in dim if sizes[name] != 1 or len(dim) == 1])
+
+
+@dataclass
+class RuleBuilder:
+    """For rules that text cannot say: windows, and factors named by loops."""
+
+    factors: dict[str, Factor] = field(default_factory=dict)
+    operands: list[tuple[Dim, ...]] = field(default_factory=list)
+    results: list[tuple[Dim, ...]] = field(default_factory=list)
+
+    def factor(self, name: str, size: int, kind: str = PASS, reduction: str = "sum") -> str:
+        self.factors[name] = Factor(size, kind, reduction)
+        return name
+
+    def build(self, passes: Sequence[Passing] = (), lowering: Lowering | None = None) -> OpShardingRule:
+        return OpShardingRule(self.factors, tuple(self.operands), tuple(self.results), tuple(passes), lowering)

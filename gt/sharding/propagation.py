@@ -1,0 +1,309 @@
+"""From the layouts of an op's inputs to the layout of the op: dims to factors, a choice, and factors back to dims.
+
+Nothing here names an op. A rule says which factors there are; a *strategy* says which mesh axes cut which factor, and
+what the operands and results look like then.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from typing import NamedTuple
+
+from gt.sharding.cost import memory_bytes, reshard_bytes
+from gt.sharding.factors import HALO, MASK, REDUCE, WHOLE, Dim, Factor, OpShardingRule, Passing, Reach
+from gt.sharding.spec import Cuts, DeviceMesh, DimSpec, Shape, ShardingSpec, balanced_cuts
+
+MOST_STRATEGIES = 4096  # beyond this many only factors that some operand is already cut along are considered
+
+
+class FactorSharding(NamedTuple):
+    """The mesh axes that cut a factor, major to minor, and where, if not at the default places."""
+
+    axes: DimSpec
+    cuts: Cuts | None = None
+
+
+class Operand(NamedTuple):
+    """A tensor that an op takes: what it is, and how it is laid out now."""
+
+    shape: Shape
+    itemsize: int
+    spec: ShardingSpec
+
+
+class Result(NamedTuple):
+    """A tensor that an op gives. `wish`: how it must be laid out, where that is not free."""
+
+    shape: Shape
+    itemsize: int
+    wish: ShardingSpec | None = None
+
+
+class Strategy(NamedTuple):
+    """One way to run an op: how its operands must be laid out and how its results are then."""
+
+    operands: tuple[ShardingSpec, ...]
+    results: tuple[ShardingSpec, ...]
+    assignment: Mapping[str, FactorSharding]
+
+
+class Choice(NamedTuple):
+    """A strategy and the bytes that have to move for it, for operands and results that are wished for."""
+
+    strategy: Strategy
+    bytes: int
+
+
+# --- Dims to factors --------------------------------------------------------------------------------------------------
+
+
+def project(rule: OpShardingRule, place: int, spec: ShardingSpec) -> dict[str, FactorSharding]:
+    """What the layout of an operand says about the factors of its dims. What does not fit them is left out."""
+    found: dict[str, FactorSharding] = {}
+    for dim, axes, cuts in zip(rule.operands[place], spec.dims, spec.cuts, strict=True):
+        if len(dim) == 1 and axes:
+            found[dim[0].factor] = FactorSharding(axes, None if dim[0].window else cuts)
+        elif dim and axes:
+            found.update(_project_compound(rule.factors, dim, axes, spec.mesh))
+    return found
+
+
+def _project_compound(
+    factors: Mapping[str, Factor], dim: Dim, axes: DimSpec, mesh: DeviceMesh
+) -> dict[str, FactorSharding]:
+    """Give the axes of a dim to its factors, major first: the next factor gets some when the one before is cut to
+    single elements."""
+    found: dict[str, FactorSharding] = {}
+    remaining = list(axes)
+    for ref in dim:
+        size, taken, count = factors[ref.factor].size, [], 1
+        while remaining and count * mesh.axis_size(remaining[0]) <= size:
+            count *= mesh.axis_size(remaining[0])
+            taken.append(remaining.pop(0))
+        if taken:
+            found[ref.factor] = FactorSharding(tuple(taken))
+        if count != size:
+            break
+    return found
+
+
+# --- Factors to dims --------------------------------------------------------------------------------------------------
+
+
+def _layout_of(
+    dim: Dim, factors: Mapping[str, Factor], assignment: Mapping[str, FactorSharding], mesh: DeviceMesh
+) -> tuple[DimSpec, Cuts | None] | None:
+    """How a dim is cut where its factors are cut as assigned; None where that is no contiguous cut."""
+    cut = [ref for ref in dim if ref.factor in assignment]
+    if not cut:
+        return (), None
+    if len(dim) > 1:
+        return _layout_of_compound(dim, factors, assignment, mesh)
+    (ref,) = cut
+    axes, cuts = assignment[ref.factor]
+    if ref.window is None:
+        return axes, cuts
+    domain = cuts or balanced_cuts(factors[ref.factor].size, tuple([mesh.axis_size(axis) for axis in axes]))
+    return axes, ref.window.cuts(domain)
+
+
+def _layout_of_compound(
+    dim: Dim, factors: Mapping[str, Factor], assignment: Mapping[str, FactorSharding], mesh: DeviceMesh
+) -> tuple[DimSpec, Cuts | None] | None:
+    """A minor factor may be cut only where the factors before it are cut to single elements: then its shards are
+    contiguous in the dim."""
+    intervals: Cuts = ((0, 1),)
+    all_axes: list[str] = []
+    single = True
+    for ref in dim:
+        size = factors[ref.factor].size
+        axes, cuts = assignment.get(ref.factor, FactorSharding(()))
+        if axes and (not single or ref.window is not None):
+            return None
+        if axes:
+            own = cuts or balanced_cuts(size, tuple([mesh.axis_size(axis) for axis in axes]))
+            intervals = tuple([(a * size + start, a * size + stop) for a, _ in intervals for start, stop in own])
+            single = all(stop - start == 1 for start, stop in own)
+        else:
+            intervals = tuple([(start * size, stop * size) for start, stop in intervals])
+            single = single and size == 1
+        all_axes.extend(axes)
+    return tuple(all_axes), intervals
+
+
+def build_strategy(
+    rule: OpShardingRule,
+    operand_shapes: Sequence[Shape],
+    result_shapes: Sequence[Shape],
+    mesh: DeviceMesh,
+    assignment: Mapping[str, FactorSharding],
+    passing: Mapping[str, Passing] | None = None,
+) -> Strategy | None:
+    """The layouts that an assignment of axes to factors means; None where the op cannot run so. `passing` names, per
+    axis, the operands whose partial values pass through the op along it."""
+    passing = passing or {}
+    if any(rule.factors[name].kind == WHOLE for name in assignment):
+        return None
+    partial_kinds = {rule.factors[name].reduction for name in assignment if _gives_partial(rule.factors[name])}
+    partial_kinds |= {passed.gives for passed in passing.values()}
+    taken = [passed.kind for passed in passing.values()]
+    if len(partial_kinds) > 1 or len(set(taken)) > 1:
+        return None
+    operands = []
+    for place, (dims, shape) in enumerate(zip(rule.operands, operand_shapes, strict=True)):
+        partial = [axis for axis, passed in passing.items() if place in passed.operands]
+        spec = _spec_of(rule, dims, shape, mesh, assignment, partial, taken[0] if partial else "sum")
+        if spec is None:
+            return None
+        operands.append(spec)
+    results = []
+    for dims, shape in zip(rule.results, result_shapes, strict=True):
+        reduced = [axis for name, (axes, _) in assignment.items() if _is_reduced(rule, name, dims) for axis in axes]
+        kind = next(iter(partial_kinds), "sum")
+        spec = _spec_of(rule, dims, shape, mesh, assignment, [*reduced, *passing], kind)
+        if spec is None:
+            return None
+        results.append(spec)
+    return Strategy(tuple(operands), tuple(results), dict(assignment))
+
+
+def _gives_partial(factor: Factor) -> bool:
+    return factor.kind in (REDUCE, MASK)
+
+
+def _is_reduced(rule: OpShardingRule, name: str, dims: tuple[Dim, ...]) -> bool:
+    present = any(ref.factor == name for dim in dims for ref in dim)
+    return _gives_partial(rule.factors[name]) and not present
+
+
+def _spec_of(
+    rule: OpShardingRule,
+    dims: tuple[Dim, ...],
+    shape: Shape,
+    mesh: DeviceMesh,
+    assignment: Mapping[str, FactorSharding],
+    partial: Sequence[str],
+    kind: str,
+) -> ShardingSpec | None:
+    layouts = [_layout_of(dim, rule.factors, assignment, mesh) for dim in dims]
+    if any(layout is None for layout in layouts):
+        return None
+    axes = [layout[0] for layout in layouts if layout is not None]
+    cuts = [layout[1] for layout in layouts if layout is not None]
+    return ShardingSpec(mesh, axes, partial, kind, cuts).normal(shape)
+
+
+# --- Choosing ---------------------------------------------------------------------------------------------------------
+
+
+def propagate_sharding(
+    rule: OpShardingRule, operands: Sequence[Operand], results: Sequence[Result], mesh: DeviceMesh
+) -> Choice:
+    """The cheapest way to run an op on a mesh: fewest bytes moved, then the fewest operands changed, then the least
+    memory. A way that moves nothing is taken even if its result is partial; where bytes move anyway, a partial result
+    counts as the reduction that it will need."""
+    projected = [
+        project(rule, place, operand.spec) if operand.spec.mesh is mesh else {}
+        for place, operand in enumerate(operands)
+    ]
+    best: tuple[tuple[int, ...], Choice] | None = None
+    for order, strategy in enumerate(_strategies(rule, operands, results, mesh, projected)):
+        moved, price = _price(strategy, operands, results)
+        if best is not None and price[:2] > best[0][:2]:
+            continue
+        rank = (*price, order)
+        if best is None or rank < best[0]:
+            best = (rank, Choice(strategy, moved))
+    assert best is not None, "an op can always run on whole operands"
+    return best[1]
+
+
+def _price(strategy: Strategy, operands: Sequence[Operand], results: Sequence[Result]) -> tuple[int, tuple[int, ...]]:
+    moved = changed = 0
+    for operand, needed in zip(operands, strategy.operands, strict=True):
+        if operand.spec is not needed:
+            moved += reshard_bytes(operand.shape, operand.itemsize, operand.spec, needed)
+            changed += 1
+    pending = memory = 0
+    for result, given in zip(results, strategy.results, strict=True):
+        if result.wish is not None:
+            if result.wish is not given:
+                moved += reshard_bytes(result.shape, result.itemsize, given, result.wish)
+                changed += 1
+        elif given.partial:
+            group = math.prod([given.mesh.axis_size(axis) for axis in given.partial])
+            copies = given.mesh.size // group // max(math.prod([given.mesh.axis_size(a) for a in given.axes]), 1)
+            pending += (group - 1) * math.prod(result.shape) * result.itemsize * max(copies, 1)
+        memory += memory_bytes(given, result.shape, result.itemsize)
+    return moved, (int(moved > 0), moved + (pending if moved else 0), changed, memory)
+
+
+def _strategies(
+    rule: OpShardingRule,
+    operands: Sequence[Operand],
+    results: Sequence[Result],
+    mesh: DeviceMesh,
+    projected: Sequence[Mapping[str, FactorSharding]],
+) -> Iterator[Strategy]:
+    """Every way to give each axis that is in use to one factor, to partial values that pass, or to nothing."""
+    used = _axes_in_use(operands, results, mesh)
+    options = [_options(rule, operands, axis, used) for axis in mesh.axis_names]
+    if math.prod([len(option) for option in options]) > MOST_STRATEGIES:
+        named = {name for found in projected for name in found}
+        options = [[o for o in option if not isinstance(o, str) or o in named] for option in options]
+    operand_shapes = [operand.shape for operand in operands]
+    result_shapes = [result.shape for result in results]
+    for chosen in itertools.product(*options):
+        axes_of: dict[str, list[str]] = {}
+        passing: dict[str, Passing] = {}
+        for axis, option in zip(mesh.axis_names, chosen, strict=True):
+            if isinstance(option, str):
+                axes_of.setdefault(option, []).append(axis)
+            elif option is not None:
+                passing[axis] = option
+        for assignment in _orders(axes_of, operands, projected):
+            strategy = build_strategy(rule, operand_shapes, result_shapes, mesh, assignment, passing)
+            if strategy is not None:
+                yield strategy
+
+
+def _axes_in_use(operands: Sequence[Operand], results: Sequence[Result], mesh: DeviceMesh) -> set[str]:
+    specs = [operand.spec for operand in operands] + [result.wish for result in results if result.wish is not None]
+    return {axis for spec in specs if spec.mesh is mesh for axis in (*spec.axes, *spec.partial)}
+
+
+def _options(
+    rule: OpShardingRule, operands: Sequence[Operand], axis: str, used: set[str]
+) -> list[str | Passing | None]:
+    if axis not in used:
+        return [None]
+    partial_kinds = {operand.spec.kind for operand in operands if axis in operand.spec.partial}
+    passes = [passed for passed in rule.passes if passed.kind in partial_kinds]
+    cuttable = [name for name, factor in rule.factors.items() if factor.kind != WHOLE and factor.size > 0]
+    return [*cuttable, *passes, None]
+
+
+def _orders(
+    axes_of: Mapping[str, list[str]], operands: Sequence[Operand], projected: Sequence[Mapping[str, FactorSharding]]
+) -> Iterator[dict[str, FactorSharding]]:
+    """Where a factor gets the axes that some operand has on it already, that operand's order and cuts are used, one
+    alternative for each; where it gets more, they are the minor ones. Otherwise the order of the mesh and the default
+    cuts."""
+    alternatives: list[list[tuple[str, FactorSharding]]] = []
+    for name, axes in axes_of.items():
+        there = [p[name] for p in projected if name in p and set(p[name].axes) <= set(axes)]
+        same = [sharding for sharding in there if len(sharding.axes) == len(axes)]
+        longer = [FactorSharding((*s.axes, *[axis for axis in axes if axis not in s.axes])) for s in there]
+        distinct = dict.fromkeys(same or longer or [FactorSharding(tuple(axes))])
+        alternatives.append([(name, sharding) for sharding in distinct])
+    for combination in itertools.product(*alternatives):
+        yield dict(combination)
+
+
+def has_halo(rule: OpShardingRule, assignment: Mapping[str, FactorSharding]) -> bool:
+    """Whether shards need elements of their neighbours."""
+    return any(rule.factors[name].kind == HALO for name in assignment) and any(
+        isinstance(ref.window, Reach) for dims in rule.operands for dim in dims for ref in dim
+    )

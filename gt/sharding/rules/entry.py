@@ -1,0 +1,22 @@
+"""What an entry of the table holds."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import NamedTuple, TypeAlias
+
+from gt.sharding.calls import Call, Expansion
+from gt.sharding.factors import OpShardingRule
+from gt.sharding.spec import ShardingSpec
+
+Rule: TypeAlias = Callable[[Call], OpShardingRule | None]
+Expand: TypeAlias = Callable[[Call, Sequence[ShardingSpec]], Expansion | None]
+
+
+class OpEntry(NamedTuple):
+    """`rule` builds the rule of a call, or None where the call has none. `expand` gives the call as several ops, for
+    inputs laid out as given, or None where that does not help: taken where it moves fewer bytes than any strategy of
+    the rule."""
+
+    rule: Rule
+    expand: Expand | None = None
