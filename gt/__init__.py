@@ -12,12 +12,14 @@ from gt.version import __version__
 
 if TYPE_CHECKING:
     from gt import debug as debug
+    from gt import distributed as distributed
     from gt import nn as nn
     from gt import optim as optim
     from gt.client.creation import arange as arange
     from gt.client.creation import as_tensor as as_tensor
     from gt.client.creation import bernoulli as bernoulli
     from gt.client.creation import device as device
+    from gt.client.creation import distribute as distribute
     from gt.client.creation import empty as empty
     from gt.client.creation import empty_like as empty_like
     from gt.client.creation import eye as eye
@@ -35,12 +37,16 @@ if TYPE_CHECKING:
     from gt.client.creation import randn as randn
     from gt.client.creation import randn_like as randn_like
     from gt.client.creation import randperm as randperm
+    from gt.client.creation import replicate as replicate
+    from gt.client.creation import shard as shard
     from gt.client.creation import tensor as tensor
     from gt.client.creation import to as to
     from gt.client.creation import zeros as zeros
     from gt.client.creation import zeros_like as zeros_like
+    from gt.client.layouts import mesh as mesh
     from gt.client.tensor import Tensor as Tensor
     from gt.core.errors import GTError as GTError
+    from gt.core.errors import LayoutError as LayoutError
     from gt.core.errors import OpError as OpError
     from gt.core.errors import ServerLost as ServerLost
     from gt.core.errors import SessionError as SessionError
@@ -51,18 +57,27 @@ if TYPE_CHECKING:
     from gt.launch.sessions import init as init
     from gt.launch.sessions import shutdown as shutdown
     from gt.launch.sessions import synchronize as synchronize
+    from gt.sharding.placements import Partial as Partial
+    from gt.sharding.placements import Replicate as Replicate
+    from gt.sharding.placements import Shard as Shard
+    from gt.sharding.spec import DeviceMesh as DeviceMesh
+    from gt.sharding.spec import ShardingSpec as ShardingSpec
 
 _ROOMS: dict[str, str] = {
     "gt.client.creation": (
-        "arange as_tensor bernoulli device empty empty_like eye from_numpy full full_like linspace manual_seed ones "
-        "ones_like rand rand_like randint randint_like randn randn_like randperm tensor to zeros zeros_like"
+        "arange as_tensor bernoulli device distribute empty empty_like eye from_numpy full full_like linspace "
+        "manual_seed ones ones_like rand rand_like randint randint_like randn randn_like randperm replicate shard "
+        "tensor to zeros zeros_like"
     ),
+    "gt.client.layouts": "mesh",
     "gt.client.tensor": "Tensor",
-    "gt.core.errors": "GTError OpError ServerLost SessionError SettingsError WorkerLost",
+    "gt.core.errors": "GTError LayoutError OpError ServerLost SessionError SettingsError WorkerLost",
     "gt.launch.sessions": "connect gpu_workers init shutdown synchronize",
+    "gt.sharding.placements": "Partial Replicate Shard",
+    "gt.sharding.spec": "DeviceMesh ShardingSpec",
 }
 _ROOM_OF = {name: room for room, names in _ROOMS.items() for name in names.split()}
-_SUBMODULES = ("debug", "nn", "optim")
+_SUBMODULES = ("debug", "distributed", "nn", "optim")
 
 __all__ = ["__version__", *_ROOM_OF, *_SUBMODULES]
 

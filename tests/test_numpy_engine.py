@@ -21,8 +21,8 @@ from gt.core.messages import DType, Items, ViewStep
 from gt.core.meta import TensorMeta
 from gt.launch.inprocess import InProcessChannel
 from gt.worker.engines.numpy_engine import NumPyEngine
-from gt.worker.engines.numpy_factories import RANDOM
 from gt.worker.engines.numpy_ops import OPS
+from gt.worker.engines.numpy_random import RANDOM
 from gt.worker.engines.numpy_types import DTYPES, result_dtype
 from gt.worker.engines.numpy_views import VIEWS, owner
 

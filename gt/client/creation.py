@@ -12,6 +12,9 @@ from torch.utils._pytree import tree_map_only
 
 from gt.client.factories import FactoryMode
 from gt.client.tensor import Tensor, to_gt
+from gt.core.errors import LayoutError
+from gt.sharding.placements import Layout, Partial, Placement, Placements, Replicate, Shard
+from gt.sharding.spec import DeviceMesh, ShardingSpec
 
 Module = TypeVar("Module", bound=torch.nn.Module)
 
@@ -23,9 +26,13 @@ def device() -> FactoryMode:
 
 
 def _on_gt(function: Callable[..., Any]) -> Callable[..., Tensor]:
+    """With `mesh=` and `placements=` each worker makes its part of the tensor; without placements, all of it."""
+
     @functools.wraps(function)
-    def create(*args: Any, **kwargs: Any) -> Tensor:
-        with device():
+    def create(
+        *args: Any, mesh: DeviceMesh | None = None, placements: Placements | None = None, **kwargs: Any
+    ) -> Tensor:
+        with FactoryMode(Tensor, _layout(mesh, placements)):
             return function(*args, **kwargs)  # type: ignore[no-any-return]
 
     return create
@@ -35,11 +42,53 @@ def _from_gt(function: Callable[..., Any]) -> Callable[..., Tensor]:
     """For functions of a tensor: a plain one is moved first."""
 
     @functools.wraps(function)
-    def create(*args: Any, **kwargs: Any) -> Tensor:
+    def create(
+        *args: Any, mesh: DeviceMesh | None = None, placements: Placements | None = None, **kwargs: Any
+    ) -> Tensor:
         args, kwargs = tree_map_only(torch.Tensor, to_gt, (args, kwargs))
-        return function(*args, **kwargs)  # type: ignore[no-any-return]
+        return _placed(function(*args, **kwargs), mesh, placements)
 
     return create
+
+
+def _layout(mesh: DeviceMesh | None, placements: Placements | None) -> Layout | None:
+    if mesh is None and placements is None:
+        return None
+    if mesh is None:
+        if not isinstance(placements, ShardingSpec):
+            raise LayoutError(
+                "placements= needs mesh=: say over which workers, as in mesh=gt.mesh((2, 2), ('dp', 'tp'))"
+            )
+        mesh = placements.mesh
+    if placements is None:
+        placements = [Replicate()] * len(mesh.shape)
+    return Layout(mesh, placements if isinstance(placements, str | ShardingSpec) else _each(placements))
+
+
+def _each(placements: Any) -> tuple[Placement, ...]:
+    return (placements,) if isinstance(placements, Shard | Replicate | Partial) else tuple(placements)
+
+
+def _placed(x: Tensor, mesh: DeviceMesh | None, placements: Placements | None) -> Tensor:
+    """A tensor made of host data, laid out if asked for."""
+    layout = _layout(mesh, placements)
+    return x if layout is None else x.redistribute(layout.mesh, layout.placements)
+
+
+def distribute(x: torch.Tensor, mesh: DeviceMesh, placements: Placements) -> Tensor:
+    """A copy of a tensor, laid out over a mesh: a placement for each axis of the mesh, or a spec as text such as
+    `"dp, - + tp"`. Gradients pass."""
+    return to_gt(x).redistribute(mesh, placements)
+
+
+def shard(x: torch.Tensor, mesh: DeviceMesh, dim: int = 0) -> Tensor:
+    """A copy of a tensor with one dim cut over all of a mesh, in the order of its axes."""
+    return distribute(x, mesh, [Shard(dim)] * len(mesh.shape))
+
+
+def replicate(x: torch.Tensor, mesh: DeviceMesh) -> Tensor:
+    """A copy of a tensor that is whole on every worker of a mesh."""
+    return distribute(x, mesh, [Replicate()] * len(mesh.shape))
 
 
 zeros, ones, full, empty = _on_gt(torch.zeros), _on_gt(torch.ones), _on_gt(torch.full), _on_gt(torch.empty)
@@ -52,26 +101,42 @@ empty_like, rand_like = _from_gt(torch.empty_like), _from_gt(torch.rand_like)
 randn_like, randint_like = _from_gt(torch.randn_like), _from_gt(torch.randint_like)
 
 
-def tensor(data: Any, *, dtype: torch.dtype | None = None, requires_grad: bool = False) -> Tensor:
+def tensor(
+    data: Any,
+    *,
+    dtype: torch.dtype | None = None,
+    requires_grad: bool = False,
+    mesh: DeviceMesh | None = None,
+    placements: Placements | None = None,
+) -> Tensor:
     """A new tensor with a copy of the data, as torch.tensor."""
     if isinstance(data, Tensor):
-        copy = data.detach().clone() if dtype is None else data.detach().to(dtype, copy=True)
-        return copy.requires_grad_(requires_grad)  # type: ignore[return-value]
-    if isinstance(data, torch.Tensor):
-        return to_gt(data.detach().to(dtype or data.dtype)).requires_grad_(requires_grad)  # type: ignore[return-value]
-    return to_gt(torch.tensor(data, dtype=dtype)).requires_grad_(requires_grad)  # type: ignore[return-value]
+        copy: Any = data.detach().clone() if dtype is None else data.detach().to(dtype, copy=True)
+    elif isinstance(data, torch.Tensor):
+        copy = to_gt(data.detach().to(dtype or data.dtype))
+    else:
+        copy = to_gt(torch.tensor(data, dtype=dtype))
+    return _placed(copy, mesh, placements).requires_grad_(requires_grad)  # type: ignore[return-value]
 
 
-def as_tensor(data: Any, dtype: torch.dtype | None = None) -> Tensor:
+def as_tensor(
+    data: Any,
+    dtype: torch.dtype | None = None,
+    *,
+    mesh: DeviceMesh | None = None,
+    placements: Placements | None = None,
+) -> Tensor:
     """The data on GT: itself where it is a GT tensor of that dtype already."""
     if isinstance(data, Tensor):
-        return data if dtype is None else data.to(dtype)  # type: ignore[return-value]
-    return to_gt(torch.as_tensor(data, dtype=dtype))
+        return _placed(data if dtype is None else data.to(dtype), mesh, placements)  # type: ignore[arg-type]
+    return _placed(to_gt(torch.as_tensor(data, dtype=dtype)), mesh, placements)
 
 
-def from_numpy(array: np.ndarray[Any, Any]) -> Tensor:
+def from_numpy(
+    array: np.ndarray[Any, Any], *, mesh: DeviceMesh | None = None, placements: Placements | None = None
+) -> Tensor:
     """A copy of an array on GT. Unlike torch.from_numpy it does not share memory: a worker may be elsewhere."""
-    return to_gt(torch.from_numpy(array))
+    return _placed(to_gt(torch.from_numpy(array)), mesh, placements)
 
 
 def manual_seed(seed: int) -> torch.Generator:

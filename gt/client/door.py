@@ -20,6 +20,7 @@ from gt.client.nodes import Node
 from gt.client.ops import Kind, OpRecord
 from gt.client.session import Session
 from gt.client.special import SPECIAL, run_on_host
+from gt.sharding.placements import Layout
 
 _TENSOR, _TENSORS, _TARGET, _TARGETS = Kind.TENSOR, Kind.TENSORS, Kind.TARGET, Kind.TARGETS
 _NUMBER, _NUMBERS, _CONSTANT, _DEVICE = Kind.NUMBER, Kind.NUMBERS, Kind.CONSTANT, Kind.DEVICE
@@ -30,9 +31,14 @@ _records: dict[OpOverload, OpRecord] = {}
 
 
 def dispatch(
-    cls: HandleType, func: OpOverload, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    cls: HandleType,
+    func: OpOverload,
+    types: Any,
+    args: tuple[Any, ...] = (),
+    kwargs: dict[str, Any] | None = None,
+    layout: Layout | None = None,
 ) -> Any:
-    """What `__torch_dispatch__` does."""
+    """What `__torch_dispatch__` does. `layout`: how a factory's result should be laid out."""
     record = _records.get(func)
     if record is None:
         record = _records[func] = OpRecord(func, special=str(func) in SPECIAL)
@@ -50,11 +56,16 @@ def dispatch(
             if entry is None:
                 entry = learn(session, record, args, {}, known, nodes)
             return entry.run(cls, session, nodes, [], args, None)
-    return _sort_and_run(cls, session, record, args, kwargs)
+    return _sort_and_run(cls, session, record, args, kwargs, layout)
 
 
 def _sort_and_run(
-    cls: HandleType, session: Session, record: OpRecord, args: tuple[Any, ...], kwargs: dict[str, Any] | None
+    cls: HandleType,
+    session: Session,
+    record: OpRecord,
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any] | None,
+    layout: Layout | None,
 ) -> Any:
     """A call with numbers, constants, lists of tensors, tensors that are not ours, or tensors to write to."""
     key: list[Any] = [record, _default_dtype()]
@@ -81,10 +92,12 @@ def _sort_and_run(
         return run_on_host(cls, record.func, args, kwargs or {})
     if record.writes:
         key.append(_sharing(nodes))
+    if layout is not None:
+        key.append(layout)
     known = tuple(key)
     entry: Entry | None = session.memo.get(known)
     if entry is None:
-        entry = learn(session, record, args, kwargs or {}, known, nodes)
+        entry = learn(session, record, args, kwargs or {}, known, nodes, layout)
     return entry.run(cls, session, nodes, numbers, args, kwargs)
 
 

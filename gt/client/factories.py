@@ -8,16 +8,19 @@ from typing import Any
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from gt.sharding.placements import Layout
+
 _LIFT = torch.ops.aten.lift_fresh.default
 
 
 class FactoryMode(TorchDispatchMode):
     """Inside, a factory that would make a plain tensor makes one of `cls`. What has a tensor among its arguments, or
-    asks for another device than the CPU, is left alone."""
+    asks for another device than the CPU, is left alone. `layout`: how what is made is laid out."""
 
-    def __init__(self, cls: type[torch.Tensor]) -> None:
+    def __init__(self, cls: type[torch.Tensor], layout: Layout | None = None) -> None:
         super().__init__()
         self._cls: Any = cls
+        self._layout = layout
 
     @classmethod
     def _should_skip_dynamo(cls) -> bool:
@@ -27,7 +30,7 @@ class FactoryMode(TorchDispatchMode):
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
         if func is _LIFT or (not types and _is_factory(func) and _is_host(kwargs.get("device"))):
-            return self._cls.__torch_dispatch__(func, types, args, kwargs)
+            return self._cls.__torch_dispatch__(func, types, args, kwargs, self._layout)
         return func(*args, **kwargs)
 
 

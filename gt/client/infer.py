@@ -20,6 +20,7 @@ from gt.client.quirks import keep_dynamo_out
 from gt.client.session import Session
 from gt.core.errors import SessionError
 from gt.core.messages import Arg, Complex, DType, Here, Input, Items, Layout, MemoryFormat, Scalar, Signature, ViewStep
+from gt.sharding.placements import Layout as PlacedAs
 
 _TENSOR_KINDS = (Kind.TENSOR, Kind.TARGET)
 _LIST_KINDS = (Kind.TENSORS, Kind.TARGETS)
@@ -39,13 +40,14 @@ def learn(
     kwargs: dict[str, Any],
     key: tuple[Any, ...],
     nodes: list[Node],
+    layout: PlacedAs | None = None,
 ) -> Entry:
     """What to do with this call from now on."""
     for node in nodes:
         if node.session is not session:
             node.session.require_open()
             raise SessionError("this tensor belongs to another session than the one that is active")
-    template = Template(record, args, kwargs, nodes)
+    template = Template(record, args, kwargs, nodes, layout)
     try:
         entry = _known_entry(session, record, args, kwargs, template, nodes)
     except Unknown:
@@ -145,9 +147,10 @@ def _fresh_geometry(tensor: torch.Tensor) -> Geometry:
 def _view_entry(record: OpRecord, template: Template, source: Geometry, result: Any) -> ViewEntry:
     several = isinstance(result, list | tuple)
     outputs = tuple([geometry_of(view) for view in (result if several else [result])])
+    metas = tuple([output.meta() for output in outputs])
     steps = tuple(
         [
-            ViewStep(record.name, template.args[1:], template.kwargs, pick if several else None)
+            ViewStep(record.name, template.args[1:], template.kwargs, pick if several else None, None, metas)
             for pick in range(len(outputs))
         ]
     )
@@ -195,8 +198,14 @@ class Template:
     which the door sorts arguments, so that the n-th place is the n-th tensor or number of every such call."""
 
     def __init__(
-        self, record: OpRecord, args: tuple[Any, ...], kwargs: dict[str, Any], nodes: Sequence[Node] = ()
+        self,
+        record: OpRecord,
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+        nodes: Sequence[Node] = (),
+        layout: PlacedAs | None = None,
     ) -> None:
+        self._layout = layout
         self._tensors = 0
         self._numbers = 0
         self._written: list[int] = []
@@ -218,8 +227,19 @@ class Template:
         metas = tuple([output.meta() for output in outputs if output is not None])
         places = tuple([place for place, output in enumerate(outputs) if output is not None])
         floating = dtype_name(torch.get_default_dtype())
+        spec = self._layout.spec(len(metas[0].shape)) if self._layout is not None and metas else None
         return Signature(
-            record.name, self.args, self.kwargs, self.paths, self.writes, metas, places, record.random, floating
+            record.name,
+            self.args,
+            self.kwargs,
+            self.paths,
+            self.writes,
+            metas,
+            places,
+            record.random,
+            floating,
+            record.functional,
+            None if spec is None else spec.normal(metas[0].shape).record(),
         )
 
     def _argument(self, kind: Kind, value: Any) -> Arg:

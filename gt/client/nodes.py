@@ -86,7 +86,7 @@ Node: TypeAlias = Base | View
 def strided_view(base: Base, geometry: Geometry) -> View:
     """A view given by its place in the storage alone: the worker needs the strides that this place is counted in."""
     args = (Items(tuple(geometry.shape)), Items(geometry.stride), geometry.offset)
-    step = ViewStep("aten.as_strided.default", args, {}, None, base.geometry.stride)
+    step = ViewStep("aten.as_strided.default", args, {}, None, base.geometry.stride, (geometry.meta(),))
     return View(base, ROOT.extend((base.geometry, geometry), step), geometry)
 
 

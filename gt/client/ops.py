@@ -70,6 +70,7 @@ class OpRecord:
     - `answers`: it gives Python values, which only a worker knows
     - `asks`: its result must be learned from a worker
     - `detours`: it is not simply an instruction
+    - `functional`: the same op without its writes, where it writes and there is one
     - `leading`: how many of its first arguments are tensors that it only reads
     - `reshapes`: it changes the shape of its first argument in place
     - `returned`: per result, the argument that it is
@@ -77,7 +78,7 @@ class OpRecord:
     """
 
     __slots__ = (
-        "aliases", "answers", "asks", "decomposition", "detours", "func", "kinds", "kwarg_kinds", "leading", "name",
+        "aliases", "answers", "asks", "decomposition", "detours", "func", "functional", "kinds", "kwarg_kinds", "leading", "name",
         "random", "reinterprets", "reshapes", "returned", "returns_list", "split", "writes",
     )  # fmt: skip
 
@@ -100,6 +101,7 @@ class OpRecord:
         self.returns_list = len(schema.returns) == 1 and str(schema.returns[0].type).startswith("List")
         self.returned = tuple(_returned_argument(schema, r) for r in schema.returns)
         self.random = torch.Tag.nondeterministic_seeded in func.tags
+        self.functional = _functional(func) if self.writes else ""
         self.decomposition = _decomposition(func)
         self.split = _explicit(func) if self.name.startswith("aten._foreach_") else None
         self.detours = special or self.reshapes or self.decomposition is not None or self.split is not None
@@ -132,6 +134,23 @@ def _explicit(func: OpOverload) -> Callable[..., Any] | None:
     if not _dispatch_has_kernel_for_dispatch_key(func.name(), DispatchKey.CompositeExplicitAutograd):
         return None
     return functools.partial(func._op_dk, DispatchKey.CompositeExplicitAutograd)
+
+
+def _functional(func: OpOverload) -> str:
+    """The overload that computes what this one writes: of the same op, with the same arguments but `out=`."""
+    schema = func._schema
+    declared = any(a.alias_info is not None and a.alias_info.is_write for a in schema.arguments)
+    if not declared:
+        return str(func)
+    name = func._opname.removesuffix("_")
+    wanted = [(a.name, str(a.type)) for a in schema.arguments if not a.is_out]
+    for packet in (getattr(torch.ops.aten, option, None) for option in (name, f"{name}_functional")):
+        for overload in packet.overloads() if packet is not None else ():
+            candidate = getattr(packet, overload)
+            arguments = candidate._schema.arguments
+            if [(a.name, str(a.type)) for a in arguments] == wanted and not any(a.alias_info for a in arguments):
+                return str(candidate)
+    return ""
 
 
 def _returned_argument(schema: torch._C.FunctionSchema, result: torch._C.Argument) -> str | None:

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import torch
 
+from gt.sharding.spec import ShardingSpec
+
 SHOWN_ELEMENTS = 1000
 
 
-def describe(tensor: torch.Tensor, values: torch.Tensor | None, workers: tuple[int, ...]) -> str:
+def describe(tensor: torch.Tensor, values: torch.Tensor | None, spec: ShardingSpec) -> str:
     """`values` is the value, or a corner of it where the whole is too much to move, or None where it has none."""
-    facts = [f"shape={tuple(tensor.shape)}", f"dtype={tensor.dtype}", f"on={placement(workers)}"]
+    facts = [f"shape={tuple(tensor.shape)}", f"dtype={tensor.dtype}", f"on={placement(spec)}"]
     if tensor.requires_grad:
         facts.append("requires_grad=True" if tensor.grad_fn is None else f"grad_fn=<{tensor.grad_fn.name()}>")
     name = "gt.Parameter" if getattr(tensor, "_is_param", False) else "gt.Tensor"
@@ -21,10 +23,13 @@ def describe(tensor: torch.Tensor, values: torch.Tensor | None, workers: tuple[i
     return f"{name}({text}, {', '.join(facts)})"
 
 
-def placement(workers: tuple[int, ...]) -> str:
+def placement(spec: ShardingSpec) -> str:
+    workers = spec.mesh.workers
     if len(workers) == 1:
         return f"worker {workers[0]}"
-    return f"workers {', '.join(map(str, workers))} (replicated)"
+    if spec.is_whole:
+        return f"workers {', '.join(map(str, workers))} (replicated)"
+    return f"mesh {spec.mesh} as [{spec}]"
 
 
 def corner(tensor: torch.Tensor) -> torch.Tensor:

@@ -37,13 +37,17 @@ from gt.core.messages import (
     Located,
     LocateTensor,
     Queried,
+    ReadTraffic,
+    Redistribute,
     RunOp,
     Segment,
     Signature,
     Synchronize,
+    TrafficRead,
     Welcome,
 )
 from gt.core.meta import contiguous_strides
+from gt.sharding.spec import ShardingSpec, spec_of
 from gt.wire.channel import ClientChannel
 
 INTERN_BYTES = 1 << 16  # larger host tensors are sent at once and not interned
@@ -159,18 +163,36 @@ class Session:
         self.emit(RunOp(code, (node.base.id,), (base.id,), (), self.scope, self.sites.here()))
         return base
 
+    def redistribute(self, node: Node, spec: ShardingSpec) -> Base:
+        """A tensor with the same value, laid out as said."""
+        self.require_open()
+        source = node if isinstance(node, Base) else self.derive(node)
+        geometry = intern_geometry(node.geometry.shape, node.geometry.stride, 0, node.geometry.dtype)
+        base = Base(self, next(self.ids), geometry)
+        self.emit(Redistribute(source.id, base.id, spec.record(), self.sites.here()))
+        return base
+
+    def read_traffic(self, watch: bool) -> TrafficRead:
+        """What has moved between workers; `watch`: remember collectives from now on."""
+        request = next(self.ids)
+        self.emit(ReadTraffic(request, watch))
+        answer, _ = self._answer(request)
+        assert isinstance(answer, TrafficRead)
+        return answer
+
     def ask(self, request: int) -> Queried:
         answer, _ = self._answer(request)
         assert isinstance(answer, Queried)
         return answer
 
-    def locate(self, node: Node) -> tuple[int, ...]:
-        """The workers that hold a tensor."""
+    def locate(self, node: Node) -> ShardingSpec:
+        """How a tensor is laid out; for a view, how its value would be."""
+        base = node if isinstance(node, Base) else self.derive(node)
         request = next(self.ids)
-        self.emit(LocateTensor(request, node.base.id))
+        self.emit(LocateTensor(request, base.id))
         answer, _ = self._answer(request)
         assert isinstance(answer, Located)
-        return answer.workers
+        return spec_of(answer.layout)
 
     def synchronize(self) -> None:
         """Wait for all work. A failure that no read has shown yet is raised here, so that none is lost."""

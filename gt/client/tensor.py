@@ -16,8 +16,11 @@ import torch
 from gt.client import session as sessions
 from gt.client.door import dispatch
 from gt.client.entries import rebind, wrap
+from gt.client.layouts import LocalShard, shards_of_node, spec_of_node
 from gt.client.nodes import Node
 from gt.client.printing import SHOWN_ELEMENTS, corner, describe
+from gt.sharding.placements import Placements, Replicate, spec_from
+from gt.sharding.spec import DeviceMesh, ShardingSpec
 
 
 class Tensor(torch.Tensor):
@@ -78,6 +81,29 @@ class Tensor(torch.Tensor):
 
     def __dlpack_device__(self) -> Any:
         return torch.empty(0).__dlpack_device__()
+
+    # Layout
+
+    @property
+    def spec(self) -> ShardingSpec:
+        """How the tensor is laid out over workers."""
+        return spec_of_node(self._node)
+
+    def shards(self) -> dict[int, LocalShard]:
+        """By worker, which part of the tensor it holds."""
+        return shards_of_node(self._node)
+
+    def redistribute(self, mesh: DeviceMesh | None = None, placements: Placements | None = None) -> Tensor:
+        """A copy in another layout: on the same mesh if none is given, replicated if no placements are."""
+        if mesh is None:
+            mesh = placements.mesh if isinstance(placements, ShardingSpec) else self.spec.mesh
+        if placements is None:
+            placements = [Replicate()] * len(mesh.shape)
+        return _Redistribute.apply(self, spec_from(placements, mesh, self.dim()))  # type: ignore[no-any-return]
+
+    def full_tensor(self) -> torch.Tensor:
+        """The whole value as a plain tensor, as DTensor's method of this name; the same as `cpu()`."""
+        return self.cpu()
 
     # Copying
 
@@ -167,6 +193,16 @@ class _Upload(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, gradient: torch.Tensor) -> torch.Tensor:
         return gradient.cpu()
+
+
+class _Redistribute(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, tensor: Tensor, spec: ShardingSpec) -> Tensor:
+        return wrap(Tensor, tensor._node.session.redistribute(tensor._node, spec))  # type: ignore[return-value]
+
+    @staticmethod
+    def backward(ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor, None]:
+        return gradient, None
 
 
 def _uploaded(tensor: torch.Tensor) -> Tensor:

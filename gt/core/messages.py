@@ -14,7 +14,7 @@ from msgspec import Meta, Struct
 
 from gt.core.meta import TensorMeta
 
-PROTOCOL = 1
+PROTOCOL = 2
 SESSION_SHIFT = 40
 MAX_BATCH = 1 << 16
 MAX_RESULTS = 1 << 12  # tensors that one query may return
@@ -27,6 +27,7 @@ Number: TypeAlias = Union[bool, int, float]
 
 
 FIRST_RUN = 1 << (SESSION_SHIFT - 1)  # ids from here on are given to the results of queries, in runs of MAX_RESULTS
+FIRST_OWN = 1 << (SESSION_SHIFT - 2)  # ids from here on are given by the dispatcher: copies of tensors, programs
 
 
 def session_of(ident: int) -> int:
@@ -34,10 +35,13 @@ def session_of(ident: int) -> int:
 
 
 def short_id(ident: int) -> str:
-    """An id for people, without its session: `12`, and `q3` or `q3.1` for results of the session's query number 3."""
+    """An id for people, without its session: `12`, `c5` for a copy that the dispatcher made, and `q3` or `q3.1` for
+    results of the session's query number 3."""
     number = ident & ((1 << SESSION_SHIFT) - 1)
-    if number < FIRST_RUN:
+    if number < FIRST_OWN:
         return str(number)
+    if number < FIRST_RUN:
+        return f"c{number - FIRST_OWN}"
     run, place = divmod(number - FIRST_RUN, MAX_RESULTS)
     return f"q{run}.{place}" if place else f"q{run}"
 
@@ -117,13 +121,14 @@ Arg: TypeAlias = Union[None, bool, int, float, Text, Input, Scalar, DType, Layou
 class ViewStep(Struct, array_like=True, frozen=True):
     """One view op of the path from a storage's base to an alias of it: `args` follow the tensor; `pick` chooses an
     output where the op gives several (split, unbind). `strides` are those of the tensor it is applied to, where the
-    op counts in them (as_strided)."""
+    op counts in them (as_strided). `results` are the tensors that the op gives, all of them."""
 
     op: Name
     args: tuple[Arg, ...]
     kwargs: dict[Name, Arg]
     pick: int | None = None
     strides: tuple[int, ...] | None = None
+    results: tuple[TensorMeta, ...] = ()
 
 
 Path: TypeAlias = Annotated[tuple[ViewStep, ...], Meta(max_length=4096)]
@@ -136,7 +141,8 @@ class Signature(Struct, array_like=True, frozen=True):
     id given for them is consumed, and the instruction names the id of the new version after those of the outputs.
     `outputs` is empty where only running the op tells (data-dependent shapes); `places` are their places among the new
     tensors that the op returns, some of which may be absent. A `random` op takes its key as its last scalar. `floating`
-    is the dtype that numbers without one become.
+    is the dtype that numbers without one become. `functional` names the same op without its writes, where there is one.
+    `layout` is how the outputs must be laid out, where the user has said so.
     """
 
     op: Name
@@ -148,6 +154,72 @@ class Signature(Struct, array_like=True, frozen=True):
     places: tuple[int, ...]
     random: bool = False
     floating: Name = "float32"
+    functional: Name = ""
+    layout: SpecRecord | None = None
+
+
+# --- Programs: what a worker does for an op on tensors that are cut ---------------------------------------------------
+
+
+class Compute(_Arg, tag="compute", frozen=True, array_like=True):
+    """An op on shards. `op`, `args`, `inputs_meta` and `outputs_meta` are those of the op on whole tensors; each worker
+    derives its own part from `operands` and `results`. Results go to the registers `outputs`. Where `into` names a
+    register, the result is written into what is there: by `in_place` (the op as the user called it, on the same inputs
+    and then those written to) where the op itself can run on shards."""
+
+    op: Name
+    args: tuple[Arg, ...]
+    kwargs: dict[Name, Arg]
+    inputs: tuple[int, ...]
+    outputs: tuple[int, ...]
+    inputs_meta: tuple[TensorMeta, ...]
+    outputs_meta: tuple[TensorMeta, ...]
+    operands: tuple[SpecRecord, ...]
+    results: tuple[SpecRecord, ...]
+    into: tuple[int, ...] = ()
+    in_place: Signature | None = None
+    random: bool = False
+    floating: Name = "float32"
+    is_view: bool = False
+
+
+class Whole(_Arg, tag="whole", frozen=True, array_like=True):
+    """An op as it is, on tensors of which every worker has all."""
+
+    signature: Signature
+    inputs: tuple[int, ...]
+    outputs: tuple[int, ...]
+
+
+class Move(_Arg, tag="move", frozen=True, array_like=True):
+    """Lay a tensor out anew."""
+
+    input: int
+    output: int
+    meta: TensorMeta
+    source: SpecRecord
+    target: SpecRecord
+
+
+class Settle(_Arg, tag="settle", frozen=True, array_like=True):
+    """See that what was written to a view, made by the given steps, has reached the tensor that it is a view of."""
+
+    base: int
+    view: int
+    steps: tuple[int, ...]
+
+
+Step: TypeAlias = Union[Compute, Whole, Move, Settle]
+
+
+class Program(Struct, array_like=True, frozen=True):
+    """Steps over registers. `takes` are the registers of the command's inputs, `gives` those of its outputs; the inputs
+    at the places `consumes` are gone afterwards."""
+
+    steps: Annotated[tuple[Step, ...], Meta(max_length=1 << 12)]
+    takes: tuple[int, ...]
+    gives: tuple[int, ...]
+    consumes: tuple[int, ...] = ()
 
 
 class Segment(Struct, array_like=True, frozen=True):
@@ -259,6 +331,15 @@ class QueryOp(_Record, frozen=True):
     site: Id
 
 
+class Redistribute(_Record, frozen=True):
+    """A new tensor with the value of another one, laid out as said."""
+
+    input: Id
+    output: Id
+    layout: SpecRecord
+    site: Id
+
+
 class FreeTensors(_Record, frozen=True):
     ids: Ids
 
@@ -283,9 +364,17 @@ class Synchronize(_Record, frozen=True):
     request: Id
 
 
+class ReadTraffic(_Record, frozen=True):
+    """What has moved between workers: bytes by pair since they started, and the collectives of this session since it
+    last asked with `watch`."""
+
+    request: Id
+    watch: bool
+
+
 Instruction = Union[
-    RunOp, QueryOp, FreeTensors, CreateTensor, FetchTensor, LocateTensor, Synchronize, DefineOp, ForgetOps, DefineSite,
-    DefineScope, Goodbye,
+    RunOp, QueryOp, FreeTensors, CreateTensor, Redistribute, FetchTensor, LocateTensor, Synchronize, ReadTraffic,
+    DefineOp, ForgetOps, DefineSite, DefineScope, Goodbye,
 ]  # fmt: skip
 
 
@@ -295,6 +384,14 @@ Instruction = Union[
 class WorkerDefineOp(_Record, frozen=True):
     code: Id
     signature: Signature
+
+
+class WorkerDefineProgram(_Record, frozen=True):
+    """What a RunOp with this code does; `op` is its name for people."""
+
+    code: Id
+    op: Name
+    program: Program
 
 
 class WorkerForgetOps(_Record, frozen=True):
@@ -326,15 +423,6 @@ class WorkerQueryOp(_Record, frozen=True):
     site: Id
 
 
-class WorkerTransfer(_Record, frozen=True):
-    """Copy a tensor from worker `source` to worker `target`; both get this command, at the same place of the order."""
-
-    id: Id
-    meta: TensorMeta
-    source: int
-    target: int
-
-
 class WorkerFreeTensors(_Record, frozen=True):
     ids: Ids
 
@@ -346,6 +434,10 @@ class WorkerFetchTensor(_Record, frozen=True):
 
 
 class WorkerSynchronize(_Record, frozen=True):
+    request: Id
+
+
+class WorkerReadTraffic(_Record, frozen=True):
     request: Id
 
 
@@ -372,8 +464,9 @@ class WorkerShutdown(_Record, frozen=True):
 
 
 Command = Union[
-    WorkerRunOp, WorkerFreeTensors, WorkerDefineOp, WorkerForgetOps, WorkerCreateTensor, WorkerQueryOp, WorkerTransfer,
-    WorkerFetchTensor, WorkerSynchronize, WorkerEndSession, WorkerJoinStore, WorkerHostStore, WorkerShutdown,
+    WorkerRunOp, WorkerFreeTensors, WorkerDefineOp, WorkerDefineProgram, WorkerForgetOps, WorkerCreateTensor,
+    WorkerQueryOp, WorkerFetchTensor, WorkerSynchronize, WorkerReadTraffic, WorkerEndSession, WorkerJoinStore,
+    WorkerHostStore, WorkerShutdown,
 ]  # fmt: skip
 
 
@@ -431,12 +524,36 @@ class StoreReady(_Record, frozen=True):
     port: int
 
 
-Report = Union[Fetched, Queried, Failed, OpFailed, Synchronized, StoreReady, Goodbye]
+class Traffic(_Record, frozen=True):
+    """Payload bytes that a worker has received, by sender."""
+
+    request: Id
+    received: dict[int, int]
+
+
+Report = Union[Fetched, Queried, Failed, OpFailed, Synchronized, Traffic, StoreReady, Goodbye]
+
+
+class Collective(Struct, array_like=True, frozen=True):
+    """One step of communication: what it is, along which mesh axes, how many bytes all workers together receive, and
+    for which line of the program."""
+
+    kind: Name
+    axes: tuple[Axis, ...]
+    bytes: int
+    op: Name
+    site: Id = 0
+
+
+class TrafficRead(_Record, frozen=True):
+    request: Id
+    received: dict[int, dict[int, int]]
+    collectives: tuple[Collective, ...]
 
 
 class Located(_Record, frozen=True):
     request: Id
-    workers: tuple[int, ...]
+    layout: SpecRecord
 
 
 class Lost(_Record, frozen=True):
@@ -457,5 +574,17 @@ class Rejected(_Record, frozen=True):
 
 
 Answer = Union[
-    Fetched, Queried, Failed, OpFailed, Synchronized, Located, Lost, Rejected, Welcome, Refused, Waiting, Goodbye
+    Fetched,
+    Queried,
+    Failed,
+    OpFailed,
+    Synchronized,
+    Located,
+    TrafficRead,
+    Lost,
+    Rejected,
+    Welcome,
+    Refused,
+    Waiting,
+    Goodbye,
 ]

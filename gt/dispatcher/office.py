@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, TypeAlias
 
 import msgspec
@@ -12,6 +12,7 @@ import msgspec
 from gt.core.events import Direction, Event, Message, Observer
 from gt.core.messages import (
     Answer,
+    Collective,
     Command,
     CreateTensor,
     DefineOp,
@@ -30,14 +31,18 @@ from gt.core.messages import (
     OpFailed,
     Queried,
     QueryOp,
-    Rejected,
+    ReadTraffic,
+    Redistribute,
     Report,
     RunOp,
     StoreReady,
     Synchronize,
     Synchronized,
+    Traffic,
+    TrafficRead,
     WorkerCreateTensor,
     WorkerDefineOp,
+    WorkerDefineProgram,
     WorkerEndSession,
     WorkerFetchTensor,
     WorkerForgetOps,
@@ -46,23 +51,28 @@ from gt.core.messages import (
     WorkerInfo,
     WorkerJoinStore,
     WorkerQueryOp,
+    WorkerReadTraffic,
     WorkerRunOp,
     WorkerSynchronize,
-    WorkerTransfer,
     session_of,
 )
 from gt.core.meta import TensorMeta
-from gt.dispatcher.planner import LostInput, Move, NoWorkers, least_loaded, plan_op
-from gt.dispatcher.state import Misfit, Op, Session, State, Worker
+from gt.dispatcher.mistakes import Refusal, refuse
+from gt.dispatcher.planner import Plan, plan_move, plan_op
+from gt.dispatcher.state import Held, Misfit, NoWorkers, Op, Prepared, Session, State, Worker
+from gt.sharding.spec import DeviceMesh, ShardingSpec, spec_of, whole
 
 log = logging.getLogger("gt.dispatcher")
 Buffer: TypeAlias = memoryview | bytes | bytearray
 
 
-class ToWorker(msgspec.Struct, frozen=True, gc=False):
-    worker: int
+class ToWorkers(msgspec.Struct, frozen=True, gc=False):
+    """A command for some workers. Where they `meet`, they exchange tensors while they run it."""
+
+    workers: tuple[int, ...]
     command: Command
     buffer: Buffer | None = None
+    meet: bool = False
 
 
 class ToClient(msgspec.Struct, frozen=True, gc=False):
@@ -71,16 +81,18 @@ class ToClient(msgspec.Struct, frozen=True, gc=False):
     buffer: Buffer | None = None
 
 
-Outgoing: TypeAlias = ToWorker | ToClient
+Outgoing: TypeAlias = ToWorkers | ToClient
 
 
 @dataclass
 class Pending:
-    """A request that workers have not answered yet, and where a query's results will be."""
+    """A request that workers have not answered yet, where a query's results will be, and what was answered so far."""
 
     waiting_for: set[int]
     first: int = 0
     written: tuple[int, ...] = ()
+    mesh: DeviceMesh | None = None
+    received: dict[int, dict[int, int]] = field(default_factory=dict)
 
 
 class Office:
@@ -92,6 +104,7 @@ class Office:
         self._out: list[Outgoing] = []
         self._pending: dict[int, Pending] = {}
         self._gone: dict[int, tuple[int, str, str]] = {}
+        self._warned: set[str] = set()
         self._sessions_opened = 0
         self._workers_joined = 0
         self._store: WorkerJoinStore | None = None
@@ -101,9 +114,11 @@ class Office:
             FreeTensors: self._free,
             QueryOp: self._query,
             CreateTensor: self._create,
+            Redistribute: self._redistribute,
             FetchTensor: self._fetch,
             LocateTensor: self._locate,
             Synchronize: self._synchronize,
+            ReadTraffic: self._read_traffic,
             DefineOp: self._define_op,
             ForgetOps: self._forget_ops,
             DefineSite: self._define_site,
@@ -117,10 +132,11 @@ class Office:
         """A worker that joins gets an id of its own that no other worker had."""
         ident = self._workers_joined
         self._workers_joined += 1
-        self.state.workers[ident] = Worker(WorkerInfo(ident, device, host, pid), ready=False)
+        alone = DeviceMesh([1], ["w"], [ident])
+        self.state.workers[ident] = Worker(WorkerInfo(ident, device, host, pid), alone, ready=False)
         self._note("CONNECT", f"worker {ident}", None)
         if self._store is not None:
-            self._command(ident, self._store)
+            self._command((ident,), self._store)
             self.state.workers[ident].ready = True
         else:
             self._arrange_store()
@@ -135,9 +151,9 @@ class Office:
         if self._store_host not in workers:
             self._store_host = min(workers)
             if len(workers) > 1:
-                self._command(self._store_host, WorkerHostStore())
+                self._command((self._store_host,), WorkerHostStore())
         elif len(workers) == 2:
-            self._command(self._store_host, WorkerHostStore())
+            self._command((self._store_host,), WorkerHostStore())
         workers[self._store_host].ready = True
 
     def ready_workers(self) -> tuple[WorkerInfo, ...]:
@@ -184,9 +200,9 @@ class Office:
             self.state.remove(tensor)
         for request in [request for request in self._pending if session_of(request) == ident]:
             del self._pending[request]
-        for number, worker in self.state.workers.items():
+        for worker in self.state.workers.values():
             worker.known = {code for code in worker.known if session_of(code) != ident}
-            self._command(number, WorkerEndSession(ident))
+        self._command(tuple(self.state.workers), WorkerEndSession(ident))
 
     # Instructions
 
@@ -202,104 +218,259 @@ class Office:
             try:
                 actions[type(instruction)](session, instruction, buffer)
             except Exception as error:
-                self._refuse(session, instruction, error)
+                self._carry_out(session, refuse(self.state, session, instruction, error, self._gone))
             if type(instruction) is Goodbye:
                 break
         return self._take_out()
 
     def _run_op(self, session: Session, op: RunOp, _: Buffer | None) -> None:
-        code, inputs, outputs = op.code, op.inputs, op.outputs
-        known = session.ops[code]
-        if len(inputs) != known.takes or len(outputs) != known.gives:
-            raise Misfit(f"{known.signature.op} takes {known.takes} tensors and gives {known.gives}")
-        worker, moves = plan_op(self.state, inputs, known.writes)
-        if moves:
-            self._move(moves)
-        if code not in self.state.workers[worker].known:
-            self._tell(session, worker, code)
-        place = self.state.place_sized
-        for ident, meta, nbytes in zip(outputs, known.outputs, known.sizes, strict=False):
-            place(ident, meta, nbytes, worker)
-        if known.writes:
-            written = [inputs[place] for place in known.writes]
-            self._renew(worker, written, outputs[len(known.outputs) :])
-        self._command(worker, WorkerRunOp(code, inputs, outputs, op.scalars, op.site))
-
-    def _query(self, session: Session, op: QueryOp, _: Buffer | None) -> None:
         known = session.ops[op.code]
-        if len(op.inputs) != known.takes or len(op.written) != len(known.writes):
-            raise Misfit(f"{known.signature.op} takes {known.takes} tensors and writes {len(known.writes)}")
-        worker, moves = plan_op(self.state, op.inputs, known.writes)
-        self._move(moves)
-        self._tell(session, worker, op.code)
-        self._renew(worker, [op.inputs[place] for place in known.writes], op.written)
-        self._pending[op.request] = Pending({worker}, op.first, op.written)
-        self._command(worker, WorkerQueryOp(op.request, op.code, op.inputs, op.written, op.first, op.scalars, op.site))
+        inputs, outputs = op.inputs, op.outputs
+        tensors = self.state.tensors
+        try:
+            specs = tuple([tensors[ident].spec for ident in inputs])
+            prepared = known.plans[specs] if inputs else None
+        except KeyError:
+            prepared = None
+        if prepared is None or len(outputs) != known.gives:
+            prepared = self._prepare(session, known, inputs, len(outputs))
+        if prepared.moves:
+            inputs = self._taken(session, prepared.plan, inputs, op.site)
+        place = self.state.place
+        if known.signature.writes:
+            self._consume(known.signature.writes, op.inputs, inputs)
+        for ident, held in zip(outputs, prepared.results, strict=True):
+            place(ident, held)
+        if session.watches:
+            self._collect(session, prepared.plan.collectives, op.site)
+        command = WorkerRunOp(prepared.code, inputs, outputs, op.scalars, op.site)
+        self._command(prepared.plan.workers, command, None, prepared.meets)
 
-    def _renew(self, worker: int, written: Sequence[int], renewed: Sequence[int]) -> None:
-        """Written tensors go on under new ids, at the one place where they were written."""
-        for old, new in zip(written, renewed, strict=True):
-            meta = self.state.metas[old]
-            for holder in self.state.remove(old):
-                if holder != worker:
-                    self._command(holder, WorkerFreeTensors((old,)))
-            self.state.place(new, meta, worker)
+    def _prepare(self, session: Session, op: Op, inputs: tuple[int, ...], outputs: int) -> Prepared:
+        """The plan for an op with these inputs, of which the workers are told when it is new."""
+        if len(inputs) != op.takes or outputs != op.gives:
+            raise Misfit(f"{op.signature.op} takes {op.takes} tensors and gives {op.gives}")
+        held = [self.state.held(ident) for ident in inputs]
+        alone = self.state.least_loaded() if not inputs else held[0].spec.mesh
+        key = tuple([tensor.spec for tensor in held]) or (whole(alone, 0),)
+        found = op.plans.get(key)
+        if found is None:
+            metas = [tensor.meta for tensor in held]
+            plan = plan_op(op.signature, metas, [tensor.spec for tensor in held], alone, len(set(inputs)) < len(inputs))
+            found = op.plans[key] = self._announce(session, plan, op.code, op.signature.op)
+            if plan.gathered and op.signature.op not in self._warned:
+                self._warned.add(op.signature.op)
+                log.warning("%s has no sharding rule: its inputs are gathered and it runs whole", op.signature.op)
+        if found.plan.program is None:
+            self._tell(session, found.plan.workers, op.code)
+        return found
 
-    def _move(self, moves: Sequence[Move]) -> None:
-        for ident, source, target in moves:
-            command = WorkerTransfer(ident, self.state.metas[ident], source, target)
-            self._command(source, command)
-            self._command(target, command)
-            self.state.copy(ident, target)
+    def _announce(self, session: Session, plan: Plan, code: int, op: str) -> Prepared:
+        results = tuple([Held.of(meta, spec) for meta, spec in plan.results])
+        moves = any(spec is not None or place != n for n, (place, spec) in enumerate(plan.takes))
+        if plan.program is None:
+            return Prepared(plan, code, results, moves, False)
+        code = session.new_id()
+        session.programs[code] = op
+        self._command(plan.workers, WorkerDefineProgram(code, op, plan.program))
+        return Prepared(plan, code, results, moves, bool(plan.collectives))
 
-    def _tell(self, session: Session, worker: int, code: int) -> None:
+    def _taken(self, session: Session, plan: Plan, inputs: tuple[int, ...], site: int) -> tuple[int, ...]:
+        """The ids of what a plan takes, after moving what is not there yet."""
+        return tuple(
+            [
+                inputs[place] if spec is None else self._available(session, inputs[place], spec, site)
+                for place, spec in plan.takes
+            ]
+        )
+
+    def _available(self, session: Session, ident: int, spec: ShardingSpec, site: int) -> int:
+        """The id of a tensor in a given layout. Copies are kept until the tensor is freed or changed; a partial tensor
+        that is reduced is not kept as it was."""
+        held = self.state.held(ident)
+        if held.spec is spec:
+            return ident
+        copies = self.state.copies.get(ident, {})
+        if spec in copies:
+            return copies[spec]
+        instead = bool(held.spec.partial) and held.spec.mesh is spec.mesh and not spec.partial
+        alias = ident if instead else session.new_id()
+        self._move(session, held, ident, alias, spec, site)
+        if instead:
+            freed = self.state.remove(ident)
+            self.state.place(ident, Held.of(held.meta, spec))
+            self._free_on_workers(freed[1:])
+        else:
+            self.state.add_copy(ident, spec, alias)
+        return alias
+
+    def _move(self, session: Session, held: Held, ident: int, alias: int, spec: ShardingSpec, site: int) -> None:
+        key = (held.meta, held.spec, spec)
+        prepared = session.moves.get(key)
+        if prepared is None:
+            plan = plan_move(held.meta, held.spec, spec)
+            prepared = session.moves[key] = self._announce(session, plan, 0, "redistribute")
+        if session.watches:
+            self._collect(session, prepared.plan.collectives, site)
+        command = WorkerRunOp(prepared.code, (ident,), (alias,), (), site)
+        self._command(prepared.plan.workers, command, None, prepared.meets)
+
+    def _consume(self, writes: Sequence[int], inputs: Sequence[int], taken: Sequence[int]) -> None:
+        """Written tensors go on under new ids; their old ids, and copies of what they were, are gone."""
+        for place in writes:
+            freed = self.state.remove(inputs[place])
+            self._free_on_workers([(ident, mesh) for ident, mesh in freed if ident not in taken])
+
+    def _query(self, session: Session, query: QueryOp, _: Buffer | None) -> None:
+        """Runs on whole tensors, since only running it tells what it gives."""
+        op = session.ops[query.code]
+        if len(query.inputs) != op.takes or len(query.written) != len(op.signature.writes):
+            raise Misfit(f"{op.signature.op} takes {op.takes} tensors and writes {len(op.signature.writes)}")
+        held = [self.state.held(ident) for ident in query.inputs]
+        mesh = self._meeting_place(op, held)
+        for place in op.signature.writes:
+            self._relayout(session, query.inputs[place], mesh, query.site)
+        inputs = tuple(
+            [
+                self._available(session, ident, whole(mesh, len(self.state.held(ident).meta.shape)), query.site)
+                for ident in query.inputs
+            ]
+        )
+        self._tell(session, mesh.workers, query.code)
+        metas = [self.state.held(query.inputs[place]).meta for place in op.signature.writes]
+        self._consume(op.signature.writes, query.inputs, inputs)
+        for ident, meta in zip(query.written, metas, strict=True):
+            self.state.place(ident, Held.of(meta, whole(mesh, len(meta.shape))))
+        self._pending[query.request] = Pending(set(mesh.workers), query.first, query.written, mesh)
+        command = WorkerQueryOp(
+            query.request, query.code, inputs, query.written, query.first, query.scalars, query.site
+        )
+        self._command(mesh.workers, command)
+
+    def _meeting_place(self, op: Op, held: Sequence[Held]) -> DeviceMesh:
+        """Where a query runs: where what it writes to is, or else where most bytes are."""
+        if op.signature.writes:
+            return held[op.signature.writes[0]].spec.mesh
+        largest = max(held, key=lambda tensor: tensor.meta.nbytes, default=None)
+        return self.state.least_loaded() if largest is None else largest.spec.mesh
+
+    def _relayout(self, session: Session, ident: int, mesh: DeviceMesh, site: int) -> None:
+        """Make a tensor whole on a mesh for good."""
+        held = self.state.held(ident)
+        target = whole(mesh, len(held.meta.shape))
+        if held.spec is target:
+            return
+        alias = self._available(session, ident, target, site)
+        if alias == ident:
+            return
+        self._command(mesh.workers, WorkerRunOp(self._rename(session, held.meta, target), (alias,), (ident,), (), site))
+        freed = self.state.remove(ident)
+        self.state.place(ident, Held.of(held.meta, target))
+        apart = tuple([worker for worker in held.spec.mesh.workers if worker not in mesh])
+        if apart:
+            self._command(apart, WorkerFreeTensors((ident,)))
+        self._free_on_workers(freed[1:])
+
+    def _rename(self, session: Session, meta: TensorMeta, spec: ShardingSpec) -> int:
+        """The code of a program that gives a tensor another id, in the layout that it has."""
+        prepared = session.moves.get((meta, spec, spec))
+        if prepared is None:
+            prepared = session.moves[meta, spec, spec] = self._announce(
+                session, plan_move(meta, spec, spec), 0, "redistribute"
+            )
+        return prepared.code
+
+    def _tell(self, session: Session, workers: Sequence[int], code: int) -> None:
         """Define an op where it is about to run for the first time."""
-        known = self.state.workers[worker].known
-        if code not in known:
-            known.add(code)
-            self._command(worker, WorkerDefineOp(code, session.ops[code].signature))
+        new = [worker for worker in workers if code not in self.state.workers[worker].known]
+        if new:
+            for worker in new:
+                self.state.workers[worker].known.add(code)
+            self._command(tuple(new), WorkerDefineOp(code, session.ops[code].signature))
 
     def _create(self, session: Session, created: CreateTensor, buffer: Buffer | None) -> None:
-        worker = least_loaded(self.state)
-        self.state.place(created.id, created.meta, worker)
-        self._command(worker, WorkerCreateTensor(created.id, created.meta, created.segment, created.site), buffer)
+        mesh = self.state.least_loaded()
+        self.state.place(created.id, Held.of(created.meta, whole(mesh, len(created.meta.shape))))
+        command = WorkerCreateTensor(created.id, created.meta, created.segment, created.site)
+        self._command(mesh.workers, command, buffer)
+
+    def _redistribute(self, session: Session, move: Redistribute, _: Buffer | None) -> None:
+        held = self.state.held(move.input)
+        spec = spec_of(move.layout)
+        if len(spec.dims) != len(held.meta.shape):
+            raise Misfit(f"a layout of {len(spec.dims)} dims for a tensor of {len(held.meta.shape)}")
+        missing = [worker for worker in spec.mesh.workers if worker not in self.state.workers]
+        if missing:
+            raise Misfit(f"the mesh {spec.mesh} names workers that are not there: {missing}")
+        self._move(session, held, move.input, move.output, spec.normal(held.meta.shape), move.site)
+        self.state.place(move.output, Held.of(held.meta, spec.normal(held.meta.shape)))
 
     def _free(self, session: Session, free: FreeTensors, _: Buffer | None) -> None:
-        per_worker: dict[int, list[int]] = {}
+        freed: list[tuple[int, DeviceMesh]] = []
         for ident in free.ids:
-            for worker in self.state.remove(ident):
-                per_worker.setdefault(worker, []).append(ident)
-        for worker, ids in per_worker.items():
-            self._command(worker, WorkerFreeTensors(tuple(ids)))
+            freed += self.state.remove(ident)
+        self._free_on_workers(freed)
+
+    def _free_on_workers(self, freed: Sequence[tuple[int, DeviceMesh]]) -> None:
+        by_mesh: dict[DeviceMesh, list[int]] = {}
+        for ident, mesh in freed:
+            by_mesh.setdefault(mesh, []).append(ident)
+        for mesh, ids in by_mesh.items():
+            self._command(mesh.workers, WorkerFreeTensors(tuple(ids)))
 
     def _fetch(self, session: Session, fetch: FetchTensor, _: Buffer | None) -> None:
-        worker = plan_op(self.state, (fetch.id,), ()).worker
+        """A tensor that is whole somewhere is read there; another one is gathered on one worker first."""
+        held = self.state.held(fetch.id)
+        source = next((s for s in (held.spec, *self.state.copies.get(fetch.id, {})) if s.is_whole), None)
+        spec = source or whole(self.state.workers[held.spec.mesh.workers[0]].alone, len(held.meta.shape))
+        ident = self._available(session, fetch.id, spec, 0)
+        worker = spec.mesh.workers[0]
         shared = session.host == self.state.workers[worker].info.host
         self._pending[fetch.request] = Pending({worker})
-        self._command(worker, WorkerFetchTensor(fetch.request, fetch.id, shared))
+        self._command((worker,), WorkerFetchTensor(fetch.request, ident, shared))
+        if source is None:
+            self._drop_copy(fetch.id, spec)
+
+    def _drop_copy(self, ident: int, spec: ShardingSpec) -> None:
+        """A gathered copy that was made for a reader only."""
+        alias = self.state.drop_copy(ident, spec)
+        if alias is not None:
+            self._command(spec.mesh.workers, WorkerFreeTensors((alias,)))
 
     def _locate(self, session: Session, locate: LocateTensor, _: Buffer | None) -> None:
-        plan_op(self.state, (locate.id,), ())
-        self._answer(session.ident, Located(locate.request, self.state.homes[locate.id]))
+        self._answer(session.ident, Located(locate.request, self.state.held(locate.id).spec.record()))
 
     def _synchronize(self, session: Session, synchronize: Synchronize, _: Buffer | None) -> None:
         if not self.state.workers:
             raise NoWorkers
         self._pending[synchronize.request] = Pending(set(self.state.workers))
-        for worker in self.state.workers:
-            self._command(worker, WorkerSynchronize(synchronize.request))
+        self._command(tuple(self.state.workers), WorkerSynchronize(synchronize.request))
+
+    def _read_traffic(self, session: Session, read: ReadTraffic, _: Buffer | None) -> None:
+        if not self.state.workers:
+            raise NoWorkers
+        session.watches = read.watch
+        self._pending[read.request] = Pending(set(self.state.workers))
+        self._command(tuple(self.state.workers), WorkerReadTraffic(read.request))
+
+    def _collect(self, session: Session, collectives: Sequence[Collective], site: int) -> None:
+        session.collectives += [msgspec.structs.replace(collective, site=site) for collective in collectives]
 
     def _define_op(self, session: Session, define: DefineOp, _: Buffer | None) -> None:
-        session.ops[define.code] = Op.of(define.signature)
+        session.ops[define.code] = Op.of(define.code, define.signature)
 
     def _forget_ops(self, session: Session, forget: ForgetOps, _: Buffer | None) -> None:
+        """The plans of these ops go with them, on the workers too."""
         for code in forget.codes:
-            session.ops.pop(code, None)
+            op = session.ops.pop(code, None)
+            for prepared in op.plans.values() if op is not None else ():
+                if session.programs.pop(prepared.code, None) is not None:
+                    self._command(prepared.plan.workers, WorkerForgetOps((prepared.code,)))
         for number, worker in self.state.workers.items():
             known = tuple(worker.known.intersection(forget.codes))
             worker.known.difference_update(known)
             if known:
-                self._command(number, WorkerForgetOps(known))
+                self._command((number,), WorkerForgetOps(known))
 
     def _define_site(self, session: Session, define: DefineSite, _: Buffer | None) -> None:
         session.sites[define.code] = (define.file, define.line)
@@ -320,96 +491,62 @@ class Office:
         elif isinstance(report, StoreReady):
             self._announce_store(worker, report)
         elif isinstance(report, Goodbye):
-            return self.lose_worker(worker, f"left: {report.reason}", self.last_op(worker, -1))
+            return self.lose_worker(worker, f"left: {report.reason}", "")
         elif report.request in self._pending:
             self._settle(worker, report, buffer)
         return self._take_out()
 
-    def _settle(self, worker: int, report: Fetched | Queried | Failed | Synchronized, buffer: Buffer | None) -> None:
+    def _settle(
+        self, worker: int, report: Fetched | Queried | Failed | Synchronized | Traffic, buffer: Buffer | None
+    ) -> None:
         """An answer to a request; the client gets it when no other worker is waited for."""
         pending = self._pending[report.request]
         pending.waiting_for.discard(worker)
+        if isinstance(report, Traffic):
+            pending.received[worker] = report.received
         if pending.waiting_for:
             return
         del self._pending[report.request]
         ident = session_of(report.request)
-        if isinstance(report, Queried) and ident in self.state.sessions:
-            self._place_results(self.state.sessions[ident], pending, worker, report)
-        self._answer(ident, report, buffer)
+        session = self.state.sessions.get(ident)
+        if isinstance(report, Queried) and session is not None:
+            self._place_results(pending, report)
+        if isinstance(report, Traffic) and session is not None:
+            collectives, session.collectives = tuple(session.collectives), []
+            self._answer(ident, TrafficRead(report.request, pending.received, collectives))
+            return
+        self._answer(ident, report, buffer)  # type: ignore[arg-type]
 
-    def _place_results(self, session: Session, pending: Pending, worker: int, report: Queried) -> None:
+    def _place_results(self, pending: Pending, report: Queried) -> None:
         """The tensors that a query made, and those that it may have resized."""
+        assert pending.mesh is not None
         metas = [result for result in report.results if isinstance(result, TensorMeta)]
         for offset, meta in enumerate(metas):
-            self.state.place(pending.first + offset, meta, worker)
+            self.state.place(pending.first + offset, Held.of(meta, whole(pending.mesh, len(meta.shape))))
         for written, meta in zip(pending.written, report.written, strict=True):
             self.state.remove(written)
-            self.state.place(written, meta, worker)
+            self.state.place(written, Held.of(meta, whole(pending.mesh, len(meta.shape))))
 
     def _announce_store(self, worker: int, ready: StoreReady) -> None:
         """Process groups meet at the store that one worker hosts."""
         self._store = WorkerJoinStore("127.0.0.1", ready.port, f"hosted by {worker}")
-        for number, member in self.state.workers.items():
-            self._command(number, self._store)
+        self._command(tuple(self.state.workers), self._store)
+        for member in self.state.workers.values():
             member.ready = True
 
     # Losses and mistakes
 
-    def _refuse(self, session: Session, instruction: Instruction, error: Exception) -> None:
-        """An instruction that cannot be done: something it needs is lost, or the client is wrong about something."""
-        try:
-            if isinstance(error, LostInput):
-                self._refuse_lost(session, instruction, error.worker)
-            elif isinstance(error, NoWorkers) and self._gone:
-                self._refuse_lost(session, instruction, max(self._gone))
-            elif isinstance(error, KeyError | NoWorkers | Misfit):
-                self._reject(session, instruction, error)
-            else:
-                raise error
-        except KeyError as unknown:
-            self._reject(session, instruction, unknown)
-
-    def _refuse_lost(self, session: Session, instruction: Instruction, worker: int) -> None:
-        """An instruction needs what was lost with a worker: a request is answered so, and results are lost too."""
-        if isinstance(instruction, CreateTensor):
-            self.state.lose(instruction.id, instruction.meta, worker)
-        elif isinstance(instruction, RunOp):
-            known = session.ops[instruction.code]
-            self._require_known(instruction.inputs)
-            for ident, meta in zip(instruction.outputs, known.outputs, strict=False):
-                self.state.lose(ident, meta, worker)
-            renewed = instruction.outputs[len(known.outputs) :]
-            self._lose_written([instruction.inputs[place] for place in known.writes], renewed, worker)
-        elif isinstance(instruction, QueryOp):
-            self._require_known(instruction.inputs)
-            written = [instruction.inputs[place] for place in session.ops[instruction.code].writes]
-            self._lose_written(written, instruction.written, worker)
-        request = getattr(instruction, "request", 0)
-        if request:
-            self._lose_request(request, worker)
-
-    def _require_known(self, inputs: Sequence[int]) -> None:
-        for ident in inputs:
-            if ident not in self.state.metas:
-                raise KeyError(ident)
-
-    def _lose_written(self, written: Sequence[int], renewed: Sequence[int], worker: int) -> None:
-        """What should have been overwritten has no value now; the old one is freed, as the write would have done."""
-        for old, new in zip(written, renewed, strict=True):
-            meta = self.state.metas[old]
-            for holder in self.state.remove(old):
-                self._command(holder, WorkerFreeTensors((old,)))
-            self.state.lose(new, meta, worker)
+    def _carry_out(self, session: Session, refusal: Refusal) -> None:
+        self._free_on_workers(refusal.freed)
+        if refusal.lost_with is not None and refusal.request:
+            self._lose_request(refusal.request, refusal.lost_with)
+        elif refusal.answer is not None:
+            self._answer(session.ident, refusal.answer)
 
     def _lose_request(self, request: int, worker: int) -> None:
         self._pending.pop(request, None)
         pid, reason, last_op = self._gone[worker]
         self._answer(session_of(request), Lost(request, worker, pid, reason, last_op))
-
-    def _reject(self, session: Session, instruction: Instruction, error: Exception) -> None:
-        request = getattr(instruction, "request", 0)
-        reason = f"{type(instruction).__name__} is not possible: {type(error).__name__}: {error}"
-        self._answer(session.ident, Rejected(request, reason))
 
     def waits(self) -> dict[int, set[int]]:
         """For whom each session waits."""
@@ -418,31 +555,24 @@ class Office:
             waits.setdefault(session_of(request), set()).update(pending.waiting_for)
         return waits
 
-    def last_op(self, worker: int, progress: int) -> str:
-        """What a worker was at: the op of the command number it had come to, or (-1) the last one it was sent."""
-        known = self.state.workers.get(worker)
-        if known is None:
+    def describe_op(self, code: int, site: int) -> str:
+        """What a worker is at, from the code and the site of its last command; empty where it has run none."""
+        session = self.state.sessions.get(session_of(code))
+        if not code:
             return ""
-        after = known.sent - progress if progress >= 0 else 0
-        reached = list(known.recent)[: len(known.recent) - after]
-        ops = [command for command in reached if isinstance(command, WorkerRunOp | WorkerQueryOp)]
-        return self._resolve(ops[-1]) if ops else ""
-
-    def _resolve(self, command: WorkerRunOp | WorkerQueryOp) -> str:
-        session = self.state.sessions.get(session_of(command.code))
-        if session is None or command.code not in session.ops:
-            return "of a session that has ended"
-        return f"{session.ops[command.code].signature.op} ({session.site(command.site)})"
+        if session is None:
+            return "an op of a session that has ended"
+        return f"{session.op_name(code)} ({session.site(site)})"
 
     # Sending
 
-    def _command(self, worker: int, command: Command, buffer: Buffer | None = None) -> None:
-        record = self.state.workers[worker]
-        record.sent += 1
-        record.recent.append(command)
+    def _command(
+        self, workers: tuple[int, ...], command: Command, buffer: Buffer | None = None, meet: bool = False
+    ) -> None:
         if self._observer is not None:
-            self._note("WORKER_SEND", f"worker {worker}", command)
-        self._out.append(ToWorker(worker, command, buffer))
+            for worker in workers:
+                self._note("WORKER_SEND", f"worker {worker}", command)
+        self._out.append(ToWorkers(workers, command, buffer, meet))
 
     def _answer(self, session: int, answer: Answer, buffer: Buffer | None = None) -> None:
         if session not in self.state.sessions:
@@ -461,7 +591,7 @@ class Office:
             return
         code = getattr(message, "code", -1)
         session = self.state.sessions.get(session_of(code)) if code >= 0 else None
-        op = session.ops[code].signature.op if session is not None and code in session.ops else ""
+        op = session.op_name(code) if session is not None else ""
         if isinstance(message, DefineOp | WorkerDefineOp):
             op = message.signature.op
         owner = session or self.state.sessions.get(session_of(getattr(message, "id", 0)))

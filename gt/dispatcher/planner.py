@@ -1,96 +1,200 @@
-"""Where an op runs and what has to move first. Pure: reads the state, changes nothing."""
+"""How an op runs: which layouts its inputs need, what each worker does, and how its results lie. Pure functions."""
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from gt.dispatcher.state import State
-
-
-class Move(NamedTuple):
-    ident: int
-    source: int
-    target: int
+from gt.core.messages import Arg, Collective, Input, Move, Program, Signature, Whole
+from gt.core.meta import ITEM_BYTES, TensorMeta
+from gt.sharding.calls import Call, with_inputs
+from gt.sharding.reshard import plan_reshard
+from gt.sharding.spec import DeviceMesh, ShardingSpec, spec_of, whole
+from gt.sharding.spmd import Draft, NoRule, Register, Written, functional_args
 
 
 class Plan(NamedTuple):
-    worker: int
-    moves: tuple[Move, ...]
+    """What to tell the workers for a call with inputs of given layouts.
+
+    `takes` names the command's inputs: a place of the call, as it lies there (None) or in another layout. `results` are
+    the layouts of the new tensors and then of the new versions. `program` is None where the op runs as it is.
+    `collectives` are those of the program itself. `gathered`: the op has no rule and runs on whole tensors.
+    """
+
+    workers: tuple[int, ...]
+    takes: tuple[tuple[int, ShardingSpec | None], ...]
+    results: tuple[tuple[TensorMeta, ShardingSpec], ...]
+    program: Program | None
+    collectives: tuple[Collective, ...] = ()
+    gathered: bool = False
 
 
-class LostInput(Exception):
-    """An input went with a worker that died."""
+def plan_op(
+    signature: Signature, metas: Sequence[TensorMeta], specs: Sequence[ShardingSpec], fallback: DeviceMesh, alike: bool
+) -> Plan:
+    """The cheapest way to run an op. It runs on the mesh of some input (of what it writes to, if it writes), and on
+    `fallback` where it has none. `alike` says that two of the inputs are the same tensor."""
+    layout = spec_of(signature.layout) if signature.layout is not None else None
+    inputs = [Register(meta, spec) for meta, spec in zip(metas, specs, strict=True)]
+    if layout is not None:
+        return _finish(signature, *_created(signature, inputs, layout))
+    if signature.writes:
+        meshes = [specs[signature.writes[0]].mesh]
+    else:
+        meshes = list(dict.fromkeys(spec.mesh for spec in specs)) or [fallback]
+    drafts = [_draft(signature, inputs, mesh, alike) for mesh in meshes]
+    return _finish(signature, *min(drafts, key=lambda drafted: (drafted[0].bytes, drafted[0].mesh.workers)))
 
-    def __init__(self, ident: int, worker: int) -> None:
-        super().__init__(f"tensor {ident} was lost with worker {worker}")
-        self.ident = ident
-        self.worker = worker
+
+def plan_move(meta: TensorMeta, source: ShardingSpec, target: ShardingSpec) -> Plan:
+    """Lay a tensor out anew."""
+    workers = tuple(dict.fromkeys((*source.mesh.workers, *target.mesh.workers)))
+    program = Program((Move(0, 1, meta, source.record(), target.record()),), (0,), (1,))
+    return Plan(workers, ((0, None),), ((meta, target),), program, collectives_of(program, "redistribute"))
 
 
-class NoWorkers(Exception):
-    """Every worker is gone."""
+def collectives_of(program: Program, op: str) -> tuple[Collective, ...]:
+    """The communication of a program, step by step."""
+    found = []
+    for step in program.steps:
+        if isinstance(step, Move):
+            itemsize = ITEM_BYTES[step.meta.dtype]
+            plan = plan_reshard(step.meta.shape, itemsize, spec_of(step.source), spec_of(step.target))
+            found += [
+                Collective(part.kind, part.axes, bytes_, op)
+                for part, bytes_ in zip(plan.steps, plan.step_bytes, strict=True)
+                if bytes_
+            ]
+    return tuple(found)
 
 
-def plan_op(state: State, inputs: Sequence[int], writes: Sequence[int]) -> Plan:
-    """An op runs where its inputs are; where they are apart, they meet where the fewest bytes move. An op that writes
-    runs where the tensor is that it writes to first."""
-    if not inputs:
-        return _stay(least_loaded(state))
-    homes = state.homes
+_Drafted = tuple[Draft, tuple[int, ...], bool]
+"""A draft, the registers that it gives, and whether the op had to run on whole tensors."""
+
+
+def _draft(signature: Signature, inputs: Sequence[Register], mesh: DeviceMesh, alike: bool) -> _Drafted:
+    cut = any(not register.spec.is_whole for register in inputs)
+    if cut:
+        draft = Draft(mesh, inputs, signature.writes)
+        try:
+            return draft, _run_on_shards(draft, signature, alike), False
+        except NoRule:
+            pass
+    draft = Draft(mesh, inputs, signature.writes)
+    return draft, draft.run_whole(signature, range(len(inputs))), cut
+
+
+def _created(signature: Signature, inputs: Sequence[Register], layout: ShardingSpec) -> _Drafted:
+    """A creation function whose results are laid out as the user says."""
+    draft = Draft(layout.mesh, inputs)
+    call = Call(signature.op, signature.args, signature.kwargs, (), signature.outputs)
     try:
-        first = homes[inputs[0]]
-        if not writes:
-            for ident in inputs:
-                if homes[ident] != first:
-                    return _meet(state, inputs)
-            return _stay(first[0])
-        worker = homes[inputs[writes[0]]][0]
-        for ident in inputs:
-            if worker not in homes[ident]:
-                return Plan(worker, _moves(state, inputs, worker))
-    except KeyError:
-        raise _missing(state, inputs) from None
-    return _stay(worker)
+        made = draft.apply(call, (), [layout], random=signature.random, floating=signature.floating)
+    except NoRule:
+        made = draft.run_whole(signature, ())
+    return draft, tuple([draft.move(register, layout) for register in made]), False
 
 
-@functools.cache
-def _stay(worker: int) -> Plan:
-    """Nothing moves: nearly every plan, so they are made once."""
-    return Plan(worker, ())
+def _run_on_shards(draft: Draft, signature: Signature, alike: bool) -> tuple[int, ...]:
+    """The op by its rule, reading and writing through views. Raises NoRule where that is not possible."""
+    if not signature.writes:
+        used = [draft.view(place, path) for place, path in enumerate(signature.paths)]
+        call = Call(
+            signature.op,
+            signature.args,
+            signature.kwargs,
+            tuple([draft.registers[register].meta for register in used]),
+            signature.outputs,
+        )
+        return draft.apply(call, used, random=signature.random, floating=signature.floating)
+    return _write_shards(draft, signature, alike)
 
 
-def least_loaded(state: State) -> int:
-    """The worker that holds the fewest bytes, the lowest id among equals."""
-    workers = state.workers
-    if len(workers) == 1:
-        return next(iter(workers))
-    ready = [ident for ident, worker in workers.items() if worker.ready]
-    if not ready:
-        raise NoWorkers
-    return min(ready, key=lambda ident: (workers[ident].resident, ident))
+def _write_shards(draft: Draft, signature: Signature, alike: bool) -> tuple[int, ...]:
+    if not signature.functional or (alike and any(signature.paths)):
+        raise NoRule(signature.op)
+    bases: dict[int, int] = {}
+    views: dict[int, tuple[int, tuple[int, ...]]] = {}
+    for place in signature.writes:
+        bases[place] = _settled(draft, place)
+        found = draft.view_in_place(bases[place], signature.paths[place])
+        if found is None:
+            raise NoRule(signature.op)
+        views[place] = found
+    used = [
+        views[place][0] if place in views else draft.view(place, path) for place, path in enumerate(signature.paths)
+    ]
+    only_written = frozenset([v.index for v in signature.kwargs.values() if isinstance(v, Input)]) & views.keys()
+    order = [place for place in range(len(used)) if place not in only_written]
+    call = _functional_call(draft, signature, used, order, only_written)
+    targets = [used[place] for place in signature.writes]
+    also = [place for place in range(len(used)) if place in only_written]
+    written = Written(
+        (-1,) * len(signature.outputs) + tuple(targets),
+        _renumbered(signature, [*order, *also]),
+        tuple([used[place] for place in also]),
+    )
+    registers = [used[place] for place in order]
+    outputs = draft.write(call, registers, written, random=signature.random, floating=signature.floating)
+    for place, (view, steps) in views.items():
+        if steps:
+            draft.settle(bases[place], view, steps)
+    return (*outputs[: len(signature.outputs)], *[bases[place] for place in signature.writes])
 
 
-def _meet(state: State, inputs: Sequence[int]) -> Plan:
-    homes, metas = state.homes, state.metas
-    distinct = dict.fromkeys(inputs)
-    candidates = {worker for ident in distinct for worker in homes[ident]}
-
-    def moved(worker: int) -> int:
-        return sum(metas[ident].nbytes for ident in distinct if worker not in homes[ident])
-
-    worker = min(candidates, key=lambda candidate: (moved(candidate), candidate))
-    return Plan(worker, _moves(state, inputs, worker))
+def _settled(draft: Draft, place: int) -> int:
+    """A tensor that is to be written: on the mesh and not partial."""
+    meta, spec = draft.registers[place]
+    if spec.mesh is not draft.mesh:
+        return draft.move(place, whole(draft.mesh, len(meta.shape)))
+    return draft.move(place, spec.replace(partial=())) if spec.partial else place
 
 
-def _moves(state: State, inputs: Sequence[int], worker: int) -> tuple[Move, ...]:
-    absent = [ident for ident in dict.fromkeys(inputs) if worker not in state.homes[ident]]
-    return tuple([Move(ident, state.homes[ident][0], worker) for ident in absent])
+def _functional_call(
+    draft: Draft, signature: Signature, used: Sequence[int], order: Sequence[int], only_written: frozenset[int]
+) -> Call:
+    args, kwargs = functional_args(signature.args, signature.kwargs, only_written)
+    places = {place: new for new, place in enumerate(order)}
+
+    def renumber(value: Input) -> Arg:
+        return Input(places[value.index])
+
+    written = [draft.registers[used[place]].meta for place in signature.writes]
+    return Call(
+        signature.functional,
+        tuple([with_inputs(arg, renumber) for arg in args]),
+        {name: with_inputs(arg, renumber) for name, arg in kwargs.items()},
+        tuple([draft.registers[used[place]].meta for place in order]),
+        (*signature.outputs, *written),
+    )
 
 
-def _missing(state: State, inputs: Sequence[int]) -> Exception:
-    for ident in inputs:
-        if ident in state.lost:
-            return LostInput(ident, state.lost[ident])
-    return KeyError(next(ident for ident in inputs if ident not in state.homes))
+def _renumbered(signature: Signature, order: Sequence[int]) -> Signature:
+    """The op as it was called, for tensors in another order and without views."""
+    places = {place: new for new, place in enumerate(order)}
+
+    def renumber(value: Input) -> Arg:
+        return Input(places[value.index])
+
+    return Signature(
+        signature.op,
+        tuple([with_inputs(arg, renumber) for arg in signature.args]),
+        {name: with_inputs(arg, renumber) for name, arg in signature.kwargs.items()},
+        ((),) * len(order),
+        tuple([places[place] for place in signature.writes]),
+        (),
+        signature.places,
+        signature.random,
+        signature.floating,
+    )
+
+
+def _finish(signature: Signature, draft: Draft, gives: tuple[int, ...], gathered: bool) -> Plan:
+    program, takes = draft.finish(gives, signature.writes)
+    results = tuple([(draft.registers[register].meta, draft.spec(register)) for register in gives])
+    workers = draft.mesh.workers
+    if len(program.steps) == 1 and isinstance(program.steps[0], Whole):
+        by_register = dict(zip(program.takes, takes, strict=True))
+        as_called = tuple([by_register[register] for register in program.steps[0].inputs])
+        return Plan(workers, as_called, results, None, (), gathered)
+    return Plan(workers, takes, results, program, collectives_of(program, signature.op), gathered)

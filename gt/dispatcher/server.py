@@ -28,6 +28,8 @@ from gt.core.messages import (
     Instruction,
     LocateTensor,
     QueryOp,
+    ReadTraffic,
+    Redistribute,
     Refused,
     Report,
     RunOp,
@@ -36,10 +38,10 @@ from gt.core.messages import (
     Welcome,
     WorkerShutdown,
 )
-from gt.dispatcher.office import Office, Outgoing, ToWorker
+from gt.dispatcher.office import Office, Outgoing, ToWorkers
 from gt.version import __version__
 from gt.wire import shared
-from gt.wire.codec import Decoder, Frame, Payload, encode
+from gt.wire.codec import Decoder, Frame, Payload, encode, encode_once
 from gt.wire.processes import is_running, start_mark, this_host
 from gt.wire.sockets import open_socket, receive_within
 
@@ -58,7 +60,7 @@ class Peer:
     ident: int
     mark: str
     mistakes: int = 0
-    progress: Sequence[int] = (-1,)
+    progress: Sequence[int] = (0, 0)
 
 
 @dataclass
@@ -164,7 +166,7 @@ class Server:
 
     def _welcome_worker(self, identity: bytes, hello: Hello) -> None:
         shares = hello.progress and hello.host == this_host()
-        progress: Sequence[int] = shared.take(hello.progress, 8).cast("q") if shares else (-1,)
+        progress: Sequence[int] = shared.take(hello.progress, 16).cast("q") if shares else (0, 0)
         ident, outgoing = self.office.join_worker(hello.device, hello.host, hello.pid)
         peer = Peer(hello, ident, start_mark(hello.pid), progress=progress)
         self._peers[identity] = peer
@@ -204,8 +206,8 @@ class Server:
                 self._post(identity, [Waiting(f"for {', '.join(at)}")])
 
     def _at(self, worker: int) -> str:
-        progress = self._peers[self._workers[worker]].progress[0]
-        return f"worker {worker}, which is at {self.office.last_op(worker, progress) or 'its start'}"
+        code, site = self._peers[self._workers[worker]].progress
+        return f"worker {worker}, which is at {self.office.describe_op(code, site) or 'its start'}"
 
     # Ends
 
@@ -221,7 +223,7 @@ class Server:
         if peer.hello.role == "client":
             self._send(self.office.end_session(peer.ident))
             return
-        last = self.office.last_op(peer.ident, peer.progress[0])
+        last = self.office.describe_op(*peer.progress)
         log.warning("worker %d is gone (pid %d); its last op was %s", peer.ident, peer.hello.pid, last)
         self._send(self.office.lose_worker(peer.ident, "has ended without a goodbye (killed, or crashed)", last))
 
@@ -239,14 +241,17 @@ class Server:
         """One message per peer. The order of a worker's commands is the order in which the office gave them."""
         mail: dict[bytes, Mail] = {}
         for item in outgoing:
-            to_worker = isinstance(item, ToWorker)
-            identity = self._workers.get(item.worker) if to_worker else self._clients.get(item.session)  # type: ignore[union-attr]
-            if identity is None:
-                continue
-            box = mail.setdefault(identity, Mail())
-            box.messages.append(item.command if to_worker else item.answer)  # type: ignore[union-attr]
-            if item.buffer is not None:
-                box.payloads.append(item.buffer)  # type: ignore[arg-type]
+            if isinstance(item, ToWorkers):
+                message: Any = item.command if len(item.workers) == 1 else encode_once(item.command)
+                identities = [self._workers.get(worker) for worker in item.workers]
+            else:
+                message, identities = item.answer, [self._clients.get(item.session)]
+            for identity in identities:
+                if identity is not None:
+                    box = mail.setdefault(identity, Mail())
+                    box.messages.append(message)
+                    if item.buffer is not None:
+                        box.payloads.append(item.buffer)  # type: ignore[arg-type]
         for identity, box in mail.items():
             self._post(identity, box.messages, box.payloads)
 
@@ -259,9 +264,11 @@ _NAMED: dict[type, Callable[[Any], tuple[int, ...]]] = {
     QueryOp: lambda op: (op.request, op.code, op.first, op.first + MAX_RESULTS - 1, *op.inputs, *op.written),
     FreeTensors: lambda free: free.ids,
     CreateTensor: lambda created: (created.id,),
+    Redistribute: lambda move: (move.input, move.output),
     FetchTensor: lambda fetch: (fetch.request, fetch.id),
     LocateTensor: lambda locate: (locate.request, locate.id),
     Synchronize: lambda synchronize: (synchronize.request,),
+    ReadTraffic: lambda read: (read.request,),
     DefineOp: lambda define: (define.code,),
     ForgetOps: lambda forget: forget.codes,
     DefineSite: lambda define: (),

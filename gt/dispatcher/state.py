@@ -1,56 +1,78 @@
-"""What the dispatcher knows: workers, sessions, and where every tensor is. Changed by `apply`-like methods only."""
+"""What the dispatcher knows: workers, sessions, and where every tensor is."""
 
 from __future__ import annotations
 
-from collections import deque
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from gt.core.messages import Command, Signature, WorkerInfo, session_of
-from gt.core.meta import TensorMeta
-
-RECENT = 4096  # commands remembered per worker, to tell what it was at when it died
+from gt.core.messages import FIRST_OWN, SESSION_SHIFT, Collective, Signature, WorkerInfo, session_of
+from gt.core.meta import ITEM_BYTES, TensorMeta
+from gt.dispatcher.planner import Plan
+from gt.sharding.cost import memory_bytes
+from gt.sharding.spec import DeviceMesh, ShardingSpec
 
 
 @dataclass
 class Worker:
-    """`resident` counts the bytes of tensors it holds; `known` are the op codes it was told; a worker that is not
-    `ready` cannot exchange tensors with the others yet and gets no work."""
+    """`known` are the op codes it was told; one that is not `ready` cannot exchange tensors with others yet and gets no
+    work. `alone` is the mesh of this worker only."""
 
     info: WorkerInfo
+    alone: DeviceMesh
     ready: bool = True
-    resident: int = 0
-    sent: int = 0
     known: set[int] = field(default_factory=set)
-    recent: deque[Command] = field(default_factory=lambda: deque(maxlen=RECENT))
 
 
 class Misfit(Exception):
     """A signature that makes no sense, or an instruction that does not fit its signature."""
 
 
-class Op(NamedTuple):
-    """A signature and what planning it needs, computed once. `gives` counts new tensors and new versions."""
+class LostInput(Exception):
+    """An input went with a worker that died."""
 
+    def __init__(self, ident: int, worker: int) -> None:
+        super().__init__(f"tensor {ident} was lost with worker {worker}")
+        self.ident = ident
+        self.worker = worker
+
+
+class NoWorkers(Exception):
+    """Every worker is gone."""
+
+
+class Prepared(NamedTuple):
+    """A plan that the workers have been told of, by `code`. `results` are ready to be placed; `moves` says that some
+    input is taken in another layout than the one it has, `meets` that the workers exchange tensors."""
+
+    plan: Plan
+    code: int
+    results: tuple[Held, ...]
+    moves: bool
+    meets: bool
+
+
+class Op(NamedTuple):
+    """A signature and what was decided about it, by the layouts of its inputs. `gives` counts new tensors and new
+    versions."""
+
+    code: int
     signature: Signature
     takes: int
     gives: int
-    writes: tuple[int, ...]
-    outputs: tuple[TensorMeta, ...]
-    sizes: tuple[int, ...]
+    plans: dict[tuple[ShardingSpec, ...], Prepared]
 
     @classmethod
-    def of(cls, signature: Signature) -> Op:
+    def of(cls, code: int, signature: Signature) -> Op:
         takes, writes, outputs = len(signature.paths), signature.writes, signature.outputs
         if len(set(writes)) < len(writes) or not all(0 <= place < takes for place in writes):
             raise Misfit(f"{signature.op} of {takes} tensors cannot write {writes}")
-        sizes = tuple([meta.nbytes for meta in outputs])
-        return cls(signature, takes, len(outputs) + len(writes), writes, outputs, sizes)
+        return cls(code, signature, takes, len(outputs) + len(writes), {})
 
 
 @dataclass
 class Session:
-    """`ops`, `sites` and `scopes` are what the client defined, by its codes."""
+    """`ops`, `sites` and `scopes` are what the client defined, by its codes; `programs` are the names of ops by the
+    codes that the dispatcher gave. `collectives` collects what moved while the client `watches`."""
 
     ident: int
     host: str
@@ -58,78 +80,147 @@ class Session:
     ops: dict[int, Op] = field(default_factory=dict)
     sites: dict[int, tuple[str, int]] = field(default_factory=dict)
     scopes: dict[int, str] = field(default_factory=dict)
+    programs: dict[int, str] = field(default_factory=dict)
+    moves: dict[tuple[TensorMeta, ShardingSpec, ShardingSpec], Prepared] = field(default_factory=dict)
+    watches: bool = False
+    collectives: list[Collective] = field(default_factory=list)
+    given: int = 0
 
     def site(self, code: int) -> str:
         file, line = self.sites.get(code, ("?", 0))
         return f"{file}:{line}"
 
+    def op_name(self, code: int) -> str:
+        return self.ops[code].signature.op if code in self.ops else self.programs.get(code, "")
+
+    def new_id(self) -> int:
+        """An id of the dispatcher's own, for a copy or a program."""
+        self.given += 1
+        return (self.ident << SESSION_SHIFT) + FIRST_OWN + self.given
+
+
+class Held(NamedTuple):
+    """A tensor that workers hold. Many tensors share one record, so it says nothing of an id. `nbytes` is the most that
+    one worker holds of it."""
+
+    meta: TensorMeta
+    spec: ShardingSpec
+    nbytes: int
+
+    @classmethod
+    def of(cls, meta: TensorMeta, spec: ShardingSpec) -> Held:
+        return cls(meta, spec, memory_bytes(spec, meta.shape, ITEM_BYTES[meta.dtype]))
+
 
 @dataclass
 class State:
-    """`homes`: the workers that hold a tensor, the first being the original and the others copies made for use.
-    `lost`: tensors whose last copy went with a worker, and which worker that was."""
+    """`copies`: other layouts in which a tensor is there too, made for use, with the ids they have on the workers.
+    `loads`: bytes on each worker of a mesh. `lost`: tensors that went with a worker: what they were, and with which."""
 
     workers: dict[int, Worker] = field(default_factory=dict)
     sessions: dict[int, Session] = field(default_factory=dict)
-    homes: dict[int, tuple[int, ...]] = field(default_factory=dict)
-    metas: dict[int, TensorMeta] = field(default_factory=dict)
-    sizes: dict[int, int] = field(default_factory=dict)
-    lost: dict[int, int] = field(default_factory=dict)
+    tensors: dict[int, Held] = field(default_factory=dict)
+    copies: dict[int, dict[ShardingSpec, int]] = field(default_factory=dict)
+    loads: dict[DeviceMesh, int] = field(default_factory=dict)
+    lost: dict[int, tuple[TensorMeta, int]] = field(default_factory=dict)
 
-    def place(self, ident: int, meta: TensorMeta, worker: int) -> None:
-        self.place_sized(ident, meta, meta.nbytes, worker)
+    def place(self, ident: int, held: Held) -> None:
+        self.tensors[ident] = held
+        mesh = held.spec.mesh
+        self.loads[mesh] = self.loads.get(mesh, 0) + held.nbytes
 
-    def place_sized(self, ident: int, meta: TensorMeta, nbytes: int, worker: int) -> None:
-        """`place` for whoever has computed the size already."""
-        self.homes[ident] = (worker,)
-        self.metas[ident] = meta
-        self.sizes[ident] = nbytes
-        self.workers[worker].resident += nbytes
+    def add_copy(self, ident: int, spec: ShardingSpec, alias: int) -> None:
+        self.copies.setdefault(ident, {})[spec] = alias
+        self._load(Held.of(self.tensors[ident].meta, spec), 1)
+
+    def drop_copy(self, ident: int, spec: ShardingSpec) -> int | None:
+        """Forget one copy; gives the id it had."""
+        alias = self.copies.get(ident, {}).pop(spec, None)
+        if alias is not None:
+            self._load(Held.of(self.tensors[ident].meta, spec), -1)
+        return alias
+
+    def remove(self, ident: int) -> list[tuple[int, DeviceMesh]]:
+        """Forget a tensor and its copies; gives the ids they had, and where."""
+        self.lost.pop(ident, None)
+        held = self.tensors.pop(ident, None)
+        if held is None:
+            return []
+        self._load(held, -1)
+        freed = [(ident, held.spec.mesh)]
+        if ident in self.copies:
+            for spec, alias in self.copies.pop(ident).items():
+                self._load(Held.of(held.meta, spec), -1)
+                freed.append((alias, spec.mesh))
+        return freed
+
+    def _load(self, held: Held, sign: int) -> None:
+        mesh = held.spec.mesh
+        self.loads[mesh] = self.loads.get(mesh, 0) + sign * held.nbytes
+
+    def held(self, ident: int) -> Held:
+        """Where a tensor is. Raises LostInput for a lost one and KeyError for an unknown one."""
+        found = self.tensors.get(ident)
+        if found is None:
+            if ident in self.lost:
+                raise LostInput(ident, self.lost[ident][1])
+            raise KeyError(ident)
+        return found
+
+    def meta(self, ident: int) -> TensorMeta:
+        """What a tensor is, even if it is lost."""
+        return self.lost[ident][0] if ident in self.lost else self.tensors[ident].meta
 
     def held_by(self, session: int) -> list[int]:
         """The tensors of a session, lost ones included."""
-        return [ident for ident in self.metas if session_of(ident) == session]
+        return [ident for ident in (*self.tensors, *self.lost) if session_of(ident) == session]
 
-    def copy(self, ident: int, worker: int) -> None:
-        self.homes[ident] += (worker,)
-        self.workers[worker].resident += self.sizes[ident]
-
-    def remove(self, ident: int) -> tuple[int, ...]:
-        """Forget a tensor; gives the workers that held it."""
-        workers = self.homes.pop(ident, ())
-        self.metas.pop(ident, None)
-        nbytes = self.sizes.pop(ident, 0)
-        if self.lost:
-            self.lost.pop(ident, None)
-        for worker in workers:
-            self.workers[worker].resident -= nbytes
-        return workers
+    def least_loaded(self) -> DeviceMesh:
+        """The worker that holds the fewest bytes, the lowest id among equals."""
+        if len(self.workers) == 1:
+            return next(iter(self.workers.values())).alone
+        ready = [ident for ident, worker in self.workers.items() if worker.ready]
+        if not ready:
+            raise NoWorkers
+        bytes_on = dict.fromkeys(self.workers, 0)
+        for mesh, load in self.loads.items():
+            for worker in mesh.workers if load else ():
+                if worker in bytes_on:
+                    bytes_on[worker] += load
+        return self.workers[min(ready, key=lambda ident: (bytes_on[ident], ident))].alone
 
     def lose(self, ident: int, meta: TensorMeta, worker: int) -> None:
         """A tensor that never got a value, because of a worker that is gone."""
-        self.metas[ident] = meta
-        self.sizes[ident] = meta.nbytes
-        self.lost[ident] = worker
+        self.lost[ident] = (meta, worker)
 
     def lose_worker(self, worker: int) -> None:
-        """A worker is gone: copies elsewhere live on, what only it held is lost."""
+        """A worker is gone: what others hold whole lives on, what it held a part of is lost."""
         del self.workers[worker]
-        for ident, homes in list(self.homes.items()):
-            if worker in homes:
-                rest = tuple([home for home in homes if home != worker])
-                if rest:
-                    self.homes[ident] = rest
-                else:
-                    del self.homes[ident]
-                    self.lost[ident] = worker
+        for ident, held in list(self.tensors.items()):
+            copies = self.copies.get(ident, {})
+            for spec in [spec for spec in copies if worker in spec.mesh]:
+                self._load(Held.of(held.meta, spec), -1)
+                del copies[spec]
+            if worker not in held.spec.mesh:
+                continue
+            self._load(held, -1)
+            del self.tensors[ident]
+            rest = [member for member in held.spec.mesh.workers if member != worker]
+            if rest and held.spec.is_whole:
+                self.place(ident, Held.of(held.meta, held.spec.replace(mesh=DeviceMesh([len(rest)], ["w"], rest))))
+            else:
+                self.lost[ident] = (held.meta, worker)
+        for mesh in [mesh for mesh in self.loads if worker in mesh and not self.loads[mesh]]:
+            del self.loads[mesh]
 
     def validate(self) -> None:
         """The invariants, checked by tests after every message."""
-        assert self.homes.keys() | self.lost.keys() == self.metas.keys()
-        assert not self.homes.keys() & self.lost.keys()
-        assert self.sizes == {ident: meta.nbytes for ident, meta in self.metas.items()}
-        for worker in self.workers.values():
-            held = [ident for ident, homes in self.homes.items() if worker.info.worker in homes]
-            assert worker.resident == sum(self.metas[ident].nbytes for ident in held)
-        for ident, homes in self.homes.items():
-            assert homes and set(homes) <= self.workers.keys() and len(set(homes)) == len(homes), (ident, homes)
+        assert not self.tensors.keys() & self.lost.keys()
+        assert self.copies.keys() <= self.tensors.keys() | self.lost.keys()
+        loads: dict[DeviceMesh, int] = {}
+        for ident, held in self.tensors.items():
+            for spec in (held.spec, *self.copies.get(ident, {})):
+                assert set(spec.mesh.workers) <= self.workers.keys(), (ident, spec)
+                assert len(spec.dims) == len(held.meta.shape), (ident, spec)
+                loads[spec.mesh] = loads.get(spec.mesh, 0) + Held.of(held.meta, spec).nbytes
+        assert loads == {mesh: load for mesh, load in self.loads.items() if load or mesh in loads}

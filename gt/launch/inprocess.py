@@ -9,12 +9,12 @@ from collections.abc import Sequence
 import numpy as np
 
 from gt.core.events import Observer
-from gt.core.messages import Answer, Command, Instruction, Welcome
-from gt.dispatcher.office import Office, Outgoing, ToWorker
+from gt.core.messages import Answer, Command, Instruction, Report, Welcome, WorkerRunOp
+from gt.dispatcher.office import Office, Outgoing, ToClient, ToWorkers
 from gt.version import __version__
 from gt.wire.channel import Buffer
 from gt.worker.engines import make_engine
-from gt.worker.exchange import MemoryExchange
+from gt.worker.exchange import MemoryExchange, pump
 from gt.worker.executor import Executor
 
 
@@ -44,26 +44,39 @@ class InProcessChannel:
         self._deliver(self.office.instruct(self._session, batch, buffers))
 
     def _deliver(self, outgoing: Sequence[Outgoing]) -> None:
-        """Runs of commands for one worker are run together; the order is the dispatcher's."""
-        commands: list[Command] = []
-        buffers: list[Buffer] = []
-        worker = -1
+        """Commands are collected by worker and run together, until some of the workers have to meet: they have then
+        done all that came before."""
+        waiting: dict[int, tuple[list[Command], list[Buffer]]] = {}
         for message in outgoing:
-            if isinstance(message, ToWorker):
-                if message.worker != worker:
-                    self._run(worker, commands, buffers)
-                    worker, commands, buffers = message.worker, [], []
-                commands.append(message.command)
-                if message.buffer is not None:
-                    buffers.append(message.buffer)
-            else:
+            if isinstance(message, ToClient):
                 self._arrived.append((message.answer, message.buffer))
-        self._run(worker, commands, buffers)
+            elif message.meet:
+                self._run(waiting)
+                self._meet(message)
+            else:
+                for worker in message.workers:
+                    commands, buffers = waiting.setdefault(worker, ([], []))
+                    commands.append(message.command)
+                    if message.buffer is not None:
+                        buffers.append(message.buffer)
+        self._run(waiting)
 
-    def _run(self, worker: int, commands: list[Command], buffers: list[Buffer]) -> None:
-        if not commands:
-            return
-        for report, buffer in self.executors[worker].run(commands, buffers):
+    def _run(self, waiting: dict[int, tuple[list[Command], list[Buffer]]]) -> None:
+        reports = [(worker, self.executors[worker].run(*work)) for worker, work in waiting.items()]
+        waiting.clear()
+        for worker, reported in reports:
+            self._pass_on(worker, reported)
+
+    def _meet(self, message: ToWorkers) -> None:
+        command = message.command
+        assert isinstance(command, WorkerRunOp)
+        with self.executors[message.workers[0]].engine.isolated():
+            pump({worker: self.executors[worker].start(command) for worker in message.workers})
+        for worker in message.workers:
+            self._pass_on(worker, self.executors[worker].take_reports())
+
+    def _pass_on(self, worker: int, reports: Sequence[tuple[Report, Buffer | None]]) -> None:
+        for report, buffer in reports:
             self._deliver(self.office.report(worker, report, buffer))
 
     def receive(self, timeout: float) -> list[tuple[Answer, Buffer | None]]:

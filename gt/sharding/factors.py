@@ -68,11 +68,30 @@ class Reach(NamedTuple):
         return low, max(min((stop - 1) * self.stride + self.after + 1, self.size), low)
 
 
+class Blocks(NamedTuple):
+    """A dim made block by block: its elements `parts[i]` come from the elements `blocks[i]` of the factor, such as one
+    total for each block. It can be cut between blocks only."""
+
+    blocks: Cuts
+    parts: Cuts
+
+    def cuts(self, cuts: Cuts) -> Cuts | None:
+        """None where an interval has not whole blocks, equally many for each."""
+        count, rest = divmod(len(self.blocks), len(cuts))
+        aligned = count and not rest and _joined(self.blocks, count) == tuple(cuts)
+        return _joined(self.parts, count) if aligned else None
+
+
+def _joined(cuts: Cuts, count: int) -> Cuts:
+    """Every `count` intervals as one."""
+    return tuple([(cuts[i][0], cuts[i + count - 1][1]) for i in range(0, len(cuts), count)])
+
+
 class Ref(NamedTuple):
     """One factor of a dim, and which of its elements the dim shows (None: all)."""
 
     factor: str
-    window: Window | Reach | None = None
+    window: Window | Reach | Blocks | None = None
 
 
 Dim: TypeAlias = tuple[Ref, ...]

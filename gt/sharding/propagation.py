@@ -106,7 +106,8 @@ def _layout_of(
     if ref.window is None:
         return axes, cuts
     domain = cuts or balanced_cuts(factors[ref.factor].size, tuple([mesh.axis_size(axis) for axis in axes]))
-    return axes, ref.window.cuts(domain)
+    shown = ref.window.cuts(domain)
+    return None if shown is None else (axes, shown)
 
 
 def _layout_of_compound(
@@ -280,9 +281,16 @@ def _options(
     if axis not in used:
         return [None]
     partial_kinds = {operand.spec.kind for operand in operands if axis in operand.spec.partial}
-    passes = [passed for passed in rule.passes if passed.kind in partial_kinds]
+    passes = [p for p in rule.passes if p.kind in partial_kinds and not _blows_up(p, operands, axis)]
     cuttable = [name for name, factor in rule.factors.items() if factor.kind != WHOLE and factor.size > 0]
     return [*cuttable, *passes, None]
+
+
+def _blows_up(passed: Passing, operands: Sequence[Operand], axis: str) -> bool:
+    """Whether partial values would be made of shards of the largest operand: that is free, but each of them is as
+    large as the whole."""
+    sizes = {place: math.prod(operands[place].shape) for place in passed.operands}
+    return any(axis in operands[place].spec.axes for place, size in sizes.items() if size == max(sizes.values()))
 
 
 def _orders(

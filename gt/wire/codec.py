@@ -39,6 +39,11 @@ def encode(messages: Sequence[Any], payloads: Iterable[Sequence[Frame]] = ()) ->
     return frames
 
 
+def encode_once(message: Any) -> msgspec.Raw:
+    """A message that goes to several peers, as part of what `encode` takes."""
+    return msgspec.Raw(_encoder.encode(message))
+
+
 def segment_of(message: Any) -> Segment | None:
     return message.segment if isinstance(message, CreateTensor | WorkerCreateTensor | Fetched) else None
 

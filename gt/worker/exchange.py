@@ -1,19 +1,32 @@
-"""How workers exchange tensors: one small interface, in memory or by process groups."""
+"""How workers exchange tensors: everyone says what it sends and what it expects, and gets what the others sent."""
 
 from __future__ import annotations
 
-from typing import Protocol
+from collections import deque
+from collections.abc import Generator, Iterable, Mapping
+from typing import Any, NamedTuple, Protocol, TypeAlias
 
-from gt.core.messages import Failure, WorkerTransfer
+from gt.core.meta import TensorMeta
 from gt.worker.engines.engine import Engine, Value
+from gt.worker.values import Failing
+
+
+class Swap(NamedTuple):
+    """One step of an exchange, as one of `members` sees it. A failure travels in place of a tensor, so that a receiver
+    never waits for a value that will not come; `sends` says what the receiver expects too."""
+
+    members: tuple[int, ...]
+    sends: Mapping[int, tuple[TensorMeta, Value | Failing]]
+    receives: Mapping[int, TensorMeta]
+
+
+Received: TypeAlias = dict[int, "Value | Failing"]
+Swapping: TypeAlias = Generator[Swap, Received, Any]
+"""Work that stops where it has to exchange something, and goes on with what it received."""
 
 
 class Exchange(Protocol):
-    """A failure travels in place of the tensor, so that a receiver never waits for a value that will not come."""
-
-    def send(self, command: WorkerTransfer, engine: Engine, value: Value | None, failure: Failure | None) -> None: ...
-
-    def receive(self, command: WorkerTransfer, engine: Engine) -> tuple[Value | None, Failure | None]: ...
+    def swap(self, swap: Swap, engine: Engine) -> Received: ...
 
     def host_store(self) -> int:
         """Start the store that process groups meet at; gives its port."""
@@ -22,20 +35,47 @@ class Exchange(Protocol):
 
 
 class MemoryExchange:
-    """Between virtual workers of one process, which run in the dispatcher's order: a send precedes its receive."""
+    """Between virtual workers of one process, whose work is interleaved by `pump`: there is nothing to wait for."""
 
-    def __init__(self) -> None:
-        self._parcels: dict[tuple[int, int, int], tuple[Value | None, Failure | None]] = {}
-
-    def send(self, command: WorkerTransfer, engine: Engine, value: Value | None, failure: Failure | None) -> None:
-        self._parcels[command.id, command.source, command.target] = (value, failure)
-
-    def receive(self, command: WorkerTransfer, engine: Engine) -> tuple[Value | None, Failure | None]:
-        value, failure = self._parcels.pop((command.id, command.source, command.target))
-        return (None if value is None else engine.copy(value)), failure
+    def swap(self, swap: Swap, engine: Engine) -> Received:
+        raise AssertionError("virtual workers exchange tensors where they are pumped")
 
     def host_store(self) -> int:
         return 0
 
     def join_store(self, host: str, port: int, name: str) -> None:
         """In one process nothing has to be found."""
+
+
+def pump(works: Mapping[int, Swapping]) -> None:
+    """Run the work of several virtual workers until all is done, passing on what they send to one another."""
+    parcels: dict[tuple[int, int], deque[Value | Failing]] = {}
+    waiting: dict[int, Swap] = {}
+    for worker, work in works.items():
+        _advance(worker, work, None, waiting, parcels)
+    while waiting:
+        able = [worker for worker, swap in waiting.items() if _has_arrived(worker, swap.receives, parcels)]
+        assert able, f"workers {sorted(waiting)} wait for each other"
+        for worker in able:
+            received = {peer: parcels[peer, worker].popleft() for peer in waiting.pop(worker).receives}
+            _advance(worker, works[worker], received, waiting, parcels)
+
+
+def _has_arrived(worker: int, peers: Iterable[int], parcels: Mapping[tuple[int, int], deque[Value | Failing]]) -> bool:
+    return all(parcels.get((peer, worker)) for peer in peers)
+
+
+def _advance(
+    worker: int,
+    work: Swapping,
+    received: Received | None,
+    waiting: dict[int, Swap],
+    parcels: dict[tuple[int, int], deque[Value | Failing]],
+) -> None:
+    try:
+        swap = next(work) if received is None else work.send(received)
+    except StopIteration:
+        return
+    waiting[worker] = swap
+    for peer, (_, value) in swap.sends.items():
+        parcels.setdefault((worker, peer), deque()).append(value)

@@ -20,8 +20,10 @@ from gt.core.messages import (
     Segment,
     StoreReady,
     Synchronized,
+    Traffic,
     WorkerCreateTensor,
     WorkerDefineOp,
+    WorkerDefineProgram,
     WorkerEndSession,
     WorkerFetchTensor,
     WorkerForgetOps,
@@ -29,14 +31,16 @@ from gt.core.messages import (
     WorkerHostStore,
     WorkerJoinStore,
     WorkerQueryOp,
+    WorkerReadTraffic,
     WorkerRunOp,
     WorkerSynchronize,
-    WorkerTransfer,
     session_of,
 )
 from gt.worker.engines.engine import Buffer, Engine, Value
-from gt.worker.exchange import Exchange
+from gt.worker.exchange import Exchange, Received, Swap, Swapping
 from gt.worker.kernels import Broken, Kernel
+from gt.worker.programs import ProgramKernel
+from gt.worker.values import Failing
 
 log = logging.getLogger("gt.worker")
 Outgoing: TypeAlias = tuple[Report, Buffer | None]
@@ -44,18 +48,10 @@ Allocate: TypeAlias = Callable[[int, bool], tuple[str, memoryview]]
 """Memory for the bytes of a tensor that leaves the worker: its size, and whether the reader shares memory with us."""
 
 
-class Failing:
-    """Stands in the store where a value should be. What depends on it fails in the same way."""
-
-    __slots__ = ("failure",)
-
-    def __init__(self, failure: Failure) -> None:
-        self.failure = failure
-
-
 class Executor:
-    """`store` holds tensors by id, `kernels` ops by code; `progress` counts the commands begun. A command that fails
-    leaves `Failing` in place of its results, so whatever was asked after it goes on."""
+    """`store` holds tensors by id, `kernels` ops by code; `progress` shows the code and the site of the last op begun;
+    `traffic` counts payload bytes received, by sender. A command that fails leaves `Failing` in place of its results,
+    so whatever was asked after it goes on."""
 
     def __init__(
         self, worker: int, engine: Engine, exchange: Exchange, allocate: Allocate, *, owns_buffers: bool
@@ -65,21 +61,23 @@ class Executor:
         self.exchange = exchange
         self.allocate = allocate
         self.owns_buffers = owns_buffers
-        self.progress: MutableSequence[int] = [0]
+        self.progress: MutableSequence[int] = [0, 0]
         self.store: dict[int, Value | Failing] = {}
-        self.kernels: dict[int, Kernel | Broken] = {}
+        self.kernels: dict[int, Kernel | Broken | ProgramKernel] = {}
+        self.traffic: dict[int, int] = {}
         self._reports: list[Outgoing] = []
         self._buffers: Iterator[Buffer] = iter(())
         self._actions: dict[type, Callable[[Any], None]] = {
             WorkerRunOp: self._run_op,
             WorkerFreeTensors: self._free,
             WorkerDefineOp: self._define,
+            WorkerDefineProgram: self._define_program,
             WorkerForgetOps: self._forget,
             WorkerCreateTensor: self._create,
             WorkerQueryOp: self._query,
-            WorkerTransfer: self._transfer,
             WorkerFetchTensor: self._fetch,
             WorkerSynchronize: self._synchronize,
+            WorkerReadTraffic: lambda command: self._report(Traffic(command.request, dict(self.traffic))),
             WorkerEndSession: self._end_session,
             WorkerHostStore: lambda command: self._report(StoreReady(self.exchange.host_store())),
             WorkerJoinStore: lambda command: self.exchange.join_store(command.host, command.port, command.name),
@@ -90,12 +88,23 @@ class Executor:
         log.debug("worker %d: %d commands, %d tensors held", self.worker, len(commands), len(self.store))
         self._reports = []
         self._buffers = iter(buffers)
-        actions, progress = self._actions, self.progress
+        actions = self._actions
         with self.engine.isolated():
             for command in commands:
-                progress[0] += 1
                 actions[type(command)](command)
         return self._reports
+
+    def start(self, command: WorkerRunOp) -> Swapping:
+        """Begin a command that other workers run at the same time; whoever drives it passes on what they exchange, and
+        takes the reports afterwards."""
+        self._reports = []
+        kernel = self.kernels[command.code]
+        assert isinstance(kernel, ProgramKernel), "only programs exchange tensors"
+        return self._run_program(command, kernel)
+
+    def take_reports(self) -> list[Outgoing]:
+        reports, self._reports = self._reports, []
+        return reports
 
     def _report(self, report: Report, buffer: Buffer | None = None) -> None:
         self._reports.append((report, buffer))
@@ -103,8 +112,12 @@ class Executor:
     # Ops
 
     def _run_op(self, command: WorkerRunOp) -> None:
-        store = self.store
+        store, progress = self.store, self.progress
+        progress[0], progress[1] = command.code, command.site
         kernel = self.kernels[command.code]
+        if isinstance(kernel, ProgramKernel):
+            self._drive(self._run_program(command, kernel))
+            return
         outputs = command.outputs
         values = list(map(store.__getitem__, command.inputs))
         try:
@@ -121,6 +134,52 @@ class Executor:
         if kernel.writes:
             self._renew(kernel, command.inputs, outputs[kernel.gives :])
 
+    def _run_program(self, command: WorkerRunOp, kernel: ProgramKernel) -> Swapping:
+        """The steps of a program. A worker may hold none of an input, or get none of an output."""
+        inputs = [self.store.get(ident) for ident in command.inputs]
+
+        def fail(op: str, values: Sequence[Value], error: Exception) -> Failing:
+            shapes = tuple([str(self.engine.meta(value)) for value in values if self.engine.is_tensor(value)])
+            failing = Failing(self._failure(op, shapes, command.site, error))
+            self._report(OpFailed(session_of(command.code), failing.failure))
+            return failing
+
+        results = yield from self._counted(kernel.run(inputs, command.scalars, fail))
+        for place in kernel.program.consumes:
+            self.store.pop(command.inputs[place], None)
+        for ident, result in zip(command.outputs, results, strict=True):
+            if result is not None:
+                self.store[ident] = result
+
+    def _counted(self, work: Swapping) -> Swapping:
+        """Pass swaps on, counting what comes."""
+        received: Received | None = None
+        while True:
+            try:
+                swap: Swap = next(work) if received is None else work.send(received)
+            except StopIteration as done:
+                return done.value
+            received = yield swap
+            for peer, meta in swap.receives.items():
+                self.traffic[peer] = self.traffic.get(peer, 0) + meta.nbytes
+
+    def _drive(self, work: Swapping) -> None:
+        """Run a program to its end, exchanging with other processes."""
+        try:
+            swap = next(work)
+            while True:
+                swap = work.send(self._swap(swap))
+        except StopIteration:
+            pass
+
+    def _swap(self, swap: Swap) -> Received:
+        try:
+            return self.exchange.swap(swap, self.engine)
+        except Exception as error:  # a peer is gone, or the network between
+            log.warning("an exchange among workers %s failed: %s", swap.members, error)
+            failing = Failing(self._failure("exchange", (), self.progress[1], error))
+            return dict.fromkeys(swap.receives, failing)
+
     def _absent(self, command: WorkerRunOp, kernel: Kernel | Broken) -> Failing:
         """The op gave no tensor where the client holds a handle; only reading it is a failure."""
         message = "the op gives no tensor here (a gradient that was not asked for)"
@@ -133,6 +192,7 @@ class Executor:
 
     def _query(self, command: WorkerQueryOp) -> None:
         kernel = self.kernels[command.code]
+        assert not isinstance(kernel, ProgramKernel), "queries run on whole tensors"
         values = [self.store[ident] for ident in command.inputs]
         try:
             results = kernel.call(values, command.scalars)
@@ -195,6 +255,9 @@ class Executor:
         except Exception as error:
             self.kernels[command.code] = Broken(command.signature, error)
 
+    def _define_program(self, command: WorkerDefineProgram) -> None:
+        self.kernels[command.code] = ProgramKernel(self.engine, self.worker, command.op, command.program)
+
     def _forget(self, command: WorkerForgetOps) -> None:
         for code in command.codes:
             self.kernels.pop(code, None)
@@ -222,29 +285,6 @@ class Executor:
         name, data = self.allocate(self.engine.nbytes(value), command.shared)
         self.engine.read_into(value, data)
         self._report(Fetched(command.request, Segment(name, len(data))), data)
-
-    def _transfer(self, command: WorkerTransfer) -> None:
-        """Either side of a copy between two workers. A tensor without a value arrives as one without a value."""
-        try:
-            if command.source == self.worker:
-                value = self.store[command.id]
-                failure = value.failure if isinstance(value, Failing) else None
-                self.exchange.send(command, self.engine, None if failure else value, failure)
-                return
-            value, failure = self.exchange.receive(command, self.engine)
-        except Exception as error:
-            self._fail_transfer(command, error)
-            return
-        self.store[command.id] = Failing(failure) if failure else value
-
-    def _fail_transfer(self, command: WorkerTransfer, error: Exception) -> None:
-        """The other side is gone, or the network between. The receiver has no value; the sender keeps its own."""
-        log.warning("transfer %d -> %d failed: %s", command.source, command.target, error)
-        if command.target == self.worker:
-            move = f"transfer from worker {command.source}"
-            failure = self._failure(move, (str(command.meta),), 0, error)
-            self.store[command.id] = Failing(failure)
-            self._report(OpFailed(session_of(command.id), failure))
 
     def _synchronize(self, command: WorkerSynchronize) -> None:
         self.engine.synchronize()

@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, TypeAlias
 
 from gt.core.messages import Arg, Input, Items, Number, Path, Scalar, Signature
+from gt.worker.engines.counter import Region
 from gt.worker.engines.engine import Engine, Value
 
 Maker: TypeAlias = Callable[[Sequence[Value], Sequence[Number]], Any]
@@ -16,17 +17,18 @@ class Kernel:
 
     The first result is compared with what the client was told; after that shapes are trusted, because the same
     signature always has the same shapes. `direct` is the bare op of a kernel that takes the command's tensors in order
-    and gives one new tensor, which is most of them; it is there once a first call has been checked.
+    and gives one new tensor, which is most of them; it is there once a first call has been checked. `region` is what a
+    random op makes here of its whole result.
     """
 
-    def __init__(self, engine: Engine, signature: Signature) -> None:
+    def __init__(self, engine: Engine, signature: Signature, region: Region | None = None) -> None:
         function = engine.resolve(signature.op)
         self.signature = signature
         self.writes = signature.writes
         self.gives = len(signature.outputs)
         self.direct: Callable[..., Value] | None = None
         self._engine = engine
-        function = engine.seeded(signature.op, function) if signature.random else function
+        function = engine.seeded(signature.op, function, region) if signature.random else function
         plain = signature.floating == "float32"
         self._function = function if plain else engine.with_floating(signature.floating, function)
         self._args = [_maker(engine, arg) for arg in signature.args]

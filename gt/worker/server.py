@@ -70,7 +70,7 @@ class Worker:
 
     def _join(self) -> Executor:
         """Say hello, however long the server takes to come up."""
-        name, cell = shared.create(8)
+        name, cell = shared.create(16)
         hello = Hello(__version__, "worker", this_host(), os.getpid(), self._engine.device, name)
         self._socket.send_multipart(encode([hello]))
         notice = time.monotonic() + 10

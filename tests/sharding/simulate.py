@@ -112,8 +112,10 @@ def addends(value: torch.Tensor, count: int, kind: str) -> list[torch.Tensor]:
         return [value.clone() for _ in range(count)]
     if kind == "prod":
         return [value, *[torch.ones_like(value) for _ in range(count - 1)]]
-    parts = [torch.randint_like(value, -3, 4) if value.dtype != torch.bool else value & False for _ in range(count - 1)]
-    return [value - sum(parts), *parts] if value.dtype != torch.bool else [value, *parts]
+    if value.dtype == torch.bool:
+        return [value, *[torch.zeros_like(value) for _ in range(count - 1)]]
+    parts = [torch.randint(-3, 4, value.shape).to(value.dtype) for _ in range(count - 1)]
+    return [value - sum(parts), *parts]
 
 
 def join(held: dict[int, torch.Tensor], spec: ShardingSpec, shape: tuple[int, ...], told: str) -> torch.Tensor:
@@ -189,6 +191,7 @@ def meta_of(tensor: torch.Tensor) -> TensorMeta:
 
 
 def flat(result: Any) -> list[Any]:
+    """The tensors of a result; those that are absent do not count."""
     if isinstance(result, list | tuple):
         return [leaf for item in result for leaf in flat(item)]
-    return [result]
+    return [] if result is None else [result]

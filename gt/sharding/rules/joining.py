@@ -2,6 +2,141 @@
 
 from __future__ import annotations
 
-from gt.sharding.rules.entry import OpEntry
+import itertools
 
-JOINING: dict[str, OpEntry] = {}
+from gt.core.messages import Input, Items
+from gt.sharding.calls import Call, LocalBuilder, LocalProgram, Shard
+from gt.sharding.factors import MASK, WHOLE, OpShardingRule, Passing, Ref, RuleBuilder, Window
+from gt.sharding.rules.dims import wrap
+from gt.sharding.rules.entry import OpEntry
+from gt.sharding.rules.local import zeros
+from gt.sharding.rules.moving import every_kind, once, own_dims, sum_kind
+from gt.sharding.rules.slicing import window_dim
+
+
+def _every_operand(call: Call) -> list[Passing]:
+    return every_kind(call, *range(len(call.inputs)))
+
+
+def _cat(call: Call) -> OpShardingRule:
+    """Each operand is a window of the result: a worker needs of it what lies in its part of the result."""
+    shape = call.result_shapes[0]
+    dim = wrap(call.arg(1, "dim", 0), len(shape))
+    builder = RuleBuilder()
+    dims = own_dims(builder, shape)
+    offset = 0
+    for own in call.shapes:
+        if len(own) != len(shape):  # torch lets an empty tensor of one dim join any others
+            builder.operands.append(((),))
+            continue
+        window = window_dim(dims[dim], shape[dim], Window(offset, own[dim]))
+        builder.operands.append((*dims[:dim], window, *dims[dim + 1 :]))
+        offset += own[dim]
+    builder.results.append(tuple(dims))
+    return builder.build(_every_operand(call))
+
+
+def _stack(call: Call) -> OpShardingRule:
+    """Where the new dim is cut, each worker stacks the operands that are in its part."""
+    shape = call.result_shapes[0]
+    dim = wrap(call.arg(1, "dim", 0), len(shape))
+    builder = RuleBuilder()
+    dims = own_dims(builder, shape)
+    if len({meta.dtype for meta in call.inputs}) > 1:  # a part of them may have another common dtype
+        builder.factor(f"d{dim}", shape[dim], WHOLE)
+    builder.operands.extend([(*dims[:dim], *dims[dim + 1 :])] * len(call.inputs))
+    builder.results.append(tuple(dims))
+
+    def lower(shard: Shard) -> LocalProgram:
+        start, stop = shard.result_box()[dim]
+        if start == stop:
+            return once(shard, "aten.new_zeros.default", Input(0), Items(shard.result_shape()))
+        return once(shard, shard.call.op, Items(shard.call.arg(0, "tensors")[start:stop]), dim)
+
+    return builder.build(_every_operand(call), lower)
+
+
+def _block_diag(call: Call) -> OpShardingRule | None:
+    """A part of the result is made of parts of the blocks in the same way."""
+    if any(len(shape) != 2 for shape in call.shapes):
+        return None
+    builder = RuleBuilder()
+    rows, columns = own_dims(builder, call.result_shapes[0])
+    corner = (0, 0)
+    for shape in call.shapes:
+        windows = [
+            (Ref(dim[0].factor, Window(*at)),)
+            for dim, at in zip((rows, columns), zip(corner, shape, strict=True), strict=True)
+        ]
+        builder.operands.append(tuple(windows))
+        corner = corner[0] + shape[0], corner[1] + shape[1]
+    builder.results.append((rows, columns))
+    return builder.build(_every_operand(call))
+
+
+def _split(local: str) -> OpEntry:
+    """The parts are windows of the operand; `local` is the op that takes a list of sizes."""
+
+    def rule(call: Call) -> OpShardingRule:
+        shape = call.shapes[0]
+        dim = wrap(call.arg(2, "dim", 0), len(shape))
+        builder = RuleBuilder()
+        dims = own_dims(builder, shape)
+        sizes = [given[dim] for given in call.result_shapes]
+        builder.operands.append(tuple(dims))
+        for offset, size in zip(itertools.accumulate(sizes, initial=0), sizes, strict=False):
+            window = window_dim(dims[dim], shape[dim], Window(offset, size))
+            builder.results.append((*dims[:dim], window, *dims[dim + 1 :]))
+
+        def lower(shard: Shard) -> LocalProgram:
+            parts = tuple([shard.result_shape(place)[dim] for place in range(len(sizes))])
+            return once(shard, local, Input(0), Items(parts), dim)
+
+        return builder.build(every_kind(call, 0), lower)
+
+    return OpEntry(rule)
+
+
+def _unbind(row: str) -> OpEntry:
+    """Where the dim is cut, each worker gives the rows that it has, by the op `row`, and zeros for the others."""
+
+    def rule(call: Call) -> OpShardingRule:
+        shape = call.shapes[0]
+        dim = wrap(call.arg(1, "dim", 0), len(shape))
+        builder = RuleBuilder()
+        dims = own_dims(builder, shape)
+        builder.factor(f"d{dim}", shape[dim], MASK, sum_kind(call.inputs[0].dtype))
+        builder.operands.append(tuple(dims))
+        builder.results.extend([(*dims[:dim], *dims[dim + 1 :])] * shape[dim])
+
+        def lower(shard: Shard) -> LocalProgram:
+            start, stop = shard.operand_box(0)[dim]
+            if stop - start == shape[dim]:
+                return once(shard, shard.call.op, Input(0), dim)
+            program = LocalBuilder(1)
+            rows = [
+                program.call(row, Input(0), dim, place - start)
+                if start <= place < stop
+                else zeros(program, shard.result_shape(place), shard.call.inputs[0].dtype)
+                for place in range(shape[dim])
+            ]
+            return program.finish(*rows)
+
+        return builder.build(every_kind(call, 0), lower)
+
+    return OpEntry(rule)
+
+
+JOINING: dict[str, OpEntry] = {
+    "aten.cat": OpEntry(_cat),
+    "aten.stack": OpEntry(_stack),
+    "aten.block_diag": OpEntry(_block_diag),
+    "aten.split": _split("aten.split_with_sizes.default"),
+    "aten.split_with_sizes": _split("aten.split_with_sizes.default"),
+    "aten.split_copy": _split("aten.split_with_sizes_copy.default"),
+    "aten.split_with_sizes_copy": _split("aten.split_with_sizes_copy.default"),
+    "aten.unsafe_split": _split("aten.unsafe_split_with_sizes.default"),
+    "aten.unsafe_split_with_sizes": _split("aten.unsafe_split_with_sizes.default"),
+    "aten.unbind": _unbind("aten.select.int"),
+    "aten.unbind_copy": _unbind("aten.select_copy.int"),
+}

@@ -1,7 +1,268 @@
-"""Running totals, sorting, and the largest of many."""
+"""Running totals, sorting, and the largest of many.
+
+Where the dim is cut, each shard is a block: it gives a few candidates or its total, and those of all blocks are put
+together. The ops of the `gt` namespace do that; they mean the same however their tensors are laid out, as the blocks
+are among their arguments.
+"""
 
 from __future__ import annotations
 
-from gt.sharding.rules.entry import OpEntry
+from collections.abc import Callable, Sequence
+from itertools import accumulate, pairwise
+from typing import NamedTuple, TypeAlias
 
-SCANNING: dict[str, OpEntry] = {}
+from gt.core.messages import DType, Here, Input, Items
+from gt.sharding.calls import Call, Expansion, LocalBuilder, LocalProgram, Lowering, Shard
+from gt.sharding.factors import Blocks, OpShardingRule, Passing, Ref, RuleBuilder, bind
+from gt.sharding.rules.dims import named, rule_text, wrap
+from gt.sharding.rules.dtypes import adds_up, wide
+from gt.sharding.rules.entry import Expand, OpEntry
+from gt.sharding.rules.pieces import Pieces, meta_of
+from gt.sharding.spec import Cuts, Interval, ShardingSpec
+
+LINEAR = (Passing(frozenset({0})),)
+
+
+def along(place: int, default: int = -1, expand: Expand | None = None, passes: Sequence[Passing] = ()) -> OpEntry:
+    """Ops that need one dim whole; `place` is that of the argument that names it."""
+
+    def rule(call: Call) -> OpShardingRule:
+        dim = _dim(call, place, default)
+        return whole_along(call, dim, passes)
+
+    return OpEntry(rule, expand)
+
+
+def whole_along(
+    call: Call, dim: int, passes: Sequence[Passing] = (), lowering: Lowering | None = None
+) -> OpShardingRule:
+    """All tensors have the same dims, of which one is whole, and may have another size in the results."""
+    names = named(len(call.inputs[0].shape))
+    results = [name if place != dim else "result" for place, name in enumerate(names)]
+    whole = [names[dim], "result"] if names else []
+    text = rule_text([names] * len(call.inputs), [results] * len(call.outputs), {"whole": whole})
+    return bind(text, call.shapes, call.result_shapes, passes=passes, lowering=lowering)
+
+
+def _dim(call: Call, place: int, default: int = -1) -> int:
+    return wrap(call.arg(place, "dim", default), len(call.inputs[0].shape))
+
+
+# --- Blocks -----------------------------------------------------------------------------------------------------------
+
+
+def _blocks(call: Call, spec: ShardingSpec, dim: int) -> Cuts | None:
+    """The shards of a dim, where it is cut into fewer than it has elements."""
+    shape = call.inputs[0].shape
+    if not shape or not spec.dims[dim] or spec.shards(dim) >= shape[dim] or not call.inputs[0].elements:
+        return None
+    return spec.intervals(shape, dim)
+
+
+def _items(cuts: Cuts) -> Items:
+    return Items(tuple([Items(interval) for interval in cuts]))
+
+
+def _cuts(items: Sequence[Items]) -> Cuts:
+    return tuple([(item.values[0], item.values[1]) for item in items])  # type: ignore[misc]
+
+
+def _consecutive(sizes: Sequence[int]) -> Cuts:
+    return tuple(pairwise([0, *accumulate(sizes)]))
+
+
+def _block_rule(
+    call: Call, dim: int, windows: Sequence[Blocks | None], passes: Sequence[Passing], lowering: Lowering
+) -> OpShardingRule:
+    """A rule of tensors that have the same dims, apart from one in which some have a part for each block: `windows`,
+    operands first."""
+    builder = RuleBuilder()
+    shape = call.inputs[0].shape
+    names = [builder.factor(name, size) for name, size in zip(named(len(shape)), shape, strict=True)]
+    tensors = [
+        tuple([(Ref(name, window if place == dim else None),) for place, name in enumerate(names)])
+        for window in windows
+    ]
+    builder.operands = tensors[: len(call.inputs)]
+    builder.results = tensors[len(call.inputs) :]
+    return builder.build(passes, lowering)
+
+
+Make: TypeAlias = Callable[[LocalBuilder, Input, Interval], tuple[Input, ...]]
+"""Makes the parts of one block: a piece of a tensor, from one element to another."""
+
+
+def _by_block(shard: Shard, blocks: Blocks, dim: int, make: Make) -> LocalProgram:
+    """The parts of all blocks that a worker has to give, next to each other."""
+    builder = LocalBuilder(len(shard.call.inputs))
+    first, last = shard.result_box()[dim]
+    own = [block for block, (start, stop) in zip(*blocks, strict=True) if first <= start < stop <= last]
+    start = shard.operand_box(0)[dim][0]
+    made = []
+    for low, high in own or [(start, start)]:
+        piece = builder.call("aten.slice.Tensor", Input(0), dim, low - start, high - start)
+        made.append(make(builder, piece, (low, high)))
+    results = [
+        parts[0] if len(parts) == 1 else builder.call("aten.cat.default", Items(parts), dim)
+        for parts in zip(*made, strict=True)
+    ]
+    return builder.finish(*results)
+
+
+# --- The largest of many ----------------------------------------------------------------------------------------------
+
+
+def _expand_topk(call: Call, specs: Sequence[ShardingSpec]) -> Expansion | None:
+    """The largest of each shard, and the largest of those."""
+    dim, count = _dim(call, 2), call.arg(1, "k")
+    blocks = _blocks(call, specs[0], dim)
+    shape = call.inputs[0].shape
+    kept = [min(count, high - low) for low, high in blocks or ()]
+    if blocks is None or sum(kept) >= shape[dim]:
+        return None
+    pieces = Pieces(call)
+    candidates = (*shape[:dim], sum(kept), *shape[dim + 1 :])
+    largest, ordered = call.arg(3, "largest", True), call.arg(4, "sorted", True)
+    metas = meta_of(candidates, call.outputs[0].dtype), meta_of(candidates, "int64")
+    found = pieces.call("gt.block_topk", (Input(0), count, dim, largest, _items(blocks)), metas)
+    return pieces.finish(*pieces.call("gt.topk_of", (*found, count, dim, largest, ordered), call.outputs))
+
+
+def _block_topk(call: Call) -> OpShardingRule:
+    """gt.block_topk(x, k, dim, largest, blocks): the k largest of each block, or all of it, and their indices."""
+    count, dim, largest, cuts = [call.arg(place, "") for place in range(1, 5)]
+    blocks = Blocks(_cuts(cuts), _consecutive([min(count, high - low) for low, high in _cuts(cuts)]))
+
+    def make(builder: LocalBuilder, piece: Input, block: Interval) -> tuple[Input, ...]:
+        low, high = block
+        values, places = builder.calls("aten.topk.default", 2, piece, min(count, high - low), dim, largest, False)
+        return values, builder.call("aten.add.Scalar", places, low)
+
+    return _block_rule(call, dim, (None, blocks, blocks), (), lambda shard: _by_block(shard, blocks, dim, make))
+
+
+def _topk_of(call: Call) -> OpShardingRule:
+    """gt.topk_of(values, indices, k, dim, largest, sorted): topk of values that have indices already."""
+    dim = call.arg(3, "dim")
+
+    def lower(shard: Shard) -> LocalProgram:
+        builder = LocalBuilder(2)
+        values, places = builder.calls("aten.topk.default", 2, Input(0), *call.args[2:])
+        return builder.finish(values, builder.call("aten.gather.default", Input(1), dim, places))
+
+    return whole_along(call, dim, lowering=lower)
+
+
+# --- Running totals ---------------------------------------------------------------------------------------------------
+
+
+class Scan(NamedTuple):
+    """`op` scans a dim, `total` gives the last of it from all elements, and `identity` that of none."""
+
+    op: str
+    total: str
+    identity: float
+    is_linear: bool = False
+
+
+SCANS = {
+    "sum": Scan("aten.cumsum.default", "aten.sum.dim_IntList", 0, is_linear=True),
+    "prod": Scan("aten.cumprod.default", "aten.prod.dim_int", 1),
+    "logsumexp": Scan("aten.logcumsumexp.default", "aten.logsumexp.default", float("-inf")),
+}
+
+
+def _scan(kind: str) -> OpEntry:
+    """Where the dim is cut, each shard goes on from the total of those before it."""
+
+    def expand(call: Call, specs: Sequence[ShardingSpec]) -> Expansion | None:
+        dim = _dim(call, 1)
+        blocks = _blocks(call, specs[0], dim)
+        if blocks is None:
+            return None
+        pieces = Pieces(call)
+        (target,) = call.outputs
+        totals = meta_of((*target.shape[:dim], len(blocks), *target.shape[dim + 1 :]), wide(target.dtype))
+        total = pieces.one("gt.block_totals", (Input(0), dim, kind, _items(blocks)), totals)
+        before = pieces.one("gt.before_blocks", (total, dim, kind), totals)
+        return pieces.finish(pieces.one("gt.scan_blocks", (Input(0), before, dim, kind, _items(blocks)), target))
+
+    def rule(call: Call) -> OpShardingRule:
+        linear = SCANS[kind].is_linear and adds_up(call.inputs[0].dtype, call.outputs[0].dtype)
+        return whole_along(call, _dim(call, 1), LINEAR if linear else ())
+
+    return OpEntry(rule, expand)
+
+
+def _single(blocks: Cuts) -> Blocks:
+    """One part for each block."""
+    return Blocks(blocks, _consecutive([1] * len(blocks)))
+
+
+def _block_totals(call: Call) -> OpShardingRule:
+    """gt.block_totals(x, dim, kind, blocks)."""
+    dim, kind, cuts = [call.arg(place, "") for place in range(1, 4)]
+    blocks = _single(_cuts(cuts))
+
+    def make(builder: LocalBuilder, piece: Input, _: Interval) -> tuple[Input, ...]:
+        dims = dim if kind == "prod" else Items((dim,))
+        values = _cast(builder, piece, call.inputs[0].dtype, call.outputs[0].dtype)
+        return (builder.call(SCANS[kind].total, values, dims, True),)
+
+    passes = LINEAR if SCANS[kind].is_linear and adds_up(call.inputs[0].dtype, call.outputs[0].dtype) else ()
+    return _block_rule(call, dim, (None, blocks), passes, lambda shard: _by_block(shard, blocks, dim, make))
+
+
+def _before_blocks(call: Call) -> OpShardingRule:
+    """gt.before_blocks(totals, dim, kind): for each block the total of those before it."""
+    dim, scan = call.arg(1, "dim"), SCANS[call.arg(2, "kind")]
+    dtype, shape = call.outputs[0].dtype, call.outputs[0].shape
+
+    def lower(shard: Shard) -> LocalProgram:
+        builder = LocalBuilder(1)
+        local = shard.result_shape()
+        first = Items((*local[:dim], 1, *local[dim + 1 :]))
+        nothing = builder.call("aten.full.default", first, scan.identity, dtype=DType(dtype), device=Here())
+        others = builder.call("aten.slice.Tensor", Input(0), dim, 0, shape[dim] - 1)
+        joined = Items((nothing, builder.call(scan.op, others, dim)))
+        return builder.finish(builder.call("aten.cat.default", joined, dim))
+
+    return whole_along(call, dim, LINEAR if scan.is_linear else (), lower)
+
+
+def _scan_blocks(call: Call) -> OpShardingRule:
+    """gt.scan_blocks(x, before, dim, kind, blocks): a scan that goes on from what was before each block."""
+    dim, scan, cuts = call.arg(2, "dim"), SCANS[call.arg(3, "kind")], call.arg(4, "blocks")
+    source, between, target = call.inputs[0].dtype, call.inputs[1].dtype, call.outputs[0].dtype
+
+    def lower(shard: Shard) -> LocalProgram:
+        builder = LocalBuilder(2)
+        before = builder.call("aten.slice.Tensor", Input(1), dim, 0, 1)
+        joined = Items((before, _cast(builder, Input(0), source, between)))
+        scanned = builder.call(scan.op, builder.call("aten.cat.default", joined, dim), dim)
+        return builder.finish(_cast(builder, builder.call("aten.slice.Tensor", scanned, dim, 1), between, target))
+
+    linear = scan.is_linear and adds_up(source, between) and between == target
+    passes = [Passing(frozenset({0, 1}))] if linear else []
+    return _block_rule(call, dim, (None, _single(_cuts(cuts)), None), passes, lower)
+
+
+def _cast(builder: LocalBuilder, value: Input, source: str, target: str) -> Input:
+    return value if source == target else builder.call("aten._to_copy.default", value, dtype=DType(target))
+
+
+SCANNING: dict[str, OpEntry] = {
+    "aten.sort": along(1),
+    "aten.argsort": along(1),
+    "aten.topk": along(2, expand=_expand_topk),
+    "aten.cummax": along(1),
+    "aten.cummin": along(1),
+    "aten.cumsum": _scan("sum"),
+    "aten.cumprod": _scan("prod"),
+    "aten.logcumsumexp": _scan("logsumexp"),
+    "gt.block_topk": OpEntry(_block_topk),
+    "gt.topk_of": OpEntry(_topk_of),
+    "gt.block_totals": OpEntry(_block_totals),
+    "gt.before_blocks": OpEntry(_before_blocks),
+    "gt.scan_blocks": OpEntry(_scan_blocks),
+}

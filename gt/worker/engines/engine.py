@@ -8,6 +8,7 @@ from typing import Any, Protocol, TypeAlias
 
 from gt.core.messages import Arg, ViewStep
 from gt.core.meta import TensorMeta
+from gt.worker.engines.counter import Region
 
 Value: TypeAlias = Any
 """A tensor of the engine: torch.Tensor or numpy.ndarray."""
@@ -27,8 +28,9 @@ class Engine(Protocol):
     def literal(self, arg: Arg) -> Any:
         """A constant argument as the engine's functions take it."""
 
-    def seeded(self, op: str, function: Callable[..., Any]) -> Callable[..., Any]:
-        """A random op as a function of its key and its arguments."""
+    def seeded(self, op: str, function: Callable[..., Any], region: Region | None) -> Callable[..., Any]:
+        """A random op as a function of its key and its arguments. With a region it makes that part of the whole, from
+        the arguments of the part; only elementwise ops can."""
 
     def with_floating(self, dtype: str, function: Callable[..., Any]) -> Callable[..., Any]:
         """A function that runs where numbers without a dtype become this one."""

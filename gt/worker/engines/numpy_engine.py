@@ -10,8 +10,10 @@ import numpy as np
 
 from gt.core.messages import Arg, Complex, DType, Here, Items, Layout, MemoryFormat, ViewStep
 from gt.core.meta import TensorMeta
+from gt.worker.engines.counter import Region
 from gt.worker.engines.engine import Buffer
 from gt.worker.engines.numpy_ops import OPS
+from gt.worker.engines.numpy_random import Draw
 from gt.worker.engines.numpy_types import Array, dtype_named
 from gt.worker.engines.numpy_views import VIEWS, element_strides, owner, strided_view
 
@@ -44,11 +46,8 @@ class NumPyEngine:
             return complex(arg.real, arg.imag)
         return None if isinstance(arg, Here) else arg
 
-    def seeded(self, op: str, function: Callable[..., Any]) -> Callable[..., Any]:
-        def run(key: int, *args: Any, **kwargs: Any) -> Any:
-            return function(np.random.Generator(np.random.Philox(key)), *args, **kwargs)
-
-        return run
+    def seeded(self, op: str, function: Callable[..., Any], region: Region | None) -> Callable[..., Any]:
+        return lambda key, *args, **kwargs: function(Draw(key, region), *args, **kwargs)
 
     def with_floating(self, dtype: str, function: Callable[..., Any]) -> Callable[..., Any]:
         raise NotImplementedError(f"the numpy backend has no default dtype but float32, and this op needs {dtype}")

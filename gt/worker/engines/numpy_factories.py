@@ -10,20 +10,16 @@ import numpy as np
 
 from gt.worker.engines.numpy_types import (
     FLOAT32,
-    INT64,
     Array,
     Kind,
     Operand,
     cast,
     dtype_of_number,
     promote,
-    store,
 )
 from gt.worker.engines.numpy_views import Shape, empty_strided
 
 Factory: TypeAlias = Callable[..., Array]
-Generator: TypeAlias = np.random.Generator
-Fill: TypeAlias = Callable[[Generator, Shape, Kind], Array]
 
 
 def _full(size: Shape, value: Operand, dtype: Kind | None = None, **_: object) -> Array:
@@ -70,57 +66,6 @@ def _linspace(start: float, end: float, steps: int, dtype: Kind | None = None, *
     return np.linspace(start, end, steps).astype(dtype or FLOAT32)
 
 
-def _uniform(rng: Generator, size: Shape, dtype: Kind) -> Array:
-    """In [0, 1) for every float dtype: as many random bits as it has, so that rounding cannot give 1."""
-    bits = np.finfo(dtype).nmant + 1
-    return cast(rng.integers(1 << bits, size=tuple(size)) / (1 << bits), dtype)
-
-
-def _normal(rng: Generator, size: Shape, dtype: Kind) -> Array:
-    return cast(rng.standard_normal(tuple(size)), dtype)
-
-
-def _drawn(fill: Fill) -> tuple[Factory, Factory]:
-    """Two factories of random tensors: by size, and like a tensor."""
-    return (
-        lambda rng, size, dtype=None, **_: fill(rng, size, dtype or FLOAT32),
-        lambda rng, like, dtype=None, **_: fill(rng, like.shape, dtype or like.dtype),
-    )
-
-
-_rand, _rand_like = _drawn(_uniform)
-_randn, _randn_like = _drawn(_normal)
-
-
-def _randint(rng: Generator, low: int, high: int, size: Shape, dtype: Kind | None = None, **_: object) -> Array:
-    return cast(rng.integers(low, high, tuple(size)), dtype or INT64)
-
-
-def _randint_below(rng: Generator, high: int, size: Shape, dtype: Kind | None = None, **_: object) -> Array:
-    return _randint(rng, 0, high, size, dtype)
-
-
-def _randperm(rng: Generator, count: int, dtype: Kind | None = None, **_: object) -> Array:
-    return cast(rng.permutation(count), dtype or INT64)
-
-
-def _uniform_(rng: Generator, target: Array, low: float = 0.0, high: float = 1.0) -> Array:
-    return store(target, _uniform(rng, target.shape, target.dtype) * cast(high - low, target.dtype) + low)
-
-
-def _normal_(rng: Generator, target: Array, mean: float = 0.0, std: float = 1.0) -> Array:
-    return store(target, _normal(rng, target.shape, target.dtype) * cast(std, target.dtype) + mean)
-
-
-def _bernoulli(rng: Generator, probability: Array) -> Array:
-    return cast(rng.random(probability.shape) < probability, probability.dtype)
-
-
-def _bernoulli_(rng: Generator, target: Array, probability: float = 0.5) -> Array:
-    np.copyto(target, rng.random(target.shape) < probability, casting="unsafe")
-    return target
-
-
 FACTORIES: dict[str, Factory] = {
     "aten.empty.memory_format": _zeros,
     "aten.empty_strided.default": _empty_strided,
@@ -142,21 +87,4 @@ FACTORIES: dict[str, Factory] = {
     "aten.eye.default": _eye,
     "aten.eye.m": _eye,
     "aten.linspace.default": _linspace,
-}
-
-# These take their generator first.
-RANDOM: dict[str, Factory] = {
-    "aten.rand.default": _rand,
-    "aten.rand.generator": _rand,
-    "aten.rand_like.default": _rand_like,
-    "aten.randn.default": _randn,
-    "aten.randn.generator": _randn,
-    "aten.randn_like.default": _randn_like,
-    "aten.randint.default": _randint_below,
-    "aten.randint.low": _randint,
-    "aten.randperm.default": _randperm,
-    "aten.uniform_.default": _uniform_,
-    "aten.normal_.default": _normal_,
-    "aten.bernoulli.default": _bernoulli,
-    "aten.bernoulli_.float": _bernoulli_,
 }

@@ -1,7 +1,7 @@
 """Aten ops on arrays: one table from an overload's name to a small function with the same arguments.
 
-Results never share memory with arguments, and are arrays also where NumPy would give a number. Random ops take their
-generator first.
+Results never share memory with arguments, and are arrays also where NumPy would give a number. Random ops take a
+`Draw` first.
 """
 
 from __future__ import annotations
@@ -12,7 +12,8 @@ from typing import Any, TypeAlias
 
 import numpy as np
 
-from gt.worker.engines.numpy_factories import FACTORIES, RANDOM
+from gt.worker.engines.numpy_factories import FACTORIES
+from gt.worker.engines.numpy_random import RANDOM
 from gt.worker.engines.numpy_reductions import REDUCTIONS
 from gt.worker.engines.numpy_types import (
     BOOL,

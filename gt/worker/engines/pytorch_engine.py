@@ -12,8 +12,10 @@ import torch.distributed as dist
 
 from gt.core.messages import Arg, Complex, DType, Here, Items, Layout, MemoryFormat, ViewStep
 from gt.core.meta import ITEM_BYTES, TensorMeta
+from gt.worker.engines.counter import Region
 from gt.worker.engines.engine import Buffer
 from gt.worker.engines.portable import PORTABLE
+from gt.worker.engines.random_ops import COUNTER_BASED
 
 _DTYPES = {name: getattr(torch, name) for name in ITEM_BYTES if hasattr(torch, name)}
 _NAMES = {dtype: name for name, dtype in _DTYPES.items()}
@@ -127,7 +129,11 @@ class PyTorchEngine:
             return complex(arg.real, arg.imag)
         return arg
 
-    def seeded(self, op: str, function: Callable[..., Any]) -> Callable[..., Any]:
+    def seeded(self, op: str, function: Callable[..., Any], region: Region | None) -> Callable[..., Any]:
+        draw = COUNTER_BASED.get(op)
+        if draw is not None:
+            return lambda key, *args, **kwargs: draw(key, region, *args, **kwargs)
+        assert region is None, f"{op} is not counter-based: it cannot make a part, here {region}"
         schema = torch._C._get_schema(*_qualified(op))
         if any(argument.name == "generator" for argument in schema.arguments):
             return self._with_generator(function)

@@ -1,0 +1,55 @@
+"""Where tensors lie: meshes of the workers that are there, and what each of them holds of a tensor."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from gt.client import session as sessions
+from gt.client.nodes import Node
+from gt.core.errors import LayoutError
+from gt.sharding.spec import DeviceMesh, Shape, ShardingSpec, box_elements, box_shape, local_box
+
+
+class LocalShard(NamedTuple):
+    """What one worker holds of a tensor: which part, its shape, and its bytes."""
+
+    slice: tuple[slice, ...]
+    shape: Shape
+    bytes: int
+
+
+def mesh(
+    shape: int | Sequence[int], axis_names: Sequence[str] = (), workers: Sequence[int] = (), name: str = ""
+) -> DeviceMesh:
+    """A grid of workers: `gt.mesh((2, 4), ("dp", "tp"))`. Without `workers` it takes the first ones that are there."""
+    sizes = [shape] if isinstance(shape, int) else list(shape)
+    there = [info.worker for info in sessions.current().welcome.workers]
+    count = math.prod(sizes)
+    chosen = list(workers) or there[:count]
+    missing = [worker for worker in chosen if worker not in there]
+    if missing or len(chosen) < count:
+        unknown = f"{missing} are not there; " if missing else ""
+        raise LayoutError(
+            f"a mesh of shape {tuple(sizes)} needs {count} workers, and there are {there}; {unknown}"
+            f"start more with gt.init(workers={count}) or GT_WORKERS={count}"
+        )
+    return DeviceMesh(sizes, axis_names, chosen, name)
+
+
+def spec_of_node(node: Node) -> ShardingSpec:
+    """How a tensor is laid out; asks the dispatcher."""
+    return node.session.locate(node)
+
+
+def shards_of_node(node: Node) -> dict[int, LocalShard]:
+    """By worker, what it holds."""
+    spec, geometry = spec_of_node(node), node.geometry
+    held = {worker: local_box(spec, tuple(geometry.shape), worker) for worker in spec.mesh.workers}
+    return {
+        worker: LocalShard(
+            tuple([slice(*interval) for interval in box]), box_shape(box), box_elements(box) * geometry.dtype.itemsize
+        )
+        for worker, box in held.items()
+    }

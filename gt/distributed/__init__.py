@@ -1,0 +1,19 @@
+"""Tensors over several workers, said explicitly: meshes, placements, and products in the layout that is asked for."""
+
+from gt.client.creation import distribute, replicate, shard
+from gt.client.layouts import LocalShard, mesh
+from gt.sharding.placements import Partial, Replicate, Shard
+from gt.sharding.spec import DeviceMesh, ShardingSpec
+
+__all__ = [
+    "DeviceMesh",
+    "LocalShard",
+    "Partial",
+    "Replicate",
+    "Shard",
+    "ShardingSpec",
+    "distribute",
+    "mesh",
+    "replicate",
+    "shard",
+]

@@ -1,0 +1,86 @@
+"""Layouts in DTensor's words: one placement for each axis of a mesh."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple, TypeAlias
+
+from gt.core.errors import LayoutError
+from gt.sharding.spec import DeviceMesh, ShardingSpec, parse_spec
+
+
+class Shard(NamedTuple):
+    """The axis cuts a dim of the tensor. Where several axes cut one dim, the first is the major one."""
+
+    dim: int
+
+
+class Replicate(NamedTuple):
+    """Every worker along the axis holds the same."""
+
+
+class Partial(NamedTuple):
+    """What the workers along the axis hold has to be reduced to give the value."""
+
+    kind: str = "sum"
+
+
+Placement: TypeAlias = Shard | Replicate | Partial
+Placements: TypeAlias = Placement | Sequence[Placement] | str | ShardingSpec
+"""How a user may say it: a placement per axis (one alone for a 1-D mesh), or the text of a spec, or a spec."""
+
+
+class Layout(NamedTuple):
+    """A wish of a user for tensors of any rank."""
+
+    mesh: DeviceMesh
+    placements: tuple[Placement, ...] | str | ShardingSpec
+
+    def spec(self, rank: int) -> ShardingSpec:
+        return spec_from(self.placements, self.mesh, rank)
+
+
+def spec_from(placements: Placements, mesh: DeviceMesh, rank: int) -> ShardingSpec:
+    """The spec of a tensor of so many dims."""
+    spec = _spec_from(placements, mesh, rank)
+    if len(spec.dims) != rank:
+        raise LayoutError(f"[{spec}] lays out a tensor of {len(spec.dims)} dims, and this one has {rank}")
+    if spec.mesh is not mesh:
+        raise LayoutError(f"[{spec}] is a spec of mesh {spec.mesh}, not of mesh {mesh}")
+    return spec
+
+
+def _spec_from(placements: Placements, mesh: DeviceMesh, rank: int) -> ShardingSpec:
+    if isinstance(placements, ShardingSpec):
+        return placements
+    if isinstance(placements, str):
+        return parse_spec(placements, mesh)
+    each = [placements] if isinstance(placements, Shard | Replicate | Partial) else list(placements)
+    if len(each) != len(mesh.shape):
+        raise LayoutError(f"mesh {mesh} needs a placement for each of its {len(mesh.shape)} axes, not {len(each)}")
+    dims: list[list[str]] = [[] for _ in range(rank)]
+    partial: dict[str, str] = {}
+    for axis, placement in zip(mesh.axis_names, each, strict=True):
+        if isinstance(placement, Shard):
+            if not -rank <= placement.dim < rank:
+                raise LayoutError(f"{placement} names a dim that a tensor of {rank} dims does not have")
+            dims[placement.dim].append(axis)
+        elif isinstance(placement, Partial):
+            partial[axis] = placement.kind
+        elif not isinstance(placement, Replicate):
+            raise LayoutError(f"{placement!r} is not a placement: use gt.Shard(dim), gt.Replicate() or gt.Partial()")
+    if len(set(partial.values())) > 1:
+        raise LayoutError(f"partial values of different kinds do not commute: {', '.join(partial.values())}")
+    return ShardingSpec(mesh, dims, tuple(partial), next(iter(partial.values()), "sum"))
+
+
+def placements_of(spec: ShardingSpec) -> tuple[Placement, ...]:
+    """A placement for each axis of the spec's mesh. The order of axes that cut one dim, and cuts that are not the
+    default ones, have no word here."""
+    dim_of = {axis: dim for dim, axes in enumerate(spec.dims) for axis in axes}
+    return tuple(
+        [
+            Shard(dim_of[axis]) if axis in dim_of else Partial(spec.kind) if axis in spec.partial else Replicate()
+            for axis in spec.mesh.axis_names
+        ]
+    )

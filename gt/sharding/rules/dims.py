@@ -1,0 +1,46 @@
+"""Rules for which dims are named by number: the text of a rule from lists of names, and shapes that follow."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from gt.sharding.spec import Shape, ShardingSpec
+
+
+def wrap(dim: int, rank: int) -> int:
+    return dim + rank if dim < 0 else dim
+
+
+def wrap_all(dims: int | Sequence[int], rank: int) -> tuple[int, ...]:
+    """One dim or several, without negative ones; a tensor without dims has none."""
+    given = (dims,) if isinstance(dims, int) else dims
+    return tuple(sorted({wrap(dim, rank) for dim in given})) if rank else ()
+
+
+def dims_cut(spec: ShardingSpec, dims: Sequence[int]) -> bool:
+    return any(spec.dims[dim] for dim in dims)
+
+
+def named(rank: int, letter: str = "d") -> list[str]:
+    return [f"{letter}{dim}" for dim in range(rank)]
+
+
+def rule_text(
+    operands: Sequence[Sequence[str]], results: Sequence[Sequence[str]], classes: Mapping[str, Sequence[str]]
+) -> str:
+    """A rule from the names of the dims of its tensors: `{"whole": names}` are the classes of factors."""
+    sides = [", ".join([" ".join(names) or "..." for names in side]) for side in (operands, results)]
+    tail = "; ".join([f"{label}: {' '.join(names)}" for label, names in classes.items() if names])
+    return " -> ".join(sides) + (f" | {tail}" if tail else "")
+
+
+def without(names: Sequence[str], dims: Sequence[int], keepdim: bool) -> list[str]:
+    """The names of what is left when dims are reduced."""
+    kept = ["1" if dim in dims else name for dim, name in enumerate(names)]
+    return kept if keepdim else [name for dim, name in enumerate(names) if dim not in dims]
+
+
+def reduced_shape(shape: Shape, dims: Sequence[int], keepdim: bool) -> Shape:
+    if keepdim:
+        return tuple([1 if dim in dims else size for dim, size in enumerate(shape)])
+    return tuple([size for dim, size in enumerate(shape) if dim not in dims])

@@ -1,0 +1,49 @@
+"""Facts about dtypes that rules depend on."""
+
+from __future__ import annotations
+
+_WIDE = {"float16": "float32", "bfloat16": "float32"}
+_REAL = {"complex32": "float16", "complex64": "float32", "complex128": "float64"}
+_INT_BITS = {"int8": 8, "int16": 16, "int32": 32, "int64": 64}
+_UINT_BITS = {"uint8": 8, "uint16": 16, "uint32": 32, "uint64": 64}
+
+
+def wide(dtype: str) -> str:
+    """The dtype in which torch adds up values of a dtype."""
+    return _WIDE.get(dtype, dtype)
+
+
+def real(dtype: str) -> str:
+    """The dtype of absolute values."""
+    return _REAL.get(dtype, dtype)
+
+
+def is_floating(dtype: str) -> bool:
+    return dtype.startswith(("float", "bfloat"))
+
+
+def is_complex(dtype: str) -> bool:
+    return dtype in _REAL
+
+
+def adds_up(source: str, target: str) -> bool:
+    """Whether values may be added before or after they become another dtype: it is the same, or a wider float."""
+    return source == target or (is_floating(source) and target in (wide(source), "float64"))
+
+
+def lowest(dtype: str) -> bool | int | float:
+    """What any other value is larger than: the identity of max."""
+    if dtype == "bool":
+        return False
+    if dtype in _UINT_BITS:
+        return 0
+    return -(1 << _INT_BITS[dtype] - 1) if dtype in _INT_BITS else float("-inf")
+
+
+def highest(dtype: str) -> bool | int | float:
+    """The identity of min."""
+    if dtype == "bool":
+        return True
+    if dtype in _UINT_BITS:
+        return (1 << _UINT_BITS[dtype]) - 1
+    return (1 << _INT_BITS[dtype] - 1) - 1 if dtype in _INT_BITS else float("inf")

@@ -1,0 +1,46 @@
+"""What rules of ops that move elements around share."""
+
+from __future__ import annotations
+
+from collections.abc import Container, Mapping
+
+from gt.core.messages import Arg, Input, Items
+from gt.sharding.calls import Call, LocalBuilder, LocalProgram, Shard
+from gt.sharding.factors import Dim, Passing, Ref, RuleBuilder
+from gt.sharding.rules.dtypes import is_complex
+from gt.sharding.spec import Interval, Shape
+
+
+def own_dims(rule: RuleBuilder, shape: Shape, uncut: Container[int] = ()) -> list[Dim]:
+    """A factor for every dim of a shape: d0, d1, ...; none for those that nothing cuts."""
+    return [(Ref(rule.factor(f"d{dim}", size)),) if dim not in uncut else () for dim, size in enumerate(shape)]
+
+
+def every_kind(call: Call, *operands: int) -> list[Passing]:
+    """The passes of ops that move the elements of these operands, and may put zeros between them: any reduction of
+    zeros is zero again."""
+    dtypes = {call.inputs[place].dtype for place in operands} | {meta.dtype for meta in call.outputs}
+    if len(dtypes) != 1:
+        return []
+    (dtype,) = dtypes
+    kinds = ("sum", "prod") if is_complex(dtype) else ("sum", "max", "min", "prod")
+    return [Passing(frozenset(operands), kind, kind) for kind in (kinds if dtype != "bool" else ("or", "and"))]
+
+
+def sum_kind(dtype: str) -> str:
+    """How values that are zero on all workers but one are put together."""
+    return "or" if dtype == "bool" else "sum"
+
+
+def once(shard: Shard, op: str, *args: Arg, **kwargs: Arg) -> LocalProgram:
+    """A program of one call that gives all results."""
+    builder = LocalBuilder(len(shard.call.inputs))
+    return builder.finish(*builder.calls(op, len(shard.call.outputs), *args, **kwargs))
+
+
+def padded(builder: LocalBuilder, tensor: Input, rank: int, pads: Mapping[int, Interval], value: Arg = 0) -> Input:
+    """A tensor with so many elements of `value` before and after those of some dims."""
+    if not any(before or after for before, after in pads.values()):
+        return tensor
+    flat = [count for dim in reversed(range(rank)) for count in pads.get(dim, (0, 0))]  # torch names the last dim first
+    return builder.call("aten.constant_pad_nd.default", tensor, Items(tuple(flat)), value)

@@ -1,0 +1,101 @@
+"""Reshapes, by the factors that two shapes have in common.
+
+(8, 4) -> (2, 16) is (a b) c -> a (b c) with a=2 b=4 c=4
+"""
+
+from __future__ import annotations
+
+import math
+
+from gt.core.messages import DType, Input, Items
+from gt.core.meta import ITEM_BYTES
+from gt.sharding.calls import Call, LocalProgram, Shard
+from gt.sharding.factors import WHOLE, OpShardingRule, Ref, RuleBuilder, bind
+from gt.sharding.rules.moving import every_kind, once
+from gt.sharding.spec import Shape
+
+
+def reshape(call: Call) -> OpShardingRule:
+    builder = RuleBuilder()
+    source, target = _Side(call.shapes[0]), _Side(call.result_shapes[0])
+    if 0 in source.shape:
+        _share_prefix(builder, source, target)
+    else:
+        _share_factors(builder, source, target)
+    builder.operands.append(tuple(map(tuple, source.dims)))
+    builder.results.append(tuple(map(tuple, target.dims)))
+
+    def lower(shard: Shard) -> LocalProgram:
+        return once(shard, shard.call.op, Input(0), Items(shard.result_shape()))
+
+    return builder.build(every_kind(call, 0), lower)
+
+
+class _Side:
+    """One shape of a reshape: the factors given to its dims so far, their product, and what is left of the dim."""
+
+    def __init__(self, shape: Shape) -> None:
+        self.shape = shape
+        self.dims: list[list[Ref]] = [[] for _ in shape]
+        self.product = 1
+        self._dim = -1
+        self.left = 1
+        self._advance()
+
+    def take(self, factor: str, size: int) -> None:
+        self.dims[self._dim].append(Ref(factor))
+        self.product *= size
+        self.left //= size
+        self._advance()
+
+    def _advance(self) -> None:
+        while self.left == 1 and self._dim + 1 < len(self.shape):
+            self._dim += 1
+            self.left = self.shape[self._dim]
+
+
+def _share_factors(builder: RuleBuilder, source: _Side, target: _Side) -> None:
+    """Walk both shapes from the left. While the products of the factors so far are equal, the sides agree on the stride
+    of what comes next, and what they have in common is a factor of both. Otherwise the side that is behind gets one of
+    its own, which cannot be cut: one that makes the products meet again, or leaves what may be common later."""
+
+    def private(side: _Side, size: int) -> None:
+        if size > 1:
+            side.take(builder.factor(f"p{len(builder.factors)}", size, WHOLE), size)
+
+    while source.left > 1 or target.left > 1:
+        shared = math.gcd(source.left, target.left)
+        if source.product != target.product:
+            behind, ahead = sorted((source, target), key=lambda side: side.product)
+            meet, off = divmod(ahead.product, behind.product)
+            size = meet if not off and behind.left % meet == 0 else behind.left // shared
+            private(behind, size if size > 1 else behind.left)
+        elif shared > 1:
+            name = builder.factor(f"f{len(builder.factors)}", shared)
+            source.take(name, shared)
+            target.take(name, shared)
+        else:
+            sizes = source.left, target.left
+            private(source, sizes[0])
+            private(target, sizes[1])
+
+
+def _share_prefix(builder: RuleBuilder, source: _Side, target: _Side) -> None:
+    """Without elements any cut is right that both sides can have."""
+    for dim, (a, b) in enumerate(zip(source.shape, target.shape, strict=False)):
+        if a != b or a == 0:
+            break
+        name = builder.factor(f"f{dim}", a)
+        source.dims[dim].append(Ref(name))
+        target.dims[dim].append(Ref(name))
+
+
+def reinterpret(call: Call) -> OpShardingRule:
+    """The bytes as another dtype: the last dim of the narrower one has several elements for each of the wider one."""
+    dtype = call.arg(1, "dtype")
+    assert isinstance(dtype, DType)
+    before, after = ITEM_BYTES[call.inputs[0].dtype], ITEM_BYTES[dtype.name]
+    if before == after:
+        return bind("... -> ...", call.shapes, call.result_shapes)
+    sides = ("... d", "... (d k)") if before > after else ("... (d k)", "... d")
+    return bind(f"{sides[0]} -> {sides[1]} | whole: k", call.shapes, call.result_shapes)

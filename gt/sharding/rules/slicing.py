@@ -1,0 +1,219 @@
+"""Parts of tensors along a dim: slices and rows, the ops that put them back, and padding.
+
+A slice of a cut dim is what the shards have of it: its cuts are ragged and some shards may be empty.
+"""
+
+from __future__ import annotations
+
+from gt.core.messages import Arg, Input, Items
+from gt.sharding.calls import Call, LocalBuilder, LocalProgram, Shard
+from gt.sharding.factors import MASK, Dim, OpShardingRule, Ref, RuleBuilder, Window
+from gt.sharding.rules.dims import wrap
+from gt.sharding.rules.entry import OpEntry
+from gt.sharding.rules.moving import every_kind, once, own_dims, padded, sum_kind
+from gt.sharding.spec import Box, Shape
+
+
+def window_dim(dim: Dim, size: int, window: Window) -> Dim:
+    """A dim that shows some elements of another, of that size."""
+    (ref,) = dim
+    return dim if window == Window(0, size) else (Ref(ref.factor, window),)
+
+
+# --- Slices -----------------------------------------------------------------------------------------------------------
+
+
+class _Slice:
+    """A slice of a tensor, with the bounds that torch's arguments mean for its shape."""
+
+    def __init__(self, shape: Shape, dim: int, start: int | None, stop: int | None, step: int) -> None:
+        self.dim = wrap(dim, len(shape))
+        places = range(*slice(start, stop, step).indices(shape[self.dim]))
+        self.size = shape[self.dim]
+        self.window = Window(places.start, len(places), step)
+
+    @classmethod
+    def of(cls, call: Call, shape: Shape, first: int) -> _Slice:
+        """The slice that the arguments from the `first` on name."""
+        bounds = call.arg(first + 1, "start"), call.arg(first + 2, "end")
+        return cls(shape, call.arg(first, "dim", 0), *bounds, call.arg(first + 3, "step", 1))
+
+    def dims(self, dims: list[Dim]) -> tuple[Dim, ...]:
+        return (*dims[: self.dim], window_dim(dims[self.dim], self.size, self.window), *dims[self.dim + 1 :])
+
+    def local(self, whole: Box, part: Box) -> tuple[int, int, int, int]:
+        """dim, start, stop and step of a worker's part of the slice in its part of the tensor."""
+        (first, stop), (corner, _) = part[self.dim], whole[self.dim]
+        if first == stop:
+            return self.dim, 0, 0, self.window.step
+        start = self.window.offset + first * self.window.step - corner
+        return self.dim, start, start + (stop - first - 1) * self.window.step + 1, self.window.step
+
+
+def _slice(call: Call) -> OpShardingRule:
+    return _sliced(call, _Slice.of(call, call.shapes[0], 1), call.op)
+
+
+def _narrow_copy(op: str) -> OpEntry:
+    def rule(call: Call) -> OpShardingRule:
+        shape, dim = call.shapes[0], call.arg(1, "dim")
+        start = call.arg(2, "start") % max(shape[dim], 1) if call.arg(2, "start") < 0 else call.arg(2, "start")
+        return _sliced(call, _Slice(shape, dim, start, start + call.arg(3, "length"), 1), op)
+
+    return OpEntry(rule)
+
+
+def _sliced(call: Call, part: _Slice, op: str) -> OpShardingRule:
+    builder = RuleBuilder()
+    dims = own_dims(builder, call.shapes[0])
+    builder.operands.append(tuple(dims))
+    builder.results.append(part.dims(dims))
+
+    def lower(shard: Shard) -> LocalProgram:
+        return once(shard, op, Input(0), *part.local(shard.operand_box(0), shard.result_box()))
+
+    return builder.build(every_kind(call, 0), lower)
+
+
+def _slice_backward(call: Call) -> OpShardingRule:
+    part = _Slice.of(call, call.result_shapes[0], 2)
+    builder = RuleBuilder()
+    dims = own_dims(builder, call.result_shapes[0])
+    builder.operands.append(part.dims(dims))
+    builder.results.append(tuple(dims))
+
+    def lower(shard: Shard) -> LocalProgram:
+        bounds = part.local(shard.result_box(), shard.operand_box(0))
+        return once(shard, shard.call.op, Input(0), Items(shard.result_shape()), *bounds)
+
+    return builder.build(every_kind(call, 0), lower)
+
+
+def _slice_scatter(call: Call) -> OpShardingRule:
+    part = _Slice.of(call, call.shapes[0], 2)
+    builder = RuleBuilder()
+    dims = own_dims(builder, call.shapes[0])
+    builder.operands.extend([tuple(dims), part.dims(dims)])
+    builder.results.append(tuple(dims))
+
+    def lower(shard: Shard) -> LocalProgram:
+        bounds = part.local(shard.result_box(), shard.operand_box(1))
+        return once(shard, shard.call.op, Input(0), Input(1), *bounds)
+
+    return builder.build(every_kind(call, 0, 1), lower)
+
+
+# --- Rows -------------------------------------------------------------------------------------------------------------
+
+
+def _row(call: Call, shape: Shape, first: int) -> tuple[int, int]:
+    """The dim and the place along it that the arguments from the `first` on name."""
+    dim = wrap(call.arg(first, "dim"), len(shape))
+    return dim, wrap(call.arg(first + 1, "index"), shape[dim])
+
+
+def _select(call: Call) -> OpShardingRule:
+    """A view where the dim is whole; where it is cut, the worker that has the row gives it and the others zeros."""
+    shape = call.shapes[0]
+    dim, index = _row(call, shape, 1)
+    builder = RuleBuilder()
+    dims = own_dims(builder, shape)
+    builder.factor(f"d{dim}", shape[dim], MASK, sum_kind(call.inputs[0].dtype))
+    builder.operands.append(tuple(dims))
+    builder.results.append((*dims[:dim], *dims[dim + 1 :]))
+
+    def lower(shard: Shard) -> LocalProgram:
+        start, stop = shard.operand_box(0)[dim]
+        if start <= index < stop:
+            return once(shard, shard.call.op, Input(0), dim, index - start)
+        return once(shard, "aten.new_zeros.default", Input(0), Items(shard.result_shape()))
+
+    return builder.build(every_kind(call, 0), lower)
+
+
+def _select_backward(call: Call) -> OpShardingRule:
+    dim, index = _row(call, call.result_shapes[0], 2)
+    builder = RuleBuilder()
+    dims = own_dims(builder, call.result_shapes[0])
+    builder.operands.append((*dims[:dim], *dims[dim + 1 :]))
+    builder.results.append(tuple(dims))
+
+    def lower(shard: Shard) -> LocalProgram:
+        (start, stop), shape = shard.result_box()[dim], Items(shard.result_shape())
+        if start <= index < stop:
+            return once(shard, shard.call.op, Input(0), shape, dim, index - start)
+        return once(shard, "aten.new_zeros.default", Input(0), shape)
+
+    return builder.build(every_kind(call, 0), lower)
+
+
+def _select_scatter(call: Call) -> OpShardingRule:
+    dim, index = _row(call, call.shapes[0], 2)
+    builder = RuleBuilder()
+    dims = own_dims(builder, call.shapes[0])
+    builder.operands.extend([tuple(dims), (*dims[:dim], *dims[dim + 1 :])])
+    builder.results.append(tuple(dims))
+
+    def lower(shard: Shard) -> LocalProgram:
+        start, stop = shard.operand_box(0)[dim]
+        if start <= index < stop:
+            return once(shard, shard.call.op, Input(0), Input(1), dim, index - start)
+        return once(shard, "aten.clone.default", Input(0))
+
+    return builder.build(every_kind(call, 0, 1), lower)
+
+
+# --- Padding ----------------------------------------------------------------------------------------------------------
+
+
+def _pad(call: Call) -> OpShardingRule:
+    """The operand is a window of the result; one that a negative pad makes larger than it."""
+    shape, flat = call.shapes[0], call.arg(1, "pad")
+    before = [0] * (len(shape) - len(flat) // 2) + [*reversed(flat[::2])]
+    builder = RuleBuilder()
+    dims = own_dims(builder, call.result_shapes[0])
+    builder.operands.append(
+        tuple(
+            [
+                window_dim(dim, given, Window(pad, size)) if pad or size != given else dim
+                for dim, pad, size, given in zip(dims, before, shape, call.result_shapes[0], strict=True)
+            ]
+        )
+    )
+    builder.results.append(tuple(dims))
+
+    def lower(shard: Shard) -> LocalProgram:
+        program, rank = LocalBuilder(1), len(shape)
+        pads = {
+            dim: (start + pad - first, stop - end - pad) if start < end else (stop - first, 0)
+            for dim, ((start, end), (first, stop), pad) in enumerate(
+                zip(shard.operand_box(0), shard.result_box(), before, strict=True)
+            )
+        }
+        result = padded(program, Input(0), rank, pads, _pad_value(shard))
+        return program.finish(result if result != Input(0) else program.call("aten.clone.default", result))
+
+    return builder.build(every_kind(call, 0), lower)
+
+
+def _pad_value(shard: Shard) -> Arg:
+    """Where partial values pass, only one worker adds the value, or multiplies by it."""
+    value: Arg = shard.call.arg(2, "value", 0)
+    spec = shard.operands[0]
+    if spec.partial and not shard.is_first_along(spec.partial):
+        return {"sum": 0, "prod": 1}.get(spec.kind, value)
+    return value
+
+
+SLICING: dict[str, OpEntry] = {
+    "aten.slice": OpEntry(_slice),
+    "aten.slice_copy": OpEntry(_slice),
+    "aten.narrow_copy": _narrow_copy("aten.slice_copy.Tensor"),
+    "aten.slice_backward": OpEntry(_slice_backward),
+    "aten.slice_scatter": OpEntry(_slice_scatter),
+    "aten.select": OpEntry(_select),
+    "aten.select_copy": OpEntry(_select),
+    "aten.select_backward": OpEntry(_select_backward),
+    "aten.select_scatter": OpEntry(_select_scatter),
+    "aten.constant_pad_nd": OpEntry(_pad),
+}

@@ -1,0 +1,323 @@
+"""An op on laid-out tensors as a program for workers: choose layouts, move what is elsewhere, compute on shards.
+
+infer_output_sharding  which layouts the op runs with
+reshard_inputs         the moves that bring its operands there
+create_sharded_output  the registers of its results
+get_shard_args         what one worker does for its part (called on the worker)
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+from typing import NamedTuple
+
+from gt.core.messages import Arg, Compute, Input, Move, Program, Settle, Signature, Step, ViewStep, Whole
+from gt.core.meta import ITEM_BYTES, TensorMeta, contiguous_strides
+from gt.sharding.calls import Call, Expansion, LocalProgram, Shard, inputs_in, with_inputs
+from gt.sharding.cost import reshard_bytes
+from gt.sharding.propagation import Choice, Operand, Result, Strategy, propagate_sharding
+from gt.sharding.rules import entry_of, lower, rule_of
+from gt.sharding.spec import DeviceMesh, ShardingSpec, compute_local_shape, whole
+
+
+class NoRule(Exception):
+    """The op cannot run on shards: it has no rule."""
+
+
+class Register(NamedTuple):
+    meta: TensorMeta
+    spec: ShardingSpec
+
+
+class Written(NamedTuple):
+    """How an op overwrites its arguments. `into`: per output of the call, the register that it is written into, or -1.
+    `in_place`: the op as it was called, which takes the call's inputs and then the registers `also`."""
+
+    into: tuple[int, ...]
+    in_place: Signature
+    also: tuple[int, ...] = ()
+
+
+def infer_output_sharding(
+    call: Call, specs: Sequence[ShardingSpec], mesh: DeviceMesh, wishes: Sequence[ShardingSpec | None] = ()
+) -> Choice:
+    """The layouts that an op runs with: those that move the fewest bytes. Raises NoRule where it has no rule."""
+    rule = rule_of(call)
+    if rule is None:
+        raise NoRule(call.op)
+    operands = [
+        Operand(meta.shape, ITEM_BYTES[meta.dtype], spec) for meta, spec in zip(call.inputs, specs, strict=True)
+    ]
+    wanted = list(wishes) or [None] * len(call.outputs)
+    results = [
+        Result(meta.shape, ITEM_BYTES[meta.dtype], wish) for meta, wish in zip(call.outputs, wanted, strict=True)
+    ]
+    return propagate_sharding(rule, operands, results, mesh)
+
+
+def get_shard_args(shard: Shard) -> LocalProgram:
+    """The ops that one worker runs, with the arguments that its part needs."""
+    return lower(shard)
+
+
+def create_sharded_output(meta: TensorMeta, spec: ShardingSpec, worker: int) -> TensorMeta:
+    """What a worker holds of a tensor."""
+    shape = compute_local_shape(spec, meta.shape, worker)
+    return TensorMeta(shape, contiguous_strides(shape), 0, meta.dtype)
+
+
+class Draft:
+    """A program being written, on one mesh. `hoisted` are moves of inputs that are best done before the program, as the
+    moved tensor may be there already or be used again: (input, layout) to register. `fixed` inputs are written to, so
+    they are not hoisted."""
+
+    def __init__(self, mesh: DeviceMesh, inputs: Sequence[Register], fixed: Collection[int] = ()) -> None:
+        self.mesh = mesh
+        self.registers = list(inputs)
+        self.steps: list[Step] = []
+        self.hoisted: dict[tuple[int, ShardingSpec], int] = {}
+        self.bytes = 0
+        self._inputs = len(inputs)
+        self._fixed = frozenset(fixed)
+
+    def fork(self) -> Draft:
+        """A copy to try something on."""
+        other = Draft(self.mesh, self.registers, self._fixed)
+        other.steps, other.hoisted, other.bytes = list(self.steps), dict(self.hoisted), self.bytes
+        other._inputs = self._inputs
+        return other
+
+    def adopt(self, other: Draft) -> None:
+        self.registers, self.steps, self.hoisted, self.bytes = (
+            other.registers,
+            other.steps,
+            other.hoisted,
+            other.bytes,
+        )
+
+    def spec(self, register: int) -> ShardingSpec:
+        return self.registers[register].spec
+
+    def move(self, register: int, target: ShardingSpec) -> int:
+        """A register with the same tensor, laid out as said."""
+        meta, source = self.registers[register]
+        if source is target:
+            return register
+        hoistable = register < self._inputs and register not in self._fixed
+        if hoistable and (register, target) in self.hoisted:
+            return self.hoisted[register, target]
+        self.bytes += reshard_bytes(meta.shape, ITEM_BYTES[meta.dtype], source, target)
+        moved = self._new(meta, target)
+        if hoistable:
+            self.hoisted[register, target] = moved
+        else:
+            self.steps.append(Move(register, moved, meta, source.record(), target.record()))
+        return moved
+
+    def _new(self, meta: TensorMeta, spec: ShardingSpec) -> int:
+        self.registers.append(Register(meta, spec))
+        return len(self.registers) - 1
+
+    # Ops
+
+    def reshard_inputs(self, registers: Sequence[int], strategy: Strategy) -> tuple[int, ...]:
+        return tuple([self.move(register, spec) for register, spec in zip(registers, strategy.operands, strict=True)])
+
+    def apply(
+        self,
+        call: Call,
+        registers: Sequence[int],
+        wishes: Sequence[ShardingSpec | None] = (),
+        *,
+        random: bool = False,
+        floating: str = "float32",
+    ) -> tuple[int, ...]:
+        """Run an op by the cheapest strategy of its rule, or as several ops where that moves less."""
+        specs = [self.spec(register) for register in registers]
+        entry = entry_of(call.op)
+        expansion = entry.expand(call, specs) if entry is not None and entry.expand is not None else None
+        choice = None
+        try:
+            choice = infer_output_sharding(call, specs, self.mesh, wishes)
+        except NoRule:
+            if expansion is None:
+                raise
+        if expansion is not None and (choice is None or choice.bytes):
+            trial = self.fork()
+            results = trial.expand(expansion, registers)
+            if choice is None or trial.bytes - self.bytes < choice.bytes:
+                self.adopt(trial)
+                return results
+        assert choice is not None
+        return self._compute(call, registers, choice.strategy, random=random, floating=floating)
+
+    def _compute(
+        self,
+        call: Call,
+        registers: Sequence[int],
+        strategy: Strategy,
+        *,
+        random: bool = False,
+        floating: str = "float32",
+        written: Written | None = None,
+        is_view: bool = False,
+    ) -> tuple[int, ...]:
+        inputs = self.reshard_inputs(registers, strategy)
+        into = written.into if written is not None else ()
+        outputs = tuple(
+            [
+                into[place] if into and into[place] >= 0 else self._new(meta, spec)
+                for place, (meta, spec) in enumerate(zip(call.outputs, strategy.results, strict=True))
+            ]
+        )
+        also = written.also if written is not None else ()
+        self.steps.append(
+            Compute(
+                call.op,
+                call.args,
+                dict(call.kwargs),
+                (*inputs, *also),
+                outputs,
+                call.inputs,
+                call.outputs,
+                tuple([spec.record() for spec in strategy.operands]),
+                tuple([spec.record() for spec in strategy.results]),
+                into,
+                written.in_place if written is not None else None,
+                random,
+                floating,
+                is_view,
+            )
+        )
+        return outputs
+
+    def expand(self, expansion: Expansion, registers: Sequence[int]) -> tuple[int, ...]:
+        """Run an op as the several ops of an expansion."""
+        own = list(registers)
+        for piece in expansion.pieces:
+            used = list(dict.fromkeys(value.index for value in inputs_in(piece.args, piece.kwargs)))
+            places = {register: place for place, register in enumerate(used)}
+            args = tuple([with_inputs(arg, lambda value: Input(places[value.index])) for arg in piece.args])
+            kwargs = {
+                name: with_inputs(arg, lambda value: Input(places[value.index])) for name, arg in piece.kwargs.items()
+            }
+            metas = tuple([self.registers[own[register]].meta for register in used])
+            call = Call(piece.op, args, kwargs, metas, piece.outputs)
+            own.extend(self.apply(call, [own[register] for register in used]))
+        return tuple([own[place] for place in expansion.results])
+
+    def view(self, register: int, steps: Sequence[ViewStep]) -> int:
+        """The register of a view of a tensor, moved where a view op cannot carry the layout."""
+        for step in steps:
+            call, pick = view_call(step, self.registers[register].meta)
+            register = self.apply(call, (register,))[pick]
+        return register
+
+    def view_in_place(self, register: int, steps: Sequence[ViewStep]) -> tuple[int, tuple[int, ...]] | None:
+        """The register of a view that shares the shards of its base, and the steps that make it; None where some step
+        would have to move or copy something."""
+        made = []
+        for step in steps:
+            call, pick = view_call(step, self.registers[register].meta)
+            before = self.spec(register)
+            try:
+                choice = infer_output_sharding(call, [before], self.mesh)
+            except NoRule:
+                return None
+            results = choice.strategy.results
+            if choice.strategy.operands[0] is not before or any(spec.partial for spec in results):
+                return None
+            made.append(len(self.steps))
+            register = self._compute(call, (register,), choice.strategy, is_view=True)[pick]
+        return register, tuple(made)
+
+    def write(
+        self,
+        call: Call,
+        registers: Sequence[int],
+        written: Written,
+        *,
+        random: bool = False,
+        floating: str = "float32",
+    ) -> tuple[int, ...]:
+        """Run an op that overwrites registers. Gives the registers of all its outputs."""
+        wishes = [None if target < 0 else self.spec(target) for target in written.into]
+        specs = [self.spec(register) for register in registers]
+        choice = infer_output_sharding(call, specs, self.mesh, wishes)
+        given, needed = choice.strategy.results, choice.strategy.operands
+        kept = all(wish is None or wish is spec for wish, spec in zip(wishes, given, strict=True))
+        still = all(spec is specs[p] for p, spec in enumerate(needed) if registers[p] in written.into)
+        if kept and still:
+            return self._compute(call, registers, choice.strategy, random=random, floating=floating, written=written)
+        results = self._compute(call, registers, choice.strategy, random=random, floating=floating)
+        return tuple(
+            [
+                result if target < 0 else self._copy_into(target, result)
+                for target, result in zip(written.into, results, strict=True)
+            ]
+        )
+
+    def _copy_into(self, target: int, result: int) -> int:
+        meta, spec = self.registers[target]
+        moved = self.move(result, spec)
+        call = Call("aten.copy.default", (Input(0), Input(1)), {}, (meta, self.registers[moved].meta), (meta,))
+        signature = Signature("aten.copy_.default", call.args, {}, ((), ()), (0,), (), ())
+        strategy = Strategy((spec, self.spec(moved)), (spec,), {})
+        return self._compute(call, (target, moved), strategy, written=Written((target,), signature))[0]
+
+    def settle(self, base: int, view: int, steps: tuple[int, ...]) -> None:
+        self.steps.append(Settle(base, view, steps))
+
+    def run_whole(self, signature: Signature, registers: Sequence[int]) -> tuple[int, ...]:
+        """Run an op as it is, on whole operands. What it writes to goes back to the layout it had."""
+        needed = [
+            self.move(register, whole(self.mesh, len(self.registers[register].meta.shape))) for register in registers
+        ]
+        outputs = [self._new(meta, whole(self.mesh, len(meta.shape))) for meta in signature.outputs]
+        self.steps.append(Whole(signature, tuple(needed), tuple(outputs)))
+        for place in signature.writes:
+            before = self.spec(registers[place])
+            keeps = before if not before.partial and before.mesh is self.mesh else self.spec(needed[place])
+            outputs.append(self.move(needed[place], keeps))
+        return tuple(outputs)
+
+    # The end
+
+    def finish(
+        self, gives: Sequence[int], consumes: Sequence[int]
+    ) -> tuple[Program, tuple[tuple[int, ShardingSpec | None], ...]]:
+        """The program, and what it takes: inputs by their place, as they are (None) or moved to a layout."""
+        used = {register for step in self.steps for register in _read_by(step)} | set(gives) | set(consumes)
+        takes: list[int] = [register for register in range(self._inputs) if register in used]
+        sources: list[tuple[int, ShardingSpec | None]] = [(register, None) for register in takes]
+        for (register, spec), moved in self.hoisted.items():
+            takes.append(moved)
+            sources.append((register, spec))
+        places = {register: place for place, register in enumerate(takes)}
+        program = Program(tuple(self.steps), tuple(takes), tuple(gives), tuple([places[r] for r in consumes]))
+        return program, tuple(sources)
+
+
+def _read_by(step: Step) -> tuple[int, ...]:
+    if isinstance(step, Move):
+        return (step.input,)
+    if isinstance(step, Settle):
+        return (step.base, step.view)
+    return (*step.inputs, *(register for register in getattr(step, "into", ()) if register >= 0))
+
+
+def view_call(step: ViewStep, source: TensorMeta) -> tuple[Call, int]:
+    """A view step as a call, and which of its results is meant."""
+    return Call(step.op, (Input(0), *step.args), step.kwargs, (source,), step.results), step.pick or 0
+
+
+def functional_args(
+    args: Sequence[Arg], kwargs: Mapping[str, Arg], dropped: frozenset[int]
+) -> tuple[tuple[Arg, ...], dict[str, Arg]]:
+    """Arguments without those that are only written to (`out=`)."""
+    kept = {name: value for name, value in kwargs.items() if not _is_dropped(value, dropped)}
+    return tuple([value for value in args if not _is_dropped(value, dropped)]), kept
+
+
+def _is_dropped(value: Arg, dropped: frozenset[int]) -> bool:
+    return isinstance(value, Input) and value.index in dropped

@@ -1,0 +1,140 @@
+"""Random ops on arrays: the bits of `counter.py` in NumPy, and the same numbers made of them."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from statistics import NormalDist
+from typing import NamedTuple, TypeAlias
+
+import numpy as np
+import torch
+
+from gt.worker.engines.counter import ROUNDS, Region, key_words, whole
+from gt.worker.engines.numpy_types import FLOAT32, INT64, Array, Kind, cast
+from gt.worker.engines.numpy_views import Shape
+from gt.worker.engines.random_ops import judge, judge_permutation
+
+
+class Draw(NamedTuple):
+    """What a random op takes first: its key, and the part of the whole that it makes."""
+
+    key: int
+    region: Region | None
+
+    def words(self, size: Shape, width: int) -> Array:
+        """Signed integers of so many random bits."""
+        region = self.region or whole(tuple(size))
+        assert region.size == tuple(size), f"{region} is not of the size {size}"
+        index: Array = np.zeros(1, np.uint64)
+        for count, (begin, end) in zip(region.shape, region.box, strict=True):
+            index = index[..., None] * np.uint64(count) + np.arange(begin, end, dtype=np.uint64)
+        start, step = key_words(self.key)
+        words = index.reshape(-1) * np.uint64(step) + np.uint64(start)
+        for shift, factor in ROUNDS:
+            words = (words ^ (words >> np.uint64(shift))) * np.uint64(factor)
+        return (words.view(np.int64) >> (64 - width)).reshape(tuple(size))
+
+
+RandomOp: TypeAlias = Callable[..., Array]
+Fill: TypeAlias = Callable[[Draw, Shape, Kind], Array]
+
+
+def _judge(method: str, dtype: Kind, *params: float) -> None:
+    judge(method, getattr(torch, dtype.name), params)
+
+
+# Computed in float64
+
+
+def _uniform(draw: Draw, size: Shape, dtype: Kind) -> Array:
+    """In [0, 1): as many bits as the dtype has, so that rounding cannot give 1."""
+    width = np.finfo(dtype).nmant + 1
+    return draw.words(size, width) * 2.0**-width + 0.5
+
+
+_inverse = np.vectorize(lambda x: math.copysign(NormalDist().inv_cdf((1 - abs(x)) / 2), x), otypes=[np.float64])
+
+
+def _normal(draw: Draw, size: Shape, dtype: Kind) -> Array:
+    return np.asarray(_inverse((draw.words(size, 53) + 0.5) * 2.0**-52))
+
+
+# Ops
+
+
+def _drawn(method: str, fill: Fill) -> tuple[RandomOp, RandomOp]:
+    """Two factories of random tensors: by size, and like a tensor."""
+
+    def of_size(draw: Draw, size: Shape, dtype: Kind | None = None, **_: object) -> Array:
+        _judge(method, dtype or FLOAT32)
+        if (dtype or FLOAT32).kind == "c":
+            raise NotImplementedError("the numpy backend draws no complex numbers; use the pytorch backend")
+        return cast(fill(draw, size, dtype or FLOAT32), dtype or FLOAT32)
+
+    return of_size, lambda draw, like, dtype=None, **_: of_size(draw, like.shape, dtype or like.dtype)
+
+
+_rand, _rand_like = _drawn("uniform_", _uniform)
+_randn, _randn_like = _drawn("normal_", _normal)
+
+
+def _randint(draw: Draw, low: int, high: int, size: Shape, dtype: Kind | None = None, **_: object) -> Array:
+    _judge("random_", dtype or INT64, low, high)
+    words, span = draw.words(size, 64), high - low
+    rest = words % span if span < 2**63 else (words.view(np.uint64) % np.uint64(span)).view(np.int64)
+    return cast(rest + low, dtype or INT64)
+
+
+def _randint_below(draw: Draw, high: int, size: Shape, dtype: Kind | None = None, **_: object) -> Array:
+    return _randint(draw, 0, high, size, dtype)
+
+
+def _randperm(draw: Draw, count: int, dtype: Kind | None = None, **_: object) -> Array:
+    judge_permutation(count, getattr(torch, (dtype or INT64).name))
+    ((start, stop),) = (draw.region or whole((count,))).box
+    return cast(np.argsort(Draw(draw.key, None).words((count,), 64))[start:stop], dtype or INT64)
+
+
+def _uniform_(draw: Draw, target: Array, low: float = 0.0, high: float = 1.0) -> Array:
+    _judge("uniform_", target.dtype, low, high)
+    rounded = cast(high, target.dtype)
+    highest = rounded if rounded < high else np.nextafter(rounded, cast(-np.inf, target.dtype))
+    numbers = _uniform(draw, target.shape, target.dtype) * (high - low) + low
+    np.copyto(target, np.minimum(numbers, max(low, float(highest))), casting="same_kind")
+    return target
+
+
+def _normal_(draw: Draw, target: Array, mean: float = 0.0, std: float = 1.0) -> Array:
+    _judge("normal_", target.dtype, mean, std)
+    np.copyto(target, _normal(draw, target.shape, target.dtype) * std + mean, casting="same_kind")
+    return target
+
+
+def _bernoulli(draw: Draw, probability: Array) -> Array:
+    for limit in (probability.min(initial=0), probability.max(initial=1)):
+        _judge("bernoulli_", probability.dtype, float(limit))
+    return cast(_uniform(draw, probability.shape, np.dtype(np.float64)) < probability, probability.dtype)
+
+
+def _bernoulli_(draw: Draw, target: Array, probability: float = 0.5) -> Array:
+    _judge("bernoulli_", target.dtype, probability)
+    np.copyto(target, _uniform(draw, target.shape, np.dtype(np.float64)) < probability, casting="unsafe")
+    return target
+
+
+RANDOM: dict[str, RandomOp] = {
+    "aten.rand.default": _rand,
+    "aten.rand.generator": _rand,
+    "aten.rand_like.default": _rand_like,
+    "aten.randn.default": _randn,
+    "aten.randn.generator": _randn,
+    "aten.randn_like.default": _randn_like,
+    "aten.randint.default": _randint_below,
+    "aten.randint.low": _randint,
+    "aten.randperm.default": _randperm,
+    "aten.uniform_.default": _uniform_,
+    "aten.normal_.default": _normal_,
+    "aten.bernoulli.default": _bernoulli,
+    "aten.bernoulli_.float": _bernoulli_,
+}

@@ -1,0 +1,177 @@
+"""A tensor from one layout to another, as one worker sees it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from functools import reduce
+
+from gt.core.messages import DType, Items
+from gt.core.meta import TensorMeta, contiguous_strides
+from gt.sharding.reshard import Step, contributions, plan_reshard, pulls, pushes, segments
+from gt.sharding.spec import Box, Interval, Shape, ShardingSpec, box_shape, local_box
+from gt.worker.engines.engine import Engine, Value
+from gt.worker.exchange import Received, Swap, Swapping
+from gt.worker.values import Failing
+
+_REDUCING = {
+    "sum": "aten.add.Tensor",
+    "prod": "aten.mul.Tensor",
+    "max": "aten.maximum.default",
+    "min": "aten.minimum.default",
+    "and": "aten.logical_and.default",
+    "or": "aten.logical_or.default",
+}
+_WIDER = {"bfloat16": "float32", "float16": "float32"}  # sums of these are made in more bits
+
+
+class Mover:
+    """Moves a tensor of a given shape and dtype from one spec to another; `run` gives this worker's part of the target.
+    A worker that is in only one of the meshes sends or receives only."""
+
+    def __init__(
+        self, engine: Engine, worker: int, meta: TensorMeta, source: ShardingSpec, target: ShardingSpec
+    ) -> None:
+        self._engine = engine
+        self._worker = worker
+        self._shape = meta.shape
+        self._dtype = meta.dtype
+        self._source = source
+        self._target = target
+        self._steps = plan_reshard(meta.shape, meta.nbytes // max(meta.elements, 1) or 1, source, target).steps
+
+    def run(self, value: Value | Failing | None) -> Swapping:
+        if not self._steps:
+            return value if value is None or isinstance(value, Failing) else self._engine.copy(value)
+        for step in self._steps:
+            members = tuple(sorted({*step.source.mesh.workers, *step.target.mesh.workers}))
+            if self._worker in members:
+                value = yield from self._step(step, members, value)
+        return value
+
+    def _step(self, step: Step, members: tuple[int, ...], value: Value | Failing | None) -> Swapping:
+        if step.kind == "all-reduce":
+            return (yield from self._all_reduce(step, members, value))
+        sends = {
+            push.peer: (self._meta(box_shape(push.box)), self._cut(value, step.source, push.box))
+            for push in pushes(step, self._shape, self._worker)
+        }
+        own_pulls = pulls(step, self._shape, self._worker)
+        receives = {pull.peer: self._meta(box_shape(pull.box)) for pull in own_pulls if pull.peer != self._worker}
+        received: Received = {}
+        if len(members) > 1 and step.kind not in ("to-partial", "slice"):
+            received = yield Swap(members, sends, receives)
+        if self._worker not in step.target.mesh:
+            return None
+        failing = _failing_of((value, *received.values()))
+        if failing is not None:
+            return failing
+        if any(pull.peer == self._worker for pull in own_pulls):
+            (own,) = [pull.box for pull in own_pulls if pull.peer == self._worker]
+            received[self._worker] = self._cut(value, step.source, own)
+        return self._put_together(step, received)
+
+    def _put_together(self, step: Step, received: Received) -> Value:
+        box = local_box(step.target, self._shape, self._worker)
+        if step.kind in ("reduce", "reduce-scatter"):
+            addends = contributions(step, self._shape, self._worker)
+            parts = [self._assemble(box, [(pull.box, received[pull.peer]) for pull in addend]) for addend in addends]
+            if not parts:
+                return self._engine.empty(self._meta(box_shape(box)))
+            return self._reduce(step.source.kind, parts)
+        placed = [(pull.box, received[pull.peer]) for pull in pulls(step, self._shape, self._worker)]
+        if step.kind == "to-partial":
+            return self._assemble(box, placed, self._identity(step.target.kind, box_shape(box)))
+        return self._assemble(box, placed)
+
+    def _all_reduce(self, step: Step, members: tuple[int, ...], value: Value | Failing | None) -> Swapping:
+        """Every worker of a group reduces one segment of the flat tensor, and sends it to the others."""
+        peers, cuts = segments(step, self._shape, self._worker)
+        size = dict(zip(peers, [self._meta((stop - start,)) for start, stop in cuts], strict=True))
+        others = [peer for peer in peers if peer != self._worker]
+        busy = [peer for peer in others if size[peer].nbytes]  # those that reduce something
+        flat = value if isinstance(value, Failing) else value.reshape(-1)  # type: ignore[union-attr]
+        part = {peer: self._segment(flat, cut) for peer, cut in zip(peers, cuts, strict=True)}
+        works = size[self._worker].nbytes > 0
+        mine = dict.fromkeys(others, size[self._worker]) if works else {}
+        received = yield Swap(members, {peer: (size[peer], part[peer]) for peer in busy}, mine)
+        total = part[self._worker]
+        if works:
+            addends = [part[peer] if peer == self._worker else received[peer] for peer in peers]
+            total = _failing_of(addends) or self._reduce(step.source.kind, addends)
+        sends = dict.fromkeys(mine, (size[self._worker], total))
+        received = yield Swap(members, sends, {peer: size[peer] for peer in busy})
+        received[self._worker] = total
+        failing = _failing_of(received.values())
+        if failing is not None:
+            return failing
+        placed: list[tuple[Box, Value]] = [
+            ((cut,), received[peer]) for peer, cut in zip(peers, cuts, strict=True) if peer in received
+        ]
+        shape = box_shape(local_box(step.target, self._shape, self._worker))
+        return self._assemble(((0, cuts[-1][1]),), placed).reshape(shape)
+
+    def _segment(self, flat: Value | Failing, cut: Interval) -> Value | Failing:
+        return flat if isinstance(flat, Failing) else self._engine.copy(flat[cut[0] : cut[1]])
+
+    # Parts
+
+    def _meta(self, shape: Shape) -> TensorMeta:
+        return TensorMeta(shape, contiguous_strides(shape), 0, self._dtype)
+
+    def _cut(self, value: Value | Failing | None, spec: ShardingSpec, box: Box) -> Value | Failing:
+        """A box of what this worker holds, in memory of its own."""
+        if isinstance(value, Failing):
+            return value
+        held = local_box(spec, self._shape, self._worker)
+        part = self._engine.empty(self._meta(box_shape(box)))
+        part[...] = value[_within(held, box)]  # type: ignore[index]
+        return part
+
+    def _assemble(self, box: Box, parts: Sequence[tuple[Box, Value]], whole: Value | None = None) -> Value:
+        if whole is None and len(parts) == 1 and parts[0][0] == box:
+            return parts[0][1]
+        if whole is None:
+            whole = self._engine.empty(self._meta(box_shape(box)))
+        for place, part in parts:
+            whole[_within(box, place)] = part
+        return whole
+
+    def _reduce(self, kind: str, parts: Sequence[Value]) -> Value:
+        """Parts reduced in their order."""
+        wider = _WIDER.get(self._dtype) if kind in ("sum", "prod") else None
+        if wider is not None:
+            parts = [self._cast(part, wider) for part in parts]
+        total = reduce(self._engine.resolve(_REDUCING[kind]), parts)
+        return total if wider is None and kind not in ("and", "or") else self._cast(total, self._dtype)
+
+    def _cast(self, value: Value, dtype: str) -> Value:
+        return self._engine.resolve("aten._to_copy.default")(value, dtype=self._engine.literal(DType(dtype)))
+
+    def _identity(self, kind: str, shape: Shape) -> Value:
+        size = self._engine.literal(Items(shape))
+        full = self._engine.resolve("aten.full.default")
+        return full(size, _identity_of(kind, self._dtype), dtype=self._engine.literal(DType(self._dtype)))
+
+
+def _within(outer: Box, inner: Box) -> tuple[slice, ...]:
+    return tuple([slice(low - start, high - start) for (start, _), (low, high) in zip(outer, inner, strict=True)])
+
+
+def _failing_of(values: Iterable[Value | Failing]) -> Failing | None:
+    return next((value for value in values if isinstance(value, Failing)), None)
+
+
+def _identity_of(kind: str, dtype: str) -> float | int | bool:
+    if kind in ("sum", "or"):
+        return False if dtype == "bool" else 0
+    if kind in ("prod", "and"):
+        return True if dtype == "bool" else 1
+    lowest = kind == "max"
+    if dtype == "bool":
+        return not lowest
+    if dtype.startswith("uint"):
+        return 0 if lowest else (1 << int(dtype.removeprefix("uint"))) - 1
+    if dtype.startswith("int"):
+        most = 1 << (int(dtype.removeprefix("int")) - 1)
+        return -most if lowest else most - 1
+    return float("-inf") if lowest else float("inf")

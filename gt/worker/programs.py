@@ -1,0 +1,204 @@
+"""What a worker does for an op on tensors that are cut: the steps of a program, made for its place in the mesh."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any, TypeAlias
+
+from gt.core.messages import (
+    Arg,
+    Compute,
+    Move,
+    Number,
+    Program,
+    Settle,
+    Signature,
+    Step,
+    ViewStep,
+    Whole,
+)
+from gt.sharding.calls import Call, LocalCall, Shard
+from gt.sharding.rules import rule_of
+from gt.sharding.spec import local_box, spec_of
+from gt.sharding.spmd import get_shard_args
+from gt.worker.engines.engine import Engine, Value
+from gt.worker.exchange import Swapping
+from gt.worker.kernels import Kernel
+from gt.worker.moves import Mover
+from gt.worker.values import Failing
+
+Registers: TypeAlias = dict[int, Any]
+Fail: TypeAlias = Callable[[str, Sequence[Value], Exception], Failing]
+"""Notes that an op has failed on some tensors; gives what stands in place of its results."""
+
+# Their strided forms need strides that a shard may not have.
+_STRIDE_FREE = {"aten.view.default": "aten.reshape.default", "aten._unsafe_view.default": "aten.reshape.default"}
+
+
+class ProgramKernel:
+    """A program bound to an engine and a worker. `run` never raises: where a step fails, `Failing` goes on in place of
+    its results, so that the workers of an exchange stay in step."""
+
+    def __init__(self, engine: Engine, worker: int, op: str, program: Program) -> None:
+        self.op = op
+        self.program = program
+        self.meets = any(isinstance(step, Move) for step in program.steps)
+        self._engine = engine
+        self._worker = worker
+        self._views: dict[int, Callable[[Value], Value]] = {}
+        self._steps = [self._prepare(number, step) for number, step in enumerate(program.steps)]
+
+    def run(self, inputs: Sequence[Value | Failing | None], numbers: tuple[Number, ...], fail: Fail) -> Swapping:
+        registers: Registers = dict(zip(self.program.takes, inputs, strict=True))
+        for step in self._steps:
+            if isinstance(step, _Moving):
+                registers[step.output] = yield from step.mover.run(registers.get(step.input))
+            else:
+                step(registers, numbers, fail)
+        return [registers.get(register) for register in self.program.gives]
+
+    def _prepare(self, number: int, step: Step) -> Any:
+        if isinstance(step, Move):
+            return _Moving(
+                step, Mover(self._engine, self._worker, step.meta, spec_of(step.source), spec_of(step.target))
+            )
+        if isinstance(step, Whole):
+            written = [step.inputs[place] for place in step.signature.writes]
+            run = _made(lambda: Kernel(self._engine, step.signature).call)
+            return _Computing(step.signature.op, step.inputs, step.outputs, run, written)
+        if isinstance(step, Settle):
+            return self._settling(step)
+        inputs = (*step.inputs, *[register for register in step.into if register >= 0])
+        return _Computing(step.op, inputs, step.outputs, _made(lambda: self._part(number, step)))
+
+    def _settling(self, step: Settle) -> _Action:
+        def settle(registers: Registers, numbers: tuple[Number, ...], fail: Fail) -> None:
+            base, view = registers[step.base], registers[step.view]
+            if isinstance(view, Failing):
+                registers[step.base] = view
+            elif not isinstance(base, Failing) and not self._engine.aliases(view, base):
+                self._engine.write_through(base, self._composed(step.steps), view)
+
+        return settle
+
+    def _composed(self, steps: Sequence[int]) -> Callable[[Value], Value]:
+        def view(value: Value) -> Value:
+            for number in steps:
+                value = self._views[number](value)
+            return value
+
+        return view
+
+    # Ops on shards
+
+    def _part(self, number: int, step: Compute) -> _Run:
+        """This worker's part of an op."""
+        operands = tuple(map(spec_of, step.operands))
+        results = tuple(map(spec_of, step.results))
+        call = Call(step.op, step.args, step.kwargs, step.inputs_meta, step.outputs_meta)
+        shard = Shard(call, operands, results, self._worker)
+        rule = rule_of(call)
+        region = self._region(step, shard) if step.random else None
+        if step.in_place is not None and rule is not None and rule.lowering is None:
+            return self._in_place(step, region)
+        local = get_shard_args(shard)
+        if step.is_view and len(local.calls) == 1 and local.calls[0].op == step.op:
+            return self._view(number, local.calls[0])
+        kernels = [self._kernel(part, len(step.inputs), step, region) for part in local.calls]
+        count = len(call.inputs)
+        copy = self._engine.resolve("aten.copy_.default") if any(r >= 0 for r in step.into) else None
+
+        def run(values: list[Value], numbers: tuple[Number, ...]) -> list[Any]:
+            registers = values[:count]
+            for kernel, part in zip(kernels, local.calls, strict=True):
+                made = [value for value in kernel.call(registers, numbers) if value is not None]
+                if len(made) != part.outputs:
+                    raise RuntimeError(f"{part.op} gave {len(made)} tensors where {part.outputs} were expected")
+                registers += made
+            found = [registers[place] for place in local.results]
+            targets = iter(values[len(step.inputs) :])
+            for place, register in enumerate(step.into):
+                if register >= 0 and copy is not None:
+                    found[place] = copy(next(targets), found[place])
+            return found
+
+        return run
+
+    def _in_place(self, step: Compute, region: Any) -> _Run:
+        assert step.in_place is not None
+        kernel = Kernel(self._engine, step.in_place, region)
+
+        def run(values: list[Value], numbers: tuple[Number, ...]) -> list[Any]:
+            fresh = iter(kernel.call(values[: len(step.inputs)], numbers))
+            targets = iter(values[len(step.inputs) :])
+            return [next(targets) if register >= 0 else next(fresh) for register in step.into]
+
+        return run
+
+    def _view(self, number: int, local: LocalCall) -> _Run:
+        view = self._engine.view_step(ViewStep(local.op, local.args[1:], dict(local.kwargs)))
+        self._views[number] = view
+        return lambda values, numbers: list(made) if isinstance(made := view(values[0]), list | tuple) else [made]
+
+    def _kernel(self, part: LocalCall, inputs: int, step: Compute, region: Any) -> Kernel:
+        """One local op. Its tensors are all registers so far, so it has no inputs of its own to check."""
+        random = step.random and part.op == step.op
+        op = _STRIDE_FREE.get(part.op, part.op)
+        args: tuple[Arg, ...] = part.args
+        signature = Signature(op, args, dict(part.kwargs), (), (), (), (), random, step.floating)
+        return Kernel(self._engine, signature, region if random else None)
+
+    def _region(self, step: Compute, shard: Shard) -> Any:
+        """Where in the whole tensor the random numbers of this worker are."""
+        shape = step.outputs_meta[0].shape
+        return (shape, local_box(shard.results[0], shape, self._worker))
+
+
+_Run: TypeAlias = Callable[[list[Value], tuple[Number, ...]], list[Any]]
+_Action: TypeAlias = Callable[[Registers, tuple[Number, ...], Fail], None]
+
+
+def _made(make: Callable[[], _Run]) -> _Run:
+    """An op that cannot be made here fails when it is run, so that the other steps, and the other workers, go on."""
+    try:
+        return make()
+    except Exception as error:
+        reason = error
+
+        def run(values: list[Value], numbers: tuple[Number, ...]) -> list[Any]:
+            raise reason
+
+        return run
+
+
+class _Moving:
+    def __init__(self, step: Move, mover: Mover) -> None:
+        self.input = step.input
+        self.output = step.output
+        self.mover = mover
+
+
+class _Computing:
+    """Runs an op on registers. What a failing register goes into is failing too, also where it is `written`."""
+
+    def __init__(
+        self, op: str, inputs: Sequence[int], outputs: Sequence[int], run: _Run, written: Sequence[int] = ()
+    ) -> None:
+        self._op = op
+        self._inputs = tuple(inputs)
+        self._outputs = tuple(outputs)
+        self._run = run
+        self._written = tuple(written)
+
+    def __call__(self, registers: Registers, numbers: tuple[Number, ...], fail: Fail) -> None:
+        values = [registers[register] for register in self._inputs]
+        failing = next((value for value in values if isinstance(value, Failing)), None)
+        if failing is None:
+            try:
+                results = self._run(values, numbers)
+            except Exception as error:
+                failing = fail(self._op, values, error)
+        if failing is not None:
+            registers.update(dict.fromkeys((*self._outputs, *self._written), failing))
+        else:
+            registers.update(zip(self._outputs, results, strict=False))

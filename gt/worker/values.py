@@ -1,0 +1,14 @@
+"""What stands in the store where a value should be."""
+
+from __future__ import annotations
+
+from gt.core.messages import Failure
+
+
+class Failing:
+    """The value could not be computed. What depends on it fails in the same way."""
+
+    __slots__ = ("failure",)
+
+    def __init__(self, failure: Failure) -> None:
+        self.failure = failure

@@ -1,0 +1,97 @@
+"""An oracle for expansions: run the pieces of an op shard by shard in this process, laid out as the planner would, and
+compare the results with torch's.
+
+    check_expansion("aten._softmax.default", torch.randn(4, 6), 1, False, cut=["-, x"])
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from gt.core.messages import Input
+from gt.core.meta import ITEM_BYTES
+from gt.sharding.calls import Call, Expansion, Piece, Shard, inputs_in, with_inputs
+from gt.sharding.propagation import Operand, Result, propagate_sharding
+from gt.sharding.rules import entry_of, lower, rule_of
+from gt.sharding.spec import DeviceMesh, ShardingSpec, parse_spec
+from tests.sharding.simulate import encode, flat, join, meta_of, resolve, run, split
+
+TWO, THREE, GRID = DeviceMesh((2,), ("x",)), DeviceMesh((3,), ("x",)), DeviceMesh((2, 2), ("x", "y"))
+
+
+def check_expansion(op: str, *args: Any, cut: Sequence[str], tolerance: float = 1e-5, **kwargs: Any) -> int:
+    """`cut` has the layout of each tensor among the arguments, on meshes that have such axes. Gives the most bytes
+    that moved on any of them."""
+    expected = flat(resolve(op)(*args, **kwargs))
+    moved = 0
+    for mesh in _meshes(" ".join(cut)):
+        expansion, call, tensors, specs = expansion_of(op, args, kwargs, expected, cut, mesh)
+        assert expansion is not None, f"{op} does not expand for {cut}"
+        found, nbytes = run_expansion(expansion, tensors, specs, mesh)
+        moved = max(moved, nbytes)
+        for value, whole in zip(found, expected, strict=True):
+            assert (value.shape, value.dtype) == (whole.shape, whole.dtype), f"{op} gives {value.dtype} {value.shape}"
+            torch.testing.assert_close(value, whole, rtol=tolerance, atol=tolerance, equal_nan=True)
+    return moved
+
+
+def _meshes(cut: str) -> list[DeviceMesh]:
+    return [GRID] if "y" in cut else [THREE] if "[" in cut else [TWO, THREE]
+
+
+def expansion_of(
+    op: str, args: Any, kwargs: Any, expected: Sequence[torch.Tensor], cut: Sequence[str], mesh: DeviceMesh
+) -> tuple[Expansion | None, Call, list[torch.Tensor], list[ShardingSpec]]:
+    tensors: list[torch.Tensor] = []
+    call_args = tuple([encode(value, tensors) for value in args])
+    call_kwargs = {name: encode(value, tensors) for name, value in kwargs.items()}
+    call = Call(op, call_args, call_kwargs, tuple(map(meta_of, tensors)), tuple(map(meta_of, expected)))
+    specs = [parse_spec(text, mesh) for text in cut]
+    assert len(specs) == len(tensors), f"{len(tensors)} tensors are laid out by {cut}"
+    entry = entry_of(op)
+    assert entry is not None and entry.expand is not None, f"{op} has no expansion"
+    return entry.expand(call, specs), call, tensors, specs
+
+
+def run_expansion(
+    expansion: Expansion, tensors: Sequence[torch.Tensor], specs: Sequence[ShardingSpec], mesh: DeviceMesh
+) -> tuple[list[torch.Tensor], int]:
+    values, layouts, moved = list(tensors), list(specs), 0
+    for piece in expansion.pieces:
+        results, given, nbytes = run_piece(piece, values, layouts, mesh)
+        values, layouts, moved = [*values, *results], [*layouts, *given], moved + nbytes
+    return [values[place] for place in expansion.results], moved
+
+
+def run_piece(
+    piece: Piece, values: Sequence[torch.Tensor], layouts: Sequence[ShardingSpec], mesh: DeviceMesh
+) -> tuple[list[torch.Tensor], Sequence[ShardingSpec], int]:
+    """One piece as the planner runs it: each tensor once among its inputs, by the cheapest strategy of its rule."""
+    used = list(dict.fromkeys(value.index for value in inputs_in(piece.args, piece.kwargs)))
+    args = tuple([with_inputs(arg, lambda value: Input(used.index(value.index))) for arg in piece.args])
+    kwargs = {name: with_inputs(arg, lambda v: Input(used.index(v.index))) for name, arg in piece.kwargs.items()}
+    tensors = [values[place] for place in used]
+    call = Call(piece.op, args, kwargs, tuple(map(meta_of, tensors)), piece.outputs)
+    rule = rule_of(call)
+    assert rule is not None, f"{piece.op} has no rule"
+    operands = [
+        Operand(meta.shape, ITEM_BYTES[meta.dtype], layouts[place])
+        for meta, place in zip(call.inputs, used, strict=True)
+    ]
+    results = [Result(meta.shape, ITEM_BYTES[meta.dtype]) for meta in piece.outputs]
+    strategy, nbytes = propagate_sharding(rule, operands, results, mesh)
+    held = [split(tensor, spec) for tensor, spec in zip(tensors, strategy.operands, strict=True)]
+    local = {
+        worker: run(lower(Shard(call, strategy.operands, strategy.results, worker)), [h[worker] for h in held])
+        for worker in mesh.workers
+    }
+    found = []
+    for place, (meta, spec) in enumerate(zip(piece.outputs, strategy.results, strict=True)):
+        told = f"{piece.op} {piece.args} as {strategy}"
+        value = join({worker: values[place] for worker, values in local.items()}, spec, meta.shape, told)
+        assert meta_of(value).dtype == meta.dtype, f"{told}: {value.dtype}, not {meta.dtype}"
+        found.append(value)
+    return found, strategy.results, nbytes
