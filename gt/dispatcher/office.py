@@ -166,7 +166,9 @@ class Office:
         pid = self.state.workers[ident].info.pid
         self._gone[ident] = (pid, reason, last_op)
         self._note("DISCONNECT", f"worker {ident}", None)
-        self.state.lose_worker(ident)
+        for tensor, alias in self.state.lose_worker(ident):
+            held = self.state.tensors[tensor]
+            self._rename(self.state.sessions[session_of(tensor)], held, alias, tensor, 0)
         if ident == self._store_host:
             self._store = None
             for worker in self.state.workers.values():
@@ -256,7 +258,8 @@ class Office:
         found = op.plans.get(key)
         if found is None:
             metas = [tensor.meta for tensor in held]
-            plan = plan_op(op.signature, metas, [tensor.spec for tensor in held], alone, len(set(inputs)) < len(inputs))
+            alike = any(inputs.count(inputs[place]) > 1 for place in op.signature.writes)
+            plan = plan_op(op.signature, metas, [tensor.spec for tensor in held], alone, alike)
             found = op.plans[key] = self._announce(session, plan, op.code, op.signature.op)
             if plan.gathered and op.signature.op not in self._warned:
                 self._warned.add(op.signature.op)
@@ -363,22 +366,23 @@ class Office:
         alias = self._available(session, ident, target, site)
         if alias == ident:
             return
-        self._command(mesh.workers, WorkerRunOp(self._rename(session, held.meta, target), (alias,), (ident,), (), site))
         freed = self.state.remove(ident)
         self.state.place(ident, Held.of(held.meta, target))
         apart = tuple([worker for worker in held.spec.mesh.workers if worker not in mesh])
         if apart:
             self._command(apart, WorkerFreeTensors((ident,)))
-        self._free_on_workers(freed[1:])
+        self._rename(session, self.state.tensors[ident], alias, ident, site)
+        self._free_on_workers([(copy, where) for copy, where in freed[1:] if copy != alias])
 
-    def _rename(self, session: Session, meta: TensorMeta, spec: ShardingSpec) -> int:
-        """The code of a program that gives a tensor another id, in the layout that it has."""
-        prepared = session.moves.get((meta, spec, spec))
+    def _rename(self, session: Session, held: Held, alias: int, ident: int, site: int) -> None:
+        """Give what workers know by one id another one."""
+        key = (held.meta, held.spec, held.spec)
+        prepared = session.moves.get(key)
         if prepared is None:
-            prepared = session.moves[meta, spec, spec] = self._announce(
-                session, plan_move(meta, spec, spec), 0, "redistribute"
-            )
-        return prepared.code
+            plan = plan_move(held.meta, held.spec, held.spec)
+            prepared = session.moves[key] = self._announce(session, plan, 0, "redistribute")
+        self._command(held.spec.mesh.workers, WorkerRunOp(prepared.code, (alias,), (ident,), (), site))
+        self._command(held.spec.mesh.workers, WorkerFreeTensors((alias,)))
 
     def _tell(self, session: Session, workers: Sequence[int], code: int) -> None:
         """Define an op where it is about to run for the first time."""

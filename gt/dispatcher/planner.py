@@ -33,7 +33,7 @@ def plan_op(
     signature: Signature, metas: Sequence[TensorMeta], specs: Sequence[ShardingSpec], fallback: DeviceMesh, alike: bool
 ) -> Plan:
     """The cheapest way to run an op. It runs on the mesh of some input (of what it writes to, if it writes), and on
-    `fallback` where it has none. `alike` says that two of the inputs are the same tensor."""
+    `fallback` where it has none. `alike` says that what it writes to is another of its inputs too."""
     layout = spec_of(signature.layout) if signature.layout is not None else None
     inputs = [Register(meta, spec) for meta, spec in zip(metas, specs, strict=True)]
     if layout is not None:

@@ -9,7 +9,7 @@ from gt.core.messages import FIRST_OWN, SESSION_SHIFT, Collective, Signature, Wo
 from gt.core.meta import ITEM_BYTES, TensorMeta
 from gt.dispatcher.planner import Plan
 from gt.sharding.cost import memory_bytes
-from gt.sharding.spec import DeviceMesh, ShardingSpec
+from gt.sharding.spec import DeviceMesh, ShardingSpec, whole
 
 
 @dataclass
@@ -135,9 +135,12 @@ class State:
 
     def drop_copy(self, ident: int, spec: ShardingSpec) -> int | None:
         """Forget one copy; gives the id it had."""
-        alias = self.copies.get(ident, {}).pop(spec, None)
+        copies = self.copies.get(ident, {})
+        alias = copies.pop(spec, None)
         if alias is not None:
             self._load(Held.of(self.tensors[ident].meta, spec), -1)
+        if ident in self.copies and not copies:
+            del self.copies[ident]
         return alias
 
     def remove(self, ident: int) -> list[tuple[int, DeviceMesh]]:
@@ -193,25 +196,32 @@ class State:
         """A tensor that never got a value, because of a worker that is gone."""
         self.lost[ident] = (meta, worker)
 
-    def lose_worker(self, worker: int) -> None:
-        """A worker is gone: what others hold whole lives on, what it held a part of is lost."""
+    def lose_worker(self, worker: int) -> list[tuple[int, int]]:
+        """A worker is gone: what others hold whole, or in a copy, lives on; what it held a part of is lost. Gives the
+        tensors that are now where a copy was, with the ids that the copies had."""
         del self.workers[worker]
+        promoted = []
         for ident, held in list(self.tensors.items()):
             copies = self.copies.get(ident, {})
             for spec in [spec for spec in copies if worker in spec.mesh]:
-                self._load(Held.of(held.meta, spec), -1)
-                del copies[spec]
+                self.drop_copy(ident, spec)
             if worker not in held.spec.mesh:
                 continue
             self._load(held, -1)
-            del self.tensors[ident]
             rest = [member for member in held.spec.mesh.workers if member != worker]
             if rest and held.spec.is_whole:
-                self.place(ident, Held.of(held.meta, held.spec.replace(mesh=DeviceMesh([len(rest)], ["w"], rest))))
+                self.place(ident, Held.of(held.meta, whole(DeviceMesh([len(rest)], ["w"], rest), len(held.meta.shape))))
+            elif copies:
+                spec = next(iter(copies))
+                promoted.append((ident, copies[spec]))
+                self.drop_copy(ident, spec)
+                self.place(ident, Held.of(held.meta, spec))
             else:
+                del self.tensors[ident]
                 self.lost[ident] = (held.meta, worker)
-        for mesh in [mesh for mesh in self.loads if worker in mesh and not self.loads[mesh]]:
+        for mesh in [mesh for mesh in self.loads if worker in mesh]:
             del self.loads[mesh]
+        return promoted
 
     def validate(self) -> None:
         """The invariants, checked by tests after every message."""

@@ -39,7 +39,7 @@ GLOO = Link(alpha=1.07e-3 / 2, beta=1 / 1.4e9)
 MEMORY = Link(alpha=45e-6, beta=1 / 11.5e9)
 
 _LOCAL = ("slice", "to-partial")
-_SINGLE = ("permute", "send", "broadcast")
+_SINGLE = ("permute", "send")
 
 
 def seconds(kind: str, nbytes: float, group: int, link: Link = GLOO) -> float:

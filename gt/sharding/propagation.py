@@ -202,18 +202,18 @@ def _spec_of(
 def propagate_sharding(
     rule: OpShardingRule, operands: Sequence[Operand], results: Sequence[Result], mesh: DeviceMesh
 ) -> Choice:
-    """The cheapest way to run an op on a mesh: fewest bytes moved, then the fewest operands changed, then the least
-    memory. A way that moves nothing is taken even if its result is partial; where bytes move anyway, a partial result
-    counts as the reduction that it will need."""
+    """The cheapest way to run an op on a mesh: fewest bytes moved, then the fewest results and operands changed, then
+    the least memory. A way that moves nothing is taken even if its result is partial. Where bytes move anyway, what a
+    result will cost later counts too: a partial one will be reduced, and one that is cut along an axis that cuts no
+    operand will be gathered, since nobody has asked for that cut."""
     projected = [
         project(rule, place, operand.spec) if operand.spec.mesh is mesh else {}
         for place, operand in enumerate(operands)
     ]
+    cut = {axis for operand in operands if operand.spec.mesh is mesh for axis in operand.spec.axes}
     best: tuple[tuple[int, ...], Choice] | None = None
     for order, strategy in enumerate(_strategies(rule, operands, results, mesh, projected)):
-        moved, price = _price(strategy, operands, results)
-        if best is not None and price[:2] > best[0][:2]:
-            continue
+        moved, price = _price(strategy, operands, results, cut)
         rank = (*price, order)
         if best is None or rank < best[0]:
             best = (rank, Choice(strategy, moved))
@@ -221,24 +221,34 @@ def propagate_sharding(
     return best[1]
 
 
-def _price(strategy: Strategy, operands: Sequence[Operand], results: Sequence[Result]) -> tuple[int, tuple[int, ...]]:
-    moved = changed = 0
+def _price(
+    strategy: Strategy, operands: Sequence[Operand], results: Sequence[Result], cut: set[str]
+) -> tuple[int, tuple[int, ...]]:
+    moved = operands_changed = results_changed = 0
     for operand, needed in zip(operands, strategy.operands, strict=True):
         if operand.spec is not needed:
             moved += reshard_bytes(operand.shape, operand.itemsize, operand.spec, needed)
-            changed += 1
-    pending = memory = 0
+            operands_changed += 1
+    pending = memory = unasked = 0
     for result, given in zip(results, strategy.results, strict=True):
-        if result.wish is not None:
-            if result.wish is not given:
-                moved += reshard_bytes(result.shape, result.itemsize, given, result.wish)
-                changed += 1
-        elif given.partial:
-            group = math.prod([given.mesh.axis_size(axis) for axis in given.partial])
-            copies = given.mesh.size // group // max(math.prod([given.mesh.axis_size(a) for a in given.axes]), 1)
-            pending += (group - 1) * math.prod(result.shape) * result.itemsize * max(copies, 1)
+        if result.wish is None:
+            pending += _pending(result, given, cut)
+            unasked += sum(axis not in cut for axis in given.axes)
+        elif result.wish is not given:
+            moved += reshard_bytes(result.shape, result.itemsize, given, result.wish)
+            results_changed += 1
         memory += memory_bytes(given, result.shape, result.itemsize)
-    return moved, (int(moved > 0), moved + (pending if moved else 0), changed, memory)
+    total = moved + pending if moved else 0
+    return moved, (int(moved > 0), total, unasked, results_changed, operands_changed, memory)
+
+
+def _pending(result: Result, given: ShardingSpec, cut: set[str]) -> int:
+    """The bytes that the layout of a result will cost: to reduce it, and to gather it where nobody asked for a cut."""
+    size = given.mesh.axis_size
+    asked_for_nowhere = [axis for axis in given.axes if axis not in cut]
+    group = math.prod([size(axis) for axis in (*given.partial, *asked_for_nowhere)])
+    copies = given.mesh.size // math.prod([size(axis) for axis in (*given.partial, *given.axes)])
+    return (group - 1) * math.prod(result.shape) * result.itemsize * copies
 
 
 def _strategies(

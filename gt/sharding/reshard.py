@@ -176,7 +176,7 @@ def _roles(spec: ShardingSpec) -> dict[str, object]:
 # --- What a worker does -----------------------------------------------------------------------------------------------
 
 
-@functools.lru_cache(maxsize=16384)
+@functools.lru_cache(maxsize=4096)
 def pulls(step: Step, shape: Shape, worker: int) -> tuple[Pull, ...]:
     """What makes up a worker's part of the target (of any step but an all-reduce), its own elements included."""
     if worker not in step.target.mesh:
@@ -191,7 +191,7 @@ def pulls(step: Step, shape: Shape, worker: int) -> tuple[Pull, ...]:
     return tuple([Pull(mesh.workers[at], part) for at, part in _parts(boxes(step.source, shape), holders, box)])
 
 
-@functools.lru_cache(maxsize=16384)
+@functools.lru_cache(maxsize=4096)
 def pushes(step: Step, shape: Shape, worker: int) -> tuple[Push, ...]:
     """What a worker sends to others (in any step but an all-reduce): `pulls` of the others, seen from its side."""
     if worker not in step.source.mesh or new_partial_axes(step.source, step.target):
@@ -203,7 +203,7 @@ def pushes(step: Step, shape: Shape, worker: int) -> tuple[Push, ...]:
     return tuple([Push(mesh.workers[at], part) for at, part in parts if mesh.workers[at] != worker])
 
 
-@functools.lru_cache(maxsize=16384)
+@functools.lru_cache(maxsize=4096)
 def contributions(step: Step, shape: Shape, worker: int) -> tuple[tuple[Pull, ...], ...]:
     """The pulls of a reducing step, one tuple for each addend of the worker's part, in the order of reduction."""
     mesh = step.source.mesh

@@ -41,7 +41,7 @@ class Boxes(NamedTuple):
     sizes: IntArray  # (workers,)
 
 
-@functools.lru_cache(maxsize=65536)
+@functools.lru_cache(maxsize=8192)
 def boxes(spec: ShardingSpec, shape: Shape) -> Boxes:
     edges = np.empty((2, len(shape), spec.mesh.size), np.int64)
     for dim, axes in enumerate(spec.dims):
@@ -53,7 +53,7 @@ def boxes(spec: ShardingSpec, shape: Shape) -> Boxes:
     return Boxes(edges[0], edges[1], np.multiply.reduce(edges[1] - edges[0]))
 
 
-@functools.lru_cache(maxsize=65536)
+@functools.lru_cache(maxsize=8192)
 def _edges(cuts: Cuts) -> IntArray:
     return np.fromiter(chain.from_iterable(cuts), np.int64, 2 * len(cuts)).reshape(-1, 2).T
 

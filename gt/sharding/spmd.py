@@ -77,6 +77,7 @@ class Draft:
         self.steps: list[Step] = []
         self.hoisted: dict[tuple[int, ShardingSpec], int] = {}
         self.bytes = 0
+        self._origins: dict[int, tuple[Call, int, int]] = {}  # of views: the call, its operand, which result
         self._inputs = len(inputs)
         self._fixed = frozenset(fixed)
 
@@ -84,16 +85,12 @@ class Draft:
         """A copy to try something on."""
         other = Draft(self.mesh, self.registers, self._fixed)
         other.steps, other.hoisted, other.bytes = list(self.steps), dict(self.hoisted), self.bytes
-        other._inputs = self._inputs
+        other._origins, other._inputs = dict(self._origins), self._inputs
         return other
 
     def adopt(self, other: Draft) -> None:
-        self.registers, self.steps, self.hoisted, self.bytes = (
-            other.registers,
-            other.steps,
-            other.hoisted,
-            other.bytes,
-        )
+        self.registers, self.steps, self.hoisted = other.registers, other.steps, other.hoisted
+        self.bytes, self._origins = other.bytes, other._origins
 
     def spec(self, register: int) -> ShardingSpec:
         return self.registers[register].spec
@@ -103,6 +100,10 @@ class Draft:
         meta, source = self.registers[register]
         if source is target:
             return register
+        if register in self._origins:
+            pulled = self._move_base(register, target)
+            if pulled is not None:
+                return pulled
         hoistable = register < self._inputs and register not in self._fixed
         if hoistable and (register, target) in self.hoisted:
             return self.hoisted[register, target]
@@ -113,6 +114,18 @@ class Draft:
         else:
             self.steps.append(Move(register, moved, meta, source.record(), target.record()))
         return moved
+
+    def _move_base(self, register: int, target: ShardingSpec) -> int | None:
+        """Move what a register is a view of, rather than the view, where that costs no more: the moved tensor may be
+        there already or be used again."""
+        call, base, pick = self._origins[register]
+        wishes = [target if place == pick else None for place in range(len(call.outputs))]
+        choice = infer_output_sharding(call, [self.spec(base)], self.mesh, wishes)
+        meta, source = self.registers[register]
+        direct = reshard_bytes(meta.shape, ITEM_BYTES[meta.dtype], source, target)
+        if choice.strategy.results[pick] is not target or choice.bytes > direct:
+            return None
+        return self._compute(call, (base,), choice.strategy, is_view=True)[pick]
 
     def _new(self, meta: TensorMeta, spec: ShardingSpec) -> int:
         self.registers.append(Register(meta, spec))
@@ -210,7 +223,10 @@ class Draft:
         """The register of a view of a tensor, moved where a view op cannot carry the layout."""
         for step in steps:
             call, pick = view_call(step, self.registers[register].meta)
-            register = self.apply(call, (register,))[pick]
+            choice = infer_output_sharding(call, [self.spec(register)], self.mesh)
+            made = self._compute(call, (register,), choice.strategy, is_view=True)[pick]
+            self._origins[made] = (call, register, pick)
+            register = made
         return register
 
     def view_in_place(self, register: int, steps: Sequence[ViewStep]) -> tuple[int, tuple[int, ...]] | None:
@@ -283,19 +299,44 @@ class Draft:
 
     # The end
 
+    def _drop_unused(self, gives: Sequence[int]) -> None:
+        """Leave out steps whose results nobody reads. Steps that a `Settle` names by number are read by it."""
+        if any(isinstance(step, Settle) for step in self.steps):
+            return
+        used = set(gives)
+        kept: list[Step] = []
+        for step in reversed(self.steps):
+            if _writes(step) or isinstance(step, Settle) or used.intersection(_given_by(step)):
+                used.update(_read_by(step))
+                kept.append(step)
+        self.steps = kept[::-1]
+
     def finish(
         self, gives: Sequence[int], consumes: Sequence[int]
     ) -> tuple[Program, tuple[tuple[int, ShardingSpec | None], ...]]:
         """The program, and what it takes: inputs by their place, as they are (None) or moved to a layout."""
+        self._drop_unused(gives)
         used = {register for step in self.steps for register in _read_by(step)} | set(gives) | set(consumes)
         takes: list[int] = [register for register in range(self._inputs) if register in used]
         sources: list[tuple[int, ShardingSpec | None]] = [(register, None) for register in takes]
         for (register, spec), moved in self.hoisted.items():
-            takes.append(moved)
-            sources.append((register, spec))
+            if moved in used:
+                takes.append(moved)
+                sources.append((register, spec))
         places = {register: place for place, register in enumerate(takes)}
         program = Program(tuple(self.steps), tuple(takes), tuple(gives), tuple([places[r] for r in consumes]))
         return program, tuple(sources)
+
+
+def _writes(step: Step) -> bool:
+    """Whether a step does something else than to give registers."""
+    if isinstance(step, Whole):
+        return bool(step.signature.writes)
+    return isinstance(step, Settle) or (isinstance(step, Compute) and any(register >= 0 for register in step.into))
+
+
+def _given_by(step: Compute | Whole | Move) -> tuple[int, ...]:
+    return (step.output,) if isinstance(step, Move) else step.outputs
 
 
 def _read_by(step: Step) -> tuple[int, ...]:

@@ -3,7 +3,6 @@
 import pytest
 import torch
 
-from gt.core.messages import Items
 from gt.sharding.calls import Call, Shard
 from gt.sharding.factors import OpShardingRule
 from gt.sharding.propagation import FactorSharding, build_strategy
@@ -160,7 +159,9 @@ def test_views_are_one_view_of_the_shard(view):
 # --- Slices and rows --------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("bounds", [(1, 4, 1), (0, 7, 3), (2, 100, 2), (-5, -1, 1), (None, None, 1), (4, 2, 1), (5, 7, 1)])
+@pytest.mark.parametrize(
+    "bounds", [(1, 4, 1), (0, 7, 3), (2, 100, 2), (-5, -1, 1), (None, None, 1), (4, 2, 1), (5, 7, 1)]
+)
 def test_slice_and_its_inverses(bounds):
     x = numbers(7, 3)
     part = torch.ops.aten.slice.Tensor(x, 0, *bounds)
@@ -238,7 +239,15 @@ def test_more_diagonals():
 
 @pytest.mark.parametrize(
     ("shape", "repeats"),
-    [((3,), [2]), ((5, 2), [1, 3]), ((1, 5), [4, 1]), ((3, 2), [2, 2, 1]), ((2,), [5, 1]), ((3,), [0]), ((0, 2), [2, 1])],
+    [
+        ((3,), [2]),
+        ((5, 2), [1, 3]),
+        ((1, 5), [4, 1]),
+        ((3, 2), [2, 2, 1]),
+        ((2,), [5, 1]),
+        ((3,), [0]),
+        ((0, 2), [2, 1]),
+    ],
 )
 def test_repeat(shape, repeats):
     x = numbers(*shape)

@@ -2,6 +2,103 @@
 
 from __future__ import annotations
 
-from gt.sharding.rules.entry import OpEntry
+from collections.abc import Sequence
 
-CONTRACTION: dict[str, OpEntry] = {}
+from gt.sharding.calls import Call, LocalProgram, Lowering, Shard
+from gt.sharding.factors import PASS, REDUCE, OpShardingRule, Passing, Ref, RuleBuilder, bind
+from gt.sharding.rules.entry import OpEntry
+from gt.sharding.rules.local import adds_once, same_op, unless_empty
+
+
+def each_of(*groups: Sequence[int]) -> tuple[Passing, ...]:
+    """Sums pass through an op that is linear in each of these groups of operands, the others being whole."""
+    return tuple([Passing(frozenset(group)) for group in groups])
+
+
+def _product(text: str, *passes: Passing, lowering: Lowering | None = None) -> OpEntry:
+    def rule(call: Call) -> OpShardingRule | None:
+        if len(call.inputs) != text.partition("->")[0].count(",") + 1:
+            return None  # one tensor twice
+        return bind(text, call.shapes, call.result_shapes, passes=passes, lowering=lowering)
+
+    return OpEntry(rule)
+
+
+def _product_added(factors: str, result: str, summed: str) -> OpEntry:
+    """beta * bias + alpha * product, where the bias broadcasts to the result. Where the sum is cut, the bias is added
+    once; beta = 0 means that it is not even looked at."""
+
+    def rule(call: Call) -> OpShardingRule | None:
+        if len(call.inputs) != 3:
+            return None
+        names = result.split()
+        bias = " ".join(names[len(names) - len(call.shapes[0]) :])
+        text = f"{bias}, {factors} -> {result}" + (f" | reduce(sum): {summed}" if summed else "")
+        return bind(text, call.shapes, call.result_shapes, passes=each_of((0, 1), (0, 2)), lowering=lower)
+
+    def lower(shard: Shard) -> LocalProgram:
+        return same_op(shard) if adds_once(shard) else same_op(shard, beta=0)
+
+    return OpEntry(rule)
+
+
+def _linear(call: Call) -> OpShardingRule | None:
+    has_bias = call.tensor(2, "bias") is not None
+    passes = each_of((0, 2), (1, 2)) if has_bias else each_of((0,), (1,))
+    text = f"... k, o k{', o' if has_bias else ''} -> ... o | reduce(sum): k"
+    return bind(text, call.shapes, call.result_shapes, passes=passes, lowering=_lower_linear if has_bias else None)
+
+
+def _lower_linear(shard: Shard) -> LocalProgram:
+    return same_op(shard) if adds_once(shard) else same_op(shard, {2: None})
+
+
+def _trilinear(call: Call) -> OpShardingRule | None:
+    """A product of three tensors, each of which lacks some dims, of which some are then summed."""
+    if len(call.inputs) != 3:
+        return None
+    summed: Sequence[int] = call.arg(6, "sumdim")
+    rank = len(call.shapes[0]) + len(call.arg(3, "expand1"))
+    builder = RuleBuilder()
+    sizes: dict[int, int] = {}
+    present = []
+    for place, shape in enumerate(call.shapes):
+        absent: Sequence[int] = call.arg(3 + place, f"expand{place + 1}")
+        present.append([dim for dim in range(rank) if dim not in absent])
+        sizes |= _larger(sizes, dict(zip(present[-1], shape, strict=True)))
+    names = [builder.factor(f"d{dim}", sizes[dim], REDUCE if dim in summed else PASS) for dim in range(rank)]
+    for dims, shape in zip(present, call.shapes, strict=True):
+        pairs = zip(dims, shape, strict=True)
+        builder.operands.append(tuple([(Ref(names[dim]),) if size == sizes[dim] else () for dim, size in pairs]))
+    builder.results.append(tuple([(Ref(names[dim]),) for dim in range(rank) if dim not in summed]))
+    return builder.build(each_of((0,), (1,), (2,)))
+
+
+def _larger(sizes: dict[int, int], own: dict[int, int]) -> dict[int, int]:
+    return {dim: size for dim, size in own.items() if sizes.get(dim, 1) == 1}
+
+
+_BILINEAR = each_of((0,), (1,))
+
+CONTRACTION: dict[str, OpEntry] = {
+    "aten.mm": _product("i k, k j -> i j | reduce(sum): k", *_BILINEAR),
+    "aten._int_mm": _product("i k, k j -> i j | reduce(sum): k"),
+    "aten.bmm": _product("b i k, b k j -> b i j | reduce(sum): k", *_BILINEAR),
+    "aten.mv": _product("i k, k -> i | reduce(sum): k", *_BILINEAR),
+    "aten.dot": _product("k, k -> ... | reduce(sum): k", *_BILINEAR),
+    "aten.vdot": _product("k, k -> ... | reduce(sum): k", *_BILINEAR),
+    "aten.ger": _product("i, j -> i j", *_BILINEAR),
+    "aten.outer": _product("i, j -> i j", *_BILINEAR),
+    "aten.addmm": _product_added("i k, k j", "i j", "k"),
+    "aten.baddbmm": _product_added("b i k, b k j", "b i j", "k"),
+    "aten.addbmm": _product_added("b i k, b k j", "i j", "b k"),
+    "aten.addmv": _product_added("i k, k", "i", "k"),
+    "aten.addr": _product_added("i, j", "i j", ""),
+    "aten.linear": OpEntry(_linear),
+    "aten._trilinear": OpEntry(_trilinear),
+    "aten._cdist_forward": _product("... i m, ... j m -> ... i j | whole: m"),
+    "aten._euclidean_dist": _product("... i m, ... j m -> ... i j | whole: m"),
+    "aten._cdist_backward": _product(
+        "... i j, ... i m, ... j m, ... i j -> ... i m | reduce(sum): j", *each_of((0,)), lowering=unless_empty()
+    ),
+}

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
+from gt.sharding.calls import Call, Lowering
+from gt.sharding.factors import OpShardingRule, Passing, bind
 from gt.sharding.spec import Shape, ShardingSpec
 
 
@@ -44,3 +46,21 @@ def reduced_shape(shape: Shape, dims: Sequence[int], keepdim: bool) -> Shape:
     if keepdim:
         return tuple([1 if dim in dims else size for dim, size in enumerate(shape)])
     return tuple([size for dim, size in enumerate(shape) if dim not in dims])
+
+
+def whole_along(
+    call: Call, dim: int, passes: Sequence[Passing] = (), lowering: Lowering | None = None
+) -> OpShardingRule:
+    """All tensors have the same dims, of which one is whole, and may have another size in the results."""
+    names = named(len(call.inputs[0].shape))
+    results = [name if place != dim else "result" for place, name in enumerate(names)]
+    whole = [names[dim], "result"] if names else []
+    text = rule_text([names] * len(call.inputs), [results] * len(call.outputs), {"whole": whole})
+    return bind(text, call.shapes, call.result_shapes, passes=passes, lowering=lowering)
+
+
+def operands_of(call: Call, dims: Sequence[tuple[str, Sequence[str]]]) -> list[Sequence[str]]:
+    """The names of the dims of each input, from those of the arguments by place; absent tensors have none."""
+    places = [call.tensor(place, name) for place, (name, _) in enumerate(dims)]
+    named_dims = {place: names for place, (_, names) in zip(places, dims, strict=True) if place is not None}
+    return [named_dims[place] for place in range(len(call.inputs))]

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 
 from gt.core.messages import Arg, DType, Input, Items
 from gt.core.meta import TensorMeta, contiguous_strides
-from gt.sharding.calls import Call, Expander
+from gt.sharding.calls import Call, Expander, Expansion
 from gt.sharding.rules.dims import reduced_shape
 from gt.sharding.spec import Shape
 
@@ -20,6 +20,7 @@ class Pieces(Expander):
 
     def __init__(self, call: Call) -> None:
         super().__init__(len(call.inputs))
+        self._inputs = len(call.inputs)
         self._metas = list(call.inputs)
 
     def call(
@@ -58,6 +59,11 @@ class Pieces(Expander):
             return tensor
         shape = reduced_shape(self.shape(tensor), dims, keepdim=False)
         return self.one("aten.squeeze.dims", (tensor, Items(tuple(dims))), meta_of(shape, self.dtype(tensor)))
+
+    def finish(self, *results: Input) -> Expansion:
+        """A result that is an input becomes a tensor of its own."""
+        own = [self.each("aten.clone.default", result) if result.index < self._inputs else result for result in results]
+        return super().finish(*own)
 
     def view(self, tensor: Input, shape: Sequence[int]) -> Input:
         if self.shape(tensor) == tuple(shape):

@@ -223,6 +223,7 @@ def _norm(name: str) -> OpEntry:
 
     def write(pieces: Pieces, call: Call, over: Reduced) -> tuple[Input, ...]:
         order, target = _order(call, name), call.outputs[0].dtype
+        assert order, "expanded for known powers only"
         values = pieces.cast(_absolute(pieces, Input(0)), wide(target))
         if order != 2:
             values = pieces.each("aten.abs.default", values)

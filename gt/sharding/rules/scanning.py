@@ -13,8 +13,8 @@ from typing import NamedTuple, TypeAlias
 
 from gt.core.messages import DType, Here, Input, Items
 from gt.sharding.calls import Call, Expansion, LocalBuilder, LocalProgram, Lowering, Shard
-from gt.sharding.factors import Blocks, OpShardingRule, Passing, Ref, RuleBuilder, bind
-from gt.sharding.rules.dims import named, rule_text, wrap
+from gt.sharding.factors import Blocks, Dim, OpShardingRule, Passing, Ref, RuleBuilder
+from gt.sharding.rules.dims import named, whole_along, wrap
 from gt.sharding.rules.dtypes import adds_up, wide
 from gt.sharding.rules.entry import Expand, OpEntry
 from gt.sharding.rules.pieces import Pieces, meta_of
@@ -31,17 +31,6 @@ def along(place: int, default: int = -1, expand: Expand | None = None, passes: S
         return whole_along(call, dim, passes)
 
     return OpEntry(rule, expand)
-
-
-def whole_along(
-    call: Call, dim: int, passes: Sequence[Passing] = (), lowering: Lowering | None = None
-) -> OpShardingRule:
-    """All tensors have the same dims, of which one is whole, and may have another size in the results."""
-    names = named(len(call.inputs[0].shape))
-    results = [name if place != dim else "result" for place, name in enumerate(names)]
-    whole = [names[dim], "result"] if names else []
-    text = rule_text([names] * len(call.inputs), [results] * len(call.outputs), {"whole": whole})
-    return bind(text, call.shapes, call.result_shapes, passes=passes, lowering=lowering)
 
 
 def _dim(call: Call, place: int, default: int = -1) -> int:
@@ -79,7 +68,7 @@ def _block_rule(
     builder = RuleBuilder()
     shape = call.inputs[0].shape
     names = [builder.factor(name, size) for name, size in zip(named(len(shape)), shape, strict=True)]
-    tensors = [
+    tensors: list[tuple[Dim, ...]] = [
         tuple([(Ref(name, window if place == dim else None),) for place, name in enumerate(names)])
         for window in windows
     ]

@@ -47,7 +47,7 @@ def _below(bound: float, dtype: torch.dtype) -> float:
 
 
 def _normal(dtype: torch.dtype, mean: float = 0.0, std: float = 1.0) -> Law:
-    """By the inverse of the distribution: one word makes one number, up to 8.2 standard deviations away."""
+    """By the inverse of the distribution: one word makes one number, up to 8.3 standard deviations away."""
     scale = std if dtype.is_complex else std * math.sqrt(2)
 
     def write(words: torch.Tensor, real: torch.Tensor, out: torch.Tensor) -> None:
@@ -213,7 +213,7 @@ def _normal_by(
     out: torch.Tensor | None = None,
 ) -> torch.Tensor:
     tensors = [value for value in (mean, std) if isinstance(value, torch.Tensor)]
-    size = torch.broadcast_shapes(*[tensor.shape for tensor in tensors])
+    size = torch.broadcast_tensors(*tensors)[0].shape
     dtype, device = tensors[0].dtype, tensors[0].device
     target = torch.empty(size, dtype=dtype, device=device) if out is None else out.resize_(size)
     _judge_deviations(std)

@@ -1,0 +1,130 @@
+"""Ops that put elements by index. Where the indexed dim is cut, every worker puts what is its own. Where the updates
+are cut, the results are partial, if the op adds, multiplies or compares; if it overwrites, the last update counts."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+
+from gt.sharding.calls import Call
+from gt.sharding.factors import REDUCE, WHOLE, Dim, OpShardingRule, Passing, Ref, RuleBuilder, Window
+from gt.sharding.rules.dims import wrap
+from gt.sharding.rules.entry import OpEntry
+from gt.sharding.rules.indices import Indexed, put
+from gt.sharding.rules.moving import own_dims
+
+_KINDS = {"add": "sum", "sum": "sum", "multiply": "prod", "prod": "prod", "amax": "max", "amin": "min"}
+_BOOL_KINDS = {"sum": "or", "prod": "and", "max": "or", "min": "and"}
+
+Kind = Callable[[Call], str | None]
+"""By which reduction a call puts elements together with what is there; None: it does not."""
+
+
+def _overwrites(call: Call) -> str | None:
+    name = call.kwargs.get("reduce")
+    return _KINDS[name] if isinstance(name, str) else None
+
+
+def _adds(call: Call) -> str | None:
+    return "sum"
+
+
+def _reduces(call: Call) -> str | None:
+    """Without the element that is there, or for a mean, all updates of an element are needed at once."""
+    return _KINDS.get(call.arg(4, "reduce")) if call.kwargs.get("include_self", True) else None
+
+
+def _update_factor(builder: RuleBuilder, call: Call, name: str, size: int, kind: str | None) -> Dim:
+    """A factor of the updates."""
+    if kind is None:
+        return (Ref(builder.factor(name, size, WHOLE)),)
+    return (Ref(builder.factor(name, size, REDUCE, _reduction(call, kind))),)
+
+
+def _reduction(call: Call, kind: str) -> str:
+    return _BOOL_KINDS[kind] if call.inputs[0].dtype == "bool" else kind
+
+
+def _passes(call: Call, updates: int | None, kind: str | None) -> list[Passing]:
+    if kind is None or updates is None:
+        return []
+    reduction = _reduction(call, kind)
+    return [Passing(frozenset({0, updates}), reduction, reduction)]
+
+
+def scatter(kind_of: Kind) -> OpEntry:
+    """An index for each element. Along the other dims the first elements are meant, as many as there are indices."""
+
+    def rule(call: Call) -> OpShardingRule | None:
+        shape, own = call.shapes[:2]
+        if not shape or len(own) != len(shape):
+            return None
+        dim, kind, updates = wrap(call.arg(1, "dim"), len(shape)), kind_of(call), call.tensor(3, "src")
+        builder = RuleBuilder()
+        table = own_dims(builder, shape)
+        builder.operands.append(tuple(table))
+        over = list(table)
+        over[dim] = _update_factor(builder, call, "k", own[dim], kind)
+        for given in call.shapes[1:]:
+            sizes = zip(over, given, own, strict=True)
+            builder.operands.append(tuple([_first(builder, dim, size, used) for dim, size, used in sizes]))
+        builder.results.append(tuple(table))
+        return builder.build(_passes(call, updates, kind), lambda shard: put(shard, [Indexed(dim, 1)]))
+
+    return OpEntry(rule)
+
+
+def _first(builder: RuleBuilder, dim: Dim, size: int, used: int) -> Dim:
+    """A dim of some size of which the first elements are used, for as many elements of a factor."""
+    (ref,) = dim
+    return dim if builder.factors[ref.factor].size == size == used else (Ref(ref.factor, Window(0, used)),)
+
+
+def index_put_rows(kind_of: Kind, *, wraps: bool = False) -> OpEntry:
+    """An index for each row of the updates."""
+
+    def rule(call: Call) -> OpShardingRule | None:
+        shape, own = call.shapes[:2]
+        if not shape or len(own) != 1 or any(len(given) not in (0, len(shape)) for given in call.shapes[2:]):
+            return None
+        dim, kind = wrap(call.arg(1, "dim"), len(shape)), kind_of(call)
+        builder = RuleBuilder()
+        table = own_dims(builder, shape)
+        row = _update_factor(builder, call, "k", own[0], kind)
+        source = (*table[:dim], row, *table[dim + 1 :])
+        builder.operands.extend([tuple(table), (row,), *[source if given else () for given in call.shapes[2:]]])
+        builder.results.append(tuple(table))
+        indexed = [Indexed(dim, 1, wraps)]
+        return builder.build(_passes(call, call.tensor(3, "source"), kind), lambda shard: put(shard, indexed))
+
+    return OpEntry(rule)
+
+
+def _put(call: Call) -> OpShardingRule:
+    """Indices of the flat tensor: a part of its first dim is a range of them."""
+    shape, own, source = call.shapes
+    kind = "sum" if call.arg(3, "accumulate", False) else None
+    builder = RuleBuilder()
+    unit = math.prod(shape[1:])
+    table: list[Dim] = [()] * len(shape)
+    if shape and unit:
+        table[0] = (Ref(builder.factor("v", shape[0])),)
+    index: tuple[Dim, ...] = ((),) * len(own)
+    if own == source:
+        index = tuple([_update_factor(builder, call, f"i{dim}", n, kind) for dim, n in enumerate(own)])
+    builder.operands.extend([tuple(table), index, index if own == source else ((),) * len(source)])
+    builder.results.append(tuple(table))
+    indexed = [Indexed(0, 1, wraps=True, unit=unit)] if table and table[0] else []
+    return builder.build(_passes(call, 2, kind), lambda shard: put(shard, indexed))
+
+
+SCATTERING: dict[str, OpEntry] = {
+    "aten.scatter": scatter(_overwrites),
+    "aten.scatter_add": scatter(_adds),
+    "aten.scatter_reduce": scatter(_reduces),
+    "aten.index_add": index_put_rows(_adds),
+    "aten.index_copy": index_put_rows(_overwrites),
+    "aten.index_fill": index_put_rows(_overwrites, wraps=True),
+    "aten.index_reduce": index_put_rows(_reduces),
+    "aten.put": OpEntry(_put),
+}
