@@ -48,6 +48,17 @@ def two_processes() -> Iterator[None]:
     gt.shutdown()
 
 
+@pytest.fixture(scope="module")
+def eight_workers() -> Iterator[None]:
+    """Eight virtual workers for all tests of a module."""
+    gt.init(workers=8, mode="virtual")
+    yield
+    gt.shutdown()
+
+
+SHARED = {"two_processes", "eight_workers"}  # fixtures of a module, whose session outlives a test
+
+
 @pytest.fixture(autouse=True)
 def fixed_seed() -> None:
     torch.manual_seed(0)
@@ -56,7 +67,7 @@ def fixed_seed() -> None:
 @pytest.fixture(autouse=True)
 def nothing_left_behind(request: pytest.FixtureRequest) -> Iterator[None]:
     """Threads, processes, shared memory and handles that a test made are gone when it ends."""
-    shared = {name for name in request.fixturenames if name == "two_processes"}
+    shared = SHARED.intersection(request.fixturenames)
     before = _leftovers()
     yield
     gc.collect()

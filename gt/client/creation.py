@@ -32,7 +32,7 @@ def _on_gt(function: Callable[..., Any]) -> Callable[..., Tensor]:
     def create(
         *args: Any, mesh: DeviceMesh | None = None, placements: Placements | None = None, **kwargs: Any
     ) -> Tensor:
-        with FactoryMode(Tensor, _layout(mesh, placements)):
+        with FactoryMode(Tensor, layout_of(mesh, placements)):
             return function(*args, **kwargs)  # type: ignore[no-any-return]
 
     return create
@@ -51,7 +51,7 @@ def _from_gt(function: Callable[..., Any]) -> Callable[..., Tensor]:
     return create
 
 
-def _layout(mesh: DeviceMesh | None, placements: Placements | None) -> Layout | None:
+def layout_of(mesh: DeviceMesh | None, placements: Placements | None) -> Layout | None:
     if mesh is None and placements is None:
         return None
     if mesh is None:
@@ -71,7 +71,7 @@ def _each(placements: Any) -> tuple[Placement, ...]:
 
 def _placed(x: Tensor, mesh: DeviceMesh | None, placements: Placements | None) -> Tensor:
     """A tensor made of host data, laid out if asked for."""
-    layout = _layout(mesh, placements)
+    layout = layout_of(mesh, placements)
     return x if layout is None else x.redistribute(layout.mesh, layout.placements)
 
 

@@ -45,7 +45,7 @@ def dispatch(
     session = sessions.active or sessions.current()
     if record.detours and not (record.split and session.alone):
         return _detour(cls, record, args, kwargs or {})
-    if not kwargs and len(args) <= record.leading:
+    if not kwargs and len(args) <= record.leading and layout is None:
         try:  # nothing but our own tensors is what most calls have
             nodes = list(map(_node_of, args))
         except AttributeError:

@@ -78,8 +78,8 @@ class OpRecord:
     """
 
     __slots__ = (
-        "aliases", "answers", "asks", "decomposition", "detours", "func", "functional", "kinds", "kwarg_kinds", "leading",
-        "name", "random", "reinterprets", "reshapes", "returned", "returns_list", "split", "writes",
+        "aliases", "answers", "asks", "decomposition", "detours", "func", "functional", "kinds", "kwarg_kinds",
+        "leading", "name", "random", "reinterprets", "reshapes", "returned", "returns_list", "split", "writes",
     )  # fmt: skip
 
     def __init__(self, func: OpOverload, special: bool) -> None:

@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
+from gt.core.errors import LayoutError
 from gt.core.messages import CreateTensor, Instruction, QueryOp, Redistribute, Rejected, RunOp
-from gt.dispatcher.state import LostInput, Misfit, NoWorkers, Session, State
+from gt.dispatcher.state import LostWorker, Misfit, NoWorkers, Session, State
 from gt.sharding.spec import DeviceMesh
 
 
@@ -24,11 +25,11 @@ def refuse(
 ) -> Refusal:
     """Note what an instruction that failed with an error leaves behind. Errors that are ours are raised."""
     try:
-        if isinstance(error, LostInput):
+        if isinstance(error, LostWorker):
             return _lose(state, session, instruction, error.worker)
         if isinstance(error, NoWorkers) and gone:
             return _lose(state, session, instruction, max(gone))
-        if isinstance(error, KeyError | NoWorkers | Misfit):
+        if isinstance(error, KeyError | NoWorkers | Misfit | LayoutError):
             return _reject(instruction, error)
         raise error
     except KeyError as unknown:

@@ -59,7 +59,7 @@ from gt.core.messages import (
 from gt.core.meta import TensorMeta
 from gt.dispatcher.mistakes import Refusal, refuse
 from gt.dispatcher.planner import Plan, plan_move, plan_op
-from gt.dispatcher.state import Held, Misfit, NoWorkers, Op, Prepared, Session, State, Worker
+from gt.dispatcher.state import Held, LostWorker, Misfit, NoWorkers, Op, Prepared, Session, State, Worker, without
 from gt.sharding.spec import DeviceMesh, ShardingSpec, spec_of, whole
 
 log = logging.getLogger("gt.dispatcher")
@@ -84,15 +84,21 @@ class ToClient(msgspec.Struct, frozen=True, gc=False):
 Outgoing: TypeAlias = ToWorkers | ToClient
 
 
+Reply: TypeAlias = Fetched | Queried | Failed | Synchronized | Traffic
+
+
 @dataclass
 class Pending:
-    """A request that workers have not answered yet, where a query's results will be, and what was answered so far."""
+    """A request that workers have not answered yet, where a query's results will be, and what was answered so far: one
+    of the replies, a failure if there is any; `made` counts the tensors that the others made all the same."""
 
     waiting_for: set[int]
     first: int = 0
     written: tuple[int, ...] = ()
     mesh: DeviceMesh | None = None
     received: dict[int, dict[int, int]] = field(default_factory=dict)
+    reply: Reply | None = None
+    made: int = 0
 
 
 class Office:
@@ -166,7 +172,9 @@ class Office:
         pid = self.state.workers[ident].info.pid
         self._gone[ident] = (pid, reason, last_op)
         self._note("DISCONNECT", f"worker {ident}", None)
-        for tensor, alias in self.state.lose_worker(ident):
+        losses = self.state.lose_worker(ident)
+        self._free_on_workers(losses.useless)
+        for tensor, alias in losses.promoted:
             held = self.state.tensors[tensor]
             self._rename(self.state.sessions[session_of(tensor)], held, alias, tensor, 0)
         if ident == self._store_host:
@@ -175,11 +183,21 @@ class Office:
                 worker.ready = False
             self._arrange_store()
         for request, pending in list(self._pending.items()):
-            if ident in pending.waiting_for:
+            rest = without(pending.mesh, ident) if pending.mesh is not None and ident in pending.mesh else None
+            if rest is not None:
+                self._go_on_without(ident, request, pending, rest)
+            elif ident in pending.waiting_for:
                 self._lose_request(request, ident)
         for session in self.state.sessions:
             self._answer(session, Lost(0, ident, pid, reason, last_op))
         return self._take_out()
+
+    def _go_on_without(self, worker: int, request: int, pending: Pending, rest: DeviceMesh) -> None:
+        """Every worker of a query's mesh gives the same answer."""
+        pending.mesh = rest
+        pending.waiting_for.discard(worker)
+        if not pending.waiting_for:
+            self._conclude(request, None)
 
     def open_session(self, host: str, pid: int) -> int:
         self._sessions_opened += 1
@@ -231,36 +249,39 @@ class Office:
         tensors = self.state.tensors
         try:
             specs = tuple([tensors[ident].spec for ident in inputs])
-            prepared = known.plans[specs] if inputs else None
+            prepared = known.plans[specs] if inputs and known.layout is None else None
         except KeyError:
             prepared = None
         if prepared is None or len(outputs) != known.gives:
-            prepared = self._prepare(session, known, inputs, len(outputs))
+            prepared = self._prepare(session, known, op)
         if prepared.moves:
-            inputs = self._taken(session, prepared.plan, inputs, op.site)
+            inputs = self._taken(session, prepared.plan, inputs, known.signature.op, op.site)
         place = self.state.place
-        if known.signature.writes:
-            self._consume(known.signature.writes, op.inputs, inputs)
+        copies = self._consume(known.signature.writes, op.inputs) if known.signature.writes else []
         for ident, held in zip(outputs, prepared.results, strict=True):
             place(ident, held)
         if session.watches:
             self._collect(session, prepared.plan.collectives, op.site)
         command = WorkerRunOp(prepared.code, inputs, outputs, op.scalars, op.site)
         self._command(prepared.plan.workers, command, None, prepared.meets)
+        self._free_on_workers(copies)
 
-    def _prepare(self, session: Session, op: Op, inputs: tuple[int, ...], outputs: int) -> Prepared:
+    def _prepare(self, session: Session, op: Op, call: RunOp) -> Prepared:
         """The plan for an op with these inputs, of which the workers are told when it is new."""
-        if len(inputs) != op.takes or outputs != op.gives:
+        inputs = call.inputs
+        if len(inputs) != op.takes or len(call.outputs) != op.gives:
             raise Misfit(f"{op.signature.op} takes {op.takes} tensors and gives {op.gives}")
-        held = [self.state.held(ident) for ident in inputs]
-        alone = self.state.least_loaded() if not inputs else held[0].spec.mesh
-        key = tuple([tensor.spec for tensor in held]) or (whole(alone, 0),)
+        held = self._with_targets_together(session, op, call)
+        if op.layout is not None:
+            self._require(op.layout.mesh)
+        alone = held[0].spec.mesh if held else self.state.least_loaded()
+        key = tuple([tensor.spec for tensor in held]) or (op.layout or whole(alone, 0),)
         found = op.plans.get(key)
         if found is None:
             metas = [tensor.meta for tensor in held]
             alike = any(inputs.count(inputs[place]) > 1 for place in op.signature.writes)
             plan = plan_op(op.signature, metas, [tensor.spec for tensor in held], alone, alike)
-            found = op.plans[key] = self._announce(session, plan, op.code, op.signature.op)
+            found = op.plans[key] = self._announce(session, plan, op.code, op.signature.op, op.takes)
             if plan.gathered and op.signature.op not in self._warned:
                 self._warned.add(op.signature.op)
                 log.warning("%s has no sharding rule: its inputs are gathered and it runs whole", op.signature.op)
@@ -268,9 +289,26 @@ class Office:
             self._tell(session, found.plan.workers, op.code)
         return found
 
-    def _announce(self, session: Session, plan: Plan, code: int, op: str) -> Prepared:
+    def _with_targets_together(self, session: Session, op: Op, call: RunOp) -> list[Held]:
+        """The inputs of an op, after all that it writes to was brought to where the first of it is."""
+        held = [self.state.held(ident) for ident in call.inputs]
+        writes = op.signature.writes
+        apart = [place for place in writes if held[place].spec.mesh is not held[writes[0]].spec.mesh]
+        for place in apart:
+            self._relayout(session, call.inputs[place], held[writes[0]].spec.mesh, call.site)
+        return [self.state.held(ident) for ident in call.inputs] if apart else held
+
+    def _require(self, mesh: DeviceMesh) -> None:
+        """The workers of a mesh that a client names must be there."""
+        for worker in mesh.workers:
+            if worker in self._gone:
+                raise LostWorker(worker)
+            if worker not in self.state.workers:
+                raise Misfit(f"the mesh {mesh} names worker {worker}, which is not there")
+
+    def _announce(self, session: Session, plan: Plan, code: int, op: str, takes: int) -> Prepared:
         results = tuple([Held.of(meta, spec) for meta, spec in plan.results])
-        moves = any(spec is not None or place != n for n, (place, spec) in enumerate(plan.takes))
+        moves = plan.takes != tuple([(place, None) for place in range(takes)])
         if plan.program is None:
             return Prepared(plan, code, results, moves, False)
         code = session.new_id()
@@ -278,51 +316,55 @@ class Office:
         self._command(plan.workers, WorkerDefineProgram(code, op, plan.program))
         return Prepared(plan, code, results, moves, bool(plan.collectives))
 
-    def _taken(self, session: Session, plan: Plan, inputs: tuple[int, ...], site: int) -> tuple[int, ...]:
+    def _taken(self, session: Session, plan: Plan, inputs: tuple[int, ...], op: str, site: int) -> tuple[int, ...]:
         """The ids of what a plan takes, after moving what is not there yet."""
+        as_they_are = [inputs[place] for place, spec in plan.takes if spec is None]
         return tuple(
             [
-                inputs[place] if spec is None else self._available(session, inputs[place], spec, site)
+                inputs[place]
+                if spec is None
+                else self._available(session, inputs[place], spec, op, site, inputs[place] in as_they_are)
                 for place, spec in plan.takes
             ]
         )
 
-    def _available(self, session: Session, ident: int, spec: ShardingSpec, site: int) -> int:
-        """The id of a tensor in a given layout. Copies are kept until the tensor is freed or changed; a partial tensor
-        that is reduced is not kept as it was."""
+    def _available(
+        self, session: Session, ident: int, spec: ShardingSpec, op: str, site: int, keeps: bool = False
+    ) -> int:
+        """The id of a tensor in the layout that an op needs. Copies are kept until the tensor is freed or changed; a
+        partial tensor that is reduced is not kept as it was, unless the op `keeps` it for another of its inputs."""
         held = self.state.held(ident)
         if held.spec is spec:
             return ident
         copies = self.state.copies.get(ident, {})
         if spec in copies:
             return copies[spec]
-        instead = bool(held.spec.partial) and held.spec.mesh is spec.mesh and not spec.partial
+        instead = bool(held.spec.partial) and held.spec.mesh is spec.mesh and not spec.partial and not keeps
         alias = ident if instead else session.new_id()
-        self._move(session, held, ident, alias, spec, site)
+        self._move(session, held, ident, alias, spec, op, site)
         if instead:
-            freed = self.state.remove(ident)
-            self.state.place(ident, Held.of(held.meta, spec))
-            self._free_on_workers(freed[1:])
+            self.state.lay_out(ident, spec)
         else:
             self.state.add_copy(ident, spec, alias)
         return alias
 
-    def _move(self, session: Session, held: Held, ident: int, alias: int, spec: ShardingSpec, site: int) -> None:
+    def _move(
+        self, session: Session, held: Held, ident: int, alias: int, spec: ShardingSpec, op: str, site: int
+    ) -> None:
         key = (held.meta, held.spec, spec)
         prepared = session.moves.get(key)
         if prepared is None:
             plan = plan_move(held.meta, held.spec, spec)
-            prepared = session.moves[key] = self._announce(session, plan, 0, "redistribute")
+            prepared = session.moves[key] = self._announce(session, plan, 0, "redistribute", 1)
         if session.watches:
-            self._collect(session, prepared.plan.collectives, site)
+            self._collect(session, prepared.plan.collectives, site, op)
         command = WorkerRunOp(prepared.code, (ident,), (alias,), (), site)
         self._command(prepared.plan.workers, command, None, prepared.meets)
 
-    def _consume(self, writes: Sequence[int], inputs: Sequence[int], taken: Sequence[int]) -> None:
-        """Written tensors go on under new ids; their old ids, and copies of what they were, are gone."""
-        for place in writes:
-            freed = self.state.remove(inputs[place])
-            self._free_on_workers([(ident, mesh) for ident, mesh in freed if ident not in taken])
+    def _consume(self, writes: Sequence[int], inputs: Sequence[int]) -> list[tuple[int, DeviceMesh]]:
+        """Written tensors go on under new ids and their old ids are gone. Gives the copies of what they were, to be
+        freed when the op has used them."""
+        return [copy for place in writes for copy in self.state.remove(inputs[place])[1:]]
 
     def _query(self, session: Session, query: QueryOp, _: Buffer | None) -> None:
         """Runs on whole tensors, since only running it tells what it gives."""
@@ -335,13 +377,15 @@ class Office:
             self._relayout(session, query.inputs[place], mesh, query.site)
         inputs = tuple(
             [
-                self._available(session, ident, whole(mesh, len(self.state.held(ident).meta.shape)), query.site)
+                self._available(
+                    session, ident, whole(mesh, len(self.state.held(ident).meta.shape)), op.signature.op, query.site
+                )
                 for ident in query.inputs
             ]
         )
         self._tell(session, mesh.workers, query.code)
         metas = [self.state.held(query.inputs[place]).meta for place in op.signature.writes]
-        self._consume(op.signature.writes, query.inputs, inputs)
+        copies = self._consume(op.signature.writes, query.inputs)
         for ident, meta in zip(query.written, metas, strict=True):
             self.state.place(ident, Held.of(meta, whole(mesh, len(meta.shape))))
         self._pending[query.request] = Pending(set(mesh.workers), query.first, query.written, mesh)
@@ -349,6 +393,7 @@ class Office:
             query.request, query.code, inputs, query.written, query.first, query.scalars, query.site
         )
         self._command(mesh.workers, command)
+        self._free_on_workers(copies)
 
     def _meeting_place(self, op: Op, held: Sequence[Held]) -> DeviceMesh:
         """Where a query runs: where what it writes to is, or else where most bytes are."""
@@ -363,7 +408,7 @@ class Office:
         target = whole(mesh, len(held.meta.shape))
         if held.spec is target:
             return
-        alias = self._available(session, ident, target, site)
+        alias = self._available(session, ident, target, "", site)
         if alias == ident:
             return
         freed = self.state.remove(ident)
@@ -380,7 +425,7 @@ class Office:
         prepared = session.moves.get(key)
         if prepared is None:
             plan = plan_move(held.meta, held.spec, held.spec)
-            prepared = session.moves[key] = self._announce(session, plan, 0, "redistribute")
+            prepared = session.moves[key] = self._announce(session, plan, 0, "redistribute", 1)
         self._command(held.spec.mesh.workers, WorkerRunOp(prepared.code, (alias,), (ident,), (), site))
         self._command(held.spec.mesh.workers, WorkerFreeTensors((alias,)))
 
@@ -403,10 +448,8 @@ class Office:
         spec = spec_of(move.layout)
         if len(spec.dims) != len(held.meta.shape):
             raise Misfit(f"a layout of {len(spec.dims)} dims for a tensor of {len(held.meta.shape)}")
-        missing = [worker for worker in spec.mesh.workers if worker not in self.state.workers]
-        if missing:
-            raise Misfit(f"the mesh {spec.mesh} names workers that are not there: {missing}")
-        self._move(session, held, move.input, move.output, spec.normal(held.meta.shape), move.site)
+        self._require(spec.mesh)
+        self._move(session, held, move.input, move.output, spec.normal(held.meta.shape), "redistribute", move.site)
         self.state.place(move.output, Held.of(held.meta, spec.normal(held.meta.shape)))
 
     def _free(self, session: Session, free: FreeTensors, _: Buffer | None) -> None:
@@ -427,7 +470,7 @@ class Office:
         held = self.state.held(fetch.id)
         source = next((s for s in (held.spec, *self.state.copies.get(fetch.id, {})) if s.is_whole), None)
         spec = source or whole(self.state.workers[held.spec.mesh.workers[0]].alone, len(held.meta.shape))
-        ident = self._available(session, fetch.id, spec, 0)
+        ident = self._available(session, fetch.id, spec, "fetch", 0)
         worker = spec.mesh.workers[0]
         shared = session.host == self.state.workers[worker].info.host
         self._pending[fetch.request] = Pending({worker})
@@ -457,19 +500,22 @@ class Office:
         self._pending[read.request] = Pending(set(self.state.workers))
         self._command(tuple(self.state.workers), WorkerReadTraffic(read.request))
 
-    def _collect(self, session: Session, collectives: Sequence[Collective], site: int) -> None:
-        session.collectives += [msgspec.structs.replace(collective, site=site) for collective in collectives]
+    def _collect(self, session: Session, collectives: Sequence[Collective], site: int, op: str = "") -> None:
+        session.collectives += [
+            msgspec.structs.replace(collective, site=site, op=op or collective.op) for collective in collectives
+        ]
 
     def _define_op(self, session: Session, define: DefineOp, _: Buffer | None) -> None:
         session.ops[define.code] = Op.of(define.code, define.signature)
 
     def _forget_ops(self, session: Session, forget: ForgetOps, _: Buffer | None) -> None:
-        """The plans of these ops go with them, on the workers too."""
-        for code in forget.codes:
-            op = session.ops.pop(code, None)
-            for prepared in op.plans.values() if op is not None else ():
-                if session.programs.pop(prepared.code, None) is not None:
-                    self._command(prepared.plan.workers, WorkerForgetOps((prepared.code,)))
+        """The plans of these ops go with them, on the workers too, and so do all moves."""
+        ops = [session.ops.pop(code) for code in forget.codes if code in session.ops]
+        for prepared in [*[prepared for op in ops for prepared in op.plans.values()], *session.moves.values()]:
+            workers = tuple([worker for worker in prepared.plan.workers if worker in self.state.workers])
+            if session.programs.pop(prepared.code, None) is not None and workers:
+                self._command(workers, WorkerForgetOps((prepared.code,)))
+        session.moves.clear()
         for number, worker in self.state.workers.items():
             known = tuple(worker.known.intersection(forget.codes))
             worker.known.difference_update(known)
@@ -500,31 +546,38 @@ class Office:
             self._settle(worker, report, buffer)
         return self._take_out()
 
-    def _settle(
-        self, worker: int, report: Fetched | Queried | Failed | Synchronized | Traffic, buffer: Buffer | None
-    ) -> None:
+    def _settle(self, worker: int, report: Reply, buffer: Buffer | None) -> None:
         """An answer to a request; the client gets it when no other worker is waited for."""
         pending = self._pending[report.request]
         pending.waiting_for.discard(worker)
+        if pending.reply is None or isinstance(report, Failed):
+            pending.reply = report
         if isinstance(report, Traffic):
             pending.received[worker] = report.received
-        if pending.waiting_for:
-            return
-        del self._pending[report.request]
-        ident = session_of(report.request)
-        session = self.state.sessions.get(ident)
-        if isinstance(report, Queried) and session is not None:
-            self._place_results(pending, report)
-        if isinstance(report, Traffic) and session is not None:
+        elif isinstance(report, Queried):
+            pending.made = len(_metas(report))
+        if not pending.waiting_for:
+            self._conclude(report.request, buffer)
+
+    def _conclude(self, request: int, buffer: Buffer | None) -> None:
+        pending = self._pending.pop(request)
+        session, reply = self.state.sessions[session_of(request)], pending.reply
+        assert reply is not None
+        if isinstance(reply, Traffic):
             collectives, session.collectives = tuple(session.collectives), []
-            self._answer(ident, TrafficRead(report.request, pending.received, collectives))
+            self._answer(session.ident, TrafficRead(request, pending.received, collectives))
             return
-        self._answer(ident, report, buffer)  # type: ignore[arg-type]
+        if isinstance(reply, Queried):
+            self._place_results(pending, reply)
+        elif pending.made and pending.mesh is not None:
+            made = range(pending.first, pending.first + pending.made)
+            self._command(pending.mesh.workers, WorkerFreeTensors(tuple(made)))
+        self._answer(session.ident, reply, buffer)
 
     def _place_results(self, pending: Pending, report: Queried) -> None:
         """The tensors that a query made, and those that it may have resized."""
         assert pending.mesh is not None
-        metas = [result for result in report.results if isinstance(result, TensorMeta)]
+        metas = _metas(report)
         for offset, meta in enumerate(metas):
             self.state.place(pending.first + offset, Held.of(meta, whole(pending.mesh, len(meta.shape))))
         for written, meta in zip(pending.written, report.written, strict=True):
@@ -604,3 +657,7 @@ class Office:
         if isinstance(message, DefineSite):
             site = f"{message.file}:{message.line}"
         self._observer(Event(direction, peer, message, op, site))
+
+
+def _metas(report: Queried) -> list[TensorMeta]:
+    return [result for result in report.results if isinstance(result, TensorMeta)]

@@ -9,7 +9,7 @@ from gt.core.messages import Arg, Collective, Input, Move, Program, Signature, W
 from gt.core.meta import ITEM_BYTES, TensorMeta
 from gt.sharding.calls import Call, with_inputs
 from gt.sharding.reshard import plan_reshard
-from gt.sharding.spec import DeviceMesh, ShardingSpec, spec_of, whole
+from gt.sharding.spec import DeviceMesh, ShardingSpec, spec_of
 from gt.sharding.spmd import Draft, NoRule, Register, Written, functional_args
 
 
@@ -32,18 +32,23 @@ class Plan(NamedTuple):
 def plan_op(
     signature: Signature, metas: Sequence[TensorMeta], specs: Sequence[ShardingSpec], fallback: DeviceMesh, alike: bool
 ) -> Plan:
-    """The cheapest way to run an op. It runs on the mesh of some input (of what it writes to, if it writes), and on
-    `fallback` where it has none. `alike` says that what it writes to is another of its inputs too."""
-    layout = spec_of(signature.layout) if signature.layout is not None else None
+    """The cheapest way to run an op. It runs on the mesh that holds most of its inputs, or where it writes, on the mesh
+    of what it writes to, and on `fallback` where it has no inputs. `alike` says that what it writes to is another of
+    its inputs too."""
     inputs = [Register(meta, spec) for meta, spec in zip(metas, specs, strict=True)]
-    if layout is not None:
-        return _finish(signature, *_created(signature, inputs, layout))
-    if signature.writes:
-        meshes = [specs[signature.writes[0]].mesh]
-    else:
-        meshes = list(dict.fromkeys(spec.mesh for spec in specs)) or [fallback]
-    drafts = [_draft(signature, inputs, mesh, alike) for mesh in meshes]
-    return _finish(signature, *min(drafts, key=lambda drafted: (drafted[0].bytes, drafted[0].mesh.workers)))
+    if signature.layout is not None:
+        return _finish(signature, *_laid_out(signature, inputs, spec_of(signature.layout)))
+    mesh = specs[signature.writes[0]].mesh if signature.writes else _meeting_place(inputs, fallback)
+    assert all(specs[place].mesh is mesh for place in signature.writes), "all that an op writes to is on one mesh"
+    return _finish(signature, *_draft(signature, inputs, mesh, alike))
+
+
+def _meeting_place(inputs: Sequence[Register], fallback: DeviceMesh) -> DeviceMesh:
+    """The mesh with the most bytes of the inputs, so that the fewest move; of equals the larger mesh."""
+    held: dict[DeviceMesh, int] = {}
+    for meta, spec in inputs:
+        held[spec.mesh] = held.get(spec.mesh, 0) + meta.nbytes
+    return max(held, key=lambda mesh: (held[mesh], mesh.size, [-worker for worker in mesh.workers]), default=fallback)
 
 
 def plan_move(meta: TensorMeta, source: ShardingSpec, target: ShardingSpec) -> Plan:
@@ -84,30 +89,27 @@ def _draft(signature: Signature, inputs: Sequence[Register], mesh: DeviceMesh, a
     return draft, draft.run_whole(signature, range(len(inputs))), cut
 
 
-def _created(signature: Signature, inputs: Sequence[Register], layout: ShardingSpec) -> _Drafted:
-    """A creation function whose results are laid out as the user says."""
+def _laid_out(signature: Signature, inputs: Sequence[Register], layout: ShardingSpec) -> _Drafted:
+    """An op, mostly a creation function, whose results are laid out as the user says."""
     draft = Draft(layout.mesh, inputs)
-    call = Call(signature.op, signature.args, signature.kwargs, (), signature.outputs)
     try:
-        made = draft.apply(call, (), [layout], random=signature.random, floating=signature.floating)
+        made = _read_shards(draft, signature, [layout] * len(signature.outputs))
     except NoRule:
-        made = draft.run_whole(signature, ())
+        draft = Draft(layout.mesh, inputs)
+        made = draft.run_whole(signature, range(len(inputs)))
     return draft, tuple([draft.move(register, layout) for register in made]), False
 
 
 def _run_on_shards(draft: Draft, signature: Signature, alike: bool) -> tuple[int, ...]:
     """The op by its rule, reading and writing through views. Raises NoRule where that is not possible."""
-    if not signature.writes:
-        used = [draft.view(place, path) for place, path in enumerate(signature.paths)]
-        call = Call(
-            signature.op,
-            signature.args,
-            signature.kwargs,
-            tuple([draft.registers[register].meta for register in used]),
-            signature.outputs,
-        )
-        return draft.apply(call, used, random=signature.random, floating=signature.floating)
-    return _write_shards(draft, signature, alike)
+    return _write_shards(draft, signature, alike) if signature.writes else _read_shards(draft, signature)
+
+
+def _read_shards(draft: Draft, signature: Signature, wishes: Sequence[ShardingSpec | None] = ()) -> tuple[int, ...]:
+    used = [draft.view(place, path) for place, path in enumerate(signature.paths)]
+    metas = tuple([draft.registers[register].meta for register in used])
+    call = Call(signature.op, signature.args, signature.kwargs, metas, signature.outputs)
+    return draft.apply(call, used, wishes, random=signature.random, floating=signature.floating)
 
 
 def _write_shards(draft: Draft, signature: Signature, alike: bool) -> tuple[int, ...]:
@@ -143,10 +145,8 @@ def _write_shards(draft: Draft, signature: Signature, alike: bool) -> tuple[int,
 
 
 def _settled(draft: Draft, place: int) -> int:
-    """A tensor that is to be written: on the mesh and not partial."""
-    meta, spec = draft.registers[place]
-    if spec.mesh is not draft.mesh:
-        return draft.move(place, whole(draft.mesh, len(meta.shape)))
+    """A tensor that is to be written: not partial."""
+    spec = draft.spec(place)
     return draft.move(place, spec.replace(partial=())) if spec.partial else place
 
 

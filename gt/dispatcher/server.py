@@ -31,6 +31,7 @@ from gt.core.messages import (
     ReadTraffic,
     Redistribute,
     Refused,
+    Rejected,
     Report,
     RunOp,
     Synchronize,
@@ -38,7 +39,7 @@ from gt.core.messages import (
     Welcome,
     WorkerShutdown,
 )
-from gt.dispatcher.office import Office, Outgoing, ToWorkers
+from gt.dispatcher.office import Office, Outgoing, ToClient, ToWorkers
 from gt.version import __version__
 from gt.wire import shared
 from gt.wire.codec import Decoder, Frame, Payload, encode, encode_once
@@ -134,7 +135,12 @@ class Server:
             require_ownership(peer.ident, instruction)
         batch = [instruction for instruction, _ in decoded]
         payloads: list[Any] = [payload for instruction, payload in decoded if type(instruction) is CreateTensor]
-        self._send(self.office.instruct(peer.ident, batch, payloads))
+        try:
+            outgoing = self.office.instruct(peer.ident, batch, payloads)
+        except Exception as error:  # a mistake of ours: the other clients are served all the same
+            log.exception("an instruction of client %d failed", peer.ident)
+            outgoing = [ToClient(peer.ident, Rejected(0, f"a mistake of GT: {type(error).__name__}: {error}"))]
+        self._send(outgoing)
         if peer.ident not in self.office.state.sessions:
             self._forget(peer)
 

@@ -9,7 +9,7 @@ from gt.core.messages import FIRST_OWN, SESSION_SHIFT, Collective, Signature, Wo
 from gt.core.meta import ITEM_BYTES, TensorMeta
 from gt.dispatcher.planner import Plan
 from gt.sharding.cost import memory_bytes
-from gt.sharding.spec import DeviceMesh, ShardingSpec, whole
+from gt.sharding.spec import DeviceMesh, ShardingSpec, spec_of, whole
 
 
 @dataclass
@@ -27,13 +27,18 @@ class Misfit(Exception):
     """A signature that makes no sense, or an instruction that does not fit its signature."""
 
 
-class LostInput(Exception):
-    """An input went with a worker that died."""
+class LostWorker(Exception):
+    """Something that is needed went with a worker that is gone."""
 
-    def __init__(self, ident: int, worker: int) -> None:
-        super().__init__(f"tensor {ident} was lost with worker {worker}")
-        self.ident = ident
+    def __init__(self, worker: int, what: str = "a place of the mesh") -> None:
+        super().__init__(f"{what} was lost with worker {worker}")
         self.worker = worker
+
+
+class LostInput(LostWorker):
+    def __init__(self, ident: int, worker: int) -> None:
+        super().__init__(worker, f"tensor {ident}")
+        self.ident = ident
 
 
 class NoWorkers(Exception):
@@ -53,12 +58,13 @@ class Prepared(NamedTuple):
 
 class Op(NamedTuple):
     """A signature and what was decided about it, by the layouts of its inputs. `gives` counts new tensors and new
-    versions."""
+    versions; `layout` is that of the outputs, where the user has said so."""
 
     code: int
     signature: Signature
     takes: int
     gives: int
+    layout: ShardingSpec | None
     plans: dict[tuple[ShardingSpec, ...], Prepared]
 
     @classmethod
@@ -66,7 +72,10 @@ class Op(NamedTuple):
         takes, writes, outputs = len(signature.paths), signature.writes, signature.outputs
         if len(set(writes)) < len(writes) or not all(0 <= place < takes for place in writes):
             raise Misfit(f"{signature.op} of {takes} tensors cannot write {writes}")
-        return cls(code, signature, takes, len(outputs) + len(writes), {})
+        layout = spec_of(signature.layout) if signature.layout is not None else None
+        if layout is not None and any(len(meta.shape) != len(layout.dims) for meta in outputs):
+            raise Misfit(f"[{layout}] does not lay out what {signature.op} gives: {', '.join(map(str, outputs))}")
+        return cls(code, signature, takes, len(outputs) + len(writes), layout, {})
 
 
 @dataclass
@@ -112,6 +121,20 @@ class Held(NamedTuple):
         return cls(meta, spec, memory_bytes(spec, meta.shape, ITEM_BYTES[meta.dtype]))
 
 
+class Losses(NamedTuple):
+    """What is to be done when a worker is gone. `useless`: parts that other workers still hold, by ids and where.
+    `promoted`: tensors that are now where a copy was, with the ids that the copies had."""
+
+    useless: list[tuple[int, DeviceMesh]]
+    promoted: list[tuple[int, int]]
+
+
+def without(mesh: DeviceMesh, worker: int) -> DeviceMesh | None:
+    """The other workers of a mesh, if there are any, in a row."""
+    rest = [member for member in mesh.workers if member != worker]
+    return DeviceMesh([len(rest)], ["w"], rest) if rest else None
+
+
 @dataclass
 class State:
     """`copies`: other layouts in which a tensor is there too, made for use, with the ids they have on the workers.
@@ -128,6 +151,12 @@ class State:
         self.tensors[ident] = held
         mesh = held.spec.mesh
         self.loads[mesh] = self.loads.get(mesh, 0) + held.nbytes
+
+    def lay_out(self, ident: int, spec: ShardingSpec) -> None:
+        """A tensor with the same value lies otherwise now; its copies stay."""
+        held = self.tensors[ident]
+        self._load(held, -1)
+        self.place(ident, Held.of(held.meta, spec))
 
     def add_copy(self, ident: int, spec: ShardingSpec, alias: int) -> None:
         self.copies.setdefault(ident, {})[spec] = alias
@@ -196,37 +225,45 @@ class State:
         """A tensor that never got a value, because of a worker that is gone."""
         self.lost[ident] = (meta, worker)
 
-    def lose_worker(self, worker: int) -> list[tuple[int, int]]:
-        """A worker is gone: what others hold whole, or in a copy, lives on; what it held a part of is lost. Gives the
-        tensors that are now where a copy was, with the ids that the copies had."""
+    def lose_worker(self, worker: int) -> Losses:
+        """A worker is gone: what others hold whole, or in a copy, lives on; what it held a part of is lost."""
         del self.workers[worker]
-        promoted = []
+        losses = Losses([], [])
         for ident, held in list(self.tensors.items()):
             copies = self.copies.get(ident, {})
             for spec in [spec for spec in copies if worker in spec.mesh]:
-                self.drop_copy(ident, spec)
-            if worker not in held.spec.mesh:
-                continue
-            self._load(held, -1)
-            rest = [member for member in held.spec.mesh.workers if member != worker]
-            if rest and held.spec.is_whole:
-                self.place(ident, Held.of(held.meta, whole(DeviceMesh([len(rest)], ["w"], rest), len(held.meta.shape))))
-            elif copies:
-                spec = next(iter(copies))
-                promoted.append((ident, copies[spec]))
-                self.drop_copy(ident, spec)
-                self.place(ident, Held.of(held.meta, spec))
-            else:
-                del self.tensors[ident]
-                self.lost[ident] = (held.meta, worker)
+                self._note_rest(losses, self.drop_copy(ident, spec), spec.mesh, worker)
+            if worker in held.spec.mesh:
+                self._lose_part(losses, ident, held, worker)
         for mesh in [mesh for mesh in self.loads if worker in mesh]:
             del self.loads[mesh]
-        return promoted
+        return losses
+
+    def _lose_part(self, losses: Losses, ident: int, held: Held, worker: int) -> None:
+        rest = without(held.spec.mesh, worker)
+        if rest is not None and held.spec.is_whole:
+            self.lay_out(ident, whole(rest, len(held.meta.shape)))
+            return
+        self._note_rest(losses, ident, held.spec.mesh, worker)
+        if ident in self.copies:
+            spec, alias = next(iter(self.copies[ident].items()))
+            losses.promoted.append((ident, alias))
+            self.drop_copy(ident, spec)
+            self.lay_out(ident, spec)
+        else:
+            self._load(held, -1)
+            del self.tensors[ident]
+            self.lost[ident] = (held.meta, worker)
+
+    def _note_rest(self, losses: Losses, ident: int | None, mesh: DeviceMesh, worker: int) -> None:
+        rest = without(mesh, worker)
+        if ident is not None and rest is not None:
+            losses.useless.append((ident, rest))
 
     def validate(self) -> None:
         """The invariants, checked by tests after every message."""
         assert not self.tensors.keys() & self.lost.keys()
-        assert self.copies.keys() <= self.tensors.keys() | self.lost.keys()
+        assert self.copies.keys() <= self.tensors.keys() and all(self.copies.values())
         loads: dict[DeviceMesh, int] = {}
         for ident, held in self.tensors.items():
             for spec in (held.spec, *self.copies.get(ident, {})):

@@ -2,6 +2,7 @@
 
 from gt.client.creation import distribute, replicate, shard
 from gt.client.layouts import LocalShard, mesh
+from gt.distributed.products import matmul
 from gt.sharding.placements import Partial, Replicate, Shard
 from gt.sharding.spec import DeviceMesh, ShardingSpec
 
@@ -13,6 +14,7 @@ __all__ = [
     "Shard",
     "ShardingSpec",
     "distribute",
+    "matmul",
     "mesh",
     "replicate",
     "shard",

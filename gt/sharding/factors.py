@@ -218,9 +218,13 @@ def bind(
         raise LayoutError(f"the rule {text!r} is not one of {len(operands)} operands and {len(results)} results")
     named = [_expand(dims, shape, text) for dims, shape in zip(tensors, shapes, strict=True)]
     found = _sizes(named, shapes, dict(sizes or {}), text)
-    factors = {name: Factor(size, *template.classes.get(name, (PASS,))) for name, size in found.items()}
+    # a dim of several factors cannot show how one of size 1 is cut, so nothing may cut it elsewhere either
+    hidden = {name for dims in named for dim in dims if len(dim) > 1 for name in dim if found[name] == 1}
+    factors = {
+        name: Factor(size, *template.classes.get(name, (PASS,))) for name, size in found.items() if name not in hidden
+    }
     bound = [
-        tuple([_bind_dim(dim, size, found) for dim, size in zip(dims, shape, strict=True)])
+        tuple([_bind_dim(dim, size, found, hidden) for dim, size in zip(dims, shape, strict=True)])
         for dims, shape in zip(named, shapes, strict=True)
     ]
     count = len(operands)
@@ -267,10 +271,10 @@ def _sizes(named: list[list[tuple[str, ...]]], shapes: list[Shape], sizes: dict[
     return sizes
 
 
-def _bind_dim(dim: tuple[str, ...], size: int, sizes: Mapping[str, int]) -> Dim:
+def _bind_dim(dim: tuple[str, ...], size: int, sizes: Mapping[str, int], hidden: set[str]) -> Dim:
     if len(dim) == 1 and sizes[dim[0]] != size:
         return ()  # broadcast
-    return tuple([Ref(name) for name in dim if sizes[name] != 1 or len(dim) == 1])
+    return tuple([Ref(name) for name in dim if name not in hidden])
 
 
 @dataclass

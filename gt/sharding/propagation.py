@@ -12,7 +12,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 from gt.sharding.cost import memory_bytes, reshard_bytes
-from gt.sharding.factors import HALO, MASK, REDUCE, WHOLE, Dim, Factor, OpShardingRule, Passing, Reach
+from gt.sharding.factors import MASK, REDUCE, WHOLE, Dim, Factor, OpShardingRule, Passing
 from gt.sharding.spec import Cuts, DeviceMesh, DimSpec, Shape, ShardingSpec, balanced_cuts
 
 MOST_STRATEGIES = 4096  # beyond this many only factors that some operand is already cut along are considered
@@ -124,7 +124,7 @@ def _layout_of_compound(
         if axes and (not single or ref.window is not None):
             return None
         if axes:
-            own = cuts or balanced_cuts(size, tuple([mesh.axis_size(axis) for axis in axes]))
+            own = _cuts_of(FactorSharding(axes, cuts), size, mesh)
             intervals = tuple([(a * size + start, a * size + stop) for a, _ in intervals for start, stop in own])
             single = all(stop - start == 1 for start, stop in own)
         else:
@@ -274,7 +274,7 @@ def _strategies(
                 axes_of.setdefault(option, []).append(axis)
             elif option is not None:
                 passing[axis] = option
-        for assignment in _orders(axes_of, operands, projected):
+        for assignment in _orders(rule, axes_of, projected, mesh):
             strategy = build_strategy(rule, operand_shapes, result_shapes, mesh, assignment, passing)
             if strategy is not None:
                 yield strategy
@@ -304,24 +304,39 @@ def _blows_up(passed: Passing, operands: Sequence[Operand], axis: str) -> bool:
 
 
 def _orders(
-    axes_of: Mapping[str, list[str]], operands: Sequence[Operand], projected: Sequence[Mapping[str, FactorSharding]]
+    rule: OpShardingRule,
+    axes_of: Mapping[str, list[str]],
+    projected: Sequence[Mapping[str, FactorSharding]],
+    mesh: DeviceMesh,
 ) -> Iterator[dict[str, FactorSharding]]:
     """Where a factor gets the axes that some operand has on it already, that operand's order and cuts are used, one
-    alternative for each; where it gets more, they are the minor ones. Otherwise the order of the mesh and the default
-    cuts."""
+    alternative for each. Where it gets more, the new ones are minor, or the cuts of two operands are crossed.
+    Otherwise the order of the mesh and the default cuts."""
     alternatives: list[list[tuple[str, FactorSharding]]] = []
     for name, axes in axes_of.items():
         there = [p[name] for p in projected if name in p and set(p[name].axes) <= set(axes)]
         same = [sharding for sharding in there if len(sharding.axes) == len(axes)]
         longer = [FactorSharding((*s.axes, *[axis for axis in axes if axis not in s.axes])) for s in there]
-        distinct = dict.fromkeys(same or longer or [FactorSharding(tuple(axes))])
+        crossed = [
+            _crossed(one, other, rule.factors[name].size, mesh)
+            for one, other in itertools.combinations(dict.fromkeys(there), 2)
+            if sorted((*one.axes, *other.axes)) == sorted(axes)
+        ]
+        distinct = dict.fromkeys(same or [*longer, *crossed] or [FactorSharding(tuple(axes))])
         alternatives.append([(name, sharding) for sharding in distinct])
     for combination in itertools.product(*alternatives):
         yield dict(combination)
 
 
-def has_halo(rule: OpShardingRule, assignment: Mapping[str, FactorSharding]) -> bool:
-    """Whether shards need elements of their neighbours."""
-    return any(rule.factors[name].kind == HALO for name in assignment) and any(
-        isinstance(ref.window, Reach) for dims in rule.operands for dim in dims for ref in dim
-    )
+def _crossed(one: FactorSharding, other: FactorSharding, size: int, mesh: DeviceMesh) -> FactorSharding:
+    """A factor cut in one way along some axes and in another along others: each worker has what both of its shards
+    share. Nothing moves for it, but some workers may have nothing."""
+    cuts = [_cuts_of(sharding, size, mesh) for sharding in (one, other)]
+    shared = [
+        (max(start, low), max(min(stop, high), start, low)) for start, stop in cuts[0] for low, high in cuts[1]
+    ]
+    return FactorSharding((*one.axes, *other.axes), tuple(shared))
+
+
+def _cuts_of(sharding: FactorSharding, size: int, mesh: DeviceMesh) -> Cuts:
+    return sharding.cuts or balanced_cuts(size, tuple([mesh.axis_size(axis) for axis in sharding.axes]))

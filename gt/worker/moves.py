@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from functools import reduce
 
 from gt.core.messages import DType, Items
-from gt.core.meta import TensorMeta, contiguous_strides
+from gt.core.meta import ITEM_BYTES, TensorMeta, contiguous_strides
 from gt.sharding.reshard import Step, contributions, plan_reshard, pulls, pushes, segments
 from gt.sharding.spec import Box, Interval, Shape, ShardingSpec, box_shape, local_box
 from gt.worker.engines.engine import Engine, Value
 from gt.worker.exchange import Received, Swap, Swapping
-from gt.worker.values import Failing
+from gt.worker.values import Fail, Failing
 
 _REDUCING = {
     "sum": "aten.add.Tensor",
@@ -26,7 +26,8 @@ _WIDER = {"bfloat16": "float32", "float16": "float32"}  # sums of these are made
 
 class Mover:
     """Moves a tensor of a given shape and dtype from one spec to another; `run` gives this worker's part of the target.
-    A worker that is in only one of the meshes sends or receives only."""
+    A worker that is in only one of the meshes sends or receives only. What fails here travels on as a failure, so that
+    all workers stay in step."""
 
     def __init__(
         self, engine: Engine, worker: int, meta: TensorMeta, source: ShardingSpec, target: ShardingSpec
@@ -37,38 +38,43 @@ class Mover:
         self._dtype = meta.dtype
         self._source = source
         self._target = target
-        self._steps = plan_reshard(meta.shape, meta.nbytes // max(meta.elements, 1) or 1, source, target).steps
+        self._plan = plan_reshard(meta.shape, ITEM_BYTES[meta.dtype], source, target)
 
-    def run(self, value: Value | Failing | None) -> Swapping:
-        if not self._steps:
-            return value if value is None or isinstance(value, Failing) else self._engine.copy(value)
-        for step in self._steps:
+    def run(self, value: Value | Failing | None, fail: Fail) -> Swapping:
+        if not self._plan.steps:
+            return self._kept(value, fail) if self._worker in self._target.mesh else None
+        for step, nbytes in zip(self._plan.steps, self._plan.step_bytes, strict=True):
             members = tuple(sorted({*step.source.mesh.workers, *step.target.mesh.workers}))
             if self._worker in members:
-                value = yield from self._step(step, members, value)
+                value = yield from self._step(step, members if nbytes else (), value, fail)
         return value
 
-    def _step(self, step: Step, members: tuple[int, ...], value: Value | Failing | None) -> Swapping:
+    def _kept(self, value: Value | Failing | None, fail: Fail) -> Value | Failing:
+        """What this worker has already, in memory of its own."""
+        return value if isinstance(value, Failing) else _tried(lambda: self._engine.copy(value), fail)
+
+    def _step(self, step: Step, members: tuple[int, ...], value: Value | Failing | None, fail: Fail) -> Swapping:
+        """One step; where nothing travels it has no `members`."""
         if step.kind == "all-reduce":
-            return (yield from self._all_reduce(step, members, value))
-        sends = {
-            push.peer: (self._meta(box_shape(push.box)), self._cut(value, step.source, push.box))
-            for push in pushes(step, self._shape, self._worker)
-        }
+            if not members:
+                return self._kept(value, fail)
+            return (yield from self._all_reduce(step, members, value, fail))
         own_pulls = pulls(step, self._shape, self._worker)
-        receives = {pull.peer: self._meta(box_shape(pull.box)) for pull in own_pulls if pull.peer != self._worker}
         received: Received = {}
-        if len(members) > 1 and step.kind not in ("to-partial", "slice"):
+        if members:
+            sends = {
+                push.peer: (self._meta(box_shape(push.box)), self._cut(value, step.source, push.box, fail))
+                for push in pushes(step, self._shape, self._worker)
+            }
+            receives = {pull.peer: self._meta(box_shape(pull.box)) for pull in own_pulls if pull.peer != self._worker}
             received = yield Swap(members, sends, receives)
         if self._worker not in step.target.mesh:
             return None
-        failing = _failing_of((value, *received.values()))
-        if failing is not None:
-            return failing
         if any(pull.peer == self._worker for pull in own_pulls):
             (own,) = [pull.box for pull in own_pulls if pull.peer == self._worker]
-            received[self._worker] = self._cut(value, step.source, own)
-        return self._put_together(step, received)
+            received[self._worker] = self._cut(value, step.source, own, fail)
+        failing = _failing_of((value, *received.values()))
+        return failing if failing is not None else _tried(lambda: self._put_together(step, received), fail)
 
     def _put_together(self, step: Step, received: Received) -> Value:
         box = local_box(step.target, self._shape, self._worker)
@@ -83,21 +89,20 @@ class Mover:
             return self._assemble(box, placed, self._identity(step.target.kind, box_shape(box)))
         return self._assemble(box, placed)
 
-    def _all_reduce(self, step: Step, members: tuple[int, ...], value: Value | Failing | None) -> Swapping:
+    def _all_reduce(self, step: Step, members: tuple[int, ...], value: Value | Failing | None, fail: Fail) -> Swapping:
         """Every worker of a group reduces one segment of the flat tensor, and sends it to the others."""
         peers, cuts = segments(step, self._shape, self._worker)
         size = dict(zip(peers, [self._meta((stop - start,)) for start, stop in cuts], strict=True))
         others = [peer for peer in peers if peer != self._worker]
         busy = [peer for peer in others if size[peer].nbytes]  # those that reduce something
-        flat = value if isinstance(value, Failing) else value.reshape(-1)  # type: ignore[union-attr]
-        part = {peer: self._segment(flat, cut) for peer, cut in zip(peers, cuts, strict=True)}
+        part = {peer: self._segment(value, cut, fail) for peer, cut in zip(peers, cuts, strict=True)}
         works = size[self._worker].nbytes > 0
         mine = dict.fromkeys(others, size[self._worker]) if works else {}
         received = yield Swap(members, {peer: (size[peer], part[peer]) for peer in busy}, mine)
         total = part[self._worker]
         if works:
             addends = [part[peer] if peer == self._worker else received[peer] for peer in peers]
-            total = _failing_of(addends) or self._reduce(step.source.kind, addends)
+            total = _failing_of(addends) or _tried(lambda: self._reduce(step.source.kind, addends), fail)
         sends = dict.fromkeys(mine, (size[self._worker], total))
         received = yield Swap(members, sends, {peer: size[peer] for peer in busy})
         received[self._worker] = total
@@ -108,24 +113,28 @@ class Mover:
             ((cut,), received[peer]) for peer, cut in zip(peers, cuts, strict=True) if peer in received
         ]
         shape = box_shape(local_box(step.target, self._shape, self._worker))
-        return self._assemble(((0, cuts[-1][1]),), placed).reshape(shape)
+        return _tried(lambda: self._assemble(((0, cuts[-1][1]),), placed).reshape(shape), fail)
 
-    def _segment(self, flat: Value | Failing, cut: Interval) -> Value | Failing:
-        return flat if isinstance(flat, Failing) else self._engine.copy(flat[cut[0] : cut[1]])
+    def _segment(self, value: Value | Failing | None, cut: Interval, fail: Fail) -> Value | Failing:
+        """A part of the flat tensor, in memory of its own."""
+        if isinstance(value, Failing):
+            return value
+        return _tried(lambda: self._engine.copy(value.reshape(-1)[cut[0] : cut[1]]), fail)  # type: ignore[union-attr]
 
     # Parts
 
     def _meta(self, shape: Shape) -> TensorMeta:
         return TensorMeta(shape, contiguous_strides(shape), 0, self._dtype)
 
-    def _cut(self, value: Value | Failing | None, spec: ShardingSpec, box: Box) -> Value | Failing:
+    def _cut(self, value: Value | Failing | None, spec: ShardingSpec, box: Box, fail: Fail) -> Value | Failing:
         """A box of what this worker holds, in memory of its own."""
-        if isinstance(value, Failing):
-            return value
-        held = local_box(spec, self._shape, self._worker)
-        part = self._engine.empty(self._meta(box_shape(box)))
-        part[...] = value[_within(held, box)]  # type: ignore[index]
-        return part
+
+        def cut() -> Value:
+            part = self._engine.empty(self._meta(box_shape(box)))
+            part[...] = value[_within(local_box(spec, self._shape, self._worker), box)]  # type: ignore[index]
+            return part
+
+        return value if isinstance(value, Failing) else _tried(cut, fail)
 
     def _assemble(self, box: Box, parts: Sequence[tuple[Box, Value]], whole: Value | None = None) -> Value:
         if whole is None and len(parts) == 1 and parts[0][0] == box:
@@ -151,6 +160,13 @@ class Mover:
         size = self._engine.literal(Items(shape))
         full = self._engine.resolve("aten.full.default")
         return full(size, _identity_of(kind, self._dtype), dtype=self._engine.literal(DType(self._dtype)))
+
+
+def _tried(work: Callable[[], Value], fail: Fail) -> Value | Failing:
+    try:
+        return work()
+    except Exception as error:  # most likely there is no memory for it
+        return fail("redistribute", (), error)
 
 
 def _within(outer: Box, inner: Box) -> tuple[slice, ...]:

@@ -25,11 +25,9 @@ from gt.worker.engines.engine import Engine, Value
 from gt.worker.exchange import Swapping
 from gt.worker.kernels import Kernel
 from gt.worker.moves import Mover
-from gt.worker.values import Failing
+from gt.worker.values import Fail, Failing
 
 Registers: TypeAlias = dict[int, Any]
-Fail: TypeAlias = Callable[[str, Sequence[Value], Exception], Failing]
-"""Notes that an op has failed on some tensors; gives what stands in place of its results."""
 
 # Their strided forms need strides that a shard may not have.
 _STRIDE_FREE = {"aten.view.default": "aten.reshape.default", "aten._unsafe_view.default": "aten.reshape.default"}
@@ -52,7 +50,7 @@ class ProgramKernel:
         registers: Registers = dict(zip(self.program.takes, inputs, strict=True))
         for step in self._steps:
             if isinstance(step, _Moving):
-                registers[step.output] = yield from step.mover.run(registers.get(step.input))
+                registers[step.output] = yield from step.mover.run(registers.get(step.input), fail)
             else:
                 step(registers, numbers, fail)
         return [registers.get(register) for register in self.program.gives]

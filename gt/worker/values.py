@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
+from typing import Any, TypeAlias
+
 from gt.core.messages import Failure
 
 
@@ -12,3 +15,7 @@ class Failing:
 
     def __init__(self, failure: Failure) -> None:
         self.failure = failure
+
+
+Fail: TypeAlias = Callable[[str, Sequence[Any], Exception], Failing]
+"""Notes that an op has failed on some tensors; gives what stands in place of its results."""

@@ -38,7 +38,9 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--samples", type=int, metavar="N", help="at most so many of each op and dtype")
     parser.add_argument("--jobs", type=int, default=2, metavar="N", help="processes (2)")
     parser.add_argument("--json", metavar="FILE", help="write all reports here")
-    parser.add_argument("--mode", choices=list(MODES), default="embedded", help="one in-process worker, or two")
+    parser.add_argument(
+        "--mode", choices=list(MODES), default="embedded", help="one in-process worker, two, or cut over several"
+    )
     return parser
 
 

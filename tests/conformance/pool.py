@@ -15,7 +15,7 @@ from types import TracebackType
 import torch
 
 from tests.conformance.opdb import Failure, Task, TaskReport, run_task
-from tests.conformance.sides import GTSide
+from tests.conformance.sides import GTSide, make_side
 
 SILENCE_SECONDS = 300.0  # a task is given up when its process has not reported for this long
 LEAVE_SECONDS = 5.0
@@ -106,7 +106,7 @@ def _serve(pipe: Connection, mode: str) -> None:
     faulthandler.enable()
     warnings.simplefilter("ignore")
     torch.set_num_threads(1)
-    side = GTSide(mode)
+    side = make_side(mode)
     side.reopen()
     while True:
         try:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import contextlib
+import random
+import zlib
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Protocol
@@ -14,8 +16,10 @@ from gt.client import creation
 from gt.client.session import Session, activate
 from gt.core.errors import GTError
 from gt.launch.inprocess import InProcessChannel
+from gt.sharding.spec import DeviceMesh, ShardingSpec
 
-MODES = {"embedded": 1, "virtual2": 2}  # how many workers
+MODES = {"embedded": 1, "virtual2": 2, "sharded": 8}  # how many workers
+_MESHES = [(2,), (3,), (4,), (8,), (2, 2), (2, 3), (3, 2), (2, 4), (2, 2, 2)]
 
 
 class Side(Protocol):
@@ -78,6 +82,42 @@ class GTSide:
 
     def factories(self) -> contextlib.AbstractContextManager[Any]:
         return creation.device()
+
+
+class ShardedSide(GTSide):
+    """Lays every tensor out at random over some mesh: dims cut by one axis or several, partial, replicated. What is
+    chosen depends on the tensor alone, so that a failure can be repeated."""
+
+    def place(self, tensor: torch.Tensor) -> torch.Tensor:
+        ours = creation.to(tensor)
+        return ours if tensor.layout is not torch.strided else distribute_at_random(ours, seed_of(tensor))
+
+
+def seed_of(tensor: torch.Tensor) -> int:
+    return zlib.crc32(repr((tuple(tensor.shape), tensor.dtype, tensor.flatten()[:64].tolist())).encode())
+
+
+def distribute_at_random(tensor: Any, seed: int) -> torch.Tensor:
+    """Mostly on the one mesh that a sample's tensors have in common, sometimes on another or on one worker only."""
+    chance = random.Random(seed)
+    if chance.random() < 0.1:
+        return tensor
+    shape = (2, 2) if chance.random() < 0.7 else chance.choice(_MESHES)
+    names = [f"a{place}" for place in range(len(shape))]
+    mesh = DeviceMesh(shape, names)
+    dims: list[list[str]] = [[] for _ in range(tensor.dim())]
+    partial = []
+    for axis in chance.sample(names, len(names)):
+        role = chance.random()
+        if role < 0.6 and dims:
+            dims[chance.randrange(len(dims))].append(axis)
+        elif role < 0.75 and tensor.dtype is not torch.bool:
+            partial.append(axis)
+    return creation.distribute(tensor, mesh, ShardingSpec(mesh, dims, partial))
+
+
+def make_side(mode: str) -> GTSide:
+    return ShardedSide(mode) if mode == "sharded" else GTSide(mode)
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,7 +1,158 @@
-"""Scaled dot product attention."""
+"""Scaled dot product attention. Batch, heads and queries are cut freely; keys that are cut give an attention for each
+block of them, and those are put together by their weights."""
 
 from __future__ import annotations
 
-from gt.sharding.rules.entry import OpEntry
+import dataclasses
+from collections.abc import Sequence
 
-ATTENTION: dict[str, OpEntry] = {}
+from gt.core.messages import DType, Here, Input, Items
+from gt.sharding.calls import Call, Expansion, LocalBuilder, LocalProgram, Shard
+from gt.sharding.factors import Blocks, OpShardingRule, Passing, Ref, bind
+from gt.sharding.rules.dtypes import wide
+from gt.sharding.rules.entry import OpEntry
+from gt.sharding.rules.local import same_op, unless_empty, zeros
+from gt.sharding.rules.pieces import Pieces, meta_of
+from gt.sharding.rules.statistics import LINEAR, SUM, mul, sub
+from gt.sharding.spec import Interval, ShardingSpec
+
+ATTEND = "aten._scaled_dot_product_flash_attention_for_cpu.default"
+MINUS_INFINITY = float("-inf")
+
+
+def _rule(
+    call: Call, operands: str, results: str, classes: str, query: int, causal: int, passes: Sequence[Passing] = ()
+) -> OpShardingRule:
+    """In the text, H are the heads of the query: those of the key, or several for each of them. `query` and `causal`
+    are places of arguments."""
+    heads, key_heads = call.inputs[query].shape[1], call.inputs[query + 1].shape[1]
+    shared = heads != key_heads
+    text = f"{operands}{_mask_text(call)} -> {results} | {classes}" + ("; whole: g" if shared else "")
+    text = text.replace("H", "(h g)" if shared else "h")
+    sizes = {"g": heads // key_heads} if shared else {}
+    lowering = unless_empty(lambda shard: _lower(shard, query, causal))
+    return bind(text, call.shapes, call.result_shapes, sizes=sizes, passes=passes, lowering=lowering)
+
+
+def _mask_text(call: Call) -> str:
+    mask = call.kwargs.get("attn_mask")
+    if not isinstance(mask, Input):
+        return ""
+    shape = call.inputs[mask.index].shape
+    names = ["b", "H", "l", "s"][-len(shape) :]
+    return ", " + " ".join(["1" if size == 1 else name for name, size in zip(names, shape, strict=True)])
+
+
+def _attention(call: Call) -> OpShardingRule:
+    return _rule(call, "b H l e, b h s e, b h s e", "b H l e, b H l", "whole: s e", 0, 4)
+
+
+def _attention_backward(call: Call) -> OpShardingRule:
+    """As the weights of all keys are known, keys may be cut like queries."""
+    operands = "b H l e, b H l e, b h s e, b h s e, b H l e, b H l"
+    return _rule(call, operands, "b H l e, b h s e, b h s e", "reduce(sum): l s; whole: e", 1, 7, LINEAR)
+
+
+def _lower(shard: Shard, query: int, causal: int) -> LocalProgram:
+    """Where queries or keys are cut, which keys come before a query is said by a mask."""
+    call = shard.call
+    rows, columns = shard.operand_box(query)[2], shard.operand_box(query + 1)[2]
+    whole = (0, call.inputs[query].shape[2]), (0, call.inputs[query + 1].shape[2])
+    if not call.arg(causal, "is_causal") or (rows, columns) == whole:
+        return same_op(shard)
+    builder = LocalBuilder(len(call.inputs))
+    mask = _causal_mask(builder, call, rows, columns, call.kwargs.get("attn_mask"))
+    args = [False if place == causal else value for place, value in enumerate(call.args)]
+    kwargs = {name: value for name, value in call.kwargs.items() if name != "is_causal"} | {"attn_mask": mask}
+    return builder.finish(*builder.calls(call.op, len(call.outputs), *args, **kwargs))
+
+
+def _causal_mask(builder: LocalBuilder, call: Call, rows: Interval, columns: Interval, mask: object) -> Input:
+    """Added to the scores of some queries and keys, along with a mask that there may be."""
+    size = Items((rows[1] - rows[0], columns[1] - columns[0]))
+    dtype = DType(call.inputs[0].dtype)
+    hidden = builder.call("aten.full.default", size, MINUS_INFINITY, dtype=dtype, device=Here())
+    later = builder.call("aten.triu.default", hidden, 1 + rows[0] - columns[0])
+    return builder.call("aten.add.Tensor", mask, later) if isinstance(mask, Input) else later
+
+
+# --- Keys that are cut ------------------------------------------------------------------------------------------------
+
+
+def _expand_attention(call: Call, specs: Sequence[ShardingSpec]) -> Expansion | None:
+    if not specs[1].dims[2] or not call.inputs[0].elements or not call.inputs[1].elements:
+        return None
+    pieces = Pieces(call)
+    blocks = specs[1].intervals(call.inputs[1].shape, 2)
+    metas = [meta_of((len(blocks), *meta.shape), wide(meta.dtype)) for meta in call.outputs]
+    kwargs = {name: value for name, value in call.kwargs.items() if name != "is_causal"}
+    args = (*call.args[:3], bool(call.arg(4, "is_causal")), Items(tuple([Items(block) for block in blocks])))
+    parts, logs = pieces.call("gt.block_attention", args, metas, kwargs)
+    total = pieces.over("aten.logsumexp.default", logs, (0,))
+    nothing = pieces.each("aten.eq.Scalar", total, MINUS_INFINITY, dtype="bool")
+    total = pieces.each("aten.masked_fill.Scalar", total, nothing, 0)
+    shares = pieces.each("aten.exp.default", sub(pieces, logs, total))
+    shares = pieces.view(shares, (*metas[1].shape, 1))
+    result = pieces.over(SUM, mul(pieces, parts, pieces.cast(shares, metas[0].dtype)), (0,), keepdim=False)
+    return pieces.finish(pieces.cast(result, call.outputs[0].dtype), pieces.squeeze(total, (0,)))
+
+
+def _block_attention(call: Call) -> OpShardingRule:
+    """gt.block_attention(query, key, value, is_causal, blocks, *, attn_mask, scale): the attention to each block of
+    keys, and the logarithm of its weight."""
+    items = call.arg(4, "blocks")
+    cuts = tuple([(item.values[0], item.values[1]) for item in items])
+    blocks = Blocks(cuts, tuple([(place, place + 1) for place in range(len(cuts))]))
+    rule = _rule(call, "b H l e, b h s e, b h s e", "p b H l e, p b H l", "whole: e", 0, 3)
+    factors = {name: factor for name, factor in rule.factors.items() if name != "p"}
+    results = tuple([((Ref("s", blocks),), *dims[1:]) for dims in rule.results])
+    return dataclasses.replace(
+        rule, factors=factors, results=results, lowering=lambda shard: _lower_blocks(shard, blocks)
+    )
+
+
+def _lower_blocks(shard: Shard, blocks: Blocks) -> LocalProgram:
+    call = shard.call
+    builder = LocalBuilder(len(call.inputs))
+    first, last = shard.result_box()[0]
+    own = [block for block, (start, stop) in zip(*blocks, strict=True) if first <= start < stop <= last]
+    if 0 in shard.operand_shape(0):
+        outputs = enumerate(call.outputs)
+        return builder.finish(*[zeros(builder, shard.result_shape(place), meta.dtype) for place, meta in outputs])
+    made = [_attend(builder, shard, block) for block in own]
+    return builder.finish(*[builder.call("aten.cat.default", Items(parts), 0) for parts in zip(*made, strict=True)])
+
+
+def _attend(builder: LocalBuilder, shard: Shard, block: Interval) -> tuple[Input, Input]:
+    """The attention of a shard of queries to one block of keys, each with a dim in front."""
+    call = shard.call
+    shape, dtypes = shard.result_shape(), [meta.dtype for meta in call.outputs]
+    if block[0] == block[1]:
+        logs = builder.call(
+            "aten.full.default", Items((1, *shape[1:4])), MINUS_INFINITY, dtype=DType(dtypes[1]), device=Here()
+        )
+        return zeros(builder, (1, *shape[1:]), dtypes[0]), logs
+    start = shard.operand_box(1)[2][0]
+    bounds = (block[0] - start, block[1] - start)
+    key, value = [builder.call("aten.slice.Tensor", Input(place), 2, *bounds) for place in (1, 2)]
+    mask = call.kwargs.get("attn_mask")
+    if isinstance(mask, Input) and call.inputs[mask.index].shape[-1] != 1:
+        mask = builder.call("aten.slice.Tensor", mask, -1, *bounds)
+    if call.arg(3, "is_causal"):
+        mask = _causal_mask(builder, call, shard.operand_box(0)[2], block, mask)
+    output, logs = builder.calls(
+        ATTEND, 2, Input(0), key, value, 0.0, False, attn_mask=mask, scale=call.kwargs.get("scale")
+    )
+    if isinstance(mask, Input):  # of a query to which all is hidden the op says that the weight is one
+        seen = builder.call("aten.amax.default", mask, Items((-1,)))
+        hidden = builder.call("aten.eq.Scalar", seen, MINUS_INFINITY)
+        logs = builder.call("aten.masked_fill.Scalar", logs, hidden, MINUS_INFINITY)
+    wider = builder.call("aten._to_copy.default", output, dtype=DType(dtypes[0]))
+    return builder.call("aten.unsqueeze.default", wider, 0), builder.call("aten.unsqueeze.default", logs, 0)
+
+
+ATTENTION: dict[str, OpEntry] = {
+    "aten._scaled_dot_product_flash_attention_for_cpu": OpEntry(_attention, _expand_attention),
+    "aten._scaled_dot_product_flash_attention_for_cpu_backward": OpEntry(_attention_backward),
+    "gt.block_attention": OpEntry(_block_attention),
+}

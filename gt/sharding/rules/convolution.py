@@ -69,22 +69,23 @@ def _read(call: Call, first: int, weight: int) -> Convolution | None:
 
 
 class _Channels:
-    """The factors that all tensors of a convolution share. Nothing cuts a factor of size 1, as it is no part of a dim
-    of several factors."""
+    """The factors that all tensors of a convolution share. Those of size 1 are left out: a dim of several factors
+    cannot show how they are cut."""
 
     def __init__(
         self, builder: RuleBuilder, conv: Convolution, batch: int, weight: Shape, summed: Sequence[str]
     ) -> None:
         per_group = (weight[1], weight[0] // max(conv.groups, 1))
         out, into = per_group if conv.transposed else reversed(per_group)
-        self._sizes = {"n": batch, "g": conv.groups, "o": out, "i": into}
-        for name, size in self._sizes.items():
-            builder.factor(name, size, REDUCE if name in summed else PASS)
+        sizes = {"n": batch, "g": conv.groups, "o": out, "i": into}
+        self._names = [name for name, size in sizes.items() if size != 1]
+        for name in self._names:
+            builder.factor(name, sizes[name], REDUCE if name in summed else PASS)
         self._weight = ("gi", "o") if conv.transposed else ("go", "i")
         self._kernel: tuple[Dim, ...] = ((),) * len(conv.kernel)
 
     def dim(self, names: str) -> Dim:
-        return tuple([Ref(name) for name in names if self._sizes[name] != 1])
+        return tuple([Ref(name) for name in names if name in self._names])
 
     def weight(self) -> tuple[Dim, ...]:
         return (*map(self.dim, self._weight), *self._kernel)

@@ -62,11 +62,10 @@ def _part_of_range(shard: Shard) -> LocalProgram:
     """Whole numbers are counted on from where this part starts. Of others, torch rounds some before adding the last
     steps and some after."""
     call = shard.call
-    bounds = call.args if len(call.args) > 1 else (0, *call.args)
-    is_exact = all(type(bound) is int for bound in bounds) and call.outputs[0].dtype.startswith(("int", "uint"))
-    if not is_exact:
+    bounds = [bound for bound in call.args if type(bound) is int]
+    if len(bounds) < len(call.args) or not call.outputs[0].dtype.startswith(("int", "uint")):
         return _part_of_whole(shard)
-    first, _, step = (*bounds, 1)[:3]
+    first, _, step = [*([0] if len(bounds) == 1 else []), *bounds, 1][:3]
     (interval,) = shard.result_box()
     start, stop = [first + place * step for place in interval]
     builder = LocalBuilder(0)

@@ -78,7 +78,7 @@ def _embedding(call: Call) -> OpShardingRule:
 
 
 def _embedding_dense_backward(call: Call) -> OpShardingRule:
-    """Rows of other workers are given the index that the op leaves out. Where gradients are scaled by how often an index
+    """Rows of other workers get the index that the op leaves out. Where gradients are scaled by how often an index
     occurs, only the features can be cut: the op counts all indices, those that it leaves out too."""
     vocabulary, features = call.result_shapes[0]
     padding, scales = call.arg(3, "padding_idx"), call.arg(4, "scale_grad_by_freq")
@@ -104,17 +104,21 @@ def _embedding_dense_backward(call: Call) -> OpShardingRule:
     return builder.build([_SUM], lower)
 
 
-def _embedding_bag(call: Call) -> OpShardingRule:
-    """Only the features can be cut. What has two dims has them: weights and sums, and for max the rows that were taken."""
-    builder = RuleBuilder()
-    column = (Ref(builder.factor("d", call.result_shapes[0][1])),)
+def _embedding_bag(*passes: Passing) -> OpEntry:
+    """Only the features can be cut. What has two dims has them: weights, sums, and for max the rows that were taken."""
 
-    def dims(shape: Shape) -> tuple[Dim, ...]:
-        return ((), column) if len(shape) == 2 else ((),) * len(shape)
+    def rule(call: Call) -> OpShardingRule:
+        builder = RuleBuilder()
+        column = (Ref(builder.factor("d", call.result_shapes[0][1])),)
 
-    builder.operands.extend(map(dims, call.shapes))
-    builder.results.extend(map(dims, call.result_shapes))
-    return builder.build(lowering=_lower_embedding_bag)
+        def dims(shape: Shape) -> tuple[Dim, ...]:
+            return ((), column) if len(shape) == 2 else ((),) * len(shape)
+
+        builder.operands.extend(map(dims, call.shapes))
+        builder.results.extend(map(dims, call.result_shapes))
+        return builder.build(passes, _lower_embedding_bag)
+
+    return OpEntry(rule)
 
 
 def _lower_embedding_bag(shard: Shard) -> LocalProgram:
@@ -188,10 +192,10 @@ INDEXING: dict[str, OpEntry] = {
     "aten.take": OpEntry(_take),
     "aten.embedding": OpEntry(_embedding),
     "aten.embedding_dense_backward": OpEntry(_embedding_dense_backward),
-    "aten._embedding_bag": OpEntry(_embedding_bag),
-    "aten._embedding_bag_forward_only": OpEntry(_embedding_bag),
-    "aten._embedding_bag_backward": OpEntry(_embedding_bag),
-    "aten._embedding_bag_dense_backward": OpEntry(_embedding_bag),
+    "aten._embedding_bag": _embedding_bag(),
+    "aten._embedding_bag_forward_only": _embedding_bag(),
+    "aten._embedding_bag_backward": _embedding_bag(_SUM),
+    "aten._embedding_bag_dense_backward": _embedding_bag(_SUM),
     "aten._embedding_bag_per_sample_weights_backward": OpEntry(_embedding_bag_weights),
     "aten.searchsorted": OpEntry(_searchsorted),
     "aten.bucketize": OpEntry(_bucketize),

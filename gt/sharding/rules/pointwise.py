@@ -81,14 +81,14 @@ def elementwise(*passes: Passing, otherwise: Lowering | None = None) -> OpEntry:
     """Any number of tensors that broadcast to the results. `otherwise`: the lowering, where no number is given once."""
 
     def rule(call: Call) -> OpShardingRule:
-        found = [(passing, passed) for passing in passes if (passed := _passes(call, passing)) is not None]
-        summed = {position for passing, _ in found if passing.kind == "sum" for position in passing.operands}
+        found = {passing: passed for passing in passes if (passed := _passes(call, passing)) is not None}
+        summed = {position for passing in found if passing.kind == "sum" for position in passing.operands}
         numbers = [place for place, value in enumerate(call.args) if place in summed and isinstance(value, _NUMBERS)]
         lowering = (lambda shard: _numbers_once(numbers, shard)) if numbers else otherwise
-        passed = [passed for _, passed in found]
         operands = ", ".join(["..."] * len(call.inputs))
         results = ", ".join(["..."] * len(call.outputs))
-        return bind(f"{operands} -> {results}", call.shapes, call.result_shapes, passes=passed, lowering=lowering)
+        shapes = (call.shapes, call.result_shapes)
+        return bind(f"{operands} -> {results}", *shapes, passes=tuple(found.values()), lowering=lowering)
 
     return OpEntry(rule)
 
@@ -254,7 +254,7 @@ POINTWISE: dict[str, OpEntry] = {
         threshold_backward _prelu_kernel_backward
         """,
     ),
-    **_each(elementwise(*ANY_KIND), "clone _to_copy lift lift_fresh lift_fresh_copy"),
+    **_each(elementwise(*ANY_KIND), "clone _to_copy"),
     **_each(elementwise(sums(0, 1)), "add sub rsub lerp complex"),
     **_each(elementwise(*FALLING), "erfc"),
     **_each(elementwise(*BOTH_LOGICS, kept("and", 0, 1)), "logical_and bitwise_and"),

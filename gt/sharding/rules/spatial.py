@@ -147,8 +147,10 @@ def _pool(spatial: int, *passes: Passing, dilates: bool = False) -> OpEntry:
         for dim, (width, stride, padding, dilation) in enumerate(
             zip(kernel, strides, paddings, dilations, strict=True)
         ):
-            before = -(-padding // stride) * stride
-            reach = Reach(stride, before, dilation * (width - 1) - padding, call.shapes[0][first + dim])
+            span = dilation * (width - 1)
+            margin = span if spatial == 3 else 0  # torch refuses volumes smaller than the kernel, even if padded
+            before = -(-(padding + margin) // stride) * stride
+            reach = Reach(stride, before, span - padding + min(margin, padding), call.shapes[0][first + dim])
             name = builder.factor(f"s{dim}", call.result_shapes[0][first + dim], HALO)
             reaches.append(reach)
             operand.append((Ref(name, reach),))
