@@ -6,24 +6,57 @@ from collections.abc import Sequence
 
 from gt.core.events import Observer
 from gt.core.messages import (
+    FIRST_OWN,
     Answer,
+    Command,
     CreateTensor,
     DefineOp,
+    FreeTensors,
     Instruction,
     Number,
     QueryOp,
+    Redistribute,
     Report,
     RunOp,
     Segment,
     Signature,
     StoreReady,
+    WorkerDefineOp,
+    WorkerDefineProgram,
+    WorkerFetchTensor,
+    WorkerForgetOps,
+    WorkerFreeTensors,
+    WorkerQueryOp,
+    WorkerRunOp,
+    short_id,
 )
 from gt.core.meta import TensorMeta
-from gt.dispatcher.office import Buffer, Office, Outgoing, ToClient
+from gt.dispatcher.office import Buffer, Office, Outgoing, ToClient, ToWorkers
+from gt.sharding.spec import DeviceMesh, ShardingSpec, parse_spec, whole
 from tests.records import SMALL, own
 
 A, B, C, D, E = map(own, range(1, 6))
 OP, OP2, REQUEST, REQUEST2 = own(100), own(101), own(200), own(201)
+NAMES = {A: "A", B: "B", C: "C", D: "D", E: "E", OP: "op", OP2: "op2"}
+PAIR = DeviceMesh([2], ["x"], [0, 1])
+
+
+def alone(worker: int) -> DeviceMesh:
+    return DeviceMesh([1], ["w"], [worker])
+
+
+def at(worker: int, rank: int = 1) -> ShardingSpec:
+    """How a tensor lies that one worker holds."""
+    return whole(alone(worker), rank)
+
+
+def over(text: str, mesh: DeviceMesh = PAIR) -> ShardingSpec:
+    return parse_spec(text, mesh)
+
+
+def given(number: int) -> int:
+    """The n-th id that the dispatcher gave in session 1."""
+    return own(FIRST_OWN + number)
 
 
 class Desk:
@@ -66,6 +99,14 @@ class Desk:
     def create(self, *ids: int, meta: TensorMeta = SMALL, session: int = 1) -> list[Outgoing]:
         return self.tell(*[create(ident, meta) for ident in ids], session=session)
 
+    def lay_out(self, source: int, target: int, text: str, mesh: DeviceMesh = PAIR) -> list[Outgoing]:
+        return self.tell(Redistribute(source, target, over(text, mesh).record(), 0))
+
+    def layout(self, ident: int) -> str:
+        """How a tensor lies, as text: `x, - on 0 1`."""
+        spec = self.state.tensors[ident].spec
+        return f"{spec} on {_row(spec.mesh.workers)}"
+
     def define(self, code: int, signature: Signature, session: int = 1) -> list[Outgoing]:
         return self.tell(DefineOp(code, signature), session=session)
 
@@ -96,6 +137,53 @@ def desk_with(workers: int = 1) -> Desk:
     desk.open()
     desk.create(A, B)
     return desk
+
+
+def sharded_desk(workers: int = 2, text: str = "x", meta: TensorMeta = SMALL) -> Desk:
+    """Session 1 and a tensor A, laid out over workers 0 and 1."""
+    desk = Desk(workers)
+    desk.open()
+    desk.create(E, meta=meta)
+    desk.lay_out(E, A, text)
+    desk.tell(FreeTensors((E,)))
+    return desk
+
+
+def told(outgoing: Sequence[Outgoing]) -> list[str]:
+    """Messages as text: `0 1: c2(A) -> c1` is an op on workers 0 and 1; `0+1` meet while they run it. c1, c2, ... are
+    the ids that the dispatcher gave."""
+    return [f"client: {kind(out.answer)}" if isinstance(out, ToClient) else _told(out) for out in outgoing]
+
+
+def _told(out: ToWorkers) -> str:
+    return f"{_row(out.workers, '+' if out.meet else ' ')}: {_print(out.command)}"
+
+
+def _row(workers: Sequence[int], between: str = " ") -> str:
+    return between.join(map(str, workers))
+
+
+def _names(*ids: int) -> str:
+    return ", ".join([NAMES.get(ident) or short_id(ident) for ident in ids])
+
+
+def _print(command: Command) -> str:
+    match command:
+        case WorkerRunOp(code, inputs, outputs):
+            return f"{_names(code)}({_names(*inputs)}) -> {_names(*outputs)}"
+        case WorkerQueryOp(_, code, inputs, written):
+            return f"{_names(code)}?({_names(*inputs)}) -> {_names(*written)}".removesuffix(" -> ")
+        case WorkerDefineOp(code):
+            return f"define {_names(code)}"
+        case WorkerDefineProgram(code, op):
+            return f"define {_names(code)}: {op}"
+        case WorkerFreeTensors(ids):
+            return f"free {_names(*ids)}"
+        case WorkerForgetOps(codes):
+            return f"forget {_names(*codes)}"
+        case WorkerFetchTensor(_, ident):
+            return f"fetch {_names(ident)}"
+    return kind(command)
 
 
 def answers(outgoing: Sequence[Outgoing]) -> list[Answer]:

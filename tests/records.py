@@ -6,8 +6,10 @@ from gt.core.messages import (
     SESSION_SHIFT,
     Answer,
     Arg,
+    Collective,
     Command,
     Complex,
+    Compute,
     CreateTensor,
     DefineOp,
     DefineScope,
@@ -29,24 +31,35 @@ from gt.core.messages import (
     LocateTensor,
     Lost,
     MemoryFormat,
+    MeshRecord,
+    Move,
     OpFailed,
+    Program,
     Queried,
     QueryOp,
+    ReadTraffic,
+    Redistribute,
     Refused,
     Rejected,
     Report,
     RunOp,
     Scalar,
     Segment,
+    Settle,
     Signature,
+    SpecRecord,
     StoreReady,
     Synchronize,
     Synchronized,
+    Traffic,
+    TrafficRead,
     ViewStep,
     Waiting,
     Welcome,
+    Whole,
     WorkerCreateTensor,
     WorkerDefineOp,
+    WorkerDefineProgram,
     WorkerEndSession,
     WorkerFetchTensor,
     WorkerForgetOps,
@@ -55,10 +68,10 @@ from gt.core.messages import (
     WorkerInfo,
     WorkerJoinStore,
     WorkerQueryOp,
+    WorkerReadTraffic,
     WorkerRunOp,
     WorkerShutdown,
     WorkerSynchronize,
-    WorkerTransfer,
 )
 from gt.core.meta import TensorMeta, contiguous_strides
 
@@ -74,14 +87,17 @@ def meta(*shape: int, dtype: str = "float32") -> TensorMeta:
 SMALL, LARGE = meta(4), meta(1024)
 
 
-def signature(op: str, inputs: int, outputs: tuple[TensorMeta, ...] = (), writes: tuple[int, ...] = ()) -> Signature:
+def signature(
+    op: str, inputs: int, outputs: tuple[TensorMeta, ...] = (), writes: tuple[int, ...] = (), functional: str = ""
+) -> Signature:
     args, paths = tuple(map(Input, range(inputs))), ((),) * inputs
-    return Signature(op, args, {}, paths, writes, outputs, places=tuple(range(len(outputs))))
+    places = tuple(range(len(outputs)))
+    return Signature(op, args, {}, paths, writes, outputs, places, functional=functional)
 
 
 ZEROS = signature("aten.zeros.default", 0, (SMALL,))
 ADD = signature("aten.add.Tensor", 2, (SMALL,))
-ADD_ = signature("aten.add_.Tensor", 2, writes=(0,))
+ADD_ = signature("aten.add_.Tensor", 2, writes=(0,), functional="aten.add.Tensor")
 NONZERO = signature("aten.nonzero.default", 1)
 RESIZE_ = signature("aten.resize_as_.default", 2, writes=(0,))
 
@@ -91,9 +107,26 @@ ARGS: tuple[Arg, ...] = (
     Complex(1.0, -2.0), Here(), Items((1, None, Items((True, Input(2))))),
 )  # fmt: skip
 
-STEP = ViewStep("aten.as_strided.default", (Items((2, 2)), 3), {"storage_offset": 1}, 0, (2, 1))
+GRID = MeshRecord((2, 2), ("dp", "tp"), (0, 1, 4, 5), "grid")
+ROWS = SpecRecord(GRID, (("dp",),), ("tp",), "max", (((0, 3), (3, 4)),))
+WHOLE = SpecRecord(GRID, ((),), cuts=(None,))
+
+STEP = ViewStep("aten.as_strided.default", (Items((2, 2)), 3), {"storage_offset": 1}, 0, (2, 1), (SMALL, LARGE))
 PATHS = ((STEP, STEP), ())
-RICH = Signature("aten.x.default", ARGS, {"all": Items(ARGS)}, PATHS, (0,), (SMALL, LARGE), places=(0, 2), random=True)
+RICH = Signature(
+    "aten.x_.default", ARGS, {"all": Items(ARGS)}, PATHS, (0,), (SMALL, LARGE), (0, 2),
+    random=True, floating="float64", functional="aten.x.default", layout=ROWS,
+)  # fmt: skip
+_COMPUTE = Compute(
+    "aten.x.default", ARGS, {"all": Items(ARGS)}, (3, 1), (4, 1), (SMALL, SMALL), (LARGE, SMALL), (WHOLE, ROWS),
+    (ROWS, ROWS), (-1, 1), RICH, random=True, floating="float64", is_view=True,
+)  # fmt: skip
+PROGRAM = Program(  # with an example of every kind of step
+    (Move(0, 3, SMALL, ROWS, WHOLE), _COMPUTE, Whole(RICH, (3, 4), (5,)), Settle(1, 4, (1,))),
+    takes=(0, 1),
+    gives=(4, 5),
+    consumes=(1,),
+)
 FAILURE = Failure(2, "aten.mm.default", ("float32[2, 3]", "float32[4]"), 9, "RuntimeError", "shapes", "Traceback ...")
 INLINE, SHARED = Segment("", 16), Segment("gt-1-2-0123456789abcdef", 16)
 
@@ -106,25 +139,28 @@ INSTRUCTIONS: list[Instruction] = [
     CreateTensor(own(5), SMALL, INLINE, -1, 3),
     RunOp(own(1), (own(5), own(6)), (own(7),), (1, 1.0, True), 0, 3),
     QueryOp(own(8), own(1), (own(5),), (own(9),), own(10), (False, -2, float("inf")), 0, 3),
+    Redistribute(own(5), own(14), ROWS, 3),
     FreeTensors((own(5), own(6))),
     ForgetOps((own(1),)),
     FetchTensor(own(11), own(5)),
     LocateTensor(own(12), own(5)),
     Synchronize(own(13)),
+    ReadTraffic(own(15), True),
     Goodbye("done"),
 ]
 
 COMMANDS: list[Command] = [
     WorkerDefineOp(own(1), RICH),
+    WorkerDefineProgram(own(16), "aten.x.default", PROGRAM),
     WorkerForgetOps((own(1),)),
     WorkerCreateTensor(own(5), SMALL, SHARED, 3),
     WorkerCreateTensor(own(5), SMALL, INLINE, 3),
     WorkerRunOp(own(1), (own(5),), (own(7),), (0, 0.0, False), 3),
     WorkerQueryOp(own(8), own(1), (own(5),), (own(9),), own(10), (2,), 3),
-    WorkerTransfer(own(5), SMALL, 0, 1),
     WorkerFreeTensors((own(5),)),
     WorkerFetchTensor(own(11), own(5), True),
     WorkerSynchronize(own(13)),
+    WorkerReadTraffic(own(15)),
     WorkerEndSession(1),
     WorkerJoinStore("127.0.0.1", 40000, "hosted by 0"),
     WorkerHostStore(),
@@ -141,11 +177,12 @@ _FROM_WORKERS = [
     Goodbye(),
 ]
 
-REPORTS: list[Report] = [*_FROM_WORKERS, StoreReady(40000)]
+REPORTS: list[Report] = [*_FROM_WORKERS, StoreReady(40000), Traffic(own(15), {0: 64, 3: 0})]
 
 ANSWERS: list[Answer] = [
     *_FROM_WORKERS,
-    Located(own(12), (0, 1)),
+    Located(own(12), ROWS),
+    TrafficRead(own(15), {0: {}, 1: {0: 64}}, (Collective("all-gather", ("dp", "tp"), 64, "aten.x.default", 3),)),
     Lost(own(11), 1, 4242, "was killed by SIGKILL", "aten.mm.default (train.py:12)"),
     Rejected(own(11), "unknown"),
     Welcome("0.1.0", 1, 4242, "here", (WorkerInfo(0, "cpu", "here", 4243),)),

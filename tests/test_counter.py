@@ -120,9 +120,9 @@ def made(op, key, shape, part, region=None):
 
 @st.composite
 def regions(draw):
-    shape = draw(st.lists(st.integers(1, 6), max_size=4))
-    box = [tuple(sorted((draw(st.integers(0, size)), draw(st.integers(0, size))))) for size in shape]
-    return Region(tuple(shape), tuple(box))
+    shape = draw(st.lists(st.integers(1, 8), max_size=4))
+    stops = [size - draw(st.integers(0, size)) for size in shape]
+    return Region(tuple(shape), tuple([(draw(st.integers(0, stop)), stop) for stop in stops]))
 
 
 def cut(region):

@@ -8,10 +8,37 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gt.core.errors import ProtocolError
-from gt.core.messages import Arg, Command, Complex, DefineOp, Input, Instruction, Items, RunOp, Scalar
+from gt.core.messages import (
+    Arg,
+    Command,
+    Complex,
+    DefineOp,
+    Input,
+    Instruction,
+    Items,
+    RunOp,
+    Scalar,
+    SpecRecord,
+    Step,
+    WorkerDefineProgram,
+)
 from gt.core.meta import ITEM_BYTES, MAX_DIMS, MAX_ELEMENTS, TensorMeta
+from gt.sharding.spec import spec_of
 from gt.wire.codec import HEADER, Decoder, encode, segment_of
-from tests.records import ANSWERS, ARGS, COMMANDS, DIRECTIONS, INLINE, INSTRUCTIONS, REPORTS, ZEROS, own
+from tests.records import (
+    ANSWERS,
+    ARGS,
+    COMMANDS,
+    DIRECTIONS,
+    INLINE,
+    INSTRUCTIONS,
+    PROGRAM,
+    REPORTS,
+    ROWS,
+    WHOLE,
+    ZEROS,
+    own,
+)
 
 RECORDS = [
     pytest.param(union, record, id=f"{name}-{type(record).__name__}")
@@ -43,6 +70,10 @@ def test_there_is_an_example_of_every_argument():
     assert {type(arg) for arg in ARGS} == kinds_of(Arg)
 
 
+def test_there_is_an_example_of_every_step():
+    assert {type(step) for step in PROGRAM.steps} == kinds_of(Step)
+
+
 @pytest.mark.parametrize(("union", "record"), RECORDS)
 def test_a_record_comes_back_as_it_was_sent(union, record):
     decoded = round_trip(union, record)
@@ -52,7 +83,8 @@ def test_a_record_comes_back_as_it_was_sent(union, record):
 
 @pytest.mark.parametrize("records", [INSTRUCTIONS, COMMANDS, REPORTS, ANSWERS], ids=list(DIRECTIONS))
 def test_records_hash_by_value(records):
-    hashable = [record for record in records if not hasattr(record, "signature")]
+    with_dicts = ("signature", "program", "received")
+    hashable = [record for record in records if not any(hasattr(record, name) for name in with_dicts)]
     assert {msgspec.structs.replace(record) for record in hashable} == set(hashable)
 
 
@@ -121,6 +153,12 @@ def test_a_meta_that_cannot_be_is_refused(meta, reason):
         (["DefineScope", 1, "n" * 513], "length <= 512"),
         (["DefineSite", 1, "f" * ((1 << 18) + 1), 1, "main"], "length <= 262144"),
         (["RunOp", 1, [], [], ["1"], 0, 0], "got `str`"),
+        (["Redistribute", 1, 2, [[[2], ["dp"], [0]]], 0], "length 2"),
+        (["Redistribute", 1, 2, [[[2.0], ["dp"], [0, 1]], []], 0], "Expected `int`"),
+        (["Redistribute", 1, 2, [[[2], ["a" * 65], [0, 1]], []], 0], "length <= 64"),
+        (["Redistribute", 1, 2, [[[1] * 17, [], [0]], []], 0], "length <= 16"),
+        (["Redistribute", 1, 2, [[[2], ["dp"], [0, 1]], [[]] * 65], 0], "length <= 64"),
+        (["ReadTraffic", 1, 1], "Expected `bool`"),
         (["CreateTensor", 1, [[], [], 0, "int8"], ["", -1], 0, 0], ">= 0"),
         (["CreateTensor", 1, [[], [], 0, "int8"], ["", 1 << 52], 0, 0], "<= "),
         (["DefineOp", 1, ["op", [{"type": "no such"}], {}, [], [], [], []]], "Invalid value 'no such'"),
@@ -136,6 +174,17 @@ def test_a_field_out_of_its_limits_is_refused(record, reason):
 def test_a_scalar_is_not_an_input():
     first, second = (DefineOp(own(1), msgspec.structs.replace(ZEROS, args=(arg,))) for arg in (Scalar(0), Input(0)))
     assert round_trip(Instruction, first) != round_trip(Instruction, second)
+
+
+@pytest.mark.parametrize("record", [ROWS, WHOLE], ids=["rows", "whole"])
+def test_a_layout_survives_the_wire_as_the_same_spec(record):
+    spec = spec_of(record)
+    assert spec_of(msgspec.msgpack.decode(msgspec.msgpack.encode(spec.record()), type=SpecRecord)) is spec
+
+
+def test_a_program_keeps_the_types_of_its_numbers():
+    record = WorkerDefineProgram(own(16), "aten.x.default", PROGRAM)
+    assert repr(round_trip(Command, record).program) == repr(PROGRAM)
 
 
 def test_a_segment_is_named_by_those_that_carry_bytes():

@@ -1,27 +1,51 @@
 """Workers that go and workers that come, as list comparisons."""
 
+import msgspec
 import pytest
 
 from gt.core.messages import (
     DefineSite,
+    Failed,
     FetchTensor,
+    ForgetOps,
     FreeTensors,
     Goodbye,
     LocateTensor,
     Lost,
+    Queried,
+    ReadTraffic,
     StoreReady,
     Synchronize,
     Synchronized,
+    Traffic,
     WorkerCreateTensor,
-    WorkerFetchTensor,
-    WorkerFreeTensors,
     WorkerHostStore,
     WorkerJoinStore,
 )
-from gt.dispatcher.office import ToClient, ToWorker
-from gt.dispatcher.state import RECENT
-from tests.desks import OP, OP2, REQUEST, REQUEST2, A, B, C, D, Desk, E, answers, create, desk_with, kind, query, run
-from tests.records import ADD, ADD_, NONZERO, RESIZE_, ZEROS, signature
+from gt.dispatcher.office import ToClient, ToWorkers
+from gt.sharding.spec import DeviceMesh
+from tests.desks import (
+    OP,
+    REQUEST,
+    REQUEST2,
+    A,
+    B,
+    C,
+    D,
+    Desk,
+    E,
+    answers,
+    create,
+    desk_with,
+    given,
+    kind,
+    over,
+    query,
+    run,
+    sharded_desk,
+    told,
+)
+from tests.records import ADD, ADD_, FAILURE, LARGE, NONZERO, RESIZE_, SMALL, ZEROS, own, signature
 
 STORE = WorkerJoinStore("127.0.0.1", 40000, "hosted by 0")
 
@@ -61,7 +85,7 @@ def test_the_results_of_an_op_on_a_lost_tensor_are_lost():
     desk.define(OP, ADD)
     desk.lose(1)
     assert desk.tell(run(OP, (A, B), (C,)), run(OP, (C, A), (D,))) == []
-    assert desk.state.lost == {B: 1, C: 1, D: 1}
+    assert desk.state.lost == dict.fromkeys((B, C, D), (SMALL, 1))
     assert answers(desk.tell(FetchTensor(REQUEST, D))) == [Lost(REQUEST, 1, 1001, "was killed", "aten.mm")]
 
 
@@ -71,9 +95,9 @@ def test_a_write_that_cannot_be_done_consumes_its_target(inputs):
     desk.define(OP, ADD_)
     desk.lose(1)
     freed = desk.tell(run(OP, inputs, (C,)))
-    assert desk.state.metas.keys() == {inputs[1], C} == set(desk.state.held_by(1))
-    assert desk.state.lost[C] == 1
-    assert freed == ([ToWorker(0, WorkerFreeTensors((A,)))] if inputs[0] == A else [])
+    assert set(desk.state.held_by(1)) == {inputs[1], C}
+    assert desk.state.lost[C] == (SMALL, 1)
+    assert told(freed) == (["0: free A"] if inputs[0] == A else [])
 
 
 def test_what_a_query_on_a_lost_tensor_writes_is_lost():
@@ -84,26 +108,30 @@ def test_what_a_query_on_a_lost_tensor_writes_is_lost():
     assert answers(desk.tell(FetchTensor(REQUEST2, C))) == [Lost(REQUEST2, 1, 1001, "was killed", "aten.mm")]
 
 
-def test_a_copy_survives_the_loss_of_the_original():
+def test_a_copy_takes_the_place_of_a_lost_original():
     desk = desk_with(2)
     desk.define(OP, ADD)
-    desk.tell(run(OP, (A, B), (C,)))
-    desk.lose(1)
-    assert desk.tell(FetchTensor(REQUEST, B)) == [ToWorker(0, WorkerFetchTensor(REQUEST, B, True))]
+    desk.tell(run(OP, (A, B), (C,)))  # leaves a copy of B on worker 0
+    assert told(desk.lose(1)) == ["0: define c3: redistribute", "0: c3(c1) -> B", "0: free c1", "client: Lost"]
+    assert (desk.layout(B), desk.state.copies, desk.state.lost) == ("- on 0", {}, {})
+    assert told(desk.tell(FetchTensor(REQUEST, B))) == ["0: fetch B"]
 
 
 def test_a_lost_tensor_can_be_freed():
     desk = desk_with(2)
     desk.lose(1)
     assert desk.tell(FreeTensors((B,))) == []
-    assert set(desk.state.metas) == {A} == set(desk.state.held_by(1))
+    assert set(desk.state.held_by(1)) == {A}
 
 
 def test_a_lost_worker_is_not_commanded():
     desk = desk_with(3)
     desk.lose(1)
-    told = [*desk.tell(Synchronize(REQUEST)), *desk.create(C, D, E), *desk.close()]
-    assert {message.worker for message in told} == {0, 2}
+    desk.define(OP, ADD)
+    desk.tell(run(OP, (A, A), (own(6),)))
+    desk.lay_out(A, own(7), "x", DeviceMesh([2], ["x"], [0, 2]))
+    sent = [*desk.tell(Synchronize(REQUEST), ForgetOps((OP,))), *desk.create(C, D, E), *desk.close()]
+    assert {worker for message in sent for worker in message.workers} == {0, 2}
 
 
 def test_a_worker_that_leaves_is_lost_with_its_reason():
@@ -113,30 +141,31 @@ def test_a_worker_that_leaves_is_lost_with_its_reason():
     assert set(desk.state.workers) == {0}
 
 
-def test_the_last_op_of_a_worker_is_named_with_its_line():
-    desk = desk_with()
+def test_what_a_worker_is_at_is_named_with_its_line():
+    desk = desk_with(2)
     desk.define(OP, ADD)
-    desk.define(OP2, ADD_)
-    desk.tell(DefineSite(1, "train.py", 12, "step"), DefineSite(2, "train.py", 13, "step"))
-    desk.tell(run(OP, (A, B), (C,), site=1), run(OP2, (A, B), (D,), site=2))
-    sent = desk.state.workers[0].sent
-    assert desk.office.last_op(0, -1) == "aten.add_.Tensor (train.py:13)"  # its progress is not known
-    assert desk.office.last_op(0, sent) == "aten.add_.Tensor (train.py:13)"
-    assert desk.office.last_op(0, sent - 1) == "aten.add.Tensor (train.py:12)"
+    desk.tell(DefineSite(1, "train.py", 12, "step"), run(OP, (A, B), (C,), site=1))
+    describe = desk.office.describe_op
+    assert describe(OP, 1) == "aten.add.Tensor (train.py:12)"
+    assert describe(given(2), 1) == "redistribute (train.py:12)"  # a move of B for it
+    assert describe(OP, 99) == "aten.add.Tensor (?:0)"
 
 
-def test_an_op_sent_after_the_one_a_worker_is_at_is_not_its_last():
+def test_a_program_is_named_by_its_op():
+    desk = sharded_desk()
+    desk.define(OP, signature("aten.relu.default", 1, (SMALL,)))
+    desk.tell(run(OP, (A,), (B,)))
+    assert desk.office.describe_op(given(2), 0) == "aten.relu.default (?:0)"
+
+
+def test_a_worker_that_has_run_nothing_is_at_nothing():
+    assert desk_with().office.describe_op(0, 0) == ""
+
+
+def test_a_worker_may_be_at_an_op_of_a_session_that_has_ended():
     desk = desk_with()
-    desk.define(OP, signature("aten.early", 1))
-    desk.define(OP2, signature("aten.late", 1))
-    desk.tell(run(OP, (A,), ()))
-    reached = desk.state.workers[0].sent
-    desk.office.instruct(1, [run(OP2, (A,), ())] * (2 * RECENT), [])
-    assert "aten.late" not in desk.office.last_op(0, reached)
-
-
-def test_a_worker_that_has_run_nothing_has_no_last_op():
-    assert desk_with().office.last_op(0, -1) == ""
+    desk.close()
+    assert desk.office.describe_op(OP, 1) == "an op of a session that has ended"
 
 
 def without_workers():
@@ -166,7 +195,7 @@ def test_a_request_without_any_worker_is_answered(request_):
 def test_a_worker_that_joins_after_all_were_lost_gets_work():
     desk = without_workers()
     desk.join()
-    assert [message.worker for message in desk.create(C)] == [2]
+    assert [message.workers for message in desk.create(C)] == [(2,)]
 
 
 def test_one_worker_needs_no_store():
@@ -178,23 +207,23 @@ def test_one_worker_needs_no_store():
 def test_two_workers_meet_at_a_store_that_one_hosts():
     desk = Desk(0)
     desk.join()
-    assert desk.join() == [ToWorker(0, WorkerHostStore())]
+    assert desk.join() == [ToWorkers((0,), WorkerHostStore())]
     assert desk.join() == []
     assert [info.worker for info in desk.office.ready_workers()] == [0]
-    assert desk.report(0, StoreReady(40000)) == [ToWorker(worker, STORE) for worker in range(3)]
+    assert desk.report(0, StoreReady(40000)) == [ToWorkers((0, 1, 2), STORE)]
     assert [info.worker for info in desk.office.ready_workers()] == [0, 1, 2]
 
 
 def test_a_worker_gets_no_work_before_it_knows_the_store():
     desk = desk_with(1)
     desk.join()
-    assert [message.worker for message in desk.create(C, D)] == [0, 0]
+    assert [message.workers for message in desk.create(C, D)] == [(0,), (0,)]
 
 
 def test_a_worker_that_joins_later_is_told_the_store_and_gets_work():
     desk = desk_with(2)
-    assert desk.join() == [ToWorker(2, STORE)]
-    assert [message.worker for message in desk.create(C)] == [2]
+    assert desk.join() == [ToWorkers((2,), STORE)]
+    assert [message.workers for message in desk.create(C)] == [(2,)]
 
 
 def test_ids_of_workers_are_not_used_again():
@@ -206,9 +235,9 @@ def test_ids_of_workers_are_not_used_again():
 
 def test_another_worker_hosts_the_store_when_its_host_is_lost():
     desk = Desk(3)
-    assert desk.lose(0) == [ToWorker(1, WorkerHostStore())]
+    assert desk.lose(0) == [ToWorkers((1,), WorkerHostStore())]
     store = WorkerJoinStore("127.0.0.1", 40001, "hosted by 1")
-    assert desk.report(1, StoreReady(40001)) == [ToWorker(1, store), ToWorker(2, store)]
+    assert desk.report(1, StoreReady(40001)) == [ToWorkers((1, 2), store)]
 
 
 def test_a_worker_left_alone_becomes_ready():
@@ -224,7 +253,7 @@ def test_a_newcomer_is_not_sent_to_the_store_of_a_lost_worker(lost):
     desk = Desk(2)
     for worker in lost:
         desk.lose(worker)
-    assert ToWorker(2, STORE) not in desk.join()
+    assert ToWorkers((2,), STORE) not in desk.join()
 
 
 def test_someone_gets_the_work_while_a_new_store_is_made():
@@ -234,3 +263,134 @@ def test_someone_gets_the_work_while_a_new_store_is_made():
     desk.open()
     desk.lose(0)  # before it could report the store
     assert [type(message.command) for message in desk.create(A)] == [WorkerCreateTensor]
+
+
+# --- Meshes -----------------------------------------------------------------------------------------------------------
+
+
+def test_a_tensor_that_was_cut_is_lost_with_one_of_its_workers():
+    desk = sharded_desk()
+    assert told(desk.lose(1)) == ["0: free A", "client: Lost"]
+    assert desk.state.lost == {A: (SMALL, 1)}
+    assert answers(desk.tell(FetchTensor(REQUEST, A))) == [Lost(REQUEST, 1, 1001, "was killed", "aten.mm")]
+
+
+def test_a_partial_tensor_is_lost_with_one_of_its_workers():
+    desk = sharded_desk(text="- + x")
+    assert told(desk.lose(0)) == ["1: free A", "client: Lost"]
+    assert desk.state.lost == {A: (SMALL, 0)}
+
+
+def test_what_is_whole_lives_on_with_the_others():
+    desk = sharded_desk(text="-")
+    assert told(desk.lose(1)) == ["client: Lost"]
+    assert (desk.layout(A), desk.state.lost) == ("- on 0", {})
+    assert told(desk.tell(FetchTensor(REQUEST, A))) == ["0: fetch A"]
+
+
+def test_a_tensor_on_other_workers_is_not_touched():
+    desk = sharded_desk(3)
+    assert told(desk.lose(2)) == ["client: Lost"]
+    assert desk.layout(A) == "x on 0 1"
+
+
+def with_copy():
+    """A over workers 0 and 1, and c3, a copy of it on workers 2 and 3, made for an op with B."""
+    desk = sharded_desk(4)
+    mesh = DeviceMesh([2], ["y"], [2, 3])
+    desk.create(C, meta=LARGE)
+    desk.lay_out(C, B, "-", mesh)
+    desk.define(OP, signature("aten.no_such.default", 2, (SMALL,)))
+    desk.tell(FreeTensors((C,)), run(OP, (A, B), (C,)))
+    assert desk.state.copies == {A: {over("-", mesh): given(3)}}
+    return desk
+
+
+def test_a_copy_takes_the_place_of_what_was_cut():
+    desk = with_copy()
+    assert told(desk.lose(1)) == [
+        "0: free A",
+        "2 3: define c5: redistribute",
+        "2 3: c5(c3) -> A",
+        "2 3: free c3",
+        "client: Lost",
+    ]
+    assert (desk.layout(A), desk.state.copies, desk.state.lost) == ("- on 2 3", {}, {})
+
+
+def test_a_copy_is_gone_with_one_of_its_workers():
+    desk = with_copy()
+    assert told(desk.lose(3)) == ["2: free c3", "client: Lost"]
+    assert (desk.layout(A), desk.layout(B), desk.state.copies) == ("x on 0 1", "- on 2", {})
+
+
+def test_an_op_on_a_lost_tensor_loses_its_results_and_keeps_the_other_inputs():
+    desk = sharded_desk(3)
+    desk.create(B, C)
+    desk.define(OP, ADD)
+    desk.lose(1)
+    assert desk.tell(run(OP, (B, A), (D,))) == []
+    assert desk.state.lost.keys() == {A, D}
+
+
+@pytest.mark.parametrize("text", ["x", "-", "- + x"])
+def test_what_is_laid_out_on_a_lost_worker_is_lost(text):
+    desk = desk_with(2)
+    desk.define(OP, msgspec.structs.replace(ZEROS, layout=over(text).record()))
+    desk.tell(run(OP, (), (C,)))
+    desk.lose(1)
+    assert desk.lay_out(A, D, text) == []
+    assert desk.tell(run(OP, (), (E,))) == []
+    assert {D, E} <= desk.state.lost.keys()
+    assert answers(desk.tell(FetchTensor(REQUEST, E))) == [Lost(REQUEST, 1, 1001, "was killed", "aten.mm")]
+
+
+def query_of_two():
+    """A query that writes to a tensor which is whole on two workers."""
+    desk = sharded_desk(text="-")
+    desk.define(OP, RESIZE_)
+    desk.create(B)
+    assert told(desk.tell(query(OP, (A, B), (C,))))[-1] == "0 1: op?(A, c2) -> C"
+    return desk
+
+
+def test_a_query_goes_on_with_the_workers_that_are_left():
+    desk = query_of_two()
+    assert told(desk.lose(1)) == ["0: free c2", "client: Lost"]  # news, and not an answer
+    queried = Queried(REQUEST, (SMALL,), (LARGE,))
+    assert answers(desk.report(0, queried)) == [queried]
+    assert [desk.layout(ident) for ident in (C, D)] == ["- on 0", "- on 0"]
+    assert desk.state.meta(C) == LARGE
+
+
+def test_a_query_ends_with_the_loss_of_the_last_worker_that_is_waited_for():
+    desk = query_of_two()
+    queried = Queried(REQUEST, (SMALL,), (LARGE,))
+    assert desk.report(0, queried) == []
+    assert answers(desk.lose(1))[0] == queried
+    assert [desk.layout(ident) for ident in (C, D)] == ["- on 0", "- on 0"]
+
+
+def test_a_worker_that_was_heard_already_may_be_lost():
+    desk = query_of_two()
+    queried = Queried(REQUEST, (SMALL,), (LARGE,))
+    desk.report(1, queried)
+    desk.lose(1)
+    assert answers(desk.report(0, queried)) == [queried]
+    assert desk.layout(D) == "- on 0"
+
+
+@pytest.mark.parametrize("first", [0, 1])
+def test_a_query_fails_where_any_worker_fails(first):
+    desk = query_of_two()
+    replies = [Queried(REQUEST, (SMALL, LARGE), (SMALL,)), Failed(REQUEST, FAILURE)]
+    assert desk.report(0, replies[first]) == []
+    assert told(desk.report(1, replies[1 - first])) == ["0 1: free D, E", "client: Failed"]
+    assert not {D, E} & desk.state.tensors.keys()
+
+
+def test_traffic_cannot_be_read_from_a_lost_worker():
+    desk = desk_with(2)
+    desk.tell(ReadTraffic(REQUEST, True))
+    assert answers(desk.lose(1))[0] == Lost(REQUEST, 1, 1001, "was killed", "aten.mm")
+    assert desk.report(0, Traffic(REQUEST, {})) == []

@@ -1,86 +1,128 @@
 """Random programs of several clients on workers that come and go, in any order of delivery.
 
 The workers are simulated as far as the office can know them: each does its commands in order and fails the test when it
-is told something it cannot do. A client waits for its queries, as a real one does.
+is told something it cannot do: an op on a tensor that it does not hold, or that lies otherwise than the op was planned
+for. Workers that meet wait for each other, so an order that could make them wait forever is found. A client waits for
+its queries, as a real one does.
 """
 
 from collections import Counter, deque
 
+import msgspec
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from gt.core.messages import (
+    Compute,
     DefineOp,
     Fetched,
     FetchTensor,
+    ForgetOps,
     FreeTensors,
     Goodbye,
     LocateTensor,
+    Move,
     Queried,
     QueryOp,
+    ReadTraffic,
+    Redistribute,
     Rejected,
     RunOp,
     Segment,
     StoreReady,
     Synchronize,
     Synchronized,
+    Traffic,
+    Whole,
     WorkerCreateTensor,
     WorkerDefineOp,
+    WorkerDefineProgram,
     WorkerEndSession,
     WorkerFetchTensor,
+    WorkerForgetOps,
     WorkerFreeTensors,
     WorkerHostStore,
     WorkerJoinStore,
     WorkerQueryOp,
+    WorkerReadTraffic,
     WorkerRunOp,
     WorkerSynchronize,
-    WorkerTransfer,
     session_of,
 )
-from gt.dispatcher.office import Office, ToWorker
+from gt.dispatcher.office import Office, ToWorkers
+from gt.sharding.spec import DeviceMesh, parse_spec, spec_of
 from tests.desks import create
-from tests.records import ADD, ADD_, LARGE, NONZERO, RESIZE_, SMALL, ZEROS, own
+from tests.records import LARGE, SMALL, own, signature
 
-OPS = {1: ZEROS, 2: ADD, 3: ADD_}
-QUERIES = {4: NONZERO, 5: RESIZE_}
+ZEROS = signature("aten.zeros.default", 0, (SMALL,))
+OPS = {
+    "zeros": ZEROS,
+    "relu": signature("aten.relu.default", 1, (SMALL,)),
+    "add": signature("aten.add.Tensor", 2, (SMALL,)),
+    "mul": signature("aten.mul.Tensor", 2, (SMALL,)),
+    "add_": signature("aten.add_.Tensor", 2, writes=(0,), functional="aten.add.Tensor"),
+    "no rule": signature("aten.no_such.default", 2, (SMALL,)),
+    "no rule_": signature("aten.no_such_.default", 2, writes=(0,)),
+    "two targets": signature("aten.no_such.out", 2, writes=(0, 1)),
+    "nonzero": signature("aten.nonzero.default", 1),
+    "resize_": signature("aten.resize_as_.default", 2, writes=(0,)),
+}
+QUERIES = ("nonzero", "resize_")
+LAYOUTS = ("-", "x", "x", "- + x")
+WHOLE = "whole"
+
+
+def part_of(spec):
+    """What a worker knows of a layout: that it has all, or which part of what."""
+    return WHOLE if spec.is_whole else spec
 
 
 class SimulatedWorker:
-    """`held` and `known` are the ids and ops that a worker would have in its store."""
+    """`held` are the tensors that a worker would have in its store, and how they lie; `known` and `programs` are what
+    it was told of."""
 
     def __init__(self, number):
         self.number = number
         self.inbox = deque()
-        self.held = set()
+        self.held = {}
         self.known = {}
+        self.programs = {}
         self.store = -1
 
     def step(self):
         """Do the next command; gives the reports it causes."""
-        command = self.inbox.popleft()
+        command = self.inbox.popleft().command
         match command:
-            case WorkerDefineOp(code, signature):
+            case WorkerDefineOp(code, op):
                 assert code not in self.known
-                self.known[code] = signature
+                self.known[code] = op
+            case WorkerDefineProgram(code, _, program):
+                assert code not in self.programs
+                self.programs[code] = program
+            case WorkerForgetOps(codes):
+                for code in codes:
+                    del (self.known if code in self.known else self.programs)[code]
             case WorkerCreateTensor():
-                self.held.add(command.id)
+                self.held[command.id] = WHOLE
+            case WorkerRunOp() if command.code in self.programs:
+                self._run_program(command, self.programs[command.code])
             case WorkerRunOp() | WorkerQueryOp():
                 return self._run(command)
-            case WorkerTransfer(ident, _, source, _):
-                assert source != self.number or ident in self.held
-                self.held.add(ident)
             case WorkerFreeTensors(ids):
-                assert self.held.issuperset(ids)
-                self.held.difference_update(ids)
+                for ident in ids:
+                    del self.held[ident]
             case WorkerFetchTensor(request, ident):
-                assert ident in self.held
+                assert self.held[ident] is WHOLE
                 return [Fetched(request, Segment("", SMALL.nbytes))]
             case WorkerSynchronize(request):
                 return [Synchronized(request)]
+            case WorkerReadTraffic(request):
+                return [Traffic(request, {})]
             case WorkerEndSession(session):
-                self.held = {ident for ident in self.held if session_of(ident) != session}
-                self.known = {code: op for code, op in self.known.items() if session_of(code) != session}
+                for table in (self.held, self.known, self.programs):
+                    for ident in [ident for ident in table if session_of(ident) == session]:
+                        del table[ident]
             case WorkerHostStore():
                 return [StoreReady(self.number + 1)]
             case WorkerJoinStore(_, port):
@@ -90,24 +132,54 @@ class SimulatedWorker:
         return []
 
     def _run(self, command):
-        signature = self.known[command.code]
-        assert self.held.issuperset(command.inputs)
-        self.held.difference_update([command.inputs[place] for place in signature.writes])
+        """An op as it is, on tensors of which this worker has all."""
+        op = self.known[command.code]
+        assert [self.held[ident] for ident in command.inputs] == [WHOLE] * len(op.args)
+        for place in op.writes:
+            del self.held[command.inputs[place]]
         if isinstance(command, WorkerRunOp):
-            self.held.update(command.outputs)
+            self.held |= dict.fromkeys(command.outputs, WHOLE)
             return []
-        self.held.update([*command.written, command.first])
+        self.held |= dict.fromkeys([*command.written, command.first], WHOLE)
         return [Queried(command.request, (LARGE,), (LARGE,) * len(command.written))]
+
+    def _run_program(self, command, program):
+        """Every step finds its registers laid out as it was planned for; a move may give this worker nothing."""
+        registers = {
+            register: self.held[ident]
+            for register, ident in zip(program.takes, command.inputs, strict=True)
+            if ident in self.held
+        }
+        for step in program.steps:
+            if isinstance(step, Move):
+                source, target = spec_of(step.source), spec_of(step.target)
+                assert registers.get(step.input) == (part_of(source) if self.number in source.mesh else None)
+                if self.number in target.mesh:
+                    registers[step.output] = part_of(target)
+            elif isinstance(step, Compute):
+                operands = [part_of(spec_of(spec)) for spec in step.operands]
+                assert [registers[register] for register in step.inputs[: len(operands)]] == operands
+                registers |= dict(zip(step.outputs, [part_of(spec_of(spec)) for spec in step.results], strict=True))
+            elif isinstance(step, Whole):
+                assert [registers[register] for register in step.inputs] == [WHOLE] * len(step.inputs)
+                registers |= dict.fromkeys(step.outputs, WHOLE)
+        for place in program.consumes:
+            del self.held[command.inputs[place]]
+        for register, ident in zip(program.gives, command.outputs, strict=True):
+            if register in registers:
+                self.held[ident] = registers[register]
 
 
 class Client:
-    """`tensors` are the current versions of what it holds, `asked` its requests; `query` is the one it waits for."""
+    """`tensors` are the current versions of what it holds, with their metas; `asked` its requests; `query` is the one
+    it waits for. `codes` are those of its ops, of which it has one for each meta, as a real client has."""
 
     def __init__(self, session):
         self.session = session
-        self.tensors = []
+        self.tensors = {}
         self.asked = []
         self.query = None
+        self.codes = {}
         self._last = 100
 
     def next_id(self):
@@ -118,9 +190,18 @@ class Client:
         self.asked.append(self.next_id())
         return self.asked[-1]
 
+    def alike(self, meta):
+        return [ident for ident, own in self.tensors.items() if own == meta]
+
+    def renew(self, old, new):
+        self.tensors = {new if ident == old else ident: meta for ident, meta in self.tensors.items()}
+
 
 def someone_is_free(machine):
     return any(client.query is None for client in machine.clients.values())
+
+
+METAS = st.sampled_from([SMALL, SMALL, LARGE])
 
 
 class Programs(RuleBasedStateMachine):
@@ -143,8 +224,9 @@ class Programs(RuleBasedStateMachine):
 
     def deliver(self, outgoing):
         for message in outgoing:
-            if isinstance(message, ToWorker):
-                self.workers[message.worker].inbox.append(message.command)
+            if isinstance(message, ToWorkers):
+                for worker in message.workers:
+                    self.workers[worker].inbox.append(message)
                 continue
             assert not isinstance(message.answer, Rejected), message.answer
             request = getattr(message.answer, "request", 0)
@@ -154,7 +236,8 @@ class Programs(RuleBasedStateMachine):
 
     def take_query(self, client, answer):
         if client.query is not None and client.query.request == answer.request:
-            client.tensors += [client.query.first] if isinstance(answer, Queried) else []
+            if isinstance(answer, Queried):
+                client.tensors |= dict.fromkeys([client.query.first, *client.query.written], LARGE)
             client.query = None
 
     def tell(self, client, instruction, *buffers):
@@ -181,8 +264,6 @@ class Programs(RuleBasedStateMachine):
     def open_session(self):
         client = Client(self.office.open_session("here", 1))
         self.clients[client.session] = client
-        for number, signature in (OPS | QUERIES).items():
-            self.tell(client, DefineOp(own(number, client.session), signature))
 
     @precondition(lambda self: len(self.clients) > 1)
     @rule(data=st.data(), politely=st.booleans())
@@ -196,38 +277,84 @@ class Programs(RuleBasedStateMachine):
     # What clients ask for
 
     @precondition(someone_is_free)
-    @rule(data=st.data(), meta=st.sampled_from([SMALL, LARGE]))
+    @rule(data=st.data(), meta=METAS)
     def create_tensor(self, data, meta):
         client = self.some_client(data)
-        client.tensors.append(client.next_id())
-        self.tell(client, create(client.tensors[-1], meta), b"")
+        ident = client.next_id()
+        client.tensors[ident] = meta
+        self.tell(client, create(ident, meta), b"")
 
     @precondition(someone_is_free)
-    @rule(data=st.data())
-    def run_op(self, data):
+    @rule(data=st.data(), name=st.sampled_from(sorted(OPS)), meta=METAS)
+    def run_op(self, data, name, meta):
         client = self.some_client(data)
-        number = data.draw(st.sampled_from(sorted(OPS | QUERIES if client.tensors else {1: ZEROS})))
-        signature = (OPS | QUERIES)[number]
-        inputs = [data.draw(st.sampled_from(client.tensors)) for _ in signature.args]
-        written = [client.next_id() for _ in signature.writes]
-        outputs = [client.next_id() for _ in signature.outputs]
-        for place, renewed in zip(signature.writes, written, strict=True):
-            client.tensors[client.tensors.index(inputs[place])] = renewed
-        client.tensors += outputs
-        code = own(number, client.session)
-        if number in OPS:
+        op, there = OPS[name], client.alike(meta)
+        if len(there) < max(len(op.writes), bool(op.args)):
+            return
+        inputs = data.draw(st.permutations(there))[: len(op.writes)] if len(op.writes) > 1 else []
+        inputs += [data.draw(st.sampled_from(there)) for _ in op.args[len(inputs) :]]
+        outputs = [client.next_id() for _ in op.outputs]
+        written = [client.next_id() for _ in op.writes]
+        for place, renewed in zip(op.writes, written, strict=True):
+            client.renew(inputs[place], renewed)
+        client.tensors |= dict.fromkeys(outputs, meta)
+        code = self.code_of(client, name, meta)
+        if name not in QUERIES:
             self.tell(client, RunOp(code, tuple(inputs), (*outputs, *written), (), 0, 0))
         else:
             request, first = client.request(), client.next_id()
             client.query = QueryOp(request, code, tuple(inputs), tuple(written), first, (), 0, 0)
             self.tell(client, client.query)
 
+    def code_of(self, client, name, meta):
+        if (name, meta) not in client.codes:
+            op = OPS[name]
+            code = client.codes[name, meta] = client.next_id()
+            self.tell(client, DefineOp(code, msgspec.structs.replace(op, outputs=(meta,) * len(op.outputs))))
+        return client.codes[name, meta]
+
+    def some_layout(self, data):
+        """A layout over some workers, among which may be one that is gone."""
+        there = sorted({*self.workers, *data.draw(st.sets(st.sampled_from([0, 1]), max_size=1))})
+        members = data.draw(st.permutations(there))[: data.draw(st.integers(1, len(there)))]
+        return parse_spec(data.draw(st.sampled_from(LAYOUTS)), DeviceMesh([len(members)], ["x"], members))
+
+    @precondition(someone_is_free)
+    @precondition(lambda self: self.workers)
+    @rule(data=st.data())
+    def redistribute(self, data):
+        client = self.some_client(data)
+        if client.tensors:
+            source, target = data.draw(st.sampled_from(list(client.tensors))), client.next_id()
+            client.tensors[target] = client.tensors[source]
+            self.tell(client, Redistribute(source, target, self.some_layout(data).record(), 0))
+
+    @precondition(someone_is_free)
+    @precondition(lambda self: self.workers)
+    @rule(data=st.data(), meta=METAS)
+    def create_laid_out(self, data, meta):
+        client = self.some_client(data)
+        layout = self.some_layout(data).record()
+        code, ident = client.next_id(), client.next_id()
+        client.codes[code, meta] = code
+        client.tensors[ident] = meta
+        self.tell(client, DefineOp(code, msgspec.structs.replace(ZEROS, outputs=(meta,), layout=layout)))
+        self.tell(client, RunOp(code, (), (ident,), (), 0, 0))
+
+    @precondition(someone_is_free)
+    @rule(data=st.data())
+    def forget_ops(self, data):
+        client = self.some_client(data)
+        codes, client.codes = tuple(client.codes.values()), {}
+        self.tell(client, ForgetOps(codes))
+
     @precondition(someone_is_free)
     @rule(data=st.data())
     def free_tensors(self, data):
         client = self.some_client(data)
-        dead = data.draw(st.sets(st.sampled_from(client.tensors))) if client.tensors else set()
-        client.tensors = [ident for ident in client.tensors if ident not in dead]
+        dead = data.draw(st.sets(st.sampled_from(list(client.tensors)))) if client.tensors else set()
+        for ident in dead:
+            del client.tensors[ident]
         self.tell(client, FreeTensors(tuple(sorted(dead))))
 
     @precondition(someone_is_free)
@@ -235,25 +362,37 @@ class Programs(RuleBasedStateMachine):
     def ask_for_a_tensor(self, data, ask):
         client = self.some_client(data)
         if client.tensors:
-            self.tell(client, ask(client.request(), data.draw(st.sampled_from(client.tensors))))
+            self.tell(client, ask(client.request(), data.draw(st.sampled_from(list(client.tensors)))))
 
     @precondition(someone_is_free)
-    @rule(data=st.data())
-    def synchronize(self, data):
+    @rule(data=st.data(), traffic=st.booleans())
+    def ask_all_workers(self, data, traffic):
         client = self.some_client(data)
-        self.tell(client, Synchronize(client.request()))
+        request = client.request()
+        self.tell(client, ReadTraffic(request, True) if traffic else Synchronize(request))
 
     # What workers do
 
-    @precondition(lambda self: any(worker.inbox for worker in self.workers.values()))
+    def able(self):
+        """Those who can do their next command: where workers meet, all that are left of them have come."""
+        heads = {number: worker.inbox[0] for number, worker in self.workers.items() if worker.inbox}
+        return sorted(
+            number
+            for number, head in heads.items()
+            if not head.meet or all(heads.get(member) is head for member in head.workers if member in self.workers)
+        )
+
+    @precondition(lambda self: self.able())
     @rule(data=st.data())
     def work(self, data):
-        busy = sorted(number for number, worker in self.workers.items() if worker.inbox)
-        self.work_once(data.draw(st.sampled_from(busy)))
+        self.work_once(data.draw(st.sampled_from(self.able())))
 
     def work_once(self, number):
-        for report in self.workers[number].step():
-            self.deliver(self.office.report(number, report, None))
+        head = self.workers[number].inbox[0]
+        together = [member for member in head.workers if member in self.workers] if head.meet else [number]
+        for member in together:
+            for report in self.workers[member].step():
+                self.deliver(self.office.report(member, report, None))
 
     # What always holds
 
@@ -268,13 +407,16 @@ class Programs(RuleBasedStateMachine):
     @invariant()
     def nothing_is_kept_that_no_client_holds(self):
         held = {ident for client in self.clients.values() for ident in client.tensors}
-        assert self.office.state.metas.keys() == held
+        assert {*self.office.state.tensors, *self.office.state.lost} == held
+
+    @invariant()
+    def nobody_waits_forever(self):
+        assert self.able() or not any(worker.inbox for worker in self.workers.values())
 
     def teardown(self):
-        while any(worker.inbox for worker in self.workers.values()):
-            for number, worker in self.workers.items():
-                if worker.inbox:
-                    self.work_once(number)
+        while able := self.able():
+            self.work_once(able[0])
+        self.nobody_waits_forever()
         self.the_state_is_consistent()
         self.everything_is_answered()
         self.workers_hold_what_the_state_says()
@@ -285,10 +427,24 @@ class Programs(RuleBasedStateMachine):
         assert {request: self.answered[request] for request in asked} == dict.fromkeys(asked, 1)
 
     def workers_hold_what_the_state_says(self):
-        homes = self.office.state.homes
+        state = self.office.state
         for number, worker in self.workers.items():
-            assert worker.held == {ident for ident, at in homes.items() if number in at}
-            assert worker.known.keys() == self.office.state.workers[number].known
+            assert worker.held == {ident: part_of(spec) for ident, spec in self.layouts() if number in spec.mesh}
+            assert worker.known.keys() == state.workers[number].known
+            assert worker.programs.keys() == {code for code, workers in self.programs() if number in workers}
+
+    def layouts(self):
+        """Every id that some worker knows a tensor by, and how it lies."""
+        state = self.office.state
+        for ident, held in state.tensors.items():
+            yield ident, held.spec
+            yield from [(alias, spec) for spec, alias in state.copies.get(ident, {}).items()]
+
+    def programs(self):
+        for session in self.office.state.sessions.values():
+            plans = [prepared for op in session.ops.values() for prepared in op.plans.values()]
+            told = [*plans, *session.moves.values()]
+            yield from [(p.code, p.plan.workers) for p in told if p.plan.program is not None]
 
     def all_workers_can_meet(self):
         assert [info.worker for info in self.office.ready_workers()] == list(self.workers)

@@ -21,11 +21,13 @@ from gt.core.messages import (
     Instruction,
     LocateTensor,
     QueryOp,
+    ReadTraffic,
+    Redistribute,
     RunOp,
     Synchronize,
 )
 from gt.dispatcher.server import require_ownership
-from tests.records import ADD, INLINE, INSTRUCTIONS, SMALL, own
+from tests.records import ADD, INLINE, INSTRUCTIONS, ROWS, SMALL, own
 
 OURS = own(1)
 
@@ -42,11 +44,14 @@ NAMING = {
     "FreeTensors": lambda x: FreeTensors((OURS, x)),
     "ForgetOps": lambda x: ForgetOps((OURS, x)),
     "CreateTensor": lambda x: CreateTensor(x, SMALL, INLINE, 0, 0),
+    "Redistribute input": lambda x: Redistribute(x, OURS, ROWS, 0),
+    "Redistribute output": lambda x: Redistribute(OURS, x, ROWS, 0),
     "FetchTensor request": lambda x: FetchTensor(x, OURS),
     "FetchTensor id": lambda x: FetchTensor(OURS, x),
     "LocateTensor request": lambda x: LocateTensor(x, OURS),
     "LocateTensor id": lambda x: LocateTensor(OURS, x),
     "Synchronize": Synchronize,
+    "ReadTraffic": lambda x: ReadTraffic(x, True),
     "DefineOp": lambda x: DefineOp(x, ADD),
 }
 NAMELESS = {DefineSite, DefineScope, Goodbye}  # their codes are looked up in the session's own tables

@@ -96,6 +96,7 @@ def _reshape_in_place(cls: HandleType, record: OpRecord, args: tuple[Any, ...], 
         _VIEW_NAMES.get(record.name) or record.name.replace("_.", "."),
         tuple([literal(value) for value in args[1:]]),
         {key: literal(value) for key, value in kwargs.items()},
+        results=(geometry_of(meta).meta(),),
     )
     key = (record.name, tensor._node.geometry, repr(args[1:]), repr(kwargs))
     return rebind(tensor, view_of(tensor._node, key, step, geometry_of(meta), strided=True))
@@ -171,6 +172,12 @@ def _set_source(cls: HandleType, record: OpRecord, args: tuple[Any, ...], kwargs
     return rebind(tensor, sessions.current().upload(source) if node is None else node)
 
 
+def _view(cls: HandleType, record: OpRecord, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """An op that torch promises nothing about, but whose result shares the memory of its argument: torch's own code
+    writes through it."""
+    return cls.__torch_dispatch__(torch.ops.aten.view.default, (), args, kwargs)  # type: ignore[attr-defined]
+
+
 def _not_pinned(cls: HandleType, record: OpRecord, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     return False
 
@@ -186,6 +193,7 @@ SPECIAL: dict[str, Special] = {
     "aten.lift_fresh.default": _same,
     "aten.lift.default": _same,
     "aten._local_scalar_dense.default": _item,
+    "aten._unsafe_view.default": _view,
     "aten.as_strided.default": _as_strided,
     "aten.as_strided_.default": _as_strided_in_place,
     "aten.resize_.default": _resize,

@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 from gt.core.messages import Arg, Collective, Input, Move, Program, Signature, Whole
 from gt.core.meta import ITEM_BYTES, TensorMeta
-from gt.sharding.calls import Call, with_inputs
+from gt.sharding.calls import Call, inputs_in, with_inputs
 from gt.sharding.reshard import plan_reshard
 from gt.sharding.spec import DeviceMesh, ShardingSpec, spec_of
 from gt.sharding.spmd import Draft, NoRule, Register, Written, functional_args
@@ -126,7 +126,7 @@ def _write_shards(draft: Draft, signature: Signature, alike: bool) -> tuple[int,
     used = [
         views[place][0] if place in views else draft.view(place, path) for place, path in enumerate(signature.paths)
     ]
-    only_written = frozenset([v.index for v in signature.kwargs.values() if isinstance(v, Input)]) & views.keys()
+    only_written = frozenset([value.index for value in inputs_in((), signature.kwargs)]) & views.keys()
     order = [place for place in range(len(used)) if place not in only_written]
     call = _functional_call(draft, signature, used, order, only_written)
     targets = [used[place] for place in signature.writes]

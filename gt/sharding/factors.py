@@ -100,11 +100,13 @@ Dim: TypeAlias = tuple[Ref, ...]
 
 class Passing(NamedTuple):
     """Partial values that an op passes on: those of `operands` may be partial by `kind` along an axis where the other
-    operands are whole, and the results are then partial by `gives`. Where several are named, all are made partial."""
+    operands are whole, and the results are then partial by `gives`. Where several are named, all are made partial.
+    Only a `growing` one passes where the results are larger than the operands: reducing them later would cost more."""
 
     operands: frozenset[int]
     kind: str = "sum"
     gives: str = "sum"
+    growing: bool = False
 
 
 @dataclass(frozen=True)

@@ -260,7 +260,7 @@ def _strategies(
 ) -> Iterator[Strategy]:
     """Every way to give each axis that is in use to one factor, to partial values that pass, or to nothing."""
     used = _axes_in_use(operands, results, mesh)
-    options = [_options(rule, operands, axis, used) for axis in mesh.axis_names]
+    options = [_options(rule, operands, results, axis, used) for axis in mesh.axis_names]
     if math.prod([len(option) for option in options]) > MOST_STRATEGIES:
         named = {name for found in projected for name in found}
         options = [[o for o in option if not isinstance(o, str) or o in named] for option in options]
@@ -286,21 +286,24 @@ def _axes_in_use(operands: Sequence[Operand], results: Sequence[Result], mesh: D
 
 
 def _options(
-    rule: OpShardingRule, operands: Sequence[Operand], axis: str, used: set[str]
+    rule: OpShardingRule, operands: Sequence[Operand], results: Sequence[Result], axis: str, used: set[str]
 ) -> list[str | Passing | None]:
     if axis not in used:
         return [None]
     partial_kinds = {operand.spec.kind for operand in operands if axis in operand.spec.partial}
-    passes = [p for p in rule.passes if p.kind in partial_kinds and not _blows_up(p, operands, axis)]
+    passes = [p for p in rule.passes if p.kind in partial_kinds and not _blows_up(p, operands, results, axis)]
     cuttable = [name for name, factor in rule.factors.items() if factor.kind != WHOLE and factor.size > 0]
     return [*cuttable, *passes, None]
 
 
-def _blows_up(passed: Passing, operands: Sequence[Operand], axis: str) -> bool:
-    """Whether partial values would be made of shards of the largest operand: that is free, but each of them is as
-    large as the whole."""
+def _blows_up(passed: Passing, operands: Sequence[Operand], results: Sequence[Result], axis: str) -> bool:
+    """Whether passing partial values on costs nothing now and too much later: they would be made of shards of the
+    largest operand, each as large as the whole, or the results are larger than what is partial."""
     sizes = {place: math.prod(operands[place].shape) for place in passed.operands}
-    return any(axis in operands[place].spec.axes for place, size in sizes.items() if size == max(sizes.values()))
+    largest = max(sizes.values())
+    if not passed.growing and sum(math.prod(result.shape) for result in results) > sum(sizes.values()):
+        return True
+    return any(axis in operands[place].spec.axes for place, size in sizes.items() if size == largest)
 
 
 def _orders(
@@ -332,9 +335,7 @@ def _crossed(one: FactorSharding, other: FactorSharding, size: int, mesh: Device
     """A factor cut in one way along some axes and in another along others: each worker has what both of its shards
     share. Nothing moves for it, but some workers may have nothing."""
     cuts = [_cuts_of(sharding, size, mesh) for sharding in (one, other)]
-    shared = [
-        (max(start, low), max(min(stop, high), start, low)) for start, stop in cuts[0] for low, high in cuts[1]
-    ]
+    shared = [(max(start, low), max(min(stop, high), start, low)) for start, stop in cuts[0] for low, high in cuts[1]]
     return FactorSharding((*one.axes, *other.axes), tuple(shared))
 
 

@@ -219,8 +219,7 @@ def _renamed(spec: ShardingSpec, mesh: DeviceMesh) -> ShardingSpec:
     if spec.mesh is mesh or spec.mesh.workers != mesh.workers:
         return spec
     mine, others = [[axis for axis in m.axis_names if m.axis_size(axis) > 1] for m in (spec.mesh, mesh)]
-    sizes = list(map(spec.mesh.axis_size, mine)), list(map(mesh.axis_size, others))
-    if sizes[0] != sizes[1] or not {*spec.axes} <= {*mine}:
+    if list(map(spec.mesh.axis_size, mine)) != list(map(mesh.axis_size, others)):
         return spec
     name = dict(zip(mine, others, strict=True))
     dims = [[name[axis] for axis in axes] for axes in spec.dims]

@@ -45,6 +45,9 @@ def infer_output_sharding(
     rule = rule_of(call)
     if rule is None:
         raise NoRule(call.op)
+    assert (len(rule.operands), len(rule.results)) == (len(call.inputs), len(call.outputs)), (
+        f"{call} has the rule {rule}"
+    )
     operands = [
         Operand(meta.shape, ITEM_BYTES[meta.dtype], spec) for meta, spec in zip(call.inputs, specs, strict=True)
     ]
@@ -361,4 +364,5 @@ def functional_args(
 
 
 def _is_dropped(value: Arg, dropped: frozenset[int]) -> bool:
-    return isinstance(value, Input) and value.index in dropped
+    named = [found.index for found in inputs_in((value,), {})]
+    return bool(named) and dropped.issuperset(named)

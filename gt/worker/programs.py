@@ -17,10 +17,10 @@ from gt.core.messages import (
     ViewStep,
     Whole,
 )
-from gt.sharding.calls import Call, LocalCall, Shard
-from gt.sharding.rules import rule_of
+from gt.sharding.calls import Call, LocalCall, LocalProgram, Shard
 from gt.sharding.spec import local_box, spec_of
 from gt.sharding.spmd import get_shard_args
+from gt.worker.engines.counter import Region
 from gt.worker.engines.engine import Engine, Value
 from gt.worker.exchange import Swapping
 from gt.worker.kernels import Kernel
@@ -95,11 +95,10 @@ class ProgramKernel:
         results = tuple(map(spec_of, step.results))
         call = Call(step.op, step.args, step.kwargs, step.inputs_meta, step.outputs_meta)
         shard = Shard(call, operands, results, self._worker)
-        rule = rule_of(call)
         region = self._region(step, shard) if step.random else None
-        if step.in_place is not None and rule is not None and rule.lowering is None:
-            return self._in_place(step, region)
         local = get_shard_args(shard)
+        if step.in_place is not None and _is_the_op(local, call) and not step.random:
+            return self._in_place(step.in_place, step)
         if step.is_view and len(local.calls) == 1 and local.calls[0].op == step.op:
             return self._view(number, local.calls[0])
         kernels = [self._kernel(part, len(step.inputs), step, region) for part in local.calls]
@@ -122,9 +121,8 @@ class ProgramKernel:
 
         return run
 
-    def _in_place(self, step: Compute, region: Any) -> _Run:
-        assert step.in_place is not None
-        kernel = Kernel(self._engine, step.in_place, region)
+    def _in_place(self, signature: Signature, step: Compute) -> _Run:
+        kernel = Kernel(self._engine, signature)
 
         def run(values: list[Value], numbers: tuple[Number, ...]) -> list[Any]:
             fresh = iter(kernel.call(values[: len(step.inputs)], numbers))
@@ -138,7 +136,7 @@ class ProgramKernel:
         self._views[number] = view
         return lambda values, numbers: list(made) if isinstance(made := view(values[0]), list | tuple) else [made]
 
-    def _kernel(self, part: LocalCall, inputs: int, step: Compute, region: Any) -> Kernel:
+    def _kernel(self, part: LocalCall, inputs: int, step: Compute, region: Region | None) -> Kernel:
         """One local op. Its tensors are all registers so far, so it has no inputs of its own to check."""
         random = step.random and part.op == step.op
         op = _STRIDE_FREE.get(part.op, part.op)
@@ -146,14 +144,21 @@ class ProgramKernel:
         signature = Signature(op, args, dict(part.kwargs), (), (), (), (), random, step.floating)
         return Kernel(self._engine, signature, region if random else None)
 
-    def _region(self, step: Compute, shard: Shard) -> Any:
+    def _region(self, step: Compute, shard: Shard) -> Region:
         """Where in the whole tensor the random numbers of this worker are."""
         shape = step.outputs_meta[0].shape
-        return (shape, local_box(shard.results[0], shape, self._worker))
+        return Region(shape, local_box(shard.results[0], shape, self._worker))
 
 
 _Run: TypeAlias = Callable[[list[Value], tuple[Number, ...]], list[Any]]
 _Action: TypeAlias = Callable[[Registers, tuple[Number, ...], Fail], None]
+
+
+def _is_the_op(local: LocalProgram, call: Call) -> bool:
+    """Whether a worker's part is nothing but the op itself, with the arguments that it has."""
+    if len(local.calls) != 1 or local.results != tuple(range(len(call.inputs), len(call.inputs) + len(call.outputs))):
+        return False
+    return local.calls[0][:3] == (call.op, call.args, dict(call.kwargs))
 
 
 def _made(make: Callable[[], _Run]) -> _Run:

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from gt.sharding.cost import GLOO, Link, lower_bound, memory_bytes, reshard_bytes, seconds
 from gt.sharding.factors import Reach
 from gt.sharding.reshard import contributions, explain, plan_reshard, pulls, pushes, segments
-from gt.sharding.routes import received
+from gt.sharding.routes import boxes, cheapest_route, received
 from gt.sharding.spec import (
     REDUCTIONS,
     DeviceMesh,
@@ -35,6 +35,14 @@ REDUCE = {
 }
 IDENTITY = {"sum": 0, "prod": 1, "max": np.iinfo(np.int64).min, "min": np.iinfo(np.int64).max, "and": -1, "or": 0}
 ITEMSIZE = 8
+
+
+@pytest.fixture(autouse=True)
+def small_caches():
+    """Thousands of plans are made here; each later test would walk them in its garbage collection."""
+    yield
+    for cached in (pulls, pushes, contributions, plan_reshard, cheapest_route, boxes):
+        cached.cache_clear()
 
 
 # --- Workers in NumPy -------------------------------------------------------------------------------------------------
@@ -230,6 +238,9 @@ def test_replicas_are_partial_values_of_a_maximum_as_they_are():
     mesh = mesh_of(2, 4)
     assert plan_reshard((6,), 4, parse_spec("x", mesh), parse_spec("x + y:max", mesh)).steps == ()
     assert len(plan_reshard((6,), 4, parse_spec("x", mesh), parse_spec("x + y", mesh)).steps) == 1
+    for kind, keep in [("max", 8), ("sum", 2)]:
+        (step,) = plan_reshard((6,), 4, parse_spec("-", mesh), parse_spec(f"x + y:{kind}", mesh)).steps
+        assert sum(pulls(step, (6,), worker) != () for worker in mesh.workers) == keep
 
 
 # --- Other meshes, cuts and windows -----------------------------------------------------------------------------------
@@ -281,6 +292,16 @@ def test_windows(reach):
             check((12, 2), source, windows)
             for axis in {"x", "y"} - {*axes.split()}:
                 check((12, 2), source, windows.replace(partial=[axis]))
+
+
+def test_windows_in_which_no_worker_keeps_what_it_had():
+    check((4,), parse_spec("x + y", mesh_of(2, 2)), parse_spec("x[2:4 0:3]", mesh_of(2, 2)))
+
+
+def test_a_window_of_one_worker_is_not_the_whole():
+    for mesh, text in [(mesh_of(1), "x[1:3]"), (mesh_of(2, 1), "y[0:2]"), (mesh_of(2, 1), "y[1:2] + x")]:
+        for source in ["-", "- + x"]:
+            check((4,), parse_spec(source, mesh), parse_spec(text, mesh))
 
 
 def test_a_halo_costs_its_elements():
@@ -406,6 +427,24 @@ def test_bytes_on_two_axes(source, target, times):
     assert check(shape, parse_spec(source, mesh), parse_spec(target, mesh)).bytes == times * math.prod(shape) * ITEMSIZE
 
 
+def test_owners_are_chosen_where_the_rest_moves_least():
+    """On the way to copies each element has one owner: one of the target's, or one that has an addend."""
+    small, flat, cube = mesh_of(3, workers=(6, 7, 8)), mesh_of(4, 2), mesh_of(2, 3, 4)
+    expected = [
+        (flat, "-, - + y", small, "-, -", 3 + 1 / 3),  # two of the three hold an addend: 4/3 to reduce, 2 to copy
+        (cube, "x y, - + z", cube, "-, z x", 5 + 1 / 2),  # reduced as it was cut
+        (cube, "y x, - + z", cube, "-, - + x y", 6),  # made partial as it was cut
+    ]
+    for mesh, source, other, target, times in expected:
+        plan = check((24, 24), parse_spec(source, mesh), parse_spec(target, other))
+        assert plan.bytes == pytest.approx(times * 24 * 24 * ITEMSIZE)
+
+
+def test_a_number_goes_through_one_worker_to_another_mesh():
+    plan = check((), parse_spec("+ y", mesh_of(2, 4)), whole(mesh_of(2, 2, workers=(10, 11, 12, 13)), 0))
+    assert ([step.kind for step in plan.steps], plan.bytes) == (["reduce", "broadcast"], (4 + 3) * ITEMSIZE)
+
+
 @pytest.mark.parametrize("kind", ["sum", "max"])
 def test_partial_values_of_another_kind_are_resolved_first(kind):
     mesh = mesh_of(4)
@@ -479,6 +518,7 @@ def test_workers_outside_have_nothing_to_do():
         ("-, - + y", "x, -", ["slice along x", "all-reduce along y"]),
         ("y, - + x", "-, -", ["reduce-scatter along x", "all-gather along x y"]),
         ("y, -", "-, - + y", ["to-partial along y"]),
+        ("x, -", "-, - + x y", ["to-partial along x y"]),
         ("x, -", "-, - + y", ["all-to-all along x y", "to-partial along y"]),
     ],
 )

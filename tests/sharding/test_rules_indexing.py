@@ -93,6 +93,20 @@ def test_index(indices):
     check("aten.index.Tensor", numbers(5, 4, 3) > 0, indices, meshes=[LINE])
 
 
+def test_index_of_dims_that_are_not_side_by_side():
+    check("aten.index.Tensor", numbers(2, 5, 3, 4), [None, ints(5, 2, 1), None, ints(4, 3)], meshes=[LINE])
+    check("aten.index_put.default", numbers(2, 5, 3), [None, ints(5, 1), ints(3, 4)], numbers(2, 4), True)
+    apart = [None, torch.tensor([4, 0]), None, torch.tensor([1])]
+    check("aten.index_put.default", numbers(2, 5, 3, 4), apart, numbers(2, 2, 3), meshes=[LINE])
+
+
+def test_parts_of_bool_tensors_are_put_together_by_or():
+    x, index, mask = torch.ones(4, dtype=torch.bool), torch.zeros(1, dtype=torch.int64), torch.ones(1, dtype=torch.bool)
+    args, inputs = (encode(x, []), 0, encode(index, [x])), (meta_of(x), meta_of(index))
+    call = Call("aten.index_select.default", args, {}, inputs, (meta_of(mask),))
+    assert str(rule_of(call)) == "d0, i -> i | mask(or): d0"
+
+
 def test_masks_have_no_rule():
     x, mask = torch.zeros(4), torch.ones(4, dtype=torch.bool)
     call = Call(
@@ -199,9 +213,14 @@ REFUSED = [
 ]
 
 
-@pytest.mark.parametrize("bad", [5, 6, 100, -6, -7])
+WRAPPING = {"aten.index.Tensor", "aten.take.default", "aten.index_put.default", "aten.index_fill.int_Scalar"}
+WRAPPING |= {"aten.put.default"}
+
+
+@pytest.mark.parametrize("bad", [5, 6, 100, -6, -7, -1])
 @pytest.mark.parametrize(("op", "factor", "args"), REFUSED, ids=[op for op, *_ in REFUSED])
 def test_an_index_in_no_shard_is_refused_by_some_worker(op, factor, args, bad):
+    bad -= 5 * (op in WRAPPING and bad == -1)  # where -1 is the last element
     good, wrong = args(torch.tensor([0, 3, 4])), args(torch.tensor([0, bad, 4]))
     tensors: list[torch.Tensor] = []
     call_args = tuple([encode(value, tensors) for value in wrong])

@@ -174,6 +174,8 @@ def test_other_names_of_batch_norm():
     check("aten._native_batch_norm_legit_no_training.default", x, w, b, *statistics(), 0.1, 1e-5)
     check("aten._batch_norm_with_update_functional.default", x, w, b, *statistics(), 0.1, 1e-5)
     check("aten._batch_norm_no_update.default", x, w, b, *statistics(), 0.1, 1e-5)
+    args = batch_norm_gradients(x, w, True, ALL)
+    check("aten.batch_norm_backward.default", *args, torch.empty(0, dtype=torch.uint8))
 
 
 def test_batch_norm_takes_the_statistics_of_the_whole_batch():

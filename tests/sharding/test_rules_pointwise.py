@@ -20,7 +20,7 @@ def tags(packet: str) -> list[torch.Tag]:
 
 
 NAN, INF = float("nan"), float("inf")
-OTHERWISE = {"aten.isin", "aten.pow", "aten.rrelu_with_noise_functional"}
+OTHERWISE = {"aten.pow", "aten.rrelu_with_noise_functional"}
 OTHERWISE |= {op for op in POINTWISE if torch.Tag.nondeterministic_seeded in tags(op)}
 OTHERWISE |= {op for op in POINTWISE if any(part in op for part in ("_loss", "binary_cross", "fake_quantize", ".glu"))}
 INTEGERS = {"gcd", "lcm", "bitwise_and", "bitwise_or", "bitwise_xor", "bitwise_not", "bitwise_left_shift"}
@@ -267,14 +267,6 @@ def test_gated_units(dim: int) -> None:
         "aten.glu_backward_jvp.default", torch.randn_like(x), g, x, torch.randn_like(g), torch.randn_like(x), dim,
         meshes=MESHES[2:],
     )  # fmt: skip
-
-
-def test_membership() -> None:
-    x, among = torch.randint(0, 9, (5, 2)), torch.randint(0, 9, (3, 1))
-    for invert in (False, True):
-        check("aten.isin.Tensor_Tensor", x, among, invert=invert)
-        check("aten.isin.Scalar_Tensor", 3, among, invert=invert)
-        check("aten.isin.Tensor_Scalar", x, 3, invert=invert)
 
 
 def test_fake_quantization() -> None:

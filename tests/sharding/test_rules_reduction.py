@@ -103,6 +103,11 @@ def test_a_norm_may_have_another_dtype():
     check("aten.linalg_vector_norm.default", x, 1, dtype=torch.float64)
 
 
+def test_distances_are_norms():
+    check_expansion("aten.dist.default", torch.randn(5, 3), torch.randn(3), cut=["x, -", "-"])
+    check_expansion("aten.dist.default", torch.randn(5, 3), torch.randn(5, 1), 1, cut=["x, y", "x, -"])
+
+
 @pytest.mark.parametrize("op", ["var", "std", "var_mean", "std_mean"])
 def test_variance_of_cut_dims(op):
     name = f"aten.{op}.correction"

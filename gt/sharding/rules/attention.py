@@ -88,13 +88,18 @@ def _expand_attention(call: Call, specs: Sequence[ShardingSpec]) -> Expansion | 
     kwargs = {name: value for name, value in call.kwargs.items() if name != "is_causal"}
     args = (*call.args[:3], bool(call.arg(4, "is_causal")), Items(tuple([Items(block) for block in blocks])))
     parts, logs = pieces.call("gt.block_attention", args, metas, kwargs)
-    total = pieces.over("aten.logsumexp.default", logs, (0,))
-    nothing = pieces.each("aten.eq.Scalar", total, MINUS_INFINITY, dtype="bool")
-    total = pieces.each("aten.masked_fill.Scalar", total, nothing, 0)
-    shares = pieces.each("aten.exp.default", sub(pieces, logs, total))
-    shares = pieces.view(shares, (*metas[1].shape, 1))
-    result = pieces.over(SUM, mul(pieces, parts, pieces.cast(shares, metas[0].dtype)), (0,), keepdim=False)
-    return pieces.finish(pieces.cast(result, call.outputs[0].dtype), pieces.squeeze(total, (0,)))
+    largest = pieces.over("aten.amax.default", logs, (0,))
+    nothing = pieces.each("aten.eq.Scalar", largest, MINUS_INFINITY, dtype="bool")
+    largest = pieces.each("aten.masked_fill.Scalar", largest, nothing, 0)
+    weights = pieces.each("aten.exp.default", sub(pieces, logs, largest))
+    total = pieces.over(SUM, weights, (0,), keepdim=False)
+    total = pieces.each("aten.masked_fill.Scalar", total, pieces.squeeze(nothing, (0,)), 1)
+    weights = pieces.cast(pieces.view(weights, (*metas[1].shape, 1)), metas[0].dtype)
+    summed = pieces.over(SUM, mul(pieces, parts, weights), (0,), keepdim=False)
+    divisor = pieces.cast(pieces.view(total, (*call.outputs[1].shape, 1)), metas[0].dtype)
+    result = pieces.cast(pieces.each("aten.div.Tensor", summed, divisor), call.outputs[0].dtype)
+    log = pieces.each("aten.add.Tensor", pieces.each("aten.log.default", total), pieces.squeeze(largest, (0,)))
+    return pieces.finish(result, log)
 
 
 def _block_attention(call: Call) -> OpShardingRule:

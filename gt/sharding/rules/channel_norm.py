@@ -209,7 +209,8 @@ def _batch_norm_backward(call: Call) -> OpShardingRule:
         (name, _per_channel(call, call.inputs[index].shape) if (index := call.tensor(place, name)) is not None else ())
         for place, name in enumerate(("weight", "running_mean", "running_var", "save_mean", "save_invstd"), 2)
     ]
-    operands = operands_of(call, [("grad_out", names), ("input", names), *channel])
+    rest: list[tuple[str, Sequence[str]]] = [("", ()), ("", ()), ("", ()), ("reserve", ["1"])]
+    operands = operands_of(call, [("grad_out", names), ("input", names), *channel, *rest])
     batch = [names[dim] for dim in _batch_dims(call)]
     text = rule_text(
         operands, asked(call, 9, [names, ["c"], ["c"]]), {"whole" if call.arg(7, "train") else "reduce(sum)": batch}
@@ -257,4 +258,5 @@ CHANNEL_NORM: dict[str, OpEntry] = {
     "aten._batch_norm_with_update_functional": BatchNorm(lambda _: True, 5, _UPDATING, 4).entry(),
     "aten._batch_norm_no_update": BatchNorm(lambda _: False, 5, gives=4).entry(),
     "aten.native_batch_norm_backward": _BATCH_NORM_BACKWARD,
+    "aten.batch_norm_backward": _BATCH_NORM_BACKWARD,
 }

@@ -12,7 +12,7 @@ from gt.sharding.rules.local import adds_once, same_op, unless_empty
 
 def each_of(*groups: Sequence[int]) -> tuple[Passing, ...]:
     """Sums pass through an op that is linear in each of these groups of operands, the others being whole."""
-    return tuple([Passing(frozenset(group)) for group in groups])
+    return tuple([Passing(frozenset(group), growing=True) for group in groups])
 
 
 def _product(text: str, *passes: Passing, lowering: Lowering | None = None) -> OpEntry:

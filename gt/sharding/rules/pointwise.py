@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 from gt.core.messages import Complex, DType, Input, Scalar
 from gt.sharding.calls import Call, LocalBuilder, LocalProgram, Lowering, Shard, inputs_in
-from gt.sharding.factors import PASS, REDUCE, OpShardingRule, Passing, Ref, RuleBuilder, bind
+from gt.sharding.factors import OpShardingRule, Passing, bind
 from gt.sharding.rules.dims import wrap
 from gt.sharding.rules.dtypes import adds_up, is_complex, is_floating, wide
 from gt.sharding.rules.entry import OpEntry
@@ -184,22 +184,6 @@ def _halves(position: int) -> OpEntry:
     return OpEntry(rule)
 
 
-def _is_in(call: Call) -> OpShardingRule:
-    """An element is among those asked about if it is among some of them."""
-    builder = RuleBuilder()
-    absent = call.arg(3, "invert", False)
-    for place, (name, position) in enumerate((("e", 0), ("t", 1))):
-        tensor = call.tensor(position, "")
-        if tensor is None:
-            continue
-        kind = (PASS, REDUCE)[place]
-        shape = call.shapes[tensor]
-        names = [builder.factor(f"{name}{d}", size, kind, "and" if absent else "or") for d, size in enumerate(shape)]
-        builder.operands.append(tuple([(Ref(factor),) for factor in names]))
-    builder.results.append(builder.operands[0] if call.tensor(0, "") is not None else ())
-    return builder.build()
-
-
 # --- The table --------------------------------------------------------------------------------------------------------
 
 
@@ -233,8 +217,7 @@ POINTWISE: dict[str, OpEntry] = {
     **_each(
         elementwise(),
         """
-        bernoulli binomial cauchy exponential geometric log_normal normal normal_functional poisson random
-        rrelu_with_noise rrelu_with_noise_functional uniform _standard_gamma
+        bernoulli cauchy exponential geometric log_normal normal normal_functional random uniform
         """,
     ),
     **_each(
@@ -286,5 +269,4 @@ POINTWISE: dict[str, OpEntry] = {
     "aten.glu_backward": _halves(2),
     "aten.glu_jvp": _halves(3),
     "aten.glu_backward_jvp": _halves(5),
-    "aten.isin": OpEntry(_is_in),
 }

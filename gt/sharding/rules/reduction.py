@@ -240,6 +240,22 @@ def _norm(name: str) -> OpEntry:
     return OpEntry(rule, expand_norm)
 
 
+def _distance(call: Call) -> OpShardingRule:
+    names = named(max(map(len, call.shapes)))
+    operands = [names[len(names) - len(shape) :] for shape in call.shapes]
+    return bind(rule_text(operands, [[]], {"whole": names}), call.shapes, call.result_shapes)
+
+
+def _expand_distance(call: Call, specs: Sequence[ShardingSpec]) -> Expansion | None:
+    """The norm of the difference."""
+    if not any(spec.axes for spec in specs) or len(call.inputs) < 2:
+        return None
+    pieces = Pieces(call)
+    difference = pieces.each("aten.sub.Tensor", Input(0), Input(1))
+    norm = ("aten.linalg_vector_norm.default", (difference, call.arg(2, "p", 2)), call.outputs[0])
+    return pieces.finish(pieces.one(*norm))
+
+
 def _order(call: Call, name: str) -> float | None:
     """The order of a norm; None where it is not known before the op runs."""
     order = call.arg(1, name, 2.0)
@@ -327,6 +343,7 @@ REDUCTION: dict[str, OpEntry] = {
     "aten.std_mean": _variance(root=True, with_mean=True),
     "aten.norm": _norm("p"),
     "aten.linalg_vector_norm": _norm("ord"),
+    "aten.dist": OpEntry(_distance, _expand_distance),
     "aten.logsumexp": whole_dims(_logsumexp),
     "aten.aminmax": whole_dims(_aminmax),
     "aten.max.dim": _extreme("aten.amax.default", "gt.place_of_max", with_values=True),

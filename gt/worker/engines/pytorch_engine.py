@@ -28,6 +28,14 @@ _FORMATS = {
 }
 
 
+# They are random where their dropout is not 0, and then they have no sharding rule.
+_RANDOM_BY_DROPOUT = {
+    "aten._scaled_dot_product_flash_attention_for_cpu.default",
+    "aten._scaled_dot_product_flash_attention.default",
+    "aten._scaled_dot_product_efficient_attention.default",
+    "aten._scaled_dot_product_cudnn_attention.default",
+}
+
 # They return what their backward needs only where gradients are recorded, which is never the case on a worker.
 _GRAD_MODE_MATTERS = {"aten.mkldnn_rnn_layer.default"}
 
@@ -133,7 +141,8 @@ class PyTorchEngine:
         draw = COUNTER_BASED.get(op)
         if draw is not None:
             return lambda key, *args, **kwargs: draw(key, region, *args, **kwargs)
-        assert region is None, f"{op} is not counter-based: it cannot make a part, here {region}"
+        if region is not None and op not in _RANDOM_BY_DROPOUT:
+            raise NotImplementedError(f"{op} is not counter-based: it cannot make a part of what it makes")
         schema = torch._C._get_schema(*_qualified(op))
         if any(argument.name == "generator" for argument in schema.arguments):
             return self._with_generator(function)
