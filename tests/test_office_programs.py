@@ -209,6 +209,7 @@ class Programs(RuleBasedStateMachine):
         super().__init__()
         self.office = Office()
         self.workers = {}
+        self.gone = []
         self.clients = {}
         self.answered = Counter()
 
@@ -257,6 +258,7 @@ class Programs(RuleBasedStateMachine):
     def lose_worker(self, data):
         number = data.draw(st.sampled_from(sorted(self.workers)))
         del self.workers[number]
+        self.gone.append(number)
         self.deliver(self.office.lose_worker(number, "was killed", ""))
 
     @precondition(lambda self: len(self.clients) < 3)
@@ -315,7 +317,8 @@ class Programs(RuleBasedStateMachine):
 
     def some_layout(self, data):
         """A layout over some workers, among which may be one that is gone."""
-        there = sorted({*self.workers, *data.draw(st.sets(st.sampled_from([0, 1]), max_size=1))})
+        gone = data.draw(st.sampled_from([[], [], *[[number] for number in self.gone]]))
+        there = [*sorted(self.workers), *gone]
         members = data.draw(st.permutations(there))[: data.draw(st.integers(1, len(there)))]
         return parse_spec(data.draw(st.sampled_from(LAYOUTS)), DeviceMesh([len(members)], ["x"], members))
 

@@ -28,14 +28,26 @@ TABLE = {
     ("M", "R"): ("A | C", "0", "A | c", "0"),
     ("M", "K"): ("A+B | B+C | A+b+C | a+2C", "B | A+b+c | a+C", "B+c | A+b | a+C", "B | a"),
     ("M", "N"): ("A+B | B+C | A+C | a+b+2C", "B | A+c | a+b+C", "B+c | A | a+b+C", "B | A | a+b"),
-    ("M", "P"): ("A+2B | 2B+C | A+B+C | a+B+2C | A+2C", "2B | A+B+c | a+B+C | A+C", "2B+c | A+B | a+B+C | A+C", "2B | a+B | A"),
+    ("M", "P"): (
+        "A+2B | 2B+C | A+B+C | a+B+2C | A+2C", "2B | A+B+c | a+B+C | A+C",
+        "2B+c | A+B | a+B+C | A+C", "2B | a+B | A",
+    ),
     ("K", "R"): ("A | a+C | 2C", "a | C", "A | a+c | C", "0"),
     ("K", "K"): ("A+B | a+B+C | A+b+C | 2C", "a+B | A+b+c | C", "a+B+c | A+b | C", "0"),
     ("K", "N"): ("A+B | a+B+C | A+C | b+2C", "a+B | A+c | b+C", "a+B+c | A | b+C", "A | b"),
-    ("K", "P"): ("A+2B | a+2B+C | A+B+C | B+2C | A+2C", "a+2B | A+B+c | B+C | A+C", "a+2B+c | A+B | B+C | A+C", "B | A"),
+    ("K", "P"): (
+        "A+2B | a+2B+C | A+B+C | B+2C | A+2C", "a+2B | A+B+c | B+C | A+C",
+        "a+2B+c | A+B | B+C | A+C", "B | A",
+    ),
     ("P", "R"): ("2A | A+C | 2C", "A | C", "2A | A+c | C", "0"),
-    ("P", "K"): ("2A+B | A+B+C | 2A+b+C | A+2C | B+2C", "A+B | 2A+b+c | A+C | B+C", "A+B+c | 2A+b | A+C | B+C", "A | B"),
-    ("P", "N"): ("2A+B | A+B+C | 2A+C | A+b+2C | B+2C", "A+B | 2A+c | A+b+C | B+C", "A+B+c | 2A | A+b+C | B+C", "2A | A+b | B"),
+    ("P", "K"): (
+        "2A+B | A+B+C | 2A+b+C | A+2C | B+2C", "A+B | 2A+b+c | A+C | B+C",
+        "A+B+c | 2A+b | A+C | B+C", "A | B",
+    ),
+    ("P", "N"): (
+        "2A+B | A+B+C | 2A+C | A+b+2C | B+2C", "A+B | 2A+c | A+b+C | B+C",
+        "A+B+c | 2A | A+b+C | B+C", "2A | A+b | B",
+    ),
     ("P", "P"): (
         "2A+2B | A+2B+C | 2A+B+C | A+B+2C | 2B+2C | 2A+2C",
         "A+2B | 2A+B+c | A+B+C | 2B+C | 2A+C",
