@@ -1,6 +1,7 @@
 """What is dropped is freed: handles, ids and bytes, in the client, the dispatcher and the workers."""
 
 import gc
+from collections.abc import Iterator
 
 import psutil
 import pytest
@@ -11,11 +12,18 @@ from gt.client import session as sessions
 
 
 def held():
-    """Ids held by the dispatcher and tensors held by the workers of this process."""
+    """Ids held by the dispatcher and tensors held by the workers of this process, which are as many as it says."""
     gt.synchronize()
     channel = sessions.current()._channel
-    channel.office.state.validate()
-    return len(channel.office.state.homes), sum(len(executor.store) for executor in channel.executors)
+    state = channel.office.state
+    state.validate()
+    for executor in channel.executors:
+        known = {ident for ident, held in state.tensors.items() if executor.worker in held.spec.mesh}
+        copies = {
+            alias for each in state.copies.values() for spec, alias in each.items() if executor.worker in spec.mesh
+        }
+        assert executor.store.keys() == known | copies
+    return len(state.tensors), sum(len(executor.store) for executor in channel.executors)
 
 
 def test_dropped_tensors_are_freed(anywhere):
@@ -26,6 +34,45 @@ def test_dropped_tensors_are_freed(anywhere):
     views = [x[10:] for x in kept]
     assert held()[0] > before[0]
     del kept, total, views
+    gc.collect()
+    assert held() == before
+
+
+@pytest.fixture
+def pair() -> Iterator[gt.DeviceMesh]:
+    gt.init(workers=3, mode="virtual")
+    yield gt.mesh(2, ("x",))
+    gt.shutdown()
+
+
+USES = {
+    "a gathered copy": lambda x: torch.linalg.det(x),
+    "a product": lambda x: x @ x,
+    "a partial sum": lambda x: x.sum(),
+    "the square of a partial sum": lambda x: x.sum() * x.sum(),
+    "a partial sum times itself": lambda x: torch.mul(*[x.sum()] * 2),
+    "a write": lambda x: x.add_(1),
+    "a write that reads itself": lambda x: x.add_(x.t()),
+    "a write through a view": lambda x: x[1:, 2].mul_(2),
+    "a write to a partial sum": lambda x: (s := x.sum()).add_(s),
+    "out=": lambda x: torch.add(x, 1, out=gt.zeros(4, 4)),
+    "two targets": lambda x: torch.aminmax(x, out=(gt.zeros(()), gt.zeros(()))),
+    "a query": lambda x: x.nonzero(),
+    "a query that writes": lambda x: torch.nonzero(x, out=gt.zeros(0, 2, dtype=torch.int64)),
+    "another worker": lambda x: gt.ones(4, 4) + x,
+    "another layout": lambda x: x.redistribute(x.spec.mesh, gt.Shard(1)),
+    "one worker of the mesh": lambda x: x.redistribute(x.spec.mesh, gt.Replicate()).redistribute(gt.mesh(1)) + 1,
+    "reading": lambda x: x.tolist(),
+}
+
+
+@pytest.mark.parametrize("use", USES.values(), ids=USES.keys())
+def test_what_was_made_for_a_tensor_over_workers_goes_with_it(pair, use):
+    before = held()
+    x = gt.distribute(torch.eye(4), pair, gt.Shard(0))
+    result = use(x)
+    held()
+    del x, result
     gc.collect()
     assert held() == before
 
@@ -92,6 +139,16 @@ def test_what_is_remembered_about_ops_is_bounded(embedded, monkeypatch):
     gt.synchronize()
     assert len(executor.kernels) <= 202
     assert len(session._channel.office.state.sessions[session.welcome.ident].ops) <= 202
+
+
+def test_what_is_remembered_about_moves_is_bounded(pair, monkeypatch):
+    monkeypatch.setattr("gt.client.session.MEMO_SIZE", 20)
+    for size in range(1, 100):
+        gt.distribute(torch.ones(size), pair, gt.Shard(0)).cumsum(0).tolist()
+    gt.synchronize()
+    channel = sessions.current()._channel
+    session = channel.office.state.sessions[1]
+    assert max(len(session.programs), len(session.moves), *[len(e.kernels) for e in channel.executors]) <= 150
 
 
 def step(model, optimizer, x, y):

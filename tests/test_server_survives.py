@@ -8,22 +8,29 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from gt.core.messages import (
+    Command,
     CreateTensor,
+    DefineOp,
     FetchTensor,
     Goodbye,
     Hello,
     Located,
     LocateTensor,
+    Redistribute,
     Refused,
+    Rejected,
     RunOp,
+    SpecRecord,
     Synchronize,
     Welcome,
+    WorkerSynchronize,
 )
 from gt.dispatcher.server import Server
 from gt.version import __version__
-from gt.wire.codec import HEADER, encode
+from gt.wire.codec import HEADER, Decoder, encode
 from gt.wire.processes import this_host
-from tests.records import INLINE, SMALL, own
+from tests.desks import alone, at
+from tests.records import INLINE, RICH, SMALL, own, signature
 
 
 class RecordingServer(Server):
@@ -56,9 +63,21 @@ def server():
     server._close()
 
 
+def decoded(message):
+    """What goes to several workers is encoded once."""
+    return Decoder(Command).decode([HEADER, encode([message])[1]])[0][0]
+
+
 def test_the_server_serves(server):
     server.hear(b"client", CreateTensor(own(1), SMALL, INLINE, 0, 0), payloads=[[bytes(16)]])
-    assert server.hear(b"client", LocateTensor(own(2), own(1))) == [Located(own(2), (0,))]
+    assert server.hear(b"client", LocateTensor(own(2), own(1))) == [Located(own(2), at(0).record())]
+
+
+def test_a_command_for_several_workers_reaches_each_of_them(server):
+    server.hear(b"another", hello("worker"))
+    server.hear(b"client", Synchronize(own(9)))
+    sent = [(to, decoded(message)) for to, message in server.sent]
+    assert sent == [(to, WorkerSynchronize(own(9))) for to in (b"worker", b"another")]
 
 
 GREETINGS = {
@@ -87,6 +106,8 @@ BATCHES = {
     "no header": [b"", b""],
     "missing bytes": encode([CreateTensor(own(1), SMALL, INLINE, 0, 0)]),
     "an unknown op": encode([RunOp(own(1), (), (), (), 0, 0)]),
+    "a layout of nothing": encode([Redistribute(own(1), own(2), SpecRecord(alone(0).record(), (("y",),)), 0)]),
+    "an op that makes no sense": encode([DefineOp(own(1), RICH), RunOp(own(1), (own(2),), (own(3),), (), 0, 0)]),
     "more after a goodbye": encode([Goodbye(), Synchronize(own(1))]),
     "a hello again": encode([hello("client")]),
 }
@@ -99,7 +120,23 @@ def test_a_clients_mistake_is_its_own(server, frames):
         server._receive(b"client", frames)
     server._receive(b"client", encode([Synchronize(own(9))]))
     server.hear(b"other", CreateTensor(own(1, 2), SMALL, INLINE, 0, 0), payloads=[[bytes(16)]])
-    assert server.hear(b"other", LocateTensor(own(2, 2), own(1, 2))) == [Located(own(2, 2), (0,))]
+    assert server.hear(b"other", LocateTensor(own(2, 2), own(1, 2))) == [Located(own(2, 2), at(0).record())]
+
+
+def test_a_mistake_of_ours_is_told_to_the_client_and_to_nobody_else(server, monkeypatch, caplog):
+    def fail(*_):
+        raise ZeroDivisionError("in a rule")
+
+    monkeypatch.setattr("gt.dispatcher.office.plan_op", fail)
+    server.hear(b"client", CreateTensor(own(1), SMALL, INLINE, 0, 0), payloads=[[bytes(16)]])
+    batch = [
+        DefineOp(own(2), signature("aten.relu.default", 1, (SMALL,))),
+        RunOp(own(2), (own(1),), (own(3),), (), 0, 0),
+    ]
+    (answer,) = server.hear(b"client", *batch)
+    assert isinstance(answer, Rejected) and "ZeroDivisionError: in a rule" in answer.reason
+    assert "an instruction of client 1 failed" in caplog.text and "Traceback" in caplog.text
+    assert server.hear(b"client", LocateTensor(own(4), own(1))) == [Located(own(4), at(0).record())]
 
 
 def test_a_peer_that_keeps_sending_noise_is_no_longer_heard(server):

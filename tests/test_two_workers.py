@@ -1,5 +1,6 @@
 """Two worker processes: values, transfers, failures, pace."""
 
+import contextlib
 import os
 
 import psutil
@@ -15,7 +16,11 @@ def workers():
 
 
 def where(tensor):
-    return sessions.current().locate(tensor._node)
+    return sessions.current().locate(tensor._node).mesh.workers
+
+
+def over_both(value, placement):
+    return gt.distribute(value, gt.mesh(2, ("x",)), placement)
 
 
 def test_tensors_spread_and_meet(two_processes):
@@ -31,12 +36,58 @@ def test_the_smaller_operand_moves_and_stays_as_a_copy(two_processes):
     while where(small) == where(large):
         small = gt.ones(100)
     home = where(small)
-    result = large + small
-    assert where(result) == where(large)
-    assert set(where(small)) == set(home + where(large))
+    with gt.debug.comm() as first:
+        result = large + small
+    with gt.debug.comm() as second:
+        result = large + small
+    assert (where(result), where(small)) == (where(large), home)
+    assert (first.bytes, second.bytes) == (400, 0)
     small += 1
     assert where(small) == home
-    assert (large + small).sum().item() == 30000
+    with gt.debug.comm() as third:
+        assert (large + small).sum().item() == 30000
+    assert third.bytes == 400
+
+
+@pytest.mark.parametrize("placement", [gt.Shard(0), gt.Shard(1), gt.Replicate(), gt.Partial()], ids=str)
+def test_tensors_over_both_compute_as_whole_ones(two_processes, placement):
+    value = torch.randn(7, 5)
+    ours = over_both(value, placement)
+    assert where(ours) == (0, 1)
+    torch.testing.assert_close((ours @ ours.t()).relu().cpu(), (value @ value.t()).relu())
+    ours[1:, 2] *= 3
+    value[1:, 2] *= 3
+    torch.testing.assert_close(ours.cpu(), value)
+    torch.testing.assert_close(ours.sum(0).softmax(0).cpu(), value.sum(0).softmax(0))
+
+
+def test_bytes_that_move_are_those_that_were_planned(two_processes):
+    ours = over_both(torch.ones(64, 64), gt.Shard(0))
+    with gt.debug.comm() as comm:
+        whole = ours.redistribute(ours.spec.mesh, gt.Replicate())
+        gt.synchronize()
+    half = 64 * 64 * 4 // 2
+    assert comm.pairs == {(0, 1): half, (1, 0): half}
+    assert [(event.kind, event.axis, event.bytes) for event in comm.events] == [("all-gather", "x", 2 * half)]
+    assert whole.sum().item() == 64 * 64
+
+
+def test_what_both_write_to_comes_together(two_processes):
+    targets = [gt.zeros(()), gt.zeros(())]
+    while where(targets[0]) == where(targets[1]):
+        targets[1] = gt.zeros(())
+    torch.aminmax(gt.arange(5.0), out=tuple(targets))
+    assert [target.item() for target in targets] == [0.0, 4.0]
+
+
+def test_a_failure_of_one_shard_is_raised_and_the_others_go_on(two_processes):
+    indices = over_both(torch.tensor([0, 1, 2, 7]), gt.Shard(0))  # the last is wrong: only one worker sees it
+    bad = gt.arange(3.0)[indices]
+    with pytest.raises(gt.OpError, match="out of (bounds|range)"):
+        bad.sum().item()
+    with contextlib.suppress(gt.OpError):  # the news of the worker that failed may come after the answer of the other
+        gt.synchronize()
+    assert over_both(torch.ones(4), gt.Shard(0)).sum().item() == 4
 
 
 @pytest.mark.parametrize("dtype", [torch.bool, torch.int64, torch.bfloat16, torch.complex64, torch.float64])

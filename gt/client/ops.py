@@ -46,7 +46,10 @@ _KINDS = {
 }
 
 # Their output shape, or whether they are allowed at all, depends on the value of a number.
-_VALUE_MATTERS = {"aten::arange", "aten::range", "aten::pow", "aten::pow_", "aten::float_power", "aten::_foreach_pow"}
+_VALUE_MATTERS = {
+    "aten::arange", "aten::range", "aten::pow", "aten::pow_", "aten::float_power", "aten::_foreach_pow",
+    "aten::linalg_vector_norm", "aten::norm", "aten::dist",  # the order decides how shards are put together
+}  # fmt: skip
 
 # Arguments that these ops overwrite although their schema does not say so.
 _UNDECLARED_WRITES = {"aten::native_batch_norm": ("running_mean", "running_var")}

@@ -282,12 +282,17 @@ class Office:
             alike = any(inputs.count(inputs[place]) > 1 for place in op.signature.writes)
             plan = plan_op(op.signature, metas, [tensor.spec for tensor in held], alone, alike)
             found = op.plans[key] = self._announce(session, plan, op.code, op.signature.op, op.takes)
-            if plan.gathered and op.signature.op not in self._warned:
-                self._warned.add(op.signature.op)
-                log.warning("%s has no sharding rule: its inputs are gathered and it runs whole", op.signature.op)
+            self._warn(session, plan.gathered, call.site)
         if found.plan.program is None:
             self._tell(session, found.plan.workers, op.code)
         return found
+
+    def _warn(self, session: Session, op: str, site: int) -> None:
+        """Say once of each op that it cannot run on shards."""
+        if op and op not in self._warned:
+            self._warned.add(op)
+            where = session.site(site)
+            log.warning("%s has no sharding rule for this call: inputs are gathered, and it runs whole (%s)", op, where)
 
     def _with_targets_together(self, session: Session, op: Op, call: RunOp) -> list[Held]:
         """The inputs of an op, after all that it writes to was brought to where the first of it is."""
@@ -651,7 +656,8 @@ class Office:
         op = session.op_name(code) if session is not None else ""
         if isinstance(message, DefineOp | WorkerDefineOp):
             op = message.signature.op
-        owner = session or self.state.sessions.get(session_of(getattr(message, "id", 0)))
+        ident = getattr(message, "id", getattr(message, "output", 0))
+        owner = session or self.state.sessions.get(session_of(ident))
         place = getattr(message, "site", None)
         site = owner.site(place) if owner is not None and place is not None else ""
         if isinstance(message, DefineSite):

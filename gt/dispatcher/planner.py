@@ -18,7 +18,8 @@ class Plan(NamedTuple):
 
     `takes` names the command's inputs: a place of the call, as it lies there (None) or in another layout. `results` are
     the layouts of the new tensors and then of the new versions. `program` is None where the op runs as it is.
-    `collectives` are those of the program itself. `gathered`: the op has no rule and runs on whole tensors.
+    `collectives` are those of the program itself. `gathered`: the op that has no rule, because of which whole
+    tensors are used.
     """
 
     workers: tuple[int, ...]
@@ -26,7 +27,7 @@ class Plan(NamedTuple):
     results: tuple[tuple[TensorMeta, ShardingSpec], ...]
     program: Program | None
     collectives: tuple[Collective, ...] = ()
-    gathered: bool = False
+    gathered: str = ""
 
 
 def plan_op(
@@ -73,20 +74,21 @@ def collectives_of(program: Program, op: str) -> tuple[Collective, ...]:
     return tuple(found)
 
 
-_Drafted = tuple[Draft, tuple[int, ...], bool]
-"""A draft, the registers that it gives, and whether the op had to run on whole tensors."""
+_Drafted = tuple[Draft, tuple[int, ...], str]
+"""A draft, the registers that it gives, and the op (itself or a view of an input) whose lack of a rule made it run on
+whole tensors, if any."""
 
 
 def _draft(signature: Signature, inputs: Sequence[Register], mesh: DeviceMesh, alike: bool) -> _Drafted:
-    cut = any(not register.spec.is_whole for register in inputs)
-    if cut:
+    missing = ""
+    if any(not register.spec.is_whole for register in inputs):
         draft = Draft(mesh, inputs, signature.writes)
         try:
-            return draft, _run_on_shards(draft, signature, alike), False
-        except NoRule:
-            pass
+            return draft, _run_on_shards(draft, signature, alike), ""
+        except NoRule as lack:
+            missing = str(lack)
     draft = Draft(mesh, inputs, signature.writes)
-    return draft, draft.run_whole(signature, range(len(inputs))), cut
+    return draft, draft.run_whole(signature, range(len(inputs))), missing
 
 
 def _laid_out(signature: Signature, inputs: Sequence[Register], layout: ShardingSpec) -> _Drafted:
@@ -97,7 +99,7 @@ def _laid_out(signature: Signature, inputs: Sequence[Register], layout: Sharding
     except NoRule:
         draft = Draft(layout.mesh, inputs)
         made = draft.run_whole(signature, range(len(inputs)))
-    return draft, tuple([draft.move(register, layout) for register in made]), False
+    return draft, tuple([draft.move(register, layout) for register in made]), ""
 
 
 def _run_on_shards(draft: Draft, signature: Signature, alike: bool) -> tuple[int, ...]:
@@ -189,7 +191,7 @@ def _renumbered(signature: Signature, order: Sequence[int]) -> Signature:
     )
 
 
-def _finish(signature: Signature, draft: Draft, gives: tuple[int, ...], gathered: bool) -> Plan:
+def _finish(signature: Signature, draft: Draft, gives: tuple[int, ...], gathered: str) -> Plan:
     program, takes = draft.finish(gives, signature.writes)
     results = tuple([(draft.registers[register].meta, draft.spec(register)) for register in gives])
     workers = draft.mesh.workers

@@ -80,6 +80,7 @@ class Draft:
         self.steps: list[Step] = []
         self.hoisted: dict[tuple[int, ShardingSpec], int] = {}
         self.bytes = 0
+        self.results: tuple[int, ...] = ()
         self._origins: dict[int, tuple[Call, int, int]] = {}  # of views: the call, its operand, which result
         self._inputs = len(inputs)
         self._fixed = frozenset(fixed)
@@ -149,23 +150,29 @@ class Draft:
         floating: str = "float32",
     ) -> tuple[int, ...]:
         """Run an op by the cheapest strategy of its rule, or as several ops where that moves less."""
+        choice = self._choose(call, registers, wishes)
+        if isinstance(choice, Draft):
+            self.adopt(choice)
+            return choice.results
+        return self._compute(call, registers, choice.strategy, random=random, floating=floating)
+
+    def _choose(self, call: Call, registers: Sequence[int], wishes: Sequence[ShardingSpec | None]) -> Choice | Draft:
+        """The best strategy of an op's rule, or a draft in which it was run as several ops (with its `results`)."""
         specs = [self.spec(register) for register in registers]
         entry = entry_of(call.op)
         expansion = entry.expand(call, specs) if entry is not None and entry.expand is not None else None
-        choice = None
         try:
             choice = infer_output_sharding(call, specs, self.mesh, wishes)
         except NoRule:
             if expansion is None:
                 raise
-        if expansion is not None and (choice is None or choice.bytes):
-            trial = self.fork()
-            results = trial.expand(expansion, registers)
-            if choice is None or trial.bytes - self.bytes < choice.bytes:
-                self.adopt(trial)
-                return results
-        assert choice is not None
-        return self._compute(call, registers, choice.strategy, random=random, floating=floating)
+            choice = None
+        if expansion is None or (choice is not None and not choice.bytes):
+            assert choice is not None
+            return choice
+        trial = self.fork()
+        trial.results = trial.expand(expansion, registers)
+        return trial if choice is None or trial.bytes - self.bytes < choice.bytes else choice
 
     def _compute(
         self,
@@ -262,13 +269,20 @@ class Draft:
         """Run an op that overwrites registers. Gives the registers of all its outputs."""
         wishes = [None if target < 0 else self.spec(target) for target in written.into]
         specs = [self.spec(register) for register in registers]
-        choice = infer_output_sharding(call, specs, self.mesh, wishes)
+        choice = self._choose(call, registers, wishes)
+        if isinstance(choice, Draft):
+            self.adopt(choice)
+            return self._copied(written, choice.results)
         given, needed = choice.strategy.results, choice.strategy.operands
         kept = all(wish is None or wish is spec for wish, spec in zip(wishes, given, strict=True))
         still = all(spec is specs[p] for p, spec in enumerate(needed) if registers[p] in written.into)
         if kept and still:
             return self._compute(call, registers, choice.strategy, random=random, floating=floating, written=written)
         results = self._compute(call, registers, choice.strategy, random=random, floating=floating)
+        return self._copied(written, results)
+
+    def _copied(self, written: Written, results: Sequence[int]) -> tuple[int, ...]:
+        """Results that were computed apart, copied into what they overwrite."""
         return tuple(
             [
                 result if target < 0 else self._copy_into(target, result)

@@ -128,6 +128,9 @@ def test_logsumexp_of_cut_dims():
     check_expansion("aten.logsumexp.default", x, [0, 1], cut=["x, y"])
     check_expansion("aten.logsumexp.default", x, [-1], True, cut=["-, x"])
     check_expansion("aten.logsumexp.default", ints(5), [0], cut=["x"])
+    check("aten.logsumexp.default", torch.randn(5, 3, dtype=torch.complex64), [1])
+    with pytest.raises(AssertionError, match="does not expand"):
+        check_expansion("aten.logsumexp.default", torch.randn(5, dtype=torch.complex64), [0], cut=["x"])
 
 
 def test_aminmax_of_cut_dims():

@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from gt.core.messages import DType, Here, Input, Items
 from gt.sharding.calls import Call, Expansion, LocalBuilder, LocalProgram, Shard
 from gt.sharding.factors import Blocks, OpShardingRule, Passing, Ref, bind
+from gt.sharding.rules.blocks import as_cuts, as_items, one_each, own_blocks
 from gt.sharding.rules.dtypes import wide
 from gt.sharding.rules.entry import OpEntry
 from gt.sharding.rules.local import same_op, unless_empty, zeros
@@ -86,7 +87,7 @@ def _expand_attention(call: Call, specs: Sequence[ShardingSpec]) -> Expansion | 
     blocks = specs[1].intervals(call.inputs[1].shape, 2)
     metas = [meta_of((len(blocks), *meta.shape), wide(meta.dtype)) for meta in call.outputs]
     kwargs = {name: value for name, value in call.kwargs.items() if name != "is_causal"}
-    args = (*call.args[:3], bool(call.arg(4, "is_causal")), Items(tuple([Items(block) for block in blocks])))
+    args = (*call.args[:3], bool(call.arg(4, "is_causal")), as_items(blocks))
     parts, logs = pieces.call("gt.block_attention", args, metas, kwargs)
     largest = pieces.over("aten.amax.default", logs, (0,))
     nothing = pieces.each("aten.eq.Scalar", largest, MINUS_INFINITY, dtype="bool")
@@ -105,9 +106,7 @@ def _expand_attention(call: Call, specs: Sequence[ShardingSpec]) -> Expansion | 
 def _block_attention(call: Call) -> OpShardingRule:
     """gt.block_attention(query, key, value, is_causal, blocks, *, attn_mask, scale): the attention to each block of
     keys, and the logarithm of its weight."""
-    items = call.arg(4, "blocks")
-    cuts = tuple([(item.values[0], item.values[1]) for item in items])
-    blocks = Blocks(cuts, tuple([(place, place + 1) for place in range(len(cuts))]))
+    blocks = one_each(as_cuts(call.arg(4, "blocks")))
     rule = _rule(call, "b H l e, b h s e, b h s e", "p b H l e, p b H l", "whole: e", 0, 3)
     factors = {name: factor for name, factor in rule.factors.items() if name != "p"}
     results = tuple([((Ref("s", blocks),), *dims[1:]) for dims in rule.results])
@@ -119,12 +118,10 @@ def _block_attention(call: Call) -> OpShardingRule:
 def _lower_blocks(shard: Shard, blocks: Blocks) -> LocalProgram:
     call = shard.call
     builder = LocalBuilder(len(call.inputs))
-    first, last = shard.result_box()[0]
-    own = [block for block, (start, stop) in zip(*blocks, strict=True) if first <= start < stop <= last]
     if 0 in shard.operand_shape(0):
         outputs = enumerate(call.outputs)
         return builder.finish(*[zeros(builder, shard.result_shape(place), meta.dtype) for place, meta in outputs])
-    made = [_attend(builder, shard, block) for block in own]
+    made = [_attend(builder, shard, block) for block in own_blocks(shard, blocks, 0)]
     return builder.finish(*[builder.call("aten.cat.default", Items(parts), 0) for parts in zip(*made, strict=True)])
 
 

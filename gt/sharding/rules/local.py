@@ -24,6 +24,10 @@ def zeros(builder: LocalBuilder, shape: Shape, dtype: str) -> Input:
     return builder.call("aten.zeros.default", Items(shape), dtype=DType(dtype), device=Here())
 
 
+def cast(builder: LocalBuilder, value: Input, source: str, target: str) -> Input:
+    return value if source == target else builder.call("aten._to_copy.default", value, dtype=DType(target))
+
+
 def unless_empty(lowering: Lowering = same_op) -> Lowering:
     """Many kernels refuse tensors without elements: what comes of them is zero, if there is any of it."""
 

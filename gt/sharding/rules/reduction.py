@@ -12,6 +12,7 @@ from gt.sharding.factors import OpShardingRule, Passing, bind
 from gt.sharding.rules.dims import dims_cut, named, rule_text, without, wrap_all
 from gt.sharding.rules.dtypes import adds_up, highest, is_complex, is_floating, lowest, real, wide
 from gt.sharding.rules.entry import Expand, OpEntry
+from gt.sharding.rules.local import cast
 from gt.sharding.rules.pieces import Pieces, meta_of
 from gt.sharding.spec import ShardingSpec
 
@@ -108,15 +109,11 @@ def _mean() -> OpEntry:
             args = (Input(0), Items(over.dims), over.keepdim)
             total = builder.call("aten.sum.dim_IntList", *args, dtype=DType(wide(target)))
             mean = builder.call("aten.div.Scalar", total, over.count(call))
-            return builder.finish(_cast(builder, mean, wide(target), target))
+            return builder.finish(cast(builder, mean, wide(target), target))
 
         return reduction_rule(call, over, "reduce(sum)", passing, lower)
 
     return OpEntry(rule)
-
-
-def _cast(builder: LocalBuilder, value: Input, source: str, target: str) -> Input:
-    return value if source == target else builder.call("aten._to_copy.default", value, dtype=DType(target))
 
 
 # --- Reductions of several steps --------------------------------------------------------------------------------------
@@ -185,6 +182,15 @@ def _variance_of_squares(call: Call) -> OpShardingRule:
         return builder.finish(builder.call("aten.sqrt.default", variance) if root else variance)
 
     return bind("... -> ...", call.shapes, call.result_shapes, lowering=lower)
+
+
+def _of_reals(entry: OpEntry) -> OpEntry:
+    """Complex numbers have no largest: they need whole dims."""
+
+    def expand(call: Call, specs: Sequence[ShardingSpec]) -> Expansion | None:
+        return None if entry.expand is None or is_complex(call.inputs[0].dtype) else entry.expand(call, specs)
+
+    return OpEntry(entry.rule, expand)
 
 
 def _logsumexp(pieces: Pieces, call: Call, over: Reduced) -> tuple[Input, ...]:
@@ -344,7 +350,7 @@ REDUCTION: dict[str, OpEntry] = {
     "aten.norm": _norm("p"),
     "aten.linalg_vector_norm": _norm("ord"),
     "aten.dist": OpEntry(_distance, _expand_distance),
-    "aten.logsumexp": whole_dims(_logsumexp),
+    "aten.logsumexp": _of_reals(whole_dims(_logsumexp)),
     "aten.aminmax": whole_dims(_aminmax),
     "aten.max.dim": _extreme("aten.amax.default", "gt.place_of_max", with_values=True),
     "aten.min.dim": _extreme("aten.amin.default", "gt.place_of_min", with_values=True),

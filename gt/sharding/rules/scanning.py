@@ -8,19 +8,19 @@ are among their arguments.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from itertools import accumulate, pairwise
 from typing import NamedTuple, TypeAlias
 
 from gt.core.messages import DType, Here, Input, Items
 from gt.sharding.calls import Call, Expansion, LocalBuilder, LocalProgram, Lowering, Shard
 from gt.sharding.factors import Blocks, Dim, OpShardingRule, Passing, Ref, RuleBuilder
+from gt.sharding.rules.blocks import as_cuts, as_items, one_each, own_blocks, parts_of
 from gt.sharding.rules.dims import named, whole_along, wrap
-from gt.sharding.rules.dtypes import adds_up, wide
+from gt.sharding.rules.dtypes import adds_up, is_complex, wide
 from gt.sharding.rules.entry import Expand, OpEntry
+from gt.sharding.rules.local import cast
 from gt.sharding.rules.pieces import Pieces, meta_of
+from gt.sharding.rules.statistics import LINEAR
 from gt.sharding.spec import Cuts, Interval, ShardingSpec
-
-LINEAR = (Passing(frozenset({0})),)
 
 
 def along(place: int, default: int = -1, expand: Expand | None = None, passes: Sequence[Passing] = ()) -> OpEntry:
@@ -48,18 +48,6 @@ def _blocks(call: Call, spec: ShardingSpec, dim: int) -> Cuts | None:
     return spec.intervals(shape, dim)
 
 
-def _items(cuts: Cuts) -> Items:
-    return Items(tuple([Items(interval) for interval in cuts]))
-
-
-def _cuts(items: Sequence[Items]) -> Cuts:
-    return tuple([(item.values[0], item.values[1]) for item in items])  # type: ignore[misc]
-
-
-def _consecutive(sizes: Sequence[int]) -> Cuts:
-    return tuple(pairwise([0, *accumulate(sizes)]))
-
-
 def _block_rule(
     call: Call, dim: int, windows: Sequence[Blocks | None], passes: Sequence[Passing], lowering: Lowering
 ) -> OpShardingRule:
@@ -84,11 +72,9 @@ Make: TypeAlias = Callable[[LocalBuilder, Input, Interval], tuple[Input, ...]]
 def _by_block(shard: Shard, blocks: Blocks, dim: int, make: Make) -> LocalProgram:
     """The parts of all blocks that a worker has to give, next to each other."""
     builder = LocalBuilder(len(shard.call.inputs))
-    first, last = shard.result_box()[dim]
-    own = [block for block, (start, stop) in zip(*blocks, strict=True) if first <= start < stop <= last]
     start = shard.operand_box(0)[dim][0]
     made = []
-    for low, high in own or [(start, start)]:
+    for low, high in own_blocks(shard, blocks, dim) or [(start, start)]:
         piece = builder.call("aten.slice.Tensor", Input(0), dim, low - start, high - start)
         made.append(make(builder, piece, (low, high)))
     results = [
@@ -113,14 +99,14 @@ def _expand_topk(call: Call, specs: Sequence[ShardingSpec]) -> Expansion | None:
     candidates = (*shape[:dim], sum(kept), *shape[dim + 1 :])
     largest, ordered = call.arg(3, "largest", True), call.arg(4, "sorted", True)
     metas = meta_of(candidates, call.outputs[0].dtype), meta_of(candidates, "int64")
-    found = pieces.call("gt.block_topk", (Input(0), count, dim, largest, _items(blocks)), metas)
+    found = pieces.call("gt.block_topk", (Input(0), count, dim, largest, as_items(blocks)), metas)
     return pieces.finish(*pieces.call("gt.topk_of", (*found, count, dim, largest, ordered), call.outputs))
 
 
 def _block_topk(call: Call) -> OpShardingRule:
     """gt.block_topk(x, k, dim, largest, blocks): the k largest of each block, or all of it, and their indices."""
     count, dim, largest, cuts = [call.arg(place, "") for place in range(1, 5)]
-    blocks = Blocks(_cuts(cuts), _consecutive([min(count, high - low) for low, high in _cuts(cuts)]))
+    blocks = parts_of(as_cuts(cuts), [min(count, high - low) for low, high in as_cuts(cuts)])
 
     def make(builder: LocalBuilder, piece: Input, block: Interval) -> tuple[Input, ...]:
         low, high = block
@@ -146,18 +132,20 @@ def _topk_of(call: Call) -> OpShardingRule:
 
 
 class Scan(NamedTuple):
-    """`op` scans a dim, `total` gives the last of it from all elements, and `identity` that of none."""
+    """`op` scans a dim, `total` gives the last of it from all elements, and `identity` that of none. A logarithm of
+    complex numbers depends on the way to it, so that is not taken in blocks."""
 
     op: str
     total: str
     identity: float
     is_linear: bool = False
+    takes_complex: bool = True
 
 
 SCANS = {
     "sum": Scan("aten.cumsum.default", "aten.sum.dim_IntList", 0, is_linear=True),
     "prod": Scan("aten.cumprod.default", "aten.prod.dim_int", 1),
-    "logsumexp": Scan("aten.logcumsumexp.default", "aten.logsumexp.default", float("-inf")),
+    "logsumexp": Scan("aten.logcumsumexp.default", "aten.logsumexp.default", float("-inf"), takes_complex=False),
 }
 
 
@@ -167,14 +155,14 @@ def _scan(kind: str) -> OpEntry:
     def expand(call: Call, specs: Sequence[ShardingSpec]) -> Expansion | None:
         dim = _dim(call, 1)
         blocks = _blocks(call, specs[0], dim)
-        if blocks is None:
+        if blocks is None or (is_complex(call.inputs[0].dtype) and not SCANS[kind].takes_complex):
             return None
         pieces = Pieces(call)
         (target,) = call.outputs
         totals = meta_of((*target.shape[:dim], len(blocks), *target.shape[dim + 1 :]), wide(target.dtype))
-        total = pieces.one("gt.block_totals", (Input(0), dim, kind, _items(blocks)), totals)
+        total = pieces.one("gt.block_totals", (Input(0), dim, kind, as_items(blocks)), totals)
         before = pieces.one("gt.before_blocks", (total, dim, kind), totals)
-        return pieces.finish(pieces.one("gt.scan_blocks", (Input(0), before, dim, kind, _items(blocks)), target))
+        return pieces.finish(pieces.one("gt.scan_blocks", (Input(0), before, dim, kind, as_items(blocks)), target))
 
     def rule(call: Call) -> OpShardingRule:
         linear = SCANS[kind].is_linear and adds_up(call.inputs[0].dtype, call.outputs[0].dtype)
@@ -183,19 +171,14 @@ def _scan(kind: str) -> OpEntry:
     return OpEntry(rule, expand)
 
 
-def _single(blocks: Cuts) -> Blocks:
-    """One part for each block."""
-    return Blocks(blocks, _consecutive([1] * len(blocks)))
-
-
 def _block_totals(call: Call) -> OpShardingRule:
     """gt.block_totals(x, dim, kind, blocks)."""
     dim, kind, cuts = [call.arg(place, "") for place in range(1, 4)]
-    blocks = _single(_cuts(cuts))
+    blocks = one_each(as_cuts(cuts))
 
     def make(builder: LocalBuilder, piece: Input, _: Interval) -> tuple[Input, ...]:
         dims = dim if kind == "prod" else Items((dim,))
-        values = _cast(builder, piece, call.inputs[0].dtype, call.outputs[0].dtype)
+        values = cast(builder, piece, call.inputs[0].dtype, call.outputs[0].dtype)
         return (builder.call(SCANS[kind].total, values, dims, True),)
 
     passes = LINEAR if SCANS[kind].is_linear and adds_up(call.inputs[0].dtype, call.outputs[0].dtype) else ()
@@ -227,17 +210,13 @@ def _scan_blocks(call: Call) -> OpShardingRule:
     def lower(shard: Shard) -> LocalProgram:
         builder = LocalBuilder(2)
         before = builder.call("aten.slice.Tensor", Input(1), dim, 0, 1)
-        joined = Items((before, _cast(builder, Input(0), source, between)))
+        joined = Items((before, cast(builder, Input(0), source, between)))
         scanned = builder.call(scan.op, builder.call("aten.cat.default", joined, dim), dim)
-        return builder.finish(_cast(builder, builder.call("aten.slice.Tensor", scanned, dim, 1), between, target))
+        return builder.finish(cast(builder, builder.call("aten.slice.Tensor", scanned, dim, 1), between, target))
 
     linear = scan.is_linear and adds_up(source, between) and between == target
     passes = [Passing(frozenset({0, 1}))] if linear else []
-    return _block_rule(call, dim, (None, _single(_cuts(cuts)), None), passes, lower)
-
-
-def _cast(builder: LocalBuilder, value: Input, source: str, target: str) -> Input:
-    return value if source == target else builder.call("aten._to_copy.default", value, dtype=DType(target))
+    return _block_rule(call, dim, (None, one_each(as_cuts(cuts)), None), passes, lower)
 
 
 SCANNING: dict[str, OpEntry] = {

@@ -8,20 +8,29 @@ from typing import NamedTuple
 from gt.core.messages import Input, Items
 from gt.sharding.calls import Call, LocalBuilder, LocalProgram, Lowering, Shard
 from gt.sharding.factors import HALO, Dim, OpShardingRule, Passing, Reach, Ref, RuleBuilder, bind
-from gt.sharding.rules.contraction import each_of
 from gt.sharding.rules.convolution import CONVOLUTION
+from gt.sharding.rules.dtypes import is_complex, is_floating
 from gt.sharding.rules.entry import OpEntry
 from gt.sharding.rules.local import same_op, unless_empty
 from gt.sharding.spec import Shape
 
-LINEAR = each_of((0,))
+LINEAR = (Passing(frozenset({0})),)
+
+
+def _exact(call: Call, passes: Sequence[Passing]) -> tuple[Passing, ...]:
+    """Averages and interpolations of whole numbers are rounded: sums of them do not pass."""
+    dtype = call.inputs[0].dtype
+    return tuple([p for p in passes if p.kind != "sum" or is_floating(dtype) or is_complex(dtype)])
+
 
 # --- Ops on planes: only dims before the last ones can be cut ---------------------------------------------------------
 
 
 def _text(text: str, *passes: Passing, lowering: Lowering = same_op) -> OpEntry:
     return OpEntry(
-        lambda call: bind(text, call.shapes, call.result_shapes, passes=passes, lowering=unless_empty(lowering))
+        lambda call: bind(
+            text, call.shapes, call.result_shapes, passes=_exact(call, passes), lowering=unless_empty(lowering)
+        )
     )
 
 
@@ -31,7 +40,7 @@ def _planes(spatial: int, *passes: Passing, lowering: Lowering = same_op) -> OpE
 
     def rule(call: Call) -> OpShardingRule:
         text = f"{', '.join([dims] * len(call.inputs))} -> {', '.join([dims] * len(call.outputs))}"
-        return bind(text, call.shapes, call.result_shapes, passes=passes, lowering=unless_empty(lowering))
+        return bind(text, call.shapes, call.result_shapes, passes=_exact(call, passes), lowering=unless_empty(lowering))
 
     return OpEntry(rule)
 
@@ -75,7 +84,7 @@ def _sampler_backward(spatial: int) -> OpEntry:
         gives = [f"n c {plane}"] * call.arg(6, "output_mask")[0]
         gives += [f"n {grid} 1"] * (len(call.outputs) - len(gives))
         text = f"n c {grid}, n c {plane}, n {grid} 1 -> {', '.join(gives)} | reduce(sum): c {grid}"
-        return bind(text, call.shapes, call.result_shapes, passes=LINEAR, lowering=unless_empty())
+        return bind(text, call.shapes, call.result_shapes, passes=_exact(call, LINEAR), lowering=unless_empty())
 
     return OpEntry(rule)
 
@@ -157,7 +166,7 @@ def _pool(spatial: int, *passes: Passing, dilates: bool = False) -> OpEntry:
             result.append((Ref(name),))
         builder.operands = [tuple(operand)]
         builder.results = [tuple(result)] * len(call.outputs)
-        return builder.build(passes, unless_empty(_Pool(tuple(reaches)).lower))
+        return builder.build(_exact(call, passes), unless_empty(_Pool(tuple(reaches)).lower))
 
     return OpEntry(rule)
 
