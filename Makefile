@@ -23,13 +23,14 @@ lint: setup
 	$(RUN) -m mypy
 
 test: lint
-	$(RUN) -m pytest -m "not slow"
+	$(RUN) -m pytest -m "not slow" -n 2 --dist loadfile
 
 test-slow: setup
 	$(RUN) -m pytest -m slow --timeout 1800
 
 conformance: setup
 	$(RUN) -m tests.conformance --jobs 2
+	$(RUN) -m tests.conformance --jobs 2 --mode sharded
 
 benchmark: setup
 	$(RUN) benchmarks/overhead.py

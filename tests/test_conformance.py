@@ -46,6 +46,21 @@ def test_ops_give_what_torch_gives(pool: Pool, ops: list[str]) -> None:
     assert not found, "\n".join([f"{len(found)} failures", *sorted(found)])
 
 
+@pytest.fixture(scope="module")
+def sharded_pool() -> Iterator[Pool]:
+    with Pool(JOBS, "sharded") as pool:
+        yield pool
+
+
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize("ops", _CHUNKS, ids=lambda ops: f"{ops[0]}..{ops[-1]}")
+def test_ops_give_what_torch_gives_on_shards(sharded_pool: Pool, ops: list[str]) -> None:
+    """Tensors laid out at random over meshes of up to eight workers, partial and uneven ones included."""
+    tasks = [Task(op, "float32", 2) for op in ops if "float32" in dtypes_of(op)]
+    found = [f"{f.op} {f.variant} sample {f.sample}: {f.reason}" for f in unexpected(list(sharded_pool.run(tasks)))]
+    assert not found, "\n".join([f"{len(found)} failures", *sorted(found)])
+
+
 class _OffByOne(GTSide):
     def place(self, tensor: torch.Tensor) -> torch.Tensor:
         return creation.to(tensor + 1)

@@ -8,6 +8,7 @@ import pytest
 
 from gt.core.messages import (
     Collective,
+    DefineSite,
     Failed,
     Fetched,
     FetchTensor,
@@ -151,13 +152,13 @@ def test_an_op_without_a_rule_gathers_its_inputs_once(caplog):
     desk = sharded_desk()
     desk.define(OP, NO_RULE)
     with caplog.at_level(logging.WARNING, "gt.dispatcher"):
-        first = told(desk.tell(run(OP, (A,), (B,))))
+        first = told(desk.tell(DefineSite(7, "train.py", 12, "step"), run(OP, (A,), (B,), site=7)))
         second = told(desk.tell(run(OP, (A,), (C,))))
     assert first == ["0 1: define op", "0 1: define c3: redistribute", "0+1: c3(A) -> c2", "0 1: op(c2) -> B"]
     assert second == ["0 1: op(c2) -> C"]
     assert desk.layout(B) == "- on 0 1"
     (said,) = caplog.messages
-    assert "aten.no_such.default has no sharding rule" in said
+    assert "aten.no_such.default has no sharding rule" in said and "train.py:12" in said
 
 
 def test_a_program_that_moves_something_is_one_to_meet_in():

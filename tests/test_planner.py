@@ -67,7 +67,7 @@ def plan_whole(inputs, writes=()):
         specs.append(whole(DeviceMesh([len(workers)], ["w"], workers), 1))
     op = signature("aten.no_such.default", len(metas), (meta(1),), writes)
     found = plan_op(op, metas, specs, alone(0), False)
-    assert found.program is None and not found.gathered
+    assert (found.program, found.gathered) == (None, "")
     return show(found).replace("[-]", "").partition(" ->")[0]
 
 
@@ -130,7 +130,7 @@ def test_what_an_op_writes_to_must_be_on_one_mesh():
 def test_a_matmul_that_fits_moves_nothing(left, right, expected):
     found = plan(MM, left, right)
     assert show(found) == f"0 1 2 3: {expected}"
-    assert (steps(found), found.collectives, found.gathered) == (["mm"], (), False)
+    assert (steps(found), found.collectives, found.gathered) == (["mm"], (), "")
 
 
 @pytest.mark.parametrize(
@@ -158,12 +158,12 @@ def test_partial_values_are_reduced_before_an_op_that_needs_them_whole():
 def test_an_op_without_a_rule_gathers_and_says_so(text):
     found = plan(NO_RULE, text)
     assert show(found) == "0 1 2 3: a>[-, -] -> [-, -]"
-    assert (found.program, found.gathered) == (None, True)
+    assert (found.program, found.gathered) == (None, "aten.no_such.default")
 
 
 def test_an_op_without_a_rule_on_whole_tensors_gathers_nothing():
     found = plan(NO_RULE, "-, -")
-    assert (show(found), found.gathered) == ("0 1 2 3: a -> [-, -]", False)
+    assert (show(found), found.gathered) == ("0 1 2 3: a -> [-, -]", "")
 
 
 # --- Views ------------------------------------------------------------------------------------------------------------
@@ -188,6 +188,11 @@ FIRST_COLUMNS = view("slice.Tensor", 1, 0, 2, 1, shape=(4, 2), stride=(4, 1))
 def test_an_op_reads_through_a_view_of_shards():
     found = plan(through(RELU, (TRANSPOSED,)), "dp, -")
     assert (show(found), steps(found)) == ("0 1 2 3: a -> [-, dp]", ["transpose as a view", "relu"])
+
+
+def test_an_input_seen_through_a_view_without_a_rule_is_gathered():
+    found = plan(through(RELU, (view("no_such", shape=(4, 4)),)), "dp, -")
+    assert (show(found), found.gathered) == ("0 1 2 3: a>[-, -] -> [-, -]", "aten.no_such")
 
 
 @pytest.mark.parametrize(
@@ -219,7 +224,7 @@ def test_a_write_that_reads_another_view_of_its_target_runs_whole():
     found = plan(op, "dp, -", "dp, -", alike=True)
     assert steps(found) == ["move [dp, -] to [-, -]", "whole add_", "move [-, -] to [dp, -]"]
     assert show(found) == "0 1 2 3: a b>[-, -] -> [dp, -]"
-    assert plan(op, "dp, -", "-, dp").gathered is False
+    assert plan(op, "dp, -", "-, dp").gathered == ""
 
 
 # --- Writes -----------------------------------------------------------------------------------------------------------
@@ -256,7 +261,8 @@ def test_a_partial_target_is_reduced_first():
 def test_a_write_without_a_rule_goes_back_to_the_layout_that_was_there():
     found = plan(NO_RULE_, "dp, -")
     assert steps(found) == ["move [dp, -] to [-, -]", "whole no_such_", "move [-, -] to [dp, -]"]
-    assert (show(found), found.gathered, kinds(found)) == ("0 1 2 3: a -> [dp, -]", True, ["all-gather"])
+    assert (show(found), kinds(found)) == ("0 1 2 3: a -> [dp, -]", ["all-gather"])
+    assert found.gathered == "aten.no_such.default"
 
 
 def test_a_write_of_an_op_that_has_no_other_form_runs_whole():
@@ -361,7 +367,7 @@ def test_a_move_names_its_collectives(source, target, expected):
     found = plan_move(SQUARE, parse_spec(source, MESH), parse_spec(target, MESH))
     assert [(c.kind, c.axes, c.bytes) for c in found.collectives] == expected
     assert {c.op for c in found.collectives} <= {"redistribute"}
-    assert (show(found), found.gathered) == (f"0 1 2 3: a -> [{target}]", False)
+    assert (show(found), found.gathered) == (f"0 1 2 3: a -> [{target}]", "")
 
 
 def test_a_move_between_meshes_takes_the_workers_of_both():

@@ -18,7 +18,7 @@ from typing import NamedTuple
 
 from gt.core.meta import TensorMeta
 from gt.sharding.calls import Call
-from gt.sharding.factors import PASS, WHOLE, Dim, Factor, OpShardingRule, Ref
+from gt.sharding.factors import PASS, WHOLE, Dim, Factor, OpShardingRule
 from gt.sharding.rules import rule_of
 
 LEVELS = (1, 2, 3, 4, 5)
@@ -108,7 +108,7 @@ def _flows(number: int, op: RecordedOp, rule: OpShardingRule, is_read_once: bool
     an op that has no other is repeated where the result has more factors."""
     operands = [_place(value, dims) for value, dims in zip(op.inputs, rule.operands, strict=True)]
     results = [_place(value, dims) for value, dims in zip(op.outputs, rule.results, strict=True)]
-    cuttable = tuple([name for name in rule.factors if _is_cuttable(name, rule)])
+    cuttable = tuple([name for name in rule.factors if rule.factors[name].kind != WHOLE])
     plain = frozenset([name for name in cuttable if _is_plain(name, rule)])
     own = [frozenset(cuttable).intersection(place.where) for place in operands]
     others = own if len(operands) > 1 else [frozenset(cuttable).intersection(place.where) for place in results]
@@ -129,17 +129,6 @@ def _place(value: str, dims: tuple[Dim, ...]) -> Place:
     return Place(value, dims, where)
 
 
-def _is_cuttable(factor: str, rule: OpShardingRule) -> bool:
-    """A factor that is two dims of one tensor, as of a diagonal, would cut both by the same axes."""
-    return rule.factors[factor].kind != WHOLE and all(len(refs) <= 1 for refs in _refs(rule, factor))
-
-
 def _is_plain(factor: str, rule: OpShardingRule) -> bool:
-    shows_all = all(ref.window is None for refs in _refs(rule, factor) for ref in refs)
-    return rule.factors[factor].kind == PASS and shows_all
-
-
-def _refs(rule: OpShardingRule, factor: str) -> Iterator[list[Ref]]:
-    """Of each tensor, the places where it has a factor."""
-    for dims in (*rule.operands, *rule.results):
-        yield [ref for dim in dims for ref in dim if ref.factor == factor]
+    places = [ref for dims in (*rule.operands, *rule.results) for dim in dims for ref in dim if ref.factor == factor]
+    return rule.factors[factor].kind == PASS and all(ref.window is None for ref in places)

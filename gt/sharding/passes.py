@@ -2,8 +2,9 @@
 
 The way of Shardy, in three loops. The outer one is over the user's priorities: dims of a later priority are empty, may
 not be cut and keep their axes to themselves until it is their turn. The middle one is over the levels of flows.py. The
-inner one is over strategies: `basic` gives a factor the axes that all tensors of an op can have; `aggressive` then gives
-them to those that can, and where an axis is wanted for two factors, the larger tensor decides. Nothing here names an op.
+inner one is over strategies: `basic` gives a factor the axes that all tensors of an op can have; `aggressive` then
+gives them to those that can, and where an axis is wanted for two factors, the larger tensor decides. Nothing here names
+an op.
 """
 
 from __future__ import annotations

@@ -13,6 +13,7 @@ from typing import NamedTuple
 
 from gt.sharding.cost import memory_bytes, reshard_bytes
 from gt.sharding.factors import MASK, REDUCE, WHOLE, Dim, Factor, OpShardingRule, Passing
+from gt.sharding.passes import run_hierarchical_propagation_pass as run_hierarchical_propagation_pass  # noqa: PLC0414
 from gt.sharding.spec import Cuts, DeviceMesh, DimSpec, Shape, ShardingSpec, balanced_cuts
 
 MOST_STRATEGIES = 4096  # beyond this many only factors that some operand is already cut along are considered

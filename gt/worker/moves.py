@@ -104,7 +104,7 @@ class Mover:
             addends = [part[peer] if peer == self._worker else received[peer] for peer in peers]
             total = _failing_of(addends) or _tried(lambda: self._reduce(step.source.kind, addends), fail)
         # a copy for each: virtual workers get the very tensor that is sent, and each may write to its own
-        sends = {peer: (size[self._worker], self._copy(total)) for peer in mine}
+        sends = {peer: (size[self._worker], self._kept(total, fail)) for peer in mine}
         received = yield Swap(members, sends, {peer: size[peer] for peer in busy})
         received[self._worker] = total
         failing = _failing_of(received.values())
@@ -115,9 +115,6 @@ class Mover:
         ]
         shape = box_shape(local_box(step.target, self._shape, self._worker))
         return _tried(lambda: self._assemble(((0, cuts[-1][1]),), placed).reshape(shape), fail)
-
-    def _copy(self, value: Value | Failing) -> Value | Failing:
-        return value if isinstance(value, Failing) else self._engine.copy(value)
 
     def _segment(self, value: Value | Failing | None, cut: Interval, fail: Fail) -> Value | Failing:
         """A part of the flat tensor, in memory of its own."""

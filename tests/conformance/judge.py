@@ -69,7 +69,7 @@ def _judge_once(variant: Variant, op: OpInfo, sample: Any, gt_side: GTSide) -> l
             expected = _record(variant, op, sample, PlainSide(), 0)
             actual = _record(variant, op, sample, gt_side, 0)
             verdicts = [
-                _compare(stage, place, expected, actual, variant, op, sample)
+                _compare(stage, place, expected, actual, variant, op, sample, gt_side.sums)
                 for place, stage in enumerate(variant.stages[: min(len(expected), len(actual))])
             ]
     except SampleTimeout:
@@ -126,23 +126,25 @@ def _compare(
     variant: Variant,
     op: OpInfo,
     sample: Any,
+    sums: bool,
 ) -> Verdict:
     left, right = expected[place], actual[place]
     if isinstance(right, Raised):
         return Verdict(stage, both_raise=left.reason) if isinstance(left, Raised) else Verdict(stage, right.reason)
     if isinstance(left, Raised):
         return Verdict(stage, f"torch raises, GT does not: {left.reason}")
-    exactness = _exactness(op)
+    exactness = _exactness(op, sums)
     found = difference(left, right, exactness)
-    if found and exactness is Exactness.VALUES and _is_random(left, place, variant, op, sample):
+    if found and exactness in (Exactness.VALUES, Exactness.SUMS) and _is_random(left, place, variant, op, sample):
         found = difference(left, right, Exactness.METADATA)
     return Verdict(stage, found or find_stray(right))
 
 
-def _exactness(op: OpInfo) -> Exactness:
+def _exactness(op: OpInfo, sums: bool) -> Exactness:
     if op.name in _UNINITIALISED:
         return Exactness.LAYOUT
-    return Exactness.METADATA if op.name in _FEW_VALUES else Exactness.VALUES
+    usual = Exactness.SUMS if sums else Exactness.VALUES
+    return Exactness.METADATA if op.name in _FEW_VALUES else usual
 
 
 def _is_random(seen: Returned, place: int, variant: Variant, op: OpInfo, sample: Any) -> bool:

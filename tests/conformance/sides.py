@@ -40,7 +40,10 @@ class PlainSide:
 
 
 class GTSide:
-    """Owns this process's session. `fresh` says that no sample has run in it yet."""
+    """Owns this process's session. `fresh` says that no sample has run in it yet, `sums` that sums may be made in
+    another order than torch's."""
+
+    sums = False
 
     def __init__(self, mode: str) -> None:
         self._workers = MODES[mode]
@@ -88,6 +91,8 @@ class ShardedSide(GTSide):
     """Lays every tensor out at random over some mesh: dims cut by one axis or several, partial, replicated. What is
     chosen depends on the tensor alone, so that a failure can be repeated."""
 
+    sums = True
+
     def place(self, tensor: torch.Tensor) -> torch.Tensor:
         ours = creation.to(tensor)
         return ours if tensor.layout is not torch.strided else distribute_at_random(ours, seed_of(tensor))
@@ -111,7 +116,7 @@ def distribute_at_random(tensor: Any, seed: int) -> torch.Tensor:
         role = chance.random()
         if role < 0.6 and dims:
             dims[chance.randrange(len(dims))].append(axis)
-        elif role < 0.75 and tensor.dtype is not torch.bool:
+        elif role < 0.75 and tensor.dtype is not torch.bool and tensor.dtype.itemsize > 1:
             partial.append(axis)
     return creation.distribute(tensor, mesh, ShardingSpec(mesh, dims, partial))
 

@@ -2,9 +2,9 @@
 
 import pytest
 import torch
-import torch.nn.functional as F
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from torch.nn import functional
 
 from gt.core.errors import LayoutError
 from gt.sharding.flows import RecordedProgram
@@ -64,6 +64,11 @@ def test_operands_of_a_product_tell_each_other_how_the_sum_is_cut():
     assert found(product((4, 32), (32, 8)), {"b": "y, -"})["a"] == "-, y"
 
 
+def test_axes_do_not_flow_along_factors_that_must_be_whole():
+    program = record(lambda a, b: torch.ops.aten._cdist_forward(a, b, 2.0, None), a=(8, 8), b=(8, 8))
+    assert found(program, {"a": "x, y"}) == {"a": "x, y", "b": "-, -", "result": "x, -"}
+
+
 def test_a_result_tells_operands():
     layouts = found(product((4, 32), (32, 8)), {"result": "x, y"})
     assert (layouts["a"], layouts["b"]) == ("x, -", "-, y")
@@ -78,6 +83,7 @@ def test_a_result_tells_operands():
         ("x?, -?", "y?, -?", "-, -", "-, -"),
         ("x y, -", "x, y", "x, -", "x y, -"),  # what both begin with, then the one in more pieces
         ("y, -", "-, y", "-, -", "y, -"),  # as large: the first
+        ("x, -", "-, x y", "-, -", "-, x y"),  # as large: the one in more pieces
         ("x, -", "-, -", "-, -", "x, -"),  # to cut what is whole costs nothing
     ],
 )
@@ -89,9 +95,9 @@ def test_sums(left, right, basic, aggressive):
 
 
 def test_an_operand_gets_from_another_only_what_the_result_got():
-    program = record(lambda a, b, c: a + b * c, a=(8, 8), b=(8, 8), c=(8, 8))
-    layouts = found(program, {"a": "x, -", "b": "-?, x?"})
-    assert layouts == {"a": "x, -", "b": "-, x", "c": "-, x", "mul": "-, x", "result": "x, -"}
+    program = record(torch.addcmul, input=(8, 8), tensor1=(8, 8), tensor2=(8, 8))
+    layouts = found(program, {"input": "x, -", "tensor1": "-?, x?", "result": "-, -?"})
+    assert layouts == {"input": "x, -", "tensor1": "-, x", "tensor2": "-, x", "result": "-, x"}
 
 
 # --- Reshapes ---------------------------------------------------------------------------------------------------------
@@ -122,6 +128,13 @@ def test_reshape(source, target, before, after):
 def test_reshape_backwards(after, before):
     program = record(lambda a: a.view(2, 4), a=(8,))
     assert found(program, {"result": after})["a"] == before
+
+
+def test_what_fits_no_factor_of_a_dim_pins_it():
+    mesh = DeviceMesh((2, 4, 2), ("x", "y", "z"))
+    program = record(lambda a: a.view(4, 4), a=(16,))
+    assert found(program, {"a": "x?", "result": "x z, -"}, mesh=mesh)["a"] == "x z"
+    assert found(program, {"a": "x y?", "result": "x z, -"}, mesh=mesh)["a"] == "x y"
 
 
 def test_a_dim_is_not_cut_into_more_shards_than_it_has_elements():
@@ -179,7 +192,12 @@ def test_expand():
     assert found(program, {"result": "x, y"})["a"] == "-, y"
 
 
-# --- The order in which ops are asked: each of these would be decided otherwise by program order and size ---------------
+def test_what_is_expanded_waits_too():
+    program = record(lambda a, w: a.expand(8, 8) @ w, a=(8, 1), w=(8, 8))
+    assert found(program, {"a": "x, -", "w": "x, -"})["expand"] == "-, x"
+
+
+# --- Which ops are asked first: by program order and size alone, each of these would be decided otherwise -------------
 
 
 def test_ops_that_pass_everything_come_before_products():
@@ -260,8 +278,8 @@ def test_a_later_priority_adds():
 
 def mlp(x, w1, b1, w2, b2, target):
     weights = [weight.requires_grad_() for weight in (w1, b1, w2, b2)]
-    y = F.linear(F.gelu(F.linear(x, w1, b1)), w2, b2)
-    loss = F.mse_loss(y, target)
+    y = functional.linear(functional.gelu(functional.linear(x, w1, b1)), w2, b2)
+    loss = functional.mse_loss(y, target)
     return y, *torch.autograd.grad(loss, weights)
 
 
@@ -283,15 +301,15 @@ def attend(q, k, v):
 
 
 def block(ids, embedding, norm, wq, wk, wv, wo, w1, w2, head):
-    x = F.embedding(ids, embedding)
+    x = functional.embedding(ids, embedding)
     batch, length, width = x.shape
     heads = (batch, length, 8, width // 8)
-    normal = F.layer_norm(x, (width,), norm)
-    q, k, v = [F.linear(normal, weight).view(heads).transpose(1, 2) for weight in (wq, wk, wv)]
+    normal = functional.layer_norm(x, (width,), norm)
+    q, k, v = [functional.linear(normal, weight).view(heads).transpose(1, 2) for weight in (wq, wk, wv)]
     attended = attend(q, k, v).transpose(1, 2).reshape(batch, length, width)
-    x = x + F.linear(attended, wo)
-    x = x + F.linear(F.gelu(F.linear(x, w1)), w2)
-    return F.linear(x, head), attended
+    x = x + functional.linear(attended, wo)
+    x = x + functional.linear(functional.gelu(functional.linear(x, w1)), w2)
+    return functional.linear(x, head), attended
 
 
 def recorded_block() -> RecordedProgram:

@@ -1,0 +1,320 @@
+"""Views and in-place writes of tensors that are cut: whatever torch shows through an alias, GT shows, and what is
+written stays where it was."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+import hypothesis.strategies as st
+import pytest
+import torch
+from hypothesis import HealthCheck, given, settings
+
+import gt
+from gt.sharding.spec import ShardingSpec
+
+MESHES = [(2,), (3,), (2, 2)]
+SHAPES = [(6,), (7,), (4, 3), (5, 4), (3, 2, 4), (1, 5), (2, 1, 3), (1,), (0, 3), (2, 0), (4, 4)]
+REPLICATED, PARTIAL = -1, -2
+CHECKS = [HealthCheck.function_scoped_fixture, HealthCheck.too_slow]
+
+
+def several(examples: int) -> settings:
+    return settings(max_examples=examples, deadline=None, suppress_health_check=CHECKS)
+
+
+# --- Layouts ----------------------------------------------------------------------------------------------------------
+
+
+class Layout(NamedTuple):
+    """What each axis of a mesh does: cuts a dim (counted around), is replicated, or partial. `ragged` puts the cuts of
+    dims at other places than the default."""
+
+    mesh: tuple[int, ...]
+    roles: tuple[int, ...]
+    ragged: bool = False
+
+    def spec(self, shape: Sequence[int]) -> ShardingSpec:
+        mesh = gt.mesh(self.mesh, ["x", "y"][: len(self.mesh)])
+        dims: list[list[str]] = [[] for _ in shape]
+        partial = []
+        for axis, role in zip(mesh.axis_names, self.roles, strict=False):
+            if role == PARTIAL:
+                partial.append(axis)
+            elif role != REPLICATED and dims:
+                dims[role % len(dims)].append(axis)
+        spec = ShardingSpec(mesh, dims, partial)
+        if not self.ragged:
+            return spec
+        cuts = [_ragged(size, spec.shards(dim)) if dims[dim] else None for dim, size in enumerate(shape)]
+        return ShardingSpec(mesh, dims, partial, cuts=cuts).normal(tuple(shape))
+
+
+def _ragged(size: int, count: int) -> tuple[tuple[int, int], ...]:
+    """The first shard is empty, the second has most."""
+    bounds = [0, 0, *[max(size - place, 0) for place in range(count - 2, 0, -1)], size]
+    return tuple(zip(bounds, bounds[1:], strict=False))
+
+
+roles = st.one_of(st.integers(0, 2), st.sampled_from([0, 1, REPLICATED, PARTIAL]))
+layouts = st.builds(Layout, st.sampled_from(MESHES), st.tuples(roles, roles), st.booleans())
+Place = Callable[[torch.Tensor], torch.Tensor]
+
+
+def distributed(layout: Layout) -> Place:
+    return lambda tensor: gt.distribute(tensor, layout.spec(tensor.shape).mesh, layout.spec(tensor.shape))
+
+
+def numbers(shape: Sequence[int], first: int = 0) -> torch.Tensor:
+    return torch.arange(float(math.prod(shape))).reshape(tuple(shape)) - first
+
+
+# --- Programs ---------------------------------------------------------------------------------------------------------
+
+
+def longer(x: torch.Tensor, dim: int = 0, than: int = 0) -> bool:
+    return x.dim() > 0 and x.shape[dim] > than
+
+
+def reshaped(x: torch.Tensor, n: int) -> torch.Tensor:
+    """As another view: the first dim cut in two, or the last two joined."""
+    if n % 2 and longer(x) and x.shape[0] % 2 == 0:
+        return x.view(2, x.shape[0] // 2, *x.shape[1:]) if x.dim() < 4 else x
+    return x.reshape(*x.shape[:-2], -1) if x.dim() > 1 and x.numel() else x
+
+
+VIEWS: dict[str, Callable[[Any, int], Any]] = {
+    "x[1:]": lambda x, n: x[1:] if longer(x, than=1) else x,
+    "x[-2:]": lambda x, n: x[-2:] if x.dim() else x,
+    "x[:n]": lambda x, n: x[..., :n] if x.dim() else x,
+    "x[..., ::2]": lambda x, n: x[..., ::2] if x.dim() else x,
+    "select": lambda x, n: x[n % x.shape[0]] if longer(x) and x.dim() > 1 else x,
+    "select last": lambda x, n: x.select(-1, -1) if longer(x, -1) and x.dim() > 1 else x,
+    "transpose": lambda x, n: x.transpose(0, -1) if x.dim() > 1 else x,
+    "permute": lambda x, n: x.movedim(0, -1) if x.dim() > 1 else x,
+    "view(-1)": lambda x, n: x.view(-1) if x.is_contiguous() else x,
+    "reshape": reshaped,
+    "unsqueeze": lambda x, n: x.unsqueeze(n % (x.dim() + 1)) if x.dim() < 4 else x,
+    "squeeze": lambda x, n: x.squeeze(),
+    "diagonal": lambda x, n: x.diagonal() if x.dim() > 1 else x,
+    "split": lambda x, n: x.split(2)[n % -(-x.shape[0] // 2)] if longer(x) else x,
+    "unbind": lambda x, n: x.unbind(-1)[n % x.shape[-1]] if longer(x, -1) and x.dim() > 1 else x,
+    "detach": lambda x, n: x.detach(),
+}
+READS: dict[str, Callable[[Any, int], Any]] = {
+    "expand": lambda x, n: x.unsqueeze(0).expand(3, *x.shape),
+    "sum": lambda x, n: x.sum(0) if x.dim() else x + 1,
+    "product": lambda x, n: x * x,
+    "clone": lambda x, n: x.clone(),
+    "matmul": lambda x, n: x @ x.transpose(-1, -2) if x.dim() == 2 else x + x,
+    "cat": lambda x, n: torch.cat([x, x]) if x.dim() else x + 0,
+}
+
+
+def fill_out(x: Any, n: int, place: Place) -> None:
+    torch.add(x, place(numbers(x.shape)), out=x)
+
+
+def index_put(x: Any, n: int, place: Place) -> None:
+    if longer(x):
+        rows = torch.tensor([n % x.shape[0], 0])
+        x.index_put_((place(rows),), place(torch.tensor(1.0)), accumulate=True)
+
+
+def assign_rows(x: Any, n: int, place: Place) -> None:
+    if longer(x):
+        x[place(torch.tensor([n % x.shape[0]]))] = 3.0
+
+
+def shift(x: Any, n: int, place: Place) -> None:
+    """From one alias into another."""
+    if longer(x, than=1):
+        x[1:] = x[:-1].clone()
+
+
+def fold_halves(x: Any, n: int, place: Place) -> None:
+    """Two parts of one tensor in one op, one of them written."""
+    if longer(x, than=1):
+        half = x.shape[0] // 2
+        x[:half].add_(x[half : 2 * half])
+
+
+def foreach(x: Any, n: int, place: Place) -> None:
+    """Several parts of one tensor written in one op."""
+    if longer(x, than=1):
+        torch._foreach_add_([x[:1], x[1:]], [place(numbers(x[:1].shape)), x[1:] * 0.5])
+
+
+Write = Callable[[Any, int, Place], Any]
+WRITES: dict[str, Write] = {
+    "add_": lambda x, n, place: x.add_(n),
+    "add_ tensor": lambda x, n, place: x.add_(place(numbers(x.shape, n))),
+    "add_ row": lambda x, n, place: x.add_(place(numbers(x.shape[-1:], n))),
+    "sub_ itself": lambda x, n, place: x.sub_(x * 0.5),
+    "mul_": lambda x, n, place: x.mul_(0.5),
+    "mul_ x": lambda x, n, place: x.mul_(x.sign()),
+    "fill_": lambda x, n, place: x.fill_(n),
+    "zero_": lambda x, n, place: x.zero_(),
+    "copy_": lambda x, n, place: x.copy_(place(numbers(x.shape, n))),
+    "copy_ cpu": lambda x, n, place: x.copy_(numbers(x.shape, n)),
+    "x[0] =": lambda x, n, place: x.__setitem__(0, n) if longer(x) else x,
+    "x[-1] = row": lambda x, n, place: x.__setitem__(-1, place(numbers(x.shape[1:]))) if longer(x) else x,
+    "x[..., 1:] = ": lambda x, n, place: x.__setitem__((..., slice(1, None)), n) if x.dim() else x,
+    "x[rows] =": assign_rows,
+    "x[mask] =": lambda x, n, place: x.__setitem__(x < n, 9.0),
+    "masked_fill_": lambda x, n, place: x.masked_fill_(x > n, -1.0),
+    "index_put_": index_put,
+    "out=": fill_out,
+    "clamp_": lambda x, n, place: x.clamp_(-5, 20),
+    "x += x.sum()": lambda x, n, place: x.add_(x.sum() * 0.125),
+    "flip": lambda x, n, place: x.copy_(x.flip(0)) if x.dim() else x,
+    "cumsum_": lambda x, n, place: x.cumsum_(0) if x.dim() and x.numel() < 20 else x,
+    "shift": shift,
+    "halves": fold_halves,
+    "foreach": foreach,
+}  # fmt: skip
+
+
+class Step(NamedTuple):
+    kind: str
+    name: str
+    which: int
+    n: int
+    other: Layout
+
+    def apply(self, pool: list[Any], place: Place) -> None:
+        target = pool[self.which % len(pool)]
+        if self.kind == "view":
+            pool.append(VIEWS[self.name](target, self.n))
+        else:
+            WRITES[self.name](target, self.n, place)
+
+
+def steps_of(views: Sequence[str], writes: Sequence[str]) -> st.SearchStrategy[Step]:
+    names = st.sampled_from([("view", name) for name in views] + [("write", name) for name in writes])
+    return st.builds(lambda name, *rest: Step(*name, *rest), names, st.integers(0, 6), st.integers(0, 4), layouts)
+
+
+def identity(tensor: torch.Tensor) -> torch.Tensor:
+    return tensor
+
+
+def same(ours: Any, plain: torch.Tensor, told: object) -> None:
+    assert ours.shape == plain.shape and ours.stride() == plain.stride(), told
+    torch.testing.assert_close(ours.detach().cpu(), plain.detach(), msg=lambda m: f"{told}\n{m}")
+
+
+@several(120)
+@given(
+    shape=st.sampled_from(SHAPES),
+    layout=layouts,
+    program=st.lists(steps_of(list(VIEWS), list(WRITES)), min_size=1, max_size=8),
+)
+def test_aliases_agree_after_every_step(eight_workers, shape, layout, program):
+    plain, ours = [numbers(shape)], [distributed(layout)(numbers(shape))]
+    for done, step in enumerate(program):
+        before = ours[0].spec
+        step.apply(plain, identity)
+        step.apply(ours, distributed(step.other))
+        told = [(s.kind, s.name, s.which, s.n) for s in program[: done + 1]]
+        for mine, theirs in zip(ours, plain, strict=True):
+            same(mine, theirs, told)
+        if before.partial:
+            assert ours[0].spec in (before, before.replace(partial=())), told
+        else:
+            assert ours[0].spec is before, told
+
+
+@several(60)
+@given(
+    shape=st.sampled_from(SHAPES),
+    layout=layouts,
+    views=st.lists(st.tuples(st.sampled_from(sorted(VIEWS)), st.integers(0, 4)), max_size=3),
+    write=st.sampled_from(sorted(WRITES)),
+    read=st.sampled_from(sorted(READS)),
+    n=st.integers(0, 4),
+)
+def test_reads_through_views_see_writes(eight_workers, shape, layout, views, write, read, n):
+    def run(x: Any, place: Place) -> list[Any]:
+        view = x
+        for name, m in views:
+            view = VIEWS[name](view, m)
+        early = READS[read](view, n)
+        WRITES[write](x, n, place)
+        return [early, READS[read](view, n), view]
+
+    place = distributed(layout)
+    for mine, theirs in zip(run(place(numbers(shape)), place), run(numbers(shape), identity), strict=True):
+        torch.testing.assert_close(mine.cpu(), theirs)
+
+
+# --- Gradients --------------------------------------------------------------------------------------------------------
+
+# Torch refuses writes to views of functions that give several, and those of what was saved are checked elsewhere.
+GRADUAL_VIEWS = [name for name in VIEWS if name not in ("split", "unbind", "detach")]
+GRADUAL_WRITES = [
+    "add_", "add_ tensor", "add_ row", "sub_ itself", "mul_", "fill_", "zero_", "copy_", "x[0] =", "x[-1] = row",
+    "x[..., 1:] = ", "x[rows] =", "masked_fill_", "index_put_", "x += x.sum()", "flip",
+]  # fmt: skip
+
+
+@several(60)
+@given(
+    shape=st.sampled_from([shape for shape in SHAPES if math.prod(shape)]),
+    layout=layouts,
+    program=st.lists(steps_of(GRADUAL_VIEWS, GRADUAL_WRITES), min_size=1, max_size=5),
+)
+def test_gradients_through_writes_to_views(eight_workers, shape, layout, program):
+    def run(place: Callable[[Layout], Place]) -> list[Any]:
+        leaf = place(layout)(numbers(shape)).requires_grad_()
+        pool = [leaf * 1.5]
+        for step in program:
+            step.apply(pool, place(step.other))
+        loss = sum((alias * alias).sum() * (place_of + 1) for place_of, alias in enumerate(pool))
+        (gradient,) = torch.autograd.grad(loss, leaf)
+        return [loss, gradient, *pool]
+
+    for mine, theirs in zip(run(distributed), run(lambda _: identity), strict=True):
+        torch.testing.assert_close(mine.detach().cpu(), theirs.detach())
+
+
+# --- Optimizers -------------------------------------------------------------------------------------------------------
+
+OPTIMIZERS = {
+    "sgd": lambda parameters, **how: torch.optim.SGD(parameters, lr=0.05, momentum=0.9, weight_decay=0.01, **how),
+    "nesterov": lambda parameters, **how: torch.optim.SGD(parameters, lr=0.05, momentum=0.9, nesterov=True, **how),
+    "adamw": lambda parameters, **how: torch.optim.AdamW(parameters, lr=0.05, **how),
+    "amsgrad": lambda parameters, **how: torch.optim.Adam(parameters, lr=0.05, amsgrad=True, **how),
+}
+PARAMETERS = [
+    [Layout((2,), (0,)), Layout((2,), (0,))],
+    [Layout((3,), (1,)), Layout((3,), (REPLICATED,))],
+    [Layout((2, 2), (0, 1)), Layout((2, 2), (REPLICATED, 0))],
+    [Layout((2, 2), (1, 1)), Layout((3,), (0,), ragged=True)],
+]
+
+
+@pytest.mark.parametrize("foreach", [False, True])
+@pytest.mark.parametrize("name", OPTIMIZERS)
+@pytest.mark.parametrize("parameters", PARAMETERS)
+def test_optimizers_step_as_in_torch(eight_workers, name, foreach, parameters):
+    values = [torch.randn(5, 7), torch.randn(7)]
+    batch = torch.randn(3, 5)
+
+    def run(weights: Sequence[torch.Tensor], x: torch.Tensor) -> list[torch.Tensor]:
+        optimizer = OPTIMIZERS[name](weights, foreach=foreach)
+        for _ in range(3):
+            optimizer.zero_grad()
+            ((x @ weights[0] + weights[1]) ** 2).mean().backward()
+            optimizer.step()
+        states = [optimizer.state[w][key] for w in weights for key in sorted(optimizer.state[w])]
+        return [*weights, *states]
+
+    ours = [distributed(layout)(value).requires_grad_() for layout, value in zip(parameters, values, strict=True)]
+    specs = [weight.spec for weight in ours]
+    found = run(ours, distributed(parameters[0])(batch))
+    for mine, theirs in zip(found, run([value.clone().requires_grad_() for value in values], batch), strict=True):
+        torch.testing.assert_close(mine.detach().cpu(), theirs.detach(), rtol=1e-4, atol=1e-5)
+    assert [weight.spec for weight in ours] == specs
