@@ -122,7 +122,7 @@ _COMPUTE = Compute(
     (ROWS, ROWS), (-1, 1), RICH, random=True, floating="float64", is_view=True,
 )  # fmt: skip
 PROGRAM = Program(  # with an example of every kind of step
-    (Move(0, 3, SMALL, ROWS, WHOLE), _COMPUTE, Whole(RICH, (3, 4), (5,)), Settle(1, 4, (1,))),
+    (Move(0, 3, SMALL, ROWS, WHOLE), _COMPUTE, Whole(RICH, (3, 4), (5,)), Settle(1, 4, ((1, 0),))),
     takes=(0, 1),
     gives=(4, 5),
     consumes=(1,),

@@ -56,7 +56,7 @@ def sharded_pool() -> Iterator[Pool]:
 @pytest.mark.parametrize("ops", _CHUNKS, ids=lambda ops: f"{ops[0]}..{ops[-1]}")
 def test_ops_give_what_torch_gives_on_shards(sharded_pool: Pool, ops: list[str]) -> None:
     """Tensors laid out at random over meshes of up to eight workers, partial and uneven ones included."""
-    tasks = [Task(op, "float32", 2) for op in ops if "float32" in dtypes_of(op)]
+    tasks = [Task(op, "float32", 1) for op in ops if "float32" in dtypes_of(op)]
     found = [f"{f.op} {f.variant} sample {f.sample}: {f.reason}" for f in unexpected(list(sharded_pool.run(tasks)))]
     assert not found, "\n".join([f"{len(found)} failures", *sorted(found)])
 

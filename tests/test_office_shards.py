@@ -151,7 +151,7 @@ def test_another_layout_is_another_plan():
 def test_an_op_without_a_rule_gathers_its_inputs_once(caplog):
     desk = sharded_desk()
     desk.define(OP, NO_RULE)
-    with caplog.at_level(logging.WARNING, "gt.dispatcher"):
+    with caplog.at_level(logging.WARNING, "gt.sharding"):
         first = told(desk.tell(DefineSite(7, "train.py", 12, "step"), run(OP, (A,), (B,), site=7)))
         second = told(desk.tell(run(OP, (A,), (C,))))
     assert first == ["0 1: define op", "0 1: define c3: redistribute", "0+1: c3(A) -> c2", "0 1: op(c2) -> B"]
@@ -239,12 +239,18 @@ def test_copies_are_freed_when_their_tensor_is_written():
     assert desk.state.copies == {}
 
 
-def test_a_copy_that_the_write_itself_reads_is_freed_after_it():
+def test_a_tensor_that_an_op_reads_and_writes_is_one_tensor_for_it():
     desk = sharded_desk()
+    desk.lay_out(A, B, "x")
     desk.define(OP, signature("aten.no_such_.default", 2, writes=(0,)))
-    sent = told(desk.tell(run(OP, (A, A), (C,))))
-    assert sent[-2:] == ["0+1: c2(A, c3) -> C", "0 1: free c3"]
-    assert desk.state.tensors.keys() == {C} and desk.state.copies == {}
+    assert told(desk.tell(run(OP, (A, A), (C,)))) == ["0 1: define c3: aten.no_such_.default", "0+1: c3(A) -> C"]
+    assert told(desk.tell(run(OP, (C, B), (D,)))) == [  # in the same layouts, but apart
+        "0 1: define c4: aten.no_such_.default",
+        "0 1: define c6: redistribute",
+        "0+1: c6(B) -> c5",
+        "0+1: c4(C, c5) -> D",
+    ]
+    assert told(desk.tell(run(OP, (D, D), (E,)))) == ["0+1: c3(D) -> E"]
 
 
 def test_copies_count_as_load():
@@ -308,6 +314,7 @@ def test_a_partial_tensor_that_is_also_used_as_it_is_is_kept():
 
 
 def test_a_partial_tensor_may_be_added_to_itself():
+    """What it reads is a copy, which is freed when it was read."""
     desk = scalar_desk()
     desk.define(OP, msgspec.structs.replace(ADD_, outputs=()))
     sent = told(desk.tell(run(OP, (A, A), (B,))))

@@ -202,11 +202,12 @@ class Move(_Arg, tag="move", frozen=True, array_like=True):
 
 
 class Settle(_Arg, tag="settle", frozen=True, array_like=True):
-    """See that what was written to a view, made by the given steps, has reached the tensor that it is a view of."""
+    """See that what was written to a view has reached the tensor that it is a view of. `steps` made the view: their
+    numbers, and which result of each was meant."""
 
     base: int
     view: int
-    steps: tuple[int, ...]
+    steps: tuple[tuple[int, int], ...]
 
 
 Step: TypeAlias = Union[Compute, Whole, Move, Settle]

@@ -107,7 +107,8 @@ def require_loopback(host: str) -> str:
 
 
 def configure_logging(settings: Settings) -> None:
-    """GT_VERBOSE shows INFO of everything on stderr, GT_DEBUG_* shows DEBUG of one role. Silent otherwise."""
+    """GT_VERBOSE shows INFO of everything on stderr, GT_DEBUG_* shows DEBUG of one role. Otherwise nothing is shown but
+    warnings that an op cannot run on shards."""
     levels = {
         "gt": logging.INFO if settings.verbose else None,
         "gt.client": logging.DEBUG if settings.debug_client else None,
@@ -117,6 +118,11 @@ def configure_logging(settings: Settings) -> None:
     root = logging.getLogger("gt")
     if not any(isinstance(handler, logging.NullHandler) for handler in root.handlers):
         root.addHandler(logging.NullHandler())  # without it Python prints warnings of libraries nobody configured
+    sharding = logging.getLogger("gt.sharding")
+    if not any(levels.values()) and not sharding.handlers:
+        handler = logging.StreamHandler()
+        handler.setFormatter(logging.Formatter("gt: %(message)s"))
+        sharding.addHandler(handler)
     if any(levels.values()) and len(root.handlers) == 1:
         handler = logging.StreamHandler()
         handler.setFormatter(logging.Formatter("%(asctime)s %(name)s %(levelname)s %(message)s"))

@@ -63,6 +63,7 @@ from gt.dispatcher.state import Held, LostWorker, Misfit, NoWorkers, Op, Prepare
 from gt.sharding.spec import DeviceMesh, ShardingSpec, spec_of, whole
 
 log = logging.getLogger("gt.dispatcher")
+sharding_log = logging.getLogger("gt.sharding")
 Buffer: TypeAlias = memoryview | bytes | bytearray
 
 
@@ -249,7 +250,7 @@ class Office:
         tensors = self.state.tensors
         try:
             specs = tuple([tensors[ident].spec for ident in inputs])
-            prepared = known.plans[specs] if inputs and known.layout is None else None
+            prepared = known.plans[specs] if inputs and known.layout is None and not known.again(inputs) else None
         except KeyError:
             prepared = None
         if prepared is None or len(outputs) != known.gives:
@@ -275,12 +276,13 @@ class Office:
         if op.layout is not None:
             self._require(op.layout.mesh)
         alone = held[0].spec.mesh if held else self.state.least_loaded()
-        key = tuple([tensor.spec for tensor in held]) or (op.layout or whole(alone, 0),)
+        again = op.again(inputs)
+        specs: list[ShardingSpec | tuple[int, int]] = [tensor.spec for tensor in held]
+        key = (*specs, *again.items()) or (op.layout or whole(alone, 0),)
         found = op.plans.get(key)
         if found is None:
             metas = [tensor.meta for tensor in held]
-            alike = any(inputs.count(inputs[place]) > 1 for place in op.signature.writes)
-            plan = plan_op(op.signature, metas, [tensor.spec for tensor in held], alone, alike)
+            plan = plan_op(op.signature, metas, [tensor.spec for tensor in held], alone, bool(again), again)
             found = op.plans[key] = self._announce(session, plan, op.code, op.signature.op, op.takes)
             self._warn(session, plan.gathered, call.site)
         if found.plan.program is None:
@@ -292,7 +294,8 @@ class Office:
         if op and op not in self._warned:
             self._warned.add(op)
             where = session.site(site)
-            log.warning("%s has no sharding rule for this call: inputs are gathered, and it runs whole (%s)", op, where)
+            text = "%s has no sharding rule for this call: its inputs are gathered and it runs whole (%s)"
+            sharding_log.warning(text, op, where)
 
     def _with_targets_together(self, session: Session, op: Op, call: RunOp) -> list[Held]:
         """The inputs of an op, after all that it writes to was brought to where the first of it is."""

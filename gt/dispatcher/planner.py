@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 from gt.core.messages import Arg, Collective, Input, Move, Program, Signature, Whole
@@ -31,17 +31,23 @@ class Plan(NamedTuple):
 
 
 def plan_op(
-    signature: Signature, metas: Sequence[TensorMeta], specs: Sequence[ShardingSpec], fallback: DeviceMesh, alike: bool
+    signature: Signature,
+    metas: Sequence[TensorMeta],
+    specs: Sequence[ShardingSpec],
+    fallback: DeviceMesh,
+    alike: bool,
+    again: Mapping[int, int] | None = None,
 ) -> Plan:
     """The cheapest way to run an op. It runs on the mesh that holds most of its inputs, or where it writes, on the mesh
     of what it writes to, and on `fallback` where it has no inputs. `alike` says that what it writes to is another of
-    its inputs too."""
+    its inputs too; `again` says where, for each that is. They share its memory where the op runs whole, as it may
+    write to all."""
     inputs = [Register(meta, spec) for meta, spec in zip(metas, specs, strict=True)]
     if signature.layout is not None:
         return _finish(signature, *_laid_out(signature, inputs, spec_of(signature.layout)))
     mesh = specs[signature.writes[0]].mesh if signature.writes else _meeting_place(inputs, fallback)
     assert all(specs[place].mesh is mesh for place in signature.writes), "all that an op writes to is on one mesh"
-    return _finish(signature, *_draft(signature, inputs, mesh, alike))
+    return _finish(signature, *_draft(signature, inputs, mesh, alike, again or {}))
 
 
 def _meeting_place(inputs: Sequence[Register], fallback: DeviceMesh) -> DeviceMesh:
@@ -79,7 +85,9 @@ _Drafted = tuple[Draft, tuple[int, ...], str]
 whole tensors, if any."""
 
 
-def _draft(signature: Signature, inputs: Sequence[Register], mesh: DeviceMesh, alike: bool) -> _Drafted:
+def _draft(
+    signature: Signature, inputs: Sequence[Register], mesh: DeviceMesh, alike: bool, again: Mapping[int, int]
+) -> _Drafted:
     missing = ""
     if any(not register.spec.is_whole for register in inputs):
         draft = Draft(mesh, inputs, signature.writes)
@@ -88,7 +96,7 @@ def _draft(signature: Signature, inputs: Sequence[Register], mesh: DeviceMesh, a
         except NoRule as lack:
             missing = str(lack)
     draft = Draft(mesh, inputs, signature.writes)
-    return draft, draft.run_whole(signature, range(len(inputs))), missing
+    return draft, draft.run_whole(signature, [again.get(place, place) for place in range(len(inputs))]), missing
 
 
 def _laid_out(signature: Signature, inputs: Sequence[Register], layout: ShardingSpec) -> _Drafted:
@@ -118,12 +126,12 @@ def _write_shards(draft: Draft, signature: Signature, alike: bool) -> tuple[int,
     if not signature.functional or (alike and any(signature.paths)):
         raise NoRule(signature.op)
     bases: dict[int, int] = {}
-    views: dict[int, tuple[int, tuple[int, ...]]] = {}
+    views: dict[int, tuple[int, tuple[tuple[int, int], ...]]] = {}
     for place in signature.writes:
         bases[place] = _settled(draft, place)
         found = draft.view_in_place(bases[place], signature.paths[place])
         if found is None:
-            raise NoRule(signature.op)
+            raise NoRule(f"{signature.op} through {signature.paths[place][-1].op}")
         views[place] = found
     used = [
         views[place][0] if place in views else draft.view(place, path) for place, path in enumerate(signature.paths)

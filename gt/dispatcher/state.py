@@ -65,7 +65,14 @@ class Op(NamedTuple):
     takes: int
     gives: int
     layout: ShardingSpec | None
-    plans: dict[tuple[ShardingSpec, ...], Prepared]
+    plans: dict[tuple[ShardingSpec | tuple[int, int], ...], Prepared]
+
+    def again(self, inputs: tuple[int, ...]) -> dict[int, int]:
+        """The places of other views of a tensor that the op writes, and where it writes it."""
+        if not self.signature.writes or len(set(inputs)) == len(inputs):
+            return {}
+        written = {inputs[place]: place for place in reversed(self.signature.writes)}
+        return {place: at for place, ident in enumerate(inputs) if (at := written.get(ident, place)) != place}
 
     @classmethod
     def of(cls, code: int, signature: Signature) -> Op:

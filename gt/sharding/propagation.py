@@ -214,33 +214,41 @@ def propagate_sharding(
     cut = {axis for operand in operands if operand.spec.mesh is mesh for axis in operand.spec.axes}
     best: tuple[tuple[int, ...], Choice] | None = None
     for order, strategy in enumerate(_strategies(rule, operands, results, mesh, projected)):
-        moved, price = _price(strategy, operands, results, cut)
-        rank = (*price, order)
+        moved, changed = _moved(strategy, operands, results)
+        if best is not None and (int(moved > 0), moved) > best[0][:2]:
+            continue  # most are not worth looking at further
+        rank = (*_rank(strategy, results, moved, cut), *changed, _memory(strategy, results), order)
         if best is None or rank < best[0]:
             best = (rank, Choice(strategy, moved))
     assert best is not None, "an op can always run on whole operands"
     return best[1]
 
 
-def _price(
-    strategy: Strategy, operands: Sequence[Operand], results: Sequence[Result], cut: set[str]
-) -> tuple[int, tuple[int, ...]]:
+def _moved(strategy: Strategy, operands: Sequence[Operand], results: Sequence[Result]) -> tuple[int, tuple[int, int]]:
+    """The bytes that a strategy moves, and how many results and operands it moves."""
     moved = operands_changed = results_changed = 0
     for operand, needed in zip(operands, strategy.operands, strict=True):
         if operand.spec is not needed:
             moved += reshard_bytes(operand.shape, operand.itemsize, operand.spec, needed)
             operands_changed += 1
-    pending = memory = unasked = 0
     for result, given in zip(results, strategy.results, strict=True):
-        if result.wish is None:
-            pending += _pending(result, given, cut)
-            unasked += sum(axis not in cut for axis in given.axes)
-        elif result.wish is not given:
+        if result.wish is not None and result.wish is not given:
             moved += reshard_bytes(result.shape, result.itemsize, given, result.wish)
             results_changed += 1
-        memory += memory_bytes(given, result.shape, result.itemsize)
-    total = moved + pending if moved else 0
-    return moved, (int(moved > 0), total, unasked, results_changed, operands_changed, memory)
+    return moved, (results_changed, operands_changed)
+
+
+def _rank(strategy: Strategy, results: Sequence[Result], moved: int, cut: set[str]) -> tuple[int, int, int]:
+    """Whether bytes move, how many now and later, and cuts that nobody asked for."""
+    free = [(result, given) for result, given in zip(results, strategy.results, strict=True) if result.wish is None]
+    pending = sum(_pending(result, given, cut) for result, given in free) if moved else 0
+    unasked = sum(axis not in cut for _, given in free for axis in given.axes)
+    return int(moved > 0), moved + pending, unasked
+
+
+def _memory(strategy: Strategy, results: Sequence[Result]) -> int:
+    pairs = zip(results, strategy.results, strict=True)
+    return sum(memory_bytes(given, result.shape, result.itemsize) for result, given in pairs)
 
 
 def _pending(result: Result, given: ShardingSpec, cut: set[str]) -> int:
@@ -302,7 +310,8 @@ def _blows_up(passed: Passing, operands: Sequence[Operand], results: Sequence[Re
     largest operand, each as large as the whole, or the results are larger than what is partial."""
     sizes = {place: math.prod(operands[place].shape) for place in passed.operands}
     largest = max(sizes.values())
-    if not passed.growing and sum(math.prod(result.shape) for result in results) > sum(sizes.values()):
+    partial = sum(size for place, size in sizes.items() if axis in operands[place].spec.partial)
+    if not passed.growing and sum(math.prod(result.shape) for result in results) > partial:
         return True
     return any(axis in operands[place].spec.axes for place, size in sizes.items() if size == largest)
 

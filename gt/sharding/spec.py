@@ -193,18 +193,7 @@ class ShardingSpec:
         kind: str = "sum",
         cuts: Sequence[Cuts | None] = (),
     ) -> ShardingSpec:
-        own_dims = tuple([tuple(dim) for dim in dims])
-        own_partial = tuple(sorted(partial, key=mesh.axis_names.index)) if _known(mesh, partial) else tuple(partial)
-        own_cuts = tuple(cuts) or (None,) * len(own_dims)
-        own_cuts = tuple([cut if axes else None for cut, axes in zip(own_cuts, own_dims, strict=True)])
-        key = (mesh, own_dims, own_partial, kind if own_partial else "sum", own_cuts)
-        found = _specs.get(key)
-        if found is None:
-            _check_spec(*key)
-            found = super().__new__(cls)
-            found.mesh, found.dims, found.partial, found.kind, found.cuts = key
-            _specs[key] = found
-        return found
+        return _interned_spec(mesh, tuple(map(tuple, dims)), tuple(partial), kind, tuple(cuts))
 
     @property
     def axes(self) -> tuple[str, ...]:
@@ -259,6 +248,23 @@ class ShardingSpec:
 
     def __repr__(self) -> str:
         return f"ShardingSpec({str(self)!r} on {self.mesh})"
+
+
+@functools.lru_cache(maxsize=1 << 16)
+def _interned_spec(
+    mesh: DeviceMesh, dims: tuple[DimSpec, ...], partial: tuple[str, ...], kind: str, cuts: tuple[Cuts | None, ...]
+) -> ShardingSpec:
+    """The one spec that says this. Cached, since the same few are asked for again and again."""
+    in_order = tuple(sorted(partial, key=mesh.axis_names.index)) if _known(mesh, partial) else partial
+    own_cuts = tuple([cut if axes else None for cut, axes in zip(cuts or (None,) * len(dims), dims, strict=True)])
+    key = (mesh, dims, in_order, kind if partial else "sum", own_cuts)
+    found = _specs.get(key)
+    if found is None:
+        _check_spec(*key)
+        found = object.__new__(ShardingSpec)
+        found.mesh, found.dims, found.partial, found.kind, found.cuts = key
+        _specs[key] = found
+    return found
 
 
 _specs: WeakValueDictionary[Any, ShardingSpec] = WeakValueDictionary()

@@ -239,7 +239,7 @@ class Draft:
             register = made
         return register
 
-    def view_in_place(self, register: int, steps: Sequence[ViewStep]) -> tuple[int, tuple[int, ...]] | None:
+    def view_in_place(self, register: int, steps: Sequence[ViewStep]) -> tuple[int, tuple[tuple[int, int], ...]] | None:
         """The register of a view that shares the shards of its base, and the steps that make it; None where some step
         would have to move or copy something."""
         made = []
@@ -253,7 +253,7 @@ class Draft:
             results = choice.strategy.results
             if choice.strategy.operands[0] is not before or any(spec.partial for spec in results):
                 return None
-            made.append(len(self.steps))
+            made.append((len(self.steps), pick))
             register = self._compute(call, (register,), choice.strategy, is_view=True)[pick]
         return register, tuple(made)
 
@@ -298,14 +298,17 @@ class Draft:
         strategy = Strategy((spec, self.spec(moved)), (spec,), {})
         return self._compute(call, (target, moved), strategy, written=Written((target,), signature))[0]
 
-    def settle(self, base: int, view: int, steps: tuple[int, ...]) -> None:
+    def settle(self, base: int, view: int, steps: tuple[tuple[int, int], ...]) -> None:
         self.steps.append(Settle(base, view, steps))
 
     def run_whole(self, signature: Signature, registers: Sequence[int]) -> tuple[int, ...]:
-        """Run an op as it is, on whole operands. What it writes to goes back to the layout it had."""
-        needed = [
-            self.move(register, whole(self.mesh, len(self.registers[register].meta.shape))) for register in registers
-        ]
+        """Run an op as it is, on whole operands. What it writes to goes back to the layout it had. A register that it
+        takes twice is one tensor for it, so that it may write to several views of that."""
+        moved = {
+            register: self.move(register, whole(self.mesh, len(self.registers[register].meta.shape)))
+            for register in dict.fromkeys(registers)
+        }
+        needed = [moved[register] for register in registers]
         outputs = [self._new(meta, whole(self.mesh, len(meta.shape))) for meta in signature.outputs]
         self.steps.append(Whole(signature, tuple(needed), tuple(outputs)))
         for place in signature.writes:

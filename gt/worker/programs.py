@@ -18,8 +18,8 @@ from gt.core.messages import (
     Whole,
 )
 from gt.sharding.calls import Call, LocalCall, LocalProgram, Shard
-from gt.sharding.spec import local_box, spec_of
-from gt.sharding.spmd import get_shard_args
+from gt.sharding.spec import ShardingSpec, local_box, spec_of
+from gt.sharding.spmd import create_sharded_output, get_shard_args
 from gt.worker.engines.counter import Region
 from gt.worker.engines.engine import Engine, Value
 from gt.worker.exchange import Swapping
@@ -79,10 +79,11 @@ class ProgramKernel:
 
         return settle
 
-    def _composed(self, steps: Sequence[int]) -> Callable[[Value], Value]:
+    def _composed(self, steps: Sequence[tuple[int, int]]) -> Callable[[Value], Value]:
         def view(value: Value) -> Value:
-            for number in steps:
-                value = self._views[number](value)
+            for number, pick in steps:
+                made = self._views[number](value)
+                value = made[pick] if isinstance(made, list | tuple) else made
             return value
 
         return view
@@ -98,9 +99,34 @@ class ProgramKernel:
         region = self._region(step, shard) if step.random else None
         local = get_shard_args(shard)
         if step.in_place is not None and _is_the_op(local, call) and not step.random:
-            return self._in_place(step.in_place, step)
-        if step.is_view and len(local.calls) == 1 and local.calls[0].op == step.op:
-            return self._view(number, local.calls[0])
+            return self._checked(step, results, self._in_place(step.in_place, step))
+        if step.is_view and len(local.calls) == 1 and local.calls[0].op != "aten.as_strided.default":
+            return self._checked(step, results, self._view(number, local.calls[0]))
+        return self._checked(step, results, self._local(step, call, local, region))
+
+    def _checked(self, step: Compute, results: Sequence[ShardingSpec], run: _Run) -> _Run:
+        """The first time, what comes out is compared with what the plan says that this worker holds of the result."""
+        pairs = zip(step.outputs_meta, results, strict=True)
+        expected = [create_sharded_output(meta, spec, self._worker) for meta, spec in pairs]
+        is_checked = False
+
+        def checked(values: list[Value], numbers: tuple[Number, ...]) -> list[Any]:
+            nonlocal is_checked
+            made = run(values, numbers)
+            if not is_checked:
+                for result, told in zip(made, expected, strict=True):
+                    found = self._engine.meta(result)
+                    if (found.shape, found.dtype) != (told.shape, told.dtype):
+                        raise RuntimeError(
+                            f"{step.op} gave {found} on this worker, and its part of the result is {told}"
+                        )
+                is_checked = True
+            return made
+
+        return checked
+
+    def _local(self, step: Compute, call: Call, local: LocalProgram, region: Region | None) -> _Run:
+        """The ops that a lowering has written."""
         kernels = [self._kernel(part, len(step.inputs), step, region) for part in local.calls]
         count = len(call.inputs)
         copy = self._engine.resolve("aten.copy_.default") if any(r >= 0 for r in step.into) else None

@@ -1,5 +1,5 @@
-"""Rules broken on purpose: every one is caught. A mutation breaks one thing as a mistake would; its check passes without
-it and fails with it, so that the oracles of this folder are known to see such mistakes."""
+"""Rules broken on purpose: every one is caught. A mutation breaks one thing as a mistake would; its check passes
+without it and fails with it, so that the oracles of this folder are known to see such mistakes."""
 
 from __future__ import annotations
 
@@ -9,7 +9,6 @@ from typing import Any, NamedTuple
 
 import pytest
 import torch
-from pytest import MonkeyPatch
 
 import gt
 from gt.core.messages import Arg, Input
@@ -33,15 +32,15 @@ ATTEND = "aten._scaled_dot_product_flash_attention_for_cpu.default"
 class Mutation(NamedTuple):
     """`breaks` patches the real thing; `check` is an oracle that raises AssertionError where it is broken."""
 
-    breaks: Callable[[MonkeyPatch], object]
+    breaks: Callable[[pytest.MonkeyPatch], object]
     check: Callable[[], object]
 
 
 MUTATIONS: dict[str, Mutation] = {}
 
 
-def caught_by(check: Callable[[], object]) -> Callable[[Callable[[MonkeyPatch], object]], Callable[..., object]]:
-    def add(breaks: Callable[[MonkeyPatch], object]) -> Callable[..., object]:
+def caught_by(check: Callable[[], object]) -> Callable[[Callable[[pytest.MonkeyPatch], object]], Callable[..., object]]:
+    def add(breaks: Callable[[pytest.MonkeyPatch], object]) -> Callable[..., object]:
         MUTATIONS[breaks.__name__] = Mutation(breaks, check)
         return breaks
 
@@ -52,7 +51,7 @@ def caught_by(check: Callable[[], object]) -> Callable[[Callable[[MonkeyPatch], 
 def test_a_broken_rule_is_caught(name):
     mutation = MUTATIONS[name]
     mutation.check()
-    with MonkeyPatch.context() as patch:
+    with pytest.MonkeyPatch.context() as patch:
         mutation.breaks(patch)
         forget()
         with pytest.raises(AssertionError):
@@ -69,7 +68,7 @@ def forget() -> None:
 # --- How to break things ----------------------------------------------------------------------------------------------
 
 
-def ruled(patch: MonkeyPatch, op: str, text: str) -> None:
+def ruled(patch: pytest.MonkeyPatch, op: str, text: str) -> None:
     """Another rule for an op, with the passes and the lowering that it has."""
     sound = rules.TABLE[op]
 
@@ -81,7 +80,7 @@ def ruled(patch: MonkeyPatch, op: str, text: str) -> None:
     patch.setitem(rules.TABLE, op, OpEntry(rule, sound.expand))
 
 
-def lowered(patch: MonkeyPatch, op: str, change: Callable[[Shard, LocalProgram], LocalProgram]) -> None:
+def lowered(patch: pytest.MonkeyPatch, op: str, change: Callable[[Shard, LocalProgram], LocalProgram]) -> None:
     """Another local program for an op, made of the one that it has."""
     sound = rules.TABLE[op]
 
@@ -353,7 +352,8 @@ def an_all_gather_mixes_up_its_parts(patch):
     sound = Mover._assemble
 
     def mixed(self: Mover, box: Box, parts: Any, whole: Any = None) -> Any:
-        return sound(self, box, list(zip([place for place, _ in parts], [part for _, part in parts][::-1])), whole)
+        swapped = [(place, part) for (place, _), (_, part) in zip(parts, parts[::-1], strict=True)]
+        return sound(self, box, swapped, whole)
 
     patch.setattr(Mover, "_assemble", mixed)
 

@@ -88,3 +88,12 @@ def test_distances(p: float) -> None:
 
 def test_euclidean_distances() -> None:
     check("aten._euclidean_dist.default", torch.randn(5, 3), torch.randn(4, 3), tolerance=1e-2)
+
+
+@pytest.mark.parametrize("p", [0.0, 1.0, 2.0, 3.5, float("inf")])
+@pytest.mark.parametrize("rows", [2, 5])
+def test_distances_of_pairs_of_rows(p: float, rows: int) -> None:
+    x = torch.randn(rows, 3)
+    check("aten._pdist_forward.default", x, p)
+    distances = torch.ops.aten._pdist_forward(x, p)
+    check("aten._pdist_backward.default", torch.randn_like(distances), x, p, distances)

@@ -191,3 +191,10 @@ def test_an_order_that_changes_from_call_to_call_needs_whole_dims():
     call = Call("aten.linalg_vector_norm.default", (Input(0), Scalar(0), Items((0,))), {}, *metas)
     rule = REDUCTION["aten.linalg_vector_norm"].rule(call)
     assert str(rule) == "d0 d1 -> d1 | whole: d0"
+
+
+def test_histc_with_given_ends():
+    check("aten.histc.default", torch.randn(5, 4), 6, -1, 1)
+    check("aten.histc.default", torch.tensor([NAN, 0.0, 1.0, INF, -INF, 3.0, 3.0]), 3, 0, 3)
+    with pytest.raises(AssertionError, match="has no rule"):
+        check("aten.histc.default", torch.randn(5), 6)

@@ -10,10 +10,13 @@ from gt.sharding.rules.attention import ATTENTION
 from gt.sharding.rules.contraction import CONTRACTION
 from gt.sharding.rules.creation import CREATION
 from gt.sharding.rules.entry import OpEntry
+from gt.sharding.rules.grouped import GROUPED
 from gt.sharding.rules.indexing import INDEXING
 from gt.sharding.rules.joining import JOINING
+from gt.sharding.rules.masked import MASKED
 from gt.sharding.rules.matrices import MATRICES
 from gt.sharding.rules.normalization import NORMALIZATION
+from gt.sharding.rules.optimizers import OPTIMIZERS
 from gt.sharding.rules.pointwise import POINTWISE
 from gt.sharding.rules.reduction import REDUCTION
 from gt.sharding.rules.scanning import SCANNING
@@ -22,7 +25,7 @@ from gt.sharding.rules.viewing import VIEWING
 
 FAMILIES: tuple[dict[str, OpEntry], ...] = (
     POINTWISE, CONTRACTION, REDUCTION, NORMALIZATION, ATTENTION, VIEWING, JOINING, INDEXING, SCANNING, SPATIAL,
-    CREATION, MATRICES,
+    CREATION, MATRICES, MASKED, GROUPED, OPTIMIZERS,
 )  # fmt: skip
 TABLE: dict[str, OpEntry] = {op: entry for family in FAMILIES for op, entry in family.items()}
 

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from gt.sharding.calls import Call, LocalProgram, Lowering, Shard
+from gt.core.messages import DType, Here, Input, Items, MemoryFormat
+from gt.sharding.calls import Call, LocalBuilder, LocalProgram, Lowering, Shard
 from gt.sharding.factors import PASS, REDUCE, OpShardingRule, Passing, Ref, RuleBuilder, bind
 from gt.sharding.rules.entry import OpEntry
 from gt.sharding.rules.local import adds_once, same_op, unless_empty
@@ -78,6 +79,46 @@ def _larger(sizes: dict[int, int], own: dict[int, int]) -> dict[int, int]:
     return {dim: size for dim, size in own.items() if sizes.get(dim, 1) == 1}
 
 
+# --- Distances of the rows of one matrix ------------------------------------------------------------------------------
+
+
+def _pairs(call: Call) -> OpShardingRule:
+    """One distance for each pair of rows, the first row's pairs first."""
+    return bind("1 1 -> p", call.shapes, call.result_shapes, lowering=_lower_pairs)
+
+
+def _lower_pairs(shard: Shard) -> LocalProgram:
+    rows = shard.call.inputs[0].shape[0]
+    ((start, stop),) = shard.result_box()
+    if (start, stop) == (0, shard.call.outputs[0].shape[0]):
+        return same_op(shard)
+    builder = LocalBuilder(1)
+    pairs = builder.call("aten.triu_indices.default", rows, rows, 1, dtype=DType("int64"), device=Here())
+    pairs = builder.call("aten.slice.Tensor", pairs, 1, start, stop)
+    sides = [builder.call("aten.select.int", pairs, 0, side) for side in (0, 1)]
+    one, other = [builder.call("aten.index_select.default", Input(0), 0, side) for side in sides]
+    apart = builder.call("aten.sub.Tensor", one, other)
+    return builder.finish(
+        builder.call("aten.linalg_vector_norm.default", apart, shard.call.arg(1, "p", 2.0), Items((1,)))
+    )
+
+
+def _pairs_backward(call: Call) -> OpShardingRule | None:
+    """As the distances are known, every column of the matrix has a gradient of its own."""
+    return bind(
+        "1, 1 m, 1 -> 1 m", call.shapes, call.result_shapes, passes=each_of((0,)), lowering=_lower_pairs_backward
+    )
+
+
+def _lower_pairs_backward(shard: Shard) -> LocalProgram:
+    """The kernel wants dense matrices."""
+    builder = LocalBuilder(3)
+    rows = builder.call("aten.clone.default", Input(1), memory_format=MemoryFormat("contiguous_format"))
+    return builder.finish(builder.call(shard.call.op, Input(0), rows, shard.call.arg(2, "p"), Input(2)))
+
+
+# --- The table --------------------------------------------------------------------------------------------------------
+
 _BILINEAR = each_of((0,), (1,))
 
 CONTRACTION: dict[str, OpEntry] = {
@@ -101,4 +142,6 @@ CONTRACTION: dict[str, OpEntry] = {
     "aten._cdist_backward": _product(
         "... i j, ... i m, ... j m, ... i j -> ... i m | reduce(sum): j", *each_of((0,)), lowering=unless_empty()
     ),
+    "aten._pdist_forward": OpEntry(_pairs),
+    "aten._pdist_backward": OpEntry(_pairs_backward),
 }

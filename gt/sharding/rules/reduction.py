@@ -329,6 +329,17 @@ def _global_index(builder: LocalBuilder, shard: Shard, index: Input) -> Input:
     return result
 
 
+def _histogram(call: Call) -> OpShardingRule | None:
+    """Every shard counts its own elements, if the ends of the bins do not depend on all of them."""
+    low, high = call.arg(2, "min", 0), call.arg(3, "max", 0)
+    if low >= high:
+        return None
+    names = named(len(call.shapes[0]))
+    return bind(
+        rule_text([names], [["bin"]], {"reduce(sum)": names, "whole": ["bin"]}), call.shapes, call.result_shapes
+    )
+
+
 REDUCTION: dict[str, OpEntry] = {
     "aten.sum": fold("sum"),
     "aten.nansum": fold("sum", passes=False),
@@ -350,6 +361,7 @@ REDUCTION: dict[str, OpEntry] = {
     "aten.norm": _norm("p"),
     "aten.linalg_vector_norm": _norm("ord"),
     "aten.dist": OpEntry(_distance, _expand_distance),
+    "aten.histc": OpEntry(_histogram),
     "aten.logsumexp": _of_reals(whole_dims(_logsumexp)),
     "aten.aminmax": whole_dims(_aminmax),
     "aten.max.dim": _extreme("aten.amax.default", "gt.place_of_max", with_values=True),

@@ -1,0 +1,79 @@
+"""Ops that put or take elements one after another where a mask is true. Which one is meant at a place depends on all of
+the mask before it, so every worker has the whole mask."""
+
+from __future__ import annotations
+
+import math
+
+from gt.core.messages import DType, Input, Items, MemoryFormat
+from gt.sharding.calls import Call, LocalBuilder, LocalProgram, Shard
+from gt.sharding.factors import OpShardingRule, Passing, bind
+from gt.sharding.rules.dims import named, rule_text
+from gt.sharding.rules.entry import OpEntry
+from gt.sharding.rules.local import zeros
+from gt.sharding.spec import Box, Shape, box_elements
+
+
+def _part(builder: LocalBuilder, value: Input, whole: Shape, box: Box) -> Input:
+    for dim, (start, stop) in enumerate(box):
+        if (start, stop) != (0, whole[dim]):
+            value = builder.call("aten.slice.Tensor", value, dim, start, stop)
+    return value
+
+
+def _marked(builder: LocalBuilder, mask: Input, shape: Shape, box: Box) -> tuple[Input, Input]:
+    """A part of a mask that is expanded to a shape, and for its places, how many are true before, counted in the order
+    of the flat mask."""
+    mask = builder.call("aten.expand.default", mask, Items(shape))
+    dense = builder.call("aten.clone.default", mask, memory_format=MemoryFormat("contiguous_format"))
+    flat = builder.call("aten.view.default", dense, Items((math.prod(shape),)))
+    count = builder.call("aten.cumsum.default", flat, 0, dtype=DType("int64"))
+    before = builder.call("aten.clamp_min.default", builder.call("aten.sub.Scalar", count, 1), 0)
+    before = builder.call("aten.view.default", before, Items(shape))
+    return _part(builder, mask, shape, box), _part(builder, before, shape, box)
+
+
+def _masked_scatter(call: Call) -> OpShardingRule | None:
+    """Every place of the result takes its own element of the source, which is whole."""
+    if len(call.inputs) != 3 or call.inputs[2].elements == 0:
+        return None
+    names = named(len(call.result_shapes[0]))
+    own = names[len(names) - len(call.shapes[0]) :]
+    operands = [own, ["1"] * len(call.shapes[1]), ["1"] * len(call.shapes[2])]
+    return bind(rule_text(operands, [names], {}), call.shapes, call.result_shapes, lowering=_lower_scatter)
+
+
+def _lower_scatter(shard: Shard) -> LocalProgram:
+    builder = LocalBuilder(3)
+    mask, before = _marked(builder, Input(1), shard.call.outputs[0].shape, shard.result_box())
+    taken = builder.call("aten.take.default", Input(2), before)
+    return builder.finish(builder.call("aten.where.self", mask, taken, Input(0)))
+
+
+def _masked_scatter_backward(call: Call) -> OpShardingRule | None:
+    """Gradients go back to the elements of the source that were taken: a sum over all places."""
+    if len(call.inputs) != 2:
+        return None
+    names = named(len(call.shapes[0]))
+    operands, results = [names, ["1"] * len(call.shapes[1])], [["1"] * len(call.result_shapes[0])]
+    text = rule_text(operands, results, {"reduce(sum)": names})
+    passes = [Passing(frozenset({0}))]
+    return bind(text, call.shapes, call.result_shapes, passes=passes, lowering=_lower_backward)
+
+
+def _lower_backward(shard: Shard) -> LocalProgram:
+    builder, box = LocalBuilder(2), shard.operand_box(0)
+    (result,) = shard.call.outputs
+    none = zeros(builder, result.shape, result.dtype)
+    if not result.elements or not box_elements(box):
+        return builder.finish(none)
+    mask, before = _marked(builder, Input(1), shard.call.inputs[0].shape, box)
+    unmasked = builder.call("aten.logical_not.default", mask)
+    given = builder.call("aten.masked_fill.Scalar", Input(0), unmasked, 0)
+    return builder.finish(builder.call("aten.put.default", none, before, given, True))
+
+
+MASKED: dict[str, OpEntry] = {
+    "aten.masked_scatter": OpEntry(_masked_scatter),
+    "aten.masked_scatter_backward": OpEntry(_masked_scatter_backward),
+}
