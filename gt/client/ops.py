@@ -49,6 +49,7 @@ _KINDS = {
 _VALUE_MATTERS = {
     "aten::arange", "aten::range", "aten::pow", "aten::pow_", "aten::float_power", "aten::_foreach_pow",
     "aten::linalg_vector_norm", "aten::norm", "aten::dist",  # the order decides how shards are put together
+    "aten::histc",  # equal ends of its bins mean those of all elements
 }  # fmt: skip
 
 # Arguments that these ops overwrite although their schema does not say so.

@@ -330,14 +330,12 @@ def _global_index(builder: LocalBuilder, shard: Shard, index: Input) -> Input:
 
 
 def _histogram(call: Call) -> OpShardingRule | None:
-    """Every shard counts its own elements, if the ends of the bins do not depend on all of them."""
-    low, high = call.arg(2, "min", 0), call.arg(3, "max", 0)
-    if low >= high:
+    """Every shard counts its own elements, if the ends of the bins are given: equal ones mean those of all elements."""
+    if call.arg(2, "min", 0) == call.arg(3, "max", 0):
         return None
     names = named(len(call.shapes[0]))
-    return bind(
-        rule_text([names], [["bin"]], {"reduce(sum)": names, "whole": ["bin"]}), call.shapes, call.result_shapes
-    )
+    text = rule_text([names], [["bin"]], {"reduce(sum)": names, "whole": ["bin"]})
+    return bind(text, call.shapes, call.result_shapes)
 
 
 REDUCTION: dict[str, OpEntry] = {
