@@ -191,6 +191,7 @@ class Executor:
             self.store[ident] = self.store.pop(inputs[place])
 
     def _query(self, command: WorkerQueryOp) -> None:
+        self.progress[0], self.progress[1] = command.code, command.site
         kernel = self.kernels[command.code]
         assert not isinstance(kernel, ProgramKernel), "queries run on whole tensors"
         values = [self.store[ident] for ident in command.inputs]
