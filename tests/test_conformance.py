@@ -34,7 +34,7 @@ def _fixed_tasks(op: str) -> Iterator[Task]:
         if has_entry(op):
             yield Task(op, dtype)
         else:
-            yield Task(op, dtype, 2) if dtype == "float32" else Task(op, dtype, 1, backward=False)
+            yield Task(op, dtype, 1) if dtype == "float32" else Task(op, dtype, 1, backward=False)
 
 
 @pytest.mark.timeout(300)
