@@ -8,9 +8,9 @@ import zmq
 
 import gt
 from gt.client import session as sessions
-from gt.core.messages import FetchTensor, Hello, Refused, Welcome
+from gt.core.messages import PROTOCOL, FetchTensor, Hello, Refused, Welcome
 from gt.version import __version__
-from gt.wire.codec import Decoder, encode
+from gt.wire.codec import HEADER, Decoder, encode
 from gt.wire.processes import this_host
 from tests.programs import finish, free_port, running, start, wait_until
 
@@ -140,12 +140,12 @@ def test_another_protocol_version_is_refused_with_both_named(raw):
     hello = encode([Hello("9.9", "client", this_host(), 1)])
     answer = ask(raw, [b"GT\x63\x00", *hello[1:]])
     assert isinstance(answer, Refused)
-    assert "protocol 1" in answer.reason
+    assert f"protocol {PROTOCOL}" in answer.reason
     assert "99" in answer.reason
     assert __version__ in answer.reason
 
 
-@pytest.mark.parametrize("frames", [[b"junk"], [b"GT\x01\x00", b"\xff\xff"], [b"GT\x01\x00"], []])
+@pytest.mark.parametrize("frames", [[b"junk"], [HEADER, b"\xff\xff"], [HEADER], []])
 def test_junk_is_refused_and_harms_nobody(raw, server, frames):
     if frames:
         assert isinstance(ask(raw, frames), Refused)

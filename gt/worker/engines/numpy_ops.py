@@ -281,7 +281,6 @@ OPS: dict[str, Op] = {
     "aten.addmm.default": _addmm,
     "aten.clone.default": _clone,
     "aten._to_copy.default": _to_copy,
-    "aten._unsafe_view.default": lambda array, shape: array.reshape(shape).copy(),
     "aten.copy_.default": _copy_,
     "aten.fill_.Scalar": _copy_,
     "aten.fill_.Tensor": _copy_,
