@@ -68,7 +68,7 @@ def new(workers: int) -> float:
 
     def plan() -> object:
         m = next(sizes)
-        return plan_op(product(m, 300, 200), [meta(m, 300), meta(300, 200)], [blocks, blocks], mesh, False)
+        return plan_op(product(m, 300, 200), [meta(m, 300), meta(300, 200)], [blocks, blocks], mesh)
 
     plan()
     return best(plan, 20)

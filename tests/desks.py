@@ -31,7 +31,8 @@ from gt.core.messages import (
     short_id,
 )
 from gt.core.meta import TensorMeta
-from gt.dispatcher.office import Buffer, Office, Outgoing, ToClient, ToWorkers
+from gt.dispatcher.office import Office
+from gt.dispatcher.post import Buffer, Outgoing, ToClient, ToWorkers
 from gt.sharding.spec import DeviceMesh, ShardingSpec, parse_spec, whole
 from tests.records import SMALL, own
 

@@ -41,6 +41,7 @@ COMMANDS = ["gt/sharding/coverage.py"]  # run by a person to compare the rules w
 PURE = (
     "core", "sharding",
     "dispatcher/office.py", "dispatcher/planner.py", "dispatcher/state.py", "dispatcher/mistakes.py",
+    "dispatcher/placing.py", "dispatcher/requests.py", "dispatcher/post.py",
     "worker/executor.py", "worker/programs.py", "worker/moves.py",
 )  # fmt: skip
 IMPURE = {"zmq", "socket", "time", "datetime", "threading", "subprocess", "asyncio", "select", "signal"}

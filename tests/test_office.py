@@ -29,8 +29,8 @@ from gt.core.messages import (
     WorkerRunOp,
     WorkerSynchronize,
 )
-from gt.dispatcher.office import ToClient, ToWorkers
 from gt.dispatcher.planner import plan_move
+from gt.dispatcher.post import ToClient, ToWorkers
 from tests.desks import (
     OP,
     OP2,
@@ -398,7 +398,7 @@ def test_a_report_to_a_session_that_has_ended_goes_nowhere():
     assert desk.report(0, Queried(REQUEST, (SMALL,), ())) == []
     assert desk.report(0, Synchronized(REQUEST2)) == []
     assert desk.report(0, OpFailed(1, FAILURE)) == []
-    assert (desk.state.tensors, desk.office._pending) == ({}, {})
+    assert (desk.state.tensors, desk.office._requests.pending) == ({}, {})
 
 
 def test_the_end_of_a_session_leaves_the_others_alone():

@@ -22,7 +22,7 @@ from gt.core.messages import (
     WorkerHostStore,
     WorkerJoinStore,
 )
-from gt.dispatcher.office import ToClient, ToWorkers
+from gt.dispatcher.post import ToClient, ToWorkers
 from gt.sharding.spec import DeviceMesh
 from tests.desks import (
     OP,

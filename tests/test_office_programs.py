@@ -50,7 +50,8 @@ from gt.core.messages import (
     WorkerSynchronize,
     session_of,
 )
-from gt.dispatcher.office import Office, ToWorkers
+from gt.dispatcher.office import Office
+from gt.dispatcher.post import ToWorkers
 from gt.sharding.spec import DeviceMesh, parse_spec, spec_of
 from tests.desks import create
 from tests.records import LARGE, SMALL, own, signature

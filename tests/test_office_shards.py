@@ -26,7 +26,7 @@ from gt.core.messages import (
     TrafficRead,
     WorkerReadTraffic,
 )
-from gt.dispatcher.office import ToClient, ToWorkers
+from gt.dispatcher.post import ToClient, ToWorkers
 from gt.sharding.spec import DeviceMesh
 from tests.desks import (
     OP,

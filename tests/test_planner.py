@@ -26,7 +26,7 @@ NO_RULE_ = signature("aten.no_such_.default", 1, writes=(0,), functional="aten.n
 
 def plan(op, *layouts, metas=None, again=None, mesh=MESH):
     specs = [parse_spec(text, mesh) if isinstance(text, str) else text for text in layouts]
-    return plan_op(op, metas or [SQUARE] * len(specs), specs, alone(0), bool(again), again)
+    return plan_op(op, metas or [SQUARE] * len(specs), specs, alone(0), again)
 
 
 def show(found):
@@ -66,7 +66,7 @@ def plan_whole(inputs, writes=()):
         metas.append(meta(int(size), dtype="uint8"))
         specs.append(whole(DeviceMesh([len(workers)], ["w"], workers), 1))
     op = signature("aten.no_such.default", len(metas), (meta(1),), writes)
-    found = plan_op(op, metas, specs, alone(0), False)
+    found = plan_op(op, metas, specs, alone(0))
     assert (found.program, found.gathered) == (None, "")
     return show(found).replace("[-]", "").partition(" ->")[0]
 
@@ -105,7 +105,7 @@ def test_an_op_that_writes_runs_where_its_target_is(inputs, writes, expected):
 
 def test_an_op_without_inputs_runs_where_it_is_told():
     op = signature("aten.zeros.default", 0, (SQUARE,))
-    assert show(plan_op(op, [], [], alone(2), False)) == "2:  -> [-, -]"
+    assert show(plan_op(op, [], [], alone(2))) == "2:  -> [-, -]"
 
 
 def test_what_an_op_writes_to_must_be_on_one_mesh():
@@ -406,7 +406,7 @@ def situations(draw):
     again = {place: op.writes[0] for place in range(count) if alike and place not in op.writes}
     if alike:
         specs = [specs[0]] * count
-    return through(op, *[draw(PATHS) for _ in range(count)]), [SQUARE] * count, specs, alone(0), alike, again
+    return through(op, *[draw(PATHS) for _ in range(count)]), [SQUARE] * count, specs, alone(0), again
 
 
 @given(situations())

@@ -35,27 +35,25 @@ def plan_op(
     metas: Sequence[TensorMeta],
     specs: Sequence[ShardingSpec],
     fallback: DeviceMesh,
-    alike: bool,
     again: Mapping[int, int] | None = None,
 ) -> Plan:
     """The cheapest way to run an op. It runs on the mesh that holds most of its inputs, or where it writes, on the mesh
-    of what it writes to, and on `fallback` where it has no inputs. `alike` says that what it writes to is another of
-    its inputs too; `again` says where, for each that is. They share its memory where the op runs whole, as it may
-    write to all."""
+    of what it writes to, and on `fallback` where it has no inputs. `again`: the places where a tensor that it writes to
+    is an input too, and where it is written; they share its memory where the op runs whole, as it may write to all."""
     inputs = [Register(meta, spec) for meta, spec in zip(metas, specs, strict=True)]
     if signature.layout is not None:
         return _finish(signature, *_laid_out(signature, inputs, spec_of(signature.layout)))
-    mesh = specs[signature.writes[0]].mesh if signature.writes else _meeting_place(inputs, fallback)
+    mesh = specs[signature.writes[0]].mesh if signature.writes else meeting_place(inputs) or fallback
     assert all(specs[place].mesh is mesh for place in signature.writes), "all that an op writes to is on one mesh"
-    return _finish(signature, *_draft(signature, inputs, mesh, alike, again or {}))
+    return _finish(signature, *_draft(signature, inputs, mesh, again or {}))
 
 
-def _meeting_place(inputs: Sequence[Register], fallback: DeviceMesh) -> DeviceMesh:
+def meeting_place(inputs: Sequence[tuple[TensorMeta, ShardingSpec]]) -> DeviceMesh | None:
     """The mesh with the most bytes of the inputs, so that the fewest move; of equals the larger mesh."""
     held: dict[DeviceMesh, int] = {}
     for meta, spec in inputs:
         held[spec.mesh] = held.get(spec.mesh, 0) + meta.nbytes
-    return max(held, key=lambda mesh: (held[mesh], mesh.size, [-worker for worker in mesh.workers]), default=fallback)
+    return max(held, key=lambda mesh: (held[mesh], mesh.size, [-worker for worker in mesh.workers]), default=None)
 
 
 def plan_move(meta: TensorMeta, source: ShardingSpec, target: ShardingSpec) -> Plan:
@@ -85,14 +83,12 @@ _Drafted = tuple[Draft, tuple[int, ...], str]
 whole tensors, if any."""
 
 
-def _draft(
-    signature: Signature, inputs: Sequence[Register], mesh: DeviceMesh, alike: bool, again: Mapping[int, int]
-) -> _Drafted:
+def _draft(signature: Signature, inputs: Sequence[Register], mesh: DeviceMesh, again: Mapping[int, int]) -> _Drafted:
     missing = ""
     if any(not register.spec.is_whole for register in inputs):
         draft = Draft(mesh, inputs, signature.writes)
         try:
-            return draft, _run_on_shards(draft, signature, alike), ""
+            return draft, _run_on_shards(draft, signature, bool(again)), ""
         except NoRule as lack:
             missing = str(lack)
     draft = Draft(mesh, inputs, signature.writes)
@@ -111,7 +107,8 @@ def _laid_out(signature: Signature, inputs: Sequence[Register], layout: Sharding
 
 
 def _run_on_shards(draft: Draft, signature: Signature, alike: bool) -> tuple[int, ...]:
-    """The op by its rule, reading and writing through views. Raises NoRule where that is not possible."""
+    """The op by its rule, reading and writing through views. Raises NoRule where that is not possible. `alike`: what it
+    writes to is another of its inputs too."""
     return _write_shards(draft, signature, alike) if signature.writes else _read_shards(draft, signature)
 
 

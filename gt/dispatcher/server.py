@@ -14,6 +14,8 @@ import zmq
 from gt.core.errors import ProtocolError
 from gt.core.events import Observer
 from gt.core.messages import (
+    FIRST_OWN,
+    FIRST_RUN,
     MAX_RESULTS,
     SESSION_SHIFT,
     CreateTensor,
@@ -39,7 +41,8 @@ from gt.core.messages import (
     Welcome,
     WorkerShutdown,
 )
-from gt.dispatcher.office import Office, Outgoing, ToClient, ToWorkers
+from gt.dispatcher.office import Office
+from gt.dispatcher.post import Outgoing, ToClient, ToWorkers
 from gt.version import __version__
 from gt.wire import shared
 from gt.wire.codec import Decoder, Frame, Payload, encode, encode_once
@@ -284,10 +287,12 @@ _NAMED: dict[type, Callable[[Any], tuple[int, ...]]] = {
 
 
 def require_ownership(session: int, instruction: Instruction) -> None:
-    """A session may name its own tensors and requests only. The one place where this is checked."""
-    low, high = session << SESSION_SHIFT, (session + 1) << SESSION_SHIFT
+    """A session may name its own tensors and requests only, and none that the dispatcher names for it. The one place
+    where this is checked."""
+    low = session << SESSION_SHIFT
     for ident in _NAMED[type(instruction)](instruction):
-        if not low <= ident < high:
+        number = ident - low
+        if not (0 <= number < FIRST_OWN or FIRST_RUN <= number < 1 << SESSION_SHIFT):
             raise ProtocolError(
                 f"{type(instruction).__name__} of session {session} names {ident}, which is not its own"
             )

@@ -10,7 +10,8 @@ import numpy as np
 
 from gt.core.events import Observer
 from gt.core.messages import Answer, Command, Instruction, Report, Welcome, WorkerRunOp
-from gt.dispatcher.office import Office, Outgoing, ToClient, ToWorkers
+from gt.dispatcher.office import Office
+from gt.dispatcher.post import Outgoing, ToClient, ToWorkers
 from gt.version import __version__
 from gt.wire.channel import Buffer
 from gt.worker.engines import make_engine

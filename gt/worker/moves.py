@@ -8,6 +8,7 @@ from functools import reduce
 from gt.core.messages import DType, Items
 from gt.core.meta import ITEM_BYTES, TensorMeta, contiguous_strides
 from gt.sharding.reshard import Step, contributions, plan_reshard, pulls, pushes, segments
+from gt.sharding.rules.dtypes import identity, wide
 from gt.sharding.spec import Box, Interval, Shape, ShardingSpec, box_shape, local_box
 from gt.worker.engines.engine import Engine, Value
 from gt.worker.exchange import Received, Swap, Swapping
@@ -21,7 +22,6 @@ _REDUCING = {
     "and": "aten.logical_and.default",
     "or": "aten.logical_or.default",
 }
-_WIDER = {"bfloat16": "float32", "float16": "float32"}  # sums of these are made in more bits
 
 
 class Mover:
@@ -148,19 +148,19 @@ class Mover:
 
     def _reduce(self, kind: str, parts: Sequence[Value]) -> Value:
         """Parts reduced in their order."""
-        wider = _WIDER.get(self._dtype) if kind in ("sum", "prod") else None
-        if wider is not None:
-            parts = [self._cast(part, wider) for part in parts]
-        total = reduce(self._engine.resolve(_REDUCING[kind]), parts)
-        return total if wider is None and kind not in ("and", "or") else self._cast(total, self._dtype)
+        within = wide(self._dtype) if kind in ("sum", "prod") else self._dtype
+        total = reduce(self._engine.resolve(_REDUCING[kind]), [self._cast(part, within) for part in parts])
+        return self._cast(total, self._dtype)
 
     def _cast(self, value: Value, dtype: str) -> Value:
+        if self._engine.meta(value).dtype == dtype:
+            return value
         return self._engine.resolve("aten._to_copy.default")(value, dtype=self._engine.literal(DType(dtype)))
 
     def _identity(self, kind: str, shape: Shape) -> Value:
         size = self._engine.literal(Items(shape))
         full = self._engine.resolve("aten.full.default")
-        return full(size, _identity_of(kind, self._dtype), dtype=self._engine.literal(DType(self._dtype)))
+        return full(size, identity(kind, self._dtype), dtype=self._engine.literal(DType(self._dtype)))
 
 
 def _tried(work: Callable[[], Value], fail: Fail) -> Value | Failing:
@@ -176,19 +176,3 @@ def _within(outer: Box, inner: Box) -> tuple[slice, ...]:
 
 def _failing_of(values: Iterable[Value | Failing]) -> Failing | None:
     return next((value for value in values if isinstance(value, Failing)), None)
-
-
-def _identity_of(kind: str, dtype: str) -> float | int | bool:
-    if kind in ("sum", "or"):
-        return False if dtype == "bool" else 0
-    if kind in ("prod", "and"):
-        return True if dtype == "bool" else 1
-    lowest = kind == "max"
-    if dtype == "bool":
-        return not lowest
-    if dtype.startswith("uint"):
-        return 0 if lowest else (1 << int(dtype.removeprefix("uint"))) - 1
-    if dtype.startswith("int"):
-        most = 1 << (int(dtype.removeprefix("int")) - 1)
-        return -most if lowest else most - 1
-    return float("-inf") if lowest else float("inf")

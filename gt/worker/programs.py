@@ -6,7 +6,6 @@ from collections.abc import Callable, Sequence
 from typing import Any, TypeAlias
 
 from gt.core.messages import (
-    Arg,
     Compute,
     Move,
     Number,
@@ -40,7 +39,6 @@ class ProgramKernel:
     def __init__(self, engine: Engine, worker: int, op: str, program: Program) -> None:
         self.op = op
         self.program = program
-        self.meets = any(isinstance(step, Move) for step in program.steps)
         self._engine = engine
         self._worker = worker
         self._views: dict[int, Callable[[Value], Value]] = {}
@@ -127,7 +125,7 @@ class ProgramKernel:
 
     def _local(self, step: Compute, call: Call, local: LocalProgram, region: Region | None) -> _Run:
         """The ops that a lowering has written."""
-        kernels = [self._kernel(part, len(step.inputs), step, region) for part in local.calls]
+        kernels = [self._kernel(part, step, region) for part in local.calls]
         count = len(call.inputs)
         copy = self._engine.resolve("aten.copy_.default") if any(r >= 0 for r in step.into) else None
 
@@ -162,12 +160,11 @@ class ProgramKernel:
         self._views[number] = view
         return lambda values, numbers: list(made) if isinstance(made := view(values[0]), list | tuple) else [made]
 
-    def _kernel(self, part: LocalCall, inputs: int, step: Compute, region: Region | None) -> Kernel:
+    def _kernel(self, part: LocalCall, step: Compute, region: Region | None) -> Kernel:
         """One local op. Its tensors are all registers so far, so it has no inputs of its own to check."""
         random = step.random and part.op == step.op
         op = _STRIDE_FREE.get(part.op, part.op)
-        args: tuple[Arg, ...] = part.args
-        signature = Signature(op, args, dict(part.kwargs), (), (), (), (), random, step.floating)
+        signature = Signature(op, part.args, dict(part.kwargs), (), (), (), (), random, step.floating)
         return Kernel(self._engine, signature, region if random else None)
 
     def _region(self, step: Compute, shard: Shard) -> Region:

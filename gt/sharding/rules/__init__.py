@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 
-from gt.sharding.calls import Call, LocalBuilder, LocalProgram, Shard
+from gt.sharding.calls import Call, LocalProgram, Shard
 from gt.sharding.factors import OpShardingRule
 from gt.sharding.rules.attention import ATTENTION
 from gt.sharding.rules.contraction import CONTRACTION
@@ -13,6 +13,7 @@ from gt.sharding.rules.entry import OpEntry
 from gt.sharding.rules.grouped import GROUPED
 from gt.sharding.rules.indexing import INDEXING
 from gt.sharding.rules.joining import JOINING
+from gt.sharding.rules.local import same_op
 from gt.sharding.rules.masked import MASKED
 from gt.sharding.rules.matrices import MATRICES
 from gt.sharding.rules.normalization import NORMALIZATION
@@ -54,9 +55,4 @@ def rule_of(call: Call) -> OpShardingRule | None:
 def lower(shard: Shard) -> LocalProgram:
     """What one worker does for its shards of a call."""
     rule = rule_of(shard.call)
-    if rule is not None and rule.lowering is not None:
-        return rule.lowering(shard)
-    call = shard.call
-    builder = LocalBuilder(len(call.inputs))
-    results = builder.calls(call.op, len(call.outputs), *call.args, **call.kwargs)
-    return builder.finish(*results)
+    return rule.lowering(shard) if rule is not None and rule.lowering is not None else same_op(shard)

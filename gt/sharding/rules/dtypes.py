@@ -47,3 +47,11 @@ def highest(dtype: str) -> bool | int | float:
     if dtype in _UINT_BITS:
         return (1 << _UINT_BITS[dtype]) - 1
     return (1 << _INT_BITS[dtype] - 1) - 1 if dtype in _INT_BITS else float("inf")
+
+
+def identity(kind: str, dtype: str) -> bool | int | float:
+    """What a reduction makes no difference with."""
+    if kind in ("max", "min"):
+        return lowest(dtype) if kind == "max" else highest(dtype)
+    one = kind in ("prod", "and")
+    return one if dtype == "bool" else int(one)

@@ -1,0 +1,123 @@
+"""Tensors in the layouts that ops need: moved, copied, renamed and freed on the workers."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import msgspec
+
+from gt.core.messages import Collective, WorkerDefineProgram, WorkerFreeTensors, WorkerRunOp
+from gt.core.meta import TensorMeta
+from gt.dispatcher.planner import Plan, plan_move
+from gt.dispatcher.post import Post
+from gt.dispatcher.state import Held, Prepared, Session, State
+from gt.sharding.spec import DeviceMesh, ShardingSpec, whole
+
+
+class Placing:
+    def __init__(self, state: State, post: Post) -> None:
+        self._state = state
+        self._post = post
+
+    def announce(self, session: Session, plan: Plan, code: int, op: str, takes: int) -> Prepared:
+        """Tell the workers of a plan's program, if it has one, by a code of our own; otherwise it goes by `code`."""
+        results = tuple([Held.of(meta, spec) for meta, spec in plan.results])
+        moves = plan.takes != tuple([(place, None) for place in range(takes)])
+        if plan.program is None:
+            return Prepared(plan, code, results, moves, False)
+        code = session.new_id()
+        session.programs[code] = op
+        self._post.command(plan.workers, WorkerDefineProgram(code, op, plan.program))
+        return Prepared(plan, code, results, moves, bool(plan.collectives))
+
+    def taken(self, session: Session, plan: Plan, inputs: tuple[int, ...], op: str, site: int) -> tuple[int, ...]:
+        """The ids of what a plan takes, after moving what is not there yet."""
+        as_they_are = [inputs[place] for place, spec in plan.takes if spec is None]
+        return tuple(
+            [
+                inputs[place]
+                if spec is None
+                else self.available(session, inputs[place], spec, op, site, inputs[place] in as_they_are)
+                for place, spec in plan.takes
+            ]
+        )
+
+    def available(
+        self, session: Session, ident: int, spec: ShardingSpec, op: str, site: int, keeps: bool = False
+    ) -> int:
+        """The id of a tensor in the layout that an op needs. Copies are kept until the tensor is freed or changed; a
+        partial tensor that is reduced is not kept as it was, unless the op `keeps` it for another of its inputs."""
+        held = self._state.held(ident)
+        if held.spec is spec:
+            return ident
+        copies = self._state.copies.get(ident, {})
+        if spec in copies:
+            return copies[spec]
+        instead = bool(held.spec.partial) and held.spec.mesh is spec.mesh and not spec.partial and not keeps
+        alias = ident if instead else session.new_id()
+        self.move(session, held, ident, alias, spec, op, site)
+        if instead:
+            self._state.lay_out(ident, spec)
+        else:
+            self._state.add_copy(ident, spec, alias)
+        return alias
+
+    def move(
+        self, session: Session, held: Held, ident: int, alias: int, spec: ShardingSpec, op: str, site: int
+    ) -> None:
+        """Make what workers hold by one id there in another layout, by another id."""
+        prepared = self._prepared(session, held.meta, held.spec, spec)
+        self.collect(session, prepared.plan.collectives, site, op)
+        command = WorkerRunOp(prepared.code, (ident,), (alias,), (), site)
+        self._post.command(prepared.plan.workers, command, None, prepared.meets)
+
+    def _prepared(self, session: Session, meta: TensorMeta, source: ShardingSpec, target: ShardingSpec) -> Prepared:
+        prepared = session.moves.get((meta, source, target))
+        if prepared is None:
+            plan = plan_move(meta, source, target)
+            prepared = session.moves[meta, source, target] = self.announce(session, plan, 0, "redistribute", 1)
+        return prepared
+
+    def rename(self, session: Session, held: Held, alias: int, ident: int, site: int) -> None:
+        """Give what workers know by one id another one."""
+        prepared = self._prepared(session, held.meta, held.spec, held.spec)
+        self._post.command(held.spec.mesh.workers, WorkerRunOp(prepared.code, (alias,), (ident,), (), site))
+        self._post.command(held.spec.mesh.workers, WorkerFreeTensors((alias,)))
+
+    def gather_for_good(self, session: Session, ident: int, mesh: DeviceMesh, site: int) -> None:
+        """Make a tensor whole on a mesh, and nothing else."""
+        held = self._state.held(ident)
+        target = whole(mesh, len(held.meta.shape))
+        if held.spec is target:
+            return
+        alias = self.available(session, ident, target, "", site)
+        if alias == ident:
+            return
+        freed = self._state.remove(ident)
+        self._state.place(ident, Held.of(held.meta, target))
+        apart = tuple([worker for worker in held.spec.mesh.workers if worker not in mesh])
+        if apart:
+            self._post.command(apart, WorkerFreeTensors((ident,)))
+        self.rename(session, self._state.tensors[ident], alias, ident, site)
+        self.free([(copy, where) for copy, where in freed[1:] if copy != alias])
+
+    def free(self, freed: Sequence[tuple[int, DeviceMesh]]) -> None:
+        """Free ids where they are."""
+        by_mesh: dict[DeviceMesh, list[int]] = {}
+        for ident, mesh in freed:
+            by_mesh.setdefault(mesh, []).append(ident)
+        for mesh, ids in by_mesh.items():
+            self._post.command(mesh.workers, WorkerFreeTensors(tuple(ids)))
+
+    def drop_copy(self, ident: int, spec: ShardingSpec) -> None:
+        """A gathered copy that was made for a reader only."""
+        alias = self._state.drop_copy(ident, spec)
+        if alias is not None:
+            self._post.command(spec.mesh.workers, WorkerFreeTensors((alias,)))
+
+    def collect(self, session: Session, collectives: Sequence[Collective], site: int, op: str = "") -> None:
+        """Note what moves, for a client that watches."""
+        if session.watches:
+            session.collectives += [
+                msgspec.structs.replace(collective, site=site, op=op or collective.op) for collective in collectives
+            ]
