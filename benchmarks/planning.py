@@ -10,8 +10,9 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 
-from gt.core.messages import CreateTensor, DefineOp, Input, Redistribute, RunOp, Segment, Signature
+from gt.core.messages import CreateTensor, DefineOp, Redistribute, RunOp, Segment
 from gt.core.meta import TensorMeta, contiguous_strides
+from gt.core.signatures import Input, Signature
 from gt.dispatcher.office import Office
 from gt.dispatcher.planner import plan_op
 from gt.sharding.spec import DeviceMesh, ShardingSpec

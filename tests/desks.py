@@ -13,13 +13,11 @@ from gt.core.messages import (
     DefineOp,
     FreeTensors,
     Instruction,
-    Number,
     QueryOp,
     Redistribute,
     Report,
     RunOp,
     Segment,
-    Signature,
     StoreReady,
     WorkerDefineOp,
     WorkerDefineProgram,
@@ -31,6 +29,7 @@ from gt.core.messages import (
     short_id,
 )
 from gt.core.meta import TensorMeta
+from gt.core.signatures import Number, Signature
 from gt.dispatcher.office import Office
 from gt.dispatcher.post import Buffer, Outgoing, ToClient, ToWorkers
 from gt.sharding.spec import DeviceMesh, ShardingSpec, parse_spec, whole

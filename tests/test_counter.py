@@ -12,8 +12,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import gt
-from gt.core.messages import Input, Items, Signature, ViewStep
 from gt.core.meta import TensorMeta
+from gt.core.signatures import Input, Items, Signature, ViewStep
 from gt.worker.engines import NumPyEngine, PyTorchEngine, counter
 from gt.worker.engines.counter import Law, Region, fill, key_words, mix, whole
 from gt.worker.engines.numpy_random import RANDOM, Draw

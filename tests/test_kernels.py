@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from gt.core.messages import Input, Items, Signature, ViewStep
+from gt.core.signatures import Input, Items, Signature, ViewStep
 from gt.worker.engines import NumPyEngine, PyTorchEngine
 from gt.worker.kernels import Kernel
 

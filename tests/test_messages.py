@@ -8,21 +8,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gt.core.errors import ProtocolError
-from gt.core.messages import (
-    Arg,
-    Command,
-    Complex,
-    DefineOp,
-    Input,
-    Instruction,
-    Items,
-    RunOp,
-    Scalar,
-    SpecRecord,
-    Step,
-    WorkerDefineProgram,
-)
+from gt.core.messages import Command, DefineOp, Instruction, RunOp, WorkerDefineProgram
 from gt.core.meta import ITEM_BYTES, MAX_DIMS, MAX_ELEMENTS, TensorMeta
+from gt.core.signatures import Arg, Complex, Input, Items, Scalar, SpecRecord, Step
 from gt.sharding.spec import spec_of
 from gt.wire.codec import HEADER, Decoder, encode, segment_of
 from tests.records import (

@@ -17,8 +17,8 @@ from torch.utils._pytree import tree_map_only
 from gt.client import creation as gt
 from gt.client.session import Session, activate
 from gt.core.errors import OpError
-from gt.core.messages import DType, Items, ViewStep
 from gt.core.meta import TensorMeta
+from gt.core.signatures import DType, Items, ViewStep
 from gt.launch.inprocess import InProcessChannel
 from gt.worker.engines.numpy_engine import NumPyEngine
 from gt.worker.engines.numpy_ops import OPS

@@ -14,7 +14,6 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from gt.core.messages import (
-    Compute,
     DefineOp,
     Fetched,
     FetchTensor,
@@ -22,7 +21,6 @@ from gt.core.messages import (
     FreeTensors,
     Goodbye,
     LocateTensor,
-    Move,
     Queried,
     QueryOp,
     ReadTraffic,
@@ -34,7 +32,6 @@ from gt.core.messages import (
     Synchronize,
     Synchronized,
     Traffic,
-    Whole,
     WorkerCreateTensor,
     WorkerDefineOp,
     WorkerDefineProgram,
@@ -50,6 +47,7 @@ from gt.core.messages import (
     WorkerSynchronize,
     session_of,
 )
+from gt.core.signatures import Compute, Move, Whole
 from gt.dispatcher.office import Office
 from gt.dispatcher.post import ToWorkers
 from gt.sharding.spec import DeviceMesh, parse_spec, spec_of

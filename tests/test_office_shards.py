@@ -21,11 +21,11 @@ from gt.core.messages import (
     Redistribute,
     Rejected,
     Segment,
-    SpecRecord,
     Traffic,
     TrafficRead,
     WorkerReadTraffic,
 )
+from gt.core.signatures import SpecRecord
 from gt.dispatcher.post import ToClient, ToWorkers
 from gt.sharding.spec import DeviceMesh
 from tests.desks import (

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gt.core.messages import Compute, Input, Items, Move, Signature, ViewStep, Whole
+from gt.core.signatures import Compute, Input, Items, Move, Signature, ViewStep, Whole
 from gt.dispatcher.planner import plan_move, plan_op
 from gt.sharding.cost import reshard_bytes
 from gt.sharding.spec import DeviceMesh, ShardingSpec, parse_spec, spec_of, whole

@@ -8,6 +8,8 @@ from hypothesis import strategies as st
 
 from gt.core.errors import ProtocolError
 from gt.core.messages import (
+    FIRST_OWN,
+    FIRST_RUN,
     MAX_RESULTS,
     SESSION_SHIFT,
     CreateTensor,
@@ -58,7 +60,7 @@ NAMELESS = {DefineSite, DefineScope, Goodbye}  # their codes are looked up in th
 
 
 @pytest.mark.parametrize("make", NAMING.values(), ids=NAMING.keys())
-@pytest.mark.parametrize("foreign", [own(1, 2), own(1, 0), own(0, 2), OURS - 2])
+@pytest.mark.parametrize("foreign", [own(1, 2), own(1, 0), own(0, 2), OURS - 2, own(FIRST_OWN), own(FIRST_RUN - 1)])
 def test_an_id_of_another_session_is_refused(make, foreign):
     instruction = make(foreign)
     with pytest.raises(ProtocolError, match=f"{type(instruction).__name__} of session 1 names {foreign}"):
@@ -68,7 +70,7 @@ def test_an_id_of_another_session_is_refused(make, foreign):
 @pytest.mark.parametrize("make", NAMING.values(), ids=NAMING.keys())
 def test_the_sessions_own_ids_are_accepted(make):
     last = make(own((1 << SESSION_SHIFT) - MAX_RESULTS))
-    for instruction in (make(own(0)), make(OURS), last):
+    for instruction in (make(own(0)), make(OURS), make(own(FIRST_OWN - MAX_RESULTS)), make(own(FIRST_RUN)), last):
         require_ownership(1, instruction)
 
 
@@ -88,7 +90,8 @@ def test_instructions_without_ids_are_accepted(instruction):
 
 @given(st.integers(0, (1 << 62) - 1), st.integers(1, 1 << 20))
 def test_an_id_belongs_to_one_session(ident, session):
-    if ident >> SESSION_SHIFT == session:
+    its_own = ident >> SESSION_SHIFT == session
+    if its_own and not FIRST_OWN <= ident - (session << SESSION_SHIFT) < FIRST_RUN:
         require_ownership(session, FreeTensors((ident,)))
         return
     with pytest.raises(ProtocolError):

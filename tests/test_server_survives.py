@@ -20,11 +20,11 @@ from gt.core.messages import (
     Refused,
     Rejected,
     RunOp,
-    SpecRecord,
     Synchronize,
     Welcome,
     WorkerSynchronize,
 )
+from gt.core.signatures import SpecRecord
 from gt.dispatcher.server import Server
 from gt.version import __version__
 from gt.wire.codec import HEADER, Decoder, encode

@@ -11,8 +11,9 @@ from torch.utils._pytree import tree_leaves
 
 from gt.client.geometry import Geometry, geometry_from_meta
 from gt.client.nodes import Base, Node, view_of
-from gt.core.messages import QueryOp, RunOp, ViewStep
+from gt.core.messages import QueryOp, RunOp
 from gt.core.meta import TensorMeta
+from gt.core.signatures import ViewStep
 
 if TYPE_CHECKING:
     from gt.client.session import Session

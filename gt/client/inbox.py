@@ -10,15 +10,7 @@ import time
 from gt.client.failures import describe_failure, describe_loss, error_at_once
 from gt.client.sites import Sites
 from gt.core.errors import OpError, ProtocolError, ServerLost, WorkerLost
-from gt.core.messages import (
-    Answer,
-    Failed,
-    Failure,
-    Lost,
-    OpFailed,
-    Rejected,
-    Waiting,
-)
+from gt.core.messages import Answer, Failed, Failure, Lost, OpFailed, Rejected, Waiting
 from gt.wire.channel import Buffer, ClientChannel
 
 log = logging.getLogger("gt.client")

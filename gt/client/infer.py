@@ -19,7 +19,19 @@ from gt.client.ops import Kind, OpRecord
 from gt.client.quirks import keep_dynamo_out
 from gt.client.session import Session
 from gt.core.errors import SessionError
-from gt.core.messages import Arg, Complex, DType, Here, Input, Items, Layout, MemoryFormat, Scalar, Signature, ViewStep
+from gt.core.signatures import (
+    Arg,
+    Complex,
+    DType,
+    Here,
+    Input,
+    Items,
+    Layout,
+    MemoryFormat,
+    Scalar,
+    Signature,
+    ViewStep,
+)
 from gt.sharding.placements import Layout as PlacedAs
 
 _TENSOR_KINDS = (Kind.TENSOR, Kind.TARGET)

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, ClassVar, TypeAlias
 import msgspec
 
 from gt.client.geometry import Geometry
-from gt.core.messages import Items, ViewStep
+from gt.core.signatures import Items, ViewStep
 
 if TYPE_CHECKING:
     from gt.client.session import Session

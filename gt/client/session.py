@@ -32,7 +32,6 @@ from gt.core.messages import (
     FetchTensor,
     ForgetOps,
     Goodbye,
-    Input,
     Instruction,
     Located,
     LocateTensor,
@@ -41,12 +40,12 @@ from gt.core.messages import (
     Redistribute,
     RunOp,
     Segment,
-    Signature,
     Synchronize,
     TrafficRead,
     Welcome,
 )
 from gt.core.meta import contiguous_strides
+from gt.core.signatures import Input, Signature
 from gt.sharding.spec import ShardingSpec, spec_of
 from gt.wire.channel import ClientChannel
 

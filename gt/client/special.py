@@ -14,7 +14,7 @@ from gt.client.geometry import Geometry, geometry_of, intern_geometry
 from gt.client.infer import literal
 from gt.client.nodes import Base, Node, strided_view, view_of
 from gt.client.ops import OpRecord
-from gt.core.messages import ViewStep
+from gt.core.signatures import ViewStep
 
 Special: TypeAlias = Callable[[HandleType, OpRecord, tuple[Any, ...], dict[str, Any]], Any]
 

@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
-from gt.core.messages import Arg, Collective, Input, Move, Program, Signature, Whole
+from gt.core.messages import Collective
 from gt.core.meta import ITEM_BYTES, TensorMeta
+from gt.core.signatures import Arg, Input, Move, Program, Signature, Whole
 from gt.sharding.calls import Call, inputs_in, with_inputs
 from gt.sharding.reshard import plan_reshard
 from gt.sharding.spec import DeviceMesh, ShardingSpec, spec_of

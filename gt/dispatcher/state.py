@@ -5,8 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from gt.core.messages import FIRST_OWN, SESSION_SHIFT, Collective, Signature, WorkerInfo, session_of
+from gt.core.messages import FIRST_OWN, SESSION_SHIFT, Collective, WorkerInfo, session_of
 from gt.core.meta import ITEM_BYTES, TensorMeta
+from gt.core.signatures import Signature
 from gt.dispatcher.planner import Plan
 from gt.sharding.cost import memory_bytes
 from gt.sharding.spec import DeviceMesh, ShardingSpec, spec_of, whole

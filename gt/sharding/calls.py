@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple, TypeAlias
 
-from gt.core.messages import Arg, Input, Items
 from gt.core.meta import TensorMeta
+from gt.core.signatures import Arg, Input, Items
 from gt.sharding.spec import Box, Shape, ShardingSpec, box_shape, local_box, shard_index
 
 

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple, TypeAlias
 from weakref import WeakValueDictionary
 
 from gt.core.errors import LayoutError
-from gt.core.messages import MeshRecord, SpecRecord
+from gt.core.signatures import MeshRecord, SpecRecord
 
 Shape: TypeAlias = tuple[int, ...]
 Interval: TypeAlias = tuple[int, int]

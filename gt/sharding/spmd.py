@@ -11,8 +11,8 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping, Sequence
 from typing import NamedTuple
 
-from gt.core.messages import Arg, Compute, Input, Move, Program, Settle, Signature, Step, ViewStep, Whole
 from gt.core.meta import ITEM_BYTES, TensorMeta, contiguous_strides
+from gt.core.signatures import Arg, Compute, Input, Move, Program, Settle, Signature, Step, ViewStep, Whole
 from gt.sharding.calls import Call, Expansion, LocalProgram, Shard, inputs_in, with_inputs
 from gt.sharding.cost import reshard_bytes
 from gt.sharding.propagation import Choice, Operand, Result, Strategy, propagate_sharding

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any, TypeAlias
 
-from gt.core.messages import Arg, Input, Items, Number, Path, Scalar, Signature
+from gt.core.signatures import Arg, Input, Items, Number, Path, Scalar, Signature
 from gt.worker.engines.counter import Region
 from gt.worker.engines.engine import Engine, Value
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from functools import reduce
 
-from gt.core.messages import DType, Items
 from gt.core.meta import ITEM_BYTES, TensorMeta, contiguous_strides
+from gt.core.signatures import DType, Items
 from gt.sharding.reshard import Step, contributions, plan_reshard, pulls, pushes, segments
 from gt.sharding.rules.dtypes import identity, wide
 from gt.sharding.spec import Box, Interval, Shape, ShardingSpec, box_shape, local_box

@@ -5,17 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any, TypeAlias
 
-from gt.core.messages import (
-    Compute,
-    Move,
-    Number,
-    Program,
-    Settle,
-    Signature,
-    Step,
-    ViewStep,
-    Whole,
-)
+from gt.core.signatures import Compute, Move, Number, Program, Settle, Signature, Step, ViewStep, Whole
 from gt.sharding.calls import Call, LocalCall, LocalProgram, Shard
 from gt.sharding.spec import ShardingSpec, local_box, spec_of
 from gt.sharding.spmd import create_sharded_output, get_shard_args

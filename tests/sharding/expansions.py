@@ -11,8 +11,8 @@ from typing import Any
 
 import torch
 
-from gt.core.messages import Input
 from gt.core.meta import ITEM_BYTES
+from gt.core.signatures import Input
 from gt.sharding.calls import Call, Expansion, Piece, Shard, inputs_in, with_inputs
 from gt.sharding.propagation import Operand, Result, propagate_sharding
 from gt.sharding.rules import entry_of, lower, rule_of

@@ -16,8 +16,8 @@ from typing import Any
 import torch
 
 from gt.client.geometry import DTYPE_NAMES, TORCH_DTYPES
-from gt.core.messages import Arg, DType, Here, Input, Items, Layout, MemoryFormat
 from gt.core.meta import TensorMeta, contiguous_strides
+from gt.core.signatures import Arg, DType, Here, Input, Items, Layout, MemoryFormat
 from gt.sharding.calls import Call, LocalProgram, Shard
 from gt.sharding.factors import WHOLE, OpShardingRule, Passing
 from gt.sharding.propagation import FactorSharding, Strategy, build_strategy

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 import gt
-from gt.core.messages import Arg, Input
+from gt.core.signatures import Arg, Input
 from gt.sharding import calls, factors, propagation, reshard, rules
 from gt.sharding.calls import Call, LocalBuilder, LocalProgram, Shard
 from gt.sharding.factors import OpShardingRule, Window, bind

@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 import torch
 
-from gt.core.messages import Scalar
+from gt.core.signatures import Scalar
 from gt.sharding.calls import Call
 from gt.sharding.rules import rule_of
 from tests.sharding.simulate import check, meta_of

@@ -5,7 +5,7 @@ import math
 import pytest
 import torch
 
-from gt.core.messages import Input
+from gt.core.signatures import Input
 from gt.sharding.calls import Call
 from gt.sharding.rules import rule_of
 from tests.sharding.expansions import THREE, TWO, check_expansion

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 import torch
 
-from gt.core.messages import Input, Scalar
+from gt.core.signatures import Input, Scalar
 from gt.sharding.calls import Call
 from gt.sharding.factors import Passing
 from gt.sharding.rules import rule_of

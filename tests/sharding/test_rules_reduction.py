@@ -183,8 +183,8 @@ def test_expansions_move_statistics_only():
 
 
 def test_an_order_that_changes_from_call_to_call_needs_whole_dims():
-    from gt.core.messages import Input, Items, Scalar
     from gt.core.meta import TensorMeta
+    from gt.core.signatures import Input, Items, Scalar
     from gt.sharding.calls import Call
 
     metas = (TensorMeta((4, 3), (3, 1), 0, "float32"),), (TensorMeta((3,), (1,), 0, "float32"),)

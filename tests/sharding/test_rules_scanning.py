@@ -5,7 +5,7 @@ import math
 import pytest
 import torch
 
-from gt.core.messages import Input, Items
+from gt.core.signatures import Input, Items
 from gt.sharding.calls import Call
 from gt.sharding.rules.scanning import SCANNING
 from gt.sharding.spec import DeviceMesh, parse_spec

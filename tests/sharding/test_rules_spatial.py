@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from gt.core.messages import Input
+from gt.core.signatures import Input
 from gt.sharding.calls import Call
 from gt.sharding.factors import HALO
 from gt.sharding.rules import entry_of, rule_of

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from gt.core.messages import Input
+from gt.core.signatures import Input
 from gt.sharding.calls import Call
 from gt.sharding.factors import MASK, PASS, REDUCE, WHOLE, Dim, OpShardingRule, Passing, Ref, RuleBuilder
 from gt.sharding.rules.indices import Indexed, pick, put

@@ -6,7 +6,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Sequence
 
-from gt.core.messages import DType, Here, Input, Items
+from gt.core.signatures import DType, Here, Input, Items
 from gt.sharding.calls import Call, Expansion, LocalBuilder, LocalProgram, Shard
 from gt.sharding.factors import Blocks, OpShardingRule, Passing, Ref, bind
 from gt.sharding.rules.blocks import as_cuts, as_items, one_each, own_blocks

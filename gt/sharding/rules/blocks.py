@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from itertools import accumulate, pairwise
 
-from gt.core.messages import Items
+from gt.core.signatures import Items
 from gt.sharding.calls import Shard
 from gt.sharding.factors import Blocks
 from gt.sharding.spec import Cuts, Interval

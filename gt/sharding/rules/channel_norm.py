@@ -6,7 +6,7 @@ import math
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
-from gt.core.messages import Input
+from gt.core.signatures import Input
 from gt.sharding.calls import Call, LocalBuilder, LocalProgram, Shard
 from gt.sharding.factors import OpShardingRule, bind
 from gt.sharding.rules.dims import named, operands_of, rule_text

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from gt.core.messages import DType, Here, Input, Items, MemoryFormat
+from gt.core.signatures import DType, Here, Input, Items, MemoryFormat
 from gt.sharding.calls import Call, LocalBuilder, LocalProgram, Lowering, Shard
 from gt.sharding.factors import PASS, REDUCE, OpShardingRule, Passing, Ref, RuleBuilder, bind
 from gt.sharding.rules.entry import OpEntry

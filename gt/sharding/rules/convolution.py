@@ -10,8 +10,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from gt.core.messages import Arg, Input, Items
 from gt.core.meta import TensorMeta
+from gt.core.signatures import Arg, Input, Items
 from gt.sharding.calls import Call, Expander, Expansion, LocalBuilder, LocalProgram, Shard
 from gt.sharding.factors import HALO, PASS, REDUCE, Dim, OpShardingRule, Passing, Reach, Ref, RuleBuilder
 from gt.sharding.rules.contraction import each_of

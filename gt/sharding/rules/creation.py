@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from gt.core.messages import DType, Here, Items
+from gt.core.signatures import DType, Here, Items
 from gt.sharding.calls import Call, LocalBuilder, LocalProgram, Lowering, Shard
 from gt.sharding.factors import WHOLE, OpShardingRule, Ref, RuleBuilder
 from gt.sharding.rules.dims import named

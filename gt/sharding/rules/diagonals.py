@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from gt.core.messages import Input, Items
+from gt.core.signatures import Input, Items
 from gt.sharding.calls import Call, LocalBuilder, LocalProgram, Shard
 from gt.sharding.factors import MASK, Dim, OpShardingRule, Passing, Ref, RuleBuilder, Window, bind
 from gt.sharding.rules.dims import wrap

@@ -5,8 +5,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from gt.core.messages import DType, Here, Input, Items, MemoryFormat
 from gt.core.meta import ITEM_BYTES
+from gt.core.signatures import DType, Here, Input, Items, MemoryFormat
 from gt.sharding.calls import Call, LocalBuilder, LocalProgram, Shard
 from gt.sharding.factors import OpShardingRule, bind
 from gt.sharding.rules.entry import OpEntry

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 
-from gt.core.messages import Input
+from gt.core.signatures import Input
 from gt.sharding.calls import Call, LocalBuilder, LocalProgram, Shard, with_inputs
 from gt.sharding.factors import MASK, PASS, REDUCE, WHOLE, Dim, OpShardingRule, Passing, Ref, RuleBuilder, Window, bind
 from gt.sharding.rules.advanced import index, index_put

@@ -10,7 +10,7 @@ import functools
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
-from gt.core.messages import Input
+from gt.core.signatures import Input
 from gt.sharding.calls import LocalBuilder, LocalProgram, Shard, with_inputs
 from gt.sharding.rules.dtypes import highest, lowest
 from gt.sharding.rules.local import adds_once, zeros

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 
-from gt.core.messages import Input, Items
+from gt.core.signatures import Input, Items
 from gt.sharding.calls import Call, LocalBuilder, LocalProgram, Shard
 from gt.sharding.factors import MASK, WHOLE, OpShardingRule, Passing, Ref, RuleBuilder, Window
 from gt.sharding.rules.dims import wrap

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from gt.core.messages import Input
+from gt.core.signatures import Input
 from gt.sharding.calls import Call
 from gt.sharding.factors import OpShardingRule, Passing, bind
 from gt.sharding.rules.dims import named, operands_of, rule_text, without, wrap

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from gt.core.messages import Arg, DType, Here, Input, Items
+from gt.core.signatures import Arg, DType, Here, Input, Items
 from gt.sharding.calls import LocalBuilder, LocalProgram, Lowering, Shard
 from gt.sharding.spec import Shape
 

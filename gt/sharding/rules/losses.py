@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from gt.core.messages import Arg, DType, Input
+from gt.core.signatures import Arg, DType, Input
 from gt.sharding.calls import Call, Expansion, LocalBuilder, LocalProgram, Shard
 from gt.sharding.factors import OpShardingRule, bind
 from gt.sharding.rules.dims import named, operands_of, rule_text

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import math
 
-from gt.core.messages import DType, Input, Items, MemoryFormat
+from gt.core.signatures import DType, Input, Items, MemoryFormat
 from gt.sharding.calls import Call, LocalBuilder, LocalProgram, Shard
 from gt.sharding.factors import OpShardingRule, Passing, bind
 from gt.sharding.rules.dims import named, rule_text

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from gt.core.messages import Input, Items
 from gt.core.meta import TensorMeta
+from gt.core.signatures import Input, Items
 from gt.sharding.calls import Call, Expansion
 from gt.sharding.factors import OpShardingRule, Passing, bind
 from gt.sharding.rules.dims import named, rule_text, wrap, wrap_all

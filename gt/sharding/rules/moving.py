@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Container, Mapping
 
-from gt.core.messages import Arg, Input, Items
+from gt.core.signatures import Arg, Input, Items
 from gt.sharding.calls import Call, LocalBuilder, LocalProgram, Shard
 from gt.sharding.factors import Dim, Passing, Ref, RuleBuilder
 from gt.sharding.rules.dtypes import is_complex

@@ -5,8 +5,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from gt.core.messages import Arg, Input, Items
 from gt.core.meta import TensorMeta
+from gt.core.signatures import Arg, Input, Items
 from gt.sharding.calls import Call, Expander, Expansion
 from gt.sharding.factors import OpShardingRule, bind
 from gt.sharding.rules.dims import named, rule_text

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from gt.core.messages import Arg, DType, Input, Items
 from gt.core.meta import TensorMeta, contiguous_strides
+from gt.core.signatures import Arg, DType, Input, Items
 from gt.sharding.calls import Call, Expander, Expansion
 from gt.sharding.rules.dims import reduced_shape
 from gt.sharding.spec import Shape

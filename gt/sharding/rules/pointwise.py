@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
-from gt.core.messages import Complex, DType, Input, Scalar
+from gt.core.signatures import Complex, DType, Input, Scalar
 from gt.sharding.calls import Call, LocalBuilder, LocalProgram, Lowering, Shard, inputs_in
 from gt.sharding.factors import OpShardingRule, Passing, bind
 from gt.sharding.rules.dims import wrap

@@ -6,7 +6,7 @@ import math
 from collections.abc import Callable, Sequence
 from typing import NamedTuple, TypeAlias
 
-from gt.core.messages import Arg, DType, Here, Input, Items, Scalar
+from gt.core.signatures import Arg, DType, Here, Input, Items, Scalar
 from gt.sharding.calls import Call, Expansion, LocalBuilder, LocalProgram, Lowering, Shard
 from gt.sharding.factors import OpShardingRule, Passing, bind
 from gt.sharding.rules.dims import dims_cut, named, rule_text, without, wrap_all

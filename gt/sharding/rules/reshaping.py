@@ -7,8 +7,8 @@ from __future__ import annotations
 
 import math
 
-from gt.core.messages import DType, Input, Items
 from gt.core.meta import ITEM_BYTES
+from gt.core.signatures import DType, Input, Items
 from gt.sharding.calls import Call, LocalProgram, Shard
 from gt.sharding.factors import WHOLE, OpShardingRule, Ref, RuleBuilder, bind
 from gt.sharding.rules.moving import every_kind, once

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import NamedTuple, TypeAlias
 
-from gt.core.messages import DType, Here, Input, Items
+from gt.core.signatures import DType, Here, Input, Items
 from gt.sharding.calls import Call, Expansion, LocalBuilder, LocalProgram, Lowering, Shard
 from gt.sharding.factors import Blocks, Dim, OpShardingRule, Passing, Ref, RuleBuilder
 from gt.sharding.rules.blocks import as_cuts, as_items, one_each, own_blocks, parts_of

@@ -5,7 +5,7 @@ A slice of a cut dim is what the shards have of it: its cuts are ragged and some
 
 from __future__ import annotations
 
-from gt.core.messages import Arg, Input, Items
+from gt.core.signatures import Arg, Input, Items
 from gt.sharding.calls import Call, LocalBuilder, LocalProgram, Shard
 from gt.sharding.factors import MASK, Dim, OpShardingRule, Ref, RuleBuilder, Window
 from gt.sharding.rules.dims import wrap

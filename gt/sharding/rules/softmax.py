@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from gt.core.messages import Input
+from gt.core.signatures import Input
 from gt.sharding.calls import Call
 from gt.sharding.factors import OpShardingRule, Passing
 from gt.sharding.rules.dims import whole_along, wrap

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from gt.core.messages import Input, Items
+from gt.core.signatures import Input, Items
 from gt.sharding.calls import Call, LocalBuilder, LocalProgram, Lowering, Shard
 from gt.sharding.factors import HALO, Dim, OpShardingRule, Passing, Reach, Ref, RuleBuilder, bind
 from gt.sharding.rules.convolution import CONVOLUTION

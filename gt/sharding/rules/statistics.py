@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import NamedTuple, TypeAlias, TypeVar
 
-from gt.core.messages import Arg, Input
+from gt.core.signatures import Arg, Input
 from gt.sharding.calls import Call, Expansion
 from gt.sharding.factors import Passing
 from gt.sharding.rules.dims import dims_cut

@@ -7,8 +7,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from gt.core.messages import Input, Items
 from gt.core.meta import TensorMeta, contiguous_strides
+from gt.core.signatures import Input, Items
 from gt.sharding.calls import Call, Expander, Expansion, LocalBuilder, LocalProgram, Shard
 from gt.sharding.factors import HALO, REDUCE, Dim, OpShardingRule, Passing, Reach, Ref, RuleBuilder, bind
 from gt.sharding.rules.diagonals import DIAGONALS

@@ -6,8 +6,8 @@ from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from typing import Any, Protocol, TypeAlias
 
-from gt.core.messages import Arg, ViewStep
 from gt.core.meta import TensorMeta
+from gt.core.signatures import Arg, ViewStep
 from gt.worker.engines.counter import Region
 
 Value: TypeAlias = Any

@@ -8,8 +8,8 @@ from typing import Any, NoReturn
 
 import numpy as np
 
-from gt.core.messages import Arg, Complex, DType, Here, Items, Layout, MemoryFormat, ViewStep
 from gt.core.meta import TensorMeta
+from gt.core.signatures import Arg, Complex, DType, Here, Items, Layout, MemoryFormat, ViewStep
 from gt.worker.engines.counter import Region
 from gt.worker.engines.engine import Buffer
 from gt.worker.engines.numpy_ops import OPS

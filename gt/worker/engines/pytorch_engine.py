@@ -10,8 +10,8 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from gt.core.messages import Arg, Complex, DType, Here, Items, Layout, MemoryFormat, ViewStep
 from gt.core.meta import ITEM_BYTES, TensorMeta
+from gt.core.signatures import Arg, Complex, DType, Here, Items, Layout, MemoryFormat, ViewStep
 from gt.worker.engines.counter import Region
 from gt.worker.engines.engine import Buffer
 from gt.worker.engines.portable import PORTABLE
