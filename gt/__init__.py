@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from gt import distributed as distributed
     from gt import nn as nn
     from gt import optim as optim
+    from gt import signal as signal
     from gt.client.creation import arange as arange
     from gt.client.creation import as_tensor as as_tensor
     from gt.client.creation import bernoulli as bernoulli
@@ -51,6 +52,7 @@ if TYPE_CHECKING:
     from gt.core.errors import ServerLost as ServerLost
     from gt.core.errors import SessionError as SessionError
     from gt.core.errors import SettingsError as SettingsError
+    from gt.core.errors import SignalError as SignalError
     from gt.core.errors import WorkerLost as WorkerLost
     from gt.launch.sessions import connect as connect
     from gt.launch.sessions import gpu_workers as gpu_workers
@@ -62,6 +64,13 @@ if TYPE_CHECKING:
     from gt.sharding.placements import Shard as Shard
     from gt.sharding.spec import DeviceMesh as DeviceMesh
     from gt.sharding.spec import ShardingSpec as ShardingSpec
+    from gt.signals.config import ModelConfig as ModelConfig
+    from gt.signals.config import ShardConfig as ShardConfig
+    from gt.signals.config import SignalConfig as SignalConfig
+    from gt.signals.registry import get_config as get_config
+    from gt.signals.registry import get_signal_config as get_signal_config
+    from gt.signals.registry import load_config as load_config
+    from gt.signals.registry import register_config as register_config
 
 _ROOMS: dict[str, str] = {
     "gt.client.creation": (
@@ -71,13 +80,15 @@ _ROOMS: dict[str, str] = {
     ),
     "gt.client.layouts": "mesh",
     "gt.client.tensor": "Tensor",
-    "gt.core.errors": "GTError LayoutError OpError ServerLost SessionError SettingsError WorkerLost",
+    "gt.core.errors": "GTError LayoutError OpError ServerLost SessionError SettingsError SignalError WorkerLost",
     "gt.launch.sessions": "connect gpu_workers init shutdown synchronize",
     "gt.sharding.placements": "Partial Replicate Shard",
     "gt.sharding.spec": "DeviceMesh ShardingSpec",
+    "gt.signals.config": "ModelConfig ShardConfig SignalConfig",
+    "gt.signals.registry": "get_config get_signal_config load_config register_config",
 }
 _ROOM_OF = {name: room for room, names in _ROOMS.items() for name in names.split()}
-_SUBMODULES = ("debug", "distributed", "nn", "optim")
+_SUBMODULES = ("debug", "distributed", "nn", "optim", "signal")
 
 __all__ = ["__version__", *_ROOM_OF, *_SUBMODULES]
 

@@ -32,7 +32,8 @@ from gt.core.meta import TensorMeta
 from gt.core.signatures import Number, Signature
 from gt.dispatcher.office import Office
 from gt.dispatcher.post import Buffer, Outgoing, ToClient, ToWorkers
-from gt.sharding.spec import DeviceMesh, ShardingSpec, parse_spec, whole
+from gt.sharding.spec import DeviceMesh, ShardingSpec, whole
+from gt.sharding.text import parse_spec
 from tests.records import SMALL, own
 
 A, B, C, D, E = map(own, range(1, 6))

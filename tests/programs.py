@@ -22,6 +22,7 @@ def free_port() -> int:
 
 
 def start(*arguments: str, **environment: str) -> subprocess.Popen[str]:
+    """A program that Ctrl-C interrupts, even where the tests themselves run in the background."""
     return subprocess.Popen(
         [sys.executable, *arguments],
         stdout=subprocess.PIPE,
@@ -29,6 +30,7 @@ def start(*arguments: str, **environment: str) -> subprocess.Popen[str]:
         text=True,
         cwd=ROOT,
         env={**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", **environment},
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),  # noqa: PLW1509
     )
 
 

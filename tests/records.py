@@ -42,6 +42,7 @@ from gt.core.messages import (
     WorkerCreateTensor,
     WorkerDefineOp,
     WorkerDefineProgram,
+    WorkerDefineScope,
     WorkerEndSession,
     WorkerFetchTensor,
     WorkerForgetOps,
@@ -129,7 +130,9 @@ PROGRAM = Program(  # with an example of every kind of step
     gives=(4, 5),
     consumes=(1,),
 )
-FAILURE = Failure(2, "aten.mm.default", ("float32[2, 3]", "float32[4]"), 9, "RuntimeError", "shapes", "Traceback ...")
+FAILURE = Failure(
+    2, "aten.mm.default", ("float32[2, 3]", "float32[4]"), 9, own(7), "RuntimeError", "shapes", "Traceback ..."
+)
 INLINE, SHARED = Segment("", 16), Segment("gt-1-2-0123456789abcdef", 16)
 
 INSTRUCTIONS: list[Instruction] = [
@@ -154,11 +157,12 @@ INSTRUCTIONS: list[Instruction] = [
 COMMANDS: list[Command] = [
     WorkerDefineOp(own(1), RICH),
     WorkerDefineProgram(own(16), "aten.x.default", PROGRAM),
+    WorkerDefineScope(1, 2, "forward", True),
     WorkerForgetOps((own(1),)),
     WorkerCreateTensor(own(5), SMALL, SHARED, 3),
     WorkerCreateTensor(own(5), SMALL, INLINE, 3),
-    WorkerRunOp(own(1), (own(5),), (own(7),), (0, 0.0, False), 3),
-    WorkerQueryOp(own(8), own(1), (own(5),), (own(9),), own(10), (2,), 3),
+    WorkerRunOp(own(1), (own(5),), (own(7),), (0, 0.0, False), 0, 3),
+    WorkerQueryOp(own(8), own(1), (own(5),), (own(9),), own(10), (2,), 0, 3),
     WorkerFreeTensors((own(5),)),
     WorkerFetchTensor(own(11), own(5), True),
     WorkerSynchronize(own(13)),

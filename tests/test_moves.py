@@ -8,7 +8,8 @@ import torch
 
 from gt.core.messages import Failure
 from gt.core.meta import TensorMeta, contiguous_strides
-from gt.sharding.spec import DeviceMesh, compute_local_shape, local_slices, parse_spec, whole
+from gt.sharding.spec import DeviceMesh, compute_local_shape, local_slices, whole
+from gt.sharding.text import parse_spec
 from gt.worker.engines import NumPyEngine, PyTorchEngine
 from gt.worker.exchange import pump
 from gt.worker.moves import Mover
@@ -16,7 +17,7 @@ from gt.worker.values import Failing
 from tests.desks import PAIR, at, over
 
 ENGINES = {"pytorch": PyTorchEngine(), "numpy": NumPyEngine()}
-FAILING = Failing(Failure(0, "aten.mm.default", (), 0, "RuntimeError", "no value", ""))
+FAILING = Failing(Failure(0, "aten.mm.default", (), 0, 1, "RuntimeError", "no value", ""))
 OTHER = DeviceMesh([2], ["y"], [1, 2])
 MANY = DeviceMesh([2, 2], ["a", "b"], [2, 0, 3, 1])
 
@@ -31,7 +32,7 @@ class Broken(PyTorchEngine):
 
 
 def fail(op, values, error):
-    return Failing(Failure(0, op, (), 0, type(error).__name__, str(error), ""))
+    return Failing(Failure(0, op, (), 0, 1, type(error).__name__, str(error), ""))
 
 
 def move(parts, shape, source, target, engines=None, dtype="float32"):

@@ -62,9 +62,9 @@ def test_an_op_is_defined_on_a_worker_once():
     second = desk.tell(run(OP, (A, C), (D,)))
     assert first == [
         ToWorkers((0,), WorkerDefineOp(OP, ADD)),
-        ToWorkers((0,), WorkerRunOp(OP, (A, B), (C,), (2, 0.5), 7)),
+        ToWorkers((0,), WorkerRunOp(OP, (A, B), (C,), (2, 0.5), 0, 7)),
     ]
-    assert second == [ToWorkers((0,), WorkerRunOp(OP, (A, C), (D,), (), 0))]
+    assert second == [ToWorkers((0,), WorkerRunOp(OP, (A, C), (D,), (), 0, 0))]
 
 
 def test_an_op_is_defined_on_each_worker_that_runs_it():
@@ -82,7 +82,7 @@ def test_outputs_are_placed_where_the_op_ran():
     desk = desk_with(2)
     desk.define(OP, signature("aten.split.Tensor", 1, (SMALL, LARGE)))
     desk.tell(run(OP, (B,), (C, D)))
-    assert [desk.state.tensors[ident] for ident in (C, D)] == [(SMALL, at(1), 16), (LARGE, at(1), 4096)]
+    assert [desk.state.tensors[ident] for ident in (C, D)] == [(SMALL, at(1), 16, False), (LARGE, at(1), 4096, False)]
 
 
 def test_inputs_apart_are_moved_by_both_ends_before_the_op():
@@ -93,8 +93,8 @@ def test_inputs_apart_are_moved_by_both_ends_before_the_op():
     assert desk.tell(run(OP, (A, B), (C,), site=7)) == [
         ToWorkers((0,), WorkerDefineOp(OP, ADD)),
         ToWorkers((1, 0), WorkerDefineProgram(code, "redistribute", move)),
-        ToWorkers((1, 0), WorkerRunOp(code, (B,), (copy,), (), 7), meet=True),
-        ToWorkers((0,), WorkerRunOp(OP, (A, copy), (C,), (), 7)),
+        ToWorkers((1, 0), WorkerRunOp(code, (B,), (copy,), (), 0, 7), meet=True),
+        ToWorkers((0,), WorkerRunOp(OP, (A, copy), (C,), (), 0, 7)),
     ]
     assert desk.state.tensors[B].spec is at(1)
     assert desk.state.copies == {B: {at(0): copy}}
@@ -265,7 +265,7 @@ def test_the_results_of_a_query_are_placed_where_it_ran():
     desk.define(OP, NONZERO)
     queried = Queried(REQUEST, (LARGE, 3, SMALL), ())
     sent = desk.tell(query(OP, (B,)))
-    assert sent[-1] == ToWorkers((1,), WorkerQueryOp(REQUEST, OP, (B,), (), D, (), 0))
+    assert sent[-1] == ToWorkers((1,), WorkerQueryOp(REQUEST, OP, (B,), (), D, (), 0, 0))
     assert desk.report(1, queried) == [ToClient(1, queried)]
     assert [desk.state.tensors[ident][:2] for ident in (D, E)] == [(LARGE, at(1)), (SMALL, at(1))]
     assert set(desk.state.held_by(1)) == {A, B, D, E}

@@ -50,7 +50,8 @@ from gt.core.messages import (
 from gt.core.signatures import Compute, Move, Whole
 from gt.dispatcher.office import Office
 from gt.dispatcher.post import ToWorkers
-from gt.sharding.spec import DeviceMesh, parse_spec, spec_of
+from gt.sharding.spec import DeviceMesh, spec_of
+from gt.sharding.text import parse_spec
 from tests.desks import create
 from tests.records import LARGE, SMALL, own, signature
 

@@ -63,7 +63,7 @@ def test_a_tensor_is_laid_out_anew_by_all_workers_concerned():
     desk = desk_with(3)
     assert told(desk.lay_out(B, C, "x")) == ["1 0: define c1: redistribute", "1+0: c1(B) -> C"]
     assert [desk.layout(ident) for ident in (B, C)] == ["- on 1", "x on 0 1"]
-    assert desk.state.tensors[C] == (SMALL, over("x"), 8)
+    assert desk.state.tensors[C] == (SMALL, over("x"), 8, True)
 
 
 def test_a_change_of_layout_is_planned_once():

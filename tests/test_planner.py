@@ -10,7 +10,8 @@ from hypothesis import strategies as st
 from gt.core.signatures import Compute, Input, Items, Move, Signature, ViewStep, Whole
 from gt.dispatcher.planner import plan_move, plan_op
 from gt.sharding.cost import reshard_bytes
-from gt.sharding.spec import DeviceMesh, ShardingSpec, parse_spec, spec_of, whole
+from gt.sharding.spec import DeviceMesh, ShardingSpec, spec_of, whole
+from gt.sharding.text import parse_spec
 from tests.desks import alone, at
 from tests.records import meta, signature
 

@@ -16,6 +16,7 @@ from gt.core.settings import Settings, configure_logging, parse_address, read_se
 def test_nothing_said_is_the_defaults():
     assert read_settings({}) == Settings()
     assert Settings() == Settings(workers=0, server="", backend="pytorch", mode="", shared_memory=True, timeout=60.0)
+    assert (Settings().config, Settings().auto_shard) == ("", None)
 
 
 @pytest.mark.parametrize(
@@ -25,6 +26,11 @@ def test_nothing_said_is_the_defaults():
         ("GT_SERVER", "localhost:12345", "server", "localhost:12345"),
         ("GT_BACKEND", "numpy", "backend", "numpy"),
         ("GT_INSTRUCTION_LOG", "/tmp/log", "instruction_log", "/tmp/log"),
+        ("GT_CONFIG", "plans/tp.yaml", "config", "plans/tp.yaml"),
+        ("GT_CONFIG", "", "config", ""),
+        ("GT_AUTO_SHARD", "0", "auto_shard", False),
+        ("GT_AUTO_SHARD", "1", "auto_shard", True),
+        ("GT_AUTO_SHARD", "", "auto_shard", None),
         ("GT_VERBOSE", "1", "verbose", True),
         ("GT_DEBUG_CLIENT", "true", "debug_client", True),
         ("GT_DEBUG_DISPATCHER", "YES", "debug_dispatcher", True),
@@ -58,6 +64,7 @@ def test_variables_are_read_together_and_others_are_left_alone():
         ("GT_WORKERS", "", "cannot be used"),
         ("GT_BACKEND", "jax", "pytorch, numpy"),
         ("GT_BACKEND", "", "pytorch, numpy"),
+        ("GT_AUTO_SHARD", "2", "expected 1 or 0"),
         ("GT_VERBOSE", "maybe", "expected 1 or 0"),
         ("GT_DEBUG_CLIENT", "2", "expected 1 or 0"),
         ("GT_DEBUG_DISPATCHER", "2", "expected 1 or 0"),
@@ -83,7 +90,7 @@ def test_a_value_that_cannot_be_used_is_refused_by_name(name, text, expected):
         ("GT_BACKENDS", "did you mean 'GT_BACKEND'"),
         ("GT_INSTRUCTIONS_LOG", "did you mean 'GT_INSTRUCTION_LOG'"),
         ("GT_debug_worker", "GT_DEBUG_WORKER"),
-        ("GT_XYZZY", "known: GT_BACKEND, .*GT_WORKERS"),
+        ("GT_XYZZY", "known: GT_AUTO_SHARD, GT_BACKEND, .*GT_WORKERS"),
     ],
 )
 def test_an_unknown_variable_is_warned_of_with_the_nearest_name(name, hint):
@@ -193,12 +200,12 @@ for name in ("gt.client", "gt.dispatcher", "gt.worker"):
 """
 
 
-def said(**variables):
+def said(program=TALK, **variables):
     """What a program says on stderr that logs at every level in every role."""
     environ = {name: text for name, text in os.environ.items() if not name.startswith("GT_")}
     environ |= {"PYTHONPATH": os.pathsep.join(sys.path), **variables}
     run = subprocess.run(
-        [sys.executable, "-c", TALK], capture_output=True, text=True, timeout=60, env=environ, check=True
+        [sys.executable, "-c", program], capture_output=True, text=True, timeout=60, env=environ, check=True
     )
     assert run.stdout == ""
     return run.stderr
@@ -206,6 +213,11 @@ def said(**variables):
 
 def test_logging_is_silent_by_default():
     assert said() == ""
+
+
+def test_a_signal_that_asks_for_what_there_is_not_is_warned_of():
+    program = TALK.replace("gt.client", "gt.signals")
+    assert said(program=program) == "gt: gt.signals warning\ngt: gt.signals error\n"
 
 
 def test_verbose_shows_what_matters_of_every_role():

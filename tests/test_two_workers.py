@@ -1,6 +1,5 @@
 """Two worker processes: values, transfers, failures, pace."""
 
-import contextlib
 import os
 
 import psutil
@@ -85,9 +84,48 @@ def test_a_failure_of_one_shard_is_raised_and_the_others_go_on(two_processes):
     bad = gt.arange(3.0)[indices]
     with pytest.raises(gt.OpError, match="out of (bounds|range)"):
         bad.sum().item()
-    with contextlib.suppress(gt.OpError):  # the news of the worker that failed may come after the answer of the other
-        gt.synchronize()
+    gt.synchronize()
     assert over_both(torch.ones(4), gt.Shard(0)).sum().item() == 4
+
+
+def fails_on_both(placement):
+    """Every worker fails, the second one late: it has something else to do first."""
+    wrong = over_both(torch.tensor([7, 8, 9, 7]), placement)
+    source = over_both(torch.arange(3.0), gt.Replicate())
+    large = gt.rand(1000, 1000, mesh=gt.mesh(1, ("x",), workers=[1]))
+    large = large @ large
+    return source[wrong]
+
+
+READS = {"all": lambda x: x, "sum": torch.sum, "half": lambda x: x[:2]}
+
+
+@pytest.mark.parametrize("read", READS)
+@pytest.mark.parametrize("placement", [gt.Shard(0), gt.Replicate()], ids=str)
+def test_a_failure_of_both_that_was_read_is_not_raised_again(two_processes, placement, read):
+    bad = fails_on_both(placement)
+    with pytest.raises(gt.OpError, match="out of (bounds|range)"):
+        READS[read](bad).tolist()
+    gt.synchronize()
+
+
+@pytest.mark.parametrize("placement", [gt.Shard(0), gt.Replicate()], ids=str)
+def test_a_failure_of_both_that_nobody_read_is_raised_once(two_processes, placement):
+    bad = fails_on_both(placement)
+    with pytest.raises(gt.OpError, match="out of (bounds|range)"):
+        gt.synchronize()
+    gt.synchronize()
+    with pytest.raises(gt.OpError, match="out of (bounds|range)"):
+        bad.tolist()
+    gt.synchronize()
+
+
+def test_another_failure_of_the_same_line_is_raised_again(two_processes):
+    for _ in range(3):
+        fails_on_both(gt.Shard(0))
+        with pytest.raises(gt.OpError, match="out of (bounds|range)"):
+            gt.synchronize()
+    gt.synchronize()
 
 
 @pytest.mark.parametrize("dtype", [torch.bool, torch.int64, torch.bfloat16, torch.complex64, torch.float64])

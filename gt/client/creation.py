@@ -11,6 +11,7 @@ import torch
 from torch.utils._pytree import tree_map_only
 
 from gt.client.factories import FactoryMode
+from gt.client.plans import apply_plan
 from gt.client.tensor import Tensor, to_gt
 from gt.core.errors import LayoutError
 from gt.sharding.placements import Layout, Partial, Placement, Placements, Replicate, Shard
@@ -145,11 +146,14 @@ def manual_seed(seed: int) -> torch.Generator:
 
 
 def to(what: Any) -> Any:
-    """Move a tensor, or a module in place with its parameters and buffers; tied weights stay tied."""
+    """Move a tensor, or a module in place with its parameters and buffers; tied weights stay tied. A module is laid out
+    as the `model` section of the configuration says."""
     if isinstance(what, torch.Tensor):
         return to_gt(what)
     if isinstance(what, torch.nn.Module):
-        return move_module(what)
+        move_module(what)
+        apply_plan(what)
+        return what
     if isinstance(what, np.ndarray):
         return from_numpy(what)
     raise TypeError(f"gt.to() moves a tensor, an array or a torch.nn.Module, not {type(what).__name__}")

@@ -63,7 +63,8 @@ class SingleEntry:
             numbers.append(draw_key(args, kwargs))
         ident = next(session.ids)
         inputs = tuple(map(_id_of, nodes))
-        session.emit(RunOp(self.code, inputs, (ident,), tuple(numbers), session.scope, session.sites.here()))
+        scope = 0 if session.scoping is None else session.scoping.of(nodes, self.geometry)
+        session.emit(RunOp(self.code, inputs, (ident,), tuple(numbers), scope, session.sites.here()))
         handle = _make_handle(cls, self.shape, self.stride, None, None, self.dtype)
         handle._node = Base(session, ident, self.geometry)  # type: ignore[attr-defined]
         return handle
@@ -88,7 +89,8 @@ class PlainEntry:
         results = [Base(session, next(session.ids), geometry) for geometry in self.outputs]
         inputs = tuple(map(_id_of, nodes))
         outputs = tuple([result.id for result in results])
-        session.emit(RunOp(self.code, inputs, outputs, tuple(numbers), session.scope, session.sites.here()))
+        scope = 0 if session.scoping is None else session.scoping.of(nodes, None)
+        session.emit(RunOp(self.code, inputs, outputs, tuple(numbers), scope, session.sites.here()))
         return self.rebuild([wrap(cls, result) for result in results])
 
 
@@ -146,16 +148,10 @@ class WriteEntry:
         results = [Base(session, next(session.ids), geometry) for geometry in self.outputs]
         written = [nodes[place].base for place in self.writes]
         renewed = [next(session.ids) for _ in written]
-        session.emit(
-            RunOp(
-                self.code,
-                tuple(map(_id_of, nodes)),
-                (*[result.id for result in results], *renewed),
-                tuple(numbers),
-                session.scope,
-                session.sites.here(),
-            )
-        )
+        inputs = tuple(map(_id_of, nodes))
+        outputs = (*[result.id for result in results], *renewed)
+        scope = 0 if session.scoping is None else session.scoping.of(nodes, None)
+        session.emit(RunOp(self.code, inputs, outputs, tuple(numbers), scope, session.sites.here()))
         for base, ident in zip(written, renewed, strict=True):
             base.id = ident
         return self.returned([wrap(cls, result) for result in results], args, kwargs or {})
@@ -188,18 +184,10 @@ class QueryEntry:
         written = [nodes[place].base for place in self.writes]
         renewed = tuple([next(session.ids) for _ in written])
         request, first = next(session.ids), session.reserve_ids()
-        session.emit(
-            QueryOp(
-                request,
-                self.code,
-                tuple(map(_id_of, nodes)),
-                renewed,
-                first,
-                tuple(numbers),
-                session.scope,
-                session.sites.here(),
-            )
-        )
+        inputs = tuple(map(_id_of, nodes))
+        scope = 0 if session.scoping is None else session.scoping.of(nodes, None)
+        site = session.sites.here()
+        session.emit(QueryOp(request, self.code, inputs, renewed, first, tuple(numbers), scope, site))
         for base, ident in zip(written, renewed, strict=True):
             base.id = ident
         answer = session.ask(request)
@@ -214,6 +202,8 @@ def rebind(tensor: torch.Tensor, node: Node) -> torch.Tensor:
     """Make an existing handle stand for another node, shape included."""
     _set_metadata(tensor, wrap(type(tensor), node))
     tensor._node = node  # type: ignore[attr-defined]
+    if isinstance(tensor, torch.nn.Parameter):
+        node.base.is_parameter = True
     return tensor
 
 

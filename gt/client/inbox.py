@@ -6,6 +6,7 @@ import logging
 import sys
 import threading
 import time
+from collections import deque
 
 from gt.client.failures import describe_failure, describe_loss, error_at_once
 from gt.client.sites import Sites
@@ -17,6 +18,7 @@ log = logging.getLogger("gt.client")
 
 POLL_SECONDS = 0.2
 NOTICE_SECONDS = 10.0  # a wait this long is explained on stderr
+REMEMBERED = 1024  # failures whose news may still come from other workers
 
 
 class Inbox:
@@ -31,6 +33,7 @@ class Inbox:
         self._server_lost: ServerLost | None = None
         self._rejected: Rejected | None = None
         self._status = ""
+        self._known: deque[int] = deque(maxlen=REMEMBERED)
 
     def wait(self, request: int) -> tuple[Answer, Buffer | None]:
         """The answer to a request. Raises what made an answer impossible, after telling for whom it waits."""
@@ -67,7 +70,7 @@ class Inbox:
             raise
         for answer, buffer in arrived:
             if isinstance(answer, OpFailed):
-                self.failures.append(answer.failure)
+                self._note(answer.failure)
             elif isinstance(answer, Waiting):
                 self._status = answer.reason
             elif isinstance(answer, Rejected) and answer.request == 0:
@@ -77,10 +80,22 @@ class Inbox:
             else:
                 self._answers[answer.request] = (answer, buffer)  # type: ignore[union-attr]
 
+    def _note(self, failure: Failure) -> None:
+        """Every worker that an op fails on tells of it, maybe after a read has shown what another one told."""
+        if failure.origin == 0 or failure.origin not in self._known:
+            self._known.append(failure.origin)
+            self.failures.append(failure)
+
+    def _forget(self, failure: Failure) -> None:
+        """A read shows it."""
+        with self._lock:
+            self._known.append(failure.origin)
+            self.failures = [other for other in self.failures if other.origin != failure.origin]
+
     def _checked(self, found: tuple[Answer, Buffer | None]) -> tuple[Answer, Buffer | None]:
         answer = found[0]
         if isinstance(answer, Failed):
-            self.failures = [failure for failure in self.failures if failure != answer.failure]
+            self._forget(answer.failure)
             if answer.own:
                 raise error_at_once(answer.failure)
             raise OpError(describe_failure(answer.failure, self._sites.place(answer.failure.site)))

@@ -27,13 +27,14 @@ def mesh(
     sizes = [shape] if isinstance(shape, int) else list(shape)
     there = [info.worker for info in sessions.current().welcome.workers]
     count = math.prod(sizes)
-    chosen = list(workers) or there[:count]
+    chosen = list(workers) or there[: max(count, 0)]
     missing = [worker for worker in chosen if worker not in there]
-    if missing or len(chosen) < count:
-        unknown = f"{missing} are not there; " if missing else ""
+    if missing or (not workers and len(there) < count):
+        asked = f"workers {missing}" if missing else f"{count} workers"
+        enough = max([count, *[worker + 1 for worker in missing]])
         raise LayoutError(
-            f"a mesh of shape {tuple(sizes)} needs {count} workers, and there are {there}; {unknown}"
-            f"start more with gt.init(workers={count}) or GT_WORKERS={count}"
+            f"a mesh of shape {tuple(sizes)} needs {asked}, and there are {there}; "
+            f"start more with gt.init(workers={enough}) or GT_WORKERS={enough}"
         )
     return DeviceMesh(sizes, axis_names, chosen, name)
 

@@ -50,6 +50,7 @@ class Base(msgspec.Struct, eq=False):
     session: Session
     id: int
     geometry: Geometry
+    is_parameter: bool = False
     path: ClassVar[ViewPath | None] = None
     key: ClassVar[Geometry]
 

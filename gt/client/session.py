@@ -18,6 +18,7 @@ from gt.client.host import as_tensor, payload
 from gt.client.inbox import Inbox
 from gt.client.nodes import ROOT, Base, Node
 from gt.client.outbox import Outbox
+from gt.client.scopes import Scoping, in_use
 from gt.client.sites import Sites
 from gt.core.errors import ConnectionLost, OpError, SessionError
 from gt.core.messages import (
@@ -56,14 +57,17 @@ PACE, MARKS = 4096, 4  # how many instructions make a mark, and how many marks t
 
 
 class Session:
-    """`scope` is the code of the signal scope that ops are issued in (0: none); `alone`: there is one worker."""
+    """`alone`: there is one worker, and where it is `embedded`, in this process. `scoping` says in which signal scope an
+    op is; None where nothing has to be said about that."""
 
-    def __init__(self, channel: ClientChannel, welcome: Welcome) -> None:
+    def __init__(self, channel: ClientChannel, welcome: Welcome, auto_shard: bool | None = None) -> None:
         first = welcome.ident << SESSION_SHIFT
         self.welcome = welcome
         self.ids = itertools.count(first + 1)
-        self.scope = 0
         self.alone = len(welcome.workers) == 1
+        self.embedded = self.alone and not channel.remote
+        self.scoping: Scoping | None = None
+        self._auto_shard = auto_shard
         self.memo: dict[tuple[Any, ...], Any] = {}
         self.signatures: dict[int, Signature] = {}
         self.sites = Sites(self._define_site)
@@ -79,6 +83,14 @@ class Session:
         self._unmarked = 0
         self._marks: deque[int] = deque()
         self._pid = os.getpid()
+        if in_use() or (not self.alone and auto_shard is not False):
+            self.start_scoping()
+
+    def start_scoping(self) -> Scoping:
+        """From now on ops say in which scope they are."""
+        if self.scoping is None:
+            self.scoping = Scoping(self, self._auto_shard)
+        return self.scoping
 
     # What the dispatcher is told once
 
@@ -108,16 +120,16 @@ class Session:
 
     # Host data in
 
-    def upload(self, tensor: torch.Tensor) -> Base:
-        """A snapshot of a plain tensor's bytes as a new tensor on a worker."""
+    def upload(self, tensor: torch.Tensor, is_operand: bool = False) -> Base:
+        """A snapshot of a plain tensor's bytes as a new tensor on a worker, or laid out as the scope says. An operand
+        of an op is not: the op says how it needs it."""
         self.require_open()
         data = payload(tensor)
         geometry = intern_geometry(tensor.shape, contiguous_strides(tuple(tensor.shape)), 0, tensor.dtype)
         base = Base(self, next(self.ids), geometry)
         large = geometry.nbytes > INTERN_BYTES
-        instruction = CreateTensor(
-            base.id, geometry.meta(), Segment("", geometry.nbytes), self.scope, self.sites.here()
-        )
+        scope = 0 if is_operand or self.scoping is None else self.scoping.of((base,), None)
+        instruction = CreateTensor(base.id, geometry.meta(), Segment("", geometry.nbytes), scope, self.sites.here())
         self.outbox.emit_upload(instruction, data if large else bytearray(data), at_once=large)
         return base
 
@@ -125,11 +137,11 @@ class Session:
         """A plain tensor as an operand. Small ones are interned by content: models make the same masks and numbers
         again and again. By content and not by identity, because NumPy may write to a tensor's memory unseen."""
         if tensor.numel() * tensor.itemsize > INTERN_BYTES:
-            return self.upload(tensor)
+            return self.upload(tensor, is_operand=True)
         key = (tensor.dtype, tensor.shape, bytes(payload(tensor)))
         base = self._constants.get(key)
         if base is None:
-            base = self._constants[key] = self.upload(tensor)
+            base = self._constants[key] = self.upload(tensor, is_operand=True)
             if len(self._constants) > INTERNED:
                 self._constants.popitem(last=False)
         else:
@@ -159,7 +171,7 @@ class Session:
             code = self.define(Signature("aten.clone.default", (Input(0),), {}, (steps,), (), (meta,), (0,)))
             self.remember(key, code)
         base = Base(self, next(self.ids), node.geometry)
-        self.emit(RunOp(code, (node.base.id,), (base.id,), (), self.scope, self.sites.here()))
+        self.emit(RunOp(code, (node.base.id,), (base.id,), (), 0, self.sites.here()))
         return base
 
     def redistribute(self, node: Node, spec: ShardingSpec) -> Base:

@@ -29,6 +29,19 @@ class Tensor(torch.Tensor):
     __torch_function__ = torch._C._disabled_torch_function_impl
     __torch_dispatch__ = classmethod(dispatch)  # type: ignore[assignment]
 
+    @property
+    def _is_param(self) -> bool:
+        """What torch knows a parameter of a subclass by; its storage is marked too, for signal scopes."""
+        return "_marked" in self.__dict__
+
+    @_is_param.setter
+    def _is_param(self, value: bool) -> None:
+        if value:
+            self.__dict__["_marked"] = True
+            self._node.base.is_parameter = True
+        else:
+            self.__dict__.pop("_marked", None)
+
     def _fetch(self) -> torch.Tensor:
         return self._node.session.fetch(self._node)
 
@@ -121,11 +134,12 @@ class Tensor(torch.Tensor):
         if self.grad is not None:
             new.grad = copying.deepcopy(self.grad, memo)
         new.__dict__.update(copying.deepcopy(self.__dict__, memo))
+        new._is_param = self._is_param
         return new
 
     def __reduce_ex__(self, protocol: Any) -> Any:
         state = dict(self.__dict__)
-        is_parameter = state.pop("_is_param", False)
+        is_parameter = state.pop("_marked", False)
         return restore, (self._fetch(), self.requires_grad, is_parameter), state or None
 
     def __setstate__(self, state: dict[str, Any]) -> None:

@@ -2,6 +2,7 @@
 
     GTError
     ├── SettingsError        a setting, argument or environment variable that cannot be used
+    ├── SignalError          a configuration of signals that makes no sense, or a scope used in a way it does not allow
     ├── LayoutError          a mesh, spec or placement that makes no sense
     ├── SessionError         GT used in a way its state does not allow (after shutdown, in a forked child)
     ├── ProtocolError        bytes from a peer that are not what the protocol says
@@ -24,6 +25,10 @@ class GTError(Exception):
 
 
 class SettingsError(GTError, ValueError):
+    pass
+
+
+class SignalError(GTError, ValueError):
     pass
 
 

@@ -13,7 +13,7 @@ from typing import Annotated, TypeAlias, Union
 from msgspec import Meta, Struct
 
 from gt.core.meta import TensorMeta
-from gt.core.signatures import Axis, Name, Number, Program, Signature, SpecRecord, Text
+from gt.core.signatures import Axis, Name, Number, PolicyRecord, Program, Signature, SpecRecord, Text
 
 PROTOCOL = 2
 SESSION_SHIFT = 40
@@ -122,8 +122,13 @@ class DefineSite(_Record, frozen=True):
 
 
 class DefineScope(_Record, frozen=True):
+    """A signal scope as it is configured now; a changed configuration has another code. Without a policy its ops run
+    as outside any scope."""
+
     code: Id
     name: Name
+    policy: PolicyRecord | None = None
+    compile: bool = False
 
 
 class CreateTensor(_Record, frozen=True):
@@ -220,6 +225,15 @@ class WorkerDefineProgram(_Record, frozen=True):
     program: Program
 
 
+class WorkerDefineScope(_Record, frozen=True):
+    """A scope that ops of a session are about to run in; `compile`: what runs in it may be compiled together."""
+
+    session: int
+    code: Id
+    name: Name
+    compile: bool
+
+
 class WorkerForgetOps(_Record, frozen=True):
     codes: Ids
 
@@ -236,6 +250,7 @@ class WorkerRunOp(_Record, frozen=True):
     inputs: Ids
     outputs: Ids
     scalars: tuple[Number, ...]
+    scope: int
     site: Id
 
 
@@ -246,6 +261,7 @@ class WorkerQueryOp(_Record, frozen=True):
     written: Ids
     first: Id
     scalars: tuple[Number, ...]
+    scope: int
     site: Id
 
 
@@ -290,7 +306,7 @@ class WorkerShutdown(_Record, frozen=True):
 
 
 Command = Union[
-    WorkerRunOp, WorkerFreeTensors, WorkerDefineOp, WorkerDefineProgram, WorkerForgetOps, WorkerCreateTensor,
+    WorkerRunOp, WorkerFreeTensors, WorkerDefineOp, WorkerDefineProgram, WorkerDefineScope, WorkerForgetOps, WorkerCreateTensor,
     WorkerQueryOp, WorkerFetchTensor, WorkerSynchronize, WorkerReadTraffic, WorkerEndSession, WorkerJoinStore,
     WorkerHostStore, WorkerShutdown,
 ]  # fmt: skip
@@ -300,12 +316,14 @@ Command = Union[
 
 
 class Failure(Struct, array_like=True, frozen=True):
-    """Why a tensor has no value: the op that failed, on what, and both tracebacks' facts (the site is the client's)."""
+    """Why a tensor has no value: the op that failed, on what, and both tracebacks' facts (the site is the client's).
+    `origin` is the first id that the failed command would have filled, or its request: the same from every worker."""
 
     worker: int
     op: Name
     inputs: tuple[Text, ...]
     site: Id
+    origin: Id
     kind: Name
     message: Text
     traceback: Text

@@ -17,13 +17,15 @@ MODES = ("embedded", "local", "virtual", "connected")
 
 
 class Settings(msgspec.Struct, frozen=True):
-    """How a session is made. `workers` 0 means: not said."""
+    """How a session is made. `workers` 0 and `auto_shard` None mean: not said."""
 
     workers: int = 0
     server: str = ""
     backend: str = "pytorch"
     mode: str = ""
     instruction_log: str = ""
+    config: str = ""
+    auto_shard: bool | None = None
     verbose: bool = False
     debug_client: bool = False
     debug_dispatcher: bool = False
@@ -38,6 +40,10 @@ def _flag(text: str) -> bool:
     if text.lower() in ("0", "false", "no", "off", ""):
         return False
     raise ValueError("expected 1 or 0")
+
+
+def _flag_or_unsaid(text: str) -> bool | None:
+    return _flag(text) if text else None
 
 
 def _count(text: str) -> int:
@@ -63,6 +69,8 @@ _VARIABLES: dict[str, tuple[str, Callable[[str], object]]] = {
     "GT_SERVER": ("server", str),
     "GT_BACKEND": ("backend", _backend),
     "GT_INSTRUCTION_LOG": ("instruction_log", str),
+    "GT_CONFIG": ("config", str),
+    "GT_AUTO_SHARD": ("auto_shard", _flag_or_unsaid),
     "GT_VERBOSE": ("verbose", _flag),
     "GT_DEBUG_CLIENT": ("debug_client", _flag),
     "GT_DEBUG_DISPATCHER": ("debug_dispatcher", _flag),
@@ -108,7 +116,7 @@ def require_loopback(host: str) -> str:
 
 def configure_logging(settings: Settings) -> None:
     """GT_VERBOSE shows INFO of everything on stderr, GT_DEBUG_* shows DEBUG of one role. Otherwise nothing is shown but
-    warnings that an op cannot run on shards."""
+    warnings that an op cannot run on shards, or that a signal asks for what there is not."""
     levels = {
         "gt": logging.INFO if settings.verbose else None,
         "gt.client": logging.DEBUG if settings.debug_client else None,
@@ -118,11 +126,11 @@ def configure_logging(settings: Settings) -> None:
     root = logging.getLogger("gt")
     if not any(isinstance(handler, logging.NullHandler) for handler in root.handlers):
         root.addHandler(logging.NullHandler())  # without it Python prints warnings of libraries nobody configured
-    sharding = logging.getLogger("gt.sharding")
-    if not any(levels.values()) and not sharding.handlers:
-        handler = logging.StreamHandler()
-        handler.setFormatter(logging.Formatter("gt: %(message)s"))
-        sharding.addHandler(handler)
+    for logger in (logging.getLogger("gt.sharding"), logging.getLogger("gt.signals")):
+        if not any(levels.values()) and not logger.handlers:
+            handler = logging.StreamHandler()
+            handler.setFormatter(logging.Formatter("gt: %(message)s"))
+            logger.addHandler(handler)
     if any(levels.values()) and len(root.handlers) == 1:
         handler = logging.StreamHandler()
         handler.setFormatter(logging.Formatter("%(asctime)s %(name)s %(levelname)s %(message)s"))

@@ -30,6 +30,7 @@ from gt.core.messages import (
     Synchronize,
     WorkerCreateTensor,
     WorkerDefineOp,
+    WorkerDefineScope,
     WorkerEndSession,
     WorkerFetchTensor,
     WorkerForgetOps,
@@ -47,8 +48,21 @@ from gt.dispatcher.placing import Placing
 from gt.dispatcher.planner import meeting_place, plan_op
 from gt.dispatcher.post import Buffer, Outgoing, Post
 from gt.dispatcher.requests import Gone, Requests
-from gt.dispatcher.state import Held, LostWorker, Misfit, NoWorkers, Op, Prepared, Session, State, Worker
+from gt.dispatcher.state import (
+    Held,
+    LostWorker,
+    Misfit,
+    NoWorkers,
+    Op,
+    PlanKey,
+    Prepared,
+    Scope,
+    Session,
+    State,
+    Worker,
+)
 from gt.sharding.spec import DeviceMesh, ShardingSpec, spec_of, whole
+from gt.signals.policy import Policy
 
 log = logging.getLogger("gt.dispatcher")
 sharding_log = logging.getLogger("gt.sharding")
@@ -94,6 +108,9 @@ class Office:
         alone = DeviceMesh([1], ["w"], [ident])
         self.state.workers[ident] = Worker(WorkerInfo(ident, device, host, pid), alone, ready=False)
         self._post.note("CONNECT", f"worker {ident}", None)
+        for session in self.state.sessions.values():
+            for code, scope in session.scopes.items():
+                self._post.command((ident,), WorkerDefineScope(session.ident, code, scope.name, scope.compile))
         if self._store is not None:
             self._post.command((ident,), self._store)
             self.state.workers[ident].ready = True
@@ -135,8 +152,11 @@ class Office:
                 worker.ready = False
             self._arrange_store()
         self._requests.lose_worker(ident)
-        for session in self.state.sessions:
-            self._post.answer(session, Lost(0, ident, *gone))
+        for session in self.state.sessions.values():
+            for op in session.ops.values():
+                useless = [key for key, prepared in op.plans.items() if ident in prepared.plan.workers]
+                self._forget_plans(session, [op.plans.pop(key) for key in useless])
+            self._post.answer(session.ident, Lost(0, ident, *gone))
         return self._post.take()
 
     def open_session(self, host: str, pid: int) -> int:
@@ -186,42 +206,62 @@ class Office:
         known = session.ops[op.code]
         inputs, outputs = op.inputs, op.outputs
         tensors = self.state.tensors
+        policy = session.scopes[op.scope].policy if op.scope else None
+        writes = known.signature.writes
         try:
-            specs = tuple([tensors[ident].spec for ident in inputs])
-            prepared = known.plans[specs] if inputs and known.layout is None and not known.again(inputs) else None
+            specs = [tensors[ident].spec for ident in inputs]
+            prepared = known.plans[tuple(specs) if policy is None else (policy, *specs)]
         except KeyError:
             prepared = None
-        if prepared is None or len(outputs) != known.gives:
-            prepared = self._prepare(session, known, op)
+        if prepared is None or len(outputs) != known.gives or (writes and known.again(inputs)):
+            prepared = self._prepare(session, known, op, policy)
         if prepared.moves:
-            inputs = self._placing.taken(session, prepared.plan, inputs, known.signature.op, op.site)
+            inputs = self._placing.taken(
+                session, prepared.plan, inputs, known.signature.op, op.site, policy is not None
+            )
+        results = prepared.results
+        copies: list[tuple[int, DeviceMesh]] = []
+        if writes:
+            results = self._as_settled(writes, op.inputs, results)
+            copies = self._consume(writes, op.inputs)
         place = self.state.place
-        copies = self._consume(known.signature.writes, op.inputs) if known.signature.writes else []
-        for ident, held in zip(outputs, prepared.results, strict=True):
+        for ident, held in zip(outputs, results, strict=True):
             place(ident, held)
         if session.watches:
             self._placing.collect(session, prepared.plan.collectives, op.site)
-        command = WorkerRunOp(prepared.code, inputs, outputs, op.scalars, op.site)
+        command = WorkerRunOp(prepared.code, inputs, outputs, op.scalars, op.scope, op.site)
         self._post.command(prepared.plan.workers, command, None, prepared.meets)
-        self._placing.free(copies)
+        if copies:
+            self._placing.free(copies)
 
-    def _prepare(self, session: Session, op: Op, call: RunOp) -> Prepared:
+    def _as_settled(self, writes: Sequence[int], inputs: Sequence[int], results: tuple[Held, ...]) -> tuple[Held, ...]:
+        """The results of an op, with new versions as settled as what they are versions of."""
+        news = len(results) - len(writes)
+        before = [self.state.tensors[inputs[place]].settled for place in writes]
+        versions = [
+            held if held.settled == settled else held._replace(settled=settled)
+            for held, settled in zip(results[news:], before, strict=True)
+        ]
+        return (*results[:news], *versions)
+
+    def _prepare(self, session: Session, op: Op, call: RunOp, policy: Policy | None) -> Prepared:
         """The plan for an op with these inputs, of which the workers are told when it is new."""
         inputs = call.inputs
         if len(inputs) != op.takes or len(call.outputs) != op.gives:
             raise Misfit(f"{op.signature.op} takes {op.takes} tensors and gives {op.gives}")
         held = self._with_targets_together(session, op, call)
-        if op.layout is not None:
-            self._require(op.layout.mesh)
+        for mesh in [op.layout.mesh] if op.layout is not None else [policy.mesh] if policy is not None else []:
+            self._require(mesh)
         alone = held[0].spec.mesh if held else self.state.least_loaded()
         again = op.again(inputs)
-        specs: list[ShardingSpec | tuple[int, int]] = [tensor.spec for tensor in held]
-        key = (*specs, *again.items()) or (op.layout or whole(alone, 0),)
-        found = op.plans.get(key)
+        specs: list[ShardingSpec] = [tensor.spec for tensor in held]
+        key: PlanKey = (*specs, *again.items()) if policy is None else (policy, *specs, *again.items())
+        found = op.plans.get(key or (op.layout or whole(alone, 0),))
         if found is None:
-            metas = [tensor.meta for tensor in held]
-            plan = plan_op(op.signature, metas, [tensor.spec for tensor in held], alone, again)
-            found = op.plans[key] = self._placing.announce(session, plan, op.code, op.signature.op, op.takes)
+            plan = plan_op(op.signature, [tensor.meta for tensor in held], specs, alone, again, policy)
+            settled = policy is not None or op.layout is not None
+            found = self._placing.announce(session, plan, op.code, op.signature.op, op.takes, settled)
+            op.plans[key or (op.layout or whole(alone, 0),)] = found
             self._warn(session, plan.gathered, call.site)
         if found.plan.program is None:
             self._tell(session, found.plan.workers, op.code)
@@ -262,13 +302,19 @@ class Office:
         op = session.ops[query.code]
         if len(query.inputs) != op.takes or len(query.written) != len(op.signature.writes):
             raise Misfit(f"{op.signature.op} takes {op.takes} tensors and writes {len(op.signature.writes)}")
-        mesh = self._mesh_of_query(op, [self.state.held(ident) for ident in query.inputs])
+        policy = session.scopes[query.scope].policy if query.scope else None
+        mesh = self._mesh_of_query(op, [self.state.held(ident) for ident in query.inputs], policy)
         for place in op.signature.writes:
             self._placing.gather_for_good(session, query.inputs[place], mesh, query.site)
         inputs = tuple(
             [
                 self._placing.available(
-                    session, ident, whole(mesh, len(self.state.held(ident).meta.shape)), op.signature.op, query.site
+                    session,
+                    ident,
+                    whole(mesh, len(self.state.held(ident).meta.shape)),
+                    op.signature.op,
+                    query.site,
+                    settles=policy is not None,
                 )
                 for ident in query.inputs
             ]
@@ -280,15 +326,18 @@ class Office:
             self.state.place(ident, Held.of(meta, whole(mesh, len(meta.shape))))
         self._requests.wait_for_query(query.request, mesh, query.first, query.written)
         command = WorkerQueryOp(
-            query.request, query.code, inputs, query.written, query.first, query.scalars, query.site
+            query.request, query.code, inputs, query.written, query.first, query.scalars, query.scope, query.site
         )
         self._post.command(mesh.workers, command)
         self._placing.free(copies)
 
-    def _mesh_of_query(self, op: Op, held: Sequence[Held]) -> DeviceMesh:
-        """Where what it writes to is, or else where most bytes are."""
+    def _mesh_of_query(self, op: Op, held: Sequence[Held], policy: Policy | None) -> DeviceMesh:
+        """Where what it writes to is, or else where the scope says, or else where most bytes are."""
         if op.signature.writes:
             return held[op.signature.writes[0]].spec.mesh
+        if policy is not None:
+            self._require(policy.mesh)
+            return policy.mesh
         return meeting_place([(tensor.meta, tensor.spec) for tensor in held]) or self.state.least_loaded()
 
     def _tell(self, session: Session, workers: Sequence[int], code: int) -> None:
@@ -300,10 +349,21 @@ class Office:
             self._post.command(tuple(new), WorkerDefineOp(code, session.ops[code].signature))
 
     def _create(self, session: Session, created: CreateTensor, buffer: Buffer | None) -> None:
-        mesh = self.state.least_loaded()
-        self.state.place(created.id, Held.of(created.meta, whole(mesh, len(created.meta.shape))))
-        command = WorkerCreateTensor(created.id, created.meta, created.segment, created.site)
-        self._post.command(mesh.workers, command, buffer)
+        """Host data goes to one worker, and from there to where the scope wants it."""
+        policy = session.scopes[created.scope].policy if created.scope else None
+        if policy is None:
+            mesh, ident = self.state.least_loaded(), created.id
+        else:
+            self._require(policy.mesh)
+            mesh, ident = self.state.workers[policy.mesh.workers[0]].alone, session.new_id()
+        held = Held.of(created.meta, whole(mesh, len(created.meta.shape)))
+        self._post.command(mesh.workers, WorkerCreateTensor(ident, created.meta, created.segment, created.site), buffer)
+        if policy is not None:
+            spec = policy.layout(created.meta.shape)
+            self._placing.move(session, held, ident, created.id, spec, "upload", created.site)
+            self._placing.free([(ident, mesh)])
+            held = Held.of(created.meta, spec, settled=True)
+        self.state.place(created.id, held)
 
     def _redistribute(self, session: Session, move: Redistribute, _: Buffer | None) -> None:
         held = self.state.held(move.input)
@@ -314,7 +374,7 @@ class Office:
         self._placing.move(
             session, held, move.input, move.output, spec.normal(held.meta.shape), "redistribute", move.site
         )
-        self.state.place(move.output, Held.of(held.meta, spec.normal(held.meta.shape)))
+        self.state.place(move.output, Held.of(held.meta, spec.normal(held.meta.shape), settled=True))
 
     def _free(self, session: Session, free: FreeTensors, _: Buffer | None) -> None:
         freed: list[tuple[int, DeviceMesh]] = []
@@ -357,10 +417,7 @@ class Office:
     def _forget_ops(self, session: Session, forget: ForgetOps, _: Buffer | None) -> None:
         """The plans of these ops go with them, on the workers too, and so do all moves."""
         ops = [session.ops.pop(code) for code in forget.codes if code in session.ops]
-        for prepared in [*[prepared for op in ops for prepared in op.plans.values()], *session.moves.values()]:
-            workers = tuple([worker for worker in prepared.plan.workers if worker in self.state.workers])
-            if session.programs.pop(prepared.code, None) is not None and workers:
-                self._post.command(workers, WorkerForgetOps((prepared.code,)))
+        self._forget_plans(session, [*[plan for op in ops for plan in op.plans.values()], *session.moves.values()])
         session.moves.clear()
         for number, worker in self.state.workers.items():
             known = tuple(worker.known.intersection(forget.codes))
@@ -368,11 +425,20 @@ class Office:
             if known:
                 self._post.command((number,), WorkerForgetOps(known))
 
+    def _forget_plans(self, session: Session, plans: Sequence[Prepared]) -> None:
+        for prepared in plans:
+            workers = tuple([worker for worker in prepared.plan.workers if worker in self.state.workers])
+            if session.programs.pop(prepared.code, None) is not None and workers:
+                self._post.command(workers, WorkerForgetOps((prepared.code,)))
+
     def _define_site(self, session: Session, define: DefineSite, _: Buffer | None) -> None:
         session.sites[define.code] = (define.file, define.line)
 
     def _define_scope(self, session: Session, define: DefineScope, _: Buffer | None) -> None:
-        session.scopes[define.code] = define.name
+        policy = Policy(define.policy) if define.policy is not None else None
+        session.scopes[define.code] = Scope(define.name, policy, define.compile)
+        command = WorkerDefineScope(session.ident, define.code, define.name, define.compile)
+        self._post.command(tuple(self.state.workers), command)
 
     def _goodbye(self, session: Session, goodbye: Goodbye, _: Buffer | None) -> None:
         self._end(session.ident)

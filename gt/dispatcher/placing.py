@@ -19,9 +19,10 @@ class Placing:
         self._state = state
         self._post = post
 
-    def announce(self, session: Session, plan: Plan, code: int, op: str, takes: int) -> Prepared:
-        """Tell the workers of a plan's program, if it has one, by a code of our own; otherwise it goes by `code`."""
-        results = tuple([Held.of(meta, spec) for meta, spec in plan.results])
+    def announce(self, session: Session, plan: Plan, code: int, op: str, takes: int, settled: bool = False) -> Prepared:
+        """Tell the workers of a plan's program, if it has one, by a code of our own; otherwise it goes by `code`.
+        `settled`: somebody has said where the results are to be."""
+        results = tuple([Held.of(meta, spec, settled) for meta, spec in plan.results])
         moves = plan.takes != tuple([(place, None) for place in range(takes)])
         if plan.program is None:
             return Prepared(plan, code, results, moves, False)
@@ -30,23 +31,36 @@ class Placing:
         self._post.command(plan.workers, WorkerDefineProgram(code, op, plan.program))
         return Prepared(plan, code, results, moves, bool(plan.collectives))
 
-    def taken(self, session: Session, plan: Plan, inputs: tuple[int, ...], op: str, site: int) -> tuple[int, ...]:
+    def taken(
+        self, session: Session, plan: Plan, inputs: tuple[int, ...], op: str, site: int, settles: bool
+    ) -> tuple[int, ...]:
         """The ids of what a plan takes, after moving what is not there yet."""
         as_they_are = [inputs[place] for place, spec in plan.takes if spec is None]
         return tuple(
             [
                 inputs[place]
                 if spec is None
-                else self.available(session, inputs[place], spec, op, site, inputs[place] in as_they_are)
+                else self.available(
+                    session, inputs[place], spec, op, site, inputs[place] in as_they_are, settles=settles
+                )
                 for place, spec in plan.takes
             ]
         )
 
     def available(
-        self, session: Session, ident: int, spec: ShardingSpec, op: str, site: int, keeps: bool = False
+        self,
+        session: Session,
+        ident: int,
+        spec: ShardingSpec,
+        op: str,
+        site: int,
+        keeps: bool = False,
+        *,
+        settles: bool = False,
     ) -> int:
-        """The id of a tensor in the layout that an op needs. Copies are kept until the tensor is freed or changed; a
-        partial tensor that is reduced is not kept as it was, unless the op `keeps` it for another of its inputs."""
+        """The id of a tensor in the layout that an op needs. Copies are kept until the tensor is freed or changed. A
+        partial tensor that is reduced is not kept as it was, nor is one that nobody has placed when a scope needs it
+        elsewhere (`settles`), unless the op `keeps` it for another of its inputs."""
         held = self._state.held(ident)
         if held.spec is spec:
             return ident
@@ -58,9 +72,21 @@ class Placing:
         self.move(session, held, ident, alias, spec, op, site)
         if instead:
             self._state.lay_out(ident, spec)
+        elif settles and not held.settled and not spec.partial and not keeps:
+            self._settle(session, ident, alias, spec, site)
+            return ident
         else:
             self._state.add_copy(ident, spec, alias)
         return alias
+
+    def _settle(self, session: Session, ident: int, alias: int, spec: ShardingSpec, site: int) -> None:
+        """What was moved is the tensor from now on."""
+        before = self._state.held(ident).spec.mesh
+        self._state.lay_out(ident, spec)
+        apart = tuple([worker for worker in before.workers if worker not in spec.mesh])
+        if apart:
+            self._post.command(apart, WorkerFreeTensors((ident,)))
+        self.rename(session, self._state.tensors[ident], alias, ident, site)
 
     def move(
         self, session: Session, held: Held, ident: int, alias: int, spec: ShardingSpec, op: str, site: int
@@ -68,7 +94,7 @@ class Placing:
         """Make what workers hold by one id there in another layout, by another id."""
         prepared = self._prepared(session, held.meta, held.spec, spec)
         self.collect(session, prepared.plan.collectives, site, op)
-        command = WorkerRunOp(prepared.code, (ident,), (alias,), (), site)
+        command = WorkerRunOp(prepared.code, (ident,), (alias,), (), 0, site)
         self._post.command(prepared.plan.workers, command, None, prepared.meets)
 
     def _prepared(self, session: Session, meta: TensorMeta, source: ShardingSpec, target: ShardingSpec) -> Prepared:
@@ -81,7 +107,7 @@ class Placing:
     def rename(self, session: Session, held: Held, alias: int, ident: int, site: int) -> None:
         """Give what workers know by one id another one."""
         prepared = self._prepared(session, held.meta, held.spec, held.spec)
-        self._post.command(held.spec.mesh.workers, WorkerRunOp(prepared.code, (alias,), (ident,), (), site))
+        self._post.command(held.spec.mesh.workers, WorkerRunOp(prepared.code, (alias,), (ident,), (), 0, site))
         self._post.command(held.spec.mesh.workers, WorkerFreeTensors((alias,)))
 
     def gather_for_good(self, session: Session, ident: int, mesh: DeviceMesh, site: int) -> None:
@@ -93,13 +119,10 @@ class Placing:
         alias = self.available(session, ident, target, "", site)
         if alias == ident:
             return
-        freed = self._state.remove(ident)
-        self._state.place(ident, Held.of(held.meta, target))
-        apart = tuple([worker for worker in held.spec.mesh.workers if worker not in mesh])
-        if apart:
-            self._post.command(apart, WorkerFreeTensors((ident,)))
-        self.rename(session, self._state.tensors[ident], alias, ident, site)
-        self.free([(copy, where) for copy, where in freed[1:] if copy != alias])
+        for spec, copy in list(self._state.copies.get(ident, {}).items()):
+            self._state.drop_copy(ident, spec)
+            self.free([(copy, spec.mesh)] if copy != alias else [])
+        self._settle(session, ident, alias, target, site)
 
     def free(self, freed: Sequence[tuple[int, DeviceMesh]]) -> None:
         """Free ids where they are."""

@@ -11,7 +11,9 @@ from gt.core.signatures import Arg, Input, Move, Program, Signature, Whole
 from gt.sharding.calls import Call, inputs_in, with_inputs
 from gt.sharding.reshard import plan_reshard
 from gt.sharding.spec import DeviceMesh, ShardingSpec, spec_of
-from gt.sharding.spmd import Draft, NoRule, Register, Written, functional_args
+from gt.sharding.spmd import Draft, NoRule, Register, Wish, Written, functional_args
+from gt.sharding.wishes import Constraint, fulfil
+from gt.signals.policy import Policy
 
 
 class Plan(NamedTuple):
@@ -37,16 +39,33 @@ def plan_op(
     specs: Sequence[ShardingSpec],
     fallback: DeviceMesh,
     again: Mapping[int, int] | None = None,
+    policy: Policy | None = None,
 ) -> Plan:
-    """The cheapest way to run an op. It runs on the mesh that holds most of its inputs, or where it writes, on the mesh
-    of what it writes to, and on `fallback` where it has no inputs. `again`: the places where a tensor that it writes to
-    is an input too, and where it is written; they share its memory where the op runs whole, as it may write to all."""
+    """The cheapest way to run an op. It runs where its scope says; else on the mesh that holds most of its inputs, and
+    on `fallback` where it has none. One that writes runs on the mesh of what it writes to. `again`: the places where a
+    tensor that it writes to is an input too, and where it is written; they share its memory where the op runs whole, as
+    it may write to all."""
     inputs = [Register(meta, spec) for meta, spec in zip(metas, specs, strict=True)]
-    if signature.layout is not None:
-        return _finish(signature, *_laid_out(signature, inputs, spec_of(signature.layout)))
-    mesh = specs[signature.writes[0]].mesh if signature.writes else meeting_place(inputs) or fallback
-    assert all(specs[place].mesh is mesh for place in signature.writes), "all that an op writes to is on one mesh"
-    return _finish(signature, *_draft(signature, inputs, mesh, again or {}))
+    wishes: list[Wish] = [None] * len(signature.outputs)
+    if signature.writes:
+        mesh = specs[signature.writes[0]].mesh
+        assert all(specs[place].mesh is mesh for place in signature.writes), "all that an op writes to is on one mesh"
+    elif signature.layout is not None:
+        layout = spec_of(signature.layout)
+        mesh, wishes = layout.mesh, [layout for _ in signature.outputs]
+    elif policy is not None:
+        mesh = policy.mesh
+        wishes = [policy.wish(meta.shape) if inputs else policy.layout(meta.shape) for meta in signature.outputs]
+    else:
+        mesh = meeting_place(inputs) or fallback
+    draft, made, gathered = _draft(signature, inputs, mesh, again or {}, wishes)
+    laid_out = [_as_wished(draft, register, wish) for register, wish in zip(made, wishes, strict=False)]
+    return _finish(signature, draft, (*laid_out, *made[len(wishes) :]), gathered if inputs else "")
+
+
+def _as_wished(draft: Draft, register: int, wish: Wish) -> int:
+    spec = draft.spec(register)
+    return draft.move(register, wish if isinstance(wish, ShardingSpec) else fulfil(wish, spec) if wish else spec)
 
 
 def meeting_place(inputs: Sequence[tuple[TensorMeta, ShardingSpec]]) -> DeviceMesh | None:
@@ -84,36 +103,32 @@ _Drafted = tuple[Draft, tuple[int, ...], str]
 whole tensors, if any."""
 
 
-def _draft(signature: Signature, inputs: Sequence[Register], mesh: DeviceMesh, again: Mapping[int, int]) -> _Drafted:
+def _draft(
+    signature: Signature,
+    inputs: Sequence[Register],
+    mesh: DeviceMesh,
+    again: Mapping[int, int],
+    wishes: Sequence[Wish],
+) -> _Drafted:
     missing = ""
-    if any(not register.spec.is_whole for register in inputs):
+    cuts = [register.spec for register in inputs] + [wish for wish in wishes if wish is not None]
+    if any(isinstance(cut, Constraint) or not cut.is_whole for cut in cuts):
         draft = Draft(mesh, inputs, signature.writes)
         try:
-            return draft, _run_on_shards(draft, signature, bool(again)), ""
+            return draft, _run_on_shards(draft, signature, bool(again), wishes), ""
         except NoRule as lack:
             missing = str(lack)
     draft = Draft(mesh, inputs, signature.writes)
     return draft, draft.run_whole(signature, [again.get(place, place) for place in range(len(inputs))]), missing
 
 
-def _laid_out(signature: Signature, inputs: Sequence[Register], layout: ShardingSpec) -> _Drafted:
-    """An op, mostly a creation function, whose results are laid out as the user says."""
-    draft = Draft(layout.mesh, inputs)
-    try:
-        made = _read_shards(draft, signature, [layout] * len(signature.outputs))
-    except NoRule:
-        draft = Draft(layout.mesh, inputs)
-        made = draft.run_whole(signature, range(len(inputs)))
-    return draft, tuple([draft.move(register, layout) for register in made]), ""
-
-
-def _run_on_shards(draft: Draft, signature: Signature, alike: bool) -> tuple[int, ...]:
+def _run_on_shards(draft: Draft, signature: Signature, alike: bool, wishes: Sequence[Wish]) -> tuple[int, ...]:
     """The op by its rule, reading and writing through views. Raises NoRule where that is not possible. `alike`: what it
     writes to is another of its inputs too."""
-    return _write_shards(draft, signature, alike) if signature.writes else _read_shards(draft, signature)
+    return _write_shards(draft, signature, alike) if signature.writes else _read_shards(draft, signature, wishes)
 
 
-def _read_shards(draft: Draft, signature: Signature, wishes: Sequence[ShardingSpec | None] = ()) -> tuple[int, ...]:
+def _read_shards(draft: Draft, signature: Signature, wishes: Sequence[Wish]) -> tuple[int, ...]:
     used = [draft.view(place, path) for place, path in enumerate(signature.paths)]
     metas = tuple([draft.registers[register].meta for register in used])
     call = Call(signature.op, signature.args, signature.kwargs, metas, signature.outputs)

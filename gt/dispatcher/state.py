@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import NamedTuple
+from typing import NamedTuple, TypeAlias
 
 from gt.core.messages import FIRST_OWN, SESSION_SHIFT, Collective, WorkerInfo, session_of
 from gt.core.meta import ITEM_BYTES, TensorMeta
@@ -11,6 +11,7 @@ from gt.core.signatures import Signature
 from gt.dispatcher.planner import Plan
 from gt.sharding.cost import memory_bytes
 from gt.sharding.spec import DeviceMesh, ShardingSpec, spec_of, whole
+from gt.signals.policy import Policy
 
 
 @dataclass
@@ -57,8 +58,11 @@ class Prepared(NamedTuple):
     meets: bool
 
 
+PlanKey: TypeAlias = tuple[Policy | ShardingSpec | tuple[int, int] | None, ...]
+
+
 class Op(NamedTuple):
-    """A signature and what was decided about it, by the layouts of its inputs. `gives` counts new tensors and new
+    """A signature and what was decided about it, by the scope's policy and the layouts of its inputs. `gives` counts new tensors and new
     versions; `layout` is that of the outputs, where the user has said so."""
 
     code: int
@@ -66,7 +70,7 @@ class Op(NamedTuple):
     takes: int
     gives: int
     layout: ShardingSpec | None
-    plans: dict[tuple[ShardingSpec | tuple[int, int], ...], Prepared]
+    plans: dict[PlanKey, Prepared]
 
     def again(self, inputs: tuple[int, ...]) -> dict[int, int]:
         """The places of other views of a tensor that the op writes, and where it writes it."""
@@ -96,7 +100,7 @@ class Session:
     pid: int
     ops: dict[int, Op] = field(default_factory=dict)
     sites: dict[int, tuple[str, int]] = field(default_factory=dict)
-    scopes: dict[int, str] = field(default_factory=dict)
+    scopes: dict[int, Scope] = field(default_factory=dict)
     programs: dict[int, str] = field(default_factory=dict)
     moves: dict[tuple[TensorMeta, ShardingSpec, ShardingSpec], Prepared] = field(default_factory=dict)
     watches: bool = False
@@ -118,15 +122,26 @@ class Session:
 
 class Held(NamedTuple):
     """A tensor that workers hold. Many tensors share one record, so it says nothing of an id. `nbytes` is the most that
-    one worker holds of it."""
+    one worker holds of it. One that is not `settled` is on one worker because it had to be somewhere: it goes where a
+    scope first needs it, for good."""
 
     meta: TensorMeta
     spec: ShardingSpec
     nbytes: int
+    settled: bool
 
     @classmethod
-    def of(cls, meta: TensorMeta, spec: ShardingSpec) -> Held:
-        return cls(meta, spec, memory_bytes(spec, meta.shape, ITEM_BYTES[meta.dtype]))
+    def of(cls, meta: TensorMeta, spec: ShardingSpec, settled: bool = False) -> Held:
+        nbytes = memory_bytes(spec, meta.shape, ITEM_BYTES[meta.dtype])
+        return cls(meta, spec, nbytes, settled or spec.mesh.size > 1)
+
+
+class Scope(NamedTuple):
+    """A signal scope of a client. One without a policy changes nothing about where ops run."""
+
+    name: str
+    policy: Policy | None
+    compile: bool
 
 
 class Losses(NamedTuple):
@@ -164,7 +179,7 @@ class State:
         """A tensor with the same value lies otherwise now; its copies stay."""
         held = self.tensors[ident]
         self._load(held, -1)
-        self.place(ident, Held.of(held.meta, spec))
+        self.place(ident, Held.of(held.meta, spec, settled=True))
 
     def add_copy(self, ident: int, spec: ShardingSpec, alias: int) -> None:
         self.copies.setdefault(ident, {})[spec] = alias

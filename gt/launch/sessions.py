@@ -135,7 +135,7 @@ def _open(settings: Settings) -> Session:
         channel = SocketChannel(f"tcp://{host}:{port}", share=settings.shared_memory, fill=fill)
         return _greeted(channel, 1, settings)
     channel_here = InProcessChannel(settings.workers or 1, settings.backend, open_log(settings.instruction_log))
-    return Session(channel_here, channel_here.welcome())
+    return Session(channel_here, channel_here.welcome(), settings.auto_shard)
 
 
 def _open_local(settings: Settings) -> Session:
@@ -158,7 +158,7 @@ def _greeted(
     except BaseException:
         channel.close()
         raise
-    return Session(channel, welcome)
+    return Session(channel, welcome, settings.auto_shard)
 
 
 def _no_watch() -> None:

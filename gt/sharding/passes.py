@@ -17,7 +17,8 @@ from typing import NamedTuple
 from gt.core.errors import LayoutError
 from gt.sharding.factors import Dim, Ref
 from gt.sharding.flows import LEVELS, Flow, Place, RecordedProgram, flows_of
-from gt.sharding.spec import Constraint, DeviceMesh, DimSpec, DimWish, balanced_cuts
+from gt.sharding.spec import DeviceMesh, DimSpec, balanced_cuts
+from gt.sharding.wishes import Constraint, DimWish
 
 BASIC, AGGRESSIVE = "basic", "aggressive"
 STRATEGIES = {BASIC: (BASIC,), AGGRESSIVE: (BASIC, AGGRESSIVE)}

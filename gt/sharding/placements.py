@@ -6,7 +6,8 @@ from collections.abc import Sequence
 from typing import NamedTuple, TypeAlias
 
 from gt.core.errors import LayoutError
-from gt.sharding.spec import DeviceMesh, ShardingSpec, parse_spec
+from gt.sharding.spec import DeviceMesh, ShardingSpec
+from gt.sharding.text import parse_spec
 
 
 class Shard(NamedTuple):

@@ -15,6 +15,7 @@ from gt.sharding.cost import memory_bytes, reshard_bytes
 from gt.sharding.factors import MASK, REDUCE, WHOLE, Dim, Factor, OpShardingRule, Passing
 from gt.sharding.passes import run_hierarchical_propagation_pass as run_hierarchical_propagation_pass  # noqa: PLC0414
 from gt.sharding.spec import Cuts, DeviceMesh, DimSpec, Shape, ShardingSpec, balanced_cuts
+from gt.sharding.wishes import Constraint, fulfil
 
 MOST_STRATEGIES = 4096  # beyond this many only factors that some operand is already cut along are considered
 
@@ -35,11 +36,18 @@ class Operand(NamedTuple):
 
 
 class Result(NamedTuple):
-    """A tensor that an op gives. `wish`: how it must be laid out, where that is not free."""
+    """A tensor that an op gives. `wish`: how it must be laid out, or how some axes of the mesh must cut it, where that
+    is not free."""
 
     shape: Shape
     itemsize: int
-    wish: ShardingSpec | None = None
+    wish: ShardingSpec | Constraint | None = None
+
+    def wanted(self, given: ShardingSpec) -> ShardingSpec:
+        """How a result that is laid out as given is to be laid out in the end."""
+        if isinstance(self.wish, Constraint):
+            return fulfil(self.wish, given)
+        return given if self.wish is None else self.wish
 
 
 class Strategy(NamedTuple):
@@ -206,22 +214,51 @@ def propagate_sharding(
     """The cheapest way to run an op on a mesh: fewest bytes moved, then the fewest results and operands changed, then
     the least memory. A way that moves nothing is taken even if its result is partial. Where bytes move anyway, what a
     result will cost later counts too: a partial one will be reduced, and one that is cut along an axis that cuts no
-    operand will be gathered, since nobody has asked for that cut."""
+    operand will be gathered, since nobody has asked for that cut. Where some axes are to cut a result in a certain way,
+    the op is divided along these axes (`_standing`)."""
     projected = [
         project(rule, place, operand.spec) if operand.spec.mesh is mesh else {}
         for place, operand in enumerate(operands)
     ]
     cut = {axis for operand in operands if operand.spec.mesh is mesh for axis in operand.spec.axes}
+    asked = {axis for result in results if isinstance(result.wish, Constraint) for axis in result.wish.axes}
     best: tuple[tuple[int, ...], Choice] | None = None
     for order, strategy in enumerate(_strategies(rule, operands, results, mesh, projected)):
+        standing = _standing(strategy, operands, results, mesh, asked) if asked else 0
         moved, changed = _moved(strategy, operands, results)
-        if best is not None and (int(moved > 0), moved) > best[0][:2]:
+        if best is not None and (standing, int(moved > 0), moved) > best[0][:3]:
             continue  # most are not worth looking at further
-        rank = (*_rank(strategy, results, moved, cut), *changed, _memory(strategy, results), order)
+        rank = (standing, *_rank(strategy, results, moved, cut | asked), *changed, _memory(strategy, results), order)
         if best is None or rank < best[0]:
             best = (rank, Choice(strategy, moved))
     assert best is not None, "an op can always run on whole operands"
     return best[1]
+
+
+def _standing(
+    strategy: Strategy, operands: Sequence[Operand], results: Sequence[Result], mesh: DeviceMesh, asked: set[str]
+) -> int:
+    """How well a strategy serves a wish for how some axes cut the results. Best is an op that these axes divide as its
+    operands lie: only its results are laid out anew, as are gradients that are reduced. Then one whose results come out
+    as wished, for which operands move: the wish is carried back to them."""
+    divided = {axis for sharding in strategy.assignment.values() for axis in sharding.axes}
+    pairs = zip(operands, strategy.operands, strict=True)
+    if asked <= divided and all(_stays(operand.spec, needed, mesh, asked) for operand, needed in pairs):
+        return 0
+    fulfilled = all(r.wanted(given) is given for r, given in zip(results, strategy.results, strict=True))
+    return 1 if fulfilled else 2
+
+
+def _stays(spec: ShardingSpec, needed: ShardingSpec, mesh: DeviceMesh, asked: set[str]) -> bool:
+    """Whether an operand can be used as it lies with regard to some axes; a replicated one may be cut along them."""
+    if spec.mesh is not mesh:
+        return False
+    return all(axis not in spec.partial or axis in needed.partial for axis in asked) and all(
+        axis in needed_axes
+        for axes, needed_axes in zip(spec.dims, needed.dims, strict=True)
+        for axis in axes
+        if axis in asked
+    )
 
 
 def _moved(strategy: Strategy, operands: Sequence[Operand], results: Sequence[Result]) -> tuple[int, tuple[int, int]]:
@@ -232,15 +269,20 @@ def _moved(strategy: Strategy, operands: Sequence[Operand], results: Sequence[Re
             moved += reshard_bytes(operand.shape, operand.itemsize, operand.spec, needed)
             operands_changed += 1
     for result, given in zip(results, strategy.results, strict=True):
-        if result.wish is not None and result.wish is not given:
-            moved += reshard_bytes(result.shape, result.itemsize, given, result.wish)
+        wanted = result.wanted(given)
+        if wanted is not given:
+            moved += reshard_bytes(result.shape, result.itemsize, given, wanted)
             results_changed += 1
     return moved, (results_changed, operands_changed)
 
 
 def _rank(strategy: Strategy, results: Sequence[Result], moved: int, cut: set[str]) -> tuple[int, int, int]:
     """Whether bytes move, how many now and later, and cuts that nobody asked for."""
-    free = [(result, given) for result, given in zip(results, strategy.results, strict=True) if result.wish is None]
+    free = [
+        (result, result.wanted(given))
+        for result, given in zip(results, strategy.results, strict=True)
+        if not isinstance(result.wish, ShardingSpec)
+    ]
     pending = sum(_pending(result, given, cut) for result, given in free) if moved else 0
     unasked = sum(axis not in cut for _, given in free for axis in given.axes)
     return int(moved > 0), moved + pending, unasked
@@ -290,7 +332,7 @@ def _strategies(
 
 
 def _axes_in_use(operands: Sequence[Operand], results: Sequence[Result], mesh: DeviceMesh) -> set[str]:
-    specs = [operand.spec for operand in operands] + [result.wish for result in results if result.wish is not None]
+    specs = [*[operand.spec for operand in operands], *[result.wish for result in results if result.wish is not None]]
     return {axis for spec in specs if spec.mesh is mesh for axis in (*spec.axes, *spec.partial)}
 
 

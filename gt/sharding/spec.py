@@ -1,7 +1,7 @@
 """Where the bytes of a tensor are: meshes of workers, and which part of a tensor each of them holds.
 
-A `ShardingSpec` is a fact about bytes; a `Constraint` is a wish. Shapes are always those of the whole tensor; what one
-worker holds of it follows from the spec and the worker's place in the mesh, by the functions of this page alone.
+A `ShardingSpec` is a fact about bytes. Shapes are always those of the whole tensor; what one worker holds of it follows
+from the spec and the worker's place in the mesh, by the functions of this page alone.
 """
 
 from __future__ import annotations
@@ -9,8 +9,8 @@ from __future__ import annotations
 import functools
 import math
 import re
-from collections.abc import Iterator, Mapping, Sequence
-from typing import Any, NamedTuple, TypeAlias
+from collections.abc import Mapping, Sequence
+from typing import Any, TypeAlias
 from weakref import WeakValueDictionary
 
 from gt.core.errors import LayoutError
@@ -124,7 +124,9 @@ def _check_mesh(shape: Shape, names: tuple[str, ...], workers: tuple[int, ...]) 
     for name in names:
         if not _NAME.match(name):
             raise LayoutError(f"{name!r} cannot name a mesh axis: use letters, digits and underscores")
-    if math.prod(shape) != len(workers) or min(shape, default=1) < 1:
+    if min(shape, default=1) < 1:
+        raise LayoutError(f"a mesh has at least one worker along every axis; its shape cannot be {shape}")
+    if math.prod(shape) != len(workers):
         raise LayoutError(f"a mesh of shape {shape} needs {math.prod(shape)} workers, not {len(workers)}")
     if len(set(workers)) != len(workers):
         raise LayoutError(f"a worker has one place in a mesh; {list(workers)} names one twice")
@@ -244,10 +246,24 @@ class ShardingSpec:
 
     def __str__(self) -> str:
         dims = [_print_dim(axes, cuts) for axes, cuts in zip(self.dims, self.cuts, strict=True)]
-        return _print(dims, self.partial, self.kind)
+        return print_layout(dims, self.partial, self.kind)
 
     def __repr__(self) -> str:
         return f"ShardingSpec({str(self)!r} on {self.mesh})"
+
+
+def _print_dim(axes: DimSpec, cuts: Cuts | None) -> str:
+    if not axes:
+        return "-"
+    return " ".join(axes) + ("" if cuts is None else "[" + " ".join(f"{start}:{stop}" for start, stop in cuts) + "]")
+
+
+def print_layout(dims: list[str], partial: tuple[str, ...], kind: str) -> str:
+    """A layout from the text of its dims; wishes print the same way."""
+    text = ", ".join(dims)
+    if not partial:
+        return text
+    return f"{text} + {' '.join(partial)}".lstrip() + ("" if kind == "sum" else f":{kind}")
 
 
 @functools.lru_cache(maxsize=1 << 16)
@@ -255,6 +271,8 @@ def _interned_spec(
     mesh: DeviceMesh, dims: tuple[DimSpec, ...], partial: tuple[str, ...], kind: str, cuts: tuple[Cuts | None, ...]
 ) -> ShardingSpec:
     """The one spec that says this. Cached, since the same few are asked for again and again."""
+    if cuts and len(cuts) != len(dims):
+        raise LayoutError(f"cuts of {len(cuts)} dims do not fit a spec of {len(dims)} dims")
     in_order = tuple(sorted(partial, key=mesh.axis_names.index)) if _known(mesh, partial) else partial
     own_cuts = tuple([cut if axes else None for cut, axes in zip(cuts or (None,) * len(dims), dims, strict=True)])
     key = (mesh, dims, in_order, kind if partial else "sum", own_cuts)
@@ -288,6 +306,9 @@ def _check_spec(
     for axes, intervals in zip(dims, cuts, strict=True):
         if intervals is not None and len(intervals) != math.prod([mesh.axis_size(axis) for axis in axes]):
             raise LayoutError(f"{len(intervals)} intervals do not fit a dim cut by {' '.join(axes)} of mesh {mesh}")
+        for start, stop in intervals or ():
+            if not 0 <= start <= stop:
+                raise LayoutError(f"{start}:{stop} is no interval of a dim cut by {' '.join(axes)}")
 
 
 def spec_of(record: SpecRecord) -> ShardingSpec:
@@ -375,111 +396,3 @@ def intersect(a: Box, b: Box) -> Box | None:
     """The part that two boxes share; None where that is empty."""
     shared = tuple([(max(p, r), min(q, s)) for (p, q), (r, s) in zip(a, b, strict=True)])
     return None if any(start >= stop for start, stop in shared) else shared
-
-
-def subtract(box: Box, hole: Box) -> Iterator[Box]:
-    """Disjoint boxes that make up what is left of a box when `hole`, a part of it, is taken out."""
-    rest = list(box)
-    for dim, ((start, stop), (low, high)) in enumerate(zip(box, hole, strict=True)):
-        if start < low:
-            yield (*rest[:dim], (start, low), *rest[dim + 1 :])
-        if high < stop:
-            yield (*rest[:dim], (high, stop), *rest[dim + 1 :])
-        rest[dim] = (low, high)
-
-
-# --- Wishes -----------------------------------------------------------------------------------------------------------
-
-
-class DimWish(NamedTuple):
-    """`axes` should cut the dim; an `is_open` dim may be cut further. Lower priorities are served first."""
-
-    axes: DimSpec = ()
-    is_open: bool = True
-    priority: int = 0
-
-
-class Constraint(NamedTuple):
-    """How a tensor should be laid out. Unlike a spec it says nothing about bytes that exist."""
-
-    mesh: DeviceMesh
-    dims: tuple[DimWish, ...]
-    partial: tuple[str, ...] = ()
-    kind: str = "sum"
-
-    def __str__(self) -> str:
-        dims = [
-            " ".join(wish.axes or ("-",))
-            + ("?" if wish.is_open else "")
-            + (f"@{wish.priority}" if wish.priority else "")
-            for wish in self.dims
-        ]
-        return _print(dims, self.partial, self.kind)
-
-
-# --- Text -------------------------------------------------------------------------------------------------------------
-
-
-def _print_dim(axes: DimSpec, cuts: Cuts | None) -> str:
-    if not axes:
-        return "-"
-    return " ".join(axes) + ("" if cuts is None else "[" + " ".join(f"{start}:{stop}" for start, stop in cuts) + "]")
-
-
-def _print(dims: list[str], partial: tuple[str, ...], kind: str) -> str:
-    text = ", ".join(dims)
-    if not partial:
-        return text
-    return f"{text} + {' '.join(partial)}".lstrip() + ("" if kind == "sum" else f":{kind}")
-
-
-def _split(text: str) -> tuple[list[str], tuple[str, ...], str]:
-    """The dims of a spec's text, its partial axes and their reduction."""
-    body, plus, tail = text.partition("+")
-    axes, _, kind = tail.partition(":")
-    if plus and not axes.split():
-        raise LayoutError(f"{text!r} names no axis after '+'; write for example 'dp, - + tp' or 'dp, - + tp:max'")
-    dims = [dim.strip() for dim in body.split(",")] if body.strip() else []
-    return dims, tuple(axes.split()), kind.strip() or "sum"
-
-
-_DIM = re.compile(r"(?P<axes>-|[A-Za-z_]\w*(?:\s+[A-Za-z_]\w*)*)\s*(?:\[(?P<cuts>[\d:\s]*)\])?\Z")
-_WISH = re.compile(r"(?P<axes>-|[A-Za-z_]\w*(?:\s+[A-Za-z_]\w*)*)\s*(?P<open>\?)?(?:@(?P<priority>\d+))?\Z")
-
-
-def parse_spec(text: str, mesh: DeviceMesh) -> ShardingSpec:
-    """A spec from its text: per dim its axes or '-', then '+' and the partial axes: `"dp, - + tp"`."""
-    dims, partial, kind = _split(text)
-    found = [_match(_DIM, dim, text, "axis names or '-'") for dim in dims]
-    cuts = [_parse_cuts(match["cuts"]) for match in found]
-    return ShardingSpec(mesh, [_parse_axes(match["axes"]) for match in found], partial, kind, cuts)
-
-
-def parse_constraint(text: str, mesh: DeviceMesh) -> Constraint:
-    """A constraint from its text: like a spec's, with '?' after a dim that may be cut further and '@1' for a priority:
-    `"dp, tp?@1"`."""
-    dims, partial, kind = _split(text)
-    found = [_match(_WISH, dim, text, "axis names or '-', then '?' if open, then '@' and a priority") for dim in dims]
-    ShardingSpec(mesh, [_parse_axes(match["axes"]) for match in found], partial, kind)  # the same axes make sense
-    wishes = [DimWish(_parse_axes(m["axes"]), m["open"] is not None, int(m["priority"] or 0)) for m in found]
-    return Constraint(mesh, tuple(wishes), partial, kind)
-
-
-def _match(pattern: re.Pattern[str], dim: str, text: str, expected: str) -> re.Match[str]:
-    match = pattern.match(dim)
-    if match is None:
-        raise LayoutError(f"{dim!r} in {text!r} is not a dim of a spec: expected {expected}")
-    return match
-
-
-def _parse_axes(text: str) -> DimSpec:
-    return () if text == "-" else tuple(text.split())
-
-
-def _parse_cuts(text: str | None) -> Cuts | None:
-    if text is None:
-        return None
-    pairs = [pair.split(":") for pair in text.split()]
-    if any(len(pair) != 2 or not all(pair) for pair in pairs):
-        raise LayoutError(f"[{text}] is not a list of intervals such as [0:3 3:4]")
-    return tuple([(int(start), int(stop)) for start, stop in pairs])

@@ -9,7 +9,7 @@ get_shard_args         what one worker does for its part (called on the worker)
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
-from typing import NamedTuple
+from typing import NamedTuple, TypeAlias
 
 from gt.core.meta import ITEM_BYTES, TensorMeta, contiguous_strides
 from gt.core.signatures import Arg, Compute, Input, Move, Program, Settle, Signature, Step, ViewStep, Whole
@@ -18,6 +18,9 @@ from gt.sharding.cost import reshard_bytes
 from gt.sharding.propagation import Choice, Operand, Result, Strategy, propagate_sharding
 from gt.sharding.rules import entry_of, lower, rule_of
 from gt.sharding.spec import DeviceMesh, ShardingSpec, compute_local_shape, whole
+from gt.sharding.wishes import Constraint
+
+Wish: TypeAlias = ShardingSpec | Constraint | None
 
 
 class NoRule(Exception):
@@ -39,7 +42,7 @@ class Written(NamedTuple):
 
 
 def infer_output_sharding(
-    call: Call, specs: Sequence[ShardingSpec], mesh: DeviceMesh, wishes: Sequence[ShardingSpec | None] = ()
+    call: Call, specs: Sequence[ShardingSpec], mesh: DeviceMesh, wishes: Sequence[Wish] = ()
 ) -> Choice:
     """The layouts that an op runs with: those that move the fewest bytes. Raises NoRule where it has no rule."""
     rule = rule_of(call)
@@ -144,7 +147,7 @@ class Draft:
         self,
         call: Call,
         registers: Sequence[int],
-        wishes: Sequence[ShardingSpec | None] = (),
+        wishes: Sequence[Wish] = (),
         *,
         random: bool = False,
         floating: str = "float32",
@@ -156,7 +159,7 @@ class Draft:
             return choice.results
         return self._compute(call, registers, choice.strategy, random=random, floating=floating)
 
-    def _choose(self, call: Call, registers: Sequence[int], wishes: Sequence[ShardingSpec | None]) -> Choice | Draft:
+    def _choose(self, call: Call, registers: Sequence[int], wishes: Sequence[Wish]) -> Choice | Draft:
         """The best strategy of an op's rule, or a draft in which it was run as several ops (with its `results`)."""
         specs = [self.spec(register) for register in registers]
         entry = entry_of(call.op)

@@ -24,6 +24,7 @@ from gt.core.messages import (
     WorkerCreateTensor,
     WorkerDefineOp,
     WorkerDefineProgram,
+    WorkerDefineScope,
     WorkerEndSession,
     WorkerFetchTensor,
     WorkerForgetOps,
@@ -64,6 +65,7 @@ class Executor:
         self.progress: MutableSequence[int] = [0, 0]
         self.store: dict[int, Value | Failing] = {}
         self.kernels: dict[int, Kernel | Broken | ProgramKernel] = {}
+        self.scopes: dict[tuple[int, int], WorkerDefineScope] = {}
         self.traffic: dict[int, int] = {}
         self._reports: list[Outgoing] = []
         self._buffers: Iterator[Buffer] = iter(())
@@ -72,6 +74,7 @@ class Executor:
             WorkerFreeTensors: self._free,
             WorkerDefineOp: self._define,
             WorkerDefineProgram: self._define_program,
+            WorkerDefineScope: self._define_scope,
             WorkerForgetOps: self._forget,
             WorkerCreateTensor: self._create,
             WorkerQueryOp: self._query,
@@ -116,7 +119,7 @@ class Executor:
         progress[0], progress[1] = command.code, command.site
         kernel = self.kernels[command.code]
         if isinstance(kernel, ProgramKernel):
-            self._drive(self._run_program(command, kernel))
+            self._drive(command, self._run_program(command, kernel))
             return
         outputs = command.outputs
         values = list(map(store.__getitem__, command.inputs))
@@ -140,7 +143,7 @@ class Executor:
 
         def fail(op: str, values: Sequence[Value], error: Exception) -> Failing:
             shapes = tuple([str(self.engine.meta(value)) for value in values if self.engine.is_tensor(value)])
-            failing = Failing(self._failure(op, shapes, command.site, error))
+            failing = Failing(self._failure(op, shapes, command, error))
             self._report(OpFailed(session_of(command.code), failing.failure))
             return failing
 
@@ -163,27 +166,28 @@ class Executor:
             for peer, meta in swap.receives.items():
                 self.traffic[peer] = self.traffic.get(peer, 0) + meta.nbytes
 
-    def _drive(self, work: Swapping) -> None:
+    def _drive(self, command: WorkerRunOp, work: Swapping) -> None:
         """Run a program to its end, exchanging with other processes."""
         try:
             swap = next(work)
             while True:
-                swap = work.send(self._swap(swap))
+                swap = work.send(self._swap(command, swap))
         except StopIteration:
             pass
 
-    def _swap(self, swap: Swap) -> Received:
+    def _swap(self, command: WorkerRunOp, swap: Swap) -> Received:
         try:
             return self.exchange.swap(swap, self.engine)
         except Exception as error:  # a peer is gone, or the network between
             log.warning("an exchange among workers %s failed: %s", swap.members, error)
-            failing = Failing(self._failure("exchange", (), self.progress[1], error))
+            failing = Failing(self._failure("exchange", (), command, error))
             return dict.fromkeys(swap.receives, failing)
 
     def _absent(self, command: WorkerRunOp, kernel: Kernel | Broken) -> Failing:
         """The op gave no tensor where the client holds a handle; only reading it is a failure."""
         message = "the op gives no tensor here (a gradient that was not asked for)"
-        return Failing(Failure(self.worker, kernel.signature.op, (), command.site, "RuntimeError", message, ""))
+        site, origin = command.site, _origin(command)
+        return Failing(Failure(self.worker, kernel.signature.op, (), site, origin, "RuntimeError", message, ""))
 
     def _renew(self, kernel: Kernel | Broken, inputs: Sequence[int], renewed: Sequence[int]) -> None:
         """Written storages go on under their new ids."""
@@ -231,7 +235,7 @@ class Executor:
         cause = next((value for value in values if isinstance(value, Failing)), None)
         failing = cause
         if failing is None:
-            failing = Failing(self._failure(kernel.signature.op, self._inputs(kernel, values), command.site, error))
+            failing = Failing(self._failure(kernel.signature.op, self._inputs(kernel, values), command, error))
             if not told:
                 self._report(OpFailed(session_of(command.code), failing.failure))
         for place in kernel.writes:
@@ -246,9 +250,16 @@ class Executor:
         except Exception:  # the op may have failed because a view of its input is not possible
             return tuple([str(self.engine.meta(value)) for value in values])
 
-    def _failure(self, op: str, inputs: tuple[str, ...], site: int, error: Exception) -> Failure:
+    def _failure(
+        self,
+        op: str,
+        inputs: tuple[str, ...],
+        command: WorkerRunOp | WorkerQueryOp | WorkerCreateTensor,
+        error: Exception,
+    ) -> Failure:
         text = "".join(traceback.format_exception(error))[-(1 << 16) :]
-        return Failure(self.worker, op, inputs, site, type(error).__name__, str(error)[: 1 << 16], text)
+        kind, message = type(error).__name__, str(error)[: 1 << 16]
+        return Failure(self.worker, op, inputs, command.site, _origin(command), kind, message, text)
 
     def _define(self, command: WorkerDefineOp) -> None:
         try:
@@ -258,6 +269,9 @@ class Executor:
 
     def _define_program(self, command: WorkerDefineProgram) -> None:
         self.kernels[command.code] = ProgramKernel(self.engine, self.worker, command.op, command.program)
+
+    def _define_scope(self, command: WorkerDefineScope) -> None:
+        self.scopes[command.session, command.code] = command
 
     def _forget(self, command: WorkerForgetOps) -> None:
         for code in command.codes:
@@ -270,7 +284,7 @@ class Executor:
         try:
             self.store[command.id] = self.engine.from_buffer(buffer, command.meta, self.owns_buffers)
         except Exception as error:
-            failure = self._failure("upload", (str(command.meta),), command.site, error)
+            failure = self._failure("upload", (str(command.meta),), command, error)
             self.store[command.id] = Failing(failure)
             self._report(OpFailed(session_of(command.id), failure))
 
@@ -295,3 +309,12 @@ class Executor:
         for table in (self.store, self.kernels):
             for ident in [ident for ident in table if session_of(ident) == command.session]:
                 del table[ident]  # type: ignore[attr-defined]
+        for session, code in [key for key in self.scopes if key[0] == command.session]:
+            del self.scopes[session, code]
+
+
+def _origin(command: WorkerRunOp | WorkerQueryOp | WorkerCreateTensor) -> int:
+    """What a failure of this command is known by, whichever worker tells of it; 0 for one that fills nothing."""
+    if isinstance(command, WorkerQueryOp):
+        return command.request
+    return command.id if isinstance(command, WorkerCreateTensor) else next(iter(command.outputs), 0)

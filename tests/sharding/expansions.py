@@ -16,7 +16,8 @@ from gt.core.signatures import Input
 from gt.sharding.calls import Call, Expansion, Piece, Shard, inputs_in, with_inputs
 from gt.sharding.propagation import Operand, Result, propagate_sharding
 from gt.sharding.rules import entry_of, lower, rule_of
-from gt.sharding.spec import DeviceMesh, ShardingSpec, parse_spec
+from gt.sharding.spec import DeviceMesh, ShardingSpec
+from gt.sharding.text import parse_spec
 from tests.sharding.simulate import encode, flat, join, meta_of, resolve, run, split
 
 TWO, THREE, GRID = DeviceMesh((2,), ("x",)), DeviceMesh((3,), ("x",)), DeviceMesh((2, 2), ("x", "y"))

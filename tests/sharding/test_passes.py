@@ -9,7 +9,8 @@ from torch.nn import functional
 from gt.core.errors import LayoutError
 from gt.sharding.flows import RecordedProgram
 from gt.sharding.passes import Propagation, run_hierarchical_propagation_pass
-from gt.sharding.spec import DeviceMesh, parse_constraint
+from gt.sharding.spec import DeviceMesh
+from gt.sharding.text import parse_constraint
 from tests.sharding.recording import record
 
 MESH = DeviceMesh((2, 4), ("x", "y"))

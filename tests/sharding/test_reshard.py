@@ -21,9 +21,9 @@ from gt.sharding.spec import (
     box_elements,
     compute_local_shape,
     local_box,
-    parse_spec,
     whole,
 )
+from gt.sharding.text import parse_spec
 
 REDUCE = {
     "sum": np.add,

@@ -8,7 +8,8 @@ import torch
 from gt.core.signatures import Input, Items
 from gt.sharding.calls import Call
 from gt.sharding.rules.scanning import SCANNING
-from gt.sharding.spec import DeviceMesh, parse_spec
+from gt.sharding.spec import DeviceMesh
+from gt.sharding.text import parse_spec
 from tests.sharding.expansions import check_expansion
 from tests.sharding.simulate import check, meta_of
 

@@ -7,7 +7,8 @@ from gt.core.signatures import Input
 from gt.sharding.calls import Call
 from gt.sharding.factors import HALO
 from gt.sharding.rules import entry_of, rule_of
-from gt.sharding.spec import DeviceMesh, parse_spec
+from gt.sharding.spec import DeviceMesh
+from gt.sharding.text import parse_spec
 from tests.sharding.simulate import MESHES, check, decode, encode, flat, meta_of, resolve
 
 ONE = MESHES[1:2]

@@ -1,0 +1,156 @@
+"""The `model` section of a configuration, applied to a module: its parameters are laid out and its parts run in scopes,
+by their names alone."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any
+from weakref import WeakKeyDictionary
+
+import torch
+
+from gt.client import scopes
+from gt.client import session as sessions
+from gt.client.entries import rebind
+from gt.client.tensor import Tensor
+from gt.core.errors import SignalError, nearest
+from gt.sharding.spec import DeviceMesh, whole
+from gt.signals.checks import REST
+from gt.signals.config import ModelConfig, ModuleEntry, ParameterEntry
+from gt.signals.placement import mesh_for, spec_for
+from gt.signals.registry import registry
+
+log = logging.getLogger("gt.signals")
+_hooks: WeakKeyDictionary[torch.nn.Module, list[Any]] = WeakKeyDictionary()
+
+
+def apply_plan(module: torch.nn.Module) -> None:
+    """Lay out a module whose tensors are on GT as the configuration says, if it says anything about models."""
+    config = registry.current().model
+    _unhook(module)
+    if config is None:
+        return
+    _warn_of_unmatched(module, config)
+    if not sessions.current().embedded:
+        _lay_out(module, config)
+    _hook(module, config)
+
+
+# Parameters
+
+
+def _lay_out(module: torch.nn.Module, config: ModelConfig) -> None:
+    """With a mesh, everything lies on it: cut as its name says, or else whole on each worker."""
+    if config.mesh is None and config.workers is None:
+        return
+    there = [info.worker for info in sessions.current().welcome.workers]
+    mesh = mesh_for(config.mesh, config.workers, there, f"{config.source}: model" if config.source else "model")
+    for names, tensor in _tensors(module):
+        spec = _spec(config, mesh, names, tensor)
+        with torch.no_grad():
+            rebind(tensor, tensor.detach().redistribute(placements=spec)._node)
+
+
+def _tensors(module: torch.nn.Module) -> Iterator[tuple[list[str], Tensor]]:
+    """Each distinct parameter and buffer with all its names."""
+    names: dict[int, tuple[list[str], Tensor]] = {}
+    pairs: Iterable[tuple[str, Any]] = [
+        *module.named_parameters(remove_duplicate=False),
+        *module.named_buffers(remove_duplicate=False),
+    ]
+    for name, tensor in pairs:
+        names.setdefault(id(tensor), ([], tensor))[0].append(name)
+    yield from names.values()
+
+
+def _spec(config: ModelConfig, mesh: DeviceMesh, names: Sequence[str], tensor: Tensor) -> Any:
+    found = [(name, entry) for name in names if (entry := config.spec_for(name)) is not None]
+    if not found:
+        return whole(mesh, tensor.dim())
+    name, entry = found[0]
+    for other, also in found[1:]:
+        if also.dims != entry.dims:
+            raise SignalError(
+                f"{_at(entry)}{entry.pattern!r} and {also.pattern!r} lay out one tied parameter in two ways: {name} and "
+                f"{other}; give both the same layout"
+            )
+    named = len([dim for dim in entry.dims if dim != REST])
+    if named > tensor.dim():
+        raise SignalError(
+            f"{_at(entry)}{entry.pattern!r} names {named} dims, and {name} has the shape {list(tensor.shape)}"
+        )
+    return spec_for(entry.dims, mesh, tensor.dim())
+
+
+def _at(entry: ParameterEntry | ModuleEntry) -> str:
+    return f"{entry.source}: " if entry.source else ""
+
+
+# Modules
+
+
+class _Enter:
+    """A hook that runs a module in a scope. The scope is left by `leave`, even if the module raises."""
+
+    def __init__(self, signal: str) -> None:
+        self.signal = signal
+
+    def __call__(self, module: torch.nn.Module, args: Any) -> None:
+        scopes.push(self.signal, owner=self)
+        if sessions.active is not None:
+            sessions.active.start_scoping()
+
+    def leave(self, module: torch.nn.Module, args: Any, output: Any) -> None:
+        frame = scopes.top()
+        while frame is not None and frame.owner is not self:
+            frame = frame.outer
+        if frame is not None:
+            scopes.pop(frame)
+
+
+def _hook(module: torch.nn.Module, config: ModelConfig) -> None:
+    for name, part in module.named_modules():
+        entry = config.scope_for(name)
+        if entry is None or entry.signal == _signal_of_parent(config, name):
+            continue
+        if registry.get(entry.signal) is None:
+            known = registry.current().signals
+            raise SignalError(
+                f"{_at(entry)}{entry.signal!r} is not a configured signal; {nearest(entry.signal, known)}"
+            )
+        scope = _Enter(entry.signal)
+        _hooks[part] = [
+            part.register_forward_pre_hook(scope, prepend=True),
+            part.register_forward_hook(scope.leave, always_call=True),
+        ]
+
+
+def _signal_of_parent(config: ModelConfig, name: str) -> str | None:
+    """The signal that a module runs in because of those around it."""
+    while name:
+        name = name.rpartition(".")[0]
+        entry = config.scope_for(name)
+        if entry is not None:
+            return entry.signal
+    return None
+
+
+def _unhook(module: torch.nn.Module) -> None:
+    for part in module.modules():
+        for hook in _hooks.pop(part, []):
+            hook.remove()
+
+
+def _warn_of_unmatched(module: torch.nn.Module, config: ModelConfig) -> None:
+    """A pattern that matches nothing is most likely a mistake."""
+    tensors = [name for names, _ in _tensors(module) for name in names]
+    parts = [name for name, _ in module.named_modules()]
+    used_specs = {entry.pattern for entry in map(config.spec_for, tensors) if entry is not None}
+    used_scopes = {entry.pattern for entry in map(config.scope_for, parts) if entry is not None}
+    unused: list[tuple[ParameterEntry | ModuleEntry, str, list[str]]] = [
+        *[(entry, "parameter", tensors) for entry in config.parameters if entry.pattern not in used_specs],
+        *[(entry, "module", parts) for entry in config.modules if entry.pattern not in used_scopes],
+    ]
+    for entry, kind, names in unused if used_specs or used_scopes else []:
+        log.warning("%s%r decides about no %s; %s", _at(entry), entry.pattern, kind, nearest(entry.pattern, names))

@@ -1,0 +1,107 @@
+"""Named scopes that say where and how: `with gt.signal.context("forward"):`. What a name means is configured elsewhere
+(`GT_CONFIG`, `gt.load_config`, `gt.register_config`); a name without a configuration changes nothing."""
+
+from __future__ import annotations
+
+import functools
+import inspect
+from collections.abc import Callable
+from types import TracebackType
+from typing import Any, TypeVar
+
+import torch
+
+from gt.client import scopes
+from gt.client import session as sessions
+from gt.client.tensor import Tensor, to_gt
+from gt.core.errors import SignalError
+
+Function = TypeVar("Function", bound=Callable[..., Any])
+
+
+class Context:
+    """A scope to be entered with `with`, or a decorator that runs a function in it. May be used again and again."""
+
+    def __init__(self, name: str, backward: str | None = None) -> None:
+        self.name = name
+        self.backward = backward
+
+    def __enter__(self) -> Context:
+        _push(self.name, self.backward, self)
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, _: TracebackType | None) -> None:
+        innermost = frame = scopes.top()
+        while frame is not None and frame.owner is not self:
+            frame = frame.outer
+        if frame is None:
+            raise SignalError(f"signal {self.name!r} is left in another thread or task than it was entered in")
+        scopes.pop(frame)
+        if frame is not innermost and error is None:
+            assert innermost is not None
+            raise SignalError(f"the scope of signal {self.name!r} ends while {innermost.name!r} inside it was not left")
+
+    def __call__(self, function: Function) -> Function:
+        if inspect.isgeneratorfunction(function) or inspect.isasyncgenfunction(function):
+            raise SignalError(
+                f"gt.signal.context({self.name!r}) cannot decorate the generator {function.__name__}: what it yields to "
+                "would run in the scope too; use `with` inside it, around no yield"
+            )
+        if inspect.iscoroutinefunction(function):
+
+            @functools.wraps(function)
+            async def awaited(*args: Any, **kwargs: Any) -> Any:
+                with Context(self.name, self.backward):
+                    return await function(*args, **kwargs)
+
+            return awaited  # type: ignore[return-value]
+
+        @functools.wraps(function)
+        def called(*args: Any, **kwargs: Any) -> Any:
+            with Context(self.name, self.backward):
+                return function(*args, **kwargs)
+
+        return called  # type: ignore[return-value]
+
+    def __repr__(self) -> str:
+        return f"gt.signal.context({self.name!r})"
+
+
+def context(name: str, *, backward: str | None = None) -> Context:
+    """A scope: what is created and computed inside is placed as the signal says, and its gradients under the signal
+    `backward`, or the one that the configuration names, or this one."""
+    return Context(name, backward)
+
+
+def enter(name: str, *, backward: str | None = None) -> None:
+    """Enter a scope that `exit` with the same name leaves."""
+    _push(name, backward, None)
+
+
+def exit(name: str) -> None:
+    """Leave the scope that was entered last, which must be this one."""
+    frame = scopes.top()
+    if frame is None:
+        raise SignalError(f"gt.signal.exit({name!r}), but no scope was entered")
+    if frame.owner is not None:
+        raise SignalError(
+            f"gt.signal.exit({name!r}), but the innermost scope is {frame.name!r}, which its `with` leaves"
+        )
+    if frame.name != name:
+        raise SignalError(f"gt.signal.exit({name!r}), but the scope that was entered last is {frame.name!r}")
+    scopes.pop(frame)
+
+
+def tensor(x: Any, name: str) -> Tensor:
+    """A copy of a tensor, laid out as one that is created in the signal's scope. Gradients pass."""
+    if not isinstance(name, str) or not name:
+        raise SignalError(f"the name of a signal is a text that is not empty, not {name!r}")
+    source = to_gt(x if isinstance(x, torch.Tensor) else torch.as_tensor(x))
+    layout = sessions.current().start_scoping().layout(name, source.shape)
+    return source.clone() if layout is None else source.redistribute(placements=layout)  # type: ignore[return-value]
+
+
+def _push(name: str, backward: str | None, owner: object) -> None:
+    scopes.push(name, backward, owner)
+    if sessions.active is not None:
+        sessions.active.start_scoping()

@@ -1,0 +1,1 @@
+"""Configuration: where and how named scopes run, in YAML or Python."""

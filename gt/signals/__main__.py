@@ -1,0 +1,129 @@
+"""`python -m gt.signals check config.yaml`: what a configuration says, or what is wrong with it."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from collections.abc import Iterator, Sequence
+
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from gt.core.errors import SignalError
+from gt.signals.checks import NOT_CUT, REST, show_mesh
+from gt.signals.config import Config, Dims, ModelConfig, ShardConfig, SignalConfig
+from gt.signals.parser import read_config
+from gt.signals.placement import mesh_for
+from gt.signals.schema import SCHEMA
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    options = _parser().parse_args(arguments)
+    if options.command == "schema":
+        print(json.dumps(SCHEMA, indent=2))
+        return 0
+    try:
+        config = read_config(options.file)
+    except SignalError as error:
+        print(error, file=sys.stderr)
+        return 1
+    absent = [] if options.workers is None else list(_absent(config, range(options.workers)))
+    if absent:
+        print("\n".join(absent), file=sys.stderr)
+        return 1
+    _print(config)
+    return 0
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="python -m gt.signals", description="Configuration files of GT.")
+    commands = parser.add_subparsers(dest="command", required=True)
+    commands.add_parser("schema", help="print the JSON schema of a configuration, for editors")
+    check = commands.add_parser("check", help="show what a configuration says, or what is wrong with it")
+    check.add_argument("file", help="the YAML file")
+    check.add_argument("--workers", type=_count, metavar="N", help="also check that N workers are enough")
+    return parser
+
+
+def _count(text: str) -> int:
+    if not text.isdecimal() or int(text) < 1:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a number of workers: use 1, 2, ...")
+    return int(text)
+
+
+def _absent(config: Config, there: Sequence[int]) -> Iterator[str]:
+    """What cannot be had on these workers."""
+    wishes: list[tuple[str, ShardConfig | ModelConfig]] = [
+        (f"{signal.source}: signal {name!r}", signal.shard) for name, signal in config.signals.items() if signal.shard
+    ]
+    if config.model is not None:
+        wishes.append((f"{config.model.source}: model", config.model))
+    for what, wish in wishes:
+        try:
+            mesh_for(wish.mesh, wish.workers, there, what)
+        except SignalError as error:
+            yield str(error)
+
+
+def _print(config: Config) -> None:
+    console = Console()
+    if not console.is_terminal:
+        console = Console(width=1 << 16)  # a pipe has no edge to wrap at
+    if config.signals:
+        rows = [_signal_row(name, signal) for name, signal in config.signals.items()]
+        console.print(_table("signal layout workers backward compile line", rows))
+    if config.model:
+        console.print(_table("pattern layout signal line", list(_model_rows(config.model))))
+        console.print(Text(f"model over {_grid(config.model)}workers {_numbers(config.model.workers)}"))
+    if not config.signals and not config.model:
+        console.print("nothing is configured")
+
+
+def _table(columns: str, rows: Sequence[Sequence[str]]) -> Table:
+    table = Table(box=None, pad_edge=False)
+    for column in columns.split():
+        table.add_column(column, overflow="fold")
+    for row in rows:
+        table.add_row(*[Text(cell) for cell in row])  # as text: a pattern such as [0-5] is not markup
+    return table
+
+
+def _signal_row(name: str, signal: SignalConfig) -> tuple[str, ...]:
+    layout, workers = ("", "") if signal.shard is None else (_layout(signal.shard), _numbers(signal.shard.workers))
+    return name, layout, workers, signal.backward_signal or "", "yes" if signal.compile else "", _line(signal.source)
+
+
+def _model_rows(model: ModelConfig) -> Iterator[tuple[str, ...]]:
+    for parameter in model.parameters:
+        yield parameter.pattern, _dims(parameter.dims), "", _line(parameter.source)
+    for module in model.modules:
+        yield module.pattern, "", module.signal, _line(module.source)
+
+
+def _layout(shard: ShardConfig) -> str:
+    if shard.dims is not None:
+        return f"{_dims(shard.dims)} of {show_mesh(shard.mesh or ())}"
+    return "replicated" if shard.replicate else f"axis {shard.axis}"
+
+
+def _dims(dims: Dims) -> str:
+    """As a spec is written: `[dp, -]`, with the axes of one dim side by side."""
+    return f"[{', '.join(dim if dim == REST else ' '.join(dim) or NOT_CUT for dim in dims)}]"
+
+
+def _grid(model: ModelConfig) -> str:
+    return "" if model.mesh is None else f"mesh {show_mesh(model.mesh)} of "
+
+
+def _numbers(workers: tuple[int, ...] | None) -> str:
+    return "all" if workers is None else " ".join(map(str, workers))
+
+
+def _line(source: str) -> str:
+    return source.rpartition(":")[2]
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,43 @@
+"""Chains of signals: each may name another that its gradients run under, and no chain may come back."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+
+from gt.core.errors import nearest
+
+
+def unknown_backward(backward: str, known: Iterable[str]) -> str:
+    return f"backward names signal {backward!r}, which is not configured; {nearest(backward, known)}"
+
+
+def cycle_text(cycle: Iterable[str]) -> str:
+    return f"backward goes in a circle: {' -> '.join(cycle)}; remove one of these backward entries"
+
+
+def backward_chain(name: str, following: Callable[[str], str | None]) -> tuple[str, ...]:
+    """A signal and those after it. The last one has no backward, or is there for the second time."""
+    chain = {name: None}
+    while after := following(name):
+        if after in chain:
+            return (*chain, after)
+        chain[after] = None
+        name = after
+    return tuple(chain)
+
+
+def backward_cycles(following: Mapping[str, str]) -> list[tuple[str, ...]]:
+    """Every cycle once, from the first of its signals that is met and back to it."""
+    cycles: list[tuple[str, ...]] = []
+    done: set[str] = set()
+    for start in following:
+        path: dict[str, None] = {}
+        name = start
+        while name and name not in done and name not in path:
+            path[name] = None
+            name = following.get(name, "")
+        if name in path:
+            members = list(path)
+            cycles.append((*members[members.index(name) :], name))
+        done.update(path)
+    return cycles

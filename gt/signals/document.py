@@ -1,0 +1,148 @@
+"""YAML text as plain values that know their lines.
+
+Only what JSON could say too is read: text, whole numbers, true, false, null, lists and mappings with text as keys.
+Anything else stays an `Odd`, which no check accepts, so it is refused where it is used, in the words of that place.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from typing import Any, NamedTuple, TypeAlias
+
+import yaml
+
+from gt.core.errors import SignalError
+from gt.signals.checks import Path, show
+
+MAX_DEPTH = 32
+MAX_ALIASES = 1000
+
+Plain: TypeAlias = Any
+"""str, int, bool, None, Odd, and lists and dicts of them: what checks are for."""
+
+_TAG = "tag:yaml.org,2002:"
+_DECIMAL = re.compile("0|-?[1-9][0-9]{0,17}")
+
+
+@dataclass(frozen=True)
+class Odd:
+    """A value of a kind that no setting has, as it is written."""
+
+    text: str
+
+    def __repr__(self) -> str:
+        return self.text
+
+
+class Flaw(NamedTuple):
+    line: int
+    text: str
+
+
+class Document:
+    """A YAML file as a plain value, what was wrong with its keys, and the line of everything in it."""
+
+    def __init__(self, root: yaml.Node) -> None:
+        self.flaws: list[Flaw] = []
+        self._entries: dict[int, dict[str, tuple[yaml.Node, yaml.Node]]] = {}  # by mapping, then by key: key and value
+        self._values: dict[int, Plain] = {}  # by node: what an alias names is read once, and may contain itself
+        self._root = root
+        self.value = self._read(root)
+
+    def line(self, path: Path) -> int:
+        """The line of a key or a place in a list; of the nearest thing around it if it is not there."""
+        node, line = self._root, self._root.start_mark.line
+        for step in path:
+            entries = self._entries.get(id(node), {})
+            if isinstance(step, str) and step in entries:
+                key, node = entries[step]
+                line = key.start_mark.line
+            elif isinstance(node, yaml.SequenceNode) and isinstance(step, int):
+                node = node.value[step]
+                line = node.start_mark.line
+            else:
+                break
+        return line + 1
+
+    def _read(self, node: yaml.Node) -> Plain:
+        if isinstance(node, yaml.ScalarNode):
+            return _scalar(node)
+        if id(node) in self._values:
+            return self._values[id(node)]
+        if isinstance(node, yaml.SequenceNode) and node.tag == f"{_TAG}seq":
+            items: list[Plain] = []
+            self._values[id(node)] = items
+            items.extend([self._read(item) for item in node.value])
+            return items
+        if isinstance(node, yaml.MappingNode) and node.tag == f"{_TAG}map":
+            mapping: dict[str, Plain] = {}
+            self._values[id(node)] = mapping
+            mapping.update({key: self._read(value) for key, (_, value) in self._read_keys(node).items()})
+            return mapping
+        return Odd(node.tag.replace(_TAG, "!!"))
+
+    def _read_keys(self, node: yaml.MappingNode) -> dict[str, tuple[yaml.Node, yaml.Node]]:
+        entries = self._entries[id(node)] = {}
+        for key, value in node.value:
+            line = key.start_mark.line + 1
+            name = self._read(key)
+            if key.tag == f"{_TAG}merge":
+                self.flaws.append(Flaw(line, "merge keys (<<) are not read; repeat the keys, or alias a whole value"))
+            elif not isinstance(name, str):
+                self.flaws.append(Flaw(line, f"key {show(name)} is not text; put it in quotes"))
+            elif name in entries:
+                first = entries[name][0].start_mark.line + 1
+                self.flaws.append(Flaw(line, f"key {show(name)} is there already, in line {first}; remove one"))
+            else:
+                entries[name] = (key, value)
+        return entries
+
+
+def _scalar(node: yaml.ScalarNode) -> Plain:
+    kind, text = node.tag.removeprefix(_TAG), node.value
+    if kind == "str":
+        return text
+    if kind == "null":
+        return None
+    if kind == "bool" and text.lower() in yaml.SafeLoader.bool_values:
+        return yaml.SafeLoader.bool_values[text.lower()]
+    if kind == "int" and _DECIMAL.fullmatch(text):
+        return int(text)
+    return Odd(show(text).strip("'\""))
+
+
+class _Loader(yaml.SafeLoader):
+    """Nodes only, so no tag makes an object; not deeper than any setting is."""
+
+    depth = 0
+    aliases = 0
+
+    def compose_node(self, parent: yaml.Node | None, index: int) -> yaml.Node | None:
+        mark = self.peek_event().start_mark
+        self.depth += 1
+        self.aliases += self.check_event(yaml.AliasEvent)
+        if self.depth > MAX_DEPTH:
+            raise yaml.MarkedYAMLError(problem=f"it is nested over {MAX_DEPTH} levels deep", problem_mark=mark)
+        if self.aliases > MAX_ALIASES:
+            raise yaml.MarkedYAMLError(problem=f"it has over {MAX_ALIASES} aliases", problem_mark=mark)
+        node = super().compose_node(parent, index)
+        self.depth -= 1
+        return node
+
+
+def parse_document(text: str, file: str) -> Document:
+    try:
+        root = yaml.compose(text, Loader=_Loader)
+    except yaml.MarkedYAMLError as error:
+        mark = error.problem_mark or error.context_mark
+        line = 1 if mark is None else mark.line + 1
+        what = ": ".join(text for text in (error.context, error.problem) if text)
+        hint = '; write a dim that is not cut as "-", in quotes' if "found '-'" in str(error.problem) else ""
+        raise SignalError(f"{file}:{line}: this is not YAML that can be read: {what}{hint}") from None
+    except yaml.reader.ReaderError as error:
+        line = text.count("\n", 0, error.position) + 1
+        raise SignalError(f"{file}:{line}: character {error.character:#x} is not allowed in YAML") from None
+    if root is None:
+        raise SignalError(f"{file}:1: the file is empty; give it a signal, or {{}} if there is nothing to configure")
+    return Document(root)

@@ -1,0 +1,132 @@
+"""What is configured now, in this process: files and Python mixed, the later one wins."""
+
+from __future__ import annotations
+
+import logging
+import os
+import threading
+from collections.abc import Mapping
+
+from gt.core.errors import SignalError
+from gt.core.settings import read_settings
+from gt.signals.backward import backward_chain, cycle_text, unknown_backward
+from gt.signals.checks import name_problem, show
+from gt.signals.config import Config, SignalConfig
+from gt.signals.parser import read_config
+
+_log = logging.getLogger("gt.signals")
+
+
+class Registry:
+    """The configuration and its version. Readers take one immutable `Config`; only a change takes the lock."""
+
+    def __init__(self, environ: Mapping[str, str] = os.environ) -> None:
+        self._environ = environ
+        self._lock = threading.RLock()
+        self._config = Config()
+        self._version = 0
+        self._is_started = False
+        self._has_warned = False
+
+    @property
+    def version(self) -> int:
+        """Grows with every change, so that what was derived from the configuration can be kept until then."""
+        self._start()
+        return self._version
+
+    def current(self) -> Config:
+        self._start()
+        return self._config
+
+    def get(self, name: str) -> SignalConfig | None:
+        return self.current().signals.get(name)
+
+    def load(self, path: str | os.PathLike[str]) -> Config:
+        """Add what a file says; a file with an error changes nothing. Returns what the file says."""
+        with self._lock:
+            return self._add(read_config(path, self.current().signals))
+
+    def register(self, name: str, config: SignalConfig) -> None:
+        if problem := name_problem(name, "the name of a signal"):
+            raise SignalError(problem)
+        if not isinstance(config, SignalConfig):
+            raise SignalError(f"signal {name!r} has to be a SignalConfig(shard=ShardConfig(...)), not {show(config)}")
+        with self._lock:
+            self._start()
+            self._add(Config({name: config}))
+
+    def clear(self) -> None:
+        """Forget everything, and what GT_CONFIG says too."""
+        with self._lock:
+            self._is_started = True
+            self._config = Config()
+            self._version += 1
+
+    def check_backward(self, name: str) -> None:
+        """Raise if the backward of a signal, or of one that it leads to, names no signal or comes back."""
+        signals = self.current().signals
+        chain = backward_chain(name, lambda key: signals[key].backward_signal if key in signals else None)
+        if len(chain) == 1:
+            return
+        *before, last = chain
+        source = signals[before[-1]].source
+        where = f"{source}: signal {before[-1]!r}" if source else f"signal {before[-1]!r}"
+        if last in before:
+            raise SignalError(f"{where}: {cycle_text(chain[chain.index(last) :])}")
+        if last not in signals:
+            raise SignalError(f"{where}: {unknown_backward(last, signals)}")
+
+    def _start(self) -> None:
+        """Read GT_CONFIG before anything else. An error is raised again each time until the file is right."""
+        if self._is_started:
+            return
+        with self._lock:
+            if not self._is_started:
+                # this variable alone: the others are checked when GT starts, which warns of unknown ones once
+                path = read_settings({key: text for key, text in self._environ.items() if key == "GT_CONFIG"}).config
+                if path:
+                    try:
+                        self._add(read_config(path))
+                    except SignalError as error:
+                        raise SignalError(f"{error}\n(this file is named by GT_CONFIG)") from None
+                self._is_started = True
+
+    def _add(self, added: Config) -> Config:
+        before = self._config
+        self._config = Config({**before.signals, **added.signals}, added.model or before.model)
+        self._version += self._config != before
+        self._warn_of_compile(added)
+        return added
+
+    def _warn_of_compile(self, added: Config) -> None:
+        asked = [(name, config) for name, config in added.signals.items() if config.compile]
+        if asked and not self._has_warned:
+            self._has_warned = True
+            name, config = asked[0]
+            where = f" ({config.source})" if config.source else ""
+            _log.warning("compile of signal %r%s has no effect yet; its ops run one by one", name, where)
+
+
+registry = Registry()
+
+
+def load_config(path: str | os.PathLike[str]) -> Config:
+    """Read signals, and how a model is laid out, from a YAML file. What it says replaces earlier configuration of the
+    same names, and counts from the next op on. Returns what the file says."""
+    return registry.load(path)
+
+
+def register_config(name: str, config: SignalConfig) -> None:
+    """Configure a signal: `gt.register_config("forward", SignalConfig(shard=ShardConfig(axis=0)))`. Replaces what the
+    name meant, from the next op on. Its `backward_signal` may be registered later, before the scope is entered."""
+    registry.register(name, config)
+
+
+def get_config() -> Config:
+    """All that is configured now."""
+    return registry.current()
+
+
+def get_signal_config(name: str) -> SignalConfig | None:
+    """What is configured for a signal, or None."""
+    return registry.get(name)

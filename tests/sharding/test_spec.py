@@ -1,0 +1,569 @@
+"""Meshes, cuts and specs: what each worker holds of a tensor, compared with NumPy's splits."""
+
+import copy
+import itertools
+import math
+import pickle
+import random
+import weakref
+
+import msgspec
+import numpy as np
+import pytest
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
+
+from gt.core.errors import LayoutError
+from gt.core.signatures import MeshRecord, SpecRecord
+from gt.sharding.placements import Partial, Replicate, Shard, placements_of, spec_from
+from gt.sharding.reshard import plan_reshard
+from gt.sharding.spec import (
+    REDUCTIONS,
+    DeviceMesh,
+    ShardingSpec,
+    balanced_cuts,
+    box_elements,
+    box_shape,
+    compute_global_shape,
+    compute_local_shape,
+    intersect,
+    largest_local_shape,
+    local_box,
+    local_slices,
+    mesh_of,
+    needs_reshard,
+    shard_index,
+    spec_of,
+    whole,
+)
+from gt.sharding.text import parse_spec
+
+NAMES = ("dp", "tp", "pp")
+GRID = DeviceMesh([2, 3], ["dp", "tp"])
+TURNED = DeviceMesh([2, 3], ["dp", "tp"], [9, 4, 7, 0, 2, 5])
+CUBE = DeviceMesh([2, 2, 2], NAMES)
+laws = settings(max_examples=60, deadline=None)
+
+
+SIZES_OF_MESHES = [(), (1,), (2,), (5,), (2, 3), (3, 2), (1, 4), (4, 2), (2, 2, 2), (3, 1, 2), (2, 3, 2)]
+
+
+def some_mesh(shape, mixed):
+    """As usual, or any workers in any order under a name."""
+    workers = random.Random(str(shape)).sample(range(math.prod(shape) + 2), math.prod(shape)) if mixed else ()
+    return DeviceMesh(shape, NAMES[: len(shape)], workers, "all" if mixed else "")
+
+
+meshes = st.sampled_from([some_mesh(shape, mixed) for shape in SIZES_OF_MESHES for mixed in (False, True)])
+
+
+@st.composite
+def specs(draw, mesh, rank):
+    """Every axis cuts a dim, is partial or does nothing; the axes of one dim come in any order."""
+    axes = draw(st.sampled_from(list(itertools.permutations(mesh.axis_names))))
+    places = dict(
+        zip(axes, draw(st.lists(st.integers(-2, rank - 1), min_size=len(axes), max_size=len(axes))), strict=True)
+    )
+    dims = [[axis for axis, place in places.items() if place == dim] for dim in range(rank)]
+    partial = [axis for axis, place in places.items() if place == -2]
+    return ShardingSpec(mesh, dims, partial, draw(st.sampled_from(REDUCTIONS)))
+
+
+@st.composite
+def other_cuts(draw, spec, shape):
+    """The same spec, some of its dims cut elsewhere."""
+    cuts = [None] * len(shape)
+    for dim, size in enumerate(shape):
+        if spec.dims[dim] and draw(st.booleans()):
+            count = spec.shards(dim) - 1
+            places = draw(st.lists(st.integers(0, size), min_size=count, max_size=count))
+            cuts[dim] = tuple(itertools.pairwise([0, *sorted(places), size]))
+    return spec.replace(cuts=cuts)
+
+
+SHAPES = st.lists(st.integers(0, 9), max_size=3).map(tuple)
+
+
+@st.composite
+def layouts(draw):
+    """A spec and a shape that it lays out, uneven and empty shards included."""
+    shape = draw(SHAPES)
+    return draw(other_cuts(draw(specs(draw(meshes), len(shape))), shape)), shape
+
+
+# --- Meshes -----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("mesh", "text"),
+    [
+        (GRID, "(dp=2, tp=3)"),
+        (TURNED, "(dp=2, tp=3) of workers [9, 4, 7, 0, 2, 5]"),
+        (DeviceMesh([2], ["dp"], name="head"), "head(dp=2)"),
+        (DeviceMesh([2, 1]), "(axis0=2, axis1=1)"),
+        (DeviceMesh([]), "()"),
+        (DeviceMesh([], [], [3]), "() of workers [3]"),
+    ],
+)
+def test_a_mesh_prints_its_axes_and_unusual_workers(mesh, text):
+    assert str(mesh) == repr(mesh) == text
+
+
+def test_a_mesh_without_names_and_workers_has_the_usual_ones():
+    mesh = DeviceMesh([2, 3])
+    assert (mesh.axis_names, mesh.workers, mesh.size) == (("axis0", "axis1"), (0, 1, 2, 3, 4, 5), 6)
+    assert mesh is DeviceMesh((2, 3), ["axis0", "axis1"], range(6))
+
+
+@given(meshes)
+@laws
+def test_coordinates_count_the_last_axis_fastest(mesh):
+    assert [mesh.coordinate(worker) for worker in mesh.workers] == list(np.ndindex(mesh.shape))
+    assert [mesh.at(mesh.coordinate(worker)) for worker in mesh.workers] == list(mesh.workers)
+    assert [mesh.axis_size(axis) for axis in mesh.axis_names] == list(mesh.shape)
+    assert all(worker in mesh for worker in mesh.workers) and max(mesh.workers) + 1 not in mesh
+
+
+@pytest.mark.parametrize(
+    ("worker", "axes", "members"),
+    [
+        (7, ["tp"], (9, 4, 7)),
+        (7, ["dp"], (7, 5)),
+        (5, ["dp"], (7, 5)),
+        (7, ["dp", "tp"], (9, 4, 7, 0, 2, 5)),
+        (7, ["tp", "dp"], (9, 0, 4, 2, 7, 5)),
+        (7, [], (7,)),
+    ],
+)
+def test_a_fibre_runs_along_some_axes(worker, axes, members):
+    assert TURNED.fibre(worker, axes) == members
+
+
+@given(meshes, st.data())
+@laws
+def test_fibres_divide_a_mesh(mesh, data):
+    axes = data.draw(st.permutations(mesh.axis_names))[: data.draw(st.integers(0, len(mesh.shape)))]
+    fibres = {mesh.fibre(worker, axes) for worker in mesh.workers}
+    assert sorted(itertools.chain(*fibres)) == sorted(mesh.workers)
+    assert all(worker in mesh.fibre(worker, axes) for worker in mesh.workers)
+    other = [place for place, axis in enumerate(mesh.axis_names) if axis not in axes]
+    for fibre in fibres:
+        assert len(fibre) == math.prod([mesh.axis_size(axis) for axis in axes])
+        assert len({tuple([mesh.coordinate(worker)[place] for place in other]) for worker in fibre}) == 1
+
+
+@given(meshes, st.data())
+@laws
+def test_a_submesh_is_a_part_of_the_grid(mesh, data):
+    fixed = {
+        axis: data.draw(st.integers(0, size - 1))
+        for axis, size in zip(mesh.axis_names, mesh.shape, strict=True)
+        if data.draw(st.booleans())
+    }
+    grid = np.array(mesh.workers).reshape(mesh.shape)[tuple([fixed.get(axis, slice(None)) for axis in mesh.axis_names])]
+    part = mesh.submesh(**fixed)
+    assert (part.shape, part.workers) == (grid.shape, tuple(grid.flatten().tolist()))
+    assert part.axis_names == tuple([axis for axis in mesh.axis_names if axis not in fixed])
+    assert part.name == mesh.name
+    assert (part is mesh) == (not fixed)
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda: DeviceMesh([2, 2], ["dp"]), r"shape \(2, 2\) needs 2 different axis names, not \('dp',\)"),
+        (lambda: DeviceMesh([2, 2], ["dp", "dp"]), r"needs 2 different axis names, not \('dp', 'dp'\)"),
+        (lambda: DeviceMesh([2], ["d p"]), "'d p' cannot name a mesh axis: use letters, digits and underscores"),
+        (lambda: DeviceMesh([2], ["-"]), "'-' cannot name a mesh axis"),
+        (lambda: DeviceMesh([2], ["2d"]), "'2d' cannot name a mesh axis"),
+        (lambda: DeviceMesh([2], ["dp\n"]), "cannot name a mesh axis"),
+        (lambda: DeviceMesh([2], ["dp"], [0, 1, 2]), r"shape \(2,\) needs 2 workers, not 3"),
+        (lambda: DeviceMesh([2], ["dp"], [4, 4]), r"a worker has one place in a mesh; \[4, 4\] names one twice"),
+        (lambda: DeviceMesh([0], ["dp"]), r"at least one worker along every axis; its shape cannot be \(0,\)"),
+        (lambda: DeviceMesh([-2, -2], ["dp", "tp"]), r"its shape cannot be \(-2, -2\)"),
+        (lambda: GRID.submesh(pp=0), r"mesh \(dp=2, tp=3\) has no axis 'pp'; it has dp, tp"),
+        (lambda: GRID.submesh(tp=3), r"axis 'tp' of mesh \(dp=2, tp=3\) has coordinates 0 to 2"),
+        (lambda: GRID.submesh(tp=-1), "coordinates 0 to 2"),
+    ],
+)
+def test_meshes_that_make_no_sense(make, message):
+    with pytest.raises(LayoutError, match=message):
+        make()
+
+
+@given(meshes)
+@laws
+def test_equal_meshes_are_one_object(mesh):
+    same = DeviceMesh(list(mesh.shape), list(mesh.axis_names), list(mesh.workers), mesh.name)
+    wire = msgspec.msgpack.decode(msgspec.msgpack.encode(mesh.record()), type=MeshRecord)
+    assert same is mesh and hash(same) == hash(mesh)
+    assert mesh_of(wire) is mesh
+    assert pickle.loads(pickle.dumps(mesh)) is mesh is copy.deepcopy(mesh)
+
+
+def test_meshes_that_differ_in_anything_are_not_equal():
+    different = [
+        GRID,
+        TURNED,
+        DeviceMesh([3, 2], ["dp", "tp"]),
+        DeviceMesh([2, 3], ["tp", "dp"]),
+        DeviceMesh([2, 3], ["dp", "tp"], name="head"),
+        DeviceMesh([6], ["dp"]),
+    ]
+    assert len(set(different)) == len(different)
+
+
+def test_meshes_that_nobody_holds_are_gone():
+    gone = weakref.ref(DeviceMesh([2], ["dp"], [40, 41], "held by nobody"))
+    assert gone() is None
+
+
+# --- Cuts -------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("size", "counts", "sizes"),
+    [
+        (8, (4,), "2 2 2 2"),
+        (10, (4,), "3 3 2 2"),
+        (10, (2, 2), "3 2 3 2"),  # not 3 3 2 2: the halves come first
+        (3, (2, 2), "1 1 1 0"),
+        (5, (2, 3), "1 1 1 1 1 0"),
+        (2, (3,), "1 1 0"),
+        (7, (), "7"),
+        (7, (1, 1), "7"),
+        (0, (2,), "0 0"),
+    ],
+)
+def test_where_dims_are_cut(size, counts, sizes):
+    assert " ".join(str(stop - start) for start, stop in balanced_cuts(size, counts)) == sizes
+
+
+SIZES, COUNTS = st.integers(0, 60), st.lists(st.integers(1, 5), max_size=3).map(tuple)
+
+
+@given(SIZES, COUNTS)
+@laws
+def test_cuts_cover_a_dim_in_order(size, counts):
+    cuts = balanced_cuts(size, counts)
+    assert len(cuts) == math.prod(counts)
+    assert (cuts[0][0], cuts[-1][1]) == (0, size)
+    assert all(before[1] == after[0] for before, after in itertools.pairwise(cuts))
+    assert all(start <= stop for start, stop in cuts)
+
+
+@given(SIZES, COUNTS)
+@laws
+def test_cuts_are_even(size, counts):
+    sizes = [stop - start for start, stop in balanced_cuts(size, counts)]
+    assert max(sizes) - min(sizes) <= 1
+    assert (0 in sizes) == (size < len(sizes))
+
+
+@given(SIZES, COUNTS, st.integers(1, 5))
+@laws
+def test_cuts_of_more_axes_refine_those_of_fewer(size, counts, more):
+    fine = balanced_cuts(size, (*counts, more))
+    groups = [fine[place : place + more] for place in range(0, len(fine), more)]
+    assert tuple([(group[0][0], group[-1][1]) for group in groups]) == balanced_cuts(size, counts)
+    for group in groups:
+        sizes = [stop - start for start, stop in group]
+        assert sizes == [len(part) for part in np.array_split(np.arange(sum(sizes)), more)]  # the larger ones first
+
+
+# --- Specs ------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("written", "printed"),
+    [
+        ("dp,-", "dp, -"),
+        ("  dp ,  - ", "dp, -"),
+        ("dp   tp, -", "dp tp, -"),
+        ("tp dp, -", "tp dp, -"),
+        ("-,-", "-, -"),
+        ("", ""),
+        ("+ dp", "+ dp"),
+        ("dp,-+tp", "dp, - + tp"),
+        ("- + tp dp", "- + dp tp"),  # partial axes have no order
+        ("- + tp : max", "- + tp:max"),
+        ("- + tp:sum", "- + tp"),
+        ("dp[0:1 1:9] , -", "dp[0:1 1:9], -"),
+        ("dp [ 0:1  1:9 ]", "dp[0:1 1:9]"),
+        ("-[0:4]", "-"),  # what is not cut has no cuts
+    ],
+)
+def test_specs_are_read_as_people_write_them(written, printed):
+    spec = parse_spec(written, GRID)
+    assert str(spec) == printed
+    assert parse_spec(printed, GRID) is spec
+
+
+def test_a_spec_shows_its_mesh_where_it_is_alone():
+    assert repr(parse_spec("dp, - + tp:max", GRID)) == "ShardingSpec('dp, - + tp:max' on (dp=2, tp=3))"
+
+
+@given(layouts())
+@laws
+def test_a_spec_comes_back_from_its_text_and_its_record(layout):
+    spec, _ = layout
+    wire = msgspec.msgpack.decode(msgspec.msgpack.encode(spec.record()), type=SpecRecord)
+    assert parse_spec(str(spec), spec.mesh) is spec
+    assert spec_of(wire) is spec
+    assert pickle.loads(pickle.dumps(spec)) is spec is copy.deepcopy(spec)
+    assert spec.replace() is spec and hash(spec.replace()) == hash(spec)
+
+
+@given(meshes, SHAPES, st.data())
+@laws
+def test_specs_with_other_texts_are_other_objects(mesh, shape, data):
+    one, other = data.draw(specs(mesh, len(shape))), data.draw(specs(mesh, len(shape)))
+    assert (one == other) == (one is other) == (str(one) == str(other))
+
+
+def test_replace_changes_what_is_named():
+    spec = parse_spec("dp[0:1 1:9], - + tp:max", GRID)
+    assert str(spec.replace(partial=())) == "dp[0:1 1:9], -"
+    assert str(spec.replace(kind="min")) == "dp[0:1 1:9], - + tp:min"
+    assert str(spec.replace(cuts=())) == "dp, - + tp:max"
+    assert str(spec.replace(dims=[[], ["dp"]], cuts=())) == "-, dp + tp:max"
+    assert spec.replace(mesh=TURNED).mesh is TURNED
+    assert str(spec) == "dp[0:1 1:9], - + tp:max"
+
+
+def test_the_kind_of_what_is_not_partial_does_not_matter():
+    assert ShardingSpec(GRID, [["dp"]], kind="max") is ShardingSpec(GRID, [["dp"]])
+
+
+@given(layouts())
+@laws
+def test_a_normal_spec_has_no_usual_cuts(layout):
+    spec, shape = layout
+    usual = spec.replace(cuts=())
+    spelled = spec.replace(cuts=[spec.intervals(shape, dim) for dim in range(len(shape))])
+    assert usual.replace(cuts=[usual.intervals(shape, dim) for dim in range(len(shape))]).normal(shape) is usual
+    assert spelled.normal(shape) is spec.normal(shape)
+    assert [spec.normal(shape).intervals(shape, dim) for dim in range(len(shape))] == [
+        spec.intervals(shape, dim) for dim in range(len(shape))
+    ]
+
+
+def test_what_a_spec_says_of_itself():
+    spec = parse_spec("pp dp, -, tp", CUBE)
+    assert (spec.axes, spec.counts(0), spec.shards(0), spec.shards(1)) == (("pp", "dp", "tp"), (2, 2), 4, 1)
+    assert spec.intervals((6, 5, 4), 0) == ((0, 2), (2, 3), (3, 5), (5, 6))
+    assert not spec.is_whole and not parse_spec("- + dp", CUBE).is_whole
+    assert whole(CUBE, 2) is parse_spec("-, -", CUBE) and whole(CUBE, 2).is_whole
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("pp, -", r"mesh \(dp=2, tp=3\) has no axis 'pp'; it has dp, tp"),
+        ("- + pp", "has no axis 'pp'"),
+        ("dp, dp", "axis 'dp' is used twice in one spec: an axis cuts one dim, or is partial"),
+        ("dp dp", "'dp' is used twice"),
+        ("dp + dp", "'dp' is used twice"),
+        ("- + dp dp", "'dp' is used twice"),
+        ("- + dp:mean", "'mean' is no reduction of a partial tensor; there are sum, max, min, prod, and, or"),
+        ("dp, - +", r"'dp, - \+' names no axis after '\+'; write for example 'dp, - \+ tp'"),
+        ("dp, , -", "'' in 'dp, , -' is not a dim of a spec: expected axis names or '-'"),
+        ("dp, 3", "'3' in 'dp, 3' is not a dim"),
+        ("dp - tp", "'dp - tp' in 'dp - tp' is not a dim"),
+        ("dp?, -", "'dp\\?' in 'dp\\?, -' is not a dim"),
+        ("dp[0:3]", r"1 intervals do not fit a dim cut by dp of mesh \(dp=2, tp=3\)"),
+        ("dp[0:3 3]", r"\[0:3 3\] is not a list of intervals such as \[0:3 3:4\]"),
+        ("dp[0:3 3:]", r"\[0:3 3:\] is not a list of intervals"),
+        ("dp[0:3 4:1]", "4:1 is no interval of a dim cut by dp"),
+    ],
+)
+def test_specs_that_make_no_sense(text, message):
+    with pytest.raises(LayoutError, match=message):
+        parse_spec(text, GRID)
+
+
+def test_cuts_are_those_of_all_dims_or_none():
+    with pytest.raises(LayoutError, match="cuts of 1 dims do not fit a spec of 2 dims"):
+        ShardingSpec(GRID, [["dp"], []], cuts=[None])
+    with pytest.raises(LayoutError, match="-1:2 is no interval"):
+        ShardingSpec(GRID, [["dp"]], cuts=[((-1, 2), (2, 3))])
+
+
+# --- Placements -------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("placements", "rank", "text"),
+    [
+        ([Shard(0), Shard(1)], 2, "dp, tp"),
+        ([Shard(1), Shard(-1)], 2, "-, dp tp"),
+        ([Replicate(), Shard(-2)], 2, "tp, -"),
+        ([Partial(), Shard(0)], 2, "tp, - + dp"),
+        ([Partial("max"), Partial("max")], 0, "+ dp tp:max"),
+        ((Replicate(), Replicate()), 1, "-"),
+        ("tp dp", 1, "tp dp"),
+        (parse_spec("tp dp", GRID), 1, "tp dp"),
+    ],
+)
+def test_layouts_in_all_their_forms(placements, rank, text):
+    assert spec_from(placements, GRID, rank) is parse_spec(text, GRID)
+
+
+@given(meshes, SHAPES, st.data())
+@laws
+def test_placements_say_what_a_spec_says(mesh, shape, data):
+    spec = data.draw(specs(mesh, len(shape)))
+    found = spec_from(placements_of(spec), mesh, len(shape))
+    assert [set(axes) for axes in found.dims] == [set(axes) for axes in spec.dims]  # their order has no word there
+    assert (found.partial, found.kind) == (spec.partial, spec.kind)
+
+
+@pytest.mark.parametrize(
+    ("placements", "message"),
+    [
+        (Shard(0), r"mesh \(dp=2, tp=3\) needs a placement for each of its 2 axes, not 1"),
+        ([Shard(0)] * 3, "each of its 2 axes, not 3"),
+        ([Shard(2), Replicate()], r"Shard\(dim=2\) names a dim that a tensor of 2 dims does not have"),
+        ([Shard(-3), Replicate()], r"Shard\(dim=-3\) names a dim"),
+        ([Partial("max"), Partial()], "partial values of different kinds do not commute: max, sum"),
+        ([Partial("mean"), Replicate()], "'mean' is no reduction"),
+        (["dp", Replicate()], r"'dp' is not a placement: use gt.Shard\(dim\), gt.Replicate\(\) or gt.Partial\(\)"),
+        ("dp", r"\[dp\] lays out a tensor of 1 dims, and this one has 2"),
+        (parse_spec("dp, -", TURNED), r"\[dp, -\] is a spec of mesh \(dp=2, tp=3\) of workers .*, not of mesh \(dp=2"),
+    ],
+)
+def test_layouts_that_make_no_sense(placements, message):
+    with pytest.raises(LayoutError, match=message):
+        spec_from(placements, GRID, 2)
+
+
+# --- What a worker holds ----------------------------------------------------------------------------------------------
+
+
+def split(spec, shape, worker):
+    """What a worker holds of each dim, by NumPy's splits, axis by axis."""
+    along = dict(zip(spec.mesh.axis_names, spec.mesh.coordinate(worker), strict=True))
+    for dim, size in enumerate(shape):
+        held = np.arange(size)
+        for axis in spec.dims[dim]:
+            held = np.array_split(held, spec.mesh.axis_size(axis))[along[axis]]
+        yield held.tolist()
+
+
+@given(meshes, SHAPES, st.data())
+@laws
+def test_shards_are_those_of_nested_splits(mesh, shape, data):
+    spec = data.draw(specs(mesh, len(shape)))
+    for worker in mesh.workers:
+        places = [list(range(size))[part] for size, part in zip(shape, local_slices(spec, shape, worker), strict=True)]
+        assert places == list(split(spec, shape, worker))
+
+
+@given(layouts())
+@example((parse_spec("tp dp", GRID), (3,)))  # six shards, three of them empty
+@example((parse_spec("dp[0:0 0:0], -", GRID), (0, 4)))
+@laws
+def test_shards_tile_the_tensor(layout):
+    spec, shape = layout
+    held = {}
+    for worker in spec.mesh.workers:
+        slices = local_slices(spec, shape, worker)
+        assert np.zeros(shape)[slices].shape == compute_local_shape(spec, shape, worker)
+        held.setdefault(tuple([shard_index(spec, dim, worker) for dim in range(len(shape))]), []).append(slices)
+    covered = np.zeros(shape, dtype=int)
+    for copies in held.values():
+        assert len(copies) == spec.mesh.size // len(held) and len(set(map(str, copies))) == 1
+        covered[copies[0]] += 1
+    assert len(held) == math.prod([spec.shards(dim) for dim in range(len(shape))])
+    assert (covered == 1).all()
+
+
+@given(layouts())
+@laws
+def test_a_shape_comes_back_from_its_shards(layout):
+    spec, shape = layout
+    locals_ = {worker: compute_local_shape(spec, shape, worker) for worker in spec.mesh.workers}
+    assert compute_global_shape(spec, locals_) == shape
+    assert largest_local_shape(spec, shape) == tuple(map(max, zip(*locals_.values(), strict=True)))
+
+
+@pytest.mark.parametrize(
+    ("text", "shapes", "message"),
+    [
+        ("dp", {0: (3,), 1: (3,)}, r"dim 0 of dp has 2 shards; shapes of 1 were given"),
+        ("dp", {0: (2,), 3: (3,)}, r"worker 0 holds \(2,\), but its shard of \[5\] by dp is \(3,\)"),
+        ("dp, -", {0: (2, 4), 3: (2, 5)}, r"worker 0 holds \(2, 4\), but its shard of \[4, 5\] by dp, - is \(2, 5\)"),
+        ("dp", {0: (3,), 1: (2,), 3: (2,)}, "worker 0 holds|worker 1 holds"),
+    ],
+)
+def test_shards_that_do_not_fit(text, shapes, message):
+    with pytest.raises(LayoutError, match=message):
+        compute_global_shape(parse_spec(text, GRID), shapes)
+
+
+@pytest.mark.parametrize(
+    ("text", "index"),
+    [("dp tp", "0 1 2 3 4 5"), ("tp dp", "0 2 4 1 3 5"), ("tp", "0 1 2 0 1 2"), ("dp", "0 0 0 1 1 1"), ("-", "0 " * 6)],
+)
+def test_shards_count_the_last_axis_of_a_dim_fastest(text, index):
+    spec = parse_spec(text, TURNED)
+    assert [shard_index(spec, 0, worker) for worker in TURNED.workers] == list(map(int, index.split()))
+
+
+PAIR, OTHER, FLAT = (
+    DeviceMesh([2], [axis], workers) for axis, workers in (("x", [0, 1]), ("x", [2, 3]), ("y", [0, 1]))
+)
+LONG = DeviceMesh([2, 1], ["x", "y"])
+
+
+@pytest.mark.parametrize(
+    ("shape", "source", "target", "needed"),
+    [
+        ((4, 4), ("x, -", PAIR), ("x, -", PAIR), False),
+        ((4, 4), ("x, -", PAIR), ("-, x", PAIR), True),
+        ((4, 4), ("x, -", PAIR), ("-, -", PAIR), True),
+        ((4, 4), ("-, -", PAIR), ("x, -", PAIR), True),  # bytes are cut
+        ((4, 4), ("-, -", PAIR), ("-, - + x", PAIR), True),
+        ((4, 4), ("-, - + x", PAIR), ("-, - + x:max", PAIR), True),
+        ((4, 4), ("x, -", PAIR), ("x, -", OTHER), True),
+        ((4, 4), ("x, -", PAIR), ("y, -", FLAT), False),  # other names, the same bytes
+        ((4, 4), ("x y, -", LONG), ("y x, -", LONG), False),  # an axis of one worker cuts nothing
+        ((4, 4), ("x, y", LONG), ("x, -", PAIR), False),
+        ((4, 4), ("x[0:2 2:4], -", PAIR), ("x, -", PAIR), False),
+        ((4, 4), ("x[0:1 1:4], -", PAIR), ("x, -", PAIR), True),
+        ((5, 4), ("x[0:3 3:5], -", PAIR), ("x, -", PAIR), False),
+        ((), ("", PAIR), ("", LONG), False),
+    ],
+)
+def test_when_bytes_have_to_move(shape, source, target, needed):
+    source, target = (parse_spec(*side) for side in (source, target))
+    assert needs_reshard(shape, source, target) == needs_reshard(shape, target, source) == needed
+
+
+@given(meshes, SHAPES, st.data())
+@laws
+def test_where_nothing_has_to_move_nothing_does(mesh, shape, data):
+    source, target = (data.draw(other_cuts(data.draw(specs(mesh, len(shape))), shape)) for _ in range(2))
+    held = [[local_box(spec, shape, worker) for worker in mesh.workers] for spec in (source, target)]
+    assert not needs_reshard(shape, source, source)
+    if not needs_reshard(shape, source, target):
+        assert held[0] == held[1]
+        assert plan_reshard(shape, 4, source, target).steps == ()
+
+
+BOXES = st.lists(st.tuples(st.integers(0, 5), st.integers(0, 5)).map(sorted).map(tuple), min_size=2, max_size=2).map(
+    tuple
+)
+
+
+def elements(box):
+    return set(itertools.product(*[range(*interval) for interval in box]))
+
+
+@given(BOXES, BOXES)
+@laws
+def test_boxes_are_sets_of_elements(one, other):
+    shared = intersect(one, other)
+    assert (elements(shared) if shared is not None else set()) == elements(one) & elements(other)
+    assert (shared is None) == (not elements(one) & elements(other))
+    assert box_elements(one) == len(elements(one)) == math.prod(box_shape(one))

@@ -1,0 +1,116 @@
+"""`python -m gt.signals`."""
+
+import json
+import subprocess
+import sys
+
+import pytest
+
+from gt.signals.__main__ import main
+from gt.signals.schema import SCHEMA
+from tests.signals.test_parser import WHOLE
+
+
+@pytest.fixture
+def run(tmp_path, capsys):
+    """What a check of a text says: its exit code, and stdout and stderr with the file's name shortened."""
+
+    def run(text, *options):
+        path = tmp_path / "config.yaml"
+        path.write_text(text)
+        code = main(["check", str(path), *options])
+        out, err = capsys.readouterr()
+        return code, out.replace(str(path), "config.yaml"), err.replace(str(path), "config.yaml")
+
+    return run
+
+
+def test_the_schema_is_printed(capsys):
+    assert main(["schema"]) == 0
+    assert json.loads(capsys.readouterr().out) == SCHEMA
+
+
+def words(text):
+    return [line.split() for line in text.strip().splitlines()]
+
+
+def test_a_configuration_is_shown_as_tables(run):
+    code, out, err = run(WHOLE, "--workers", "4")
+    assert (code, err) == (0, "")
+    assert words(out) == words(
+        """
+        signal           layout                  workers  backward         compile  line
+        forward_layer1   axis 0                  0 1 2 3  backward_layer1  yes      1
+        backward_layer1  axis 0                  0 1 2 3                            7
+        grid             [dp, tp] of dp=2, tp=2  0 1 2 3                            9
+        updates          replicated              0 1                                11
+        everywhere       replicated              all                                13
+        stage_1                                                                     15
+        pattern              layout   signal   line
+        *.c_fc.weight        [-, tp]           19
+        *.ln_*               []                20
+        transformer.h.[0-5]           stage_1  21
+        model over mesh tp=2 of workers 0 1
+        """
+    )
+
+
+def test_long_names_are_not_cut_in_a_pipe(run):
+    name = "[red]" + "x" * 300
+    assert name in run(f'"{name}": {{}}')[1]
+
+
+def test_a_layout_is_shown_as_a_spec_is(run):
+    text = "a: {shard: {mesh: {a: 2, b: 2}, dims: [[a, b], ..., -]}}"
+    assert "[a b, ..., -] of a=2, b=2" in run(text)[1]
+
+
+def test_nothing_configured_is_said(run):
+    assert run("{}") == (0, "nothing is configured\n", "")
+
+
+def test_mistakes_go_to_stderr(run):
+    code, out, err = run("a: {backward: b}\nc: 3\n")
+    assert (code, out) == (1, "")
+    assert [line.partition(": ")[0] for line in err.splitlines()] == ["config.yaml:1", "config.yaml:2"]
+
+
+def test_a_missing_file_is_said(capsys):
+    assert main(["check", "/nowhere/config.yaml"]) == 1
+    assert capsys.readouterr().err.startswith("/nowhere/config.yaml: cannot be read: No such file")
+
+
+@pytest.mark.parametrize(
+    ("text", "workers", "needed"),
+    [
+        ("a: {shard: {axis: 0, workers: [0, 5]}}", 4, 6),
+        ("a: {shard: {mesh: {x: 2, y: 3}, dims: [x]}}", 4, 6),
+        ("model: {mesh: {x: 2}, workers: [0, 5]}", 4, 6),
+        ("a: {shard: {axis: 0, workers: [0, 5]}}", 6, None),
+        ("a: {shard: {mesh: {x: 2, y: 3}, dims: [x]}}", 6, None),
+        ("a: {shard: {axis: 0}}", 1, None),
+        ("a: {shard: {axis: 0, workers: [0, 5]}}", None, None),
+    ],
+)
+def test_workers_that_would_not_be_there_are_said_with_how_to_start_them(run, text, workers, needed):
+    code, _, err = run(text, *(["--workers", str(workers)] if workers else []))
+    assert code == (0 if needed is None else 1)
+    assert (f"GT_WORKERS={needed} or gt.init(workers={needed})" in err) == (needed is not None)
+    assert err.startswith("config.yaml:1: ") == (needed is not None)
+
+
+@pytest.mark.parametrize(
+    "arguments", [[], ["check"], ["check", "x", "--workers", "0"], ["check", "x", "--workers", "²"]]
+)
+def test_wrong_use_is_code_2(arguments, capsys):
+    with pytest.raises(SystemExit) as ended:
+        main(arguments)
+    assert ended.value.code == 2
+    assert "usage: python -m gt.signals" in capsys.readouterr().err
+
+
+def test_it_runs_as_a_module(tmp_path):
+    command = [sys.executable, "-m", "gt.signals", "check", str(tmp_path / "none.yaml")]
+    found = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    assert (found.returncode, found.stdout) == (1, "")
+    assert "cannot be read" in found.stderr

@@ -1,0 +1,96 @@
+"""What a client hears of failures, in every order in which the news may come."""
+
+import itertools
+
+import msgspec
+import pytest
+
+from gt.client.inbox import REMEMBERED, Inbox
+from gt.client.sites import Sites
+from gt.core.errors import OpError
+from gt.core.messages import Failed, OpFailed, Synchronized
+from tests.records import FAILURE, own
+
+REQUEST = own(50)
+
+
+class Channel:
+    """Gives what was put into it, a message at a time."""
+
+    def __init__(self, *answers):
+        self.answers = list(answers)
+
+    def receive(self, timeout):
+        return [(self.answers.pop(0), None)] if self.answers else []
+
+    def receive_all(self, inbox):
+        while self.answers:
+            inbox._receive(0.0)
+
+
+def failure(op, worker):
+    return msgspec.structs.replace(FAILURE, origin=own(op), worker=worker, site=0, traceback=f"on worker {worker}")
+
+
+def news(op=7, worker=0):
+    return OpFailed(1, failure(op, worker))
+
+
+def inbox_of(*answers):
+    return Inbox(Channel(*answers), Sites(lambda *place: None))
+
+
+def heard(inbox):
+    """The ops and workers of the failures that no read has shown."""
+    inbox._channel.receive_all(inbox)
+    return [(found.origin - own(0), found.worker) for found in inbox.unshown()]
+
+
+def read(inbox):
+    with pytest.raises(OpError, match="shapes"):
+        inbox.wait(REQUEST)
+
+
+SHOWN = Failed(REQUEST, failure(7, 0))
+
+
+ANSWERS = {"read": SHOWN, "7 on 0": news(7, 0), "7 on 1": news(7, 1), "8 on 1": news(8, 1)}
+
+
+@pytest.mark.parametrize("order", [", ".join(order) for order in itertools.permutations(ANSWERS)])
+def test_what_a_read_shows_is_not_told_again_by_any_worker(order):
+    inbox = inbox_of(*[ANSWERS[name] for name in order.split(", ")])
+    read(inbox)
+    assert heard(inbox) == [(8, 1)]
+
+
+def test_what_several_workers_tell_is_one_failure():
+    assert heard(inbox_of(news(7, 1), news(8, 0), news(7, 0), news(8, 1))) == [(7, 1), (8, 0)]
+
+
+def test_what_was_taken_is_not_told_again_by_another_worker():
+    inbox = inbox_of(news(7, 0), Synchronized(REQUEST), news(7, 1))
+    inbox.wait(REQUEST)
+    assert [found.worker for found in inbox.unshown()] == [0]
+    assert heard(inbox) == []
+
+
+def test_a_failure_can_be_read_again():
+    inbox = inbox_of(SHOWN, SHOWN)
+    read(inbox)
+    read(inbox)
+
+
+def test_failures_of_one_line_are_told_apart():
+    assert heard(inbox_of(*[news(op) for op in (1, 2, 3)])) == [(1, 0), (2, 0), (3, 0)]
+
+
+def test_a_failure_without_identity_is_always_told():
+    nameless = OpFailed(1, msgspec.structs.replace(FAILURE, origin=0))
+    assert len(heard(inbox_of(nameless, nameless))) == 2
+
+
+def test_what_is_remembered_has_a_limit():
+    inbox = inbox_of(*[news(op) for op in range(3 * REMEMBERED)])
+    assert len(heard(inbox)) == 3 * REMEMBERED
+    assert len(inbox._known) == REMEMBERED
