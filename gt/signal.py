@@ -39,13 +39,13 @@ class Context:
         scopes.pop(frame)
         if frame is not innermost and error is None:
             assert innermost is not None
-            raise SignalError(f"the scope of signal {self.name!r} ends while {innermost.name!r} inside it was not left")
+            raise SignalError(f"the scope of signal {self.name!r} ends, and {innermost.name!r} inside it was not left")
 
     def __call__(self, function: Function) -> Function:
         if inspect.isgeneratorfunction(function) or inspect.isasyncgenfunction(function):
             raise SignalError(
-                f"gt.signal.context({self.name!r}) cannot decorate the generator {function.__name__}: what it yields to "
-                "would run in the scope too; use `with` inside it, around no yield"
+                f"gt.signal.context({self.name!r}) cannot decorate the generator {function.__name__}: what it yields "
+                "to would run in the scope too; use `with` inside it, around no yield"
             )
         if inspect.iscoroutinefunction(function):
 

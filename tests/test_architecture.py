@@ -27,6 +27,7 @@ ALLOWED = {
     "optim": "client nn",
     "distributed": "client core sharding",
     "debug": "client core",
+    "signal": "client core",
     "dispatcher": SENDERS,
     "worker": "core sharding wire version",
     "monitor": "core wire",

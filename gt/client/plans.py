@@ -72,8 +72,8 @@ def _spec(config: ModelConfig, mesh: DeviceMesh, names: Sequence[str], tensor: T
     for other, also in found[1:]:
         if also.dims != entry.dims:
             raise SignalError(
-                f"{_at(entry)}{entry.pattern!r} and {also.pattern!r} lay out one tied parameter in two ways: {name} and "
-                f"{other}; give both the same layout"
+                f"{_at(entry)}{entry.pattern!r} and {also.pattern!r} lay out one tied parameter in two ways: {name} "
+                f"and {other}; give both the same layout"
             )
     named = len([dim for dim in entry.dims if dim != REST])
     if named > tensor.dim():
@@ -91,12 +91,16 @@ def _at(entry: ParameterEntry | ModuleEntry) -> str:
 
 
 class _Enter:
-    """A hook that runs a module in a scope. The scope is left by `leave`, even if the module raises."""
+    """A hook that runs a module in a scope, unless a module around it does already. The scope is left by `leave`, even
+    if the module raises."""
 
     def __init__(self, signal: str) -> None:
         self.signal = signal
 
     def __call__(self, module: torch.nn.Module, args: Any) -> None:
+        frame = scopes.top()
+        if frame is not None and isinstance(frame.owner, _Enter) and frame.owner.signal == self.signal:
+            return
         scopes.push(self.signal, owner=self)
         if sessions.active is not None:
             sessions.active.start_scoping()
@@ -112,7 +116,7 @@ class _Enter:
 def _hook(module: torch.nn.Module, config: ModelConfig) -> None:
     for name, part in module.named_modules():
         entry = config.scope_for(name)
-        if entry is None or entry.signal == _signal_of_parent(config, name):
+        if entry is None:
             continue
         if registry.get(entry.signal) is None:
             known = registry.current().signals
@@ -124,16 +128,6 @@ def _hook(module: torch.nn.Module, config: ModelConfig) -> None:
             part.register_forward_pre_hook(scope, prepend=True),
             part.register_forward_hook(scope.leave, always_call=True),
         ]
-
-
-def _signal_of_parent(config: ModelConfig, name: str) -> str | None:
-    """The signal that a module runs in because of those around it."""
-    while name:
-        name = name.rpartition(".")[0]
-        entry = config.scope_for(name)
-        if entry is not None:
-            return entry.signal
-    return None
 
 
 def _unhook(module: torch.nn.Module) -> None:

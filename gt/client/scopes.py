@@ -124,8 +124,8 @@ def push(name: str, backward: str | None = None, owner: object = None) -> Frame:
     """Enter a scope."""
     global _in_use
     _in_use = True
-    for given in (name, backward):
-        if given is not None and (not isinstance(given, str) or not given):
+    for given in (name, *([] if backward is None else [backward])):
+        if not isinstance(given, str) or not given:
             raise SignalError(f"the name of a signal is a text that is not empty, not {given!r}")
     registry.check_backward(name)
     outer = _top.get()
@@ -176,8 +176,10 @@ class Scoping:
             forward = owner_of_gradient(number)
             frame = forward.gradients() if forward is not None else frame
         _thread.marks.note(frame)
-        if frame is None:
-            return 0 if nodes or geometry is None else self._code_of_created(geometry)
+        code = self._code(frame, nodes) if frame is not None else 0
+        return code if code or nodes or geometry is None else self._code_of_created(geometry)
+
+    def _code(self, frame: Frame, nodes: Sequence[Node]) -> int:
         resolved = frame.resolved
         if resolved is None or resolved[0] is not self or resolved[1] != registry.version:
             resolved = frame.resolved = (self, registry.version, *self._resolve(frame))

@@ -37,11 +37,13 @@ from gt.core.messages import (
     Located,
     LocateTensor,
     Queried,
+    ReadTimeline,
     ReadTraffic,
     Redistribute,
     RunOp,
     Segment,
     Synchronize,
+    TimelineRead,
     TrafficRead,
     Welcome,
 )
@@ -57,8 +59,8 @@ PACE, MARKS = 4096, 4  # how many instructions make a mark, and how many marks t
 
 
 class Session:
-    """`alone`: there is one worker, and where it is `embedded`, in this process. `scoping` says in which signal scope an
-    op is; None where nothing has to be said about that."""
+    """`alone`: there is one worker, and where it is `embedded`, in this process. `scoping` says in which signal scope
+    an op is; None where nothing has to be said about that."""
 
     def __init__(self, channel: ClientChannel, welcome: Welcome, auto_shard: bool | None = None) -> None:
         first = welcome.ident << SESSION_SHIFT
@@ -189,6 +191,14 @@ class Session:
         self.emit(ReadTraffic(request, watch))
         answer, _ = self._answer(request)
         assert isinstance(answer, TrafficRead)
+        return answer
+
+    def read_timeline(self, limit: int) -> TimelineRead:
+        """Take some of what the workers have recorded; `limit`: how many commands each may hold from now on."""
+        request = next(self.ids)
+        self.emit(ReadTimeline(request, limit))
+        answer, _ = self._answer(request)
+        assert isinstance(answer, TimelineRead)
         return answer
 
     def ask(self, request: int) -> Queried:

@@ -19,9 +19,12 @@ PROTOCOL = 2
 SESSION_SHIFT = 40
 MAX_BATCH = 1 << 16
 MAX_RESULTS = 1 << 12  # tensors that one query may return
+MAX_RECORDED = 1 << 20  # commands that a worker records at most
+RAN_AT_ONCE = 1 << 10  # and how many of them one answer has of each worker
 
 Id: TypeAlias = Annotated[int, Meta(ge=0, lt=1 << 62)]
 Ids: TypeAlias = Annotated[tuple[Id, ...], Meta(max_length=1 << 16)]
+Limit: TypeAlias = Annotated[int, Meta(ge=0, le=MAX_RECORDED)]
 
 
 FIRST_RUN = 1 << (SESSION_SHIFT - 1)  # ids from here on are given to the results of queries, in runs of MAX_RESULTS
@@ -203,9 +206,17 @@ class ReadTraffic(_Record, frozen=True):
     watch: bool
 
 
+class ReadTimeline(_Record, frozen=True):
+    """Take what the workers have recorded of their work for this session, at most RAN_AT_ONCE commands of each, the
+    oldest first. From now on they record while they hold fewer than `limit` of them."""
+
+    request: Id
+    limit: Limit
+
+
 Instruction = Union[
     RunOp, QueryOp, FreeTensors, CreateTensor, Redistribute, FetchTensor, LocateTensor, Synchronize, ReadTraffic,
-    DefineOp, ForgetOps, DefineSite, DefineScope, Goodbye,
+    ReadTimeline, DefineOp, ForgetOps, DefineSite, DefineScope, Goodbye,
 ]  # fmt: skip
 
 
@@ -283,6 +294,11 @@ class WorkerReadTraffic(_Record, frozen=True):
     request: Id
 
 
+class WorkerReadTimeline(_Record, frozen=True):
+    request: Id
+    limit: Limit
+
+
 class WorkerEndSession(_Record, frozen=True):
     """Forget every tensor and op definition of a session."""
 
@@ -306,9 +322,9 @@ class WorkerShutdown(_Record, frozen=True):
 
 
 Command = Union[
-    WorkerRunOp, WorkerFreeTensors, WorkerDefineOp, WorkerDefineProgram, WorkerDefineScope, WorkerForgetOps, WorkerCreateTensor,
-    WorkerQueryOp, WorkerFetchTensor, WorkerSynchronize, WorkerReadTraffic, WorkerEndSession, WorkerJoinStore,
-    WorkerHostStore, WorkerShutdown,
+    WorkerRunOp, WorkerFreeTensors, WorkerDefineOp, WorkerDefineProgram, WorkerDefineScope, WorkerForgetOps,
+    WorkerCreateTensor, WorkerQueryOp, WorkerFetchTensor, WorkerSynchronize, WorkerReadTraffic, WorkerReadTimeline,
+    WorkerEndSession, WorkerJoinStore, WorkerHostStore, WorkerShutdown,
 ]  # fmt: skip
 
 
@@ -375,7 +391,35 @@ class Traffic(_Record, frozen=True):
     received: dict[int, int]
 
 
-Report = Union[Fetched, Queried, Failed, OpFailed, Synchronized, Traffic, StoreReady, Goodbye]
+class Swapped(Struct, array_like=True, frozen=True):
+    """A point of a command at which its worker exchanged tensors: from when to when, and bytes by peer."""
+
+    start: int
+    end: int
+    sends: tuple[tuple[int, int], ...]
+    receives: tuple[tuple[int, int], ...]
+
+
+class Ran(Struct, array_like=True, frozen=True):
+    """One command that a worker ran. Times are nanoseconds of its machine's monotonic clock."""
+
+    op: Name
+    site: Id
+    scope: Name
+    start: int
+    end: int
+    swaps: tuple[Swapped, ...] = ()
+
+
+class Timeline(_Record, frozen=True):
+    """`dropped` counts the commands that came when as many as wanted were recorded."""
+
+    request: Id
+    ran: tuple[Ran, ...]
+    dropped: int
+
+
+Report = Union[Fetched, Queried, Failed, OpFailed, Synchronized, Traffic, Timeline, StoreReady, Goodbye]
 
 
 class Collective(Struct, array_like=True, frozen=True):
@@ -393,6 +437,17 @@ class TrafficRead(_Record, frozen=True):
     request: Id
     received: dict[int, dict[int, int]]
     collectives: tuple[Collective, ...]
+
+
+class WorkerTimeline(Struct, array_like=True, frozen=True):
+    worker: int
+    ran: tuple[Ran, ...]
+    dropped: int
+
+
+class TimelineRead(_Record, frozen=True):
+    request: Id
+    workers: tuple[WorkerTimeline, ...]
 
 
 class Located(_Record, frozen=True):
@@ -425,6 +480,7 @@ Answer = Union[
     Synchronized,
     Located,
     TrafficRead,
+    TimelineRead,
     Lost,
     Rejected,
     Welcome,

@@ -22,6 +22,7 @@ from gt.core.messages import (
     Lost,
     OpFailed,
     QueryOp,
+    ReadTimeline,
     ReadTraffic,
     Redistribute,
     Report,
@@ -38,6 +39,7 @@ from gt.core.messages import (
     WorkerInfo,
     WorkerJoinStore,
     WorkerQueryOp,
+    WorkerReadTimeline,
     WorkerReadTraffic,
     WorkerRunOp,
     WorkerSynchronize,
@@ -92,6 +94,7 @@ class Office:
             LocateTensor: self._locate,
             Synchronize: self._synchronize,
             ReadTraffic: self._read_traffic,
+            ReadTimeline: self._read_timeline,
             DefineOp: self._define_op,
             ForgetOps: self._forget_ops,
             DefineSite: self._define_site,
@@ -249,7 +252,7 @@ class Office:
         inputs = call.inputs
         if len(inputs) != op.takes or len(call.outputs) != op.gives:
             raise Misfit(f"{op.signature.op} takes {op.takes} tensors and gives {op.gives}")
-        held = self._with_targets_together(session, op, call)
+        held = self._with_targets_together(session, op, call, policy)
         for mesh in [op.layout.mesh] if op.layout is not None else [policy.mesh] if policy is not None else []:
             self._require(mesh)
         alone = held[0].spec.mesh if held else self.state.least_loaded()
@@ -275,14 +278,27 @@ class Office:
             text = "%s has no sharding rule for this call: its inputs are gathered and it runs whole (%s)"
             sharding_log.warning(text, op, where)
 
-    def _with_targets_together(self, session: Session, op: Op, call: RunOp) -> list[Held]:
-        """The inputs of an op, after all that it writes to was brought to where the first of it is."""
+    def _with_targets_together(self, session: Session, op: Op, call: RunOp, policy: Policy | None) -> list[Held]:
+        """The inputs of an op, after all that it writes to was brought to one mesh: that of the first of it, or, where
+        the op gives new tensors too, the one that it would run on without writing."""
         held = [self.state.held(ident) for ident in call.inputs]
         writes = op.signature.writes
-        apart = [place for place in writes if held[place].spec.mesh is not held[writes[0]].spec.mesh]
+        if not writes:
+            return held
+        mesh = held[writes[0]].spec.mesh
+        if op.signature.outputs:
+            mesh = self._mesh_of(held, policy)
+        apart = [place for place in writes if held[place].spec.mesh is not mesh]
         for place in apart:
-            self._placing.gather_for_good(session, call.inputs[place], held[writes[0]].spec.mesh, call.site)
+            self._placing.gather_for_good(session, call.inputs[place], mesh, call.site)
         return [self.state.held(ident) for ident in call.inputs] if apart else held
+
+    def _mesh_of(self, held: Sequence[Held], policy: Policy | None) -> DeviceMesh:
+        """Where an op runs that writes to nothing: where its scope says, or else where most bytes are."""
+        if policy is not None:
+            self._require(policy.mesh)
+            return policy.mesh
+        return meeting_place([(tensor.meta, tensor.spec) for tensor in held]) or self.state.least_loaded()
 
     def _require(self, mesh: DeviceMesh) -> None:
         """The workers of a mesh that a client names must be there."""
@@ -332,13 +348,11 @@ class Office:
         self._placing.free(copies)
 
     def _mesh_of_query(self, op: Op, held: Sequence[Held], policy: Policy | None) -> DeviceMesh:
-        """Where what it writes to is, or else where the scope says, or else where most bytes are."""
-        if op.signature.writes:
-            return held[op.signature.writes[0]].spec.mesh
-        if policy is not None:
-            self._require(policy.mesh)
-            return policy.mesh
-        return meeting_place([(tensor.meta, tensor.spec) for tensor in held]) or self.state.least_loaded()
+        """Where what it writes to is, if that is most of its inputs; it may give new tensors too."""
+        written = [held[place] for place in op.signature.writes]
+        if written and 2 * sum(tensor.meta.nbytes for tensor in written) >= sum(tensor.meta.nbytes for tensor in held):
+            return written[0].spec.mesh
+        return self._mesh_of(held, policy)
 
     def _tell(self, session: Session, workers: Sequence[int], code: int) -> None:
         """Define an op where it is about to run for the first time."""
@@ -410,6 +424,12 @@ class Office:
         session.watches = read.watch
         self._requests.wait(read.request, tuple(self.state.workers))
         self._post.command(tuple(self.state.workers), WorkerReadTraffic(read.request))
+
+    def _read_timeline(self, session: Session, read: ReadTimeline, _: Buffer | None) -> None:
+        if not self.state.workers:
+            raise NoWorkers
+        self._requests.wait(read.request, tuple(self.state.workers))
+        self._post.command(tuple(self.state.workers), WorkerReadTimeline(read.request, read.limit))
 
     def _define_op(self, session: Session, define: DefineOp, _: Buffer | None) -> None:
         session.ops[define.code] = Op.of(define.code, define.signature)

@@ -50,6 +50,8 @@ def plan_op(
     if signature.writes:
         mesh = specs[signature.writes[0]].mesh
         assert all(specs[place].mesh is mesh for place in signature.writes), "all that an op writes to is on one mesh"
+        if policy is not None and policy.mesh is mesh:
+            wishes = [policy.wish(meta.shape) for meta in signature.outputs]
     elif signature.layout is not None:
         layout = spec_of(signature.layout)
         mesh, wishes = layout.mesh, [layout for _ in signature.outputs]

@@ -12,9 +12,12 @@ from gt.core.messages import (
     Lost,
     Queried,
     Synchronized,
+    Timeline,
+    TimelineRead,
     Traffic,
     TrafficRead,
     WorkerFreeTensors,
+    WorkerTimeline,
     session_of,
 )
 from gt.core.meta import TensorMeta
@@ -22,7 +25,7 @@ from gt.dispatcher.post import Buffer, Post
 from gt.dispatcher.state import Held, State, without
 from gt.sharding.spec import DeviceMesh, whole
 
-Reply: TypeAlias = Fetched | Queried | Failed | Synchronized | Traffic
+Reply: TypeAlias = Fetched | Queried | Failed | Synchronized | Traffic | Timeline
 
 
 class Gone(NamedTuple):
@@ -36,13 +39,15 @@ class Gone(NamedTuple):
 @dataclass
 class Pending:
     """A request that workers have not answered yet, where a query's results will be, and what was answered so far: one
-    of the replies, a failure if there is any; `made` counts the tensors that the others made all the same."""
+    of the replies, a failure if there is any; `made` counts the tensors that the others made all the same. `received`
+    and `ran` are what each worker told of its traffic and its timeline."""
 
     waiting_for: set[int]
     first: int = 0
     written: tuple[int, ...] = ()
     mesh: DeviceMesh | None = None
     received: dict[int, dict[int, int]] = field(default_factory=dict)
+    ran: list[WorkerTimeline] = field(default_factory=list)
     reply: Reply | None = None
     made: int = 0
 
@@ -79,6 +84,8 @@ class Requests:
             pending.reply = reply
         if isinstance(reply, Traffic):
             pending.received[worker] = reply.received
+        elif isinstance(reply, Timeline):
+            pending.ran.append(WorkerTimeline(worker, reply.ran, reply.dropped))
         elif isinstance(reply, Queried):
             pending.made = len(_metas(reply))
         if not pending.waiting_for:
@@ -91,6 +98,9 @@ class Requests:
         if isinstance(reply, Traffic):
             collectives, session.collectives = tuple(session.collectives), []
             self._post.answer(session.ident, TrafficRead(request, pending.received, collectives))
+            return
+        if isinstance(reply, Timeline):
+            self._post.answer(session.ident, TimelineRead(request, tuple(pending.ran)))
             return
         if isinstance(reply, Queried):
             self._place_results(pending, reply)

@@ -62,8 +62,8 @@ PlanKey: TypeAlias = tuple[Policy | ShardingSpec | tuple[int, int] | None, ...]
 
 
 class Op(NamedTuple):
-    """A signature and what was decided about it, by the scope's policy and the layouts of its inputs. `gives` counts new tensors and new
-    versions; `layout` is that of the outputs, where the user has said so."""
+    """A signature and what was decided about it, by the scope's policy and the layouts of its inputs. `gives` counts
+    new tensors and new versions; `layout` is that of the outputs, where the user has said so."""
 
     code: int
     signature: Signature

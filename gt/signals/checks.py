@@ -114,7 +114,7 @@ def _worker_problems(workers: object) -> Iterator[Problem]:
         seen: set[int] = set()
         for place, worker in enumerate(workers):
             number = whole(worker)
-            if number is None:
+            if number is None or number < 0:
                 yield Problem(("workers", place), f"{show(worker)} is not a worker; they are numbered 0, 1, 2, ...")
             elif number in seen:
                 yield Problem(("workers", place), f"worker {number} is named twice; name each worker once")

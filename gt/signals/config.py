@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import fnmatch
 import operator
+import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from types import MappingProxyType
@@ -158,8 +159,12 @@ class ModelConfig:
         return next((entry for entry in reversed(self.parameters) if fnmatch.fnmatchcase(name, entry.pattern)), None)
 
     def scope_for(self, name: str) -> ModuleEntry | None:
-        """The scope that a module runs in."""
-        return next((entry for entry in reversed(self.modules) if fnmatch.fnmatchcase(name, entry.pattern)), None)
+        """The scope that a module runs in. What holds for a module holds for those inside it, unless a later pattern
+        says otherwise."""
+        around = [name, *[name[: match.start()] for match in re.finditer(r"\.", name)], ""]
+        return next(
+            (e for e in reversed(self.modules) if any(fnmatch.fnmatchcase(each, e.pattern) for each in around)), None
+        )
 
 
 @dataclass(frozen=True)

@@ -39,9 +39,10 @@ def mesh_for(
     missing = [worker for worker in chosen if worker not in there]
     if missing or len(chosen) < count:
         wanted = max([count, *[worker + 1 for worker in chosen]])
+        needed = chosen if missing else f"0 to {count - 1}"
         raise SignalError(
-            f"{what} needs workers {chosen if missing else f'0 to {count - 1}'}, and there are {list(there)}; start more "
-            f"with GT_WORKERS={wanted} or gt.init(workers={wanted})"
+            f"{what} needs workers {needed}, and there are {list(there)}; start more with GT_WORKERS={wanted} or "
+            f"gt.init(workers={wanted})"
         )
     return DeviceMesh(sizes, [name for name, _ in axes] if axes else [ROW], chosen)
 

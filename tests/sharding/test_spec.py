@@ -42,7 +42,7 @@ NAMES = ("dp", "tp", "pp")
 GRID = DeviceMesh([2, 3], ["dp", "tp"])
 TURNED = DeviceMesh([2, 3], ["dp", "tp"], [9, 4, 7, 0, 2, 5])
 CUBE = DeviceMesh([2, 2, 2], NAMES)
-laws = settings(max_examples=60, deadline=None)
+laws = settings(max_examples=100, deadline=None)
 
 
 SIZES_OF_MESHES = [(), (1,), (2,), (5,), (2, 3), (3, 2), (1, 4), (4, 2), (2, 2, 2), (3, 1, 2), (2, 3, 2)]

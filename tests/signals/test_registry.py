@@ -1,6 +1,7 @@
 """What is configured now: files and Python mixed, the later one wins."""
 
 import logging
+import sys
 import threading
 
 import pytest
@@ -198,6 +199,16 @@ def test_compile_is_said_once_to_have_no_effect_yet(registry, write, caplog):
     assert "no effect yet" in record.getMessage()
 
 
+@pytest.fixture
+def hasty_threads():
+    """Threads that take turns as often as they can."""
+    before = sys.getswitchinterval()
+    sys.setswitchinterval(1e-6)
+    yield
+    sys.setswitchinterval(before)
+
+
+@pytest.mark.usefixtures("hasty_threads")
 def test_changes_from_several_threads_are_all_there(registry):
     def register(first):
         for number in range(first, first + 50):

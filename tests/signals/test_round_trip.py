@@ -81,7 +81,7 @@ def without_none(mapping):
     return {key: value for key, value in mapping.items() if value is not None}
 
 
-@settings(max_examples=120, deadline=None)
+@settings(max_examples=60, deadline=None)
 @given(documents(), st.sampled_from([True, False, None]))
 def test_what_is_written_as_yaml_is_read_again(document, style):
     config, plain = document
@@ -89,7 +89,7 @@ def test_what_is_written_as_yaml_is_read_again(document, style):
     assert parse_config(text) == config
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=100, deadline=None)
 @given(st.text(max_size=60) | st.text("ab:-[]{}*&!'\" \n0.,", max_size=60))
 def test_any_text_is_a_configuration_or_refused_with_its_line(text):
     said = ""

@@ -1,0 +1,588 @@
+"""What a scope does: where its tensors and ops go, forward and backward."""
+
+import asyncio
+import logging
+import threading
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch.utils.checkpoint import checkpoint
+
+import gt
+from gt import ShardConfig, SignalConfig
+from gt.client import session as sessions
+from gt.core.errors import SignalError
+from gt.core.messages import DefineScope, RunOp
+
+ALL = [0, 1, 2, 3]
+
+
+def configure(name, axis=None, workers=ALL, backward=None, **shard):
+    gt.register_config(name, SignalConfig(ShardConfig(axis, workers, **shard), backward))
+
+
+def where(x):
+    return f"{x.spec} on {' '.join(map(str, x.spec.mesh.workers))}"
+
+
+def scopes_of(work):
+    """What `work` gives, and the name of the scope of each op that it issued, without those that only look."""
+    session = sessions.current()
+    session.outbox.flush()
+    sent = []
+    send, session._channel.send = (
+        session._channel.send,
+        lambda batch, buffers: (sent.extend(batch), send(batch, buffers)),
+    )
+    try:
+        result = work()
+        session.outbox.flush()
+    finally:
+        session._channel.send = send
+    codes = {
+        code: key[0] + ("" if key[1] is None or key[1].asks else "~") for key, code in session.scoping._codes.items()
+    }
+    ops = [
+        (session.signatures[op.code].op.split(".")[1], codes.get(op.scope, "-")) for op in sent if isinstance(op, RunOp)
+    ]
+    assert all(isinstance(record, DefineScope) is False or record.code in codes for record in sent)
+    return result, ops
+
+
+# Creation and compute
+
+
+@pytest.mark.parametrize(
+    ("shape", "axis", "expected"),
+    [
+        ((8, 6), 0, "w, -"),
+        ((8, 6), 1, "-, w"),
+        ((8, 6), -1, "-, w"),
+        ((8, 6, 4), -2, "-, w, -"),
+        ((8,), 1, "-"),
+        ((5, 3), 0, "w, -"),
+        ((1, 8), 0, "-, -"),
+        ((0, 8), 0, "-, -"),
+        ((), 0, ""),
+    ],
+)
+def test_created_tensors_are_cut_on_the_axis(four_workers, shape, axis, expected):
+    configure("s", axis)
+    with gt.signal.context("s"):
+        made = [gt.zeros(shape), gt.randn(shape), gt.tensor(torch.ones(shape)), gt.full(shape, 2.0)]
+    for x in made:
+        assert where(x) == f"{expected} on 0 1 2 3"
+        assert x.cpu().shape == shape
+    assert made[2].sum().item() == made[2].numel()
+
+
+def test_created_tensors_by_dims_of_a_mesh(four_workers):
+    configure("grid", mesh={"dp": 2, "tp": 2}, dims=["dp", "tp"])
+    configure("ends", mesh={"dp": 2, "tp": 2}, dims=["dp", "...", "tp"])
+    configure("same", replicate=True, workers=[1, 3])
+    with gt.signal.context("grid"):
+        assert [str(gt.zeros(shape).spec) for shape in [(4, 4), (4,), (4, 4, 4)]] == ["dp, tp", "dp", "dp, tp, -"]
+    with gt.signal.context("ends"):
+        assert [str(gt.zeros(shape).spec) for shape in [(4, 4), (4,), (4, 4, 4)]] == ["dp, tp", "dp", "dp, -, tp"]
+    with gt.signal.context("same"):
+        assert where(gt.zeros(4, 4)) == "-, - on 1 3"
+
+
+def test_a_layout_that_is_given_counts_more_than_the_scope(four_workers):
+    configure("s", 0)
+    with gt.signal.context("s"):
+        assert where(gt.zeros(4, 4, mesh=gt.mesh(2, ["x"]), placements="-, x")) == "-, x on 0 1"
+
+
+def test_random_numbers_do_not_depend_on_the_scope(four_workers):
+    configure("s", 1)
+    gt.manual_seed(3)
+    plain = gt.randn(7, 9).cpu()
+    gt.manual_seed(3)
+    with gt.signal.context("s"):
+        assert torch.equal(gt.randn(7, 9).cpu(), plain)
+
+
+def test_the_wish_is_carried_back_to_the_operands(four_workers):
+    x, w = gt.tensor(torch.randn(8, 6)), gt.tensor(torch.randn(6, 10))
+    configure("rows", 0)
+    with gt.signal.context("rows"):
+        y = x @ w
+    assert [where(t) for t in (x, w, y)] == ["w, - on 0 1 2 3", "-, - on 0 1 2 3", "w, - on 0 1 2 3"]
+    torch.testing.assert_close(y.cpu(), x.cpu() @ w.cpu())
+
+
+def test_an_op_that_is_divided_already_runs_as_its_operands_lie(four_workers):
+    """A weight gradient: reduced, and cut as asked, whatever is smaller."""
+    configure("rows", 0)
+    with gt.signal.context("rows"):
+        x, g = gt.randn(8, 64), gt.randn(8, 64)
+        with gt.debug.comm() as moved:
+            y = x.t() @ g
+    assert [event.kind for event in moved.events] == ["reduce-scatter"]
+    assert str(y.spec) == "w, -"
+
+
+def test_other_axes_of_a_mesh_stay_as_the_operands_have_them(four_workers):
+    configure("dp", mesh={"dp": 2, "tp": 2}, dims=["dp"])
+    mesh = gt.mesh((2, 2), ("dp", "tp"))
+    w = gt.randn(6, 8, mesh=mesh, placements="-, tp")
+    with gt.signal.context("dp"):
+        x = gt.randn(4, 6)
+        with gt.debug.comm() as moved:
+            y = (x @ w).relu()
+    assert (str(x.spec), str(y.spec), moved.bytes) == ("dp, -", "dp, tp", 0)
+
+
+def test_ops_on_parameters_alone_introduce_no_cut(four_workers):
+    configure("rows", 0)
+    w = torch.nn.Parameter(gt.tensor(torch.randn(8, 8)))
+    with gt.signal.context("rows"):
+        assert where(w * 2) == "-, - on 0 1 2 3"
+        assert where(w.to(torch.bfloat16)) == "-, - on 0 1 2 3"
+        assert where(gt.tensor(torch.randn(8, 8)) * 2) == "w, - on 0 1 2 3"
+
+
+def test_in_place_ops_keep_the_place_of_their_target(four_workers):
+    configure("rows", 0)
+    x, y = gt.tensor(torch.ones(8, 4)), gt.replicate(torch.ones(8, 4), gt.mesh(2, ["x"], [1, 2]))
+    before = where(x)
+    with gt.signal.context("rows"):
+        x += 1
+        y.mul_(3)
+        x[2:4] = 7
+    assert (where(x), where(y)) == (before, "-, - on 1 2")
+    assert x.sum().item() == 6 * 4 * 2 + 2 * 4 * 7
+
+
+def test_what_nobody_placed_settles_where_a_scope_first_needs_it(four_workers):
+    configure("left", 0, [0, 1])
+    configure("right", 0, [2, 3])
+    w = torch.nn.Parameter(gt.tensor(torch.randn(4, 4)))
+    x = gt.tensor(torch.randn(8, 4))
+
+    def step(name):
+        with gt.debug.comm() as moved, gt.signal.context(name):
+            x @ w
+        return moved.bytes
+
+    assert step("left") > 0
+    assert (where(w), where(x)) == ("-, - on 0 1", "w, - on 0 1")
+    with torch.no_grad():
+        w.add_(1)
+    assert step("left") == 0, "the new weights are there already"
+    assert step("right") > 0
+    assert where(w) == "-, - on 0 1", "it has settled before"
+
+
+def test_a_query_runs_on_the_workers_of_the_scope(four_workers):
+    configure("pair", 0, [2, 3])
+    with gt.signal.context("pair"):
+        x = gt.tensor([[1.0, 0.0], [0.0, 2.0]])
+        found = x.nonzero()
+    assert found.tolist() == [[0, 0], [1, 1]]
+    assert found.spec.mesh.workers == (2, 3)
+
+
+# Entering and leaving
+
+
+def test_scopes_nest_and_the_innermost_configured_one_counts(four_workers):
+    configure("outer", 0, [0, 1])
+    configure("inner", 1, [2, 3])
+    gt.register_config("silent", SignalConfig())
+    with gt.signal.context("outer"):
+        assert where(gt.zeros(4, 4)) == "w, - on 0 1"
+        with gt.signal.context("unknown"), gt.signal.context("silent"):
+            assert where(gt.zeros(4, 4)) == "w, - on 0 1"
+            with gt.signal.context("inner"):
+                assert where(gt.zeros(4, 4)) == "-, w on 2 3"
+        assert where(gt.zeros(4, 4)) == "w, - on 0 1"
+    assert gt.zeros(3, 4).spec.mesh.size == 1
+
+
+def test_an_exception_leaves_the_scope(four_workers):
+    configure("s", 0, [0, 1])
+    with pytest.raises(RuntimeError, match="mat1 and mat2"), gt.signal.context("s"):
+        gt.zeros(2, 3) @ gt.zeros(2, 3)
+    assert gt.zeros(4, 4).spec.mesh.size == 4
+    with pytest.raises(KeyError), gt.signal.context("s"):
+        gt.signal.enter("other")
+        raise KeyError
+    assert gt.zeros(4, 4).spec.mesh.size == 4
+
+
+def test_enter_and_exit(four_workers):
+    configure("a", 0, [0, 1])
+    configure("b", 0, [2, 3])
+    gt.signal.enter("a")
+    gt.signal.enter("b")
+    with pytest.raises(SignalError, match=r"exit\('a'\), but the scope that was entered last is 'b'"):
+        gt.signal.exit("a")
+    assert where(gt.zeros(2, 2)) == "w, - on 2 3"
+    gt.signal.exit("b")
+    assert where(gt.zeros(2, 2)) == "w, - on 0 1"
+    gt.signal.exit("a")
+    with pytest.raises(SignalError, match="no scope was entered"):
+        gt.signal.exit("a")
+    with gt.signal.context("a"), pytest.raises(SignalError, match="exit\\('a'\\).*'a'"):
+        gt.signal.exit("a")
+    with pytest.raises(SignalError, match="'a' ends, and 'b' inside it was not left"), gt.signal.context("a"):
+        gt.signal.enter("b")
+    assert gt.zeros(4, 4).spec.mesh.size == 4
+
+
+@pytest.mark.parametrize("name", ["", 3, None, b"a"])
+def test_a_name_is_a_text(name):
+    with pytest.raises(SignalError, match="not empty"), gt.signal.context(name):
+        pass
+    with pytest.raises(SignalError, match="not empty"):
+        gt.signal.enter(name)
+
+
+def test_a_decorator(four_workers):
+    configure("s", 0, [1, 2])
+
+    @gt.signal.context("s")
+    def fill(depth):
+        return fill(depth - 1) if depth else gt.zeros(2, 2)
+
+    @gt.signal.context("s")
+    async def later():
+        await asyncio.sleep(0)
+        return gt.zeros(2, 2)
+
+    assert where(fill(3)) == "w, - on 1 2"
+    assert where(asyncio.run(later())) == "w, - on 1 2"
+    assert fill.__name__ == "fill"
+    with pytest.raises(SignalError, match="generator"):
+
+        @gt.signal.context("s")
+        def numbers():
+            yield 1
+
+
+def test_threads_and_tasks_keep_their_scopes_apart(four_workers):
+    for worker in ALL:
+        configure(f"on {worker}", 0, [worker])
+    found = {}
+    barrier = threading.Barrier(4)
+
+    def work(worker):
+        with gt.signal.context(f"on {worker}"):
+            barrier.wait()
+            for _ in range(20):
+                x = gt.ones(3, 3)
+            found[worker] = x.spec.mesh.workers
+
+    threads = [threading.Thread(target=work, args=(worker,)) for worker in ALL]
+    with gt.signal.context("on 0"):
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+    assert found == {worker: (worker,) for worker in ALL}
+
+    async def task(worker):
+        with gt.signal.context(f"on {worker}"):
+            for _ in range(3):
+                await asyncio.sleep(0)
+                assert gt.ones(2, 2).spec.mesh.workers == (worker,)
+
+    async def main():
+        await asyncio.gather(*map(task, ALL))
+
+    asyncio.run(main())
+
+
+# Configuration in use
+
+
+def test_registering_again_counts_from_the_next_op(four_workers):
+    with gt.signal.context("s"):
+        first = gt.zeros(4, 4)
+        configure("s", 0, [0, 1])
+        second = gt.zeros(4, 4)
+        configure("s", 1, [2, 3])
+        third = gt.zeros(4, 4)
+    assert [where(x) for x in (first, second, third)] == ["w, - on 0 1 2 3", "w, - on 0 1", "-, w on 2 3"]
+
+
+def test_a_signal_without_configuration_says_so_once(four_workers, caplog):
+    with caplog.at_level(logging.INFO, "gt.signals"):
+        for _ in range(3):
+            with gt.signal.context("nowhere"):
+                gt.zeros(2)
+    assert [record.message for record in caplog.records] == [
+        "signal 'nowhere' has no configuration and changes nothing"
+    ]
+
+
+def test_workers_that_are_not_there(four_workers):
+    configure("s", 0, [2, 5])
+    message = r"'s' needs workers \[2, 5\].*GT_WORKERS=6 or gt.init\(workers=6\)"
+    with pytest.raises(SignalError, match=message), gt.signal.context("s"):
+        gt.zeros(2)
+    configure("big", mesh={"dp": 4, "tp": 2}, dims=["dp"], workers=None)
+    with pytest.raises(SignalError, match=r"needs workers 0 to 7.*GT_WORKERS=8"), gt.signal.context("big"):
+        gt.zeros(2)
+    assert gt.zeros(2).sum().item() == 0
+
+
+def test_a_backward_that_names_no_signal(four_workers):
+    configure("forward", 0, backward="bakward")
+    configure("backward", 0)
+    with pytest.raises(SignalError, match="'bakward', which is not configured.*backward"):
+        gt.signal.enter("forward")
+
+
+def test_on_the_embedded_worker_only_the_numbers_matter():
+    configure("s", 0, [0, 1, 2, 3], backward="b")
+    configure("b", 1, [4, 5])
+    gt.init()
+    x = gt.randn(3, 3).requires_grad_()
+    with gt.signal.context("s"):
+        y = (x @ gt.ones(3, 3)).sum()
+    y.backward()
+    assert torch.equal(x.grad.cpu(), torch.full((3, 3), 3.0))
+    assert gt.signal.tensor(torch.ones(4), name="s").spec.mesh.size == 1
+    gt.shutdown()
+
+
+def test_compile_reaches_the_workers(four_workers):
+    gt.register_config("s", SignalConfig(ShardConfig(0, [0, 1]), compile=True))
+    with gt.signal.context("s"):
+        gt.zeros(4)
+    gt.synchronize()
+    executors = sessions.current()._channel.executors
+    assert {(scope.name, scope.compile) for e in executors for scope in e.scopes.values()} == {("s", True)}
+
+
+# One tensor
+
+
+def test_one_tensor(four_workers):
+    configure("rows", 0)
+    x = torch.randn(6, 4)
+    sharded = gt.signal.tensor(x, name="rows")
+    assert where(sharded) == "w, - on 0 1 2 3"
+    assert torch.equal(sharded.cpu(), x)
+    leaf = gt.tensor(x).requires_grad_()
+    copy = gt.signal.tensor(leaf, "rows")
+    (copy * 2).sum().backward()
+    assert torch.equal(leaf.grad.cpu(), torch.full_like(x, 2))
+    other = gt.signal.tensor(leaf, "nowhere")
+    with torch.no_grad():
+        other.zero_()
+    assert torch.equal(leaf.detach().cpu(), x), "a copy"
+    assert gt.signal.tensor([[1, 2]], name="rows").tolist() == [[1, 2]]
+
+
+# Backward
+
+
+def two_layers(scopes=("one", "two"), **contexts):
+    """Ops in two scopes, and between them one outside; the loss is outside too."""
+    x, w = gt.tensor(torch.randn(4, 4)), gt.tensor(torch.randn(4, 4)).requires_grad_()
+    with gt.signal.context(scopes[0], **contexts):
+        h = x @ w
+    h = h.sin()
+    with gt.signal.context(scopes[1]):
+        y = h.exp()
+    return y.sum(), w
+
+
+def test_gradients_run_under_the_backward_scope(four_workers):
+    configure("one", 0, [0, 1], backward="one back")
+    configure("one back", 0, [2, 3])
+    configure("two", 0, [2])
+    loss, w = two_layers()
+    _, ops = scopes_of(loss.backward)
+    assert ops == [("ones_like", "-"), ("mul", "two"), ("cos", "-"), ("mul", "-"), ("mm", "one back")]
+    assert w.grad.spec.mesh.workers == (2, 3)
+
+
+def test_backward_may_be_called_in_any_scope_and_thread(four_workers):
+    configure("one", 0, [0, 1], backward="one back")
+    configure("one back", 0, [2, 3])
+    configure("two", 0, [2])
+    configure("caller", 0, [3])
+    loss, w = two_layers()
+
+    def call():
+        with gt.signal.context("caller"):
+            return scopes_of(loss.backward)[1]
+
+    ops = dict(call())
+    assert (ops["mm"], ops["cos"]) == ("one back", "caller"), "what ran outside any scope is the caller's"
+    loss, w = two_layers()
+    seen = []
+    thread = threading.Thread(target=lambda: seen.append(scopes_of(loss.backward)[1]))
+    thread.start()
+    thread.join()
+    assert dict(seen[0])["mm"] == "one back"
+    assert w.grad.spec.mesh.workers == (2, 3)
+
+
+def test_the_backward_of_a_context_counts_more(four_workers):
+    configure("one", 0, [0, 1], backward="one back")
+    configure("one back", 0, [2, 3])
+    configure("own", 0, [1, 3])
+    loss, w = two_layers(("one", "unknown"), backward="own")
+    assert dict(scopes_of(loss.backward)[1])["mm"] == "own"
+    loss, w = two_layers(("unknown", "unknown"), backward="own")
+    assert dict(scopes_of(loss.backward)[1])["mm"] == "own"
+
+
+def test_double_backward_stays_in_the_backward_scopes(four_workers):
+    configure("one", 0, [0, 1], backward="back")
+    configure("back", 0, [2, 3], backward="back again")
+    configure("back again", 0, [1, 2])
+    x = gt.tensor(torch.randn(4, 4)).requires_grad_()
+    with gt.signal.context("one"):
+        y = x.sin()
+    (first,), ops = scopes_of(lambda: torch.autograd.grad(y.sum(), x, create_graph=True))
+    assert ("cos", "back") in ops
+    (second,), ops = scopes_of(lambda: torch.autograd.grad(first.sum(), x))
+    assert ("sin", "back again") in ops
+    torch.testing.assert_close(second.cpu(), -x.detach().cpu().sin())
+
+
+@pytest.mark.parametrize("reentrant", [True, False])
+def test_recomputed_ops_run_in_the_scope_that_they_enter_or_in_that_of_the_gradient(four_workers, reentrant):
+    configure("one", 0, [0, 1], backward="back")
+    configure("back", 0, [2, 3])
+    configure("inside", 0, [1])
+
+    def layer(x):
+        with gt.signal.context("inside"):
+            x = x.sin()
+        return x.exp()
+
+    x = gt.tensor(torch.randn(4, 4)).requires_grad_()
+    with gt.signal.context("one"):
+        y = checkpoint(layer, x, use_reentrant=reentrant)
+    loss = y.sum()
+    _, ops = scopes_of(loss.backward)
+    named = {}
+    for op, scope in ops:
+        named.setdefault(op, set()).add(scope)
+    assert named["sin"] == {"inside"}
+    assert named["exp"] <= {"back"}
+    assert named["cos"] == {"inside"}
+    plain = x.detach().cpu().requires_grad_()
+    layer(plain).sum().backward()
+    torch.testing.assert_close(x.grad.cpu(), plain.grad)
+
+
+def test_accumulation_stays_where_the_gradient_is(four_workers):
+    configure("one", 0, [0, 1])
+    w = gt.tensor(torch.randn(4, 4)).requires_grad_()
+    for _ in range(2):
+        with gt.signal.context("one"):
+            y = (w * 2).sum()
+        _, ops = scopes_of(y.backward)
+    assert w.grad.spec.mesh.workers == (0, 1)
+    assert torch.equal(w.grad.cpu(), torch.full((4, 4), 4.0))
+
+
+def test_marks_do_not_grow_without_end(four_workers, monkeypatch):
+    monkeypatch.setattr("gt.client.scopes._MOST_MARKS", 16)
+    configure("one", 0, [0, 1], backward="back")
+    configure("back", 0, [2])
+    x = gt.tensor(torch.ones(2)).requires_grad_()
+    for _ in range(40):
+        with gt.signal.context("one"):
+            y = x.sin()
+        z = y * 2
+        _, ops = scopes_of(z.sum().backward)
+        assert ("cos", "back") in ops
+
+
+# Without signals
+
+
+@pytest.mark.parametrize(
+    ("setting", "shape", "expected"),
+    [
+        (None, (8, 3), "w, -"),
+        (None, (7, 4), "-, -"),
+        (None, (8,), "-"),
+        (None, (4, 4, 4), "-, -, -"),
+        (False, (8, 3), "-, -"),
+        (True, (7, 4), "w, -"),
+        (True, (8,), "w"),
+        (True, (4, 4, 4), "w, -, -"),
+        (True, (2, 2), "w, -"),
+        (True, (), ""),
+    ],
+)
+def test_created_tensors_are_shared_among_all_workers(monkeypatch, setting, shape, expected):
+    if setting is not None:
+        monkeypatch.setenv("GT_AUTO_SHARD", str(int(setting)))
+    gt.init(workers=4, mode="virtual")
+    made = [gt.zeros(shape), gt.randn(shape), torch.zeros_like(gt.zeros(shape))]
+    with gt.device():
+        made.append(torch.ones(shape))
+    assert [str(x.spec) for x in made] == [expected] * 4
+    for host in (gt.tensor(torch.ones(shape)), gt.to(torch.ones(shape)), gt.from_numpy(torch.ones(shape).numpy())):
+        assert host.spec.is_whole, "host data is not cut"
+    gt.shutdown()
+
+
+# Whatever the scopes, the numbers are torch's
+
+CONFIGS = [
+    ShardConfig(axis=0),
+    ShardConfig(axis=1, workers=[1, 2, 3]),
+    ShardConfig(axis=-1, workers=[3, 0]),
+    ShardConfig(replicate=True, workers=[0, 2]),
+    ShardConfig(mesh={"a": 2, "b": 2}, dims=["a", "b"]),
+    ShardConfig(mesh={"a": 2, "b": 2}, dims=[["b", "a"]]),
+    ShardConfig(mesh={"a": 2, "b": 2}, dims=["-", "...", "b"]),
+    ShardConfig(axis=0, workers=[2]),
+]
+OPS = [
+    lambda x, w: x @ w,
+    lambda x, w: (x * 2).tanh(),
+    lambda x, w: x + w.sum(0),
+    lambda x, w: x.softmax(-1),
+    lambda x, w: x.t().contiguous().t() @ w.t(),
+    lambda x, w: torch.nn.functional.layer_norm(x, (x.shape[-1],), w[0], w[1]),
+    lambda x, w: x - x.mean(0, keepdim=True),
+    lambda x, w: x[:, torch.arange(x.shape[1] - 1, -1, -1)],
+    lambda x, w: torch.cat([x[:2], x[2:] * 3]),
+]
+
+
+@given(
+    st.lists(st.tuples(st.integers(0, len(OPS) - 1), st.integers(-1, len(CONFIGS) - 1)), min_size=1, max_size=6),
+    st.data(),
+)
+@settings(max_examples=25, deadline=None)
+def test_numbers_do_not_depend_on_scopes(program, data):
+    for number, shard in enumerate(CONFIGS):
+        backward = data.draw(st.sampled_from([None, *range(number)]))
+        gt.register_config(str(number), SignalConfig(shard, None if backward is None else str(backward)))
+    torch.manual_seed(0)
+    x, w = torch.randn(5, 6), torch.randn(6, 6)
+
+    def run(x, w):
+        x, w = x.requires_grad_(), w.requires_grad_()
+        y = x
+        for op, scope in program:
+            with gt.signal.context(str(scope)):
+                y = OPS[op](y, w)
+        y.square().mean().backward()
+        return y, x.grad, w.grad
+
+    if sessions.active is None:
+        gt.init(workers=4, mode="virtual")
+    try:
+        ours = [None if t is None else t.cpu() for t in run(gt.tensor(x), gt.tensor(w))]
+    finally:
+        gt.shutdown()
+    for mine, theirs in zip(ours, run(x.clone(), w.clone()), strict=True):
+        torch.testing.assert_close(mine, theirs, rtol=1e-4, atol=1e-5)
