@@ -1,4 +1,4 @@
-"""Looking inside: what this program has asked for lately."""
+"""Looking inside: what this program has asked for lately, what moved, and what ran when."""
 
 from __future__ import annotations
 
@@ -7,7 +7,20 @@ from typing import NamedTuple, TextIO
 
 from gt.client import session as sessions
 from gt.client.session import Session
-from gt.core.messages import CreateTensor, FetchTensor, FreeTensors, Instruction, QueryOp, RunOp, TrafficRead, short_id
+from gt.core.errors import SessionError
+from gt.core.messages import (
+    MAX_RECORDED,
+    CreateTensor,
+    FetchTensor,
+    FreeTensors,
+    Instruction,
+    QueryOp,
+    Ran,
+    RunOp,
+    TrafficRead,
+    short_id,
+)
+from gt.core.timeline import TimelineEvent, Transfer
 
 
 class CollectiveEvent(NamedTuple):
@@ -58,6 +71,74 @@ def comm() -> Comm:
 
 def _by_pair(answer: TrafficRead) -> dict[tuple[int, int], int]:
     return {(sender, worker): count for worker, by in answer.received.items() for sender, count in by.items()}
+
+
+class Timeline:
+    """What each worker ran inside `with gt.debug.timeline() as t:`. All times are nanoseconds of the machine's
+    monotonic clock. Each worker records `limit` commands at most; `dropped` counts the others."""
+
+    def __init__(self, limit: int) -> None:
+        self.events: list[TimelineEvent] = []
+        self.dropped = 0
+        self._limit = limit
+
+    def __enter__(self) -> Timeline:
+        session = self._session = sessions.current()
+        if session.records:
+            raise SessionError("a timeline is being recorded already; leave its block before entering another one")
+        while self._read(0):
+            pass  # what a block left behind that could not be read at its end
+        self.events, self.dropped, session.records = [], 0, True
+        session.read_timeline(self._limit)
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self._session.records = False
+        while self._read(0):
+            pass
+        self.events.sort(key=lambda event: (event.start, event.worker))
+
+    def _read(self, limit: int) -> bool:
+        """Take some of what was recorded; False where there was nothing."""
+        found = False
+        for told in self._session.read_timeline(limit).workers:
+            self.events += [_event(self._session, told.worker, ran) for ran in told.ran]
+            self.dropped += told.dropped
+            found = found or bool(told.ran)
+        return found
+
+    @property
+    def workers(self) -> list[int]:
+        """Those that ran anything."""
+        return sorted({event.worker for event in self.events})
+
+    @property
+    def span(self) -> int:
+        """From the start of the first command on any worker to the end of the last."""
+        if not self.events:
+            return 0
+        return max(event.end for event in self.events) - min(event.start for event in self.events)
+
+    def busy(self, worker: int) -> int:
+        """How long a worker worked: in commands, but not in exchanges with others."""
+        return sum(event.busy for event in self.events if event.worker == worker)
+
+    def idle(self, worker: int) -> int:
+        """The rest of the span: without a command, or waiting for another worker."""
+        return self.span - self.busy(worker)
+
+
+def timeline(limit: int = 1 << 16) -> Timeline:
+    """Record what the workers run inside, and when: `with gt.debug.timeline() as t: ...; print(t.idle(0) / t.span)`."""
+    if not 0 < limit <= MAX_RECORDED:
+        raise ValueError(f"a timeline of {limit} commands of each worker is not possible: 1 to {MAX_RECORDED} are")
+    return Timeline(limit)
+
+
+def _event(session: Session, worker: int, ran: Ran) -> TimelineEvent:
+    line = _place(session, ran.site) if ran.site else ""
+    transfers = tuple([Transfer(swap.start, swap.end, swap.sends, swap.receives) for swap in ran.swaps])
+    return TimelineEvent(worker, ran.op, line, ran.scope, ran.start, ran.end, transfers)
 
 
 def tape(count: int = 50) -> list[str]:

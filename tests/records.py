@@ -25,6 +25,8 @@ from gt.core.messages import (
     OpFailed,
     Queried,
     QueryOp,
+    Ran,
+    ReadTimeline,
     ReadTraffic,
     Redistribute,
     Refused,
@@ -33,8 +35,11 @@ from gt.core.messages import (
     RunOp,
     Segment,
     StoreReady,
+    Swapped,
     Synchronize,
     Synchronized,
+    Timeline,
+    TimelineRead,
     Traffic,
     TrafficRead,
     Waiting,
@@ -51,10 +56,12 @@ from gt.core.messages import (
     WorkerInfo,
     WorkerJoinStore,
     WorkerQueryOp,
+    WorkerReadTimeline,
     WorkerReadTraffic,
     WorkerRunOp,
     WorkerShutdown,
     WorkerSynchronize,
+    WorkerTimeline,
 )
 from gt.core.meta import TensorMeta, contiguous_strides
 from gt.core.signatures import (
@@ -151,6 +158,7 @@ INSTRUCTIONS: list[Instruction] = [
     LocateTensor(own(12), own(5)),
     Synchronize(own(13)),
     ReadTraffic(own(15), True),
+    ReadTimeline(own(17), 64),
     Goodbye("done"),
 ]
 
@@ -167,6 +175,7 @@ COMMANDS: list[Command] = [
     WorkerFetchTensor(own(11), own(5), True),
     WorkerSynchronize(own(13)),
     WorkerReadTraffic(own(15)),
+    WorkerReadTimeline(own(17), 64),
     WorkerEndSession(1),
     WorkerJoinStore("127.0.0.1", 40000, "hosted by 0"),
     WorkerHostStore(),
@@ -183,12 +192,20 @@ _FROM_WORKERS = [
     Goodbye(),
 ]
 
-REPORTS: list[Report] = [*_FROM_WORKERS, StoreReady(40000), Traffic(own(15), {0: 64, 3: 0})]
+RAN = Ran("aten.x.default", 3, "forward", 100, 190, (Swapped(110, 150, ((1, 64),), ((1, 32), (2, 0))),))
+
+REPORTS: list[Report] = [
+    *_FROM_WORKERS,
+    StoreReady(40000),
+    Traffic(own(15), {0: 64, 3: 0}),
+    Timeline(own(17), (RAN, RAN), 5),
+]
 
 ANSWERS: list[Answer] = [
     *_FROM_WORKERS,
     Located(own(12), ROWS),
     TrafficRead(own(15), {0: {}, 1: {0: 64}}, (Collective("all-gather", ("dp", "tp"), 64, "aten.x.default", 3),)),
+    TimelineRead(own(17), (WorkerTimeline(0, (RAN,), 5), WorkerTimeline(1, (), 0))),
     Lost(own(11), 1, 4242, "was killed by SIGKILL", "aten.mm.default (train.py:12)"),
     Rejected(own(11), "unknown"),
     Welcome("0.1.0", 1, 4242, "here", (WorkerInfo(0, "cpu", "here", 4243),)),

@@ -18,6 +18,8 @@ import torch
 
 import gt
 from gt.core.settings import _VARIABLES, Settings
+from gt.signals.parser import parse_config
+from gt.signals.registry import registry
 from tests.programs import ROOT, finish, start
 
 GUIDES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
@@ -59,6 +61,7 @@ PROGRAMS = [snippet for snippet in SNIPPETS if snippet.runs]
 def ended():
     yield
     gt.shutdown()
+    registry.clear()
 
 
 @pytest.mark.parametrize("snippet", SNIPPETS, ids=str)
@@ -92,6 +95,19 @@ def test_another_output_is_found():
 def test_most_snippets_run():
     assert len(PROGRAMS) >= 15
     assert len(SNIPPETS) - len(PROGRAMS) <= 3
+
+
+CONFIGURATIONS = [
+    (f"{path.relative_to(ROOT)}:{path.read_text().count(chr(10), 0, fence.start()) + 1}", fence["body"])
+    for path in PAGES
+    for fence in _FENCE.finditer(path.read_text())
+    if fence["info"] == "yaml"
+]
+
+
+@pytest.mark.parametrize(("where", "text"), CONFIGURATIONS, ids=[where for where, _ in CONFIGURATIONS])
+def test_a_configuration_is_one(where, text):
+    parse_config(text, where)
 
 
 @pytest.mark.parametrize("path", PAGES, ids=lambda path: str(path.relative_to(ROOT)))

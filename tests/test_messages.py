@@ -147,6 +147,8 @@ def test_a_meta_that_cannot_be_is_refused(meta, reason):
         (["Redistribute", 1, 2, [[[1] * 17, [], [0]], []], 0], "length <= 16"),
         (["Redistribute", 1, 2, [[[2], ["dp"], [0, 1]], [[]] * 65], 0], "length <= 64"),
         (["ReadTraffic", 1, 1], "Expected `bool`"),
+        (["ReadTimeline", 1, -1], ">= 0"),
+        (["ReadTimeline", 1, (1 << 20) + 1], "<= 1048576"),
         (["CreateTensor", 1, [[], [], 0, "int8"], ["", -1], 0, 0], ">= 0"),
         (["CreateTensor", 1, [[], [], 0, "int8"], ["", 1 << 52], 0, 0], "<= "),
         (["DefineOp", 1, ["op", [{"type": "no such"}], {}, [], [], [], []]], "Invalid value 'no such'"),

@@ -23,6 +23,7 @@ from gt.core.messages import (
     Instruction,
     LocateTensor,
     QueryOp,
+    ReadTimeline,
     ReadTraffic,
     Redistribute,
     RunOp,
@@ -54,6 +55,7 @@ NAMING = {
     "LocateTensor id": lambda x: LocateTensor(OURS, x),
     "Synchronize": Synchronize,
     "ReadTraffic": lambda x: ReadTraffic(x, True),
+    "ReadTimeline": lambda x: ReadTimeline(x, 1),
     "DefineOp": lambda x: DefineOp(x, ADD),
 }
 NAMELESS = {DefineSite, DefineScope, Goodbye}  # their codes are looked up in the session's own tables

@@ -31,9 +31,9 @@ def test_tensors_spread_and_meet(two_processes):
 
 
 def test_the_smaller_operand_moves_and_stays_as_a_copy(two_processes):
-    large, small = gt.ones(100, 100), gt.ones(100)
+    large, small = gt.to(torch.ones(100, 100)), gt.to(torch.ones(100))
     while where(small) == where(large):
-        small = gt.ones(100)
+        small = gt.to(torch.ones(100))
     home = where(small)
     with gt.debug.comm() as first:
         result = large + small

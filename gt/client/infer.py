@@ -90,7 +90,7 @@ def _known_entry(
     template: Template,
     nodes: list[Node],
 ) -> Entry:
-    if record.asks:
+    if record.asks and not (record.asks_only_in_half and _in_full_precision(nodes)):
         raise Unknown
     result, resized = infer_result(record, args, kwargs, nodes)
     if record.answers or resized:
@@ -108,6 +108,10 @@ def _known_entry(
     if isinstance(result, torch.Tensor):
         return SingleEntry(code, outputs[0], record.random)
     return PlainEntry(code, outputs, _rebuild(result, leaves, spec), record.random)
+
+
+def _in_full_precision(nodes: Sequence[Node]) -> bool:
+    return all(node.geometry.dtype in (torch.float32, torch.float64) for node in nodes)
 
 
 def infer_result(

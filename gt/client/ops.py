@@ -63,6 +63,9 @@ _DEVICE_DEPENDENT = {
     "aten::_embedding_bag", "aten::_embedding_bag_forward_only", "aten::mkldnn_rnn_layer",
 }  # fmt: skip
 
+# Of these, those that differ by device only in the dtype of statistics, and only in half precision.
+_DEVICE_DEPENDENT_IN_HALF = {"aten::native_layer_norm", "aten::native_group_norm"}
+
 # Views whose result is not the same strided memory: they change the reading of the bytes.
 _REINTERPRETING = {"aten::_conj", "aten::_neg_view"}
 
@@ -72,7 +75,7 @@ class OpRecord:
 
     - `aliases`: its results are views of its first argument
     - `answers`: it gives Python values, which only a worker knows
-    - `asks`: its result must be learned from a worker
+    - `asks`: its result must be learned from a worker, or `asks_only_in_half` precision
     - `detours`: it is not simply an instruction
     - `functional`: the same op without its writes, where it writes and there is one
     - `leading`: how many of its first arguments are tensors that it only reads
@@ -82,7 +85,8 @@ class OpRecord:
     """
 
     __slots__ = (
-        "aliases", "answers", "asks", "decomposition", "detours", "func", "functional", "kinds", "kwarg_kinds",
+        "aliases", "answers", "asks", "asks_only_in_half", "decomposition", "detours", "func", "functional", "kinds",
+        "kwarg_kinds",
         "leading", "name", "random", "reinterprets", "reshapes", "returned", "returns_list", "split", "writes",
     )  # fmt: skip
 
@@ -99,6 +103,7 @@ class OpRecord:
         self.aliases = not self.writes and any(r.alias_info is not None for r in schema.returns)
         self.reshapes = torch.Tag.inplace_view in func.tags
         self.asks = schema.name in _DEVICE_DEPENDENT
+        self.asks_only_in_half = schema.name in _DEVICE_DEPENDENT_IN_HALF
         self.reinterprets = schema.name in _REINTERPRETING
         checks = not schema.returns and not self.writes  # what it does is to raise, which must not come later
         self.answers = checks or any("Tensor" not in str(r.type) for r in schema.returns)

@@ -99,8 +99,9 @@ class _Marks:
         self.seen = number
 
     def owner(self, number: int) -> Frame | None:
+        """The frame of a node that this thread made."""
         place = bisect_right(self.starts, number) - 1
-        return self.frames[place] if place >= 0 and number < self.seen else None
+        return self.frames[place] if place >= 0 else None
 
 
 class _Thread(threading.local):
@@ -146,11 +147,11 @@ def top() -> Frame | None:
 
 
 def owner_of_gradient(number: int) -> Frame | None:
-    """The frame in which a node of a graph was made, by this thread or else by another one."""
-    found = _thread.marks.owner(number)
-    if found is None:
-        found = next((frame for marks in list(_all_marks) if (frame := marks.owner(number)) is not None), None)
-    return found
+    """The frame in which a node of a graph was made: by this thread, if it has made so many, or else by another."""
+    marks = _thread.marks
+    if number >= _node_number():
+        marks = next((others for others in list(_all_marks) if number < others.seen), marks)
+    return marks.owner(number)
 
 
 class Scoping:

@@ -78,6 +78,7 @@ class Session:
         self.emit: Callable[[Instruction], None] = self.outbox.emit
         self.release: Callable[[int, int], None] = self.outbox.release
         self.closed = ""
+        self.records = False  # the workers record what they run
         self._channel = channel
         self._codes = itertools.count(first + 1)
         self._runs = itertools.count(first + FIRST_RUN, MAX_RESULTS)

@@ -35,6 +35,7 @@ from gt.core.messages import (
     WorkerEndSession,
     WorkerFetchTensor,
     WorkerForgetOps,
+    WorkerFreeTensors,
     WorkerHostStore,
     WorkerInfo,
     WorkerJoinStore,
@@ -227,9 +228,11 @@ class Office:
         if writes:
             results = self._as_settled(writes, op.inputs, results)
             copies = self._consume(writes, op.inputs)
-        place = self.state.place
-        for ident, held in zip(outputs, results, strict=True):
-            place(ident, held)
+        loads = self.state.loads
+        for ident, held in zip(outputs, results, strict=True):  # state.place, without a call for each
+            tensors[ident] = held
+            mesh = held.spec.mesh
+            loads[mesh] = loads.get(mesh, 0) + held.nbytes
         if session.watches:
             self._placing.collect(session, prepared.plan.collectives, op.site)
         command = WorkerRunOp(prepared.code, inputs, outputs, op.scalars, op.scope, op.site)
@@ -391,10 +394,8 @@ class Office:
         self.state.place(move.output, Held.of(held.meta, spec.normal(held.meta.shape), settled=True))
 
     def _free(self, session: Session, free: FreeTensors, _: Buffer | None) -> None:
-        freed: list[tuple[int, DeviceMesh]] = []
-        for ident in free.ids:
-            freed += self.state.remove(ident)
-        self._placing.free(freed)
+        for mesh, idents in self.state.remove_all(free.ids).items():
+            self._post.command(mesh.workers, WorkerFreeTensors(tuple(idents)))
 
     def _fetch(self, session: Session, fetch: FetchTensor, _: Buffer | None) -> None:
         """A tensor that is whole somewhere is read there; another one is gathered on one worker first."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple, TypeAlias
 
@@ -207,6 +208,25 @@ class State:
             for spec, alias in self.copies.pop(ident).items():
                 self._load(Held.of(held.meta, spec), -1)
                 freed.append((alias, spec.mesh))
+        return freed
+
+    def remove_all(self, idents: Sequence[int]) -> dict[DeviceMesh, list[int]]:
+        """Forget tensors and their copies; gives the ids they had, by where."""
+        tensors, copies, loads = self.tensors, self.copies, self.loads
+        freed: dict[DeviceMesh, list[int]] = {}
+        for ident in idents:
+            held = tensors.get(ident)
+            if held is None or ident in copies:
+                for alias, mesh in self.remove(ident):
+                    freed.setdefault(mesh, []).append(alias)
+                continue
+            del tensors[ident]
+            mesh = held.spec.mesh
+            loads[mesh] -= held.nbytes
+            if mesh in freed:
+                freed[mesh].append(ident)
+            else:
+                freed[mesh] = [ident]
         return freed
 
     def _load(self, held: Held, sign: int) -> None:

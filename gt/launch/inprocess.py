@@ -47,6 +47,9 @@ class InProcessChannel:
     def _deliver(self, outgoing: Sequence[Outgoing]) -> None:
         """Commands are collected by worker and run together, until some of the workers have to meet: they have then
         done all that came before."""
+        if len(self.executors) == 1:
+            self._deliver_alone(outgoing)
+            return
         waiting: dict[int, tuple[list[Command], list[Buffer]]] = {}
         for message in outgoing:
             if isinstance(message, ToClient):
@@ -61,6 +64,19 @@ class InProcessChannel:
                     if message.buffer is not None:
                         buffers.append(message.buffer)
         self._run(waiting)
+
+    def _deliver_alone(self, outgoing: Sequence[Outgoing]) -> None:
+        """With one worker nobody meets, and all commands are its own."""
+        commands: list[Command] = []
+        buffers: list[Buffer] = []
+        for message in outgoing:
+            if type(message) is ToClient:
+                self._arrived.append((message.answer, message.buffer))
+                continue
+            commands.append(message.command)  # type: ignore[union-attr]
+            if message.buffer is not None:
+                buffers.append(message.buffer)
+        self._run({0: (commands, buffers)} if commands else {})
 
     def _run(self, waiting: dict[int, tuple[list[Command], list[Buffer]]]) -> None:
         reports = [(worker, self.executors[worker].run(*work)) for worker, work in waiting.items()]

@@ -20,6 +20,7 @@ from gt.core.messages import (
     Segment,
     StoreReady,
     Synchronized,
+    Timeline,
     Traffic,
     WorkerCreateTensor,
     WorkerDefineOp,
@@ -32,6 +33,7 @@ from gt.core.messages import (
     WorkerHostStore,
     WorkerJoinStore,
     WorkerQueryOp,
+    WorkerReadTimeline,
     WorkerReadTraffic,
     WorkerRunOp,
     WorkerSynchronize,
@@ -41,6 +43,7 @@ from gt.worker.engines.engine import Buffer, Engine, Value
 from gt.worker.exchange import Exchange, Received, Swap, Swapping
 from gt.worker.kernels import Broken, Kernel
 from gt.worker.programs import ProgramKernel
+from gt.worker.timeline import Recorder
 from gt.worker.values import Failing
 
 log = logging.getLogger("gt.worker")
@@ -51,8 +54,8 @@ Allocate: TypeAlias = Callable[[int, bool], tuple[str, memoryview]]
 
 class Executor:
     """`store` holds tensors by id, `kernels` ops by code; `progress` shows the code and the site of the last op begun;
-    `traffic` counts payload bytes received, by sender. A command that fails leaves `Failing` in place of its results,
-    so whatever was asked after it goes on."""
+    `traffic` counts payload bytes received, by sender; `recorder` keeps what was run when, for who asks. A command that
+    fails leaves `Failing` in place of its results, so whatever was asked after it goes on."""
 
     def __init__(
         self, worker: int, engine: Engine, exchange: Exchange, allocate: Allocate, *, owns_buffers: bool
@@ -67,6 +70,7 @@ class Executor:
         self.kernels: dict[int, Kernel | Broken | ProgramKernel] = {}
         self.scopes: dict[tuple[int, int], WorkerDefineScope] = {}
         self.traffic: dict[int, int] = {}
+        self.recorder = Recorder()
         self._reports: list[Outgoing] = []
         self._buffers: Iterator[Buffer] = iter(())
         self._actions: dict[type, Callable[[Any], None]] = {
@@ -81,6 +85,7 @@ class Executor:
             WorkerFetchTensor: self._fetch,
             WorkerSynchronize: self._synchronize,
             WorkerReadTraffic: lambda command: self._report(Traffic(command.request, dict(self.traffic))),
+            WorkerReadTimeline: self._read_timeline,
             WorkerEndSession: self._end_session,
             WorkerHostStore: lambda command: self._report(StoreReady(self.exchange.host_store())),
             WorkerJoinStore: lambda command: self.exchange.join_store(command.host, command.port, command.name),
@@ -93,6 +98,9 @@ class Executor:
         self._buffers = iter(buffers)
         actions = self._actions
         with self.engine.isolated():
+            if self.recorder.is_on:
+                self._run_recorded(commands)
+                return self._reports
             for command in commands:
                 actions[type(command)](command)
         return self._reports
@@ -103,11 +111,34 @@ class Executor:
         self._reports = []
         kernel = self.kernels[command.code]
         assert isinstance(kernel, ProgramKernel), "only programs exchange tensors"
-        return self._run_program(command, kernel)
+        work = self._run_program(command, kernel)
+        return self._recorded(command, work) if self.recorder.is_on else work
 
     def take_reports(self) -> list[Outgoing]:
         reports, self._reports = self._reports, []
         return reports
+
+    # Recording
+
+    def _run_recorded(self, commands: Sequence[Command]) -> None:
+        for command in commands:
+            with self.recorder.noting(command, self._describe):
+                self._actions[type(command)](command)
+
+    def _recorded(self, command: WorkerRunOp, work: Swapping) -> Swapping:
+        with self.recorder.noting(command, self._describe):
+            return (yield from work)
+
+    def _describe(self, command: WorkerRunOp | WorkerQueryOp) -> tuple[str, str]:
+        """The op and the scope of a command."""
+        kernel = self.kernels[command.code]
+        scope = self.scopes.get((session_of(command.code), command.scope))
+        op = kernel.op if isinstance(kernel, ProgramKernel) else kernel.signature.op
+        return op, scope.name if scope is not None else ""
+
+    def _read_timeline(self, command: WorkerReadTimeline) -> None:
+        ran, dropped = self.recorder.take(session_of(command.request), command.limit)
+        self._report(Timeline(command.request, ran, dropped))
 
     def _report(self, report: Report, buffer: Buffer | None = None) -> None:
         self._reports.append((report, buffer))
@@ -162,7 +193,10 @@ class Executor:
                 swap: Swap = next(work) if received is None else work.send(received)
             except StopIteration as done:
                 return done.value
+            began = self.recorder.clock() if self.recorder.is_on else 0
             received = yield swap
+            if began:
+                self.recorder.note_swap(swap, began)
             for peer, meta in swap.receives.items():
                 self.traffic[peer] = self.traffic.get(peer, 0) + meta.nbytes
 
@@ -311,6 +345,7 @@ class Executor:
                 del table[ident]  # type: ignore[attr-defined]
         for session, code in [key for key in self.scopes if key[0] == command.session]:
             del self.scopes[session, code]
+        self.recorder.forget(command.session)
 
 
 def _origin(command: WorkerRunOp | WorkerQueryOp | WorkerCreateTensor) -> int:

@@ -20,9 +20,11 @@ from gt.core.messages import Failure
 from gt.core.meta import TensorMeta
 from gt.worker.engines.engine import Engine, Value
 from gt.worker.exchange import Received, Swap
+from gt.worker.sent import Sent
 from gt.worker.values import Failing
 
-TIMEOUT = timedelta(seconds=60)
+TIMEOUT = timedelta(seconds=60)  # for the members of a new group to meet
+PATIENCE = timedelta(hours=1)  # for a tensor: its sender may have much to compute first, and one that dies is noticed
 _encoder = msgspec.msgpack.Encoder()
 _decoder = msgspec.msgpack.Decoder(Failure)
 
@@ -34,6 +36,7 @@ class GroupExchange:
         self._hosted: dist.TCPStore | None = None
         self._store: dist.Store | None = None
         self._groups: dict[tuple[int, ...], Any] = {}
+        self._sent = Sent(self._wait)
 
     def host_store(self) -> int:
         self._hosted = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False, timeout=TIMEOUT)
@@ -56,43 +59,57 @@ class GroupExchange:
         if self._device.type == "cuda":
             torch.cuda.set_device(self._device)
             options = dist.ProcessGroupNCCL.Options()
-            options._timeout = TIMEOUT
+            options._timeout = PATIENCE
             return dist.ProcessGroupNCCL(store, rank, size, options)
         return dist.ProcessGroupGloo(store, rank, size, TIMEOUT)
 
     def swap(self, swap: Swap, engine: Engine) -> Received:
         """One message for each peer: eight bytes with the length of a failure (0: none), then the tensor's bytes. A
-        failure follows in a message of its own."""
+        failure follows in a message of its own.
+
+        Waits for what it receives and not for what it sends. Where one peer is gone the others still get and give
+        theirs, so that they stay in step; what happened is raised after that.
+        """
         group = self.group(swap.members)
         ranks = {member: rank for rank, member in enumerate(swap.members)}
+        errors: list[Exception] = []
+        arriving: dict[int, tuple[Any, torch.Tensor]] = {}
+        self._sent.make_room(sum([meta.nbytes for meta, _ in swap.sends.values()]))
         with self._together(group):
-            sent = [self._send(group, ranks[peer], *parcel, engine) for peer, parcel in swap.sends.items()]
-            arriving = {
-                peer: self._receive(group, ranks[peer], 8 + meta.nbytes) for peer, meta in swap.receives.items()
-            }
+            for peer, parcel in swap.sends.items():
+                with _gathered(errors):
+                    self._sent.add(peer, *self._send(group, ranks[peer], *parcel, engine))
+            for peer, meta in swap.receives.items():
+                with _gathered(errors):
+                    arriving[peer] = self._receive(group, ranks[peer], 8 + meta.nbytes)
         received: Received = {}
         for peer, (work, buffer) in arriving.items():
-            work.wait()
-            received[peer] = self._unpack(group, ranks[peer], buffer, swap.receives[peer], engine)
-        for works, _ in sent:
-            for work in works:
-                work.wait()
+            with _gathered(errors):
+                self._wait(work)
+                received[peer] = self._unpack(group, ranks[peer], buffer, swap.receives[peer], engine)
+                self._sent.confirm(peer, but=int(peer in swap.sends))
+        if errors:
+            raise errors[0]
         return received
+
+    def _wait(self, work: Any) -> None:
+        """On a GPU the stream waits, and not this thread."""
+        work.wait() if self._device.type == "cuda" else work.wait(PATIENCE)
 
     def _send(
         self, group: Any, rank: int, meta: TensorMeta, value: Value | Failing, engine: Engine
-    ) -> tuple[list[Any], Any]:
+    ) -> tuple[list[Any], list[torch.Tensor]]:
         """Gives the buffers too: they must live until they are sent."""
         if not isinstance(value, Failing):
             data = torch.as_tensor(engine.bytes_of(value))
-            buffer = torch.cat([self._header(0), data.to(self._device)])
-            return [group.send([buffer], rank, 0)], buffer
-        told = _encoder.encode(value.failure)
-        expected = torch.zeros(meta.nbytes, dtype=torch.uint8, device=self._device)
-        buffers = [
-            torch.cat([self._header(len(told)), expected]),
-            torch.frombuffer(bytearray(told), dtype=torch.uint8).to(self._device),
-        ]
+            buffers = [torch.cat([self._header(0), data.to(self._device)])]
+        else:
+            told = _encoder.encode(value.failure)
+            expected = torch.zeros(meta.nbytes, dtype=torch.uint8, device=self._device)
+            buffers = [
+                torch.cat([self._header(len(told)), expected]),
+                torch.frombuffer(bytearray(told), dtype=torch.uint8).to(self._device),
+            ]
         return [group.send([buffer], rank, 0) for buffer in buffers], buffers
 
     def _receive(self, group: Any, rank: int, nbytes: int) -> tuple[Any, torch.Tensor]:
@@ -103,7 +120,7 @@ class GroupExchange:
         length = int(buffer[:8].cpu().view(torch.int64).item())
         if length:
             work, told = self._receive(group, rank, length)
-            work.wait()
+            self._wait(work)
             return Failing(_decoder.decode(told.cpu().numpy().tobytes()))
         value = engine.empty(meta)
         if meta.nbytes:
@@ -124,3 +141,11 @@ class GroupExchange:
             yield
         finally:
             group._group_end()
+
+
+@contextmanager
+def _gathered(errors: list[Exception]) -> Generator[None]:
+    try:
+        yield
+    except Exception as error:
+        errors.append(error)

@@ -114,6 +114,7 @@ def test_texts_that_are_no_rules(text, message):
         # what is broadcast is not cut
         ("..., ... -> ...", [(4, 1), (3,), (4, 3)], {}, "...1 1, ...0 -> ...1 ...0", {"...1": 4, "...0": 3}),
         ("a b, a b -> a b", [(1, 3), (2, 3), (2, 3)], {}, "1 b, a b -> a b", {"a": 2, "b": 3}),
+        ("a b, a b -> a b", [(2, 3), (2, 1), (2, 3)], {}, "a b, a 1 -> a b", {"a": 2, "b": 3}),
         ("a, a -> a", [(1,), (0,), (0,)], {}, "1, a -> a", {"a": 0}),
         ("a, a -> a", [(1,), (1,), (1,)], {}, "a, a -> a", {"a": 1}),
         ("a -> 1", [(3,), (1,)], {}, "a -> 1", {"a": 3}),
@@ -253,3 +254,7 @@ def test_a_reach_has_all_that_a_shard_needs_and_no_more(stride, before, after, s
 def test_blocks_are_not_divided(cuts, parts):
     blocks = Blocks(((0, 3), (3, 6), (6, 8), (8, 10)), ((0, 1), (1, 2), (2, 3), (3, 4)))
     assert blocks.cuts(cuts) == parts
+
+
+def test_an_odd_number_of_blocks_is_not_divided_in_two():
+    assert Blocks(((0, 2), (2, 4), (4, 6)), ((0, 1), (1, 2), (2, 3))).cuts(((0, 4), (4, 6))) is None

@@ -548,7 +548,7 @@ def test_where_nothing_has_to_move_nothing_does(mesh, shape, data):
     assert not needs_reshard(shape, source, source)
     if not needs_reshard(shape, source, target):
         assert held[0] == held[1]
-        assert plan_reshard(shape, 4, source, target).steps == ()
+        assert plan_reshard(shape, 4, source, target).bytes == 0
 
 
 BOXES = st.lists(st.tuples(st.integers(0, 5), st.integers(0, 5)).map(sorted).map(tuple), min_size=2, max_size=2).map(

@@ -426,6 +426,26 @@ def test_backward_may_be_called_in_any_scope_and_thread(four_workers):
     assert w.grad.spec.mesh.workers == (2, 3)
 
 
+def test_what_another_thread_has_numbered_does_not_matter(four_workers):
+    configure("other", 0, [1])
+    x = gt.tensor(torch.randn(4, 4)).requires_grad_()
+    with gt.signal.context("unknown"):
+        y = x
+        for _ in range(20):
+            y = y.sin()
+
+    def make_as_many():
+        z = x
+        with gt.signal.context("other"):
+            for _ in range(40):
+                z = z.cos()
+
+    thread = threading.Thread(target=make_as_many)
+    thread.start()
+    thread.join()
+    assert {scope for _, scope in scopes_of(y.sum().backward)[1]} == {"-"}
+
+
 def test_the_backward_of_a_context_counts_more(four_workers):
     configure("one", 0, [0, 1], backward="one back")
     configure("one back", 0, [2, 3])
