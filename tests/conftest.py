@@ -8,6 +8,7 @@ import threading
 from collections.abc import Iterator
 from pathlib import Path
 
+import hypothesis
 import psutil
 import pytest
 import torch
@@ -15,6 +16,12 @@ import torch
 import gt
 from gt.client import session as sessions
 
+hypothesis.settings.register_profile("steady", deadline=None)  # how long an example takes says nothing here
+hypothesis.settings.load_profile("steady")
+
+gt.init()
+(gt.ones(2, requires_grad=True) + 1).sum().backward()  # torch loads more at the first op, and sympy is large
+gt.shutdown()
 gc.collect()
 gc.freeze()  # torch's own objects need not be walked by the collection after each test
 

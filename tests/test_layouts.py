@@ -500,3 +500,20 @@ def test_gradients_of_dropout_use_the_same_mask(alone, eight_workers):
         y = F.dropout(x, 0.4)
         y.sum().backward()
         assert torch.equal(x.grad.cpu(), y.detach().cpu())
+
+
+@pytest.mark.parametrize(
+    ("value", "placements", "message"),
+    [
+        (torch.arange(4.0), "x[0:1 1:2]", "does not cut dim 0, which has 4 elements"),
+        (torch.arange(4.0), "x[0:3 1:4]", "does not cut dim 0"),
+        (torch.arange(4), gt.Partial("or"), "truth values, and this tensor is of int64"),
+        (torch.arange(4.0), gt.Partial("and"), "truth values"),
+    ],
+)
+def test_a_layout_must_fit_its_tensor(eight_workers, value, placements, message):
+    with pytest.raises(gt.LayoutError, match=message):
+        gt.distribute(value, gt.mesh(2, ["x"]), placements)
+    whole = gt.distribute(torch.tensor([True, False, True]), gt.mesh(2, ["x"]), gt.Partial("or"))
+    assert whole.tolist() == [True, False, True]
+    assert gt.distribute(torch.arange(4.0), gt.mesh(2, ["x"]), "x[1:4 0:1]").tolist() == [0, 1, 2, 3]

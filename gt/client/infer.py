@@ -243,7 +243,7 @@ class Template:
         metas = tuple([output.meta() for output in outputs if output is not None])
         places = tuple([place for place, output in enumerate(outputs) if output is not None])
         floating = dtype_name(torch.get_default_dtype())
-        spec = self._layout.spec(len(metas[0].shape)) if self._layout is not None and metas else None
+        spec = self._layout.spec(metas[0]) if self._layout is not None and metas else None
         return Signature(
             record.name,
             self.args,
@@ -255,7 +255,7 @@ class Template:
             record.random,
             floating,
             record.functional,
-            None if spec is None else spec.normal(metas[0].shape).record(),
+            None if spec is None else spec.record(),
         )
 
     def _argument(self, kind: Kind, value: Any) -> Arg:

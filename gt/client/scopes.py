@@ -234,7 +234,7 @@ class Scoping:
         if self._auto is None and (len(shape) != 2 or shape[0] % count):
             return 0
         mesh = DeviceMesh([count], [ROW], self._there)
-        return self._define("auto", PolicyRecord(mesh.record(), lead=((ROW,),)), False)
+        return self._define("auto", PolicyRecord(mesh.record(), lead=((ROW,),), settles=False), False)
 
     def _define(self, name: str, policy: PolicyRecord | None, compile_: bool) -> int:
         key = (name, policy, compile_)

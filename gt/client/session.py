@@ -223,7 +223,7 @@ class Session:
         self.emit(Synchronize(request))
         self._answer(request)
         if failures := self.inbox.unshown():
-            raise OpError(self._describe(failures[0]))
+            raise OpError("\n\n".join(map(self._describe, failures)))
 
     def _describe(self, failure: Failure) -> str:
         return describe_failure(failure, self.sites.place(failure.site))

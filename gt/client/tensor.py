@@ -112,7 +112,7 @@ class Tensor(torch.Tensor):
             mesh = placements.mesh if isinstance(placements, ShardingSpec) else self.spec.mesh
         if placements is None:
             placements = [Replicate()] * len(mesh.shape)
-        return _Redistribute.apply(self, spec_from(placements, mesh, self.dim()))  # type: ignore[no-any-return]
+        return _Redistribute.apply(self, spec_from(placements, mesh, self._node.geometry.meta()))  # type: ignore[no-any-return]
 
     def full_tensor(self) -> torch.Tensor:
         """The whole value as a plain tensor, as DTensor's method of this name; the same as `cpu()`."""

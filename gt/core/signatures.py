@@ -41,13 +41,14 @@ class SpecRecord(Struct, array_like=True, frozen=True):
 class PolicyRecord(Struct, array_like=True, frozen=True):
     """Where the ops of a scope run, and how their results are to be laid out (gt.signals.policy gives it meaning):
     `lead` are the axes that cut their first dims, `tail` their last ones; where `closed`, nothing else is cut. A scope
-    that does not `ask` only says where."""
+    that does not `ask` only says where. Where it does not `settle` tensors, another scope may put them elsewhere."""
 
     mesh: MeshRecord
     lead: Annotated[tuple[tuple[Axis, ...], ...], Meta(max_length=64)] = ()
     tail: Annotated[tuple[tuple[Axis, ...], ...], Meta(max_length=64)] = ()
     closed: bool = False
     asks: bool = True
+    settles: bool = True
 
 
 # --- Signatures: what an op call is, apart from its tensors and changing numbers --------------------------------------

@@ -53,6 +53,7 @@ from gt.dispatcher.post import Buffer, Outgoing, Post
 from gt.dispatcher.requests import Gone, Requests
 from gt.dispatcher.state import (
     Held,
+    Laid,
     LostWorker,
     Misfit,
     NoWorkers,
@@ -63,8 +64,10 @@ from gt.dispatcher.state import (
     Session,
     State,
     Worker,
+    require_layout,
 )
 from gt.sharding.spec import DeviceMesh, ShardingSpec, spec_of, whole
+from gt.sharding.spmd import Register
 from gt.signals.policy import Policy
 
 log = logging.getLogger("gt.dispatcher")
@@ -214,15 +217,17 @@ class Office:
         writes = known.signature.writes
         try:
             specs = [tensors[ident].spec for ident in inputs]
-            prepared = known.plans[tuple(specs) if policy is None else (policy, *specs)]
+            laid = self._with_copies(specs, inputs) if self.state.copies else specs
+            prepared = known.plans[tuple(laid) if policy is None else (policy, *laid)]
         except KeyError:
             prepared = None
         if prepared is None or len(outputs) != known.gives or (writes and known.again(inputs)):
             prepared = self._prepare(session, known, op, policy)
+        settles = policy is not None and policy.settles
         if prepared.moves:
-            inputs = self._placing.taken(
-                session, prepared.plan, inputs, known.signature.op, op.site, policy is not None
-            )
+            inputs = self._placing.taken(session, prepared.plan, inputs, known.signature.op, op.site, settles)
+        if settles:
+            self.state.settle([op.inputs[place] for place, spec in prepared.plan.takes if spec is None])
         results = prepared.results
         copies: list[tuple[int, DeviceMesh]] = []
         if writes:
@@ -260,18 +265,26 @@ class Office:
             self._require(mesh)
         alone = held[0].spec.mesh if held else self.state.least_loaded()
         again = op.again(inputs)
-        specs: list[ShardingSpec] = [tensor.spec for tensor in held]
-        key: PlanKey = (*specs, *again.items()) if policy is None else (policy, *specs, *again.items())
+        specs = [tensor.spec for tensor in held]
+        laid = self._with_copies(specs, inputs)
+        key: PlanKey = (*laid, *again.items()) if policy is None else (policy, *laid, *again.items())
         found = op.plans.get(key or (op.layout or whole(alone, 0),))
         if found is None:
-            plan = plan_op(op.signature, [tensor.meta for tensor in held], specs, alone, again, policy)
-            settled = policy is not None or op.layout is not None
+            metas = [tensor.meta for tensor in held]
+            copies = [there[1:] if isinstance(there, tuple) else () for there in laid]
+            plan = plan_op(op.signature, metas, specs, alone, again, policy, copies)
+            settled = policy.settles if policy is not None else True if op.layout is not None else None
             found = self._placing.announce(session, plan, op.code, op.signature.op, op.takes, settled)
             op.plans[key or (op.layout or whole(alone, 0),)] = found
             self._warn(session, plan.gathered, call.site)
         if found.plan.program is None:
             self._tell(session, found.plan.workers, op.code)
         return found
+
+    def _with_copies(self, specs: Sequence[ShardingSpec], inputs: Sequence[int]) -> list[Laid]:
+        """How inputs lie, with the layouts of copies that were made of them."""
+        copies = self.state.copies
+        return [(spec, *copies[i]) if i in copies else spec for spec, i in zip(specs, inputs, strict=True)]
 
     def _warn(self, session: Session, op: str, site: int) -> None:
         """Say once of each op that it cannot run on shards."""
@@ -301,7 +314,7 @@ class Office:
         if policy is not None:
             self._require(policy.mesh)
             return policy.mesh
-        return meeting_place([(tensor.meta, tensor.spec) for tensor in held]) or self.state.least_loaded()
+        return meeting_place([Register(tensor.meta, tensor.spec) for tensor in held]) or self.state.least_loaded()
 
     def _require(self, mesh: DeviceMesh) -> None:
         """The workers of a mesh that a client names must be there."""
@@ -385,8 +398,7 @@ class Office:
     def _redistribute(self, session: Session, move: Redistribute, _: Buffer | None) -> None:
         held = self.state.held(move.input)
         spec = spec_of(move.layout)
-        if len(spec.dims) != len(held.meta.shape):
-            raise Misfit(f"a layout of {len(spec.dims)} dims for a tensor of {len(held.meta.shape)}")
+        require_layout(spec, held.meta)
         self._require(spec.mesh)
         self._placing.move(
             session, held, move.input, move.output, spec.normal(held.meta.shape), "redistribute", move.site

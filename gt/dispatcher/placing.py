@@ -19,7 +19,9 @@ class Placing:
         self._state = state
         self._post = post
 
-    def announce(self, session: Session, plan: Plan, code: int, op: str, takes: int, settled: bool = False) -> Prepared:
+    def announce(
+        self, session: Session, plan: Plan, code: int, op: str, takes: int, settled: bool | None = None
+    ) -> Prepared:
         """Tell the workers of a plan's program, if it has one, by a code of our own; otherwise it goes by `code`.
         `settled`: somebody has said where the results are to be."""
         results = tuple([Held.of(meta, spec, settled) for meta, spec in plan.results])

@@ -40,12 +40,14 @@ def plan_op(
     fallback: DeviceMesh,
     again: Mapping[int, int] | None = None,
     policy: Policy | None = None,
+    copies: Sequence[tuple[ShardingSpec, ...]] = (),
 ) -> Plan:
     """The cheapest way to run an op. It runs where its scope says; else on the mesh that holds most of its inputs, and
     on `fallback` where it has none. One that writes runs on the mesh of what it writes to. `again`: the places where a
     tensor that it writes to is an input too, and where it is written; they share its memory where the op runs whole, as
-    it may write to all."""
-    inputs = [Register(meta, spec) for meta, spec in zip(metas, specs, strict=True)]
+    it may write to all. `copies`: per input, other layouts in which it is there too."""
+    also = copies or [()] * len(specs)
+    inputs = [Register(meta, spec, there) for meta, spec, there in zip(metas, specs, also, strict=True)]
     wishes: list[Wish] = [None] * len(signature.outputs)
     if signature.writes:
         mesh = specs[signature.writes[0]].mesh
@@ -70,10 +72,10 @@ def _as_wished(draft: Draft, register: int, wish: Wish) -> int:
     return draft.move(register, wish if isinstance(wish, ShardingSpec) else fulfil(wish, spec) if wish else spec)
 
 
-def meeting_place(inputs: Sequence[tuple[TensorMeta, ShardingSpec]]) -> DeviceMesh | None:
+def meeting_place(inputs: Sequence[Register]) -> DeviceMesh | None:
     """The mesh with the most bytes of the inputs, so that the fewest move; of equals the larger mesh."""
     held: dict[DeviceMesh, int] = {}
-    for meta, spec in inputs:
+    for meta, spec, _ in inputs:
         held[spec.mesh] = held.get(spec.mesh, 0) + meta.nbytes
     return max(held, key=lambda mesh: (held[mesh], mesh.size, [-worker for worker in mesh.workers]), default=None)
 

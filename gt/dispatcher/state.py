@@ -6,11 +6,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple, TypeAlias
 
+from gt.core.errors import LayoutError
 from gt.core.messages import FIRST_OWN, SESSION_SHIFT, Collective, WorkerInfo, session_of
 from gt.core.meta import ITEM_BYTES, TensorMeta
 from gt.core.signatures import Signature
 from gt.dispatcher.planner import Plan
 from gt.sharding.cost import memory_bytes
+from gt.sharding.placements import require_fit
 from gt.sharding.spec import DeviceMesh, ShardingSpec, spec_of, whole
 from gt.signals.policy import Policy
 
@@ -28,6 +30,14 @@ class Worker:
 
 class Misfit(Exception):
     """A signature that makes no sense, or an instruction that does not fit its signature."""
+
+
+def require_layout(layout: ShardingSpec, meta: TensorMeta) -> None:
+    """A client's layout must be one of the tensor that it is for."""
+    try:
+        require_fit(layout, meta)
+    except LayoutError as error:
+        raise Misfit(str(error)) from None
 
 
 class LostWorker(Exception):
@@ -59,7 +69,10 @@ class Prepared(NamedTuple):
     meets: bool
 
 
-PlanKey: TypeAlias = tuple[Policy | ShardingSpec | tuple[int, int] | None, ...]
+Laid: TypeAlias = ShardingSpec | tuple[ShardingSpec, ...]
+"""How a tensor lies: its layout, and those of its copies."""
+
+PlanKey: TypeAlias = tuple[Policy | Laid | tuple[int, int], ...]
 
 
 class Op(NamedTuple):
@@ -86,8 +99,9 @@ class Op(NamedTuple):
         if len(set(writes)) < len(writes) or not all(0 <= place < takes for place in writes):
             raise Misfit(f"{signature.op} of {takes} tensors cannot write {writes}")
         layout = spec_of(signature.layout) if signature.layout is not None else None
-        if layout is not None and any(len(meta.shape) != len(layout.dims) for meta in outputs):
-            raise Misfit(f"[{layout}] does not lay out what {signature.op} gives: {', '.join(map(str, outputs))}")
+        if layout is not None:
+            for meta in outputs:
+                require_layout(layout, meta)
         return cls(code, signature, takes, len(outputs) + len(writes), layout, {})
 
 
@@ -123,7 +137,7 @@ class Session:
 
 class Held(NamedTuple):
     """A tensor that workers hold. Many tensors share one record, so it says nothing of an id. `nbytes` is the most that
-    one worker holds of it. One that is not `settled` is on one worker because it had to be somewhere: it goes where a
+    one worker holds of it. One that is not `settled` is where it is because it had to be somewhere: it goes where a
     scope first needs it, for good."""
 
     meta: TensorMeta
@@ -132,9 +146,10 @@ class Held(NamedTuple):
     settled: bool
 
     @classmethod
-    def of(cls, meta: TensorMeta, spec: ShardingSpec, settled: bool = False) -> Held:
+    def of(cls, meta: TensorMeta, spec: ShardingSpec, settled: bool | None = None) -> Held:
+        """Where nobody has said whether it is settled, one that several workers hold is."""
         nbytes = memory_bytes(spec, meta.shape, ITEM_BYTES[meta.dtype])
-        return cls(meta, spec, nbytes, settled or spec.mesh.size > 1)
+        return cls(meta, spec, nbytes, spec.mesh.size > 1 if settled is None else settled)
 
 
 class Scope(NamedTuple):
@@ -181,6 +196,13 @@ class State:
         held = self.tensors[ident]
         self._load(held, -1)
         self.place(ident, Held.of(held.meta, spec, settled=True))
+
+    def settle(self, idents: Sequence[int]) -> None:
+        """Tensors that a scope uses as they lie stay so."""
+        for ident in idents:
+            held = self.tensors[ident]
+            if not held.settled:
+                self.tensors[ident] = held._replace(settled=True)
 
     def add_copy(self, ident: int, spec: ShardingSpec, alias: int) -> None:
         self.copies.setdefault(ident, {})[spec] = alias

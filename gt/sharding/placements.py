@@ -6,7 +6,8 @@ from collections.abc import Sequence
 from typing import NamedTuple, TypeAlias
 
 from gt.core.errors import LayoutError
-from gt.sharding.spec import DeviceMesh, ShardingSpec
+from gt.core.meta import TensorMeta
+from gt.sharding.spec import Cuts, DeviceMesh, ShardingSpec
 from gt.sharding.text import parse_spec
 
 
@@ -37,18 +38,35 @@ class Layout(NamedTuple):
     mesh: DeviceMesh
     placements: tuple[Placement, ...] | str | ShardingSpec
 
-    def spec(self, rank: int) -> ShardingSpec:
-        return spec_from(self.placements, self.mesh, rank)
+    def spec(self, meta: TensorMeta) -> ShardingSpec:
+        return spec_from(self.placements, self.mesh, meta)
 
 
-def spec_from(placements: Placements, mesh: DeviceMesh, rank: int) -> ShardingSpec:
-    """The spec of a tensor of so many dims."""
-    spec = _spec_from(placements, mesh, rank)
-    if len(spec.dims) != rank:
-        raise LayoutError(f"[{spec}] lays out a tensor of {len(spec.dims)} dims, and this one has {rank}")
+def spec_from(placements: Placements, mesh: DeviceMesh, meta: TensorMeta) -> ShardingSpec:
+    """The spec of a tensor."""
+    spec = _spec_from(placements, mesh, len(meta.shape))
     if spec.mesh is not mesh:
         raise LayoutError(f"[{spec}] is a spec of mesh {spec.mesh}, not of mesh {mesh}")
+    return require_fit(spec, meta).normal(meta.shape)
+
+
+def require_fit(spec: ShardingSpec, meta: TensorMeta) -> ShardingSpec:
+    """A layout that somebody gave must be one of the tensor it is for."""
+    shape = meta.shape
+    if len(spec.dims) != len(shape):
+        raise LayoutError(f"[{spec}] lays out a tensor of {len(spec.dims)} dims, and this one has {len(shape)}")
+    for dim, cuts in enumerate(spec.cuts):
+        if cuts is not None and not _tile(cuts, shape[dim]):
+            raise LayoutError(f"[{spec}] does not cut dim {dim}, which has {shape[dim]} elements, into disjoint parts")
+    if spec.partial and spec.kind in ("and", "or") and meta.dtype != "bool":
+        raise LayoutError(f"[{spec}] reduces truth values, and this tensor is of {meta.dtype}")
     return spec
+
+
+def _tile(cuts: Cuts, size: int) -> bool:
+    """Whether intervals, in any order, are all of a dim and share nothing; empty ones may be anywhere."""
+    ordered = sorted([(start, stop) for start, stop in cuts if start < stop])
+    return [0, *[stop for _, stop in ordered]] == [*[start for start, _ in ordered], size]
 
 
 def _spec_from(placements: Placements, mesh: DeviceMesh, rank: int) -> ShardingSpec:

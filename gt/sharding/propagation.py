@@ -28,11 +28,12 @@ class FactorSharding(NamedTuple):
 
 
 class Operand(NamedTuple):
-    """A tensor that an op takes: what it is, and how it is laid out now."""
+    """A tensor that an op takes: what it is, how it is laid out now, and the layouts in which it is there `also`."""
 
     shape: Shape
     itemsize: int
     spec: ShardingSpec
+    also: tuple[ShardingSpec, ...] = ()
 
 
 class Result(NamedTuple):
@@ -265,7 +266,7 @@ def _moved(strategy: Strategy, operands: Sequence[Operand], results: Sequence[Re
     """The bytes that a strategy moves, and how many results and operands it moves."""
     moved = operands_changed = results_changed = 0
     for operand, needed in zip(operands, strategy.operands, strict=True):
-        if operand.spec is not needed:
+        if operand.spec is not needed and needed not in operand.also:
             moved += reshard_bytes(operand.shape, operand.itemsize, operand.spec, needed)
             operands_changed += 1
     for result, given in zip(results, strategy.results, strict=True):

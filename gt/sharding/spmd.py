@@ -28,8 +28,11 @@ class NoRule(Exception):
 
 
 class Register(NamedTuple):
+    """A tensor of a draft and how it lies. `also`: other layouts in which it is there too, so that nothing moves."""
+
     meta: TensorMeta
     spec: ShardingSpec
+    also: tuple[ShardingSpec, ...] = ()
 
 
 class Written(NamedTuple):
@@ -42,17 +45,24 @@ class Written(NamedTuple):
 
 
 def infer_output_sharding(
-    call: Call, specs: Sequence[ShardingSpec], mesh: DeviceMesh, wishes: Sequence[Wish] = ()
+    call: Call,
+    specs: Sequence[ShardingSpec],
+    mesh: DeviceMesh,
+    wishes: Sequence[Wish] = (),
+    also: Sequence[tuple[ShardingSpec, ...]] = (),
 ) -> Choice:
-    """The layouts that an op runs with: those that move the fewest bytes. Raises NoRule where it has no rule."""
+    """The layouts that an op runs with: those that move the fewest bytes. Raises NoRule where it has no rule. `also`:
+    per input, other layouts in which it is there too."""
     rule = rule_of(call)
     if rule is None:
         raise NoRule(call.op)
     assert (len(rule.operands), len(rule.results)) == (len(call.inputs), len(call.outputs)), (
         f"{call} has the rule {rule}"
     )
+    copies = also or [()] * len(specs)
     operands = [
-        Operand(meta.shape, ITEM_BYTES[meta.dtype], spec) for meta, spec in zip(call.inputs, specs, strict=True)
+        Operand(meta.shape, ITEM_BYTES[meta.dtype], spec, there)
+        for meta, spec, there in zip(call.inputs, specs, copies, strict=True)
     ]
     wanted = list(wishes) or [None] * len(call.outputs)
     results = [
@@ -104,7 +114,7 @@ class Draft:
 
     def move(self, register: int, target: ShardingSpec) -> int:
         """A register with the same tensor, laid out as said."""
-        meta, source = self.registers[register]
+        meta, source, also = self.registers[register]
         if source is target:
             return register
         if register in self._origins:
@@ -114,7 +124,8 @@ class Draft:
         hoistable = register < self._inputs and register not in self._fixed
         if hoistable and (register, target) in self.hoisted:
             return self.hoisted[register, target]
-        self.bytes += reshard_bytes(meta.shape, ITEM_BYTES[meta.dtype], source, target)
+        if target not in also:
+            self.bytes += reshard_bytes(meta.shape, ITEM_BYTES[meta.dtype], source, target)
         moved = self._new(meta, target)
         if hoistable:
             self.hoisted[register, target] = moved
@@ -127,8 +138,8 @@ class Draft:
         there already or be used again."""
         call, base, pick = self._origins[register]
         wishes = [target if place == pick else None for place in range(len(call.outputs))]
-        choice = infer_output_sharding(call, [self.spec(base)], self.mesh, wishes)
-        meta, source = self.registers[register]
+        choice = infer_output_sharding(call, [self.spec(base)], self.mesh, wishes, [self.registers[base].also])
+        meta, source, _ = self.registers[register]
         direct = reshard_bytes(meta.shape, ITEM_BYTES[meta.dtype], source, target)
         if choice.strategy.results[pick] is not target or choice.bytes > direct:
             return None
@@ -165,7 +176,8 @@ class Draft:
         entry = entry_of(call.op)
         expansion = entry.expand(call, specs) if entry is not None and entry.expand is not None else None
         try:
-            choice = infer_output_sharding(call, specs, self.mesh, wishes)
+            also = [self.registers[register].also for register in registers]
+            choice = infer_output_sharding(call, specs, self.mesh, wishes, also)
         except NoRule:
             if expansion is None:
                 raise
@@ -239,8 +251,15 @@ class Draft:
             choice = infer_output_sharding(call, [self.spec(register)], self.mesh)
             made = self._compute(call, (register,), choice.strategy, is_view=True)[pick]
             self._origins[made] = (call, register, pick)
+            also = self._also_as_view(call, pick, self.registers[register].also)
+            self.registers[made] = self.registers[made]._replace(also=also)
             register = made
         return register
+
+    def _also_as_view(self, call: Call, pick: int, also: Sequence[ShardingSpec]) -> tuple[ShardingSpec, ...]:
+        """The layouts in which a view is there because what it is a view of is there in others."""
+        choices = [infer_output_sharding(call, [spec], self.mesh).strategy for spec in also if spec.mesh is self.mesh]
+        return tuple([choice.results[pick] for choice in choices if choice.operands[0] in also])
 
     def view_in_place(self, register: int, steps: Sequence[ViewStep]) -> tuple[int, tuple[tuple[int, int], ...]] | None:
         """The register of a view that shares the shards of its base, and the steps that make it; None where some step
@@ -294,7 +313,7 @@ class Draft:
         )
 
     def _copy_into(self, target: int, result: int) -> int:
-        meta, spec = self.registers[target]
+        meta, spec, _ = self.registers[target]
         moved = self.move(result, spec)
         call = Call("aten.copy.default", (Input(0), Input(1)), {}, (meta, self.registers[moved].meta), (meta,))
         signature = Signature("aten.copy_.default", call.args, {}, ((), ()), (0,), (), ())

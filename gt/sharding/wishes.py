@@ -46,7 +46,7 @@ def fulfil(constraint: Constraint, given: ShardingSpec) -> ShardingSpec:
     for wish, axes, cut in zip(constraint.dims, given.dims, given.cuts, strict=True):
         others = tuple([axis for axis in axes if axis not in spoken]) if wish.is_open else ()
         stays = set(axes) == {*wish.axes, *others}
-        dims.append(axes if stays else (*wish.axes, *others))
+        dims.append(axes if stays else (*others, *wish.axes))  # what is cut already is cut further
         cuts.append(cut if stays else None)
     partial = tuple([axis for axis in given.partial if axis not in spoken])
     return given.replace(dims=tuple(dims), cuts=tuple(cuts), partial=partial)

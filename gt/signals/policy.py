@@ -12,11 +12,12 @@ from gt.sharding.wishes import Constraint, DimWish
 class Policy:
     """What a scope asks of the ops in it. Compared by identity: there is one for each definition of a scope."""
 
-    __slots__ = ("_record", "asks", "mesh")
+    __slots__ = ("_record", "asks", "mesh", "settles")
 
     def __init__(self, record: PolicyRecord) -> None:
         self.mesh = mesh_of(record.mesh)
         self.asks = record.asks
+        self.settles = record.settles
         self._record = record
         for axis in (axis for dim in (*record.lead, *record.tail) for axis in dim):
             self.mesh.axis_size(axis)  # raises for an axis that the mesh does not have

@@ -177,6 +177,44 @@ def test_what_nobody_placed_settles_where_a_scope_first_needs_it(four_workers):
     assert where(w) == "-, - on 0 1", "it has settled before"
 
 
+def test_what_is_used_where_it_is_settles_there(four_workers):
+    """Wherever it happened to be put."""
+    w = gt.tensor(torch.randn(4, 4))
+    home = w.spec.mesh.workers[0]
+    configure("home", replicate=True, workers=[home])
+    configure("away", replicate=True, workers=[(home + 1) % 4])
+    for name in ("home", "away"):
+        with gt.signal.context(name):
+            w * 2
+    assert w.spec.mesh.workers == (home,)
+
+
+def test_automatic_cuts_last_until_a_scope_needs_something_else(four_workers):
+    configure("rows", 0)
+    model = gt.nn.Linear(8, 8)
+    assert str(model.weight.spec) == "w, -"
+    x = gt.tensor(torch.randn(4, 8))
+    for step in range(2):
+        with gt.debug.comm() as moved, gt.signal.context("rows"):
+            model(x)
+        assert (moved.bytes == 0) == (step == 1)
+    assert str(model.weight.spec) == "-, -"
+
+
+def test_a_copy_that_is_there_is_used(four_workers):
+    mesh = gt.mesh(4, ["w"])
+    mean, square = gt.zeros(8, 8, mesh=mesh), gt.zeros(8, 8, mesh=mesh)
+    gradient = gt.randn(8, 8, mesh=mesh, placements=gt.Shard(0))
+    with gt.debug.comm() as moved:
+        mean.lerp_(gradient, 0.1)
+        square.addcmul_(gradient, gradient, value=0.1)
+        mean.t().add_(gradient.t())
+    assert moved.bytes == 3 * 8 * 8 * 4
+    value = gradient.cpu()
+    torch.testing.assert_close(square.cpu(), 0.1 * value * value)
+    torch.testing.assert_close(mean.cpu(), 1.1 * value)
+
+
 def test_a_query_runs_on_the_workers_of_the_scope(four_workers):
     configure("pair", 0, [2, 3])
     with gt.signal.context("pair"):
