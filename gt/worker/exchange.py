@@ -26,7 +26,14 @@ Swapping: TypeAlias = Generator[Swap, Received, Any]
 
 
 class Exchange(Protocol):
+    @property
+    def is_expecting(self) -> bool:
+        """There is no need to say what will be received next."""
+
     def swap(self, swap: Swap, engine: Engine) -> Received: ...
+
+    def expect(self, swap: Swap) -> None:
+        """Begin to receive for the next exchange in which this worker receives anything."""
 
     def host_store(self) -> int:
         """Start the store that process groups meet at; gives its port."""
@@ -36,6 +43,11 @@ class Exchange(Protocol):
 
 class MemoryExchange:
     """Between virtual workers of one process, whose work is interleaved by `pump`: there is nothing to wait for."""
+
+    is_expecting = True
+
+    def expect(self, swap: Swap) -> None:
+        """Nothing takes any time."""
 
     def swap(self, swap: Swap, engine: Engine) -> Received:
         raise AssertionError("virtual workers exchange tensors where they are pumped")

@@ -39,6 +39,7 @@ from gt.core.messages import (
     WorkerSynchronize,
     session_of,
 )
+from gt.worker.ahead import Ahead
 from gt.worker.engines.engine import Buffer, Engine, Value
 from gt.worker.exchange import Exchange, Received, Swap, Swapping
 from gt.worker.kernels import Broken, Kernel
@@ -73,6 +74,7 @@ class Executor:
         self.recorder = Recorder()
         self._reports: list[Outgoing] = []
         self._buffers: Iterator[Buffer] = iter(())
+        self._ahead = Ahead()
         self._actions: dict[type, Callable[[Any], None]] = {
             WorkerRunOp: self._run_op,
             WorkerFreeTensors: self._free,
@@ -97,12 +99,22 @@ class Executor:
         self._reports = []
         self._buffers = iter(buffers)
         actions = self._actions
+        following = self._ahead.follow(commands)
         with self.engine.isolated():
             if self.recorder.is_on:
-                self._run_recorded(commands)
+                self._run_recorded(following)
                 return self._reports
-            for command in commands:
-                actions[type(command)](command)
+            store, kernels, progress = self.store, self.kernels, self.progress
+            for command in following:
+                direct = kernels[command.code].direct if type(command) is WorkerRunOp else None
+                if direct is None:
+                    actions[type(command)](command)
+                    continue
+                progress[0], progress[1] = command.code, command.site  # type: ignore[union-attr]
+                try:  # most ops; what a small one costs here is mostly this loop
+                    store[command.outputs[0]] = direct(*map(store.__getitem__, command.inputs))  # type: ignore[union-attr]
+                except Exception:  # once more, where failures are dealt with
+                    actions[WorkerRunOp](command)
         return self._reports
 
     def start(self, command: WorkerRunOp) -> Swapping:
@@ -120,7 +132,7 @@ class Executor:
 
     # Recording
 
-    def _run_recorded(self, commands: Sequence[Command]) -> None:
+    def _run_recorded(self, commands: Iterator[Command]) -> None:
         for command in commands:
             with self.recorder.noting(command, self._describe):
                 self._actions[type(command)](command)
@@ -155,9 +167,6 @@ class Executor:
         outputs = command.outputs
         values = list(map(store.__getitem__, command.inputs))
         try:
-            if kernel.direct is not None:
-                store[outputs[0]] = kernel.direct(*values)
-                return
             results = kernel.call(values, command.scalars)
         except Exception as error:
             self._fail(command, kernel, values, outputs, error)
@@ -204,10 +213,20 @@ class Executor:
         """Run a program to its end, exchanging with other processes."""
         try:
             swap = next(work)
+        except StopIteration:
+            return
+        try:
             while True:
                 swap = work.send(self._swap(command, swap))
         except StopIteration:
-            pass
+            self._expect()
+
+    def _expect(self) -> None:
+        """Begin to receive what a later command of the batch needs."""
+        if not self.exchange.is_expecting:
+            swap = self._ahead.next_receive(self.kernels)
+            if swap is not None:
+                self.exchange.expect(swap)
 
     def _swap(self, command: WorkerRunOp, swap: Swap) -> Received:
         try:

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Generator
 from contextlib import contextmanager
 from datetime import timedelta
-from typing import Any
+from typing import Any, TypeAlias
 
 import msgspec
 import torch
@@ -25,6 +25,7 @@ from gt.worker.values import Failing
 
 TIMEOUT = timedelta(seconds=60)  # for the members of a new group to meet
 PATIENCE = timedelta(hours=1)  # for a tensor: its sender may have much to compute first, and one that dies is noticed
+_Arriving: TypeAlias = tuple[Any, torch.Tensor]
 _encoder = msgspec.msgpack.Encoder()
 _decoder = msgspec.msgpack.Decoder(Failure)
 
@@ -37,6 +38,7 @@ class GroupExchange:
         self._store: dist.Store | None = None
         self._groups: dict[tuple[int, ...], Any] = {}
         self._sent = Sent(self._wait)
+        self._early: dict[int, _Arriving] = {}  # for the next swap that receives
 
     def host_store(self) -> int:
         self._hosted = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False, timeout=TIMEOUT)
@@ -73,7 +75,9 @@ class GroupExchange:
         group = self.group(swap.members)
         ranks = {member: rank for rank, member in enumerate(swap.members)}
         errors: list[Exception] = []
-        arriving: dict[int, tuple[Any, torch.Tensor]] = {}
+        arriving: dict[int, _Arriving] = {}
+        if swap.receives:
+            arriving, self._early = self._early, {}
         self._sent.make_room(sum([meta.nbytes for meta, _ in swap.sends.values()]))
         with self._together(group):
             for peer, parcel in swap.sends.items():
@@ -81,7 +85,8 @@ class GroupExchange:
                     self._sent.add(peer, *self._send(group, ranks[peer], *parcel, engine))
             for peer, meta in swap.receives.items():
                 with _gathered(errors):
-                    arriving[peer] = self._receive(group, ranks[peer], 8 + meta.nbytes)
+                    if peer not in arriving:
+                        arriving[peer] = self._receive(group, ranks[peer], 8 + meta.nbytes)
         received: Received = {}
         for peer, (work, buffer) in arriving.items():
             with _gathered(errors):
@@ -91,6 +96,20 @@ class GroupExchange:
         if errors:
             raise errors[0]
         return received
+
+    @property
+    def is_expecting(self) -> bool:
+        """NCCL matches what is sent and received by its order, so there nothing is received before its time."""
+        return bool(self._early) or self._device.type == "cuda"
+
+    def expect(self, swap: Swap) -> None:
+        """At most one swap is expected: a failure that follows a message must not meet what was asked for later."""
+        group = self._groups.get(swap.members)
+        if group is None or self.is_expecting:
+            return
+        for peer, meta in swap.receives.items():
+            with _gathered([]):  # a peer that is gone is noticed when its tensor is needed
+                self._early[peer] = self._receive(group, swap.members.index(peer), 8 + meta.nbytes)
 
     def _wait(self, work: Any) -> None:
         """On a GPU the stream waits, and not this thread."""
@@ -112,7 +131,7 @@ class GroupExchange:
             ]
         return [group.send([buffer], rank, 0) for buffer in buffers], buffers
 
-    def _receive(self, group: Any, rank: int, nbytes: int) -> tuple[Any, torch.Tensor]:
+    def _receive(self, group: Any, rank: int, nbytes: int) -> _Arriving:
         buffer = torch.empty(nbytes, dtype=torch.uint8, device=self._device)
         return group.recv([buffer], rank, 0), buffer
 

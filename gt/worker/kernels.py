@@ -29,8 +29,8 @@ class Kernel:
         self.direct: Callable[..., Value] | None = None
         self._engine = engine
         function = engine.seeded(signature.op, function, region) if signature.random else function
-        plain = signature.floating == "float32"
-        self._function = function if plain else engine.with_floating(signature.floating, function)
+        self._is_plain = signature.floating == "float32"
+        self._function = function if self._is_plain else engine.with_floating(signature.floating, function)
         self._args = [_maker(engine, arg) for arg in signature.args]
         self._kwargs = {name: _maker(engine, arg) for name, arg in signature.kwargs.items()}
         self._views = [(place, View(engine, path)) for place, path in enumerate(signature.paths) if path]
@@ -58,7 +58,7 @@ class Kernel:
         if not self._checked:
             self._check(results)
             if self._can_be_direct and result is results[0]:
-                self.direct = self._function
+                self.direct = self._engine.shortcut(self.signature.op, values) if self._is_plain else self._function
         return results
 
     def _invoke(self, used: list[Value], numbers: tuple[Number, ...]) -> Any:

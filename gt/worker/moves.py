@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import reduce
 
 from gt.core.meta import ITEM_BYTES, TensorMeta, contiguous_strides
@@ -43,11 +43,27 @@ class Mover:
     def run(self, value: Value | Failing | None, fail: Fail) -> Swapping:
         if not self._plan.steps:
             return self._kept(value, fail) if self._worker in self._target.mesh else None
+        for step, members in self._steps():
+            value = yield from self._step(step, members, value, fail)
+        return value
+
+    def _steps(self) -> Iterator[tuple[Step, tuple[int, ...]]]:
+        """The steps that this worker takes part in, with those that exchange something in it."""
         for step, nbytes in zip(self._plan.steps, self._plan.step_bytes, strict=True):
             members = tuple(sorted({*step.source.mesh.workers, *step.target.mesh.workers}))
             if self._worker in members:
-                value = yield from self._step(step, members if nbytes else (), value, fail)
-        return value
+                yield step, members if nbytes else ()
+
+    def _receives(self, step: Step) -> dict[int, TensorMeta]:
+        own_pulls = pulls(step, self._shape, self._worker)
+        return {pull.peer: self._meta(box_shape(pull.box)) for pull in own_pulls if pull.peer != self._worker}
+
+    def swaps(self) -> list[Swap] | None:
+        """The exchanges that `run` comes to, without what it sends; None where there may be several."""
+        steps = [(step, members) for step, members in self._steps() if members]
+        if len(steps) > 1 or any(step.kind == "all-reduce" for step, _ in steps):
+            return None
+        return [Swap(members, {}, self._receives(step)) for step, members in steps]
 
     def _kept(self, value: Value | Failing | None, fail: Fail) -> Value | Failing:
         """What this worker has already, in memory of its own."""
@@ -66,8 +82,7 @@ class Mover:
                 push.peer: (self._meta(box_shape(push.box)), self._cut(value, step.source, push.box, fail))
                 for push in pushes(step, self._shape, self._worker)
             }
-            receives = {pull.peer: self._meta(box_shape(pull.box)) for pull in own_pulls if pull.peer != self._worker}
-            received = yield Swap(members, sends, receives)
+            received = yield Swap(members, sends, self._receives(step))
         if self._worker not in step.target.mesh:
             return None
         if any(pull.peer == self._worker for pull in own_pulls):

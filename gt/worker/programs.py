@@ -24,7 +24,10 @@ _STRIDE_FREE = {"aten.view.default": "aten.reshape.default", "aten._unsafe_view.
 
 class ProgramKernel:
     """A program bound to an engine and a worker. `run` never raises: where a step fails, `Failing` goes on in place of
-    its results, so that the workers of an exchange stay in step."""
+    its results, so that the workers of an exchange stay in step. `swaps` are the exchanges it comes to, without what
+    is sent; None where it may come to several. Unlike a kernel it is never a bare op (`direct`)."""
+
+    direct = None
 
     def __init__(self, engine: Engine, worker: int, op: str, program: Program) -> None:
         self.op = op
@@ -33,6 +36,8 @@ class ProgramKernel:
         self._worker = worker
         self._views: dict[int, Callable[[Value], Value]] = {}
         self._steps = [self._prepare(number, step) for number, step in enumerate(program.steps)]
+        moves = [step.mover.swaps() for step in self._steps if isinstance(step, _Moving)]
+        self.swaps = moves[0] if len(moves) == 1 else None if moves else []
 
     def run(self, inputs: Sequence[Value | Failing | None], numbers: tuple[Number, ...], fail: Fail) -> Swapping:
         registers: Registers = dict(zip(self.program.takes, inputs, strict=True))

@@ -74,39 +74,41 @@ def cpu_seconds():
 
 
 class Try:
-    """A timed step of two stages: the longest idle part, whether the workers had the cores that they needed for what
-    they did, and how much longer it took than the same commands have to take."""
+    """A timed step of two stages: the longest idle part; whether it was `fair`, which means that the workers had the
+    cores they needed and the stages came out equal, so that the bound holds; and how much longer it took than commands
+    of these lengths must."""
 
     def __init__(self, pipeline):
         before = cpu_seconds()
         t = timed_step(pipeline)
         computed = [(after - start) * 1e9 for start, after in zip(before, cpu_seconds(), strict=True)]
-        self.idle = max(t.idle(worker) / t.span for worker in t.workers)
-        self.had_cores = all(computed[worker] > 0.95 * t.busy(worker) for worker in t.workers)
-        self.excess = t.span / schedule(t.events).makespan
+        best = schedule(t.events)
+        equal = max(best.idle(worker) for worker in t.workers) / best.makespan <= 1.1 * bound(2)
+        self.idle = max(t.idle(worker) for worker in t.workers) / t.span
+        self.fair = equal and all(computed[worker] > 0.95 * t.busy(worker) for worker in t.workers)
+        self.excess = t.span / best.makespan
 
     def __repr__(self):
-        return f"idle {self.idle:.3f}, had cores: {self.had_cores}, {self.excess:.2f} x the best for what was computed"
+        return f"idle {self.idle:.3f} {'fair' if self.fair else 'unfair'}, {self.excess:.2f} of the best"
 
 
 def test_two_stages_on_two_processes_overlap():
-    """Other programs use the machine too: a stage that gets less of it than the other one is longer, and the bound is
-    for equal stages. So one of several tries has to do, and where none of them had a core for each worker, they must
-    have overlapped as far as stages of the lengths that they had can."""
+    """The bound is for equal stages, and other programs use the machine too, so one of several tries has to meet it.
+    Where hardly any was fair, they must still have overlapped as far as stages of the lengths that they had can."""
     gt.init(workers=2)
     try:
-        pipeline = Pipeline(2, rows=256, width=1024)
+        pipeline = Pipeline(2, rows=512, width=1024)
         pipeline.step()
         gt.synchronize()
         deadline = time.monotonic() + 12
         tries = [Try(pipeline)]
-        while min(one.idle for one in tries) > 1.25 * bound(2) and len(tries) < 8 and time.monotonic() < deadline:
+        while min(one.idle for one in tries) > 1.25 * bound(2) and time.monotonic() < deadline:
             tries.append(Try(pipeline))
     finally:
         gt.shutdown()
-    assert min(one.excess for one in tries) < 1.25, tries  # one stage after the other: 1.8
-    if min(one.idle for one in tries) > 1.25 * bound(2) and sum(one.had_cores for one in tries) < 2:
-        pytest.skip(f"the machine is too busy: {tries}")
+    assert min(one.excess for one in tries) < 1.2, tries  # one stage after the other: 1.8
+    if min(one.idle for one in tries) > 1.25 * bound(2) and sum(one.fair for one in tries) < 2:
+        pytest.skip(f"other programs use the cores: {tries}")
     assert min(one.idle for one in tries) <= 1.25 * bound(2), tries
 
 

@@ -25,6 +25,9 @@ class Engine(Protocol):
     def resolve(self, op: str) -> Callable[..., Any]:
         """The function of an op name. Raises NotImplementedError with the name where the engine lacks it."""
 
+    def shortcut(self, op: str, values: Sequence[Value]) -> Callable[..., Any]:
+        """The quickest function that does an op for tensors like these and nothing else, in their order."""
+
     def literal(self, arg: Arg) -> Any:
         """A constant argument as the engine's functions take it."""
 

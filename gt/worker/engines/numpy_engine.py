@@ -35,6 +35,9 @@ class NumPyEngine:
     def resolve(self, op: str) -> Callable[..., Any]:
         return _found(op, OPS)
 
+    def shortcut(self, op: str, values: Sequence[Array]) -> Callable[..., Any]:
+        return self.resolve(op)
+
     def literal(self, arg: Arg) -> Any:
         if isinstance(arg, Items):
             return [self.literal(item) for item in arg.values]
