@@ -14,6 +14,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from gt.core.errors import LayoutError
+from gt.core.meta import TensorMeta, contiguous_strides
 from gt.core.signatures import MeshRecord, SpecRecord
 from gt.sharding.placements import Partial, Replicate, Shard, placements_of, spec_from
 from gt.sharding.reshard import plan_reshard
@@ -43,6 +44,10 @@ GRID = DeviceMesh([2, 3], ["dp", "tp"])
 TURNED = DeviceMesh([2, 3], ["dp", "tp"], [9, 4, 7, 0, 2, 5])
 CUBE = DeviceMesh([2, 2, 2], NAMES)
 laws = settings(max_examples=100, deadline=None)
+
+
+def meta_of(shape):
+    return TensorMeta(shape, contiguous_strides(shape), 0, "bool")
 
 
 SIZES_OF_MESHES = [(), (1,), (2,), (5,), (2, 3), (3, 2), (1, 4), (4, 2), (2, 2, 2), (3, 1, 2), (2, 3, 2)]
@@ -406,14 +411,14 @@ def test_cuts_are_those_of_all_dims_or_none():
     ],
 )
 def test_layouts_in_all_their_forms(placements, rank, text):
-    assert spec_from(placements, GRID, rank) is parse_spec(text, GRID)
+    assert spec_from(placements, GRID, meta_of((4,) * rank)) is parse_spec(text, GRID)
 
 
 @given(meshes, SHAPES, st.data())
 @laws
 def test_placements_say_what_a_spec_says(mesh, shape, data):
     spec = data.draw(specs(mesh, len(shape)))
-    found = spec_from(placements_of(spec), mesh, len(shape))
+    found = spec_from(placements_of(spec), mesh, meta_of(shape))
     assert [set(axes) for axes in found.dims] == [set(axes) for axes in spec.dims]  # their order has no word there
     assert (found.partial, found.kind) == (spec.partial, spec.kind)
 
@@ -434,7 +439,7 @@ def test_placements_say_what_a_spec_says(mesh, shape, data):
 )
 def test_layouts_that_make_no_sense(placements, message):
     with pytest.raises(LayoutError, match=message):
-        spec_from(placements, GRID, 2)
+        spec_from(placements, GRID, meta_of((4, 4)))
 
 
 # --- What a worker holds ----------------------------------------------------------------------------------------------
