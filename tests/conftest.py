@@ -75,13 +75,33 @@ def fixed_seed() -> None:
 def nothing_left_behind(request: pytest.FixtureRequest) -> Iterator[None]:
     """Threads, processes, shared memory and handles that a test made are gone when it ends."""
     shared = SHARED.intersection(request.fixturenames)
-    before = _leftovers()
+    opened, before = len(_opened), _leftovers()
     yield
-    gc.collect()
+    if len(_opened) > opened:
+        gc.collect()  # tensors and sessions end now, and not in the middle of another test
     if not shared:
         assert sessions.active is None, "the test did not call gt.shutdown()"
         after = _leftovers()
         assert after <= before, f"left behind: {after - before}"
+
+
+_opened: list[None] = []
+_activate = sessions.activate
+
+
+def _count_and_activate(session: sessions.Session | None) -> None:
+    _opened.append(None)
+    _activate(session)
+
+
+sessions.activate = _count_and_activate
+
+
+@pytest.fixture(autouse=True, scope="module")
+def quick_collections() -> None:
+    """What modules have loaded need not be walked by the collections after their tests."""
+    gc.collect()
+    gc.freeze()
 
 
 def _leftovers() -> set[str]:
