@@ -64,7 +64,7 @@ class SingleEntry:
         ident = next(session.ids)
         inputs = tuple(map(_id_of, nodes))
         scope = 0 if session.scoping is None else session.scoping.of(nodes, self.geometry)
-        session.emit(RunOp(self.code, inputs, (ident,), tuple(numbers), scope, session.sites.here()))
+        session.emit(RunOp(self.code, inputs, (ident,), tuple(numbers), scope, session.sites.here(3)))
         handle = _make_handle(cls, self.shape, self.stride, None, None, self.dtype)
         handle._node = Base(session, ident, self.geometry)  # type: ignore[attr-defined]
         return handle

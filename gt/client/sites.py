@@ -26,8 +26,9 @@ class Sites:
         self._keep: list[CodeType] = []  # ids of code objects are keys, so the objects must live
         self._places: list[tuple[str, int, str]] = [("<unknown>", 0, "")]
 
-    def here(self) -> int:
-        frame: FrameType | None = sys._getframe(2)
+    def here(self, depth: int = 2) -> int:
+        """The line that called; `depth` frames are known to be ours."""
+        frame: FrameType | None = sys._getframe(depth)
         is_ours = self._is_ours
         while frame is not None:
             name = frame.f_code.co_filename
