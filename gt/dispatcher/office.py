@@ -30,7 +30,6 @@ from gt.core.messages import (
     StoreReady,
     Synchronize,
     WorkerCreateTensor,
-    WorkerDefineOp,
     WorkerDefineScope,
     WorkerEndSession,
     WorkerFetchTensor,
@@ -48,30 +47,24 @@ from gt.core.messages import (
 )
 from gt.dispatcher.mistakes import Refusal, refuse
 from gt.dispatcher.placing import Placing
-from gt.dispatcher.planner import meeting_place, plan_op
+from gt.dispatcher.plans import Plans
 from gt.dispatcher.post import Buffer, Outgoing, Post
 from gt.dispatcher.requests import Gone, Requests
 from gt.dispatcher.state import (
     Held,
-    Laid,
-    LostWorker,
     Misfit,
     NoWorkers,
     Op,
-    PlanKey,
-    Prepared,
     Scope,
     Session,
     State,
     Worker,
     require_layout,
 )
-from gt.sharding.spec import DeviceMesh, ShardingSpec, spec_of, whole
-from gt.sharding.spmd import Register
+from gt.sharding.spec import DeviceMesh, spec_of, whole
 from gt.signals.policy import Policy
 
 log = logging.getLogger("gt.dispatcher")
-sharding_log = logging.getLogger("gt.sharding")
 
 
 class Office:
@@ -83,7 +76,7 @@ class Office:
         self._post = Post(self.state, observer)
         self._placing = Placing(self.state, self._post)
         self._requests = Requests(self.state, self._post, self._gone)
-        self._warned: set[str] = set()
+        self._plans = Plans(self.state, self._post, self._placing, self._gone)
         self._sessions_opened = 0
         self._workers_joined = 0
         self._store: WorkerJoinStore | None = None
@@ -162,7 +155,7 @@ class Office:
         for session in self.state.sessions.values():
             for op in session.ops.values():
                 useless = [key for key, prepared in op.plans.items() if ident in prepared.plan.workers]
-                self._forget_plans(session, [op.plans.pop(key) for key in useless])
+                self._plans.forget(session, [op.plans.pop(key) for key in useless])
             self._post.answer(session.ident, Lost(0, ident, *gone))
         return self._post.take()
 
@@ -217,12 +210,12 @@ class Office:
         writes = known.signature.writes
         try:
             specs = [tensors[ident].spec for ident in inputs]
-            laid = self._with_copies(specs, inputs) if self.state.copies else specs
+            laid = self._plans.with_copies(specs, inputs) if self.state.copies else specs
             prepared = known.plans[tuple(laid) if policy is None else (policy, *laid)]
         except KeyError:
             prepared = None
         if prepared is None or len(outputs) != known.gives or (writes and known.again(inputs)):
-            prepared = self._prepare(session, known, op, policy)
+            prepared = self._plans.prepare(session, known, op, policy)
         settles = policy is not None and policy.settles
         if prepared.moves:
             inputs = self._placing.taken(session, prepared.plan, inputs, known.signature.op, op.site, settles)
@@ -255,75 +248,6 @@ class Office:
         ]
         return (*results[:news], *versions)
 
-    def _prepare(self, session: Session, op: Op, call: RunOp, policy: Policy | None) -> Prepared:
-        """The plan for an op with these inputs, of which the workers are told when it is new."""
-        inputs = call.inputs
-        if len(inputs) != op.takes or len(call.outputs) != op.gives:
-            raise Misfit(f"{op.signature.op} takes {op.takes} tensors and gives {op.gives}")
-        held = self._with_targets_together(session, op, call, policy)
-        for mesh in [op.layout.mesh] if op.layout is not None else [policy.mesh] if policy is not None else []:
-            self._require(mesh)
-        alone = held[0].spec.mesh if held else self.state.least_loaded()
-        again = op.again(inputs)
-        specs = [tensor.spec for tensor in held]
-        laid = self._with_copies(specs, inputs)
-        key: PlanKey = (*laid, *again.items()) if policy is None else (policy, *laid, *again.items())
-        found = op.plans.get(key or (op.layout or whole(alone, 0),))
-        if found is None:
-            metas = [tensor.meta for tensor in held]
-            copies = [there[1:] if isinstance(there, tuple) else () for there in laid]
-            plan = plan_op(op.signature, metas, specs, alone, again, policy, copies)
-            settled = policy.settles if policy is not None else True if op.layout is not None else None
-            found = self._placing.announce(session, plan, op.code, op.signature.op, op.takes, settled)
-            op.plans[key or (op.layout or whole(alone, 0),)] = found
-            self._warn(session, plan.gathered, call.site)
-        if found.plan.program is None:
-            self._tell(session, found.plan.workers, op.code)
-        return found
-
-    def _with_copies(self, specs: Sequence[ShardingSpec], inputs: Sequence[int]) -> list[Laid]:
-        """How inputs lie, with the layouts of copies that were made of them."""
-        copies = self.state.copies
-        return [(spec, *copies[i]) if i in copies else spec for spec, i in zip(specs, inputs, strict=True)]
-
-    def _warn(self, session: Session, op: str, site: int) -> None:
-        """Say once of each op that it cannot run on shards."""
-        if op and op not in self._warned:
-            self._warned.add(op)
-            where = session.site(site)
-            text = "%s has no sharding rule for this call: its inputs are gathered and it runs whole (%s)"
-            sharding_log.warning(text, op, where)
-
-    def _with_targets_together(self, session: Session, op: Op, call: RunOp, policy: Policy | None) -> list[Held]:
-        """The inputs of an op, after all that it writes to was brought to one mesh: that of the first of it, or, where
-        the op gives new tensors too, the one that it would run on without writing."""
-        held = [self.state.held(ident) for ident in call.inputs]
-        writes = op.signature.writes
-        if not writes:
-            return held
-        mesh = held[writes[0]].spec.mesh
-        if op.signature.outputs:
-            mesh = self._mesh_of(held, policy)
-        apart = [place for place in writes if held[place].spec.mesh is not mesh]
-        for place in apart:
-            self._placing.gather_for_good(session, call.inputs[place], mesh, call.site)
-        return [self.state.held(ident) for ident in call.inputs] if apart else held
-
-    def _mesh_of(self, held: Sequence[Held], policy: Policy | None) -> DeviceMesh:
-        """Where an op runs that writes to nothing: where its scope says, or else where most bytes are."""
-        if policy is not None:
-            self._require(policy.mesh)
-            return policy.mesh
-        return meeting_place([Register(tensor.meta, tensor.spec) for tensor in held]) or self.state.least_loaded()
-
-    def _require(self, mesh: DeviceMesh) -> None:
-        """The workers of a mesh that a client names must be there."""
-        for worker in mesh.workers:
-            if worker in self._gone:
-                raise LostWorker(worker)
-            if worker not in self.state.workers:
-                raise Misfit(f"the mesh {mesh} names worker {worker}, which is not there")
-
     def _consume(self, writes: Sequence[int], inputs: Sequence[int]) -> list[tuple[int, DeviceMesh]]:
         """Written tensors go on under new ids and their old ids are gone. Gives the copies of what they were, to be
         freed when the op has used them."""
@@ -335,7 +259,7 @@ class Office:
         if len(query.inputs) != op.takes or len(query.written) != len(op.signature.writes):
             raise Misfit(f"{op.signature.op} takes {op.takes} tensors and writes {len(op.signature.writes)}")
         policy = session.scopes[query.scope].policy if query.scope else None
-        mesh = self._mesh_of_query(op, [self.state.held(ident) for ident in query.inputs], policy)
+        mesh = self._plans.mesh_of_query(op, [self.state.held(ident) for ident in query.inputs], policy)
         for place in op.signature.writes:
             self._placing.gather_for_good(session, query.inputs[place], mesh, query.site)
         inputs = tuple(
@@ -351,7 +275,7 @@ class Office:
                 for ident in query.inputs
             ]
         )
-        self._tell(session, mesh.workers, query.code)
+        self._plans.tell(session, mesh.workers, query.code)
         metas = [self.state.held(query.inputs[place]).meta for place in op.signature.writes]
         copies = self._consume(op.signature.writes, query.inputs)
         for ident, meta in zip(query.written, metas, strict=True):
@@ -363,28 +287,13 @@ class Office:
         self._post.command(mesh.workers, command)
         self._placing.free(copies)
 
-    def _mesh_of_query(self, op: Op, held: Sequence[Held], policy: Policy | None) -> DeviceMesh:
-        """Where what it writes to is, if that is most of its inputs; it may give new tensors too."""
-        written = [held[place] for place in op.signature.writes]
-        if written and 2 * sum(tensor.meta.nbytes for tensor in written) >= sum(tensor.meta.nbytes for tensor in held):
-            return written[0].spec.mesh
-        return self._mesh_of(held, policy)
-
-    def _tell(self, session: Session, workers: Sequence[int], code: int) -> None:
-        """Define an op where it is about to run for the first time."""
-        new = [worker for worker in workers if code not in self.state.workers[worker].known]
-        if new:
-            for worker in new:
-                self.state.workers[worker].known.add(code)
-            self._post.command(tuple(new), WorkerDefineOp(code, session.ops[code].signature))
-
     def _create(self, session: Session, created: CreateTensor, buffer: Buffer | None) -> None:
         """Host data goes to one worker, and from there to where the scope wants it."""
         policy = session.scopes[created.scope].policy if created.scope else None
         if policy is None:
             mesh, ident = self.state.least_loaded(), created.id
         else:
-            self._require(policy.mesh)
+            self._plans.require(policy.mesh)
             mesh, ident = self.state.workers[policy.mesh.workers[0]].alone, session.new_id()
         held = Held.of(created.meta, whole(mesh, len(created.meta.shape)))
         self._post.command(mesh.workers, WorkerCreateTensor(ident, created.meta, created.segment, created.site), buffer)
@@ -399,7 +308,7 @@ class Office:
         held = self.state.held(move.input)
         spec = spec_of(move.layout)
         require_layout(spec, held.meta)
-        self._require(spec.mesh)
+        self._plans.require(spec.mesh)
         self._placing.move(
             session, held, move.input, move.output, spec.normal(held.meta.shape), "redistribute", move.site
         )
@@ -450,19 +359,13 @@ class Office:
     def _forget_ops(self, session: Session, forget: ForgetOps, _: Buffer | None) -> None:
         """The plans of these ops go with them, on the workers too, and so do all moves."""
         ops = [session.ops.pop(code) for code in forget.codes if code in session.ops]
-        self._forget_plans(session, [*[plan for op in ops for plan in op.plans.values()], *session.moves.values()])
+        self._plans.forget(session, [*[plan for op in ops for plan in op.plans.values()], *session.moves.values()])
         session.moves.clear()
         for number, worker in self.state.workers.items():
             known = tuple(worker.known.intersection(forget.codes))
             worker.known.difference_update(known)
             if known:
                 self._post.command((number,), WorkerForgetOps(known))
-
-    def _forget_plans(self, session: Session, plans: Sequence[Prepared]) -> None:
-        for prepared in plans:
-            workers = tuple([worker for worker in prepared.plan.workers if worker in self.state.workers])
-            if session.programs.pop(prepared.code, None) is not None and workers:
-                self._post.command(workers, WorkerForgetOps((prepared.code,)))
 
     def _define_site(self, session: Session, define: DefineSite, _: Buffer | None) -> None:
         session.sites[define.code] = (define.file, define.line)

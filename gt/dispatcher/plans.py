@@ -1,0 +1,119 @@
+"""What was decided about ops: found again or made, and told to the workers."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping, Sequence
+
+from gt.core.messages import RunOp, WorkerDefineOp, WorkerForgetOps
+from gt.dispatcher.placing import Placing
+from gt.dispatcher.planner import meeting_place, plan_op
+from gt.dispatcher.post import Post
+from gt.dispatcher.requests import Gone
+from gt.dispatcher.state import Held, Laid, LostWorker, Misfit, Op, PlanKey, Prepared, Session, State
+from gt.sharding.spec import DeviceMesh, ShardingSpec, whole
+from gt.sharding.spmd import Register
+from gt.signals.policy import Policy
+
+sharding_log = logging.getLogger("gt.sharding")
+
+
+class Plans:
+    """`gone` are workers that were there."""
+
+    def __init__(self, state: State, post: Post, placing: Placing, gone: Mapping[int, Gone]) -> None:
+        self._state = state
+        self._post = post
+        self._placing = placing
+        self._gone = gone
+        self._warned: set[str] = set()
+
+    def prepare(self, session: Session, op: Op, call: RunOp, policy: Policy | None) -> Prepared:
+        """The plan for an op with these inputs, of which the workers are told when it is new."""
+        inputs = call.inputs
+        if len(inputs) != op.takes or len(call.outputs) != op.gives:
+            raise Misfit(f"{op.signature.op} takes {op.takes} tensors and gives {op.gives}")
+        held = self._with_targets_together(session, op, call, policy)
+        for mesh in [op.layout.mesh] if op.layout is not None else [policy.mesh] if policy is not None else []:
+            self.require(mesh)
+        alone = held[0].spec.mesh if held else self._state.least_loaded()
+        again = op.again(inputs)
+        specs = [tensor.spec for tensor in held]
+        laid = self.with_copies(specs, inputs)
+        key: PlanKey = (*laid, *again.items()) if policy is None else (policy, *laid, *again.items())
+        found = op.plans.get(key or (op.layout or whole(alone, 0),))
+        if found is None:
+            metas = [tensor.meta for tensor in held]
+            copies = [there[1:] if isinstance(there, tuple) else () for there in laid]
+            plan = plan_op(op.signature, metas, specs, alone, again, policy, copies)
+            settled = policy.settles if policy is not None else True if op.layout is not None else None
+            found = self._placing.announce(session, plan, op.code, op.signature.op, op.takes, settled)
+            op.plans[key or (op.layout or whole(alone, 0),)] = found
+            self._warn(session, plan.gathered, call.site)
+        if found.plan.program is None:
+            self.tell(session, found.plan.workers, op.code)
+        return found
+
+    def with_copies(self, specs: Sequence[ShardingSpec], inputs: Sequence[int]) -> list[Laid]:
+        """How inputs lie, with the layouts of copies that were made of them."""
+        copies = self._state.copies
+        return [(spec, *copies[i]) if i in copies else spec for spec, i in zip(specs, inputs, strict=True)]
+
+    def _warn(self, session: Session, op: str, site: int) -> None:
+        """Say once of each op that it cannot run on shards."""
+        if op and op not in self._warned:
+            self._warned.add(op)
+            where = session.site(site)
+            text = "%s has no sharding rule for this call: its inputs are gathered and it runs whole (%s)"
+            sharding_log.warning(text, op, where)
+
+    def _with_targets_together(self, session: Session, op: Op, call: RunOp, policy: Policy | None) -> list[Held]:
+        """The inputs of an op, after all that it writes to was brought to one mesh: that of the first of it, or, where
+        the op gives new tensors too, the one that it would run on without writing."""
+        held = [self._state.held(ident) for ident in call.inputs]
+        writes = op.signature.writes
+        if not writes:
+            return held
+        mesh = held[writes[0]].spec.mesh
+        if op.signature.outputs:
+            mesh = self.mesh_of(held, policy)
+        apart = [place for place in writes if held[place].spec.mesh is not mesh]
+        for place in apart:
+            self._placing.gather_for_good(session, call.inputs[place], mesh, call.site)
+        return [self._state.held(ident) for ident in call.inputs] if apart else held
+
+    def mesh_of(self, held: Sequence[Held], policy: Policy | None) -> DeviceMesh:
+        """Where an op runs that writes to nothing: where its scope says, or else where most bytes are."""
+        if policy is not None:
+            self.require(policy.mesh)
+            return policy.mesh
+        return meeting_place([Register(tensor.meta, tensor.spec) for tensor in held]) or self._state.least_loaded()
+
+    def mesh_of_query(self, op: Op, held: Sequence[Held], policy: Policy | None) -> DeviceMesh:
+        """Where what it writes to is, if that is most of its inputs; it may give new tensors too."""
+        written = [held[place] for place in op.signature.writes]
+        if written and 2 * sum(tensor.meta.nbytes for tensor in written) >= sum(tensor.meta.nbytes for tensor in held):
+            return written[0].spec.mesh
+        return self.mesh_of(held, policy)
+
+    def require(self, mesh: DeviceMesh) -> None:
+        """The workers of a mesh that a client names must be there."""
+        for worker in mesh.workers:
+            if worker in self._gone:
+                raise LostWorker(worker)
+            if worker not in self._state.workers:
+                raise Misfit(f"the mesh {mesh} names worker {worker}, which is not there")
+
+    def tell(self, session: Session, workers: Sequence[int], code: int) -> None:
+        """Define an op where it is about to run for the first time."""
+        new = [worker for worker in workers if code not in self._state.workers[worker].known]
+        if new:
+            for worker in new:
+                self._state.workers[worker].known.add(code)
+            self._post.command(tuple(new), WorkerDefineOp(code, session.ops[code].signature))
+
+    def forget(self, session: Session, plans: Sequence[Prepared]) -> None:
+        for prepared in plans:
+            workers = tuple([worker for worker in prepared.plan.workers if worker in self._state.workers])
+            if session.programs.pop(prepared.code, None) is not None and workers:
+                self._post.command(workers, WorkerForgetOps((prepared.code,)))
