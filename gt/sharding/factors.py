@@ -112,13 +112,15 @@ class Passing(NamedTuple):
 @dataclass(frozen=True)
 class OpShardingRule:
     """How an op may be cut. `operands` and `results` hold, per tensor and dim, its factors. `lowering` says how one
-    worker computes its shard; None: by the op itself, with the arguments that it has."""
+    worker computes its shard; None: by the op itself, with the arguments that it has. An op that does not `read`
+    values takes only shapes and dtypes from its operands: partial ones will do."""
 
     factors: Mapping[str, Factor]
     operands: tuple[tuple[Dim, ...], ...]
     results: tuple[tuple[Dim, ...], ...]
     passes: tuple[Passing, ...] = ()
     lowering: Lowering | None = None
+    reads: bool = True
 
     def __str__(self) -> str:
         sides = [", ".join(" ".join(map(_print_dim, dims)) for dims in side) for side in (self.operands, self.results)]

@@ -60,15 +60,21 @@ def infer_output_sharding(
         f"{call} has the rule {rule}"
     )
     copies = also or [()] * len(specs)
+    needed = specs if rule.reads else [spec.replace(partial=()) for spec in specs]
     operands = [
         Operand(meta.shape, ITEM_BYTES[meta.dtype], spec, there)
-        for meta, spec, there in zip(call.inputs, specs, copies, strict=True)
+        for meta, spec, there in zip(call.inputs, needed, copies, strict=True)
     ]
     wanted = list(wishes) or [None] * len(call.outputs)
     results = [
         Result(meta.shape, ITEM_BYTES[meta.dtype], wish) for meta, wish in zip(call.outputs, wanted, strict=True)
     ]
-    return propagate_sharding(rule, operands, results, mesh)
+    choice = propagate_sharding(rule, operands, results, mesh)
+    if rule.reads:
+        return choice
+    used = zip(specs, needed, choice.strategy.operands, strict=True)
+    as_they_lie = tuple([spec if taken is wanted else taken for spec, wanted, taken in used])
+    return choice._replace(strategy=choice.strategy._replace(operands=as_they_lie))
 
 
 def get_shard_args(shard: Shard) -> LocalProgram:

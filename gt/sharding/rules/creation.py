@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from gt.core.signatures import DType, Here, Items
 from gt.sharding.calls import Call, LocalBuilder, LocalProgram, Lowering, Shard
 from gt.sharding.factors import WHOLE, OpShardingRule, Ref, RuleBuilder
@@ -23,9 +25,14 @@ def _made(lowering: Lowering | None, kind: str = "pass") -> OpEntry:
             letters = named(len(own), "d" if own == shape else f"operand{place}_")
             factors = [builder.factor(name, size) for name, size in zip(letters, own, strict=True)]
             builder.operands.append(tuple([(Ref(factor),) for factor in factors]))
-        return builder.build(lowering=lowering)
+        return replace(builder.build(lowering=lowering), reads=False)
 
     return OpEntry(rule)
+
+
+def _like(call: Call) -> OpShardingRule | None:
+    rule = elementwise().rule(call)
+    return None if rule is None else replace(rule, reads=False)
 
 
 def _of_local_size(shard: Shard) -> LocalProgram:
@@ -85,7 +92,7 @@ def _part_of_eye(shard: Shard) -> LocalProgram:
 
 _SIZED = _made(_of_local_size)
 _COMPUTED = _made(_part_of_whole)
-_LIKE = elementwise()
+_LIKE = OpEntry(_like)
 
 CREATION: dict[str, OpEntry] = {
     "aten.empty": _SIZED,
