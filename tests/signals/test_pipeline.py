@@ -97,10 +97,10 @@ def test_two_stages_on_two_processes_overlap():
     Where hardly any was fair, they must still have overlapped as far as stages of the lengths that they had can."""
     gt.init(workers=2)
     try:
-        pipeline = Pipeline(2, rows=512, width=1024)
+        pipeline = Pipeline(2, rows=1024, width=1024)
         pipeline.step()
         gt.synchronize()
-        deadline = time.monotonic() + 12
+        deadline = time.monotonic() + 20
         tries = [Try(pipeline)]
         while min(one.idle for one in tries) > 1.25 * bound(2) and time.monotonic() < deadline:
             tries.append(Try(pipeline))
