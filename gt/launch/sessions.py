@@ -15,6 +15,7 @@ from gt.core.settings import BACKENDS, MODES, Settings, configure_logging, parse
 from gt.launch.inprocess import InProcessChannel
 from gt.launch.local import LocalProcesses
 from gt.monitor.instruction_log import open_log
+from gt.signals.registry import registry
 from gt.wire.client_channel import SocketChannel
 
 _ENDED = "GT was shut down, and its tensors with it; call gt.init() to start again"
@@ -128,6 +129,7 @@ def _check_name(name: object, known: tuple[str, ...], what: str) -> str:
 
 
 def _open(settings: Settings) -> Session:
+    registry.current()  # a GT_CONFIG that cannot be used is told now, even if no scope is ever entered
     if settings.mode == "local":
         return _open_local(settings)
     if settings.mode == "connected":

@@ -10,6 +10,7 @@ from gt.core.errors import SignalError
 from gt.signals import registry as module
 from gt.signals.config import Config, ModelConfig, ShardConfig, SignalConfig
 from gt.signals.registry import Registry, get_config, get_signal_config, load_config, register_config
+from tests.programs import finish, start
 
 ROWS = SignalConfig(ShardConfig(axis=0))
 COLUMNS = SignalConfig(ShardConfig(axis=1))
@@ -228,3 +229,17 @@ def test_the_public_functions_ask_the_one_registry(monkeypatch, registry, write)
     assert load_config(str(write("b: {backward: a}"))) == Config({"b": SignalConfig(backward_signal="a")})
     assert get_signal_config("a") == ROWS and get_signal_config("x") is None
     assert list(get_config().signals) == ["a", "b"]
+
+
+@pytest.mark.parametrize(
+    ("text", "message"), [(None, "cannot be read"), ("a: {shard: {axs: 0}}", "did you mean 'axis'")]
+)
+def test_a_configuration_that_cannot_be_used_is_told_when_gt_starts(tmp_path, text, message):
+    """Even by a program that enters no scope."""
+    path = tmp_path / "signals.yaml"
+    if text is not None:
+        path.write_text(text)
+    code, _, err = finish(start("-c", "import gt; gt.ones(2)", GT_CONFIG=str(path)))
+    assert code == 1
+    assert message in err
+    assert "GT_CONFIG" in err
