@@ -149,7 +149,8 @@ class Compute(_Step, tag="compute", frozen=True):
     """An op on shards. `op`, `args`, `inputs_meta` and `outputs_meta` are those of the op on whole tensors; each worker
     derives its own part from `operands` and `results`. Results go to the registers `outputs`. Where `into` names a
     register, the result is written into what is there: by `in_place` (the op as the user called it, on the same inputs
-    and then those written to) where the op itself can run on shards."""
+    and then those written to) where the op itself can run on shards. `casts`: what the op computes becomes what its
+    results say, as it would if it were written (a comparison, in place, of numbers)."""
 
     op: Name
     args: tuple[Arg, ...]
@@ -165,6 +166,7 @@ class Compute(_Step, tag="compute", frozen=True):
     random: bool = False
     floating: Name = "float32"
     is_view: bool = False
+    casts: bool = False
 
 
 class Whole(_Step, tag="whole", frozen=True):

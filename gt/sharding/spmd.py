@@ -205,6 +205,7 @@ class Draft:
         floating: str = "float32",
         written: Written | None = None,
         is_view: bool = False,
+        casts: bool = False,
     ) -> tuple[int, ...]:
         inputs = self.reshard_inputs(registers, strategy)
         into = written.into if written is not None else ()
@@ -231,6 +232,7 @@ class Draft:
                 random,
                 floating,
                 is_view,
+                casts,
             )
         )
         return outputs
@@ -306,7 +308,7 @@ class Draft:
         still = all(spec is specs[p] for p, spec in enumerate(needed) if registers[p] in written.into)
         if kept and still:
             return self._compute(call, registers, choice.strategy, random=random, floating=floating, written=written)
-        results = self._compute(call, registers, choice.strategy, random=random, floating=floating)
+        results = self._compute(call, registers, choice.strategy, random=random, floating=floating, casts=True)
         return self._copied(written, results)
 
     def _copied(self, written: Written, results: Sequence[int]) -> tuple[int, ...]:

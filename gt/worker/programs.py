@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any, TypeAlias
 
-from gt.core.signatures import Compute, Move, Number, Program, Settle, Signature, Step, ViewStep, Whole
+from gt.core.signatures import Compute, DType, Move, Number, Program, Settle, Signature, Step, ViewStep, Whole
 from gt.sharding.calls import Call, LocalCall, LocalProgram, Shard
 from gt.sharding.spec import ShardingSpec, local_box, spec_of
 from gt.sharding.spmd import create_sharded_output, get_shard_args
@@ -101,11 +101,15 @@ class ProgramKernel:
         """The first time, what comes out is compared with what the plan says that this worker holds of the result."""
         pairs = zip(step.outputs_meta, results, strict=True)
         expected = [create_sharded_output(meta, spec, self._worker) for meta, spec in pairs]
+        cast = self._engine.resolve("aten._to_copy.default") if step.casts else None
+        dtypes = [self._engine.literal(DType(meta.dtype)) for meta in step.outputs_meta]
         is_checked = False
 
         def checked(values: list[Value], numbers: tuple[Number, ...]) -> list[Any]:
             nonlocal is_checked
             made = run(values, numbers)
+            if cast is not None:
+                made = [cast(result, dtype=dtype) for result, dtype in zip(made, dtypes, strict=True)]
             if not is_checked:
                 for result, told in zip(made, expected, strict=True):
                     found = self._engine.meta(result)

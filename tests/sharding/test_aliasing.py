@@ -353,3 +353,17 @@ def test_optimizers_step_as_in_torch(eight_workers, name, foreach, parameters):
     for mine, theirs in zip(found, run([value.clone().requires_grad_() for value in values], batch), strict=True):
         torch.testing.assert_close(mine.detach().cpu(), theirs.detach(), rtol=1e-4, atol=1e-5)
     assert [weight.spec for weight in ours] == specs
+
+
+@pytest.mark.parametrize("other", ["-, -", "a, -", "-, b a", "a b, -", "-, - + b"])
+@pytest.mark.parametrize("layout", ["-, -", "a, -", "-, a b", "b, a", "-, - + a"])
+def test_comparisons_written_into_numbers(eight_workers, layout, other):
+    """Computed as truth values, and kept as numbers."""
+    mesh = gt.mesh((2, 2), ("a", "b"))
+    for name in ("eq_", "lt_", "logical_and_", "ne_"):
+        for view in (lambda t: t, lambda t: t.t(), lambda t: t[1:4]):
+            x, y = torch.randint(0, 3, (5, 6)).float(), torch.randint(0, 3, (5, 6)).float()
+            ours, theirs = gt.distribute(x, mesh, layout), gt.distribute(y, mesh, other)
+            getattr(view(ours), name)(view(theirs))
+            getattr(view(x), name)(view(y))
+            assert torch.equal(ours.cpu(), x), name
