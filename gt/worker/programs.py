@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any, TypeAlias
 
-from gt.core.signatures import Compute, DType, Move, Number, Program, Settle, Signature, Step, ViewStep, Whole
+from gt.core.signatures import Compute, DType, Input, Move, Number, Program, Settle, Signature, Step, ViewStep, Whole
 from gt.sharding.calls import Call, LocalCall, LocalProgram, Shard
 from gt.sharding.spec import ShardingSpec, local_box, spec_of
 from gt.sharding.spmd import create_sharded_output, get_shard_args
@@ -67,7 +67,7 @@ class ProgramKernel:
             base, view = registers[step.base], registers[step.view]
             if isinstance(view, Failing):
                 registers[step.base] = view
-            elif not isinstance(base, Failing) and not self._engine.aliases(view, base):
+            elif not isinstance(base, Failing) and self._engine.nbytes(view) and not self._engine.aliases(view, base):
                 self._engine.write_through(base, self._composed(step.steps), view)
 
         return settle
@@ -93,7 +93,7 @@ class ProgramKernel:
         local = get_shard_args(shard)
         if step.in_place is not None and _is_the_op(local, call) and not step.random:
             return self._checked(step, results, self._in_place(step.in_place, step))
-        if step.is_view and len(local.calls) == 1 and local.calls[0].op != "aten.as_strided.default":
+        if step.is_view and _is_view(local):
             return self._checked(step, results, self._view(number, local.calls[0]))
         return self._checked(step, results, self._local(step, call, local, region))
 
@@ -174,6 +174,14 @@ class ProgramKernel:
 
 _Run: TypeAlias = Callable[[list[Value], tuple[Number, ...]], list[Any]]
 _Action: TypeAlias = Callable[[Registers, tuple[Number, ...], Fail], None]
+
+
+def _is_view(local: LocalProgram) -> bool:
+    """Whether what a worker does for a view is one view op of what it has. It may have nothing, and make nothing."""
+    if len(local.calls) != 1:
+        return False
+    (call,) = local.calls
+    return call.args[:1] == (Input(0),) and call.op != "aten.as_strided.default"
 
 
 def _is_the_op(local: LocalProgram, call: Call) -> bool:

@@ -367,3 +367,11 @@ def test_comparisons_written_into_numbers(eight_workers, layout, other):
             getattr(view(ours), name)(view(theirs))
             getattr(view(x), name)(view(y))
             assert torch.equal(ours.cpu(), x), name
+
+
+@pytest.mark.parametrize("layout", ["-, x", "x, -", "-, -"])
+def test_views_of_nothing(eight_workers, layout):
+    parts = gt.distribute(torch.ones(1, 5), gt.mesh(2, ["x"]), layout)[1:].t().unbind()
+    assert [part.cpu().shape for part in parts] == [(0,)] * 5
+    parts[2].add_(1)
+    assert parts[2].sum().item() == 0
