@@ -45,8 +45,9 @@ def plan_op(
     """The cheapest way to run an op. It runs where its scope says; else on the mesh that holds most of its inputs, and
     on `fallback` where it has none. One that writes runs on the mesh of what it writes to. `again`: the places where a
     tensor that it writes to is an input too, and where it is written; they share its memory where the op runs whole, as
-    it may write to all. `copies`: per input, other layouts in which it is there too."""
-    also = copies or [()] * len(specs)
+    it may write to all. `copies`: per input, other layouts in which it is there too; those of what is
+    written do not count, as it is written where it is."""
+    also = [() if place in signature.writes else there for place, there in enumerate(copies or [()] * len(specs))]
     inputs = [Register(meta, spec, there) for meta, spec, there in zip(metas, specs, also, strict=True)]
     wishes: list[Wish] = [None] * len(signature.outputs)
     if signature.writes:
