@@ -127,7 +127,7 @@ def test_a_mistake_of_ours_is_told_to_the_client_and_to_nobody_else(server, monk
     def fail(*_):
         raise ZeroDivisionError("in a rule")
 
-    monkeypatch.setattr("gt.dispatcher.office.plan_op", fail)
+    monkeypatch.setattr("gt.dispatcher.plans.plan_op", fail)
     server.hear(b"client", CreateTensor(own(1), SMALL, INLINE, 0, 0), payloads=[[bytes(16)]])
     batch = [
         DefineOp(own(2), signature("aten.relu.default", 1, (SMALL,))),
