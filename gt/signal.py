@@ -27,17 +27,15 @@ class Context:
         self.backward = backward
 
     def __enter__(self) -> Context:
-        _push(self.name, self.backward, self)
+        sessions.enter_scope(self.name, self.backward, self)
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, _: TracebackType | None) -> None:
-        innermost = frame = scopes.top()
-        while frame is not None and frame.owner is not self:
-            frame = frame.outer
-        if frame is None:
+        innermost = scopes.top()
+        left = scopes.leave(self)
+        if left is None:
             raise SignalError(f"signal {self.name!r} is left in another thread or task than it was entered in")
-        scopes.pop(frame)
-        if frame is not innermost and error is None:
+        if left is not innermost and error is None:
             assert innermost is not None
             raise SignalError(f"the scope of signal {self.name!r} ends, and {innermost.name!r} inside it was not left")
 
@@ -75,7 +73,7 @@ def context(name: str, *, backward: str | None = None) -> Context:
 
 def enter(name: str, *, backward: str | None = None) -> None:
     """Enter a scope that `exit` with the same name leaves."""
-    _push(name, backward, None)
+    sessions.enter_scope(name, backward)
 
 
 def exit(name: str) -> None:
@@ -99,9 +97,3 @@ def tensor(x: Any, name: str) -> Tensor:
     source = to_gt(x if isinstance(x, torch.Tensor) else torch.as_tensor(x))
     layout = sessions.current().start_scoping().layout(name, source.shape)
     return source.clone() if layout is None else source.redistribute(placements=layout)  # type: ignore[return-value]
-
-
-def _push(name: str, backward: str | None, owner: object) -> None:
-    scopes.push(name, backward, owner)
-    if sessions.active is not None:
-        sessions.active.start_scoping()

@@ -11,7 +11,7 @@ import torch
 from torch.utils._pytree import tree_map_only
 
 from gt.client.factories import FactoryMode
-from gt.client.plans import apply_plan
+from gt.client.models import apply_plan
 from gt.client.tensor import Tensor, to_gt
 from gt.core.errors import LayoutError
 from gt.sharding.placements import Layout, Partial, Placement, Placements, Replicate, Shard

@@ -25,7 +25,7 @@ from gt.core.errors import SignalError
 from gt.core.messages import DefineScope
 from gt.core.signatures import PolicyRecord
 from gt.sharding.spec import DeviceMesh, ShardingSpec
-from gt.signals.config import SignalConfig
+from gt.signals.config import SignalConfig, at
 from gt.signals.placement import ROW, policy_of
 from gt.signals.policy import Policy
 from gt.signals.registry import registry
@@ -142,6 +142,16 @@ def pop(frame: Frame) -> None:
     _top.set(frame.outer)
 
 
+def leave(owner: object) -> Frame | None:
+    """Leave the scope that its owner has entered last; None where this thread or task is in none of it."""
+    frame = _top.get()
+    while frame is not None and frame.owner is not owner:
+        frame = frame.outer
+    if frame is not None:
+        pop(frame)
+    return frame
+
+
 def top() -> Frame | None:
     return _top.get()
 
@@ -217,8 +227,7 @@ class Scoping:
         """None with the worker of this process alone: the same program runs there as anywhere."""
         if self._session.embedded or config.shard is None:
             return None
-        what = f"signal {name!r}"
-        return policy_of(config.shard, self._there, f"{config.source}: {what}" if config.source else what)
+        return policy_of(config.shard, self._there, f"{at(config.source)}signal {name!r}")
 
     def layout(self, name: str, shape: Sequence[int]) -> ShardingSpec | None:
         """How a tensor lies that is created in a scope; None where the signal does not say."""

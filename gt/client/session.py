@@ -18,7 +18,7 @@ from gt.client.host import as_tensor, payload
 from gt.client.inbox import Inbox
 from gt.client.nodes import ROOT, Base, Node
 from gt.client.outbox import Outbox
-from gt.client.scopes import Scoping, in_use
+from gt.client.scopes import Scoping, in_use, push
 from gt.client.sites import Sites
 from gt.core.errors import ConnectionLost, OpError, SessionError
 from gt.core.messages import (
@@ -288,6 +288,13 @@ def set_connector(connect: Callable[[], Session]) -> None:
     """Say how the first op of a program gets its session; whoever starts workers calls this."""
     global _connect
     _connect = connect
+
+
+def enter_scope(name: str, backward: str | None = None, owner: object = None) -> None:
+    """Enter a signal scope; from then on the ops of the session, if there is one already, say in which they are."""
+    push(name, backward, owner)
+    if active is not None:
+        active.start_scoping()
 
 
 def activate(session: Session | None) -> None:

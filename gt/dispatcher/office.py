@@ -206,7 +206,7 @@ class Office:
         known = session.ops[op.code]
         inputs, outputs = op.inputs, op.outputs
         tensors = self.state.tensors
-        policy = session.scopes[op.scope].policy if op.scope else None
+        policy = session.policy(op.scope) if op.scope else None
         writes = known.signature.writes
         try:
             specs = [tensors[ident].spec for ident in inputs]
@@ -258,7 +258,7 @@ class Office:
         op = session.ops[query.code]
         if len(query.inputs) != op.takes or len(query.written) != len(op.signature.writes):
             raise Misfit(f"{op.signature.op} takes {op.takes} tensors and writes {len(op.signature.writes)}")
-        policy = session.scopes[query.scope].policy if query.scope else None
+        policy = session.policy(query.scope)
         mesh = self._plans.mesh_of_query(op, [self.state.held(ident) for ident in query.inputs], policy)
         for place in op.signature.writes:
             self._placing.gather_for_good(session, query.inputs[place], mesh, query.site)
@@ -270,7 +270,7 @@ class Office:
                     whole(mesh, len(self.state.held(ident).meta.shape)),
                     op.signature.op,
                     query.site,
-                    settles=policy is not None,
+                    settles=policy is not None and policy.settles,
                 )
                 for ident in query.inputs
             ]
@@ -289,7 +289,7 @@ class Office:
 
     def _create(self, session: Session, created: CreateTensor, buffer: Buffer | None) -> None:
         """Host data goes to one worker, and from there to where the scope wants it."""
-        policy = session.scopes[created.scope].policy if created.scope else None
+        policy = session.policy(created.scope)
         if policy is None:
             mesh, ident = self.state.least_loaded(), created.id
         else:

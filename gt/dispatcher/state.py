@@ -126,6 +126,10 @@ class Session:
         file, line = self.sites.get(code, ("?", 0))
         return f"{file}:{line}"
 
+    def policy(self, scope: int) -> Policy | None:
+        """What a scope asks of its ops; None outside any."""
+        return self.scopes[scope].policy if scope else None
+
     def op_name(self, code: int) -> str:
         return self.ops[code].signature.op if code in self.ops else self.programs.get(code, "")
 

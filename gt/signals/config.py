@@ -36,6 +36,7 @@ __all__ = [
     "ParameterEntry",
     "ShardConfig",
     "SignalConfig",
+    "at",
 ]
 
 Mesh: TypeAlias = tuple[tuple[str, int], ...]
@@ -191,6 +192,11 @@ def model_problems(
         yield from pattern_problems(module.pattern)
         if text := name_problem(module.signal, f"the signal of modules {show(module.pattern)}"):
             yield Problem((module.pattern,), text)
+
+
+def at(source: str) -> str:
+    """How a message begins that is about something written there."""
+    return f"{source}: " if source else ""
 
 
 def normalise_dims(dims: DimsArgument) -> Dims:

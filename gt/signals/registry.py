@@ -11,7 +11,7 @@ from gt.core.errors import SignalError
 from gt.core.settings import read_settings
 from gt.signals.backward import backward_chain, cycle_text, unknown_backward
 from gt.signals.checks import name_problem, show
-from gt.signals.config import Config, SignalConfig
+from gt.signals.config import Config, SignalConfig, at
 from gt.signals.parser import read_config
 
 _log = logging.getLogger("gt.signals")
@@ -69,8 +69,7 @@ class Registry:
         if len(chain) == 1:
             return
         *before, last = chain
-        source = signals[before[-1]].source
-        where = f"{source}: signal {before[-1]!r}" if source else f"signal {before[-1]!r}"
+        where = f"{at(signals[before[-1]].source)}signal {before[-1]!r}"
         if last in before:
             raise SignalError(f"{where}: {cycle_text(chain[chain.index(last) :])}")
         if last not in signals:

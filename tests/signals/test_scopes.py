@@ -369,6 +369,17 @@ def test_workers_that_are_not_there(four_workers):
     assert gt.zeros(2).sum().item() == 0
 
 
+def test_workers_that_a_file_names_and_that_are_not_there(four_workers, tmp_path):
+    path = tmp_path / "signals.yaml"
+    path.write_text("first: {shard: {axis: 0}}\nlate:\n  shard: {axis: 0, workers: [0, 9]}\n")
+    gt.load_config(path)
+    with (
+        pytest.raises(SignalError, match=r"signals.yaml:2: signal 'late' needs.*GT_WORKERS=10"),
+        gt.signal.context("late"),
+    ):
+        gt.zeros(2)
+
+
 def test_a_backward_that_names_no_signal(four_workers):
     configure("forward", 0, backward="bakward")
     configure("backward", 0)

@@ -17,7 +17,7 @@ from gt.client.tensor import Tensor
 from gt.core.errors import SignalError, nearest
 from gt.sharding.spec import DeviceMesh, whole
 from gt.signals.checks import REST
-from gt.signals.config import ModelConfig, ModuleEntry, ParameterEntry
+from gt.signals.config import ModelConfig, ModuleEntry, ParameterEntry, at
 from gt.signals.placement import mesh_for, spec_for
 from gt.signals.registry import registry
 
@@ -45,7 +45,7 @@ def _lay_out(module: torch.nn.Module, config: ModelConfig) -> None:
     if config.mesh is None and config.workers is None:
         return
     there = [info.worker for info in sessions.current().welcome.workers]
-    mesh = mesh_for(config.mesh, config.workers, there, f"{config.source}: model" if config.source else "model")
+    mesh = mesh_for(config.mesh, config.workers, there, f"{at(config.source)}model")
     for names, tensor in _tensors(module):
         spec = _spec(config, mesh, names, tensor)
         with torch.no_grad():
@@ -72,19 +72,15 @@ def _spec(config: ModelConfig, mesh: DeviceMesh, names: Sequence[str], tensor: T
     for other, also in found[1:]:
         if also.dims != entry.dims:
             raise SignalError(
-                f"{_at(entry)}{entry.pattern!r} and {also.pattern!r} lay out one tied parameter in two ways: {name} "
-                f"and {other}; give both the same layout"
+                f"{at(entry.source)}{entry.pattern!r} and {also.pattern!r} lay out one tied parameter in two ways: "
+                f"{name} and {other}; give both the same layout"
             )
     named = len([dim for dim in entry.dims if dim != REST])
     if named > tensor.dim():
         raise SignalError(
-            f"{_at(entry)}{entry.pattern!r} names {named} dims, and {name} has the shape {list(tensor.shape)}"
+            f"{at(entry.source)}{entry.pattern!r} names {named} dims, and {name} has the shape {list(tensor.shape)}"
         )
     return spec_for(entry.dims, mesh, tensor.dim())
-
-
-def _at(entry: ParameterEntry | ModuleEntry) -> str:
-    return f"{entry.source}: " if entry.source else ""
 
 
 # Modules
@@ -101,16 +97,10 @@ class _Enter:
         frame = scopes.top()
         if frame is not None and isinstance(frame.owner, _Enter) and frame.owner.signal == self.signal:
             return
-        scopes.push(self.signal, owner=self)
-        if sessions.active is not None:
-            sessions.active.start_scoping()
+        sessions.enter_scope(self.signal, owner=self)
 
     def leave(self, module: torch.nn.Module, args: Any, output: Any) -> None:
-        frame = scopes.top()
-        while frame is not None and frame.owner is not self:
-            frame = frame.outer
-        if frame is not None:
-            scopes.pop(frame)
+        scopes.leave(self)
 
 
 def _hook(module: torch.nn.Module, config: ModelConfig) -> None:
@@ -121,7 +111,7 @@ def _hook(module: torch.nn.Module, config: ModelConfig) -> None:
         if registry.get(entry.signal) is None:
             known = registry.current().signals
             raise SignalError(
-                f"{_at(entry)}{entry.signal!r} is not a configured signal; {nearest(entry.signal, known)}"
+                f"{at(entry.source)}{entry.signal!r} is not a configured signal; {nearest(entry.signal, known)}"
             )
         scope = _Enter(entry.signal)
         _hooks[part] = [
@@ -147,4 +137,6 @@ def _warn_of_unmatched(module: torch.nn.Module, config: ModelConfig) -> None:
         *[(entry, "module", parts) for entry in config.modules if entry.pattern not in used_scopes],
     ]
     for entry, kind, names in unused if used_specs or used_scopes else []:
-        log.warning("%s%r decides about no %s; %s", _at(entry), entry.pattern, kind, nearest(entry.pattern, names))
+        log.warning(
+            "%s%r decides about no %s; %s", at(entry.source), entry.pattern, kind, nearest(entry.pattern, names)
+        )
