@@ -196,11 +196,18 @@ def mesh_of(*shape, workers=()):
     return DeviceMesh(shape, "xyz"[: len(shape)], workers)
 
 
-@pytest.mark.parametrize("mesh", [(4,), (2, 2), (2, 4)])
+@pytest.mark.parametrize("mesh", [(4,), (2, 2), (2, 4), (3, 5)])
 @pytest.mark.parametrize("shape", [(8, 16), (7, 5)])
 def test_every_change_of_layout_on_a_mesh(mesh, shape):
     for source, target in all_pairs(mesh_of(*mesh)):
         check(shape, source, target)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("shape", [(8, 16), (7, 5)])
+def test_every_change_of_layout_on_a_cube(shape):
+    """A part of them is tried by the next test each time."""
+    test_every_change_of_layout_on_a_mesh((2, 2, 2), shape)
 
 
 @pytest.mark.parametrize("mesh", [(2, 2, 2), (3, 5), (4, 1, 2)])
