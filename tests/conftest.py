@@ -20,7 +20,10 @@ hypothesis.settings.register_profile("steady", deadline=None)  # how long an exa
 hypothesis.settings.load_profile("steady")
 
 gt.init()
-(gt.ones(2, requires_grad=True) + 1).sum().backward()  # torch loads more at the first op, and sympy is large
+(gt.ones(2, requires_grad=True) + 1).sum().backward()
+torch.optim.SGD(
+    [gt.ones(2, requires_grad=True)]
+)  # torch imports dynamo and sympy at the first optimizer: they are large
 gt.shutdown()
 gc.collect()
 gc.freeze()  # torch's own objects need not be walked by the collection after each test

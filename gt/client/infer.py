@@ -16,7 +16,7 @@ from gt.client.entries import Entry, PlainEntry, QueryEntry, Rebuild, Returned, 
 from gt.client.geometry import Geometry, dtype_name, geometry_of, intern_geometry
 from gt.client.nodes import Node
 from gt.client.ops import Kind, OpRecord
-from gt.client.quirks import keep_dynamo_out
+from gt.client.quirks import keep_dynamo_out, keep_sympy_out
 from gt.client.session import Session
 from gt.core.errors import SessionError
 from gt.core.signatures import (
@@ -39,6 +39,7 @@ _LIST_KINDS = (Kind.TENSORS, Kind.TARGETS)
 
 
 keep_dynamo_out()
+keep_sympy_out()
 
 
 class Unknown(Exception):
