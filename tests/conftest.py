@@ -23,7 +23,7 @@ gt.init()
 (gt.ones(2, requires_grad=True) + 1).sum().backward()
 torch.optim.SGD(
     [gt.ones(2, requires_grad=True)]
-)  # torch imports dynamo and sympy at the first optimizer: they are large
+)  # imports dynamo and sympy, which are large
 gt.shutdown()
 gc.collect()
 gc.freeze()  # torch's own objects need not be walked by the collection after each test
