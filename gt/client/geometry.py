@@ -7,7 +7,7 @@ from weakref import WeakValueDictionary
 
 import torch
 
-from gt.core.meta import ITEM_BYTES, TensorMeta
+from gt.core.meta import ITEM_BYTES, TensorMeta, contiguous_strides
 
 TORCH_DTYPES: dict[str, torch.dtype] = {name: getattr(torch, name) for name in ITEM_BYTES if hasattr(torch, name)}
 DTYPE_NAMES: dict[torch.dtype, str] = {dtype: name for name, dtype in TORCH_DTYPES.items()}
@@ -26,7 +26,7 @@ class Geometry:
     path sees it and says so.
     """
 
-    __slots__ = ("__weakref__", "dtype", "nbytes", "offset", "shape", "stride")
+    __slots__ = ("__weakref__", "dtype", "nbytes", "offset", "row_major", "shape", "stride")
 
     def __init__(self, shape: torch.Size, stride: tuple[int, ...], offset: int, dtype: torch.dtype) -> None:
         self.shape = shape
@@ -34,6 +34,7 @@ class Geometry:
         self.offset = offset
         self.dtype = dtype
         self.nbytes = math.prod(shape) * dtype.itemsize
+        self.row_major = contiguous_strides(shape)
 
     def __repr__(self) -> str:
         return f"{DTYPE_NAMES[self.dtype]}{list(self.shape)}"

@@ -28,8 +28,8 @@ def as_tensor(buffer: Buffer, geometry: Geometry) -> torch.Tensor:
         return _empty(geometry)
     tensor = torch.frombuffer(buffer, dtype=geometry.dtype)
     if len(geometry.shape) != 1:
-        tensor = tensor.view(geometry.shape)
-    if tensor.stride() == geometry.stride or not _is_dense(geometry):
+        tensor = tensor.as_strided(geometry.shape, geometry.row_major)
+    if geometry.stride == geometry.row_major or not _is_dense(geometry):
         return tensor
     return _empty(geometry).copy_(tensor)
 

@@ -36,20 +36,15 @@ class Gone(NamedTuple):
     last_op: str
 
 
-@dataclass
+@dataclass(slots=True)
 class Pending:
-    """A request that workers have not answered yet, where a query's results will be, and what was answered so far: one
-    of the replies, a failure if there is any; `made` counts the tensors that the others made all the same. `received`
-    and `ran` are what each worker told of its traffic and its timeline."""
+    """A request that workers have not answered yet, what was answered so far, and where a query's results will be."""
 
     waiting_for: set[int]
+    replies: dict[int, Reply] = field(default_factory=dict)
     first: int = 0
     written: tuple[int, ...] = ()
     mesh: DeviceMesh | None = None
-    received: dict[int, dict[int, int]] = field(default_factory=dict)
-    ran: list[WorkerTimeline] = field(default_factory=list)
-    reply: Reply | None = None
-    made: int = 0
 
 
 class Requests:
@@ -65,7 +60,7 @@ class Requests:
         self.pending[request] = Pending(set(workers))
 
     def wait_for_query(self, request: int, mesh: DeviceMesh, first: int, written: tuple[int, ...]) -> None:
-        self.pending[request] = Pending(set(mesh.workers), first, written, mesh)
+        self.pending[request] = Pending(set(mesh.workers), {}, first, written, mesh)
 
     def waits(self) -> dict[int, set[int]]:
         """For whom each session waits."""
@@ -80,34 +75,39 @@ class Requests:
         if pending is None:
             return
         pending.waiting_for.discard(worker)
-        if pending.reply is None or isinstance(reply, Failed):
-            pending.reply = reply
-        if isinstance(reply, Traffic):
-            pending.received[worker] = reply.received
-        elif isinstance(reply, Timeline):
-            pending.ran.append(WorkerTimeline(worker, reply.ran, reply.dropped))
-        elif isinstance(reply, Queried):
-            pending.made = len(_metas(reply))
+        pending.replies[worker] = reply
         if not pending.waiting_for:
             self._conclude(reply.request, buffer)
 
     def _conclude(self, request: int, buffer: Buffer | None) -> None:
         pending = self.pending.pop(request)
-        session, reply = self._state.sessions[session_of(request)], pending.reply
-        assert reply is not None
+        session, replies = self._state.sessions[session_of(request)], pending.replies
+        reply = next(iter(replies.values()))
         if isinstance(reply, Traffic):
+            received = {worker: told.received for worker, told in replies.items() if isinstance(told, Traffic)}
             collectives, session.collectives = tuple(session.collectives), []
-            self._post.answer(session.ident, TrafficRead(request, pending.received, collectives))
-            return
-        if isinstance(reply, Timeline):
-            self._post.answer(session.ident, TimelineRead(request, tuple(pending.ran)))
-            return
-        if isinstance(reply, Queried):
-            self._place_results(pending, reply)
-        elif pending.made and pending.mesh is not None:
-            made = range(pending.first, pending.first + pending.made)
-            self._post.command(pending.mesh.workers, WorkerFreeTensors(tuple(made)))
-        self._post.answer(session.ident, reply, buffer)
+            self._post.answer(session.ident, TrafficRead(request, received, collectives))
+        elif isinstance(reply, Timeline):
+            told = [(worker, told) for worker, told in replies.items() if isinstance(told, Timeline)]
+            ran = tuple([WorkerTimeline(worker, timeline.ran, timeline.dropped) for worker, timeline in told])
+            self._post.answer(session.ident, TimelineRead(request, ran))
+        elif pending.mesh is not None:
+            self._post.answer(session.ident, self._queried(pending, pending.mesh))
+        else:
+            self._post.answer(session.ident, reply, buffer)  # type: ignore[arg-type]
+
+    def _queried(self, pending: Pending, mesh: DeviceMesh) -> Queried | Failed:
+        """The answer to a query: a failure if there is any, and then what the other workers made is freed."""
+        done = next((reply for reply in pending.replies.values() if isinstance(reply, Queried)), None)
+        failure = next((reply for reply in pending.replies.values() if isinstance(reply, Failed)), None)
+        if failure is None:
+            assert done is not None, "a query is answered by its results or by a failure"
+            self._place_results(pending, done)
+            return done
+        if done is not None and (count := len(_metas(done))):
+            made = range(pending.first, pending.first + count)
+            self._post.command(mesh.workers, WorkerFreeTensors(tuple(made)))
+        return failure
 
     def _place_results(self, pending: Pending, reply: Queried) -> None:
         """The tensors that a query made, and those that it may have resized."""

@@ -76,7 +76,8 @@ class InProcessChannel:
             commands.append(message.command)  # type: ignore[union-attr]
             if message.buffer is not None:
                 buffers.append(message.buffer)
-        self._run({0: (commands, buffers)} if commands else {})
+        if commands:
+            self._pass_on(0, self.executors[0].run(commands, buffers))
 
     def _run(self, waiting: dict[int, tuple[list[Command], list[Buffer]]]) -> None:
         reports = [(worker, self.executors[worker].run(*work)) for worker, work in waiting.items()]

@@ -266,7 +266,8 @@ class PyTorchEngine:
 
     def read_into(self, value: torch.Tensor, target: memoryview) -> None:
         if len(target):
-            torch.frombuffer(target, dtype=value.dtype).view(value.shape).copy_(value)
+            rows = torch.frombuffer(target, dtype=value.dtype)
+            (rows if value.dim() < 2 else rows.view(value.shape)).copy_(value)  # one number fills the one row
 
     def bytes_of(self, value: torch.Tensor) -> torch.Tensor:
         return value.contiguous().reshape(-1).view(torch.uint8)
