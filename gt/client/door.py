@@ -46,12 +46,20 @@ def dispatch(
     if record.detours and not (record.split and session.alone):
         return _detour(cls, record, args, kwargs or {})
     if not kwargs and len(args) <= record.leading and layout is None:
-        try:  # nothing but our own tensors is what most calls have
-            nodes = list(map(_node_of, args))
+        known: tuple[Any, ...]
+        try:  # nothing but our own tensors is what most calls have, and one or two of them: by hand, since this is hot
+            if len(args) == 2:
+                first, second = args[0]._node, args[1]._node
+                nodes, known = [first, second], (record, _default_dtype(), first.key, second.key)
+            elif len(args) == 1:
+                first = args[0]._node
+                nodes, known = [first], (record, _default_dtype(), first.key)
+            else:
+                nodes = list(map(_node_of, args))
+                known = (record, _default_dtype(), *map(_key_of, nodes))
         except AttributeError:
             pass
         else:
-            known = (record, _default_dtype(), *map(_key_of, nodes))
             entry: Entry | None = session.memo.get(known)
             if entry is None:
                 entry = learn(session, record, args, {}, known, nodes)

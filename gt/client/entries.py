@@ -21,10 +21,8 @@ if TYPE_CHECKING:
 HandleType: TypeAlias = type[torch.Tensor]
 Rebuild: TypeAlias = Callable[[list[Any]], Any]
 Returned: TypeAlias = Callable[[list[Any], tuple[Any, ...], dict[str, Any]], Any]
-_make_handle = (
-    torch.Tensor._make_wrapper_subclass
-)  # (class, shape, strides, offset, memory format, dtype): by position,
-#                                                     because names cost a fifth of the whole
+# (class, shape, strides, offset, memory format, dtype): by position, because names cost a fifth of the whole
+_make_handle = torch.Tensor._make_wrapper_subclass
 _id_of = attrgetter("id")
 _set_metadata = torch._C.TensorBase.data.__set__  # type: ignore[attr-defined]
 
@@ -62,7 +60,7 @@ class SingleEntry:
         if self.random:
             numbers.append(draw_key(args, kwargs))
         ident = next(session.ids)
-        inputs = tuple(map(_id_of, nodes))
+        inputs = (nodes[0].id, nodes[1].id) if len(nodes) == 2 else tuple([node.id for node in nodes])
         scope = 0 if session.scoping is None else session.scoping.of(nodes, self.geometry)
         session.emit(RunOp(self.code, inputs, (ident,), tuple(numbers), scope, session.sites.here(3)))
         handle = _make_handle(cls, self.shape, self.stride, None, None, self.dtype)
