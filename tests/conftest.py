@@ -21,9 +21,7 @@ hypothesis.settings.load_profile("steady")
 
 gt.init()
 (gt.ones(2, requires_grad=True) + 1).sum().backward()
-torch.optim.SGD(
-    [gt.ones(2, requires_grad=True)]
-)  # imports dynamo and sympy, which are large
+torch.optim.SGD([gt.ones(2, requires_grad=True)])  # imports dynamo and sympy, which are large
 gt.shutdown()
 gc.collect()
 gc.freeze()  # torch's own objects need not be walked by the collection after each test

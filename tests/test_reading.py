@@ -1,4 +1,5 @@
 import json
+import math
 
 import numpy as np
 import pytest
@@ -51,6 +52,19 @@ def test_the_copy_is_ones_own():
     copy = x.cpu()
     copy += 1
     assert x.tolist() == [0.0, 0.0, 0.0]
+
+
+@pytest.mark.parametrize("size", [(3,), (9, 1 << 20)], ids=["small", "on huge pages"])
+def test_what_is_uploaded_is_ones_own(size):
+    source = torch.ones(size)
+    x = gt.to(source)
+    source += 1
+    assert x.shape == size
+    assert x.sum().item() == math.prod(size)
+    x.add_(1)
+    x = x.resize_(2)
+    assert x.tolist() == [2.0, 2.0]
+    assert source.flatten()[0] == 2
 
 
 def test_iteration_and_len():
