@@ -145,7 +145,7 @@ def test_another_protocol_version_is_refused_with_both_named(raw):
     assert __version__ in answer.reason
 
 
-@pytest.mark.parametrize("frames", [[b"junk"], [HEADER, b"\xff\xff"], [HEADER], []])
+@pytest.mark.parametrize("frames", [[b"junk"], [HEADER + b"\xff\xff"], [HEADER], []])
 def test_junk_is_refused_and_harms_nobody(raw, server, frames):
     if frames:
         assert isinstance(ask(raw, frames), Refused)

@@ -10,13 +10,13 @@ from hypothesis import strategies as st
 from gt.core.errors import ProtocolError
 from gt.core.messages import MAX_BATCH, PROTOCOL, CreateTensor, Instruction, Segment, Synchronize
 from gt.wire import codec
-from gt.wire.codec import HEADER, Decoder, check_header, encode, join
+from gt.wire.codec import HEADER, Decoder, body_of, encode, join
 from tests.desks import kind
 from tests.records import DIRECTIONS, INSTRUCTIONS, SHARED, own
 from tests.records import meta as meta_of
 
 INSTRUCTION = Decoder(Instruction)
-ASK = encode([Synchronize(own(1))])[1]
+ASK = body_of(encode([Synchronize(own(1))])).tobytes()
 
 
 def created(nbytes, name=""):
@@ -29,21 +29,22 @@ def created(nbytes, name=""):
         ([], "right port"),
         ([b""], "right port"),
         ([b"GT"], "right port"),
-        ([b"XT\x01\x00", ASK], "right port"),
+        ([b"XT\x01\x00" + ASK], "right port"),
         ([b"GET / HTTP/1.1\r\n"], "right port"),
-        ([HEADER + b"\x00", ASK], "right port"),
+        ([b"\x00" + HEADER + ASK], "right port"),
+        ([HEADER[:3]], "right port"),
         ([HEADER], "truncated"),
-        ([HEADER, b""], "truncated"),
-        ([HEADER, ASK + ASK], "trailing"),
-        ([HEADER, b"\xc1"], "cannot be decoded"),
-        ([HEADER, msgspec.msgpack.encode({})], "Expected `array`"),
-        ([HEADER, msgspec.msgpack.encode(None)], "Expected `array`"),
-        ([HEADER, msgspec.msgpack.encode([None])], "Expected `array`"),
-        ([HEADER, msgspec.msgpack.encode([[]])], "at least length 1"),
-        ([HEADER, msgspec.msgpack.encode([[1, 2]])], "Expected `str`"),
-        ([HEADER, msgspec.msgpack.encode([["NoSuchRecord", 1]])], "Invalid value 'NoSuchRecord'"),
-        ([HEADER, msgspec.msgpack.encode([["Synchronize"]])], "at least length 2"),
-        ([HEADER, b"\xdd\xff\xff\xff\xff"], "truncated"),
+        ([HEADER, ASK], "truncated"),  # a body in a frame of its own
+        ([HEADER + ASK + ASK], "trailing"),
+        ([HEADER + b"\xc1"], "cannot be decoded"),
+        ([HEADER + msgspec.msgpack.encode({})], "Expected `array`"),
+        ([HEADER + msgspec.msgpack.encode(None)], "Expected `array`"),
+        ([HEADER + msgspec.msgpack.encode([None])], "Expected `array`"),
+        ([HEADER + msgspec.msgpack.encode([[]])], "at least length 1"),
+        ([HEADER + msgspec.msgpack.encode([[1, 2]])], "Expected `str`"),
+        ([HEADER + msgspec.msgpack.encode([["NoSuchRecord", 1]])], "Invalid value 'NoSuchRecord'"),
+        ([HEADER + msgspec.msgpack.encode([["Synchronize"]])], "at least length 2"),
+        ([HEADER + b"\xdd\xff\xff\xff\xff"], "truncated"),
     ],
     ids=lambda value: f"{value!s:.50}",
 )
@@ -55,15 +56,15 @@ def test_malformed_frames_are_refused(frames, reason):
 def test_another_protocol_is_refused_with_both_versions():
     header = codec.MAGIC + (PROTOCOL + 1).to_bytes(2, "little")
     with pytest.raises(ProtocolError, match=f"speaks protocol {PROTOCOL}, the other side {PROTOCOL + 1}"):
-        check_header([header, ASK])
+        body_of([header + ASK])
 
 
 @pytest.mark.parametrize("record", [record for record in INSTRUCTIONS if not hasattr(record, "segment")], ids=kind)
 def test_a_body_cut_anywhere_is_refused(record):
-    body = encode([record])[1]
+    body = body_of(encode([record]))
     for length in range(len(body)):
         with pytest.raises(ProtocolError):
-            INSTRUCTION.decode([HEADER, body[:length]])
+            INSTRUCTION.decode([HEADER + body[:length]])
 
 
 @pytest.mark.parametrize("direction", DIRECTIONS)
@@ -112,14 +113,14 @@ def test_an_oversized_batch_is_refused():
 def test_an_oversized_body_is_refused(monkeypatch):
     monkeypatch.setattr(codec, "MAX_BODY", 4)
     with pytest.raises(ProtocolError, match="over the limit of 4"):
-        INSTRUCTION.decode([HEADER, ASK])
+        INSTRUCTION.decode([HEADER + ASK])
 
 
 def test_a_body_nested_too_deeply_is_refused():
     nested = b"\x82\xa4type\xa5items\xa6values\x91" * 5000 + b"\x01"
     body = b"\x91\x93\xa8DefineOp\x01\x97\xa2op\x91" + nested + b"\x80\x90\x90\x90\x90"
     with pytest.raises(ProtocolError):
-        INSTRUCTION.decode([HEADER, body])
+        INSTRUCTION.decode([HEADER + body])
 
 
 def decode_or_refuse(frames):
@@ -132,7 +133,7 @@ def decode_or_refuse(frames):
 
 @given(st.binary(max_size=200))
 def test_random_bytes_are_refused_politely(body):
-    decode_or_refuse([HEADER, body])
+    decode_or_refuse([HEADER + body])
 
 
 @given(st.lists(st.binary(max_size=20), max_size=5))
@@ -142,11 +143,11 @@ def test_random_frames_are_refused_politely(frames):
 
 @given(st.sampled_from(INSTRUCTIONS), st.data())
 def test_bytes_changed_on_the_way_are_refused_politely(record, data):
-    body = bytearray(encode([record])[1])
+    body = bytearray(body_of(encode([record])))
     changes = st.tuples(st.integers(0, len(body) - 1), st.integers(0, 255))
     for place, value in data.draw(st.lists(changes, min_size=1, max_size=3)):
         body[place] = value
-    decode_or_refuse([HEADER, bytes(body)])
+    decode_or_refuse([HEADER + bytes(body)])
 
 
 CHUNK = 8
@@ -160,7 +161,7 @@ def test_chunked_payloads_come_back_with_their_messages(contents):
     with mock.patch.object(codec, "CHUNK", CHUNK):
         frames = encode(messages, [[content] for content in contents if content is not None])
         decoded = INSTRUCTION.decode(frames)
-    assert all(len(frame) <= CHUNK for frame in frames[2:])
+    assert all(len(frame) <= CHUNK for frame in frames[1:])
     assert [bytes(join(payload)) for _, payload in decoded] == [content or b"" for content in contents]
 
 

@@ -125,7 +125,7 @@ def test_a_meta_round_trips(data):
 def test_a_meta_that_cannot_be_is_refused(meta, reason):
     body = msgspec.msgpack.encode([["CreateTensor", own(1), meta, ["", 0], 0, 0]])
     with pytest.raises(ProtocolError, match=reason):
-        Decoder(Instruction).decode([HEADER, body])
+        Decoder(Instruction).decode([HEADER + body])
 
 
 @pytest.mark.parametrize(
@@ -158,7 +158,7 @@ def test_a_meta_that_cannot_be_is_refused(meta, reason):
 )
 def test_a_field_out_of_its_limits_is_refused(record, reason):
     with pytest.raises(ProtocolError, match=reason):
-        Decoder(Instruction).decode([HEADER, msgspec.msgpack.encode([record])])
+        Decoder(Instruction).decode([HEADER + msgspec.msgpack.encode([record])])
 
 
 def test_a_scalar_is_not_an_input():

@@ -65,7 +65,7 @@ def server():
 
 def decoded(message):
     """What goes to several workers is encoded once."""
-    return Decoder(Command).decode([HEADER, encode([message])[1]])[0][0]
+    return Decoder(Command).decode(encode([message]))[0][0]
 
 
 def test_the_server_serves(server):
@@ -102,7 +102,7 @@ def test_a_stranger_is_refused(server, frames):
 BATCHES = {
     "nothing": encode([]),
     "another session's tensor": encode([FetchTensor(own(1), own(1, 2))]),
-    "noise": [HEADER, b"\xc1"],
+    "noise": [HEADER + b"\xc1"],
     "no header": [b"", b""],
     "missing bytes": encode([CreateTensor(own(1), SMALL, INLINE, 0, 0)]),
     "an unknown op": encode([RunOp(own(1), (), (), (), 0, 0)]),
@@ -141,7 +141,7 @@ def test_a_mistake_of_ours_is_told_to_the_client_and_to_nobody_else(server, monk
 
 def test_a_peer_that_keeps_sending_noise_is_no_longer_heard(server):
     for _ in range(3):
-        server._receive(b"client", [HEADER, b"\xc1"])
+        server._receive(b"client", [HEADER + b"\xc1"])
     assert server.hear(b"client", Synchronize(own(1))) == []
 
 
@@ -171,4 +171,4 @@ JUNK = st.recursive(
 def test_junk_is_survived(server, junk, who):
     for peer in server._peers.values():
         peer.mistakes = 0
-    server._receive(who, [HEADER, msgspec.msgpack.encode(junk)])
+    server._receive(who, [HEADER + msgspec.msgpack.encode(junk)])

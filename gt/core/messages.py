@@ -15,7 +15,7 @@ from msgspec import Meta, Struct
 from gt.core.meta import TensorMeta
 from gt.core.signatures import Axis, Name, Number, PolicyRecord, Program, Signature, SpecRecord, Text
 
-PROTOCOL = 2
+PROTOCOL = 3
 SESSION_SHIFT = 40
 MAX_BATCH = 1 << 16
 MAX_RESULTS = 1 << 12  # tensors that one query may return

@@ -48,7 +48,7 @@ from gt.version import __version__
 from gt.wire import shared
 from gt.wire.codec import Decoder, Frame, Payload, encode, encode_once
 from gt.wire.processes import is_running, start_mark, this_host
-from gt.wire.sockets import open_socket, receive_within
+from gt.wire.sockets import open_socket, receive
 
 log = logging.getLogger("gt.dispatcher")
 
@@ -90,7 +90,7 @@ class Server:
         self._observer = observer
         self._stopping = False
         self._context = zmq.Context()
-        self._socket = open_socket(self._context, zmq.ROUTER)
+        self._socket = open_socket(self._context, zmq.ROUTER, TICK_MS)
         self._socket.bind(endpoint)
         self._peers: dict[bytes, Peer] = {}
         self._waiting: dict[bytes, Waiter] = {}
@@ -103,7 +103,7 @@ class Server:
     def run(self) -> None:
         next_check = next_notice = time.monotonic()
         while not self._stopping:
-            message = receive_within(self._socket, TICK_MS)
+            message = receive(self._socket)
             if message is not None:
                 self._receive(message[0], message[1:])
             if time.monotonic() >= next_check:

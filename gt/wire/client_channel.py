@@ -17,7 +17,7 @@ from gt.wire import shared
 from gt.wire.channel import Buffer
 from gt.wire.codec import Decoder, encode, join, segment_of
 from gt.wire.processes import is_running, start_mark, this_host
-from gt.wire.sockets import open_socket, receive_within
+from gt.wire.sockets import open_socket, receive
 
 _SLICE_MS = 5  # how long a receiver holds the socket before a sender of another thread gets it
 _CHECK_SECONDS = 0.5
@@ -35,7 +35,7 @@ class SocketChannel:
     def __init__(self, endpoint: str, *, share: bool, fill: Fill, ending: Ending = lambda pid: "") -> None:
         self._endpoint = endpoint
         self._context = zmq.Context()
-        self._socket = open_socket(self._context, zmq.DEALER)
+        self._socket = open_socket(self._context, zmq.DEALER, _SLICE_MS)
         self._socket.connect(endpoint)
         self._lock = threading.Lock()
         self._decoder: Decoder[Answer] = Decoder(Answer)
@@ -92,7 +92,7 @@ class SocketChannel:
             with self._lock:
                 if self._socket.closed:
                     raise SessionError("the session was closed while it was waited on")
-                frames = receive_within(self._socket, _SLICE_MS if timeout else 0)
+                frames = receive(self._socket, waits=timeout > 0)
             if frames is not None:
                 return [(answer, self._unpack(answer, payload)) for answer, payload in self._decoder.decode(frames)]
             self._check_server()

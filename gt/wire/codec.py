@@ -1,6 +1,6 @@
 """Typed messages to frames and back. Nothing is decoded into anything but the records of core.messages.
 
-A message on the wire is: a header frame (magic, protocol), a body frame (msgpack, a list of tagged records), and for
+A message on the wire is: a frame of a header (magic, protocol) and a body (msgpack, a list of tagged records), and for
 each record with a segment the raw bytes of its tensor, in frames of at most CHUNK bytes, unless they are in shared
 memory.
 """
@@ -23,15 +23,15 @@ Message = TypeVar("Message")
 MAGIC = b"GT"
 CHUNK = 1 << 24
 MAX_BODY = 1 << 26
-MAX_FRAME = max(CHUNK, MAX_BODY)
 _HEADER = struct.Struct("<2sH")
+MAX_FRAME = max(CHUNK, _HEADER.size + MAX_BODY)
 _encoder = msgspec.msgpack.Encoder()
 HEADER = _HEADER.pack(MAGIC, PROTOCOL)
 
 
 def encode(messages: Sequence[Any], payloads: Iterable[Sequence[Frame]] = ()) -> list[Frame]:
     """`payloads` are the bytes of the messages with a segment, in order; empty where they are in shared memory."""
-    frames: list[Frame] = [HEADER, _encoder.encode(messages)]
+    frames: list[Frame] = [HEADER + _encoder.encode(messages)]
     for payload in payloads:
         for part in payload:
             view = memoryview(part)
@@ -56,8 +56,7 @@ class Decoder(Generic[Message]):
 
     def decode(self, frames: Sequence[Frame]) -> list[tuple[Message, Payload]]:
         """Each message with its payload frames. Raises ProtocolError for anything that is not as it should be."""
-        check_header(frames)
-        body = frames[1] if len(frames) > 1 else b""
+        body = body_of(frames)
         if len(body) > MAX_BODY:
             raise ProtocolError(f"a message body of {len(body)} bytes is over the limit of {MAX_BODY}")
         try:
@@ -71,7 +70,7 @@ class Decoder(Generic[Message]):
         return self._with_payloads(messages, frames)
 
     def _with_payloads(self, messages: list[Message], frames: Sequence[Frame]) -> list[tuple[Message, Payload]]:
-        place = 2
+        place = 1
         found: list[tuple[Message, Payload]] = []
         for message in messages:
             segment = segment_of(message)
@@ -81,17 +80,20 @@ class Decoder(Generic[Message]):
                 raise ProtocolError(f"{type(message).__name__} announces {segment.nbytes} bytes that did not come")
             place += count
             found.append((message, payload))
-        if place != max(len(frames), 2):
+        if place != len(frames):
             raise ProtocolError(f"{len(frames) - place} frames belong to no message")
         return found
 
 
-def check_header(frames: Sequence[Frame]) -> None:
-    if not frames or len(frames[0]) != _HEADER.size or bytes(frames[0][:2]) != MAGIC:
+def body_of(frames: Sequence[Frame]) -> Frame:
+    """What follows the header, which has to be as it should be."""
+    head = memoryview(frames[0] if frames else b"")
+    if len(head) < _HEADER.size or head[:2] != MAGIC:
         raise ProtocolError("a peer does not speak GT's protocol; is this the right port?")
-    _, protocol = _HEADER.unpack(frames[0])
+    _, protocol = _HEADER.unpack_from(head)
     if protocol != PROTOCOL:
         raise ProtocolError(f"this side speaks protocol {PROTOCOL}, the other side {protocol}")
+    return head[_HEADER.size :]
 
 
 def join(payload: Sequence[Frame]) -> Frame:

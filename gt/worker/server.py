@@ -26,7 +26,7 @@ from gt.version import __version__
 from gt.wire import shared
 from gt.wire.codec import Decoder, Frame, encode, join
 from gt.wire.processes import is_running, start_mark, this_host
-from gt.wire.sockets import open_socket, receive_within
+from gt.wire.sockets import open_socket, receive
 from gt.worker.engines import make_engine
 from gt.worker.engines.engine import Buffer
 from gt.worker.executor import Executor
@@ -42,7 +42,7 @@ class Worker:
         self._stopping = False
         self._endpoint = endpoint
         self._context = zmq.Context()
-        self._socket = open_socket(self._context, zmq.DEALER)
+        self._socket = open_socket(self._context, zmq.DEALER, TICK_MS)
         self._socket.connect(endpoint)
         self._commands: Decoder[Command] = Decoder(Command)
         self._engine = make_engine(backend, device, threads)
@@ -53,7 +53,7 @@ class Worker:
         log.info("worker %d computes on %s", executor.worker, self._engine.device)
         try:
             while not self._stopping:
-                frames = receive_within(self._socket, TICK_MS)
+                frames = receive(self._socket)
                 if frames is not None:
                     self._work(executor, frames)
                 else:
@@ -74,7 +74,7 @@ class Worker:
         hello = Hello(__version__, "worker", this_host(), os.getpid(), self._engine.device, name)
         self._socket.send_multipart(encode([hello]))
         notice = time.monotonic() + 10
-        while (frames := receive_within(self._socket, TICK_MS)) is None:
+        while (frames := receive(self._socket)) is None:
             if time.monotonic() > notice:
                 log.warning("waiting for a server at %s; start one with: python -m gt.server", self._endpoint)
                 notice = time.monotonic() + 60
