@@ -10,13 +10,24 @@ from hypothesis import strategies as st
 from gt.core.errors import ProtocolError
 from gt.core.messages import MAX_BATCH, PROTOCOL, CreateTensor, Instruction, Segment, Synchronize
 from gt.wire import codec
-from gt.wire.codec import HEADER, Decoder, body_of, encode, join
+from gt.wire.codec import Decoder, encode, header_of, join, split
 from tests.desks import kind
 from tests.records import DIRECTIONS, INSTRUCTIONS, SHARED, own
 from tests.records import meta as meta_of
 
 INSTRUCTION = Decoder(Instruction)
-ASK = body_of(encode([Synchronize(own(1))])).tobytes()
+
+
+def framed(body):
+    """A body as it should be framed."""
+    return [header_of(body) + body]
+
+
+def body_of(frames):
+    return split(frames)[0].tobytes()
+
+
+ASK = body_of(encode([Synchronize(own(1))]))
 
 
 def created(nbytes, name=""):
@@ -31,20 +42,24 @@ def created(nbytes, name=""):
         ([b"GT"], "right port"),
         ([b"XT\x01\x00" + ASK], "right port"),
         ([b"GET / HTTP/1.1\r\n"], "right port"),
-        ([b"\x00" + HEADER + ASK], "right port"),
-        ([HEADER[:3]], "right port"),
-        ([HEADER], "truncated"),
-        ([HEADER, ASK], "truncated"),  # a body in a frame of its own
-        ([HEADER + ASK + ASK], "trailing"),
-        ([HEADER + b"\xc1"], "cannot be decoded"),
-        ([HEADER + msgspec.msgpack.encode({})], "Expected `array`"),
-        ([HEADER + msgspec.msgpack.encode(None)], "Expected `array`"),
-        ([HEADER + msgspec.msgpack.encode([None])], "Expected `array`"),
-        ([HEADER + msgspec.msgpack.encode([[]])], "at least length 1"),
-        ([HEADER + msgspec.msgpack.encode([[1, 2]])], "Expected `str`"),
-        ([HEADER + msgspec.msgpack.encode([["NoSuchRecord", 1]])], "Invalid value 'NoSuchRecord'"),
-        ([HEADER + msgspec.msgpack.encode([["Synchronize"]])], "at least length 2"),
-        ([HEADER + b"\xdd\xff\xff\xff\xff"], "truncated"),
+        ([b"\x00", *framed(ASK)], "right port"),
+        ([header_of(ASK)[:3]], "right port"),
+        ([header_of(ASK)[:5]], "header of a message is truncated"),
+        ([header_of(ASK)], "truncated to 0"),
+        ([header_of(ASK), ASK], "truncated to 0"),  # a body in a frame of its own
+        ([header_of(ASK) + ASK[:-1]], "truncated"),
+        ([header_of(ASK) + ASK + b"surplus"], "announces 0 bytes of tensors, and 7 follow"),
+        (framed(b""), "truncated"),
+        (framed(ASK + ASK), "trailing"),
+        (framed(b"\xc1"), "cannot be decoded"),
+        (framed(msgspec.msgpack.encode({})), "Expected `array`"),
+        (framed(msgspec.msgpack.encode(None)), "Expected `array`"),
+        (framed(msgspec.msgpack.encode([None])), "Expected `array`"),
+        (framed(msgspec.msgpack.encode([[]])), "at least length 1"),
+        (framed(msgspec.msgpack.encode([[1, 2]])), "Expected `str`"),
+        (framed(msgspec.msgpack.encode([["NoSuchRecord", 1]])), "Invalid value 'NoSuchRecord'"),
+        (framed(msgspec.msgpack.encode([["Synchronize"]])), "at least length 2"),
+        (framed(b"\xdd\xff\xff\xff\xff"), "truncated"),
     ],
     ids=lambda value: f"{value!s:.50}",
 )
@@ -56,7 +71,7 @@ def test_malformed_frames_are_refused(frames, reason):
 def test_another_protocol_is_refused_with_both_versions():
     header = codec.MAGIC + (PROTOCOL + 1).to_bytes(2, "little")
     with pytest.raises(ProtocolError, match=f"speaks protocol {PROTOCOL}, the other side {PROTOCOL + 1}"):
-        body_of([header + ASK])
+        split([header + ASK])
 
 
 @pytest.mark.parametrize("record", [record for record in INSTRUCTIONS if not hasattr(record, "segment")], ids=kind)
@@ -64,7 +79,7 @@ def test_a_body_cut_anywhere_is_refused(record):
     body = body_of(encode([record]))
     for length in range(len(body)):
         with pytest.raises(ProtocolError):
-            INSTRUCTION.decode([HEADER + body[:length]])
+            INSTRUCTION.decode(framed(body[:length]))
 
 
 @pytest.mark.parametrize("direction", DIRECTIONS)
@@ -76,33 +91,63 @@ def test_records_of_another_direction_are_refused(direction):
             Decoder(union).decode(encode([record]))
 
 
+FRAMES_ANNOUNCED = "a tensor of 8 bytes was announced that did not come"
+
+
 @pytest.mark.parametrize(
     ("record", "payload", "reason"),
     [
-        (created(8), [], "announces 8 bytes"),
-        (created(8), [b"1234567"], "announces 8 bytes"),
-        (created(8), [b"123456789"], "announces 8 bytes"),
+        (created(8), [], FRAMES_ANNOUNCED),
+        (created(8), [b"1234567"], FRAMES_ANNOUNCED),
+        (created(8), [b"123456789"], FRAMES_ANNOUNCED),
         (created(8), [b"12345678", b""], "1 frames belong to no message"),
-        (created(8), [b"1234", b"5678"], "announces 8 bytes"),
+        (created(8), [b"1234", b"5678"], FRAMES_ANNOUNCED),
         (created(0), [b""], "1 frames belong to no message"),
         (Synchronize(own(1)), [b"surplus"], "1 frames belong to no message"),
         (created(SHARED.nbytes, SHARED.name), [bytes(SHARED.nbytes)], "1 frames belong to no message"),
     ],
     ids=lambda value: kind(value) if isinstance(value, msgspec.Struct) else str(value),
 )
-def test_payloads_other_than_announced_are_refused(record, payload, reason):
+def test_frames_other_than_announced_are_refused(record, payload, reason, monkeypatch):
+    monkeypatch.setattr(codec, "FEW", 0)
     frames = [*encode([record]), *payload]
     with pytest.raises(ProtocolError, match=reason):
         INSTRUCTION.decode(frames)
 
 
-def test_a_payload_of_the_first_is_not_taken_for_the_second():
-    with pytest.raises(ProtocolError, match="announces 4 bytes"):
+@pytest.mark.parametrize(
+    ("record", "content"),
+    [
+        (created(8), b""),
+        (created(8), b"1234567"),
+        (created(8), b"123456789"),
+        (created(0), b"1"),
+        (Synchronize(own(1)), b"surplus"),
+        (created(SHARED.nbytes, SHARED.name), bytes(SHARED.nbytes)),
+        (created(codec.FEW + 1), bytes(codec.FEW + 1)),
+    ],
+    ids=lambda value: kind(value) if isinstance(value, msgspec.Struct) else f"{len(value)} bytes",
+)
+def test_bytes_after_the_body_other_than_announced_are_refused(record, content):
+    (frame,) = encode([record])
+    with pytest.raises(ProtocolError, match=f"{len(content)} follow its body"):
+        INSTRUCTION.decode([frame + content])
+
+
+def test_few_bytes_come_with_the_body_alone():
+    (frame,) = encode([created(8)], [[b"12345678"]])
+    with pytest.raises(ProtocolError, match="1 frames belong to no message"):
+        INSTRUCTION.decode([frame, b"12345678"])
+
+
+def test_a_payload_of_the_first_is_not_taken_for_the_second(monkeypatch):
+    monkeypatch.setattr(codec, "FEW", 0)
+    with pytest.raises(ProtocolError, match="a tensor of 4 bytes was announced"):
         INSTRUCTION.decode(encode([created(4), created(8)], [[b"12345678"], [b"1234"]]))
 
 
 def test_a_batch_of_the_most_messages_is_accepted():
-    assert len(INSTRUCTION.decode(encode([Synchronize(1)] * MAX_BATCH))) == MAX_BATCH
+    assert len(INSTRUCTION.decode(encode([Synchronize(1)] * MAX_BATCH))[0]) == MAX_BATCH
 
 
 def test_an_oversized_batch_is_refused():
@@ -113,14 +158,14 @@ def test_an_oversized_batch_is_refused():
 def test_an_oversized_body_is_refused(monkeypatch):
     monkeypatch.setattr(codec, "MAX_BODY", 4)
     with pytest.raises(ProtocolError, match="over the limit of 4"):
-        INSTRUCTION.decode([HEADER + ASK])
+        INSTRUCTION.decode(framed(ASK))
 
 
 def test_a_body_nested_too_deeply_is_refused():
     nested = b"\x82\xa4type\xa5items\xa6values\x91" * 5000 + b"\x01"
     body = b"\x91\x93\xa8DefineOp\x01\x97\xa2op\x91" + nested + b"\x80\x90\x90\x90\x90"
     with pytest.raises(ProtocolError):
-        INSTRUCTION.decode([HEADER + body])
+        INSTRUCTION.decode(framed(body))
 
 
 def decode_or_refuse(frames):
@@ -133,7 +178,7 @@ def decode_or_refuse(frames):
 
 @given(st.binary(max_size=200))
 def test_random_bytes_are_refused_politely(body):
-    decode_or_refuse([HEADER + body])
+    decode_or_refuse(framed(body))
 
 
 @given(st.lists(st.binary(max_size=20), max_size=5))
@@ -147,7 +192,7 @@ def test_bytes_changed_on_the_way_are_refused_politely(record, data):
     changes = st.tuples(st.integers(0, len(body) - 1), st.integers(0, 255))
     for place, value in data.draw(st.lists(changes, min_size=1, max_size=3)):
         body[place] = value
-    decode_or_refuse([HEADER + bytes(body)])
+    decode_or_refuse(framed(bytes(body)))
 
 
 CHUNK = 8
@@ -155,20 +200,26 @@ SIZES = st.sampled_from([0, 1, CHUNK - 1, CHUNK, CHUNK + 1, 2 * CHUNK - 1, 2 * C
 PAYLOADS = SIZES.flatmap(lambda size: st.binary(min_size=size, max_size=size))
 
 
-@given(st.lists(st.one_of(st.none(), PAYLOADS), min_size=1, max_size=6))
-def test_chunked_payloads_come_back_with_their_messages(contents):
+FEW = st.sampled_from([0, CHUNK, 1000])
+
+
+@given(st.lists(st.one_of(st.none(), PAYLOADS), min_size=1, max_size=6), FEW)
+def test_payloads_come_back_with_their_messages(contents, few):
     messages = [Synchronize(1) if content is None else created(len(content)) for content in contents]
-    with mock.patch.object(codec, "CHUNK", CHUNK):
-        frames = encode(messages, [[content] for content in contents if content is not None])
-        decoded = INSTRUCTION.decode(frames)
+    carried = [content for content in contents if content is not None]
+    with mock.patch.object(codec, "CHUNK", CHUNK), mock.patch.object(codec, "FEW", few):
+        frames = encode(messages, [[content] for content in carried])
+        decoded, payloads = INSTRUCTION.decode(frames)
+    assert decoded == messages
     assert all(len(frame) <= CHUNK for frame in frames[1:])
-    assert [bytes(join(payload)) for _, payload in decoded] == [content or b"" for content in contents]
+    assert (len(frames) == 1) == (sum(map(len, carried)) <= few)
+    assert [bytes(join(payload)) for payload in payloads] == carried
 
 
-@given(PAYLOADS)
-def test_a_payload_passed_on_is_the_same_frames(content):
+@given(PAYLOADS, FEW)
+def test_a_payload_passed_on_is_the_same_frames(content, few):
     """The dispatcher sends a client's frames to a worker without joining them."""
-    with mock.patch.object(codec, "CHUNK", CHUNK):
+    with mock.patch.object(codec, "CHUNK", CHUNK), mock.patch.object(codec, "FEW", few):
         frames = encode([created(len(content))], [[content]])
-        ((message, payload),) = INSTRUCTION.decode(frames)
-        assert encode([message], [payload]) == frames
+        messages, payloads = INSTRUCTION.decode(frames)
+        assert encode(messages, payloads) == frames

@@ -12,13 +12,13 @@ from gt.core.messages import Command, DefineOp, Instruction, RunOp, WorkerDefine
 from gt.core.meta import ITEM_BYTES, MAX_DIMS, MAX_ELEMENTS, TensorMeta
 from gt.core.signatures import Arg, Complex, Input, Items, Scalar, SpecRecord, Step
 from gt.sharding.spec import spec_of
-from gt.wire.codec import HEADER, Decoder, encode, segment_of
+from gt.wire import codec
+from gt.wire.codec import Decoder, encode, header_of
 from tests.records import (
     ANSWERS,
     ARGS,
     COMMANDS,
     DIRECTIONS,
-    INLINE,
     INSTRUCTIONS,
     PROGRAM,
     REPORTS,
@@ -41,10 +41,11 @@ def kinds_of(union):
 
 
 def round_trip(union, record):
-    segment = segment_of(record)
-    payloads = [[bytes(segment.nbytes)]] if segment is not None and not segment.name else []
-    (decoded, _), *more = Decoder(union).decode([bytes(frame) for frame in encode([record], payloads)])
+    segment = getattr(record, "segment", None)
+    payloads = [[bytes(segment.nbytes)] if not segment.name else []] if segment is not None else []
+    (decoded, *more), content = Decoder(union).decode([bytes(frame) for frame in encode([record], payloads)])
     assert not more
+    assert content == payloads
     return decoded
 
 
@@ -125,7 +126,7 @@ def test_a_meta_round_trips(data):
 def test_a_meta_that_cannot_be_is_refused(meta, reason):
     body = msgspec.msgpack.encode([["CreateTensor", own(1), meta, ["", 0], 0, 0]])
     with pytest.raises(ProtocolError, match=reason):
-        Decoder(Instruction).decode([HEADER + body])
+        Decoder(Instruction).decode([header_of(body) + body])
 
 
 @pytest.mark.parametrize(
@@ -157,8 +158,9 @@ def test_a_meta_that_cannot_be_is_refused(meta, reason):
     ids=lambda value: f"{value!s:.40}",
 )
 def test_a_field_out_of_its_limits_is_refused(record, reason):
+    body = msgspec.msgpack.encode([record])
     with pytest.raises(ProtocolError, match=reason):
-        Decoder(Instruction).decode([HEADER + msgspec.msgpack.encode([record])])
+        Decoder(Instruction).decode([header_of(body) + body])
 
 
 def test_a_scalar_is_not_an_input():
@@ -178,9 +180,9 @@ def test_a_program_keeps_the_types_of_its_numbers():
 
 
 def test_a_segment_is_named_by_those_that_carry_bytes():
-    carriers = {type(record).__name__ for record in [*INSTRUCTIONS, *COMMANDS, *REPORTS] if segment_of(record)}
-    assert carriers == {"CreateTensor", "WorkerCreateTensor", "Fetched"}
-    assert all(segment_of(record) is not None for record in COMMANDS if getattr(record, "segment", None) == INLINE)
+    """Those that the codec looks for bytes of."""
+    records = [record for _, records in DIRECTIONS.values() for record in records]
+    assert {type(record) for record in records if hasattr(record, "segment")} == codec._CARRIERS
 
 
 def test_commands_are_not_instructions():

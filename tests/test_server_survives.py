@@ -27,7 +27,7 @@ from gt.core.messages import (
 from gt.core.signatures import SpecRecord
 from gt.dispatcher.server import Server
 from gt.version import __version__
-from gt.wire.codec import HEADER, Decoder, encode
+from gt.wire.codec import Decoder, encode, header_of
 from gt.wire.processes import this_host
 from tests.desks import alone, at
 from tests.records import INLINE, RICH, SMALL, own, signature
@@ -102,7 +102,7 @@ def test_a_stranger_is_refused(server, frames):
 BATCHES = {
     "nothing": encode([]),
     "another session's tensor": encode([FetchTensor(own(1), own(1, 2))]),
-    "noise": [HEADER + b"\xc1"],
+    "noise": [header_of(b"\xc1") + b"\xc1"],
     "no header": [b"", b""],
     "missing bytes": encode([CreateTensor(own(1), SMALL, INLINE, 0, 0)]),
     "an unknown op": encode([RunOp(own(1), (), (), (), 0, 0)]),
@@ -141,7 +141,7 @@ def test_a_mistake_of_ours_is_told_to_the_client_and_to_nobody_else(server, monk
 
 def test_a_peer_that_keeps_sending_noise_is_no_longer_heard(server):
     for _ in range(3):
-        server._receive(b"client", [HEADER + b"\xc1"])
+        server._receive(b"client", [header_of(b"\xc1") + b"\xc1"])
     assert server.hear(b"client", Synchronize(own(1))) == []
 
 
@@ -171,4 +171,5 @@ JUNK = st.recursive(
 def test_junk_is_survived(server, junk, who):
     for peer in server._peers.values():
         peer.mistakes = 0
-    server._receive(who, [HEADER + msgspec.msgpack.encode(junk)])
+    body = msgspec.msgpack.encode(junk)
+    server._receive(who, [header_of(body) + body])

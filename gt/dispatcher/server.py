@@ -22,6 +22,7 @@ from gt.core.messages import (
     DefineOp,
     DefineScope,
     DefineSite,
+    Fetched,
     FetchTensor,
     ForgetOps,
     FreeTensors,
@@ -134,13 +135,11 @@ class Server:
             self._post(identity, [Refused(f"{error} (server: GT {__version__})")])
 
     def _instruct(self, peer: Peer, frames: Sequence[Frame]) -> None:
-        decoded = self._instructions.decode(frames)
-        for instruction, _ in decoded:
+        batch, payloads = self._instructions.decode(frames)
+        for instruction in batch:
             require_ownership(peer.ident, instruction)
-        batch = [instruction for instruction, _ in decoded]
-        payloads: list[Any] = [payload for instruction, payload in decoded if type(instruction) is CreateTensor]
         try:
-            outgoing = self.office.instruct(peer.ident, batch, payloads)
+            outgoing = self.office.instruct(peer.ident, batch, payloads)  # type: ignore[arg-type]
         except Exception as error:  # a mistake of ours: the other clients are served all the same
             log.exception("an instruction of client %d failed", peer.ident)
             outgoing = [ToClient(peer.ident, Rejected(0, f"a mistake of GT: {type(error).__name__}: {error}"))]
@@ -149,11 +148,15 @@ class Server:
             self._forget(peer)
 
     def _report(self, peer: Peer, frames: Sequence[Frame]) -> None:
-        for report, payload in self._reports.decode(frames):
+        reports, payloads = self._reports.decode(frames)
+        remaining = iter(payloads)
+        for report in reports:
+            payload = next(remaining) if isinstance(report, Fetched) else None
             self._send(self.office.report(peer.ident, report, payload))  # type: ignore[arg-type]
             if isinstance(report, Goodbye):
                 self._forget(peer)
-        self._welcome_waiting()
+        if self._waiting:
+            self._welcome_waiting()
 
     def _forget(self, peer: Peer) -> None:
         identities = self._clients if peer.hello.role == "client" else self._workers
@@ -165,7 +168,7 @@ class Server:
     # Handshake
 
     def _greet(self, identity: bytes, frames: Sequence[Frame]) -> None:
-        hello, _ = self._hellos.decode(frames)[0]
+        (hello, *_), _ = self._hellos.decode(frames)
         if hello.role == "worker":
             self._welcome_worker(identity, hello)
         elif hello.role == "client":

@@ -11,11 +11,11 @@ import msgspec
 import zmq
 
 from gt.core.errors import ProtocolError, ServerLost, SessionError
-from gt.core.messages import Answer, CreateTensor, Hello, Instruction, Refused, Segment, Waiting, Welcome
+from gt.core.messages import Answer, CreateTensor, Fetched, Hello, Instruction, Refused, Segment, Waiting, Welcome
 from gt.version import __version__
 from gt.wire import shared
 from gt.wire.channel import Buffer
-from gt.wire.codec import Decoder, encode, join, segment_of
+from gt.wire.codec import Decoder, Payload, encode, join
 from gt.wire.processes import is_running, start_mark, this_host
 from gt.wire.sockets import open_socket, receive
 
@@ -94,15 +94,17 @@ class SocketChannel:
                     raise SessionError("the session was closed while it was waited on")
                 frames = receive(self._socket, waits=timeout > 0)
             if frames is not None:
-                return [(answer, self._unpack(answer, payload)) for answer, payload in self._decoder.decode(frames)]
+                answers, payloads = self._decoder.decode(frames)
+                remaining = iter(payloads)
+                return [
+                    (answer, self._unpack(answer.segment, next(remaining)) if isinstance(answer, Fetched) else None)
+                    for answer in answers
+                ]
             self._check_server()
             if time.monotonic() >= deadline:
                 return []
 
-    def _unpack(self, answer: Answer, payload: list[Buffer]) -> Buffer | None:
-        segment = segment_of(answer)
-        if segment is None:
-            return None
+    def _unpack(self, segment: Segment, payload: Payload) -> Buffer:
         if segment.name:
             return shared.take(segment.name, segment.nbytes)
         return bytearray(join(payload)) if segment.nbytes else b""

@@ -78,7 +78,7 @@ class Worker:
             if time.monotonic() > notice:
                 log.warning("waiting for a server at %s; start one with: python -m gt.server", self._endpoint)
                 notice = time.monotonic() + 60
-        (answer, _), *_ = Decoder[Welcome | Refused](Welcome | Refused).decode(frames)
+        (answer, *_), _ = Decoder[Welcome | Refused](Welcome | Refused).decode(frames)
         if isinstance(answer, Refused):
             raise ProtocolError(answer.reason)
         self._server = (answer.pid, start_mark(answer.pid))
@@ -88,11 +88,12 @@ class Worker:
         return executor
 
     def _work(self, executor: Executor, frames: Sequence[Frame]) -> None:
-        decoded = self._commands.decode(frames)
-        commands = [command for command, _ in decoded if not isinstance(command, WorkerShutdown)]
-        self._stopping = len(commands) < len(decoded)
-        created = [(command, payload) for command, payload in decoded if isinstance(command, WorkerCreateTensor)]
-        outgoing = executor.run(commands, [self._bytes(command, payload) for command, payload in created])
+        commands, payloads = self._commands.decode(frames)
+        if isinstance(commands[-1], WorkerShutdown):
+            commands.pop()
+            self.stop()
+        created = [command for command in commands if isinstance(command, WorkerCreateTensor)]
+        outgoing = executor.run(commands, list(map(self._bytes, created, payloads)))
         if outgoing:
             reports: list[Report] = [report for report, _ in outgoing]
             payloads = [[buffer] if _is_inline(report) else [] for report, buffer in outgoing if buffer is not None]
