@@ -77,10 +77,16 @@ class InProcessChannel:
             if message.buffer is not None:
                 buffers.append(message.buffer)
         if commands:
-            self._pass_on(0, self.executors[0].run(commands, buffers))
+            executor = self.executors[0]
+            with executor.engine.isolated():
+                reports = executor.run(commands, buffers)
+            self._pass_on(0, reports)
 
     def _run(self, waiting: dict[int, tuple[list[Command], list[Buffer]]]) -> None:
-        reports = [(worker, self.executors[worker].run(*work)) for worker, work in waiting.items()]
+        if not waiting:
+            return
+        with self.executors[0].engine.isolated():
+            reports = [(worker, self.executors[worker].run(*work)) for worker, work in waiting.items()]
         waiting.clear()
         for worker, reported in reports:
             self._pass_on(worker, reported)

@@ -94,27 +94,27 @@ class Executor:
         }
 
     def run(self, commands: Sequence[Command], buffers: Sequence[Buffer]) -> list[Outgoing]:
-        """Run a batch in order. Buffers belong to the commands that create tensors, in order."""
+        """Run a batch in order. Buffers belong to the commands that create tensors, in order. The thread has to be the
+        worker's own, or isolated by the engine."""
         log.debug("worker %d: %d commands, %d tensors held", self.worker, len(commands), len(self.store))
         self._reports = []
         self._buffers = iter(buffers)
         actions = self._actions
         following = self._ahead.follow(commands)
-        with self.engine.isolated():
-            if self.recorder.is_on:
-                self._run_recorded(following)
-                return self._reports
-            store, kernels, progress = self.store, self.kernels, self.progress
-            for command in following:
-                direct = kernels[command.code].direct if type(command) is WorkerRunOp else None
-                if direct is None:
-                    actions[type(command)](command)
-                    continue
-                progress[0], progress[1] = command.code, command.site  # type: ignore[union-attr]
-                try:  # most ops; what a small one costs here is mostly this loop
-                    store[command.outputs[0]] = direct(*map(store.__getitem__, command.inputs))  # type: ignore[union-attr]
-                except Exception:  # once more, where failures are dealt with
-                    actions[WorkerRunOp](command)
+        if self.recorder.is_on:
+            self._run_recorded(following)
+            return self._reports
+        store, kernels, progress = self.store, self.kernels, self.progress
+        for command in following:
+            direct = kernels[command.code].direct if type(command) is WorkerRunOp else None
+            if direct is None:
+                actions[type(command)](command)
+                continue
+            progress[0], progress[1] = command.code, command.site  # type: ignore[union-attr]
+            try:  # most ops; what a small one costs here is mostly this loop
+                store[command.outputs[0]] = direct(*map(store.__getitem__, command.inputs))  # type: ignore[union-attr]
+            except Exception:  # once more, where failures are dealt with
+                actions[WorkerRunOp](command)
         return self._reports
 
     def start(self, command: WorkerRunOp) -> Swapping:

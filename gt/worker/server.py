@@ -52,17 +52,21 @@ class Worker:
         executor = self._join()
         log.info("worker %d computes on %s", executor.worker, self._engine.device)
         try:
-            while not self._stopping:
-                frames = receive(self._socket)
-                if frames is not None:
-                    self._work(executor, frames)
-                else:
-                    self._check_server()
+            with self._engine.isolated():
+                self._serve(executor)
         except Exception as error:
             self._socket.send_multipart(encode([Goodbye(f"{type(error).__name__}: {error}"[:4096])]))
             raise
         finally:
             self._close()
+
+    def _serve(self, executor: Executor) -> None:
+        while not self._stopping:
+            frames = receive(self._socket)
+            if frames is not None:
+                self._work(executor, frames)
+            else:
+                self._check_server()
 
     def stop(self) -> None:
         """End the loop at its next turn; safe to call from a signal handler."""
