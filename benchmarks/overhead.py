@@ -113,9 +113,10 @@ def start_up(repeats: int) -> dict[str, float]:
     environment = {key: value for key, value in os.environ.items() if key != "PYTHONDONTWRITEBYTECODE"}
 
     def run(module: str) -> float:
-        code = f"import torch, {module}; print(({module}.ones(2) + 1).sum().item())"
-        command = [sys.executable, "-c", code]
-        return best(lambda: subprocess.run(command, check=True, stdout=subprocess.DEVNULL, env=environment), 1)
+        result = f"import torch, {module}; ({module}.ones(2) + 1).sum().item()"
+        command = [sys.executable, "-c", f"{result}; import time; print(time.monotonic())"]
+        start = time.monotonic()  # the same clock in all processes
+        return float(subprocess.run(command, check=True, capture_output=True, env=environment).stdout) - start
 
     run("gt")
     runs = [(run("torch"), run("gt")) for _ in range(repeats)]
