@@ -80,7 +80,9 @@ def _sort_and_run(
     nodes: list[Node] = []
     numbers: list[Any] = []
     try:
-        for kind, value in zip(record.kinds, args, strict=False):
+        kinds = record.kinds
+        for place, value in enumerate(args):
+            kind = kinds[place]
             if kind is _TENSOR:
                 try:  # our own tensors are nearly always what is here
                     node = value._node
@@ -92,10 +94,9 @@ def _sort_and_run(
             else:
                 _take(session, kind, value, key, nodes, numbers)
         if kwargs:
-            kinds = record.kwarg_kinds
             for name, value in kwargs.items():
                 key.append(name)
-                _take(session, kinds[name], value, key, nodes, numbers)
+                _take(session, record.kwarg_kinds[name], value, key, nodes, numbers)
     except _NotOnWorkers:
         return run_on_host(cls, record.func, args, kwargs or {})
     if record.writes:

@@ -61,7 +61,7 @@ from gt.dispatcher.state import (
     Worker,
     require_layout,
 )
-from gt.sharding.spec import DeviceMesh, spec_of, whole
+from gt.sharding.spec import DeviceMesh, ShardingSpec, spec_of, whole
 from gt.signals.policy import Policy
 
 log = logging.getLogger("gt.dispatcher")
@@ -209,9 +209,12 @@ class Office:
         policy = session.policy(op.scope) if op.scope else None
         writes = known.signature.writes
         try:
-            specs = [tensors[ident].spec for ident in inputs]
+            if len(inputs) == 2:  # by hand: a comprehension takes longer
+                specs: tuple[ShardingSpec, ...] = (tensors[inputs[0]].spec, tensors[inputs[1]].spec)
+            else:
+                specs = tuple([tensors[ident].spec for ident in inputs])
             laid = self._plans.with_copies(specs, inputs) if self.state.copies else specs
-            prepared = known.plans[tuple(laid) if policy is None else (policy, *laid)]
+            prepared = known.plans[laid if policy is None else (policy, *laid)]
         except KeyError:
             prepared = None
         if prepared is None or len(outputs) != known.gives or (writes and known.again(inputs)):
@@ -227,8 +230,8 @@ class Office:
             results = self._as_settled(writes, op.inputs, results)
             copies = self._consume(writes, op.inputs)
         loads = self.state.loads
-        for ident, held in zip(outputs, results, strict=True):  # state.place, without a call for each
-            tensors[ident] = held
+        for place, held in enumerate(results):  # state.place, without a call for each
+            tensors[outputs[place]] = held
             mesh = held.spec.mesh
             loads[mesh] = loads.get(mesh, 0) + held.nbytes
         if session.watches:

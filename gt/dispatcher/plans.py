@@ -54,10 +54,10 @@ class Plans:
             self.tell(session, found.plan.workers, op.code)
         return found
 
-    def with_copies(self, specs: Sequence[ShardingSpec], inputs: Sequence[int]) -> list[Laid]:
+    def with_copies(self, specs: Sequence[ShardingSpec], inputs: Sequence[int]) -> tuple[Laid, ...]:
         """How inputs lie, with the layouts of copies that were made of them."""
         copies = self._state.copies
-        return [(spec, *copies[i]) if i in copies else spec for spec, i in zip(specs, inputs, strict=True)]
+        return tuple([(spec, *copies[i]) if i in copies else spec for spec, i in zip(specs, inputs, strict=True)])
 
     def _warn(self, session: Session, op: str, site: int) -> None:
         """Say once of each op that it cannot run on shards."""

@@ -112,7 +112,12 @@ class Executor:
                 continue
             progress[0], progress[1] = command.code, command.site  # type: ignore[union-attr]
             try:  # most ops; what a small one costs here is mostly this loop
-                store[command.outputs[0]] = direct(*map(store.__getitem__, command.inputs))  # type: ignore[union-attr]
+                inputs = command.inputs  # type: ignore[union-attr]
+                if len(inputs) == 2:
+                    result = direct(store[inputs[0]], store[inputs[1]])
+                else:
+                    result = direct(*[store[ident] for ident in inputs])
+                store[command.outputs[0]] = result  # type: ignore[union-attr]
             except Exception:  # once more, where failures are dealt with
                 actions[WorkerRunOp](command)
         return self._reports
