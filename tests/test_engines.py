@@ -6,6 +6,7 @@ import pytest
 import torch
 import torch.distributed as dist
 
+import gt
 from gt.core.errors import SettingsError
 from gt.worker.engines import NumPyEngine, PyTorchEngine, make_engine
 from gt.worker.engines.portable import attention, attention_backward, lstm_layer, lstm_layer_backward
@@ -119,3 +120,21 @@ def test_the_portable_lstm_equals_torchs(reverse):
     grads = lstm_layer_backward(*detached, ones, None, None, reverse)
     for a, b in zip(grads, expected_grads, strict=False):
         torch.testing.assert_close(a, b, atol=1e-5, rtol=1e-4)
+
+
+@pytest.mark.usefixtures("embedded")
+def test_a_function_with_other_defaults_is_no_shortcut():
+    """torch.binary_cross_entropy_with_logits reduces nothing by default; the op takes the mean."""
+    x, y = torch.rand(3), torch.rand(3)
+    op = "aten.binary_cross_entropy_with_logits.default"
+    assert PyTorchEngine().shortcut(op, [x, y])(x, y).shape == ()
+    expected = torch.nn.functional.binary_cross_entropy_with_logits(x, y)
+    ours = [torch.nn.functional.binary_cross_entropy_with_logits(gt.to(x), gt.to(y)).item() for _ in range(3)]
+    assert ours == [expected.item()] * 3
+
+
+def test_a_shortcut_is_found_for_each_number_of_tensors():
+    engine, x = PyTorchEngine(), torch.rand(3)
+    for count in (2, 3):
+        function = engine.shortcut("aten.clamp.Tensor", [x] * count)
+        assert torch.equal(function(*[x] * count), torch.ops.aten.clamp.Tensor(*[x] * count))

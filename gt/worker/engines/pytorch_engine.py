@@ -96,18 +96,18 @@ class _Isolation(AbstractContextManager[None]):
 
 
 class _Watch(TorchDispatchMode):
-    """Sees which ops run."""
+    """Sees which ops run, with what. An argument that is what the schema says anyway is not seen."""
 
     def __init__(self) -> None:
         super().__init__()
-        self.seen: list[str] = []
+        self.seen: list[tuple[str, tuple[Any, ...]]] = []
 
     @classmethod
     def _should_skip_dynamo(cls) -> bool:
         return False  # otherwise torch imports its compiler, to keep it out
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        self.seen.append(str(func))
+        self.seen.append((str(func), (*args, *(kwargs or {}).items())))
         return func(*args, **(kwargs or {}))
 
 
@@ -125,7 +125,7 @@ class PyTorchEngine:
             name for name in torch._C._dispatch_get_all_op_names() if name.partition("::")[0] in namespaces
         )
         self.group: dist.ProcessGroup | None = None
-        self._shortcuts: dict[str, Callable[..., Any]] = {}
+        self._shortcuts: dict[tuple[str, int], Callable[..., Any]] = {}
 
     def isolated(self) -> AbstractContextManager[None]:
         return _Isolation()
@@ -142,11 +142,12 @@ class PyTorchEngine:
         return _in_grad_mode(function) if op in _GRAD_MODE_MATTERS else function
 
     def shortcut(self, op: str, values: Sequence[torch.Tensor]) -> Callable[..., Any]:
-        """Torch's own Python function of the op's name, where it runs this very overload: it takes two thirds of the
-        time of calling the overload."""
-        if op not in self._shortcuts:
-            self._shortcuts[op] = self._find_shortcut(op, values)
-        return self._shortcuts[op]
+        """Torch's own Python function of the op's name, where it runs this very overload with these arguments alone (it
+        may have other defaults): it takes two thirds of the time of calling the overload."""
+        key = (op, len(values))
+        if key not in self._shortcuts:
+            self._shortcuts[key] = self._find_shortcut(op, values)
+        return self._shortcuts[key]
 
     def _find_shortcut(self, op: str, values: Sequence[torch.Tensor]) -> Callable[..., Any]:
         function = self.resolve(op)
@@ -158,7 +159,8 @@ class PyTorchEngine:
                 named(*values)
             except Exception:  # it takes other arguments than the overload
                 return function
-        return named if watch.seen == [op] else function  # type: ignore[no-any-return]
+        same = [(name, list(map(id, given))) for name, given in watch.seen] == [(op, list(map(id, values)))]
+        return named if same else function  # type: ignore[no-any-return]
 
     def literal(self, arg: Arg) -> Any:
         if isinstance(arg, Items):
