@@ -60,7 +60,7 @@ import gt
 gt.Tensor
 import torch.fx.experimental.symbolic_shapes as shapes
 CALLS = {
-    "expect_true": [(True,), (False,)], "guard_int": [(3,)], "guard_or_false": [(True,), (False,)],
+    "expect_true": [(True,), (False,), (True, 1)], "guard_int": [(3,)], "guard_or_false": [(True,), (False,)],
     "guard_or_true": [(True,), (False,)], "guard_size_oblivious": [(True,), (False,)],
     "guarding_hint_or_throw": [(3,), (True,)], "has_guarding_hint": [(3,)], "is_nested_int": [(3,)],
     "statically_known_true": [(True,), (False,)], "sym_and": [(True, True, False), (True,), (True, True)],

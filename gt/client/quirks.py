@@ -90,7 +90,7 @@ def keep_sympy_out() -> None:
     )
 
 
-def _itself(value: int) -> int:
+def _itself(value: int, *_: int) -> int:
     return value
 
 
@@ -129,11 +129,14 @@ def _is_package(module: ModuleType) -> bool:
 
 
 _execution = threading.RLock()
+_PATIENCE = 20.0  # seconds; whoever waits longer holds what the executing thread wants to import
 
 
 def _execute(module: _Postponed) -> None:
     """Other threads wait until it is done; what the module itself imports finds it half done, as in any import."""
-    with _execution:
+    if not _execution.acquire(timeout=_PATIENCE):
+        return
+    try:
         stand_ins, spec = module._stand_ins, module.__spec__
         if stand_ins is None or spec is None or spec.loader is None:
             return
@@ -142,12 +145,13 @@ def _execute(module: _Postponed) -> None:
             delattr(module, name)
         if _is_package(module):
             module.__path__ = spec.submodule_search_locations or []
-        try:
-            spec.loader.exec_module(module)
-        except BaseException:
-            sys.modules.pop(module.__name__, None)  # as after any import that fails: the next one tries again
-            raise
+        spec.loader.exec_module(module)
         module.__class__ = ModuleType  # type: ignore[assignment]
+    except BaseException:
+        sys.modules.pop(module.__name__, None)  # as after any import that fails: the next one tries again
+        raise
+    finally:
+        _execution.release()
 
 
 def _asked(module: _Postponed, name: str, answer: Callable[..., Any]) -> Callable[..., Any]:
