@@ -265,6 +265,16 @@ def test_someone_gets_the_work_while_a_new_store_is_made():
     assert [type(message.command) for message in desk.create(A)] == [WorkerCreateTensor]
 
 
+def test_plans_for_a_lost_worker_are_forgotten():
+    desk = sharded_desk(3)
+    desk.define(OP, ADD)
+    desk.tell(run(OP, (A, A), (own(6),)))
+    plans = desk.state.sessions[1].ops[OP].plans
+    assert [prepared.plan.workers for prepared in plans.values()] == [(0, 1)]
+    desk.lose(1)
+    assert plans == {}
+
+
 # --- Meshes -----------------------------------------------------------------------------------------------------------
 
 

@@ -11,6 +11,7 @@ from gt.core.signatures import Compute, Input, Items, Move, Signature, ViewStep,
 from gt.dispatcher.planner import plan_move, plan_op
 from gt.sharding.cost import reshard_bytes
 from gt.sharding.spec import DeviceMesh, ShardingSpec, spec_of, whole
+from gt.sharding.spmd import Draft, Register
 from gt.sharding.text import parse_spec
 from tests.desks import alone, at
 from tests.records import meta, signature
@@ -28,6 +29,14 @@ NO_RULE_ = signature("aten.no_such_.default", 1, writes=(0,), functional="aten.n
 def plan(op, *layouts, metas=None, again=None, mesh=MESH):
     specs = [parse_spec(text, mesh) if isinstance(text, str) else text for text in layouts]
     return plan_op(op, metas or [SQUARE] * len(specs), specs, alone(0), again)
+
+
+@pytest.mark.parametrize(("copies", "moved"), [((), 32), (("-, tp",), 32), (("-, -",), 0)])
+def test_what_is_there_in_another_layout_need_not_move(copies, moved):
+    source, target = parse_spec("dp, -", MESH), parse_spec("-, -", MESH)
+    draft = Draft(MESH, [Register(SQUARE, source, tuple([parse_spec(text, MESH) for text in copies]))])
+    assert draft.spec(draft.move(0, target)) is target
+    assert draft.bytes == moved * 4
 
 
 def show(found):

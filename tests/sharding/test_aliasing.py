@@ -355,18 +355,45 @@ def test_optimizers_step_as_in_torch(eight_workers, name, foreach, parameters):
     assert [weight.spec for weight in ours] == specs
 
 
-@pytest.mark.parametrize("other", ["-, -", "a, -", "-, b a", "a b, -", "-, - + b"])
+@pytest.mark.parametrize("other", ["-, -", "a, -", "-, b a", "a b, -", "b, a", "-, - + b"])
 @pytest.mark.parametrize("layout", ["-, -", "a, -", "-, a b", "b, a", "-, - + a"])
 def test_comparisons_written_into_numbers(eight_workers, layout, other):
     """Computed as truth values, and kept as numbers."""
     mesh = gt.mesh((2, 2), ("a", "b"))
     for name in ("eq_", "lt_", "logical_and_", "ne_"):
-        for view in (lambda t: t, lambda t: t.t(), lambda t: t[1:4]):
+        for view in (lambda t: t, lambda t: t.t(), lambda t: t[1:4], lambda t: t[:, 2]):
             x, y = torch.randint(0, 3, (5, 6)).float(), torch.randint(0, 3, (5, 6)).float()
             ours, theirs = gt.distribute(x, mesh, layout), gt.distribute(y, mesh, other)
             getattr(view(ours), name)(view(theirs))
             getattr(view(x), name)(view(y))
             assert torch.equal(ours.cpu(), x), name
+
+
+VIEWS_OF_PARTS = {
+    "rows": lambda t: t[1:],
+    "no rows": lambda t: t[:0],
+    "every other row": lambda t: t[::2],
+    "transposed": lambda t: t.t(),
+    "a column": lambda t: t[:, 0],
+    "a column of all": lambda t: t.unbind(1)[-1],
+    "a column that stays": lambda t: t.narrow(1, 0, 1),
+    "the last columns": lambda t: t.split(2, 1)[-1],
+    "one more dim": lambda t: t.unsqueeze(1),
+    "flat": lambda t: t.view(-1),
+    "a diagonal": lambda t: t.diagonal(),
+}
+
+
+@pytest.mark.parametrize("layout", ["a, b", "a b, -", "-, b a", "-, a", "b, -", "-, -"])
+@pytest.mark.parametrize("shape", [(5, 1), (1, 5), (3, 5)], ids=str)
+def test_views_where_some_workers_have_nothing(eight_workers, shape, layout):
+    for name, view in VIEWS_OF_PARTS.items():
+        plain = torch.arange(15).float()[: shape[0] * shape[1]].reshape(shape)
+        ours = gt.distribute(plain, gt.mesh((2, 2), ("a", "b")), layout)
+        assert torch.equal((view(ours) + 1).cpu(), view(plain) + 1), name
+        view(ours).mul_(2)
+        view(plain).mul_(2)
+        assert torch.equal(ours.cpu(), plain), name
 
 
 @pytest.mark.parametrize("layout", ["-, x", "x, -", "-, -"])

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from gt.core.errors import LayoutError
 from gt.sharding.spec import REDUCTIONS, DeviceMesh, ShardingSpec
 from gt.sharding.text import parse_constraint, parse_spec
-from gt.sharding.wishes import Constraint, DimWish
+from gt.sharding.wishes import Constraint, DimWish, fulfil
 
 MESH = DeviceMesh([2, 3, 2], ["dp", "tp", "pp"])
 
@@ -88,3 +88,21 @@ def test_what_nobody_asks_for_is_open():
 def test_constraints_that_make_no_sense(text, message):
     with pytest.raises(LayoutError, match=message):
         parse_constraint(text, MESH)
+
+
+@pytest.mark.parametrize(
+    ("wished", "given", "expected"),
+    [
+        ("dp?, -?", "-, -", "dp, -"),
+        ("dp?, -?", "tp, -", "tp dp, -"),  # what is cut already is cut further
+        ("dp?, -?", "dp tp, pp", "dp tp, pp"),
+        ("dp, -?", "tp, pp", "dp, pp"),
+        ("dp?, -?", "-, dp", "dp, -"),
+        ("dp?, -", "tp, pp", "tp dp, -"),
+        ("dp tp?, -?", "tp dp, -", "tp dp, -"),
+        ("dp?, -?", "-, - + dp", "dp, -"),
+        ("dp?, -?", "-, - + tp", "dp, - + tp"),
+    ],
+)
+def test_the_nearest_layout_that_is_as_wished(wished, given, expected):
+    assert str(fulfil(parse_constraint(wished, MESH), parse_spec(given, MESH))) == expected

@@ -557,6 +557,56 @@ def test_accumulation_stays_where_the_gradient_is(four_workers):
     assert torch.equal(w.grad.cpu(), torch.full((4, 4), 4.0))
 
 
+def test_accumulation_is_not_the_callers(four_workers):
+    """Nor of the scope that the numbers before it are of."""
+    configure("one", 0, [0, 1])
+    configure("caller", 0, [3])
+    w = gt.tensor(torch.randn(4, 4)).requires_grad_()
+    for _ in range(2):
+        with gt.signal.context("one"):
+            y = (w * 2).sum()
+        with gt.signal.context("caller"):
+            _, ops = scopes_of(y.backward)
+    assert [scope for op, scope in ops if op.startswith("add")] == ["-"]
+    assert w.grad.spec.mesh.workers == (0, 1)
+
+
+class Scaled(torch.autograd.Function):
+    """Issues no op forward."""
+
+    @staticmethod
+    def forward(ctx, x):
+        return x.view_as(x)
+
+    @staticmethod
+    def backward(ctx, gradient):
+        return gradient.exp()
+
+
+def test_gradients_of_what_issues_no_op_are_of_their_scope_too(four_workers):
+    configure("one", 0, [0, 1])
+    x = gt.tensor(torch.randn(4, 4)).requires_grad_()
+    with gt.signal.context("one"):
+        y = Scaled.apply(x)
+    loss = y.sin().sum()
+    _, ops = scopes_of(loss.backward)
+    assert dict(ops)["exp"] == "one"
+
+
+def test_ops_that_write_beside_their_results_run_where_the_scope_says(four_workers):
+    configure("s", 0)
+    x = torch.randn(8, 3)
+    for _ in range(3):  # the first time a worker is asked
+        statistics = torch.zeros(3), torch.ones(3)
+        ours = [gt.tensor(value) for value in (x, *statistics)]
+        with gt.signal.context("s"):
+            y = torch.nn.functional.batch_norm(*ours, training=True)
+        expected = torch.nn.functional.batch_norm(x, *statistics, training=True)
+        torch.testing.assert_close(y.cpu(), expected)
+        torch.testing.assert_close(ours[1].cpu(), statistics[0])
+        assert y.spec.mesh.workers == ours[1].spec.mesh.workers == (0, 1, 2, 3)
+
+
 def test_marks_do_not_grow_without_end(four_workers, monkeypatch):
     monkeypatch.setattr("gt.client.scopes._MOST_MARKS", 16)
     configure("one", 0, [0, 1], backward="back")
