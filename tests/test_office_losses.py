@@ -3,6 +3,7 @@
 import msgspec
 import pytest
 
+from gt.core.errors import ProtocolError
 from gt.core.messages import (
     DefineSite,
     Failed,
@@ -397,6 +398,15 @@ def test_a_query_fails_where_any_worker_fails(first):
     assert desk.report(0, replies[first]) == []
     assert told(desk.report(1, replies[1 - first])) == ["0 1: free D, E", "client: Failed"]
     assert not {D, E} & desk.state.tensors.keys()
+
+
+def test_another_answer_to_a_query_is_refused():
+    desk = query_of_two()
+    with pytest.raises(ProtocolError, match="Synchronized is not an answer to a query"):
+        desk.report(0, Synchronized(REQUEST))
+    queried = Queried(REQUEST, (SMALL, LARGE), (SMALL,))
+    assert desk.report(0, queried) == []
+    assert answers(desk.report(1, queried)) == [queried]
 
 
 def test_traffic_cannot_be_read_from_a_lost_worker():

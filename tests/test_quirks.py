@@ -33,15 +33,61 @@ print(type(y) is DTensor and bool((y.full_tensor() == 4).all()) and (gt.ones(2) 
 dist.destroy_process_group()
 """,
     "sympy": """
-from sympy.abc import a
+assert "sympy" not in sys.modules
 import sympy.core.numbers
-print(str(sympy.expand((a + 1) ** 2)) == "a**2 + 2*a + 1" and isinstance(a, sympy.Basic))
+from sympy.abc import a
+print(str(sympy.expand((a + 1) ** 2)) == "a**2 + 2*a + 1" and sympy.core.numbers.Integer(3) == 3)
+assert isinstance(a, sympy.Basic) and sympy.__version__ and torch.optim.SGD([gt.ones(1)])
+assert (gt.ones(2) * 2 + 1).tolist() == [3, 3]
 """,
     "symbolic shapes": """
 import torch.fx.experimental.symbolic_shapes as shapes
 before = shapes.guard_or_false
 size = shapes.ShapeEnv().create_unbacked_symint()
 print(shapes.guard_or_false is not before and before(size == 3) is False and not shapes.is_nested_int(size))
+""",
+    "all of symbolic shapes": """
+from torch.fx.experimental.symbolic_shapes import *
+import torch.fx.experimental.symbolic_shapes as shapes
+print(ShapeEnv is shapes.ShapeEnv and "guard_bool" in dir(shapes) and shapes.__package__ == "torch.fx.experimental")
+""",
+    "symbolic shapes that are looked at": """
+import inspect
+import torch.fx.experimental.symbolic_shapes as shapes
+inspect.getmodule(gt.randn)
+inspect.unwrap(shapes)
+print("sympy" not in sys.modules and dir(shapes).index("ShapeEnv") > 0)
+""",
+    "symbolic shapes that are patched": """
+from unittest import mock
+import torch.fx.experimental.symbolic_shapes as shapes
+with mock.patch.object(shapes, "guard_or_false", lambda truth: "patched"):
+    size = shapes.ShapeEnv().create_unbacked_symint()
+    patched = shapes.guard_or_false(True)
+print(patched == "patched" and shapes.guard_or_false(size == 3) is False)
+""",
+    "symbolic shapes that fail": """
+import torch.fx.experimental.symbolic_shapes as shapes
+sys.modules["sympy"] = type(sys)("sympy")
+errors = []
+for _ in range(2):
+    try: shapes.ShapeEnv
+    except ImportError as error: errors.append("sympy" in str(error))
+del sys.modules["sympy"]
+print(errors == [True, True] and shapes.ShapeEnv is not None)
+""",
+    "inference mode": """
+with torch.inference_mode():
+    x = gt.ones(2, 2)
+    torch.nn.functional.linear(x @ x, x).tolist()
+torch.native_dropout(gt.ones(3), 0.5, True)
+print(not any(name in sys.modules for name in HEAVY))
+""",
+    "dynamo on GT tensors": """
+w = gt.ones(3, 3)
+def f(a): return (torch.nn.functional.gelu(a @ w) * 2 + a.shape[0]).sum()
+compiled = torch.compile(f, backend="eager")
+print(compiled(gt.ones(2, 3)).item() == f(gt.ones(2, 3)).item())
 """,
     "symbolic shapes in threads": """
 import threading
@@ -68,7 +114,9 @@ CALLS = {
     "sym_or": [(False, False), (False, True), (False,)],
 }
 def answers(): return {name: [getattr(shapes, name)(*call) for call in calls] for name, calls in CALLS.items()}
-assert set(shapes._stand_ins) == set(CALLS), shapes._stand_ins
+from gt.client.quirks import _ANSWERS, _Question
+assert set(_ANSWERS) == set(CALLS)
+assert all(type(vars(shapes)[name]) is _Question for name in CALLS)
 plain = answers()
 shapes.ShapeEnv
 assert type(shapes) is type(gt)

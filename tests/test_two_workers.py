@@ -172,3 +172,13 @@ def test_cores_are_divided(two_processes):
     for info in workers().values():
         command = psutil.Process(info.pid).cmdline()
         assert command[command.index("--threads") + 1] == str(max(1, os.cpu_count() // 2))
+
+
+@pytest.mark.parametrize("rows", [2, 1 << 17], ids=["inline", "shared memory"])
+def test_what_was_uploaded_can_grow(two_processes, rows):
+    """Uploads are used where they arrive, in memory that cannot."""
+    x = gt.to(torch.zeros(rows))
+    with pytest.warns(UserWarning, match="resized"):
+        torch.add(gt.ones(rows + 1), 1, out=x)
+    assert x.shape == (rows + 1,)
+    assert x.sum().item() == 2 * (rows + 1)

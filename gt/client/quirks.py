@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import importlib.util
 import sys
 import threading
@@ -12,11 +13,13 @@ from typing import Any
 import torch._compile
 import torch._decomp.decompositions
 import torch._meta_registrations
+import torch._prims_common
 import torch._refs.fft
 import torch._refs.linalg
 import torch._refs.nn.functional
 import torch._refs.special
 import torch.fx.experimental
+from torch._C._dynamo import eval_frame
 
 _MODULES = (
     torch._refs,
@@ -58,110 +61,142 @@ def keep_dtensor_out(handle: type[torch.Tensor], dispatch: Callable[..., Any]) -
     and the first such question imports `torch.distributed.tensor` (1 s). It does not ask where the class has a rule for
     the op. Ops that are rare (with `out=`, or of a library) get no rule: they take the longer way to the same place."""
     for name in torch._C._dispatch_get_all_op_names():
-        if name.startswith("aten::") and not name.endswith("out") and not _is_made_of_others(name):
+        if name.startswith("aten::") and not name.partition(".")[2].endswith("out"):
             torch.library.register_torch_dispatch(name, handle, dispatch, lib=_LIBRARY)
 
 
-def _is_made_of_others(name: str) -> bool:
-    """Torch takes these ops apart before they come to a tensor's class."""
-    return torch._C._dispatch_has_kernel_for_dispatch_key(name, "CompositeImplicitAutograd")
+def hide_from_dynamo(function: Callable[..., Any]) -> None:
+    """Dynamo would trace what an op does in the client, where it traces a function that uses GT tensors."""
+    skip = eval_frame._FrameAction.SKIP
+    eval_frame.set_code_exec_strategy(function.__code__, eval_frame._FrameExecStrategy(skip, skip))
 
 
 def keep_sympy_out() -> None:
     """Torch's Python shape functions ask of each size whether it is symbolic, and import sympy (0.4 s) to ask. What
-    they ask of plain numbers has plain answers, and where sympy is not there nothing is of its classes."""
-    _postpone("sympy", {"Basic": type("Basic", (), {})})
-    _postpone(
-        "torch.fx.experimental.symbolic_shapes",
-        {
-            "expect_true": _itself,
-            "guard_int": _itself,
-            "guard_or_false": _itself,
-            "guard_or_true": _itself,
-            "guard_size_oblivious": _itself,
-            "guarding_hint_or_throw": _itself,
-            "has_guarding_hint": lambda size: True,
-            "is_nested_int": lambda size: False,
-            "statically_known_true": _itself,
-            "sym_and": lambda *truths: all(truths),
-            "sym_eq": lambda left, right: left == right if isinstance(left, int) else tuple(left) == tuple(right),
-            "sym_or": lambda *truths: any(truths),
-        },
-    )
+    they ask of plain numbers has plain answers."""
+    _postpone_symbolic_shapes()
+    _look_elsewhere_for_sympy(torch._prims_common.elementwise_dtypes)
+
+
+def _look_elsewhere_for_sympy(function: Any) -> None:
+    """The function imports sympy to ask whether something is of its classes. Nothing is before sympy is imported, so it
+    gets a module that says so until then. By its code, which others have imported too."""
+    stand_in = ModuleType("_gt_sympy")
+    stand_in.__getattr__ = _of_sympy  # type: ignore[method-assign]
+    sys.modules[stand_in.__name__] = stand_in
+    names = [stand_in.__name__ if name == "sympy" else name for name in function.__code__.co_names]
+    function.__code__ = function.__code__.replace(co_names=tuple(names))
+
+
+def _of_sympy(name: str) -> Any:
+    if name.startswith("__"):
+        raise AttributeError(name)
+    if name == "Basic" and "sympy" not in sys.modules:
+        return _Nothing
+    return getattr(importlib.import_module("sympy"), name)
+
+
+class _Nothing:
+    """What nothing is an instance of."""
 
 
 def _itself(value: int, *_: int) -> int:
     return value
 
 
-def _postpone(name: str, stand_ins: dict[str, Any]) -> None:
-    """Import a module without executing it, as importlib's LazyLoader does; but what has a stand-in does not count as
-    using it. A function stands in for as long as all that it is given are plain numbers."""
-    if name in sys.modules or (spec := importlib.util.find_spec(name)) is None:
+_ANSWERS: dict[str, Callable[..., int]] = {
+    "expect_true": _itself,
+    "guard_int": _itself,
+    "guard_or_false": _itself,
+    "guard_or_true": _itself,
+    "guard_size_oblivious": _itself,
+    "guarding_hint_or_throw": _itself,
+    "has_guarding_hint": lambda size: True,
+    "is_nested_int": lambda size: False,
+    "statically_known_true": _itself,
+    "sym_and": lambda *truths: all(truths),
+    "sym_eq": lambda left, right: left == right if isinstance(left, int) else tuple(left) == tuple(right),
+    "sym_or": lambda *truths: any(truths),
+}
+_SYMBOLIC_SHAPES = "torch.fx.experimental.symbolic_shapes"
+_WALKED = {"__path__", "__warningregistry__", "__wrapped__", "__test__"}  # what those ask for who look at all modules
+
+
+def _postpone_symbolic_shapes() -> None:
+    """Import the module without executing it, until something is asked of it that has no plain answer."""
+    if _SYMBOLIC_SHAPES in sys.modules or (spec := importlib.util.find_spec(_SYMBOLIC_SHAPES)) is None:
         return
-    module = _Postponed(name)
-    module.__spec__, module.__file__ = spec, spec.origin
-    for key, value in stand_ins.items():
-        setattr(module, key, value if isinstance(value, type) else _asked(module, key, value))
-    module._stand_ins = set(stand_ins)
-    sys.modules[name] = module
-    parent, _, last = name.rpartition(".")
-    if parent:
-        setattr(sys.modules[parent], last, module)
+    module = importlib.util.module_from_spec(spec)
+    module.__class__ = _Postponed
+    assert isinstance(module, _Postponed)
+    module.postpone()
+    sys.modules[_SYMBOLIC_SHAPES] = torch.fx.experimental.symbolic_shapes = module
 
 
 class _Postponed(ModuleType):
-    """A module that is executed, in its place, when something is asked of it that it does not have yet."""
+    """A module that is executed, in its place, when something is asked of it that it does not have yet. Other threads
+    wait until that is done; what it imports meanwhile finds it half done, as in any import."""
 
-    _stand_ins: set[str] | None
+    def postpone(self) -> None:
+        self.__dict__.update({name: _Question(self, name) for name in _ANSWERS}, _is_executing=False)
 
     def __getattr__(self, name: str) -> Any:
-        if not name.startswith("__") or (name == "__path__" and _is_package(self)):
-            _execute(self)
+        if name not in _WALKED:
+            self.execute()
             if name in vars(self):
                 return vars(self)[name]
         raise AttributeError(f"module {self.__name__!r} has no attribute {name!r}")
 
+    def __dir__(self) -> list[str]:
+        self.execute()
+        return sorted(vars(self))
 
-def _is_package(module: ModuleType) -> bool:
-    """Whether importlib looks in it for submodules, which needs it executed."""
-    return module.__spec__ is not None and module.__spec__.submodule_search_locations is not None
+    def execute(self) -> None:
+        if not _execution.acquire(timeout=_PATIENCE):
+            return
+        try:
+            if type(self) is _Postponed and not self._is_executing:
+                self._execute()
+        finally:
+            _execution.release()
+
+    def _execute(self) -> None:
+        self._is_executing = True
+        own = {name: value for name, value in vars(self).items() if name in _ANSWERS and type(value) is not _Question}
+        for name in _ANSWERS:
+            vars(self).pop(name, None)
+        try:
+            self.__spec__.loader.exec_module(self)  # type: ignore[union-attr]
+        except Exception as error:
+            self.postpone()  # the next one tries again
+            if isinstance(error, AttributeError):  # which would be taken for a name that the module does not have
+                raise ImportError(f"{self.__name__} failed while it was executed: {error}") from error
+            raise
+        _real.update({name: vars(self).get(name) for name in _ANSWERS})
+        vars(self).update(own)  # what somebody has put there meanwhile
+        del self._is_executing
+        self.__class__ = ModuleType  # type: ignore[assignment]
 
 
 _execution = threading.RLock()
 _PATIENCE = 20.0  # seconds; whoever waits longer holds what the executing thread wants to import
+_real: dict[str, Any] = {}
 
 
-def _execute(module: _Postponed) -> None:
-    """Other threads wait until it is done; what the module itself imports finds it half done, as in any import."""
-    if not _execution.acquire(timeout=_PATIENCE):
-        return
-    try:
-        stand_ins, spec = module._stand_ins, module.__spec__
-        if stand_ins is None or spec is None or spec.loader is None:
-            return
-        module._stand_ins = None
-        for name in stand_ins:
-            delattr(module, name)
-        if _is_package(module):
-            module.__path__ = spec.submodule_search_locations or []
-        spec.loader.exec_module(module)
-        module.__class__ = ModuleType  # type: ignore[assignment]
-    except BaseException:
-        sys.modules.pop(module.__name__, None)  # as after any import that fails: the next one tries again
-        raise
-    finally:
-        _execution.release()
+class _Question:
+    """Stands in for a function of the module for as long as all that it is given are plain numbers."""
 
+    def __init__(self, module: _Postponed, name: str) -> None:
+        self.__name__ = name
+        self._module = module
+        self._answer = _ANSWERS[name]
 
-def _asked(module: _Postponed, name: str, answer: Callable[..., Any]) -> Callable[..., Any]:
-    def ask(*values: Any, **options: Any) -> Any:
+    def __call__(self, *values: Any, **options: Any) -> Any:
         if not options and all(map(_is_plain, values)):
-            return answer(*values)
-        _execute(module)
-        return getattr(module, name)(*values, **options)
-
-    return ask
+            return self._answer(*values)
+        if self.__name__ not in _real:
+            self._module.execute()
+        return _real[self.__name__](*values, **options)
 
 
 def _is_plain(value: object) -> bool:

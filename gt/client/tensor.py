@@ -19,7 +19,7 @@ from gt.client.entries import rebind, wrap
 from gt.client.layouts import LocalShard, shards_of_node, spec_of_node
 from gt.client.nodes import Node
 from gt.client.printing import SHOWN_ELEMENTS, corner, describe
-from gt.client.quirks import keep_dtensor_out
+from gt.client.quirks import hide_from_dynamo, keep_dtensor_out
 from gt.sharding.placements import Placements, Replicate, spec_from
 from gt.sharding.spec import DeviceMesh, ShardingSpec
 
@@ -242,4 +242,5 @@ def restore(value: torch.Tensor, requires_grad: bool, is_parameter: bool) -> Ten
 
 
 keep_dtensor_out(Tensor, dispatch)
+hide_from_dynamo(dispatch)
 torch.serialization.add_safe_globals([restore])

@@ -52,7 +52,7 @@ class _Record(Struct, array_like=True, tag=True, frozen=True, gc=False):
 
 
 class Segment(Struct, array_like=True, frozen=True):
-    """Where the bytes of a tensor travel: in a named shared-memory segment, or (empty name) in raw frames."""
+    """Where the bytes of a tensor travel: in a named shared-memory segment, or (empty name) with the message."""
 
     name: Name
     nbytes: Annotated[int, Meta(ge=0, lt=1 << 52)]

@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple, TypeAlias
 
+from gt.core.errors import ProtocolError
 from gt.core.messages import (
     Failed,
     Fetched,
@@ -74,6 +75,8 @@ class Requests:
         pending = self.pending.get(reply.request)
         if pending is None:
             return
+        if pending.mesh is not None and not isinstance(reply, Queried | Failed):
+            raise ProtocolError(f"{type(reply).__name__} is not an answer to a query")
         pending.waiting_for.discard(worker)
         pending.replies[worker] = reply
         if not pending.waiting_for:

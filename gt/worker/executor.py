@@ -94,8 +94,8 @@ class Executor:
         }
 
     def run(self, commands: Sequence[Command], buffers: Sequence[Buffer]) -> list[Outgoing]:
-        """Run a batch in order. Buffers belong to the commands that create tensors, in order. The thread has to be the
-        worker's own, or isolated by the engine."""
+        """Run a batch in order. Buffers belong to the commands that create tensors, in order. The thread has to be
+        isolated by the engine."""
         log.debug("worker %d: %d commands, %d tensors held", self.worker, len(commands), len(self.store))
         self._reports = []
         self._buffers = iter(buffers)
@@ -256,6 +256,10 @@ class Executor:
         self.progress[0], self.progress[1] = command.code, command.site
         kernel = self.kernels[command.code]
         assert not isinstance(kernel, ProgramKernel), "queries run on whole tensors"
+        for place in kernel.writes:
+            written = self.store[command.inputs[place]]
+            if not isinstance(written, Failing):
+                self.store[command.inputs[place]] = self.engine.resizable(written)
         values = [self.store[ident] for ident in command.inputs]
         try:
             results = kernel.call(values, command.scalars)
@@ -268,8 +272,8 @@ class Executor:
             self._report(Failed(command.request, failing.failure, own))
             return
         self._renew(kernel, command.inputs, command.written)
-        written = tuple([self.engine.meta(self.store[ident]) for ident in command.written])
-        self._report(Queried(command.request, tuple(answers), written))
+        metas = tuple([self.engine.meta(self.store[ident]) for ident in command.written])
+        self._report(Queried(command.request, tuple(answers), metas))
 
     def _keep(self, first: int, results: list[Any], place: int) -> Result:
         """Store one result of a query, if it is a tensor, and describe it."""

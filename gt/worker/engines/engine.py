@@ -41,6 +41,9 @@ class Engine(Protocol):
     def settle(self, value: Value) -> Value:
         """A result as it can be kept: with no lazy conjugation or negation."""
 
+    def resizable(self, value: Value) -> Value:
+        """The tensor itself where its memory can grow, otherwise a copy: ops with `out=` may want more of it."""
+
     def view_step(self, step: ViewStep) -> Callable[[Value], Value]:
         """A view op as a function of its tensor; a copy where the strides here do not allow a view."""
 

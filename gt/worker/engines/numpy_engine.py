@@ -63,6 +63,9 @@ class NumPyEngine:
     def settle(self, value: Array) -> Array:
         return value
 
+    def resizable(self, value: Array) -> Array:
+        return value
+
     def view_step(self, step: ViewStep) -> Callable[[Array], Array]:
         args = [self.literal(arg) for arg in step.args]
         kwargs = {name: self.literal(arg) for name, arg in step.kwargs.items()}

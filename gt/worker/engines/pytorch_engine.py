@@ -226,6 +226,9 @@ class PyTorchEngine:
             raise NotImplementedError(f"a result of layout {value.layout} cannot be kept; GT holds strided tensors")
         return value
 
+    def resizable(self, value: torch.Tensor) -> torch.Tensor:
+        return value if value.untyped_storage().resizable() else value.clone()
+
     def view_step(self, step: ViewStep) -> Callable[[torch.Tensor], torch.Tensor]:
         args = [self.literal(arg) for arg in step.args]
         kwargs = {name: self.literal(arg) for name, arg in step.kwargs.items()}
