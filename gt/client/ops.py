@@ -146,11 +146,15 @@ def _explicit(func: OpOverload) -> Callable[..., Any] | None:
 
 
 def _functional(func: OpOverload) -> str:
-    """The overload that computes what this one writes: of the same op, with the same arguments but `out=`."""
+    """The overload that computes what this one writes: of the same op, with the same arguments but `out=`. Where an op
+    writes to `out=` and to other arguments, none gives them in the order of the arguments."""
     schema = func._schema
-    declared = any(a.alias_info is not None and a.alias_info.is_write for a in schema.arguments)
-    if not declared:
+    written = [a for a in schema.arguments if a.alias_info is not None and a.alias_info.is_write]
+    if not written:
         return str(func)
+    outs = [a for a in schema.arguments if a.is_out]
+    if outs and (len(outs) < len(written) or schema.name in _UNDECLARED_WRITES):
+        return ""
     name = func._opname.removesuffix("_")
     wanted = [(a.name, str(a.type)) for a in schema.arguments if not a.is_out]
     for packet in (getattr(torch.ops.aten, option, None) for option in (name, f"{name}_functional")):

@@ -104,8 +104,9 @@ class InProcessChannel:
             self._deliver(self.office.report(worker, report, buffer))
 
     def receive(self, timeout: float) -> list[tuple[Answer, Buffer | None]]:
-        arrived = list(self._arrived)
-        self._arrived.clear()
+        arrived = []
+        while self._arrived:  # one by one: other threads add to it meanwhile
+            arrived.append(self._arrived.popleft())
         return arrived
 
     def how_it_ended(self, pid: int) -> str:
