@@ -1,6 +1,8 @@
 """What a client hears of failures, in every order in which the news may come."""
 
 import itertools
+import sys
+import threading
 
 import msgspec
 import pytest
@@ -9,6 +11,7 @@ from gt.client.inbox import REMEMBERED, Inbox
 from gt.client.sites import Sites
 from gt.core.errors import OpError
 from gt.core.messages import Failed, OpFailed, Synchronized
+from gt.launch.inprocess import InProcessChannel
 from tests.records import FAILURE, own
 
 REQUEST = own(50)
@@ -94,3 +97,18 @@ def test_what_is_remembered_has_a_limit():
     inbox = inbox_of(*[news(op) for op in range(3 * REMEMBERED)])
     assert len(heard(inbox)) == 3 * REMEMBERED
     assert len(inbox._known) == REMEMBERED
+
+
+def test_answers_that_come_while_others_are_taken_are_not_lost():
+    channel, count, taken = InProcessChannel(1, "pytorch"), 20000, []
+    interval = sys.getswitchinterval()
+    sys.setswitchinterval(1e-6)
+    try:
+        thread = threading.Thread(target=lambda: [channel._arrived.append((number, None)) for number in range(count)])
+        thread.start()
+        while thread.is_alive() or channel._arrived:
+            taken += channel.receive(0.0)
+    finally:
+        sys.setswitchinterval(interval)
+    channel.close()
+    assert taken == [(number, None) for number in range(count)]
