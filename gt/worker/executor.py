@@ -112,12 +112,11 @@ class Executor:
                 continue
             progress[0], progress[1] = command.code, command.site  # type: ignore[union-attr]
             try:  # most ops; what a small one costs here is mostly this loop
-                inputs = command.inputs  # type: ignore[union-attr]
-                if len(inputs) == 2:
-                    result = direct(store[inputs[0]], store[inputs[1]])
+                inputs, output = command.inputs, command.outputs[0]  # type: ignore[union-attr]
+                if len(inputs) == 2:  # nothing but the store may hold the result, or it would outlive its end
+                    store[output] = direct(store[inputs[0]], store[inputs[1]])
                 else:
-                    result = direct(*[store[ident] for ident in inputs])
-                store[command.outputs[0]] = result  # type: ignore[union-attr]
+                    store[output] = direct(*[store[ident] for ident in inputs])
             except Exception:  # once more, where failures are dealt with
                 actions[WorkerRunOp](command)
         return self._reports
