@@ -49,7 +49,7 @@ from gt.version import __version__
 from gt.wire import shared
 from gt.wire.codec import Decoder, Frame, Payload, encode, encode_once
 from gt.wire.processes import is_running, start_mark, this_host
-from gt.wire.sockets import open_socket, receive
+from gt.wire.sockets import open_socket, receive, send
 
 log = logging.getLogger("gt.dispatcher")
 
@@ -269,7 +269,7 @@ class Server:
             self._post(identity, box.messages, box.payloads)
 
     def _post(self, identity: bytes, messages: Sequence[Any], payloads: Sequence[Payload] = ()) -> None:
-        self._socket.send_multipart([identity, *encode(messages, payloads)])
+        send(self._socket, [identity, *encode(messages, payloads)])
 
 
 _NAMED: dict[type, Callable[[Any], tuple[int, ...]]] = {

@@ -17,7 +17,7 @@ from gt.wire import shared
 from gt.wire.channel import Buffer
 from gt.wire.codec import Decoder, Payload, encode, join
 from gt.wire.processes import is_running, start_mark, this_host
-from gt.wire.sockets import open_socket, receive
+from gt.wire.sockets import open_socket, receive, send
 
 _SLICE_MS = 5  # how long a receiver holds the socket before a sender of another thread gets it
 _CHECK_SECONDS = 0.5
@@ -48,7 +48,7 @@ class SocketChannel:
     def greet(self, wants_workers: int, timeout: float, watch: Callable[[], None] = lambda: None) -> Welcome:
         """Shake hands. `watch` is called while waiting and raises when it is in vain."""
         hello = Hello(__version__, "client", this_host(), os.getpid(), wants_workers=wants_workers)
-        self._socket.send_multipart(encode([hello]))
+        send(self._socket, encode([hello]))
         deadline = time.monotonic() + timeout
         reason = f"no server answers at {self._endpoint}; start one with: python -m gt.server"
         while time.monotonic() < deadline:
@@ -75,7 +75,7 @@ class SocketChannel:
             messages.append(instruction)
         frames = encode(messages, payloads)
         with self._lock:
-            self._socket.send_multipart(frames)
+            send(self._socket, frames)
 
     def _pack(self, created: CreateTensor, buffer: Buffer) -> tuple[CreateTensor, list[Buffer]]:
         """Large tensors go through shared memory where the workers are on this machine."""

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import zmq
 
-from gt.wire.codec import MAX_FRAME
+from gt.wire.codec import MAX_FRAME, Frame
+
+_MORE, _NOW, _HAS_MORE = int(zmq.SNDMORE), int(zmq.NOBLOCK), int(zmq.RCVMORE)
 
 
 def open_socket(context: zmq.Context[zmq.Socket[bytes]], kind: int, milliseconds: int) -> zmq.Socket[bytes]:
@@ -19,9 +23,19 @@ def open_socket(context: zmq.Context[zmq.Socket[bytes]], kind: int, milliseconds
     return socket
 
 
+def send(socket: zmq.Socket[bytes], frames: Sequence[Frame]) -> None:
+    """One message. `send_multipart` adds flags as enums, which costs more than sending."""
+    for frame in frames[:-1]:
+        socket.send(frame, _MORE)
+    socket.send(frames[-1])
+
+
 def receive(socket: zmq.Socket[bytes], *, waits: bool = True) -> list[bytes] | None:
     """A message, or None if none comes in time. By a receive timeout: a poll makes a poller for every call."""
     try:
-        return socket.recv_multipart(0 if waits else zmq.NOBLOCK)
+        frames = [socket.recv(0 if waits else _NOW)]
     except zmq.Again:
         return None
+    while socket.getsockopt(_HAS_MORE):
+        frames.append(socket.recv())
+    return frames

@@ -26,7 +26,7 @@ from gt.version import __version__
 from gt.wire import shared
 from gt.wire.codec import Decoder, Frame, encode, join
 from gt.wire.processes import is_running, start_mark, this_host
-from gt.wire.sockets import open_socket, receive
+from gt.wire.sockets import open_socket, receive, send
 from gt.worker.engines import make_engine
 from gt.worker.engines.engine import Buffer
 from gt.worker.executor import Executor
@@ -55,7 +55,7 @@ class Worker:
             with self._engine.isolated():
                 self._serve(executor)
         except Exception as error:
-            self._socket.send_multipart(encode([Goodbye(f"{type(error).__name__}: {error}"[:4096])]))
+            send(self._socket, encode([Goodbye(f"{type(error).__name__}: {error}"[:4096])]))
             raise
         finally:
             self._close()
@@ -76,7 +76,7 @@ class Worker:
         """Say hello, however long the server takes to come up."""
         name, cell = shared.create(16)
         hello = Hello(__version__, "worker", this_host(), os.getpid(), self._engine.device, name)
-        self._socket.send_multipart(encode([hello]))
+        send(self._socket, encode([hello]))
         notice = time.monotonic() + 10
         while (frames := receive(self._socket)) is None:
             if time.monotonic() > notice:
@@ -101,7 +101,7 @@ class Worker:
         if outgoing:
             reports: list[Report] = [report for report, _ in outgoing]
             payloads = [[buffer] if _is_inline(report) else [] for report, buffer in outgoing if buffer is not None]
-            self._socket.send_multipart(encode(reports, payloads))
+            send(self._socket, encode(reports, payloads))
 
     def _bytes(self, command: WorkerCreateTensor, payload: Sequence[Frame]) -> Buffer:
         segment = command.segment
