@@ -9,11 +9,14 @@ from gt.wire.sockets import open_socket, receive, send
 @pytest.fixture
 def ends():
     """The two ends of a connection within the process; the router's end first."""
-    with zmq.Context() as context:
-        with open_socket(context, zmq.ROUTER, 2000) as router, open_socket(context, zmq.DEALER, 50) as dealer:
-            router.bind("inproc://ends")
-            dealer.connect("inproc://ends")
-            yield router, dealer
+    with (
+        zmq.Context() as context,
+        open_socket(context, zmq.ROUTER, 2000) as router,
+        open_socket(context, zmq.DEALER, 50) as dealer,
+    ):
+        router.bind("inproc://ends")
+        dealer.connect("inproc://ends")
+        yield router, dealer
 
 
 @pytest.mark.parametrize("frames", [[b"one"], [b""], [b"a", b""], [b"", b"b"], [b"a", memoryview(b"bb"), bytes(70000)]])
