@@ -150,7 +150,7 @@ def test_only_the_front_door_imports_by_name():
     users = {
         name_of(path) for path in FILES if "importlib" in packages_imported(path) or "__import__" in names_in(path)
     }
-    assert users == {"gt/__init__.py", "gt/client/quirks.py"}  # the latter, what it postpones
+    assert users == {"gt/__init__.py", "gt/client/symbolic.py"}  # the latter, what it postpones
 
 
 def test_nothing_is_run_that_came_as_data():

@@ -114,7 +114,7 @@ CALLS = {
     "sym_or": [(False, False), (False, True), (False,)],
 }
 def answers(): return {name: [getattr(shapes, name)(*call) for call in calls] for name, calls in CALLS.items()}
-from gt.client.quirks import _ANSWERS, _Question
+from gt.client.symbolic import _ANSWERS, _Question
 assert set(_ANSWERS) == set(CALLS)
 assert all(type(vars(shapes)[name]) is _Question for name in CALLS)
 plain = answers()

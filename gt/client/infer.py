@@ -16,8 +16,9 @@ from gt.client.entries import Entry, PlainEntry, QueryEntry, Rebuild, Returned, 
 from gt.client.geometry import Geometry, dtype_name, geometry_of, intern_geometry
 from gt.client.nodes import Node
 from gt.client.ops import Kind, OpRecord
-from gt.client.quirks import keep_dynamo_out, keep_sympy_out
+from gt.client.quirks import keep_dynamo_out
 from gt.client.session import Session
+from gt.client.symbolic import keep_sympy_out
 from gt.core.errors import SessionError
 from gt.core.signatures import (
     Arg,
