@@ -8,6 +8,7 @@ from typing import NamedTuple, TextIO
 from gt.client import session as sessions
 from gt.client.session import Session
 from gt.core.errors import SessionError
+from gt.core.ids import short_id
 from gt.core.messages import (
     MAX_RECORDED,
     CreateTensor,
@@ -18,7 +19,6 @@ from gt.core.messages import (
     Ran,
     RunOp,
     TrafficRead,
-    short_id,
 )
 from gt.core.timeline import TimelineEvent, Transfer
 

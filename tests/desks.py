@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from gt.core.events import Observer
+from gt.core.ids import FIRST_OWN, short_id
 from gt.core.messages import (
-    FIRST_OWN,
     Answer,
     Command,
     CreateTensor,
@@ -26,7 +26,6 @@ from gt.core.messages import (
     WorkerFreeTensors,
     WorkerQueryOp,
     WorkerRunOp,
-    short_id,
 )
 from gt.core.meta import TensorMeta
 from gt.core.signatures import Number, Signature

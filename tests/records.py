@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+from gt.core.ids import SESSION_SHIFT
 from gt.core.messages import (
-    SESSION_SHIFT,
     Answer,
     Collective,
     Command,

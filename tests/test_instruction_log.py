@@ -8,6 +8,7 @@ import pytest
 
 import gt
 from gt.core.errors import SettingsError
+from gt.core.ids import session_of
 from gt.core.messages import (
     DefineSite,
     Fetched,
@@ -17,7 +18,6 @@ from gt.core.messages import (
     Segment,
     Synchronize,
     Synchronized,
-    session_of,
 )
 from gt.monitor.instruction_log import InstructionLog, open_log
 from tests.desks import OP, OP2, REQUEST, REQUEST2, A, B, C, D, Desk, create, query, run

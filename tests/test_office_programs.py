@@ -13,6 +13,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
+from gt.core.ids import session_of
 from gt.core.messages import (
     DefineOp,
     Fetched,
@@ -45,7 +46,6 @@ from gt.core.messages import (
     WorkerReadTraffic,
     WorkerRunOp,
     WorkerSynchronize,
-    session_of,
 )
 from gt.core.signatures import Compute, Move, Whole
 from gt.dispatcher.office import Office

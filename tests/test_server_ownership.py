@@ -7,11 +7,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gt.core.errors import ProtocolError
+from gt.core.ids import FIRST_OWN, FIRST_RUN, MAX_RESULTS, SESSION_SHIFT
 from gt.core.messages import (
-    FIRST_OWN,
-    FIRST_RUN,
-    MAX_RESULTS,
-    SESSION_SHIFT,
     CreateTensor,
     DefineOp,
     DefineScope,

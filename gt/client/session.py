@@ -21,10 +21,8 @@ from gt.client.outbox import Outbox
 from gt.client.scopes import Scoping, in_use, push
 from gt.client.sites import Sites
 from gt.core.errors import ConnectionLost, OpError, SessionError
+from gt.core.ids import FIRST_RUN, MAX_RESULTS, SESSION_SHIFT
 from gt.core.messages import (
-    FIRST_RUN,
-    MAX_RESULTS,
-    SESSION_SHIFT,
     CreateTensor,
     DefineOp,
     DefineSite,

@@ -2,8 +2,6 @@
 
 A client sends *instructions* to the dispatcher, the dispatcher sends *commands* to workers, workers send *reports*
 back, and the dispatcher sends *answers* to clients. In one process the same records are passed by reference.
-
-Ids (of tensors and of requests) are given by the client, never reused, and carry their session in the high bits.
 """
 
 from __future__ import annotations
@@ -12,39 +10,16 @@ from typing import Annotated, TypeAlias, Union
 
 from msgspec import Meta, Struct
 
+from gt.core.ids import Id, Ids
 from gt.core.meta import TensorMeta
 from gt.core.signatures import Axis, Name, Number, PolicyRecord, Program, Signature, SpecRecord, Text
 
 PROTOCOL = 3
-SESSION_SHIFT = 40
 MAX_BATCH = 1 << 16
-MAX_RESULTS = 1 << 12  # tensors that one query may return
 MAX_RECORDED = 1 << 20  # commands that a worker records at most
 RAN_AT_ONCE = 1 << 10  # and how many of them one answer has of each worker
 
-Id: TypeAlias = Annotated[int, Meta(ge=0, lt=1 << 62)]
-Ids: TypeAlias = Annotated[tuple[Id, ...], Meta(max_length=1 << 16)]
 Limit: TypeAlias = Annotated[int, Meta(ge=0, le=MAX_RECORDED)]
-
-
-FIRST_RUN = 1 << (SESSION_SHIFT - 1)  # ids from here on are given to the results of queries, in runs of MAX_RESULTS
-FIRST_OWN = 1 << (SESSION_SHIFT - 2)  # ids from here on are given by the dispatcher: copies of tensors, programs
-
-
-def session_of(ident: int) -> int:
-    return ident >> SESSION_SHIFT
-
-
-def short_id(ident: int) -> str:
-    """An id for people, without its session: `12`, `c5` for a copy that the dispatcher made, and `q3` or `q3.1` for
-    results of the session's query number 3."""
-    number = ident & ((1 << SESSION_SHIFT) - 1)
-    if number < FIRST_OWN:
-        return str(number)
-    if number < FIRST_RUN:
-        return f"c{number - FIRST_OWN}"
-    run, place = divmod(number - FIRST_RUN, MAX_RESULTS)
-    return f"q{run}.{place}" if place else f"q{run}"
 
 
 class _Record(Struct, array_like=True, tag=True, frozen=True, gc=False):
@@ -58,7 +33,7 @@ class Segment(Struct, array_like=True, frozen=True):
     nbytes: Annotated[int, Meta(ge=0, lt=1 << 52)]
 
 
-# --- Handshake -------------------------------------------------------------------------------------------------------
+# Handshake
 
 
 class Hello(_Record, frozen=True):
@@ -107,7 +82,7 @@ class Goodbye(_Record, frozen=True):
     reason: Text = ""
 
 
-# --- Instructions: client to dispatcher ------------------------------------------------------------------------------
+# Instructions: client to dispatcher
 
 
 class DefineOp(_Record, frozen=True):
@@ -220,7 +195,7 @@ Instruction = Union[
 ]  # fmt: skip
 
 
-# --- Commands: dispatcher to worker ----------------------------------------------------------------------------------
+# Commands: dispatcher to worker
 
 
 class WorkerDefineOp(_Record, frozen=True):
@@ -328,7 +303,7 @@ Command = Union[
 ]  # fmt: skip
 
 
-# --- Reports and answers: worker to dispatcher to client -------------------------------------------------------------
+# Reports and answers: worker to dispatcher to client
 
 
 class Failure(Struct, array_like=True, frozen=True):

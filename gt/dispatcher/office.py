@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from gt.core.events import Observer
+from gt.core.ids import session_of
 from gt.core.messages import (
     CreateTensor,
     DefineOp,
@@ -43,7 +44,6 @@ from gt.core.messages import (
     WorkerReadTraffic,
     WorkerRunOp,
     WorkerSynchronize,
-    session_of,
 )
 from gt.dispatcher.mistakes import Refusal, refuse
 from gt.dispatcher.placing import Placing

@@ -7,7 +7,8 @@ from typing import TypeAlias
 import msgspec
 
 from gt.core.events import Direction, Event, Message, Observer
-from gt.core.messages import Answer, Command, DefineOp, DefineSite, WorkerDefineOp, session_of
+from gt.core.ids import session_of
+from gt.core.messages import Answer, Command, DefineOp, DefineSite, WorkerDefineOp
 from gt.dispatcher.state import State
 
 Buffer: TypeAlias = memoryview | bytes | bytearray

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import NamedTuple, TypeAlias
 
 from gt.core.errors import ProtocolError
+from gt.core.ids import session_of
 from gt.core.messages import (
     Failed,
     Fetched,
@@ -19,7 +20,6 @@ from gt.core.messages import (
     TrafficRead,
     WorkerFreeTensors,
     WorkerTimeline,
-    session_of,
 )
 from gt.core.meta import TensorMeta
 from gt.dispatcher.post import Buffer, Post

@@ -13,11 +13,8 @@ import zmq
 
 from gt.core.errors import ProtocolError
 from gt.core.events import Observer
+from gt.core.ids import FIRST_OWN, FIRST_RUN, MAX_RESULTS, SESSION_SHIFT
 from gt.core.messages import (
-    FIRST_OWN,
-    FIRST_RUN,
-    MAX_RESULTS,
-    SESSION_SHIFT,
     CreateTensor,
     DefineOp,
     DefineScope,

@@ -7,7 +7,8 @@ from dataclasses import dataclass, field
 from typing import NamedTuple, TypeAlias
 
 from gt.core.errors import LayoutError
-from gt.core.messages import FIRST_OWN, SESSION_SHIFT, Collective, WorkerInfo, session_of
+from gt.core.ids import FIRST_OWN, SESSION_SHIFT, session_of
+from gt.core.messages import Collective, WorkerInfo
 from gt.core.meta import ITEM_BYTES, TensorMeta
 from gt.core.signatures import Signature
 from gt.dispatcher.planner import Plan

@@ -13,7 +13,7 @@ from typing import TextIO
 
 from gt.core.errors import SettingsError
 from gt.core.events import Event, Observer
-from gt.core.messages import short_id
+from gt.core.ids import short_id
 
 _ROW = "{:>12}  {:>9}  {:<11}  {:<12}  {:<19}  {:>13}  {:<24}  {:<44}  {}\n"
 _SHOWN_IDS = 4

@@ -7,8 +7,8 @@ import traceback
 from collections.abc import Callable, Iterator, MutableSequence, Sequence
 from typing import Any, TypeAlias
 
+from gt.core.ids import MAX_RESULTS, session_of
 from gt.core.messages import (
-    MAX_RESULTS,
     Command,
     Failed,
     Failure,
@@ -37,7 +37,6 @@ from gt.core.messages import (
     WorkerReadTraffic,
     WorkerRunOp,
     WorkerSynchronize,
-    session_of,
 )
 from gt.worker.ahead import Ahead
 from gt.worker.engines.engine import Buffer, Engine, Value

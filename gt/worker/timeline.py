@@ -8,6 +8,7 @@ from collections.abc import Callable, Generator
 from contextlib import contextmanager
 from typing import Any, TypeAlias
 
+from gt.core.ids import session_of
 from gt.core.messages import (
     RAN_AT_ONCE,
     Command,
@@ -22,7 +23,6 @@ from gt.core.messages import (
     WorkerQueryOp,
     WorkerRunOp,
     WorkerSynchronize,
-    session_of,
 )
 from gt.worker.exchange import Swap
 
