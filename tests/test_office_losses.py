@@ -21,10 +21,13 @@ from gt.core.messages import (
     Traffic,
     WorkerCreateTensor,
     WorkerHostStore,
+    WorkerInfo,
     WorkerJoinStore,
 )
+from gt.core.meta import TensorMeta
 from gt.dispatcher.post import ToClient, ToWorkers
-from gt.sharding.spec import DeviceMesh
+from gt.dispatcher.state import Held, State, Worker
+from gt.sharding.spec import DeviceMesh, ShardingSpec, whole
 from tests.desks import (
     OP,
     REQUEST,
@@ -414,3 +417,18 @@ def test_traffic_cannot_be_read_from_a_lost_worker():
     desk.tell(ReadTraffic(REQUEST, True))
     assert answers(desk.lose(1))[0] == Lost(REQUEST, 1, 1001, "was killed", "aten.mm")
     assert desk.report(0, Traffic(REQUEST, {})) == []
+
+
+def test_a_copy_that_holds_some_of_a_tensor_does_not_take_its_place():
+    state = State()
+    for worker in (0, 1):
+        state.workers[worker] = Worker(WorkerInfo(worker, "cpu", "here", 1), DeviceMesh([1], ["w"], [worker]), True)
+    meta = TensorMeta((9,), (1,), 0, "float32")
+    alone, other = [worker.alone for worker in state.workers.values()]
+    some = ShardingSpec(other, [["w"]], cuts=[((0, 8),)])
+    state.place(A, Held.of(meta, whole(alone, 1)))
+    state.add_copy(A, some, B)
+    losses = state.lose_worker(0)
+    assert losses.promoted == [] and losses.useless == [(B, other)]
+    assert state.lost == {A: (meta, 0)}
+    state.validate()

@@ -62,19 +62,20 @@ class Placing:
     ) -> int:
         """The id of a tensor in the layout that an op needs. Copies are kept until the tensor is freed or changed. A
         partial tensor that is reduced is not kept as it was, nor is one that nobody has placed when a scope needs it
-        elsewhere (`settles`), unless the op `keeps` it for another of its inputs."""
+        elsewhere (`settles`), unless the op `keeps` it for another of its inputs or needs only some of it."""
         held = self._state.held(ident)
         if held.spec is spec:
             return ident
         copies = self._state.copies.get(ident, {})
         if spec in copies:
             return copies[spec]
-        instead = bool(held.spec.partial) and held.spec.mesh is spec.mesh and not spec.partial and not keeps
+        stays = not spec.partial and not keeps and spec.tiles(held.meta.shape)
+        instead = stays and bool(held.spec.partial) and held.spec.mesh is spec.mesh
         alias = ident if instead else session.new_id()
         self.move(session, held, ident, alias, spec, op, site)
         if instead:
             self._state.lay_out(ident, spec)
-        elif settles and not held.settled and not spec.partial and not keeps:
+        elif stays and settles and not held.settled:
             self._settle(session, ident, alias, spec, site)
             return ident
         else:

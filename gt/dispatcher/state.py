@@ -88,10 +88,13 @@ class Op(NamedTuple):
     plans: dict[PlanKey, Prepared]
 
     def again(self, inputs: tuple[int, ...]) -> dict[int, int]:
-        """The places of other views of a tensor that the op writes, and where it writes it."""
+        """The places of other views of a tensor that the op writes, and where it writes it. Raises Misfit for a tensor
+        that it writes at two places: it would have two new versions."""
         if not self.signature.writes or len(set(inputs)) == len(inputs):
             return {}
-        written = {inputs[place]: place for place in reversed(self.signature.writes)}
+        written = {inputs[place]: place for place in self.signature.writes}
+        if len(written) < len(self.signature.writes):
+            raise Misfit(f"{self.signature.op} writes {self.signature.writes} of {inputs}: one tensor at two places")
         return {place: at for place, ident in enumerate(inputs) if (at := written.get(ident, place)) != place}
 
     @classmethod
@@ -315,12 +318,17 @@ class State:
             self.lay_out(ident, whole(rest, len(held.meta.shape)))
             return
         self._note_rest(losses, ident, held.spec.mesh, worker)
-        if ident in self.copies:
-            spec, alias = next(iter(self.copies[ident].items()))
+        copies = self.copies.get(ident, {})
+        spec = next((spec for spec in copies if spec.tiles(held.meta.shape)), None)
+        if spec is not None:
+            alias = copies[spec]
             losses.promoted.append((ident, alias))
             self.drop_copy(ident, spec)
             self.lay_out(ident, spec)
         else:
+            losses.useless.extend([(alias, spec.mesh) for spec, alias in copies.items()])
+            for spec in list(copies):
+                self.drop_copy(ident, spec)
             self._load(held, -1)
             del self.tensors[ident]
             self.lost[ident] = (held.meta, worker)
@@ -336,6 +344,7 @@ class State:
         assert self.copies.keys() <= self.tensors.keys() and all(self.copies.values())
         loads: dict[DeviceMesh, int] = {}
         for ident, held in self.tensors.items():
+            assert held.spec.tiles(held.meta.shape), (ident, held.spec)
             for spec in (held.spec, *self.copies.get(ident, {})):
                 assert set(spec.mesh.workers) <= self.workers.keys(), (ident, spec)
                 assert len(spec.dims) == len(held.meta.shape), (ident, spec)

@@ -7,7 +7,7 @@ from typing import NamedTuple, TypeAlias
 
 from gt.core.errors import LayoutError
 from gt.core.meta import TensorMeta
-from gt.sharding.spec import Cuts, DeviceMesh, ShardingSpec
+from gt.sharding.spec import DeviceMesh, ShardingSpec, tile
 from gt.sharding.text import parse_spec
 
 
@@ -56,17 +56,16 @@ def require_fit(spec: ShardingSpec, meta: TensorMeta) -> ShardingSpec:
     if len(spec.dims) != len(shape):
         raise LayoutError(f"[{spec}] lays out a tensor of {len(spec.dims)} dims, and this one has {len(shape)}")
     for dim, cuts in enumerate(spec.cuts):
-        if cuts is not None and not _tile(cuts, shape[dim]):
+        if cuts is not None and not tile(cuts, shape[dim]):
             raise LayoutError(f"[{spec}] does not cut dim {dim}, which has {shape[dim]} elements, into disjoint parts")
     if spec.partial and spec.kind in ("and", "or") and meta.dtype != "bool":
         raise LayoutError(f"[{spec}] reduces truth values, and this tensor is of {meta.dtype}")
+    if spec.partial and spec.kind in ("max", "min") and meta.dtype.startswith("complex"):
+        raise LayoutError(
+            f"[{spec}] takes the {spec.kind} of partial values, and this tensor is of {meta.dtype}, "
+            f"which has no order: make it partial by sum or prod, or not partial"
+        )
     return spec
-
-
-def _tile(cuts: Cuts, size: int) -> bool:
-    """Whether intervals, in any order, are all of a dim and share nothing; empty ones may be anywhere."""
-    ordered = sorted([(start, stop) for start, stop in cuts if start < stop])
-    return [0, *[stop for _, stop in ordered]] == [*[start for start, _ in ordered], size]
 
 
 def _spec_from(placements: Placements, mesh: DeviceMesh, rank: int) -> ShardingSpec:

@@ -169,6 +169,12 @@ def balanced_cuts(size: int, counts: tuple[int, ...]) -> Cuts:
     return tuple(cuts)
 
 
+def tile(cuts: Cuts, size: int) -> bool:
+    """Whether intervals, in any order, are all of a dim and share nothing; empty ones may be anywhere."""
+    ordered = sorted([(start, stop) for start, stop in cuts if start < stop])
+    return [0, *[stop for _, stop in ordered]] == [*[start for start, _ in ordered], size]
+
+
 # --- Specs ------------------------------------------------------------------------------------------------------------
 
 
@@ -227,6 +233,11 @@ class ShardingSpec:
             "cuts": self.cuts,
         }
         return ShardingSpec(**(fields | changes))
+
+    def tiles(self, shape: Shape) -> bool:
+        """Whether the parts are all of a tensor and share nothing, as those of a tensor itself do. A copy that was made
+        for an op may be less (an op that skips elements) or have parts that overlap (halos)."""
+        return all(cuts is None or tile(cuts, size) for cuts, size in zip(self.cuts, shape, strict=True))
 
     def normal(self, shape: Shape) -> ShardingSpec:
         """The same spec with cuts that happen to be the default ones left out."""
