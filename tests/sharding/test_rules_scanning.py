@@ -108,3 +108,10 @@ def test_blocks_may_be_cut_between_them_only():
         mesh = DeviceMesh((workers,), ("x",))
         strategy = build_strategy(rule, call.shapes, call.result_shapes, mesh, {"d0": FactorSharding(("x",))})
         assert (strategy and str(strategy.results[0])) == given
+
+
+@pytest.mark.parametrize("dtype", [torch.uint8, torch.int8, torch.int16, torch.int32])
+@pytest.mark.parametrize("op", ["cumsum", "cumprod"])
+def test_running_totals_may_be_small_integers(op, dtype):
+    for x in (torch.randint(9, (7,)), torch.randint(9, (7,)).to(dtype), torch.randint(2, (7,)) > 0, torch.rand(7) * 9):
+        check_expansion(f"aten.{op}.default", x, 0, dtype=dtype, cut=["x"])

@@ -387,6 +387,15 @@ def test_specs_that_make_no_sense(text, message):
         parse_spec(text, GRID)
 
 
+@pytest.mark.parametrize("kind", ["max", "min"])
+def test_complex_numbers_have_no_largest(kind):
+    meta = TensorMeta((2,), (1,), 0, "complex64")
+    told = rf"\[- \+ dp:{kind}\] takes the {kind} .* complex64, which has no order: make it partial by sum or prod"
+    with pytest.raises(LayoutError, match=told):
+        spec_from(f"- + dp:{kind}", GRID, meta)
+    assert str(spec_from("- + dp:prod", GRID, meta)) == "- + dp:prod"
+
+
 def test_cuts_are_those_of_all_dims_or_none():
     with pytest.raises(LayoutError, match="cuts of 1 dims do not fit a spec of 2 dims"):
         ShardingSpec(GRID, [["dp"], []], cuts=[None])

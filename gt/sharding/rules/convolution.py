@@ -178,7 +178,8 @@ def _lower_convolution(conv: Convolution, reaches: Sequence[Reach | None], shard
     builder = LocalBuilder(len(call.inputs))
     bias = call.args[2] if adds_once(shard) else None
     box, result = shard.operand_box(_INPUT), shard.result_box()
-    if any(start == stop for start, stop in (*box, *shard.operand_box(_WEIGHT), *result)):
+    boxes = (*box, *shard.operand_box(_WEIGHT), *(result if call.outputs[0].elements else ()))
+    if any(start == stop for start, stop in boxes):  # of a result that is empty as a whole, the op is asked
         value = zeros(builder, shard.result_shape(), call.outputs[0].dtype)
         if bias is not None:
             shape = Items((-1, *[1] * len(conv.kernel)))

@@ -9,7 +9,7 @@ from gt.sharding.calls import Call, LocalBuilder, LocalProgram, Shard
 from gt.sharding.factors import MASK, Dim, OpShardingRule, Passing, Ref, RuleBuilder, Window, bind
 from gt.sharding.rules.dims import wrap
 from gt.sharding.rules.entry import OpEntry
-from gt.sharding.rules.moving import every_kind, once, own_dims, padded, sum_kind
+from gt.sharding.rules.moving import absent, every_kind, once, own_dims, padded, sum_kind
 from gt.sharding.spec import Box, Interval, Shape
 
 
@@ -65,7 +65,7 @@ def _diagonal(call: Call) -> OpShardingRule:
         line = program.call(shard.call.op, Input(0), offset, diagonal.rows, diagonal.columns)
         before = start - first if start < stop else end - first
         pads = {len(shape) - 2: (before, end - first - (stop - start) - before)}
-        return program.finish(padded(program, line, len(shape) - 1, pads))
+        return program.finish(padded(program, line, len(shape) - 1, pads, absent(call.inputs[0].dtype)))
 
     return builder.build(every_kind(call, 0), lower)
 

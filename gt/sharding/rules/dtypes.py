@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-_WIDE = {"float16": "float32", "bfloat16": "float32"}
+_WIDE = {"float16": "float32", "bfloat16": "float32", "uint16": "int64", "uint32": "int64", "uint64": "int64"}
+_WIDE |= dict.fromkeys(("float8_e4m3fn", "float8_e5m2", "float8_e4m3fnuz", "float8_e5m2fnuz"), "float32")
 _REAL = {"complex32": "float16", "complex64": "float32", "complex128": "float64"}
 _INT_BITS = {"int8": 8, "int16": 16, "int32": 32, "int64": 64}
 _UINT_BITS = {"uint8": 8, "uint16": 16, "uint32": 32, "uint64": 64}
 
 
 def wide(dtype: str) -> str:
-    """The dtype in which torch adds up values of a dtype."""
+    """The dtype in which values of a dtype are added up: torch does so, or cannot add them at all."""
     return _WIDE.get(dtype, dtype)
 
 
@@ -53,5 +54,7 @@ def identity(kind: str, dtype: str) -> bool | int | float:
     """What a reduction makes no difference with."""
     if kind in ("max", "min"):
         return lowest(dtype) if kind == "max" else highest(dtype)
+    if kind == "sum" and (is_floating(dtype) or is_complex(dtype)):
+        return -0.0  # 0.0 would take the sign from a -0.0
     one = kind in ("prod", "and")
     return one if dtype == "bool" else int(one)

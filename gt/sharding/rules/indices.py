@@ -12,9 +12,9 @@ from typing import NamedTuple
 
 from gt.core.signatures import Input
 from gt.sharding.calls import LocalBuilder, LocalProgram, Shard, with_inputs
-from gt.sharding.rules.dtypes import highest, lowest
-from gt.sharding.rules.local import adds_once, zeros
-from gt.sharding.rules.moving import padded
+from gt.sharding.rules.dtypes import identity
+from gt.sharding.rules.local import adds_once
+from gt.sharding.rules.moving import absent, all_absent, padded
 from gt.sharding.spec import Interval
 
 
@@ -71,14 +71,14 @@ def _again(program: LocalBuilder, shard: Shard, registers: Mapping[int, Input]) 
 
 
 def pick(shard: Shard, indexed: Sequence[Indexed], trailing: int = 0) -> LocalProgram:
-    """An op that picks elements: those that other workers have are zero. The result has as many dims as the broadcast
+    """An op that picks elements: those that other workers have are absent. The result has as many dims as the broadcast
     indices, some before, and some `trailing` ones."""
     program = LocalBuilder(len(shard.call.inputs))
     registers, marks = {}, []
     for one in indexed:
         size, bounds = shard.call.inputs[0].shape[one.dim], shard.operand_box(0)[one.dim]
         if bounds[0] == bounds[1] and size:
-            return program.finish(zeros(program, shard.result_shape(), shard.call.outputs[0].dtype))
+            return program.finish(all_absent(program, shard.result_shape(), shard.call.outputs[0].dtype))
         if bounds != (0, size):
             registers[one.by], mark = _own(program, one, bounds, size, 0, 0)
             marks.append(mark)
@@ -87,7 +87,7 @@ def pick(shard: Shard, indexed: Sequence[Indexed], trailing: int = 0) -> LocalPr
         mark = _any_of(program, marks)
         for _ in range(trailing):
             mark = program.call("aten.unsqueeze.default", mark, -1)
-        result = program.call("aten.masked_fill.Scalar", result, mark, 0)
+        result = program.call("aten.masked_fill.Scalar", result, mark, absent(shard.call.outputs[0].dtype))
     return program.finish(result)
 
 
@@ -116,7 +116,5 @@ def put(shard: Shard, indexed: Sequence[Indexed]) -> LocalProgram:
 
 def _identity(program: LocalBuilder, shard: Shard) -> Input:
     """What changes nothing when the workers' results are reduced."""
-    dtype, kind = shard.call.inputs[0].dtype, shard.results[0].kind
-    known = {"sum": 0, "or": False, "and": True, "prod": 1}
-    value = known[kind] if kind in known else lowest(dtype) if kind == "max" else highest(dtype)
+    value = identity(shard.results[0].kind, shard.call.inputs[0].dtype)
     return program.call("aten.full_like.default", Input(0), value)

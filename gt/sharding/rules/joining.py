@@ -9,8 +9,7 @@ from gt.sharding.calls import Call, LocalBuilder, LocalProgram, Shard
 from gt.sharding.factors import MASK, WHOLE, OpShardingRule, Passing, Ref, RuleBuilder, Window
 from gt.sharding.rules.dims import wrap
 from gt.sharding.rules.entry import OpEntry
-from gt.sharding.rules.local import zeros
-from gt.sharding.rules.moving import every_kind, once, own_dims, sum_kind
+from gt.sharding.rules.moving import all_absent, every_kind, once, own_dims, sum_kind
 from gt.sharding.rules.slicing import window_dim
 
 
@@ -117,7 +116,7 @@ def _unbind(row: str) -> OpEntry:
             rows = [
                 program.call(row, Input(0), dim, place - start)
                 if start <= place < stop
-                else zeros(program, shard.result_shape(place), shard.call.inputs[0].dtype)
+                else all_absent(program, shard.result_shape(place), shard.call.inputs[0].dtype)
                 for place in range(shape[dim])
             ]
             return program.finish(*rows)

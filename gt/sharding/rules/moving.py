@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Container, Mapping
 
-from gt.core.signatures import Arg, Input, Items
+from gt.core.signatures import Arg, DType, Here, Input, Items
 from gt.sharding.calls import Call, LocalBuilder, LocalProgram, Shard
 from gt.sharding.factors import Dim, Passing, Ref, RuleBuilder
-from gt.sharding.rules.dtypes import is_complex
+from gt.sharding.rules.dtypes import identity, is_complex
 from gt.sharding.spec import Interval, Shape
 
 
@@ -28,8 +28,17 @@ def every_kind(call: Call, *operands: int) -> list[Passing]:
 
 
 def sum_kind(dtype: str) -> str:
-    """How values that are zero on all workers but one are put together."""
+    """How values that one worker has, and all others have zeros for, are put together."""
     return "or" if dtype == "bool" else "sum"
+
+
+def absent(dtype: str) -> bool | int | float:
+    """What a worker gives for an element that another one has."""
+    return identity(sum_kind(dtype), dtype)
+
+
+def all_absent(builder: LocalBuilder, shape: Shape, dtype: str) -> Input:
+    return builder.call("aten.full.default", Items(shape), absent(dtype), dtype=DType(dtype), device=Here())
 
 
 def once(shard: Shard, op: str, *args: Arg, **kwargs: Arg) -> LocalProgram:

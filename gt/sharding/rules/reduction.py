@@ -12,7 +12,7 @@ from gt.sharding.factors import OpShardingRule, Passing, bind
 from gt.sharding.rules.dims import dims_cut, named, rule_text, without, wrap_all
 from gt.sharding.rules.dtypes import adds_up, highest, is_complex, is_floating, lowest, real, wide
 from gt.sharding.rules.entry import Expand, OpEntry
-from gt.sharding.rules.local import cast
+from gt.sharding.rules.local import cast, same_op
 from gt.sharding.rules.pieces import Pieces, meta_of
 from gt.sharding.spec import ShardingSpec
 
@@ -53,26 +53,41 @@ def reduction_rule(
 # --- Reductions that give partial values ------------------------------------------------------------------------------
 
 
-def fold(kind: str, identity: Callable[[str], Arg] | None = None, passes: bool = True) -> OpEntry:
-    """A reduction whose partial results are reduced in the same way. `identity` is what an empty shard gives, by
-    dtype, where the op itself refuses it."""
+def fold(kind: str, lowers: Callable[[Reduced, str], Lowering] | None = None, passes: bool = True) -> OpEntry:
+    """A reduction whose partial results are reduced in the same way. `lowers` gives the lowering, by what is reduced
+    and the dtype of the result."""
 
     def rule(call: Call) -> OpShardingRule:
         over = reduced(call)
         source, target = call.inputs[0].dtype, call.outputs[0].dtype
         same = adds_up(source, target) if kind == "sum" else source == target
         passing = [Passing(frozenset({0}), kind, kind)] if passes and same else []
-        lowering = None if identity is None else _or_identity(over, identity(target))
+        lowering = None if lowers is None else lowers(over, target)
         return reduction_rule(call, over, f"reduce({kind})", passing, lowering)
 
     return OpEntry(rule)
 
 
+def _in_dtype(over: Reduced, dtype: str) -> Lowering:
+    """With the dtype of the result, which may be that of a tensor given as `out=`: elements become it first."""
+    return lambda shard: same_op(shard, dtype=DType(dtype))
+
+
+def _or_lowest(over: Reduced, dtype: str) -> Lowering:
+    return _or_identity(over, lowest(dtype))
+
+
+def _or_highest(over: Reduced, dtype: str) -> Lowering:
+    return _or_identity(over, highest(dtype))
+
+
 def _or_identity(over: Reduced, identity: Arg) -> Lowering:
+    """An empty shard gives the identity, as the op refuses it. If there is nothing at all, the op is asked."""
+
     def lower(shard: Shard) -> LocalProgram:
         builder = LocalBuilder(1)
         call = shard.call
-        if over.is_empty(shard):
+        if over.count(call) and over.is_empty(shard):
             return builder.finish(_filled(builder, shard, identity))
         return builder.finish(builder.call(call.op, *call.args, **call.kwargs))
 
@@ -184,11 +199,11 @@ def _variance_of_squares(call: Call) -> OpShardingRule:
     return bind("... -> ...", call.shapes, call.result_shapes, lowering=lower)
 
 
-def _of_reals(entry: OpEntry) -> OpEntry:
-    """Complex numbers have no largest: they need whole dims."""
+def _whole_if(applies: Callable[[str], bool], entry: OpEntry) -> OpEntry:
+    """A reduction that needs whole dims for some dtypes."""
 
     def expand(call: Call, specs: Sequence[ShardingSpec]) -> Expansion | None:
-        return None if entry.expand is None or is_complex(call.inputs[0].dtype) else entry.expand(call, specs)
+        return None if entry.expand is None or applies(call.inputs[0].dtype) else entry.expand(call, specs)
 
     return OpEntry(entry.rule, expand)
 
@@ -282,7 +297,8 @@ def _extreme(amax: str, place: str, with_values: bool) -> OpEntry:
         index = pieces.one(place, args, meta_of(pieces.shape(best), "int64"))
         return (best, index) if with_values else (index,)
 
-    return whole_dims(write)
+    # torch gives no index alone of truth values: the op is asked, and refuses
+    return whole_dims(write) if with_values else _whole_if(lambda dtype: dtype == "bool", whole_dims(write))
 
 
 def _place(max_dim: str, argmax: str, amax: str) -> OpEntry:
@@ -339,14 +355,14 @@ def _histogram(call: Call) -> OpShardingRule | None:
 
 
 REDUCTION: dict[str, OpEntry] = {
-    "aten.sum": fold("sum"),
-    "aten.nansum": fold("sum", passes=False),
-    "aten.prod": fold("prod"),
+    "aten.sum": fold("sum", _in_dtype),
+    "aten.nansum": fold("sum", _in_dtype, passes=False),
+    "aten.prod": fold("prod", _in_dtype),
     "aten.count_nonzero": fold("sum", passes=False),
-    "aten.amax": fold("max", lowest),
-    "aten.amin": fold("min", highest),
-    "aten.max.default": fold("max", lowest),
-    "aten.min.default": fold("min", highest),
+    "aten.amax": fold("max", _or_lowest),
+    "aten.amin": fold("min", _or_highest),
+    "aten.max.default": fold("max", _or_lowest),
+    "aten.min.default": fold("min", _or_highest),
     "aten.any": _truth("or", "max"),
     "aten.all": _truth("and", "min"),
     "aten._is_any_true": _truth("or", "max"),
@@ -360,7 +376,7 @@ REDUCTION: dict[str, OpEntry] = {
     "aten.linalg_vector_norm": _norm("ord"),
     "aten.dist": OpEntry(_distance, _expand_distance),
     "aten.histc": OpEntry(_histogram),
-    "aten.logsumexp": _of_reals(whole_dims(_logsumexp)),
+    "aten.logsumexp": _whole_if(is_complex, whole_dims(_logsumexp)),  # complex numbers have no largest
     "aten.aminmax": whole_dims(_aminmax),
     "aten.max.dim": _extreme("aten.amax.default", "gt.place_of_max", with_values=True),
     "aten.min.dim": _extreme("aten.amin.default", "gt.place_of_min", with_values=True),

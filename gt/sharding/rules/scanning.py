@@ -10,14 +10,14 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import NamedTuple, TypeAlias
 
-from gt.core.signatures import DType, Here, Input, Items
+from gt.core.signatures import Arg, DType, Here, Input, Items
 from gt.sharding.calls import Call, Expansion, LocalBuilder, LocalProgram, Lowering, Shard
 from gt.sharding.factors import Blocks, Dim, OpShardingRule, Passing, Ref, RuleBuilder
 from gt.sharding.rules.blocks import as_cuts, as_items, one_each, own_blocks, parts_of
 from gt.sharding.rules.dims import named, whole_along, wrap
 from gt.sharding.rules.dtypes import adds_up, is_complex, wide
 from gt.sharding.rules.entry import Expand, OpEntry
-from gt.sharding.rules.local import cast
+from gt.sharding.rules.local import cast, same_op
 from gt.sharding.rules.pieces import Pieces, meta_of
 from gt.sharding.rules.statistics import LINEAR
 from gt.sharding.spec import Cuts, Interval, ShardingSpec
@@ -140,12 +140,20 @@ class Scan(NamedTuple):
     identity: float
     is_linear: bool = False
     takes_complex: bool = True
+    takes_dtype: bool = True
+
+    def giving(self, dtype: str) -> dict[str, Arg]:
+        """The argument that asks for a dtype: sums and products of small integers give int64 if not told, and those
+        into a tensor given as `out=` are in its dtype."""
+        return {"dtype": DType(dtype)} if self.takes_dtype else {}
 
 
 SCANS = {
     "sum": Scan("aten.cumsum.default", "aten.sum.dim_IntList", 0, is_linear=True),
     "prod": Scan("aten.cumprod.default", "aten.prod.dim_int", 1),
-    "logsumexp": Scan("aten.logcumsumexp.default", "aten.logsumexp.default", float("-inf"), takes_complex=False),
+    "logsumexp": Scan(
+        "aten.logcumsumexp.default", "aten.logsumexp.default", float("-inf"), takes_complex=False, takes_dtype=False
+    ),
 }
 
 
@@ -165,8 +173,10 @@ def _scan(kind: str) -> OpEntry:
         return pieces.finish(pieces.one("gt.scan_blocks", (Input(0), before, dim, kind, as_items(blocks)), target))
 
     def rule(call: Call) -> OpShardingRule:
-        linear = SCANS[kind].is_linear and adds_up(call.inputs[0].dtype, call.outputs[0].dtype)
-        return whole_along(call, _dim(call, 1), LINEAR if linear else ())
+        scan, target = SCANS[kind], call.outputs[0].dtype
+        linear = scan.is_linear and adds_up(call.inputs[0].dtype, target)
+        passes = LINEAR if linear else ()
+        return whole_along(call, _dim(call, 1), passes, lambda shard: same_op(shard, None, **scan.giving(target)))
 
     return OpEntry(rule, expand)
 
@@ -174,14 +184,15 @@ def _scan(kind: str) -> OpEntry:
 def _block_totals(call: Call) -> OpShardingRule:
     """gt.block_totals(x, dim, kind, blocks)."""
     dim, kind, cuts = [call.arg(place, "") for place in range(1, 4)]
-    blocks = one_each(as_cuts(cuts))
+    blocks, scan = one_each(as_cuts(cuts)), SCANS[kind]
+    source, target = call.inputs[0].dtype, call.outputs[0].dtype
 
     def make(builder: LocalBuilder, piece: Input, _: Interval) -> tuple[Input, ...]:
         dims = dim if kind == "prod" else Items((dim,))
-        values = cast(builder, piece, call.inputs[0].dtype, call.outputs[0].dtype)
-        return (builder.call(SCANS[kind].total, values, dims, True),)
+        values = cast(builder, piece, source, target)
+        return (builder.call(scan.total, values, dims, True, **scan.giving(target)),)
 
-    passes = LINEAR if SCANS[kind].is_linear and adds_up(call.inputs[0].dtype, call.outputs[0].dtype) else ()
+    passes = LINEAR if scan.is_linear and adds_up(source, target) else ()
     return _block_rule(call, dim, (None, blocks), passes, lambda shard: _by_block(shard, blocks, dim, make))
 
 
@@ -196,7 +207,7 @@ def _before_blocks(call: Call) -> OpShardingRule:
         first = Items((*local[:dim], 1, *local[dim + 1 :]))
         nothing = builder.call("aten.full.default", first, scan.identity, dtype=DType(dtype), device=Here())
         others = builder.call("aten.slice.Tensor", Input(0), dim, 0, shape[dim] - 1)
-        joined = Items((nothing, builder.call(scan.op, others, dim)))
+        joined = Items((nothing, builder.call(scan.op, others, dim, **scan.giving(dtype))))
         return builder.finish(builder.call("aten.cat.default", joined, dim))
 
     return whole_along(call, dim, LINEAR if scan.is_linear else (), lower)
@@ -211,7 +222,8 @@ def _scan_blocks(call: Call) -> OpShardingRule:
         builder = LocalBuilder(2)
         before = builder.call("aten.slice.Tensor", Input(1), dim, 0, 1)
         joined = Items((before, cast(builder, Input(0), source, between)))
-        scanned = builder.call(scan.op, builder.call("aten.cat.default", joined, dim), dim)
+        values = builder.call("aten.cat.default", joined, dim)
+        scanned = builder.call(scan.op, values, dim, **scan.giving(between))
         return builder.finish(cast(builder, builder.call("aten.slice.Tensor", scanned, dim, 1), between, target))
 
     linear = scan.is_linear and adds_up(source, between) and between == target

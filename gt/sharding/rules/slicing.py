@@ -10,7 +10,7 @@ from gt.sharding.calls import Call, LocalBuilder, LocalProgram, Shard
 from gt.sharding.factors import MASK, Dim, OpShardingRule, Ref, RuleBuilder, Window
 from gt.sharding.rules.dims import wrap
 from gt.sharding.rules.entry import OpEntry
-from gt.sharding.rules.moving import every_kind, once, own_dims, padded, sum_kind
+from gt.sharding.rules.moving import all_absent, every_kind, once, own_dims, padded, sum_kind
 from gt.sharding.spec import Box, Shape
 
 
@@ -126,7 +126,8 @@ def _select(call: Call) -> OpShardingRule:
         start, stop = shard.operand_box(0)[dim]
         if start <= index < stop:
             return once(shard, shard.call.op, Input(0), dim, index - start)
-        return once(shard, "aten.new_zeros.default", Input(0), Items(shard.result_shape()))
+        program = LocalBuilder(1)
+        return program.finish(all_absent(program, shard.result_shape(), call.inputs[0].dtype))
 
     return builder.build(every_kind(call, 0), lower)
 
