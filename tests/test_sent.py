@@ -88,14 +88,16 @@ def test_a_sender_does_not_wait_for_a_receiver_that_is_busy():
         gt.shutdown()
 
 
+@pytest.mark.parametrize("have_met", [True, False])
 @pytest.mark.parametrize("victim", [0, 1])
-def test_a_peer_that_dies_in_the_middle_is_noticed(victim):
+def test_a_peer_that_dies_in_the_middle_is_noticed(victim, have_met):
     """The other one may be waiting for it, or may have sent it something."""
     gt.init(workers=2)
     try:
-        kept = gt.distribute(torch.ones(8, 8), on(1 - victim), "-, -")
+        kept = gt.ones(8, 8, mesh=on(1 - victim))
         large = gt.rand(1200, 1200, mesh=on(victim))
-        (kept.redistribute(on(victim), "-, -") + large[:8, :8]).sum().item()
+        if have_met:
+            (kept.redistribute(on(victim), "-, -") + large[:8, :8]).sum().item()
         for _ in range(60):
             large = (large @ large) * 1e-3
         sent = kept.redistribute(on(victim), "-, -")

@@ -109,7 +109,6 @@ def test_an_unknown_name_gets_the_closest_known_one_or_all():
         ("localhost:12345", ("127.0.0.1", 12345)),
         ("127.0.0.1:1", ("127.0.0.1", 1)),
         ("localhost:65535", ("127.0.0.1", 65535)),
-        ("[::1]:80", ("[::1]", 80)),
     ],
 )
 def test_an_address_is_parsed(text, address):
@@ -148,9 +147,15 @@ def test_other_machines_are_refused_because_nothing_is_authenticated(host):
         parse_address(f"{host}:12345")
 
 
-@pytest.mark.parametrize(("host", "used"), [("localhost", "127.0.0.1"), ("127.0.0.1", "127.0.0.1"), ("::1", "::1")])
-def test_this_machine_is_accepted(host, used):
-    assert require_loopback(host) == used
+@pytest.mark.parametrize("host", ["localhost", "127.0.0.1"])
+def test_this_machine_is_accepted(host):
+    assert require_loopback(host) == "127.0.0.1"
+
+
+@pytest.mark.parametrize("host", ["::1", "[::1]"])
+def test_the_loopback_address_of_ipv6_is_refused_with_another(host):
+    with pytest.raises(SettingsError, match=r"'\[?::1\]?' is the loopback address of IPv6.*use localhost"):
+        parse_address(f"{host}:12345")
 
 
 @pytest.fixture

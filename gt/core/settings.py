@@ -106,12 +106,15 @@ def parse_address(text: str) -> tuple[str, int]:
 
 
 def require_loopback(host: str) -> str:
-    if host not in ("localhost", "127.0.0.1", "::1", "[::1]"):
+    """The address of this machine that servers listen at and are found at, which is the one of IPv4."""
+    if host in ("::1", "[::1]"):
+        raise SettingsError(f"{host!r} is the loopback address of IPv6, at which GT does not listen: use localhost")
+    if host not in ("localhost", "127.0.0.1"):
         raise SettingsError(
             f"{host!r} is not a loopback address; GT's control traffic is not authenticated yet, so it stays on this "
             f"machine: use localhost"
         )
-    return "127.0.0.1" if host == "localhost" else host
+    return "127.0.0.1"
 
 
 def configure_logging(settings: Settings) -> None:

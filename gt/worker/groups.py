@@ -7,8 +7,11 @@ of the order.
 
 from __future__ import annotations
 
-from collections.abc import Generator
-from contextlib import contextmanager
+import os
+import socket
+import time
+from collections.abc import Generator, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from datetime import timedelta
 from typing import Any, TypeAlias
 
@@ -18,16 +21,97 @@ import torch.distributed as dist
 
 from gt.core.messages import Failure
 from gt.core.meta import TensorMeta
+from gt.wire.processes import is_running, start_mark, this_host
 from gt.worker.engines.engine import Engine, Value
 from gt.worker.exchange import Received, Swap
 from gt.worker.sent import Sent
 from gt.worker.values import Failing
 
-TIMEOUT = timedelta(seconds=60)  # for the members of a new group to meet
-PATIENCE = timedelta(hours=1)  # for a tensor: its sender may have much to compute first, and one that dies is noticed
+LOOPBACK = "127.0.0.1"  # nothing authenticates what workers tell each other
+TIMEOUT = timedelta(seconds=60)  # for the store to answer, and for members that have met to be connected
+PATIENCE = timedelta(hours=1)  # for a member: it may have much to compute first, and one that dies is noticed
+LONGEST_PAUSE = 0.05  # seconds between two looks at who has come
 _Arriving: TypeAlias = tuple[Any, torch.Tensor]
 _encoder = msgspec.msgpack.Encoder()
 _decoder = msgspec.msgpack.Decoder(Failure)
+
+
+class Member(msgspec.Struct, array_like=True, frozen=True):
+    """What the others have to know of a worker: whether it still runs, and which GPU it has, if any."""
+
+    host: str
+    pid: int
+    mark: str
+    gpu: str
+
+    @property
+    def has_ended(self) -> bool:
+        return self.host == this_host() and not is_running(self.pid, self.mark)
+
+
+_members = msgspec.msgpack.Decoder(Member)
+
+
+class Gloo:
+    """A process group whose bytes go through the memory of the CPU."""
+
+    device = torch.device("cpu")
+
+    def __init__(self, group: Any) -> None:
+        self._group = group
+
+    def together(self) -> AbstractContextManager[None]:
+        return nullcontext()
+
+    def send(self, buffer: torch.Tensor, rank: int) -> Any:
+        return self._group.send([buffer], rank, 0)
+
+    def receive(self, buffer: torch.Tensor, rank: int) -> Any:
+        return self._group.recv([buffer], rank, 0)
+
+
+class Nccl:
+    """A process group of GPUs. Sends and receives that belong together are launched together, or they wait for each
+    other; before that none has begun, so what is waited for is the launch."""
+
+    def __init__(self, group: Any, device: torch.device) -> None:
+        self.device = device
+        self._group = group
+        self._launch = Launch()
+
+    @contextmanager
+    def together(self) -> Generator[None]:
+        launch = self._launch = Launch()
+        self._group._start_coalescing()
+        try:
+            yield
+        finally:
+            launch.work = self._group._end_coalescing()
+
+    def send(self, buffer: torch.Tensor, rank: int) -> Launch:
+        self._group.send([buffer], rank, 0)
+        return self._launch
+
+    def receive(self, buffer: torch.Tensor, rank: int) -> Launch:
+        self._group.recv([buffer], rank, 0)
+        return self._launch
+
+
+class Launch:
+    def __init__(self) -> None:
+        self.work: Any = None
+
+    def wait(self, patience: timedelta) -> None:
+        """The GPU's stream waits, and not this thread, which needs no patience."""
+        self.work.wait()
+
+
+Link: TypeAlias = Gloo | Nccl
+
+
+def can_use_nccl(gpus: Sequence[str]) -> bool:
+    """NCCL connects GPUs, each with one worker."""
+    return all(gpus) and len(set(gpus)) == len(gpus)
 
 
 class GroupExchange:
@@ -36,34 +120,102 @@ class GroupExchange:
         self._device = torch.device(device)
         self._hosted: dist.TCPStore | None = None
         self._store: dist.Store | None = None
-        self._groups: dict[tuple[int, ...], Any] = {}
-        self._sent = Sent(self._wait)
+        self._known: dict[int, Member] = {}
+        self._links: dict[tuple[int, ...], Link] = {}
+        self._attempts: dict[tuple[int, ...], int] = {}
+        self._sent = Sent(_wait)
         self._early: dict[int, _Arriving] = {}  # for the next swap that receives
 
     def host_store(self) -> int:
-        self._hosted = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False, timeout=TIMEOUT)
-        return int(self._hosted.port)
+        with socket.socket() as listening:
+            listening.bind((LOOPBACK, 0))
+            listening.listen()
+            port = int(listening.getsockname()[1])
+            self._hosted = dist.TCPStore(
+                LOOPBACK,
+                port,
+                is_master=True,
+                wait_for_workers=False,
+                timeout=TIMEOUT,
+                master_listen_fd=listening.detach(),  # given only a port, it listens at all interfaces
+            )
+        return port
 
     def join_store(self, host: str, port: int, name: str) -> None:
         store = dist.TCPStore(host, port, is_master=False, wait_for_workers=False, timeout=TIMEOUT)
         self._store = dist.PrefixStore(name, store)
+        self._attempts.clear()
+        member = Member(this_host(), os.getpid(), start_mark(os.getpid()), _gpu(self._device))
+        self._store.set(f"worker {self._worker}", _encoder.encode(member))
 
-    def group(self, members: tuple[int, ...]) -> Any:
+    # Meeting
+
+    def _link(self, members: tuple[int, ...]) -> Link:
         """The process group of a set of workers, of which this is one. Ranks follow the order of `members`."""
-        found = self._groups.get(members)
+        found = self._links.get(members)
         if found is None:
-            assert self._store is not None, "the dispatcher sends the store's address before any transfer"
-            store = dist.PrefixStore(",".join(map(str, members)), self._store)
-            found = self._groups[members] = self._make(store, members.index(self._worker), len(members))
+            found = self._links[members] = self._make(members)
         return found
 
-    def _make(self, store: dist.Store, rank: int, size: int) -> Any:
-        if self._device.type == "cuda":
-            torch.cuda.set_device(self._device)
-            options = dist.ProcessGroupNCCL.Options()
-            options._timeout = PATIENCE
-            return dist.ProcessGroupNCCL(store, rank, size, options)
-        return dist.ProcessGroupGloo(store, rank, size, TIMEOUT)
+    def _make(self, members: tuple[int, ...]) -> Link:
+        """Members agree on whether they are connected: one that is not skips the exchange, and so must the others. What
+        a failed attempt leaves in the store would confuse the next, so each has its own part of it."""
+        assert self._store is not None, "the dispatcher sends the store's address before any transfer"
+        attempt = self._attempts[members] = self._attempts.get(members, 0) + 1
+        store = dist.PrefixStore(f"{members} {attempt}", self._store)
+        self._meet(store, members, "here")
+        try:
+            link, problem = self._connect(store, members), ""
+        except Exception as error:
+            problem = f"{type(error).__name__}: {error}"
+        problems = self._meet(store, members, "connected", problem)
+        for member, told in problems.items():
+            if told:
+                raise RuntimeError(f"worker {member} is not connected with the others of workers {members}: {told}")
+        return link
+
+    def _meet(self, store: dist.Store, members: Sequence[int], where: str, word: str = "") -> dict[int, str]:
+        """Wait until all members have come here, and give what each of them says."""
+        store.set(f"{where} {self._worker}", word)
+        places = [f"{where} {member}" for member in members]
+        pause, end = 0.001, time.monotonic() + PATIENCE.total_seconds()
+        while not store.check(places):
+            self._require_running(members)
+            if time.monotonic() > end:
+                raise TimeoutError(f"not all of workers {tuple(members)} have come to an exchange within {PATIENCE}")
+            time.sleep(pause)
+            pause = min(2 * pause, LONGEST_PAUSE)
+        return {member: store.get(place).decode() for member, place in zip(members, places, strict=True)}
+
+    def _require_running(self, members: Sequence[int]) -> None:
+        for worker in members:
+            member = self._member(worker)
+            if member is not None and member.has_ended:
+                raise RuntimeError(
+                    f"worker {worker} (pid {member.pid}) has ended; workers {tuple(members)} cannot meet"
+                )
+
+    def _member(self, worker: int) -> Member | None:
+        """None where that worker has not come so far as to join the store."""
+        assert self._store is not None
+        if worker not in self._known and self._store.check([f"worker {worker}"]):
+            self._known[worker] = _members.decode(self._store.get(f"worker {worker}"))
+        return self._known.get(worker)
+
+    def _connect(self, store: dist.Store, members: Sequence[int]) -> Link:
+        rank, size = members.index(self._worker), len(members)
+        found = [self._member(worker) for worker in members]
+        if not can_use_nccl([member.gpu for member in found if member is not None]):
+            return Gloo(dist.ProcessGroupGloo(store, rank, size, _gloo_options()))
+        torch.cuda.set_device(self._device)
+        options = dist.ProcessGroupNCCL.Options()
+        options._timeout = PATIENCE
+        group = dist.ProcessGroupNCCL(store, rank, size, options)
+        # Now, when all are here: to the first exchange come only those that have something to send or to receive.
+        group.eager_connect_single_device(self._device)
+        return Nccl(group, self._device)
+
+    # Exchanging
 
     def swap(self, swap: Swap, engine: Engine) -> Received:
         """One message for each peer: eight bytes with the length of a failure (0: none), then the tensor's bytes. A
@@ -72,26 +224,26 @@ class GroupExchange:
         Waits for what it receives and not for what it sends. Where one peer is gone the others still get and give
         theirs, so that they stay in step; what happened is raised after that.
         """
-        group = self.group(swap.members)
+        link = self._link(swap.members)
         ranks = {member: rank for rank, member in enumerate(swap.members)}
         errors: list[Exception] = []
         arriving: dict[int, _Arriving] = {}
         if swap.receives:
             arriving, self._early = self._early, {}
         self._sent.make_room(sum([meta.nbytes for meta, _ in swap.sends.values()]))
-        with self._together(group):
+        with link.together():
             for peer, parcel in swap.sends.items():
                 with _gathered(errors):
-                    self._sent.add(peer, *self._send(group, ranks[peer], *parcel, engine))
+                    self._sent.add(peer, *_send(link, ranks[peer], *parcel, engine))
             for peer, meta in swap.receives.items():
                 with _gathered(errors):
                     if peer not in arriving:
-                        arriving[peer] = self._receive(group, ranks[peer], 8 + meta.nbytes)
+                        arriving[peer] = _receive(link, ranks[peer], 8 + meta.nbytes)
         received: Received = {}
         for peer, (work, buffer) in arriving.items():
             with _gathered(errors):
-                self._wait(work)
-                received[peer] = self._unpack(group, ranks[peer], buffer, swap.receives[peer], engine)
+                _wait(work)
+                received[peer] = _unpack(link, ranks[peer], buffer, swap.receives[peer], engine)
                 self._sent.confirm(peer, but=int(peer in swap.sends))
         if errors:
             raise errors[0]
@@ -104,62 +256,67 @@ class GroupExchange:
 
     def expect(self, swap: Swap) -> None:
         """At most one swap is expected: a failure that follows a message must not meet what was asked for later."""
-        group = self._groups.get(swap.members)
-        if group is None or self.is_expecting:
+        link = self._links.get(swap.members)
+        if link is None or self.is_expecting:
             return
         for peer, meta in swap.receives.items():
             with _gathered([]):  # a peer that is gone is noticed when its tensor is needed
-                self._early[peer] = self._receive(group, swap.members.index(peer), 8 + meta.nbytes)
+                self._early[peer] = _receive(link, swap.members.index(peer), 8 + meta.nbytes)
 
-    def _wait(self, work: Any) -> None:
-        """On a GPU the stream waits, and not this thread."""
-        work.wait() if self._device.type == "cuda" else work.wait(PATIENCE)
 
-    def _send(
-        self, group: Any, rank: int, meta: TensorMeta, value: Value | Failing, engine: Engine
-    ) -> tuple[list[Any], list[torch.Tensor]]:
-        """Gives the buffers too: they must live until they are sent."""
-        if not isinstance(value, Failing):
-            data = torch.as_tensor(engine.bytes_of(value))
-            buffers = [torch.cat([self._header(0), data.to(self._device)])]
-        else:
-            told = _encoder.encode(value.failure)
-            expected = torch.zeros(meta.nbytes, dtype=torch.uint8, device=self._device)
-            buffers = [
-                torch.cat([self._header(len(told)), expected]),
-                torch.frombuffer(bytearray(told), dtype=torch.uint8).to(self._device),
-            ]
-        return [group.send([buffer], rank, 0) for buffer in buffers], buffers
+def _send(
+    link: Link, rank: int, meta: TensorMeta, value: Value | Failing, engine: Engine
+) -> tuple[list[Any], list[torch.Tensor]]:
+    """Gives the buffers too: they must live until they are sent."""
+    if not isinstance(value, Failing):
+        data = torch.as_tensor(engine.bytes_of(value))
+        buffers = [torch.cat([_header(link, 0), data.to(link.device)])]
+    else:
+        told = _encoder.encode(value.failure)
+        expected = torch.zeros(meta.nbytes, dtype=torch.uint8, device=link.device)
+        buffers = [
+            torch.cat([_header(link, len(told)), expected]),
+            torch.frombuffer(bytearray(told), dtype=torch.uint8).to(link.device),
+        ]
+    return [link.send(buffer, rank) for buffer in buffers], buffers
 
-    def _receive(self, group: Any, rank: int, nbytes: int) -> _Arriving:
-        buffer = torch.empty(nbytes, dtype=torch.uint8, device=self._device)
-        return group.recv([buffer], rank, 0), buffer
 
-    def _unpack(self, group: Any, rank: int, buffer: torch.Tensor, meta: TensorMeta, engine: Engine) -> Value | Failing:
-        length = int(buffer[:8].cpu().view(torch.int64).item())
-        if length:
-            work, told = self._receive(group, rank, length)
-            self._wait(work)
-            return Failing(_decoder.decode(told.cpu().numpy().tobytes()))
-        value = engine.empty(meta)
-        if meta.nbytes:
-            torch.as_tensor(engine.bytes_of(value)).copy_(buffer[8:])
-        return value
+def _receive(link: Link, rank: int, nbytes: int) -> _Arriving:
+    buffer = torch.empty(nbytes, dtype=torch.uint8, device=link.device)
+    return link.receive(buffer, rank), buffer
 
-    def _header(self, length: int) -> torch.Tensor:
-        return torch.tensor([length], dtype=torch.int64, device=self._device).view(torch.uint8)
 
-    @contextmanager
-    def _together(self, group: Any) -> Generator[None]:
-        """NCCL needs to know which sends and receives belong together, or they wait for each other."""
-        if self._device.type != "cuda":
-            yield
-            return
-        group._group_start()
-        try:
-            yield
-        finally:
-            group._group_end()
+def _unpack(link: Link, rank: int, buffer: torch.Tensor, meta: TensorMeta, engine: Engine) -> Value | Failing:
+    length = int(buffer[:8].cpu().view(torch.int64).item())
+    if length:
+        with link.together():
+            work, told = _receive(link, rank, length)
+        _wait(work)
+        return Failing(_decoder.decode(told.cpu().numpy().tobytes()))
+    value = engine.empty(meta)
+    if meta.nbytes:
+        torch.as_tensor(engine.bytes_of(value)).copy_(buffer[8:])
+    return value
+
+
+def _header(link: Link, length: int) -> torch.Tensor:
+    return torch.tensor([length], dtype=torch.int64, device=link.device).view(torch.uint8)
+
+
+def _wait(work: Any) -> None:
+    work.wait(PATIENCE)
+
+
+def _gpu(device: torch.device) -> str:
+    """The same for two workers that share one, whatever number it has for each of them; empty for other devices."""
+    return str(torch.cuda.get_device_properties(device).uuid) if device.type == "cuda" else ""
+
+
+def _gloo_options() -> Any:
+    options = dist.ProcessGroupGloo._Options()
+    options._timeout = TIMEOUT
+    options._devices = [dist.ProcessGroupGloo.create_device(hostname=LOOPBACK)]
+    return options
 
 
 @contextmanager

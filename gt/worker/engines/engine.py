@@ -23,7 +23,8 @@ class Engine(Protocol):
         """Commands run inside this: nothing of the surrounding program (modes, autocast, grad) may leak in."""
 
     def resolve(self, op: str) -> Callable[..., Any]:
-        """The function of an op name. Raises NotImplementedError with the name where the engine lacks it."""
+        """The function of an op name, which runs where numbers without a dtype become float32. Raises
+        NotImplementedError with the name where the engine lacks the op, or refuses it."""
 
     def shortcut(self, op: str, values: Sequence[Value]) -> Callable[..., Any]:
         """The quickest function that does an op for tensors like these and nothing else, in their order."""
@@ -36,7 +37,7 @@ class Engine(Protocol):
         the arguments of the part; only elementwise ops can."""
 
     def with_floating(self, dtype: str, function: Callable[..., Any]) -> Callable[..., Any]:
-        """A function that runs where numbers without a dtype become this one."""
+        """The same function where numbers without a dtype become this one."""
 
     def settle(self, value: Value) -> Value:
         """A result as it can be kept: with no lazy conjugation or negation."""

@@ -26,7 +26,7 @@ def attention(
     scores = _scores(query, key, is_causal, attn_mask, scale)
     lse = torch.logsumexp(scores, dim=-1)
     weights = torch.exp(scores - lse.unsqueeze(-1))
-    return (weights @ value.float()).to(query.dtype), lse
+    return (weights @ _wide(value)).to(query.dtype), lse
 
 
 def attention_backward(
@@ -44,14 +44,19 @@ def attention_backward(
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     scores = _scores(query, key, is_causal, attn_mask, scale)
     weights = torch.exp(scores - logsumexp.unsqueeze(-1))  # (B, H, L, S)
-    grad = grad_out.float()
+    grad = _wide(grad_out)
     grad_value = weights.transpose(-2, -1) @ grad
-    grad_weights = grad @ value.float().transpose(-2, -1)
-    delta = (grad * out.float()).sum(-1, keepdim=True)
+    grad_weights = grad @ _wide(value).transpose(-2, -1)
+    delta = (grad * _wide(out)).sum(-1, keepdim=True)
     grad_scores = weights * (grad_weights - delta) * _scale(query, scale)
-    grad_query = grad_scores @ key.float()
-    grad_key = grad_scores.transpose(-2, -1) @ query.float()
+    grad_query = grad_scores @ _wide(key)
+    grad_key = grad_scores.transpose(-2, -1) @ _wide(query)
     return grad_query.to(query.dtype), grad_key.to(key.dtype), grad_value.to(value.dtype)
+
+
+def _wide(tensor: torch.Tensor) -> torch.Tensor:
+    """Half types are computed with in float32, as the CPU's kernels do, and so is their log-sum-exp."""
+    return tensor.float() if tensor.dtype in (torch.float16, torch.bfloat16) else tensor
 
 
 def _scale(query: torch.Tensor, scale: float | None) -> float:
@@ -61,7 +66,7 @@ def _scale(query: torch.Tensor, scale: float | None) -> float:
 def _scores(
     query: torch.Tensor, key: torch.Tensor, is_causal: bool, mask: torch.Tensor | None, scale: float | None
 ) -> torch.Tensor:
-    scores = (query.float() @ key.float().transpose(-2, -1)) * _scale(query, scale)
+    scores = (_wide(query) @ _wide(key).transpose(-2, -1)) * _scale(query, scale)
     if is_causal:
         shape = scores.shape[-2:]
         allowed = torch.ones(shape, dtype=torch.bool, device=scores.device).tril()

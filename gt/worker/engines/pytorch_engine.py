@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from typing import Any
 
@@ -18,6 +18,7 @@ from gt.worker.engines.counter import Region
 from gt.worker.engines.engine import Buffer
 from gt.worker.engines.portable import PORTABLE
 from gt.worker.engines.random_ops import COUNTER_BASED
+from gt.worker.engines.writing import write_through
 
 _DTYPES = {name: getattr(torch, name) for name in ITEM_BYTES if hasattr(torch, name)}
 _NAMES = {dtype: name for name, dtype in _DTYPES.items()}
@@ -41,6 +42,19 @@ _RANDOM_BY_DROPOUT = {
 # They return what their backward needs only where gradients are recorded, which is never the case on a worker.
 _GRAD_MODE_MATTERS = {"aten.mkldnn_rnn_layer.default"}
 
+# Ops of allowed namespaces that reach beyond the tensors they are given, which are all that a client may touch here.
+_OUT_OF_BOUNDS = "it does not compare its strides with the memory that the tensor has"
+_ADDRESSES = "it gives a tensor whose bytes are a C++ object, addresses included"  # what uses one takes no other tensor
+_REFUSED = {
+    "aten::from_file": "it reads and writes files of the worker's machine",
+    "aten::_print": "it writes to the worker's stdout",
+    "aten::_reshape_alias": _OUT_OF_BOUNDS,
+    "aten::_reshape_alias_copy": _OUT_OF_BOUNDS,
+    "aten::fbgemm_pack_gemm_matrix_fp16": _ADDRESSES,
+    "aten::fbgemm_pack_quantized_matrix": _ADDRESSES,
+    "aten::_wrapped_linear_prepack": _ADDRESSES,
+}
+
 
 def _dispatch_state_of_a_new_thread() -> tuple[Any, Any]:
     """Torch's thread-local dispatch keys as they are where no mode, autocast or transform is active."""
@@ -58,17 +72,57 @@ def _dispatch_state_of_a_new_thread() -> tuple[Any, Any]:
 _CLEAN_INCLUDE, _CLEAN_EXCLUDE = _dispatch_state_of_a_new_thread()
 
 
+class _Floating:
+    """A function that runs where numbers without a dtype become `dtype`.
+
+    Torch has one default dtype for the whole process. An embedded worker shares it with the user's threads, which see
+    any change of it, so it is changed only where it is another one and may matter, and only while the function runs.
+    That is the case for ops that were recorded before the program changed its default and run after that.
+    """
+
+    __slots__ = ("bare", "dtype")
+
+    def __init__(self, bare: Callable[..., Any], dtype: torch.dtype) -> None:
+        self.bare = bare
+        self.dtype = dtype
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        if torch.get_default_dtype() is self.dtype or not _may_need_default(args, kwargs):
+            return self.bare(*args, **kwargs)
+        with _default_dtype(self.dtype):
+            return self.bare(*args, **kwargs)
+
+
+def _bare(function: Callable[..., Any]) -> Callable[..., Any]:
+    return function.bare if isinstance(function, _Floating) else function
+
+
+def _may_need_default(args: Sequence[Any], kwargs: Mapping[str, Any]) -> bool:
+    """Torch takes the default dtype where none is given and the tensors suggest none: integers that are divided, for
+    example. Which of these ops do so it does not tell."""
+    if kwargs.get("dtype") is not None:
+        return False
+    dtypes = {tensor.dtype for tensor in _tensors((*args, *kwargs.values()))}
+    return not dtypes or not all(dtype.is_floating_point or dtype.is_complex for dtype in dtypes)
+
+
+def _tensors(values: Sequence[Any]) -> Generator[torch.Tensor]:
+    for value in values:
+        if isinstance(value, torch.Tensor):
+            yield value
+        elif isinstance(value, list | tuple):
+            yield from _tensors(value)
+
+
 @contextmanager
 def _default_dtype(dtype: torch.dtype) -> Generator[None]:
     usual = torch.get_default_dtype()
-    if usual is dtype:
-        yield
-        return
     torch.set_default_dtype(dtype)
     try:
         yield
     finally:
-        torch.set_default_dtype(usual)
+        if torch.get_default_dtype() is dtype:  # otherwise another thread has set it meanwhile
+            torch.set_default_dtype(usual)
 
 
 class _Isolation(AbstractContextManager[None]):
@@ -84,13 +138,8 @@ class _Isolation(AbstractContextManager[None]):
         self._functions.__enter__()
         self._inference = torch._C._InferenceMode(True)
         self._inference.__enter__()
-        self._usual = torch.get_default_dtype()
-        if self._usual is not torch.float32:
-            torch.set_default_dtype(torch.float32)
 
     def __exit__(self, *error: object) -> None:
-        if self._usual is not torch.float32:
-            torch.set_default_dtype(self._usual)
         for guard in (self._inference, self._functions, self._keys):
             guard.__exit__(None, None, None)
 
@@ -115,7 +164,7 @@ class PyTorchEngine:
     """`namespaces` are those whose ops may be run; `group` is used by collectives that name none."""
 
     def __init__(self, device: str = "", threads: int = 0, namespaces: Sequence[str] = ("aten",)) -> None:
-        self._device = torch.device(device or ("cuda" if torch.cuda.is_available() else "cpu"))
+        self._device = _device(device)
         if self._device.type == "cuda":
             torch.cuda.set_device(self._device)
         if threads:
@@ -133,9 +182,14 @@ class PyTorchEngine:
     # Ops
 
     def resolve(self, op: str) -> Callable[..., Any]:
+        return _Floating(self._overload(op), torch.float32)
+
+    def _overload(self, op: str) -> Callable[..., Any]:
         qualified, overload = _qualified(op)
         if (f"{qualified}.{overload}" if overload else qualified) not in self._allowed:
             raise NotImplementedError(f"{op} is not an op that this worker may run")
+        if qualified in _REFUSED:
+            raise NotImplementedError(f"{op} is not an op that this worker may run: {_REFUSED[qualified]}")
         if self._device.type != "cpu" and op in PORTABLE:
             return PORTABLE[op]
         function, _, _ = torch._C._get_operation_overload(qualified, overload)
@@ -144,13 +198,15 @@ class PyTorchEngine:
     def shortcut(self, op: str, values: Sequence[torch.Tensor]) -> Callable[..., Any]:
         """Torch's own Python function of the op's name, where it runs this very overload with these arguments alone (it
         may have other defaults): it takes two thirds of the time of calling the overload."""
+        if _may_need_default(values, {}):
+            return self.resolve(op)
         key = (op, len(values))
         if key not in self._shortcuts:
             self._shortcuts[key] = self._find_shortcut(op, values)
         return self._shortcuts[key]
 
     def _find_shortcut(self, op: str, values: Sequence[torch.Tensor]) -> Callable[..., Any]:
-        function = self.resolve(op)
+        function = self._overload(op)
         named = getattr(torch._C._VariableFunctions, op.split(".")[1], None)
         if named is None or op in PORTABLE or op in _GRAD_MODE_MATTERS:
             return function
@@ -178,6 +234,9 @@ class PyTorchEngine:
         return arg
 
     def seeded(self, op: str, function: Callable[..., Any], region: Region | None) -> Callable[..., Any]:
+        return _Floating(self._seeded(op, _bare(function), region), torch.float32)
+
+    def _seeded(self, op: str, function: Callable[..., Any], region: Region | None) -> Callable[..., Any]:
         draw = COUNTER_BASED.get(op)
         if draw is not None:
             return lambda key, *args, **kwargs: draw(key, region, *args, **kwargs)
@@ -198,7 +257,7 @@ class PyTorchEngine:
 
     def _with_seeded_default(self, function: Callable[..., Any]) -> Callable[..., Any]:
         def run(key: int, *args: Any, **kwargs: Any) -> Any:
-            devices = [self._device.index or 0] if self._device.type == "cuda" else []
+            devices = [self._device.index] if self._device.type == "cuda" else []
             with torch.random.fork_rng(devices=devices):
                 torch.manual_seed(key)
                 return function(*args, **kwargs)
@@ -206,13 +265,7 @@ class PyTorchEngine:
         return run
 
     def with_floating(self, dtype: str, function: Callable[..., Any]) -> Callable[..., Any]:
-        wanted = _DTYPES[dtype]
-
-        def run(*args: Any, **kwargs: Any) -> Any:
-            with _default_dtype(wanted):
-                return function(*args, **kwargs)
-
-        return run
+        return _Floating(_bare(function), _DTYPES[dtype])
 
     # Values
 
@@ -238,7 +291,7 @@ class PyTorchEngine:
             return lambda value: value.reshape(args[0])
         if step.op == "aten.view_as_real.default":
             return lambda value: torch.view_as_real(value.resolve_conj())
-        function, pick = self.resolve(step.op), step.pick
+        function, pick = self._overload(step.op), step.pick
         if pick is None:
             return lambda value: function(value, *args, **kwargs)
         return lambda value: function(value, *args, **kwargs)[pick]
@@ -249,10 +302,7 @@ class PyTorchEngine:
     def write_through(
         self, base: torch.Tensor, view: Callable[[torch.Tensor], torch.Tensor], value: torch.Tensor
     ) -> None:
-        places = view(torch.arange(base.numel(), device=base.device).reshape(base.shape)).reshape(-1)
-        flat = base.reshape(-1)
-        flat[places] = value.reshape(-1)
-        base.copy_(flat.reshape(base.shape))
+        write_through(base, view, value)
 
     def meta(self, value: torch.Tensor) -> TensorMeta:
         return TensorMeta(tuple(value.shape), value.stride(), 0, _NAMES[value.dtype])
@@ -326,6 +376,14 @@ class PyTorchEngine:
         if chosen is None:
             raise RuntimeError("this worker has no process group yet: pass group=, or run it with other workers")
         return chosen
+
+
+def _device(name: str) -> torch.device:
+    """A GPU has an index, without which torch cannot make it the current one; "cuda" means the one that is."""
+    device = torch.device(name or ("cuda" if torch.cuda.is_available() else "cpu"))
+    if device.type == "cuda" and device.index is None:
+        return torch.device("cuda", torch.cuda.current_device())
+    return device
 
 
 def _in_grad_mode(function: Callable[..., Any]) -> Callable[..., Any]:

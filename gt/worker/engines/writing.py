@@ -1,0 +1,36 @@
+"""Writes through a view that had to be a copy: what was written to the copy goes to where the view is in its base."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+
+
+def write_through(base: torch.Tensor, view: Callable[[torch.Tensor], torch.Tensor], value: torch.Tensor) -> None:
+    """Where a view is, is told by applying it to a base that holds its own places."""
+    if base.is_complex():
+        _write_through_complex(base, view, value)
+        return
+    places = view(torch.arange(base.numel(), device=base.device).reshape(base.shape)).reshape(-1)
+    flat = base.reshape(-1)
+    flat[places] = value.reshape(-1)
+    base.copy_(flat.reshape(base.shape))
+
+
+def _write_through_complex(
+    base: torch.Tensor, view: Callable[[torch.Tensor], torch.Tensor], value: torch.Tensor
+) -> None:
+    """A view may be of the real or the imaginary parts, and of what is conjugated. So both parts of each element are
+    numbered, from one on: in the view of these numbers, a sign says that the view holds the negative of the part."""
+    numbers = torch.arange(1.0, 2 * base.numel() + 1, dtype=torch.float64, device=base.device)
+    places = _parts(view(torch.view_as_complex(numbers.reshape(*base.shape, 2))))
+    parts = _parts(base).reshape(-1)
+    parts[places.abs().long() - 1] = _parts(value) * places.sign().to(parts.dtype)
+    base.copy_(torch.view_as_complex(parts.reshape(*base.shape, 2)))
+
+
+def _parts(tensor: torch.Tensor) -> torch.Tensor:
+    """A copy of the real and imaginary parts of complex numbers; real ones as they are."""
+    plain = tensor.resolve_conj().resolve_neg()
+    return torch.view_as_real(plain).clone() if plain.is_complex() else plain
