@@ -45,6 +45,7 @@ PURE = (
     "signals/placement.py", "signals/policy.py", "signals/schema.py",
     "dispatcher/office.py", "dispatcher/planner.py", "dispatcher/state.py", "dispatcher/mistakes.py",
     "dispatcher/placing.py", "dispatcher/plans.py", "dispatcher/requests.py", "dispatcher/post.py",
+    "dispatcher/ownership.py",
     "worker/executor.py", "worker/programs.py", "worker/moves.py",
 )  # fmt: skip
 IMPURE = {"zmq", "socket", "time", "datetime", "threading", "subprocess", "asyncio", "select", "signal"}

@@ -55,6 +55,17 @@ from tests.desks import (
 from tests.records import ADD, ADD_, FAILURE, LARGE, NONZERO, RESIZE_, SMALL, ZEROS, own, signature
 
 
+def test_an_op_is_not_defined_anew():
+    """The workers would go on with the old one, which may take and give other tensors."""
+    desk = desk_with()
+    desk.define(OP, ADD)
+    (answer,) = answers(desk.define(OP, ADD_))
+    assert isinstance(answer, Rejected) and "is defined already" in answer.reason
+    assert told(desk.tell(run(OP, (A, B), (C,)))) == ["0: define op", "0: op(A, B) -> C"]
+    desk.tell(ForgetOps((OP,)))
+    assert answers(desk.define(OP, ADD_)) == []
+
+
 def test_an_op_is_defined_on_a_worker_once():
     desk = desk_with()
     desk.define(OP, ADD)
@@ -330,6 +341,7 @@ def test_what_follows_a_rejected_instruction_is_done():
     assert answers(sent)[1:] == [Located(REQUEST2, at(0).record())]
 
 
+BOTH = signature("aten.x", 2, writes=(0, 1))
 MISFITS = {
     "an output is missing": (ADD, run(OP, (A, B), ())),
     "an output too many": (ADD, run(OP, (A, B), (C, D))),
@@ -340,6 +352,9 @@ MISFITS = {
     "writes the same twice": (signature("aten.x", 2, writes=(0, 0)), run(OP, (A, B), (C, D))),
     "the new version of a query is missing": (RESIZE_, query(OP, (A, B), ())),
     "a new version of a query too many": (RESIZE_, query(OP, (A, B), (C, D))),
+    "two new versions of one tensor": (BOTH, run(OP, (A, A), (C, D))),
+    "two new versions of one tensor by a query": (BOTH, query(OP, (A, A), (C, D))),
+    "one id for two new versions": (BOTH, query(OP, (A, B), (C, C))),
 }
 
 
@@ -350,6 +365,14 @@ def test_an_op_that_does_not_fit_its_signature_is_rejected(defined, instruction)
     (answer,) = answers(desk.tell(instruction))
     assert isinstance(answer, Rejected)
     assert desk.state.tensors.keys() == {A, B}, "what is rejected changes nothing"
+
+
+def test_two_new_versions_of_one_tensor_are_rejected_where_the_op_has_a_plan_too():
+    desk = desk_with()
+    desk.define(OP, BOTH)
+    desk.tell(run(OP, (A, B), (C, D)))
+    (answer,) = answers(desk.tell(run(OP, (C, C), (A, B))))
+    assert isinstance(answer, Rejected) and "one tensor at two places" in answer.reason
 
 
 def test_an_op_on_a_lost_and_an_unknown_tensor_is_refused():

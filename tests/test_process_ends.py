@@ -2,6 +2,7 @@
 
 import os
 import signal
+import tempfile
 import threading
 import time
 
@@ -11,6 +12,7 @@ import torch
 
 import gt
 from gt.client import session as sessions
+from gt.wire import shared
 from tests.programs import finish, start, wait_until
 
 
@@ -139,6 +141,26 @@ def test_no_process_outlives_the_program(ending, code):
     assert len(pids) == 3
     assert done == code
     wait_until(lambda: not any(map(psutil.pid_exists, pids)), what=f"the end of {pids}")
+
+
+UPLOADS = """
+import torch
+y = gt.ones(1500, 1500)
+for _ in range(60): y = y @ y * 1e-3
+kept = [gt.to(torch.ones(1 << 20)) for _ in range(4)]
+session.current().outbox.flush()
+os.kill(os.getpid(), signal.SIGKILL)
+"""
+
+
+def test_nothing_is_left_of_a_program_that_is_killed_before_workers_have_taken_its_tensors():
+    with tempfile.TemporaryDirectory() as directory:
+        process = start("-c", SCRIPT.format(ending=UPLOADS), GT_WORKERS="2", TMPDIR=directory)
+        _, out, _ = finish(process)
+        pids = [process.pid, *map(int, out.splitlines()[0].split())]
+        wait_until(lambda: not any(map(psutil.pid_exists, pids)), what=f"the end of {pids}")
+        assert os.listdir(directory) == []
+    assert [path for pid in pids for path in shared._DIRECTORY.glob(f"gt-{pid}-*")] == []
 
 
 def test_ctrl_c_interrupts_a_wait():

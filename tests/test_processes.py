@@ -44,6 +44,17 @@ def test_a_process_that_ended_before_it_was_looked_at_is_not_running(child):
     assert not is_running(child.pid, start_mark(child.pid))
 
 
+def test_a_process_is_running_whatever_its_name_is():
+    """A name may hold any bytes, and what looks like the end of it."""
+    rename = r"import ctypes, sys; ctypes.CDLL(None).prctl(15, b'\xff) Z 1'); print(flush=True); sys.stdin.read()"
+    command = [sys.executable, "-c", rename]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
+        process.stdout.readline()
+        mark = start_mark(process.pid)
+        assert mark.isdigit() and is_running(process.pid, mark)
+        process.stdin.close()
+
+
 def test_processes_of_one_machine_agree_on_it():
     told = subprocess.run(
         [sys.executable, "-c", "from gt.wire.processes import this_host; print(this_host())"],

@@ -26,7 +26,7 @@ from gt.core.messages import (
     RunOp,
     Synchronize,
 )
-from gt.dispatcher.server import require_ownership
+from gt.dispatcher.ownership import require_ownership
 from tests.records import ADD, INLINE, INSTRUCTIONS, ROWS, SMALL, own
 
 OURS = own(1)

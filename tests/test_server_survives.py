@@ -7,30 +7,39 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from gt.core.ids import MAX_RESULTS
 from gt.core.messages import (
     Command,
     CreateTensor,
     DefineOp,
+    DefineSite,
     FetchTensor,
     Goodbye,
     Hello,
     Located,
     LocateTensor,
+    Lost,
+    Queried,
+    QueryOp,
     Redistribute,
     Refused,
     Rejected,
     RunOp,
     Synchronize,
+    Synchronized,
     Welcome,
+    WorkerCreateTensor,
+    WorkerShutdown,
     WorkerSynchronize,
 )
 from gt.core.signatures import SpecRecord
+from gt.dispatcher.post import ToWorkers
 from gt.dispatcher.server import Server
 from gt.version import __version__
-from gt.wire.codec import Decoder, encode, header_of
+from gt.wire.codec import Decoder, encode, header_of, join
 from gt.wire.processes import this_host
 from tests.desks import alone, at
-from tests.records import INLINE, RICH, SMALL, own, signature
+from tests.records import INLINE, NONZERO, RICH, SMALL, ZEROS, own, signature
 
 
 class RecordingServer(Server):
@@ -143,6 +152,112 @@ def test_a_peer_that_keeps_sending_noise_is_no_longer_heard(server):
     for _ in range(3):
         server._receive(b"client", [header_of(b"\xc1") + b"\xc1"])
     assert server.hear(b"client", Synchronize(own(1))) == []
+
+
+NOISE = [header_of(b"\xc1") + b"\xc1"]
+WAITED_FOR = [
+    CreateTensor(own(1), SMALL, INLINE, 0, 0),
+    DefineOp(own(2), NONZERO),
+    QueryOp(own(9), own(2), (own(1),), (), own(1 << 39), (), 0, 0),
+]
+
+
+def test_a_worker_that_keeps_sending_noise_is_lost_to_those_who_wait_for_it(server):
+    server.hear(b"client", Synchronize(own(9)))
+    server.sent.clear()
+    for _ in range(3):
+        server._receive(b"worker", NOISE)
+    answers = [message for to, message in server.sent if to == b"client"]
+    assert [type(answer) for answer in answers] == [Lost, Lost]
+    assert (answers[0].request, answers[0].reason) == (
+        own(9),
+        "was dismissed after 3 messages that could not be read",
+    )
+    assert server.sent[3] == (b"worker", WorkerShutdown())
+    assert len(server.office.state.workers) == 0
+
+
+REPORTS = {
+    "too many written": Queried(own(9), (), (SMALL,)),
+    "too many results": Queried(own(9), (SMALL,) * (MAX_RESULTS + 1), ()),
+    "another kind of answer": Synchronized(own(9)),
+}
+
+
+@pytest.mark.parametrize("report", REPORTS.values(), ids=REPORTS.keys())
+def test_a_worker_whose_report_cannot_be_used_is_lost_to_those_who_wait_for_it(server, report):
+    server.hear(b"client", *WAITED_FOR, payloads=[[bytes(16)]])
+    server.hear(b"worker", report)
+    answer, news = [message for to, message in server.sent if to == b"client"]
+    assert (answer.request, answer.worker, news.request) == (own(9), 0, 0)
+    assert answer.reason.startswith(f"was dismissed: its {type(report).__name__} cannot be used (ProtocolError: ")
+    assert answer.last_op == ""
+    server.hear(b"another", hello("worker"))
+    server.hear(b"client", CreateTensor(own(3), SMALL, INLINE, 0, 0), payloads=[[bytes(16)]])
+    assert server.hear(b"client", LocateTensor(own(4), own(3))) == [Located(own(4), at(1).record())]
+
+
+def fail(*_):
+    raise ZeroDivisionError("of ours")
+
+
+def test_a_mistake_of_ours_in_a_report_costs_a_worker(server, monkeypatch, caplog):
+    server.hear(b"client", Synchronize(own(9)))
+    monkeypatch.setattr(server.office._requests, "settle", fail)
+    server.hear(b"worker", Synchronized(own(9)))
+    assert [(to, type(message)) for to, message in server.sent[1:]] == [(b"client", Lost), (b"client", Lost)]
+    assert "Synchronized of worker 0 cannot be used" in caplog.text and "Traceback" in caplog.text
+
+
+@pytest.mark.parametrize("who", [b"client", b"worker"])
+def test_a_mistake_of_ours_at_the_end_of_a_peer_ends_nothing(server, monkeypatch, caplog, who):
+    monkeypatch.setattr(server.office, "end_session", fail)
+    monkeypatch.setattr(server.office, "lose_worker", fail)
+    server._bury(server._peers[who])
+    assert who not in server._peers and "ZeroDivisionError: of ours" in caplog.text
+
+
+def test_a_mistake_of_ours_in_a_greeting_ends_nothing(server, monkeypatch, caplog):
+    monkeypatch.setattr(server.office, "join_worker", fail)
+    assert server.hear(b"another", hello("worker")) == []
+    assert "ZeroDivisionError: of ours" in caplog.text
+
+
+def test_what_was_asked_before_a_mistake_of_ours_is_done(server, monkeypatch):
+    monkeypatch.setitem(server.office._actions, LocateTensor, fail)
+    server.hear(b"client", Synchronize(own(9)), LocateTensor(own(8), own(1)))
+    assert [(to, type(message)) for to, message in server.sent] == [
+        (b"worker", WorkerSynchronize),
+        (b"client", Rejected),
+    ]
+
+
+def test_a_worker_that_leaves_is_told_of_with_its_last_op(server):
+    batch = [DefineOp(own(2), ZEROS), DefineSite(1, "train.py", 3, ""), RunOp(own(2), (), (own(3),), (), 0, 1)]
+    server.hear(b"client", *batch)
+    server._peers[b"worker"].progress = (own(2), 1)
+    server.hear(b"worker", Goodbye("MemoryError: 3 GB"))
+    ((to, news),) = server.sent
+    assert (to, news.reason, news.last_op) == (b"client", "left: MemoryError: 3 GB", "aten.zeros.default (train.py:3)")
+
+
+def test_what_is_over_the_limit_of_a_batch_is_sent_in_several(server, monkeypatch):
+    posted = []
+    monkeypatch.setattr("gt.dispatcher.server.MAX_BATCH", 3)
+    monkeypatch.setattr(server, "_post", lambda *mail: posted.append(mail))
+    creates = [WorkerCreateTensor(own(number), SMALL, INLINE, 0) for number in range(5)]
+    commands = [ToWorkers((0,), create, [bytes([create.id % 256]) * 16]) for create in creates]
+    server._send([ToWorkers((0,), WorkerSynchronize(1)), *commands, ToWorkers((0,), WorkerSynchronize(2))])
+    batches = [Decoder(Command).decode(encode(messages, payloads)) for _, messages, payloads in posted]
+    assert [len(messages) for messages, _ in batches] == [3, 3, 1]
+    assert [message for messages, _ in batches for message in messages] == [
+        WorkerSynchronize(1),
+        *creates,
+        WorkerSynchronize(2),
+    ]
+    assert [bytes(join(payload)) for _, payloads in batches for payload in payloads] == [
+        bytes([number]) * 16 for number in range(5)
+    ]
 
 
 @pytest.mark.parametrize("workers", [0, -1])

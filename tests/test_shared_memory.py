@@ -1,5 +1,6 @@
 """Segments that carry a tensor between two processes of a machine. Here in a directory of the test's own."""
 
+import errno
 import os
 import stat
 
@@ -111,10 +112,38 @@ def test_a_link_to_another_file_is_refused(directory):
     assert secret.exists()
 
 
+@pytest.mark.parametrize("nbytes", [8, 4097, 1 << 20])
+def test_every_byte_of_a_segment_has_its_place_before_it_is_written(directory, nbytes):
+    name, _ = shared.create(nbytes)
+    assert (directory / name).stat().st_blocks * 512 >= nbytes
+
+
 def test_a_segment_that_cannot_be_made_leaves_nothing(directory):
-    with pytest.raises(ValueError, match="cannot mmap an empty file"):
+    with pytest.raises(OSError, match="Invalid argument"):
         shared.create(0)
     assert names(directory) == []
+
+
+def test_a_segment_that_there_is_no_room_for_leaves_nothing(directory, monkeypatch):
+    def full(*_):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(os, "posix_fallocate", full)
+    with pytest.raises(OSError, match="No space left"):
+        shared.create(8)
+    assert names(directory) == []
+
+
+def test_a_segment_that_cannot_be_filled_leaves_nothing(directory):
+    with pytest.raises(ZeroDivisionError):
+        shared.create(8, lambda data: data[0] // 0)
+    assert names(directory) == []
+
+
+def test_an_empty_segment_is_refused(directory):
+    (directory / "gt-1-1-0123456789abcdef").touch()
+    with pytest.raises(ProtocolError, match="gt-1-1-0123456789abcdef of 0 bytes cannot be mapped"):
+        shared.take("gt-1-1-0123456789abcdef", 0)
 
 
 def test_sweep_removes_what_nobody_has_taken(directory):

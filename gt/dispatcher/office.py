@@ -183,6 +183,10 @@ class Office:
             worker.known = {code for code in worker.known if session_of(code) != ident}
         self._post.command(tuple(self.state.workers), WorkerEndSession(ident))
 
+    def take(self) -> list[Outgoing]:
+        """What was to be said before something failed that nobody foresaw."""
+        return self._post.take()
+
     # Instructions
 
     def instruct(self, ident: int, batch: Sequence[Instruction], buffers: Sequence[Buffer]) -> list[Outgoing]:
@@ -261,6 +265,9 @@ class Office:
         op = session.ops[query.code]
         if len(query.inputs) != op.takes or len(query.written) != len(op.signature.writes):
             raise Misfit(f"{op.signature.op} takes {op.takes} tensors and writes {len(op.signature.writes)}")
+        op.again(query.inputs)  # refuses a tensor that is written at two places
+        if len(set(query.written)) < len(query.written):
+            raise Misfit(f"{op.signature.op} gives one id to several new versions: {query.written}")
         policy = session.policy(query.scope)
         mesh = self._plans.mesh_of_query(op, [self.state.held(ident) for ident in query.inputs], policy)
         for place in op.signature.writes:
@@ -357,6 +364,8 @@ class Office:
         self._post.command(tuple(self.state.workers), WorkerReadTimeline(read.request, read.limit))
 
     def _define_op(self, session: Session, define: DefineOp, _: Buffer | None) -> None:
+        if define.code in session.ops:
+            raise Misfit(f"op {define.code} is defined already; the workers that know it would run what it was")
         session.ops[define.code] = Op.of(define.code, define.signature)
 
     def _forget_ops(self, session: Session, forget: ForgetOps, _: Buffer | None) -> None:
@@ -384,7 +393,10 @@ class Office:
 
     # Reports
 
-    def report(self, worker: int, report: Report, buffer: Buffer | None) -> list[Outgoing]:
+    def report(
+        self, worker: int, report: Report, buffer: Buffer | None, progress: Sequence[int] = (0, 0)
+    ) -> list[Outgoing]:
+        """`progress` is the code and the site of the worker's last op."""
         if self._post.observer is not None:
             self._post.note("WORKER_RECV", f"worker {worker}", report)
         if isinstance(report, OpFailed):
@@ -392,7 +404,7 @@ class Office:
         elif isinstance(report, StoreReady):
             self._announce_store(worker, report)
         elif isinstance(report, Goodbye):
-            return self.lose_worker(worker, f"left: {report.reason}", "")
+            return self.lose_worker(worker, f"left: {report.reason}", self.describe_op(*progress))
         else:
             self._requests.settle(worker, report, buffer)
         return self._post.take()

@@ -33,11 +33,11 @@ class Plans:
         inputs = call.inputs
         if len(inputs) != op.takes or len(call.outputs) != op.gives:
             raise Misfit(f"{op.signature.op} takes {op.takes} tensors and gives {op.gives}")
+        again = op.again(inputs)
         held = self._with_targets_together(session, op, call, policy)
         for mesh in [op.layout.mesh] if op.layout is not None else [policy.mesh] if policy is not None else []:
             self.require(mesh)
         alone = held[0].spec.mesh if held else self._state.least_loaded()
-        again = op.again(inputs)
         specs = [tensor.spec for tensor in held]
         laid = self.with_copies(specs, inputs)
         key: PlanKey = (*laid, *again.items()) if policy is None else (policy, *laid, *again.items())

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import NamedTuple, TypeAlias
 
 from gt.core.errors import ProtocolError
-from gt.core.ids import session_of
+from gt.core.ids import MAX_RESULTS, session_of
 from gt.core.messages import (
     Failed,
     Fetched,
@@ -75,8 +75,8 @@ class Requests:
         pending = self.pending.get(reply.request)
         if pending is None:
             return
-        if pending.mesh is not None and not isinstance(reply, Queried | Failed):
-            raise ProtocolError(f"{type(reply).__name__} is not an answer to a query")
+        if pending.mesh is not None:
+            _require_answer(pending, reply)
         pending.waiting_for.discard(worker)
         pending.replies[worker] = reply
         if not pending.waiting_for:
@@ -142,6 +142,18 @@ class Requests:
     def end_session(self, session: int) -> None:
         for request in [request for request in self.pending if session_of(request) == session]:
             del self.pending[request]
+
+
+def _require_answer(pending: Pending, reply: Reply) -> None:
+    """Checked before anything is noted of it, so that the request stays one that is waited for."""
+    if not isinstance(reply, Queried | Failed):
+        raise ProtocolError(f"{type(reply).__name__} is not an answer to a query")
+    if isinstance(reply, Queried) and len(reply.written) != len(pending.written):
+        raise ProtocolError(
+            f"a query that writes {len(pending.written)} tensors was answered with {len(reply.written)}"
+        )
+    if isinstance(reply, Queried) and len(_metas(reply)) > MAX_RESULTS:
+        raise ProtocolError(f"{len(_metas(reply))} results of one query are over the limit of {MAX_RESULTS}")
 
 
 def _metas(reply: Queried) -> list[TensorMeta]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import os
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -13,34 +13,21 @@ import zmq
 
 from gt.core.errors import ProtocolError
 from gt.core.events import Observer
-from gt.core.ids import FIRST_OWN, FIRST_RUN, MAX_RESULTS, SESSION_SHIFT
 from gt.core.messages import (
-    CreateTensor,
-    DefineOp,
-    DefineScope,
-    DefineSite,
+    MAX_BATCH,
     Fetched,
-    FetchTensor,
-    ForgetOps,
-    FreeTensors,
     Goodbye,
     Hello,
     Instruction,
-    LocateTensor,
-    QueryOp,
-    ReadTimeline,
-    ReadTraffic,
-    Redistribute,
     Refused,
     Rejected,
     Report,
-    RunOp,
-    Synchronize,
     Waiting,
     Welcome,
     WorkerShutdown,
 )
 from gt.dispatcher.office import Office
+from gt.dispatcher.ownership import require_ownership
 from gt.dispatcher.post import Outgoing, ToClient, ToWorkers
 from gt.version import __version__
 from gt.wire import shared
@@ -52,7 +39,7 @@ log = logging.getLogger("gt.dispatcher")
 
 TICK_MS = 250
 NOTICE_SECONDS = 3.0
-_MISTAKES = 3  # malformed messages after which a peer is no longer listened to
+_MISTAKES = 3  # malformed messages after which a client is no longer listened to, and a worker is lost
 
 
 @dataclass
@@ -127,9 +114,16 @@ class Server:
                 self._report(peer, frames)
         except ProtocolError as error:
             log.warning("refused a message: %s", error)
-            if peer is not None:
-                peer.mistakes += 1
             self._post(identity, [Refused(f"{error} (server: GT {__version__})")])
+            if peer is not None:
+                self._count_mistake(peer)
+        except Exception:  # a mistake of ours: the other peers are served all the same
+            log.exception("a message could not be dealt with")
+
+    def _count_mistake(self, peer: Peer) -> None:
+        peer.mistakes += 1
+        if peer.mistakes >= _MISTAKES and peer.hello.role == "worker":
+            self._dismiss(peer, f"was dismissed after {_MISTAKES} messages that could not be read")
 
     def _instruct(self, peer: Peer, frames: Sequence[Frame]) -> None:
         batch, payloads = self._instructions.decode(frames)
@@ -139,7 +133,8 @@ class Server:
             outgoing = self.office.instruct(peer.ident, batch, payloads)  # type: ignore[arg-type]
         except Exception as error:  # a mistake of ours: the other clients are served all the same
             log.exception("an instruction of client %d failed", peer.ident)
-            outgoing = [ToClient(peer.ident, Rejected(0, f"a mistake of GT: {type(error).__name__}: {error}"))]
+            rejected = Rejected(0, f"a mistake of GT: {type(error).__name__}: {error}")
+            outgoing = [*self.office.take(), ToClient(peer.ident, rejected)]
         self._send(outgoing)
         if peer.ident not in self.office.state.sessions:
             self._forget(peer)
@@ -149,11 +144,23 @@ class Server:
         remaining = iter(payloads)
         for report in reports:
             payload = next(remaining) if isinstance(report, Fetched) else None
-            self._send(self.office.report(peer.ident, report, payload))  # type: ignore[arg-type]
+            if not self._use(peer, report, payload):
+                break
             if isinstance(report, Goodbye):
                 self._forget(peer)
         if self._waiting:
             self._welcome_waiting()
+
+    def _use(self, peer: Peer, report: Report, payload: Payload | None) -> bool:
+        """A report that does not fit what the office knows may be what somebody waits for, so its worker is lost."""
+        try:
+            self._send(self.office.report(peer.ident, report, payload, peer.progress))  # type: ignore[arg-type]
+        except Exception as error:
+            kind = type(report).__name__
+            log.exception("%s of worker %d cannot be used", kind, peer.ident)
+            self._dismiss(peer, f"was dismissed: its {kind} cannot be used ({type(error).__name__}: {error})")
+            return False
+        return True
 
     def _forget(self, peer: Peer) -> None:
         identities = self._clients if peer.hello.role == "client" else self._workers
@@ -228,14 +235,40 @@ class Server:
                 self._bury(peer)
 
     def _bury(self, peer: Peer) -> None:
-        self._forget(peer)
         shared.sweep(peer.hello.pid)
-        if peer.hello.role == "client":
-            self._send(self.office.end_session(peer.ident))
+        self._forget(peer)
+        if peer.hello.role == "worker":
+            self._lose(peer, "has ended without a goodbye (killed, or crashed)")
             return
-        last = self.office.describe_op(*peer.progress)
-        log.warning("worker %d is gone (pid %d); its last op was %s", peer.ident, peer.hello.pid, last)
-        self._send(self.office.lose_worker(peer.ident, "has ended without a goodbye (killed, or crashed)", last))
+        try:
+            self._send(self.office.end_session(peer.ident))
+        except Exception:  # a mistake of ours: the other peers are served all the same
+            log.exception("the session of client %d could not be ended", peer.ident)
+
+    def sweep_peers(self, patience: float) -> None:
+        """Remove what peers of this machine leave in shared memory, when they have ended or patience has. For the end
+        of a server whose loop may not get to it: another thread can call it."""
+        peers = [(peer.hello.pid, peer.mark) for peer in list(self._peers.values()) if peer.hello.host == this_host()]
+        deadline = time.monotonic() + patience
+        while any(is_running(*peer) for peer in peers) and time.monotonic() < deadline:
+            time.sleep(0.01)
+        for pid, _ in peers:
+            shared.sweep(pid)
+
+    def _dismiss(self, peer: Peer, reason: str) -> None:
+        """A worker that cannot be relied on is asked to end, and nobody waits for it any more."""
+        self._post(self._workers[peer.ident], [WorkerShutdown()])
+        self._forget(peer)
+        self._lose(peer, reason)
+
+    def _lose(self, peer: Peer, reason: str) -> None:
+        try:
+            last = self.office.describe_op(*peer.progress)
+            log.warning("worker %d (pid %d) %s; its last op was %s", peer.ident, peer.hello.pid, reason, last or "none")
+            self._send(self.office.lose_worker(peer.ident, reason, last))
+        except Exception:  # a mistake of ours: the other peers are served all the same
+            log.exception("the loss of worker %d could not be dealt with", peer.ident)
+            self._send(self.office.take())
 
     def _close(self) -> None:
         for identity in self._workers.values():
@@ -248,7 +281,8 @@ class Server:
     # Sending
 
     def _send(self, outgoing: Sequence[Outgoing]) -> None:
-        """One message per peer. The order of a worker's commands is the order in which the office gave them."""
+        """As few messages per peer as their limit allows. The order of a worker's commands is the order in which the
+        office gave them."""
         mail: dict[bytes, Mail] = {}
         for item in outgoing:
             if isinstance(item, ToWorkers):
@@ -259,6 +293,9 @@ class Server:
             for identity in identities:
                 if identity is not None:
                     box = mail.setdefault(identity, Mail())
+                    if len(box.messages) == MAX_BATCH:
+                        self._post(identity, box.messages, box.payloads)
+                        box = mail[identity] = Mail()
                     box.messages.append(message)
                     if item.buffer is not None:
                         box.payloads.append(item.buffer)  # type: ignore[arg-type]
@@ -267,34 +304,3 @@ class Server:
 
     def _post(self, identity: bytes, messages: Sequence[Any], payloads: Sequence[Payload] = ()) -> None:
         send(self._socket, [identity, *encode(messages, payloads)])
-
-
-_NAMED: dict[type, Callable[[Any], tuple[int, ...]]] = {
-    RunOp: lambda op: (op.code, *op.inputs, *op.outputs),
-    QueryOp: lambda op: (op.request, op.code, op.first, op.first + MAX_RESULTS - 1, *op.inputs, *op.written),
-    FreeTensors: lambda free: free.ids,
-    CreateTensor: lambda created: (created.id,),
-    Redistribute: lambda move: (move.input, move.output),
-    FetchTensor: lambda fetch: (fetch.request, fetch.id),
-    LocateTensor: lambda locate: (locate.request, locate.id),
-    Synchronize: lambda synchronize: (synchronize.request,),
-    ReadTraffic: lambda read: (read.request,),
-    ReadTimeline: lambda read: (read.request,),
-    DefineOp: lambda define: (define.code,),
-    ForgetOps: lambda forget: forget.codes,
-    DefineSite: lambda define: (),
-    DefineScope: lambda define: (),
-    Goodbye: lambda goodbye: (),
-}
-
-
-def require_ownership(session: int, instruction: Instruction) -> None:
-    """A session may name its own tensors and requests only, and none that the dispatcher names for it. The one place
-    where this is checked."""
-    low = session << SESSION_SHIFT
-    for ident in _NAMED[type(instruction)](instruction):
-        number = ident - low
-        if not (0 <= number < FIRST_OWN or FIRST_RUN <= number < 1 << SESSION_SHIFT):
-            raise ProtocolError(
-                f"{type(instruction).__name__} of session {session} names {ident}, which is not its own"
-            )

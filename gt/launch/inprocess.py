@@ -16,7 +16,7 @@ from gt.version import __version__
 from gt.wire.channel import Buffer
 from gt.worker.engines import make_engine
 from gt.worker.exchange import MemoryExchange, pump
-from gt.worker.executor import Executor
+from gt.worker.executor import Executor, Fill
 
 
 class InProcessChannel:
@@ -29,7 +29,7 @@ class InProcessChannel:
         self._observer = observer
         exchange = MemoryExchange()
         self.executors = [
-            Executor(number, make_engine(backend), exchange, _allocate, owns_buffers=False) for number in range(workers)
+            Executor(number, make_engine(backend), exchange, _export, owns_buffers=False) for number in range(workers)
         ]
         for executor in self.executors:
             self.office.join_worker(executor.engine.device, "here", os.getpid())
@@ -118,5 +118,7 @@ class InProcessChannel:
             self._observer.close()
 
 
-def _allocate(nbytes: int, shared: bool) -> tuple[str, memoryview]:
-    return "", np.empty(nbytes, dtype=np.uint8).data
+def _export(nbytes: int, shared: bool, fill: Fill) -> tuple[str, memoryview]:
+    data = np.empty(nbytes, dtype=np.uint8).data
+    fill(data)
+    return "", data

@@ -29,7 +29,7 @@ class LocalProcesses:
         self._loud = settings.verbose or settings.debug_dispatcher or settings.debug_worker
         self._processes: dict[str, subprocess.Popen[bytes]] = {}
         try:
-            self._start("server", ["gt.server", "--bind", self.endpoint])
+            self._start("server", ["gt.server", "--bind", self.endpoint, "--directory", str(self._directory)])
             threads = max(1, (os.cpu_count() or 1) // workers)
             for number in range(workers):
                 options = ["--backend", settings.backend, "--threads", str(threads), *_device_options(number)]

@@ -21,9 +21,10 @@ def this_host() -> str:
 def start_mark(pid: int) -> str:
     """When a process started, to tell it from a later one with the same number; empty if there is none."""
     try:
-        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+        status = Path(f"/proc/{pid}/stat").read_bytes()  # bytes: the name of a process need not be text
     except OSError:
         return ""
+    fields = status.rpartition(b")")[2].decode().split()
     return "" if fields[0] in "ZX" else fields[19]
 
 

@@ -12,6 +12,7 @@ import os
 import re
 import secrets
 import tempfile
+from collections.abc import Callable
 from pathlib import Path
 
 from gt.core.errors import ProtocolError
@@ -22,18 +23,32 @@ _NAME = re.compile(r"gt-\d+-\d+-[0-9a-f]{16}")
 _numbers = itertools.count()
 
 
-def create(nbytes: int) -> tuple[str, memoryview]:
-    """A new segment, readable by this user only."""
+def create(nbytes: int, fill: Callable[[memoryview], None] = lambda data: None) -> tuple[str, memoryview]:
+    """A new segment, readable by this user only, that `fill` has written to. Raises OSError where there is no room: its
+    pages are reserved, since a write to one that cannot be had would end this process. Reserving costs no time, because
+    the pages have to be made in any case.
+
+    Nothing is left of a segment that could not be made or filled.
+    """
     name = f"gt-{os.getpid()}-{next(_numbers)}-{secrets.token_hex(8)}"
     descriptor = os.open(_DIRECTORY / name, os.O_CREAT | os.O_EXCL | os.O_RDWR, 0o600)
     try:
-        os.ftruncate(descriptor, nbytes)
-        return name, memoryview(mmap.mmap(descriptor, nbytes))
+        _reserve(descriptor, nbytes)
+        data = memoryview(mmap.mmap(descriptor, nbytes))
+        fill(data)
+        return name, data
     except BaseException:
         os.unlink(_DIRECTORY / name)
         raise
     finally:
         os.close(descriptor)
+
+
+def _reserve(descriptor: int, nbytes: int) -> None:
+    if hasattr(os, "posix_fallocate"):
+        os.posix_fallocate(descriptor, 0, nbytes)
+    else:
+        os.ftruncate(descriptor, nbytes)
 
 
 def take(name: str, nbytes: int) -> memoryview:
@@ -50,6 +65,8 @@ def take(name: str, nbytes: int) -> memoryview:
             raise ProtocolError(f"segment {name} has {status.st_size} bytes, not the {nbytes} announced")
         os.unlink(_DIRECTORY / name)
         return memoryview(mmap.mmap(descriptor, nbytes))
+    except (OSError, ValueError) as error:  # no room for a mapping; or an empty file, which cannot be mapped
+        raise ProtocolError(f"segment {name} of {nbytes} bytes cannot be mapped: {error}") from None
     finally:
         os.close(descriptor)
 

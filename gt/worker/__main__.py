@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import argparse
+import os
 import signal
 import sys
 
 from gt.core.errors import GTError
 from gt.core.settings import BACKENDS, configure_logging, read_settings, require_loopback
+from gt.wire import shared
 from gt.wire.lifeline import end_with_parent
 from gt.worker.server import Worker
 
@@ -25,7 +27,7 @@ def main() -> int:
     options = parser.parse_args()
     configure_logging(settings)
     if options.lifeline:
-        end_with_parent()
+        end_with_parent(lambda: shared.sweep(os.getpid()))
     try:
         endpoint = options.connect or f"tcp://{require_loopback(options.host)}:{options.port}"
         worker = Worker(endpoint, options.backend, options.device, options.threads, share=settings.shared_memory)

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import logging
 import traceback
-from collections.abc import Callable, Iterator, MutableSequence, Sequence
+from collections.abc import Callable, Iterable, Iterator, MutableSequence, Sequence
+from functools import partial
 from typing import Any, TypeAlias
 
 from gt.core.ids import MAX_RESULTS, session_of
@@ -38,6 +39,7 @@ from gt.core.messages import (
     WorkerRunOp,
     WorkerSynchronize,
 )
+from gt.core.meta import TensorMeta
 from gt.worker.ahead import Ahead
 from gt.worker.engines.engine import Buffer, Engine, Value
 from gt.worker.exchange import Exchange, Received, Swap, Swapping
@@ -48,8 +50,11 @@ from gt.worker.values import Failing
 
 log = logging.getLogger("gt.worker")
 Outgoing: TypeAlias = tuple[Report, Buffer | None]
-Allocate: TypeAlias = Callable[[int, bool], tuple[str, memoryview]]
-"""Memory for the bytes of a tensor that leaves the worker: its size, and whether the reader shares memory with us."""
+Fallible: TypeAlias = WorkerRunOp | WorkerQueryOp | WorkerCreateTensor | WorkerFetchTensor
+Fill: TypeAlias = Callable[[memoryview], None]
+Export: TypeAlias = Callable[[int, bool, Fill], tuple[str, memoryview]]
+"""The bytes of a tensor that leaves the worker: from their number, whether the reader shares memory with us, and what
+writes them. Gives the name of the segment they are in, if any, and the bytes."""
 
 
 class Executor:
@@ -57,13 +62,11 @@ class Executor:
     `traffic` counts payload bytes received, by sender; `recorder` keeps what was run when, for who asks. A command that
     fails leaves `Failing` in place of its results, so whatever was asked after it goes on."""
 
-    def __init__(
-        self, worker: int, engine: Engine, exchange: Exchange, allocate: Allocate, *, owns_buffers: bool
-    ) -> None:
+    def __init__(self, worker: int, engine: Engine, exchange: Exchange, export: Export, *, owns_buffers: bool) -> None:
         self.worker = worker
         self.engine = engine
         self.exchange = exchange
-        self.allocate = allocate
+        self.export = export
         self.owns_buffers = owns_buffers
         self.progress: MutableSequence[int] = [0, 0]
         self.store: dict[int, Value | Failing] = {}
@@ -88,13 +91,13 @@ class Executor:
             WorkerReadTraffic: lambda command: self._report(Traffic(command.request, dict(self.traffic))),
             WorkerReadTimeline: self._read_timeline,
             WorkerEndSession: self._end_session,
-            WorkerHostStore: lambda command: self._report(StoreReady(self.exchange.host_store())),
-            WorkerJoinStore: lambda command: self.exchange.join_store(command.host, command.port, command.name),
+            WorkerHostStore: self._host_store,
+            WorkerJoinStore: self._join_store,
         }
 
-    def run(self, commands: Sequence[Command], buffers: Sequence[Buffer]) -> list[Outgoing]:
-        """Run a batch in order. Buffers belong to the commands that create tensors, in order. The thread has to be
-        isolated by the engine."""
+    def run(self, commands: Sequence[Command], buffers: Iterable[Buffer]) -> list[Outgoing]:
+        """Run a batch in order. Buffers belong to the commands that create tensors, in order; one is asked for when its
+        command is run, and where that raises, the tensor is what fails. The thread has to be isolated by the engine."""
         log.debug("worker %d: %d commands, %d tensors held", self.worker, len(commands), len(self.store))
         self._reports = []
         self._buffers = iter(buffers)
@@ -168,17 +171,18 @@ class Executor:
             self._drive(command, self._run_program(command, kernel))
             return
         outputs = command.outputs
-        values = list(map(store.__getitem__, command.inputs))
+        values: list[Value | Failing] = []
         try:
+            values += map(store.__getitem__, command.inputs)
             results = kernel.call(values, command.scalars)
         except Exception as error:
-            self._fail(command, kernel, values, outputs, error)
+            self._fail(command, kernel, values, error)
             return
         if kernel.gives:
             for ident, result in zip(outputs, results, strict=False):
                 store[ident] = result if result is not None else self._absent(command, kernel)
         if kernel.writes:
-            self._renew(kernel, command.inputs, outputs[kernel.gives :])
+            self._renew(kernel, command.inputs, values, outputs[kernel.gives :])
 
     def _run_program(self, command: WorkerRunOp, kernel: ProgramKernel) -> Swapping:
         """The steps of a program. A worker may hold none of an input, or get none of an output."""
@@ -245,33 +249,46 @@ class Executor:
         site, origin = command.site, _origin(command)
         return Failing(Failure(self.worker, kernel.signature.op, (), site, origin, "RuntimeError", message, ""))
 
-    def _renew(self, kernel: Kernel | Broken, inputs: Sequence[int], renewed: Sequence[int]) -> None:
+    def _renew(
+        self, kernel: Kernel | Broken, inputs: Sequence[int], values: Sequence[Value | Failing], renewed: Sequence[int]
+    ) -> None:
         """Written storages go on under their new ids."""
+        for place in kernel.writes:
+            self.store.pop(inputs[place], None)
         for place, ident in zip(kernel.writes, renewed, strict=True):
-            self.store[ident] = self.store.pop(inputs[place])
+            self.store[ident] = values[place]
 
     def _query(self, command: WorkerQueryOp) -> None:
         self.progress[0], self.progress[1] = command.code, command.site
         kernel = self.kernels[command.code]
         assert not isinstance(kernel, ProgramKernel), "queries run on whole tensors"
-        for place in kernel.writes:
-            written = self.store[command.inputs[place]]
-            if not isinstance(written, Failing):
-                self.store[command.inputs[place]] = self.engine.resizable(written)
-        values = [self.store[ident] for ident in command.inputs]
+        values: list[Value | Failing] = []
+        before: list[TensorMeta | None] = []
         try:
+            self._make_resizable([command.inputs[place] for place in kernel.writes])
+            values += map(self.store.__getitem__, command.inputs)
+            before += [self._meta(values[place]) for place in kernel.writes]
             results = kernel.call(values, command.scalars)
             if len(results) > MAX_RESULTS:
                 raise RuntimeError(f"{len(results)} results of one op are over the limit of {MAX_RESULTS}")
             answers = [self._keep(command.first, results, place) for place in range(len(results))]
         except Exception as error:
-            failing = self._fail(command, kernel, values, command.written, error, told=True)
+            failing = self._cause(command, kernel, values, error)
             own = not any(value is failing for value in values)
             self._report(Failed(command.request, failing.failure, own))
+            still = [self._meta(values[place]) for place in kernel.writes] if before else []
+            left = values if still == before else [failing] * len(command.inputs)  # as torch leaves its arguments
+            self._renew(kernel, command.inputs, left, command.written)
             return
-        self._renew(kernel, command.inputs, command.written)
-        metas = tuple([self.engine.meta(self.store[ident]) for ident in command.written])
+        self._renew(kernel, command.inputs, values, command.written)
+        metas = tuple([self.engine.meta(values[place]) for place in kernel.writes])
         self._report(Queried(command.request, tuple(answers), metas))
+
+    def _make_resizable(self, written: Sequence[int]) -> None:
+        for ident in written:
+            value = self.store[ident]
+            if not isinstance(value, Failing):
+                self.store[ident] = self.engine.resizable(value)
 
     def _keep(self, first: int, results: list[Any], place: int) -> Result:
         """Store one result of a query, if it is a tensor, and describe it."""
@@ -282,27 +299,31 @@ class Executor:
         self.store[first + sum(map(self.engine.is_tensor, results[:place]))] = settled
         return self.engine.meta(settled)
 
+    def _meta(self, value: Value | Failing) -> TensorMeta | None:
+        return None if isinstance(value, Failing) else self.engine.meta(value)
+
     def _fail(
+        self, command: WorkerRunOp, kernel: Kernel | Broken, values: list[Value | Failing], error: Exception
+    ) -> None:
+        """An op gave nothing, and nobody waits for it: whoever reads what it should have given or written is told."""
+        failing = self._cause(command, kernel, values, error)
+        if not any(value is failing for value in values):
+            self._report(OpFailed(session_of(command.code), failing.failure))
+        for place in kernel.writes:
+            self.store.pop(command.inputs[place], None)
+        for ident in command.outputs:
+            self.store[ident] = failing
+
+    def _cause(
         self,
         command: WorkerRunOp | WorkerQueryOp,
         kernel: Kernel | Broken,
         values: list[Value | Failing],
-        lost: Sequence[int],
         error: Exception,
-        told: bool = False,
     ) -> Failing:
-        """Note why an op gave nothing: because of what it depends on, or by itself."""
+        """Why an op gave nothing: because of what it depends on, or by itself."""
         cause = next((value for value in values if isinstance(value, Failing)), None)
-        failing = cause
-        if failing is None:
-            failing = Failing(self._failure(kernel.signature.op, self._inputs(kernel, values), command, error))
-            if not told:
-                self._report(OpFailed(session_of(command.code), failing.failure))
-        for place in kernel.writes:
-            self.store.pop(command.inputs[place], None)
-        for ident in lost:
-            self.store[ident] = failing
-        return failing
+        return cause or Failing(self._failure(kernel.signature.op, self._inputs(kernel, values), command, error))
 
     def _inputs(self, kernel: Kernel | Broken, values: list[Value]) -> tuple[str, ...]:
         try:
@@ -314,12 +335,13 @@ class Executor:
         self,
         op: str,
         inputs: tuple[str, ...],
-        command: WorkerRunOp | WorkerQueryOp | WorkerCreateTensor,
+        command: Fallible,
         error: Exception,
     ) -> Failure:
         text = "".join(traceback.format_exception(error))[-(1 << 16) :]
         kind, message = type(error).__name__, str(error)[: 1 << 16]
-        return Failure(self.worker, op, inputs, command.site, _origin(command), kind, message, text)
+        site = 0 if isinstance(command, WorkerFetchTensor) else command.site
+        return Failure(self.worker, op, inputs, site, _origin(command), kind, message, text)
 
     def _define(self, command: WorkerDefineOp) -> None:
         try:
@@ -340,8 +362,8 @@ class Executor:
     # Tensors
 
     def _create(self, command: WorkerCreateTensor) -> None:
-        buffer = next(self._buffers)
         try:
+            buffer = next(self._buffers)
             self.store[command.id] = self.engine.from_buffer(buffer, command.meta, self.owns_buffers)
         except Exception as error:
             failure = self._failure("upload", (str(command.meta),), command, error)
@@ -353,12 +375,16 @@ class Executor:
             self.store.pop(ident, None)
 
     def _fetch(self, command: WorkerFetchTensor) -> None:
-        value = self.store[command.id]
-        if isinstance(value, Failing):
-            self._report(Failed(command.request, value.failure))
+        try:
+            value = self.store[command.id]
+            if isinstance(value, Failing):
+                self._report(Failed(command.request, value.failure))
+                return
+            fill = partial(self.engine.read_into, value)
+            name, data = self.export(self.engine.nbytes(value), command.shared, fill)
+        except Exception as error:
+            self._report(Failed(command.request, self._failure("fetch", (), command, error), own=True))
             return
-        name, data = self.allocate(self.engine.nbytes(value), command.shared)
-        self.engine.read_into(value, data)
         self._report(Fetched(command.request, Segment(name, len(data))), data)
 
     def _synchronize(self, command: WorkerSynchronize) -> None:
@@ -373,9 +399,24 @@ class Executor:
             del self.scopes[session, code]
         self.recorder.forget(command.session)
 
+    # Meeting others
 
-def _origin(command: WorkerRunOp | WorkerQueryOp | WorkerCreateTensor) -> int:
+    def _host_store(self, command: WorkerHostStore) -> None:
+        try:
+            self._report(StoreReady(self.exchange.host_store()))
+        except Exception as error:
+            log.warning("worker %d cannot host the store that process groups meet at: %s", self.worker, error)
+
+    def _join_store(self, command: WorkerJoinStore) -> None:
+        """Its host may have died since. What needs no other worker goes on; an exchange fails with its own error."""
+        try:
+            self.exchange.join_store(command.host, command.port, command.name)
+        except Exception as error:
+            log.warning("worker %d cannot join the store at port %d: %s", self.worker, command.port, error)
+
+
+def _origin(command: Fallible) -> int:
     """What a failure of this command is known by, whichever worker tells of it; 0 for one that fills nothing."""
-    if isinstance(command, WorkerQueryOp):
+    if isinstance(command, WorkerQueryOp | WorkerFetchTensor):
         return command.request
     return command.id if isinstance(command, WorkerCreateTensor) else next(iter(command.outputs), 0)

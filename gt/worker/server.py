@@ -29,7 +29,7 @@ from gt.wire.processes import is_running, start_mark, this_host
 from gt.wire.sockets import open_socket, receive, send
 from gt.worker.engines import make_engine
 from gt.worker.engines.engine import Buffer
-from gt.worker.executor import Executor
+from gt.worker.executor import Executor, Fill
 from gt.worker.groups import GroupExchange
 
 log = logging.getLogger("gt.worker")
@@ -87,7 +87,7 @@ class Worker:
             raise ProtocolError(answer.reason)
         self._server = (answer.pid, start_mark(answer.pid))
         exchange = GroupExchange(answer.ident, self._engine.device)
-        executor = Executor(answer.ident, self._engine, exchange, self._allocate, owns_buffers=True)
+        executor = Executor(answer.ident, self._engine, exchange, self._export, owns_buffers=True)
         executor.progress = cast(MutableSequence[int], cell.cast("q"))
         return executor
 
@@ -97,7 +97,8 @@ class Worker:
             commands.pop()
             self.stop()
         created = [command for command in commands if isinstance(command, WorkerCreateTensor)]
-        outgoing = executor.run(commands, list(map(self._bytes, created, payloads)))
+        # lazily: the segments of a client that has left are gone, and that must be the failure of its tensors only
+        outgoing = executor.run(commands, map(self._bytes, created, payloads))
         if outgoing:
             reports: list[Report] = [report for report, _ in outgoing]
             payloads = [[buffer] if _is_inline(report) else [] for report, buffer in outgoing if buffer is not None]
@@ -107,11 +108,16 @@ class Worker:
         segment = command.segment
         return shared.take(segment.name, segment.nbytes) if segment.name else join(payload)
 
-    def _allocate(self, nbytes: int, sharing: bool) -> tuple[str, memoryview]:
-        """Memory that the client maps, where it can and where that pays."""
+    def _export(self, nbytes: int, sharing: bool, fill: Fill) -> tuple[str, memoryview]:
+        """In memory that the client maps, where it can, where that pays and where there is room."""
         if sharing and self._share and nbytes >= shared.SHARE_BYTES:
-            return shared.create(nbytes)
-        return "", memoryview(bytearray(nbytes))
+            try:
+                return shared.create(nbytes, fill)
+            except OSError as error:
+                log.warning("%d bytes are sent with the message, not shared: %s", nbytes, error)
+        data = memoryview(bytearray(nbytes))
+        fill(data)
+        return "", data
 
     def _check_server(self) -> None:
         pid, mark = self._server

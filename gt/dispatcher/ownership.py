@@ -1,0 +1,57 @@
+"""Whose ids an instruction may name."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from gt.core.errors import ProtocolError
+from gt.core.ids import FIRST_OWN, FIRST_RUN, MAX_RESULTS, SESSION_SHIFT
+from gt.core.messages import (
+    CreateTensor,
+    DefineOp,
+    DefineScope,
+    DefineSite,
+    FetchTensor,
+    ForgetOps,
+    FreeTensors,
+    Goodbye,
+    Instruction,
+    LocateTensor,
+    QueryOp,
+    ReadTimeline,
+    ReadTraffic,
+    Redistribute,
+    RunOp,
+    Synchronize,
+)
+
+_NAMED: dict[type, Callable[[Any], tuple[int, ...]]] = {
+    RunOp: lambda op: (op.code, *op.inputs, *op.outputs),
+    QueryOp: lambda op: (op.request, op.code, op.first, op.first + MAX_RESULTS - 1, *op.inputs, *op.written),
+    FreeTensors: lambda free: free.ids,
+    CreateTensor: lambda created: (created.id,),
+    Redistribute: lambda move: (move.input, move.output),
+    FetchTensor: lambda fetch: (fetch.request, fetch.id),
+    LocateTensor: lambda locate: (locate.request, locate.id),
+    Synchronize: lambda synchronize: (synchronize.request,),
+    ReadTraffic: lambda read: (read.request,),
+    ReadTimeline: lambda read: (read.request,),
+    DefineOp: lambda define: (define.code,),
+    ForgetOps: lambda forget: forget.codes,
+    DefineSite: lambda define: (),
+    DefineScope: lambda define: (),
+    Goodbye: lambda goodbye: (),
+}
+
+
+def require_ownership(session: int, instruction: Instruction) -> None:
+    """A session may name its own tensors and requests only, and none that the dispatcher names for it. The one place
+    where this is checked."""
+    low = session << SESSION_SHIFT
+    for ident in _NAMED[type(instruction)](instruction):
+        number = ident - low
+        if not (0 <= number < FIRST_OWN or FIRST_RUN <= number < 1 << SESSION_SHIFT):
+            raise ProtocolError(
+                f"{type(instruction).__name__} of session {session} names {ident}, which is not its own"
+            )
