@@ -100,13 +100,19 @@ def __getattr__(name: str) -> Any:
     often, *others = gc.get_threshold()
     gc.set_threshold(1 << 30, *others)  # what modules make stays: looking for garbage in it takes a third of the time
     try:
+        load()
         if name in _SUBMODULES:
             return importlib.import_module(f"gt.{name}")
-        importlib.import_module("gt.launch.sessions")  # whoever makes a tensor needs a way to start workers
         value = globals()[name] = getattr(importlib.import_module(_ROOM_OF[name]), name)
         return value
     finally:
         gc.set_threshold(often, *others)
+
+
+def load() -> None:
+    """Whoever makes a tensor needs a way to start workers. Called when a public name is found, and when something of GT
+    came in by another door, as a pickle does."""
+    importlib.import_module("gt.launch.sessions")
 
 
 def __dir__() -> list[str]:

@@ -128,8 +128,8 @@ def test_an_idle_outbox_is_sent():
     x = gt.ones(3) + 1
     deadline = threading.Event()
     for _ in range(200):
-        if not session.outbox._queue:
+        if not session.outbox.queue:
             break
         deadline.wait(0.01)
-    assert not session.outbox._queue
+    assert not session.outbox.queue
     assert x.tolist() == [2.0, 2.0, 2.0]

@@ -210,20 +210,66 @@ def test_an_unknown_variable_is_pointed_out():
     assert "GT_WORKER is not a setting of GT and is ignored; did you mean 'GT_WORKERS'?" in done.stderr
 
 
-def test_a_forked_child_is_told():
-    code = """
-import os, gt
+FORKED = """
+import os, sys, gt
+gt.init(**{mode})
 x = gt.ones(2)
-pid = os.fork()
-if pid == 0:
-    try:
-        x.tolist()
-    except gt.SessionError as error:
-        print(error, flush=True)
-    os._exit(0)
-os.waitpid(pid, 0)
-print(x.tolist())
+gt.synchronize()
+if os.fork() == 0:
+    for use in (x.tolist, lambda: x + 1, lambda: x.add_(1), lambda: gt.zeros(2), gt.synchronize):
+        try:
+            use()
+        except gt.SessionError as error:
+            assert "was forked" in str(error)
+            print("refused", flush=True)
+    sys.exit()
+os.wait()
+print(x.add_(1).tolist(), gt.ones(1 << 20).sum().item())
 """
-    done = run_python(code)
-    assert "was forked" in done.stdout
-    assert "[1.0, 1.0]" in done.stdout
+
+
+@pytest.mark.parametrize("mode", [{}, {"workers": 1}], ids=["embedded", "processes"])
+def test_a_forked_child_is_told(mode):
+    done = run_python(FORKED.format(mode=mode))
+    assert done.stdout == "refused\n" * 5 + "[2.0, 2.0] 1048576.0\n", done.stderr
+
+
+@pytest.mark.parametrize("mode", [{}, {"workers": 2}], ids=["embedded", "processes"])
+def test_a_failure_that_nobody_read_is_shown_at_the_end(mode):
+    code = "import torch, gt; gt.init(**{}); y = torch.nn.functional.embedding(gt.tensor([7]), gt.ones(3, 2))"
+    done = run_python(code.format(mode))
+    assert "an op failed and its result was never read" in done.stderr
+    assert "index out of range" in done.stderr
+
+
+WRONG = {
+    "sizes": lambda x: x.add_(torch.ones(5)),
+    "a copy": lambda x: x.copy_(torch.ones(5)),
+    "what is put": lambda x: x.__setitem__(torch.tensor([0, 1]), torch.ones(3, 4)),
+    "what is added": lambda x: x.index_put_((torch.tensor([0, 1]),), torch.ones(2, 5), accumulate=True),
+    "the dtype of an index": lambda x: x.scatter_(0, torch.zeros(2, 2), 1.0),
+    "a dtype that does not fit": lambda x: x.copy_(torch.ones(3, 4)).bitwise_and_(1),
+    "a truth value taken from": lambda x: 1 - (x > 0),
+    "an order of complex numbers": lambda x: x.cfloat() < x.cfloat(),
+    "a blend of whole numbers": lambda x: torch.lerp(x.long(), x.long(), 0.5),
+    "a negative power": lambda x: x.long() ** -1,
+    "the largest of nothing": lambda x: x[:0].max(),
+}
+
+
+@pytest.mark.parametrize("call", WRONG)
+def test_a_wrong_call_raises_at_once_and_leaves_its_arguments(anywhere, call):
+    plain = torch.arange(12.0).reshape(3, 4)
+    x = gt.to(plain)
+    errors = []
+    for tensor in (plain.clone(), x):
+        with pytest.raises(Exception) as caught:
+            WRONG[call](tensor)
+        errors.append((type(caught.value), str(caught.value).splitlines()[0]))
+    assert errors[0] == errors[1]
+    assert x.tolist() in (plain.tolist(), [[1.0] * 4] * 3)
+
+
+def test_truth_values_as_exponents(embedded):
+    for exponent in (True, False):
+        assert torch.equal((gt.ones(3) > 0) ** exponent, (torch.ones(3) > 0) ** exponent)

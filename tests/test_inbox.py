@@ -3,14 +3,16 @@
 import itertools
 import sys
 import threading
+import time
+from concurrent.futures import ThreadPoolExecutor
 
 import msgspec
 import pytest
 
 from gt.client.inbox import REMEMBERED, Inbox
 from gt.client.sites import Sites
-from gt.core.errors import OpError
-from gt.core.messages import Failed, OpFailed, Synchronized
+from gt.core.errors import OpError, ProtocolError
+from gt.core.messages import Failed, OpFailed, Refused, Synchronized
 from gt.launch.inprocess import InProcessChannel
 from tests.records import FAILURE, own
 
@@ -112,3 +114,35 @@ def test_answers_that_come_while_others_are_taken_are_not_lost():
         sys.setswitchinterval(interval)
     channel.close()
     assert taken == [(number, None) for number in range(count)]
+
+
+def test_a_refused_message_ends_every_wait():
+    inbox = inbox_of(Refused("a message that cannot be decoded"))
+    for _ in range(2):
+        with pytest.raises(ProtocolError, match="cannot be decoded"):
+            inbox.wait(REQUEST)
+
+
+def test_a_wait_may_be_given_up():
+    with pytest.raises(TimeoutError):
+        inbox_of().wait(REQUEST, 0.01)
+
+
+def test_one_thread_receives_for_all():
+    class Slow(Channel):
+        receivers = most = 0
+
+        def receive(self, timeout):
+            self.receivers += 1
+            self.most = max(self.most, self.receivers)
+            time.sleep(0.002)
+            self.receivers -= 1
+            return super().receive(timeout)
+
+    requests = [own(number) for number in range(30)]
+    channel = Slow(*[Synchronized(request) for request in reversed(requests)])
+    inbox = Inbox(channel, Sites(lambda *place: None))
+    with ThreadPoolExecutor(6) as pool:
+        answers = list(pool.map(inbox.wait, requests, timeout=60))
+    assert [answer for answer, _ in answers] == [Synchronized(request) for request in requests]
+    assert channel.most == 1

@@ -137,7 +137,7 @@ def test_a_meta_that_cannot_be_is_refused(meta, reason):
         (["FetchTensor", 1.0, 1], "Expected `int`, got `float`"),
         (["FetchTensor", True, 1], "Expected `int`, got `bool`"),
         (["FetchTensor", 1], "length 3"),
-        (["FreeTensors", [1] * ((1 << 16) + 1)], "length <= 65536"),
+        (["FreeTensors", [1] * ((1 << 20) + 1)], "length <= 1048576"),
         (["FreeTensors", [None]], "Expected `int`, got `None`"),
         (["DefineScope", 1, "n" * 513], "length <= 512"),
         (["DefineSite", 1, "f" * ((1 << 18) + 1), 1, "main"], "length <= 262144"),

@@ -59,12 +59,15 @@ class SingleEntry:
     ) -> Any:
         if self.random:
             numbers.append(draw_key(args, kwargs))
-        ident = next(session.ids)
-        inputs = (nodes[0].id, nodes[1].id) if len(nodes) == 2 else tuple([node.id for node in nodes])
+        result = Base(session, next(session.ids), self.geometry)
         scope = 0 if session.scoping is None else session.scoping.of(nodes, self.geometry)
-        session.emit(RunOp(self.code, inputs, (ident,), tuple(numbers), scope, session.sites.here(3)))
+        site = session.sites.here(3)
+        with session.lock:
+            inputs = (nodes[0].id, nodes[1].id) if len(nodes) == 2 else tuple([node.id for node in nodes])
+            session.enqueue(RunOp(self.code, inputs, (result.id,), tuple(numbers), scope, site))
+        session.emitted()
         handle = _make_handle(cls, self.shape, self.stride, None, None, self.dtype)
-        handle._node = Base(session, ident, self.geometry)  # type: ignore[attr-defined]
+        handle._node = result  # type: ignore[attr-defined]
         return handle
 
 
@@ -85,10 +88,12 @@ class PlainEntry:
         if self.random:
             numbers.append(draw_key(args, kwargs))
         results = [Base(session, next(session.ids), geometry) for geometry in self.outputs]
-        inputs = tuple(map(_id_of, nodes))
         outputs = tuple([result.id for result in results])
         scope = 0 if session.scoping is None else session.scoping.of(nodes, None)
-        session.emit(RunOp(self.code, inputs, outputs, tuple(numbers), scope, session.sites.here()))
+        site = session.sites.here()
+        with session.lock:
+            session.enqueue(RunOp(self.code, tuple(map(_id_of, nodes)), outputs, tuple(numbers), scope, site))
+        session.emitted()
         return self.rebuild([wrap(cls, result) for result in results])
 
 
@@ -146,12 +151,13 @@ class WriteEntry:
         results = [Base(session, next(session.ids), geometry) for geometry in self.outputs]
         written = [nodes[place].base for place in self.writes]
         renewed = [next(session.ids) for _ in written]
-        inputs = tuple(map(_id_of, nodes))
         outputs = (*[result.id for result in results], *renewed)
         scope = 0 if session.scoping is None else session.scoping.of(nodes, None)
-        session.emit(RunOp(self.code, inputs, outputs, tuple(numbers), scope, session.sites.here()))
-        for base, ident in zip(written, renewed, strict=True):
-            base.id = ident
+        site = session.sites.here()
+        with session.lock:
+            inputs = tuple(map(_id_of, nodes))
+            _write(session, RunOp(self.code, inputs, outputs, tuple(numbers), scope, site), written, renewed)
+        session.emitted()
         return self.returned([wrap(cls, result) for result in results], args, kwargs or {})
 
 
@@ -182,18 +188,34 @@ class QueryEntry:
         written = [nodes[place].base for place in self.writes]
         renewed = tuple([next(session.ids) for _ in written])
         request, first = next(session.ids), session.reserve_ids()
-        inputs = tuple(map(_id_of, nodes))
         scope = 0 if session.scoping is None else session.scoping.of(nodes, None)
         site = session.sites.here()
-        session.emit(QueryOp(request, self.code, inputs, renewed, first, tuple(numbers), scope, site))
-        for base, ident in zip(written, renewed, strict=True):
-            base.id = ident
+        with session.lock:
+            inputs = tuple(map(_id_of, nodes))
+            query = QueryOp(request, self.code, inputs, renewed, first, tuple(numbers), scope, site)
+            _write(session, query, written, renewed)
         answer = session.ask(request)
         for base, meta in zip(written, answer.written, strict=True):
             _resized(base, geometry_from_meta(meta), args, kwargs)
         if self.learn is not None:
             self.learn([geometry_from_meta(m) if isinstance(m, TensorMeta) else None for m in answer.results])
         return self.returned(_handles(cls, session, first, answer.results), args, kwargs or {})
+
+
+def _write(session: Session, op: RunOp | QueryOp, written: Sequence[Base], renewed: Sequence[int]) -> None:
+    """Emit an op that consumes the ids of what it writes, with the session's lock held. An interrupt may come at any
+    point of this: tensors get their new ids if and only if the op is in the queue."""
+    before = [base.id for base in written]
+    try:
+        for base, ident in zip(written, renewed, strict=True):
+            base.id = ident
+        session.enqueue(op)
+    except BaseException:
+        queue = session.outbox.queue
+        if not queue or queue[-1] is not op:
+            for base, ident in zip(written, before, strict=True):
+                base.id = ident
+        raise
 
 
 def rebind(tensor: torch.Tensor, node: Node) -> torch.Tensor:

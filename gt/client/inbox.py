@@ -3,62 +3,84 @@
 from __future__ import annotations
 
 import logging
+import math
 import sys
 import threading
 import time
 from collections import deque
 
 from gt.client.failures import describe_failure, describe_loss, error_at_once
+from gt.client.interrupts import Uninterrupted
 from gt.client.sites import Sites
 from gt.core.errors import OpError, ProtocolError, ServerLost, WorkerLost
-from gt.core.messages import Answer, Failed, Failure, Lost, OpFailed, Rejected, Waiting
+from gt.core.messages import Answer, Failed, Failure, Lost, OpFailed, Refused, Rejected, Waiting
 from gt.wire.channel import Buffer, ClientChannel
 
 log = logging.getLogger("gt.client")
 
-POLL_SECONDS = 0.2
+POLL_SECONDS = 0.05  # Ctrl-C waits this long at most
 NOTICE_SECONDS = 10.0  # a wait this long is explained on stderr
 REMEMBERED = 1024  # failures whose news may still come from other workers
 
 
 class Inbox:
-    """`failures` are those of ops that no read has shown yet; `lost` is the end of the session, once it is known."""
+    """`failures` are those of ops that no read has shown yet. Of the threads that wait, one receives for all."""
 
     def __init__(self, channel: ClientChannel, sites: Sites) -> None:
         self.failures: list[Failure] = []
         self._channel = channel
         self._sites = sites
         self._answers: dict[int, tuple[Answer, Buffer | None]] = {}
-        self._lock = threading.RLock()
+        self._arrival = threading.Condition()
+        self._is_received_from = False
         self._server_lost: ServerLost | None = None
-        self._rejected: Rejected | None = None
+        self._refused = ""
         self._status = ""
         self._known: deque[int] = deque(maxlen=REMEMBERED)
 
-    def wait(self, request: int) -> tuple[Answer, Buffer | None]:
-        """The answer to a request. Raises what made an answer impossible, after telling for whom it waits."""
+    def wait(self, request: int, seconds: float = math.inf) -> tuple[Answer, Buffer | None]:
+        """The answer to a request. Raises what made an answer impossible, after telling for whom it waits, and
+        TimeoutError after so many seconds."""
         start = time.monotonic()
         notice = start + NOTICE_SECONDS
         while True:
-            with self._lock:
+            found = self._answers.pop(request, None)
+            if found is None:
+                self._receive_for_all(request)
                 found = self._answers.pop(request, None)
-                if found is None:
-                    self._receive(POLL_SECONDS)
-                    found = self._answers.pop(request, None)
-            if self._rejected is not None:
-                raise ProtocolError(self._rejected.reason)
+            if self._refused:
+                raise ProtocolError(self._refused)
             if found is not None:
                 return self._checked(found)
-            if time.monotonic() > notice:
-                self._explain(time.monotonic() - start)
-                notice = time.monotonic() + NOTICE_SECONDS
+            now = time.monotonic()
+            if now - start > seconds:
+                raise TimeoutError
+            if now > notice:
+                self._explain(now - start)
+                notice = now + NOTICE_SECONDS
 
     def unshown(self) -> list[Failure]:
         """Failures that no read has shown, taken out of the inbox."""
-        with self._lock:
-            self._receive(0.0)
+        with self._arrival:
             failures, self.failures = self.failures, []
         return failures
+
+    def _receive_for_all(self, request: int) -> None:
+        """Receive for a moment, or wait for the thread that does."""
+        with self._arrival:
+            if request in self._answers:
+                return
+            if self._is_received_from:
+                self._arrival.wait(POLL_SECONDS)
+                return
+            self._is_received_from = True
+        try:
+            with Uninterrupted():  # what was taken from the channel is kept
+                self._receive(POLL_SECONDS)
+        finally:
+            with self._arrival:
+                self._is_received_from = False
+                self._arrival.notify_all()
 
     def _receive(self, timeout: float) -> None:
         if self._server_lost is not None:
@@ -73,8 +95,8 @@ class Inbox:
                 self._note(answer.failure)
             elif isinstance(answer, Waiting):
                 self._status = answer.reason
-            elif isinstance(answer, Rejected) and answer.request == 0:
-                self._rejected = answer
+            elif isinstance(answer, Refused) or (isinstance(answer, Rejected) and answer.request == 0):
+                self._refused = answer.reason
             elif isinstance(answer, Lost) and answer.request == 0:
                 log.warning("%s", describe_loss(answer, self._channel.how_it_ended(answer.pid)))
             else:
@@ -82,13 +104,14 @@ class Inbox:
 
     def _note(self, failure: Failure) -> None:
         """Every worker that an op fails on tells of it, maybe after a read has shown what another one told."""
-        if failure.origin == 0 or failure.origin not in self._known:
-            self._known.append(failure.origin)
-            self.failures.append(failure)
+        with self._arrival:
+            if failure.origin == 0 or failure.origin not in self._known:
+                self._known.append(failure.origin)
+                self.failures.append(failure)
 
     def _forget(self, failure: Failure) -> None:
         """A read shows it."""
-        with self._lock:
+        with self._arrival:
             self._known.append(failure.origin)
             self.failures = [other for other in self.failures if other.origin != failure.origin]
 

@@ -12,6 +12,7 @@ from typing import Any
 import torch
 from torch.utils._pytree import tree_flatten, tree_unflatten
 
+from gt.client.checks import check
 from gt.client.entries import Entry, PlainEntry, QueryEntry, Rebuild, Returned, SingleEntry, ViewEntry, WriteEntry
 from gt.client.geometry import Geometry, dtype_name, geometry_of, intern_geometry
 from gt.client.nodes import Node
@@ -94,7 +95,7 @@ def _known_entry(
 ) -> Entry:
     if record.asks and not (record.asks_only_in_half and _in_full_precision(nodes)):
         raise Unknown
-    result, resized = infer_result(record, args, kwargs, nodes)
+    result, resized = infer_result(record, args, kwargs, nodes, session.on_cpu)
     if record.answers or resized:
         raise Unknown
     if record.aliases:
@@ -117,9 +118,10 @@ def _in_full_precision(nodes: Sequence[Node]) -> bool:
 
 
 def infer_result(
-    record: OpRecord, args: tuple[Any, ...], kwargs: dict[str, Any], nodes: list[Node]
+    record: OpRecord, args: tuple[Any, ...], kwargs: dict[str, Any], nodes: list[Node], on_cpu: bool
 ) -> tuple[Any, bool]:
-    """What the op returns for tensors without bytes, and whether it resized a tensor it writes to."""
+    """What the op returns for tensors without bytes, and whether it resized a tensor it writes to. Raises Unknown where
+    its kernel might do otherwise; `on_cpu` if that is the kernel that this process has too."""
     metas = _Metas(nodes)
     meta_args = [metas.argument(kind, value) for kind, value in zip(record.kinds, args, strict=False)]
     meta_kwargs = {name: metas.argument(record.kwarg_kinds[name], value) for name, value in kwargs.items()}
@@ -128,6 +130,7 @@ def infer_result(
         meta_kwargs["device"] = torch.device("meta")
     try:
         result = record.func(*meta_args, **meta_kwargs)
+        check(record, meta_args, meta_kwargs, result, on_cpu)
     except Exception as error:
         raise Unknown from error
     resized = any(geometry_of(meta) is not node.geometry for meta, node in zip(metas.made, nodes, strict=True))

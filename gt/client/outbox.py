@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import threading
 import time
 from collections import deque
 from collections.abc import Callable
+from queue import Empty, SimpleQueue
 
+from gt.client.interrupts import Uninterrupted
 from gt.core.errors import GTError
 from gt.core.messages import CreateTensor, FreeTensors, Instruction
 from gt.wire.channel import Buffer, ClientChannel
@@ -20,80 +23,99 @@ REST_AFTER = 50  # looks at an empty outbox
 # So many dead tensors, or dead bytes, make a FreeTensors worth sending. Few bytes: what is freed soon is still in the
 # cache when it is allocated again, which matters more than the cost of freeing.
 FREE_COUNT, FREE_BYTES = 64, 1 << 17
+FREE_AT_ONCE = 1 << 14  # of more than these, several instructions are made
 TAPE = 1024
 
 
 class Outbox:
-    """`refuse` raises where the session can no longer be used; `pace` blocks where the workers are too far behind."""
+    """`lock` is held from reading the ids of tensors until the instruction that names them is in the queue: another
+    thread that writes to one of them in between would give it a new id. `pace` blocks where the workers are too far
+    behind; `break_off` is told when a batch was sent in part."""
 
-    def __init__(self, channel: ClientChannel, pace: Callable[[int], None]) -> None:
+    def __init__(self, channel: ClientChannel, pace: Callable[[int], None], break_off: Callable[[str], None]) -> None:
+        self.lock = threading.RLock()
         self.tape: deque[Instruction] = deque(maxlen=TAPE)
+        self.queue: deque[Instruction] = deque()
         self._channel = channel
         self._pace = pace
-        self._queue: deque[Instruction] = deque()  # appended to by any thread, drained by whoever flushes
+        self._break_off = break_off
         self._buffers: list[Buffer] = []
         self._dead: deque[int] = deque()
         self._dead_bytes = 0
         self._sent = 0
-        self._lock = threading.RLock()
-        self._filled = threading.Event()
+        self._sending = threading.RLock()
+        self._filled: SimpleQueue[None] = SimpleQueue()  # of all that wakes a thread, finalizers may call only this
         self._resting = False
         self._open = True
         self._idler = threading.Thread(target=self._flush_when_idle, name="gt-idle-flush", daemon=True)
         self._idler.start()
 
-    def emit(self, instruction: Instruction) -> None:
+    def emitted(self) -> None:
+        """Something was added to the queue."""
         if self._dead_bytes >= FREE_BYTES:
             self._free_dead()
-        queue = self._queue
-        queue.append(instruction)
-        if len(queue) >= BATCH:
+        if len(self.queue) >= BATCH:
             self.flush()
         elif self._resting:
-            self._filled.set()
+            self._filled.put(None)
 
     def emit_upload(self, instruction: CreateTensor, buffer: Buffer, at_once: bool) -> None:
         """`at_once` for a buffer that is the caller's own memory and may change after this returns."""
-        with self._lock:
-            self._queue.append(instruction)
+        with self.lock:
+            self.queue.append(instruction)
             self._buffers.append(buffer)
-            if at_once:
-                self.flush()
-        if self._resting:
-            self._filled.set()
+        if at_once:
+            self.flush()
+        elif self._resting:
+            self._filled.put(None)
 
     def release(self, ident: int, nbytes: int) -> None:
         """A tensor was collected. Called from finalizers at any point of any thread, so it only takes note."""
         self._dead.append(ident)
         self._dead_bytes += nbytes + FREE_BYTES // FREE_COUNT
+        if self._resting:
+            self._filled.put(None)
 
     def flush(self) -> None:
-        with self._lock:
-            self._free_dead()
-            batch = [self._queue.popleft() for _ in range(len(self._queue))]
-            buffers, self._buffers = self._buffers, []
+        with self._sending, Uninterrupted():
+            batch, buffers = self._take()
             if not batch:
                 return
             self._sent += 1
             self.tape.extend(batch)
             log.debug("sending %d instructions and %d tensors", len(batch), len(buffers))
-            self._channel.send(batch, buffers)
+            try:
+                self._channel.send(batch, buffers)
+            except KeyboardInterrupt:
+                self._break_off("Ctrl-C, twice, has ended the session in the middle of its work")
+                raise
         if self._channel.remote:
             self._pace(len(batch))
 
+    def _take(self) -> tuple[list[Instruction], list[Buffer]]:
+        with self.lock:
+            self._free_dead()
+            batch = list(self.queue)
+            self.queue.clear()
+            buffers, self._buffers = self._buffers, []
+        return batch, buffers
+
     def close(self) -> None:
         self._open = False
-        self._filled.set()
+        self._filled.put(None)
         if self._idler is not threading.current_thread():
             self._idler.join(timeout=5)
 
     def _free_dead(self) -> None:
         self._dead_bytes = 0
-        ids = []
-        while self._dead:
-            ids.append(self._dead.popleft())
+        ids: list[int] = []
+        with contextlib.suppress(IndexError):  # other threads take from it too
+            while len(ids) < FREE_AT_ONCE:
+                ids.append(self._dead.popleft())
         if ids:
-            self._queue.append(FreeTensors(tuple(ids)))
+            self.queue.append(FreeTensors(tuple(ids)))
+        if len(ids) == FREE_AT_ONCE:
+            self._free_dead()
 
     def _flush_when_idle(self) -> None:
         """Look at the outbox every so often; rest when nothing happens. Whoever fills the outbox need not wake this
@@ -101,7 +123,7 @@ class Outbox:
         seen, quiet = (0, 0), 0
         while self._open:
             time.sleep(IDLE_SECONDS)
-            now = (self._sent, len(self._queue))
+            now = (self._sent, len(self.queue) + len(self._dead))
             if now[1] and now == seen:
                 self._flush_quietly()
             quiet = 0 if now[1] else quiet + 1
@@ -111,10 +133,12 @@ class Outbox:
             seen = now
 
     def _rest(self) -> None:
-        self._filled.clear()
+        with contextlib.suppress(Empty):
+            while True:
+                self._filled.get_nowait()
         self._resting = True
-        if not self._queue and self._open:  # looked at after saying so: what comes now sets the event
-            self._filled.wait()
+        if not self.queue and not self._dead and self._open:  # looked at after saying so: what comes now wakes us
+            self._filled.get()
         self._resting = False
 
     def _flush_quietly(self) -> None:
@@ -122,3 +146,5 @@ class Outbox:
             self.flush()
         except GTError:
             log.info("an idle flush failed; the next read tells why", exc_info=True)
+        except Exception:
+            log.exception("an idle flush failed")

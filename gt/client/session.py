@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import os
 import sys
+import threading
 from collections import OrderedDict, deque
 from collections.abc import Callable
 from typing import Any
 
 import torch
 
+import gt
 from gt.client.entries import Entry
 from gt.client.failures import describe_failure
 from gt.client.geometry import forget_geometries, intern_geometry
@@ -20,7 +23,7 @@ from gt.client.nodes import ROOT, Base, Node
 from gt.client.outbox import Outbox
 from gt.client.scopes import Scoping, in_use, push
 from gt.client.sites import Sites
-from gt.core.errors import ConnectionLost, OpError, SessionError
+from gt.core.errors import GTError, OpError, SessionError
 from gt.core.ids import FIRST_RUN, MAX_RESULTS, SESSION_SHIFT
 from gt.core.messages import (
     CreateTensor,
@@ -53,6 +56,7 @@ from gt.wire.channel import ClientChannel
 INTERN_BYTES = 1 << 16  # larger host tensors are sent at once and not interned
 INTERNED = 512
 MEMO_SIZE = 1 << 16
+FAREWELL_SECONDS = 2.0  # how long the end waits for work, to show what fails of it
 PACE, MARKS = 4096, 4  # how many instructions make a mark, and how many marks the workers may be behind
 
 
@@ -66,14 +70,17 @@ class Session:
         self.ids = itertools.count(first + 1)
         self.alone = len(welcome.workers) == 1
         self.embedded = self.alone and not channel.remote
+        self.on_cpu = all(worker.device == "cpu" for worker in welcome.workers)
         self.scoping: Scoping | None = None
         self._auto_shard = auto_shard
         self.memo: dict[tuple[Any, ...], Any] = {}
         self.signatures: dict[int, Signature] = {}
         self.sites = Sites(self._define_site)
-        self.outbox = Outbox(channel, self._pace)
+        self.outbox = Outbox(channel, self._pace, self._break_off)
         self.inbox = Inbox(channel, self.sites)
-        self.emit: Callable[[Instruction], None] = self.outbox.emit
+        self.lock = self.outbox.lock
+        self.enqueue: Callable[[Instruction], None] = self.outbox.queue.append
+        self.emitted: Callable[[], None] = self.outbox.emitted
         self.release: Callable[[int, int], None] = self.outbox.release
         self.closed = ""
         self.records = False  # the workers record what they run
@@ -83,7 +90,9 @@ class Session:
         self._constants: OrderedDict[tuple[Any, ...], Base] = OrderedDict()
         self._unmarked = 0
         self._marks: deque[int] = deque()
-        self._pid = os.getpid()
+        self._marking = threading.Lock()
+        self._interning = threading.RLock()
+        self._ended = False
         if in_use() or (not self.alone and auto_shard is not False):
             self.start_scoping()
 
@@ -92,6 +101,11 @@ class Session:
         if self.scoping is None:
             self.scoping = Scoping(self, self._auto_shard)
         return self.scoping
+
+    def emit(self, instruction: Instruction) -> None:
+        """Send an instruction with what is sent next. Whoever names tensors in it holds the lock."""
+        self.enqueue(instruction)
+        self.emitted()
 
     # What the dispatcher is told once
 
@@ -140,13 +154,14 @@ class Session:
         if tensor.numel() * tensor.itemsize > INTERN_BYTES:
             return self.upload(tensor, is_operand=True)
         key = (tensor.dtype, tensor.shape, bytes(payload(tensor)))
-        base = self._constants.get(key)
-        if base is None:
-            base = self._constants[key] = self.upload(tensor, is_operand=True)
-            if len(self._constants) > INTERNED:
-                self._constants.popitem(last=False)
-        else:
-            self._constants.move_to_end(key)
+        with self._interning:
+            base = self._constants.get(key)
+            if base is None:
+                base = self._constants[key] = self.upload(tensor, is_operand=True)
+                if len(self._constants) > INTERNED:
+                    self._constants.popitem(last=False)
+            else:
+                self._constants.move_to_end(key)
         return base
 
     # Values out
@@ -156,7 +171,8 @@ class Session:
         self.require_open()
         base = node if isinstance(node, Base) else self.derive(node)
         request = next(self.ids)
-        self.emit(FetchTensor(request, base.id))
+        with self.lock:
+            self.enqueue(FetchTensor(request, base.id))
         answer, buffer = self._answer(request)
         assert isinstance(answer, Fetched) and buffer is not None
         assert answer.segment.nbytes == node.geometry.nbytes, "a worker's tensor has another size than its handle"
@@ -172,7 +188,10 @@ class Session:
             code = self.define(Signature("aten.clone.default", (Input(0),), {}, (steps,), (), (meta,), (0,)))
             self.remember(key, code)
         base = Base(self, next(self.ids), node.geometry)
-        self.emit(RunOp(code, (node.base.id,), (base.id,), (), 0, self.sites.here()))
+        site = self.sites.here()
+        with self.lock:
+            self.enqueue(RunOp(code, (node.base.id,), (base.id,), (), 0, site))
+        self.emitted()
         return base
 
     def redistribute(self, node: Node, spec: ShardingSpec) -> Base:
@@ -181,7 +200,10 @@ class Session:
         source = node if isinstance(node, Base) else self.derive(node)
         geometry = intern_geometry(node.geometry.shape, node.geometry.stride, 0, node.geometry.dtype)
         base = Base(self, next(self.ids), geometry)
-        self.emit(Redistribute(source.id, base.id, spec.record(), self.sites.here()))
+        site = self.sites.here()
+        with self.lock:
+            self.enqueue(Redistribute(source.id, base.id, spec.record(), site))
+        self.emitted()
         return base
 
     def read_traffic(self, watch: bool) -> TrafficRead:
@@ -209,7 +231,8 @@ class Session:
         """How a tensor is laid out; for a view, how its value would be."""
         base = node if isinstance(node, Base) else self.derive(node)
         request = next(self.ids)
-        self.emit(LocateTensor(request, base.id))
+        with self.lock:
+            self.enqueue(LocateTensor(request, base.id))
         answer, _ = self._answer(request)
         assert isinstance(answer, Located)
         return spec_of(answer.layout)
@@ -237,41 +260,61 @@ class Session:
         if self._unmarked < PACE:
             return
         self._unmarked = 0
-        self._marks.append(next(self.ids))
-        self.emit(Synchronize(self._marks[-1]))
-        while len(self._marks) > MARKS:
-            self.inbox.wait(self._marks.popleft())
+        mark = next(self.ids)
+        self.emit(Synchronize(mark))
+        with self._marking:
+            self._marks.append(mark)
+            late = [self._marks.popleft() for _ in range(len(self._marks) - MARKS)]
+        for mark in late:
+            self.inbox.wait(mark)
 
     # The end
 
     def require_open(self) -> None:
         if self.closed:
             raise SessionError(self.closed)
-        if self._pid != os.getpid():
-            raise SessionError(
-                "this process was forked from one that uses GT, and a session belongs to one process; start workers of "
-                "a data loader with the 'spawn' method, or move tensors to GT in the parent"
-            )
 
     def close(self, reason: str) -> None:
-        if self.closed or self._pid != os.getpid():
+        if self._ended:
             return
-        try:
-            self.outbox.flush()
-            for failure in self.inbox.unshown():
-                print(f"gt: an op failed and its result was never read:\n{self._describe(failure)}", file=sys.stderr)
+        self._ended = True
+        with contextlib.suppress(GTError):
+            self._show_failures()
             self.emit(Goodbye())
             self.outbox.flush()
-        except ConnectionLost:
-            pass
-        self.closed = reason
-        self.emit = self._refuse
-        self.release = _ignore
+        self._break_off(reason)
         self.outbox.close()
         self._channel.close()
 
+    def _show_failures(self) -> None:
+        """What has failed and was never read; waits for the work that is not done, for a while."""
+        request = next(self.ids)
+        self.emit(Synchronize(request))
+        self.outbox.flush()
+        try:
+            self.inbox.wait(request, FAREWELL_SECONDS)
+        except TimeoutError:
+            print("gt: workers were still at work at the end; what fails of that is not shown", file=sys.stderr)
+        for failure in self.inbox.unshown():
+            print(f"gt: an op failed and its result was never read:\n{self._describe(failure)}", file=sys.stderr)
+
+    def leave_to_parent(self) -> None:
+        """This is a copy of the session in a forked process, which must not touch what the parent goes on using."""
+        self._ended = True
+        self.lock = threading.RLock()  # a thread that the child does not have may hold the other
+        self._break_off(
+            "this process was forked from one that uses GT, and a session belongs to one process; start workers of "
+            "a data loader with the 'spawn' method, or move tensors to GT in the parent"
+        )
+
+    def _break_off(self, reason: str) -> None:
+        """From now on every use is refused."""
+        self.closed = reason
+        self.enqueue = self._refuse
+        self.release = _ignore
+
     def _refuse(self, *_: object) -> None:
-        self.require_open()
+        raise SessionError(self.closed)
 
 
 def _ignore(*_: object) -> None:
@@ -279,6 +322,7 @@ def _ignore(*_: object) -> None:
 
 
 _connect: Callable[[], Session] | None = None
+_connecting = threading.RLock()
 active: Session | None = None
 
 
@@ -303,8 +347,21 @@ def activate(session: Session | None) -> None:
 
 
 def current() -> Session:
-    if active is None:
-        assert _connect is not None, "gt.launch sets the connector when gt is imported"
-        activate(_connect())
-    assert active is not None
-    return active
+    with _connecting:  # several threads may be the first
+        if active is None:
+            if _connect is None:
+                gt.load()
+            assert _connect is not None, "gt.launch sets the connector when it is loaded"
+            activate(_connect())
+        assert active is not None
+        return active
+
+
+def _leave_to_parent() -> None:
+    global _connecting
+    _connecting = threading.RLock()
+    if active is not None:
+        active.leave_to_parent()
+
+
+os.register_at_fork(after_in_child=_leave_to_parent)

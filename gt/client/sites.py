@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+import threading
 from collections.abc import Callable
 from pathlib import Path
 from types import CodeType, FrameType
@@ -24,6 +25,7 @@ class Sites:
         self._is_ours: dict[str, bool] = {}
         self._codes: dict[tuple[int, int], int] = {}
         self._keep: list[CodeType] = []  # ids of code objects are keys, so the objects must live
+        self._adding = threading.Lock()
         self._places: list[tuple[str, int, str]] = [("<unknown>", 0, "")]
 
     def here(self, depth: int = 2) -> int:
@@ -43,12 +45,13 @@ class Sites:
         return 0
 
     def _add(self, key: tuple[int, int], frame: FrameType) -> int:
-        code = len(self._places)
         place = (frame.f_code.co_filename, frame.f_lineno or 0, frame.f_code.co_name)
-        self._places.append(place)
-        self._keep.append(frame.f_code)
-        self._codes[key] = code
+        with self._adding:
+            code = len(self._places)
+            self._places.append(place)
+            self._keep.append(frame.f_code)
         self._define(code, *place)
+        self._codes[key] = code
         return code
 
     def place(self, code: int) -> tuple[str, int, str]:

@@ -12,7 +12,7 @@ FIRST_RUN = 1 << (SESSION_SHIFT - 1)  # ids from here on are given to the result
 FIRST_OWN = 1 << (SESSION_SHIFT - 2)  # ids from here on are given by the dispatcher: copies of tensors, programs
 
 Id: TypeAlias = Annotated[int, Meta(ge=0, lt=1 << 62)]
-Ids: TypeAlias = Annotated[tuple[Id, ...], Meta(max_length=1 << 16)]
+Ids: TypeAlias = Annotated[tuple[Id, ...], Meta(max_length=1 << 20)]
 
 
 def session_of(ident: int) -> int:

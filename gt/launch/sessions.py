@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import atexit
+import os
 from typing import Any
 
 import msgspec
@@ -167,5 +168,11 @@ def _no_watch() -> None:
     pass
 
 
+def _leave_to_parent() -> None:
+    """A forked child does not end what its parent has started."""
+    _program.processes = None
+
+
 sessions.set_connector(_connect_lazily)
 atexit.register(shutdown)
+os.register_at_fork(after_in_child=_leave_to_parent)

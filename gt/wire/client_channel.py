@@ -19,7 +19,7 @@ from gt.wire.codec import Decoder, Payload, encode, join
 from gt.wire.processes import is_running, start_mark, this_host
 from gt.wire.sockets import open_socket, receive, send
 
-_SLICE_MS = 5  # how long a receiver holds the socket before a sender of another thread gets it
+_SLICE_MS = 2  # how long a receiver holds the socket before a sender of another thread gets it
 _CHECK_SECONDS = 0.5
 
 Ending = Callable[[int], str]
@@ -38,6 +38,7 @@ class SocketChannel:
         self._socket = open_socket(self._context, zmq.DEALER, _SLICE_MS)
         self._socket.connect(endpoint)
         self._lock = threading.Lock()
+        self._turn = threading.Lock()  # held by a sender that waits for the socket, or a receiver would take it again
         self._decoder: Decoder[Answer] = Decoder(Answer)
         self._share = share
         self._fill = fill
@@ -74,7 +75,7 @@ class SocketChannel:
                 payloads.append(payload)
             messages.append(instruction)
         frames = encode(messages, payloads)
-        with self._lock:
+        with self._turn, self._lock:
             send(self._socket, frames)
 
     def _pack(self, created: CreateTensor, buffer: Buffer) -> tuple[CreateTensor, list[Buffer]]:
@@ -82,13 +83,18 @@ class SocketChannel:
         nbytes = created.segment.nbytes
         if not self._share or nbytes < shared.SHARE_BYTES:
             return created, [buffer]
-        name, segment = shared.create(nbytes)
+        try:
+            name, segment = shared.create(nbytes)
+        except OSError:  # there is too little shared memory
+            return created, [buffer]
         self._fill(segment, buffer)
         return msgspec.structs.replace(created, segment=Segment(name, nbytes)), []
 
     def receive(self, timeout: float) -> list[tuple[Answer, Buffer | None]]:
         deadline = time.monotonic() + timeout
         while True:
+            with self._turn:
+                pass
             with self._lock:
                 if self._socket.closed:
                     raise SessionError("the session was closed while it was waited on")
