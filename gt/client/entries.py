@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import _thread
 from collections.abc import Callable, Sequence
 from operator import attrgetter
 from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
@@ -24,6 +25,7 @@ Returned: TypeAlias = Callable[[list[Any], tuple[Any, ...], dict[str, Any]], Any
 # (class, shape, strides, offset, memory format, dtype): by position, because names cost a fifth of the whole
 _make_handle = torch.Tensor._make_wrapper_subclass
 _id_of = attrgetter("id")
+_other_threads = _thread._count  # that Python started; only such a thread could start another one meanwhile
 _set_metadata = torch._C.TensorBase.data.__set__  # type: ignore[attr-defined]
 
 
@@ -62,10 +64,14 @@ class SingleEntry:
         result = Base(session, next(session.ids), self.geometry)
         scope = 0 if session.scoping is None else session.scoping.of(nodes, self.geometry)
         site = session.sites.here(3)
-        with session.lock:
+        if _other_threads() > 1:
+            with session.lock:
+                inputs = tuple([node.id for node in nodes])
+                session.enqueue(RunOp(self.code, inputs, (result.id,), tuple(numbers), scope, site))
+            session.emitted()
+        else:  # no thread but the one that flushes: the lock would take a tenth of the whole
             inputs = (nodes[0].id, nodes[1].id) if len(nodes) == 2 else tuple([node.id for node in nodes])
-            session.enqueue(RunOp(self.code, inputs, (result.id,), tuple(numbers), scope, site))
-        session.emitted()
+            session.emit(RunOp(self.code, inputs, (result.id,), tuple(numbers), scope, site))
         handle = _make_handle(cls, self.shape, self.stride, None, None, self.dtype)
         handle._node = result  # type: ignore[attr-defined]
         return handle

@@ -31,8 +31,9 @@ class Inbox:
         self._channel = channel
         self._sites = sites
         self._answers: dict[int, tuple[Answer, Buffer | None]] = {}
+        self._turn = threading.Lock()  # of the thread that receives
+        self._followers = 0
         self._arrival = threading.Condition()
-        self._is_received_from = False
         self._server_lost: ServerLost | None = None
         self._refused = ""
         self._status = ""
@@ -67,20 +68,24 @@ class Inbox:
 
     def _receive_for_all(self, request: int) -> None:
         """Receive for a moment, or wait for the thread that does."""
-        with self._arrival:
-            if request in self._answers:
+        with Uninterrupted():  # what was taken from the channel is kept
+            if not self._turn.acquire(blocking=False):
+                self._follow(request)
                 return
-            if self._is_received_from:
-                self._arrival.wait(POLL_SECONDS)
-                return
-            self._is_received_from = True
-        try:
-            with Uninterrupted():  # what was taken from the channel is kept
+            try:
                 self._receive(POLL_SECONDS)
-        finally:
-            with self._arrival:
-                self._is_received_from = False
-                self._arrival.notify_all()
+            finally:
+                self._turn.release()
+                if self._followers:
+                    with self._arrival:
+                        self._arrival.notify_all()
+
+    def _follow(self, request: int) -> None:
+        with self._arrival:
+            self._followers += 1
+            if request not in self._answers and self._turn.locked():
+                self._arrival.wait(POLL_SECONDS)
+            self._followers -= 1
 
     def _receive(self, timeout: float) -> None:
         if self._server_lost is not None:

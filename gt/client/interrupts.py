@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import _signal  # type: ignore[import-not-found]  # what `signal` adds to it takes ten times as long
-import threading
 from types import FrameType
 from typing import Any
 
 _SIGINT = int(_signal.SIGINT)
+_NO_HANDLERS = (None, _signal.SIG_DFL, _signal.SIG_IGN)
 
 
 class Uninterrupted:
@@ -18,12 +18,14 @@ class Uninterrupted:
 
     def __enter__(self) -> None:
         self._count = 0
-        self._handler: Any = None
-        if threading.get_ident() == threading.main_thread().ident:
-            handler = _signal.getsignal(_SIGINT)
-            if callable(handler):
-                self._handler = handler
-                _signal.signal(_SIGINT, self._note)
+        self._handler: Any = _signal.getsignal(_SIGINT)
+        if self._handler in _NO_HANDLERS:
+            self._handler = None
+            return
+        try:
+            _signal.signal(_SIGINT, self._note)
+        except ValueError:  # not the main thread
+            self._handler = None
 
     def _note(self, number: int, frame: FrameType | None) -> None:
         self._count += 1

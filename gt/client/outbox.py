@@ -50,6 +50,12 @@ class Outbox:
         self._idler = threading.Thread(target=self._flush_when_idle, name="gt-idle-flush", daemon=True)
         self._idler.start()
 
+    def emit(self, instruction: Instruction) -> None:
+        queue = self.queue
+        queue.append(instruction)
+        if self._dead_bytes >= FREE_BYTES or len(queue) >= BATCH or self._resting:
+            self.emitted()
+
     def emitted(self) -> None:
         """Something was added to the queue."""
         if self._dead_bytes >= FREE_BYTES:
@@ -95,8 +101,7 @@ class Outbox:
     def _take(self) -> tuple[list[Instruction], list[Buffer]]:
         with self.lock:
             self._free_dead()
-            batch = list(self.queue)
-            self.queue.clear()
+            batch = [self.queue.popleft() for _ in range(len(self.queue))]  # what is added meanwhile stays
             buffers, self._buffers = self._buffers, []
         return batch, buffers
 
@@ -108,14 +113,19 @@ class Outbox:
 
     def _free_dead(self) -> None:
         self._dead_bytes = 0
+        while self._dead:
+            ids = self._take_dead()
+            if ids:
+                self.queue.append(FreeTensors(tuple(ids)))
+
+    def _take_dead(self) -> list[int]:
         ids: list[int] = []
-        with contextlib.suppress(IndexError):  # other threads take from it too
+        try:
             while len(ids) < FREE_AT_ONCE:
                 ids.append(self._dead.popleft())
-        if ids:
-            self.queue.append(FreeTensors(tuple(ids)))
-        if len(ids) == FREE_AT_ONCE:
-            self._free_dead()
+        except IndexError:  # not asked before each: other threads take from it too
+            pass
+        return ids
 
     def _flush_when_idle(self) -> None:
         """Look at the outbox every so often; rest when nothing happens. Whoever fills the outbox need not wake this

@@ -62,7 +62,8 @@ PACE, MARKS = 4096, 4  # how many instructions make a mark, and how many marks t
 
 class Session:
     """`alone`: there is one worker, and where it is `embedded`, in this process. `scoping` says in which signal scope
-    an op is; None where nothing has to be said about that."""
+    an op is; None where nothing has to be said about that. What names tensors is enqueued under the lock, then emitted;
+    `emit` does both for what does not, and for programs of one thread."""
 
     def __init__(self, channel: ClientChannel, welcome: Welcome, auto_shard: bool | None = None) -> None:
         first = welcome.ident << SESSION_SHIFT
@@ -79,6 +80,7 @@ class Session:
         self.outbox = Outbox(channel, self._pace, self._break_off)
         self.inbox = Inbox(channel, self.sites)
         self.lock = self.outbox.lock
+        self.emit: Callable[[Instruction], None] = self.outbox.emit
         self.enqueue: Callable[[Instruction], None] = self.outbox.queue.append
         self.emitted: Callable[[], None] = self.outbox.emitted
         self.release: Callable[[int, int], None] = self.outbox.release
@@ -101,11 +103,6 @@ class Session:
         if self.scoping is None:
             self.scoping = Scoping(self, self._auto_shard)
         return self.scoping
-
-    def emit(self, instruction: Instruction) -> None:
-        """Send an instruction with what is sent next. Whoever names tensors in it holds the lock."""
-        self.enqueue(instruction)
-        self.emitted()
 
     # What the dispatcher is told once
 
@@ -310,7 +307,7 @@ class Session:
     def _break_off(self, reason: str) -> None:
         """From now on every use is refused."""
         self.closed = reason
-        self.enqueue = self._refuse
+        self.emit = self.enqueue = self._refuse
         self.release = _ignore
 
     def _refuse(self, *_: object) -> None:
