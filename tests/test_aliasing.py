@@ -1,5 +1,9 @@
 """Views and in-place writes: whatever torch shows through an alias, GT shows."""
 
+import copy
+import io
+import pickle
+
 import hypothesis.strategies as st
 import pytest
 import torch
@@ -235,3 +239,78 @@ def test_foreach_writes_to_views_of_one_storage(anywhere):
     torch._foreach_add_([x[:2], x[2:], x[1:3]], 1.0)
     torch._foreach_add_([y[:2], y[2:], y[1:3]], 1.0)
     assert torch.equal(y.cpu(), x)
+
+
+def values_of(tensors):
+    return [(x.tolist(), x.stride(), x.storage_offset(), x.requires_grad) for x in tensors]
+
+
+def write_to_both_ends(tensors):
+    with torch.no_grad():
+        tensors[0][1] = 7
+        tensors[-1][0] = 5
+    return values_of(tensors)
+
+
+FAMILIES = {
+    "rows": lambda x: [x, x[1:], x.view(12)],
+    "columns": lambda x: [x.t(), x[:, 1], x],
+    "long paths": lambda x: [x, x[0:].t().t().t().t()[:].t().t().t().t()[1:], x],
+    "transposed": lambda x: [(y := x.t().contiguous().t() + 0), y[1:], y.t()],
+    "equal": lambda x: [x, x.detach(), x.data],
+    "a slice alone": lambda x: [x[1:, ::2], x[1:, ::2][0]],
+    "leaves": lambda x: [x.requires_grad_(), x.data],
+}
+
+
+def saved(tensors):
+    file = io.BytesIO()
+    torch.save(tensors, file)
+    file.seek(0)
+    return torch.load(file)
+
+
+COPIES = {
+    "deepcopy": copy.deepcopy,
+    "save": saved,
+    "copy of each": lambda tensors: [copy.copy(x) for x in tensors],
+}
+
+
+@pytest.mark.parametrize("family", FAMILIES.values(), ids=FAMILIES.keys())
+@pytest.mark.parametrize("make", COPIES.values(), ids=COPIES.keys())
+def test_copies_are_tied_as_their_originals(anywhere, make, family):
+    results = []
+    for start in (torch.arange(12.0).view(3, 4), gt.arange(12.0).view(3, 4)):
+        originals = family(start)
+        copies = make(originals)
+        results.append((write_to_both_ends(copies), values_of(originals)))
+    assert results[1] == results[0]
+
+
+def test_a_copy_is_a_leaf_that_shares(anywhere):
+    for start in (torch.ones(3), gt.ones(3)):
+        parameter = torch.nn.Parameter(start)
+        parameter.note = "kept"
+        twin = copy.copy(parameter)
+        with torch.no_grad():
+            twin[0] = 4
+        assert isinstance(twin, torch.nn.Parameter)
+        assert (twin.note, twin.requires_grad, parameter[0].item()) == ("kept", True, 4.0)
+        assert copy.copy(parameter * 2).is_leaf
+
+
+def test_parameters_are_copied_one_by_one_as_in_torch(anywhere):
+    for start in (torch.zeros(3), gt.zeros(3)):
+        one, other = copy.deepcopy([torch.nn.Parameter(start), torch.nn.Parameter(start)])
+        with torch.no_grad():
+            one.fill_(1)
+        assert other.tolist() == [0.0, 0.0, 0.0]
+
+
+def test_pickled_views_that_read_the_bytes_in_another_way(anywhere):
+    x = gt.tensor([1 + 2j, 3 - 1j])
+    same, conjugate, real = pickle.loads(pickle.dumps([x, x.conj(), torch.view_as_real(x)]))
+    assert torch.equal(conjugate.cpu(), x.cpu().conj().resolve_conj())
+    assert torch.equal(real.cpu(), torch.view_as_real(x.cpu()))
+    assert torch.equal(same.cpu(), x.cpu())

@@ -125,6 +125,25 @@ def test_a_write_to_a_saved_tensor_is_noticed():
         z.backward()
 
 
+def test_a_write_through_data_is_not_noticed():
+    def run(x):
+        y = x * x
+        version = x._version
+        x.data.mul_(2)
+        x.data[1:].add_(1)
+        assert x._version == version
+        y.sum().backward()
+        return x, x.grad
+
+    assert_same(*both(run, (3,)))
+
+
+def test_gradcheck():
+    a, b = (gt.randn(shape, dtype=torch.float64, requires_grad=True) for shape in ((3, 2), (2, 3)))
+    assert torch.autograd.gradcheck(lambda a, b: (a @ b).tanh(), (a, b))
+    assert torch.autograd.gradgradcheck(lambda a, b: (a @ b).tanh(), (a, b))
+
+
 def test_a_write_to_a_leaf_is_refused():
     x = gt.ones(3, requires_grad=True)
     with pytest.raises(RuntimeError, match="leaf Variable"):

@@ -1,3 +1,6 @@
+import copy
+import pickle
+
 import numpy as np
 import pytest
 import torch
@@ -107,6 +110,135 @@ def test_to_moves_a_module_with_tied_weights_and_buffers():
     assert model[2].weight is model[0].weight
     assert isinstance(model[0].weight, torch.nn.Parameter)
     assert all(isinstance(value, gt.Tensor) for value in model.state_dict().values())
+
+
+def tied_model():
+    first, second = torch.nn.Linear(3, 3), torch.nn.Linear(3, 3)
+    second.weight.data = first.weight.data
+    second.bias = torch.nn.Parameter(first.weight.data[1])
+    first.register_buffer("transposed", first.weight.data.t())
+    memory = torch.zeros(20)
+    first.register_buffer("start", memory[:10].view(2, 5))
+    second.register_buffer("end", memory[5:].view(3, 5))
+    first.register_buffer("apart", torch.zeros(4)[2:])
+    return torch.nn.Sequential(first, second)
+
+
+def test_to_keeps_what_shares_memory_tied():
+    torch.manual_seed(0)
+    plain = tied_model()
+    torch.manual_seed(0)
+    ours = gt.to(tied_model())
+    for model in (plain, ours):
+        with torch.no_grad():
+            model[0].weight[1] = 7
+            model[1].weight[0, 2] = 3
+            model[1].end[0] = 4
+    for (name, expected), found in zip(plain.state_dict().items(), ours.state_dict().values(), strict=True):
+        assert isinstance(found, gt.Tensor)
+        assert (name, found.tolist(), found.stride()) == (name, expected.tolist(), expected.stride())
+
+
+def test_to_moves_parts_of_one_memory_that_do_not_overlap_by_themselves():
+    memory = torch.arange(8.0)
+    module = torch.nn.Module()
+    module.register_buffer("left", memory[:4])
+    module.register_buffer("right", memory[4:])
+    gt.to(module)
+    assert (module.left.storage_offset(), module.right.storage_offset()) == (0, 0)
+    assert module.right.tolist() == [4.0, 5.0, 6.0, 7.0]
+
+
+STRIDED = {
+    "transposed": lambda: torch.randn(3, 4).t(),
+    "permuted": lambda: torch.randn(2, 3, 4).permute(2, 0, 1),
+    "channels last": lambda: torch.randn(2, 3, 4, 5).to(memory_format=torch.channels_last),
+    "one channel last": lambda: torch.randn(2, 1, 4, 5).to(memory_format=torch.channels_last),
+    "conjugate": lambda: torch.randn(2, 3, dtype=torch.complex64).t().conj(),
+    "a leaf": lambda: torch.randn(2, 3).t().requires_grad_(),
+}
+
+
+@pytest.mark.parametrize("make", STRIDED.values(), ids=STRIDED.keys())
+def test_to_keeps_the_order_of_memory(make):
+    plain = make()
+    moved = gt.to(plain)
+    assert moved.stride() == plain.stride()
+    assert (moved * 2).stride() == (plain * 2).stride()
+    assert torch.equal(moved.detach().cpu(), plain.detach().resolve_conj())
+    assert moved.requires_grad == plain.requires_grad
+
+
+def test_gaps_between_elements_are_not_moved():
+    plain = torch.randn(4, 6)[::2, ::3]
+    moved = gt.to(plain)
+    assert moved.is_contiguous()
+    assert torch.equal(moved.cpu(), plain)
+
+
+def test_lists_of_numbers_on_gt():
+    for nested, dtype in (
+        (lambda m: [m.tensor(1.5), m.tensor(2.0)], torch.float32),
+        (lambda m: [[m.tensor(1), 2], (m.tensor([3]), m.tensor(2.5))], torch.float32),
+        (lambda m: [m.tensor(1, dtype=torch.int8)], torch.int8),
+        (lambda m: [m.tensor(1.5, dtype=torch.float64), m.tensor(2.0)], torch.float64),
+    ):
+        expected = torch.tensor(nested(torch))
+        with gt.device():
+            inside = [torch.tensor(nested(gt)), torch.as_tensor(nested(gt)), torch.tensor(data=nested(gt))]
+        for found in (gt.tensor(nested(gt)), gt.as_tensor(nested(gt)), *inside):
+            assert isinstance(found, gt.Tensor)
+            assert found.dtype == expected.dtype == dtype
+            assert torch.equal(found.cpu(), expected)
+    with pytest.raises(ValueError, match="only one element"):
+        gt.tensor([gt.ones(2)])
+
+
+LAZY = {
+    "linear": (lambda nn: nn.LazyLinear(4), (2, 3)),
+    "convolution": (lambda nn: nn.LazyConv2d(4, 3), (2, 3, 6, 6)),
+    "norm": (lambda nn: nn.LazyBatchNorm1d(), (4, 3)),
+}
+
+
+def inside_device(make):
+    with gt.device():
+        return make(torch.nn)
+
+
+WAYS = {
+    "gt.device()": inside_device,
+    "gt.nn": lambda make: make(gt.nn),
+    "gt.to": lambda make: gt.to(make(torch.nn)),
+    "deepcopy": lambda make: copy.deepcopy(gt.to(make(torch.nn))),
+    "pickle": lambda make: pickle.loads(pickle.dumps(gt.to(make(torch.nn)))),
+    "another dtype": lambda make: gt.to(make(torch.nn)).double().float(),
+}
+
+
+@pytest.mark.parametrize("way", WAYS.values(), ids=WAYS.keys())
+@pytest.mark.parametrize(("make", "shape"), LAZY.values(), ids=LAZY.keys())
+def test_lazy_modules_get_their_parameters_on_gt(make, shape, way):
+    x, plain, ours = torch.randn(shape), make(torch.nn), way(make)
+    plain(x)
+    found = ours(gt.to(x))
+    plain.load_state_dict(ours.state_dict())
+    torch.testing.assert_close(found.detach().cpu(), plain(x).detach())
+    assert all(type(value) is gt.Tensor for value in (*ours.parameters(), *ours.buffers()))
+    assert all(isinstance(parameter, torch.nn.Parameter) for parameter in ours.parameters())
+    found.sum().backward()
+    assert all(isinstance(parameter.grad, gt.Tensor) for parameter in ours.parameters())
+
+
+def test_lazy_parameters_before_their_first_input():
+    layer, plain = gt.nn.LazyLinear(4), torch.nn.Linear(3, 4)
+    assert isinstance(layer.weight, gt.Tensor)
+    assert isinstance(layer.weight, torch.nn.UninitializedParameter)
+    with pytest.raises(ValueError, match="uninitialized parameter"):
+        layer.weight + 1
+    layer.load_state_dict(plain.state_dict())
+    assert torch.equal(layer(gt.ones(2, 3)).detach().cpu(), plain(torch.ones(2, 3)).detach())
+    assert not isinstance(torch.nn.LazyLinear(4).weight, gt.Tensor)
 
 
 def test_to_refuses_what_it_cannot_move():

@@ -6,6 +6,7 @@ import io
 import pytest
 import torch
 from einops import rearrange, reduce
+from torch.nn.utils.rnn import pack_padded_sequence, pack_sequence, pad_packed_sequence, pad_sequence
 
 import gt
 from gt.nn import SGD, Linear, Module
@@ -50,6 +51,83 @@ def test_a_module_trains_and_evaluates_as_in_torch(anywhere, make, shape):
     module.eval(), ours.eval()
     with torch.no_grad():
         torch.testing.assert_close(call(ours, gt.to(x)).cpu(), call(module, x))
+
+
+RECURRENT = {
+    "LSTM": lambda: torch.nn.LSTM(3, 4),
+    "LSTM of two layers": lambda: torch.nn.LSTM(3, 4, 2, bidirectional=True),
+    "LSTM with projections": lambda: torch.nn.LSTM(3, 4, proj_size=2),
+    "GRU": lambda: torch.nn.GRU(3, 4, bidirectional=True),
+    "RNN": lambda: torch.nn.RNN(3, 4, 2),
+    "RNN batch first": lambda: torch.nn.RNN(3, 4, batch_first=True),
+}
+
+
+@pytest.mark.parametrize("lengths", [[5, 3, 2], [3, 5, 2]], ids=["sorted", "unsorted"])
+@pytest.mark.parametrize("make", RECURRENT.values(), ids=RECURRENT.keys())
+def test_packed_sequences(anywhere, make, lengths):
+    module = make()
+    batch_first = module.batch_first
+    x = torch.randn((3, 5, 3) if batch_first else (5, 3, 3))
+    results = []
+    for part, leaf in ((module, x.clone().requires_grad_()), (gt.to(copy.deepcopy(module)), gt.to(x).requires_grad_())):
+        packed = pack_padded_sequence(leaf, lengths, batch_first, enforce_sorted=lengths[0] == 5)
+        padded, found = pad_packed_sequence(part(packed)[0], batch_first, padding_value=-1.0)
+        assert found.tolist() == lengths
+        padded.pow(2).sum().backward()
+        results.append([padded.detach(), leaf.grad, *[p.grad for p in part.parameters()]])
+    for expected, found in zip(*results, strict=True):
+        assert isinstance(found, gt.Tensor)
+        assert found.stride() == expected.stride()
+        torch.testing.assert_close(found.cpu(), expected)
+
+
+def test_packing_lists_and_lengths_on_gt(anywhere):
+    plain = [torch.randn(n, 2) for n in (4, 3, 1)]
+    ours = [gt.to(sequence) for sequence in plain]
+    expected, found = pack_sequence(plain), pack_sequence(ours)
+    again = pack_padded_sequence(pad_sequence(ours), gt.tensor([4, 3, 1]))
+    for packed in (found, again):
+        assert torch.equal(packed.data.cpu(), expected.data)
+        assert torch.equal(packed.batch_sizes, expected.batch_sizes)
+    with pytest.raises(RuntimeError, match="sorted in decreasing order"):
+        pack_padded_sequence(pad_sequence(ours), [1, 3, 4])
+
+
+@pytest.mark.parametrize("cell", [torch.nn.LSTMCell, torch.nn.GRUCell, torch.nn.RNNCell])
+def test_recurrent_cells(anywhere, cell):
+    module, x = cell(3, 4), torch.randn(2, 3)
+    expected, found = first(module(x)), first(gt.to(copy.deepcopy(module))(gt.to(x)))
+    torch.testing.assert_close(found.detach().cpu(), expected.detach())
+
+
+@pytest.mark.filterwarnings("ignore:enable_nested_tensor:UserWarning", "ignore:.*nested tensors:UserWarning")
+@pytest.mark.parametrize("nested", [True, False])
+@pytest.mark.parametrize("grad", [True, False])
+def test_a_transformer_encoder_with_padding(anywhere, grad, nested):
+    """Where torch leaves the padding out it gives zeros there; GT gives what torch gives without that."""
+    layer = torch.nn.TransformerEncoderLayer(8, 2, 16, 0.0, batch_first=True)
+    module = torch.nn.TransformerEncoder(layer, 2, enable_nested_tensor=nested).eval()
+    ours = gt.to(copy.deepcopy(module))
+    x, padding = torch.randn(2, 4, 8), torch.tensor([[False, False, False, False], [False, False, True, True]])
+    with torch.set_grad_enabled(grad):
+        expected, found = module(x, src_key_padding_mask=padding), ours(gt.to(x), src_key_padding_mask=gt.to(padding))
+    torch.testing.assert_close(found.detach().cpu()[~padding], expected.detach()[~padding])
+
+
+@pytest.mark.parametrize("weights", [True, False])
+def test_attention_with_masks_in_eval(anywhere, weights):
+    module = torch.nn.MultiheadAttention(8, 2, batch_first=True).eval()
+    ours = gt.to(copy.deepcopy(module))
+    x, causal = torch.randn(2, 4, 8), torch.ones(4, 4, dtype=torch.bool).triu(1)
+    padding = torch.tensor([[False, False, False, False], [False, False, True, True]])
+    y = gt.to(x)
+    with torch.no_grad():
+        for masks in ({}, {"key_padding_mask": padding}, {"attn_mask": causal}):
+            expected = module(x, x, x, need_weights=weights, **masks)
+            found = ours(y, y, y, need_weights=weights, **{name: gt.to(mask) for name, mask in masks.items()})
+            torch.testing.assert_close(found[0].cpu(), expected[0])
+            assert not weights or torch.allclose(found[1].cpu(), expected[1])
 
 
 OPTIMIZERS = {

@@ -82,7 +82,15 @@ def test_iteration_and_len():
 def test_formatting():
     assert f"{gt.tensor(1.23456):.2f}" == "1.23"
     assert f"{gt.tensor(7):04d}" == "0007"
-    assert "loss gt.Tensor(2." in f"loss {gt.tensor(2.0)}"
+    assert f"loss {gt.tensor(1.5)}, {gt.tensor(2.0, requires_grad=True)}" == "loss 1.5, 2.0"
+    x = gt.ones(2)
+    assert f"{x}" == repr(x)
+
+
+def test_a_format_of_several_numbers_is_refused_as_in_torch():
+    for x in (torch.ones(2), gt.ones(2)):
+        with pytest.raises(TypeError, match=r"unsupported format string passed to Tensor\.__format__"):
+            f"{x:.2f}"
 
 
 def test_repr_shows_values_of_small_tensors_and_facts_always():
@@ -123,10 +131,33 @@ def test_dlpack_export():
         torch.from_dlpack(gt.ones(1, requires_grad=True))
 
 
-@pytest.mark.parametrize("read", ["data_ptr", "untyped_storage", "storage", "share_memory_"])
+@pytest.mark.parametrize("read", ["data_ptr", "const_data_ptr", "untyped_storage", "storage", "share_memory_"])
 def test_what_needs_memory_here_says_so(read):
     with pytest.raises(RuntimeError, match=r"its bytes are on a worker; use tensor.cpu\(\)"):
         getattr(gt.ones(2), read)()
+
+
+def test_functions_of_each_element():
+    for change in (
+        lambda x: x.apply_(lambda v: v * 2),
+        lambda x: x[1:].map_(torch.ones(3), lambda v, w: v + w),
+        lambda x: x.map2_(x.clone(), torch.ones(4), lambda v, w, u: v * w - u),
+    ):
+        plain, ours = torch.arange(4.0), gt.arange(4.0)
+        version = plain._version
+        assert torch.equal(change(ours).cpu(), change(plain))
+        assert torch.equal(ours.cpu(), plain)
+        assert (ours._version, plain._version) == (version, version)
+    with pytest.raises(RuntimeError, match=r"apply_\(\) on Variable that requires grad"):
+        gt.ones(2, requires_grad=True).apply_(abs)
+
+
+def test_a_plain_tensor_cannot_take_over_one_of_gt():
+    parameter = torch.nn.Parameter(torch.ones(2))
+    with pytest.raises(RuntimeError, match="incompatible tensor type"):
+        parameter.data = gt.zeros(2)
+    parameter.data = torch.zeros(3)
+    assert parameter.tolist() == [0.0, 0.0, 0.0]
 
 
 def test_host_memory_can_be_the_target():
@@ -200,6 +231,81 @@ def test_numpy_operands():
     for found, expected in pairs:
         assert isinstance(found, gt.Tensor)
         torch.testing.assert_close(found.cpu(), expected, check_dtype=False)
+
+
+UFUNCS = {f for f in vars(np).values() if isinstance(f, np.ufunc) and f.nin <= 2 and not f.signature}
+ARRAYS = {
+    "float32": np.array([[1.5, -2.0, 0.25], [3.0, 0.5, -0.75]], dtype=np.float32),
+    "int64": np.array([[1, -2, 3], [4, 5, 6]]),
+    "bool": np.array([[True, False, True], [False, True, True]]),
+    "complex64": np.array([[1 + 2j, -1j, 2], [0.5, 1 - 1j, 3j]], dtype=np.complex64),
+}
+
+
+def attempt(function, operands):
+    """The results of a function as plain tensors; none where it refuses."""
+    try:
+        results = function(*operands)
+        return [torch.as_tensor(np.asarray(x)) for x in (results if isinstance(results, tuple) else (results,))]
+    except (TypeError, RuntimeError, ValueError):
+        return []
+
+
+# They are torch's operators, which promote as torch does and know fewer dtypes.
+OPERATORS = {
+    "divide", "floor_divide", "divmod", "remainder", "power", "subtract", "left_shift", "right_shift",
+    "greater", "greater_equal", "less", "less_equal",
+}  # fmt: skip
+
+
+@pytest.mark.filterwarnings("ignore:.*:DeprecationWarning", "ignore:.*:RuntimeWarning")
+@pytest.mark.parametrize("dtype", ARRAYS)
+def test_numpy_functions_give_what_they_give_of_plain_tensors(dtype):
+    array = ARRAYS[dtype]
+    two = [lambda x: (x, np.abs(array)), lambda x: (np.abs(array), x), lambda x: (x, 2), lambda x: (2, x)]
+    for function in UFUNCS:
+        for operands in two if function.nin == 2 else [lambda x: (x,)]:
+            expected, found = (attempt(function, operands(move(array))) for move in (torch.tensor, gt.tensor))
+            assert found or not expected or function.__name__ in OPERATORS, function
+            for x, y in zip(expected, found, strict=False):
+                torch.testing.assert_close(y, x.to(y.dtype) if as_bool(x, y, function) else x, equal_nan=True)
+
+
+def as_bool(x, y, function):
+    """NumPy's answers are uint8 tensors in torch."""
+    return (x.dtype, y.dtype) == (torch.uint8, torch.bool) or function.__name__ in OPERATORS
+
+
+def test_comparing_an_array_with_a_tensor():
+    a, x = np.array([1.0, 2.0], dtype=np.float32), gt.tensor([1.0, 3.0])
+    for found in (a == x, np.equal(a, x)):
+        assert found.tolist() == [True, False]
+    assert (a != x).tolist() == [False, True]
+    assert [part.tolist() for part in divmod(a, x)] == [[1.0, 0.0], [0.0, 2.0]]
+
+
+def test_numpy_functions_that_read_the_values():
+    x, a = gt.tensor([1.0, 8.0, 3.0]), np.zeros(3, dtype=np.float32)
+    assert isinstance(np.add.reduce(x), gt.Tensor)
+    assert (np.add.reduce(x).item(), np.multiply.accumulate(x).tolist()) == (12.0, [1.0, 8.0, 24.0])
+    assert np.add(x, 1, out=a) is a
+    a += x
+    assert a.tolist() == [3.0, 17.0, 7.0]
+    np.add.at(a, [0], x[:1])
+    assert a[0] == 4.0
+    assert np.clip(x, 2, 5).tolist() == [2.0, 5.0, 3.0]
+    with pytest.raises(TypeError, match="cannot write to a tensor"):
+        np.add(a, x, out=x)
+    with pytest.raises(TypeError, match="cannot write to a tensor"):
+        np.add.at(x, [0], 1.0)
+
+
+def test_numpy_functions_let_gradients_pass():
+    x = gt.tensor([4.0, 0.25], requires_grad=True)
+    np.maximum(np.sqrt(x), 1).sum().backward()
+    assert x.grad.tolist() == [0.25, 0.0]
+    with pytest.raises(RuntimeError, match="requires grad"):
+        np.cbrt(x)
 
 
 def test_in_place_with_numpy_and_plain_operands():

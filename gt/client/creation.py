@@ -3,27 +3,85 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
-from typing import Any, TypeVar
+from collections.abc import Callable, Iterable
+from typing import Any
 
 import numpy as np
 import torch
+from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_map_only
 
 from gt.client.factories import FactoryMode
 from gt.client.models import apply_plan
-from gt.client.tensor import Tensor, to_gt
+from gt.client.modules import move_module
+from gt.client.tensor import Tensor, here, to_gt
 from gt.core.errors import LayoutError
 from gt.sharding.placements import Layout, Partial, Placement, Placements, Replicate, Shard
 from gt.sharding.spec import DeviceMesh, ShardingSpec
-
-Module = TypeVar("Module", bound=torch.nn.Module)
 
 
 def device() -> FactoryMode:
     """Inside `with gt.device():` torch's own factory functions create GT tensors, so that a third-party model is built
     on the workers without ever being whole in this process."""
-    return FactoryMode(Tensor)
+    return _Scope(Tensor)
+
+
+class _Scope(FactoryMode):
+    def __init__(self, cls: type[torch.Tensor]) -> None:
+        super().__init__(cls)
+        self._reading = _ReadLists()
+
+    def __enter__(self) -> _Scope:
+        self._reading.__enter__()
+        super().__enter__()
+        return self
+
+    def __exit__(self, *error: Any) -> None:
+        super().__exit__(*error)
+        self._reading.__exit__(*error)
+
+
+class _ReadLists(TorchFunctionMode):
+    """`torch.tensor` of a list reads the memory of the tensors in it before it dispatches anything."""
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        if func is torch.tensor or func is torch.as_tensor:
+            data = with_values(args[0] if args else kwargs.pop("data"))
+            return func(data, *args[1:], **kwargs)
+        return func(*args, **kwargs)
+
+
+def with_values(data: Any) -> Any:
+    """Nested lists with plain tensors in place of those of GT, which are read at once where they are single numbers."""
+    tensors: list[Tensor] = []
+    _collect(data, tensors)
+    if not tensors:
+        return data
+    if len({tensor.dtype for tensor in tensors}) == 1 and all(tensor.numel() == 1 for tensor in tensors):
+        values: Iterable[torch.Tensor] = here(torch.stack([tensor.detach().reshape(()) for tensor in tensors])).unbind()
+    else:
+        values = map(here, tensors)
+    return _replaced(data, {id(tensor): value for tensor, value in zip(tensors, values, strict=True)})
+
+
+def _collect(data: Any, tensors: list[Tensor]) -> None:
+    if not isinstance(data, list | tuple) or not any(issubclass(kind, _INSIDE) for kind in set(map(type, data))):
+        return  # a long list of numbers
+    for item in data:
+        if isinstance(item, Tensor):
+            tensors.append(item)
+        else:
+            _collect(item, tensors)
+
+
+_INSIDE = (list, tuple, Tensor)
+
+
+def _replaced(data: Any, values: dict[int, torch.Tensor]) -> Any:
+    if isinstance(data, list | tuple):
+        return [_replaced(item, values) for item in data]
+    return values.get(id(data), data)
 
 
 def _on_gt(function: Callable[..., Any]) -> Callable[..., Tensor]:
@@ -116,7 +174,7 @@ def tensor(
     elif isinstance(data, torch.Tensor):
         copy = to_gt(data.detach().to(dtype or data.dtype))
     else:
-        copy = to_gt(torch.tensor(data, dtype=dtype))
+        copy = to_gt(torch.tensor(with_values(data), dtype=dtype))
     return _placed(copy, mesh, placements).requires_grad_(requires_grad)  # type: ignore[return-value]
 
 
@@ -130,7 +188,7 @@ def as_tensor(
     """The data on GT: itself where it is a GT tensor of that dtype already."""
     if isinstance(data, Tensor):
         return _placed(data if dtype is None else data.to(dtype), mesh, placements)  # type: ignore[arg-type]
-    return _placed(to_gt(torch.as_tensor(data, dtype=dtype)), mesh, placements)
+    return _placed(to_gt(torch.as_tensor(with_values(data), dtype=dtype)), mesh, placements)
 
 
 def from_numpy(
@@ -157,28 +215,3 @@ def to(what: Any) -> Any:
     if isinstance(what, np.ndarray):
         return from_numpy(what)
     raise TypeError(f"gt.to() moves a tensor, an array or a torch.nn.Module, not {type(what).__name__}")
-
-
-def move_module(module: Module) -> Module:
-    """Each distinct parameter and buffer is moved once; every place that held it holds the moved one."""
-    moved: dict[int, Any] = {}
-    for owner in module.modules():
-        for table in (owner._parameters, owner._buffers):
-            for name, value in table.items():
-                if value is not None:
-                    table[name] = moved[id(value)] = moved.get(id(value)) if id(value) in moved else _moved(value)
-    return module
-
-
-def _moved(value: torch.Tensor) -> torch.Tensor:
-    if isinstance(value, Tensor):
-        return value
-    with torch.no_grad():
-        new: torch.Tensor = to_gt(value.detach())
-    if isinstance(value, torch.nn.Parameter):
-        new = torch.nn.Parameter(new, requires_grad=value.requires_grad)
-    else:
-        new.requires_grad_(value.requires_grad)
-    if value.grad is not None:
-        new.grad = to_gt(value.grad)
-    return new

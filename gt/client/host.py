@@ -1,12 +1,68 @@
-"""Between plain tensors and bytes."""
+"""Between plain tensors, NumPy arrays and bytes."""
 
 from __future__ import annotations
 
+import operator
+from collections.abc import Callable, Sequence
+from typing import Any, TypeAlias
+
+import numpy as np
 import torch
 from torch.utils._python_dispatch import _disable_current_modes
 
 from gt.client.geometry import Geometry
 from gt.wire.channel import Buffer
+
+TorchFunction: TypeAlias = Callable[..., Any]
+
+# Python's operators on an array and a tensor arrive as NumPy's functions. They mean what torch's operators mean.
+_OPERATORS: dict[str, TorchFunction] = {
+    "add": operator.add, "subtract": operator.sub, "multiply": operator.mul, "divide": operator.truediv,
+    "floor_divide": operator.floordiv, "remainder": operator.mod, "power": operator.pow, "matmul": operator.matmul,
+    "divmod": lambda left, right: (left // right, left % right),
+    "equal": operator.eq, "not_equal": operator.ne, "less": operator.lt, "less_equal": operator.le,
+    "greater": operator.gt, "greater_equal": operator.ge,
+    "bitwise_and": operator.and_, "bitwise_or": operator.or_, "bitwise_xor": operator.xor,
+    "left_shift": operator.lshift, "right_shift": operator.rshift,
+}  # fmt: skip
+
+# NumPy's functions that are the function of the same name in torch, for floats of one dtype: for integers and mixed
+# dtypes the two give different dtypes.
+_SAME = (
+    "sqrt square reciprocal exp exp2 expm1 log log2 log10 log1p logaddexp logaddexp2 sin cos tan arcsin arccos arctan "
+    "sinh cosh tanh arcsinh arccosh arctanh arctan2 hypot deg2rad rad2deg floor ceil trunc fmod copysign "
+    "maximum minimum fmax fmin absolute negative positive isnan isinf isfinite signbit"
+)
+_OF_FLOATS: dict[str, TorchFunction] = {name: getattr(torch, name) for name in _SAME.split()} | {
+    "rint": torch.round,
+    "fabs": torch.abs,
+    "degrees": torch.rad2deg,
+    "radians": torch.deg2rad,
+}
+
+
+def torch_call(name: str, inputs: Sequence[Any]) -> tuple[TorchFunction, list[Any]] | None:
+    """A function of torch and its operands that give what NumPy's function of this name gives of these inputs; None
+    where torch has no such function."""
+    if name in _OPERATORS:
+        return _OPERATORS[name], [v.item() if isinstance(v, np.generic) else _operand(v) for v in inputs]
+    operands = [_operand(value) for value in inputs]
+    dtypes = {value.dtype for value in operands if isinstance(value, torch.Tensor)}
+    if name not in _OF_FLOATS or len(dtypes) != 1 or not all(dtype.is_floating_point for dtype in dtypes):
+        return None
+    (dtype,) = dtypes
+    return _OF_FLOATS[name], [torch.as_tensor(value, dtype=dtype) for value in operands]
+
+
+def _operand(value: Any) -> Any:
+    if isinstance(value, torch.Tensor) or type(value) in (bool, int, float):
+        return value
+    return torch.from_numpy(np.require(value, requirements=["C", "W"]))
+
+
+def from_array(value: Any) -> torch.Tensor:
+    """What a NumPy function gave, array or number, as a plain tensor."""
+    return torch.from_numpy(np.asarray(value))
 
 
 def payload(tensor: torch.Tensor) -> memoryview:
@@ -29,7 +85,7 @@ def as_tensor(buffer: Buffer, geometry: Geometry) -> torch.Tensor:
     tensor = torch.frombuffer(buffer, dtype=geometry.dtype)
     if len(geometry.shape) != 1:
         tensor = tensor.as_strided(geometry.shape, geometry.row_major)
-    if geometry.stride == geometry.row_major or not _is_dense(geometry):
+    if geometry.stride == geometry.row_major or not is_dense(geometry):
         return tensor
     return _empty(geometry).copy_(tensor)
 
@@ -40,7 +96,7 @@ def _empty(geometry: Geometry) -> torch.Tensor:
         return torch.empty_strided(geometry.shape, geometry.stride, dtype=geometry.dtype)
 
 
-def _is_dense(geometry: Geometry) -> bool:
+def is_dense(geometry: Geometry) -> bool:
     """Whether the strides are a permutation of row-major ones; slices of larger tensors come back compact."""
     expected = 1
     for step, size in sorted(zip(geometry.stride, geometry.shape, strict=True)):

@@ -9,10 +9,12 @@ from typing import Any
 from weakref import WeakKeyDictionary
 
 import torch
+from torch.nn.parameter import is_lazy
 
 from gt.client import scopes
 from gt.client import session as sessions
 from gt.client.entries import rebind
+from gt.client.nodes import Base, Node, View
 from gt.client.tensor import Tensor
 from gt.core.errors import SignalError, nearest
 from gt.sharding.spec import DeviceMesh, whole
@@ -46,22 +48,36 @@ def _lay_out(module: torch.nn.Module, config: ModelConfig) -> None:
         return
     there = [info.worker for info in sessions.current().welcome.workers]
     mesh = mesh_for(config.mesh, config.workers, there, f"{at(config.source)}model")
-    for names, tensor in _tensors(module):
-        spec = _spec(config, mesh, names, tensor)
-        with torch.no_grad():
-            rebind(tensor, tensor.detach().redistribute(placements=spec)._node)
+    laid_out: dict[int, tuple[Base, Base]] = {}
+    for names, tensors in sorted(_tensors(module), key=lambda named: named[1][0]._node.path is not None):
+        node = tensors[0]._node
+        if id(node.base) in laid_out:  # a view of another parameter
+            new = laid_out[id(node.base)][1]
+            placed: Node = View(new, node.path, node.geometry)  # type: ignore[arg-type]
+        else:
+            with torch.no_grad():
+                placed = tensors[0].detach().redistribute(placements=_spec(config, mesh, names, tensors[0]))._node
+            if node is node.base:
+                laid_out[id(node)] = node.base, placed.base
+        for tensor in tensors:
+            rebind(tensor, placed)
 
 
-def _tensors(module: torch.nn.Module) -> Iterator[tuple[list[str], Tensor]]:
-    """Each distinct parameter and buffer with all its names."""
-    names: dict[int, tuple[list[str], Tensor]] = {}
+def _tensors(module: torch.nn.Module) -> Iterator[tuple[list[str], list[Tensor]]]:
+    """The names of all distinct parameters and buffers with their handles, which are several where these share their
+    data. What has no shape yet is left out."""
+    named: dict[int, tuple[list[str], dict[int, Tensor]]] = {}
     pairs: Iterable[tuple[str, Any]] = [
         *module.named_parameters(remove_duplicate=False),
         *module.named_buffers(remove_duplicate=False),
     ]
     for name, tensor in pairs:
-        names.setdefault(id(tensor), ([], tensor))[0].append(name)
-    yield from names.values()
+        if not is_lazy(tensor):
+            names, tensors = named.setdefault(id(tensor._node), ([], {}))
+            names.append(name)
+            tensors[id(tensor)] = tensor
+    for names, tensors in named.values():
+        yield names, list(tensors.values())
 
 
 def _spec(config: ModelConfig, mesh: DeviceMesh, names: Sequence[str], tensor: Tensor) -> Any:

@@ -67,7 +67,7 @@ _DEVICE_DEPENDENT = {
 _DEVICE_DEPENDENT_IN_HALF = {"aten::native_layer_norm", "aten::native_group_norm"}
 
 # Views whose result is not the same strided memory: they change the reading of the bytes.
-_REINTERPRETING = {"aten::_conj", "aten::_neg_view"}
+REINTERPRETING = {"aten._conj.default", "aten._neg_view.default"}
 
 
 class OpRecord:
@@ -104,7 +104,7 @@ class OpRecord:
         self.reshapes = torch.Tag.inplace_view in func.tags
         self.asks = schema.name in _DEVICE_DEPENDENT
         self.asks_only_in_half = schema.name in _DEVICE_DEPENDENT_IN_HALF
-        self.reinterprets = schema.name in _REINTERPRETING
+        self.reinterprets = self.name in REINTERPRETING
         checks = not schema.returns and not self.writes  # what it does is to raise, which must not come later
         self.answers = checks or any("Tensor" not in str(r.type) for r in schema.returns)
         self.returns_list = len(schema.returns) == 1 and str(schema.returns[0].type).startswith("List")

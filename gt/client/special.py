@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, TypeAlias
 
 import torch
+from torch._C import DispatchKey
+from torch._ops import OpOverload
 from torch.utils._pytree import tree_leaves, tree_map_only
 
 from gt.client import session as sessions
@@ -178,12 +180,66 @@ def _view(cls: HandleType, record: OpRecord, args: tuple[Any, ...], kwargs: dict
     return cls.__torch_dispatch__(torch.ops.aten.view.default, (), args, kwargs)  # type: ignore[attr-defined]
 
 
-def _not_pinned(cls: HandleType, record: OpRecord, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    return False
-
-
 def _nothing(cls: HandleType, record: OpRecord, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     return None
+
+
+def _pack(cls: HandleType, record: OpRecord, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """Pack padded sequences: their rows in another order. How many there are at each time is a plain tensor, as the
+    lengths are: torch's recurrent layers read its memory."""
+    given = dict(zip(("input", "lengths", "batch_first"), args, strict=False)) | kwargs
+    padded = given["input"]
+    numbers = torch.arange(padded.shape[0] * padded.shape[1]).view(padded.shape[0], padded.shape[1])
+    rows, batch_sizes = record.func(numbers, _plain(given["lengths"]), given["batch_first"])
+    return padded.flatten(0, 1).index_select(0, rows), batch_sizes
+
+
+def _plain(tensor: torch.Tensor) -> torch.Tensor:
+    node = getattr(tensor, "_node", None)
+    return tensor if node is None else node.session.fetch(node)  # type: ignore[no-any-return]
+
+
+def _pad(
+    packed: torch.Tensor, batch_sizes: torch.Tensor, batch_first: bool, padding: Any, length: int
+) -> tuple[torch.Tensor, torch.Tensor]:  # fmt: skip
+    """Pad packed sequences: their rows in another order, and rows of the padding."""
+    func = torch.ops.aten._pad_packed_sequence.default
+    if getattr(packed, "_node", None) is None:
+        return _own(func, packed, batch_sizes, batch_first, padding, length)  # type: ignore[no-any-return]
+    count, rest = packed.shape[0], packed.shape[1:]
+    rows, lengths = _own(func, torch.arange(count), _plain(batch_sizes), False, count, length)
+    padded = torch.cat([packed, packed.new_full((1, *rest), padding)]).index_select(0, rows.flatten())
+    padded = padded.view(*rows.shape, *rest)
+    return padded.transpose(0, 1) if batch_first else padded, lengths
+
+
+def _pack_gradient(
+    gradient: torch.Tensor, shape: Sequence[int], batch_sizes: torch.Tensor, batch_first: bool
+) -> torch.Tensor:  # fmt: skip
+    return _pad(gradient, batch_sizes, batch_first, 0, shape[1] if batch_first else shape[0])[0]
+
+
+def _may_take_over(target: torch.Tensor, source: torch.Tensor) -> bool:
+    """Whether `target.data = source` is possible. Torch asks before it does it, and would give a plain tensor the
+    missing memory of one of ours."""
+    if getattr(target, "_node", None) is None and getattr(source, "_node", None) is not None:
+        return False
+    return _own(torch.ops.aten._has_compatible_shallow_copy_type.default, target, source)  # type: ignore[no-any-return]
+
+
+def _own(func: OpOverload, *args: Any) -> Any:
+    return func._op_dk(DispatchKey.CompositeImplicitAutograd, *args)
+
+
+# Torch takes these apart before they reach a tensor's class, and then reads or writes memory of this process.
+_RULES = torch.library.Library("aten", "IMPL")  # the rules in it end with it
+_RULES.impl("_pad_packed_sequence", _pad, "AutogradCPU")
+_RULES.impl("_pack_padded_sequence_backward", _pack_gradient, "AutogradCPU")
+_RULES.impl("_has_compatible_shallow_copy_type", _may_take_over, "AutogradCPU")
+
+
+def _never(cls: HandleType, record: OpRecord, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    return False
 
 
 SPECIAL: dict[str, Special] = {
@@ -203,9 +259,11 @@ SPECIAL: dict[str, Special] = {
     "aten.set_.source_Tensor_storage_offset": _set_source,
     "aten.set_.source_Storage": _set_source,
     "aten.set_.source_Storage_storage_offset": _set_source,
-    "aten.is_pinned.default": _not_pinned,
+    "aten.is_pinned.default": _never,
     "aten.pin_memory.default": _same,
     "aten._pin_memory.default": _same,
     "aten.record_stream.default": _nothing,
+    "aten._pack_padded_sequence.default": _pack,
+    "aten._nested_tensor_from_mask_left_aligned.default": _never,
     "reshape in place": _reshape_in_place,
 }

@@ -9,15 +9,20 @@ from __future__ import annotations
 import copy as copying
 from collections.abc import Callable
 from typing import Any
+from weakref import WeakValueDictionary
 
 import numpy as np
 import torch
+from torch.utils._pytree import tree_map, tree_map_only
 
 from gt.client import session as sessions
 from gt.client.door import dispatch
 from gt.client.entries import rebind, wrap
+from gt.client.geometry import intern_geometry
+from gt.client.host import from_array, is_dense, torch_call
 from gt.client.layouts import LocalShard, shards_of_node, spec_of_node
-from gt.client.nodes import Node
+from gt.client.nodes import Base, Node, View
+from gt.client.ops import REINTERPRETING
 from gt.client.printing import SHOWN_ELEMENTS, corner, describe
 from gt.client.quirks import hide_from_dynamo, keep_dtensor_out
 from gt.sharding.placements import Placements, Replicate, spec_from
@@ -62,11 +67,24 @@ class Tensor(torch.Tensor):
         return array if dtype is None else array.astype(dtype, copy=False)
 
     def __array_ufunc__(self, ufunc: np.ufunc, method: str, *inputs: Any, **options: Any) -> Any:
-        """`array + tensor`, `np.add(array, tensor)`, `np.sin(tensor)`: computed on GT, as the operator would be."""
-        function = _UFUNCS.get(ufunc.__name__) or getattr(torch, ufunc.__name__, None)
-        if method != "__call__" or options or function is None:
-            raise TypeError(f"numpy.{ufunc.__name__} ({method}) cannot work on a GT tensor; take tensor.numpy() first")
-        return function(*[to_gt(torch.from_numpy(x)) if isinstance(x, np.ndarray) else x for x in inputs])
+        """`array + tensor`, `np.sin(tensor)`: computed on GT where torch means the same by it, so that gradients pass.
+        The rest NumPy computes, of the values."""
+        call = torch_call(ufunc.__name__, inputs) if method == "__call__" and not options else None
+        if call is not None:
+            function, operands = call
+            return function(*operands)
+        targets = inputs[:1] if method == "at" else options.get("out", ())
+        if any(isinstance(target, torch.Tensor) for target in targets):
+            raise TypeError(f"numpy.{ufunc.__name__} cannot write to a tensor, only to an array")
+        args, options = tree_map_only(torch.Tensor, lambda tensor: tensor.numpy(), (inputs, options))
+        result = getattr(ufunc, method)(*args, **options)
+        return (
+            result if result is None or "out" in options else tree_map(lambda value: to_gt(from_array(value)), result)
+        )
+
+    def __array_wrap__(self, array: Any, context: Any = None, return_scalar: bool = False) -> Any:
+        """What NumPy's other functions make of their results (`np.clip`)."""
+        return to_gt(from_array(array))
 
     def __setitem__(self, index: Any, value: Any) -> None:
         if isinstance(value, np.ndarray | np.generic):
@@ -80,7 +98,7 @@ class Tensor(torch.Tensor):
         return self._fetch().item()
 
     def __format__(self, spec: str) -> str:
-        return format(self.item(), spec) if spec and self.dim() == 0 else format(repr(self), spec)
+        return format(self.item(), spec) if self.dim() == 0 and not self._is_param else object.__format__(self, spec)
 
     def __repr__(self, *, tensor_contents: Any = None) -> str:
         with torch.no_grad():
@@ -121,16 +139,20 @@ class Tensor(torch.Tensor):
 
     # Copying
 
-    def __deepcopy__(self, memo: dict[int, Any]) -> Any:
+    def __copy__(self) -> Any:
+        """Another leaf of the same storage."""
+        new = wrap(Tensor, self._node).requires_grad_(self.requires_grad)
+        new.__dict__.update(self.__dict__)
+        return new
+
+    def __deepcopy__(self, memo: dict[Any, Any]) -> Any:
         if id(self) in memo:
             return memo[id(self)]
         if not self.is_leaf:
             raise RuntimeError(
                 "Only Tensors created explicitly by the user (graph leaves) support the deepcopy protocol"
             )
-        with torch.no_grad():
-            new = self.detach().clone()
-        new.requires_grad_(self.requires_grad)
+        new: Any = wrap(Tensor, self._copied_node(memo)).requires_grad_(self.requires_grad)
         memo[id(self)] = new
         if self.grad is not None:
             new.grad = copying.deepcopy(self.grad, memo)
@@ -138,27 +160,62 @@ class Tensor(torch.Tensor):
         new._is_param = self._is_param
         return new
 
+    def _copied_node(self, memo: dict[Any, Any]) -> Node:
+        """A parameter of torch's is copied by itself, other tensors with their storage."""
+        if self._is_param:
+            return self.data.clone()._node  # type: ignore[no-any-return]
+        return _copied(self._node, memo.setdefault("gt", {}))
+
     def __reduce_ex__(self, protocol: Any) -> Any:
         state = dict(self.__dict__)
         is_parameter = state.pop("_marked", False)
-        return restore, (self._fetch(), self.requires_grad, is_parameter), state or None
+        storage = _storage_of(self._node)
+        if storage is None:
+            return restore, (self._fetch(), self.requires_grad, is_parameter), state or None
+        geometry = self._node.geometry
+        place = (tuple(geometry.shape), geometry.stride, geometry.offset)
+        return restore_part, (storage, *place, self.requires_grad, is_parameter), state or None
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state)
 
     @property
     def data(self) -> Any:
-        return self.detach()
+        """A handle of the same storage that counts its writes by itself: autograd does not notice them."""
+        return wrap(Tensor, self._node)
 
     @data.setter
     def data(self, value: torch.Tensor) -> None:
         with torch.no_grad():
             rebind(self, to_gt(value.detach())._node)
 
+    # What calls Python for every element
+
+    def apply_(self, function: Callable[[Any], Any]) -> Any:
+        return self._change("apply_", lambda plain: plain.apply_(function))
+
+    def map_(self, other: torch.Tensor, function: Callable[[Any, Any], Any]) -> Any:  # type: ignore[override]
+        return self._change("map_", lambda plain: plain.map_(here(other), function))
+
+    def map2_(self, x: torch.Tensor, y: torch.Tensor, function: Callable[[Any, Any, Any], Any]) -> Any:  # type: ignore[override]
+        return self._change("map2_", lambda plain: plain.map2_(here(x), here(y), function))
+
+    def _change(self, name: str, change: Callable[[torch.Tensor], Any]) -> Tensor:
+        """Write to the values here, and then there. As in torch, autograd does not notice."""
+        if self.requires_grad:
+            raise RuntimeError(
+                f"Can't call {name}() on Variable that requires grad. Use var.detach().{name}() instead."
+            )
+        self.data.copy_(change(self._fetch()))
+        return self
+
     # What needs memory that is not here
 
     def data_ptr(self) -> int:
         raise _no_memory("data_ptr()")
+
+    def const_data_ptr(self) -> int:
+        raise _no_memory("const_data_ptr()")
 
     def untyped_storage(self) -> Any:
         raise _no_memory("untyped_storage()")
@@ -168,20 +225,6 @@ class Tensor(torch.Tensor):
 
     def share_memory_(self) -> Any:
         raise _no_memory("share_memory_()")
-
-
-_UFUNCS: dict[str, Callable[..., Any]] = {
-    "true_divide": torch.true_divide,
-    "divide": torch.true_divide,
-    "power": torch.pow,
-    "maximum": torch.maximum,
-    "minimum": torch.minimum,
-    "absolute": torch.abs,
-    "negative": torch.neg,
-    "invert": torch.bitwise_not,
-    "left_shift": torch.bitwise_left_shift,
-    "right_shift": torch.bitwise_right_shift,
-}
 
 
 def _no_memory(what: str) -> RuntimeError:
@@ -221,7 +264,24 @@ class _Redistribute(torch.autograd.Function):
 
 
 def _uploaded(tensor: torch.Tensor) -> Tensor:
-    return wrap(Tensor, sessions.current().upload(tensor))  # type: ignore[return-value]
+    """An upload has its elements in row-major order. Memory in another order and without gaps is sent as it lies, and
+    put into its strides there."""
+    session = sessions.current()
+    if tensor.layout is not torch.strided or not _is_permuted(tensor):
+        return wrap(Tensor, session.upload(tensor))  # type: ignore[return-value]
+    order = sorted(range(tensor.dim()), key=lambda dim: (-tensor.stride(dim), -tensor.shape[dim]))
+    memory = wrap(Tensor, session.upload(tensor.permute(order), is_operand=True))
+    return memory.permute([order.index(dim) for dim in range(tensor.dim())]).clone()  # type: ignore[return-value]
+
+
+def _is_permuted(tensor: torch.Tensor) -> bool:
+    geometry = intern_geometry(tensor.shape, tensor.stride(), 0, tensor.dtype)
+    return geometry.stride != geometry.row_major and tensor.numel() > 0 and is_dense(geometry)
+
+
+def here(tensor: torch.Tensor) -> torch.Tensor:
+    """A plain tensor of the same value, apart from any graph."""
+    return tensor._fetch() if isinstance(tensor, Tensor) else tensor
 
 
 def to_gt(tensor: torch.Tensor) -> Tensor:
@@ -233,14 +293,70 @@ def to_gt(tensor: torch.Tensor) -> Tensor:
     return _uploaded(tensor)
 
 
+def _copied(node: Node, copies: dict[int, tuple[Base, Base]]) -> Node:
+    """A node in a copy of its storage. Each storage is copied once, so that what shared it shares the copy."""
+    base = node.base
+    if id(base) not in copies:
+        copies[id(base)] = base, wrap(Tensor, base).clone()._node  # type: ignore[attr-defined]
+    copy = copies[id(base)][1]
+    if copy.geometry is not base.geometry:  # a copy has no gaps, so its views would be elsewhere
+        return wrap(Tensor, node).clone()._node  # type: ignore[attr-defined, no-any-return]
+    return copy if node.path is None else View(copy, node.path, node.geometry)
+
+
+class _Storage:
+    """The bytes of a storage as something to pickle: a pickler that meets it again knows that it is the same."""
+
+    __slots__ = ("__weakref__", "_base")
+
+    def __init__(self, base: Base) -> None:
+        self._base = base
+
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        return restore, (self._base.session.fetch(self._base), False, False)
+
+
+_storages: WeakValueDictionary[int, _Storage] = WeakValueDictionary()  # by the id of the base, while one is pickled
+
+
+def _storage_of(node: Node) -> _Storage | None:
+    """What to pickle of a tensor so that it stays tied to others of its storage. None where its place there cannot be
+    said by strides, or where the storage would not come back as it is."""
+    base = node.base
+    steps = node.path.steps if node.path is not None else ()
+    reinterpreted = base.geometry.dtype is not node.geometry.dtype or any(step.op in REINTERPRETING for step in steps)
+    if reinterpreted or not is_dense(base.geometry):
+        return None
+    return _storages.setdefault(id(base), _Storage(base))
+
+
 def restore(value: torch.Tensor, requires_grad: bool, is_parameter: bool) -> Tensor:
     """Unpickle: the value goes back to GT."""
-    tensor = _uploaded(value).requires_grad_(requires_grad)
+    return _restored(_uploaded(value), requires_grad, is_parameter)
+
+
+def restore_part(
+    storage: Tensor,
+    shape: tuple[int, ...],
+    stride: tuple[int, ...],
+    offset: int,
+    requires_grad: bool,
+    is_parameter: bool,
+) -> Tensor:
+    """Unpickle: all of a storage that is back on GT, or a view of it."""
+    whole = storage._node.geometry
+    is_whole = (shape, stride, offset) == (tuple(whole.shape), whole.stride, 0)
+    part = storage if is_whole else storage.as_strided(shape, stride, offset)
+    return _restored(part.data, requires_grad, is_parameter)
+
+
+def _restored(tensor: Tensor, requires_grad: bool, is_parameter: bool) -> Tensor:
+    tensor.requires_grad_(requires_grad)
     if is_parameter:
         tensor._is_param = True
-    return tensor  # type: ignore[return-value]
+    return tensor
 
 
 keep_dtensor_out(Tensor, dispatch)
 hide_from_dynamo(dispatch)
-torch.serialization.add_safe_globals([restore])
+torch.serialization.add_safe_globals([restore, restore_part])

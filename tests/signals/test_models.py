@@ -54,6 +54,26 @@ def test_parameters_and_buffers_are_laid_out_by_their_names(four_workers, tmp_pa
     assert all(isinstance(p, torch.nn.Parameter) and p.requires_grad for p in model.parameters())
 
 
+def test_what_shares_memory_stays_tied_in_its_layout(four_workers, tmp_path):
+    load(tmp_path, 'model:\n  mesh: {tp: 4}\n  "*.weight": [tp]\n')
+    model = torch.nn.Sequential(*[torch.nn.Linear(4, 4, bias=False) for _ in range(2)])
+    model[1].weight.data = model[0].weight.data
+    model.register_buffer("transposed", model[0].weight.data.t())
+    gt.to(model)
+    with torch.no_grad():
+        model[0].weight[1] = 7
+    assert model[1].weight[1].tolist() == model.transposed[:, 1].tolist() == [7.0] * 4
+    assert layouts(model) == {"0.weight": "tp, -", "1.weight": "tp, -", "transposed": "-, -"}
+
+
+def test_lazy_parameters_are_left_out_of_a_plan(four_workers, tmp_path):
+    load(tmp_path, 'model:\n  mesh: {tp: 4}\n  "*.weight": [tp]\n')
+    model = gt.to(torch.nn.Sequential(torch.nn.Linear(4, 4), torch.nn.LazyLinear(4)))
+    model(gt.ones(2, 4))
+    assert str(model[0].weight.spec) == "tp, -"
+    assert str(gt.to(model)[1].weight.spec) == "tp, -"
+
+
 PLANS = {
     "tensor": 'model:\n  mesh: {tp: 4}\n  "*.weight": [tp]\n',
     "grid": (
