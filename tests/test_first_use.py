@@ -13,8 +13,6 @@ USES = {
     "the tape": "print(gt.debug.print_tape() or 3)",
     "a tensor of another program": "import pickle; print(int(pickle.load(open({pickled!r}, 'rb')).sum().item()))",
     "a file": "print(int(torch.load({saved!r}, weights_only=False).sum().item()))",
-    "a scope": "print(gt.signal.context('x') and 3)",
-    "an optimizer": "print(len(gt.optim.SGD([gt.ones(1, requires_grad=True)], lr=1).param_groups) + 2)",
 }
 
 

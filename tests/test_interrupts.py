@@ -97,7 +97,7 @@ print("went on", (gt.ones(3) * 2).tolist())
 """
 
 
-@pytest.mark.parametrize(("mode", "times"), [({}, 20), ({"workers": 2}, 20)], ids=["embedded", "processes"])
+@pytest.mark.parametrize(("mode", "times"), [({}, 8), ({"workers": 2}, 8)], ids=["embedded", "processes"])
 def test_a_program_goes_on_after_interrupts(mode, times):
     code, out, err = finish(start("-c", INTERRUPTED.format(mode=mode, times=times)), 100)
     assert (code, out) == (0, "went on [2.0, 2.0, 2.0]\n"), err

@@ -60,6 +60,10 @@ class Inbox:
                 self._explain(now - start)
                 notice = now + NOTICE_SECONDS
 
+    def collect(self) -> None:
+        """Take what is there."""
+        self._receive(0.0)
+
     def unshown(self) -> list[Failure]:
         """Failures that no read has shown, taken out of the inbox."""
         with self._arrival:

@@ -29,14 +29,22 @@ TAPE = 1024
 
 class Outbox:
     """`lock` is held from reading the ids of tensors until the instruction that names them is in the queue: another
-    thread that writes to one of them in between would give it a new id. `pace` blocks where the workers are too far
-    behind; `break_off` is told when a batch was sent in part."""
+    thread that writes to one of them in between would give it a new id. `collect` takes the answers of workers in this
+    process, which are there when a batch was sent; `pace` blocks where other workers are too far behind; `break_off` is
+    told when a batch was sent in part."""
 
-    def __init__(self, channel: ClientChannel, pace: Callable[[int], None], break_off: Callable[[str], None]) -> None:
+    def __init__(
+        self,
+        channel: ClientChannel,
+        collect: Callable[[], None],
+        pace: Callable[[int], None],
+        break_off: Callable[[str], None],
+    ) -> None:
         self.lock = threading.RLock()
         self.tape: deque[Instruction] = deque(maxlen=TAPE)
         self.queue: deque[Instruction] = deque()
         self._channel = channel
+        self._collect = collect
         self._pace = pace
         self._break_off = break_off
         self._buffers: list[Buffer] = []
@@ -92,6 +100,8 @@ class Outbox:
             log.debug("sending %d instructions and %d tensors", len(batch), len(buffers))
             try:
                 self._channel.send(batch, buffers)
+                if not self._channel.remote:
+                    self._collect()
             except KeyboardInterrupt:
                 self._break_off("Ctrl-C, twice, has ended the session in the middle of its work")
                 raise

@@ -77,8 +77,8 @@ class Session:
         self.memo: dict[tuple[Any, ...], Any] = {}
         self.signatures: dict[int, Signature] = {}
         self.sites = Sites(self._define_site)
-        self.outbox = Outbox(channel, self._pace, self._break_off)
         self.inbox = Inbox(channel, self.sites)
+        self.outbox = Outbox(channel, self.inbox.collect, self._pace, self._break_off)
         self.lock = self.outbox.lock
         self.emit: Callable[[Instruction], None] = self.outbox.emit
         self.enqueue: Callable[[Instruction], None] = self.outbox.queue.append
