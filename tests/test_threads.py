@@ -9,8 +9,10 @@ import pytest
 import torch
 
 import gt
+from gt.client import entries
 from gt.client import session as sessions
 from gt.client.outbox import FREE_AT_ONCE
+from gt.core.messages import RunOp
 from tests.programs import finish, start
 
 
@@ -41,6 +43,32 @@ def test_some_write_to_a_tensor_that_others_read(anywhere, switching):
     results = at_once(write, read, write, read)
     assert x.tolist() == [2 * rounds] * 4
     assert set(results[1] + results[3]) == {0.0}
+
+
+def test_a_write_waits_until_an_op_that_names_the_tensor_is_queued(anywhere, monkeypatch):
+    x = gt.ones(3)
+    gt.synchronize()
+    begin, written = threading.Event(), threading.Event()
+
+    def write():
+        begin.wait(10)
+        x.add_(1)
+        written.set()
+
+    def slowly(*fields):
+        """Between reading the ids of its tensors and the queue, an op gives another thread time to write."""
+        if threading.current_thread() is threading.main_thread():
+            begin.set()
+            written.wait(0.3)
+        return RunOp(*fields)
+
+    thread = threading.Thread(target=write)
+    thread.start()
+    monkeypatch.setattr(entries, "RunOp", slowly)
+    doubled = x * 2
+    monkeypatch.undo()
+    thread.join(10)
+    assert doubled.tolist() == [2, 2, 2] and x.tolist() == [2, 2, 2]
 
 
 def test_tensors_die_while_others_are_made(anywhere, switching):
