@@ -1,5 +1,5 @@
-"""What the hops of a read from a worker process cost alone: from a client over a server to a worker and back, by the
-sockets that GT uses, with nothing done at any of them.
+"""What the hops of a read from a worker process cost alone: to the worker and back, by the sockets that GT uses, with
+nothing done at either end.
 
     python benchmarks/echo.py
 """
@@ -19,31 +19,24 @@ from gt.wire.sockets import open_socket, receive, send
 
 WAIT_MS = 10_000
 NOTE, END = bytes(64), b""  # a note is as long as the messages of a small read
-CLIENT, WORKER = b"client", b"worker"
 
 
 @contextmanager
 def echoing() -> Iterator[Callable[[], object]]:
     """Gives a function that makes one round."""
-    with tempfile.TemporaryDirectory() as folder:
+    with tempfile.TemporaryDirectory() as folder, zmq.Context() as context:
         endpoint = f"ipc://{folder}/echo"
-        others = [subprocess.Popen([sys.executable, __file__, role, endpoint]) for role in ("server", "worker")]
-        with zmq.Context() as context, joined(context, endpoint, CLIENT) as socket:
+        with open_socket(context, zmq.ROUTER, WAIT_MS) as socket:
+            socket.bind(endpoint)
+            worker = subprocess.Popen([sys.executable, __file__, endpoint])
             try:
-                hear(socket)
-                yield lambda: (send(socket, [NOTE]), hear(socket))
+                name, _ = hear(socket)
+                yield lambda: (send(socket, [name, NOTE]), hear(socket))
+                send(socket, [name, END])
+                worker.wait(WAIT_MS / 1000)
             finally:
-                send(socket, [END])
-                for other in others:
-                    other.wait(WAIT_MS / 1000)
-
-
-def joined(context: zmq.Context[zmq.Socket[bytes]], endpoint: str, name: bytes) -> zmq.Socket[bytes]:
-    socket = open_socket(context, zmq.DEALER, WAIT_MS)
-    socket.setsockopt(zmq.ROUTING_ID, name)
-    socket.connect(endpoint)
-    send(socket, [NOTE])
-    return socket
+                worker.kill()
+                worker.wait()
 
 
 def hear(socket: zmq.Socket[bytes]) -> list[bytes]:
@@ -53,29 +46,17 @@ def hear(socket: zmq.Socket[bytes]) -> list[bytes]:
     return message
 
 
-def serve(context: zmq.Context[zmq.Socket[bytes]], endpoint: str) -> None:
-    """Pass on what comes, once both others are there."""
-    with open_socket(context, zmq.ROUTER, WAIT_MS) as socket:
-        socket.bind(endpoint)
-        hear(socket), hear(socket)
-        send(socket, [CLIENT, NOTE])
-        note = NOTE
-        while note != END:
-            sender, note = hear(socket)
-            send(socket, [WORKER if sender == CLIENT else CLIENT, note])
-
-
-def work(context: zmq.Context[zmq.Socket[bytes]], endpoint: str) -> None:
-    with joined(context, endpoint, WORKER) as socket:
+def work(endpoint: str) -> None:
+    with zmq.Context() as context, open_socket(context, zmq.DEALER, WAIT_MS) as socket:
+        socket.connect(endpoint)
+        send(socket, [NOTE])
         while (message := hear(socket)) != [END]:
             send(socket, message)
 
 
 def main() -> None:
     if len(sys.argv) > 1:
-        role, endpoint = sys.argv[1:]
-        with zmq.Context() as context:
-            (serve if role == "server" else work)(context, endpoint)
+        work(sys.argv[1])
         return
     with echoing() as echo:
         for _ in range(10):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import os
 import threading
@@ -15,6 +16,7 @@ import torch
 
 import gt
 from gt.client import session as sessions
+from tests.programs import free_port, running, start, wait_for_workers
 
 hypothesis.settings.register_profile("steady", deadline=None)  # how long an example takes says nothing here
 hypothesis.settings.load_profile("steady")
@@ -48,12 +50,21 @@ def embedded() -> Iterator[None]:
     gt.shutdown()
 
 
-@pytest.fixture(scope="module")
-def two_processes() -> Iterator[None]:
-    """Two worker processes for all tests of a module; starting them costs seconds."""
-    gt.init(workers=2)
-    yield
-    gt.shutdown()
+@pytest.fixture(scope="module", params=["local", "by hand"])
+def two_processes(request: pytest.FixtureRequest) -> Iterator[str]:
+    """Two worker processes for all tests of a module, with the dispatcher in this process or in one of its own;
+    starting them costs seconds."""
+    with contextlib.ExitStack() as stack:
+        if request.param == "local":
+            gt.init(workers=2)
+        else:
+            port = str(free_port())
+            programs = [("gt.server",), *[("gt.worker", "--threads", "1")] * 2]
+            stack.enter_context(running(*[start("-m", *program, "-p", port) for program in programs]))
+            wait_for_workers(port, 2)
+            gt.connect(f"localhost:{port}")
+        yield request.param
+        gt.shutdown()
 
 
 @pytest.fixture(scope="module")

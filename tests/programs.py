@@ -62,6 +62,20 @@ def running(*processes: subprocess.Popen[str]) -> Iterator[None]:
                 process.communicate()
 
 
+_PROBE = """
+from gt.wire.client_channel import SocketChannel
+channel = SocketChannel("tcp://127.0.0.1:{port}", None)
+channel.greet({workers}, 60)
+channel.close()
+"""
+
+
+def wait_for_workers(port: int | str, count: int) -> None:
+    """Until so many have joined the server."""
+    code, _, err = finish(start("-c", _PROBE.format(port=port, workers=count)), 90)
+    assert code == 0, err
+
+
 def wait_until(condition, timeout: float = 30, what: str = "the condition") -> None:
     deadline = time.monotonic() + timeout
     while not condition():

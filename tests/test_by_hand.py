@@ -1,6 +1,7 @@
 """Server, workers and clients started by hand, as in the README."""
 
 import signal
+import time
 
 import psutil
 import pytest
@@ -12,7 +13,7 @@ from gt.core.messages import PROTOCOL, FetchTensor, Hello, Refused, Welcome
 from gt.version import __version__
 from gt.wire.codec import Decoder, encode, header_of
 from gt.wire.processes import this_host
-from tests.programs import finish, free_port, running, start, wait_until
+from tests.programs import finish, free_port, running, start, wait_for_workers, wait_until
 
 CLIENT = """
 import sys, torch, gt
@@ -46,21 +47,8 @@ def server():
     main = start("-m", "gt.server", "-p", str(port))
     late = start("-m", "gt.worker", "--host", "localhost", "-p", str(port), "--threads", "1")
     with running(early, main, late):
-        probe(port, workers=2)
+        wait_for_workers(port, 2)
         yield port, main, (early, late)
-
-
-PROBE = """
-import gt.launch.sessions as s
-channel = s.SocketChannel("tcp://127.0.0.1:{port}", share=True, fill=s.fill)
-s._greeted(channel, {workers}, s.read_settings()).close("end")
-"""
-
-
-def probe(port, workers):
-    """Wait until a server has so many workers."""
-    code, _, err = finish(start("-c", PROBE.format(port=port, workers=workers)))
-    assert code == 0, err
 
 
 def test_connect_and_compute(server):
@@ -214,13 +202,35 @@ def test_a_worker_killed_by_hand_is_an_error_for_its_client():
             gt.shutdown()
 
 
+def test_a_server_that_goes_away_is_an_error_at_the_next_read():
+    port = free_port()
+    main = start("-m", "gt.server", "-p", str(port))
+    worker = start("-m", "gt.worker", "-p", str(port))
+    with running(main, worker):
+        gt.connect(f"localhost:{port}")
+        try:
+            x = gt.ones(3)
+            assert x.sum().item() == 3
+            main.kill()
+            begun = time.monotonic()
+            with pytest.raises(
+                gt.ServerLost, match=rf"pid {main.pid}\) has ended; the session and its tensors are lost"
+            ):
+                x.sum().item()
+            assert time.monotonic() - begun < 10
+            with pytest.raises(gt.ServerLost):
+                gt.ones(2).tolist()
+        finally:
+            gt.shutdown()
+
+
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_server_and_worker_stop_cleanly_on_a_signal(number):
     port = free_port()
     main = start("-m", "gt.server", "-p", str(port))
     worker = start("-m", "gt.worker", "-p", str(port))
     with running(main, worker):
-        probe(port, workers=1)
+        wait_for_workers(port, 1)
         worker.send_signal(number)
         main.send_signal(number)
         assert finish(worker, 15)[0] in (0, 130)
@@ -234,7 +244,7 @@ def test_a_worker_ends_when_its_server_is_gone():
     main = start("-m", "gt.server", "-p", str(port))
     worker = start("-m", "gt.worker", "-p", str(port))
     with running(main, worker):
-        probe(port, workers=1)
+        wait_for_workers(port, 1)
         main.kill()
         main.communicate()
         code, _, err = finish(worker, 15)

@@ -69,23 +69,6 @@ def test_a_worker_killed_in_the_middle_of_work():
         gt.shutdown()
 
 
-def test_a_server_that_goes_away():
-    gt.init(workers=1)
-    try:
-        x = gt.ones(3)
-        assert x.sum().item() == 3
-        server = sessions.current().welcome.pid
-        os.kill(server, signal.SIGKILL)
-        start_time = time.monotonic()
-        with pytest.raises(gt.ServerLost, match=rf"pid {server}\) was killed by SIGKILL"):
-            x.sum().item()
-        assert time.monotonic() - start_time < 10
-        with pytest.raises(gt.ServerLost):
-            gt.ones(2).tolist()
-    finally:
-        gt.shutdown()
-
-
 def test_a_wait_says_for_whom(capfd, monkeypatch):
     monkeypatch.setattr("gt.client.inbox.NOTICE_SECONDS", 4.0)
     gt.init(workers=1)
@@ -118,7 +101,7 @@ SCRIPT = """
 import gt, os, signal, sys, time
 from gt.client import session
 x = gt.ones(3)
-print(*[info.pid for info in session.current().welcome.workers], session.current().welcome.pid, flush=True)
+print(*[info.pid for info in session.current().welcome.workers], flush=True)
 {ending}
 """
 
@@ -138,7 +121,7 @@ print(*[info.pid for info in session.current().welcome.workers], session.current
 def test_no_process_outlives_the_program(ending, code):
     done, out, _ = finish(start("-c", SCRIPT.format(ending=ending), GT_WORKERS="2"))
     pids = [int(text) for text in out.splitlines()[0].split()]
-    assert len(pids) == 3
+    assert len(pids) == 2
     assert done == code
     wait_until(lambda: not any(map(psutil.pid_exists, pids)), what=f"the end of {pids}")
 

@@ -69,7 +69,7 @@ def server():
     (welcome,) = server.hear(b"client", hello("client"))
     assert isinstance(welcome, Welcome) and welcome.ident == 1
     yield server
-    server._close()
+    server.close()
 
 
 def decoded(message):
@@ -268,7 +268,7 @@ def test_a_client_that_wants_no_workers_is_refused_or_served(workers):
         server.hear(b"client", CreateTensor(own(1), SMALL, INLINE, 0, 0), payloads=[[bytes(16)]])
         server.hear(b"client", Synchronize(own(2)))
     finally:
-        server._close()
+        server.close()
 
 
 JUNK = st.recursive(

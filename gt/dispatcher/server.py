@@ -5,9 +5,9 @@ from __future__ import annotations
 import logging
 import os
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, TypeAlias
 
 import zmq
 
@@ -15,6 +15,7 @@ from gt.core.errors import ProtocolError
 from gt.core.events import Observer
 from gt.core.messages import (
     MAX_BATCH,
+    Answer,
     Fetched,
     Goodbye,
     Hello,
@@ -39,6 +40,7 @@ log = logging.getLogger("gt.dispatcher")
 
 TICK_MS = 250
 NOTICE_SECONDS = 3.0
+Deliver: TypeAlias = Callable[[Answer, Payload | None], None]
 _MISTAKES = 3  # malformed messages after which a client is no longer listened to, and a worker is lost
 
 
@@ -70,34 +72,42 @@ class Mail:
 
 
 class Server:
-    def __init__(self, endpoint: str, observer: Observer | None = None) -> None:
+    """`wait_ms` is how long a turn waits for a message."""
+
+    def __init__(self, endpoint: str, observer: Observer | None = None, wait_ms: int = TICK_MS) -> None:
         self.office = Office(observer)
         self._observer = observer
         self._stopping = False
+        self._next_check = self._next_notice = time.monotonic()
         self._context = zmq.Context()
-        self._socket = open_socket(self._context, zmq.ROUTER, TICK_MS)
+        self._socket = open_socket(self._context, zmq.ROUTER, wait_ms)
         self._socket.bind(endpoint)
         self._peers: dict[bytes, Peer] = {}
         self._waiting: dict[bytes, Waiter] = {}
         self._clients: dict[int, bytes] = {}
         self._workers: dict[int, bytes] = {}
+        self._here: dict[int, Deliver] = {}
         self._instructions: Decoder[Instruction] = Decoder(Instruction)
         self._reports: Decoder[Report] = Decoder(Report)
         self._hellos: Decoder[Hello] = Decoder(Hello)
 
     def run(self) -> None:
-        next_check = next_notice = time.monotonic()
         while not self._stopping:
-            message = receive(self._socket)
-            if message is not None:
-                self._receive(message[0], message[1:])
-            if time.monotonic() >= next_check:
-                next_check = time.monotonic() + TICK_MS / 1000
-                self._bury_the_dead()
-            if time.monotonic() >= next_notice:
-                next_notice = time.monotonic() + NOTICE_SECONDS
-                self._explain_waits()
-        self._close()
+            self.turn()
+        self.close()
+
+    def turn(self, *, waits: bool = True) -> None:
+        """Deal with a message, if one comes in time, and with what is due."""
+        message = receive(self._socket, waits=waits)
+        if message is not None:
+            self._receive(message[0], message[1:])
+        now = time.monotonic()
+        if now >= self._next_check:
+            self._next_check = now + TICK_MS / 1000
+            self._bury_the_dead()
+        if now >= self._next_notice:
+            self._next_notice = now + NOTICE_SECONDS
+            self._explain_waits()
 
     def stop(self) -> None:
         """End the loop at its next turn; safe to call from a signal handler."""
@@ -129,15 +139,18 @@ class Server:
         batch, payloads = self._instructions.decode(frames)
         for instruction in batch:
             require_ownership(peer.ident, instruction)
-        try:
-            outgoing = self.office.instruct(peer.ident, batch, payloads)  # type: ignore[arg-type]
-        except Exception as error:  # a mistake of ours: the other clients are served all the same
-            log.exception("an instruction of client %d failed", peer.ident)
-            rejected = Rejected(0, f"a mistake of GT: {type(error).__name__}: {error}")
-            outgoing = [*self.office.take(), ToClient(peer.ident, rejected)]
-        self._send(outgoing)
+        self.instruct(peer.ident, batch, payloads)
         if peer.ident not in self.office.state.sessions:
             self._forget(peer)
+
+    def instruct(self, session: int, batch: Sequence[Instruction], payloads: Sequence[Payload]) -> None:
+        try:
+            outgoing = self.office.instruct(session, batch, payloads)  # type: ignore[arg-type]
+        except Exception as error:  # a mistake of ours: the other clients are served all the same
+            log.exception("an instruction of client %d failed", session)
+            rejected = Rejected(0, f"a mistake of GT: {type(error).__name__}: {error}")
+            outgoing = [*self.office.take(), ToClient(session, rejected)]
+        self._send(outgoing)
 
     def _report(self, peer: Peer, frames: Sequence[Frame]) -> None:
         reports, payloads = self._reports.decode(frames)
@@ -192,6 +205,12 @@ class Server:
         log.info("worker %d joined (%s, pid %d)", ident, hello.device, hello.pid)
         self._send(outgoing)
 
+    def host(self, deliver: Deliver) -> Welcome:
+        """Open a session for this process; its answers are handed over."""
+        ident = self.office.open_session(this_host(), os.getpid())
+        self._here[ident] = deliver
+        return Welcome(__version__, ident, os.getpid(), this_host(), self.office.ready_workers())
+
     def _welcome_waiting(self) -> None:
         ready = self.office.ready_workers()
         for identity, waiter in list(self._waiting.items()):
@@ -217,10 +236,8 @@ class Server:
     def _explain_waits(self) -> None:
         """Tell clients that wait for an answer whom they wait for, and what that worker is at."""
         for session, workers in self.office.waits().items():
-            identity = self._clients.get(session)
-            if identity is not None:
-                at = [self._at(worker) for worker in sorted(workers) if worker in self._workers]
-                self._post(identity, [Waiting(f"for {', '.join(at)}")])
+            at = [self._at(worker) for worker in sorted(workers) if worker in self._workers]
+            self._send([ToClient(session, Waiting(f"for {', '.join(at)}"))])
 
     def _at(self, worker: int) -> str:
         code, site = self._peers[self._workers[worker]].progress
@@ -245,16 +262,6 @@ class Server:
         except Exception:  # a mistake of ours: the other peers are served all the same
             log.exception("the session of client %d could not be ended", peer.ident)
 
-    def sweep_peers(self, patience: float) -> None:
-        """Remove what peers of this machine leave in shared memory, when they have ended or patience has. For the end
-        of a server whose loop may not get to it: another thread can call it."""
-        peers = [(peer.hello.pid, peer.mark) for peer in list(self._peers.values()) if peer.hello.host == this_host()]
-        deadline = time.monotonic() + patience
-        while any(is_running(*peer) for peer in peers) and time.monotonic() < deadline:
-            time.sleep(0.01)
-        for pid, _ in peers:
-            shared.sweep(pid)
-
     def _dismiss(self, peer: Peer, reason: str) -> None:
         """A worker that cannot be relied on is asked to end, and nobody waits for it any more."""
         self._post(self._workers[peer.ident], [WorkerShutdown()])
@@ -270,7 +277,7 @@ class Server:
             log.exception("the loss of worker %d could not be dealt with", peer.ident)
             self._send(self.office.take())
 
-    def _close(self) -> None:
+    def close(self) -> None:
         for identity in self._workers.values():
             self._post(identity, [WorkerShutdown()])
         self._socket.close()
@@ -288,6 +295,9 @@ class Server:
             if isinstance(item, ToWorkers):
                 message: Any = item.command if len(item.workers) == 1 else encode_once(item.command)
                 identities = [self._workers.get(worker) for worker in item.workers]
+            elif deliver := self._here.get(item.session):
+                deliver(item.answer, item.buffer)  # type: ignore[arg-type]
+                continue
             else:
                 message, identities = item.answer, [self._clients.get(item.session)]
             for identity in identities:

@@ -1,4 +1,4 @@
-"""A dispatcher and workers as processes of this machine, started for one client and ended with it."""
+"""Workers as processes of this machine, started for one client and ended with it."""
 
 from __future__ import annotations
 
@@ -13,27 +13,29 @@ from pathlib import Path
 
 import torch
 
-from gt.core.errors import ServerLost, WorkerLost
+from gt.core.errors import WorkerLost
 from gt.core.settings import Settings
 from gt.wire import shared
+from gt.wire.lifeline import note_processes
 
 _GRACE_SECONDS = 3.0
 
 
 class LocalProcesses:
-    """The same programs a person would start by hand, in a directory that only this user can enter."""
+    """The same programs a person would start by hand. `endpoint` is where they look for their dispatcher, in a
+    directory that only this user can enter."""
 
     def __init__(self, workers: int, settings: Settings) -> None:
         self._directory = Path(tempfile.mkdtemp(prefix="gt-"))
         self.endpoint = f"ipc://{self._directory}/server"
-        self._loud = settings.verbose or settings.debug_dispatcher or settings.debug_worker
+        self._loud = settings.verbose or settings.debug_worker
         self._processes: dict[str, subprocess.Popen[bytes]] = {}
         try:
-            self._start("server", ["gt.server", "--bind", self.endpoint, "--directory", str(self._directory)])
             threads = max(1, (os.cpu_count() or 1) // workers)
             for number in range(workers):
                 options = ["--backend", settings.backend, "--threads", str(threads), *_device_options(number)]
                 self._start(f"worker {number}", ["gt.worker", "--connect", self.endpoint, *options])
+            note_processes(self._directory, [os.getpid(), *[process.pid for process in self._processes.values()]])
         except BaseException:
             self.stop()
             raise
@@ -41,7 +43,7 @@ class LocalProcesses:
     def _start(self, name: str, arguments: list[str]) -> None:
         log = None if self._loud else self._log(name).open("wb")
         self._processes[name] = subprocess.Popen(
-            [sys.executable, "-m", *arguments, "--lifeline"],
+            [sys.executable, "-m", *arguments, "--lifeline", str(self._directory)],
             stdin=subprocess.PIPE,
             stdout=subprocess.DEVNULL,
             stderr=log,
@@ -57,8 +59,8 @@ class LocalProcesses:
         """Raise if a process has ended that should be starting."""
         for name, process in self._processes.items():
             if process.poll() is not None:
-                kind = ServerLost if name == "server" else WorkerLost
-                raise kind(f"{name} (pid {process.pid}) {_ending(process)} while starting{self._last_words(name)}")
+                ending = _ending(process) + " while starting" + self._last_words(name)
+                raise WorkerLost(f"{name} (pid {process.pid}) {ending}")
 
     def ending(self, pid: int) -> str:
         """How one of these processes has ended, with what it said last."""

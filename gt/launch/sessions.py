@@ -13,11 +13,13 @@ from gt.client.host import fill
 from gt.client.session import Session
 from gt.core.errors import SessionError, SettingsError, nearest
 from gt.core.settings import BACKENDS, MODES, Settings, configure_logging, parse_address, read_settings
+from gt.launch.hosted import HostedChannel
 from gt.launch.inprocess import InProcessChannel
 from gt.launch.local import LocalProcesses
 from gt.monitor.instruction_log import open_log
 from gt.signals.registry import registry
 from gt.wire.client_channel import SocketChannel
+from gt.wire.parcels import Fill
 
 _ENDED = "GT was shut down, and its tensors with it; call gt.init() to start again"
 
@@ -134,38 +136,40 @@ def _open(settings: Settings) -> Session:
     if settings.mode == "local":
         return _open_local(settings)
     if settings.mode == "connected":
-        host, port = parse_address(settings.server)
-        channel = SocketChannel(f"tcp://{host}:{port}", share=settings.shared_memory, fill=fill)
-        return _greeted(channel, 1, settings)
-    channel_here = InProcessChannel(settings.workers or 1, settings.backend, open_log(settings.instruction_log))
-    return Session(channel_here, channel_here.welcome(), settings.auto_shard)
+        return _open_connected(settings)
+    channel = InProcessChannel(settings.workers or 1, settings.backend, open_log(settings.instruction_log))
+    return Session(channel, channel.welcome(), settings.auto_shard)
 
 
-def _open_local(settings: Settings) -> Session:
-    workers = settings.workers or 1
-    processes = _program.processes = LocalProcesses(workers, settings)
-    channel = SocketChannel(processes.endpoint, share=settings.shared_memory, fill=fill, ending=processes.ending)
+def _open_connected(settings: Settings) -> Session:
+    host, port = parse_address(settings.server)
+    channel = SocketChannel(f"tcp://{host}:{port}", _fill(settings))
     try:
-        return _greeted(channel, workers, settings, processes)
-    except BaseException:
-        _program.processes = None
-        processes.stop()
-        raise
-
-
-def _greeted(
-    channel: SocketChannel, workers: int, settings: Settings, processes: LocalProcesses | None = None
-) -> Session:
-    try:
-        welcome = channel.greet(workers, settings.timeout, processes.watch if processes is not None else _no_watch)
+        welcome = channel.greet(1, settings.timeout)
     except BaseException:
         channel.close()
         raise
     return Session(channel, welcome, settings.auto_shard)
 
 
-def _no_watch() -> None:
-    pass
+def _open_local(settings: Settings) -> Session:
+    workers = settings.workers or 1
+    processes = _program.processes = LocalProcesses(workers, settings)
+    channel = None
+    try:
+        channel = HostedChannel(processes, _fill(settings), open_log(settings.instruction_log))
+        welcome = channel.welcome(workers, settings.timeout)
+    except BaseException:
+        if channel is not None:
+            channel.close()
+        _program.processes = None
+        processes.stop()
+        raise
+    return Session(channel, welcome, settings.auto_shard)
+
+
+def _fill(settings: Settings) -> Fill | None:
+    return fill if settings.shared_memory else None
 
 
 def _leave_to_parent() -> None:

@@ -9,6 +9,8 @@ from gt.core.messages import Answer, Instruction
 
 Buffer: TypeAlias = memoryview | bytes | bytearray
 
+SLICE_MS = 2  # how long a receiver holds a socket before a sender of another thread gets it
+
 
 class ClientChannel(Protocol):
     """A client's end. Buffers belong to the messages with a segment, in order, and may be reused after `send`."""

@@ -1,14 +1,19 @@
-"""Processes that were started for someone end with them, however that end comes."""
+"""Processes that were started for someone end with them, however that end comes, and leave nothing."""
 
 from __future__ import annotations
 
 import os
+import shutil
 import signal
 import sys
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
+from pathlib import Path
+
+from gt.wire import shared
 
 LIMIT_SECONDS = 5
+_PROCESSES = "processes"
 
 
 def end_with_parent(clear_up: Callable[[], None]) -> None:
@@ -28,3 +33,21 @@ def _wait_for_the_end(clear_up: Callable[[], None]) -> None:
         clear_up()
     finally:
         os._exit(0)
+
+
+def note_processes(directory: Path, pids: Iterable[int]) -> None:
+    """Whose shared memory is to be removed when the directory is."""
+    (directory / _PROCESSES).write_text(" ".join(map(str, pids)))
+
+
+def clear_up(directory: Path) -> None:
+    """Remove what is left of a client that is gone, and of those that ended before: their shared memory, and the
+    directory of sockets and logs. Every process that was started for the client does this, and the first has it all to
+    do; one that makes something after that removes it itself."""
+    try:
+        pids = [int(pid) for pid in (directory / _PROCESSES).read_text().split()]
+    except FileNotFoundError:
+        pids = []
+    for pid in (*pids, os.getpid()):
+        shared.sweep(pid)
+    shutil.rmtree(directory, ignore_errors=True)

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import argparse
-import os
 import signal
 import sys
+from pathlib import Path
 
 from gt.core.errors import GTError
 from gt.core.settings import BACKENDS, configure_logging, read_settings, require_loopback
-from gt.wire import shared
-from gt.wire.lifeline import end_with_parent
+from gt.wire.lifeline import clear_up, end_with_parent
 from gt.worker.server import Worker
 
 
@@ -23,11 +22,11 @@ def main() -> int:
     parser.add_argument("--device", default="", help="cpu, cuda:0, ... (default: a GPU if there is one)")
     parser.add_argument("--threads", type=int, default=0, help="CPU threads to compute with (default: torch's choice)")
     parser.add_argument("--connect", default="", help=argparse.SUPPRESS)
-    parser.add_argument("--lifeline", action="store_true", help=argparse.SUPPRESS)
+    parser.add_argument("--lifeline", type=Path, metavar="DIRECTORY", help=argparse.SUPPRESS)
     options = parser.parse_args()
     configure_logging(settings)
-    if options.lifeline:
-        end_with_parent(lambda: shared.sweep(os.getpid()))
+    if options.lifeline is not None:
+        end_with_parent(lambda: clear_up(options.lifeline))
     try:
         endpoint = options.connect or f"tcp://{require_loopback(options.host)}:{options.port}"
         worker = Worker(endpoint, options.backend, options.device, options.threads, share=settings.shared_memory)

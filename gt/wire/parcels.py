@@ -1,0 +1,50 @@
+"""The bytes of tensors on their way between a client and workers: in shared memory where it pays, else in messages."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import TypeAlias
+
+import msgspec
+
+from gt.core.messages import CreateTensor, Fetched, Instruction, Segment
+from gt.wire import shared
+from gt.wire.channel import Buffer
+from gt.wire.codec import Frame, Payload, join
+
+Fill: TypeAlias = Callable[[memoryview, Buffer], None]
+"""Copies bytes into a segment, as fast as the client can."""
+
+
+def pack(
+    batch: Sequence[Instruction], buffers: Sequence[Buffer], fill: Fill | None
+) -> tuple[list[Instruction], list[Payload]]:
+    """Instructions and payloads as they are sent. Without `fill` no memory is shared with the workers."""
+    remaining = iter(buffers)
+    packed: list[Instruction] = []
+    payloads: list[Payload] = []
+    for instruction in batch:
+        if isinstance(instruction, CreateTensor):
+            instruction, payload = _pack_one(instruction, next(remaining), fill)
+            payloads.append(payload)
+        packed.append(instruction)
+    return packed, payloads
+
+
+def _pack_one(created: CreateTensor, buffer: Buffer, fill: Fill | None) -> tuple[CreateTensor, Payload]:
+    nbytes = created.segment.nbytes
+    if fill is None or nbytes < shared.SHARE_BYTES:
+        return created, [buffer]
+    try:
+        name, segment = shared.create(nbytes)
+    except OSError:  # there is too little shared memory
+        return created, [buffer]
+    fill(segment, buffer)
+    return msgspec.structs.replace(created, segment=Segment(name, nbytes)), []
+
+
+def unpack(fetched: Fetched, payload: Sequence[Frame]) -> Buffer:
+    segment = fetched.segment
+    if segment.name:
+        return shared.take(segment.name, segment.nbytes)
+    return bytearray(join(payload)) if segment.nbytes else b""
