@@ -25,12 +25,15 @@ class Channel:
     def __init__(self, *answers):
         self.answers = list(answers)
 
-    def receive(self, timeout):
+    def wait(self, seconds):
+        pass
+
+    def receive(self):
         return [(self.answers.pop(0), None)] if self.answers else []
 
     def receive_all(self, inbox):
         while self.answers:
-            inbox._receive(0.0)
+            inbox._receive()
 
 
 def failure(op, worker):
@@ -109,7 +112,7 @@ def test_answers_that_come_while_others_are_taken_are_not_lost():
         thread = threading.Thread(target=lambda: [channel._arrived.append((number, None)) for number in range(count)])
         thread.start()
         while thread.is_alive() or channel._arrived:
-            taken += channel.receive(0.0)
+            taken += channel.receive()
     finally:
         sys.setswitchinterval(interval)
     channel.close()
@@ -128,16 +131,39 @@ def test_a_wait_may_be_given_up():
         inbox_of().wait(REQUEST, 0.01)
 
 
+def test_a_signal_handler_may_read_while_its_thread_waits():
+    class Interrupting(Channel):
+        def wait(self, seconds):
+            if not heard:
+                heard.append("the signal")
+                self.answers.append(Synchronized(own(51)))
+                heard.append(inbox.wait(own(51))[0])
+                self.answers.append(Synchronized(REQUEST))
+
+    heard = []
+    inbox = Inbox(Interrupting(), Sites(lambda *place: None))
+    assert inbox.wait(REQUEST, 10)[0] == Synchronized(REQUEST)
+    assert heard == ["the signal", Synchronized(own(51))]
+
+
+def test_a_thread_that_was_interrupted_at_the_end_of_its_turn_does_not_hold_up_others():
+    """It has the turn for good then."""
+    inbox = inbox_of(Synchronized(REQUEST))
+    inbox._turn.acquire()
+    with ThreadPoolExecutor(1) as pool:
+        assert pool.submit(inbox.wait, REQUEST, 10).result(timeout=20)[0] == Synchronized(REQUEST)
+
+
 def test_one_thread_receives_for_all():
     class Slow(Channel):
         receivers = most = 0
 
-        def receive(self, timeout):
+        def receive(self):
             self.receivers += 1
             self.most = max(self.most, self.receivers)
             time.sleep(0.002)
             self.receivers -= 1
-            return super().receive(timeout)
+            return super().receive()
 
     requests = [own(number) for number in range(30)]
     channel = Slow(*[Synchronized(request) for request in reversed(requests)])

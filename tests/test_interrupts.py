@@ -1,12 +1,14 @@
 """Ctrl-C ends what the program is at, and not the session: what was computed stays, and work goes on."""
 
+import gc
 import os
 import signal
 import threading
 
 import pytest
 
-from gt.client.interrupts import Uninterrupted
+from gt.client.interrupts import Uninterrupted, is_uninterrupted
+from gt.core.errors import SessionError
 from tests.programs import finish, start
 
 
@@ -34,14 +36,74 @@ def test_a_second_interrupt_does_not_wait():
     assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
 
 
-def test_blocks_nest():
+def test_a_block_within_a_block_is_refused():
+    """It is that of a signal handler, since nothing of ours nests; what it came upon goes on."""
     done = []
-    with pytest.raises(KeyboardInterrupt), Uninterrupted():
+    before = signal.signal(signal.SIGUSR1, lambda number, frame: Uninterrupted().__enter__())
+    try:
         with Uninterrupted():
-            interrupt()
-            done.append("inner")
-        done.append("outer")
-    assert done == ["inner", "outer"]
+            with pytest.raises(SessionError, match="in the middle of GT's own work"):
+                signal.raise_signal(signal.SIGUSR1)
+            done.append("the rest")
+            assert not gc.isenabled()
+        assert done == ["the rest"] and gc.isenabled() and not is_uninterrupted()
+    finally:
+        signal.signal(signal.SIGUSR1, before)
+
+
+class Cycle:
+    """Garbage that only a collection finds."""
+
+    def __init__(self, found):
+        self.itself, self.found = self, found
+
+    def __del__(self):
+        self.found.append(is_uninterrupted())
+
+
+def make_garbage(found):
+    for _ in range(2 * gc.get_threshold()[0]):
+        Cycle(found)
+
+
+def test_garbage_is_collected_after_the_block():
+    found = []
+    with Uninterrupted():
+        make_garbage(found)
+        assert found == []
+    make_garbage(found)
+    assert found and not any(found)
+
+
+def test_garbage_is_not_collected_until_all_threads_have_left_their_blocks():
+    found, entered, leave = [], threading.Event(), threading.Event()
+
+    def work():
+        with Uninterrupted():
+            entered.set()
+            leave.wait(30)
+
+    thread = threading.Thread(target=work)
+    with Uninterrupted():
+        thread.start()
+        assert entered.wait(30)
+    make_garbage(found)
+    assert found == [] and not gc.isenabled()
+    leave.set()
+    thread.join()
+    assert gc.isenabled()
+    make_garbage(found)
+    assert found
+
+
+def test_a_program_without_collections_stays_so():
+    gc.disable()
+    try:
+        with Uninterrupted():
+            pass
+        assert not gc.isenabled()
+    finally:
+        gc.enable()
 
 
 def test_what_the_program_does_on_an_interrupt_is_done_once():
@@ -101,3 +163,41 @@ print("went on", (gt.ones(3) * 2).tolist())
 def test_a_program_goes_on_after_interrupts(mode, times):
     code, out, err = finish(start("-c", INTERRUPTED.format(mode=mode, times=times)), 100)
     assert (code, out) == (0, "went on [2.0, 2.0, 2.0]\n"), err
+
+
+SIGNALLED = """
+import signal, time, torch, gt
+gt.init(**{mode})
+x, big, y = gt.ones(4), gt.ones(200, 200), gt.zeros(4)
+outcomes = dict(right=0, refused=0)
+def read(*_):
+    try:
+        value = (x * 2 + gt.to(torch.ones(4))).sum().item()
+        assert value == 12, value
+        outcomes["right"] += 1
+    except gt.SessionError as error:
+        assert "in the middle of GT's own work" in str(error), error
+        outcomes["refused"] += 1
+    signal.setitimer(signal.ITIMER_REAL, 0.003)
+signal.signal(signal.SIGALRM, read)
+signal.setitimer(signal.ITIMER_REAL, 0.003)
+end, rounds = time.monotonic() + 3, 0
+while time.monotonic() < end:
+    rounds += 1
+    y += 1
+    ours = gt.to(torch.full((3,), float(rounds)))
+    assert (big @ big).sum().item() == 200**3
+    assert (y.tolist(), ours.tolist()) == ([rounds] * 4, [rounds] * 3)
+    if rounds % 50 == 0:
+        large = torch.rand(1 << 17)
+        assert torch.equal(gt.to(large).cpu(), large)
+signal.signal(signal.SIGALRM, signal.SIG_IGN)
+gt.synchronize()
+print(min(outcomes.values()) > 0, y.sum().item() == 4 * rounds)
+"""
+
+
+@pytest.mark.parametrize("mode", [{}, {"workers": 2}], ids=["embedded", "processes"])
+def test_a_signal_handler_that_reads_gets_the_value_or_is_told_that_it_cannot(mode):
+    code, out, err = finish(start("-c", SIGNALLED.format(mode=mode)), 100)
+    assert (code, out) == (0, "True True\n"), err

@@ -18,7 +18,7 @@ from gt.wire.channel import Buffer, ClientChannel
 
 log = logging.getLogger("gt.client")
 
-POLL_SECONDS = 0.05  # Ctrl-C waits this long at most
+POLL_SECONDS = 0.05
 NOTICE_SECONDS = 10.0  # a wait this long is explained on stderr
 REMEMBERED = 1024  # failures whose news may still come from other workers
 
@@ -31,7 +31,8 @@ class Inbox:
         self._channel = channel
         self._sites = sites
         self._answers: dict[int, tuple[Answer, Buffer | None]] = {}
-        self._turn = threading.Lock()  # of the thread that receives
+        self._turn = threading.RLock()  # of the thread that receives, whose signal handlers may read while it waits
+        self._receiving = 0
         self._followers = 0
         self._arrival = threading.Condition()
         self._server_lost: ServerLost | None = None
@@ -61,8 +62,8 @@ class Inbox:
                 notice = now + NOTICE_SECONDS
 
     def collect(self) -> None:
-        """Take what is there."""
-        self._receive(0.0)
+        """Take what is there, in a flush."""
+        self._take()
 
     def unshown(self) -> list[Failure]:
         """Failures that no read has shown, taken out of the inbox."""
@@ -72,30 +73,39 @@ class Inbox:
 
     def _receive_for_all(self, request: int) -> None:
         """Receive for a moment, or wait for the thread that does."""
-        with Uninterrupted():  # what was taken from the channel is kept
-            if not self._turn.acquire(blocking=False):
-                self._follow(request)
-                return
-            try:
-                self._receive(POLL_SECONDS)
-            finally:
-                self._turn.release()
-                if self._followers:
-                    with self._arrival:
-                        self._arrival.notify_all()
+        if not self._turn.acquire(blocking=False):
+            self._follow(request)
+            return
+        self._receiving += 1
+        try:
+            if not self._receive():
+                self._channel.wait(POLL_SECONDS)
+                self._receive()
+        finally:
+            self._receiving -= 1
+            self._turn.release()
+            if self._followers:
+                with self._arrival:
+                    self._arrival.notify_all()
 
     def _follow(self, request: int) -> None:
         with self._arrival:
             self._followers += 1
-            if request not in self._answers and self._turn.locked():
-                self._arrival.wait(POLL_SECONDS)
+            told = request in self._answers or self._arrival.wait(POLL_SECONDS if self._receiving else 0.001)
             self._followers -= 1
+        if not told:  # an interrupt may have ended that thread's turn in a place where it could not say so
+            self._receive()
 
-    def _receive(self, timeout: float) -> None:
+    def _receive(self) -> bool:
+        """Take what is there, and all of it; gives whether there was anything."""
+        with Uninterrupted():
+            return self._take()
+
+    def _take(self) -> bool:
         if self._server_lost is not None:
             raise self._server_lost
         try:
-            arrived = self._channel.receive(timeout)
+            arrived = self._channel.receive()
         except ServerLost as error:
             self._server_lost = error
             raise
@@ -110,6 +120,7 @@ class Inbox:
                 log.warning("%s", describe_loss(answer, self._channel.how_it_ended(answer.pid)))
             else:
                 self._answers[answer.request] = (answer, buffer)  # type: ignore[union-attr]
+        return bool(arrived)
 
     def _note(self, failure: Failure) -> None:
         """Every worker that an op fails on tells of it, maybe after a read has shown what another one told."""

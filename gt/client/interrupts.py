@@ -1,31 +1,57 @@
-"""Ctrl-C waits until what must not be left half done is done, so that a program that catches it can go on."""
+"""What must not be left half done, or be begun again in the middle: Ctrl-C, other signals and finalizers come between
+any two steps of a program."""
 
 from __future__ import annotations
 
 import _signal  # type: ignore[import-not-found]  # what `signal` adds to it takes ten times as long
+import gc
+from _thread import get_ident
 from types import FrameType
 from typing import Any
 
+from gt.core.errors import SessionError
+
 _SIGINT = int(_signal.SIGINT)
 _NO_HANDLERS = (None, _signal.SIG_DFL, _signal.SIG_IGN)
+_inside: set[int] = set()  # threads
+
+
+class _Collection:
+    """Of garbage, which runs finalizers of the program's objects. `paused`: by us, and not by the program."""
+
+    paused = False
 
 
 class Uninterrupted:
     """A block that Ctrl-C does not end in the middle: the interrupt is raised at its end, and a second one at once, for
-    who cannot wait. Only the main thread gets interrupts, so in any other this does nothing."""
+    who cannot wait. Only the main thread gets interrupts.
+
+    Garbage is collected when no thread is in such a block. A handler of another signal cannot be put off; what it does
+    is refused if it needs such a block itself.
+    """
 
     __slots__ = ("_count", "_handler")
 
     def __enter__(self) -> None:
+        ident = get_ident()
+        if ident in _inside:
+            raise SessionError(
+                "this ran in the middle of GT's own work (in a signal handler or a finalizer), where nothing can be "
+                "read; let it set a flag, and read when the program goes on"
+            )
         self._count = 0
         self._handler: Any = _signal.getsignal(_SIGINT)
         if self._handler in _NO_HANDLERS:
             self._handler = None
-            return
-        try:
-            _signal.signal(_SIGINT, self._note)
-        except ValueError:  # not the main thread
-            self._handler = None
+        else:
+            try:
+                _signal.signal(_SIGINT, self._note)
+            except ValueError:  # not the main thread
+                self._handler = None
+        _inside.add(ident)
+        if gc.isenabled():
+            _Collection.paused = True
+            gc.disable()
 
     def _note(self, number: int, frame: FrameType | None) -> None:
         self._count += 1
@@ -33,7 +59,16 @@ class Uninterrupted:
             self._handler(number, frame)
 
     def __exit__(self, *_: object) -> None:
+        _inside.discard(get_ident())
+        if not _inside and _Collection.paused:
+            _Collection.paused = False
+            gc.enable()
         if self._handler is not None:
             _signal.signal(_SIGINT, self._handler)
             if self._count == 1:
                 _signal.raise_signal(_SIGINT)
+
+
+def is_uninterrupted() -> bool:
+    """Whether this thread is in such a block."""
+    return get_ident() in _inside

@@ -10,7 +10,7 @@ from collections import deque
 from collections.abc import Callable
 from queue import Empty, SimpleQueue
 
-from gt.client.interrupts import Uninterrupted
+from gt.client.interrupts import Uninterrupted, is_uninterrupted
 from gt.core.errors import GTError
 from gt.core.messages import CreateTensor, FreeTensors, Instruction
 from gt.wire.channel import Buffer, ClientChannel
@@ -47,7 +47,7 @@ class Outbox:
         self._collect = collect
         self._pace = pace
         self._break_off = break_off
-        self._buffers: list[Buffer] = []
+        self._buffers: dict[int, Buffer] = {}
         self._dead: deque[int] = deque()
         self._dead_bytes = 0
         self._sent = 0
@@ -69,15 +69,16 @@ class Outbox:
         if self._dead_bytes >= FREE_BYTES:
             self._free_dead()
         if len(self.queue) >= BATCH:
-            self.flush()
+            if not is_uninterrupted():  # by a finalizer or a signal handler, in the middle of a flush
+                self.flush()
         elif self._resting:
             self._filled.put(None)
 
     def emit_upload(self, instruction: CreateTensor, buffer: Buffer, at_once: bool) -> None:
-        """`at_once` for a buffer that is the caller's own memory and may change after this returns."""
-        with self.lock:
-            self.queue.append(instruction)
-            self._buffers.append(buffer)
+        """The buffer may change after this returns: it is sent `at_once`, which pays for a large one, or copied."""
+        at_once = at_once and not is_uninterrupted()
+        self._buffers[instruction.id] = buffer if at_once else bytearray(buffer)
+        self.queue.append(instruction)
         if at_once:
             self.flush()
         elif self._resting:
@@ -112,7 +113,7 @@ class Outbox:
         with self.lock:
             self._free_dead()
             batch = [self.queue.popleft() for _ in range(len(self.queue))]  # what is added meanwhile stays
-            buffers, self._buffers = self._buffers, []
+            buffers = [self._buffers.pop(created.id) for created in batch if type(created) is CreateTensor]
         return batch, buffers
 
     def close(self) -> None:

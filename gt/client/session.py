@@ -142,7 +142,7 @@ class Session:
         large = geometry.nbytes > INTERN_BYTES
         scope = 0 if is_operand or self.scoping is None else self.scoping.of((base,), None)
         instruction = CreateTensor(base.id, geometry.meta(), Segment("", geometry.nbytes), scope, self.sites.here())
-        self.outbox.emit_upload(instruction, data if large else bytearray(data), at_once=large)
+        self.outbox.emit_upload(instruction, data, at_once=large)
         return base
 
     def constant(self, tensor: torch.Tensor) -> Base:

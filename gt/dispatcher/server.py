@@ -72,16 +72,17 @@ class Mail:
 
 
 class Server:
-    """`wait_ms` is how long a turn waits for a message."""
+    """`descriptor` shows that a message may have arrived, to who does not wait in a turn."""
 
-    def __init__(self, endpoint: str, observer: Observer | None = None, wait_ms: int = TICK_MS) -> None:
+    def __init__(self, endpoint: str, observer: Observer | None = None) -> None:
         self.office = Office(observer)
         self._observer = observer
         self._stopping = False
         self._next_check = self._next_notice = time.monotonic()
         self._context = zmq.Context()
-        self._socket = open_socket(self._context, zmq.ROUTER, wait_ms)
+        self._socket = open_socket(self._context, zmq.ROUTER, TICK_MS)
         self._socket.bind(endpoint)
+        self.descriptor = int(self._socket.getsockopt(zmq.FD))
         self._peers: dict[bytes, Peer] = {}
         self._waiting: dict[bytes, Waiter] = {}
         self._clients: dict[int, bytes] = {}
@@ -96,8 +97,8 @@ class Server:
             self.turn()
         self.close()
 
-    def turn(self, *, waits: bool = True) -> None:
-        """Deal with a message, if one comes in time, and with what is due."""
+    def turn(self, *, waits: bool = True) -> bool:
+        """Deal with a message, if there is one or it comes in time, and with what is due. Gives whether there was."""
         message = receive(self._socket, waits=waits)
         if message is not None:
             self._receive(message[0], message[1:])
@@ -108,6 +109,7 @@ class Server:
         if now >= self._next_notice:
             self._next_notice = now + NOTICE_SECONDS
             self._explain_waits()
+        return message is not None
 
     def stop(self) -> None:
         """End the loop at its next turn; safe to call from a signal handler."""

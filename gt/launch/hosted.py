@@ -14,9 +14,10 @@ from gt.core.messages import Answer, Fetched, Instruction, Welcome
 from gt.dispatcher.server import Server
 from gt.launch.local import LocalProcesses
 from gt.wire import shared
-from gt.wire.channel import SLICE_MS, Buffer
+from gt.wire.channel import Buffer
 from gt.wire.codec import Payload
 from gt.wire.parcels import Fill, pack, unpack
+from gt.wire.sockets import wait
 
 
 class HostedChannel:
@@ -28,12 +29,11 @@ class HostedChannel:
     def __init__(self, processes: LocalProcesses, fill: Fill | None, observer: Observer | None = None) -> None:
         self._processes = processes
         self._fill = fill
-        self._server = Server(processes.endpoint, observer, SLICE_MS)
+        self._server = Server(processes.endpoint, observer)
         self._arrived: deque[tuple[Answer, Payload | None]] = deque()
         self._session = 0
         self._closed = False
         self._lock = threading.Lock()
-        self._turn = threading.Lock()  # held by a sender that waits for the server, or a receiver would take it again
 
     def welcome(self, workers: int, timeout: float) -> Welcome:
         """Wait until so many workers are there."""
@@ -41,8 +41,9 @@ class HostedChannel:
         while (ready := len(self._server.office.ready_workers())) < workers:
             if time.monotonic() > deadline:
                 raise WorkerLost(f"after {timeout:g} s of waiting: {ready} of {workers} workers are ready")
-            self._server.turn()
             self._processes.watch()
+            if not self._server.turn(waits=False):
+                self.wait(0.1)
         welcome = self._server.host(self._deliver)
         self._session = welcome.ident
         return welcome
@@ -52,25 +53,23 @@ class HostedChannel:
 
     def send(self, batch: Sequence[Instruction], buffers: Sequence[Buffer]) -> None:
         packed, payloads = pack(batch, buffers, self._fill)
-        with self._turn, self._lock:
+        with self._lock:
             self._server.instruct(self._session, packed, payloads)
 
-    def receive(self, timeout: float) -> list[tuple[Answer, Buffer | None]]:
-        deadline = time.monotonic() + timeout
-        while True:
-            with self._turn:
+    def wait(self, seconds: float) -> None:
+        wait(self._server.descriptor, seconds)
+
+    def receive(self) -> list[tuple[Answer, Buffer | None]]:
+        with self._lock:
+            if self._closed:
+                raise SessionError("the session was closed while it was waited on")
+            while not self._arrived and self._server.turn(waits=False):
                 pass
-            with self._lock:
-                if self._closed:
-                    raise SessionError("the session was closed while it was waited on")
-                if not self._arrived:
-                    self._server.turn(waits=timeout > 0)
-                arrived = [self._arrived.popleft() for _ in range(len(self._arrived))]
-            if arrived or time.monotonic() >= deadline:
-                return [
-                    (answer, unpack(answer, payload or ()) if isinstance(answer, Fetched) else None)
-                    for answer, payload in arrived
-                ]
+            arrived = [self._arrived.popleft() for _ in range(len(self._arrived))]
+        return [
+            (answer, unpack(answer, payload or ()) if isinstance(answer, Fetched) else None)
+            for answer, payload in arrived
+        ]
 
     def how_it_ended(self, pid: int) -> str:
         return self._processes.ending(pid)

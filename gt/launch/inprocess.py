@@ -103,7 +103,10 @@ class InProcessChannel:
         for report, buffer in reports:
             self._deliver(self.office.report(worker, report, buffer))
 
-    def receive(self, timeout: float) -> list[tuple[Answer, Buffer | None]]:
+    def wait(self, seconds: float) -> None:
+        """All that was sent is done."""
+
+    def receive(self) -> list[tuple[Answer, Buffer | None]]:
         arrived = []
         while self._arrived:  # one by one: other threads add to it meanwhile
             arrived.append(self._arrived.popleft())

@@ -9,8 +9,6 @@ from gt.core.messages import Answer, Instruction
 
 Buffer: TypeAlias = memoryview | bytes | bytearray
 
-SLICE_MS = 2  # how long a receiver holds a socket before a sender of another thread gets it
-
 
 class ClientChannel(Protocol):
     """A client's end. Buffers belong to the messages with a segment, in order, and may be reused after `send`."""
@@ -21,8 +19,11 @@ class ClientChannel(Protocol):
 
     def send(self, batch: Sequence[Instruction], buffers: Sequence[Buffer]) -> None: ...
 
-    def receive(self, timeout: float) -> list[tuple[Answer, Buffer | None]]:
-        """What has arrived, waiting at most `timeout` seconds for it. Raises ServerLost when nothing more can come."""
+    def wait(self, seconds: float) -> None:
+        """Until something may have arrived, at most so long. Can be interrupted, and others may use the channel."""
+
+    def receive(self) -> list[tuple[Answer, Buffer | None]]:
+        """Some of what has arrived; nothing if all was received. Raises ServerLost when nothing more can come."""
 
     def how_it_ended(self, pid: int) -> str:
         """What this side knows of the end of a process it started, or nothing."""

@@ -13,11 +13,11 @@ from gt.core.errors import ProtocolError, ServerLost, SessionError
 from gt.core.messages import Answer, Fetched, Hello, Instruction, Refused, Waiting, Welcome
 from gt.version import __version__
 from gt.wire import shared
-from gt.wire.channel import SLICE_MS, Buffer
+from gt.wire.channel import Buffer
 from gt.wire.codec import Decoder, encode
 from gt.wire.parcels import Fill, pack, unpack
 from gt.wire.processes import is_running, start_mark, this_host
-from gt.wire.sockets import open_socket, receive, send
+from gt.wire.sockets import open_socket, receive, send, wait
 
 _CHECK_SECONDS = 0.5
 
@@ -30,10 +30,10 @@ class SocketChannel:
     def __init__(self, endpoint: str, fill: Fill | None) -> None:
         self._endpoint = endpoint
         self._context = zmq.Context()
-        self._socket = open_socket(self._context, zmq.DEALER, SLICE_MS)
+        self._socket = open_socket(self._context, zmq.DEALER, 0)
         self._socket.connect(endpoint)
+        self._descriptor = int(self._socket.getsockopt(zmq.FD))
         self._lock = threading.Lock()
-        self._turn = threading.Lock()  # held by a sender that waits for the socket, or a receiver would take it again
         self._decoder: Decoder[Answer] = Decoder(Answer)
         self._fill = fill
         self._server = (0, "")
@@ -46,7 +46,7 @@ class SocketChannel:
         deadline = time.monotonic() + timeout
         reason = f"no server answers at {self._endpoint}; start one with: python -m gt.server"
         while time.monotonic() < deadline:
-            for answer, _ in self.receive(0.1):
+            for answer, _ in self.receive():
                 if isinstance(answer, Welcome):
                     self._note_server(answer)
                     return answer
@@ -54,6 +54,7 @@ class SocketChannel:
                     raise ProtocolError(answer.reason)
                 if isinstance(answer, Waiting):
                     reason = answer.reason
+            self.wait(0.1)
         raise ServerLost(f"after {timeout:g} s of waiting: {reason}")
 
     def _note_server(self, welcome: Welcome) -> None:
@@ -64,28 +65,25 @@ class SocketChannel:
 
     def send(self, batch: Sequence[Instruction], buffers: Sequence[Buffer]) -> None:
         frames = encode(*pack(batch, buffers, self._fill))
-        with self._turn, self._lock:
+        with self._lock:
             send(self._socket, frames)
 
-    def receive(self, timeout: float) -> list[tuple[Answer, Buffer | None]]:
-        deadline = time.monotonic() + timeout
-        while True:
-            with self._turn:
-                pass
-            with self._lock:
-                if self._socket.closed:
-                    raise SessionError("the session was closed while it was waited on")
-                frames = receive(self._socket, waits=timeout > 0)
-            if frames is not None:
-                answers, payloads = self._decoder.decode(frames)
-                remaining = iter(payloads)
-                return [
-                    (answer, unpack(answer, next(remaining)) if isinstance(answer, Fetched) else None)
-                    for answer in answers
-                ]
+    def wait(self, seconds: float) -> None:
+        wait(self._descriptor, seconds)
+
+    def receive(self) -> list[tuple[Answer, Buffer | None]]:
+        with self._lock:
+            if self._socket.closed:
+                raise SessionError("the session was closed while it was waited on")
+            frames = receive(self._socket, waits=False)
+        if frames is None:
             self._check_server()
-            if time.monotonic() >= deadline:
-                return []
+            return []
+        answers, payloads = self._decoder.decode(frames)
+        remaining = iter(payloads)
+        return [
+            (answer, unpack(answer, next(remaining)) if isinstance(answer, Fetched) else None) for answer in answers
+        ]
 
     def _check_server(self) -> None:
         pid, mark = self._server

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import select
 from collections.abc import Sequence
 
 import zmq
 
 from gt.wire.codec import MAX_FRAME, Frame
 
+SLICE_MS = 2
 _MORE, _NOW, _HAS_MORE = int(zmq.SNDMORE), int(zmq.NOBLOCK), int(zmq.RCVMORE)
 
 
@@ -28,6 +30,15 @@ def send(socket: zmq.Socket[bytes], frames: Sequence[Frame]) -> None:
     for frame in frames[:-1]:
         socket.send(frame, _MORE)
     socket.send(frames[-1])
+
+
+def wait(descriptor: int, seconds: float) -> None:
+    """Until something may have arrived at the socket with this `zmq.FD`, from which all was received that was there: at
+    most so long, and only for a moment, since a thread that sends may take the news from us. Does not touch the socket,
+    which threads would have to take turns for."""
+    poller = select.poll()
+    poller.register(descriptor, select.POLLIN)
+    poller.poll(min(SLICE_MS, seconds * 1000))
 
 
 def receive(socket: zmq.Socket[bytes], *, waits: bool = True) -> list[bytes] | None:
