@@ -33,7 +33,7 @@ class Channel:
 
     def receive_all(self, inbox):
         while self.answers:
-            inbox._receive()
+            inbox.collect()
 
 
 def failure(op, worker):
@@ -144,14 +144,6 @@ def test_a_signal_handler_may_read_while_its_thread_waits():
     inbox = Inbox(Interrupting(), Sites(lambda *place: None))
     assert inbox.wait(REQUEST, 10)[0] == Synchronized(REQUEST)
     assert heard == ["the signal", Synchronized(own(51))]
-
-
-def test_a_thread_that_was_interrupted_at_the_end_of_its_turn_does_not_hold_up_others():
-    """It has the turn for good then."""
-    inbox = inbox_of(Synchronized(REQUEST))
-    inbox._turn.acquire()
-    with ThreadPoolExecutor(1) as pool:
-        assert pool.submit(inbox.wait, REQUEST, 10).result(timeout=20)[0] == Synchronized(REQUEST)
 
 
 def test_one_thread_receives_for_all():

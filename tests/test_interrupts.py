@@ -51,6 +51,23 @@ def test_a_block_within_a_block_is_refused():
         signal.signal(signal.SIGUSR1, before)
 
 
+def test_a_pause_is_as_outside():
+    done = []
+    with pytest.raises(KeyboardInterrupt), Uninterrupted() as block:
+        block.pause()
+        assert gc.isenabled() and not is_uninterrupted()
+        with Uninterrupted():
+            done.append("another block")
+        block.resume()
+        assert not gc.isenabled() and is_uninterrupted()
+        block.pause()
+        interrupt()
+        done.append("too late")
+    assert done == ["another block"]
+    assert gc.isenabled() and not is_uninterrupted()
+    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+
+
 class Cycle:
     """Garbage that only a collection finds."""
 

@@ -18,7 +18,7 @@ from gt.wire.channel import Buffer, ClientChannel
 
 log = logging.getLogger("gt.client")
 
-POLL_SECONDS = 0.05
+POLL_SECONDS = 0.05  # Ctrl-C waits this long at most, where another thread receives
 NOTICE_SECONDS = 10.0  # a wait this long is explained on stderr
 REMEMBERED = 1024  # failures whose news may still come from other workers
 
@@ -61,47 +61,9 @@ class Inbox:
                 self._explain(now - start)
                 notice = now + NOTICE_SECONDS
 
-    def collect(self) -> None:
-        """Take what is there, in a flush."""
-        self._take()
-
-    def unshown(self) -> list[Failure]:
-        """Failures that no read has shown, taken out of the inbox."""
-        with self._arrival:
-            failures, self.failures = self.failures, []
-        return failures
-
-    def _receive_for_all(self, request: int) -> None:
-        """Receive for a moment, or wait for the thread that does."""
-        if not self._turn.acquire(blocking=False):
-            self._follow(request)
-            return
-        self._receiving += 1
-        try:
-            if not self._receive():
-                self._channel.wait(POLL_SECONDS)
-                self._receive()
-        finally:
-            self._receiving -= 1
-            self._turn.release()
-            if self._followers:
-                with self._arrival:
-                    self._arrival.notify_all()
-
-    def _follow(self, request: int) -> None:
-        with self._arrival:
-            self._followers += 1
-            told = request in self._answers or self._arrival.wait(POLL_SECONDS if self._receiving else 0.001)
-            self._followers -= 1
-        if not told:  # an interrupt may have ended that thread's turn in a place where it could not say so
-            self._receive()
-
-    def _receive(self) -> bool:
-        """Take what is there, and all of it; gives whether there was anything."""
-        with Uninterrupted():
-            return self._take()
-
-    def _take(self) -> bool:
+    def collect(self) -> bool:
+        """Take what is there; gives whether there was anything. What was taken from the channel must be kept: nothing
+        may come in between."""
         if self._server_lost is not None:
             raise self._server_lost
         try:
@@ -121,6 +83,41 @@ class Inbox:
             else:
                 self._answers[answer.request] = (answer, buffer)  # type: ignore[union-attr]
         return bool(arrived)
+
+    def unshown(self) -> list[Failure]:
+        """Failures that no read has shown, taken out of the inbox."""
+        with self._arrival:
+            failures, self.failures = self.failures, []
+        return failures
+
+    def _receive_for_all(self, request: int) -> None:
+        """Receive for a moment, or wait for the thread that does."""
+        with Uninterrupted() as block:
+            if not self._turn.acquire(blocking=False):
+                self._follow(request)
+                return
+            self._receiving += 1
+            try:
+                if not self.collect():
+                    block.pause()
+                    try:
+                        self._channel.wait(POLL_SECONDS)
+                    finally:
+                        block.resume()
+                    self.collect()
+            finally:
+                self._receiving -= 1
+                self._turn.release()
+                if self._followers:
+                    with self._arrival:
+                        self._arrival.notify_all()
+
+    def _follow(self, request: int) -> None:
+        with self._arrival:
+            self._followers += 1
+            if request not in self._answers and self._receiving:
+                self._arrival.wait(POLL_SECONDS)
+            self._followers -= 1
 
     def _note(self, failure: Failure) -> None:
         """Every worker that an op fails on tells of it, maybe after a read has shown what another one told."""

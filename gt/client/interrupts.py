@@ -27,19 +27,19 @@ class Uninterrupted:
     who cannot wait. Only the main thread gets interrupts.
 
     Garbage is collected when no thread is in such a block. A handler of another signal cannot be put off; what it does
-    is refused if it needs such a block itself.
+    is refused if it needs such a block itself. Between `pause` and `resume` all is as outside of the block.
     """
 
-    __slots__ = ("_count", "_handler")
+    __slots__ = ("_count", "_handler", "_paused")
 
-    def __enter__(self) -> None:
-        ident = get_ident()
-        if ident in _inside:
+    def __enter__(self) -> Uninterrupted:
+        if get_ident() in _inside:
             raise SessionError(
                 "this ran in the middle of GT's own work (in a signal handler or a finalizer), where nothing can be "
                 "read; let it set a flag, and read when the program goes on"
             )
         self._count = 0
+        self._paused = False
         self._handler: Any = _signal.getsignal(_SIGINT)
         if self._handler in _NO_HANDLERS:
             self._handler = None
@@ -48,25 +48,45 @@ class Uninterrupted:
                 _signal.signal(_SIGINT, self._note)
             except ValueError:  # not the main thread
                 self._handler = None
-        _inside.add(ident)
-        if gc.isenabled():
-            _Collection.paused = True
-            gc.disable()
+        _enter()
+        return self
 
     def _note(self, number: int, frame: FrameType | None) -> None:
+        if self._paused:
+            self._handler(number, frame)
+            return
         self._count += 1
         if self._count > 1:
             self._handler(number, frame)
 
+    def pause(self) -> None:
+        self._paused = True
+        _leave()
+
+    def resume(self) -> None:
+        _enter()
+        self._paused = False
+
     def __exit__(self, *_: object) -> None:
-        _inside.discard(get_ident())
-        if not _inside and _Collection.paused:
-            _Collection.paused = False
-            gc.enable()
+        _leave()
         if self._handler is not None:
             _signal.signal(_SIGINT, self._handler)
             if self._count == 1:
                 _signal.raise_signal(_SIGINT)
+
+
+def _enter() -> None:
+    _inside.add(get_ident())
+    if gc.isenabled():
+        _Collection.paused = True
+        gc.disable()
+
+
+def _leave() -> None:
+    _inside.discard(get_ident())
+    if not _inside and _Collection.paused:
+        _Collection.paused = False
+        gc.enable()
 
 
 def is_uninterrupted() -> bool:

@@ -36,7 +36,7 @@ class Outbox:
     def __init__(
         self,
         channel: ClientChannel,
-        collect: Callable[[], None],
+        collect: Callable[[], object],
         pace: Callable[[int], None],
         break_off: Callable[[str], None],
     ) -> None:
