@@ -84,7 +84,11 @@ def _sort_and_run(
         for place, value in enumerate(args):
             kind = kinds[place]
             if kind is _TENSOR:
-                try:  # our own tensors are nearly always what is here
+                try:  # our own tensors are nearly always what is here, or numbers
+                    if type(value) in _PLAIN_NUMBERS:
+                        numbers.append(value)
+                        key.append(type(value))
+                        continue
                     node = value._node
                 except AttributeError:
                     _take_foreign(session, value, key, nodes, numbers)

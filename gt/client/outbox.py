@@ -132,9 +132,9 @@ class Outbox:
     def _take_dead(self) -> list[int]:
         ids: list[int] = []
         try:
-            while len(ids) < FREE_AT_ONCE:
+            for _ in range(min(len(self._dead), FREE_AT_ONCE)):
                 ids.append(self._dead.popleft())
-        except IndexError:  # not asked before each: other threads take from it too
+        except IndexError:  # other threads take from it too
             pass
         return ids
 

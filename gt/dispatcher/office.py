@@ -331,14 +331,17 @@ class Office:
     def _fetch(self, session: Session, fetch: FetchTensor, _: Buffer | None) -> None:
         """A tensor that is whole somewhere is read there; another one is gathered on one worker first."""
         held = self.state.held(fetch.id)
-        source = next((s for s in (held.spec, *self.state.copies.get(fetch.id, {})) if s.is_whole), None)
-        spec = source or whole(self.state.workers[held.spec.mesh.workers[0]].alone, len(held.meta.shape))
-        ident = self._placing.available(session, fetch.id, spec, "fetch", 0)
+        spec, ident, gathered = held.spec, fetch.id, False
+        if not spec.is_whole:
+            copy = next((copy for copy in self.state.copies.get(ident, ()) if copy.is_whole), None)
+            gathered = copy is None
+            spec = copy or whole(self.state.workers[spec.mesh.workers[0]].alone, len(held.meta.shape))
+            ident = self._placing.available(session, ident, spec, "fetch", 0)
         worker = spec.mesh.workers[0]
         shared = session.host == self.state.workers[worker].info.host
         self._requests.wait(fetch.request, (worker,))
         self._post.command((worker,), WorkerFetchTensor(fetch.request, ident, shared))
-        if source is None:
+        if gathered:
             self._placing.drop_copy(fetch.id, spec)
 
     def _locate(self, session: Session, locate: LocateTensor, _: Buffer | None) -> None:
