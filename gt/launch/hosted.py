@@ -14,7 +14,7 @@ from gt.core.messages import Answer, Fetched, Instruction, Welcome
 from gt.dispatcher.server import Server
 from gt.launch.local import LocalProcesses
 from gt.wire import shared
-from gt.wire.channel import Buffer
+from gt.wire.channel import CLOSED, Buffer
 from gt.wire.codec import Payload
 from gt.wire.parcels import Fill, pack, unpack
 from gt.wire.sockets import wait
@@ -54,6 +54,7 @@ class HostedChannel:
     def send(self, batch: Sequence[Instruction], buffers: Sequence[Buffer]) -> None:
         packed, payloads = pack(batch, buffers, self._fill)
         with self._lock:
+            self._require_open()
             self._server.instruct(self._session, packed, payloads)
 
     def wait(self, seconds: float) -> None:
@@ -61,8 +62,7 @@ class HostedChannel:
 
     def receive(self) -> list[tuple[Answer, Buffer | None]]:
         with self._lock:
-            if self._closed:
-                raise SessionError("the session was closed while it was waited on")
+            self._require_open()
             while not self._arrived and self._server.turn(waits=False):
                 pass
             arrived = [self._arrived.popleft() for _ in range(len(self._arrived))]
@@ -70,6 +70,10 @@ class HostedChannel:
             (answer, unpack(answer, payload or ()) if isinstance(answer, Fetched) else None)
             for answer, payload in arrived
         ]
+
+    def _require_open(self) -> None:
+        if self._closed:
+            raise SessionError(CLOSED)
 
     def how_it_ended(self, pid: int) -> str:
         return self._processes.ending(pid)

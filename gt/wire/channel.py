@@ -9,6 +9,8 @@ from gt.core.messages import Answer, Instruction
 
 Buffer: TypeAlias = memoryview | bytes | bytearray
 
+CLOSED = "the session was closed while another thread used it"
+
 
 class ClientChannel(Protocol):
     """A client's end. Buffers belong to the messages with a segment, in order, and may be reused after `send`."""

@@ -13,7 +13,7 @@ from gt.core.errors import ProtocolError, ServerLost, SessionError
 from gt.core.messages import Answer, Fetched, Hello, Instruction, Refused, Waiting, Welcome
 from gt.version import __version__
 from gt.wire import shared
-from gt.wire.channel import Buffer
+from gt.wire.channel import CLOSED, Buffer
 from gt.wire.codec import Decoder, encode
 from gt.wire.parcels import Fill, pack, unpack
 from gt.wire.processes import is_running, start_mark, this_host
@@ -66,6 +66,7 @@ class SocketChannel:
     def send(self, batch: Sequence[Instruction], buffers: Sequence[Buffer]) -> None:
         frames = encode(*pack(batch, buffers, self._fill))
         with self._lock:
+            self._require_open()
             send(self._socket, frames)
 
     def wait(self, seconds: float) -> None:
@@ -73,8 +74,7 @@ class SocketChannel:
 
     def receive(self) -> list[tuple[Answer, Buffer | None]]:
         with self._lock:
-            if self._socket.closed:
-                raise SessionError("the session was closed while it was waited on")
+            self._require_open()
             frames = receive(self._socket, waits=False)
         if frames is None:
             self._check_server()
@@ -84,6 +84,10 @@ class SocketChannel:
         return [
             (answer, unpack(answer, next(remaining)) if isinstance(answer, Fetched) else None) for answer in answers
         ]
+
+    def _require_open(self) -> None:
+        if self._socket.closed:
+            raise SessionError(CLOSED)
 
     def _check_server(self) -> None:
         pid, mark = self._server

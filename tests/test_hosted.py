@@ -1,0 +1,178 @@
+"""A dispatcher in the client's process: its answers are handed over, and what it cannot do is told there."""
+
+import os
+import time
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+
+import gt
+from gt.client import session as sessions
+from gt.core.messages import (
+    CreateTensor,
+    Fetched,
+    FetchTensor,
+    LocateTensor,
+    Lost,
+    Rejected,
+    Segment,
+    Synchronize,
+    Synchronized,
+    Waiting,
+)
+from gt.wire import parcels, shared
+from gt.wire.lifeline import clear_up, note_processes
+from tests.records import INLINE, SMALL, own
+from tests.test_server_survives import RecordingServer, hello
+
+
+@pytest.fixture
+def server():
+    """One that hosts a session and has a worker; `heard` is what the session was told."""
+    server = RecordingServer()
+    server.hear(b"worker", hello("worker"))
+    server.heard = []
+    server.welcome = server.host(lambda answer, payload: server.heard.append((answer, payload)))
+    yield server
+    server.close()
+
+
+def test_a_session_is_told_what_a_client_is_told(server):
+    assert (server.welcome.ident, server.welcome.pid) == (1, os.getpid())
+    assert [worker.worker for worker in server.welcome.workers] == [0]
+
+
+def test_answers_are_handed_over_and_not_sent(server):
+    server.sent.clear()
+    server.instruct(1, [CreateTensor(own(1), SMALL, INLINE, 0, 0)], [[bytes(16)]])
+    server.instruct(1, [LocateTensor(own(2), own(1)), Synchronize(own(3))], [])
+    assert [to for to, _ in server.sent] == [b"worker", b"worker"]
+    server.hear(b"worker", Synchronized(own(3)))
+    assert [type(answer).__name__ for answer, _ in server.heard] == ["Located", "Synchronized"]
+    assert not any(to == b"client" for to, _ in server.sent)
+
+
+def test_the_bytes_of_an_answer_are_handed_over(server):
+    server.instruct(1, [CreateTensor(own(1), SMALL, INLINE, 0, 0)], [[bytes(16)]])
+    server.instruct(1, [FetchTensor(own(2), own(1))], [])
+    server.hear(b"worker", Fetched(own(2), Segment("", 16)), payloads=[[bytes(range(16))]])
+    ((answer, payload),) = server.heard
+    assert bytes(parcels.unpack(answer, payload)) == bytes(range(16))
+
+
+def test_other_clients_can_join_and_get_their_own_answers(server):
+    server.hear(b"client", hello("client"))
+    server.hear(b"client", Synchronize(own(1, session=2)))
+    server.hear(b"worker", Synchronized(own(1, session=2)))
+    assert server.heard == []
+
+
+def test_a_wait_is_explained_to_the_session(server):
+    server.instruct(1, [Synchronize(own(1))], [])
+    server._explain_waits()
+    assert [answer for answer, _ in server.heard] == [Waiting("for worker 0, which is at its start")]
+
+
+def test_a_lost_worker_is_told_to_the_session(server):
+    server.instruct(1, [Synchronize(own(1))], [])
+    server._bury(server._peers[b"worker"])
+    assert {answer.request for answer, _ in server.heard if isinstance(answer, Lost)} == {own(1), 0}
+
+
+def test_a_mistake_of_ours_is_an_error_of_the_session(server, monkeypatch):
+    monkeypatch.setattr(server.office, "instruct", lambda *_: 1 / 0)
+    server.instruct(1, [Synchronize(own(1))], [])
+    assert server.heard == [(Rejected(0, "a mistake of GT: ZeroDivisionError: division by zero"), None)]
+
+
+# Bytes of tensors
+
+
+def fill(target, source):
+    target[:] = source
+
+
+@pytest.fixture
+def directory(tmp_path, monkeypatch):
+    monkeypatch.setattr(shared, "_DIRECTORY", tmp_path)
+    return tmp_path
+
+
+def upload(nbytes):
+    return CreateTensor(own(1), SMALL, Segment("", nbytes), 0, 0)
+
+
+def test_large_tensors_are_shared_and_small_ones_are_not(directory):
+    large, small = bytes(shared.SHARE_BYTES), bytes(8)
+    packed, payloads = parcels.pack([upload(len(large)), Synchronize(own(2)), upload(8)], [large, small], fill)
+    assert [bool(packed[0].segment.name), packed[1], packed[2]] == [True, Synchronize(own(2)), upload(8)]
+    assert payloads == [[], [small]]
+    assert bytes(shared.take(packed[0].segment.name, len(large))) == large
+
+
+def test_nothing_is_shared_with_workers_elsewhere(directory):
+    large = bytes(shared.SHARE_BYTES)
+    assert parcels.pack([upload(len(large))], [large], None) == ([upload(len(large))], [[large]])
+    assert list(directory.iterdir()) == []
+
+
+def test_without_room_the_bytes_go_with_the_message(directory, monkeypatch):
+    def full(nbytes):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(shared, "create", full)
+    large = bytes(shared.SHARE_BYTES)
+    assert parcels.pack([upload(len(large))], [large], fill) == ([upload(len(large))], [[large]])
+
+
+# The end
+
+
+def test_the_first_to_end_clears_up_for_all(directory, tmp_path_factory):
+    """Also for those that were killed and could not."""
+    family = tmp_path_factory.mktemp("family")
+    note_processes(family, [111, 222])
+    for pid in (111, 222, 333, os.getpid()):
+        (directory / f"gt-{pid}-0-0123456789abcdef").touch()
+    clear_up(family)
+    assert [path.name.split("-")[1] for path in directory.iterdir()] == ["333"]
+    assert not family.exists()
+    (directory / f"gt-{os.getpid()}-1-0123456789abcdef").touch()
+    clear_up(family)
+    assert [path.name.split("-")[1] for path in directory.iterdir()] == ["333"]
+
+
+def test_workers_that_take_too_long_to_start_are_told(tmp_path, monkeypatch):
+    (tmp_path / "sitecustomize.py").write_text(
+        "import sys, time\nif 'gt.worker' in ' '.join(sys.orig_argv): time.sleep(30)\n"
+    )
+    monkeypatch.syspath_prepend(str(tmp_path))
+    monkeypatch.setenv("GT_TIMEOUT", "1")
+    begun = time.monotonic()
+    with pytest.raises(gt.WorkerLost, match="after 1 s of waiting: 0 of 2 workers are ready"):
+        gt.init(workers=2)
+    assert time.monotonic() - begun < 20
+
+
+def test_a_session_that_is_closed_while_a_thread_waits_tells_it(monkeypatch):
+    monkeypatch.setattr("gt.client.session.FAREWELL_SECONDS", 0.0)
+    gt.init(workers=1)
+    session = sessions.current()
+    x = gt.randn(1500, 1500)
+    for _ in range(100):
+        x = (x @ x) * 1e-3
+    with ThreadPoolExecutor(1) as pool:
+        reading = pool.submit(x.sum().item)
+        while not session.inbox._receiving:
+            time.sleep(0.001)
+        gt.shutdown()
+        with pytest.raises(gt.SessionError, match="closed while another thread used it"):
+            reading.result(timeout=20)
+
+
+def test_a_closed_channel_takes_nothing():
+    gt.init(workers=1)
+    channel = sessions.current()._channel
+    gt.shutdown()
+    with pytest.raises(gt.SessionError, match="closed"):
+        channel.send([Synchronize(own(1))], [])
