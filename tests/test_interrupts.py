@@ -113,6 +113,25 @@ def test_garbage_is_not_collected_until_all_threads_have_left_their_blocks():
     assert found
 
 
+def test_a_process_that_is_forked_while_another_thread_is_in_a_block_collects():
+    entered, leave = threading.Event(), threading.Event()
+
+    def work():
+        with Uninterrupted():
+            entered.set()
+            leave.wait(30)
+
+    thread = threading.Thread(target=work)
+    thread.start()
+    assert entered.wait(30) and not gc.isenabled()
+    pid = os.fork()
+    if pid == 0:
+        os._exit(0 if gc.isenabled() else 1)
+    leave.set()
+    thread.join()
+    assert os.waitpid(pid, 0)[1] == 0 and gc.isenabled()
+
+
 def test_a_program_without_collections_stays_so():
     gc.disable()
     try:

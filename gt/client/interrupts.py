@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import _signal  # type: ignore[import-not-found]  # what `signal` adds to it takes ten times as long
 import gc
+import os
 from _thread import get_ident
 from types import FrameType
 from typing import Any
@@ -84,6 +85,10 @@ def _enter() -> None:
 
 def _leave() -> None:
     _inside.discard(get_ident())
+    _collect_again()
+
+
+def _collect_again() -> None:
     if not _inside and _Collection.paused:
         _Collection.paused = False
         gc.enable()
@@ -92,3 +97,12 @@ def _leave() -> None:
 def is_uninterrupted() -> bool:
     """Whether this thread is in such a block."""
     return get_ident() in _inside
+
+
+def _forget_other_threads() -> None:
+    """In a forked process, which has none of them."""
+    _inside.intersection_update((get_ident(),))
+    _collect_again()
+
+
+os.register_at_fork(after_in_child=_forget_other_threads)
