@@ -9,8 +9,7 @@ import re
 import pytest
 
 from gt.signals.parser import read_config
-from tests.programs import ROOT, finish, free_port, running, start
-from tests.test_by_hand import probe
+from tests.programs import ROOT, finish, free_port, running, start, wait_for_workers
 
 EXAMPLES = ROOT / "examples"
 GPT2 = EXAMPLES / "signals" / "gpt2_by_yaml.py"
@@ -59,7 +58,7 @@ def server():
     port = str(free_port())
     workers = [start("-m", "gt.worker", "-p", port, "--threads", "1") for _ in range(4)]
     with running(start("-m", "gt.server", "-p", port), *workers):
-        probe(port, workers=4)
+        wait_for_workers(port, 4)
         yield f"localhost:{port}"
 
 
