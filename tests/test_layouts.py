@@ -517,3 +517,12 @@ def test_a_layout_must_fit_its_tensor(eight_workers, value, placements, message)
     whole = gt.distribute(torch.tensor([True, False, True]), gt.mesh(2, ["x"]), gt.Partial("or"))
     assert whole.tolist() == [True, False, True]
     assert gt.distribute(torch.arange(4.0), gt.mesh(2, ["x"]), "x[1:4 0:1]").tolist() == [0, 1, 2, 3]
+
+
+@pytest.mark.filterwarnings("ignore:index_reduce")
+@pytest.mark.parametrize("reduce", ["prod", "mean", "amax", "amin"])
+def test_rows_whose_shards_have_one_element(eight_workers, reduce):
+    """Torch has no product of such rows in a narrow dtype."""
+    x, source, index = torch.rand(5, 8).bfloat16(), torch.rand(4, 8).bfloat16(), torch.tensor([4, 0, 4, 1])
+    ours = gt.distribute(x, gt.mesh(8, ("x",)), "-, x").index_reduce(0, gt.to(index), gt.to(source), reduce)
+    torch.testing.assert_close(ours.cpu(), x.index_reduce(0, index, source, reduce))

@@ -100,6 +100,15 @@ def index_put_rows(kind_of: Kind, *, wraps: bool = False) -> OpEntry:
     return OpEntry(rule)
 
 
+_reduce_rows = index_put_rows(_reduces).rule
+
+
+def _index_reduce(call: Call) -> OpShardingRule | None:
+    """Torch cannot multiply 16-bit floats where the slices have one element, which those of a shard may have."""
+    narrow = call.inputs[0].dtype in ("float16", "bfloat16")
+    return None if narrow and call.arg(4, "reduce") == "prod" else _reduce_rows(call)
+
+
 def _put(call: Call) -> OpShardingRule:
     """Indices of the flat tensor: a part of its first dim is a range of them."""
     shape, own, source = call.shapes
@@ -125,6 +134,6 @@ SCATTERING: dict[str, OpEntry] = {
     "aten.index_add": index_put_rows(_adds),
     "aten.index_copy": index_put_rows(_overwrites),
     "aten.index_fill": index_put_rows(_overwrites, wraps=True),
-    "aten.index_reduce": index_put_rows(_reduces),
+    "aten.index_reduce": OpEntry(_index_reduce),
     "aten.put": OpEntry(_put),
 }
