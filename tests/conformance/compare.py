@@ -146,13 +146,13 @@ def _value_difference(expected: torch.Tensor, actual: torch.Tensor, exactness: E
 
 
 def _tolerance(expected: torch.Tensor) -> dict[str, float]:
-    """Some roundings of the largest value, and a float32's of one: what cancels has those of what it was made of."""
+    """Some roundings of the largest value, and of a few that are one: what cancels has those of what it was made of."""
     floats = expected.is_floating_point() or expected.is_complex()
     if not floats or not expected.numel() or expected.dtype.itemsize == 1:
         return {}
     size = torch.nan_to_num(expected.abs().double(), posinf=0.0).max().item()
     rounding = (16 if expected.dtype.itemsize == 2 else 256) * torch.finfo(expected.dtype).eps
-    return {"rtol": rounding, "atol": max(3e-5, rounding * size)}
+    return {"rtol": rounding, "atol": max(512 * torch.finfo(torch.float32).eps, rounding * size)}
 
 
 def _short(value: Any) -> str:
