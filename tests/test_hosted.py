@@ -1,10 +1,12 @@
 """A dispatcher in the client's process: its answers are handed over, and what it cannot do is told there."""
 
 import os
+import signal
 import time
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
+import torch
 
 import gt
 from gt.client import session as sessions
@@ -57,7 +59,7 @@ def test_the_bytes_of_an_answer_are_handed_over(server):
     server.instruct(1, [FetchTensor(own(2), own(1))], [])
     server.hear(b"worker", Fetched(own(2), Segment("", 16)), payloads=[[bytes(range(16))]])
     ((answer, payload),) = server.heard
-    assert bytes(parcels.unpack(answer, payload)) == bytes(range(16))
+    assert parcels.unpack(answer, payload) == (answer, bytes(range(16)))
 
 
 def test_other_clients_can_join_and_get_their_own_answers(server):
@@ -125,7 +127,37 @@ def test_without_room_the_bytes_go_with_the_message(directory, monkeypatch):
     assert parcels.pack([upload(len(large))], [large], fill) == ([upload(len(large))], [[large]])
 
 
-# The end
+def test_bytes_that_are_gone_are_the_failure_of_one_request(directory):
+    """Their worker has died, and its segments were removed."""
+    gone = Fetched(own(1), Segment("gt-1-1-0123456789abcdef", 8))
+    answer, buffer = parcels.unpack(gone, None)
+    assert (type(answer), answer.request, buffer) == (Rejected, own(1), None)
+    assert "cannot be opened" in answer.reason
+    assert parcels.unpack(Synchronized(own(2)), None) == (Synchronized(own(2)), None)
+
+
+# Ends and losses
+
+
+def test_new_tensors_go_to_the_workers_that_are_left():
+    """Also where nothing was read since one died."""
+    gt.init(workers=2)
+    try:
+        kept = [gt.to(torch.ones(3)) for _ in range(2)]
+        assert [tensor.sum().item() for tensor in kept] == [3, 3]
+        os.kill(sessions.current().welcome.workers[1].pid, signal.SIGKILL)
+        time.sleep(1)
+        new = [gt.to(torch.ones(3)) + number for number in range(10)]
+        assert [tensor.sum().item() for tensor in new] == [3 * number + 3 for number in range(10)]
+    finally:
+        gt.shutdown()
+
+
+def test_a_directory_whose_name_is_too_long_is_told(tmp_path, monkeypatch):
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path / ("long" * 30)))
+    os.mkdir(tmp_path / ("long" * 30))
+    with pytest.raises(gt.SessionError, match="TMPDIR"):
+        gt.init(workers=1)
 
 
 def test_the_first_to_end_clears_up_for_all(directory, tmp_path_factory):

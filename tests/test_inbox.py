@@ -25,7 +25,7 @@ class Channel:
     def __init__(self, *answers):
         self.answers = list(answers)
 
-    def wait(self, seconds):
+    def wait(self):
         pass
 
     def receive(self):
@@ -133,7 +133,7 @@ def test_a_wait_may_be_given_up():
 
 def test_a_signal_handler_may_read_while_its_thread_waits():
     class Interrupting(Channel):
-        def wait(self, seconds):
+        def wait(self):
             if not heard:
                 heard.append("the signal")
                 self.answers.append(Synchronized(own(51)))
@@ -144,6 +144,15 @@ def test_a_signal_handler_may_read_while_its_thread_waits():
     inbox = Inbox(Interrupting(), Sites(lambda *place: None))
     assert inbox.wait(REQUEST, 10)[0] == Synchronized(REQUEST)
     assert heard == ["the signal", Synchronized(own(51))]
+
+
+def test_the_answer_of_a_wait_that_was_given_up_is_not_kept():
+    inbox = inbox_of()
+    with pytest.raises(TimeoutError):
+        inbox.wait(REQUEST, 0.01)
+    inbox._channel.answers += [Synchronized(REQUEST), Synchronized(own(51))]
+    inbox.wait(own(51))
+    assert not inbox._answers and not inbox._abandoned
 
 
 def test_one_thread_receives_for_all():

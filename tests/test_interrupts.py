@@ -7,6 +7,7 @@ import threading
 
 import pytest
 
+from gt.client import interrupts
 from gt.client.interrupts import Uninterrupted, is_uninterrupted
 from gt.core.errors import SessionError
 from tests.programs import finish, start
@@ -92,7 +93,8 @@ def test_garbage_is_collected_after_the_block():
     assert found and not any(found)
 
 
-def test_garbage_is_not_collected_until_all_threads_have_left_their_blocks():
+def test_garbage_is_collected_while_another_thread_is_in_a_block():
+    """Whether it is collected is the program's to say, which a thread of ours would undo."""
     found, entered, leave = [], threading.Event(), threading.Event()
 
     def work():
@@ -101,35 +103,58 @@ def test_garbage_is_not_collected_until_all_threads_have_left_their_blocks():
             leave.wait(30)
 
     thread = threading.Thread(target=work)
-    with Uninterrupted():
-        thread.start()
-        assert entered.wait(30)
-    make_garbage(found)
-    assert found == [] and not gc.isenabled()
-    leave.set()
-    thread.join()
-    assert gc.isenabled()
+    thread.start()
+    assert entered.wait(30)
     make_garbage(found)
     assert found
-
-
-def test_a_process_that_is_forked_while_another_thread_is_in_a_block_collects():
-    entered, leave = threading.Event(), threading.Event()
-
-    def work():
-        with Uninterrupted():
-            entered.set()
-            leave.wait(30)
-
-    thread = threading.Thread(target=work)
-    thread.start()
-    assert entered.wait(30) and not gc.isenabled()
-    pid = os.fork()
-    if pid == 0:
-        os._exit(0 if gc.isenabled() else 1)
+    gc.disable()
     leave.set()
     thread.join()
-    assert os.waitpid(pid, 0)[1] == 0 and gc.isenabled()
+    assert not gc.isenabled()
+    gc.enable()
+
+
+def test_a_process_that_another_thread_forks_from_within_a_block_collects():
+    codes = []
+
+    def fork():
+        pid = os.fork()
+        if pid == 0:
+            os._exit(0 if gc.isenabled() and not is_uninterrupted() else 1)
+        codes.append(os.waitpid(pid, 0)[1])
+
+    with Uninterrupted():
+        thread = threading.Thread(target=fork)
+        thread.start()
+        thread.join()
+    assert codes == [0]
+
+
+def raises(number, frame):
+    raise TimeoutError("of the program")
+
+
+@pytest.mark.parametrize("step", ["require_outside", "_enter", "_leave"])
+def test_a_handler_that_raises_at_either_end_of_a_block_leaves_nothing_behind(step, monkeypatch):
+    original = getattr(interrupts, step)
+
+    def interrupted():
+        result = original()
+        if calls == [] and signal.getsignal(signal.SIGUSR1) is raises:
+            calls.append(step)
+            signal.raise_signal(signal.SIGUSR1)
+        return result
+
+    calls = []
+    monkeypatch.setattr(interrupts, step, interrupted)
+    before = signal.signal(signal.SIGUSR1, raises)
+    try:
+        with pytest.raises(TimeoutError), Uninterrupted():
+            pass
+        assert gc.isenabled() and not is_uninterrupted()
+        assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+    finally:
+        signal.signal(signal.SIGUSR1, before)
 
 
 def test_a_program_without_collections_stays_so():
@@ -236,4 +261,58 @@ print(min(outcomes.values()) > 0, y.sum().item() == 4 * rounds)
 @pytest.mark.parametrize("mode", [{}, {"workers": 2}], ids=["embedded", "processes"])
 def test_a_signal_handler_that_reads_gets_the_value_or_is_told_that_it_cannot(mode):
     code, out, err = finish(start("-c", SIGNALLED.format(mode=mode)), 100)
+    assert (code, out) == (0, "True True\n"), err
+
+
+SHUT_DOWN = """
+import signal, sys, time, gt
+gt.init(**{mode})
+def stop(*_):
+    gt.shutdown()
+    if {leaves}:
+        sys.exit(3)
+signal.signal(signal.SIGALRM, stop)
+x, big = gt.ones(4), gt.ones(200, 200)
+signal.setitimer(signal.ITIMER_REAL, {seconds})
+while True:
+    x += 1
+    (big @ big).sum().item()
+"""
+
+
+@pytest.mark.parametrize("mode", [{}, {"workers": 1}], ids=["embedded", "processes"])
+@pytest.mark.parametrize("seconds", [0.05, 0.1003])
+@pytest.mark.parametrize("leaves", [True, False])
+def test_a_signal_handler_may_shut_down(mode, seconds, leaves):
+    code, _, err = finish(start("-c", SHUT_DOWN.format(mode=mode, seconds=seconds, leaves=leaves)), 60)
+    assert (code == 3 and not err) if leaves else (code == 1 and "SessionError" in err), err
+
+
+SLOW_HANDLER = """
+import signal, time, gt
+gt.init(**{mode})
+x, y, reads = gt.ones(4), gt.zeros(4), 0
+def read(*_):
+    global reads
+    time.sleep(0.03)  # the outbox is flushed meanwhile, because it is idle
+    try:
+        assert x.sum().item() == 4
+        reads += 1
+    except gt.SessionError:
+        pass
+    signal.setitimer(signal.ITIMER_REAL, 0.002)
+signal.signal(signal.SIGALRM, read)
+signal.setitimer(signal.ITIMER_REAL, 0.002)
+end, rounds = time.monotonic() + 4, 0
+while time.monotonic() < end:
+    y += 1
+    rounds += 1
+signal.signal(signal.SIGALRM, signal.SIG_IGN)
+print(reads > 0, y[0].item() == rounds)
+"""
+
+
+@pytest.mark.parametrize("mode", [{}, {"workers": 1}], ids=["embedded", "processes"])
+def test_a_slow_signal_handler_and_an_idle_flush_do_not_wait_for_each_other(mode):
+    code, out, err = finish(start("-c", SLOW_HANDLER.format(mode=mode)), 60)
     assert (code, out) == (0, "True True\n"), err

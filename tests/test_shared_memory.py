@@ -162,3 +162,13 @@ def test_sweep_leaves_what_is_of_other_processes(directory):
 def test_sweep_of_a_process_that_left_nothing(directory):
     shared.sweep(1)
     assert names(directory) == []
+
+
+def test_a_process_that_ends_makes_no_more_segments(directory, monkeypatch):
+    monkeypatch.setattr(shared, "_ended", type(shared._ended)())
+    shared.create(8)
+    shared.end()
+    with pytest.raises(OSError, match="makes no more segments"):
+        shared.create(8)
+    shared.sweep(os.getpid())
+    assert names(directory) == []

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import math
 import sys
@@ -18,7 +19,7 @@ from gt.wire.channel import Buffer, ClientChannel
 
 log = logging.getLogger("gt.client")
 
-POLL_SECONDS = 0.05  # Ctrl-C waits this long at most, where another thread receives
+POLL_SECONDS = 0.05  # of receiving for all, and of waiting for who does
 NOTICE_SECONDS = 10.0  # a wait this long is explained on stderr
 REMEMBERED = 1024  # failures whose news may still come from other workers
 
@@ -33,8 +34,9 @@ class Inbox:
         self._answers: dict[int, tuple[Answer, Buffer | None]] = {}
         self._turn = threading.RLock()  # of the thread that receives, whose signal handlers may read while it waits
         self._receiving = 0
-        self._followers = 0
-        self._arrival = threading.Condition()
+        self._gates: list[threading.Lock] = []  # of those who wait for that thread
+        self._abandoned: set[int] = set()  # requests whose wait was interrupted
+        self._noting = threading.RLock()
         self._server_lost: ServerLost | None = None
         self._refused = ""
         self._status = ""
@@ -43,17 +45,25 @@ class Inbox:
     def wait(self, request: int, seconds: float = math.inf) -> tuple[Answer, Buffer | None]:
         """The answer to a request. Raises what made an answer impossible, after telling for whom it waits, and
         TimeoutError after so many seconds."""
+        found = self._answers.pop(request, None)
+        if found is None:
+            try:
+                found = self._wait(request, seconds)
+            except BaseException:
+                self._abandoned.add(request)
+                raise
+        return self._checked(found)
+
+    def _wait(self, request: int, seconds: float) -> tuple[Answer, Buffer | None]:
         start = time.monotonic()
         notice = start + NOTICE_SECONDS
         while True:
+            self._receive_for_all(request)
             found = self._answers.pop(request, None)
-            if found is None:
-                self._receive_for_all(request)
-                found = self._answers.pop(request, None)
+            if found is not None:
+                return found
             if self._refused:
                 raise ProtocolError(self._refused)
-            if found is not None:
-                return self._checked(found)
             now = time.monotonic()
             if now - start > seconds:
                 raise TimeoutError
@@ -80,13 +90,15 @@ class Inbox:
                 self._refused = answer.reason
             elif isinstance(answer, Lost) and answer.request == 0:
                 log.warning("%s", describe_loss(answer, self._channel.how_it_ended(answer.pid)))
+            elif answer.request in self._abandoned:  # type: ignore[union-attr]
+                self._abandoned.discard(answer.request)  # type: ignore[union-attr]
             else:
                 self._answers[answer.request] = (answer, buffer)  # type: ignore[union-attr]
         return bool(arrived)
 
     def unshown(self) -> list[Failure]:
         """Failures that no read has shown, taken out of the inbox."""
-        with self._arrival:
+        with self._noting:
             failures, self.failures = self.failures, []
         return failures
 
@@ -94,45 +106,57 @@ class Inbox:
         """Receive for a moment, or wait for the thread that does."""
         with Uninterrupted() as block:
             if not self._turn.acquire(blocking=False):
-                self._follow(request)
+                self._follow(request, block)
                 return
             self._receiving += 1
             try:
-                if not self.collect():
-                    block.pause()
-                    try:
-                        self._channel.wait(POLL_SECONDS)
-                    finally:
-                        block.resume()
-                    self.collect()
+                self._receive(block)
             finally:
                 self._receiving -= 1
                 self._turn.release()
-                if self._followers:
-                    with self._arrival:
-                        self._arrival.notify_all()
+                for gate in tuple(self._gates):
+                    with contextlib.suppress(RuntimeError):  # it is open
+                        gate.release()
 
-    def _follow(self, request: int) -> None:
-        with self._arrival:
-            self._followers += 1
+    def _receive(self, block: Uninterrupted) -> None:
+        deadline = time.monotonic() + POLL_SECONDS
+        while not self.collect() and time.monotonic() < deadline:
+            block.pause()
+            try:
+                self._channel.wait()
+            finally:
+                block.resume()
+
+    def _follow(self, request: int, block: Uninterrupted) -> None:
+        gate = threading.Lock()
+        gate.acquire()
+        self._gates.append(gate)
+        try:
             if request not in self._answers and self._receiving:
-                self._arrival.wait(POLL_SECONDS)
-            self._followers -= 1
+                block.pause()
+                try:
+                    gate.acquire(timeout=POLL_SECONDS)
+                finally:
+                    block.resume()
+        finally:
+            self._gates.remove(gate)
 
     def _note(self, failure: Failure) -> None:
         """Every worker that an op fails on tells of it, maybe after a read has shown what another one told."""
-        with self._arrival:
+        with self._noting:
             if failure.origin == 0 or failure.origin not in self._known:
                 self._known.append(failure.origin)
                 self.failures.append(failure)
 
     def _forget(self, failure: Failure) -> None:
         """A read shows it."""
-        with self._arrival:
+        with self._noting:
             self._known.append(failure.origin)
             self.failures = [other for other in self.failures if other.origin != failure.origin]
 
     def _checked(self, found: tuple[Answer, Buffer | None]) -> tuple[Answer, Buffer | None]:
+        if self._refused:
+            raise ProtocolError(self._refused)
         answer = found[0]
         if isinstance(answer, Failed):
             self._forget(answer.failure)

@@ -92,22 +92,33 @@ class Outbox:
             self._filled.put(None)
 
     def flush(self) -> None:
-        with self._sending, Uninterrupted():
-            batch, buffers = self._take()
-            if not batch:
-                return
-            self._sent += 1
-            self.tape.extend(batch)
-            log.debug("sending %d instructions and %d tensors", len(batch), len(buffers))
+        with Uninterrupted():
+            with self.lock:  # before the turn to send: a signal handler may flush while its thread has the lock
+                self._sending.acquire()
             try:
-                self._channel.send(batch, buffers)
-                if not self._channel.remote:
-                    self._collect()
-            except KeyboardInterrupt:
-                self._break_off("Ctrl-C, twice, has ended the session in the middle of its work")
-                raise
+                batch, buffers = self._take()
+                if not batch:
+                    return
+                self._sent += 1
+                self.tape.extend(batch)
+                log.debug("sending %d instructions and %d tensors", len(batch), len(buffers))
+                self._send(batch, buffers)
+            finally:
+                self._sending.release()
         if self._channel.remote:
             self._pace(len(batch))
+
+    def _send(self, batch: list[Instruction], buffers: list[Buffer]) -> None:
+        try:
+            self._channel.send(batch, buffers)
+            if not self._channel.remote:
+                self._collect()
+        except GTError:
+            raise
+        except BaseException as error:  # of a signal handler; or a mistake of ours
+            name = "Ctrl-C, twice," if isinstance(error, KeyboardInterrupt) else type(error).__name__
+            self._break_off(f"{name} has ended the session in the middle of its work")
+            raise
 
     def _take(self) -> tuple[list[Instruction], list[Buffer]]:
         with self.lock:

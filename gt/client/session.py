@@ -92,7 +92,7 @@ class Session:
         self._constants: OrderedDict[tuple[Any, ...], Base] = OrderedDict()
         self._unmarked = 0
         self._marks: deque[int] = deque()
-        self._marking = threading.Lock()
+        self._marking = threading.RLock()
         self._interning = threading.RLock()
         self._ended = False
         if in_use() or (not self.alone and auto_shard is not False):

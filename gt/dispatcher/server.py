@@ -81,7 +81,12 @@ class Server:
         self._next_check = self._next_notice = time.monotonic()
         self._context = zmq.Context()
         self._socket = open_socket(self._context, zmq.ROUTER, TICK_MS)
-        self._socket.bind(endpoint)
+        try:
+            self._socket.bind(endpoint)
+        except zmq.ZMQError:
+            self._socket.close()
+            self._context.term()
+            raise
         self.descriptor = int(self._socket.getsockopt(zmq.FD))
         self._peers: dict[bytes, Peer] = {}
         self._waiting: dict[bytes, Waiter] = {}

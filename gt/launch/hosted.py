@@ -8,9 +8,11 @@ import time
 from collections import deque
 from collections.abc import Sequence
 
+import zmq
+
 from gt.core.errors import SessionError, WorkerLost
 from gt.core.events import Observer
-from gt.core.messages import Answer, Fetched, Instruction, Welcome
+from gt.core.messages import Answer, Instruction, Welcome
 from gt.dispatcher.server import Server
 from gt.launch.local import LocalProcesses
 from gt.wire import shared
@@ -21,7 +23,7 @@ from gt.wire.sockets import wait
 
 
 class HostedChannel:
-    """The server takes its turns when something is received: between reads nobody waits for what it has to say.
+    """The server takes its turns when something is sent or received: between, nobody waits for what it has to say.
     `fill`: memory is shared with the workers."""
 
     remote = True
@@ -29,7 +31,13 @@ class HostedChannel:
     def __init__(self, processes: LocalProcesses, fill: Fill | None, observer: Observer | None = None) -> None:
         self._processes = processes
         self._fill = fill
-        self._server = Server(processes.endpoint, observer)
+        try:
+            self._server = Server(processes.endpoint, observer)
+        except zmq.ZMQError as error:
+            raise SessionError(
+                f"cannot listen at {processes.endpoint}: {error}; the directory for temporary files (TMPDIR) must be "
+                f"writable, and its name short"
+            ) from None
         self._arrived: deque[tuple[Answer, Payload | None]] = deque()
         self._session = 0
         self._closed = False
@@ -43,7 +51,7 @@ class HostedChannel:
                 raise WorkerLost(f"after {timeout:g} s of waiting: {ready} of {workers} workers are ready")
             self._processes.watch()
             if not self._server.turn(waits=False):
-                self.wait(0.1)
+                self.wait()
         welcome = self._server.host(self._deliver)
         self._session = welcome.ident
         return welcome
@@ -55,10 +63,12 @@ class HostedChannel:
         packed, payloads = pack(batch, buffers, self._fill)
         with self._lock:
             self._require_open()
+            while self._server.turn(waits=False):  # so that it plans with what there is now
+                pass
             self._server.instruct(self._session, packed, payloads)
 
-    def wait(self, seconds: float) -> None:
-        wait(self._server.descriptor, seconds)
+    def wait(self) -> None:
+        wait(self._server.descriptor)
 
     def receive(self) -> list[tuple[Answer, Buffer | None]]:
         with self._lock:
@@ -66,10 +76,7 @@ class HostedChannel:
             while not self._arrived and self._server.turn(waits=False):
                 pass
             arrived = [self._arrived.popleft() for _ in range(len(self._arrived))]
-        return [
-            (answer, unpack(answer, payload or ()) if isinstance(answer, Fetched) else None)
-            for answer, payload in arrived
-        ]
+        return [unpack(answer, payload) for answer, payload in arrived]
 
     def _require_open(self) -> None:
         if self._closed:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import time
 from collections import deque
 from collections.abc import Sequence
 
@@ -103,8 +104,9 @@ class InProcessChannel:
         for report, buffer in reports:
             self._deliver(self.office.report(worker, report, buffer))
 
-    def wait(self, seconds: float) -> None:
-        """All that was sent is done."""
+    def wait(self) -> None:
+        """For what another thread has sent."""
+        time.sleep(0.001)
 
     def receive(self) -> list[tuple[Answer, Buffer | None]]:
         arrived = []

@@ -48,6 +48,7 @@ class LocalProcesses:
             stdout=subprocess.DEVNULL,
             stderr=log,
             env=_environment(),
+            start_new_session=True,  # signals for the program's group are the program's business
         )
         if log is not None:
             log.close()

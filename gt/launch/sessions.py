@@ -10,6 +10,7 @@ import msgspec
 
 from gt.client import session as sessions
 from gt.client.host import fill
+from gt.client.interrupts import do_after_block, is_uninterrupted
 from gt.client.session import Session
 from gt.core.errors import SessionError, SettingsError, nearest
 from gt.core.settings import BACKENDS, MODES, Settings, configure_logging, parse_address, read_settings
@@ -68,7 +69,11 @@ def gpu_workers(count: int) -> None:
 
 
 def shutdown() -> None:
-    """End the session, and the processes that were started for it."""
+    """End the session, and the processes that were started for it. From a signal handler that came in the middle of
+    GT's work: when that is done."""
+    if is_uninterrupted():
+        do_after_block(shutdown)
+        return
     session = sessions.active
     sessions.activate(None)
     _program.ended = True

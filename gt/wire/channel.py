@@ -21,8 +21,8 @@ class ClientChannel(Protocol):
 
     def send(self, batch: Sequence[Instruction], buffers: Sequence[Buffer]) -> None: ...
 
-    def wait(self, seconds: float) -> None:
-        """Until something may have arrived, at most so long. Can be interrupted, and others may use the channel."""
+    def wait(self) -> None:
+        """Until something may have arrived, at most for a moment. Can be interrupted; others may use the channel."""
 
     def receive(self) -> list[tuple[Answer, Buffer | None]]:
         """Some of what has arrived; nothing if all was received. Raises ServerLost when nothing more can come."""

@@ -54,7 +54,7 @@ class SocketChannel:
                     raise ProtocolError(answer.reason)
                 if isinstance(answer, Waiting):
                     reason = answer.reason
-            self.wait(0.1)
+            self.wait()
         raise ServerLost(f"after {timeout:g} s of waiting: {reason}")
 
     def _note_server(self, welcome: Welcome) -> None:
@@ -69,8 +69,8 @@ class SocketChannel:
             self._require_open()
             send(self._socket, frames)
 
-    def wait(self, seconds: float) -> None:
-        wait(self._descriptor, seconds)
+    def wait(self) -> None:
+        wait(self._descriptor)
 
     def receive(self) -> list[tuple[Answer, Buffer | None]]:
         with self._lock:
@@ -81,9 +81,7 @@ class SocketChannel:
             return []
         answers, payloads = self._decoder.decode(frames)
         remaining = iter(payloads)
-        return [
-            (answer, unpack(answer, next(remaining)) if isinstance(answer, Fetched) else None) for answer in answers
-        ]
+        return [unpack(answer, next(remaining) if isinstance(answer, Fetched) else None) for answer in answers]
 
     def _require_open(self) -> None:
         if self._socket.closed:

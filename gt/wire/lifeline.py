@@ -30,6 +30,7 @@ def _wait_for_the_end(clear_up: Callable[[], None]) -> None:
         pass
     signal.alarm(LIMIT_SECONDS)  # by the kernel, so that nothing here can be in its way
     try:
+        shared.end()
         clear_up()
     finally:
         os._exit(0)

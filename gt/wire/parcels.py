@@ -7,7 +7,8 @@ from typing import TypeAlias
 
 import msgspec
 
-from gt.core.messages import CreateTensor, Fetched, Instruction, Segment
+from gt.core.errors import ProtocolError
+from gt.core.messages import Answer, CreateTensor, Fetched, Instruction, Rejected, Segment
 from gt.wire import shared
 from gt.wire.channel import Buffer
 from gt.wire.codec import Frame, Payload, join
@@ -43,8 +44,15 @@ def _pack_one(created: CreateTensor, buffer: Buffer, fill: Fill | None) -> tuple
     return msgspec.structs.replace(created, segment=Segment(name, nbytes)), []
 
 
-def unpack(fetched: Fetched, payload: Sequence[Frame]) -> Buffer:
-    segment = fetched.segment
-    if segment.name:
-        return shared.take(segment.name, segment.nbytes)
-    return bytearray(join(payload)) if segment.nbytes else b""
+def unpack(answer: Answer, payload: Sequence[Frame] | None) -> tuple[Answer, Buffer | None]:
+    """An answer as its client sees it. Bytes that are gone, with the worker that sent them, are the failure of one
+    request, and not of those that are answered with it."""
+    if not isinstance(answer, Fetched):
+        return answer, None
+    segment = answer.segment
+    if not segment.name:
+        return answer, bytearray(join(payload or ())) if segment.nbytes else b""
+    try:
+        return answer, shared.take(segment.name, segment.nbytes)
+    except ProtocolError as error:
+        return Rejected(answer.request, str(error)), None

@@ -6,12 +6,14 @@ when either dies later; what a dead process had not handed over is removed by `s
 
 from __future__ import annotations
 
+import errno
 import itertools
 import mmap
 import os
 import re
 import secrets
 import tempfile
+import threading
 from collections.abc import Callable
 from pathlib import Path
 
@@ -21,6 +23,8 @@ SHARE_BYTES = 1 << 18  # below this a segment costs more than the copies it save
 _DIRECTORY = Path("/dev/shm") if Path("/dev/shm").is_dir() else Path(tempfile.gettempdir())
 _NAME = re.compile(r"gt-\d+-\d+-[0-9a-f]{16}")
 _numbers = itertools.count()
+_making = threading.Lock()
+_ended = threading.Event()
 
 
 def create(nbytes: int, fill: Callable[[memoryview], None] = lambda data: None) -> tuple[str, memoryview]:
@@ -31,7 +35,10 @@ def create(nbytes: int, fill: Callable[[memoryview], None] = lambda data: None) 
     Nothing is left of a segment that could not be made or filled.
     """
     name = f"gt-{os.getpid()}-{next(_numbers)}-{secrets.token_hex(8)}"
-    descriptor = os.open(_DIRECTORY / name, os.O_CREAT | os.O_EXCL | os.O_RDWR, 0o600)
+    with _making:
+        if _ended.is_set():
+            raise OSError(errno.ESHUTDOWN, "this process ends and makes no more segments")
+        descriptor = os.open(_DIRECTORY / name, os.O_CREAT | os.O_EXCL | os.O_RDWR, 0o600)
     try:
         _reserve(descriptor, nbytes)
         data = memoryview(mmap.mmap(descriptor, nbytes))
@@ -69,6 +76,12 @@ def take(name: str, nbytes: int) -> memoryview:
         raise ProtocolError(f"segment {name} of {nbytes} bytes cannot be mapped: {error}") from None
     finally:
         os.close(descriptor)
+
+
+def end() -> None:
+    """Make no more segments: this process is about to sweep its own for the last time."""
+    with _making:
+        _ended.set()
 
 
 def sweep(pid: int) -> None:

@@ -9,7 +9,7 @@ import zmq
 
 from gt.wire.codec import MAX_FRAME, Frame
 
-SLICE_MS = 2
+_MOMENT_MS = 2
 _MORE, _NOW, _HAS_MORE = int(zmq.SNDMORE), int(zmq.NOBLOCK), int(zmq.RCVMORE)
 
 
@@ -32,13 +32,13 @@ def send(socket: zmq.Socket[bytes], frames: Sequence[Frame]) -> None:
     socket.send(frames[-1])
 
 
-def wait(descriptor: int, seconds: float) -> None:
-    """Until something may have arrived at the socket with this `zmq.FD`, from which all was received that was there: at
-    most so long, and only for a moment, since a thread that sends may take the news from us. Does not touch the socket,
-    which threads would have to take turns for."""
+def wait(descriptor: int) -> None:
+    """Until something may have arrived at the socket with this `zmq.FD`, from which all was received that was there.
+    Only for a moment, since a thread that sends may take the news from us. Does not touch the socket, which threads
+    would have to take turns for."""
     poller = select.poll()
     poller.register(descriptor, select.POLLIN)
-    poller.poll(min(SLICE_MS, seconds * 1000))
+    poller.poll(_MOMENT_MS)
 
 
 def receive(socket: zmq.Socket[bytes], *, waits: bool = True) -> list[bytes] | None:

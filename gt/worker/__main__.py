@@ -7,7 +7,7 @@ import signal
 import sys
 from pathlib import Path
 
-from gt.core.errors import GTError
+from gt.core.errors import GTError, ServerLost
 from gt.core.settings import BACKENDS, configure_logging, read_settings, require_loopback
 from gt.wire.lifeline import clear_up, end_with_parent
 from gt.worker.server import Worker
@@ -36,6 +36,8 @@ def main() -> int:
         return 130
     except GTError as error:
         print(f"gt.worker: {error}", file=sys.stderr)
+        if isinstance(error, ServerLost) and options.lifeline is not None:
+            clear_up(options.lifeline)  # this may be noticed before the end of the lifeline is
         return 1
     return 0
 
