@@ -93,10 +93,8 @@ class Outbox:
 
     def flush(self) -> None:
         with Uninterrupted():
-            with self.lock:  # before the turn to send: a signal handler may flush while its thread has the lock
-                self._sending.acquire()
+            batch, buffers = self._begin()
             try:
-                batch, buffers = self._take()
                 if not batch:
                     return
                 self._sent += 1
@@ -107,6 +105,16 @@ class Outbox:
                 self._sending.release()
         if self._channel.remote:
             self._pace(len(batch))
+
+    def _begin(self) -> tuple[list[Instruction], list[Buffer]]:
+        """Get the turn to send, and what there is to be sent. Nobody has the lock while waiting for the turn: who has
+        the turn may need the lock, and who has the lock the turn, in a signal handler."""
+        while True:
+            with self.lock:
+                if self._sending.acquire(blocking=False):
+                    return self._take()
+            with self._sending:
+                pass
 
     def _send(self, batch: list[Instruction], buffers: list[Buffer]) -> None:
         try:
@@ -121,11 +129,9 @@ class Outbox:
             raise
 
     def _take(self) -> tuple[list[Instruction], list[Buffer]]:
-        with self.lock:
-            self._free_dead()
-            batch = [self.queue.popleft() for _ in range(len(self.queue))]  # what is added meanwhile stays
-            buffers = [self._buffers.pop(created.id) for created in batch if type(created) is CreateTensor]
-        return batch, buffers
+        self._free_dead()
+        batch = [self.queue.popleft() for _ in range(len(self.queue))]  # what is added meanwhile stays
+        return batch, [self._buffers.pop(created.id) for created in batch if type(created) is CreateTensor]
 
     def close(self) -> None:
         self._open = False
