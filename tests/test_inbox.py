@@ -126,6 +126,21 @@ def test_a_refused_message_ends_every_wait():
             inbox.wait(REQUEST)
 
 
+def test_an_interrupt_in_the_middle_of_receiving_ends_every_wait():
+    """A second Ctrl-C does not wait, and what was being received may be lost."""
+
+    class Interrupted(Channel):
+        def receive(self):
+            raise KeyboardInterrupt
+
+    inbox = Inbox(Interrupted(), Sites(lambda *place: None))
+    with pytest.raises(KeyboardInterrupt):
+        inbox.wait(REQUEST)
+    inbox._channel = Channel()
+    with pytest.raises(ProtocolError, match="KeyboardInterrupt has ended the session while it received"):
+        inbox.wait(own(51))
+
+
 def test_a_wait_may_be_given_up():
     with pytest.raises(TimeoutError):
         inbox_of().wait(REQUEST, 0.01)

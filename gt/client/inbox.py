@@ -13,7 +13,7 @@ from collections import deque
 from gt.client.failures import describe_failure, describe_loss, error_at_once
 from gt.client.interrupts import Uninterrupted
 from gt.client.sites import Sites
-from gt.core.errors import OpError, ProtocolError, ServerLost, WorkerLost
+from gt.core.errors import GTError, OpError, ProtocolError, ServerLost, WorkerLost
 from gt.core.messages import Answer, Failed, Failure, Lost, OpFailed, Refused, Rejected, Waiting
 from gt.wire.channel import Buffer, ClientChannel
 
@@ -74,6 +74,15 @@ class Inbox:
     def collect(self) -> bool:
         """Take what is there; gives whether there was anything. What was taken from the channel must be kept: nothing
         may come in between."""
+        try:
+            return self._take()
+        except GTError:
+            raise
+        except BaseException as error:  # a second Ctrl-C, or of a signal handler: something may be lost
+            self._refused = f"{type(error).__name__} has ended the session while it received"
+            raise
+
+    def _take(self) -> bool:
         if self._server_lost is not None:
             raise self._server_lost
         try:
