@@ -184,44 +184,39 @@ def test_a_server_without_workers_says_so(monkeypatch):
             gt.connect(f"localhost:{port}")
 
 
-def test_a_worker_killed_by_hand_is_an_error_for_its_client():
+@pytest.fixture
+def pair():
+    """A server and its one worker, which a test may kill; the session is one of theirs."""
     port = free_port()
-    main = start("-m", "gt.server", "-p", str(port))
-    worker = start("-m", "gt.worker", "-p", str(port))
+    main, worker = start("-m", "gt.server", "-p", str(port)), start("-m", "gt.worker", "-p", str(port))
     with running(main, worker):
         gt.connect(f"localhost:{port}")
-        try:
-            x = gt.ones(3).exp()
-            gt.synchronize()
-            worker.kill()
-            worker.communicate()
-            with pytest.raises(gt.WorkerLost, match="ended without a goodbye.*aten.exp"):
-                while True:
-                    x.tolist()
-        finally:
-            gt.shutdown()
+        yield main, worker
+        gt.shutdown()
 
 
-def test_a_server_that_goes_away_is_an_error_at_the_next_read():
-    port = free_port()
-    main = start("-m", "gt.server", "-p", str(port))
-    worker = start("-m", "gt.worker", "-p", str(port))
-    with running(main, worker):
-        gt.connect(f"localhost:{port}")
-        try:
-            x = gt.ones(3)
-            assert x.sum().item() == 3
-            main.kill()
-            begun = time.monotonic()
-            with pytest.raises(
-                gt.ServerLost, match=rf"pid {main.pid}\) has ended; the session and its tensors are lost"
-            ):
-                x.sum().item()
-            assert time.monotonic() - begun < 10
-            with pytest.raises(gt.ServerLost):
-                gt.ones(2).tolist()
-        finally:
-            gt.shutdown()
+def test_a_worker_killed_by_hand_is_an_error_for_its_client(pair):
+    _, worker = pair
+    x = gt.ones(3).exp()
+    gt.synchronize()
+    worker.kill()
+    worker.communicate()
+    with pytest.raises(gt.WorkerLost, match="ended without a goodbye.*aten.exp"):
+        while True:
+            x.tolist()
+
+
+def test_a_server_that_goes_away_is_an_error_at_the_next_read(pair):
+    main, _ = pair
+    x = gt.ones(3)
+    assert x.sum().item() == 3
+    main.kill()
+    begun = time.monotonic()
+    with pytest.raises(gt.ServerLost, match=rf"pid {main.pid}\) has ended; the session and its tensors are lost"):
+        x.sum().item()
+    assert time.monotonic() - begun < 10
+    with pytest.raises(gt.ServerLost):
+        gt.ones(2).tolist()
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])

@@ -146,6 +146,24 @@ def test_nothing_is_left_of_a_program_that_is_killed_before_workers_have_taken_i
     assert [path for pid in pids for path in shared._DIRECTORY.glob(f"gt-{pid}-*")] == []
 
 
+FORKS = """
+import multiprocessing
+multiprocessing.get_context("fork").Process(target=time.sleep, args=(12,)).start()
+os.kill(os.getpid(), signal.SIGKILL)
+"""
+
+
+def test_nothing_is_left_of_a_killed_program_whose_child_lives_on():
+    """The child holds the lifeline of the workers, which see all the same that the program is gone."""
+    with tempfile.TemporaryDirectory() as directory:
+        script = SCRIPT.format(ending=FORKS)
+        process = start("-c", script, GT_WORKERS="1", TMPDIR=directory)
+        (worker,) = map(int, process.stdout.readline().split())
+        wait_until(lambda: not psutil.pid_exists(worker), 10, f"the end of {worker}")
+        assert os.listdir(directory) == []
+        finish(process)
+
+
 def test_ctrl_c_interrupts_a_wait():
     work = "y = gt.randn(1500, 1500)\nfor _ in range(400): y = y @ y * 1e-3\n"
     script = SCRIPT.format(ending=work + "print('waiting', flush=True)\ny.sum().item()")

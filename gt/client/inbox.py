@@ -50,7 +50,8 @@ class Inbox:
             try:
                 found = self._wait(request, seconds)
             except BaseException:
-                self._abandoned.add(request)
+                if self._answers.pop(request, None) is None:
+                    self._abandoned.add(request)
                 raise
         return self._checked(found)
 
