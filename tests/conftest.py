@@ -18,6 +18,7 @@ import gt
 from gt.client import session as sessions
 from tests.programs import free_port, running, start, wait_for_workers
 
+os.environ.setdefault("GT_CHECK_GEOMETRY", "1")  # of every result, in every process that a test starts
 hypothesis.settings.register_profile("steady", deadline=None)  # how long an example takes says nothing here
 hypothesis.settings.load_profile("steady")
 

@@ -11,6 +11,7 @@ import torch
 from torch.utils._python_dispatch import _disable_current_modes
 
 from gt.client.geometry import Geometry
+from gt.core.meta import is_dense, memory_order
 from gt.wire.channel import Buffer
 
 TorchFunction: TypeAlias = Callable[..., Any]
@@ -65,12 +66,17 @@ def from_array(value: Any) -> torch.Tensor:
     return torch.from_numpy(np.asarray(value))
 
 
-def payload(tensor: torch.Tensor) -> memoryview:
-    """The bytes of a plain tensor in row-major order; its own memory where that is possible."""
+def strided(tensor: torch.Tensor) -> torch.Tensor:
+    """A plain tensor whose bytes are its value: apart from any graph, and without lazy conjugation or negation."""
     if tensor.layout is not torch.strided:
         raise TypeError(f"GT holds strided tensors, not {tensor.layout}; call to_dense() first")
-    flat = tensor.detach().resolve_conj().resolve_neg().contiguous()
-    return memoryview(flat.as_strided((flat.numel(),), (1,)).view(torch.uint8).numpy())
+    return tensor.detach().resolve_conj().resolve_neg()
+
+
+def payload(tensor: torch.Tensor) -> memoryview:
+    """The bytes of a strided tensor in the order of its strides; its own memory where that has no gaps."""
+    memory = tensor.permute(memory_order(tensor.stride())).contiguous()
+    return memoryview(memory.as_strided((memory.numel(),), (1,)).view(torch.uint8).numpy())
 
 
 def fill(target: memoryview, source: Buffer) -> None:
@@ -85,7 +91,7 @@ def as_tensor(buffer: Buffer, geometry: Geometry) -> torch.Tensor:
     tensor = torch.frombuffer(buffer, dtype=geometry.dtype)
     if len(geometry.shape) != 1:
         tensor = tensor.as_strided(geometry.shape, geometry.row_major)
-    if geometry.stride == geometry.row_major or not is_dense(geometry):
+    if geometry.stride == geometry.row_major or not is_dense(geometry.shape, geometry.stride):
         return tensor
     return _empty(geometry).copy_(tensor)
 
@@ -94,15 +100,3 @@ def _empty(geometry: Geometry) -> torch.Tensor:
     """Plain memory, also inside `with gt.device():`."""
     with _disable_current_modes():
         return torch.empty_strided(geometry.shape, geometry.stride, dtype=geometry.dtype)
-
-
-def is_dense(geometry: Geometry) -> bool:
-    """Whether the strides are a permutation of row-major ones; slices of larger tensors come back compact."""
-    expected = 1
-    for step, size in sorted(zip(geometry.stride, geometry.shape, strict=True)):
-        if size == 1:
-            continue
-        if step != expected:
-            return False
-        expected *= size
-    return True

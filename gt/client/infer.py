@@ -19,6 +19,7 @@ from gt.client.nodes import Node
 from gt.client.ops import Kind, OpRecord
 from gt.client.quirks import keep_dynamo_out
 from gt.client.session import Session
+from gt.client.strides import infer
 from gt.client.symbolic import keep_sympy_out
 from gt.core.errors import SessionError
 from gt.core.signatures import (
@@ -129,7 +130,7 @@ def infer_result(
     if "device" in record.kwarg_kinds and not nodes:
         meta_kwargs["device"] = torch.device("meta")
     try:
-        result = record.func(*meta_args, **meta_kwargs)
+        result = infer(record.func, meta_args, meta_kwargs)
         check(record, meta_args, meta_kwargs, result, on_cpu)
     except Exception as error:
         raise Unknown from error

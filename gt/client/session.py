@@ -16,8 +16,8 @@ import torch
 import gt
 from gt.client.entries import Entry
 from gt.client.failures import describe_failure
-from gt.client.geometry import forget_geometries, intern_geometry
-from gt.client.host import as_tensor, payload
+from gt.client.geometry import Geometry, forget_geometries, geometry_of, intern_geometry
+from gt.client.host import as_tensor, payload, strided
 from gt.client.inbox import Inbox
 from gt.client.nodes import ROOT, Base, Node
 from gt.client.outbox import Outbox
@@ -48,7 +48,7 @@ from gt.core.messages import (
     TrafficRead,
     Welcome,
 )
-from gt.core.meta import contiguous_strides
+from gt.core.meta import dense_strides, is_dense
 from gt.core.signatures import Input, Signature
 from gt.sharding.spec import ShardingSpec, spec_of
 from gt.wire.channel import ClientChannel
@@ -112,7 +112,7 @@ class Session:
         self.emit(DefineOp(code, signature))
         return code
 
-    def remember(self, key: tuple[Any, ...], learned: Entry | int) -> None:
+    def remember(self, key: tuple[Any, ...], learned: Entry | tuple[int, Geometry]) -> None:
         """Keep what was learned about a call; when that is too much, forget everything and start again."""
         if len(self.memo) >= MEMO_SIZE:
             *old, newest = self.signatures
@@ -133,11 +133,16 @@ class Session:
     # Host data in
 
     def upload(self, tensor: torch.Tensor, is_operand: bool = False) -> Base:
-        """A snapshot of a plain tensor's bytes as a new tensor on a worker, or laid out as the scope says. An operand
-        of an op is not: the op says how it needs it."""
+        """A snapshot of a plain tensor's bytes as a new tensor on a worker, or laid out as the scope says. It has the
+        strides of the tensor, without gaps, as if torch had copied it to another device. An operand of an op is not
+        laid out, as the op says how it needs it, and has exactly the strides of the tensor."""
         self.require_open()
-        data = payload(tensor)
-        geometry = intern_geometry(tensor.shape, contiguous_strides(tuple(tensor.shape)), 0, tensor.dtype)
+        plain = strided(tensor)
+        stride = plain.stride()
+        if not is_operand and not is_dense(plain.shape, stride):
+            stride = dense_strides(plain.shape, stride)
+        geometry = intern_geometry(plain.shape, stride, 0, plain.dtype)
+        data = payload(plain)
         base = Base(self, next(self.ids), geometry)
         large = geometry.nbytes > INTERN_BYTES
         scope = 0 if is_operand or self.scoping is None else self.scoping.of((base,), None)
@@ -150,11 +155,12 @@ class Session:
         again and again. By content and not by identity, because NumPy may write to a tensor's memory unseen."""
         if tensor.numel() * tensor.itemsize > INTERN_BYTES:
             return self.upload(tensor, is_operand=True)
-        key = (tensor.dtype, tensor.shape, bytes(payload(tensor)))
+        plain = strided(tensor)
+        key = (plain.dtype, plain.shape, plain.stride(), bytes(payload(plain)))
         with self._interning:
             base = self._constants.get(key)
             if base is None:
-                base = self._constants[key] = self.upload(tensor, is_operand=True)
+                base = self._constants[key] = self.upload(plain, is_operand=True)
                 if len(self._constants) > INTERNED:
                     self._constants.popitem(last=False)
             else:
@@ -178,13 +184,14 @@ class Session:
     def derive(self, node: Node) -> Base:
         """The value of a view as a tensor of its own."""
         key = ("derive", node.base.geometry, node.path)
-        code = self.memo.get(key)
-        if code is None:
+        code, geometry = self.memo.get(key, (0, node.geometry))
+        if not code:
             steps = node.path.steps if node.path is not None else ()
-            meta = node.geometry.meta()
-            code = self.define(Signature("aten.clone.default", (Input(0),), {}, (steps,), (), (meta,), (0,)))
-            self.remember(key, code)
-        base = Base(self, next(self.ids), node.geometry)
+            geometry = geometry_of(node.geometry.on_meta().clone())
+            signature = Signature("aten.clone.default", (Input(0),), {}, (steps,), (), (geometry.meta(),), (0,))
+            code = self.define(signature)
+            self.remember(key, (code, geometry))
+        base = Base(self, next(self.ids), geometry)
         site = self.sites.here()
         with self.lock:
             self.enqueue(RunOp(code, (node.base.id,), (base.id,), (), 0, site))
@@ -195,8 +202,7 @@ class Session:
         """A tensor with the same value, laid out as said."""
         self.require_open()
         source = node if isinstance(node, Base) else self.derive(node)
-        geometry = intern_geometry(node.geometry.shape, node.geometry.stride, 0, node.geometry.dtype)
-        base = Base(self, next(self.ids), geometry)
+        base = Base(self, next(self.ids), source.geometry)
         site = self.sites.here()
         with self.lock:
             self.enqueue(Redistribute(source.id, base.id, spec.record(), site))

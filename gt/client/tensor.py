@@ -18,13 +18,13 @@ from torch.utils._pytree import tree_map, tree_map_only
 from gt.client import session as sessions
 from gt.client.door import dispatch
 from gt.client.entries import rebind, wrap
-from gt.client.geometry import intern_geometry
-from gt.client.host import from_array, is_dense, torch_call
+from gt.client.host import from_array, torch_call
 from gt.client.layouts import LocalShard, shards_of_node, spec_of_node
 from gt.client.nodes import Base, Node, View
 from gt.client.ops import REINTERPRETING
 from gt.client.printing import SHOWN_ELEMENTS, corner, describe
 from gt.client.quirks import hide_from_dynamo, keep_dtensor_out
+from gt.core.meta import is_dense
 from gt.sharding.placements import Placements, Replicate, spec_from
 from gt.sharding.spec import DeviceMesh, ShardingSpec
 
@@ -264,19 +264,7 @@ class _Redistribute(torch.autograd.Function):
 
 
 def _uploaded(tensor: torch.Tensor) -> Tensor:
-    """An upload has its elements in row-major order. Memory in another order and without gaps is sent as it lies, and
-    put into its strides there."""
-    session = sessions.current()
-    if tensor.layout is not torch.strided or not _is_permuted(tensor):
-        return wrap(Tensor, session.upload(tensor))  # type: ignore[return-value]
-    order = sorted(range(tensor.dim()), key=lambda dim: (-tensor.stride(dim), -tensor.shape[dim]))
-    memory = wrap(Tensor, session.upload(tensor.permute(order), is_operand=True))
-    return memory.permute([order.index(dim) for dim in range(tensor.dim())]).clone()  # type: ignore[return-value]
-
-
-def _is_permuted(tensor: torch.Tensor) -> bool:
-    geometry = intern_geometry(tensor.shape, tensor.stride(), 0, tensor.dtype)
-    return geometry.stride != geometry.row_major and tensor.numel() > 0 and is_dense(geometry)
+    return wrap(Tensor, sessions.current().upload(tensor))  # type: ignore[return-value]
 
 
 def here(tensor: torch.Tensor) -> torch.Tensor:
@@ -325,7 +313,7 @@ def _storage_of(node: Node) -> _Storage | None:
     base = node.base
     steps = node.path.steps if node.path is not None else ()
     reinterpreted = base.geometry.dtype is not node.geometry.dtype or any(step.op in REINTERPRETING for step in steps)
-    if reinterpreted or not is_dense(base.geometry):
+    if reinterpreted or not is_dense(base.geometry.shape, base.geometry.stride):
         return None
     return _storages.setdefault(id(base), _Storage(base))
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 
 import msgspec
 
@@ -36,6 +37,8 @@ class TensorMeta(msgspec.Struct, frozen=True, array_like=True):
             raise ValueError(f"negative size or offset in {self.shape}, {self.offset}")
         if math.prod(self.shape) > MAX_ELEMENTS:
             raise ValueError(f"shape {self.shape} has more than 2^48 elements")
+        if min(self.stride, default=0) < 0 or self.span > MAX_ELEMENTS:
+            raise ValueError(f"strides {self.stride} are negative, or reach over more than 2^48 elements")
 
     @property
     def elements(self) -> int:
@@ -44,6 +47,21 @@ class TensorMeta(msgspec.Struct, frozen=True, array_like=True):
     @property
     def nbytes(self) -> int:
         return self.elements * ITEM_BYTES[self.dtype]
+
+    @property
+    def span(self) -> int:
+        """How many elements of memory the tensor reaches over, from its first to its last."""
+        return span(self.shape, self.stride)
+
+    def dense(self) -> TensorMeta:
+        """The same tensor in memory of its own, in the same format and without gaps."""
+        return TensorMeta(self.shape, dense_strides(self.shape, self.stride), 0, self.dtype)
+
+    def part(self, shape: tuple[int, ...]) -> TensorMeta:
+        """A shard of the tensor, in memory of its own. One that is the whole tensor has its strides; any other has the
+        same memory format: its dims lie in memory in the same order, without gaps."""
+        stride = self.stride if shape == self.shape else dense_strides(shape, self.stride)
+        return TensorMeta(shape, stride, 0, self.dtype)
 
     def __str__(self) -> str:
         return f"{self.dtype}[{', '.join(map(str, self.shape))}]"
@@ -55,3 +73,36 @@ def contiguous_strides(shape: tuple[int, ...]) -> tuple[int, ...]:
         strides.append(step)
         step *= max(size, 1)
     return tuple(reversed(strides))
+
+
+def span(shape: Sequence[int], stride: Sequence[int]) -> int:
+    if 0 in shape:
+        return 0
+    return 1 + sum([(size - 1) * step for size, step in zip(shape, stride, strict=True)])
+
+
+def memory_order(stride: Sequence[int]) -> tuple[int, ...]:
+    """The dims of a tensor from the outermost to the innermost in memory; those of equal strides in their own order."""
+    return tuple(sorted(range(len(stride)), key=lambda dim: -stride[dim]))
+
+
+def dense_strides(shape: Sequence[int], stride: Sequence[int]) -> tuple[int, ...]:
+    """Strides for memory without gaps in which dims lie in the order of the given strides."""
+    strides, step = [0] * len(shape), 1
+    for dim in reversed(memory_order(stride)):
+        strides[dim] = step
+        step *= max(shape[dim], 1)
+    return tuple(strides)
+
+
+def is_dense(shape: Sequence[int], stride: Sequence[int]) -> bool:
+    """Whether every element of a piece of memory is one of the tensor's, once: no gaps, and nothing shared. Strides of
+    dims of one element mean nothing."""
+    expected = 1
+    for step, size in sorted(zip(stride, shape, strict=True)):
+        if size == 1:
+            continue
+        if step != expected:
+            return False
+        expected *= size
+    return True

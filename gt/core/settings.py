@@ -30,6 +30,7 @@ class Settings(msgspec.Struct, frozen=True):
     debug_client: bool = False
     debug_dispatcher: bool = False
     debug_worker: bool = False
+    check_geometry: bool = False
     shared_memory: bool = True
     timeout: float = 60.0
 
@@ -75,6 +76,7 @@ _VARIABLES: dict[str, tuple[str, Callable[[str], object]]] = {
     "GT_DEBUG_CLIENT": ("debug_client", _flag),
     "GT_DEBUG_DISPATCHER": ("debug_dispatcher", _flag),
     "GT_DEBUG_WORKER": ("debug_worker", _flag),
+    "GT_CHECK_GEOMETRY": ("check_geometry", _flag),
     "GT_SHARED_MEMORY": ("shared_memory", _flag),
     "GT_TIMEOUT": ("timeout", _seconds),
 }

@@ -187,7 +187,7 @@ def _functional_call(
     def renumber(value: Input) -> Arg:
         return Input(places[value.index])
 
-    written = [draft.registers[used[place]].meta for place in signature.writes]
+    written = [draft.registers[used[place]].meta.dense() for place in signature.writes]
     return Call(
         signature.functional,
         tuple([with_inputs(arg, renumber) for arg in args]),

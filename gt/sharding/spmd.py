@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping, Sequence
 from typing import NamedTuple, TypeAlias
 
-from gt.core.meta import ITEM_BYTES, TensorMeta, contiguous_strides
+from gt.core.meta import ITEM_BYTES, TensorMeta
 from gt.core.signatures import Arg, Compute, Input, Move, Program, Settle, Signature, Step, ViewStep, Whole
 from gt.sharding.calls import Call, Expansion, LocalProgram, Shard, inputs_in, with_inputs
 from gt.sharding.cost import reshard_bytes
@@ -84,8 +84,7 @@ def get_shard_args(shard: Shard) -> LocalProgram:
 
 def create_sharded_output(meta: TensorMeta, spec: ShardingSpec, worker: int) -> TensorMeta:
     """What a worker holds of a tensor."""
-    shape = compute_local_shape(spec, meta.shape, worker)
-    return TensorMeta(shape, contiguous_strides(shape), 0, meta.dtype)
+    return meta.part(compute_local_shape(spec, meta.shape, worker))
 
 
 class Draft:
@@ -127,6 +126,7 @@ class Draft:
             pulled = self._move_base(register, target)
             if pulled is not None:
                 return pulled
+            meta = meta.dense()
         hoistable = register < self._inputs and register not in self._fixed
         if hoistable and (register, target) in self.hoisted:
             return self.hoisted[register, target]
@@ -192,7 +192,7 @@ class Draft:
             assert choice is not None
             return choice
         trial = self.fork()
-        trial.results = trial.expand(expansion, registers)
+        trial.results = trial.expand(expansion, registers, call.outputs)
         return trial if choice is None or trial.bytes - self.bytes < choice.bytes else choice
 
     def _compute(
@@ -237,9 +237,12 @@ class Draft:
         )
         return outputs
 
-    def expand(self, expansion: Expansion, registers: Sequence[int]) -> tuple[int, ...]:
-        """Run an op as the several ops of an expansion."""
+    def expand(
+        self, expansion: Expansion, registers: Sequence[int], outputs: Sequence[TensorMeta]
+    ) -> tuple[int, ...]:  # fmt: skip
+        """Run an op as the several ops of an expansion. What it gives has the memory format of its outputs."""
         own = list(registers)
+        told = dict(zip(expansion.results, outputs, strict=True))
         for piece in expansion.pieces:
             used = list(dict.fromkeys(value.index for value in inputs_in(piece.args, piece.kwargs)))
             places = {register: place for place, register in enumerate(used)}
@@ -248,7 +251,8 @@ class Draft:
                 name: with_inputs(arg, lambda value: Input(places[value.index])) for name, arg in piece.kwargs.items()
             }
             metas = tuple([self.registers[own[register]].meta for register in used])
-            call = Call(piece.op, args, kwargs, metas, piece.outputs)
+            made = tuple([told.get(place, meta) for place, meta in enumerate(piece.outputs, len(own))])
+            call = Call(piece.op, args, kwargs, metas, made)
             own.extend(self.apply(call, [own[register] for register in used]))
         return tuple([own[place] for place in expansion.results])
 

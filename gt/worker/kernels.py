@@ -15,10 +15,11 @@ Maker: TypeAlias = Callable[[Sequence[Value], Sequence[Number]], Any]
 class Kernel:
     """An op bound to an engine: `call` takes the tensors that a command names and gives the new ones, `gives` many.
 
-    The first result is compared with what the client was told; after that shapes are trusted, because the same
-    signature always has the same shapes. `direct` is the bare op of a kernel that takes the command's tensors in order
-    and gives one new tensor, which is most of them; it is there once a first call has been checked. `region` is what a
-    random op makes here of its whole result.
+    The first result is compared with what the client was told; after that shapes and strides are trusted, because the
+    same signature always has the same ones: where the strides differ, all later results are put into those that the
+    client was told. `direct` is the bare op of a kernel that takes the command's tensors in order and gives one new
+    tensor, which is most of them; it is there once a first call has been checked. `region` is what a random op makes
+    here of its whole result. Where the engine `checks` geometry, every result is compared.
     """
 
     def __init__(self, engine: Engine, signature: Signature, region: Region | None = None) -> None:
@@ -39,6 +40,7 @@ class Kernel:
             self._kwargs or self._views or self.writes or signature.random
         )
         self._checked = not signature.outputs
+        self._restrides = False
 
     def describe(self, values: list[Value]) -> tuple[str, ...]:
         """The tensors of a call as the op sees them."""
@@ -57,9 +59,15 @@ class Kernel:
             results = [results[place] for place in self.signature.places]
         if not self._checked:
             self._check(results)
-            if self._can_be_direct and result is results[0]:
+            if self._checked and self._can_be_direct and result is results[0] and not self._restrides:
                 self.direct = self._engine.shortcut(self.signature.op, values) if self._is_plain else self._function
-        return results
+        return self._restrided(results) if self._restrides else results
+
+    def _restrided(self, results: list[Any]) -> list[Any]:
+        return [
+            None if result is None else self._engine.with_strides(result, told.stride)
+            for told, result in zip(self.signature.outputs, results, strict=True)
+        ]
 
     def _invoke(self, used: list[Value], numbers: tuple[Number, ...]) -> Any:
         """Run the op on the tensors, which are replaced by the views of them that it works on."""
@@ -93,7 +101,14 @@ class Kernel:
                     f"{self.signature.op} gave {found} where torch's shape function said {told}; "
                     f"the handle that the client holds is wrong, so this result is not used"
                 )
-        self._checked = True
+            if told.stride != found.stride:
+                self._restrides = True
+                if self._engine.checks and self._engine.is_reference and not self.signature.random:
+                    raise RuntimeError(
+                        f"{self.signature.op} gave {found} with strides {found.stride}, and the client was told "
+                        f"{told.stride}"
+                    )
+        self._checked = not self._engine.checks
 
 
 class Broken:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import reduce
 
-from gt.core.meta import ITEM_BYTES, TensorMeta, contiguous_strides
+from gt.core.meta import ITEM_BYTES, TensorMeta, dense_strides
 from gt.core.signatures import DType, Items
 from gt.sharding.reshard import Step, contributions, plan_reshard, pulls, pushes, segments
 from gt.sharding.rules.dtypes import identity, wide
@@ -34,6 +34,7 @@ class Mover:
     ) -> None:
         self._engine = engine
         self._worker = worker
+        self._whole = meta
         self._shape = meta.shape
         self._dtype = meta.dtype
         self._source = source
@@ -45,7 +46,11 @@ class Mover:
             return self._kept(value, fail) if self._worker in self._target.mesh else None
         for step, members in self._steps():
             value = yield from self._step(step, members, value, fail)
-        return value
+        if value is None or isinstance(value, Failing):
+            return value
+        told = self._whole.part(box_shape(local_box(self._target, self._shape, self._worker)))
+        moved = value
+        return _tried(lambda: self._engine.with_strides(moved, told.stride), fail)
 
     def _steps(self) -> Iterator[tuple[Step, tuple[int, ...]]]:
         """The steps that this worker takes part in, with those that exchange something in it."""
@@ -74,7 +79,7 @@ class Mover:
         if step.kind == "all-reduce":
             if not members:
                 return self._kept(value, fail)
-            return (yield from self._all_reduce(step, members, value, fail))
+            return (yield from self._all_reduce(step, members, self._dense(value, step, fail), fail))
         own_pulls = pulls(step, self._shape, self._worker)
         received: Received = {}
         if members:
@@ -107,7 +112,8 @@ class Mover:
     def _all_reduce(self, step: Step, members: tuple[int, ...], value: Value | Failing | None, fail: Fail) -> Swapping:
         """Every worker of a group reduces one segment of the flat tensor, and sends it to the others."""
         peers, cuts = segments(step, self._shape, self._worker)
-        size = dict(zip(peers, [self._meta((stop - start,)) for start, stop in cuts], strict=True))
+        metas = [TensorMeta((stop - start,), (1,), 0, self._dtype) for start, stop in cuts]
+        size = dict(zip(peers, metas, strict=True))
         others = [peer for peer in peers if peer != self._worker]
         busy = [peer for peer in others if size[peer].nbytes]  # those that reduce something
         part = {peer: self._segment(value, cut, fail) for peer, cut in zip(peers, cuts, strict=True)}
@@ -129,18 +135,34 @@ class Mover:
             ((cut,), received[peer]) for peer, cut in zip(peers, cuts, strict=True) if peer in received
         ]
         shape = box_shape(local_box(step.target, self._shape, self._worker))
-        return _tried(lambda: self._assemble(((0, cuts[-1][1]),), placed).reshape(shape), fail)
+        return _tried(lambda: self._reduced(shape, placed), fail)
+
+    def _reduced(self, shape: Shape, segments: Sequence[tuple[Box, Value]]) -> Value:
+        """A tensor from the segments of its memory."""
+        whole = self._engine.empty(self._meta(shape))
+        flat = self._engine.flat(whole)
+        for (cut,), segment in segments:
+            flat[slice(*cut)] = segment
+        return whole
 
     def _segment(self, value: Value | Failing | None, cut: Interval, fail: Fail) -> Value | Failing:
-        """A part of the flat tensor, in memory of its own."""
+        """A segment of a tensor's memory, in memory of its own."""
         if isinstance(value, Failing):
             return value
-        return _tried(lambda: self._engine.copy(value.reshape(-1)[cut[0] : cut[1]]), fail)  # type: ignore[union-attr]
+        return _tried(lambda: self._engine.copy(self._engine.flat(value)[slice(*cut)]), fail)
+
+    def _dense(self, value: Value | Failing | None, step: Step, fail: Fail) -> Value | Failing | None:
+        """What this worker holds before a step, without gaps."""
+        if value is None or isinstance(value, Failing):
+            return value
+        stride = self._meta(box_shape(local_box(step.source, self._shape, self._worker))).stride
+        return _tried(lambda: self._engine.with_strides(value, stride), fail)
 
     # Parts
 
     def _meta(self, shape: Shape) -> TensorMeta:
-        return TensorMeta(shape, contiguous_strides(shape), 0, self._dtype)
+        """Some of the tensor, in its memory format and without gaps."""
+        return TensorMeta(shape, dense_strides(shape, self._whole.stride), 0, self._dtype)
 
     def _cut(self, value: Value | Failing | None, spec: ShardingSpec, box: Box, fail: Fail) -> Value | Failing:
         """A box of what this worker holds, in memory of its own."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any, TypeAlias
 
+from gt.core.meta import TensorMeta
 from gt.core.signatures import Compute, DType, Input, Move, Number, Program, Settle, Signature, Step, ViewStep, Whole
 from gt.sharding.calls import Call, LocalCall, LocalProgram, Shard
 from gt.sharding.spec import ShardingSpec, local_box, spec_of
@@ -98,29 +99,42 @@ class ProgramKernel:
         return self._checked(step, results, self._local(step, call, local, region))
 
     def _checked(self, step: Compute, results: Sequence[ShardingSpec], run: _Run) -> _Run:
-        """The first time, what comes out is compared with what the plan says that this worker holds of the result."""
+        """The first time, what comes out is compared with what the plan says that this worker holds of the result.
+        Where its strides differ, they are made those of the result's memory format, then and at all later times."""
         pairs = zip(step.outputs_meta, results, strict=True)
         expected = [create_sharded_output(meta, spec, self._worker) for meta, spec in pairs]
         cast = self._engine.resolve("aten._to_copy.default") if step.casts else None
         dtypes = [self._engine.literal(DType(meta.dtype)) for meta in step.outputs_meta]
-        is_checked = False
+        fresh = [not step.is_view and not (step.into and step.into[place] >= 0) for place in range(len(expected))]
+        is_checked = restrides = False
 
         def checked(values: list[Value], numbers: tuple[Number, ...]) -> list[Any]:
-            nonlocal is_checked
+            nonlocal is_checked, restrides
             made = run(values, numbers)
             if cast is not None:
                 made = [cast(result, dtype=dtype) for result, dtype in zip(made, dtypes, strict=True)]
             if not is_checked:
-                for result, told in zip(made, expected, strict=True):
-                    found = self._engine.meta(result)
-                    if (found.shape, found.dtype) != (told.shape, told.dtype):
-                        raise RuntimeError(
-                            f"{step.op} gave {found} on this worker, and its part of the result is {told}"
-                        )
-                is_checked = True
-            return made
+                restrides = self._check(step.op, made, expected, fresh)
+                is_checked = not self._engine.checks
+            if not restrides:
+                return made
+            return [
+                self._engine.with_strides(result, told.stride) if is_fresh else result
+                for result, told, is_fresh in zip(made, expected, fresh, strict=True)
+            ]
 
         return checked
+
+    def _check(self, op: str, made: Sequence[Value], expected: Sequence[TensorMeta], fresh: Sequence[bool]) -> bool:
+        """Raises where an op gave another shape or dtype than it should; gives whether strides differ of what is
+        `fresh`: neither a view nor something that was written to."""
+        differ = False
+        for result, told, is_fresh in zip(made, expected, fresh, strict=True):
+            found = self._engine.meta(result)
+            if (found.shape, found.dtype) != (told.shape, told.dtype):
+                raise RuntimeError(f"{op} gave {found} on this worker, and its part of the result is {told}")
+            differ |= is_fresh and found.stride != told.stride
+        return differ
 
     def _local(self, step: Compute, call: Call, local: LocalProgram, region: Region | None) -> _Run:
         """The ops that a lowering has written."""

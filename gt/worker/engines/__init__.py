@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from gt.core.errors import SettingsError, nearest
+from gt.core.settings import read_settings
 from gt.worker.engines.engine import Engine
 from gt.worker.engines.numpy_engine import NumPyEngine
 from gt.worker.engines.pytorch_engine import PyTorchEngine
@@ -14,7 +15,7 @@ def make_engine(backend: str, device: str = "", threads: int = 0) -> Engine:
     """`device` empty: the engine's choice. `threads` 0: all cores."""
     if backend not in ENGINES:
         raise SettingsError(f"unknown backend {backend!r}; {nearest(backend, ENGINES)}")
-    return ENGINES[backend](device, threads)
+    return ENGINES[backend](device, threads, read_settings().check_geometry)
 
 
 __all__ = ["ENGINES", "Engine", "NumPyEngine", "PyTorchEngine", "make_engine"]

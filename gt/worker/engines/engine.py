@@ -17,7 +17,14 @@ Buffer: TypeAlias = memoryview | bytes | bytearray
 
 
 class Engine(Protocol):
+    """`restrided` counts the tensors that a kernel gave with other strides than those that the client was told. Where
+    it `checks`, geometry is compared after every op and move; `is_reference`: its kernels are those of torch on the
+    CPU, whose strides the client tells its user."""
+
     device: str
+    checks: bool
+    is_reference: bool
+    restrided: int
 
     def isolated(self) -> AbstractContextManager[None]:
         """Commands run inside this: nothing of the surrounding program (modes, autocast, grad) may leak in."""
@@ -42,6 +49,9 @@ class Engine(Protocol):
     def settle(self, value: Value) -> Value:
         """A result as it can be kept: with no lazy conjugation or negation."""
 
+    def with_strides(self, value: Value, stride: tuple[int, ...]) -> Value:
+        """The tensor with these strides: itself where it has them, otherwise in new memory. Counted in `restrided`."""
+
     def resizable(self, value: Value) -> Value:
         """The tensor itself where its memory can grow, otherwise a copy: ops with `out=` may want more of it."""
 
@@ -60,18 +70,23 @@ class Engine(Protocol):
     def nbytes(self, value: Value) -> int: ...
 
     def from_buffer(self, buffer: Buffer, meta: TensorMeta, owned: bool) -> Value:
-        """A tensor with these bytes: over the buffer itself where that is `owned` and writable, otherwise a copy."""
+        """A tensor with these elements, which follow each other in the order of its strides: over the buffer itself
+        where that is `owned` and writable, otherwise a copy."""
 
     def read_into(self, value: Value, target: memoryview) -> None:
         """Copy the bytes, in row-major order, to host memory."""
 
-    def bytes_of(self, value: Value) -> Value:
-        """The bytes of a tensor as a flat tensor of uint8, over its own memory where it is contiguous."""
+    def flat(self, value: Value) -> Value:
+        """The elements of a tensor without gaps in the order in which they lie in memory, over that memory."""
 
-    def empty(self, meta: TensorMeta) -> Value: ...
+    def bytes_of(self, value: Value) -> Value:
+        """The memory of a tensor without gaps as a flat tensor of uint8."""
+
+    def empty(self, meta: TensorMeta) -> Value:
+        """Memory with the strides of a tensor."""
 
     def copy(self, value: Value) -> Value:
-        """The same value in memory of its own."""
+        """The same value in memory of its own, with the same strides."""
 
     def synchronize(self) -> None:
         """Wait until the device has done what was asked of it."""

@@ -8,21 +8,34 @@ from typing import Any, NoReturn
 
 import numpy as np
 
-from gt.core.meta import TensorMeta
+from gt.core.meta import TensorMeta, dense_strides, is_dense, memory_order
 from gt.core.signatures import Arg, Complex, DType, Here, Items, Layout, MemoryFormat, ViewStep
 from gt.worker.engines.counter import Region
 from gt.worker.engines.engine import Buffer
 from gt.worker.engines.numpy_ops import OPS
 from gt.worker.engines.numpy_random import Draw
 from gt.worker.engines.numpy_types import Array, dtype_named
-from gt.worker.engines.numpy_views import VIEWS, element_strides, owner, strided_view
+from gt.worker.engines.numpy_views import (
+    VIEWS,
+    copied_into,
+    element_strides,
+    empty_strided,
+    owner,
+    strided_view,
+    with_strides,
+    within,
+)
 
 
 class NumPyEngine:
     """NumPy computes on the CPU, with as many threads as its BLAS was started with: the arguments change nothing."""
 
-    def __init__(self, device: str = "", threads: int = 0) -> None:
+    is_reference = False
+
+    def __init__(self, device: str = "", threads: int = 0, checks: bool = False) -> None:
         self.device = "cpu"
+        self.checks = checks
+        self.restrided = 0
 
     @contextmanager
     def isolated(self) -> Generator[None]:
@@ -63,6 +76,12 @@ class NumPyEngine:
     def settle(self, value: Array) -> Array:
         return value
 
+    def with_strides(self, value: Array, stride: tuple[int, ...]) -> Array:
+        if element_strides(value) == stride:
+            return value
+        self.restrided += 1
+        return with_strides(value, stride)
+
     def resizable(self, value: Array) -> Array:
         return value
 
@@ -93,21 +112,27 @@ class NumPyEngine:
     def from_buffer(self, buffer: Buffer, meta: TensorMeta, owned: bool) -> Array:
         if not meta.nbytes:
             return self.empty(meta)
-        value = np.frombuffer(buffer, dtype_named(meta.dtype)).reshape(meta.shape)
-        return value if owned and value.flags.writeable else value.copy()
+        memory = np.frombuffer(buffer, dtype_named(meta.dtype))
+        if not is_dense(meta.shape, meta.stride):
+            rows = within(memory, meta.shape, dense_strides(meta.shape, meta.stride), 0)
+            return copied_into(meta.stride, rows)
+        return within(memory if owned and memory.flags.writeable else memory.copy(), meta.shape, meta.stride, 0)
 
     def read_into(self, value: Array, target: memoryview) -> None:
         if len(target):
             np.copyto(np.frombuffer(target, value.dtype).reshape(value.shape), value)
 
+    def flat(self, value: Array) -> Array:
+        return value.transpose(memory_order(value.strides)).reshape(-1)
+
     def bytes_of(self, value: Array) -> Array:
-        return np.asarray(value, order="C").reshape(-1).view(np.uint8)
+        return self.flat(value).view(np.uint8)
 
     def empty(self, meta: TensorMeta) -> Array:
-        return np.empty(meta.shape, dtype_named(meta.dtype))
+        return empty_strided(meta.shape, meta.stride, dtype_named(meta.dtype))
 
     def copy(self, value: Array) -> Array:
-        return value.copy()
+        return copied_into(element_strides(value), value)
 
     def synchronize(self) -> None:
         """NumPy has done its work when it returns."""

@@ -8,6 +8,7 @@ from typing import TypeAlias
 import numpy as np
 from numpy.lib.stride_tricks import as_strided
 
+from gt.core.meta import span
 from gt.worker.engines.numpy_types import Array, Kind
 
 Shape: TypeAlias = Sequence[int]
@@ -18,28 +19,33 @@ def element_strides(array: Array) -> tuple[int, ...]:
     return tuple([stride // array.itemsize for stride in array.strides])
 
 
-def span(shape: Shape, strides: Shape) -> int:
-    """How many elements of memory a tensor reaches over."""
-    if 0 in shape:
-        return 0
-    return 1 + sum([(size - 1) * stride for size, stride in zip(shape, strides, strict=True)])
-
-
 def empty_strided(shape: Shape, strides: Shape, dtype: Kind) -> Array:
-    return _within(np.empty(span(shape, strides), dtype), shape, strides, 0)
+    return within(np.empty(span(shape, strides), dtype), shape, strides, 0)
 
 
 def strided_view(shape: Shape, strides: Shape, offset: int, counted_in: Shape) -> Callable[[Array], Array]:
     """as_strided on the storage that the client thinks of: one that starts at the tensor and has the given strides."""
 
     def view(array: Array) -> Array:
-        if not _laid_out(array, counted_in):
-            array, source = empty_strided(array.shape, counted_in, array.dtype), array
-            np.copyto(array, source)
+        array = with_strides(array, counted_in)
         memory = as_strided(array, (span(array.shape, counted_in),), (array.itemsize,))
-        return _within(memory, shape, strides, offset)
+        return within(memory, shape, strides, offset)
 
     return view
+
+
+def with_strides(array: Array, strides: Shape) -> Array:
+    """An array with these strides: over its own memory where its elements are at the places that they say."""
+    if not _laid_out(array, strides):
+        return copied_into(strides, array)
+    return as_strided(array, array.shape, [stride * array.itemsize for stride in strides])
+
+
+def copied_into(strides: Shape, array: Array) -> Array:
+    """A copy of an array in memory with these strides. Elements may share memory there, if they are equal."""
+    target = empty_strided(array.shape, strides, array.dtype)
+    np.copyto(target, array)
+    return target
 
 
 def _laid_out(array: Array, strides: Shape) -> bool:
@@ -48,7 +54,8 @@ def _laid_out(array: Array, strides: Shape) -> bool:
     return all(size <= 1 or stride == wanted for size, stride, wanted in found)
 
 
-def _within(memory: Array, shape: Shape, strides: Shape, offset: int) -> Array:
+def within(memory: Array, shape: Shape, strides: Shape, offset: int) -> Array:
+    """Some of a flat piece of memory as an array."""
     # NumPy's as_strided would read beyond the end
     reach = span(shape, strides)
     if offset < 0 or min(strides, default=0) < 0 or (reach and offset + reach > memory.size):

@@ -12,7 +12,7 @@ import torch
 import torch.distributed as dist
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from gt.core.meta import ITEM_BYTES, TensorMeta
+from gt.core.meta import ITEM_BYTES, TensorMeta, dense_strides, is_dense, memory_order, span
 from gt.core.signatures import Arg, Complex, DType, Here, Items, Layout, MemoryFormat, ViewStep
 from gt.worker.engines.counter import Region
 from gt.worker.engines.engine import Buffer
@@ -163,13 +163,18 @@ class _Watch(TorchDispatchMode):
 class PyTorchEngine:
     """`namespaces` are those whose ops may be run; `group` is used by collectives that name none."""
 
-    def __init__(self, device: str = "", threads: int = 0, namespaces: Sequence[str] = ("aten",)) -> None:
+    def __init__(
+        self, device: str = "", threads: int = 0, checks: bool = False, namespaces: Sequence[str] = ("aten",)
+    ) -> None:
         self._device = _device(device)
         if self._device.type == "cuda":
             torch.cuda.set_device(self._device)
         if threads:
             torch.set_num_threads(threads)
         self.device = str(self._device)
+        self.checks = checks
+        self.is_reference = self._device.type == "cpu"
+        self.restrided = 0
         self._allowed = frozenset(
             name for name in torch._C._dispatch_get_all_op_names() if name.partition("::")[0] in namespaces
         )
@@ -279,8 +284,16 @@ class PyTorchEngine:
             raise NotImplementedError(f"a result of layout {value.layout} cannot be kept; GT holds strided tensors")
         return value
 
+    def with_strides(self, value: torch.Tensor, stride: tuple[int, ...]) -> torch.Tensor:
+        if value.stride() == stride:
+            return value
+        self.restrided += 1
+        if _same_places(value, stride):
+            return value.as_strided(value.shape, stride)
+        return _copied_into(stride, value)
+
     def resizable(self, value: torch.Tensor) -> torch.Tensor:
-        return value if value.untyped_storage().resizable() else value.clone()
+        return value if value.untyped_storage().resizable() else self.copy(value)
 
     def view_step(self, step: ViewStep) -> Callable[[torch.Tensor], torch.Tensor]:
         args = [self.literal(arg) for arg in step.args]
@@ -315,31 +328,37 @@ class PyTorchEngine:
             return self.empty(meta)
         writable = not memoryview(buffer).readonly
         source = buffer if writable else bytearray(buffer)
-        value = torch.frombuffer(source, dtype=_DTYPES[meta.dtype]).view(meta.shape)
+        flat = torch.frombuffer(source, dtype=_DTYPES[meta.dtype])
+        if not is_dense(meta.shape, meta.stride):
+            rows = flat.as_strided(meta.shape, dense_strides(meta.shape, meta.stride))
+            return _copied_into(meta.stride, rows.to(self._device))
         if self._device.type != "cpu":
-            return value.to(self._device, copy=True)
-        if owned or not writable:
-            return value
-        return value.clone() if meta.nbytes < _LARGE else self._large(meta).copy_(value)
+            return flat.to(self._device, copy=True).as_strided(meta.shape, meta.stride)
+        if not owned and writable:
+            flat = flat.clone() if meta.nbytes < _LARGE else self._large(meta).copy_(flat)
+        return flat.as_strided(meta.shape, meta.stride)
 
     def _large(self, meta: TensorMeta) -> torch.Tensor:
         """Memory that is worth huge pages, which NumPy asks the system for: with small ones an upload spends three
         quarters of its time in page faults. Below this size the allocator gives pages again that it had before."""
-        return torch.frombuffer(np.empty(meta.nbytes, np.uint8), dtype=_DTYPES[meta.dtype]).view(meta.shape)
+        return torch.frombuffer(np.empty(meta.nbytes, np.uint8), dtype=_DTYPES[meta.dtype])
 
     def read_into(self, value: torch.Tensor, target: memoryview) -> None:
         if len(target):
             rows = torch.frombuffer(target, dtype=value.dtype)
             (rows if value.dim() < 2 else rows.view(value.shape)).copy_(value)  # one number fills the one row
 
+    def flat(self, value: torch.Tensor) -> torch.Tensor:
+        return value.permute(memory_order(value.stride())).view(-1)
+
     def bytes_of(self, value: torch.Tensor) -> torch.Tensor:
-        return value.contiguous().reshape(-1).view(torch.uint8)
+        return self.flat(value).view(torch.uint8)
 
     def empty(self, meta: TensorMeta) -> torch.Tensor:
-        return torch.empty(meta.shape, dtype=_DTYPES[meta.dtype], device=self._device)
+        return torch.empty_strided(meta.shape, meta.stride, dtype=_DTYPES[meta.dtype], device=self._device)
 
     def copy(self, value: torch.Tensor) -> torch.Tensor:
-        return value.clone()
+        return _copied_into(value.stride(), value)
 
     def synchronize(self) -> None:
         if self._device.type == "cuda":
@@ -392,6 +411,24 @@ def _in_grad_mode(function: Callable[..., Any]) -> Callable[..., Any]:
             return function(*args, **kwargs)
 
     return run
+
+
+def _same_places(value: torch.Tensor, stride: tuple[int, ...]) -> bool:
+    """Whether the elements of a tensor are where these strides say: only dims without a second element differ."""
+    dims = zip(value.shape, value.stride(), stride, strict=True)
+    return value.numel() == 0 or all(size == 1 or found == wanted for size, found, wanted in dims)
+
+
+def _copied_into(stride: tuple[int, ...], value: torch.Tensor) -> torch.Tensor:
+    """A copy of a tensor in memory with these strides. Elements may share memory there, if they are equal."""
+    shape = value.shape
+    target = torch.empty_strided(shape, stride, dtype=value.dtype, device=value.device)
+    if is_dense(shape, stride):
+        return target.copy_(value)
+    memory = target.as_strided((span(shape, stride),), (1,))
+    places = torch.arange(len(memory), device=value.device).as_strided(shape, stride)
+    memory[places.reshape(-1)] = value.reshape(-1)
+    return target
 
 
 def _strided_view(

@@ -1,0 +1,249 @@
+"""Shapes, dtypes and strides of an op's results, as torch's CPU kernels give them, from tensors without bytes.
+
+Torch's shape functions are often Python functions that stand before the C++ ones which CPU kernels share. They agree on
+shapes and dtypes, and not always on strides, by which autograd and kernels lay out what they make. So the C++ function
+is called where there is one. Where there is none, the table below says how the kernel lays out its results.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Sequence
+from typing import Any, TypeAlias
+
+import torch
+from torch._C import DispatchKey, _dispatch_has_kernel_for_dispatch_key
+from torch._ops import OpOverload
+from torch.utils._pytree import tree_flatten, tree_unflatten
+
+from gt.core.meta import contiguous_strides, dense_strides
+
+Strides: TypeAlias = tuple[int, ...]
+Arguments: TypeAlias = dict[str, Any]
+Rule: TypeAlias = Callable[[Arguments, Sequence[torch.Tensor | None]], Sequence[Strides | None]]
+"""Gives the strides of an op's results from its arguments by name and from what the shape function gave; None where
+that is right."""
+
+aten = torch.ops.aten
+_STRUCTURED = DispatchKey.CompositeExplicitAutogradNonFunctional
+
+
+def infer(func: OpOverload, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
+    """What an op returns for tensors without bytes. Raises whatever torch's shape function does."""
+    shape_function, rule = _ways(func)
+    result = shape_function(*args, **kwargs)
+    if rule is None:
+        return result
+    leaves, spec = tree_flatten(result)
+    names = [argument.name for argument in func._schema.arguments]
+    strides = rule(dict(zip(names, args, strict=False)) | kwargs, leaves)
+    return tree_unflatten([_restrided(*pair) for pair in zip(leaves, strides, strict=True)], spec)
+
+
+@functools.cache
+def _ways(func: OpOverload) -> tuple[Callable[..., Any], Rule | None]:
+    """The best shape function of an op, and the rule for the strides of its results, if it needs one."""
+    rule = _RULES.get(func._schema.name.removeprefix("aten::"))
+    if func._schema.is_mutable:  # what it writes to keeps its strides
+        return func, None
+    if _dispatch_has_kernel_for_dispatch_key(func.name(), _STRUCTURED):
+        return functools.partial(func._op_dk, _STRUCTURED), rule
+    iterates = torch.Tag.pointwise in func.tags and func._opname not in _AS_TOLD
+    return func, rule or (_iterated if iterates else None)
+
+
+def _restrided(tensor: Any, stride: Strides | None) -> Any:
+    if stride is None or not isinstance(tensor, torch.Tensor) or tensor.stride() == stride:
+        return tensor
+    return torch.empty_strided(tensor.shape, stride, dtype=tensor.dtype, device="meta")
+
+
+# --- Rules ------------------------------------------------------------------------------------------------------------
+
+
+def _iterated(arguments: Arguments, results: Sequence[torch.Tensor | None]) -> list[Strides | None]:
+    """A kernel that goes over its operands element by element lays out its result as they are; the C++ shape functions
+    of a few ops tell how."""
+    operands = [value for value in arguments.values() if isinstance(value, torch.Tensor)]
+    if not 0 < len(operands) <= len(_ITERATED):
+        return [None for _ in results]
+    twins = [torch.empty_like(_memory(o), dtype=torch.float32).as_strided(o.shape, o.stride()) for o in operands]
+    stride = _ITERATED[len(twins) - 1]._op_dk(_STRUCTURED, *twins).stride()
+    shape = torch.broadcast_shapes(*[operand.shape for operand in operands])
+    return [stride if result is not None and result.shape == shape else None for result in results]
+
+
+# Ops on each element by itself that do not iterate over their operands as they are; their shape functions are right.
+_AS_TOLD = ("clone", "masked_fill", "mvlgamma")
+_ITERATED = (aten.neg.default, aten.mul.Tensor, aten.addcmul.default)
+
+
+def _memory(tensor: torch.Tensor) -> torch.Tensor:
+    """All of the storage of a tensor without bytes."""
+    count = tensor.untyped_storage().nbytes() // tensor.itemsize
+    return tensor.as_strided((count,), (1,), 0)
+
+
+def _scaled(arguments: Arguments, results: Sequence[torch.Tensor | None]) -> list[Strides | None]:
+    """`ldexp` multiplies by a power, which is contiguous."""
+    power = infer(aten.pow.Scalar, (2.0, arguments["other"]), {})
+    return _iterated({"self": arguments["self"], "other": power}, results)
+
+
+def _contiguous(arguments: Arguments, results: Sequence[torch.Tensor | None]) -> list[Strides | None]:
+    return [None if result is None else contiguous_strides(tuple(result.shape)) for result in results]
+
+
+def _like(name: str) -> Rule:
+    """In the memory format of an argument, if that is one of torch's named ones; otherwise contiguous."""
+
+    def rule(arguments: Arguments, results: Sequence[torch.Tensor | None]) -> list[Strides | None]:
+        format_ = _suggested_format(arguments[name])
+        return [None if result is None else _in_format(result, format_) for result in results]
+
+    return rule
+
+
+def _suggested_format(tensor: torch.Tensor) -> torch.memory_format:
+    """What torch's kernels take for the format of a tensor: `suggest_memory_format` of C++."""
+    for dims, format_ in ((4, torch.channels_last), (5, torch.channels_last_3d)):
+        if tensor.dim() == dims and _has_channels_last_strides(tensor):
+            return format_
+    return torch.contiguous_format
+
+
+def _has_channels_last_strides(tensor: torch.Tensor) -> bool:
+    """`is_channels_last_strides` of C++, which reads the strides of dims of one element too."""
+    shape, stride = tensor.shape, tensor.stride()
+    least = 0
+    if stride[1] == 0:
+        return False
+    for dim in (1, *range(tensor.dim() - 1, 1, -1), 0):
+        if shape[dim] == 0 or stride[dim] < least or (dim == 0 and least == stride[1]):
+            return False
+        least = stride[dim] * (shape[dim] if shape[dim] > 1 else 1)
+    return True
+
+
+def _in_format(tensor: torch.Tensor, format_: torch.memory_format) -> Strides:
+    if format_ is torch.contiguous_format:
+        return contiguous_strides(tuple(tensor.shape))
+    order = (0, *range(2, tensor.dim()), 1)
+    ranks = [-order.index(dim) for dim in range(tensor.dim())]
+    return dense_strides(tensor.shape, ranks)
+
+
+def _columns(*places: int) -> Rule:
+    """Matrices whose columns are contiguous, as LAPACK gives them, at these places of the results."""
+
+    def rule(arguments: Arguments, results: Sequence[torch.Tensor | None]) -> list[Strides | None]:
+        return [
+            _of_columns(result) if place in places and result is not None else None
+            for place, result in enumerate(results)
+        ]
+
+    return rule
+
+
+def _of_columns(matrices: torch.Tensor) -> Strides:
+    *batch, rows, columns = range(matrices.dim())
+    ranks = [0] * matrices.dim()
+    for rank, dim in enumerate((*batch, columns, rows)):
+        ranks[dim] = -rank
+    return dense_strides(matrices.shape, ranks)
+
+
+def _fourier(arguments: Arguments, results: Sequence[torch.Tensor | None]) -> list[Strides | None]:
+    """MKL transforms the last dims of memory: the dims of the batch lie around them, in the order of their strides."""
+    source, dims = arguments["self"], [dim % arguments["self"].dim() for dim in arguments["dim"]]
+    (result,) = results
+    if result is None or not torch.backends.mkl.is_available():
+        return _contiguous(arguments, results)
+    if "last_dim_size" in arguments and len(dims) > 1:  # the others are transformed first, by themselves
+        source = aten._fft_c2c.default(source, dims[:-1], 0, False)
+        dims = dims[-1:]
+    by_stride = sorted(range(source.dim()), key=lambda dim: -source.stride(dim))
+    batch = [dim for dim in by_stride if dim not in dims]
+    inner = [dim for dim in by_stride if dim in dims[:-1]]
+    order = (*batch, *inner, dims[-1])
+    return [dense_strides(result.shape, [-order.index(dim) for dim in range(result.dim())])]
+
+
+class _OnCPU(torch.Tensor):
+    """A tensor that says it is on the CPU and has no memory: torch chooses the kernel of a convolution by it."""
+
+    __torch_function__ = torch._C._disabled_torch_function_impl
+
+    @classmethod
+    def __torch_dispatch__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        raise NotImplementedError(f"{func} of a tensor that has only a shape")
+
+
+def _on_cpu(tensor: torch.Tensor) -> torch.Tensor:
+    return torch.Tensor._make_wrapper_subclass(_OnCPU, tensor.shape, tensor.stride(), 0, None, tensor.dtype)
+
+
+def _convolution(arguments: Arguments, results: Sequence[torch.Tensor | None]) -> list[Strides | None]:
+    """In the format that torch's chosen kernel computes in. One-dimensional images are computed as two-dimensional ones
+    of one row."""
+    given = {name: arguments.get(name) for name in ("stride", "padding", "dilation", "output_padding")}
+    source, weight = arguments["input"], arguments["weight"]
+    is_row = weight.dim() == 3
+    if is_row:
+        source, weight = source.contiguous().unsqueeze(2), weight.unsqueeze(2)
+        neutral = {"stride": 1, "padding": 0, "dilation": 1, "output_padding": 0}
+        given = {name: [neutral[name], *(value or [])] for name, value in given.items()}
+    source, weight = _on_cpu(source), _on_cpu(weight)
+    bias, sizes = arguments.get("bias"), arguments.get("bias_sizes")
+    backend = torch._C._select_conv_backend(
+        source,
+        weight,
+        None if bias is None else _on_cpu(bias),
+        given["stride"],
+        given["padding"],
+        given["dilation"],
+        arguments["transposed"],
+        given["output_padding"],
+        arguments["groups"],
+        sizes,
+    )
+    format_ = torch._C._conv_determine_backend_memory_format(source, weight, backend)
+    return [
+        None if result is None or result.dim() == 1 else _of_images(result, format_, is_row) for result in results
+    ]
+
+
+def _of_images(result: torch.Tensor, format_: torch.memory_format, is_row: bool) -> Strides:
+    if not is_row:
+        return _in_format(result, format_)
+    *outer, _, last = _in_format(result.unsqueeze(2), format_)
+    return (*outer, last)
+
+
+_RULES: dict[str, Rule] = {
+    "_fft_c2r": _fourier,
+    "_fft_r2c": _fourier,
+    "channel_shuffle": _like("self"),
+    "convolution": _convolution,
+    "convolution_backward": _convolution,
+    "floor_divide": _iterated,
+    "huber_loss_backward": _contiguous,
+    "ldexp": _scaled,
+    "linalg_eig": _columns(1),
+    "log_sigmoid_forward": _contiguous,
+    "max_unpool2d": _like("self"),
+    "mse_loss_backward": _contiguous,
+    "native_dropout_backward": _iterated,
+    "normal": _contiguous,
+    "pixel_shuffle": _like("self"),
+    "pixel_unshuffle": _like("self"),
+    "reflection_pad2d": _like("self"),
+    "reflection_pad2d_backward": _like("self"),
+    "reflection_pad3d": _like("self"),
+    "reflection_pad3d_backward": _like("self"),
+    "replication_pad2d": _like("self"),
+    "replication_pad2d_backward": _like("self"),
+    "replication_pad3d": _like("self"),
+    "replication_pad3d_backward": _like("self"),
+    "smooth_l1_loss_backward": _contiguous,
+}
