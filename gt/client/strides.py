@@ -208,9 +208,7 @@ def _convolution(arguments: Arguments, results: Sequence[torch.Tensor | None]) -
         sizes,
     )
     format_ = torch._C._conv_determine_backend_memory_format(source, weight, backend)
-    return [
-        None if result is None or result.dim() == 1 else _of_images(result, format_, is_row) for result in results
-    ]
+    return [None if result is None or result.dim() == 1 else _of_images(result, format_, is_row) for result in results]
 
 
 def _of_images(result: torch.Tensor, format_: torch.memory_format, is_row: bool) -> Strides:

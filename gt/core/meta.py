@@ -106,3 +106,8 @@ def is_dense(shape: Sequence[int], stride: Sequence[int]) -> bool:
             return False
         expected *= size
     return True
+
+
+def same_places(shape: Sequence[int], stride: Sequence[int], other: Sequence[int]) -> bool:
+    """Whether two strides say the same of where elements are: they may differ in dims without a second element."""
+    return 0 in shape or all(size == 1 or left == right for size, left, right in zip(shape, stride, other, strict=True))

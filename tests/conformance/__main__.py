@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from tests.conformance.expected import stale_entries, unexpected
+from tests.conformance.formats import FORMATS
 from tests.conformance.opdb import DTYPES, Task, TaskReport, dtypes_of, select_ops
 from tests.conformance.pool import Pool
 from tests.conformance.report import as_json, render
@@ -23,8 +24,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print(error, file=sys.stderr)
         return 2
     wanted = [(op, dtype) for op in ops for dtype in dtypes_of(op) if not options.dtype or dtype in options.dtype]
-    reports = _run([Task(op, dtype, options.samples) for op, dtype in wanted], options.jobs, options.mode)
-    stale = [] if options.samples or options.dtype else stale_entries(reports)
+    formats = list(FORMATS) if options.formats else [""]
+    tasks = [Task(op, dtype, options.samples, format=format_) for op, dtype in wanted for format_ in formats]
+    reports = _run(tasks, options.jobs, options.mode)
+    stale = [] if options.samples or options.dtype or options.formats else stale_entries(reports)
     print(render(reports, stale))
     if options.json:
         Path(options.json).write_text(as_json(reports))
@@ -36,6 +39,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--op", action="append", default=[], metavar="NAME", help="an op or a glob; may be repeated")
     parser.add_argument("--dtype", action="append", choices=DTYPES, help="may be repeated; all without it")
     parser.add_argument("--samples", type=int, metavar="N", help="at most so many of each op and dtype")
+    parser.add_argument("--formats", action="store_true", help="operands in memory formats instead of contiguous")
     parser.add_argument("--jobs", type=int, default=2, metavar="N", help="processes (2)")
     parser.add_argument("--json", metavar="FILE", help="write all reports here")
     parser.add_argument(
@@ -57,8 +61,8 @@ def _run(tasks: Sequence[Task], jobs: int, mode: str) -> list[TaskReport]:
 
 def _tell(report: TaskReport, done: int, total: int, seconds: float) -> None:
     bad = f" {len(report.failures)} failed" if report.failures else ""
-    line = f"[{done}/{total} {seconds:.0f} s] {report.task.op} {report.task.dtype} {report.seconds:.1f} s{bad}"
-    print(line, file=sys.stderr, flush=True)
+    task = " ".join(filter(None, (report.task.op, report.task.dtype, report.task.format)))
+    print(f"[{done}/{total} {seconds:.0f} s] {task} {report.seconds:.1f} s{bad}", file=sys.stderr, flush=True)
 
 
 if __name__ == "__main__":

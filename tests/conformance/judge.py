@@ -23,6 +23,7 @@ from tests.conformance.compare import (
     find_stray,
     observe,
 )
+from tests.conformance.formats import Format, FormattedSide
 from tests.conformance.sides import GTSide, PlainSide, Side
 from tests.conformance.variants import Variant
 
@@ -47,14 +48,16 @@ class Verdict:
     both_raise: str = ""
 
 
-def judge(variant: Variant, op: OpInfo, sample: Any, gt_side: GTSide) -> list[Verdict]:
+def judge(
+    variant: Variant, op: OpInfo, sample: Any, gt_side: GTSide, format_: Format | None = None
+) -> list[Verdict]:  # fmt: skip
     """A failure is tried again in a new session: one that goes away there comes from what ran before."""
     was_fresh = gt_side.fresh
-    verdicts = _judge_once(variant, op, sample, gt_side)
+    verdicts = _judge_once(variant, op, sample, gt_side, format_)
     if was_fresh or not any(verdict.failure for verdict in verdicts):
         return verdicts
     gt_side.reopen()
-    again = {verdict.stage: verdict for verdict in _judge_once(variant, op, sample, gt_side)}
+    again = {verdict.stage: verdict for verdict in _judge_once(variant, op, sample, gt_side, format_)}
     return [
         Verdict(verdict.stage, f"not in a new session: {verdict.failure}")
         if verdict.failure and not again.get(verdict.stage, verdict).failure
@@ -63,13 +66,15 @@ def judge(variant: Variant, op: OpInfo, sample: Any, gt_side: GTSide) -> list[Ve
     ]
 
 
-def _judge_once(variant: Variant, op: OpInfo, sample: Any, gt_side: GTSide) -> list[Verdict]:
+def _judge_once(
+    variant: Variant, op: OpInfo, sample: Any, gt_side: GTSide, format_: Format | None
+) -> list[Verdict]:  # fmt: skip
     try:
         with _time_limit():
-            expected = _record(variant, op, sample, PlainSide(), 0)
-            verdicts = _verdicts(expected, variant, op, sample, gt_side)
+            expected = _record(variant, op, sample, FormattedSide(PlainSide(), format_), 0)
+            verdicts = _verdicts(expected, variant, op, sample, gt_side, format_)
             if not any(verdict.failure for verdict in verdicts):  # what was learned from the first call serves the next
-                again = _verdicts(expected, variant, op, sample, gt_side)
+                again = _verdicts(expected, variant, op, sample, gt_side, format_)
                 verdicts = [replace(v, failure=f"the second time: {v.failure}") if v.failure else v for v in again]
     except SampleTimeout:
         verdicts = [Verdict(variant.stages[0], f"SampleTimeout: longer than {SAMPLE_SECONDS} s")]
@@ -78,11 +83,11 @@ def _judge_once(variant: Variant, op: OpInfo, sample: Any, gt_side: GTSide) -> l
 
 
 def _verdicts(
-    expected: Sequence[Outcome], variant: Variant, op: OpInfo, sample: Any, gt_side: GTSide
-) -> list[Verdict]:  # fmt: skip
-    actual = _record(variant, op, sample, gt_side, 0)
+    expected: Sequence[Outcome], variant: Variant, op: OpInfo, sample: Any, gt_side: GTSide, format_: Format | None
+) -> list[Verdict]:
+    actual = _record(variant, op, sample, FormattedSide(gt_side, format_), 0)
     return [
-        _compare(stage, place, expected, actual, variant, op, sample, gt_side.sums)
+        _compare(stage, place, expected, actual, variant, op, sample, gt_side.sums, format_)
         for place, stage in enumerate(variant.stages[: min(len(expected), len(actual))])
     ]
 
@@ -136,6 +141,7 @@ def _compare(
     op: OpInfo,
     sample: Any,
     sums: bool,
+    format_: Format | None,
 ) -> Verdict:
     left, right = expected[place], actual[place]
     if isinstance(right, Raised):
@@ -144,22 +150,25 @@ def _compare(
         return Verdict(stage, f"torch raises, GT does not: {left.reason}")
     exactness = _exactness(op, sums)
     found = difference(left, right, exactness)
-    if found and exactness in (Exactness.VALUES, Exactness.SUMS) and _is_random(left, place, variant, op, sample):
+    is_value = exactness in (Exactness.VALUES, Exactness.SUMS)
+    if found and is_value and _is_random(left, place, variant, op, sample, format_):
         found = difference(left, right, Exactness.METADATA)
     return Verdict(stage, found or find_stray(right))
 
 
 def _exactness(op: OpInfo, sums: bool) -> Exactness:
     if op.name in _UNINITIALISED:
-        return Exactness.LAYOUT
+        return Exactness.METADATA
     usual = Exactness.SUMS if sums else Exactness.VALUES
     return Exactness.METADATA if op.name in _FEW_VALUES else usual
 
 
-def _is_random(seen: Returned, place: int, variant: Variant, op: OpInfo, sample: Any) -> bool:
+def _is_random(
+    seen: Returned, place: int, variant: Variant, op: OpInfo, sample: Any, format_: Format | None
+) -> bool:  # fmt: skip
     """Whether torch itself gives something else when the seed is another."""
     for seed in _SEEDS:
-        others = _record(variant, op, sample, PlainSide(), seed)
+        others = _record(variant, op, sample, FormattedSide(PlainSide(), format_), seed)
         other = others[min(place, len(others) - 1)]
         if isinstance(other, Raised) or difference(seen, other, Exactness.VALUES):
             return True

@@ -14,6 +14,7 @@ import torch
 from torch.testing._internal.common_methods_invocations import op_db
 from torch.testing._internal.opinfo.core import OpInfo
 
+from tests.conformance.formats import FORMATS, applies_to
 from tests.conformance.judge import judge
 from tests.conformance.sides import GTSide
 from tests.conformance.variants import Variant, forward_variant, written_variants
@@ -25,12 +26,14 @@ _DIFFERENTIATED = (torch.float32, torch.complex64)
 
 @dataclass(frozen=True, slots=True)
 class Task:
-    """An op with a dtype; `samples` limits how many are run (None: all)."""
+    """An op with a dtype; `samples` limits how many are run (None: all); `format` names the memory format of operands,
+    and only samples that can have it are run."""
 
     op: str
     dtype: str
     samples: int | None = None
     backward: bool = True
+    format: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,6 +89,9 @@ def run_task(task: Task, gt_side: GTSide) -> TaskReport:
     grad = task.backward and _differentiates(op, dtype)
     torch.manual_seed(0)
     samples = op.sample_inputs("cpu", dtype, requires_grad=grad)
+    format_ = FORMATS.get(task.format)
+    if format_ is not None:
+        samples = (sample for sample in samples if applies_to(format_, sample))
     for number, sample in enumerate(itertools.islice(samples, task.samples)):
         report.samples += 1
         for variant in _variants(op, task, number, grad):
@@ -105,9 +111,11 @@ def _differentiates(op: OpInfo, dtype: torch.dtype) -> bool:
 
 
 def _check(variant: Variant, op: OpInfo, sample: Any, number: int, gt_side: GTSide, report: TaskReport) -> None:
-    for verdict in judge(variant, op, sample, gt_side):
+    format_ = report.task.format
+    for verdict in judge(variant, op, sample, gt_side, FORMATS.get(format_)):
         if verdict.failure:
-            failure = Failure(op.full_name, verdict.stage, report.task.dtype, number, verdict.failure, _summary(sample))
+            stage = f"{verdict.stage} {format_}".rstrip()
+            failure = Failure(op.full_name, stage, report.task.dtype, number, verdict.failure, _summary(sample))
             report.failures.append(failure)
             continue
         report.passed += 1

@@ -15,6 +15,7 @@ from torch.utils._pytree import tree_map_only
 from gt.client import creation
 from gt.client.session import Session, activate
 from gt.core.errors import GTError
+from gt.core.meta import is_dense
 from gt.launch.inprocess import InProcessChannel
 from gt.sharding.spec import DeviceMesh, ShardingSpec
 
@@ -162,4 +163,4 @@ def _relocate(tensor: torch.Tensor, place: Callable[[torch.Tensor], torch.Tensor
 
 
 def _is_whole(tensor: torch.Tensor) -> bool:
-    return bool(tensor.is_contiguous() and tensor.untyped_storage().nbytes() == tensor.nbytes)
+    return bool(is_dense(tensor.shape, tensor.stride()) and tensor.untyped_storage().nbytes() == tensor.nbytes)

@@ -12,7 +12,7 @@ import torch
 import torch.distributed as dist
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from gt.core.meta import ITEM_BYTES, TensorMeta, dense_strides, is_dense, memory_order, span
+from gt.core.meta import ITEM_BYTES, TensorMeta, dense_strides, is_dense, memory_order, same_places, span
 from gt.core.signatures import Arg, Complex, DType, Here, Items, Layout, MemoryFormat, ViewStep
 from gt.worker.engines.counter import Region
 from gt.worker.engines.engine import Buffer
@@ -288,7 +288,7 @@ class PyTorchEngine:
         if value.stride() == stride:
             return value
         self.restrided += 1
-        if _same_places(value, stride):
+        if same_places(value.shape, value.stride(), stride):
             return value.as_strided(value.shape, stride)
         return _copied_into(stride, value)
 
@@ -411,12 +411,6 @@ def _in_grad_mode(function: Callable[..., Any]) -> Callable[..., Any]:
             return function(*args, **kwargs)
 
     return run
-
-
-def _same_places(value: torch.Tensor, stride: tuple[int, ...]) -> bool:
-    """Whether the elements of a tensor are where these strides say: only dims without a second element differ."""
-    dims = zip(value.shape, value.stride(), stride, strict=True)
-    return value.numel() == 0 or all(size == 1 or found == wanted for size, found, wanted in dims)
 
 
 def _copied_into(stride: tuple[int, ...], value: torch.Tensor) -> torch.Tensor:
