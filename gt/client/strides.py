@@ -16,7 +16,7 @@ from torch._C import DispatchKey, _dispatch_has_kernel_for_dispatch_key
 from torch._ops import OpOverload
 from torch.utils._pytree import tree_flatten, tree_unflatten
 
-from gt.core.meta import contiguous_strides, dense_strides
+from gt.core.meta import contiguous_strides, dense_strides, is_dense
 
 Strides: TypeAlias = tuple[int, ...]
 Arguments: TypeAlias = dict[str, Any]
@@ -32,6 +32,9 @@ def infer(func: OpOverload, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
     """What an op returns for tensors without bytes. Raises whatever torch's shape function does."""
     shape_function, rule = _ways(func)
     result = shape_function(*args, **kwargs)
+    if torch.Tag.pointwise in func.tags:
+        args, was_cast = _cast(args, result)
+        result = shape_function(*args, **kwargs) if was_cast else result
     if rule is None:
         return result
     leaves, spec = tree_flatten(result)
@@ -50,6 +53,24 @@ def _ways(func: OpOverload) -> tuple[Callable[..., Any], Rule | None]:
         return functools.partial(func._op_dk, _STRUCTURED), rule
     iterates = torch.Tag.pointwise in func.tags and func._opname not in _AS_TOLD
     return func, rule or (_iterated if iterates else None)
+
+
+def _cast(args: Sequence[Any], result: Any) -> tuple[list[Any], bool]:
+    """The operands of an op on each element by itself, and whether one is another now. On the CPU such an op first
+    copies operands of other dtypes than the one that it computes in, and a copy has no gaps."""
+    tensors = [value for value in args if isinstance(value, torch.Tensor)]
+    if not isinstance(result, torch.Tensor) or not tensors:
+        return list(args), False
+    dtype = functools.reduce(torch.promote_types, [tensor.dtype for tensor in tensors])
+    dtype = result.dtype if torch.promote_types(dtype, result.dtype) is result.dtype else dtype
+    cast = [_copied(value, dtype) if isinstance(value, torch.Tensor) else value for value in args]
+    return cast, any(after is not before for after, before in zip(cast, args, strict=True))
+
+
+def _copied(tensor: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+    if tensor.dtype is dtype or is_dense(tensor.shape, tensor.stride()):
+        return tensor
+    return tensor.to(dtype).to(tensor.dtype)
 
 
 def _restrided(tensor: Any, stride: Strides | None) -> Any:

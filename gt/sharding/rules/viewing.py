@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from gt.core.meta import TensorMeta, contiguous_strides
+from gt.core.meta import TensorMeta, contiguous_strides, same_places
 from gt.core.signatures import Input, Items
 from gt.sharding.calls import Call, Expander, Expansion, LocalBuilder, LocalProgram, Shard
 from gt.sharding.factors import HALO, REDUCE, Dim, OpShardingRule, Passing, Reach, Ref, RuleBuilder, bind
@@ -98,6 +98,18 @@ def _repeat(call: Call) -> OpShardingRule:
         return once(shard, shard.call.op, shard.call.args[0], Items(tuple(local)))
 
     return builder.build(every_kind(call, 0), lower)
+
+
+def _as_strided(call: Call) -> OpShardingRule | None:
+    """The same elements in the same order: strides that differ only in dims of one element, as pooling gives them."""
+    (source,), size, stride = call.inputs, call.arg(1, "size"), call.arg(2, "stride")
+    if tuple(size) != source.shape or call.arg(3, "storage_offset") or not same_places(size, source.stride, stride):
+        return None
+    builder = RuleBuilder()
+    dims = tuple(own_dims(builder, source.shape))
+    builder.operands.append(dims)
+    builder.results.append(dims)
+    return builder.build(every_kind(call, 0), lambda shard: once(shard, "aten.alias.default", Input(0)))
 
 
 def _unfold(call: Call) -> OpShardingRule | None:
@@ -231,6 +243,7 @@ VIEWING: dict[str, OpEntry] = {
     "aten._reshape_copy": OpEntry(reshape),
     "aten.lift": text("... -> ..."),
     "aten.repeat": OpEntry(_repeat),
+    "aten.as_strided": OpEntry(_as_strided),
     "aten.unfold_backward": OpEntry(_unfold_backward),
     "aten.flip": reorder(lambda call, rank: wrap_all(call.arg(1, "dims"), rank)),
     "aten.roll": reorder(_rolled)._replace(expand=_expand_roll),

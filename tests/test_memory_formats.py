@@ -1,0 +1,310 @@
+"""Tensors in memory formats other than row-major: strides, values and gradients are torch's.
+
+Every test runs with `GT_CHECK_GEOMETRY` (conftest.py): a worker compares strides after each op and move.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F  # noqa: N812
+from torch import nn
+
+import gt
+from gt.client import session as sessions
+
+LAST = torch.channels_last
+
+
+@pytest.fixture(params=[1, 2, 3, 4], ids=lambda count: f"{count} workers")
+def workers(request: pytest.FixtureRequest) -> Iterator[int]:
+    """A session of several virtual workers, with a scope `batch` that cuts the first dim over all of them."""
+    count = request.param
+    gt.init(**({"workers": count, "mode": "virtual"} if count > 1 else {}))
+    if count > 1:
+        shard = gt.ShardConfig(axis=0, workers=list(range(count)))
+        gt.register_config("batch", gt.SignalConfig(shard=shard))
+    yield count
+    gt.shutdown()
+
+
+def images(*shape: int) -> torch.Tensor:
+    torch.manual_seed(len(shape))
+    return torch.randn(shape).contiguous(memory_format=LAST)
+
+
+def assert_same(ours: torch.Tensor, expected: torch.Tensor, tolerance: float = 1e-4) -> None:
+    torch.testing.assert_close(ours.detach().cpu(), expected.detach(), rtol=tolerance, atol=tolerance)
+    assert ours.stride() == expected.stride()
+
+
+def assert_gradients(model: nn.Module, forward: Callable[[Any, torch.Tensor], torch.Tensor], x: torch.Tensor) -> None:
+    """Loss and gradients of a model on a sharded batch, next to torch's."""
+    theirs = copy.deepcopy(model)
+    forward(theirs, x).square().mean().backward()
+    ours, batch = gt.to(model), gt.to(x)
+    with gt.signal.context("batch"):
+        loss = forward(ours, batch).square().mean()
+    loss.backward()
+    for (name, found), expected in zip(ours.named_parameters(), theirs.parameters(), strict=True):
+        assert found.grad is not None and expected.grad is not None, name
+        assert_same(found.grad, expected.grad)
+
+
+def blocks() -> nn.Sequential:
+    return nn.Sequential(nn.Conv2d(3, 8, 3, padding=1), nn.GroupNorm(2, 8), nn.SiLU(), nn.Conv2d(8, 4, 3))
+
+
+@pytest.mark.parametrize("last", [False, True], ids=["row-major", "channels_last"])
+def test_gradients_of_convolutions_and_group_norm(workers, last):
+    model, x = blocks(), images(4, 3, 6, 6)
+    model = model.to(memory_format=LAST) if last else model
+    assert_gradients(model, lambda net, batch: net(batch), x if last else x.contiguous())
+
+
+class Attention(nn.Module):
+    """The permuted activations of a diffusion model: (B, C, H, W) to (B, HW, C) and back, joined and normalised."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.project, self.norm = nn.Conv2d(3, 8, 3, padding=1), nn.Linear(8, 8), nn.GroupNorm(4, 16)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        image = self.first(x)
+        tokens = self.project(image.flatten(2).transpose(1, 2))
+        heads = tokens.unsqueeze(1)
+        seen = F.scaled_dot_product_attention(heads, heads, heads).squeeze(1)
+        back = [t.transpose(1, 2).reshape(image.shape) for t in (tokens, seen)]
+        return self.norm(torch.cat([image + back[0], back[1]], 1))
+
+
+@pytest.mark.parametrize("last", [False, True], ids=["row-major", "channels_last"])
+def test_gradients_of_permuted_activations(workers, last):
+    x = images(4, 3, 6, 6)
+    assert_gradients(Attention(), lambda net, batch: net(batch), x if last else x.contiguous())
+
+
+def test_group_norm_with_one_row_for_each_worker(workers):
+    assert_gradients(blocks().to(memory_format=LAST), lambda net, batch: net(batch), images(workers, 3, 6, 6))
+
+
+def test_group_norm_of_a_flattened_convolution(workers):
+    class Flat(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.conv, self.norm = nn.Conv2d(3, 8, 3), nn.GroupNorm(2, 8)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return self.norm(self.conv(x).flatten(2))
+
+    assert_gradients(Flat(), lambda net, batch: net(batch), images(4, 3, 6, 6))
+
+
+def test_attention_of_a_channels_last_convolution(embedded):
+    x, weight = images(2, 8, 4, 4), torch.randn(8, 8, 1, 1)
+
+    def run(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+        heads = F.conv2d(x, weight).flatten(2).unsqueeze(1)
+        return F.scaled_dot_product_attention(heads, heads, heads)
+
+    assert_same(run(gt.to(x), gt.to(weight)), run(x, weight))
+
+
+MATRIX_FUNCTIONS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
+    "det of a transposed matrix": lambda x: torch.linalg.det(x.mT * 1.5),
+    "slogdet": lambda x: torch.linalg.slogdet(x.mT * 1.5)[1],
+    "logdet": lambda x: torch.logdet((x @ x.mT + torch.eye(4)).mT * 1.5),
+    "det of svd": lambda x: torch.linalg.det(torch.linalg.svd(x).Vh),
+    "inverse": lambda x: torch.linalg.inv(x.mT).sum(),
+    "eig": lambda x: torch.linalg.eig(x).eigenvectors.abs().sum(),
+}
+
+
+@pytest.mark.parametrize("name", MATRIX_FUNCTIONS)
+def test_gradients_of_linear_algebra(workers, name):
+    function = MATRIX_FUNCTIONS[name]
+    x = torch.randn(4, 4, generator=torch.Generator().manual_seed(1))
+    mesh = gt.mesh((workers,), ("d",))
+    theirs, ours = x.clone().requires_grad_(), gt.distribute(gt.to(x), mesh, [gt.Shard(0)]).requires_grad_()
+    expected, found = function(theirs), function(ours)
+    (first,) = torch.autograd.grad(expected, theirs)
+    (gradient,) = torch.autograd.grad(found, ours)
+    assert_same(found, expected)
+    assert_same(gradient, first, 1e-3)
+
+
+def test_second_derivative_of_det(workers):
+    x = torch.randn(4, 4, generator=torch.Generator().manual_seed(2))
+
+    def second(x: torch.Tensor) -> torch.Tensor:
+        leaf = x.requires_grad_()
+        (first,) = torch.autograd.grad(torch.linalg.det(leaf), leaf, create_graph=True)
+        (gradient,) = torch.autograd.grad(first.square().sum(), leaf)
+        return gradient
+
+    torch.testing.assert_close(second(gt.to(x)).cpu(), second(x.clone()), rtol=1e-3, atol=1e-3)
+
+
+def test_weight_norm(workers):
+    v, g = images(8, 3, 3, 3), torch.rand(8, 1, 1, 1)
+    assert_same(torch._weight_norm(gt.to(v), gt.to(g), 0), torch._weight_norm(v, g, 0))
+
+
+@pytest.mark.parametrize("optimizer", [torch.optim.SGD, torch.optim.Adam])
+@pytest.mark.parametrize("fused", [False, True])
+def test_optimizers_of_channels_last_parameters(workers, optimizer, fused):
+    model, x = blocks().to(memory_format=LAST), images(4, 3, 6, 6)
+    theirs, ours = copy.deepcopy(model), gt.to(model)
+    with gt.signal.context("batch"):
+        train(ours, lambda net, batch: net(batch), gt.to(x), optimizer, fused)
+    train(theirs, lambda net, batch: net(batch), x, optimizer, fused)
+    for found, expected in zip(ours.parameters(), theirs.parameters(), strict=True):
+        assert_same(found, expected, 1e-3)
+
+
+def train(
+    model: nn.Module,
+    forward: Callable[[Any, torch.Tensor], torch.Tensor],
+    x: torch.Tensor,
+    optimizer: Any = torch.optim.SGD,
+    fused: bool = False,
+) -> list[float]:
+    chosen = optimizer(model.parameters(), lr=0.05, fused=fused)
+    losses = []
+    for _ in range(2):
+        chosen.zero_grad()
+        loss = forward(model, x).square().mean()
+        loss.backward()
+        chosen.step()
+        losses.append(loss.item())
+    return losses
+
+
+def test_a_write_through_a_permuted_reshape_reaches_the_tensor(workers):
+    def write(x: torch.Tensor) -> torch.Tensor:
+        x.permute(0, 2, 3, 1).reshape(2, 30, 4)[:, ::3] = 7
+        return x
+
+    assert_same(write(gt.to(images(2, 4, 5, 6))), write(images(2, 4, 5, 6)))
+
+
+def test_as_strided_counts_in_the_strides_of_torch(workers):
+    x = images(2, 4, 5, 6)
+    assert_same(F.relu(gt.to(x)).as_strided((6, 4), (4, 1), 8), F.relu(x).as_strided((6, 4), (4, 1), 8))
+
+
+def test_plain_operands_keep_their_strides(workers):
+    x, mask = torch.randn(3, 4), torch.rand(1, 4).expand(3, 4)
+    stepped = torch.randn(6, 8)[::2, ::2]
+    for operand in (mask, stepped, x.mT.contiguous().mT):
+        assert_same(gt.to(x.mT.contiguous().mT) * operand, x.mT.contiguous().mT * operand)
+
+
+@pytest.mark.parametrize("target", ["d, -, -, -", "-, d, -, -", "-, -, -, d"])
+def test_a_moved_tensor_keeps_its_memory_format(target):
+    gt.init(workers=2, mode="virtual")
+    try:
+        x = images(3, 4, 5, 6)
+        mesh = gt.mesh((2,), ("d",))
+        moved = gt.distribute(gt.to(x), mesh, target)
+        whole = moved.redistribute(mesh, "-, -, -, -")
+        assert_same(whole, x)
+        gt.synchronize()
+        for executor in sessions.current()._channel.executors:
+            shard = executor.store[moved._node.id]
+            assert shard.is_contiguous(memory_format=LAST)
+            assert executor.store[whole._node.id].stride() == x.stride()
+    finally:
+        gt.shutdown()
+
+
+def test_a_kernel_with_other_strides_than_torch_tells_is_corrected_and_counted(monkeypatch):
+    """As a device whose kernels lay out their results differently would."""
+    monkeypatch.setenv("GT_CHECK_GEOMETRY", "0")
+    gt.init()
+    try:
+        (executor,) = sessions.current()._channel.executors
+        resolve = executor.engine.resolve
+        monkeypatch.setattr(executor.engine, "resolve", lambda op: lambda *args: resolve(op)(*args).contiguous())
+        x = images(2, 3, 4, 5)
+        found = [gt.to(x).exp() for _ in range(2)]
+        gt.synchronize()
+        assert [executor.store[tensor._node.id].stride() for tensor in found] == [x.stride()] * 2
+        assert executor.engine.restrided == 2
+    finally:
+        gt.shutdown()
+
+
+def test_the_checking_mode_raises_where_a_kernel_differs(embedded, monkeypatch):
+    (executor,) = sessions.current()._channel.executors
+    resolve = executor.engine.resolve
+    monkeypatch.setattr(executor.engine, "resolve", lambda op: lambda *args: resolve(op)(*args).contiguous())
+    with pytest.raises(gt.OpError, match=r"gave float32\[2, 3, 4, 5\] with strides .*; the client was told"):
+        gt.to(images(2, 3, 4, 5)).exp().cpu()
+
+
+def unet() -> tuple[nn.Module, Callable[[Any, torch.Tensor], torch.Tensor], torch.Tensor]:
+    diffusers = pytest.importorskip("diffusers")
+    model = diffusers.UNet2DModel(
+        sample_size=8,
+        layers_per_block=1,
+        block_out_channels=(8, 16),
+        norm_num_groups=4,
+        down_block_types=("DownBlock2D", "AttnDownBlock2D"),
+        up_block_types=("AttnUpBlock2D", "UpBlock2D"),
+    )
+    return model, lambda net, x: net(x, torch.arange(len(x))).sample, images(4, 3, 8, 8)
+
+
+def autoencoder() -> tuple[nn.Module, Callable[[Any, torch.Tensor], torch.Tensor], torch.Tensor]:
+    diffusers = pytest.importorskip("diffusers")
+    model = diffusers.AutoencoderKL(
+        block_out_channels=(8, 16),
+        down_block_types=("DownEncoderBlock2D",) * 2,
+        up_block_types=("UpDecoderBlock2D",) * 2,
+        latent_channels=2,
+        norm_num_groups=4,
+        sample_size=8,
+    )
+    return model, lambda net, x: net(x).sample, images(4, 3, 8, 8)
+
+
+def convnext() -> tuple[nn.Module, Callable[[Any, torch.Tensor], torch.Tensor], torch.Tensor]:
+    transformers = pytest.importorskip("transformers")
+    config = transformers.ConvNextConfig(hidden_sizes=[8, 16, 16, 16], depths=[1, 1, 1, 1], num_labels=4)
+    return transformers.ConvNextForImageClassification(config), lambda net, x: net(x).logits, images(4, 3, 32, 32)
+
+
+def resnet() -> tuple[nn.Module, Callable[[Any, torch.Tensor], torch.Tensor], torch.Tensor]:
+    transformers = pytest.importorskip("transformers")
+    config = transformers.ResNetConfig(
+        embedding_size=8, hidden_sizes=[8, 16], depths=[1, 1], layer_type="basic", num_labels=4
+    )
+    return transformers.ResNetForImageClassification(config), lambda net, x: net(x).logits, images(4, 3, 32, 32)
+
+
+@pytest.mark.parametrize("make", [unet, autoencoder, convnext, resnet], ids=lambda make: make.__name__)
+@pytest.mark.parametrize("count", [1, 2])
+def test_third_party_models_train_in_channels_last(make, count):
+    torch.manual_seed(0)
+    model, forward, x = make()
+    model = model.to(memory_format=LAST)
+    theirs = copy.deepcopy(model)
+    expected = train(theirs, forward, x)
+    gt.init(**({"workers": count, "mode": "virtual"} if count > 1 else {}))
+    try:
+        shard = gt.ShardConfig(axis=0, workers=list(range(count)))
+        gt.register_config("batch", gt.SignalConfig(shard=shard))
+        ours = gt.to(model)
+        with gt.signal.context("batch") if count > 1 else contextlib.nullcontext():
+            losses = train(ours, forward, gt.to(x))
+        assert losses == pytest.approx(expected, rel=1e-4)
+        for found, wanted in zip(ours.parameters(), theirs.parameters(), strict=True):
+            assert_same(found, wanted, 1e-3)
+    finally:
+        gt.shutdown()
