@@ -15,7 +15,7 @@ from torch.utils._pytree import tree_flatten, tree_unflatten
 from gt.client.checks import check
 from gt.client.entries import Entry, PlainEntry, QueryEntry, Rebuild, Returned, SingleEntry, ViewEntry, WriteEntry
 from gt.client.geometry import Geometry, dtype_name, geometry_of, intern_geometry
-from gt.client.nodes import Node
+from gt.client.nodes import Node, is_lazy
 from gt.client.ops import Kind, OpRecord
 from gt.client.quirks import keep_dynamo_out
 from gt.client.session import Session
@@ -123,7 +123,7 @@ def infer_result(
 ) -> tuple[Any, bool]:
     """What the op returns for tensors without bytes, and whether it resized a tensor it writes to. Raises Unknown where
     its kernel might do otherwise; `on_cpu` if that is the kernel that this process has too."""
-    metas = _Metas(nodes)
+    metas = _Metas(nodes, resolves=not record.aliases)
     meta_args = [metas.argument(kind, value) for kind, value in zip(record.kinds, args, strict=False)]
     meta_kwargs = {name: metas.argument(record.kwarg_kinds[name], value) for name, value in kwargs.items()}
     meta_kwargs.pop("pin_memory", None)
@@ -134,25 +134,36 @@ def infer_result(
         check(record, meta_args, meta_kwargs, result, on_cpu)
     except Exception as error:
         raise Unknown from error
-    resized = any(geometry_of(meta) is not node.geometry for meta, node in zip(metas.made, nodes, strict=True))
+    resized = any(geometry_of(meta) is not geometry for meta, geometry in metas.written)
     return result, resized
 
 
 class _Metas:
-    """The arguments of a call with tensors without bytes in place of its own. A class and not a nested function: a
-    function that calls itself is a reference cycle, which would keep the call's tensors until the next collection."""
+    """The arguments of a call with tensors without bytes in place of its own; `written` are those that the op writes
+    to, with their geometries. Where it `resolves` operands, conjugation and negation that are lazy are carried out
+    first, which copies. A class and not a nested function: a function that calls itself is a reference cycle, which
+    would keep the call's tensors until the next collection."""
 
-    def __init__(self, nodes: list[Node]) -> None:
-        self.made: list[torch.Tensor] = []
+    def __init__(self, nodes: list[Node], resolves: bool) -> None:
+        self.written: list[tuple[torch.Tensor, Geometry]] = []
+        self._resolves = resolves
         self._remaining = iter(nodes)
 
     def argument(self, kind: Kind, value: Any) -> Any:
         if kind in _LIST_KINDS and value is not None:
-            return [self.argument(Kind.TENSOR, item) for item in value]
+            inner = Kind.TENSOR if kind is Kind.TENSORS else Kind.TARGET
+            return [self.argument(inner, item) for item in value]
         if kind in _TENSOR_KINDS and isinstance(value, torch.Tensor):
-            self.made.append(next(self._remaining).geometry.on_meta())
-            return self.made[-1]
+            return self._tensor(kind, next(self._remaining))
         return None if kind is Kind.GENERATOR else torch.device("meta") if kind is Kind.DEVICE else value
+
+    def _tensor(self, kind: Kind, node: Node) -> torch.Tensor:
+        meta = node.geometry.on_meta()
+        if kind is Kind.TARGET:
+            self.written.append((meta, node.geometry))
+        elif self._resolves and is_lazy(node):
+            return meta.clone()
+        return meta
 
 
 def _as_results(record: OpRecord, result: Any) -> list[Any]:

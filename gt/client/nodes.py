@@ -15,6 +15,9 @@ import msgspec
 from gt.client.geometry import Geometry
 from gt.core.signatures import Items, ViewStep
 
+# Views whose result is not the same strided memory: they change the reading of the bytes.
+REINTERPRETING = ("aten._conj.default", "aten._neg_view.default")
+
 if TYPE_CHECKING:
     from gt.client.session import Session
 
@@ -82,6 +85,12 @@ class View:
 
 View.key = View.path  # type: ignore[misc, assignment]
 Node: TypeAlias = Base | View
+
+
+def is_lazy(node: Node) -> bool:
+    """Whether a view is conjugated or negated, which torch does when the view is used."""
+    ops = [step.op for step in node.path.steps] if node.path is not None else []
+    return any(ops.count(name) % 2 for name in REINTERPRETING)
 
 
 def strided_view(base: Base, geometry: Geometry) -> View:

@@ -11,6 +11,8 @@ import torch
 from torch._C import DispatchKey, _dispatch_has_kernel_for_dispatch_key
 from torch._ops import OpOverload
 
+from gt.client.nodes import REINTERPRETING
+
 
 class Kind(Enum):
     """How an argument takes part in the memo key."""
@@ -65,9 +67,6 @@ _DEVICE_DEPENDENT = {
 
 # Of these, those that differ by device only in the dtype of statistics, and only in half precision.
 _DEVICE_DEPENDENT_IN_HALF = {"aten::native_layer_norm", "aten::native_group_norm"}
-
-# Views whose result is not the same strided memory: they change the reading of the bytes.
-REINTERPRETING = {"aten._conj.default", "aten._neg_view.default"}
 
 
 class OpRecord:

@@ -16,7 +16,7 @@ from torch._C import DispatchKey, _dispatch_has_kernel_for_dispatch_key
 from torch._ops import OpOverload
 from torch.utils._pytree import tree_flatten, tree_unflatten
 
-from gt.core.meta import contiguous_strides, dense_strides, is_dense
+from gt.core.meta import contiguous_strides, dense_strides, is_dense, memory_order
 
 Strides: TypeAlias = tuple[int, ...]
 Arguments: TypeAlias = dict[str, Any]
@@ -180,13 +180,16 @@ def _fourier(arguments: Arguments, results: Sequence[torch.Tensor | None]) -> li
     (result,) = results
     if result is None or not torch.backends.mkl.is_available():
         return _contiguous(arguments, results)
+    if not dims:
+        return [None]
     if "last_dim_size" in arguments and len(dims) > 1:  # the others are transformed first, by themselves
-        source = aten._fft_c2c.default(source, dims[:-1], 0, False)
+        source = infer(aten._fft_c2c.default, (source, dims[:-1], 0, False), {})
         dims = dims[-1:]
-    by_stride = sorted(range(source.dim()), key=lambda dim: -source.stride(dim))
+    last = [] if "forward" in arguments else dims[-1:]  # of real numbers, and then it is the innermost
+    by_stride = memory_order(source.stride())
     batch = [dim for dim in by_stride if dim not in dims]
-    inner = [dim for dim in by_stride if dim in dims[:-1]]
-    order = (*batch, *inner, dims[-1])
+    inner = [dim for dim in by_stride if dim in dims and dim not in last]
+    order = (*batch, *inner, *last)
     return [dense_strides(result.shape, [-order.index(dim) for dim in range(result.dim())])]
 
 
@@ -240,19 +243,24 @@ def _of_images(result: torch.Tensor, format_: torch.memory_format, is_row: bool)
 
 
 _RULES: dict[str, Rule] = {
+    "_fft_c2c": _fourier,
     "_fft_c2r": _fourier,
     "_fft_r2c": _fourier,
+    "batch_norm_backward": _like("input"),
     "channel_shuffle": _like("self"),
     "convolution": _convolution,
     "convolution_backward": _convolution,
     "floor_divide": _iterated,
+    "glu_backward": _contiguous,
     "huber_loss_backward": _contiguous,
     "ldexp": _scaled,
     "linalg_eig": _columns(1),
     "log_sigmoid_forward": _contiguous,
     "max_unpool2d": _like("self"),
     "mse_loss_backward": _contiguous,
+    "native_batch_norm_backward": _like("input"),
     "native_dropout_backward": _iterated,
+    "native_layer_norm_backward": _contiguous,
     "normal": _contiguous,
     "pixel_shuffle": _like("self"),
     "pixel_unshuffle": _like("self"),

@@ -20,8 +20,7 @@ from gt.client.door import dispatch
 from gt.client.entries import rebind, wrap
 from gt.client.host import from_array, torch_call
 from gt.client.layouts import LocalShard, shards_of_node, spec_of_node
-from gt.client.nodes import Base, Node, View
-from gt.client.ops import REINTERPRETING
+from gt.client.nodes import REINTERPRETING, Base, Node, View
 from gt.client.printing import SHOWN_ELEMENTS, corner, describe
 from gt.client.quirks import hide_from_dynamo, keep_dtensor_out
 from gt.core.meta import is_dense

@@ -11,11 +11,12 @@ from tests.conformance.opdb import Failure, TaskReport
 
 @dataclass(frozen=True, slots=True)
 class Expected:
-    """Failures of these ops whose reason matches a regular expression."""
+    """Failures of these ops whose reason matches a regular expression; some come only in memory formats."""
 
     ops: tuple[str, ...]
     matching: str
     why: str
+    in_formats: bool = False
 
     def covers(self, failure: Failure) -> bool:
         return failure.op in self.ops and re.search(self.matching, failure.reason) is not None
@@ -34,13 +35,31 @@ EXPECTED: tuple[Expected, ...] = (
     ),
     Expected(
         ops=("linalg.matrix_rank", "linalg.matrix_rank.hermitian"),
-        matching="Expected [0-9]+ but got 0",
+        matching="Expected [0-9]+ but got 0|Mismatched elements",
         why="torch does not write to out= of a tensor subclass here, and returns it as it was: docs/limits.md",
     ),
     Expected(
         ops=("nn.functional.linear_cross_entropy.chunked_none",),
         matching="a plain tensor, not one on GT",
         why="torch's own backward adds up in a buffer that it makes on the CPU: right values, in a plain tensor",
+    ),
+    Expected(
+        ops=("as_strided_scatter",),
+        matching="torch raises, GT does not: .*as_strided_scatter is currently only supported for contiguous inputs",
+        why="torch's assertion reads the requires_grad of an operand, which is that of the handle on GT",
+        in_formats=True,
+    ),
+    Expected(
+        ops=("linalg.slogdet",),
+        matching="Expected -?0.0 but got -?1.0",
+        why="equal rows: the sign of a determinant that is zero but for rounding, which depends on the strides",
+        in_formats=True,
+    ),
+    Expected(
+        ops=("nn.functional.linear",),
+        matching="stride: torch gives",
+        why="torch replaces the memory of an out= with gaps; on GT the memory stays, with the same value",
+        in_formats=True,
     ),
 )
 
@@ -58,9 +77,10 @@ def stale_entries(reports: Sequence[TaskReport]) -> list[str]:
         for entry in EXPECTED
         for op in entry.ops
         if op in ran
+        and not entry.in_formats
         and not any(entry.covers(failure) for report in reports for failure in report.failures if failure.op == op)
     ]
 
 
 def has_entry(op: str) -> bool:
-    return any(op in entry.ops for entry in EXPECTED)
+    return any(op in entry.ops for entry in EXPECTED if not entry.in_formats)

@@ -16,11 +16,12 @@ from tests.conformance.sides import Side
 @dataclass(frozen=True, slots=True)
 class Format:
     """`stored` is a plain tensor in the memory that a side is given, `viewed` the operand as a view of that memory,
-    where it `applies` to a tensor."""
+    where it `applies` to a tensor. Ops cannot write to a format in which elements share memory."""
 
     applies: Callable[[torch.Tensor], bool]
     stored: Callable[[torch.Tensor], torch.Tensor]
     viewed: Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
+    is_writable: bool = True
 
 
 def _itself(stored: torch.Tensor, tensor: torch.Tensor) -> torch.Tensor:
@@ -59,6 +60,7 @@ FORMATS = {
         lambda tensor: tensor.dim() > 1 and tensor.shape[0] > 1,
         lambda tensor: tensor[:1].contiguous(),
         lambda stored, tensor: stored.expand(tensor.shape),
+        is_writable=False,
     ),
     "stepped": Format(
         lambda tensor: tensor.dim() > 0 and tensor.numel() > 0,
@@ -80,6 +82,10 @@ class FormattedSide:
         if format_ is None or tensor.layout is not torch.strided or not format_.applies(tensor):
             return self._side.place(tensor)
         return format_.viewed(self._side.place(format_.stored(tensor)), tensor)
+
+    def allocate(self, tensor: torch.Tensor) -> torch.Tensor:
+        is_writable = self._format is None or self._format.is_writable
+        return self.place(tensor) if is_writable else self._side.place(tensor)
 
     def settle(self) -> None:
         self._side.settle()

@@ -25,6 +25,10 @@ _MESHES = [(2,), (3,), (4,), (8,), (2, 2), (2, 3), (3, 2), (2, 4), (2, 2, 2)]
 
 class Side(Protocol):
     def place(self, tensor: torch.Tensor) -> torch.Tensor: ...
+
+    def allocate(self, tensor: torch.Tensor) -> torch.Tensor:
+        """A place for a result, to be written to."""
+
     def settle(self) -> None: ...
     def factories(self) -> contextlib.AbstractContextManager[Any]: ...
 
@@ -32,6 +36,9 @@ class Side(Protocol):
 class PlainSide:
     def place(self, tensor: torch.Tensor) -> torch.Tensor:
         return tensor.clone()
+
+    def allocate(self, tensor: torch.Tensor) -> torch.Tensor:
+        return self.place(tensor)
 
     def settle(self) -> None:
         """Nothing is under way when a plain op returns."""
@@ -67,6 +74,9 @@ class GTSide:
 
     def place(self, tensor: torch.Tensor) -> torch.Tensor:
         return creation.to(tensor)
+
+    def allocate(self, tensor: torch.Tensor) -> torch.Tensor:
+        return self.place(tensor)
 
     def settle(self) -> None:
         """Raises the failure of an op whose result nobody read."""

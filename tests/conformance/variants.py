@@ -66,7 +66,9 @@ def _inplace_backward(op: OpInfo, sample: Any, side: Side) -> Iterator[Any]:
 def _out(op: OpInfo, sample: Any, side: Side) -> Iterator[Any]:
     shapes = next(_forward(op, sample, PlainSide()))["result"]
     call = copy_call(sample, side, requires_grad=False)
-    outs = tree_map_only(torch.Tensor, lambda tensor: side.place(torch.zeros(tensor.shape, dtype=tensor.dtype)), shapes)
+    outs = tree_map_only(
+        torch.Tensor, lambda tensor: side.allocate(torch.zeros(tensor.shape, dtype=tensor.dtype)), shapes
+    )
     outs = outs if isinstance(outs, torch.Tensor) else tuple(outs)
     result = _call(functools.partial(op.op, out=outs), call, call.input, side)
     same = [left is right for left, right in zip(tree_leaves(result), tree_leaves(outs), strict=False)]
