@@ -4,7 +4,7 @@ VENV := .venv
 RUN := $(VENV)/bin/python
 STAMP := $(VENV)/.ready
 
-.PHONY: setup demo test lint test-slow conformance benchmark clean
+.PHONY: setup demo test lint test-slow conformance conformance-formats benchmark clean
 
 setup: $(STAMP)
 
@@ -31,6 +31,11 @@ test-slow: setup
 conformance: setup
 	$(RUN) -m tests.conformance --jobs 2
 	$(RUN) -m tests.conformance --jobs 2 --mode sharded
+
+conformance-formats: setup
+	$(RUN) -m tests.conformance --jobs 2 --dtype float32 --formats --samples 5
+	$(RUN) -m tests.conformance --jobs 2 --dtype float32 --formats --samples 2 --mode virtual2
+	$(RUN) -m tests.conformance --jobs 2 --dtype float32 --formats --samples 2 --mode sharded
 
 benchmark: setup
 	$(RUN) benchmarks/overhead.py

@@ -61,6 +61,24 @@ def test_ops_give_what_torch_gives_on_shards(sharded_pool: Pool, ops: list[str])
     assert not found, "\n".join([f"{len(found)} failures", *sorted(found)])
 
 
+# Ops that choose the format of their result, or whose gradients depend on it, in the formats that models use.
+_FORMATTED = [
+    name
+    for name, op in ops_by_name().items()
+    if name.startswith(("nn.functional.", "linalg.", "fft.")) or op.name in ("cat", "stack", "roll", "clone", "where")
+]
+
+
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize("format_", ["channels_last", "permuted"])
+@pytest.mark.parametrize("mode", ["embedded", "sharded"])
+def test_ops_give_what_torch_gives_in_memory_formats(request: pytest.FixtureRequest, mode: str, format_: str) -> None:
+    chosen = request.getfixturevalue("pool" if mode == "embedded" else "sharded_pool")
+    tasks = [Task(op, "float32", 1, format=format_) for op in _FORMATTED if "float32" in dtypes_of(op)]
+    found = [f"{f.op} {f.variant} sample {f.sample}: {f.reason}" for f in unexpected(list(chosen.run(tasks)))]
+    assert not found, "\n".join([f"{len(found)} failures", *sorted(found)])
+
+
 class _OffByOne(GTSide):
     def place(self, tensor: torch.Tensor) -> torch.Tensor:
         return creation.to(tensor + 1)

@@ -50,6 +50,12 @@ EXPECTED: tuple[Expected, ...] = (
         in_formats=True,
     ),
     Expected(
+        ops=("linalg.lu",),
+        matching="values",
+        why="torch writes wrong values to an out= in channels_last; on shards GT copies right ones there",
+        in_formats=True,
+    ),
+    Expected(
         ops=("linalg.slogdet",),
         matching="Expected -?0.0 but got -?1.0",
         why="equal rows: the sign of a determinant that is zero but for rounding, which depends on the strides",

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import faulthandler
 import multiprocessing
+import os
 import time
 import warnings
 from collections import deque
@@ -106,6 +107,7 @@ def _serve(pipe: Connection, mode: str) -> None:
     faulthandler.enable()
     warnings.simplefilter("ignore")
     torch.set_num_threads(1)
+    os.environ["GT_CHECK_GEOMETRY"] = "1"
     side = make_side(mode)
     side.reopen()
     while True:
