@@ -78,6 +78,7 @@ def record_calls() -> dict[str, list[Call]]:
             for dtype in _dtypes(info):
                 _record_op(recorder, info, dtype)
         _record_optimizers(recorder)
+        _record_modules(recorder)
     calls = {op: list(kept.values()) for op, kept in recorder.calls.items() if kept}
     return add_variants(calls)
 
@@ -137,6 +138,25 @@ def _record_optimizers(recorder: Recorder) -> None:
         with recorder:
             optimizer.step()
             optimizer.step()
+
+
+def _record_modules(recorder: Recorder) -> None:
+    """Ops that training runs, and of whose samples the database has no gradients."""
+    normed = torch.nn.utils.parametrizations.weight_norm(torch.nn.Linear(3, 4))
+    targets = torch.tensor([[1, 2, 3], [4, 3, 2]])
+    lengths = torch.tensor([3, 2])
+    bags = torch.tensor([1, 2, 3, 4])
+    with recorder:
+        torch.nn.LSTM(3, 5, bidirectional=True)(torch.randn(7, 2, 3))[0].sum().backward()
+        normed(torch.randn(2, 3)).sum().backward()
+        for given in (targets, targets.reshape(-1)[:5]):
+            scores = torch.randn(6, 2, 5, requires_grad=True).log_softmax(2)
+            torch.nn.functional.ctc_loss(scores, given, torch.tensor([6, 6]), lengths).backward()
+            scores = torch.randn(6, 2, 5, requires_grad=True).log_softmax(2)
+            torch.nn.functional.ctc_loss(scores, given, [6, 6], lengths.tolist()).backward()
+        for mode in ("sum", "mean", "max"):
+            weight = torch.randn(10, 4, requires_grad=True)
+            torch.nn.functional.embedding_bag(bags, weight, torch.tensor([0, 2]), mode=mode).sum().backward()
 
 
 def all_ops(namespace: str) -> list[str]:
