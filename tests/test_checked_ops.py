@@ -170,7 +170,7 @@ def test_padding_behind_the_length_of_a_target_is_not_read():
     targets = torch.tensor([[1, 2, -100], [3, -100, -100]])
     scores = torch.randn(6, 2, 5).log_softmax(2)
     found = PyTorchEngine("cpu").resolve("aten._ctc_loss.default")(scores, targets, [6, 6], [2, 1])
-    torch.testing.assert_close(found, aten._ctc_loss(scores, targets, [6, 6], [2, 1]))
+    torch.testing.assert_close(found[0], aten._ctc_loss(scores, targets, [6, 6], [2, 1])[0])
 
 
 def test_an_ignored_target_may_be_any_number():

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch.utils._pytree import tree_flatten, tree_unflatten
 
-from tests.crash_detector.recording import Call
+from tests.crash_detector.recording import Call, schema_of
 
 PAIRS = 60
 _FAR = 1 << 33  # elements beyond this are in no mapped memory
@@ -101,7 +101,7 @@ def _list_edits(call: Call) -> Iterator[tuple[str, tuple[Any, ...], dict[str, An
         if isinstance(value, list | tuple):
             for name, changed in _lengths(list(value)):
                 yield f"argument {place} {name}", (*call.args[:place], changed, *call.args[place + 1 :]), call.kwargs
-        elif isinstance(value, torch.Tensor):
+        elif isinstance(value, torch.Tensor) and str(schema_of(call.op).arguments[place].real_type) != "Tensor":
             yield f"argument {place} absent", (*call.args[:place], None, *call.args[place + 1 :]), call.kwargs
     for key, value in call.kwargs.items():
         if isinstance(value, list | tuple):

@@ -16,7 +16,7 @@ from torch.utils._pytree import tree_flatten, tree_map
 
 CALLS_PER_OP = 4
 SAMPLES_PER_OP = 24
-LARGEST = 1 << 14  # elements
+LARGEST = 1 << 15  # elements
 
 
 @dataclass(frozen=True, slots=True)

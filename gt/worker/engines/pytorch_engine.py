@@ -14,7 +14,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from gt.core.meta import ITEM_BYTES, TensorMeta
 from gt.core.signatures import Arg, Complex, DType, Here, Input, Items, Layout, MemoryFormat, ViewStep
-from gt.worker.engines.checks import checked, has_checks
+from gt.worker.engines.checked import checked, has_checks
 from gt.worker.engines.constants import check_constants
 from gt.worker.engines.counter import Region
 from gt.worker.engines.engine import Buffer

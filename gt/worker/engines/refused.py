@@ -15,7 +15,8 @@ _REASONS = {
     _ADDRESSES: "fbgemm_pack_gemm_matrix_fp16 fbgemm_pack_quantized_matrix _wrapped_linear_prepack",
     _PART: """
         _batch_norm_impl_index_backward _cholesky_solve_helper _compute_linear_combination _cummax_helper
-        _cummin_helper _new_zeros_with_same_feature_meta _nnpack_spatial_convolution _add_batch_dim _remove_batch_dim
+        _cummin_helper _foreach_powsum _logcumsumexp
+        _new_zeros_with_same_feature_meta _nnpack_spatial_convolution _add_batch_dim _remove_batch_dim
         _slow_conv2d_backward _stack _thnn_differentiable_gru_cell_backward _thnn_differentiable_lstm_cell_backward
         _transform_bias_rescale_qkv _sobol_engine_draw _sobol_engine_ff _sobol_engine_ff_
         _sobol_engine_initialize_state _sobol_engine_initialize_state_ _sobol_engine_scramble
