@@ -88,7 +88,6 @@ WRONG = {
     "lu_unpack": ((ones(6, 5), torch.ones(3, dtype=torch.int32)), "LU_pivots of shape [3] do not fit"),
     "lcm": ((full(-(1 << 63), 4), full(5, 4)), "absolute value is not in its range"),
     "div.Tensor_mode": ((full(-(1 << 63), 4), full(-1, 4)), {"rounding_mode": "trunc"}, "divided by -1"),
-    "linalg_matrix_exp": ((torch.ones(5, 10, 10, dtype=torch.bfloat16),), "no matrix exponential of torch.bfloat16"),
 }
 
 

@@ -45,7 +45,7 @@ def detect(options: argparse.Namespace) -> int:
         print(f"{end.op}: {end.signal}: {end.change}: {end.arguments[:200]}", flush=True)
         if log is not None:
             print(end.json(), file=log, flush=True)
-        if not end.slow:
+        if end.is_a_crash:
             found.add(end.op)
     print(f"{len(found)} ops ended their process, after {time.monotonic() - started:.0f} s")
     return 1 if found else 0

@@ -29,12 +29,11 @@ SECONDS_PER_CALL = 2.0  # of CPU time
 SECONDS_PER_PROCESS = 120.0
 BYTES = 4 << 30
 ENDS_PER_OP = 6  # then the rest of the op's calls is left out
-_TIME_LIMITS = (signal.SIGPROF, signal.SIGXCPU)
 
 
 @dataclass(frozen=True, slots=True)
 class End:
-    """How a process ended, and in which call. `slow`: it took too long."""
+    """How a process ended, and in which call."""
 
     op: str
     signal: str
@@ -43,8 +42,9 @@ class End:
     said: str
 
     @property
-    def slow(self) -> bool:
-        return self.signal in ("SIGPROF", "SIGKILL")
+    def is_a_crash(self) -> bool:
+        """A call that takes too long is none, nor is an instruction that this processor lacks (bfloat16 products)."""
+        return self.signal not in ("SIGPROF", "SIGKILL", "SIGILL")
 
     def json(self) -> str:
         return json.dumps(asdict(self))

@@ -186,10 +186,13 @@ def dense(*names: str) -> Check:
     return check
 
 
-def length(name: str, number: int) -> Check:
+def length(name: str, *numbers: int) -> Check:
+    """A list of so many numbers, or of as many as one of several."""
+
     def check(given: Arguments) -> None:
-        if len(given[name]) != number:
-            raise ValueError(f"{name} has {len(given[name])} numbers, but must have {number}")
+        if len(given[name]) not in numbers:
+            wanted = " or ".join([str(number) for number in numbers])
+            raise ValueError(f"{name} has {len(given[name])} numbers, but must have {wanted}")
 
     return check
 

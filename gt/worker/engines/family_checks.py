@@ -258,11 +258,6 @@ def is_finite(given: Arguments) -> None:
         raise ValueError("self must not contain infs or nans")
 
 
-def has_exponential(given: Arguments) -> None:
-    if given["self"].dtype not in (torch.float32, torch.float64, torch.complex64, torch.complex128):
-        raise ValueError(f"there is no matrix exponential of {given['self'].dtype}; use float32 or float64")
-
-
 def quotient_exists(given: Arguments) -> None:
     """The processor traps where the lowest integer is divided by -1: the quotient is not in the dtype's range."""
     dividend, divisor = given["self"], given["other"]
