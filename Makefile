@@ -4,7 +4,7 @@ VENV := .venv
 RUN := $(VENV)/bin/python
 STAMP := $(VENV)/.ready
 
-.PHONY: setup demo test lint test-slow conformance conformance-formats benchmark clean
+.PHONY: setup demo test lint test-slow conformance conformance-formats crash-detector benchmark clean
 
 setup: $(STAMP)
 
@@ -36,6 +36,9 @@ conformance-formats: setup
 	$(RUN) -m tests.conformance --jobs 2 --dtype float32 --formats --samples 5
 	$(RUN) -m tests.conformance --jobs 2 --dtype float32 --formats --samples 2 --mode virtual2
 	$(RUN) -m tests.conformance --jobs 2 --dtype float32 --formats --samples 2 --mode sharded
+
+crash-detector: setup
+	$(RUN) -m tests.crash_detector --jobs 2
 
 benchmark: setup
 	$(RUN) benchmarks/overhead.py

@@ -25,6 +25,7 @@ class Kernel:
 
     def __init__(self, engine: Engine, signature: Signature, region: Region | None = None) -> None:
         function = engine.resolve(signature.op)
+        engine.check_constants(signature.op, signature.args, signature.kwargs)
         self.signature = signature
         self.writes = signature.writes
         self.gives = len(signature.outputs)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from typing import Any, Protocol, TypeAlias
 
@@ -32,6 +32,9 @@ class Engine(Protocol):
     def resolve(self, op: str) -> Callable[..., Any]:
         """The function of an op name, which runs where numbers without a dtype become float32. Raises
         NotImplementedError with the name where the engine lacks the op, or refuses it."""
+
+    def check_constants(self, op: str, args: Sequence[Arg], kwargs: Mapping[str, Arg]) -> None:
+        """Raise TypeError where an argument is of no kind that the op takes in its place."""
 
     def shortcut(self, op: str, values: Sequence[Value]) -> Callable[..., Any]:
         """The quickest function that does an op for tensors like these and nothing else, in their order."""

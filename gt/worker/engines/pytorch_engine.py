@@ -13,11 +13,14 @@ import torch.distributed as dist
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from gt.core.meta import ITEM_BYTES, TensorMeta, dense_strides, is_dense, memory_order, same_places, span
-from gt.core.signatures import Arg, Complex, DType, Here, Items, Layout, MemoryFormat, ViewStep
+from gt.core.signatures import Arg, Complex, DType, Here, Input, Items, Layout, MemoryFormat, ViewStep
+from gt.worker.engines.checked import checked, has_checks
+from gt.worker.engines.constants import check_constants
 from gt.worker.engines.counter import Region
 from gt.worker.engines.engine import Buffer
 from gt.worker.engines.portable import PORTABLE
 from gt.worker.engines.random_ops import COUNTER_BASED
+from gt.worker.engines.refused import REFUSED
 from gt.worker.engines.writing import write_through
 
 _DTYPES = {name: getattr(torch, name) for name in ITEM_BYTES if hasattr(torch, name)}
@@ -41,19 +44,6 @@ _RANDOM_BY_DROPOUT = {
 
 # They return what their backward needs only where gradients are recorded, which is never the case on a worker.
 _GRAD_MODE_MATTERS = {"aten.mkldnn_rnn_layer.default"}
-
-# Ops of allowed namespaces that reach beyond the tensors they are given, which are all that a client may touch here.
-_OUT_OF_BOUNDS = "it does not compare its strides with the memory that the tensor has"
-_ADDRESSES = "it gives a tensor whose bytes are a C++ object, addresses included"  # what uses one takes no other tensor
-_REFUSED = {
-    "aten::from_file": "it reads and writes files of the worker's machine",
-    "aten::_print": "it writes to the worker's stdout",
-    "aten::_reshape_alias": _OUT_OF_BOUNDS,
-    "aten::_reshape_alias_copy": _OUT_OF_BOUNDS,
-    "aten::fbgemm_pack_gemm_matrix_fp16": _ADDRESSES,
-    "aten::fbgemm_pack_quantized_matrix": _ADDRESSES,
-    "aten::_wrapped_linear_prepack": _ADDRESSES,
-}
 
 
 def _dispatch_state_of_a_new_thread() -> tuple[Any, Any]:
@@ -193,12 +183,16 @@ class PyTorchEngine:
         qualified, overload = _qualified(op)
         if (f"{qualified}.{overload}" if overload else qualified) not in self._allowed:
             raise NotImplementedError(f"{op} is not an op that this worker may run")
-        if qualified in _REFUSED:
-            raise NotImplementedError(f"{op} is not an op that this worker may run: {_REFUSED[qualified]}")
+        reason = REFUSED.get(qualified.partition("::")[2]) if qualified.startswith("aten::") else None
+        if reason is not None:
+            raise NotImplementedError(f"{op} is not an op that this worker may run: {reason}")
         if self._device.type != "cpu" and op in PORTABLE:
             return PORTABLE[op]
         function, _, _ = torch._C._get_operation_overload(qualified, overload)
-        return _in_grad_mode(function) if op in _GRAD_MODE_MATTERS else function
+        return checked(op, _in_grad_mode(function) if op in _GRAD_MODE_MATTERS else function)
+
+    def check_constants(self, op: str, args: Sequence[Arg], kwargs: Mapping[str, Arg]) -> None:
+        check_constants(op, args, kwargs)
 
     def shortcut(self, op: str, values: Sequence[torch.Tensor]) -> Callable[..., Any]:
         """Torch's own Python function of the op's name, where it runs this very overload with these arguments alone (it
@@ -213,7 +207,7 @@ class PyTorchEngine:
     def _find_shortcut(self, op: str, values: Sequence[torch.Tensor]) -> Callable[..., Any]:
         function = self._overload(op)
         named = getattr(torch._C._VariableFunctions, op.split(".")[1], None)
-        if named is None or op in PORTABLE or op in _GRAD_MODE_MATTERS:
+        if named is None or op in PORTABLE or op in _GRAD_MODE_MATTERS or has_checks(op):
             return function
         with _Watch() as watch:
             try:
@@ -305,6 +299,7 @@ class PyTorchEngine:
         if step.op == "aten.view_as_real.default":
             return lambda value: torch.view_as_real(value.resolve_conj())
         function, pick = self._overload(step.op), step.pick
+        self.check_constants(step.op, (Input(0), *step.args), step.kwargs)
         if pick is None:
             return lambda value: function(value, *args, **kwargs)
         return lambda value: function(value, *args, **kwargs)[pick]

@@ -1,0 +1,36 @@
+"""Ops of aten that the PyTorch engine does not run, each with its reason."""
+
+from __future__ import annotations
+
+_OUT_OF_BOUNDS = "it does not compare its strides with the memory that the tensor has"
+_ADDRESSES = "it gives a tensor whose bytes are a C++ object, addresses included"  # what uses one takes no other tensor
+_PART = "it is a part of another op, which compares the arguments; alone it may read and write outside of memory"
+_SPARSE = "GT holds strided tensors, and it trusts indices that may be outside of memory"
+_QUANTIZED = "GT holds no quantized tensors, and it trusts sizes that may be outside of memory"
+
+_REASONS = {
+    "it reads and writes files of the worker's machine": "from_file",
+    "it writes to the worker's stdout": "_print",
+    _OUT_OF_BOUNDS: "_reshape_alias _reshape_alias_copy",
+    _ADDRESSES: "fbgemm_pack_gemm_matrix_fp16 fbgemm_pack_quantized_matrix _wrapped_linear_prepack",
+    _PART: """
+        _batch_norm_impl_index_backward _cholesky_solve_helper _compute_linear_combination _cummax_helper
+        _cummin_helper _foreach_powsum _logcumsumexp
+        _new_zeros_with_same_feature_meta _nnpack_spatial_convolution _add_batch_dim _remove_batch_dim
+        _slow_conv2d_backward _stack _thnn_differentiable_gru_cell_backward _thnn_differentiable_lstm_cell_backward
+        _transform_bias_rescale_qkv _sobol_engine_draw _sobol_engine_ff _sobol_engine_ff_
+        _sobol_engine_initialize_state _sobol_engine_initialize_state_ _sobol_engine_scramble
+        _sobol_engine_scramble_
+    """,
+    _SPARSE: """
+        _convert_indices_from_coo_to_csr _convert_indices_from_csr_to_coo _nested_tensor_from_tensor_list
+        _sparse_bsr_tensor_unsafe _sparse_bsc_tensor_unsafe _sparse_csc_tensor_unsafe _sparse_csr_tensor_unsafe
+        _sparse_compressed_tensor_unsafe _sparse_coo_tensor_unsafe
+    """,
+    _QUANTIZED: """
+        _dyn_quant_matmul_4bit _dyn_quant_pack_4bit_weight _fused_moving_avg_obs_fq_helper
+        _fused_moving_avg_obs_fq_helper_functional fused_moving_avg_obs_fake_quant quantized_lstm_cell
+        quantized_gru_cell quantized_rnn_relu_cell quantized_rnn_tanh_cell
+    """,
+}
+REFUSED = {name: reason for reason, names in _REASONS.items() for name in names.split()}
