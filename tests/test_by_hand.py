@@ -245,3 +245,17 @@ def test_a_worker_ends_when_its_server_is_gone():
         code, _, err = finish(worker, 15)
         assert code == 1
         assert "has ended" in err
+
+
+def test_a_server_tells_the_death_of_a_worker_without_being_asked_to():
+    port = free_port()
+    main, worker = start("-m", "gt.server", "-p", str(port)), start("-m", "gt.worker", "-p", str(port))
+    with running(main, worker):
+        wait_for_workers(port, 1)
+        worker.kill()
+        worker.communicate()
+        said = ""
+        while "worker 0" not in said:
+            said = main.stderr.readline()
+            assert said, "the server has ended"
+        assert "has ended without a goodbye" in said

@@ -14,6 +14,8 @@ from gt.core.errors import SettingsError, nearest
 
 BACKENDS = ("pytorch", "numpy")
 MODES = ("embedded", "local", "virtual", "connected")
+SHOWN = ("gt.dispatcher", "gt.worker", "gt.sharding", "gt.signals")
+"""Loggers whose warnings reach stderr without GT_VERBOSE. A client raises its news as errors instead."""
 
 
 class Settings(msgspec.Struct, frozen=True):
@@ -118,8 +120,9 @@ def require_loopback(host: str) -> str:
 
 
 def configure_logging(settings: Settings) -> None:
-    """GT_VERBOSE shows INFO of everything on stderr, GT_DEBUG_* shows DEBUG of one role. Otherwise nothing is shown but
-    warnings that an op cannot run on shards, or that a signal asks for what there is not."""
+    """GT_VERBOSE shows INFO of everything on stderr, GT_DEBUG_* shows DEBUG of one role. Otherwise warnings and errors
+    of the loggers in SHOWN are shown: the loss of a worker, a mistake of GT's own, an op that cannot run on shards, a
+    signal that asks for what there is not."""
     levels = {
         "gt": logging.INFO if settings.verbose else None,
         "gt.client": logging.DEBUG if settings.debug_client else None,
@@ -129,7 +132,7 @@ def configure_logging(settings: Settings) -> None:
     root = logging.getLogger("gt")
     if not any(isinstance(handler, logging.NullHandler) for handler in root.handlers):
         root.addHandler(logging.NullHandler())  # without it Python prints warnings of libraries nobody configured
-    for logger in (logging.getLogger("gt.sharding"), logging.getLogger("gt.signals")):
+    for logger in map(logging.getLogger, SHOWN):
         if not any(levels.values()) and not logger.handlers:
             handler = logging.StreamHandler()
             handler.setFormatter(logging.Formatter("gt: %(message)s"))

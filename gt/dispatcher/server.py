@@ -5,7 +5,8 @@ from __future__ import annotations
 import logging
 import os
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Generator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any, TypeAlias
 
@@ -25,6 +26,7 @@ from gt.core.messages import (
     Report,
     Waiting,
     Welcome,
+    WorkerInfo,
     WorkerShutdown,
 )
 from gt.dispatcher.office import Office
@@ -71,6 +73,15 @@ class Mail:
     payloads: list[Payload] = field(default_factory=list)
 
 
+@contextmanager
+def _surviving(what: str) -> Generator[None]:
+    """Around everything that is done for one peer: a mistake of ours there must not end what is done for others."""
+    try:
+        yield
+    except Exception:
+        log.exception("%s could not be dealt with", what)
+
+
 class Server:
     """`descriptor` shows that a message may have arrived, to who does not wait in a turn."""
 
@@ -110,10 +121,13 @@ class Server:
         now = time.monotonic()
         if now >= self._next_check:
             self._next_check = now + TICK_MS / 1000
-            self._bury_the_dead()
+            for peer in list(self._peers.values()):
+                with _surviving(f"the check of {peer.hello.role} {peer.ident}"):
+                    self._check(peer)
         if now >= self._next_notice:
             self._next_notice = now + NOTICE_SECONDS
-            self._explain_waits()
+            with _surviving("telling clients for whom they wait"):
+                self._explain_waits()
         return message is not None
 
     def stop(self) -> None:
@@ -131,9 +145,10 @@ class Server:
                 self._report(peer, frames)
         except ProtocolError as error:
             log.warning("refused a message: %s", error)
-            self._post(identity, [Refused(f"{error} (server: GT {__version__})")])
-            if peer is not None:
-                self._count_mistake(peer)
+            with _surviving("a refusal"):
+                self._post(identity, [Refused(f"{error} (server: GT {__version__})")])
+                if peer is not None:
+                    self._count_mistake(peer)
         except Exception:  # a mistake of ours: the other peers are served all the same
             log.exception("a message could not be dealt with")
 
@@ -221,15 +236,19 @@ class Server:
     def _welcome_waiting(self) -> None:
         ready = self.office.ready_workers()
         for identity, waiter in list(self._waiting.items()):
-            if len(ready) >= max(1, waiter.hello.wants_workers):
-                del self._waiting[identity]
-                ident = self.office.open_session(waiter.hello.host, waiter.hello.pid)
-                self._peers[identity] = Peer(waiter.hello, ident, start_mark(waiter.hello.pid))
-                self._clients[ident] = identity
-                self._post(identity, [Welcome(__version__, ident, os.getpid(), this_host(), ready)])
-                log.info("client %d joined (pid %d)", ident, waiter.hello.pid)
-            else:
-                self._explain_waiting(identity, waiter, len(ready))
+            with _surviving("the welcome of a client"):
+                if len(ready) >= max(1, waiter.hello.wants_workers):
+                    del self._waiting[identity]
+                    self._welcome_client(identity, waiter.hello, ready)
+                else:
+                    self._explain_waiting(identity, waiter, len(ready))
+
+    def _welcome_client(self, identity: bytes, hello: Hello, ready: tuple[WorkerInfo, ...]) -> None:
+        ident = self.office.open_session(hello.host, hello.pid)
+        self._peers[identity] = Peer(hello, ident, start_mark(hello.pid))
+        self._clients[ident] = identity
+        self._post(identity, [Welcome(__version__, ident, os.getpid(), this_host(), ready)])
+        log.info("client %d joined (pid %d)", ident, hello.pid)
 
     def _explain_waiting(self, identity: bytes, waiter: Waiter, ready: int) -> None:
         reason = (
@@ -243,8 +262,9 @@ class Server:
     def _explain_waits(self) -> None:
         """Tell clients that wait for an answer whom they wait for, and what that worker is at."""
         for session, workers in self.office.waits().items():
-            at = [self._at(worker) for worker in sorted(workers) if worker in self._workers]
-            self._send([ToClient(session, Waiting(f"for {', '.join(at)}"))])
+            with _surviving(f"telling client {session} for whom it waits"):
+                at = [self._at(worker) for worker in sorted(workers) if worker in self._workers]
+                self._send([ToClient(session, Waiting(f"for {', '.join(at)}"))])
 
     def _at(self, worker: int) -> str:
         code, site = self._peers[self._workers[worker]].progress
@@ -252,22 +272,20 @@ class Server:
 
     # Ends
 
-    def _bury_the_dead(self) -> None:
-        """Peers of this machine whose process is gone without a goodbye."""
-        for peer in list(self._peers.values()):
-            if peer.hello.host == this_host() and not is_running(peer.hello.pid, peer.mark):
-                self._bury(peer)
+    def _check(self, peer: Peer) -> None:
+        """A peer of this machine may have ended without a goodbye."""
+        if peer.hello.host == this_host() and not is_running(peer.hello.pid, peer.mark):
+            self._bury(peer)
 
     def _bury(self, peer: Peer) -> None:
-        shared.sweep(peer.hello.pid)
         self._forget(peer)
+        with _surviving("the removal of shared memory"):
+            shared.sweep(peer.hello.pid)
         if peer.hello.role == "worker":
             self._lose(peer, "has ended without a goodbye (killed, or crashed)")
             return
-        try:
+        with _surviving(f"the end of client {peer.ident}"):
             self._send(self.office.end_session(peer.ident))
-        except Exception:  # a mistake of ours: the other peers are served all the same
-            log.exception("the session of client %d could not be ended", peer.ident)
 
     def _dismiss(self, peer: Peer, reason: str) -> None:
         """A worker that cannot be relied on is asked to end, and nobody waits for it any more."""
@@ -282,11 +300,13 @@ class Server:
             self._send(self.office.lose_worker(peer.ident, reason, last))
         except Exception:  # a mistake of ours: the other peers are served all the same
             log.exception("the loss of worker %d could not be dealt with", peer.ident)
-            self._send(self.office.take())
+            with _surviving("what was to be said of it"):
+                self._send(self.office.take())
 
     def close(self) -> None:
         for identity in self._workers.values():
-            self._post(identity, [WorkerShutdown()])
+            with _surviving("the end of a worker"):
+                self._post(identity, [WorkerShutdown()])
         self._socket.close()
         self._context.term()
         if self._observer is not None:

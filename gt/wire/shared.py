@@ -6,6 +6,7 @@ when either dies later; what a dead process had not handed over is removed by `s
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import itertools
 import mmap
@@ -85,6 +86,9 @@ def end() -> None:
 
 
 def sweep(pid: int) -> None:
-    """Remove what a process has created and nobody has taken."""
+    """Remove the segments that a process has created and nobody has taken. The directory is open to all users of the
+    machine: whatever else has such a name, or cannot be removed, stays."""
     for path in _DIRECTORY.glob(f"gt-{pid}-*"):
-        path.unlink(missing_ok=True)
+        if _NAME.fullmatch(path.name):
+            with contextlib.suppress(OSError):
+                path.unlink()
