@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import gc
 import os
+import tempfile
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -17,6 +18,9 @@ import torch
 import gt
 from gt.client import session as sessions
 from tests.programs import free_port, running, start, wait_for_workers
+
+_keys = tempfile.TemporaryDirectory(prefix="gt-keys-")
+os.environ["GT_KEYS"] = _keys.name  # of servers that tests start, and kill
 
 hypothesis.settings.register_profile("steady", deadline=None)  # how long an example takes says nothing here
 hypothesis.settings.load_profile("steady")

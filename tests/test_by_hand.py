@@ -1,5 +1,6 @@
 """Server, workers and clients started by hand, as in the README."""
 
+import os
 import signal
 import time
 
@@ -12,6 +13,7 @@ from gt.client import session as sessions
 from gt.core.messages import PROTOCOL, FetchTensor, Hello, Refused, Welcome
 from gt.version import __version__
 from gt.wire.codec import Decoder, encode, header_of
+from gt.wire.keys import find_keys, keys_directory
 from gt.wire.processes import this_host
 from tests.programs import finish, free_port, running, start, wait_for_workers, wait_until
 
@@ -113,8 +115,13 @@ def test_errors_of_one_client_do_not_touch_another(server):
 def raw(server):
     """A peer that speaks the protocol by hand."""
     with zmq.Context() as context, context.socket(zmq.DEALER) as socket:
+        endpoint = f"tcp://127.0.0.1:{server[0]}"
+        keys = find_keys(keys_directory(os.environ["GT_KEYS"]), endpoint)
         socket.setsockopt(zmq.LINGER, 0)
-        socket.connect(f"tcp://127.0.0.1:{server[0]}")
+        socket.curve_serverkey, socket.curve_publickey, socket.curve_secretkey = [
+            key.encode() for key in (keys.server, keys.public, keys.secret)
+        ]
+        socket.connect(endpoint)
         yield socket
 
 

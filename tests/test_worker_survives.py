@@ -25,6 +25,7 @@ from gt.core.messages import (
 from gt.core.signatures import Input, Items, Signature
 from gt.wire import shared
 from gt.wire.codec import Decoder, encode, join
+from gt.wire.links import open_link
 from gt.worker.engines import PyTorchEngine
 from gt.worker.exchange import MemoryExchange
 from gt.worker.executor import Executor
@@ -45,6 +46,7 @@ class Bench:
         self._router.setsockopt(zmq.RCVTIMEO, 10_000)
         self._router.bind(f"ipc://{directory}/server")
         self._worker = Worker(f"ipc://{directory}/server", "pytorch", "cpu")
+        self._worker._link = open_link(f"ipc://{directory}/server", directory, 0, 0)
         self.exchange = MemoryExchange()
         self.executor = Executor(0, PyTorchEngine("cpu"), self.exchange, self._worker._export, owns_buffers=True)
 

@@ -34,6 +34,8 @@ class Settings(msgspec.Struct, frozen=True):
     debug_worker: bool = False
     shared_memory: bool = True
     timeout: float = 60.0
+    heartbeat_timeout: float = 60.0
+    keys: str = ""
 
 
 def _flag(text: str) -> bool:
@@ -79,6 +81,8 @@ _VARIABLES: dict[str, tuple[str, Callable[[str], object]]] = {
     "GT_DEBUG_WORKER": ("debug_worker", _flag),
     "GT_SHARED_MEMORY": ("shared_memory", _flag),
     "GT_TIMEOUT": ("timeout", _seconds),
+    "GT_HEARTBEAT_TIMEOUT": ("heartbeat_timeout", _seconds),
+    "GT_KEYS": ("keys", str),
 }
 
 
@@ -113,8 +117,8 @@ def require_loopback(host: str) -> str:
         raise SettingsError(f"{host!r} is the loopback address of IPv6, at which GT does not listen: use localhost")
     if host not in ("localhost", "127.0.0.1"):
         raise SettingsError(
-            f"{host!r} is not a loopback address; GT's control traffic is not authenticated yet, so it stays on this "
-            f"machine: use localhost"
+            f"{host!r} is not a loopback address; what workers send to each other is not authenticated, so GT stays on "
+            f"this machine: use localhost"
         )
     return "127.0.0.1"
 

@@ -4,23 +4,27 @@ from __future__ import annotations
 
 import logging
 import os
+import secrets
+import signal
 import time
 from collections.abc import Callable, Generator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any, TypeAlias
 
-import zmq
-
 from gt.core.errors import ProtocolError
 from gt.core.events import Observer
 from gt.core.messages import (
     MAX_BATCH,
     Answer,
+    CreateTensor,
+    Failed,
     Fetched,
     Goodbye,
     Hello,
     Instruction,
+    Lost,
+    Received,
     Refused,
     Rejected,
     Report,
@@ -32,11 +36,13 @@ from gt.core.messages import (
 from gt.dispatcher.office import Office
 from gt.dispatcher.ownership import require_ownership
 from gt.dispatcher.post import Outgoing, ToClient, ToWorkers
+from gt.dispatcher.reading import Reading
 from gt.version import __version__
 from gt.wire import shared
-from gt.wire.codec import Decoder, Frame, Payload, encode, encode_once
-from gt.wire.processes import is_running, start_mark, this_host
-from gt.wire.sockets import open_socket, receive, send
+from gt.wire.codec import MAX_HELLO, MAX_INSTRUCTIONS, Decoder, Frame, Payload, encode_batches, encode_once
+from gt.wire.keys import ServerKeys
+from gt.wire.links import Router
+from gt.wire.processes import is_running, is_stopped, start_mark, this_host
 
 log = logging.getLogger("gt.dispatcher")
 
@@ -48,13 +54,21 @@ _MISTAKES = 3  # malformed messages after which a client is no longer listened t
 
 @dataclass
 class Peer:
-    """Someone who has said hello. `ident` is a session or a worker's id; `progress` shows what a worker is at."""
+    """A client or worker that has said hello. `ident` is a session or a worker's id; `progress` shows what a worker is
+    at; `token` is the secret of a session. The connection of one that is `lost` has ended."""
 
     hello: Hello
     ident: int
     mark: str
     mistakes: int = 0
     progress: Sequence[int] = (0, 0)
+    token: str = ""
+    reading: Reading = field(default_factory=Reading)
+    lost: bool = False
+
+    @property
+    def is_of_this_machine(self) -> bool:
+        return self.hello.host == this_host()
 
 
 @dataclass
@@ -83,30 +97,29 @@ def _surviving(what: str) -> Generator[None]:
 
 
 class Server:
-    """`descriptor` shows that a message may have arrived, to who does not wait in a turn."""
+    """`descriptor` shows that a message may have arrived, to who does not wait in a turn. A peer that is silent for
+    `silence` seconds is given up (0: never); `ended` are the processes of workers that were ended for that. With `keys`
+    only those are let in that have them."""
 
-    def __init__(self, endpoint: str, observer: Observer | None = None) -> None:
+    def __init__(
+        self, endpoint: str, observer: Observer | None = None, *, silence: float = 0, keys: ServerKeys | None = None
+    ) -> None:
+        self._router = Router(endpoint, keys, TICK_MS, silence)
+        self._silence = silence
+        self.ended: set[int] = set()
         self.office = Office(observer)
         self._observer = observer
         self._stopping = False
         self._next_check = self._next_notice = time.monotonic()
-        self._context = zmq.Context()
-        self._socket = open_socket(self._context, zmq.ROUTER, TICK_MS)
-        try:
-            self._socket.bind(endpoint)
-        except zmq.ZMQError:
-            self._socket.close()
-            self._context.term()
-            raise
-        self.descriptor = int(self._socket.getsockopt(zmq.FD))
+        self.descriptor = self._router.descriptor
         self._peers: dict[bytes, Peer] = {}
         self._waiting: dict[bytes, Waiter] = {}
         self._clients: dict[int, bytes] = {}
         self._workers: dict[int, bytes] = {}
         self._here: dict[int, Deliver] = {}
-        self._instructions: Decoder[Instruction] = Decoder(Instruction)
+        self._instructions: Decoder[Instruction | Received] = Decoder(Instruction | Received, MAX_INSTRUCTIONS)
         self._reports: Decoder[Report] = Decoder(Report)
-        self._hellos: Decoder[Hello] = Decoder(Hello)
+        self._hellos: Decoder[Hello] = Decoder(Hello, MAX_HELLO)
 
     def run(self) -> None:
         while not self._stopping:
@@ -115,15 +128,17 @@ class Server:
 
     def turn(self, *, waits: bool = True) -> bool:
         """Deal with a message, if there is one or it comes in time, and with what is due. Gives whether there was."""
-        message = receive(self._socket, waits=waits)
+        message = self._router.receive(waits=waits)
         if message is not None:
-            self._receive(message[0], message[1:])
+            self._receive(*message)
         now = time.monotonic()
         if now >= self._next_check:
             self._next_check = now + TICK_MS / 1000
             for peer in list(self._peers.values()):
                 with _surviving(f"the check of {peer.hello.role} {peer.ident}"):
                     self._check(peer)
+            for identity in self._router.take_lost():
+                self._note_loss(identity)
         if now >= self._next_notice:
             self._next_notice = now + NOTICE_SECONDS
             with _surviving("telling clients for whom they wait"):
@@ -159,11 +174,31 @@ class Server:
 
     def _instruct(self, peer: Peer, frames: Sequence[Frame]) -> None:
         batch, payloads = self._instructions.decode(frames)
+        instructions: list[Instruction] = []
         for instruction in batch:
             require_ownership(peer.ident, instruction)
-        self.instruct(peer.ident, batch, payloads)
-        if peer.ident not in self.office.state.sessions:
-            self._forget(peer)
+            if isinstance(instruction, Received):
+                peer.reading.end(instruction.request)
+                continue
+            if isinstance(instruction, CreateTensor) and instruction.segment.name:
+                _require_own_segment(peer, instruction.segment.name)
+            instructions.append(instruction)
+        try:
+            peer.reading.hold(instructions, payloads)
+        except ProtocolError as error:
+            self._give_up_client(peer, f"was ended: {error}")
+            return
+        self._proceed(peer)
+
+    def _proceed(self, peer: Peer) -> None:
+        """Do what a session has asked for, as far as it may read."""
+        while (part := peer.reading.next()) is not None:
+            self.instruct(peer.ident, part.instructions, part.payloads)
+            if part.read is not None and part.read.id in self.office.state.tensors:
+                peer.reading.begin(part.read.request, self.office.state.tensors[part.read.id].meta.nbytes)
+            if peer.ident not in self.office.state.sessions:
+                self._forget(peer)
+                return
 
     def instruct(self, session: int, batch: Sequence[Instruction], payloads: Sequence[Payload]) -> None:
         try:
@@ -245,9 +280,9 @@ class Server:
 
     def _welcome_client(self, identity: bytes, hello: Hello, ready: tuple[WorkerInfo, ...]) -> None:
         ident = self.office.open_session(hello.host, hello.pid)
-        self._peers[identity] = Peer(hello, ident, start_mark(hello.pid))
+        peer = self._peers[identity] = Peer(hello, ident, start_mark(hello.pid), token=secrets.token_hex(16))
         self._clients[ident] = identity
-        self._post(identity, [Welcome(__version__, ident, os.getpid(), this_host(), ready)])
+        self._post(identity, [Welcome(__version__, ident, os.getpid(), this_host(), ready, peer.token)])
         log.info("client %d joined (pid %d)", ident, hello.pid)
 
     def _explain_waiting(self, identity: bytes, waiter: Waiter, ready: int) -> None:
@@ -272,18 +307,53 @@ class Server:
 
     # Ends
 
+    def _note_loss(self, identity: bytes) -> None:
+        """A connection has ended. Its peer is given up at the next check: what it has sent before is read first."""
+        self._waiting.pop(identity, None)
+        peer = self._peers.get(identity)
+        if peer is not None:
+            peer.lost = True
+
     def _check(self, peer: Peer) -> None:
-        """A peer of this machine may have ended without a goodbye."""
-        if peer.hello.host == this_host() and not is_running(peer.hello.pid, peer.mark):
+        """A peer may be gone without a goodbye."""
+        if peer.is_of_this_machine and not is_running(peer.hello.pid, peer.mark):
             self._bury(peer)
+        elif peer.lost and peer.hello.role == "worker":
+            self._give_up_worker(peer)
+        elif peer.lost:
+            self._give_up_client(peer, f"is gone: its connection was closed, or silent for {self._silence:g} s")
+        else:
+            self._proceed(peer)
 
     def _bury(self, peer: Peer) -> None:
+        """The process of a peer is gone."""
         self._forget(peer)
-        with _surviving("the removal of shared memory"):
-            shared.sweep(peer.hello.pid)
+        if not start_mark(peer.hello.pid):  # unless another process has its number by now
+            with _surviving("the removal of shared memory"):
+                shared.sweep(peer.hello.pid)
         if peer.hello.role == "worker":
             self._lose(peer, "has ended without a goodbye (killed, or crashed)")
             return
+        with _surviving(f"the end of client {peer.ident}"):
+            self._send(self.office.end_session(peer.ident))
+
+    def _give_up_worker(self, peer: Peer) -> None:
+        """Others may be in the middle of an exchange with a worker that is stopped, so its process is ended. One that
+        is not finds out by itself and joins again."""
+        reason = f"is gone: its connection was closed, or silent for {self._silence:g} s (GT_HEARTBEAT_TIMEOUT)"
+        if peer.is_of_this_machine and is_stopped(peer.hello.pid):
+            reason = f"was stopped for {self._silence:g} s (GT_HEARTBEAT_TIMEOUT), and ended for that"
+            self.ended.add(peer.hello.pid)
+            with _surviving(f"the end of worker {peer.ident}"):
+                os.kill(peer.hello.pid, signal.SIGKILL)
+        self._forget(peer)
+        self._lose(peer, reason)
+
+    def _give_up_client(self, peer: Peer, reason: str) -> None:
+        log.warning("client %d (pid %d) %s", peer.ident, peer.hello.pid, reason)
+        with _surviving("a refusal"):
+            self._post(self._clients[peer.ident], [Refused(f"the session {reason} (server: GT {__version__})")])
+        self._forget(peer)
         with _surviving(f"the end of client {peer.ident}"):
             self._send(self.office.end_session(peer.ident))
 
@@ -307,8 +377,7 @@ class Server:
         for identity in self._workers.values():
             with _surviving("the end of a worker"):
                 self._post(identity, [WorkerShutdown()])
-        self._socket.close()
-        self._context.term()
+        self._router.close()
         if self._observer is not None:
             self._observer.close()
 
@@ -320,13 +389,15 @@ class Server:
         mail: dict[bytes, Mail] = {}
         for item in outgoing:
             if isinstance(item, ToWorkers):
-                message: Any = item.command if len(item.workers) == 1 else encode_once(item.command)
+                once = len(item.workers) > 1 and item.buffer is None
+                message: Any = encode_once(item.command) if once else item.command
                 identities = [self._workers.get(worker) for worker in item.workers]
             elif deliver := self._here.get(item.session):
                 deliver(item.answer, item.buffer)  # type: ignore[arg-type]
                 continue
             else:
                 message, identities = item.answer, [self._clients.get(item.session)]
+                self._note_answer(item)
             for identity in identities:
                 if identity is not None:
                     box = mail.setdefault(identity, Mail())
@@ -339,5 +410,16 @@ class Server:
         for identity, box in mail.items():
             self._post(identity, box.messages, box.payloads)
 
+    def _note_answer(self, item: ToClient) -> None:
+        """A read that has failed brings no bytes."""
+        if isinstance(item.answer, Failed | Lost | Rejected) and item.session in self._clients:
+            self._peers[self._clients[item.session]].reading.end(item.answer.request)
+
     def _post(self, identity: bytes, messages: Sequence[Any], payloads: Sequence[Payload] = ()) -> None:
-        send(self._socket, [identity, *encode(messages, payloads)])
+        for frames in encode_batches(messages, payloads):
+            self._router.send(identity, frames)
+
+
+def _require_own_segment(peer: Peer, name: str) -> None:
+    if not shared.is_made_with(name, peer.token):
+        raise ProtocolError(f"segment {name} is not one of session {peer.ident}")
