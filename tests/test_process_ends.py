@@ -164,6 +164,20 @@ def test_nothing_is_left_of_a_killed_program_whose_child_lives_on():
         finish(process)
 
 
+STOPS = """
+os.kill(session.current().welcome.workers[0].pid, signal.SIGSTOP)
+os.kill(os.getpid(), signal.SIGKILL)
+"""
+
+
+def test_a_stopped_worker_does_not_outlive_a_killed_program():
+    with tempfile.TemporaryDirectory() as directory:
+        _, out, _ = finish(start("-c", SCRIPT.format(ending=STOPS), GT_WORKERS="2", TMPDIR=directory))
+        pids = [int(text) for text in out.splitlines()[0].split()]
+        wait_until(lambda: not any(map(psutil.pid_exists, pids)), what=f"the end of {pids}")
+        wait_until(lambda: os.listdir(directory) == [], what="the removal of the directory")
+
+
 def test_ctrl_c_interrupts_a_wait():
     work = "y = gt.randn(1500, 1500)\nfor _ in range(400): y = y @ y * 1e-3\n"
     script = SCRIPT.format(ending=work + "print('waiting', flush=True)\ny.sum().item()")
