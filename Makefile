@@ -4,7 +4,7 @@ VENV := .venv
 RUN := $(VENV)/bin/python
 STAMP := $(VENV)/.ready
 
-.PHONY: setup demo test lint test-slow conformance benchmark clean
+.PHONY: setup demo test lint test-slow conformance faults benchmark clean
 
 setup: $(STAMP)
 
@@ -31,6 +31,9 @@ test-slow: setup
 conformance: setup
 	$(RUN) -m tests.conformance --jobs 2
 	$(RUN) -m tests.conformance --jobs 2 --mode sharded
+
+faults: setup
+	$(RUN) -m pytest -m fault --write-faults
 
 benchmark: setup
 	$(RUN) benchmarks/overhead.py

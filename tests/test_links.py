@@ -111,8 +111,8 @@ def said_by(process, text):
     return lines[-1]
 
 
-@pytest.mark.parametrize("fault", ["cut", "silent"])
-def test_a_worker_whose_link_is_lost_is_given_up_and_joins_again_with_nothing(server, fault):
+@pytest.mark.parametrize("how", ["is cut", "goes silent"])
+def test_a_worker_whose_link_is_lost_is_given_up_and_joins_again_with_nothing(server, how, fault):
     main, port = server
     with proxied(port) as proxy:
         worker = start("-m", "gt.worker", "-p", str(proxy.port), "--threads", "1", **SILENCE)
@@ -122,12 +122,13 @@ def test_a_worker_whose_link_is_lost_is_given_up_and_joins_again_with_nothing(se
             try:
                 x = gt.ones(3)
                 assert x.sum().item() == 3
-                if fault == "silent":
+                if how == "goes silent":
                     proxy.silent.set()
                     threading.Timer(4, proxy.silent.clear).start()
                 else:
                     proxy.cut()
-                with pytest.raises(gt.WorkerLost, match=r"worker 0 .*its connection was closed, or silent for 2 s"):
+                lost = r"worker 0 .*its connection was closed, or silent for 2 s"
+                with pytest.raises(gt.WorkerLost, match=lost) as error:
                     while True:
                         x.sum().item()
                 assert "worker 0" in said_by(main, "is gone")
@@ -135,12 +136,14 @@ def test_a_worker_whose_link_is_lost_is_given_up_and_joins_again_with_nothing(se
                 wait_for_workers(port, 1)
                 assert (gt.ones(3) + 1).sum().item() == 6
                 assert sessions.current().locate(gt.ones(3)._node).mesh.workers == (1,)
+                fault(f"the connection of a worker {how}", error.value)
+                fault(f"the same worker, after its connection {how}", "joined again with nothing, as worker 1")
             finally:
                 gt.shutdown()
 
 
-@pytest.mark.parametrize("fault", ["cut", "silent"])
-def test_a_client_whose_link_is_lost_is_told_and_its_tensors_are_freed(server, fault, monkeypatch):
+@pytest.mark.parametrize("how", ["is cut", "goes silent"])
+def test_a_client_whose_link_is_lost_is_told_and_its_tensors_are_freed(server, how, monkeypatch, fault):
     main, port = server
     monkeypatch.setenv("GT_HEARTBEAT_TIMEOUT", "2")
     with proxied(port) as proxy, running(start("-m", "gt.worker", "-p", str(port), "--threads", "1")):
@@ -149,17 +152,19 @@ def test_a_client_whose_link_is_lost_is_told_and_its_tensors_are_freed(server, f
         try:
             x = gt.ones(3)
             assert x.sum().item() == 3
-            proxy.silent.set() if fault == "silent" else proxy.cut()
+            proxy.silent.set() if how == "goes silent" else proxy.cut()
             begun = time.monotonic()
-            with pytest.raises(gt.ServerLost, match="the connection to the server at .* was lost.*silent for 2 s"):
+            lost = "the connection to the server at .* was lost.*silent for 2 s"
+            with pytest.raises(gt.ServerLost, match=lost) as error:
                 x.sum().item()
             assert time.monotonic() - begun < 10
             assert "its connection was closed, or silent for 2 s" in said_by(main, "is gone")
+            fault(f"the connection of a client {how}", error.value)
         finally:
             gt.shutdown()
 
 
-def test_a_silent_server_is_given_up(server, monkeypatch):
+def test_a_silent_server_is_given_up(server, monkeypatch, fault):
     main, port = server
     monkeypatch.setenv("GT_HEARTBEAT_TIMEOUT", "1")
     with running(start("-m", "gt.worker", "-p", str(port), "--threads", "1")):
@@ -169,14 +174,15 @@ def test_a_silent_server_is_given_up(server, monkeypatch):
             x = gt.ones(3)
             gt.synchronize()
             main.send_signal(signal.SIGSTOP)
-            with pytest.raises(gt.ServerLost, match="silent for 1 s"):
+            with pytest.raises(gt.ServerLost, match="silent for 1 s") as error:
                 x.sum().item()
+            fault("a server is stopped (SIGSTOP)", error.value)
         finally:
             main.send_signal(signal.SIGCONT)
             gt.shutdown()
 
 
-def test_neither_a_busy_worker_nor_an_idle_program_is_silent(monkeypatch):
+def test_neither_a_busy_worker_nor_an_idle_program_is_silent(monkeypatch, fault):
     """The dispatcher of a program that asks for nothing gets no turn; heartbeats are answered all the same."""
     monkeypatch.setenv("GT_HEARTBEAT_TIMEOUT", "1.5")
     gt.init(workers=1)
@@ -189,11 +195,12 @@ def test_neither_a_busy_worker_nor_an_idle_program_is_silent(monkeypatch):
             y.sum().item()
         time.sleep(2)
         assert x.sum().item() == 3
+        fault("a worker computes, or a program asks for nothing, for longer than the limit", "nothing: both go on")
     finally:
         gt.shutdown()
 
 
-def test_a_stopped_worker_is_given_up_and_ended(monkeypatch, caplog):
+def test_a_stopped_worker_is_given_up_and_ended(monkeypatch, caplog, fault):
     monkeypatch.setenv("GT_HEARTBEAT_TIMEOUT", "1")
     gt.init(workers=1)
     try:
@@ -201,10 +208,12 @@ def test_a_stopped_worker_is_given_up_and_ended(monkeypatch, caplog):
         gt.synchronize()
         process = psutil.Process(sessions.current().welcome.workers[0].pid)
         process.suspend()
-        with pytest.raises(gt.WorkerLost, match=r"was stopped for 1 s \(GT_HEARTBEAT_TIMEOUT\), and ended for that"):
+        ended = r"was stopped for 1 s \(GT_HEARTBEAT_TIMEOUT\), and ended for that"
+        with pytest.raises(gt.WorkerLost, match=ended) as error:
             x.sum().item()
         wait_until(lambda: not process.is_running() or process.status() == psutil.STATUS_ZOMBIE, what="its end")
         assert [record.name for record in caplog.records if "was stopped for 1 s" in record.message]
+        fault("a worker is stopped (SIGSTOP)", error.value)
     finally:
         gt.shutdown()
 
@@ -221,7 +230,7 @@ print(x.sum().item())
 """
 
 
-def test_a_program_that_was_stopped_finds_its_workers():
+def test_a_program_that_was_stopped_finds_its_workers(fault):
     program = start("-c", STOPPED, GT_WORKERS="1", GT_HEARTBEAT_TIMEOUT="0.5")
     with running(program):
         assert program.stdout.readline() == "ready\n"
@@ -231,9 +240,10 @@ def test_a_program_that_was_stopped_finds_its_workers():
         program.send_signal(signal.SIGUSR1)
         code, out, err = finish(program, 30)
         assert (code, out) == (0, "3.0\n"), err
+        fault("a program with workers of its own is stopped for longer than the limit, and continued", "it goes on")
 
 
-def test_a_batch_just_under_the_limit_is_served(server):
+def test_a_batch_just_under_the_limit_is_served(server, fault):
     """It becomes commands over the limit of a client's batch, in several messages."""
     _, port = server
     with running(start("-m", "gt.worker", "-p", str(port), "--threads", "1")):
@@ -243,5 +253,6 @@ def test_a_batch_just_under_the_limit_is_served(server):
             parts = [gt.ones(1) for _ in range(20_000)]
             joined = [torch.cat(parts) for _ in range(25)]
             assert [x.sum().item() for x in joined] == [20_000] * 25
+            fault("a batch becomes commands over the limit of a message", "it is sent in several, and done")
         finally:
             gt.shutdown()

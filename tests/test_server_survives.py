@@ -220,7 +220,7 @@ def test_a_mistake_of_ours_at_the_end_of_a_peer_ends_nothing(server, monkeypatch
     assert who not in server._peers and "ZeroDivisionError: of ours" in caplog.text
 
 
-def test_something_planted_for_a_dead_process_does_not_end_the_server(server, monkeypatch, tmp_path):
+def test_something_planted_for_a_dead_process_does_not_end_the_server(server, monkeypatch, tmp_path, fault):
     dead = subprocess.Popen([sys.executable, "-c", ""])
     dead.wait()
     (tmp_path / f"gt-{dead.pid}-x").mkdir()
@@ -229,6 +229,9 @@ def test_something_planted_for_a_dead_process_does_not_end_the_server(server, mo
     server._next_check = 0.0
     server.turn(waits=False)
     assert set(server._peers) == {b"worker", b"client"}
+    fault(
+        "a directory with the name of a dead client's segment is in `/dev/shm`", "it stays there, and nothing happens"
+    )
 
 
 @pytest.mark.parametrize("timer", ["_check", "_explain_waits", "_at"])

@@ -85,25 +85,30 @@ os._exit(0)
 
 @needs_root
 @pytest.mark.parametrize("knows", ["nothing", "another key", "the server's public key"])
-def test_another_user_cannot_join_a_server(server, knows):
+def test_another_user_cannot_join_a_server(server, knows, fault):
     _, port = server
     endpoint = f"tcp://127.0.0.1:{port}"
     keys = find_keys(keys_directory(os.environ["GT_KEYS"]), endpoint)
     other = zmq.curve_keypair()[0].decode()
     key = {"nothing": "", "another key": other, "the server's public key": keys.server}[knows]
     assert as_nobody(JOIN, endpoint, key) == "kept out"
+    fault(
+        f"another user connects to a server and knows {knows}", "the handshake fails; nothing is read of what he sends"
+    )
 
 
 @needs_root
-def test_another_user_cannot_read_the_keys(server):
+def test_another_user_cannot_read_the_keys(server, fault):
     _, port = server
     (path,) = Path(os.environ["GT_KEYS"]).glob(f"*-{port}")
     read = "try: print(open(sys.argv[1]).read())\nexcept OSError as error: print(type(error).__name__)"
-    assert as_nobody(read, path) == "PermissionError"
+    happened = as_nobody(read, path)
+    assert happened == "PermissionError"
+    fault("another user reads the keys of a server", f"`{happened}`")
 
 
 @needs_root
-def test_another_user_cannot_reach_the_dispatcher_of_local_workers(monkeypatch):
+def test_another_user_cannot_reach_the_dispatcher_of_local_workers(monkeypatch, fault):
     started = []
     begin = LocalProcesses.__init__
     monkeypatch.setattr(
@@ -117,7 +122,9 @@ def test_another_user_cannot_reach_the_dispatcher_of_local_workers(monkeypatch):
             "try: socket.socket(socket.AF_UNIX).connect(sys.argv[1])\n"
             "except OSError as error: print(type(error).__name__)"
         )
-        assert as_nobody(connect, path) == "PermissionError"
+        happened = as_nobody(connect, path)
+        assert happened == "PermissionError"
+        fault("another user connects to the socket of local workers", f"`{happened}`")
     finally:
         gt.shutdown()
 
@@ -198,7 +205,7 @@ def test_a_server_ends_with_a_hint_where_keys_cannot_be_private(tmp_path):
         assert "mode 777" in err and "GT_KEYS" in err and "Traceback" not in err
 
 
-def test_a_server_that_was_killed_and_started_again_is_found(monkeypatch):
+def test_a_server_that_was_killed_and_started_again_is_found(monkeypatch, fault):
     port = free_port()
     worker = start("-m", "gt.worker", "-p", str(port), "--threads", "1", GT_HEARTBEAT_TIMEOUT="5")
     main = start("-m", "gt.server", "-p", str(port))
@@ -213,6 +220,10 @@ def test_a_server_that_was_killed_and_started_again_is_found(monkeypatch):
         again = start("-m", "gt.server", "-p", str(port))
         with running(again, start("-m", "gt.worker", "-p", str(port), "--threads", "1")):
             wait_for_workers(port, 1)
+            fault(
+                "a server is killed and started again",
+                "its old keys are ignored; clients and workers find the new ones",
+            )
 
 
 # Segments
@@ -228,7 +239,7 @@ def test_a_segment_is_known_by_its_sessions_token(tmp_path, monkeypatch):
     assert not shared.is_made_with("", "ours") and not shared.is_made_with(shared.create(8)[0], "ours")
 
 
-def test_a_session_cannot_take_the_segment_of_another(tmp_path, monkeypatch):
+def test_a_session_cannot_take_the_segment_of_another(tmp_path, monkeypatch, fault):
     monkeypatch.setattr(shared, "_DIRECTORY", tmp_path)
     server = RecordingServer()
     with contextlib.closing(server):
@@ -243,6 +254,7 @@ def test_a_session_cannot_take_the_segment_of_another(tmp_path, monkeypatch):
         server.hear(b"victim", CreateTensor(own(1, victim.ident), SMALL, Segment(name, 16), 0, 0))
         (answer,) = server.hear(b"victim", LocateTensor(own(2), own(1)))
         assert isinstance(answer, Located)
+        fault("a session names the segment of another's upload", "refused: " + refused.reason.split(" (server")[0])
 
 
 # Limits
@@ -254,7 +266,7 @@ def greeting(mechanism):
 
 
 @pytest.mark.parametrize("mechanism", [b"CURVE", b"NULL"])
-def test_frames_without_a_handshake_cost_the_server_little(server, mechanism):
+def test_frames_without_a_handshake_cost_the_server_little(server, mechanism, fault):
     main, port = server
     before = psutil.Process(main.pid).memory_info().rss
     with contextlib.ExitStack() as stack:
@@ -263,10 +275,11 @@ def test_frames_without_a_handshake_cost_the_server_little(server, mechanism):
             with contextlib.suppress(OSError):  # it is disconnected
                 stranger.sendall(greeting(mechanism) + b"\x06" + struct.pack(">Q", size) + bytes(size // 2))
         assert psutil.Process(main.pid).memory_info().rss - before < 100e6
+        fault("60 strangers begin frames of up to 64 MB", "the server takes less than 100 MB for all of them")
     wait_for_workers(port, 1)
 
 
-def test_a_client_that_takes_nothing_is_given_a_limited_amount(server, monkeypatch):
+def test_a_client_that_takes_nothing_is_given_a_limited_amount(server, fault):
     """120 reads of 16 MB in one small message."""
     main, port = server
     gt.connect(f"localhost:{port}")
@@ -286,11 +299,12 @@ def test_a_client_that_takes_nothing_is_given_a_limited_amount(server, monkeypat
             assert not main.poll()
         assert most < 500e6
         assert [bytes(session.inbox.wait(ident)[1][:4]) for ident in idents] == [struct.pack("f", 1)] * 120
+        fault("120 reads of 16 MB in one message", "all are answered; less than 500 MB of them exist at a time")
     finally:
         gt.shutdown()
 
 
-def test_a_session_that_makes_the_server_hold_too_much_is_ended(monkeypatch):
+def test_a_session_that_makes_the_server_hold_too_much_is_ended(monkeypatch, fault):
     monkeypatch.setattr("gt.dispatcher.reading.MAX_UNREAD", 0)
     monkeypatch.setattr("gt.dispatcher.reading.MAX_HELD", 5)
     server = RecordingServer()
@@ -301,6 +315,7 @@ def test_a_session_that_makes_the_server_hold_too_much_is_ended(monkeypatch):
             told = server.hear(b"client", *[FetchTensor(own(number + more), own(99)) for more in (0, 1)])
         assert [type(message) for message in told] == [Refused] and "6 instructions with 0 bytes wait" in told[0].reason
         assert b"client" not in server._peers
+        fault("a client takes no answers and asks for more without end", "its session is ended, and it is told why")
 
 
 def test_a_failed_read_gives_its_place_free(monkeypatch):

@@ -97,7 +97,7 @@ def test_an_empty_segment_is_a_failure_of_its_tensor(bench, tmp_path, monkeypatc
     assert news.failure.kind == "ProtocolError" and "cannot be mapped" in news.failure.message
 
 
-def test_without_room_for_a_segment_bytes_go_with_the_message(bench, monkeypatch):
+def test_without_room_for_a_segment_bytes_go_with_the_message(bench, monkeypatch, fault):
     def full(*_):
         raise OSError(errno.ENOSPC, "No space left on device")
 
@@ -106,6 +106,7 @@ def test_without_room_for_a_segment_bytes_go_with_the_message(bench, monkeypatch
     bench.tell(create(A, BIG, nbytes=BIG.nbytes), payloads=[[content]])
     assert bench.tell(WorkerFetchTensor(REQUEST, A, True)) == [Fetched(REQUEST, Segment("", BIG.nbytes))]
     assert bench.bytes == [content]
+    fault("`/dev/shm` is full", "tensors go with the messages")
 
 
 def test_a_tensor_that_cannot_be_read_fails_its_request_and_leaves_no_segment(bench, tmp_path, monkeypatch):
