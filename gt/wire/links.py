@@ -126,16 +126,16 @@ class Router:
         self._lost: list[bytes] = []
 
     def receive(self, *, waits: bool = True) -> tuple[bytes, list[bytes]] | None:
-        """A message and the name of who sent it."""
-        message = receive_from(self._socket, waits=waits)
+        """A message and the name of the peer that sent it."""
+        message = receive_from(self._socket, self._peers, waits=waits)
         if message is None:
             return None
-        name = message[0].bytes
+        (name, *frames), descriptor = message
         if name not in self._peers:
             self._notice_losses()  # first: the descriptor may have been that of another connection
-            descriptor = self._peers[name] = int(message[0].get(zmq.SRCFD))  # type: ignore[call-overload]
+            self._peers[name] = descriptor
             self._names[descriptor] = name
-        return name, message[1]
+        return name, frames
 
     def send(self, name: bytes, frames: Sequence[Frame]) -> None:
         """Nothing is sent to a peer that is gone; one that does not take what it is sent is given up."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import select
-from collections.abc import Sequence
+from collections.abc import Container, Sequence
 
 import zmq
 
@@ -64,18 +64,25 @@ def receive(socket: zmq.Socket[bytes], *, waits: bool = True) -> list[bytes] | N
         frames = [socket.recv(0 if waits else _NOW)]
     except zmq.Again:
         return None
+    return _rest(socket, frames)
+
+
+def receive_from(
+    socket: zmq.Socket[bytes], known: Container[bytes], *, waits: bool = True
+) -> tuple[list[bytes], int] | None:
+    """The same of a router, whose messages begin with the name of a peer; and if that is not one of `known`, the
+    descriptor of its connection, otherwise -1."""
+    try:
+        frames = [socket.recv(0 if waits else _NOW)]
+    except zmq.Again:
+        return None
+    if frames[0] in known:
+        return _rest(socket, frames), -1
+    frame = socket.recv(copy=False)  # a frame that is not copied knows where it comes from
+    return _rest(socket, [*frames, frame.bytes]), int(frame.get(zmq.SRCFD))  # type: ignore[call-overload]
+
+
+def _rest(socket: zmq.Socket[bytes], frames: list[bytes]) -> list[bytes]:
     while socket.getsockopt(_HAS_MORE):
         frames.append(socket.recv())
     return frames
-
-
-def receive_from(socket: zmq.Socket[bytes], *, waits: bool = True) -> tuple[zmq.Frame, list[bytes]] | None:
-    """The same of a router: the frame that names the peer, and the others. That frame knows the peer's connection."""
-    try:
-        name = socket.recv(0 if waits else _NOW, copy=False)
-    except zmq.Again:
-        return None
-    frames = []
-    while socket.getsockopt(_HAS_MORE):
-        frames.append(socket.recv())
-    return name, frames
