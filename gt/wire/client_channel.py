@@ -85,7 +85,7 @@ class SocketChannel:
 
     def send(self, batch: Sequence[Instruction], buffers: Sequence[Buffer]) -> None:
         packed, payloads = pack(batch, buffers, self._fill, self._token)
-        messages = list(encode_batches(packed, payloads, MAX_INSTRUCTIONS))
+        messages = encode_batches(packed, payloads, MAX_INSTRUCTIONS)
         with self._lock:
             link = self._open_link()
             try:

@@ -10,7 +10,7 @@ longer one is disconnected before room is made for it.
 from __future__ import annotations
 
 import struct
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any, Generic, TypeAlias, TypeVar
 
 import msgspec
@@ -41,13 +41,12 @@ def encode(messages: Sequence[Any], payloads: Iterable[Sequence[Frame]] = ()) ->
 
 def encode_batches(
     messages: Sequence[Any], payloads: Sequence[Sequence[Frame]] = (), limit: int = MAX_BODY
-) -> Iterator[list[Frame]]:
+) -> list[list[Frame]]:
     """The same as several messages on the wire where the body of one would be over the limit. Raises ProtocolError for
     a record that is over it alone."""
     body = _encoder.encode(messages)
     if len(body) <= limit:
-        yield _frames(body, payloads)
-        return
+        return [_frames(body, payloads)]
     if len(messages) == 1:
         raise ProtocolError(
             f"a {type(messages[0]).__name__} of {len(body)} bytes is over the limit of {limit}; give it fewer or "
@@ -55,11 +54,15 @@ def encode_batches(
         )
     middle = len(messages) // 2
     carried = sum([type(message) in _CARRIERS for message in messages[:middle]])
-    yield from encode_batches(messages[:middle], payloads[:carried], limit)
-    yield from encode_batches(messages[middle:], payloads[carried:], limit)
+    return [
+        *encode_batches(messages[:middle], payloads[:carried], limit),
+        *encode_batches(messages[middle:], payloads[carried:], limit),
+    ]
 
 
 def _frames(body: bytes, payloads: Iterable[Sequence[Frame]]) -> list[Frame]:
+    if not payloads and len(body) <= PIECE:
+        return [header_of(body) + body]
     parts = [memoryview(part) for payload in payloads for part in payload]
     few = sum([part.nbytes for part in parts]) <= FEW
     if few and len(body) <= PIECE:

@@ -130,7 +130,8 @@ class Router:
         message = receive_from(self._socket, self._peers, waits=waits)
         if message is None:
             return None
-        (name, *frames), descriptor = message
+        frames, descriptor = message
+        name = frames.pop(0)
         if name not in self._peers:
             self._notice_losses()  # first: the descriptor may have been that of another connection
             self._peers[name] = descriptor
