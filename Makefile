@@ -4,7 +4,7 @@ VENV := .venv
 RUN := $(VENV)/bin/python
 STAMP := $(VENV)/.ready
 
-.PHONY: setup demo test lint test-slow conformance conformance-formats crash-detector benchmark clean
+.PHONY: setup demo test lint test-slow conformance conformance-formats crash-detector faults benchmark clean
 
 setup: $(STAMP)
 
@@ -39,6 +39,9 @@ conformance-formats: setup
 
 crash-detector: setup
 	$(RUN) -m tests.crash_detector --jobs 2
+
+faults: setup
+	$(RUN) -m pytest -m fault --write-faults
 
 benchmark: setup
 	$(RUN) benchmarks/overhead.py

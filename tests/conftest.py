@@ -5,8 +5,9 @@ from __future__ import annotations
 import contextlib
 import gc
 import os
+import tempfile
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import hypothesis
@@ -16,9 +17,13 @@ import torch
 
 import gt
 from gt.client import session as sessions
+from tests import faults
 from tests.programs import free_port, running, start, wait_for_workers
 
 os.environ.setdefault("GT_CHECK_GEOMETRY", "1")  # of every result, in every process that a test starts
+_keys = tempfile.TemporaryDirectory(prefix="gt-keys-")
+os.environ["GT_KEYS"] = _keys.name  # of servers that tests start, and kill
+
 hypothesis.settings.register_profile("steady", deadline=None)  # how long an example takes says nothing here
 hypothesis.settings.load_profile("steady")
 
@@ -28,6 +33,38 @@ torch.optim.SGD([gt.ones(2, requires_grad=True)])  # imports dynamo and sympy, w
 gt.shutdown()
 gc.collect()
 gc.freeze()  # torch's own objects need not be walked by the collection after each test
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--write-faults", action="store_true", help="write the table of faults in docs/reliability.md")
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    for item in items:
+        if "fault" in getattr(item, "fixturenames", ()):
+            item.add_marker(pytest.mark.fault)
+
+
+_tried: dict[str, str] = {}
+
+
+@pytest.fixture
+def fault(request: pytest.FixtureRequest) -> Callable[[str, object], None]:
+    """Notes a fault that the test has tried, and what happened: an error, or words. It must be what the docs say."""
+
+    def note(tried: str, happened: object) -> None:
+        _tried[tried] = faults.outcome_of(happened)
+        if not request.config.getoption("--write-faults"):
+            told = faults.read_table(faults.DOCUMENT.read_text()).get(tried)
+            assert told == _tried[tried], "docs/reliability.md says otherwise; `make faults` writes its table again"
+
+    return note
+
+
+def pytest_sessionfinish(session: pytest.Session) -> None:
+    if session.config.getoption("--write-faults"):
+        faults.DOCUMENT.write_text(faults.with_table(faults.DOCUMENT.read_text(), _tried))
+
 
 MODES = {
     "embedded": {},

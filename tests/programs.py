@@ -63,8 +63,10 @@ def running(*processes: subprocess.Popen[str]) -> Iterator[None]:
 
 
 _PROBE = """
+from gt.core.settings import read_settings
 from gt.wire.client_channel import SocketChannel
-channel = SocketChannel("tcp://127.0.0.1:{port}", None)
+from gt.wire.keys import keys_directory
+channel = SocketChannel("tcp://127.0.0.1:{port}", None, keys_directory(read_settings().keys), 0)
 channel.greet({workers}, 60)
 channel.close()
 """

@@ -1,5 +1,6 @@
 """Server, workers and clients started by hand, as in the README."""
 
+import os
 import signal
 import time
 
@@ -12,6 +13,7 @@ from gt.client import session as sessions
 from gt.core.messages import PROTOCOL, FetchTensor, Hello, Refused, Welcome
 from gt.version import __version__
 from gt.wire.codec import Decoder, encode, header_of
+from gt.wire.keys import find_keys, keys_directory
 from gt.wire.processes import this_host
 from tests.programs import finish, free_port, running, start, wait_for_workers, wait_until
 
@@ -81,7 +83,7 @@ def test_five_clients_at_once_get_every_value_right(server):
 
 
 @pytest.mark.parametrize("ending", ["", "import os, signal; os.kill(os.getpid(), signal.SIGKILL)", "1 / 0"])
-def test_a_client_that_leaves_frees_its_tensors(server, ending):
+def test_a_client_that_leaves_frees_its_tensors(server, ending, fault):
     port, _, workers = server
     code = f"import gt; kept = [gt.ones(20_000_000) for _ in range(4)]; gt.synchronize()\n{ending}"
     before = sum(psutil.Process(worker.pid).memory_info().rss for worker in workers)
@@ -91,9 +93,10 @@ def test_a_client_that_leaves_frees_its_tensors(server, ending):
         return sum(psutil.Process(worker.pid).memory_info().rss for worker in workers) < before + 60_000_000
 
     wait_until(freed, what="the return of 320 MB")
+    fault("a client of a server ends, fails or is killed", "its tensors are freed, and other sessions go on")
 
 
-def test_errors_of_one_client_do_not_touch_another(server):
+def test_errors_of_one_client_do_not_touch_another(server, fault):
     port, *_ = server
     gt.connect(f"localhost:{port}")
     try:
@@ -105,6 +108,7 @@ def test_errors_of_one_client_do_not_touch_another(server):
         assert "out of bounds" in err
         gt.synchronize()
         assert good.sum().item() == 3
+        fault("an op of another program on the same server fails", "nothing: only that program is told")
     finally:
         gt.shutdown()
 
@@ -113,8 +117,13 @@ def test_errors_of_one_client_do_not_touch_another(server):
 def raw(server):
     """A peer that speaks the protocol by hand."""
     with zmq.Context() as context, context.socket(zmq.DEALER) as socket:
+        endpoint = f"tcp://127.0.0.1:{server[0]}"
+        keys = find_keys(keys_directory(os.environ["GT_KEYS"]), endpoint)
         socket.setsockopt(zmq.LINGER, 0)
-        socket.connect(f"tcp://127.0.0.1:{server[0]}")
+        socket.curve_serverkey, socket.curve_publickey, socket.curve_secretkey = [
+            key.encode() for key in (keys.server, keys.public, keys.secret)
+        ]
+        socket.connect(endpoint)
         yield socket
 
 
@@ -134,9 +143,10 @@ def test_another_protocol_version_is_refused_with_both_named(raw):
 
 
 @pytest.mark.parametrize("frames", [[b"junk"], [header_of(b"--") + b"\xff\xff"], [header_of(b"")], []])
-def test_junk_is_refused_and_harms_nobody(raw, server, frames):
+def test_junk_is_refused_and_harms_nobody(raw, server, frames, fault):
     if frames:
         assert isinstance(ask(raw, frames), Refused)
+        fault("a peer sends noise", "it is refused with a reason; three times, and it is not heard any more")
     test_connect_and_compute(server)
 
 
@@ -195,25 +205,28 @@ def pair():
         gt.shutdown()
 
 
-def test_a_worker_killed_by_hand_is_an_error_for_its_client(pair):
+def test_a_worker_killed_by_hand_is_an_error_for_its_client(pair, fault):
     _, worker = pair
     x = gt.ones(3).exp()
     gt.synchronize()
     worker.kill()
     worker.communicate()
-    with pytest.raises(gt.WorkerLost, match="ended without a goodbye.*aten.exp"):
+    with pytest.raises(gt.WorkerLost, match="ended without a goodbye.*aten.exp") as error:
         while True:
             x.tolist()
+    fault("a worker of a server is killed", error.value)
 
 
-def test_a_server_that_goes_away_is_an_error_at_the_next_read(pair):
+def test_a_server_that_goes_away_is_an_error_at_the_next_read(pair, fault):
     main, _ = pair
     x = gt.ones(3)
     assert x.sum().item() == 3
     main.kill()
     begun = time.monotonic()
-    with pytest.raises(gt.ServerLost, match=rf"pid {main.pid}\) has ended; the session and its tensors are lost"):
+    ended = rf"pid {main.pid}\) has ended; the session and its tensors are lost"
+    with pytest.raises(gt.ServerLost, match=ended) as error:
         x.sum().item()
+    fault("a server is killed", error.value)
     assert time.monotonic() - begun < 10
     with pytest.raises(gt.ServerLost):
         gt.ones(2).tolist()
@@ -234,7 +247,7 @@ def test_server_and_worker_stop_cleanly_on_a_signal(number):
         assert "Traceback" not in err
 
 
-def test_a_worker_ends_when_its_server_is_gone():
+def test_a_worker_ends_when_its_server_is_gone(fault):
     port = free_port()
     main = start("-m", "gt.server", "-p", str(port))
     worker = start("-m", "gt.worker", "-p", str(port))
@@ -245,3 +258,18 @@ def test_a_worker_ends_when_its_server_is_gone():
         code, _, err = finish(worker, 15)
         assert code == 1
         assert "has ended" in err
+        fault("the workers of a server that is killed", f"end with exit code {code}")
+
+
+def test_a_server_tells_the_death_of_a_worker_without_being_asked_to():
+    port = free_port()
+    main, worker = start("-m", "gt.server", "-p", str(port)), start("-m", "gt.worker", "-p", str(port))
+    with running(main, worker):
+        wait_for_workers(port, 1)
+        worker.kill()
+        worker.communicate()
+        said = ""
+        while "worker 0" not in said:
+            said = main.stderr.readline()
+            assert said, "the server has ended"
+        assert "has ended without a goodbye" in said

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from gt.core.errors import ProtocolError
 from gt.core.messages import MAX_BATCH, PROTOCOL, CreateTensor, Instruction, Segment, Synchronize
 from gt.wire import codec
-from gt.wire.codec import Decoder, encode, header_of, join, split
+from gt.wire.codec import Decoder, encode, encode_batches, header_of, join, split
 from tests.desks import kind
 from tests.records import DIRECTIONS, INSTRUCTIONS, SHARED, own
 from tests.records import meta as meta_of
@@ -155,10 +155,41 @@ def test_an_oversized_batch_is_refused():
         INSTRUCTION.decode(encode([Synchronize(1)] * (MAX_BATCH + 1)))
 
 
-def test_an_oversized_body_is_refused(monkeypatch):
-    monkeypatch.setattr(codec, "MAX_BODY", 4)
+def test_an_oversized_body_is_refused():
     with pytest.raises(ProtocolError, match="over the limit of 4"):
-        INSTRUCTION.decode(framed(ASK))
+        Decoder(Instruction, 4).decode(framed(ASK))
+
+
+def test_no_frame_is_longer_than_the_sockets_take():
+    content = bytes(3 * codec.CHUNK + 1)
+    frames = encode([created(len(content)), *[Synchronize(own(1))] * MAX_BATCH][:MAX_BATCH], [[content]])
+    assert len(frames) > 5 and max(map(len, frames)) <= codec.MAX_FRAME
+
+
+@given(st.lists(st.integers(0, 30), min_size=1, max_size=20), st.sampled_from([0, 8, 1000]))
+def test_a_body_over_several_frames_comes_back_with_its_payloads(sizes, few):
+    messages = [created(size) for size in sizes]
+    contents = [[bytes([place + 1]) * size] for place, size in enumerate(sizes)]
+    with mock.patch.multiple(codec, PIECE=16, CHUNK=8, FEW=few):
+        frames = encode(messages, contents)
+        assert max(map(len, frames)) <= 16 + 8 + few
+        decoded, payloads = INSTRUCTION.decode(frames)
+    assert decoded == messages
+    assert [bytes(join(payload)) for payload in payloads] == [content for (content,) in contents]
+
+
+@given(st.lists(st.integers(0, 9), min_size=1, max_size=20))
+def test_what_is_over_the_limit_together_is_sent_in_several_messages_in_order(sizes):
+    messages = [created(size) if size else Synchronize(own(2)) for size in sizes]
+    contents = [[bytes([place + 1]) * size] for place, size in enumerate(sizes) if size]
+    batches = [Decoder(Instruction, 100).decode(frames) for frames in encode_batches(messages, contents, 100)]
+    assert [message for decoded, _ in batches for message in decoded] == messages
+    assert [bytes(join(payload)) for _, payloads in batches for payload in payloads] == [only for (only,) in contents]
+
+
+def test_a_record_that_is_over_the_limit_alone_is_refused_by_name():
+    with pytest.raises(ProtocolError, match="a Synchronize of .* bytes is over the limit of 4"):
+        encode_batches([Synchronize(own(1))] * 3, limit=4)
 
 
 def test_a_body_nested_too_deeply_is_refused():

@@ -119,7 +119,7 @@ def test_nothing_is_shared_with_workers_elsewhere(directory):
 
 
 def test_without_room_the_bytes_go_with_the_message(directory, monkeypatch):
-    def full(nbytes):
+    def full(*_, **__):
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr(shared, "create", full)

@@ -24,7 +24,7 @@ def where(tensor):
     return sessions.current().locate(tensor._node).mesh.workers
 
 
-def test_a_killed_worker_is_named_with_its_end_and_its_last_op():
+def test_a_killed_worker_is_named_with_its_end_and_its_last_op(fault):
     gt.init(workers=2)
     try:
         kept, lost = gt.ones(10), None
@@ -46,6 +46,8 @@ def test_a_killed_worker_is_named_with_its_end_and_its_last_op():
         with pytest.raises(gt.WorkerLost):
             (lost + kept).tolist()
         assert (gt.ones(3) + kept[0]).sum().item() == 6
+        fault("a worker of a program is killed", "`WorkerLost`: " + text.replace(f"worker {victim}", "worker 1"))
+        fault("tensors of the workers that are left", "can be read and used")
     finally:
         gt.shutdown()
 
@@ -136,7 +138,7 @@ os.kill(os.getpid(), signal.SIGKILL)
 """
 
 
-def test_nothing_is_left_of_a_program_that_is_killed_before_workers_have_taken_its_tensors():
+def test_nothing_is_left_of_a_program_that_is_killed_before_workers_have_taken_its_tensors(fault):
     with tempfile.TemporaryDirectory() as directory:
         process = start("-c", SCRIPT.format(ending=UPLOADS), GT_WORKERS="2", TMPDIR=directory)
         _, out, _ = finish(process)
@@ -144,6 +146,7 @@ def test_nothing_is_left_of_a_program_that_is_killed_before_workers_have_taken_i
         wait_until(lambda: not any(map(psutil.pid_exists, pids)), what=f"the end of {pids}")
         assert os.listdir(directory) == []
     assert [path for pid in pids for path in shared._DIRECTORY.glob(f"gt-{pid}-*")] == []
+    fault("a program is killed in the middle of an upload", "its workers end; no process, segment or socket is left")
 
 
 FORKS = """
@@ -162,6 +165,21 @@ def test_nothing_is_left_of_a_killed_program_whose_child_lives_on():
         wait_until(lambda: not psutil.pid_exists(worker), 10, f"the end of {worker}")
         assert os.listdir(directory) == []
         finish(process)
+
+
+STOPS = """
+os.kill(session.current().welcome.workers[0].pid, signal.SIGSTOP)
+os.kill(os.getpid(), signal.SIGKILL)
+"""
+
+
+def test_a_stopped_worker_does_not_outlive_a_killed_program(fault):
+    with tempfile.TemporaryDirectory() as directory:
+        _, out, _ = finish(start("-c", SCRIPT.format(ending=STOPS), GT_WORKERS="2", TMPDIR=directory))
+        pids = [int(text) for text in out.splitlines()[0].split()]
+        wait_until(lambda: not any(map(psutil.pid_exists, pids)), what=f"the end of {pids}")
+        wait_until(lambda: os.listdir(directory) == [], what="the removal of the directory")
+    fault("a program is killed while a worker of it is stopped", "all its workers end, and nothing is left of them")
 
 
 def test_ctrl_c_interrupts_a_wait():

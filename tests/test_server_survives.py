@@ -1,6 +1,8 @@
 """Nothing that a peer sends ends the server: it serves others too."""
 
 import os
+import subprocess
+import sys
 
 import msgspec
 import pytest
@@ -36,6 +38,7 @@ from gt.core.signatures import SpecRecord
 from gt.dispatcher.post import ToWorkers
 from gt.dispatcher.server import Server
 from gt.version import __version__
+from gt.wire import shared
 from gt.wire.codec import Decoder, encode, header_of, join
 from gt.wire.processes import this_host
 from tests.desks import alone, at
@@ -215,6 +218,41 @@ def test_a_mistake_of_ours_at_the_end_of_a_peer_ends_nothing(server, monkeypatch
     monkeypatch.setattr(server.office, "lose_worker", fail)
     server._bury(server._peers[who])
     assert who not in server._peers and "ZeroDivisionError: of ours" in caplog.text
+
+
+def test_something_planted_for_a_dead_process_does_not_end_the_server(server, monkeypatch, tmp_path, fault):
+    dead = subprocess.Popen([sys.executable, "-c", ""])
+    dead.wait()
+    (tmp_path / f"gt-{dead.pid}-x").mkdir()
+    monkeypatch.setattr(shared, "_DIRECTORY", tmp_path)
+    server.hear(b"planter", msgspec.structs.replace(hello("client"), pid=dead.pid))
+    server._next_check = 0.0
+    server.turn(waits=False)
+    assert set(server._peers) == {b"worker", b"client"}
+    fault(
+        "a directory with the name of a dead client's segment is in `/dev/shm`", "it stays there, and nothing happens"
+    )
+
+
+@pytest.mark.parametrize("timer", ["_check", "_explain_waits", "_at"])
+def test_a_mistake_of_ours_in_a_timer_ends_nothing(server, monkeypatch, caplog, timer):
+    server.hear(b"client", Synchronize(own(9)))
+    monkeypatch.setattr(server, timer, fail)
+    server._next_check = server._next_notice = 0.0
+    server.turn(waits=False)
+    assert "ZeroDivisionError: of ours" in caplog.text
+
+
+def test_a_client_that_cannot_be_welcomed_does_not_keep_others_out(server, monkeypatch):
+    server._bury(server._peers[b"worker"])
+    server.hear(b"first", hello("client"))
+    server.hear(b"second", hello("client"))
+    opening = server.office.open_session
+    monkeypatch.setattr(
+        server.office, "open_session", lambda *_: setattr(server.office, "open_session", opening) or 1 / 0
+    )
+    server.hear(b"another", hello("worker"))
+    assert [to for to, message in server.sent if isinstance(message, Welcome)] == [b"another", b"second"]
 
 
 def test_a_mistake_of_ours_in_a_greeting_ends_nothing(server, monkeypatch, caplog):

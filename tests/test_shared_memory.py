@@ -164,6 +164,15 @@ def test_sweep_of_a_process_that_left_nothing(directory):
     assert names(directory) == []
 
 
+def test_sweep_leaves_what_is_no_segment_and_survives_it(directory):
+    """Every user of the machine may put something into the directory."""
+    name, _ = shared.create(8)
+    (directory / f"gt-{os.getpid()}-x").mkdir()
+    (directory / f"gt-{os.getpid()}-0-0123456789abcdef").mkdir()
+    shared.sweep(os.getpid())
+    assert sorted(names(directory)) == [f"gt-{os.getpid()}-0-0123456789abcdef", f"gt-{os.getpid()}-x"]
+
+
 def test_a_process_that_ends_makes_no_more_segments(directory, monkeypatch):
     monkeypatch.setattr(shared, "_ended", type(shared._ended)())
     shared.create(8)

@@ -25,6 +25,7 @@ from gt.core.messages import (
 from gt.core.signatures import Input, Items, Signature
 from gt.wire import shared
 from gt.wire.codec import Decoder, encode, join
+from gt.wire.links import open_link
 from gt.worker.engines import PyTorchEngine
 from gt.worker.exchange import MemoryExchange
 from gt.worker.executor import Executor
@@ -45,6 +46,7 @@ class Bench:
         self._router.setsockopt(zmq.RCVTIMEO, 10_000)
         self._router.bind(f"ipc://{directory}/server")
         self._worker = Worker(f"ipc://{directory}/server", "pytorch", "cpu")
+        self._worker._link = open_link(f"ipc://{directory}/server", directory, 0, 0)
         self.exchange = MemoryExchange()
         self.executor = Executor(0, PyTorchEngine("cpu"), self.exchange, self._worker._export, owns_buffers=True)
 
@@ -95,7 +97,7 @@ def test_an_empty_segment_is_a_failure_of_its_tensor(bench, tmp_path, monkeypatc
     assert news.failure.kind == "ProtocolError" and "cannot be mapped" in news.failure.message
 
 
-def test_without_room_for_a_segment_bytes_go_with_the_message(bench, monkeypatch):
+def test_without_room_for_a_segment_bytes_go_with_the_message(bench, monkeypatch, fault):
     def full(*_):
         raise OSError(errno.ENOSPC, "No space left on device")
 
@@ -104,6 +106,7 @@ def test_without_room_for_a_segment_bytes_go_with_the_message(bench, monkeypatch
     bench.tell(create(A, BIG, nbytes=BIG.nbytes), payloads=[[content]])
     assert bench.tell(WorkerFetchTensor(REQUEST, A, True)) == [Fetched(REQUEST, Segment("", BIG.nbytes))]
     assert bench.bytes == [content]
+    fault("`/dev/shm` is full", "tensors go with the messages")
 
 
 def test_a_tensor_that_cannot_be_read_fails_its_request_and_leaves_no_segment(bench, tmp_path, monkeypatch):

@@ -14,9 +14,10 @@ from gt.core.ids import Id, Ids
 from gt.core.meta import TensorMeta
 from gt.core.signatures import Axis, Name, Number, PolicyRecord, Program, Signature, SpecRecord, Text
 
-PROTOCOL = 3
+PROTOCOL = 4
 MAX_BATCH = 1 << 16
 MAX_RECORDED = 1 << 20  # commands that a worker records at most
+COUNTED_BYTES = 1 << 16  # of a read that a session's limit counts
 RAN_AT_ONCE = 1 << 10  # and how many of them one answer has of each worker
 
 Limit: TypeAlias = Annotated[int, Meta(ge=0, le=MAX_RECORDED)]
@@ -57,13 +58,15 @@ class WorkerInfo(Struct, array_like=True, frozen=True):
 
 
 class Welcome(_Record, frozen=True):
-    """`ident` is a client's session or a worker's id."""
+    """`ident` is a client's session or a worker's id. `token` is a secret of the session and the dispatcher, by which
+    the session's segments are known as its own."""
 
     version: Name
     ident: int
     pid: int
     host: Name
     workers: tuple[WorkerInfo, ...] = ()
+    token: Name = ""
 
 
 class Refused(_Record, frozen=True):
@@ -80,6 +83,13 @@ class Goodbye(_Record, frozen=True):
     """A client or worker leaves; `reason` is empty when that is as it should be."""
 
     reason: Text = ""
+
+
+class Received(_Record, frozen=True):
+    """A client has taken the bytes of an answer, of which it may have so many before it reads more. For itself: the
+    dispatcher passes it to nobody. Said of COUNTED_BYTES and more."""
+
+    request: Id
 
 
 # Instructions: client to dispatcher

@@ -14,6 +14,8 @@ from gt.core.errors import SettingsError, nearest
 
 BACKENDS = ("pytorch", "numpy")
 MODES = ("embedded", "local", "virtual", "connected")
+SHOWN = ("gt.dispatcher", "gt.worker", "gt.sharding", "gt.signals")
+"""Loggers whose warnings reach stderr without GT_VERBOSE. A client raises its news as errors instead."""
 
 
 class Settings(msgspec.Struct, frozen=True):
@@ -33,6 +35,8 @@ class Settings(msgspec.Struct, frozen=True):
     check_geometry: bool = False
     shared_memory: bool = True
     timeout: float = 60.0
+    heartbeat_timeout: float = 60.0
+    keys: str = ""
 
 
 def _flag(text: str) -> bool:
@@ -79,6 +83,8 @@ _VARIABLES: dict[str, tuple[str, Callable[[str], object]]] = {
     "GT_CHECK_GEOMETRY": ("check_geometry", _flag),
     "GT_SHARED_MEMORY": ("shared_memory", _flag),
     "GT_TIMEOUT": ("timeout", _seconds),
+    "GT_HEARTBEAT_TIMEOUT": ("heartbeat_timeout", _seconds),
+    "GT_KEYS": ("keys", str),
 }
 
 
@@ -113,15 +119,16 @@ def require_loopback(host: str) -> str:
         raise SettingsError(f"{host!r} is the loopback address of IPv6, at which GT does not listen: use localhost")
     if host not in ("localhost", "127.0.0.1"):
         raise SettingsError(
-            f"{host!r} is not a loopback address; GT's control traffic is not authenticated yet, so it stays on this "
-            f"machine: use localhost"
+            f"{host!r} is not a loopback address; what workers send to each other is not authenticated, so GT stays on "
+            f"this machine: use localhost"
         )
     return "127.0.0.1"
 
 
 def configure_logging(settings: Settings) -> None:
-    """GT_VERBOSE shows INFO of everything on stderr, GT_DEBUG_* shows DEBUG of one role. Otherwise nothing is shown but
-    warnings that an op cannot run on shards, or that a signal asks for what there is not."""
+    """GT_VERBOSE shows INFO of everything on stderr, GT_DEBUG_* shows DEBUG of one role. Otherwise warnings and errors
+    of the loggers in SHOWN are shown: the loss of a worker, a mistake of GT's own, an op that cannot run on shards, a
+    signal that asks for what there is not."""
     levels = {
         "gt": logging.INFO if settings.verbose else None,
         "gt.client": logging.DEBUG if settings.debug_client else None,
@@ -131,7 +138,7 @@ def configure_logging(settings: Settings) -> None:
     root = logging.getLogger("gt")
     if not any(isinstance(handler, logging.NullHandler) for handler in root.handlers):
         root.addHandler(logging.NullHandler())  # without it Python prints warnings of libraries nobody configured
-    for logger in (logging.getLogger("gt.sharding"), logging.getLogger("gt.signals")):
+    for logger in map(logging.getLogger, SHOWN):
         if not any(levels.values()) and not logger.handlers:
             handler = logging.StreamHandler()
             handler.setFormatter(logging.Formatter("gt: %(message)s"))

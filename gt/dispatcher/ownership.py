@@ -21,6 +21,7 @@ from gt.core.messages import (
     QueryOp,
     ReadTimeline,
     ReadTraffic,
+    Received,
     Redistribute,
     RunOp,
     Synchronize,
@@ -42,10 +43,11 @@ _NAMED: dict[type, Callable[[Any], tuple[int, ...]]] = {
     DefineSite: lambda define: (),
     DefineScope: lambda define: (),
     Goodbye: lambda goodbye: (),
+    Received: lambda received: (received.request,),
 }
 
 
-def require_ownership(session: int, instruction: Instruction) -> None:
+def require_ownership(session: int, instruction: Instruction | Received) -> None:
     """A session may name its own tensors and requests only, and none that the dispatcher names for it. The one place
     where this is checked."""
     low = session << SESSION_SHIFT

@@ -4,37 +4,45 @@ from __future__ import annotations
 
 import logging
 import os
+import secrets
+import signal
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Generator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any, TypeAlias
-
-import zmq
 
 from gt.core.errors import ProtocolError
 from gt.core.events import Observer
 from gt.core.messages import (
     MAX_BATCH,
     Answer,
+    CreateTensor,
+    Failed,
     Fetched,
     Goodbye,
     Hello,
     Instruction,
+    Lost,
+    Received,
     Refused,
     Rejected,
     Report,
     Waiting,
     Welcome,
+    WorkerInfo,
     WorkerShutdown,
 )
 from gt.dispatcher.office import Office
 from gt.dispatcher.ownership import require_ownership
 from gt.dispatcher.post import Outgoing, ToClient, ToWorkers
+from gt.dispatcher.reading import Reading
 from gt.version import __version__
 from gt.wire import shared
-from gt.wire.codec import Decoder, Frame, Payload, encode, encode_once
-from gt.wire.processes import is_running, start_mark, this_host
-from gt.wire.sockets import open_socket, receive, send
+from gt.wire.codec import MAX_HELLO, MAX_INSTRUCTIONS, Decoder, Frame, Payload, encode_batches, encode_once
+from gt.wire.keys import ServerKeys
+from gt.wire.links import Router
+from gt.wire.processes import is_running, is_stopped, start_mark, this_host
 
 log = logging.getLogger("gt.dispatcher")
 
@@ -46,13 +54,21 @@ _MISTAKES = 3  # malformed messages after which a client is no longer listened t
 
 @dataclass
 class Peer:
-    """Someone who has said hello. `ident` is a session or a worker's id; `progress` shows what a worker is at."""
+    """A client or worker that has said hello. `ident` is a session or a worker's id; `progress` shows what a worker is
+    at; `token` is the secret of a session. The connection of one that is `lost` has ended."""
 
     hello: Hello
     ident: int
     mark: str
     mistakes: int = 0
     progress: Sequence[int] = (0, 0)
+    token: str = ""
+    reading: Reading = field(default_factory=Reading)
+    lost: bool = False
+
+    @property
+    def is_of_this_machine(self) -> bool:
+        return self.hello.host == this_host()
 
 
 @dataclass
@@ -71,31 +87,39 @@ class Mail:
     payloads: list[Payload] = field(default_factory=list)
 
 
-class Server:
-    """`descriptor` shows that a message may have arrived, to who does not wait in a turn."""
+@contextmanager
+def _surviving(what: str) -> Generator[None]:
+    """Around everything that is done for one peer: a mistake of ours there must not end what is done for others."""
+    try:
+        yield
+    except Exception:
+        log.exception("%s could not be dealt with", what)
 
-    def __init__(self, endpoint: str, observer: Observer | None = None) -> None:
+
+class Server:
+    """`descriptor` shows that a message may have arrived, to who does not wait in a turn. A peer that is silent for
+    `silence` seconds is given up (0: never); `ended` are the processes of workers that were ended for that. With `keys`
+    only those are let in that have them."""
+
+    def __init__(
+        self, endpoint: str, observer: Observer | None = None, *, silence: float = 0, keys: ServerKeys | None = None
+    ) -> None:
+        self._router = Router(endpoint, keys, TICK_MS, silence)
+        self._silence = silence
+        self.ended: set[int] = set()
         self.office = Office(observer)
         self._observer = observer
         self._stopping = False
         self._next_check = self._next_notice = time.monotonic()
-        self._context = zmq.Context()
-        self._socket = open_socket(self._context, zmq.ROUTER, TICK_MS)
-        try:
-            self._socket.bind(endpoint)
-        except zmq.ZMQError:
-            self._socket.close()
-            self._context.term()
-            raise
-        self.descriptor = int(self._socket.getsockopt(zmq.FD))
+        self.descriptor = self._router.descriptor
         self._peers: dict[bytes, Peer] = {}
         self._waiting: dict[bytes, Waiter] = {}
         self._clients: dict[int, bytes] = {}
         self._workers: dict[int, bytes] = {}
         self._here: dict[int, Deliver] = {}
-        self._instructions: Decoder[Instruction] = Decoder(Instruction)
+        self._instructions: Decoder[Instruction | Received] = Decoder(Instruction | Received, MAX_INSTRUCTIONS)
         self._reports: Decoder[Report] = Decoder(Report)
-        self._hellos: Decoder[Hello] = Decoder(Hello)
+        self._hellos: Decoder[Hello] = Decoder(Hello, MAX_HELLO)
 
     def run(self) -> None:
         while not self._stopping:
@@ -104,16 +128,21 @@ class Server:
 
     def turn(self, *, waits: bool = True) -> bool:
         """Deal with a message, if there is one or it comes in time, and with what is due. Gives whether there was."""
-        message = receive(self._socket, waits=waits)
+        message = self._router.receive(waits=waits)
         if message is not None:
-            self._receive(message[0], message[1:])
+            self._receive(*message)
         now = time.monotonic()
         if now >= self._next_check:
             self._next_check = now + TICK_MS / 1000
-            self._bury_the_dead()
+            for peer in list(self._peers.values()):
+                with _surviving(f"the check of {peer.hello.role} {peer.ident}"):
+                    self._check(peer)
+            for identity in self._router.take_lost():
+                self._note_loss(identity)
         if now >= self._next_notice:
             self._next_notice = now + NOTICE_SECONDS
-            self._explain_waits()
+            with _surviving("telling clients for whom they wait"):
+                self._explain_waits()
         return message is not None
 
     def stop(self) -> None:
@@ -131,9 +160,10 @@ class Server:
                 self._report(peer, frames)
         except ProtocolError as error:
             log.warning("refused a message: %s", error)
-            self._post(identity, [Refused(f"{error} (server: GT {__version__})")])
-            if peer is not None:
-                self._count_mistake(peer)
+            with _surviving("a refusal"):
+                self._post(identity, [Refused(f"{error} (server: GT {__version__})")])
+                if peer is not None:
+                    self._count_mistake(peer)
         except Exception:  # a mistake of ours: the other peers are served all the same
             log.exception("a message could not be dealt with")
 
@@ -144,11 +174,31 @@ class Server:
 
     def _instruct(self, peer: Peer, frames: Sequence[Frame]) -> None:
         batch, payloads = self._instructions.decode(frames)
+        instructions: list[Instruction] = []
         for instruction in batch:
             require_ownership(peer.ident, instruction)
-        self.instruct(peer.ident, batch, payloads)
-        if peer.ident not in self.office.state.sessions:
-            self._forget(peer)
+            if isinstance(instruction, Received):
+                peer.reading.end(instruction.request)
+                continue
+            if isinstance(instruction, CreateTensor) and instruction.segment.name:
+                _require_own_segment(peer, instruction.segment.name)
+            instructions.append(instruction)
+        try:
+            peer.reading.hold(instructions, payloads)
+        except ProtocolError as error:
+            self._give_up_client(peer, f"was ended: {error}")
+            return
+        self._proceed(peer)
+
+    def _proceed(self, peer: Peer) -> None:
+        """Do what a session has asked for, as far as it may read."""
+        while (part := peer.reading.next()) is not None:
+            self.instruct(peer.ident, part.instructions, part.payloads)
+            if part.read is not None and part.read.id in self.office.state.tensors:
+                peer.reading.begin(part.read.request, self.office.state.tensors[part.read.id].meta.nbytes)
+            if peer.ident not in self.office.state.sessions:
+                self._forget(peer)
+                return
 
     def instruct(self, session: int, batch: Sequence[Instruction], payloads: Sequence[Payload]) -> None:
         try:
@@ -221,15 +271,19 @@ class Server:
     def _welcome_waiting(self) -> None:
         ready = self.office.ready_workers()
         for identity, waiter in list(self._waiting.items()):
-            if len(ready) >= max(1, waiter.hello.wants_workers):
-                del self._waiting[identity]
-                ident = self.office.open_session(waiter.hello.host, waiter.hello.pid)
-                self._peers[identity] = Peer(waiter.hello, ident, start_mark(waiter.hello.pid))
-                self._clients[ident] = identity
-                self._post(identity, [Welcome(__version__, ident, os.getpid(), this_host(), ready)])
-                log.info("client %d joined (pid %d)", ident, waiter.hello.pid)
-            else:
-                self._explain_waiting(identity, waiter, len(ready))
+            with _surviving("the welcome of a client"):
+                if len(ready) >= max(1, waiter.hello.wants_workers):
+                    del self._waiting[identity]
+                    self._welcome_client(identity, waiter.hello, ready)
+                else:
+                    self._explain_waiting(identity, waiter, len(ready))
+
+    def _welcome_client(self, identity: bytes, hello: Hello, ready: tuple[WorkerInfo, ...]) -> None:
+        ident = self.office.open_session(hello.host, hello.pid)
+        peer = self._peers[identity] = Peer(hello, ident, start_mark(hello.pid), token=secrets.token_hex(16))
+        self._clients[ident] = identity
+        self._post(identity, [Welcome(__version__, ident, os.getpid(), this_host(), ready, peer.token)])
+        log.info("client %d joined (pid %d)", ident, hello.pid)
 
     def _explain_waiting(self, identity: bytes, waiter: Waiter, ready: int) -> None:
         reason = (
@@ -243,8 +297,9 @@ class Server:
     def _explain_waits(self) -> None:
         """Tell clients that wait for an answer whom they wait for, and what that worker is at."""
         for session, workers in self.office.waits().items():
-            at = [self._at(worker) for worker in sorted(workers) if worker in self._workers]
-            self._send([ToClient(session, Waiting(f"for {', '.join(at)}"))])
+            with _surviving(f"telling client {session} for whom it waits"):
+                at = [self._at(worker) for worker in sorted(workers) if worker in self._workers]
+                self._send([ToClient(session, Waiting(f"for {', '.join(at)}"))])
 
     def _at(self, worker: int) -> str:
         code, site = self._peers[self._workers[worker]].progress
@@ -252,22 +307,55 @@ class Server:
 
     # Ends
 
-    def _bury_the_dead(self) -> None:
-        """Peers of this machine whose process is gone without a goodbye."""
-        for peer in list(self._peers.values()):
-            if peer.hello.host == this_host() and not is_running(peer.hello.pid, peer.mark):
-                self._bury(peer)
+    def _note_loss(self, identity: bytes) -> None:
+        """A connection has ended. Its peer is given up at the next check: what it has sent before is read first."""
+        self._waiting.pop(identity, None)
+        peer = self._peers.get(identity)
+        if peer is not None:
+            peer.lost = True
+
+    def _check(self, peer: Peer) -> None:
+        """A peer may be gone without a goodbye."""
+        if peer.is_of_this_machine and not is_running(peer.hello.pid, peer.mark):
+            self._bury(peer)
+        elif peer.lost and peer.hello.role == "worker":
+            self._give_up_worker(peer)
+        elif peer.lost:
+            self._give_up_client(peer, f"is gone: its connection was closed, or silent for {self._silence:g} s")
+        else:
+            self._proceed(peer)
 
     def _bury(self, peer: Peer) -> None:
-        shared.sweep(peer.hello.pid)
+        """The process of a peer is gone."""
         self._forget(peer)
+        if not start_mark(peer.hello.pid):  # unless another process has its number by now
+            with _surviving("the removal of shared memory"):
+                shared.sweep(peer.hello.pid)
         if peer.hello.role == "worker":
             self._lose(peer, "has ended without a goodbye (killed, or crashed)")
             return
-        try:
+        with _surviving(f"the end of client {peer.ident}"):
             self._send(self.office.end_session(peer.ident))
-        except Exception:  # a mistake of ours: the other peers are served all the same
-            log.exception("the session of client %d could not be ended", peer.ident)
+
+    def _give_up_worker(self, peer: Peer) -> None:
+        """Others may be in the middle of an exchange with a worker that is stopped, so its process is ended. One that
+        is not finds out by itself and joins again."""
+        reason = f"is gone: its connection was closed, or silent for {self._silence:g} s (GT_HEARTBEAT_TIMEOUT)"
+        if peer.is_of_this_machine and is_stopped(peer.hello.pid):
+            reason = f"was stopped for {self._silence:g} s (GT_HEARTBEAT_TIMEOUT), and ended for that"
+            self.ended.add(peer.hello.pid)
+            with _surviving(f"the end of worker {peer.ident}"):
+                os.kill(peer.hello.pid, signal.SIGKILL)
+        self._forget(peer)
+        self._lose(peer, reason)
+
+    def _give_up_client(self, peer: Peer, reason: str) -> None:
+        log.warning("client %d (pid %d) %s", peer.ident, peer.hello.pid, reason)
+        with _surviving("a refusal"):
+            self._post(self._clients[peer.ident], [Refused(f"the session {reason} (server: GT {__version__})")])
+        self._forget(peer)
+        with _surviving(f"the end of client {peer.ident}"):
+            self._send(self.office.end_session(peer.ident))
 
     def _dismiss(self, peer: Peer, reason: str) -> None:
         """A worker that cannot be relied on is asked to end, and nobody waits for it any more."""
@@ -282,13 +370,14 @@ class Server:
             self._send(self.office.lose_worker(peer.ident, reason, last))
         except Exception:  # a mistake of ours: the other peers are served all the same
             log.exception("the loss of worker %d could not be dealt with", peer.ident)
-            self._send(self.office.take())
+            with _surviving("what was to be said of it"):
+                self._send(self.office.take())
 
     def close(self) -> None:
         for identity in self._workers.values():
-            self._post(identity, [WorkerShutdown()])
-        self._socket.close()
-        self._context.term()
+            with _surviving("the end of a worker"):
+                self._post(identity, [WorkerShutdown()])
+        self._router.close()
         if self._observer is not None:
             self._observer.close()
 
@@ -300,13 +389,15 @@ class Server:
         mail: dict[bytes, Mail] = {}
         for item in outgoing:
             if isinstance(item, ToWorkers):
-                message: Any = item.command if len(item.workers) == 1 else encode_once(item.command)
+                once = len(item.workers) > 1 and item.buffer is None
+                message: Any = encode_once(item.command) if once else item.command
                 identities = [self._workers.get(worker) for worker in item.workers]
             elif deliver := self._here.get(item.session):
                 deliver(item.answer, item.buffer)  # type: ignore[arg-type]
                 continue
             else:
                 message, identities = item.answer, [self._clients.get(item.session)]
+                self._note_answer(item)
             for identity in identities:
                 if identity is not None:
                     box = mail.setdefault(identity, Mail())
@@ -319,5 +410,16 @@ class Server:
         for identity, box in mail.items():
             self._post(identity, box.messages, box.payloads)
 
+    def _note_answer(self, item: ToClient) -> None:
+        """A read that has failed brings no bytes."""
+        if isinstance(item.answer, Failed | Lost | Rejected) and item.session in self._clients:
+            self._peers[self._clients[item.session]].reading.end(item.answer.request)
+
     def _post(self, identity: bytes, messages: Sequence[Any], payloads: Sequence[Payload] = ()) -> None:
-        send(self._socket, [identity, *encode(messages, payloads)])
+        for frames in encode_batches(messages, payloads):
+            self._router.send(identity, frames)
+
+
+def _require_own_segment(peer: Peer, name: str) -> None:
+    if not shared.is_made_with(name, peer.token):
+        raise ProtocolError(f"segment {name} is not one of session {peer.ident}")

@@ -24,15 +24,17 @@ from gt.wire.sockets import wait
 
 class HostedChannel:
     """The server takes its turns when something is sent or received: between, nobody waits for what it has to say.
-    `fill`: memory is shared with the workers."""
+    `fill`: memory is shared with the workers. A worker that is silent for `silence` seconds is given up."""
 
     remote = True
 
-    def __init__(self, processes: LocalProcesses, fill: Fill | None, observer: Observer | None = None) -> None:
+    def __init__(
+        self, processes: LocalProcesses, fill: Fill | None, observer: Observer | None = None, silence: float = 0
+    ) -> None:
         self._processes = processes
         self._fill = fill
         try:
-            self._server = Server(processes.endpoint, observer)
+            self._server = Server(processes.endpoint, observer, silence=silence)
         except zmq.ZMQError as error:
             raise SessionError(
                 f"cannot listen at {processes.endpoint}: {error}; the directory for temporary files (TMPDIR) must be "
@@ -83,7 +85,7 @@ class HostedChannel:
             raise SessionError(CLOSED)
 
     def how_it_ended(self, pid: int) -> str:
-        return self._processes.ending(pid)
+        return "" if pid in self._server.ended else self._processes.ending(pid)
 
     def close(self) -> None:
         with self._lock:

@@ -9,6 +9,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Sequence
 from pathlib import Path
 
 import torch
@@ -30,12 +31,15 @@ class LocalProcesses:
         self.endpoint = f"ipc://{self._directory}/server"
         self._loud = settings.verbose or settings.debug_worker
         self._processes: dict[str, subprocess.Popen[bytes]] = {}
+        self._watchdog: subprocess.Popen[bytes] | None = None
         try:
             threads = max(1, (os.cpu_count() or 1) // workers)
             for number in range(workers):
                 options = ["--backend", settings.backend, "--threads", str(threads), *_device_options(number)]
                 self._start(f"worker {number}", ["gt.worker", "--connect", self.endpoint, *options])
-            note_processes(self._directory, [os.getpid(), *[process.pid for process in self._processes.values()]])
+            pids = [process.pid for process in self._processes.values()]
+            note_processes(self._directory, [os.getpid(), *pids])
+            self._watchdog = _start_watchdog(self._directory, pids)
         except BaseException:
             self.stop()
             raise
@@ -90,7 +94,22 @@ class LocalProcesses:
             if process.stdin is not None:
                 process.stdin.close()
             shared.sweep(process.pid)
+        if self._watchdog is not None:
+            self._watchdog.kill()
+            self._watchdog.wait()
         shutil.rmtree(self._directory, ignore_errors=True)
+
+
+def _start_watchdog(directory: Path, workers: Sequence[int]) -> subprocess.Popen[bytes]:
+    arguments = [str(os.getpid()), str(directory), *map(str, workers)]
+    return subprocess.Popen(
+        [sys.executable, "-S", "-m", "gt.launch.watchdog", *arguments],
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+        env=_environment(),
+        start_new_session=True,
+    )
 
 
 def _wait(process: subprocess.Popen[bytes], seconds: float) -> bool:

@@ -20,6 +20,7 @@ from gt.launch.local import LocalProcesses
 from gt.monitor.instruction_log import open_log
 from gt.signals.registry import registry
 from gt.wire.client_channel import SocketChannel
+from gt.wire.keys import keys_directory
 from gt.wire.parcels import Fill
 
 _ENDED = "GT was shut down, and its tensors with it; call gt.init() to start again"
@@ -148,7 +149,9 @@ def _open(settings: Settings) -> Session:
 
 def _open_connected(settings: Settings) -> Session:
     host, port = parse_address(settings.server)
-    channel = SocketChannel(f"tcp://{host}:{port}", _fill(settings))
+    channel = SocketChannel(
+        f"tcp://{host}:{port}", _fill(settings), keys_directory(settings.keys), settings.heartbeat_timeout
+    )
     try:
         welcome = channel.greet(1, settings.timeout)
     except BaseException:
@@ -162,7 +165,9 @@ def _open_local(settings: Settings) -> Session:
     processes = _program.processes = LocalProcesses(workers, settings)
     channel = None
     try:
-        channel = HostedChannel(processes, _fill(settings), open_log(settings.instruction_log))
+        channel = HostedChannel(
+            processes, _fill(settings), open_log(settings.instruction_log), settings.heartbeat_timeout
+        )
         welcome = channel.welcome(workers, settings.timeout)
     except BaseException:
         if channel is not None:

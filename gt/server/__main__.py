@@ -12,6 +12,7 @@ from gt.core.errors import GTError
 from gt.core.settings import configure_logging, read_settings, require_loopback
 from gt.dispatcher.server import Server
 from gt.monitor.instruction_log import open_log
+from gt.wire.keys import keys_directory, make_keys, remove_keys, write_keys
 
 
 def main() -> int:
@@ -23,7 +24,14 @@ def main() -> int:
     configure_logging(settings)
     try:
         endpoint = f"tcp://{require_loopback(options.host)}:{options.port}"
-        server = Server(endpoint, open_log(settings.instruction_log))
+        secret, keys = make_keys()
+        server = Server(endpoint, open_log(settings.instruction_log), silence=settings.heartbeat_timeout, keys=secret)
+        directory = keys_directory(settings.keys)
+        try:
+            write_keys(directory, endpoint, keys)
+        except GTError:
+            server.close()
+            raise
     except zmq.ZMQError as error:
         print(f"gt.server: cannot listen at {endpoint}: {error}; is another server running there?", file=sys.stderr)
         return 1
@@ -33,7 +41,10 @@ def main() -> int:
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: server.stop())
     print(f"GT server at {endpoint}; workers join with: python -m gt.worker -p {options.port}", file=sys.stderr)
-    server.run()
+    try:
+        server.run()
+    finally:
+        remove_keys(directory, endpoint, keys)
     return 0
 
 

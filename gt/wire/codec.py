@@ -1,8 +1,10 @@
 """Typed messages to frames and back. Nothing is decoded into anything but the records of core.messages.
 
-A message on the wire is a frame of a header (magic, protocol, size of the body) and a body (msgpack, a list of tagged
-records). The raw bytes of the tensors of records with a segment, unless they are in shared memory, follow the body in
-the same frame where they are few, since every frame costs time; otherwise in frames of at most CHUNK bytes.
+A message on the wire is a header (magic, protocol, size of the body) and a body (msgpack, a list of tagged records) in
+one frame; a body of more than PIECE bytes goes on in further frames. The raw bytes of the tensors of records with a
+segment, unless they are in shared memory, follow the body in its last frame where they are few, since every frame costs
+time; otherwise in frames of at most CHUNK bytes. So no frame is over MAX_FRAME bytes, and a peer that announces a
+longer one is disconnected before room is made for it.
 """
 
 from __future__ import annotations
@@ -21,22 +23,55 @@ Payload: TypeAlias = list[Frame]
 Message = TypeVar("Message")
 
 MAGIC = b"GT"
-CHUNK = 1 << 24
+CHUNK = PIECE = 1 << 20
 FEW = 1 << 16  # bytes of all tensors of a message together
 MAX_BODY = 1 << 26
+MAX_INSTRUCTIONS = MAX_BODY >> 4  # of a client: the commands that one instruction becomes are longer than itself
+MAX_HELLO = 1 << 13
 _VERSION = struct.Struct("<2sH")  # how every header begins, whatever its version
 _HEADER = struct.Struct("<2sHI")
-MAX_FRAME = max(CHUNK, _HEADER.size + MAX_BODY + FEW)
+MAX_FRAME = max(CHUNK, _HEADER.size + PIECE + FEW)
 _encoder = msgspec.msgpack.Encoder()
 
 
 def encode(messages: Sequence[Any], payloads: Iterable[Sequence[Frame]] = ()) -> list[Frame]:
     """`payloads` are the bytes of the messages with a segment, in order; empty where they are in shared memory."""
+    return _frames(_encoder.encode(messages), payloads)
+
+
+def encode_batches(
+    messages: Sequence[Any], payloads: Sequence[Sequence[Frame]] = (), limit: int = MAX_BODY
+) -> list[list[Frame]]:
+    """The same as several messages on the wire where the body of one would be over the limit. Raises ProtocolError for
+    a record that is over it alone."""
     body = _encoder.encode(messages)
+    if len(body) <= limit:
+        return [_frames(body, payloads)]
+    if len(messages) == 1:
+        raise ProtocolError(
+            f"a {type(messages[0]).__name__} of {len(body)} bytes is over the limit of {limit}; give it fewer or "
+            f"shorter arguments"
+        )
+    middle = len(messages) // 2
+    carried = sum([type(message) in _CARRIERS for message in messages[:middle]])
+    return [
+        *encode_batches(messages[:middle], payloads[:carried], limit),
+        *encode_batches(messages[middle:], payloads[carried:], limit),
+    ]
+
+
+def _frames(body: bytes, payloads: Iterable[Sequence[Frame]]) -> list[Frame]:
+    if not payloads and len(body) <= PIECE:
+        return [header_of(body) + body]
     parts = [memoryview(part) for payload in payloads for part in payload]
-    if sum([part.nbytes for part in parts]) <= FEW:
+    few = sum([part.nbytes for part in parts]) <= FEW
+    if few and len(body) <= PIECE:
         return [b"".join((header_of(body), body, *parts))]
-    frames: list[Frame] = [header_of(body) + body]
+    frames: list[Frame] = [header_of(body) + body[:PIECE]]
+    frames.extend(body[start : start + PIECE] for start in range(PIECE, len(body), PIECE))
+    if few:
+        frames[-1] = b"".join((frames[-1], *parts))
+        return frames
     for part in parts:
         frames.extend(part[start : start + CHUNK] for start in range(0, part.nbytes, CHUNK))
     return frames
@@ -47,7 +82,7 @@ def header_of(body: bytes) -> bytes:
 
 
 def encode_once(message: Any) -> msgspec.Raw:
-    """A message that goes to several peers, as part of what `encode` takes."""
+    """A message without a segment that goes to several peers, as part of what `encode` takes."""
     return msgspec.Raw(_encoder.encode(message))
 
 
@@ -55,15 +90,16 @@ _CARRIERS = frozenset((CreateTensor, WorkerCreateTensor, Fetched))
 
 
 class Decoder(Generic[Message]):
-    """Decodes one direction of the corridor: only records of `union` are accepted."""
+    """Decodes one direction of the corridor: only records of `union` are accepted, in bodies of at most `limit`."""
 
-    def __init__(self, union: Any) -> None:
+    def __init__(self, union: Any, limit: int = MAX_BODY) -> None:
         self._decoder = msgspec.msgpack.Decoder(list[union])
+        self._limit = limit
 
     def decode(self, frames: Sequence[Frame]) -> tuple[list[Message], list[Payload]]:
         """The messages, and the payloads of those with a segment, as `encode` takes them. Raises ProtocolError for
         anything that is not as it should be."""
-        body, few = split(frames)
+        body, few, count = split(frames, self._limit)
         try:
             messages = self._decoder.decode(body)
         except (msgspec.DecodeError, ValueError, RecursionError) as error:
@@ -73,12 +109,13 @@ class Decoder(Generic[Message]):
         if len(messages) > MAX_BATCH:
             raise ProtocolError(f"a batch of {len(messages)} messages is over the limit of {MAX_BATCH}")
         segments = [message.segment for message in messages if type(message) in _CARRIERS]
-        return messages, _payloads([0 if segment.name else segment.nbytes for segment in segments], few, frames)
+        return messages, _payloads([0 if segment.name else segment.nbytes for segment in segments], few, frames, count)
 
 
-def _payloads(sizes: Sequence[int], few: memoryview, frames: Sequence[Frame]) -> list[Payload]:
-    """The bytes of each tensor: from those that follow the body if they are few, otherwise frames of their own."""
-    total, place, count = sum(sizes), 0, 1
+def _payloads(sizes: Sequence[int], few: memoryview, frames: Sequence[Frame], count: int) -> list[Payload]:
+    """The bytes of each tensor: from those that follow the body if they are few, otherwise frames of their own, after
+    the `count` frames of the body."""
+    total, place = sum(sizes), 0
     if len(few) != (total if total <= FEW else 0):
         raise ProtocolError(f"a message announces {total} bytes of tensors, and {len(few)} follow its body")
     payloads: list[Payload] = []
@@ -97,8 +134,8 @@ def _payloads(sizes: Sequence[int], few: memoryview, frames: Sequence[Frame]) ->
     return payloads
 
 
-def split(frames: Sequence[Frame]) -> tuple[memoryview, memoryview]:
-    """Body, and what follows it, of the first frame, whose header has to be as it should be."""
+def split(frames: Sequence[Frame], limit: int = MAX_BODY) -> tuple[memoryview, memoryview, int]:
+    """The body, the bytes that follow it in its last frame, and how many frames it takes. Checks the header."""
     head = memoryview(frames[0] if frames else b"")
     if len(head) < _VERSION.size or head[:2] != MAGIC:
         raise ProtocolError("a peer does not speak GT's protocol; is this the right port?")
@@ -108,12 +145,14 @@ def split(frames: Sequence[Frame]) -> tuple[memoryview, memoryview]:
     if len(head) < _HEADER.size:
         raise ProtocolError(f"the header of a message is truncated to {len(head)} bytes")
     _, _, size = _HEADER.unpack_from(head)
-    if size > MAX_BODY:
-        raise ProtocolError(f"a message body of {size} bytes is over the limit of {MAX_BODY}")
-    end = _HEADER.size + size
-    if end > len(head):
-        raise ProtocolError(f"a message body of {size} bytes is truncated to {len(head) - _HEADER.size}")
-    return head[_HEADER.size : end], head[end:]
+    if size > limit:
+        raise ProtocolError(f"a message body of {size} bytes is over the limit of {limit}")
+    content, count = head[_HEADER.size :], max(1, -(-size // PIECE))
+    if count > 1:
+        content = memoryview(b"".join((content, *frames[1:count])))
+    if size > len(content):
+        raise ProtocolError(f"a message body of {size} bytes is truncated to {len(content)}")
+    return content[:size], content[size:], count
 
 
 def join(payload: Sequence[Frame]) -> Frame:

@@ -18,26 +18,27 @@ Fill: TypeAlias = Callable[[memoryview, Buffer], None]
 
 
 def pack(
-    batch: Sequence[Instruction], buffers: Sequence[Buffer], fill: Fill | None
+    batch: Sequence[Instruction], buffers: Sequence[Buffer], fill: Fill | None, token: str = ""
 ) -> tuple[list[Instruction], list[Payload]]:
-    """Instructions and payloads as they are sent. Without `fill` no memory is shared with the workers."""
+    """Instructions and payloads as they are sent. Without `fill` no memory is shared with the workers. `token` is that
+    of the session."""
     remaining = iter(buffers)
     packed: list[Instruction] = []
     payloads: list[Payload] = []
     for instruction in batch:
         if isinstance(instruction, CreateTensor):
-            instruction, payload = _pack_one(instruction, next(remaining), fill)
+            instruction, payload = _pack_one(instruction, next(remaining), fill, token)
             payloads.append(payload)
         packed.append(instruction)
     return packed, payloads
 
 
-def _pack_one(created: CreateTensor, buffer: Buffer, fill: Fill | None) -> tuple[CreateTensor, Payload]:
+def _pack_one(created: CreateTensor, buffer: Buffer, fill: Fill | None, token: str) -> tuple[CreateTensor, Payload]:
     nbytes = created.segment.nbytes
     if fill is None or nbytes < shared.SHARE_BYTES:
         return created, [buffer]
     try:
-        name, segment = shared.create(nbytes)
+        name, segment = shared.create(nbytes, token=token)
     except OSError:  # there is too little shared memory
         return created, [buffer]
     fill(segment, buffer)

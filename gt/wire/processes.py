@@ -28,6 +28,14 @@ def start_mark(pid: int) -> str:
     return "" if fields[0] in "ZX" else fields[19]
 
 
+def is_stopped(pid: int) -> bool:
+    """Whether a process was stopped by a signal or a debugger, and does nothing until it is continued."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_bytes().rpartition(b")")[2].split()[0] in (b"T", b"t")
+    except OSError:
+        return False
+
+
 def is_running(pid: int, mark: str) -> bool:
     if Path("/proc").is_dir():
         return mark != "" and start_mark(pid) == mark

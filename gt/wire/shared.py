@@ -6,7 +6,9 @@ when either dies later; what a dead process had not handed over is removed by `s
 
 from __future__ import annotations
 
+import contextlib
 import errno
+import hmac
 import itertools
 import mmap
 import os
@@ -27,14 +29,18 @@ _making = threading.Lock()
 _ended = threading.Event()
 
 
-def create(nbytes: int, fill: Callable[[memoryview], None] = lambda data: None) -> tuple[str, memoryview]:
-    """A new segment, readable by this user only, that `fill` has written to. Raises OSError where there is no room: its
+def create(
+    nbytes: int, fill: Callable[[memoryview], None] = lambda data: None, token: str = ""
+) -> tuple[str, memoryview]:
+    """A new segment, readable by this user only, that `fill` has written to. With a session's `token` its name can be
+    made by nobody who does not know that. Raises OSError where there is no room: its
     pages are reserved, since a write to one that cannot be had would end this process. Reserving costs no time, because
     the pages have to be made in any case.
 
     Nothing is left of a segment that could not be made or filled.
     """
-    name = f"gt-{os.getpid()}-{next(_numbers)}-{secrets.token_hex(8)}"
+    stem = f"gt-{os.getpid()}-{next(_numbers)}"
+    name = f"{stem}-{_seal(stem, token) if token else secrets.token_hex(8)}"
     with _making:
         if _ended.is_set():
             raise OSError(errno.ESHUTDOWN, "this process ends and makes no more segments")
@@ -49,6 +55,17 @@ def create(nbytes: int, fill: Callable[[memoryview], None] = lambda data: None) 
         raise
     finally:
         os.close(descriptor)
+
+
+def is_made_with(name: str, token: str) -> bool:
+    """Whether a segment belongs to the session with this token. Names can be seen by all users of the machine, so that
+    somebody knows one says nothing."""
+    stem, _, seal = name.rpartition("-")
+    return hmac.compare_digest(_seal(stem, token), seal)
+
+
+def _seal(stem: str, token: str) -> str:
+    return hmac.digest(token.encode(), stem.encode(), "sha256").hex()[:16]
 
 
 def _reserve(descriptor: int, nbytes: int) -> None:
@@ -85,6 +102,9 @@ def end() -> None:
 
 
 def sweep(pid: int) -> None:
-    """Remove what a process has created and nobody has taken."""
+    """Remove the segments that a process has created and nobody has taken. The directory is open to all users of the
+    machine: whatever else has such a name, or cannot be removed, stays."""
     for path in _DIRECTORY.glob(f"gt-{pid}-*"):
-        path.unlink(missing_ok=True)
+        if _NAME.fullmatch(path.name):
+            with contextlib.suppress(OSError):
+                path.unlink()

@@ -3,25 +3,42 @@
 from __future__ import annotations
 
 import select
-from collections.abc import Sequence
+from collections.abc import Container, Sequence
 
 import zmq
 
 from gt.wire.codec import MAX_FRAME, Frame
 
 _MOMENT_MS = 2
+_HANDSHAKE_MS = 10_000
+_OVERHEAD = 1 << 10  # of a frame that is encrypted
 _MORE, _NOW, _HAS_MORE = int(zmq.SNDMORE), int(zmq.NOBLOCK), int(zmq.RCVMORE)
 
 
-def open_socket(context: zmq.Context[zmq.Socket[bytes]], kind: int, milliseconds: int) -> zmq.Socket[bytes]:
-    """`milliseconds` is how long `receive` waits. No high-water marks: a router drops what is over the mark, and
-    clients pace themselves instead."""
+def open_socket(
+    context: zmq.Context[zmq.Socket[bytes]], kind: int, milliseconds: int, silence: float = 0
+) -> zmq.Socket[bytes]:
+    """`milliseconds` is how long `receive` waits. A connection is made once and never again: what was under way when it
+    broke is lost, so the ends must not go on as if nothing had happened. One whose other end does not answer ZeroMQ's
+    heartbeats for `silence` seconds is closed (0: never); they are sent and answered by a thread of ZeroMQ's, however
+    busy the program is.
+
+    Queues have no limit here, except that of a server for what a peer does not take. A limit for what was received
+    would stop the heartbeats of a peer that has much to do; clients pace themselves instead, and servers limit what
+    a client may read at once."""
     socket = context.socket(kind)
     socket.setsockopt(zmq.LINGER, 1000)
-    socket.setsockopt(zmq.MAXMSGSIZE, MAX_FRAME)
+    socket.setsockopt(zmq.MAXMSGSIZE, MAX_FRAME + _OVERHEAD)
     socket.setsockopt(zmq.SNDHWM, 0)
     socket.setsockopt(zmq.RCVHWM, 0)
     socket.setsockopt(zmq.RCVTIMEO, milliseconds)
+    socket.setsockopt(zmq.SNDTIMEO, 0)
+    socket.setsockopt(zmq.RECONNECT_IVL, -1)
+    socket.setsockopt(zmq.HANDSHAKE_IVL, _HANDSHAKE_MS)
+    if silence:
+        interval = max(1, int(silence * 1000 / 4))
+        socket.setsockopt(zmq.HEARTBEAT_IVL, interval)
+        socket.setsockopt(zmq.HEARTBEAT_TIMEOUT, 3 * interval)
     return socket
 
 
@@ -47,6 +64,25 @@ def receive(socket: zmq.Socket[bytes], *, waits: bool = True) -> list[bytes] | N
         frames = [socket.recv(0 if waits else _NOW)]
     except zmq.Again:
         return None
+    return _rest(socket, frames)
+
+
+def receive_from(
+    socket: zmq.Socket[bytes], known: Container[bytes], *, waits: bool = True
+) -> tuple[list[bytes], int] | None:
+    """The same of a router, whose messages begin with the name of a peer; and if that is not one of `known`, the
+    descriptor of its connection, otherwise -1."""
+    try:
+        frames = [socket.recv(0 if waits else _NOW)]
+    except zmq.Again:
+        return None
+    if frames[0] in known:
+        return _rest(socket, frames), -1
+    frame = socket.recv(copy=False)  # a frame that is not copied knows where it comes from
+    return _rest(socket, [*frames, frame.bytes]), int(frame.get(zmq.SRCFD))  # type: ignore[call-overload]
+
+
+def _rest(socket: zmq.Socket[bytes], frames: list[bytes]) -> list[bytes]:
     while socket.getsockopt(_HAS_MORE):
         frames.append(socket.recv())
     return frames

@@ -29,7 +29,7 @@ def main() -> int:
         end_with_parent(lambda: clear_up(options.lifeline))
     try:
         endpoint = options.connect or f"tcp://{require_loopback(options.host)}:{options.port}"
-        worker = Worker(endpoint, options.backend, options.device, options.threads, share=settings.shared_memory)
+        worker = Worker(endpoint, options.backend, options.device, options.threads, settings)
         signal.signal(signal.SIGTERM, lambda *_: worker.stop())
         worker.run()
     except KeyboardInterrupt:

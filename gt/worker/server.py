@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import os
 import time
 from collections.abc import MutableSequence, Sequence
 from typing import Any, cast
 
-import zmq
-
-from gt.core.errors import ProtocolError, ServerLost
+from gt.core.errors import ConnectionLost, ProtocolError, ServerLost
 from gt.core.messages import (
     Command,
     Fetched,
@@ -22,11 +21,13 @@ from gt.core.messages import (
     WorkerCreateTensor,
     WorkerShutdown,
 )
+from gt.core.settings import Settings
 from gt.version import __version__
 from gt.wire import shared
-from gt.wire.codec import Decoder, Frame, encode, join
+from gt.wire.codec import Decoder, Frame, encode, encode_batches, join
+from gt.wire.keys import keys_directory
+from gt.wire.links import Link, open_link
 from gt.wire.processes import is_running, start_mark, this_host
-from gt.wire.sockets import open_socket, receive, send
 from gt.worker.engines import make_engine
 from gt.worker.engines.engine import Buffer
 from gt.worker.executor import Executor, Fill
@@ -34,54 +35,108 @@ from gt.worker.groups import GroupExchange
 
 log = logging.getLogger("gt.worker")
 TICK_MS = 500
+_RETRY_SECONDS = 0.1
+_ENDING_SECONDS = 0.5
 
 
 class Worker:
-    def __init__(self, endpoint: str, backend: str, device: str = "", threads: int = 0, *, share: bool = True) -> None:
-        self._share = share
+    """`settings` has what this process was told by the environment."""
+
+    def __init__(
+        self, endpoint: str, backend: str, device: str = "", threads: int = 0, settings: Settings | None = None
+    ) -> None:
+        settings = settings or Settings()
+        self._share = settings.shared_memory
+        self._keys = keys_directory(settings.keys)
+        # The dispatcher of local workers is in a program that its user may stop and continue. It is known by its
+        # process whether that is still there.
+        self._silence = 0.0 if endpoint.startswith("ipc:") else settings.heartbeat_timeout
         self._stopping = False
         self._endpoint = endpoint
-        self._context = zmq.Context()
-        self._socket = open_socket(self._context, zmq.DEALER, TICK_MS)
-        self._socket.connect(endpoint)
+        self._link: Link | None = None
         self._commands: Decoder[Command] = Decoder(Command)
         self._engine = make_engine(backend, device, threads)
         self._server = (0, "")
 
     def run(self) -> None:
+        """Until told to stop, or until the server ends. A worker whose connection is lost joins again with nothing: the
+        server has given it up."""
+        try:
+            while not self._stopping:
+                self._live()
+        finally:
+            self._close()
+
+    def _live(self) -> None:
+        """From joining to the loss of the connection."""
         executor = self._join()
+        if executor is None:
+            return
         log.info("worker %d computes on %s", executor.worker, self._engine.device)
         try:
             with self._engine.isolated():
                 self._serve(executor)
-        except Exception as error:
-            send(self._socket, encode([Goodbye(f"{type(error).__name__}: {error}"[:4096])]))
-            raise
-        finally:
+        except ConnectionLost:
+            self._require_server()
+            log.warning(
+                "the connection of worker %d to %s was lost; it joins again without its tensors",
+                executor.worker,
+                self._endpoint,
+            )
             self._close()
+        except Exception as error:
+            with contextlib.suppress(ConnectionLost):
+                self._send([Goodbye(f"{type(error).__name__}: {error}"[:4096])])
+            raise
 
     def _serve(self, executor: Executor) -> None:
+        assert self._link is not None
         while not self._stopping:
-            frames = receive(self._socket)
+            frames = self._link.receive()
             if frames is not None:
                 self._work(executor, frames)
+            elif self._link.is_lost():
+                raise ConnectionLost("the connection was lost")
             else:
                 self._check_server()
+
+    def _send(self, reports: Sequence[Report], payloads: Sequence[Sequence[Frame]] = ()) -> None:
+        assert self._link is not None
+        for frames in encode_batches(reports, payloads):
+            self._link.send(frames)
 
     def stop(self) -> None:
         """End the loop at its next turn; safe to call from a signal handler."""
         self._stopping = True
 
-    def _join(self) -> Executor:
-        """Say hello, however long the server takes to come up."""
-        name, cell = shared.create(16)
-        hello = Hello(__version__, "worker", this_host(), os.getpid(), self._engine.device, name)
-        send(self._socket, encode([hello]))
+    def _join(self) -> Executor | None:
+        """Say hello, however long the server takes to come up. None if this worker was told to stop before that."""
         notice = time.monotonic() + 10
-        while (frames := receive(self._socket)) is None:
+        while not self._stopping:
             if time.monotonic() > notice:
                 log.warning("waiting for a server at %s; start one with: python -m gt.server", self._endpoint)
                 notice = time.monotonic() + 60
+            self._link = open_link(self._endpoint, self._keys, TICK_MS, self._silence)
+            if self._link is None:
+                time.sleep(_RETRY_SECONDS)
+                continue
+            executor = self._greet(self._link)
+            if executor is not None:
+                return executor
+            self._close()
+        return None
+
+    def _greet(self, link: Link) -> Executor | None:
+        """None if the connection is lost before the server has answered."""
+        name, cell = shared.create(16)
+        hello = Hello(__version__, "worker", this_host(), os.getpid(), self._engine.device, name)
+        try:
+            link.send(encode([hello]))
+        except ConnectionLost:
+            return None
+        while (frames := link.receive()) is None:
+            if link.is_lost() or self._stopping:
+                return None
         (answer, *_), _ = Decoder[Welcome | Refused](Welcome | Refused).decode(frames)
         if isinstance(answer, Refused):
             raise ProtocolError(answer.reason)
@@ -102,7 +157,7 @@ class Worker:
         if outgoing:
             reports: list[Report] = [report for report, _ in outgoing]
             payloads = [[buffer] if _is_inline(report) else [] for report, buffer in outgoing if buffer is not None]
-            send(self._socket, encode(reports, payloads))
+            self._send(reports, payloads)
 
     def _bytes(self, command: WorkerCreateTensor, payload: Sequence[Frame]) -> Buffer:
         segment = command.segment
@@ -124,9 +179,16 @@ class Worker:
         if pid and not is_running(pid, mark):
             raise ServerLost(f"the server at {self._endpoint} (pid {pid}) has ended")
 
+    def _require_server(self) -> None:
+        """The connection to a server that ends may be lost a moment before its process is gone."""
+        end = time.monotonic() + _ENDING_SECONDS
+        while time.monotonic() < end:
+            self._check_server()
+            time.sleep(_RETRY_SECONDS)
+
     def _close(self) -> None:
-        self._socket.close()
-        self._context.term()
+        if self._link is not None:
+            self._link.close()
         shared.sweep(os.getpid())
 
 
