@@ -308,7 +308,8 @@ Command = Union[
 
 class Failure(Struct, array_like=True, frozen=True):
     """Why a tensor has no value: the op that failed, on what, and both tracebacks' facts (the site is the client's).
-    `origin` is the first id that the failed command would have filled, or its request: the same from every worker."""
+    `origin` is the first id that the failed command would have filled, or its request: the same from every worker.
+    `worker` is -1 for an op that failed in the dispatcher."""
 
     worker: int
     op: Name
