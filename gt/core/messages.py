@@ -441,8 +441,14 @@ class Lost(_Record, frozen=True):
     last_op: Text
 
 
+class Joined(_Record, frozen=True):
+    """News: a worker has joined since the session began, and can be used."""
+
+    worker: WorkerInfo
+
+
 class Rejected(_Record, frozen=True):
-    """The dispatcher could not accept an instruction: a mistake of the client's side."""
+    """The dispatcher could not accept an instruction: a mistake of the client's side, or of the dispatcher's."""
 
     request: Id
     reason: Text
@@ -458,6 +464,7 @@ Answer = Union[
     TrafficRead,
     TimelineRead,
     Lost,
+    Joined,
     Rejected,
     Welcome,
     Refused,

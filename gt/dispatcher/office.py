@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
 from typing import Any
@@ -23,6 +23,7 @@ from gt.core.messages import (
     FreeTensors,
     Goodbye,
     Instruction,
+    Joined,
     Located,
     LocateTensor,
     Lost,
@@ -138,7 +139,7 @@ class Office:
                     self._post.command((ident,), WorkerDefineScope(session.ident, code, scope.name, scope.compile))
             if self.state.store is not None:
                 self._post.command((ident,), self.state.store)
-                self.state.make_ready((ident,))
+                self._make_ready((ident,))
             else:
                 self._arrange_store()
         return ident, self._post.take()
@@ -155,12 +156,20 @@ class Office:
                 self._post.command((self.state.store_host,), WorkerHostStore())
         elif len(workers) == 2:
             self._post.command((self.state.store_host,), WorkerHostStore())
-        self.state.make_ready((self.state.store_host,))
+        self._make_ready((self.state.store_host,))
 
     def make_ready(self, worker: int) -> None:
         """A worker needs no store to exchange tensors with the others."""
         with self._transaction():
-            self.state.make_ready((worker,))
+            self._make_ready((worker,))
+
+    def _make_ready(self, workers: Iterable[int]) -> None:
+        """Workers get work from now on, and clients may name them."""
+        new = [ident for ident in workers if not self.state.workers[ident].ready]
+        self.state.make_ready(new)
+        for session in self.state.sessions:
+            for ident in new:
+                self._post.answer(session, Joined(self.state.workers[ident].info))
 
     def ready_workers(self) -> tuple[WorkerInfo, ...]:
         return tuple([worker.info for worker in self.state.workers.values() if worker.ready])
@@ -465,7 +474,7 @@ class Office:
         store = WorkerJoinStore("127.0.0.1", ready.port, f"hosted by {worker}")
         self.state.set_store(self.state.store_host, store)
         self._post.command(tuple(self.state.workers), store)
-        self.state.make_ready(self.state.workers)
+        self._make_ready(self.state.workers)
 
     def waits(self) -> dict[int, set[int]]:
         """For whom each session waits."""
