@@ -64,7 +64,8 @@ PACE, MARKS = 4096, 4  # how many instructions make a mark, and how many marks t
 
 class Session:
     """`workers` are those that are there, as far as the dispatcher has told. `alone`: there never was more than one
-    worker, and where it is `embedded`, in this process. `scoping` says in which signal scope an op is; None where nothing has to be said about that. What names tensors is enqueued under the lock, then emitted;
+    worker, and where it is `embedded`, in this process. `scoping` says in which signal scope an op is; None where
+    nothing has to be said about that. What names tensors is enqueued under the lock, then emitted;
     `emit` does both for what does not, and for programs of one thread."""
 
     def __init__(self, channel: ClientChannel, welcome: Welcome, auto_shard: bool | None = None) -> None:

@@ -274,6 +274,12 @@ class WorkerReadTimeline(_Record, frozen=True):
     limit: Limit
 
 
+class WorkerReportProgress(_Record, frozen=True):
+    """Say when everything before this is done."""
+
+    mark: Id
+
+
 class WorkerEndSession(_Record, frozen=True):
     """Forget every tensor and op definition of a session."""
 
@@ -299,7 +305,7 @@ class WorkerShutdown(_Record, frozen=True):
 Command = Union[
     WorkerRunOp, WorkerFreeTensors, WorkerDefineOp, WorkerDefineProgram, WorkerDefineScope, WorkerForgetOps,
     WorkerCreateTensor, WorkerQueryOp, WorkerFetchTensor, WorkerSynchronize, WorkerReadTraffic, WorkerReadTimeline,
-    WorkerEndSession, WorkerJoinStore, WorkerHostStore, WorkerShutdown,
+    WorkerReportProgress, WorkerEndSession, WorkerJoinStore, WorkerHostStore, WorkerShutdown,
 ]  # fmt: skip
 
 
@@ -356,6 +362,13 @@ class Synchronized(_Record, frozen=True):
     request: Id
 
 
+class Progress(_Record, frozen=True):
+    """Everything before a mark is done; what came since the mark before it took so many nanoseconds."""
+
+    mark: Id
+    nanoseconds: Annotated[int, Meta(ge=0, lt=1 << 62)]
+
+
 class StoreReady(_Record, frozen=True):
     port: int
 
@@ -395,7 +408,7 @@ class Timeline(_Record, frozen=True):
     dropped: int
 
 
-Report = Union[Fetched, Queried, Failed, OpFailed, Synchronized, Traffic, Timeline, StoreReady, Goodbye]
+Report = Union[Fetched, Queried, Failed, OpFailed, Synchronized, Traffic, Timeline, Progress, StoreReady, Goodbye]
 
 
 class Collective(Struct, array_like=True, frozen=True):

@@ -28,6 +28,7 @@ from gt.core.messages import (
     LocateTensor,
     Lost,
     OpFailed,
+    Progress,
     QueryOp,
     ReadTimeline,
     ReadTraffic,
@@ -52,13 +53,14 @@ from gt.core.messages import (
     WorkerQueryOp,
     WorkerReadTimeline,
     WorkerReadTraffic,
+    WorkerReportProgress,
     WorkerRunOp,
     WorkerSynchronize,
 )
 from gt.dispatcher.mistakes import describe_mistake, refuse, reject_mistake
 from gt.dispatcher.placing import Placing
 from gt.dispatcher.plans import Plans
-from gt.dispatcher.post import Buffer, Outgoing, Post, ToClient
+from gt.dispatcher.post import Buffer, Outgoing, Post, ToClient, ToWorkers
 from gt.dispatcher.requests import Requests
 from gt.dispatcher.state import (
     Gone,
@@ -74,6 +76,7 @@ from gt.dispatcher.state import (
     layout_of,
     require_layout,
 )
+from gt.dispatcher.turns import Turns
 from gt.sharding.spec import ShardingSpec, whole
 from gt.signals.policy import Policy
 
@@ -89,6 +92,7 @@ class Office:
         self._placing = Placing(self.state, self._post)
         self._requests = Requests(self.state, self._post)
         self._plans = Plans(self.state, self._post, self._placing)
+        self._turns = Turns(self.state)
         self._actions: dict[type, Callable[[Session, Any, Buffer | None], None]] = {
             RunOp: self._run_op,
             FreeTensors: self._free,
@@ -194,7 +198,8 @@ class Office:
             self._guard(session, partial(self._lose_of, session, held.get(session.ident, []), ident))
         with self._transaction():
             self.state.forget_loads(ident)
-        return self._post.take()
+        self._turns.lose_worker(ident)
+        return [*self._post.take(), *self._take_turns()]
 
     def _lose_of(self, session: Session, held: Sequence[int], worker: int) -> None:
         """What a session loses with a worker: tensors, plans, and what it is told."""
@@ -233,6 +238,7 @@ class Office:
         if ident not in self.state.sessions:
             return
         self._post.note("DISCONNECT", f"client {ident}", None)
+        self._turns.forget_session(ident)
         self.state.remove_session(ident)
         self._post.command(tuple(self.state.workers), WorkerEndSession(ident))
 
@@ -241,6 +247,27 @@ class Office:
         return self._post.take()
 
     # Instructions
+
+    def submit(self, ident: int, batch: Sequence[Instruction], buffers: Sequence[Buffer]) -> list[Outgoing]:
+        """Carry out instructions of a client that shares the workers with others: as many as it may have unfinished
+        now, and the others when workers report progress. A client that leaves waits for nothing."""
+        if any(type(instruction) is Goodbye for instruction in batch):
+            self._turns.forget_session(ident)
+            return self.instruct(ident, [Goodbye()], ())
+        self._turns.add(ident, batch, buffers)
+        return self._take_turns()
+
+    def _take_turns(self) -> list[Outgoing]:
+        """Carry out what may be carried out now of the instructions that wait."""
+        outgoing: list[Outgoing] = []
+        while (turn := self._turns.next()) is not None:
+            sent = self.instruct(turn.session, turn.batch, turn.buffers)
+            outgoing += sent
+            workers = tuple({worker: None for out in sent if isinstance(out, ToWorkers) for worker in out.workers})
+            if turn.cost and workers:
+                mark = self._turns.begin(turn, workers)
+                outgoing.append(ToWorkers(workers, WorkerReportProgress(mark)))
+        return outgoing
 
     def instruct(self, ident: int, batch: Sequence[Instruction], buffers: Sequence[Buffer]) -> list[Outgoing]:
         """Carry out instructions, each of them whole or not at all."""
@@ -460,6 +487,9 @@ class Office:
             self._post.note("WORKER_RECV", f"worker {worker}", report)
         if isinstance(report, Goodbye):
             return self.lose_worker(worker, f"left: {report.reason}", self.describe_op(*progress))
+        if isinstance(report, Progress):
+            self._turns.finish(worker, report.mark, report.nanoseconds)
+            return self._take_turns()
         with self._transaction():
             if isinstance(report, OpFailed):
                 self._post.answer(report.session, report)
@@ -478,7 +508,10 @@ class Office:
 
     def waits(self) -> dict[int, set[int]]:
         """For whom each session waits."""
-        return self._requests.waits()
+        waits = self._requests.waits()
+        for session, workers in self._turns.waits().items():
+            waits.setdefault(session, set()).update(workers)
+        return waits
 
     def describe_op(self, code: int, site: int) -> str:
         """What a worker is at, from the code and the site of its last command; empty where it has run none."""

@@ -146,13 +146,20 @@ class Server:
         batch, payloads = self._instructions.decode(frames)
         for instruction in batch:
             require_ownership(peer.ident, instruction)
-        self.instruct(peer.ident, batch, payloads)
+        self.instruct(peer.ident, batch, payloads, self.office.submit)
         if peer.ident not in self.office.state.sessions:
             self._forget(peer)
 
-    def instruct(self, session: int, batch: Sequence[Instruction], payloads: Sequence[Payload]) -> None:
+    def instruct(
+        self,
+        session: int,
+        batch: Sequence[Instruction],
+        payloads: Sequence[Payload],
+        carry_out: Callable[[int, Any, Any], list[Outgoing]] | None = None,
+    ) -> None:
+        """`carry_out`: how clients that share the workers take turns; at once, if it is not given."""
         try:
-            outgoing = self.office.instruct(session, batch, payloads)  # type: ignore[arg-type]
+            outgoing = (carry_out or self.office.instruct)(session, batch, payloads)  # type: ignore[arg-type]
         except Exception as error:  # a mistake of ours: the other clients are served all the same
             log.exception("an instruction of client %d failed", session)
             rejected = Rejected(0, f"a mistake of GT: {type(error).__name__}: {error}")

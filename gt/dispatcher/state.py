@@ -148,7 +148,8 @@ MoveKey: TypeAlias = tuple[TensorMeta, ShardingSpec, ShardingSpec]
 
 class Op(NamedTuple):
     """A signature and what was decided about it, by the scope's policy and the layouts of its inputs. `gives` counts
-    new tensors and new versions; `layout` is that of the outputs, where the user has said so."""
+    new tensors and new versions; `layout` is that of the outputs, where the user has said so, and `nbytes` their
+    bytes."""
 
     code: int
     signature: Signature
@@ -156,6 +157,7 @@ class Op(NamedTuple):
     gives: int
     layout: ShardingSpec | None
     plans: dict[PlanKey, Prepared]
+    nbytes: int
 
     def again(self, inputs: tuple[int, ...]) -> dict[int, int]:
         """The places of other views of a tensor that the op writes, and where it writes it. Raises Misfit for a tensor
@@ -188,7 +190,8 @@ class Op(NamedTuple):
         if layout is not None:
             for meta in outputs:
                 require_layout(layout, meta)
-        return cls(code, signature, takes, len(outputs) + len(writes), layout, {})
+        nbytes = sum([meta.nbytes for meta in outputs])
+        return cls(code, signature, takes, len(outputs) + len(writes), layout, {}, nbytes)
 
 
 @dataclass
