@@ -71,7 +71,7 @@ class Desk:
             self.report(0, StoreReady(40000))
 
     def join(self, host: str = "here") -> list[Outgoing]:
-        number, outgoing = self.office.join_worker("cpu", host, 1000 + self.office._workers_joined)
+        number, outgoing = self.office.join_worker("cpu", host, 1000 + self.state.workers_joined)
         assert number in self.state.workers
         return self._checked(outgoing)
 

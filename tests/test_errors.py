@@ -273,3 +273,20 @@ def test_a_wrong_call_raises_at_once_and_leaves_its_arguments(anywhere, call):
 def test_truth_values_as_exponents(embedded):
     for exponent in (True, False):
         assert torch.equal((gt.ones(3) > 0) ** exponent, (torch.ones(3) > 0) ** exponent)
+
+
+def test_a_mistake_of_gt_while_an_op_is_planned_is_the_failure_of_that_op(embedded, monkeypatch):
+    a, b = gt.ones(3), gt.zeros(3)
+    a.tolist(), b.tolist()
+
+    def fail(*_):
+        raise AssertionError("of a rule")
+
+    with monkeypatch.context() as patch:
+        patch.setattr("gt.dispatcher.plans.plan_op", fail)
+        bad = a.atan2(b)
+        with pytest.raises(gt.OpError, match="failed before it reached a worker") as caught:
+            (bad + 1).tolist()
+    text = str(caught.value)
+    assert "a mistake of GT" in text and "AssertionError: of a rule" in text and "aten.atan2.default" in text
+    assert (a + b).tolist() == [1.0, 1.0, 1.0]

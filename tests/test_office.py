@@ -421,7 +421,7 @@ def test_a_report_to_a_session_that_has_ended_goes_nowhere():
     assert desk.report(0, Queried(REQUEST, (SMALL,), ())) == []
     assert desk.report(0, Synchronized(REQUEST2)) == []
     assert desk.report(0, OpFailed(1, FAILURE)) == []
-    assert (desk.state.tensors, desk.office._requests.pending) == ({}, {})
+    assert (desk.state.tensors, desk.state.pending) == ({}, {})
 
 
 def test_the_end_of_a_session_leaves_the_others_alone():

@@ -5,16 +5,22 @@ import pytest
 
 from gt.core.errors import ProtocolError
 from gt.core.messages import (
+    CreateTensor,
+    DefineOp,
+    DefineScope,
     DefineSite,
     Failed,
     FetchTensor,
     ForgetOps,
     FreeTensors,
     Goodbye,
+    Joined,
     LocateTensor,
     Lost,
     Queried,
     ReadTraffic,
+    Rejected,
+    RunOp,
     StoreReady,
     Synchronize,
     Synchronized,
@@ -25,11 +31,13 @@ from gt.core.messages import (
     WorkerJoinStore,
 )
 from gt.core.meta import TensorMeta
+from gt.core.signatures import PolicyRecord
 from gt.dispatcher.post import ToClient, ToWorkers
 from gt.dispatcher.state import Held, State, Worker
 from gt.sharding.spec import DeviceMesh, ShardingSpec, whole
 from tests.desks import (
     OP,
+    PAIR,
     REQUEST,
     REQUEST2,
     A,
@@ -49,7 +57,13 @@ from tests.desks import (
     sharded_desk,
     told,
 )
-from tests.records import ADD, ADD_, FAILURE, LARGE, NONZERO, RESIZE_, SMALL, ZEROS, own, signature
+from tests.records import ADD, ADD_, FAILURE, INLINE, LARGE, NONZERO, RESIZE_, SMALL, ZEROS, own, signature
+
+
+def lost(outgoing):
+    """Messages as text, without those that make workers forget programs."""
+    return [text for text in told(outgoing) if "forget" not in text]
+
 
 STORE = WorkerJoinStore("127.0.0.1", 40000, "hosted by 0")
 
@@ -94,14 +108,40 @@ def test_the_results_of_an_op_on_a_lost_tensor_are_lost():
 
 
 @pytest.mark.parametrize("inputs", [(A, B), (B, A)], ids=["reads a lost tensor", "writes a lost tensor"])
-def test_a_write_that_cannot_be_done_consumes_its_target(inputs):
+def test_a_write_that_cannot_be_done_leaves_no_value_and_keeps_the_one_before(inputs):
     desk = desk_with(2)
     desk.define(OP, ADD_)
     desk.lose(1)
-    freed = desk.tell(run(OP, inputs, (C,)))
+    assert desk.tell(run(OP, inputs, (C,))) == []
     assert set(desk.state.held_by(1)) == {inputs[1], C}
     assert desk.state.lost[C] == (SMALL, 1)
-    assert told(freed) == (["0: free A"] if inputs[0] == A else [])
+    assert [former.ident for former in desk.state.before.values()] == [A for _ in inputs[:1] if inputs[0] == A]
+    assert told(desk.tell(FreeTensors((C,)))) == (["0: free A"] if inputs[0] == A else [])
+
+
+def test_the_value_before_several_writes_that_cannot_be_done_is_that_before_the_first():
+    desk = desk_with(2)
+    desk.define(OP, ADD_)
+    desk.lose(1)
+    desk.tell(run(OP, (A, B), (C,)), run(OP, (C, B), (D,)))
+    assert desk.state.lost.keys() == {B, D} and desk.state.before[D].ident == A
+    (answer,) = answers(desk.tell(create(A)))
+    assert isinstance(answer, Rejected), "workers know the value before by its old id"
+    assert told(desk.close()) == ["0: WorkerEndSession"]
+
+
+@pytest.mark.parametrize(("text", "kept"), [("-", "- on 0"), ("x", "")])
+def test_the_value_before_a_write_may_be_lost_with_a_worker_too(text, kept):
+    desk = sharded_desk(3, text)
+    desk.create(B, C, D)  # D on worker 2
+    desk.define(OP, ADD_)
+    desk.lose(2)
+    assert desk.state.lost.keys() == {B} or D in desk.state.lost
+    missing = next(iter(desk.state.lost))
+    desk.tell(run(OP, (A, missing), (E,)))
+    assert desk.state.before[E].ident == A
+    desk.lose(1)
+    assert [f"{former.held.spec} on 0" for former in desk.state.before.values()] == [kept] * bool(kept)
 
 
 def test_what_a_query_on_a_lost_tensor_writes_is_lost():
@@ -116,7 +156,7 @@ def test_a_copy_takes_the_place_of_a_lost_original():
     desk = desk_with(2)
     desk.define(OP, ADD)
     desk.tell(run(OP, (A, B), (C,)))  # leaves a copy of B on worker 0
-    assert told(desk.lose(1)) == ["0: define c3: redistribute", "0: c3(c1) -> B", "0: free c1", "client: Lost"]
+    assert lost(desk.lose(1)) == ["0: define c3: redistribute", "0: c3(c1) -> B", "0: free c1", "client: Lost"]
     assert (desk.layout(B), desk.state.copies, desk.state.lost) == ("- on 0", {}, {})
     assert told(desk.tell(FetchTensor(REQUEST, B))) == ["0: fetch B"]
 
@@ -226,7 +266,7 @@ def test_a_worker_gets_no_work_before_it_knows_the_store():
 
 def test_a_worker_that_joins_later_is_told_the_store_and_gets_work():
     desk = desk_with(2)
-    assert desk.join() == [ToWorkers((2,), STORE)]
+    assert desk.join() == [ToWorkers((2,), STORE), ToClient(1, Joined(WorkerInfo(2, "cpu", "here", 1002)))]
     assert [message.workers for message in desk.create(C)] == [(2,)]
 
 
@@ -275,8 +315,10 @@ def test_plans_for_a_lost_worker_are_forgotten():
     desk.tell(run(OP, (A, A), (own(6),)))
     plans = desk.state.sessions[1].ops[OP].plans
     assert [prepared.plan.workers for prepared in plans.values()] == [(0, 1)]
-    desk.lose(1)
-    assert plans == {}
+    moves = desk.state.sessions[1].moves
+    assert [prepared.plan.workers for prepared in moves.values()] == [(0, 1)]
+    assert [text for text in told(desk.lose(1)) if "forget" in text] == ["0: forget c2", "0: forget c1"]
+    assert plans == {} and moves == {}
 
 
 # --- Meshes -----------------------------------------------------------------------------------------------------------
@@ -284,27 +326,27 @@ def test_plans_for_a_lost_worker_are_forgotten():
 
 def test_a_tensor_that_was_cut_is_lost_with_one_of_its_workers():
     desk = sharded_desk()
-    assert told(desk.lose(1)) == ["0: free A", "client: Lost"]
+    assert lost(desk.lose(1)) == ["0: free A", "client: Lost"]
     assert desk.state.lost == {A: (SMALL, 1)}
     assert answers(desk.tell(FetchTensor(REQUEST, A))) == [Lost(REQUEST, 1, 1001, "was killed", "aten.mm")]
 
 
 def test_a_partial_tensor_is_lost_with_one_of_its_workers():
     desk = sharded_desk(text="- + x")
-    assert told(desk.lose(0)) == ["1: free A", "client: Lost"]
+    assert lost(desk.lose(0))[-2:] == ["1: free A", "client: Lost"]
     assert desk.state.lost == {A: (SMALL, 0)}
 
 
 def test_what_is_whole_lives_on_with_the_others():
     desk = sharded_desk(text="-")
-    assert told(desk.lose(1)) == ["client: Lost"]
+    assert lost(desk.lose(1)) == ["client: Lost"]
     assert (desk.layout(A), desk.state.lost) == ("- on 0", {})
     assert told(desk.tell(FetchTensor(REQUEST, A))) == ["0: fetch A"]
 
 
 def test_a_tensor_on_other_workers_is_not_touched():
     desk = sharded_desk(3)
-    assert told(desk.lose(2)) == ["client: Lost"]
+    assert lost(desk.lose(2)) == ["client: Lost"]
     assert desk.layout(A) == "x on 0 1"
 
 
@@ -322,7 +364,7 @@ def with_copy():
 
 def test_a_copy_takes_the_place_of_what_was_cut():
     desk = with_copy()
-    assert told(desk.lose(1)) == [
+    assert lost(desk.lose(1)) == [
         "0: free A",
         "2 3: define c5: redistribute",
         "2 3: c5(c3) -> A",
@@ -334,7 +376,7 @@ def test_a_copy_takes_the_place_of_what_was_cut():
 
 def test_a_copy_is_gone_with_one_of_its_workers():
     desk = with_copy()
-    assert told(desk.lose(3)) == ["2: free c3", "client: Lost"]
+    assert lost(desk.lose(3)) == ["2: free c3", "client: Lost"]
     assert (desk.layout(A), desk.layout(B), desk.state.copies) == ("x on 0 1", "- on 2", {})
 
 
@@ -370,7 +412,7 @@ def query_of_two():
 
 def test_a_query_goes_on_with_the_workers_that_are_left():
     desk = query_of_two()
-    assert told(desk.lose(1)) == ["0: free c2", "client: Lost"]  # news, and not an answer
+    assert lost(desk.lose(1)) == ["0: free c2", "client: Lost"]  # news, and not an answer
     queried = Queried(REQUEST, (SMALL,), (LARGE,))
     assert answers(desk.report(0, queried)) == [queried]
     assert [desk.layout(ident) for ident in (C, D)] == ["- on 0", "- on 0"]
@@ -428,7 +470,28 @@ def test_a_copy_that_holds_some_of_a_tensor_does_not_take_its_place():
     some = ShardingSpec(other, [["w"]], cuts=[((0, 8),)])
     state.place(A, Held.of(meta, whole(alone, 1)))
     state.add_copy(A, some, B)
-    losses = state.lose_worker(0)
+    losses = state.lose_parts(state.held_on(0)[1], 0)
     assert losses.promoted == [] and losses.useless == [(B, other)]
     assert state.lost == {A: (meta, 0)}
-    state.validate()
+
+
+def test_a_worker_that_becomes_ready_is_told_to_every_session():
+    desk = desk_with(2)
+    assert answers(desk.join()) == [Joined(WorkerInfo(2, "cpu", "here", 1002))]
+    desk.lose(0)
+    assert answers(desk.join()) == [], "it cannot exchange tensors before there is a store"
+    joined = answers(desk.report(1, StoreReady(40001)))
+    assert [news.worker.worker for news in joined] == [2, 3]
+
+
+def test_a_tensor_that_the_user_has_not_placed_is_made_by_the_workers_that_are_left():
+    desk = desk_with(2)
+    auto = PolicyRecord(PAIR.record(), lead=(("x",),), settles=False)
+    placed = msgspec.structs.replace(auto, settles=True)
+    desk.tell(DefineScope(1, "auto", auto), DefineScope(2, "mine", placed), DefineOp(OP, ZEROS))
+    desk.lose(1)
+    for scope, ident in ((1, C), (2, D)):
+        desk.tell(RunOp(OP, (), (ident,), (), scope, 0))
+    desk.tell(CreateTensor(E, SMALL, INLINE, 1, 0), buffers=[b""])
+    assert desk.layout(C) == desk.layout(E) == "- on 0"
+    assert D in desk.state.lost, "workers that a user names are not replaced by others"

@@ -7,13 +7,14 @@ its queries, as a real one does.
 """
 
 from collections import Counter, deque
+from itertools import count
 
 import msgspec
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from gt.core.ids import session_of
+from gt.core.ids import FIRST_RUN, MAX_RESULTS, session_of
 from gt.core.messages import (
     DefineOp,
     Fetched,
@@ -181,6 +182,7 @@ class Client:
         self.query = None
         self.codes = {}
         self._last = 100
+        self.runs = count(own(FIRST_RUN, session), MAX_RESULTS)
 
     def next_id(self):
         self._last += 1
@@ -304,7 +306,7 @@ class Programs(RuleBasedStateMachine):
         if name not in QUERIES:
             self.tell(client, RunOp(code, tuple(inputs), (*outputs, *written), (), 0, 0))
         else:
-            request, first = client.request(), client.next_id()
+            request, first = client.request(), next(client.runs)
             client.query = QueryOp(request, code, tuple(inputs), tuple(written), first, (), 0, 0)
             self.tell(client, client.query)
 
@@ -442,6 +444,7 @@ class Programs(RuleBasedStateMachine):
         for ident, held in state.tensors.items():
             yield ident, held.spec
             yield from [(alias, spec) for spec, alias in state.copies.get(ident, {}).items()]
+        yield from [(former.ident, former.held.spec) for former in state.before.values()]
 
     def programs(self):
         for session in self.office.state.sessions.values():

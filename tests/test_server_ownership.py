@@ -29,17 +29,17 @@ from gt.core.messages import (
 from gt.dispatcher.ownership import require_ownership
 from tests.records import ADD, INLINE, INSTRUCTIONS, ROWS, SMALL, own
 
-OURS = own(1)
+OURS, RUN = own(1), own(FIRST_RUN)
 
 # Each way to name an id, with every other id being the session's own.
 NAMING = {
     "RunOp code": lambda x: RunOp(x, (OURS,), (OURS,), (), 0, 0),
     "RunOp input": lambda x: RunOp(OURS, (OURS, x), (OURS,), (), 0, 0),
     "RunOp output": lambda x: RunOp(OURS, (OURS,), (OURS, x), (), 0, 0),
-    "QueryOp request": lambda x: QueryOp(x, OURS, (OURS,), (OURS,), OURS, (), 0, 0),
-    "QueryOp code": lambda x: QueryOp(OURS, x, (OURS,), (OURS,), OURS, (), 0, 0),
-    "QueryOp input": lambda x: QueryOp(OURS, OURS, (OURS, x), (OURS,), OURS, (), 0, 0),
-    "QueryOp written": lambda x: QueryOp(OURS, OURS, (OURS,), (OURS, x), OURS, (), 0, 0),
+    "QueryOp request": lambda x: QueryOp(x, OURS, (OURS,), (OURS,), RUN, (), 0, 0),
+    "QueryOp code": lambda x: QueryOp(OURS, x, (OURS,), (OURS,), RUN, (), 0, 0),
+    "QueryOp input": lambda x: QueryOp(OURS, OURS, (OURS, x), (OURS,), RUN, (), 0, 0),
+    "QueryOp written": lambda x: QueryOp(OURS, OURS, (OURS,), (OURS, x), RUN, (), 0, 0),
     "QueryOp first": lambda x: QueryOp(OURS, OURS, (OURS,), (OURS,), x, (), 0, 0),
     "FreeTensors": lambda x: FreeTensors((OURS, x)),
     "ForgetOps": lambda x: ForgetOps((OURS, x)),
@@ -66,11 +66,22 @@ def test_an_id_of_another_session_is_refused(make, foreign):
         require_ownership(1, instruction)
 
 
-@pytest.mark.parametrize("make", NAMING.values(), ids=NAMING.keys())
-def test_the_sessions_own_ids_are_accepted(make):
-    last = make(own((1 << SESSION_SHIFT) - MAX_RESULTS))
-    for instruction in (make(own(0)), make(OURS), make(own(FIRST_OWN - MAX_RESULTS)), make(own(FIRST_RUN)), last):
-        require_ownership(1, instruction)
+ONLY_NEW = {"RunOp output", "QueryOp written", "CreateTensor", "Redistribute output"}
+LOW = [own(0), OURS, own(FIRST_OWN - MAX_RESULTS)]
+RUNS = [own(FIRST_RUN), own((1 << SESSION_SHIFT) - MAX_RESULTS)]
+
+
+@pytest.mark.parametrize("way", NAMING)
+def test_the_sessions_own_ids_are_accepted(way):
+    for ident in LOW if way in ONLY_NEW else RUNS if way == "QueryOp first" else LOW + RUNS:
+        require_ownership(1, NAMING[way](ident))
+
+
+@pytest.mark.parametrize("way", [*sorted(ONLY_NEW), "QueryOp first"])
+def test_results_of_queries_and_other_new_tensors_take_ids_apart(way):
+    for ident in LOW if way == "QueryOp first" else RUNS:
+        with pytest.raises(ProtocolError, match="results of"):
+            require_ownership(1, NAMING[way](ident))
 
 
 def test_the_results_of_a_query_may_not_reach_into_the_next_session():

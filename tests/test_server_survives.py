@@ -15,12 +15,14 @@ from gt.core.messages import (
     CreateTensor,
     DefineOp,
     DefineSite,
+    Failed,
     FetchTensor,
     Goodbye,
     Hello,
     Located,
     LocateTensor,
     Lost,
+    OpFailed,
     Queried,
     QueryOp,
     Redistribute,
@@ -140,14 +142,17 @@ def test_a_mistake_of_ours_is_told_to_the_client_and_to_nobody_else(server, monk
         raise ZeroDivisionError("in a rule")
 
     monkeypatch.setattr("gt.dispatcher.plans.plan_op", fail)
+    server.hear(b"other", hello("client"))
     server.hear(b"client", CreateTensor(own(1), SMALL, INLINE, 0, 0), payloads=[[bytes(16)]])
     batch = [
         DefineOp(own(2), signature("aten.relu.default", 1, (SMALL,))),
         RunOp(own(2), (own(1),), (own(3),), (), 0, 0),
     ]
     (answer,) = server.hear(b"client", *batch)
-    assert isinstance(answer, Rejected) and "ZeroDivisionError: in a rule" in answer.reason
-    assert "an instruction of client 1 failed" in caplog.text and "Traceback" in caplog.text
+    assert isinstance(answer, OpFailed) and "a mistake of GT" in answer.failure.message
+    assert "ZeroDivisionError: in a rule" in answer.failure.traceback and len(server.sent) == 1
+    assert "RunOp of client 1 failed" in caplog.text and "Traceback" in caplog.text
+    assert server.hear(b"client", FetchTensor(own(5), own(3))) == [Failed(own(5), answer.failure)]
     assert server.hear(b"client", LocateTensor(own(4), own(1))) == [Located(own(4), at(0).record())]
 
 

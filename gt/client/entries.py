@@ -193,11 +193,12 @@ class QueryEntry:
             numbers.append(draw_key(args, kwargs))
         written = [nodes[place].base for place in self.writes]
         renewed = tuple([next(session.ids) for _ in written])
-        request, first = next(session.ids), session.reserve_ids()
+        request = next(session.ids)
         scope = 0 if session.scoping is None else session.scoping.of(nodes, None)
         site = session.sites.here()
         with session.lock:
             inputs = tuple(map(_id_of, nodes))
+            first = session.reserve_ids()  # under the lock: the ids of a later query are higher
             query = QueryOp(request, self.code, inputs, renewed, first, tuple(numbers), scope, site)
             _write(session, query, written, renewed)
         answer = session.ask(request)

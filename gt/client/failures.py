@@ -15,12 +15,17 @@ def describe_failure(failure: Failure, place: tuple[str, int, str]) -> str:
     lines = [
         f'File "{file}", line {line}, in {function or "<module>"}',
         *([f"    {source}"] if source else []),
-        f"  issued {failure.op}({', '.join(failure.inputs)}), which failed on worker {failure.worker}:",
+        f"  issued {failure.op}({', '.join(failure.inputs)}), which failed {place_of(failure)}:",
         f"  {failure.kind}: {failure.message}",
-        "  Traceback of the worker:",
+        f"  Traceback of the {'worker' if failure.worker >= 0 else 'dispatcher'}:",
         *[f"    {text}" for text in failure.traceback.rstrip().splitlines()],
     ]
     return "\n".join(lines)
+
+
+def place_of(failure: Failure) -> str:
+    """Where an op failed; one that could not be planned has reached no worker."""
+    return f"on worker {failure.worker}" if failure.worker >= 0 else "before it reached a worker"
 
 
 _AT_ONCE: dict[str, type[Exception]] = {

@@ -9,12 +9,13 @@ import sys
 import threading
 import time
 from collections import deque
+from collections.abc import Callable
 
 from gt.client.failures import describe_failure, describe_loss, error_at_once
 from gt.client.interrupts import Uninterrupted
 from gt.client.sites import Sites
 from gt.core.errors import GTError, OpError, ProtocolError, ServerLost, WorkerLost
-from gt.core.messages import Answer, Failed, Failure, Lost, OpFailed, Refused, Rejected, Waiting
+from gt.core.messages import Answer, Failed, Failure, Joined, Lost, OpFailed, Refused, Rejected, Waiting
 from gt.wire.channel import Buffer, ClientChannel
 
 log = logging.getLogger("gt.client")
@@ -25,12 +26,16 @@ REMEMBERED = 1024  # failures whose news may still come from other workers
 
 
 class Inbox:
-    """`failures` are those of ops that no read has shown yet. Of the threads that wait, one receives for all."""
+    """`failures` are those of ops that no read has shown yet. `note_workers` is told of workers that come and go. Of
+    the threads that wait, one receives for all."""
 
-    def __init__(self, channel: ClientChannel, sites: Sites) -> None:
+    def __init__(
+        self, channel: ClientChannel, sites: Sites, note_workers: Callable[[Joined | Lost], None] = lambda _: None
+    ) -> None:
         self.failures: list[Failure] = []
         self._channel = channel
         self._sites = sites
+        self._note_workers = note_workers
         self._answers: dict[int, tuple[Answer, Buffer | None]] = {}
         self._turn = threading.RLock()  # of the thread that receives, whose signal handlers may read while it waits
         self._receiving = 0
@@ -100,6 +105,9 @@ class Inbox:
                 self._refused = answer.reason
             elif isinstance(answer, Lost) and answer.request == 0:
                 log.warning("%s", describe_loss(answer, self._channel.how_it_ended(answer.pid)))
+                self._note_workers(answer)
+            elif isinstance(answer, Joined):
+                self._note_workers(answer)
             elif answer.request in self._abandoned:  # type: ignore[union-attr]
                 self._abandoned.discard(answer.request)  # type: ignore[union-attr]
             else:

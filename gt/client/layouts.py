@@ -25,7 +25,7 @@ def mesh(
 ) -> DeviceMesh:
     """A grid of workers: `gt.mesh((2, 4), ("dp", "tp"))`. Without `workers` it takes the first ones that are there."""
     sizes = [shape] if isinstance(shape, int) else list(shape)
-    there = [info.worker for info in sessions.current().welcome.workers]
+    there = [info.worker for info in sessions.current().workers]
     count = math.prod(sizes)
     chosen = list(workers) or there[: max(count, 0)]
     missing = [worker for worker in chosen if worker not in there]

@@ -46,7 +46,7 @@ def _lay_out(module: torch.nn.Module, config: ModelConfig) -> None:
     """With a mesh, everything lies on it: cut as its name says, or else whole on each worker."""
     if config.mesh is None and config.workers is None:
         return
-    there = [info.worker for info in sessions.current().welcome.workers]
+    there = [info.worker for info in sessions.current().workers]
     mesh = mesh_for(config.mesh, config.workers, there, f"{at(config.source)}model")
     laid_out: dict[int, tuple[Base, Base]] = {}
     for names, tensors in sorted(_tensors(module), key=lambda named: named[1][0]._node.path is not None):

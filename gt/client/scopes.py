@@ -22,7 +22,7 @@ import torch
 from gt.client.geometry import Geometry
 from gt.client.nodes import Node
 from gt.core.errors import SignalError
-from gt.core.messages import DefineScope
+from gt.core.messages import DefineScope, WorkerInfo
 from gt.core.signatures import PolicyRecord
 from gt.sharding.spec import DeviceMesh, ShardingSpec
 from gt.signals.config import SignalConfig, at
@@ -55,7 +55,7 @@ class Frame:
         self.outer = outer
         self.owner = owner
         self.node = node
-        self.resolved: tuple[Scoping, int, int, int] | None = None
+        self.resolved: tuple[Scoping, int, tuple[WorkerInfo, ...], int, int] | None = None
         self.turned: tuple[int, Frame] | None = None
 
     def gradients(self) -> Frame:
@@ -170,7 +170,6 @@ class Scoping:
 
     def __init__(self, session: Session, auto: bool | None) -> None:
         self._session = session
-        self._there = [info.worker for info in session.welcome.workers]
         self._auto = auto
         self._numbers = itertools.count(1)
         self._codes: dict[tuple[str, PolicyRecord | None, bool], int] = {}
@@ -191,10 +190,13 @@ class Scoping:
         return code if code or nodes or geometry is None else self._code_of_created(geometry)
 
     def _code(self, frame: Frame, nodes: Sequence[Node]) -> int:
-        resolved = frame.resolved
-        if resolved is None or resolved[0] is not self or resolved[1] != registry.version:
-            resolved = frame.resolved = (self, registry.version, *self._resolve(frame))
-        return resolved[3] if nodes and all(map(_is_neutral, nodes)) else resolved[2]
+        resolved, workers = frame.resolved, self._session.workers
+        if resolved is None or resolved[0] is not self or resolved[1] != registry.version or resolved[2] is not workers:
+            resolved = frame.resolved = (self, registry.version, workers, *self._resolve(frame))
+        return resolved[4] if nodes and all(map(_is_neutral, nodes)) else resolved[3]
+
+    def _there(self) -> list[int]:
+        return [info.worker for info in self._session.workers]
 
     def _resolve(self, frame: Frame) -> tuple[int, int]:
         """The codes of a scope as it is configured now: for ops in general, and for ops on parameters alone, which
@@ -227,7 +229,7 @@ class Scoping:
         """None with the worker of this process alone: the same program runs there as anywhere."""
         if self._session.embedded or config.shard is None:
             return None
-        return policy_of(config.shard, self._there, f"{at(config.source)}signal {name!r}")
+        return policy_of(config.shard, self._there(), f"{at(config.source)}signal {name!r}")
 
     def layout(self, name: str, shape: Sequence[int]) -> ShardingSpec | None:
         """How a tensor lies that is created in a scope; None where the signal does not say."""
@@ -237,12 +239,12 @@ class Scoping:
 
     def _code_of_created(self, geometry: Geometry) -> int:
         """Tensors that are created outside any scope are shared among all workers."""
-        shape, count = geometry.shape, len(self._there)
-        if count == 1 or self._auto is False or not shape or shape[0] < 2:
+        shape, count = geometry.shape, len(self._session.workers)
+        if count < 2 or self._auto is False or not shape or shape[0] < 2:
             return 0
         if self._auto is None and (len(shape) != 2 or shape[0] % count):
             return 0
-        mesh = DeviceMesh([count], [ROW], self._there)
+        mesh = DeviceMesh([count], [ROW], self._there())
         return self._define("auto", PolicyRecord(mesh.record(), lead=((ROW,),), settles=False), False)
 
     def _define(self, name: str, policy: PolicyRecord | None, compile_: bool) -> int:

@@ -35,8 +35,10 @@ from gt.core.messages import (
     ForgetOps,
     Goodbye,
     Instruction,
+    Joined,
     Located,
     LocateTensor,
+    Lost,
     Queried,
     ReadTimeline,
     ReadTraffic,
@@ -61,13 +63,15 @@ PACE, MARKS = 4096, 4  # how many instructions make a mark, and how many marks t
 
 
 class Session:
-    """`alone`: there is one worker, and where it is `embedded`, in this process. `scoping` says in which signal scope
-    an op is; None where nothing has to be said about that. What names tensors is enqueued under the lock, then emitted;
+    """`workers` are those that are there, as far as the dispatcher has told. `alone`: there never was more than one
+    worker, and where it is `embedded`, in this process. `scoping` says in which signal scope an op is; None where
+    nothing has to be said about that. What names tensors is enqueued under the lock, then emitted;
     `emit` does both for what does not, and for programs of one thread."""
 
     def __init__(self, channel: ClientChannel, welcome: Welcome, auto_shard: bool | None = None) -> None:
         first = welcome.ident << SESSION_SHIFT
         self.welcome = welcome
+        self.workers = welcome.workers
         self.ids = itertools.count(first + 1)
         self.alone = len(welcome.workers) == 1
         self.embedded = self.alone and not channel.remote
@@ -77,7 +81,7 @@ class Session:
         self.memo: dict[tuple[Any, ...], Any] = {}
         self.signatures: dict[int, Signature] = {}
         self.sites = Sites(self._define_site)
-        self.inbox = Inbox(channel, self.sites)
+        self.inbox = Inbox(channel, self.sites, self._note_workers)
         self.outbox = Outbox(channel, self.inbox.collect, self._pace, self._break_off)
         self.lock = self.outbox.lock
         self.emit: Callable[[Instruction], None] = self.outbox.emit
@@ -103,6 +107,18 @@ class Session:
         if self.scoping is None:
             self.scoping = Scoping(self, self._auto_shard)
         return self.scoping
+
+    def _note_workers(self, news: Joined | Lost) -> None:
+        """A worker has come or gone: from now on scopes and meshes mean the workers that are there."""
+        others = [info for info in self.workers if not isinstance(news, Lost) or info.worker != news.worker]
+        if isinstance(news, Joined):
+            others = [*[info for info in others if info.worker != news.worker.worker], news.worker]
+            self.on_cpu = self.on_cpu and news.worker.device == "cpu"
+        self.workers = tuple(others)
+        if len(self.workers) > 1 and self.alone:
+            self.alone = False
+            if self._auto_shard is not False:
+                self.start_scoping()
 
     # What the dispatcher is told once
 

@@ -284,6 +284,12 @@ class WorkerReadTimeline(_Record, frozen=True):
     limit: Limit
 
 
+class WorkerReportProgress(_Record, frozen=True):
+    """Say when everything before this is done."""
+
+    mark: Id
+
+
 class WorkerEndSession(_Record, frozen=True):
     """Forget every tensor and op definition of a session."""
 
@@ -309,7 +315,7 @@ class WorkerShutdown(_Record, frozen=True):
 Command = Union[
     WorkerRunOp, WorkerFreeTensors, WorkerDefineOp, WorkerDefineProgram, WorkerDefineScope, WorkerForgetOps,
     WorkerCreateTensor, WorkerQueryOp, WorkerFetchTensor, WorkerSynchronize, WorkerReadTraffic, WorkerReadTimeline,
-    WorkerEndSession, WorkerJoinStore, WorkerHostStore, WorkerShutdown,
+    WorkerReportProgress, WorkerEndSession, WorkerJoinStore, WorkerHostStore, WorkerShutdown,
 ]  # fmt: skip
 
 
@@ -318,7 +324,8 @@ Command = Union[
 
 class Failure(Struct, array_like=True, frozen=True):
     """Why a tensor has no value: the op that failed, on what, and both tracebacks' facts (the site is the client's).
-    `origin` is the first id that the failed command would have filled, or its request: the same from every worker."""
+    `origin` is the first id that the failed command would have filled, or its request: the same from every worker.
+    `worker` is -1 for an op that failed in the dispatcher."""
 
     worker: int
     op: Name
@@ -365,6 +372,13 @@ class Synchronized(_Record, frozen=True):
     request: Id
 
 
+class Progress(_Record, frozen=True):
+    """Everything before a mark is done; what came since the mark before it took so many nanoseconds."""
+
+    mark: Id
+    nanoseconds: Annotated[int, Meta(ge=0, lt=1 << 62)]
+
+
 class StoreReady(_Record, frozen=True):
     port: int
 
@@ -404,7 +418,7 @@ class Timeline(_Record, frozen=True):
     dropped: int
 
 
-Report = Union[Fetched, Queried, Failed, OpFailed, Synchronized, Traffic, Timeline, StoreReady, Goodbye]
+Report = Union[Fetched, Queried, Failed, OpFailed, Synchronized, Traffic, Timeline, Progress, StoreReady, Goodbye]
 
 
 class Collective(Struct, array_like=True, frozen=True):
@@ -450,8 +464,14 @@ class Lost(_Record, frozen=True):
     last_op: Text
 
 
+class Joined(_Record, frozen=True):
+    """News: a worker has joined since the session began, and can be used."""
+
+    worker: WorkerInfo
+
+
 class Rejected(_Record, frozen=True):
-    """The dispatcher could not accept an instruction: a mistake of the client's side."""
+    """The dispatcher could not accept an instruction: a mistake of the client's side, or of the dispatcher's."""
 
     request: Id
     reason: Text
@@ -467,6 +487,7 @@ Answer = Union[
     TrafficRead,
     TimelineRead,
     Lost,
+    Joined,
     Rejected,
     Welcome,
     Refused,

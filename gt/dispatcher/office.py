@@ -3,33 +3,44 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from functools import partial
 from typing import Any
 
 from gt.core.events import Observer
 from gt.core.ids import session_of
 from gt.core.messages import (
+    Command,
     CreateTensor,
     DefineOp,
     DefineScope,
     DefineSite,
+    Failed,
+    Fetched,
     FetchTensor,
     ForgetOps,
     FreeTensors,
     Goodbye,
     Instruction,
+    Joined,
     Located,
     LocateTensor,
     Lost,
     OpFailed,
+    Progress,
     QueryOp,
     ReadTimeline,
     ReadTraffic,
     Redistribute,
+    Rejected,
     Report,
     RunOp,
     StoreReady,
     Synchronize,
+    Synchronized,
+    Timeline,
+    Traffic,
     WorkerCreateTensor,
     WorkerDefineScope,
     WorkerEndSession,
@@ -42,26 +53,31 @@ from gt.core.messages import (
     WorkerQueryOp,
     WorkerReadTimeline,
     WorkerReadTraffic,
+    WorkerReportProgress,
     WorkerRunOp,
     WorkerSynchronize,
 )
-from gt.dispatcher.mistakes import Refusal, refuse
+from gt.dispatcher.mistakes import describe_mistake, refuse, reject_mistake
 from gt.dispatcher.placing import Placing
 from gt.dispatcher.plans import Plans
-from gt.dispatcher.post import Buffer, Outgoing, Post
-from gt.dispatcher.requests import Gone, Requests
+from gt.dispatcher.post import Buffer, Outgoing, Post, ToClient, ToWorkers
+from gt.dispatcher.requests import Requests
 from gt.dispatcher.state import (
+    Gone,
     Held,
+    IdInUse,
     Misfit,
     NoWorkers,
     Op,
+    Reply,
     Scope,
     Session,
     State,
-    Worker,
+    layout_of,
     require_layout,
 )
-from gt.sharding.spec import DeviceMesh, ShardingSpec, spec_of, whole
+from gt.dispatcher.turns import Turns
+from gt.sharding.spec import ShardingSpec, whole
 from gt.signals.policy import Policy
 
 log = logging.getLogger("gt.dispatcher")
@@ -72,15 +88,11 @@ class Office:
 
     def __init__(self, observer: Observer | None = None) -> None:
         self.state = State()
-        self._gone: dict[int, Gone] = {}
         self._post = Post(self.state, observer)
         self._placing = Placing(self.state, self._post)
-        self._requests = Requests(self.state, self._post, self._gone)
-        self._plans = Plans(self.state, self._post, self._placing, self._gone)
-        self._sessions_opened = 0
-        self._workers_joined = 0
-        self._store: WorkerJoinStore | None = None
-        self._store_host = -1
+        self._requests = Requests(self.state, self._post)
+        self._plans = Plans(self.state, self._post, self._placing)
+        self._turns = Turns(self.state)
         self._actions: dict[type, Callable[[Session, Any, Buffer | None], None]] = {
             RunOp: self._run_op,
             FreeTensors: self._free,
@@ -99,176 +111,246 @@ class Office:
             Goodbye: self._goodbye,
         }
 
+    # All or nothing
+
+    @contextmanager
+    def _transaction(self) -> Iterator[None]:
+        """What is done inside is done whole; where it raises, neither a change nor a message is left of it."""
+        start = len(self._post.out)
+        try:
+            yield
+        except BaseException:
+            self._roll_back(start)
+            raise
+        self.state.commit()
+        if self._post.observer is not None:
+            self._post.note_from(start)
+
+    def _roll_back(self, start: int) -> None:
+        """Take back the changes since the last commit, and the messages from one on."""
+        self.state.roll_back()
+        del self._post.out[start:]
+
     # Comings and goings
 
     def join_worker(self, device: str, host: str, pid: int) -> tuple[int, list[Outgoing]]:
         """A worker that joins gets an id of its own that no other worker had."""
-        ident = self._workers_joined
-        self._workers_joined += 1
-        alone = DeviceMesh([1], ["w"], [ident])
-        self.state.workers[ident] = Worker(WorkerInfo(ident, device, host, pid), alone, ready=False)
-        self._post.note("CONNECT", f"worker {ident}", None)
-        for session in self.state.sessions.values():
-            for code, scope in session.scopes.items():
-                self._post.command((ident,), WorkerDefineScope(session.ident, code, scope.name, scope.compile))
-        if self._store is not None:
-            self._post.command((ident,), self._store)
-            self.state.workers[ident].ready = True
-        else:
-            self._arrange_store()
+        with self._transaction():
+            ident = self.state.add_worker(device, host, pid).info.worker
+            self._post.note("CONNECT", f"worker {ident}", None)
+            for session in self.state.sessions.values():
+                for code, scope in session.scopes.items():
+                    self._post.command((ident,), WorkerDefineScope(session.ident, code, scope.name, scope.compile))
+            if self.state.store is not None:
+                self._post.command((ident,), self.state.store)
+                self._make_ready((ident,))
+            else:
+                self._arrange_store()
         return ident, self._post.take()
 
     def _arrange_store(self) -> None:
         """Workers can exchange tensors once all know the store that process groups meet at; one of them hosts it. Until
         then one worker does all the work."""
         workers = self.state.workers
-        if not workers or self._store is not None:
+        if not workers or self.state.store is not None:
             return
-        if self._store_host not in workers:
-            self._store_host = min(workers)
+        if self.state.store_host not in workers:
+            self.state.set_store(min(workers), None)
             if len(workers) > 1:
-                self._post.command((self._store_host,), WorkerHostStore())
+                self._post.command((self.state.store_host,), WorkerHostStore())
         elif len(workers) == 2:
-            self._post.command((self._store_host,), WorkerHostStore())
-        workers[self._store_host].ready = True
+            self._post.command((self.state.store_host,), WorkerHostStore())
+        self._make_ready((self.state.store_host,))
+
+    def make_ready(self, worker: int) -> None:
+        """A worker needs no store to exchange tensors with the others."""
+        with self._transaction():
+            self._make_ready((worker,))
+
+    def _make_ready(self, workers: Iterable[int]) -> None:
+        """Workers get work from now on, and clients may name them."""
+        new = [ident for ident in workers if not self.state.workers[ident].ready]
+        self.state.make_ready(new)
+        for session in self.state.sessions:
+            for ident in new:
+                self._post.answer(session, Joined(self.state.workers[ident].info))
 
     def ready_workers(self) -> tuple[WorkerInfo, ...]:
         return tuple([worker.info for worker in self.state.workers.values() if worker.ready])
 
     def lose_worker(self, ident: int, reason: str, last_op: str) -> list[Outgoing]:
-        """A worker is gone: requests that wait for it fail now, and its tensors when they are next used."""
+        """A worker is gone: requests that wait for it fail now, before anything else is done, and its tensors when they
+        are next used."""
         if ident not in self.state.workers:
             return []
-        gone = self._gone[ident] = Gone(self.state.workers[ident].info.pid, reason, last_op)
-        self._post.note("DISCONNECT", f"worker {ident}", None)
-        losses = self.state.lose_worker(ident)
+        gone = Gone(self.state.workers[ident].info.pid, reason, last_op)
+        with self._transaction():
+            self._post.note("DISCONNECT", f"worker {ident}", None)
+            self.state.remove_worker(ident, gone)
+            self._requests.lose_worker(ident)
+        with self._transaction():
+            if ident == self.state.store_host:
+                self.state.set_store(ident, None)
+                self.state.make_ready(self.state.workers, ready=False)
+                self._arrange_store()
+        held = self.state.held_on(ident)
+        for session in list(self.state.sessions.values()):
+            self._guard(session, partial(self._lose_of, session, held.get(session.ident, []), ident))
+        with self._transaction():
+            self.state.forget_loads(ident)
+        self._turns.lose_worker(ident)
+        return [*self._post.take(), *self._take_turns()]
+
+    def _lose_of(self, session: Session, held: Sequence[int], worker: int) -> None:
+        """What a session loses with a worker: tensors, plans, and what it is told."""
+        losses = self.state.lose_parts(held, worker)
         self._placing.free(losses.useless)
         for tensor, alias in losses.promoted:
-            held = self.state.tensors[tensor]
-            self._placing.rename(self.state.sessions[session_of(tensor)], held, alias, tensor, 0)
-        if ident == self._store_host:
-            self._store = None
-            for worker in self.state.workers.values():
-                worker.ready = False
-            self._arrange_store()
-        self._requests.lose_worker(ident)
-        for session in self.state.sessions.values():
-            for op in session.ops.values():
-                useless = [key for key, prepared in op.plans.items() if ident in prepared.plan.workers]
-                self._plans.forget(session, [op.plans.pop(key) for key in useless])
-            self._post.answer(session.ident, Lost(0, ident, *gone))
-        return self._post.take()
+            self._placing.rename(session, self.state.tensors[tensor], alias, tensor, 0)
+        self._plans.forget(session, self.state.forget_plans_on(session, worker))
+        self._post.answer(session.ident, Lost(0, worker, *self.state.gone[worker]))
+
+    def _guard(self, session: Session, action: Callable[[], None]) -> None:
+        """Where something cannot be done for a session because of a mistake of ours, that session ends, and no
+        other."""
+        try:
+            with self._transaction():
+                action()
+        except Exception as error:
+            log.exception("the session of client %d ends because of a mistake of GT", session.ident)
+            with self._transaction():
+                self._post.answer(session.ident, Rejected(0, describe_mistake(error)))
+                self._end(session.ident)
 
     def open_session(self, host: str, pid: int) -> int:
-        self._sessions_opened += 1
-        ident = self._sessions_opened
-        self.state.sessions[ident] = Session(ident, host, pid)
-        self._post.note("CONNECT", f"client {ident}", None)
+        with self._transaction():
+            ident = self.state.add_session(host, pid).ident
+            self._post.note("CONNECT", f"client {ident}", None)
         return ident
 
     def end_session(self, ident: int) -> list[Outgoing]:
         """A client has left, politely or not: everything it held is freed."""
-        self._end(ident)
+        with self._transaction():
+            self._end(ident)
         return self._post.take()
 
     def _end(self, ident: int) -> None:
-        session = self.state.sessions.pop(ident, None)
-        if session is None:
+        if ident not in self.state.sessions:
             return
         self._post.note("DISCONNECT", f"client {ident}", None)
-        for tensor in self.state.held_by(ident):
-            self.state.remove(tensor)
-        self._requests.end_session(ident)
-        for worker in self.state.workers.values():
-            worker.known = {code for code in worker.known if session_of(code) != ident}
+        self._turns.forget_session(ident)
+        self.state.remove_session(ident)
         self._post.command(tuple(self.state.workers), WorkerEndSession(ident))
 
     def take(self) -> list[Outgoing]:
-        """What was to be said before something failed that nobody foresaw."""
+        """Messages that were queued before an unexpected exception."""
         return self._post.take()
 
     # Instructions
 
+    def submit(self, ident: int, batch: Sequence[Instruction], buffers: Sequence[Buffer]) -> list[Outgoing]:
+        """Carry out instructions of a client that shares the workers with others: as many as it may have unfinished
+        now, and the others when workers report progress. A client that leaves waits for nothing."""
+        if any(type(instruction) is Goodbye for instruction in batch):
+            self._turns.forget_session(ident)
+            return self.instruct(ident, [Goodbye()], ())
+        self._turns.add(ident, batch, buffers)
+        return self._take_turns()
+
+    def is_waiting(self, ident: int) -> bool:
+        """Whether instructions of a client wait for its turn."""
+        return self._turns.is_waiting(ident)
+
+    def _take_turns(self) -> list[Outgoing]:
+        """Carry out what may be carried out now of the instructions that wait."""
+        outgoing: list[Outgoing] = []
+        while (turn := self._turns.next()) is not None:
+            sent = self.instruct(turn.session, turn.batch, turn.buffers)
+            outgoing += sent
+            workers = tuple({worker: None for out in sent if isinstance(out, ToWorkers) for worker in out.workers})
+            if turn.cost and workers:
+                mark = self._turns.begin(turn, workers)
+                outgoing.append(ToWorkers(workers, WorkerReportProgress(mark)))
+        return outgoing
+
     def instruct(self, ident: int, batch: Sequence[Instruction], buffers: Sequence[Buffer]) -> list[Outgoing]:
+        """Carry out instructions, each of them whole or not at all."""
         log.debug("client %d: %d instructions and %d tensors", ident, len(batch), len(buffers))
-        session = self.state.sessions[ident]
+        session = self.state.sessions.get(ident)
+        if session is None:
+            return [ToClient(ident, Rejected(0, f"session {ident} has ended"))]
         remaining = iter(buffers)
-        actions = self._actions
+        actions, post, undo, out = self._actions, self._post, self.state.undo, self._post.out
         for instruction in batch:
-            if self._post.observer is not None:
-                self._post.note("RECV", f"client {ident}", instruction)
+            start = len(out)
+            if post.observer is not None:
+                post.note("RECV", f"client {ident}", instruction)
             buffer = next(remaining) if type(instruction) is CreateTensor else None
             try:
                 actions[type(instruction)](session, instruction, buffer)
             except Exception as error:
-                self._carry_out(session, refuse(self.state, session, instruction, error, self._gone))
+                self._roll_back(start)
+                self._refuse(session, instruction, error)
+            if undo.inverses:
+                undo.commit()
+            if post.observer is not None:
+                post.note_from(start)
             if type(instruction) is Goodbye:
                 break
-        return self._post.take()
+        return post.take()
+
+    def _refuse(self, session: Session, instruction: Instruction, error: Exception) -> None:
+        start = len(self._post.out)
+        try:
+            refusal = refuse(self.state, session, instruction, error)
+            self._placing.free(refusal.freed)
+            for answer in refusal.answers:
+                self._post.answer(session.ident, answer)
+        except Exception as mistake:
+            log.exception("%s of client %d could not be refused", type(instruction).__name__, session.ident)
+            self._roll_back(start)
+            self._post.answer(session.ident, reject_mistake(instruction, mistake))
 
     def _run_op(self, session: Session, op: RunOp, _: Buffer | None) -> None:
-        known = session.ops[op.code]
+        state = self.state
+        known = session.ops.get(op.code) or session.op(op.code)
         inputs, outputs = op.inputs, op.outputs
-        tensors = self.state.tensors
-        policy = session.policy(op.scope) if op.scope else None
+        tensors = state.tensors
+        policy = state.policy(session, op.scope) if op.scope else None
         writes = known.signature.writes
         try:
             if len(inputs) == 2:  # by hand: a comprehension takes longer
                 specs: tuple[ShardingSpec, ...] = (tensors[inputs[0]].spec, tensors[inputs[1]].spec)
             else:
                 specs = tuple([tensors[ident].spec for ident in inputs])
-            laid = self._plans.with_copies(specs, inputs) if self.state.copies else specs
+            laid = self._plans.with_copies(specs, inputs) if state.copies else specs
             prepared = known.plans[laid if policy is None else (policy, *laid)]
         except KeyError:
             prepared = None
+        if len(outputs) != 1 or outputs[0] in tensors or state.lost or state.resizing:
+            state.require_new(outputs)
         if prepared is None or len(outputs) != known.gives or (writes and known.again(inputs)):
             prepared = self._plans.prepare(session, known, op, policy)
         settles = policy is not None and policy.settles
         if prepared.moves:
             inputs = self._placing.taken(session, prepared.plan, inputs, known.signature.op, op.site, settles)
         if settles:
-            self.state.settle([op.inputs[place] for place, spec in prepared.plan.takes if spec is None])
-        results = prepared.results
-        copies: list[tuple[int, DeviceMesh]] = []
-        if writes:
-            results = self._as_settled(writes, op.inputs, results)
-            copies = self._consume(writes, op.inputs)
-        loads = self.state.loads
-        for place, held in enumerate(results):  # state.place, without a call for each
-            tensors[outputs[place]] = held
-            mesh = held.spec.mesh
-            loads[mesh] = loads.get(mesh, 0) + held.nbytes
+            state.settle([op.inputs[place] for place, spec in prepared.plan.takes if spec is None])
         if session.watches:
             self._placing.collect(session, prepared.plan.collectives, op.site)
+        copies = state.replace(writes, op.inputs, outputs, prepared.results)
         command = WorkerRunOp(prepared.code, inputs, outputs, op.scalars, op.scope, op.site)
         self._post.command(prepared.plan.workers, command, None, prepared.meets)
         if copies:
             self._placing.free(copies)
 
-    def _as_settled(self, writes: Sequence[int], inputs: Sequence[int], results: tuple[Held, ...]) -> tuple[Held, ...]:
-        """The results of an op, with new versions as settled as what they are versions of."""
-        news = len(results) - len(writes)
-        before = [self.state.tensors[inputs[place]].settled for place in writes]
-        versions = [
-            held if held.settled == settled else held._replace(settled=settled)
-            for held, settled in zip(results[news:], before, strict=True)
-        ]
-        return (*results[:news], *versions)
-
-    def _consume(self, writes: Sequence[int], inputs: Sequence[int]) -> list[tuple[int, DeviceMesh]]:
-        """Written tensors go on under new ids and their old ids are gone. Gives the copies of what they were, to be
-        freed when the op has used them."""
-        return [copy for place in writes for copy in self.state.remove(inputs[place])[1:]]
-
     def _query(self, session: Session, query: QueryOp, _: Buffer | None) -> None:
         """Runs on whole tensors, since only running it tells what it gives."""
-        op = session.ops[query.code]
-        if len(query.inputs) != op.takes or len(query.written) != len(op.signature.writes):
-            raise Misfit(f"{op.signature.op} takes {op.takes} tensors and writes {len(op.signature.writes)}")
-        op.again(query.inputs)  # refuses a tensor that is written at two places
-        if len(set(query.written)) < len(query.written):
-            raise Misfit(f"{op.signature.op} gives one id to several new versions: {query.written}")
-        policy = session.policy(query.scope)
+        op = session.op(query.code)
+        op.require_fit_of_query(query.inputs, query.written)
+        self.state.require_new(query.written)
+        self.state.begin_run(session, query.first)
+        policy = self.state.policy(session, query.scope)
         mesh = self._plans.mesh_of_query(op, [self.state.held(ident) for ident in query.inputs], policy)
         for place in op.signature.writes:
             self._placing.gather_for_good(session, query.inputs[place], mesh, query.site)
@@ -286,11 +368,12 @@ class Office:
             ]
         )
         self._plans.tell(session, mesh.workers, query.code)
-        metas = [self.state.held(query.inputs[place]).meta for place in op.signature.writes]
-        copies = self._consume(op.signature.writes, query.inputs)
-        for ident, meta in zip(query.written, metas, strict=True):
+        written = [query.inputs[place] for place in op.signature.writes]
+        renewed = [(new, self.state.held(old).meta) for old, new in zip(written, query.written, strict=True)]
+        copies = [copy for ident in written for copy in self.state.remove(ident)[1:]]
+        for ident, meta in renewed:
             self.state.place(ident, Held.of(meta, whole(mesh, len(meta.shape))))
-        self._requests.wait_for_query(query.request, mesh, query.first, query.written)
+        self._requests.wait_for_query(query.request, mesh, query.first, renewed)
         command = WorkerQueryOp(
             query.request, query.code, inputs, query.written, query.first, query.scalars, query.scope, query.site
         )
@@ -299,12 +382,13 @@ class Office:
 
     def _create(self, session: Session, created: CreateTensor, buffer: Buffer | None) -> None:
         """Host data goes to one worker, and from there to where the scope wants it."""
-        policy = session.policy(created.scope)
+        self.state.require_new((created.id,))
+        policy = self.state.policy(session, created.scope)
         if policy is None:
             mesh, ident = self.state.least_loaded(), created.id
         else:
             self._plans.require(policy.mesh)
-            mesh, ident = self.state.workers[policy.mesh.workers[0]].alone, session.new_id()
+            mesh, ident = self.state.workers[policy.mesh.workers[0]].alone, self.state.new_id(session)
         held = Held.of(created.meta, whole(mesh, len(created.meta.shape)))
         self._post.command(mesh.workers, WorkerCreateTensor(ident, created.meta, created.segment, created.site), buffer)
         if policy is not None:
@@ -315,8 +399,9 @@ class Office:
         self.state.place(created.id, held)
 
     def _redistribute(self, session: Session, move: Redistribute, _: Buffer | None) -> None:
+        self.state.require_new((move.output,))
         held = self.state.held(move.input)
-        spec = spec_of(move.layout)
+        spec = layout_of(move.layout)
         require_layout(spec, held.meta)
         self._plans.require(spec.mesh)
         self._placing.move(
@@ -339,55 +424,56 @@ class Office:
             ident = self._placing.available(session, ident, spec, "fetch", 0)
         worker = spec.mesh.workers[0]
         shared = session.host == self.state.workers[worker].info.host
-        self._requests.wait(fetch.request, (worker,))
+        self._requests.wait(fetch.request, (worker,), Fetched, Failed)
         self._post.command((worker,), WorkerFetchTensor(fetch.request, ident, shared))
         if gathered:
             self._placing.drop_copy(fetch.id, spec)
 
     def _locate(self, session: Session, locate: LocateTensor, _: Buffer | None) -> None:
+        if locate.request in self.state.pending:
+            raise IdInUse("request", locate.request)
         self._post.answer(session.ident, Located(locate.request, self.state.held(locate.id).spec.record()))
 
     def _synchronize(self, session: Session, synchronize: Synchronize, _: Buffer | None) -> None:
-        if not self.state.workers:
-            raise NoWorkers
-        self._requests.wait(synchronize.request, tuple(self.state.workers))
-        self._post.command(tuple(self.state.workers), WorkerSynchronize(synchronize.request))
+        self._ask_all(synchronize.request, WorkerSynchronize(synchronize.request), Synchronized)
 
     def _read_traffic(self, session: Session, read: ReadTraffic, _: Buffer | None) -> None:
-        if not self.state.workers:
-            raise NoWorkers
-        session.watches = read.watch
-        self._requests.wait(read.request, tuple(self.state.workers))
-        self._post.command(tuple(self.state.workers), WorkerReadTraffic(read.request))
+        self.state.watch(session, read.watch)
+        self._ask_all(read.request, WorkerReadTraffic(read.request), Traffic)
 
     def _read_timeline(self, session: Session, read: ReadTimeline, _: Buffer | None) -> None:
-        if not self.state.workers:
+        self._ask_all(read.request, WorkerReadTimeline(read.request, read.limit), Timeline)
+
+    def _ask_all(self, request: int, command: Command, answer: type[Reply]) -> None:
+        workers = tuple(self.state.workers)
+        if not workers:
             raise NoWorkers
-        self._requests.wait(read.request, tuple(self.state.workers))
-        self._post.command(tuple(self.state.workers), WorkerReadTimeline(read.request, read.limit))
+        self._requests.wait(request, workers, answer)
+        self._post.command(workers, command)
 
     def _define_op(self, session: Session, define: DefineOp, _: Buffer | None) -> None:
         if define.code in session.ops:
             raise Misfit(f"op {define.code} is defined already; the workers that know it would run what it was")
-        session.ops[define.code] = Op.of(define.code, define.signature)
+        self.state.define_op(session, Op.of(define.code, define.signature))
 
     def _forget_ops(self, session: Session, forget: ForgetOps, _: Buffer | None) -> None:
         """The plans of these ops go with them, on the workers too, and so do all moves."""
-        ops = [session.ops.pop(code) for code in forget.codes if code in session.ops]
-        self._plans.forget(session, [*[plan for op in ops for plan in op.plans.values()], *session.moves.values()])
-        session.moves.clear()
+        self._plans.forget(session, self.state.forget_ops(session, forget.codes))
         for number, worker in self.state.workers.items():
             known = tuple(worker.known.intersection(forget.codes))
-            worker.known.difference_update(known)
             if known:
+                self.state.note_unknown(number, known)
                 self._post.command((number,), WorkerForgetOps(known))
 
     def _define_site(self, session: Session, define: DefineSite, _: Buffer | None) -> None:
-        session.sites[define.code] = (define.file, define.line)
+        self.state.define_site(session, define.code, define.file, define.line)
 
     def _define_scope(self, session: Session, define: DefineScope, _: Buffer | None) -> None:
-        policy = Policy(define.policy) if define.policy is not None else None
-        session.scopes[define.code] = Scope(define.name, policy, define.compile)
+        try:
+            policy = Policy(define.policy) if define.policy is not None else None
+        except ValueError as error:
+            raise Misfit(str(error)) from None
+        self.state.define_scope(session, define.code, Scope(define.name, policy, define.compile))
         command = WorkerDefineScope(session.ident, define.code, define.name, define.compile)
         self._post.command(tuple(self.state.workers), command)
 
@@ -399,38 +485,37 @@ class Office:
     def report(
         self, worker: int, report: Report, buffer: Buffer | None, progress: Sequence[int] = (0, 0)
     ) -> list[Outgoing]:
-        """`progress` is the code and the site of the worker's last op."""
+        """`progress` is the code and the site of the worker's last op. A report that does not fit raises
+        ProtocolError and changes nothing."""
         if self._post.observer is not None:
             self._post.note("WORKER_RECV", f"worker {worker}", report)
-        if isinstance(report, OpFailed):
-            self._post.answer(report.session, report)
-        elif isinstance(report, StoreReady):
-            self._announce_store(worker, report)
-        elif isinstance(report, Goodbye):
+        if isinstance(report, Goodbye):
             return self.lose_worker(worker, f"left: {report.reason}", self.describe_op(*progress))
-        else:
-            self._requests.settle(worker, report, buffer)
+        if isinstance(report, Progress):
+            self._turns.finish(worker, report.mark, report.nanoseconds)
+            return self._take_turns()
+        with self._transaction():
+            if isinstance(report, OpFailed):
+                self._post.answer(report.session, report)
+            elif isinstance(report, StoreReady):
+                self._announce_store(worker, report)
+            else:
+                self._requests.settle(worker, report, buffer)
         return self._post.take()
 
     def _announce_store(self, worker: int, ready: StoreReady) -> None:
         """Process groups meet at the store that one worker hosts."""
-        self._store = WorkerJoinStore("127.0.0.1", ready.port, f"hosted by {worker}")
-        self._post.command(tuple(self.state.workers), self._store)
-        for member in self.state.workers.values():
-            member.ready = True
-
-    # Losses and mistakes
-
-    def _carry_out(self, session: Session, refusal: Refusal) -> None:
-        self._placing.free(refusal.freed)
-        if refusal.lost_with is not None and refusal.request:
-            self._requests.lose(refusal.request, refusal.lost_with)
-        elif refusal.answer is not None:
-            self._post.answer(session.ident, refusal.answer)
+        store = WorkerJoinStore("127.0.0.1", ready.port, f"hosted by {worker}")
+        self.state.set_store(self.state.store_host, store)
+        self._post.command(tuple(self.state.workers), store)
+        self._make_ready(self.state.workers)
 
     def waits(self) -> dict[int, set[int]]:
         """For whom each session waits."""
-        return self._requests.waits()
+        waits = self._requests.waits()
+        for session, workers in self._turns.waits().items():
+            waits.setdefault(session, set()).update(workers)
+        return waits
 
     def describe_op(self, code: int, site: int) -> str:
         """What a worker is at, from the code and the site of its last command; empty where it has run none."""

@@ -47,9 +47,19 @@ _NAMED: dict[type, Callable[[Any], tuple[int, ...]]] = {
 }
 
 
+# The ids that an instruction gives to new tensors. Results of queries have ids to themselves, as their number is not
+# known before.
+_GIVEN: dict[type, Callable[[Any], tuple[int, ...]]] = {
+    RunOp: lambda op: op.outputs,
+    QueryOp: lambda op: op.written,
+    CreateTensor: lambda created: (created.id,),
+    Redistribute: lambda move: (move.output,),
+}
+
+
 def require_ownership(session: int, instruction: Instruction | Received) -> None:
-    """A session may name its own tensors and requests only, and none that the dispatcher names for it. The one place
-    where this is checked."""
+    """A session may name its own tensors and requests only, and none that the dispatcher names for it; new tensors take
+    ids of their kind. The one place where this is checked."""
     low = session << SESSION_SHIFT
     for ident in _NAMED[type(instruction)](instruction):
         number = ident - low
@@ -57,3 +67,8 @@ def require_ownership(session: int, instruction: Instruction | Received) -> None
             raise ProtocolError(
                 f"{type(instruction).__name__} of session {session} names {ident}, which is not its own"
             )
+    given = _GIVEN.get(type(instruction))
+    if given is not None and any(ident - low >= FIRST_RUN for ident in given(instruction)):
+        raise ProtocolError(f"{type(instruction).__name__} gives a tensor an id that is for results of queries")
+    if isinstance(instruction, QueryOp) and instruction.first - low < FIRST_RUN:
+        raise ProtocolError(f"results of a query cannot take ids from {instruction.first} on")

@@ -28,8 +28,7 @@ class Placing:
         moves = plan.takes != tuple([(place, None) for place in range(takes)])
         if plan.program is None:
             return Prepared(plan, code, results, moves, False)
-        code = session.new_id()
-        session.programs[code] = op
+        code = self._state.name_program(session, op)
         self._post.command(plan.workers, WorkerDefineProgram(code, op, plan.program))
         return Prepared(plan, code, results, moves, bool(plan.collectives))
 
@@ -71,7 +70,7 @@ class Placing:
             return copies[spec]
         stays = not spec.partial and not keeps and spec.tiles(held.meta.shape)
         instead = stays and bool(held.spec.partial) and held.spec.mesh is spec.mesh
-        alias = ident if instead else session.new_id()
+        alias = ident if instead else self._state.new_id(session)
         self.move(session, held, ident, alias, spec, op, site)
         if instead:
             self._state.lay_out(ident, spec)
@@ -104,7 +103,8 @@ class Placing:
         prepared = session.moves.get((meta, source, target))
         if prepared is None:
             plan = plan_move(meta, source, target)
-            prepared = session.moves[meta, source, target] = self.announce(session, plan, 0, "redistribute", 1)
+            prepared = self.announce(session, plan, 0, "redistribute", 1)
+            self._state.add_move(session, (meta, source, target), prepared)
         return prepared
 
     def rename(self, session: Session, held: Held, alias: int, ident: int, site: int) -> None:
@@ -144,6 +144,5 @@ class Placing:
     def collect(self, session: Session, collectives: Sequence[Collective], site: int, op: str = "") -> None:
         """Note what moves, for a client that watches."""
         if session.watches:
-            session.collectives += [
-                msgspec.structs.replace(collective, site=site, op=op or collective.op) for collective in collectives
-            ]
+            noted = [msgspec.structs.replace(moved, site=site, op=op or moved.op) for moved in collectives]
+            self._state.collect(session, noted)

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
 from gt.core.messages import RunOp, WorkerDefineOp, WorkerForgetOps
 from gt.dispatcher.placing import Placing
 from gt.dispatcher.planner import meeting_place, plan_op
 from gt.dispatcher.post import Post
-from gt.dispatcher.requests import Gone
-from gt.dispatcher.state import Held, Laid, LostWorker, Misfit, Op, PlanKey, Prepared, Session, State
+from gt.dispatcher.state import Held, Laid, Misfit, NoValue, Op, PlanKey, Prepared, Session, State
 from gt.sharding.spec import DeviceMesh, ShardingSpec, whole
 from gt.sharding.spmd import Register
 from gt.signals.policy import Policy
@@ -19,21 +18,18 @@ sharding_log = logging.getLogger("gt.sharding")
 
 
 class Plans:
-    """`gone` are workers that were there."""
+    """What was decided is a part of the state."""
 
-    def __init__(self, state: State, post: Post, placing: Placing, gone: Mapping[int, Gone]) -> None:
+    def __init__(self, state: State, post: Post, placing: Placing) -> None:
         self._state = state
         self._post = post
         self._placing = placing
-        self._gone = gone
         self._warned: set[str] = set()
 
     def prepare(self, session: Session, op: Op, call: RunOp, policy: Policy | None) -> Prepared:
         """The plan for an op with these inputs, of which the workers are told when it is new."""
         inputs = call.inputs
-        if len(inputs) != op.takes or len(call.outputs) != op.gives:
-            raise Misfit(f"{op.signature.op} takes {op.takes} tensors and gives {op.gives}")
-        again = op.again(inputs)
+        again = op.require_fit(inputs, call.outputs)
         held = self._with_targets_together(session, op, call, policy)
         for mesh in [op.layout.mesh] if op.layout is not None else [policy.mesh] if policy is not None else []:
             self.require(mesh)
@@ -48,7 +44,7 @@ class Plans:
             plan = plan_op(op.signature, metas, specs, alone, again, policy, copies)
             settled = policy.settles if policy is not None else True if op.layout is not None else None
             found = self._placing.announce(session, plan, op.code, op.signature.op, op.takes, settled)
-            op.plans[key or (op.layout or whole(alone, 0),)] = found
+            self._state.add_plan(op, key or (op.layout or whole(alone, 0),), found)
             self._warn(session, plan.gathered, call.site)
         if found.plan.program is None:
             self.tell(session, found.plan.workers, op.code)
@@ -99,8 +95,8 @@ class Plans:
     def require(self, mesh: DeviceMesh) -> None:
         """The workers of a mesh that a client names must be there."""
         for worker in mesh.workers:
-            if worker in self._gone:
-                raise LostWorker(worker)
+            if worker in self._state.gone:
+                raise NoValue(worker, "a place of the mesh")
             if worker not in self._state.workers:
                 raise Misfit(f"the mesh {mesh} names worker {worker}, which is not there")
 
@@ -109,11 +105,11 @@ class Plans:
         new = [worker for worker in workers if code not in self._state.workers[worker].known]
         if new:
             for worker in new:
-                self._state.workers[worker].known.add(code)
+                self._state.note_known(worker, code)
             self._post.command(tuple(new), WorkerDefineOp(code, session.ops[code].signature))
 
     def forget(self, session: Session, plans: Sequence[Prepared]) -> None:
         for prepared in plans:
             workers = tuple([worker for worker in prepared.plan.workers if worker in self._state.workers])
-            if session.programs.pop(prepared.code, None) is not None and workers:
+            if self._state.forget_program(session, prepared.code) and workers:
                 self._post.command(workers, WorkerForgetOps((prepared.code,)))

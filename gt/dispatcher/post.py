@@ -33,33 +33,36 @@ Outgoing: TypeAlias = ToWorkers | ToClient
 
 
 class Post:
-    """Collects messages. `observer` sees each of them, if there is one."""
+    """Collects messages. `observer` sees each of them, if there is one, when it is certain that it is sent."""
 
     def __init__(self, state: State, observer: Observer | None) -> None:
         self.observer = observer
         self._state = state
-        self._out: list[Outgoing] = []
+        self.out: list[Outgoing] = []
 
     def command(
         self, workers: tuple[int, ...], command: Command, buffer: Buffer | None = None, meet: bool = False
     ) -> None:
-        if self.observer is not None:
-            for worker in workers:
-                self.note("WORKER_SEND", f"worker {worker}", command)
-        self._out.append(ToWorkers(workers, command, buffer, meet))
+        self.out.append(ToWorkers(workers, command, buffer, meet))
 
     def answer(self, session: int, answer: Answer, buffer: Buffer | None = None) -> None:
         """Nothing is said to a session that has ended."""
-        if session not in self._state.sessions:
-            return
-        if self.observer is not None:
-            self.note("SEND", f"client {session}", answer)
-        self._out.append(ToClient(session, answer, buffer))
+        if session in self._state.sessions:
+            self.out.append(ToClient(session, answer, buffer))
 
     def take(self) -> list[Outgoing]:
         """What was collected since the last time."""
-        out, self._out = self._out, []
+        out, self.out = self.out, []
         return out
+
+    def note_from(self, start: int) -> None:
+        """Tell the observer of the messages from one on."""
+        for message in self.out[start:]:
+            if isinstance(message, ToClient):
+                self.note("SEND", f"client {message.session}", message.answer)
+            else:
+                for worker in message.workers:
+                    self.note("WORKER_SEND", f"worker {worker}", message.command)
 
     def note(self, direction: Direction, peer: str, message: Message | None) -> None:
         """Tell the observer, with codes resolved to what they stand for."""

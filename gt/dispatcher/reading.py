@@ -32,9 +32,10 @@ class Part(NamedTuple):
 
 
 class Reading:
-    """What one session reads."""
+    """What one session reads. `asked` is the read that was begun last, until its bytes are counted."""
 
     def __init__(self) -> None:
+        self.asked: FetchTensor | None = None
         self._unread: dict[int, int] = {}  # bytes by request
         self._held: deque[Part] = deque()
 
@@ -62,6 +63,8 @@ class Reading:
     def end(self, request: int) -> None:
         """The client has what it asked for, or was told that it cannot."""
         self._unread.pop(request, None)
+        if self.asked is not None and self.asked.request == request:
+            self.asked = None
 
 
 def parts_of(batch: Sequence[Instruction], payloads: Sequence[Payload]) -> Iterator[Part]:

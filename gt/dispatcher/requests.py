@@ -2,18 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import NamedTuple, TypeAlias
+from collections.abc import Sequence
 
 from gt.core.errors import ProtocolError
 from gt.core.ids import MAX_RESULTS, session_of
 from gt.core.messages import (
+    Answer,
     Failed,
-    Fetched,
-    Lost,
     Queried,
-    Synchronized,
     Timeline,
     TimelineRead,
     Traffic,
@@ -22,132 +18,114 @@ from gt.core.messages import (
     WorkerTimeline,
 )
 from gt.core.meta import TensorMeta
+from gt.dispatcher.mistakes import lost
 from gt.dispatcher.post import Buffer, Post
-from gt.dispatcher.state import Held, State, without
+from gt.dispatcher.state import Held, Pending, Reply, State, without
 from gt.sharding.spec import DeviceMesh, whole
-
-Reply: TypeAlias = Fetched | Queried | Failed | Synchronized | Traffic | Timeline
-
-
-class Gone(NamedTuple):
-    """A worker that is no longer there."""
-
-    pid: int
-    reason: str
-    last_op: str
-
-
-@dataclass(slots=True)
-class Pending:
-    """A request that workers have not answered yet, what was answered so far, and where a query's results will be."""
-
-    waiting_for: set[int]
-    replies: dict[int, Reply] = field(default_factory=dict)
-    first: int = 0
-    written: tuple[int, ...] = ()
-    mesh: DeviceMesh | None = None
 
 
 class Requests:
-    """`gone` are the workers that were lost, which the office notes."""
+    """Requests by what workers answer to them; which there are is a part of the state."""
 
-    def __init__(self, state: State, post: Post, gone: Mapping[int, Gone]) -> None:
-        self.pending: dict[int, Pending] = {}
+    def __init__(self, state: State, post: Post) -> None:
         self._state = state
         self._post = post
-        self._gone = gone
 
-    def wait(self, request: int, workers: Sequence[int]) -> None:
-        self.pending[request] = Pending(set(workers))
+    def wait(self, request: int, workers: Sequence[int], *expects: type[Reply]) -> None:
+        """`expects`: the kinds of answers that workers may give."""
+        self._state.add_request(request, Pending(frozenset(workers), expects))
 
-    def wait_for_query(self, request: int, mesh: DeviceMesh, first: int, written: tuple[int, ...]) -> None:
-        self.pending[request] = Pending(set(mesh.workers), {}, first, written, mesh)
+    def wait_for_query(
+        self, request: int, mesh: DeviceMesh, first: int, written: Sequence[tuple[int, TensorMeta]]
+    ) -> None:
+        workers = frozenset(mesh.workers)
+        pending = Pending(workers, (Queried, Failed), mesh=mesh, first=first, written=tuple(written))
+        self._state.add_request(request, pending)
 
     def waits(self) -> dict[int, set[int]]:
         """For whom each session waits."""
         waits: dict[int, set[int]] = {}
-        for request, pending in self.pending.items():
-            waits.setdefault(session_of(request), set()).update(pending.waiting_for)
+        for request, pending in self._state.pending.items():
+            if not pending.is_answered:
+                waits.setdefault(session_of(request), set()).update(pending.waiting_for)
         return waits
 
     def settle(self, worker: int, reply: Reply, buffer: Buffer | None) -> None:
         """A worker's answer; the client gets one when no other worker is waited for."""
-        pending = self.pending.get(reply.request)
-        if pending is None:
+        pending = self._state.pending.get(reply.request)
+        if pending is None or worker not in pending.waiting_for:
             return
-        if pending.mesh is not None:
-            _require_answer(pending, reply)
-        pending.waiting_for.discard(worker)
-        pending.replies[worker] = reply
-        if not pending.waiting_for:
-            self._conclude(reply.request, buffer)
+        _require_answer(pending, reply)
+        rest = pending._replace(waiting_for=pending.waiting_for - {worker}, replies=(*pending.replies, (worker, reply)))
+        self._go_on(reply.request, rest, buffer)
 
-    def _conclude(self, request: int, buffer: Buffer | None) -> None:
-        pending = self.pending.pop(request)
-        session, replies = self._state.sessions[session_of(request)], pending.replies
-        reply = next(iter(replies.values()))
+    def _go_on(self, request: int, pending: Pending, buffer: Buffer | None = None) -> None:
+        """Wait for the other workers, or conclude."""
+        if pending.waiting_for:
+            self._state.set_request(request, pending)
+            return
+        self._state.drop_request(request)
+        if not pending.is_answered:
+            self._post.answer(session_of(request), self._conclusion(request, pending), buffer)
+
+    def _conclusion(self, request: int, pending: Pending) -> Answer:
+        reply = pending.replies[0][1]
         if isinstance(reply, Traffic):
-            received = {worker: told.received for worker, told in replies.items() if isinstance(told, Traffic)}
-            collectives, session.collectives = tuple(session.collectives), []
-            self._post.answer(session.ident, TrafficRead(request, received, collectives))
-        elif isinstance(reply, Timeline):
-            told = [(worker, told) for worker, told in replies.items() if isinstance(told, Timeline)]
+            received = {worker: told.received for worker, told in pending.replies if isinstance(told, Traffic)}
+            collectives = self._state.take_collectives(self._state.sessions[session_of(request)])
+            return TrafficRead(request, received, collectives)
+        if isinstance(reply, Timeline):
+            told = [(worker, told) for worker, told in pending.replies if isinstance(told, Timeline)]
             ran = tuple([WorkerTimeline(worker, timeline.ran, timeline.dropped) for worker, timeline in told])
-            self._post.answer(session.ident, TimelineRead(request, ran))
-        elif pending.mesh is not None:
-            self._post.answer(session.ident, self._queried(pending, pending.mesh))
-        else:
-            self._post.answer(session.ident, reply, buffer)  # type: ignore[arg-type]
+            return TimelineRead(request, ran)
+        if pending.mesh is not None:
+            return self._queried(pending, pending.mesh)
+        return reply
 
     def _queried(self, pending: Pending, mesh: DeviceMesh) -> Queried | Failed:
         """The answer to a query: a failure if there is any, and then what the other workers made is freed."""
-        done = next((reply for reply in pending.replies.values() if isinstance(reply, Queried)), None)
-        failure = next((reply for reply in pending.replies.values() if isinstance(reply, Failed)), None)
+        done = next((reply for _, reply in pending.replies if isinstance(reply, Queried)), None)
+        failure = next((reply for _, reply in pending.replies if isinstance(reply, Failed)), None)
         if failure is None:
             assert done is not None, "a query is answered by its results or by a failure"
-            self._place_results(pending, done)
+            self._place_results(pending, done, mesh)
             return done
         if done is not None and (count := len(_metas(done))):
             made = range(pending.first, pending.first + count)
             self._post.command(mesh.workers, WorkerFreeTensors(tuple(made)))
         return failure
 
-    def _place_results(self, pending: Pending, reply: Queried) -> None:
-        """The tensors that a query made, and those that it may have resized."""
-        assert pending.mesh is not None
+    def _place_results(self, pending: Pending, reply: Queried, mesh: DeviceMesh) -> None:
+        """The tensors that a query made, and those that it has resized, unless they were freed or moved since."""
+        state = self._state
         for offset, meta in enumerate(_metas(reply)):
-            self._state.place(pending.first + offset, Held.of(meta, whole(pending.mesh, len(meta.shape))))
-        for written, meta in zip(pending.written, reply.written, strict=True):
-            self._state.remove(written)
-            self._state.place(written, Held.of(meta, whole(pending.mesh, len(meta.shape))))
-
-    def lose(self, request: int, worker: int) -> None:
-        """A request cannot be answered, because of a worker that is gone."""
-        self.pending.pop(request, None)
-        self._post.answer(session_of(request), Lost(request, worker, *self._gone[worker]))
+            state.place(pending.first + offset, Held.of(meta, whole(mesh, len(meta.shape))))
+        for (ident, before), meta in zip(pending.written, reply.written, strict=True):
+            held = state.tensors.get(ident)
+            if held is not None and meta != before and held.meta == before and held.spec.is_whole:
+                for alias, where in state.resize(ident, meta):
+                    self._post.command(where.workers, WorkerFreeTensors((alias,)))
 
     def lose_worker(self, worker: int) -> None:
         """Those that wait for a worker that is gone fail now; a query goes on with the others, since every worker of
         its mesh gives the same answer."""
-        for request, pending in list(self.pending.items()):
+        for request, pending in list(self._state.pending.items()):
+            others = pending._replace(waiting_for=pending.waiting_for - {worker})
             rest = without(pending.mesh, worker) if pending.mesh is not None and worker in pending.mesh else None
             if rest is not None:
-                pending.mesh = rest
-                pending.waiting_for.discard(worker)
-                if not pending.waiting_for:
-                    self._conclude(request, None)
+                self._go_on(request, others._replace(mesh=rest))
             elif worker in pending.waiting_for:
-                self.lose(request, worker)
-
-    def end_session(self, session: int) -> None:
-        for request in [request for request in self.pending if session_of(request) == session]:
-            del self.pending[request]
+                if not pending.is_answered:
+                    self._post.answer(session_of(request), lost(self._state, request, worker))
+                self._go_on(request, others._replace(is_answered=True))
 
 
 def _require_answer(pending: Pending, reply: Reply) -> None:
     """Checked before anything is noted of it, so that the request stays one that is waited for."""
-    if not isinstance(reply, Queried | Failed):
-        raise ProtocolError(f"{type(reply).__name__} is not an answer to a query")
+    if not isinstance(reply, pending.expects):
+        expected = " or ".join([kind.__name__ for kind in pending.expects])
+        what = "a query" if pending.mesh is not None else f"a request that {expected} answers"
+        raise ProtocolError(f"{type(reply).__name__} is not an answer to {what}")
     if isinstance(reply, Queried) and len(reply.written) != len(pending.written):
         raise ProtocolError(
             f"a query that writes {len(pending.written)} tensors was answered with {len(reply.written)}"

@@ -183,6 +183,10 @@ class Server:
             if isinstance(instruction, CreateTensor) and instruction.segment.name:
                 _require_own_segment(peer, instruction.segment.name)
             instructions.append(instruction)
+        if any(type(instruction) is Goodbye for instruction in instructions):
+            self.instruct(peer.ident, [Goodbye()], (), self.office.submit)
+            self._forget(peer)
+            return
         try:
             peer.reading.hold(instructions, payloads)
         except ProtocolError as error:
@@ -191,18 +195,28 @@ class Server:
         self._proceed(peer)
 
     def _proceed(self, peer: Peer) -> None:
-        """Do what a session has asked for, as far as it may read."""
-        while (part := peer.reading.next()) is not None:
-            self.instruct(peer.ident, part.instructions, part.payloads)
-            if part.read is not None and part.read.id in self.office.state.tensors:
-                peer.reading.begin(part.read.request, self.office.state.tensors[part.read.id].meta.nbytes)
-            if peer.ident not in self.office.state.sessions:
-                self._forget(peer)
+        """Do what a session has asked for, as far as it may read. How much a read brings is known when its turn has
+        come."""
+        reading = peer.reading
+        while peer.ident in self.office.state.sessions and not self.office.is_waiting(peer.ident):
+            if reading.asked is not None and reading.asked.id in self.office.state.tensors:
+                reading.begin(reading.asked.request, self.office.state.tensors[reading.asked.id].meta.nbytes)
+            part = reading.next()
+            reading.asked = part.read if part is not None else None
+            if part is None:
                 return
+            self.instruct(peer.ident, part.instructions, part.payloads, self.office.submit)
 
-    def instruct(self, session: int, batch: Sequence[Instruction], payloads: Sequence[Payload]) -> None:
+    def instruct(
+        self,
+        session: int,
+        batch: Sequence[Instruction],
+        payloads: Sequence[Payload],
+        carry_out: Callable[[int, Any, Any], list[Outgoing]] | None = None,
+    ) -> None:
+        """`carry_out`: how clients that share the workers take turns; at once, if it is not given."""
         try:
-            outgoing = self.office.instruct(session, batch, payloads)  # type: ignore[arg-type]
+            outgoing = (carry_out or self.office.instruct)(session, batch, payloads)  # type: ignore[arg-type]
         except Exception as error:  # a mistake of ours: the other clients are served all the same
             log.exception("an instruction of client %d failed", session)
             rejected = Rejected(0, f"a mistake of GT: {type(error).__name__}: {error}")
@@ -218,8 +232,15 @@ class Server:
                 break
             if isinstance(report, Goodbye):
                 self._forget(peer)
+        self._proceed_all()
         if self._waiting:
             self._welcome_waiting()
+
+    def _proceed_all(self) -> None:
+        """Sessions whose turn may have come."""
+        for identity in list(self._clients.values()):
+            if identity in self._peers:
+                self._proceed(self._peers[identity])
 
     def _use(self, peer: Peer, report: Report, payload: Payload | None) -> bool:
         """A report that does not fit what the office knows may be what somebody waits for, so its worker is lost."""

@@ -1,17 +1,33 @@
-"""What the dispatcher knows: workers, sessions, and where every tensor is."""
+"""What the dispatcher knows: workers, sessions, where every tensor is, and what clients wait for.
+
+Every change of it is a method of `State`. A change is recorded until `commit` and can be taken back until then, so that
+an instruction is carried out whole or not at all.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple, TypeAlias
 
 from gt.core.errors import LayoutError
-from gt.core.ids import FIRST_OWN, SESSION_SHIFT, session_of
-from gt.core.messages import Collective, WorkerInfo
+from gt.core.ids import FIRST_OWN, MAX_RESULTS, SESSION_SHIFT, session_of, short_id
+from gt.core.messages import (
+    Collective,
+    Failed,
+    Failure,
+    Fetched,
+    Queried,
+    Synchronized,
+    Timeline,
+    Traffic,
+    WorkerInfo,
+    WorkerJoinStore,
+)
 from gt.core.meta import ITEM_BYTES, TensorMeta
-from gt.core.signatures import Signature
+from gt.core.signatures import Signature, SpecRecord
 from gt.dispatcher.planner import Plan
+from gt.dispatcher.undo import UndoLog
 from gt.sharding.cost import memory_bytes
 from gt.sharding.placements import require_fit
 from gt.sharding.spec import DeviceMesh, ShardingSpec, spec_of, whole
@@ -29,8 +45,56 @@ class Worker:
     known: set[int] = field(default_factory=set)
 
 
+class Gone(NamedTuple):
+    """A worker that is no longer there."""
+
+    pid: int
+    reason: str
+    last_op: str
+
+
+Reply: TypeAlias = Fetched | Queried | Failed | Synchronized | Traffic | Timeline
+
+
+class Pending(NamedTuple):
+    """A request that workers have not answered yet: the workers that are waited for, the kinds of answers that they may
+    give, and those that they have given. One that `is_answered` already, since a worker was lost, waits only for
+    replies that are still on their way. Of a query: the workers that run it, the first id of its results, and its new
+    versions with what they were taken for."""
+
+    waiting_for: frozenset[int]
+    expects: tuple[type[Reply], ...]
+    replies: tuple[tuple[int, Reply], ...] = ()
+    is_answered: bool = False
+    mesh: DeviceMesh | None = None
+    first: int = 0
+    written: tuple[tuple[int, TensorMeta], ...] = ()
+
+
 class Misfit(Exception):
-    """A signature that makes no sense, or an instruction that does not fit its signature."""
+    """An instruction that makes no sense: a mistake of the client."""
+
+
+class UnknownId(Misfit):
+    """An instruction names something that is not there."""
+
+    def __init__(self, what: str, ident: int) -> None:
+        super().__init__(f"there is no {what} {short_id(ident)}")
+
+
+class IdInUse(Misfit):
+    """An instruction gives an id to something new that something else has."""
+
+    def __init__(self, what: str, ident: int) -> None:
+        super().__init__(f"{what} {short_id(ident)} is there already; each one needs an id of its own")
+
+
+def layout_of(record: SpecRecord) -> ShardingSpec:
+    """The layout that a client names."""
+    try:
+        return spec_of(record)
+    except ValueError as error:
+        raise Misfit(str(error)) from None
 
 
 def require_layout(layout: ShardingSpec, meta: TensorMeta) -> None:
@@ -41,22 +105,27 @@ def require_layout(layout: ShardingSpec, meta: TensorMeta) -> None:
         raise Misfit(str(error)) from None
 
 
-class LostWorker(Exception):
-    """Something that is needed went with a worker that is gone."""
-
-    def __init__(self, worker: int, what: str = "a place of the mesh") -> None:
-        super().__init__(f"{what} was lost with worker {worker}")
-        self.worker = worker
+Cause: TypeAlias = int | Failure
+"""Why a tensor has no value: a worker that is gone, or what failed."""
 
 
-class LostInput(LostWorker):
-    def __init__(self, ident: int, worker: int) -> None:
-        super().__init__(worker, f"tensor {ident}")
-        self.ident = ident
+class NoValue(Exception):
+    """Something that is needed has no value."""
+
+    def __init__(self, cause: Cause, what: str) -> None:
+        super().__init__(f"{what} has no value because of {cause}")
+        self.cause = cause
 
 
 class NoWorkers(Exception):
     """Every worker is gone."""
+
+
+class Absence(NamedTuple):
+    """A tensor without a value: what it would be, and why it is not."""
+
+    meta: TensorMeta
+    cause: Cause
 
 
 class Prepared(NamedTuple):
@@ -74,11 +143,13 @@ Laid: TypeAlias = ShardingSpec | tuple[ShardingSpec, ...]
 """How a tensor lies: its layout, and those of its copies."""
 
 PlanKey: TypeAlias = tuple[Policy | Laid | tuple[int, int], ...]
+MoveKey: TypeAlias = tuple[TensorMeta, ShardingSpec, ShardingSpec]
 
 
 class Op(NamedTuple):
     """A signature and what was decided about it, by the scope's policy and the layouts of its inputs. `gives` counts
-    new tensors and new versions; `layout` is that of the outputs, where the user has said so."""
+    new tensors and new versions; `layout` is that of the outputs, where the user has said so, and `nbytes` their
+    bytes."""
 
     code: int
     signature: Signature
@@ -86,6 +157,7 @@ class Op(NamedTuple):
     gives: int
     layout: ShardingSpec | None
     plans: dict[PlanKey, Prepared]
+    nbytes: int
 
     def again(self, inputs: tuple[int, ...]) -> dict[int, int]:
         """The places of other views of a tensor that the op writes, and where it writes it. Raises Misfit for a tensor
@@ -97,22 +169,36 @@ class Op(NamedTuple):
             raise Misfit(f"{self.signature.op} writes {self.signature.writes} of {inputs}: one tensor at two places")
         return {place: at for place, ident in enumerate(inputs) if (at := written.get(ident, place)) != place}
 
+    def require_fit(self, inputs: tuple[int, ...], outputs: tuple[int, ...]) -> dict[int, int]:
+        """A call must have the tensors that the signature says. Gives what `again` does."""
+        if len(inputs) != self.takes or len(outputs) != self.gives:
+            raise Misfit(f"{self.signature.op} takes {self.takes} tensors and gives {self.gives}")
+        return self.again(inputs)
+
+    def require_fit_of_query(self, inputs: tuple[int, ...], written: tuple[int, ...]) -> None:
+        writes = len(self.signature.writes)
+        if len(inputs) != self.takes or len(written) != writes:
+            raise Misfit(f"{self.signature.op} takes {self.takes} tensors and writes {writes}")
+        self.again(inputs)
+
     @classmethod
     def of(cls, code: int, signature: Signature) -> Op:
         takes, writes, outputs = len(signature.paths), signature.writes, signature.outputs
         if len(set(writes)) < len(writes) or not all(0 <= place < takes for place in writes):
             raise Misfit(f"{signature.op} of {takes} tensors cannot write {writes}")
-        layout = spec_of(signature.layout) if signature.layout is not None else None
+        layout = layout_of(signature.layout) if signature.layout is not None else None
         if layout is not None:
             for meta in outputs:
                 require_layout(layout, meta)
-        return cls(code, signature, takes, len(outputs) + len(writes), layout, {})
+        nbytes = sum([meta.nbytes for meta in outputs])
+        return cls(code, signature, takes, len(outputs) + len(writes), layout, {}, nbytes)
 
 
 @dataclass
 class Session:
     """`ops`, `sites` and `scopes` are what the client defined, by its codes; `programs` are the names of ops by the
-    codes that the dispatcher gave. `collectives` collects what moved while the client `watches`."""
+    codes that the dispatcher gave. `collectives` collects what moved while the client `watches`. `given` counts the
+    ids that the dispatcher gave; results of queries take ids from `next_run` on."""
 
     ident: int
     host: str
@@ -121,26 +207,24 @@ class Session:
     sites: dict[int, tuple[str, int]] = field(default_factory=dict)
     scopes: dict[int, Scope] = field(default_factory=dict)
     programs: dict[int, str] = field(default_factory=dict)
-    moves: dict[tuple[TensorMeta, ShardingSpec, ShardingSpec], Prepared] = field(default_factory=dict)
+    moves: dict[MoveKey, Prepared] = field(default_factory=dict)
     watches: bool = False
     collectives: list[Collective] = field(default_factory=list)
     given: int = 0
+    next_run: int = 0
+
+    def op(self, code: int) -> Op:
+        found = self.ops.get(code)
+        if found is None:
+            raise UnknownId("op", code)
+        return found
 
     def site(self, code: int) -> str:
         file, line = self.sites.get(code, ("?", 0))
         return f"{file}:{line}"
 
-    def policy(self, scope: int) -> Policy | None:
-        """What a scope asks of its ops; None outside any."""
-        return self.scopes[scope].policy if scope else None
-
     def op_name(self, code: int) -> str:
         return self.ops[code].signature.op if code in self.ops else self.programs.get(code, "")
-
-    def new_id(self) -> int:
-        """An id of the dispatcher's own, for a copy or a program."""
-        self.given += 1
-        return (self.ident << SESSION_SHIFT) + FIRST_OWN + self.given
 
 
 class Held(NamedTuple):
@@ -158,6 +242,13 @@ class Held(NamedTuple):
         """Where nobody has said whether it is settled, one that several workers hold is."""
         nbytes = memory_bytes(spec, meta.shape, ITEM_BYTES[meta.dtype])
         return cls(meta, spec, nbytes, spec.mesh.size > 1 if settled is None else settled)
+
+
+class Former(NamedTuple):
+    """The value that a tensor had before a write that could not be done, with the id that workers know it by."""
+
+    ident: int
+    held: Held
 
 
 class Scope(NamedTuple):
@@ -185,63 +276,291 @@ def without(mesh: DeviceMesh, worker: int) -> DeviceMesh | None:
 @dataclass
 class State:
     """`copies`: other layouts in which a tensor is there too, made for use, with the ids they have on the workers.
-    `loads`: bytes on each worker of a mesh. `lost`: tensors that went with a worker: what they were, and with which."""
+    `loads`: bytes on each worker of a mesh. `lost`: tensors without a value. `before`: for those of them that should
+    have been written, what workers still hold of the value before the write. `pending`: requests by their ids.
+    `resizing`: tensors that a query may turn into others, once it is answered. `gone`: workers that were there.
+    `store`: where process groups meet, on the worker `store_host`."""
 
     workers: dict[int, Worker] = field(default_factory=dict)
     sessions: dict[int, Session] = field(default_factory=dict)
     tensors: dict[int, Held] = field(default_factory=dict)
     copies: dict[int, dict[ShardingSpec, int]] = field(default_factory=dict)
     loads: dict[DeviceMesh, int] = field(default_factory=dict)
-    lost: dict[int, tuple[TensorMeta, int]] = field(default_factory=dict)
+    lost: dict[int, Absence] = field(default_factory=dict)
+    before: dict[int, Former] = field(default_factory=dict)
+    pending: dict[int, Pending] = field(default_factory=dict)
+    resizing: set[int] = field(default_factory=set)
+    gone: dict[int, Gone] = field(default_factory=dict)
+    store: WorkerJoinStore | None = None
+    store_host: int = -1
+    workers_joined: int = 0
+    sessions_opened: int = 0
+    undo: UndoLog = field(default_factory=UndoLog, compare=False, repr=False)
+
+    def commit(self) -> None:
+        """Keep the changes since the last time."""
+        self.undo.commit()
+
+    def roll_back(self) -> None:
+        """Take back the changes since the last commit."""
+        self.undo.roll_back()
+
+    # Workers and sessions
+
+    def add_worker(self, device: str, host: str, pid: int) -> Worker:
+        """A worker that joins gets an id of its own that no other worker had."""
+        ident = self.workers_joined
+        self.undo.assign(self, "workers_joined", ident + 1)
+        worker = Worker(WorkerInfo(ident, device, host, pid), DeviceMesh([1], ["w"], [ident]), ready=False)
+        self.undo.put(self.workers, ident, worker)
+        return worker
+
+    def remove_worker(self, ident: int, gone: Gone) -> None:
+        """The worker gets no more work. What it held is still to be lost."""
+        self.undo.drop(self.workers, ident)
+        self.undo.put(self.gone, ident, gone)
+
+    def make_ready(self, workers: Iterable[int], ready: bool = True) -> None:
+        for ident in workers:
+            self.undo.assign(self.workers[ident], "ready", ready)
+
+    def set_store(self, host: int, store: WorkerJoinStore | None) -> None:
+        self.undo.assign(self, "store_host", host)
+        self.undo.assign(self, "store", store)
+
+    def add_session(self, host: str, pid: int) -> Session:
+        ident = self.sessions_opened + 1
+        self.undo.assign(self, "sessions_opened", ident)
+        session = Session(ident, host, pid)
+        self.undo.put(self.sessions, ident, session)
+        return session
+
+    def remove_session(self, ident: int) -> None:
+        """Forget a session and everything that was its own."""
+        self.undo.drop(self.sessions, ident)
+        for request in [request for request in self.pending if session_of(request) == ident]:
+            self.drop_request(request)
+        for tensor in self.held_by(ident):
+            self.remove(tensor)
+        for worker in self.workers.values():
+            self.undo.discard(worker.known, [code for code in worker.known if session_of(code) == ident])
+
+    def policy(self, session: Session, code: int) -> Policy | None:
+        """What a scope asks of its ops; None outside any. A scope that the user has not placed asks for nothing when a
+        worker of it is gone."""
+        if not code:
+            return None
+        scope = session.scopes.get(code)
+        if scope is None:
+            raise UnknownId("scope", code)
+        policy = scope.policy
+        if policy is None or policy.settles or not self.gone:
+            return policy
+        return policy if all(worker in self.workers for worker in policy.mesh.workers) else None
+
+    # What a session has defined, and what was decided for it
+
+    def new_id(self, session: Session) -> int:
+        """An id of the dispatcher's own, for a copy or a program."""
+        self.undo.assign(session, "given", session.given + 1)
+        return (session.ident << SESSION_SHIFT) + FIRST_OWN + session.given
+
+    def define_op(self, session: Session, op: Op) -> None:
+        self.undo.put(session.ops, op.code, op)
+
+    def define_site(self, session: Session, code: int, file: str, line: int) -> None:
+        self.undo.put(session.sites, code, (file, line))
+
+    def define_scope(self, session: Session, code: int, scope: Scope) -> None:
+        self.undo.put(session.scopes, code, scope)
+
+    def name_program(self, session: Session, op: str) -> int:
+        """The code of a new program for an op."""
+        code = self.new_id(session)
+        self.undo.put(session.programs, code, op)
+        return code
+
+    def add_plan(self, op: Op, key: PlanKey, plan: Prepared) -> None:
+        self.undo.put(op.plans, key, plan)
+
+    def add_move(self, session: Session, key: MoveKey, plan: Prepared) -> None:
+        self.undo.put(session.moves, key, plan)
+
+    def forget_ops(self, session: Session, codes: Iterable[int]) -> list[Prepared]:
+        """Forget ops, their plans and all moves; gives what was decided for them."""
+        ops = [self.undo.drop(session.ops, code) for code in dict.fromkeys(codes) if code in session.ops]
+        moves = [self.undo.drop(session.moves, key) for key in list(session.moves)]
+        return [*[plan for op in ops for plan in op.plans.values()], *moves]
+
+    def forget_plans_on(self, session: Session, worker: int) -> list[Prepared]:
+        """Forget what was decided for a worker that is gone."""
+        tables = [*[op.plans for op in session.ops.values()], session.moves]
+        return [
+            self.undo.drop(table, key)  # type: ignore[arg-type]
+            for table in tables
+            for key, prepared in list(table.items())  # type: ignore[attr-defined]
+            if worker in prepared.plan.workers
+        ]
+
+    def forget_program(self, session: Session, code: int) -> bool:
+        """Gives whether there was one."""
+        if code not in session.programs:
+            return False
+        self.undo.drop(session.programs, code)
+        return True
+
+    def note_known(self, worker: int, code: int) -> None:
+        """A worker was told of an op."""
+        self.undo.add(self.workers[worker].known, (code,))
+
+    def note_unknown(self, worker: int, codes: Iterable[int]) -> None:
+        self.undo.discard(self.workers[worker].known, codes)
+
+    def watch(self, session: Session, watches: bool) -> None:
+        self.undo.assign(session, "watches", watches)
+
+    def collect(self, session: Session, collectives: Sequence[Collective]) -> None:
+        self.undo.extend(session.collectives, collectives)
+
+    def take_collectives(self, session: Session) -> tuple[Collective, ...]:
+        collectives = tuple(session.collectives)
+        self.undo.assign(session, "collectives", [])
+        return collectives
+
+    # Requests
+
+    def add_request(self, request: int, pending: Pending) -> None:
+        if request in self.pending:
+            raise IdInUse("request", request)
+        self.undo.put(self.pending, request, pending)
+        if pending.written:
+            self.undo.add(self.resizing, [ident for ident, _ in pending.written])
+
+    def set_request(self, request: int, pending: Pending) -> None:
+        self.undo.put(self.pending, request, pending)
+
+    def drop_request(self, request: int) -> Pending:
+        pending = self.undo.drop(self.pending, request)
+        if pending.written:
+            self.undo.discard(self.resizing, [ident for ident, _ in pending.written])
+        return pending
+
+    def begin_run(self, session: Session, first: int) -> None:
+        """The results of a query take ids that no query before it could give to its own."""
+        if first < session.next_run:
+            raise Misfit(f"results of a query cannot take ids from {short_id(first)} on, which another query may use")
+        self.undo.assign(session, "next_run", first + MAX_RESULTS)
+
+    # Tensors
+
+    def require_new(self, idents: Sequence[int]) -> None:
+        """What an instruction makes needs ids of its own."""
+        if len(set(idents)) < len(idents):
+            raise Misfit(f"one id is given to several new tensors: {', '.join(map(short_id, idents))}")
+        for ident in idents:
+            if ident in self.tensors or ident in self.lost or ident in self.resizing:
+                raise IdInUse("tensor", ident)
+        if self.before and not {former.ident for former in self.before.values()}.isdisjoint(idents):
+            raise Misfit("an id is used again that a written tensor had")
 
     def place(self, ident: int, held: Held) -> None:
-        self.tensors[ident] = held
-        mesh = held.spec.mesh
-        self.loads[mesh] = self.loads.get(mesh, 0) + held.nbytes
+        assert ident not in self.tensors and ident not in self.lost, f"tensor {short_id(ident)} is there already"
+        self.undo.put(self.tensors, ident, held)
+        self._load(held.spec.mesh, held.nbytes)
+
+    def replace(
+        self, writes: Sequence[int], inputs: Sequence[int], outputs: Sequence[int], results: Sequence[Held]
+    ) -> list[tuple[int, DeviceMesh]]:
+        """The last change of an op that runs: written tensors go on under new ids and their old ids are gone. Gives the
+        copies of what they were. Not recorded, as nothing that follows can fail: it is what most instructions do."""
+        tensors, loads = self.tensors, self.loads
+        copies: list[tuple[int, DeviceMesh]] = []
+        if writes:
+            results = self._as_settled(writes, inputs, results)
+            for place in writes:
+                old = inputs[place]
+                if old in self.copies:
+                    copies += self.remove(old)[1:]
+                else:
+                    held = tensors.pop(old)
+                    loads[held.spec.mesh] -= held.nbytes
+        for place, held in enumerate(results):
+            tensors[outputs[place]] = held
+            mesh = held.spec.mesh
+            loads[mesh] = loads.get(mesh, 0) + held.nbytes
+        return copies
+
+    def _as_settled(self, writes: Sequence[int], inputs: Sequence[int], results: Sequence[Held]) -> tuple[Held, ...]:
+        """The results of an op, with new versions as settled as what they are versions of."""
+        news = len(results) - len(writes)
+        before = [self.tensors[inputs[place]].settled for place in writes]
+        versions = [
+            held if held.settled == settled else held._replace(settled=settled)
+            for held, settled in zip(results[news:], before, strict=True)
+        ]
+        return (*results[:news], *versions)
 
     def lay_out(self, ident: int, spec: ShardingSpec) -> None:
         """A tensor with the same value lies otherwise now; its copies stay."""
-        held = self.tensors[ident]
-        self._load(held, -1)
-        self.place(ident, Held.of(held.meta, spec, settled=True))
+        self._exchange(ident, Held.of(self.tensors[ident].meta, spec, settled=True))
+
+    def resize(self, ident: int, meta: TensorMeta) -> list[tuple[int, DeviceMesh]]:
+        """A tensor that is whole where it lies has become another one; gives its copies, which are of no use now."""
+        mesh = self.tensors[ident].spec.mesh
+        copies = self.remove(ident)[1:]
+        self.place(ident, Held.of(meta, whole(mesh, len(meta.shape))))
+        return copies
 
     def settle(self, idents: Sequence[int]) -> None:
         """Tensors that a scope uses as they lie stay so."""
         for ident in idents:
             held = self.tensors[ident]
             if not held.settled:
-                self.tensors[ident] = held._replace(settled=True)
+                self.undo.put(self.tensors, ident, held._replace(settled=True))
 
     def add_copy(self, ident: int, spec: ShardingSpec, alias: int) -> None:
-        self.copies.setdefault(ident, {})[spec] = alias
-        self._load(Held.of(self.tensors[ident].meta, spec), 1)
+        self.undo.put(self.copies, ident, {**self.copies.get(ident, {}), spec: alias})
+        self._load(spec.mesh, Held.of(self.tensors[ident].meta, spec).nbytes)
 
     def drop_copy(self, ident: int, spec: ShardingSpec) -> int | None:
         """Forget one copy; gives the id it had."""
-        copies = self.copies.get(ident, {})
-        alias = copies.pop(spec, None)
-        if alias is not None:
-            self._load(Held.of(self.tensors[ident].meta, spec), -1)
-        if ident in self.copies and not copies:
-            del self.copies[ident]
+        rest = dict(self.copies.get(ident, {}))
+        alias = rest.pop(spec, None)
+        if alias is None:
+            return None
+        self._load(spec.mesh, -Held.of(self.tensors[ident].meta, spec).nbytes)
+        if rest:
+            self.undo.put(self.copies, ident, rest)
+        else:
+            self.undo.drop(self.copies, ident)
         return alias
 
     def remove(self, ident: int) -> list[tuple[int, DeviceMesh]]:
         """Forget a tensor and its copies; gives the ids they had, and where."""
-        self.lost.pop(ident, None)
-        held = self.tensors.pop(ident, None)
-        if held is None:
+        if ident in self.lost:
+            self.undo.drop(self.lost, ident)
+            return self._remove_former(ident)
+        if ident not in self.tensors:
             return []
-        self._load(held, -1)
+        held = self.undo.drop(self.tensors, ident)
+        self._load(held.spec.mesh, -held.nbytes)
         freed = [(ident, held.spec.mesh)]
         if ident in self.copies:
-            for spec, alias in self.copies.pop(ident).items():
-                self._load(Held.of(held.meta, spec), -1)
+            for spec, alias in self.undo.drop(self.copies, ident).items():
+                self._load(spec.mesh, -Held.of(held.meta, spec).nbytes)
                 freed.append((alias, spec.mesh))
         return freed
 
+    def _remove_former(self, ident: int) -> list[tuple[int, DeviceMesh]]:
+        if ident not in self.before:
+            return []
+        former = self.undo.drop(self.before, ident)
+        self._load(former.held.spec.mesh, -former.held.nbytes)
+        return [(former.ident, former.held.spec.mesh)]
+
     def remove_all(self, idents: Sequence[int]) -> dict[DeviceMesh, list[int]]:
-        """Forget tensors and their copies; gives the ids they had, by where."""
+        """Forget tensors and their copies; gives the ids they had, by where. Like `replace` the last change of an
+        instruction, and not recorded."""
         tensors, copies, loads = self.tensors, self.copies, self.loads
         freed: dict[DeviceMesh, list[int]] = {}
         for ident in idents:
@@ -259,22 +578,27 @@ class State:
                 freed[mesh] = [ident]
         return freed
 
-    def _load(self, held: Held, sign: int) -> None:
-        mesh = held.spec.mesh
-        self.loads[mesh] = self.loads.get(mesh, 0) + sign * held.nbytes
+    def _exchange(self, ident: int, held: Held) -> None:
+        """Another record for a tensor that is there."""
+        before = self.tensors[ident]
+        self._load(before.spec.mesh, -before.nbytes)
+        self.undo.put(self.tensors, ident, held)
+        self._load(held.spec.mesh, held.nbytes)
+
+    def _load(self, mesh: DeviceMesh, nbytes: int) -> None:
+        self.undo.put(self.loads, mesh, self.loads.get(mesh, 0) + nbytes)
 
     def held(self, ident: int) -> Held:
-        """Where a tensor is. Raises LostInput for a lost one and KeyError for an unknown one."""
         found = self.tensors.get(ident)
         if found is None:
             if ident in self.lost:
-                raise LostInput(ident, self.lost[ident][1])
-            raise KeyError(ident)
+                raise NoValue(self.lost[ident].cause, f"tensor {short_id(ident)}")
+            raise UnknownId("tensor", ident)
         return found
 
     def meta(self, ident: int) -> TensorMeta:
-        """What a tensor is, even if it is lost."""
-        return self.lost[ident][0] if ident in self.lost else self.tensors[ident].meta
+        """What a tensor is, even if it has no value."""
+        return self.lost[ident].meta if ident in self.lost else self.held(ident).meta
 
     def held_by(self, session: int) -> list[int]:
         """The tensors of a session, lost ones included."""
@@ -294,23 +618,61 @@ class State:
                     bytes_on[worker] += load
         return self.workers[min(ready, key=lambda ident: (bytes_on[ident], ident))].alone
 
-    def lose(self, ident: int, meta: TensorMeta, worker: int) -> None:
-        """A tensor that never got a value, because of a worker that is gone."""
-        self.lost[ident] = (meta, worker)
+    # Losses
 
-    def lose_worker(self, worker: int) -> Losses:
-        """A worker is gone: what others hold whole, or in a copy, lives on; what it held a part of is lost."""
-        del self.workers[worker]
+    def lose(self, ident: int, meta: TensorMeta, cause: Cause) -> None:
+        """A tensor that never got a value."""
+        self.undo.put(self.lost, ident, Absence(meta, cause))
+
+    def lose_write(self, old: int, new: int, cause: Cause) -> list[tuple[int, DeviceMesh]]:
+        """A tensor that should have been written goes on under its new id without a value. The value that it had before
+        is kept, and freed with it. Gives its copies, which are of no use now."""
+        self.lose(new, self.meta(old), cause)
+        if old in self.lost:
+            self.undo.drop(self.lost, old)
+            if old in self.before:
+                self.undo.put(self.before, new, self.undo.drop(self.before, old))
+            return []
+        held = self.tensors[old]
+        freed = self.remove(old)[1:]
+        self.undo.put(self.before, new, Former(old, held))
+        self._load(held.spec.mesh, held.nbytes)
+        return freed
+
+    def held_on(self, worker: int) -> dict[int, list[int]]:
+        """By session, the tensors that a worker holds something of, or of whose copies or former values."""
+        found: dict[int, list[int]] = {}
+        for ident in sorted((*self.tensors, *self.before)):
+            held = self.tensors[ident] if ident in self.tensors else self.before[ident].held
+            if any(worker in spec.mesh for spec in (held.spec, *self.copies.get(ident, ()))):
+                found.setdefault(session_of(ident), []).append(ident)
+        return found
+
+    def lose_parts(self, idents: Sequence[int], worker: int) -> Losses:
+        """Of tensors that a lost worker has held something of: those that others hold whole, or in a copy, live on; the
+        others are lost."""
         losses = Losses([], [])
-        for ident, held in list(self.tensors.items()):
-            copies = self.copies.get(ident, {})
-            for spec in [spec for spec in copies if worker in spec.mesh]:
+        for ident in idents:
+            if ident in self.before:
+                self._lose_part_of_former(losses, ident, worker)
+                continue
+            held = self.tensors[ident]
+            for spec in [spec for spec in self.copies.get(ident, {}) if worker in spec.mesh]:
                 self._note_rest(losses, self.drop_copy(ident, spec), spec.mesh, worker)
             if worker in held.spec.mesh:
                 self._lose_part(losses, ident, held, worker)
-        for mesh in [mesh for mesh in self.loads if worker in mesh]:
-            del self.loads[mesh]
         return losses
+
+    def _lose_part_of_former(self, losses: Losses, ident: int, worker: int) -> None:
+        old, held = self.before[ident]
+        self._remove_former(ident)
+        rest = without(held.spec.mesh, worker)
+        if rest is not None and held.spec.is_whole:
+            former = Former(old, Held.of(held.meta, whole(rest, len(held.meta.shape)), held.settled))
+            self.undo.put(self.before, ident, former)
+            self._load(rest, former.held.nbytes)
+        else:
+            self._note_rest(losses, old, held.spec.mesh, worker)
 
     def _lose_part(self, losses: Losses, ident: int, held: Held, worker: int) -> None:
         rest = without(held.spec.mesh, worker)
@@ -321,32 +683,65 @@ class State:
         copies = self.copies.get(ident, {})
         spec = next((spec for spec in copies if spec.tiles(held.meta.shape)), None)
         if spec is not None:
-            alias = copies[spec]
-            losses.promoted.append((ident, alias))
+            losses.promoted.append((ident, copies[spec]))
             self.drop_copy(ident, spec)
             self.lay_out(ident, spec)
         else:
             losses.useless.extend([(alias, spec.mesh) for spec, alias in copies.items()])
-            for spec in list(copies):
-                self.drop_copy(ident, spec)
-            self._load(held, -1)
-            del self.tensors[ident]
-            self.lost[ident] = (held.meta, worker)
+            self.remove(ident)
+            self.lose(ident, held.meta, worker)
 
     def _note_rest(self, losses: Losses, ident: int | None, mesh: DeviceMesh, worker: int) -> None:
         rest = without(mesh, worker)
         if ident is not None and rest is not None:
             losses.useless.append((ident, rest))
 
+    def forget_loads(self, worker: int) -> None:
+        """Nobody holds anything on a mesh with a worker that is gone."""
+        for mesh in [mesh for mesh in self.loads if worker in mesh]:
+            self.undo.drop(self.loads, mesh)
+
+    # Invariants
+
     def validate(self) -> None:
         """The invariants, checked by tests after every message."""
+        assert not self.undo.inverses, "a change was neither committed nor taken back"
         assert not self.tensors.keys() & self.lost.keys()
         assert self.copies.keys() <= self.tensors.keys() and all(self.copies.values())
+        assert self.before.keys() <= self.lost.keys()
+        names = [alias for copies in self.copies.values() for alias in copies.values()]
+        names += [former.ident for former in self.before.values()]
+        assert len(set(names)) == len(names) and not (self.tensors.keys() | self.lost.keys()) & set(names)
+        self._validate_loads()
+        self._validate_owners()
+
+    def _validate_loads(self) -> None:
         loads: dict[DeviceMesh, int] = {}
-        for ident, held in self.tensors.items():
+        former = {former.ident: former.held for former in self.before.values()}
+        for ident, held in (self.tensors | former).items():
             assert held.spec.tiles(held.meta.shape), (ident, held.spec)
             for spec in (held.spec, *self.copies.get(ident, {})):
                 assert set(spec.mesh.workers) <= self.workers.keys(), (ident, spec)
                 assert len(spec.dims) == len(held.meta.shape), (ident, spec)
                 loads[spec.mesh] = loads.get(spec.mesh, 0) + Held.of(held.meta, spec).nbytes
         assert loads == {mesh: load for mesh, load in self.loads.items() if load or mesh in loads}
+
+    def _validate_owners(self) -> None:
+        """Nothing is kept of sessions that have ended, and nobody waits for a worker that is gone."""
+        owned: Mapping[str, Iterable[int]] = {
+            "tensor": (*self.tensors, *self.lost),
+            "request": self.pending,
+            "op": [code for worker in self.workers.values() for code in worker.known],
+        }
+        for what, idents in owned.items():
+            assert all(session_of(ident) in self.sessions for ident in idents), what
+        for request, pending in self.pending.items():
+            assert pending.waiting_for and pending.waiting_for <= self.workers.keys(), (request, pending)
+        assert not self.workers.keys() & self.gone.keys()
+        assert self.resizing == {ident for pending in self.pending.values() for ident, _ in pending.written}
+        for session in self.sessions.values():
+            prepared = [*session.moves.values(), *[plan for op in session.ops.values() for plan in op.plans.values()]]
+            for plan in prepared:
+                assert set(plan.plan.workers) <= self.workers.keys(), plan
+                assert plan.plan.program is None or plan.code in session.programs, plan
+            assert len(session.programs) == len([plan for plan in prepared if plan.plan.program is not None])

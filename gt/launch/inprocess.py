@@ -34,7 +34,7 @@ class InProcessChannel:
         ]
         for executor in self.executors:
             self.office.join_worker(executor.engine.device, "here", os.getpid())
-            self.office.state.workers[executor.worker].ready = True
+            self.office.make_ready(executor.worker)
         self._session = self.office.open_session("here", os.getpid())
         self._arrived: deque[tuple[Answer, Buffer | None]] = deque()
 

@@ -3,24 +3,35 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from weakref import WeakValueDictionary
 
+from gt.core.errors import LayoutError
 from gt.core.signatures import PolicyRecord
-from gt.sharding.spec import DimSpec, Shape, ShardingSpec, mesh_of
+from gt.sharding.spec import DeviceMesh, DimSpec, Shape, ShardingSpec, mesh_of
 from gt.sharding.wishes import Constraint, DimWish
 
 
 class Policy:
-    """What a scope asks of the ops in it. Compared by identity: there is one for each definition of a scope."""
+    """What a scope asks of the ops in it. Equal policies are one object, so they are compared by identity."""
 
-    __slots__ = ("_record", "asks", "mesh", "settles")
+    __slots__ = ("__weakref__", "_record", "asks", "mesh", "settles")
+    mesh: DeviceMesh
+    asks: bool
+    settles: bool
+    _record: PolicyRecord
 
-    def __init__(self, record: PolicyRecord) -> None:
-        self.mesh = mesh_of(record.mesh)
-        self.asks = record.asks
-        self.settles = record.settles
-        self._record = record
-        for axis in (axis for dim in (*record.lead, *record.tail) for axis in dim):
-            self.mesh.axis_size(axis)  # raises for an axis that the mesh does not have
+    def __new__(cls, record: PolicyRecord) -> Policy:
+        found = _policies.get(record)
+        if found is None:
+            mesh = mesh_of(record.mesh)
+            _check_axes(record, mesh)
+            found = super().__new__(cls)
+            found.mesh, found.asks, found.settles, found._record = mesh, record.asks, record.settles, record
+            _policies[record] = found
+        return found
+
+    def __reduce__(self) -> tuple[type[Policy], tuple[PolicyRecord]]:
+        return Policy, (self._record,)
 
     def wish(self, shape: Shape) -> ShardingSpec | Constraint | None:
         """How a result of this shape is to be laid out, where the scope asks for anything."""
@@ -42,6 +53,17 @@ class Policy:
             tuple([axis for axis in axes if self.mesh.axis_size(axis) > 1]) if size > 1 else ()
             for axes, size in zip(placed, shape, strict=True)
         ]
+
+
+_policies: WeakValueDictionary[PolicyRecord, Policy] = WeakValueDictionary()
+
+
+def _check_axes(record: PolicyRecord, mesh: DeviceMesh) -> None:
+    """The dims of a tensor are cut along axes that the mesh has, and each along others."""
+    axes = [axis for dim in (*record.lead, *record.tail) for axis in dim]
+    unknown = [axis for axis in axes if axis not in mesh.axis_names]
+    if unknown or len(set(axes)) < len(axes):
+        raise LayoutError(f"a scope cannot cut dims along axes {axes} of the mesh {mesh}; each axis of it cuts one dim")
 
 
 def place_dims(lead: Sequence[DimSpec], tail: Sequence[DimSpec], rank: int) -> tuple[DimSpec, ...]:

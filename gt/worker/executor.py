@@ -15,6 +15,7 @@ from gt.core.messages import (
     Failure,
     Fetched,
     OpFailed,
+    Progress,
     Queried,
     Report,
     Result,
@@ -36,6 +37,7 @@ from gt.core.messages import (
     WorkerQueryOp,
     WorkerReadTimeline,
     WorkerReadTraffic,
+    WorkerReportProgress,
     WorkerRunOp,
     WorkerSynchronize,
 )
@@ -77,6 +79,7 @@ class Executor:
         self._reports: list[Outgoing] = []
         self._buffers: Iterator[Buffer] = iter(())
         self._ahead = Ahead()
+        self._marked = 0
         self._actions: dict[type, Callable[[Any], None]] = {
             WorkerRunOp: self._run_op,
             WorkerFreeTensors: self._free,
@@ -90,6 +93,7 @@ class Executor:
             WorkerSynchronize: self._synchronize,
             WorkerReadTraffic: lambda command: self._report(Traffic(command.request, dict(self.traffic))),
             WorkerReadTimeline: self._read_timeline,
+            WorkerReportProgress: self._report_progress,
             WorkerEndSession: self._end_session,
             WorkerHostStore: self._host_store,
             WorkerJoinStore: self._join_store,
@@ -101,6 +105,7 @@ class Executor:
         log.debug("worker %d: %d commands, %d tensors held", self.worker, len(commands), len(self.store))
         self._reports = []
         self._buffers = iter(buffers)
+        self._marked = self.recorder.clock()
         actions = self._actions
         following = self._ahead.follow(commands)
         if self.recorder.is_on:
@@ -390,6 +395,11 @@ class Executor:
     def _synchronize(self, command: WorkerSynchronize) -> None:
         self.engine.synchronize()
         self._report(Synchronized(command.request))
+
+    def _report_progress(self, command: WorkerReportProgress) -> None:
+        self.engine.synchronize()
+        before, self._marked = self._marked, self.recorder.clock()
+        self._report(Progress(command.mark, self._marked - before))
 
     def _end_session(self, command: WorkerEndSession) -> None:
         for table in (self.store, self.kernels):

@@ -1,0 +1,55 @@
+"""A worker is killed in a running session, and another one takes its place."""
+
+import contextlib
+import os
+import signal
+
+import pytest
+
+import gt
+from gt.client import session as sessions
+from tests.programs import free_port, running, start, wait_for_workers, wait_until
+
+
+@pytest.fixture
+def server():
+    """A server with two workers, to which this process is connected; gives the port and the workers."""
+    port = str(free_port())
+    workers = [start("-m", "gt.worker", "--threads", "1", "-p", port) for _ in range(2)]
+    with running(start("-m", "gt.server", "-p", port), *workers):
+        wait_for_workers(port, 2)
+        gt.connect(f"localhost:{port}")
+        yield port
+        gt.shutdown()
+
+
+def there():
+    """The workers that the session knows of; a read, so that it hears the news."""
+    with contextlib.suppress(gt.WorkerLost):
+        gt.ones(1).sum().item()
+    return [info.worker for info in sessions.current().workers]
+
+
+def kill(worker):
+    (info,) = [info for info in sessions.current().workers if info.worker == worker]
+    os.kill(info.pid, signal.SIGKILL)
+    wait_until(lambda: worker not in there(), what="the loss of the worker")
+
+
+def test_tensors_are_created_after_a_loss_and_signals_name_the_replacement(server):
+    assert gt.ones(4, 4).spec.mesh.workers == (0, 1)
+    gt.register_config("pair", gt.SignalConfig(shard=gt.ShardConfig(axis=0, workers=[0, 2])))
+    kill(1)
+    assert gt.ones(4, 4).sum().item() == 16 and gt.ones(4, 4).spec.mesh.workers == (0,)
+    with pytest.raises(gt.SignalError, match="needs workers"), gt.signal.context("pair"):
+        gt.ones(4, 4)
+    with pytest.raises(gt.LayoutError, match="there are"):
+        gt.mesh(2)
+    with running(start("-m", "gt.worker", "--threads", "1", "-p", server)):
+        wait_until(lambda: there() == [0, 2], what="the replacement")
+        with gt.signal.context("pair"):
+            made = gt.ones(4, 4) + 1
+        assert made.spec.mesh.workers == (0, 2) and made.sum().item() == 32
+        assert gt.ones(4, 4).spec.mesh.workers == (0, 2)
+        assert gt.mesh(2).workers == (0, 2)
+        gt.shutdown()
