@@ -31,6 +31,8 @@ test-slow: setup
 conformance: setup
 	$(RUN) -m tests.conformance --jobs 2
 	$(RUN) -m tests.conformance --jobs 2 --mode sharded
+	$(RUN) -m tests.conformance --jobs 2 --masks
+	$(RUN) -m tests.conformance --jobs 2 --mode sharded --masks
 
 benchmark: setup
 	$(RUN) benchmarks/overhead.py

@@ -77,6 +77,7 @@ from gt.core.signatures import (
     MeshRecord,
     Move,
     Program,
+    Refuse,
     Scalar,
     Settle,
     Signature,
@@ -132,7 +133,13 @@ _COMPUTE = Compute(
     (ROWS, ROWS), (-1, 1), RICH, random=True, floating="float64", is_view=True,
 )  # fmt: skip
 PROGRAM = Program(  # with an example of every kind of step
-    (Move(0, 3, SMALL, ROWS, WHOLE), _COMPUTE, Whole(RICH, (3, 4), (5,)), Settle(1, 4, ((1, 0),))),
+    (
+        Move(0, 3, SMALL, ROWS, WHOLE),
+        _COMPUTE,
+        Whole(RICH, (3, 4), (5,)),
+        Settle(1, 4, ((1, 0),)),
+        Refuse("aten.x.default", "why", (6,)),
+    ),
     takes=(0, 1),
     gives=(4, 5),
     consumes=(1,),

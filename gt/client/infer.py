@@ -99,6 +99,7 @@ def _known_entry(
     result, resized = infer_result(record, args, kwargs, nodes, session.on_cpu)
     if record.answers or resized:
         raise Unknown
+    result = _without_unasked(record, args, kwargs, result)
     if record.aliases:
         return _view_entry(record, template, nodes[0].geometry, result)
     fresh = [value for value, name in zip(_as_results(record, result), record.returned, strict=False) if name is None]
@@ -112,6 +113,15 @@ def _known_entry(
     if isinstance(result, torch.Tensor):
         return SingleEntry(code, outputs[0], record.random)
     return PlainEntry(code, outputs, _rebuild(result, leaves, spec), record.random)
+
+
+def _without_unasked(record: OpRecord, args: tuple[Any, ...], kwargs: dict[str, Any], result: Any) -> Any:
+    """The results of a backward op, with None in place of gradients that its mask does not ask for. Torch's kernels and
+    its shape functions differ in which of those they give."""
+    if record.mask < 0:
+        return result
+    mask = args[record.mask] if record.mask < len(args) else kwargs[record.func._schema.arguments[record.mask].name]
+    return tuple([value if asked else None for value, asked in zip(result, mask, strict=True)])
 
 
 def _in_full_precision(nodes: Sequence[Node]) -> bool:

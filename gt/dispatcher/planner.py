@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import traceback
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
@@ -103,6 +104,7 @@ def collectives_of(program: Program, op: str) -> tuple[Collective, ...]:
     return tuple(found)
 
 
+_REASON_LENGTH = 1 << 16
 _Drafted = tuple[Draft, tuple[int, ...], str]
 """A draft, the registers that it gives, and the op (itself or a view of an input) whose lack of a rule made it run on
 whole tensors, if any."""
@@ -123,8 +125,19 @@ def _draft(
             return draft, _run_on_shards(draft, signature, bool(again), wishes), ""
         except NoRule as lack:
             missing = str(lack)
+        except Exception as error:  # a mistake in a rule costs the user this op, and nothing else
+            return _refused(signature, inputs, mesh, error)
     draft = Draft(mesh, inputs, signature.writes)
     return draft, draft.run_whole(signature, [again.get(place, place) for place in range(len(inputs))]), missing
+
+
+def _refused(signature: Signature, inputs: Sequence[Register], mesh: DeviceMesh, error: Exception) -> _Drafted:
+    """An op that fails with an error that was raised while it was planned."""
+    draft = Draft(mesh, inputs, signature.writes)
+    layouts = ", ".join([f"{meta} as [{spec}]" for meta, spec, _ in inputs])
+    told = "".join(traceback.format_exception(error)).rstrip()
+    reason = f"GT has a mistake in its sharding rule of {signature.op} for {layouts}; please report it:\n{told}"
+    return draft, draft.refuse(signature, reason[:_REASON_LENGTH]), ""
 
 
 def _run_on_shards(draft: Draft, signature: Signature, alike: bool, wishes: Sequence[Wish]) -> tuple[int, ...]:
@@ -136,7 +149,7 @@ def _run_on_shards(draft: Draft, signature: Signature, alike: bool, wishes: Sequ
 def _read_shards(draft: Draft, signature: Signature, wishes: Sequence[Wish]) -> tuple[int, ...]:
     used = [draft.view(place, path) for place, path in enumerate(signature.paths)]
     metas = tuple([draft.registers[register].meta for register in used])
-    call = Call(signature.op, signature.args, signature.kwargs, metas, signature.outputs)
+    call = Call(signature.op, signature.args, signature.kwargs, metas, signature.outputs, signature.places)
     return draft.apply(call, used, wishes, random=signature.random, floating=signature.floating)
 
 

@@ -12,7 +12,7 @@ from collections.abc import Collection, Mapping, Sequence
 from typing import NamedTuple, TypeAlias
 
 from gt.core.meta import ITEM_BYTES, TensorMeta
-from gt.core.signatures import Arg, Compute, Input, Move, Program, Settle, Signature, Step, ViewStep, Whole
+from gt.core.signatures import Arg, Compute, Input, Move, Program, Refuse, Settle, Signature, Step, ViewStep, Whole
 from gt.sharding.calls import Call, Expansion, LocalProgram, Shard, inputs_in, with_inputs
 from gt.sharding.cost import reshard_bytes
 from gt.sharding.propagation import Choice, Operand, Result, Strategy, propagate_sharding
@@ -233,6 +233,7 @@ class Draft:
                 floating,
                 is_view,
                 casts,
+                call.places,
             )
         )
         return outputs
@@ -252,7 +253,7 @@ class Draft:
             }
             metas = tuple([self.registers[own[register]].meta for register in used])
             made = tuple([told.get(place, meta) for place, meta in enumerate(piece.outputs, len(own))])
-            call = Call(piece.op, args, kwargs, metas, made)
+            call = Call(piece.op, args, kwargs, metas, made, piece.places)
             own.extend(self.apply(call, [own[register] for register in used]))
         return tuple([own[place] for place in expansion.results])
 
@@ -351,6 +352,13 @@ class Draft:
             outputs.append(self.move(needed[place], keeps))
         return tuple(outputs)
 
+    def refuse(self, signature: Signature, reason: str) -> tuple[int, ...]:
+        """Let an op fail for a reason, on all workers."""
+        metas = [*signature.outputs, *[self.registers[place].meta for place in signature.writes]]
+        outputs = tuple([self._new(meta, whole(self.mesh, len(meta.shape))) for meta in metas])
+        self.steps.append(Refuse(signature.op, reason, outputs))
+        return outputs
+
     # The end
 
     def _drop_unused(self, gives: Sequence[int]) -> None:
@@ -389,7 +397,7 @@ def _writes(step: Step) -> bool:
     return isinstance(step, Settle) or (isinstance(step, Compute) and any(register >= 0 for register in step.into))
 
 
-def _given_by(step: Compute | Whole | Move) -> tuple[int, ...]:
+def _given_by(step: Compute | Whole | Move | Refuse) -> tuple[int, ...]:
     return (step.output,) if isinstance(step, Move) else step.outputs
 
 
@@ -398,6 +406,8 @@ def _read_by(step: Step) -> tuple[int, ...]:
         return (step.input,)
     if isinstance(step, Settle):
         return (step.base, step.view)
+    if isinstance(step, Refuse):
+        return ()
     return (*step.inputs, *(register for register in getattr(step, "into", ()) if register >= 0))
 
 
