@@ -3,8 +3,9 @@ PYTHON ?= python3
 VENV := .venv
 RUN := $(VENV)/bin/python
 STAMP := $(VENV)/.ready
+SECONDS ?= 60
 
-.PHONY: setup demo test lint test-slow conformance benchmark clean
+.PHONY: setup demo test lint test-slow conformance fuzz benchmark clean
 
 setup: $(STAMP)
 
@@ -33,6 +34,9 @@ conformance: setup
 	$(RUN) -m tests.conformance --jobs 2 --mode sharded
 	$(RUN) -m tests.conformance --jobs 2 --masks
 	$(RUN) -m tests.conformance --jobs 2 --mode sharded --masks
+
+fuzz: setup
+	$(RUN) -W ignore -m tests.fuzz --seconds $(SECONDS)
 
 benchmark: setup
 	$(RUN) benchmarks/overhead.py

@@ -10,14 +10,15 @@ import threading
 import time
 from collections import deque
 
-from gt.client.failures import describe_failure, describe_loss, error_at_once
+from gt.client.failures import describe_failure, describe_gathering, describe_loss, error_at_once
 from gt.client.interrupts import Uninterrupted
 from gt.client.sites import Sites
 from gt.core.errors import GTError, OpError, ProtocolError, ServerLost, WorkerLost
-from gt.core.messages import Answer, Failed, Failure, Lost, OpFailed, Refused, Rejected, Waiting
+from gt.core.messages import Answer, Failed, Failure, Gathered, Lost, OpFailed, Refused, Rejected, Waiting
 from gt.wire.channel import Buffer, ClientChannel
 
 log = logging.getLogger("gt.client")
+sharding_log = logging.getLogger("gt.sharding")
 
 POLL_SECONDS = 0.05  # of receiving for all, and of waiting for who does
 NOTICE_SECONDS = 10.0  # a wait this long is explained on stderr
@@ -100,6 +101,8 @@ class Inbox:
                 self._refused = answer.reason
             elif isinstance(answer, Lost) and answer.request == 0:
                 log.warning("%s", describe_loss(answer, self._channel.how_it_ended(answer.pid)))
+            elif isinstance(answer, Gathered):
+                sharding_log.warning("%s", describe_gathering(answer, self._sites.place(answer.site)))
             elif answer.request in self._abandoned:  # type: ignore[union-attr]
                 self._abandoned.discard(answer.request)  # type: ignore[union-attr]
             else:

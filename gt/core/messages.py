@@ -440,6 +440,15 @@ class Lost(_Record, frozen=True):
     last_op: Text
 
 
+class Gathered(_Record, frozen=True):
+    """News, not an answer: the inputs of an op are gathered, because it has no rule for this call, or because the
+    client waits for its results (`is_query`)."""
+
+    op: Name
+    site: Id
+    is_query: bool
+
+
 class Rejected(_Record, frozen=True):
     """The dispatcher could not accept an instruction: a mistake of the client's side."""
 
@@ -457,6 +466,7 @@ Answer = Union[
     TrafficRead,
     TimelineRead,
     Lost,
+    Gathered,
     Rejected,
     Welcome,
     Refused,

@@ -73,7 +73,8 @@ class Prepared(NamedTuple):
 Laid: TypeAlias = ShardingSpec | tuple[ShardingSpec, ...]
 """How a tensor lies: its layout, and those of its copies."""
 
-PlanKey: TypeAlias = tuple[Policy | Laid | tuple[int, int], ...]
+PlanKey: TypeAlias = tuple[Policy | Laid | tuple[int, int] | str, ...]
+REDUCES_FIRST = "reduces first"  # in the key of a plan for numbers with which its op is not linear
 
 
 class Op(NamedTuple):
@@ -112,7 +113,8 @@ class Op(NamedTuple):
 @dataclass
 class Session:
     """`ops`, `sites` and `scopes` are what the client defined, by its codes; `programs` are the names of ops by the
-    codes that the dispatcher gave. `collectives` collects what moved while the client `watches`."""
+    codes that the dispatcher gave. `collectives` collects what moved while the client `watches`. `gatherings` are the
+    ops, with their lines, of which the client was told that they gather their inputs."""
 
     ident: int
     host: str
@@ -124,6 +126,7 @@ class Session:
     moves: dict[tuple[TensorMeta, ShardingSpec, ShardingSpec], Prepared] = field(default_factory=dict)
     watches: bool = False
     collectives: list[Collective] = field(default_factory=list)
+    gatherings: set[tuple[str, str]] = field(default_factory=set)
     given: int = 0
 
     def site(self, code: int) -> str:

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple, TypeAlias
 
 from gt.core.meta import TensorMeta
-from gt.core.signatures import Arg, Input, Items
+from gt.core.signatures import Arg, Input, Items, Scalar
 from gt.sharding.spec import Box, Shape, ShardingSpec, box_shape, local_box, shard_index
 
 
@@ -52,6 +52,12 @@ def inputs_in(args: Sequence[Arg], kwargs: Mapping[str, Arg]) -> Iterator[Input]
             yield value
         elif isinstance(value, Items):
             yield from inputs_in(value.values, {})
+
+
+def has_numbers(args: Sequence[Arg], kwargs: Mapping[str, Arg]) -> bool:
+    """Whether there are numbers among arguments that change from call to call."""
+    values = [*args, *kwargs.values()]
+    return any(isinstance(v, Scalar) or (isinstance(v, Items) and has_numbers(v.values, {})) for v in values)
 
 
 def with_inputs(value: Arg, change: Callable[[Input], Arg]) -> Arg:
