@@ -36,7 +36,7 @@ conformance: setup
 	$(RUN) -m tests.conformance --jobs 2 --mode sharded --masks
 
 fuzz: setup
-	$(RUN) -W ignore -m tests.fuzz --seconds $(SECONDS)
+	$(RUN) -m tests.fuzz --seconds $(SECONDS)
 
 benchmark: setup
 	$(RUN) benchmarks/overhead.py

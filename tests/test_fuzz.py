@@ -35,7 +35,7 @@ def session() -> Iterator[None]:
 
 
 @pytest.mark.timeout(300)
-@pytest.mark.filterwarnings("ignore:.*degrees of freedom is <= 0:UserWarning")
+@pytest.mark.filterwarnings("ignore::UserWarning")  # torch warns of some calls that nobody would write
 @pytest.mark.parametrize("first", range(0, SEEDS_A_TEST * TESTS, SEEDS_A_TEST))
 def test_random_programs_give_what_torch_gives(first: int) -> None:
     found = [text for seed in range(first, first + SEEDS_A_TEST) if (text := failure(seed))]

@@ -6,6 +6,7 @@ import argparse
 import random
 import sys
 import time
+import warnings
 from collections.abc import Sequence
 
 import torch
@@ -24,6 +25,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     seed = random.SystemRandom().randrange(1 << 31) if options.seed is None else options.seed
     print(f"the first seed is {seed}", file=sys.stderr, flush=True)
     torch.set_num_threads(1)
+    warnings.simplefilter("ignore", UserWarning)  # torch warns of some calls that nobody would write
     failed, ran, deadline = 0, 0, time.monotonic() + options.seconds
     while time.monotonic() < deadline and ran != options.count:
         failed += _try(seed + ran)

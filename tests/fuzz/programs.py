@@ -12,7 +12,7 @@ import torch
 from tests.fuzz.ops import POOL, Drawn, Shape, Unfit, pick
 
 MOST_ELEMENTS = 2048
-FORMATS = ("contiguous", "channels_last", "permuted", "expanded", "sliced", "shifted")
+FORMATS = ("channels_last", "permuted", "expanded", "sliced", "shifted", "stored channels_last", "stored permuted")
 _SHAPES: tuple[Shape, ...] = (
     (4, 6), (6, 4), (5, 3), (8,), (6,), (), (1,), (3, 1), (2, 3, 4), (4, 4), (2, 4, 5, 5), (3, 2, 4, 6), (4, 2, 6, 4),
     (2, 2, 3, 3, 2), (3, 4, 5), (1, 4, 3, 3), (7, 2), (0, 3), (4, 1, 3),
@@ -22,7 +22,8 @@ _ODD_VALUES = (float("inf"), float("-inf"), float("nan"), 0.0, -0.0, 1e30, 1e-30
 
 @dataclass(frozen=True)
 class Leaf:
-    """A tensor of the shape that a format makes of memory of another shape. `odd` counts its odd values."""
+    """A tensor of the shape that a format makes of memory of another shape, or (stored ...) of memory of that shape
+    with other strides. `odd` counts its odd values."""
 
     shape: Shape
     format: str = "contiguous"
@@ -43,11 +44,15 @@ class Step:
 
 @dataclass(frozen=True)
 class Program:
+    """`whole`: nothing is cut, and all runs on one worker."""
+
     leaves: tuple[Leaf, ...]
     steps: tuple[Step, ...]
+    whole: bool = False
 
     def __str__(self) -> str:
-        lines = [f"%{place} = {leaf}" for place, leaf in enumerate(self.leaves)]
+        lines = ["on one worker"] if self.whole else []
+        lines += [f"%{place} = {leaf}" for place, leaf in enumerate(self.leaves)]
         for place, step in enumerate(self.steps, len(self.leaves)):
             arguments = ", ".join([*[f"%{register}" for register in step.inputs], *map(repr, step.constants)])
             lines.append(f"%{place} = {step.op}({arguments})" + (f" laid out by {step.layout}" if step.layout else ""))
@@ -81,6 +86,11 @@ def memory_of(leaf: Leaf) -> torch.Tensor:
     for place in range(min(leaf.odd, flat.numel())):
         at = int(torch.randint(flat.numel(), (), generator=generator))
         flat[at] = _ODD_VALUES[(leaf.seed + place) % len(_ODD_VALUES)]
+    if leaf.format == "stored channels_last" and len(leaf.shape) == 4:
+        return values.contiguous(memory_format=torch.channels_last)
+    if leaf.format == "stored permuted":
+        order = list(reversed(range(len(leaf.shape))))
+        return values.permute(order).contiguous().permute(order)
     return values
 
 
@@ -162,7 +172,7 @@ def draw_program(seed: int) -> Program:
     names = chance.sample(sorted(POOL), chance.randint(6, len(POOL)))
     is_odd = chance.random() < 0.25
     leaves = [draw_leaf(chance, chance.choice(_SHAPES), is_odd) for _ in range(chance.randint(1, 3))]
-    program = Program(tuple(leaves), ())
+    program = Program(tuple(leaves), (), chance.random() < 0.2)
     values = [as_formatted(memory_of(leaf), leaf) for leaf in leaves]
     length, tries = chance.randint(1, 8), 0
     while len(program.steps) < length and tries < 200:
@@ -198,7 +208,7 @@ def _extended(
         return program, values
     own, added = len(program.leaves), len(leaves)
     step = Step(op.name, (*chosen, *range(own, own + added)), drawn.constants, layout)
-    grown = Program(program.leaves + tuple(leaves), _shifted(program.steps, own, added))
+    grown = replace(program, leaves=program.leaves + tuple(leaves), steps=_shifted(program.steps, own, added))
     own_inputs = tuple([place + added if place >= own else place for place in chosen])
     step = replace(step, inputs=(*own_inputs, *range(own, own + added)))
     return replace(grown, steps=(*grown.steps, step)), [*values[:own], *extra, *values[own:], made]

@@ -90,7 +90,7 @@ def _with_new_leaf(program: Program, place: int, shape: tuple[int, ...]) -> Prog
 
     kept = [step for number, step in enumerate(program.steps) if number != place]
     steps = tuple([replace(step, inputs=tuple(map(renamed, step.inputs))) for step in kept])
-    return Program((*program.leaves, Leaf(shape, seed=own + 1)), steps)
+    return replace(program, leaves=(*program.leaves, Leaf(shape, seed=own + 1)), steps=steps)
 
 
 def _cleaned(program: Program) -> Program:
@@ -101,7 +101,8 @@ def _cleaned(program: Program) -> Program:
         return program
     names = {old: new for new, old in enumerate([n for n in range(_count(program)) if n not in unused])}
     steps = [replace(step, inputs=tuple([names[number] for number in step.inputs])) for step in program.steps]
-    return Program(tuple([leaf for place, leaf in enumerate(program.leaves) if place in used]), tuple(steps))
+    leaves = tuple([leaf for place, leaf in enumerate(program.leaves) if place in used])
+    return replace(program, leaves=leaves, steps=tuple(steps))
 
 
 def _count(program: Program) -> int:
