@@ -279,6 +279,17 @@ def _addmm(chance: random.Random, x: Tensor) -> Drawn:
     return Drawn((chance.choice(NUMBERS), chance.choice(NUMBERS)), ((x.shape[1], out), (out,)))
 
 
+def _baddbmm(chance: random.Random, x: Tensor) -> Drawn:
+    _need(x.dim() == 3)
+    out = chance.randint(1, 4)
+    return Drawn(_number(chance).constants, ((x.shape[0], x.shape[2], out), (x.shape[1], out)))
+
+
+def _addmv(chance: random.Random, x: Tensor) -> Drawn:
+    _need(x.dim() == 2)
+    return Drawn(_number(chance).constants, ((x.shape[1],), (x.shape[0],)))
+
+
 def _self_attention(chance: random.Random, x: Tensor) -> Drawn:
     _need(x.dim() in (3, 4) and x.numel() > 0)
     keys = (*x.shape[:-2], chance.randint(1, 5), x.shape[-1])
@@ -294,8 +305,8 @@ _add("inverse", 1, lambda x: torch.linalg.inv(x @ x.mT * 0.2 + 2 * torch.eye(x.s
 _add("cholesky", 1, lambda x: torch.linalg.cholesky(x @ x.mT * 0.2 + 2 * torch.eye(x.shape[-2], dtype=x.dtype)))
 _add("tensordot", 2, lambda x, y: torch.tensordot(x, y, 1))
 _add("cdist", 2, lambda x, y: torch.cdist(x, y))
-_add("baddbmm", 3, lambda x, y, z, c: torch.baddbmm(x, y, z, alpha=c), _number)
-_add("addmv", 3, lambda x, y, z, c: torch.addmv(x, y, z, beta=c), _number)
+_add("baddbmm", 1, lambda x, y, z, c: torch.baddbmm(z, x, y, alpha=c), _baddbmm)
+_add("addmv", 1, lambda x, y, z, c: torch.addmv(z, x, y, beta=c), _addmv)
 _add("outer", 2, lambda x, y: torch.outer(x.flatten()[:8], y.flatten()[:8]))
 _add("einsum", 1, lambda x: torch.einsum("...ij,...kj->...ik", x, x * 0.5))
 _add("bilinear", 1, lambda x, w, b=None: F.linear(x, w, b).mul(F.linear(x, w)), _linear)
