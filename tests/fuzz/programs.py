@@ -65,10 +65,11 @@ class Program:
 
 @dataclass(frozen=True)
 class Run:
-    """What a side made: the registers, and the gradients of leaves that need one."""
+    """What a side made: the registers, and the gradients of leaves that need one. `strides` are those of both."""
 
     registers: list[torch.Tensor]
     gradients: list[torch.Tensor | None]
+    strides: list[Shape]
 
 
 @dataclass(frozen=True)
@@ -77,7 +78,7 @@ class Side:
     a seed. An `exact` side computes in float64 whatever the program says."""
 
     place: Callable[[torch.Tensor, int], torch.Tensor] = lambda tensor, seed: tensor
-    lay_out: Callable[[torch.Tensor, int], torch.Tensor] = lambda tensor, seed: tensor
+    lay_out: Callable[[torch.Tensor, int], torch.Tensor] = lambda tensor, seed: tensor.clone()
     exact: bool = False
     noise: float = 0.0
 
@@ -159,7 +160,8 @@ def run(program: Program, side: Side) -> Run:
     ends = [value for value in ends if value.requires_grad]
     if ends:
         torch.autograd.backward(ends, [side.place(_cotangent(value), place) for place, value in enumerate(ends)])
-    return Run(registers, [memory.grad for memory, _ in pairs])
+    gradients = [memory.grad for memory, _ in pairs]
+    return Run(registers, gradients, [value.stride() for value in (*registers, *gradients) if value is not None])
 
 
 def _cotangent(value: torch.Tensor) -> torch.Tensor:
