@@ -3,8 +3,9 @@ PYTHON ?= python3
 VENV := .venv
 RUN := $(VENV)/bin/python
 STAMP := $(VENV)/.ready
+SECONDS ?= 60
 
-.PHONY: setup demo test lint test-slow conformance conformance-formats crash-detector faults benchmark clean
+.PHONY: setup demo test lint test-slow conformance conformance-formats crash-detector faults fuzz benchmark clean
 
 setup: $(STAMP)
 
@@ -31,6 +32,11 @@ test-slow: setup
 conformance: setup
 	$(RUN) -m tests.conformance --jobs 2
 	$(RUN) -m tests.conformance --jobs 2 --mode sharded
+	$(RUN) -m tests.conformance --jobs 2 --masks
+	$(RUN) -m tests.conformance --jobs 2 --mode sharded --masks
+
+fuzz: setup
+	$(RUN) -m tests.fuzz --seconds $(SECONDS)
 
 conformance-formats: setup
 	$(RUN) -m tests.conformance --jobs 2 --dtype float32 --formats --samples 5

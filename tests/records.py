@@ -17,6 +17,7 @@ from gt.core.messages import (
     FetchTensor,
     ForgetOps,
     FreeTensors,
+    Gathered,
     Goodbye,
     Instruction,
     Joined,
@@ -80,6 +81,7 @@ from gt.core.signatures import (
     MeshRecord,
     Move,
     Program,
+    Refuse,
     Scalar,
     Settle,
     Signature,
@@ -135,7 +137,13 @@ _COMPUTE = Compute(
     (ROWS, ROWS), (-1, 1), RICH, random=True, floating="float64", is_view=True,
 )  # fmt: skip
 PROGRAM = Program(  # with an example of every kind of step
-    (Move(0, 3, SMALL, ROWS, WHOLE), _COMPUTE, Whole(RICH, (3, 4), (5,)), Settle(1, 4, ((1, 0),))),
+    (
+        Move(0, 3, SMALL, ROWS, WHOLE),
+        _COMPUTE,
+        Whole(RICH, (3, 4), (5,)),
+        Settle(1, 4, ((1, 0),)),
+        Refuse("aten.x.default", "why", (6,)),
+    ),
     takes=(0, 1),
     gives=(4, 5),
     consumes=(1,),
@@ -213,6 +221,7 @@ ANSWERS: list[Answer] = [
     TimelineRead(own(17), (WorkerTimeline(0, (RAN,), 5), WorkerTimeline(1, (), 0))),
     Lost(own(11), 1, 4242, "was killed by SIGKILL", "aten.mm.default (train.py:12)"),
     Joined(WorkerInfo(2, "cpu", "here", 4244)),
+    Gathered("aten.x.default", 3, True),
     Rejected(own(11), "unknown"),
     Welcome("0.1.0", 1, 4242, "here", (WorkerInfo(0, "cpu", "here", 4243),)),
     Refused("another protocol"),

@@ -18,6 +18,7 @@ from tests.conformance.sides import GTSide
 
 OPS_A_TEST = 24
 JOBS = 2
+MASKED_SAMPLES = 16  # searched for each number of inputs that need a gradient
 _NAMES = sorted(ops_by_name(), key=str.lower)
 _CHUNKS = [_NAMES[start : start + OPS_A_TEST] for start in range(0, len(_NAMES), OPS_A_TEST)]
 
@@ -76,6 +77,16 @@ def test_ops_give_what_torch_gives_in_memory_formats(request: pytest.FixtureRequ
     chosen = request.getfixturevalue("pool" if mode == "embedded" else "sharded_pool")
     tasks = [Task(op, "float32", 1, format=format_) for op in _FORMATTED if "float32" in dtypes_of(op)]
     found = [f"{f.op} {f.variant} sample {f.sample}: {f.reason}" for f in unexpected(list(chosen.run(tasks)))]
+    assert not found, "\n".join([f"{len(found)} failures", *sorted(found)])
+
+
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize("ops", _CHUNKS, ids=lambda ops: f"{ops[0]}..{ops[-1]}")
+def test_gradients_of_some_inputs_are_torchs(pool: Pool, sharded_pool: Pool, ops: list[str]) -> None:
+    """Every choice of the inputs that need a gradient, on one worker and on shards."""
+    tasks = [Task(op, "float32", MASKED_SAMPLES, masks=True) for op in ops if "float32" in dtypes_of(op)]
+    reports = [*pool.run(tasks), *sharded_pool.run(tasks)]
+    found = [f"{f.op} {f.variant} sample {f.sample}: {f.reason}" for f in unexpected(reports)]
     assert not found, "\n".join([f"{len(found)} failures", *sorted(found)])
 
 

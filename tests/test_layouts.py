@@ -93,7 +93,7 @@ def test_a_mesh_that_cannot_be(eight_workers, arguments, message):
             r"Shard\(dim=2\) names a dim that a tensor of 2 dims",
         ),
         (lambda x, mesh: gt.distribute(x, mesh, ["dp", "tp"]), "'dp' is not a placement: use gt.Shard"),
-        (lambda x, mesh: gt.distribute(x, mesh, [gt.Partial("max"), gt.Partial()]), "different kinds do not commute"),
+        (lambda x, mesh: gt.distribute(x, mesh, [gt.Partial("max"), gt.Partial()]), "different kinds at once"),
         (
             lambda x, mesh: gt.distribute(x, mesh, gt.ShardingSpec(gt.mesh(2), [[], []])),
             "is a spec of mesh .axis0=2., not",

@@ -1,8 +1,6 @@
 """The office and tensors that are cut over several workers. What it says is compared as text (see `told`): `0+1: c2(A)
 -> c1` is a program that workers 0 and 1 meet in, and c1, c2, ... are ids of the dispatcher's own."""
 
-import logging
-
 import msgspec
 import pytest
 
@@ -14,6 +12,7 @@ from gt.core.messages import (
     FetchTensor,
     ForgetOps,
     FreeTensors,
+    Gathered,
     Located,
     LocateTensor,
     Queried,
@@ -148,17 +147,41 @@ def test_another_layout_is_another_plan():
     ]
 
 
-def test_an_op_without_a_rule_gathers_its_inputs_once(caplog):
+def test_an_op_without_a_rule_gathers_its_inputs_once():
     desk = sharded_desk()
     desk.define(OP, NO_RULE)
-    with caplog.at_level(logging.WARNING, "gt.sharding"):
-        first = told(desk.tell(DefineSite(7, "train.py", 12, "step"), run(OP, (A,), (B,), site=7)))
-        second = told(desk.tell(run(OP, (A,), (C,))))
-    assert first == ["0 1: define op", "0 1: define c3: redistribute", "0+1: c3(A) -> c2", "0 1: op(c2) -> B"]
-    assert second == ["0 1: op(c2) -> C"]
+    first = desk.tell(DefineSite(7, "train.py", 12, "step"), run(OP, (A,), (B,), site=7))
+    second = desk.tell(run(OP, (A,), (C,), site=7))
+    assert told(first) == [
+        "0 1: define op",
+        "client: Gathered",
+        "0 1: define c3: redistribute",
+        "0+1: c3(A) -> c2",
+        "0 1: op(c2) -> B",
+    ]
+    assert told(second) == ["0 1: op(c2) -> C"]
     assert desk.layout(B) == "- on 0 1"
-    (said,) = caplog.messages
-    assert "aten.no_such.default has no sharding rule" in said and "train.py:12" in said
+    assert news(first) == [Gathered("aten.no_such.default", 7, False)]
+    assert news(second) == [], "said once for each line"
+
+
+def test_every_line_that_gathers_is_named():
+    desk = sharded_desk()
+    desk.define(OP, NO_RULE)
+    sites = [DefineSite(7, "train.py", 12, "step"), DefineSite(8, "train.py", 13, "step")]
+    said = news(desk.tell(*sites, run(OP, (A,), (B,), site=7), run(OP, (A,), (C,), site=8)))
+    assert [gathered.site for gathered in said] == [7, 8]
+
+
+def test_a_query_of_a_cut_tensor_says_that_it_gathers():
+    desk = sharded_desk()
+    desk.define(OP, NONZERO)
+    said = news(desk.tell(query(OP, (A,))))
+    assert said == [Gathered(NONZERO.op, 0, True)]
+
+
+def news(outgoing):
+    return [sent.answer for sent in outgoing if isinstance(sent, ToClient) and isinstance(sent.answer, Gathered)]
 
 
 def test_a_program_that_moves_something_is_one_to_meet_in():
@@ -243,7 +266,11 @@ def test_a_tensor_that_an_op_reads_and_writes_is_one_tensor_for_it():
     desk = sharded_desk()
     desk.lay_out(A, B, "x")
     desk.define(OP, signature("aten.no_such_.default", 2, writes=(0,)))
-    assert told(desk.tell(run(OP, (A, A), (C,)))) == ["0 1: define c3: aten.no_such_.default", "0+1: c3(A) -> C"]
+    assert told(desk.tell(run(OP, (A, A), (C,)))) == [
+        "0 1: define c3: aten.no_such_.default",
+        "client: Gathered",
+        "0+1: c3(A) -> C",
+    ]
     assert told(desk.tell(run(OP, (C, B), (D,)))) == [  # in the same layouts, but apart
         "0 1: define c4: aten.no_such_.default",
         "0 1: define c6: redistribute",
@@ -362,6 +389,7 @@ def test_a_query_runs_on_all_workers_and_waits_for_them():
     desk = sharded_desk()
     desk.define(OP, NONZERO)
     assert told(desk.tell(query(OP, (A,)))) == [
+        "client: Gathered",
         "0 1: define c3: redistribute",
         "0+1: c3(A) -> c2",
         "0 1: define op",
@@ -379,6 +407,7 @@ def test_what_a_query_writes_to_is_whole_from_then_on():
     desk.define(OP, RESIZE_)
     sent = told(desk.tell(query(OP, (A, B), (C,))))
     assert sent == [
+        "client: Gathered",
         "0 1: define c3: redistribute",
         "0+1: c3(A) -> c2",
         "0 1: define c4: redistribute",

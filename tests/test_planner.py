@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gt.core.signatures import Compute, Input, Items, Move, Signature, ViewStep, Whole
+from gt.core.signatures import Compute, Input, Items, Move, Scalar, Signature, ViewStep, Whole
 from gt.dispatcher.planner import plan_move, plan_op
 from gt.sharding.cost import reshard_bytes
 from gt.sharding.spec import DeviceMesh, ShardingSpec, spec_of, whole
@@ -26,9 +26,9 @@ NO_RULE = signature("aten.no_such.default", 1, (SQUARE,))
 NO_RULE_ = signature("aten.no_such_.default", 1, writes=(0,), functional="aten.no_such.default")
 
 
-def plan(op, *layouts, metas=None, again=None, mesh=MESH):
+def plan(op, *layouts, metas=None, again=None, mesh=MESH, reduces_first=False):
     specs = [parse_spec(text, mesh) if isinstance(text, str) else text for text in layouts]
-    return plan_op(op, metas or [SQUARE] * len(specs), specs, alone(0), again)
+    return plan_op(op, metas or [SQUARE] * len(specs), specs, alone(0), again, reduces_first=reduces_first)
 
 
 @pytest.mark.parametrize(("copies", "moved"), [((), 32), (("-, tp",), 32), (("-, -",), 0)])
@@ -164,7 +164,7 @@ def test_partial_values_are_reduced_before_an_op_that_needs_them_whole():
     assert found.collectives == ()  # the move is not the program's, so that what it gives can be used again
 
 
-@pytest.mark.parametrize("text", ["dp, -", "-, dp tp", "-, - + dp", "dp, - + tp:max"])
+@pytest.mark.parametrize("text", ["dp, -", "-, dp tp", "dp, - + tp:max"])
 def test_an_op_without_a_rule_gathers_and_says_so(text):
     found = plan(NO_RULE, text)
     assert show(found) == "0 1 2 3: a>[-, -] -> [-, -]"
@@ -174,6 +174,16 @@ def test_an_op_without_a_rule_gathers_and_says_so(text):
 def test_an_op_without_a_rule_on_whole_tensors_gathers_nothing():
     found = plan(NO_RULE, "-, -")
     assert (show(found), found.gathered) == ("0 1 2 3: a -> [-, -]", "")
+    reduced = plan(NO_RULE, "-, - + dp")
+    assert (show(reduced), reduced.gathered) == ("0 1 2 3: a>[-, -] -> [-, -]", "")
+
+
+def test_numbers_with_which_an_op_is_not_linear_reduce_first():
+    scaled = msgspec.structs.replace(signature("aten.mul.Tensor", 1, (SQUARE,)), args=(Input(0), Scalar(0)))
+    tame = plan(scaled, "-, - + dp")
+    assert (show(tame), tame.linear) == ("0 1 2 3: a -> [-, - + dp]", True)
+    odd = plan(scaled, "-, - + dp", reduces_first=True)
+    assert (show(odd), odd.linear) == ("0 1 2 3: a>[-, -] -> [-, -]", False)
 
 
 # --- Views ------------------------------------------------------------------------------------------------------------

@@ -6,7 +6,7 @@ import linecache
 
 import torch
 
-from gt.core.messages import Failure, Lost
+from gt.core.messages import Failure, Gathered, Lost
 
 
 def describe_failure(failure: Failure, place: tuple[str, int, str]) -> str:
@@ -37,6 +37,15 @@ _AT_ONCE: dict[str, type[Exception]] = {
 def error_at_once(failure: Failure) -> Exception:
     """The error of an op that was waited for: it is raised on the user's line as torch would raise it."""
     return _AT_ONCE.get(failure.kind, RuntimeError)(failure.message)
+
+
+def describe_gathering(gathered: Gathered, place: tuple[str, int, str]) -> str:
+    file, line, _ = place
+    if gathered.is_query:
+        reason = "runs whole on gathered inputs, since the program waits for its results"
+    else:
+        reason = "has no sharding rule for this call: its inputs are gathered and it runs whole"
+    return f"{gathered.op} {reason} ({file}:{line})"
 
 
 def describe_loss(lost: Lost, how_it_ended: str) -> str:

@@ -11,14 +11,15 @@ import time
 from collections import deque
 from collections.abc import Callable
 
-from gt.client.failures import describe_failure, describe_loss, error_at_once
+from gt.client.failures import describe_failure, describe_gathering, describe_loss, error_at_once
 from gt.client.interrupts import Uninterrupted
 from gt.client.sites import Sites
 from gt.core.errors import GTError, OpError, ProtocolError, ServerLost, WorkerLost
-from gt.core.messages import Answer, Failed, Failure, Joined, Lost, OpFailed, Refused, Rejected, Waiting
+from gt.core.messages import Answer, Failed, Failure, Gathered, Joined, Lost, OpFailed, Refused, Rejected, Waiting
 from gt.wire.channel import Buffer, ClientChannel
 
 log = logging.getLogger("gt.client")
+sharding_log = logging.getLogger("gt.sharding")
 
 POLL_SECONDS = 0.05  # of receiving for all, and of waiting for who does
 NOTICE_SECONDS = 10.0  # a wait this long is explained on stderr
@@ -108,6 +109,8 @@ class Inbox:
                 self._note_workers(answer)
             elif isinstance(answer, Joined):
                 self._note_workers(answer)
+            elif isinstance(answer, Gathered):
+                sharding_log.warning("%s", describe_gathering(answer, self._sites.place(answer.site)))
             elif answer.request in self._abandoned:  # type: ignore[union-attr]
                 self._abandoned.discard(answer.request)  # type: ignore[union-attr]
             else:

@@ -19,6 +19,7 @@ from gt.client.nodes import Node, is_lazy
 from gt.client.ops import Kind, OpRecord
 from gt.client.quirks import keep_dynamo_out
 from gt.client.session import Session
+from gt.client.shapes import SHAPES
 from gt.client.strides import infer
 from gt.client.symbolic import keep_sympy_out
 from gt.core.errors import SessionError
@@ -99,6 +100,7 @@ def _known_entry(
     result, resized = infer_result(record, args, kwargs, nodes, session.on_cpu)
     if record.answers or resized:
         raise Unknown
+    result = _without_unasked(record, args, kwargs, result)
     if record.aliases:
         return _view_entry(record, template, nodes[0].geometry, result)
     fresh = [value for value, name in zip(_as_results(record, result), record.returned, strict=False) if name is None]
@@ -112,6 +114,15 @@ def _known_entry(
     if isinstance(result, torch.Tensor):
         return SingleEntry(code, outputs[0], record.random)
     return PlainEntry(code, outputs, _rebuild(result, leaves, spec), record.random)
+
+
+def _without_unasked(record: OpRecord, args: tuple[Any, ...], kwargs: dict[str, Any], result: Any) -> Any:
+    """The results of a backward op, with None in place of gradients that its mask does not ask for. Torch's kernels and
+    its shape functions differ in which of those they give."""
+    if record.mask < 0:
+        return result
+    mask = args[record.mask] if record.mask < len(args) else kwargs[record.func._schema.arguments[record.mask].name]
+    return tuple([value if asked else None for value, asked in zip(result, mask, strict=True)])
 
 
 def _in_full_precision(nodes: Sequence[Node]) -> bool:
@@ -130,7 +141,8 @@ def infer_result(
     if "device" in record.kwarg_kinds and not nodes:
         meta_kwargs["device"] = torch.device("meta")
     try:
-        result = infer(record.func, meta_args, meta_kwargs)
+        own = SHAPES.get(record.name)
+        result = infer(record.func, meta_args, meta_kwargs) if own is None else own(*meta_args, **meta_kwargs)
         check(record, meta_args, meta_kwargs, result, on_cpu)
     except Exception as error:
         raise Unknown from error

@@ -78,6 +78,7 @@ class OpRecord:
     - `detours`: it is not simply an instruction
     - `functional`: the same op without its writes, where it writes and there is one
     - `leading`: how many of its first arguments are tensors that it only reads
+    - `mask`: the place of the argument that says which of its results are asked for, or -1
     - `reshapes`: it changes the shape of its first argument in place
     - `returned`: per result, the argument that it is
     - `split`: it does the same to each tensor of a list, and this does it one by one
@@ -86,7 +87,7 @@ class OpRecord:
     __slots__ = (
         "aliases", "answers", "asks", "asks_only_in_half", "decomposition", "detours", "func", "functional", "kinds",
         "kwarg_kinds",
-        "leading", "name", "random", "reinterprets", "reshapes", "returned", "returns_list", "split", "writes",
+        "leading", "mask", "name", "random", "reinterprets", "reshapes", "returned", "returns_list", "split", "writes",
     )  # fmt: skip
 
     def __init__(self, func: OpOverload, special: bool) -> None:
@@ -98,6 +99,7 @@ class OpRecord:
         self.kinds = tuple(self.kwarg_kinds.values())
         others = [place for place, kind in enumerate(self.kinds) if kind is not Kind.TENSOR]
         self.leading = min(others, default=len(self.kinds))
+        self.mask = _mask(schema)
         self.writes = any(kind in (Kind.TARGET, Kind.TARGETS) for kind in self.kinds)
         self.aliases = not self.writes and any(r.alias_info is not None for r in schema.returns)
         self.reshapes = torch.Tag.inplace_view in func.tags
@@ -127,6 +129,16 @@ def _kind(argument: torch._C.Argument, op: str, undeclared_write: bool) -> Kind:
     if written and kind is Kind.TENSORS:
         return Kind.TARGETS
     return kind
+
+
+def _mask(schema: torch._C.FunctionSchema) -> int:
+    """The place of the argument of a backward op that has a bool for each of its results (`output_mask`)."""
+    masks = [
+        place
+        for place, argument in enumerate(schema.arguments)
+        if argument.name.endswith("mask") and str(argument.type) == "List[bool]" and len(schema.returns) == argument.N
+    ]
+    return masks[0] if masks else -1
 
 
 def _decomposition(func: OpOverload) -> Callable[..., Any] | None:

@@ -470,6 +470,15 @@ class Joined(_Record, frozen=True):
     worker: WorkerInfo
 
 
+class Gathered(_Record, frozen=True):
+    """News, not an answer: the inputs of an op are gathered, because it has no rule for this call, or because the
+    client waits for its results (`is_query`)."""
+
+    op: Name
+    site: Id
+    is_query: bool
+
+
 class Rejected(_Record, frozen=True):
     """The dispatcher could not accept an instruction: a mistake of the client's side, or of the dispatcher's."""
 
@@ -488,6 +497,7 @@ Answer = Union[
     TimelineRead,
     Lost,
     Joined,
+    Gathered,
     Rejected,
     Welcome,
     Refused,

@@ -150,7 +150,8 @@ class Compute(_Step, tag="compute", frozen=True):
     derives its own part from `operands` and `results`. Results go to the registers `outputs`. Where `into` names a
     register, the result is written into what is there: by `in_place` (the op as the user called it, on the same inputs
     and then those written to) where the op itself can run on shards. `casts`: what the op computes becomes what its
-    results say, as it would if it were written (a comparison, in place, of numbers)."""
+    results say, as it would if it were written (a comparison, in place, of numbers). `places` are the places of the
+    outputs among the results that the op returns; empty: all of them that are not None."""
 
     op: Name
     args: tuple[Arg, ...]
@@ -167,6 +168,7 @@ class Compute(_Step, tag="compute", frozen=True):
     floating: Name = "float32"
     is_view: bool = False
     casts: bool = False
+    places: tuple[int, ...] = ()
 
 
 class Whole(_Step, tag="whole", frozen=True):
@@ -196,7 +198,15 @@ class Settle(_Step, tag="settle", frozen=True):
     steps: tuple[tuple[int, int], ...]
 
 
-Step: TypeAlias = Union[Compute, Whole, Move, Settle]
+class Refuse(_Step, tag="refuse", frozen=True):
+    """An op for which no plan could be made, because of a mistake in its rule: its results fail for that reason."""
+
+    op: Name
+    reason: Text
+    outputs: tuple[int, ...]
+
+
+Step: TypeAlias = Union[Compute, Whole, Move, Settle, Refuse]
 
 
 class Program(Struct, array_like=True, frozen=True):

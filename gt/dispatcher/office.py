@@ -77,7 +77,8 @@ from gt.dispatcher.state import (
     require_layout,
 )
 from gt.dispatcher.turns import Turns
-from gt.sharding.spec import ShardingSpec, whole
+from gt.sharding.rules import are_tame
+from gt.sharding.spec import DeviceMesh, ShardingSpec, whole
 from gt.signals.policy import Policy
 
 log = logging.getLogger("gt.dispatcher")
@@ -331,6 +332,10 @@ class Office:
             state.require_new(outputs)
         if prepared is None or len(outputs) != known.gives or (writes and known.again(inputs)):
             prepared = self._plans.prepare(session, known, op, policy)
+        if prepared.plan.linear and not are_tame(known.signature.op, op.scalars):
+            prepared = self._plans.prepare(session, known, op, policy, reduces_first=True)
+        if prepared.plan.gathered:
+            self._plans.tell_of_gathering(session, prepared.plan.gathered, op.site)
         settles = policy is not None and policy.settles
         if prepared.moves:
             inputs = self._placing.taken(session, prepared.plan, inputs, known.signature.op, op.site, settles)
@@ -352,6 +357,8 @@ class Office:
         self.state.begin_run(session, query.first)
         policy = self.state.policy(session, query.scope)
         mesh = self._plans.mesh_of_query(op, [self.state.held(ident) for ident in query.inputs], policy)
+        if any(self._is_gathered_on(mesh, ident) for ident in query.inputs):
+            self._plans.tell_of_gathering(session, op.signature.op, query.site, is_query=True)
         for place in op.signature.writes:
             self._placing.gather_for_good(session, query.inputs[place], mesh, query.site)
         inputs = tuple(
@@ -379,6 +386,12 @@ class Office:
         )
         self._post.command(mesh.workers, command)
         self._placing.free(copies)
+
+    def _is_gathered_on(self, mesh: DeviceMesh, ident: int) -> bool:
+        """Whether a tensor is cut, and has to be put together to be whole on a mesh."""
+        spec = self.state.held(ident).spec
+        target = whole(mesh, len(spec.dims))
+        return spec.mesh.size > 1 and any(spec.dims) and target not in self.state.copies.get(ident, {})
 
     def _create(self, session: Session, created: CreateTensor, buffer: Buffer | None) -> None:
         """Host data goes to one worker, and from there to where the scope wants it."""

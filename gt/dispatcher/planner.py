@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import traceback
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 from gt.core.messages import Collective
 from gt.core.meta import ITEM_BYTES, TensorMeta
-from gt.core.signatures import Arg, Input, Move, Program, Signature, Whole
+from gt.core.signatures import Arg, Complex, Input, Move, Program, Signature, Whole
 from gt.sharding.calls import Call, inputs_in, with_inputs
 from gt.sharding.reshard import plan_reshard
+from gt.sharding.rules import are_tame
 from gt.sharding.spec import DeviceMesh, ShardingSpec, spec_of
 from gt.sharding.spmd import Draft, NoRule, Register, Wish, Written, functional_args
 from gt.sharding.wishes import Constraint, fulfil
@@ -22,7 +24,7 @@ class Plan(NamedTuple):
     `takes` names the command's inputs: a place of the call, as it lies there (None) or in another layout. `results` are
     the layouts of the new tensors and then of the new versions. `program` is None where the op runs as it is.
     `collectives` are those of the program itself. `gathered`: the op that has no rule, because of which whole
-    tensors are used.
+    tensors are used. A `linear` plan is right for calls whose numbers are tame.
     """
 
     workers: tuple[int, ...]
@@ -31,6 +33,7 @@ class Plan(NamedTuple):
     program: Program | None
     collectives: tuple[Collective, ...] = ()
     gathered: str = ""
+    linear: bool = False
 
 
 def plan_op(
@@ -41,12 +44,14 @@ def plan_op(
     again: Mapping[int, int] | None = None,
     policy: Policy | None = None,
     copies: Sequence[tuple[ShardingSpec, ...]] = (),
+    reduces_first: bool = False,
 ) -> Plan:
     """The cheapest way to run an op. It runs where its scope says; else on the mesh that holds most of its inputs, and
     on `fallback` where it has none. One that writes runs on the mesh of what it writes to. `again`: the places where a
     tensor that it writes to is an input too, and where it is written; they share its memory where the op runs whole, as
     it may write to all. `copies`: per input, other layouts in which it is there too; those of what is
-    written do not count, as it is written where it is."""
+    written do not count, as it is written where it is. `reduces_first`: partial values are reduced before the op, as it
+    is not linear with the numbers of this call."""
     also = [() if place in signature.writes else there for place, there in enumerate(copies or [()] * len(specs))]
     inputs = [Register(meta, spec, there) for meta, spec, there in zip(metas, specs, also, strict=True)]
     wishes: list[Wish] = [None] * len(signature.outputs)
@@ -63,9 +68,11 @@ def plan_op(
         wishes = [policy.wish(meta.shape) if inputs else policy.layout(meta.shape) for meta in signature.outputs]
     else:
         mesh = meeting_place(inputs) or fallback
-    draft, made, gathered = _draft(signature, inputs, mesh, again or {}, wishes)
+    draft = Draft(mesh, inputs, signature.writes, reduces_first=reduces_first or not _has_tame_constants(signature))
+    draft, made, gathered = _draft(draft, signature, inputs, again or {}, wishes)
     laid_out = [_as_wished(draft, register, wish) for register, wish in zip(made, wishes, strict=False)]
-    return _finish(signature, draft, (*laid_out, *made[len(wishes) :]), gathered if inputs else "")
+    is_cut = any(spec.mesh.size > 1 and any(spec.dims) for _, spec, _ in inputs)
+    return _finish(signature, draft, (*laid_out, *made[len(wishes) :]), gathered if is_cut else "")
 
 
 def _as_wished(draft: Draft, register: int, wish: Wish) -> int:
@@ -103,28 +110,44 @@ def collectives_of(program: Program, op: str) -> tuple[Collective, ...]:
     return tuple(found)
 
 
+_REASON_LENGTH = 1 << 16
 _Drafted = tuple[Draft, tuple[int, ...], str]
 """A draft, the registers that it gives, and the op (itself or a view of an input) whose lack of a rule made it run on
 whole tensors, if any."""
 
 
+def _has_tame_constants(signature: Signature) -> bool:
+    numbers = [complex(arg.real, arg.imag) for arg in signature.args if isinstance(arg, Complex)]
+    return are_tame(signature.functional or signature.op, numbers)
+
+
 def _draft(
+    draft: Draft,
     signature: Signature,
     inputs: Sequence[Register],
-    mesh: DeviceMesh,
     again: Mapping[int, int],
     wishes: Sequence[Wish],
 ) -> _Drafted:
-    missing = ""
+    missing, mesh = "", draft.mesh
     cuts = [register.spec for register in inputs] + [wish for wish in wishes if wish is not None]
     if any(isinstance(cut, Constraint) or not cut.is_whole for cut in cuts):
-        draft = Draft(mesh, inputs, signature.writes)
         try:
             return draft, _run_on_shards(draft, signature, bool(again), wishes), ""
         except NoRule as lack:
             missing = str(lack)
+        except Exception as error:  # a mistake in a rule costs the user this op, and nothing else
+            return _refused(signature, inputs, mesh, error)
     draft = Draft(mesh, inputs, signature.writes)
     return draft, draft.run_whole(signature, [again.get(place, place) for place in range(len(inputs))]), missing
+
+
+def _refused(signature: Signature, inputs: Sequence[Register], mesh: DeviceMesh, error: Exception) -> _Drafted:
+    """An op that fails with an error that was raised while it was planned."""
+    draft = Draft(mesh, inputs, signature.writes)
+    layouts = ", ".join([f"{meta} as [{spec}]" for meta, spec, _ in inputs])
+    told = "".join(traceback.format_exception(error)).rstrip()
+    reason = f"GT has a mistake in its sharding rule of {signature.op} for {layouts}; please report it:\n{told}"
+    return draft, draft.refuse(signature, reason[:_REASON_LENGTH]), ""
 
 
 def _run_on_shards(draft: Draft, signature: Signature, alike: bool, wishes: Sequence[Wish]) -> tuple[int, ...]:
@@ -136,7 +159,7 @@ def _run_on_shards(draft: Draft, signature: Signature, alike: bool, wishes: Sequ
 def _read_shards(draft: Draft, signature: Signature, wishes: Sequence[Wish]) -> tuple[int, ...]:
     used = [draft.view(place, path) for place, path in enumerate(signature.paths)]
     metas = tuple([draft.registers[register].meta for register in used])
-    call = Call(signature.op, signature.args, signature.kwargs, metas, signature.outputs)
+    call = Call(signature.op, signature.args, signature.kwargs, metas, signature.outputs, signature.places)
     return draft.apply(call, used, wishes, random=signature.random, floating=signature.floating)
 
 
@@ -219,10 +242,11 @@ def _renumbered(signature: Signature, order: Sequence[int]) -> Signature:
 
 def _finish(signature: Signature, draft: Draft, gives: tuple[int, ...], gathered: str) -> Plan:
     program, takes = draft.finish(gives, signature.writes)
+    linear = draft.is_linear
     results = tuple([(draft.registers[register].meta, draft.spec(register)) for register in gives])
     workers = draft.mesh.workers
     if len(program.steps) == 1 and isinstance(program.steps[0], Whole):
         by_register = dict(zip(program.takes, takes, strict=True))
         as_called = tuple([by_register[register] for register in program.steps[0].inputs])
         return Plan(workers, as_called, results, None, (), gathered)
-    return Plan(workers, takes, results, program, collectives_of(program, signature.op), gathered)
+    return Plan(workers, takes, results, program, collectives_of(program, signature.op), gathered, linear)

@@ -2,19 +2,16 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Sequence
 
-from gt.core.messages import RunOp, WorkerDefineOp, WorkerForgetOps
+from gt.core.messages import Gathered, RunOp, WorkerDefineOp, WorkerForgetOps
 from gt.dispatcher.placing import Placing
 from gt.dispatcher.planner import meeting_place, plan_op
 from gt.dispatcher.post import Post
-from gt.dispatcher.state import Held, Laid, Misfit, NoValue, Op, PlanKey, Prepared, Session, State
+from gt.dispatcher.state import REDUCES_FIRST, Held, Laid, Misfit, NoValue, Op, PlanKey, Prepared, Session, State
 from gt.sharding.spec import DeviceMesh, ShardingSpec, whole
 from gt.sharding.spmd import Register
 from gt.signals.policy import Policy
-
-sharding_log = logging.getLogger("gt.sharding")
 
 
 class Plans:
@@ -24,10 +21,12 @@ class Plans:
         self._state = state
         self._post = post
         self._placing = placing
-        self._warned: set[str] = set()
 
-    def prepare(self, session: Session, op: Op, call: RunOp, policy: Policy | None) -> Prepared:
-        """The plan for an op with these inputs, of which the workers are told when it is new."""
+    def prepare(
+        self, session: Session, op: Op, call: RunOp, policy: Policy | None, *, reduces_first: bool = False
+    ) -> Prepared:
+        """The plan for an op with these inputs, of which the workers are told when it is new. `reduces_first`: as for
+        numbers with which the op is not linear."""
         inputs = call.inputs
         again = op.require_fit(inputs, call.outputs)
         held = self._with_targets_together(session, op, call, policy)
@@ -37,15 +36,16 @@ class Plans:
         specs = [tensor.spec for tensor in held]
         laid = self.with_copies(specs, inputs)
         key: PlanKey = (*laid, *again.items()) if policy is None else (policy, *laid, *again.items())
+        if reduces_first:
+            key = (REDUCES_FIRST, *key)
         found = op.plans.get(key or (op.layout or whole(alone, 0),))
         if found is None:
             metas = [tensor.meta for tensor in held]
             copies = [there[1:] if isinstance(there, tuple) else () for there in laid]
-            plan = plan_op(op.signature, metas, specs, alone, again, policy, copies)
+            plan = plan_op(op.signature, metas, specs, alone, again, policy, copies, reduces_first)
             settled = policy.settles if policy is not None else True if op.layout is not None else None
             found = self._placing.announce(session, plan, op.code, op.signature.op, op.takes, settled)
             self._state.add_plan(op, key or (op.layout or whole(alone, 0),), found)
-            self._warn(session, plan.gathered, call.site)
         if found.plan.program is None:
             self.tell(session, found.plan.workers, op.code)
         return found
@@ -55,13 +55,10 @@ class Plans:
         copies = self._state.copies
         return tuple([(spec, *copies[i]) if i in copies else spec for spec, i in zip(specs, inputs, strict=True)])
 
-    def _warn(self, session: Session, op: str, site: int) -> None:
-        """Say once of each op that it cannot run on shards."""
-        if op and op not in self._warned:
-            self._warned.add(op)
-            where = session.site(site)
-            text = "%s has no sharding rule for this call: its inputs are gathered and it runs whole (%s)"
-            sharding_log.warning(text, op, where)
+    def tell_of_gathering(self, session: Session, op: str, site: int, *, is_query: bool = False) -> None:
+        """Tell a client, once for each op and line of its program, that the op's inputs are gathered."""
+        if self._state.note_gathering(session, op, session.site(site)):
+            self._post.answer(session.ident, Gathered(op, site, is_query))
 
     def _with_targets_together(self, session: Session, op: Op, call: RunOp, policy: Policy | None) -> list[Held]:
         """The inputs of an op, after all that it writes to was brought to one mesh: that of the first of it, or, where

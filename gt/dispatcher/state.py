@@ -142,8 +142,9 @@ class Prepared(NamedTuple):
 Laid: TypeAlias = ShardingSpec | tuple[ShardingSpec, ...]
 """How a tensor lies: its layout, and those of its copies."""
 
-PlanKey: TypeAlias = tuple[Policy | Laid | tuple[int, int], ...]
+PlanKey: TypeAlias = tuple[Policy | Laid | tuple[int, int] | str, ...]
 MoveKey: TypeAlias = tuple[TensorMeta, ShardingSpec, ShardingSpec]
+REDUCES_FIRST = "reduces first"  # in the key of a plan for numbers with which its op is not linear
 
 
 class Op(NamedTuple):
@@ -197,8 +198,9 @@ class Op(NamedTuple):
 @dataclass
 class Session:
     """`ops`, `sites` and `scopes` are what the client defined, by its codes; `programs` are the names of ops by the
-    codes that the dispatcher gave. `collectives` collects what moved while the client `watches`. `given` counts the
-    ids that the dispatcher gave; results of queries take ids from `next_run` on."""
+    codes that the dispatcher gave. `collectives` collects what moved while the client `watches`. `gatherings` are the
+    ops, with their lines, of which the client was told that they gather their inputs. `given` counts the ids that the
+    dispatcher gave; results of queries take ids from `next_run` on."""
 
     ident: int
     host: str
@@ -210,6 +212,7 @@ class Session:
     moves: dict[MoveKey, Prepared] = field(default_factory=dict)
     watches: bool = False
     collectives: list[Collective] = field(default_factory=list)
+    gatherings: set[tuple[str, str]] = field(default_factory=set)
     given: int = 0
     next_run: int = 0
 
@@ -382,6 +385,13 @@ class State:
 
     def add_plan(self, op: Op, key: PlanKey, plan: Prepared) -> None:
         self.undo.put(op.plans, key, plan)
+
+    def note_gathering(self, session: Session, op: str, site: str) -> bool:
+        """Remember that an op at a line gathers its inputs; gives whether that is new."""
+        if (op, site) in session.gatherings:
+            return False
+        self.undo.add(session.gatherings, [(op, site)])
+        return True
 
     def add_move(self, session: Session, key: MoveKey, plan: Prepared) -> None:
         self.undo.put(session.moves, key, plan)

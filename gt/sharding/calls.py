@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple, TypeAlias
 
 from gt.core.meta import TensorMeta
-from gt.core.signatures import Arg, Input, Items
+from gt.core.signatures import Arg, Input, Items, Scalar
 from gt.sharding.spec import Box, Shape, ShardingSpec, box_shape, local_box, shard_index
 
 
@@ -14,7 +14,9 @@ class Call(NamedTuple):
     """One call of an op on whole tensors. `Input(i)` among the arguments is the tensor `inputs[i]`.
 
     `outputs` are the new tensors, and then the new values of those that the op writes to. An op that writes appears as
-    the op without the write: `x.add_(y)` and `torch.add(x, y, out=z)` are calls of add with one output.
+    the op without the write: `x.add_(y)` and `torch.add(x, y, out=z)` are calls of add with one output. `places` are
+    the places of the outputs among the results that the op returns, where it returns results that nobody asked for;
+    empty: the outputs are all the results that are not None.
     """
 
     op: str
@@ -22,6 +24,7 @@ class Call(NamedTuple):
     kwargs: Mapping[str, Arg]
     inputs: tuple[TensorMeta, ...]
     outputs: tuple[TensorMeta, ...]
+    places: tuple[int, ...] = ()
 
     def arg(self, position: int, name: str, default: Any = None) -> Any:
         """An argument by its place or its name; lists come as tuples."""
@@ -51,6 +54,12 @@ def inputs_in(args: Sequence[Arg], kwargs: Mapping[str, Arg]) -> Iterator[Input]
             yield from inputs_in(value.values, {})
 
 
+def has_numbers(args: Sequence[Arg], kwargs: Mapping[str, Arg]) -> bool:
+    """Whether there are numbers among arguments that change from call to call."""
+    values = [*args, *kwargs.values()]
+    return any(isinstance(v, Scalar) or (isinstance(v, Items) and has_numbers(v.values, {})) for v in values)
+
+
 def with_inputs(value: Arg, change: Callable[[Input], Arg]) -> Arg:
     """An argument with every tensor in it replaced."""
     if isinstance(value, Input):
@@ -65,12 +74,13 @@ def with_inputs(value: Arg, change: Callable[[Input], Arg]) -> Arg:
 
 class Piece(NamedTuple):
     """One op of an expansion. `Input(i)` is register i: first the inputs of the call, then the outputs of the pieces
-    in their order."""
+    in their order. `places` are those of a call."""
 
     op: str
     args: tuple[Arg, ...]
     kwargs: Mapping[str, Arg]
     outputs: tuple[TensorMeta, ...]
+    places: tuple[int, ...] = ()
 
 
 class Expansion(NamedTuple):
@@ -88,9 +98,14 @@ class Expander:
         self._pieces: list[Piece] = []
 
     def call(
-        self, op: str, args: Sequence[Arg], outputs: Sequence[TensorMeta], kwargs: Mapping[str, Arg] | None = None
+        self,
+        op: str,
+        args: Sequence[Arg],
+        outputs: Sequence[TensorMeta],
+        kwargs: Mapping[str, Arg] | None = None,
+        places: Sequence[int] = (),
     ) -> tuple[Input, ...]:
-        self._pieces.append(Piece(op, tuple(args), kwargs or {}, tuple(outputs)))
+        self._pieces.append(Piece(op, tuple(args), kwargs or {}, tuple(outputs), tuple(places)))
         first = self._registers
         self._registers += len(outputs)
         return tuple([Input(first + place) for place in range(len(outputs))])
@@ -106,12 +121,14 @@ class Expander:
 
 
 class LocalCall(NamedTuple):
-    """One op on what a worker holds. `Input(i)` is register i: first the operands, then the outputs of the calls."""
+    """One op on what a worker holds. `Input(i)` is register i: first the operands, then the outputs of the calls.
+    `places` are those of a call."""
 
     op: str
     args: tuple[Arg, ...]
     kwargs: Mapping[str, Arg]
     outputs: int
+    places: tuple[int, ...] = ()
 
 
 class LocalProgram(NamedTuple):
@@ -158,10 +175,17 @@ class LocalBuilder:
         self._calls: list[LocalCall] = []
 
     def calls(self, op: str, outputs: int, *args: Arg, **kwargs: Arg) -> tuple[Input, ...]:
-        self._calls.append(LocalCall(op, args, kwargs, outputs))
+        return self._add(LocalCall(op, args, kwargs, outputs))
+
+    def repeat(self, call: Call, *args: Arg, **kwargs: Arg) -> tuple[Input, ...]:
+        """The op of a call with other arguments, which gives the same results."""
+        return self._add(LocalCall(call.op, args, kwargs, len(call.outputs), call.places))
+
+    def _add(self, call: LocalCall) -> tuple[Input, ...]:
+        self._calls.append(call)
         first = self._registers
-        self._registers += outputs
-        return tuple([Input(first + place) for place in range(outputs)])
+        self._registers += call.outputs
+        return tuple([Input(first + place) for place in range(call.outputs)])
 
     def call(self, op: str, *args: Arg, **kwargs: Arg) -> Input:
         return self.calls(op, 1, *args, **kwargs)[0]

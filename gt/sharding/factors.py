@@ -15,7 +15,7 @@ import functools
 import math
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import NamedTuple, TypeAlias
 
 from gt.core.errors import LayoutError
@@ -121,6 +121,14 @@ class OpShardingRule:
     passes: tuple[Passing, ...] = ()
     lowering: Lowering | None = None
     reads: bool = True
+
+    def reducing_first(self) -> OpShardingRule:
+        """The rule without partial values: none pass, and none come of cutting a factor."""
+        factors = {
+            name: factor._replace(kind=WHOLE) if factor.kind in (REDUCE, MASK) else factor
+            for name, factor in self.factors.items()
+        }
+        return replace(self, factors=factors, passes=())
 
     def __str__(self) -> str:
         sides = [", ".join(" ".join(map(_print_dim, dims)) for dims in side) for side in (self.operands, self.results)]

@@ -88,7 +88,11 @@ def _spec_from(placements: Placements, mesh: DeviceMesh, rank: int) -> ShardingS
         elif not isinstance(placement, Replicate):
             raise LayoutError(f"{placement!r} is not a placement: use gt.Shard(dim), gt.Replicate() or gt.Partial()")
     if len(set(partial.values())) > 1:
-        raise LayoutError(f"partial values of different kinds do not commute: {', '.join(partial.values())}")
+        given = ", ".join([f"{axis}: {kind}" for axis, kind in partial.items()])
+        raise LayoutError(
+            f"a tensor cannot be partial by different kinds at once ({given}): which of them is reduced first would "
+            f"change its value; make all partial axes of one kind, or replicate along some of them"
+        )
     return ShardingSpec(mesh, dims, tuple(partial), next(iter(partial.values()), "sum"))
 
 

@@ -12,8 +12,8 @@ from collections.abc import Collection, Mapping, Sequence
 from typing import NamedTuple, TypeAlias
 
 from gt.core.meta import ITEM_BYTES, TensorMeta
-from gt.core.signatures import Arg, Compute, Input, Move, Program, Settle, Signature, Step, ViewStep, Whole
-from gt.sharding.calls import Call, Expansion, LocalProgram, Shard, inputs_in, with_inputs
+from gt.core.signatures import Arg, Compute, Input, Move, Program, Refuse, Settle, Signature, Step, ViewStep, Whole
+from gt.sharding.calls import Call, Expansion, LocalProgram, Shard, has_numbers, inputs_in, with_inputs
 from gt.sharding.cost import reshard_bytes
 from gt.sharding.propagation import Choice, Operand, Result, Strategy, propagate_sharding
 from gt.sharding.rules import entry_of, lower, rule_of
@@ -50,12 +50,14 @@ def infer_output_sharding(
     mesh: DeviceMesh,
     wishes: Sequence[Wish] = (),
     also: Sequence[tuple[ShardingSpec, ...]] = (),
+    reduces_first: bool = False,
 ) -> Choice:
     """The layouts that an op runs with: those that move the fewest bytes. Raises NoRule where it has no rule. `also`:
-    per input, other layouts in which it is there too."""
+    per input, other layouts in which it is there too. `reduces_first`: no partial values pass or are made."""
     rule = rule_of(call)
     if rule is None:
         raise NoRule(call.op)
+    rule = rule.reducing_first() if reduces_first else rule
     assert (len(rule.operands), len(rule.results)) == (len(call.inputs), len(call.outputs)), (
         f"{call} has the rule {rule}"
     )
@@ -90,9 +92,16 @@ def create_sharded_output(meta: TensorMeta, spec: ShardingSpec, worker: int) -> 
 class Draft:
     """A program being written, on one mesh. `hoisted` are moves of inputs that are best done before the program, as the
     moved tensor may be there already or be used again: (input, layout) to register. `fixed` inputs are written to, so
-    they are not hoisted."""
+    they are not hoisted. `reduces_first`: ops neither take nor give partial values."""
 
-    def __init__(self, mesh: DeviceMesh, inputs: Sequence[Register], fixed: Collection[int] = ()) -> None:
+    def __init__(
+        self,
+        mesh: DeviceMesh,
+        inputs: Sequence[Register],
+        fixed: Collection[int] = (),
+        *,
+        reduces_first: bool = False,
+    ) -> None:
         self.mesh = mesh
         self.registers = list(inputs)
         self.steps: list[Step] = []
@@ -102,10 +111,11 @@ class Draft:
         self._origins: dict[int, tuple[Call, int, int]] = {}  # of views: the call, its operand, which result
         self._inputs = len(inputs)
         self._fixed = frozenset(fixed)
+        self._reduces_first = reduces_first
 
     def fork(self) -> Draft:
         """A copy to try something on."""
-        other = Draft(self.mesh, self.registers, self._fixed)
+        other = Draft(self.mesh, self.registers, self._fixed, reduces_first=self._reduces_first)
         other.steps, other.hoisted, other.bytes = list(self.steps), dict(self.hoisted), self.bytes
         other._origins, other._inputs = dict(self._origins), self._inputs
         return other
@@ -183,7 +193,7 @@ class Draft:
         expansion = entry.expand(call, specs) if entry is not None and entry.expand is not None else None
         try:
             also = [self.registers[register].also for register in registers]
-            choice = infer_output_sharding(call, specs, self.mesh, wishes, also)
+            choice = infer_output_sharding(call, specs, self.mesh, wishes, also, self._reduces_first)
         except NoRule:
             if expansion is None:
                 raise
@@ -233,6 +243,7 @@ class Draft:
                 floating,
                 is_view,
                 casts,
+                call.places,
             )
         )
         return outputs
@@ -252,7 +263,7 @@ class Draft:
             }
             metas = tuple([self.registers[own[register]].meta for register in used])
             made = tuple([told.get(place, meta) for place, meta in enumerate(piece.outputs, len(own))])
-            call = Call(piece.op, args, kwargs, metas, made)
+            call = Call(piece.op, args, kwargs, metas, made, piece.places)
             own.extend(self.apply(call, [own[register] for register in used]))
         return tuple([own[place] for place in expansion.results])
 
@@ -351,6 +362,13 @@ class Draft:
             outputs.append(self.move(needed[place], keeps))
         return tuple(outputs)
 
+    def refuse(self, signature: Signature, reason: str) -> tuple[int, ...]:
+        """Let an op fail for a reason, on all workers."""
+        metas = [*signature.outputs, *[self.registers[place].meta for place in signature.writes]]
+        outputs = tuple([self._new(meta, whole(self.mesh, len(meta.shape))) for meta in metas])
+        self.steps.append(Refuse(signature.op, reason, outputs))
+        return outputs
+
     # The end
 
     def _drop_unused(self, gives: Sequence[int]) -> None:
@@ -364,6 +382,15 @@ class Draft:
                 used.update(_read_by(step))
                 kept.append(step)
         self.steps = kept[::-1]
+
+    @property
+    def is_linear(self) -> bool:
+        """Whether partial values go into, or come out of, an op with numbers that change from call to call."""
+        return any(
+            any(spec.partial for spec in (*step.operands, *step.results)) and has_numbers(step.args, step.kwargs)
+            for step in self.steps
+            if isinstance(step, Compute)
+        )
 
     def finish(
         self, gives: Sequence[int], consumes: Sequence[int]
@@ -389,7 +416,7 @@ def _writes(step: Step) -> bool:
     return isinstance(step, Settle) or (isinstance(step, Compute) and any(register >= 0 for register in step.into))
 
 
-def _given_by(step: Compute | Whole | Move) -> tuple[int, ...]:
+def _given_by(step: Compute | Whole | Move | Refuse) -> tuple[int, ...]:
     return (step.output,) if isinstance(step, Move) else step.outputs
 
 
@@ -398,6 +425,8 @@ def _read_by(step: Step) -> tuple[int, ...]:
         return (step.input,)
     if isinstance(step, Settle):
         return (step.base, step.view)
+    if isinstance(step, Refuse):
+        return ()
     return (*step.inputs, *(register for register in getattr(step, "into", ()) if register >= 0))
 
 

@@ -16,6 +16,11 @@ def _split(text: str) -> tuple[list[str], tuple[str, ...], str]:
     """The dims of a spec's text, its partial axes and their reduction."""
     body, plus, tail = text.partition("+")
     axes, _, kind = tail.partition(":")
+    if ":" in kind:
+        raise LayoutError(
+            f"{text!r} names several reductions; a tensor is partial by one kind along all its partial axes: "
+            f"write it once at the end, as in '- + dp tp:max'"
+        )
     if plus and not axes.split():
         raise LayoutError(f"{text!r} names no axis after '+'; write for example 'dp, - + tp' or 'dp, - + tp:max'")
     dims = [dim.strip() for dim in body.split(",")] if body.strip() else []

@@ -6,7 +6,20 @@ from collections.abc import Callable, Sequence
 from typing import Any, TypeAlias
 
 from gt.core.meta import TensorMeta
-from gt.core.signatures import Compute, DType, Input, Move, Number, Program, Settle, Signature, Step, ViewStep, Whole
+from gt.core.signatures import (
+    Compute,
+    DType,
+    Input,
+    Move,
+    Number,
+    Program,
+    Refuse,
+    Settle,
+    Signature,
+    Step,
+    ViewStep,
+    Whole,
+)
 from gt.sharding.calls import Call, LocalCall, LocalProgram, Shard
 from gt.sharding.spec import ShardingSpec, local_box, spec_of
 from gt.sharding.spmd import create_sharded_output, get_shard_args
@@ -60,6 +73,8 @@ class ProgramKernel:
             return _Computing(step.signature.op, step.inputs, step.outputs, run, written)
         if isinstance(step, Settle):
             return self._settling(step)
+        if isinstance(step, Refuse):
+            return _Computing(step.op, (), step.outputs, _raising(RuntimeError(step.reason)))
         inputs = (*step.inputs, *[register for register in step.into if register >= 0])
         return _Computing(step.op, inputs, step.outputs, _made(lambda: self._part(number, step)))
 
@@ -88,7 +103,7 @@ class ProgramKernel:
         """This worker's part of an op."""
         operands = tuple(map(spec_of, step.operands))
         results = tuple(map(spec_of, step.results))
-        call = Call(step.op, step.args, step.kwargs, step.inputs_meta, step.outputs_meta)
+        call = Call(step.op, step.args, step.kwargs, step.inputs_meta, step.outputs_meta, step.places)
         shard = Shard(call, operands, results, self._worker)
         region = self._region(step, shard) if step.random else None
         local = get_shard_args(shard)
@@ -145,7 +160,9 @@ class ProgramKernel:
         def run(values: list[Value], numbers: tuple[Number, ...]) -> list[Any]:
             registers = values[:count]
             for kernel, part in zip(kernels, local.calls, strict=True):
-                made = [value for value in kernel.call(registers, numbers) if value is not None]
+                given = kernel.call(registers, numbers)
+                asked = [given[place] for place in part.places] if part.places else given
+                made = [value for value in asked if value is not None]
                 if len(made) != part.outputs:
                     raise RuntimeError(f"{part.op} gave {len(made)} tensors where {part.outputs} were expected")
                 registers += made
@@ -210,12 +227,14 @@ def _made(make: Callable[[], _Run]) -> _Run:
     try:
         return make()
     except Exception as error:
-        reason = error
+        return _raising(error)
 
-        def run(values: list[Value], numbers: tuple[Number, ...]) -> list[Any]:
-            raise reason
 
-        return run
+def _raising(error: Exception) -> _Run:
+    def run(values: list[Value], numbers: tuple[Number, ...]) -> list[Any]:
+        raise error
+
+    return run
 
 
 class _Moving:

@@ -25,9 +25,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return 2
     wanted = [(op, dtype) for op in ops for dtype in dtypes_of(op) if not options.dtype or dtype in options.dtype]
     formats = list(FORMATS) if options.formats else [""]
-    tasks = [Task(op, dtype, options.samples, format=format_) for op, dtype in wanted for format_ in formats]
+    tasks = [
+        Task(op, dtype, options.samples, format=format_, masks=options.masks)
+        for op, dtype in wanted
+        for format_ in formats
+    ]
     reports = _run(tasks, options.jobs, options.mode)
-    stale = [] if options.samples or options.dtype or options.formats else stale_entries(reports)
+    is_part = options.samples or options.dtype or options.formats or options.masks
+    stale = [] if is_part else stale_entries(reports)
     print(render(reports, stale))
     if options.json:
         Path(options.json).write_text(as_json(reports))
@@ -40,6 +45,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--dtype", action="append", choices=DTYPES, help="may be repeated; all without it")
     parser.add_argument("--samples", type=int, metavar="N", help="at most so many of each op and dtype")
     parser.add_argument("--formats", action="store_true", help="operands in memory formats instead of contiguous")
+    parser.add_argument("--masks", action="store_true", help="gradients by some of the inputs only")
     parser.add_argument("--jobs", type=int, default=2, metavar="N", help="processes (2)")
     parser.add_argument("--json", metavar="FILE", help="write all reports here")
     parser.add_argument(

@@ -17,7 +17,7 @@ from torch.testing._internal.opinfo.core import OpInfo
 from tests.conformance.formats import FORMATS, applies_to
 from tests.conformance.judge import judge
 from tests.conformance.sides import GTSide
-from tests.conformance.variants import Variant, forward_variant, written_variants
+from tests.conformance.variants import Variant, differentiable, forward_variant, mask_variants, written_variants
 
 DTYPES = ("float32", "int64", "bool", "bfloat16", "complex64")
 VARIANT_SAMPLES = 3  # in-place and out= are a matter of the op more than of its arguments
@@ -27,13 +27,15 @@ _DIFFERENTIATED = (torch.float32, torch.complex64)
 @dataclass(frozen=True, slots=True)
 class Task:
     """An op with a dtype; `samples` limits how many are run (None: all); `format` names the memory format of operands,
-    and only samples that can have it are run."""
+    and only samples that can have it are run. `masks`: gradients by some of the inputs only, for the first sample of
+    each number of inputs that need one."""
 
     op: str
     dtype: str
     samples: int | None = None
     backward: bool = True
     format: str = ""
+    masks: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,9 +94,13 @@ def run_task(task: Task, gt_side: GTSide) -> TaskReport:
     format_ = FORMATS.get(task.format)
     if format_ is not None:
         samples = (sample for sample in samples if applies_to(format_, sample))
+    counts: set[int] = set()
     for number, sample in enumerate(itertools.islice(samples, task.samples)):
+        if task.masks and differentiable(sample) in counts:
+            continue
+        counts.add(differentiable(sample))
         report.samples += 1
-        for variant in _variants(op, task, number, grad):
+        for variant in mask_variants(sample) if task.masks else _variants(op, task, number, grad):
             _check(variant, op, sample, number, gt_side, report)
     report.seconds = time.monotonic() - start
     return report

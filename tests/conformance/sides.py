@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import random
 import zlib
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -113,8 +113,9 @@ def seed_of(tensor: torch.Tensor) -> int:
     return zlib.crc32(repr((tuple(tensor.shape), tensor.dtype, tensor.flatten()[:64].tolist())).encode())
 
 
-def distribute_at_random(tensor: Any, seed: int) -> torch.Tensor:
-    """Mostly on the one mesh that a sample's tensors have in common, sometimes on another or on one worker only."""
+def distribute_at_random(tensor: Any, seed: int, kinds: Sequence[str] = ("sum",)) -> torch.Tensor:
+    """Mostly on the one mesh that a sample's tensors have in common, sometimes on another or on one worker only.
+    `kinds` are those of partial values."""
     chance = random.Random(seed)
     if chance.random() < 0.1:
         return tensor
@@ -129,7 +130,7 @@ def distribute_at_random(tensor: Any, seed: int) -> torch.Tensor:
             dims[chance.randrange(len(dims))].append(axis)
         elif role < 0.75 and tensor.dtype is not torch.bool and tensor.dtype.itemsize > 1:
             partial.append(axis)
-    return creation.distribute(tensor, mesh, ShardingSpec(mesh, dims, partial))
+    return creation.distribute(tensor, mesh, ShardingSpec(mesh, dims, partial, chance.choice(kinds)))
 
 
 def make_side(mode: str) -> GTSide:

@@ -1,9 +1,10 @@
-"""The ways to call an op: as it is, in place, into `out=`; with gradients where it has them."""
+"""The ways to call an op: as it is, in place, into `out=`; with gradients of all inputs, or of some of them."""
 
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Iterator
+import itertools
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -12,6 +13,8 @@ from torch.testing._internal.opinfo.core import OpInfo
 from torch.utils._pytree import tree_leaves, tree_map_only
 
 from tests.conformance.sides import Call, PlainSide, Side, copy_call
+
+MOST_MASKED = 4  # inputs of which every choice is tried
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,6 +37,36 @@ def written_variants(op: OpInfo, grad: bool) -> Iterator[Variant]:
         yield Variant(("inplace",), _inplace)
     if op.supports_out:
         yield Variant(("out",), _out)
+
+
+def differentiable(sample: Any) -> int:
+    """How many tensors of a sample need a gradient, each counted once."""
+    leaves = tree_leaves((sample.input, sample.args, sample.kwargs))
+    return len({id(leaf) for leaf in leaves if isinstance(leaf, torch.Tensor) and leaf.requires_grad})
+
+
+def mask_variants(sample: Any) -> Iterator[Variant]:
+    """Gradients of some of the inputs that have one: of each choice of them; where there are many, of each alone
+    and of all but one."""
+    count = differentiable(sample)
+    masks = itertools.product((False, True), repeat=count) if count <= MOST_MASKED else _masks_of_one(count)
+    for mask in masks:
+        if 0 < sum(mask) < count:
+            text = "".join(str(int(needs)) for needs in mask)
+            yield Variant((f"mask {text}",), functools.partial(_masked_backward, mask))
+
+
+def _masks_of_one(count: int) -> Iterator[tuple[bool, ...]]:
+    for alone, place in itertools.product((True, False), range(count)):
+        yield tuple([(place == other) is alone for other in range(count)])
+
+
+def _masked_backward(mask: Sequence[bool], op: OpInfo, sample: Any, side: Side) -> Iterator[Any]:
+    call = copy_call(sample, side, requires_grad=True)
+    leaves = [tensor for tensor in call.tensors if tensor.requires_grad]
+    for tensor, needs in zip(leaves, mask, strict=True):
+        tensor.requires_grad_(needs)
+    yield _gradients(sample, _call(op.op, call, call.input, side), call, side)
 
 
 def _forward(op: OpInfo, sample: Any, side: Side) -> Iterator[Any]:

@@ -163,7 +163,8 @@ def test_what_is_not_linear_does_not_pass_sums() -> None:
     for op in ("relu", "exp", "abs", "sqrt", "tanh", "nan_to_num", "sign", "gelu"):
         assert "sum" not in {passing.kind for passing in passes_of(f"aten.{op}.default", x)}, op
     assert not passes_of("aten.div.Tensor_mode", x, x, rounding_mode="floor")
-    assert passes_of("aten.div.Tensor", x, x) == {through("sum", 0)}
+    assert passes_of("aten.div.Tensor", x, 2.0) == {through("sum", 0)}
+    assert not passes_of("aten.div.Tensor", x, x), "a divisor may be zero"
 
 
 def test_square_by_mul_passes_products_only() -> None:

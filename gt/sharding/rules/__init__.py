@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+from collections.abc import Iterable
 
 from gt.sharding.calls import Call, LocalProgram, Shard
 from gt.sharding.factors import OpShardingRule
@@ -44,6 +45,12 @@ def functional_name(op: str) -> str:
     """`aten.add` for `aten.add_.Tensor`: the op of which an in-place op is a form."""
     namespace, name, *_ = op.split(".")
     return f"{namespace}.{name.removesuffix('_')}"
+
+
+def are_tame(op: str, numbers: Iterable[complex]) -> bool:
+    """Whether an op that has a rule is linear with these numbers, so that partial values may pass through it."""
+    entry = entry_of(op)
+    return entry is None or all(map(entry.tame, numbers))
 
 
 def rule_of(call: Call) -> OpShardingRule | None:

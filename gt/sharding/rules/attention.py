@@ -65,7 +65,7 @@ def _lower(shard: Shard, query: int, causal: int) -> LocalProgram:
     mask = _causal_mask(builder, call, rows, columns, call.kwargs.get("attn_mask"))
     args = [False if place == causal else value for place, value in enumerate(call.args)]
     kwargs = {name: value for name, value in call.kwargs.items() if name != "is_causal"} | {"attn_mask": mask}
-    return builder.finish(*builder.calls(call.op, len(call.outputs), *args, **kwargs))
+    return builder.finish(*builder.repeat(call, *args, **kwargs))
 
 
 def _causal_mask(builder: LocalBuilder, call: Call, rows: Interval, columns: Interval, mask: object) -> Input:

@@ -255,7 +255,7 @@ def _lower_backward(conv: Convolution, reaches: Sequence[Reach | None], wanted: 
     args[place] = halo.padded(builder, boxes[place])
     if wanted.bias:
         args[3] = Items((boxes[_GRAD][1][1] - boxes[_GRAD][1][0],))
-    return builder.finish(*builder.calls(call.op, len(call.outputs), *args.values(), **call.kwargs))
+    return builder.finish(*builder.repeat(call, *args.values(), **call.kwargs))
 
 
 def _gradients_of_nothing(builder: LocalBuilder, wanted: _Wanted, shard: Shard) -> list[Input]:
@@ -291,7 +291,7 @@ def _gradient(expander: Expander, call: Call, place: int, meta: TensorMeta) -> I
         dims = [dim for dim in range(len(call.shapes[_GRAD])) if dim != 1]
         return expander.one("aten.sum.dim_IntList", (Input(_GRAD), Items(tuple(dims))), meta)
     mask = Items(tuple([place == own for own in range(3)]))
-    return expander.one(call.op, (*call.args[:10], mask), meta)
+    return expander.call(call.op, (*call.args[:10], mask), (meta,), places=(place,))[0]
 
 
 CONVOLUTION: dict[str, OpEntry] = {

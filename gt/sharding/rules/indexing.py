@@ -131,7 +131,7 @@ def _lower_embedding_bag(shard: Shard) -> LocalProgram:
         if none and len(shape) == 2
     }
     args = [with_inputs(arg, lambda value: wider.get(value.index, value)) for arg in call.args]
-    results = program.calls(call.op, len(call.outputs), *args, **call.kwargs)
+    results = program.repeat(call, *args, **call.kwargs)
     return program.finish(
         *[
             program.call("aten.slice_copy.Tensor", result, 1, 0, 0) if none and len(shape) == 2 else result

@@ -17,7 +17,7 @@ def same_op(shard: Shard, changes: Mapping[int, Arg] | None = None, **kwargs: Ar
         args += [None] * (position + 1 - len(args))
         args[position] = value
     builder = LocalBuilder(len(call.inputs))
-    return builder.finish(*builder.calls(call.op, len(call.outputs), *args, **(dict(call.kwargs) | kwargs)))
+    return builder.finish(*builder.repeat(call, *args, **(dict(call.kwargs) | kwargs)))
 
 
 def zeros(builder: LocalBuilder, shape: Shape, dtype: str) -> Input:

@@ -75,7 +75,7 @@ def _lower_nll(shard: Shard, values: int, target: int, ignored: int) -> LocalPro
     if (start, stop) != (0, count):
         args[target] = _own_targets(builder, call, target, (start, stop, count), call.args[ignored])
         args[ignored] = _ELSEWHERE
-    return builder.finish(*builder.calls(call.op, len(call.outputs), *args, **call.kwargs))
+    return builder.finish(*builder.repeat(call, *args, **call.kwargs))
 
 
 def _own_targets(builder: LocalBuilder, call: Call, target: int, classes: tuple[int, int, int], ignored: Arg) -> Input:

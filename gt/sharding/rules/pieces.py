@@ -24,10 +24,15 @@ class Pieces(Expander):
         self._metas = list(call.inputs)
 
     def call(
-        self, op: str, args: Sequence[Arg], outputs: Sequence[TensorMeta], kwargs: Mapping[str, Arg] | None = None
+        self,
+        op: str,
+        args: Sequence[Arg],
+        outputs: Sequence[TensorMeta],
+        kwargs: Mapping[str, Arg] | None = None,
+        places: Sequence[int] = (),
     ) -> tuple[Input, ...]:
         self._metas.extend(outputs)
-        return super().call(op, args, outputs, kwargs)
+        return super().call(op, args, outputs, kwargs, places)
 
     def shape(self, tensor: Input) -> Shape:
         return self._metas[tensor.index].shape

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import cmath
 import math
 from collections.abc import Sequence
 
@@ -101,8 +102,18 @@ def _power(call: Call) -> OpShardingRule | None:
 
 
 def _divide(call: Call) -> OpShardingRule | None:
-    rounding = call.arg(2, "rounding_mode")
-    return elementwise(*(LINEAR if rounding is None else ())).rule(call)
+    """A tensor of divisors may have zeros, by which partial values must not be divided: they are reduced first."""
+    is_linear = call.arg(2, "rounding_mode") is None and call.tensor(1, "other") is None
+    return elementwise(*(LINEAR if is_linear else ())).rule(call)
+
+
+def _is_divisor(number: complex) -> bool:
+    return number != 0 and cmath.isfinite(number)
+
+
+def _any_number(_: complex) -> bool:
+    """For ops that put a number in place of elements: one of the values that are added up has it."""
+    return True
 
 
 # --- Losses that are the sum or mean of elements ----------------------------------------------------------------------
@@ -243,11 +254,13 @@ POINTWISE: dict[str, OpEntry] = {
     **_each(elementwise(*BOTH_LOGICS, kept("and", 0, 1)), "logical_and bitwise_and"),
     **_each(elementwise(*BOTH_LOGICS, kept("or", 0, 1)), "logical_or bitwise_or"),
     **_each(elementwise(turned("and", "or"), turned("or", "and")), "logical_not bitwise_not"),
-    **_each(elementwise(sums(0, 1), sums(1), kept("max", 0, 1), kept("min", 0, 1)), "fill copy"),
-    "aten.addcdiv": elementwise(sums(0, 1)),
+    **_each(
+        elementwise(sums(0, 1), sums(1), kept("max", 0, 1), kept("min", 0, 1))._replace(tame=_any_number), "fill copy"
+    ),
+    "aten.addcdiv": elementwise(),
     "aten.addcmul": elementwise(sums(0, 1), sums(0, 2)),
-    "aten.div": OpEntry(_divide),
-    "aten.masked_fill": elementwise(sums(0, 2), kept("max", 0, 2), kept("min", 0, 2)),
+    "aten.div": OpEntry(_divide, tame=_is_divisor),
+    "aten.masked_fill": elementwise(sums(0, 2), kept("max", 0, 2), kept("min", 0, 2))._replace(tame=_any_number),
     "aten.maximum": elementwise(*BOTH_ORDERS, kept("max", 0, 1)),
     "aten.minimum": elementwise(*BOTH_ORDERS, kept("min", 0, 1)),
     "aten.mul": elementwise(sums(0), sums(1), kept("prod", 0, 1)),
@@ -255,7 +268,7 @@ POINTWISE: dict[str, OpEntry] = {
     "aten.neg": elementwise(*LINEAR, *FALLING),
     "aten.pow": OpEntry(_power),
     "aten.reciprocal": elementwise(kept("prod", 0)),
-    "aten.where": elementwise(*CHOICE),
+    "aten.where": elementwise(*CHOICE)._replace(tame=_any_number),
     "aten.zero": elementwise(*LINEAR, *RISING),
     **_each(_loss(2), "mse_loss smooth_l1_loss huber_loss soft_margin_loss"),
     "aten.binary_cross_entropy": _loss(3),

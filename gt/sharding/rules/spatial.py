@@ -104,7 +104,7 @@ class _Pool(NamedTuple):
         builder = LocalBuilder(len(call.inputs))
         first = len(call.shapes[0]) - len(self.reaches)
         box, result = shard.operand_box(0)[first:], shard.result_box()[first:]
-        values = list(builder.calls(call.op, len(call.outputs), *call.args, **call.kwargs))
+        values = list(builder.repeat(call, *call.args, **call.kwargs))
         for dim, ((low, _), (start, stop), reach) in enumerate(zip(box, result, self.reaches, strict=True)):
             if shard.results[0].dims[first + dim]:
                 skipped = low // reach.stride
