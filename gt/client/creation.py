@@ -9,11 +9,14 @@ from typing import Any
 import numpy as np
 import torch
 from torch.overrides import TorchFunctionMode
+from torch.utils._python_dispatch import _disable_current_modes
 from torch.utils._pytree import tree_map_only
 
 from gt.client.factories import FactoryMode
+from gt.client.libraries import LoadOneByOne
 from gt.client.models import apply_plan
 from gt.client.modules import move_module
+from gt.client.registration import keep_on_gt, watch_modules
 from gt.client.tensor import Tensor, here, to_gt
 from gt.core.errors import LayoutError
 from gt.sharding.placements import Layout, Partial, Placement, Placements, Replicate, Shard
@@ -30,8 +33,11 @@ class _Scope(FactoryMode):
     def __init__(self, cls: type[torch.Tensor]) -> None:
         super().__init__(cls)
         self._reading = _ReadLists()
+        self._one_by_one = LoadOneByOne()
 
     def __enter__(self) -> _Scope:
+        watch_modules()
+        self._one_by_one.__enter__()
         self._reading.__enter__()
         super().__enter__()
         return self
@@ -39,16 +45,21 @@ class _Scope(FactoryMode):
     def __exit__(self, *error: Any) -> None:
         super().__exit__(*error)
         self._reading.__exit__(*error)
+        self._one_by_one.__exit__(*error)
 
 
 class _ReadLists(TorchFunctionMode):
-    """`torch.tensor` of a list reads the memory of the tensors in it before it dispatches anything."""
+    """`torch.tensor` of a list reads the memory of the tensors in it before it dispatches anything, and `torch.asarray`
+    cannot read a storage where any mode is on."""
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
         if func is torch.tensor or func is torch.as_tensor:
             data = with_values(args[0] if args else kwargs.pop("data"))
             return func(data, *args[1:], **kwargs)
+        if func is torch.asarray and args and isinstance(args[0], torch.UntypedStorage):
+            with _disable_current_modes():  # memory of this process, such as that of a file
+                return func(*args, **kwargs)
         return func(*args, **kwargs)
 
 
@@ -210,6 +221,7 @@ def to(what: Any) -> Any:
         return to_gt(what)
     if isinstance(what, torch.nn.Module):
         move_module(what)
+        keep_on_gt(what)
         apply_plan(what)
         return what
     if isinstance(what, np.ndarray):

@@ -20,10 +20,13 @@ from gt.client.door import dispatch
 from gt.client.entries import rebind, wrap
 from gt.client.host import from_array, torch_call
 from gt.client.layouts import LocalShard, shards_of_node, spec_of_node
+from gt.client.libraries import let_libraries_read
 from gt.client.nodes import Base, Node, View
 from gt.client.ops import REINTERPRETING
 from gt.client.printing import SHOWN_ELEMENTS, corner, describe
 from gt.client.quirks import hide_from_dynamo, keep_dtensor_out
+from gt.client.storage import RemoteStorage, address_of, no_memory
+from gt.client.subclasses import has_memory, make_subclasses_on_gt, on_gt
 from gt.core.meta import is_dense
 from gt.sharding.placements import Placements, Replicate, spec_from
 from gt.sharding.spec import DeviceMesh, ShardingSpec
@@ -34,6 +37,7 @@ class Tensor(torch.Tensor):
     _node: Node
     __torch_function__ = torch._C._disabled_torch_function_impl
     __torch_dispatch__ = classmethod(dispatch)  # type: ignore[assignment]
+    user_type: type[torch.Tensor] = torch.Tensor  # the class of its plain copies
 
     @property
     def _is_param(self) -> bool:
@@ -55,7 +59,8 @@ class Tensor(torch.Tensor):
 
     def cpu(self, memory_format: torch.memory_format = torch.preserve_format) -> torch.Tensor:
         """A plain tensor with this value. Differentiable: its gradient comes back to GT."""
-        return _Download.apply(self)  # type: ignore[no-any-return]
+        copy = _Download.apply(self)
+        return copy if self.user_type is torch.Tensor else copy.as_subclass(self.user_type)  # type: ignore[no-any-return]
 
     def numpy(self, *, force: bool = False) -> np.ndarray[Any, Any]:
         if self.requires_grad and not force:
@@ -139,9 +144,16 @@ class Tensor(torch.Tensor):
 
     # Copying
 
+    def as_subclass(self, cls: Any) -> Any:
+        """The same tensor as one of a user's class, which is of ours too."""
+        new: Any = torch.ops.aten.alias.default(self)
+        new.__class__ = on_gt(cls, Tensor)
+        return new
+
     def __copy__(self) -> Any:
         """Another leaf of the same storage."""
-        new = wrap(Tensor, self._node).requires_grad_(self.requires_grad)
+        new: Any = wrap(Tensor, self._node).requires_grad_(self.requires_grad)
+        new.__class__ = type(self)
         new.__dict__.update(self.__dict__)
         return new
 
@@ -153,6 +165,7 @@ class Tensor(torch.Tensor):
                 "Only Tensors created explicitly by the user (graph leaves) support the deepcopy protocol"
             )
         new: Any = wrap(Tensor, self._copied_node(memo)).requires_grad_(self.requires_grad)
+        new.__class__ = type(self)
         memo[id(self)] = new
         if self.grad is not None:
             new.grad = copying.deepcopy(self.grad, memo)
@@ -168,13 +181,19 @@ class Tensor(torch.Tensor):
 
     def __reduce_ex__(self, protocol: Any) -> Any:
         state = dict(self.__dict__)
-        is_parameter = state.pop("_marked", False)
+        build, arguments = self._recipe(state.pop("_marked", False))
+        if self.user_type is not torch.Tensor:
+            build, arguments = restore_subclass, (self.user_type, build, arguments)
+        return build, arguments, state or None
+
+    def _recipe(self, is_parameter: bool) -> tuple[Callable[..., Tensor], tuple[Any, ...]]:
+        """A function that unpickling calls, and its arguments."""
         storage = _storage_of(self._node)
         if storage is None:
-            return restore, (self._fetch(), self.requires_grad, is_parameter), state or None
+            return restore, (self._fetch(), self.requires_grad, is_parameter)
         geometry = self._node.geometry
         place = (tuple(geometry.shape), geometry.stride, geometry.offset)
-        return restore_part, (storage, *place, self.requires_grad, is_parameter), state or None
+        return restore_part, (storage, *place, self.requires_grad, is_parameter)
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state)
@@ -209,28 +228,26 @@ class Tensor(torch.Tensor):
         self.data.copy_(change(self._fetch()))
         return self
 
-    # What needs memory that is not here
+    # Memory that is not here
 
     def data_ptr(self) -> int:
-        raise _no_memory("data_ptr()")
+        """A number that tells which tensors start at the same byte; no address of memory."""
+        return address_of(self._node)
 
     def const_data_ptr(self) -> int:
-        raise _no_memory("const_data_ptr()")
+        return address_of(self._node)
 
     def untyped_storage(self) -> Any:
-        raise _no_memory("untyped_storage()")
+        """The size and the identity of the storage, without its bytes."""
+        let_libraries_read(Tensor)
+        return RemoteStorage(self._node.base)
 
     def storage(self) -> Any:
-        raise _no_memory("storage()")
+        let_libraries_read(Tensor)
+        return RemoteStorage(self._node.base, self.itemsize)
 
     def share_memory_(self) -> Any:
-        raise _no_memory("share_memory_()")
-
-
-def _no_memory(what: str) -> RuntimeError:
-    return RuntimeError(
-        f"{what} is not possible on a GT tensor: its bytes are on a worker; use tensor.cpu() for a copy here"
-    )
+        raise RuntimeError(no_memory("share_memory_()"))
 
 
 class _Download(torch.autograd.Function):
@@ -267,6 +284,9 @@ def _uploaded(tensor: torch.Tensor) -> Tensor:
     return wrap(Tensor, sessions.current().upload(tensor))  # type: ignore[return-value]
 
 
+_PLAIN_TYPES = (torch.Tensor, torch.nn.Parameter)
+
+
 def here(tensor: torch.Tensor) -> torch.Tensor:
     """A plain tensor of the same value, apart from any graph."""
     return tensor._fetch() if isinstance(tensor, Tensor) else tensor
@@ -276,9 +296,12 @@ def to_gt(tensor: torch.Tensor) -> Tensor:
     """A tensor on GT: itself if it is there, otherwise an upload that gradients pass through."""
     if isinstance(tensor, Tensor):
         return tensor
-    if tensor.requires_grad and torch.is_grad_enabled():
-        return _Upload.apply(tensor)  # type: ignore[no-any-return]
-    return _uploaded(tensor)
+    plain = tensor.as_subclass(torch.Tensor) if has_memory(type(tensor)) else tensor
+    moved: Tensor = _Upload.apply(plain) if plain.requires_grad and torch.is_grad_enabled() else _uploaded(plain)
+    if type(tensor) not in _PLAIN_TYPES and has_memory(type(tensor)):
+        moved.__class__ = on_gt(type(tensor), Tensor)
+        moved.__dict__.update(tensor.__dict__)
+    return moved
 
 
 def _copied(node: Node, copies: dict[int, tuple[Base, Base]]) -> Node:
@@ -338,6 +361,13 @@ def restore_part(
     return _restored(part.data, requires_grad, is_parameter)
 
 
+def restore_subclass(kind: type[torch.Tensor], build: Callable[..., Tensor], arguments: tuple[Any, ...]) -> Tensor:
+    """Unpickle: a tensor that is of a user's class too."""
+    tensor = build(*arguments)
+    tensor.__class__ = on_gt(kind, Tensor)
+    return tensor
+
+
 def _restored(tensor: Tensor, requires_grad: bool, is_parameter: bool) -> Tensor:
     tensor.requires_grad_(requires_grad)
     if is_parameter:
@@ -347,4 +377,5 @@ def _restored(tensor: Tensor, requires_grad: bool, is_parameter: bool) -> Tensor
 
 keep_dtensor_out(Tensor, dispatch)
 hide_from_dynamo(dispatch)
-torch.serialization.add_safe_globals([restore, restore_part])
+make_subclasses_on_gt(Tensor)
+torch.serialization.add_safe_globals([restore, restore_part, restore_subclass])
