@@ -18,6 +18,7 @@ from gt.client.models import apply_plan
 from gt.client.modules import move_module
 from gt.client.registration import keep_on_gt, watch_modules
 from gt.client.tensor import Tensor, here, to_gt
+from gt.client.tracebacks import ends_on_users_line
 from gt.core.errors import LayoutError
 from gt.sharding.placements import Layout, Partial, Placement, Placements, Replicate, Shard
 from gt.sharding.spec import DeviceMesh, ShardingSpec
@@ -98,6 +99,7 @@ def _replaced(data: Any, values: dict[int, torch.Tensor]) -> Any:
 def _on_gt(function: Callable[..., Any]) -> Callable[..., Tensor]:
     """With `mesh=` and `placements=` each worker makes its part of the tensor; without placements, all of it."""
 
+    @ends_on_users_line
     @functools.wraps(function)
     def create(
         *args: Any, mesh: DeviceMesh | None = None, placements: Placements | None = None, **kwargs: Any
@@ -111,6 +113,7 @@ def _on_gt(function: Callable[..., Any]) -> Callable[..., Tensor]:
 def _from_gt(function: Callable[..., Any]) -> Callable[..., Tensor]:
     """For functions of a tensor: a plain one is moved first."""
 
+    @ends_on_users_line
     @functools.wraps(function)
     def create(
         *args: Any, mesh: DeviceMesh | None = None, placements: Placements | None = None, **kwargs: Any
@@ -145,17 +148,20 @@ def _placed(x: Tensor, mesh: DeviceMesh | None, placements: Placements | None) -
     return x if layout is None else x.redistribute(layout.mesh, layout.placements)
 
 
+@ends_on_users_line
 def distribute(x: torch.Tensor, mesh: DeviceMesh, placements: Placements) -> Tensor:
     """A copy of a tensor, laid out over a mesh: a placement for each axis of the mesh, or a spec as text such as
     `"dp, - + tp"`. Gradients pass."""
     return to_gt(x).redistribute(mesh, placements)
 
 
+@ends_on_users_line
 def shard(x: torch.Tensor, mesh: DeviceMesh, dim: int = 0) -> Tensor:
     """A copy of a tensor with one dim cut over all of a mesh, in the order of its axes."""
     return distribute(x, mesh, [Shard(dim)] * len(mesh.shape))
 
 
+@ends_on_users_line
 def replicate(x: torch.Tensor, mesh: DeviceMesh) -> Tensor:
     """A copy of a tensor that is whole on every worker of a mesh."""
     return distribute(x, mesh, [Replicate()] * len(mesh.shape))
@@ -171,6 +177,7 @@ empty_like, rand_like = _from_gt(torch.empty_like), _from_gt(torch.rand_like)
 randn_like, randint_like = _from_gt(torch.randn_like), _from_gt(torch.randint_like)
 
 
+@ends_on_users_line
 def tensor(
     data: Any,
     *,
@@ -189,6 +196,7 @@ def tensor(
     return _placed(copy, mesh, placements).requires_grad_(requires_grad)  # type: ignore[return-value]
 
 
+@ends_on_users_line
 def as_tensor(
     data: Any,
     dtype: torch.dtype | None = None,
@@ -202,6 +210,7 @@ def as_tensor(
     return _placed(to_gt(torch.as_tensor(with_values(data), dtype=dtype)), mesh, placements)
 
 
+@ends_on_users_line
 def from_numpy(
     array: np.ndarray[Any, Any], *, mesh: DeviceMesh | None = None, placements: Placements | None = None
 ) -> Tensor:
@@ -214,6 +223,7 @@ def manual_seed(seed: int) -> torch.Generator:
     return torch.manual_seed(seed)
 
 
+@ends_on_users_line
 def to(what: Any) -> Any:
     """Move a tensor, or a module in place with its parameters and buffers; tied weights stay tied. A module is laid out
     as the `model` section of the configuration says."""

@@ -15,7 +15,7 @@ import torch
 
 import gt
 from gt.client.entries import Entry
-from gt.client.failures import describe_failure
+from gt.client.failures import describe_failure, describe_unread
 from gt.client.geometry import Geometry, forget_geometries, geometry_of, intern_geometry
 from gt.client.host import as_tensor, payload, strided
 from gt.client.inbox import Inbox
@@ -299,7 +299,7 @@ class Session:
         except TimeoutError:
             print("gt: workers were still at work at the end; what fails of that is not shown", file=sys.stderr)
         for failure in self.inbox.unshown():
-            print(f"gt: an op failed and its result was never read:\n{self._describe(failure)}", file=sys.stderr)
+            print(f"gt: {describe_unread(failure, self.sites.place(failure.site))}", file=sys.stderr)
 
     def leave_to_parent(self) -> None:
         """This is a copy of the session in a forked process, which must not touch what the parent goes on using."""

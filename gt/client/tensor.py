@@ -25,8 +25,10 @@ from gt.client.nodes import Base, Node, View
 from gt.client.ops import REINTERPRETING
 from gt.client.printing import SHOWN_ELEMENTS, corner, describe
 from gt.client.quirks import hide_from_dynamo, keep_dtensor_out
+from gt.client.refusals import require_strided
 from gt.client.storage import RemoteStorage, address_of, no_memory
 from gt.client.subclasses import has_memory, make_subclasses_on_gt, on_gt
+from gt.client.tracebacks import ends_on_users_line
 from gt.core.meta import is_dense
 from gt.sharding.placements import Placements, Replicate, spec_from
 from gt.sharding.spec import DeviceMesh, ShardingSpec
@@ -57,20 +59,24 @@ class Tensor(torch.Tensor):
 
     # Reading
 
+    @ends_on_users_line
     def cpu(self, memory_format: torch.memory_format = torch.preserve_format) -> torch.Tensor:
         """A plain tensor with this value. Differentiable: its gradient comes back to GT."""
         copy = _Download.apply(self)
         return copy if self.user_type is torch.Tensor else copy.as_subclass(self.user_type)  # type: ignore[no-any-return]
 
+    @ends_on_users_line
     def numpy(self, *, force: bool = False) -> np.ndarray[Any, Any]:
         if self.requires_grad and not force:
             raise RuntimeError("Can't call numpy() on Tensor that requires grad. Use tensor.detach().numpy() instead.")
         return self._fetch().numpy(force=force)
 
+    @ends_on_users_line
     def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray[Any, Any]:
         array = self.numpy()
         return array if dtype is None else array.astype(dtype, copy=False)
 
+    @ends_on_users_line
     def __array_ufunc__(self, ufunc: np.ufunc, method: str, *inputs: Any, **options: Any) -> Any:
         """`array + tensor`, `np.sin(tensor)`: computed on GT where torch means the same by it, so that gradients pass.
         The rest NumPy computes, of the values."""
@@ -91,26 +97,54 @@ class Tensor(torch.Tensor):
         """What NumPy's other functions make of their results (`np.clip`)."""
         return to_gt(from_array(array))
 
+    @ends_on_users_line
     def __setitem__(self, index: Any, value: Any) -> None:
         if isinstance(value, np.ndarray | np.generic):
             value = torch.as_tensor(value)
         super().__setitem__(index, value)
 
+    @ends_on_users_line
     def tolist(self) -> Any:
         return self._fetch().tolist()
 
+    @ends_on_users_line
     def item(self) -> Any:
         return self._fetch().item()
 
+    # Torch reads the numbers of a list (`torch.tensor([loss, loss])`) by these, where it does not dispatch.
+
+    @ends_on_users_line
+    def __float__(self) -> float:
+        return float(self._fetch())
+
+    @ends_on_users_line
+    def __int__(self) -> int:
+        return int(self._fetch())
+
+    @ends_on_users_line
+    def __index__(self) -> int:
+        return self._fetch().__index__()
+
+    @ends_on_users_line
+    def __complex__(self) -> complex:
+        return complex(self._fetch())
+
+    @ends_on_users_line
+    def __bool__(self) -> bool:
+        return bool(self._fetch())
+
+    @ends_on_users_line
     def __format__(self, spec: str) -> str:
         return format(self.item(), spec) if self.dim() == 0 and not self._is_param else object.__format__(self, spec)
 
+    @ends_on_users_line  # type: ignore[arg-type]
     def __repr__(self, *, tensor_contents: Any = None) -> str:
         with torch.no_grad():
             plain = self.detach()
             shown = plain if plain.numel() <= SHOWN_ELEMENTS else corner(plain)
             return describe(self, shown._fetch(), self._node.session.locate(self._node))
 
+    @ends_on_users_line
     def __dlpack__(self, **options: Any) -> Any:
         if self.requires_grad:
             raise BufferError("Can't export tensors that require gradient, use tensor.detach()")
@@ -122,14 +156,17 @@ class Tensor(torch.Tensor):
     # Layout
 
     @property
+    @ends_on_users_line
     def spec(self) -> ShardingSpec:
         """How the tensor is laid out over workers."""
         return spec_of_node(self._node)
 
+    @ends_on_users_line
     def shards(self) -> dict[int, LocalShard]:
         """By worker, which part of the tensor it holds."""
         return shards_of_node(self._node)
 
+    @ends_on_users_line
     def redistribute(self, mesh: DeviceMesh | None = None, placements: Placements | None = None) -> Tensor:
         """A copy in another layout: on the same mesh if none is given, replicated if no placements are."""
         if mesh is None:
@@ -246,6 +283,7 @@ class Tensor(torch.Tensor):
         let_libraries_read(Tensor)
         return RemoteStorage(self._node.base, self.itemsize)
 
+    @ends_on_users_line
     def share_memory_(self) -> Any:
         raise RuntimeError(no_memory("share_memory_()"))
 
@@ -296,6 +334,7 @@ def to_gt(tensor: torch.Tensor) -> Tensor:
     """A tensor on GT: itself if it is there, otherwise an upload that gradients pass through."""
     if isinstance(tensor, Tensor):
         return tensor
+    require_strided(tensor)
     plain = tensor.as_subclass(torch.Tensor) if has_memory(type(tensor)) else tensor
     moved: Tensor = _Upload.apply(plain) if plain.requires_grad and torch.is_grad_enabled() else _uploaded(plain)
     if type(tensor) not in _PLAIN_TYPES and has_memory(type(tensor)):

@@ -12,6 +12,7 @@ from gt.client import session as sessions
 from gt.client.host import fill
 from gt.client.interrupts import do_after_block, is_uninterrupted
 from gt.client.session import Session
+from gt.client.tracebacks import ends_on_users_line
 from gt.core.errors import SessionError, SettingsError, nearest
 from gt.core.settings import BACKENDS, MODES, Settings, configure_logging, parse_address, read_settings
 from gt.launch.hosted import HostedChannel
@@ -37,6 +38,7 @@ class _Program:
 _program = _Program()
 
 
+@ends_on_users_line
 def init(
     workers: int | None = None, *, mode: str | None = None, backend: str | None = None, server: str | None = None
 ) -> None:
@@ -55,11 +57,13 @@ def init(
     sessions.activate(_open(settings))
 
 
+@ends_on_users_line
 def connect(address: str) -> None:
     """Join a running server: `gt.connect("localhost:12345")`."""
     init(server=address)
 
 
+@ends_on_users_line
 def gpu_workers(count: int) -> None:
     """Say how many worker processes the first tensor starts; a GPU each, or a share of the CPU's cores."""
     if sessions.active is not None:
@@ -87,6 +91,7 @@ def shutdown() -> None:
             processes.stop()
 
 
+@ends_on_users_line
 def synchronize() -> None:
     """Wait until everything asked for so far is done. Raises a failure that no read has shown."""
     sessions.current().synchronize()
