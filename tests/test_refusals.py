@@ -30,9 +30,7 @@ def process_group(tmp_path: Path) -> Iterator[None]:
     ],
 )
 def test_collectives_name_the_remedy(embedded: None, process_group: None, collective: object) -> None:
-    with pytest.raises(
-        NotImplementedError, match="does not work on GT tensors.*DistributedDataParallel.*gt.shard"
-    ):
+    with pytest.raises(NotImplementedError, match="does not work on GT tensors.*DistributedDataParallel.*gt.shard"):
         collective(gt.ones(3))
 
 

@@ -13,21 +13,35 @@ from torch.utils._python_dispatch import _disable_current_modes
 from torch.utils._pytree import tree_map_only
 
 from gt.client.factories import FactoryMode
+from gt.client.geometry import TORCH_DTYPES
 from gt.client.libraries import LoadOneByOne
 from gt.client.models import apply_plan
 from gt.client.modules import move_module
 from gt.client.registration import keep_on_gt, watch_modules
 from gt.client.tensor import Tensor, here, to_gt
 from gt.client.tracebacks import ends_on_users_line
-from gt.core.errors import LayoutError
+from gt.core.errors import LayoutError, nearest
 from gt.sharding.placements import Layout, Partial, Placement, Placements, Replicate, Shard
 from gt.sharding.spec import DeviceMesh, ShardingSpec
 
 
-def device() -> FactoryMode:
+class _DeviceType(type):
+    def __instancecheck__(cls, instance: object) -> bool:
+        return isinstance(instance, torch.device)
+
+
+class device(metaclass=_DeviceType):  # noqa: N801
     """Inside `with gt.device():` torch's own factory functions create GT tensors, so that a third-party model is built
-    on the workers without ever being whole in this process."""
-    return _Scope(Tensor)
+    on the workers without ever being whole in this process.
+
+    With arguments, as scripts call torch.device, it is the device that GT tensors say they are on: the CPU. Which
+    devices compute is the workers' business."""
+
+    def __new__(cls, *args: Any, **kwargs: Any) -> Any:
+        if not args and not kwargs:
+            return _Scope(Tensor)
+        asked = torch.device(*args, **kwargs)
+        return asked if asked.type == "meta" else torch.device("cpu")
 
 
 class _Scope(FactoryMode):
@@ -105,6 +119,8 @@ def _on_gt(function: Callable[..., Any]) -> Callable[..., Tensor]:
         *args: Any, mesh: DeviceMesh | None = None, placements: Placements | None = None, **kwargs: Any
     ) -> Tensor:
         with FactoryMode(Tensor, layout_of(mesh, placements)):
+            if "dtype" in kwargs:
+                kwargs["dtype"] = dtype_of(kwargs["dtype"])
             return function(*args, **kwargs)  # type: ignore[no-any-return]
 
     return create
@@ -119,9 +135,21 @@ def _from_gt(function: Callable[..., Any]) -> Callable[..., Tensor]:
         *args: Any, mesh: DeviceMesh | None = None, placements: Placements | None = None, **kwargs: Any
     ) -> Tensor:
         args, kwargs = tree_map_only(torch.Tensor, to_gt, (args, kwargs))
+        if "dtype" in kwargs:
+            kwargs["dtype"] = dtype_of(kwargs["dtype"])
         return _placed(function(*args, **kwargs), mesh, placements)
 
     return create
+
+
+def dtype_of(dtype: torch.dtype | str | None) -> torch.dtype | None:
+    """A dtype, which may be said by its name: `"float32"`."""
+    if not isinstance(dtype, str):
+        return dtype
+    found = TORCH_DTYPES.get(dtype.removeprefix("torch."))
+    if found is None:
+        raise TypeError(f"dtype={dtype!r} is no dtype of GT; {nearest(dtype, TORCH_DTYPES)}")
+    return found
 
 
 def layout_of(mesh: DeviceMesh | None, placements: Placements | None) -> Layout | None:
@@ -171,6 +199,13 @@ zeros, ones, full, empty = _on_gt(torch.zeros), _on_gt(torch.ones), _on_gt(torch
 eye, arange, linspace = _on_gt(torch.eye), _on_gt(torch.arange), _on_gt(torch.linspace)
 rand, randn, randint, randperm = _on_gt(torch.rand), _on_gt(torch.randn), _on_gt(torch.randint), _on_gt(torch.randperm)
 
+logspace, normal, scalar_tensor = _on_gt(torch.logspace), _on_gt(torch.normal), _on_gt(torch.scalar_tensor)
+empty_strided, tril_indices, triu_indices = map(_on_gt, (torch.empty_strided, torch.tril_indices, torch.triu_indices))
+bartlett_window, blackman_window, hamming_window, hann_window, kaiser_window = map(
+    _on_gt,
+    (torch.bartlett_window, torch.blackman_window, torch.hamming_window, torch.hann_window, torch.kaiser_window),
+)
+
 bernoulli = _from_gt(torch.bernoulli)
 zeros_like, ones_like, full_like = _from_gt(torch.zeros_like), _from_gt(torch.ones_like), _from_gt(torch.full_like)
 empty_like, rand_like = _from_gt(torch.empty_like), _from_gt(torch.rand_like)
@@ -181,12 +216,15 @@ randn_like, randint_like = _from_gt(torch.randn_like), _from_gt(torch.randint_li
 def tensor(
     data: Any,
     *,
-    dtype: torch.dtype | None = None,
+    dtype: torch.dtype | str | None = None,
+    device: Any = None,
     requires_grad: bool = False,
     mesh: DeviceMesh | None = None,
     placements: Placements | None = None,
 ) -> Tensor:
-    """A new tensor with a copy of the data, as torch.tensor."""
+    """A new tensor with a copy of the data, as torch.tensor. `device` may be any: where a tensor lies is said by
+    `mesh` and `placements`."""
+    dtype = dtype_of(dtype)
     if isinstance(data, Tensor):
         copy: Any = data.detach().clone() if dtype is None else data.detach().to(dtype, copy=True)
     elif isinstance(data, torch.Tensor):
@@ -199,12 +237,14 @@ def tensor(
 @ends_on_users_line
 def as_tensor(
     data: Any,
-    dtype: torch.dtype | None = None,
+    dtype: torch.dtype | str | None = None,
+    device: Any = None,
     *,
     mesh: DeviceMesh | None = None,
     placements: Placements | None = None,
 ) -> Tensor:
     """The data on GT: itself where it is a GT tensor of that dtype already."""
+    dtype = dtype_of(dtype)
     if isinstance(data, Tensor):
         return _placed(data if dtype is None else data.to(dtype), mesh, placements)  # type: ignore[arg-type]
     return _placed(to_gt(torch.as_tensor(with_values(data), dtype=dtype)), mesh, placements)
@@ -212,10 +252,17 @@ def as_tensor(
 
 @ends_on_users_line
 def from_numpy(
-    array: np.ndarray[Any, Any], *, mesh: DeviceMesh | None = None, placements: Placements | None = None
+    array: np.ndarray[Any, Any],
+    *,
+    requires_grad: bool = False,
+    mesh: DeviceMesh | None = None,
+    placements: Placements | None = None,
 ) -> Tensor:
     """A copy of an array on GT. Unlike torch.from_numpy it does not share memory: a worker may be elsewhere."""
-    return _placed(to_gt(torch.from_numpy(array)), mesh, placements)
+    return _placed(to_gt(torch.from_numpy(array)), mesh, placements).requires_grad_(requires_grad)  # type: ignore[return-value]
+
+
+asarray = as_tensor
 
 
 def manual_seed(seed: int) -> torch.Generator:

@@ -353,7 +353,7 @@ def current() -> Session:
     with _connecting:  # several threads may be the first
         if active is None:
             if _connect is None:
-                gt.load()
+                gt.prepare()
             assert _connect is not None, "gt.launch sets the connector when it is loaded"
             activate(_connect())
         assert active is not None
