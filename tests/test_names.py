@@ -1,8 +1,6 @@
 """`import gt as torch`: the names that scripts use."""
 
 import runpy
-import subprocess
-import sys
 from pathlib import Path
 
 import numpy as np
@@ -10,6 +8,7 @@ import pytest
 import torch
 
 import gt
+from tests.programs import finish, start
 
 SCRIPT = """
 import {module} as torch
@@ -88,10 +87,8 @@ def test_a_name_that_nobody_has_is_an_error() -> None:
 
 
 def test_importing_gt_does_not_import_torch() -> None:
-    subprocess.run(
-        [sys.executable, "-c", "import sys, gt; hasattr(gt, '__path__'); assert 'torch' not in sys.modules"],
-        check=True, timeout=60,
-    )  # fmt: skip
+    code, _, err = finish(start("-c", "import sys, gt; hasattr(gt, '__path__'); assert 'torch' not in sys.modules"))
+    assert code == 0, err
 
 
 def test_devices_of_scripts_are_the_one_that_tensors_say(embedded: None) -> None:

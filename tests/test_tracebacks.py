@@ -1,7 +1,5 @@
 """Tracebacks that users read, and the end of a program whose failures nobody has read."""
 
-import subprocess
-import sys
 import traceback
 from collections.abc import Callable
 from pathlib import Path
@@ -10,6 +8,7 @@ import pytest
 import torch
 
 import gt
+from tests.programs import finish, start
 
 WRONG: dict[str, Callable[[], object]] = {
     "shape": lambda: gt.ones(4).reshape(5, 5),
@@ -80,8 +79,8 @@ y = x[gt.tensor([7])]
 def test_a_failure_that_is_never_read_is_one_line_at_the_end(tmp_path: Path) -> None:
     program = tmp_path / "train.py"
     program.write_text(UNREAD)
-    ended = subprocess.run([sys.executable, program], capture_output=True, text=True, timeout=60, check=True)
-    (line,) = ended.stderr.splitlines()
+    _, _, told = finish(start(str(program)))
+    (line,) = told.splitlines()
     assert line == (
         f"gt: {program}:4: aten.index.Tensor failed and its result was never read: "
         "IndexError: index 7 is out of bounds for dimension 0 with size 3"

@@ -38,11 +38,13 @@ from gt.core.messages import (
     Located,
     LocateTensor,
     Queried,
+    ReadStats,
     ReadTimeline,
     ReadTraffic,
     Redistribute,
     RunOp,
     Segment,
+    StatsRead,
     Synchronize,
     TimelineRead,
     TrafficRead,
@@ -215,6 +217,14 @@ class Session:
         self.emit(ReadTraffic(request, watch))
         answer, _ = self._answer(request)
         assert isinstance(answer, TrafficRead)
+        return answer
+
+    def read_stats(self) -> StatsRead:
+        """What each worker has done and holds."""
+        request = next(self.ids)
+        self.emit(ReadStats(request))
+        answer, _ = self._answer(request)
+        assert isinstance(answer, StatsRead)
         return answer
 
     def read_timeline(self, limit: int) -> TimelineRead:

@@ -57,13 +57,14 @@ class WorkerInfo(Struct, array_like=True, frozen=True):
 
 
 class Welcome(_Record, frozen=True):
-    """`ident` is a client's session or a worker's id."""
+    """`ident` is a client's session or a worker's id; `instruction_log` the file that a server logs to, if any."""
 
     version: Name
     ident: int
     pid: int
     host: Name
     workers: tuple[WorkerInfo, ...] = ()
+    instruction_log: Text = ""
 
 
 class Refused(_Record, frozen=True):
@@ -181,6 +182,12 @@ class ReadTraffic(_Record, frozen=True):
     watch: bool
 
 
+class ReadStats(_Record, frozen=True):
+    """What each worker has done and holds, for all sessions together."""
+
+    request: Id
+
+
 class ReadTimeline(_Record, frozen=True):
     """Take what the workers have recorded of their work for this session, at most RAN_AT_ONCE commands of each, the
     oldest first. From now on they record while they hold fewer than `limit` of them."""
@@ -191,7 +198,7 @@ class ReadTimeline(_Record, frozen=True):
 
 Instruction = Union[
     RunOp, QueryOp, FreeTensors, CreateTensor, Redistribute, FetchTensor, LocateTensor, Synchronize, ReadTraffic,
-    ReadTimeline, DefineOp, ForgetOps, DefineSite, DefineScope, Goodbye,
+    ReadStats, ReadTimeline, DefineOp, ForgetOps, DefineSite, DefineScope, Goodbye,
 ]  # fmt: skip
 
 
@@ -269,6 +276,10 @@ class WorkerReadTraffic(_Record, frozen=True):
     request: Id
 
 
+class WorkerReadStats(_Record, frozen=True):
+    request: Id
+
+
 class WorkerReadTimeline(_Record, frozen=True):
     request: Id
     limit: Limit
@@ -298,7 +309,8 @@ class WorkerShutdown(_Record, frozen=True):
 
 Command = Union[
     WorkerRunOp, WorkerFreeTensors, WorkerDefineOp, WorkerDefineProgram, WorkerDefineScope, WorkerForgetOps,
-    WorkerCreateTensor, WorkerQueryOp, WorkerFetchTensor, WorkerSynchronize, WorkerReadTraffic, WorkerReadTimeline,
+    WorkerCreateTensor, WorkerQueryOp, WorkerFetchTensor, WorkerSynchronize, WorkerReadTraffic, WorkerReadStats,
+    WorkerReadTimeline,
     WorkerEndSession, WorkerJoinStore, WorkerHostStore, WorkerShutdown,
 ]  # fmt: skip
 
@@ -366,6 +378,27 @@ class Traffic(_Record, frozen=True):
     received: dict[int, int]
 
 
+class WorkerStats(Struct, array_like=True, frozen=True):
+    """What a worker has done since it started, and what it holds now. New fields come last, with a default.
+
+    - `ops`: how many commands that run an op, or a program of several, it has begun
+    - `tensors`, `bytes`: how many tensors it holds, and their size
+    - `received`: payload bytes that came from other workers, by sender
+    - `restrided`: how many tensors it copied into the strides that the client was told
+    """
+
+    ops: int
+    tensors: int
+    bytes: int
+    received: dict[int, int]
+    restrided: int = 0
+
+
+class Stats(_Record, frozen=True):
+    request: Id
+    stats: WorkerStats
+
+
 class Swapped(Struct, array_like=True, frozen=True):
     """A point of a command at which its worker exchanged tensors: from when to when, and bytes by peer."""
 
@@ -394,7 +427,7 @@ class Timeline(_Record, frozen=True):
     dropped: int
 
 
-Report = Union[Fetched, Queried, Failed, OpFailed, Synchronized, Traffic, Timeline, StoreReady, Goodbye]
+Report = Union[Fetched, Queried, Failed, OpFailed, Synchronized, Traffic, Stats, Timeline, StoreReady, Goodbye]
 
 
 class Collective(Struct, array_like=True, frozen=True):
@@ -412,6 +445,11 @@ class TrafficRead(_Record, frozen=True):
     request: Id
     received: dict[int, dict[int, int]]
     collectives: tuple[Collective, ...]
+
+
+class StatsRead(_Record, frozen=True):
+    request: Id
+    stats: dict[int, WorkerStats]
 
 
 class WorkerTimeline(Struct, array_like=True, frozen=True):
@@ -455,6 +493,7 @@ Answer = Union[
     Synchronized,
     Located,
     TrafficRead,
+    StatsRead,
     TimelineRead,
     Lost,
     Rejected,

@@ -23,6 +23,7 @@ from gt.core.messages import (
     Lost,
     OpFailed,
     QueryOp,
+    ReadStats,
     ReadTimeline,
     ReadTraffic,
     Redistribute,
@@ -40,6 +41,7 @@ from gt.core.messages import (
     WorkerInfo,
     WorkerJoinStore,
     WorkerQueryOp,
+    WorkerReadStats,
     WorkerReadTimeline,
     WorkerReadTraffic,
     WorkerRunOp,
@@ -91,6 +93,7 @@ class Office:
             LocateTensor: self._locate,
             Synchronize: self._synchronize,
             ReadTraffic: self._read_traffic,
+            ReadStats: self._read_stats,
             ReadTimeline: self._read_timeline,
             DefineOp: self._define_op,
             ForgetOps: self._forget_ops,
@@ -359,6 +362,12 @@ class Office:
         session.watches = read.watch
         self._requests.wait(read.request, tuple(self.state.workers))
         self._post.command(tuple(self.state.workers), WorkerReadTraffic(read.request))
+
+    def _read_stats(self, session: Session, read: ReadStats, _: Buffer | None) -> None:
+        if not self.state.workers:
+            raise NoWorkers
+        self._requests.wait(read.request, tuple(self.state.workers))
+        self._post.command(tuple(self.state.workers), WorkerReadStats(read.request))
 
     def _read_timeline(self, session: Session, read: ReadTimeline, _: Buffer | None) -> None:
         if not self.state.workers:

@@ -13,6 +13,8 @@ from gt.core.messages import (
     Fetched,
     Lost,
     Queried,
+    Stats,
+    StatsRead,
     Synchronized,
     Timeline,
     TimelineRead,
@@ -26,7 +28,7 @@ from gt.dispatcher.post import Buffer, Post
 from gt.dispatcher.state import Held, State, without
 from gt.sharding.spec import DeviceMesh, whole
 
-Reply: TypeAlias = Fetched | Queried | Failed | Synchronized | Traffic | Timeline
+Reply: TypeAlias = Fetched | Queried | Failed | Synchronized | Traffic | Stats | Timeline
 
 
 class Gone(NamedTuple):
@@ -90,6 +92,9 @@ class Requests:
             received = {worker: told.received for worker, told in replies.items() if isinstance(told, Traffic)}
             collectives, session.collectives = tuple(session.collectives), []
             self._post.answer(session.ident, TrafficRead(request, received, collectives))
+        elif isinstance(reply, Stats):
+            stats = {worker: told.stats for worker, told in replies.items() if isinstance(told, Stats)}
+            self._post.answer(session.ident, StatsRead(request, stats))
         elif isinstance(reply, Timeline):
             told = [(worker, told) for worker, told in replies.items() if isinstance(told, Timeline)]
             ran = tuple([WorkerTimeline(worker, timeline.ran, timeline.dropped) for worker, timeline in told])

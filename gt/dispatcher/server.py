@@ -226,7 +226,8 @@ class Server:
                 ident = self.office.open_session(waiter.hello.host, waiter.hello.pid)
                 self._peers[identity] = Peer(waiter.hello, ident, start_mark(waiter.hello.pid))
                 self._clients[ident] = identity
-                self._post(identity, [Welcome(__version__, ident, os.getpid(), this_host(), ready)])
+                log_path = "" if self._observer is None else self._observer.path
+                self._post(identity, [Welcome(__version__, ident, os.getpid(), this_host(), ready, log_path)])
                 log.info("client %d joined (pid %d)", ident, waiter.hello.pid)
             else:
                 self._explain_waiting(identity, waiter, len(ready))

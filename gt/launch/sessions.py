@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import atexit
 import os
+import sys
 from typing import Any
 
 import msgspec
@@ -159,7 +160,17 @@ def _open_connected(settings: Settings) -> Session:
     except BaseException:
         channel.close()
         raise
+    if settings.instruction_log:
+        print(f"gt: {_where_the_log_is(settings, welcome.instruction_log)}", file=sys.stderr)
     return Session(channel, welcome, settings.auto_shard)
+
+
+def _where_the_log_is(settings: Settings, path: str) -> str:
+    """About GT_INSTRUCTION_LOG in a program that joins a server, which is what logs."""
+    name = f"GT_INSTRUCTION_LOG={settings.instruction_log} is not written by this program, which joins a server:"
+    if path:
+        return f"{name} the server at {settings.server} logs the instructions of all its clients to {path}"
+    return f"{name} set it where the server at {settings.server} is started, to log the instructions of all its clients"
 
 
 def _open_local(settings: Settings) -> Session:
