@@ -1,6 +1,7 @@
 """GT: PyTorch programs on one process, several workers, or a cluster, unchanged.
 
-Public names only. They are found on first use, so that `python -m gt.server` runs on a machine without torch.
+Public names only. They are found on first use, so that `python -m gt.server` runs on a machine without torch. A name
+that GT does not define is torch's, so that a script may `import gt as torch`.
 """
 
 from __future__ import annotations
@@ -19,17 +20,26 @@ if TYPE_CHECKING:
     from gt import signal as signal
     from gt.client.creation import arange as arange
     from gt.client.creation import as_tensor as as_tensor
+    from gt.client.creation import asarray as asarray
+    from gt.client.creation import bartlett_window as bartlett_window
     from gt.client.creation import bernoulli as bernoulli
+    from gt.client.creation import blackman_window as blackman_window
     from gt.client.creation import device as device
     from gt.client.creation import distribute as distribute
     from gt.client.creation import empty as empty
     from gt.client.creation import empty_like as empty_like
+    from gt.client.creation import empty_strided as empty_strided
     from gt.client.creation import eye as eye
     from gt.client.creation import from_numpy as from_numpy
     from gt.client.creation import full as full
     from gt.client.creation import full_like as full_like
+    from gt.client.creation import hamming_window as hamming_window
+    from gt.client.creation import hann_window as hann_window
+    from gt.client.creation import kaiser_window as kaiser_window
     from gt.client.creation import linspace as linspace
+    from gt.client.creation import logspace as logspace
     from gt.client.creation import manual_seed as manual_seed
+    from gt.client.creation import normal as normal
     from gt.client.creation import ones as ones
     from gt.client.creation import ones_like as ones_like
     from gt.client.creation import rand as rand
@@ -40,11 +50,16 @@ if TYPE_CHECKING:
     from gt.client.creation import randn_like as randn_like
     from gt.client.creation import randperm as randperm
     from gt.client.creation import replicate as replicate
+    from gt.client.creation import scalar_tensor as scalar_tensor
     from gt.client.creation import shard as shard
     from gt.client.creation import tensor as tensor
     from gt.client.creation import to as to
+    from gt.client.creation import tril_indices as tril_indices
+    from gt.client.creation import triu_indices as triu_indices
     from gt.client.creation import zeros as zeros
     from gt.client.creation import zeros_like as zeros_like
+    from gt.client.functions import tensordot as tensordot
+    from gt.client.functions import transpose as transpose
     from gt.client.layouts import mesh as mesh
     from gt.client.tensor import Tensor as Tensor
     from gt.core.errors import GTError as GTError
@@ -75,10 +90,12 @@ if TYPE_CHECKING:
 
 _ROOMS: dict[str, str] = {
     "gt.client.creation": (
-        "arange as_tensor bernoulli device distribute empty empty_like eye from_numpy full full_like linspace "
-        "manual_seed ones ones_like rand rand_like randint randint_like randn randn_like randperm replicate shard "
-        "tensor to zeros zeros_like"
+        "arange as_tensor asarray bartlett_window bernoulli blackman_window device distribute empty empty_like "
+        "empty_strided eye from_numpy full full_like hamming_window hann_window kaiser_window linspace logspace "
+        "manual_seed normal ones ones_like rand rand_like randint randint_like randn randn_like randperm "
+        "replicate scalar_tensor shard tensor to tril_indices triu_indices zeros zeros_like"
     ),
+    "gt.client.functions": "tensordot transpose",
     "gt.client.layouts": "mesh",
     "gt.client.tensor": "Tensor",
     "gt.core.errors": "GTError LayoutError OpError ServerLost SessionError SettingsError SignalError WorkerLost",
@@ -95,21 +112,31 @@ __all__ = ["__version__", *_ROOM_OF, *_SUBMODULES]
 
 
 def __getattr__(name: str) -> Any:
-    if name not in _SUBMODULES and name not in _ROOM_OF:
+    if name.startswith("_"):
         raise AttributeError(f"module 'gt' has no attribute {name!r}")
     often, *others = gc.get_threshold()
     gc.set_threshold(1 << 30, *others)  # what modules make stays: looking for garbage in it takes a third of the time
     try:
-        load()
+        prepare()
         if name in _SUBMODULES:
             return importlib.import_module(f"gt.{name}")
-        value = globals()[name] = getattr(importlib.import_module(_ROOM_OF[name]), name)
+        value = globals()[name] = _found(name)
         return value
     finally:
         gc.set_threshold(often, *others)
 
 
-def load() -> None:
+def _found(name: str) -> Any:
+    """A name of GT, or else torch's own: its functions work on GT tensors as they are."""
+    if name in _ROOM_OF:
+        return getattr(importlib.import_module(_ROOM_OF[name]), name)
+    torch = importlib.import_module("torch")
+    if not hasattr(torch, name):
+        raise AttributeError(f"module 'gt' has no attribute {name!r}, and neither has torch")
+    return getattr(torch, name)
+
+
+def prepare() -> None:
     """Whoever makes a tensor needs a way to start workers. Called when a public name is found, and when something of GT
     came in by another door, as a pickle does."""
     importlib.import_module("gt.launch.sessions")

@@ -19,6 +19,7 @@ from gt.core.messages import (
     Ran,
     RunOp,
     TrafficRead,
+    WorkerStats,
 )
 from gt.core.timeline import TimelineEvent, Transfer
 
@@ -71,6 +72,12 @@ def comm() -> Comm:
 
 def _by_pair(answer: TrafficRead) -> dict[tuple[int, int], int]:
     return {(sender, worker): count for worker, by in answer.received.items() for sender, count in by.items()}
+
+
+def get_worker_stats() -> dict[int, WorkerStats]:
+    """By worker, what it has done since it started and holds now, once everything asked for so far is done:
+    `gt.debug.get_worker_stats()[0].bytes`."""
+    return sessions.current().read_stats().stats
 
 
 class Timeline:

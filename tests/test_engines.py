@@ -185,6 +185,17 @@ def test_reduce_scatter_of_even_and_uneven_parts(rows):
     assert torch.equal(torch.cat(results), whole * 6)
 
 
+def test_collectives_take_the_default_group_of_torch(tmp_path):
+    dist.init_process_group("gloo", init_method=f"file://{tmp_path}/group", rank=0, world_size=1)
+    try:
+        engine = PyTorchEngine()
+        assert engine.all_reduce_sum(torch.ones(2)).tolist() == [1.0, 1.0]
+        assert [part.tolist() for part in engine.all_gather(torch.ones(2))] == [[1.0, 1.0]]
+        assert engine.reduce_scatter(torch.ones(2)).tolist() == [1.0, 1.0]
+    finally:
+        dist.destroy_process_group()
+
+
 def test_a_collective_without_a_group_says_so():
     assert PyTorchEngine().supports_distributed()
     with pytest.raises(RuntimeError, match="no process group"):

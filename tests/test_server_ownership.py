@@ -20,6 +20,7 @@ from gt.core.messages import (
     Instruction,
     LocateTensor,
     QueryOp,
+    ReadStats,
     ReadTimeline,
     ReadTraffic,
     Redistribute,
@@ -52,6 +53,7 @@ NAMING = {
     "LocateTensor id": lambda x: LocateTensor(OURS, x),
     "Synchronize": Synchronize,
     "ReadTraffic": lambda x: ReadTraffic(x, True),
+    "ReadStats": ReadStats,
     "ReadTimeline": lambda x: ReadTimeline(x, 1),
     "DefineOp": lambda x: DefineOp(x, ADD),
 }

@@ -1,5 +1,6 @@
 """Two worker processes: values, transfers, failures, pace."""
 
+import gc
 import os
 
 import psutil
@@ -184,3 +185,24 @@ def test_what_was_uploaded_can_grow(two_processes, rows):
         torch.add(gt.ones(rows + 1), 1, out=x)
     assert x.shape == (rows + 1,)
     assert x.sum().item() == 2 * (rows + 1)
+
+
+def test_each_worker_tells_what_it_did_and_holds(two_processes: str) -> None:
+    mesh = gt.mesh(2)
+    gc.collect()
+    gt.synchronize()
+    before = gt.debug.get_worker_stats()
+    assert sorted(before) == [0, 1]
+    x = gt.distribute(torch.ones(4, 8), mesh, [gt.Shard(0)])
+    y = x + 1
+    after = gt.debug.get_worker_stats()
+    for worker in (0, 1):
+        assert after[worker].ops > before[worker].ops
+        assert after[worker].tensors >= before[worker].tensors + 2
+        assert after[worker].bytes - before[worker].bytes >= x.shards()[worker].bytes + y.shards()[worker].bytes
+        assert after[worker].restrided >= 0
+    assert after[1].received[0] - before[1].received.get(0, 0) >= 64 or after[0].received[1] >= 64
+    del x, y
+    gc.collect()
+    gt.synchronize()
+    assert gt.debug.get_worker_stats()[0].bytes <= after[0].bytes

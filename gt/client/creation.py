@@ -9,29 +9,50 @@ from typing import Any
 import numpy as np
 import torch
 from torch.overrides import TorchFunctionMode
+from torch.utils._python_dispatch import _disable_current_modes
 from torch.utils._pytree import tree_map_only
 
 from gt.client.factories import FactoryMode
+from gt.client.geometry import TORCH_DTYPES
+from gt.client.libraries import LoadOneByOne
 from gt.client.models import apply_plan
 from gt.client.modules import move_module
+from gt.client.registration import keep_on_gt, watch_modules
 from gt.client.tensor import Tensor, here, to_gt
-from gt.core.errors import LayoutError
+from gt.client.tracebacks import ends_on_users_line
+from gt.core.errors import LayoutError, nearest
 from gt.sharding.placements import Layout, Partial, Placement, Placements, Replicate, Shard
 from gt.sharding.spec import DeviceMesh, ShardingSpec
 
 
-def device() -> FactoryMode:
+class _DeviceType(type):
+    def __instancecheck__(cls, instance: object) -> bool:
+        return isinstance(instance, torch.device)
+
+
+class device(metaclass=_DeviceType):  # noqa: N801
     """Inside `with gt.device():` torch's own factory functions create GT tensors, so that a third-party model is built
-    on the workers without ever being whole in this process."""
-    return _Scope(Tensor)
+    on the workers without ever being whole in this process.
+
+    With arguments, as scripts call torch.device, it is the device that GT tensors say they are on: the CPU. Which
+    devices compute is the workers' business."""
+
+    def __new__(cls, *args: Any, **kwargs: Any) -> Any:
+        if not args and not kwargs:
+            return _Scope(Tensor)
+        asked = torch.device(*args, **kwargs)
+        return asked if asked.type == "meta" else torch.device("cpu")
 
 
 class _Scope(FactoryMode):
     def __init__(self, cls: type[torch.Tensor]) -> None:
         super().__init__(cls)
         self._reading = _ReadLists()
+        self._one_by_one = LoadOneByOne()
 
     def __enter__(self) -> _Scope:
+        watch_modules()
+        self._one_by_one.__enter__()
         self._reading.__enter__()
         super().__enter__()
         return self
@@ -39,16 +60,21 @@ class _Scope(FactoryMode):
     def __exit__(self, *error: Any) -> None:
         super().__exit__(*error)
         self._reading.__exit__(*error)
+        self._one_by_one.__exit__(*error)
 
 
 class _ReadLists(TorchFunctionMode):
-    """`torch.tensor` of a list reads the memory of the tensors in it before it dispatches anything."""
+    """`torch.tensor` of a list reads the memory of the tensors in it before it dispatches anything, and `torch.asarray`
+    cannot read a storage where any mode is on."""
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
         if func is torch.tensor or func is torch.as_tensor:
             data = with_values(args[0] if args else kwargs.pop("data"))
             return func(data, *args[1:], **kwargs)
+        if func is torch.asarray and args and isinstance(args[0], torch.UntypedStorage):
+            with _disable_current_modes():  # memory of this process, such as that of a file
+                return func(*args, **kwargs)
         return func(*args, **kwargs)
 
 
@@ -87,11 +113,14 @@ def _replaced(data: Any, values: dict[int, torch.Tensor]) -> Any:
 def _on_gt(function: Callable[..., Any]) -> Callable[..., Tensor]:
     """With `mesh=` and `placements=` each worker makes its part of the tensor; without placements, all of it."""
 
+    @ends_on_users_line
     @functools.wraps(function)
     def create(
         *args: Any, mesh: DeviceMesh | None = None, placements: Placements | None = None, **kwargs: Any
     ) -> Tensor:
         with FactoryMode(Tensor, layout_of(mesh, placements)):
+            if "dtype" in kwargs:
+                kwargs["dtype"] = dtype_of(kwargs["dtype"])
             return function(*args, **kwargs)  # type: ignore[no-any-return]
 
     return create
@@ -100,14 +129,27 @@ def _on_gt(function: Callable[..., Any]) -> Callable[..., Tensor]:
 def _from_gt(function: Callable[..., Any]) -> Callable[..., Tensor]:
     """For functions of a tensor: a plain one is moved first."""
 
+    @ends_on_users_line
     @functools.wraps(function)
     def create(
         *args: Any, mesh: DeviceMesh | None = None, placements: Placements | None = None, **kwargs: Any
     ) -> Tensor:
         args, kwargs = tree_map_only(torch.Tensor, to_gt, (args, kwargs))
+        if "dtype" in kwargs:
+            kwargs["dtype"] = dtype_of(kwargs["dtype"])
         return _placed(function(*args, **kwargs), mesh, placements)
 
     return create
+
+
+def dtype_of(dtype: torch.dtype | str | None) -> torch.dtype | None:
+    """A dtype, which may be said by its name: `"float32"`."""
+    if not isinstance(dtype, str):
+        return dtype
+    found = TORCH_DTYPES.get(dtype.removeprefix("torch."))
+    if found is None:
+        raise TypeError(f"dtype={dtype!r} is no dtype of GT; {nearest(dtype, TORCH_DTYPES)}")
+    return found
 
 
 def layout_of(mesh: DeviceMesh | None, placements: Placements | None) -> Layout | None:
@@ -134,17 +176,20 @@ def _placed(x: Tensor, mesh: DeviceMesh | None, placements: Placements | None) -
     return x if layout is None else x.redistribute(layout.mesh, layout.placements)
 
 
+@ends_on_users_line
 def distribute(x: torch.Tensor, mesh: DeviceMesh, placements: Placements) -> Tensor:
     """A copy of a tensor, laid out over a mesh: a placement for each axis of the mesh, or a spec as text such as
     `"dp, - + tp"`. Gradients pass."""
     return to_gt(x).redistribute(mesh, placements)
 
 
+@ends_on_users_line
 def shard(x: torch.Tensor, mesh: DeviceMesh, dim: int = 0) -> Tensor:
     """A copy of a tensor with one dim cut over all of a mesh, in the order of its axes."""
     return distribute(x, mesh, [Shard(dim)] * len(mesh.shape))
 
 
+@ends_on_users_line
 def replicate(x: torch.Tensor, mesh: DeviceMesh) -> Tensor:
     """A copy of a tensor that is whole on every worker of a mesh."""
     return distribute(x, mesh, [Replicate()] * len(mesh.shape))
@@ -154,21 +199,32 @@ zeros, ones, full, empty = _on_gt(torch.zeros), _on_gt(torch.ones), _on_gt(torch
 eye, arange, linspace = _on_gt(torch.eye), _on_gt(torch.arange), _on_gt(torch.linspace)
 rand, randn, randint, randperm = _on_gt(torch.rand), _on_gt(torch.randn), _on_gt(torch.randint), _on_gt(torch.randperm)
 
+logspace, normal, scalar_tensor = _on_gt(torch.logspace), _on_gt(torch.normal), _on_gt(torch.scalar_tensor)
+empty_strided, tril_indices, triu_indices = map(_on_gt, (torch.empty_strided, torch.tril_indices, torch.triu_indices))
+bartlett_window, blackman_window, hamming_window, hann_window, kaiser_window = map(
+    _on_gt,
+    (torch.bartlett_window, torch.blackman_window, torch.hamming_window, torch.hann_window, torch.kaiser_window),
+)
+
 bernoulli = _from_gt(torch.bernoulli)
 zeros_like, ones_like, full_like = _from_gt(torch.zeros_like), _from_gt(torch.ones_like), _from_gt(torch.full_like)
 empty_like, rand_like = _from_gt(torch.empty_like), _from_gt(torch.rand_like)
 randn_like, randint_like = _from_gt(torch.randn_like), _from_gt(torch.randint_like)
 
 
+@ends_on_users_line
 def tensor(
     data: Any,
     *,
-    dtype: torch.dtype | None = None,
+    dtype: torch.dtype | str | None = None,
+    device: Any = None,
     requires_grad: bool = False,
     mesh: DeviceMesh | None = None,
     placements: Placements | None = None,
 ) -> Tensor:
-    """A new tensor with a copy of the data, as torch.tensor."""
+    """A new tensor with a copy of the data, as torch.tensor. `device` may be any: where a tensor lies is said by
+    `mesh` and `placements`."""
+    dtype = dtype_of(dtype)
     if isinstance(data, Tensor):
         copy: Any = data.detach().clone() if dtype is None else data.detach().to(dtype, copy=True)
     elif isinstance(data, torch.Tensor):
@@ -178,24 +234,35 @@ def tensor(
     return _placed(copy, mesh, placements).requires_grad_(requires_grad)  # type: ignore[return-value]
 
 
+@ends_on_users_line
 def as_tensor(
     data: Any,
-    dtype: torch.dtype | None = None,
+    dtype: torch.dtype | str | None = None,
+    device: Any = None,
     *,
     mesh: DeviceMesh | None = None,
     placements: Placements | None = None,
 ) -> Tensor:
     """The data on GT: itself where it is a GT tensor of that dtype already."""
+    dtype = dtype_of(dtype)
     if isinstance(data, Tensor):
         return _placed(data if dtype is None else data.to(dtype), mesh, placements)  # type: ignore[arg-type]
     return _placed(to_gt(torch.as_tensor(with_values(data), dtype=dtype)), mesh, placements)
 
 
+@ends_on_users_line
 def from_numpy(
-    array: np.ndarray[Any, Any], *, mesh: DeviceMesh | None = None, placements: Placements | None = None
+    array: np.ndarray[Any, Any],
+    *,
+    requires_grad: bool = False,
+    mesh: DeviceMesh | None = None,
+    placements: Placements | None = None,
 ) -> Tensor:
     """A copy of an array on GT. Unlike torch.from_numpy it does not share memory: a worker may be elsewhere."""
-    return _placed(to_gt(torch.from_numpy(array)), mesh, placements)
+    return _placed(to_gt(torch.from_numpy(array)), mesh, placements).requires_grad_(requires_grad)  # type: ignore[return-value]
+
+
+asarray = as_tensor
 
 
 def manual_seed(seed: int) -> torch.Generator:
@@ -203,6 +270,7 @@ def manual_seed(seed: int) -> torch.Generator:
     return torch.manual_seed(seed)
 
 
+@ends_on_users_line
 def to(what: Any) -> Any:
     """Move a tensor, or a module in place with its parameters and buffers; tied weights stay tied. A module is laid out
     as the `model` section of the configuration says."""
@@ -210,6 +278,7 @@ def to(what: Any) -> Any:
         return to_gt(what)
     if isinstance(what, torch.nn.Module):
         move_module(what)
+        keep_on_gt(what)
         apply_plan(what)
         return what
     if isinstance(what, np.ndarray):

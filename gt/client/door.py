@@ -11,6 +11,7 @@ from typing import Any
 
 import torch
 from torch._ops import OpOverload
+from torch.utils._pytree import tree_leaves
 
 from gt.client import session as sessions
 from gt.client.entries import Entry, HandleType
@@ -18,8 +19,10 @@ from gt.client.factories import FactoryMode
 from gt.client.infer import learn
 from gt.client.nodes import Node
 from gt.client.ops import Kind, OpRecord
+from gt.client.refusals import refuse_op, require_strided
 from gt.client.session import Session
 from gt.client.special import SPECIAL, run_on_host
+from gt.client.tracebacks import leave_out_own_frames
 from gt.sharding.placements import Layout
 
 _TENSOR, _TENSORS, _TARGET, _TARGETS = Kind.TENSOR, Kind.TENSORS, Kind.TARGET, Kind.TARGETS
@@ -39,32 +42,37 @@ def dispatch(
     layout: Layout | None = None,
 ) -> Any:
     """What `__torch_dispatch__` does. `layout`: how a factory's result should be laid out."""
-    record = _records.get(func)
-    if record is None:
-        record = _records[func] = OpRecord(func, special=str(func) in SPECIAL)
-    session = sessions.active or sessions.current()
-    if record.detours and not (record.split and session.alone):
-        return _detour(cls, record, args, kwargs or {})
-    if not kwargs and len(args) <= record.leading and layout is None:
-        known: tuple[Any, ...]
-        try:  # nothing but our own tensors is what most calls have, and one or two of them: by hand, since this is hot
-            if len(args) == 2:
-                first, second = args[0]._node, args[1]._node
-                nodes, known = [first, second], (record, _default_dtype(), first.key, second.key)
-            elif len(args) == 1:
-                first = args[0]._node
-                nodes, known = [first], (record, _default_dtype(), first.key)
+    try:
+        record = _records.get(func)
+        if record is None:
+            refuse_op(func)
+            record = _records[func] = OpRecord(func, special=str(func) in SPECIAL)
+        session = sessions.active or sessions.current()
+        if record.detours and not (record.split and session.alone):
+            return _detour(cls, record, args, kwargs or {})
+        if not kwargs and len(args) <= record.leading and layout is None:
+            known: tuple[Any, ...]
+            try:  # most calls have nothing but our own tensors, one or two of them: by hand, since this is hot
+                if len(args) == 2:
+                    first, second = args[0]._node, args[1]._node
+                    nodes, known = [first, second], (record, _default_dtype(), first.key, second.key)
+                elif len(args) == 1:
+                    first = args[0]._node
+                    nodes, known = [first], (record, _default_dtype(), first.key)
+                else:
+                    nodes = list(map(_node_of, args))
+                    known = (record, _default_dtype(), *map(_key_of, nodes))
+            except AttributeError:
+                pass
             else:
-                nodes = list(map(_node_of, args))
-                known = (record, _default_dtype(), *map(_key_of, nodes))
-        except AttributeError:
-            pass
-        else:
-            entry: Entry | None = session.memo.get(known)
-            if entry is None:
-                entry = learn(session, record, args, {}, known, nodes)
-            return entry.run(cls, session, nodes, [], args, None)
-    return _sort_and_run(cls, session, record, args, kwargs, layout)
+                entry: Entry | None = session.memo.get(known)
+                if entry is None:
+                    entry = learn(session, record, args, {}, known, nodes)
+                return entry.run(cls, session, nodes, [], args, None)
+        return _sort_and_run(cls, session, record, args, kwargs, layout)
+    except Exception as error:
+        leave_out_own_frames(error)
+        raise
 
 
 def _sort_and_run(
@@ -120,8 +128,14 @@ def _detour(cls: HandleType, record: OpRecord, args: tuple[Any, ...], kwargs: di
     special = SPECIAL.get(record.name) or (SPECIAL["reshape in place"] if record.reshapes else None)
     if special is not None:
         return special(cls, record, args, kwargs)
-    with FactoryMode(cls):
-        return (record.split or record.decomposition)(*args, **kwargs)  # type: ignore[misc]
+    try:
+        with FactoryMode(cls):
+            return (record.split or record.decomposition)(*args, **kwargs)  # type: ignore[misc]
+    except RuntimeError:
+        for value in tree_leaves((args, kwargs)):
+            if isinstance(value, torch.Tensor):
+                require_strided(value)
+        raise
 
 
 def _take(
@@ -184,6 +198,7 @@ def _take_foreign(session: Session, value: Any, key: list[Any], nodes: list[Node
         numbers.append(value)
         key.append(type(value))
     elif isinstance(value, torch.Tensor):
+        require_strided(value)
         _take_node(session.constant(value), key, nodes)
     else:
         key.append(value)

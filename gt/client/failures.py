@@ -28,6 +28,13 @@ def place_of(failure: Failure) -> str:
     return f"on worker {failure.worker}" if failure.worker >= 0 else "before it reached a worker"
 
 
+def describe_unread(failure: Failure, place: tuple[str, int, str]) -> str:
+    """One line about a failure that no read has shown."""
+    file, line, _ = place
+    problem = next(iter(failure.message.splitlines()), "")
+    return f"{file}:{line}: {failure.op} failed and its result was never read: {failure.kind}: {problem}"
+
+
 _AT_ONCE: dict[str, type[Exception]] = {
     kind.__name__: kind
     for kind in (RuntimeError, IndexError, ValueError, TypeError, NotImplementedError, ZeroDivisionError, OverflowError)

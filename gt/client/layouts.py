@@ -8,6 +8,7 @@ from typing import NamedTuple
 
 from gt.client import session as sessions
 from gt.client.nodes import Node
+from gt.client.tracebacks import ends_on_users_line
 from gt.core.errors import LayoutError
 from gt.sharding.spec import DeviceMesh, Shape, ShardingSpec, box_elements, box_shape, local_box
 
@@ -20,6 +21,7 @@ class LocalShard(NamedTuple):
     bytes: int
 
 
+@ends_on_users_line
 def mesh(
     shape: int | Sequence[int], axis_names: Sequence[str] = (), workers: Sequence[int] = (), name: str = ""
 ) -> DeviceMesh:

@@ -44,10 +44,9 @@ def apply_plan(module: torch.nn.Module) -> None:
 
 def _lay_out(module: torch.nn.Module, config: ModelConfig) -> None:
     """With a mesh, everything lies on it: cut as its name says, or else whole on each worker."""
-    if config.mesh is None and config.workers is None:
+    mesh = _mesh(config)
+    if mesh is None:
         return
-    there = [info.worker for info in sessions.current().workers]
-    mesh = mesh_for(config.mesh, config.workers, there, f"{at(config.source)}model")
     laid_out: dict[int, tuple[Base, Base]] = {}
     for names, tensors in sorted(_tensors(module), key=lambda named: named[1][0]._node.path is not None):
         node = tensors[0]._node
@@ -61,6 +60,23 @@ def _lay_out(module: torch.nn.Module, config: ModelConfig) -> None:
                 laid_out[id(node)] = node.base, placed.base
         for tensor in tensors:
             rebind(tensor, placed)
+
+
+def _mesh(config: ModelConfig) -> DeviceMesh | None:
+    if config.mesh is None and config.workers is None:
+        return None
+    there = [info.worker for info in sessions.current().workers]
+    return mesh_for(config.mesh, config.workers, there, f"{at(config.source)}model")
+
+
+def place(tensor: Tensor, name: str) -> None:
+    """Lay out one parameter or buffer as the configuration says, by its name in the whole model."""
+    config = registry.current().model
+    mesh = None if config is None or sessions.current().embedded else _mesh(config)
+    if config is not None and mesh is not None:
+        with torch.no_grad():
+            placed = tensor.detach().redistribute(placements=_spec(config, mesh, [name], tensor))
+        rebind(tensor, placed._node)
 
 
 def _tensors(module: torch.nn.Module) -> Iterator[tuple[list[str], list[Tensor]]]:

@@ -11,6 +11,7 @@ from torch.nn.parameter import UninitializedBuffer, UninitializedParameter, is_l
 from torch.utils._python_dispatch import _disable_current_modes, _get_current_dispatch_mode_stack
 
 from gt.client.factories import FactoryMode
+from gt.client.subclasses import on_gt
 from gt.client.tensor import Tensor, to_gt
 
 Module = TypeVar("Module", bound=torch.nn.Module)
@@ -22,7 +23,7 @@ def move_module(module: Module) -> Module:
     tables = [table for owner in module.modules() for table in (owner._parameters, owner._buffers)]
     values = {id(value): value for table in tables for value in table.values() if value is not None}
     data = _moved_together([value for value in values.values() if _shares(value)])
-    moved = {ident: _moved(value, data.get(ident)) for ident, value in values.items()}
+    moved = {ident: move_tensor(value, data.get(ident)) for ident, value in values.items()}
     for table in tables:
         for name, value in table.items():
             if value is not None:
@@ -86,8 +87,8 @@ def _end(tensor: torch.Tensor) -> int:
     return tensor.storage_offset() + reach + 1
 
 
-def _moved(value: torch.Tensor, data: Tensor | None) -> torch.Tensor:
-    """`data`: where its data is already on GT."""
+def move_tensor(value: torch.Tensor, data: Tensor | None = None) -> torch.Tensor:
+    """A parameter or buffer on GT, with its gradient and its attributes. `data`: where its data is already on GT."""
     if isinstance(value, Tensor):
         return value
     if is_lazy(value):
@@ -95,11 +96,12 @@ def _moved(value: torch.Tensor, data: Tensor | None) -> torch.Tensor:
             isinstance(value, UninitializedParameter), value.requires_grad, value.dtype, value.__dict__
         )
     with torch.no_grad():
-        new: torch.Tensor = to_gt(value.detach()) if data is None else data
+        new: torch.Tensor = (to_gt(value.detach()) if data is None else data).data
+    new.requires_grad_(value.requires_grad)
+    new.__class__ = on_gt(type(value), Tensor)
+    new.__dict__.update(value.__dict__)
     if isinstance(value, torch.nn.Parameter):
-        new = torch.nn.Parameter(new, requires_grad=value.requires_grad)
-    else:
-        new.requires_grad_(value.requires_grad)
+        new._is_param = True
     if value.grad is not None:
         new.grad = to_gt(value.grad)
     return new
@@ -170,7 +172,7 @@ def _made_lazily(kind: type[torch.Tensor]) -> None:
         on_gt = any(isinstance(mode, FactoryMode) for mode in _get_current_dispatch_mode_stack())
         with _disable_current_modes():
             new = make(cls, *args, **kwargs)
-        return _moved(new, None) if on_gt else new
+        return move_tensor(new) if on_gt else new
 
     kind.__new__ = __new__  # type: ignore[method-assign, assignment]
 

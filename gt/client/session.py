@@ -15,7 +15,7 @@ import torch
 
 import gt
 from gt.client.entries import Entry
-from gt.client.failures import describe_failure
+from gt.client.failures import describe_failure, describe_unread
 from gt.client.geometry import Geometry, forget_geometries, geometry_of, intern_geometry
 from gt.client.host import as_tensor, payload, strided
 from gt.client.inbox import Inbox
@@ -40,11 +40,13 @@ from gt.core.messages import (
     LocateTensor,
     Lost,
     Queried,
+    ReadStats,
     ReadTimeline,
     ReadTraffic,
     Redistribute,
     RunOp,
     Segment,
+    StatsRead,
     Synchronize,
     TimelineRead,
     TrafficRead,
@@ -233,6 +235,14 @@ class Session:
         assert isinstance(answer, TrafficRead)
         return answer
 
+    def read_stats(self) -> StatsRead:
+        """What each worker has done and holds."""
+        request = next(self.ids)
+        self.emit(ReadStats(request))
+        answer, _ = self._answer(request)
+        assert isinstance(answer, StatsRead)
+        return answer
+
     def read_timeline(self, limit: int) -> TimelineRead:
         """Take some of what the workers have recorded; `limit`: how many commands each may hold from now on."""
         request = next(self.ids)
@@ -315,7 +325,7 @@ class Session:
         except TimeoutError:
             print("gt: workers were still at work at the end; what fails of that is not shown", file=sys.stderr)
         for failure in self.inbox.unshown():
-            print(f"gt: an op failed and its result was never read:\n{self._describe(failure)}", file=sys.stderr)
+            print(f"gt: {describe_unread(failure, self.sites.place(failure.site))}", file=sys.stderr)
 
     def leave_to_parent(self) -> None:
         """This is a copy of the session in a forked process, which must not touch what the parent goes on using."""
@@ -369,7 +379,7 @@ def current() -> Session:
     with _connecting:  # several threads may be the first
         if active is None:
             if _connect is None:
-                gt.load()
+                gt.prepare()
             assert _connect is not None, "gt.launch sets the connector when it is loaded"
             activate(_connect())
         assert active is not None

@@ -5,12 +5,9 @@ from __future__ import annotations
 import sys
 import threading
 from collections.abc import Callable
-from pathlib import Path
 from types import CodeType, FrameType
 
-import torch
-
-_OURS = (str(Path(__file__).parents[1]), str(Path(torch.__file__).parent))
+from gt.client.tracebacks import OWN_FOLDERS
 
 
 class Sites:
@@ -36,7 +33,7 @@ class Sites:
             name = frame.f_code.co_filename
             ours = is_ours.get(name)
             if ours is None:
-                ours = is_ours[name] = name.startswith(_OURS)
+                ours = is_ours[name] = name.startswith(OWN_FOLDERS)
             if not ours:
                 key = (id(frame.f_code), frame.f_lasti)
                 code = self._codes.get(key)

@@ -20,9 +20,14 @@ from gt.client.door import dispatch
 from gt.client.entries import rebind, wrap
 from gt.client.host import from_array, torch_call
 from gt.client.layouts import LocalShard, shards_of_node, spec_of_node
+from gt.client.libraries import let_libraries_read
 from gt.client.nodes import REINTERPRETING, Base, Node, View
 from gt.client.printing import SHOWN_ELEMENTS, corner, describe
 from gt.client.quirks import hide_from_dynamo, keep_dtensor_out
+from gt.client.refusals import require_strided
+from gt.client.storage import RemoteStorage, address_of, no_memory
+from gt.client.subclasses import has_memory, make_subclasses_on_gt, on_gt
+from gt.client.tracebacks import ends_on_users_line
 from gt.core.meta import is_dense
 from gt.sharding.placements import Placements, Replicate, spec_from
 from gt.sharding.spec import DeviceMesh, ShardingSpec
@@ -33,6 +38,7 @@ class Tensor(torch.Tensor):
     _node: Node
     __torch_function__ = torch._C._disabled_torch_function_impl
     __torch_dispatch__ = classmethod(dispatch)  # type: ignore[assignment]
+    user_type: type[torch.Tensor] = torch.Tensor  # the class of its plain copies
 
     @property
     def _is_param(self) -> bool:
@@ -52,19 +58,24 @@ class Tensor(torch.Tensor):
 
     # Reading
 
+    @ends_on_users_line
     def cpu(self, memory_format: torch.memory_format = torch.preserve_format) -> torch.Tensor:
         """A plain tensor with this value. Differentiable: its gradient comes back to GT."""
-        return _Download.apply(self)  # type: ignore[no-any-return]
+        copy = _Download.apply(self)
+        return copy if self.user_type is torch.Tensor else copy.as_subclass(self.user_type)  # type: ignore[no-any-return]
 
+    @ends_on_users_line
     def numpy(self, *, force: bool = False) -> np.ndarray[Any, Any]:
         if self.requires_grad and not force:
             raise RuntimeError("Can't call numpy() on Tensor that requires grad. Use tensor.detach().numpy() instead.")
         return self._fetch().numpy(force=force)
 
+    @ends_on_users_line
     def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray[Any, Any]:
         array = self.numpy()
         return array if dtype is None else array.astype(dtype, copy=False)
 
+    @ends_on_users_line
     def __array_ufunc__(self, ufunc: np.ufunc, method: str, *inputs: Any, **options: Any) -> Any:
         """`array + tensor`, `np.sin(tensor)`: computed on GT where torch means the same by it, so that gradients pass.
         The rest NumPy computes, of the values."""
@@ -85,26 +96,54 @@ class Tensor(torch.Tensor):
         """What NumPy's other functions make of their results (`np.clip`)."""
         return to_gt(from_array(array))
 
+    @ends_on_users_line
     def __setitem__(self, index: Any, value: Any) -> None:
         if isinstance(value, np.ndarray | np.generic):
             value = torch.as_tensor(value)
         super().__setitem__(index, value)
 
+    @ends_on_users_line
     def tolist(self) -> Any:
         return self._fetch().tolist()
 
+    @ends_on_users_line
     def item(self) -> Any:
         return self._fetch().item()
 
+    # Torch reads the numbers of a list (`torch.tensor([loss, loss])`) by these, where it does not dispatch.
+
+    @ends_on_users_line
+    def __float__(self) -> float:
+        return float(self._fetch())
+
+    @ends_on_users_line
+    def __int__(self) -> int:
+        return int(self._fetch())
+
+    @ends_on_users_line
+    def __index__(self) -> int:
+        return self._fetch().__index__()
+
+    @ends_on_users_line
+    def __complex__(self) -> complex:
+        return complex(self._fetch())
+
+    @ends_on_users_line
+    def __bool__(self) -> bool:
+        return bool(self._fetch())
+
+    @ends_on_users_line
     def __format__(self, spec: str) -> str:
         return format(self.item(), spec) if self.dim() == 0 and not self._is_param else object.__format__(self, spec)
 
+    @ends_on_users_line  # type: ignore[arg-type]
     def __repr__(self, *, tensor_contents: Any = None) -> str:
         with torch.no_grad():
             plain = self.detach()
             shown = plain if plain.numel() <= SHOWN_ELEMENTS else corner(plain)
             return describe(self, shown._fetch(), self._node.session.locate(self._node))
 
+    @ends_on_users_line
     def __dlpack__(self, **options: Any) -> Any:
         if self.requires_grad:
             raise BufferError("Can't export tensors that require gradient, use tensor.detach()")
@@ -116,14 +155,17 @@ class Tensor(torch.Tensor):
     # Layout
 
     @property
+    @ends_on_users_line
     def spec(self) -> ShardingSpec:
         """How the tensor is laid out over workers."""
         return spec_of_node(self._node)
 
+    @ends_on_users_line
     def shards(self) -> dict[int, LocalShard]:
         """By worker, which part of the tensor it holds."""
         return shards_of_node(self._node)
 
+    @ends_on_users_line
     def redistribute(self, mesh: DeviceMesh | None = None, placements: Placements | None = None) -> Tensor:
         """A copy in another layout: on the same mesh if none is given, replicated if no placements are."""
         if mesh is None:
@@ -138,9 +180,16 @@ class Tensor(torch.Tensor):
 
     # Copying
 
+    def as_subclass(self, cls: Any) -> Any:
+        """The same tensor as one of a user's class, which is of ours too."""
+        new: Any = torch.ops.aten.alias.default(self)
+        new.__class__ = on_gt(cls, Tensor)
+        return new
+
     def __copy__(self) -> Any:
         """Another leaf of the same storage."""
-        new = wrap(Tensor, self._node).requires_grad_(self.requires_grad)
+        new: Any = wrap(Tensor, self._node).requires_grad_(self.requires_grad)
+        new.__class__ = type(self)
         new.__dict__.update(self.__dict__)
         return new
 
@@ -152,6 +201,7 @@ class Tensor(torch.Tensor):
                 "Only Tensors created explicitly by the user (graph leaves) support the deepcopy protocol"
             )
         new: Any = wrap(Tensor, self._copied_node(memo)).requires_grad_(self.requires_grad)
+        new.__class__ = type(self)
         memo[id(self)] = new
         if self.grad is not None:
             new.grad = copying.deepcopy(self.grad, memo)
@@ -167,13 +217,19 @@ class Tensor(torch.Tensor):
 
     def __reduce_ex__(self, protocol: Any) -> Any:
         state = dict(self.__dict__)
-        is_parameter = state.pop("_marked", False)
+        build, arguments = self._recipe(state.pop("_marked", False))
+        if self.user_type is not torch.Tensor:
+            build, arguments = restore_subclass, (self.user_type, build, arguments)
+        return build, arguments, state or None
+
+    def _recipe(self, is_parameter: bool) -> tuple[Callable[..., Tensor], tuple[Any, ...]]:
+        """A function that unpickling calls, and its arguments."""
         storage = _storage_of(self._node)
         if storage is None:
-            return restore, (self._fetch(), self.requires_grad, is_parameter), state or None
+            return restore, (self._fetch(), self.requires_grad, is_parameter)
         geometry = self._node.geometry
         place = (tuple(geometry.shape), geometry.stride, geometry.offset)
-        return restore_part, (storage, *place, self.requires_grad, is_parameter), state or None
+        return restore_part, (storage, *place, self.requires_grad, is_parameter)
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state)
@@ -208,28 +264,27 @@ class Tensor(torch.Tensor):
         self.data.copy_(change(self._fetch()))
         return self
 
-    # What needs memory that is not here
+    # Memory that is not here
 
     def data_ptr(self) -> int:
-        raise _no_memory("data_ptr()")
+        """A number that tells which tensors start at the same byte; no address of memory."""
+        return address_of(self._node)
 
     def const_data_ptr(self) -> int:
-        raise _no_memory("const_data_ptr()")
+        return address_of(self._node)
 
     def untyped_storage(self) -> Any:
-        raise _no_memory("untyped_storage()")
+        """The size and the identity of the storage, without its bytes."""
+        let_libraries_read(Tensor)
+        return RemoteStorage(self._node.base)
 
     def storage(self) -> Any:
-        raise _no_memory("storage()")
+        let_libraries_read(Tensor)
+        return RemoteStorage(self._node.base, self.itemsize)
 
+    @ends_on_users_line
     def share_memory_(self) -> Any:
-        raise _no_memory("share_memory_()")
-
-
-def _no_memory(what: str) -> RuntimeError:
-    return RuntimeError(
-        f"{what} is not possible on a GT tensor: its bytes are on a worker; use tensor.cpu() for a copy here"
-    )
+        raise RuntimeError(no_memory("share_memory_()"))
 
 
 class _Download(torch.autograd.Function):
@@ -266,6 +321,9 @@ def _uploaded(tensor: torch.Tensor) -> Tensor:
     return wrap(Tensor, sessions.current().upload(tensor))  # type: ignore[return-value]
 
 
+_PLAIN_TYPES = (torch.Tensor, torch.nn.Parameter)
+
+
 def here(tensor: torch.Tensor) -> torch.Tensor:
     """A plain tensor of the same value, apart from any graph."""
     return tensor._fetch() if isinstance(tensor, Tensor) else tensor
@@ -275,9 +333,13 @@ def to_gt(tensor: torch.Tensor) -> Tensor:
     """A tensor on GT: itself if it is there, otherwise an upload that gradients pass through."""
     if isinstance(tensor, Tensor):
         return tensor
-    if tensor.requires_grad and torch.is_grad_enabled():
-        return _Upload.apply(tensor)  # type: ignore[no-any-return]
-    return _uploaded(tensor)
+    require_strided(tensor)
+    plain = tensor.as_subclass(torch.Tensor) if has_memory(type(tensor)) else tensor
+    moved: Tensor = _Upload.apply(plain) if plain.requires_grad and torch.is_grad_enabled() else _uploaded(plain)
+    if type(tensor) not in _PLAIN_TYPES and has_memory(type(tensor)):
+        moved.__class__ = on_gt(type(tensor), Tensor)
+        moved.__dict__.update(tensor.__dict__)
+    return moved
 
 
 def _copied(node: Node, copies: dict[int, tuple[Base, Base]]) -> Node:
@@ -337,6 +399,13 @@ def restore_part(
     return _restored(part.data, requires_grad, is_parameter)
 
 
+def restore_subclass(kind: type[torch.Tensor], build: Callable[..., Tensor], arguments: tuple[Any, ...]) -> Tensor:
+    """Unpickle: a tensor that is of a user's class too."""
+    tensor = build(*arguments)
+    tensor.__class__ = on_gt(kind, Tensor)
+    return tensor
+
+
 def _restored(tensor: Tensor, requires_grad: bool, is_parameter: bool) -> Tensor:
     tensor.requires_grad_(requires_grad)
     if is_parameter:
@@ -346,4 +415,5 @@ def _restored(tensor: Tensor, requires_grad: bool, is_parameter: bool) -> Tensor
 
 keep_dtensor_out(Tensor, dispatch)
 hide_from_dynamo(dispatch)
-torch.serialization.add_safe_globals([restore, restore_part])
+make_subclasses_on_gt(Tensor)
+torch.serialization.add_safe_globals([restore, restore_part, restore_subclass])

@@ -59,7 +59,7 @@ class WorkerInfo(Struct, array_like=True, frozen=True):
 
 class Welcome(_Record, frozen=True):
     """`ident` is a client's session or a worker's id. `token` is a secret of the session and the dispatcher, by which
-    the session's segments are known as its own."""
+    the session's segments are known as its own. `instruction_log` is the file that a server logs to, if any."""
 
     version: Name
     ident: int
@@ -67,6 +67,7 @@ class Welcome(_Record, frozen=True):
     host: Name
     workers: tuple[WorkerInfo, ...] = ()
     token: Name = ""
+    instruction_log: Text = ""
 
 
 class Refused(_Record, frozen=True):
@@ -191,6 +192,12 @@ class ReadTraffic(_Record, frozen=True):
     watch: bool
 
 
+class ReadStats(_Record, frozen=True):
+    """What each worker has done and holds, for all sessions together."""
+
+    request: Id
+
+
 class ReadTimeline(_Record, frozen=True):
     """Take what the workers have recorded of their work for this session, at most RAN_AT_ONCE commands of each, the
     oldest first. From now on they record while they hold fewer than `limit` of them."""
@@ -201,7 +208,7 @@ class ReadTimeline(_Record, frozen=True):
 
 Instruction = Union[
     RunOp, QueryOp, FreeTensors, CreateTensor, Redistribute, FetchTensor, LocateTensor, Synchronize, ReadTraffic,
-    ReadTimeline, DefineOp, ForgetOps, DefineSite, DefineScope, Goodbye,
+    ReadStats, ReadTimeline, DefineOp, ForgetOps, DefineSite, DefineScope, Goodbye,
 ]  # fmt: skip
 
 
@@ -279,6 +286,10 @@ class WorkerReadTraffic(_Record, frozen=True):
     request: Id
 
 
+class WorkerReadStats(_Record, frozen=True):
+    request: Id
+
+
 class WorkerReadTimeline(_Record, frozen=True):
     request: Id
     limit: Limit
@@ -314,8 +325,8 @@ class WorkerShutdown(_Record, frozen=True):
 
 Command = Union[
     WorkerRunOp, WorkerFreeTensors, WorkerDefineOp, WorkerDefineProgram, WorkerDefineScope, WorkerForgetOps,
-    WorkerCreateTensor, WorkerQueryOp, WorkerFetchTensor, WorkerSynchronize, WorkerReadTraffic, WorkerReadTimeline,
-    WorkerReportProgress, WorkerEndSession, WorkerJoinStore, WorkerHostStore, WorkerShutdown,
+    WorkerCreateTensor, WorkerQueryOp, WorkerFetchTensor, WorkerSynchronize, WorkerReadTraffic, WorkerReadStats,
+    WorkerReadTimeline, WorkerReportProgress, WorkerEndSession, WorkerJoinStore, WorkerHostStore, WorkerShutdown,
 ]  # fmt: skip
 
 
@@ -390,6 +401,27 @@ class Traffic(_Record, frozen=True):
     received: dict[int, int]
 
 
+class WorkerStats(Struct, array_like=True, frozen=True):
+    """What a worker has done since it started, and what it holds now. New fields come last, with a default.
+
+    - `ops`: how many commands that run an op, or a program of several, it has begun
+    - `tensors`, `bytes`: how many tensors it holds, and their size
+    - `received`: payload bytes that came from other workers, by sender
+    - `restrided`: how many tensors it copied into the strides that the client was told
+    """
+
+    ops: int
+    tensors: int
+    bytes: int
+    received: dict[int, int]
+    restrided: int = 0
+
+
+class Stats(_Record, frozen=True):
+    request: Id
+    stats: WorkerStats
+
+
 class Swapped(Struct, array_like=True, frozen=True):
     """A point of a command at which its worker exchanged tensors: from when to when, and bytes by peer."""
 
@@ -418,7 +450,9 @@ class Timeline(_Record, frozen=True):
     dropped: int
 
 
-Report = Union[Fetched, Queried, Failed, OpFailed, Synchronized, Traffic, Timeline, Progress, StoreReady, Goodbye]
+Report = Union[
+    Fetched, Queried, Failed, OpFailed, Synchronized, Traffic, Stats, Timeline, Progress, StoreReady, Goodbye
+]  # fmt: skip
 
 
 class Collective(Struct, array_like=True, frozen=True):
@@ -436,6 +470,11 @@ class TrafficRead(_Record, frozen=True):
     request: Id
     received: dict[int, dict[int, int]]
     collectives: tuple[Collective, ...]
+
+
+class StatsRead(_Record, frozen=True):
+    request: Id
+    stats: dict[int, WorkerStats]
 
 
 class WorkerTimeline(Struct, array_like=True, frozen=True):
@@ -494,6 +533,7 @@ Answer = Union[
     Synchronized,
     Located,
     TrafficRead,
+    StatsRead,
     TimelineRead,
     Lost,
     Joined,

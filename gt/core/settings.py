@@ -34,6 +34,7 @@ class Settings(msgspec.Struct, frozen=True):
     debug_worker: bool = False
     check_geometry: bool = False
     shared_memory: bool = True
+    full_traceback: bool = False
     timeout: float = 60.0
     heartbeat_timeout: float = 60.0
     keys: str = ""
@@ -82,6 +83,7 @@ _VARIABLES: dict[str, tuple[str, Callable[[str], object]]] = {
     "GT_DEBUG_WORKER": ("debug_worker", _flag),
     "GT_CHECK_GEOMETRY": ("check_geometry", _flag),
     "GT_SHARED_MEMORY": ("shared_memory", _flag),
+    "GT_FULL_TRACEBACK": ("full_traceback", _flag),
     "GT_TIMEOUT": ("timeout", _seconds),
     "GT_HEARTBEAT_TIMEOUT": ("heartbeat_timeout", _seconds),
     "GT_KEYS": ("keys", str),
@@ -103,6 +105,14 @@ def read_settings(environ: Mapping[str, str] = os.environ) -> Settings:
         except ValueError as error:
             raise SettingsError(f"{name}={text!r} cannot be used: {error}") from None
     return msgspec.structs.replace(Settings(), **found)
+
+
+def shows_full_tracebacks(environ: Mapping[str, str] = os.environ) -> bool:
+    """Whether GT_FULL_TRACEBACK is on; asked where an exception is raised, which may be without a session."""
+    try:
+        return _flag(environ.get("GT_FULL_TRACEBACK", ""))
+    except ValueError:
+        return True
 
 
 def parse_address(text: str) -> tuple[str, int]:

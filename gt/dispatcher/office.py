@@ -30,12 +30,14 @@ from gt.core.messages import (
     OpFailed,
     Progress,
     QueryOp,
+    ReadStats,
     ReadTimeline,
     ReadTraffic,
     Redistribute,
     Rejected,
     Report,
     RunOp,
+    Stats,
     StoreReady,
     Synchronize,
     Synchronized,
@@ -51,6 +53,7 @@ from gt.core.messages import (
     WorkerInfo,
     WorkerJoinStore,
     WorkerQueryOp,
+    WorkerReadStats,
     WorkerReadTimeline,
     WorkerReadTraffic,
     WorkerReportProgress,
@@ -104,6 +107,7 @@ class Office:
             LocateTensor: self._locate,
             Synchronize: self._synchronize,
             ReadTraffic: self._read_traffic,
+            ReadStats: self._read_stats,
             ReadTimeline: self._read_timeline,
             DefineOp: self._define_op,
             ForgetOps: self._forget_ops,
@@ -453,6 +457,9 @@ class Office:
     def _read_traffic(self, session: Session, read: ReadTraffic, _: Buffer | None) -> None:
         self.state.watch(session, read.watch)
         self._ask_all(read.request, WorkerReadTraffic(read.request), Traffic)
+
+    def _read_stats(self, session: Session, read: ReadStats, _: Buffer | None) -> None:
+        self._ask_all(read.request, WorkerReadStats(read.request), Stats)
 
     def _read_timeline(self, session: Session, read: ReadTimeline, _: Buffer | None) -> None:
         self._ask_all(read.request, WorkerReadTimeline(read.request, read.limit), Timeline)

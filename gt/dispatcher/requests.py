@@ -10,6 +10,8 @@ from gt.core.messages import (
     Answer,
     Failed,
     Queried,
+    Stats,
+    StatsRead,
     Timeline,
     TimelineRead,
     Traffic,
@@ -74,6 +76,9 @@ class Requests:
             received = {worker: told.received for worker, told in pending.replies if isinstance(told, Traffic)}
             collectives = self._state.take_collectives(self._state.sessions[session_of(request)])
             return TrafficRead(request, received, collectives)
+        if isinstance(reply, Stats):
+            stats = {worker: told.stats for worker, told in pending.replies if isinstance(told, Stats)}
+            return StatsRead(request, stats)
         if isinstance(reply, Timeline):
             told = [(worker, told) for worker, told in pending.replies if isinstance(told, Timeline)]
             ran = tuple([WorkerTimeline(worker, timeline.ran, timeline.dropped) for worker, timeline in told])

@@ -303,7 +303,8 @@ class Server:
         ident = self.office.open_session(hello.host, hello.pid)
         peer = self._peers[identity] = Peer(hello, ident, start_mark(hello.pid), token=secrets.token_hex(16))
         self._clients[ident] = identity
-        self._post(identity, [Welcome(__version__, ident, os.getpid(), this_host(), ready, peer.token)])
+        log_path = "" if self._observer is None else self._observer.path
+        self._post(identity, [Welcome(__version__, ident, os.getpid(), this_host(), ready, peer.token, log_path)])
         log.info("client %d joined (pid %d)", ident, hello.pid)
 
     def _explain_waiting(self, identity: bytes, waiter: Waiter, ready: int) -> None:

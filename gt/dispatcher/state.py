@@ -18,6 +18,7 @@ from gt.core.messages import (
     Failure,
     Fetched,
     Queried,
+    Stats,
     Synchronized,
     Timeline,
     Traffic,
@@ -53,7 +54,7 @@ class Gone(NamedTuple):
     last_op: str
 
 
-Reply: TypeAlias = Fetched | Queried | Failed | Synchronized | Traffic | Timeline
+Reply: TypeAlias = Fetched | Queried | Failed | Synchronized | Traffic | Stats | Timeline
 
 
 class Pending(NamedTuple):

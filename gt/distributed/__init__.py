@@ -1,5 +1,9 @@
 """Tensors over several workers, said explicitly: meshes, placements, and products in the layout that is asked for."""
 
+from typing import Any
+
+import torch.distributed
+
 from gt.client.creation import distribute, replicate, shard
 from gt.client.layouts import LocalShard, mesh
 from gt.distributed.products import matmul
@@ -19,3 +23,8 @@ __all__ = [
     "replicate",
     "shard",
 ]
+
+
+def __getattr__(name: str) -> Any:
+    """Other names are torch's: a script that does `import gt as torch` may ask whether it `is_initialized()`."""
+    return getattr(torch.distributed, name)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import atexit
 import os
+import sys
 from typing import Any
 
 import msgspec
@@ -12,6 +13,7 @@ from gt.client import session as sessions
 from gt.client.host import fill
 from gt.client.interrupts import do_after_block, is_uninterrupted
 from gt.client.session import Session
+from gt.client.tracebacks import ends_on_users_line
 from gt.core.errors import SessionError, SettingsError, nearest
 from gt.core.settings import BACKENDS, MODES, Settings, configure_logging, parse_address, read_settings
 from gt.launch.hosted import HostedChannel
@@ -38,6 +40,7 @@ class _Program:
 _program = _Program()
 
 
+@ends_on_users_line
 def init(
     workers: int | None = None, *, mode: str | None = None, backend: str | None = None, server: str | None = None
 ) -> None:
@@ -56,11 +59,13 @@ def init(
     sessions.activate(_open(settings))
 
 
+@ends_on_users_line
 def connect(address: str) -> None:
     """Join a running server: `gt.connect("localhost:12345")`."""
     init(server=address)
 
 
+@ends_on_users_line
 def gpu_workers(count: int) -> None:
     """Say how many worker processes the first tensor starts; a GPU each, or a share of the CPU's cores."""
     if sessions.active is not None:
@@ -88,6 +93,7 @@ def shutdown() -> None:
             processes.stop()
 
 
+@ends_on_users_line
 def synchronize() -> None:
     """Wait until everything asked for so far is done. Raises a failure that no read has shown."""
     sessions.current().synchronize()
@@ -157,7 +163,17 @@ def _open_connected(settings: Settings) -> Session:
     except BaseException:
         channel.close()
         raise
+    if settings.instruction_log:
+        print(f"gt: {_where_the_log_is(settings, welcome.instruction_log)}", file=sys.stderr)
     return Session(channel, welcome, settings.auto_shard)
+
+
+def _where_the_log_is(settings: Settings, path: str) -> str:
+    """About GT_INSTRUCTION_LOG in a program that joins a server, which is what logs."""
+    name = f"GT_INSTRUCTION_LOG={settings.instruction_log} is not written by this program, which joins a server:"
+    if path:
+        return f"{name} the server at {settings.server} logs the instructions of all its clients to {path}"
+    return f"{name} set it where the server at {settings.server} is started, to log the instructions of all its clients"
 
 
 def _open_local(settings: Settings) -> Session:

@@ -27,12 +27,13 @@ def open_log(path: str) -> Observer | None:
         file = Path(path).open("w", buffering=1 << 16)
     except OSError as error:
         raise SettingsError(f"GT_INSTRUCTION_LOG={path!r} cannot be written: {error}") from None
-    return InstructionLog(file)
+    return InstructionLog(file, str(Path(path).absolute()))
 
 
 class InstructionLog:
-    def __init__(self, file: TextIO) -> None:
+    def __init__(self, file: TextIO, path: str = "") -> None:
         self._file = file
+        self.path = path
         self._start = time.monotonic()
         self._numbers = itertools.count(1)
         file.write(_ROW.format("elapsed s", "seq", "direction", "peer", "command", "bytes", "ids", "op", "site"))

@@ -12,6 +12,7 @@ import torch
 
 from gt.client.creation import device
 from gt.client.tensor import to_gt
+from gt.client.tracebacks import ends_on_users_line
 from gt.optim import __getattr__ as _optimizer
 
 _made: dict[type, type] = {}
@@ -20,6 +21,7 @@ _made: dict[type, type] = {}
 def _on_gt(kind: type[torch.nn.Module]) -> type[torch.nn.Module]:
     """The same class with parameters on GT."""
 
+    @ends_on_users_line
     def __init__(self: torch.nn.Module, *args: Any, **kwargs: Any) -> None:
         with device():
             kind.__init__(self, *args, **kwargs)

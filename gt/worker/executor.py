@@ -20,6 +20,7 @@ from gt.core.messages import (
     Report,
     Result,
     Segment,
+    Stats,
     StoreReady,
     Synchronized,
     Timeline,
@@ -35,10 +36,12 @@ from gt.core.messages import (
     WorkerHostStore,
     WorkerJoinStore,
     WorkerQueryOp,
+    WorkerReadStats,
     WorkerReadTimeline,
     WorkerReadTraffic,
     WorkerReportProgress,
     WorkerRunOp,
+    WorkerStats,
     WorkerSynchronize,
 )
 from gt.core.meta import TensorMeta
@@ -75,6 +78,7 @@ class Executor:
         self.kernels: dict[int, Kernel | Broken | ProgramKernel] = {}
         self.scopes: dict[tuple[int, int], WorkerDefineScope] = {}
         self.traffic: dict[int, int] = {}
+        self.ops = 0
         self.recorder = Recorder()
         self._reports: list[Outgoing] = []
         self._buffers: Iterator[Buffer] = iter(())
@@ -92,6 +96,7 @@ class Executor:
             WorkerFetchTensor: self._fetch,
             WorkerSynchronize: self._synchronize,
             WorkerReadTraffic: lambda command: self._report(Traffic(command.request, dict(self.traffic))),
+            WorkerReadStats: self._read_stats,
             WorkerReadTimeline: self._read_timeline,
             WorkerReportProgress: self._report_progress,
             WorkerEndSession: self._end_session,
@@ -106,6 +111,7 @@ class Executor:
         self._reports = []
         self._buffers = iter(buffers)
         self._marked = self.recorder.clock()
+        self.ops += [*map(type, commands)].count(WorkerRunOp)
         actions = self._actions
         following = self._ahead.follow(commands)
         if self.recorder.is_on:
@@ -131,6 +137,7 @@ class Executor:
     def start(self, command: WorkerRunOp) -> Swapping:
         """Begin a command that other workers run at the same time; whoever drives it passes on what they exchange, and
         takes the reports afterwards."""
+        self.ops += 1
         self._reports = []
         kernel = self.kernels[command.code]
         assert isinstance(kernel, ProgramKernel), "only programs exchange tensors"
@@ -158,6 +165,12 @@ class Executor:
         scope = self.scopes.get((session_of(command.code), command.scope))
         op = kernel.op if isinstance(kernel, ProgramKernel) else kernel.signature.op
         return op, scope.name if scope is not None else ""
+
+    def _read_stats(self, command: WorkerReadStats) -> None:
+        held = [value for value in self.store.values() if not isinstance(value, Failing)]
+        held_bytes = sum([int(value.nbytes) for value in held])
+        stats = WorkerStats(self.ops, len(held), held_bytes, dict(self.traffic), self.engine.restrided)
+        self._report(Stats(command.request, stats))
 
     def _read_timeline(self, command: WorkerReadTimeline) -> None:
         ran, dropped = self.recorder.take(session_of(command.request), command.limit)

@@ -387,8 +387,13 @@ class PyTorchEngine:
 
     def _group(self, group: dist.ProcessGroup | None) -> dist.ProcessGroup:
         chosen = group or self.group
+        if chosen is None and dist.is_initialized():
+            chosen = dist.group.WORLD
         if chosen is None:
-            raise RuntimeError("this worker has no process group yet: pass group=, or run it with other workers")
+            raise RuntimeError(
+                "this worker has no process group yet: pass group=, run it with other workers, or call "
+                "torch.distributed.init_process_group()"
+            )
         return chosen
 
 

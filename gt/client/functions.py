@@ -1,0 +1,25 @@
+"""Functions of torch that libraries call with NumPy's arguments, where they know a tensor by the name of its module.
+
+`opt_einsum` takes the functions of the package that a tensor's class is from.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from gt.client.tracebacks import ends_on_users_line
+
+
+@ends_on_users_line
+def tensordot(a: torch.Tensor, b: torch.Tensor, dims: Any = 2, axes: Any = None) -> torch.Tensor:
+    """torch.tensordot, whose `dims` may also be called `axes`."""
+    return torch.tensordot(a, b, dims=dims if axes is None else axes)
+
+
+@ends_on_users_line
+def transpose(input: torch.Tensor, dim0: int | Sequence[int], dim1: int | None = None) -> torch.Tensor:
+    """torch.transpose of two dims, or a permutation of all of them."""
+    return input.permute(*dim0) if dim1 is None else input.transpose(dim0, dim1)  # type: ignore[misc, call-overload, no-any-return]

@@ -1,0 +1,39 @@
+"""What GT tensors do not mix with, and what to do instead."""
+
+from __future__ import annotations
+
+import torch
+from torch._ops import OpOverload
+
+_COLLECTIVES = ("c10d", "_c10d_functional", "c10d_functional", "_dtensor")
+
+
+def require_strided(tensor: torch.Tensor) -> None:
+    """Not a TypeError, which torch's operators turn into one that names neither GT nor the remedy."""
+    if tensor.is_nested:
+        raise NotImplementedError(
+            "GT tensors do not mix with nested tensors: GT holds strided tensors; make it one first, with "
+            "torch.nested.to_padded_tensor(tensor, 0.0)"
+        )
+    if tensor.layout is not torch.strided:
+        raise NotImplementedError(
+            f"GT tensors do not mix with tensors of layout {tensor.layout}: GT holds strided tensors; make it one "
+            f"first, with tensor.to_dense()"
+        )
+
+
+def refuse_op(func: OpOverload) -> None:
+    """Ops that no worker can run: those that make nested tensors, and those of process groups, which have nothing to
+    exchange in a program whose tensors are on GT's workers."""
+    if func._schema.name == "aten::_nested_tensor_from_tensor_list":
+        raise NotImplementedError(
+            "nested tensors of GT tensors are not possible: GT holds strided tensors; pad them, with "
+            "torch.nn.utils.rnn.pad_sequence(tensors, batch_first=True)"
+        )
+    if func.namespace in _COLLECTIVES:
+        raise NotImplementedError(
+            f"torch.distributed ({func}) does not work on GT tensors, nor do DistributedDataParallel and FSDP: one "
+            f"program uses all of GT's workers. Start them with gt.init(workers=N) and cut the batch or the weights "
+            f"instead, with gt.shard(x, gt.mesh(N)) or a configuration (docs/sharding.md, docs/strategies.md); to "
+            f"exchange a value with other programs, use tensor.cpu()"
+        )

@@ -1,0 +1,59 @@
+"""Tracebacks that end on the user's line: the frames of GT, and of torch where GT called it, are left out."""
+
+from __future__ import annotations
+
+import functools
+import os
+from collections.abc import Callable
+from pathlib import Path
+from types import TracebackType
+from typing import ParamSpec, TypeVar
+
+import torch
+
+from gt.core.settings import shows_full_tracebacks
+
+OWN_FOLDERS = (str(Path(__file__).parents[1]) + os.sep, str(Path(torch.__file__).parent) + os.sep)
+
+Arguments = ParamSpec("Arguments")
+Result = TypeVar("Result")
+
+
+def leave_out_own_frames(error: Exception) -> None:
+    """Shorten the traceback of an exception that is about to leave GT. To be followed by a bare `raise`, which does not
+    add the frame of the function that it is in; so it costs nothing where nothing is raised."""
+    if shows_full_tracebacks():
+        return
+    error.__traceback__ = _without_own_frames(error.__traceback__)
+    context = error.__context__
+    while context is not None and _is_own(context.__traceback__):
+        context = context.__context__
+    error.__context__ = context
+
+
+def ends_on_users_line(function: Callable[Arguments, Result]) -> Callable[Arguments, Result]:
+    """For functions and methods that users call: what they raise has no frame of GT in its traceback."""
+
+    @functools.wraps(function)
+    def call(*args: Arguments.args, **kwargs: Arguments.kwargs) -> Result:
+        try:
+            return function(*args, **kwargs)
+        except Exception as error:
+            leave_out_own_frames(error)
+            raise
+
+    return call
+
+
+def _without_own_frames(traceback: TracebackType | None) -> TracebackType | None:
+    """What is left are frames of the user's functions that GT has called, which are rare."""
+    if traceback is None:
+        return None
+    rest = _without_own_frames(traceback.tb_next)
+    if _is_own(traceback):
+        return rest
+    return TracebackType(rest, traceback.tb_frame, traceback.tb_lasti, traceback.tb_lineno)
+
+
+def _is_own(traceback: TracebackType | None) -> bool:
+    return traceback is not None and traceback.tb_frame.f_code.co_filename.startswith(OWN_FOLDERS)
