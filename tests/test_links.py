@@ -218,6 +218,34 @@ def test_a_stopped_worker_is_given_up_and_ended(monkeypatch, caplog, fault):
         gt.shutdown()
 
 
+@pytest.mark.parametrize("met", [True, False], ids=["met before", "never met"])
+def test_a_worker_that_waits_for_one_that_was_given_up_goes_on(server, met, fault):
+    """It was told of an exchange that the other never heard of."""
+    _, port = server
+    steady = start("-m", "gt.worker", "-p", str(port), "--threads", "1", **SILENCE)
+    with proxied(port) as proxy, running(steady):
+        wait_for_workers(port, 1)
+        with running(start("-m", "gt.worker", "-p", str(proxy.port), "--threads", "1", **SILENCE)):
+            wait_for_workers(port, 2)
+            gt.connect(f"localhost:{port}")
+            try:
+                kept, lost = [gt.to(torch.ones(3)) + number for number in range(2)]
+                places = [sessions.current().locate(x._node).mesh.workers for x in (kept, lost)]
+                assert places == [(0,), (1,)]
+                if met:
+                    assert (kept + lost).sum().item() == 9
+                    lost = lost + 1
+                gt.synchronize()
+                proxy.silent.set()
+                threading.Timer(5, proxy.silent.clear).start()
+                with pytest.raises((gt.WorkerLost, gt.OpError)):
+                    (kept + lost).sum().item()
+                assert kept.sum().item() == 3
+                fault("a worker waits in an exchange for one that was given up", "the op fails, and the worker goes on")
+            finally:
+                gt.shutdown()
+
+
 STOPPED = """
 import signal
 signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGUSR1])

@@ -31,6 +31,12 @@ def test_a_message_arrives_as_it_was_sent(ends, frames):
     assert receive(dealer) == arrived
 
 
+@pytest.mark.parametrize("silence", [1e-6, 0.5, 60, 1e12])
+def test_any_limit_of_silence_can_be_set(silence):
+    with zmq.Context() as context, open_socket(context, zmq.DEALER, 0, silence) as socket:
+        assert 0 < socket.getsockopt(zmq.HEARTBEAT_IVL) < socket.getsockopt(zmq.HEARTBEAT_TIMEOUT)
+
+
 def test_a_wait_ends_without_a_message(ends):
     _, dealer = ends
     assert receive(dealer) is None

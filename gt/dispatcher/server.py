@@ -274,6 +274,8 @@ class Server:
 
     def _welcome_worker(self, identity: bytes, hello: Hello) -> None:
         shares = hello.progress and hello.host == this_host()
+        if shares and not hello.progress.startswith(f"gt-{hello.pid}-"):
+            raise ProtocolError(f"segment {hello.progress} is not one of process {hello.pid}")
         progress: Sequence[int] = shared.take(hello.progress, 16).cast("q") if shares else (0, 0)
         ident, outgoing = self.office.join_worker(hello.device, hello.host, hello.pid)
         peer = Peer(hello, ident, start_mark(hello.pid), progress=progress)

@@ -20,7 +20,7 @@ from gt.wire.codec import Frame
 from gt.wire.keys import MemberKeys, ServerKeys, find_keys
 from gt.wire.sockets import open_socket, receive, receive_from, send
 
-MAX_UNTAKEN = 1 << 16  # messages that a server keeps for a peer that does not take them
+MAX_UNTAKEN = 1 << 16  # messages that a server keeps for a peer that does not take them, and of one that sends
 _OPENING_SECONDS = 5.0
 _ENDS = (
     zmq.EVENT_DISCONNECTED
@@ -109,6 +109,7 @@ class Router:
         self._socket = open_socket(self._context, zmq.ROUTER, milliseconds, silence)
         self._socket.setsockopt(zmq.ROUTER_MANDATORY, 1)
         self._socket.setsockopt(zmq.SNDHWM, MAX_UNTAKEN)
+        self._socket.setsockopt(zmq.RCVHWM, MAX_UNTAKEN)
         if keys is not None:
             self._socket.setsockopt(zmq.CURVE_SERVER, 1)
             self._socket.setsockopt(zmq.CURVE_SECRETKEY, keys.secret.encode())

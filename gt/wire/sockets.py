@@ -11,6 +11,7 @@ from gt.wire.codec import MAX_FRAME, Frame
 
 _MOMENT_MS = 2
 _HANDSHAKE_MS = 10_000
+_LONGEST_MS = 1 << 29  # three times this is a C integer
 _OVERHEAD = 1 << 10  # of a frame that is encrypted
 _MORE, _NOW, _HAS_MORE = int(zmq.SNDMORE), int(zmq.NOBLOCK), int(zmq.RCVMORE)
 
@@ -23,9 +24,8 @@ def open_socket(
     heartbeats for `silence` seconds is closed (0: never); they are sent and answered by a thread of ZeroMQ's, however
     busy the program is.
 
-    Queues have no limit here, except that of a server for what a peer does not take. A limit for what was received
-    would stop the heartbeats of a peer that has much to do; clients pace themselves instead, and servers limit what
-    a client may read at once."""
+    Queues have no limit here: one for what was received would stop the heartbeats of a peer that has much to do.
+    Clients pace themselves instead, and servers have limits of their own."""
     socket = context.socket(kind)
     socket.setsockopt(zmq.LINGER, 1000)
     socket.setsockopt(zmq.MAXMSGSIZE, MAX_FRAME + _OVERHEAD)
@@ -36,7 +36,7 @@ def open_socket(
     socket.setsockopt(zmq.RECONNECT_IVL, -1)
     socket.setsockopt(zmq.HANDSHAKE_IVL, _HANDSHAKE_MS)
     if silence:
-        interval = max(1, int(silence * 1000 / 4))
+        interval = min(max(1, int(silence * 1000 / 4)), _LONGEST_MS)
         socket.setsockopt(zmq.HEARTBEAT_IVL, interval)
         socket.setsockopt(zmq.HEARTBEAT_TIMEOUT, 3 * interval)
     return socket

@@ -7,6 +7,7 @@ of the order.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import socket
 import time
@@ -148,6 +149,15 @@ class GroupExchange:
         member = Member(this_host(), os.getpid(), start_mark(os.getpid()), _gpu(self._device))
         self._store.set(f"worker {self._worker}", _encoder.encode(member))
 
+    def leave(self) -> None:
+        """This worker goes on under another id: whoever waits for it under this one is told, and its groups end."""
+        self._links.clear()  # with all that refers to the groups: their connections end with the last of it
+        self._early.clear()
+        self._sent = Sent(_wait)
+        if self._store is not None:
+            with contextlib.suppress(Exception):  # the store may be gone, and who waited with it
+                self._store.set(f"left {self._worker}", "")
+
     # Meeting
 
     def _link(self, members: tuple[int, ...]) -> Link:
@@ -188,11 +198,14 @@ class GroupExchange:
         return {member: store.get(place).decode() for member, place in zip(members, places, strict=True)}
 
     def _require_running(self, members: Sequence[int]) -> None:
+        assert self._store is not None
         for worker in members:
             member = self._member(worker)
-            if member is not None and member.has_ended:
+            if member is None:
+                continue
+            if member.has_ended or self._store.check([f"left {worker}"]):
                 raise RuntimeError(
-                    f"worker {worker} (pid {member.pid}) has ended; workers {tuple(members)} cannot meet"
+                    f"worker {worker} (pid {member.pid}) has ended or left; workers {tuple(members)} cannot meet"
                 )
 
     def _member(self, worker: int) -> Member | None:

@@ -54,6 +54,7 @@ class Worker:
         self._stopping = False
         self._endpoint = endpoint
         self._link: Link | None = None
+        self._exchange: GroupExchange | None = None
         self._commands: Decoder[Command] = Decoder(Command)
         self._engine = make_engine(backend, device, threads)
         self._server = (0, "")
@@ -83,6 +84,8 @@ class Worker:
                 executor.worker,
                 self._endpoint,
             )
+            if self._exchange is not None:
+                self._exchange.leave()
             self._close()
         except Exception as error:
             with contextlib.suppress(ConnectionLost):
@@ -140,9 +143,9 @@ class Worker:
         (answer, *_), _ = Decoder[Welcome | Refused](Welcome | Refused).decode(frames)
         if isinstance(answer, Refused):
             raise ProtocolError(answer.reason)
-        self._server = (answer.pid, start_mark(answer.pid))
-        exchange = GroupExchange(answer.ident, self._engine.device)
-        executor = Executor(answer.ident, self._engine, exchange, self._export, owns_buffers=True)
+        self._server = (answer.pid, start_mark(answer.pid)) if answer.host == this_host() else (0, "")
+        self._exchange = GroupExchange(answer.ident, self._engine.device)
+        executor = Executor(answer.ident, self._engine, self._exchange, self._export, owns_buffers=True)
         executor.progress = cast(MutableSequence[int], cell.cast("q"))
         return executor
 
