@@ -46,6 +46,7 @@ if TYPE_CHECKING:
     from gt.client.creation import zeros as zeros
     from gt.client.creation import zeros_like as zeros_like
     from gt.client.layouts import mesh as mesh
+    from gt.client.recovery import recover as recover
     from gt.client.tensor import Tensor as Tensor
     from gt.core.errors import GTError as GTError
     from gt.core.errors import LayoutError as LayoutError
@@ -80,6 +81,7 @@ _ROOMS: dict[str, str] = {
         "tensor to zeros zeros_like"
     ),
     "gt.client.layouts": "mesh",
+    "gt.client.recovery": "recover",
     "gt.client.tensor": "Tensor",
     "gt.core.errors": "GTError LayoutError OpError ServerLost SessionError SettingsError SignalError WorkerLost",
     "gt.launch.sessions": "connect gpu_workers init shutdown synchronize",

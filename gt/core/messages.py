@@ -160,8 +160,11 @@ class ForgetOps(_Record, frozen=True):
 
 
 class FetchTensor(_Record, frozen=True):
+    """`former`: where the tensor has no value because a write to it never began, the value that it had before."""
+
     request: Id
     id: Id
+    former: bool = False
 
 
 class LocateTensor(_Record, frozen=True):
@@ -259,6 +262,7 @@ class WorkerFetchTensor(_Record, frozen=True):
     request: Id
     id: Id
     shared: bool
+    former: bool = False
 
 
 class WorkerSynchronize(_Record, frozen=True):
