@@ -61,6 +61,7 @@ if TYPE_CHECKING:
     from gt.client.functions import tensordot as tensordot
     from gt.client.functions import transpose as transpose
     from gt.client.layouts import mesh as mesh
+    from gt.client.recovery import recover as recover
     from gt.client.tensor import Tensor as Tensor
     from gt.core.errors import GTError as GTError
     from gt.core.errors import LayoutError as LayoutError
@@ -97,6 +98,7 @@ _ROOMS: dict[str, str] = {
     ),
     "gt.client.functions": "tensordot transpose",
     "gt.client.layouts": "mesh",
+    "gt.client.recovery": "recover",
     "gt.client.tensor": "Tensor",
     "gt.core.errors": "GTError LayoutError OpError ServerLost SessionError SettingsError SignalError WorkerLost",
     "gt.launch.sessions": "connect gpu_workers init shutdown synchronize",

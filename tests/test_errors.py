@@ -291,3 +291,42 @@ def test_a_mistake_of_gt_while_an_op_is_planned_is_the_failure_of_that_op(embedd
     text = str(caught.value)
     assert "a mistake of GT" in text and "AssertionError: of a rule" in text and "aten.atan2.default" in text
     assert (a + b).tolist() == [1.0, 1.0, 1.0]
+
+
+def test_what_should_have_been_written_can_be_recovered(anywhere):
+    model = gt.nn.Linear(2, 2)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+    weights = [parameter.detach().cpu() for parameter in model.parameters()]
+    for index in (0, 7):  # the second step has no gradients
+        optimizer.zero_grad()
+        rows = gt.ones(3, 2)[gt.tensor([index])]
+        model(rows).sum().backward()
+        optimizer.step()
+        if index == 0:
+            weights = [parameter.detach().cpu() for parameter in model.parameters()]
+    with pytest.raises(gt.OpError, match="out of bounds"):
+        model.weight.tolist()
+    gt.recover(model, optimizer)
+    assert all(map(torch.equal, [parameter.detach().cpu() for parameter in model.parameters()], weights))
+    optimizer.zero_grad()
+    model(gt.ones(1, 2)).sum().backward()
+    optimizer.step()
+    assert model.weight.isfinite().all().item()
+
+
+def test_a_write_that_has_begun_cannot_be_taken_back(embedded):
+    bad = gt.zeros(3)
+    bad.index_add_(0, gt.tensor([9]), gt.ones(1))
+    with pytest.raises(gt.OpError):
+        gt.recover(bad)
+
+
+def test_recovery_keeps_strides_and_values_of_what_has_not_failed(anywhere):
+    plain = torch.arange(24.0).reshape(1, 2, 3, 4).to(memory_format=torch.channels_last)
+    tensor = gt.to(plain)
+    tensor += 0
+    stride = tensor.stride()
+    gt.recover(tensor)
+    assert torch.equal(tensor.cpu(), plain) and tensor.stride() == stride
+    with pytest.raises(TypeError, match="not int"):
+        gt.recover(3)

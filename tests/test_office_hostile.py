@@ -245,7 +245,7 @@ INSTRUCTIONS = st.one_of(
     st.builds(QueryOp, ASKS, CODES, SOME, SOME, FIRSTS, st.just(()), SCOPES, st.just(0)),
     st.builds(Redistribute, IDS, IDS, LAYOUTS, st.just(0)),
     st.builds(FreeTensors, SOME),
-    st.builds(FetchTensor, ASKS, IDS),
+    st.builds(FetchTensor, ASKS, IDS, st.booleans()),
     st.builds(LocateTensor, ASKS, IDS),
     st.builds(Synchronize, ASKS),
     st.builds(ReadTraffic, ASKS, st.booleans()),

@@ -495,3 +495,22 @@ def test_a_tensor_that_the_user_has_not_placed_is_made_by_the_workers_that_are_l
     desk.tell(CreateTensor(E, SMALL, INLINE, 1, 0), buffers=[b""])
     assert desk.layout(C) == desk.layout(E) == "- on 0"
     assert D in desk.state.lost, "workers that a user names are not replaced by others"
+
+
+@pytest.mark.parametrize(
+    ("text", "read"),
+    [
+        ("-", ["0: fetch A"]),
+        ("x", ["0 1: define c3: redistribute", "0+1: c3(A) -> c2", "0: fetch c2", "0: free c2"]),
+    ],
+)
+def test_the_value_before_a_write_that_cannot_be_done_is_read_if_that_is_asked_for(text, read):
+    desk = sharded_desk(3, text)
+    desk.create(B, C, D)
+    (missing,) = [ident for ident in (B, C, D) if desk.layout(ident) == "- on 2"]
+    desk.define(OP, ADD_)
+    desk.lose(2)
+    desk.tell(run(OP, (A, missing), (own(9),)))
+    assert isinstance(answers(desk.tell(FetchTensor(REQUEST, own(9))))[0], Lost)
+    assert told(desk.tell(FetchTensor(REQUEST, own(9), True))) == read
+    assert isinstance(answers(desk.tell(FetchTensor(REQUEST2, missing, True)))[0], Lost)

@@ -5,6 +5,7 @@ import os
 import signal
 
 import pytest
+import torch
 
 import gt
 from gt.client import session as sessions
@@ -52,4 +53,42 @@ def test_tensors_are_created_after_a_loss_and_signals_name_the_replacement(serve
         assert made.spec.mesh.workers == (0, 2) and made.sum().item() == 32
         assert gt.ones(4, 4).spec.mesh.workers == (0, 2)
         assert gt.mesh(2).workers == (0, 2)
+        gt.shutdown()
+
+
+def step(x, w):
+    """Data parallel: the gradient is summed over the workers, which all hold the weight."""
+    gradient = x.T @ (x @ w + 1)
+    w -= 0.125 * gradient
+    return gradient
+
+
+@pytest.mark.parametrize("hears", [False, True], ids=["while it runs", "before it is planned"])
+def test_weights_of_the_step_in_which_a_worker_is_lost_can_be_recovered(hears):
+    gt.init(workers=3)
+    try:
+        mesh = gt.mesh(3, ("dp",))
+        x = gt.ones(3, 2, mesh=mesh, placements="dp, -")
+        w = gt.zeros(2, 2, mesh=mesh, placements="-, -")
+        for _ in range(2):
+            step(x, w)
+        before = w.cpu()
+        expected = torch.ones(3, 2).T @ (torch.ones(3, 2) @ before + 1)
+        os.kill(sessions.current().workers[2].pid, signal.SIGKILL)
+        if hears:
+            wait_until(lambda: 2 not in there(), what="the loss of the worker")
+        gradients = [step(x, w) for _ in range(2)]
+        with pytest.raises((gt.WorkerLost, gt.OpError)):
+            gradients[0].sum().item()
+        with pytest.raises((gt.WorkerLost, gt.OpError)):
+            w.tolist()
+        view = w[0]
+        gt.recover(w)
+        assert torch.equal(w.cpu(), before) or torch.equal(w.cpu(), before - 0.125 * expected)
+        assert view.tolist() == w.tolist()[0]
+        w += 1
+        assert w.sum().item() == w.cpu().sum().item()
+        with pytest.raises(gt.WorkerLost):
+            gt.recover(x)  # it was cut, and a part of it is gone
+    finally:
         gt.shutdown()

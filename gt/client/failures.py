@@ -60,5 +60,6 @@ def describe_loss(lost: Lost, how_it_ended: str) -> str:
     last = f"its last op was {lost.last_op}" if lost.last_op else "it had not run an op"
     return (
         f"worker {lost.worker} (pid {lost.pid}) {ending}; {last}. The tensors it held are lost; those of other workers "
-        f"can still be read. Start again with gt.shutdown() and gt.init()."
+        f"can still be read, and gt.recover(model) brings back weights that others hold too. Start again with "
+        f"gt.shutdown() and gt.init()."
     )

@@ -187,13 +187,14 @@ class Session:
 
     # Values out
 
-    def fetch(self, node: Node) -> torch.Tensor:
-        """The value of a tensor as a plain one; waits until it is computed."""
+    def fetch(self, node: Node, former: bool = False) -> torch.Tensor:
+        """The value of a tensor as a plain one; waits until it is computed. `former`: where it has none because a write
+        to it never began, the value before that."""
         self.require_open()
         base = node if isinstance(node, Base) else self.derive(node)
         request = next(self.ids)
         with self.lock:
-            self.enqueue(FetchTensor(request, base.id))
+            self.enqueue(FetchTensor(request, base.id, former))
         answer, buffer = self._answer(request)
         assert isinstance(answer, Fetched) and buffer is not None
         assert answer.segment.nbytes == node.geometry.nbytes, "a worker's tensor has another size than its handle"
@@ -269,11 +270,16 @@ class Session:
     def synchronize(self) -> None:
         """Wait for all work. A failure that no read has shown yet is raised here, so that none is lost."""
         self.require_open()
+        self.wait_for_work()
+        if failures := self.inbox.unshown():
+            raise OpError("\n\n".join(map(self._describe, failures)))
+
+    def wait_for_work(self) -> None:
+        """Wait until every worker has done what it was given. Raises WorkerLost if one is lost meanwhile; the
+        dispatcher knows of it then."""
         request = next(self.ids)
         self.emit(Synchronize(request))
         self._answer(request)
-        if failures := self.inbox.unshown():
-            raise OpError("\n\n".join(map(self._describe, failures)))
 
     def _describe(self, failure: Failure) -> str:
         return describe_failure(failure, self.sites.place(failure.site))

@@ -171,8 +171,11 @@ class ForgetOps(_Record, frozen=True):
 
 
 class FetchTensor(_Record, frozen=True):
+    """`former`: where the tensor has no value because a write to it never began, the value that it had before."""
+
     request: Id
     id: Id
+    former: bool = False
 
 
 class LocateTensor(_Record, frozen=True):
@@ -276,6 +279,7 @@ class WorkerFetchTensor(_Record, frozen=True):
     request: Id
     id: Id
     shared: bool
+    former: bool = False
 
 
 class WorkerSynchronize(_Record, frozen=True):

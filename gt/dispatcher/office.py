@@ -432,6 +432,9 @@ class Office:
 
     def _fetch(self, session: Session, fetch: FetchTensor, _: Buffer | None) -> None:
         """A tensor that is whole somewhere is read there; another one is gathered on one worker first."""
+        if fetch.former and fetch.id in self.state.before:
+            self._fetch_former(session, fetch)
+            return
         held = self.state.held(fetch.id)
         spec, ident, gathered = held.spec, fetch.id, False
         if not spec.is_whole:
@@ -439,12 +442,28 @@ class Office:
             gathered = copy is None
             spec = copy or whole(self.state.workers[spec.mesh.workers[0]].alone, len(held.meta.shape))
             ident = self._placing.available(session, ident, spec, "fetch", 0)
+        self._read(session, fetch, ident, spec)
+        if gathered:
+            self._placing.drop_copy(fetch.id, spec)
+
+    def _fetch_former(self, session: Session, fetch: FetchTensor) -> None:
+        """The value before a write that could not be planned, gathered where it is cut."""
+        ident, held = self.state.before[fetch.id]
+        if held.spec.is_whole:
+            self._read(session, fetch, ident, held.spec)
+            return
+        alias = self.state.new_id(session)
+        spec = whole(self.state.workers[held.spec.mesh.workers[0]].alone, len(held.meta.shape))
+        self._placing.move(session, held, ident, alias, spec, "fetch", 0)
+        self._read(session, fetch, alias, spec)
+        self._placing.free([(alias, spec.mesh)])
+
+    def _read(self, session: Session, fetch: FetchTensor, ident: int, spec: ShardingSpec) -> None:
+        """The first worker that holds a tensor whole sends it."""
         worker = spec.mesh.workers[0]
         shared = session.host == self.state.workers[worker].info.host
         self._requests.wait(fetch.request, (worker,), Fetched, Failed)
-        self._post.command((worker,), WorkerFetchTensor(fetch.request, ident, shared))
-        if gathered:
-            self._placing.drop_copy(fetch.id, spec)
+        self._post.command((worker,), WorkerFetchTensor(fetch.request, ident, shared, fetch.former))
 
     def _locate(self, session: Session, locate: LocateTensor, _: Buffer | None) -> None:
         if locate.request in self.state.pending:

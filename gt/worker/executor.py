@@ -331,6 +331,10 @@ class Executor:
             self.store.pop(command.inputs[place], None)
         for ident in command.outputs:
             self.store[ident] = failing
+        if any(value is failing for value in values):  # the op did not begin
+            renewed = command.outputs[len(command.outputs) - len(kernel.writes) :]
+            for place, ident in zip(kernel.writes, renewed, strict=True):
+                self.store[ident] = failing.instead_of(values[place])
 
     def _cause(
         self,
@@ -395,6 +399,8 @@ class Executor:
     def _fetch(self, command: WorkerFetchTensor) -> None:
         try:
             value = self.store[command.id]
+            if isinstance(value, Failing) and command.former and value.former is not None:
+                value = value.former
             if isinstance(value, Failing):
                 self._report(Failed(command.request, value.failure))
                 return

@@ -55,12 +55,25 @@ class ProgramKernel:
 
     def run(self, inputs: Sequence[Value | Failing | None], numbers: tuple[Number, ...], fail: Fail) -> Swapping:
         registers: Registers = dict(zip(self.program.takes, inputs, strict=True))
+        is_written = False
         for step in self._steps:
             if isinstance(step, _Moving):
                 registers[step.output] = yield from step.mover.run(registers.get(step.input), fail)
-            else:
-                step(registers, numbers, fail)
-        return [registers.get(register) for register in self.program.gives]
+            elif step(registers, numbers, fail):
+                is_written = True
+        results = [registers.get(register) for register in self.program.gives]
+        return results if is_written else self._with_former(results, inputs)
+
+    def _with_former(self, results: list[Any], inputs: Sequence[Value | Failing | None]) -> list[Any]:
+        """The results, where nothing was written: what should have been still has the value before, unless it was to be
+        laid out otherwise."""
+        program = self.program
+        first = len(results) - len(program.consumes)
+        for number, place in enumerate(program.consumes, first):
+            result = results[number]
+            if isinstance(result, Failing) and program.gives[number] == program.takes[place]:
+                results[number] = result.instead_of(inputs[place])
+        return results
 
     def _prepare(self, number: int, step: Step) -> Any:
         if isinstance(step, Move):
@@ -70,21 +83,24 @@ class ProgramKernel:
         if isinstance(step, Whole):
             written = [step.inputs[place] for place in step.signature.writes]
             run = _made(lambda: Kernel(self._engine, step.signature).call)
-            return _Computing(step.signature.op, step.inputs, step.outputs, run, written)
+            return _Computing(step.signature.op, step.inputs, step.outputs, run, written, writes=bool(written))
         if isinstance(step, Settle):
             return self._settling(step)
         if isinstance(step, Refuse):
-            return _Computing(step.op, (), step.outputs, _raising(RuntimeError(step.reason)))
-        inputs = (*step.inputs, *[register for register in step.into if register >= 0])
-        return _Computing(step.op, inputs, step.outputs, _made(lambda: self._part(number, step)))
+            return _Computing(step.op, (), step.outputs, _raising(RuntimeError(step.reason)), writes=False)
+        into = [register for register in step.into if register >= 0]
+        run = _made(lambda: self._part(number, step))
+        return _Computing(step.op, (*step.inputs, *into), step.outputs, run, writes=bool(into))
 
     def _settling(self, step: Settle) -> _Action:
-        def settle(registers: Registers, numbers: tuple[Number, ...], fail: Fail) -> None:
+        def settle(registers: Registers, numbers: tuple[Number, ...], fail: Fail) -> bool:
             base, view = registers[step.base], registers[step.view]
             if isinstance(view, Failing):
                 registers[step.base] = view
-            elif not isinstance(base, Failing) and self._engine.nbytes(view) and not self._engine.aliases(view, base):
+                return False
+            if not isinstance(base, Failing) and self._engine.nbytes(view) and not self._engine.aliases(view, base):
                 self._engine.write_through(base, self._composed(step.steps), view)
+            return True
 
         return settle
 
@@ -204,7 +220,8 @@ class ProgramKernel:
 
 
 _Run: TypeAlias = Callable[[list[Value], tuple[Number, ...]], list[Any]]
-_Action: TypeAlias = Callable[[Registers, tuple[Number, ...], Fail], None]
+_Action: TypeAlias = Callable[[Registers, tuple[Number, ...], Fail], bool]
+"""A step on registers; gives whether it may have written to a tensor that was there before."""
 
 
 def _is_view(local: LocalProgram) -> bool:
@@ -245,20 +262,30 @@ class _Moving:
 
 
 class _Computing:
-    """Runs an op on registers. What a failing register goes into is failing too, also where it is `written`."""
+    """Runs an op on registers. What a failing register goes into is failing too, also where it is `written`. `writes`:
+    it changes tensors that were there before."""
 
     def __init__(
-        self, op: str, inputs: Sequence[int], outputs: Sequence[int], run: _Run, written: Sequence[int] = ()
+        self,
+        op: str,
+        inputs: Sequence[int],
+        outputs: Sequence[int],
+        run: _Run,
+        written: Sequence[int] = (),
+        *,
+        writes: bool,
     ) -> None:
         self._op = op
         self._inputs = tuple(inputs)
         self._outputs = tuple(outputs)
         self._run = run
         self._written = tuple(written)
+        self._writes = writes
 
-    def __call__(self, registers: Registers, numbers: tuple[Number, ...], fail: Fail) -> None:
+    def __call__(self, registers: Registers, numbers: tuple[Number, ...], fail: Fail) -> bool:
         values = [registers[register] for register in self._inputs]
         failing = next((value for value in values if isinstance(value, Failing)), None)
+        is_run = failing is None
         if failing is None:
             try:
                 results = self._run(values, numbers)
@@ -268,3 +295,4 @@ class _Computing:
             registers.update(dict.fromkeys((*self._outputs, *self._written), failing))
         else:
             registers.update(zip(self._outputs, results, strict=False))
+        return is_run and self._writes

@@ -9,12 +9,18 @@ from gt.core.messages import Failure
 
 
 class Failing:
-    """The value could not be computed. What depends on it fails in the same way."""
+    """The value could not be computed. What depends on it fails in the same way. `former`: the value before a write
+    that never began, because what should have been written has no value either."""
 
-    __slots__ = ("failure",)
+    __slots__ = ("failure", "former")
 
-    def __init__(self, failure: Failure) -> None:
+    def __init__(self, failure: Failure, former: Any = None) -> None:
         self.failure = failure
+        self.former = former
+
+    def instead_of(self, value: Any) -> Failing:
+        """What stands in place of a tensor that should have been written, and was not touched."""
+        return Failing(self.failure, value.former if isinstance(value, Failing) else value)
 
 
 Fail: TypeAlias = Callable[[str, Sequence[Any], Exception], Failing]
