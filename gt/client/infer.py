@@ -95,7 +95,7 @@ def _known_entry(
     template: Template,
     nodes: list[Node],
 ) -> Entry:
-    if record.asks and not (record.asks_only_in_half and _in_full_precision(nodes)):
+    if record.asks and not _is_same_everywhere(record, args, kwargs, nodes):
         raise Unknown
     result, resized = infer_result(record, args, kwargs, nodes, session.on_cpu)
     if record.answers or resized:
@@ -125,8 +125,12 @@ def _without_unasked(record: OpRecord, args: tuple[Any, ...], kwargs: dict[str, 
     return tuple([value if asked else None for value, asked in zip(result, mask, strict=True)])
 
 
-def _in_full_precision(nodes: Sequence[Node]) -> bool:
-    return all(node.geometry.dtype in (torch.float32, torch.float64) for node in nodes)
+def _is_same_everywhere(record: OpRecord, args: Sequence[Any], kwargs: dict[str, Any], nodes: Sequence[Node]) -> bool:
+    """Whether an op that differs by device does not in this call."""
+    if any(node.geometry.dtype not in (torch.float32, torch.float64) for node in nodes):
+        return False
+    given = dict(zip(record.kwarg_kinds, args, strict=False)) | kwargs
+    return record.asks_only_in_half or (record.asks_in_evaluation and bool(given["training"]))
 
 
 def infer_result(

@@ -65,8 +65,10 @@ _DEVICE_DEPENDENT = {
     "aten::_embedding_bag", "aten::_embedding_bag_forward_only", "aten::mkldnn_rnn_layer",
 }  # fmt: skip
 
-# Of these, those that differ by device only in the dtype of statistics, and only in half precision.
-_DEVICE_DEPENDENT_IN_HALF = {"aten::native_layer_norm", "aten::native_group_norm"}
+# Of these, those that differ by device only in the dtype of statistics, and only in half precision; and those that do
+# so in evaluation too, where some devices give no statistics.
+_DEVICE_DEPENDENT_IN_HALF = {"aten::native_layer_norm", "aten::native_group_norm", "aten::_batch_norm_with_update"}
+_DEVICE_DEPENDENT_IN_EVALUATION = {"aten::native_batch_norm", "aten::_native_batch_norm_legit"}
 
 
 class OpRecord:
@@ -74,7 +76,8 @@ class OpRecord:
 
     - `aliases`: its results are views of its first argument
     - `answers`: it gives Python values, which only a worker knows
-    - `asks`: its result must be learned from a worker, or `asks_only_in_half` precision
+    - `asks`: its result must be learned from a worker, but in full precision where it `asks_only_in_half`, and in
+      training too where it `asks_in_evaluation`
     - `detours`: it is not simply an instruction
     - `functional`: the same op without its writes, where it writes and there is one
     - `leading`: how many of its first arguments are tensors that it only reads
@@ -85,7 +88,8 @@ class OpRecord:
     """
 
     __slots__ = (
-        "aliases", "answers", "asks", "asks_only_in_half", "decomposition", "detours", "func", "functional", "kinds",
+        "aliases", "answers", "asks", "asks_in_evaluation", "asks_only_in_half", "decomposition", "detours", "func",
+        "functional", "kinds",
         "kwarg_kinds",
         "leading", "mask", "name", "random", "reinterprets", "reshapes", "returned", "returns_list", "split", "writes",
     )  # fmt: skip
@@ -105,6 +109,7 @@ class OpRecord:
         self.reshapes = torch.Tag.inplace_view in func.tags
         self.asks = schema.name in _DEVICE_DEPENDENT
         self.asks_only_in_half = schema.name in _DEVICE_DEPENDENT_IN_HALF
+        self.asks_in_evaluation = schema.name in _DEVICE_DEPENDENT_IN_EVALUATION
         self.reinterprets = self.name in REINTERPRETING
         checks = not schema.returns and not self.writes  # what it does is to raise, which must not come later
         self.answers = checks or any("Tensor" not in str(r.type) for r in schema.returns)

@@ -47,8 +47,8 @@ def infer(func: OpOverload, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
 def _ways(func: OpOverload) -> tuple[Callable[..., Any], Rule | None]:
     """The best shape function of an op, and the rule for the strides of its results, if it needs one."""
     rule = _RULES.get(func._schema.name.removeprefix("aten::"))
-    if func._schema.is_mutable:  # what it writes to keeps its strides
-        return func, None
+    if func._schema.is_mutable:
+        return func, rule
     if _dispatch_has_kernel_for_dispatch_key(func.name(), _STRUCTURED):
         return functools.partial(func._op_dk, _STRUCTURED), rule
     iterates = torch.Tag.pointwise in func.tags and func._opname not in _AS_TOLD
@@ -246,6 +246,8 @@ _RULES: dict[str, Rule] = {
     "_fft_c2c": _fourier,
     "_fft_c2r": _fourier,
     "_fft_r2c": _fourier,
+    "_batch_norm_with_update": _like("input"),
+    "_native_batch_norm_legit": _like("input"),
     "batch_norm_backward": _like("input"),
     "channel_shuffle": _like("self"),
     "convolution": _convolution,
@@ -258,6 +260,7 @@ _RULES: dict[str, Rule] = {
     "log_sigmoid_forward": _contiguous,
     "max_unpool2d": _like("self"),
     "mse_loss_backward": _contiguous,
+    "native_batch_norm": _like("input"),
     "native_batch_norm_backward": _like("input"),
     "native_dropout_backward": _iterated,
     "native_layer_norm_backward": _contiguous,
