@@ -163,6 +163,15 @@ def test_a_peer_that_keeps_sending_noise_is_no_longer_heard(server):
     assert server.hear(b"client", Synchronize(own(1))) == []
 
 
+def test_a_repeated_request_id_costs_no_worker(server):
+    server.hear(b"client", CreateTensor(own(1), SMALL, INLINE, 0, 0), DefineOp(own(2), NONZERO), payloads=[[bytes(16)]])
+    server.hear(b"client", Synchronize(own(9)))
+    (answer,) = server.hear(b"client", QueryOp(own(9), own(2), (own(1),), (), own(1 << 39), (), 0, 0))
+    assert isinstance(answer, Rejected) and "request 9 is there already" in answer.reason
+    server.hear(b"worker", Synchronized(own(9)))
+    assert server.sent == [(b"client", Synchronized(own(9)))] and len(server.office.state.workers) == 1
+
+
 NOISE = [header_of(b"\xc1") + b"\xc1"]
 WAITED_FOR = [
     CreateTensor(own(1), SMALL, INLINE, 0, 0),

@@ -285,10 +285,11 @@ class Office:
         if session is None:
             return [ToClient(ident, Rejected(0, f"session {ident} has ended"))]
         remaining = iter(buffers)
-        actions, post, undo, out = self._actions, self._post, self.state.undo, self._post.out
+        actions, post, inverses, out = self._actions, self._post, self.state.undo.inverses, self._post.out
+        observed = post.observer is not None
         for instruction in batch:
             start = len(out)
-            if post.observer is not None:
+            if observed:
                 post.note("RECV", f"client {ident}", instruction)
             buffer = next(remaining) if type(instruction) is CreateTensor else None
             try:
@@ -296,9 +297,9 @@ class Office:
             except Exception as error:
                 self._roll_back(start)
                 self._refuse(session, instruction, error)
-            if undo.inverses:
-                undo.commit()
-            if post.observer is not None:
+            if inverses:
+                self.state.commit()
+            if observed:
                 post.note_from(start)
             if type(instruction) is Goodbye:
                 break
@@ -349,7 +350,7 @@ class Office:
             self._placing.collect(session, prepared.plan.collectives, op.site)
         copies = state.replace(writes, op.inputs, outputs, prepared.results)
         command = WorkerRunOp(prepared.code, inputs, outputs, op.scalars, op.scope, op.site)
-        self._post.command(prepared.plan.workers, command, None, prepared.meets)
+        self._post.out.append(ToWorkers(prepared.plan.workers, command, None, prepared.meets))  # without a call
         if copies:
             self._placing.free(copies)
 

@@ -481,25 +481,26 @@ class State:
 
     def replace(
         self, writes: Sequence[int], inputs: Sequence[int], outputs: Sequence[int], results: Sequence[Held]
-    ) -> list[tuple[int, DeviceMesh]]:
+    ) -> Sequence[tuple[int, DeviceMesh]]:
         """The last change of an op that runs: written tensors go on under new ids and their old ids are gone. Gives the
         copies of what they were. Not recorded, as nothing that follows can fail: it is what most instructions do."""
         tensors, loads = self.tensors, self.loads
-        copies: list[tuple[int, DeviceMesh]] = []
+        copies: Sequence[tuple[int, DeviceMesh]] = ()
         if writes:
             results = self._as_settled(writes, inputs, results)
-            for place in writes:
-                old = inputs[place]
-                if old in self.copies:
-                    copies += self.remove(old)[1:]
-                else:
-                    held = tensors.pop(old)
-                    loads[held.spec.mesh] -= held.nbytes
-        for place, held in enumerate(results):
+            copies = [copy for place in writes for copy in self._consume(inputs[place])]
+        for place, held in enumerate(results):  # by place: a zip takes longer
             tensors[outputs[place]] = held
             mesh = held.spec.mesh
             loads[mesh] = loads.get(mesh, 0) + held.nbytes
         return copies
+
+    def _consume(self, ident: int) -> list[tuple[int, DeviceMesh]]:
+        if ident in self.copies:
+            return self.remove(ident)[1:]
+        held = self.tensors.pop(ident)
+        self.loads[held.spec.mesh] -= held.nbytes
+        return []
 
     def _as_settled(self, writes: Sequence[int], inputs: Sequence[int], results: Sequence[Held]) -> tuple[Held, ...]:
         """The results of an op, with new versions as settled as what they are versions of."""
