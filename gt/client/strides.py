@@ -253,6 +253,7 @@ _RULES: dict[str, Rule] = {
     "convolution": _convolution,
     "convolution_backward": _convolution,
     "floor_divide": _iterated,
+    "hardtanh_backward": _iterated,
     "glu_backward": _contiguous,
     "huber_loss_backward": _contiguous,
     "ldexp": _scaled,

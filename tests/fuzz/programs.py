@@ -205,6 +205,8 @@ def _extended(
     try:
         drawn: Drawn = op.draw(chance, *[values[place] for place in chosen])
         leaves = [draw_leaf(chance, shape, is_odd, DENSE_FORMATS) for shape in drawn.leaves]
+        if op.name.startswith("conv"):  # zeros beyond an edge times an infinite weight: docs/limits.md
+            leaves = [replace(leaf, odd=0) for leaf in leaves]
         extra = [as_formatted(memory_of(leaf), leaf) for leaf in leaves]
         given = [*[values[place] for place in chosen], *extra]
         layout = chance.randrange(1, 1 << 30) if chance.random() < 0.15 else 0
