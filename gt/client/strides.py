@@ -125,6 +125,11 @@ def _like(name: str) -> Rule:
     return rule
 
 
+def _rolled(arguments: Arguments, results: Sequence[torch.Tensor | None]) -> Sequence[Strides | None]:
+    """Without dims a tensor is rolled as if it were flat."""
+    return _like("self")(arguments, results) if arguments.get("dims") else _contiguous(arguments, results)
+
+
 def _suggested_format(tensor: torch.Tensor) -> torch.memory_format:
     """What torch's kernels take for the format of a tensor: `suggest_memory_format` of C++."""
     for dims, format_ in ((4, torch.channels_last), (5, torch.channels_last_3d)):
@@ -276,5 +281,6 @@ _RULES: dict[str, Rule] = {
     "replication_pad2d_backward": _like("self"),
     "replication_pad3d": _like("self"),
     "replication_pad3d_backward": _like("self"),
+    "roll": _rolled,
     "smooth_l1_loss_backward": _contiguous,
 }
