@@ -50,15 +50,21 @@ EXPECTED: tuple[Expected, ...] = (
         in_formats=True,
     ),
     Expected(
-        ops=("linalg.lu",),
+        ops=("linalg.cond", "linalg.slogdet", "pca_lowrank", "svd_lowrank"),
         matching="values",
-        why="torch writes wrong values to an out= in channels_last; on shards GT copies right ones there",
+        why="equal rows: the matrix is singular but for rounding, which depends on the strides and the order of sums",
         in_formats=True,
     ),
     Expected(
-        ops=("linalg.slogdet",),
-        matching="Expected -?0.0 but got -?1.0",
-        why="equal rows: the sign of a determinant that is zero but for rounding, which depends on the strides",
+        ops=("nn.functional.gelu",),
+        matching="values",
+        why="torch's kernel writes nothing to an out= with gaps",
+        in_formats=True,
+    ),
+    Expected(
+        ops=("native_group_norm",),
+        matching="torch raises, GT does not: .*Expected X.is_contiguous",
+        why="torch's kernel refuses operands with gaps, and shards have none",
         in_formats=True,
     ),
     Expected(

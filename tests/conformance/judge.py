@@ -153,6 +153,10 @@ def _compare(
     is_value = exactness in (Exactness.VALUES, Exactness.SUMS)
     if found and is_value and _is_random(left, place, variant, op, sample, format_):
         found = difference(left, right, Exactness.METADATA)
+    if found and variant.intended is not None and format_ is not None:
+        meant = replace(variant, steps=variant.intended)
+        (left,) = _record(meant, op, sample, FormattedSide(PlainSide(), format_), 0)
+        found = difference(left, right, exactness) if isinstance(left, Returned) else found
     return Verdict(stage, found or find_stray(right))
 
 

@@ -19,10 +19,12 @@ MOST_MASKED = 4  # inputs of which every choice is tried
 
 @dataclass(frozen=True, slots=True)
 class Variant:
-    """A way to call an op: `steps` yields a tree of tensors after each of the named stages."""
+    """A way to call an op: `steps` yields a tree of tensors after each of the named stages. `intended` yields what
+    torch means to give, where its kernels may give something else."""
 
     stages: tuple[str, ...]
     steps: Callable[[OpInfo, Any, Side], Iterator[Any]]
+    intended: Callable[[OpInfo, Any, Side], Iterator[Any]] | None = None
 
 
 def forward_variant(grad: bool) -> Variant:
@@ -36,7 +38,7 @@ def written_variants(op: OpInfo, grad: bool) -> Iterator[Variant]:
     elif op.inplace_variant is not None:
         yield Variant(("inplace",), _inplace)
     if op.supports_out:
-        yield Variant(("out",), _out)
+        yield Variant(("out",), _out, _out_by_copy)
 
 
 def differentiable(sample: Any) -> int:
@@ -96,13 +98,28 @@ def _inplace_backward(op: OpInfo, sample: Any, side: Side) -> Iterator[Any]:
     yield _gradients(sample, result, call, side)
 
 
-def _out(op: OpInfo, sample: Any, side: Side) -> Iterator[Any]:
-    shapes = next(_forward(op, sample, PlainSide()))["result"]
+def _out_by_copy(op: OpInfo, sample: Any, side: Side) -> Iterator[Any]:
+    """Some kernels write to `out=` as if it were contiguous. The op's result, copied there, is what they mean."""
     call = copy_call(sample, side, requires_grad=False)
+    made = _call(op.op, call, call.input, side)
+    outs = _allocated(made, side)
+    for target, value in zip(tree_leaves(outs), tree_leaves(made), strict=True):
+        target.copy_(value)
+    yield {"result": outs, "same": [True for _ in tree_leaves(outs)], "out": outs, "inputs": call.tensors}
+
+
+def _allocated(shapes: Any, side: Side) -> Any:
+    """Memory for the results of an op, which are tensors like these."""
     outs = tree_map_only(
         torch.Tensor, lambda tensor: side.allocate(torch.zeros(tensor.shape, dtype=tensor.dtype)), shapes
     )
-    outs = outs if isinstance(outs, torch.Tensor) else tuple(outs)
+    return outs if isinstance(outs, torch.Tensor) else tuple(outs)
+
+
+def _out(op: OpInfo, sample: Any, side: Side) -> Iterator[Any]:
+    shapes = next(_forward(op, sample, PlainSide()))["result"]
+    call = copy_call(sample, side, requires_grad=False)
+    outs = _allocated(shapes, side)
     result = _call(functools.partial(op.op, out=outs), call, call.input, side)
     same = [left is right for left, right in zip(tree_leaves(result), tree_leaves(outs), strict=False)]
     yield {"result": result, "same": same, "out": outs, "inputs": call.tensors}
