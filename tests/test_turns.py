@@ -18,7 +18,7 @@ from gt.core.messages import (
     WorkerReportProgress,
     WorkerRunOp,
 )
-from gt.dispatcher.turns import MOST_UNITS
+from gt.dispatcher.turns import ALONE, MOST_UNITS
 from tests.desks import OP, PAIR, REQUEST, A, Desk, create, over
 from tests.programs import finish, free_port, running, start, wait_for_workers
 from tests.records import ADD, meta, own, signature
@@ -65,6 +65,7 @@ def reported(desk, outgoing, nanoseconds):
 
 def test_a_client_has_a_bounded_amount_of_unfinished_work():
     desk = desk_of(ADD, meta(4))
+    desk.open()
     sent = submit(desk, *ops(10_000))
     done, most = 0, 0
     while sent:
@@ -72,6 +73,14 @@ def test_a_client_has_a_bounded_amount_of_unfinished_work():
         done += len(commands(sent, WorkerRunOp))
         sent = reported(desk, sent, 1000)
     assert done == 10_000 and MOST_UNITS / 2 <= most <= MOST_UNITS
+
+
+def test_a_client_alone_may_have_more_unfinished():
+    desk = desk_of(ADD, meta(4))
+    sent = submit(desk, *ops(10_000))
+    assert MOST_UNITS / 2 < len(commands(sent, WorkerRunOp)) <= ALONE * MOST_UNITS
+    sent = reported(desk, sent, 1000)
+    assert MOST_UNITS < len(commands(sent, WorkerRunOp)) <= ALONE * MOST_UNITS
 
 
 def test_instructions_stay_in_their_order():
@@ -86,6 +95,7 @@ def test_instructions_stay_in_their_order():
 def test_of_work_that_takes_long_little_is_unfinished():
     product = signature("aten.mm.default", 2, (BIG,))
     desk = desk_of(product, BIG)
+    desk.open()
     sent = submit(desk, *ops(100))
     assert len(commands(sent, WorkerRunOp)) < 3, "large tensors count for more"
     for _ in range(3):

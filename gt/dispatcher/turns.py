@@ -21,6 +21,7 @@ UNIT_BYTES = 1 << 16
 FIRST_UNITS = 32.0  # that a client may have unfinished on a worker before it is known how long they take
 MOST_UNITS = 512.0  # and however quick they are
 TARGET_NANOSECONDS = 50e6  # of unfinished work that a client should have on a worker
+ALONE = 32  # times as much may be unfinished where there is no other client, which could only come later
 
 
 class Turn(NamedTuple):
@@ -48,10 +49,11 @@ class _Client:
         self.allowance = FIRST_UNITS
         self.pace = 0.0
 
-    def room(self) -> float:
-        """How much more it may have unfinished. Whatever an instruction costs, one alone may always begin."""
+    def room(self, times: int) -> float:
+        """How much more it may have unfinished, of so many times its allowance. Whatever an instruction costs, one
+        alone may always begin."""
         most = max(self.unfinished.values(), default=0)
-        return max(self.allowance, 1.0) if not most else self.allowance - most
+        return max(times * self.allowance, 1.0) if not most else times * self.allowance - most
 
     def note_pace(self, pace: float) -> None:
         """Slower work counts at once, quicker work by and by."""
@@ -81,13 +83,14 @@ class Turns:
 
     def next(self) -> Turn | None:
         """The next instructions that may be carried out, of each client in turn; None where all have to wait."""
+        times = ALONE if len(self._state.sessions) == 1 else 1
         for ident, client in list(self._clients.items()):
             session = self._state.sessions.get(ident)
             if session is None:
                 self.forget_session(ident)
-            elif client.waiting and (room := client.room()) > 0:
+            elif client.waiting and (room := client.room(times)) > 0:
                 self._clients[ident] = self._clients.pop(ident)  # the others come first next time
-                return self._take(session, client.waiting, min(room, max(client.allowance / 2, 1.0)))
+                return self._take(session, client.waiting, min(room, max(times * client.allowance / 2, 1.0)))
         return None
 
     def _take(self, session: Session, waiting: deque[tuple[Instruction, Buffer | None]], room: float) -> Turn:

@@ -11,6 +11,8 @@ from typing import Any, NamedTuple, TypeAlias
 
 import torch
 
+from gt.core.meta import span
+
 Arguments: TypeAlias = Mapping[str, Any]
 Check: TypeAlias = Callable[[Arguments], "dict[str, Any] | None"]  # raises, or gives arguments to use instead
 
@@ -21,7 +23,7 @@ def no_overlap(*written: str) -> Check:
     def check(given: Arguments) -> None:
         for name in written:
             for tensor in listed(given.get(name)):
-                if any(stride == 0 and size > 1 for size, stride in zip(tensor.shape, tensor.stride(), strict=True)):
+                if span(tensor.shape, tensor.stride()) < tensor.numel():
                     raise ValueError(
                         f"argument {name} of strides {tensor.stride()} has several elements at one place of memory, "
                         f"so it cannot be written to; clone() it first"
