@@ -122,18 +122,14 @@ def _embedding_bag(*passes: Passing) -> OpEntry:
 
 
 def _lower_embedding_bag(shard: Shard) -> LocalProgram:
-    """The op wants a feature, so a worker that has none adds one and takes it away again. What the op gives besides the
-    sums depends on whether features lie side by side in memory, so that is kept."""
+    """The op wants a feature, so a worker that has none adds one and takes it away again."""
     call = shard.call
     program, none = LocalBuilder(len(call.inputs)), shard.result_shape()[1] == 0
-
-    def widened(place: int) -> Input:
-        if call.inputs[place].stride[1] == 1:
-            return padded(program, Input(place), 2, {1: (0, 1)})
-        columns = program.call("aten.t.default", Input(place))
-        return program.call("aten.t.default", padded(program, columns, 2, {0: (0, 1)}))
-
-    wider = {place: widened(place) for place, shape in enumerate(call.shapes) if none and len(shape) == 2}
+    wider = {
+        place: padded(program, Input(place), 2, {1: (0, 1)})
+        for place, shape in enumerate(call.shapes)
+        if none and len(shape) == 2
+    }
     args = [with_inputs(arg, lambda value: wider.get(value.index, value)) for arg in call.args]
     results = program.repeat(call, *args, **call.kwargs)
     return program.finish(

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple, TypeAlias
 
 import torch
 
-from gt.core.meta import span
+from gt.core.meta import contiguous_strides, span
 
 Arguments: TypeAlias = Mapping[str, Any]
 Check: TypeAlias = Callable[[Arguments], "dict[str, Any] | None"]  # raises, or gives arguments to use instead
@@ -165,12 +165,17 @@ def compact(*names: str) -> Check:
 
 
 def contiguous(*names: str) -> Check:
-    """Kernels that count on row-major tensors get such copies."""
+    """Kernels that count on row-major tensors get such copies, in which dims of one element have row-major strides too:
+    some kernels choose by them what they give."""
 
     def check(given: Arguments) -> dict[str, Any]:
-        return {name: given[name].contiguous() for name in names if given.get(name) is not None}
+        return {name: row_major(given[name]) for name in names if given.get(name) is not None}
 
     return check
+
+
+def row_major(tensor: torch.Tensor) -> torch.Tensor:
+    return tensor.contiguous().as_strided(tensor.shape, contiguous_strides(tuple(tensor.shape)))
 
 
 def has_gaps(tensor: torch.Tensor) -> bool:
