@@ -321,6 +321,31 @@ def test_a_write_that_has_begun_cannot_be_taken_back(embedded):
         gt.recover(bad)
 
 
+def test_what_was_computed_from_a_failed_write_has_no_former_value(anywhere):
+    weight = gt.full((4,), 5.0)
+    weight.sub_(gt.zeros(3)[gt.full((4,), 7)])
+    for computed in (weight * 100, weight.int(), weight.sum(), weight.clone()):
+        with pytest.raises(gt.OpError, match="index 7 is out of bounds"):
+            gt.recover(computed)
+    gt.recover(weight)
+    assert weight.tolist() == [5.0] * 4
+
+
+def test_the_former_value_of_what_is_cut_is_refused_or_right():
+    gt.init(workers=2, mode="virtual")
+    try:
+        weight = gt.distribute(gt.full((4, 4), 5.0), gt.mesh((2,), ("d",)), "d, -")
+        weight.sub_(gt.zeros(3, 4)[gt.full((4,), 7)])
+        try:
+            gt.recover(weight)
+        except gt.OpError as error:
+            assert "index 7 is out of bounds" in str(error)
+        else:
+            assert weight.tolist() == [[5.0] * 4] * 4
+    finally:
+        gt.shutdown()
+
+
 def test_recovery_keeps_strides_and_values_of_what_has_not_failed(anywhere):
     plain = torch.arange(24.0).reshape(1, 2, 3, 4).to(memory_format=torch.channels_last)
     tensor = gt.to(plain)

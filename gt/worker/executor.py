@@ -295,7 +295,8 @@ class Executor:
             own = not any(value is failing for value in values)
             self._report(Failed(command.request, failing.failure, own))
             still = [self._meta(values[place]) for place in kernel.writes] if before else []
-            left = values if still == before else [failing] * len(command.inputs)  # as torch leaves its arguments
+            lost: list[Value | Failing] = [failing.passed_on()] * len(command.inputs)
+            left = values if still == before else lost  # as torch leaves its arguments
             self._renew(kernel, command.inputs, left, command.written)
             return
         self._renew(kernel, command.inputs, values, command.written)
@@ -330,7 +331,7 @@ class Executor:
         for place in kernel.writes:
             self.store.pop(command.inputs[place], None)
         for ident in command.outputs:
-            self.store[ident] = failing
+            self.store[ident] = failing.passed_on()
         if any(value is failing for value in values):  # the op did not begin
             renewed = command.outputs[len(command.outputs) - len(kernel.writes) :]
             for place, ident in zip(kernel.writes, renewed, strict=True):

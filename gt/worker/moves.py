@@ -47,7 +47,7 @@ class Mover:
         for step, members in self._steps():
             value = yield from self._step(step, members, value, fail)
         if value is None or isinstance(value, Failing):
-            return value
+            return value.passed_on() if value is not None else None
         told = self._whole.part(box_shape(local_box(self._target, self._shape, self._worker)))
         moved = value
         return _tried(lambda: self._engine.with_strides(moved, told.stride), fail)

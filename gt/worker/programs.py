@@ -292,7 +292,7 @@ class _Computing:
             except Exception as error:
                 failing = fail(self._op, values, error)
         if failing is not None:
-            registers.update(dict.fromkeys((*self._outputs, *self._written), failing))
+            registers.update(dict.fromkeys((*self._outputs, *self._written), failing.passed_on()))
         else:
             registers.update(zip(self._outputs, results, strict=False))
         return is_run and self._writes

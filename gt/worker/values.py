@@ -18,6 +18,10 @@ class Failing:
         self.failure = failure
         self.former = former
 
+    def passed_on(self) -> Failing:
+        """What stands in place of a tensor that was to be computed from this one, which has no former value."""
+        return self if self.former is None else Failing(self.failure)
+
     def instead_of(self, value: Any) -> Failing:
         """What stands in place of a tensor that should have been written, and was not touched."""
         return Failing(self.failure, value.former if isinstance(value, Failing) else value)
