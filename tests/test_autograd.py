@@ -219,3 +219,65 @@ def test_an_exception_in_a_hook_reaches_the_user():
     y.register_hook(fail)
     with pytest.raises(KeyError, match="from the hook"):
         y.sum().backward()
+
+
+def _write_transposed(base, by):
+    view = base[:]
+    view.t_()
+    view.mul_(by)
+    return (base * base * by).sum()
+
+
+def _write_a_row_of_transposed(base, by):
+    view = base[:]
+    view.transpose_(0, 1)
+    view[0] = by[1] * base[0, 0]
+    return (base * base * by).sum()
+
+
+def _read_transposed_after_a_write(base, by):
+    view = base[:]
+    view.swapaxes_(0, 1)
+    base.mul_(by)
+    return (view * view * by).sum()
+
+
+def _write_strided(base, by):
+    view = base[:]
+    view.as_strided_((3, 3), (1, 3))
+    view.mul_(by)
+    return (base * base * by).sum()
+
+
+def _write_squeezed(base, by):
+    view = base[0]
+    view.unsqueeze_(1).mul_(3)
+    view.squeeze_(1).mul_(by[1])
+    return (base * base * by).sum()
+
+
+def _write_not_square(base, by):
+    view = base[:2]
+    view.transpose_(0, 1)
+    view.mul_(by[:, :2])
+    return (view * view).sum()
+
+
+@pytest.mark.parametrize(
+    "run",
+    [
+        _write_transposed,
+        _write_a_row_of_transposed,
+        _read_transposed_after_a_write,
+        _write_strided,
+        _write_squeezed,
+        _write_not_square,
+    ],
+)
+def test_gradients_after_a_view_was_changed_in_place(anywhere, run):
+    plain = torch.arange(9.0).reshape(3, 3)
+    expected = torch.tensor(2.0, requires_grad=True)
+    ours = gt.tensor(2.0, requires_grad=True)
+    run(gt.to(plain) * ours, gt.to(plain)).backward()
+    run(plain * expected, plain).backward()
+    assert ours.grad.item() == expected.grad.item()

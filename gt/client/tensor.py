@@ -244,6 +244,39 @@ class Tensor(torch.Tensor):
         with torch.no_grad():
             rebind(self, to_gt(value.detach())._node)
 
+    # Views that change in place
+
+    def t_(self) -> Any:
+        return self._become("t")
+
+    def transpose_(self, dim0: int, dim1: int) -> Any:
+        return self._become("transpose", dim0, dim1)
+
+    def swapaxes_(self, axis0: int, axis1: int) -> Any:
+        return self._become("transpose", axis0, axis1)
+
+    def swapdims_(self, dim0: int, dim1: int) -> Any:
+        return self._become("transpose", dim0, dim1)
+
+    def squeeze_(self, *dim: Any, **named: Any) -> Any:
+        return self._become("squeeze", *dim, **named)
+
+    def unsqueeze_(self, dim: int) -> Any:
+        return self._become("unsqueeze", dim)
+
+    def as_strided_(self, size: Any, stride: Any, storage_offset: int | None = None) -> Any:
+        return self._become("as_strided", size, stride, storage_offset)
+
+    def _become(self, name: str, *args: Any, **kwargs: Any) -> Any:
+        """Become a view of this tensor. Of a tensor that is a view, autograd remembers the ops that made it, and forgets
+        those that change it in place: so it is exchanged for the other view, with all that autograd knows of that."""
+        if not (torch.is_grad_enabled() and self._is_view()):
+            return getattr(super(), f"{name}_")(*args, **kwargs)
+        other = getattr(self, name)(*args, **kwargs)
+        self._node, other._node = other._node, self._node
+        torch._C._swap_tensor_impl(self, other)
+        return self
+
     # What calls Python for every element
 
     def apply_(self, function: Callable[[Any], Any]) -> Any:

@@ -277,8 +277,9 @@ class Server:
         if shares and not hello.progress.startswith(f"gt-{hello.pid}-"):
             raise ProtocolError(f"segment {hello.progress} is not one of process {hello.pid}")
         progress: Sequence[int] = shared.take(hello.progress, 16).cast("q") if shares else (0, 0)
+        mark = start_mark(hello.pid)  # before anything is noted of it: this fails where too many files are open
         ident, outgoing = self.office.join_worker(hello.device, hello.host, hello.pid)
-        peer = Peer(hello, ident, start_mark(hello.pid), progress=progress)
+        peer = Peer(hello, ident, mark, progress=progress)
         self._peers[identity] = peer
         self._workers[ident] = identity
         self._post(identity, [Welcome(__version__, ident, os.getpid(), this_host())])
@@ -302,8 +303,9 @@ class Server:
                     self._explain_waiting(identity, waiter, len(ready))
 
     def _welcome_client(self, identity: bytes, hello: Hello, ready: tuple[WorkerInfo, ...]) -> None:
+        mark = start_mark(hello.pid)
         ident = self.office.open_session(hello.host, hello.pid)
-        peer = self._peers[identity] = Peer(hello, ident, start_mark(hello.pid), token=secrets.token_hex(16))
+        peer = self._peers[identity] = Peer(hello, ident, mark, token=secrets.token_hex(16))
         self._clients[ident] = identity
         log_path = "" if self._observer is None else self._observer.path
         self._post(identity, [Welcome(__version__, ident, os.getpid(), this_host(), ready, peer.token, log_path)])
@@ -352,8 +354,8 @@ class Server:
     def _bury(self, peer: Peer) -> None:
         """The process of a peer is gone."""
         self._forget(peer)
-        if not start_mark(peer.hello.pid):  # unless another process has its number by now
-            with _surviving("the removal of shared memory"):
+        with _surviving("the removal of shared memory"):
+            if not start_mark(peer.hello.pid):  # unless another process has its number by now
                 shared.sweep(peer.hello.pid)
         if peer.hello.role == "worker":
             self._lose(peer, "has ended without a goodbye (killed, or crashed)")

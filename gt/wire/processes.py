@@ -19,10 +19,11 @@ def this_host() -> str:
 
 
 def start_mark(pid: int) -> str:
-    """When a process started, to tell it from a later one with the same number; empty if there is none."""
+    """When a process started, to tell it from a later one with the same number; empty if there is none. Raises OSError
+    where that cannot be found out, as in a process that has too many files open."""
     try:
         status = Path(f"/proc/{pid}/stat").read_bytes()  # bytes: the name of a process need not be text
-    except OSError:
+    except (FileNotFoundError, ProcessLookupError):
         return ""
     fields = status.rpartition(b")")[2].decode().split()
     return "" if fields[0] in "ZX" else fields[19]
@@ -37,8 +38,12 @@ def is_stopped(pid: int) -> bool:
 
 
 def is_running(pid: int, mark: str) -> bool:
+    """Whether a process has not ended, as far as this can be found out."""
     if Path("/proc").is_dir():
-        return mark != "" and start_mark(pid) == mark
+        try:
+            return mark != "" and start_mark(pid) == mark
+        except OSError:
+            return True
     try:
         os.kill(pid, 0)
     except ProcessLookupError:
