@@ -105,6 +105,21 @@ def test_group_norm_of_a_flattened_convolution(workers):
     assert_gradients(Flat(), lambda net, batch: net(batch), images(4, 3, 6, 6))
 
 
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_group_norm_of_narrow_floats_with_wide_weights(workers, dtype):
+    """As autocast calls it."""
+    x, weight = images(4, 6, 4, 4).to(dtype), torch.rand(6)
+
+    def gradients(x: torch.Tensor, weight: torch.Tensor) -> list[torch.Tensor]:
+        leaves = [x.requires_grad_(), weight.requires_grad_()]
+        return list(torch.autograd.grad(F.group_norm(leaves[0], 3, leaves[1]).square().sum(), leaves))
+
+    mesh = gt.mesh((workers,), ("d",))
+    ours = gradients(gt.distribute(gt.to(x), mesh, "d, -, -, -"), gt.to(weight))
+    for found, expected in zip(ours, gradients(x, weight), strict=True):
+        assert_same(found, expected, 2e-2)
+
+
 def test_attention_of_a_channels_last_convolution(embedded):
     x, weight = images(2, 8, 4, 4), torch.randn(8, 8, 1, 1)
 

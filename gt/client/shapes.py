@@ -1,4 +1,4 @@
-"""Shape functions of GT's own, for ops that torch's shape functions refuse and its kernels run."""
+"""Shape functions of GT's own, for ops whose kernels run or give something else than torch's shape functions say."""
 
 from __future__ import annotations
 
@@ -60,4 +60,20 @@ def _is_aligned(matrix: torch.Tensor) -> bool:
     return rows == 1 and columns >= max(1, matrix.shape[-2]) and columns % unit == 0
 
 
-SHAPES: Mapping[str, Callable[..., Any]] = {"aten._grouped_mm.default": _grouped_mm}
+def _group_norm_backward(
+    grad_out: torch.Tensor,
+    input: torch.Tensor,
+    mean: torch.Tensor,
+    rstd: torch.Tensor,
+    weight: torch.Tensor | None,
+    *rest: Any,
+) -> tuple[torch.Tensor | None, ...]:
+    """Torch's own shape function gives all gradients the dtype of the weights, which may be wider than the input."""
+    made = torch.ops.aten.native_group_norm_backward.default(grad_out, input, mean, rstd, weight, *rest)
+    return (None if made[0] is None else made[0].to(input.dtype), *made[1:])
+
+
+SHAPES: Mapping[str, Callable[..., Any]] = {
+    "aten._grouped_mm.default": _grouped_mm,
+    "aten.native_group_norm_backward.default": _group_norm_backward,
+}
