@@ -184,3 +184,14 @@ def test_a_program_writes_the_log_that_its_environment_names(tmp_path, monkeypat
     rows = fields(path.read_text().splitlines())
     (product,) = [row for row in rows if row["command"] == "RunOp" and row["op"] == "aten.mm.default"]
     assert "test_instruction_log.py:" in product["site"]
+
+
+def test_a_log_that_cannot_be_written_ends_nothing_but_itself(caplog, monkeypatch):
+    monkeypatch.setenv("GT_INSTRUCTION_LOG", "/dev/full")
+    with caplog.at_level("WARNING", "gt.dispatcher"):
+        gt.init()
+        assert (gt.ones(3) + 1).sum().item() == 6
+        gt.shutdown()
+    assert [record.message for record in caplog.records].count(
+        "the instruction log /dev/full ends here: [Errno 28] No space left on device"
+    ) == 1

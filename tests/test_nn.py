@@ -315,3 +315,10 @@ def test_functional_and_einsum(anywhere):
     torch.testing.assert_close(
         torch.einsum("bhqe,bhke->bqk", gt.to(q), gt.to(k)).cpu(), torch.einsum("bhqe,bhke->bqk", q, k)
     )
+
+
+def test_parameters_are_known_by_gts_name_too(embedded):
+    parameter = gt.nn.Parameter(torch.ones(2))
+    assert isinstance(parameter, gt.Tensor) and isinstance(parameter, torch.nn.Parameter)
+    assert all(isinstance(found, gt.nn.Parameter) for found in (parameter, *gt.nn.Linear(2, 2).parameters()))
+    assert not isinstance(parameter.detach(), gt.nn.Parameter)

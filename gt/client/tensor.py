@@ -268,8 +268,8 @@ class Tensor(torch.Tensor):
         return self._become("as_strided", size, stride, storage_offset)
 
     def _become(self, name: str, *args: Any, **kwargs: Any) -> Any:
-        """Become a view of this tensor. Of a view, autograd remembers the ops that made it and forgets those that change
-        it in place: so this tensor is exchanged for the other view, with all that autograd knows of that."""
+        """Become a view of this tensor. Autograd remembers the ops that made a view and forgets those that change it in
+        place: so this tensor is exchanged for the other view, with all that autograd knows of that."""
         if not (torch.is_grad_enabled() and self._is_view()):
             return getattr(super(), f"{name}_")(*args, **kwargs)
         other = getattr(self, name)(*args, **kwargs)

@@ -6,7 +6,9 @@ elapsed s   seq  direction    peer      command             bytes  ids          
 
 from __future__ import annotations
 
+import contextlib
 import itertools
+import logging
 import time
 from pathlib import Path
 from typing import TextIO
@@ -15,6 +17,7 @@ from gt.core.errors import SettingsError
 from gt.core.events import Event, Observer
 from gt.core.ids import short_id
 
+log = logging.getLogger("gt.dispatcher")
 _ROW = "{:>12}  {:>9}  {:<11}  {:<12}  {:<19}  {:>13}  {:<24}  {:<44}  {}\n"
 _SHOWN_IDS = 4
 
@@ -36,8 +39,19 @@ class InstructionLog:
         self.path = path
         self._start = time.monotonic()
         self._numbers = itertools.count(1)
-        file.write(_ROW.format("elapsed s", "seq", "direction", "peer", "command", "bytes", "ids", "op", "site"))
-        file.flush()
+        self._is_full = False
+        self._write(_ROW.format("elapsed s", "seq", "direction", "peer", "command", "bytes", "ids", "op", "site"))
+
+    def _write(self, text: str) -> None:
+        """A log that cannot be written, because the disk is full, must not end what it is a log of."""
+        if self._is_full:
+            return
+        try:
+            self._file.write(text)
+            self._file.flush()
+        except OSError as error:
+            self._is_full = True
+            log.warning("the instruction log %s ends here: %s", self.path, error)
 
     def __call__(self, event: Event) -> None:
         message = event.message
@@ -52,11 +66,11 @@ class InstructionLog:
             _cut(event.op, 44) or "-",
             event.site or "-",
         )
-        self._file.write(row.rstrip() + "\n")
-        self._file.flush()
+        self._write(row.rstrip() + "\n")
 
     def close(self) -> None:
-        self._file.close()
+        with contextlib.suppress(OSError):  # what could not be written is tried again
+            self._file.close()
 
 
 def _size(message: object) -> str:

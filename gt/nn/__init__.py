@@ -38,8 +38,18 @@ def _on_gt(kind: type[torch.nn.Module]) -> type[torch.nn.Module]:
     return found
 
 
-def Parameter(data: torch.Tensor, requires_grad: bool = True) -> torch.nn.Parameter:  # noqa: N802
-    return torch.nn.Parameter(to_gt(data.detach()), requires_grad)
+class _OnGT(type(torch.nn.Parameter)):  # type: ignore[misc]
+    """Every parameter is one of `gt.nn.Parameter`, wherever its bytes are."""
+
+    def __instancecheck__(cls, instance: Any) -> bool:
+        return isinstance(instance, torch.nn.Parameter)
+
+
+class Parameter(torch.nn.Parameter, metaclass=_OnGT):
+    """Torch's parameter, made on GT."""
+
+    def __new__(cls, data: torch.Tensor | None = None, requires_grad: bool = True) -> torch.nn.Parameter:  # type: ignore[misc]
+        return torch.nn.Parameter(to_gt(torch.empty(0) if data is None else data.detach()), requires_grad)
 
 
 def __getattr__(name: str) -> Any:

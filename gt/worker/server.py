@@ -131,7 +131,7 @@ class Worker:
 
     def _greet(self, link: Link) -> Executor | None:
         """None if the connection is lost before the server has answered."""
-        name, cell = shared.create(16)
+        name, cell = _progress_cell()
         hello = Hello(__version__, "worker", this_host(), os.getpid(), self._engine.device, name)
         try:
             link.send(encode([hello]))
@@ -146,7 +146,7 @@ class Worker:
         self._server = (answer.pid, start_mark(answer.pid)) if answer.host == this_host() else (0, "")
         self._exchange = GroupExchange(answer.ident, self._engine.device)
         executor = Executor(answer.ident, self._engine, self._exchange, self._export, owns_buffers=True)
-        executor.progress = cast(MutableSequence[int], cell.cast("q"))
+        executor.progress = cell
         return executor
 
     def _work(self, executor: Executor, frames: Sequence[Frame]) -> None:
@@ -197,3 +197,13 @@ class Worker:
 
 def _is_inline(report: Any) -> bool:
     return isinstance(report, Fetched) and not report.segment.name
+
+
+def _progress_cell() -> tuple[str, MutableSequence[int]]:
+    """Where a worker shows what it is at. Without shared memory only it can see that itself."""
+    try:
+        name, cell = shared.create(16)
+    except OSError as error:
+        log.warning("there is no shared memory to show progress in: %s", error)
+        return "", [0, 0]
+    return name, cast(MutableSequence[int], cell.cast("q"))
