@@ -3,28 +3,47 @@
 import gc
 import io
 import re
+from pathlib import Path
 
 import pytest
 
 import gt
 from gt.core.errors import SettingsError
-from gt.core.ids import session_of
+from gt.core.ids import SESSION_SHIFT, session_of
 from gt.core.messages import (
+    DefineOp,
+    DefineScope,
     DefineSite,
+    Failed,
     Fetched,
     FetchTensor,
+    ForgetOps,
     FreeTensors,
+    Goodbye,
+    LocateTensor,
+    OpFailed,
     Queried,
+    ReadStats,
+    ReadTimeline,
+    ReadTraffic,
+    Redistribute,
+    RunOp,
     Segment,
+    Stats,
     Synchronize,
     Synchronized,
+    Timeline,
+    Traffic,
+    WorkerStats,
 )
 from gt.monitor.instruction_log import InstructionLog, open_log
-from tests.desks import OP, OP2, REQUEST, REQUEST2, A, B, C, D, Desk, create, query, run
-from tests.records import ADD, NONZERO, SMALL, own, signature
+from gt.sharding.spec import DeviceMesh
+from tests.desks import OP, OP2, REQUEST, REQUEST2, A, B, C, D, Desk, create, over, query, run
+from tests.records import ADD, FAILURE, NONZERO, SMALL, own, signature
 
 COLUMNS = ("elapsed s", "seq", "direction", "peer", "command", "bytes", "ids", "op", "site")
 TO_THE_RIGHT = {"elapsed s", "seq", "bytes"}
+GOLDEN = Path(__file__).parent / "golden" / "instruction_log.txt"
 LONG_OP = "aten._scaled_dot_product_flash_attention_for_cpu_backward.default"
 
 
@@ -43,6 +62,35 @@ def converse(desk):
         desk.report(worker, Synchronized(own(202)))
     desk.close()
     desk.lose(1)
+
+
+def converse_about_everything(desk):
+    """Every instruction of a client, so that the log has every command that it makes."""
+    converse(desk)
+    desk.join()
+    session = desk.open()
+
+    def mine(number):
+        return (session << SESSION_SHIFT) + number
+
+    def tell(*batch):
+        desk.tell(*batch, session=session)
+
+    pair = DeviceMesh([2], ["x"], [0, 2])
+    tell(DefineSite(mine(1), "train.py", 30, "step"), DefineScope(mine(2), "forward"), DefineOp(mine(3), ADD))
+    tell(create(mine(4)), Redistribute(mine(4), mine(5), over("x", pair).record(), mine(1)))
+    tell(RunOp(mine(3), (mine(5), mine(5)), (mine(6),), (), mine(2), mine(1)), LocateTensor(mine(7), mine(6)))
+    tell(ReadTraffic(mine(8), watch=True), ReadStats(mine(9)), ReadTimeline(mine(10), limit=8))
+    for worker in (0, 2):
+        desk.report(worker, Traffic(mine(8), {}))
+        desk.report(worker, Stats(mine(9), WorkerStats(1, 2, 3, {})))
+        desk.report(worker, Timeline(mine(10), (), 0))
+    tell(FetchTensor(mine(11), mine(6)))
+    desk.lose(2)
+    desk.report(0, OpFailed(session, FAILURE))
+    tell(FetchTensor(mine(12), mine(4)))
+    desk.report(0, Failed(mine(12), FAILURE))
+    tell(FetchTensor(mine(13), mine(99)), ForgetOps((mine(3),)), Goodbye())
 
 
 def logged(conversation, workers=2):
@@ -140,6 +188,17 @@ def test_a_line_says_who_what_and_where(direction, command, peer, ids, op, site)
     assert (direction, peer, command, ids, op, site) in found
 
 
+def test_the_log_reads_as_it_always_did():
+    """Tools of users read the log: its columns and the names in it stay. `golden/instruction_log.txt` is rewritten by
+    running this file."""
+    assert timeless(logged(converse_about_everything)) == GOLDEN.read_text().splitlines()
+
+
+def timeless(lines):
+    """Lines without the column that differs from run to run."""
+    return [line[14:] for line in lines]
+
+
 def test_sizes_are_those_of_the_bytes_that_travel():
     rows = fields(logged(converse))
     assert {row["command"]: row["bytes"] for row in rows if row["bytes"] != "-"} == {
@@ -195,3 +254,7 @@ def test_a_log_that_cannot_be_written_ends_nothing_but_itself(caplog, monkeypatc
     assert [record.message for record in caplog.records].count(
         "the instruction log /dev/full ends here: [Errno 28] No space left on device"
     ) == 1
+
+
+if __name__ == "__main__":
+    GOLDEN.write_text("\n".join(timeless(logged(converse_about_everything))) + "\n")
