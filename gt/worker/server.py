@@ -56,7 +56,7 @@ class Worker:
         self._link: Link | None = None
         self._exchange: GroupExchange | None = None
         self._commands: Decoder[Command] = Decoder(Command)
-        self._engine = make_engine(backend, device, threads)
+        self._engine = make_engine(backend, device, threads, clears=True)
         self._server = (0, "")
 
     def run(self) -> None:
