@@ -54,6 +54,7 @@ LEFT = {
     "resize_": lambda: gt.ones(10).resize_(1000)[10:],
     "resize_as_": lambda: gt.ones(10).resize_as_(gt.ones(1000))[10:],
     "empty.out": lambda: torch.ops.aten.empty.out([1000], out=gt.ones(10)),
+    "empty_like.out": lambda: torch.ops.aten.empty_like.out(gt.ones(1000), out=gt.ones(1000)),
     "_ctc_loss": ctc,
 }
 
@@ -76,6 +77,13 @@ def test_what_grows_keeps_its_values_and_goes_on_with_zeros(target):
 
 def test_a_resized_copy_goes_on_with_zeros():
     assert ENGINE.resolve("aten.resize.default")(torch.ones(2), [4]).tolist() == [1.0, 1.0, 0.0, 0.0]
+
+
+def test_a_result_that_is_a_view_leaves_the_rest_of_its_memory():
+    base = torch.ones(6)
+    ENGINE.resolve("aten.empty_like.out")(torch.ones(2), out=base[2:4])
+    ENGINE.resolve("aten.resize.out")(torch.full((1,), 5.0), [2], out=base[4:])
+    assert base.tolist() == [1.0, 1.0, 0.0, 0.0, 5.0, 0.0]
 
 
 def test_gaps_between_elements_are_zero():

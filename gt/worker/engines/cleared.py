@@ -35,14 +35,19 @@ def cleared(op: str, function: Callable[..., Any]) -> Callable[..., Any]:
         return _filled(function)
     if not leaves_memory(op):
         return function
-    copies = name in _RESIZING
+    copies, in_place = name in _RESIZING, name.endswith("_")
 
     def run(*args: Any, **kwargs: Any) -> torch.Tensor:
         given = [value for value in (*args, *kwargs.values()) if isinstance(value, torch.Tensor)]
         sizes = {storage._cdata: storage.nbytes() for storage in [tensor.untyped_storage() for tensor in given]}
         result: torch.Tensor = function(*args, **kwargs)
-        copied = given[0].nbytes if copies and given else 0  # by `resize`, which begins with a copy
-        clear(result, sizes.get(result.untyped_storage()._cdata, copied))
+        before = sizes.get(result.untyped_storage()._cdata)
+        if before is None:
+            clear(result, given[0].nbytes if copies else 0)
+            return result
+        clear(result, before)
+        if not in_place:  # `out=` is a copy of a tensor that torch makes first
+            _clear_elements(result, given[0].numel() if copies else 0)
         return result
 
     return run
@@ -55,6 +60,12 @@ def clear(tensor: torch.Tensor, start: int = 0) -> None:
     if count > 0:
         memory = torch.empty(0, dtype=torch.uint8, device=tensor.device)
         memory.set_(storage, start, (count,)).zero_()  # type: ignore[call-overload]
+
+
+def _clear_elements(tensor: torch.Tensor, start: int) -> None:
+    """Zeros in the elements from one on, in row-major order. Other memory may belong to other views."""
+    places = torch.arange(tensor.numel(), device=tensor.device).view(tensor.shape)
+    tensor.masked_fill_(places >= start, 0)
 
 
 def _filled(function: Callable[..., Any]) -> Callable[..., Any]:
