@@ -9,10 +9,11 @@ import sys
 import zmq
 
 from gt.core.errors import GTError
-from gt.core.settings import configure_logging, read_settings, require_loopback
+from gt.core.settings import read_settings, require_loopback
 from gt.dispatcher.server import Server
 from gt.monitor.instruction_log import open_log
 from gt.wire.keys import keys_directory, make_keys, remove_keys, write_keys
+from gt.wire.logs import configure_logging
 
 
 def main() -> int:
