@@ -21,6 +21,7 @@ from gt.launch.inprocess import InProcessChannel
 from gt.launch.local import LocalProcesses
 from gt.monitor.instruction_log import open_log
 from gt.signals.registry import registry
+from gt.wire import shared
 from gt.wire.client_channel import SocketChannel
 from gt.wire.keys import keys_directory
 from gt.wire.logs import configure_logging
@@ -146,6 +147,8 @@ def _check_name(name: object, known: tuple[str, ...], what: str) -> str:
 
 def _open(settings: Settings) -> Session:
     registry.current()  # a GT_CONFIG that cannot be used is told now, even if no scope is ever entered
+    if settings.mode in ("local", "connected"):
+        shared.sweep_dead()
     if settings.mode == "local":
         return _open_local(settings)
     if settings.mode == "connected":
