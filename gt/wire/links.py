@@ -14,7 +14,7 @@ from pathlib import Path
 import zmq
 from zmq.utils.monitor import recv_monitor_message
 
-from gt.core.errors import ConnectionLost
+from gt.core.errors import ConnectionLost, SettingsError
 from gt.wire.authentication import Gatekeeper
 from gt.wire.codec import Frame
 from gt.wire.descriptors import limit, raise_limit, shut
@@ -45,6 +45,7 @@ class Link:
             self._socket.setsockopt(zmq.CURVE_SECRETKEY, keys.secret.encode())
         self._monitor = self._socket.get_monitor_socket(zmq.EVENT_HANDSHAKE_SUCCEEDED | _ENDS)
         self._lost = False
+        self._endpoint = endpoint
         self._socket.connect(endpoint)
         self.descriptor = int(self._socket.getsockopt(zmq.FD))
 
@@ -53,11 +54,18 @@ class Link:
         return self._socket.closed
 
     def is_opened(self) -> bool:
-        """Waits until the other end has accepted this one; False if it did not."""
+        """Waits until the other end has accepted this one; False if it did not. Raises SettingsError where the other
+        end is the server of the keys, but does not accept them."""
         deadline = time.monotonic() + _OPENING_SECONDS
         while (left := deadline - time.monotonic()) > 0:
             if self._monitor.poll(int(left * 1000) + 1):
-                self._lost = recv_monitor_message(self._monitor)["event"] != zmq.EVENT_HANDSHAKE_SUCCEEDED
+                event = recv_monitor_message(self._monitor)["event"]
+                self._lost = event != zmq.EVENT_HANDSHAKE_SUCCEEDED
+                if event == zmq.EVENT_HANDSHAKE_FAILED_AUTH:
+                    raise SettingsError(
+                        f"the server at {self._endpoint} refuses the keys that are kept for it; start the server "
+                        f"again, or set GT_KEYS to the directory that it writes its keys to"
+                    )
                 return not self._lost
         return False
 
