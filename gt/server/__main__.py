@@ -28,8 +28,8 @@ def main() -> int:
         endpoint = f"tcp://{require_loopback(options.host)}:{options.port}"
         secret, keys = make_keys()
         server = Server(endpoint, open_log(settings.instruction_log), silence=settings.heartbeat_timeout, keys=secret)
-        directory = keys_directory(settings.keys)
         try:
+            directory = keys_directory(settings.keys)
             write_keys(directory, endpoint, keys)
         except GTError:
             server.close()

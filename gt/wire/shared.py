@@ -27,7 +27,18 @@ from gt.core.errors import ProtocolError
 from gt.wire.processes import process_namespace, start_mark
 
 SHARE_BYTES = 1 << 18  # below this a segment costs more than the copies it saves
-_DIRECTORY = Path("/dev/shm") if Path("/dev/shm").is_dir() else Path(tempfile.gettempdir())
+
+
+def _find_directory() -> Path:
+    if Path("/dev/shm").is_dir():
+        return Path("/dev/shm")
+    try:
+        return Path(tempfile.gettempdir())
+    except OSError:  # there is none: no segment can be made, and bytes go with the messages
+        return Path("/dev/shm")
+
+
+_DIRECTORY = _find_directory()
 _IS_LOCAL = Path("/dev/shm") == _DIRECTORY  # another directory may be one that several machines share
 _NAME = re.compile(r"gt-(\d+)-(\d+)-\d+-[0-9a-f]{16}")
 _numbers = itertools.count()

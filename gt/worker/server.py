@@ -7,6 +7,7 @@ import logging
 import os
 import time
 from collections.abc import MutableSequence, Sequence
+from pathlib import Path
 from typing import Any, cast
 
 from gt.core.errors import ConnectionLost, ProtocolError, ServerLost
@@ -53,7 +54,7 @@ class Worker:
     ) -> None:
         settings = settings or Settings()
         self._share = settings.shared_memory
-        self._keys = keys_directory(settings.keys)
+        self._keys = keys_directory(settings.keys) if endpoint.startswith("tcp:") else Path()
         # The dispatcher of local workers is in a program that its user may stop and continue. It is known by its
         # process whether that is still there.
         self._silence = 0.0 if endpoint.startswith("ipc:") else settings.heartbeat_timeout
