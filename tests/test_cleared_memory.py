@@ -86,6 +86,13 @@ def test_a_result_that_is_a_view_leaves_the_rest_of_its_memory():
     assert base.tolist() == [1.0, 1.0, 0.0, 0.0, 5.0, 0.0]
 
 
+@pytest.mark.parametrize("op", ["aten.set.source_Tensor", "aten.set_.source_Tensor"])
+def test_memory_that_grows_with_another_dtype_goes_on_with_zeros(op):
+    source = torch.ones(100)
+    result = ENGINE.resolve(op)(torch.ones(1, dtype=torch.float64), source)
+    assert result.view(torch.float32).tolist() == [1.0] * 100 + [0.0] * 100
+
+
 def test_gaps_between_elements_are_zero():
     assert ENGINE.with_strides(torch.ones(3), (400,)).as_strided((801,), (1,)).sum() == 3
 

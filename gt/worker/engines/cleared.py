@@ -13,7 +13,9 @@ from typing import Any
 import torch
 
 _NEW = frozenset(["empty", "empty_like", "empty_permuted", "empty_strided", "new_empty", "new_empty_strided"])
-_RESIZING = frozenset(["resize", "resize_", "resize_as", "resize_as_", "_resize_output", "_resize_output_", "set_"])
+_RESIZING = frozenset(
+    ["resize", "resize_", "resize_as", "resize_as_", "_resize_output", "_resize_output_", "set", "set_"]
+)
 _PARTLY_WRITTEN = frozenset(
     [
         "_ctc_loss",  # log_alpha after the end of a shorter target
@@ -35,7 +37,8 @@ def cleared(op: str, function: Callable[..., Any]) -> Callable[..., Any]:
         return _filled(function)
     if not leaves_memory(op):
         return function
-    copies, in_place = name in _RESIZING, name.endswith("_")
+    copies = name in _RESIZING
+    in_place = name.endswith("_") or name == "set"  # which grows the memory of its source
 
     def run(*args: Any, **kwargs: Any) -> torch.Tensor:
         given = [value for value in (*args, *kwargs.values()) if isinstance(value, torch.Tensor)]
