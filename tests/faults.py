@@ -17,7 +17,7 @@ def outcome_of(happened: object) -> str:
     text = re.sub(r"[.;]? ?(its last op was|it had not run an op|it said:).*", "", text, flags=re.DOTALL)
     text = re.sub(r"pid \d+", "pid N", text)
     text = re.sub(r"127\.0\.0\.1:\d+", "127.0.0.1:PORT", text)
-    text = re.sub(r"gt-\d+-\d+-[0-9a-f]{16}", "gt-N-N-NAME", text)
+    text = re.sub(r"gt-\d+-\d+-\d+-[0-9a-f]{16}", "gt-N-N-NAME", text)
     text = re.sub(r"(/[\w.-]+){2,}/", "", text)
     return " ".join(text.replace("|", "\\|").split())
 

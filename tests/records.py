@@ -156,7 +156,7 @@ PROGRAM = Program(  # with an example of every kind of step
 FAILURE = Failure(
     2, "aten.mm.default", ("float32[2, 3]", "float32[4]"), 9, own(7), "RuntimeError", "shapes", "Traceback ..."
 )
-INLINE, SHARED = Segment("", 16), Segment("gt-1-2-0123456789abcdef", 16)
+INLINE, SHARED = Segment("", 16), Segment("gt-1-1-2-0123456789abcdef", 16)
 
 INSTRUCTIONS: list[Instruction] = [
     DefineOp(own(1), RICH),

@@ -129,7 +129,7 @@ def test_without_room_the_bytes_go_with_the_message(directory, monkeypatch):
 
 def test_bytes_that_are_gone_are_the_failure_of_one_request(directory):
     """Their worker has died, and its segments were removed."""
-    gone = Fetched(own(1), Segment("gt-1-1-0123456789abcdef", 8))
+    gone = Fetched(own(1), Segment("gt-1-1-1-0123456789abcdef", 8))
     answer, buffer = parcels.unpack(gone, None)
     assert (type(answer), answer.request, buffer) == (Rejected, own(1), None)
     assert "cannot be opened" in answer.reason
@@ -165,11 +165,11 @@ def test_the_first_to_end_clears_up_for_all(directory, tmp_path_factory):
     family = tmp_path_factory.mktemp("family")
     note_processes(family, [111, 222])
     for pid in (111, 222, 333, os.getpid()):
-        (directory / f"gt-{pid}-0-0123456789abcdef").touch()
+        (directory / f"gt-{pid}-1-0-0123456789abcdef").touch()
     clear_up(family)
     assert [path.name.split("-")[1] for path in directory.iterdir()] == ["333"]
     assert not family.exists()
-    (directory / f"gt-{os.getpid()}-1-0123456789abcdef").touch()
+    (directory / f"gt-{os.getpid()}-1-1-0123456789abcdef").touch()
     clear_up(family)
     assert [path.name.split("-")[1] for path in directory.iterdir()] == ["333"]
 

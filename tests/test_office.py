@@ -1,7 +1,9 @@
 """The office as list comparisons: messages in, messages out, no sockets. The state is checked after every message."""
 
+import msgspec
 import pytest
 
+from gt.core.errors import ProtocolError
 from gt.core.messages import (
     Failed,
     Fetched,
@@ -253,7 +255,8 @@ def test_a_fetch_is_answered_by_the_worker_that_holds_the_tensor():
     fetched = Fetched(REQUEST, Segment("", 16))
     assert desk.tell(FetchTensor(REQUEST, B)) == [ToWorkers((1,), WorkerFetchTensor(REQUEST, B, True))]
     assert desk.report(1, fetched, b"0123456789abcdef") == [ToClient(1, fetched, b"0123456789abcdef")]
-    assert desk.report(1, fetched, b"again") == []
+    with pytest.raises(ProtocolError, match="worker 1 was not asked for request 200"):
+        desk.report(1, fetched, b"again")
 
 
 @pytest.mark.parametrize(("client", "worker", "shared"), [("here", "here", True), ("here", "there", False)])
@@ -310,7 +313,9 @@ def test_synchronize_waits_for_every_worker():
 def test_a_failed_op_is_told_to_its_session():
     desk = desk_with()
     desk.open()
-    assert desk.report(0, OpFailed(2, FAILURE)) == [ToClient(2, OpFailed(2, FAILURE))]
+    desk.create(own(1, 2), session=2)
+    failed = OpFailed(2, msgspec.structs.replace(FAILURE, origin=own(1, 2)))
+    assert desk.report(0, failed) == [ToClient(2, failed)]
 
 
 @pytest.mark.parametrize(

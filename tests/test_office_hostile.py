@@ -189,7 +189,7 @@ def test_a_mistake_of_a_rule_is_the_answer_to_a_query(monkeypatch):
 def test_a_key_error_of_ours_is_not_the_clients_mistake(monkeypatch, caplog):
     desk = desk_with()
 
-    def fail(*_):
+    def fail(*_, nbytes):
         raise KeyError(7)
 
     monkeypatch.setattr(desk.office._requests, "wait", fail)

@@ -100,8 +100,8 @@ GREETINGS = {
     "an unknown role": encode([hello("spectator")]),
     "noise": [b"GET / HTTP/1.1"],
     "no frames": [],
-    "a progress cell that is not there": encode([hello("worker", progress="gt-1-1-0123456789abcdef")]),
-    "a progress cell of another process": encode([hello("worker", progress=f"gt-{os.getpid()}1-1-0123456789abcdef")]),
+    "a progress cell that is not there": encode([hello("worker", progress="gt-1-1-1-0123456789abcdef")]),
+    "a progress cell of another process": encode([hello("worker", progress=f"gt-{os.getpid()}1-1-1-0123456789abcdef")]),
     "a progress cell elsewhere": encode([hello("worker", progress="../../etc/passwd")]),
 }
 

@@ -10,7 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gt.core.errors import GTError, SettingsError, nearest
-from gt.core.settings import Settings, configure_logging, parse_address, read_settings, require_loopback
+from gt.core.settings import Settings, parse_address, read_settings, require_loopback
+from gt.wire.logs import configure_logging
 
 
 def test_nothing_said_is_the_defaults():
@@ -200,7 +201,8 @@ def test_one_handler_however_often_it_is_configured(loggers):
 
 TALK = """
 import logging
-from gt.core.settings import configure_logging, read_settings
+from gt.core.settings import read_settings
+from gt.wire.logs import configure_logging
 configure_logging(read_settings())
 for name in ("gt.client", "gt.dispatcher", "gt.worker"):
     for say in ("debug", "info", "warning", "error"):

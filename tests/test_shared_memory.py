@@ -3,13 +3,18 @@
 import errno
 import os
 import stat
+import subprocess
+import sys
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+import gt
 from gt.core.errors import ProtocolError
 from gt.wire import shared
+from gt.wire.processes import process_namespace
+from tests.programs import ROOT, free_port, running, start, wait_until
 
 
 @pytest.fixture
@@ -82,14 +87,14 @@ def test_another_size_than_announced_is_refused(directory, announced):
         "",
         "/etc/passwd",
         "../../etc/passwd",
-        "gt-1-1-../../../etc/passwd",
-        "gt-1-1-0123456789abcdef/../../etc/passwd",
-        "./gt-1-1-0123456789abcdef",
-        "gt-1-1-0123456789abcdef\n",
-        "gt-1-1-0123456789abcdef\0",
-        "gt-1-1-0123456789ABCDEF",
-        "gt-1-1-0123456789abcde",
-        "gt--1-1-0123456789abcdef",
+        "gt-1-1-1-../../../etc/passwd",
+        "gt-1-1-1-0123456789abcdef/../../etc/passwd",
+        "./gt-1-1-1-0123456789abcdef",
+        "gt-1-1-1-0123456789abcdef\n",
+        "gt-1-1-1-0123456789abcdef\0",
+        "gt-1-1-1-0123456789ABCDEF",
+        "gt-1-1-1-0123456789abcde",
+        "gt--1-1-1-0123456789abcdef",
     ],
 )
 def test_a_name_that_is_not_a_segments_is_refused(directory, name):
@@ -106,9 +111,9 @@ def test_any_name_nobody_made_is_refused(name):
 def test_a_link_to_another_file_is_refused(directory):
     secret = directory / "secret"
     secret.write_bytes(b"12345678")
-    (directory / "gt-1-1-0123456789abcdef").symlink_to(secret)
+    (directory / "gt-1-1-1-0123456789abcdef").symlink_to(secret)
     with pytest.raises(ProtocolError):
-        shared.take("gt-1-1-0123456789abcdef", 8)
+        shared.take("gt-1-1-1-0123456789abcdef", 8)
     assert secret.exists()
 
 
@@ -141,9 +146,9 @@ def test_a_segment_that_cannot_be_filled_leaves_nothing(directory):
 
 
 def test_an_empty_segment_is_refused(directory):
-    (directory / "gt-1-1-0123456789abcdef").touch()
-    with pytest.raises(ProtocolError, match="gt-1-1-0123456789abcdef of 0 bytes cannot be mapped"):
-        shared.take("gt-1-1-0123456789abcdef", 0)
+    (directory / "gt-1-1-1-0123456789abcdef").touch()
+    with pytest.raises(ProtocolError, match="gt-1-1-1-0123456789abcdef of 0 bytes cannot be mapped"):
+        shared.take("gt-1-1-1-0123456789abcdef", 0)
 
 
 def test_sweep_removes_what_nobody_has_taken(directory):
@@ -168,9 +173,91 @@ def test_sweep_leaves_what_is_no_segment_and_survives_it(directory):
     """Every user of the machine may put something into the directory."""
     name, _ = shared.create(8)
     (directory / f"gt-{os.getpid()}-x").mkdir()
-    (directory / f"gt-{os.getpid()}-0-0123456789abcdef").mkdir()
+    (directory / f"gt-{os.getpid()}-1-0-0123456789abcdef").mkdir()
     shared.sweep(os.getpid())
-    assert sorted(names(directory)) == [f"gt-{os.getpid()}-0-0123456789abcdef", f"gt-{os.getpid()}-x"]
+    assert sorted(names(directory)) == [f"gt-{os.getpid()}-1-0-0123456789abcdef", f"gt-{os.getpid()}-x"]
+
+
+@pytest.fixture
+def dead(monkeypatch):
+    """A process that has ended."""
+    monkeypatch.setattr(shared, "_IS_LOCAL", True)
+    process = subprocess.Popen([sys.executable, "-c", ""])
+    process.wait()
+    return process.pid
+
+
+def name_of(pid, namespace=None):
+    return f"gt-{pid}-{process_namespace() if namespace is None else namespace}-0-0123456789abcdef"
+
+
+def test_what_is_left_of_dead_processes_is_swept(directory, dead):
+    (directory / name_of(dead)).touch()
+    living, _ = shared.create(8)
+    shared.sweep_dead()
+    assert names(directory) == [living]
+
+
+def test_what_may_be_of_a_process_that_cannot_be_seen_stays(directory, dead):
+    (directory / name_of(dead, process_namespace() + 1)).touch()
+    (directory / name_of(dead, 0)).touch()
+    shared.sweep_dead()
+    assert len(names(directory)) == 2
+
+
+@pytest.mark.parametrize("plant", ["mkdir", "fifo", "symlink", "dangling", "loop", "socket"])
+def test_what_is_planted_for_dead_processes_is_left_alone(directory, dead, plant):
+    path, other = directory / name_of(dead), directory / "other"
+    other.touch()
+    {
+        "mkdir": path.mkdir,
+        "fifo": lambda: os.mkfifo(path),
+        "symlink": lambda: path.symlink_to(other),
+        "dangling": lambda: path.symlink_to("nowhere"),
+        "loop": lambda: path.symlink_to(path),
+        "socket": lambda: os.mknod(path, stat.S_IFSOCK | 0o600),
+    }[plant]()
+    shared.sweep_dead()
+    assert sorted(names(directory)) == sorted([path.name, "other"])
+
+
+@pytest.mark.skipif(os.getuid() != 0, reason="only root can make files of another user")
+def test_segments_of_other_users_stay(directory, dead):
+    path = directory / name_of(dead)
+    path.touch()
+    os.chown(path, 65534, 65534)
+    shared.sweep_dead()
+    assert names(directory) == [path.name]
+
+
+@pytest.mark.parametrize(("local", "there"), [(False, True), (True, False)])
+def test_a_directory_that_is_not_of_this_machine_or_not_there_is_not_swept(directory, dead, monkeypatch, local, there):
+    monkeypatch.setattr(shared, "_IS_LOCAL", local)
+    (directory / name_of(dead)).touch()
+    if not there:
+        monkeypatch.setattr(shared, "_DIRECTORY", directory / "missing")
+    shared.sweep_dead()
+    assert len(names(directory)) == 1
+
+
+LEAVES = "import os, signal; from gt.wire import shared; shared.create(8); os.kill(os.getpid(), signal.SIGKILL)"
+
+
+@pytest.mark.skipif(not shared._IS_LOCAL or not process_namespace(), reason="there is nothing to sweep")
+@pytest.mark.parametrize("who", ["a server", "a session"])
+def test_the_next_one_sweeps_what_killed_processes_have_left(who, fault):
+    killed = subprocess.Popen([sys.executable, "-c", LEAVES], cwd=ROOT)
+    killed.wait()
+    left = [*shared._DIRECTORY.glob(f"gt-{killed.pid}-*")]
+    assert len(left) == 1
+    if who == "a server":
+        with running(start("-m", "gt.server", "-p", str(free_port()))):
+            wait_until(lambda: not left[0].exists(), what="the removal of the segment")
+    else:
+        gt.init(workers=1)
+        gt.shutdown()
+    assert not left[0].exists()
+    fault("all processes that know of a segment are killed", "the next server or session of the user removes it")
 
 
 def test_a_process_that_ends_makes_no_more_segments(directory, monkeypatch):

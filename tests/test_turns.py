@@ -5,6 +5,7 @@ import time
 import pytest
 
 import gt
+from gt.core.errors import ProtocolError
 from gt.core.messages import (
     DefineOp,
     FetchTensor,
@@ -135,11 +136,13 @@ def test_a_client_that_leaves_does_not_wait_for_its_turn():
     assert reported(desk, sent, 1000) == [] and desk.office.waits() == {}
 
 
-def test_marks_of_others_and_marks_again_mean_nothing():
+def test_marks_of_others_and_marks_that_were_never_given_are_refused():
     desk = desk_of(ADD, meta(4), workers=2)
     sent = submit(desk, *ops(5_000))
     (((worker,), mark), *_) = marks(sent)
-    assert desk.report(1 - worker, Progress(mark, 1)) == [] == desk.report(worker, Progress(10**9, 1))
+    for liar, told in ((1 - worker, mark), (worker, 10**9)):
+        with pytest.raises(ProtocolError, match="was not given mark"):
+            desk.report(liar, Progress(told, 1))
     assert desk.report(worker, Progress(mark, 1)) != []
     assert desk.report(worker, Progress(mark, 1)) == []
 

@@ -79,7 +79,7 @@ def run(inputs, outputs):
 
 
 @pytest.mark.parametrize(
-    ("name", "nbytes"), [("gt-1-1-0123456789abcdef", 16), ("gt-1-1-0123456789abcdef", 0), ("x", 16)]
+    ("name", "nbytes"), [("gt-1-1-1-0123456789abcdef", 16), ("gt-1-1-1-0123456789abcdef", 0), ("x", 16)]
 )
 def test_a_segment_that_is_gone_is_a_failure_of_its_tensor_only(bench, name, nbytes):
     (news,) = bench.tell(create(A, SMALL, name, nbytes), create(B), payloads=[[], [bytes(16)]])
@@ -92,8 +92,8 @@ def test_a_segment_that_is_gone_is_a_failure_of_its_tensor_only(bench, name, nby
 
 def test_an_empty_segment_is_a_failure_of_its_tensor(bench, tmp_path, monkeypatch):
     monkeypatch.setattr(shared, "_DIRECTORY", tmp_path)
-    (tmp_path / "gt-1-1-0123456789abcdef").touch()
-    (news,) = bench.tell(create(A, meta(0), "gt-1-1-0123456789abcdef", 0))
+    (tmp_path / "gt-1-1-1-0123456789abcdef").touch()
+    (news,) = bench.tell(create(A, meta(0), "gt-1-1-1-0123456789abcdef", 0))
     assert news.failure.kind == "ProtocolError" and "cannot be mapped" in news.failure.message
 
 

@@ -14,10 +14,11 @@ from gt.core.ids import Id, Ids
 from gt.core.meta import TensorMeta
 from gt.core.signatures import Axis, Name, Number, PolicyRecord, Program, Signature, SpecRecord, Text
 
-PROTOCOL = 4
+PROTOCOL = 5
 MAX_BATCH = 1 << 16
 MAX_RECORDED = 1 << 20  # commands that a worker records at most
-COUNTED_BYTES = 1 << 16  # of a read that a session's limit counts
+COUNTED_BYTES = 1 << 16  # of a read that a session's limit counts by itself
+TAKEN_BYTES = 1 << 20  # of other answers, of which a client says together that it has taken them
 RAN_AT_ONCE = 1 << 10  # and how many of them one answer has of each worker
 
 Limit: TypeAlias = Annotated[int, Meta(ge=0, le=MAX_RECORDED)]
@@ -91,6 +92,13 @@ class Received(_Record, frozen=True):
     dispatcher passes it to nobody. Said of COUNTED_BYTES and more."""
 
     request: Id
+
+
+class Taken(_Record, frozen=True):
+    """A client has taken so many bytes of messages since it last said so, reads of COUNTED_BYTES and more left out. For
+    the dispatcher itself, about every TAKEN_BYTES."""
+
+    nbytes: Annotated[int, Meta(ge=0, lt=1 << 52)]
 
 
 # Instructions: client to dispatcher

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import os
 import re
 import warnings
@@ -14,8 +13,6 @@ from gt.core.errors import SettingsError, nearest
 
 BACKENDS = ("pytorch", "numpy")
 MODES = ("embedded", "local", "virtual", "connected")
-SHOWN = ("gt.dispatcher", "gt.worker", "gt.sharding", "gt.signals")
-"""Loggers whose warnings reach stderr without GT_VERBOSE. A client raises its news as errors instead."""
 
 
 class Settings(msgspec.Struct, frozen=True):
@@ -133,30 +130,3 @@ def require_loopback(host: str) -> str:
             f"this machine: use localhost"
         )
     return "127.0.0.1"
-
-
-def configure_logging(settings: Settings) -> None:
-    """GT_VERBOSE shows INFO of everything on stderr, GT_DEBUG_* shows DEBUG of one role. Otherwise warnings and errors
-    of the loggers in SHOWN are shown: the loss of a worker, a mistake of GT's own, an op that cannot run on shards, a
-    signal that asks for what there is not."""
-    levels = {
-        "gt": logging.INFO if settings.verbose else None,
-        "gt.client": logging.DEBUG if settings.debug_client else None,
-        "gt.dispatcher": logging.DEBUG if settings.debug_dispatcher else None,
-        "gt.worker": logging.DEBUG if settings.debug_worker else None,
-    }
-    root = logging.getLogger("gt")
-    if not any(isinstance(handler, logging.NullHandler) for handler in root.handlers):
-        root.addHandler(logging.NullHandler())  # without it Python prints warnings of libraries nobody configured
-    for logger in map(logging.getLogger, SHOWN):
-        if not any(levels.values()) and not logger.handlers:
-            handler = logging.StreamHandler()
-            handler.setFormatter(logging.Formatter("gt: %(message)s"))
-            logger.addHandler(handler)
-    if any(levels.values()) and len(root.handlers) == 1:
-        handler = logging.StreamHandler()
-        handler.setFormatter(logging.Formatter("%(asctime)s %(name)s %(levelname)s %(message)s"))
-        root.addHandler(handler)
-    for name, level in levels.items():
-        if level is not None:
-            logging.getLogger(name).setLevel(level)

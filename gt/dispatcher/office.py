@@ -8,6 +8,7 @@ from contextlib import contextmanager
 from functools import partial
 from typing import Any
 
+from gt.core.errors import ProtocolError
 from gt.core.events import Observer
 from gt.core.ids import session_of
 from gt.core.messages import (
@@ -408,6 +409,7 @@ class Office:
             self._plans.require(policy.mesh)
             mesh, ident = self.state.workers[policy.mesh.workers[0]].alone, self.state.new_id(session)
         held = Held.of(created.meta, whole(mesh, len(created.meta.shape)))
+        self.state.note_given(mesh.workers, session.ident)
         self._post.command(mesh.workers, WorkerCreateTensor(ident, created.meta, created.segment, created.site), buffer)
         if policy is not None:
             spec = policy.layout(created.meta.shape)
@@ -443,7 +445,8 @@ class Office:
             gathered = copy is None
             spec = copy or whole(self.state.workers[spec.mesh.workers[0]].alone, len(held.meta.shape))
             ident = self._placing.available(session, ident, spec, "fetch", 0)
-        self._read(session, fetch, ident, spec)
+        is_resizing = fetch.id in self.state.resizing
+        self._read(session, fetch, ident, spec, -1 if is_resizing else held.meta.nbytes)
         if gathered:
             self._placing.drop_copy(fetch.id, spec)
 
@@ -451,19 +454,19 @@ class Office:
         """The value before a write that could not be planned, gathered where it is cut."""
         ident, held = self.state.before[fetch.id]
         if held.spec.is_whole:
-            self._read(session, fetch, ident, held.spec)
+            self._read(session, fetch, ident, held.spec, held.meta.nbytes)
             return
         alias = self.state.new_id(session)
         spec = whole(self.state.workers[held.spec.mesh.workers[0]].alone, len(held.meta.shape))
         self._placing.move(session, held, ident, alias, spec, "fetch", 0)
-        self._read(session, fetch, alias, spec)
+        self._read(session, fetch, alias, spec, held.meta.nbytes)
         self._placing.free([(alias, spec.mesh)])
 
-    def _read(self, session: Session, fetch: FetchTensor, ident: int, spec: ShardingSpec) -> None:
-        """The first worker that holds a tensor whole sends it."""
+    def _read(self, session: Session, fetch: FetchTensor, ident: int, spec: ShardingSpec, nbytes: int) -> None:
+        """The first worker that holds a tensor whole sends it; `nbytes` is its size, -1 where that is not known yet."""
         worker = spec.mesh.workers[0]
         shared = session.host == self.state.workers[worker].info.host
-        self._requests.wait(fetch.request, (worker,), Fetched, Failed)
+        self._requests.wait(fetch.request, (worker,), Fetched, Failed, nbytes=nbytes)
         self._post.command((worker,), WorkerFetchTensor(fetch.request, ident, shared, fetch.former))
 
     def _locate(self, session: Session, locate: LocateTensor, _: Buffer | None) -> None:
@@ -536,15 +539,28 @@ class Office:
             return self._take_turns()
         with self._transaction():
             if isinstance(report, OpFailed):
-                self._post.answer(report.session, report)
+                self._pass_on(worker, report)
             elif isinstance(report, StoreReady):
                 self._announce_store(worker, report)
             else:
                 self._requests.settle(worker, report, buffer)
         return self._post.take()
 
+    def _pass_on(self, worker: int, failed: OpFailed) -> None:
+        """A session is told of the failures of its own ops, by the workers that run them."""
+        if self.state.is_over(failed.session):
+            return
+        origin = failed.failure.origin
+        if failed.session not in self.state.workers[worker].given or (origin and session_of(origin) != failed.session):
+            raise ProtocolError(f"worker {worker} was given nothing of session {failed.session} that could have failed")
+        self._post.answer(failed.session, failed)
+
     def _announce_store(self, worker: int, ready: StoreReady) -> None:
-        """Process groups meet at the store that one worker hosts."""
+        """Process groups meet at the store that one worker hosts. It may have been asked twice for that."""
+        if worker != self.state.store_host or not 0 < ready.port < 1 << 16:
+            raise ProtocolError(f"worker {worker} was not asked for a store, or has none at port {ready.port}")
+        if self.state.store is not None:
+            return
         store = WorkerJoinStore("127.0.0.1", ready.port, f"hosted by {worker}")
         self.state.set_store(self.state.store_host, store)
         self._post.command(tuple(self.state.workers), store)

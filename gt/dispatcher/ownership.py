@@ -26,6 +26,7 @@ from gt.core.messages import (
     Redistribute,
     RunOp,
     Synchronize,
+    Taken,
 )
 
 _NAMED: dict[type, Callable[[Any], tuple[int, ...]]] = {
@@ -46,6 +47,7 @@ _NAMED: dict[type, Callable[[Any], tuple[int, ...]]] = {
     DefineScope: lambda define: (),
     Goodbye: lambda goodbye: (),
     Received: lambda received: (received.request,),
+    Taken: lambda taken: (),
 }
 
 
@@ -59,7 +61,7 @@ _GIVEN: dict[type, Callable[[Any], tuple[int, ...]]] = {
 }
 
 
-def require_ownership(session: int, instruction: Instruction | Received) -> None:
+def require_ownership(session: int, instruction: Instruction | Received | Taken) -> None:
     """A session may name its own tensors and requests only, and none that the dispatcher names for it; new tensors take
     ids of their kind. The one place where this is checked."""
     low = session << SESSION_SHIFT

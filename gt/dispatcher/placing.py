@@ -29,6 +29,7 @@ class Placing:
         if plan.program is None:
             return Prepared(plan, code, results, moves, False)
         code = self._state.name_program(session, op)
+        self._state.note_given(plan.workers, session.ident)
         self._post.command(plan.workers, WorkerDefineProgram(code, op, plan.program))
         return Prepared(plan, code, results, moves, bool(plan.collectives))
 

@@ -5,10 +5,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from gt.core.errors import ProtocolError
-from gt.core.ids import MAX_RESULTS, session_of
+from gt.core.ids import MAX_RESULTS, session_of, short_id
 from gt.core.messages import (
+    RAN_AT_ONCE,
     Answer,
     Failed,
+    Fetched,
     Queried,
     Stats,
     StatsRead,
@@ -33,9 +35,9 @@ class Requests:
         self._state = state
         self._post = post
 
-    def wait(self, request: int, workers: Sequence[int], *expects: type[Reply]) -> None:
-        """`expects`: the kinds of answers that workers may give."""
-        self._state.add_request(request, Pending(frozenset(workers), expects))
+    def wait(self, request: int, workers: Sequence[int], *expects: type[Reply], nbytes: int = -1) -> None:
+        """`expects`: the kinds of answers that workers may give; `nbytes`: the size of a read."""
+        self._state.add_request(request, Pending(frozenset(workers), expects, nbytes=nbytes))
 
     def wait_for_query(
         self, request: int, mesh: DeviceMesh, first: int, written: Sequence[tuple[int, TensorMeta]]
@@ -55,11 +57,29 @@ class Requests:
     def settle(self, worker: int, reply: Reply, buffer: Buffer | None) -> None:
         """A worker's answer; the client gets one when no other worker is waited for."""
         pending = self._state.pending.get(reply.request)
-        if pending is None or worker not in pending.waiting_for:
+        if pending is None and self._state.is_over(session_of(reply.request)):
             return
+        if pending is None or worker not in pending.waiting_for:
+            raise ProtocolError(f"worker {worker} was not asked for request {short_id(reply.request)}")
         _require_answer(pending, reply)
+        self._require_own_bytes(worker, pending, reply)
         rest = pending._replace(waiting_for=pending.waiting_for - {worker}, replies=(*pending.replies, (worker, reply)))
         self._go_on(reply.request, rest, buffer)
+
+    def _require_own_bytes(self, worker: int, pending: Pending, reply: Reply) -> None:
+        """A read brings as many bytes as the tensor has, in memory of the worker's own; counts name workers once."""
+        if isinstance(reply, Fetched):
+            segment, pid = reply.segment, self._state.workers[worker].info.pid
+            if pending.nbytes not in (-1, segment.nbytes):
+                raise ProtocolError(f"a tensor of {pending.nbytes} bytes was read as {segment.nbytes} bytes")
+            if segment.name and not segment.name.startswith(f"gt-{pid}-"):
+                raise ProtocolError(f"segment {segment.name} is not one of process {pid}")
+        received = reply.received if isinstance(reply, Traffic) else ()
+        received = reply.stats.received if isinstance(reply, Stats) else received
+        if len(received) > self._state.workers_joined:
+            raise ProtocolError(f"bytes were received from {len(received)} workers, more than there ever were")
+        if isinstance(reply, Timeline) and len(reply.ran) > RAN_AT_ONCE:
+            raise ProtocolError(f"a timeline of {len(reply.ran)} commands is over the limit of {RAN_AT_ONCE}")
 
     def _go_on(self, request: int, pending: Pending, buffer: Buffer | None = None) -> None:
         """Wait for the other workers, or conclude."""

@@ -28,6 +28,7 @@ from gt.core.messages import (
     Refused,
     Rejected,
     Report,
+    Taken,
     Waiting,
     Welcome,
     WorkerInfo,
@@ -37,9 +38,19 @@ from gt.dispatcher.office import Office
 from gt.dispatcher.ownership import require_ownership
 from gt.dispatcher.post import Outgoing, ToClient, ToWorkers
 from gt.dispatcher.reading import Reading
+from gt.dispatcher.strangers import MISTAKES, Strangers
 from gt.version import __version__
 from gt.wire import shared
-from gt.wire.codec import MAX_HELLO, MAX_INSTRUCTIONS, Decoder, Frame, Payload, encode_batches, encode_once
+from gt.wire.codec import (
+    MAX_HELLO,
+    MAX_INSTRUCTIONS,
+    Decoder,
+    Frame,
+    Payload,
+    encode_batches,
+    encode_once,
+    uncounted_bytes,
+)
 from gt.wire.keys import ServerKeys
 from gt.wire.links import Router
 from gt.wire.processes import is_running, is_stopped, start_mark, this_host
@@ -49,7 +60,6 @@ log = logging.getLogger("gt.dispatcher")
 TICK_MS = 250
 NOTICE_SECONDS = 3.0
 Deliver: TypeAlias = Callable[[Answer, Payload | None], None]
-_MISTAKES = 3  # malformed messages after which a client is no longer listened to, and a worker is lost
 
 
 @dataclass
@@ -114,10 +124,13 @@ class Server:
         self.descriptor = self._router.descriptor
         self._peers: dict[bytes, Peer] = {}
         self._waiting: dict[bytes, Waiter] = {}
+        self._strangers = Strangers()
         self._clients: dict[int, bytes] = {}
         self._workers: dict[int, bytes] = {}
         self._here: dict[int, Deliver] = {}
-        self._instructions: Decoder[Instruction | Received] = Decoder(Instruction | Received, MAX_INSTRUCTIONS)
+        self._instructions: Decoder[Instruction | Received | Taken] = Decoder(
+            Instruction | Received | Taken, MAX_INSTRUCTIONS
+        )
         self._reports: Decoder[Report] = Decoder(Report)
         self._hellos: Decoder[Hello] = Decoder(Hello, MAX_HELLO)
 
@@ -137,6 +150,8 @@ class Server:
             for peer in list(self._peers.values()):
                 with _surviving(f"the check of {peer.hello.role} {peer.ident}"):
                     self._check(peer)
+            for identity in self._strangers.take_due(now):
+                self._router.drop(identity)
             for identity in self._router.take_lost():
                 self._note_loss(identity)
         if now >= self._next_notice:
@@ -150,27 +165,34 @@ class Server:
         self._stopping = True
 
     def _receive(self, identity: bytes, frames: Sequence[Frame]) -> None:
+        if identity in self._strangers.leaving:
+            return
         peer = self._peers.get(identity)
         try:
             if peer is None:
                 self._greet(identity, frames)
-            elif peer.mistakes < _MISTAKES and peer.hello.role == "client":
+            elif peer.hello.role == "client":
                 self._instruct(peer, frames)
-            elif peer.mistakes < _MISTAKES:
+            else:
                 self._report(peer, frames)
         except ProtocolError as error:
             log.warning("refused a message: %s", error)
             with _surviving("a refusal"):
                 self._post(identity, [Refused(f"{error} (server: GT {__version__})")])
-                if peer is not None:
-                    self._count_mistake(peer)
+                self._count_mistake(identity, peer)
         except Exception:  # a mistake of ours: the other peers are served all the same
             log.exception("a message could not be dealt with")
 
-    def _count_mistake(self, peer: Peer) -> None:
+    def _count_mistake(self, identity: bytes, peer: Peer | None) -> None:
+        """A peer that makes too many is not listened to any more, and its connection is closed."""
+        if peer is None:
+            self._strangers.note_mistake(identity, time.monotonic())
+            return
         peer.mistakes += 1
-        if peer.mistakes >= _MISTAKES and peer.hello.role == "worker":
-            self._dismiss(peer, f"was dismissed after {_MISTAKES} messages that could not be read")
+        if peer.mistakes >= MISTAKES and peer.hello.role == "worker":
+            self._dismiss(peer, f"was dismissed after {MISTAKES} messages that could not be read")
+        elif peer.mistakes >= MISTAKES:
+            self._give_up_client(peer, f"was ended after {MISTAKES} messages that could not be read")
 
     def _instruct(self, peer: Peer, frames: Sequence[Frame]) -> None:
         batch, payloads = self._instructions.decode(frames)
@@ -179,6 +201,9 @@ class Server:
             require_ownership(peer.ident, instruction)
             if isinstance(instruction, Received):
                 peer.reading.end(instruction.request)
+                continue
+            if isinstance(instruction, Taken):
+                peer.reading.note_taken(instruction.nbytes)
                 continue
             if isinstance(instruction, CreateTensor) and instruction.segment.name:
                 _require_own_segment(peer, instruction.segment.name)
@@ -264,6 +289,8 @@ class Server:
 
     def _greet(self, identity: bytes, frames: Sequence[Frame]) -> None:
         (hello, *_), _ = self._hellos.decode(frames)
+        if hello.role in ("client", "worker"):
+            self._router.admit(identity)
         if hello.role == "worker":
             self._welcome_worker(identity, hello)
         elif hello.role == "client":
@@ -336,6 +363,7 @@ class Server:
     def _note_loss(self, identity: bytes) -> None:
         """A connection has ended. Its peer is given up at the next check: what it has sent before is read first."""
         self._waiting.pop(identity, None)
+        self._strangers.forget(identity)
         peer = self._peers.get(identity)
         if peer is not None:
             peer.lost = True
@@ -348,8 +376,16 @@ class Server:
             self._give_up_worker(peer)
         elif peer.lost:
             self._give_up_client(peer, f"is gone: its connection was closed, or silent for {self._silence:g} s")
-        else:
-            self._proceed(peer)
+        elif peer.hello.role == "client":
+            self._check_reading(peer)
+
+    def _check_reading(self, peer: Peer) -> None:
+        try:
+            peer.reading.require_taken()
+        except ProtocolError as error:
+            self._give_up_client(peer, f"was ended: {error}")
+            return
+        self._proceed(peer)
 
     def _bury(self, peer: Peer) -> None:
         """The process of a peer is gone."""
@@ -377,16 +413,21 @@ class Server:
 
     def _give_up_client(self, peer: Peer, reason: str) -> None:
         log.warning("client %d (pid %d) %s", peer.ident, peer.hello.pid, reason)
+        identity = self._clients[peer.ident]
         with _surviving("a refusal"):
-            self._post(self._clients[peer.ident], [Refused(f"the session {reason} (server: GT {__version__})")])
+            self._post(identity, [Refused(f"the session {reason} (server: GT {__version__})")])
         self._forget(peer)
+        if not peer.lost:
+            self._strangers.part(identity, time.monotonic())
         with _surviving(f"the end of client {peer.ident}"):
             self._send(self.office.end_session(peer.ident))
 
     def _dismiss(self, peer: Peer, reason: str) -> None:
         """A worker that cannot be relied on is asked to end, and nobody waits for it any more."""
-        self._post(self._workers[peer.ident], [WorkerShutdown()])
+        identity = self._workers[peer.ident]
+        self._post(identity, [WorkerShutdown()])
         self._forget(peer)
+        self._strangers.part(identity, time.monotonic())
         self._lose(peer, reason)
 
     def _lose(self, peer: Peer, reason: str) -> None:
@@ -438,12 +479,21 @@ class Server:
 
     def _note_answer(self, item: ToClient) -> None:
         """A read that has failed brings no bytes."""
-        if isinstance(item.answer, Failed | Lost | Rejected) and item.session in self._clients:
-            self._peers[self._clients[item.session]].reading.end(item.answer.request)
+        if item.session not in self._clients:
+            return
+        reading = self._peers[self._clients[item.session]].reading
+        if isinstance(item.answer, Failed | Lost | Rejected):
+            reading.end(item.answer.request)
+        elif isinstance(item.answer, Fetched):
+            reading.note_fetched(item.answer)
 
     def _post(self, identity: bytes, messages: Sequence[Any], payloads: Sequence[Payload] = ()) -> None:
-        for frames in encode_batches(messages, payloads):
+        batches = encode_batches(messages, payloads)
+        for frames in batches:
             self._router.send(identity, frames)
+        peer = self._peers.get(identity)
+        if peer is not None and peer.hello.role == "client":
+            peer.reading.note_sent(uncounted_bytes(messages, [frame for frames in batches for frame in frames]))
 
 
 def _require_own_segment(peer: Peer, name: str) -> None:

@@ -10,7 +10,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple, TypeAlias
 
-from gt.core.errors import LayoutError
+from gt.core.errors import LayoutError, ProtocolError
 from gt.core.ids import FIRST_OWN, MAX_RESULTS, SESSION_SHIFT, session_of, short_id
 from gt.core.messages import (
     Collective,
@@ -37,13 +37,14 @@ from gt.signals.policy import Policy
 
 @dataclass
 class Worker:
-    """`known` are the op codes it was told; one that is not `ready` cannot exchange tensors with others yet and gets no
-    work. `alone` is the mesh of this worker only."""
+    """`known` are the op codes it was told, `given` the sessions that have given it something to do; one that is not
+    `ready` cannot exchange tensors with others yet and gets no work. `alone` is the mesh of this worker only."""
 
     info: WorkerInfo
     alone: DeviceMesh
     ready: bool = True
     known: set[int] = field(default_factory=set)
+    given: set[int] = field(default_factory=set)
 
 
 class Gone(NamedTuple):
@@ -59,13 +60,14 @@ Reply: TypeAlias = Fetched | Queried | Failed | Synchronized | Traffic | Stats |
 
 class Pending(NamedTuple):
     """A request that workers have not answered yet: the workers that are waited for, the kinds of answers that they may
-    give, and those that they have given. One that `is_answered` already, since a worker was lost, waits only for
-    replies that are still on their way. Of a query: the workers that run it, the first id of its results, and its new
-    versions with what they were taken for."""
+    give, and those that they have given. A read brings `nbytes`, where that is known (otherwise -1). One that
+    `is_answered` already, since a worker was lost, waits only for replies that are still on their way. Of a query: the
+    workers that run it, the first id of its results, and its new versions with what they were taken for."""
 
     waiting_for: frozenset[int]
     expects: tuple[type[Reply], ...]
     replies: tuple[tuple[int, Reply], ...] = ()
+    nbytes: int = -1
     is_answered: bool = False
     mesh: DeviceMesh | None = None
     first: int = 0
@@ -348,6 +350,7 @@ class State:
             self.remove(tensor)
         for worker in self.workers.values():
             self.undo.discard(worker.known, [code for code in worker.known if session_of(code) == ident])
+            self.undo.discard(worker.given, [ident])
 
     def policy(self, session: Session, code: int) -> Policy | None:
         """What a scope asks of its ops; None outside any. A scope that the user has not placed asks for nothing when a
@@ -423,6 +426,20 @@ class State:
     def note_known(self, worker: int, code: int) -> None:
         """A worker was told of an op."""
         self.undo.add(self.workers[worker].known, (code,))
+        self.note_given((worker,), session_of(code))
+
+    def note_given(self, workers: Iterable[int], session: int) -> None:
+        """Workers have something to do for a session, and may tell it of failures."""
+        for worker in workers:
+            if session not in self.workers[worker].given:
+                self.undo.add(self.workers[worker].given, (session,))
+
+    def is_over(self, session: int) -> bool:
+        """Whether a session has ended, so that workers may still report to it. Raises ProtocolError for a session that
+        there never was."""
+        if not 0 < session <= self.sessions_opened:
+            raise ProtocolError(f"there was never a session {session}")
+        return session not in self.sessions
 
     def note_unknown(self, worker: int, codes: Iterable[int]) -> None:
         self.undo.discard(self.workers[worker].known, codes)

@@ -11,6 +11,7 @@ from collections import deque
 from collections.abc import Sequence
 from typing import NamedTuple
 
+from gt.core.errors import ProtocolError
 from gt.core.messages import CreateTensor, FetchTensor, Instruction, QueryOp, Redistribute, RunOp
 from gt.dispatcher.post import Buffer
 from gt.dispatcher.state import Session, State
@@ -130,9 +131,11 @@ class Turns:
         return self._marked
 
     def finish(self, worker: int, mark: int, nanoseconds: int) -> None:
-        """A worker has reached a mark."""
+        """A worker has reached a mark. Those of sessions that have ended are forgotten."""
         found = self._marks.get(mark)
-        if found is None or worker not in found.workers:
+        if mark > self._marked or (found is not None and worker not in found.workers):
+            raise ProtocolError(f"worker {worker} was not given mark {mark}")
+        if found is None:
             return
         self._discharge(mark, found, worker)
         client = self._clients.get(found.session)

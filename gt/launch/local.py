@@ -9,12 +9,13 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Generator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 
 import torch
 
-from gt.core.errors import WorkerLost
+from gt.core.errors import SettingsError, WorkerLost
 from gt.core.settings import Settings
 from gt.wire import shared
 from gt.wire.lifeline import note_processes
@@ -27,7 +28,7 @@ class LocalProcesses:
     directory that only this user can enter."""
 
     def __init__(self, workers: int, settings: Settings) -> None:
-        self._directory = Path(tempfile.mkdtemp(prefix="gt-"))
+        self._directory = _make_directory()
         self.endpoint = f"ipc://{self._directory}/server"
         self._loud = settings.verbose or settings.debug_worker
         self._processes: dict[str, subprocess.Popen[bytes]] = {}
@@ -38,14 +39,16 @@ class LocalProcesses:
                 options = ["--backend", settings.backend, "--threads", str(threads), *_device_options(number)]
                 self._start(f"worker {number}", ["gt.worker", "--connect", self.endpoint, *options])
             pids = [process.pid for process in self._processes.values()]
-            note_processes(self._directory, [os.getpid(), *pids])
+            with _writing(self._directory):
+                note_processes(self._directory, [os.getpid(), *pids])
             self._watchdog = _start_watchdog(self._directory, pids)
         except BaseException:
             self.stop()
             raise
 
     def _start(self, name: str, arguments: list[str]) -> None:
-        log = None if self._loud else self._log(name).open("wb")
+        with _writing(self._directory):
+            log = None if self._loud else self._log(name).open("wb")
         self._processes[name] = subprocess.Popen(
             [sys.executable, "-m", *arguments, "--lifeline", str(self._directory)],
             stdin=subprocess.PIPE,
@@ -98,6 +101,24 @@ class LocalProcesses:
             self._watchdog.kill()
             self._watchdog.wait()
         shutil.rmtree(self._directory, ignore_errors=True)
+
+
+def _make_directory() -> Path:
+    """For sockets and logs, out of reach of others."""
+    with _writing("a new directory"):
+        return Path(tempfile.mkdtemp(prefix="gt-"))
+
+
+@contextmanager
+def _writing(what: Path | str) -> Generator[None]:
+    """Around what needs room for temporary files."""
+    try:
+        yield
+    except OSError as error:
+        raise SettingsError(
+            f"{what} for the sockets and logs of workers cannot be written: {error}; set TMPDIR to a directory that "
+            f"exists, is writable and has room"
+        ) from None
 
 
 def _start_watchdog(directory: Path, workers: Sequence[int]) -> subprocess.Popen[bytes]:

@@ -15,14 +15,16 @@ from gt.client.interrupts import do_after_block, is_uninterrupted
 from gt.client.session import Session
 from gt.client.tracebacks import ends_on_users_line
 from gt.core.errors import SessionError, SettingsError, nearest
-from gt.core.settings import BACKENDS, MODES, Settings, configure_logging, parse_address, read_settings
+from gt.core.settings import BACKENDS, MODES, Settings, parse_address, read_settings
 from gt.launch.hosted import HostedChannel
 from gt.launch.inprocess import InProcessChannel
 from gt.launch.local import LocalProcesses
 from gt.monitor.instruction_log import open_log
 from gt.signals.registry import registry
+from gt.wire import shared
 from gt.wire.client_channel import SocketChannel
 from gt.wire.keys import keys_directory
+from gt.wire.logs import configure_logging
 from gt.wire.parcels import Fill
 
 _ENDED = "GT was shut down, and its tensors with it; call gt.init() to start again"
@@ -145,6 +147,8 @@ def _check_name(name: object, known: tuple[str, ...], what: str) -> str:
 
 def _open(settings: Settings) -> Session:
     registry.current()  # a GT_CONFIG that cannot be used is told now, even if no scope is ever entered
+    if settings.mode in ("local", "connected"):
+        shared.sweep_dead()
     if settings.mode == "local":
         return _open_local(settings)
     if settings.mode == "connected":

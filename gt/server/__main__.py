@@ -9,10 +9,12 @@ import sys
 import zmq
 
 from gt.core.errors import GTError
-from gt.core.settings import configure_logging, read_settings, require_loopback
+from gt.core.settings import read_settings, require_loopback
 from gt.dispatcher.server import Server
 from gt.monitor.instruction_log import open_log
+from gt.wire import shared
 from gt.wire.keys import keys_directory, make_keys, remove_keys, write_keys
+from gt.wire.logs import configure_logging
 
 
 def main() -> int:
@@ -26,8 +28,8 @@ def main() -> int:
         endpoint = f"tcp://{require_loopback(options.host)}:{options.port}"
         secret, keys = make_keys()
         server = Server(endpoint, open_log(settings.instruction_log), silence=settings.heartbeat_timeout, keys=secret)
-        directory = keys_directory(settings.keys)
         try:
+            directory = keys_directory(settings.keys)
             write_keys(directory, endpoint, keys)
         except GTError:
             server.close()
@@ -40,6 +42,7 @@ def main() -> int:
         return 1
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: server.stop())
+    shared.sweep_dead()
     print(f"GT server at {endpoint}; workers join with: python -m gt.worker -p {options.port}", file=sys.stderr)
     try:
         server.run()

@@ -10,11 +10,23 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from gt.core.errors import ConnectionLost, ProtocolError, ServerLost, SessionError
-from gt.core.messages import COUNTED_BYTES, Answer, Fetched, Hello, Instruction, Received, Refused, Waiting, Welcome
+from gt.core.messages import (
+    COUNTED_BYTES,
+    TAKEN_BYTES,
+    Answer,
+    Fetched,
+    Hello,
+    Instruction,
+    Received,
+    Refused,
+    Taken,
+    Waiting,
+    Welcome,
+)
 from gt.version import __version__
 from gt.wire import shared
 from gt.wire.channel import CLOSED, Buffer
-from gt.wire.codec import MAX_INSTRUCTIONS, Decoder, Frame, encode, encode_batches
+from gt.wire.codec import MAX_INSTRUCTIONS, Decoder, Frame, encode, encode_batches, uncounted_bytes
 from gt.wire.links import Link, open_link
 from gt.wire.parcels import Fill, pack, unpack
 from gt.wire.processes import is_running, start_mark, this_host
@@ -37,6 +49,7 @@ class SocketChannel:
         self._silence = silence
         self._link: Link | None = None
         self._token = ""
+        self._taken = 0  # bytes of messages since the server was told
         self._lock = threading.Lock()
         self._decoder: Decoder[Answer] = Decoder(Answer)
         self._server = (0, "")
@@ -106,19 +119,26 @@ class SocketChannel:
             if frames is None:
                 self._check_server(link)
                 return []
-        answers, received = self._unpack(frames)
-        if received:
+        answers, taken = self._unpack(frames)
+        if taken:
             with self._lock, contextlib.suppress(ConnectionLost):  # which the next look at the server tells
-                self._open_link().send(encode(received))
+                self._open_link().send(encode(taken))
         return answers
 
-    def _unpack(self, frames: Sequence[Frame]) -> tuple[list[tuple[Answer, Buffer | None]], list[Received]]:
+    def _unpack(self, frames: Sequence[Frame]) -> tuple[list[tuple[Answer, Buffer | None]], list[Received | Taken]]:
         """The answers as their client sees them, and what the server is told of them."""
         answers, payloads = self._decoder.decode(frames)
         remaining = iter(payloads)
         unpacked = [unpack(answer, next(remaining) if isinstance(answer, Fetched) else None) for answer in answers]
         fetched = [answer for answer in answers if isinstance(answer, Fetched)]
-        return unpacked, [Received(answer.request) for answer in fetched if answer.segment.nbytes >= COUNTED_BYTES]
+        taken: list[Received | Taken] = [
+            Received(answer.request) for answer in fetched if answer.segment.nbytes >= COUNTED_BYTES
+        ]
+        self._taken += uncounted_bytes(answers, frames)
+        if self._taken >= TAKEN_BYTES:
+            taken.append(Taken(self._taken))
+            self._taken = 0
+        return unpacked, taken
 
     def _open_link(self) -> Link:
         if self._link is None or self._link.closed:

@@ -16,7 +16,7 @@ from typing import Any, Generic, TypeAlias, TypeVar
 import msgspec
 
 from gt.core.errors import ProtocolError
-from gt.core.messages import MAX_BATCH, PROTOCOL, CreateTensor, Fetched, WorkerCreateTensor
+from gt.core.messages import COUNTED_BYTES, MAX_BATCH, PROTOCOL, CreateTensor, Fetched, WorkerCreateTensor
 
 Frame: TypeAlias = bytes | bytearray | memoryview
 Payload: TypeAlias = list[Frame]
@@ -75,6 +75,13 @@ def _frames(body: bytes, payloads: Iterable[Sequence[Frame]]) -> list[Frame]:
     for part in parts:
         frames.extend(part[start : start + CHUNK] for start in range(0, part.nbytes, CHUNK))
     return frames
+
+
+def uncounted_bytes(messages: Sequence[Any], frames: Sequence[Frame]) -> int:
+    """The size of a message to a client, without the reads that are counted by themselves."""
+    carried = [message.segment for message in messages if type(message) is Fetched]
+    counted = [segment.nbytes for segment in carried if not segment.name and segment.nbytes >= COUNTED_BYTES]
+    return sum(map(len, frames)) - sum(counted)
 
 
 def header_of(body: bytes) -> bytes:

@@ -48,8 +48,16 @@ def make_keys() -> tuple[ServerKeys, MemberKeys]:
 
 
 def keys_directory(setting: str) -> Path:
-    """`setting` is GT_KEYS, empty where it is not set."""
-    return Path(setting) if setting else Path.home() / ".gt" / "keys"
+    """`setting` is GT_KEYS, empty where it is not set. Raises SettingsError where the user has no home then."""
+    if setting:
+        return Path(setting)
+    try:
+        return Path.home() / ".gt" / "keys"
+    except RuntimeError:
+        raise SettingsError(
+            "there is no directory for keys: HOME is not set and the user has no home; set GT_KEYS to a directory of "
+            "your own"
+        ) from None
 
 
 def write_keys(directory: Path, endpoint: str, keys: MemberKeys) -> None:

@@ -14,14 +14,16 @@ from pathlib import Path
 import zmq
 from zmq.utils.monitor import recv_monitor_message
 
-from gt.core.errors import ConnectionLost
+from gt.core.errors import ConnectionLost, SettingsError
 from gt.wire.authentication import Gatekeeper
 from gt.wire.codec import Frame
+from gt.wire.descriptors import limit, raise_limit, shut
 from gt.wire.keys import MemberKeys, ServerKeys, find_keys
 from gt.wire.sockets import open_socket, receive, receive_from, send
 
 MAX_UNTAKEN = 1 << 16  # messages that a server keeps for a peer that does not take them, and of one that sends
 _OPENING_SECONDS = 5.0
+_UNKNOWN_SHARE = 4  # the part of all connections that peers may have which were not admitted
 _ENDS = (
     zmq.EVENT_DISCONNECTED
     | zmq.EVENT_CLOSED
@@ -43,6 +45,7 @@ class Link:
             self._socket.setsockopt(zmq.CURVE_SECRETKEY, keys.secret.encode())
         self._monitor = self._socket.get_monitor_socket(zmq.EVENT_HANDSHAKE_SUCCEEDED | _ENDS)
         self._lost = False
+        self._endpoint = endpoint
         self._socket.connect(endpoint)
         self.descriptor = int(self._socket.getsockopt(zmq.FD))
 
@@ -51,11 +54,18 @@ class Link:
         return self._socket.closed
 
     def is_opened(self) -> bool:
-        """Waits until the other end has accepted this one; False if it did not."""
+        """Waits until the other end has accepted this one; False if it did not. Raises SettingsError where the other
+        end is the server of the keys, but does not accept them."""
         deadline = time.monotonic() + _OPENING_SECONDS
         while (left := deadline - time.monotonic()) > 0:
             if self._monitor.poll(int(left * 1000) + 1):
-                self._lost = recv_monitor_message(self._monitor)["event"] != zmq.EVENT_HANDSHAKE_SUCCEEDED
+                event = recv_monitor_message(self._monitor)["event"]
+                self._lost = event != zmq.EVENT_HANDSHAKE_SUCCEEDED
+                if event == zmq.EVENT_HANDSHAKE_FAILED_AUTH:
+                    raise SettingsError(
+                        f"the server at {self._endpoint} refuses the keys that are kept for it; start the server "
+                        f"again, or set GT_KEYS to the directory that it writes its keys to"
+                    )
                 return not self._lost
         return False
 
@@ -101,9 +111,13 @@ def open_link(endpoint: str, directory: Path, milliseconds: int, silence: float)
 
 
 class Router:
-    """A dispatcher's end of all connections. A peer is named by its connection; the name is never used again."""
+    """A dispatcher's end of all connections. A peer is named by its connection; the name is never used again. Of
+    connections that were not admitted the oldest are closed where there are many, so that they do not take all
+    descriptors."""
 
     def __init__(self, endpoint: str, keys: ServerKeys | None, milliseconds: int, silence: float) -> None:
+        raise_limit()
+        self._most_unknown = limit() // _UNKNOWN_SHARE
         self._context = zmq.Context()
         self._gatekeeper = Gatekeeper(self._context, keys.member) if keys is not None else None
         self._socket = open_socket(self._context, zmq.ROUTER, milliseconds, silence)
@@ -115,7 +129,7 @@ class Router:
             self._socket.setsockopt(zmq.CURVE_SECRETKEY, keys.secret.encode())
             self._socket.setsockopt(zmq.ZAP_DOMAIN, b"gt")
             self._socket.setsockopt(zmq.ZAP_ENFORCE_DOMAIN, 1)  # nobody is let in without the gatekeeper
-        self._monitor = self._socket.get_monitor_socket(zmq.EVENT_DISCONNECTED)
+        self._monitor = self._socket.get_monitor_socket(zmq.EVENT_ACCEPTED | zmq.EVENT_DISCONNECTED)
         try:
             self._socket.bind(endpoint)
         except zmq.ZMQError:
@@ -124,6 +138,7 @@ class Router:
         self.descriptor = int(self._socket.getsockopt(zmq.FD))
         self._names: dict[int, bytes] = {}  # of peers, by the descriptor of their connection
         self._peers: dict[bytes, int] = {}
+        self._unknown: dict[int, None] = {}  # descriptors of connections that were not admitted, the oldest first
         self._lost: list[bytes] = []
 
     def receive(self, *, waits: bool = True) -> tuple[bytes, list[bytes]] | None:
@@ -149,6 +164,19 @@ class Router:
             if error.errno != zmq.EHOSTUNREACH:
                 raise
 
+    def admit(self, name: bytes) -> None:
+        """A peer is one of those that this router is for."""
+        self._unknown.pop(self._peers.get(name, -1), None)
+
+    def drop(self, name: bytes) -> None:
+        """Close the connection of a peer, and forget what it was not yet sent. It is lost then like any other."""
+        self._notice_losses()
+        descriptor = self._peers.get(name)
+        if descriptor is None:
+            self._lost.append(name)
+        else:
+            shut(descriptor)
+
     def take_lost(self) -> list[bytes]:
         """The names of peers whose connections were lost since the last time."""
         self._notice_losses()
@@ -159,10 +187,19 @@ class Router:
         with contextlib.suppress(zmq.Again):
             while True:
                 event = recv_monitor_message(self._monitor, zmq.NOBLOCK)
-                name = self._names.pop(int(event["value"]), None)
+                descriptor = int(event["value"])
+                if event["event"] == zmq.EVENT_ACCEPTED:
+                    self._unknown[descriptor] = None
+                    continue
+                self._unknown.pop(descriptor, None)
+                name = self._names.pop(descriptor, None)
                 if name is not None:
                     del self._peers[name]
                     self._lost.append(name)
+        while len(self._unknown) > self._most_unknown:
+            oldest = next(iter(self._unknown))
+            del self._unknown[oldest]
+            shut(oldest)
 
     def close(self) -> None:
         self._socket.disable_monitor()

@@ -13,9 +13,18 @@ def this_host() -> str:
     """Two processes with the same answer see the same processes and the same shared memory."""
     try:
         boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
-        return f"{socket.gethostname()}-{boot}-{os.stat('/proc/self/ns/pid').st_ino}"
     except OSError:
         return socket.gethostname()
+    return f"{socket.gethostname()}-{boot}-{process_namespace()}"
+
+
+@functools.cache
+def process_namespace() -> int:
+    """The namespace in which this process has its number; 0 where that cannot be found out."""
+    try:
+        return os.stat("/proc/self/ns/pid").st_ino
+    except OSError:
+        return 0
 
 
 def start_mark(pid: int) -> str:

@@ -1,7 +1,10 @@
 """Memory shared by processes of one machine: segments that carry a tensor once, and cells that show progress.
 
 A segment is made by the sender, and unlinked by the receiver as soon as it is mapped, so that nothing is left behind
-when either dies later; what a dead process had not handed over is removed by `sweep`.
+when either dies later; what a dead process had not handed over is removed by `sweep`, and by `sweep_dead` where nobody
+was left to do that.
+
+A name has the process that made the segment, the namespace in which that number is its own, a count and a seal.
 """
 
 from __future__ import annotations
@@ -14,16 +17,30 @@ import mmap
 import os
 import re
 import secrets
+import stat
 import tempfile
 import threading
 from collections.abc import Callable
 from pathlib import Path
 
 from gt.core.errors import ProtocolError
+from gt.wire.processes import process_namespace, start_mark
 
 SHARE_BYTES = 1 << 18  # below this a segment costs more than the copies it saves
-_DIRECTORY = Path("/dev/shm") if Path("/dev/shm").is_dir() else Path(tempfile.gettempdir())
-_NAME = re.compile(r"gt-\d+-\d+-[0-9a-f]{16}")
+
+
+def _find_directory() -> Path:
+    if Path("/dev/shm").is_dir():
+        return Path("/dev/shm")
+    try:
+        return Path(tempfile.gettempdir())
+    except OSError:  # there is none: no segment can be made, and bytes go with the messages
+        return Path("/dev/shm")
+
+
+_DIRECTORY = _find_directory()
+_IS_LOCAL = Path("/dev/shm") == _DIRECTORY  # another directory may be one that several machines share
+_NAME = re.compile(r"gt-(\d+)-(\d+)-\d+-[0-9a-f]{16}")
 _numbers = itertools.count()
 _making = threading.Lock()
 _ended = threading.Event()
@@ -39,7 +56,7 @@ def create(
 
     Nothing is left of a segment that could not be made or filled.
     """
-    stem = f"gt-{os.getpid()}-{next(_numbers)}"
+    stem = f"gt-{os.getpid()}-{process_namespace()}-{next(_numbers)}"
     name = f"{stem}-{_seal(stem, token) if token else secrets.token_hex(8)}"
     with _making:
         if _ended.is_set():
@@ -108,3 +125,27 @@ def sweep(pid: int) -> None:
         if _NAME.fullmatch(path.name):
             with contextlib.suppress(OSError):
                 path.unlink()
+
+
+def sweep_dead() -> None:
+    """Remove the segments of this user's processes that have ended with all who would have swept up after them.
+
+    A number that a process has now says nothing about the process that had it before, so its segments stay. So do those
+    of processes in other namespaces, which cannot be seen from here. Nothing is opened: a directory, link or pipe that
+    somebody has put there under such a name is left alone.
+    """
+    here = process_namespace()
+    if not here or not _IS_LOCAL:
+        return
+    with contextlib.suppress(OSError), os.scandir(_DIRECTORY) as entries:
+        for entry in entries:
+            name = _NAME.fullmatch(entry.name)
+            if name is not None and int(name[2]) == here:
+                with contextlib.suppress(OSError):
+                    _remove_if_dead(entry, int(name[1]))
+
+
+def _remove_if_dead(entry: os.DirEntry[str], pid: int) -> None:
+    status = entry.stat(follow_symlinks=False)
+    if stat.S_ISREG(status.st_mode) and status.st_uid == os.getuid() and not start_mark(pid):
+        os.unlink(entry.path)

@@ -8,8 +8,9 @@ import sys
 from pathlib import Path
 
 from gt.core.errors import GTError, ServerLost
-from gt.core.settings import BACKENDS, configure_logging, read_settings, require_loopback
+from gt.core.settings import BACKENDS, read_settings, require_loopback
 from gt.wire.lifeline import clear_up, end_with_parent
+from gt.wire.logs import configure_logging
 from gt.worker.server import Worker
 
 

@@ -7,6 +7,7 @@ import logging
 import os
 import time
 from collections.abc import MutableSequence, Sequence
+from pathlib import Path
 from typing import Any, cast
 
 from gt.core.errors import ConnectionLost, ProtocolError, ServerLost
@@ -37,6 +38,12 @@ log = logging.getLogger("gt.worker")
 TICK_MS = 500
 _RETRY_SECONDS = 0.1
 _ENDING_SECONDS = 0.5
+_REFUSALS = 3  # after which a worker ends, if they come
+_REFUSAL_SECONDS = 60.0  # within this time
+
+
+class _Refusal(ConnectionLost):
+    """The server does not know this worker by the name that it has."""
 
 
 class Worker:
@@ -47,7 +54,7 @@ class Worker:
     ) -> None:
         settings = settings or Settings()
         self._share = settings.shared_memory
-        self._keys = keys_directory(settings.keys)
+        self._keys = keys_directory(settings.keys) if endpoint.startswith("tcp:") else Path()
         # The dispatcher of local workers is in a program that its user may stop and continue. It is known by its
         # process whether that is still there.
         self._silence = 0.0 if endpoint.startswith("ipc:") else settings.heartbeat_timeout
@@ -55,13 +62,14 @@ class Worker:
         self._endpoint = endpoint
         self._link: Link | None = None
         self._exchange: GroupExchange | None = None
-        self._commands: Decoder[Command] = Decoder(Command)
-        self._engine = make_engine(backend, device, threads)
+        self._commands: Decoder[Command | Refused] = Decoder(Command | Refused)
+        self._refusals: list[float] = []  # when they came
+        self._engine = make_engine(backend, device, threads, clears=True)
         self._server = (0, "")
 
     def run(self) -> None:
-        """Until told to stop, or until the server ends. A worker whose connection is lost joins again with nothing: the
-        server has given it up."""
+        """Until told to stop, or until the server ends. A worker whose connection is lost, or whose messages are
+        refused, joins again with nothing: the server has given it up."""
         try:
             while not self._stopping:
                 self._live()
@@ -77,12 +85,12 @@ class Worker:
         try:
             with self._engine.isolated():
                 self._serve(executor)
-        except ConnectionLost:
+        except ConnectionLost as error:
             self._require_server()
+            if isinstance(error, _Refusal):
+                self._count_refusal(error)
             log.warning(
-                "the connection of worker %d to %s was lost; it joins again without its tensors",
-                executor.worker,
-                self._endpoint,
+                "%s (worker %d at %s); it joins again without its tensors", error, executor.worker, self._endpoint
             )
             if self._exchange is not None:
                 self._exchange.leave()
@@ -91,6 +99,13 @@ class Worker:
             with contextlib.suppress(ConnectionLost):
                 self._send([Goodbye(f"{type(error).__name__}: {error}"[:4096])])
             raise
+
+    def _count_refusal(self, refusal: _Refusal) -> None:
+        """Raises ProtocolError for a worker that is refused again and again: joining once more does not help it."""
+        now = time.monotonic()
+        self._refusals = [*[when for when in self._refusals if when > now - _REFUSAL_SECONDS], now]
+        if len(self._refusals) >= _REFUSALS:
+            raise ProtocolError(f"{refusal}, {_REFUSALS} times within {_REFUSAL_SECONDS:g} s; start the server again")
 
     def _serve(self, executor: Executor) -> None:
         assert self._link is not None
@@ -150,7 +165,10 @@ class Worker:
         return executor
 
     def _work(self, executor: Executor, frames: Sequence[Frame]) -> None:
-        commands, payloads = self._commands.decode(frames)
+        received, payloads = self._commands.decode(frames)
+        if isinstance(received[0], Refused):  # which comes alone
+            raise _Refusal(f"the server has refused a message: {received[0].reason}")
+        commands = cast(list[Command], received)
         if isinstance(commands[-1], WorkerShutdown):
             commands.pop()
             self.stop()

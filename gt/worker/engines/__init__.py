@@ -11,11 +11,12 @@ from gt.worker.engines.pytorch_engine import PyTorchEngine
 ENGINES: dict[str, type[PyTorchEngine] | type[NumPyEngine]] = {"pytorch": PyTorchEngine, "numpy": NumPyEngine}
 
 
-def make_engine(backend: str, device: str = "", threads: int = 0) -> Engine:
-    """`device` empty: the engine's choice. `threads` 0: all cores."""
+def make_engine(backend: str, device: str = "", threads: int = 0, *, clears: bool = False) -> Engine:
+    """`device` empty: the engine's choice. `threads` 0: all cores. `clears`: sessions that must not see each other's
+    memory share the engine."""
     if backend not in ENGINES:
         raise SettingsError(f"unknown backend {backend!r}; {nearest(backend, ENGINES)}")
-    return ENGINES[backend](device, threads, read_settings().check_geometry)
+    return ENGINES[backend](device, threads, read_settings().check_geometry, clears)
 
 
 __all__ = ["ENGINES", "Engine", "NumPyEngine", "PyTorchEngine", "make_engine"]

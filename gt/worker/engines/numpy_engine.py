@@ -28,11 +28,12 @@ from gt.worker.engines.numpy_views import (
 
 
 class NumPyEngine:
-    """NumPy computes on the CPU, with as many threads as its BLAS was started with: the arguments change nothing."""
+    """NumPy computes on the CPU, with as many threads as its BLAS was started with, and new memory is always zero: the
+    arguments change nothing."""
 
     is_reference = False
 
-    def __init__(self, device: str = "", threads: int = 0, checks: bool = False) -> None:
+    def __init__(self, device: str = "", threads: int = 0, checks: bool = False, clears: bool = True) -> None:
         self.device = "cpu"
         self.checks = checks
         self.restrided = 0

@@ -48,9 +48,7 @@ _ones, _ones_like, _new_ones = _filled_with(1)
 
 
 def _empty_strided(size: Shape, strides: Shape, dtype: Kind | None = None, **_: object) -> Array:
-    result = empty_strided(size, strides, dtype or FLOAT32)
-    result.fill(0)
-    return result
+    return empty_strided(size, strides, dtype or FLOAT32)
 
 
 def _arange(start: float, end: float, step: float = 1, dtype: Kind | None = None, **_: object) -> Array:

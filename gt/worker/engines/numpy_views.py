@@ -20,7 +20,8 @@ def element_strides(array: Array) -> tuple[int, ...]:
 
 
 def empty_strided(shape: Shape, strides: Shape, dtype: Kind) -> Array:
-    return within(np.empty(span(shape, strides), dtype), shape, strides, 0)
+    """Zeros, since `as_strided` may show the gaps between the elements."""
+    return within(np.zeros(span(shape, strides), dtype), shape, strides, 0)
 
 
 def strided_view(shape: Shape, strides: Shape, offset: int, counted_in: Shape) -> Callable[[Array], Array]:

@@ -15,6 +15,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from gt.core.meta import ITEM_BYTES, TensorMeta, dense_strides, is_dense, memory_order, same_places, span
 from gt.core.signatures import Arg, Complex, DType, Here, Input, Items, Layout, MemoryFormat, ViewStep
 from gt.worker.engines.checked import checked, has_checks
+from gt.worker.engines.cleared import clear, cleared, leaves_memory
 from gt.worker.engines.constants import check_constants
 from gt.worker.engines.counter import Region
 from gt.worker.engines.engine import Buffer
@@ -151,10 +152,16 @@ class _Watch(TorchDispatchMode):
 
 
 class PyTorchEngine:
-    """`namespaces` are those whose ops may be run; `group` is used by collectives that name none."""
+    """`namespaces` are those whose ops may be run; `group` is used by collectives that name none. Where it `clears`,
+    new memory that an op does not write is zero."""
 
     def __init__(
-        self, device: str = "", threads: int = 0, checks: bool = False, namespaces: Sequence[str] = ("aten",)
+        self,
+        device: str = "",
+        threads: int = 0,
+        checks: bool = False,
+        clears: bool = False,
+        namespaces: Sequence[str] = ("aten",),
     ) -> None:
         self._device = _device(device)
         if self._device.type == "cuda":
@@ -163,6 +170,7 @@ class PyTorchEngine:
             torch.set_num_threads(threads)
         self.device = str(self._device)
         self.checks = checks
+        self._clears = clears
         self.is_reference = self._device.type == "cpu"
         self.restrided = 0
         self._allowed = frozenset(
@@ -189,7 +197,8 @@ class PyTorchEngine:
         if self._device.type != "cpu" and op in PORTABLE:
             return PORTABLE[op]
         function, _, _ = torch._C._get_operation_overload(qualified, overload)
-        return checked(op, _in_grad_mode(function) if op in _GRAD_MODE_MATTERS else function)
+        function = checked(op, _in_grad_mode(function) if op in _GRAD_MODE_MATTERS else function)
+        return cleared(op, function) if self._clears else function
 
     def check_constants(self, op: str, args: Sequence[Arg], kwargs: Mapping[str, Arg]) -> None:
         check_constants(op, args, kwargs)
@@ -207,7 +216,8 @@ class PyTorchEngine:
     def _find_shortcut(self, op: str, values: Sequence[torch.Tensor]) -> Callable[..., Any]:
         function = self._overload(op)
         named = getattr(torch._C._VariableFunctions, op.split(".")[1], None)
-        if named is None or op in PORTABLE or op in _GRAD_MODE_MATTERS or has_checks(op):
+        wrapped = has_checks(op) or (self._clears and leaves_memory(op))
+        if named is None or op in PORTABLE or op in _GRAD_MODE_MATTERS or wrapped:
             return function
         with _Watch() as watch:
             try:
@@ -419,6 +429,7 @@ def _copied_into(stride: tuple[int, ...], value: torch.Tensor) -> torch.Tensor:
     target = torch.empty_strided(shape, stride, dtype=value.dtype, device=value.device)
     if is_dense(shape, stride):
         return target.copy_(value)
+    clear(target)
     memory = target.as_strided((span(shape, stride),), (1,))
     places = torch.arange(len(memory), device=value.device).as_strided(shape, stride)
     memory[places.reshape(-1)] = value.reshape(-1)
@@ -432,7 +443,7 @@ def _strided_view(
 
     def view(value: torch.Tensor) -> torch.Tensor:
         if value.stride() != counted_in:
-            value = torch.empty_strided(value.shape, counted_in, dtype=value.dtype, device=value.device).copy_(value)
+            value = _copied_into(counted_in, value)
         return value.as_strided(size, stride, offset + value.storage_offset())
 
     return view
