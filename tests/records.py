@@ -196,7 +196,7 @@ COMMANDS: list[Command] = [
     WorkerReadTimeline(own(17), 64),
     WorkerReportProgress(7),
     WorkerEndSession(1),
-    WorkerJoinStore("127.0.0.1", 40000, "hosted by 0"),
+    WorkerJoinStore("127.0.0.1", 40000, 0),
     WorkerHostStore(),
     WorkerShutdown(),
 ]

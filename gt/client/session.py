@@ -193,8 +193,9 @@ class Session:
         self.require_open()
         base = node if isinstance(node, Base) else self.derive(node)
         request = next(self.ids)
+        site = self.sites.here()
         with self.lock:
-            self.enqueue(FetchTensor(request, base.id, former))
+            self.enqueue(FetchTensor(request, base.id, former, site))
         answer, buffer = self._answer(request)
         assert isinstance(answer, Fetched) and buffer is not None
         assert answer.segment.nbytes == node.geometry.nbytes, "a worker's tensor has another size than its handle"

@@ -176,6 +176,7 @@ class FetchTensor(_Record, frozen=True):
     request: Id
     id: Id
     former: bool = False
+    site: Id = 0
 
 
 class LocateTensor(_Record, frozen=True):
@@ -312,11 +313,11 @@ class WorkerEndSession(_Record, frozen=True):
 
 
 class WorkerJoinStore(_Record, frozen=True):
-    """Where the key-value store is that process groups meet at."""
+    """Where the key-value store is that process groups meet at, and which worker hosts it."""
 
     host: Name
     port: int
-    name: Name
+    worker: int
 
 
 class WorkerHostStore(_Record, frozen=True):
@@ -340,7 +341,8 @@ Command = Union[
 class Failure(Struct, array_like=True, frozen=True):
     """Why a tensor has no value: the op that failed, on what, and both tracebacks' facts (the site is the client's).
     `origin` is the first id that the failed command would have filled, or its request: the same from every worker.
-    `worker` is -1 for an op that failed in the dispatcher."""
+    `worker` is -1 for an op that failed in the dispatcher. `peers`: of an exchange that failed, the workers whose loss
+    may be the reason."""
 
     worker: int
     op: Name
@@ -350,6 +352,7 @@ class Failure(Struct, array_like=True, frozen=True):
     kind: Name
     message: Text
     traceback: Text
+    peers: tuple[int, ...] = ()
 
 
 Result: TypeAlias = Union[None, bool, int, float, Text, TensorMeta]
@@ -498,13 +501,15 @@ class Located(_Record, frozen=True):
 
 
 class Lost(_Record, frozen=True):
-    """The answer to a request that needs a worker that is gone (`request` 0: news, not an answer)."""
+    """The answer to a request that needs a worker that is gone (`request` 0: news, not an answer). `site`: the line of
+    the op that exchanged tensors with that worker when it was lost, if it was one."""
 
     request: Id
     worker: int
     pid: int
     reason: Text
     last_op: Text
+    site: Id = 0
 
 
 class Joined(_Record, frozen=True):

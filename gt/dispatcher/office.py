@@ -60,6 +60,7 @@ from gt.core.messages import (
     WorkerRunOp,
     WorkerSynchronize,
 )
+from gt.dispatcher.doubts import Doubts
 from gt.dispatcher.mistakes import describe_mistake, refuse, reject_mistake
 from gt.dispatcher.placing import Placing
 from gt.dispatcher.plans import Plans
@@ -97,6 +98,7 @@ class Office:
         self._requests = Requests(self.state, self._post)
         self._plans = Plans(self.state, self._post, self._placing)
         self._turns = Turns(self.state)
+        self._doubts = Doubts(self.state)
         self._actions: dict[type, Callable[[Session, Any, Buffer | None], None]] = {
             RunOp: self._run_op,
             FreeTensors: self._free,
@@ -193,6 +195,7 @@ class Office:
             self._post.note("DISCONNECT", f"worker {ident}", None)
             self.state.remove_worker(ident, gone)
             self._requests.lose_worker(ident)
+            self._judge(self._doubts.take_lost(ident))
         with self._transaction():
             if ident == self.state.store_host:
                 self.state.set_store(ident, None)
@@ -442,7 +445,7 @@ class Office:
             copy = next((copy for copy in self.state.copies.get(ident, ()) if copy.is_whole), None)
             gathered = copy is None
             spec = copy or whole(self.state.workers[spec.mesh.workers[0]].alone, len(held.meta.shape))
-            ident = self._placing.available(session, ident, spec, "fetch", 0)
+            ident = self._placing.available(session, ident, spec, "fetch", fetch.site)
         self._read(session, fetch, ident, spec)
         if gathered:
             self._placing.drop_copy(fetch.id, spec)
@@ -455,7 +458,7 @@ class Office:
             return
         alias = self.state.new_id(session)
         spec = whole(self.state.workers[held.spec.mesh.workers[0]].alone, len(held.meta.shape))
-        self._placing.move(session, held, ident, alias, spec, "fetch", 0)
+        self._placing.move(session, held, ident, alias, spec, "fetch", fetch.site)
         self._read(session, fetch, alias, spec)
         self._placing.free([(alias, spec.mesh)])
 
@@ -534,18 +537,34 @@ class Office:
         if isinstance(report, Progress):
             self._turns.finish(worker, report.mark, report.nanoseconds)
             return self._take_turns()
+        if isinstance(report, OpFailed | Failed) and self._doubts.hold(worker, report):
+            return []
         with self._transaction():
-            if isinstance(report, OpFailed):
-                self._post.answer(report.session, report)
+            if isinstance(report, OpFailed | Failed):
+                self._judge([(worker, report)])
             elif isinstance(report, StoreReady):
                 self._announce_store(worker, report)
             else:
                 self._requests.settle(worker, report, buffer)
         return self._post.take()
 
+    def note_checks(self) -> list[Outgoing]:
+        """It was looked once more which workers are there."""
+        with self._transaction():
+            self._judge(self._doubts.take_old())
+        return self._post.take()
+
+    def _judge(self, reports: Sequence[tuple[int, OpFailed | Failed]]) -> None:
+        """Pass on failures. The session was told already of a worker whose loss is the reason of one."""
+        for worker, report in reports:
+            if isinstance(report, Failed):
+                self._requests.settle(worker, report, None)
+            elif self.state.lost_peer(report.failure) is None:
+                self._post.answer(report.session, report)
+
     def _announce_store(self, worker: int, ready: StoreReady) -> None:
         """Process groups meet at the store that one worker hosts."""
-        store = WorkerJoinStore("127.0.0.1", ready.port, f"hosted by {worker}")
+        store = WorkerJoinStore("127.0.0.1", ready.port, worker)
         self.state.set_store(self.state.store_host, store)
         self._post.command(tuple(self.state.workers), store)
         self._make_ready(self.state.workers)
@@ -564,4 +583,5 @@ class Office:
             return ""
         if session is None:
             return "an op of a session that has ended"
-        return f"{session.op_name(code)} ({session.site(site)})"
+        place = f" ({session.site(site)})" if site in session.sites else ""  # moves for a replaced copy have no line
+        return f"{session.op_name(code)}{place}"

@@ -9,6 +9,7 @@ from gt.core.ids import MAX_RESULTS, session_of
 from gt.core.messages import (
     Answer,
     Failed,
+    Lost,
     Queried,
     Stats,
     StatsRead,
@@ -68,7 +69,15 @@ class Requests:
             return
         self._state.drop_request(request)
         if not pending.is_answered:
-            self._post.answer(session_of(request), self._conclusion(request, pending), buffer)
+            conclusion = self._conclusion(request, pending)
+            if isinstance(conclusion, Failed):
+                conclusion = self._explained(conclusion)
+            self._post.answer(session_of(request), conclusion, buffer)
+
+    def _explained(self, failed: Failed) -> Failed | Lost:
+        """An exchange that failed because a worker is gone is a loss of that worker."""
+        worker = self._state.lost_peer(failed.failure)
+        return failed if worker is None else lost(self._state, failed.request, worker, failed.failure.site)
 
     def _conclusion(self, request: int, pending: Pending) -> Answer:
         reply = pending.replies[0][1]

@@ -632,6 +632,10 @@ class State:
 
     # Losses
 
+    def lost_peer(self, failure: Failure) -> int | None:
+        """The worker whose loss made an exchange fail, if that is why it failed."""
+        return next((worker for worker in failure.peers if worker in self.gone), None)
+
     def lose(self, ident: int, meta: TensorMeta, cause: Cause) -> None:
         """A tensor that never got a value."""
         self.undo.put(self.lost, ident, Absence(meta, cause))

@@ -8,6 +8,8 @@ from collections.abc import Callable, Iterable, Iterator, MutableSequence, Seque
 from functools import partial
 from typing import Any, TypeAlias
 
+from msgspec.structs import replace
+
 from gt.core.ids import MAX_RESULTS, session_of
 from gt.core.messages import (
     Command,
@@ -258,8 +260,9 @@ class Executor:
             return self.exchange.swap(swap, self.engine)
         except Exception as error:  # a peer is gone, or the network between
             log.warning("an exchange among workers %s failed: %s", swap.members, error)
-            failing = Failing(self._failure("exchange", (), command, error))
-            return dict.fromkeys(swap.receives, failing)
+            failure = replace(self._failure("exchange", (), command, error), peers=self.exchange.needs(swap))
+            self._report(OpFailed(session_of(command.code), failure))
+            return dict.fromkeys(swap.receives, Failing(failure))
 
     def _absent(self, command: WorkerRunOp, kernel: Kernel | Broken) -> Failing:
         """The op gave no tensor where the client holds a handle; only reading it is a failure."""
@@ -440,7 +443,7 @@ class Executor:
     def _join_store(self, command: WorkerJoinStore) -> None:
         """Its host may have died since. What needs no other worker goes on; an exchange fails with its own error."""
         try:
-            self.exchange.join_store(command.host, command.port, command.name)
+            self.exchange.join_store(command.host, command.port, command.worker)
         except Exception as error:
             log.warning("worker %d cannot join the store at port %d: %s", self.worker, command.port, error)
 
