@@ -5,6 +5,7 @@ import pytest
 
 from gt.core.errors import ProtocolError
 from gt.core.messages import (
+    FORMER,
     CreateTensor,
     DefineOp,
     DefineScope,
@@ -502,7 +503,17 @@ def test_a_tensor_that_the_user_has_not_placed_is_made_by_the_workers_that_are_l
     ("text", "read"),
     [
         ("-", ["0: fetch A"]),
-        ("x", ["0 1: define c3: redistribute", "0+1: c3(A) -> c2", "0: fetch c2", "0: free c2"]),
+        (
+            "x",
+            [
+                "0 1: revive A -> c2",
+                "0 1: define c4: redistribute",
+                "0+1: c4(c2) -> c3",
+                "0: fetch c3",
+                "0 1: free c2",
+                "0: free c3",
+            ],
+        ),
     ],
 )
 def test_the_value_before_a_write_that_cannot_be_done_is_read_if_that_is_asked_for(text, read):
@@ -513,8 +524,8 @@ def test_the_value_before_a_write_that_cannot_be_done_is_read_if_that_is_asked_f
     desk.lose(2)
     desk.tell(run(OP, (A, missing), (own(9),)))
     assert isinstance(answers(desk.tell(FetchTensor(REQUEST, own(9))))[0], Lost)
-    assert told(desk.tell(FetchTensor(REQUEST, own(9), True))) == read
-    assert isinstance(answers(desk.tell(FetchTensor(REQUEST2, missing, True)))[0], Lost)
+    assert told(desk.tell(FetchTensor(REQUEST, own(9), FORMER))) == read
+    assert isinstance(answers(desk.tell(FetchTensor(REQUEST2, missing, FORMER)))[0], Lost)
 
 
 FAILED_EXCHANGE = msgspec.structs.replace(FAILURE, op="exchange", site=7, origin=own(9), peers=(0, 1))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
 from typing import Any
@@ -11,11 +11,14 @@ from typing import Any
 from gt.core.events import Observer
 from gt.core.ids import session_of
 from gt.core.messages import (
+    CURRENT,
+    BeginStep,
     Command,
     CreateTensor,
     DefineOp,
     DefineScope,
     DefineSite,
+    EndStep,
     Failed,
     Fetched,
     FetchTensor,
@@ -33,6 +36,7 @@ from gt.core.messages import (
     ReadStats,
     ReadTimeline,
     ReadTraffic,
+    ReadVersions,
     Redistribute,
     Rejected,
     Report,
@@ -43,9 +47,12 @@ from gt.core.messages import (
     Synchronized,
     Timeline,
     Traffic,
+    WorkerAgreeOnStep,
+    WorkerBeginStep,
     WorkerCreateTensor,
     WorkerDefineScope,
     WorkerEndSession,
+    WorkerEndStep,
     WorkerFetchTensor,
     WorkerForgetOps,
     WorkerFreeTensors,
@@ -56,7 +63,9 @@ from gt.core.messages import (
     WorkerReadStats,
     WorkerReadTimeline,
     WorkerReadTraffic,
+    WorkerReadVersions,
     WorkerReportProgress,
+    WorkerReviveTensor,
     WorkerRunOp,
     WorkerSynchronize,
 )
@@ -68,9 +77,11 @@ from gt.dispatcher.post import Buffer, Outgoing, Post, ToClient, ToWorkers
 from gt.dispatcher.requests import Requests
 from gt.dispatcher.state import (
     Gone,
+    Halt,
     Held,
     IdInUse,
     Misfit,
+    NoValue,
     NoWorkers,
     Op,
     Reply,
@@ -106,6 +117,9 @@ class Office:
             CreateTensor: self._create,
             Redistribute: self._redistribute,
             FetchTensor: self._fetch,
+            ReadVersions: self._read_versions,
+            BeginStep: self._begin_step,
+            EndStep: self._end_step,
             LocateTensor: self._locate,
             Synchronize: self._synchronize,
             ReadTraffic: self._read_traffic,
@@ -327,6 +341,8 @@ class Office:
         tensors = state.tensors
         policy = state.policy(session, op.scope) if op.scope else None
         writes = known.signature.writes
+        if writes and session.halt is not None and min([inputs[place] for place in writes]) < session.halt.step:
+            raise NoValue(session.halt.cause, "a gradient of the step")
         try:
             if len(inputs) == 2:  # by hand: a comprehension takes longer
                 specs: tuple[ShardingSpec, ...] = (tensors[inputs[0]].spec, tensors[inputs[1]].spec)
@@ -436,8 +452,8 @@ class Office:
 
     def _fetch(self, session: Session, fetch: FetchTensor, _: Buffer | None) -> None:
         """A tensor that is whole somewhere is read there; another one is gathered on one worker first."""
-        if fetch.former and fetch.id in self.state.before:
-            self._fetch_former(session, fetch)
+        if fetch.version != CURRENT:
+            self._fetch_version(session, fetch)
             return
         held = self.state.held(fetch.id)
         spec, ident, gathered = held.spec, fetch.id, False
@@ -450,24 +466,76 @@ class Office:
         if gathered:
             self._placing.drop_copy(fetch.id, spec)
 
-    def _fetch_former(self, session: Session, fetch: FetchTensor) -> None:
-        """The value before a write that could not be planned, gathered where it is cut."""
-        ident, held = self.state.before[fetch.id]
+    def _fetch_version(self, session: Session, fetch: FetchTensor) -> None:
+        """A value before the present one, gathered where it is cut."""
+        source = self.state.source(fetch.id)
+        if source is None:
+            self.state.held(fetch.id)  # raises
+            return
+        ident, held, _ = source
         if held.spec.is_whole:
             self._read(session, fetch, ident, held.spec)
             return
-        alias = self.state.new_id(session)
+        revived, gathered = self.state.new_id(session), self.state.new_id(session)
+        self._post.command(held.spec.mesh.workers, WorkerReviveTensor(ident, revived, fetch.version))
         spec = whole(self.state.workers[held.spec.mesh.workers[0]].alone, len(held.meta.shape))
-        self._placing.move(session, held, ident, alias, spec, "fetch", fetch.site)
-        self._read(session, fetch, alias, spec)
-        self._placing.free([(alias, spec.mesh)])
+        self._placing.move(session, held, revived, gathered, spec, "fetch", fetch.site)
+        self._read(session, fetch, gathered, spec)
+        self._placing.free([(revived, held.spec.mesh), (gathered, spec.mesh)])
+
+    def _read_versions(self, session: Session, read: ReadVersions, _: Buffer | None) -> None:
+        sources = [source[0] for ident in read.ids if (source := self.state.source(ident)) is not None]
+        workers = tuple(self.state.workers)
+        if not workers:
+            raise NoWorkers
+        self._requests.wait_for_versions(read.request, workers, read.ids)
+        self._post.command(workers, WorkerReadVersions(read.request, tuple(sources)))
+
+    def _begin_step(self, session: Session, begin: BeginStep, _: Buffer | None) -> None:
+        """Gradients are brought to where their parameters are, so that no exchange can fail in the middle of the step.
+        Where one is lost, the step writes to nothing that was there before."""
+        state, gradients, cause = self.state, list(begin.gradients), None
+        places: set[ShardingSpec | DeviceMesh] = set()
+        for gradient, parameter in zip(begin.gradients, begin.parameters, strict=False):
+            absent = state.lost.get(gradient) or state.lost.get(parameter)
+            if absent is not None:
+                cause = absent.cause
+                continue
+            held, target = state.held(gradient), state.held(parameter)
+            places.add(target.spec.mesh if target.spec.is_whole else target.spec)
+            if held.meta.shape == target.meta.shape and not target.spec.partial:
+                gradients.append(self._placing.available(session, gradient, target.spec, "optimizer", begin.site))
+        state.halt(session, None if cause is None else Halt(begin.step, cause))
+        self._tell_of_step(
+            session,
+            begin,
+            tuple(dict.fromkeys(gradients)),
+            agree=cause is None and _are_apart(places, session.workers & state.workers.keys()),
+        )
+
+    def _tell_of_step(self, session: Session, begin: BeginStep, gradients: tuple[int, ...], *, agree: bool) -> None:
+        """Workers that hold other parameters than their peers `agree` with them on whether the step is done."""
+        workers = self.state.workers
+        ready = [ident for ident in sorted(session.workers) if ident in workers and workers[ident].ready]
+        if not agree or len(ready) < 2:
+            self._post.command(tuple(self.state.workers), WorkerBeginStep(begin.step, gradients))
+            return
+        token, tokens = self.state.new_id(session), self.state.new_id(session)
+        self._post.command(tuple(self.state.workers), WorkerBeginStep(begin.step, gradients, token))
+        self._placing.add_up(session, ready, token, tokens, begin.site)
+        self._post.command(tuple(ready), WorkerAgreeOnStep(begin.step, tokens))
+        self._post.command(tuple(self.state.workers), WorkerFreeTensors((token,)))
+
+    def _end_step(self, session: Session, end: EndStep, _: Buffer | None) -> None:
+        self._post.command(tuple(self.state.workers), WorkerEndStep(end.step, session.halt is None))
+        self.state.halt(session, None)
 
     def _read(self, session: Session, fetch: FetchTensor, ident: int, spec: ShardingSpec) -> None:
         """The first worker that holds a tensor whole sends it."""
         worker = spec.mesh.workers[0]
         shared = session.host == self.state.workers[worker].info.host
         self._requests.wait(fetch.request, (worker,), Fetched, Failed)
-        self._post.command((worker,), WorkerFetchTensor(fetch.request, ident, shared, fetch.former))
+        self._post.command((worker,), WorkerFetchTensor(fetch.request, ident, shared, fetch.version))
 
     def _locate(self, session: Session, locate: LocateTensor, _: Buffer | None) -> None:
         if locate.request in self.state.pending:
@@ -585,3 +653,9 @@ class Office:
             return "an op of a session that has ended"
         place = f" ({session.site(site)})" if site in session.sites else ""  # moves for a replaced copy have no line
         return f"{session.op_name(code)}{place}"
+
+
+def _are_apart(places: Collection[ShardingSpec | DeviceMesh], workers: Collection[int]) -> bool:
+    """Whether some of the workers of a session do not hold all parameters of a step, which are on meshes that hold them
+    whole, or cut by a spec."""
+    return len(places) > 1 or any(isinstance(place, ShardingSpec) or {*workers} - {*place.workers} for place in places)

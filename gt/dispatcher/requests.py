@@ -17,6 +17,8 @@ from gt.core.messages import (
     TimelineRead,
     Traffic,
     TrafficRead,
+    Versions,
+    VersionsRead,
     WorkerFreeTensors,
     WorkerTimeline,
 )
@@ -44,6 +46,9 @@ class Requests:
         workers = frozenset(mesh.workers)
         pending = Pending(workers, (Queried, Failed), mesh=mesh, first=first, written=tuple(written))
         self._state.add_request(request, pending)
+
+    def wait_for_versions(self, request: int, workers: Sequence[int], asked: Sequence[int]) -> None:
+        self._state.add_request(request, Pending(frozenset(workers), (Versions,), asked=tuple(asked)))
 
     def waits(self) -> dict[int, set[int]]:
         """For whom each session waits."""
@@ -92,6 +97,9 @@ class Requests:
             told = [(worker, told) for worker, told in pending.replies if isinstance(told, Timeline)]
             ran = tuple([WorkerTimeline(worker, timeline.ran, timeline.dropped) for worker, timeline in told])
             return TimelineRead(request, ran)
+        if isinstance(reply, Versions):
+            spans = {worker: dict(told.spans) for worker, told in pending.replies if isinstance(told, Versions)}
+            return VersionsRead(request, tuple([self._state.span(ident, spans) for ident in pending.asked]))
         if pending.mesh is not None:
             return self._queried(pending, pending.mesh)
         return reply
