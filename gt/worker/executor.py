@@ -248,7 +248,7 @@ class Executor:
             self._report(OpFailed(session_of(command.code), failing.failure))
             return failing
 
-        results, untouched = yield from self._counted(kernel.run(inputs, command.scalars, fail, cause))
+        results, untouched = yield from self._counted(command, kernel.run(inputs, command.scalars, fail, cause))
         results = kernel.with_former(results, untouched, command)
         for place in kernel.program.consumes:
             self.store.pop(command.inputs[place], None)
@@ -256,8 +256,9 @@ class Executor:
             if result is not None:
                 self.store[ident] = result
 
-    def _counted(self, work: Swapping) -> Swapping:
-        """Pass swaps on, counting what comes."""
+    def _counted(self, command: WorkerRunOp, work: Swapping) -> Swapping:
+        """Pass swaps on, counting what comes. Tokens of steps are no payload."""
+        is_payload = self.steps.tokens.isdisjoint(command.inputs)
         received: Received | None = None
         while True:
             try:
@@ -268,7 +269,7 @@ class Executor:
             received = yield swap
             if began:
                 self.recorder.note_swap(swap, began)
-            for peer, meta in swap.receives.items():
+            for peer, meta in swap.receives.items() if is_payload else ():
                 self.traffic[peer] = self.traffic.get(peer, 0) + meta.nbytes
 
     def _drive(self, command: WorkerRunOp, work: Swapping) -> None:

@@ -39,12 +39,13 @@ class _Progress:
 
 class Steps:
     """`kept` are copies by the present ids of their tensors, and `unwritten` the ids that tensors had before ops that
-    should have written to them and did not begin, where they go on with a value. Ids are given in the order of the
-    program, so those of what was there before a step are lower than the step's own."""
+    should have written to them and did not begin, where they go on with a value. `tokens` are being added up. Ids are
+    given in the order of the program, so those of what was there before a step are lower than the step's own."""
 
     def __init__(self, engine: Engine) -> None:
         self.kept: dict[int, Kept] = {}
         self.unwritten: dict[int, int] = {}
+        self.tokens: set[int] = set()
         self.sessions: dict[int, _Progress] = {}
         self._engine = engine
 
@@ -54,10 +55,12 @@ class Steps:
         cause = next((value for value in values if isinstance(value, Failing)), None)
         progress.begun, progress.cause = command.step, cause and cause.passed_on()
         if command.token:
+            self.tokens.add(command.token)
             store[command.token] = progress.cause or self._engine.empty(STEP_TOKEN)
 
     def agree(self, command: WorkerAgreeOnStep, tokens: Value | Failing | None) -> None:
         progress = self.sessions[session_of(command.step)]
+        self.tokens = {token for token in self.tokens if session_of(token) != session_of(command.step)}
         if isinstance(tokens, Failing) and progress.cause is None:
             progress.cause = tokens.passed_on()
 
