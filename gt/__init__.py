@@ -66,6 +66,7 @@ if TYPE_CHECKING:
     from gt.core.errors import GTError as GTError
     from gt.core.errors import LayoutError as LayoutError
     from gt.core.errors import OpError as OpError
+    from gt.core.errors import RecoveryError as RecoveryError
     from gt.core.errors import ServerLost as ServerLost
     from gt.core.errors import SessionError as SessionError
     from gt.core.errors import SettingsError as SettingsError
@@ -100,7 +101,9 @@ _ROOMS: dict[str, str] = {
     "gt.client.layouts": "mesh",
     "gt.client.recovery": "recover",
     "gt.client.tensor": "Tensor",
-    "gt.core.errors": "GTError LayoutError OpError ServerLost SessionError SettingsError SignalError WorkerLost",
+    "gt.core.errors": (
+        "GTError LayoutError OpError RecoveryError ServerLost SessionError SettingsError SignalError WorkerLost"
+    ),
     "gt.launch.sessions": "connect gpu_workers init shutdown synchronize",
     "gt.sharding.placements": "Partial Replicate Shard",
     "gt.sharding.spec": "DeviceMesh ShardingSpec",

@@ -25,6 +25,7 @@ from gt.core.messages import (
     WorkerForgetOps,
     WorkerFreeTensors,
     WorkerQueryOp,
+    WorkerReviveTensor,
     WorkerRunOp,
 )
 from gt.core.meta import TensorMeta
@@ -181,6 +182,8 @@ def _print(command: Command) -> str:
             return f"free {_names(*ids)}"
         case WorkerForgetOps(codes):
             return f"forget {_names(*codes)}"
+        case WorkerReviveTensor(ident, output):
+            return f"revive {_names(ident)} -> {_names(output)}"
         case WorkerFetchTensor(_, ident):
             return f"fetch {_names(ident)}"
     return kind(command)

@@ -29,7 +29,7 @@ def exchanges(count):
     found = [GroupExchange(worker, "cpu") for worker in range(count)]
     port = found[0].host_store()
     for exchange in found:
-        exchange.join_store("127.0.0.1", port, "test")
+        exchange.join_store("127.0.0.1", port, 0)
     return found
 
 

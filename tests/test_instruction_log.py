@@ -5,6 +5,7 @@ import io
 import re
 from pathlib import Path
 
+import msgspec
 import pytest
 
 import gt
@@ -87,9 +88,10 @@ def converse_about_everything(desk):
         desk.report(worker, Timeline(mine(10), (), 0))
     tell(FetchTensor(mine(11), mine(6)))
     desk.lose(2)
-    desk.report(0, OpFailed(session, FAILURE))
+    failure = msgspec.structs.replace(FAILURE, origin=mine(6))
+    desk.report(0, OpFailed(session, failure))
     tell(FetchTensor(mine(12), mine(4)))
-    desk.report(0, Failed(mine(12), FAILURE))
+    desk.report(0, Failed(mine(12), failure))
     tell(FetchTensor(mine(13), mine(99)), ForgetOps((mine(3),)), Goodbye())
 
 

@@ -5,6 +5,7 @@ import pytest
 
 from gt.core.errors import ProtocolError
 from gt.core.messages import (
+    FORMER,
     CreateTensor,
     DefineOp,
     DefineScope,
@@ -17,6 +18,7 @@ from gt.core.messages import (
     Joined,
     LocateTensor,
     Lost,
+    OpFailed,
     Queried,
     ReadTraffic,
     Rejected,
@@ -65,7 +67,7 @@ def lost(outgoing):
     return [text for text in told(outgoing) if "forget" not in text]
 
 
-STORE = WorkerJoinStore("127.0.0.1", 40000, "hosted by 0")
+STORE = WorkerJoinStore("127.0.0.1", 40000, 0)
 
 
 def test_the_loss_of_a_worker_is_told_to_every_session():
@@ -193,14 +195,14 @@ def test_what_a_worker_is_at_is_named_with_its_line():
     describe = desk.office.describe_op
     assert describe(OP, 1) == "aten.add.Tensor (train.py:12)"
     assert describe(given(2), 1) == "redistribute (train.py:12)"  # a move of B for it
-    assert describe(OP, 99) == "aten.add.Tensor (?:0)"
+    assert describe(OP, 99) == "aten.add.Tensor"
 
 
 def test_a_program_is_named_by_its_op():
     desk = sharded_desk()
     desk.define(OP, signature("aten.relu.default", 1, (SMALL,)))
     desk.tell(run(OP, (A,), (B,)))
-    assert desk.office.describe_op(given(2), 0) == "aten.relu.default (?:0)"
+    assert desk.office.describe_op(given(2), 0) == "aten.relu.default"
 
 
 def test_a_worker_that_has_run_nothing_is_at_nothing():
@@ -281,7 +283,7 @@ def test_ids_of_workers_are_not_used_again():
 def test_another_worker_hosts_the_store_when_its_host_is_lost():
     desk = Desk(3)
     assert desk.lose(0) == [ToWorkers((1,), WorkerHostStore())]
-    store = WorkerJoinStore("127.0.0.1", 40001, "hosted by 1")
+    store = WorkerJoinStore("127.0.0.1", 40001, 1)
     assert desk.report(1, StoreReady(40001)) == [ToWorkers((1, 2), store)]
 
 
@@ -502,7 +504,17 @@ def test_a_tensor_that_the_user_has_not_placed_is_made_by_the_workers_that_are_l
     ("text", "read"),
     [
         ("-", ["0: fetch A"]),
-        ("x", ["0 1: define c3: redistribute", "0+1: c3(A) -> c2", "0: fetch c2", "0: free c2"]),
+        (
+            "x",
+            [
+                "0 1: revive A -> c2",
+                "0 1: define c4: redistribute",
+                "0+1: c4(c2) -> c3",
+                "0: fetch c3",
+                "0 1: free c2",
+                "0: free c3",
+            ],
+        ),
     ],
 )
 def test_the_value_before_a_write_that_cannot_be_done_is_read_if_that_is_asked_for(text, read):
@@ -513,5 +525,33 @@ def test_the_value_before_a_write_that_cannot_be_done_is_read_if_that_is_asked_f
     desk.lose(2)
     desk.tell(run(OP, (A, missing), (own(9),)))
     assert isinstance(answers(desk.tell(FetchTensor(REQUEST, own(9))))[0], Lost)
-    assert told(desk.tell(FetchTensor(REQUEST, own(9), True))) == read
-    assert isinstance(answers(desk.tell(FetchTensor(REQUEST2, missing, True)))[0], Lost)
+    assert told(desk.tell(FetchTensor(REQUEST, own(9), FORMER))) == read
+    assert isinstance(answers(desk.tell(FetchTensor(REQUEST2, missing, FORMER)))[0], Lost)
+
+
+FAILED_EXCHANGE = msgspec.structs.replace(FAILURE, op="exchange", site=7, origin=own(9), peers=(0, 1))
+
+
+def test_an_exchange_that_fails_before_the_loss_is_known_is_the_loss():
+    desk = desk_with(2)
+    desk.tell(FetchTensor(REQUEST, A))
+    assert desk.report(0, OpFailed(1, FAILED_EXCHANGE)) == [] == desk.report(0, Failed(REQUEST, FAILED_EXCHANGE))
+    assert desk.office.note_checks() == []
+    lost = Lost(REQUEST, 1, 1001, "was killed", "aten.mm", 7)
+    assert answers(desk.lose(1)) == [lost, Lost(0, 1, 1001, "was killed", "aten.mm")]
+    desk.tell(FetchTensor(REQUEST2, A))
+    assert answers(desk.report(0, Failed(REQUEST2, FAILED_EXCHANGE))) == [
+        msgspec.structs.replace(lost, request=REQUEST2)
+    ]
+    assert desk.report(0, OpFailed(1, FAILED_EXCHANGE)) == []
+
+
+def test_an_exchange_that_fails_although_all_workers_are_there_is_told_after_a_while():
+    desk = desk_with(2)
+    desk.tell(FetchTensor(REQUEST, A))
+    failures = [OpFailed(1, FAILED_EXCHANGE), Failed(REQUEST, FAILED_EXCHANGE)]
+    assert [desk.report(0, failure) for failure in failures] == [[], []]
+    assert [answers(desk.office.note_checks()) for _ in range(5)] == [[], [], [], failures, []]
+    desk.tell(FetchTensor(REQUEST2, A))
+    again = Failed(REQUEST2, FAILED_EXCHANGE)
+    assert answers(desk.report(0, again)) == [again]

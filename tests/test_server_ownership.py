@@ -9,10 +9,12 @@ from hypothesis import strategies as st
 from gt.core.errors import ProtocolError
 from gt.core.ids import FIRST_OWN, FIRST_RUN, MAX_RESULTS, SESSION_SHIFT
 from gt.core.messages import (
+    BeginStep,
     CreateTensor,
     DefineOp,
     DefineScope,
     DefineSite,
+    EndStep,
     FetchTensor,
     ForgetOps,
     FreeTensors,
@@ -23,6 +25,7 @@ from gt.core.messages import (
     ReadStats,
     ReadTimeline,
     ReadTraffic,
+    ReadVersions,
     Redistribute,
     RunOp,
     Synchronize,
@@ -51,6 +54,12 @@ NAMING = {
     "FetchTensor id": lambda x: FetchTensor(OURS, x),
     "LocateTensor request": lambda x: LocateTensor(x, OURS),
     "LocateTensor id": lambda x: LocateTensor(OURS, x),
+    "ReadVersions request": lambda x: ReadVersions(x, (OURS,)),
+    "ReadVersions id": lambda x: ReadVersions(OURS, (OURS, x)),
+    "BeginStep step": lambda x: BeginStep(x, (), (), 0),
+    "BeginStep gradient": lambda x: BeginStep(OURS, (OURS, x), (), 0),
+    "BeginStep parameter": lambda x: BeginStep(OURS, (), (OURS, x), 0),
+    "EndStep": EndStep,
     "Synchronize": Synchronize,
     "ReadTraffic": lambda x: ReadTraffic(x, True),
     "ReadStats": ReadStats,

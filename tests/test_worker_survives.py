@@ -161,6 +161,6 @@ def test_a_store_that_cannot_be_joined_or_hosted_is_told_and_work_goes_on(bench,
 
     monkeypatch.setattr(bench.exchange, "join_store", refuse)
     monkeypatch.setattr(bench.exchange, "host_store", refuse)
-    assert bench.tell(WorkerJoinStore("127.0.0.1", 1, "x"), WorkerHostStore(), create(A), payloads=[[bytes(16)]]) == []
+    assert bench.tell(WorkerJoinStore("127.0.0.1", 1, 0), WorkerHostStore(), create(A), payloads=[[bytes(16)]]) == []
     assert "cannot join the store at port 1: nobody is there" in caplog.text and "cannot host" in caplog.text
     assert not isinstance(bench.executor.store[A], Failing)

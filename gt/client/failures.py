@@ -10,17 +10,22 @@ from gt.core.messages import Failure, Gathered, Lost
 
 
 def describe_failure(failure: Failure, place: tuple[str, int, str]) -> str:
-    file, line, function = place
-    source = linecache.getline(file, line).strip()
     lines = [
-        f'File "{file}", line {line}, in {function or "<module>"}',
-        *([f"    {source}"] if source else []),
+        _shown(place),
         f"  issued {failure.op}({', '.join(failure.inputs)}), which failed {place_of(failure)}:",
         f"  {failure.kind}: {failure.message}",
         f"  Traceback of the {'worker' if failure.worker >= 0 else 'dispatcher'}:",
         *[f"    {text}" for text in failure.traceback.rstrip().splitlines()],
     ]
     return "\n".join(lines)
+
+
+def _shown(place: tuple[str, int, str]) -> str:
+    """A place of the program and its line, as in a traceback."""
+    file, line, function = place
+    source = linecache.getline(file, line).strip()
+    header = f'File "{file}", line {line}, in {function or "<module>"}'
+    return f"{header}\n    {source}" if source else header
 
 
 def place_of(failure: Failure) -> str:
@@ -55,11 +60,13 @@ def describe_gathering(gathered: Gathered, place: tuple[str, int, str]) -> str:
     return f"{gathered.op} {reason} ({file}:{line})"
 
 
-def describe_loss(lost: Lost, how_it_ended: str) -> str:
+def describe_loss(lost: Lost, how_it_ended: str, place: tuple[str, int, str] | None = None) -> str:
+    """`place`: the line whose op exchanged tensors with the worker when it was lost."""
     ending = how_it_ended or lost.reason
     last = f"its last op was {lost.last_op}" if lost.last_op else "it had not run an op"
+    issued = "" if place is None else f"{_shown(place)}\n  needed a worker that was lost:\n  "
     return (
-        f"worker {lost.worker} (pid {lost.pid}) {ending}; {last}. The tensors it held are lost; those of other workers "
-        f"can still be read, and gt.recover(model) brings back weights that others hold too. Start again with "
+        f"{issued}worker {lost.worker} (pid {lost.pid}) {ending}; {last}. The tensors it held are lost; those of other "
+        f"workers can still be read, and gt.recover(model) brings back weights that others hold too. Start again with "
         f"gt.shutdown() and gt.init()."
     )

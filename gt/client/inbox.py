@@ -185,7 +185,8 @@ class Inbox:
                 raise error_at_once(answer.failure)
             raise OpError(describe_failure(answer.failure, self._sites.place(answer.failure.site)))
         if isinstance(answer, Lost):
-            raise WorkerLost(describe_loss(answer, self._channel.how_it_ended(answer.pid)))
+            place = self._sites.place(answer.site) if answer.site else None
+            raise WorkerLost(describe_loss(answer, self._channel.how_it_ended(answer.pid), place))
         if isinstance(answer, Rejected):
             raise ProtocolError(answer.reason)
         return found

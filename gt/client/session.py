@@ -8,7 +8,7 @@ import os
 import sys
 import threading
 from collections import OrderedDict, deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -26,6 +26,7 @@ from gt.client.sites import Sites
 from gt.core.errors import GTError, OpError, SessionError
 from gt.core.ids import FIRST_RUN, MAX_RESULTS, SESSION_SHIFT
 from gt.core.messages import (
+    CURRENT,
     CreateTensor,
     DefineOp,
     DefineSite,
@@ -43,13 +44,16 @@ from gt.core.messages import (
     ReadStats,
     ReadTimeline,
     ReadTraffic,
+    ReadVersions,
     Redistribute,
     RunOp,
     Segment,
+    Span,
     StatsRead,
     Synchronize,
     TimelineRead,
     TrafficRead,
+    VersionsRead,
     Welcome,
 )
 from gt.core.meta import dense_strides, is_dense
@@ -187,14 +191,14 @@ class Session:
 
     # Values out
 
-    def fetch(self, node: Node, former: bool = False) -> torch.Tensor:
-        """The value of a tensor as a plain one; waits until it is computed. `former`: where it has none because a write
-        to it never began, the value before that."""
+    def fetch(self, node: Node, version: int = CURRENT) -> torch.Tensor:
+        """The value of a tensor as a plain one; waits until it is computed. `version`: a value that it had before."""
         self.require_open()
         base = node if isinstance(node, Base) else self.derive(node)
         request = next(self.ids)
+        site = self.sites.here()
         with self.lock:
-            self.enqueue(FetchTensor(request, base.id, former))
+            self.enqueue(FetchTensor(request, base.id, version, site))
         answer, buffer = self._answer(request)
         assert isinstance(answer, Fetched) and buffer is not None
         assert answer.segment.nbytes == node.geometry.nbytes, "a worker's tensor has another size than its handle"
@@ -256,6 +260,16 @@ class Session:
         answer, _ = self._answer(request)
         assert isinstance(answer, Queried)
         return answer
+
+    def read_versions(self, bases: Sequence[Base]) -> tuple[Span, ...]:
+        """Since when and until when tensors had the values that can still be had of them."""
+        self.require_open()
+        request = next(self.ids)
+        with self.lock:
+            self.enqueue(ReadVersions(request, tuple([base.id for base in bases])))
+        answer, _ = self._answer(request)
+        assert isinstance(answer, VersionsRead)
+        return answer.spans
 
     def locate(self, node: Node) -> ShardingSpec:
         """How a tensor is laid out; for a view, how its value would be."""

@@ -6,6 +6,7 @@
     ├── LayoutError          a mesh, spec or placement that makes no sense
     ├── SessionError         GT used in a way its state does not allow (after shutdown, in a forked child)
     ├── ProtocolError        bytes from a peer that are not what the protocol says
+    ├── RecoveryError        values of one moment of the program that cannot be brought back
     ├── OpError              an op failed on a worker; also a RuntimeError, as torch's own would be
     └── ConnectionLost       a peer is gone
         ├── WorkerLost       a worker died; its tensors are lost
@@ -41,6 +42,10 @@ class SessionError(GTError, RuntimeError):
 
 
 class ProtocolError(GTError, RuntimeError):
+    pass
+
+
+class RecoveryError(GTError, RuntimeError):
     pass
 
 

@@ -14,13 +14,16 @@ from gt.core.ids import Id, Ids
 from gt.core.meta import TensorMeta
 from gt.core.signatures import Axis, Name, Number, PolicyRecord, Program, Signature, SpecRecord, Text
 
-PROTOCOL = 5
+PROTOCOL = 6
 MAX_BATCH = 1 << 16
 MAX_RECORDED = 1 << 20  # commands that a worker records at most
 COUNTED_BYTES = 1 << 16  # of a read that a session's limit counts by itself
 TAKEN_BYTES = 1 << 20  # of other answers, of which a client says together that it has taken them
 RAN_AT_ONCE = 1 << 10  # and how many of them one answer has of each worker
+CURRENT, FORMER, KEPT = range(3)  # versions of a tensor, see FetchTensor
 
+STEP_TOKEN = TensorMeta((1,), (1,), 0, "float32")
+Version: TypeAlias = Annotated[int, Meta(ge=CURRENT, le=KEPT)]
 Limit: TypeAlias = Annotated[int, Meta(ge=0, le=MAX_RECORDED)]
 
 
@@ -179,11 +182,36 @@ class ForgetOps(_Record, frozen=True):
 
 
 class FetchTensor(_Record, frozen=True):
-    """`former`: where the tensor has no value because a write to it never began, the value that it had before."""
+    """`version`: FORMER is the value before a write that never began, where there was one; KEPT is the value at the end
+    of the last step that was done, where the tensor was written since."""
 
     request: Id
     id: Id
-    former: bool = False
+    version: Version = CURRENT
+    site: Id = 0
+
+
+class ReadVersions(_Record, frozen=True):
+    """Since when and until when tensors had the values that can still be had of them."""
+
+    request: Id
+    ids: Ids
+
+
+class BeginStep(_Record, frozen=True):
+    """An optimizer begins a step, of parameters with these gradients. What was there before is written in it only if
+    all gradients have a value."""
+
+    step: Id
+    gradients: Ids
+    parameters: Ids
+    site: Id
+
+
+class EndStep(_Record, frozen=True):
+    """The step that was begun is over. `step` is an id of its own."""
+
+    step: Id
 
 
 class LocateTensor(_Record, frozen=True):
@@ -218,8 +246,8 @@ class ReadTimeline(_Record, frozen=True):
 
 
 Instruction = Union[
-    RunOp, QueryOp, FreeTensors, CreateTensor, Redistribute, FetchTensor, LocateTensor, Synchronize, ReadTraffic,
-    ReadStats, ReadTimeline, DefineOp, ForgetOps, DefineSite, DefineScope, Goodbye,
+    RunOp, QueryOp, FreeTensors, CreateTensor, Redistribute, FetchTensor, LocateTensor, Synchronize, BeginStep, EndStep,
+    ReadVersions, ReadTraffic, ReadStats, ReadTimeline, DefineOp, ForgetOps, DefineSite, DefineScope, Goodbye,
 ]  # fmt: skip
 
 
@@ -287,7 +315,42 @@ class WorkerFetchTensor(_Record, frozen=True):
     request: Id
     id: Id
     shared: bool
-    former: bool = False
+    version: Version = CURRENT
+
+
+class WorkerReviveTensor(_Record, frozen=True):
+    """A version of a tensor becomes a tensor of its own."""
+
+    id: Id
+    output: Id
+    version: Version
+
+
+class WorkerReadVersions(_Record, frozen=True):
+    request: Id
+    ids: Ids
+
+
+class WorkerBeginStep(_Record, frozen=True):
+    """`token`: a small tensor to make, which has no value where a gradient has none (0: none)."""
+
+    step: Id
+    gradients: Ids
+    token: Id = 0
+
+
+class WorkerAgreeOnStep(_Record, frozen=True):
+    """The tokens of all workers were added up: where that has no value, some worker has a gradient without one."""
+
+    step: Id
+    tokens: Id
+
+
+class WorkerEndStep(_Record, frozen=True):
+    """`is_done`: the dispatcher has let all of the step's ops run."""
+
+    step: Id
+    is_done: bool
 
 
 class WorkerSynchronize(_Record, frozen=True):
@@ -320,11 +383,11 @@ class WorkerEndSession(_Record, frozen=True):
 
 
 class WorkerJoinStore(_Record, frozen=True):
-    """Where the key-value store is that process groups meet at."""
+    """Where the key-value store is that process groups meet at, and which worker hosts it."""
 
     host: Name
     port: int
-    name: Name
+    worker: int
 
 
 class WorkerHostStore(_Record, frozen=True):
@@ -337,7 +400,8 @@ class WorkerShutdown(_Record, frozen=True):
 
 Command = Union[
     WorkerRunOp, WorkerFreeTensors, WorkerDefineOp, WorkerDefineProgram, WorkerDefineScope, WorkerForgetOps,
-    WorkerCreateTensor, WorkerQueryOp, WorkerFetchTensor, WorkerSynchronize, WorkerReadTraffic, WorkerReadStats,
+    WorkerCreateTensor, WorkerQueryOp, WorkerFetchTensor, WorkerReviveTensor, WorkerReadVersions, WorkerBeginStep,
+    WorkerAgreeOnStep, WorkerEndStep, WorkerSynchronize, WorkerReadTraffic, WorkerReadStats,
     WorkerReadTimeline, WorkerReportProgress, WorkerEndSession, WorkerJoinStore, WorkerHostStore, WorkerShutdown,
 ]  # fmt: skip
 
@@ -348,7 +412,8 @@ Command = Union[
 class Failure(Struct, array_like=True, frozen=True):
     """Why a tensor has no value: the op that failed, on what, and both tracebacks' facts (the site is the client's).
     `origin` is the first id that the failed command would have filled, or its request: the same from every worker.
-    `worker` is -1 for an op that failed in the dispatcher."""
+    `worker` is -1 for an op that failed in the dispatcher. `peers`: of an exchange that failed, the workers whose loss
+    may be the reason."""
 
     worker: int
     op: Name
@@ -358,6 +423,7 @@ class Failure(Struct, array_like=True, frozen=True):
     kind: Name
     message: Text
     traceback: Text
+    peers: tuple[int, ...] = ()
 
 
 Result: TypeAlias = Union[None, bool, int, float, Text, TensorMeta]
@@ -389,6 +455,31 @@ class OpFailed(_Record, frozen=True):
 
     session: int
     failure: Failure
+
+
+class Span(Struct, array_like=True, frozen=True):
+    """A tensor had the value that can still be had under the id `since`, until it should have been written under the id
+    `until` (0: nothing failed). `since` is 0 where no value can be had. The same for a value that was kept from before
+    a step."""
+
+    since: Id
+    until: Id
+    kept_since: Id = 0
+    kept_until: Id = 0
+
+
+class Versions(_Record, frozen=True):
+    """Of the tensors that a worker holds something of."""
+
+    request: Id
+    spans: tuple[tuple[Id, Span], ...]
+
+
+class VersionsRead(_Record, frozen=True):
+    """Of each tensor that was asked for, in order."""
+
+    request: Id
+    spans: tuple[Span, ...]
 
 
 class Synchronized(_Record, frozen=True):
@@ -463,7 +554,7 @@ class Timeline(_Record, frozen=True):
 
 
 Report = Union[
-    Fetched, Queried, Failed, OpFailed, Synchronized, Traffic, Stats, Timeline, Progress, StoreReady, Goodbye
+    Fetched, Queried, Failed, OpFailed, Synchronized, Versions, Traffic, Stats, Timeline, Progress, StoreReady, Goodbye
 ]  # fmt: skip
 
 
@@ -506,13 +597,15 @@ class Located(_Record, frozen=True):
 
 
 class Lost(_Record, frozen=True):
-    """The answer to a request that needs a worker that is gone (`request` 0: news, not an answer)."""
+    """The answer to a request that needs a worker that is gone (`request` 0: news, not an answer). `site`: the line of
+    the op that exchanged tensors with that worker when it was lost, if it was one."""
 
     request: Id
     worker: int
     pid: int
     reason: Text
     last_op: Text
+    site: Id = 0
 
 
 class Joined(_Record, frozen=True):
@@ -543,6 +636,7 @@ Answer = Union[
     Failed,
     OpFailed,
     Synchronized,
+    VersionsRead,
     Located,
     TrafficRead,
     StatsRead,

@@ -65,9 +65,9 @@ def describe_mistake(error: Exception) -> str:
     return f"This is a mistake of GT, not of your program; please report it: {type(error).__name__}: {error}\n{text}"
 
 
-def lost(state: State, request: int, worker: int) -> Lost:
+def lost(state: State, request: int, worker: int, site: int = 0) -> Lost:
     """The answer to a request that needs a worker that is gone."""
-    return Lost(request, worker, *state.gone[worker])
+    return Lost(request, worker, *state.gone[worker], site)
 
 
 def _without_value(state: State, session: Session, instruction: Instruction, cause: Cause) -> Refusal:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
 from typing import Any
@@ -12,11 +12,14 @@ from gt.core.errors import ProtocolError
 from gt.core.events import Observer
 from gt.core.ids import session_of
 from gt.core.messages import (
+    CURRENT,
+    BeginStep,
     Command,
     CreateTensor,
     DefineOp,
     DefineScope,
     DefineSite,
+    EndStep,
     Failed,
     Fetched,
     FetchTensor,
@@ -34,6 +37,7 @@ from gt.core.messages import (
     ReadStats,
     ReadTimeline,
     ReadTraffic,
+    ReadVersions,
     Redistribute,
     Rejected,
     Report,
@@ -44,9 +48,12 @@ from gt.core.messages import (
     Synchronized,
     Timeline,
     Traffic,
+    WorkerAgreeOnStep,
+    WorkerBeginStep,
     WorkerCreateTensor,
     WorkerDefineScope,
     WorkerEndSession,
+    WorkerEndStep,
     WorkerFetchTensor,
     WorkerForgetOps,
     WorkerFreeTensors,
@@ -57,10 +64,13 @@ from gt.core.messages import (
     WorkerReadStats,
     WorkerReadTimeline,
     WorkerReadTraffic,
+    WorkerReadVersions,
     WorkerReportProgress,
+    WorkerReviveTensor,
     WorkerRunOp,
     WorkerSynchronize,
 )
+from gt.dispatcher.doubts import Doubts
 from gt.dispatcher.mistakes import describe_mistake, refuse, reject_mistake
 from gt.dispatcher.placing import Placing
 from gt.dispatcher.plans import Plans
@@ -68,9 +78,11 @@ from gt.dispatcher.post import Buffer, Outgoing, Post, ToClient, ToWorkers
 from gt.dispatcher.requests import Requests
 from gt.dispatcher.state import (
     Gone,
+    Halt,
     Held,
     IdInUse,
     Misfit,
+    NoValue,
     NoWorkers,
     Op,
     Reply,
@@ -98,6 +110,7 @@ class Office:
         self._requests = Requests(self.state, self._post)
         self._plans = Plans(self.state, self._post, self._placing)
         self._turns = Turns(self.state)
+        self._doubts = Doubts(self.state)
         self._actions: dict[type, Callable[[Session, Any, Buffer | None], None]] = {
             RunOp: self._run_op,
             FreeTensors: self._free,
@@ -105,6 +118,9 @@ class Office:
             CreateTensor: self._create,
             Redistribute: self._redistribute,
             FetchTensor: self._fetch,
+            ReadVersions: self._read_versions,
+            BeginStep: self._begin_step,
+            EndStep: self._end_step,
             LocateTensor: self._locate,
             Synchronize: self._synchronize,
             ReadTraffic: self._read_traffic,
@@ -194,6 +210,7 @@ class Office:
             self._post.note("DISCONNECT", f"worker {ident}", None)
             self.state.remove_worker(ident, gone)
             self._requests.lose_worker(ident)
+            self._judge(self._doubts.take_lost(ident))
         with self._transaction():
             if ident == self.state.store_host:
                 self.state.set_store(ident, None)
@@ -325,6 +342,8 @@ class Office:
         tensors = state.tensors
         policy = state.policy(session, op.scope) if op.scope else None
         writes = known.signature.writes
+        if writes and session.halt is not None and min([inputs[place] for place in writes]) < session.halt.step:
+            raise NoValue(session.halt.cause, "a gradient of the step")
         try:
             if len(inputs) == 2:  # by hand: a comprehension takes longer
                 specs: tuple[ShardingSpec, ...] = (tensors[inputs[0]].spec, tensors[inputs[1]].spec)
@@ -409,7 +428,7 @@ class Office:
             self._plans.require(policy.mesh)
             mesh, ident = self.state.workers[policy.mesh.workers[0]].alone, self.state.new_id(session)
         held = Held.of(created.meta, whole(mesh, len(created.meta.shape)))
-        self.state.note_given(mesh.workers, session.ident)
+        self.state.note_use(session.ident, mesh.workers)
         self._post.command(mesh.workers, WorkerCreateTensor(ident, created.meta, created.segment, created.site), buffer)
         if policy is not None:
             spec = policy.layout(created.meta.shape)
@@ -435,8 +454,8 @@ class Office:
 
     def _fetch(self, session: Session, fetch: FetchTensor, _: Buffer | None) -> None:
         """A tensor that is whole somewhere is read there; another one is gathered on one worker first."""
-        if fetch.former and fetch.id in self.state.before:
-            self._fetch_former(session, fetch)
+        if fetch.version != CURRENT:
+            self._fetch_version(session, fetch)
             return
         held = self.state.held(fetch.id)
         spec, ident, gathered = held.spec, fetch.id, False
@@ -444,30 +463,82 @@ class Office:
             copy = next((copy for copy in self.state.copies.get(ident, ()) if copy.is_whole), None)
             gathered = copy is None
             spec = copy or whole(self.state.workers[spec.mesh.workers[0]].alone, len(held.meta.shape))
-            ident = self._placing.available(session, ident, spec, "fetch", 0)
+            ident = self._placing.available(session, ident, spec, "fetch", fetch.site)
         is_resizing = fetch.id in self.state.resizing
         self._read(session, fetch, ident, spec, -1 if is_resizing else held.meta.nbytes)
         if gathered:
             self._placing.drop_copy(fetch.id, spec)
 
-    def _fetch_former(self, session: Session, fetch: FetchTensor) -> None:
-        """The value before a write that could not be planned, gathered where it is cut."""
-        ident, held = self.state.before[fetch.id]
+    def _fetch_version(self, session: Session, fetch: FetchTensor) -> None:
+        """A value before the present one, gathered where it is cut."""
+        source = self.state.source(fetch.id)
+        if source is None:
+            self.state.held(fetch.id)  # raises
+            return
+        ident, held, _ = source
         if held.spec.is_whole:
             self._read(session, fetch, ident, held.spec, held.meta.nbytes)
             return
-        alias = self.state.new_id(session)
+        revived, gathered = self.state.new_id(session), self.state.new_id(session)
+        self._post.command(held.spec.mesh.workers, WorkerReviveTensor(ident, revived, fetch.version))
         spec = whole(self.state.workers[held.spec.mesh.workers[0]].alone, len(held.meta.shape))
-        self._placing.move(session, held, ident, alias, spec, "fetch", 0)
-        self._read(session, fetch, alias, spec, held.meta.nbytes)
-        self._placing.free([(alias, spec.mesh)])
+        self._placing.move(session, held, revived, gathered, spec, "fetch", fetch.site)
+        self._read(session, fetch, gathered, spec, held.meta.nbytes)
+        self._placing.free([(revived, held.spec.mesh), (gathered, spec.mesh)])
+
+    def _read_versions(self, session: Session, read: ReadVersions, _: Buffer | None) -> None:
+        sources = [source[0] for ident in read.ids if (source := self.state.source(ident)) is not None]
+        workers = tuple(self.state.workers)
+        if not workers:
+            raise NoWorkers
+        self._requests.wait_for_versions(read.request, workers, read.ids)
+        self._post.command(workers, WorkerReadVersions(read.request, tuple(sources)))
+
+    def _begin_step(self, session: Session, begin: BeginStep, _: Buffer | None) -> None:
+        """Gradients are brought to where their parameters are, so that no exchange can fail in the middle of the step.
+        Where one is lost, the step writes to nothing that was there before."""
+        state, gradients, cause = self.state, list(begin.gradients), None
+        places: set[ShardingSpec | DeviceMesh] = set()
+        for gradient, parameter in zip(begin.gradients, begin.parameters, strict=False):
+            absent = state.lost.get(gradient) or state.lost.get(parameter)
+            if absent is not None:
+                cause = absent.cause
+                continue
+            held, target = state.held(gradient), state.held(parameter)
+            places.add(target.spec.mesh if target.spec.is_whole else target.spec)
+            if held.meta.shape == target.meta.shape and not target.spec.partial:
+                gradients.append(self._placing.available(session, gradient, target.spec, "optimizer", begin.site))
+        state.halt(session, None if cause is None else Halt(begin.step, cause))
+        self._tell_of_step(
+            session,
+            begin,
+            tuple(dict.fromkeys(gradients)),
+            agree=cause is None and _are_apart(places, session.workers & state.workers.keys()),
+        )
+
+    def _tell_of_step(self, session: Session, begin: BeginStep, gradients: tuple[int, ...], *, agree: bool) -> None:
+        """Workers that hold other parameters than their peers `agree` with them on whether the step is done."""
+        workers = self.state.workers
+        ready = [ident for ident in sorted(session.workers) if ident in workers and workers[ident].ready]
+        if not agree or len(ready) < 2:
+            self._post.command(tuple(self.state.workers), WorkerBeginStep(begin.step, gradients))
+            return
+        token, tokens = self.state.new_id(session), self.state.new_id(session)
+        self._post.command(tuple(self.state.workers), WorkerBeginStep(begin.step, gradients, token))
+        self._placing.add_up(session, ready, token, tokens, begin.site)
+        self._post.command(tuple(ready), WorkerAgreeOnStep(begin.step, tokens))
+        self._post.command(tuple(self.state.workers), WorkerFreeTensors((token,)))
+
+    def _end_step(self, session: Session, end: EndStep, _: Buffer | None) -> None:
+        self._post.command(tuple(self.state.workers), WorkerEndStep(end.step, session.halt is None))
+        self.state.halt(session, None)
 
     def _read(self, session: Session, fetch: FetchTensor, ident: int, spec: ShardingSpec, nbytes: int) -> None:
         """The first worker that holds a tensor whole sends it; `nbytes` is its size, -1 where that is not known yet."""
         worker = spec.mesh.workers[0]
         shared = session.host == self.state.workers[worker].info.host
         self._requests.wait(fetch.request, (worker,), Fetched, Failed, nbytes=nbytes)
-        self._post.command((worker,), WorkerFetchTensor(fetch.request, ident, shared, fetch.former))
+        self._post.command((worker,), WorkerFetchTensor(fetch.request, ident, shared, fetch.version))
 
     def _locate(self, session: Session, locate: LocateTensor, _: Buffer | None) -> None:
         if locate.request in self.state.pending:
@@ -537,23 +608,47 @@ class Office:
         if isinstance(report, Progress):
             self._turns.finish(worker, report.mark, report.nanoseconds)
             return self._take_turns()
+        if isinstance(report, OpFailed):
+            self._require_own_failure(worker, report)
+        elif isinstance(report, Failed):
+            self._requests.require_asked(worker, report)
+        if isinstance(report, OpFailed | Failed) and self._doubts.hold(worker, report):
+            return []
         with self._transaction():
-            if isinstance(report, OpFailed):
-                self._pass_on(worker, report)
+            if isinstance(report, OpFailed | Failed):
+                self._judge([(worker, report)])
             elif isinstance(report, StoreReady):
                 self._announce_store(worker, report)
             else:
                 self._requests.settle(worker, report, buffer)
         return self._post.take()
 
-    def _pass_on(self, worker: int, failed: OpFailed) -> None:
+    def note_checks(self) -> list[Outgoing]:
+        """It was looked once more which workers are there."""
+        with self._transaction():
+            self._judge(self._doubts.take_old())
+        return self._post.take()
+
+    def _judge(self, reports: Sequence[tuple[int, OpFailed | Failed]]) -> None:
+        """Pass on failures. The session was told already of a worker whose loss is the reason of one."""
+        for worker, report in reports:
+            if isinstance(report, Failed):
+                if self._requests.is_waiting_for(worker, report.request):
+                    self._requests.settle(worker, report, None)
+            elif self.state.lost_peer(report.failure) is None:
+                self._pass_on(report)
+
+    def _require_own_failure(self, worker: int, failed: OpFailed) -> None:
         """A session is told of the failures of its own ops, by the workers that run them."""
         if self.state.is_over(failed.session):
             return
-        origin = failed.failure.origin
-        if failed.session not in self.state.workers[worker].given or (origin and session_of(origin) != failed.session):
+        origin, workers = failed.failure.origin, self.state.sessions[failed.session].workers
+        if worker not in workers or (origin and session_of(origin) != failed.session):
             raise ProtocolError(f"worker {worker} was given nothing of session {failed.session} that could have failed")
-        self._post.answer(failed.session, failed)
+
+    def _pass_on(self, failed: OpFailed) -> None:
+        if not self.state.is_over(failed.session):
+            self._post.answer(failed.session, failed)
 
     def _announce_store(self, worker: int, ready: StoreReady) -> None:
         """Process groups meet at the store that one worker hosts. It may have been asked twice for that."""
@@ -561,7 +656,7 @@ class Office:
             raise ProtocolError(f"worker {worker} was not asked for a store, or has none at port {ready.port}")
         if self.state.store is not None:
             return
-        store = WorkerJoinStore("127.0.0.1", ready.port, f"hosted by {worker}")
+        store = WorkerJoinStore("127.0.0.1", ready.port, worker)
         self.state.set_store(self.state.store_host, store)
         self._post.command(tuple(self.state.workers), store)
         self._make_ready(self.state.workers)
@@ -580,4 +675,11 @@ class Office:
             return ""
         if session is None:
             return "an op of a session that has ended"
-        return f"{session.op_name(code)} ({session.site(site)})"
+        place = f" ({session.site(site)})" if site in session.sites else ""  # moves for a replaced copy have no line
+        return f"{session.op_name(code)}{place}"
+
+
+def _are_apart(places: Collection[ShardingSpec | DeviceMesh], workers: Collection[int]) -> bool:
+    """Whether some of the workers of a session do not hold all parameters of a step, which are on meshes that hold them
+    whole, or cut by a spec."""
+    return len(places) > 1 or any(isinstance(place, ShardingSpec) or {*workers} - {*place.workers} for place in places)

@@ -8,10 +8,12 @@ from typing import Any
 from gt.core.errors import ProtocolError
 from gt.core.ids import FIRST_OWN, FIRST_RUN, MAX_RESULTS, SESSION_SHIFT
 from gt.core.messages import (
+    BeginStep,
     CreateTensor,
     DefineOp,
     DefineScope,
     DefineSite,
+    EndStep,
     FetchTensor,
     ForgetOps,
     FreeTensors,
@@ -22,6 +24,7 @@ from gt.core.messages import (
     ReadStats,
     ReadTimeline,
     ReadTraffic,
+    ReadVersions,
     Received,
     Redistribute,
     RunOp,
@@ -37,6 +40,9 @@ _NAMED: dict[type, Callable[[Any], tuple[int, ...]]] = {
     Redistribute: lambda move: (move.input, move.output),
     FetchTensor: lambda fetch: (fetch.request, fetch.id),
     LocateTensor: lambda locate: (locate.request, locate.id),
+    ReadVersions: lambda read: (read.request, *read.ids),
+    BeginStep: lambda begin: (begin.step, *begin.gradients, *begin.parameters),
+    EndStep: lambda end: (end.step,),
     Synchronize: lambda synchronize: (synchronize.request,),
     ReadTraffic: lambda read: (read.request,),
     ReadStats: lambda read: (read.request,),

@@ -6,12 +6,13 @@ from collections.abc import Sequence
 
 import msgspec
 
-from gt.core.messages import Collective, WorkerDefineProgram, WorkerFreeTensors, WorkerRunOp
+from gt.core.messages import STEP_TOKEN, Collective, WorkerDefineProgram, WorkerFreeTensors, WorkerRunOp
 from gt.core.meta import TensorMeta
 from gt.dispatcher.planner import Plan, plan_move
 from gt.dispatcher.post import Post
 from gt.dispatcher.state import Held, Prepared, Session, State
 from gt.sharding.spec import DeviceMesh, ShardingSpec, whole
+from gt.sharding.text import parse_spec
 
 
 class Placing:
@@ -29,7 +30,7 @@ class Placing:
         if plan.program is None:
             return Prepared(plan, code, results, moves, False)
         code = self._state.name_program(session, op)
-        self._state.note_given(plan.workers, session.ident)
+        self._state.note_use(session.ident, plan.workers)
         self._post.command(plan.workers, WorkerDefineProgram(code, op, plan.program))
         return Prepared(plan, code, results, moves, bool(plan.collectives))
 
@@ -97,6 +98,13 @@ class Placing:
         """Make what workers hold by one id there in another layout, by another id."""
         prepared = self._prepared(session, held.meta, held.spec, spec)
         self.collect(session, prepared.plan.collectives, site, op)
+        command = WorkerRunOp(prepared.code, (ident,), (alias,), (), 0, site)
+        self._post.command(prepared.plan.workers, command, None, prepared.meets)
+
+    def add_up(self, session: Session, workers: Sequence[int], ident: int, alias: int, site: int) -> None:
+        """Add up the tokens of a step that some workers hold; all of them get the sum."""
+        mesh = DeviceMesh([len(workers)], ["w"], workers)
+        prepared = self._prepared(session, STEP_TOKEN, parse_spec("- + w", mesh), whole(mesh, 1))
         command = WorkerRunOp(prepared.code, (ident,), (alias,), (), 0, site)
         self._post.command(prepared.plan.workers, command, None, prepared.meets)
 

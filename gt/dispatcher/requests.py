@@ -11,6 +11,7 @@ from gt.core.messages import (
     Answer,
     Failed,
     Fetched,
+    Lost,
     Queried,
     Stats,
     StatsRead,
@@ -18,6 +19,8 @@ from gt.core.messages import (
     TimelineRead,
     Traffic,
     TrafficRead,
+    Versions,
+    VersionsRead,
     WorkerFreeTensors,
     WorkerTimeline,
 )
@@ -46,6 +49,9 @@ class Requests:
         pending = Pending(workers, (Queried, Failed), mesh=mesh, first=first, written=tuple(written))
         self._state.add_request(request, pending)
 
+    def wait_for_versions(self, request: int, workers: Sequence[int], asked: Sequence[int]) -> None:
+        self._state.add_request(request, Pending(frozenset(workers), (Versions,), asked=tuple(asked)))
+
     def waits(self) -> dict[int, set[int]]:
         """For whom each session waits."""
         waits: dict[int, set[int]] = {}
@@ -56,15 +62,27 @@ class Requests:
 
     def settle(self, worker: int, reply: Reply, buffer: Buffer | None) -> None:
         """A worker's answer; the client gets one when no other worker is waited for."""
-        pending = self._state.pending.get(reply.request)
-        if pending is None and self._state.is_over(session_of(reply.request)):
+        pending = self.require_asked(worker, reply)
+        if pending is None:
             return
-        if pending is None or worker not in pending.waiting_for:
-            raise ProtocolError(f"worker {worker} was not asked for request {short_id(reply.request)}")
-        _require_answer(pending, reply)
         self._require_own_bytes(worker, pending, reply)
         rest = pending._replace(waiting_for=pending.waiting_for - {worker}, replies=(*pending.replies, (worker, reply)))
         self._go_on(reply.request, rest, buffer)
+
+    def is_waiting_for(self, worker: int, request: int) -> bool:
+        pending = self._state.pending.get(request)
+        return pending is not None and worker in pending.waiting_for
+
+    def require_asked(self, worker: int, reply: Reply) -> Pending | None:
+        """The request that a reply is for; None where its session has ended. Raises ProtocolError for a reply that the
+        worker was not asked for, or that is none to the request."""
+        pending = self._state.pending.get(reply.request)
+        if pending is None and self._state.is_over(session_of(reply.request)):
+            return None
+        if pending is None or worker not in pending.waiting_for:
+            raise ProtocolError(f"worker {worker} was not asked for request {short_id(reply.request)}")
+        _require_answer(pending, reply)
+        return pending
 
     def _require_own_bytes(self, worker: int, pending: Pending, reply: Reply) -> None:
         """A read brings as many bytes as the tensor has, in memory of the worker's own; counts name workers once."""
@@ -88,7 +106,15 @@ class Requests:
             return
         self._state.drop_request(request)
         if not pending.is_answered:
-            self._post.answer(session_of(request), self._conclusion(request, pending), buffer)
+            conclusion = self._conclusion(request, pending)
+            if isinstance(conclusion, Failed):
+                conclusion = self._explained(conclusion)
+            self._post.answer(session_of(request), conclusion, buffer)
+
+    def _explained(self, failed: Failed) -> Failed | Lost:
+        """An exchange that failed because a worker is gone is a loss of that worker."""
+        worker = self._state.lost_peer(failed.failure)
+        return failed if worker is None else lost(self._state, failed.request, worker, failed.failure.site)
 
     def _conclusion(self, request: int, pending: Pending) -> Answer:
         reply = pending.replies[0][1]
@@ -103,6 +129,9 @@ class Requests:
             told = [(worker, told) for worker, told in pending.replies if isinstance(told, Timeline)]
             ran = tuple([WorkerTimeline(worker, timeline.ran, timeline.dropped) for worker, timeline in told])
             return TimelineRead(request, ran)
+        if isinstance(reply, Versions):
+            spans = {worker: dict(told.spans) for worker, told in pending.replies if isinstance(told, Versions)}
+            return VersionsRead(request, tuple([self._state.span(ident, spans) for ident in pending.asked]))
         if pending.mesh is not None:
             return self._queried(pending, pending.mesh)
         return reply

@@ -154,6 +154,8 @@ class Server:
                 self._router.drop(identity)
             for identity in self._router.take_lost():
                 self._note_loss(identity)
+            with _surviving("what was kept back until this check"):
+                self._send(self.office.note_checks())
         if now >= self._next_notice:
             self._next_notice = now + NOTICE_SECONDS
             with _surviving("telling clients for whom they wait"):

@@ -18,10 +18,12 @@ from gt.core.messages import (
     Failure,
     Fetched,
     Queried,
+    Span,
     Stats,
     Synchronized,
     Timeline,
     Traffic,
+    Versions,
     WorkerInfo,
     WorkerJoinStore,
 )
@@ -37,14 +39,13 @@ from gt.signals.policy import Policy
 
 @dataclass
 class Worker:
-    """`known` are the op codes it was told, `given` the sessions that have given it something to do; one that is not
-    `ready` cannot exchange tensors with others yet and gets no work. `alone` is the mesh of this worker only."""
+    """`known` are the op codes it was told; one that is not `ready` cannot exchange tensors with others yet and gets no
+    work. `alone` is the mesh of this worker only."""
 
     info: WorkerInfo
     alone: DeviceMesh
     ready: bool = True
     known: set[int] = field(default_factory=set)
-    given: set[int] = field(default_factory=set)
 
 
 class Gone(NamedTuple):
@@ -55,14 +56,15 @@ class Gone(NamedTuple):
     last_op: str
 
 
-Reply: TypeAlias = Fetched | Queried | Failed | Synchronized | Traffic | Stats | Timeline
+Reply: TypeAlias = Fetched | Queried | Failed | Synchronized | Versions | Traffic | Stats | Timeline
 
 
 class Pending(NamedTuple):
     """A request that workers have not answered yet: the workers that are waited for, the kinds of answers that they may
     give, and those that they have given. A read brings `nbytes`, where that is known (otherwise -1). One that
-    `is_answered` already, since a worker was lost, waits only for replies that are still on their way. Of a query: the
-    workers that run it, the first id of its results, and its new versions with what they were taken for."""
+    `is_answered` already, since a worker was lost, waits only for replies that are still on their way. `asked`: the
+    tensors whose versions are read. Of a query: the workers that run it, the first id of its results, and its new
+    versions with what they were taken for."""
 
     waiting_for: frozenset[int]
     expects: tuple[type[Reply], ...]
@@ -72,6 +74,7 @@ class Pending(NamedTuple):
     mesh: DeviceMesh | None = None
     first: int = 0
     written: tuple[tuple[int, TensorMeta], ...] = ()
+    asked: tuple[int, ...] = ()
 
 
 class Misfit(Exception):
@@ -203,7 +206,8 @@ class Session:
     """`ops`, `sites` and `scopes` are what the client defined, by its codes; `programs` are the names of ops by the
     codes that the dispatcher gave. `collectives` collects what moved while the client `watches`. `gatherings` are the
     ops, with their lines, of which the client was told that they gather their inputs. `given` counts the ids that the
-    dispatcher gave; results of queries take ids from `next_run` on."""
+    dispatcher gave; results of queries take ids from `next_run` on. `halt` is there while a step must not write.
+    `workers` have run something for it."""
 
     ident: int
     host: str
@@ -218,6 +222,8 @@ class Session:
     gatherings: set[tuple[str, str]] = field(default_factory=set)
     given: int = 0
     next_run: int = 0
+    halt: Halt | None = None
+    workers: set[int] = field(default_factory=set)
 
     def op(self, code: int) -> Op:
         found = self.ops.get(code)
@@ -251,10 +257,19 @@ class Held(NamedTuple):
 
 
 class Former(NamedTuple):
-    """The value that a tensor had before a write that could not be done, with the id that workers know it by."""
+    """The value that a tensor had before a write that could not be done, with the id that workers know it by, and the
+    id that the first such write should have given it."""
 
     ident: int
     held: Held
+    until: int
+
+
+class Halt(NamedTuple):
+    """A step of an optimizer that must not write to what was there before it, as some gradient has no value."""
+
+    step: int
+    cause: Cause
 
 
 class Scope(NamedTuple):
@@ -277,6 +292,18 @@ def without(mesh: DeviceMesh, worker: int) -> DeviceMesh | None:
     """The other workers of a mesh, if there are any, in a row."""
     rest = [member for member in mesh.workers if member != worker]
     return DeviceMesh([len(rest)], ["w"], rest) if rest else None
+
+
+def common_span(parts: Sequence[Span], until: int) -> Span:
+    """When all parts of a tensor had the values that can still be had of them."""
+    if not parts:
+        return Span(0, 0)
+    ends = [end for end in (*[part.until for part in parts], until) if end]
+    since = max([part.since for part in parts]) if all(part.since for part in parts) else 0
+    kept = [(part.kept_since, part.kept_until) for part in parts]
+    if not all(first for first, _ in kept):
+        return Span(since, min(ends, default=0))
+    return Span(since, min(ends, default=0), max([first for first, _ in kept]), min([last for _, last in kept]))
 
 
 @dataclass
@@ -350,7 +377,6 @@ class State:
             self.remove(tensor)
         for worker in self.workers.values():
             self.undo.discard(worker.known, [code for code in worker.known if session_of(code) == ident])
-            self.undo.discard(worker.given, [ident])
 
     def policy(self, session: Session, code: int) -> Policy | None:
         """What a scope asks of its ops; None outside any. A scope that the user has not placed asks for nothing when a
@@ -389,6 +415,12 @@ class State:
 
     def add_plan(self, op: Op, key: PlanKey, plan: Prepared) -> None:
         self.undo.put(op.plans, key, plan)
+        self.note_use(session_of(op.code), plan.plan.workers)
+
+    def note_use(self, session: int, workers: Iterable[int]) -> None:
+        """Workers may hold something of a session from now on, and tell it of failures."""
+        if session in self.sessions and not self.sessions[session].workers.issuperset(workers):
+            self.undo.add(self.sessions[session].workers, workers)
 
     def note_gathering(self, session: Session, op: str, site: str) -> bool:
         """Remember that an op at a line gathers its inputs; gives whether that is new."""
@@ -399,6 +431,7 @@ class State:
 
     def add_move(self, session: Session, key: MoveKey, plan: Prepared) -> None:
         self.undo.put(session.moves, key, plan)
+        self.note_use(session.ident, plan.plan.workers)
 
     def forget_ops(self, session: Session, codes: Iterable[int]) -> list[Prepared]:
         """Forget ops, their plans and all moves; gives what was decided for them."""
@@ -426,13 +459,7 @@ class State:
     def note_known(self, worker: int, code: int) -> None:
         """A worker was told of an op."""
         self.undo.add(self.workers[worker].known, (code,))
-        self.note_given((worker,), session_of(code))
-
-    def note_given(self, workers: Iterable[int], session: int) -> None:
-        """Workers have something to do for a session, and may tell it of failures."""
-        for worker in workers:
-            if session not in self.workers[worker].given:
-                self.undo.add(self.workers[worker].given, (session,))
+        self.note_use(session_of(code), (worker,))
 
     def is_over(self, session: int) -> bool:
         """Whether a session has ended, so that workers may still report to it. Raises ProtocolError for a session that
@@ -443,6 +470,9 @@ class State:
 
     def note_unknown(self, worker: int, codes: Iterable[int]) -> None:
         self.undo.discard(self.workers[worker].known, codes)
+
+    def halt(self, session: Session, halt: Halt | None) -> None:
+        self.undo.assign(session, "halt", halt)
 
     def watch(self, session: Session, watches: bool) -> None:
         self.undo.assign(session, "watches", watches)
@@ -647,7 +677,28 @@ class State:
                     bytes_on[worker] += load
         return self.workers[min(ready, key=lambda ident: (bytes_on[ident], ident))].alone
 
+    def source(self, ident: int) -> tuple[int, Held, int] | None:
+        """What workers hold of the last value of a tensor: its id there, how it lies, and the id of the write that
+        could not be planned (0: none). None where nothing is left."""
+        if ident in self.before:
+            return self.before[ident]
+        return (ident, self.tensors[ident], 0) if ident in self.tensors else None
+
+    def span(self, ident: int, spans: Mapping[int, Mapping[int, Span]]) -> Span:
+        """Since when and until when a tensor had the value that can be read of it, from what each worker says of its
+        part. One that several workers hold whole is read on the first of them."""
+        source = self.source(ident)
+        if source is None:
+            return Span(0, 0)
+        there, held, until = source
+        workers = held.spec.mesh.workers[:1] if held.spec.is_whole else held.spec.mesh.workers
+        return common_span([spans[worker][there] for worker in workers if there in spans.get(worker, ())], until)
+
     # Losses
+
+    def lost_peer(self, failure: Failure) -> int | None:
+        """The worker whose loss made an exchange fail, if that is why it failed."""
+        return next((worker for worker in failure.peers if worker in self.gone), None)
 
     def lose(self, ident: int, meta: TensorMeta, cause: Cause) -> None:
         """A tensor that never got a value."""
@@ -664,7 +715,7 @@ class State:
             return []
         held = self.tensors[old]
         freed = self.remove(old)[1:]
-        self.undo.put(self.before, new, Former(old, held))
+        self.undo.put(self.before, new, Former(old, held, new))
         self._load(held.spec.mesh, held.nbytes)
         return freed
 
@@ -693,11 +744,11 @@ class State:
         return losses
 
     def _lose_part_of_former(self, losses: Losses, ident: int, worker: int) -> None:
-        old, held = self.before[ident]
+        old, held, until = self.before[ident]
         self._remove_former(ident)
         rest = without(held.spec.mesh, worker)
         if rest is not None and held.spec.is_whole:
-            former = Former(old, Held.of(held.meta, whole(rest, len(held.meta.shape)), held.settled))
+            former = Former(old, Held.of(held.meta, whole(rest, len(held.meta.shape)), held.settled), until)
             self.undo.put(self.before, ident, former)
             self._load(rest, former.held.nbytes)
         else:

@@ -13,6 +13,7 @@ from gt.client import session as sessions
 from gt.client.host import fill
 from gt.client.interrupts import do_after_block, is_uninterrupted
 from gt.client.session import Session
+from gt.client.steps import follow_steps
 from gt.client.tracebacks import ends_on_users_line
 from gt.core.errors import SessionError, SettingsError, nearest
 from gt.core.settings import BACKENDS, MODES, Settings, parse_address, read_settings
@@ -208,5 +209,6 @@ def _leave_to_parent() -> None:
 
 
 sessions.set_connector(_connect_lazily)
+follow_steps()
 atexit.register(shutdown)
 os.register_at_fork(after_in_child=_leave_to_parent)

@@ -38,7 +38,10 @@ class Exchange(Protocol):
     def host_store(self) -> int:
         """Start the store that process groups meet at; gives its port."""
 
-    def join_store(self, host: str, port: int, name: str) -> None: ...
+    def join_store(self, host: str, port: int, worker: int) -> None: ...
+
+    def needs(self, swap: Swap) -> tuple[int, ...]:
+        """The workers without which an exchange fails."""
 
 
 class MemoryExchange:
@@ -55,8 +58,11 @@ class MemoryExchange:
     def host_store(self) -> int:
         return 0
 
-    def join_store(self, host: str, port: int, name: str) -> None:
+    def join_store(self, host: str, port: int, worker: int) -> None:
         """In one process nothing has to be found."""
+
+    def needs(self, swap: Swap) -> tuple[int, ...]:
+        return swap.members
 
 
 def pump(works: Mapping[int, Swapping]) -> None:

@@ -8,6 +8,8 @@ from collections.abc import Callable, Iterable, Iterator, MutableSequence, Seque
 from functools import partial
 from typing import Any, TypeAlias
 
+from msgspec.structs import replace
+
 from gt.core.ids import MAX_RESULTS, session_of
 from gt.core.messages import (
     Command,
@@ -25,11 +27,15 @@ from gt.core.messages import (
     Synchronized,
     Timeline,
     Traffic,
+    Versions,
+    WorkerAgreeOnStep,
+    WorkerBeginStep,
     WorkerCreateTensor,
     WorkerDefineOp,
     WorkerDefineProgram,
     WorkerDefineScope,
     WorkerEndSession,
+    WorkerEndStep,
     WorkerFetchTensor,
     WorkerForgetOps,
     WorkerFreeTensors,
@@ -39,7 +45,9 @@ from gt.core.messages import (
     WorkerReadStats,
     WorkerReadTimeline,
     WorkerReadTraffic,
+    WorkerReadVersions,
     WorkerReportProgress,
+    WorkerReviveTensor,
     WorkerRunOp,
     WorkerStats,
     WorkerSynchronize,
@@ -50,6 +58,7 @@ from gt.worker.engines.engine import Buffer, Engine, Value
 from gt.worker.exchange import Exchange, Received, Swap, Swapping
 from gt.worker.kernels import Broken, Kernel
 from gt.worker.programs import ProgramKernel
+from gt.worker.steps import Steps
 from gt.worker.timeline import Recorder
 from gt.worker.values import Failing
 
@@ -77,6 +86,7 @@ class Executor:
         self.store: dict[int, Value | Failing] = {}
         self.kernels: dict[int, Kernel | Broken | ProgramKernel] = {}
         self.scopes: dict[tuple[int, int], WorkerDefineScope] = {}
+        self.steps = Steps(engine)
         self.traffic: dict[int, int] = {}
         self.ops = 0
         self.recorder = Recorder()
@@ -94,6 +104,11 @@ class Executor:
             WorkerCreateTensor: self._create,
             WorkerQueryOp: self._query,
             WorkerFetchTensor: self._fetch,
+            WorkerReviveTensor: self._revive,
+            WorkerReadVersions: self._read_versions,
+            WorkerBeginStep: lambda command: self.steps.begin(command, self.store),
+            WorkerAgreeOnStep: lambda command: self.steps.agree(command, self.store.pop(command.tokens, None)),
+            WorkerEndStep: self.steps.end,
             WorkerSynchronize: self._synchronize,
             WorkerReadTraffic: lambda command: self._report(Traffic(command.request, dict(self.traffic))),
             WorkerReadStats: self._read_stats,
@@ -189,6 +204,8 @@ class Executor:
             self._drive(command, self._run_program(command, kernel))
             return
         outputs = command.outputs
+        if kernel.writes and self.steps.sessions and self._holds_back(command, kernel):
+            return
         values: list[Value | Failing] = []
         try:
             values += map(store.__getitem__, command.inputs)
@@ -202,9 +219,28 @@ class Executor:
         if kernel.writes:
             self._renew(kernel, command.inputs, values, outputs[kernel.gives :])
 
+    def _holds_back(self, command: WorkerRunOp, kernel: Kernel | Broken) -> bool:
+        """Before a write. Whether the op must not begin, because it is of a step whose gradients have no value."""
+        written = [command.inputs[place] for place in kernel.writes]
+        renewed = command.outputs[len(command.outputs) - len(written) :]
+        cause = self.steps.cause(written)
+        self.steps.renew(written, renewed, self.store.get)
+        if cause is None:
+            return False
+        values = [self.store.pop(ident) for ident in written]
+        self.store.update(dict.fromkeys(command.outputs, cause))
+        for old, new, value in zip(written, renewed, values, strict=True):
+            self.store[new] = cause.instead_of(value, old, new)
+        return True
+
     def _run_program(self, command: WorkerRunOp, kernel: ProgramKernel) -> Swapping:
         """The steps of a program. A worker may hold none of an input, or get none of an output."""
         inputs = [self.store.get(ident) for ident in command.inputs]
+        cause: Failing | None = None
+        written = [command.inputs[place] for place in kernel.program.consumes]
+        if written and self.steps.sessions:
+            cause = self.steps.cause(written)
+            self.steps.renew(written, command.outputs[len(command.outputs) - len(written) :], self.store.get)
 
         def fail(op: str, values: Sequence[Value], error: Exception) -> Failing:
             shapes = tuple([str(self.engine.meta(value)) for value in values if self.engine.is_tensor(value)])
@@ -212,15 +248,17 @@ class Executor:
             self._report(OpFailed(session_of(command.code), failing.failure))
             return failing
 
-        results = yield from self._counted(kernel.run(inputs, command.scalars, fail))
+        results, untouched = yield from self._counted(command, kernel.run(inputs, command.scalars, fail, cause))
+        results = kernel.with_former(results, untouched, command)
         for place in kernel.program.consumes:
             self.store.pop(command.inputs[place], None)
         for ident, result in zip(command.outputs, results, strict=True):
             if result is not None:
                 self.store[ident] = result
 
-    def _counted(self, work: Swapping) -> Swapping:
-        """Pass swaps on, counting what comes."""
+    def _counted(self, command: WorkerRunOp, work: Swapping) -> Swapping:
+        """Pass swaps on, counting what comes. Tokens of steps are no payload."""
+        is_payload = self.steps.tokens.isdisjoint(command.inputs)
         received: Received | None = None
         while True:
             try:
@@ -231,7 +269,7 @@ class Executor:
             received = yield swap
             if began:
                 self.recorder.note_swap(swap, began)
-            for peer, meta in swap.receives.items():
+            for peer, meta in swap.receives.items() if is_payload else ():
                 self.traffic[peer] = self.traffic.get(peer, 0) + meta.nbytes
 
     def _drive(self, command: WorkerRunOp, work: Swapping) -> None:
@@ -258,8 +296,9 @@ class Executor:
             return self.exchange.swap(swap, self.engine)
         except Exception as error:  # a peer is gone, or the network between
             log.warning("an exchange among workers %s failed: %s", swap.members, error)
-            failing = Failing(self._failure("exchange", (), command, error))
-            return dict.fromkeys(swap.receives, failing)
+            failure = replace(self._failure("exchange", (), command, error), peers=self.exchange.needs(swap))
+            self._report(OpFailed(session_of(command.code), failure))
+            return dict.fromkeys(swap.receives, Failing(failure))
 
     def _absent(self, command: WorkerRunOp, kernel: Kernel | Broken) -> Failing:
         """The op gave no tensor where the client holds a handle; only reading it is a failure."""
@@ -282,6 +321,10 @@ class Executor:
         assert not isinstance(kernel, ProgramKernel), "queries run on whole tensors"
         values: list[Value | Failing] = []
         before: list[TensorMeta | None] = []
+        written = [command.inputs[place] for place in kernel.writes] if self.steps.sessions else []
+        since = [self.steps.unwritten.get(ident, ident) for ident in written]
+        if written:
+            self.steps.renew(written, command.written, self.store.get)
         try:
             self._make_resizable([command.inputs[place] for place in kernel.writes])
             values += map(self.store.__getitem__, command.inputs)
@@ -298,6 +341,8 @@ class Executor:
             lost: list[Value | Failing] = [failing.passed_on()] * len(command.inputs)
             left = values if still == before else lost  # as torch leaves its arguments
             self._renew(kernel, command.inputs, left, command.written)
+            if not own and left is values:  # the op did not begin
+                self.steps.unwritten.update(zip(command.written, since, strict=False))
             return
         self._renew(kernel, command.inputs, values, command.written)
         metas = tuple([self.engine.meta(values[place]) for place in kernel.writes])
@@ -335,7 +380,7 @@ class Executor:
         if any(value is failing for value in values):  # the op did not begin
             renewed = command.outputs[len(command.outputs) - len(kernel.writes) :]
             for place, ident in zip(kernel.writes, renewed, strict=True):
-                self.store[ident] = failing.instead_of(values[place])
+                self.store[ident] = failing.instead_of(values[place], command.inputs[place], ident)
 
     def _cause(
         self,
@@ -396,12 +441,22 @@ class Executor:
     def _free(self, command: WorkerFreeTensors) -> None:
         for ident in command.ids:
             self.store.pop(ident, None)
+        if self.steps.kept or self.steps.unwritten:
+            self.steps.free(command.ids)
+
+    def _revive(self, command: WorkerReviveTensor) -> None:
+        if command.id in self.store:
+            version = self.steps.version(command.id, self.store[command.id], command.version)
+            self.store[command.output] = version.passed_on() if isinstance(version, Failing) else version
+
+    def _read_versions(self, command: WorkerReadVersions) -> None:
+        held = [ident for ident in command.ids if ident in self.store]
+        spans = tuple([(ident, self.steps.span(ident, self.store[ident])) for ident in held])
+        self._report(Versions(command.request, spans))
 
     def _fetch(self, command: WorkerFetchTensor) -> None:
         try:
-            value = self.store[command.id]
-            if isinstance(value, Failing) and command.former and value.former is not None:
-                value = value.former
+            value = self.steps.version(command.id, self.store[command.id], command.version)
             if isinstance(value, Failing):
                 self._report(Failed(command.request, value.failure))
                 return
@@ -428,6 +483,7 @@ class Executor:
         for session, code in [key for key in self.scopes if key[0] == command.session]:
             del self.scopes[session, code]
         self.recorder.forget(command.session)
+        self.steps.forget(command.session)
 
     # Meeting others
 
@@ -440,7 +496,7 @@ class Executor:
     def _join_store(self, command: WorkerJoinStore) -> None:
         """Its host may have died since. What needs no other worker goes on; an exchange fails with its own error."""
         try:
-            self.exchange.join_store(command.host, command.port, command.name)
+            self.exchange.join_store(command.host, command.port, command.worker)
         except Exception as error:
             log.warning("worker %d cannot join the store at port %d: %s", self.worker, command.port, error)
 

@@ -121,6 +121,7 @@ class GroupExchange:
         self._device = torch.device(device)
         self._hosted: dist.TCPStore | None = None
         self._store: dist.Store | None = None
+        self._store_worker = worker
         self._known: dict[int, Member] = {}
         self._links: dict[tuple[int, ...], Link] = {}
         self._attempts: dict[tuple[int, ...], int] = {}
@@ -142,9 +143,10 @@ class GroupExchange:
             )
         return port
 
-    def join_store(self, host: str, port: int, name: str) -> None:
+    def join_store(self, host: str, port: int, worker: int) -> None:
+        self._store_worker = worker
         store = dist.TCPStore(host, port, is_master=False, wait_for_workers=False, timeout=TIMEOUT)
-        self._store = dist.PrefixStore(name, store)
+        self._store = dist.PrefixStore(f"hosted by {worker}", store)
         self._attempts.clear()
         member = Member(this_host(), os.getpid(), start_mark(os.getpid()), _gpu(self._device))
         self._store.set(f"worker {self._worker}", _encoder.encode(member))
@@ -157,6 +159,10 @@ class GroupExchange:
         if self._store is not None:
             with contextlib.suppress(Exception):  # the store may be gone, and who waited with it
                 self._store.set(f"left {self._worker}", "")
+
+    def needs(self, swap: Swap) -> tuple[int, ...]:
+        """The members, and the worker whose store they meet at."""
+        return tuple(dict.fromkeys((*swap.members, self._store_worker)))
 
     # Meeting
 

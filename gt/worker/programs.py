@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any, TypeAlias
 
+from gt.core.messages import WorkerRunOp
 from gt.core.meta import TensorMeta
 from gt.core.signatures import (
     Compute,
@@ -53,26 +54,39 @@ class ProgramKernel:
         moves = [step.mover.swaps() for step in self._steps if isinstance(step, _Moving)]
         self.swaps = moves[0] if len(moves) == 1 else None if moves else []
 
-    def run(self, inputs: Sequence[Value | Failing | None], numbers: tuple[Number, ...], fail: Fail) -> Swapping:
+    def run(
+        self,
+        inputs: Sequence[Value | Failing | None],
+        numbers: tuple[Number, ...],
+        fail: Fail,
+        held_back: Failing | None = None,
+    ) -> Swapping:
+        """Gives the results, and what is left of the tensors that should have been written, where nothing was: by the
+        registers that they are given in. `held_back`: why tensors are moved, but nothing is computed."""
         registers: Registers = dict(zip(self.program.takes, inputs, strict=True))
+        targets = [self.program.takes[place] for place in self.program.consumes]
+        untouched: Registers = {register: registers[register] for register in targets}
         is_written = False
         for step in self._steps:
             if isinstance(step, _Moving):
                 registers[step.output] = yield from step.mover.run(registers.get(step.input), fail)
-            elif step(registers, numbers, fail):
-                is_written = True
-        results = [registers.get(register) for register in self.program.gives]
-        return results if is_written else self._with_former(results, inputs)
+                if step.input in targets:
+                    untouched[step.output] = registers[step.output]
+            elif held_back is None:
+                is_written |= step(registers, numbers, fail)
+            elif isinstance(step, _Computing):
+                registers.update(dict.fromkeys(step.outputs, held_back))
+        if held_back is not None:
+            registers.update(dict.fromkeys(self.program.gives, held_back))
+        return [registers.get(register) for register in self.program.gives], {} if is_written else untouched
 
-    def _with_former(self, results: list[Any], inputs: Sequence[Value | Failing | None]) -> list[Any]:
-        """The results, where nothing was written: what should have been still has the value before, unless it was to be
-        laid out otherwise."""
-        program = self.program
-        first = len(results) - len(program.consumes)
-        for number, place in enumerate(program.consumes, first):
-            result = results[number]
-            if isinstance(result, Failing) and program.gives[number] == program.takes[place]:
-                results[number] = result.instead_of(inputs[place])
+    def with_former(self, results: list[Any], untouched: Registers, command: WorkerRunOp) -> list[Any]:
+        """The results; what should have been written and was not touched has the value before."""
+        first = len(results) - len(self.program.consumes)
+        for number, place in enumerate(self.program.consumes, first):
+            result, value = results[number], untouched.get(self.program.gives[number])
+            if isinstance(result, Failing) and value is not None:
+                results[number] = result.instead_of(value, command.inputs[place], command.outputs[number])
         return results
 
     def _prepare(self, number: int, step: Step) -> Any:
@@ -277,7 +291,7 @@ class _Computing:
     ) -> None:
         self._op = op
         self._inputs = tuple(inputs)
-        self._outputs = tuple(outputs)
+        self.outputs = tuple(outputs)
         self._run = run
         self._written = tuple(written)
         self._writes = writes
@@ -292,7 +306,7 @@ class _Computing:
             except Exception as error:
                 failing = fail(self._op, values, error)
         if failing is not None:
-            registers.update(dict.fromkeys((*self._outputs, *self._written), failing.passed_on()))
+            registers.update(dict.fromkeys((*self.outputs, *self._written), failing.passed_on()))
         else:
-            registers.update(zip(self._outputs, results, strict=False))
+            registers.update(zip(self.outputs, results, strict=False))
         return is_run and self._writes

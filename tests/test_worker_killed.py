@@ -1,0 +1,83 @@
+"""Workers are killed at random points of a data parallel training loop."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import random
+import re
+import signal
+import threading
+
+import pytest
+import torch
+
+import gt
+from gt.client import session as sessions
+
+ROUNDS = 6
+PLACE = re.compile(r"test_worker_killed\.py(:|\", line )\d+")
+
+
+def train(model, optimizer, batches, steps=100_000):
+    """Every third step reads its loss."""
+    for number in range(steps):
+        optimizer.zero_grad()
+        loss = model(batches[number % len(batches)]).square().mean()
+        loss.backward()
+        optimizer.step()
+        if number % 3 == 0:
+            loss.item()
+
+
+def replicated(module, mesh):
+    for parameter in module.parameters():
+        parameter.data = gt.distribute(parameter.data, mesh, ", ".join("-" * parameter.dim()))
+    return module
+
+
+def network(nn):
+    return nn.Sequential(nn.Linear(16, 64), nn.Tanh(), nn.Linear(64, 64))
+
+
+def assert_of_one_step(model, optimizer, start, batches):
+    """All is what plain torch has after so many steps as the counters say."""
+    (count,) = {int(entries["step"]) for entries in optimizer.state.values()} or {0}
+    twin = network(torch.nn)
+    twin.load_state_dict(start)
+    twin_optimizer = torch.optim.AdamW(twin.parameters(), lr=0.01)
+    train(twin, twin_optimizer, batches, count)
+    for parameter, other in zip(model.parameters(), twin.parameters(), strict=True):
+        torch.testing.assert_close(parameter.detach().cpu(), other.detach(), rtol=1e-3, atol=1e-3)
+        for name in optimizer.state[parameter].keys() - {"step"}:
+            found, expected = optimizer.state[parameter][name].cpu(), twin_optimizer.state[other][name]
+            torch.testing.assert_close(found, expected, rtol=1e-2, atol=1e-4)
+
+
+@pytest.mark.parametrize("seed", range(ROUNDS))
+def test_an_exchange_whose_peer_is_killed_is_the_loss_of_that_worker(seed):
+    chance = random.Random(seed)
+    gt.init(workers=3)
+    timer = None
+    try:
+        mesh = gt.mesh(3, ("dp",))
+        model = replicated(network(gt.nn), mesh)
+        optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
+        start = {name: value.cpu() for name, value in model.state_dict().items()}
+        plain = [torch.randn(48, 16) for _ in range(2)]
+        batches = [gt.distribute(gt.to(batch), mesh, "dp, -") for batch in plain]
+        model(batches[0]).sum().item()
+        victim = chance.choice(sessions.current().workers)
+        timer = threading.Timer(chance.uniform(0.0, 0.4), os.kill, (victim.pid, signal.SIGKILL))
+        timer.start()
+        with pytest.raises(gt.WorkerLost, match=rf"worker {victim.worker} \(pid {victim.pid}\)") as caught:
+            train(model, optimizer, batches)
+        assert PLACE.search(str(caught.value)), str(caught.value)
+        assert "?:0" not in str(caught.value) and "<unknown>" not in str(caught.value)
+        with contextlib.suppress(gt.RecoveryError):  # the loss may come in the middle of a step that is being issued
+            gt.recover(model, optimizer)
+            assert_of_one_step(model, optimizer, start, plain)
+    finally:
+        if timer is not None:
+            timer.cancel()
+        gt.shutdown()
