@@ -17,7 +17,7 @@ from torch.utils._pytree import tree_map, tree_map_only
 
 from gt.client import session as sessions
 from gt.client.door import dispatch
-from gt.client.entries import rebind, wrap
+from gt.client.entries import rebind, wrap, wrap_view
 from gt.client.host import from_array, torch_call
 from gt.client.layouts import LocalShard, shards_of_node, spec_of_node
 from gt.client.libraries import let_libraries_read
@@ -188,7 +188,7 @@ class Tensor(torch.Tensor):
 
     def __copy__(self) -> Any:
         """Another leaf of the same storage."""
-        new: Any = wrap(Tensor, self._node).requires_grad_(self.requires_grad)
+        new: Any = wrap_view(Tensor, self._node).requires_grad_(self.requires_grad)
         new.__class__ = type(self)
         new.__dict__.update(self.__dict__)
         return new
@@ -237,7 +237,7 @@ class Tensor(torch.Tensor):
     @property
     def data(self) -> Any:
         """A handle of the same storage that counts its writes by itself: autograd does not notice them."""
-        return wrap(Tensor, self._node)
+        return wrap_view(Tensor, self._node)
 
     @data.setter
     def data(self, value: torch.Tensor) -> None:
