@@ -40,7 +40,7 @@ from gt.core.signatures import (
 from gt.sharding.placements import Layout as PlacedAs
 
 _TENSOR_KINDS = (Kind.TENSOR, Kind.TARGET)
-_LIST_KINDS = (Kind.TENSORS, Kind.TARGETS)
+_LIST_KINDS = (Kind.TENSORS, Kind.TARGETS, Kind.COPIES)
 _KEYS = {CONJUGATE: "Conjugate", NEGATE: "Negative"}  # under which torch's kernels that take lazy operands are known
 
 
