@@ -38,7 +38,9 @@ def wrap(cls: HandleType, node: Node) -> torch.Tensor:
 
 
 def wrap_view(cls: HandleType, node: Node) -> torch.Tensor:
-    """A handle for a node that may be conjugated or negated lazily, of which torch knows by two bits of a tensor."""
+    """A handle for a node that may be conjugated or negated lazily, of which torch knows by two bits of a tensor. The
+    path gives the value; by the bits `is_conj()` is true, and torch copies such an operand where it would copy a plain
+    one."""
     handle = wrap(cls, node)
     lazy = reinterpreted(node)
     if lazy:
