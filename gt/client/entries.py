@@ -42,7 +42,7 @@ def wrap_view(cls: HandleType, node: Node) -> torch.Tensor:
     path gives the value; by the bits `is_conj()` is true, and torch copies such an operand where it would copy a plain
     one."""
     handle = wrap(cls, node)
-    lazy = reinterpreted(node)
+    lazy = reinterpreted(node) if node.path is not None else None
     if lazy:
         torch._C._set_conj(handle, CONJUGATE in lazy)
         torch._C._set_neg(handle, NEGATE in lazy)
