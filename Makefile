@@ -34,6 +34,8 @@ conformance: setup
 	$(RUN) -m tests.conformance --jobs 2 --mode sharded
 	$(RUN) -m tests.conformance --jobs 2 --masks
 	$(RUN) -m tests.conformance --jobs 2 --mode sharded --masks
+	$(RUN) -m tests.conformance --jobs 2 --tangents
+	$(RUN) -m tests.conformance --jobs 2 --mode sharded --tangents
 
 fuzz: setup
 	$(RUN) -m tests.fuzz --seconds $(SECONDS)

@@ -56,6 +56,22 @@ def assert_gradients(model: nn.Module, forward: Callable[[Any, torch.Tensor], to
         assert_same(found.grad, expected.grad)
 
 
+ROLLS = [(0, 0), (1, 0), (2, 0), ((1, 0), (0, 1)), ((1, 1), (0, 1)), (1, ()), (10, -1)]
+
+
+@pytest.mark.parametrize(("shifts", "dims"), ROLLS)
+def test_a_roll_that_moves_nothing_along_a_dim_is_contiguous(workers: int, shifts: Any, dims: Any) -> None:
+    x = images(2, 3, 4, 5)
+    assert_same(torch.roll(gt.to(x), shifts, dims), torch.roll(x, shifts, dims))
+
+
+def test_angles_of_complex_numbers_are_contiguous(workers: int) -> None:
+    x = images(2, 3, 4, 5)
+    z = torch.complex(x, x.flip(0)).contiguous(memory_format=LAST)
+    assert_same(torch.angle(gt.to(z)), torch.angle(z))
+    assert_same(torch.angle(gt.to(x)), torch.angle(x))
+
+
 def blocks() -> nn.Sequential:
     return nn.Sequential(nn.Conv2d(3, 8, 3, padding=1), nn.GroupNorm(2, 8), nn.SiLU(), nn.Conv2d(8, 4, 3))
 

@@ -79,6 +79,31 @@ def test_adapters_land_on_gt_and_are_trained_as_in_torch(anywhere: str, kind: st
     on_both(program)
 
 
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("init", ["pissa", "pissa_niter_4", "olora", "orthogonal"])
+def test_adapters_that_start_from_a_factorisation_of_the_weights(anywhere: str, init: str) -> None:
+    """The library gives plain parameters the data of what it computes from weights on GT."""
+    peft = pytest.importorskip("peft")
+
+    def program(to: Callable[[Any], Any]) -> list[float]:
+        torch.manual_seed(0)
+        base = torch.nn.Sequential(torch.nn.Linear(8, 16), torch.nn.Tanh(), torch.nn.Linear(16, 4))
+        config = peft.LoraConfig(r=2, target_modules=["0", "2"], init_lora_weights=init)
+        model = peft.get_peft_model(to(base), config)
+        assert to is not gt.to or all(isinstance(value, gt.Tensor) for value in model.parameters())
+        optimizer = torch.optim.SGD([value for value in model.parameters() if value.requires_grad], lr=0.01)
+        x, losses = torch.linspace(-1, 1, 24).view(3, 8), []
+        for _ in range(3):
+            loss = model(to(x)).square().sum()
+            optimizer.zero_grad()
+            loss.backward()
+            optimizer.step()
+            losses.append(loss.item())
+        return losses
+
+    on_both(program)
+
+
 class Sentences(torch.utils.data.Dataset):
     def __len__(self) -> int:
         return 16

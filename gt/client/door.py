@@ -25,7 +25,7 @@ from gt.client.special import SPECIAL, run_on_host
 from gt.client.tracebacks import leave_out_own_frames
 from gt.sharding.placements import Layout
 
-_TENSOR, _TENSORS, _TARGET, _TARGETS = Kind.TENSOR, Kind.TENSORS, Kind.TARGET, Kind.TARGETS
+_TENSOR, _TENSORS, _TARGET, _TARGETS, _COPIES = Kind.TENSOR, Kind.TENSORS, Kind.TARGET, Kind.TARGETS, Kind.COPIES
 _NUMBER, _NUMBERS, _CONSTANT, _DEVICE = Kind.NUMBER, Kind.NUMBERS, Kind.CONSTANT, Kind.DEVICE
 _PLAIN_NUMBERS = frozenset((float, int, bool))
 _node_of, _key_of = attrgetter("_node"), attrgetter("key")
@@ -165,6 +165,11 @@ def _take(
     elif kind is _CONSTANT or kind is _NUMBER:
         key.append(tuple(value) if type(value) is list else value)
         key.append(type(value))  # 1, 1.0 and True are equal as keys
+    elif kind is _COPIES:
+        key.append(len(value))
+        for item in value:
+            node = getattr(item, "_node", None)
+            _take_node(session.upload(item) if node is None else node, key, nodes)
     elif kind is _NUMBERS or kind is _TENSORS or kind is _TARGETS:
         key.append(None)
 

@@ -11,7 +11,7 @@ import torch
 from torch.utils._pytree import tree_leaves
 
 from gt.client.geometry import Geometry, geometry_from_meta
-from gt.client.nodes import Base, Node, view_of
+from gt.client.nodes import CONJUGATE, NEGATE, Base, Node, reinterpreted, view_of
 from gt.core.messages import QueryOp, RunOp
 from gt.core.meta import TensorMeta
 from gt.core.signatures import ViewStep
@@ -34,6 +34,18 @@ def wrap(cls: HandleType, node: Node) -> torch.Tensor:
     geometry = node.geometry
     handle = _make_handle(cls, geometry.shape, geometry.stride, geometry.offset, None, geometry.dtype)
     handle._node = node  # type: ignore[attr-defined]
+    return handle
+
+
+def wrap_view(cls: HandleType, node: Node) -> torch.Tensor:
+    """A handle for a node that may be conjugated or negated lazily, of which torch knows by two bits of a tensor. The
+    path gives the value; by the bits `is_conj()` is true, and torch copies such an operand where it would copy a plain
+    one."""
+    handle = wrap(cls, node)
+    lazy = reinterpreted(node) if node.path is not None else None
+    if lazy:
+        torch._C._set_conj(handle, CONJUGATE in lazy)
+        torch._C._set_neg(handle, NEGATE in lazy)
     return handle
 
 
@@ -106,7 +118,7 @@ class PlainEntry:
 class ViewEntry:
     """An op whose results are views: nothing is sent, the result is a path."""
 
-    __slots__ = ("outputs", "rebuild", "same", "steps", "strided")
+    __slots__ = ("outputs", "rebuild", "same", "steps", "strided", "wrap")
 
     def __init__(
         self,
@@ -115,8 +127,10 @@ class ViewEntry:
         rebuild: Rebuild | None,
         same: bool,
         strided: bool,
+        lazy: bool,
     ) -> None:
         self.steps = steps
+        self.wrap = wrap_view if lazy else wrap
         self.outputs = outputs
         self.rebuild = rebuild
         self.same = same
@@ -127,9 +141,9 @@ class ViewEntry:
     ) -> Any:
         node = nodes[0]
         if self.same:
-            return wrap(cls, node)
+            return self.wrap(cls, node)
         views = [
-            wrap(cls, view_of(node, (self, pick), step, geometry, self.strided))
+            self.wrap(cls, view_of(node, (self, pick), step, geometry, self.strided))
             for pick, (step, geometry) in enumerate(zip(self.steps, self.outputs, strict=True))
         ]
         return views[0] if self.rebuild is None else self.rebuild(views)
@@ -227,7 +241,7 @@ def _write(session: Session, op: RunOp | QueryOp, written: Sequence[Base], renew
 
 def rebind(tensor: torch.Tensor, node: Node) -> torch.Tensor:
     """Make an existing handle stand for another node, shape included."""
-    _set_metadata(tensor, wrap(type(tensor), node))
+    _set_metadata(tensor, wrap_view(type(tensor), node))
     tensor._node = node  # type: ignore[attr-defined]
     if isinstance(tensor, torch.nn.Parameter):
         node.base.is_parameter = True

@@ -70,7 +70,8 @@ def strided(tensor: torch.Tensor) -> torch.Tensor:
     """A plain tensor whose bytes are its value: apart from any graph, and without lazy conjugation or negation."""
     if tensor.layout is not torch.strided:
         raise TypeError(f"GT holds strided tensors, not {tensor.layout}; call to_dense() first")
-    return tensor.detach().resolve_conj().resolve_neg()
+    plain = tensor.detach().resolve_conj().resolve_neg()
+    return torch.empty_like(plain).copy_(plain) if plain._is_zerotensor() else plain  # zeros without memory
 
 
 def payload(tensor: torch.Tensor) -> memoryview:

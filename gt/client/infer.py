@@ -10,12 +10,13 @@ from collections.abc import Sequence
 from typing import Any
 
 import torch
+from torch._C import _dispatch_has_kernel_for_dispatch_key
 from torch.utils._pytree import tree_flatten, tree_unflatten
 
 from gt.client.checks import check
 from gt.client.entries import Entry, PlainEntry, QueryEntry, Rebuild, Returned, SingleEntry, ViewEntry, WriteEntry
 from gt.client.geometry import Geometry, dtype_name, geometry_of, intern_geometry
-from gt.client.nodes import Node, is_lazy
+from gt.client.nodes import CONJUGATE, NEGATE, Node, is_lazy, reinterpreted
 from gt.client.ops import Kind, OpRecord
 from gt.client.quirks import keep_dynamo_out
 from gt.client.session import Session
@@ -39,7 +40,8 @@ from gt.core.signatures import (
 from gt.sharding.placements import Layout as PlacedAs
 
 _TENSOR_KINDS = (Kind.TENSOR, Kind.TARGET)
-_LIST_KINDS = (Kind.TENSORS, Kind.TARGETS)
+_LIST_KINDS = (Kind.TENSORS, Kind.TARGETS, Kind.COPIES)
+_KEYS = {CONJUGATE: "Conjugate", NEGATE: "Negative"}  # under which torch's kernels that take lazy operands are known
 
 
 keep_dynamo_out()
@@ -102,7 +104,7 @@ def _known_entry(
         raise Unknown
     result = _without_unasked(record, args, kwargs, result)
     if record.aliases:
-        return _view_entry(record, template, nodes[0].geometry, result)
+        return _view_entry(record, template, nodes[0], result)
     fresh = [value for value, name in zip(_as_results(record, result), record.returned, strict=False) if name is None]
     leaves, spec = tree_flatten(fresh if record.writes else result)
     geometries = [None if leaf is None else _fresh_geometry(leaf) for leaf in leaves]
@@ -138,7 +140,7 @@ def infer_result(
 ) -> tuple[Any, bool]:
     """What the op returns for tensors without bytes, and whether it resized a tensor it writes to. Raises Unknown where
     its kernel might do otherwise; `on_cpu` if that is the kernel that this process has too."""
-    metas = _Metas(nodes, resolves=not record.aliases)
+    metas = _Metas(nodes, record)
     meta_args = [metas.argument(kind, value) for kind, value in zip(record.kinds, args, strict=False)]
     meta_kwargs = {name: metas.argument(record.kwarg_kinds[name], value) for name, value in kwargs.items()}
     meta_kwargs.pop("pin_memory", None)
@@ -156,13 +158,13 @@ def infer_result(
 
 class _Metas:
     """The arguments of a call with tensors without bytes in place of its own; `written` are those that the op writes
-    to, with their geometries. Where it `resolves` operands, conjugation and negation that are lazy are carried out
-    first, which copies. A class and not a nested function: a function that calls itself is a reference cycle, which
-    would keep the call's tensors until the next collection."""
+    to, with their geometries. Conjugation and negation that are lazy are carried out first, which copies, but for ops
+    that make views and those whose kernels do it. A class and not a nested function: a function that calls itself is a
+    reference cycle, which would keep the call's tensors until the next collection."""
 
-    def __init__(self, nodes: list[Node], resolves: bool) -> None:
+    def __init__(self, nodes: list[Node], record: OpRecord) -> None:
         self.written: list[tuple[torch.Tensor, Geometry]] = []
-        self._resolves = resolves
+        self._record = record
         self._remaining = iter(nodes)
 
     def argument(self, kind: Kind, value: Any) -> Any:
@@ -177,9 +179,17 @@ class _Metas:
         meta = node.geometry.on_meta()
         if kind is Kind.TARGET:
             self.written.append((meta, node.geometry))
-        elif self._resolves and is_lazy(node):
-            return meta.clone()
+        elif is_lazy(node):
+            return self._lazy(meta, reinterpreted(node))
         return meta
+
+    def _lazy(self, meta: torch.Tensor, ops: Sequence[str]) -> torch.Tensor:
+        name = self._record.func.name()
+        taken = all(_dispatch_has_kernel_for_dispatch_key(name, _KEYS[op]) for op in ops)
+        if not (taken or self._record.aliases):
+            return meta.clone()
+        meta = meta.conj() if CONJUGATE in ops else meta
+        return torch._neg_view(meta) if NEGATE in ops else meta
 
 
 def _as_results(record: OpRecord, result: Any) -> list[Any]:
@@ -193,7 +203,8 @@ def _fresh_geometry(tensor: torch.Tensor) -> Geometry:
     return intern_geometry(tensor.shape, tensor.stride(), 0, tensor.dtype)
 
 
-def _view_entry(record: OpRecord, template: Template, source: Geometry, result: Any) -> ViewEntry:
+def _view_entry(record: OpRecord, template: Template, node: Node, result: Any) -> ViewEntry:
+    source = node.geometry
     several = isinstance(result, list | tuple)
     outputs = tuple([geometry_of(view) for view in (result if several else [result])])
     metas = tuple([output.meta() for output in outputs])
@@ -205,7 +216,8 @@ def _view_entry(record: OpRecord, template: Template, source: Geometry, result: 
     )
     same = not several and outputs[0] is source and not record.reinterprets
     strided = not record.reinterprets and all(output.dtype is source.dtype for output in outputs)
-    return ViewEntry(steps, outputs, type(result) if several else None, same, strided)
+    lazy = record.reinterprets or is_lazy(node)
+    return ViewEntry(steps, outputs, type(result) if several else None, same, strided, lazy)
 
 
 def _rebuild(result: Any, leaves: list[Any], spec: Any) -> Rebuild:

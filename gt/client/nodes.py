@@ -11,12 +11,14 @@ from operator import attrgetter
 from typing import TYPE_CHECKING, ClassVar, TypeAlias
 
 import msgspec
+from torch import Size
 
-from gt.client.geometry import Geometry
-from gt.core.signatures import Items, ViewStep
+from gt.client.geometry import Geometry, dtype_name, intern_geometry
+from gt.core.signatures import DType, Items, ViewStep
 
 # Views whose result is not the same strided memory: they change the reading of the bytes.
-REINTERPRETING = ("aten._conj.default", "aten._neg_view.default")
+CONJUGATE, NEGATE = "aten._conj.default", "aten._neg_view.default"
+REINTERPRETING = (CONJUGATE, NEGATE)
 
 if TYPE_CHECKING:
     from gt.client.session import Session
@@ -89,20 +91,55 @@ Node: TypeAlias = Base | View
 
 def is_lazy(node: Node) -> bool:
     """Whether a view is conjugated or negated, which torch does when the view is used."""
+    return bool(reinterpreted(node))
+
+
+def reinterpreted(node: Node) -> list[str]:
+    """Which of conjugation and negation are to be done when a view is used."""
     ops = [step.op for step in node.path.steps] if node.path is not None else []
-    return any(ops.count(name) % 2 for name in REINTERPRETING)
+    return [name for name in REINTERPRETING if ops.count(name) % 2]
 
 
 def strided_view(base: Base, geometry: Geometry) -> View:
     """A view given by its place in the storage alone: the worker needs the strides that this place is counted in."""
+    return View(base, ROOT.extend((base.geometry, geometry), _strided_step(base.geometry, geometry)), geometry)
+
+
+def _strided_step(source: Geometry, geometry: Geometry) -> ViewStep:
     args = (Items(tuple(geometry.shape)), Items(geometry.stride), geometry.offset)
-    step = ViewStep("aten.as_strided.default", args, {}, None, base.geometry.stride, (geometry.meta(),))
-    return View(base, ROOT.extend((base.geometry, geometry), step), geometry)
+    return ViewStep("aten.as_strided.default", args, {}, None, source.stride, (geometry.meta(),))
+
+
+def restrided(node: Node, geometry: Geometry) -> View:
+    """A view of a node's storage at another place, counted in the dtype of the node. It is read as the node is: in the
+    same dtype, and conjugated or negated where the node is."""
+    base, path, source = node.base, ROOT, node.base.geometry
+    if geometry.dtype is not source.dtype:
+        count = storage_elements(node)
+        flat = _flat(count * geometry.dtype.itemsize // source.dtype.itemsize, source)  # of whole elements of the dtype
+        path = path.extend((source, flat), _strided_step(source, flat))
+        source = _flat(count, geometry)
+        step = ViewStep("aten.view.dtype", (DType(dtype_name(geometry.dtype)),), {}, results=(source.meta(),))
+        path = path.extend((flat, source), step)
+    path = path.extend((source, geometry), _strided_step(source, geometry))
+    for name in reinterpreted(node):
+        path = path.extend(name, ViewStep(name, (), {}, results=(geometry.meta(),)))
+    return View(base, path, geometry)
+
+
+def _flat(elements: int, geometry: Geometry) -> Geometry:
+    return intern_geometry(Size([elements]), (1,), 0, geometry.dtype)
+
+
+def storage_elements(node: Node) -> int:
+    """How many elements of a tensor's dtype its storage has."""
+    base = node.base.geometry
+    return base.span() * base.dtype.itemsize // node.geometry.dtype.itemsize
 
 
 def view_of(node: Node, key: object, step: ViewStep, geometry: Geometry, strided: bool) -> View:
     """The view that `step` makes of a node. `strided` says that the result is plain strided memory of its base."""
     path = node.path or ROOT
     if len(path.steps) >= _LONGEST_PATH and strided:
-        return strided_view(node.base, geometry)
+        return restrided(node, geometry)
     return View(node.base, path.extend(key, step), geometry)

@@ -21,6 +21,7 @@ class Kind(Enum):
     TENSORS = "tensors"
     TARGET = "target"  # a tensor that the op overwrites
     TARGETS = "targets"
+    COPIES = "copies"  # targets, and plain tensors whose copies are overwritten in their place
     NUMBER = "number"  # the shapes do not depend on its value
     NUMBERS = "numbers"
     CONSTANT = "constant"
@@ -56,6 +57,10 @@ _VALUE_MATTERS = {
 
 # Arguments that these ops overwrite although their schema does not say so.
 _UNDECLARED_WRITES = {"aten::native_batch_norm": ("running_mean", "running_var")}
+
+# Lists that these ops do not overwrite although their schema says so. They may be of plain tensors, as the counts of
+# steps of an optimizer are.
+_UNTRUE_WRITES = {"aten::_fused_adagrad_": ("state_steps",)}
 
 # Their results differ by device in dtype or shape (the statistics of a norm, for example), and torch's shape functions
 # do not know which device the workers have: the first call asks.
@@ -129,6 +134,8 @@ def _kind(argument: torch._C.Argument, op: str, undeclared_write: bool) -> Kind:
     if argument.name in ("pin_memory", "non_blocking"):
         return Kind.IGNORED
     written = undeclared_write or (argument.alias_info is not None and argument.alias_info.is_write)
+    if written and argument.name in _UNTRUE_WRITES.get(op, ()):
+        return Kind.COPIES
     if written and kind is Kind.TENSOR:
         return Kind.TARGET
     if written and kind is Kind.TENSORS:

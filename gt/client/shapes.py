@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -73,7 +73,23 @@ def _group_norm_backward(
     return (None if made[0] is None else made[0].to(input.dtype), *made[1:])
 
 
+def _optimizer_step(parameters: Sequence[torch.Tensor], *lists: Any, **options: Any) -> None:
+    """A fused optimizer writes to lists of tensors like its parameters, and gives nothing. Torch's own shape function
+    is missing for some, which would make each step wait for a worker. Some lists are empty; counts have no dims."""
+    for tensors in lists:
+        if tensors and len(tensors) != len(parameters):
+            raise Refused
+        for parameter, tensor in zip(parameters, tensors, strict=False):
+            if tensor.dim() and tensor.shape != parameter.shape:
+                raise Refused
+
+
 SHAPES: Mapping[str, Callable[..., Any]] = {
     "aten._grouped_mm.default": _grouped_mm,
     "aten.native_group_norm_backward.default": _group_norm_backward,
+    **{
+        f"aten._fused_{name}_.{overload}": _optimizer_step
+        for name in ("adagrad", "adam", "adamw", "sgd")
+        for overload in ("default", "tensor_lr")
+    },
 }

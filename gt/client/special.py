@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from typing import Any, TypeAlias
 
@@ -11,11 +12,12 @@ from torch._ops import OpOverload
 from torch.utils._pytree import tree_leaves, tree_map_only
 
 from gt.client import session as sessions
-from gt.client.entries import HandleType, rebind, wrap
+from gt.client.entries import HandleType, rebind, wrap, wrap_view
 from gt.client.geometry import Geometry, geometry_of, intern_geometry
 from gt.client.infer import literal
-from gt.client.nodes import Base, Node, strided_view, view_of
+from gt.client.nodes import Base, Node, View, restrided, storage_elements, strided_view, view_of
 from gt.client.ops import OpRecord
+from gt.core.meta import contiguous_strides, is_dense
 from gt.core.signatures import ViewStep
 
 Special: TypeAlias = Callable[[HandleType, OpRecord, tuple[Any, ...], dict[str, Any]], Any]
@@ -54,9 +56,7 @@ def _write_back(tensor: torch.Tensor, value: torch.Tensor) -> None:
 
 
 def _same(cls: HandleType, record: OpRecord, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    tensor = args[0]
-    node = getattr(tensor, "_node", None)
-    return wrap(cls, sessions.current().upload(tensor) if node is None else node)
+    return wrap_view(cls, _node(args[0]))
 
 
 def _item(cls: HandleType, record: OpRecord, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -74,17 +74,17 @@ def _as_strided(cls: HandleType, record: OpRecord, args: tuple[Any, ...], kwargs
         node.geometry.offset if offset is None else offset,
         node.geometry.dtype,
     )
-    return wrap(cls, strided_view(node.base, _within(node.base, geometry)))
+    return wrap_view(cls, restrided(node, _within(node, geometry)))
 
 
-def _within(base: Base, geometry: Geometry) -> Geometry:
-    """A place in a storage, refused as torch refuses it where it is not inside."""
-    if geometry.span() > base.geometry.span():
+def _within(node: Node, geometry: Geometry) -> Geometry:
+    """A place in the storage of a node, refused as torch refuses it where it is not inside."""
+    if geometry.span() > storage_elements(node):
         size = geometry.dtype.itemsize
         raise RuntimeError(
             f"setStorage: sizes {list(geometry.shape)}, strides {list(geometry.stride)}, storage offset "
             f"{geometry.offset}, and itemsize {size} requiring a storage size of {geometry.span() * size} are out of "
-            f"bounds for storage of size {base.geometry.span() * size}"
+            f"bounds for storage of size {storage_elements(node) * size}"
         )
     return geometry
 
@@ -108,10 +108,11 @@ _VIEW_NAMES = {"aten.transpose_.default": "aten.transpose.int"}
 
 
 def _as_strided_in_place(cls: HandleType, record: OpRecord, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    tensor = args[0]
-    meta = tensor._node.geometry.on_meta()
+    tensor, node = args[0], args[0]._node
+    storage = torch.empty(storage_elements(node), dtype=node.geometry.dtype, device="meta")
+    meta = storage.as_strided(node.geometry.shape, node.geometry.stride, node.geometry.offset)
     record.func(meta, *args[1:], **kwargs)
-    return rebind(tensor, strided_view(tensor._node.base, geometry_of(meta)))
+    return rebind(tensor, restrided(node, geometry_of(meta)))
 
 
 def _resize(cls: HandleType, record: OpRecord, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -125,8 +126,8 @@ def _resize(cls: HandleType, record: OpRecord, args: tuple[Any, ...], kwargs: di
     geometry = geometry_of(meta)
     if geometry is node.geometry:
         return tensor
-    if geometry.span() <= node.base.geometry.span():
-        return rebind(tensor, strided_view(node.base, geometry))
+    if geometry.span() <= storage_elements(node):
+        return rebind(tensor, restrided(node, geometry))
     return rebind(tensor, grow(cls, node, geometry))
 
 
@@ -170,8 +171,7 @@ def _set_source(cls: HandleType, record: OpRecord, args: tuple[Any, ...], kwargs
         stride = args[4] if len(args) > 4 and args[4] else torch.empty(size, device="meta").stride()
         geometry = intern_geometry(torch.Size(size), tuple(stride), offset, tensor.dtype)
         return rebind(tensor, strided_view(source._node.base, geometry))  # type: ignore[attr-defined]
-    node = getattr(source, "_node", None)
-    return rebind(tensor, sessions.current().upload(source) if node is None else node)
+    return rebind(tensor, _node(source))
 
 
 def _view(cls: HandleType, record: OpRecord, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -238,6 +238,56 @@ _RULES.impl("_pack_padded_sequence_backward", _pack_gradient, "AutogradCPU")
 _RULES.impl("_has_compatible_shallow_copy_type", _may_take_over, "AutogradCPU")
 
 
+def _zeros_in_place_of(cls: HandleType, record: OpRecord, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """Zeros that lie in a storage of their own as `other` does in its storage, one for each element of the leading dims
+    of `self` that are a batch. Forward-mode AD copies a tangent there, so that views of its primal are views of it."""
+    given = dict(zip(("self", "other"), args, strict=False)) | kwargs
+    tangent, primal = given["self"], given["other"]
+    batch = tuple(tangent.shape[: given.get("self_num_batch_dims", 0)])
+    node = _node(primal)
+    base = node.base.geometry
+    with torch.no_grad():
+        if not batch and tangent.dtype is node.geometry.dtype and is_dense(base.shape, base.stride):
+            zeros = _zeros(cls, base)
+            return wrap_view(cls, zeros if node.path is None else View(zeros, node.path, node.geometry))
+        count = storage_elements(node)
+        around = tuple([count * step for step in contiguous_strides(batch)])
+        shape, stride = (*batch, *node.geometry.shape), (*around, *node.geometry.stride)
+        place = intern_geometry(torch.Size(shape), stride, node.geometry.offset, tangent.dtype)
+        if is_dense(shape, stride) and not place.offset:
+            return wrap(cls, _zeros(cls, place))
+        flat = intern_geometry(torch.Size([math.prod(batch) * count]), (1,), 0, tangent.dtype)
+        return wrap(cls, strided_view(_zeros(cls, flat), place))
+
+
+def _zeros(cls: HandleType, geometry: Geometry) -> Base:
+    base = allocate(cls, geometry)
+    wrap(cls, base).zero_()
+    return base
+
+
+def _has_storage_of_same_size(cls: HandleType, record: OpRecord, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """Told here: on workers the storages of shards and of copies have other sizes."""
+    first, second = [storage_elements(_node(tensor)) for tensor in args]
+    return first == second
+
+
+def _is_same_size(cls: HandleType, record: OpRecord, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    return args[0].shape == args[1].shape
+
+
+def _is_set_to(cls: HandleType, record: OpRecord, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    first, second = [getattr(tensor, "_node", None) for tensor in args]
+    if first is None or second is None:
+        return False
+    return first.base is second.base and first.geometry is second.geometry
+
+
+def _node(tensor: torch.Tensor) -> Node:
+    node: Node | None = getattr(tensor, "_node", None)
+    return sessions.current().upload(tensor) if node is None else node
+
+
 def _never(cls: HandleType, record: OpRecord, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     return False
 
@@ -265,5 +315,9 @@ SPECIAL: dict[str, Special] = {
     "aten.record_stream.default": _nothing,
     "aten._pack_padded_sequence.default": _pack,
     "aten._nested_tensor_from_mask_left_aligned.default": _never,
+    "aten._new_zeros_with_same_feature_meta.default": _zeros_in_place_of,
+    "aten._has_same_storage_numel.default": _has_storage_of_same_size,
+    "aten.is_same_size.default": _is_same_size,
+    "aten.is_set_to.default": _is_set_to,
     "reshape in place": _reshape_in_place,
 }

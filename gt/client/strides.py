@@ -126,8 +126,17 @@ def _like(name: str) -> Rule:
 
 
 def _rolled(arguments: Arguments, results: Sequence[torch.Tensor | None]) -> Sequence[Strides | None]:
-    """Without dims a tensor is rolled as if it were flat."""
-    return _like("self")(arguments, results) if arguments.get("dims") else _contiguous(arguments, results)
+    """A tensor is rolled dim by dim, by joining its two parts. Without dims it is rolled as if it were flat. A part of
+    no elements, where nothing moves along a dim, is contiguous, and so is then what it is joined to."""
+    source, dims = arguments["self"], arguments.get("dims")
+    if not dims or not source.numel():
+        return _contiguous(arguments, results)
+    moves = all(shift % source.shape[dim] for shift, dim in zip(arguments["shifts"], dims, strict=True))
+    return (_like("self") if moves else _contiguous)(arguments, results)
+
+
+def _angle(arguments: Arguments, results: Sequence[torch.Tensor | None]) -> Sequence[Strides | None]:
+    return (_contiguous if arguments["self"].is_complex() else _iterated)(arguments, results)
 
 
 def _suggested_format(tensor: torch.Tensor) -> torch.memory_format:
@@ -253,6 +262,7 @@ _RULES: dict[str, Rule] = {
     "_fft_r2c": _fourier,
     "_batch_norm_with_update": _like("input"),
     "_native_batch_norm_legit": _like("input"),
+    "angle": _angle,
     "batch_norm_backward": _like("input"),
     "channel_shuffle": _like("self"),
     "convolution": _convolution,

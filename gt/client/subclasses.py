@@ -72,3 +72,14 @@ def make_subclasses_on_gt(handle: type[torch.Tensor]) -> None:
         return new.requires_grad_(require_grad)  # type: ignore[no-any-return]
 
     torch.Tensor._make_subclass = staticmethod(make_subclass)  # type: ignore[assignment]
+
+
+def let_plain_take_over(handle: type[torch.Tensor]) -> None:
+    """Let `plain.data = x` take a GT tensor. A plain tensor cannot become one of GT: it takes a copy of the value."""
+    get, put = torch._C.TensorBase.data.__get__, torch._C.TensorBase.data.__set__  # type: ignore[attr-defined]
+
+    def take_over(tensor: torch.Tensor, value: torch.Tensor) -> None:
+        is_ours = isinstance(value, handle) and not isinstance(tensor, handle)
+        put(tensor, value.detach().cpu() if is_ours else value)
+
+    torch.Tensor.data = property(get, take_over)  # type: ignore[method-assign, assignment]

@@ -17,7 +17,7 @@ from torch.utils._pytree import tree_map, tree_map_only
 
 from gt.client import session as sessions
 from gt.client.door import dispatch
-from gt.client.entries import rebind, wrap
+from gt.client.entries import rebind, wrap, wrap_view
 from gt.client.host import from_array, torch_call
 from gt.client.layouts import LocalShard, shards_of_node, spec_of_node
 from gt.client.libraries import let_libraries_read
@@ -26,7 +26,7 @@ from gt.client.printing import SHOWN_ELEMENTS, corner, describe
 from gt.client.quirks import hide_from_dynamo, keep_dtensor_out
 from gt.client.refusals import require_strided
 from gt.client.storage import RemoteStorage, address_of, no_memory
-from gt.client.subclasses import has_memory, make_subclasses_on_gt, on_gt
+from gt.client.subclasses import has_memory, let_plain_take_over, make_subclasses_on_gt, on_gt
 from gt.client.tracebacks import ends_on_users_line
 from gt.core.meta import is_dense
 from gt.sharding.placements import Placements, Replicate, spec_from
@@ -188,7 +188,7 @@ class Tensor(torch.Tensor):
 
     def __copy__(self) -> Any:
         """Another leaf of the same storage."""
-        new: Any = wrap(Tensor, self._node).requires_grad_(self.requires_grad)
+        new: Any = wrap_view(Tensor, self._node).requires_grad_(self.requires_grad)
         new.__class__ = type(self)
         new.__dict__.update(self.__dict__)
         return new
@@ -203,7 +203,7 @@ class Tensor(torch.Tensor):
         new: Any = wrap(Tensor, self._copied_node(memo)).requires_grad_(self.requires_grad)
         new.__class__ = type(self)
         memo[id(self)] = new
-        if self.grad is not None:
+        if self.grad is not None and not self._is_param:  # as in torch
             new.grad = copying.deepcopy(self.grad, memo)
         new.__dict__.update(copying.deepcopy(self.__dict__, memo))
         new._is_param = self._is_param
@@ -237,7 +237,7 @@ class Tensor(torch.Tensor):
     @property
     def data(self) -> Any:
         """A handle of the same storage that counts its writes by itself: autograd does not notice them."""
-        return wrap(Tensor, self._node)
+        return wrap_view(Tensor, self._node)
 
     @data.setter
     def data(self, value: torch.Tensor) -> None:
@@ -449,4 +449,5 @@ def _restored(tensor: Tensor, requires_grad: bool, is_parameter: bool) -> Tensor
 keep_dtensor_out(Tensor, dispatch)
 hide_from_dynamo(dispatch)
 make_subclasses_on_gt(Tensor)
+let_plain_take_over(Tensor)
 torch.serialization.add_safe_globals([restore, restore_part, restore_subclass])

@@ -26,12 +26,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
     wanted = [(op, dtype) for op in ops for dtype in dtypes_of(op) if not options.dtype or dtype in options.dtype]
     formats = list(FORMATS) if options.formats else [""]
     tasks = [
-        Task(op, dtype, options.samples, format=format_, masks=options.masks)
+        Task(op, dtype, options.samples, format=format_, masks=options.masks, tangents=options.tangents)
         for op, dtype in wanted
         for format_ in formats
     ]
     reports = _run(tasks, options.jobs, options.mode)
-    is_part = options.samples or options.dtype or options.formats or options.masks
+    is_part = options.samples or options.dtype or options.formats or options.masks or options.tangents
     stale = [] if is_part else stale_entries(reports)
     print(render(reports, stale))
     if options.json:
@@ -46,6 +46,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--samples", type=int, metavar="N", help="at most so many of each op and dtype")
     parser.add_argument("--formats", action="store_true", help="operands in memory formats instead of contiguous")
     parser.add_argument("--masks", action="store_true", help="gradients by some of the inputs only")
+    parser.add_argument("--tangents", action="store_true", help="derivatives of forward mode only")
     parser.add_argument("--jobs", type=int, default=2, metavar="N", help="processes (2)")
     parser.add_argument("--json", metavar="FILE", help="write all reports here")
     parser.add_argument(

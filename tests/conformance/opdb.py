@@ -17,7 +17,14 @@ from torch.testing._internal.opinfo.core import OpInfo
 from tests.conformance.formats import FORMATS, applies_to
 from tests.conformance.judge import judge
 from tests.conformance.sides import GTSide
-from tests.conformance.variants import Variant, differentiable, forward_variant, mask_variants, written_variants
+from tests.conformance.variants import (
+    Variant,
+    differentiable,
+    forward_variant,
+    mask_variants,
+    tangent_variants,
+    written_variants,
+)
 
 DTYPES = ("float32", "int64", "bool", "bfloat16", "complex64")
 VARIANT_SAMPLES = 3  # in-place and out= are a matter of the op more than of its arguments
@@ -28,7 +35,7 @@ _DIFFERENTIATED = (torch.float32, torch.complex64)
 class Task:
     """An op with a dtype; `samples` limits how many are run (None: all); `format` names the memory format of operands,
     and only samples that can have it are run. `masks`: gradients by some of the inputs only, for the first sample of
-    each number of inputs that need one."""
+    each number of inputs that need one. `tangents`: derivatives of forward mode only."""
 
     op: str
     dtype: str
@@ -36,6 +43,7 @@ class Task:
     backward: bool = True
     format: str = ""
     masks: bool = False
+    tangents: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,6 +115,9 @@ def run_task(task: Task, gt_side: GTSide) -> TaskReport:
 
 
 def _variants(op: OpInfo, task: Task, number: int, grad: bool) -> Iterator[Variant]:
+    if task.tangents:
+        yield from tangent_variants(op) if grad else ()
+        return
     yield forward_variant(grad)
     if task.dtype == "float32" and number < VARIANT_SAMPLES:
         yield from written_variants(op, grad)

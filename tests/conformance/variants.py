@@ -1,4 +1,5 @@
-"""The ways to call an op: as it is, in place, into `out=`; with gradients of all inputs, or of some of them."""
+"""The ways to call an op: as it is, in place, into `out=`; with gradients of all inputs, or of some of them; with
+tangents."""
 
 from __future__ import annotations
 
@@ -9,6 +10,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
+from torch.autograd import forward_ad
 from torch.testing._internal.opinfo.core import OpInfo
 from torch.utils._pytree import tree_leaves, tree_map_only
 
@@ -39,6 +41,35 @@ def written_variants(op: OpInfo, grad: bool) -> Iterator[Variant]:
         yield Variant(("inplace",), _inplace)
     if op.supports_out:
         yield Variant(("out",), _out, _out_by_copy)
+
+
+def tangent_variants(op: OpInfo) -> Iterator[Variant]:
+    """Forward-mode derivatives, where an op has them."""
+    if op.supports_forward_ad:
+        yield Variant(("tangent",), functools.partial(_tangents, op.op, False))
+        if op.inplace_variant is not None and op.supports_inplace_autograd:
+            yield Variant(("inplace tangent",), functools.partial(_tangents, op.inplace_variant, True))
+
+
+def _tangents(function: Callable[..., Any], writes: bool, op: OpInfo, sample: Any, side: Side) -> Iterator[Any]:
+    """Derivatives along a random tangent of all inputs. An input that is overwritten is a clone, and a part of a
+    larger tensor: its tangent is then a part of another one."""
+    call = copy_call(sample, side, requires_grad=True)
+    with forward_ad.dual_level():
+        duals = {
+            id(tensor): forward_ad.make_dual(tensor.detach(), side.place(_cotangent(tensor, place)))
+            for place, tensor in enumerate(call.tensors)
+            if tensor.requires_grad
+        }
+        target, args, kwargs = tree_map_only(
+            torch.Tensor, lambda tensor: duals.get(id(tensor), tensor), (call.input, call.args, call.kwargs)
+        )
+        if writes:
+            target = tree_map_only(torch.Tensor, lambda tensor: torch.stack([tensor, tensor])[0], target)
+        result = _call(function, Call(target, args, kwargs, call.tensors), target, side)
+        leaves = [leaf for leaf in tree_leaves((result, target)) if isinstance(leaf, torch.Tensor)]
+        tangents = [forward_ad.unpack_dual(leaf).tangent for leaf in leaves]
+    yield {"tangent": tangents}
 
 
 def differentiable(sample: Any) -> int:

@@ -306,8 +306,6 @@ class PyTorchEngine:
             return _strided_view(args[0], args[1], args[2], step.strides or ())
         if step.op in ("aten.view.default", "aten._unsafe_view.default", "aten._reshape_alias.default"):
             return lambda value: value.reshape(args[0])
-        if step.op == "aten.view_as_real.default":
-            return lambda value: torch.view_as_real(value.resolve_conj())
         function, pick = self._overload(step.op), step.pick
         self.check_constants(step.op, (Input(0), *step.args), step.kwargs)
         if pick is None:
