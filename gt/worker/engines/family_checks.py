@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import lru_cache
-from math import floor, prod
+from math import prod
 from typing import Any
 
 import torch
@@ -298,12 +298,13 @@ def result_has_strides(given: Arguments) -> None:
 
 
 def scales_fit(given: Arguments) -> None:
-    """Antialiasing looks at as many rows of the input as the scale says, wherever the input ends."""
+    """Antialiasing looks at the rows of the input that the scale says, wherever the input ends: the middle of the last
+    row of the result must lie in the input."""
     sizes = given["self"].shape[-2:]
     for name, before, after in zip(("scales_h", "scales_w"), sizes, given["output_size"], strict=True):
         scale = given.get(name)
-        if scale is not None and (scale <= 0 or floor(before * scale) != after):
-            raise ValueError(f"{name} {scale} of {before} does not give the {after} of output_size")
+        if scale is not None and not (scale > 0 and (after - 0.5) / scale <= before):
+            raise ValueError(f"{name} {scale} of {before} does not reach the {after} of output_size")
 
 
 def valid_weight_norm(given: Arguments) -> None:
