@@ -13,7 +13,7 @@ from collections.abc import Callable
 from gt.core.messages import CreateTensor, DefineOp, FreeTensors, Redistribute, RunOp, Segment
 from gt.core.meta import TensorMeta, contiguous_strides
 from gt.core.signatures import Input, Signature
-from gt.dispatcher.office import Office
+from gt.dispatcher.dispatcher import Dispatcher
 from gt.dispatcher.planner import plan_op
 from gt.sharding.spec import DeviceMesh, ShardingSpec
 
@@ -42,7 +42,7 @@ def product(m: int, k: int, n: int) -> Signature:
 
 def cached(workers: int) -> float:
     """A product whose plan is known, from the instruction to the command."""
-    office = Office()
+    office = Dispatcher()
     for _ in range(workers):
         office.join_worker("cpu", "here", 1)
     for worker in office.state.workers:

@@ -58,9 +58,9 @@ if TYPE_CHECKING:
     from gt.client.creation import triu_indices as triu_indices
     from gt.client.creation import zeros as zeros
     from gt.client.creation import zeros_like as zeros_like
-    from gt.client.functions import tensordot as tensordot
-    from gt.client.functions import transpose as transpose
     from gt.client.layouts import mesh as mesh
+    from gt.client.numpy_arguments import tensordot as tensordot
+    from gt.client.numpy_arguments import transpose as transpose
     from gt.client.recovery import recover as recover
     from gt.client.tensor import Tensor as Tensor
     from gt.core.errors import GTError as GTError
@@ -97,7 +97,7 @@ _ROOMS: dict[str, str] = {
         "manual_seed normal ones ones_like rand rand_like randint randint_like randn randn_like randperm "
         "replicate scalar_tensor shard tensor to tril_indices triu_indices zeros zeros_like"
     ),
-    "gt.client.functions": "tensordot transpose",
+    "gt.client.numpy_arguments": "tensordot transpose",
     "gt.client.layouts": "mesh",
     "gt.client.recovery": "recover",
     "gt.client.tensor": "Tensor",

@@ -18,7 +18,7 @@ import torch
 import gt
 from gt.client import session as sessions
 from tests import faults
-from tests.programs import free_port, running, start, wait_for_workers
+from tests.subprocesses import free_port, running, start, wait_for_workers
 
 os.environ.setdefault("GT_CHECK_GEOMETRY", "1")  # of every result, in every process that a test starts
 _keys = tempfile.TemporaryDirectory(prefix="gt-keys-")

@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from tests.programs import free_port
+from tests.subprocesses import free_port
 
 
 class Proxy:

@@ -49,8 +49,8 @@ from gt.core.messages import (
     Swapped,
     Synchronize,
     Synchronized,
-    Timeline,
     TimelineRead,
+    TimelineReport,
     Traffic,
     TrafficRead,
     Versions,
@@ -90,10 +90,8 @@ from gt.core.signatures import (
     Complex,
     Compute,
     DType,
-    Here,
     Input,
-    Items,
-    Layout,
+    ListArg,
     MemoryFormat,
     MeshRecord,
     Move,
@@ -103,8 +101,10 @@ from gt.core.signatures import (
     Settle,
     Signature,
     SpecRecord,
+    TorchLayout,
     ViewStep,
     Whole,
+    WorkerDevice,
 )
 
 
@@ -135,22 +135,22 @@ RESIZE_ = signature("aten.resize_as_.default", 2, writes=(0,))
 
 # One example at least of every kind of argument; test_messages.py holds that none is missing.
 ARGS: tuple[Arg, ...] = (
-    None, True, 7, 0.5, "mean", Input(0), Scalar(1), DType("float32"), Layout("strided"), MemoryFormat("channels_last"),
-    Complex(1.0, -2.0), Here(), Items((1, None, Items((True, Input(2))))),
+    None, True, 7, 0.5, "mean", Input(0), Scalar(1), DType("float32"), TorchLayout("strided"),
+    MemoryFormat("channels_last"), Complex(1.0, -2.0), WorkerDevice(), ListArg((1, None, ListArg((True, Input(2))))),
 )  # fmt: skip
 
 GRID = MeshRecord((2, 2), ("dp", "tp"), (0, 1, 4, 5), "grid")
 ROWS = SpecRecord(GRID, (("dp",),), ("tp",), "max", (((0, 3), (3, 4)),))
 WHOLE = SpecRecord(GRID, ((),), cuts=(None,))
 
-STEP = ViewStep("aten.as_strided.default", (Items((2, 2)), 3), {"storage_offset": 1}, 0, (2, 1), (SMALL, LARGE))
+STEP = ViewStep("aten.as_strided.default", (ListArg((2, 2)), 3), {"storage_offset": 1}, 0, (2, 1), (SMALL, LARGE))
 PATHS = ((STEP, STEP), ())
 RICH = Signature(
-    "aten.x_.default", ARGS, {"all": Items(ARGS)}, PATHS, (0,), (SMALL, LARGE), (0, 2),
+    "aten.x_.default", ARGS, {"all": ListArg(ARGS)}, PATHS, (0,), (SMALL, LARGE), (0, 2),
     random=True, floating="float64", functional="aten.x.default", layout=ROWS,
 )  # fmt: skip
 _COMPUTE = Compute(
-    "aten.x.default", ARGS, {"all": Items(ARGS)}, (3, 1), (4, 1), (SMALL, SMALL), (LARGE, SMALL), (WHOLE, ROWS),
+    "aten.x.default", ARGS, {"all": ListArg(ARGS)}, (3, 1), (4, 1), (SMALL, SMALL), (LARGE, SMALL), (WHOLE, ROWS),
     (ROWS, ROWS), (-1, 1), RICH, random=True, floating="float64", is_view=True,
 )  # fmt: skip
 PROGRAM = Program(  # with an example of every kind of step
@@ -240,7 +240,7 @@ REPORTS: list[Report] = [
     Progress(7, 1500),
     Traffic(own(15), {0: 64, 3: 0}),
     Stats(own(18), WorkerStats(7, 2, 64, {0: 64}, 1)),
-    Timeline(own(17), (RAN, RAN), 5),
+    TimelineReport(own(17), (RAN, RAN), 5),
 ]
 
 ANSWERS: list[Answer] = [

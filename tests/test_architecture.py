@@ -43,8 +43,8 @@ PURE = (
     "core", "sharding",
     "signals/backward.py", "signals/checks.py", "signals/config.py", "signals/document.py", "signals/parser.py",
     "signals/placement.py", "signals/policy.py", "signals/schema.py",
-    "dispatcher/office.py", "dispatcher/planner.py", "dispatcher/state.py", "dispatcher/mistakes.py",
-    "dispatcher/placing.py", "dispatcher/plans.py", "dispatcher/requests.py", "dispatcher/post.py",
+    "dispatcher/dispatcher.py", "dispatcher/planner.py", "dispatcher/state.py", "dispatcher/rejection.py",
+    "dispatcher/replicas.py", "dispatcher/plan_cache.py", "dispatcher/requests.py", "dispatcher/outgoing.py",
     "dispatcher/ownership.py",
     "worker/executor.py", "worker/programs.py", "worker/moves.py",
 )  # fmt: skip
@@ -186,11 +186,11 @@ def loaded_by(statement):
         ("gt", "torch numpy"),
         ("gt.server.__main__", "torch"),
         ("gt.dispatcher.server", "torch"),
-        ("gt.sharding.spmd", "torch"),
+        ("gt.sharding.lowering", "torch"),
         ("gt.signals.registry", "torch numpy"),
         ("gt.signals.__main__", "torch"),
         ("gt.monitor.instruction_log", "torch numpy"),
-        ("gt.wire.client_channel", "torch numpy"),
+        ("gt.wire.socket_channel", "torch numpy"),
     ],
 )
 def test_a_dispatcher_runs_on_a_machine_without_torch(module, without):

@@ -20,7 +20,7 @@ import gt
 from gt.core.settings import _VARIABLES, Settings
 from gt.signals.parser import parse_config
 from gt.signals.registry import registry
-from tests.programs import ROOT, finish, start
+from tests.subprocesses import ROOT, finish, start
 
 GUIDES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
 PAGES = [*GUIDES, *sorted((ROOT / "examples").glob("*.md")), *sorted((ROOT / "gt").rglob("README.md"))]

@@ -9,7 +9,7 @@ import re
 import pytest
 
 from gt.signals.parser import read_config
-from tests.programs import ROOT, finish, free_port, running, start, wait_for_workers
+from tests.subprocesses import ROOT, finish, free_port, running, start, wait_for_workers
 
 EXAMPLES = ROOT / "examples"
 GPT2 = EXAMPLES / "signals" / "gpt2_by_yaml.py"

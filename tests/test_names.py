@@ -8,7 +8,7 @@ import pytest
 import torch
 
 import gt
-from tests.programs import finish, start
+from tests.subprocesses import finish, start
 
 SCRIPT = """
 import {module} as torch

@@ -12,12 +12,12 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import _disable_current_modes
 from torch.utils._pytree import tree_map_only
 
-from gt.client.factories import FactoryMode
+from gt.client.factory_mode import FactoryMode
 from gt.client.geometry import TORCH_DTYPES
-from gt.client.libraries import LoadOneByOne
-from gt.client.models import apply_plan
-from gt.client.modules import move_module
-from gt.client.registration import keep_on_gt, watch_modules
+from gt.client.library_hooks import LoadOneByOne
+from gt.client.model_config import apply_plan
+from gt.client.module_moving import move_module
+from gt.client.module_registration import keep_on_gt, watch_modules
 from gt.client.tensor import Tensor, here, to_gt
 from gt.client.tracebacks import ends_on_users_line
 from gt.core.errors import LayoutError, nearest

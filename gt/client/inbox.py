@@ -11,8 +11,8 @@ import time
 from collections import deque
 from collections.abc import Callable
 
-from gt.client.failures import describe_failure, describe_gathering, describe_loss, error_at_once
-from gt.client.interrupts import Uninterrupted
+from gt.client.error_text import describe_failure, describe_gathering, describe_loss, error_at_once
+from gt.client.interrupts import CriticalSection
 from gt.client.sites import Sites
 from gt.core.errors import GTError, OpError, ProtocolError, ServerLost, WorkerLost
 from gt.core.messages import Answer, Failed, Failure, Gathered, Joined, Lost, OpFailed, Refused, Rejected, Waiting
@@ -125,7 +125,7 @@ class Inbox:
 
     def _receive_for_all(self, request: int) -> None:
         """Receive for a moment, or wait for the thread that does."""
-        with Uninterrupted() as block:
+        with CriticalSection() as block:
             if not self._turn.acquire(blocking=False):
                 self._follow(request, block)
                 return
@@ -139,7 +139,7 @@ class Inbox:
                     with contextlib.suppress(RuntimeError):  # it is open
                         gate.release()
 
-    def _receive(self, block: Uninterrupted) -> None:
+    def _receive(self, block: CriticalSection) -> None:
         deadline = time.monotonic() + POLL_SECONDS
         while not self.collect() and time.monotonic() < deadline:
             block.pause()
@@ -148,7 +148,7 @@ class Inbox:
             finally:
                 block.resume()
 
-    def _follow(self, request: int, block: Uninterrupted) -> None:
+    def _follow(self, request: int, block: CriticalSection) -> None:
         gate = threading.Lock()
         gate.acquire()
         self._gates.append(gate)

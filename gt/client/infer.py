@@ -13,14 +13,23 @@ import torch
 from torch._C import _dispatch_has_kernel_for_dispatch_key
 from torch.utils._pytree import tree_flatten, tree_unflatten
 
-from gt.client.checks import check
-from gt.client.entries import Entry, PlainEntry, QueryEntry, Rebuild, Returned, SingleEntry, ViewEntry, WriteEntry
+from gt.client.argument_checks import check
+from gt.client.call_cache import (
+    CachedCall,
+    PlainCall,
+    QueryCall,
+    Rebuild,
+    Returned,
+    SingleResultCall,
+    ViewCall,
+    WriteCall,
+)
 from gt.client.geometry import Geometry, dtype_name, geometry_of, intern_geometry
-from gt.client.nodes import CONJUGATE, NEGATE, Node, is_lazy, reinterpreted
-from gt.client.ops import Kind, OpRecord
+from gt.client.op_schema import Kind, OpSchema
 from gt.client.quirks import keep_dynamo_out
 from gt.client.session import Session
-from gt.client.shapes import SHAPES
+from gt.client.shape_functions import SHAPES
+from gt.client.storage import CONJUGATE, NEGATE, Node, is_lazy, reinterpreted
 from gt.client.strides import infer
 from gt.client.symbolic import keep_sympy_out
 from gt.core.errors import SessionError
@@ -28,14 +37,14 @@ from gt.core.signatures import (
     Arg,
     Complex,
     DType,
-    Here,
     Input,
-    Items,
-    Layout,
+    ListArg,
     MemoryFormat,
     Scalar,
     Signature,
+    TorchLayout,
     ViewStep,
+    WorkerDevice,
 )
 from gt.sharding.placements import Layout as PlacedAs
 
@@ -52,21 +61,21 @@ class Unknown(Exception):
     """Torch's shape functions cannot tell the result of this call."""
 
 
-def learn(
+def infer_call(
     session: Session,
-    record: OpRecord,
+    record: OpSchema,
     args: tuple[Any, ...],
     kwargs: dict[str, Any],
     key: tuple[Any, ...],
     nodes: list[Node],
     layout: PlacedAs | None = None,
-) -> Entry:
+) -> CachedCall:
     """What to do with this call from now on."""
     for node in nodes:
         if node.session is not session:
             node.session.require_open()
             raise SessionError("this tensor belongs to another session than the one that is active")
-    template = Template(record, args, kwargs, nodes, layout)
+    template = CallTemplate(record, args, kwargs, nodes, layout)
     try:
         entry = _known_entry(session, record, args, kwargs, template, nodes)
     except Unknown:
@@ -75,7 +84,7 @@ def learn(
     return entry
 
 
-def _query_entry(session: Session, record: OpRecord, template: Template, key: tuple[Any, ...]) -> QueryEntry:
+def _query_entry(session: Session, record: OpSchema, template: CallTemplate, key: tuple[Any, ...]) -> QueryCall:
     returned = _returned(record, _structure(record))
 
     def learn_from(outputs: list[Geometry | None]) -> None:
@@ -83,24 +92,24 @@ def _query_entry(session: Session, record: OpRecord, template: Template, key: tu
         code = session.define(template.signature(record, outputs))
         present = tuple([output for output in outputs if output is not None])
         restore = _returned(record, lambda values: _structure(record)(_with_gaps(outputs, values)))
-        session.remember(key, WriteEntry(code, present, template.writes, restore, record.random))
+        session.remember(key, WriteCall(code, present, template.writes, restore, record.random))
 
     code = session.define(template.signature(record, ()))
-    return QueryEntry(code, template.writes, returned, record.random, learn_from if record.asks else None)
+    return QueryCall(code, template.writes, returned, record.random, learn_from if record.needs_worker_shape else None)
 
 
 def _known_entry(
     session: Session,
-    record: OpRecord,
+    record: OpSchema,
     args: tuple[Any, ...],
     kwargs: dict[str, Any],
-    template: Template,
+    template: CallTemplate,
     nodes: list[Node],
-) -> Entry:
-    if record.asks and not _is_same_everywhere(record, args, kwargs, nodes):
+) -> CachedCall:
+    if record.needs_worker_shape and not _is_same_everywhere(record, args, kwargs, nodes):
         raise Unknown
     result, resized = infer_result(record, args, kwargs, nodes, session.on_cpu)
-    if record.answers or resized:
+    if record.returns_python or resized:
         raise Unknown
     result = _without_unasked(record, args, kwargs, result)
     if record.aliases:
@@ -112,13 +121,13 @@ def _known_entry(
     code = session.define(template.signature(record, geometries))
     if record.writes:
         returned = _returned(record, lambda values: tree_unflatten(_with_gaps(leaves, values), spec))
-        return WriteEntry(code, outputs, template.writes, returned, record.random)
+        return WriteCall(code, outputs, template.writes, returned, record.random)
     if isinstance(result, torch.Tensor):
-        return SingleEntry(code, outputs[0], record.random)
-    return PlainEntry(code, outputs, _rebuild(result, leaves, spec), record.random)
+        return SingleResultCall(code, outputs[0], record.random)
+    return PlainCall(code, outputs, _rebuild(result, leaves, spec), record.random)
 
 
-def _without_unasked(record: OpRecord, args: tuple[Any, ...], kwargs: dict[str, Any], result: Any) -> Any:
+def _without_unasked(record: OpSchema, args: tuple[Any, ...], kwargs: dict[str, Any], result: Any) -> Any:
     """The results of a backward op, with None in place of gradients that its mask does not ask for. Torch's kernels and
     its shape functions differ in which of those they give."""
     if record.mask < 0:
@@ -127,7 +136,7 @@ def _without_unasked(record: OpRecord, args: tuple[Any, ...], kwargs: dict[str, 
     return tuple([value if asked else None for value, asked in zip(result, mask, strict=True)])
 
 
-def _is_same_everywhere(record: OpRecord, args: Sequence[Any], kwargs: dict[str, Any], nodes: Sequence[Node]) -> bool:
+def _is_same_everywhere(record: OpSchema, args: Sequence[Any], kwargs: dict[str, Any], nodes: Sequence[Node]) -> bool:
     """Whether an op that differs by device does not in this call."""
     if any(node.geometry.dtype not in (torch.float32, torch.float64) for node in nodes):
         return False
@@ -136,7 +145,7 @@ def _is_same_everywhere(record: OpRecord, args: Sequence[Any], kwargs: dict[str,
 
 
 def infer_result(
-    record: OpRecord, args: tuple[Any, ...], kwargs: dict[str, Any], nodes: list[Node], on_cpu: bool
+    record: OpSchema, args: tuple[Any, ...], kwargs: dict[str, Any], nodes: list[Node], on_cpu: bool
 ) -> tuple[Any, bool]:
     """What the op returns for tensors without bytes, and whether it resized a tensor it writes to. Raises Unknown where
     its kernel might do otherwise; `on_cpu` if that is the kernel that this process has too."""
@@ -162,7 +171,7 @@ class _Metas:
     that make views and those whose kernels do it. A class and not a nested function: a function that calls itself is a
     reference cycle, which would keep the call's tensors until the next collection."""
 
-    def __init__(self, nodes: list[Node], record: OpRecord) -> None:
+    def __init__(self, nodes: list[Node], record: OpSchema) -> None:
         self.written: list[tuple[torch.Tensor, Geometry]] = []
         self._record = record
         self._remaining = iter(nodes)
@@ -192,7 +201,7 @@ class _Metas:
         return torch._neg_view(meta) if NEGATE in ops else meta
 
 
-def _as_results(record: OpRecord, result: Any) -> list[Any]:
+def _as_results(record: OpSchema, result: Any) -> list[Any]:
     return list(result) if len(record.returned) > 1 else [result]
 
 
@@ -203,7 +212,7 @@ def _fresh_geometry(tensor: torch.Tensor) -> Geometry:
     return intern_geometry(tensor.shape, tensor.stride(), 0, tensor.dtype)
 
 
-def _view_entry(record: OpRecord, template: Template, node: Node, result: Any) -> ViewEntry:
+def _view_entry(record: OpSchema, template: CallTemplate, node: Node, result: Any) -> ViewCall:
     source = node.geometry
     several = isinstance(result, list | tuple)
     outputs = tuple([geometry_of(view) for view in (result if several else [result])])
@@ -217,7 +226,7 @@ def _view_entry(record: OpRecord, template: Template, node: Node, result: Any) -
     same = not several and outputs[0] is source and not record.reinterprets
     strided = not record.reinterprets and all(output.dtype is source.dtype for output in outputs)
     lazy = record.reinterprets or is_lazy(node)
-    return ViewEntry(steps, outputs, type(result) if several else None, same, strided, lazy)
+    return ViewCall(steps, outputs, type(result) if several else None, same, strided, lazy)
 
 
 def _rebuild(result: Any, leaves: list[Any], spec: Any) -> Rebuild:
@@ -234,14 +243,14 @@ def _with_gaps(leaves: Sequence[object], values: Sequence[Any]) -> list[Any]:
     return [None if leaf is None else next(remaining) for leaf in leaves]
 
 
-def _structure(record: OpRecord) -> Rebuild:
+def _structure(record: OpSchema) -> Rebuild:
     """How the flat results of a query become what the op returns."""
     if record.returns_list:
         return lambda values: [values]
     return list
 
 
-def _returned(record: OpRecord, restore: Rebuild) -> Returned:
+def _returned(record: OpSchema, restore: Rebuild) -> Returned:
     """Results in the schema's order, where those that are written arguments are the caller's own objects."""
     names = [argument.name for argument in record.func._schema.arguments]
 
@@ -254,13 +263,13 @@ def _returned(record: OpRecord, restore: Rebuild) -> Returned:
     return returned
 
 
-class Template:
+class CallTemplate:
     """The arguments of a call in wire form, with places for its tensors and changing numbers. Built in the order in
     which the door sorts arguments, so that the n-th place is the n-th tensor or number of every such call."""
 
     def __init__(
         self,
-        record: OpRecord,
+        record: OpSchema,
         args: tuple[Any, ...],
         kwargs: dict[str, Any],
         nodes: Sequence[Node] = (),
@@ -279,12 +288,12 @@ class Template:
             if kinds[name] not in (Kind.IGNORED, Kind.GENERATOR)
         }
         if "device" in kinds and "device" not in kwargs and self._tensors == 0:
-            self.kwargs["device"] = Here()
+            self.kwargs["device"] = WorkerDevice()
         self.paths = tuple([node.path.steps if node.path is not None else () for node in nodes])
         first_of = {id(nodes[place].base): place for place in reversed(self._written)}
         self.writes = tuple(reversed(first_of.values()))  # one input for each storage that is written
 
-    def signature(self, record: OpRecord, outputs: Sequence[Geometry | None]) -> Signature:
+    def signature(self, record: OpSchema, outputs: Sequence[Geometry | None]) -> Signature:
         metas = tuple([output.meta() for output in outputs if output is not None])
         places = tuple([place for place, output in enumerate(outputs) if output is not None])
         floating = dtype_name(torch.get_default_dtype())
@@ -306,17 +315,17 @@ class Template:
     def _argument(self, kind: Kind, value: Any) -> Arg:
         if kind in _LIST_KINDS and value is not None:
             inner = Kind.TENSOR if kind is Kind.TENSORS else Kind.TARGET
-            return Items(tuple([self._argument(inner, item) for item in value]))
+            return ListArg(tuple([self._argument(inner, item) for item in value]))
         if isinstance(value, torch.Tensor):
             if kind is Kind.TARGET:
                 self._written.append(self._tensors)
             self._tensors += 1
             return Input(self._tensors - 1)
         if kind is Kind.NUMBERS and value is not None:
-            return Items(tuple([self._number() for _ in value]))
+            return ListArg(tuple([self._number() for _ in value]))
         if kind in (Kind.NUMBER, Kind.TENSOR) and type(value) in (float, int, bool):
             return self._number()
-        return Here() if kind is Kind.DEVICE else None if kind is Kind.GENERATOR else literal(value)
+        return WorkerDevice() if kind is Kind.DEVICE else None if kind is Kind.GENERATOR else literal(value)
 
     def _number(self) -> Scalar:
         self._numbers += 1
@@ -328,15 +337,15 @@ def literal(value: Any) -> Arg:
     if value is None or isinstance(value, bool | int | float | str):
         return value
     if isinstance(value, list | tuple):
-        return Items(tuple([literal(item) for item in value]))
+        return ListArg(tuple([literal(item) for item in value]))
     if isinstance(value, torch.dtype):
         return DType(dtype_name(value))
     if isinstance(value, torch.layout):
-        return Layout(str(value).removeprefix("torch."))
+        return TorchLayout(str(value).removeprefix("torch."))
     if isinstance(value, torch.memory_format):
         return MemoryFormat(str(value).removeprefix("torch."))
     if isinstance(value, complex):
         return Complex(value.real, value.imag)
     if isinstance(value, torch.device):
-        return Here()
+        return WorkerDevice()
     raise TypeError(f"an argument of type {type(value).__name__} ({value!r}) cannot be sent to a worker")

@@ -27,7 +27,7 @@ class _Process:
     paused = False
 
 
-class Uninterrupted:
+class CriticalSection:
     """A block that Ctrl-C does not end in the middle: the interrupt is raised at its end, and a second one at once, for
     who cannot wait. Only the main thread gets interrupts.
 
@@ -39,7 +39,7 @@ class Uninterrupted:
 
     __slots__ = ("_count", "_handler", "_paused")
 
-    def __enter__(self) -> Uninterrupted:
+    def __enter__(self) -> CriticalSection:
         require_outside()
         self._count = 0
         self._paused = False

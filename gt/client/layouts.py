@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from gt.client import session as sessions
-from gt.client.nodes import Node
+from gt.client.storage import Node
 from gt.client.tracebacks import ends_on_users_line
 from gt.core.errors import LayoutError
 from gt.sharding.spec import DeviceMesh, Shape, ShardingSpec, box_elements, box_shape, local_box

@@ -10,7 +10,7 @@ from collections import deque
 from collections.abc import Callable
 from queue import Empty, SimpleQueue
 
-from gt.client.interrupts import Uninterrupted, is_uninterrupted
+from gt.client.interrupts import CriticalSection, is_uninterrupted
 from gt.core.errors import GTError
 from gt.core.messages import CreateTensor, FreeTensors, Instruction
 from gt.wire.channel import Buffer, ClientChannel
@@ -92,7 +92,7 @@ class Outbox:
             self._filled.put(None)
 
     def flush(self) -> None:
-        with Uninterrupted():
+        with CriticalSection():
             batch, buffers = self._begin()
             try:
                 if not batch:

@@ -9,12 +9,12 @@ from typing import Any, NamedTuple
 import torch
 from torch.optim.optimizer import Optimizer
 
-from gt.client import steps
-from gt.client.entries import wrap
-from gt.client.factories import FactoryMode
-from gt.client.nodes import Base
+from gt.client import optimizer_steps
+from gt.client.call_cache import wrap
+from gt.client.factory_mode import FactoryMode
+from gt.client.optimizer_steps import ON_WORKERS, UNKNOWN, History, Step
 from gt.client.session import Session
-from gt.client.steps import ON_WORKERS, UNKNOWN, History, Step
+from gt.client.storage import Storage
 from gt.client.tensor import Tensor
 from gt.core.errors import GTError, RecoveryError, WorkerLost
 from gt.core.messages import CURRENT, FORMER, KEPT, Span
@@ -35,7 +35,7 @@ class Target(NamedTuple):
     """A tensor to bring back, and the values of it that can be had. `owner`: where it is found, if in an optimizer."""
 
     name: str
-    base: Base
+    base: Storage
     span: Span
     is_parameter: bool
     owner: Owner | None
@@ -67,7 +67,7 @@ def recover(*targets: torch.Tensor | torch.nn.Module | Optimizer) -> None:
     the workers that are there.
     """
     optimizers = [target for target in targets if isinstance(target, Optimizer)]
-    found: dict[int, tuple[str, Base, Owner | None]] = {}
+    found: dict[int, tuple[str, Storage, Owner | None]] = {}
     for name, base, owner in [entry for target in targets for entry in _tensors(target)]:
         found.setdefault(id(base), (name, base, owner))  # a parameter of a module has its name there
     for session in {base.session for _, base, _ in found.values()}:
@@ -91,12 +91,12 @@ def _go_back(session: Session, targets: Sequence[Target], optimizers: Sequence[O
     for base, value in values:
         _put_back(base, value)
     for optimizer, step in moment.after:
-        steps.put_back(optimizer, step.state)
-    past = steps.histories(session, optimizers)
+        optimizer_steps.put_back(optimizer, step.state)
+    past = optimizer_steps.histories(session, optimizers)
     for history in past:
         history.forget_after(moment.at)
     if past:
-        steps.note_moment(session, optimizers)
+        optimizer_steps.note_moment(session, optimizers)
 
 
 # Moments
@@ -104,7 +104,7 @@ def _go_back(session: Session, targets: Sequence[Target], optimizers: Sequence[O
 
 def _last_moment(session: Session, targets: Sequence[Target], optimizers: Sequence[Optimizer]) -> Moment:
     """The last moment whose values can all be had. Raises RecoveryError where there is none."""
-    histories = steps.histories(session, optimizers)
+    histories = optimizer_steps.histories(session, optimizers)
     tried = [_moment(session, at, targets, optimizers) for at in _moments(session, targets, histories)]
     found = next((moment for moment in tried if not moment.missing), None)
     if found is not None:
@@ -135,7 +135,7 @@ def _moment(session: Session, at: int, targets: Sequence[Target], optimizers: Se
     after: list[tuple[Optimizer, Step]] = []
     missing: list[str] = []
     for optimizer in optimizers:
-        history = steps.history_of(session, optimizer)
+        history = optimizer_steps.history_of(session, optimizer)
         step = history.after(at) if history is not None else None
         if step is not None:
             after.append((optimizer, step))
@@ -198,7 +198,7 @@ def _cause(session: Session, targets: Sequence[Target]) -> GTError | None:
 # Tensors
 
 
-def _tensors(target: Any) -> Iterator[tuple[str, Base, Owner | None]]:
+def _tensors(target: Any) -> Iterator[tuple[str, Storage, Owner | None]]:
     """The GT tensors of a tensor, a module or an optimizer, with names."""
     owner: Owner | None
     for name, tensor, owner in _named(target):
@@ -223,7 +223,7 @@ def _named(target: Any) -> Iterator[tuple[str, Any, Owner | None]]:
         raise TypeError(f"gt.recover takes tensors, modules and optimizers, not {type(target).__name__}")
 
 
-def _parameters(target: Any) -> Iterator[Base]:
+def _parameters(target: Any) -> Iterator[Storage]:
     tensors: Sequence[Any] = ()
     if isinstance(target, torch.nn.Module):
         tensors = list(target.parameters())
@@ -236,7 +236,7 @@ def _of_groups(optimizer: Optimizer) -> list[torch.Tensor]:
     return [tensor for group in optimizer.param_groups for tensor in group["params"]]
 
 
-def _put_back(base: Base, value: torch.Tensor) -> None:
+def _put_back(base: Storage, value: torch.Tensor) -> None:
     """All handles and views of a tensor stand for the new one; what it was is freed with the record of it."""
     session = base.session
     fresh = session.upload(value, is_operand=True)

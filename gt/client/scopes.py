@@ -20,7 +20,7 @@ import msgspec
 import torch
 
 from gt.client.geometry import Geometry
-from gt.client.nodes import Node
+from gt.client.storage import Node
 from gt.core.errors import SignalError
 from gt.core.messages import DefineScope, WorkerInfo
 from gt.core.signatures import PolicyRecord
@@ -41,37 +41,37 @@ _current_node: Callable[[], Any] = torch._C._current_autograd_node  # type: igno
 _node_number: Callable[[], int] = torch._C._autograd._get_sequence_nr  # type: ignore[attr-defined]
 
 
-class Frame:
+class ScopeFrame:
     """One entry into a scope. `backward` is the signal that its gradients run under, if that was said where it was
     entered; `owner` is what has to leave it; `node` is the gradient that was being computed then, if any."""
 
     __slots__ = ("backward", "name", "node", "outer", "owner", "resolved", "turned")
 
     def __init__(
-        self, name: str, backward: str | None, outer: Frame | None, owner: object = None, node: object = None
+        self, name: str, backward: str | None, outer: ScopeFrame | None, owner: object = None, node: object = None
     ) -> None:
         self.name = name
         self.backward = backward
         self.outer = outer
         self.owner = owner
         self.node = node
-        self.resolved: tuple[Scoping, int, tuple[WorkerInfo, ...], int, int] | None = None
-        self.turned: tuple[int, Frame] | None = None
+        self.resolved: tuple[ScopeResolver, int, tuple[WorkerInfo, ...], int, int] | None = None
+        self.turned: tuple[int, ScopeFrame] | None = None
 
-    def gradients(self) -> Frame:
+    def gradients(self) -> ScopeFrame:
         """The frame that gradients of what ran in this one run in: the nearest backward that is named."""
         version = registry.version
         if self.turned is None or self.turned[0] != version:
             self.turned = (version, self._turn())
         return self.turned[1]
 
-    def _turn(self) -> Frame:
-        frame: Frame | None = self
+    def _turn(self) -> ScopeFrame:
+        frame: ScopeFrame | None = self
         while frame is not None:
             config = registry.get(frame.name)
             backward = frame.backward or (config.backward_signal if config is not None else None)
             if backward is not None:
-                return Frame(backward, None, frame.outer)
+                return ScopeFrame(backward, None, frame.outer)
             if config is not None and config.shard is not None:
                 return self
             frame = frame.outer
@@ -83,10 +83,10 @@ class _Marks:
 
     def __init__(self) -> None:
         self.starts: list[int] = []
-        self.frames: list[Frame | None] = []
+        self.frames: list[ScopeFrame | None] = []
         self.seen = _node_number()
 
-    def note(self, frame: Frame | None) -> None:
+    def note(self, frame: ScopeFrame | None) -> None:
         """The nodes that were made since the last note belong to a frame."""
         number = _node_number()
         if number == self.seen:
@@ -98,7 +98,7 @@ class _Marks:
                 del self.starts[: _MOST_MARKS // 2], self.frames[: _MOST_MARKS // 2]
         self.seen = number
 
-    def owner(self, number: int) -> Frame | None:
+    def owner(self, number: int) -> ScopeFrame | None:
         """The frame of a node that this thread made."""
         place = bisect_right(self.starts, number) - 1
         return self.frames[place] if place >= 0 else None
@@ -112,7 +112,7 @@ class _Thread(threading.local):
 
 _all_marks: WeakSet[_Marks] = WeakSet()
 _thread = _Thread()
-_top: ContextVar[Frame | None] = ContextVar("gt.signal", default=None)
+_top: ContextVar[ScopeFrame | None] = ContextVar("gt.signal", default=None)
 _in_use = False
 
 
@@ -121,7 +121,7 @@ def in_use() -> bool:
     return _in_use
 
 
-def push(name: str, backward: str | None = None, owner: object = None) -> Frame:
+def push(name: str, backward: str | None = None, owner: object = None) -> ScopeFrame:
     """Enter a scope."""
     global _in_use
     _in_use = True
@@ -131,18 +131,18 @@ def push(name: str, backward: str | None = None, owner: object = None) -> Frame:
     registry.check_backward(name)
     outer = _top.get()
     _thread.marks.note(outer)
-    frame = Frame(name, backward, outer, owner, _current_node())
+    frame = ScopeFrame(name, backward, outer, owner, _current_node())
     _top.set(frame)
     return frame
 
 
-def pop(frame: Frame) -> None:
+def pop(frame: ScopeFrame) -> None:
     """Leave a scope, and those inside it that were not left."""
     _thread.marks.note(_top.get())
     _top.set(frame.outer)
 
 
-def leave(owner: object) -> Frame | None:
+def leave(owner: object) -> ScopeFrame | None:
     """Leave the scope that its owner has entered last; None where this thread or task is in none of it."""
     frame = _top.get()
     while frame is not None and frame.owner is not owner:
@@ -152,11 +152,11 @@ def leave(owner: object) -> Frame | None:
     return frame
 
 
-def top() -> Frame | None:
+def top() -> ScopeFrame | None:
     return _top.get()
 
 
-def owner_of_gradient(number: int) -> Frame | None:
+def owner_of_gradient(number: int) -> ScopeFrame | None:
     """The frame in which a node of a graph was made: by this thread, if it has made so many, or else by another."""
     marks = _thread.marks
     if number >= _node_number():
@@ -164,7 +164,7 @@ def owner_of_gradient(number: int) -> Frame | None:
     return marks.owner(number)
 
 
-class Scoping:
+class ScopeResolver:
     """The scopes of a session: what its frames mean with the workers that are there. `auto`: whether tensors that are
     created outside any scope are cut along their first dim (None: those for which that is even)."""
 
@@ -189,7 +189,7 @@ class Scoping:
         code = self._code(frame, nodes) if frame is not None else 0
         return code if code or nodes or geometry is None else self._code_of_created(geometry)
 
-    def _code(self, frame: Frame, nodes: Sequence[Node]) -> int:
+    def _code(self, frame: ScopeFrame, nodes: Sequence[Node]) -> int:
         resolved, workers = frame.resolved, self._session.workers
         if resolved is None or resolved[0] is not self or resolved[1] != registry.version or resolved[2] is not workers:
             resolved = frame.resolved = (self, registry.version, workers, *self._resolve(frame))
@@ -198,7 +198,7 @@ class Scoping:
     def _there(self) -> list[int]:
         return [info.worker for info in self._session.workers]
 
-    def _resolve(self, frame: Frame) -> tuple[int, int]:
+    def _resolve(self, frame: ScopeFrame) -> tuple[int, int]:
         """The codes of a scope as it is configured now: for ops in general, and for ops on parameters alone, which
         introduce no sharding. 0 where none of the frames is configured."""
         found = self._configured(frame)
@@ -212,7 +212,7 @@ class Scoping:
             return code, code
         return code, self._define(name, msgspec.structs.replace(policy, asks=False), config.compile)
 
-    def _configured(self, frame: Frame | None) -> list[tuple[str, SignalConfig]]:
+    def _configured(self, frame: ScopeFrame | None) -> list[tuple[str, SignalConfig]]:
         """The configured signals of a stack, the innermost first."""
         found = []
         while frame is not None:
@@ -233,7 +233,7 @@ class Scoping:
 
     def layout(self, name: str, shape: Sequence[int]) -> ShardingSpec | None:
         """How a tensor lies that is created in a scope; None where the signal does not say."""
-        found = self._configured(Frame(name, None, None))
+        found = self._configured(ScopeFrame(name, None, None))
         policy = self._policy(*found[0]) if found else None
         return Policy(policy).layout(tuple(shape)) if policy is not None else None
 

@@ -14,15 +14,15 @@ from typing import Any
 import torch
 
 import gt
-from gt.client.entries import Entry
-from gt.client.failures import describe_failure, describe_unread
+from gt.client.call_cache import CachedCall
+from gt.client.error_text import describe_failure, describe_unread
 from gt.client.geometry import Geometry, forget_geometries, geometry_of, intern_geometry
-from gt.client.host import as_tensor, payload, strided
+from gt.client.host_data import as_tensor, payload, strided
 from gt.client.inbox import Inbox
-from gt.client.nodes import ROOT, Base, Node
 from gt.client.outbox import Outbox
-from gt.client.scopes import Scoping, in_use, push
+from gt.client.scopes import ScopeResolver, in_use, push
 from gt.client.sites import Sites
+from gt.client.storage import ROOT, Node, Storage
 from gt.core.errors import GTError, OpError, SessionError
 from gt.core.ids import FIRST_RUN, MAX_RESULTS, SESSION_SHIFT
 from gt.core.messages import (
@@ -82,7 +82,7 @@ class Session:
         self.alone = len(welcome.workers) == 1
         self.embedded = self.alone and not channel.remote
         self.on_cpu = all(worker.device == "cpu" for worker in welcome.workers)
-        self.scoping: Scoping | None = None
+        self.scoping: ScopeResolver | None = None
         self._auto_shard = auto_shard
         self.memo: dict[tuple[Any, ...], Any] = {}
         self.signatures: dict[int, Signature] = {}
@@ -99,7 +99,7 @@ class Session:
         self._channel = channel
         self._codes = itertools.count(first + 1)
         self._runs = itertools.count(first + FIRST_RUN, MAX_RESULTS)
-        self._constants: OrderedDict[tuple[Any, ...], Base] = OrderedDict()
+        self._constants: OrderedDict[tuple[Any, ...], Storage] = OrderedDict()
         self._unmarked = 0
         self._marks: deque[int] = deque()
         self._marking = threading.RLock()
@@ -108,10 +108,10 @@ class Session:
         if in_use() or (not self.alone and auto_shard is not False):
             self.start_scoping()
 
-    def start_scoping(self) -> Scoping:
+    def start_scoping(self) -> ScopeResolver:
         """From now on ops say in which scope they are."""
         if self.scoping is None:
-            self.scoping = Scoping(self, self._auto_shard)
+            self.scoping = ScopeResolver(self, self._auto_shard)
         return self.scoping
 
     def _note_workers(self, news: Joined | Lost) -> None:
@@ -134,7 +134,7 @@ class Session:
         self.emit(DefineOp(code, signature))
         return code
 
-    def remember(self, key: tuple[Any, ...], learned: Entry | tuple[int, Geometry]) -> None:
+    def remember(self, key: tuple[Any, ...], learned: CachedCall | tuple[int, Geometry]) -> None:
         """Keep what was learned about a call; when that is too much, forget everything and start again."""
         if len(self.memo) >= MEMO_SIZE:
             *old, newest = self.signatures
@@ -154,7 +154,7 @@ class Session:
 
     # Host data in
 
-    def upload(self, tensor: torch.Tensor, is_operand: bool = False) -> Base:
+    def upload(self, tensor: torch.Tensor, is_operand: bool = False) -> Storage:
         """A snapshot of a plain tensor's bytes as a new tensor on a worker, or laid out as the scope says. It has the
         strides of the tensor, without gaps, as if torch had copied it to another device. An operand of an op is not
         laid out, as the op says how it needs it, and has exactly the strides of the tensor."""
@@ -165,14 +165,14 @@ class Session:
             stride = dense_strides(plain.shape, stride)
         geometry = intern_geometry(plain.shape, stride, 0, plain.dtype)
         data = payload(plain)
-        base = Base(self, next(self.ids), geometry)
+        base = Storage(self, next(self.ids), geometry)
         large = geometry.nbytes > INTERN_BYTES
         scope = 0 if is_operand or self.scoping is None else self.scoping.of((base,), None)
         instruction = CreateTensor(base.id, geometry.meta(), Segment("", geometry.nbytes), scope, self.sites.here())
         self.outbox.emit_upload(instruction, data, at_once=large)
         return base
 
-    def constant(self, tensor: torch.Tensor) -> Base:
+    def constant(self, tensor: torch.Tensor) -> Storage:
         """A plain tensor as an operand. Small ones are interned by content: models make the same masks and numbers
         again and again. By content and not by identity, because NumPy may write to a tensor's memory unseen."""
         if tensor.numel() * tensor.itemsize > INTERN_BYTES:
@@ -194,7 +194,7 @@ class Session:
     def fetch(self, node: Node, version: int = CURRENT) -> torch.Tensor:
         """The value of a tensor as a plain one; waits until it is computed. `version`: a value that it had before."""
         self.require_open()
-        base = node if isinstance(node, Base) else self.derive(node)
+        base = node if isinstance(node, Storage) else self.derive(node)
         request = next(self.ids)
         site = self.sites.here()
         with self.lock:
@@ -204,7 +204,7 @@ class Session:
         assert answer.segment.nbytes == node.geometry.nbytes, "a worker's tensor has another size than its handle"
         return as_tensor(buffer, node.geometry)
 
-    def derive(self, node: Node) -> Base:
+    def derive(self, node: Node) -> Storage:
         """The value of a view as a tensor of its own."""
         key = ("derive", node.base.geometry, node.path)
         code, geometry = self.memo.get(key, (0, node.geometry))
@@ -214,18 +214,18 @@ class Session:
             signature = Signature("aten.clone.default", (Input(0),), {}, (steps,), (), (geometry.meta(),), (0,))
             code = self.define(signature)
             self.remember(key, (code, geometry))
-        base = Base(self, next(self.ids), geometry)
+        base = Storage(self, next(self.ids), geometry)
         site = self.sites.here()
         with self.lock:
             self.enqueue(RunOp(code, (node.base.id,), (base.id,), (), 0, site))
         self.emitted()
         return base
 
-    def redistribute(self, node: Node, spec: ShardingSpec) -> Base:
+    def redistribute(self, node: Node, spec: ShardingSpec) -> Storage:
         """A tensor with the same value, laid out as said."""
         self.require_open()
-        source = node if isinstance(node, Base) else self.derive(node)
-        base = Base(self, next(self.ids), source.geometry)
+        source = node if isinstance(node, Storage) else self.derive(node)
+        base = Storage(self, next(self.ids), source.geometry)
         site = self.sites.here()
         with self.lock:
             self.enqueue(Redistribute(source.id, base.id, spec.record(), site))
@@ -261,7 +261,7 @@ class Session:
         assert isinstance(answer, Queried)
         return answer
 
-    def read_versions(self, bases: Sequence[Base]) -> tuple[Span, ...]:
+    def read_versions(self, bases: Sequence[Storage]) -> tuple[Span, ...]:
         """Since when and until when tensors had the values that can still be had of them."""
         self.require_open()
         request = next(self.ids)
@@ -273,7 +273,7 @@ class Session:
 
     def locate(self, node: Node) -> ShardingSpec:
         """How a tensor is laid out; for a view, how its value would be."""
-        base = node if isinstance(node, Base) else self.derive(node)
+        base = node if isinstance(node, Storage) else self.derive(node)
         request = next(self.ids)
         with self.lock:
             self.enqueue(LocateTensor(request, base.id))

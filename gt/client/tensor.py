@@ -16,18 +16,18 @@ import torch
 from torch.utils._pytree import tree_map, tree_map_only
 
 from gt.client import session as sessions
-from gt.client.door import dispatch
-from gt.client.entries import rebind, wrap, wrap_view
-from gt.client.host import from_array, torch_call
+from gt.client.call_cache import rebind, wrap, wrap_view
+from gt.client.dispatch import dispatch
+from gt.client.host_data import from_array, torch_call
 from gt.client.layouts import LocalShard, shards_of_node, spec_of_node
-from gt.client.libraries import let_libraries_read
-from gt.client.nodes import REINTERPRETING, Base, Node, View
+from gt.client.library_hooks import let_libraries_read
 from gt.client.printing import SHOWN_ELEMENTS, corner, describe
 from gt.client.quirks import hide_from_dynamo, keep_dtensor_out
-from gt.client.refusals import require_strided
-from gt.client.storage import RemoteStorage, address_of, no_memory
+from gt.client.storage import REINTERPRETING, Node, Storage, StorageView
 from gt.client.subclasses import has_memory, let_plain_take_over, make_subclasses_on_gt, on_gt
 from gt.client.tracebacks import ends_on_users_line
+from gt.client.unsupported import require_strided
+from gt.client.untyped_storage import RemoteStorage, address_of, no_memory
 from gt.core.meta import is_dense
 from gt.sharding.placements import Placements, Replicate, spec_from
 from gt.sharding.spec import DeviceMesh, ShardingSpec
@@ -375,7 +375,7 @@ def to_gt(tensor: torch.Tensor) -> Tensor:
     return moved
 
 
-def _copied(node: Node, copies: dict[int, tuple[Base, Base]]) -> Node:
+def _copied(node: Node, copies: dict[int, tuple[Storage, Storage]]) -> Node:
     """A node in a copy of its storage. Each storage is copied once, so that what shared it shares the copy."""
     base = node.base
     if id(base) not in copies:
@@ -383,7 +383,7 @@ def _copied(node: Node, copies: dict[int, tuple[Base, Base]]) -> Node:
     copy = copies[id(base)][1]
     if copy.geometry is not base.geometry:  # a copy has no gaps, so its views would be elsewhere
         return wrap(Tensor, node).clone()._node  # type: ignore[attr-defined, no-any-return]
-    return copy if node.path is None else View(copy, node.path, node.geometry)
+    return copy if node.path is None else StorageView(copy, node.path, node.geometry)
 
 
 class _Storage:
@@ -391,7 +391,7 @@ class _Storage:
 
     __slots__ = ("__weakref__", "_base")
 
-    def __init__(self, base: Base) -> None:
+    def __init__(self, base: Storage) -> None:
         self._base = base
 
     def __reduce_ex__(self, protocol: Any) -> Any:

@@ -545,7 +545,7 @@ class Ran(Struct, array_like=True, frozen=True):
     swaps: tuple[Swapped, ...] = ()
 
 
-class Timeline(_Record, frozen=True):
+class TimelineReport(_Record, frozen=True):
     """`dropped` counts the commands that came when as many as wanted were recorded."""
 
     request: Id
@@ -554,7 +554,8 @@ class Timeline(_Record, frozen=True):
 
 
 Report = Union[
-    Fetched, Queried, Failed, OpFailed, Synchronized, Versions, Traffic, Stats, Timeline, Progress, StoreReady, Goodbye
+    Fetched, Queried, Failed, OpFailed, Synchronized, Versions, Traffic, Stats, TimelineReport, Progress, StoreReady,
+    Goodbye,
 ]  # fmt: skip
 
 

@@ -74,7 +74,7 @@ class DType(_Arg, tag="dtype", frozen=True):
     name: Name
 
 
-class Layout(_Arg, tag="layout", frozen=True):
+class TorchLayout(_Arg, tag="layout", frozen=True):
     name: Name
 
 
@@ -87,15 +87,17 @@ class Complex(_Arg, tag="complex", frozen=True):
     imag: float
 
 
-class Here(_Arg, tag="here", frozen=True):
+class WorkerDevice(_Arg, tag="here", frozen=True):
     """A device argument: whatever device the worker computes on."""
 
 
-class Items(_Arg, tag="items", frozen=True):
+class ListArg(_Arg, tag="items", frozen=True):
     values: tuple[Arg, ...]
 
 
-Arg: TypeAlias = Union[None, bool, int, float, Text, Input, Scalar, DType, Layout, MemoryFormat, Complex, Here, Items]
+Arg: TypeAlias = Union[
+    None, bool, int, float, Text, Input, Scalar, DType, TorchLayout, MemoryFormat, Complex, WorkerDevice, ListArg
+]
 
 
 class ViewStep(Struct, array_like=True, frozen=True):

@@ -9,12 +9,12 @@ from typing import NamedTuple
 from gt.core.messages import Collective
 from gt.core.meta import ITEM_BYTES, TensorMeta
 from gt.core.signatures import Arg, Complex, Input, Move, Program, Signature, Whole
-from gt.sharding.calls import Call, inputs_in, with_inputs
+from gt.sharding.constraints import Constraint, fulfil
+from gt.sharding.lowering import NoRule, ProgramBuilder, Register, Target, Written, functional_args
+from gt.sharding.op_calls import OpCall, inputs_in, with_inputs
 from gt.sharding.reshard import plan_reshard
 from gt.sharding.rules import are_tame
 from gt.sharding.spec import DeviceMesh, ShardingSpec, spec_of
-from gt.sharding.spmd import Draft, NoRule, Register, Wish, Written, functional_args
-from gt.sharding.wishes import Constraint, fulfil
 from gt.signals.policy import Policy
 
 
@@ -46,15 +46,15 @@ def plan_op(
     copies: Sequence[tuple[ShardingSpec, ...]] = (),
     reduces_first: bool = False,
 ) -> Plan:
-    """The cheapest way to run an op. It runs where its scope says; else on the mesh that holds most of its inputs, and
-    on `fallback` where it has none. One that writes runs on the mesh of what it writes to. `again`: the places where a
-    tensor that it writes to is an input too, and where it is written; they share its memory where the op runs whole, as
-    it may write to all. `copies`: per input, other layouts in which it is there too; those of what is
-    written do not count, as it is written where it is. `reduces_first`: partial values are reduced before the op, as it
-    is not linear with the numbers of this call."""
+    """The cheapest way to run an op. It runs where its scope says; else on the mesh that holds most of its inputs,
+    and on `fallback` where it has none. One that writes runs on the mesh of what it writes to. `aliased_inputs`:
+    the places where a tensor that it writes to is an input too, and where it is written; they share its memory
+    where the op runs whole, as it may write to all. `copies`: per input, other layouts in which it is there too;
+    those of what is written do not count, as it is written where it is. `reduces_first`: partial values are reduced
+    before the op, as it is not linear with the numbers of this call."""
     also = [() if place in signature.writes else there for place, there in enumerate(copies or [()] * len(specs))]
     inputs = [Register(meta, spec, there) for meta, spec, there in zip(metas, specs, also, strict=True)]
-    wishes: list[Wish] = [None] * len(signature.outputs)
+    wishes: list[Target] = [None] * len(signature.outputs)
     if signature.writes:
         mesh = specs[signature.writes[0]].mesh
         assert all(specs[place].mesh is mesh for place in signature.writes), "all that an op writes to is on one mesh"
@@ -68,14 +68,16 @@ def plan_op(
         wishes = [policy.wish(meta.shape) if inputs else policy.layout(meta.shape) for meta in signature.outputs]
     else:
         mesh = meeting_place(inputs) or fallback
-    draft = Draft(mesh, inputs, signature.writes, reduces_first=reduces_first or not _has_tame_constants(signature))
+    draft = ProgramBuilder(
+        mesh, inputs, signature.writes, reduces_first=reduces_first or not _has_tame_constants(signature)
+    )
     draft, made, gathered = _draft(draft, signature, inputs, again or {}, wishes)
     laid_out = [_as_wished(draft, register, wish) for register, wish in zip(made, wishes, strict=False)]
     is_cut = any(spec.mesh.size > 1 and any(spec.dims) for _, spec, _ in inputs)
     return _finish(signature, draft, (*laid_out, *made[len(wishes) :]), gathered if is_cut else "")
 
 
-def _as_wished(draft: Draft, register: int, wish: Wish) -> int:
+def _as_wished(draft: ProgramBuilder, register: int, wish: Target) -> int:
     spec = draft.spec(register)
     return draft.move(register, wish if isinstance(wish, ShardingSpec) else fulfil(wish, spec) if wish else spec)
 
@@ -111,7 +113,7 @@ def collectives_of(program: Program, op: str) -> tuple[Collective, ...]:
 
 
 _REASON_LENGTH = 1 << 16
-_Drafted = tuple[Draft, tuple[int, ...], str]
+_Drafted = tuple[ProgramBuilder, tuple[int, ...], str]
 """A draft, the registers that it gives, and the op (itself or a view of an input) whose lack of a rule made it run on
 whole tensors, if any."""
 
@@ -122,11 +124,11 @@ def _has_tame_constants(signature: Signature) -> bool:
 
 
 def _draft(
-    draft: Draft,
+    draft: ProgramBuilder,
     signature: Signature,
     inputs: Sequence[Register],
     again: Mapping[int, int],
-    wishes: Sequence[Wish],
+    wishes: Sequence[Target],
 ) -> _Drafted:
     missing, mesh = "", draft.mesh
     cuts = [register.spec for register in inputs] + [wish for wish in wishes if wish is not None]
@@ -137,33 +139,35 @@ def _draft(
             missing = str(lack)
         except Exception as error:  # a mistake in a rule costs the user this op, and nothing else
             return _refused(signature, inputs, mesh, error)
-    draft = Draft(mesh, inputs, signature.writes)
+    draft = ProgramBuilder(mesh, inputs, signature.writes)
     return draft, draft.run_whole(signature, [again.get(place, place) for place in range(len(inputs))]), missing
 
 
 def _refused(signature: Signature, inputs: Sequence[Register], mesh: DeviceMesh, error: Exception) -> _Drafted:
     """An op that fails with an error that was raised while it was planned."""
-    draft = Draft(mesh, inputs, signature.writes)
+    draft = ProgramBuilder(mesh, inputs, signature.writes)
     layouts = ", ".join([f"{meta} as [{spec}]" for meta, spec, _ in inputs])
     told = "".join(traceback.format_exception(error)).rstrip()
     reason = f"GT has a mistake in its sharding rule of {signature.op} for {layouts}; please report it:\n{told}"
     return draft, draft.refuse(signature, reason[:_REASON_LENGTH]), ""
 
 
-def _run_on_shards(draft: Draft, signature: Signature, alike: bool, wishes: Sequence[Wish]) -> tuple[int, ...]:
+def _run_on_shards(
+    draft: ProgramBuilder, signature: Signature, alike: bool, wishes: Sequence[Target]
+) -> tuple[int, ...]:
     """The op by its rule, reading and writing through views. Raises NoRule where that is not possible. `alike`: what it
     writes to is another of its inputs too."""
     return _write_shards(draft, signature, alike) if signature.writes else _read_shards(draft, signature, wishes)
 
 
-def _read_shards(draft: Draft, signature: Signature, wishes: Sequence[Wish]) -> tuple[int, ...]:
+def _read_shards(draft: ProgramBuilder, signature: Signature, wishes: Sequence[Target]) -> tuple[int, ...]:
     used = [draft.view(place, path) for place, path in enumerate(signature.paths)]
     metas = tuple([draft.registers[register].meta for register in used])
-    call = Call(signature.op, signature.args, signature.kwargs, metas, signature.outputs, signature.places)
+    call = OpCall(signature.op, signature.args, signature.kwargs, metas, signature.outputs, signature.places)
     return draft.apply(call, used, wishes, random=signature.random, floating=signature.floating)
 
 
-def _write_shards(draft: Draft, signature: Signature, alike: bool) -> tuple[int, ...]:
+def _write_shards(draft: ProgramBuilder, signature: Signature, alike: bool) -> tuple[int, ...]:
     if not signature.functional or (alike and any(signature.paths)):
         raise NoRule(signature.op)
     bases: dict[int, int] = {}
@@ -195,15 +199,15 @@ def _write_shards(draft: Draft, signature: Signature, alike: bool) -> tuple[int,
     return (*outputs[: len(signature.outputs)], *[bases[place] for place in signature.writes])
 
 
-def _settled(draft: Draft, place: int) -> int:
+def _settled(draft: ProgramBuilder, place: int) -> int:
     """A tensor that is to be written: not partial."""
     spec = draft.spec(place)
     return draft.move(place, spec.replace(partial=())) if spec.partial else place
 
 
 def _functional_call(
-    draft: Draft, signature: Signature, used: Sequence[int], order: Sequence[int], only_written: frozenset[int]
-) -> Call:
+    draft: ProgramBuilder, signature: Signature, used: Sequence[int], order: Sequence[int], only_written: frozenset[int]
+) -> OpCall:
     args, kwargs = functional_args(signature.args, signature.kwargs, only_written)
     places = {place: new for new, place in enumerate(order)}
 
@@ -211,7 +215,7 @@ def _functional_call(
         return Input(places[value.index])
 
     written = [draft.registers[used[place]].meta.dense() for place in signature.writes]
-    return Call(
+    return OpCall(
         signature.functional,
         tuple([with_inputs(arg, renumber) for arg in args]),
         {name: with_inputs(arg, renumber) for name, arg in kwargs.items()},
@@ -240,7 +244,7 @@ def _renumbered(signature: Signature, order: Sequence[int]) -> Signature:
     )
 
 
-def _finish(signature: Signature, draft: Draft, gives: tuple[int, ...], gathered: str) -> Plan:
+def _finish(signature: Signature, draft: ProgramBuilder, gives: tuple[int, ...], gathered: str) -> Plan:
     program, takes = draft.finish(gives, signature.writes)
     linear = draft.is_linear
     results = tuple([(draft.registers[register].meta, draft.spec(register)) for register in gives])

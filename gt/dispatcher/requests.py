@@ -15,8 +15,8 @@ from gt.core.messages import (
     Queried,
     Stats,
     StatsRead,
-    Timeline,
     TimelineRead,
+    TimelineReport,
     Traffic,
     TrafficRead,
     Versions,
@@ -25,32 +25,32 @@ from gt.core.messages import (
     WorkerTimeline,
 )
 from gt.core.meta import TensorMeta
-from gt.dispatcher.mistakes import lost
-from gt.dispatcher.post import Buffer, Post
-from gt.dispatcher.state import Held, Pending, Reply, State, without
+from gt.dispatcher.outgoing import Buffer, MessageQueue
+from gt.dispatcher.rejection import lost
+from gt.dispatcher.state import PendingRequest, Reply, State, TensorRecord, without
 from gt.sharding.spec import DeviceMesh, whole
 
 
 class Requests:
     """Requests by what workers answer to them; which there are is a part of the state."""
 
-    def __init__(self, state: State, post: Post) -> None:
+    def __init__(self, state: State, post: MessageQueue) -> None:
         self._state = state
         self._post = post
 
     def wait(self, request: int, workers: Sequence[int], *expects: type[Reply], nbytes: int = -1) -> None:
         """`expects`: the kinds of answers that workers may give; `nbytes`: the size of a read."""
-        self._state.add_request(request, Pending(frozenset(workers), expects, nbytes=nbytes))
+        self._state.add_request(request, PendingRequest(frozenset(workers), expects, nbytes=nbytes))
 
     def wait_for_query(
         self, request: int, mesh: DeviceMesh, first: int, written: Sequence[tuple[int, TensorMeta]]
     ) -> None:
         workers = frozenset(mesh.workers)
-        pending = Pending(workers, (Queried, Failed), mesh=mesh, first=first, written=tuple(written))
+        pending = PendingRequest(workers, (Queried, Failed), mesh=mesh, first=first, written=tuple(written))
         self._state.add_request(request, pending)
 
     def wait_for_versions(self, request: int, workers: Sequence[int], asked: Sequence[int]) -> None:
-        self._state.add_request(request, Pending(frozenset(workers), (Versions,), asked=tuple(asked)))
+        self._state.add_request(request, PendingRequest(frozenset(workers), (Versions,), asked=tuple(asked)))
 
     def waits(self) -> dict[int, set[int]]:
         """For whom each session waits."""
@@ -73,7 +73,7 @@ class Requests:
         pending = self._state.pending.get(request)
         return pending is not None and worker in pending.waiting_for
 
-    def require_asked(self, worker: int, reply: Reply) -> Pending | None:
+    def require_asked(self, worker: int, reply: Reply) -> PendingRequest | None:
         """The request that a reply is for; None where its session has ended. Raises ProtocolError for a reply that the
         worker was not asked for, or that is none to the request."""
         pending = self._state.pending.get(reply.request)
@@ -84,7 +84,7 @@ class Requests:
         _require_answer(pending, reply)
         return pending
 
-    def _require_own_bytes(self, worker: int, pending: Pending, reply: Reply) -> None:
+    def _require_own_bytes(self, worker: int, pending: PendingRequest, reply: Reply) -> None:
         """A read brings as many bytes as the tensor has, in memory of the worker's own; counts name workers once."""
         if isinstance(reply, Fetched):
             segment, pid = reply.segment, self._state.workers[worker].info.pid
@@ -96,10 +96,10 @@ class Requests:
         received = reply.stats.received if isinstance(reply, Stats) else received
         if len(received) > self._state.workers_joined:
             raise ProtocolError(f"bytes were received from {len(received)} workers, more than there ever were")
-        if isinstance(reply, Timeline) and len(reply.ran) > RAN_AT_ONCE:
+        if isinstance(reply, TimelineReport) and len(reply.ran) > RAN_AT_ONCE:
             raise ProtocolError(f"a timeline of {len(reply.ran)} commands is over the limit of {RAN_AT_ONCE}")
 
-    def _go_on(self, request: int, pending: Pending, buffer: Buffer | None = None) -> None:
+    def _go_on(self, request: int, pending: PendingRequest, buffer: Buffer | None = None) -> None:
         """Wait for the other workers, or conclude."""
         if pending.waiting_for:
             self._state.set_request(request, pending)
@@ -116,7 +116,7 @@ class Requests:
         worker = self._state.lost_peer(failed.failure)
         return failed if worker is None else lost(self._state, failed.request, worker, failed.failure.site)
 
-    def _conclusion(self, request: int, pending: Pending) -> Answer:
+    def _conclusion(self, request: int, pending: PendingRequest) -> Answer:
         reply = pending.replies[0][1]
         if isinstance(reply, Traffic):
             received = {worker: told.received for worker, told in pending.replies if isinstance(told, Traffic)}
@@ -125,8 +125,8 @@ class Requests:
         if isinstance(reply, Stats):
             stats = {worker: told.stats for worker, told in pending.replies if isinstance(told, Stats)}
             return StatsRead(request, stats)
-        if isinstance(reply, Timeline):
-            told = [(worker, told) for worker, told in pending.replies if isinstance(told, Timeline)]
+        if isinstance(reply, TimelineReport):
+            told = [(worker, told) for worker, told in pending.replies if isinstance(told, TimelineReport)]
             ran = tuple([WorkerTimeline(worker, timeline.ran, timeline.dropped) for worker, timeline in told])
             return TimelineRead(request, ran)
         if isinstance(reply, Versions):
@@ -136,7 +136,7 @@ class Requests:
             return self._queried(pending, pending.mesh)
         return reply
 
-    def _queried(self, pending: Pending, mesh: DeviceMesh) -> Queried | Failed:
+    def _queried(self, pending: PendingRequest, mesh: DeviceMesh) -> Queried | Failed:
         """The answer to a query: a failure if there is any, and then what the other workers made is freed."""
         done = next((reply for _, reply in pending.replies if isinstance(reply, Queried)), None)
         failure = next((reply for _, reply in pending.replies if isinstance(reply, Failed)), None)
@@ -149,11 +149,11 @@ class Requests:
             self._post.command(mesh.workers, WorkerFreeTensors(tuple(made)))
         return failure
 
-    def _place_results(self, pending: Pending, reply: Queried, mesh: DeviceMesh) -> None:
+    def _place_results(self, pending: PendingRequest, reply: Queried, mesh: DeviceMesh) -> None:
         """The tensors that a query made, and those that it has resized, unless they were freed or moved since."""
         state = self._state
         for offset, meta in enumerate(_metas(reply)):
-            state.place(pending.first + offset, Held.of(meta, whole(mesh, len(meta.shape))))
+            state.place(pending.first + offset, TensorRecord.of(meta, whole(mesh, len(meta.shape))))
         for (ident, before), meta in zip(pending.written, reply.written, strict=True):
             held = state.tensors.get(ident)
             if held is not None and meta != before and held.meta == before and held.spec.is_whole:
@@ -174,7 +174,7 @@ class Requests:
                 self._go_on(request, others._replace(is_answered=True))
 
 
-def _require_answer(pending: Pending, reply: Reply) -> None:
+def _require_answer(pending: PendingRequest, reply: Reply) -> None:
     """Checked before anything is noted of it, so that the request stays one that is waited for."""
     if not isinstance(reply, pending.expects):
         expected = " or ".join([kind.__name__ for kind in pending.expects])

@@ -34,13 +34,13 @@ from gt.core.messages import (
     WorkerInfo,
     WorkerShutdown,
 )
-from gt.dispatcher.office import Office
+from gt.dispatcher.dispatcher import Dispatcher
+from gt.dispatcher.outgoing import Outgoing, ToClient, ToWorkers
 from gt.dispatcher.ownership import require_ownership
-from gt.dispatcher.post import Outgoing, ToClient, ToWorkers
-from gt.dispatcher.reading import Reading
-from gt.dispatcher.strangers import MISTAKES, Strangers
+from gt.dispatcher.read_limits import ReadLimits
+from gt.dispatcher.unknown_peers import MISTAKES, Strangers
 from gt.version import __version__
-from gt.wire import shared
+from gt.wire import shared_memory
 from gt.wire.codec import (
     MAX_HELLO,
     MAX_INSTRUCTIONS,
@@ -53,7 +53,7 @@ from gt.wire.codec import (
 )
 from gt.wire.keys import ServerKeys
 from gt.wire.links import Router
-from gt.wire.processes import is_running, is_stopped, start_mark, this_host
+from gt.wire.liveness import is_running, is_stopped, start_mark, this_host
 
 log = logging.getLogger("gt.dispatcher")
 
@@ -73,7 +73,7 @@ class Peer:
     mistakes: int = 0
     progress: Sequence[int] = (0, 0)
     token: str = ""
-    reading: Reading = field(default_factory=Reading)
+    reading: ReadLimits = field(default_factory=ReadLimits)
     lost: bool = False
 
     @property
@@ -117,7 +117,7 @@ class Server:
         self._router = Router(endpoint, keys, TICK_MS, silence)
         self._silence = silence
         self.ended: set[int] = set()
-        self.office = Office(observer)
+        self.office = Dispatcher(observer)
         self._observer = observer
         self._stopping = False
         self._next_check = self._next_notice = time.monotonic()
@@ -127,7 +127,7 @@ class Server:
         self._strangers = Strangers()
         self._clients: dict[int, bytes] = {}
         self._workers: dict[int, bytes] = {}
-        self._here: dict[int, Deliver] = {}
+        self._local_sessions: dict[int, Deliver] = {}
         self._instructions: Decoder[Instruction | Received | Taken] = Decoder(
             Instruction | Received | Taken, MAX_INSTRUCTIONS
         )
@@ -305,7 +305,7 @@ class Server:
         shares = hello.progress and hello.host == this_host()
         if shares and not hello.progress.startswith(f"gt-{hello.pid}-"):
             raise ProtocolError(f"segment {hello.progress} is not one of process {hello.pid}")
-        progress: Sequence[int] = shared.take(hello.progress, 16).cast("q") if shares else (0, 0)
+        progress: Sequence[int] = shared_memory.take(hello.progress, 16).cast("q") if shares else (0, 0)
         mark = start_mark(hello.pid)  # before anything is noted of it: this fails where too many files are open
         ident, outgoing = self.office.join_worker(hello.device, hello.host, hello.pid)
         peer = Peer(hello, ident, mark, progress=progress)
@@ -318,7 +318,7 @@ class Server:
     def host(self, deliver: Deliver) -> Welcome:
         """Open a session for this process; its answers are handed over."""
         ident = self.office.open_session(this_host(), os.getpid())
-        self._here[ident] = deliver
+        self._local_sessions[ident] = deliver
         return Welcome(__version__, ident, os.getpid(), this_host(), self.office.ready_workers())
 
     def _welcome_waiting(self) -> None:
@@ -373,7 +373,7 @@ class Server:
     def _check(self, peer: Peer) -> None:
         """A peer may be gone without a goodbye."""
         if peer.is_of_this_machine and not is_running(peer.hello.pid, peer.mark):
-            self._bury(peer)
+            self._reap(peer)
         elif peer.lost and peer.hello.role == "worker":
             self._give_up_worker(peer)
         elif peer.lost:
@@ -389,12 +389,12 @@ class Server:
             return
         self._proceed(peer)
 
-    def _bury(self, peer: Peer) -> None:
+    def _reap(self, peer: Peer) -> None:
         """The process of a peer is gone."""
         self._forget(peer)
         with _surviving("the removal of shared memory"):
             if not start_mark(peer.hello.pid):  # unless another process has its number by now
-                shared.sweep(peer.hello.pid)
+                shared_memory.sweep(peer.hello.pid)
         if peer.hello.role == "worker":
             self._lose(peer, "has ended without a goodbye (killed, or crashed)")
             return
@@ -461,7 +461,7 @@ class Server:
                 once = len(item.workers) > 1 and item.buffer is None
                 message: Any = encode_once(item.command) if once else item.command
                 identities = [self._workers.get(worker) for worker in item.workers]
-            elif deliver := self._here.get(item.session):
+            elif deliver := self._local_sessions.get(item.session):
                 deliver(item.answer, item.buffer)  # type: ignore[arg-type]
                 continue
             else:
@@ -499,5 +499,5 @@ class Server:
 
 
 def _require_own_segment(peer: Peer, name: str) -> None:
-    if not shared.is_made_with(name, peer.token):
+    if not shared_memory.is_made_with(name, peer.token):
         raise ProtocolError(f"segment {name} is not one of session {peer.ident}")

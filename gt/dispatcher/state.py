@@ -21,7 +21,7 @@ from gt.core.messages import (
     Span,
     Stats,
     Synchronized,
-    Timeline,
+    TimelineReport,
     Traffic,
     Versions,
     WorkerInfo,
@@ -30,7 +30,7 @@ from gt.core.messages import (
 from gt.core.meta import ITEM_BYTES, TensorMeta
 from gt.core.signatures import Signature, SpecRecord
 from gt.dispatcher.planner import Plan
-from gt.dispatcher.undo import UndoLog
+from gt.dispatcher.undo_log import UndoLog
 from gt.sharding.cost import memory_bytes
 from gt.sharding.placements import require_fit
 from gt.sharding.spec import DeviceMesh, ShardingSpec, spec_of, whole
@@ -38,17 +38,17 @@ from gt.signals.policy import Policy
 
 
 @dataclass
-class Worker:
+class WorkerRecord:
     """`known` are the op codes it was told; one that is not `ready` cannot exchange tensors with others yet and gets no
-    work. `alone` is the mesh of this worker only."""
+    work. `solo_mesh` is the mesh of this worker only."""
 
     info: WorkerInfo
-    alone: DeviceMesh
+    solo_mesh: DeviceMesh
     ready: bool = True
     known: set[int] = field(default_factory=set)
 
 
-class Gone(NamedTuple):
+class DeadWorker(NamedTuple):
     """A worker that is no longer there."""
 
     pid: int
@@ -56,10 +56,10 @@ class Gone(NamedTuple):
     last_op: str
 
 
-Reply: TypeAlias = Fetched | Queried | Failed | Synchronized | Versions | Traffic | Stats | Timeline
+Reply: TypeAlias = Fetched | Queried | Failed | Synchronized | Versions | Traffic | Stats | TimelineReport
 
 
-class Pending(NamedTuple):
+class PendingRequest(NamedTuple):
     """A request that workers have not answered yet: the workers that are waited for, the kinds of answers that they may
     give, and those that they have given. A read brings `nbytes`, where that is known (otherwise -1). One that
     `is_answered` already, since a worker was lost, waits only for replies that are still on their way. `asked`: the
@@ -77,18 +77,18 @@ class Pending(NamedTuple):
     asked: tuple[int, ...] = ()
 
 
-class Misfit(Exception):
+class InvalidInstruction(Exception):
     """An instruction that makes no sense: a mistake of the client."""
 
 
-class UnknownId(Misfit):
+class UnknownId(InvalidInstruction):
     """An instruction names something that is not there."""
 
     def __init__(self, what: str, ident: int) -> None:
         super().__init__(f"there is no {what} {short_id(ident)}")
 
 
-class IdInUse(Misfit):
+class IdInUse(InvalidInstruction):
     """An instruction gives an id to something new that something else has."""
 
     def __init__(self, what: str, ident: int) -> None:
@@ -100,7 +100,7 @@ def layout_of(record: SpecRecord) -> ShardingSpec:
     try:
         return spec_of(record)
     except ValueError as error:
-        raise Misfit(str(error)) from None
+        raise InvalidInstruction(str(error)) from None
 
 
 def require_layout(layout: ShardingSpec, meta: TensorMeta) -> None:
@@ -108,7 +108,7 @@ def require_layout(layout: ShardingSpec, meta: TensorMeta) -> None:
     try:
         require_fit(layout, meta)
     except LayoutError as error:
-        raise Misfit(str(error)) from None
+        raise InvalidInstruction(str(error)) from None
 
 
 Cause: TypeAlias = int | Failure
@@ -127,20 +127,20 @@ class NoWorkers(Exception):
     """Every worker is gone."""
 
 
-class Absence(NamedTuple):
+class MissingValue(NamedTuple):
     """A tensor without a value: what it would be, and why it is not."""
 
     meta: TensorMeta
     cause: Cause
 
 
-class Prepared(NamedTuple):
+class CachedPlan(NamedTuple):
     """A plan that the workers have been told of, by `code`. `results` are ready to be placed; `moves` says that some
     input is taken in another layout than the one it has, `meets` that the workers exchange tensors."""
 
     plan: Plan
     code: int
-    results: tuple[Held, ...]
+    results: tuple[TensorRecord, ...]
     moves: bool
     meets: bool
 
@@ -153,7 +153,7 @@ MoveKey: TypeAlias = tuple[TensorMeta, ShardingSpec, ShardingSpec]
 REDUCES_FIRST = "reduces first"  # in the key of a plan for numbers with which its op is not linear
 
 
-class Op(NamedTuple):
+class OpRecord(NamedTuple):
     """A signature and what was decided about it, by the scope's policy and the layouts of its inputs. `gives` counts
     new tensors and new versions; `layout` is that of the outputs, where the user has said so, and `nbytes` their
     bytes."""
@@ -163,36 +163,38 @@ class Op(NamedTuple):
     takes: int
     gives: int
     layout: ShardingSpec | None
-    plans: dict[PlanKey, Prepared]
+    plans: dict[PlanKey, CachedPlan]
     nbytes: int
 
-    def again(self, inputs: tuple[int, ...]) -> dict[int, int]:
+    def aliased_inputs(self, inputs: tuple[int, ...]) -> dict[int, int]:
         """The places of other views of a tensor that the op writes, and where it writes it. Raises Misfit for a tensor
         that it writes at two places: it would have two new versions."""
         if not self.signature.writes or len(set(inputs)) == len(inputs):
             return {}
         written = {inputs[place]: place for place in self.signature.writes}
         if len(written) < len(self.signature.writes):
-            raise Misfit(f"{self.signature.op} writes {self.signature.writes} of {inputs}: one tensor at two places")
+            raise InvalidInstruction(
+                f"{self.signature.op} writes {self.signature.writes} of {inputs}: one tensor at two places"
+            )
         return {place: at for place, ident in enumerate(inputs) if (at := written.get(ident, place)) != place}
 
     def require_fit(self, inputs: tuple[int, ...], outputs: tuple[int, ...]) -> dict[int, int]:
-        """A call must have the tensors that the signature says. Gives what `again` does."""
+        """A call must have the tensors that the signature says. Gives what `aliased_inputs` does."""
         if len(inputs) != self.takes or len(outputs) != self.gives:
-            raise Misfit(f"{self.signature.op} takes {self.takes} tensors and gives {self.gives}")
-        return self.again(inputs)
+            raise InvalidInstruction(f"{self.signature.op} takes {self.takes} tensors and gives {self.gives}")
+        return self.aliased_inputs(inputs)
 
     def require_fit_of_query(self, inputs: tuple[int, ...], written: tuple[int, ...]) -> None:
         writes = len(self.signature.writes)
         if len(inputs) != self.takes or len(written) != writes:
-            raise Misfit(f"{self.signature.op} takes {self.takes} tensors and writes {writes}")
-        self.again(inputs)
+            raise InvalidInstruction(f"{self.signature.op} takes {self.takes} tensors and writes {writes}")
+        self.aliased_inputs(inputs)
 
     @classmethod
-    def of(cls, code: int, signature: Signature) -> Op:
+    def of(cls, code: int, signature: Signature) -> OpRecord:
         takes, writes, outputs = len(signature.paths), signature.writes, signature.outputs
         if len(set(writes)) < len(writes) or not all(0 <= place < takes for place in writes):
-            raise Misfit(f"{signature.op} of {takes} tensors cannot write {writes}")
+            raise InvalidInstruction(f"{signature.op} of {takes} tensors cannot write {writes}")
         layout = layout_of(signature.layout) if signature.layout is not None else None
         if layout is not None:
             for meta in outputs:
@@ -202,7 +204,7 @@ class Op(NamedTuple):
 
 
 @dataclass
-class Session:
+class SessionRecord:
     """`ops`, `sites` and `scopes` are what the client defined, by its codes; `programs` are the names of ops by the
     codes that the dispatcher gave. `collectives` collects what moved while the client `watches`. `gatherings` are the
     ops, with their lines, of which the client was told that they gather their inputs. `given` counts the ids that the
@@ -212,11 +214,11 @@ class Session:
     ident: int
     host: str
     pid: int
-    ops: dict[int, Op] = field(default_factory=dict)
+    ops: dict[int, OpRecord] = field(default_factory=dict)
     sites: dict[int, tuple[str, int]] = field(default_factory=dict)
-    scopes: dict[int, Scope] = field(default_factory=dict)
+    scopes: dict[int, ScopeRecord] = field(default_factory=dict)
     programs: dict[int, str] = field(default_factory=dict)
-    moves: dict[MoveKey, Prepared] = field(default_factory=dict)
+    moves: dict[MoveKey, CachedPlan] = field(default_factory=dict)
     watches: bool = False
     collectives: list[Collective] = field(default_factory=list)
     gatherings: set[tuple[str, str]] = field(default_factory=set)
@@ -225,7 +227,7 @@ class Session:
     halt: Halt | None = None
     workers: set[int] = field(default_factory=set)
 
-    def op(self, code: int) -> Op:
+    def op(self, code: int) -> OpRecord:
         found = self.ops.get(code)
         if found is None:
             raise UnknownId("op", code)
@@ -239,29 +241,29 @@ class Session:
         return self.ops[code].signature.op if code in self.ops else self.programs.get(code, "")
 
 
-class Held(NamedTuple):
+class TensorRecord(NamedTuple):
     """A tensor that workers hold. Many tensors share one record, so it says nothing of an id. `nbytes` is the most that
-    one worker holds of it. One that is not `settled` is where it is because it had to be somewhere: it goes where a
+    one worker holds of it. One that is not `pinned` is where it is because it had to be somewhere: it goes where a
     scope first needs it, for good."""
 
     meta: TensorMeta
     spec: ShardingSpec
     nbytes: int
-    settled: bool
+    pinned: bool
 
     @classmethod
-    def of(cls, meta: TensorMeta, spec: ShardingSpec, settled: bool | None = None) -> Held:
+    def of(cls, meta: TensorMeta, spec: ShardingSpec, pinned: bool | None = None) -> TensorRecord:
         """Where nobody has said whether it is settled, one that several workers hold is."""
         nbytes = memory_bytes(spec, meta.shape, ITEM_BYTES[meta.dtype])
-        return cls(meta, spec, nbytes, spec.mesh.size > 1 if settled is None else settled)
+        return cls(meta, spec, nbytes, spec.mesh.size > 1 if pinned is None else pinned)
 
 
-class Former(NamedTuple):
+class FormerValue(NamedTuple):
     """The value that a tensor had before a write that could not be done, with the id that workers know it by, and the
     id that the first such write should have given it."""
 
     ident: int
-    held: Held
+    held: TensorRecord
     until: int
 
 
@@ -272,7 +274,7 @@ class Halt(NamedTuple):
     cause: Cause
 
 
-class Scope(NamedTuple):
+class ScopeRecord(NamedTuple):
     """A signal scope of a client. One without a policy changes nothing about where ops run."""
 
     name: str
@@ -314,16 +316,16 @@ class State:
     `resizing`: tensors that a query may turn into others, once it is answered. `gone`: workers that were there.
     `store`: where process groups meet, on the worker `store_host`."""
 
-    workers: dict[int, Worker] = field(default_factory=dict)
-    sessions: dict[int, Session] = field(default_factory=dict)
-    tensors: dict[int, Held] = field(default_factory=dict)
+    workers: dict[int, WorkerRecord] = field(default_factory=dict)
+    sessions: dict[int, SessionRecord] = field(default_factory=dict)
+    tensors: dict[int, TensorRecord] = field(default_factory=dict)
     copies: dict[int, dict[ShardingSpec, int]] = field(default_factory=dict)
     loads: dict[DeviceMesh, int] = field(default_factory=dict)
-    lost: dict[int, Absence] = field(default_factory=dict)
-    before: dict[int, Former] = field(default_factory=dict)
-    pending: dict[int, Pending] = field(default_factory=dict)
+    lost: dict[int, MissingValue] = field(default_factory=dict)
+    before: dict[int, FormerValue] = field(default_factory=dict)
+    pending: dict[int, PendingRequest] = field(default_factory=dict)
     resizing: set[int] = field(default_factory=set)
-    gone: dict[int, Gone] = field(default_factory=dict)
+    gone: dict[int, DeadWorker] = field(default_factory=dict)
     store: WorkerJoinStore | None = None
     store_host: int = -1
     workers_joined: int = 0
@@ -340,15 +342,15 @@ class State:
 
     # Workers and sessions
 
-    def add_worker(self, device: str, host: str, pid: int) -> Worker:
+    def add_worker(self, device: str, host: str, pid: int) -> WorkerRecord:
         """A worker that joins gets an id of its own that no other worker had."""
         ident = self.workers_joined
         self.undo.assign(self, "workers_joined", ident + 1)
-        worker = Worker(WorkerInfo(ident, device, host, pid), DeviceMesh([1], ["w"], [ident]), ready=False)
+        worker = WorkerRecord(WorkerInfo(ident, device, host, pid), DeviceMesh([1], ["w"], [ident]), ready=False)
         self.undo.put(self.workers, ident, worker)
         return worker
 
-    def remove_worker(self, ident: int, gone: Gone) -> None:
+    def remove_worker(self, ident: int, gone: DeadWorker) -> None:
         """The worker gets no more work. What it held is still to be lost."""
         self.undo.drop(self.workers, ident)
         self.undo.put(self.gone, ident, gone)
@@ -361,10 +363,10 @@ class State:
         self.undo.assign(self, "store_host", host)
         self.undo.assign(self, "store", store)
 
-    def add_session(self, host: str, pid: int) -> Session:
+    def add_session(self, host: str, pid: int) -> SessionRecord:
         ident = self.sessions_opened + 1
         self.undo.assign(self, "sessions_opened", ident)
-        session = Session(ident, host, pid)
+        session = SessionRecord(ident, host, pid)
         self.undo.put(self.sessions, ident, session)
         return session
 
@@ -378,7 +380,7 @@ class State:
         for worker in self.workers.values():
             self.undo.discard(worker.known, [code for code in worker.known if session_of(code) == ident])
 
-    def policy(self, session: Session, code: int) -> Policy | None:
+    def policy(self, session: SessionRecord, code: int) -> Policy | None:
         """What a scope asks of its ops; None outside any. A scope that the user has not placed asks for nothing when a
         worker of it is gone."""
         if not code:
@@ -393,27 +395,27 @@ class State:
 
     # What a session has defined, and what was decided for it
 
-    def new_id(self, session: Session) -> int:
+    def new_id(self, session: SessionRecord) -> int:
         """An id of the dispatcher's own, for a copy or a program."""
         self.undo.assign(session, "given", session.given + 1)
         return (session.ident << SESSION_SHIFT) + FIRST_OWN + session.given
 
-    def define_op(self, session: Session, op: Op) -> None:
+    def define_op(self, session: SessionRecord, op: OpRecord) -> None:
         self.undo.put(session.ops, op.code, op)
 
-    def define_site(self, session: Session, code: int, file: str, line: int) -> None:
+    def define_site(self, session: SessionRecord, code: int, file: str, line: int) -> None:
         self.undo.put(session.sites, code, (file, line))
 
-    def define_scope(self, session: Session, code: int, scope: Scope) -> None:
+    def define_scope(self, session: SessionRecord, code: int, scope: ScopeRecord) -> None:
         self.undo.put(session.scopes, code, scope)
 
-    def name_program(self, session: Session, op: str) -> int:
+    def name_program(self, session: SessionRecord, op: str) -> int:
         """The code of a new program for an op."""
         code = self.new_id(session)
         self.undo.put(session.programs, code, op)
         return code
 
-    def add_plan(self, op: Op, key: PlanKey, plan: Prepared) -> None:
+    def add_plan(self, op: OpRecord, key: PlanKey, plan: CachedPlan) -> None:
         self.undo.put(op.plans, key, plan)
         self.note_use(session_of(op.code), plan.plan.workers)
 
@@ -422,24 +424,24 @@ class State:
         if session in self.sessions and not self.sessions[session].workers.issuperset(workers):
             self.undo.add(self.sessions[session].workers, workers)
 
-    def note_gathering(self, session: Session, op: str, site: str) -> bool:
+    def note_gathering(self, session: SessionRecord, op: str, site: str) -> bool:
         """Remember that an op at a line gathers its inputs; gives whether that is new."""
         if (op, site) in session.gatherings:
             return False
         self.undo.add(session.gatherings, [(op, site)])
         return True
 
-    def add_move(self, session: Session, key: MoveKey, plan: Prepared) -> None:
+    def add_move(self, session: SessionRecord, key: MoveKey, plan: CachedPlan) -> None:
         self.undo.put(session.moves, key, plan)
         self.note_use(session.ident, plan.plan.workers)
 
-    def forget_ops(self, session: Session, codes: Iterable[int]) -> list[Prepared]:
+    def forget_ops(self, session: SessionRecord, codes: Iterable[int]) -> list[CachedPlan]:
         """Forget ops, their plans and all moves; gives what was decided for them."""
         ops = [self.undo.drop(session.ops, code) for code in dict.fromkeys(codes) if code in session.ops]
         moves = [self.undo.drop(session.moves, key) for key in list(session.moves)]
         return [*[plan for op in ops for plan in op.plans.values()], *moves]
 
-    def forget_plans_on(self, session: Session, worker: int) -> list[Prepared]:
+    def forget_plans_on(self, session: SessionRecord, worker: int) -> list[CachedPlan]:
         """Forget what was decided for a worker that is gone."""
         tables = [*[op.plans for op in session.ops.values()], session.moves]
         return [
@@ -449,7 +451,7 @@ class State:
             if worker in prepared.plan.workers
         ]
 
-    def forget_program(self, session: Session, code: int) -> bool:
+    def forget_program(self, session: SessionRecord, code: int) -> bool:
         """Gives whether there was one."""
         if code not in session.programs:
             return False
@@ -471,42 +473,44 @@ class State:
     def note_unknown(self, worker: int, codes: Iterable[int]) -> None:
         self.undo.discard(self.workers[worker].known, codes)
 
-    def halt(self, session: Session, halt: Halt | None) -> None:
+    def halt(self, session: SessionRecord, halt: Halt | None) -> None:
         self.undo.assign(session, "halt", halt)
 
-    def watch(self, session: Session, watches: bool) -> None:
+    def watch(self, session: SessionRecord, watches: bool) -> None:
         self.undo.assign(session, "watches", watches)
 
-    def collect(self, session: Session, collectives: Sequence[Collective]) -> None:
+    def collect(self, session: SessionRecord, collectives: Sequence[Collective]) -> None:
         self.undo.extend(session.collectives, collectives)
 
-    def take_collectives(self, session: Session) -> tuple[Collective, ...]:
+    def take_collectives(self, session: SessionRecord) -> tuple[Collective, ...]:
         collectives = tuple(session.collectives)
         self.undo.assign(session, "collectives", [])
         return collectives
 
     # Requests
 
-    def add_request(self, request: int, pending: Pending) -> None:
+    def add_request(self, request: int, pending: PendingRequest) -> None:
         if request in self.pending:
             raise IdInUse("request", request)
         self.undo.put(self.pending, request, pending)
         if pending.written:
             self.undo.add(self.resizing, [ident for ident, _ in pending.written])
 
-    def set_request(self, request: int, pending: Pending) -> None:
+    def set_request(self, request: int, pending: PendingRequest) -> None:
         self.undo.put(self.pending, request, pending)
 
-    def drop_request(self, request: int) -> Pending:
+    def drop_request(self, request: int) -> PendingRequest:
         pending = self.undo.drop(self.pending, request)
         if pending.written:
             self.undo.discard(self.resizing, [ident for ident, _ in pending.written])
         return pending
 
-    def begin_run(self, session: Session, first: int) -> None:
+    def begin_run(self, session: SessionRecord, first: int) -> None:
         """The results of a query take ids that no query before it could give to its own."""
         if first < session.next_run:
-            raise Misfit(f"results of a query cannot take ids from {short_id(first)} on, which another query may use")
+            raise InvalidInstruction(
+                f"results of a query cannot take ids from {short_id(first)} on, which another query may use"
+            )
         self.undo.assign(session, "next_run", first + MAX_RESULTS)
 
     # Tensors
@@ -514,20 +518,20 @@ class State:
     def require_new(self, idents: Sequence[int]) -> None:
         """What an instruction makes needs ids of its own."""
         if len(set(idents)) < len(idents):
-            raise Misfit(f"one id is given to several new tensors: {', '.join(map(short_id, idents))}")
+            raise InvalidInstruction(f"one id is given to several new tensors: {', '.join(map(short_id, idents))}")
         for ident in idents:
             if ident in self.tensors or ident in self.lost or ident in self.resizing:
                 raise IdInUse("tensor", ident)
         if self.before and not {former.ident for former in self.before.values()}.isdisjoint(idents):
-            raise Misfit("an id is used again that a written tensor had")
+            raise InvalidInstruction("an id is used again that a written tensor had")
 
-    def place(self, ident: int, held: Held) -> None:
+    def place(self, ident: int, held: TensorRecord) -> None:
         assert ident not in self.tensors and ident not in self.lost, f"tensor {short_id(ident)} is there already"
         self.undo.put(self.tensors, ident, held)
         self._load(held.spec.mesh, held.nbytes)
 
     def replace(
-        self, writes: Sequence[int], inputs: Sequence[int], outputs: Sequence[int], results: Sequence[Held]
+        self, writes: Sequence[int], inputs: Sequence[int], outputs: Sequence[int], results: Sequence[TensorRecord]
     ) -> Sequence[tuple[int, DeviceMesh]]:
         """The last change of an op that runs: written tensors go on under new ids and their old ids are gone. Gives the
         copies of what they were. Not recorded, as nothing that follows can fail: it is what most instructions do."""
@@ -549,37 +553,39 @@ class State:
         self.loads[held.spec.mesh] -= held.nbytes
         return []
 
-    def _as_settled(self, writes: Sequence[int], inputs: Sequence[int], results: Sequence[Held]) -> tuple[Held, ...]:
+    def _as_settled(
+        self, writes: Sequence[int], inputs: Sequence[int], results: Sequence[TensorRecord]
+    ) -> tuple[TensorRecord, ...]:
         """The results of an op, with new versions as settled as what they are versions of."""
         news = len(results) - len(writes)
-        before = [self.tensors[inputs[place]].settled for place in writes]
+        before = [self.tensors[inputs[place]].pinned for place in writes]
         versions = [
-            held if held.settled == settled else held._replace(settled=settled)
-            for held, settled in zip(results[news:], before, strict=True)
+            held if held.pinned == pinned else held._replace(pinned=pinned)
+            for held, pinned in zip(results[news:], before, strict=True)
         ]
         return (*results[:news], *versions)
 
     def lay_out(self, ident: int, spec: ShardingSpec) -> None:
         """A tensor with the same value lies otherwise now; its copies stay."""
-        self._exchange(ident, Held.of(self.tensors[ident].meta, spec, settled=True))
+        self._exchange(ident, TensorRecord.of(self.tensors[ident].meta, spec, pinned=True))
 
     def resize(self, ident: int, meta: TensorMeta) -> list[tuple[int, DeviceMesh]]:
         """A tensor that is whole where it lies has become another one; gives its copies, which are of no use now."""
         mesh = self.tensors[ident].spec.mesh
         copies = self.remove(ident)[1:]
-        self.place(ident, Held.of(meta, whole(mesh, len(meta.shape))))
+        self.place(ident, TensorRecord.of(meta, whole(mesh, len(meta.shape))))
         return copies
 
     def settle(self, idents: Sequence[int]) -> None:
         """Tensors that a scope uses as they lie stay so."""
         for ident in idents:
             held = self.tensors[ident]
-            if not held.settled:
-                self.undo.put(self.tensors, ident, held._replace(settled=True))
+            if not held.pinned:
+                self.undo.put(self.tensors, ident, held._replace(pinned=True))
 
     def add_copy(self, ident: int, spec: ShardingSpec, alias: int) -> None:
         self.undo.put(self.copies, ident, {**self.copies.get(ident, {}), spec: alias})
-        self._load(spec.mesh, Held.of(self.tensors[ident].meta, spec).nbytes)
+        self._load(spec.mesh, TensorRecord.of(self.tensors[ident].meta, spec).nbytes)
 
     def drop_copy(self, ident: int, spec: ShardingSpec) -> int | None:
         """Forget one copy; gives the id it had."""
@@ -587,7 +593,7 @@ class State:
         alias = rest.pop(spec, None)
         if alias is None:
             return None
-        self._load(spec.mesh, -Held.of(self.tensors[ident].meta, spec).nbytes)
+        self._load(spec.mesh, -TensorRecord.of(self.tensors[ident].meta, spec).nbytes)
         if rest:
             self.undo.put(self.copies, ident, rest)
         else:
@@ -606,7 +612,7 @@ class State:
         freed = [(ident, held.spec.mesh)]
         if ident in self.copies:
             for spec, alias in self.undo.drop(self.copies, ident).items():
-                self._load(spec.mesh, -Held.of(held.meta, spec).nbytes)
+                self._load(spec.mesh, -TensorRecord.of(held.meta, spec).nbytes)
                 freed.append((alias, spec.mesh))
         return freed
 
@@ -637,7 +643,7 @@ class State:
                 freed[mesh] = [ident]
         return freed
 
-    def _exchange(self, ident: int, held: Held) -> None:
+    def _exchange(self, ident: int, held: TensorRecord) -> None:
         """Another record for a tensor that is there."""
         before = self.tensors[ident]
         self._load(before.spec.mesh, -before.nbytes)
@@ -647,7 +653,7 @@ class State:
     def _load(self, mesh: DeviceMesh, nbytes: int) -> None:
         self.undo.put(self.loads, mesh, self.loads.get(mesh, 0) + nbytes)
 
-    def held(self, ident: int) -> Held:
+    def held(self, ident: int) -> TensorRecord:
         found = self.tensors.get(ident)
         if found is None:
             if ident in self.lost:
@@ -666,7 +672,7 @@ class State:
     def least_loaded(self) -> DeviceMesh:
         """The worker that holds the fewest bytes, the lowest id among equals."""
         if len(self.workers) == 1:
-            return next(iter(self.workers.values())).alone
+            return next(iter(self.workers.values())).solo_mesh
         ready = [ident for ident, worker in self.workers.items() if worker.ready]
         if not ready:
             raise NoWorkers
@@ -675,9 +681,9 @@ class State:
             for worker in mesh.workers if load else ():
                 if worker in bytes_on:
                     bytes_on[worker] += load
-        return self.workers[min(ready, key=lambda ident: (bytes_on[ident], ident))].alone
+        return self.workers[min(ready, key=lambda ident: (bytes_on[ident], ident))].solo_mesh
 
-    def source(self, ident: int) -> tuple[int, Held, int] | None:
+    def source(self, ident: int) -> tuple[int, TensorRecord, int] | None:
         """What workers hold of the last value of a tensor: its id there, how it lies, and the id of the write that
         could not be planned (0: none). None where nothing is left."""
         if ident in self.before:
@@ -702,7 +708,7 @@ class State:
 
     def lose(self, ident: int, meta: TensorMeta, cause: Cause) -> None:
         """A tensor that never got a value."""
-        self.undo.put(self.lost, ident, Absence(meta, cause))
+        self.undo.put(self.lost, ident, MissingValue(meta, cause))
 
     def lose_write(self, old: int, new: int, cause: Cause) -> list[tuple[int, DeviceMesh]]:
         """A tensor that should have been written goes on under its new id without a value. The value that it had before
@@ -715,7 +721,7 @@ class State:
             return []
         held = self.tensors[old]
         freed = self.remove(old)[1:]
-        self.undo.put(self.before, new, Former(old, held, new))
+        self.undo.put(self.before, new, FormerValue(old, held, new))
         self._load(held.spec.mesh, held.nbytes)
         return freed
 
@@ -748,20 +754,20 @@ class State:
         self._remove_former(ident)
         rest = without(held.spec.mesh, worker)
         if rest is not None and held.spec.is_whole:
-            former = Former(old, Held.of(held.meta, whole(rest, len(held.meta.shape)), held.settled), until)
+            former = FormerValue(old, TensorRecord.of(held.meta, whole(rest, len(held.meta.shape)), held.pinned), until)
             self.undo.put(self.before, ident, former)
             self._load(rest, former.held.nbytes)
         else:
             self._note_rest(losses, old, held.spec.mesh, worker)
 
-    def _lose_part(self, losses: Losses, ident: int, held: Held, worker: int) -> None:
+    def _lose_part(self, losses: Losses, ident: int, held: TensorRecord, worker: int) -> None:
         rest = without(held.spec.mesh, worker)
         if rest is not None and held.spec.is_whole:
             self.lay_out(ident, whole(rest, len(held.meta.shape)))
             return
         self._note_rest(losses, ident, held.spec.mesh, worker)
         copies = self.copies.get(ident, {})
-        spec = next((spec for spec in copies if spec.tiles(held.meta.shape)), None)
+        spec = next((spec for spec in copies if spec.is_partition(held.meta.shape)), None)
         if spec is not None:
             losses.promoted.append((ident, copies[spec]))
             self.drop_copy(ident, spec)
@@ -799,11 +805,11 @@ class State:
         loads: dict[DeviceMesh, int] = {}
         former = {former.ident: former.held for former in self.before.values()}
         for ident, held in (self.tensors | former).items():
-            assert held.spec.tiles(held.meta.shape), (ident, held.spec)
+            assert held.spec.is_partition(held.meta.shape), (ident, held.spec)
             for spec in (held.spec, *self.copies.get(ident, {})):
                 assert set(spec.mesh.workers) <= self.workers.keys(), (ident, spec)
                 assert len(spec.dims) == len(held.meta.shape), (ident, spec)
-                loads[spec.mesh] = loads.get(spec.mesh, 0) + Held.of(held.meta, spec).nbytes
+                loads[spec.mesh] = loads.get(spec.mesh, 0) + TensorRecord.of(held.meta, spec).nbytes
         assert loads == {mesh: load for mesh, load in self.loads.items() if load or mesh in loads}
 
     def _validate_owners(self) -> None:

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 
 from gt.client.creation import layout_of
-from gt.client.door import dispatch
+from gt.client.dispatch import dispatch
 from gt.client.tensor import Tensor, to_gt
 from gt.sharding.placements import Layout, Placements
 from gt.sharding.spec import DeviceMesh

@@ -15,10 +15,10 @@ from gt.core.events import Observer
 from gt.core.messages import Answer, Instruction, Welcome
 from gt.dispatcher.server import Server
 from gt.launch.local import LocalProcesses
-from gt.wire import shared
+from gt.wire import shared_memory
 from gt.wire.channel import CLOSED, Buffer
 from gt.wire.codec import Payload
-from gt.wire.parcels import Fill, pack, unpack
+from gt.wire.payloads import Fill, pack, unpack
 from gt.wire.sockets import wait
 
 
@@ -91,4 +91,4 @@ class HostedChannel:
         with self._lock:
             self._closed = True
             self._server.close()
-        shared.sweep(os.getpid())
+        shared_memory.sweep(os.getpid())

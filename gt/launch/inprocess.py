@@ -11,12 +11,12 @@ import numpy as np
 
 from gt.core.events import Observer
 from gt.core.messages import Answer, Command, Instruction, Report, Welcome, WorkerRunOp
-from gt.dispatcher.office import Office
-from gt.dispatcher.post import Outgoing, ToClient, ToWorkers
+from gt.dispatcher.dispatcher import Dispatcher
+from gt.dispatcher.outgoing import Outgoing, ToClient, ToWorkers
 from gt.version import __version__
 from gt.wire.channel import Buffer
 from gt.worker.engines import make_engine
-from gt.worker.exchange import MemoryExchange, pump
+from gt.worker.exchange.interface import MemoryExchange, run_interleaved
 from gt.worker.executor import Executor, Fill
 
 
@@ -26,7 +26,7 @@ class InProcessChannel:
     remote = False
 
     def __init__(self, workers: int, backend: str, observer: Observer | None = None) -> None:
-        self.office = Office(observer)
+        self.office = Dispatcher(observer)
         self._observer = observer
         exchange = MemoryExchange()
         self.executors = [
@@ -96,7 +96,7 @@ class InProcessChannel:
         command = message.command
         assert isinstance(command, WorkerRunOp)
         with self.executors[message.workers[0]].engine.isolated():
-            pump({worker: self.executors[worker].start(command) for worker in message.workers})
+            run_interleaved({worker: self.executors[worker].start(command) for worker in message.workers})
         for worker in message.workers:
             self._pass_on(worker, self.executors[worker].take_reports())
 

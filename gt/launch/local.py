@@ -17,7 +17,7 @@ import torch
 
 from gt.core.errors import SettingsError, WorkerLost
 from gt.core.settings import Settings
-from gt.wire import shared
+from gt.wire import shared_memory
 from gt.wire.lifeline import note_processes
 
 _GRACE_SECONDS = 3.0
@@ -96,7 +96,7 @@ class LocalProcesses:
                 process.wait()
             if process.stdin is not None:
                 process.stdin.close()
-            shared.sweep(process.pid)
+            shared_memory.sweep(process.pid)
         if self._watchdog is not None:
             self._watchdog.kill()
             self._watchdog.wait()

@@ -10,10 +10,10 @@ from typing import Any
 import msgspec
 
 from gt.client import session as sessions
-from gt.client.host import fill
+from gt.client.host_data import fill
 from gt.client.interrupts import do_after_block, is_uninterrupted
+from gt.client.optimizer_steps import follow_steps
 from gt.client.session import Session
-from gt.client.steps import follow_steps
 from gt.client.tracebacks import ends_on_users_line
 from gt.core.errors import SessionError, SettingsError, nearest
 from gt.core.settings import BACKENDS, MODES, Settings, parse_address, read_settings
@@ -22,11 +22,11 @@ from gt.launch.inprocess import InProcessChannel
 from gt.launch.local import LocalProcesses
 from gt.monitor.instruction_log import open_log
 from gt.signals.registry import registry
-from gt.wire import shared
-from gt.wire.client_channel import SocketChannel
+from gt.wire import shared_memory
 from gt.wire.keys import keys_directory
-from gt.wire.logs import configure_logging
-from gt.wire.parcels import Fill
+from gt.wire.payloads import Fill
+from gt.wire.socket_channel import SocketChannel
+from gt.wire.stderr_logging import configure_logging
 
 _ENDED = "GT was shut down, and its tensors with it; call gt.init() to start again"
 
@@ -149,7 +149,7 @@ def _check_name(name: object, known: tuple[str, ...], what: str) -> str:
 def _open(settings: Settings) -> Session:
     registry.current()  # a GT_CONFIG that cannot be used is told now, even if no scope is ever entered
     if settings.mode in ("local", "connected"):
-        shared.sweep_dead()
+        shared_memory.sweep_dead()
     if settings.mode == "local":
         return _open_local(settings)
     if settings.mode == "connected":

@@ -12,9 +12,9 @@ from gt.core.errors import GTError
 from gt.core.settings import read_settings, require_loopback
 from gt.dispatcher.server import Server
 from gt.monitor.instruction_log import open_log
-from gt.wire import shared
+from gt.wire import shared_memory
 from gt.wire.keys import keys_directory, make_keys, remove_keys, write_keys
-from gt.wire.logs import configure_logging
+from gt.wire.stderr_logging import configure_logging
 
 
 def main() -> int:
@@ -42,7 +42,7 @@ def main() -> int:
         return 1
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: server.stop())
-    shared.sweep_dead()
+    shared_memory.sweep_dead()
     print(f"GT server at {endpoint}; workers join with: python -m gt.worker -p {options.port}", file=sys.stderr)
     try:
         server.run()

@@ -25,7 +25,7 @@ def memory_bytes(spec: ShardingSpec, shape: Shape, itemsize: int) -> int:
 # --- Time -------------------------------------------------------------------------------------------------------------
 
 
-class Link(NamedTuple):
+class LinkSpeed(NamedTuple):
     """`alpha`: seconds a message; `beta`: seconds a byte."""
 
     alpha: float
@@ -35,14 +35,14 @@ class Link(NamedTuple):
 # Measured with two processes on a 2-core machine (shared/design.md, "Numbers that exist"). Gloo: an all-reduce of 4 KB,
 # which is two messages for each of two ranks, took 1.07 ms; one of 64 MB ran at 1.4 GB/s. Memory: a ZeroMQ round trip
 # over ipc, which is two messages, took 80 to 100 us; memcpy ran at 11.5 GB/s.
-GLOO = Link(alpha=1.07e-3 / 2, beta=1 / 1.4e9)
-MEMORY = Link(alpha=45e-6, beta=1 / 11.5e9)
+GLOO = LinkSpeed(alpha=1.07e-3 / 2, beta=1 / 1.4e9)
+MEMORY = LinkSpeed(alpha=45e-6, beta=1 / 11.5e9)
 
 _LOCAL = ("slice", "to-partial")
 _SINGLE = ("permute", "send")
 
 
-def seconds(kind: str, nbytes: float, group: int, link: Link = GLOO) -> float:
+def seconds(kind: str, nbytes: float, group: int, link: LinkSpeed = GLOO) -> float:
     """How long a step takes whose busiest worker receives or sends `nbytes`, among `group` workers each."""
     if kind in _LOCAL or group < 2:
         return 0.0

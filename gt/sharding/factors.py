@@ -19,7 +19,7 @@ from dataclasses import dataclass, field, replace
 from typing import NamedTuple, TypeAlias
 
 from gt.core.errors import LayoutError
-from gt.sharding.calls import Lowering
+from gt.sharding.op_calls import Lowering
 from gt.sharding.spec import REDUCTIONS, Cuts, Shape
 
 PASS, REDUCE, WHOLE, MASK, HALO = "pass", "reduce", "whole", "mask", "halo"
@@ -49,7 +49,7 @@ class Window(NamedTuple):
         return min(max(-((self.offset - place) // self.step), 0), self.size)
 
 
-class Reach(NamedTuple):
+class HaloWindow(NamedTuple):
     """A dim of which an element o of the factor needs the elements o * stride - before to o * stride + after: the
     input of a convolution or a pooling. Its intervals overlap."""
 
@@ -91,14 +91,14 @@ class Ref(NamedTuple):
     """One factor of a dim, and which of its elements the dim shows (None: all)."""
 
     factor: str
-    window: Window | Reach | Blocks | None = None
+    window: Window | HaloWindow | Blocks | None = None
 
 
 Dim: TypeAlias = tuple[Ref, ...]
 """The factors of a dim, major to minor. None: a dim that nothing cuts, such as one of size 1."""
 
 
-class Passing(NamedTuple):
+class PartialPassthrough(NamedTuple):
     """Partial values that an op passes on: those of `operands` may be partial by `kind` along an axis where the other
     operands are whole, and the results are then partial by `gives`. Where several are named, all are made partial.
     Only a `growing` one passes where the results are larger than the operands: reducing them later would cost more."""
@@ -118,7 +118,7 @@ class OpShardingRule:
     factors: Mapping[str, Factor]
     operands: tuple[tuple[Dim, ...], ...]
     results: tuple[tuple[Dim, ...], ...]
-    passes: tuple[Passing, ...] = ()
+    passes: tuple[PartialPassthrough, ...] = ()
     lowering: Lowering | None = None
     reads: bool = True
 
@@ -150,7 +150,7 @@ def _print_dim(dim: Dim) -> str:
 # --- Text to rules ----------------------------------------------------------------------------------------------------
 
 
-class Template(NamedTuple):
+class RuleTemplate(NamedTuple):
     """A parsed rule. A dim is a tuple of factor names; `...` stands for any number of dims."""
 
     operands: tuple[tuple[tuple[str, ...], ...], ...]
@@ -163,7 +163,7 @@ _CLASS = re.compile(r"\s*(reduce|mask|whole|halo)(?:\((\w+)\))?\s*:\s*(.+?)\s*\Z
 
 
 @functools.lru_cache(maxsize=4096)
-def parse_rule(text: str) -> Template:
+def parse_rule(text: str) -> RuleTemplate:
     body, _, tail = text.partition("|")
     left, arrow, right = body.partition("->")
     if not arrow:
@@ -174,7 +174,7 @@ def parse_rule(text: str) -> Template:
         if match is None or (match[2] or "sum") not in REDUCTIONS:
             raise LayoutError(f"{part.strip()!r} in the rule {text!r} is not of the form 'reduce(sum): k'")
         classes.update(dict.fromkeys(match[3].split(), (match[1], match[2] or "sum")))
-    template = Template(_parse_side(left, text), _parse_side(right, text), classes)
+    template = RuleTemplate(_parse_side(left, text), _parse_side(right, text), classes)
     known = {name for side in template[:2] for dims in side for dim in dims for name in dim}
     if unknown := classes.keys() - known:
         raise LayoutError(f"the rule {text!r} classifies {', '.join(sorted(unknown))}, which no dim has")
@@ -218,7 +218,7 @@ def bind(
     operands: Sequence[Shape],
     results: Sequence[Shape],
     sizes: Mapping[str, int] | None = None,
-    passes: Sequence[Passing] = (),
+    passes: Sequence[PartialPassthrough] = (),
     lowering: Lowering | None = None,
 ) -> OpShardingRule:
     """The rule of a text for tensors of given shapes. `sizes` are those of factors that appear only inside compound
@@ -301,5 +301,5 @@ class RuleBuilder:
         self.factors[name] = Factor(size, kind, reduction)
         return name
 
-    def build(self, passes: Sequence[Passing] = (), lowering: Lowering | None = None) -> OpShardingRule:
+    def build(self, passes: Sequence[PartialPassthrough] = (), lowering: Lowering | None = None) -> OpShardingRule:
         return OpShardingRule(self.factors, tuple(self.operands), tuple(self.results), tuple(passes), lowering)

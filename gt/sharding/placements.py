@@ -7,8 +7,8 @@ from typing import NamedTuple, TypeAlias
 
 from gt.core.errors import LayoutError
 from gt.core.meta import TensorMeta
-from gt.sharding.spec import DeviceMesh, ShardingSpec, tile
-from gt.sharding.text import parse_spec
+from gt.sharding.spec import DeviceMesh, ShardingSpec, is_partition
+from gt.sharding.spec_text import parse_spec
 
 
 class Shard(NamedTuple):
@@ -56,7 +56,7 @@ def require_fit(spec: ShardingSpec, meta: TensorMeta) -> ShardingSpec:
     if len(spec.dims) != len(shape):
         raise LayoutError(f"[{spec}] lays out a tensor of {len(spec.dims)} dims, and this one has {len(shape)}")
     for dim, cuts in enumerate(spec.cuts):
-        if cuts is not None and not tile(cuts, shape[dim]):
+        if cuts is not None and not is_partition(cuts, shape[dim]):
             raise LayoutError(f"[{spec}] does not cut dim {dim}, which has {shape[dim]} elements, into disjoint parts")
     if spec.partial and spec.kind in ("and", "or") and meta.dtype != "bool":
         raise LayoutError(f"[{spec}] reduces truth values, and this tensor is of {meta.dtype}")

@@ -11,11 +11,11 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 from typing import NamedTuple
 
+from gt.sharding.constraints import Constraint, fulfil
 from gt.sharding.cost import memory_bytes, reshard_bytes
-from gt.sharding.factors import MASK, REDUCE, WHOLE, Dim, Factor, OpShardingRule, Passing
-from gt.sharding.passes import run_hierarchical_propagation_pass as run_hierarchical_propagation_pass  # noqa: PLC0414
+from gt.sharding.factors import MASK, REDUCE, WHOLE, Dim, Factor, OpShardingRule, PartialPassthrough
+from gt.sharding.program_propagation import run_hierarchical_propagation_pass as run_hierarchical_propagation_pass  # noqa: PLC0414
 from gt.sharding.spec import Cuts, DeviceMesh, DimSpec, Shape, ShardingSpec, balanced_cuts
-from gt.sharding.wishes import Constraint, fulfil
 
 MOST_STRATEGIES = 4096  # beyond this many only factors that some operand is already cut along are considered
 
@@ -150,7 +150,7 @@ def build_strategy(
     result_shapes: Sequence[Shape],
     mesh: DeviceMesh,
     assignment: Mapping[str, FactorSharding],
-    passing: Mapping[str, Passing] | None = None,
+    passing: Mapping[str, PartialPassthrough] | None = None,
 ) -> Strategy | None:
     """The layouts that an assignment of axes to factors means; None where the op cannot run so. `passing` names, per
     axis, the operands whose partial values pass through the op along it."""
@@ -216,7 +216,7 @@ def propagate_sharding(
     the least memory. A way that moves nothing is taken even if its result is partial. Where bytes move anyway, what a
     result will cost later counts too: a partial one will be reduced, and one that is cut along an axis that cuts no
     operand will be gathered, since nobody has asked for that cut. Where some axes are to cut a result in a certain way,
-    the op is divided along these axes (`_standing`)."""
+    the op is divided along these axes (`_constraint_rank`)."""
     projected = [
         project(rule, place, operand.spec) if operand.spec.mesh is mesh else {}
         for place, operand in enumerate(operands)
@@ -225,7 +225,7 @@ def propagate_sharding(
     asked = {axis for result in results if isinstance(result.wish, Constraint) for axis in result.wish.axes}
     best: tuple[tuple[int, ...], Choice] | None = None
     for order, strategy in enumerate(_strategies(rule, operands, results, mesh, projected)):
-        standing = _standing(strategy, operands, results, mesh, asked) if asked else 0
+        standing = _constraint_rank(strategy, operands, results, mesh, asked) if asked else 0
         moved, changed = _moved(strategy, operands, results)
         if best is not None and (standing, int(moved > 0), moved) > best[0][:3]:
             continue  # most are not worth looking at further
@@ -236,7 +236,7 @@ def propagate_sharding(
     return best[1]
 
 
-def _standing(
+def _constraint_rank(
     strategy: Strategy, operands: Sequence[Operand], results: Sequence[Result], mesh: DeviceMesh, asked: set[str]
 ) -> int:
     """How well a strategy serves a wish for how some axes cut the results. Best is an op that these axes divide as its
@@ -320,7 +320,7 @@ def _strategies(
     result_shapes = [result.shape for result in results]
     for chosen in itertools.product(*options):
         axes_of: dict[str, list[str]] = {}
-        passing: dict[str, Passing] = {}
+        passing: dict[str, PartialPassthrough] = {}
         for axis, option in zip(mesh.axis_names, chosen, strict=True):
             if isinstance(option, str):
                 axes_of.setdefault(option, []).append(axis)
@@ -339,7 +339,7 @@ def _axes_in_use(operands: Sequence[Operand], results: Sequence[Result], mesh: D
 
 def _options(
     rule: OpShardingRule, operands: Sequence[Operand], results: Sequence[Result], axis: str, used: set[str]
-) -> list[str | Passing | None]:
+) -> list[str | PartialPassthrough | None]:
     if axis not in used:
         return [None]
     partial_kinds = {operand.spec.kind for operand in operands if axis in operand.spec.partial}
@@ -348,7 +348,7 @@ def _options(
     return [*cuttable, *passes, None]
 
 
-def _blows_up(passed: Passing, operands: Sequence[Operand], results: Sequence[Result], axis: str) -> bool:
+def _blows_up(passed: PartialPassthrough, operands: Sequence[Operand], results: Sequence[Result], axis: str) -> bool:
     """Whether passing partial values on costs nothing now and too much later: they would be made of shards of the
     largest operand, each as large as the whole, or the results are larger than what is partial."""
     sizes = {place: math.prod(operands[place].shape) for place in passed.operands}

@@ -216,7 +216,7 @@ def contributions(step: Step, shape: Shape, worker: int) -> tuple[tuple[Pull, ..
 def segments(step: Step, shape: Shape, worker: int) -> Segments:
     """Who takes part in an all-reduce, and who reduces what."""
     mesh = step.source.mesh
-    peers = mesh.fibre(worker, reduced_axes(step.source, step.target))
+    peers = mesh.axis_group(worker, reduced_axes(step.source, step.target))
     elements = int(boxes(step.source, shape).sizes[mesh.workers.index(worker)])
     return Segments(peers, balanced_cuts(elements, (len(peers),)))
 

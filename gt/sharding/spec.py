@@ -80,9 +80,9 @@ class DeviceMesh:
             place = place * size + along
         return self.workers[place]
 
-    def fibre(self, worker: int, axes: Sequence[str]) -> tuple[int, ...]:
+    def axis_group(self, worker: int, axes: Sequence[str]) -> tuple[int, ...]:
         """The workers that differ from this one along `axes` only, in the order of those axes (major first)."""
-        return _fibres(self, tuple(axes))[worker]
+        return _axis_groups(self, tuple(axes))[worker]
 
     def submesh(self, **fixed: int) -> DeviceMesh:
         """The part of the mesh where the named axes have the given coordinates; its axes are the remaining ones."""
@@ -137,7 +137,7 @@ def mesh_of(record: MeshRecord) -> DeviceMesh:
 
 
 @functools.lru_cache(maxsize=1024)
-def _fibres(mesh: DeviceMesh, axes: tuple[str, ...]) -> dict[int, tuple[int, ...]]:
+def _axis_groups(mesh: DeviceMesh, axes: tuple[str, ...]) -> dict[int, tuple[int, ...]]:
     places = [mesh.axis_names.index(axis) for axis in axes]
     groups: dict[Shape, list[tuple[Shape, int]]] = {}
     for worker in mesh.workers:
@@ -169,7 +169,7 @@ def balanced_cuts(size: int, counts: tuple[int, ...]) -> Cuts:
     return tuple(cuts)
 
 
-def tile(cuts: Cuts, size: int) -> bool:
+def is_partition(cuts: Cuts, size: int) -> bool:
     """Whether intervals, in any order, are all of a dim and share nothing; empty ones may be anywhere."""
     ordered = sorted([(start, stop) for start, stop in cuts if start < stop])
     return [0, *[stop for _, stop in ordered]] == [*[start for start, _ in ordered], size]
@@ -234,10 +234,10 @@ class ShardingSpec:
         }
         return ShardingSpec(**(fields | changes))
 
-    def tiles(self, shape: Shape) -> bool:
+    def is_partition(self, shape: Shape) -> bool:
         """Whether the parts are all of a tensor and share nothing, as those of a tensor itself do. A copy that was made
         for an op may be less (an op that skips elements) or have parts that overlap (halos)."""
-        return all(cuts is None or tile(cuts, size) for cuts, size in zip(self.cuts, shape, strict=True))
+        return all(cuts is None or is_partition(cuts, size) for cuts, size in zip(self.cuts, shape, strict=True))
 
     def normal(self, shape: Shape) -> ShardingSpec:
         """The same spec with cuts that happen to be the default ones left out."""

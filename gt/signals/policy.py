@@ -7,8 +7,8 @@ from weakref import WeakValueDictionary
 
 from gt.core.errors import LayoutError
 from gt.core.signatures import PolicyRecord
+from gt.sharding.constraints import Constraint, DimConstraint
 from gt.sharding.spec import DeviceMesh, DimSpec, Shape, ShardingSpec, mesh_of
-from gt.sharding.wishes import Constraint, DimWish
 
 
 class Policy:
@@ -40,7 +40,7 @@ class Policy:
         dims = self._dims(shape)
         if self._record.closed:
             return ShardingSpec(self.mesh, dims)
-        return Constraint(self.mesh, tuple([DimWish(axes) for axes in dims])) if any(dims) else None
+        return Constraint(self.mesh, tuple([DimConstraint(axes) for axes in dims])) if any(dims) else None
 
     def layout(self, shape: Shape) -> ShardingSpec:
         """How a tensor that is created in the scope is laid out."""

@@ -12,7 +12,7 @@ _ENDPOINT = "inproc://zeromq.zap.01"
 _END = "inproc://gt-gatekeeper"
 
 
-class Gatekeeper:
+class Authenticator:
     """Answers ZeroMQ's questions about peers (its authentication protocol, RFC 27) in a thread of its own, until the
     handshake of a peer is done and before anything that it sends is seen."""
 

@@ -24,13 +24,13 @@ Message = TypeVar("Message")
 
 MAGIC = b"GT"
 CHUNK = PIECE = 1 << 20
-FEW = 1 << 16  # bytes of all tensors of a message together
+INLINE_BYTES = 1 << 16  # bytes of all tensors of a message together
 MAX_BODY = 1 << 26
 MAX_INSTRUCTIONS = MAX_BODY >> 4  # of a client: the commands that one instruction becomes are longer than itself
 MAX_HELLO = 1 << 13
 _VERSION = struct.Struct("<2sH")  # how every header begins, whatever its version
 _HEADER = struct.Struct("<2sHI")
-MAX_FRAME = max(CHUNK, _HEADER.size + PIECE + FEW)
+MAX_FRAME = max(CHUNK, _HEADER.size + PIECE + INLINE_BYTES)
 _encoder = msgspec.msgpack.Encoder()
 
 
@@ -64,7 +64,7 @@ def _frames(body: bytes, payloads: Iterable[Sequence[Frame]]) -> list[Frame]:
     if not payloads and len(body) <= PIECE:
         return [header_of(body) + body]
     parts = [memoryview(part) for payload in payloads for part in payload]
-    few = sum([part.nbytes for part in parts]) <= FEW
+    few = sum([part.nbytes for part in parts]) <= INLINE_BYTES
     if few and len(body) <= PIECE:
         return [b"".join((header_of(body), body, *parts))]
     frames: list[Frame] = [header_of(body) + body[:PIECE]]
@@ -123,11 +123,11 @@ def _payloads(sizes: Sequence[int], few: memoryview, frames: Sequence[Frame], co
     """The bytes of each tensor: from those that follow the body if they are few, otherwise frames of their own, after
     the `count` frames of the body."""
     total, place = sum(sizes), 0
-    if len(few) != (total if total <= FEW else 0):
+    if len(few) != (total if total <= INLINE_BYTES else 0):
         raise ProtocolError(f"a message announces {total} bytes of tensors, and {len(few)} follow its body")
     payloads: list[Payload] = []
     for size in sizes:
-        if total <= FEW:
+        if total <= INLINE_BYTES:
             payload: Payload = [few[place : place + size]] if size else []
             place += size
         else:

@@ -10,7 +10,7 @@ import threading
 from collections.abc import Callable, Iterable
 from pathlib import Path
 
-from gt.wire import shared
+from gt.wire import shared_memory
 
 LIMIT_SECONDS = 5
 _PROCESSES = "processes"
@@ -30,7 +30,7 @@ def _wait_for_the_end(clear_up: Callable[[], None]) -> None:
         pass
     signal.alarm(LIMIT_SECONDS)  # by the kernel, so that nothing here can be in its way
     try:
-        shared.end()
+        shared_memory.end()
         clear_up()
     finally:
         os._exit(0)
@@ -50,5 +50,5 @@ def clear_up(directory: Path) -> None:
     except FileNotFoundError:
         pids = []
     for pid in (*pids, os.getpid()):
-        shared.sweep(pid)
+        shared_memory.sweep(pid)
     shutil.rmtree(directory, ignore_errors=True)

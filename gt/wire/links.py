@@ -15,7 +15,7 @@ import zmq
 from zmq.utils.monitor import recv_monitor_message
 
 from gt.core.errors import ConnectionLost, SettingsError
-from gt.wire.authentication import Gatekeeper
+from gt.wire.authentication import Authenticator
 from gt.wire.codec import Frame
 from gt.wire.descriptors import limit, raise_limit, shut
 from gt.wire.keys import MemberKeys, ServerKeys, find_keys
@@ -119,7 +119,7 @@ class Router:
         raise_limit()
         self._most_unknown = limit() // _UNKNOWN_SHARE
         self._context = zmq.Context()
-        self._gatekeeper = Gatekeeper(self._context, keys.member) if keys is not None else None
+        self._gatekeeper = Authenticator(self._context, keys.member) if keys is not None else None
         self._socket = open_socket(self._context, zmq.ROUTER, milliseconds, silence)
         self._socket.setsockopt(zmq.ROUTER_MANDATORY, 1)
         self._socket.setsockopt(zmq.SNDHWM, MAX_UNTAKEN)

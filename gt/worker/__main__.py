@@ -10,7 +10,7 @@ from pathlib import Path
 from gt.core.errors import GTError, ServerLost
 from gt.core.settings import BACKENDS, read_settings, require_loopback
 from gt.wire.lifeline import clear_up, end_with_parent
-from gt.wire.logs import configure_logging
+from gt.wire.stderr_logging import configure_logging
 from gt.worker.server import Worker
 
 

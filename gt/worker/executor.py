@@ -25,7 +25,7 @@ from gt.core.messages import (
     Stats,
     StoreReady,
     Synchronized,
-    Timeline,
+    TimelineReport,
     Traffic,
     Versions,
     WorkerAgreeOnStep,
@@ -53,14 +53,14 @@ from gt.core.messages import (
     WorkerSynchronize,
 )
 from gt.core.meta import TensorMeta
-from gt.worker.ahead import Ahead
 from gt.worker.engines.engine import Buffer, Engine, Value
-from gt.worker.exchange import Exchange, Received, Swap, Swapping
-from gt.worker.kernels import Broken, Kernel
+from gt.worker.exchange.interface import Exchange, Received, Swap, Swapping
+from gt.worker.exchange.prefetch import ReceivePrefetch
+from gt.worker.failed_value import FailedValue
+from gt.worker.kernels import Kernel, UnavailableKernel
+from gt.worker.optimizer_steps import Steps
 from gt.worker.programs import ProgramKernel
-from gt.worker.steps import Steps
-from gt.worker.timeline import Recorder
-from gt.worker.values import Failing
+from gt.worker.recorder import Recorder
 
 log = logging.getLogger("gt.worker")
 Outgoing: TypeAlias = tuple[Report, Buffer | None]
@@ -74,7 +74,7 @@ writes them. Gives the name of the segment they are in, if any, and the bytes.""
 class Executor:
     """`store` holds tensors by id, `kernels` ops by code; `progress` shows the code and the site of the last op begun;
     `traffic` counts payload bytes received, by sender; `recorder` keeps what was run when, for who asks. A command that
-    fails leaves `Failing` in place of its results, so whatever was asked after it goes on."""
+    fails leaves `FailedValue` in place of its results, so whatever was asked after it goes on."""
 
     def __init__(self, worker: int, engine: Engine, exchange: Exchange, export: Export, *, owns_buffers: bool) -> None:
         self.worker = worker
@@ -83,8 +83,8 @@ class Executor:
         self.export = export
         self.owns_buffers = owns_buffers
         self.progress: MutableSequence[int] = [0, 0]
-        self.store: dict[int, Value | Failing] = {}
-        self.kernels: dict[int, Kernel | Broken | ProgramKernel] = {}
+        self.store: dict[int, Value | FailedValue] = {}
+        self.kernels: dict[int, Kernel | UnavailableKernel | ProgramKernel] = {}
         self.scopes: dict[tuple[int, int], WorkerDefineScope] = {}
         self.steps = Steps(engine)
         self.traffic: dict[int, int] = {}
@@ -92,7 +92,7 @@ class Executor:
         self.recorder = Recorder()
         self._reports: list[Outgoing] = []
         self._buffers: Iterator[Buffer] = iter(())
-        self._ahead = Ahead()
+        self._ahead = ReceivePrefetch()
         self._marked = 0
         self._actions: dict[type, Callable[[Any], None]] = {
             WorkerRunOp: self._run_op,
@@ -182,14 +182,14 @@ class Executor:
         return op, scope.name if scope is not None else ""
 
     def _read_stats(self, command: WorkerReadStats) -> None:
-        held = [value for value in self.store.values() if not isinstance(value, Failing)]
+        held = [value for value in self.store.values() if not isinstance(value, FailedValue)]
         held_bytes = sum([int(value.nbytes) for value in held])
         stats = WorkerStats(self.ops, len(held), held_bytes, dict(self.traffic), self.engine.restrided)
         self._report(Stats(command.request, stats))
 
     def _read_timeline(self, command: WorkerReadTimeline) -> None:
         ran, dropped = self.recorder.take(session_of(command.request), command.limit)
-        self._report(Timeline(command.request, ran, dropped))
+        self._report(TimelineReport(command.request, ran, dropped))
 
     def _report(self, report: Report, buffer: Buffer | None = None) -> None:
         self._reports.append((report, buffer))
@@ -206,7 +206,7 @@ class Executor:
         outputs = command.outputs
         if kernel.writes and self.steps.sessions and self._holds_back(command, kernel):
             return
-        values: list[Value | Failing] = []
+        values: list[Value | FailedValue] = []
         try:
             values += map(store.__getitem__, command.inputs)
             results = kernel.call(values, command.scalars)
@@ -219,7 +219,7 @@ class Executor:
         if kernel.writes:
             self._renew(kernel, command.inputs, values, outputs[kernel.gives :])
 
-    def _holds_back(self, command: WorkerRunOp, kernel: Kernel | Broken) -> bool:
+    def _holds_back(self, command: WorkerRunOp, kernel: Kernel | UnavailableKernel) -> bool:
         """Before a write. Whether the op must not begin, because it is of a step whose gradients have no value."""
         written = [command.inputs[place] for place in kernel.writes]
         renewed = command.outputs[len(command.outputs) - len(written) :]
@@ -236,15 +236,15 @@ class Executor:
     def _run_program(self, command: WorkerRunOp, kernel: ProgramKernel) -> Swapping:
         """The steps of a program. A worker may hold none of an input, or get none of an output."""
         inputs = [self.store.get(ident) for ident in command.inputs]
-        cause: Failing | None = None
+        cause: FailedValue | None = None
         written = [command.inputs[place] for place in kernel.program.consumes]
         if written and self.steps.sessions:
             cause = self.steps.cause(written)
             self.steps.renew(written, command.outputs[len(command.outputs) - len(written) :], self.store.get)
 
-        def fail(op: str, values: Sequence[Value], error: Exception) -> Failing:
+        def fail(op: str, values: Sequence[Value], error: Exception) -> FailedValue:
             shapes = tuple([str(self.engine.meta(value)) for value in values if self.engine.is_tensor(value)])
-            failing = Failing(self._failure(op, shapes, command, error))
+            failing = FailedValue(self._failure(op, shapes, command, error))
             self._report(OpFailed(session_of(command.code), failing.failure))
             return failing
 
@@ -298,16 +298,20 @@ class Executor:
             log.warning("an exchange among workers %s failed: %s", swap.members, error)
             failure = replace(self._failure("exchange", (), command, error), peers=self.exchange.needs(swap))
             self._report(OpFailed(session_of(command.code), failure))
-            return dict.fromkeys(swap.receives, Failing(failure))
+            return dict.fromkeys(swap.receives, FailedValue(failure))
 
-    def _absent(self, command: WorkerRunOp, kernel: Kernel | Broken) -> Failing:
+    def _absent(self, command: WorkerRunOp, kernel: Kernel | UnavailableKernel) -> FailedValue:
         """The op gave no tensor where the client holds a handle; only reading it is a failure."""
         message = "the op gives no tensor here (a gradient that was not asked for)"
         site, origin = command.site, _origin(command)
-        return Failing(Failure(self.worker, kernel.signature.op, (), site, origin, "RuntimeError", message, ""))
+        return FailedValue(Failure(self.worker, kernel.signature.op, (), site, origin, "RuntimeError", message, ""))
 
     def _renew(
-        self, kernel: Kernel | Broken, inputs: Sequence[int], values: Sequence[Value | Failing], renewed: Sequence[int]
+        self,
+        kernel: Kernel | UnavailableKernel,
+        inputs: Sequence[int],
+        values: Sequence[Value | FailedValue],
+        renewed: Sequence[int],
     ) -> None:
         """Written storages go on under their new ids."""
         for place in kernel.writes:
@@ -319,7 +323,7 @@ class Executor:
         self.progress[0], self.progress[1] = command.code, command.site
         kernel = self.kernels[command.code]
         assert not isinstance(kernel, ProgramKernel), "queries run on whole tensors"
-        values: list[Value | Failing] = []
+        values: list[Value | FailedValue] = []
         before: list[TensorMeta | None] = []
         written = [command.inputs[place] for place in kernel.writes] if self.steps.sessions else []
         since = [self.steps.unwritten.get(ident, ident) for ident in written]
@@ -338,7 +342,7 @@ class Executor:
             own = not any(value is failing for value in values)
             self._report(Failed(command.request, failing.failure, own))
             still = [self._meta(values[place]) for place in kernel.writes] if before else []
-            lost: list[Value | Failing] = [failing.passed_on()] * len(command.inputs)
+            lost: list[Value | FailedValue] = [failing.passed_on()] * len(command.inputs)
             left = values if still == before else lost  # as torch leaves its arguments
             self._renew(kernel, command.inputs, left, command.written)
             if not own and left is values:  # the op did not begin
@@ -351,7 +355,7 @@ class Executor:
     def _make_resizable(self, written: Sequence[int]) -> None:
         for ident in written:
             value = self.store[ident]
-            if not isinstance(value, Failing):
+            if not isinstance(value, FailedValue):
                 self.store[ident] = self.engine.resizable(value)
 
     def _keep(self, first: int, results: list[Any], place: int) -> Result:
@@ -363,11 +367,15 @@ class Executor:
         self.store[first + sum(map(self.engine.is_tensor, results[:place]))] = settled
         return self.engine.meta(settled)
 
-    def _meta(self, value: Value | Failing) -> TensorMeta | None:
-        return None if isinstance(value, Failing) else self.engine.meta(value)
+    def _meta(self, value: Value | FailedValue) -> TensorMeta | None:
+        return None if isinstance(value, FailedValue) else self.engine.meta(value)
 
     def _fail(
-        self, command: WorkerRunOp, kernel: Kernel | Broken, values: list[Value | Failing], error: Exception
+        self,
+        command: WorkerRunOp,
+        kernel: Kernel | UnavailableKernel,
+        values: list[Value | FailedValue],
+        error: Exception,
     ) -> None:
         """An op gave nothing, and nobody waits for it: whoever reads what it should have given or written is told."""
         failing = self._cause(command, kernel, values, error)
@@ -385,15 +393,15 @@ class Executor:
     def _cause(
         self,
         command: WorkerRunOp | WorkerQueryOp,
-        kernel: Kernel | Broken,
-        values: list[Value | Failing],
+        kernel: Kernel | UnavailableKernel,
+        values: list[Value | FailedValue],
         error: Exception,
-    ) -> Failing:
+    ) -> FailedValue:
         """Why an op gave nothing: because of what it depends on, or by itself."""
-        cause = next((value for value in values if isinstance(value, Failing)), None)
-        return cause or Failing(self._failure(kernel.signature.op, self._inputs(kernel, values), command, error))
+        cause = next((value for value in values if isinstance(value, FailedValue)), None)
+        return cause or FailedValue(self._failure(kernel.signature.op, self._inputs(kernel, values), command, error))
 
-    def _inputs(self, kernel: Kernel | Broken, values: list[Value]) -> tuple[str, ...]:
+    def _inputs(self, kernel: Kernel | UnavailableKernel, values: list[Value]) -> tuple[str, ...]:
         try:
             return kernel.describe(values)
         except Exception:  # the op may have failed because a view of its input is not possible
@@ -415,7 +423,7 @@ class Executor:
         try:
             self.kernels[command.code] = Kernel(self.engine, command.signature)
         except Exception as error:
-            self.kernels[command.code] = Broken(command.signature, error)
+            self.kernels[command.code] = UnavailableKernel(command.signature, error)
 
     def _define_program(self, command: WorkerDefineProgram) -> None:
         self.kernels[command.code] = ProgramKernel(self.engine, self.worker, command.op, command.program)
@@ -435,7 +443,7 @@ class Executor:
             self.store[command.id] = self.engine.from_buffer(buffer, command.meta, self.owns_buffers)
         except Exception as error:
             failure = self._failure("upload", (str(command.meta),), command, error)
-            self.store[command.id] = Failing(failure)
+            self.store[command.id] = FailedValue(failure)
             self._report(OpFailed(session_of(command.id), failure))
 
     def _free(self, command: WorkerFreeTensors) -> None:
@@ -447,7 +455,7 @@ class Executor:
     def _revive(self, command: WorkerReviveTensor) -> None:
         if command.id in self.store:
             version = self.steps.version(command.id, self.store[command.id], command.version)
-            self.store[command.output] = version.passed_on() if isinstance(version, Failing) else version
+            self.store[command.output] = version.passed_on() if isinstance(version, FailedValue) else version
 
     def _read_versions(self, command: WorkerReadVersions) -> None:
         held = [ident for ident in command.ids if ident in self.store]
@@ -457,7 +465,7 @@ class Executor:
     def _fetch(self, command: WorkerFetchTensor) -> None:
         try:
             value = self.steps.version(command.id, self.store[command.id], command.version)
-            if isinstance(value, Failing):
+            if isinstance(value, FailedValue):
                 self._report(Failed(command.request, value.failure))
                 return
             fill = partial(self.engine.read_into, value)

@@ -6,8 +6,8 @@ from collections.abc import Callable, Sequence
 from typing import Any, TypeAlias
 
 from gt.core.meta import TensorMeta, same_places
-from gt.core.signatures import Arg, Input, Items, Number, Path, Scalar, Signature
-from gt.worker.engines.counter import Region
+from gt.core.signatures import Arg, Input, ListArg, Number, Path, Scalar, Signature
+from gt.worker.engines.counter_rng import Region
 from gt.worker.engines.engine import Engine, Value
 
 Maker: TypeAlias = Callable[[Sequence[Value], Sequence[Number]], Any]
@@ -36,7 +36,7 @@ class Kernel:
         self._function = function if self._is_plain else engine.with_floating(signature.floating, function)
         self._args = [_maker(engine, arg) for arg in signature.args]
         self._kwargs = {name: _maker(engine, arg) for name, arg in signature.kwargs.items()}
-        self._views = [(place, View(engine, path)) for place, path in enumerate(signature.paths) if path]
+        self._views = [(place, ViewKernel(engine, path)) for place, path in enumerate(signature.paths) if path]
         in_order = tuple([Input(place) for place in range(len(signature.paths))])
         self._can_be_direct = (signature.args, signature.places) == (in_order, (0,)) and not (
             self._kwargs or self._views or self.writes or signature.random
@@ -88,7 +88,7 @@ class Kernel:
                 self._write_back(place, view, values, used)
         return [result for result in results if result is None or not any(result is value for value in used)]
 
-    def _write_back(self, place: int, view: View, values: list[Value], used: list[Value]) -> None:
+    def _write_back(self, place: int, view: ViewKernel, values: list[Value], used: list[Value]) -> None:
         """The view had to be a copy here; what was written to it goes to its base now."""
         written = [values[write] for write in self.writes]
         if any(values[place] is base for base in written):
@@ -117,7 +117,7 @@ class Kernel:
             raise RuntimeError(f"{op} gave {found} with strides {found.stride}; the client was told {told.stride}")
 
 
-class Broken:
+class UnavailableKernel:
     """An op that this worker cannot run: each call says why."""
 
     def __init__(self, signature: Signature, error: Exception) -> None:
@@ -134,7 +134,7 @@ class Broken:
         raise self._error
 
 
-class View:
+class ViewKernel:
     """A path of view ops. Where the strides here do not allow a view, its result is a copy."""
 
     def __init__(self, engine: Engine, path: Path) -> None:
@@ -154,7 +154,7 @@ def _maker(engine: Engine, arg: Arg) -> Maker:
     if isinstance(arg, Scalar):
         index = arg.index
         return lambda values, numbers: numbers[index]
-    if isinstance(arg, Items) and any(isinstance(item, Input | Scalar) for item in arg.values):
+    if isinstance(arg, ListArg) and any(isinstance(item, Input | Scalar) for item in arg.values):
         makers = [_maker(engine, item) for item in arg.values]
         return lambda values, numbers: [make(values, numbers) for make in makers]
     constant = engine.literal(arg)

@@ -6,13 +6,13 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import reduce
 
 from gt.core.meta import ITEM_BYTES, TensorMeta, dense_strides
-from gt.core.signatures import DType, Items
+from gt.core.signatures import DType, ListArg
 from gt.sharding.reshard import Step, contributions, plan_reshard, pulls, pushes, segments
-from gt.sharding.rules.dtypes import identity, wide
+from gt.sharding.rules.support.dtypes import identity, wide
 from gt.sharding.spec import Box, Interval, Shape, ShardingSpec, box_shape, local_box
 from gt.worker.engines.engine import Engine, Value
-from gt.worker.exchange import Received, Swap, Swapping
-from gt.worker.values import Fail, Failing
+from gt.worker.exchange.interface import Received, Swap, Swapping
+from gt.worker.failed_value import Fail, FailedValue
 
 _REDUCING = {
     "sum": "aten.add.Tensor",
@@ -41,12 +41,12 @@ class Mover:
         self._target = target
         self._plan = plan_reshard(meta.shape, ITEM_BYTES[meta.dtype], source, target)
 
-    def run(self, value: Value | Failing | None, fail: Fail) -> Swapping:
+    def run(self, value: Value | FailedValue | None, fail: Fail) -> Swapping:
         if not self._plan.steps:
             return self._kept(value, fail) if self._worker in self._target.mesh else None
         for step, members in self._steps():
             value = yield from self._step(step, members, value, fail)
-        if value is None or isinstance(value, Failing):
+        if value is None or isinstance(value, FailedValue):
             return value.passed_on() if value is not None else None
         told = self._whole.part(box_shape(local_box(self._target, self._shape, self._worker)))
         moved = value
@@ -70,11 +70,11 @@ class Mover:
             return None
         return [Swap(members, {}, self._receives(step)) for step, members in steps]
 
-    def _kept(self, value: Value | Failing | None, fail: Fail) -> Value | Failing:
+    def _kept(self, value: Value | FailedValue | None, fail: Fail) -> Value | FailedValue:
         """What this worker has already, in memory of its own."""
-        return value if isinstance(value, Failing) else _tried(lambda: self._engine.copy(value), fail)
+        return value if isinstance(value, FailedValue) else _tried(lambda: self._engine.copy(value), fail)
 
-    def _step(self, step: Step, members: tuple[int, ...], value: Value | Failing | None, fail: Fail) -> Swapping:
+    def _step(self, step: Step, members: tuple[int, ...], value: Value | FailedValue | None, fail: Fail) -> Swapping:
         """One step; where nothing travels it has no `members`."""
         if step.kind == "all-reduce":
             if not members:
@@ -109,7 +109,9 @@ class Mover:
             return self._assemble(box, placed, self._identity(step.target.kind, box_shape(box)))
         return self._assemble(box, placed)
 
-    def _all_reduce(self, step: Step, members: tuple[int, ...], value: Value | Failing | None, fail: Fail) -> Swapping:
+    def _all_reduce(
+        self, step: Step, members: tuple[int, ...], value: Value | FailedValue | None, fail: Fail
+    ) -> Swapping:
         """Every worker of a group reduces one segment of the flat tensor, and sends it to the others."""
         peers, cuts = segments(step, self._shape, self._worker)
         metas = [TensorMeta((stop - start,), (1,), 0, self._dtype) for start, stop in cuts]
@@ -145,15 +147,15 @@ class Mover:
             flat[slice(*cut)] = segment
         return whole
 
-    def _segment(self, value: Value | Failing | None, cut: Interval, fail: Fail) -> Value | Failing:
+    def _segment(self, value: Value | FailedValue | None, cut: Interval, fail: Fail) -> Value | FailedValue:
         """A segment of a tensor's memory, in memory of its own."""
-        if isinstance(value, Failing):
+        if isinstance(value, FailedValue):
             return value
         return _tried(lambda: self._engine.copy(self._engine.flat(value)[slice(*cut)]), fail)
 
-    def _dense(self, value: Value | Failing | None, step: Step, fail: Fail) -> Value | Failing | None:
+    def _dense(self, value: Value | FailedValue | None, step: Step, fail: Fail) -> Value | FailedValue | None:
         """What this worker holds before a step, without gaps."""
-        if value is None or isinstance(value, Failing):
+        if value is None or isinstance(value, FailedValue):
             return value
         stride = self._meta(box_shape(local_box(step.source, self._shape, self._worker))).stride
         return _tried(lambda: self._engine.with_strides(value, stride), fail)
@@ -164,7 +166,7 @@ class Mover:
         """Some of the tensor, in its memory format and without gaps."""
         return TensorMeta(shape, dense_strides(shape, self._whole.stride), 0, self._dtype)
 
-    def _cut(self, value: Value | Failing | None, spec: ShardingSpec, box: Box, fail: Fail) -> Value | Failing:
+    def _cut(self, value: Value | FailedValue | None, spec: ShardingSpec, box: Box, fail: Fail) -> Value | FailedValue:
         """A box of what this worker holds, in memory of its own."""
 
         def cut() -> Value:
@@ -172,7 +174,7 @@ class Mover:
             part[...] = value[_within(local_box(spec, self._shape, self._worker), box)]  # type: ignore[index]
             return part
 
-        return value if isinstance(value, Failing) else _tried(cut, fail)
+        return value if isinstance(value, FailedValue) else _tried(cut, fail)
 
     def _assemble(self, box: Box, parts: Sequence[tuple[Box, Value]], whole: Value | None = None) -> Value:
         if whole is None and len(parts) == 1 and parts[0][0] == box:
@@ -195,12 +197,12 @@ class Mover:
         return self._engine.resolve("aten._to_copy.default")(value, dtype=self._engine.literal(DType(dtype)))
 
     def _identity(self, kind: str, shape: Shape) -> Value:
-        size = self._engine.literal(Items(shape))
+        size = self._engine.literal(ListArg(shape))
         full = self._engine.resolve("aten.full.default")
         return full(size, identity(kind, self._dtype), dtype=self._engine.literal(DType(self._dtype)))
 
 
-def _tried(work: Callable[[], Value], fail: Fail) -> Value | Failing:
+def _tried(work: Callable[[], Value], fail: Fail) -> Value | FailedValue:
     try:
         return work()
     except Exception as error:  # most likely there is no memory for it
@@ -211,5 +213,5 @@ def _within(outer: Box, inner: Box) -> tuple[slice, ...]:
     return tuple([slice(low - start, high - start) for (start, _), (low, high) in zip(outer, inner, strict=True)])
 
 
-def _failing_of(values: Iterable[Value | Failing]) -> Failing | None:
-    return next((value for value in values if isinstance(value, Failing)), None)
+def _failing_of(values: Iterable[Value | FailedValue]) -> FailedValue | None:
+    return next((value for value in values if isinstance(value, FailedValue)), None)

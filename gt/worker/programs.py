@@ -21,15 +21,15 @@ from gt.core.signatures import (
     ViewStep,
     Whole,
 )
-from gt.sharding.calls import Call, LocalCall, LocalProgram, Shard
+from gt.sharding.lowering import create_sharded_output, get_shard_args
+from gt.sharding.op_calls import LocalCall, LocalContext, LocalProgram, OpCall
 from gt.sharding.spec import ShardingSpec, local_box, spec_of
-from gt.sharding.spmd import create_sharded_output, get_shard_args
-from gt.worker.engines.counter import Region
+from gt.worker.engines.counter_rng import Region
 from gt.worker.engines.engine import Engine, Value
-from gt.worker.exchange import Swapping
+from gt.worker.exchange.interface import Swapping
+from gt.worker.failed_value import Fail, FailedValue
 from gt.worker.kernels import Kernel
 from gt.worker.moves import Mover
-from gt.worker.values import Fail, Failing
 
 Registers: TypeAlias = dict[int, Any]
 
@@ -38,8 +38,8 @@ _STRIDE_FREE = {"aten.view.default": "aten.reshape.default", "aten._unsafe_view.
 
 
 class ProgramKernel:
-    """A program bound to an engine and a worker. `run` never raises: where a step fails, `Failing` goes on in place of
-    its results, so that the workers of an exchange stay in step. `swaps` are the exchanges it comes to, without what
+    """A program bound to an engine and a worker. `run` never raises: where a step fails, `FailedValue` goes on in place
+    of its results, so that the workers of an exchange stay in step. `swaps` are the exchanges it comes to, without what
     is sent; None where it may come to several. Unlike a kernel it is never a bare op (`direct`)."""
 
     direct = None
@@ -56,10 +56,10 @@ class ProgramKernel:
 
     def run(
         self,
-        inputs: Sequence[Value | Failing | None],
+        inputs: Sequence[Value | FailedValue | None],
         numbers: tuple[Number, ...],
         fail: Fail,
-        held_back: Failing | None = None,
+        held_back: FailedValue | None = None,
     ) -> Swapping:
         """Gives the results, and what is left of the tensors that should have been written, where nothing was: by the
         registers that they are given in. `held_back`: why tensors are moved, but nothing is computed."""
@@ -85,7 +85,7 @@ class ProgramKernel:
         first = len(results) - len(self.program.consumes)
         for number, place in enumerate(self.program.consumes, first):
             result, value = results[number], untouched.get(self.program.gives[number])
-            if isinstance(result, Failing) and value is not None:
+            if isinstance(result, FailedValue) and value is not None:
                 results[number] = result.instead_of(value, command.inputs[place], command.outputs[number])
         return results
 
@@ -109,10 +109,10 @@ class ProgramKernel:
     def _settling(self, step: Settle) -> _Action:
         def settle(registers: Registers, numbers: tuple[Number, ...], fail: Fail) -> bool:
             base, view = registers[step.base], registers[step.view]
-            if isinstance(view, Failing):
+            if isinstance(view, FailedValue):
                 registers[step.base] = view
                 return False
-            if not isinstance(base, Failing) and self._engine.nbytes(view) and not self._engine.aliases(view, base):
+            if not isinstance(base, FailedValue) and self._engine.nbytes(view) and not self._engine.aliases(view, base):
                 self._engine.write_through(base, self._composed(step.steps), view)
             return True
 
@@ -133,8 +133,8 @@ class ProgramKernel:
         """This worker's part of an op."""
         operands = tuple(map(spec_of, step.operands))
         results = tuple(map(spec_of, step.results))
-        call = Call(step.op, step.args, step.kwargs, step.inputs_meta, step.outputs_meta, step.places)
-        shard = Shard(call, operands, results, self._worker)
+        call = OpCall(step.op, step.args, step.kwargs, step.inputs_meta, step.outputs_meta, step.places)
+        shard = LocalContext(call, operands, results, self._worker)
         region = self._region(step, shard) if step.random else None
         local = get_shard_args(shard)
         if step.in_place is not None and _is_the_op(local, call) and not step.random:
@@ -181,7 +181,7 @@ class ProgramKernel:
             differ |= is_fresh and found.stride != told.stride
         return differ
 
-    def _local(self, step: Compute, call: Call, local: LocalProgram, region: Region | None) -> _Run:
+    def _local(self, step: Compute, call: OpCall, local: LocalProgram, region: Region | None) -> _Run:
         """The ops that a lowering has written."""
         kernels = [self._kernel(part, step, region) for part in local.calls]
         count = len(call.inputs)
@@ -227,7 +227,7 @@ class ProgramKernel:
         signature = Signature(op, part.args, dict(part.kwargs), (), (), (), (), random, step.floating)
         return Kernel(self._engine, signature, region if random else None)
 
-    def _region(self, step: Compute, shard: Shard) -> Region:
+    def _region(self, step: Compute, shard: LocalContext) -> Region:
         """Where in the whole tensor the random numbers of this worker are."""
         shape = step.outputs_meta[0].shape
         return Region(shape, local_box(shard.results[0], shape, self._worker))
@@ -246,7 +246,7 @@ def _is_view(local: LocalProgram) -> bool:
     return call.args[:1] == (Input(0),) and call.op != "aten.as_strided.default"
 
 
-def _is_the_op(local: LocalProgram, call: Call) -> bool:
+def _is_the_op(local: LocalProgram, call: OpCall) -> bool:
     """Whether a worker's part is nothing but the op itself, with the arguments that it has."""
     if len(local.calls) != 1 or local.results != tuple(range(len(call.inputs), len(call.inputs) + len(call.outputs))):
         return False
@@ -298,7 +298,7 @@ class _Computing:
 
     def __call__(self, registers: Registers, numbers: tuple[Number, ...], fail: Fail) -> bool:
         values = [registers[register] for register in self._inputs]
-        failing = next((value for value in values if isinstance(value, Failing)), None)
+        failing = next((value for value in values if isinstance(value, FailedValue)), None)
         is_run = failing is None
         if failing is None:
             try:

@@ -24,15 +24,15 @@ from gt.core.messages import (
 )
 from gt.core.settings import Settings
 from gt.version import __version__
-from gt.wire import shared
+from gt.wire import shared_memory
 from gt.wire.codec import Decoder, Frame, encode, encode_batches, join
 from gt.wire.keys import keys_directory
 from gt.wire.links import Link, open_link
-from gt.wire.processes import is_running, start_mark, this_host
+from gt.wire.liveness import is_running, start_mark, this_host
 from gt.worker.engines import make_engine
 from gt.worker.engines.engine import Buffer
+from gt.worker.exchange.process_groups import GroupExchange
 from gt.worker.executor import Executor, Fill
-from gt.worker.groups import GroupExchange
 
 log = logging.getLogger("gt.worker")
 TICK_MS = 500
@@ -182,13 +182,13 @@ class Worker:
 
     def _bytes(self, command: WorkerCreateTensor, payload: Sequence[Frame]) -> Buffer:
         segment = command.segment
-        return shared.take(segment.name, segment.nbytes) if segment.name else join(payload)
+        return shared_memory.take(segment.name, segment.nbytes) if segment.name else join(payload)
 
     def _export(self, nbytes: int, sharing: bool, fill: Fill) -> tuple[str, memoryview]:
         """In memory that the client maps, where it can, where that pays and where there is room."""
-        if sharing and self._share and nbytes >= shared.SHARE_BYTES:
+        if sharing and self._share and nbytes >= shared_memory.SHARE_BYTES:
             try:
-                return shared.create(nbytes, fill)
+                return shared_memory.create(nbytes, fill)
             except OSError as error:
                 log.warning("%d bytes are sent with the message, not shared: %s", nbytes, error)
         data = memoryview(bytearray(nbytes))
@@ -210,7 +210,7 @@ class Worker:
     def _close(self) -> None:
         if self._link is not None:
             self._link.close()
-        shared.sweep(os.getpid())
+        shared_memory.sweep(os.getpid())
 
 
 def _is_inline(report: Any) -> bool:
@@ -220,7 +220,7 @@ def _is_inline(report: Any) -> bool:
 def _progress_cell() -> tuple[str, MutableSequence[int]]:
     """Where a worker shows what it is at. Without shared memory only it can see that itself."""
     try:
-        name, cell = shared.create(16)
+        name, cell = shared_memory.create(16)
     except OSError as error:
         log.warning("there is no shared memory to show progress in: %s", error)
         return "", [0, 0]

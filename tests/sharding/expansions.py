@@ -13,11 +13,11 @@ import torch
 
 from gt.core.meta import ITEM_BYTES
 from gt.core.signatures import Input
-from gt.sharding.calls import Call, Expansion, Piece, Shard, inputs_in, with_inputs
+from gt.sharding.op_calls import Expansion, LocalContext, OpCall, Piece, inputs_in, with_inputs
 from gt.sharding.propagation import Operand, Result, propagate_sharding
 from gt.sharding.rules import entry_of, lower, rule_of
 from gt.sharding.spec import DeviceMesh, ShardingSpec
-from gt.sharding.text import parse_spec
+from gt.sharding.spec_text import parse_spec
 from tests.sharding.simulate import encode, flat, join, meta_of, resolve, run, split
 
 TWO, THREE, GRID = DeviceMesh((2,), ("x",)), DeviceMesh((3,), ("x",)), DeviceMesh((2, 2), ("x", "y"))
@@ -45,11 +45,11 @@ def _meshes(cut: str) -> list[DeviceMesh]:
 
 def expansion_of(
     op: str, args: Any, kwargs: Any, expected: Sequence[torch.Tensor], cut: Sequence[str], mesh: DeviceMesh
-) -> tuple[Expansion | None, Call, list[torch.Tensor], list[ShardingSpec]]:
+) -> tuple[Expansion | None, OpCall, list[torch.Tensor], list[ShardingSpec]]:
     tensors: list[torch.Tensor] = []
     call_args = tuple([encode(value, tensors) for value in args])
     call_kwargs = {name: encode(value, tensors) for name, value in kwargs.items()}
-    call = Call(op, call_args, call_kwargs, tuple(map(meta_of, tensors)), tuple(map(meta_of, expected)))
+    call = OpCall(op, call_args, call_kwargs, tuple(map(meta_of, tensors)), tuple(map(meta_of, expected)))
     specs = [parse_spec(text, mesh) for text in cut]
     assert len(specs) == len(tensors), f"{len(tensors)} tensors are laid out by {cut}"
     entry = entry_of(op)
@@ -75,7 +75,7 @@ def run_piece(
     args = tuple([with_inputs(arg, lambda value: Input(used.index(value.index))) for arg in piece.args])
     kwargs = {name: with_inputs(arg, lambda v: Input(used.index(v.index))) for name, arg in piece.kwargs.items()}
     tensors = [values[place] for place in used]
-    call = Call(piece.op, args, kwargs, tuple(map(meta_of, tensors)), piece.outputs)
+    call = OpCall(piece.op, args, kwargs, tuple(map(meta_of, tensors)), piece.outputs)
     rule = rule_of(call)
     assert rule is not None, f"{piece.op} has no rule"
     operands = [
@@ -86,7 +86,7 @@ def run_piece(
     strategy, nbytes = propagate_sharding(rule, operands, results, mesh)
     held = [split(tensor, spec) for tensor, spec in zip(tensors, strategy.operands, strict=True)]
     local = {
-        worker: run(lower(Shard(call, strategy.operands, strategy.results, worker)), [h[worker] for h in held])
+        worker: run(lower(LocalContext(call, strategy.operands, strategy.results, worker)), [h[worker] for h in held])
         for worker in mesh.workers
     }
     found = []

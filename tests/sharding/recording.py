@@ -14,8 +14,8 @@ from typing import Any
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from gt.sharding.calls import Call
-from gt.sharding.flows import RecordedOp, RecordedProgram
+from gt.sharding.op_calls import OpCall
+from gt.sharding.program_flow import RecordedOp, RecordedProgram
 from tests.sharding.simulate import encode, flat, meta_of
 
 
@@ -47,7 +47,7 @@ class Recorder(TorchDispatchMode):
         results = flat(result)
         inputs = tuple([self.names[id(tensor)] for tensor in given])
         outputs = tuple([self.name(tensor, func._opname) for tensor in results])
-        call = Call(str(func), call_args, call_kwargs, tuple(map(meta_of, given)), tuple(map(meta_of, results)))
+        call = OpCall(str(func), call_args, call_kwargs, tuple(map(meta_of, given)), tuple(map(meta_of, results)))
         self.ops.append(RecordedOp(call, inputs, outputs))
         return result
 

@@ -17,9 +17,9 @@ import torch
 
 from gt.client.geometry import DTYPE_NAMES, TORCH_DTYPES
 from gt.core.meta import TensorMeta, contiguous_strides
-from gt.core.signatures import Arg, DType, Here, Input, Items, Layout, MemoryFormat
-from gt.sharding.calls import Call, LocalProgram, Shard
-from gt.sharding.factors import WHOLE, OpShardingRule, Passing
+from gt.core.signatures import Arg, DType, Input, ListArg, MemoryFormat, TorchLayout, WorkerDevice
+from gt.sharding.factors import WHOLE, OpShardingRule, PartialPassthrough
+from gt.sharding.op_calls import LocalContext, LocalProgram, OpCall
 from gt.sharding.propagation import FactorSharding, Strategy, build_strategy
 from gt.sharding.rules import lower, rule_of
 from gt.sharding.spec import DeviceMesh, ShardingSpec, box_shape, local_box, local_slices
@@ -42,7 +42,7 @@ def check(op: str, *args: Any, meshes: Sequence[DeviceMesh] = MESHES, tolerance:
     call_args = tuple([encode(value, tensors) for value in args])
     call_kwargs = {name: encode(value, tensors) for name, value in kwargs.items()}
     expected = flat(resolve(op)(*args, **kwargs))
-    call = Call(op, call_args, call_kwargs, tuple(map(meta_of, tensors)), tuple(map(meta_of, expected)))
+    call = OpCall(op, call_args, call_kwargs, tuple(map(meta_of, tensors)), tuple(map(meta_of, expected)))
     rule = rule_of(call)
     assert rule is not None, f"{op} has no rule for {call.shapes}"
     tried = 0
@@ -54,11 +54,13 @@ def check(op: str, *args: Any, meshes: Sequence[DeviceMesh] = MESHES, tolerance:
     return tried
 
 
-def strategies(rule: OpShardingRule, call: Call, mesh: DeviceMesh) -> Iterator[Strategy]:
-    cuttable: list[str | Passing | None] = [name for name, f in rule.factors.items() if f.kind != WHOLE and f.size > 0]
+def strategies(rule: OpShardingRule, call: OpCall, mesh: DeviceMesh) -> Iterator[Strategy]:
+    cuttable: list[str | PartialPassthrough | None] = [
+        name for name, f in rule.factors.items() if f.kind != WHOLE and f.size > 0
+    ]
     for chosen in itertools.product([*cuttable, *rule.passes, None], repeat=len(mesh.shape)):
         axes: dict[str, tuple[str, ...]] = {}
-        passing: dict[str, Passing] = {}
+        passing: dict[str, PartialPassthrough] = {}
         for axis, option in zip(mesh.axis_names, chosen, strict=True):
             if isinstance(option, str):
                 axes[option] = (*axes.get(option, ()), axis)
@@ -71,13 +73,17 @@ def strategies(rule: OpShardingRule, call: Call, mesh: DeviceMesh) -> Iterator[S
 
 
 def compare(
-    call: Call, strategy: Strategy, tensors: Sequence[torch.Tensor], expected: Sequence[torch.Tensor], tolerance: float
+    call: OpCall,
+    strategy: Strategy,
+    tensors: Sequence[torch.Tensor],
+    expected: Sequence[torch.Tensor],
+    tolerance: float,
 ) -> None:
     mesh = (strategy.operands or strategy.results)[0].mesh
     held = [split(tensor, spec) for tensor, spec in zip(tensors, strategy.operands, strict=True)]
     results: dict[int, list[torch.Tensor]] = {}
     for worker in mesh.workers:
-        shard = Shard(call, strategy.operands, strategy.results, worker)
+        shard = LocalContext(call, strategy.operands, strategy.results, worker)
         program = lower(shard)
         results[worker] = run(program, [shards[worker] for shards in held])
     for place, (spec, whole) in enumerate(zip(strategy.results, expected, strict=True)):
@@ -159,13 +165,13 @@ def encode(value: Any, tensors: list[torch.Tensor]) -> Arg:
         tensors.append(value)
         return Input(len(tensors) - 1)
     if isinstance(value, list | tuple):
-        return Items(tuple([encode(item, tensors) for item in value]))
+        return ListArg(tuple([encode(item, tensors) for item in value]))
     if isinstance(value, torch.dtype):
         return DType(DTYPE_NAMES[value])
     if isinstance(value, torch.device):
-        return Here()
+        return WorkerDevice()
     if isinstance(value, torch.layout):
-        return Layout(str(value).removeprefix("torch."))
+        return TorchLayout(str(value).removeprefix("torch."))
     if isinstance(value, torch.memory_format):
         return MemoryFormat(str(value).removeprefix("torch."))
     return value
@@ -174,13 +180,13 @@ def encode(value: Any, tensors: list[torch.Tensor]) -> Arg:
 def decode(value: Arg, registers: Sequence[Any]) -> Any:
     if isinstance(value, Input):
         return registers[value.index]
-    if isinstance(value, Items):
+    if isinstance(value, ListArg):
         return [decode(item, registers) for item in value.values]
     if isinstance(value, DType):
         return TORCH_DTYPES[value.name]
-    if isinstance(value, Here):
+    if isinstance(value, WorkerDevice):
         return torch.device("cpu")
-    if isinstance(value, Layout | MemoryFormat):
+    if isinstance(value, TorchLayout | MemoryFormat):
         return getattr(torch, value.name)
     return value
 

@@ -15,8 +15,8 @@ from gt.sharding.factors import (
     WHOLE,
     Blocks,
     Factor,
-    Passing,
-    Reach,
+    HaloWindow,
+    PartialPassthrough,
     Ref,
     RuleBuilder,
     Window,
@@ -156,7 +156,7 @@ def test_a_rule_prints_as_it_was_written(text):
 
 
 def test_passing_values_are_kept_with_the_rule():
-    passes = (Passing(frozenset({0}), "max", "min"),)
+    passes = (PartialPassthrough(frozenset({0}), "max", "min"),)
     assert bind("a -> a", [(3,)], [(3,)], passes=passes).passes == passes
 
 
@@ -232,7 +232,7 @@ def test_a_window_is_cut_where_its_elements_are(offset, size, step, rest, count)
 @laws
 def test_a_reach_has_all_that_a_shard_needs_and_no_more(stride, before, after, size, outputs, count):
     cuts = balanced_cuts(outputs, (count,))
-    for (start, stop), (low, high) in zip(cuts, Reach(stride, before, after, size).cuts(cuts), strict=True):
+    for (start, stop), (low, high) in zip(cuts, HaloWindow(stride, before, after, size).cuts(cuts), strict=True):
         asked = {o * stride + by for o in range(start, stop) for by in range(-before, after + 1)}
         between = range(min(asked, default=0), max(asked, default=-1) + 1)
         assert list(range(low, high)) == [place for place in between if 0 <= place < size]

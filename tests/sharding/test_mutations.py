@@ -12,15 +12,16 @@ import torch
 
 import gt
 from gt.core.signatures import Arg, Input
-from gt.sharding import calls, factors, propagation, reshard, rules
-from gt.sharding.calls import Call, LocalBuilder, LocalProgram, Shard
+from gt.sharding import factors, op_calls, propagation, reshard, rules
 from gt.sharding.factors import OpShardingRule, Window, bind
-from gt.sharding.rules import attention, contraction, indexing, indices, joining, pointwise, reduction, slicing, softmax
+from gt.sharding.op_calls import LocalBuilder, LocalContext, LocalProgram, OpCall
+from gt.sharding.rules import attention, contraction, indexing, joining, pointwise, reduction, slicing, softmax
 from gt.sharding.rules.entry import OpEntry
-from gt.sharding.rules.local import same_op, zeros
-from gt.sharding.rules.pieces import Pieces
+from gt.sharding.rules.support import indices
+from gt.sharding.rules.support.decomposition import Decomposition
+from gt.sharding.rules.support.local_programs import same_op, zeros
 from gt.sharding.spec import Box, Shape, ShardingSpec, balanced_cuts, box_shape, shard_index
-from gt.worker.engines.counter import Region
+from gt.worker.engines.counter_rng import Region
 from gt.worker.moves import Mover
 from gt.worker.programs import ProgramKernel
 from tests.sharding.expansions import check_expansion
@@ -72,7 +73,7 @@ def ruled(patch: pytest.MonkeyPatch, op: str, text: str) -> None:
     """Another rule for an op, with the passes and the lowering that it has."""
     sound = rules.TABLE[op]
 
-    def rule(call: Call) -> OpShardingRule | None:
+    def rule(call: OpCall) -> OpShardingRule | None:
         own = sound.rule(call)
         assert own is not None
         return bind(text, call.shapes, call.result_shapes, passes=own.passes, lowering=own.lowering)
@@ -80,11 +81,11 @@ def ruled(patch: pytest.MonkeyPatch, op: str, text: str) -> None:
     patch.setitem(rules.TABLE, op, OpEntry(rule, sound.expand))
 
 
-def lowered(patch: pytest.MonkeyPatch, op: str, change: Callable[[Shard, LocalProgram], LocalProgram]) -> None:
+def lowered(patch: pytest.MonkeyPatch, op: str, change: Callable[[LocalContext, LocalProgram], LocalProgram]) -> None:
     """Another local program for an op, made of the one that it has."""
     sound = rules.TABLE[op]
 
-    def rule(call: Call) -> OpShardingRule | None:
+    def rule(call: OpCall) -> OpShardingRule | None:
         own = sound.rule(call)
         assert own is not None and own.lowering is not None
         lowering = own.lowering
@@ -240,7 +241,7 @@ def an_embedding_forgets_its_mask(patch):
 
 @caught_by(lambda: check("aten.mean.dim", torch.randn(4, 6), [1]))
 def a_mean_divides_by_the_local_count(patch):
-    def rule(call: Call) -> OpShardingRule:
+    def rule(call: OpCall) -> OpShardingRule:
         return reduction.reduction_rule(call, reduction.reduced(call), "reduce(sum)")
 
     patch.setitem(rules.TABLE, "aten.mean", OpEntry(rule))
@@ -248,7 +249,7 @@ def a_mean_divides_by_the_local_count(patch):
 
 @caught_by(lambda: check_expansion("aten.argmax.default", torch.arange(24.0).view(3, 8), 1, cut=["-, x"]))
 def argmax_gives_local_places(patch):
-    def without_offset(shard: Shard, program: LocalProgram) -> LocalProgram:
+    def without_offset(shard: LocalContext, program: LocalProgram) -> LocalProgram:
         return with_args(program, "aten.add.Scalar", lambda args: (args[0], 0))
 
     lowered(patch, "gt.place_of_max", without_offset)
@@ -276,7 +277,7 @@ def a_triangle_starts_at_every_shard(patch):
 def causal_attention_starts_at_every_shard(patch):
     sound = attention._causal_mask
 
-    def without_offset(builder: LocalBuilder, call: Call, rows: Any, columns: Any, mask: object) -> Input:
+    def without_offset(builder: LocalBuilder, call: OpCall, rows: Any, columns: Any, mask: object) -> Input:
         return sound(builder, call, (0, rows[1] - rows[0]), (0, columns[1] - columns[0]), mask)
 
     patch.setattr(attention, "_causal_mask", without_offset)
@@ -292,7 +293,7 @@ def a_worker_thinks_that_the_last_shards_are_the_larger(patch):
             found.append(mirrored[shard_index(spec, dim, worker)])
         return tuple(found)
 
-    patch.setattr(calls, "local_box", swapped)
+    patch.setattr(op_calls, "local_box", swapped)
 
 
 @caught_by(
@@ -301,10 +302,10 @@ def a_worker_thinks_that_the_last_shards_are_the_larger(patch):
     )
 )
 def a_convolution_has_no_halo(patch):
-    def alone(self: factors.Reach, start: int, stop: int) -> tuple[int, int]:
+    def alone(self: factors.HaloWindow, start: int, stop: int) -> tuple[int, int]:
         return min(start * self.stride, self.size), min(stop * self.stride, self.size)
 
-    patch.setattr(factors.Reach, "_needed", alone)
+    patch.setattr(factors.HaloWindow, "_needed", alone)
 
 
 # --- An op as several -------------------------------------------------------------------------------------------------
@@ -312,7 +313,7 @@ def a_convolution_has_no_halo(patch):
 
 @caught_by(lambda: check_expansion("aten._softmax.default", torch.randn(3, 8) + 200, 1, False, cut=["-, x"]))
 def softmax_does_not_subtract_the_largest(patch):
-    def powers(pieces: Pieces, dims: Sequence[int]) -> tuple[Input, Input, Input]:
+    def powers(pieces: Decomposition, dims: Sequence[int]) -> tuple[Input, Input, Input]:
         return Input(0), Input(0), pieces.each("aten.exp.default", Input(0))
 
     patch.setattr(softmax, "_powers", powers)
@@ -320,7 +321,7 @@ def softmax_does_not_subtract_the_largest(patch):
 
 @caught_by(lambda: check_expansion("aten.cumsum.default", torch.randn(3, 8), 1, cut=["-, x"]))
 def cumsum_starts_at_every_shard(patch):
-    def nothing(shard: Shard, _: LocalProgram) -> LocalProgram:
+    def nothing(shard: LocalContext, _: LocalProgram) -> LocalProgram:
         builder = LocalBuilder(1)
         return builder.finish(zeros(builder, shard.result_shape(), shard.call.outputs[0].dtype))
 
@@ -365,7 +366,7 @@ def every_replica_becomes_an_addend(patch):
 
 @caught_by(on_workers(random_numbers))
 def random_numbers_are_counted_from_the_start_of_every_shard(patch):
-    def local(self: ProgramKernel, step: Any, shard: Shard) -> Region:
+    def local(self: ProgramKernel, step: Any, shard: LocalContext) -> Region:
         size = box_shape(shard.result_box())
         return Region(size, tuple([(0, length) for length in size]))
 

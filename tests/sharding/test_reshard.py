@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gt.sharding.cost import GLOO, Link, lower_bound, memory_bytes, reshard_bytes, seconds
-from gt.sharding.factors import Reach
+from gt.sharding.cost import GLOO, LinkSpeed, lower_bound, memory_bytes, reshard_bytes, seconds
+from gt.sharding.factors import HaloWindow
 from gt.sharding.reshard import contributions, explain, plan_reshard, pulls, pushes, segments
 from gt.sharding.routes import boxes, cheapest_route, received
 from gt.sharding.spec import (
@@ -23,7 +23,7 @@ from gt.sharding.spec import (
     local_box,
     whole,
 )
-from gt.sharding.text import parse_spec
+from gt.sharding.spec_text import parse_spec
 
 REDUCE = {
     "sum": np.add,
@@ -57,11 +57,11 @@ def draw_parts(spec, shape, seed=0):
     random = np.random.default_rng(seed)
     count = math.prod(spec.mesh.axis_size(axis) for axis in spec.partial)
     addends = random.integers(-4, 5, (count, *shape))
-    first = {spec.mesh.fibre(worker, spec.partial) for worker in spec.mesh.workers}
+    first = {spec.mesh.axis_group(worker, spec.partial) for worker in spec.mesh.workers}
     parts = {
         worker: addends[number][slices(local_box(spec, shape, worker), [(0, 0)] * len(shape))].copy()
-        for fibre in first
-        for number, worker in enumerate(fibre)
+        for axis_group in first
+        for number, worker in enumerate(axis_group)
     }
     return parts, REDUCE[spec.kind].reduce(addends, axis=0)
 
@@ -145,9 +145,9 @@ def check_holds(spec, shape, parts, value):
     for worker in spec.mesh.workers:
         box = local_box(spec, shape, worker)
         assert parts[worker].shape == compute_local_shape(spec, shape, worker)
-        group = [parts[peer] for peer in spec.mesh.fibre(worker, spec.partial)]
+        group = [parts[peer] for peer in spec.mesh.axis_group(worker, spec.partial)]
         assert np.array_equal(REDUCE[spec.kind].reduce(group), value[slices(box, [(0, 0)] * len(shape))])
-        addend = spec.mesh.fibre(worker, spec.partial).index(worker)
+        addend = spec.mesh.axis_group(worker, spec.partial).index(worker)
         assert np.array_equal(seen.setdefault((box, addend), parts[worker]), parts[worker])
 
 
@@ -287,7 +287,9 @@ def test_ragged_cuts(text):
         check((6, 5), parse_spec(target, mesh), parse_spec(text, mesh))
 
 
-@pytest.mark.parametrize("reach", [Reach(1, 1, 1, 12), Reach(2, 1, 1, 12), Reach(4, 0, 1, 12), Reach(1, 3, 0, 12)])
+@pytest.mark.parametrize(
+    "reach", [HaloWindow(1, 1, 1, 12), HaloWindow(2, 1, 1, 12), HaloWindow(4, 0, 1, 12), HaloWindow(1, 3, 0, 12)]
+)
 def test_windows(reach):
     mesh = mesh_of(2, 3)
     for axes in ("x", "y", "x y"):
@@ -313,7 +315,7 @@ def test_a_window_of_one_worker_is_not_the_whole():
 
 def test_a_halo_costs_its_elements():
     mesh = mesh_of(4)
-    windows = ShardingSpec(mesh, (("x",),), cuts=(Reach(1, 1, 1, 16).cuts(balanced_cuts(16, (4,))),))
+    windows = ShardingSpec(mesh, (("x",),), cuts=(HaloWindow(1, 1, 1, 16).cuts(balanced_cuts(16, (4,))),))
     plan = check((16,), parse_spec("x", mesh), windows)
     assert plan.bytes == 6 * ITEMSIZE and [step.kind for step in plan.steps] == ["send"]
     assert check((16,), parse_spec("- + x", mesh), windows).bytes == (3 * 16 + 6) * ITEMSIZE
@@ -567,7 +569,7 @@ def test_a_plan_explains_itself():
 
 
 def test_seconds_are_messages_and_bytes():
-    link = Link(alpha=1.0, beta=0.01)
+    link = LinkSpeed(alpha=1.0, beta=0.01)
     assert seconds("all-gather", 100, 4, link) == 3 + 1
     assert seconds("all-reduce", 100, 4, link) == 6 + 1
     assert seconds("permute", 100, 4, link) == 1 + 1

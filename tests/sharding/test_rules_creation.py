@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from gt.core.signatures import Scalar
-from gt.sharding.calls import Call
+from gt.sharding.op_calls import OpCall
 from gt.sharding.rules import rule_of
 from tests.sharding.simulate import check, meta_of
 
@@ -34,7 +34,7 @@ def test_constants(size: list[int]) -> None:
 
 def test_no_dims_to_cut() -> None:
     meta = meta_of(torch.tensor(1.0))
-    rule = rule_of(Call("aten.scalar_tensor.default", (Scalar(0),), {}, (), (meta,)))
+    rule = rule_of(OpCall("aten.scalar_tensor.default", (Scalar(0),), {}, (), (meta,)))
     assert rule is not None and not rule.factors
 
 
@@ -126,5 +126,5 @@ def test_windows_and_frequencies() -> None:
 
 
 def test_a_permutation_is_not_cut() -> None:
-    rule = rule_of(Call("aten.randperm.default", (5,), {}, (), (meta_of(torch.arange(5)),)))
+    rule = rule_of(OpCall("aten.randperm.default", (5,), {}, (), (meta_of(torch.arange(5)),)))
     assert str(rule) == " -> d0 | whole: d0"

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from gt.sharding.calls import Call, Shard
+from gt.sharding.op_calls import LocalContext, OpCall
 from gt.sharding.propagation import FactorSharding, build_strategy
 from gt.sharding.rules import lower, rule_of
 from gt.sharding.spec import DeviceMesh
@@ -103,13 +103,13 @@ def test_index_of_dims_that_are_not_side_by_side():
 def test_parts_of_bool_tensors_are_put_together_by_or():
     x, index, mask = torch.ones(4, dtype=torch.bool), torch.zeros(1, dtype=torch.int64), torch.ones(1, dtype=torch.bool)
     args, inputs = (encode(x, []), 0, encode(index, [x])), (meta_of(x), meta_of(index))
-    call = Call("aten.index_select.default", args, {}, inputs, (meta_of(mask),))
+    call = OpCall("aten.index_select.default", args, {}, inputs, (meta_of(mask),))
     assert str(rule_of(call)) == "d0, i -> i | mask(or): d0"
 
 
 def test_masks_have_no_rule():
     x, mask = torch.zeros(4), torch.ones(4, dtype=torch.bool)
-    call = Call(
+    call = OpCall(
         "aten.index.Tensor", (encode(x, []), encode([mask], [x])), {}, (meta_of(x), meta_of(mask)), (meta_of(x),)
     )
     assert rule_of(call) is None
@@ -225,14 +225,17 @@ def test_an_index_in_no_shard_is_refused_by_some_worker(op, factor, args, bad):
     tensors: list[torch.Tensor] = []
     call_args = tuple([encode(value, tensors) for value in wrong])
     results = flat(resolve(op)(*good))
-    call = Call(op, call_args, {}, tuple(map(meta_of, tensors)), tuple(map(meta_of, results)))
+    call = OpCall(op, call_args, {}, tuple(map(meta_of, tensors)), tuple(map(meta_of, results)))
     rule = rule_of(call)
     strategy = build_strategy(rule, call.shapes, call.result_shapes, LINE, {factor: FactorSharding(("x",))})
     held = [split(tensor, spec) for tensor, spec in zip(tensors, strategy.operands, strict=True)]
     refused = 0
     for worker in LINE.workers:
         try:
-            run(lower(Shard(call, strategy.operands, strategy.results, worker)), [shards[worker] for shards in held])
+            run(
+                lower(LocalContext(call, strategy.operands, strategy.results, worker)),
+                [shards[worker] for shards in held],
+            )
         except (IndexError, RuntimeError):
             refused += 1
     assert refused

@@ -6,7 +6,7 @@ import torch
 from gt.sharding.propagation import FactorSharding, build_strategy
 from gt.sharding.rules import rule_of
 from gt.sharding.spec import DeviceMesh
-from tests.sharding.simulate import Call, check, encode, meta_of
+from tests.sharding.simulate import OpCall, check, encode, meta_of
 
 
 def numbers(*shape: int) -> torch.Tensor:
@@ -28,7 +28,7 @@ def test_cat_of_one_of_none_and_of_other_dtypes():
 
 def test_cat_asks_each_operand_for_what_a_part_of_the_result_needs():
     a, b, joined = torch.zeros(4), torch.zeros(6), torch.zeros(10)
-    call = Call("aten.cat.default", (encode([a, b], []),), {}, (meta_of(a), meta_of(b)), (meta_of(joined),))
+    call = OpCall("aten.cat.default", (encode([a, b], []),), {}, (meta_of(a), meta_of(b)), (meta_of(joined),))
     mesh = DeviceMesh((2,), ("x",))
     strategy = build_strategy(rule_of(call), call.shapes, call.result_shapes, mesh, {"d0": FactorSharding(("x",))})
     assert [str(spec) for spec in strategy.operands] == ["x[0:4 4:4]", "x[0:1 1:6]"]

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from gt.core.signatures import Input
-from gt.sharding.calls import Call
+from gt.sharding.op_calls import OpCall
 from gt.sharding.rules import rule_of
 from tests.sharding.expansions import THREE, TWO, check_expansion
 from tests.sharding.simulate import check, compare, meta_of, resolve, strategies
@@ -204,7 +204,7 @@ def test_an_op_that_writes_running_statistics_gives_them_as_further_results(trai
     args = (train, 0.1, 1e-5)
     expected = resolve(BATCH_NORM)(x, None, None, mean, variance, *args)
     tensors = [x, mean, variance]
-    call = Call(
+    call = OpCall(
         "aten.native_batch_norm.default",
         (Input(0), None, None, Input(1), Input(2), *args),
         {},
@@ -287,7 +287,7 @@ def test_a_target_that_is_no_class_is_an_error_on_shards_too():
         targets[1] = bad
         metas = tuple(map(meta_of, (x, targets)))
         outputs = (meta_of(x[0, 0]), meta_of(x[0, 0]))
-        call = Call(NLL, (Input(0), Input(1), None, 2, -100), {}, metas, outputs)
+        call = OpCall(NLL, (Input(0), Input(1), None, 2, -100), {}, metas, outputs)
         for strategy in strategies(rule_of(call), call, TWO):
             with pytest.raises(IndexError, match="out of bounds"):
                 compare(call, strategy, [x, targets], [x[0, 0], x[0, 0]], 1e-5)

@@ -7,8 +7,8 @@ import pytest
 import torch
 
 from gt.core.signatures import Input, Scalar
-from gt.sharding.calls import Call
-from gt.sharding.factors import Passing
+from gt.sharding.factors import PartialPassthrough
+from gt.sharding.op_calls import OpCall
 from gt.sharding.rules import rule_of
 from gt.sharding.rules.pointwise import POINTWISE
 from tests.sharding.simulate import MESHES, REDUCE, check, encode, flat, meta_of, resolve
@@ -68,19 +68,19 @@ def samples(op: str, *shapes: tuple[int, ...]) -> tuple[list[Any], dict[str, Any
     return args, special.get(overload, {})
 
 
-def passes_of(op: str, *args: Any, **kwargs: Any) -> set[Passing]:
+def passes_of(op: str, *args: Any, **kwargs: Any) -> set[PartialPassthrough]:
     """The partial values that pass through a call."""
     tensors: list[torch.Tensor] = []
     encoded = tuple([encode(value, tensors) for value in args])
     named = {name: encode(value, tensors) for name, value in kwargs.items()}
     outputs = flat(resolve(op)(*args, **kwargs))
-    rule = rule_of(Call(op, encoded, named, tuple(map(meta_of, tensors)), tuple(map(meta_of, outputs))))
+    rule = rule_of(OpCall(op, encoded, named, tuple(map(meta_of, tensors)), tuple(map(meta_of, outputs))))
     assert rule is not None
     return set(rule.passes)
 
 
-def through(kind: str, *operands: int, gives: str = "") -> Passing:
-    return Passing(frozenset(operands), kind, gives or kind)
+def through(kind: str, *operands: int, gives: str = "") -> PartialPassthrough:
+    return PartialPassthrough(frozenset(operands), kind, gives or kind)
 
 
 OPS = [op for packet in sorted(POINTWISE.keys() - OTHERWISE) for op in functional_overloads(packet)]
@@ -169,17 +169,17 @@ def test_what_is_not_linear_does_not_pass_sums() -> None:
 
 def test_square_by_mul_passes_products_only() -> None:
     meta = meta_of(torch.rand(2))
-    rule = rule_of(Call("aten.mul.Tensor", (Input(0), Input(0)), {}, (meta,), (meta,)))
+    rule = rule_of(OpCall("aten.mul.Tensor", (Input(0), Input(0)), {}, (meta,), (meta,)))
     assert rule is not None
     assert set(rule.passes) == {through("prod", 0)}
-    doubled = rule_of(Call("aten.add.Tensor", (Input(0), Input(0)), {}, (meta,), (meta,)))
+    doubled = rule_of(OpCall("aten.add.Tensor", (Input(0), Input(0)), {}, (meta,), (meta,)))
     assert doubled is not None
     assert set(doubled.passes) == {through("sum", 0)}
 
 
 def test_numbers_unknown_to_the_rule_are_added_once() -> None:
     meta = meta_of(torch.rand(2))
-    rule = rule_of(Call("aten.add.Tensor", (Input(0), Scalar(0)), {}, (meta,), (meta,)))
+    rule = rule_of(OpCall("aten.add.Tensor", (Input(0), Scalar(0)), {}, (meta,), (meta,)))
     assert rule is not None
     assert set(rule.passes) == {through("sum", 0)}
     check("aten.masked_fill.Scalar", torch.randn(5, 3), torch.rand(3) > 0.5, -INF)
@@ -243,7 +243,7 @@ def test_losses(reduction: int, shape: tuple[int, ...]) -> None:
 
 def rule_of_loss(x: torch.Tensor, y: torch.Tensor, reduction: int) -> object:
     meta = meta_of(x)
-    return rule_of(Call("aten.mse_loss.default", (Input(0), Input(1), reduction), {}, (meta, meta), (meta,)))
+    return rule_of(OpCall("aten.mse_loss.default", (Input(0), Input(1), reduction), {}, (meta, meta), (meta,)))
 
 
 def test_losses_with_absent_arguments_and_narrow_dtypes() -> None:

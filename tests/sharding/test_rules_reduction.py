@@ -184,11 +184,11 @@ def test_expansions_move_statistics_only():
 
 def test_an_order_that_changes_from_call_to_call_needs_whole_dims():
     from gt.core.meta import TensorMeta
-    from gt.core.signatures import Input, Items, Scalar
-    from gt.sharding.calls import Call
+    from gt.core.signatures import Input, ListArg, Scalar
+    from gt.sharding.op_calls import OpCall
 
     metas = (TensorMeta((4, 3), (3, 1), 0, "float32"),), (TensorMeta((3,), (1,), 0, "float32"),)
-    call = Call("aten.linalg_vector_norm.default", (Input(0), Scalar(0), Items((0,))), {}, *metas)
+    call = OpCall("aten.linalg_vector_norm.default", (Input(0), Scalar(0), ListArg((0,))), {}, *metas)
     rule = REDUCTION["aten.linalg_vector_norm"].rule(call)
     assert str(rule) == "d0 d1 -> d1 | whole: d0"
 

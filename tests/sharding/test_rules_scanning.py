@@ -5,11 +5,11 @@ import math
 import pytest
 import torch
 
-from gt.core.signatures import Input, Items
-from gt.sharding.calls import Call
+from gt.core.signatures import Input, ListArg
+from gt.sharding.op_calls import OpCall
 from gt.sharding.rules.scanning import SCANNING
 from gt.sharding.spec import DeviceMesh
-from gt.sharding.text import parse_spec
+from gt.sharding.spec_text import parse_spec
 from tests.sharding.expansions import check_expansion
 from tests.sharding.simulate import check, meta_of
 
@@ -91,16 +91,16 @@ def test_topk_keeps_nan_first():
 def test_does_not_expand_where_that_does_not_help(op, args, spec):
     x = torch.randn(4, dtype=torch.complex64 if op == "logcumsumexp" else torch.float32)
     outputs = tuple(map(meta_of, (x.topk(*args)) if op == "topk" else [x]))
-    call = Call(f"aten.{op}.default", (Input(0), *args), {}, (meta_of(x),), outputs)
+    call = OpCall(f"aten.{op}.default", (Input(0), *args), {}, (meta_of(x),), outputs)
     mesh = DeviceMesh((2, 2), ("x", "y"))
     assert SCANNING[f"aten.{op}"].expand(call, [parse_spec(spec, mesh)]) is None
 
 
 def test_blocks_may_be_cut_between_them_only():
     x = torch.randn(6)
-    blocks = Items(tuple([Items((start, start + 2)) for start in (0, 2, 4)]))
+    blocks = ListArg(tuple([ListArg((start, start + 2)) for start in (0, 2, 4)]))
     total = x.view(3, 2).sum(1)
-    call = Call("gt.block_totals", (Input(0), 0, "sum", blocks), {}, (meta_of(x),), (meta_of(total),))
+    call = OpCall("gt.block_totals", (Input(0), 0, "sum", blocks), {}, (meta_of(x),), (meta_of(total),))
     from gt.sharding.propagation import FactorSharding, build_strategy
 
     rule = SCANNING["gt.block_totals"].rule(call)

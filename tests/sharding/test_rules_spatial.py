@@ -4,11 +4,11 @@ import pytest
 import torch
 
 from gt.core.signatures import Input
-from gt.sharding.calls import Call
 from gt.sharding.factors import HALO
+from gt.sharding.op_calls import OpCall
 from gt.sharding.rules import entry_of, rule_of
 from gt.sharding.spec import DeviceMesh
-from gt.sharding.text import parse_spec
+from gt.sharding.spec_text import parse_spec
 from tests.sharding.simulate import MESHES, check, decode, encode, flat, meta_of, resolve
 
 ONE = MESHES[1:2]
@@ -72,7 +72,7 @@ def test_spatial_dims_of_a_convolution_are_cut_by_neighbours() -> None:
     out = meta_of(torch.randn(2, 4, 8, 8))
     lists = [encode([value, value], []) for value in (1, 1, 1)]
     args = (Input(0), Input(1), None, *lists, False, encode([0, 0], []), 1)
-    rule = rule_of(Call("aten.convolution.default", args, {}, (x, weight), (out,)))
+    rule = rule_of(OpCall("aten.convolution.default", args, {}, (x, weight), (out,)))
     assert rule is not None
     assert [name for name, factor in rule.factors.items() if factor.kind == HALO] == ["s0", "s1"]
 
@@ -86,7 +86,7 @@ def test_gradients_are_computed_apart_where_space_is_cut(transposed: bool) -> No
     call_args = [encode(value, tensors) for value in (grad, x, weight, [len(bias)], *args, [True, True, True])]
     expected = flat(torch.ops.aten.convolution_backward(grad, x, weight, [len(bias)], *args, [True] * 3))
     op = "aten.convolution_backward.default"
-    call = Call(op, tuple(call_args), {}, tuple(map(meta_of, tensors)), tuple(map(meta_of, expected)))
+    call = OpCall(op, tuple(call_args), {}, tuple(map(meta_of, tensors)), tuple(map(meta_of, expected)))
     entry = entry_of(op)
     assert entry is not None and entry.expand is not None
     mesh = DeviceMesh((2,), ("x",))
@@ -103,7 +103,7 @@ def test_gradients_are_computed_apart_where_space_is_cut(transposed: bool) -> No
     for place, value in zip(expansion.results, expected, strict=True):
         torch.testing.assert_close(registers[place], value)
     for piece in expansion.pieces[:2]:
-        rule = rule_of(Call(piece.op, piece.args, {}, call.inputs, piece.outputs))
+        rule = rule_of(OpCall(piece.op, piece.args, {}, call.inputs, piece.outputs))
         assert rule is not None and {"s0", "s1"} <= rule.factors.keys()
 
 

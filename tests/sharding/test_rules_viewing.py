@@ -3,8 +3,8 @@
 import pytest
 import torch
 
-from gt.sharding.calls import Call, Shard
 from gt.sharding.factors import OpShardingRule
+from gt.sharding.op_calls import LocalContext, OpCall
 from gt.sharding.propagation import FactorSharding, build_strategy
 from gt.sharding.rules import lower, rule_of
 from gt.sharding.spec import DeviceMesh
@@ -18,7 +18,7 @@ def rule_for(op: str, *args: object) -> OpShardingRule | None:
     tensors: list[torch.Tensor] = []
     call_args = tuple([encode(value, tensors) for value in args])
     results = flat(resolve(op)(*args))
-    return rule_of(Call(op, call_args, {}, tuple(map(meta_of, tensors)), tuple(map(meta_of, results))))
+    return rule_of(OpCall(op, call_args, {}, tuple(map(meta_of, tensors)), tuple(map(meta_of, results))))
 
 
 def numbers(*shape: int) -> torch.Tensor:
@@ -144,7 +144,7 @@ def test_views_are_one_view_of_the_shard(view):
     x = numbers(6, 4)
     results = flat(resolve(op)(x, *args))
     call_args = [encode(value, []) for value in args]
-    call = Call(op, (encode(x, []), *call_args), {}, (meta_of(x),), tuple(map(meta_of, results)))
+    call = OpCall(op, (encode(x, []), *call_args), {}, (meta_of(x),), tuple(map(meta_of, results)))
     rule = rule_of(call)
     for mesh in LINE:
         for name, factor in rule.factors.items():
@@ -152,7 +152,7 @@ def test_views_are_one_view_of_the_shard(view):
             strategy = build_strategy(rule, call.shapes, call.result_shapes, mesh, sharding)
             if factor.kind in ("pass", "halo") and strategy is not None:
                 for worker in mesh.workers:
-                    program = lower(Shard(call, strategy.operands, strategy.results, worker))
+                    program = lower(LocalContext(call, strategy.operands, strategy.results, worker))
                     assert [local.op for local in program.calls] == [op]
 
 

@@ -37,7 +37,7 @@ from gt.sharding.spec import (
     spec_of,
     whole,
 )
-from gt.sharding.text import parse_spec
+from gt.sharding.spec_text import parse_spec
 
 NAMES = ("dp", "tp", "pp")
 GRID = DeviceMesh([2, 3], ["dp", "tp"])
@@ -141,20 +141,20 @@ def test_coordinates_count_the_last_axis_fastest(mesh):
     ],
 )
 def test_a_fibre_runs_along_some_axes(worker, axes, members):
-    assert TURNED.fibre(worker, axes) == members
+    assert TURNED.axis_group(worker, axes) == members
 
 
 @given(meshes, st.data())
 @laws
 def test_fibres_divide_a_mesh(mesh, data):
     axes = data.draw(st.permutations(mesh.axis_names))[: data.draw(st.integers(0, len(mesh.shape)))]
-    fibres = {mesh.fibre(worker, axes) for worker in mesh.workers}
+    fibres = {mesh.axis_group(worker, axes) for worker in mesh.workers}
     assert sorted(itertools.chain(*fibres)) == sorted(mesh.workers)
-    assert all(worker in mesh.fibre(worker, axes) for worker in mesh.workers)
+    assert all(worker in mesh.axis_group(worker, axes) for worker in mesh.workers)
     other = [place for place, axis in enumerate(mesh.axis_names) if axis not in axes]
-    for fibre in fibres:
-        assert len(fibre) == math.prod([mesh.axis_size(axis) for axis in axes])
-        assert len({tuple([mesh.coordinate(worker)[place] for place in other]) for worker in fibre}) == 1
+    for axis_group in fibres:
+        assert len(axis_group) == math.prod([mesh.axis_size(axis) for axis in axes])
+        assert len({tuple([mesh.coordinate(worker)[place] for place in other]) for worker in axis_group}) == 1
 
 
 @given(meshes, st.data())

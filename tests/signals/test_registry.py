@@ -10,7 +10,7 @@ from gt.core.errors import SignalError
 from gt.signals import registry as module
 from gt.signals.config import Config, ModelConfig, ShardConfig, SignalConfig
 from gt.signals.registry import Registry, get_config, get_signal_config, load_config, register_config
-from tests.programs import finish, start
+from tests.subprocesses import finish, start
 
 ROWS = SignalConfig(ShardConfig(axis=0))
 COLUMNS = SignalConfig(ShardConfig(axis=1))

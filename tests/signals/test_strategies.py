@@ -13,7 +13,7 @@ from torch.nn import functional
 
 import gt
 from gt import ShardConfig, SignalConfig
-from tests.programs import ROOT
+from tests.subprocesses import ROOT
 
 SIGNALS = ROOT / "examples" / "signals"
 ALL = [0, 1, 2, 3]

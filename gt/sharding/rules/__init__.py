@@ -5,8 +5,8 @@ from __future__ import annotations
 import functools
 from collections.abc import Iterable
 
-from gt.sharding.calls import Call, LocalProgram, Shard
 from gt.sharding.factors import OpShardingRule
+from gt.sharding.op_calls import LocalContext, LocalProgram, OpCall
 from gt.sharding.rules.attention import ATTENTION
 from gt.sharding.rules.contraction import CONTRACTION
 from gt.sharding.rules.creation import CREATION
@@ -14,7 +14,6 @@ from gt.sharding.rules.entry import OpEntry
 from gt.sharding.rules.grouped import GROUPED
 from gt.sharding.rules.indexing import INDEXING
 from gt.sharding.rules.joining import JOINING
-from gt.sharding.rules.local import same_op
 from gt.sharding.rules.masked import MASKED
 from gt.sharding.rules.matrices import MATRICES
 from gt.sharding.rules.normalization import NORMALIZATION
@@ -23,6 +22,7 @@ from gt.sharding.rules.pointwise import POINTWISE
 from gt.sharding.rules.reduction import REDUCTION
 from gt.sharding.rules.scanning import SCANNING
 from gt.sharding.rules.spatial import SPATIAL
+from gt.sharding.rules.support.local_programs import same_op
 from gt.sharding.rules.viewing import VIEWING
 
 FAMILIES: tuple[dict[str, OpEntry], ...] = (
@@ -53,13 +53,13 @@ def are_tame(op: str, numbers: Iterable[complex]) -> bool:
     return entry is None or all(map(entry.tame, numbers))
 
 
-def rule_of(call: Call) -> OpShardingRule | None:
+def rule_of(call: OpCall) -> OpShardingRule | None:
     """How a call may be cut; None where it runs on whole tensors only."""
     entry = entry_of(call.op)
     return None if entry is None else entry.rule(call)
 
 
-def lower(shard: Shard) -> LocalProgram:
+def lower(shard: LocalContext) -> LocalProgram:
     """What one worker does for its shards of a call."""
     rule = rule_of(shard.call)
     return rule.lowering(shard) if rule is not None and rule.lowering is not None else same_op(shard)

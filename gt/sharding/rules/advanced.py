@@ -5,10 +5,10 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from gt.core.signatures import Input
-from gt.sharding.calls import Call
-from gt.sharding.factors import MASK, PASS, REDUCE, WHOLE, Dim, OpShardingRule, Passing, Ref, RuleBuilder
-from gt.sharding.rules.indices import Indexed, pick, put
-from gt.sharding.rules.moving import every_kind, own_dims, sum_kind
+from gt.sharding.factors import MASK, PASS, REDUCE, WHOLE, Dim, OpShardingRule, PartialPassthrough, Ref, RuleBuilder
+from gt.sharding.op_calls import OpCall
+from gt.sharding.rules.support.element_moves import every_kind, own_dims, sum_kind
+from gt.sharding.rules.support.indices import Indexed, pick, put
 from gt.sharding.spec import Shape
 
 
@@ -23,7 +23,7 @@ class _Advanced(NamedTuple):
     trailing: int
 
 
-def _advanced(builder: RuleBuilder, call: Call, kind: str) -> _Advanced | None:
+def _advanced(builder: RuleBuilder, call: OpCall, kind: str) -> _Advanced | None:
     """`kind` is the class of the dims of the indices. None where an index is a mask: the shape depends on it."""
     indices = call.arg(1, "indices")
     indexed = [Indexed(dim, value.index, wraps=True) for dim, value in enumerate(indices) if isinstance(value, Input)]
@@ -66,7 +66,7 @@ def aligned(builder: RuleBuilder, shape: Shape, dims: list[Dim] | tuple[Dim, ...
     )
 
 
-def index(call: Call) -> OpShardingRule | None:
+def index(call: OpCall) -> OpShardingRule | None:
     builder = RuleBuilder()
     found = _advanced(builder, call, PASS)
     if found is None:
@@ -78,7 +78,7 @@ def index(call: Call) -> OpShardingRule | None:
     return builder.build(every_kind(call, 0), lambda shard: pick(shard, found.indexed, found.trailing))
 
 
-def index_put(call: Call) -> OpShardingRule | None:
+def index_put(call: OpCall) -> OpShardingRule | None:
     """Updates may be cut where they are added; where they overwrite, the last one counts."""
     accumulates = call.arg(3, "accumulate", False)
     builder = RuleBuilder()
@@ -91,5 +91,5 @@ def index_put(call: Call) -> OpShardingRule | None:
     builder.operands.extend([operands[place] for place in range(len(call.inputs))])
     builder.results.append(found.table)
     kind = sum_kind(call.inputs[0].dtype)
-    passes = [Passing(frozenset({0, values}), kind, kind)] if accumulates else []
+    passes = [PartialPassthrough(frozenset({0, values}), kind, kind)] if accumulates else []
     return builder.build(passes, lambda shard: put(shard, found.indexed))

@@ -6,15 +6,15 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Sequence
 
-from gt.core.signatures import DType, Here, Input, Items
-from gt.sharding.calls import Call, Expansion, LocalBuilder, LocalProgram, Shard
-from gt.sharding.factors import Blocks, OpShardingRule, Passing, Ref, bind
-from gt.sharding.rules.blocks import as_cuts, as_items, one_each, own_blocks
-from gt.sharding.rules.dtypes import wide
+from gt.core.signatures import DType, Input, ListArg, WorkerDevice
+from gt.sharding.factors import Blocks, OpShardingRule, PartialPassthrough, Ref, bind
+from gt.sharding.op_calls import Expansion, LocalBuilder, LocalContext, LocalProgram, OpCall
 from gt.sharding.rules.entry import OpEntry
-from gt.sharding.rules.local import same_op, unless_empty, zeros
-from gt.sharding.rules.pieces import Pieces, meta_of
-from gt.sharding.rules.statistics import LINEAR, SUM, mul, sub
+from gt.sharding.rules.support.blocks import as_cuts, as_items, one_each, own_blocks
+from gt.sharding.rules.support.decomposition import Decomposition, meta_of
+from gt.sharding.rules.support.dtypes import wide
+from gt.sharding.rules.support.local_programs import same_op, unless_empty, zeros
+from gt.sharding.rules.support.statistics import LINEAR, SUM, mul, sub
 from gt.sharding.spec import Interval, ShardingSpec
 
 ATTEND = "aten._scaled_dot_product_flash_attention_for_cpu.default"
@@ -22,7 +22,13 @@ MINUS_INFINITY = float("-inf")
 
 
 def _rule(
-    call: Call, operands: str, results: str, classes: str, query: int, causal: int, passes: Sequence[Passing] = ()
+    call: OpCall,
+    operands: str,
+    results: str,
+    classes: str,
+    query: int,
+    causal: int,
+    passes: Sequence[PartialPassthrough] = (),
 ) -> OpShardingRule:
     """In the text, H are the heads of the query: those of the key, or several for each of them. `query` and `causal`
     are places of arguments."""
@@ -35,7 +41,7 @@ def _rule(
     return bind(text, call.shapes, call.result_shapes, sizes=sizes, passes=passes, lowering=lowering)
 
 
-def _mask_text(call: Call) -> str:
+def _mask_text(call: OpCall) -> str:
     mask = call.kwargs.get("attn_mask")
     if not isinstance(mask, Input):
         return ""
@@ -44,17 +50,17 @@ def _mask_text(call: Call) -> str:
     return ", " + " ".join(["1" if size == 1 else name for name, size in zip(names, shape, strict=True)])
 
 
-def _attention(call: Call) -> OpShardingRule:
+def _attention(call: OpCall) -> OpShardingRule:
     return _rule(call, "b H l e, b h s e, b h s e", "b H l e, b H l", "whole: s e", 0, 4)
 
 
-def _attention_backward(call: Call) -> OpShardingRule:
+def _attention_backward(call: OpCall) -> OpShardingRule:
     """As the weights of all keys are known, keys may be cut like queries."""
     operands = "b H l e, b H l e, b h s e, b h s e, b H l e, b H l"
     return _rule(call, operands, "b H l e, b h s e, b h s e", "reduce(sum): l s; whole: e", 1, 7, LINEAR)
 
 
-def _lower(shard: Shard, query: int, causal: int) -> LocalProgram:
+def _lower(shard: LocalContext, query: int, causal: int) -> LocalProgram:
     """Where queries or keys are cut, which keys come before a query is said by a mask."""
     call = shard.call
     rows, columns = shard.operand_box(query)[2], shard.operand_box(query + 1)[2]
@@ -68,11 +74,11 @@ def _lower(shard: Shard, query: int, causal: int) -> LocalProgram:
     return builder.finish(*builder.repeat(call, *args, **kwargs))
 
 
-def _causal_mask(builder: LocalBuilder, call: Call, rows: Interval, columns: Interval, mask: object) -> Input:
+def _causal_mask(builder: LocalBuilder, call: OpCall, rows: Interval, columns: Interval, mask: object) -> Input:
     """Added to the scores of some queries and keys, along with a mask that there may be."""
-    size = Items((rows[1] - rows[0], columns[1] - columns[0]))
+    size = ListArg((rows[1] - rows[0], columns[1] - columns[0]))
     dtype = DType(call.inputs[0].dtype)
-    hidden = builder.call("aten.full.default", size, MINUS_INFINITY, dtype=dtype, device=Here())
+    hidden = builder.call("aten.full.default", size, MINUS_INFINITY, dtype=dtype, device=WorkerDevice())
     later = builder.call("aten.triu.default", hidden, 1 + rows[0] - columns[0])
     return builder.call("aten.add.Tensor", mask, later) if isinstance(mask, Input) else later
 
@@ -80,10 +86,10 @@ def _causal_mask(builder: LocalBuilder, call: Call, rows: Interval, columns: Int
 # --- Keys that are cut ------------------------------------------------------------------------------------------------
 
 
-def _expand_attention(call: Call, specs: Sequence[ShardingSpec]) -> Expansion | None:
+def _expand_attention(call: OpCall, specs: Sequence[ShardingSpec]) -> Expansion | None:
     if not specs[1].dims[2] or not call.inputs[0].elements or not call.inputs[1].elements:
         return None
-    pieces = Pieces(call)
+    pieces = Decomposition(call)
     blocks = specs[1].intervals(call.inputs[1].shape, 2)
     metas = [meta_of((len(blocks), *meta.shape), wide(meta.dtype)) for meta in call.outputs]
     kwargs = {name: value for name, value in call.kwargs.items() if name != "is_causal"}
@@ -103,7 +109,7 @@ def _expand_attention(call: Call, specs: Sequence[ShardingSpec]) -> Expansion | 
     return pieces.finish(result, log)
 
 
-def _block_attention(call: Call) -> OpShardingRule:
+def _block_attention(call: OpCall) -> OpShardingRule:
     """gt.block_attention(query, key, value, is_causal, blocks, *, attn_mask, scale): the attention to each block of
     keys, and the logarithm of its weight."""
     blocks = one_each(as_cuts(call.arg(4, "blocks")))
@@ -115,23 +121,27 @@ def _block_attention(call: Call) -> OpShardingRule:
     )
 
 
-def _lower_blocks(shard: Shard, blocks: Blocks) -> LocalProgram:
+def _lower_blocks(shard: LocalContext, blocks: Blocks) -> LocalProgram:
     call = shard.call
     builder = LocalBuilder(len(call.inputs))
     if 0 in shard.operand_shape(0):
         outputs = enumerate(call.outputs)
         return builder.finish(*[zeros(builder, shard.result_shape(place), meta.dtype) for place, meta in outputs])
     made = [_attend(builder, shard, block) for block in own_blocks(shard, blocks, 0)]
-    return builder.finish(*[builder.call("aten.cat.default", Items(parts), 0) for parts in zip(*made, strict=True)])
+    return builder.finish(*[builder.call("aten.cat.default", ListArg(parts), 0) for parts in zip(*made, strict=True)])
 
 
-def _attend(builder: LocalBuilder, shard: Shard, block: Interval) -> tuple[Input, Input]:
+def _attend(builder: LocalBuilder, shard: LocalContext, block: Interval) -> tuple[Input, Input]:
     """The attention of a shard of queries to one block of keys, each with a dim in front."""
     call = shard.call
     shape, dtypes = shard.result_shape(), [meta.dtype for meta in call.outputs]
     if block[0] == block[1]:
         logs = builder.call(
-            "aten.full.default", Items((1, *shape[1:4])), MINUS_INFINITY, dtype=DType(dtypes[1]), device=Here()
+            "aten.full.default",
+            ListArg((1, *shape[1:4])),
+            MINUS_INFINITY,
+            dtype=DType(dtypes[1]),
+            device=WorkerDevice(),
         )
         return zeros(builder, (1, *shape[1:]), dtypes[0]), logs
     start = shard.operand_box(1)[2][0]
@@ -146,7 +156,7 @@ def _attend(builder: LocalBuilder, shard: Shard, block: Interval) -> tuple[Input
         ATTEND, 2, Input(0), key, value, 0.0, False, attn_mask=mask, scale=call.kwargs.get("scale")
     )
     if isinstance(mask, Input):  # of a query to which all is hidden the op says that the weight is one
-        seen = builder.call("aten.amax.default", mask, Items((-1,)))
+        seen = builder.call("aten.amax.default", mask, ListArg((-1,)))
         hidden = builder.call("aten.eq.Scalar", seen, MINUS_INFINITY)
         logs = builder.call("aten.masked_fill.Scalar", logs, hidden, MINUS_INFINITY)
     wider = builder.call("aten._to_copy.default", output, dtype=DType(dtypes[0]))

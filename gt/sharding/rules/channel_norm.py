@@ -7,13 +7,13 @@ from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 from gt.core.signatures import Input
-from gt.sharding.calls import Call, LocalBuilder, LocalProgram, Shard
 from gt.sharding.factors import OpShardingRule, bind
-from gt.sharding.rules.dims import named, operands_of, rule_text
+from gt.sharding.op_calls import LocalBuilder, LocalContext, LocalProgram, OpCall
 from gt.sharding.rules.entry import OpEntry
-from gt.sharding.rules.local import same_op, unless_empty, zeros
-from gt.sharding.rules.pieces import Pieces
-from gt.sharding.rules.statistics import (
+from gt.sharding.rules.support.decomposition import Decomposition
+from gt.sharding.rules.support.dims import named, operands_of, rule_text
+from gt.sharding.rules.support.local_programs import same_op, unless_empty, zeros
+from gt.sharding.rules.support.statistics import (
     LINEAR,
     Gradients,
     affine,
@@ -59,7 +59,7 @@ class Groups(NamedTuple):
         return tuple(range(2, len(self.split)))
 
     def rule(
-        self, call: Call, operands: Sequence[Sequence[str]], results: Sequence[Sequence[str]], first: int
+        self, call: OpCall, operands: Sequence[Sequence[str]], results: Sequence[Sequence[str]], first: int
     ) -> OpShardingRule:
         """`first` is the place of the arguments that say the sizes of the input. Of backward, the batch adds up."""
         whole = ["c", *named(len(self.shape) - 2, "s")]
@@ -71,36 +71,36 @@ class Groups(NamedTuple):
         return bind(text, call.shapes, call.result_shapes, sizes=sizes, passes=passes, lowering=lowering)
 
 
-def _groups(call: Call, place: int) -> Groups:
+def _groups(call: OpCall, place: int) -> Groups:
     return Groups(call.inputs[0].shape, call.arg(place, "group"))
 
 
-def _lower_group_norm(shard: Shard, groups: Groups, first: int) -> LocalProgram:
+def _lower_group_norm(shard: LocalContext, groups: Groups, first: int) -> LocalProgram:
     batch, channels, *space = shard.operand_shape(0)
     group = channels // (groups.shape[1] // groups.group)
     return same_op(shard, dict(enumerate([batch, channels, math.prod(space), group], first)))
 
 
-def _group_norm(call: Call) -> OpShardingRule:
+def _group_norm(call: OpCall) -> OpShardingRule:
     groups = _groups(call, 6)
     weight = [groups.channels]
     operands = operands_of(call, [("input", groups.names), ("weight", weight), ("bias", weight)])
     return groups.rule(call, operands, [groups.names, groups.statistics, groups.statistics], 3)
 
 
-def _group_norm_backward(call: Call) -> OpShardingRule:
+def _group_norm_backward(call: OpCall) -> OpShardingRule:
     groups = _groups(call, 8)
     names, statistics, weight = groups.names, groups.statistics, [groups.channels]
     given = [("grad_out", names), ("input", names), ("mean", statistics), ("rstd", statistics), ("weight", weight)]
     return groups.rule(call, operands_of(call, given), asked(call, 9, [names, weight, weight]), 5)
 
 
-def _inside(call: Call) -> Sequence[int]:
+def _inside(call: OpCall) -> Sequence[int]:
     """The dims of the input that a group norm normalises over, at least in part."""
     return range(1, len(call.inputs[0].shape))
 
 
-def _write_group_norm(pieces: Pieces, call: Call, _: Sequence[int]) -> list[Input]:
+def _write_group_norm(pieces: Decomposition, call: OpCall, _: Sequence[int]) -> list[Input]:
     groups = _groups(call, 6)
     normal = normal_of(pieces, pieces.view(widened(pieces, 0), groups.split), groups.inner, call.arg(7, "eps"))
     values = pieces.view(mul(pieces, normal.apart, normal.scale), groups.shape)
@@ -109,7 +109,7 @@ def _write_group_norm(pieces: Pieces, call: Call, _: Sequence[int]) -> list[Inpu
     return [affine(pieces, values, weight, bias), *means]
 
 
-def _write_group_norm_backward(pieces: Pieces, call: Call, _: Sequence[int]) -> list[Input]:
+def _write_group_norm_backward(pieces: Decomposition, call: OpCall, _: Sequence[int]) -> list[Input]:
     groups = _groups(call, 8)
     flat = (*groups.split[:2], *[1] * len(groups.inner))
     mean, scale = [pieces.view(widened(pieces, place), flat) for place in (2, 3)]
@@ -139,15 +139,15 @@ _FUNCTIONAL = "aten._native_batch_norm_legit_functional.default"
 _UPDATING = "aten._batch_norm_with_update_functional.default"
 
 
-def _batch_dims(call: Call) -> list[int]:
+def _batch_dims(call: OpCall) -> list[int]:
     return [dim for dim in range(len(call.inputs[0].shape)) if dim != 1]
 
 
-def _batch_names(call: Call) -> list[str]:
+def _batch_names(call: OpCall) -> list[str]:
     return ["n", "c", *named(len(call.inputs[0].shape) - 2, "s")]
 
 
-def _per_channel(call: Call, shape: Shape) -> list[str]:
+def _per_channel(call: OpCall, shape: Shape) -> list[str]:
     """Statistics that an op does not need are empty."""
     return ["c" if shape == call.inputs[0].shape[1:2] else "1"] * len(shape)
 
@@ -156,12 +156,12 @@ class BatchNorm(NamedTuple):
     """One of torch's batch norms: how it says that it trains, where its arguments momentum and eps begin, what it is
     called without writing to the running statistics, and how many results it gives apart from those."""
 
-    trains: Callable[[Call], bool]
+    trains: Callable[[OpCall], bool]
     numbers: int
     functional: str = _FUNCTIONAL
     gives: int = 3
 
-    def rule(self, call: Call) -> OpShardingRule:
+    def rule(self, call: OpCall) -> OpShardingRule:
         names = _batch_names(call)
         channel = [(name, ["c"]) for name in ("weight", "bias", "running_mean", "running_var")]
         operands = operands_of(call, [("input", names), *channel])
@@ -170,7 +170,7 @@ class BatchNorm(NamedTuple):
         text = rule_text(operands, results, {"whole": whole})
         return bind(text, call.shapes, call.result_shapes, lowering=self.lower)
 
-    def lower(self, shard: Shard) -> LocalProgram:
+    def lower(self, shard: LocalContext) -> LocalProgram:
         call = shard.call
         builder = LocalBuilder(len(call.inputs))
         writes = len(call.outputs) > self.gives
@@ -181,7 +181,7 @@ class BatchNorm(NamedTuple):
         fresh = [zeros(builder, shard.result_shape(p), call.outputs[p].dtype) for p in range(self.gives)]
         return builder.finish(*fresh, *[builder.call("aten.clone.default", value) for value in running])
 
-    def write(self, pieces: Pieces, call: Call, dims: Sequence[int]) -> list[Input]:
+    def write(self, pieces: Decomposition, call: OpCall, dims: Sequence[int]) -> list[Input]:
         shape = call.inputs[0].shape
         momentum, eps = call.arg(self.numbers, "momentum"), call.arg(self.numbers + 1, "eps")
         normal = normal_of(pieces, widened(pieces, 0), dims, eps)
@@ -203,7 +203,7 @@ class BatchNorm(NamedTuple):
         return OpEntry(self.rule, where_cut(lambda call: _batch_dims(call) if self.trains(call) else (), self.write))
 
 
-def _batch_norm_backward(call: Call) -> OpShardingRule:
+def _batch_norm_backward(call: OpCall) -> OpShardingRule:
     names = _batch_names(call)
     channel = [
         (name, _per_channel(call, call.inputs[index].shape) if (index := call.tensor(place, name)) is not None else ())
@@ -218,7 +218,7 @@ def _batch_norm_backward(call: Call) -> OpShardingRule:
     return bind(text, call.shapes, call.result_shapes, passes=LINEAR, lowering=_lower_batch_norm_backward)
 
 
-def _lower_batch_norm_backward(shard: Shard) -> LocalProgram:
+def _lower_batch_norm_backward(shard: LocalContext) -> LocalProgram:
     if 0 not in shard.operand_shape(0):
         return same_op(shard)
     builder = LocalBuilder(len(shard.operands))
@@ -226,7 +226,7 @@ def _lower_batch_norm_backward(shard: Shard) -> LocalProgram:
     return builder.finish(*[zeros(builder, shard.result_shape(place), meta.dtype) for place, meta in outputs])
 
 
-def _write_batch_norm_backward(pieces: Pieces, call: Call, dims: Sequence[int]) -> list[Input]:
+def _write_batch_norm_backward(pieces: Decomposition, call: OpCall, dims: Sequence[int]) -> list[Input]:
     upright = _upright(call.inputs[0].shape)
     mean, scale = [pieces.view(widened(pieces, call.arg(place, "").index), upright) for place in (5, 6)]
     normal = mul(pieces, sub(pieces, widened(pieces, 1), mean), scale)

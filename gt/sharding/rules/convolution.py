@@ -11,12 +11,22 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from gt.core.meta import TensorMeta
-from gt.core.signatures import Arg, Input, Items
-from gt.sharding.calls import Call, Expander, Expansion, LocalBuilder, LocalProgram, Shard
-from gt.sharding.factors import HALO, PASS, REDUCE, Dim, OpShardingRule, Passing, Reach, Ref, RuleBuilder
+from gt.core.signatures import Arg, Input, ListArg
+from gt.sharding.factors import (
+    HALO,
+    PASS,
+    REDUCE,
+    Dim,
+    HaloWindow,
+    OpShardingRule,
+    PartialPassthrough,
+    Ref,
+    RuleBuilder,
+)
+from gt.sharding.op_calls import Expander, Expansion, LocalBuilder, LocalContext, LocalProgram, OpCall
 from gt.sharding.rules.contraction import each_of
 from gt.sharding.rules.entry import OpEntry
-from gt.sharding.rules.local import adds_once, zeros
+from gt.sharding.rules.support.local_programs import adds_once, zeros
 from gt.sharding.spec import Box, Interval, Shape, ShardingSpec
 
 
@@ -36,28 +46,28 @@ class Convolution(NamedTuple):
         """How far the last element of a window is from its first."""
         return self.dilation[dim] * (self.kernel[dim] - 1)
 
-    def fine_from_coarse(self, dim: int, size: int) -> Reach:
+    def fine_from_coarse(self, dim: int, size: int) -> HaloWindow:
         """What an interval of the coarse dim needs of the fine one, which has the given size."""
-        return Reach(self.stride[dim], self.padding[dim], self.span(dim) - self.padding[dim], size)
+        return HaloWindow(self.stride[dim], self.padding[dim], self.span(dim) - self.padding[dim], size)
 
-    def coarse_from_fine(self, dim: int, size: int) -> Reach | None:
+    def coarse_from_fine(self, dim: int, size: int) -> HaloWindow | None:
         """The other way round; only where an element follows another one by one."""
         if self.stride[dim] != 1:
             return None
-        return Reach(1, self.span(dim) - self.padding[dim], self.padding[dim], size)
+        return HaloWindow(1, self.span(dim) - self.padding[dim], self.padding[dim], size)
 
     def arguments(self, groups: int, cut: Sequence[int], padding: Sequence[int]) -> dict[int, Arg]:
         """What changes where the dims `cut` have the padding in the tensor, and the op pads them by `padding`."""
         own = [padding[dim] if dim in cut else size for dim, size in enumerate(self.padding)]
         output = [0 if dim in cut else size for dim, size in enumerate(self.output_padding)]
         return {
-            self.first + 1: Items(tuple(own)),
-            self.first + 4: Items(tuple(output)),
+            self.first + 1: ListArg(tuple(own)),
+            self.first + 4: ListArg(tuple(output)),
             self.first + 5: groups,
         }
 
 
-def _read(call: Call, first: int, weight: int) -> Convolution | None:
+def _read(call: OpCall, first: int, weight: int) -> Convolution | None:
     kernel = call.shapes[weight][2:]
     if any(len(shape) != len(kernel) + 2 for shape in call.shapes[: weight + 1]):
         return None
@@ -105,7 +115,7 @@ class _Halo(NamedTuple):
 
     place: int
     dims: tuple[int, ...]
-    reaches: tuple[Reach, ...]
+    reaches: tuple[HaloWindow, ...]
     intervals: tuple[Interval, ...]
 
     def padded(self, builder: LocalBuilder, box: Box) -> Input:
@@ -118,10 +128,12 @@ class _Halo(NamedTuple):
             pads[last + 1] = (stop - 1) * reach.stride + reach.after + 1 - high
         if not any(pads):
             return Input(self.place)
-        return builder.call("aten.constant_pad_nd.default", Input(self.place), Items(tuple(pads)))
+        return builder.call("aten.constant_pad_nd.default", Input(self.place), ListArg(tuple(pads)))
 
 
-def _halo(shard: Shard, place: int, reaches: Sequence[Reach | None], computed: Box, axes: ShardingSpec) -> _Halo:
+def _halo(
+    shard: LocalContext, place: int, reaches: Sequence[HaloWindow | None], computed: Box, axes: ShardingSpec
+) -> _Halo:
     cut = [dim for dim, reach in enumerate(reaches) if reach is not None and axes.dims[2 + dim]]
     known = [reach for dim in cut if (reach := reaches[dim]) is not None]
     return _Halo(place, tuple(cut), tuple(known), tuple([computed[2 + dim] for dim in cut]))
@@ -132,14 +144,14 @@ def _halo(shard: Shard, place: int, reaches: Sequence[Reach | None], computed: B
 _INPUT, _WEIGHT = 0, 1
 
 
-def _input_reaches(conv: Convolution, sizes: Shape) -> list[Reach | None]:
+def _input_reaches(conv: Convolution, sizes: Shape) -> list[HaloWindow | None]:
     if not conv.transposed:
         return [conv.fine_from_coarse(dim, size) for dim, size in enumerate(sizes)]
     plain = [conv.coarse_from_fine(dim, size) for dim, size in enumerate(sizes)]
     return [None if conv.output_padding[dim] else reach for dim, reach in enumerate(plain)]
 
 
-def _convolution(call: Call) -> OpShardingRule | None:
+def _convolution(call: OpCall) -> OpShardingRule | None:
     conv = _read(call, 3, _WEIGHT)
     if conv is None or len(call.inputs) != 2 + (call.tensor(2, "bias") is not None):
         return None
@@ -149,7 +161,7 @@ def _convolution(call: Call) -> OpShardingRule | None:
     inner, outer = _linked(builder, reaches, call.result_shapes[0][2:], HALO)
     builder.operands = [channels.tensor("gi", inner), channels.weight()]
     builder.results = [channels.tensor("go", outer)]
-    passes: tuple[Passing, ...] = each_of((0,), (1,))
+    passes: tuple[PartialPassthrough, ...] = each_of((0,), (1,))
     if call.tensor(2, "bias") is not None:
         builder.operands.append((channels.dim("go"),))
         passes = each_of((0, 2), (1, 2))
@@ -157,7 +169,7 @@ def _convolution(call: Call) -> OpShardingRule | None:
 
 
 def _linked(
-    builder: RuleBuilder, reaches: Sequence[Reach | None], sizes: Shape, kind: str
+    builder: RuleBuilder, reaches: Sequence[HaloWindow | None], sizes: Shape, kind: str
 ) -> tuple[list[Dim], list[Dim]]:
     """The spatial dims of a tensor that is reached into, and of the one that has the factors themselves."""
     reached: list[Dim] = []
@@ -173,7 +185,7 @@ def _linked(
     return reached, own
 
 
-def _lower_convolution(conv: Convolution, reaches: Sequence[Reach | None], shard: Shard) -> LocalProgram:
+def _lower_convolution(conv: Convolution, reaches: Sequence[HaloWindow | None], shard: LocalContext) -> LocalProgram:
     call = shard.call
     builder = LocalBuilder(len(call.inputs))
     bias = call.args[2] if adds_once(shard) else None
@@ -182,7 +194,7 @@ def _lower_convolution(conv: Convolution, reaches: Sequence[Reach | None], shard
     if any(start == stop for start, stop in boxes):  # of a result that is empty as a whole, the op is asked
         value = zeros(builder, shard.result_shape(), call.outputs[0].dtype)
         if bias is not None:
-            shape = Items((-1, *[1] * len(conv.kernel)))
+            shape = ListArg((-1, *[1] * len(conv.kernel)))
             value = builder.call("aten.add.Tensor", value, builder.call("aten.view.default", bias, shape))
         return builder.finish(value)
     halo = _halo(shard, _INPUT, reaches, result, shard.results[0])
@@ -214,7 +226,7 @@ class _Wanted(NamedTuple):
         return _SAVED
 
 
-def _gradient_reaches(call: Call, conv: Convolution, wanted: _Wanted) -> list[Reach | None]:
+def _gradient_reaches(call: OpCall, conv: Convolution, wanted: _Wanted) -> list[HaloWindow | None]:
     place = wanted.place(conv)
     if place is None:
         return [None] * len(conv.kernel)
@@ -222,7 +234,7 @@ def _gradient_reaches(call: Call, conv: Convolution, wanted: _Wanted) -> list[Re
     return [reach(dim, size) for dim, size in enumerate(call.shapes[place][2:])]
 
 
-def _backward(call: Call) -> OpShardingRule | None:
+def _backward(call: OpCall) -> OpShardingRule | None:
     conv = _read(call, 4, _SAVED_WEIGHT)
     wanted = _Wanted(*call.arg(10, "output_mask"))
     if conv is None or len(call.inputs) != 3 or len(call.outputs) != sum(wanted):
@@ -240,7 +252,9 @@ def _backward(call: Call) -> OpShardingRule | None:
     return builder.build(each_of((_GRAD,)), lambda shard: _lower_backward(conv, reaches, wanted, shard))
 
 
-def _lower_backward(conv: Convolution, reaches: Sequence[Reach | None], wanted: _Wanted, shard: Shard) -> LocalProgram:
+def _lower_backward(
+    conv: Convolution, reaches: Sequence[HaloWindow | None], wanted: _Wanted, shard: LocalContext
+) -> LocalProgram:
     call = shard.call
     builder = LocalBuilder(len(call.inputs))
     boxes = [shard.operand_box(place) for place in (_GRAD, _SAVED, _SAVED_WEIGHT)]
@@ -254,24 +268,24 @@ def _lower_backward(conv: Convolution, reaches: Sequence[Reach | None], wanted: 
     args = dict(enumerate(call.args)) | conv.arguments(groups, halo.dims, padding)
     args[place] = halo.padded(builder, boxes[place])
     if wanted.bias:
-        args[3] = Items((boxes[_GRAD][1][1] - boxes[_GRAD][1][0],))
+        args[3] = ListArg((boxes[_GRAD][1][1] - boxes[_GRAD][1][0],))
     return builder.finish(*builder.repeat(call, *args.values(), **call.kwargs))
 
 
-def _gradients_of_nothing(builder: LocalBuilder, wanted: _Wanted, shard: Shard) -> list[Input]:
+def _gradients_of_nothing(builder: LocalBuilder, wanted: _Wanted, shard: LocalContext) -> list[Input]:
     """Zeros; but the gradient of the bias needs the gradient of the result only, which may be there."""
     made: list[Input] = []
     outputs = shard.call.outputs
     for place, meta in enumerate(outputs):
         if wanted.bias and place == len(outputs) - 1:
             dims = [dim for dim in range(len(shard.call.shapes[_GRAD])) if dim != 1]
-            made.append(builder.call("aten.sum.dim_IntList", Input(_GRAD), Items(tuple(dims))))
+            made.append(builder.call("aten.sum.dim_IntList", Input(_GRAD), ListArg(tuple(dims))))
         else:
             made.append(zeros(builder, shard.result_shape(place), meta.dtype))
     return made
 
 
-def _gradients_apart(call: Call, specs: Sequence[ShardingSpec]) -> Expansion | None:
+def _gradients_apart(call: OpCall, specs: Sequence[ShardingSpec]) -> Expansion | None:
     """One gradient at a time, where spatial dims are cut: the gradients of the input and of the weight need other
     neighbours."""
     wanted = _Wanted(*call.arg(10, "output_mask"))
@@ -286,11 +300,11 @@ def _gradients_apart(call: Call, specs: Sequence[ShardingSpec]) -> Expansion | N
     return expander.finish(*made)
 
 
-def _gradient(expander: Expander, call: Call, place: int, meta: TensorMeta) -> Input:
+def _gradient(expander: Expander, call: OpCall, place: int, meta: TensorMeta) -> Input:
     if place == 2:
         dims = [dim for dim in range(len(call.shapes[_GRAD])) if dim != 1]
-        return expander.one("aten.sum.dim_IntList", (Input(_GRAD), Items(tuple(dims))), meta)
-    mask = Items(tuple([place == own for own in range(3)]))
+        return expander.one("aten.sum.dim_IntList", (Input(_GRAD), ListArg(tuple(dims))), meta)
+    mask = ListArg(tuple([place == own for own in range(3)]))
     return expander.call(call.op, (*call.args[:10], mask), (meta,), places=(place,))[0]
 
 

@@ -4,19 +4,19 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from gt.core.signatures import DType, Here, Items
-from gt.sharding.calls import Call, LocalBuilder, LocalProgram, Lowering, Shard
+from gt.core.signatures import DType, ListArg, WorkerDevice
 from gt.sharding.factors import WHOLE, OpShardingRule, Ref, RuleBuilder
-from gt.sharding.rules.dims import named
+from gt.sharding.op_calls import LocalBuilder, LocalContext, LocalProgram, Lowering, OpCall
 from gt.sharding.rules.entry import OpEntry
-from gt.sharding.rules.local import same_op
 from gt.sharding.rules.pointwise import elementwise
+from gt.sharding.rules.support.dims import named
+from gt.sharding.rules.support.local_programs import same_op
 
 
 def _made(lowering: Lowering | None, kind: str = "pass") -> OpEntry:
     """A tensor that does not depend on how operands are cut, if there are any: they only lend their dtype."""
 
-    def rule(call: Call) -> OpShardingRule:
+    def rule(call: OpCall) -> OpShardingRule:
         builder = RuleBuilder()
         (shape,) = call.result_shapes
         names = [builder.factor(name, size, kind) for name, size in zip(named(len(shape)), shape, strict=True)]
@@ -30,29 +30,29 @@ def _made(lowering: Lowering | None, kind: str = "pass") -> OpEntry:
     return OpEntry(rule)
 
 
-def _like(call: Call) -> OpShardingRule | None:
+def _like(call: OpCall) -> OpShardingRule | None:
     rule = elementwise().rule(call)
     return None if rule is None else replace(rule, reads=False)
 
 
-def _of_local_size(shard: Shard) -> LocalProgram:
+def _of_local_size(shard: LocalContext) -> LocalProgram:
     """The first list among the arguments is the size."""
-    position = next(place for place, value in enumerate(shard.call.args) if isinstance(value, Items))
-    return same_op(shard, {position: Items(shard.result_shape())})
+    position = next(place for place, value in enumerate(shard.call.args) if isinstance(value, ListArg))
+    return same_op(shard, {position: ListArg(shard.result_shape())})
 
 
 def _without_strides(op: str) -> Lowering:
     """What was size and strides is the local size: the strides of the whole say nothing about a part."""
 
-    def lower(shard: Shard) -> LocalProgram:
+    def lower(shard: LocalContext) -> LocalProgram:
         builder = LocalBuilder(len(shard.call.inputs))
-        args = [*shard.call.args[:-2], Items(shard.result_shape())]
+        args = [*shard.call.args[:-2], ListArg(shard.result_shape())]
         return builder.finish(builder.call(op, *args, **shard.call.kwargs))
 
     return lower
 
 
-def _part_of_whole(shard: Shard) -> LocalProgram:
+def _part_of_whole(shard: LocalContext) -> LocalProgram:
     """Some values depend on how many there are, or on how a kernel counts: make all of them, and keep a part."""
     call = shard.call
     builder = LocalBuilder(len(call.inputs))
@@ -65,7 +65,7 @@ def _part_of_whole(shard: Shard) -> LocalProgram:
     return builder.finish(builder.call("aten.clone.default", value))
 
 
-def _part_of_range(shard: Shard) -> LocalProgram:
+def _part_of_range(shard: LocalContext) -> LocalProgram:
     """Whole numbers are counted on from where this part starts. Of others, torch rounds some before adding the last
     steps and some after."""
     call = shard.call
@@ -79,10 +79,10 @@ def _part_of_range(shard: Shard) -> LocalProgram:
     return builder.finish(builder.call("aten.arange.start_step", start, stop, step, **call.kwargs))
 
 
-def _part_of_eye(shard: Shard) -> LocalProgram:
+def _part_of_eye(shard: LocalContext) -> LocalProgram:
     builder = LocalBuilder(0)
     rows, columns = [
-        builder.call("aten.arange.start", start, stop, dtype=DType("int64"), device=Here())
+        builder.call("aten.arange.start", start, stop, dtype=DType("int64"), device=WorkerDevice())
         for start, stop in shard.result_box()
     ]
     same = builder.call("aten.eq.Tensor", builder.call("aten.unsqueeze.default", rows, 1), columns)

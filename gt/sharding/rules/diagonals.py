@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from gt.core.signatures import Input, Items
-from gt.sharding.calls import Call, LocalBuilder, LocalProgram, Shard
-from gt.sharding.factors import MASK, Dim, OpShardingRule, Passing, Ref, RuleBuilder, Window, bind
-from gt.sharding.rules.dims import wrap
+from gt.core.signatures import Input, ListArg
+from gt.sharding.factors import MASK, Dim, OpShardingRule, PartialPassthrough, Ref, RuleBuilder, Window, bind
+from gt.sharding.op_calls import LocalBuilder, LocalContext, LocalProgram, OpCall
 from gt.sharding.rules.entry import OpEntry
-from gt.sharding.rules.moving import absent, every_kind, once, own_dims, padded, sum_kind
+from gt.sharding.rules.support.dims import wrap
+from gt.sharding.rules.support.element_moves import absent, every_kind, once, own_dims, padded, sum_kind
 from gt.sharding.spec import Box, Interval, Shape
 
 
@@ -39,7 +39,7 @@ class Diagonal(NamedTuple):
         return (*[dim for place, dim in enumerate(matrix) if place not in (self.rows, self.columns)], line)
 
 
-def _diagonal_of(call: Call, shape: Shape, first: int, defaults: tuple[int, int] = (0, 1)) -> Diagonal:
+def _diagonal_of(call: OpCall, shape: Shape, first: int, defaults: tuple[int, int] = (0, 1)) -> Diagonal:
     """The diagonal that the arguments from the `first` on name, of a tensor of that shape."""
     offset = call.arg(first, "offset", 0)
     rows = wrap(call.arg(first + 1, "dim1", defaults[0]), len(shape))
@@ -48,7 +48,7 @@ def _diagonal_of(call: Call, shape: Shape, first: int, defaults: tuple[int, int]
     return Diagonal(offset, rows, columns, length)
 
 
-def _diagonal(call: Call) -> OpShardingRule:
+def _diagonal(call: OpCall) -> OpShardingRule:
     """A view where the rows are cut; where the columns are, each worker gives its elements among zeros."""
     shape = call.shapes[0]
     diagonal = _diagonal_of(call, shape, 1)
@@ -58,7 +58,7 @@ def _diagonal(call: Call) -> OpShardingRule:
     builder.operands.append(tuple(matrix))
     builder.results.append(diagonal.dims(matrix))
 
-    def lower(shard: Shard) -> LocalProgram:
+    def lower(shard: LocalContext) -> LocalProgram:
         program, box = LocalBuilder(1), shard.operand_box(0)
         (start, stop), (first, end) = diagonal.span(box), shard.result_box()[-1]
         offset = diagonal.local_offset(box)
@@ -70,17 +70,17 @@ def _diagonal(call: Call) -> OpShardingRule:
     return builder.build(every_kind(call, 0), lower)
 
 
-def _embed(call: Call, diagonal: Diagonal) -> OpShardingRule:
+def _embed(call: OpCall, diagonal: Diagonal) -> OpShardingRule:
     """Zeros with the operand as a diagonal of theirs."""
     builder = RuleBuilder()
     matrix = own_dims(builder, call.result_shapes[0])
     builder.operands.append(diagonal.dims(matrix))
     builder.results.append(tuple(matrix))
 
-    def lower(shard: Shard) -> LocalProgram:
+    def lower(shard: LocalContext) -> LocalProgram:
         program, box = LocalBuilder(1), shard.result_box()
         line = _part(program, Input(0), diagonal.span(box), shard.operand_box(0)[-1])
-        sizes, offset = Items(shard.result_shape()), diagonal.local_offset(box)
+        sizes, offset = ListArg(shard.result_shape()), diagonal.local_offset(box)
         result = program.call("aten.diagonal_backward.default", line, sizes, offset, diagonal.rows, diagonal.columns)
         return program.finish(result)
 
@@ -95,14 +95,14 @@ def _part(program: LocalBuilder, line: Input, span: Interval, held: Interval) ->
     return program.call("aten.slice.Tensor", line, -1, *((start - first, stop - first) if start < stop else (0, 0)))
 
 
-def _diagonal_scatter(call: Call) -> OpShardingRule:
+def _diagonal_scatter(call: OpCall) -> OpShardingRule:
     diagonal = _diagonal_of(call, call.shapes[0], 2)
     builder = RuleBuilder()
     matrix = own_dims(builder, call.shapes[0])
     builder.operands.extend([tuple(matrix), diagonal.dims(matrix)])
     builder.results.append(tuple(matrix))
 
-    def lower(shard: Shard) -> LocalProgram:
+    def lower(shard: LocalContext) -> LocalProgram:
         program, box = LocalBuilder(2), shard.result_box()
         line = _part(program, Input(1), diagonal.span(box), shard.operand_box(1)[-1])
         offset = diagonal.local_offset(box)
@@ -111,18 +111,18 @@ def _diagonal_scatter(call: Call) -> OpShardingRule:
     return builder.build(every_kind(call, 0, 1), lower)
 
 
-def _trace(call: Call) -> OpShardingRule:
-    def lower(shard: Shard) -> LocalProgram:
+def _trace(call: OpCall) -> OpShardingRule:
+    def lower(shard: LocalContext) -> LocalProgram:
         program, ((row, _), (column, _)) = LocalBuilder(1), shard.operand_box(0)
         line = program.call("aten.diagonal.default", Input(0), row - column)
         return program.finish(program.call("aten.sum.default", line))
 
-    passes = [Passing(frozenset({0}))]
+    passes = [PartialPassthrough(frozenset({0}))]
     return bind("i j -> ... | reduce(sum): i j", call.shapes, call.result_shapes, passes=passes, lowering=lower)
 
 
-def _triangle(call: Call) -> OpShardingRule:
-    def lower(shard: Shard) -> LocalProgram:
+def _triangle(call: OpCall) -> OpShardingRule:
+    def lower(shard: LocalContext) -> LocalProgram:
         (row, _), (column, _) = shard.operand_box(0)[-2:]
         return once(shard, shard.call.op, Input(0), shard.call.arg(1, "diagonal", 0) + row - column)
 

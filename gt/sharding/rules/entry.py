@@ -6,12 +6,12 @@ import cmath
 from collections.abc import Callable, Sequence
 from typing import NamedTuple, TypeAlias
 
-from gt.sharding.calls import Call, Expansion
 from gt.sharding.factors import OpShardingRule
+from gt.sharding.op_calls import Expansion, OpCall
 from gt.sharding.spec import ShardingSpec
 
-Rule: TypeAlias = Callable[[Call], OpShardingRule | None]
-Expand: TypeAlias = Callable[[Call, Sequence[ShardingSpec]], Expansion | None]
+Rule: TypeAlias = Callable[[OpCall], OpShardingRule | None]
+Expand: TypeAlias = Callable[[OpCall, Sequence[ShardingSpec]], Expansion | None]
 
 
 class OpEntry(NamedTuple):

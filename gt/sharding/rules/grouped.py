@@ -6,12 +6,12 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from gt.core.meta import ITEM_BYTES
-from gt.core.signatures import DType, Here, Input, Items, MemoryFormat
-from gt.sharding.calls import Call, LocalBuilder, LocalProgram, Shard
+from gt.core.signatures import DType, Input, ListArg, MemoryFormat, WorkerDevice
 from gt.sharding.factors import OpShardingRule, bind
+from gt.sharding.op_calls import LocalBuilder, LocalContext, LocalProgram, OpCall
 from gt.sharding.rules.entry import OpEntry
-from gt.sharding.rules.local import same_op, unless_empty
-from gt.sharding.rules.moving import padded
+from gt.sharding.rules.support.element_moves import padded
+from gt.sharding.rules.support.local_programs import same_op, unless_empty
 from gt.sharding.spec import Interval, Shape
 
 # By the ranks of the operands; the groups are of m, of n, of k, or of matrices that are apart already.
@@ -24,14 +24,14 @@ _TEXTS = {
 _ALIGNMENT = 16  # bytes: kernels want the strides of matrices to be a multiple
 
 
-def _grouped_product(call: Call) -> OpShardingRule | None:
+def _grouped_product(call: OpCall) -> OpShardingRule | None:
     text = _TEXTS[len(call.shapes[0]), len(call.shapes[1])]
     if call.tensor(3, "bias") is not None or text.partition("->")[0].count(",") + 1 != len(call.inputs):
         return None
     return bind(text, call.shapes, call.result_shapes, lowering=unless_empty(_lower))
 
 
-def _lower(shard: Shard) -> LocalProgram:
+def _lower(shard: LocalContext) -> LocalProgram:
     call, shape = shard.call, shard.result_shape()
     held = [*[shard.operand_shape(place) for place in range(len(call.inputs))], shape]
     if held == [*call.shapes, *call.result_shapes]:
@@ -47,13 +47,13 @@ def _lower(shard: Shard) -> LocalProgram:
     return builder.finish(made)
 
 
-def _groups(shard: Shard) -> Interval:
+def _groups(shard: LocalContext) -> Interval:
     """Which groups a worker has matrices of, or gives them."""
     boxes = [shard.operand_box(0), shard.operand_box(1), shard.result_box()]
     return next(box[0] for box in boxes if len(box) == 3)
 
 
-def _ragged(shard: Shard) -> Interval:
+def _ragged(shard: LocalContext) -> Interval:
     """Which part of the dim that is split into groups a worker has."""
     left, right = shard.operand_box(0), shard.operand_box(1)
     if len(left) == 3:
@@ -61,7 +61,7 @@ def _ragged(shard: Shard) -> Interval:
     return left[0] if len(right) == 3 else left[1]
 
 
-def _offsets(builder: LocalBuilder, shard: Shard, lacks_groups: bool) -> Input:
+def _offsets(builder: LocalBuilder, shard: LocalContext, lacks_groups: bool) -> Input:
     """Where the groups end in the part that a worker has; if it does not have all groups, what is before its first and
     after its last is a group each."""
     start, stop = _ragged(shard)
@@ -71,14 +71,14 @@ def _offsets(builder: LocalBuilder, shard: Shard, lacks_groups: bool) -> Input:
     first, last = _groups(shard)
     before = builder.call("aten.slice.Tensor", ends, 0, first - 1, first) if first else _int(builder, 0)
     own = builder.call("aten.slice.Tensor", ends, 0, first, last)
-    return builder.call("aten.cat.default", Items((before, own, _int(builder, stop - start))))
+    return builder.call("aten.cat.default", ListArg((before, own, _int(builder, stop - start))))
 
 
 def _int(builder: LocalBuilder, value: int) -> Input:
-    return builder.call("aten.full.default", Items((1,)), value, dtype=DType("int32"), device=Here())
+    return builder.call("aten.full.default", ListArg((1,)), value, dtype=DType("int32"), device=WorkerDevice())
 
 
-def _aligned(builder: LocalBuilder, shard: Shard, lacks_groups: bool) -> tuple[Input, Input]:
+def _aligned(builder: LocalBuilder, shard: LocalContext, lacks_groups: bool) -> tuple[Input, Input]:
     """Both operands, with zeros in addition that make their rows long enough, and, where there are groups that a worker
     has no matrix for, with a matrix of zeros before and after its own."""
     left, right = shard.operand_shape(0), shard.operand_shape(1)

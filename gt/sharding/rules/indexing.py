@@ -5,20 +5,32 @@ from __future__ import annotations
 import math
 
 from gt.core.signatures import Input
-from gt.sharding.calls import Call, LocalBuilder, LocalProgram, Shard, with_inputs
-from gt.sharding.factors import MASK, PASS, REDUCE, WHOLE, Dim, OpShardingRule, Passing, Ref, RuleBuilder, Window, bind
+from gt.sharding.factors import (
+    MASK,
+    PASS,
+    REDUCE,
+    WHOLE,
+    Dim,
+    OpShardingRule,
+    PartialPassthrough,
+    Ref,
+    RuleBuilder,
+    Window,
+    bind,
+)
+from gt.sharding.op_calls import LocalBuilder, LocalContext, LocalProgram, OpCall, with_inputs
 from gt.sharding.rules.advanced import index, index_put
-from gt.sharding.rules.dims import wrap
 from gt.sharding.rules.entry import OpEntry
-from gt.sharding.rules.indices import Indexed, pick
-from gt.sharding.rules.moving import every_kind, own_dims, padded, sum_kind
 from gt.sharding.rules.scattering import SCATTERING
+from gt.sharding.rules.support.dims import wrap
+from gt.sharding.rules.support.element_moves import every_kind, own_dims, padded, sum_kind
+from gt.sharding.rules.support.indices import Indexed, pick
 from gt.sharding.spec import Shape
 
-_SUM = Passing(frozenset({0}))
+_SUM = PartialPassthrough(frozenset({0}))
 
 
-def _index_select(call: Call) -> OpShardingRule | None:
+def _index_select(call: OpCall) -> OpShardingRule | None:
     shape, own = call.shapes
     if not shape:
         return None
@@ -33,7 +45,7 @@ def _index_select(call: Call) -> OpShardingRule | None:
     return builder.build(every_kind(call, 0), lambda shard: pick(shard, [Indexed(dim, 1)], trailing))
 
 
-def _gather(call: Call) -> OpShardingRule | None:
+def _gather(call: OpCall) -> OpShardingRule | None:
     """Along the other dims the first elements of the tensor are used, as many as there are indices."""
     shape, own = call.shapes
     if not shape or len(own) != len(shape):
@@ -51,7 +63,7 @@ def _gather(call: Call) -> OpShardingRule | None:
     return builder.build(every_kind(call, 0), lambda shard: pick(shard, [Indexed(dim, 1)]))
 
 
-def _take(call: Call) -> OpShardingRule:
+def _take(call: OpCall) -> OpShardingRule:
     """Indices of the flat tensor: a part of its first dim is a range of them."""
     shape, own = call.shapes
     builder = RuleBuilder()
@@ -69,15 +81,15 @@ def _take(call: Call) -> OpShardingRule:
 # --- Embeddings -------------------------------------------------------------------------------------------------------
 
 
-def _embedding(call: Call) -> OpShardingRule:
-    def lower(shard: Shard) -> LocalProgram:
+def _embedding(call: OpCall) -> OpShardingRule:
+    def lower(shard: LocalContext) -> LocalProgram:
         return pick(shard, [Indexed(0, 1)], trailing=1)
 
     rule = "v d, ... -> ... d | mask(sum): v"
     return bind(rule, call.shapes, call.result_shapes, passes=every_kind(call, 0), lowering=lower)
 
 
-def _embedding_dense_backward(call: Call) -> OpShardingRule:
+def _embedding_dense_backward(call: OpCall) -> OpShardingRule:
     """Rows of other workers get the index that the op leaves out. Where gradients are scaled by how often an index
     occurs, only the features can be cut: the op counts all indices, those that it leaves out too."""
     vocabulary, features = call.result_shapes[0]
@@ -90,7 +102,7 @@ def _embedding_dense_backward(call: Call) -> OpShardingRule:
     builder.operands.extend([(*index, column), tuple(index)])
     builder.results.append((row, column))
 
-    def lower(shard: Shard) -> LocalProgram:
+    def lower(shard: LocalContext) -> LocalProgram:
         program, (start, stop) = LocalBuilder(2), shard.result_box()[0]
         own_padding = padding - start if start <= padding < stop else -1
         index = Input(1)
@@ -104,10 +116,10 @@ def _embedding_dense_backward(call: Call) -> OpShardingRule:
     return builder.build([_SUM], lower)
 
 
-def _embedding_bag(*passes: Passing) -> OpEntry:
+def _embedding_bag(*passes: PartialPassthrough) -> OpEntry:
     """Only the features can be cut. What has two dims has them: weights, sums, and for max the rows that were taken."""
 
-    def rule(call: Call) -> OpShardingRule:
+    def rule(call: OpCall) -> OpShardingRule:
         builder = RuleBuilder()
         column = (Ref(builder.factor("d", call.result_shapes[0][1])),)
 
@@ -121,7 +133,7 @@ def _embedding_bag(*passes: Passing) -> OpEntry:
     return OpEntry(rule)
 
 
-def _lower_embedding_bag(shard: Shard) -> LocalProgram:
+def _lower_embedding_bag(shard: LocalContext) -> LocalProgram:
     """The op wants a feature, so a worker that has none adds one and takes it away again."""
     call = shard.call
     program, none = LocalBuilder(len(call.inputs)), shard.result_shape()[1] == 0
@@ -140,7 +152,7 @@ def _lower_embedding_bag(shard: Shard) -> LocalProgram:
     )
 
 
-def _embedding_bag_weights(call: Call) -> OpShardingRule:
+def _embedding_bag_weights(call: OpCall) -> OpShardingRule:
     """The gradient of the weights of samples: a sum over the features."""
     rule = "b d, v d, n, o, m -> n | reduce(sum): d; whole: b v n o m"
     return bind(rule, call.shapes, call.result_shapes, passes=[_SUM])
@@ -149,7 +161,7 @@ def _embedding_bag_weights(call: Call) -> OpShardingRule:
 # --- Places in sorted sequences, and membership -----------------------------------------------------------------------
 
 
-def _searchsorted(call: Call) -> OpShardingRule:
+def _searchsorted(call: OpCall) -> OpShardingRule:
     """The place of a value is the number of smaller elements, so those of shards add up."""
     values, sorter = call.tensor(1, "self"), call.tensor(5, "sorter")
     batched = "..." if len(call.shapes[0]) > 1 else ""
@@ -160,12 +172,12 @@ def _searchsorted(call: Call) -> OpShardingRule:
     return bind(f"{text} -> {result} | {how}", call.shapes, call.result_shapes)
 
 
-def _bucketize(call: Call) -> OpShardingRule:
+def _bucketize(call: OpCall) -> OpShardingRule:
     text = "..., n -> ..." if len(call.inputs) == 2 else "n -> ..."
     return bind(f"{text} | reduce(sum): n", call.shapes, call.result_shapes)
 
 
-def _isin(call: Call) -> OpShardingRule:
+def _isin(call: OpCall) -> OpShardingRule:
     """An element is in a set if it is in any part of it, and not in it if it is in no part."""
     kind = "and" if call.kwargs.get("invert") else "or"
     elements, tests = call.tensor(0, "elements"), call.tensor(1, "test_elements")

@@ -4,20 +4,20 @@ from __future__ import annotations
 
 import itertools
 
-from gt.core.signatures import Input, Items
-from gt.sharding.calls import Call, LocalBuilder, LocalProgram, Shard
-from gt.sharding.factors import MASK, WHOLE, OpShardingRule, Passing, Ref, RuleBuilder, Window
-from gt.sharding.rules.dims import wrap
+from gt.core.signatures import Input, ListArg
+from gt.sharding.factors import MASK, WHOLE, OpShardingRule, PartialPassthrough, Ref, RuleBuilder, Window
+from gt.sharding.op_calls import LocalBuilder, LocalContext, LocalProgram, OpCall
 from gt.sharding.rules.entry import OpEntry
-from gt.sharding.rules.moving import all_absent, every_kind, once, own_dims, sum_kind
 from gt.sharding.rules.slicing import window_dim
+from gt.sharding.rules.support.dims import wrap
+from gt.sharding.rules.support.element_moves import all_absent, every_kind, once, own_dims, sum_kind
 
 
-def _every_operand(call: Call) -> list[Passing]:
+def _every_operand(call: OpCall) -> list[PartialPassthrough]:
     return every_kind(call, *range(len(call.inputs)))
 
 
-def _cat(call: Call) -> OpShardingRule:
+def _cat(call: OpCall) -> OpShardingRule:
     """Each operand is a window of the result: a worker needs of it what lies in its part of the result."""
     shape = call.result_shapes[0]
     dim = wrap(call.arg(1, "dim", 0), len(shape))
@@ -35,7 +35,7 @@ def _cat(call: Call) -> OpShardingRule:
     return builder.build(_every_operand(call))
 
 
-def _stack(call: Call) -> OpShardingRule:
+def _stack(call: OpCall) -> OpShardingRule:
     """Where the new dim is cut, each worker stacks the operands that are in its part."""
     shape = call.result_shapes[0]
     dim = wrap(call.arg(1, "dim", 0), len(shape))
@@ -46,16 +46,16 @@ def _stack(call: Call) -> OpShardingRule:
     builder.operands.extend([(*dims[:dim], *dims[dim + 1 :])] * len(call.inputs))
     builder.results.append(tuple(dims))
 
-    def lower(shard: Shard) -> LocalProgram:
+    def lower(shard: LocalContext) -> LocalProgram:
         start, stop = shard.result_box()[dim]
         if start == stop:
-            return once(shard, "aten.new_zeros.default", Input(0), Items(shard.result_shape()))
-        return once(shard, shard.call.op, Items(shard.call.arg(0, "tensors")[start:stop]), dim)
+            return once(shard, "aten.new_zeros.default", Input(0), ListArg(shard.result_shape()))
+        return once(shard, shard.call.op, ListArg(shard.call.arg(0, "tensors")[start:stop]), dim)
 
     return builder.build(_every_operand(call), lower)
 
 
-def _block_diag(call: Call) -> OpShardingRule | None:
+def _block_diag(call: OpCall) -> OpShardingRule | None:
     """A part of the result is made of parts of the blocks in the same way."""
     if any(len(shape) != 2 for shape in call.shapes):
         return None
@@ -76,7 +76,7 @@ def _block_diag(call: Call) -> OpShardingRule | None:
 def _split(local: str) -> OpEntry:
     """The parts are windows of the operand; `local` is the op that takes a list of sizes."""
 
-    def rule(call: Call) -> OpShardingRule:
+    def rule(call: OpCall) -> OpShardingRule:
         shape = call.shapes[0]
         dim = wrap(call.arg(2, "dim", 0), len(shape))
         builder = RuleBuilder()
@@ -87,9 +87,9 @@ def _split(local: str) -> OpEntry:
             window = window_dim(dims[dim], shape[dim], Window(offset, size))
             builder.results.append((*dims[:dim], window, *dims[dim + 1 :]))
 
-        def lower(shard: Shard) -> LocalProgram:
+        def lower(shard: LocalContext) -> LocalProgram:
             parts = tuple([shard.result_shape(place)[dim] for place in range(len(sizes))])
-            return once(shard, local, Input(0), Items(parts), dim)
+            return once(shard, local, Input(0), ListArg(parts), dim)
 
         return builder.build(every_kind(call, 0), lower)
 
@@ -99,7 +99,7 @@ def _split(local: str) -> OpEntry:
 def _unbind(row: str) -> OpEntry:
     """Where the dim is cut, each worker gives the rows that it has, by the op `row`, and zeros for the others."""
 
-    def rule(call: Call) -> OpShardingRule:
+    def rule(call: OpCall) -> OpShardingRule:
         shape = call.shapes[0]
         dim = wrap(call.arg(1, "dim", 0), len(shape))
         builder = RuleBuilder()
@@ -108,7 +108,7 @@ def _unbind(row: str) -> OpEntry:
         builder.operands.append(tuple(dims))
         builder.results.extend([(*dims[:dim], *dims[dim + 1 :])] * shape[dim])
 
-        def lower(shard: Shard) -> LocalProgram:
+        def lower(shard: LocalContext) -> LocalProgram:
             start, stop = shard.operand_box(0)[dim]
             if stop - start == shape[dim]:
                 return once(shard, shard.call.op, Input(0), dim)

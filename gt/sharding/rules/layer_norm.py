@@ -6,13 +6,13 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from gt.core.signatures import Input
-from gt.sharding.calls import Call
-from gt.sharding.factors import OpShardingRule, Passing, bind
-from gt.sharding.rules.dims import named, operands_of, rule_text, without, wrap
+from gt.sharding.factors import OpShardingRule, PartialPassthrough, bind
+from gt.sharding.op_calls import OpCall
 from gt.sharding.rules.entry import OpEntry, Rule
-from gt.sharding.rules.local import unless_empty
-from gt.sharding.rules.pieces import Pieces
-from gt.sharding.rules.statistics import (
+from gt.sharding.rules.support.decomposition import Decomposition
+from gt.sharding.rules.support.dims import named, operands_of, rule_text, without, wrap
+from gt.sharding.rules.support.local_programs import unless_empty
+from gt.sharding.rules.support.statistics import (
     LINEAR,
     SUM,
     Gradients,
@@ -47,27 +47,27 @@ class Layers(NamedTuple):
         return [f"b{dim}" for dim in self.batch] + ["1"] * len(self.normal)
 
 
-def _layers(call: Call, place: int) -> Layers:
+def _layers(call: OpCall, place: int) -> Layers:
     rank = len(call.inputs[0].shape)
     first = rank - len(call.arg(place, "normalized_shape"))
     return Layers(tuple(range(first)), tuple(range(first, rank)))
 
 
-def _layer_norm(call: Call) -> OpShardingRule:
+def _layer_norm(call: OpCall) -> OpShardingRule:
     dims = _layers(call, 1)
     operands = operands_of(call, [("input", dims.names), ("", ()), ("weight", dims.weight), ("bias", dims.weight)])
     text = rule_text(operands, [dims.names, dims.statistics, dims.statistics], {"whole": dims.weight})
     return bind(text, call.shapes, call.result_shapes)
 
 
-def _write_layer_norm(pieces: Pieces, call: Call, dims: Sequence[int]) -> list[Input]:
+def _write_layer_norm(pieces: Decomposition, call: OpCall, dims: Sequence[int]) -> list[Input]:
     normal = normal_of(pieces, widened(pieces, 0), dims, call.arg(4, "eps"))
     weight, bias = optional(pieces, call, 2, "weight"), optional(pieces, call, 3, "bias")
     values = affine(pieces, mul(pieces, normal.apart, normal.scale), weight, bias)
     return [values, normal.mean, normal.scale]
 
 
-def _layer_norm_backward(call: Call) -> OpShardingRule:
+def _layer_norm_backward(call: OpCall) -> OpShardingRule:
     dims = _layers(call, 2)
     names, weight, statistics = dims.names, dims.weight, dims.statistics
     operands = operands_of(
@@ -82,7 +82,7 @@ def _layer_norm_backward(call: Call) -> OpShardingRule:
     return bind(rule_text(operands, results, classes), call.shapes, call.result_shapes, passes=LINEAR)
 
 
-def _write_layer_norm_backward(pieces: Pieces, call: Call, dims: Sequence[int]) -> list[Input]:
+def _write_layer_norm_backward(pieces: Decomposition, call: OpCall, dims: Sequence[int]) -> list[Input]:
     batch = _layers(call, 2).batch
     scale, weight = widened(pieces, 3), optional(pieces, call, 5, "weight")
     normal = mul(pieces, sub(pieces, widened(pieces, 1), widened(pieces, 2)), scale)
@@ -98,18 +98,18 @@ def _write_layer_norm_backward(pieces: Pieces, call: Call, dims: Sequence[int]) 
 # --- Weight norm ------------------------------------------------------------------------------------------------------
 
 
-def _others(call: Call, place: int) -> tuple[int, ...]:
+def _others(call: OpCall, place: int) -> tuple[int, ...]:
     """All dims but the one that is named."""
     rank = len(call.inputs[0].shape)
     kept = wrap(call.arg(place, "dim", 0), rank)
     return tuple([dim for dim in range(rank) if dim != kept])
 
 
-def _apart_from(place: int, passes: Sequence[Passing] = ()) -> Rule:
+def _apart_from(place: int, passes: Sequence[PartialPassthrough] = ()) -> Rule:
     """Ops that need all dims but one whole; `place` is that of the argument that names it. Of some tensors the others
     have the size one."""
 
-    def rule(call: Call) -> OpShardingRule:
+    def rule(call: OpCall) -> OpShardingRule:
         names = named(len(call.inputs[0].shape))
         whole = [names[dim] for dim in _others(call, place)]
         tensors = [without(names, _others(call, place), keepdim=True), names]
@@ -121,21 +121,21 @@ def _apart_from(place: int, passes: Sequence[Passing] = ()) -> Rule:
     return rule
 
 
-def _write_weight_norm(pieces: Pieces, call: Call, dims: Sequence[int]) -> list[Input]:
+def _write_weight_norm(pieces: Decomposition, call: OpCall, dims: Sequence[int]) -> list[Input]:
     values, size = widened(pieces, 0), widened(pieces, 1)
     squares = pieces.over(SUM, pieces.each("aten.pow.Tensor_Scalar", values, 2), dims)
     norm = pieces.each("aten.sqrt.default", squares)
     return [mul(pieces, values, pieces.each("aten.div.Tensor", size, norm)), norm]
 
 
-def _write_weight_norm_backward(pieces: Pieces, call: Call, dims: Sequence[int]) -> list[Input]:
+def _write_weight_norm_backward(pieces: Decomposition, call: OpCall, dims: Sequence[int]) -> list[Input]:
     gradient, values, size, norm = [widened(pieces, place) for place in range(4)]
     along = pieces.each("aten.div.Tensor", pieces.over(SUM, mul(pieces, gradient, values), dims), norm)
     inner = sub(pieces, gradient, mul(pieces, values, pieces.each("aten.div.Tensor", along, norm)))
     return [mul(pieces, inner, pieces.each("aten.div.Tensor", size, norm)), along]
 
 
-def _weight_norm(place: int, write: Write, passes: Sequence[Passing] = ()) -> OpEntry:
+def _weight_norm(place: int, write: Write, passes: Sequence[PartialPassthrough] = ()) -> OpEntry:
     return OpEntry(_apart_from(place, passes), where_cut(lambda call: _others(call, place), write))
 
 

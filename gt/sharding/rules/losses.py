@@ -8,12 +8,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from gt.core.signatures import Arg, DType, Input
-from gt.sharding.calls import Call, Expansion, LocalBuilder, LocalProgram, Shard
 from gt.sharding.factors import OpShardingRule, bind
-from gt.sharding.rules.dims import named, operands_of, rule_text
+from gt.sharding.op_calls import Expansion, LocalBuilder, LocalContext, LocalProgram, OpCall
 from gt.sharding.rules.entry import OpEntry
-from gt.sharding.rules.pieces import Pieces
-from gt.sharding.rules.statistics import LINEAR
+from gt.sharding.rules.support.decomposition import Decomposition
+from gt.sharding.rules.support.dims import named, operands_of, rule_text
+from gt.sharding.rules.support.statistics import LINEAR
 from gt.sharding.spec import ShardingSpec
 
 NONE, MEAN, SUM = range(3)
@@ -29,7 +29,7 @@ def _likelihood_names(rank: int) -> tuple[list[str], list[str]]:
     return [*targets[:1], "c", *targets[1:]], targets
 
 
-def _nll_loss(call: Call) -> OpShardingRule:
+def _nll_loss(call: OpCall) -> OpShardingRule:
     """The mean needs the weight of all targets: it is whole here, and written as a sum otherwise."""
     names, targets = _likelihood_names(len(call.inputs[0].shape))
     reduction = call.arg(3, "reduction")
@@ -44,15 +44,15 @@ def _nll_loss(call: Call) -> OpShardingRule:
     return bind(text, call.shapes, call.result_shapes, lowering=lambda shard: _lower_nll(shard, 0, 1, 4))
 
 
-def _expand_nll_loss(call: Call, specs: Sequence[ShardingSpec]) -> Expansion | None:
+def _expand_nll_loss(call: OpCall, specs: Sequence[ShardingSpec]) -> Expansion | None:
     if call.arg(3, "reduction") != MEAN or not any(spec.axes for spec in specs[:2]):
         return None
-    pieces = Pieces(call)
+    pieces = Decomposition(call)
     total, weights = pieces.call(call.op, (*call.args[:3], SUM, *call.args[4:]), call.outputs, call.kwargs)
     return pieces.finish(pieces.each("aten.div.Tensor", total, weights), weights)
 
 
-def _nll_loss_backward(call: Call) -> OpShardingRule:
+def _nll_loss_backward(call: OpCall) -> OpShardingRule:
     names, targets = _likelihood_names(len(call.inputs[1].shape))
     gradient = targets if call.arg(4, "reduction") == NONE else []
     given = [
@@ -64,7 +64,7 @@ def _nll_loss_backward(call: Call) -> OpShardingRule:
     return bind(text, call.shapes, call.result_shapes, passes=LINEAR, lowering=lowering)
 
 
-def _lower_nll(shard: Shard, values: int, target: int, ignored: int) -> LocalProgram:
+def _lower_nll(shard: LocalContext, values: int, target: int, ignored: int) -> LocalProgram:
     """The op on a range of classes; the numbers are the places of its arguments."""
     call = shard.call
     builder = LocalBuilder(len(call.inputs))
@@ -78,7 +78,9 @@ def _lower_nll(shard: Shard, values: int, target: int, ignored: int) -> LocalPro
     return builder.finish(*builder.repeat(call, *args, **call.kwargs))
 
 
-def _own_targets(builder: LocalBuilder, call: Call, target: int, classes: tuple[int, int, int], ignored: Arg) -> Input:
+def _own_targets(
+    builder: LocalBuilder, call: OpCall, target: int, classes: tuple[int, int, int], ignored: Arg
+) -> Input:
     """Targets counted from the first class of a shard; those of other shards are ignored, those of none are not."""
     start, stop, count = classes
     given = builder.call("aten._to_copy.default", call.args[target], dtype=DType("int64"))

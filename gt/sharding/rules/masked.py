@@ -5,12 +5,12 @@ from __future__ import annotations
 
 import math
 
-from gt.core.signatures import DType, Input, Items, MemoryFormat
-from gt.sharding.calls import Call, LocalBuilder, LocalProgram, Shard
-from gt.sharding.factors import OpShardingRule, Passing, bind
-from gt.sharding.rules.dims import named, rule_text
+from gt.core.signatures import DType, Input, ListArg, MemoryFormat
+from gt.sharding.factors import OpShardingRule, PartialPassthrough, bind
+from gt.sharding.op_calls import LocalBuilder, LocalContext, LocalProgram, OpCall
 from gt.sharding.rules.entry import OpEntry
-from gt.sharding.rules.local import zeros
+from gt.sharding.rules.support.dims import named, rule_text
+from gt.sharding.rules.support.local_programs import zeros
 from gt.sharding.spec import Box, Shape, box_elements
 
 
@@ -24,16 +24,16 @@ def _part(builder: LocalBuilder, value: Input, whole: Shape, box: Box) -> Input:
 def _marked(builder: LocalBuilder, mask: Input, shape: Shape, box: Box) -> tuple[Input, Input]:
     """A part of a mask that is expanded to a shape, and for its places, how many are true before, counted in the order
     of the flat mask."""
-    mask = builder.call("aten.expand.default", mask, Items(shape))
+    mask = builder.call("aten.expand.default", mask, ListArg(shape))
     dense = builder.call("aten.clone.default", mask, memory_format=MemoryFormat("contiguous_format"))
-    flat = builder.call("aten.view.default", dense, Items((math.prod(shape),)))
+    flat = builder.call("aten.view.default", dense, ListArg((math.prod(shape),)))
     count = builder.call("aten.cumsum.default", flat, 0, dtype=DType("int64"))
     before = builder.call("aten.clamp_min.default", builder.call("aten.sub.Scalar", count, 1), 0)
-    before = builder.call("aten.view.default", before, Items(shape))
+    before = builder.call("aten.view.default", before, ListArg(shape))
     return _part(builder, mask, shape, box), _part(builder, before, shape, box)
 
 
-def _masked_scatter(call: Call) -> OpShardingRule | None:
+def _masked_scatter(call: OpCall) -> OpShardingRule | None:
     """Every place of the result takes its own element of the source, which is whole."""
     if len(call.inputs) != 3 or call.inputs[2].elements == 0:
         return None
@@ -43,25 +43,25 @@ def _masked_scatter(call: Call) -> OpShardingRule | None:
     return bind(rule_text(operands, [names], {}), call.shapes, call.result_shapes, lowering=_lower_scatter)
 
 
-def _lower_scatter(shard: Shard) -> LocalProgram:
+def _lower_scatter(shard: LocalContext) -> LocalProgram:
     builder = LocalBuilder(3)
     mask, before = _marked(builder, Input(1), shard.call.outputs[0].shape, shard.result_box())
     taken = builder.call("aten.take.default", Input(2), before)
     return builder.finish(builder.call("aten.where.self", mask, taken, Input(0)))
 
 
-def _masked_scatter_backward(call: Call) -> OpShardingRule | None:
+def _masked_scatter_backward(call: OpCall) -> OpShardingRule | None:
     """Gradients go back to the elements of the source that were taken: a sum over all places."""
     if len(call.inputs) != 2:
         return None
     names = named(len(call.shapes[0]))
     operands, results = [names, ["1"] * len(call.shapes[1])], [["1"] * len(call.result_shapes[0])]
     text = rule_text(operands, results, {"reduce(sum)": names})
-    passes = [Passing(frozenset({0}))]
+    passes = [PartialPassthrough(frozenset({0}))]
     return bind(text, call.shapes, call.result_shapes, passes=passes, lowering=_lower_backward)
 
 
-def _lower_backward(shard: Shard) -> LocalProgram:
+def _lower_backward(shard: LocalContext) -> LocalProgram:
     builder, box = LocalBuilder(2), shard.operand_box(0)
     (result,) = shard.call.outputs
     none = zeros(builder, result.shape, result.dtype)

@@ -5,14 +5,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from gt.core.meta import TensorMeta
-from gt.core.signatures import Input, Items
-from gt.sharding.calls import Call, Expansion
-from gt.sharding.factors import OpShardingRule, Passing, bind
-from gt.sharding.rules.dims import named, rule_text, wrap, wrap_all
+from gt.core.signatures import Input, ListArg
+from gt.sharding.factors import OpShardingRule, PartialPassthrough, bind
+from gt.sharding.op_calls import Expansion, OpCall
 from gt.sharding.rules.entry import OpEntry
-from gt.sharding.rules.local import unless_empty
-from gt.sharding.rules.pieces import Pieces, meta_of
-from gt.sharding.rules.statistics import LINEAR
+from gt.sharding.rules.support.decomposition import Decomposition, meta_of
+from gt.sharding.rules.support.dims import named, rule_text, wrap, wrap_all
+from gt.sharding.rules.support.local_programs import unless_empty
+from gt.sharding.rules.support.statistics import LINEAR
 from gt.sharding.spec import ShardingSpec
 
 # --- Matrices of a batch ----------------------------------------------------------------------------------------------
@@ -24,7 +24,7 @@ def matrices(text: str) -> OpEntry:
     return OpEntry(lambda call: _matrices_rule(call, text))
 
 
-def _matrices_rule(call: Call, text: str) -> OpShardingRule:
+def _matrices_rule(call: OpCall, text: str) -> OpShardingRule:
     left, _, right = text.partition("->")
     operands = [dims.split() for dims in left.split(",")]
     results = [_present(dims.split(), meta) for dims, meta in zip(right.split(","), call.outputs, strict=True)]
@@ -41,7 +41,7 @@ def _present(names: list[str], meta: TensorMeta) -> list[str]:
 def sided(left: str, right: str, vector: str | None = None) -> OpEntry:
     """A solve with the coefficients on the left or the right of the unknown, or for a vector."""
 
-    def rule(call: Call) -> OpShardingRule:
+    def rule(call: OpCall) -> OpShardingRule:
         if vector is not None and _is_vector(*call.shapes[:2]):
             return _matrices_rule(call, vector)
         return _matrices_rule(call, left if call.kwargs.get("left", True) else right)
@@ -54,7 +54,7 @@ def _is_vector(coefficients: tuple[int, ...], others: tuple[int, ...]) -> bool:
     return len(others) == 1 or others == coefficients[:-1]
 
 
-def _least_squares(call: Call) -> OpShardingRule | None:
+def _least_squares(call: OpCall) -> OpShardingRule | None:
     """Other drivers than the default give residuals where all matrices of the batch have full rank."""
     if call.kwargs.get("driver") not in (None, "gelsy"):
         return None
@@ -63,16 +63,16 @@ def _least_squares(call: Call) -> OpShardingRule | None:
     return _matrices_rule(call, "... i j, ... i c -> ... j c, ... r, ..., ... s")  # no columns, no rank
 
 
-def _pseudo_inverse(call: Call) -> OpShardingRule:
+def _pseudo_inverse(call: OpCall) -> OpShardingRule:
     tolerances = ", ..." * (len(call.inputs) - 1)
     return _matrices_rule(call, f"... i j{tolerances} -> ... j i")
 
 
-def _cross(call: Call) -> OpShardingRule:
+def _cross(call: OpCall) -> OpShardingRule:
     names = named(len(call.outputs[0].shape))
     operands = [names[len(names) - len(shape) :] for shape in call.shapes]
     whole = names[wrap(call.arg(2, "dim", -1), len(names))]
-    passes = [Passing(frozenset({place})) for place in range(2)] if len(call.inputs) == 2 else []
+    passes = [PartialPassthrough(frozenset({place})) for place in range(2)] if len(call.inputs) == 2 else []
     text = rule_text(operands, [names], {"whole": [whole]})
     return bind(text, call.shapes, call.result_shapes, passes=passes)
 
@@ -80,7 +80,7 @@ def _cross(call: Call) -> OpShardingRule:
 # --- Fourier transforms -----------------------------------------------------------------------------------------------
 
 
-def _fft(call: Call) -> OpShardingRule:
+def _fft(call: OpCall) -> OpShardingRule:
     names = named(len(call.inputs[0].shape))
     dims = wrap_all(call.arg(1, "dim"), len(names))
     results = [f"r{dim}" if dim in dims else name for dim, name in enumerate(names)]
@@ -89,7 +89,7 @@ def _fft(call: Call) -> OpShardingRule:
     return bind(text, call.shapes, call.result_shapes, passes=LINEAR, lowering=unless_empty())
 
 
-def _split_dims(call: Call, spec: ShardingSpec) -> tuple[list[int], list[int], int] | None:
+def _split_dims(call: OpCall, spec: ShardingSpec) -> tuple[list[int], list[int], int] | None:
     """The transformed dims but the last that are whole, those that are cut, and the last; None where one step does."""
     rank = len(call.inputs[0].shape)
     dims = [wrap(dim, rank) for dim in call.arg(1, "dim")]
@@ -100,20 +100,20 @@ def _split_dims(call: Call, spec: ShardingSpec) -> tuple[list[int], list[int], i
     return [dim for dim in others if dim not in cut], [dim for dim in others if dim in cut], dims[-1]
 
 
-def _complex_fft(pieces: Pieces, values: Input, dims: Sequence[int], call: Call, forward: bool) -> Input:
+def _complex_fft(pieces: Decomposition, values: Input, dims: Sequence[int], call: OpCall, forward: bool) -> Input:
     if not dims:
         return values
-    args = (values, Items(tuple(dims)), call.arg(2, "normalization"), forward)
+    args = (values, ListArg(tuple(dims)), call.arg(2, "normalization"), forward)
     return pieces.one("aten._fft_c2c.default", args, meta_of(pieces.shape(values), pieces.dtype(values)))
 
 
-def _expand_c2c(call: Call, specs: Sequence[ShardingSpec]) -> Expansion | None:
+def _expand_c2c(call: OpCall, specs: Sequence[ShardingSpec]) -> Expansion | None:
     """One dim after the other, so that what cuts a dim can move to one that is not being transformed."""
     split = _split_dims(call, specs[0])
     if split is None:
         return None
     whole, cut, last = split
-    pieces = Pieces(call)
+    pieces = Decomposition(call)
     values, forward = Input(0), call.arg(3, "forward")
     first, then = (whole, [*cut, last]) if specs[0].dims[last] else ([*whole, last], cut)
     for dims in [first, *[[dim] for dim in then]]:
@@ -121,34 +121,34 @@ def _expand_c2c(call: Call, specs: Sequence[ShardingSpec]) -> Expansion | None:
     return pieces.finish(values)
 
 
-def _expand_r2c(call: Call, specs: Sequence[ShardingSpec]) -> Expansion | None:
+def _expand_r2c(call: OpCall, specs: Sequence[ShardingSpec]) -> Expansion | None:
     """The last dim is that of which only half may be kept: it comes first."""
     split = _split_dims(call, specs[0])
     if split is None:
         return None
     whole, cut, last = split
-    pieces = Pieces(call)
+    pieces = Decomposition(call)
     first = [last] if specs[0].dims[last] else [*whole, last]
     halved = [*call.inputs[0].shape]
     halved[last] = call.outputs[0].shape[last]
-    args = (Input(0), Items(tuple(first)), *call.args[2:])
+    args = (Input(0), ListArg(tuple(first)), *call.args[2:])
     values = pieces.one(call.op, args, meta_of(halved, call.outputs[0].dtype))
     for dims in [[dim for dim in whole if dim not in first], *[[dim] for dim in cut]]:
         values = _complex_fft(pieces, values, dims, call, forward=True)
     return pieces.finish(values)
 
 
-def _expand_c2r(call: Call, specs: Sequence[ShardingSpec]) -> Expansion | None:
+def _expand_c2r(call: OpCall, specs: Sequence[ShardingSpec]) -> Expansion | None:
     """The last dim is that of which only half is given: it comes last."""
     split = _split_dims(call, specs[0])
     if split is None:
         return None
     whole, cut, last = split
-    pieces = Pieces(call)
+    pieces = Decomposition(call)
     values = Input(0)
     for dims in [whole, *[[dim] for dim in cut]]:
         values = _complex_fft(pieces, values, dims, call, forward=False)
-    return pieces.finish(pieces.one(call.op, (values, Items((last,)), *call.args[2:]), call.outputs[0]))
+    return pieces.finish(pieces.one(call.op, (values, ListArg((last,)), *call.args[2:]), call.outputs[0]))
 
 
 MATRICES: dict[str, OpEntry] = {

@@ -6,20 +6,20 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from gt.core.meta import TensorMeta
-from gt.core.signatures import Arg, Input, Items
-from gt.sharding.calls import Call, Expander, Expansion
+from gt.core.signatures import Arg, Input, ListArg
 from gt.sharding.factors import OpShardingRule, bind
-from gt.sharding.rules.dims import named, rule_text
+from gt.sharding.op_calls import Expander, Expansion, OpCall
 from gt.sharding.rules.entry import OpEntry
 from gt.sharding.rules.pointwise import elementwise
+from gt.sharding.rules.support.dims import named, rule_text
 from gt.sharding.spec import ShardingSpec
 
 
-def _length(call: Call) -> int:
+def _length(call: OpCall) -> int:
     return len(call.arg(0, "self"))
 
 
-def _each(call: Call, label: str) -> OpShardingRule | None:
+def _each(call: OpCall, label: str) -> OpShardingRule | None:
     """`label` is the class of the dims of the parameter, for results that lack them; steps and scales are numbers."""
     if _length(call) != 1:
         return None
@@ -35,10 +35,10 @@ def _each(call: Call, label: str) -> OpShardingRule | None:
 
 def _of(arg: Arg, place: int) -> Arg:
     """An argument for one parameter; some lists are empty."""
-    return Items(arg.values[place : place + 1]) if isinstance(arg, Items) else arg
+    return ListArg(arg.values[place : place + 1]) if isinstance(arg, ListArg) else arg
 
 
-def _one_by_one(call: Call, specs: Sequence[ShardingSpec]) -> Expansion | None:
+def _one_by_one(call: OpCall, specs: Sequence[ShardingSpec]) -> Expansion | None:
     """The results are lists, one after another."""
     length = _length(call)
     if length < 2:
@@ -51,7 +51,7 @@ def _one_by_one(call: Call, specs: Sequence[ShardingSpec]) -> Expansion | None:
     return pieces.finish(*[result for results in zip(*made, strict=True) for result in results])
 
 
-def _unscale_one_by_one(call: Call, specs: Sequence[ShardingSpec]) -> Expansion | None:
+def _unscale_one_by_one(call: OpCall, specs: Sequence[ShardingSpec]) -> Expansion | None:
     """Whether some element was infinite is handed on."""
     length = _length(call)
     if length < 2:

@@ -7,27 +7,27 @@ import math
 from collections.abc import Sequence
 
 from gt.core.signatures import Complex, DType, Input, Scalar
-from gt.sharding.calls import Call, LocalBuilder, LocalProgram, Lowering, Shard, inputs_in
-from gt.sharding.factors import OpShardingRule, Passing, bind
-from gt.sharding.rules.dims import wrap
-from gt.sharding.rules.dtypes import adds_up, is_complex, is_floating, wide
+from gt.sharding.factors import OpShardingRule, PartialPassthrough, bind
+from gt.sharding.op_calls import LocalBuilder, LocalContext, LocalProgram, Lowering, OpCall, inputs_in
 from gt.sharding.rules.entry import OpEntry
-from gt.sharding.rules.local import same_op, unless_empty
+from gt.sharding.rules.support.dims import wrap
+from gt.sharding.rules.support.dtypes import adds_up, is_complex, is_floating, wide
+from gt.sharding.rules.support.local_programs import same_op, unless_empty
 
 # --- Partial values that pass: the operands of a Passing are positions of arguments here -----------------------------
 
 
-def sums(*positions: int) -> Passing:
+def sums(*positions: int) -> PartialPassthrough:
     """The op is linear in these arguments together. Those of them that are numbers are given once."""
-    return Passing(frozenset(positions))
+    return PartialPassthrough(frozenset(positions))
 
 
-def kept(kind: str, *positions: int) -> Passing:
-    return Passing(frozenset(positions), kind, kind)
+def kept(kind: str, *positions: int) -> PartialPassthrough:
+    return PartialPassthrough(frozenset(positions), kind, kind)
 
 
-def turned(kind: str, gives: str) -> Passing:
-    return Passing(frozenset({0}), kind, gives)
+def turned(kind: str, gives: str) -> PartialPassthrough:
+    return PartialPassthrough(frozenset({0}), kind, gives)
 
 
 LINEAR = (sums(0),)
@@ -41,7 +41,7 @@ BOTH_LOGICS = tuple([kept(kind, *places) for kind in ("and", "or") for places in
 _NUMBERS = (bool, int, float, Scalar, Complex)
 
 
-def _passes(call: Call, passing: Passing) -> Passing | None:
+def _passes(call: OpCall, passing: PartialPassthrough) -> PartialPassthrough | None:
     """What passes in a call. None where the arguments are not tensors, or where rounding or wrapping around makes it
     matter whether values are reduced before the op or after it."""
     named = [call.args[position] for position in passing.operands if position < len(call.args)]
@@ -57,7 +57,7 @@ def _passes(call: Call, passing: Passing) -> Passing | None:
     return passing._replace(operands=frozenset(places))
 
 
-def _commutes(passing: Passing, source: str, target: str) -> bool:
+def _commutes(passing: PartialPassthrough, source: str, target: str) -> bool:
     """Whether values of a dtype may be reduced before or after they become another one."""
     if passing.kind in ("and", "or"):
         return source == target == "bool"
@@ -70,7 +70,7 @@ def _commutes(passing: Passing, source: str, target: str) -> bool:
     return source == target or (is_floating(target) and not target.startswith("float8"))
 
 
-def _numbers_once(positions: Sequence[int], shard: Shard) -> LocalProgram:
+def _numbers_once(positions: Sequence[int], shard: LocalContext) -> LocalProgram:
     """Of values to be added up, only the first has the number in it."""
     (result, *_) = shard.results
     if result.kind != "sum" or shard.is_first_along(result.partial):
@@ -78,10 +78,10 @@ def _numbers_once(positions: Sequence[int], shard: Shard) -> LocalProgram:
     return same_op(shard, dict.fromkeys(positions, 0))
 
 
-def elementwise(*passes: Passing, otherwise: Lowering | None = None) -> OpEntry:
+def elementwise(*passes: PartialPassthrough, otherwise: Lowering | None = None) -> OpEntry:
     """Any number of tensors that broadcast to the results. `otherwise`: the lowering, where no number is given once."""
 
-    def rule(call: Call) -> OpShardingRule:
+    def rule(call: OpCall) -> OpShardingRule:
         found = {passing: passed for passing in passes if (passed := _passes(call, passing)) is not None}
         summed = {position for passing in found if passing.kind == "sum" for position in passing.operands}
         numbers = [place for place, value in enumerate(call.args) if place in summed and isinstance(value, _NUMBERS)]
@@ -94,14 +94,14 @@ def elementwise(*passes: Passing, otherwise: Lowering | None = None) -> OpEntry:
     return OpEntry(rule)
 
 
-def _power(call: Call) -> OpShardingRule | None:
+def _power(call: OpCall) -> OpShardingRule | None:
     """(a b)^n = a^n b^n for whole n."""
     exponent = call.arg(1, "exponent")
     is_whole = isinstance(exponent, int | float) and float(exponent).is_integer()
     return elementwise(*([kept("prod", 0)] if is_whole else [])).rule(call)
 
 
-def _divide(call: Call) -> OpShardingRule | None:
+def _divide(call: OpCall) -> OpShardingRule | None:
     """A tensor of divisors may have zeros, by which partial values must not be divided: they are reduced first."""
     is_linear = call.arg(2, "rounding_mode") is None and call.tensor(1, "other") is None
     return elementwise(*(LINEAR if is_linear else ())).rule(call)
@@ -124,7 +124,7 @@ _EACH, _MEAN, _SUM = 0, 1, 2
 def _loss(position: int) -> OpEntry:
     """`position` is that of the argument `reduction`, which is the mean if absent."""
 
-    def rule(call: Call) -> OpShardingRule | None:
+    def rule(call: OpCall) -> OpShardingRule | None:
         if call.arg(position, "reduction", _MEAN) == _EACH:
             return elementwise().rule(call)
         whole = _broadcast(call)
@@ -133,7 +133,7 @@ def _loss(position: int) -> OpEntry:
         classes = f" | reduce(sum): {' '.join(names)}" if names else ""
         return bind(f"{operands} -> ...{classes}", call.shapes, call.result_shapes, lowering=lower)
 
-    def lower(shard: Shard) -> LocalProgram:
+    def lower(shard: LocalContext) -> LocalProgram:
         """A mean is over all elements, not over those that are here; narrow floats are added up in a wide one."""
         call, dtype = shard.call, shard.call.outputs[0].dtype
         builder = LocalBuilder(len(call.inputs))
@@ -151,12 +151,12 @@ def _loss(position: int) -> OpEntry:
 def _loss_backward(position: int) -> OpEntry:
     """The gradient of the result is the first argument."""
 
-    def rule(call: Call) -> OpShardingRule | None:
+    def rule(call: OpCall) -> OpShardingRule | None:
         plain = elementwise(*LINEAR).rule(call)
         is_mean = call.arg(position, "reduction", _MEAN) == _MEAN
         return None if plain is None else OpShardingRule(**(vars(plain) | {"lowering": lower if is_mean else None}))
 
-    def lower(shard: Shard) -> LocalProgram:
+    def lower(shard: LocalContext) -> LocalProgram:
         """As of a sum, with the gradient of the mean divided by the number of all elements."""
         call = shard.call
         builder = LocalBuilder(len(call.inputs))
@@ -172,7 +172,7 @@ def _cast(builder: LocalBuilder, value: Input, dtype: str) -> Input:
     return builder.call("aten._to_copy.default", value, dtype=DType(dtype))
 
 
-def _broadcast(call: Call) -> tuple[int, ...]:
+def _broadcast(call: OpCall) -> tuple[int, ...]:
     """The shape that the inputs broadcast to."""
     rank = max(map(len, call.shapes))
     aligned = [(1,) * (rank - len(shape)) + shape for shape in call.shapes]
@@ -185,7 +185,7 @@ def _broadcast(call: Call) -> tuple[int, ...]:
 def _halves(position: int) -> OpEntry:
     """Gated units: a dim, named by the last argument, of which the two halves are combined."""
 
-    def rule(call: Call) -> OpShardingRule:
+    def rule(call: OpCall) -> OpShardingRule:
         rank = len(call.shapes[0])
         gated = wrap(call.arg(position, "dim", -1), rank)
         dims = " ".join(["1" if dim == gated else f"d{dim}" for dim in range(rank)])

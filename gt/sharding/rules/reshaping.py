@@ -8,14 +8,14 @@ from __future__ import annotations
 import math
 
 from gt.core.meta import ITEM_BYTES
-from gt.core.signatures import DType, Input, Items
-from gt.sharding.calls import Call, LocalProgram, Shard
+from gt.core.signatures import DType, Input, ListArg
 from gt.sharding.factors import WHOLE, OpShardingRule, Ref, RuleBuilder, bind
-from gt.sharding.rules.moving import every_kind, once
+from gt.sharding.op_calls import LocalContext, LocalProgram, OpCall
+from gt.sharding.rules.support.element_moves import every_kind, once
 from gt.sharding.spec import Shape
 
 
-def reshape(call: Call) -> OpShardingRule:
+def reshape(call: OpCall) -> OpShardingRule:
     builder = RuleBuilder()
     source, target = _Side(call.shapes[0]), _Side(call.result_shapes[0])
     if 0 in source.shape:
@@ -25,8 +25,8 @@ def reshape(call: Call) -> OpShardingRule:
     builder.operands.append(tuple(map(tuple, source.dims)))
     builder.results.append(tuple(map(tuple, target.dims)))
 
-    def lower(shard: Shard) -> LocalProgram:
-        return once(shard, shard.call.op, Input(0), Items(shard.result_shape()))
+    def lower(shard: LocalContext) -> LocalProgram:
+        return once(shard, shard.call.op, Input(0), ListArg(shard.result_shape()))
 
     return builder.build(every_kind(call, 0), lower)
 
@@ -90,7 +90,7 @@ def _share_prefix(builder: RuleBuilder, source: _Side, target: _Side) -> None:
         target.dims[dim].append(Ref(name))
 
 
-def reinterpret(call: Call) -> OpShardingRule:
+def reinterpret(call: OpCall) -> OpShardingRule:
     """The bytes as another dtype: the last dim of the narrower one has several elements for each of the wider one."""
     dtype = call.arg(1, "dtype")
     assert isinstance(dtype, DType)

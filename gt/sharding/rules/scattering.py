@@ -6,56 +6,56 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 
-from gt.sharding.calls import Call
-from gt.sharding.factors import REDUCE, WHOLE, Dim, OpShardingRule, Passing, Ref, RuleBuilder, Window
-from gt.sharding.rules.dims import wrap
+from gt.sharding.factors import REDUCE, WHOLE, Dim, OpShardingRule, PartialPassthrough, Ref, RuleBuilder, Window
+from gt.sharding.op_calls import OpCall
 from gt.sharding.rules.entry import OpEntry
-from gt.sharding.rules.indices import Indexed, put
-from gt.sharding.rules.moving import own_dims
+from gt.sharding.rules.support.dims import wrap
+from gt.sharding.rules.support.element_moves import own_dims
+from gt.sharding.rules.support.indices import Indexed, put
 
 _KINDS = {"add": "sum", "sum": "sum", "multiply": "prod", "prod": "prod", "amax": "max", "amin": "min"}
 _BOOL_KINDS = {"sum": "or", "prod": "and", "max": "or", "min": "and"}
 
-Kind = Callable[[Call], str | None]
+Kind = Callable[[OpCall], str | None]
 """By which reduction a call puts elements together with what is there; None: it does not."""
 
 
-def _overwrites(call: Call) -> str | None:
+def _overwrites(call: OpCall) -> str | None:
     name = call.kwargs.get("reduce")
     return _KINDS[name] if isinstance(name, str) else None
 
 
-def _adds(call: Call) -> str | None:
+def _adds(call: OpCall) -> str | None:
     return "sum"
 
 
-def _reduces(call: Call) -> str | None:
+def _reduces(call: OpCall) -> str | None:
     """Without the element that is there, or for a mean, all updates of an element are needed at once."""
     return _KINDS.get(call.arg(4, "reduce")) if call.kwargs.get("include_self", True) else None
 
 
-def _update_factor(builder: RuleBuilder, call: Call, name: str, size: int, kind: str | None) -> Dim:
+def _update_factor(builder: RuleBuilder, call: OpCall, name: str, size: int, kind: str | None) -> Dim:
     """A factor of the updates."""
     if kind is None:
         return (Ref(builder.factor(name, size, WHOLE)),)
     return (Ref(builder.factor(name, size, REDUCE, _reduction(call, kind))),)
 
 
-def _reduction(call: Call, kind: str) -> str:
+def _reduction(call: OpCall, kind: str) -> str:
     return _BOOL_KINDS[kind] if call.inputs[0].dtype == "bool" else kind
 
 
-def _passes(call: Call, updates: int | None, kind: str | None) -> list[Passing]:
+def _passes(call: OpCall, updates: int | None, kind: str | None) -> list[PartialPassthrough]:
     if kind is None or updates is None:
         return []
     reduction = _reduction(call, kind)
-    return [Passing(frozenset({0, updates}), reduction, reduction)]
+    return [PartialPassthrough(frozenset({0, updates}), reduction, reduction)]
 
 
 def scatter(kind_of: Kind) -> OpEntry:
     """An index for each element. Along the other dims the first elements are meant, as many as there are indices."""
 
-    def rule(call: Call) -> OpShardingRule | None:
+    def rule(call: OpCall) -> OpShardingRule | None:
         shape, own = call.shapes[:2]
         if not shape or len(own) != len(shape):
             return None
@@ -83,7 +83,7 @@ def _first(builder: RuleBuilder, dim: Dim, size: int, used: int) -> Dim:
 def index_put_rows(kind_of: Kind, *, wraps: bool = False) -> OpEntry:
     """An index for each row of the updates."""
 
-    def rule(call: Call) -> OpShardingRule | None:
+    def rule(call: OpCall) -> OpShardingRule | None:
         shape, own = call.shapes[:2]
         if not shape or len(own) != 1 or any(len(given) not in (0, len(shape)) for given in call.shapes[2:]):
             return None
@@ -103,13 +103,13 @@ def index_put_rows(kind_of: Kind, *, wraps: bool = False) -> OpEntry:
 _reduce_rows = index_put_rows(_reduces).rule
 
 
-def _index_reduce(call: Call) -> OpShardingRule | None:
+def _index_reduce(call: OpCall) -> OpShardingRule | None:
     """Torch cannot multiply 16-bit floats where the slices have one element, which those of a shard may have."""
     narrow = call.inputs[0].dtype in ("float16", "bfloat16")
     return None if narrow and call.arg(4, "reduce") == "prod" else _reduce_rows(call)
 
 
-def _put(call: Call) -> OpShardingRule:
+def _put(call: OpCall) -> OpShardingRule:
     """Indices of the flat tensor: a part of its first dim is a range of them."""
     shape, own, source = call.shapes
     kind = "sum" if call.arg(3, "accumulate", False) else None

@@ -5,12 +5,12 @@ A slice of a cut dim is what the shards have of it: its cuts are ragged and some
 
 from __future__ import annotations
 
-from gt.core.signatures import Arg, Input, Items
-from gt.sharding.calls import Call, LocalBuilder, LocalProgram, Shard
+from gt.core.signatures import Arg, Input, ListArg
 from gt.sharding.factors import MASK, Dim, OpShardingRule, Ref, RuleBuilder, Window
-from gt.sharding.rules.dims import wrap
+from gt.sharding.op_calls import LocalBuilder, LocalContext, LocalProgram, OpCall
 from gt.sharding.rules.entry import OpEntry
-from gt.sharding.rules.moving import all_absent, every_kind, once, own_dims, padded, sum_kind
+from gt.sharding.rules.support.dims import wrap
+from gt.sharding.rules.support.element_moves import all_absent, every_kind, once, own_dims, padded, sum_kind
 from gt.sharding.spec import Box, Shape
 
 
@@ -33,7 +33,7 @@ class _Slice:
         self.window = Window(places.start, len(places), step)
 
     @classmethod
-    def of(cls, call: Call, shape: Shape, first: int) -> _Slice:
+    def of(cls, call: OpCall, shape: Shape, first: int) -> _Slice:
         """The slice that the arguments from the `first` on name."""
         bounds = call.arg(first + 1, "start"), call.arg(first + 2, "end")
         return cls(shape, call.arg(first, "dim", 0), *bounds, call.arg(first + 3, "step", 1))
@@ -50,12 +50,12 @@ class _Slice:
         return self.dim, start, start + (stop - first - 1) * self.window.step + 1, self.window.step
 
 
-def _slice(call: Call) -> OpShardingRule:
+def _slice(call: OpCall) -> OpShardingRule:
     return _sliced(call, _Slice.of(call, call.shapes[0], 1), call.op)
 
 
 def _narrow_copy(op: str) -> OpEntry:
-    def rule(call: Call) -> OpShardingRule:
+    def rule(call: OpCall) -> OpShardingRule:
         shape, dim = call.shapes[0], call.arg(1, "dim")
         start = call.arg(2, "start") % max(shape[dim], 1) if call.arg(2, "start") < 0 else call.arg(2, "start")
         return _sliced(call, _Slice(shape, dim, start, start + call.arg(3, "length"), 1), op)
@@ -63,40 +63,40 @@ def _narrow_copy(op: str) -> OpEntry:
     return OpEntry(rule)
 
 
-def _sliced(call: Call, part: _Slice, op: str) -> OpShardingRule:
+def _sliced(call: OpCall, part: _Slice, op: str) -> OpShardingRule:
     builder = RuleBuilder()
     dims = own_dims(builder, call.shapes[0])
     builder.operands.append(tuple(dims))
     builder.results.append(part.dims(dims))
 
-    def lower(shard: Shard) -> LocalProgram:
+    def lower(shard: LocalContext) -> LocalProgram:
         return once(shard, op, Input(0), *part.local(shard.operand_box(0), shard.result_box()))
 
     return builder.build(every_kind(call, 0), lower)
 
 
-def _slice_backward(call: Call) -> OpShardingRule:
+def _slice_backward(call: OpCall) -> OpShardingRule:
     part = _Slice.of(call, call.result_shapes[0], 2)
     builder = RuleBuilder()
     dims = own_dims(builder, call.result_shapes[0])
     builder.operands.append(part.dims(dims))
     builder.results.append(tuple(dims))
 
-    def lower(shard: Shard) -> LocalProgram:
+    def lower(shard: LocalContext) -> LocalProgram:
         bounds = part.local(shard.result_box(), shard.operand_box(0))
-        return once(shard, shard.call.op, Input(0), Items(shard.result_shape()), *bounds)
+        return once(shard, shard.call.op, Input(0), ListArg(shard.result_shape()), *bounds)
 
     return builder.build(every_kind(call, 0), lower)
 
 
-def _slice_scatter(call: Call) -> OpShardingRule:
+def _slice_scatter(call: OpCall) -> OpShardingRule:
     part = _Slice.of(call, call.shapes[0], 2)
     builder = RuleBuilder()
     dims = own_dims(builder, call.shapes[0])
     builder.operands.extend([tuple(dims), part.dims(dims)])
     builder.results.append(tuple(dims))
 
-    def lower(shard: Shard) -> LocalProgram:
+    def lower(shard: LocalContext) -> LocalProgram:
         bounds = part.local(shard.result_box(), shard.operand_box(1))
         return once(shard, shard.call.op, Input(0), Input(1), *bounds)
 
@@ -106,13 +106,13 @@ def _slice_scatter(call: Call) -> OpShardingRule:
 # --- Rows -------------------------------------------------------------------------------------------------------------
 
 
-def _row(call: Call, shape: Shape, first: int) -> tuple[int, int]:
+def _row(call: OpCall, shape: Shape, first: int) -> tuple[int, int]:
     """The dim and the place along it that the arguments from the `first` on name."""
     dim = wrap(call.arg(first, "dim"), len(shape))
     return dim, wrap(call.arg(first + 1, "index"), shape[dim])
 
 
-def _select(call: Call) -> OpShardingRule:
+def _select(call: OpCall) -> OpShardingRule:
     """A view where the dim is whole; where it is cut, the worker that has the row gives it and the others zeros."""
     shape = call.shapes[0]
     dim, index = _row(call, shape, 1)
@@ -122,7 +122,7 @@ def _select(call: Call) -> OpShardingRule:
     builder.operands.append(tuple(dims))
     builder.results.append((*dims[:dim], *dims[dim + 1 :]))
 
-    def lower(shard: Shard) -> LocalProgram:
+    def lower(shard: LocalContext) -> LocalProgram:
         start, stop = shard.operand_box(0)[dim]
         if start <= index < stop:
             return once(shard, shard.call.op, Input(0), dim, index - start)
@@ -132,15 +132,15 @@ def _select(call: Call) -> OpShardingRule:
     return builder.build(every_kind(call, 0), lower)
 
 
-def _select_backward(call: Call) -> OpShardingRule:
+def _select_backward(call: OpCall) -> OpShardingRule:
     dim, index = _row(call, call.result_shapes[0], 2)
     builder = RuleBuilder()
     dims = own_dims(builder, call.result_shapes[0])
     builder.operands.append((*dims[:dim], *dims[dim + 1 :]))
     builder.results.append(tuple(dims))
 
-    def lower(shard: Shard) -> LocalProgram:
-        (start, stop), shape = shard.result_box()[dim], Items(shard.result_shape())
+    def lower(shard: LocalContext) -> LocalProgram:
+        (start, stop), shape = shard.result_box()[dim], ListArg(shard.result_shape())
         if start <= index < stop:
             return once(shard, shard.call.op, Input(0), shape, dim, index - start)
         return once(shard, "aten.new_zeros.default", Input(0), shape)
@@ -148,14 +148,14 @@ def _select_backward(call: Call) -> OpShardingRule:
     return builder.build(every_kind(call, 0), lower)
 
 
-def _select_scatter(call: Call) -> OpShardingRule:
+def _select_scatter(call: OpCall) -> OpShardingRule:
     dim, index = _row(call, call.shapes[0], 2)
     builder = RuleBuilder()
     dims = own_dims(builder, call.shapes[0])
     builder.operands.extend([tuple(dims), (*dims[:dim], *dims[dim + 1 :])])
     builder.results.append(tuple(dims))
 
-    def lower(shard: Shard) -> LocalProgram:
+    def lower(shard: LocalContext) -> LocalProgram:
         start, stop = shard.operand_box(0)[dim]
         if start <= index < stop:
             return once(shard, shard.call.op, Input(0), Input(1), dim, index - start)
@@ -167,7 +167,7 @@ def _select_scatter(call: Call) -> OpShardingRule:
 # --- Padding ----------------------------------------------------------------------------------------------------------
 
 
-def _pad(call: Call) -> OpShardingRule:
+def _pad(call: OpCall) -> OpShardingRule:
     """The operand is a window of the result; one that a negative pad makes larger than it."""
     shape, flat = call.shapes[0], call.arg(1, "pad")
     before = [0] * (len(shape) - len(flat) // 2) + [*reversed(flat[::2])]
@@ -183,7 +183,7 @@ def _pad(call: Call) -> OpShardingRule:
     )
     builder.results.append(tuple(dims))
 
-    def lower(shard: Shard) -> LocalProgram:
+    def lower(shard: LocalContext) -> LocalProgram:
         program, rank = LocalBuilder(1), len(shape)
         pads = {
             dim: (start + pad - first, stop - end - pad) if start < end else (stop - first, 0)
@@ -197,7 +197,7 @@ def _pad(call: Call) -> OpShardingRule:
     return builder.build(every_kind(call, 0), lower)
 
 
-def _pad_value(shard: Shard) -> Arg:
+def _pad_value(shard: LocalContext) -> Arg:
     """Where partial values pass, only one worker adds the value, or multiplies by it."""
     value: Arg = shard.call.arg(2, "value", 0)
     spec = shard.operands[0]

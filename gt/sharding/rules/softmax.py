@@ -5,28 +5,28 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from gt.core.signatures import Input
-from gt.sharding.calls import Call
-from gt.sharding.factors import OpShardingRule, Passing
-from gt.sharding.rules.dims import whole_along, wrap
+from gt.sharding.factors import OpShardingRule, PartialPassthrough
+from gt.sharding.op_calls import OpCall
 from gt.sharding.rules.entry import OpEntry
-from gt.sharding.rules.pieces import Pieces
-from gt.sharding.rules.statistics import LINEAR, SUM, Write, mul, sub, where_cut, widened
+from gt.sharding.rules.support.decomposition import Decomposition
+from gt.sharding.rules.support.dims import whole_along, wrap
+from gt.sharding.rules.support.statistics import LINEAR, SUM, Write, mul, sub, where_cut, widened
 
 
-def _softmax(place: int, write: Write, passes: Sequence[Passing] = ()) -> OpEntry:
+def _softmax(place: int, write: Write, passes: Sequence[PartialPassthrough] = ()) -> OpEntry:
     """`place` is that of the argument `dim`."""
 
-    def dims(call: Call) -> tuple[int, ...]:
+    def dims(call: OpCall) -> tuple[int, ...]:
         rank = len(call.inputs[0].shape)
         return (wrap(call.arg(place, "dim"), rank),) if rank else ()
 
-    def rule(call: Call) -> OpShardingRule:
+    def rule(call: OpCall) -> OpShardingRule:
         return whole_along(call, dims(call)[0] if dims(call) else 0, passes)
 
     return OpEntry(rule, where_cut(dims, write))
 
 
-def _powers(pieces: Pieces, dims: Sequence[int]) -> tuple[Input, Input, Input]:
+def _powers(pieces: Decomposition, dims: Sequence[int]) -> tuple[Input, Input, Input]:
     """What the elements are below the largest, the largest itself, and their powers of e."""
     values = widened(pieces, 0)
     largest = pieces.over("aten.amax.default", values, dims)
@@ -34,12 +34,12 @@ def _powers(pieces: Pieces, dims: Sequence[int]) -> tuple[Input, Input, Input]:
     return below, largest, pieces.each("aten.exp.default", below)
 
 
-def _write_softmax(pieces: Pieces, call: Call, dims: Sequence[int]) -> list[Input]:
+def _write_softmax(pieces: Decomposition, call: OpCall, dims: Sequence[int]) -> list[Input]:
     _, _, powers = _powers(pieces, dims)
     return [pieces.each("aten.div.Tensor", powers, pieces.over(SUM, powers, dims))]
 
 
-def _write_safe_softmax(pieces: Pieces, call: Call, dims: Sequence[int]) -> list[Input]:
+def _write_safe_softmax(pieces: Decomposition, call: OpCall, dims: Sequence[int]) -> list[Input]:
     """Zeros instead of NaN where nothing is more than -inf."""
     _, largest, powers = _powers(pieces, dims)
     softmax = pieces.each("aten.div.Tensor", powers, pieces.over(SUM, powers, dims))
@@ -47,18 +47,18 @@ def _write_safe_softmax(pieces: Pieces, call: Call, dims: Sequence[int]) -> list
     return [pieces.each("aten.masked_fill.Scalar", softmax, empty, 0)]
 
 
-def _write_log_softmax(pieces: Pieces, call: Call, dims: Sequence[int]) -> list[Input]:
+def _write_log_softmax(pieces: Decomposition, call: OpCall, dims: Sequence[int]) -> list[Input]:
     below, _, powers = _powers(pieces, dims)
     return [sub(pieces, below, pieces.each("aten.log.default", pieces.over(SUM, powers, dims)))]
 
 
-def _write_softmax_backward(pieces: Pieces, call: Call, dims: Sequence[int]) -> list[Input]:
+def _write_softmax_backward(pieces: Decomposition, call: OpCall, dims: Sequence[int]) -> list[Input]:
     gradient, output = widened(pieces, 0), widened(pieces, 1)
     weighted = mul(pieces, gradient, output)
     return [sub(pieces, weighted, mul(pieces, output, pieces.over(SUM, weighted, dims)))]
 
 
-def _write_log_softmax_backward(pieces: Pieces, call: Call, dims: Sequence[int]) -> list[Input]:
+def _write_log_softmax_backward(pieces: Decomposition, call: OpCall, dims: Sequence[int]) -> list[Input]:
     gradient, output = widened(pieces, 0), widened(pieces, 1)
     share = mul(pieces, pieces.each("aten.exp.default", output), pieces.over(SUM, gradient, dims))
     return [sub(pieces, gradient, share)]

@@ -5,19 +5,19 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from gt.core.signatures import Input, Items
-from gt.sharding.calls import Call, LocalBuilder, LocalProgram, Lowering, Shard
-from gt.sharding.factors import HALO, Dim, OpShardingRule, Passing, Reach, Ref, RuleBuilder, bind
+from gt.core.signatures import Input, ListArg
+from gt.sharding.factors import HALO, Dim, HaloWindow, OpShardingRule, PartialPassthrough, Ref, RuleBuilder, bind
+from gt.sharding.op_calls import LocalBuilder, LocalContext, LocalProgram, Lowering, OpCall
 from gt.sharding.rules.convolution import CONVOLUTION
-from gt.sharding.rules.dtypes import is_complex, is_floating
 from gt.sharding.rules.entry import OpEntry
-from gt.sharding.rules.local import same_op, unless_empty
+from gt.sharding.rules.support.dtypes import is_complex, is_floating
+from gt.sharding.rules.support.local_programs import same_op, unless_empty
 from gt.sharding.spec import Shape
 
-LINEAR = (Passing(frozenset({0})),)
+LINEAR = (PartialPassthrough(frozenset({0})),)
 
 
-def _exact(call: Call, passes: Sequence[Passing]) -> tuple[Passing, ...]:
+def _exact(call: OpCall, passes: Sequence[PartialPassthrough]) -> tuple[PartialPassthrough, ...]:
     """Averages and interpolations of whole numbers are rounded: sums of them do not pass."""
     dtype = call.inputs[0].dtype
     return tuple([p for p in passes if p.kind != "sum" or is_floating(dtype) or is_complex(dtype)])
@@ -26,7 +26,7 @@ def _exact(call: Call, passes: Sequence[Passing]) -> tuple[Passing, ...]:
 # --- Ops on planes: only dims before the last ones can be cut ---------------------------------------------------------
 
 
-def _text(text: str, *passes: Passing, lowering: Lowering = same_op) -> OpEntry:
+def _text(text: str, *passes: PartialPassthrough, lowering: Lowering = same_op) -> OpEntry:
     return OpEntry(
         lambda call: bind(
             text, call.shapes, call.result_shapes, passes=_exact(call, passes), lowering=unless_empty(lowering)
@@ -34,11 +34,11 @@ def _text(text: str, *passes: Passing, lowering: Lowering = same_op) -> OpEntry:
     )
 
 
-def _planes(spatial: int, *passes: Passing, lowering: Lowering = same_op) -> OpEntry:
+def _planes(spatial: int, *passes: PartialPassthrough, lowering: Lowering = same_op) -> OpEntry:
     """All tensors have the same dims but for the last ones, which are whole."""
     dims = " ".join(["...", *["1"] * spatial])
 
-    def rule(call: Call) -> OpShardingRule:
+    def rule(call: OpCall) -> OpShardingRule:
         text = f"{', '.join([dims] * len(call.inputs))} -> {', '.join([dims] * len(call.outputs))}"
         return bind(text, call.shapes, call.result_shapes, passes=_exact(call, passes), lowering=unless_empty(lowering))
 
@@ -47,16 +47,16 @@ def _planes(spatial: int, *passes: Passing, lowering: Lowering = same_op) -> OpE
 
 def _of_size(position: int) -> Lowering:
     """The argument at a position is the size of the result."""
-    return lambda shard: same_op(shard, {position: Items(shard.result_shape())})
+    return lambda shard: same_op(shard, {position: ListArg(shard.result_shape())})
 
 
-def _grid_of_batch(shard: Shard) -> LocalProgram:
+def _grid_of_batch(shard: LocalContext) -> LocalProgram:
     batch = shard.operand_shape(0)[0]
-    return same_op(shard, {1: Items((batch, *shard.call.arg(1, "size")[1:]))})
+    return same_op(shard, {1: ListArg((batch, *shard.call.arg(1, "size")[1:]))})
 
 
 def _pixels(text: str) -> OpEntry:
-    def rule(call: Call) -> OpShardingRule:
+    def rule(call: OpCall) -> OpShardingRule:
         factor = call.arg(1, "upscale_factor")
         sizes = {"a": factor, "b": factor}
         return bind(text, call.shapes, call.result_shapes, sizes, LINEAR, unless_empty())
@@ -68,7 +68,7 @@ def _fractional_pool(spatial: int) -> OpEntry:
     """The samples, two or three for each plane, are the other operand."""
     dims = " ".join(["n c", *["1"] * spatial])
 
-    def rule(call: Call) -> OpShardingRule | None:
+    def rule(call: OpCall) -> OpShardingRule | None:
         if len(call.shapes[0]) != spatial + 2:
             return None
         return bind(f"{dims}, n c 1 -> {dims}, {dims}", call.shapes, call.result_shapes, lowering=unless_empty())
@@ -80,7 +80,7 @@ def _sampler_backward(spatial: int) -> OpEntry:
     """Every point of the grid takes from the input, and every channel moves the grid."""
     plane, grid = " ".join(["1"] * spatial), " ".join("pqr"[:spatial])
 
-    def rule(call: Call) -> OpShardingRule | None:
+    def rule(call: OpCall) -> OpShardingRule | None:
         gives = [f"n c {plane}"] * call.arg(6, "output_mask")[0]
         gives += [f"n {grid} 1"] * (len(call.outputs) - len(gives))
         text = f"n c {grid}, n c {plane}, n {grid} 1 -> {', '.join(gives)} | reduce(sum): c {grid}"
@@ -97,9 +97,9 @@ class _Pool(NamedTuple):
     taken from a multiple of the stride on, so that the op's own padding falls where it would; windows before the first
     one that is asked for are dropped."""
 
-    reaches: tuple[Reach, ...]
+    reaches: tuple[HaloWindow, ...]
 
-    def lower(self, shard: Shard) -> LocalProgram:
+    def lower(self, shard: LocalContext) -> LocalProgram:
         call = shard.call
         builder = LocalBuilder(len(call.inputs))
         first = len(call.shapes[0]) - len(self.reaches)
@@ -138,10 +138,10 @@ def _per_dim(value: int | Sequence[int], spatial: int) -> Sequence[int]:
     return tuple(value) * spatial if len(value) == 1 else tuple(value)
 
 
-def _pool(spatial: int, *passes: Passing, dilates: bool = False) -> OpEntry:
+def _pool(spatial: int, *passes: PartialPassthrough, dilates: bool = False) -> OpEntry:
     """Windows along the last dims. Stride and padding follow the kernel, then dilation if the op has one."""
 
-    def rule(call: Call) -> OpShardingRule:
+    def rule(call: OpCall) -> OpShardingRule:
         builder = RuleBuilder()
         first = len(call.shapes[0]) - spatial
         kernel = _per_dim(call.arg(1, "kernel_size"), spatial)
@@ -159,7 +159,7 @@ def _pool(spatial: int, *passes: Passing, dilates: bool = False) -> OpEntry:
             span = dilation * (width - 1)
             margin = span if spatial == 3 else 0  # torch refuses volumes smaller than the kernel, even if padded
             before = -(-(padding + margin) // stride) * stride
-            reach = Reach(stride, before, span - padding + min(margin, padding), call.shapes[0][first + dim])
+            reach = HaloWindow(stride, before, span - padding + min(margin, padding), call.shapes[0][first + dim])
             name = builder.factor(f"s{dim}", call.result_shapes[0][first + dim], HALO)
             reaches.append(reach)
             operand.append((Ref(name, reach),))

@@ -8,31 +8,41 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from gt.core.meta import TensorMeta, contiguous_strides, same_places
-from gt.core.signatures import Input, Items
-from gt.sharding.calls import Call, Expander, Expansion, LocalBuilder, LocalProgram, Shard
-from gt.sharding.factors import HALO, REDUCE, Dim, OpShardingRule, Passing, Reach, Ref, RuleBuilder, bind
+from gt.core.signatures import Input, ListArg
+from gt.sharding.factors import (
+    HALO,
+    REDUCE,
+    Dim,
+    HaloWindow,
+    OpShardingRule,
+    PartialPassthrough,
+    Ref,
+    RuleBuilder,
+    bind,
+)
+from gt.sharding.op_calls import Expander, Expansion, LocalBuilder, LocalContext, LocalProgram, OpCall
 from gt.sharding.rules.diagonals import DIAGONALS
-from gt.sharding.rules.dims import wrap, wrap_all
 from gt.sharding.rules.entry import OpEntry
-from gt.sharding.rules.local import zeros
-from gt.sharding.rules.moving import every_kind, once, own_dims, padded
-from gt.sharding.rules.pieces import meta_of
 from gt.sharding.rules.reshaping import reinterpret, reshape
 from gt.sharding.rules.slicing import SLICING
+from gt.sharding.rules.support.decomposition import meta_of
+from gt.sharding.rules.support.dims import wrap, wrap_all
+from gt.sharding.rules.support.element_moves import every_kind, once, own_dims, padded
+from gt.sharding.rules.support.local_programs import zeros
 from gt.sharding.spec import ShardingSpec
 
 
-def text(rule: str, *passes: Passing) -> OpEntry:
+def text(rule: str, *passes: PartialPassthrough) -> OpEntry:
     """A view whose rule can be written down; partial values pass as given, or all of them."""
     return OpEntry(
         lambda call: bind(rule, call.shapes, call.result_shapes, passes=passes or every_kind(call, 0)),
     )
 
 
-def relabel(dims_of: Callable[[Call, list[Dim]], Sequence[Dim]]) -> OpEntry:
+def relabel(dims_of: Callable[[OpCall, list[Dim]], Sequence[Dim]]) -> OpEntry:
     """A view whose result has the dims of its operand at other places."""
 
-    def rule(call: Call) -> OpShardingRule:
+    def rule(call: OpCall) -> OpShardingRule:
         builder = RuleBuilder()
         dims = own_dims(builder, call.shapes[0])
         builder.operands.append(tuple(dims))
@@ -42,7 +52,7 @@ def relabel(dims_of: Callable[[Call, list[Dim]], Sequence[Dim]]) -> OpEntry:
     return OpEntry(rule)
 
 
-def _transposed(call: Call, dims: list[Dim]) -> Sequence[Dim]:
+def _transposed(call: OpCall, dims: list[Dim]) -> Sequence[Dim]:
     if not dims:
         return dims
     dims = list(dims)
@@ -51,12 +61,12 @@ def _transposed(call: Call, dims: list[Dim]) -> Sequence[Dim]:
     return dims
 
 
-def _unsqueezed(call: Call, dims: list[Dim]) -> Sequence[Dim]:
+def _unsqueezed(call: OpCall, dims: list[Dim]) -> Sequence[Dim]:
     place = wrap(call.arg(1, "dim"), len(dims) + 1)
     return [*dims[:place], (), *dims[place:]]
 
 
-def _squeeze(call: Call) -> OpShardingRule:
+def _squeeze(call: OpCall) -> OpShardingRule:
     """A dim that the op keeps may have one element in some shard, so each worker names the dims that it drops."""
     shape = call.shapes[0]
     asked = wrap_all(call.arg(1, "dim", range(len(shape))), len(shape))
@@ -66,20 +76,20 @@ def _squeeze(call: Call) -> OpShardingRule:
     builder.operands.append(tuple(dims))
     builder.results.append(tuple([refs for dim, refs in enumerate(dims) if dim not in dropped]))
     op = call.op.rpartition(".")[0] + ".dims"
-    return builder.build(every_kind(call, 0), lambda shard: once(shard, op, shard.call.args[0], Items(dropped)))
+    return builder.build(every_kind(call, 0), lambda shard: once(shard, op, shard.call.args[0], ListArg(dropped)))
 
 
 # --- More elements, or the same in another order ----------------------------------------------------------------------
 
 
-def _expand(call: Call) -> OpShardingRule:
-    def lower(shard: Shard) -> LocalProgram:
-        return once(shard, shard.call.op, shard.call.args[0], Items(shard.result_shape()))
+def _expand(call: OpCall) -> OpShardingRule:
+    def lower(shard: LocalContext) -> LocalProgram:
+        return once(shard, shard.call.op, shard.call.args[0], ListArg(shard.result_shape()))
 
     return bind("... -> ...", call.shapes, call.result_shapes, passes=every_kind(call, 0), lowering=lower)
 
 
-def _repeat(call: Call) -> OpShardingRule:
+def _repeat(call: OpCall) -> OpShardingRule:
     """Every dim becomes one of (repeats, elements)."""
     shape, repeats = call.shapes[0], call.arg(1, "repeats")
     new = len(repeats) - len(shape)
@@ -89,18 +99,18 @@ def _repeat(call: Call) -> OpShardingRule:
     builder.operands.append(tuple(dims))
     builder.results.append(tuple([(*major, *minor) for major, minor in zip(times, [()] * new + dims, strict=True)]))
 
-    def lower(shard: Shard) -> LocalProgram:
+    def lower(shard: LocalContext) -> LocalProgram:
         sizes = (*[1] * new, *shard.operand_shape(0))
         local = [
             given // size if size else count
             for given, size, count in zip(shard.result_shape(), sizes, repeats, strict=True)
         ]
-        return once(shard, shard.call.op, shard.call.args[0], Items(tuple(local)))
+        return once(shard, shard.call.op, shard.call.args[0], ListArg(tuple(local)))
 
     return builder.build(every_kind(call, 0), lower)
 
 
-def _as_strided(call: Call) -> OpShardingRule | None:
+def _as_strided(call: OpCall) -> OpShardingRule | None:
     """The same elements in the same order: strides that differ only in dims of one element, as pooling gives them."""
     (source,), size, stride = call.inputs, call.arg(1, "size"), call.arg(2, "stride")
     if tuple(size) != source.shape or call.arg(3, "storage_offset") or not same_places(size, source.stride, stride):
@@ -112,7 +122,7 @@ def _as_strided(call: Call) -> OpShardingRule | None:
     return builder.build(every_kind(call, 0), lambda shard: once(shard, "aten.alias.default", Input(0)))
 
 
-def _unfold(call: Call) -> OpShardingRule | None:
+def _unfold(call: OpCall) -> OpShardingRule | None:
     """Window o along the dim shows the elements o * step to o * step + size - 1."""
     shape, size, step = call.shapes[0], call.arg(2, "size"), call.arg(3, "step")
     if not shape or size == 0:
@@ -121,21 +131,21 @@ def _unfold(call: Call) -> OpShardingRule | None:
     builder = RuleBuilder()
     dims = own_dims(builder, shape)
     name = builder.factor(f"d{dim}", call.result_shapes[0][dim], HALO)
-    reach = (Ref(name, Reach(step, 0, size - 1, shape[dim])),)
+    reach = (Ref(name, HaloWindow(step, 0, size - 1, shape[dim])),)
     builder.operands.append((*dims[:dim], reach, *dims[dim + 1 :]))
     builder.results.append((*dims, ()))
 
-    def lower(shard: Shard) -> LocalProgram:
+    def lower(shard: LocalContext) -> LocalProgram:
         local = shard.result_shape()
         if local[dim] == 0:  # no window fits into an empty shard
-            strides = Items(contiguous_strides(local))
-            return once(shard, "aten.as_strided.default", shard.call.args[0], Items(local), strides)
+            strides = ListArg(contiguous_strides(local))
+            return once(shard, "aten.as_strided.default", shard.call.args[0], ListArg(local), strides)
         return once(shard, shard.call.op, *shard.call.args, **shard.call.kwargs)
 
     return builder.build(every_kind(call, 0), lower)
 
 
-def _unfold_backward(call: Call) -> OpShardingRule | None:
+def _unfold_backward(call: OpCall) -> OpShardingRule | None:
     """Windows may overlap, so each worker adds up its own ones, among zeros."""
     sizes, size, step = call.arg(1, "input_sizes"), call.arg(3, "size"), call.arg(4, "step")
     if not sizes:
@@ -147,7 +157,7 @@ def _unfold_backward(call: Call) -> OpShardingRule | None:
     builder.operands.append((*dims, ()))
     builder.results.append((*dims[:dim], (), *dims[dim + 1 :]))
 
-    def lower(shard: Shard) -> LocalProgram:
+    def lower(shard: LocalContext) -> LocalProgram:
         program = LocalBuilder(1)
         first, stop = shard.operand_box(0)[dim]
         local = list(shard.result_shape())
@@ -155,16 +165,16 @@ def _unfold_backward(call: Call) -> OpShardingRule | None:
             return program.finish(zeros(program, tuple(local), shard.call.outputs[0].dtype))
         start, end = first * step, (stop - 1) * step + size
         after, local[dim] = local[dim] - end, end - start
-        summed = program.call(shard.call.op, Input(0), Items(tuple(local)), dim, size, step)
+        summed = program.call(shard.call.op, Input(0), ListArg(tuple(local)), dim, size, step)
         return program.finish(padded(program, summed, len(local), {dim: (start, after)}))
 
-    return builder.build([Passing(frozenset({0}))], lower)
+    return builder.build([PartialPassthrough(frozenset({0}))], lower)
 
 
-def reorder(dims_of: Callable[[Call, int], Sequence[int]]) -> OpEntry:
+def reorder(dims_of: Callable[[OpCall, int], Sequence[int]]) -> OpEntry:
     """An op that reorders the elements along some dims, which then cannot be cut."""
 
-    def rule(call: Call) -> OpShardingRule:
+    def rule(call: OpCall) -> OpShardingRule:
         shape = call.shapes[0]
         builder = RuleBuilder()
         dims = tuple(own_dims(builder, shape, dims_of(call, len(shape))))
@@ -175,16 +185,16 @@ def reorder(dims_of: Callable[[Call, int], Sequence[int]]) -> OpEntry:
     return OpEntry(rule)
 
 
-def _rolled(call: Call, rank: int) -> Sequence[int]:
+def _rolled(call: OpCall, rank: int) -> Sequence[int]:
     """Without dims the elements move as if the tensor were flat."""
     return wrap_all(call.arg(2, "dims") or range(rank), rank)
 
 
-def _rotated(call: Call, rank: int) -> Sequence[int]:
+def _rotated(call: OpCall, rank: int) -> Sequence[int]:
     return wrap_all(call.arg(2, "dims", (0, 1)), rank) if call.arg(1, "k", 1) % 4 else ()
 
 
-def _expand_roll(call: Call, specs: Sequence[ShardingSpec]) -> Expansion | None:
+def _expand_roll(call: OpCall, specs: Sequence[ShardingSpec]) -> Expansion | None:
     """Two slices, joined the other way round: only what crosses a cut moves."""
     shape, shifts = call.shapes[0], call.arg(1, "shifts")
     dims = [wrap(dim, len(shape)) for dim in call.arg(2, "dims", ())]
@@ -199,7 +209,7 @@ def _expand_roll(call: Call, specs: Sequence[ShardingSpec]) -> Expansion | None:
             expander.one("aten.slice.Tensor", (rolled, dim, start, stop), _resized(call.inputs[0], dim, stop - start))
             for start, stop in ((cut, shape[dim]), (0, cut))
         ]
-        rolled = expander.one("aten.cat.default", (Items((tail, head)), dim), call.outputs[0])
+        rolled = expander.one("aten.cat.default", (ListArg((tail, head)), dim), call.outputs[0])
     return expander.finish(rolled)
 
 
@@ -207,8 +217,8 @@ def _resized(meta: TensorMeta, dim: int, size: int) -> TensorMeta:
     return meta_of((*meta.shape[:dim], size, *meta.shape[dim + 1 :]), meta.dtype)
 
 
-_SUM = Passing(frozenset({0}))
-_PROD = Passing(frozenset({0}), "prod", "prod")
+_SUM = PartialPassthrough(frozenset({0}))
+_PROD = PartialPassthrough(frozenset({0}), "prod", "prod")
 
 
 def _views(form: str) -> dict[str, OpEntry]:

@@ -8,7 +8,7 @@ from typing import Any, Protocol, TypeAlias
 
 from gt.core.meta import TensorMeta
 from gt.core.signatures import Arg, ViewStep
-from gt.worker.engines.counter import Region
+from gt.worker.engines.counter_rng import Region
 
 Value: TypeAlias = Any
 """A tensor of the engine: torch.Tensor or numpy.ndarray."""

@@ -9,7 +9,16 @@ from typing import Any
 
 import torch
 
-from gt.worker.engines.checks import Arguments, Check, has_gaps, in_range, listed, require_shape, same_shape, shapes
+from gt.worker.engines.argument_checks import (
+    Arguments,
+    Check,
+    has_gaps,
+    in_range,
+    listed,
+    require_shape,
+    same_shape,
+    shapes,
+)
 
 
 def dims_exist(given: Arguments) -> None:

@@ -9,8 +9,8 @@ from typing import Any, NoReturn
 import numpy as np
 
 from gt.core.meta import TensorMeta, dense_strides, is_dense, memory_order
-from gt.core.signatures import Arg, Complex, DType, Here, Items, Layout, MemoryFormat, ViewStep
-from gt.worker.engines.counter import Region
+from gt.core.signatures import Arg, Complex, DType, ListArg, MemoryFormat, TorchLayout, ViewStep, WorkerDevice
+from gt.worker.engines.counter_rng import Region
 from gt.worker.engines.engine import Buffer
 from gt.worker.engines.numpy_ops import OPS
 from gt.worker.engines.numpy_random import Draw
@@ -56,15 +56,15 @@ class NumPyEngine:
         return self.resolve(op)
 
     def literal(self, arg: Arg) -> Any:
-        if isinstance(arg, Items):
+        if isinstance(arg, ListArg):
             return [self.literal(item) for item in arg.values]
         if isinstance(arg, DType):
             return dtype_named(arg.name)
-        if isinstance(arg, MemoryFormat | Layout):
+        if isinstance(arg, MemoryFormat | TorchLayout):
             return arg.name
         if isinstance(arg, Complex):
             return complex(arg.real, arg.imag)
-        return None if isinstance(arg, Here) else arg
+        return None if isinstance(arg, WorkerDevice) else arg
 
     def seeded(self, op: str, function: Callable[..., Any], region: Region | None) -> Callable[..., Any]:
         return lambda key, *args, **kwargs: function(Draw(key, region), *args, **kwargs)

@@ -1,4 +1,4 @@
-"""Random ops on arrays: the bits of `counter.py` in NumPy, and the same numbers made of them."""
+"""Random ops on arrays: the bits of `counter_rng.py` in NumPy, and the same numbers made of them."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import NamedTuple, TypeAlias
 import numpy as np
 import torch
 
-from gt.worker.engines.counter import ROUNDS, Region, key_words, whole
+from gt.worker.engines.counter_rng import ROUNDS, Region, key_words, whole
 from gt.worker.engines.numpy_types import FLOAT32, INT64, Array, Kind, cast
 from gt.worker.engines.numpy_views import Shape
 from gt.worker.engines.random_ops import judge, judge_permutation

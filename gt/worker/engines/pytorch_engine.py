@@ -13,16 +13,16 @@ import torch.distributed as dist
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from gt.core.meta import ITEM_BYTES, TensorMeta, dense_strides, is_dense, memory_order, same_places, span
-from gt.core.signatures import Arg, Complex, DType, Here, Input, Items, Layout, MemoryFormat, ViewStep
-from gt.worker.engines.checked import checked, has_checks
-from gt.worker.engines.cleared import clear, cleared, leaves_memory
-from gt.worker.engines.constants import check_constants
-from gt.worker.engines.counter import Region
+from gt.core.signatures import Arg, Complex, DType, Input, ListArg, MemoryFormat, TorchLayout, ViewStep, WorkerDevice
+from gt.worker.engines.checked_ops import checked, has_checks
+from gt.worker.engines.cleared_memory import clear, cleared, leaves_memory
+from gt.worker.engines.constant_checks import check_constants
+from gt.worker.engines.counter_rng import Region
+from gt.worker.engines.device_fallbacks import PORTABLE
 from gt.worker.engines.engine import Buffer
-from gt.worker.engines.portable import PORTABLE
 from gt.worker.engines.random_ops import COUNTER_BASED
-from gt.worker.engines.refused import REFUSED
-from gt.worker.engines.writing import write_through
+from gt.worker.engines.refused_ops import REFUSED
+from gt.worker.engines.write_back import write_through
 
 _DTYPES = {name: getattr(torch, name) for name in ITEM_BYTES if hasattr(torch, name)}
 _NAMES = {dtype: name for name, dtype in _DTYPES.items()}
@@ -228,15 +228,15 @@ class PyTorchEngine:
         return named if same else function  # type: ignore[no-any-return]
 
     def literal(self, arg: Arg) -> Any:
-        if isinstance(arg, Items):
+        if isinstance(arg, ListArg):
             return [self.literal(item) for item in arg.values]
         if isinstance(arg, DType):
             return _DTYPES[arg.name]
-        if isinstance(arg, Here):
+        if isinstance(arg, WorkerDevice):
             return self._device
         if isinstance(arg, MemoryFormat):
             return _FORMATS[arg.name]
-        if isinstance(arg, Layout):
+        if isinstance(arg, TorchLayout):
             return _LAYOUTS[arg.name]
         if isinstance(arg, Complex):
             return complex(arg.real, arg.imag)

@@ -13,7 +13,7 @@ from typing import Any, TypeAlias
 
 import torch
 
-from gt.worker.engines.counter import Law, Region, fill, whole
+from gt.worker.engines.counter_rng import Distribution, Region, fill, whole
 
 Op: TypeAlias = Callable[..., Any]
 Params: TypeAlias = tuple[Any, ...]
@@ -25,7 +25,7 @@ WIDTHS = {torch.float64: 53, torch.float32: 24, torch.float16: 11, torch.bfloat1
 # Distributions
 
 
-def _uniform(dtype: torch.dtype, low: float = 0.0, high: float = 1.0) -> Law:
+def _uniform(dtype: torch.dtype, low: float = 0.0, high: float = 1.0) -> Distribution:
     """At least `low` and less than `high`, also when rounded to the dtype."""
     width = WIDTHS[dtype.to_real()]
     highest = max(low, _below(high, dtype.to_real()))
@@ -36,7 +36,7 @@ def _uniform(dtype: torch.dtype, low: float = 0.0, high: float = 1.0) -> Law:
             real.mul_(high - low).add_(low).clamp_(max=highest)
         out.copy_(real)
 
-    return Law(width, write)
+    return Distribution(width, write)
 
 
 @functools.lru_cache(1024)
@@ -46,7 +46,7 @@ def _below(bound: float, dtype: torch.dtype) -> float:
     return (rounded if rounded.item() < bound else smaller).item()
 
 
-def _normal(dtype: torch.dtype, mean: float = 0.0, std: float = 1.0) -> Law:
+def _normal(dtype: torch.dtype, mean: float = 0.0, std: float = 1.0) -> Distribution:
     """By the inverse of the distribution: one word makes one number, up to 8.3 standard deviations away."""
     scale = std if dtype.is_complex else std * math.sqrt(2)
 
@@ -56,33 +56,33 @@ def _normal(dtype: torch.dtype, mean: float = 0.0, std: float = 1.0) -> Law:
             (real[::2] if dtype.is_complex else real).add_(mean)  # pieces hold whole complex numbers
         out.copy_(real)
 
-    return Law(53, write)
+    return Distribution(53, write)
 
 
-def _log_normal(dtype: torch.dtype, mean: float = 1.0, std: float = 2.0) -> Law:
+def _log_normal(dtype: torch.dtype, mean: float = 1.0, std: float = 2.0) -> Distribution:
     def write(words: torch.Tensor, real: torch.Tensor, out: torch.Tensor) -> None:
         normal.write(words, real, real)
         out.copy_(real.exp_())
 
     normal = _normal(dtype, mean, std)
-    return Law(normal.width, write)
+    return Distribution(normal.width, write)
 
 
-def _exponential(dtype: torch.dtype, rate: float = 1.0) -> Law:
+def _exponential(dtype: torch.dtype, rate: float = 1.0) -> Distribution:
     """Never 0, as torch promises."""
     least = torch.finfo(dtype).smallest_normal * torch.finfo(dtype).eps
 
     def write(words: torch.Tensor, real: torch.Tensor, out: torch.Tensor) -> None:
         out.copy_(_logarithm(words, real).mul_(-1.0 / rate).clamp_(min=least))
 
-    return Law(52, write)
+    return Distribution(52, write)
 
 
-def _geometric(dtype: torch.dtype, p: float) -> Law:
+def _geometric(dtype: torch.dtype, p: float) -> Distribution:
     def write(words: torch.Tensor, real: torch.Tensor, out: torch.Tensor) -> None:
         out.copy_(_logarithm(words, real).div_(math.log1p(-p)).ceil_())
 
-    return Law(52, write)
+    return Distribution(52, write)
 
 
 def _logarithm(words: torch.Tensor, real: torch.Tensor) -> torch.Tensor:
@@ -90,20 +90,20 @@ def _logarithm(words: torch.Tensor, real: torch.Tensor) -> torch.Tensor:
     return real.copy_(words).add_(0.5).mul_(2.0**-52).add_(0.5).log_()
 
 
-def _cauchy(dtype: torch.dtype, median: float = 0.0, sigma: float = 1.0) -> Law:
+def _cauchy(dtype: torch.dtype, median: float = 0.0, sigma: float = 1.0) -> Distribution:
     def write(words: torch.Tensor, real: torch.Tensor, out: torch.Tensor) -> None:
         out.copy_(real.copy_(words).add_(0.5).mul_(math.pi * 2.0**-52).tan_().mul_(sigma).add_(median))
 
-    return Law(52, write)
+    return Distribution(52, write)
 
 
-def _bernoulli(dtype: torch.dtype, p: float = 0.5) -> Law:
+def _bernoulli(dtype: torch.dtype, p: float = 0.5) -> Distribution:
     """True where a uniform number of 53 bits is below p."""
     bound = math.ceil(p * 2**53) - 2**52
-    return Law(53, lambda words, real, out: out.copy_(words < bound))
+    return Distribution(53, lambda words, real, out: out.copy_(words < bound))
 
 
-def _integers(dtype: torch.dtype, *bounds: int | None) -> Law:
+def _integers(dtype: torch.dtype, *bounds: int | None) -> Distribution:
     """Of [0, highest], [0, bound) or [from, to): see `random_`. The remainder of 64 bits, as torch takes it."""
     low, high = (0, *bounds)[-2:] if bounds else (0, None)
     assert low is not None
@@ -117,7 +117,7 @@ def _integers(dtype: torch.dtype, *bounds: int | None) -> Law:
             words.sub_(((words >= over) & (words < 0)) * over)
         out.copy_(words.add_(low))
 
-    return Law(64, write)
+    return Distribution(64, write)
 
 
 def _highest(dtype: torch.dtype, low: int) -> int:
@@ -128,7 +128,7 @@ def _highest(dtype: torch.dtype, low: int) -> int:
     return 1 if dtype is torch.bool else torch.iinfo(dtype).max
 
 
-LAWS: dict[str, Callable[..., Law]] = {
+LAWS: dict[str, Callable[..., Distribution]] = {
     "uniform_": _uniform,
     "normal_": _normal,
     "log_normal_": _log_normal,
@@ -253,7 +253,7 @@ def _randperm(
     wanted, where = (dtype, device) if out is None else (out.dtype, out.device)
     judge_permutation(count, wanted)
     bits = torch.empty(count, dtype=torch.int64, device=where)
-    fill(key, None, bits, Law(64, lambda words, real, out: out.copy_(words)))
+    fill(key, None, bits, Distribution(64, lambda words, real, out: out.copy_(words)))
     ((start, stop),) = (region or whole((count,))).box
     order = bits.argsort()[start:stop].to(wanted)
     return order if out is None else out.resize_(order.shape).copy_(order)

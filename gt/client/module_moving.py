@@ -1,0 +1,182 @@
+"""Modules that are moved to GT: what shares memory stays tied, and what has no shape yet gets one there."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterator, Sequence
+from typing import Any, TypeVar
+
+import torch
+from torch.nn.parameter import UninitializedBuffer, UninitializedParameter, is_lazy
+from torch.utils._python_dispatch import _disable_current_modes, _get_current_dispatch_mode_stack
+
+from gt.client.factory_mode import FactoryMode
+from gt.client.subclasses import on_gt
+from gt.client.tensor import Tensor, to_gt
+
+Module = TypeVar("Module", bound=torch.nn.Module)
+
+
+def move_module(module: Module) -> Module:
+    """Each distinct parameter and buffer is moved once; every place that held it holds the moved one. What shares
+    memory shares it on GT."""
+    tables = [table for owner in module.modules() for table in (owner._parameters, owner._buffers)]
+    values = {id(value): value for table in tables for value in table.values() if value is not None}
+    data = _moved_together([value for value in values.values() if _shares(value)])
+    moved = {ident: move_tensor(value, data.get(ident)) for ident, value in values.items()}
+    for table in tables:
+        for name, value in table.items():
+            if value is not None:
+                table[name] = moved[id(value)]
+    return module
+
+
+def _shares(value: torch.Tensor) -> bool:
+    """Whether its memory may be that of others too."""
+    if isinstance(value, Tensor) or is_lazy(value):
+        return False
+    return value.layout is torch.strided and value.device.type == "cpu" and value.numel() > 0
+
+
+def _moved_together(values: Sequence[torch.Tensor]) -> dict[int, Tensor]:
+    """The data of plain tensors that share memory, by their id: one upload for each memory, and views of it."""
+    storages: dict[tuple[int, torch.dtype], list[torch.Tensor]] = defaultdict(list)
+    for value in values:
+        storages[value.untyped_storage().data_ptr(), value.dtype].append(value)
+    data: dict[int, Tensor] = {}
+    for group in [group for parts in storages.values() for group in _overlapping(parts)]:
+        if len(group) > 1:
+            memory = _Memory(group)
+            data |= {id(part): memory.part(part) for part in group}
+    return data
+
+
+def _overlapping(parts: Sequence[torch.Tensor]) -> Iterator[list[torch.Tensor]]:
+    """Tensors of one storage in groups that have no element in common: all weights of a file may be one storage."""
+    group: list[torch.Tensor] = []
+    for part in sorted(parts, key=torch.Tensor.storage_offset):
+        if group and part.storage_offset() >= max(map(_end, group)):
+            yield group
+            group = []
+        group.append(part)
+    yield group
+
+
+class _Memory:
+    """The memory of several plain tensors on GT: that of one of them, where the others lie within it, or from the first
+    to the last element."""
+
+    def __init__(self, parts: Sequence[torch.Tensor]) -> None:
+        start, end = min(part.storage_offset() for part in parts), max(map(_end, parts))
+        largest = max(parts, key=lambda part: (part.numel(), part.is_contiguous())).detach()
+        covers = largest.is_contiguous() and (largest.storage_offset(), _end(largest)) == (start, end)
+        self._start = start
+        self._whole = to_gt(largest if covers else largest.as_strided((end - start,), (1,), start))
+        self._parts = {(self._whole.shape, self._whole.stride(), 0): self._whole}
+
+    def part(self, value: torch.Tensor) -> Tensor:
+        place = value.shape, value.stride(), value.storage_offset() - self._start
+        if place not in self._parts:
+            self._parts[place] = self._whole.as_strided(*place)  # type: ignore[assignment]
+        return self._parts[place].data  # type: ignore[no-any-return]
+
+
+def _end(tensor: torch.Tensor) -> int:
+    """Where the elements of a tensor end in its storage."""
+    reach = sum((size - 1) * step for size, step in zip(tensor.shape, tensor.stride(), strict=True))
+    return tensor.storage_offset() + reach + 1
+
+
+def move_tensor(value: torch.Tensor, data: Tensor | None = None) -> torch.Tensor:
+    """A parameter or buffer on GT, with its gradient and its attributes. `data`: where its data is already on GT."""
+    if isinstance(value, Tensor):
+        return value
+    if is_lazy(value):
+        return uninitialized(
+            isinstance(value, UninitializedParameter), value.requires_grad, value.dtype, value.__dict__
+        )
+    with torch.no_grad():
+        new: torch.Tensor = (to_gt(value.detach()) if data is None else data).data
+    new.requires_grad_(value.requires_grad)
+    new.__class__ = on_gt(type(value), Tensor)
+    new.__dict__.update(value.__dict__)
+    if isinstance(value, torch.nn.Parameter):
+        new._is_param = True
+    if value.grad is not None:
+        new.grad = to_gt(value.grad)
+    return new
+
+
+class _Lazy:
+    """A parameter or buffer of a lazy module: its first input tells the shape, and then it becomes a tensor."""
+
+    __torch_dispatch__: Any = Tensor.__torch_dispatch__  # what ops give is never lazy
+    requires_grad: bool
+    data: Any
+
+    def materialize(self, shape: Sequence[int], device: Any = None, dtype: torch.dtype | None = None) -> None:
+        with FactoryMode(Tensor):
+            data = torch.empty(tuple(shape), dtype=dtype or self.data.dtype)
+        self.__class__ = Tensor
+        self.data = data
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Any:
+        if id(self) not in memo:
+            memo[id(self)] = self._again()
+        return memo[id(self)]
+
+    def __copy__(self) -> Any:
+        return self._again()
+
+    def _again(self) -> Any:
+        function, arguments = self.__reduce_ex__(2)
+        return function(*arguments)
+
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        is_parameter = isinstance(self, UninitializedParameter)
+        return uninitialized, (is_parameter, self.requires_grad, self.data.dtype, dict(self.__dict__))
+
+
+class _LazyParameter(_Lazy, UninitializedParameter, Tensor):
+    pass
+
+
+class _LazyBuffer(_Lazy, UninitializedBuffer, Tensor):
+    @classmethod
+    def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        """A module whose dtype changes takes what this gives as its buffer."""
+        result = super().__torch_function__(func, types, args, kwargs)
+        if type(result) is Tensor:
+            result.__dict__.update(args[0].__dict__)
+            result.__class__ = cls
+        return result
+
+
+def uninitialized(
+    is_parameter: bool, requires_grad: bool, dtype: torch.dtype | None, state: dict[str, Any]
+) -> Tensor:  # fmt: skip
+    """A lazy parameter or buffer."""
+    with FactoryMode(Tensor):
+        new: Any = torch.empty(0, dtype=dtype, requires_grad=requires_grad)
+    new.__dict__.update(state)
+    new._is_param = is_parameter
+    new.__class__ = _LazyParameter if is_parameter else _LazyBuffer
+    return new
+
+
+def _made_lazily(kind: type[torch.Tensor]) -> None:
+    """Inside `gt.device()` a class of torch makes its tensors on GT: torch's own way of making them there fails."""
+    make: Any = kind.__new__
+
+    def __new__(cls: type[torch.Tensor], *args: Any, **kwargs: Any) -> Any:
+        on_gt = any(isinstance(mode, FactoryMode) for mode in _get_current_dispatch_mode_stack())
+        with _disable_current_modes():
+            new = make(cls, *args, **kwargs)
+        return move_tensor(new) if on_gt else new
+
+    kind.__new__ = __new__  # type: ignore[method-assign, assignment]
+
+
+_made_lazily(UninitializedParameter)
+_made_lazily(UninitializedBuffer)
+torch.serialization.add_safe_globals([uninitialized])

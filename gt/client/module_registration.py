@@ -1,0 +1,95 @@
+"""Modules on GT stay there: parameters, buffers and parts that they are given later are moved when they are registered.
+
+A module is on GT if `gt.to` has moved it, or if it was given a parameter, a buffer or a part inside `gt.device()`. So
+adapters that a library adds to a model, a new head, and the weights that `from_pretrained` loads land on GT. Torch
+calls the hooks of this file whenever any module is given anything.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Iterator
+from typing import Any
+from weakref import ReferenceType, WeakKeyDictionary, WeakSet, ref
+
+import torch
+from torch.nn.modules import module as torch_modules
+from torch.nn.parameter import is_lazy
+from torch.utils._python_dispatch import _get_current_dispatch_mode_stack
+from torch.utils.weak import WeakTensorKeyDictionary
+
+from gt.client.factory_mode import FactoryMode
+from gt.client.model_config import place
+from gt.client.module_moving import move_module, move_tensor
+from gt.client.tensor import Tensor
+
+_modules_on_gt: WeakSet[torch.nn.Module] = WeakSet()
+_parents: WeakKeyDictionary[torch.nn.Module, ReferenceType[torch.nn.Module]] = WeakKeyDictionary()
+_moved: Any = WeakTensorKeyDictionary()  # to a weak reference of the moved one: it compares keys by identity
+
+
+def keep_on_gt(module: torch.nn.Module) -> None:
+    """From now on a module and its parts move to GT what they are given."""
+    watch_modules()
+    _modules_on_gt.update(module.modules())
+
+
+@functools.cache
+def watch_modules() -> None:
+    torch_modules.register_module_parameter_registration_hook(_on_tensor("_parameters"))
+    torch_modules.register_module_buffer_registration_hook(_on_tensor("_buffers"))
+    torch_modules.register_module_module_registration_hook(_on_module)
+
+
+def _on_tensor(table: str) -> Callable[[torch.nn.Module, str, Any], Any]:
+    def moved(module: torch.nn.Module, name: str, value: Any) -> Any:
+        if isinstance(value, Tensor) or not isinstance(value, torch.Tensor) or not _stays_on_gt(module):
+            return None
+        if value.device.type != "cpu" or is_lazy(value):
+            return None
+        new = _moved_once(value)
+        replaced = getattr(module, table).get(name)
+        if replaced is not None and replaced.device.type == "meta":
+            place(new, _full_name(module, name))
+        return new
+
+    return moved
+
+
+def _on_module(module: torch.nn.Module, name: str, part: Any) -> None:
+    if not isinstance(part, torch.nn.Module) or not _stays_on_gt(module):
+        return
+    _parents[part] = ref(module)
+    if not any(value.device.type == "meta" for value in [*part.parameters(), *part.buffers()]):
+        move_module(part)
+    keep_on_gt(part)
+
+
+def _stays_on_gt(module: torch.nn.Module) -> bool:
+    if module in _modules_on_gt:
+        return True
+    if any(isinstance(mode, FactoryMode) for mode in _get_current_dispatch_mode_stack()):
+        _modules_on_gt.add(module)
+        return True
+    return False
+
+
+def _moved_once(value: torch.Tensor) -> Tensor:
+    """A tensor that is registered twice is one tensor on GT too."""
+    known = _moved.get(value)
+    new = None if known is None else known()
+    if new is None:
+        new = move_tensor(value)
+        _moved[value] = ref(new)
+    return new  # type: ignore[return-value]
+
+
+def _full_name(module: torch.nn.Module, name: str) -> str:
+    """The name of a tensor in the whole model, as far as the model is built."""
+    return ".".join([*reversed([*_names_above(module)]), name])
+
+
+def _names_above(module: torch.nn.Module) -> Iterator[str]:
+    while module in _parents and (parent := _parents[module]()) is not None:
+        yield next((name for name, part in parent._modules.items() if part is module), "")
+        module = parent

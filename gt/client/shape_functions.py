@@ -1,0 +1,95 @@
+"""Shape functions of GT's own, for ops whose kernels run or give something else than torch's shape functions say."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import torch
+
+_ALIGNMENT = 16  # bytes: rows of the operands and of the result of a grouped product start at a multiple of it
+
+
+class UnknownShape(Exception):
+    """Torch's kernel would refuse this call, or may."""
+
+
+def _grouped_mm(
+    left: torch.Tensor,
+    right: torch.Tensor,
+    offs: torch.Tensor | None = None,
+    bias: torch.Tensor | None = None,
+    out_dtype: torch.dtype | None = None,
+) -> torch.Tensor:
+    """Torch's own shape function knows bfloat16 only, and nothing of the padding of rows."""
+    ranks = (left.dim(), right.dim())
+    groups = None if ranks == (3, 3) else offs
+    if not _is_grouped_product(left, right, offs) or bias is not None or out_dtype not in (None, left.dtype):
+        raise UnknownShape
+    columns = right.shape[-1]
+    if ranks == (2, 2):
+        assert groups is not None
+        shape = [groups.shape[0], left.shape[0], columns]
+    else:
+        shape = [*left.shape[:-1], columns] if ranks != (3, 2) else [left.shape[1], columns]
+    unit = _ALIGNMENT // left.element_size()
+    row = -(-columns // unit) * unit
+    strides = [shape[1] * row, row, 1] if len(shape) == 3 else [row, 1]
+    return torch.empty_strided(shape, strides, dtype=left.dtype, device=left.device)
+
+
+def _is_grouped_product(left: torch.Tensor, right: torch.Tensor, offs: torch.Tensor | None) -> bool:
+    if left.dtype not in (torch.float32, torch.bfloat16, torch.float16) or right.dtype is not left.dtype:
+        return False
+    if left.dim() not in (2, 3) or right.dim() not in (2, 3) or left.shape[-1] != right.shape[-2]:
+        return False
+    if not (_is_aligned(left) and _is_aligned(right)):
+        return False
+    stacks = [tensor.shape[0] for tensor in (left, right) if tensor.dim() == 3]
+    if len(stacks) == 2:
+        return offs is None and stacks[0] == stacks[1]
+    return offs is not None and offs.dim() == 1 and offs.dtype is torch.int32 and stacks in ([], [offs.shape[0]])
+
+
+def _is_aligned(matrix: torch.Tensor) -> bool:
+    """Whether rows or columns are dense and start at multiples of the alignment."""
+    unit = _ALIGNMENT // matrix.element_size()
+    rows, columns = matrix.stride()[-2:]
+    if columns == 1 and rows >= max(1, matrix.shape[-1]):
+        return rows % unit == 0
+    return rows == 1 and columns >= max(1, matrix.shape[-2]) and columns % unit == 0
+
+
+def _group_norm_backward(
+    grad_out: torch.Tensor,
+    input: torch.Tensor,
+    mean: torch.Tensor,
+    rstd: torch.Tensor,
+    weight: torch.Tensor | None,
+    *rest: Any,
+) -> tuple[torch.Tensor | None, ...]:
+    """Torch's own shape function gives all gradients the dtype of the weights, which may be wider than the input."""
+    made = torch.ops.aten.native_group_norm_backward.default(grad_out, input, mean, rstd, weight, *rest)
+    return (None if made[0] is None else made[0].to(input.dtype), *made[1:])
+
+
+def _optimizer_step(parameters: Sequence[torch.Tensor], *lists: Any, **options: Any) -> None:
+    """A fused optimizer writes to lists of tensors like its parameters, and gives nothing. Torch's own shape function
+    is missing for some, which would make each step wait for a worker. Some lists are empty; counts have no dims."""
+    for tensors in lists:
+        if tensors and len(tensors) != len(parameters):
+            raise UnknownShape
+        for parameter, tensor in zip(parameters, tensors, strict=False):
+            if tensor.dim() and tensor.shape != parameter.shape:
+                raise UnknownShape
+
+
+SHAPES: Mapping[str, Callable[..., Any]] = {
+    "aten._grouped_mm.default": _grouped_mm,
+    "aten.native_group_norm_backward.default": _group_norm_backward,
+    **{
+        f"aten._fused_{name}_.{overload}": _optimizer_step
+        for name in ("adagrad", "adam", "adamw", "sgd")
+        for overload in ("default", "tensor_lr")
+    },
+}

@@ -1,0 +1,154 @@
+"""Instructions that cannot be carried out: their inputs have no value, the client is wrong, or GT is."""
+
+from __future__ import annotations
+
+import logging
+import traceback
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from gt.core.messages import (
+    Answer,
+    CreateTensor,
+    Failed,
+    Failure,
+    Instruction,
+    Lost,
+    OpFailed,
+    QueryOp,
+    Redistribute,
+    Rejected,
+    RunOp,
+)
+from gt.core.signatures import Signature
+from gt.dispatcher.state import Cause, InvalidInstruction, NoValue, NoWorkers, SessionRecord, State
+from gt.sharding.spec import DeviceMesh
+
+log = logging.getLogger("gt.dispatcher")
+
+DISPATCHER = -1  # in a Failure, in place of a worker
+_MAX_TEXT = 1 << 14
+
+
+class Rejection(NamedTuple):
+    """What follows: tensors to free on workers, and what the client is told."""
+
+    freed: Sequence[tuple[int, DeviceMesh]] = ()
+    answers: Sequence[Answer] = ()
+
+
+def reject(state: State, session: SessionRecord, instruction: Instruction, error: Exception) -> Rejection:
+    """What an instruction that failed with an error leaves behind, which is noted in the state. The instruction itself
+    has left nothing."""
+    try:
+        if isinstance(error, NoValue):
+            return _without_value(state, session, instruction, error.cause)
+        if isinstance(error, NoWorkers) and state.gone:
+            return _without_value(state, session, instruction, max(state.gone))
+        if not isinstance(error, InvalidInstruction | NoWorkers):
+            return _mistake(state, session, instruction, error)
+    except InvalidInstruction as wrong:
+        error = wrong
+    reason = f"{type(instruction).__name__} is not possible: {str(error) or 'there are no workers'}"
+    request = _request(instruction)
+    # a request that is waited for under the same id gets its own answer
+    return Rejection(answers=[Rejected(0 if request in state.pending else request, reason)])
+
+
+def reject_mistake(instruction: Instruction, error: Exception) -> Rejected:
+    """The answer where a mistake of GT has to end the session, or the request."""
+    return Rejected(_request(instruction), f"{type(instruction).__name__} is not possible. {describe_mistake(error)}")
+
+
+def describe_mistake(error: Exception) -> str:
+    text = "".join(traceback.format_exception(error))[-_MAX_TEXT:]
+    return f"This is a mistake of GT, not of your program; please report it: {type(error).__name__}: {error}\n{text}"
+
+
+def lost(state: State, request: int, worker: int, site: int = 0) -> Lost:
+    """The answer to a request that needs a worker that is gone."""
+    return Lost(request, worker, *state.gone[worker], site)
+
+
+def _without_value(state: State, session: SessionRecord, instruction: Instruction, cause: Cause) -> Rejection:
+    """What an instruction needs has no value: a request is answered so, and its results have none either."""
+    freed = _lose_results(state, session, instruction, cause)
+    request = _request(instruction)
+    if not request:
+        return Rejection(freed)
+    return Rejection(freed, [lost(state, request, cause) if isinstance(cause, int) else Failed(request, cause)])
+
+
+def _mistake(state: State, session: SessionRecord, instruction: Instruction, error: Exception) -> Rejection:
+    """A mistake of GT is the failure of the op, where the instruction is one; nothing else of the session ends."""
+    log.error("%s of client %d failed", type(instruction).__name__, session.ident, exc_info=error)
+    if not isinstance(instruction, RunOp | QueryOp | CreateTensor | Redistribute):
+        return Rejection(answers=[reject_mistake(instruction, error)])
+    failure = _failure(state, session, instruction, error)
+    freed = _lose_results(state, session, instruction, failure)
+    if isinstance(instruction, QueryOp):
+        return Rejection(freed, [Failed(instruction.request, failure, own=True)])
+    return Rejection(freed, [OpFailed(session.ident, failure)])
+
+
+def _failure(
+    state: State, session: SessionRecord, instruction: RunOp | QueryOp | CreateTensor | Redistribute, error: Exception
+) -> Failure:
+    match instruction:
+        case RunOp(code, inputs, outputs):
+            op, origin = session.op(code).signature.op, next(iter(outputs), 0)
+        case QueryOp(request, code, inputs):
+            op, origin = session.op(code).signature.op, request
+        case CreateTensor(ident):
+            op, inputs, origin = "upload", (), ident
+        case Redistribute(source, target):
+            op, inputs, origin = "redistribute", (source,), target
+    shapes = tuple([str(state.meta(ident)) for ident in inputs])
+    text = "".join(traceback.format_exception(error))[-_MAX_TEXT:]
+    message = f"a mistake of GT while the op was planned: {type(error).__name__}: {error}"
+    return Failure(DISPATCHER, op, shapes, instruction.site, origin, "RuntimeError", message, text)
+
+
+def _lose_results(
+    state: State, session: SessionRecord, instruction: Instruction, cause: Cause
+) -> list[tuple[int, DeviceMesh]]:
+    """What an instruction should have made has no value. Raises Misfit where the instruction makes no sense."""
+    if isinstance(instruction, CreateTensor):
+        state.require_new((instruction.id,))
+        state.lose(instruction.id, instruction.meta, cause)
+    elif isinstance(instruction, Redistribute):
+        state.require_new((instruction.output,))
+        state.lose(instruction.output, state.meta(instruction.input), cause)
+    elif isinstance(instruction, RunOp):
+        op = session.op(instruction.code)
+        op.require_fit(instruction.inputs, instruction.outputs)
+        state.require_new(instruction.outputs)
+        results = zip(instruction.outputs, op.signature.outputs, strict=False)
+        written = _written(state, op.signature, instruction.inputs)
+        for ident, meta in results:
+            state.lose(ident, meta, cause)
+        return _lose_written(state, written, instruction.outputs[len(op.signature.outputs) :], cause)
+    elif isinstance(instruction, QueryOp):
+        op = session.op(instruction.code)
+        op.require_fit_of_query(instruction.inputs, instruction.written)
+        state.require_new(instruction.written)
+        return _lose_written(state, _written(state, op.signature, instruction.inputs), instruction.written, cause)
+    return []
+
+
+def _written(state: State, signature: Signature, inputs: Sequence[int]) -> list[int]:
+    """The tensors that an op writes to. All that it names must be there, with a value or without."""
+    for ident in inputs:
+        state.meta(ident)
+    return [inputs[place] for place in signature.writes]
+
+
+def _lose_written(
+    state: State, written: Sequence[int], renewed: Sequence[int], cause: Cause
+) -> list[tuple[int, DeviceMesh]]:
+    pairs = zip(written, renewed, strict=True)
+    return [freed for old, new in pairs for freed in state.lose_write(old, new, cause)]
+
+
+def _request(instruction: Instruction) -> int:
+    return getattr(instruction, "request", 0)

@@ -1,0 +1,1 @@
+"""Parts that the rules of several op families share."""

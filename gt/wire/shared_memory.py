@@ -1,0 +1,151 @@
+"""Memory shared by processes of one machine: segments that carry a tensor once, and cells that show progress.
+
+A segment is made by the sender, and unlinked by the receiver as soon as it is mapped, so that nothing is left behind
+when either dies later; what a dead process had not handed over is removed by `sweep`, and by `sweep_dead` where nobody
+was left to do that.
+
+A name has the process that made the segment, the namespace in which that number is its own, a count and a seal.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import hmac
+import itertools
+import mmap
+import os
+import re
+import secrets
+import stat
+import tempfile
+import threading
+from collections.abc import Callable
+from pathlib import Path
+
+from gt.core.errors import ProtocolError
+from gt.wire.liveness import process_namespace, start_mark
+
+SHARE_BYTES = 1 << 18  # below this a segment costs more than the copies it saves
+
+
+def _find_directory() -> Path:
+    if Path("/dev/shm").is_dir():
+        return Path("/dev/shm")
+    try:
+        return Path(tempfile.gettempdir())
+    except OSError:  # there is none: no segment can be made, and bytes go with the messages
+        return Path("/dev/shm")
+
+
+_DIRECTORY = _find_directory()
+_IS_LOCAL = Path("/dev/shm") == _DIRECTORY  # another directory may be one that several machines share
+_NAME = re.compile(r"gt-(\d+)-(\d+)-\d+-[0-9a-f]{16}")
+_numbers = itertools.count()
+_making = threading.Lock()
+_ended = threading.Event()
+
+
+def create(
+    nbytes: int, fill: Callable[[memoryview], None] = lambda data: None, token: str = ""
+) -> tuple[str, memoryview]:
+    """A new segment, readable by this user only, that `fill` has written to. With a session's `token` its name can be
+    made by nobody who does not know that. Raises OSError where there is no room: its
+    pages are reserved, since a write to one that cannot be had would end this process. Reserving costs no time, because
+    the pages have to be made in any case.
+
+    Nothing is left of a segment that could not be made or filled.
+    """
+    stem = f"gt-{os.getpid()}-{process_namespace()}-{next(_numbers)}"
+    name = f"{stem}-{_seal(stem, token) if token else secrets.token_hex(8)}"
+    with _making:
+        if _ended.is_set():
+            raise OSError(errno.ESHUTDOWN, "this process ends and makes no more segments")
+        descriptor = os.open(_DIRECTORY / name, os.O_CREAT | os.O_EXCL | os.O_RDWR, 0o600)
+    try:
+        _reserve(descriptor, nbytes)
+        data = memoryview(mmap.mmap(descriptor, nbytes))
+        fill(data)
+        return name, data
+    except BaseException:
+        os.unlink(_DIRECTORY / name)
+        raise
+    finally:
+        os.close(descriptor)
+
+
+def is_made_with(name: str, token: str) -> bool:
+    """Whether a segment belongs to the session with this token. Names can be seen by all users of the machine, so that
+    somebody knows one says nothing."""
+    stem, _, seal = name.rpartition("-")
+    return hmac.compare_digest(_seal(stem, token), seal)
+
+
+def _seal(stem: str, token: str) -> str:
+    return hmac.digest(token.encode(), stem.encode(), "sha256").hex()[:16]
+
+
+def _reserve(descriptor: int, nbytes: int) -> None:
+    if hasattr(os, "posix_fallocate"):
+        os.posix_fallocate(descriptor, 0, nbytes)
+    else:
+        os.ftruncate(descriptor, nbytes)
+
+
+def take(name: str, nbytes: int) -> memoryview:
+    """Map a segment that a peer made and remove its name. Checked before anything is mapped."""
+    if not _NAME.fullmatch(name):
+        raise ProtocolError(f"{name!r} is not the name of a shared segment")
+    try:
+        descriptor = os.open(_DIRECTORY / name, os.O_RDWR | os.O_NOFOLLOW)
+    except OSError as error:
+        raise ProtocolError(f"segment {name} cannot be opened: {error}") from None
+    try:
+        status = os.fstat(descriptor)
+        if status.st_uid != os.getuid() or status.st_size != nbytes:
+            raise ProtocolError(f"segment {name} has {status.st_size} bytes, not the {nbytes} announced")
+        os.unlink(_DIRECTORY / name)
+        return memoryview(mmap.mmap(descriptor, nbytes))
+    except (OSError, ValueError) as error:  # no room for a mapping; or an empty file, which cannot be mapped
+        raise ProtocolError(f"segment {name} of {nbytes} bytes cannot be mapped: {error}") from None
+    finally:
+        os.close(descriptor)
+
+
+def end() -> None:
+    """Make no more segments: this process is about to sweep its own for the last time."""
+    with _making:
+        _ended.set()
+
+
+def sweep(pid: int) -> None:
+    """Remove the segments that a process has created and nobody has taken. The directory is open to all users of the
+    machine: whatever else has such a name, or cannot be removed, stays."""
+    for path in _DIRECTORY.glob(f"gt-{pid}-*"):
+        if _NAME.fullmatch(path.name):
+            with contextlib.suppress(OSError):
+                path.unlink()
+
+
+def sweep_dead() -> None:
+    """Remove the segments of this user's processes that have ended with all who would have swept up after them.
+
+    A number that a process has now says nothing about the process that had it before, so its segments stay. So do those
+    of processes in other namespaces, which cannot be seen from here. Nothing is opened: a directory, link or pipe that
+    somebody has put there under such a name is left alone.
+    """
+    here = process_namespace()
+    if not here or not _IS_LOCAL:
+        return
+    with contextlib.suppress(OSError), os.scandir(_DIRECTORY) as entries:
+        for entry in entries:
+            name = _NAME.fullmatch(entry.name)
+            if name is not None and int(name[2]) == here:
+                with contextlib.suppress(OSError):
+                    _remove_if_dead(entry, int(name[1]))
+
+
+def _remove_if_dead(entry: os.DirEntry[str], pid: int) -> None:
+    status = entry.stat(follow_symlinks=False)
+    if stat.S_ISREG(status.st_mode) and status.st_uid == os.getuid() and not start_mark(pid):
+        os.unlink(entry.path)

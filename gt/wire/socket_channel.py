@@ -1,0 +1,179 @@
+"""A client's channel to a dispatcher in another process."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import threading
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+from gt.core.errors import ConnectionLost, ProtocolError, ServerLost, SessionError
+from gt.core.messages import (
+    COUNTED_BYTES,
+    TAKEN_BYTES,
+    Answer,
+    Fetched,
+    Hello,
+    Instruction,
+    Received,
+    Refused,
+    Taken,
+    Waiting,
+    Welcome,
+)
+from gt.version import __version__
+from gt.wire import shared_memory
+from gt.wire.channel import CLOSED, Buffer
+from gt.wire.codec import MAX_INSTRUCTIONS, Decoder, Frame, encode, encode_batches, uncounted_bytes
+from gt.wire.links import Link, open_link
+from gt.wire.liveness import is_running, start_mark, this_host
+from gt.wire.payloads import Fill, pack, unpack
+from gt.wire.sockets import wait
+
+_CHECK_SECONDS = 0.5
+_RETRY_SECONDS = 0.1
+
+
+class SocketChannel:
+    """`fill`: memory is shared with workers of this machine. `keys` is the directory with the keys of servers; a server
+    that is silent for `silence` seconds is given up. Raises ServerLost when the server is gone."""
+
+    remote = True
+
+    def __init__(self, endpoint: str, fill: Fill | None, keys: Path, silence: float) -> None:
+        self._endpoint = endpoint
+        self._fill = fill
+        self._keys = keys
+        self._silence = silence
+        self._link: Link | None = None
+        self._token = ""
+        self._taken = 0  # bytes of messages since the server was told
+        self._lock = threading.Lock()
+        self._decoder: Decoder[Answer] = Decoder(Answer)
+        self._server = (0, "")
+        self._checked = time.monotonic()
+
+    def greet(self, wants_workers: int, timeout: float) -> Welcome:
+        """Shake hands, which takes until so many workers are there."""
+        hello = Hello(__version__, "client", this_host(), os.getpid(), wants_workers=wants_workers)
+        deadline = time.monotonic() + timeout
+        reason = (
+            f"no server of this user answers at {self._endpoint}, or its keys are not in {self._keys}; start one with: "
+            f"python -m gt.server"
+        )
+        while time.monotonic() < deadline:
+            if self._link is None or self._link.is_lost():
+                self._reopen(hello)
+                continue
+            frames = self._link.receive(waits=False)
+            for answer, _ in self._unpack(frames)[0] if frames is not None else ():
+                if isinstance(answer, Welcome):
+                    self._note_server(answer)
+                    return answer
+                if isinstance(answer, Refused):
+                    raise ProtocolError(answer.reason)
+                if isinstance(answer, Waiting):
+                    reason = answer.reason
+            self.wait()
+        raise ServerLost(f"after {timeout:g} s of waiting: {reason}")
+
+    def _reopen(self, hello: Hello) -> None:
+        if self._link is not None:
+            self._link.close()
+        self._link = open_link(self._endpoint, self._keys, 0, self._silence)
+        if self._link is None:
+            time.sleep(_RETRY_SECONDS)
+            return
+        with contextlib.suppress(ConnectionLost):
+            self._link.send(encode([hello]))
+
+    def _note_server(self, welcome: Welcome) -> None:
+        self._token = welcome.token
+        if welcome.host == this_host():
+            self._server = (welcome.pid, start_mark(welcome.pid))
+        else:
+            self._fill = None
+
+    def send(self, batch: Sequence[Instruction], buffers: Sequence[Buffer]) -> None:
+        packed, payloads = pack(batch, buffers, self._fill, self._token)
+        messages = encode_batches(packed, payloads, MAX_INSTRUCTIONS)
+        with self._lock:
+            link = self._open_link()
+            try:
+                for frames in messages:
+                    link.send(frames)
+            except ConnectionLost:
+                raise self._loss() from None
+
+    def wait(self) -> None:
+        link = self._link
+        if link is not None and not link.closed:
+            wait(link.descriptor)
+
+    def receive(self) -> list[tuple[Answer, Buffer | None]]:
+        with self._lock:
+            link = self._open_link()
+            frames = link.receive(waits=False)
+            if frames is None:
+                self._check_server(link)
+                return []
+        answers, taken = self._unpack(frames)
+        if taken:
+            with self._lock, contextlib.suppress(ConnectionLost):  # which the next look at the server tells
+                self._open_link().send(encode(taken))
+        return answers
+
+    def _unpack(self, frames: Sequence[Frame]) -> tuple[list[tuple[Answer, Buffer | None]], list[Received | Taken]]:
+        """The answers as their client sees them, and what the server is told of them."""
+        answers, payloads = self._decoder.decode(frames)
+        remaining = iter(payloads)
+        unpacked = [unpack(answer, next(remaining) if isinstance(answer, Fetched) else None) for answer in answers]
+        fetched = [answer for answer in answers if isinstance(answer, Fetched)]
+        taken: list[Received | Taken] = [
+            Received(answer.request) for answer in fetched if answer.segment.nbytes >= COUNTED_BYTES
+        ]
+        self._taken += uncounted_bytes(answers, frames)
+        if self._taken >= TAKEN_BYTES:
+            taken.append(Taken(self._taken))
+            self._taken = 0
+        return unpacked, taken
+
+    def _open_link(self) -> Link:
+        if self._link is None or self._link.closed:
+            raise SessionError(CLOSED)
+        return self._link
+
+    def _check_server(self, link: Link) -> None:
+        if time.monotonic() - self._checked < _CHECK_SECONDS:
+            return
+        self._checked = time.monotonic()
+        pid, mark = self._server
+        if link.is_lost() or (pid and not is_running(pid, mark)):
+            raise self._loss()
+
+    def _loss(self) -> ServerLost:
+        """How the server was lost: its process may take a moment to end after its connections have."""
+        pid, mark = self._server
+        end = time.monotonic() + _CHECK_SECONDS
+        while pid and is_running(pid, mark) and time.monotonic() < end:
+            time.sleep(0.01)
+        if pid and not is_running(pid, mark):
+            return ServerLost(
+                f"the server at {self._endpoint} (pid {pid}) has ended; the session and its tensors are lost"
+            )
+        return ServerLost(
+            f"the connection to the server at {self._endpoint} was lost: it was closed, or silent for "
+            f"{self._silence:g} s (GT_HEARTBEAT_TIMEOUT); the session and its tensors are lost. Start again with "
+            f"gt.shutdown() and gt.connect()"
+        )
+
+    def how_it_ended(self, pid: int) -> str:
+        return ""
+
+    def close(self) -> None:
+        with self._lock:
+            if self._link is not None:
+                self._link.close()
+        shared_memory.sweep(os.getpid())

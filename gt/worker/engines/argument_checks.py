@@ -1,0 +1,214 @@
+"""Checks of the arguments of an op, made of a few words: shapes, ranges of indices, strides.
+
+A check raises IndexError or ValueError, or gives arguments to use instead. `checked_ops.py` has the ops.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from functools import lru_cache
+from typing import Any, NamedTuple, TypeAlias
+
+import torch
+
+from gt.core.meta import contiguous_strides, span
+
+Arguments: TypeAlias = Mapping[str, Any]
+Check: TypeAlias = Callable[[Arguments], "dict[str, Any] | None"]  # raises, or gives arguments to use instead
+
+
+def no_overlap(*written: str) -> Check:
+    """Kernels that fill a given tensor count on an element of memory for each element of it."""
+
+    def check(given: Arguments) -> None:
+        for name in written:
+            for tensor in listed(given.get(name)):
+                if span(tensor.shape, tensor.stride()) < tensor.numel():
+                    raise ValueError(
+                        f"argument {name} of strides {tensor.stride()} has several elements at one place of memory, "
+                        f"so it cannot be written to; clone() it first"
+                    )
+
+    return check
+
+
+def shapes(pattern: str) -> Check:
+    """Sizes of arguments as a pattern such as "input: N C ...; weight: C": the same letter is the same size, `_` any
+    size, `...` any number of dims at the end or at the start. Absent tensors fit."""
+    wanted = [(name.strip(), dims.split()) for name, _, dims in (part.partition(":") for part in pattern.split(";"))]
+
+    def check(given: Arguments) -> None:
+        sizes: dict[str, int] = {}
+        for name, dims in wanted:
+            tensor = given.get(name)
+            if tensor is not None and not _fits(tuple(tensor.shape), dims, sizes):
+                raise ValueError(
+                    f"{name} has shape {list(tensor.shape)}, which does not fit ({', '.join(dims)}) "
+                    f"where {', '.join([f'{letter} is {size}' for letter, size in sizes.items()])}"
+                )
+
+    return check
+
+
+def _fits(shape: tuple[int, ...], dims: Sequence[str], sizes: dict[str, int]) -> bool:
+    if "..." in dims:
+        named = [dim for dim in dims if dim != "..."]
+        if len(shape) < len(named):
+            return False
+        shape = shape[: len(named)] if dims[-1] == "..." else shape[len(shape) - len(named) :]
+        dims = named
+    if len(shape) != len(dims):
+        return False
+    return all(dim == "_" or sizes.setdefault(dim, size) == size for dim, size in zip(dims, shape, strict=True))
+
+
+def same_shape(*names: str) -> Check:
+    """Tensors of one shape; in lists, those at the same place of each. Absent ones and empty lists fit."""
+
+    def check(given: Arguments) -> None:
+        present = [(name, listed(given[name])) for name in names if given.get(name) is not None]
+        present = [(name, tensors) for name, tensors in present if tensors]
+        for name, tensors in present[1:]:
+            first, others = present[0]
+            if [tuple(t.shape) for t in tensors] != [tuple(t.shape) for t in others]:
+                raise ValueError(
+                    f"{name} has {_describe(tensors)}, but {first} has {_describe(others)}; they must be the same"
+                )
+
+    return check
+
+
+def same_dtype(*names: str) -> Check:
+    def check(given: Arguments) -> None:
+        present = [(name, tensor) for name in names for tensor in listed(given.get(name))]
+        for name, tensor in present[1:]:
+            first, expected = present[0][0], present[0][1].dtype
+            if tensor.dtype is not expected:
+                raise ValueError(f"{name} is of {tensor.dtype}, but {first} is of {expected}; they must be the same")
+
+    return check
+
+
+def in_range(name: str, size: Callable[[Arguments], int], lowest: int = 0) -> Check:
+    """Indices from `lowest` up to a size that depends on other arguments."""
+
+    def check(given: Arguments) -> None:
+        indices = given.get(name)
+        if indices is None:
+            return
+        if isinstance(indices, torch.Tensor):
+            if not indices.numel():
+                return
+            low, high = [int(value) for value in torch.stack(indices.aminmax()).tolist()]
+        else:
+            low, high = min(indices, default=lowest), max(indices, default=lowest)
+        bound = size(given)
+        if low < lowest or high >= bound:
+            raise IndexError(
+                f"{name} has values from {low} to {high}, out of range: they must be from {lowest} to {bound - 1}"
+            )
+
+    return check
+
+
+def as_forward_gives(forward: str, arguments: str, *names: str) -> Check:
+    """Tensors of the shape that the forward op makes of the given arguments, which torch's shape function tells."""
+    used = arguments.split()
+
+    def check(given: Arguments) -> None:
+        values = tuple([_hashable(given.get(name)) for name in used])
+        require_shape(given, names, _forward_shape(forward, values), f"{forward} gives that of {used[0]}")
+
+    return check
+
+
+@lru_cache(maxsize=4096)
+def _forward_shape(forward: str, values: tuple[Any, ...]) -> tuple[int, ...]:
+    namespace, op, overload = forward.split(".")
+    function = getattr(getattr(getattr(torch.ops, namespace), op), overload)
+    made = function(*[_without_bytes(value) for value in values])
+    return tuple((made if isinstance(made, torch.Tensor) else made[0]).shape)
+
+
+def _hashable(value: Any) -> Any:
+    if isinstance(value, torch.Tensor):
+        return _Tensor(tuple(value.shape), value.dtype)
+    return tuple(value) if isinstance(value, list) else value
+
+
+def _without_bytes(value: Any) -> Any:
+    if isinstance(value, _Tensor):
+        return torch.empty(value.shape, dtype=value.dtype, device="meta")
+    return list(value) if isinstance(value, tuple) else value
+
+
+class _Tensor(NamedTuple):
+    shape: tuple[int, ...]
+    dtype: torch.dtype
+
+
+def require_shape(given: Arguments, names: Sequence[str], expected: Sequence[int], why: str) -> None:
+    for name in names:
+        if given.get(name) is not None and tuple(given[name].shape) != tuple(expected):
+            raise ValueError(f"{name} has shape {list(given[name].shape)}, but must have {list(expected)}: {why}")
+
+
+def compact(*names: str) -> Check:
+    """Kernels that count on tensors without gaps or repetitions get such copies. Formats without gaps stay."""
+
+    def check(given: Arguments) -> dict[str, Any]:
+        return {
+            name: value.contiguous() for name in names if (value := given.get(name)) is not None and has_gaps(value)
+        }
+
+    return check
+
+
+def contiguous(*names: str) -> Check:
+    """Kernels that count on row-major tensors get such copies, in which dims of one element have row-major strides too:
+    some kernels choose by them what they give."""
+
+    def check(given: Arguments) -> dict[str, Any]:
+        return {name: row_major(given[name]) for name in names if given.get(name) is not None}
+
+    return check
+
+
+def row_major(tensor: torch.Tensor) -> torch.Tensor:
+    return tensor.contiguous().as_strided(tensor.shape, contiguous_strides(tuple(tensor.shape)))
+
+
+def has_gaps(tensor: torch.Tensor) -> bool:
+    return not torch.ops.aten.is_non_overlapping_and_dense.default(tensor)
+
+
+def dense(*names: str) -> Check:
+    """Tensors that are written to, by kernels that count on memory without gaps or repetitions."""
+
+    def check(given: Arguments) -> None:
+        for name in names:
+            if not given[name].is_contiguous():
+                raise ValueError(f"{name} has strides {given[name].stride()}; it must be contiguous to be written to")
+
+    return check
+
+
+def length(name: str, *numbers: int) -> Check:
+    """A list of so many numbers, or of as many as one of several."""
+
+    def check(given: Arguments) -> None:
+        if len(given[name]) not in numbers:
+            wanted = " or ".join([str(number) for number in numbers])
+            raise ValueError(f"{name} has {len(given[name])} numbers, but must have {wanted}")
+
+    return check
+
+
+def listed(value: Any) -> list[torch.Tensor]:
+    if value is None:
+        return []
+    return [value] if isinstance(value, torch.Tensor) else [item for item in value if item is not None]
+
+
+def _describe(tensors: Sequence[torch.Tensor]) -> str:
+    return f"shapes {', '.join([str(list(tensor.shape)) for tensor in tensors])}"

@@ -1,0 +1,225 @@
+"""What must hold of the arguments of some ops before torch is called.
+
+Most of torch's kernels compare their arguments with each other, and raise. Those in `CHECKS` do not, or not all of
+them: with an index out of range, or with tensors whose sizes do not belong together, they read and write memory that
+is not theirs, and end the process. Torch has the checks elsewhere (in the function that the user calls, in autograd),
+where a client need not pass. `make crash-detector` finds such ops.
+
+A check of sizes costs microseconds. A check of values reads an index tensor once more; on CUDA it also waits for the
+device, where the alternative is an assertion of a kernel that makes the whole context unusable.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from gt.worker.engines import family_checks as family
+from gt.worker.engines.argument_checks import (
+    Check,
+    as_forward_gives,
+    compact,
+    contiguous,
+    dense,
+    length,
+    no_overlap,
+    same_dtype,
+    same_shape,
+    shapes,
+)
+
+# Ops and their checks. The name of an op stands for its overloads and its in-place variant; with the overload's name
+# it stands for that one.
+_BATCH_NORM = (
+    shapes("input: N C ...; weight: C; bias: C; running_mean: C; running_var: C"),
+    family.has_statistics,
+    compact("weight", "bias"),
+)
+_BATCH_NORM_EVALUATED = (*_BATCH_NORM, lambda given: family.has_statistics({**given, "training": False}))
+_BATCH_NORM_GRADIENT = (
+    *_BATCH_NORM,
+    same_shape("input", "grad_out"),
+    family.saved_statistics,
+)
+_SOFTMAX_GRADIENT = (same_shape("output", "grad_output"),)
+_FUSED_STEP = (
+    family.valid_fused_step,
+    same_shape("self", "grads", "exp_avgs", "exp_avg_sqs", "max_exp_avg_sqs", "state_sums", "momentum_buffer_list"),
+    same_dtype("self", "grads", "exp_avgs", "exp_avg_sqs", "max_exp_avg_sqs", "state_sums", "momentum_buffer_list"),
+    family.same_strides,
+)
+_CTC = (shapes("log_probs: T N C"), family.valid_ctc, contiguous("targets"))
+_BAGS = (family.valid_bags, contiguous("weight", "indices", "offsets", "per_sample_weights"))
+
+
+def _pool_gradient(forward: str, arguments: str, spatial: int) -> tuple[Check, ...]:
+    lists = [name for name in ("kernel_size", "padding", "dilation") if name in arguments.split()]
+    return (*[length(name, 1, spatial) for name in lists], as_forward_gives(forward, arguments, "grad_output"))
+
+
+def _pad_gradient(kind: str, spatial: int) -> tuple[Check, ...]:
+    forward = as_forward_gives(f"aten.{kind}_pad{spatial}d.default", "self padding", "grad_output")
+    return (length("padding", 2 * spatial), forward)
+
+
+_MAX_POOL = "self kernel_size stride padding dilation ceil_mode"
+_AVG_POOL = "self kernel_size stride padding ceil_mode count_include_pad divisor_override"
+_GRID = "input grid interpolation_mode padding_mode align_corners"
+
+CHECKS: dict[str, tuple[Check, ...]] = {
+    "_batch_norm_with_update": _BATCH_NORM,
+    "_batch_norm_with_update_functional": _BATCH_NORM,
+    "_batch_norm_no_update": _BATCH_NORM_EVALUATED,
+    "_native_batch_norm_legit": _BATCH_NORM,
+    "_native_batch_norm_legit_functional": _BATCH_NORM,
+    "_native_batch_norm_legit_no_training": (
+        *_BATCH_NORM,
+        lambda given: family.has_statistics({**given, "training": False}),
+    ),
+    "native_batch_norm": _BATCH_NORM,
+    "native_batch_norm_backward": _BATCH_NORM_GRADIENT,
+    "batch_norm_backward": _BATCH_NORM_GRADIENT,
+    "batch_norm_update_stats": _BATCH_NORM,
+    "native_group_norm": (family.valid_group_norm, compact("input", "weight", "bias")),
+    "native_group_norm_backward": (
+        family.valid_group_norm,
+        same_shape("input", "grad_out"),
+        compact("grad_out", "input", "mean", "rstd", "weight"),
+    ),
+    "native_layer_norm_backward": (
+        same_shape("input", "grad_out"),
+        family.valid_norm_gradient,
+        compact("mean", "rstd"),
+    ),
+    "_cdist_backward": (as_forward_gives("aten._cdist_forward.default", "x1 x2 p compute_mode", "grad", "cdist"),),
+    "_ctc_loss": _CTC,
+    "_ctc_loss_backward": (*_CTC, family.valid_ctc_backward),
+    "_embedding_bag": _BAGS,
+    "_embedding_bag_forward_only": _BAGS,
+    "_fft_c2c": (family.dims_exist,),
+    "_fft_c2r": (family.dims_exist,),
+    "_fft_r2c": (family.dims_exist,),
+    "_fused_adam": _FUSED_STEP,
+    "_fused_adamw": _FUSED_STEP,
+    "_fused_sgd": _FUSED_STEP,
+    "_fused_adagrad": _FUSED_STEP,
+    "_log_softmax_backward_data": _SOFTMAX_GRADIENT,
+    "_softmax_backward_data": _SOFTMAX_GRADIENT,
+    "_scaled_dot_product_flash_attention_for_cpu": (
+        family.valid_attention,
+        family.last_dims_contiguous("query", "key", "value"),
+    ),
+    "_scaled_dot_product_flash_attention_for_cpu_backward": (
+        family.valid_attention,
+        family.valid_attention_backward,
+        family.last_dims_contiguous("query", "key", "value", "out", "grad_out", "logsumexp"),
+    ),
+    "segment_reduce": (family.valid_segments,),
+    "_segment_reduce_backward": (family.valid_segments, family.valid_segments_backward),
+    "_upsample_bilinear2d_aa.default": (length("output_size", 2), family.scales_fit),
+    "_upsample_bilinear2d_aa.out": (length("output_size", 2), family.scales_fit),
+    "_weight_norm_interface": (family.valid_weight_norm, same_dtype("v", "g"), contiguous("v", "g")),
+    "_weight_norm_interface_backward": (
+        family.valid_weight_norm_gradient,
+        same_dtype("saved_v", "saved_g", "grad_w"),
+        contiguous("grad_w", "saved_v", "saved_g", "saved_norms"),
+    ),
+    "adaptive_max_pool2d_backward": (family.pooled(2), compact("indices")),
+    "adaptive_max_pool3d_backward": (family.pooled(3), compact("indices")),
+    "fractional_max_pool2d_backward": (family.pooled(2), compact("indices")),
+    "fractional_max_pool3d_backward": (family.pooled(3), compact("indices")),
+    "max_pool2d_with_indices_backward": (
+        *_pool_gradient("aten.max_pool2d_with_indices.default", _MAX_POOL, 2),
+        family.pooled(2),
+        compact("indices"),
+    ),
+    "max_pool3d_with_indices_backward": (
+        *_pool_gradient("aten.max_pool3d_with_indices.default", _MAX_POOL, 3),
+        family.pooled(3),
+        compact("indices"),
+    ),
+    "avg_pool2d_backward": _pool_gradient("aten.avg_pool2d.default", _AVG_POOL, 2),
+    "avg_pool3d_backward": _pool_gradient("aten.avg_pool3d.default", _AVG_POOL, 3),
+    "grid_sampler_2d_backward": (
+        as_forward_gives("aten.grid_sampler_2d.default", _GRID, "grad_output"),
+        family.grid_is_a_number,
+    ),
+    "grid_sampler_3d_backward": (
+        as_forward_gives("aten.grid_sampler_3d.default", _GRID, "grad_output"),
+        family.grid_is_a_number,
+    ),
+    **{
+        f"{kind}_pad{spatial}d_backward": _pad_gradient(kind, spatial)
+        for kind in ("reflection", "replication")
+        for spatial in (1, 2, 3)
+    },
+    "unfold_backward": (family.valid_unfold_gradient,),
+    "multi_margin_loss_backward": (
+        as_forward_gives("aten.multi_margin_loss.default", "self target p margin weight reduction", "grad_output"),
+    ),
+    "multilabel_margin_loss_backward": (
+        as_forward_gives("aten.multilabel_margin_loss_forward.default", "self target reduction", "grad_output"),
+    ),
+    "nll_loss_backward": (family.valid_class_numbers,),
+    "rrelu_with_noise": (same_shape("self", "noise", "out"), dense("noise")),
+    "mkldnn_rnn_layer": (
+        family.valid_rnn,
+        contiguous("input", "weight0", "weight1", "weight2", "weight3", "hx_", "cx_"),
+    ),
+    "mkldnn_rnn_layer_backward": (
+        family.valid_rnn_gradient,
+        contiguous("input", "weight1", "weight2", "weight3", "weight4", "hx_", "cx_tmp", "workspace"),
+        contiguous("output", "hy_", "cy_", "grad_output", "grad_hy", "grad_cy"),
+    ),
+    "linalg_ldl_solve": (family.valid_pivots,),
+    "lu_unpack": (family.valid_lu_pivots,),
+    "linalg_eigvals": (family.is_finite,),
+    "linalg_matrix_power": (family.power_exists,),
+    "lcm": (family.multiple_exists,),
+    "div.Tensor_mode": (family.quotient_exists,),
+    "div.Scalar_mode": (family.quotient_exists,),
+    "div.out_mode": (family.quotient_exists,),
+    "divide.Tensor_mode": (family.quotient_exists,),
+    "divide.Scalar_mode": (family.quotient_exists,),
+    "divide.out_mode": (family.quotient_exists,),
+    "range.out": (family.steps_advance,),
+    "range.step": (family.steps_advance,),
+    "stack.out": (family.result_has_strides,),
+    "_foreach_copy": (family.same_length,),
+}
+
+
+def has_checks(op: str) -> bool:
+    name, overload = op.split(".")[1:]
+    plain = name.removesuffix("_")
+    return plain in CHECKS or f"{plain}.{overload}" in CHECKS
+
+
+def checked(op: str, function: Callable[..., Any]) -> Callable[..., Any]:
+    """The function of an op, with the checks of its arguments before it; the function itself where there are none."""
+    namespace, name, overload = op.split(".")
+    schema = torch._C._get_schema(f"{namespace}::{name}", "" if overload == "default" else overload)
+    written = [argument.name for argument in schema.arguments if argument.is_out]
+    plain = name.removesuffix("_")
+    checks = (
+        *CHECKS.get(plain, ()),
+        *CHECKS.get(f"{plain}.{overload}", ()),
+        *([no_overlap(*written)] if written else ()),
+    )
+    if not checks:
+        return function
+    names = [argument.name for argument in schema.arguments]
+    defaults = {a.name: a.default_value for a in schema.arguments if a.has_default_value()}
+
+    def run(*args: Any, **kwargs: Any) -> Any:
+        given = defaults | dict(zip(names, args, strict=False)) | kwargs
+        try:
+            for check in checks:
+                given |= check(given) or {}
+        except (IndexError, ValueError) as error:
+            raise type(error)(f"{op}: {error}") from None
+        return function(*[given[name] for name in names[: len(args)]], **{name: given[name] for name in kwargs})
+
+    return run

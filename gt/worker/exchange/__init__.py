@@ -1,0 +1,1 @@
+"""Tensors between workers: the interface of transports, and the transports."""

@@ -1,0 +1,117 @@
+"""What a worker ran, and when, for the sessions that want to know. Here alone a worker reads the clock."""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from collections.abc import Callable, Generator
+from contextlib import contextmanager
+from typing import Any, TypeAlias
+
+from gt.core.ids import session_of
+from gt.core.messages import (
+    RAN_AT_ONCE,
+    Command,
+    Ran,
+    Swapped,
+    WorkerCreateTensor,
+    WorkerDefineOp,
+    WorkerDefineProgram,
+    WorkerFetchTensor,
+    WorkerForgetOps,
+    WorkerFreeTensors,
+    WorkerQueryOp,
+    WorkerRunOp,
+    WorkerSynchronize,
+)
+from gt.worker.exchange.interface import Swap
+
+# What is recorded: how a command without an op is called, and an id that tells whose it is.
+_RECORDED: dict[type, tuple[str, Callable[[Any], int]]] = {
+    WorkerRunOp: ("", lambda command: command.code),
+    WorkerQueryOp: ("", lambda command: command.request),
+    WorkerCreateTensor: ("upload", lambda command: command.id),
+    WorkerFetchTensor: ("fetch", lambda command: command.request),
+    WorkerFreeTensors: ("free", lambda command: next(iter(command.ids), 0)),
+    WorkerDefineOp: ("define", lambda command: command.code),
+    WorkerDefineProgram: ("define", lambda command: command.code),
+    WorkerForgetOps: ("forget", lambda command: next(iter(command.codes), 0)),
+    WorkerSynchronize: ("synchronize", lambda command: command.request),
+}
+
+
+Describe: TypeAlias = Callable[[WorkerRunOp | WorkerQueryOp], tuple[str, str]]
+"""The op and the scope of a command."""
+
+
+class _Recording:
+    """Of one session; `dropped` counts what came when `limit` commands were held."""
+
+    def __init__(self) -> None:
+        self.limit = 0
+        self.ran: deque[Ran] = deque()
+        self.dropped = 0
+
+
+class Recorder:
+    """`is_on`: some session wants to know. The worker asks that once per batch, and nothing else where it is off."""
+
+    def __init__(self, clock: Callable[[], int] = time.monotonic_ns) -> None:
+        self.is_on = False
+        self.clock = clock
+        self._recordings: dict[int, _Recording] = {}
+        self._swaps: list[Swapped] = []
+
+    def take(self, session: int, limit: int) -> tuple[tuple[Ran, ...], int]:
+        """The oldest of what was recorded, and how many were dropped since the last time."""
+        recording = self._recordings.setdefault(session, _Recording())
+        taken = tuple([recording.ran.popleft() for _ in range(min(RAN_AT_ONCE, len(recording.ran)))])
+        dropped, recording.dropped = recording.dropped, 0
+        recording.limit = limit
+        if not limit and not recording.ran:
+            self.forget(session)
+        self._look()
+        return taken, dropped
+
+    def forget(self, session: int) -> None:
+        self._recordings.pop(session, None)
+        self._look()
+
+    def _look(self) -> None:
+        self.is_on = any(recording.limit for recording in self._recordings.values())
+
+    @contextmanager
+    def noting(self, command: Command, describe: Describe) -> Generator[None]:
+        """Note when a command is run, if its session wants to know."""
+        session, op, scope, site = self._owner(command), "", "", 0
+        if session and isinstance(command, WorkerRunOp | WorkerQueryOp):
+            op, scope = describe(command)
+            site = command.site
+        elif session:
+            op = _RECORDED[type(command)][0]
+            site = command.site if isinstance(command, WorkerCreateTensor) else 0
+        self._swaps = []
+        start = self.clock()
+        yield
+        end = self.clock()
+        if session:
+            self._note(self._recordings[session], Ran(op, site, scope, start, end, tuple(self._swaps)))
+
+    def _owner(self, command: Command) -> int:
+        """The session to be told of a command; 0 where none wants to know."""
+        _, ident = _RECORDED.get(type(command), ("", lambda command: 0))
+        session = session_of(ident(command))
+        recording = self._recordings.get(session)
+        return session if recording is not None and recording.limit else 0
+
+    def _note(self, recording: _Recording, ran: Ran) -> None:
+        if len(recording.ran) < recording.limit:
+            recording.ran.append(ran)
+        else:
+            recording.dropped += 1
+
+    def note_swap(self, swap: Swap, start: int) -> None:
+        """An exchange is over, of the command that is being run."""
+        sends = tuple([(peer, meta.nbytes) for peer, (meta, _) in swap.sends.items()])
+        receives = tuple([(peer, meta.nbytes) for peer, meta in swap.receives.items()])
+        self._swaps.append(Swapped(start, self.clock(), sends, receives))

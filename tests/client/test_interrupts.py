@@ -1,0 +1,318 @@
+"""Ctrl-C ends what the program is at, and not the session: what was computed stays, and work goes on."""
+
+import gc
+import os
+import signal
+import threading
+
+import pytest
+
+from gt.client import interrupts
+from gt.client.interrupts import CriticalSection, is_uninterrupted
+from gt.core.errors import SessionError
+from tests.subprocesses import finish, start
+
+
+def interrupt():
+    os.kill(os.getpid(), signal.SIGINT)
+
+
+def test_an_interrupt_waits_for_the_end_of_the_block():
+    done = []
+    with pytest.raises(KeyboardInterrupt), CriticalSection():
+        interrupt()
+        done.append("all of it")
+    assert done == ["all of it"]
+    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+
+
+def test_a_second_interrupt_does_not_wait():
+    done = []
+    with pytest.raises(KeyboardInterrupt), CriticalSection():
+        interrupt()
+        done.append("a part")
+        interrupt()
+        done.append("the rest")
+    assert done == ["a part"]
+    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+
+
+def test_a_block_within_a_block_is_refused():
+    """It is that of a signal handler, since nothing of ours nests; what it came upon goes on."""
+    done = []
+    before = signal.signal(signal.SIGUSR1, lambda number, frame: CriticalSection().__enter__())
+    try:
+        with CriticalSection():
+            with pytest.raises(SessionError, match="in the middle of GT's own work"):
+                signal.raise_signal(signal.SIGUSR1)
+            done.append("the rest")
+            assert not gc.isenabled()
+        assert done == ["the rest"] and gc.isenabled() and not is_uninterrupted()
+    finally:
+        signal.signal(signal.SIGUSR1, before)
+
+
+def test_a_pause_is_as_outside():
+    done = []
+    with pytest.raises(KeyboardInterrupt), CriticalSection() as block:
+        block.pause()
+        assert gc.isenabled() and not is_uninterrupted()
+        with CriticalSection():
+            done.append("another block")
+        block.resume()
+        assert not gc.isenabled() and is_uninterrupted()
+        block.pause()
+        interrupt()
+        done.append("too late")
+    assert done == ["another block"]
+    assert gc.isenabled() and not is_uninterrupted()
+    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+
+
+class Cycle:
+    """Garbage that only a collection finds."""
+
+    def __init__(self, found):
+        self.itself, self.found = self, found
+
+    def __del__(self):
+        self.found.append(is_uninterrupted())
+
+
+def make_garbage(found):
+    for _ in range(2 * gc.get_threshold()[0]):
+        Cycle(found)
+
+
+def test_garbage_is_collected_after_the_block():
+    found = []
+    with CriticalSection():
+        make_garbage(found)
+        assert found == []
+    make_garbage(found)
+    assert found and not any(found)
+
+
+def test_garbage_is_collected_while_another_thread_is_in_a_block():
+    """Whether it is collected is the program's to say, which a thread of ours would undo."""
+    found, entered, leave = [], threading.Event(), threading.Event()
+
+    def work():
+        with CriticalSection():
+            entered.set()
+            leave.wait(30)
+
+    thread = threading.Thread(target=work)
+    thread.start()
+    assert entered.wait(30)
+    make_garbage(found)
+    assert found
+    gc.disable()
+    leave.set()
+    thread.join()
+    assert not gc.isenabled()
+    gc.enable()
+
+
+def test_a_process_that_another_thread_forks_from_within_a_block_collects():
+    codes = []
+
+    def fork():
+        pid = os.fork()
+        if pid == 0:
+            os._exit(0 if gc.isenabled() and not is_uninterrupted() else 1)
+        codes.append(os.waitpid(pid, 0)[1])
+
+    with CriticalSection():
+        thread = threading.Thread(target=fork)
+        thread.start()
+        thread.join()
+    assert codes == [0]
+
+
+def raises(number, frame):
+    raise TimeoutError("of the program")
+
+
+@pytest.mark.parametrize("step", ["require_outside", "_enter", "_leave"])
+def test_a_handler_that_raises_at_either_end_of_a_block_leaves_nothing_behind(step, monkeypatch):
+    original = getattr(interrupts, step)
+
+    def interrupted():
+        result = original()
+        if calls == [] and signal.getsignal(signal.SIGUSR1) is raises:
+            calls.append(step)
+            signal.raise_signal(signal.SIGUSR1)
+        return result
+
+    calls = []
+    monkeypatch.setattr(interrupts, step, interrupted)
+    before = signal.signal(signal.SIGUSR1, raises)
+    try:
+        with pytest.raises(TimeoutError), CriticalSection():
+            pass
+        assert gc.isenabled() and not is_uninterrupted()
+        assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+    finally:
+        signal.signal(signal.SIGUSR1, before)
+
+
+def test_a_program_without_collections_stays_so():
+    gc.disable()
+    try:
+        with CriticalSection():
+            pass
+        assert not gc.isenabled()
+    finally:
+        gc.enable()
+
+
+def test_what_the_program_does_on_an_interrupt_is_done_once():
+    calls = []
+    before = signal.signal(signal.SIGINT, lambda number, frame: calls.append((number, frame is not None)))
+    try:
+        with CriticalSection():
+            interrupt()
+            assert calls == []
+        assert calls == [(signal.SIGINT, True)]
+    finally:
+        signal.signal(signal.SIGINT, before)
+
+
+def test_another_thread_is_left_alone():
+    def work():
+        with CriticalSection():
+            seen.append(signal.getsignal(signal.SIGINT))
+
+    seen = []
+    thread = threading.Thread(target=work)
+    thread.start()
+    thread.join()
+    assert seen == [signal.default_int_handler]
+
+
+INTERRUPTED = """
+import os, random, signal, threading, time, torch, gt
+gt.init(**{mode})
+x, ones = gt.zeros(200, 200), gt.ones(200, 200)
+rounds = 0
+def strike():
+    time.sleep(random.uniform(0.01, 0.2))
+    os.kill(os.getpid(), signal.SIGINT)
+    while not caught.wait(3):  # Python drops an interrupt that comes in a finalizer
+        os.kill(os.getpid(), signal.SIGINT)
+for _ in range({times}):
+    caught = threading.Event()
+    threading.Thread(target=strike).start()
+    try:
+        while True:
+            x.add_((ones @ ones) / 200)
+            torch._foreach_mul_([x, ones], 1.0)
+            rounds += 1
+            if rounds % 7 == 0:
+                x.sum().item()
+    except KeyboardInterrupt:
+        caught.set()
+    added = x[0, 0].item()
+    assert x.eq(added).all() and rounds <= added <= rounds + 1, (added, rounds)
+    rounds = added
+print("went on", (gt.ones(3) * 2).tolist())
+"""
+
+
+@pytest.mark.parametrize(("mode", "times"), [({}, 8), ({"workers": 2}, 8)], ids=["embedded", "processes"])
+def test_a_program_goes_on_after_interrupts(mode, times):
+    code, out, err = finish(start("-c", INTERRUPTED.format(mode=mode, times=times)), 100)
+    assert (code, out) == (0, "went on [2.0, 2.0, 2.0]\n"), err
+
+
+SIGNALLED = """
+import signal, time, torch, gt
+gt.init(**{mode})
+x, big, y = gt.ones(4), gt.ones(200, 200), gt.zeros(4)
+outcomes = dict(right=0, refused=0)
+def read(*_):
+    try:
+        value = (x * 2 + gt.to(torch.ones(4))).sum().item()
+        assert value == 12, value
+        outcomes["right"] += 1
+    except gt.SessionError as error:
+        assert "in the middle of GT's own work" in str(error), error
+        outcomes["refused"] += 1
+    signal.setitimer(signal.ITIMER_REAL, 0.003)
+signal.signal(signal.SIGALRM, read)
+signal.setitimer(signal.ITIMER_REAL, 0.003)
+end, rounds = time.monotonic() + 3, 0
+while time.monotonic() < end:
+    rounds += 1
+    y += 1
+    ours = gt.to(torch.full((3,), float(rounds)))
+    assert (big @ big).sum().item() == 200**3
+    assert (y.tolist(), ours.tolist()) == ([rounds] * 4, [rounds] * 3)
+    if rounds % 50 == 0:
+        large = torch.rand(1 << 17)
+        assert torch.equal(gt.to(large).cpu(), large)
+signal.signal(signal.SIGALRM, signal.SIG_IGN)
+gt.synchronize()
+print(min(outcomes.values()) > 0, y.sum().item() == 4 * rounds)
+"""
+
+
+@pytest.mark.parametrize("mode", [{}, {"workers": 2}], ids=["embedded", "processes"])
+def test_a_signal_handler_that_reads_gets_the_value_or_is_told_that_it_cannot(mode):
+    code, out, err = finish(start("-c", SIGNALLED.format(mode=mode)), 100)
+    assert (code, out) == (0, "True True\n"), err
+
+
+SHUT_DOWN = """
+import signal, sys, time, gt
+gt.init(**{mode})
+def stop(*_):
+    gt.shutdown()
+    if {leaves}:
+        sys.exit(3)
+signal.signal(signal.SIGALRM, stop)
+x, big = gt.ones(4), gt.ones(200, 200)
+signal.setitimer(signal.ITIMER_REAL, {seconds})
+while True:
+    x += 1
+    (big @ big).sum().item()
+"""
+
+
+@pytest.mark.parametrize("mode", [{}, {"workers": 1}], ids=["embedded", "processes"])
+@pytest.mark.parametrize("seconds", [0.05, 0.1003])
+@pytest.mark.parametrize("leaves", [True, False])
+def test_a_signal_handler_may_shut_down(mode, seconds, leaves):
+    code, _, err = finish(start("-c", SHUT_DOWN.format(mode=mode, seconds=seconds, leaves=leaves)), 60)
+    assert (code == 3 and not err) if leaves else (code == 1 and "SessionError" in err), err
+
+
+SLOW_HANDLER = """
+import signal, time, gt
+gt.init(**{mode})
+x, y, reads = gt.ones(4), gt.zeros(4), 0
+def read(*_):
+    global reads
+    time.sleep(0.03)  # the outbox is flushed meanwhile, because it is idle
+    try:
+        assert x.sum().item() == 4
+        reads += 1
+    except gt.SessionError:
+        pass
+    signal.setitimer(signal.ITIMER_REAL, 0.002)
+signal.signal(signal.SIGALRM, read)
+signal.setitimer(signal.ITIMER_REAL, 0.002)
+end, rounds = time.monotonic() + 4, 0
+while time.monotonic() < end:
+    y += 1
+    rounds += 1
+signal.signal(signal.SIGALRM, signal.SIG_IGN)
+print(reads > 0, y[0].item() == rounds)
+"""
+
+
+@pytest.mark.parametrize("mode", [{}, {"workers": 1}], ids=["embedded", "processes"])
+def test_a_slow_signal_handler_and_an_idle_flush_do_not_wait_for_each_other(mode):
+    code, out, err = finish(start("-c", SLOW_HANDLER.format(mode=mode)), 60)
+    assert (code, out) == (0, "True True\n"), err

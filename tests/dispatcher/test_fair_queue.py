@@ -1,0 +1,211 @@
+"""Clients that share workers take turns: who has much to do does not keep the others waiting."""
+
+import time
+
+import pytest
+
+import gt
+from gt.core.errors import ProtocolError
+from gt.core.messages import (
+    DefineOp,
+    FetchTensor,
+    Goodbye,
+    Progress,
+    Redistribute,
+    RunOp,
+    Synchronize,
+    WorkerEndSession,
+    WorkerFetchTensor,
+    WorkerReportProgress,
+    WorkerRunOp,
+)
+from gt.dispatcher.fair_queue import ALONE, MOST_UNITS
+from tests.dispatcher_harness import OP, PAIR, REQUEST, A, DispatcherHarness, create, over
+from tests.records import ADD, meta, own, signature
+from tests.subprocesses import finish, free_port, running, start, wait_for_workers
+
+BIG = meta(1024, 1024)
+
+
+def submit(desk, *batch, session=1):
+    return desk._checked(desk.office.submit(session, batch, [b""] * len(batch)))
+
+
+def commands(outgoing, kind):
+    return [message.command for message in outgoing if isinstance(getattr(message, "command", None), kind)]
+
+
+def marks(outgoing):
+    return [(message.workers, message.command.mark) for message in outgoing if is_mark(message)]
+
+
+def is_mark(message):
+    return isinstance(getattr(message, "command", None), WorkerReportProgress)
+
+
+def desk_of(op, tensor, workers=1):
+    desk = DispatcherHarness(workers)
+    desk.open()
+    reported(desk, submit(desk, create(A, tensor), DefineOp(OP, op)), 1000)
+    return desk
+
+
+def ops(count, first=1000):
+    return [RunOp(OP, (A, A), (own(first + number),), (), 0, 0) for number in range(count)]
+
+
+def reported(desk, outgoing, nanoseconds):
+    """What follows when the workers report that they have reached the marks."""
+    return [
+        message
+        for workers, mark in marks(outgoing)
+        for worker in workers
+        for message in desk.report(worker, Progress(mark, nanoseconds))
+    ]
+
+
+def test_a_client_has_a_bounded_amount_of_unfinished_work():
+    desk = desk_of(ADD, meta(4))
+    desk.open()
+    sent = submit(desk, *ops(10_000))
+    done, most = 0, 0
+    while sent:
+        most = max(most, len(commands(sent, WorkerRunOp)))
+        done += len(commands(sent, WorkerRunOp))
+        sent = reported(desk, sent, 1000)
+    assert done == 10_000 and MOST_UNITS / 2 <= most <= MOST_UNITS
+
+
+def test_a_client_alone_may_have_more_unfinished():
+    desk = desk_of(ADD, meta(4))
+    sent = submit(desk, *ops(10_000))
+    assert MOST_UNITS / 2 < len(commands(sent, WorkerRunOp)) <= ALONE * MOST_UNITS
+    sent = reported(desk, sent, 1000)
+    assert MOST_UNITS < len(commands(sent, WorkerRunOp)) <= ALONE * MOST_UNITS
+
+
+def test_instructions_stay_in_their_order():
+    desk = desk_of(ADD, meta(4))
+    sent, made = submit(desk, *ops(2_000)), []
+    while sent:
+        made += [command.outputs[0] for command in commands(sent, WorkerRunOp)]
+        sent = reported(desk, sent, 1000)
+    assert made == [own(1000 + number) for number in range(2_000)]
+
+
+def test_of_work_that_takes_long_little_is_unfinished():
+    product = signature("aten.mm.default", 2, (BIG,))
+    desk = desk_of(product, BIG)
+    desk.open()
+    sent = submit(desk, *ops(100))
+    assert len(commands(sent, WorkerRunOp)) < 3, "large tensors count for more"
+    for _ in range(3):
+        sent = reported(desk, sent, 10**9)
+    assert len(commands(sent, WorkerRunOp)) == 1, "slow work counts for more"
+
+
+def test_a_read_of_another_client_is_carried_out_at_once():
+    desk = desk_of(signature("aten.mm.default", 2, (BIG,)), BIG)
+    other = desk.open()
+    submit(desk, *ops(100))
+    sent = submit(desk, create(own(1, other)), FetchTensor(own(2, other), own(1, other)), session=other)
+    assert len(commands(sent, WorkerFetchTensor)) == 1
+    assert set(desk.office.waits()) == {1, 2}, "who waits for a turn is told for whom"
+
+
+def test_a_worker_that_is_lost_keeps_nobody_waiting():
+    desk = DispatcherHarness(2)
+    desk.open()
+    submit(desk, create(A, BIG), Redistribute(A, own(2), over("x, -", PAIR).record(), 0), DefineOp(OP, ADD))
+    sent = submit(desk, *ops(3_000), Synchronize(REQUEST))
+    assert not desk.state.pending
+    for workers, mark in marks(sent):
+        for worker in set(workers) - {1}:
+            sent += desk.report(worker, Progress(mark, 1000))
+    sent = desk.lose(1)
+    while sent:
+        sent = reported(desk, sent, 1000)
+    assert desk.office.waits() in ({}, {1: {0}})
+
+
+def test_a_client_that_leaves_does_not_wait_for_its_turn():
+    desk = desk_of(ADD, meta(4))
+    sent = submit(desk, *ops(5_000))
+    left = submit(desk, *ops(5, 9000), Goodbye())
+    assert [type(message.command) for message in left] == [WorkerEndSession]
+    assert reported(desk, sent, 1000) == [] and desk.office.waits() == {}
+
+
+def test_marks_of_others_and_marks_that_were_never_given_are_refused():
+    desk = desk_of(ADD, meta(4), workers=2)
+    sent = submit(desk, *ops(5_000))
+    (((worker,), mark), *_) = marks(sent)
+    for liar, told in ((1 - worker, mark), (worker, 10**9)):
+        with pytest.raises(ProtocolError, match="was not given mark"):
+            desk.report(liar, Progress(told, 1))
+    assert desk.report(worker, Progress(mark, 1)) != []
+    assert desk.report(worker, Progress(mark, 1)) == []
+
+
+# --- With real processes ----------------------------------------------------------------------------------------------
+
+HEAVY = """
+import gt
+gt.connect("localhost:{port}")
+x = gt.randn(1200, 1200)
+for _ in range(400):
+    y = x @ x
+print("issued", flush=True)
+y.sum().item()
+"""
+
+EXCHANGING = """
+import gt
+gt.connect("localhost:{port}")
+mesh = gt.mesh(2, ("x",))
+total = 0
+for step in range(20):
+    a = gt.ones(8, 8, mesh=mesh, placements="x, -")
+    b = gt.ones(8, 8, mesh=mesh, placements="-, x")
+    total += (a @ b.T.contiguous() + (a * b).sum()).sum().item()
+print(total)
+"""
+
+
+@pytest.fixture
+def port(request):
+    port = str(free_port())
+    workers = [start("-m", "gt.worker", "--threads", "1", "-p", port) for _ in range(request.param)]
+    with running(start("-m", "gt.server", "-p", port), *workers):
+        wait_for_workers(port, request.param)
+        yield port
+
+
+@pytest.mark.parametrize("port", [1], indirect=True)
+def test_a_light_client_does_not_wait_for_a_heavy_one(port):
+    gt.connect(f"localhost:{port}")
+    small = gt.ones(8)
+    small.sum().item()
+    heavy = start("-c", HEAVY.format(port=port))
+    with running(heavy):
+        assert heavy.stdout.readline() == "issued\n"
+        times = [waited(small) for _ in range(5)]
+        assert heavy.poll() is None, "the heavy client should be at work for longer than this"
+        assert max(times) < 3, times
+        heavy.kill()
+    gt.shutdown()
+
+
+def waited(tensor):
+    begin = time.monotonic()
+    (tensor + 1).sum().item()
+    return time.monotonic() - begin
+
+
+@pytest.mark.parametrize("port", [2], indirect=True)
+def test_two_clients_that_both_exchange_tensors_do_not_deadlock(port):
+    clients = [start("-c", EXCHANGING.format(port=port)) for _ in range(2)]
+    with running(*clients):
+        results = [finish(client, 100) for client in clients]
+    assert [code for code, _, _ in results] == [0, 0], results
+    assert results[0][1] == results[1][1] == f"{20 * (8 * 64 + 64 * 64.0)}\n"

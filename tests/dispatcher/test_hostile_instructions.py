@@ -1,0 +1,336 @@
+"""Any instructions, valid or not, with ids that collide, on workers that come and go: each one is carried out whole or
+not at all, nobody who waits is forgotten, and the same events make the same state again."""
+
+from collections import Counter
+from copy import deepcopy
+
+import pytest
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
+
+from gt.core.errors import ProtocolError
+from gt.core.ids import FIRST_RUN, MAX_RESULTS, session_of
+from gt.core.messages import (
+    CreateTensor,
+    DefineOp,
+    DefineScope,
+    DefineSite,
+    Failed,
+    Fetched,
+    FetchTensor,
+    ForgetOps,
+    FreeTensors,
+    Goodbye,
+    LocateTensor,
+    Lost,
+    OpFailed,
+    Queried,
+    QueryOp,
+    ReadTimeline,
+    ReadTraffic,
+    Redistribute,
+    Rejected,
+    RunOp,
+    StoreReady,
+    Synchronize,
+    Synchronized,
+    TimelineReport,
+    Traffic,
+)
+from gt.core.signatures import MeshRecord, PolicyRecord, SpecRecord
+from gt.dispatcher.dispatcher import Dispatcher
+from gt.dispatcher.outgoing import ToClient, ToWorkers
+from gt.dispatcher.ownership import require_ownership
+from tests.dispatcher_harness import (
+    OP,
+    REQUEST,
+    REQUEST2,
+    A,
+    B,
+    C,
+    D,
+    E,
+    answers,
+    create,
+    desk_with,
+    kind,
+    query,
+    run,
+    told,
+)
+from tests.records import ADD, ADD_, FAILURE, INLINE, LARGE, NONZERO, RESIZE_, RICH, SMALL, ZEROS, own, signature
+
+# --- One at a time ----------------------------------------------------------------------------------------------------
+
+
+REQUESTS = [
+    FetchTensor(REQUEST, A),
+    LocateTensor(REQUEST, A),
+    query(OP, (A,)),
+    Synchronize(REQUEST),
+    ReadTraffic(REQUEST, True),
+    ReadTimeline(REQUEST, 8),
+]
+
+
+@pytest.mark.parametrize("again", REQUESTS, ids=kind)
+def test_a_request_id_that_is_waited_for_is_refused(again):
+    desk = desk_with()
+    desk.define(OP, NONZERO)
+    desk.tell(Synchronize(REQUEST))
+    state = deepcopy(desk.state)
+    (answer,) = desk.tell(again)
+    assert "request 200 is there already" in answer.answer.reason
+    assert answer.answer.request == 0, "who waits for the other one is not told that it is refused"
+    assert desk.state == state
+    assert desk.report(0, Synchronized(REQUEST)) == [ToClient(1, Synchronized(REQUEST))]
+
+
+def test_a_request_id_whose_answers_are_still_on_their_way_is_refused():
+    """An answer to the old request would be taken for one to the new request, and be no answer to it."""
+    desk = desk_with(2)
+    desk.define(OP, NONZERO)
+    desk.tell(Synchronize(REQUEST))
+    desk.lose(1)
+    (answer,) = answers(desk.tell(query(OP, (A,))))
+    assert isinstance(answer, Rejected)
+    assert desk.office.waits() == {}
+    assert desk.report(0, Synchronized(REQUEST)) == []
+    assert told(desk.tell(query(OP, (A,))))[-1] == "0: op?(A)"
+
+
+TAKEN = {
+    "created again": create(A),
+    "made again": run(OP, (A, B), (A,)),
+    "laid out under an id that is held": Redistribute(A, B, SpecRecord(MeshRecord((1,), ("w",), (0,)), ((),)), 0),
+    "one id for two results": run(own(103), (A,), (C, C)),
+    "written to its own id": run(own(101), (A, B), (A,)),
+    "written to the id of another": run(own(101), (A, B), (B,)),
+    "written to the id of another by a query": query(own(102), (A, B), (B,)),
+}
+
+
+@pytest.mark.parametrize("instruction", TAKEN.values(), ids=TAKEN.keys())
+@pytest.mark.parametrize("lost", [False, True], ids=["", "with what was lost"])
+def test_an_id_of_a_tensor_that_is_held_is_refused(instruction, lost):
+    desk = desk_with(2 if lost else 1)
+    split = signature("aten.split.Tensor", 1, (SMALL, SMALL))
+    for code, op in zip((OP, own(101), own(102), own(103)), (ADD, ADD_, RESIZE_, split), strict=True):
+        desk.define(code, op)
+    if lost:
+        desk.lose(1)
+    state = deepcopy(desk.state)
+    (message,) = desk.tell(instruction)
+    assert isinstance(message.answer, Rejected) and desk.state == state
+    desk.lose(0)
+    desk.close()
+
+
+def test_results_of_a_query_take_no_ids_of_another():
+    desk = desk_with()
+    desk.define(OP, NONZERO)
+    desk.tell(query(OP, (A,), first=own(FIRST_RUN)))
+    (answer,) = answers(desk.tell(query(OP, (A,), first=own(FIRST_RUN), request=REQUEST2)))
+    assert isinstance(answer, Rejected) and "which another query may use" in answer.reason
+    queried = Queried(REQUEST, (SMALL,), ())
+    assert desk.report(0, queried) == [ToClient(1, queried)]
+
+
+def test_what_a_query_has_written_may_be_freed_before_its_answer():
+    desk = desk_with()
+    desk.define(OP, RESIZE_)
+    (answer,) = answers(desk.tell(query(OP, (A, B), (C,)), FreeTensors((C,)), create(C)))
+    assert isinstance(answer, Rejected), "it would be taken for what the query has written"
+    desk.report(0, Queried(REQUEST, (), (LARGE,)))
+    assert desk.state.held_by(1) == [B]
+
+
+def test_an_op_that_is_refused_has_moved_nothing(monkeypatch):
+    desk = desk_with(2)
+    desk.define(OP, signature("aten.aminmax.out", 2, writes=(0, 1)))
+    monkeypatch.setattr(desk.office._plans, "tell", fail)
+    state = deepcopy(desk.state)
+    (message,) = desk.tell(run(OP, (A, B), (C, D)))  # B would come to where A is
+    assert isinstance(message.answer, OpFailed)
+    assert desk.state.lost.keys() == {C, D}
+    assert {former.ident for former in desk.state.before.values()} == {A, B}
+    assert desk.state.sessions == state.sessions and desk.state.loads == state.loads
+
+
+def fail(*_):
+    raise ZeroDivisionError("of ours")
+
+
+def test_a_mistake_of_a_rule_is_the_failure_of_its_op(monkeypatch, caplog):
+    desk = desk_with()
+    desk.define(OP, ADD)
+    monkeypatch.setattr("gt.dispatcher.plan_cache.plan_op", fail)
+    (told_,) = answers(desk.tell(run(OP, (A, B), (C,), site=3)))
+    assert isinstance(told_, OpFailed)
+    failure = told_.failure
+    assert (failure.op, failure.inputs, failure.site) == ("aten.add.Tensor", ("float32[4]", "float32[4]"), 3)
+    assert "a mistake of GT" in failure.message and "ZeroDivisionError: of ours" in failure.traceback
+    assert "Traceback" in caplog.text
+    monkeypatch.undo()
+    assert desk.tell(run(OP, (C, A), (D,))) == [], "what depends on it fails alike, without a word"
+    assert answers(desk.tell(FetchTensor(REQUEST, D))) == [Failed(REQUEST, failure)]
+    assert answers(desk.tell(LocateTensor(REQUEST, A))) != []
+
+
+def test_a_mistake_of_a_rule_is_the_answer_to_a_query(monkeypatch):
+    desk = desk_with()
+    desk.define(OP, RESIZE_)
+    monkeypatch.setattr(desk.office._plans, "mesh_of_query", fail)
+    (answer,) = answers(desk.tell(query(OP, (A, B), (C,))))
+    assert isinstance(answer, Failed) and answer.own and "a mistake of GT" in answer.failure.message
+    assert desk.state.lost.keys() == {C}
+
+
+def test_a_key_error_of_ours_is_not_the_clients_mistake(monkeypatch, caplog):
+    desk = desk_with()
+
+    def fail(*_, nbytes):
+        raise KeyError(7)
+
+    monkeypatch.setattr(desk.office._requests, "wait", fail)
+    (answer,) = answers(desk.tell(FetchTensor(REQUEST, A)))
+    assert answer.request == REQUEST and "This is a mistake of GT" in answer.reason and "KeyError: 7" in answer.reason
+    assert "FetchTensor of client 1 failed" in caplog.text and "Traceback" in caplog.text
+
+
+def test_a_mistake_of_ours_when_a_worker_is_lost_ends_one_session_and_answers_all(monkeypatch, caplog):
+    desk = desk_with(2)
+    desk.open()
+    desk.tell(Synchronize(REQUEST))
+    desk.tell(create(own(1, 2)), create(own(2, 2)), Synchronize(own(3, 2)), session=2)
+    lose_parts = desk.state.lose_parts
+
+    def fail(idents, worker):
+        return lose_parts(idents, worker) if session_of(idents[0]) == 2 else 1 // 0
+
+    monkeypatch.setattr(desk.state, "lose_parts", fail)
+    sent = desk.lose(1)
+    assert [(out.session, type(out.answer)) for out in sent if isinstance(out, ToClient)] == [
+        (1, Lost),
+        (2, Lost),
+        (1, Rejected),
+        (2, Lost),
+    ]
+    assert desk.state.sessions.keys() == {2} and "ZeroDivisionError" in caplog.text
+    (answer,) = answers(desk.office.instruct(1, [Synchronize(REQUEST)], []))
+    assert isinstance(answer, Rejected) and "has ended" in answer.reason
+
+
+# --- Any of them ------------------------------------------------------------------------------------------------------
+
+CODES = st.sampled_from([OP, own(101), own(102)])
+IDS = st.sampled_from([A, B, C, D, E])
+SOME = st.lists(IDS, max_size=3).map(tuple)
+ASKS = st.sampled_from([REQUEST, REQUEST2, own(202)])
+WORKERS = st.lists(st.integers(0, 3), min_size=1, max_size=3, unique=True)
+SCOPES = st.sampled_from([0, 0, 0, 1, 2])
+AXES = st.sampled_from([(), (), ("x",), ("y",)])
+MESHES = WORKERS.map(lambda workers: MeshRecord((len(workers),), ("x",), tuple(workers)))
+DIMS = st.lists(AXES, max_size=2).map(tuple)
+LAYOUTS = st.builds(SpecRecord, MESHES, DIMS, st.sampled_from([(), ("x",)]))
+POLICIES = st.builds(PolicyRecord, MESHES, lead=DIMS, tail=DIMS, settles=st.booleans())
+SIGNATURES = st.sampled_from(
+    [ZEROS, ADD, ADD_, NONZERO, RESIZE_, RICH, signature("aten.x", 2, (SMALL,), writes=(1, 0))]
+)
+FIRSTS = st.sampled_from([own(FIRST_RUN), own(FIRST_RUN + MAX_RESULTS), own(FIRST_RUN + 1)])
+
+INSTRUCTIONS = st.one_of(
+    st.builds(CreateTensor, IDS, st.sampled_from([SMALL, LARGE]), st.just(INLINE), SCOPES, st.just(0)),
+    st.builds(RunOp, CODES, SOME, SOME, st.just(()), SCOPES, st.just(0)),
+    st.builds(QueryOp, ASKS, CODES, SOME, SOME, FIRSTS, st.just(()), SCOPES, st.just(0)),
+    st.builds(Redistribute, IDS, IDS, LAYOUTS, st.just(0)),
+    st.builds(FreeTensors, SOME),
+    st.builds(FetchTensor, ASKS, IDS, st.booleans()),
+    st.builds(LocateTensor, ASKS, IDS),
+    st.builds(Synchronize, ASKS),
+    st.builds(ReadTraffic, ASKS, st.booleans()),
+    st.builds(ReadTimeline, ASKS, st.just(4)),
+    st.builds(DefineOp, CODES, SIGNATURES),
+    st.builds(ForgetOps, st.lists(CODES, max_size=2).map(tuple)),
+    st.builds(DefineSite, st.just(1), st.just("train.py"), st.just(3), st.just("")),
+    st.builds(DefineScope, st.sampled_from([1, 2]), st.just("s"), POLICIES),
+    st.just(Goodbye()),
+)
+REPORTS = st.one_of(
+    st.builds(Synchronized, ASKS),
+    st.builds(Fetched, ASKS, st.just(INLINE)),
+    st.builds(Queried, ASKS, st.sampled_from([(), (SMALL,), (1, LARGE)]), st.sampled_from([(), (LARGE,)])),
+    st.builds(Failed, ASKS, st.just(FAILURE)),
+    st.builds(Traffic, ASKS, st.just({})),
+    st.builds(TimelineReport, ASKS, st.just(()), st.just(0)),
+    st.just(StoreReady(40000)),
+)
+EVENTS = st.one_of(
+    st.tuples(st.just("instruct"), INSTRUCTIONS),
+    st.tuples(st.just("instruct"), INSTRUCTIONS),
+    st.tuples(st.just("instruct"), INSTRUCTIONS),
+    st.tuples(st.just("report"), st.integers(0, 3), REPORTS),
+    st.tuples(st.just("lose"), st.integers(0, 3)),
+    st.tuples(st.just("join")),
+)
+
+
+def carry_out(office, event):
+    """What a server does with a message."""
+    match event:
+        case ("instruct", instruction):
+            if 1 not in office.state.sessions:
+                return []
+            require_ownership(1, instruction)
+            return office.instruct(1, [instruction], [b""])
+        case ("report", worker, report):
+            if worker not in office.state.workers:
+                return []
+            try:
+                return office.report(worker, report, b"")
+            except ProtocolError as error:
+                return office.lose_worker(worker, str(error), "")
+        case ("lose", worker):
+            return office.lose_worker(worker, "was killed", "")
+    return office.join_worker("cpu", "here", 1)[1] if office.state.workers_joined < 4 else []
+
+
+def begin():
+    office = Dispatcher()
+    for _ in range(2):
+        office.join_worker("cpu", "here", 1)
+    office.report(0, StoreReady(40000), None)
+    office.open_session("here", 1)
+    return office
+
+
+@settings(max_examples=300)
+@given(events=st.lists(EVENTS, max_size=40))
+@example(events=[("instruct", create(A)), ("lose", 0), ("instruct", create(A)), ("lose", 1)])
+def test_any_instruction_is_carried_out_whole_or_not_at_all(events):
+    office, history = begin(), []
+    asked, answered = Counter(), Counter()
+    for event in [*events, *[("lose", worker) for worker in range(4)]]:
+        before = deepcopy(office.state)
+        sent = carry_out(office, event)
+        office.state.validate()
+        history.append(sent)
+        replies = answers(sent)
+        assert "mistake of GT" not in repr(replies)
+        if any(isinstance(reply, Rejected) for reply in replies):
+            assert office.state == before and not any(isinstance(message, ToWorkers) for message in sent)
+        asked.update(office.state.pending.keys() - before.pending.keys())
+        asked.update([reply.request for reply in replies if is_answered_at_once(reply, before)])
+        answered.update([reply.request for reply in replies if getattr(reply, "request", 0)])
+    assert office.state.pending == {}
+    if 1 in office.state.sessions:
+        assert asked == answered, "each request that was accepted has one answer"
+    again = begin()
+    for event, sent in zip([*events, *[("lose", worker) for worker in range(4)]], history, strict=True):
+        assert carry_out(again, event) == sent
+    assert again.state == office.state
+
+
+def is_answered_at_once(reply, before):
+    request = getattr(reply, "request", 0)
+    return request and (request not in before.pending or before.pending[request].is_answered)

@@ -1,0 +1,343 @@
+"""Nothing that a peer sends ends the server: it serves others too."""
+
+import os
+import subprocess
+import sys
+
+import msgspec
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from gt.core.ids import MAX_RESULTS
+from gt.core.messages import (
+    Command,
+    CreateTensor,
+    DefineOp,
+    DefineSite,
+    Failed,
+    FetchTensor,
+    Goodbye,
+    Hello,
+    Located,
+    LocateTensor,
+    Lost,
+    OpFailed,
+    Queried,
+    QueryOp,
+    Redistribute,
+    Refused,
+    Rejected,
+    RunOp,
+    Synchronize,
+    Synchronized,
+    Welcome,
+    WorkerCreateTensor,
+    WorkerShutdown,
+    WorkerSynchronize,
+)
+from gt.core.signatures import SpecRecord
+from gt.dispatcher.outgoing import ToWorkers
+from gt.dispatcher.server import Server
+from gt.version import __version__
+from gt.wire import shared_memory
+from gt.wire.codec import Decoder, encode, header_of, join
+from gt.wire.liveness import this_host
+from tests.dispatcher_harness import alone, at
+from tests.records import INLINE, NONZERO, RICH, SMALL, ZEROS, own, signature
+
+
+class RecordingServer(Server):
+    """`sent` is what would have gone to each peer."""
+
+    def __init__(self):
+        super().__init__("tcp://127.0.0.1:*")
+        self.sent = []
+
+    def _post(self, identity, messages, payloads=()):
+        self.sent += [(identity, message) for message in messages]
+
+    def hear(self, identity, *messages, payloads=()):
+        self.sent.clear()
+        self._receive(identity, encode(messages, payloads))
+        return [message for to, message in self.sent if to == identity]
+
+
+def hello(role, **fields):
+    return Hello(__version__, role, this_host(), os.getpid(), **fields)
+
+
+@pytest.fixture
+def server():
+    server = RecordingServer()
+    server.hear(b"worker", hello("worker"))
+    (welcome,) = server.hear(b"client", hello("client"))
+    assert isinstance(welcome, Welcome) and welcome.ident == 1
+    yield server
+    server.close()
+
+
+def decoded(message):
+    """What goes to several workers is encoded once."""
+    return Decoder(Command).decode(encode([message]))[0][0]
+
+
+def test_the_server_serves(server):
+    server.hear(b"client", CreateTensor(own(1), SMALL, INLINE, 0, 0), payloads=[[bytes(16)]])
+    assert server.hear(b"client", LocateTensor(own(2), own(1))) == [Located(own(2), at(0).record())]
+
+
+def test_a_command_for_several_workers_reaches_each_of_them(server):
+    server.hear(b"another", hello("worker"))
+    server.hear(b"client", Synchronize(own(9)))
+    sent = [(to, decoded(message)) for to, message in server.sent]
+    assert sent == [(to, WorkerSynchronize(own(9))) for to in (b"worker", b"another")]
+
+
+GREETINGS = {
+    "nothing": encode([]),
+    "no hello": encode([Synchronize(own(1))]),
+    "an unknown role": encode([hello("spectator")]),
+    "noise": [b"GET / HTTP/1.1"],
+    "no frames": [],
+    "a progress cell that is not there": encode([hello("worker", progress="gt-1-1-1-0123456789abcdef")]),
+    "a progress cell of another process": encode([hello("worker", progress=f"gt-{os.getpid()}1-1-1-0123456789abcdef")]),
+    "a progress cell elsewhere": encode([hello("worker", progress="../../etc/passwd")]),
+}
+
+
+@pytest.mark.parametrize("frames", GREETINGS.values(), ids=GREETINGS.keys())
+def test_a_stranger_is_refused(server, frames):
+    server.sent.clear()
+    server._receive(b"stranger", frames)
+    assert [type(message) for _, message in server.sent] == [Refused]
+    assert len(server.office.state.workers) == 1
+
+
+BATCHES = {
+    "nothing": encode([]),
+    "another session's tensor": encode([FetchTensor(own(1), own(1, 2))]),
+    "noise": [header_of(b"\xc1") + b"\xc1"],
+    "no header": [b"", b""],
+    "missing bytes": encode([CreateTensor(own(1), SMALL, INLINE, 0, 0)]),
+    "an unknown op": encode([RunOp(own(1), (), (), (), 0, 0)]),
+    "a layout of nothing": encode([Redistribute(own(1), own(2), SpecRecord(alone(0).record(), (("y",),)), 0)]),
+    "an op that makes no sense": encode([DefineOp(own(1), RICH), RunOp(own(1), (own(2),), (own(3),), (), 0, 0)]),
+    "more after a goodbye": encode([Goodbye(), Synchronize(own(1))]),
+    "a hello again": encode([hello("client")]),
+}
+
+
+@pytest.mark.parametrize("frames", BATCHES.values(), ids=BATCHES.keys())
+def test_a_clients_mistake_is_its_own(server, frames):
+    server.hear(b"other", hello("client"))
+    for _ in range(2):
+        server._receive(b"client", frames)
+    server._receive(b"client", encode([Synchronize(own(9))]))
+    server.hear(b"other", CreateTensor(own(1, 2), SMALL, INLINE, 0, 0), payloads=[[bytes(16)]])
+    assert server.hear(b"other", LocateTensor(own(2, 2), own(1, 2))) == [Located(own(2, 2), at(0).record())]
+
+
+def test_a_mistake_of_ours_is_told_to_the_client_and_to_nobody_else(server, monkeypatch, caplog):
+    def fail(*_):
+        raise ZeroDivisionError("in a rule")
+
+    monkeypatch.setattr("gt.dispatcher.plan_cache.plan_op", fail)
+    server.hear(b"other", hello("client"))
+    server.hear(b"client", CreateTensor(own(1), SMALL, INLINE, 0, 0), payloads=[[bytes(16)]])
+    batch = [
+        DefineOp(own(2), signature("aten.relu.default", 1, (SMALL,))),
+        RunOp(own(2), (own(1),), (own(3),), (), 0, 0),
+    ]
+    (answer,) = server.hear(b"client", *batch)
+    assert isinstance(answer, OpFailed) and "a mistake of GT" in answer.failure.message
+    assert "ZeroDivisionError: in a rule" in answer.failure.traceback and len(server.sent) == 1
+    assert "RunOp of client 1 failed" in caplog.text and "Traceback" in caplog.text
+    assert server.hear(b"client", FetchTensor(own(5), own(3))) == [Failed(own(5), answer.failure)]
+    assert server.hear(b"client", LocateTensor(own(4), own(1))) == [Located(own(4), at(0).record())]
+
+
+def test_a_peer_that_keeps_sending_noise_is_no_longer_heard(server):
+    for _ in range(3):
+        server._receive(b"client", [header_of(b"\xc1") + b"\xc1"])
+    assert server.hear(b"client", Synchronize(own(1))) == []
+
+
+def test_a_repeated_request_id_costs_no_worker(server):
+    server.hear(b"client", CreateTensor(own(1), SMALL, INLINE, 0, 0), DefineOp(own(2), NONZERO), payloads=[[bytes(16)]])
+    server.hear(b"client", Synchronize(own(9)))
+    (answer,) = server.hear(b"client", QueryOp(own(9), own(2), (own(1),), (), own(1 << 39), (), 0, 0))
+    assert isinstance(answer, Rejected) and "request 9 is there already" in answer.reason
+    server.hear(b"worker", Synchronized(own(9)))
+    assert server.sent == [(b"client", Synchronized(own(9)))] and len(server.office.state.workers) == 1
+
+
+NOISE = [header_of(b"\xc1") + b"\xc1"]
+WAITED_FOR = [
+    CreateTensor(own(1), SMALL, INLINE, 0, 0),
+    DefineOp(own(2), NONZERO),
+    QueryOp(own(9), own(2), (own(1),), (), own(1 << 39), (), 0, 0),
+]
+
+
+def test_a_worker_that_keeps_sending_noise_is_lost_to_those_who_wait_for_it(server):
+    server.hear(b"client", Synchronize(own(9)))
+    server.sent.clear()
+    for _ in range(3):
+        server._receive(b"worker", NOISE)
+    answers = [message for to, message in server.sent if to == b"client"]
+    assert [type(answer) for answer in answers] == [Lost, Lost]
+    assert (answers[0].request, answers[0].reason) == (
+        own(9),
+        "was dismissed after 3 messages that could not be read",
+    )
+    assert server.sent[3] == (b"worker", WorkerShutdown())
+    assert len(server.office.state.workers) == 0
+
+
+REPORTS = {
+    "too many written": Queried(own(9), (), (SMALL,)),
+    "too many results": Queried(own(9), (SMALL,) * (MAX_RESULTS + 1), ()),
+    "another kind of answer": Synchronized(own(9)),
+}
+
+
+@pytest.mark.parametrize("report", REPORTS.values(), ids=REPORTS.keys())
+def test_a_worker_whose_report_cannot_be_used_is_lost_to_those_who_wait_for_it(server, report):
+    server.hear(b"client", *WAITED_FOR, payloads=[[bytes(16)]])
+    server.hear(b"worker", report)
+    answer, news = [message for to, message in server.sent if to == b"client"]
+    assert (answer.request, answer.worker, news.request) == (own(9), 0, 0)
+    assert answer.reason.startswith(f"was dismissed: its {type(report).__name__} cannot be used (ProtocolError: ")
+    assert answer.last_op == ""
+    server.hear(b"another", hello("worker"))
+    server.hear(b"client", CreateTensor(own(3), SMALL, INLINE, 0, 0), payloads=[[bytes(16)]])
+    assert server.hear(b"client", LocateTensor(own(4), own(3))) == [Located(own(4), at(1).record())]
+
+
+def fail(*_):
+    raise ZeroDivisionError("of ours")
+
+
+def test_a_mistake_of_ours_in_a_report_costs_a_worker(server, monkeypatch, caplog):
+    server.hear(b"client", Synchronize(own(9)))
+    monkeypatch.setattr(server.office._requests, "settle", fail)
+    server.hear(b"worker", Synchronized(own(9)))
+    assert [(to, type(message)) for to, message in server.sent[1:]] == [(b"client", Lost), (b"client", Lost)]
+    assert "Synchronized of worker 0 cannot be used" in caplog.text and "Traceback" in caplog.text
+
+
+@pytest.mark.parametrize("who", [b"client", b"worker"])
+def test_a_mistake_of_ours_at_the_end_of_a_peer_ends_nothing(server, monkeypatch, caplog, who):
+    monkeypatch.setattr(server.office, "end_session", fail)
+    monkeypatch.setattr(server.office, "lose_worker", fail)
+    server._reap(server._peers[who])
+    assert who not in server._peers and "ZeroDivisionError: of ours" in caplog.text
+
+
+def test_something_planted_for_a_dead_process_does_not_end_the_server(server, monkeypatch, tmp_path, fault):
+    dead = subprocess.Popen([sys.executable, "-c", ""])
+    dead.wait()
+    (tmp_path / f"gt-{dead.pid}-x").mkdir()
+    monkeypatch.setattr(shared_memory, "_DIRECTORY", tmp_path)
+    server.hear(b"planter", msgspec.structs.replace(hello("client"), pid=dead.pid))
+    server._next_check = 0.0
+    server.turn(waits=False)
+    assert set(server._peers) == {b"worker", b"client"}
+    fault(
+        "a directory with the name of a dead client's segment is in `/dev/shm`", "it stays there, and nothing happens"
+    )
+
+
+@pytest.mark.parametrize("timer", ["_check", "_explain_waits", "_at"])
+def test_a_mistake_of_ours_in_a_timer_ends_nothing(server, monkeypatch, caplog, timer):
+    server.hear(b"client", Synchronize(own(9)))
+    monkeypatch.setattr(server, timer, fail)
+    server._next_check = server._next_notice = 0.0
+    server.turn(waits=False)
+    assert "ZeroDivisionError: of ours" in caplog.text
+
+
+def test_a_client_that_cannot_be_welcomed_does_not_keep_others_out(server, monkeypatch):
+    server._reap(server._peers[b"worker"])
+    server.hear(b"first", hello("client"))
+    server.hear(b"second", hello("client"))
+    opening = server.office.open_session
+    monkeypatch.setattr(
+        server.office, "open_session", lambda *_: setattr(server.office, "open_session", opening) or 1 / 0
+    )
+    server.hear(b"another", hello("worker"))
+    assert [to for to, message in server.sent if isinstance(message, Welcome)] == [b"another", b"second"]
+
+
+def test_a_mistake_of_ours_in_a_greeting_ends_nothing(server, monkeypatch, caplog):
+    monkeypatch.setattr(server.office, "join_worker", fail)
+    assert server.hear(b"another", hello("worker")) == []
+    assert "ZeroDivisionError: of ours" in caplog.text
+
+
+def test_what_was_asked_before_a_mistake_of_ours_is_done(server, monkeypatch):
+    monkeypatch.setitem(server.office._actions, LocateTensor, fail)
+    server.hear(b"client", Synchronize(own(9)), LocateTensor(own(8), own(1)))
+    assert [(to, type(message)) for to, message in server.sent] == [
+        (b"worker", WorkerSynchronize),
+        (b"client", Rejected),
+    ]
+
+
+def test_a_worker_that_leaves_is_told_of_with_its_last_op(server):
+    batch = [DefineOp(own(2), ZEROS), DefineSite(1, "train.py", 3, ""), RunOp(own(2), (), (own(3),), (), 0, 1)]
+    server.hear(b"client", *batch)
+    server._peers[b"worker"].progress = (own(2), 1)
+    server.hear(b"worker", Goodbye("MemoryError: 3 GB"))
+    ((to, news),) = server.sent
+    assert (to, news.reason, news.last_op) == (b"client", "left: MemoryError: 3 GB", "aten.zeros.default (train.py:3)")
+
+
+def test_what_is_over_the_limit_of_a_batch_is_sent_in_several(server, monkeypatch):
+    posted = []
+    monkeypatch.setattr("gt.dispatcher.server.MAX_BATCH", 3)
+    monkeypatch.setattr(server, "_post", lambda *mail: posted.append(mail))
+    creates = [WorkerCreateTensor(own(number), SMALL, INLINE, 0) for number in range(5)]
+    commands = [ToWorkers((0,), create, [bytes([create.id % 256]) * 16]) for create in creates]
+    server._send([ToWorkers((0,), WorkerSynchronize(1)), *commands, ToWorkers((0,), WorkerSynchronize(2))])
+    batches = [Decoder(Command).decode(encode(messages, payloads)) for _, messages, payloads in posted]
+    assert [len(messages) for messages, _ in batches] == [3, 3, 1]
+    assert [message for messages, _ in batches for message in messages] == [
+        WorkerSynchronize(1),
+        *creates,
+        WorkerSynchronize(2),
+    ]
+    assert [bytes(join(payload)) for _, payloads in batches for payload in payloads] == [
+        bytes([number]) * 16 for number in range(5)
+    ]
+
+
+@pytest.mark.parametrize("workers", [0, -1])
+def test_a_client_that_wants_no_workers_is_refused_or_served(workers):
+    server = RecordingServer()
+    try:
+        server.hear(b"client", hello("client", wants_workers=workers))
+        server.hear(b"client", CreateTensor(own(1), SMALL, INLINE, 0, 0), payloads=[[bytes(16)]])
+        server.hear(b"client", Synchronize(own(2)))
+    finally:
+        server.close()
+
+
+JUNK = st.recursive(
+    st.none()
+    | st.booleans()
+    | st.integers(-(1 << 40), 1 << 42)
+    | st.floats()
+    | st.sampled_from(["RunOp", "Goodbye", ""]),
+    lambda inner: st.lists(inner, max_size=5) | st.dictionaries(st.text(max_size=3), inner, max_size=3),
+)
+
+
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(junk=JUNK, who=st.sampled_from([b"client", b"worker", b"stranger"]))
+def test_junk_is_survived(server, junk, who):
+    for peer in server._peers.values():
+        peer.mistakes = 0
+    body = msgspec.msgpack.encode(junk)
+    server._receive(who, [header_of(body) + body])

@@ -1,0 +1,318 @@
+"""Peers that send what nobody can read, take nothing, or open many connections: others do not notice."""
+
+import contextlib
+import logging
+import os
+import resource
+import socket
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import psutil
+import pytest
+import zmq
+
+from gt.core.errors import ProtocolError
+from gt.core.messages import CreateTensor, Fetched, FetchTensor, Instruction, Refused, Segment, Taken, Welcome
+from gt.dispatcher import read_limits
+from gt.dispatcher.read_limits import ReadLimits
+from gt.dispatcher.unknown_peers import Strangers
+from gt.wire.codec import Decoder, encode
+from gt.wire.descriptors import limit
+from gt.wire.keys import find_keys
+from gt.wire.links import Router, open_link
+from gt.wire.socket_channel import SocketChannel
+from gt.wire.stderr_logging import REPEATS, SECONDS, StderrHandler
+from tests.dispatcher.test_hostile_peers import hello
+from tests.records import meta, own
+from tests.subprocesses import ROOT, free_port, running, start, wait_for_workers, wait_until
+
+KEYS = Path(os.environ["GT_KEYS"])
+
+
+def endpoint(port):
+    return f"tcp://127.0.0.1:{port}"
+
+
+@pytest.fixture(scope="module")
+def server():
+    """A server with a worker, whose stderr nobody reads."""
+    port = free_port()
+    main = start("-m", "gt.server", "-p", str(port))
+    with running(main, start("-m", "gt.worker", "-p", str(port), "--threads", "1")):
+        wait_for_workers(port, 1)
+        yield main, port
+
+
+@contextlib.contextmanager
+def dealer(port, most=0):
+    """A connection of a member that takes at most so many messages by itself."""
+    keys = find_keys(KEYS, endpoint(port))
+    with zmq.Context() as context, context.socket(zmq.DEALER) as dealer:
+        dealer.setsockopt(zmq.LINGER, 0)
+        dealer.setsockopt(zmq.RCVHWM, most)
+        dealer.setsockopt(zmq.RCVTIMEO, 20_000)
+        dealer.setsockopt(zmq.RECONNECT_IVL, -1)
+        dealer.curve_serverkey = keys.server.encode()
+        dealer.curve_publickey, dealer.curve_secretkey = keys.public.encode(), keys.secret.encode()
+        dealer.connect(endpoint(port))
+        yield dealer
+
+
+# Noise
+
+
+def test_noise_without_a_hello_is_cut_off_and_does_not_stop_the_server(server, fault):
+    main, port = server
+    link = open_link(endpoint(port), KEYS, 10_000, 0)
+    with contextlib.closing(link):
+        for _ in range(5_000):
+            link.send([b"noise" * 20])
+        refusals = [Decoder(Refused).decode(link.receive())[0][0] for _ in range(3)]
+        assert all("does not speak GT's protocol" in refused.reason for refused in refusals)
+        wait_until(link.is_lost, what="the end of the connection")
+    wait_for_workers(port, 1)
+    assert main.poll() is None
+    fault("a peer without a hello sends noise without end", "it is disconnected after three; others are served")
+
+
+def test_many_peers_with_noise_do_not_fill_the_log(server):
+    """More lines than a pipe holds, which nobody reads."""
+    main, port = server
+    with contextlib.ExitStack() as stack:
+        peers = [stack.enter_context(dealer(port)) for _ in range(40)]
+        for _ in range(100):
+            for peer in peers:
+                with contextlib.suppress(zmq.Again):
+                    peer.send(b"noise" * 1000, zmq.NOBLOCK)
+        wait_for_workers(port, 1)
+    assert main.poll() is None
+
+
+def test_a_stranger_is_parted_with_after_three_mistakes():
+    strangers = Strangers()
+    for now in range(3):
+        assert b"x" not in strangers.leaving
+        strangers.note_mistake(b"x", now)
+    assert strangers.take_due(6.9) == [] and strangers.take_due(7.0) == [b"x"]
+    strangers.forget(b"x")
+    assert strangers.take_due(9.0) == []
+
+
+# The log
+
+
+def record(text, *values, created=0.0, level=logging.WARNING):
+    made = logging.LogRecord("gt.dispatcher", level, "", 0, text, values, None)
+    made.created = created
+    return made
+
+
+class Heard(StderrHandler):
+    def __init__(self):
+        super().__init__()
+        self.lines = []
+
+    def _try(self, text):
+        self.lines += text.splitlines()
+        return True
+
+
+def test_warnings_that_repeat_are_counted():
+    handler = Heard()
+    for number in range(5000):
+        handler.emit(record("refused %d", number))
+    handler.emit(record("other", created=1.0))
+    assert handler.lines == [*[f"refused {number}" for number in range(REPEATS)], "other"]
+    handler.emit(record("other", created=SECONDS))
+    assert handler.lines[-2:] == [f"refused 4999 (and {4999 - REPEATS:,} more like this)", "other"]
+    handler.close()
+
+
+def test_what_was_left_out_is_told_at_the_end():
+    handler = Heard()
+    for number in range(REPEATS + 3):
+        handler.emit(record("%s", "the same"))
+        handler.emit(record("%s", number))
+    handler.close()
+    assert handler.lines[-1] == "the same (and 2 more like this)"
+    assert len(handler.lines) == 2 * REPEATS + 3 + 1
+
+
+def test_what_was_asked_for_is_not_counted():
+    handler = Heard()
+    for number in range(100):
+        handler.emit(record("joined %d", number, level=logging.INFO))
+    assert len(handler.lines) == 100
+    handler.close()
+
+
+TALKS = """
+import logging, sys
+from gt.core.settings import Settings
+from gt.wire.stderr_logging import configure_logging
+configure_logging(Settings(verbose=True))
+for number in range(3000):
+    logging.getLogger("gt.dispatcher").info("line %d %s", number, "x" * 100)
+print("done", flush=True)
+sys.stdin.readline()
+logging.getLogger("gt.dispatcher").info("the last")
+"""
+
+
+@pytest.mark.parametrize("kind", ["pipe", "socket"])
+def test_a_log_that_nobody_reads_does_not_stop_the_program(kind):
+    if kind == "pipe":
+        near, far = os.pipe()
+    else:
+        near, far = (end.detach() for end in socket.socketpair())
+    program = subprocess.Popen(
+        [sys.executable, "-c", TALKS], stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=far, text=True, cwd=ROOT
+    )
+    os.close(far)
+    with running(program), os.fdopen(near, "rb") as log:
+        alarm = time.monotonic() + 30
+        assert program.stdout.readline() == "done\n" and time.monotonic() < alarm
+        os.set_blocking(near, False)
+        begin = log.read()
+        assert b"line 0 x" in begin and b"line 2999" not in begin
+        program.stdin.write("\n")
+        program.stdin.flush()
+        assert program.wait(30) == 0
+        end = log.read()
+        assert b"lines were not written, as nobody read them\n" in end and b"the last" in end
+
+
+# Answers that nobody takes
+
+
+ITEM = meta(15_000)  # 60 kB: less than is counted by itself
+COUNT = 5_000  # of them are 300 MB, which is over the limit
+
+
+def test_small_reads_that_are_not_taken_are_not_begun(server, fault):
+    main, port = server
+    process = psutil.Process(main.pid)
+    with dealer(port, most=1) as client:
+        client.send_multipart(encode([hello("client")]))
+        ((welcome,), _) = Decoder(Welcome).decode(client.recv_multipart())
+        session = welcome.ident
+        before = process.memory_info().rss
+        created = CreateTensor(own(1, session), ITEM, Segment("", ITEM.nbytes), 0, 0)
+        client.send_multipart(encode([created], [[bytes(ITEM.nbytes)]]))
+        for number in range(2, 4 * COUNT, 500):
+            requests = range(own(number, session), own(number + 500, session))
+            client.send_multipart(encode([FetchTensor(request, own(1, session)) for request in requests]))
+        most, grown = 0, time.monotonic()
+        while time.monotonic() - grown < 3:  # until no more comes
+            held = process.memory_info().rss - before
+            if held > most + 1e6:
+                most, grown = held, time.monotonic()
+            assert most < 600e6
+        wait_for_workers(port, 1)
+    fault("a client asks for many small tensors and takes none", "it is given 256 MiB of them; others are served")
+
+
+def test_small_reads_that_are_taken_late_are_all_answered(server):
+    _, port = server
+    channel = SocketChannel(endpoint(port), None, KEYS, 0)
+    with contextlib.closing(channel):
+        session = channel.greet(1, 30).ident
+        channel.send([CreateTensor(own(1, session), ITEM, Segment("", ITEM.nbytes), 0, 0)], [bytes(ITEM.nbytes)])
+        channel.send([FetchTensor(own(number, session), own(1, session)) for number in range(2, COUNT)], [])
+        time.sleep(2)
+        fetched, deadline = 0, time.monotonic() + 60
+        while fetched < COUNT - 2:
+            assert time.monotonic() < deadline
+            answers = channel.receive()
+            fetched += sum([isinstance(answer, Fetched) for answer, _ in answers])
+            if not answers:
+                channel.wait()
+
+
+def test_everything_that_is_sent_counts_until_it_is_taken(monkeypatch):
+    monkeypatch.setattr(read_limits, "MAX_UNREAD", 100)
+    monkeypatch.setattr(read_limits, "MAX_SENT", 200)
+    session = ReadLimits()
+    session.hold([Instruction.__args__[0](own(1), (), (), (), 0, 0), FetchTensor(own(2), own(1))], [])
+    session.note_sent(100)
+    assert session.next() is None
+    session.note_taken(1)
+    assert session.next().read == FetchTensor(own(2), own(1))
+    session.note_sent(102)
+    with pytest.raises(ProtocolError, match="201 bytes of answers are not taken"):
+        session.require_taken()
+    with pytest.raises(ProtocolError, match="cannot be taken"):
+        session.note_taken(202)
+
+
+def test_a_small_read_counts_from_its_beginning(monkeypatch):
+    monkeypatch.setattr(read_limits, "MAX_UNREAD", 100)
+    session = ReadLimits()
+    session.begin(own(2), 100)
+    session.hold([FetchTensor(own(3), own(1))], [])
+    assert session.next() is None
+    session.note_fetched(Fetched(own(2), Segment("", 100)))
+    assert session.next() is not None
+
+
+def test_a_client_that_claims_to_have_taken_more_than_it_was_sent_is_refused(server):
+    _, port = server
+    with dealer(port) as client:
+        client.send_multipart(encode([hello("client")]))
+        client.recv_multipart()
+        client.send_multipart(encode([Taken(1 << 40)]))
+        ((refused,), _) = Decoder(Refused).decode(client.recv_multipart())
+        assert "cannot be taken" in refused.reason
+
+
+# Connections
+
+
+def test_a_dropped_connection_is_lost_like_any_other(tmp_path):
+    address = f"ipc://{tmp_path}/server"
+    router = Router(address, None, 5000, 0)
+    with contextlib.closing(router), contextlib.closing(open_link(address, KEYS, 5000, 0)) as link:
+        link.send([b"hello"])
+        name, _ = router.receive()
+        router.drop(name)
+        wait_until(link.is_lost, what="the end of the connection")
+        wait_until(lambda: name in router.take_lost(), what="the loss of the peer")
+
+
+def test_connections_beyond_a_limit_that_say_nothing_are_closed(fault):
+    """5,000 of them, at a server that may open 256 files."""
+    port = free_port()
+    most = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
+    count = min(5000, most - 500)
+    main = subprocess.Popen(
+        [sys.executable, "-m", "gt.server", "-p", str(port)],
+        cwd=ROOT,
+        stderr=subprocess.DEVNULL,
+        preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_NOFILE, (100, 256)),  # noqa: PLW1509
+    )
+    with running(main), contextlib.ExitStack() as stack:
+        wait_until(lambda: find_keys(KEYS, endpoint(port)) is not None, what="the server's keys")
+        assert resource.prlimit(main.pid, resource.RLIMIT_NOFILE) == (256, 256)
+        for _ in range(count):
+            stranger = stack.enter_context(socket.socket())
+            stranger.setblocking(False)
+            with contextlib.suppress(OSError):
+                stranger.connect(("127.0.0.1", port))
+        with running(start("-m", "gt.worker", "-p", str(port), "--threads", "1")):
+            wait_for_workers(port, 1)
+        assert main.poll() is None
+        assert psutil.Process(main.pid).num_fds() < 200
+    fault("5,000 connections to a server that may open 256 files", "it closes the oldest silent ones; members join")
+
+
+def test_the_limit_of_files_is_the_hard_one_where_a_dispatcher_listens(tmp_path):
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (min(512, hard), hard))
+    try:
+        Router(f"ipc://{tmp_path}/server", None, 0, 0).close()
+        assert limit() == hard
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))

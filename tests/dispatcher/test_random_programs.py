@@ -1,0 +1,469 @@
+"""Random programs of several clients on workers that come and go, in any order of delivery.
+
+The workers are simulated as far as the office can know them: each does its commands in order and fails the test when it
+is told something it cannot do: an op on a tensor that it does not hold, or that lies otherwise than the op was planned
+for. Workers that meet wait for each other, so an order that could make them wait forever is found. A client waits for
+its queries, as a real one does.
+"""
+
+from collections import Counter, deque
+from itertools import count
+
+import msgspec
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+
+from gt.core.ids import FIRST_RUN, MAX_RESULTS, session_of
+from gt.core.messages import (
+    DefineOp,
+    Fetched,
+    FetchTensor,
+    ForgetOps,
+    FreeTensors,
+    Goodbye,
+    LocateTensor,
+    Queried,
+    QueryOp,
+    ReadTraffic,
+    Redistribute,
+    Rejected,
+    RunOp,
+    Segment,
+    StoreReady,
+    Synchronize,
+    Synchronized,
+    Traffic,
+    WorkerCreateTensor,
+    WorkerDefineOp,
+    WorkerDefineProgram,
+    WorkerEndSession,
+    WorkerFetchTensor,
+    WorkerForgetOps,
+    WorkerFreeTensors,
+    WorkerHostStore,
+    WorkerJoinStore,
+    WorkerQueryOp,
+    WorkerReadTraffic,
+    WorkerRunOp,
+    WorkerSynchronize,
+)
+from gt.core.signatures import Compute, Move, Whole
+from gt.dispatcher.dispatcher import Dispatcher
+from gt.dispatcher.outgoing import ToWorkers
+from gt.sharding.spec import DeviceMesh, spec_of
+from gt.sharding.spec_text import parse_spec
+from tests.dispatcher_harness import create
+from tests.records import LARGE, SMALL, own, signature
+
+ZEROS = signature("aten.zeros.default", 0, (SMALL,))
+OPS = {
+    "zeros": ZEROS,
+    "relu": signature("aten.relu.default", 1, (SMALL,)),
+    "add": signature("aten.add.Tensor", 2, (SMALL,)),
+    "mul": signature("aten.mul.Tensor", 2, (SMALL,)),
+    "add_": signature("aten.add_.Tensor", 2, writes=(0,), functional="aten.add.Tensor"),
+    "no rule": signature("aten.no_such.default", 2, (SMALL,)),
+    "no rule_": signature("aten.no_such_.default", 2, writes=(0,)),
+    "two targets": signature("aten.no_such.out", 2, writes=(0, 1)),
+    "nonzero": signature("aten.nonzero.default", 1),
+    "resize_": signature("aten.resize_as_.default", 2, writes=(0,)),
+}
+QUERIES = ("nonzero", "resize_")
+LAYOUTS = ("-", "x", "x", "- + x")
+WHOLE = "whole"
+
+
+def part_of(spec):
+    """What a worker knows of a layout: that it has all, or which part of what."""
+    return WHOLE if spec.is_whole else spec
+
+
+class SimulatedWorker:
+    """`held` are the tensors that a worker would have in its store, and how they lie; `known` and `programs` are what
+    it was told of."""
+
+    def __init__(self, number):
+        self.number = number
+        self.inbox = deque()
+        self.held = {}
+        self.known = {}
+        self.programs = {}
+        self.store = -1
+
+    def step(self):
+        """Do the next command; gives the reports it causes."""
+        command = self.inbox.popleft().command
+        match command:
+            case WorkerDefineOp(code, op):
+                assert code not in self.known
+                self.known[code] = op
+            case WorkerDefineProgram(code, _, program):
+                assert code not in self.programs
+                self.programs[code] = program
+            case WorkerForgetOps(codes):
+                for code in codes:
+                    del (self.known if code in self.known else self.programs)[code]
+            case WorkerCreateTensor():
+                self.held[command.id] = WHOLE
+            case WorkerRunOp() if command.code in self.programs:
+                self._run_program(command, self.programs[command.code])
+            case WorkerRunOp() | WorkerQueryOp():
+                return self._run(command)
+            case WorkerFreeTensors(ids):
+                for ident in ids:
+                    del self.held[ident]
+            case WorkerFetchTensor(request, ident):
+                assert self.held[ident] is WHOLE
+                return [Fetched(request, Segment("", SMALL.nbytes))]
+            case WorkerSynchronize(request):
+                return [Synchronized(request)]
+            case WorkerReadTraffic(request):
+                return [Traffic(request, {})]
+            case WorkerEndSession(session):
+                for table in (self.held, self.known, self.programs):
+                    for ident in [ident for ident in table if session_of(ident) == session]:
+                        del table[ident]
+            case WorkerHostStore():
+                return [StoreReady(self.number + 1)]
+            case WorkerJoinStore(_, port):
+                self.store = port - 1
+            case _:
+                raise AssertionError(f"not a command of this test: {command}")
+        return []
+
+    def _run(self, command):
+        """An op as it is, on tensors of which this worker has all."""
+        op = self.known[command.code]
+        assert [self.held[ident] for ident in command.inputs] == [WHOLE] * len(op.args)
+        for place in op.writes:
+            del self.held[command.inputs[place]]
+        if isinstance(command, WorkerRunOp):
+            self.held |= dict.fromkeys(command.outputs, WHOLE)
+            return []
+        self.held |= dict.fromkeys([*command.written, command.first], WHOLE)
+        return [Queried(command.request, (LARGE,), (LARGE,) * len(command.written))]
+
+    def _run_program(self, command, program):
+        """Every step finds its registers laid out as it was planned for; a move may give this worker nothing."""
+        registers = {
+            register: self.held[ident]
+            for register, ident in zip(program.takes, command.inputs, strict=True)
+            if ident in self.held
+        }
+        for step in program.steps:
+            if isinstance(step, Move):
+                source, target = spec_of(step.source), spec_of(step.target)
+                assert registers.get(step.input) == (part_of(source) if self.number in source.mesh else None)
+                if self.number in target.mesh:
+                    registers[step.output] = part_of(target)
+            elif isinstance(step, Compute):
+                operands = [part_of(spec_of(spec)) for spec in step.operands]
+                assert [registers[register] for register in step.inputs[: len(operands)]] == operands
+                registers |= dict(zip(step.outputs, [part_of(spec_of(spec)) for spec in step.results], strict=True))
+            elif isinstance(step, Whole):
+                assert [registers[register] for register in step.inputs] == [WHOLE] * len(step.inputs)
+                registers |= dict.fromkeys(step.outputs, WHOLE)
+        for place in program.consumes:
+            del self.held[command.inputs[place]]
+        for register, ident in zip(program.gives, command.outputs, strict=True):
+            if register in registers:
+                self.held[ident] = registers[register]
+
+
+class Client:
+    """`tensors` are the current versions of what it holds, with their metas; `asked` its requests; `query` is the one
+    it waits for. `codes` are those of its ops, of which it has one for each meta, as a real client has."""
+
+    def __init__(self, session):
+        self.session = session
+        self.tensors = {}
+        self.asked = []
+        self.query = None
+        self.codes = {}
+        self._last = 100
+        self.runs = count(own(FIRST_RUN, session), MAX_RESULTS)
+
+    def next_id(self):
+        self._last += 1
+        return own(self._last, self.session)
+
+    def request(self):
+        self.asked.append(self.next_id())
+        return self.asked[-1]
+
+    def alike(self, meta):
+        return [ident for ident, own in self.tensors.items() if own == meta]
+
+    def renew(self, old, new):
+        self.tensors = {new if ident == old else ident: meta for ident, meta in self.tensors.items()}
+
+
+def someone_is_free(machine):
+    return any(client.query is None for client in machine.clients.values())
+
+
+METAS = st.sampled_from([SMALL, SMALL, LARGE])
+
+
+class Programs(RuleBasedStateMachine):
+    def __init__(self):
+        super().__init__()
+        self.office = Dispatcher()
+        self.workers = {}
+        self.gone = []
+        self.clients = {}
+        self.answered = Counter()
+
+    @initialize(workers=st.integers(1, 4))
+    def begin(self, workers):
+        for _ in range(workers):
+            self.join_worker()
+        self.open_session()
+
+    def some_client(self, data):
+        free = [session for session, client in self.clients.items() if client.query is None]
+        return self.clients[data.draw(st.sampled_from(free))]
+
+    def deliver(self, outgoing):
+        for message in outgoing:
+            if isinstance(message, ToWorkers):
+                for worker in message.workers:
+                    self.workers[worker].inbox.append(message)
+                continue
+            assert not isinstance(message.answer, Rejected), message.answer
+            request = getattr(message.answer, "request", 0)
+            if request:
+                self.answered[request] += 1
+                self.take_query(self.clients[message.session], message.answer)
+
+    def take_query(self, client, answer):
+        if client.query is not None and client.query.request == answer.request:
+            if isinstance(answer, Queried):
+                client.tensors |= dict.fromkeys([client.query.first, *client.query.written], LARGE)
+            client.query = None
+
+    def tell(self, client, instruction, *buffers):
+        self.deliver(self.office.instruct(client.session, [instruction], buffers))
+
+    # Comings and goings
+
+    @precondition(lambda self: len(self.workers) < 4)
+    @rule()
+    def join_worker(self):
+        number, outgoing = self.office.join_worker("cpu", "here", 1)
+        self.workers[number] = SimulatedWorker(number)
+        self.deliver(outgoing)
+
+    @precondition(lambda self: self.workers)
+    @rule(data=st.data())
+    def lose_worker(self, data):
+        number = data.draw(st.sampled_from(sorted(self.workers)))
+        del self.workers[number]
+        self.gone.append(number)
+        self.deliver(self.office.lose_worker(number, "was killed", ""))
+
+    @precondition(lambda self: len(self.clients) < 3)
+    @rule()
+    def open_session(self):
+        client = Client(self.office.open_session("here", 1))
+        self.clients[client.session] = client
+
+    @precondition(lambda self: len(self.clients) > 1)
+    @rule(data=st.data(), politely=st.booleans())
+    def end_session(self, data, politely):
+        client = self.clients.pop(data.draw(st.sampled_from(sorted(self.clients))))
+        if politely and client.query is None:
+            self.tell(client, Goodbye())
+        else:
+            self.deliver(self.office.end_session(client.session))
+
+    # What clients ask for
+
+    @precondition(someone_is_free)
+    @rule(data=st.data(), meta=METAS)
+    def create_tensor(self, data, meta):
+        client = self.some_client(data)
+        ident = client.next_id()
+        client.tensors[ident] = meta
+        self.tell(client, create(ident, meta), b"")
+
+    @precondition(someone_is_free)
+    @rule(data=st.data(), name=st.sampled_from(sorted(OPS)), meta=METAS)
+    def run_op(self, data, name, meta):
+        client = self.some_client(data)
+        op, there = OPS[name], client.alike(meta)
+        if len(there) < max(len(op.writes), bool(op.args)):
+            return
+        inputs = data.draw(st.permutations(there))[: len(op.writes)] if len(op.writes) > 1 else []
+        inputs += [data.draw(st.sampled_from(there)) for _ in op.args[len(inputs) :]]
+        outputs = [client.next_id() for _ in op.outputs]
+        written = [client.next_id() for _ in op.writes]
+        for place, renewed in zip(op.writes, written, strict=True):
+            client.renew(inputs[place], renewed)
+        client.tensors |= dict.fromkeys(outputs, meta)
+        code = self.code_of(client, name, meta)
+        if name not in QUERIES:
+            self.tell(client, RunOp(code, tuple(inputs), (*outputs, *written), (), 0, 0))
+        else:
+            request, first = client.request(), next(client.runs)
+            client.query = QueryOp(request, code, tuple(inputs), tuple(written), first, (), 0, 0)
+            self.tell(client, client.query)
+
+    def code_of(self, client, name, meta):
+        if (name, meta) not in client.codes:
+            op = OPS[name]
+            code = client.codes[name, meta] = client.next_id()
+            self.tell(client, DefineOp(code, msgspec.structs.replace(op, outputs=(meta,) * len(op.outputs))))
+        return client.codes[name, meta]
+
+    def some_layout(self, data):
+        """A layout over some workers, among which may be one that is gone."""
+        gone = data.draw(st.sampled_from([[], [], *[[number] for number in self.gone]]))
+        there = [*sorted(self.workers), *gone]
+        members = data.draw(st.permutations(there))[: data.draw(st.integers(1, len(there)))]
+        return parse_spec(data.draw(st.sampled_from(LAYOUTS)), DeviceMesh([len(members)], ["x"], members))
+
+    @precondition(someone_is_free)
+    @precondition(lambda self: self.workers)
+    @rule(data=st.data())
+    def redistribute(self, data):
+        client = self.some_client(data)
+        if client.tensors:
+            source, target = data.draw(st.sampled_from(list(client.tensors))), client.next_id()
+            client.tensors[target] = client.tensors[source]
+            self.tell(client, Redistribute(source, target, self.some_layout(data).record(), 0))
+
+    @precondition(someone_is_free)
+    @precondition(lambda self: self.workers)
+    @rule(data=st.data(), meta=METAS)
+    def create_laid_out(self, data, meta):
+        client = self.some_client(data)
+        layout = self.some_layout(data).record()
+        code, ident = client.next_id(), client.next_id()
+        client.codes[code, meta] = code
+        client.tensors[ident] = meta
+        self.tell(client, DefineOp(code, msgspec.structs.replace(ZEROS, outputs=(meta,), layout=layout)))
+        self.tell(client, RunOp(code, (), (ident,), (), 0, 0))
+
+    @precondition(someone_is_free)
+    @rule(data=st.data())
+    def forget_ops(self, data):
+        client = self.some_client(data)
+        codes, client.codes = tuple(client.codes.values()), {}
+        self.tell(client, ForgetOps(codes))
+
+    @precondition(someone_is_free)
+    @rule(data=st.data())
+    def free_tensors(self, data):
+        client = self.some_client(data)
+        dead = data.draw(st.sets(st.sampled_from(list(client.tensors)))) if client.tensors else set()
+        for ident in dead:
+            del client.tensors[ident]
+        self.tell(client, FreeTensors(tuple(sorted(dead))))
+
+    @precondition(someone_is_free)
+    @rule(data=st.data(), ask=st.sampled_from([FetchTensor, LocateTensor]))
+    def ask_for_a_tensor(self, data, ask):
+        client = self.some_client(data)
+        if client.tensors:
+            self.tell(client, ask(client.request(), data.draw(st.sampled_from(list(client.tensors)))))
+
+    @precondition(someone_is_free)
+    @rule(data=st.data(), traffic=st.booleans())
+    def ask_all_workers(self, data, traffic):
+        client = self.some_client(data)
+        request = client.request()
+        self.tell(client, ReadTraffic(request, True) if traffic else Synchronize(request))
+
+    # What workers do
+
+    def able(self):
+        """Those who can do their next command: where workers meet, all that are left of them have come."""
+        heads = {number: worker.inbox[0] for number, worker in self.workers.items() if worker.inbox}
+        return sorted(
+            number
+            for number, head in heads.items()
+            if not head.meet or all(heads.get(member) is head for member in head.workers if member in self.workers)
+        )
+
+    @precondition(lambda self: self.able())
+    @rule(data=st.data())
+    def work(self, data):
+        self.work_once(data.draw(st.sampled_from(self.able())))
+
+    def work_once(self, number):
+        head = self.workers[number].inbox[0]
+        together = [member for member in head.workers if member in self.workers] if head.meet else [number]
+        for member in together:
+            for report in self.workers[member].step():
+                self.deliver(self.office.report(member, self.sized(report), None))
+
+    def sized(self, report):
+        """A read brings as many bytes as the tensor has, which the workers here do not know."""
+        pending = self.office.state.pending.get(report.request) if isinstance(report, Fetched) else None
+        if pending is None or pending.nbytes < 0:
+            return report
+        return Fetched(report.request, Segment("", pending.nbytes))
+
+    # What always holds
+
+    @invariant()
+    def the_state_is_consistent(self):
+        self.office.state.validate()
+
+    @invariant()
+    def no_request_is_answered_twice(self):
+        assert all(count == 1 for count in self.answered.values())
+
+    @invariant()
+    def nothing_is_kept_that_no_client_holds(self):
+        held = {ident for client in self.clients.values() for ident in client.tensors}
+        assert {*self.office.state.tensors, *self.office.state.lost} == held
+
+    @invariant()
+    def nobody_waits_forever(self):
+        assert self.able() or not any(worker.inbox for worker in self.workers.values())
+
+    def teardown(self):
+        while able := self.able():
+            self.work_once(able[0])
+        self.nobody_waits_forever()
+        self.the_state_is_consistent()
+        self.everything_is_answered()
+        self.workers_hold_what_the_state_says()
+        self.all_workers_can_meet()
+
+    def everything_is_answered(self):
+        asked = [request for client in self.clients.values() for request in client.asked]
+        assert {request: self.answered[request] for request in asked} == dict.fromkeys(asked, 1)
+
+    def workers_hold_what_the_state_says(self):
+        state = self.office.state
+        for number, worker in self.workers.items():
+            assert worker.held == {ident: part_of(spec) for ident, spec in self.layouts() if number in spec.mesh}
+            assert worker.known.keys() == state.workers[number].known
+            assert worker.programs.keys() == {code for code, workers in self.programs() if number in workers}
+
+    def layouts(self):
+        """Every id that some worker knows a tensor by, and how it lies."""
+        state = self.office.state
+        for ident, held in state.tensors.items():
+            yield ident, held.spec
+            yield from [(alias, spec) for spec, alias in state.copies.get(ident, {}).items()]
+        yield from [(former.ident, former.held.spec) for former in state.before.values()]
+
+    def programs(self):
+        for session in self.office.state.sessions.values():
+            plans = [prepared for op in session.ops.values() for prepared in op.plans.values()]
+            told = [*plans, *session.moves.values()]
+            yield from [(p.code, p.plan.workers) for p in told if p.plan.program is not None]
+
+    def all_workers_can_meet(self):
+        assert [info.worker for info in self.office.ready_workers()] == list(self.workers)
+        if len(self.workers) > 1:
+            assert {worker.store for worker in self.workers.values()} <= self.workers.keys()
+
+
+TestPrograms = Programs.TestCase
+TestPrograms.settings = settings(max_examples=200, stateful_step_count=50, deadline=None, report_multiple_bugs=False)

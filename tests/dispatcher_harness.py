@@ -1,0 +1,198 @@
+"""An office without sockets, whose state is checked after every message."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from gt.core.events import Observer
+from gt.core.ids import FIRST_OWN, short_id
+from gt.core.messages import (
+    Answer,
+    Command,
+    CreateTensor,
+    DefineOp,
+    FreeTensors,
+    Instruction,
+    QueryOp,
+    Redistribute,
+    Report,
+    RunOp,
+    Segment,
+    StoreReady,
+    WorkerDefineOp,
+    WorkerDefineProgram,
+    WorkerFetchTensor,
+    WorkerForgetOps,
+    WorkerFreeTensors,
+    WorkerQueryOp,
+    WorkerReviveTensor,
+    WorkerRunOp,
+)
+from gt.core.meta import TensorMeta
+from gt.core.signatures import Number, Signature
+from gt.dispatcher.dispatcher import Dispatcher
+from gt.dispatcher.outgoing import Buffer, Outgoing, ToClient, ToWorkers
+from gt.sharding.spec import DeviceMesh, ShardingSpec, whole
+from gt.sharding.spec_text import parse_spec
+from tests.records import SMALL, own
+
+A, B, C, D, E = map(own, range(1, 6))
+OP, OP2, REQUEST, REQUEST2 = own(100), own(101), own(200), own(201)
+NAMES = {A: "A", B: "B", C: "C", D: "D", E: "E", OP: "op", OP2: "op2"}
+PAIR = DeviceMesh([2], ["x"], [0, 1])
+
+
+def alone(worker: int) -> DeviceMesh:
+    return DeviceMesh([1], ["w"], [worker])
+
+
+def at(worker: int, rank: int = 1) -> ShardingSpec:
+    """How a tensor lies that one worker holds."""
+    return whole(alone(worker), rank)
+
+
+def over(text: str, mesh: DeviceMesh = PAIR) -> ShardingSpec:
+    return parse_spec(text, mesh)
+
+
+def given(number: int) -> int:
+    """The n-th id that the dispatcher gave in session 1."""
+    return own(FIRST_OWN + number)
+
+
+class DispatcherHarness:
+    """`workers` that can exchange tensors. What the office has to say of a call is what the call returns."""
+
+    def __init__(self, workers: int = 1, observer: Observer | None = None) -> None:
+        self.office = Dispatcher(observer)
+        self.state = self.office.state
+        for _ in range(workers):
+            self.join()
+        if workers > 1:
+            self.report(0, StoreReady(40000))
+
+    def join(self, host: str = "here") -> list[Outgoing]:
+        number, outgoing = self.office.join_worker("cpu", host, 1000 + self.state.workers_joined)
+        assert number in self.state.workers
+        return self._checked(outgoing)
+
+    def open(self, host: str = "here") -> int:
+        return self.office.open_session(host, 2000)
+
+    def close(self, session: int = 1) -> list[Outgoing]:
+        return self._checked(self.office.end_session(session))
+
+    def tell(self, *batch: Instruction, session: int = 1, buffers: Sequence[Buffer] = ()) -> list[Outgoing]:
+        """One instruction at a time, so that the state is checked after each."""
+        outgoing: list[Outgoing] = []
+        remaining = list(buffers)
+        for instruction in batch:
+            given = [remaining.pop(0) if remaining else b""] if isinstance(instruction, CreateTensor) else []
+            outgoing += self._checked(self.office.instruct(session, [instruction], given))
+        return outgoing
+
+    def report(self, worker: int, report: Report, buffer: Buffer | None = None) -> list[Outgoing]:
+        return self._checked(self.office.report(worker, report, buffer))
+
+    def lose(self, worker: int, reason: str = "was killed", last_op: str = "aten.mm") -> list[Outgoing]:
+        return self._checked(self.office.lose_worker(worker, reason, last_op))
+
+    def create(self, *ids: int, meta: TensorMeta = SMALL, session: int = 1) -> list[Outgoing]:
+        return self.tell(*[create(ident, meta) for ident in ids], session=session)
+
+    def lay_out(self, source: int, target: int, text: str, mesh: DeviceMesh = PAIR) -> list[Outgoing]:
+        return self.tell(Redistribute(source, target, over(text, mesh).record(), 0))
+
+    def layout(self, ident: int) -> str:
+        """How a tensor lies, as text: `x, - on 0 1`."""
+        spec = self.state.tensors[ident].spec
+        return f"{spec} on {_row(spec.mesh.workers)}"
+
+    def define(self, code: int, signature: Signature, session: int = 1) -> list[Outgoing]:
+        return self.tell(DefineOp(code, signature), session=session)
+
+    def _checked(self, outgoing: list[Outgoing]) -> list[Outgoing]:
+        self.state.validate()
+        return outgoing
+
+
+def create(ident: int, meta: TensorMeta = SMALL, site: int = 0) -> CreateTensor:
+    return CreateTensor(ident, meta, Segment("", meta.nbytes), 0, site)
+
+
+def run(
+    code: int, inputs: tuple[int, ...], outputs: tuple[int, ...], scalars: tuple[Number, ...] = (), site: int = 0
+) -> RunOp:
+    return RunOp(code, inputs, outputs, scalars, 0, site)
+
+
+def query(
+    code: int, inputs: tuple[int, ...], written: tuple[int, ...] = (), first: int = D, request: int = REQUEST
+) -> QueryOp:
+    return QueryOp(request, code, inputs, written, first, (), 0, 0)
+
+
+def desk_with(workers: int = 1) -> DispatcherHarness:
+    """Session 1, and A, B of 16 bytes each: on workers 0 and 1 where there are two."""
+    desk = DispatcherHarness(workers)
+    desk.open()
+    desk.create(A, B)
+    return desk
+
+
+def sharded_desk(workers: int = 2, text: str = "x", meta: TensorMeta = SMALL) -> DispatcherHarness:
+    """Session 1 and a tensor A, laid out over workers 0 and 1."""
+    desk = DispatcherHarness(workers)
+    desk.open()
+    desk.create(E, meta=meta)
+    desk.lay_out(E, A, text)
+    desk.tell(FreeTensors((E,)))
+    return desk
+
+
+def told(outgoing: Sequence[Outgoing]) -> list[str]:
+    """Messages as text: `0 1: c2(A) -> c1` is an op on workers 0 and 1; `0+1` meet while they run it. c1, c2, ... are
+    the ids that the dispatcher gave."""
+    return [f"client: {kind(out.answer)}" if isinstance(out, ToClient) else _told(out) for out in outgoing]
+
+
+def _told(out: ToWorkers) -> str:
+    return f"{_row(out.workers, '+' if out.meet else ' ')}: {_print(out.command)}"
+
+
+def _row(workers: Sequence[int], between: str = " ") -> str:
+    return between.join(map(str, workers))
+
+
+def _names(*ids: int) -> str:
+    return ", ".join([NAMES.get(ident) or short_id(ident) for ident in ids])
+
+
+def _print(command: Command) -> str:
+    match command:
+        case WorkerRunOp(code, inputs, outputs):
+            return f"{_names(code)}({_names(*inputs)}) -> {_names(*outputs)}"
+        case WorkerQueryOp(_, code, inputs, written):
+            return f"{_names(code)}?({_names(*inputs)}) -> {_names(*written)}".removesuffix(" -> ")
+        case WorkerDefineOp(code):
+            return f"define {_names(code)}"
+        case WorkerDefineProgram(code, op):
+            return f"define {_names(code)}: {op}"
+        case WorkerFreeTensors(ids):
+            return f"free {_names(*ids)}"
+        case WorkerForgetOps(codes):
+            return f"forget {_names(*codes)}"
+        case WorkerReviveTensor(ident, output):
+            return f"revive {_names(ident)} -> {_names(output)}"
+        case WorkerFetchTensor(_, ident):
+            return f"fetch {_names(ident)}"
+    return kind(command)
+
+
+def answers(outgoing: Sequence[Outgoing]) -> list[Answer]:
+    return [message.answer for message in outgoing if isinstance(message, ToClient)]
+
+
+def kind(record: object) -> str:
+    """How a record is called in the name of a test."""
+    return type(record).__name__

@@ -1,0 +1,30 @@
+"""Whatever of GT a program uses first, it works."""
+
+import pickle
+
+import pytest
+import torch
+
+import gt
+from tests.subprocesses import finish, start
+
+USES = {
+    "a module": "print(gt.nn.Linear(2, 1)(gt.ones(3, 2)).shape[0])",
+    "the tape": "print(gt.debug.print_tape() or 3)",
+    "a tensor of another program": "import pickle; print(int(pickle.load(open({pickled!r}, 'rb')).sum().item()))",
+    "a file": "print(int(torch.load({saved!r}, weights_only=False).sum().item()))",
+}
+
+
+@pytest.fixture
+def files(embedded, tmp_path):
+    x = gt.ones(3)
+    (tmp_path / "pickled").write_bytes(pickle.dumps(x))
+    torch.save(x, tmp_path / "saved")
+    return {"pickled": str(tmp_path / "pickled"), "saved": str(tmp_path / "saved")}
+
+
+@pytest.mark.parametrize("use", USES)
+def test_a_first_use(use, files):
+    code, out, err = finish(start("-c", f"import torch, gt; {USES[use].format(**files)}"))
+    assert (code, out.split()) == (0, ["3"]), err

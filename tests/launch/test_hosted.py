@@ -1,0 +1,210 @@
+"""A dispatcher in the client's process: its answers are handed over, and what it cannot do is told there."""
+
+import os
+import signal
+import time
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+import torch
+
+import gt
+from gt.client import session as sessions
+from gt.core.messages import (
+    CreateTensor,
+    Fetched,
+    FetchTensor,
+    LocateTensor,
+    Lost,
+    Rejected,
+    Segment,
+    Synchronize,
+    Synchronized,
+    Waiting,
+)
+from gt.wire import payloads, shared_memory
+from gt.wire.lifeline import clear_up, note_processes
+from tests.dispatcher.test_hostile_peers import RecordingServer, hello
+from tests.records import INLINE, SMALL, own
+
+
+@pytest.fixture
+def server():
+    """One that hosts a session and has a worker; `heard` is what the session was told."""
+    server = RecordingServer()
+    server.hear(b"worker", hello("worker"))
+    server.heard = []
+    server.welcome = server.host(lambda answer, payload: server.heard.append((answer, payload)))
+    yield server
+    server.close()
+
+
+def test_a_session_is_told_what_a_client_is_told(server):
+    assert (server.welcome.ident, server.welcome.pid) == (1, os.getpid())
+    assert [worker.worker for worker in server.welcome.workers] == [0]
+
+
+def test_answers_are_handed_over_and_not_sent(server):
+    server.sent.clear()
+    server.instruct(1, [CreateTensor(own(1), SMALL, INLINE, 0, 0)], [[bytes(16)]])
+    server.instruct(1, [LocateTensor(own(2), own(1)), Synchronize(own(3))], [])
+    assert [to for to, _ in server.sent] == [b"worker", b"worker"]
+    server.hear(b"worker", Synchronized(own(3)))
+    assert [type(answer).__name__ for answer, _ in server.heard] == ["Located", "Synchronized"]
+    assert not any(to == b"client" for to, _ in server.sent)
+
+
+def test_the_bytes_of_an_answer_are_handed_over(server):
+    server.instruct(1, [CreateTensor(own(1), SMALL, INLINE, 0, 0)], [[bytes(16)]])
+    server.instruct(1, [FetchTensor(own(2), own(1))], [])
+    server.hear(b"worker", Fetched(own(2), Segment("", 16)), payloads=[[bytes(range(16))]])
+    ((answer, payload),) = server.heard
+    assert payloads.unpack(answer, payload) == (answer, bytes(range(16)))
+
+
+def test_other_clients_can_join_and_get_their_own_answers(server):
+    server.hear(b"client", hello("client"))
+    server.hear(b"client", Synchronize(own(1, session=2)))
+    server.hear(b"worker", Synchronized(own(1, session=2)))
+    assert server.heard == []
+
+
+def test_a_wait_is_explained_to_the_session(server):
+    server.instruct(1, [Synchronize(own(1))], [])
+    server._explain_waits()
+    assert [answer for answer, _ in server.heard] == [Waiting("for worker 0, which is at its start")]
+
+
+def test_a_lost_worker_is_told_to_the_session(server):
+    server.instruct(1, [Synchronize(own(1))], [])
+    server._reap(server._peers[b"worker"])
+    assert {answer.request for answer, _ in server.heard if isinstance(answer, Lost)} == {own(1), 0}
+
+
+def test_a_mistake_of_ours_is_an_error_of_the_session(server, monkeypatch):
+    monkeypatch.setattr(server.office, "instruct", lambda *_: 1 / 0)
+    server.instruct(1, [Synchronize(own(1))], [])
+    assert server.heard == [(Rejected(0, "a mistake of GT: ZeroDivisionError: division by zero"), None)]
+
+
+# Bytes of tensors
+
+
+def fill(target, source):
+    target[:] = source
+
+
+@pytest.fixture
+def directory(tmp_path, monkeypatch):
+    monkeypatch.setattr(shared_memory, "_DIRECTORY", tmp_path)
+    return tmp_path
+
+
+def upload(nbytes):
+    return CreateTensor(own(1), SMALL, Segment("", nbytes), 0, 0)
+
+
+def test_large_tensors_are_shared_and_small_ones_are_not(directory):
+    large, small = bytes(shared_memory.SHARE_BYTES), bytes(8)
+    packed, carried = payloads.pack([upload(len(large)), Synchronize(own(2)), upload(8)], [large, small], fill)
+    assert [bool(packed[0].segment.name), packed[1], packed[2]] == [True, Synchronize(own(2)), upload(8)]
+    assert carried == [[], [small]]
+    assert bytes(shared_memory.take(packed[0].segment.name, len(large))) == large
+
+
+def test_nothing_is_shared_with_workers_elsewhere(directory):
+    large = bytes(shared_memory.SHARE_BYTES)
+    assert payloads.pack([upload(len(large))], [large], None) == ([upload(len(large))], [[large]])
+    assert list(directory.iterdir()) == []
+
+
+def test_without_room_the_bytes_go_with_the_message(directory, monkeypatch):
+    def full(*_, **__):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(shared_memory, "create", full)
+    large = bytes(shared_memory.SHARE_BYTES)
+    assert payloads.pack([upload(len(large))], [large], fill) == ([upload(len(large))], [[large]])
+
+
+def test_bytes_that_are_gone_are_the_failure_of_one_request(directory):
+    """Their worker has died, and its segments were removed."""
+    gone = Fetched(own(1), Segment("gt-1-1-1-0123456789abcdef", 8))
+    answer, buffer = payloads.unpack(gone, None)
+    assert (type(answer), answer.request, buffer) == (Rejected, own(1), None)
+    assert "cannot be opened" in answer.reason
+    assert payloads.unpack(Synchronized(own(2)), None) == (Synchronized(own(2)), None)
+
+
+# Ends and losses
+
+
+def test_new_tensors_go_to_the_workers_that_are_left():
+    """Also where nothing was read since one died."""
+    gt.init(workers=2)
+    try:
+        kept = [gt.to(torch.ones(3)) for _ in range(2)]
+        assert [tensor.sum().item() for tensor in kept] == [3, 3]
+        os.kill(sessions.current().welcome.workers[1].pid, signal.SIGKILL)
+        time.sleep(1)
+        new = [gt.to(torch.ones(3)) + number for number in range(10)]
+        assert [tensor.sum().item() for tensor in new] == [3 * number + 3 for number in range(10)]
+    finally:
+        gt.shutdown()
+
+
+def test_a_directory_whose_name_is_too_long_is_told(tmp_path, monkeypatch):
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path / ("long" * 30)))
+    os.mkdir(tmp_path / ("long" * 30))
+    with pytest.raises(gt.SessionError, match="TMPDIR"):
+        gt.init(workers=1)
+
+
+def test_the_first_to_end_clears_up_for_all(directory, tmp_path_factory):
+    """Also for those that were killed and could not."""
+    family = tmp_path_factory.mktemp("family")
+    note_processes(family, [111, 222])
+    for pid in (111, 222, 333, os.getpid()):
+        (directory / f"gt-{pid}-1-0-0123456789abcdef").touch()
+    clear_up(family)
+    assert [path.name.split("-")[1] for path in directory.iterdir()] == ["333"]
+    assert not family.exists()
+    (directory / f"gt-{os.getpid()}-1-1-0123456789abcdef").touch()
+    clear_up(family)
+    assert [path.name.split("-")[1] for path in directory.iterdir()] == ["333"]
+
+
+def test_workers_that_take_too_long_to_start_are_told(tmp_path, monkeypatch):
+    (tmp_path / "sitecustomize.py").write_text(
+        "import sys, time\nif 'gt.worker' in ' '.join(sys.orig_argv): time.sleep(30)\n"
+    )
+    monkeypatch.syspath_prepend(str(tmp_path))
+    monkeypatch.setenv("GT_TIMEOUT", "1")
+    begun = time.monotonic()
+    with pytest.raises(gt.WorkerLost, match="after 1 s of waiting: 0 of 2 workers are ready"):
+        gt.init(workers=2)
+    assert time.monotonic() - begun < 20
+
+
+def test_a_session_that_is_closed_while_a_thread_waits_tells_it(monkeypatch):
+    monkeypatch.setattr("gt.client.session.FAREWELL_SECONDS", 0.0)
+    gt.init(workers=1)
+    session = sessions.current()
+    x = gt.randn(1500, 1500)
+    for _ in range(100):
+        x = (x @ x) * 1e-3
+    with ThreadPoolExecutor(1) as pool:
+        reading = pool.submit(x.sum().item)
+        while not session.inbox._receiving:
+            time.sleep(0.001)
+        gt.shutdown()
+        with pytest.raises(gt.SessionError, match="closed while another thread used it"):
+            reading.result(timeout=20)
+
+
+def test_a_closed_channel_takes_nothing():
+    gt.init(workers=1)
+    channel = sessions.current()._channel
+    gt.shutdown()
+    with pytest.raises(gt.SessionError, match="closed"):
+        channel.send([Synchronize(own(1))], [])

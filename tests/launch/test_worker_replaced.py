@@ -1,0 +1,95 @@
+"""A worker is killed in a running session, and another one takes its place."""
+
+import contextlib
+import os
+import signal
+
+import pytest
+import torch
+
+import gt
+from gt.client import session as sessions
+from tests.subprocesses import free_port, running, start, wait_for_workers, wait_until
+
+
+@pytest.fixture
+def server():
+    """A server with two workers, to which this process is connected; gives the port and the workers."""
+    port = str(free_port())
+    workers = [start("-m", "gt.worker", "--threads", "1", "-p", port) for _ in range(2)]
+    with running(start("-m", "gt.server", "-p", port), *workers):
+        wait_for_workers(port, 2)
+        gt.connect(f"localhost:{port}")
+        yield port
+        gt.shutdown()
+
+
+def there():
+    """The workers that the session knows of; a read, so that it hears the news."""
+    with contextlib.suppress(gt.WorkerLost):
+        gt.ones(1).sum().item()
+    return [info.worker for info in sessions.current().workers]
+
+
+def kill(worker):
+    (info,) = [info for info in sessions.current().workers if info.worker == worker]
+    os.kill(info.pid, signal.SIGKILL)
+    wait_until(lambda: worker not in there(), what="the loss of the worker")
+
+
+def test_tensors_are_created_after_a_loss_and_signals_name_the_replacement(server):
+    assert gt.ones(4, 4).spec.mesh.workers == (0, 1)
+    gt.register_config("pair", gt.SignalConfig(shard=gt.ShardConfig(axis=0, workers=[0, 2])))
+    kill(1)
+    assert gt.ones(4, 4).sum().item() == 16 and gt.ones(4, 4).spec.mesh.workers == (0,)
+    with pytest.raises(gt.SignalError, match="needs workers"), gt.signal.context("pair"):
+        gt.ones(4, 4)
+    with pytest.raises(gt.LayoutError, match="there are"):
+        gt.mesh(2)
+    with running(start("-m", "gt.worker", "--threads", "1", "-p", server)):
+        wait_until(lambda: there() == [0, 2], what="the replacement")
+        with gt.signal.context("pair"):
+            made = gt.ones(4, 4) + 1
+        assert made.spec.mesh.workers == (0, 2) and made.sum().item() == 32
+        assert gt.ones(4, 4).spec.mesh.workers == (0, 2)
+        assert gt.mesh(2).workers == (0, 2)
+        gt.shutdown()
+
+
+def step(x, w):
+    """Data parallel: the gradient is summed over the workers, which all hold the weight."""
+    gradient = x.T @ (x @ w + 1)
+    w -= 0.125 * gradient
+    return gradient
+
+
+@pytest.mark.parametrize("hears", [False, True], ids=["while it runs", "before it is planned"])
+def test_weights_of_the_step_in_which_a_worker_is_lost_can_be_recovered(hears):
+    gt.init(workers=3)
+    try:
+        mesh = gt.mesh(3, ("dp",))
+        x = gt.ones(3, 2, mesh=mesh, placements="dp, -")
+        w = gt.zeros(2, 2, mesh=mesh, placements="-, -")
+        for _ in range(2):
+            step(x, w)
+        before = w.cpu()
+        expected = torch.ones(3, 2).T @ (torch.ones(3, 2) @ before + 1)
+        os.kill(sessions.current().workers[2].pid, signal.SIGKILL)
+        if hears:
+            wait_until(lambda: 2 not in there(), what="the loss of the worker")
+        gradients = [step(x, w) for _ in range(2)]
+        with pytest.raises(gt.WorkerLost):
+            gradients[0].sum().item()
+        with pytest.raises(gt.WorkerLost):
+            w.tolist()
+        view = w[0]
+        gt.recover(w)
+        assert torch.equal(w.cpu(), before) or torch.equal(w.cpu(), before - 0.125 * expected)
+        assert view.tolist() == w.tolist()[0]
+        w += 1
+        assert w.sum().item() == w.cpu().sum().item()
+        with pytest.raises(gt.RecoveryError, match="Load a checkpoint") as caught:
+            gt.recover(x)  # it was cut, and a part of it is gone
+        assert isinstance(caught.value.__cause__, gt.WorkerLost)
+    finally:
+        gt.shutdown()

@@ -1,0 +1,262 @@
+"""The log of what passes the dispatcher: one aligned line for each message."""
+
+import gc
+import io
+import re
+from pathlib import Path
+
+import msgspec
+import pytest
+
+import gt
+from gt.core.errors import SettingsError
+from gt.core.ids import SESSION_SHIFT, session_of
+from gt.core.messages import (
+    DefineOp,
+    DefineScope,
+    DefineSite,
+    Failed,
+    Fetched,
+    FetchTensor,
+    ForgetOps,
+    FreeTensors,
+    Goodbye,
+    LocateTensor,
+    OpFailed,
+    Queried,
+    ReadStats,
+    ReadTimeline,
+    ReadTraffic,
+    Redistribute,
+    RunOp,
+    Segment,
+    Stats,
+    Synchronize,
+    Synchronized,
+    TimelineReport,
+    Traffic,
+    WorkerStats,
+)
+from gt.monitor.instruction_log import InstructionLog, open_log
+from gt.sharding.spec import DeviceMesh
+from tests.dispatcher_harness import OP, OP2, REQUEST, REQUEST2, A, B, C, D, DispatcherHarness, create, over, query, run
+from tests.records import ADD, FAILURE, NONZERO, SMALL, own, signature
+
+COLUMNS = ("elapsed s", "seq", "direction", "peer", "command", "bytes", "ids", "op", "site")
+TO_THE_RIGHT = {"elapsed s", "seq", "bytes"}
+GOLDEN = Path(__file__).parent / "instruction_log.txt"
+LONG_OP = "aten._scaled_dot_product_flash_attention_for_cpu_backward.default"
+
+
+def converse(desk):
+    """A client adds two tensors, asks for more, and leaves; then a worker goes."""
+    desk.open()
+    desk.tell(DefineSite(1, "train.py", 12, "step"), create(A, site=1), create(B, site=1))
+    desk.define(OP, ADD)
+    desk.define(OP2, NONZERO)
+    desk.tell(run(OP, (A, B), (C,), site=1), FetchTensor(REQUEST, C))
+    desk.report(0, Fetched(REQUEST, Segment("", 16)), bytes(16))
+    desk.tell(query(OP2, (C,), first=D, request=REQUEST2))
+    desk.report(0, Queried(REQUEST2, (SMALL,), ()))
+    desk.tell(Synchronize(own(202)), FreeTensors((A, B, C, D)))
+    for worker in (0, 1):
+        desk.report(worker, Synchronized(own(202)))
+    desk.close()
+    desk.lose(1)
+
+
+def converse_about_everything(desk):
+    """Every instruction of a client, so that the log has every command that it makes."""
+    converse(desk)
+    desk.join()
+    session = desk.open()
+
+    def mine(number):
+        return (session << SESSION_SHIFT) + number
+
+    def tell(*batch):
+        desk.tell(*batch, session=session)
+
+    pair = DeviceMesh([2], ["x"], [0, 2])
+    tell(DefineSite(mine(1), "train.py", 30, "step"), DefineScope(mine(2), "forward"), DefineOp(mine(3), ADD))
+    tell(create(mine(4)), Redistribute(mine(4), mine(5), over("x", pair).record(), mine(1)))
+    tell(RunOp(mine(3), (mine(5), mine(5)), (mine(6),), (), mine(2), mine(1)), LocateTensor(mine(7), mine(6)))
+    tell(ReadTraffic(mine(8), watch=True), ReadStats(mine(9)), ReadTimeline(mine(10), limit=8))
+    for worker in (0, 2):
+        desk.report(worker, Traffic(mine(8), {}))
+        desk.report(worker, Stats(mine(9), WorkerStats(1, 2, 3, {})))
+        desk.report(worker, TimelineReport(mine(10), (), 0))
+    tell(FetchTensor(mine(11), mine(6)))
+    desk.lose(2)
+    failure = msgspec.structs.replace(FAILURE, origin=mine(6))
+    desk.report(0, OpFailed(session, failure))
+    tell(FetchTensor(mine(12), mine(4)))
+    desk.report(0, Failed(mine(12), failure))
+    tell(FetchTensor(mine(13), mine(99)), ForgetOps((mine(3),)), Goodbye())
+
+
+def logged(conversation, workers=2):
+    """The lines of a conversation, the header first."""
+    file = io.StringIO()
+    conversation(DispatcherHarness(workers, InstructionLog(file)))
+    return file.getvalue().splitlines()
+
+
+def fields(lines):
+    """What each line says, by column: two spaces or more are between them, and nothing is `-`."""
+    return [dict(zip(COLUMNS, re.split(r"\s{2,}", line.strip()), strict=True)) for line in lines[1:]]
+
+
+def misaligned(lines):
+    """Lines in which a column does not begin (or end, where it is to the right) where the header says."""
+    header = lines[0]
+    left = [header.index(name) for name in COLUMNS if name not in TO_THE_RIGHT]
+    right = [header.index(name) + len(name) for name in COLUMNS if name in TO_THE_RIGHT]
+    return [
+        line
+        for line in lines
+        if any(line[start - 2 : start].strip() or line[start : start + 1].strip() == "" for start in left)
+        or any(line[end : end + 2].strip() or line[end - 1].strip() == "" for end in right)
+    ]
+
+
+def test_the_header_names_the_columns_with_their_units():
+    header = logged(lambda desk: None)[0]
+    assert tuple(re.split(r"\s{2,}", header.strip())) == COLUMNS
+
+
+def test_every_column_begins_at_the_same_place():
+    lines = logged(converse)
+    assert len(lines) > 20
+    assert misaligned(lines) == []
+
+
+def test_long_names_and_many_ids_do_not_move_the_columns():
+    ids = tuple(own(number) for number in range(1_000_000, 1_000_012))
+
+    def long(desk):
+        desk.open()
+        desk.tell(DefineSite(1, "train.py", 12, "step"))
+        desk.create(*ids)
+        desk.define(OP, signature(LONG_OP, 12, (SMALL,) * 3))
+        desk.tell(run(OP, ids, (own(1_000_100), own(1_000_101), own(1_000_102)), site=1), FreeTensors(ids))
+
+    assert misaligned(logged(long, workers=1)) == []
+
+
+def test_two_hundred_workers_and_clients_do_not_move_the_columns():
+    def crowd(desk):
+        for _ in range(200):
+            desk.open()
+
+    assert misaligned(logged(crowd, workers=200)) == []
+
+
+def test_every_direction_is_there():
+    directions = {row["direction"] for row in fields(logged(converse))}
+    assert directions == {"RECV", "SEND", "WORKER_SEND", "WORKER_RECV", "CONNECT", "DISCONNECT"}
+
+
+def test_lines_are_numbered_and_time_does_not_go_back():
+    rows = fields(logged(converse))
+    assert [int(row["seq"]) for row in rows] == list(range(1, len(rows) + 1))
+    times = [float(row["elapsed s"]) for row in rows]
+    assert times == sorted(times) and times[0] >= 0
+
+
+@pytest.mark.parametrize(
+    ("direction", "command", "peer", "ids", "op", "site"),
+    [
+        ("RECV", "CreateTensor", "client 1", "1", "-", "train.py:12"),
+        ("WORKER_SEND", "WorkerCreateTensor", "worker 0", "1", "-", "train.py:12"),
+        ("RECV", "RunOp", "client 1", "1,2->3", "aten.add.Tensor", "train.py:12"),
+        ("WORKER_SEND", "WorkerDefineProgram", "worker 1", "-", "redistribute", "-"),
+        ("WORKER_SEND", "WorkerRunOp", "worker 1", "2->c1", "redistribute", "train.py:12"),
+        ("WORKER_SEND", "WorkerRunOp", "worker 0", "2->c1", "redistribute", "train.py:12"),
+        ("WORKER_SEND", "WorkerDefineOp", "worker 0", "-", "aten.add.Tensor", "-"),
+        ("WORKER_SEND", "WorkerRunOp", "worker 0", "1,c1->3", "aten.add.Tensor", "train.py:12"),
+        ("WORKER_SEND", "WorkerQueryOp", "worker 0", "3", "aten.nonzero.default", "?:0"),
+        ("WORKER_SEND", "WorkerFetchTensor", "worker 0", "3", "-", "-"),
+        ("WORKER_RECV", "Fetched", "worker 0", "-", "-", "-"),
+        ("SEND", "Fetched", "client 1", "-", "-", "-"),
+        ("CONNECT", "-", "worker 1", "-", "-", "-"),
+        ("DISCONNECT", "-", "client 1", "-", "-", "-"),
+        ("DISCONNECT", "-", "worker 1", "-", "-", "-"),
+    ],
+)
+def test_a_line_says_who_what_and_where(direction, command, peer, ids, op, site):
+    rows = [tuple(row.values())[2:] for row in fields(logged(converse))]
+    found = [(way, who, what, which, name, place) for way, who, what, _, which, name, place in rows]
+    assert (direction, peer, command, ids, op, site) in found
+
+
+def test_the_log_reads_as_it_always_did():
+    """Tools of users read the log: its columns and the names in it stay. `instruction_log.txt` is rewritten by
+    running this file."""
+    assert timeless(logged(converse_about_everything)) == GOLDEN.read_text().splitlines()
+
+
+def timeless(lines):
+    """Lines without the column that differs from run to run."""
+    return [line[14:] for line in lines]
+
+
+def test_sizes_are_those_of_the_bytes_that_travel():
+    rows = fields(logged(converse))
+    assert {row["command"]: row["bytes"] for row in rows if row["bytes"] != "-"} == {
+        "CreateTensor": "16",
+        "WorkerCreateTensor": "16",
+        "Fetched": "16",
+    }
+
+
+def test_ids_are_shown_without_their_session():
+    assert session_of(A) == 1
+    assert str(A) not in "\n".join(logged(converse))
+
+
+def test_no_path_means_no_observer():
+    assert open_log("") is None
+
+
+def test_a_path_that_cannot_be_written_is_an_error(tmp_path):
+    path = str(tmp_path / "missing" / "log")
+    with pytest.raises(SettingsError, match=r"GT_INSTRUCTION_LOG=.* cannot be written: .*No such file"):
+        open_log(path)
+
+
+def test_a_line_is_in_the_file_as_soon_as_the_message_has_passed(tmp_path):
+    path = tmp_path / "log"
+    log = open_log(str(path))
+    desk = DispatcherHarness(1, log)
+    assert len(path.read_text().splitlines()) == 2  # the header, and the worker that joined
+    desk.open()
+    assert "client 1" in path.read_text().splitlines()[-1]
+    log._file.close()
+
+
+def test_a_program_writes_the_log_that_its_environment_names(tmp_path, monkeypatch):
+    path = tmp_path / "log"
+    monkeypatch.setenv("GT_INSTRUCTION_LOG", str(path))
+    gt.init()
+    (gt.ones(2, 2) @ gt.ones(2, 2)).sum().item()
+    gt.shutdown()
+    gc.collect()  # an open file that is dropped is a warning, and so an error
+    rows = fields(path.read_text().splitlines())
+    (product,) = [row for row in rows if row["command"] == "RunOp" and row["op"] == "aten.mm.default"]
+    assert "test_instruction_log.py:" in product["site"]
+
+
+def test_a_log_that_cannot_be_written_ends_nothing_but_itself(caplog, monkeypatch):
+    monkeypatch.setenv("GT_INSTRUCTION_LOG", "/dev/full")
+    with caplog.at_level("WARNING", "gt.dispatcher"):
+        gt.init()
+        assert (gt.ones(3) + 1).sum().item() == 6
+        gt.shutdown()
+    assert [record.message for record in caplog.records].count(
+        "the instruction log /dev/full ends here: [Errno 28] No space left on device"
+    ) == 1
+
+
+if __name__ == "__main__":
+    GOLDEN.write_text("\n".join(timeless(logged(converse_about_everything))) + "\n")

@@ -1,0 +1,275 @@
+"""Server, workers and clients started by hand, as in the README."""
+
+import os
+import signal
+import time
+
+import psutil
+import pytest
+import zmq
+
+import gt
+from gt.client import session as sessions
+from gt.core.messages import PROTOCOL, FetchTensor, Hello, Refused, Welcome
+from gt.version import __version__
+from gt.wire.codec import Decoder, encode, header_of
+from gt.wire.keys import find_keys, keys_directory
+from gt.wire.liveness import this_host
+from tests.subprocesses import finish, free_port, running, start, wait_for_workers, wait_until
+
+CLIENT = """
+import sys, torch, gt
+seed, rounds = int(sys.argv[1]), int(sys.argv[2])
+torch.manual_seed(seed)
+weight = torch.randn(16, 16)
+ours = gt.to(weight).requires_grad_()
+plain = weight.clone().requires_grad_()
+for step in range(rounds):
+    x = torch.randn(8, 16)
+    for w, v in ((plain, x), (ours, gt.to(x))):
+        w.grad = None
+        (v @ w).tanh().pow(2).sum().backward()
+        with torch.no_grad():
+            w -= 0.01 * w.grad
+            w[step % 16, :4] *= 0.5
+    if step % 10 == 0:
+        torch.testing.assert_close(ours.detach().cpu(), plain.detach())
+    random = gt.rand(4)
+torch.testing.assert_close(ours.detach().cpu(), plain.detach())
+torch.manual_seed(seed)
+print("right", gt.rand(3).tolist())
+"""
+
+
+@pytest.fixture(scope="module")
+def server():
+    """A server with two workers, one started before it and one after."""
+    port = free_port()
+    early = start("-m", "gt.worker", "--host", "localhost", "-p", str(port), "--threads", "1")
+    main = start("-m", "gt.server", "-p", str(port))
+    late = start("-m", "gt.worker", "--host", "localhost", "-p", str(port), "--threads", "1")
+    with running(early, main, late):
+        wait_for_workers(port, 2)
+        yield port, main, (early, late)
+
+
+def test_connect_and_compute(server):
+    port, *_ = server
+    gt.connect(f"localhost:{port}")
+    try:
+        x = gt.randn(30, 30)
+        assert (x @ x).shape == (30, 30)
+        assert len(sessions.current().welcome.workers) == 2
+        assert {info.worker for info in sessions.current().welcome.workers} == {0, 1}
+    finally:
+        gt.shutdown()
+
+
+def test_connect_by_environment(server):
+    port, *_ = server
+    code, out, err = finish(start("-c", "import gt; print(gt.ones(4).sum().item())", GT_SERVER=f"localhost:{port}"))
+    assert (code, out) == (0, "4.0\n"), err
+
+
+def test_five_clients_at_once_get_every_value_right(server):
+    port, *_ = server
+    address = {"GT_SERVER": f"127.0.0.1:{port}"}
+    clients = [start("-c", CLIENT, str(seed), "60", **address) for seed in (1, 2, 3, 1, 5)]
+    with running(*clients):
+        results = [finish(client, 100) for client in clients]
+    assert [code for code, _, _ in results] == [0] * 5, [err for *_, err in results]
+    outputs = [out for _, out, _ in results]
+    assert outputs[0] == outputs[3] != outputs[1]
+
+
+@pytest.mark.parametrize("ending", ["", "import os, signal; os.kill(os.getpid(), signal.SIGKILL)", "1 / 0"])
+def test_a_client_that_leaves_frees_its_tensors(server, ending, fault):
+    port, _, workers = server
+    code = f"import gt; kept = [gt.ones(20_000_000) for _ in range(4)]; gt.synchronize()\n{ending}"
+    before = sum(psutil.Process(worker.pid).memory_info().rss for worker in workers)
+    finish(start("-c", code, GT_SERVER=f"localhost:{port}"))
+
+    def freed():
+        return sum(psutil.Process(worker.pid).memory_info().rss for worker in workers) < before + 60_000_000
+
+    wait_until(freed, what="the return of 320 MB")
+    fault("a client of a server ends, fails or is killed", "its tensors are freed, and other sessions go on")
+
+
+def test_errors_of_one_client_do_not_touch_another(server, fault):
+    port, *_ = server
+    gt.connect(f"localhost:{port}")
+    try:
+        good = gt.ones(3)
+        code, _, err = finish(
+            start("-c", "import gt; print(gt.ones(3)[gt.tensor([9])])", GT_SERVER=f"localhost:{port}")
+        )
+        assert code == 1
+        assert "out of bounds" in err
+        gt.synchronize()
+        assert good.sum().item() == 3
+        fault("an op of another program on the same server fails", "nothing: only that program is told")
+    finally:
+        gt.shutdown()
+
+
+@pytest.fixture
+def raw(server):
+    """A peer that speaks the protocol by hand."""
+    with zmq.Context() as context, context.socket(zmq.DEALER) as socket:
+        endpoint = f"tcp://127.0.0.1:{server[0]}"
+        keys = find_keys(keys_directory(os.environ["GT_KEYS"]), endpoint)
+        socket.setsockopt(zmq.LINGER, 0)
+        socket.curve_serverkey, socket.curve_publickey, socket.curve_secretkey = [
+            key.encode() for key in (keys.server, keys.public, keys.secret)
+        ]
+        socket.connect(endpoint)
+        yield socket
+
+
+def ask(socket, frames):
+    socket.send_multipart(frames)
+    assert socket.poll(5000), "the server does not answer"
+    return Decoder(Welcome | Refused).decode(socket.recv_multipart())[0][0]
+
+
+def test_another_protocol_version_is_refused_with_both_named(raw):
+    hello = encode([Hello("9.9", "client", this_host(), 1)])
+    answer = ask(raw, [b"GT\x63\x00" + hello[0][4:]])
+    assert isinstance(answer, Refused)
+    assert f"protocol {PROTOCOL}" in answer.reason
+    assert "99" in answer.reason
+    assert __version__ in answer.reason
+
+
+@pytest.mark.parametrize("frames", [[b"junk"], [header_of(b"--") + b"\xff\xff"], [header_of(b"")], []])
+def test_junk_is_refused_and_harms_nobody(raw, server, frames, fault):
+    if frames:
+        assert isinstance(ask(raw, frames), Refused)
+        fault("a peer sends noise", "it is refused with a reason; three times, and it is not heard any more")
+    test_connect_and_compute(server)
+
+
+def test_another_sessions_tensor_is_refused(raw, server):
+    gt.connect(f"localhost:{server[0]}")
+    try:
+        secret = gt.full((2,), 42.0)
+        gt.synchronize()
+        welcome = ask(raw, encode([Hello(__version__, "client", this_host(), psutil.Process().pid)]))
+        assert isinstance(welcome, Welcome)
+        answer = ask(raw, encode([FetchTensor((welcome.ident << 40) + 1, secret._node.id)]))
+        assert isinstance(answer, Refused)
+        assert "not its own" in answer.reason
+        assert secret.tolist() == [42.0, 42.0]
+    finally:
+        gt.shutdown()
+
+
+def test_loopback_only():
+    for module in ("gt.server", "gt.worker"):
+        code, _, err = finish(start("-m", module, "--host", "0.0.0.0", "-p", "1"))
+        assert code == 1
+        assert "not a loopback address" in err
+        assert "Traceback" not in err
+
+
+def test_a_taken_port_is_told(server):
+    code, _, err = finish(start("-m", "gt.server", "-p", str(server[0])))
+    assert code == 1
+    assert "is another server running there?" in err
+
+
+def test_connecting_to_nobody_times_out_with_a_hint(monkeypatch):
+    monkeypatch.setenv("GT_TIMEOUT", "1")
+    with pytest.raises(gt.ServerLost, match="python -m gt.server"):
+        gt.connect(f"localhost:{free_port()}")
+
+
+def test_a_server_without_workers_says_so(monkeypatch):
+    port = free_port()
+    main = start("-m", "gt.server", "-p", str(port))
+    with running(main):
+        monkeypatch.setenv("GT_TIMEOUT", "3")
+        with pytest.raises(gt.ServerLost, match="0 of 1 workers have joined.*python -m gt.worker"):
+            gt.connect(f"localhost:{port}")
+
+
+@pytest.fixture
+def pair():
+    """A server and its one worker, which a test may kill; the session is one of theirs."""
+    port = free_port()
+    main, worker = start("-m", "gt.server", "-p", str(port)), start("-m", "gt.worker", "-p", str(port))
+    with running(main, worker):
+        gt.connect(f"localhost:{port}")
+        yield main, worker
+        gt.shutdown()
+
+
+def test_a_worker_killed_by_hand_is_an_error_for_its_client(pair, fault):
+    _, worker = pair
+    x = gt.ones(3).exp()
+    gt.synchronize()
+    worker.kill()
+    worker.communicate()
+    with pytest.raises(gt.WorkerLost, match="ended without a goodbye.*aten.exp") as error:
+        while True:
+            x.tolist()
+    fault("a worker of a server is killed", error.value)
+
+
+def test_a_server_that_goes_away_is_an_error_at_the_next_read(pair, fault):
+    main, _ = pair
+    x = gt.ones(3)
+    assert x.sum().item() == 3
+    main.kill()
+    begun = time.monotonic()
+    ended = rf"pid {main.pid}\) has ended; the session and its tensors are lost"
+    with pytest.raises(gt.ServerLost, match=ended) as error:
+        x.sum().item()
+    fault("a server is killed", error.value)
+    assert time.monotonic() - begun < 10
+    with pytest.raises(gt.ServerLost):
+        gt.ones(2).tolist()
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_server_and_worker_stop_cleanly_on_a_signal(number):
+    port = free_port()
+    main = start("-m", "gt.server", "-p", str(port))
+    worker = start("-m", "gt.worker", "-p", str(port))
+    with running(main, worker):
+        wait_for_workers(port, 1)
+        worker.send_signal(number)
+        main.send_signal(number)
+        assert finish(worker, 15)[0] in (0, 130)
+        code, _, err = finish(main, 15)
+        assert code == 0
+        assert "Traceback" not in err
+
+
+def test_a_worker_ends_when_its_server_is_gone(fault):
+    port = free_port()
+    main = start("-m", "gt.server", "-p", str(port))
+    worker = start("-m", "gt.worker", "-p", str(port))
+    with running(main, worker):
+        wait_for_workers(port, 1)
+        main.kill()
+        main.communicate()
+        code, _, err = finish(worker, 15)
+        assert code == 1
+        assert "has ended" in err
+        fault("the workers of a server that is killed", f"end with exit code {code}")
+
+
+def test_a_server_tells_the_death_of_a_worker_without_being_asked_to():
+    port = free_port()
+    main, worker = start("-m", "gt.server", "-p", str(port)), start("-m", "gt.worker", "-p", str(port))
+    with running(main, worker):
+        wait_for_workers(port, 1)
+        worker.kill()
+        worker.communicate()
+        said = ""
+        while "worker 0" not in said:
+            said = main.stderr.readline()
+            assert said, "the server has ended"
+        assert "has ended without a goodbye" in said

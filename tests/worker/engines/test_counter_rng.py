@@ -1,0 +1,598 @@
+"""Random numbers by counter: a part is that part of the whole, engines agree, and the numbers are random."""
+
+import math
+import re
+from unittest import mock
+
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F  # noqa: N812
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import gt
+from gt.core.meta import TensorMeta
+from gt.core.signatures import Input, ListArg, Signature, ViewStep
+from gt.worker.engines import NumPyEngine, PyTorchEngine, counter_rng
+from gt.worker.engines.counter_rng import Distribution, Region, fill, key_words, mix, whole
+from gt.worker.engines.numpy_random import RANDOM, Draw
+from gt.worker.engines.random_ops import COUNTER_BASED, LAWS, WIDTHS
+from gt.worker.kernels import Kernel
+from tests.subprocesses import ROOT
+
+ENGINE, REFERENCE = PyTorchEngine("cpu"), NumPyEngine()
+BITS = Distribution(64, lambda words, real, out: out.copy_(words))
+COUNT = 100_000
+KEYS = st.integers(0, 2**63 - 1)
+
+
+def draw(op, key, *args, region=None, engine=ENGINE, **kwargs):
+    return engine.seeded(op, engine.resolve(op), region)(key, *args, **kwargs)
+
+
+def bits(key, *shape, region=None):
+    return fill(key, region, torch.empty(shape, dtype=torch.int64), BITS)
+
+
+def zeros(shape, dtype=torch.float32):
+    return torch.zeros(shape, dtype=dtype)
+
+
+# Arguments of each op for a tensor of a shape: `part` cuts what belongs to the region out of tensors of the whole.
+TARGET = {
+    "uniform_.default": (-1.0, 3.0),
+    "normal_.default": (1.0, 2.0),
+    "log_normal_.default": (),
+    "exponential_.default": (2.0,),
+    "geometric_.default": (0.3,),
+    "cauchy_.default": (),
+    "bernoulli_.float": (0.3,),
+    "random_.default": (),
+    "random_.to": (7,),
+    "random_.from": (-3, 7),
+}
+FUNCTIONS = {
+    "uniform": "default out", "log_normal": "default out", "exponential": "default out", "cauchy": "default out",
+    "normal_functional": "default", "normal": "out", "rand_like": "default generator out generator_out",
+    "randn_like": "default generator out generator_out", "random": "default out",
+}  # fmt: skip
+NUMBERED = {
+    "geometric": ("default out", (0.3,)),
+    "bernoulli": ("p float_out", (0.3,)),
+    "random": ("to to_out", (9,)),
+    "randint_like": ("default generator out generator_out", (9,)),
+}
+SIZED = {
+    "rand.default": (), "rand.generator": (), "rand.out": (), "rand.generator_out": (), "randn.default": (),
+    "randn.generator": (), "randn.out": (), "randn.generator_out": (), "randint.default": (9,),
+    "randint.generator": (9,), "randint.out": (9,), "randint.generator_out": (9,), "randint.low": (-4, 9),
+    "randint.low_generator": (-4, 9), "randint.low_out": (-4, 9), "randint.low_generator_out": (-4, 9),
+    "normal.float_float": (1.0, 2.0), "normal.float_float_out": (1.0, 2.0),
+}  # fmt: skip
+BETWEEN = {
+    "random": "from from_out",
+    "randint_like": "low_dtype low_generator_dtype low_dtype_out low_generator_dtype_out",
+}
+
+
+def spread(shape):
+    return torch.linspace(0, 1, math.prod(shape)).reshape(shape)
+
+
+def cases():
+    for name, params in TARGET.items():
+        yield name, lambda shape, part, params=params: (part(zeros(shape)), *params)
+    for name, params in SIZED.items():
+        yield name, lambda shape, part, params=params: (*params, list(part(zeros(shape)).shape))
+    for op, overloads in FUNCTIONS.items():
+        for overload in overloads.split():
+            yield f"{op}.{overload}", lambda shape, part: (part(zeros(shape)),)
+    for op, (overloads, params) in NUMBERED.items():
+        for overload in overloads.split():
+            yield f"{op}.{overload}", lambda shape, part, params=params: (part(zeros(shape)), *params)
+    for op, overloads in BETWEEN.items():
+        for overload in overloads.split():
+            yield f"{op}.{overload}", lambda shape, part: (part(zeros(shape)), -4, 9)
+    for overload in ("Tensor", "Tensor_generator", "Tensor_out", "Tensor_generator_out"):
+        yield f"randint_like.{overload}", lambda shape, part: (part(zeros(shape)), torch.tensor(9))
+    for name in ("bernoulli_.Tensor", "bernoulli.Tensor", "bernoulli.Tensor_out"):
+        yield name, lambda shape, part: (part(zeros(shape)), part(spread(shape)))
+    for name in ("bernoulli.default", "bernoulli.out"):
+        yield name, lambda shape, part: (part(spread(shape)),)
+    for suffix in ("", "_out"):
+        yield f"normal.Tensor_Tensor{suffix}", lambda shape, part: (part(spread(shape)), part(spread(shape)))
+        yield f"normal.Tensor_float{suffix}", lambda shape, part: (part(spread(shape)), 2.0)
+        yield f"normal.float_Tensor{suffix}", lambda shape, part: (1.0, part(spread(shape)))
+    yield "native_dropout.default", lambda shape, part: (part(spread(shape)), 0.4, True)
+
+
+CASES = {f"aten.{name}": arguments for name, arguments in cases()}
+PERMUTATIONS = {f"aten.randperm.{name}" for name in ("default", "generator", "out", "generator_out")}
+
+
+def made(op, key, shape, part, region=None):
+    """All results of an op in one tensor, which its `out` is part of where it has one."""
+    out = {"out": part(zeros(shape))} if op.endswith("out") else {}
+    results = draw(op, key, *CASES[op](shape, part), region=region, **out)
+    return torch.stack([result.double() for result in (results if isinstance(results, tuple) else [results])], -1)
+
+
+@st.composite
+def regions(draw):
+    shape = draw(st.lists(st.integers(1, 8), max_size=4))
+    stops = [size - draw(st.integers(0, size)) for size in shape]
+    return Region(tuple(shape), tuple([(draw(st.integers(0, stop)), stop) for stop in stops]))
+
+
+def cut(region):
+    return tuple(slice(start, stop) for start, stop in region.box)
+
+
+def in_pieces(share):
+    return mock.patch.multiple(counter_rng, _SHARE_OF_A_THREAD=share)
+
+
+@given(regions(), KEYS, st.sampled_from([2, 4, 10, 1000]))
+@settings(max_examples=25, deadline=None)
+def test_a_part_is_that_part_of_the_whole(region, key, share):
+    for op in CASES:
+        expected = made(op, key, region.shape, lambda tensor: tensor)[cut(region)]
+        with in_pieces(share):
+            found = made(op, key, region.shape, lambda tensor: tensor[cut(region)], region)
+        assert torch.equal(found, expected), op
+
+
+@pytest.mark.parametrize("dtype", [torch.complex64, torch.complex128])
+@pytest.mark.parametrize("op", ["aten.uniform_.default", "aten.normal_.default"])
+def test_a_part_of_complex_numbers(op, dtype):
+    region = Region((5, 7), ((1, 4), (2, 7)))
+    expected = draw(op, 3, zeros(region.shape, dtype), 1.0, 2.0)[cut(region)]
+    with in_pieces(2):
+        assert torch.equal(draw(op, 3, zeros(region.size, dtype), 1.0, 2.0, region=region), expected)
+    assert (expected.real != expected.imag).all()
+
+
+def test_a_part_of_a_permutation():
+    for engine in (ENGINE, REFERENCE):
+        order = draw("aten.randperm.default", 5, 20, engine=engine)
+        part = draw("aten.randperm.default", 5, 20, engine=engine, region=Region((20,), ((4, 9),)))
+        assert sorted(order.tolist()) == list(range(20))
+        assert part.tolist() == order[4:9].tolist()
+    for op in PERMUTATIONS:
+        out = {"out": torch.empty(20, dtype=torch.int64)} if op.endswith("out") else {}
+        assert draw(op, 5, 20, **out).tolist() == order.tolist()
+
+
+def test_every_counter_based_op_has_a_case():
+    assert CASES.keys() | PERMUTATIONS == COUNTER_BASED.keys()
+
+
+@given(regions(), KEYS)
+@settings(max_examples=50, deadline=None)
+def test_the_bits_are_a_function_of_key_and_index(region, key):
+    start, step = key_words(key)
+    places = np.arange(math.prod(region.shape)).reshape(region.shape)[cut(region)]
+    expected = np.array([mix(start + int(place) * step) for place in places.reshape(-1)], np.uint64).view(np.int64)
+    found = bits(key, *region.size, region=region)
+    assert np.array_equal(found.numpy().reshape(-1), expected)
+    assert np.array_equal(Draw(key, region).words(region.size, 64).reshape(-1), expected)
+
+
+def test_the_numbers_of_a_key_stay_the_same():
+    assert key_words(1) == (0x910A2DEC89025CC1, 0xBEEB8DA1658EEC67)  # what SplitMix64 gives first after the seed 1
+    assert draw("aten.randint.default", 1, 1000, [6]).tolist() == [328, 284, 639, 613, 487, 141]
+    expected = torch.tensor([-0.3508347869, -1.4305324554, -0.9927638769])
+    torch.testing.assert_close(draw("aten.randn.default", 1, [3]), expected)
+
+
+def test_numbers_do_not_depend_on_threads():
+    usual = torch.get_num_threads()
+    try:
+        for threads in (1, 3):
+            torch.set_num_threads(threads)
+            assert torch.equal(
+                bits(4, 300_001)[-1000:], bits(4, 1000, region=Region((300_001,), ((299_001, 300_001),)))
+            )
+    finally:
+        torch.set_num_threads(usual)
+
+
+def test_an_index_may_exceed_32_bits():
+    shape, box = (2**20, 2**20, 3), ((2**20 - 1, 2**20), (2**20 - 2, 2**20), (0, 3))
+    start, step = key_words(8)
+    first = math.prod(shape) - 6
+    words = bits(8, 1, 2, 3, region=Region(shape, box)).view(-1).tolist()
+    assert [word % 2**64 for word in words] == [mix(start + (first + place) * step) for place in range(6)]
+
+
+@pytest.mark.parametrize("view", [lambda x: x.t(), lambda x: x[::2, 1:], lambda x: x[:, 1]])
+def test_a_view_counts_its_own_elements(view):
+    base = torch.zeros(6, 4)
+    draw("aten.normal_.default", 9, view(base))
+    assert torch.equal(view(base), draw("aten.randn.default", 9, list(view(base).shape)))
+    assert base.count_nonzero() == view(base).numel()
+
+
+# Through kernels and sessions
+
+
+def test_a_kernel_makes_its_region():
+    region = Region((4, 6), ((2, 4), (1, 6)))
+    told = TensorMeta((2, 5), (5, 1), 0, "float32")
+    signature = Signature("aten.rand.default", (ListArg((2, 5)),), {}, (), (), (told,), (0,), random=True)
+    (found,) = Kernel(ENGINE, signature, region).call([], (77,))
+    (reference,) = Kernel(REFERENCE, signature, region).call([], (77,))
+    assert torch.equal(found, draw("aten.rand.default", 77, [4, 6])[2:, 1:])
+    assert np.array_equal(found.numpy(), reference)
+
+
+def test_a_kernel_writes_into_a_view():
+    step = ViewStep("aten.t.default", (), {})
+    signature = Signature("aten.uniform_.default", (Input(0),), {}, ((step,),), (0,), (), (), random=True)
+    base = torch.zeros(3, 2)
+    assert Kernel(ENGINE, signature).call([base], (5,)) == []
+    assert torch.equal(base.t(), draw("aten.rand.default", 5, [2, 3]))
+
+
+def test_what_is_made_whole_refuses_a_region():
+    with pytest.raises(NotImplementedError, match=r"aten\.multinomial\.default is not counter-based"):
+        draw("aten.multinomial.default", 1, torch.ones(4), 2, region=whole((2,)))
+
+
+def test_what_is_made_whole_follows_its_key():
+    first, again = (draw("aten.multinomial.default", 3, torch.ones(1000), 20) for _ in range(2))
+    assert torch.equal(first, again)
+    assert not torch.equal(first, draw("aten.multinomial.default", 4, torch.ones(1000), 20))
+
+
+def test_nothing_is_drawn_from_the_programs_generator():
+    state = torch.get_rng_state()
+    for op in CASES:
+        made(op, 1, (3, 4), lambda tensor: tensor)
+        assert torch.equal(torch.get_rng_state(), state), op
+
+
+def test_every_worker_draws_the_same_numbers():
+    drawn = []
+    for workers in (1, 3):
+        gt.init(workers=workers, mode="virtual")
+        torch.manual_seed(2)
+        drawn.append([gt.randn(5).cpu() for _ in range(3)])
+        gt.shutdown()
+    assert all(torch.equal(one, other) for one, other in zip(*drawn, strict=True))
+
+
+@pytest.mark.usefixtures("embedded")
+@pytest.mark.parametrize("p", [0.0, 0.1, 0.75, 1.0])
+def test_dropout_keeps_the_mean_and_its_gradient_is_its_mask(p):
+    x = gt.ones(COUNT, requires_grad=True)
+    y = F.dropout(x, p)
+    y.sum().backward()
+    assert torch.equal(x.grad.cpu(), y.detach().cpu())
+    assert set(y.detach().cpu().unique().tolist()) <= {0.0, torch.tensor(1 / (1 - p) if p < 1 else 0.0).item()}
+    assert abs(y.mean().item() - (p < 1)) <= 5 * math.sqrt(p / max(1 - p, 0.01) / COUNT)
+
+
+def test_native_dropout_scales_what_its_mask_keeps():
+    x = torch.randn(50, 40).t()
+    y, mask = draw("aten.native_dropout.default", 1, x, 0.25, True)
+    assert mask.dtype == torch.bool
+    torch.testing.assert_close(y, x * mask / 0.75)
+    kept, everything = draw("aten.native_dropout.default", 1, x, 0.25, False)
+    assert torch.equal(kept, x) and everything.all()
+
+
+def test_the_table_of_the_documentation():
+    rows = dict(re.findall(r"^\| (by [^|]*) \| (.*) \|$", (ROOT / "docs" / "random.md").read_text(), re.MULTILINE))
+    named = {how: set(re.findall(r"`(\w+)`", ops)) for how, ops in rows.items()}
+    parts, permutation, *others = named.values()
+    assert parts | permutation == {op.split(".")[1] for op in COUNTER_BASED}
+    for op in set().union(*others):
+        packet = getattr(torch.ops.aten, op)
+        tags = [getattr(packet, overload).tags for overload in packet.overloads()]
+        assert any(torch.Tag.nondeterministic_seeded in tag for tag in tags)
+
+
+def test_every_random_function_of_a_tensor_is_counter_based_or_known():
+    whole_only = ["multinomial", "_sample_dirichlet", "binomial", "poisson", "_standard_gamma", "_fused_dropout"]
+    fused = re.compile(r"rrelu|attention|_rnn|_lstm|dropout_state|dropout_mask|_fused_sdp|_softmax_with_shape")
+    for name in torch._C._dispatch_get_all_op_names():
+        namespace, _, rest = name.partition("::")
+        op, _, overload = rest.partition(".")
+        if namespace != "aten" or torch._C._dispatch_has_kernel_for_dispatch_key(name, "CompositeImplicitAutograd"):
+            continue
+        found = getattr(getattr(torch.ops.aten, op, None), overload or "default", None)
+        if found is not None and torch.Tag.nondeterministic_seeded in found.tags:
+            assert str(found) in COUNTER_BASED or op in whole_only or fused.search(op) or name.endswith("dropout.out")
+
+
+# Both engines
+
+
+def assert_same(ours, theirs, exact=True):
+    assert str(ours.dtype) == f"torch.{theirs.dtype}"
+    tolerance = 0.0 if exact else {torch.float64: 1e-14, torch.float32: 1e-6, torch.float16: 1e-3}[ours.dtype]
+    torch.testing.assert_close(ours, torch.from_numpy(theirs), rtol=tolerance, atol=tolerance)
+
+
+def both(op, key, *args, region=None, **kwargs):
+    arrays = [arg.numpy().copy() if isinstance(arg, torch.Tensor) else arg for arg in args]
+    theirs = {name: np.dtype(str(value).removeprefix("torch.")) for name, value in kwargs.items()}
+    ours = draw(op, key, *args, region=region, **kwargs)
+    return ours, draw(op, key, *arrays, region=region, engine=REFERENCE, **theirs)
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.float32, torch.float64], ids=str)
+@given(regions(), KEYS)
+@settings(max_examples=15, deadline=None)
+def test_engines_agree_on_floats(dtype, region, key):
+    size = list(region.size)
+    like = zeros(size, dtype)
+    assert_same(*both("aten.rand.default", key, size, region=region, dtype=dtype))
+    assert_same(*both("aten.rand_like.default", key, like, region=region))
+    assert_same(*both("aten.uniform_.default", key, like.clone(), -0.1, 2.7, region=region))
+    assert_same(*both("aten.bernoulli.default", key, spread(size).to(dtype), region=region))
+    assert_same(*both("aten.bernoulli_.float", key, like.clone(), 0.3, region=region))
+    assert_same(*both("aten.randn.default", key, size, region=region, dtype=dtype), exact=False)
+    assert_same(*both("aten.randn_like.default", key, like, region=region), exact=False)
+    assert_same(*both("aten.normal_.default", key, like.clone(), 3.0, 0.5, region=region), exact=False)
+
+
+SPANS = [(0, 7), (-3, 2**40), (-(2**62), 2**62 + 5), (-(2**63), 2**63 - 1), (-(2**63), 0)]
+
+
+def test_engines_agree_on_integers():
+    for low, high in SPANS:
+        ours, theirs = both("aten.randint.low", 6, low, high, [4, 50])
+        assert_same(ours, theirs)
+        assert low <= ours.min() and ours.max() < high
+        assert ours.double().std().item() == pytest.approx((high - low) / math.sqrt(12), rel=0.1)
+
+
+def test_engines_agree_on_permutations():
+    assert_same(*both("aten.randperm.default", 6, 100))
+    assert_same(*both("aten.randint.default", 6, 5, [30], dtype=torch.int32))
+
+
+def test_float32_normals_of_the_engines_are_the_same_bits():
+    ours, theirs = both("aten.randn.default", 2, [20_000])
+    assert (ours.numpy() != theirs).sum() <= 1
+
+
+# Bad arguments
+
+BAD = {
+    "std below 0": ("normal_", torch.float32, (0.0, -1.0)),
+    "std not a number": ("normal_", torch.float32, (0.0, math.nan)),
+    "normal integers": ("normal_", torch.int64, ()),
+    "from above to": ("uniform_", torch.float32, (2.0, 1.0)),
+    "to beyond the dtype": ("uniform_", torch.float16, (0.0, 1e9)),
+    "uniform integers": ("uniform_", torch.int32, ()),
+    "p above 1": ("bernoulli_", torch.float32, (1.5,)),
+    "p below 0": ("bernoulli_", torch.bool, (-0.5,)),
+    "complex booleans": ("bernoulli_", torch.complex64, (0.5,)),
+    "rate 0": ("exponential_", torch.float32, (0.0,)),
+    "exponential integers": ("exponential_", torch.int64, ()),
+    "p not inside": ("geometric_", torch.float32, (1.0,)),
+    "sigma 0": ("cauchy_", torch.float32, (0.0, 0.0)),
+    "log std 0": ("log_normal_", torch.float32, (0.0, 0.0)),
+    "no integer": ("random_", torch.int64, (3, 3)),
+    "integers beyond the dtype": ("random_", torch.uint8, (0, 1000)),
+    "no integer below": ("random_", torch.int64, (0,)),
+}
+
+
+def refusal(run):
+    with pytest.raises(Exception) as found:
+        run()
+    return found.type, str(found.value).splitlines()[0][:60]
+
+
+def test_bad_arguments_raise_what_torch_raises():
+    for what, (method, dtype, params) in BAD.items():
+        overload = {"random_": ("default", "to", "from")[len(params)], "bernoulli_": "float"}.get(method, "default")
+        target = torch.empty(3, dtype=dtype)
+        expected = refusal(lambda: getattr(target, method)(*params))
+        assert refusal(lambda: draw(f"aten.{method}.{overload}", 1, target, *params)) == expected, what
+
+
+BAD_TENSORS = [
+    ("bernoulli.default", (torch.tensor([0.5, 2.0]),)),
+    ("bernoulli.default", (torch.tensor([0.5, math.nan]),)),
+    ("bernoulli.default", (torch.tensor([1, 0]),)),
+    ("bernoulli_.Tensor", (torch.zeros(3), torch.zeros(2))),
+    ("normal.Tensor_Tensor", (torch.zeros(2), torch.tensor([1.0, -1.0]))),
+    ("normal.Tensor_Tensor", (torch.zeros(2), torch.ones(3))),
+    ("normal.Tensor_float", (torch.zeros(2), -1.0)),
+    ("normal.float_Tensor", (0.0, torch.ones(2, dtype=torch.complex64))),
+    ("randint.low", (5, 2, [3])),
+    ("native_dropout.default", (torch.ones(3), 2.0, True)),
+    ("randperm.default", (-1,)),
+]
+
+
+def test_bad_tensors_and_sizes_raise_what_torch_raises():
+    for op, args in BAD_TENSORS:
+        name, overload = op.split(".")
+        expected = refusal(lambda: getattr(getattr(torch.ops.aten, name), overload)(*args))
+        assert refusal(lambda: draw(f"aten.{op}", 1, *args)) == expected, (op, args)
+
+
+def test_the_numpy_engine_refuses_bad_arguments():
+    for op, args in {
+        "aten.randint.low": (5, 2, [3]),
+        "aten.normal_.default": (np.zeros(3, np.float32), 0.0, -1.0),
+        "aten.bernoulli.default": (np.array([0.5, 2.0], np.float32),),
+        "aten.rand.default": ([3], np.dtype("int64")),
+        "aten.randn.default": ([3], np.dtype("complex64")),
+    }.items():
+        with pytest.raises((RuntimeError, NotImplementedError)):
+            draw(op, 1, *args, engine=REFERENCE)
+    assert set(RANDOM) <= set(COUNTER_BASED)
+
+
+# Distributions
+
+
+def at_the_ends(method, dtype, *params):
+    """What a law makes of the least and the greatest words."""
+    law = LAWS[method](dtype, *params)
+    words = torch.tensor([-(2 ** (law.width - 1)), -1, 0, 2 ** (law.width - 1) - 1])
+    out = torch.empty(4, dtype=dtype)
+    law.write(words, torch.empty(4, dtype=torch.float64), out)
+    return out.double()
+
+
+@pytest.mark.parametrize("dtype", WIDTHS, ids=str)
+def test_the_ends_of_distributions(dtype):
+    uniform = at_the_ends("uniform_", dtype)
+    assert uniform.tolist() == [0.0, 0.5 - 2.0 ** -WIDTHS[dtype], 0.5, 1 - 2.0 ** -WIDTHS[dtype]]
+    assert at_the_ends("uniform_", dtype, 1.0, 2.0).max() < 2
+    assert at_the_ends("uniform_", dtype, 2.5, 2.5).unique().tolist() == [2.5]
+    assert (at_the_ends("exponential_", dtype) > 0).all()
+    assert at_the_ends("normal_", dtype).abs().max().item() == pytest.approx(8.29, abs=0.03)
+    assert at_the_ends("geometric_", dtype, 0.5).min() == 1
+    assert at_the_ends("exponential_", dtype).isfinite().all()
+    assert at_the_ends("bernoulli_", dtype, 0.0).tolist() == [0] * 4
+    assert at_the_ends("bernoulli_", dtype, 1.0).tolist() == [1] * 4
+
+
+CUMULATIVE = {
+    "uniform_": ((-1.0, 3.0), lambda x: (x + 1) / 4),
+    "normal_": ((1.0, 2.0), lambda x: torch.special.ndtr((x - 1) / 2)),
+    "log_normal_": ((0.5, 0.7), lambda x: torch.special.ndtr((x.log() - 0.5) / 0.7)),
+    "exponential_": ((2.0,), lambda x: 1 - torch.exp(-2 * x)),
+    "cauchy_": ((1.0, 3.0), lambda x: 0.5 + torch.atan((x - 1) / 3) / math.pi),
+}
+
+
+def farthest(numbers, cumulative):
+    """The statistic of Kolmogorov and Smirnov, times the root of the count: above 1.95 once in a thousand times."""
+    expected = cumulative(numbers.double().sort().values)
+    steps = torch.arange(len(numbers) + 1) / len(numbers)
+    return max((steps[1:] - expected).max().item(), (expected - steps[:-1]).max().item()) * math.sqrt(len(numbers))
+
+
+@pytest.mark.parametrize("method", CUMULATIVE)
+def test_numbers_are_distributed_as_they_should(method):
+    params, cumulative = CUMULATIVE[method]
+    numbers = draw(f"aten.{method}.default", 0, torch.empty(COUNT, dtype=torch.float64), *params)
+    assert farthest(numbers, cumulative) < 1.95
+    single = draw(f"aten.{method}.default", 0, torch.empty(COUNT), *params)
+    if method != "uniform_":  # which has fewer bits of its own
+        torch.testing.assert_close(single, numbers.float(), rtol=0, atol=0)
+    assert farthest(single, cumulative) < 1.95
+
+
+def test_a_wrong_distribution_is_found():
+    numbers = draw("aten.randn.default", 1, [COUNT])
+    assert farthest(numbers * 1.03, torch.special.ndtr) > 1.95
+    assert farthest(numbers + 0.03, torch.special.ndtr) > 1.95
+
+
+def test_moments_and_tails_of_normals():
+    numbers = draw("aten.randn.default", 11, [1_000_000]).double()
+    assert abs(numbers.mean()) < 4 / math.sqrt(len(numbers))
+    assert abs(numbers.var() - 1) < 4 * math.sqrt(2 / len(numbers))
+    assert abs((numbers**4).mean() - 3) < 4 * math.sqrt(96 / len(numbers))
+    beyond = (numbers.abs() > 4).sum().item()
+    assert abs(beyond - 63.3) < 4 * math.sqrt(63.3)
+
+
+def test_complex_normals_share_the_variance():
+    numbers = draw("aten.randn.default", 2, [COUNT], dtype=torch.complex64)
+    assert numbers.real.var().item() == pytest.approx(0.5, rel=0.02)
+    assert numbers.imag.var().item() == pytest.approx(0.5, rel=0.02)
+    assert abs((numbers.real * numbers.imag).mean()) < 0.01
+    mean = draw("aten.normal_.default", 2, numbers.clone(), 3.0, 1.0).mean()
+    assert abs(mean - 3) < 0.02
+
+
+def chi_squared(counts, expected):
+    """How many standard deviations the statistic is away from what it should be."""
+    found = ((counts - expected) ** 2 / expected).sum().item()
+    freedom = len(counts) - 1
+    return (found - freedom) / math.sqrt(2 * freedom)
+
+
+def test_geometric_numbers():
+    numbers = draw("aten.geometric_.default", 4, torch.empty(COUNT, dtype=torch.int64), 0.3)
+    expected = 0.3 * 0.7 ** torch.arange(20.0, dtype=torch.float64) * COUNT
+    assert numbers.min() == 1
+    assert abs(chi_squared(numbers.bincount()[1:21], expected)) < 4
+
+
+def test_integers_are_equally_frequent():
+    for span in (2, 10, 100, 1000):
+        counts = draw("aten.randint.low", 5, -7, span - 7, [COUNT]).add(7).bincount(minlength=span)
+        assert len(counts) == span
+        assert abs(chi_squared(counts, torch.full((span,), COUNT / span))) < 4
+
+
+def test_bernoulli_numbers():
+    for p in (0.001, 0.3, 0.5, 0.99):
+        numbers = draw("aten.bernoulli_.float", 3, torch.empty(COUNT), p)
+        assert abs(numbers.mean().item() - p) < 4 * math.sqrt(p * (1 - p) / COUNT)
+        probabilities = torch.full((COUNT,), p, dtype=torch.float64)
+        assert torch.equal(draw("aten.bernoulli.default", 3, probabilities), numbers.double())
+
+
+def test_random_integers_fill_their_dtype():
+    for dtype, highest in ((torch.bool, 1), (torch.uint8, 255), (torch.int16, 2**15 - 1), (torch.float32, 2**24)):
+        numbers = draw("aten.random_.default", 1, torch.empty(COUNT, dtype=dtype)).double()
+        assert numbers.min() >= 0 and numbers.max() <= highest
+        assert numbers.mean().item() == pytest.approx(highest / 2, rel=0.01)
+
+
+# The bits themselves
+
+
+def each_bit(words):
+    return (words[:, None] >> torch.arange(64)) & 1  # (n, 64)
+
+
+@pytest.mark.parametrize("key", [0, 2**63 - 1])
+def test_every_bit_and_byte_is_fair(key):
+    words = bits(key, COUNT)
+    share = each_bit(words).double().mean(0)
+    assert (share - 0.5).abs().max() < 4.5 * 0.5 / math.sqrt(COUNT)
+    for shift in range(0, 64, 8):
+        counts = ((words >> shift) & 255).bincount(minlength=256)
+        assert abs(chi_squared(counts, torch.full((256,), COUNT / 256))) < 4.5
+
+
+def correlation(left, right):
+    return torch.corrcoef(torch.stack([left, right]))[0, 1].item() * math.sqrt(len(left))
+
+
+def test_neighbours_are_not_correlated():
+    numbers = draw("aten.rand.default", 21, [COUNT], dtype=torch.float64)
+    for apart in (1, 2, 3, 64, 1024):
+        assert abs(correlation(numbers[:-apart], numbers[apart:])) < 4
+
+
+def test_neighbouring_keys_are_not_correlated():
+    for key in (0, 1, 5, 2**40, 2**63 - 2):
+        left, right = (draw("aten.rand.default", k, [COUNT], dtype=torch.float64) for k in (key, key + 1))
+        assert abs(correlation(left, right)) < 4
+        assert abs(correlation(left[1:], right[:-1])) < 4
+        assert abs(correlation(left[:-1], right[1:])) < 4
+
+
+def test_the_first_numbers_of_many_keys_are_random():
+    numbers = torch.stack([draw("aten.rand.default", key, [4], dtype=torch.float64) for key in range(3000)])
+    for column in numbers.unbind(1):
+        assert farthest(column, lambda x: x) < 1.95
+        assert abs(correlation(column[:-1], column[1:])) < 4
+
+
+def test_a_bit_of_the_key_changes_half_of_the_bits():
+    for place in range(0, 63, 7):
+        changed = each_bit(bits(1234, 4000) ^ bits(1234 ^ (1 << place), 4000)).double()
+        assert abs(changed.mean().item() - 0.5) < 0.005
+        assert (changed.mean(0) - 0.5).abs().max() < 0.05
+
+
+def test_no_number_of_a_key_comes_twice():
+    assert bits(3, COUNT).unique().numel() == COUNT

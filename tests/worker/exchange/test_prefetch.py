@@ -1,0 +1,116 @@
+"""Receiving begins early: for the next command of a batch that receives, and for one at a time."""
+
+import pytest
+import torch
+
+import gt
+from gt.core.messages import WorkerFreeTensors, WorkerRunOp
+from gt.core.signatures import Move, Program, Whole
+from gt.sharding.spec import DeviceMesh
+from gt.sharding.spec_text import parse_spec
+from gt.worker.engines import make_engine
+from gt.worker.exchange.interface import Swap
+from gt.worker.exchange.prefetch import ReceivePrefetch
+from gt.worker.programs import ProgramKernel
+from tests.dispatcher_harness import PAIR, at
+from tests.records import ADD, SMALL, own
+
+ENGINE = make_engine("pytorch")
+AS_IT_IS, GET, SEND, TWICE, LATER = map(own, range(1, 6))
+
+
+def over(text):
+    return parse_spec(text, PAIR)
+
+
+def program(*moves):
+    steps = [Move(n, n + 1, SMALL, source.record(), target.record()) for n, (source, target) in enumerate(moves)]
+    return Program(tuple(steps), (0,), (len(moves),))
+
+
+def kernel(worker, *moves):
+    return ProgramKernel(ENGINE, worker, "redistribute", program(*moves))
+
+
+@pytest.mark.parametrize(
+    ("worker", "moves", "receives"),
+    [
+        (1, [(at(0), at(1))], [{0: 16}]),
+        (0, [(at(0), at(1))], [{}]),
+        (0, [(over("x"), over("-"))], [{1: 8}]),
+        (0, [(over("-"), over("x"))], []),  # everybody has its part already
+        (0, [(at(0), at(0))], []),
+        (1, [(over("- + x"), over("-"))], None),  # an all-reduce is two exchanges
+        (1, [(at(0), at(1)), (at(1), at(0))], None),
+    ],
+)
+def test_a_program_knows_its_one_exchange(worker, moves, receives):
+    swaps = kernel(worker, *moves).swaps
+    found = swaps and [{peer: meta.nbytes for peer, meta in swap.receives.items()} for swap in swaps]
+    assert found == receives
+
+
+def test_a_program_without_moves_exchanges_nothing():
+    whole = Program((Whole(ADD, (0, 1), (2,)),), (0, 1), (2,))
+    assert ProgramKernel(ENGINE, 0, "aten.add.Tensor", whole).swaps == []
+
+
+KERNELS = {
+    AS_IT_IS: object(),
+    GET: kernel(1, (at(0), at(1))),
+    SEND: kernel(1, (at(1), at(0))),
+    TWICE: kernel(1, (over("- + x"), over("-"))),
+}
+NEXT = Swap((0, 1), {}, {0: SMALL})
+
+
+def run(code):
+    return WorkerRunOp(code, (), (), (), 0, 0)
+
+
+@pytest.mark.parametrize(
+    ("codes", "found"),
+    [
+        ([AS_IT_IS, GET], NEXT),
+        ([AS_IT_IS, SEND, GET], NEXT),
+        ([AS_IT_IS, SEND], None),
+        ([AS_IT_IS, TWICE, GET], None),
+        ([AS_IT_IS, LATER, GET], None),  # not defined yet
+        ([GET, AS_IT_IS], None),  # begun already
+        ([AS_IT_IS], None),
+    ],
+)
+def test_the_next_that_receives_is_found(codes, found):
+    ahead = ReceivePrefetch()
+    following = ahead.follow([run(code) if code else WorkerFreeTensors((own(9),)) for code in codes])
+    next(following)
+    assert ahead.next_receive(KERNELS) == found
+
+
+def test_each_is_told_once_and_none_that_was_begun():
+    ahead = ReceivePrefetch()
+    codes = [GET, TWICE, GET, GET]
+    told = []
+    for _ in ahead.follow([run(code) for code in codes]):
+        told.append(ahead.next_receive(KERNELS))
+    assert told == [None, NEXT, NEXT, None]
+
+
+def on(worker):
+    return DeviceMesh([1], ["w"], [worker])
+
+
+def test_failures_among_tensors_that_come_early_stay_in_their_places(two_processes):
+    wrong, right = gt.tensor([7]), gt.tensor([1])
+    wrong, right = wrong.redistribute(on(0), "-"), right.redistribute(on(0), "-")
+    source = gt.to(torch.arange(3.0)).redistribute(on(0), "-")
+    made = [source[wrong if number % 3 == 1 else right] + number for number in range(12)]
+    moved = [tensor.redistribute(on(1), "-") for tensor in made]
+    back = [(tensor * 2).redistribute(on(0), "-") for tensor in moved]
+    for number, tensor in enumerate(back):
+        if number % 3 == 1:
+            with pytest.raises(gt.OpError, match="out of bounds"):
+                tensor.tolist()
+        else:
+            assert tensor.tolist() == [2.0 * (1 + number)]
+    gt.synchronize()

@@ -1,0 +1,199 @@
+"""How workers meet, and by what they are connected. Members are threads with a store between them, as processes are."""
+
+import subprocess
+import sys
+import threading
+from concurrent.futures import ThreadPoolExecutor
+from datetime import timedelta
+
+import psutil
+import pytest
+import torch
+import torch.distributed as dist
+
+from gt.core.messages import Failure
+from gt.core.meta import TensorMeta
+from gt.wire.liveness import start_mark, this_host
+from gt.worker.engines import make_engine
+from gt.worker.exchange import process_groups
+from gt.worker.exchange.interface import Swap
+from gt.worker.exchange.process_groups import Gloo, GroupExchange, Member, Nccl, can_use_nccl
+from gt.worker.failed_value import FailedValue
+
+META = TensorMeta((2,), (1,), 0, "float32")
+ENGINE = make_engine("pytorch", "cpu")
+
+
+def exchanges(count):
+    """Those of some workers, which have all joined the store of the first."""
+    found = [GroupExchange(worker, "cpu") for worker in range(count)]
+    port = found[0].host_store()
+    for exchange in found:
+        exchange.join_store("127.0.0.1", port, 0)
+    return found
+
+
+def give(exchange):
+    """Worker 0 gives worker 1 two numbers."""
+    if exchange._worker == 0:
+        return exchange.swap(Swap((0, 1), {1: (META, torch.tensor([1.0, 2.0]))}, {}), ENGINE)
+    return exchange.swap(Swap((0, 1), {}, {0: META}), ENGINE)
+
+
+def test_the_store_listens_at_the_loopback_interface_only():
+    (exchange,) = exchanges(1)
+    port = exchange._hosted.port
+    listening = [c.laddr.ip for c in psutil.Process().net_connections("inet") if c.laddr.port == port and not c.raddr]
+    assert listening == ["127.0.0.1"]
+
+
+def test_gloo_listens_at_the_loopback_interface_only():
+    before = set(psutil.Process().net_connections("inet"))
+    pair = exchanges(2)
+    with ThreadPoolExecutor(2) as threads:
+        list(threads.map(give, pair))
+    new = [c for c in psutil.Process().net_connections("inet") if c.status == "LISTEN" and c not in before]
+    assert len(new) == 3
+    assert {c.laddr.ip for c in new} == {"127.0.0.1"}
+
+
+def test_a_member_may_come_late(monkeypatch):
+    """The first one waits longer than connecting may take."""
+    looks, late = [], threading.Event()
+
+    def look(*process):
+        looks.append(process)
+        if len(looks) > 2 * 30:  # two members, and 50 ms between two looks
+            late.set()
+        return True
+
+    monkeypatch.setattr(process_groups, "TIMEOUT", timedelta(seconds=1))
+    monkeypatch.setattr(process_groups, "is_running", look)
+    first, second = exchanges(2)
+    with ThreadPoolExecutor(1) as threads:
+        giving = threads.submit(give, first)
+        assert late.wait(60)
+        assert give(second)[0].tolist() == [1.0, 2.0]
+        assert giving.result(60) == {}
+
+
+def test_a_member_that_has_ended_is_not_waited_for():
+    first, second = exchanges(2)
+    with subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE) as process:
+        member = Member(this_host(), process.pid, start_mark(process.pid), "")
+        second._store.set("worker 1", process_groups._encoder.encode(member))
+        with ThreadPoolExecutor(1) as threads:
+            giving = threads.submit(give, first)
+            process.kill()
+            with pytest.raises(RuntimeError, match=rf"worker 1 \(pid {process.pid}\) has ended"):
+                giving.result(10)
+
+
+def test_a_member_that_never_comes_is_given_up(monkeypatch):
+    monkeypatch.setattr(process_groups, "MEMBER_TIMEOUT", timedelta(milliseconds=10))
+    first, _ = exchanges(2)
+    with pytest.raises(TimeoutError, match=r"not all of workers \(0, 1\) have come"):
+        give(first)
+
+
+def test_members_that_could_not_be_connected_skip_the_same_exchange_and_meet_again(monkeypatch):
+    """Whatever one of them left in the store."""
+    pair = exchanges(2)
+    connect = pair[0]._connect
+
+    def fail_once(store, members):
+        store.set("left", "behind")
+        monkeypatch.setattr(pair[0], "_connect", connect)
+        raise OSError("no buffer space available")
+
+    monkeypatch.setattr(pair[0], "_connect", fail_once)
+    monkeypatch.setattr(process_groups, "TIMEOUT", timedelta(seconds=1))
+    with ThreadPoolExecutor(2) as threads:
+        for giving in [threads.submit(give, exchange) for exchange in pair]:
+            with pytest.raises(RuntimeError, match="worker 0 is not connected .* OSError: no buffer space"):
+                giving.result(60)
+        received = list(threads.map(give, pair))
+    assert received[0] == {}
+    assert received[1][0].tolist() == [1.0, 2.0]
+
+
+@pytest.mark.parametrize(
+    ("gpus", "can"),
+    [
+        (["a", "b"], True),
+        (["a", "b", "a"], False),  # two workers share a GPU
+        (["a", ""], False),  # one computes on the CPU
+        (["", ""], False),
+    ],
+)
+def test_nccl_is_used_between_gpus_of_one_worker_each(gpus, can):
+    assert can_use_nccl(gpus) == can
+
+
+class FakeNccl:
+    """Notes what is asked of it. Bytes come at the end of what belongs together: the header of a tensor, and ones."""
+
+    def __init__(self, *_):
+        self.calls, self.buffers = [], []
+
+    def __getattr__(self, name):
+        return lambda *args: self.calls.append((name.strip("_"), *[arg for arg in args if not isinstance(arg, list)]))
+
+    def recv(self, buffers, rank, tag):
+        self.buffers.extend(buffers)
+        self.calls.append(("recv", rank, tag))
+
+    def _end_coalescing(self):
+        self.calls.append(("end_coalescing",))
+        for buffer in self.buffers:
+            buffer.copy_(torch.cat([torch.zeros(8, dtype=torch.uint8), torch.ones(2).view(torch.uint8)]))
+        return self
+
+    def wait(self):
+        self.calls.append(("wait",))
+
+
+def test_what_nccl_does_together_is_waited_for_together():
+    exchange, group = GroupExchange(0, "cpu"), FakeNccl()
+    exchange._links[0, 1, 2] = Nccl(group, torch.device("cpu"))
+    parcel = (META, torch.zeros(2))
+    received = exchange.swap(Swap((0, 1, 2), {1: parcel, 2: parcel}, {1: META}), ENGINE)
+    together = [("start_coalescing",), ("send", 1, 0), ("send", 2, 0), ("recv", 1, 0), ("end_coalescing",)]
+    assert group.calls == [*together, ("wait",)]
+    assert received[1].tolist() == [1.0, 1.0]
+    exchange._sent.confirm(2)
+    assert group.calls == [*together, ("wait",), ("wait",)]
+
+
+def test_a_group_of_gpus_is_connected_when_it_is_made(monkeypatch):
+    """Those with nothing to send or to receive would otherwise never take part."""
+    monkeypatch.setattr(dist, "ProcessGroupNCCL", FakeNccl, raising=False)
+    monkeypatch.setattr(FakeNccl, "Options", type("Options", (), {}), raising=False)
+    monkeypatch.setattr(torch.cuda, "set_device", lambda device: None)
+    (exchange,) = exchanges(1)
+    exchange._device = torch.device("cuda:0")
+    exchange._known[0] = Member(this_host(), 0, "", "GPU-1")
+    link = exchange._link((0,))
+    assert isinstance(link, Nccl)
+    assert link._group.calls == [("eager_connect_single_device", torch.device("cuda:0"))]
+
+
+def test_workers_that_share_a_gpu_exchange_through_the_memory_of_the_cpu():
+    pair = exchanges(2)
+    for exchange in pair:
+        exchange._known = {worker: Member(this_host(), 0, "", "GPU-1") for worker in (0, 1)}
+        exchange._device = torch.device("cuda:0")
+        exchange._require_running = lambda members: None
+    with ThreadPoolExecutor(2) as threads:
+        received = list(threads.map(give, pair))
+    assert received[1][0].tolist() == [1.0, 2.0]
+    assert all(isinstance(exchange._links[0, 1], Gloo) for exchange in pair)
+
+
+def test_a_failure_travels_in_place_of_a_tensor():
+    failing = FailedValue(Failure(0, "aten.mm.default", (), 0, 0, "RuntimeError", "no", ""))
+    first, second = exchanges(2)
+    with ThreadPoolExecutor(1) as threads:
+        giving = threads.submit(first.swap, Swap((0, 1), {1: (META, failing)}, {}), ENGINE)
+        assert give(second)[0].failure == failing.failure
+        giving.result(60)

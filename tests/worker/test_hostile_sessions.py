@@ -1,0 +1,166 @@
+"""Nothing that one session does ends a worker: it works for others too."""
+
+import errno
+
+import pytest
+import zmq
+
+from gt.core.messages import (
+    Failed,
+    Fetched,
+    OpFailed,
+    Queried,
+    Report,
+    Segment,
+    Synchronized,
+    WorkerCreateTensor,
+    WorkerDefineOp,
+    WorkerFetchTensor,
+    WorkerHostStore,
+    WorkerJoinStore,
+    WorkerQueryOp,
+    WorkerRunOp,
+    WorkerSynchronize,
+)
+from gt.core.signatures import Input, ListArg, Signature
+from gt.wire import shared_memory
+from gt.wire.codec import Decoder, encode, join
+from gt.wire.links import open_link
+from gt.worker.engines import PyTorchEngine
+from gt.worker.exchange.interface import MemoryExchange
+from gt.worker.executor import Executor
+from gt.worker.failed_value import FailedValue
+from gt.worker.server import Worker
+from tests.records import SMALL, meta, own, signature
+
+OP, A, B, C, D, REQUEST = own(100), *map(own, range(1, 5)), own(50)
+BIG = meta(1 << 17)  # of a size that is shared
+
+
+class Bench:
+    """A worker whose dispatcher is the test: `tell` gives it a batch, and gives what it reports of it."""
+
+    def __init__(self, directory):
+        self._context = zmq.Context()
+        self._router = self._context.socket(zmq.ROUTER)
+        self._router.setsockopt(zmq.RCVTIMEO, 10_000)
+        self._router.bind(f"ipc://{directory}/server")
+        self._worker = Worker(f"ipc://{directory}/server", "pytorch", "cpu")
+        self._worker._link = open_link(f"ipc://{directory}/server", directory, 0, 0)
+        self.exchange = MemoryExchange()
+        self.executor = Executor(0, PyTorchEngine("cpu"), self.exchange, self._worker._export, owns_buffers=True)
+
+    def tell(self, *commands, payloads=()):
+        self._worker._work(self.executor, encode([*commands, WorkerSynchronize(0)], payloads))
+        reports, payloads = Decoder(Report).decode(self._router.recv_multipart()[1:])
+        self.bytes = [join(payload) for payload in payloads]
+        assert reports.pop() == Synchronized(0)
+        return reports
+
+    def close(self):
+        self._worker._close()
+        self._router.close(linger=0)
+        self._context.term()
+
+
+@pytest.fixture
+def bench(tmp_path):
+    bench = Bench(tmp_path)
+    yield bench
+    bench.close()
+
+
+def create(ident, shape=SMALL, name="", nbytes=16):
+    return WorkerCreateTensor(ident, shape, Segment(name, nbytes), 0)
+
+
+def run(inputs, outputs):
+    return WorkerRunOp(OP, inputs, outputs, (), 0, 0)
+
+
+@pytest.mark.parametrize(
+    ("name", "nbytes"), [("gt-1-1-1-0123456789abcdef", 16), ("gt-1-1-1-0123456789abcdef", 0), ("x", 16)]
+)
+def test_a_segment_that_is_gone_is_a_failure_of_its_tensor_only(bench, name, nbytes):
+    (news,) = bench.tell(create(A, SMALL, name, nbytes), create(B), payloads=[[], [bytes(16)]])
+    assert isinstance(news, OpFailed) and (news.failure.op, news.failure.origin) == ("upload", A)
+    assert [type(report) for report in bench.tell(WorkerFetchTensor(1, A, True), WorkerFetchTensor(2, B, True))] == [
+        Failed,
+        Fetched,
+    ]
+
+
+def test_an_empty_segment_is_a_failure_of_its_tensor(bench, tmp_path, monkeypatch):
+    monkeypatch.setattr(shared_memory, "_DIRECTORY", tmp_path)
+    (tmp_path / "gt-1-1-1-0123456789abcdef").touch()
+    (news,) = bench.tell(create(A, meta(0), "gt-1-1-1-0123456789abcdef", 0))
+    assert news.failure.kind == "ProtocolError" and "cannot be mapped" in news.failure.message
+
+
+def test_without_room_for_a_segment_bytes_go_with_the_message(bench, monkeypatch, fault):
+    def full(*_):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(shared_memory, "create", full)
+    content = bytes(range(256)) * (BIG.nbytes // 256)
+    bench.tell(create(A, BIG, nbytes=BIG.nbytes), payloads=[[content]])
+    assert bench.tell(WorkerFetchTensor(REQUEST, A, True)) == [Fetched(REQUEST, Segment("", BIG.nbytes))]
+    assert bench.bytes == [content]
+    fault("`/dev/shm` is full", "tensors go with the messages")
+
+
+def test_a_tensor_that_cannot_be_read_fails_its_request_and_leaves_no_segment(bench, tmp_path, monkeypatch):
+    def fail(*_):
+        raise MemoryError("no room on the device")
+
+    monkeypatch.setattr(shared_memory, "_DIRECTORY", tmp_path / "segments")
+    (tmp_path / "segments").mkdir()
+    bench.tell(create(A, BIG, nbytes=BIG.nbytes), payloads=[[bytes(BIG.nbytes)]])
+    monkeypatch.setattr(bench.executor.engine, "read_into", fail)
+    (answer,) = bench.tell(WorkerFetchTensor(REQUEST, A, True))
+    failure = answer.failure
+    assert isinstance(answer, Failed) and answer.own
+    assert (failure.op, failure.origin, failure.kind) == ("fetch", REQUEST, "MemoryError")
+    assert list((tmp_path / "segments").iterdir()) == []
+
+
+def test_a_tensor_that_is_not_there_fails_who_asks_for_it(bench):
+    (answer,) = bench.tell(WorkerFetchTensor(REQUEST, A, False))
+    assert (answer.failure.op, answer.failure.kind) == ("fetch", "KeyError")
+
+
+def test_an_op_on_a_tensor_that_is_not_there_fails(bench):
+    (news,) = bench.tell(WorkerDefineOp(OP, signature("aten.relu.default", 1, (SMALL,))), run((A,), (B,)))
+    assert (news.failure.origin, news.failure.kind) == (B, "KeyError")
+
+
+def test_a_query_of_a_tensor_that_is_not_there_fails(bench):
+    op = WorkerDefineOp(OP, signature("aten.nonzero.default", 1))
+    (answer,) = bench.tell(op, WorkerQueryOp(REQUEST, OP, (A,), (), C, (), 0, 0))
+    assert isinstance(answer, Failed) and (answer.own, answer.failure.kind) == (True, "KeyError")
+
+
+TWICE = Signature("aten._foreach_neg_.default", (ListArg((Input(0), Input(1))),), {}, ((), ()), (0, 1), (), ())
+
+
+def test_a_tensor_that_is_written_at_two_places_has_two_versions(bench):
+    bench.tell(WorkerDefineOp(OP, TWICE), create(A), payloads=[[bytes(16)]])
+    bench.tell(run((A, A), (B, C)))
+    assert bench.executor.store[B] is bench.executor.store[C]
+
+
+def test_a_query_that_writes_a_tensor_at_two_places_is_answered(bench):
+    bench.tell(WorkerDefineOp(OP, TWICE), create(A), payloads=[[bytes(16)]])
+    (answer,) = bench.tell(WorkerQueryOp(REQUEST, OP, (A, A), (B, C), D, (), 0, 0))
+    assert isinstance(answer, Queried) and answer.written == (SMALL, SMALL)
+
+
+def test_a_store_that_cannot_be_joined_or_hosted_is_told_and_work_goes_on(bench, monkeypatch, caplog):
+    def refuse(*_):
+        raise ConnectionError("nobody is there")
+
+    monkeypatch.setattr(bench.exchange, "join_store", refuse)
+    monkeypatch.setattr(bench.exchange, "host_store", refuse)
+    assert bench.tell(WorkerJoinStore("127.0.0.1", 1, 0), WorkerHostStore(), create(A), payloads=[[bytes(16)]]) == []
+    assert "cannot join the store at port 1: nobody is there" in caplog.text and "cannot host" in caplog.text
+    assert not isinstance(bench.executor.store[A], FailedValue)

@@ -1,0 +1,38 @@
+"""What workers say they have done and hold, and where a program that joins a server finds its instruction log."""
+
+from pathlib import Path
+
+import pytest
+
+import gt
+from tests.subprocesses import finish, free_port, running, start, wait_for_workers
+
+
+def test_one_worker_counts_its_ops(embedded: None) -> None:
+    x = gt.ones(8)
+    before = gt.debug.get_worker_stats()[0]
+    kept = [x + 1 for _ in range(5)]
+    after = gt.debug.get_worker_stats()[0]
+    assert (after.ops - before.ops, after.tensors - before.tensors, after.bytes - before.bytes) == (5, 5, 5 * 32)
+    assert len(kept) == 5
+
+
+@pytest.mark.parametrize("logs", [True, False])
+def test_a_program_that_joins_a_server_is_told_where_the_log_is(tmp_path: Path, logs: bool) -> None:
+    port, path = str(free_port()), tmp_path / "server.log"
+    environment = {"GT_INSTRUCTION_LOG": str(path)} if logs else {}
+    with running(start("-m", "gt.server", "-p", port, **environment), start("-m", "gt.worker", "-p", port)):
+        wait_for_workers(port, 1)
+        code, _, told = finish(
+            start(
+                "-c",
+                "import gt; print(gt.ones(2).sum().item())",
+                GT_SERVER=f"localhost:{port}",
+                GT_INSTRUCTION_LOG="mine.log",
+            )
+        )
+    assert code == 0
+    (line,) = told.splitlines()
+    assert line.startswith("gt: GT_INSTRUCTION_LOG=mine.log is not written by this program")
+    assert (f"to {path}" in line) == logs
+    assert ("set it where the server" in line) != logs
