@@ -5,9 +5,13 @@ RUN := $(VENV)/bin/python
 STAMP := $(VENV)/.ready
 SECONDS ?= 60
 
-.PHONY: setup demo test lint test-slow conformance conformance-formats crash-detector faults fuzz benchmark clean
+.DEFAULT_GOAL := help
+.PHONY: help setup demo test lint test-slow conformance conformance-formats crash-detector faults fuzz benchmark clean
 
-setup: $(STAMP)
+help:  ## this list
+	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "%-20s %s\n", $$1, $$2}'
+
+setup: $(STAMP)  ## make .venv with everything that the other targets need
 
 $(STAMP): pyproject.toml constraints.txt
 	test -x $(RUN) || $(PYTHON) -m venv $(VENV)
@@ -15,21 +19,21 @@ $(STAMP): pyproject.toml constraints.txt
 	$(RUN) -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable ".[dev]"
 	touch $(STAMP)
 
-demo: setup
+demo: setup  ## train a small transformer with torch, GT, and GT on 2 workers
 	$(RUN) examples/train_transformer.py
 
-lint: setup
+lint: setup  ## style and types
 	$(RUN) -m ruff check .
 	$(RUN) -m ruff format --check .
 	$(RUN) -m mypy
 
-test: lint
+test: lint  ## lint, types and tests (under 15 minutes on 2 cores)
 	$(RUN) -m pytest -m "not slow" -n 2 --dist loadfile
 
-test-slow: setup
+test-slow: setup  ## tests that take minutes each
 	$(RUN) -m pytest -m slow --timeout 1800
 
-conformance: setup
+conformance: setup  ## torch's op database: embedded, on random layouts, under masks of gradients
 	$(RUN) -m tests.conformance --jobs 2
 	$(RUN) -m tests.conformance --jobs 2 --mode sharded
 	$(RUN) -m tests.conformance --jobs 2 --masks
@@ -37,22 +41,22 @@ conformance: setup
 	$(RUN) -m tests.conformance --jobs 2 --tangents
 	$(RUN) -m tests.conformance --jobs 2 --mode sharded --tangents
 
-fuzz: setup
+fuzz: setup  ## random programs for SECONDS (default 60)
 	$(RUN) -m tests.fuzz --seconds $(SECONDS)
 
-conformance-formats: setup
+conformance-formats: setup  ## the same with other memory formats (up to an hour)
 	$(RUN) -m tests.conformance --jobs 2 --dtype float32 --formats --samples 5
 	$(RUN) -m tests.conformance --jobs 2 --dtype float32 --formats --samples 2 --mode virtual2
 	$(RUN) -m tests.conformance --jobs 2 --dtype float32 --formats --samples 2 --mode sharded
 
-crash-detector: setup
+crash-detector: setup  ## index operands out of range against guard pages
 	$(RUN) -m tests.crash_detector --jobs 2
 
-faults: setup
+faults: setup  ## kill, stop and cut off processes; rewrites the table in docs/reliability.md
 	$(RUN) -m pytest -m fault --write-faults
 
-benchmark: setup
+benchmark: setup  ## overhead of an op, of reads, uploads and the start
 	$(RUN) benchmarks/overhead.py
 
-clean:
+clean:  ## remove .venv and all caches
 	rm -rf $(VENV) build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis

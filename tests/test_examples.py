@@ -14,7 +14,7 @@ from tests.subprocesses import ROOT, finish, free_port, running, start, wait_for
 EXAMPLES = ROOT / "examples"
 GPT2 = EXAMPLES / "signals" / "gpt2_by_yaml.py"
 SHARED = ("running.py",)
-OWN_PROCESS = ("train_transformer.py", GPT2.name)  # the first one is run by the tests of the documentation
+OWN_PROCESS = ("hello.py", "train_transformer.py", GPT2.name)  # the second is run by the tests of the documentation
 SCRIPTS = sorted(
     str(path.relative_to(EXAMPLES)) for path in EXAMPLES.rglob("*.py") if path.name not in (*SHARED, *OWN_PROCESS)
 )
@@ -135,6 +135,14 @@ def test_gpt2_under_a_plan_that_one_variable_names(server):
     code, out, err = finish(start(str(GPT2), "--quick", GT_SERVER=server, GT_CONFIG=str(plan)), 180)
     assert code == 0, err
     assert plan.name in out and "The losses of 2 steps agree to 1e-05" in out
+
+
+@pytest.mark.timeout(240)
+@pytest.mark.parametrize("environment", [{}, {"GT_WORKERS": "2"}], ids=["one worker", "two workers"])
+def test_the_smallest_program_runs_on_any_number_of_workers(environment):
+    code, out, err = finish(start("examples/hello.py", **environment), 180)
+    assert code == 0, err
+    assert out.startswith("gt.Tensor([[")
 
 
 @pytest.mark.timeout(240)

@@ -91,7 +91,7 @@ class SimulatedWorker:
         self.programs = {}
         self.store = -1
 
-    def step(self):
+    def step(self):  # noqa: PLR0912  (one case for each command)
         """Do the next command; gives the reports it causes."""
         command = self.inbox.popleft().command
         match command:

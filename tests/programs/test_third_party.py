@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 import torch
-from transformers import GPT2Config, GPT2LMHeadModel
+from transformers import GPT2Config, GPT2LMHeadModel, Trainer, TrainingArguments
 
 import gt
 
@@ -116,7 +116,6 @@ class Sentences(torch.utils.data.Dataset):
 @pytest.mark.filterwarnings("ignore")
 def test_a_default_trainer_saves_checkpoints_and_resumes(anywhere: str, tmp_path: Path) -> None:
     pytest.importorskip("accelerate")
-    from transformers import Trainer, TrainingArguments
 
     def program(to: Callable[[Any], Any]) -> list[float]:
         folder, losses = tmp_path / to.__name__, []

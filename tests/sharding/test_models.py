@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import copy
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from types import MappingProxyType
 from typing import NamedTuple
 
 import pytest
@@ -45,7 +46,7 @@ def llama() -> torch.nn.Module:
 class Plan(NamedTuple):
     mesh: tuple[tuple[int, ...], tuple[str, ...]]
     batch: str
-    weights: dict[str, str] = {}
+    weights: Mapping[str, str] = MappingProxyType({})
     others: str = "-"  # the first dim of every other weight
 
 

@@ -5,6 +5,9 @@ import math
 import pytest
 import torch
 
+from gt.core.meta import TensorMeta
+from gt.core.signatures import Input, ListArg, Scalar
+from gt.sharding.op_calls import OpCall
 from gt.sharding.rules.reduction import REDUCTION
 from tests.sharding.expansions import check_expansion
 from tests.sharding.simulate import check
@@ -183,10 +186,6 @@ def test_expansions_move_statistics_only():
 
 
 def test_an_order_that_changes_from_call_to_call_needs_whole_dims():
-    from gt.core.meta import TensorMeta
-    from gt.core.signatures import Input, ListArg, Scalar
-    from gt.sharding.op_calls import OpCall
-
     metas = (TensorMeta((4, 3), (3, 1), 0, "float32"),), (TensorMeta((3,), (1,), 0, "float32"),)
     call = OpCall("aten.linalg_vector_norm.default", (Input(0), Scalar(0), ListArg((0,))), {}, *metas)
     rule = REDUCTION["aten.linalg_vector_norm"].rule(call)

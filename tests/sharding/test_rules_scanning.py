@@ -7,6 +7,7 @@ import torch
 
 from gt.core.signatures import Input, ListArg
 from gt.sharding.op_calls import OpCall
+from gt.sharding.propagation import FactorSharding, build_strategy
 from gt.sharding.rules.scanning import SCANNING
 from gt.sharding.spec import DeviceMesh
 from gt.sharding.spec_text import parse_spec
@@ -101,8 +102,6 @@ def test_blocks_may_be_cut_between_them_only():
     blocks = ListArg(tuple([ListArg((start, start + 2)) for start in (0, 2, 4)]))
     total = x.view(3, 2).sum(1)
     call = OpCall("gt.block_totals", (Input(0), 0, "sum", blocks), {}, (meta_of(x),), (meta_of(total),))
-    from gt.sharding.propagation import FactorSharding, build_strategy
-
     rule = SCANNING["gt.block_totals"].rule(call)
     for workers, given in ((3, "x"), (2, None), (6, None)):
         mesh = DeviceMesh((workers,), ("x",))
