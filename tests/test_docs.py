@@ -6,6 +6,7 @@ program is what it prints, where `...` stands for anything.
 
 import contextlib
 import doctest
+import importlib
 import importlib.util
 import io
 import itertools
@@ -175,3 +176,19 @@ def test_the_demo_fails_where_losses_disagree(wrong, code, capsys):
     right = torch.ones(40, dtype=torch.float64)
     assert demo.report({"torch": right, "embedded": right, "2 workers": right + wrong * (right.cumsum(0) == 7)}) == code
     assert ("DISAGREE" in capsys.readouterr().out) == bool(code)
+
+
+def test_the_picture_of_the_architecture_is_drawn_from_todays_messages(monkeypatch):
+    monkeypatch.syspath_prepend(str(ROOT / "docs"))
+    drawing = importlib.import_module("draw_architecture")
+    assert drawing.PICTURE.read_text() == drawing.draw(), "run: python docs/draw_architecture.py"
+
+
+FILE_NAMES = re.compile(r"`((?:gt|tests|docs|examples|benchmarks)/[\w/]+\.\w+|\w+/[\w/]+\.py)`")
+
+
+@pytest.mark.parametrize("page", ["docs/architecture.md"])
+def test_files_that_a_page_names_exist(page):
+    names = FILE_NAMES.findall((ROOT / page).read_text())
+    assert len(names) > 10
+    assert [name for name in names if not (ROOT / name).exists() and not (ROOT / "gt" / name).exists()] == []
