@@ -187,7 +187,7 @@ def test_the_picture_of_the_architecture_is_drawn_from_todays_messages(monkeypat
 FILE_NAMES = re.compile(r"`((?:gt|tests|docs|examples|benchmarks)/[\w/]+\.\w+|\w+/[\w/]+\.py)`")
 
 
-@pytest.mark.parametrize("page", ["docs/architecture.md"])
+@pytest.mark.parametrize("page", ["docs/architecture.md", "CONTRIBUTING.md"])
 def test_files_that_a_page_names_exist(page):
     names = FILE_NAMES.findall((ROOT / page).read_text())
     assert len(names) > 10
