@@ -139,7 +139,7 @@ def _detour(cls: HandleType, record: OpSchema, args: tuple[Any, ...], kwargs: di
         raise
 
 
-def _take(
+def _take(  # noqa: PLR0912  (hot path: one branch for each kind of argument)
     session: Session, kind: Kind, value: Any, key: list[Any], nodes: list[Node], numbers: list[Any]
 ) -> None:  # fmt: skip
     """Sort one argument: a tensor, a number that may change, or a constant of the memo key."""

@@ -545,7 +545,7 @@ class Ran(Struct, array_like=True, frozen=True):
     swaps: tuple[Swapped, ...] = ()
 
 
-class TimelineReport(_Record, frozen=True):
+class TimelineReport(_Record, tag="Timeline", frozen=True):
     """`dropped` counts the commands that came when as many as wanted were recorded."""
 
     request: Id

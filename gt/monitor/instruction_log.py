@@ -60,7 +60,7 @@ class InstructionLog:
             next(self._numbers),
             event.direction,
             event.peer,
-            type(message).__name__ if message is not None else "-",
+            _name(message),
             _size(message),
             _ids(message),
             _cut(event.op, 44) or "-",
@@ -71,6 +71,12 @@ class InstructionLog:
     def close(self) -> None:
         with contextlib.suppress(OSError):  # what could not be written is tried again
             self._file.close()
+
+
+def _name(message: object) -> str:
+    """The name of a message as it is on the wire."""
+    config = getattr(message, "__struct_config__", None)
+    return config.tag if config is not None else "-"
 
 
 def _size(message: object) -> str:
