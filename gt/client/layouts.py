@@ -10,7 +10,8 @@ from gt.client import session as sessions
 from gt.client.storage import Node
 from gt.client.tracebacks import ends_on_users_line
 from gt.core.errors import LayoutError
-from gt.sharding.spec import DeviceMesh, Shape, ShardingSpec, box_elements, box_shape, local_box
+from gt.sharding.boxes import Shape, box_elements, box_shape
+from gt.sharding.spec import DeviceMesh, ShardingSpec, local_box
 
 
 class LocalShard(NamedTuple):

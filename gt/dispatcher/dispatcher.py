@@ -93,7 +93,7 @@ from gt.dispatcher.state import (
     layout_of,
     require_layout,
 )
-from gt.sharding.rules import are_tame
+from gt.sharding.rules import is_linear_with
 from gt.sharding.spec import DeviceMesh, ShardingSpec, whole
 from gt.signals.policy import Policy
 
@@ -357,11 +357,11 @@ class Dispatcher:
             state.require_new(outputs)
         if prepared is None or len(outputs) != known.gives or (writes and known.aliased_inputs(inputs)):
             prepared = self._plans.prepare(session, known, op, policy)
-        if prepared.plan.linear and not are_tame(known.signature.op, op.scalars):
+        if prepared.plan.linear and not is_linear_with(known.signature.op, op.scalars):
             prepared = self._plans.prepare(session, known, op, policy, reduces_first=True)
         if prepared.plan.gathered:
             self._plans.tell_of_gathering(session, prepared.plan.gathered, op.site)
-        settles = policy is not None and policy.settles
+        settles = policy is not None and policy.pins
         if prepared.moves:
             inputs = self._placing.taken(session, prepared.plan, inputs, known.signature.op, op.site, settles)
         if settles:
@@ -394,7 +394,7 @@ class Dispatcher:
                     whole(mesh, len(self.state.held(ident).meta.shape)),
                     op.signature.op,
                     query.site,
-                    settles=policy is not None and policy.settles,
+                    settles=policy is not None and policy.pins,
                 )
                 for ident in query.inputs
             ]

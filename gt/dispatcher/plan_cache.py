@@ -20,7 +20,7 @@ from gt.dispatcher.state import (
     State,
     TensorRecord,
 )
-from gt.sharding.lowering import Register
+from gt.sharding.program_builder import Register
 from gt.sharding.spec import DeviceMesh, ShardingSpec, whole
 from gt.signals.policy import Policy
 
@@ -54,7 +54,7 @@ class PlanCache:
             metas = [tensor.meta for tensor in held]
             copies = [there[1:] if isinstance(there, tuple) else () for there in laid]
             plan = plan_op(op.signature, metas, specs, solo_mesh, again, policy, copies, reduces_first)
-            pinned = policy.settles if policy is not None else True if op.layout is not None else None
+            pinned = policy.pins if policy is not None else True if op.layout is not None else None
             found = self._placing.announce(session, plan, op.code, op.signature.op, op.takes, pinned)
             self._state.add_plan(op, key or (op.layout or whole(solo_mesh, 0),), found)
         if found.plan.program is None:

@@ -9,11 +9,12 @@ from typing import NamedTuple
 from gt.core.messages import Collective
 from gt.core.meta import ITEM_BYTES, TensorMeta
 from gt.core.signatures import Arg, Complex, Input, Move, Program, Signature, Whole
-from gt.sharding.constraints import Constraint, fulfil
-from gt.sharding.lowering import NoRule, ProgramBuilder, Register, Target, Written, functional_args
+from gt.sharding.constraints import Constraint, Target, satisfy
+from gt.sharding.lowering import NoRule
 from gt.sharding.op_calls import OpCall, inputs_in, with_inputs
+from gt.sharding.program_builder import InPlaceWrite, ProgramBuilder, Register, functional_args
 from gt.sharding.reshard import plan_reshard
-from gt.sharding.rules import are_tame
+from gt.sharding.rules import is_linear_with
 from gt.sharding.spec import DeviceMesh, ShardingSpec, spec_of
 from gt.signals.policy import Policy
 
@@ -59,13 +60,13 @@ def plan_op(
         mesh = specs[signature.writes[0]].mesh
         assert all(specs[place].mesh is mesh for place in signature.writes), "all that an op writes to is on one mesh"
         if policy is not None and policy.mesh is mesh:
-            wishes = [policy.wish(meta.shape) for meta in signature.outputs]
+            wishes = [policy.target(meta.shape) for meta in signature.outputs]
     elif signature.layout is not None:
         layout = spec_of(signature.layout)
         mesh, wishes = layout.mesh, [layout for _ in signature.outputs]
     elif policy is not None:
         mesh = policy.mesh
-        wishes = [policy.wish(meta.shape) if inputs else policy.layout(meta.shape) for meta in signature.outputs]
+        wishes = [policy.target(meta.shape) if inputs else policy.layout(meta.shape) for meta in signature.outputs]
     else:
         mesh = meeting_place(inputs) or fallback
     draft = ProgramBuilder(
@@ -79,7 +80,7 @@ def plan_op(
 
 def _as_wished(draft: ProgramBuilder, register: int, wish: Target) -> int:
     spec = draft.spec(register)
-    return draft.move(register, wish if isinstance(wish, ShardingSpec) else fulfil(wish, spec) if wish else spec)
+    return draft.move(register, wish if isinstance(wish, ShardingSpec) else satisfy(wish, spec) if wish else spec)
 
 
 def meeting_place(inputs: Sequence[Register]) -> DeviceMesh | None:
@@ -120,7 +121,7 @@ whole tensors, if any."""
 
 def _has_tame_constants(signature: Signature) -> bool:
     numbers = [complex(arg.real, arg.imag) for arg in signature.args if isinstance(arg, Complex)]
-    return are_tame(signature.functional or signature.op, numbers)
+    return is_linear_with(signature.functional or signature.op, numbers)
 
 
 def _draft(
@@ -186,7 +187,7 @@ def _write_shards(draft: ProgramBuilder, signature: Signature, alike: bool) -> t
     call = _functional_call(draft, signature, used, order, only_written)
     targets = [used[place] for place in signature.writes]
     also = [place for place in range(len(used)) if place in only_written]
-    written = Written(
+    written = InPlaceWrite(
         (-1,) * len(signature.outputs) + tuple(targets),
         _renumbered(signature, [*order, *also]),
         tuple([used[place] for place in also]),
@@ -195,7 +196,7 @@ def _write_shards(draft: ProgramBuilder, signature: Signature, alike: bool) -> t
     outputs = draft.write(call, registers, written, random=signature.random, floating=signature.floating)
     for place, (view, steps) in views.items():
         if steps:
-            draft.settle(bases[place], view, steps)
+            draft.write_back(bases[place], view, steps)
     return (*outputs[: len(signature.outputs)], *[bases[place] for place in signature.writes])
 
 
@@ -246,7 +247,7 @@ def _renumbered(signature: Signature, order: Sequence[int]) -> Signature:
 
 def _finish(signature: Signature, draft: ProgramBuilder, gives: tuple[int, ...], gathered: str) -> Plan:
     program, takes = draft.finish(gives, signature.writes)
-    linear = draft.is_linear
+    linear = draft.assumes_linearity
     results = tuple([(draft.registers[register].meta, draft.spec(register)) for register in gives])
     workers = draft.mesh.workers
     if len(program.steps) == 1 and isinstance(program.steps[0], Whole):

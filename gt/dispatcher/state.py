@@ -389,7 +389,7 @@ class State:
         if scope is None:
             raise UnknownId("scope", code)
         policy = scope.policy
-        if policy is None or policy.settles or not self.gone:
+        if policy is None or policy.pins or not self.gone:
             return policy
         return policy if all(worker in self.workers for worker in policy.mesh.workers) else None
 

@@ -1,14 +1,14 @@
-"""How a tensor should lie: a wish, which says nothing about bytes that exist. Those are the business of specs."""
+"""How a tensor should be laid out. A constraint, unlike a spec, says nothing about bytes that exist."""
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import NamedTuple, TypeAlias
 
 from gt.sharding.spec import DeviceMesh, DimSpec, ShardingSpec, print_layout
 
 
 class DimConstraint(NamedTuple):
-    """`axes` should cut the dim; an `is_open` dim may be cut further. Lower priorities are served first."""
+    """The axes that should cut a dim. An `is_open` dim may be cut further. Lower priorities are propagated first."""
 
     axes: DimSpec = ()
     is_open: bool = True
@@ -16,7 +16,7 @@ class DimConstraint(NamedTuple):
 
 
 class Constraint(NamedTuple):
-    """How a tensor should be laid out. Unlike a spec it says nothing about bytes that exist."""
+    """How a tensor should be laid out on a mesh."""
 
     mesh: DeviceMesh
     dims: tuple[DimConstraint, ...]
@@ -25,28 +25,30 @@ class Constraint(NamedTuple):
 
     def __str__(self) -> str:
         dims = [
-            " ".join(wish.axes or ("-",))
-            + ("?" if wish.is_open else "")
-            + (f"@{wish.priority}" if wish.priority else "")
-            for wish in self.dims
+            " ".join(dim.axes or ("-",)) + ("?" if dim.is_open else "") + (f"@{dim.priority}" if dim.priority else "")
+            for dim in self.dims
         ]
         return print_layout(dims, self.partial, self.kind)
 
     @property
     def axes(self) -> tuple[str, ...]:
-        """The mesh axes that the wish speaks of."""
-        return tuple([axis for wish in self.dims for axis in wish.axes])
+        """The axes that should cut some dim."""
+        return tuple([axis for dim in self.dims for axis in dim.axes])
 
 
-def fulfil(constraint: Constraint, given: ShardingSpec) -> ShardingSpec:
-    """The layout that is nearest to a given one and as wished: axes that the wish speaks of cut the dims that it names,
-    and what it leaves open stays as it is."""
-    spoken = set(constraint.axes)
+Target: TypeAlias = ShardingSpec | Constraint | None
+"""The layout that a result should have: exactly, in part, or any."""
+
+
+def satisfy(constraint: Constraint, given: ShardingSpec) -> ShardingSpec:
+    """The layout nearest to `given` that satisfies a constraint: the constraint's axes cut the dims that it names, and
+    open dims keep their other axes."""
+    constrained = set(constraint.axes)
     dims, cuts = [], []
-    for wish, axes, cut in zip(constraint.dims, given.dims, given.cuts, strict=True):
-        others = tuple([axis for axis in axes if axis not in spoken]) if wish.is_open else ()
-        stays = set(axes) == {*wish.axes, *others}
-        dims.append(axes if stays else (*others, *wish.axes))  # what is cut already is cut further
+    for dim, axes, cut in zip(constraint.dims, given.dims, given.cuts, strict=True):
+        others = tuple([axis for axis in axes if axis not in constrained]) if dim.is_open else ()
+        stays = set(axes) == {*dim.axes, *others}
+        dims.append(axes if stays else (*others, *dim.axes))  # existing shards are cut further
         cuts.append(cut if stays else None)
-    partial = tuple([axis for axis in given.partial if axis not in spoken])
+    partial = tuple([axis for axis in given.partial if axis not in constrained])
     return given.replace(dims=tuple(dims), cuts=tuple(cuts), partial=partial)

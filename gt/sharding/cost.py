@@ -1,4 +1,4 @@
-"""What resharding costs: bytes, time and memory; and the bytes that no scheme can do without."""
+"""The cost of layouts: bytes to reshard, time, memory; and a lower bound of the bytes of any resharding scheme."""
 
 from __future__ import annotations
 
@@ -8,8 +8,10 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from gt.sharding.routes import IntArray, boxes, cheapest_route, group_size, places, shard_numbers
-from gt.sharding.spec import Shape, ShardingSpec, largest_local_shape
+from gt.sharding.boxes import Shape
+from gt.sharding.hops import IntArray, group_size, positions_in, shard_indices, worker_boxes
+from gt.sharding.routes import cheapest_route
+from gt.sharding.spec import ShardingSpec, largest_local_shape
 
 
 def reshard_bytes(shape: Shape, itemsize: int, source: ShardingSpec, target: ShardingSpec) -> int:
@@ -18,7 +20,7 @@ def reshard_bytes(shape: Shape, itemsize: int, source: ShardingSpec, target: Sha
 
 
 def memory_bytes(spec: ShardingSpec, shape: Shape, itemsize: int) -> int:
-    """The most that one worker holds."""
+    """The bytes of the largest shard."""
     return itemsize * math.prod(largest_local_shape(spec, shape))
 
 
@@ -32,9 +34,9 @@ class LinkSpeed(NamedTuple):
     beta: float
 
 
-# Measured with two processes on a 2-core machine (shared/design.md, "Numbers that exist"). Gloo: an all-reduce of 4 KB,
-# which is two messages for each of two ranks, took 1.07 ms; one of 64 MB ran at 1.4 GB/s. Memory: a ZeroMQ round trip
-# over ipc, which is two messages, took 80 to 100 us; memcpy ran at 11.5 GB/s.
+# Measured with two processes on a 2-core machine. Gloo: an all-reduce of 4 KB, which is two messages for each of two
+# ranks, took 1.07 ms; one of 64 MB ran at 1.4 GB/s. Memory: a ZeroMQ round trip over ipc, which is two messages, took
+# 80 to 100 us; memcpy ran at 11.5 GB/s.
 GLOO = LinkSpeed(alpha=1.07e-3 / 2, beta=1 / 1.4e9)
 MEMORY = LinkSpeed(alpha=45e-6, beta=1 / 11.5e9)
 
@@ -43,31 +45,33 @@ _SINGLE = ("permute", "send")
 
 
 def seconds(kind: str, nbytes: float, group: int, link: LinkSpeed = GLOO) -> float:
-    """How long a step takes whose busiest worker receives or sends `nbytes`, among `group` workers each."""
+    """The time of a reshard step in groups of `group` workers, the busiest of which sends or receives `nbytes`."""
     if kind in _LOCAL or group < 2:
         return 0.0
     messages = 1 if kind in _SINGLE else (group - 1) * (2 if kind == "all-reduce" else 1)
     return messages * link.alpha + nbytes * link.beta
 
 
-# --- What no scheme can beat ------------------------------------------------------------------------------------------
+# --- Lower bound ------------------------------------------------------------------------------------------------------
 
 
 def lower_bound(shape: Shape, itemsize: int, source: ShardingSpec, target: ShardingSpec) -> int:
-    """Bytes that any scheme has to receive. For every element: until a first group of workers (one worker, or those
-    whose partial values make up the value) can know it, each addend that the group lacks has to travel once; after
-    that every other group that does not hold all addends has to hear at least once."""
+    """The bytes that workers receive in any scheme.
+
+    A group is one worker of the target, or the workers whose partial values make up one value. For each element, every
+    addend that the first group lacks has to travel once; then each other group that lacks some addend has to receive
+    at least one element."""
     cells, held, needed = _cells(shape, source, target)
     addends = group_size(source.mesh, source.partial)
     groups = target.mesh.size // group_size(target.mesh, target.partial)
-    settled = tuple([axis for axis in target.mesh.axis_names if axis not in target.partial])
-    group, addend = shard_numbers(target.mesh, settled), shard_numbers(source.mesh, source.partial)
+    value_axes = tuple([axis for axis in target.mesh.axis_names if axis not in target.partial])
+    group, addend = shard_indices(target.mesh, value_axes), shard_indices(source.mesh, source.partial)
     wanted = np.zeros((len(cells), groups), bool)
     wanted[:, group] = needed
     knows = np.zeros((len(cells), groups, addends), bool)
-    for place, at in enumerate(places(target.mesh, source.mesh)):
+    for position, at in enumerate(positions_in(target.mesh, source.mesh)):
         if at >= 0:
-            knows[:, group[place], addend[at]] |= held[:, at]
+            knows[:, group[position], addend[at]] |= held[:, at]
     known = np.where(wanted, knows.sum(2), -1)
     most = known.max(1)
     waiting = (wanted & (known < addends)).sum(1)
@@ -78,9 +82,9 @@ def lower_bound(shape: Shape, itemsize: int, source: ShardingSpec, target: Shard
 def _cells(
     shape: Shape, source: ShardingSpec, target: ShardingSpec
 ) -> tuple[IntArray, NDArray[np.bool_], NDArray[np.bool_]]:
-    """The tensor cut at all edges of both layouts: the size of each cell, and which workers hold and need it,
+    """The tensor cut at the edges of both layouts: the size of each cell, and whether each worker holds and needs it,
     (cells, workers)."""
-    both = boxes(source, shape), boxes(target, shape)
+    both = worker_boxes(source, shape), worker_boxes(target, shape)
     sizes = np.ones(1, np.int64)
     within = [np.ones((1, len(side.sizes)), bool) for side in both]
     for dim in range(len(shape)):

@@ -1,10 +1,10 @@
-"""Which aten ops run on shards: `python -m gt.sharding.coverage`.
+"""Lists the aten ops that run on shards: `python -m gt.sharding.coverage`.
 
 rule        the op has an entry in the table of rules
-decomposed  it arrives as other ops: one of torch's composites, or the same op on each tensor of a list
-fallback    it runs on whole tensors: its inputs are gathered
+decomposed  torch calls other ops instead: the op is a composite, or runs on each tensor of a list
+fallback    the op runs on whole tensors: its inputs are gathered
 
-An overload that writes counts by the overload that computes the same without writing. DTensor of torch 2.13, counted in
+An overload that writes counts as the overload that computes the same without writing. DTensor of torch 2.13, counted in
 the same way, has rules for 159 of the 193 core overloads, and for 1126 overloads of 612 ops in all.
 """
 
@@ -27,10 +27,10 @@ from gt.sharding.rules import entry_of
 RULE, DECOMPOSED, FALLBACK = "rule", "decomposed", "fallback"
 MODEL_OPS = Path(__file__).with_name("model_ops.txt")
 
-_ANY_SIZE = "how many elements it gives depends on the values"
-_ANY_DRAWS = "how many random numbers an element takes depends on its value"
+_ANY_SIZE = "the number of its results depends on values"
+_ANY_DRAWS = "the number of random draws per element depends on values"
 _STORAGE = "about the one storage behind a tensor, which shards do not have; done in the client"
-_ANSWERS = "gives a Python value, which is read from a worker"
+_ANSWERS = "returns a Python value, which is read from a worker"
 _BACKEND = "a kernel of one backend, below the ops that GT sees"
 _SPARSE = "of sparse tensors, which GT does not have"
 _QUANTIZED = "of quantized tensors, which GT does not have"
@@ -107,8 +107,8 @@ def _is_decomposed(op: OpOverload) -> bool:
 
 
 def _without_writes(op: OpOverload) -> str | None:
-    """The overload with the same arguments, but those that are only written to, which writes to none; the op itself
-    where it is the shape of a handle that is written."""
+    """The overload that computes the same and writes to no argument; the op itself if it writes only a tensor's shape
+    (`t_`)."""
     arguments = op._schema.arguments
     if not any(_is_written(a) for a in arguments) or torch.Tag.inplace_view in op.tags:
         return str(op)
@@ -134,7 +134,7 @@ def _overloads(name: str) -> list[OpOverload]:
 
 
 def aten_ops() -> list[OpOverload]:
-    """All that torch has registered, whether or not Python has seen them yet."""
+    """All registered aten ops, including those that `torch.ops.aten` has not loaded yet."""
     names = sorted(name.removeprefix("aten::") for name in _dispatch_get_all_op_names() if name.startswith("aten::"))
     pairs = [name.partition(".") for name in names]
     return [getattr(getattr(torch.ops.aten, name), overload or "default") for name, _, overload in pairs]
@@ -145,7 +145,7 @@ def core_ops() -> list[OpOverload]:
 
 
 def model_ops() -> dict[str, list[str]]:
-    """The ops of a training step of some models, by model; tests/sharding/model_ops.py recorded them."""
+    """The ops in a training step of each model, as recorded by tests/sharding/model_ops.py."""
     users: dict[str, list[str]] = {}
     for line in MODEL_OPS.read_text().splitlines():
         op, *models = line.split()

@@ -2,11 +2,16 @@
 
     "b i k, b k j -> b i j | reduce(sum): k"
 
-says all that sharding needs to know of a matrix product: what is cut along b, i or j is computed shard by shard, and
+is all that sharding needs to know of a matrix product: tensors cut along b, i or j are computed shard by shard, and
 cutting k gives partial sums. `(a b)` is a dim made of two factors, major first; `...` are leading dims, aligned from
-the right as broadcasting does; `1` is a dim of size one that nothing cuts. After the bar come the classes of factors
-that do not simply pass: `reduce(kind)`, `whole` (the op cannot run while it is cut), `mask(kind)` (each shard does its
-own range of indices and gives a partial result) and `halo` (shards need some of their neighbours' elements).
+the right as in broadcasting; `1` is a dim that nothing cuts.
+
+Factors pass unless a class follows the bar:
+
+reduce(kind)  cutting the factor gives partial results
+mask(kind)    each shard handles its own range of indices and gives a partial result
+halo          shards need some elements of their neighbours
+whole         the op cannot run while the factor is cut
 """
 
 from __future__ import annotations
@@ -19,14 +24,15 @@ from dataclasses import dataclass, field, replace
 from typing import NamedTuple, TypeAlias
 
 from gt.core.errors import LayoutError
+from gt.sharding.boxes import Cuts, Shape
 from gt.sharding.op_calls import Lowering
-from gt.sharding.spec import REDUCTIONS, Cuts, Shape
+from gt.sharding.spec import REDUCTIONS
 
 PASS, REDUCE, WHOLE, MASK, HALO = "pass", "reduce", "whole", "mask", "halo"
 
 
 class Factor(NamedTuple):
-    """`reduction` is the kind of a partial result, for the classes that give one."""
+    """The size and class (`kind`) of a factor; `reduction` is the kind of the partial results of reduce and mask."""
 
     size: int
     kind: str = PASS
@@ -41,17 +47,17 @@ class Window(NamedTuple):
     step: int = 1
 
     def cuts(self, cuts: Cuts) -> Cuts:
-        """The intervals of this dim that lie in the given intervals of the factor."""
+        """The intervals of this dim that correspond to intervals of the factor."""
         return tuple([(self._first(start), self._first(stop)) for start, stop in cuts])
 
-    def _first(self, place: int) -> int:
-        """The first element that is at `place` of the factor or after it."""
-        return min(max(-((self.offset - place) // self.step), 0), self.size)
+    def _first(self, position: int) -> int:
+        """The first element at or after `position` of the factor."""
+        return min(max(-((self.offset - position) // self.step), 0), self.size)
 
 
 class HaloWindow(NamedTuple):
-    """A dim of which an element o of the factor needs the elements o * stride - before to o * stride + after: the
-    input of a convolution or a pooling. Its intervals overlap."""
+    """A dim whose elements o * stride - before to o * stride + after are needed for element o of the factor: the input
+    of a convolution or a pooling. Its intervals overlap."""
 
     stride: int
     before: int
@@ -68,67 +74,77 @@ class HaloWindow(NamedTuple):
         return low, max(min((stop - 1) * self.stride + self.after + 1, self.size), low)
 
 
-class Blocks(NamedTuple):
-    """A dim made block by block: its elements `parts[i]` come from the elements `blocks[i]` of the factor, such as one
-    total for each block. It can be cut between blocks only."""
+class BlockWindow(NamedTuple):
+    """A dim computed block by block: its elements `parts[i]` come from the elements `blocks[i]` of the factor, such as
+    one total for each block. It can be cut between blocks only."""
 
     blocks: Cuts
     parts: Cuts
 
     def cuts(self, cuts: Cuts) -> Cuts | None:
-        """None where an interval has not whole blocks, equally many for each."""
+        """The intervals of this dim; None unless every interval of the factor has the same number of whole blocks."""
         count, rest = divmod(len(self.blocks), len(cuts))
         aligned = count and not rest and _joined(self.blocks, count) == tuple(cuts)
         return _joined(self.parts, count) if aligned else None
 
 
 def _joined(cuts: Cuts, count: int) -> Cuts:
-    """Every `count` intervals as one."""
+    """Each run of `count` intervals merged into one."""
     return tuple([(cuts[i][0], cuts[i + count - 1][1]) for i in range(0, len(cuts), count)])
 
 
 class Ref(NamedTuple):
-    """One factor of a dim, and which of its elements the dim shows (None: all)."""
+    """One factor of a dim, and the elements of the factor that the dim shows (None: all)."""
 
     factor: str
-    window: Window | HaloWindow | Blocks | None = None
+    window: Window | HaloWindow | BlockWindow | None = None
 
 
 Dim: TypeAlias = tuple[Ref, ...]
-"""The factors of a dim, major to minor. None: a dim that nothing cuts, such as one of size 1."""
+"""The factors of a dim, major to minor. Empty: a dim that nothing cuts, such as one of size 1."""
 
 
 class PartialPassthrough(NamedTuple):
-    """Partial values that an op passes on: those of `operands` may be partial by `kind` along an axis where the other
-    operands are whole, and the results are then partial by `gives`. Where several are named, all are made partial.
-    Only a `growing` one passes where the results are larger than the operands: reducing them later would cost more."""
+    """An op that may run on partial values along a mesh axis and gives partial values.
+
+    - `operands`: all of them are partial by `kind`; the other operands are replicated along the axis
+    - `result_kind`: the kind of the partial results
+    - `may_grow`: allowed even if the results are larger than the operands, although reducing them costs more
+    """
 
     operands: frozenset[int]
     kind: str = "sum"
-    gives: str = "sum"
-    growing: bool = False
+    result_kind: str = "sum"
+    may_grow: bool = False
+
+
+LINEAR = (PartialPassthrough(frozenset({0})),)
+"""The passthrough of an op that is linear in its first operand."""
 
 
 @dataclass(frozen=True)
 class OpShardingRule:
-    """How an op may be cut. `operands` and `results` hold, per tensor and dim, its factors. `lowering` says how one
-    worker computes its shard; None: by the op itself, with the arguments that it has. An op that does not `read`
-    values takes only shapes and dtypes from its operands: partial ones will do."""
+    """How an op may be cut.
+
+    - `operands`, `results`: per tensor and dim, its factors
+    - `lowering`: makes the program of one worker; None: the op itself, with unchanged arguments
+    - `reads_values`: False for an op that takes only shape and dtype from its operands, which may then be partial
+    """
 
     factors: Mapping[str, Factor]
     operands: tuple[tuple[Dim, ...], ...]
     results: tuple[tuple[Dim, ...], ...]
-    passes: tuple[PartialPassthrough, ...] = ()
+    passthroughs: tuple[PartialPassthrough, ...] = ()
     lowering: Lowering | None = None
-    reads: bool = True
+    reads_values: bool = True
 
     def reducing_first(self) -> OpShardingRule:
-        """The rule without partial values: none pass, and none come of cutting a factor."""
+        """The rule for an op that neither takes nor gives partial values."""
         factors = {
             name: factor._replace(kind=WHOLE) if factor.kind in (REDUCE, MASK) else factor
             for name, factor in self.factors.items()
         }
-        return replace(self, factors=factors, passes=())
+        return replace(self, factors=factors, passthroughs=())
 
     def __str__(self) -> str:
         sides = [", ".join(" ".join(map(_print_dim, dims)) for dims in side) for side in (self.operands, self.results)]
@@ -151,7 +167,7 @@ def _print_dim(dim: Dim) -> str:
 
 
 class RuleTemplate(NamedTuple):
-    """A parsed rule. A dim is a tuple of factor names; `...` stands for any number of dims."""
+    """A parsed rule. A dim is a tuple of factor names; the name `...` is any number of dims."""
 
     operands: tuple[tuple[tuple[str, ...], ...], ...]
     results: tuple[tuple[tuple[str, ...], ...], ...]
@@ -218,11 +234,11 @@ def bind(
     operands: Sequence[Shape],
     results: Sequence[Shape],
     sizes: Mapping[str, int] | None = None,
-    passes: Sequence[PartialPassthrough] = (),
+    passthroughs: Sequence[PartialPassthrough] = (),
     lowering: Lowering | None = None,
 ) -> OpShardingRule:
-    """The rule of a text for tensors of given shapes. `sizes` are those of factors that appear only inside compound
-    dims. An operand's dim of size 1 where the factor is larger is broadcast: nothing cuts it."""
+    """The rule of a text for tensors of the given shapes. `sizes` are those of factors that appear only in compound
+    dims. A dim of size 1 whose factor is larger is broadcast: nothing cuts it."""
     template = parse_rule(text)
     shapes = [*operands, *results]
     tensors = [*template.operands, *template.results]
@@ -230,7 +246,7 @@ def bind(
         raise LayoutError(f"the rule {text!r} is not one of {len(operands)} operands and {len(results)} results")
     named = [_expand(dims, shape, text) for dims, shape in zip(tensors, shapes, strict=True)]
     found = _sizes(named, shapes, dict(sizes or {}), text)
-    # a dim of several factors cannot show how one of size 1 is cut, so nothing may cut it elsewhere either
+    # cutting a factor of size 1 cannot be expressed in a dim of several factors, so it is not cut in other dims either
     hidden = {name for dims in named for dim in dims if len(dim) > 1 for name in dim if found[name] == 1}
     factors = {
         name: Factor(size, *template.classes.get(name, (PASS,))) for name, size in found.items() if name not in hidden
@@ -240,20 +256,20 @@ def bind(
         for dims, shape in zip(named, shapes, strict=True)
     ]
     count = len(operands)
-    return OpShardingRule(factors, tuple(bound[:count]), tuple(bound[count:]), tuple(passes), lowering)
+    return OpShardingRule(factors, tuple(bound[:count]), tuple(bound[count:]), tuple(passthroughs), lowering)
 
 
 def _expand(dims: tuple[tuple[str, ...], ...], shape: Shape, text: str) -> list[tuple[str, ...]]:
-    """Replace `...` by as many dims as the shape has left, named by their distance from the right."""
+    """Replace `...` by the remaining dims of the shape, named by their distance from the right."""
     if ("...",) not in dims:
         if len(dims) != len(shape):
             raise LayoutError(f"a tensor of shape {shape} does not fit the rule {text!r}")
         return list(dims)
-    place = dims.index(("...",))
+    position = dims.index(("...",))
     free = len(shape) - len(dims) + 1
     if free < 0:
         raise LayoutError(f"a tensor of shape {shape} does not fit the rule {text!r}")
-    return [*dims[:place], *[(f"...{free - 1 - i}",) for i in range(free)], *dims[place + 1 :]]
+    return [*dims[:position], *[(f"...{free - 1 - i}",) for i in range(free)], *dims[position + 1 :]]
 
 
 def _sizes(named: list[list[tuple[str, ...]]], shapes: list[Shape], sizes: dict[str, int], text: str) -> dict[str, int]:
@@ -291,7 +307,7 @@ def _bind_dim(dim: tuple[str, ...], size: int, sizes: Mapping[str, int], hidden:
 
 @dataclass
 class RuleBuilder:
-    """For rules that text cannot say: windows, and factors named by loops."""
+    """Builds rules that text cannot express: with windows, or with factors named in loops."""
 
     factors: dict[str, Factor] = field(default_factory=dict)
     operands: list[tuple[Dim, ...]] = field(default_factory=list)
@@ -301,5 +317,7 @@ class RuleBuilder:
         self.factors[name] = Factor(size, kind, reduction)
         return name
 
-    def build(self, passes: Sequence[PartialPassthrough] = (), lowering: Lowering | None = None) -> OpShardingRule:
-        return OpShardingRule(self.factors, tuple(self.operands), tuple(self.results), tuple(passes), lowering)
+    def build(
+        self, passthroughs: Sequence[PartialPassthrough] = (), lowering: Lowering | None = None
+    ) -> OpShardingRule:
+        return OpShardingRule(self.factors, tuple(self.operands), tuple(self.results), tuple(passthroughs), lowering)

@@ -1,4 +1,4 @@
-"""Op calls as rules see them, and the small programs that rules make of them."""
+"""Op calls as rules see them: on whole tensors, expanded into several calls, and as one worker's local program."""
 
 from __future__ import annotations
 
@@ -7,16 +7,16 @@ from typing import Any, NamedTuple, TypeAlias
 
 from gt.core.meta import TensorMeta
 from gt.core.signatures import Arg, Input, ListArg, Scalar
-from gt.sharding.spec import Box, Shape, ShardingSpec, box_shape, local_box, shard_index
+from gt.sharding.boxes import Box, Shape, box_shape
+from gt.sharding.spec import ShardingSpec, local_box, shard_index
 
 
 class OpCall(NamedTuple):
     """One call of an op on whole tensors. `Input(i)` among the arguments is the tensor `inputs[i]`.
 
-    `outputs` are the new tensors, and then the new values of those that the op writes to. An op that writes appears as
-    the op without the write: `x.add_(y)` and `torch.add(x, y, out=z)` are calls of add with one output. `places` are
-    the places of the outputs among the results that the op returns, where it returns results that nobody asked for;
-    empty: the outputs are all the results that are not None.
+    An op that writes appears in its functional form: `x.add_(y)` and `torch.add(x, y, out=z)` are calls of add with one
+    output. `outputs` are the new tensors, followed by the new values of the written ones. `output_positions` are the
+    positions of the outputs among the results that the op returns; empty: all results that are not None.
     """
 
     op: str
@@ -24,15 +24,15 @@ class OpCall(NamedTuple):
     kwargs: Mapping[str, Arg]
     inputs: tuple[TensorMeta, ...]
     outputs: tuple[TensorMeta, ...]
-    places: tuple[int, ...] = ()
+    output_positions: tuple[int, ...] = ()
 
     def arg(self, position: int, name: str, default: Any = None) -> Any:
-        """An argument by its place or its name; lists come as tuples."""
+        """An argument by its position or its name; lists come as tuples."""
         value = self.args[position] if position < len(self.args) else self.kwargs.get(name, default)
         return value.values if isinstance(value, ListArg) else value
 
     def tensor(self, position: int, name: str) -> int | None:
-        """Which input a tensor argument is; None where it is absent."""
+        """The position of a tensor argument among the inputs; None if it is absent."""
         value = self.arg(position, name)
         return value.index if isinstance(value, Input) else None
 
@@ -54,10 +54,10 @@ def inputs_in(args: Sequence[Arg], kwargs: Mapping[str, Arg]) -> Iterator[Input]
             yield from inputs_in(value.values, {})
 
 
-def has_numbers(args: Sequence[Arg], kwargs: Mapping[str, Arg]) -> bool:
-    """Whether there are numbers among arguments that change from call to call."""
+def has_scalars(args: Sequence[Arg], kwargs: Mapping[str, Arg]) -> bool:
+    """Whether some argument is a scalar that changes from call to call."""
     values = [*args, *kwargs.values()]
-    return any(isinstance(v, Scalar) or (isinstance(v, ListArg) and has_numbers(v.values, {})) for v in values)
+    return any(isinstance(v, Scalar) or (isinstance(v, ListArg) and has_scalars(v.values, {})) for v in values)
 
 
 def with_inputs(value: Arg, change: Callable[[Input], Arg]) -> Arg:
@@ -72,103 +72,78 @@ def with_inputs(value: Arg, change: Callable[[Input], Arg]) -> Arg:
 # --- An op as several ops ---------------------------------------------------------------------------------------------
 
 
-class Piece(NamedTuple):
-    """One op of an expansion. `Input(i)` is register i: first the inputs of the call, then the outputs of the pieces
-    in their order. `places` are those of a call."""
+class ExpandedCall(NamedTuple):
+    """One call of an expansion. `Input(i)` is register i: first the inputs of the expanded call, then the outputs of
+    the calls of the expansion, in order. `output_positions` as for `OpCall`."""
 
     op: str
     args: tuple[Arg, ...]
     kwargs: Mapping[str, Arg]
     outputs: tuple[TensorMeta, ...]
-    places: tuple[int, ...] = ()
+    output_positions: tuple[int, ...] = ()
 
 
 class Expansion(NamedTuple):
-    """An op as several ops on whole tensors, each of which is planned by its own rule. `results` are registers."""
+    """An op as several calls on whole tensors, each planned by its own rule. `results` are registers."""
 
-    pieces: tuple[Piece, ...]
+    calls: tuple[ExpandedCall, ...]
     results: tuple[int, ...]
 
 
-class Expander:
-    """Writes an expansion: `x = e.call("aten.exp.default", (x,), outputs=(meta,))`."""
-
-    def __init__(self, inputs: int) -> None:
-        self._registers = inputs
-        self._pieces: list[Piece] = []
-
-    def call(
-        self,
-        op: str,
-        args: Sequence[Arg],
-        outputs: Sequence[TensorMeta],
-        kwargs: Mapping[str, Arg] | None = None,
-        places: Sequence[int] = (),
-    ) -> tuple[Input, ...]:
-        self._pieces.append(Piece(op, tuple(args), kwargs or {}, tuple(outputs), tuple(places)))
-        first = self._registers
-        self._registers += len(outputs)
-        return tuple([Input(first + place) for place in range(len(outputs))])
-
-    def one(self, op: str, args: Sequence[Arg], output: TensorMeta, kwargs: Mapping[str, Arg] | None = None) -> Input:
-        return self.call(op, args, (output,), kwargs)[0]
-
-    def finish(self, *results: Input) -> Expansion:
-        return Expansion(tuple(self._pieces), tuple([result.index for result in results]))
-
-
-# --- What one worker does ---------------------------------------------------------------------------------------------
+# --- One worker's program ---------------------------------------------------------------------------------------------
 
 
 class LocalCall(NamedTuple):
-    """One op on what a worker holds. `Input(i)` is register i: first the operands, then the outputs of the calls.
-    `places` are those of a call."""
+    """One call on a worker's shards, with `outputs` results. `Input(i)` is register i: first the operands, then the
+    outputs of the calls. `output_positions` as for `OpCall`."""
 
     op: str
     args: tuple[Arg, ...]
     kwargs: Mapping[str, Arg]
     outputs: int
-    places: tuple[int, ...] = ()
+    output_positions: tuple[int, ...] = ()
 
 
 class LocalProgram(NamedTuple):
+    """The calls that one worker runs for an op. `results` are registers."""
+
     calls: tuple[LocalCall, ...]
     results: tuple[int, ...]
 
 
 class LocalContext(NamedTuple):
-    """What a lowering may look at: a call on whole tensors, how they are laid out, and which worker asks."""
+    """The input of a lowering: a call on whole tensors, the layouts of its operands and results, and a worker."""
 
     call: OpCall
     operands: tuple[ShardingSpec, ...]
     results: tuple[ShardingSpec, ...]
     worker: int
 
-    def operand_box(self, place: int) -> Box:
-        return local_box(self.operands[place], self.call.inputs[place].shape, self.worker)
+    def operand_box(self, position: int) -> Box:
+        return local_box(self.operands[position], self.call.inputs[position].shape, self.worker)
 
-    def operand_shape(self, place: int) -> Shape:
-        return box_shape(self.operand_box(place))
+    def operand_shape(self, position: int) -> Shape:
+        return box_shape(self.operand_box(position))
 
-    def result_box(self, place: int = 0) -> Box:
-        return local_box(self.results[place], self.call.outputs[place].shape, self.worker)
+    def result_box(self, position: int = 0) -> Box:
+        return local_box(self.results[position], self.call.outputs[position].shape, self.worker)
 
-    def result_shape(self, place: int = 0) -> Shape:
-        return box_shape(self.result_box(place))
+    def result_shape(self, position: int = 0) -> Shape:
+        return box_shape(self.result_box(position))
 
-    def operand_index(self, place: int, dim: int) -> int:
-        """Which shard of a dim of an operand this worker holds."""
-        return shard_index(self.operands[place], dim, self.worker)
+    def operand_index(self, position: int, dim: int) -> int:
+        """The index of this worker's shard along a dim of an operand."""
+        return shard_index(self.operands[position], dim, self.worker)
 
     def is_first_along(self, axes: Sequence[str]) -> bool:
-        """Whether this worker is the one at coordinate 0 of all these axes: the one that adds what is added once."""
+        """Whether this worker has coordinate 0 along all these axes. Terms to be added once are added there."""
         mesh = self.results[0].mesh if self.results else self.operands[0].mesh
         coordinate = mesh.coordinate(self.worker)
         return all(coordinate[mesh.axis_names.index(axis)] == 0 for axis in axes)
 
 
 class LocalBuilder:
-    """Writes a local program: `x = b.call("aten.sub.Scalar", Input(1), offset)`."""
+    """Builds a local program: `x = b.call("aten.sub.Scalar", Input(1), offset)`."""
 
     def __init__(self, operands: int) -> None:
         self._registers = operands
@@ -178,14 +153,14 @@ class LocalBuilder:
         return self._add(LocalCall(op, args, kwargs, outputs))
 
     def repeat(self, call: OpCall, *args: Arg, **kwargs: Arg) -> tuple[Input, ...]:
-        """The op of a call with other arguments, which gives the same results."""
-        return self._add(LocalCall(call.op, args, kwargs, len(call.outputs), call.places))
+        """Call the op of `call` with other arguments, for the same outputs."""
+        return self._add(LocalCall(call.op, args, kwargs, len(call.outputs), call.output_positions))
 
     def _add(self, call: LocalCall) -> tuple[Input, ...]:
         self._calls.append(call)
         first = self._registers
         self._registers += call.outputs
-        return tuple([Input(first + place) for place in range(call.outputs)])
+        return tuple([Input(first + position) for position in range(call.outputs)])
 
     def call(self, op: str, *args: Arg, **kwargs: Arg) -> Input:
         return self.calls(op, 1, *args, **kwargs)[0]

@@ -1,4 +1,4 @@
-"""Layouts in DTensor's words: one placement for each axis of a mesh."""
+"""Layouts as DTensor writes them: one placement for each axis of a mesh."""
 
 from __future__ import annotations
 
@@ -7,33 +7,34 @@ from typing import NamedTuple, TypeAlias
 
 from gt.core.errors import LayoutError
 from gt.core.meta import TensorMeta
-from gt.sharding.spec import DeviceMesh, ShardingSpec, is_partition
+from gt.sharding.boxes import is_partition
+from gt.sharding.spec import DeviceMesh, ShardingSpec
 from gt.sharding.spec_text import parse_spec
 
 
 class Shard(NamedTuple):
-    """The axis cuts a dim of the tensor. Where several axes cut one dim, the first is the major one."""
+    """The axis cuts a dim of the tensor. If several axes cut one dim, the first is the major one."""
 
     dim: int
 
 
 class Replicate(NamedTuple):
-    """Every worker along the axis holds the same."""
+    """All workers along the axis hold the same elements."""
 
 
 class Partial(NamedTuple):
-    """What the workers along the axis hold has to be reduced to give the value."""
+    """The value is the reduction of the tensors that the workers along the axis hold."""
 
     kind: str = "sum"
 
 
 Placement: TypeAlias = Shard | Replicate | Partial
 Placements: TypeAlias = Placement | Sequence[Placement] | str | ShardingSpec
-"""How a user may say it: a placement per axis (one alone for a 1-D mesh), or the text of a spec, or a spec."""
+"""A layout as users write it: a placement per axis (one alone for a 1-D mesh), the text of a spec, or a spec."""
 
 
 class Layout(NamedTuple):
-    """A wish of a user for tensors of any rank."""
+    """A layout requested by the user, for tensors of any rank."""
 
     mesh: DeviceMesh
     placements: tuple[Placement, ...] | str | ShardingSpec
@@ -43,7 +44,7 @@ class Layout(NamedTuple):
 
 
 def spec_from(placements: Placements, mesh: DeviceMesh, meta: TensorMeta) -> ShardingSpec:
-    """The spec of a tensor."""
+    """The spec of a tensor with these placements."""
     spec = _spec_from(placements, mesh, len(meta.shape))
     if spec.mesh is not mesh:
         raise LayoutError(f"[{spec}] is a spec of mesh {spec.mesh}, not of mesh {mesh}")
@@ -51,7 +52,7 @@ def spec_from(placements: Placements, mesh: DeviceMesh, meta: TensorMeta) -> Sha
 
 
 def require_fit(spec: ShardingSpec, meta: TensorMeta) -> ShardingSpec:
-    """A layout that somebody gave must be one of the tensor it is for."""
+    """Raise unless a layout fits a tensor."""
     shape = meta.shape
     if len(spec.dims) != len(shape):
         raise LayoutError(f"[{spec}] lays out a tensor of {len(spec.dims)} dims, and this one has {len(shape)}")
@@ -97,8 +98,8 @@ def _spec_from(placements: Placements, mesh: DeviceMesh, rank: int) -> ShardingS
 
 
 def placements_of(spec: ShardingSpec) -> tuple[Placement, ...]:
-    """A placement for each axis of the spec's mesh. The order of axes that cut one dim, and cuts that are not the
-    default ones, have no word here."""
+    """A placement for each axis of the spec's mesh. The order of axes that cut one dim, and cuts other than the default
+    ones, are lost."""
     dim_of = {axis: dim for dim, axes in enumerate(spec.dims) for axis in axes}
     return tuple(
         [

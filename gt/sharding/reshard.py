@@ -1,14 +1,15 @@
-"""From one layout of a tensor to another: the steps, and what each worker does in them.
+"""Resharding: the steps from one layout of a tensor to another, and the boxes that each worker sends and receives.
 
-`plan_reshard` gives the steps; they are the same for all workers. What a worker sends and receives in a step it works
-out by itself, from the specs and its place in the meshes:
+`plan_reshard` gives the steps, which are the same for all workers. Each worker derives its sends and receives in a step
+from the specs and its own id:
 
-* a step that does not reduce: send what `pushes` names, and put every box of `pulls` in its place in the new part; one
-  of them may be the worker's own. A "to-partial" step sends nothing, and where no box is put, the part is filled with
-  the identity of the reduction;
-* "reduce-scatter" and "reduce": as before, but the boxes are addends. `contributions` gives them addend by addend:
-  the first is put in its place, the others are reduced into it in that order, so that results do not depend on timing;
-* "all-reduce": `segments`. Every worker of a group reduces one segment of the flat local tensor and sends it to all.
+* a step without reduction: the worker sends the boxes of `pushes` and assembles its new part from the boxes of
+  `pulls`, one of which may be its own. A "to-partial" step sends nothing; elements in no box are the identity of the
+  reduction;
+* "reduce-scatter" and "reduce": the boxes are addends. `contributions` groups them by addend, in the order of
+  reduction, so that results do not depend on timing;
+* "all-reduce": each worker of a group reduces one of the `segments` of the flat local tensor and sends it to the
+  others.
 
 Between two workers at most one box travels in a step, in each direction.
 """
@@ -21,25 +22,25 @@ from typing import NamedTuple
 
 import numpy as np
 
-from gt.sharding.routes import (
-    IDEMPOTENT,
-    Boxes,
+from gt.sharding.boxes import Box, Cuts, Shape, balanced_cuts, intersect
+from gt.sharding.hops import (
     IntArray,
-    boxes,
-    cheapest_route,
+    WorkerBoxes,
     group_size,
     is_all_reduce,
     new_partial_axes,
-    places,
+    positions_in,
     reduced_axes,
-    shard_numbers,
+    shard_indices,
+    worker_boxes,
 )
-from gt.sharding.spec import Box, Cuts, DeviceMesh, DimSpec, Shape, ShardingSpec, balanced_cuts, intersect, local_box
+from gt.sharding.routes import IDEMPOTENT, cheapest_route
+from gt.sharding.spec import DeviceMesh, DimSpec, ShardingSpec, local_box
 
 
-class Step(NamedTuple):
-    """`kind` is a word for people and events, of which only "to-partial", "reduce", "reduce-scatter" and "all-reduce"
-    matter to a worker. `axes` are those that the step works along; none between meshes."""
+class ReshardStep(NamedTuple):
+    """One step of a reshard. `kind` names the collective for people and events; workers distinguish only "to-partial",
+    "reduce", "reduce-scatter" and "all-reduce". `axes` are the mesh axes of the collective; empty between meshes."""
 
     kind: str
     source: ShardingSpec
@@ -52,11 +53,11 @@ class Step(NamedTuple):
 
 
 class ReshardPlan(NamedTuple):
-    """No steps: every worker of the target holds its part of it already, and nothing else."""
+    """The steps of a reshard. No steps: every worker of the target holds exactly its part already."""
 
-    steps: tuple[Step, ...]
+    steps: tuple[ReshardStep, ...]
     step_bytes: tuple[int, ...]
-    """What all workers together receive from others in each step."""
+    """The bytes that all workers together receive from others in each step."""
 
     @property
     def bytes(self) -> int:
@@ -64,22 +65,22 @@ class ReshardPlan(NamedTuple):
 
 
 class Pull(NamedTuple):
-    """A box, in elements of the whole tensor, that comes from `peer`: the worker itself where it is its own."""
+    """A box of the whole tensor that a worker takes from `peer`, which may be the worker itself."""
 
     peer: int
     box: Box
 
 
 class Push(NamedTuple):
-    """A box that goes to `peer`, another worker."""
+    """A box of the whole tensor that a worker sends to `peer`, another worker."""
 
     peer: int
     box: Box
 
 
 class Segments(NamedTuple):
-    """The workers of an all-reduce, in the order in which their addends are reduced, and the interval of the flat local
-    tensor that each of them reduces."""
+    """The workers of an all-reduce, in the order of reduction, and the interval of the flat local tensor that each of
+    them reduces."""
 
     peers: tuple[int, ...]
     cuts: Cuts
@@ -87,7 +88,7 @@ class Segments(NamedTuple):
 
 @functools.lru_cache(maxsize=65536)
 def plan_reshard(shape: Shape, itemsize: int, source: ShardingSpec, target: ShardingSpec) -> ReshardPlan:
-    """The steps that move the fewest bytes; of those, the fewest steps."""
+    """The plan that moves the fewest bytes; of equal ones, the fewest steps."""
     specs, received = cheapest_route(shape, source, target)
     steps = [_name(shape, *hop, moved) for hop, moved in zip(pairwise(specs), received, strict=True)]
     return ReshardPlan(tuple(steps), tuple([itemsize * moved for moved in received]))
@@ -103,18 +104,20 @@ def _print(spec: ShardingSpec) -> str:
     return f"[{spec}] on {spec.mesh}"
 
 
-# --- Names ------------------------------------------------------------------------------------------------------------
+# --- Names of steps ---------------------------------------------------------------------------------------------------
 
 
-def _name(shape: Shape, source: ShardingSpec, target: ShardingSpec, moved: int) -> Step:
+def _name(shape: Shape, source: ShardingSpec, target: ShardingSpec, moved: int) -> ReshardStep:
     reduced, new = reduced_axes(source, target), new_partial_axes(source, target)
     if new:
-        return Step("to-partial", source, target, new)
+        return ReshardStep("to-partial", source, target, new)
     if reduced:
-        return Step(_name_of_reduction(source, target), source, target, reduced if source.mesh is target.mesh else ())
+        return ReshardStep(
+            _name_of_reduction(source, target), source, target, reduced if source.mesh is target.mesh else ()
+        )
     if source.mesh is not target.mesh:
-        return Step(_name_between(shape, source, target, moved), source, target, ())
-    return Step(_name_within(shape, source, target, moved), source, target, _changed(source, target))
+        return ReshardStep(_name_between(shape, source, target, moved), source, target, ())
+    return ReshardStep(_name_within(shape, source, target, moved), source, target, _changed(source, target))
 
 
 def _name_of_reduction(source: ShardingSpec, target: ShardingSpec) -> str:
@@ -135,7 +138,7 @@ def _name_within(shape: Shape, source: ShardingSpec, target: ShardingSpec, moved
 
 
 def _is_gathered(before: DimSpec, after: DimSpec, cuts_before: Cuts | None, cuts_after: Cuts | None) -> bool:
-    """Whether every worker keeps what it has of a dim."""
+    """Whether every worker keeps all its elements along a dim."""
     if not after or before == after:
         return cuts_after is None or cuts_before == cuts_after
     return before[: len(after)] == after and cuts_before is cuts_after is None
@@ -155,12 +158,12 @@ def _name_between(shape: Shape, source: ShardingSpec, target: ShardingSpec, move
 
 
 def _are_parts_equal(shape: Shape, source: ShardingSpec, target: ShardingSpec) -> bool:
-    """Whether both cut the tensor at the same places, so that whole parts change hands."""
+    """Whether both layouts have the same shards, so that workers exchange whole shards."""
     return all(source.intervals(shape, dim) == target.intervals(shape, dim) for dim in range(len(shape)))
 
 
 def _changed(source: ShardingSpec, target: ShardingSpec) -> tuple[str, ...]:
-    """The axes that cut another dim than before, or the same one at another level or at other places."""
+    """The axes that cut another dim than before, or the same dim at another level or with other cuts."""
     before, after = _roles(source), _roles(target)
     return tuple([axis for axis in source.mesh.axis_names if before.get(axis) != after.get(axis)])
 
@@ -173,12 +176,12 @@ def _roles(spec: ShardingSpec) -> dict[str, object]:
     }
 
 
-# --- What a worker does -----------------------------------------------------------------------------------------------
+# --- One worker's part ------------------------------------------------------------------------------------------------
 
 
 @functools.lru_cache(maxsize=4096)
-def pulls(step: Step, shape: Shape, worker: int) -> tuple[Pull, ...]:
-    """What makes up a worker's part of the target (of any step but an all-reduce), its own elements included."""
+def pulls(step: ReshardStep, shape: Shape, worker: int) -> tuple[Pull, ...]:
+    """The boxes that make up a worker's part of the target, its own elements included. Not for an all-reduce."""
     if worker not in step.target.mesh:
         return ()
     box = local_box(step.target, shape, worker)
@@ -188,74 +191,74 @@ def pulls(step: Step, shape: Shape, worker: int) -> tuple[Pull, ...]:
     mesh, axes = step.source.mesh, reduced_axes(step.source, step.target)
     home = _homes(step.source, axes, step.target.mesh)[step.target.mesh.workers.index(worker)]
     holders = np.flatnonzero(_replicas(step.source, axes) == home)
-    return tuple([Pull(mesh.workers[at], part) for at, part in _parts(boxes(step.source, shape), holders, box)])
+    return tuple([Pull(mesh.workers[at], part) for at, part in _parts(worker_boxes(step.source, shape), holders, box)])
 
 
 @functools.lru_cache(maxsize=4096)
-def pushes(step: Step, shape: Shape, worker: int) -> tuple[Push, ...]:
-    """What a worker sends to others (in any step but an all-reduce): `pulls` of the others, seen from its side."""
+def pushes(step: ReshardStep, shape: Shape, worker: int) -> tuple[Push, ...]:
+    """The boxes that a worker sends to others: the `pulls` of the others from this worker. Not for an all-reduce."""
     if worker not in step.source.mesh or new_partial_axes(step.source, step.target):
         return ()
     mesh, axes = step.target.mesh, reduced_axes(step.source, step.target)
     replica = _replicas(step.source, axes)[step.source.mesh.workers.index(worker)]
     takers = np.flatnonzero(_homes(step.source, axes, mesh) == replica)
-    parts = _parts(boxes(step.target, shape), takers, local_box(step.source, shape, worker))
+    parts = _parts(worker_boxes(step.target, shape), takers, local_box(step.source, shape, worker))
     return tuple([Push(mesh.workers[at], part) for at, part in parts if mesh.workers[at] != worker])
 
 
 @functools.lru_cache(maxsize=4096)
-def contributions(step: Step, shape: Shape, worker: int) -> tuple[tuple[Pull, ...], ...]:
+def contributions(step: ReshardStep, shape: Shape, worker: int) -> tuple[tuple[Pull, ...], ...]:
     """The pulls of a reducing step, one tuple for each addend of the worker's part, in the order of reduction."""
     mesh = step.source.mesh
-    numbers = shard_numbers(mesh, reduced_axes(step.source, step.target))
-    addend = {peer: int(number) for peer, number in zip(mesh.workers, numbers, strict=True)}
+    indices = shard_indices(mesh, reduced_axes(step.source, step.target))
+    addend = {peer: int(index) for peer, index in zip(mesh.workers, indices, strict=True)}
     in_order = sorted(pulls(step, shape, worker), key=lambda pull: addend[pull.peer])
     return tuple([tuple(group) for _, group in groupby(in_order, key=lambda pull: addend[pull.peer])])
 
 
-def segments(step: Step, shape: Shape, worker: int) -> Segments:
-    """Who takes part in an all-reduce, and who reduces what."""
+def segments(step: ReshardStep, shape: Shape, worker: int) -> Segments:
+    """The workers of an all-reduce that includes a worker, and the segment that each of them reduces."""
     mesh = step.source.mesh
     peers = mesh.axis_group(worker, reduced_axes(step.source, step.target))
-    elements = int(boxes(step.source, shape).sizes[mesh.workers.index(worker)])
+    elements = int(worker_boxes(step.source, shape).sizes[mesh.workers.index(worker)])
     return Segments(peers, balanced_cuts(elements, (len(peers),)))
 
 
-def _keeps(step: Step, worker: int) -> bool:
-    """Whether a worker's elements go into the partial values: one of each set of replicas, or all of them where the
-    reduction does not mind. The others hold the identity."""
+def _keeps(step: ReshardStep, worker: int) -> bool:
+    """Whether a worker's elements become partial values: those of one worker of each set of replicas, or of all of them
+    if the reduction is idempotent. The others hold the identity."""
     mesh = step.source.mesh
     if worker not in mesh or step.target.kind in IDEMPOTENT:
         return worker in mesh
-    copying = [axis for axis in new_partial_axes(step.source, step.target) if axis not in step.source.axes]
+    replicating = [axis for axis in new_partial_axes(step.source, step.target) if axis not in step.source.axes]
     coordinate = dict(zip(mesh.axis_names, mesh.coordinate(worker), strict=True))
-    return not any(coordinate.get(axis) for axis in copying)
+    return not any(coordinate.get(axis) for axis in replicating)
 
 
 @functools.lru_cache(maxsize=4096)
 def _replicas(source: ShardingSpec, reduced: tuple[str, ...]) -> IntArray:
-    """For every worker of the source, which copy of the tensor (of its addends, where it is reduced) it belongs to.
-    Workers that belong to one copy have one box of each addend between them."""
-    return shard_numbers(source.mesh, _copying(source, reduced))
+    """For every worker of the source, the index of the replica that it belongs to, (workers,). The workers of one
+    replica hold each element of each addend once."""
+    return shard_indices(source.mesh, _replicating_axes(source, reduced))
 
 
 @functools.lru_cache(maxsize=4096)
 def _homes(source: ShardingSpec, reduced: tuple[str, ...], mesh: DeviceMesh) -> IntArray:
-    """For every worker of the target, the copy that serves it: the one it belongs to; others take turns."""
-    at = places(mesh, source.mesh)
-    turns = np.arange(mesh.size) % group_size(source.mesh, _copying(source, reduced))
+    """For every worker of the target, the replica of the source that it pulls from, (workers,): its own replica, or one
+    in turn for workers outside the source."""
+    at = positions_in(mesh, source.mesh)
+    turns = np.arange(mesh.size) % group_size(source.mesh, _replicating_axes(source, reduced))
     homes: IntArray = np.where(at >= 0, _replicas(source, reduced)[at], turns)
     return homes
 
 
-def _copying(source: ShardingSpec, reduced: tuple[str, ...]) -> tuple[str, ...]:
-    """The axes along which a source is replicated, or partial and stays so: then only the worker's own addend is asked
-    for, which its copy is."""
+def _replicating_axes(source: ShardingSpec, reduced: tuple[str, ...]) -> tuple[str, ...]:
+    """The axes along which a source is replicated, or stays partial: a worker then needs its own addend only."""
     return tuple([axis for axis in source.mesh.axis_names if axis not in source.axes and axis not in reduced])
 
 
-def _parts(held: Boxes, at: IntArray, box: Box) -> list[tuple[int, Box]]:
-    """What the workers at some places of a mesh hold of a box, empty parts left out."""
+def _parts(held: WorkerBoxes, at: IntArray, box: Box) -> list[tuple[int, Box]]:
+    """The parts of a box that the workers at the positions `at` of a mesh hold, empty parts left out."""
     low, high = np.array(box, np.int64).reshape(-1, 2, 1).transpose(1, 0, 2)  # (dims, 1)
     starts, stops = np.maximum(held.starts[:, at], low), np.minimum(held.stops[:, at], high)
     full = (starts < stops).all(axis=0)

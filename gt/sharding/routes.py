@@ -1,174 +1,38 @@
-"""The cheapest way to lay a tensor out anew.
+"""The cheapest route from one layout of a tensor to another.
 
-A way is a list of specs, each made from the one before by one of three kinds of hop:
+A route is a list of specs. Each is made from the one before by one of three kinds of hop:
 
-* a move: every worker pulls what it lacks, each element from one holder. No scheme can move less;
-* a reduction along some of the partial axes: every worker pulls all addends of its part, or, where the layout stays as
-  it is, an all-reduce;
-* a relabelling as partial: every worker keeps some of its own elements and fills up with the identity. Free.
+* a move: every worker pulls the elements that it lacks, each from one holder. No scheme can move fewer;
+* a reduction along partial axes: every worker pulls all addends of its part; an all-reduce if nothing else changes;
+* a relabelling as partial values: every worker keeps some of its own elements and fills the rest with the identity of
+  the reduction. Moves nothing.
 
-What is replicated in the end is reduced to one owner for each element first, and copied afterwards. Everything is
-counted in elements that a worker receives from another one; its own are free.
+For a replicated target, each element is first reduced on one owner and then copied. Costs are elements that workers
+receive from other workers.
 """
 
 from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Iterator, Sequence
-from itertools import chain, pairwise, takewhile
-from typing import NamedTuple, TypeAlias
+from collections.abc import Iterator
+from itertools import pairwise, takewhile
+from typing import NamedTuple
 
-import numpy as np
-from numpy.typing import NDArray
-
-from gt.sharding.spec import Cuts, DeviceMesh, DimSpec, Shape, ShardingSpec, balanced_cuts
-
-IntArray: TypeAlias = NDArray[np.int64]
+from gt.sharding.boxes import Cuts, Shape, balanced_cuts, total_length
+from gt.sharding.hops import group_size, kept_elements, moved_elements, positions_in, stored_elements, worker_boxes
+from gt.sharding.spec import DeviceMesh, DimSpec, ShardingSpec
 
 IDEMPOTENT = ("max", "min", "and", "or")
-"""Reductions under which a value may be repeated: replicas are partial values as they are."""
-
-
-# --- Counting one hop -------------------------------------------------------------------------------------------------
-
-
-class Boxes(NamedTuple):
-    """The parts that the workers of a mesh hold, in the order of the mesh."""
-
-    starts: IntArray  # (dims, workers)
-    stops: IntArray  # (dims, workers)
-    sizes: IntArray  # (workers,)
-
-
-@functools.lru_cache(maxsize=8192)
-def boxes(spec: ShardingSpec, shape: Shape) -> Boxes:
-    edges = np.empty((2, len(shape), spec.mesh.size), np.int64)
-    for dim, axes in enumerate(spec.dims):
-        if axes:
-            known = _edges(spec.intervals(shape, dim))
-            edges[:, dim] = known.take(shard_numbers(spec.mesh, axes), axis=1)
-        else:
-            edges[0, dim], edges[1, dim] = 0, shape[dim]
-    return Boxes(edges[0], edges[1], np.multiply.reduce(edges[1] - edges[0]))
-
-
-@functools.lru_cache(maxsize=8192)
-def _edges(cuts: Cuts) -> IntArray:
-    return np.fromiter(chain.from_iterable(cuts), np.int64, 2 * len(cuts)).reshape(-1, 2).T
-
-
-@functools.lru_cache(maxsize=4096)
-def shard_numbers(mesh: DeviceMesh, axes: DimSpec) -> IntArray:
-    """For every worker of a mesh, the number of its shard of a dim that `axes` cut."""
-    numbers = np.zeros(mesh.shape, np.int64)
-    for axis in axes:
-        along = [1] * len(mesh.shape)
-        along[mesh.axis_names.index(axis)] = mesh.axis_size(axis)
-        numbers = numbers * mesh.axis_size(axis) + np.arange(mesh.axis_size(axis)).reshape(along)
-    return numbers.ravel()
-
-
-@functools.lru_cache(maxsize=4096)
-def places(mesh: DeviceMesh, other: DeviceMesh) -> IntArray:
-    """For every worker of a mesh, its place in another one; -1 where it has none."""
-    known = {worker: place for place, worker in enumerate(other.workers)}
-    return np.array([known.get(worker, -1) for worker in mesh.workers], np.int64)
-
-
-def group_size(mesh: DeviceMesh, axes: Sequence[str]) -> int:
-    return math.prod([mesh.axis_size(axis) for axis in axes])
-
-
-def reduced_axes(source: ShardingSpec, target: ShardingSpec) -> tuple[str, ...]:
-    """The axes along which a hop reduces."""
-    return tuple([axis for axis in source.partial if axis not in target.partial])
-
-
-def new_partial_axes(source: ShardingSpec, target: ShardingSpec) -> tuple[str, ...]:
-    """The axes along which a hop relabels."""
-    return tuple([axis for axis in target.partial if axis not in source.partial])
-
-
-def is_all_reduce(source: ShardingSpec, target: ShardingSpec) -> bool:
-    """Whether a reduction leaves the layout as it is."""
-    return source.mesh is target.mesh and source.dims == target.dims and source.cuts == target.cuts
-
-
-def received(shape: Shape, source: ShardingSpec, target: ShardingSpec) -> IntArray:
-    """The elements that every worker of the target receives in one hop, (workers,)."""
-    sizes = boxes(target, shape).sizes
-    if new_partial_axes(source, target):
-        return np.zeros_like(sizes)
-    axes = reduced_axes(source, target)
-    addends = group_size(source.mesh, axes)
-    if not axes or not is_all_reduce(source, target):
-        return addends * sizes - _own(shape, source, target)
-    share, more = np.divmod(sizes, addends)
-    segments = share + (shard_numbers(source.mesh, axes) < more)
-    return (addends - 1) * segments + sizes - segments
-
-
-def _own(shape: Shape, source: ShardingSpec, target: ShardingSpec) -> IntArray:
-    """How much of its part of the target every worker of it holds already, (workers,)."""
-    held, needed = boxes(source, shape), boxes(target, shape)
-    starts, stops = held.starts, held.stops
-    is_same = source.mesh.workers == target.mesh.workers
-    if not is_same:
-        at = places(target.mesh, source.mesh)
-        starts, stops = starts[:, at], stops[:, at]
-    shared = np.minimum(stops, needed.stops) - np.maximum(starts, needed.starts)
-    own: IntArray = np.multiply.reduce(np.maximum(shared, 0))
-    return own if is_same else own * (at >= 0)
-
-
-def _moved(shape: Shape, source: ShardingSpec, target: ShardingSpec) -> int:
-    """`received` by all workers together, in a tenth of the time where that is possible."""
-    if new_partial_axes(source, target):
-        return 0
-    axes = reduced_axes(source, target)
-    addends = group_size(source.mesh, axes)
-    if axes and is_all_reduce(source, target):
-        return 2 * (addends - 1) * (_stored(shape, target) // addends)
-    return addends * _stored(shape, target) - _kept(shape, source, target)
-
-
-@functools.lru_cache(maxsize=65536)
-def _stored(shape: Shape, spec: ShardingSpec) -> int:
-    """The elements that all workers together hold."""
-    lengths = [_length(cuts) if cuts else size for size, cuts in zip(shape, spec.cuts, strict=True)]
-    return math.prod(lengths) * (spec.mesh.size // group_size(spec.mesh, spec.axes))
-
-
-def _kept(shape: Shape, source: ShardingSpec, target: ShardingSpec) -> int:
-    """The elements of the target that all workers together hold already."""
-    axes = _nesting(source, target)
-    if axes is None:
-        return int(np.add.reduce(_own(shape, source, target)))
-    return math.prod(shape) * (source.mesh.size // group_size(source.mesh, axes))
-
-
-def _nesting(source: ShardingSpec, target: ShardingSpec) -> list[str] | None:
-    """Where for every dim the shards of one side are parts of the other's: the axes of the finer ones. What workers
-    hold of both sides is then what they hold of the finer one, which has each element once along these axes."""
-    if source.mesh is not target.mesh or any(source.cuts) or any(target.cuts):
-        return None
-    axes: list[str] = []
-    for mine, theirs in zip(source.dims, target.dims, strict=True):
-        coarse, fine = (mine, theirs) if len(mine) < len(theirs) else (theirs, mine)
-        if fine[: len(coarse)] != coarse:
-            return None
-        axes += fine
-    return axes if len(set(axes)) == len(axes) else None
-
-
-# --- The cheapest route -----------------------------------------------------------------------------------------------
+"""Reductions in which a value may occur several times: replicas are partial values without change."""
 
 
 class Route(NamedTuple):
-    """The layouts on the way, both ends included, and the elements received by each hop between them. The ends are
-    the layouts asked for, if in other words: axes of size one are left out, and a mesh that is the target's with other
-    axis names is named as the target's. A single spec: nothing has to be done."""
+    """The layouts of a route, both ends included, and the elements received in each hop. A single spec: nothing has to
+    be done.
+
+    The ends are normalized: axes of size one are left out, and a source mesh that differs from the target's in its axis
+    names only is replaced by the target's."""
 
     specs: tuple[ShardingSpec, ...]
     received: tuple[int, ...]
@@ -179,30 +43,30 @@ def cheapest_route(shape: Shape, source: ShardingSpec, target: ShardingSpec) -> 
     target = _plain(target, shape)
     source = _renamed(_plain(source, shape), target.mesh)
     if not source.partial and not target.partial:
-        moved = _moved(shape, source, target)
-        is_there = source is target or (not moved and _holds_exactly(shape, source, target))
-        return Route((target,), ()) if is_there else Route((source, target), (moved,))
+        moved = moved_elements(shape, source, target)
+        is_done = source is target or (not moved and _holds_exactly(shape, source, target))
+        return Route((target,), ()) if is_done else Route((source, target), (moved,))
     if source is target or _is_relabelled(source, target):
         return Route((target,), ())
     return _cheapest_reduction(shape, source, target)
 
 
 def _cheapest_reduction(shape: Shape, source: ShardingSpec, target: ShardingSpec) -> Route:
-    """Fewest elements, then fewest hops, then the first."""
+    """The route with the fewest elements; of equal ones, the fewest hops."""
     best: Route | None = None
-    floor = _fewest(shape, source, target)
-    for specs in _routes(shape, source, target):
-        counts = tuple([_moved(shape, *hop) for hop in pairwise(specs)])
+    floor = _cost_floor(shape, source, target)
+    for specs in _candidates(shape, source, target):
+        counts = tuple([moved_elements(shape, *hop) for hop in pairwise(specs)])
         if best is None or (sum(counts), len(counts)) < (sum(best.received), len(best.received)):
             best = Route(specs, counts)
         if sum(best.received) <= floor:
             break
-    assert best is not None, f"no way from {source!r} to {target!r}"
+    assert best is not None, f"no route from {source!r} to {target!r}"
     return best
 
 
 def _plain(spec: ShardingSpec, shape: Shape) -> ShardingSpec:
-    """The same layout without cuts that are the default and without axes of size one, unless they hold a window."""
+    """The same layout without default cuts and without axes of size one, unless these have a window of a dim."""
     spec = spec.normal(shape)
     if 1 not in spec.mesh.shape:
         return spec
@@ -215,7 +79,7 @@ def _plain(spec: ShardingSpec, shape: Shape) -> ShardingSpec:
 
 
 def _renamed(spec: ShardingSpec, mesh: DeviceMesh) -> ShardingSpec:
-    """The same layout in terms of another mesh, where that differs in names only."""
+    """The same layout on another mesh, if that differs in axis names only."""
     if spec.mesh is mesh or spec.mesh.workers != mesh.workers:
         return spec
     mine, others = [[axis for axis in m.axis_names if m.axis_size(axis) > 1] for m in (spec.mesh, mesh)]
@@ -227,24 +91,24 @@ def _renamed(spec: ShardingSpec, mesh: DeviceMesh) -> ShardingSpec:
 
 
 def _holds_exactly(shape: Shape, source: ShardingSpec, target: ShardingSpec) -> bool:
-    """Whether every worker of the target holds its part and nothing else, given that it holds it."""
-    if source.mesh is target.mesh and _stored(shape, source) != _stored(shape, target):
+    """Whether every worker that holds its part of the target holds nothing else."""
+    if source.mesh is target.mesh and stored_elements(shape, source) != stored_elements(shape, target):
         return False
-    at = places(target.mesh, source.mesh)
-    held, needed = boxes(source, shape), boxes(target, shape)
+    at = positions_in(target.mesh, source.mesh)
+    held, needed = worker_boxes(source, shape), worker_boxes(target, shape)
     is_equal = held.stops[:, at] - held.starts[:, at] == needed.stops - needed.starts
     return bool((is_equal & (at >= 0)).all())
 
 
 def _is_relabelled(source: ShardingSpec, target: ShardingSpec) -> bool:
-    """Whether replicas become partial values of a reduction that does not mind."""
+    """Whether the hop only calls replicas partial values, of an idempotent reduction."""
     if target.kind not in IDEMPOTENT or not {*source.partial} <= {*target.partial}:
         return False
     return source is target.replace(partial=source.partial)
 
 
-def _routes(shape: Shape, source: ShardingSpec, target: ShardingSpec) -> Iterator[tuple[ShardingSpec, ...]]:
-    for stays in _staying(source, target):
+def _candidates(shape: Shape, source: ShardingSpec, target: ShardingSpec) -> Iterator[tuple[ShardingSpec, ...]]:
+    for stays in _staying_partial(source, target):
         for goal in _goals(shape, source, target, stays):
             end = () if goal is target else (target,)
             if goal is source:
@@ -252,26 +116,26 @@ def _routes(shape: Shape, source: ShardingSpec, target: ShardingSpec) -> Iterato
                 continue
             yield (source, goal, *end)
             if source.partial != stays:
-                for between in _stations(shape, source, goal):
+                for between in _intermediates(shape, source, goal):
                     if between is not source and between is not goal:
                         yield (source, between, goal, *end)
 
 
-def _stations(shape: Shape, source: ShardingSpec, goal: ShardingSpec) -> Iterator[ShardingSpec]:
-    """Layouts on the way from a partial source to a goal that has copies: cut as the goal but partial still, for an
-    all-reduce of what is needed only; or with one owner for each element."""
-    if _stored(shape, goal) == _needed(shape, goal) * group_size(goal.mesh, goal.partial):
+def _intermediates(shape: Shape, source: ShardingSpec, goal: ShardingSpec) -> Iterator[ShardingSpec]:
+    """Layouts between a partial source and a replicated goal: cut as the goal and still partial, which all-reduces the
+    needed elements only; or with one owner for each element."""
+    if stored_elements(shape, goal) == _distinct_elements(shape, goal) * group_size(goal.mesh, goal.partial):
         return
     if source.mesh is goal.mesh and not {*source.partial} & {*goal.axes}:
         yield ShardingSpec(goal.mesh, goal.dims, source.partial, source.kind, goal.cuts)
-    yield from _refined(shape, _without_overlaps(shape, goal, source), _free(goal), source)
+    yield from _refined(shape, _without_overlaps(shape, goal, source), _unused_axes(goal), source)
     reduced = ShardingSpec(source.mesh, source.dims, goal.partial, goal.kind, source.cuts)
-    yield from _refined(shape, reduced, _free(reduced), goal)
+    yield from _refined(shape, reduced, _unused_axes(reduced), goal)
 
 
-def _staying(source: ShardingSpec, target: ShardingSpec) -> list[tuple[str, ...]]:
-    """The partial axes that are left alone on the way. Where the rest of the layout changes as well, reducing them all
-    the same may be cheaper: the value is then copied in place of all its addends."""
+def _staying_partial(source: ShardingSpec, target: ShardingSpec) -> list[tuple[str, ...]]:
+    """Alternatives for the axes that stay partial on the route. If the rest of the layout changes too, reducing all of
+    them may be cheaper, since the value is then copied instead of all its addends."""
     shared = tuple([axis for axis in source.partial if axis in target.partial])
     if not shared or source.mesh is not target.mesh or source.kind != target.kind:
         return [()]
@@ -279,7 +143,7 @@ def _staying(source: ShardingSpec, target: ShardingSpec) -> list[tuple[str, ...]
 
 
 def _goals(shape: Shape, source: ShardingSpec, target: ShardingSpec, stays: tuple[str, ...]) -> Iterator[ShardingSpec]:
-    """What to make from the source, so that at most a relabelling is left to be done."""
+    """Layouts from which the target is at most a relabelling away."""
     new = tuple([axis for axis in target.partial if axis not in stays])
     if not new:
         yield target
@@ -290,35 +154,37 @@ def _goals(shape: Shape, source: ShardingSpec, target: ShardingSpec, stays: tupl
 
 
 def _relabels(shape: Shape, source: ShardingSpec, target: ShardingSpec, new: tuple[str, ...]) -> bool:
-    """Whether what the workers hold is enough to fill the target along its new partial axes, one of each set of
-    replicas keeping its elements."""
+    """Whether the source's elements fill the target along its new partial axes, if one of each set of replicas keeps
+    its elements."""
     if source.mesh is not target.mesh:
         return False
     cutting = [axis for axis in new if axis in source.axes]
-    return _kept(shape, source, target) * group_size(source.mesh, cutting) == _stored(shape, target)
+    return kept_elements(shape, source, target) * group_size(source.mesh, cutting) == stored_elements(shape, target)
 
 
-def _free(spec: ShardingSpec) -> tuple[str, ...]:
+def _unused_axes(spec: ShardingSpec) -> tuple[str, ...]:
     used = {*spec.axes, *spec.partial}
     return tuple([axis for axis in spec.mesh.axis_names if axis not in used])
 
 
-def _needed(shape: Shape, spec: ShardingSpec) -> int:
-    """How many elements of the tensor a spec stores at all: windows may overlap, and leave out some."""
-    return math.prod([_length(_disjoint(cuts)) if cuts else size for cuts, size in zip(spec.cuts, shape, strict=True)])
+def _distinct_elements(shape: Shape, spec: ShardingSpec) -> int:
+    """The number of elements of the tensor that some worker stores: windows may overlap, or skip elements."""
+    lengths = [total_length(_disjoint(cuts)) if cuts else size for cuts, size in zip(spec.cuts, shape, strict=True)]
+    return math.prod(lengths)
 
 
-def _fewest(shape: Shape, source: ShardingSpec, target: ShardingSpec) -> int:
-    """A bound to stop the search at: addends but one for each element, then one element for each further copy."""
+def _cost_floor(shape: Shape, source: ShardingSpec, target: ShardingSpec) -> int:
+    """A cost at which the search can stop: all addends but one for each element, and one element for each copy but the
+    first."""
     if not source.partial:
         return 0
     bounds = []
-    for stays in _staying(source, target):
-        fibres = group_size(target.mesh, stays) * _needed(shape, target)
+    for stays in _staying_partial(source, target):
+        distinct = group_size(target.mesh, stays) * _distinct_elements(shape, target)
         new = [axis for axis in target.partial if axis not in stays]
         addends = group_size(source.mesh, source.partial) // group_size(target.mesh, stays)
-        stored = _stored(shape, target) // group_size(target.mesh, new)
-        bounds.append((addends - 1) * fibres + stored - fibres)
+        stored = stored_elements(shape, target) // group_size(target.mesh, new)
+        bounds.append((addends - 1) * distinct + stored - distinct)
     return min(bounds)
 
 
@@ -326,8 +192,8 @@ def _fewest(shape: Shape, source: ShardingSpec, target: ShardingSpec) -> int:
 
 
 def _refined(shape: Shape, base: ShardingSpec, axes: tuple[str, ...], like: ShardingSpec) -> Iterator[ShardingSpec]:
-    """Ways to cut the parts of a layout further by `axes`: where possible as `like` is cut; the axes that remain cut
-    any one dim, the longest first."""
+    """Layouts that cut `base` further by `axes`: as `like` is cut if possible. The remaining axes cut one dim, the
+    longest tried first."""
     if not shape:
         yield base if like.mesh is base.mesh else base.replace(mesh=base.mesh.submesh(**dict.fromkeys(axes, 0)))
         return
@@ -348,7 +214,7 @@ def _refined(shape: Shape, base: ShardingSpec, axes: tuple[str, ...], like: Shar
 def _aligned(
     shape: Shape, base: ShardingSpec, left: tuple[str, ...], like: ShardingSpec, dim: int
 ) -> tuple[DimSpec, Cuts | None]:
-    """The axes by which `like` cuts a dim further than `base` does, and the intervals that follow."""
+    """The axes by which `like` cuts a dim further than `base`, and the resulting intervals."""
     mine, theirs = base.dims[dim], like.dims[dim] if like.mesh is base.mesh else ()
     more: DimSpec = ()
     if theirs[: len(mine)] == mine:
@@ -358,14 +224,14 @@ def _aligned(
     if mine + more == theirs:
         coarse = base.intervals(shape, dim)
         nested = _nested(coarse, like.intervals(shape, dim))
-        if _length(nested) == _length(coarse):
+        if total_length(nested) == total_length(coarse):
             return more, nested
     return (), base.cuts[dim]
 
 
 def _without_overlaps(shape: Shape, spec: ShardingSpec, like: ShardingSpec) -> ShardingSpec:
-    """The layout with windows made smaller, so that each element has one owner: where possible the one that has it in
-    `like`, which is how a halo is left out."""
+    """The layout with its windows made disjoint: each element is left to the worker that has it in `like` if possible,
+    which drops halos."""
     if not any(spec.cuts):
         return spec
     cuts = list(spec.cuts)
@@ -374,13 +240,13 @@ def _without_overlaps(shape: Shape, spec: ShardingSpec, like: ShardingSpec) -> S
             cuts[dim] = _disjoint(windows)
             if like.mesh is spec.mesh and like.dims[dim] == spec.dims[dim]:
                 kept = _nested(windows, like.intervals(shape, dim))
-                if _length(kept) == _length(_disjoint(windows)):
+                if total_length(kept) == total_length(_disjoint(windows)):
                     cuts[dim] = kept
     return spec.replace(cuts=cuts).normal(shape)
 
 
 def _nested(coarse: Cuts, fine: Cuts) -> Cuts:
-    """The parts of coarse intervals that are in fine ones, equally many for each of them."""
+    """The intersections of each coarse interval with its share of the fine ones, the same number for each."""
     count = len(fine) // len(coarse)
     parents = [parent for parent in coarse for _ in range(count)]
     shared = [(max(a, c), min(b, d)) for (a, b), (c, d) in zip(parents, fine, strict=True)]
@@ -388,22 +254,18 @@ def _nested(coarse: Cuts, fine: Cuts) -> Cuts:
 
 
 def _disjoint(cuts: Cuts) -> Cuts:
-    """Every element left to the first of the intervals that have it."""
+    """The intervals with each element left to the first interval that contains it."""
     reached = 0
     found = list(cuts)
-    for place in sorted(range(len(cuts)), key=cuts.__getitem__):
-        start = max(cuts[place][0], reached)
-        reached = max(start, cuts[place][1])
-        found[place] = (start, reached)
+    for position in sorted(range(len(cuts)), key=cuts.__getitem__):
+        start = max(cuts[position][0], reached)
+        reached = max(start, cuts[position][1])
+        found[position] = (start, reached)
     return tuple(found)
 
 
-def _length(cuts: Cuts) -> int:
-    return sum([stop - start for start, stop in cuts])
-
-
 def _split(cuts: Cuts | None, counts: tuple[int, ...]) -> Cuts | None:
-    """Every interval cut by the default rule; default cuts stay default ones."""
+    """Every interval cut by the default rule; None, which means default cuts, stays None."""
     if cuts is None:
         return None
     return tuple([(start + a, start + b) for start, stop in cuts for a, b in balanced_cuts(stop - start, counts)])

@@ -1,7 +1,7 @@
-"""Where the bytes of a tensor are: meshes of workers, and which part of a tensor each of them holds.
+"""Meshes of workers, and specs: the part of a tensor that each worker of a mesh holds.
 
-A `ShardingSpec` is a fact about bytes. Shapes are always those of the whole tensor; what one worker holds of it follows
-from the spec and the worker's place in the mesh, by the functions of this page alone.
+A `ShardingSpec` is a fact about bytes that exist. Shapes are those of the whole tensor; a worker's shard follows from
+the spec and the worker's coordinate in the mesh, by the functions of this module alone.
 """
 
 from __future__ import annotations
@@ -15,17 +15,10 @@ from weakref import WeakValueDictionary
 
 from gt.core.errors import LayoutError
 from gt.core.signatures import MeshRecord, SpecRecord
-
-Shape: TypeAlias = tuple[int, ...]
-Interval: TypeAlias = tuple[int, int]
-Box: TypeAlias = tuple[Interval, ...]
-"""Per dim, the first element and the one after the last."""
+from gt.sharding.boxes import Box, Cuts, Shape, balanced_cuts, box_shape, is_partition
 
 DimSpec: TypeAlias = tuple[str, ...]
 """The mesh axes that cut one tensor dim, major to minor."""
-
-Cuts: TypeAlias = tuple[Interval, ...]
-"""The interval of each shard along a dim, where it is not the default."""
 
 REDUCTIONS = ("sum", "max", "min", "prod", "and", "or")
 
@@ -33,7 +26,7 @@ REDUCTIONS = ("sum", "max", "min", "prod", "and", "or")
 class DeviceMesh:
     """An N-D grid over any workers in any order. Equal meshes are one object, so they are compared by identity."""
 
-    __slots__ = ("__weakref__", "_places", "axis_names", "name", "shape", "workers")
+    __slots__ = ("__weakref__", "_positions", "axis_names", "name", "shape", "workers")
     shape: Shape
     axis_names: tuple[str, ...]
     workers: tuple[int, ...]
@@ -43,7 +36,7 @@ class DeviceMesh:
         cls, shape: Sequence[int], axis_names: Sequence[str] = (), workers: Sequence[int] = (), name: str = ""
     ) -> DeviceMesh:
         shape = tuple(shape)
-        names = tuple(axis_names) or tuple([f"axis{place}" for place in range(len(shape))])
+        names = tuple(axis_names) or tuple([f"axis{position}" for position in range(len(shape))])
         ids = tuple(workers) or tuple(range(math.prod(shape)))
         key = (shape, names, ids, name)
         found = _meshes.get(key)
@@ -51,7 +44,7 @@ class DeviceMesh:
             _check_mesh(shape, names, ids)
             found = super().__new__(cls)
             found.shape, found.axis_names, found.workers, found.name = key
-            found._places = {worker: place for place, worker in enumerate(ids)}  # type: ignore[attr-defined]
+            found._positions = {worker: position for position, worker in enumerate(ids)}  # type: ignore[attr-defined]
             _meshes[key] = found
         return found
 
@@ -63,42 +56,43 @@ class DeviceMesh:
         return self.shape[self.axis_names.index(axis)]
 
     def coordinate(self, worker: int) -> Shape:
-        """The place of a worker along each axis."""
-        place: int = self._places[worker]  # type: ignore[attr-defined]
+        """The coordinate of a worker: its index along each axis."""
+        position: int = self._positions[worker]  # type: ignore[attr-defined]
         coordinate = []
         for size in reversed(self.shape):
-            place, along = divmod(place, size)
+            position, along = divmod(position, size)
             coordinate.append(along)
         return tuple(reversed(coordinate))
 
     def __contains__(self, worker: int) -> bool:
-        return worker in self._places  # type: ignore[attr-defined]
+        return worker in self._positions  # type: ignore[attr-defined]
 
     def at(self, coordinate: Sequence[int]) -> int:
-        place = 0
+        position = 0
         for size, along in zip(self.shape, coordinate, strict=True):
-            place = place * size + along
-        return self.workers[place]
+            position = position * size + along
+        return self.workers[position]
 
     def axis_group(self, worker: int, axes: Sequence[str]) -> tuple[int, ...]:
-        """The workers that differ from this one along `axes` only, in the order of those axes (major first)."""
+        """The workers whose coordinates differ from this one's along `axes` only, ordered by these axes, major
+        first."""
         return _axis_groups(self, tuple(axes))[worker]
 
     def submesh(self, **fixed: int) -> DeviceMesh:
-        """The part of the mesh where the named axes have the given coordinates; its axes are the remaining ones."""
+        """The part of the mesh at the given coordinates of the named axes; its axes are the remaining ones."""
         for axis, along in fixed.items():
             if axis not in self.axis_names:
                 raise LayoutError(f"mesh {self} has no axis {axis!r}; it has {', '.join(self.axis_names)}")
             if not 0 <= along < self.axis_size(axis):
                 raise LayoutError(f"axis {axis!r} of mesh {self} has coordinates 0 to {self.axis_size(axis) - 1}")
-        kept = [place for place, axis in enumerate(self.axis_names) if axis not in fixed]
+        kept = [position for position, axis in enumerate(self.axis_names) if axis not in fixed]
         workers = [
             worker
             for worker in self.workers
             if all(self.coordinate(worker)[self.axis_names.index(axis)] == along for axis, along in fixed.items())
         ]
-        names = [self.axis_names[place] for place in kept]
-        return DeviceMesh([self.shape[place] for place in kept], names, workers, self.name)
+        names = [self.axis_names[position] for position in kept]
+        return DeviceMesh([self.shape[position] for position in kept], names, workers, self.name)
 
     def record(self) -> MeshRecord:
         return MeshRecord(self.shape, self.axis_names, self.workers, self.name)
@@ -138,52 +132,26 @@ def mesh_of(record: MeshRecord) -> DeviceMesh:
 
 @functools.lru_cache(maxsize=1024)
 def _axis_groups(mesh: DeviceMesh, axes: tuple[str, ...]) -> dict[int, tuple[int, ...]]:
-    places = [mesh.axis_names.index(axis) for axis in axes]
+    positions = [mesh.axis_names.index(axis) for axis in axes]
     groups: dict[Shape, list[tuple[Shape, int]]] = {}
     for worker in mesh.workers:
         coordinate = mesh.coordinate(worker)
-        rest = tuple([along for place, along in enumerate(coordinate) if place not in places])
-        groups.setdefault(rest, []).append((tuple([coordinate[place] for place in places]), worker))
+        rest = tuple([along for position, along in enumerate(coordinate) if position not in positions])
+        groups.setdefault(rest, []).append((tuple([coordinate[position] for position in positions]), worker))
     ordered = [tuple([worker for _, worker in sorted(members)]) for members in groups.values()]
     return {worker: members for members in ordered for worker in members}
-
-
-# --- Cuts -------------------------------------------------------------------------------------------------------------
-
-
-@functools.lru_cache(maxsize=65536)
-def balanced_cuts(size: int, counts: tuple[int, ...]) -> Cuts:
-    """Where a dim is cut over axes of the given sizes, major first: the one rule of GT. Every shard gets its parent's
-    share, rounded down or up, the larger ones first. No shard is empty unless the dim is smaller than the number of
-    shards, and gathering the minor axis gives the default cuts of the others."""
-    cuts: list[Interval] = [(0, size)]
-    for count in counts:
-        finer: list[Interval] = []
-        for start, stop in cuts:
-            share, more = divmod(stop - start, count)
-            for place in range(count):
-                end = start + share + (place < more)
-                finer.append((start, end))
-                start = end
-        cuts = finer
-    return tuple(cuts)
-
-
-def is_partition(cuts: Cuts, size: int) -> bool:
-    """Whether intervals, in any order, are all of a dim and share nothing; empty ones may be anywhere."""
-    ordered = sorted([(start, stop) for start, stop in cuts if start < stop])
-    return [0, *[stop for _, stop in ordered]] == [*[start for start, _ in ordered], size]
 
 
 # --- Specs ------------------------------------------------------------------------------------------------------------
 
 
 class ShardingSpec:
-    """Which part of a tensor each worker of a mesh holds.
+    """The part of a tensor that each worker of a mesh holds. Equal specs are one object.
 
-    `dims` names, per tensor dim, the axes that cut it. `partial` names the axes along which what is stored has to be
-    reduced (by `kind`) to give the value. Along every other axis the tensor is replicated. `cuts` holds, per dim, the
-    intervals of the shards where they are not the default. Equal specs are one object.
+    - `dims`: per tensor dim, the axes that cut it
+    - `partial`: the axes along which workers hold partial values, to be reduced by `kind`; the tensor is replicated
+      along axes in neither
+    - `cuts`: per dim, the intervals of the shards, or None for the default
     """
 
     __slots__ = ("__weakref__", "cuts", "dims", "kind", "mesh", "partial")
@@ -205,19 +173,19 @@ class ShardingSpec:
 
     @property
     def axes(self) -> tuple[str, ...]:
-        """The axes that cut some dim."""
+        """The axes that cut a dim."""
         return tuple([axis for dim in self.dims for axis in dim])
 
     @property
     def is_whole(self) -> bool:
-        """Every worker of the mesh holds the value of the whole tensor."""
+        """Whether every worker of the mesh holds the whole tensor: `Replicate()` along every axis."""
         return not self.partial and not any(self.dims)
 
     def counts(self, dim: int) -> tuple[int, ...]:
         return tuple([self.mesh.axis_size(axis) for axis in self.dims[dim]])
 
     def shards(self, dim: int) -> int:
-        """Into how many shards a dim is cut."""
+        """The number of shards of a dim."""
         return math.prod(self.counts(dim))
 
     def intervals(self, shape: Shape, dim: int) -> Cuts:
@@ -235,12 +203,12 @@ class ShardingSpec:
         return ShardingSpec(**(fields | changes))
 
     def is_partition(self, shape: Shape) -> bool:
-        """Whether the parts are all of a tensor and share nothing, as those of a tensor itself do. A copy that was made
-        for an op may be less (an op that skips elements) or have parts that overlap (halos)."""
+        """Whether the shards cover a tensor without overlap. The shards of a copy made for one op may not: they may
+        skip elements, or overlap in halos."""
         return all(cuts is None or is_partition(cuts, size) for cuts, size in zip(self.cuts, shape, strict=True))
 
     def normal(self, shape: Shape) -> ShardingSpec:
-        """The same spec with cuts that happen to be the default ones left out."""
+        """The same spec with None for cuts that equal the default."""
         if not any(self.cuts):
             return self
         cuts = [
@@ -270,7 +238,7 @@ def _print_dim(axes: DimSpec, cuts: Cuts | None) -> str:
 
 
 def print_layout(dims: list[str], partial: tuple[str, ...], kind: str) -> str:
-    """A layout from the text of its dims; wishes print the same way."""
+    """The text of a spec or constraint, from the texts of its dims."""
     text = ", ".join(dims)
     if not partial:
         return text
@@ -281,7 +249,7 @@ def print_layout(dims: list[str], partial: tuple[str, ...], kind: str) -> str:
 def _interned_spec(
     mesh: DeviceMesh, dims: tuple[DimSpec, ...], partial: tuple[str, ...], kind: str, cuts: tuple[Cuts | None, ...]
 ) -> ShardingSpec:
-    """The one spec that says this. Cached, since the same few are asked for again and again."""
+    """The one object for a spec. Cached, since the same few specs are constructed over and over."""
     if cuts and len(cuts) != len(dims):
         raise LayoutError(f"cuts of {len(cuts)} dims do not fit a spec of {len(dims)} dims")
     in_order = tuple(sorted(partial, key=mesh.axis_names.index)) if _known(mesh, partial) else partial
@@ -327,15 +295,15 @@ def spec_of(record: SpecRecord) -> ShardingSpec:
 
 
 def whole(mesh: DeviceMesh, rank: int) -> ShardingSpec:
-    """Replicated on all of the mesh."""
+    """The spec of a tensor that every worker of the mesh has whole: `Replicate()` along every axis."""
     return ShardingSpec(mesh, ((),) * rank)
 
 
-# --- What a worker holds ----------------------------------------------------------------------------------------------
+# --- The shard of one worker ------------------------------------------------------------------------------------------
 
 
 def shard_index(spec: ShardingSpec, dim: int, worker: int) -> int:
-    """Which shard of a dim a worker holds."""
+    """The index of a worker's shard along a dim."""
     coordinate = spec.mesh.coordinate(worker)
     index = 0
     for axis in spec.dims[dim]:
@@ -344,7 +312,7 @@ def shard_index(spec: ShardingSpec, dim: int, worker: int) -> int:
 
 
 def local_box(spec: ShardingSpec, shape: Shape, worker: int) -> Box:
-    """The part of the tensor that a worker holds."""
+    """The box of the tensor that a worker holds."""
     return tuple(
         [
             spec.intervals(shape, dim)[shard_index(spec, dim, worker)] if axes else (0, shape[dim])
@@ -362,7 +330,7 @@ def compute_local_shape(spec: ShardingSpec, shape: Shape, worker: int) -> Shape:
 
 
 def compute_global_shape(spec: ShardingSpec, local_shapes: Mapping[int, Shape]) -> Shape:
-    """The shape of the tensor whose shards these are; every worker's shard has to fit."""
+    """The shape of the whole tensor, from the shapes of all its shards. Raises if they do not fit the spec."""
     shape = []
     for dim in range(len(spec.dims)):
         sizes = {shard_index(spec, dim, worker): local[dim] for worker, local in local_shapes.items()}
@@ -377,7 +345,7 @@ def compute_global_shape(spec: ShardingSpec, local_shapes: Mapping[int, Shape]) 
 
 
 def largest_local_shape(spec: ShardingSpec, shape: Shape) -> Shape:
-    """The most that a worker holds, by dim. Does not depend on the number of workers, unlike asking each of them."""
+    """The largest size of a shard along each dim. Costs the same for any number of workers."""
     return tuple(
         [
             max(stop - start for start, stop in spec.intervals(shape, dim)) if axes else shape[dim]
@@ -387,23 +355,9 @@ def largest_local_shape(spec: ShardingSpec, shape: Shape) -> Shape:
 
 
 def needs_reshard(shape: Shape, source: ShardingSpec, target: ShardingSpec) -> bool:
-    """Whether bytes have to move, be cut or be reduced to get from one spec to the other."""
+    """Whether bytes have to be moved, cut or reduced to get from one spec to the other."""
     if source is target:
         return False
     if source.mesh.workers != target.mesh.workers or (source.partial, source.kind) != (target.partial, target.kind):
         return True
     return any(local_box(source, shape, w) != local_box(target, shape, w) for w in source.mesh.workers)
-
-
-def box_shape(box: Box) -> Shape:
-    return tuple([stop - start for start, stop in box])
-
-
-def box_elements(box: Box) -> int:
-    return math.prod([max(stop - start, 0) for start, stop in box])
-
-
-def intersect(a: Box, b: Box) -> Box | None:
-    """The part that two boxes share; None where that is empty."""
-    shared = tuple([(max(p, r), min(q, s)) for (p, q), (r, s) in zip(a, b, strict=True)])
-    return None if any(start >= stop for start, stop in shared) else shared

@@ -1,15 +1,14 @@
-"""Specs and constraints from their text: per dim the axes that cut it or '-', then '+' and the partial axes.
-
-Printing is `str()` of either: the same text.
-"""
+"""Parses specs and constraints from the text that `str()` gives: per dim the axes that cut it or '-', then '+' and the
+partial axes."""
 
 from __future__ import annotations
 
 import re
 
 from gt.core.errors import LayoutError
+from gt.sharding.boxes import Cuts
 from gt.sharding.constraints import Constraint, DimConstraint
-from gt.sharding.spec import Cuts, DeviceMesh, DimSpec, ShardingSpec
+from gt.sharding.spec import DeviceMesh, DimSpec, ShardingSpec
 
 
 def _split(text: str) -> tuple[list[str], tuple[str, ...], str]:
@@ -28,7 +27,7 @@ def _split(text: str) -> tuple[list[str], tuple[str, ...], str]:
 
 
 _DIM = re.compile(r"(?P<axes>-|[A-Za-z_]\w*(?:\s+[A-Za-z_]\w*)*)\s*(?:\[(?P<cuts>[\d:\s]*)\])?\Z")
-_WISH = re.compile(r"(?P<axes>-|[A-Za-z_]\w*(?:\s+[A-Za-z_]\w*)*)\s*(?P<open>\?)?(?:@(?P<priority>\d+))?\Z")
+_CONSTRAINT_DIM = re.compile(r"(?P<axes>-|[A-Za-z_]\w*(?:\s+[A-Za-z_]\w*)*)\s*(?P<open>\?)?(?:@(?P<priority>\d+))?\Z")
 
 
 def parse_spec(text: str, mesh: DeviceMesh) -> ShardingSpec:
@@ -40,13 +39,16 @@ def parse_spec(text: str, mesh: DeviceMesh) -> ShardingSpec:
 
 
 def parse_constraint(text: str, mesh: DeviceMesh) -> Constraint:
-    """A constraint from its text: like a spec's, with '?' after a dim that may be cut further and '@1' for a priority:
+    """A constraint from its text: that of a spec, with '?' after a dim that may be cut further and '@1' for a priority:
     `"dp, tp?@1"`."""
     dims, partial, kind = _split(text)
-    found = [_match(_WISH, dim, text, "axis names or '-', then '?' if open, then '@' and a priority") for dim in dims]
+    found = [
+        _match(_CONSTRAINT_DIM, dim, text, "axis names or '-', then '?' if open, then '@' and a priority")
+        for dim in dims
+    ]
     spec = ShardingSpec(mesh, [_parse_axes(match["axes"]) for match in found], partial, kind)  # checks the axes
-    wishes = [DimConstraint(_parse_axes(m["axes"]), m["open"] is not None, int(m["priority"] or 0)) for m in found]
-    return Constraint(mesh, tuple(wishes), spec.partial, spec.kind)
+    parsed = [DimConstraint(_parse_axes(m["axes"]), m["open"] is not None, int(m["priority"] or 0)) for m in found]
+    return Constraint(mesh, tuple(parsed), spec.partial, spec.kind)
 
 
 def _match(pattern: re.Pattern[str], dim: str, text: str, expected: str) -> re.Match[str]:

@@ -64,10 +64,14 @@ def show_mesh(mesh: Sequence[tuple[object, object]]) -> str:
 
 def shard_problems(axis: object, workers: object, mesh: object, dims: object, replicate: object) -> Iterator[Problem]:
     """Of the arguments of a ShardConfig; None is what was not said."""
-    yield from place_problems(workers, mesh)
+    yield from worker_problems(workers, mesh)
     yield from _choice_problems(axis, mesh, dims, replicate)
-    if axis is not None and (place := whole(axis)) not in range(-MAX_DIMS, MAX_DIMS):
-        why = f"has to be a whole number, not {show(axis)}" if place is None else f"{place} is not a dim of any tensor"
+    if axis is not None and (position := whole(axis)) not in range(-MAX_DIMS, MAX_DIMS):
+        why = (
+            f"has to be a whole number, not {show(axis)}"
+            if position is None
+            else f"{position} is not a dim of any tensor"
+        )
         yield Problem(("axis",), f"axis {why}; a tensor dim is -{MAX_DIMS} to {MAX_DIMS - 1}, negative from the end")
     if dims is not None:
         yield from dims_problems(("dims",), dims, None if mesh is None else mesh_axes(mesh))
@@ -91,9 +95,9 @@ def _choice_problems(axis: object, mesh: object, dims: object, replicate: object
         yield Problem(("dims",), "dims names axes of a mesh and there is none; add one, such as mesh: {dp: 2, tp: 2}")
 
 
-def place_problems(workers: object, mesh: object) -> list[Problem]:
+def worker_problems(workers: object, mesh: object) -> list[Problem]:
     """Of a mesh and its workers, each alone and both together."""
-    found = [] if workers is None else list(_worker_problems(workers))
+    found = [] if workers is None else list(_worker_list_problems(workers))
     found += [] if mesh is None else list(_mesh_problems(mesh))
     if not found and is_list(workers) and mesh is not None:
         pairs = pairs_of(mesh) or []
@@ -104,7 +108,7 @@ def place_problems(workers: object, mesh: object) -> list[Problem]:
     return found
 
 
-def _worker_problems(workers: object) -> Iterator[Problem]:
+def _worker_list_problems(workers: object) -> Iterator[Problem]:
     if not is_list(workers):
         yield Problem(("workers",), f"workers has to be a list such as [0, 1], not {show(workers)}")
     elif not 0 < len(workers) <= MAX_WORKERS:
@@ -112,12 +116,12 @@ def _worker_problems(workers: object) -> Iterator[Problem]:
         yield Problem(("workers",), text)
     else:
         seen: set[int] = set()
-        for place, worker in enumerate(workers):
+        for position, worker in enumerate(workers):
             number = whole(worker)
             if number is None or number < 0:
-                yield Problem(("workers", place), f"{show(worker)} is not a worker; they are numbered 0, 1, 2, ...")
+                yield Problem(("workers", position), f"{show(worker)} is not a worker; they are numbered 0, 1, 2, ...")
             elif number in seen:
-                yield Problem(("workers", place), f"worker {number} is named twice; name each worker once")
+                yield Problem(("workers", position), f"worker {number} is named twice; name each worker once")
             else:
                 seen.add(number)
 
@@ -156,16 +160,16 @@ def dims_problems(path: Path, dims: object, axes: Collection[str] | None) -> Ite
         yield Problem(path, f"the layout has {len(dims)} dims; a tensor has at most {MAX_DIMS}")
         return
     used: set[str] = set()
-    for place, dim in enumerate(dims):
+    for position, dim in enumerate(dims):
         if is_list(dim):
             for minor, axis in enumerate(dim):
-                yield from _axis_problems((*path, place, minor), axis, axes, used)
+                yield from _axis_problems((*path, position, minor), axis, axes, used)
         elif isinstance(dim, str) and dim == REST and dim in used:
-            yield Problem((*path, place), f"{REST!r} stands for any number of dims; use it once")
+            yield Problem((*path, position), f"{REST!r} stands for any number of dims; use it once")
         elif isinstance(dim, str) and dim == REST:
             used.add(dim)
         elif dim is not None and not (isinstance(dim, str) and dim == NOT_CUT):
-            yield from _axis_problems((*path, place), dim, axes, used)
+            yield from _axis_problems((*path, position), dim, axes, used)
 
 
 def _axis_problems(path: Path, axis: object, axes: Collection[str] | None, used: set[str]) -> Iterator[Problem]:

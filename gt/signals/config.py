@@ -21,9 +21,9 @@ from gt.signals.checks import (
     name_problem,
     pairs_of,
     pattern_problems,
-    place_problems,
     shard_problems,
     show,
+    worker_problems,
 )
 
 __all__ = [
@@ -183,7 +183,7 @@ def model_problems(
     mesh: object, workers: object, parameters: Sequence[ParameterEntry], modules: Sequence[ModuleEntry]
 ) -> Iterator[Problem]:
     """Of the arguments of a ModelConfig; the path of an entry begins with its pattern."""
-    yield from place_problems(workers, mesh)
+    yield from worker_problems(workers, mesh)
     axes = mesh_axes(mesh)
     for parameter in parameters:
         yield from pattern_problems(parameter.pattern)

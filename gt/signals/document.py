@@ -26,7 +26,7 @@ _DECIMAL = re.compile("0|-?[1-9][0-9]{0,17}")
 
 
 @dataclass(frozen=True)
-class Odd:
+class UnsupportedValue:
     """A value of a kind that no setting has, as it is written."""
 
     text: str
@@ -35,7 +35,7 @@ class Odd:
         return self.text
 
 
-class Flaw(NamedTuple):
+class LineProblem(NamedTuple):
     line: int
     text: str
 
@@ -44,7 +44,7 @@ class Document:
     """A YAML file as a plain value, what was wrong with its keys, and the line of everything in it."""
 
     def __init__(self, root: yaml.Node) -> None:
-        self.flaws: list[Flaw] = []
+        self.problems: list[LineProblem] = []
         self._entries: dict[int, dict[str, tuple[yaml.Node, yaml.Node]]] = {}  # by mapping, then by key: key and value
         self._values: dict[int, Plain] = {}  # by node: what an alias names is read once, and may contain itself
         self._root = root
@@ -80,7 +80,7 @@ class Document:
             self._values[id(node)] = mapping
             mapping.update({key: self._read(value) for key, (_, value) in self._read_keys(node).items()})
             return mapping
-        return Odd(node.tag.replace(_TAG, "!!"))
+        return UnsupportedValue(node.tag.replace(_TAG, "!!"))
 
     def _read_keys(self, node: yaml.MappingNode) -> dict[str, tuple[yaml.Node, yaml.Node]]:
         entries = self._entries[id(node)] = {}
@@ -88,12 +88,16 @@ class Document:
             line = key.start_mark.line + 1
             name = self._read(key)
             if key.tag == f"{_TAG}merge":
-                self.flaws.append(Flaw(line, "merge keys (<<) are not read; repeat the keys, or alias a whole value"))
+                self.problems.append(
+                    LineProblem(line, "merge keys (<<) are not read; repeat the keys, or alias a whole value")
+                )
             elif not isinstance(name, str):
-                self.flaws.append(Flaw(line, f"key {show(name)} is not text; put it in quotes"))
+                self.problems.append(LineProblem(line, f"key {show(name)} is not text; put it in quotes"))
             elif name in entries:
                 first = entries[name][0].start_mark.line + 1
-                self.flaws.append(Flaw(line, f"key {show(name)} is there already, in line {first}; remove one"))
+                self.problems.append(
+                    LineProblem(line, f"key {show(name)} is there already, in line {first}; remove one")
+                )
             else:
                 entries[name] = (key, value)
         return entries
@@ -109,7 +113,7 @@ def _scalar(node: yaml.ScalarNode) -> Plain:
         return yaml.SafeLoader.bool_values[text.lower()]
     if kind == "int" and _DECIMAL.fullmatch(text):
         return int(text)
-    return Odd(show(text).strip("'\""))
+    return UnsupportedValue(show(text).strip("'\""))
 
 
 class _Loader(yaml.SafeLoader):

@@ -19,7 +19,7 @@ from gt.signals.config import (
     model_problems,
     normalise_dims,
 )
-from gt.signals.document import Document, Flaw, Plain, parse_document
+from gt.signals.document import Document, LineProblem, Plain, parse_document
 
 MAX_BYTES = 1 << 20
 SIGNAL_KEYS = ("shard", "replicate", "backward", "compile")
@@ -53,31 +53,33 @@ def parse_config(text: str, file: str = "config", known: Known | None = None) ->
     if not isinstance(document.value, dict):
         line = document.line(())
         raise SignalError(f"{file}:{line}: a configuration is a mapping of signals, not {show(document.value)}")
-    flaws = [*document.flaws, *_flaws(document, known or {})]
-    if flaws:
-        raise SignalError("\n".join(f"{file}:{line}: {text}" for line, text in sorted(dict.fromkeys(flaws), key=_line)))
+    problems = [*document.problems, *_line_problems(document, known or {})]
+    if problems:
+        raise SignalError(
+            "\n".join(f"{file}:{line}: {text}" for line, text in sorted(dict.fromkeys(problems), key=_line))
+        )
     return _build(document, file)
 
 
-def _line(flaw: Flaw) -> int:
+def _line(flaw: LineProblem) -> int:
     return flaw.line
 
 
-def _flaws(document: Document, known: Known) -> Iterator[Flaw]:
+def _line_problems(document: Document, known: Known) -> Iterator[LineProblem]:
     signals = {name: value for name, value in document.value.items() if name != MODEL}
     names = {*signals, *known}
     for name, value in signals.items():
         for path, text in _signal_problems(name, value, names):
-            yield Flaw(document.line((name, *path)), f"signal {show(name)}: {text}")
+            yield LineProblem(document.line((name, *path)), f"signal {show(name)}: {text}")
     if MODEL in document.value:
         for path, text in _model_problems(document.value[MODEL], names):
-            yield Flaw(document.line((MODEL, *path)), f"model: {text}")
+            yield LineProblem(document.line((MODEL, *path)), f"model: {text}")
     said = {name: value.get("backward") for name, value in signals.items() if isinstance(value, dict)}
     following = {name: config.backward_signal for name, config in known.items() if name not in signals} | said
     texts = {name: backward for name, backward in following.items() if isinstance(backward, str)}
     for cycle in backward_cycles({name: texts[name] for name in [*said, *following] if name in texts}):
         if cycle[0] in said:
-            yield Flaw(document.line((cycle[0], "backward")), f"signal {show(cycle[0])}: {cycle_text(cycle)}")
+            yield LineProblem(document.line((cycle[0], "backward")), f"signal {show(cycle[0])}: {cycle_text(cycle)}")
 
 
 def _section_problems(value: Plain, what: str, keys: Collection[str]) -> Iterator[Problem]:

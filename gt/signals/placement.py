@@ -9,7 +9,7 @@ from gt.core.errors import SignalError
 from gt.core.signatures import PolicyRecord
 from gt.sharding.spec import DeviceMesh, DimSpec, ShardingSpec
 from gt.signals.config import REST, Dims, ShardConfig
-from gt.signals.policy import place_dims
+from gt.signals.policy import align_dims
 
 ROW = "w"  # the axis of a mesh that is a row of workers
 
@@ -51,8 +51,8 @@ def _ends(dims: Dims) -> tuple[tuple[DimSpec, ...], tuple[DimSpec, ...]]:
     """The dims before and after those that are passed over."""
     if REST not in dims:
         return _axes(dims), ()
-    place = dims.index(REST)
-    return _axes(dims[:place]), _axes(dims[place + 1 :])
+    position = dims.index(REST)
+    return _axes(dims[:position]), _axes(dims[position + 1 :])
 
 
 def _axes(dims: Dims) -> tuple[DimSpec, ...]:
@@ -61,4 +61,4 @@ def _axes(dims: Dims) -> tuple[DimSpec, ...]:
 
 def spec_for(dims: Dims, mesh: DeviceMesh, rank: int) -> ShardingSpec:
     """The layout of a tensor of some rank that a configuration names."""
-    return ShardingSpec(mesh, place_dims(*_ends(dims), rank))
+    return ShardingSpec(mesh, align_dims(*_ends(dims), rank))

@@ -1,4 +1,4 @@
-"""What a scope asks of the ops in it: from the record that the dispatcher gets to wishes for results."""
+"""Policies: the layouts that a scope asks for, from the record that the client sends to the dispatcher."""
 
 from __future__ import annotations
 
@@ -7,17 +7,22 @@ from weakref import WeakValueDictionary
 
 from gt.core.errors import LayoutError
 from gt.core.signatures import PolicyRecord
-from gt.sharding.constraints import Constraint, DimConstraint
-from gt.sharding.spec import DeviceMesh, DimSpec, Shape, ShardingSpec, mesh_of
+from gt.sharding.boxes import Shape
+from gt.sharding.constraints import Constraint, DimConstraint, Target
+from gt.sharding.spec import DeviceMesh, DimSpec, ShardingSpec, mesh_of
 
 
 class Policy:
-    """What a scope asks of the ops in it. Equal policies are one object, so they are compared by identity."""
+    """Where the ops of a scope run, and the layouts of their results. Equal policies are one object, compared by
+    identity.
 
-    __slots__ = ("__weakref__", "_record", "asks", "mesh", "settles")
+    - `mesh`: where the ops run
+    - `pins`: whether tensors created in the scope stay there; otherwise the next scope that uses one moves it
+    """
+
+    __slots__ = ("__weakref__", "_record", "mesh", "pins")
     mesh: DeviceMesh
-    asks: bool
-    settles: bool
+    pins: bool
     _record: PolicyRecord
 
     def __new__(cls, record: PolicyRecord) -> Policy:
@@ -26,16 +31,16 @@ class Policy:
             mesh = mesh_of(record.mesh)
             _check_axes(record, mesh)
             found = super().__new__(cls)
-            found.mesh, found.asks, found.settles, found._record = mesh, record.asks, record.settles, record
+            found.mesh, found.pins, found._record = mesh, record.settles, record
             _policies[record] = found
         return found
 
     def __reduce__(self) -> tuple[type[Policy], tuple[PolicyRecord]]:
         return Policy, (self._record,)
 
-    def wish(self, shape: Shape) -> ShardingSpec | Constraint | None:
-        """How a result of this shape is to be laid out, where the scope asks for anything."""
-        if not self.asks:
+    def target(self, shape: Shape) -> Target:
+        """The layout that a result of an op in the scope should have; None if the scope does not constrain results."""
+        if not self._record.asks:
             return None
         dims = self._dims(shape)
         if self._record.closed:
@@ -43,15 +48,15 @@ class Policy:
         return Constraint(self.mesh, tuple([DimConstraint(axes) for axes in dims])) if any(dims) else None
 
     def layout(self, shape: Shape) -> ShardingSpec:
-        """How a tensor that is created in the scope is laid out."""
+        """The layout of a tensor that is created in the scope."""
         return ShardingSpec(self.mesh, self._dims(shape))
 
     def _dims(self, shape: Shape) -> list[DimSpec]:
-        """A dim of one element is not cut: it is there to be broadcast."""
-        placed = place_dims(self._record.lead, self._record.tail, len(shape))
+        """The axes that cut each dim. A dim of one element is not cut, since it will be broadcast."""
+        aligned = align_dims(self._record.lead, self._record.tail, len(shape))
         return [
             tuple([axis for axis in axes if self.mesh.axis_size(axis) > 1]) if size > 1 else ()
-            for axes, size in zip(placed, shape, strict=True)
+            for axes, size in zip(aligned, shape, strict=True)
         ]
 
 
@@ -59,16 +64,17 @@ _policies: WeakValueDictionary[PolicyRecord, Policy] = WeakValueDictionary()
 
 
 def _check_axes(record: PolicyRecord, mesh: DeviceMesh) -> None:
-    """The dims of a tensor are cut along axes that the mesh has, and each along others."""
+    """Raise unless the mesh has all axes of a policy and each cuts one dim."""
     axes = [axis for dim in (*record.lead, *record.tail) for axis in dim]
     unknown = [axis for axis in axes if axis not in mesh.axis_names]
     if unknown or len(set(axes)) < len(axes):
         raise LayoutError(f"a scope cannot cut dims along axes {axes} of the mesh {mesh}; each axis of it cuts one dim")
 
 
-def place_dims(lead: Sequence[DimSpec], tail: Sequence[DimSpec], rank: int) -> tuple[DimSpec, ...]:
-    """The axes of each dim of a tensor. What is meant for dims that it does not have is left out."""
+def align_dims(lead: Sequence[DimSpec], tail: Sequence[DimSpec], rank: int) -> tuple[DimSpec, ...]:
+    """The axes of each dim of a tensor, from those of the first and of the last dims. Axes of dims that the tensor does
+    not have are left out."""
     first = tuple(lead[:rank])
-    room = rank - len(first)
-    last = tuple(tail[len(tail) - min(room, len(tail)) :])
-    return (*first, *[()] * (room - len(last)), *last)
+    rest = rank - len(first)
+    last = tuple(tail[len(tail) - min(rest, len(tail)) :])
+    return (*first, *[()] * (rest - len(last)), *last)

@@ -7,9 +7,10 @@ from functools import reduce
 
 from gt.core.meta import ITEM_BYTES, TensorMeta, dense_strides
 from gt.core.signatures import DType, ListArg
-from gt.sharding.reshard import Step, contributions, plan_reshard, pulls, pushes, segments
-from gt.sharding.rules.support.dtypes import identity, wide
-from gt.sharding.spec import Box, Interval, Shape, ShardingSpec, box_shape, local_box
+from gt.sharding.boxes import Box, Interval, Shape, box_shape
+from gt.sharding.dtypes import accumulation_dtype, identity
+from gt.sharding.reshard import ReshardStep, contributions, plan_reshard, pulls, pushes, segments
+from gt.sharding.spec import ShardingSpec, local_box
 from gt.worker.engines.engine import Engine, Value
 from gt.worker.exchange.interface import Received, Swap, Swapping
 from gt.worker.failed_value import Fail, FailedValue
@@ -52,14 +53,14 @@ class Mover:
         moved = value
         return _tried(lambda: self._engine.with_strides(moved, told.stride), fail)
 
-    def _steps(self) -> Iterator[tuple[Step, tuple[int, ...]]]:
+    def _steps(self) -> Iterator[tuple[ReshardStep, tuple[int, ...]]]:
         """The steps that this worker takes part in, with those that exchange something in it."""
         for step, nbytes in zip(self._plan.steps, self._plan.step_bytes, strict=True):
             members = tuple(sorted({*step.source.mesh.workers, *step.target.mesh.workers}))
             if self._worker in members:
                 yield step, members if nbytes else ()
 
-    def _receives(self, step: Step) -> dict[int, TensorMeta]:
+    def _receives(self, step: ReshardStep) -> dict[int, TensorMeta]:
         own_pulls = pulls(step, self._shape, self._worker)
         return {pull.peer: self._meta(box_shape(pull.box)) for pull in own_pulls if pull.peer != self._worker}
 
@@ -74,7 +75,9 @@ class Mover:
         """What this worker has already, in memory of its own."""
         return value if isinstance(value, FailedValue) else _tried(lambda: self._engine.copy(value), fail)
 
-    def _step(self, step: Step, members: tuple[int, ...], value: Value | FailedValue | None, fail: Fail) -> Swapping:
+    def _step(
+        self, step: ReshardStep, members: tuple[int, ...], value: Value | FailedValue | None, fail: Fail
+    ) -> Swapping:
         """One step; where nothing travels it has no `members`."""
         if step.kind == "all-reduce":
             if not members:
@@ -96,7 +99,7 @@ class Mover:
         failing = _failing_of((value, *received.values()))
         return failing if failing is not None else _tried(lambda: self._put_together(step, received), fail)
 
-    def _put_together(self, step: Step, received: Received) -> Value:
+    def _put_together(self, step: ReshardStep, received: Received) -> Value:
         box = local_box(step.target, self._shape, self._worker)
         if step.kind in ("reduce", "reduce-scatter"):
             addends = contributions(step, self._shape, self._worker)
@@ -110,7 +113,7 @@ class Mover:
         return self._assemble(box, placed)
 
     def _all_reduce(
-        self, step: Step, members: tuple[int, ...], value: Value | FailedValue | None, fail: Fail
+        self, step: ReshardStep, members: tuple[int, ...], value: Value | FailedValue | None, fail: Fail
     ) -> Swapping:
         """Every worker of a group reduces one segment of the flat tensor, and sends it to the others."""
         peers, cuts = segments(step, self._shape, self._worker)
@@ -153,7 +156,7 @@ class Mover:
             return value
         return _tried(lambda: self._engine.copy(self._engine.flat(value)[slice(*cut)]), fail)
 
-    def _dense(self, value: Value | FailedValue | None, step: Step, fail: Fail) -> Value | FailedValue | None:
+    def _dense(self, value: Value | FailedValue | None, step: ReshardStep, fail: Fail) -> Value | FailedValue | None:
         """What this worker holds before a step, without gaps."""
         if value is None or isinstance(value, FailedValue):
             return value
@@ -187,7 +190,7 @@ class Mover:
 
     def _reduce(self, kind: str, parts: Sequence[Value]) -> Value:
         """Parts reduced in their order."""
-        within = wide(self._dtype) if kind in ("sum", "prod") else self._dtype
+        within = accumulation_dtype(self._dtype) if kind in ("sum", "prod") else self._dtype
         total = reduce(self._engine.resolve(_REDUCING[kind]), [self._cast(part, within) for part in parts])
         return self._cast(total, self._dtype)
 

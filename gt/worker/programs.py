@@ -191,7 +191,7 @@ class ProgramKernel:
             registers = values[:count]
             for kernel, part in zip(kernels, local.calls, strict=True):
                 given = kernel.call(registers, numbers)
-                asked = [given[place] for place in part.places] if part.places else given
+                asked = [given[place] for place in part.output_positions] if part.output_positions else given
                 made = [value for value in asked if value is not None]
                 if len(made) != part.outputs:
                     raise RuntimeError(f"{part.op} gave {len(made)} tensors where {part.outputs} were expected")

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from gt.core.signatures import Compute, Input, ListArg, Move, Scalar, Signature, ViewStep, Whole
 from gt.dispatcher.planner import plan_move, plan_op
 from gt.sharding.cost import reshard_bytes
-from gt.sharding.lowering import ProgramBuilder, Register
+from gt.sharding.program_builder import ProgramBuilder, Register
 from gt.sharding.spec import DeviceMesh, ShardingSpec, spec_of, whole
 from gt.sharding.spec_text import parse_spec
 from tests.dispatcher_harness import alone, at

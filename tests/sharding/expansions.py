@@ -13,11 +13,12 @@ import torch
 
 from gt.core.meta import ITEM_BYTES
 from gt.core.signatures import Input
-from gt.sharding.op_calls import Expansion, LocalContext, OpCall, Piece, inputs_in, with_inputs
-from gt.sharding.propagation import Operand, Result, propagate_sharding
+from gt.sharding.op_calls import ExpandedCall, Expansion, LocalContext, OpCall, inputs_in, with_inputs
+from gt.sharding.propagation import propagate_sharding
 from gt.sharding.rules import entry_of, lower, rule_of
 from gt.sharding.spec import DeviceMesh, ShardingSpec
 from gt.sharding.spec_text import parse_spec
+from gt.sharding.strategies import Operand, Result
 from tests.sharding.simulate import encode, flat, join, meta_of, resolve, run, split
 
 TWO, THREE, GRID = DeviceMesh((2,), ("x",)), DeviceMesh((3,), ("x",)), DeviceMesh((2, 2), ("x", "y"))
@@ -61,28 +62,28 @@ def run_expansion(
     expansion: Expansion, tensors: Sequence[torch.Tensor], specs: Sequence[ShardingSpec], mesh: DeviceMesh
 ) -> tuple[list[torch.Tensor], int]:
     values, layouts, moved = list(tensors), list(specs), 0
-    for piece in expansion.pieces:
-        results, given, nbytes = run_piece(piece, values, layouts, mesh)
+    for expanded in expansion.calls:
+        results, given, nbytes = run_call(expanded, values, layouts, mesh)
         values, layouts, moved = [*values, *results], [*layouts, *given], moved + nbytes
-    return [values[place] for place in expansion.results], moved
+    return [values[position] for position in expansion.results], moved
 
 
-def run_piece(
-    piece: Piece, values: Sequence[torch.Tensor], layouts: Sequence[ShardingSpec], mesh: DeviceMesh
+def run_call(
+    expanded: ExpandedCall, values: Sequence[torch.Tensor], layouts: Sequence[ShardingSpec], mesh: DeviceMesh
 ) -> tuple[list[torch.Tensor], Sequence[ShardingSpec], int]:
     """One piece as the planner runs it: each tensor once among its inputs, by the cheapest strategy of its rule."""
-    used = list(dict.fromkeys(value.index for value in inputs_in(piece.args, piece.kwargs)))
-    args = tuple([with_inputs(arg, lambda value: Input(used.index(value.index))) for arg in piece.args])
-    kwargs = {name: with_inputs(arg, lambda v: Input(used.index(v.index))) for name, arg in piece.kwargs.items()}
-    tensors = [values[place] for place in used]
-    call = OpCall(piece.op, args, kwargs, tuple(map(meta_of, tensors)), piece.outputs)
+    used = list(dict.fromkeys(value.index for value in inputs_in(expanded.args, expanded.kwargs)))
+    args = tuple([with_inputs(arg, lambda value: Input(used.index(value.index))) for arg in expanded.args])
+    kwargs = {name: with_inputs(arg, lambda v: Input(used.index(v.index))) for name, arg in expanded.kwargs.items()}
+    tensors = [values[position] for position in used]
+    call = OpCall(expanded.op, args, kwargs, tuple(map(meta_of, tensors)), expanded.outputs)
     rule = rule_of(call)
-    assert rule is not None, f"{piece.op} has no rule"
+    assert rule is not None, f"{expanded.op} has no rule"
     operands = [
-        Operand(meta.shape, ITEM_BYTES[meta.dtype], layouts[place])
-        for meta, place in zip(call.inputs, used, strict=True)
+        Operand(meta.shape, ITEM_BYTES[meta.dtype], layouts[position])
+        for meta, position in zip(call.inputs, used, strict=True)
     ]
-    results = [Result(meta.shape, ITEM_BYTES[meta.dtype]) for meta in piece.outputs]
+    results = [Result(meta.shape, ITEM_BYTES[meta.dtype]) for meta in expanded.outputs]
     strategy, nbytes = propagate_sharding(rule, operands, results, mesh)
     held = [split(tensor, spec) for tensor, spec in zip(tensors, strategy.operands, strict=True)]
     local = {
@@ -90,9 +91,9 @@ def run_piece(
         for worker in mesh.workers
     }
     found = []
-    for place, (meta, spec) in enumerate(zip(piece.outputs, strategy.results, strict=True)):
-        told = f"{piece.op} {piece.args} as {strategy}"
-        value = join({worker: values[place] for worker, values in local.items()}, spec, meta.shape, told)
+    for position, (meta, spec) in enumerate(zip(expanded.outputs, strategy.results, strict=True)):
+        told = f"{expanded.op} {expanded.args} as {strategy}"
+        value = join({worker: values[position] for worker, values in local.items()}, spec, meta.shape, told)
         assert meta_of(value).dtype == meta.dtype, f"{told}: {value.dtype}, not {meta.dtype}"
         found.append(value)
     return found, strategy.results, nbytes

@@ -15,7 +15,7 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from gt.sharding.op_calls import OpCall
-from gt.sharding.program_flow import RecordedOp, RecordedProgram
+from gt.sharding.recorded_program import RecordedOp, RecordedProgram
 from tests.sharding.simulate import encode, flat, meta_of
 
 

@@ -18,11 +18,12 @@ import torch
 from gt.client.geometry import DTYPE_NAMES, TORCH_DTYPES
 from gt.core.meta import TensorMeta, contiguous_strides
 from gt.core.signatures import Arg, DType, Input, ListArg, MemoryFormat, TorchLayout, WorkerDevice
+from gt.sharding.boxes import box_shape
 from gt.sharding.factors import WHOLE, OpShardingRule, PartialPassthrough
 from gt.sharding.op_calls import LocalContext, LocalProgram, OpCall
-from gt.sharding.propagation import FactorSharding, Strategy, build_strategy
 from gt.sharding.rules import lower, rule_of
-from gt.sharding.spec import DeviceMesh, ShardingSpec, box_shape, local_box, local_slices
+from gt.sharding.spec import DeviceMesh, ShardingSpec, local_box, local_slices
+from gt.sharding.strategies import FactorSharding, Strategy, build_strategy
 
 MESHES = [DeviceMesh((2,), ("x",)), DeviceMesh((3,), ("x",)), DeviceMesh((2, 2), ("x", "y"))]
 MOST = 80  # strategies tried per call and mesh
@@ -54,11 +55,18 @@ def check(op: str, *args: Any, meshes: Sequence[DeviceMesh] = MESHES, tolerance:
     return tried
 
 
+def rule_for(op: str, *args: Any) -> OpShardingRule | None:
+    tensors: list[torch.Tensor] = []
+    call_args = tuple([encode(value, tensors) for value in args])
+    results = flat(resolve(op)(*args))
+    return rule_of(OpCall(op, call_args, {}, tuple(map(meta_of, tensors)), tuple(map(meta_of, results))))
+
+
 def strategies(rule: OpShardingRule, call: OpCall, mesh: DeviceMesh) -> Iterator[Strategy]:
     cuttable: list[str | PartialPassthrough | None] = [
         name for name, f in rule.factors.items() if f.kind != WHOLE and f.size > 0
     ]
-    for chosen in itertools.product([*cuttable, *rule.passes, None], repeat=len(mesh.shape)):
+    for chosen in itertools.product([*cuttable, *rule.passthroughs, None], repeat=len(mesh.shape)):
         axes: dict[str, tuple[str, ...]] = {}
         passing: dict[str, PartialPassthrough] = {}
         for axis, option in zip(mesh.axis_names, chosen, strict=True):
@@ -86,9 +94,11 @@ def compare(
         shard = LocalContext(call, strategy.operands, strategy.results, worker)
         program = lower(shard)
         results[worker] = run(program, [shards[worker] for shards in held])
-    for place, (spec, whole) in enumerate(zip(strategy.results, expected, strict=True)):
-        told = f"{call.op} {call.shapes} {call.args} {call.kwargs}: result {place} as {spec!r} from {strategy.operands}"
-        found = join({w: values[place] for w, values in results.items()}, spec, tuple(whole.shape), told)
+    for position, (spec, whole) in enumerate(zip(strategy.results, expected, strict=True)):
+        told = (
+            f"{call.op} {call.shapes} {call.args} {call.kwargs}: result {position} as {spec!r} from {strategy.operands}"
+        )
+        found = join({w: values[position] for w, values in results.items()}, spec, tuple(whole.shape), told)
         assert found.dtype == whole.dtype, f"{told}: {found.dtype}, not {whole.dtype}"
         torch.testing.assert_close(
             found, whole, rtol=tolerance, atol=tolerance, equal_nan=True, msg=lambda m: f"{told}\n{m}"
@@ -101,9 +111,9 @@ def split(tensor: torch.Tensor, spec: ShardingSpec) -> dict[int, torch.Tensor]:
     for axis in spec.partial:
         size = spec.mesh.axis_size(axis)
         pieces = {
-            (*key, place): part
+            (*key, position): part
             for key, value in pieces.items()
-            for place, part in enumerate(addends(value, size, spec.kind))
+            for position, part in enumerate(addends(value, size, spec.kind))
         }
     held = {}
     for worker in spec.mesh.workers:
@@ -152,7 +162,7 @@ def run(program: LocalProgram, operands: Sequence[torch.Tensor]) -> list[torch.T
         results = flat(resolve(call.op)(*args, **kwargs))
         assert len(results) == call.outputs, f"{call.op} gives {len(results)} results, not {call.outputs}"
         registers.extend(results)
-    return [registers[place] for place in program.results]
+    return [registers[position] for position in program.results]
 
 
 def resolve(op: str) -> Any:

@@ -5,7 +5,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gt.core.errors import LayoutError
-from gt.sharding.constraints import Constraint, DimConstraint, fulfil
+from gt.sharding.constraints import Constraint, DimConstraint, satisfy
 from gt.sharding.spec import REDUCTIONS, DeviceMesh, ShardingSpec
 from gt.sharding.spec_text import parse_constraint, parse_spec
 
@@ -41,14 +41,16 @@ def test_constraints_may_ask_for_partial_values(written, printed):
 @st.composite
 def constraints(draw):
     rank = draw(st.integers(0, 3))
-    places = dict(zip(MESH.axis_names, draw(st.lists(st.integers(-2, rank - 1), min_size=3, max_size=3)), strict=True))
+    positions = dict(
+        zip(MESH.axis_names, draw(st.lists(st.integers(-2, rank - 1), min_size=3, max_size=3)), strict=True)
+    )
     wishes = [
         DimConstraint(
-            tuple([axis for axis, at in places.items() if at == dim]), draw(st.booleans()), draw(st.integers(0, 3))
+            tuple([axis for axis, at in positions.items() if at == dim]), draw(st.booleans()), draw(st.integers(0, 3))
         )
         for dim in range(rank)
     ]
-    partial = tuple([axis for axis, at in places.items() if at == -2])
+    partial = tuple([axis for axis, at in positions.items() if at == -2])
     return Constraint(MESH, tuple(wishes), partial, draw(st.sampled_from(REDUCTIONS)) if partial else "sum")
 
 
@@ -107,4 +109,4 @@ def test_constraints_that_make_no_sense(text, message):
     ],
 )
 def test_the_nearest_layout_that_is_as_wished(wished, given, expected):
-    assert str(fulfil(parse_constraint(wished, MESH), parse_spec(given, MESH))) == expected
+    assert str(satisfy(parse_constraint(wished, MESH), parse_spec(given, MESH))) == expected

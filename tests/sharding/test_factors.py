@@ -7,13 +7,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gt.core.errors import LayoutError
+from gt.sharding.boxes import balanced_cuts
 from gt.sharding.factors import (
     HALO,
     MASK,
     PASS,
     REDUCE,
     WHOLE,
-    Blocks,
+    BlockWindow,
     Factor,
     HaloWindow,
     PartialPassthrough,
@@ -23,7 +24,6 @@ from gt.sharding.factors import (
     bind,
     parse_rule,
 )
-from gt.sharding.spec import balanced_cuts
 
 laws = settings(max_examples=100, deadline=None)
 
@@ -156,8 +156,8 @@ def test_a_rule_prints_as_it_was_written(text):
 
 
 def test_passing_values_are_kept_with_the_rule():
-    passes = (PartialPassthrough(frozenset({0}), "max", "min"),)
-    assert bind("a -> a", [(3,)], [(3,)], passes=passes).passes == passes
+    passthroughs = (PartialPassthrough(frozenset({0}), "max", "min"),)
+    assert bind("a -> a", [(3,)], [(3,)], passthroughs=passthroughs).passthroughs == passthroughs
 
 
 @pytest.mark.parametrize(
@@ -218,11 +218,11 @@ def test_windows_show_some_elements_of_a_factor(window, cuts, shown):
 @given(st.integers(0, 8), st.integers(0, 6), st.integers(1, 4), st.integers(0, 6), st.integers(1, 5))
 @laws
 def test_a_window_is_cut_where_its_elements_are(offset, size, step, rest, count):
-    places = [offset + i * step for i in range(size)]
-    factor = balanced_cuts(max([offset, *[place + 1 for place in places]]) + rest, (count,))
+    positions = [offset + i * step for i in range(size)]
+    factor = balanced_cuts(max([offset, *[position + 1 for position in positions]]) + rest, (count,))
     shown = Window(offset, size, step).cuts(factor)
     for (start, stop), (first, last) in zip(factor, shown, strict=True):
-        assert places[first:last] == [place for place in places if start <= place < stop]
+        assert positions[first:last] == [position for position in positions if start <= position < stop]
         assert 0 <= first <= last <= size
 
 
@@ -235,7 +235,7 @@ def test_a_reach_has_all_that_a_shard_needs_and_no_more(stride, before, after, s
     for (start, stop), (low, high) in zip(cuts, HaloWindow(stride, before, after, size).cuts(cuts), strict=True):
         asked = {o * stride + by for o in range(start, stop) for by in range(-before, after + 1)}
         between = range(min(asked, default=0), max(asked, default=-1) + 1)
-        assert list(range(low, high)) == [place for place in between if 0 <= place < size]
+        assert list(range(low, high)) == [position for position in between if 0 <= position < size]
         assert 0 <= low <= high <= size
 
 
@@ -252,9 +252,9 @@ def test_a_reach_has_all_that_a_shard_needs_and_no_more(stride, before, after, s
     ],
 )
 def test_blocks_are_not_divided(cuts, parts):
-    blocks = Blocks(((0, 3), (3, 6), (6, 8), (8, 10)), ((0, 1), (1, 2), (2, 3), (3, 4)))
+    blocks = BlockWindow(((0, 3), (3, 6), (6, 8), (8, 10)), ((0, 1), (1, 2), (2, 3), (3, 4)))
     assert blocks.cuts(cuts) == parts
 
 
 def test_an_odd_number_of_blocks_is_not_divided_in_two():
-    assert Blocks(((0, 2), (2, 4), (4, 6)), ((0, 1), (1, 2), (2, 3))).cuts(((0, 4), (4, 6))) is None
+    assert BlockWindow(((0, 2), (2, 4), (4, 6)), ((0, 1), (1, 2), (2, 3))).cuts(((0, 4), (4, 6))) is None

@@ -12,15 +12,16 @@ import torch
 
 import gt
 from gt.core.signatures import Arg, Input
-from gt.sharding import factors, op_calls, propagation, reshard, rules
+from gt.sharding import factors, op_calls, reshard, rules, strategies
+from gt.sharding.boxes import Box, Shape, balanced_cuts, box_shape
 from gt.sharding.factors import OpShardingRule, Window, bind
 from gt.sharding.op_calls import LocalBuilder, LocalContext, LocalProgram, OpCall
-from gt.sharding.rules import attention, contraction, indexing, joining, pointwise, reduction, slicing, softmax
+from gt.sharding.rules import attention, cat_split, embedding, matmul, pointwise, reduction, slicing, softmax
 from gt.sharding.rules.entry import OpEntry
 from gt.sharding.rules.support import indices
-from gt.sharding.rules.support.decomposition import Decomposition
+from gt.sharding.rules.support.expansion_builder import ExpansionBuilder
 from gt.sharding.rules.support.local_programs import same_op, zeros
-from gt.sharding.spec import Box, Shape, ShardingSpec, balanced_cuts, box_shape, shard_index
+from gt.sharding.spec import ShardingSpec, shard_index
 from gt.worker.engines.counter_rng import Region
 from gt.worker.moves import Mover
 from gt.worker.programs import ProgramKernel
@@ -76,7 +77,7 @@ def ruled(patch: pytest.MonkeyPatch, op: str, text: str) -> None:
     def rule(call: OpCall) -> OpShardingRule | None:
         own = sound.rule(call)
         assert own is not None
-        return bind(text, call.shapes, call.result_shapes, passes=own.passes, lowering=own.lowering)
+        return bind(text, call.shapes, call.result_shapes, passthroughs=own.passthroughs, lowering=own.lowering)
 
     patch.setitem(rules.TABLE, op, OpEntry(rule, sound.expand))
 
@@ -175,22 +176,22 @@ def relu_passes_sums(patch):
 
 @caught_by(on_workers(negated_largest))
 def neg_keeps_the_largest(patch):
-    patch.setitem(rules.TABLE, "aten.neg", pointwise.elementwise(*pointwise.RISING))
+    patch.setitem(rules.TABLE, "aten.neg", pointwise.elementwise(*pointwise.INCREASING))
 
 
 @caught_by(lambda: check("aten.mul.Tensor", torch.randn(4, 6), torch.randn(4, 6)))
 def a_product_of_two_partial_sums_passes(patch):
-    patch.setitem(rules.TABLE, "aten.mul", pointwise.elementwise(pointwise.sums(0, 1)))
+    patch.setitem(rules.TABLE, "aten.mul", pointwise.elementwise(pointwise.linear(0, 1)))
 
 
 @caught_by(lambda: check("aten.addmm.default", torch.randn(5), torch.randn(4, 6), torch.randn(6, 5)))
 def every_worker_adds_the_bias(patch):
-    patch.setattr(contraction, "adds_once", lambda shard: True)
+    patch.setattr(matmul, "adds_once", lambda shard: True)
 
 
 @caught_by(lambda: check("aten.add.Tensor", torch.randn(4, 6), 3.0))
 def every_worker_adds_the_number(patch):
-    patch.setattr(pointwise, "_numbers_once", lambda positions, shard: same_op(shard))
+    patch.setattr(pointwise, "_add_numbers_once", lambda positions, shard: same_op(shard))
 
 
 @caught_by(lambda: check("aten.constant_pad_nd.default", torch.randn(4, 6), [1, 2], 7.0))
@@ -218,8 +219,8 @@ def softmax_cuts_its_dim(patch):
 
 @caught_by(lambda: check("aten.view.default", torch.randn(4, 6), [24]))
 def a_joined_dim_is_cut_minor_first(patch):
-    sound = propagation._layout_of_compound
-    patch.setattr(propagation, "_layout_of_compound", lambda dim, *rest: sound(dim[::-1], *rest))
+    sound = strategies._layout_of_compound
+    patch.setattr(strategies, "_layout_of_compound", lambda dim, *rest: sound(dim[::-1], *rest))
 
 
 # --- What one worker does ---------------------------------------------------------------------------------------------
@@ -228,7 +229,7 @@ def a_joined_dim_is_cut_minor_first(patch):
 @caught_by(lambda: check("aten.embedding.default", torch.randn(7, 3), torch.randint(7, (4, 2))))
 def an_embedding_forgets_its_mask(patch):
     def unmasked(*args: Any, **kwargs: Any) -> LocalProgram:
-        program = indices.pick(*args, **kwargs)
+        program = indices.lower_gather(*args, **kwargs)
         last = program.calls[-1] if program.calls else None
         if last is None or last.op != "aten.masked_fill.Scalar":
             return program
@@ -236,27 +237,27 @@ def an_embedding_forgets_its_mask(patch):
         assert isinstance(result, Input)
         return program._replace(results=(result.index,))
 
-    patch.setattr(indexing, "pick", unmasked)
+    patch.setattr(embedding, "lower_gather", unmasked)
 
 
 @caught_by(lambda: check("aten.mean.dim", torch.randn(4, 6), [1]))
 def a_mean_divides_by_the_local_count(patch):
     def rule(call: OpCall) -> OpShardingRule:
-        return reduction.reduction_rule(call, reduction.reduced(call), "reduce(sum)")
+        return reduction.reduction_rule(call, reduction.reduced_dims(call), "reduce(sum)")
 
     patch.setitem(rules.TABLE, "aten.mean", OpEntry(rule))
 
 
 @caught_by(lambda: check_expansion("aten.argmax.default", torch.arange(24.0).view(3, 8), 1, cut=["-, x"]))
-def argmax_gives_local_places(patch):
+def argmax_gives_local_indices(patch):
     def without_offset(shard: LocalContext, program: LocalProgram) -> LocalProgram:
         return with_args(program, "aten.add.Scalar", lambda args: (args[0], 0))
 
-    lowered(patch, "gt.place_of_max", without_offset)
+    lowered(patch, "gt.index_of_max", without_offset)
 
 
 @caught_by(lambda: check("aten.slice.Tensor", torch.randn(9, 3), 0, 1, 8))
-def a_slice_starts_at_its_place_in_the_whole(patch):
+def a_slice_starts_at_its_position_in_the_whole(patch):
     sound = slicing._Slice.local
     patch.setattr(
         slicing._Slice, "local", lambda self, whole, part: sound(self, tuple([(0, b) for _, b in whole]), part)
@@ -265,7 +266,7 @@ def a_slice_starts_at_its_place_in_the_whole(patch):
 
 @caught_by(lambda: check("aten.cat.default", [torch.randn(4, 3), torch.randn(5, 3)]))
 def cat_has_all_windows_at_the_start(patch):
-    patch.setattr(joining, "Window", lambda offset, size: Window(0, size))
+    patch.setattr(cat_split, "Window", lambda offset, size: Window(0, size))
 
 
 @caught_by(lambda: check("aten.tril.default", torch.randn(5, 6)))
@@ -313,8 +314,8 @@ def a_convolution_has_no_halo(patch):
 
 @caught_by(lambda: check_expansion("aten._softmax.default", torch.randn(3, 8) + 200, 1, False, cut=["-, x"]))
 def softmax_does_not_subtract_the_largest(patch):
-    def powers(pieces: Decomposition, dims: Sequence[int]) -> tuple[Input, Input, Input]:
-        return Input(0), Input(0), pieces.each("aten.exp.default", Input(0))
+    def powers(expansion: ExpansionBuilder, dims: Sequence[int]) -> tuple[Input, Input, Input]:
+        return Input(0), Input(0), expansion.pointwise("aten.exp.default", Input(0))
 
     patch.setattr(softmax, "_powers", powers)
 

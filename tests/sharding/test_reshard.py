@@ -9,20 +9,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from gt.sharding.boxes import balanced_cuts, box_elements
 from gt.sharding.cost import GLOO, LinkSpeed, lower_bound, memory_bytes, reshard_bytes, seconds
 from gt.sharding.factors import HaloWindow
+from gt.sharding.hops import received
 from gt.sharding.reshard import contributions, explain, plan_reshard, pulls, pushes, segments
-from gt.sharding.routes import boxes, cheapest_route, received
-from gt.sharding.spec import (
-    REDUCTIONS,
-    DeviceMesh,
-    ShardingSpec,
-    balanced_cuts,
-    box_elements,
-    compute_local_shape,
-    local_box,
-    whole,
-)
+from gt.sharding.routes import cheapest_route, worker_boxes
+from gt.sharding.spec import REDUCTIONS, DeviceMesh, ShardingSpec, compute_local_shape, local_box, whole
 from gt.sharding.spec_text import parse_spec
 
 REDUCE = {
@@ -41,7 +34,7 @@ ITEMSIZE = 8
 def small_caches():
     """Thousands of plans are made here; each later test would walk them in its garbage collection."""
     yield
-    for cached in (pulls, pushes, contributions, plan_reshard, cheapest_route, boxes):
+    for cached in (pulls, pushes, contributions, plan_reshard, cheapest_route, worker_boxes):
         cached.cache_clear()
 
 
@@ -110,8 +103,8 @@ def assemble(step, shape, worker, parts, network):
             data = (
                 parts[peer][slices(box, local_box(step.source, shape, peer))] if own else network.receive(peer, worker)
             )
-            place = slices(box, whole_box)
-            part[place] = REDUCE[step.source.kind](part[place], data) if number else data
+            position = slices(box, whole_box)
+            part[position] = REDUCE[step.source.kind](part[position], data) if number else data
     return part
 
 

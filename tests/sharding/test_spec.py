@@ -16,18 +16,15 @@ from hypothesis import strategies as st
 from gt.core.errors import LayoutError
 from gt.core.meta import TensorMeta, contiguous_strides
 from gt.core.signatures import MeshRecord, SpecRecord
+from gt.sharding.boxes import balanced_cuts, box_elements, box_shape, intersect
 from gt.sharding.placements import Partial, Replicate, Shard, placements_of, spec_from
 from gt.sharding.reshard import plan_reshard
 from gt.sharding.spec import (
     REDUCTIONS,
     DeviceMesh,
     ShardingSpec,
-    balanced_cuts,
-    box_elements,
-    box_shape,
     compute_global_shape,
     compute_local_shape,
-    intersect,
     largest_local_shape,
     local_box,
     local_slices,
@@ -66,11 +63,11 @@ meshes = st.sampled_from([some_mesh(shape, mixed) for shape in SIZES_OF_MESHES f
 def specs(draw, mesh, rank):
     """Every axis cuts a dim, is partial or does nothing; the axes of one dim come in any order."""
     axes = draw(st.sampled_from(list(itertools.permutations(mesh.axis_names))))
-    places = dict(
+    positions = dict(
         zip(axes, draw(st.lists(st.integers(-2, rank - 1), min_size=len(axes), max_size=len(axes))), strict=True)
     )
-    dims = [[axis for axis, place in places.items() if place == dim] for dim in range(rank)]
-    partial = [axis for axis, place in places.items() if place == -2]
+    dims = [[axis for axis, position in positions.items() if position == dim] for dim in range(rank)]
+    partial = [axis for axis, position in positions.items() if position == -2]
     return ShardingSpec(mesh, dims, partial, draw(st.sampled_from(REDUCTIONS)))
 
 
@@ -81,8 +78,8 @@ def other_cuts(draw, spec, shape):
     for dim, size in enumerate(shape):
         if spec.dims[dim] and draw(st.booleans()):
             count = spec.shards(dim) - 1
-            places = draw(st.lists(st.integers(0, size), min_size=count, max_size=count))
-            cuts[dim] = tuple(itertools.pairwise([0, *sorted(places), size]))
+            positions = draw(st.lists(st.integers(0, size), min_size=count, max_size=count))
+            cuts[dim] = tuple(itertools.pairwise([0, *sorted(positions), size]))
     return spec.replace(cuts=cuts)
 
 
@@ -151,10 +148,10 @@ def test_fibres_divide_a_mesh(mesh, data):
     fibres = {mesh.axis_group(worker, axes) for worker in mesh.workers}
     assert sorted(itertools.chain(*fibres)) == sorted(mesh.workers)
     assert all(worker in mesh.axis_group(worker, axes) for worker in mesh.workers)
-    other = [place for place, axis in enumerate(mesh.axis_names) if axis not in axes]
+    other = [position for position, axis in enumerate(mesh.axis_names) if axis not in axes]
     for axis_group in fibres:
         assert len(axis_group) == math.prod([mesh.axis_size(axis) for axis in axes])
-        assert len({tuple([mesh.coordinate(worker)[place] for place in other]) for worker in axis_group}) == 1
+        assert len({tuple([mesh.coordinate(worker)[position] for position in other]) for worker in axis_group}) == 1
 
 
 @given(meshes, st.data())
@@ -269,7 +266,7 @@ def test_cuts_are_even(size, counts):
 @laws
 def test_cuts_of_more_axes_refine_those_of_fewer(size, counts, more):
     fine = balanced_cuts(size, (*counts, more))
-    groups = [fine[place : place + more] for place in range(0, len(fine), more)]
+    groups = [fine[position : position + more] for position in range(0, len(fine), more)]
     assert tuple([(group[0][0], group[-1][1]) for group in groups]) == balanced_cuts(size, counts)
     for group in groups:
         sizes = [stop - start for start, stop in group]
@@ -470,8 +467,10 @@ def split(spec, shape, worker):
 def test_shards_are_those_of_nested_splits(mesh, shape, data):
     spec = data.draw(specs(mesh, len(shape)))
     for worker in mesh.workers:
-        places = [list(range(size))[part] for size, part in zip(shape, local_slices(spec, shape, worker), strict=True)]
-        assert places == list(split(spec, shape, worker))
+        positions = [
+            list(range(size))[part] for size, part in zip(shape, local_slices(spec, shape, worker), strict=True)
+        ]
+        assert positions == list(split(spec, shape, worker))
 
 
 @given(layouts())

@@ -1,4 +1,4 @@
-"""The table: what sharding knows of each op. One entry per op; an entry without an overload is for all of them."""
+"""The table of rules: one entry per op. An entry whose name has no overload is for all overloads of the op."""
 
 from __future__ import annotations
 
@@ -7,34 +7,55 @@ from collections.abc import Iterable
 
 from gt.sharding.factors import OpShardingRule
 from gt.sharding.op_calls import LocalContext, LocalProgram, OpCall
+from gt.sharding.rules.advanced_indexing import ADVANCED_INDEXING
 from gt.sharding.rules.attention import ATTENTION
-from gt.sharding.rules.contraction import CONTRACTION
+from gt.sharding.rules.batch_norm import BATCH_NORM
+from gt.sharding.rules.cat_split import CAT_SPLIT
+from gt.sharding.rules.convolution import CONVOLUTION
 from gt.sharding.rules.creation import CREATION
+from gt.sharding.rules.cumulative import CUMULATIVE
+from gt.sharding.rules.diagonal import DIAGONAL
+from gt.sharding.rules.distance import DISTANCE
+from gt.sharding.rules.embedding import EMBEDDING
 from gt.sharding.rules.entry import OpEntry
-from gt.sharding.rules.grouped import GROUPED
+from gt.sharding.rules.fft import FFT
+from gt.sharding.rules.group_norm import GROUP_NORM
+from gt.sharding.rules.grouped_mm import GROUPED_MM
 from gt.sharding.rules.indexing import INDEXING
-from gt.sharding.rules.joining import JOINING
-from gt.sharding.rules.masked import MASKED
-from gt.sharding.rules.matrices import MATRICES
-from gt.sharding.rules.normalization import NORMALIZATION
+from gt.sharding.rules.layer_norm import LAYER_NORM
+from gt.sharding.rules.linalg import LINALG
+from gt.sharding.rules.losses import LOSSES
+from gt.sharding.rules.masked_scatter import MASKED_SCATTER
+from gt.sharding.rules.matmul import MATMUL
 from gt.sharding.rules.optimizers import OPTIMIZERS
 from gt.sharding.rules.pointwise import POINTWISE
+from gt.sharding.rules.pooling import POOLING
 from gt.sharding.rules.reduction import REDUCTION
-from gt.sharding.rules.scanning import SCANNING
-from gt.sharding.rules.spatial import SPATIAL
+from gt.sharding.rules.scatter import SCATTER
+from gt.sharding.rules.searchsorted import SEARCHSORTED
+from gt.sharding.rules.slicing import SLICING
+from gt.sharding.rules.softmax import SOFTMAX
+from gt.sharding.rules.sorting import SORTING
 from gt.sharding.rules.support.local_programs import same_op
-from gt.sharding.rules.viewing import VIEWING
+from gt.sharding.rules.vector_norm import VECTOR_NORM
+from gt.sharding.rules.views import VIEWS
+from gt.sharding.rules.vision import VISION
+from gt.sharding.rules.weight_norm import WEIGHT_NORM
 
-FAMILIES: tuple[dict[str, OpEntry], ...] = (
-    POINTWISE, CONTRACTION, REDUCTION, NORMALIZATION, ATTENTION, VIEWING, JOINING, INDEXING, SCANNING, SPATIAL,
-    CREATION, MATRICES, MASKED, GROUPED, OPTIMIZERS,
+TABLES: tuple[dict[str, OpEntry], ...] = (
+    POINTWISE, REDUCTION, VECTOR_NORM, MATMUL, GROUPED_MM, DISTANCE, LINALG, FFT,
+    SOFTMAX, LAYER_NORM, GROUP_NORM, BATCH_NORM, WEIGHT_NORM, LOSSES, ATTENTION, EMBEDDING,
+    CONVOLUTION, POOLING, VISION,
+    CREATION, VIEWS, SLICING, DIAGONAL, CAT_SPLIT,
+    INDEXING, ADVANCED_INDEXING, SCATTER, MASKED_SCATTER, SEARCHSORTED, SORTING, CUMULATIVE,
+    OPTIMIZERS,
 )  # fmt: skip
-TABLE: dict[str, OpEntry] = {op: entry for family in FAMILIES for op, entry in family.items()}
+TABLE: dict[str, OpEntry] = {op: entry for table in TABLES for op, entry in table.items()}
 
 
 @functools.cache
 def entry_of(op: str) -> OpEntry | None:
-    """The entry of an overload: its own, or that of its op, or that of the op that it does in place."""
+    """The entry of an overload: its own, that of its op, or that of the functional form of its op."""
     for name in (op, op.rpartition(".")[0], functional_name(op)):
         if name in TABLE:
             return TABLE[name]
@@ -42,24 +63,24 @@ def entry_of(op: str) -> OpEntry | None:
 
 
 def functional_name(op: str) -> str:
-    """`aten.add` for `aten.add_.Tensor`: the op of which an in-place op is a form."""
+    """The functional form of an in-place op: `aten.add` for `aten.add_.Tensor`."""
     namespace, name, *_ = op.split(".")
     return f"{namespace}.{name.removesuffix('_')}"
 
 
-def are_tame(op: str, numbers: Iterable[complex]) -> bool:
-    """Whether an op that has a rule is linear with these numbers, so that partial values may pass through it."""
+def is_linear_with(op: str, scalars: Iterable[complex]) -> bool:
+    """Whether an op is linear with these scalar arguments, so that partial values may pass through it."""
     entry = entry_of(op)
-    return entry is None or all(map(entry.tame, numbers))
+    return entry is None or all(map(entry.is_linear_with, scalars))
 
 
 def rule_of(call: OpCall) -> OpShardingRule | None:
-    """How a call may be cut; None where it runs on whole tensors only."""
+    """The rule of a call; None if it runs on whole tensors only."""
     entry = entry_of(call.op)
     return None if entry is None else entry.rule(call)
 
 
 def lower(shard: LocalContext) -> LocalProgram:
-    """What one worker does for its shards of a call."""
+    """The program of one worker for its shards of a call."""
     rule = rule_of(shard.call)
     return rule.lowering(shard) if rule is not None and rule.lowering is not None else same_op(shard)

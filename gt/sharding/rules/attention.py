@@ -1,5 +1,5 @@
-"""Scaled dot product attention. Batch, heads and queries are cut freely; keys that are cut give an attention for each
-block of them, and those are put together by their weights."""
+"""Scaled dot product attention. Batch, heads and queries may be cut. If keys are cut, the attention to each block of
+keys is computed and the results are averaged by their weights."""
 
 from __future__ import annotations
 
@@ -7,15 +7,16 @@ import dataclasses
 from collections.abc import Sequence
 
 from gt.core.signatures import DType, Input, ListArg, WorkerDevice
-from gt.sharding.factors import Blocks, OpShardingRule, PartialPassthrough, Ref, bind
+from gt.sharding.boxes import Interval
+from gt.sharding.dtypes import accumulation_dtype
+from gt.sharding.factors import LINEAR, BlockWindow, OpShardingRule, PartialPassthrough, Ref, bind
 from gt.sharding.op_calls import Expansion, LocalBuilder, LocalContext, LocalProgram, OpCall
 from gt.sharding.rules.entry import OpEntry
-from gt.sharding.rules.support.blocks import as_cuts, as_items, one_each, own_blocks
-from gt.sharding.rules.support.decomposition import Decomposition, meta_of
-from gt.sharding.rules.support.dtypes import wide
-from gt.sharding.rules.support.local_programs import same_op, unless_empty, zeros
-from gt.sharding.rules.support.statistics import LINEAR, SUM, mul, sub
-from gt.sharding.spec import Interval, ShardingSpec
+from gt.sharding.rules.support.blocks import cuts_from_arg, cuts_to_arg, local_blocks, one_per_block
+from gt.sharding.rules.support.expansion_builder import ExpansionBuilder, contiguous_meta
+from gt.sharding.rules.support.local_programs import same_op, zeros, zeros_if_empty
+from gt.sharding.rules.support.statistics import SUM, mul, sub
+from gt.sharding.spec import ShardingSpec
 
 ATTEND = "aten._scaled_dot_product_flash_attention_for_cpu.default"
 MINUS_INFINITY = float("-inf")
@@ -28,17 +29,17 @@ def _rule(
     classes: str,
     query: int,
     causal: int,
-    passes: Sequence[PartialPassthrough] = (),
+    passthroughs: Sequence[PartialPassthrough] = (),
 ) -> OpShardingRule:
-    """In the text, H are the heads of the query: those of the key, or several for each of them. `query` and `causal`
-    are places of arguments."""
+    """A rule from text in which H are the heads of the query: as many as the key has, or several for each of those.
+    `query` and `causal` are positions of arguments."""
     heads, key_heads = call.inputs[query].shape[1], call.inputs[query + 1].shape[1]
     shared = heads != key_heads
     text = f"{operands}{_mask_text(call)} -> {results} | {classes}" + ("; whole: g" if shared else "")
     text = text.replace("H", "(h g)" if shared else "h")
     sizes = {"g": heads // key_heads} if shared else {}
-    lowering = unless_empty(lambda shard: _lower(shard, query, causal))
-    return bind(text, call.shapes, call.result_shapes, sizes=sizes, passes=passes, lowering=lowering)
+    lowering = zeros_if_empty(lambda shard: _lower(shard, query, causal))
+    return bind(text, call.shapes, call.result_shapes, sizes=sizes, passthroughs=passthroughs, lowering=lowering)
 
 
 def _mask_text(call: OpCall) -> str:
@@ -55,13 +56,13 @@ def _attention(call: OpCall) -> OpShardingRule:
 
 
 def _attention_backward(call: OpCall) -> OpShardingRule:
-    """As the weights of all keys are known, keys may be cut like queries."""
+    """Keys may be cut like queries, since the weights of all keys are known."""
     operands = "b H l e, b H l e, b h s e, b h s e, b H l e, b H l"
     return _rule(call, operands, "b H l e, b h s e, b h s e", "reduce(sum): l s; whole: e", 1, 7, LINEAR)
 
 
 def _lower(shard: LocalContext, query: int, causal: int) -> LocalProgram:
-    """Where queries or keys are cut, which keys come before a query is said by a mask."""
+    """If queries or keys are cut, an explicit mask replaces `is_causal`."""
     call = shard.call
     rows, columns = shard.operand_box(query)[2], shard.operand_box(query + 1)[2]
     whole = (0, call.inputs[query].shape[2]), (0, call.inputs[query + 1].shape[2])
@@ -69,13 +70,13 @@ def _lower(shard: LocalContext, query: int, causal: int) -> LocalProgram:
         return same_op(shard)
     builder = LocalBuilder(len(call.inputs))
     mask = _causal_mask(builder, call, rows, columns, call.kwargs.get("attn_mask"))
-    args = [False if place == causal else value for place, value in enumerate(call.args)]
+    args = [False if position == causal else value for position, value in enumerate(call.args)]
     kwargs = {name: value for name, value in call.kwargs.items() if name != "is_causal"} | {"attn_mask": mask}
     return builder.finish(*builder.repeat(call, *args, **kwargs))
 
 
 def _causal_mask(builder: LocalBuilder, call: OpCall, rows: Interval, columns: Interval, mask: object) -> Input:
-    """Added to the scores of some queries and keys, along with a mask that there may be."""
+    """The causal mask for intervals of queries and keys, added to the user's mask if there is one."""
     size = ListArg((rows[1] - rows[0], columns[1] - columns[0]))
     dtype = DType(call.inputs[0].dtype)
     hidden = builder.call("aten.full.default", size, MINUS_INFINITY, dtype=dtype, device=WorkerDevice())
@@ -83,36 +84,38 @@ def _causal_mask(builder: LocalBuilder, call: OpCall, rows: Interval, columns: I
     return builder.call("aten.add.Tensor", mask, later) if isinstance(mask, Input) else later
 
 
-# --- Keys that are cut ------------------------------------------------------------------------------------------------
+# --- Cut keys ---------------------------------------------------------------------------------------------------------
 
 
 def _expand_attention(call: OpCall, specs: Sequence[ShardingSpec]) -> Expansion | None:
     if not specs[1].dims[2] or not call.inputs[0].elements or not call.inputs[1].elements:
         return None
-    pieces = Decomposition(call)
+    expansion = ExpansionBuilder(call)
     blocks = specs[1].intervals(call.inputs[1].shape, 2)
-    metas = [meta_of((len(blocks), *meta.shape), wide(meta.dtype)) for meta in call.outputs]
+    metas = [contiguous_meta((len(blocks), *meta.shape), accumulation_dtype(meta.dtype)) for meta in call.outputs]
     kwargs = {name: value for name, value in call.kwargs.items() if name != "is_causal"}
-    args = (*call.args[:3], bool(call.arg(4, "is_causal")), as_items(blocks))
-    parts, logs = pieces.call("gt.block_attention", args, metas, kwargs)
-    largest = pieces.over("aten.amax.default", logs, (0,))
-    nothing = pieces.each("aten.eq.Scalar", largest, MINUS_INFINITY, dtype="bool")
-    largest = pieces.each("aten.masked_fill.Scalar", largest, nothing, 0)
-    weights = pieces.each("aten.exp.default", sub(pieces, logs, largest))
-    total = pieces.over(SUM, weights, (0,), keepdim=False)
-    total = pieces.each("aten.masked_fill.Scalar", total, pieces.squeeze(nothing, (0,)), 1)
-    weights = pieces.cast(pieces.view(weights, (*metas[1].shape, 1)), metas[0].dtype)
-    summed = pieces.over(SUM, mul(pieces, parts, weights), (0,), keepdim=False)
-    divisor = pieces.cast(pieces.view(total, (*call.outputs[1].shape, 1)), metas[0].dtype)
-    result = pieces.cast(pieces.each("aten.div.Tensor", summed, divisor), call.outputs[0].dtype)
-    log = pieces.each("aten.add.Tensor", pieces.each("aten.log.default", total), pieces.squeeze(largest, (0,)))
-    return pieces.finish(result, log)
+    args = (*call.args[:3], bool(call.arg(4, "is_causal")), cuts_to_arg(blocks))
+    parts, logs = expansion.call("gt.block_attention", args, metas, kwargs)
+    largest = expansion.reduce("aten.amax.default", logs, (0,))
+    nothing = expansion.pointwise("aten.eq.Scalar", largest, MINUS_INFINITY, dtype="bool")
+    largest = expansion.pointwise("aten.masked_fill.Scalar", largest, nothing, 0)
+    weights = expansion.pointwise("aten.exp.default", sub(expansion, logs, largest))
+    total = expansion.reduce(SUM, weights, (0,), keepdim=False)
+    total = expansion.pointwise("aten.masked_fill.Scalar", total, expansion.squeeze(nothing, (0,)), 1)
+    weights = expansion.cast(expansion.view(weights, (*metas[1].shape, 1)), metas[0].dtype)
+    summed = expansion.reduce(SUM, mul(expansion, parts, weights), (0,), keepdim=False)
+    divisor = expansion.cast(expansion.view(total, (*call.outputs[1].shape, 1)), metas[0].dtype)
+    result = expansion.cast(expansion.pointwise("aten.div.Tensor", summed, divisor), call.outputs[0].dtype)
+    log = expansion.pointwise(
+        "aten.add.Tensor", expansion.pointwise("aten.log.default", total), expansion.squeeze(largest, (0,))
+    )
+    return expansion.finish(result, log)
 
 
 def _block_attention(call: OpCall) -> OpShardingRule:
     """gt.block_attention(query, key, value, is_causal, blocks, *, attn_mask, scale): the attention to each block of
     keys, and the logarithm of its weight."""
-    blocks = one_each(as_cuts(call.arg(4, "blocks")))
+    blocks = one_per_block(cuts_from_arg(call.arg(4, "blocks")))
     rule = _rule(call, "b H l e, b h s e, b h s e", "p b H l e, p b H l", "whole: e", 0, 3)
     factors = {name: factor for name, factor in rule.factors.items() if name != "p"}
     results = tuple([((Ref("s", blocks),), *dims[1:]) for dims in rule.results])
@@ -121,18 +124,18 @@ def _block_attention(call: OpCall) -> OpShardingRule:
     )
 
 
-def _lower_blocks(shard: LocalContext, blocks: Blocks) -> LocalProgram:
+def _lower_blocks(shard: LocalContext, blocks: BlockWindow) -> LocalProgram:
     call = shard.call
     builder = LocalBuilder(len(call.inputs))
     if 0 in shard.operand_shape(0):
         outputs = enumerate(call.outputs)
-        return builder.finish(*[zeros(builder, shard.result_shape(place), meta.dtype) for place, meta in outputs])
-    made = [_attend(builder, shard, block) for block in own_blocks(shard, blocks, 0)]
+        return builder.finish(*[zeros(builder, shard.result_shape(position), meta.dtype) for position, meta in outputs])
+    made = [_attend(builder, shard, block) for block in local_blocks(shard, blocks, 0)]
     return builder.finish(*[builder.call("aten.cat.default", ListArg(parts), 0) for parts in zip(*made, strict=True)])
 
 
 def _attend(builder: LocalBuilder, shard: LocalContext, block: Interval) -> tuple[Input, Input]:
-    """The attention of a shard of queries to one block of keys, each with a dim in front."""
+    """The attention of a shard of queries to one block of keys and its log weight, each with a new first dim."""
     call = shard.call
     shape, dtypes = shard.result_shape(), [meta.dtype for meta in call.outputs]
     if block[0] == block[1]:
@@ -146,7 +149,7 @@ def _attend(builder: LocalBuilder, shard: LocalContext, block: Interval) -> tupl
         return zeros(builder, (1, *shape[1:]), dtypes[0]), logs
     start = shard.operand_box(1)[2][0]
     bounds = (block[0] - start, block[1] - start)
-    key, value = [builder.call("aten.slice.Tensor", Input(place), 2, *bounds) for place in (1, 2)]
+    key, value = [builder.call("aten.slice.Tensor", Input(position), 2, *bounds) for position in (1, 2)]
     mask = call.kwargs.get("attn_mask")
     if isinstance(mask, Input) and call.inputs[mask.index].shape[-1] != 1:
         mask = builder.call("aten.slice.Tensor", mask, -1, *bounds)
@@ -155,7 +158,7 @@ def _attend(builder: LocalBuilder, shard: LocalContext, block: Interval) -> tupl
     output, logs = builder.calls(
         ATTEND, 2, Input(0), key, value, 0.0, False, attn_mask=mask, scale=call.kwargs.get("scale")
     )
-    if isinstance(mask, Input):  # of a query to which all is hidden the op says that the weight is one
+    if isinstance(mask, Input):  # the op returns weight 1 for a query whose keys are all masked
         seen = builder.call("aten.amax.default", mask, ListArg((-1,)))
         hidden = builder.call("aten.eq.Scalar", seen, MINUS_INFINITY)
         logs = builder.call("aten.masked_fill.Scalar", logs, hidden, MINUS_INFINITY)

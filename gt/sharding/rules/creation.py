@@ -1,4 +1,4 @@
-"""Tensors made of nothing: constants, ranges, random numbers. They take any layout that is wished for."""
+"""Creation ops: constants, ranges, random numbers. Their results can be created in any layout."""
 
 from __future__ import annotations
 
@@ -9,40 +9,41 @@ from gt.sharding.factors import WHOLE, OpShardingRule, Ref, RuleBuilder
 from gt.sharding.op_calls import LocalBuilder, LocalContext, LocalProgram, Lowering, OpCall
 from gt.sharding.rules.entry import OpEntry
 from gt.sharding.rules.pointwise import elementwise
-from gt.sharding.rules.support.dims import named
+from gt.sharding.rules.support.dims import dim_names
 from gt.sharding.rules.support.local_programs import same_op
 
 
-def _made(lowering: Lowering | None, kind: str = "pass") -> OpEntry:
-    """A tensor that does not depend on how operands are cut, if there are any: they only lend their dtype."""
+def _created(lowering: Lowering | None, kind: str = "pass") -> OpEntry:
+    """A creation op. Operands, if any, only provide their dtype, so their layouts do not matter."""
 
     def rule(call: OpCall) -> OpShardingRule:
         builder = RuleBuilder()
         (shape,) = call.result_shapes
-        names = [builder.factor(name, size, kind) for name, size in zip(named(len(shape)), shape, strict=True)]
+        names = [builder.factor(name, size, kind) for name, size in zip(dim_names(len(shape)), shape, strict=True)]
         builder.results.append(tuple([(Ref(name),) for name in names]))
-        for place, own in enumerate(call.shapes):
-            letters = named(len(own), "d" if own == shape else f"operand{place}_")
+        for position, own in enumerate(call.shapes):
+            letters = dim_names(len(own), "d" if own == shape else f"operand{position}_")
             factors = [builder.factor(name, size) for name, size in zip(letters, own, strict=True)]
             builder.operands.append(tuple([(Ref(factor),) for factor in factors]))
-        return replace(builder.build(lowering=lowering), reads=False)
+        return replace(builder.build(lowering=lowering), reads_values=False)
 
     return OpEntry(rule)
 
 
 def _like(call: OpCall) -> OpShardingRule | None:
     rule = elementwise().rule(call)
-    return None if rule is None else replace(rule, reads=False)
+    return None if rule is None else replace(rule, reads_values=False)
 
 
 def _of_local_size(shard: LocalContext) -> LocalProgram:
-    """The first list among the arguments is the size."""
-    position = next(place for place, value in enumerate(shard.call.args) if isinstance(value, ListArg))
+    """The op with the local size: the first list among its arguments."""
+    position = next(position for position, value in enumerate(shard.call.args) if isinstance(value, ListArg))
     return same_op(shard, {position: ListArg(shard.result_shape())})
 
 
 def _without_strides(op: str) -> Lowering:
-    """What was size and strides is the local size: the strides of the whole say nothing about a part."""
+    """`op` with the local size instead of the last two arguments, size and strides: strides of the whole tensor do not
+    apply to a shard."""
 
     def lower(shard: LocalContext) -> LocalProgram:
         builder = LocalBuilder(len(shard.call.inputs))
@@ -53,7 +54,8 @@ def _without_strides(op: str) -> Lowering:
 
 
 def _part_of_whole(shard: LocalContext) -> LocalProgram:
-    """Some values depend on how many there are, or on how a kernel counts: make all of them, and keep a part."""
+    """Create the whole tensor and slice it: some values depend on the number of elements or on rounding in the
+    kernel."""
     call = shard.call
     builder = LocalBuilder(len(call.inputs))
     value = builder.call(call.op, *call.args, **call.kwargs)
@@ -66,15 +68,15 @@ def _part_of_whole(shard: LocalContext) -> LocalProgram:
 
 
 def _part_of_range(shard: LocalContext) -> LocalProgram:
-    """Whole numbers are counted on from where this part starts. Of others, torch rounds some before adding the last
-    steps and some after."""
+    """A range of integers from the first element of the shard. Floats are sliced from the whole range, since torch
+    rounds them depending on their position."""
     call = shard.call
     bounds = [bound for bound in call.args if type(bound) is int]
     if len(bounds) < len(call.args) or not call.outputs[0].dtype.startswith(("int", "uint")):
         return _part_of_whole(shard)
     first, _, step = [*([0] if len(bounds) == 1 else []), *bounds, 1][:3]
     (interval,) = shard.result_box()
-    start, stop = [first + place * step for place in interval]
+    start, stop = [first + position * step for position in interval]
     builder = LocalBuilder(0)
     return builder.finish(builder.call("aten.arange.start_step", start, stop, step, **call.kwargs))
 
@@ -90,38 +92,38 @@ def _part_of_eye(shard: LocalContext) -> LocalProgram:
     return builder.finish(builder.call("aten._to_copy.default", same, dtype=dtype))
 
 
-_SIZED = _made(_of_local_size)
-_COMPUTED = _made(_part_of_whole)
-_LIKE = OpEntry(_like)
+_WITH_SIZE = _created(_of_local_size)
+_COMPUTED = _created(_part_of_whole)
+_LIKE_OTHER = OpEntry(_like)
 
 CREATION: dict[str, OpEntry] = {
-    "aten.empty": _SIZED,
-    "aten.empty_permuted": _SIZED,
-    "aten.empty_strided": _made(_without_strides("aten.empty.memory_format")),
-    "aten.full": _SIZED,
-    "aten.ones": _SIZED,
-    "aten.zeros": _SIZED,
-    "aten.new_empty": _SIZED,
-    "aten.new_empty_strided": _made(_without_strides("aten.new_empty.default")),
-    "aten.new_full": _SIZED,
-    "aten.new_ones": _SIZED,
-    "aten.new_zeros": _SIZED,
-    "aten.empty_like": _LIKE,
-    "aten.full_like": _LIKE,
-    "aten.ones_like": _LIKE,
-    "aten.zeros_like": _LIKE,
-    "aten.scalar_tensor": _made(None),
-    # Random: every element from its place in the whole tensor, which the worker knows.
-    "aten.normal.float_float": _SIZED,
-    "aten.rand": _SIZED,
-    "aten.randint": _SIZED,
-    "aten.randn": _SIZED,
-    "aten.rand_like": _LIKE,
-    "aten.randint_like": _LIKE,
-    "aten.randn_like": _LIKE,
-    "aten.randperm": _made(None, WHOLE),
-    "aten.arange": _made(_part_of_range),
-    "aten.eye": _made(_part_of_eye),
+    "aten.empty": _WITH_SIZE,
+    "aten.empty_permuted": _WITH_SIZE,
+    "aten.empty_strided": _created(_without_strides("aten.empty.memory_format")),
+    "aten.full": _WITH_SIZE,
+    "aten.ones": _WITH_SIZE,
+    "aten.zeros": _WITH_SIZE,
+    "aten.new_empty": _WITH_SIZE,
+    "aten.new_empty_strided": _created(_without_strides("aten.new_empty.default")),
+    "aten.new_full": _WITH_SIZE,
+    "aten.new_ones": _WITH_SIZE,
+    "aten.new_zeros": _WITH_SIZE,
+    "aten.empty_like": _LIKE_OTHER,
+    "aten.full_like": _LIKE_OTHER,
+    "aten.ones_like": _LIKE_OTHER,
+    "aten.zeros_like": _LIKE_OTHER,
+    "aten.scalar_tensor": _created(None),
+    # Random: each element depends on its position in the whole tensor, which the worker knows.
+    "aten.normal.float_float": _WITH_SIZE,
+    "aten.rand": _WITH_SIZE,
+    "aten.randint": _WITH_SIZE,
+    "aten.randn": _WITH_SIZE,
+    "aten.rand_like": _LIKE_OTHER,
+    "aten.randint_like": _LIKE_OTHER,
+    "aten.randn_like": _LIKE_OTHER,
+    "aten.randperm": _created(None, WHOLE),
+    "aten.arange": _created(_part_of_range),
+    "aten.eye": _created(_part_of_eye),
     "aten.bartlett_window": _COMPUTED,
     "aten.blackman_window": _COMPUTED,
     "aten.fft_fftfreq": _COMPUTED,

@@ -1,4 +1,4 @@
-"""What an entry of the table holds."""
+"""The entries of the table of rules."""
 
 from __future__ import annotations
 
@@ -15,11 +15,20 @@ Expand: TypeAlias = Callable[[OpCall, Sequence[ShardingSpec]], Expansion | None]
 
 
 class OpEntry(NamedTuple):
-    """`rule` builds the rule of a call, or None where the call has none. `expand` gives the call as several ops, for
-    inputs laid out as given, or None where that does not help: taken where it moves fewer bytes than any strategy of
-    the rule. `tame` says of a number among the arguments whether the op is linear with it, so that partial values may
-    pass: 0 * inf is not 0, and what is divided by 0 does not add up."""
+    """All that sharding knows of an op.
+
+    - `rule`: builds the rule of a call; None if the call has no rule
+    - `expand`: the call as several ops, for the given layouts of its inputs; None if that does not help. Used if it
+      moves fewer bytes than every strategy of the rule
+    - `is_linear_with`: whether the op is linear with a scalar argument, so that partial values may pass: 0 * inf is not
+      0, and quotients by 0 do not add up
+    """
 
     rule: Rule
     expand: Expand | None = None
-    tame: Callable[[complex], bool] = cmath.isfinite
+    is_linear_with: Callable[[complex], bool] = cmath.isfinite
+
+
+def for_ops(entry: OpEntry, names: str) -> dict[str, OpEntry]:
+    """The same entry for several aten ops, whose names are separated by whitespace."""
+    return {f"aten.{name}": entry for name in names.split()}

@@ -1,4 +1,4 @@
-"""Layer norm, and norms of weights: the normalised dims need not be whole, only their statistics."""
+"""Layer norm."""
 
 from __future__ import annotations
 
@@ -6,33 +6,29 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from gt.core.signatures import Input
-from gt.sharding.factors import OpShardingRule, PartialPassthrough, bind
+from gt.sharding.factors import LINEAR, OpShardingRule, bind
 from gt.sharding.op_calls import OpCall
-from gt.sharding.rules.entry import OpEntry, Rule
-from gt.sharding.rules.support.decomposition import Decomposition
-from gt.sharding.rules.support.dims import named, operands_of, rule_text, without, wrap
-from gt.sharding.rules.support.local_programs import unless_empty
+from gt.sharding.rules.entry import OpEntry
+from gt.sharding.rules.support.dims import operand_names, rule_text
+from gt.sharding.rules.support.expansion_builder import ExpansionBuilder
 from gt.sharding.rules.support.statistics import (
-    LINEAR,
-    SUM,
-    Gradients,
-    Write,
+    NormGradients,
     affine,
-    asked,
+    by_output_mask,
+    expand_where_cut,
+    moments,
     mul,
-    normal_of,
-    optional,
+    optional_input,
     sub,
-    where_cut,
-    widened,
+    widened_input,
 )
 
 
-class Layers(NamedTuple):
-    """The dims of a layer norm: those before, and the normalised ones."""
+class LayerNormDims(NamedTuple):
+    """The dims of a layer norm: batch dims, and the normalized dims after them."""
 
     batch: tuple[int, ...]
-    normal: tuple[int, ...]
+    normalized: tuple[int, ...]
 
     @property
     def names(self) -> list[str]:
@@ -40,111 +36,67 @@ class Layers(NamedTuple):
 
     @property
     def weight(self) -> list[str]:
-        return [f"n{dim}" for dim in self.normal]
+        return [f"n{dim}" for dim in self.normalized]
 
     @property
     def statistics(self) -> list[str]:
-        return [f"b{dim}" for dim in self.batch] + ["1"] * len(self.normal)
+        return [f"b{dim}" for dim in self.batch] + ["1"] * len(self.normalized)
 
 
-def _layers(call: OpCall, place: int) -> Layers:
+def _layer_norm_dims(call: OpCall, position: int) -> LayerNormDims:
     rank = len(call.inputs[0].shape)
-    first = rank - len(call.arg(place, "normalized_shape"))
-    return Layers(tuple(range(first)), tuple(range(first, rank)))
+    first = rank - len(call.arg(position, "normalized_shape"))
+    return LayerNormDims(tuple(range(first)), tuple(range(first, rank)))
 
 
 def _layer_norm(call: OpCall) -> OpShardingRule:
-    dims = _layers(call, 1)
-    operands = operands_of(call, [("input", dims.names), ("", ()), ("weight", dims.weight), ("bias", dims.weight)])
+    dims = _layer_norm_dims(call, 1)
+    operands = operand_names(call, [("input", dims.names), ("", ()), ("weight", dims.weight), ("bias", dims.weight)])
     text = rule_text(operands, [dims.names, dims.statistics, dims.statistics], {"whole": dims.weight})
     return bind(text, call.shapes, call.result_shapes)
 
 
-def _write_layer_norm(pieces: Decomposition, call: OpCall, dims: Sequence[int]) -> list[Input]:
-    normal = normal_of(pieces, widened(pieces, 0), dims, call.arg(4, "eps"))
-    weight, bias = optional(pieces, call, 2, "weight"), optional(pieces, call, 3, "bias")
-    values = affine(pieces, mul(pieces, normal.apart, normal.scale), weight, bias)
-    return [values, normal.mean, normal.scale]
+def _write_layer_norm(expansion: ExpansionBuilder, call: OpCall, dims: Sequence[int]) -> list[Input]:
+    stats = moments(expansion, widened_input(expansion, 0), dims, call.arg(4, "eps"))
+    weight, bias = optional_input(expansion, call, 2, "weight"), optional_input(expansion, call, 3, "bias")
+    values = affine(expansion, mul(expansion, stats.centered, stats.rstd), weight, bias)
+    return [values, stats.mean, stats.rstd]
 
 
 def _layer_norm_backward(call: OpCall) -> OpShardingRule:
-    dims = _layers(call, 2)
+    dims = _layer_norm_dims(call, 2)
     names, weight, statistics = dims.names, dims.weight, dims.statistics
-    operands = operands_of(
+    operands = operand_names(
         call,
         [
             ("grad_out", names), ("input", names), ("", ()), ("mean", statistics), ("rstd", statistics),
             ("weight", weight), ("bias", weight),
         ],
     )  # fmt: skip
-    results = asked(call, 7, [names, weight, weight])
+    results = by_output_mask(call, 7, [names, weight, weight])
     classes = {"reduce(sum)": [f"b{dim}" for dim in dims.batch], "whole": weight}
-    return bind(rule_text(operands, results, classes), call.shapes, call.result_shapes, passes=LINEAR)
+    return bind(rule_text(operands, results, classes), call.shapes, call.result_shapes, passthroughs=LINEAR)
 
 
-def _write_layer_norm_backward(pieces: Decomposition, call: OpCall, dims: Sequence[int]) -> list[Input]:
-    batch = _layers(call, 2).batch
-    scale, weight = widened(pieces, 3), optional(pieces, call, 5, "weight")
-    normal = mul(pieces, sub(pieces, widened(pieces, 1), widened(pieces, 2)), scale)
-    parts = Gradients(widened(pieces, 0), normal, scale)
+def _write_layer_norm_backward(expansion: ExpansionBuilder, call: OpCall, dims: Sequence[int]) -> list[Input]:
+    batch = _layer_norm_dims(call, 2).batch
+    rstd, weight = widened_input(expansion, 3), optional_input(expansion, call, 5, "weight")
+    normalized = mul(expansion, sub(expansion, widened_input(expansion, 1), widened_input(expansion, 2)), rstd)
+    gradients = NormGradients(widened_input(expansion, 0), normalized, rstd)
     makes = [
-        lambda: parts.of_input(pieces, weight, dims),
-        lambda: parts.of_weight(pieces, batch),
-        lambda: parts.of_bias(pieces, batch),
+        lambda: gradients.of_input(expansion, weight, dims),
+        lambda: gradients.of_weight(expansion, batch),
+        lambda: gradients.of_bias(expansion, batch),
     ]
-    return [make() for make in asked(call, 7, makes)]
-
-
-# --- Weight norm ------------------------------------------------------------------------------------------------------
-
-
-def _others(call: OpCall, place: int) -> tuple[int, ...]:
-    """All dims but the one that is named."""
-    rank = len(call.inputs[0].shape)
-    kept = wrap(call.arg(place, "dim", 0), rank)
-    return tuple([dim for dim in range(rank) if dim != kept])
-
-
-def _apart_from(place: int, passes: Sequence[PartialPassthrough] = ()) -> Rule:
-    """Ops that need all dims but one whole; `place` is that of the argument that names it. Of some tensors the others
-    have the size one."""
-
-    def rule(call: OpCall) -> OpShardingRule:
-        names = named(len(call.inputs[0].shape))
-        whole = [names[dim] for dim in _others(call, place)]
-        tensors = [without(names, _others(call, place), keepdim=True), names]
-        full = call.inputs[0].shape
-        operands, results = [[tensors[meta.shape == full] for meta in metas] for metas in (call.inputs, call.outputs)]
-        text = rule_text(operands, results, {"whole": whole})
-        return bind(text, call.shapes, call.result_shapes, passes=passes, lowering=unless_empty())
-
-    return rule
-
-
-def _write_weight_norm(pieces: Decomposition, call: OpCall, dims: Sequence[int]) -> list[Input]:
-    values, size = widened(pieces, 0), widened(pieces, 1)
-    squares = pieces.over(SUM, pieces.each("aten.pow.Tensor_Scalar", values, 2), dims)
-    norm = pieces.each("aten.sqrt.default", squares)
-    return [mul(pieces, values, pieces.each("aten.div.Tensor", size, norm)), norm]
-
-
-def _write_weight_norm_backward(pieces: Decomposition, call: OpCall, dims: Sequence[int]) -> list[Input]:
-    gradient, values, size, norm = [widened(pieces, place) for place in range(4)]
-    along = pieces.each("aten.div.Tensor", pieces.over(SUM, mul(pieces, gradient, values), dims), norm)
-    inner = sub(pieces, gradient, mul(pieces, values, pieces.each("aten.div.Tensor", along, norm)))
-    return [mul(pieces, inner, pieces.each("aten.div.Tensor", size, norm)), along]
-
-
-def _weight_norm(place: int, write: Write, passes: Sequence[PartialPassthrough] = ()) -> OpEntry:
-    return OpEntry(_apart_from(place, passes), where_cut(lambda call: _others(call, place), write))
+    return [make() for make in by_output_mask(call, 7, makes)]
 
 
 LAYER_NORM: dict[str, OpEntry] = {
-    "aten.native_layer_norm": OpEntry(_layer_norm, where_cut(lambda call: _layers(call, 1).normal, _write_layer_norm)),
-    "aten.native_layer_norm_backward": OpEntry(
-        _layer_norm_backward, where_cut(lambda call: _layers(call, 2).normal, _write_layer_norm_backward)
+    "aten.native_layer_norm": OpEntry(
+        _layer_norm, expand_where_cut(lambda call: _layer_norm_dims(call, 1).normalized, _write_layer_norm)
     ),
-    "aten._weight_norm_interface": _weight_norm(2, _write_weight_norm),
-    "aten._weight_norm_interface_backward": _weight_norm(4, _write_weight_norm_backward, LINEAR),
-    "aten.renorm": OpEntry(_apart_from(2)),
+    "aten.native_layer_norm_backward": OpEntry(
+        _layer_norm_backward,
+        expand_where_cut(lambda call: _layer_norm_dims(call, 2).normalized, _write_layer_norm_backward),
+    ),
 }

@@ -1,39 +1,97 @@
-"""The negative log likelihood, of which cross entropy is made.
+"""Losses: negative log likelihood, of which cross entropy is made, and losses that are a sum or mean of elements.
 
-A class dim that is cut stays cut: each worker picks the targets that are among its classes.
+A class dim that is cut stays cut: each worker picks the targets among its classes.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
+from dataclasses import replace
 
 from gt.core.signatures import Arg, DType, Input
-from gt.sharding.factors import OpShardingRule, bind
+from gt.sharding.dtypes import accumulation_dtype
+from gt.sharding.factors import LINEAR, OpShardingRule, bind
 from gt.sharding.op_calls import Expansion, LocalBuilder, LocalContext, LocalProgram, OpCall
-from gt.sharding.rules.entry import OpEntry
-from gt.sharding.rules.support.decomposition import Decomposition
-from gt.sharding.rules.support.dims import named, operands_of, rule_text
-from gt.sharding.rules.support.statistics import LINEAR
+from gt.sharding.rules.entry import OpEntry, for_ops
+from gt.sharding.rules.pointwise import elementwise
+from gt.sharding.rules.support.dims import broadcast_shape, dim_names, operand_names, rule_text
+from gt.sharding.rules.support.expansion_builder import ExpansionBuilder
+from gt.sharding.rules.support.local_programs import cast
 from gt.sharding.spec import ShardingSpec
 
 NONE, MEAN, SUM = range(3)
-"""What the argument `reduction` says."""
+"""The values of the argument `reduction`."""
+
+
+# --- Sums and means of elements ---------------------------------------------------------------------------------------
+
+
+def _loss(position: int) -> OpEntry:
+    """A loss whose argument `reduction`, which defaults to the mean, is at `position`."""
+
+    def rule(call: OpCall) -> OpShardingRule | None:
+        if call.arg(position, "reduction", MEAN) == NONE:
+            return elementwise().rule(call)
+        whole = broadcast_shape(call.shapes)
+        names = [f"d{dim}" for dim in range(len(whole))]
+        operands = ", ".join([" ".join(names[len(names) - len(shape) :]) for shape in call.shapes])
+        classes = f" | reduce(sum): {' '.join(names)}" if names else ""
+        return bind(f"{operands} -> ...{classes}", call.shapes, call.result_shapes, lowering=lower)
+
+    def lower(shard: LocalContext) -> LocalProgram:
+        """The local sum, over the number of all elements for a mean. Narrow floats are summed in a wider dtype."""
+        call, dtype = shard.call, shard.call.outputs[0].dtype
+        builder = LocalBuilder(len(call.inputs))
+        args = [*call.args, *[None] * (position + 1 - len(call.args))]
+        args[position] = NONE
+        wide = accumulation_dtype(dtype)
+        each = builder.call(call.op, *args, **call.kwargs)
+        total = builder.call("aten.sum.default", each, dtype=DType(wide))
+        if call.arg(position, "reduction", MEAN) == MEAN:
+            total = builder.call("aten.div.Scalar", total, math.prod(broadcast_shape(call.shapes)))
+        return builder.finish(cast(builder, total, wide, dtype))
+
+    return OpEntry(rule)
+
+
+def _loss_backward(position: int) -> OpEntry:
+    """The backward of a loss; its first argument is the gradient of the result."""
+
+    def rule(call: OpCall) -> OpShardingRule | None:
+        plain = elementwise(*LINEAR).rule(call)
+        is_mean = call.arg(position, "reduction", MEAN) == MEAN
+        return None if plain is None else replace(plain, lowering=lower if is_mean else None)
+
+    def lower(shard: LocalContext) -> LocalProgram:
+        """The backward of a sum, with the gradient divided by the number of all elements."""
+        call = shard.call
+        builder = LocalBuilder(len(call.inputs))
+        args = [*call.args, *[None] * (position + 1 - len(call.args))]
+        args[0] = builder.call("aten.div.Scalar", call.args[0], math.prod(broadcast_shape(call.shapes)))
+        args[position] = SUM
+        return builder.finish(builder.call(call.op, *args, **call.kwargs))
+
+    return OpEntry(rule)
+
+
+# --- Negative log likelihood ------------------------------------------------------------------------------------------
 
 _ELSEWHERE = -(1 << 40)
-"""Stands for targets to be ignored, so that a target that is wrong is still an error."""
+"""Marks ignored targets. No valid target equals it, so that invalid targets still raise."""
 
 
 def _likelihood_names(rank: int) -> tuple[list[str], list[str]]:
-    """Of the input, and of the targets."""
-    targets = ["n", *named(rank - 2, "s")] if rank > 1 else []
+    """The names of the dims of the input and of the targets."""
+    targets = ["n", *dim_names(rank - 2, "s")] if rank > 1 else []
     return [*targets[:1], "c", *targets[1:]], targets
 
 
 def _nll_loss(call: OpCall) -> OpShardingRule:
-    """The mean needs the weight of all targets: it is whole here, and written as a sum otherwise."""
+    """A mean needs the weights of all targets, so it has to be whole here; `_expand_nll_loss` makes it a sum."""
     names, targets = _likelihood_names(len(call.inputs[0].shape))
     reduction = call.arg(3, "reduction")
-    operands = operands_of(call, [("self", names), ("target", targets), ("weight", ["c"])])
+    operands = operand_names(call, [("self", names), ("target", targets), ("weight", ["c"])])
     results = [targets if reduction == NONE else [], []]
     classes = {
         NONE: {"mask(sum)": ["c"]},
@@ -47,9 +105,9 @@ def _nll_loss(call: OpCall) -> OpShardingRule:
 def _expand_nll_loss(call: OpCall, specs: Sequence[ShardingSpec]) -> Expansion | None:
     if call.arg(3, "reduction") != MEAN or not any(spec.axes for spec in specs[:2]):
         return None
-    pieces = Decomposition(call)
-    total, weights = pieces.call(call.op, (*call.args[:3], SUM, *call.args[4:]), call.outputs, call.kwargs)
-    return pieces.finish(pieces.each("aten.div.Tensor", total, weights), weights)
+    expansion = ExpansionBuilder(call)
+    total, weights = expansion.call(call.op, (*call.args[:3], SUM, *call.args[4:]), call.outputs, call.kwargs)
+    return expansion.finish(expansion.pointwise("aten.div.Tensor", total, weights), weights)
 
 
 def _nll_loss_backward(call: OpCall) -> OpShardingRule:
@@ -59,13 +117,13 @@ def _nll_loss_backward(call: OpCall) -> OpShardingRule:
         ("grad_output", gradient), ("self", names), ("target", targets), ("weight", ["c"]), ("", ()), ("", ()),
         ("total_weight", ()),
     ]  # fmt: skip
-    text = rule_text(operands_of(call, given), [names], {})
+    text = rule_text(operand_names(call, given), [names], {})
     lowering = lambda shard: _lower_nll(shard, 1, 2, 5)
-    return bind(text, call.shapes, call.result_shapes, passes=LINEAR, lowering=lowering)
+    return bind(text, call.shapes, call.result_shapes, passthroughs=LINEAR, lowering=lowering)
 
 
 def _lower_nll(shard: LocalContext, values: int, target: int, ignored: int) -> LocalProgram:
-    """The op on a range of classes; the numbers are the places of its arguments."""
+    """The op on a range of classes; `values`, `target` and `ignored` are positions of its arguments."""
     call = shard.call
     builder = LocalBuilder(len(call.inputs))
     args: list[Arg] = list(call.args)
@@ -81,7 +139,8 @@ def _lower_nll(shard: LocalContext, values: int, target: int, ignored: int) -> L
 def _own_targets(
     builder: LocalBuilder, call: OpCall, target: int, classes: tuple[int, int, int], ignored: Arg
 ) -> Input:
-    """Targets counted from the first class of a shard; those of other shards are ignored, those of none are not."""
+    """Targets relative to the first class of a shard. Those in other shards are marked as ignored; invalid ones are
+    kept, so that the op raises."""
     start, stop, count = classes
     given = builder.call("aten._to_copy.default", call.args[target], dtype=DType("int64"))
 
@@ -96,6 +155,13 @@ def _own_targets(
 
 
 LOSSES: dict[str, OpEntry] = {
+    **for_ops(_loss(2), "mse_loss smooth_l1_loss huber_loss soft_margin_loss"),
+    "aten.binary_cross_entropy": _loss(3),
+    "aten.binary_cross_entropy_with_logits": _loss(4),
+    **for_ops(
+        _loss_backward(3), "mse_loss_backward smooth_l1_loss_backward huber_loss_backward soft_margin_loss_backward"
+    ),
+    "aten.binary_cross_entropy_backward": _loss_backward(4),
     "aten.nll_loss_forward": OpEntry(_nll_loss, _expand_nll_loss),
     "aten.nll_loss2d_forward": OpEntry(_nll_loss, _expand_nll_loss),
     "aten.nll_loss_backward": OpEntry(_nll_loss_backward),

@@ -1,21 +1,22 @@
-"""Parts of tensors along a dim: slices and rows, the ops that put them back, and padding.
+"""Slices and rows of tensors, their backward and scatter ops, and constant padding.
 
-A slice of a cut dim is what the shards have of it: its cuts are ragged and some shards may be empty.
+A slice of a cut dim stays where its elements are: its shards are uneven, and some may be empty.
 """
 
 from __future__ import annotations
 
 from gt.core.signatures import Arg, Input, ListArg
+from gt.sharding.boxes import Box, Shape
 from gt.sharding.factors import MASK, Dim, OpShardingRule, Ref, RuleBuilder, Window
 from gt.sharding.op_calls import LocalBuilder, LocalContext, LocalProgram, OpCall
 from gt.sharding.rules.entry import OpEntry
-from gt.sharding.rules.support.dims import wrap
-from gt.sharding.rules.support.element_moves import all_absent, every_kind, once, own_dims, padded, sum_kind
-from gt.sharding.spec import Box, Shape
+from gt.sharding.rules.support.dims import dim_factors, wrap_dim
+from gt.sharding.rules.support.element_moves import absent_tensor, all_partial_kinds, merge_kind
+from gt.sharding.rules.support.local_programs import pad_tensor, single_call
 
 
 def window_dim(dim: Dim, size: int, window: Window) -> Dim:
-    """A dim that shows some elements of another, of that size."""
+    """A dim that shows some elements of another dim, which has the given size."""
     (ref,) = dim
     return dim if window == Window(0, size) else (Ref(ref.factor, window),)
 
@@ -24,17 +25,17 @@ def window_dim(dim: Dim, size: int, window: Window) -> Dim:
 
 
 class _Slice:
-    """A slice of a tensor, with the bounds that torch's arguments mean for its shape."""
+    """A slice of a tensor of a given shape, with normalized bounds."""
 
     def __init__(self, shape: Shape, dim: int, start: int | None, stop: int | None, step: int) -> None:
-        self.dim = wrap(dim, len(shape))
-        places = range(*slice(start, stop, step).indices(shape[self.dim]))
+        self.dim = wrap_dim(dim, len(shape))
+        positions = range(*slice(start, stop, step).indices(shape[self.dim]))
         self.size = shape[self.dim]
-        self.window = Window(places.start, len(places), step)
+        self.window = Window(positions.start, len(positions), step)
 
     @classmethod
     def of(cls, call: OpCall, shape: Shape, first: int) -> _Slice:
-        """The slice that the arguments from the `first` on name."""
+        """The slice named by the arguments that start at position `first`."""
         bounds = call.arg(first + 1, "start"), call.arg(first + 2, "end")
         return cls(shape, call.arg(first, "dim", 0), *bounds, call.arg(first + 3, "step", 1))
 
@@ -42,7 +43,7 @@ class _Slice:
         return (*dims[: self.dim], window_dim(dims[self.dim], self.size, self.window), *dims[self.dim + 1 :])
 
     def local(self, whole: Box, part: Box) -> tuple[int, int, int, int]:
-        """dim, start, stop and step of a worker's part of the slice in its part of the tensor."""
+        """The arguments dim, start, stop and step of the slice on one worker, from its boxes of tensor and slice."""
         (first, stop), (corner, _) = part[self.dim], whole[self.dim]
         if first == stop:
             return self.dim, 0, 0, self.window.step
@@ -65,114 +66,114 @@ def _narrow_copy(op: str) -> OpEntry:
 
 def _sliced(call: OpCall, part: _Slice, op: str) -> OpShardingRule:
     builder = RuleBuilder()
-    dims = own_dims(builder, call.shapes[0])
+    dims = dim_factors(builder, call.shapes[0])
     builder.operands.append(tuple(dims))
     builder.results.append(part.dims(dims))
 
     def lower(shard: LocalContext) -> LocalProgram:
-        return once(shard, op, Input(0), *part.local(shard.operand_box(0), shard.result_box()))
+        return single_call(shard, op, Input(0), *part.local(shard.operand_box(0), shard.result_box()))
 
-    return builder.build(every_kind(call, 0), lower)
+    return builder.build(all_partial_kinds(call, 0), lower)
 
 
 def _slice_backward(call: OpCall) -> OpShardingRule:
     part = _Slice.of(call, call.result_shapes[0], 2)
     builder = RuleBuilder()
-    dims = own_dims(builder, call.result_shapes[0])
+    dims = dim_factors(builder, call.result_shapes[0])
     builder.operands.append(part.dims(dims))
     builder.results.append(tuple(dims))
 
     def lower(shard: LocalContext) -> LocalProgram:
         bounds = part.local(shard.result_box(), shard.operand_box(0))
-        return once(shard, shard.call.op, Input(0), ListArg(shard.result_shape()), *bounds)
+        return single_call(shard, shard.call.op, Input(0), ListArg(shard.result_shape()), *bounds)
 
-    return builder.build(every_kind(call, 0), lower)
+    return builder.build(all_partial_kinds(call, 0), lower)
 
 
 def _slice_scatter(call: OpCall) -> OpShardingRule:
     part = _Slice.of(call, call.shapes[0], 2)
     builder = RuleBuilder()
-    dims = own_dims(builder, call.shapes[0])
+    dims = dim_factors(builder, call.shapes[0])
     builder.operands.extend([tuple(dims), part.dims(dims)])
     builder.results.append(tuple(dims))
 
     def lower(shard: LocalContext) -> LocalProgram:
         bounds = part.local(shard.result_box(), shard.operand_box(1))
-        return once(shard, shard.call.op, Input(0), Input(1), *bounds)
+        return single_call(shard, shard.call.op, Input(0), Input(1), *bounds)
 
-    return builder.build(every_kind(call, 0, 1), lower)
+    return builder.build(all_partial_kinds(call, 0, 1), lower)
 
 
 # --- Rows -------------------------------------------------------------------------------------------------------------
 
 
 def _row(call: OpCall, shape: Shape, first: int) -> tuple[int, int]:
-    """The dim and the place along it that the arguments from the `first` on name."""
-    dim = wrap(call.arg(first, "dim"), len(shape))
-    return dim, wrap(call.arg(first + 1, "index"), shape[dim])
+    """The dim and index named by the arguments that start at position `first`."""
+    dim = wrap_dim(call.arg(first, "dim"), len(shape))
+    return dim, wrap_dim(call.arg(first + 1, "index"), shape[dim])
 
 
 def _select(call: OpCall) -> OpShardingRule:
-    """A view where the dim is whole; where it is cut, the worker that has the row gives it and the others zeros."""
+    """A view if the dim is whole. If it is cut, the worker that holds the row gives it, and the others give zeros."""
     shape = call.shapes[0]
     dim, index = _row(call, shape, 1)
     builder = RuleBuilder()
-    dims = own_dims(builder, shape)
-    builder.factor(f"d{dim}", shape[dim], MASK, sum_kind(call.inputs[0].dtype))
+    dims = dim_factors(builder, shape)
+    builder.factor(f"d{dim}", shape[dim], MASK, merge_kind(call.inputs[0].dtype))
     builder.operands.append(tuple(dims))
     builder.results.append((*dims[:dim], *dims[dim + 1 :]))
 
     def lower(shard: LocalContext) -> LocalProgram:
         start, stop = shard.operand_box(0)[dim]
         if start <= index < stop:
-            return once(shard, shard.call.op, Input(0), dim, index - start)
+            return single_call(shard, shard.call.op, Input(0), dim, index - start)
         program = LocalBuilder(1)
-        return program.finish(all_absent(program, shard.result_shape(), call.inputs[0].dtype))
+        return program.finish(absent_tensor(program, shard.result_shape(), call.inputs[0].dtype))
 
-    return builder.build(every_kind(call, 0), lower)
+    return builder.build(all_partial_kinds(call, 0), lower)
 
 
 def _select_backward(call: OpCall) -> OpShardingRule:
     dim, index = _row(call, call.result_shapes[0], 2)
     builder = RuleBuilder()
-    dims = own_dims(builder, call.result_shapes[0])
+    dims = dim_factors(builder, call.result_shapes[0])
     builder.operands.append((*dims[:dim], *dims[dim + 1 :]))
     builder.results.append(tuple(dims))
 
     def lower(shard: LocalContext) -> LocalProgram:
         (start, stop), shape = shard.result_box()[dim], ListArg(shard.result_shape())
         if start <= index < stop:
-            return once(shard, shard.call.op, Input(0), shape, dim, index - start)
-        return once(shard, "aten.new_zeros.default", Input(0), shape)
+            return single_call(shard, shard.call.op, Input(0), shape, dim, index - start)
+        return single_call(shard, "aten.new_zeros.default", Input(0), shape)
 
-    return builder.build(every_kind(call, 0), lower)
+    return builder.build(all_partial_kinds(call, 0), lower)
 
 
 def _select_scatter(call: OpCall) -> OpShardingRule:
     dim, index = _row(call, call.shapes[0], 2)
     builder = RuleBuilder()
-    dims = own_dims(builder, call.shapes[0])
+    dims = dim_factors(builder, call.shapes[0])
     builder.operands.extend([tuple(dims), (*dims[:dim], *dims[dim + 1 :])])
     builder.results.append(tuple(dims))
 
     def lower(shard: LocalContext) -> LocalProgram:
         start, stop = shard.operand_box(0)[dim]
         if start <= index < stop:
-            return once(shard, shard.call.op, Input(0), Input(1), dim, index - start)
-        return once(shard, "aten.clone.default", Input(0))
+            return single_call(shard, shard.call.op, Input(0), Input(1), dim, index - start)
+        return single_call(shard, "aten.clone.default", Input(0))
 
-    return builder.build(every_kind(call, 0, 1), lower)
+    return builder.build(all_partial_kinds(call, 0, 1), lower)
 
 
 # --- Padding ----------------------------------------------------------------------------------------------------------
 
 
 def _pad(call: OpCall) -> OpShardingRule:
-    """The operand is a window of the result; one that a negative pad makes larger than it."""
+    """The operand is a window of the result; with negative pads the window is larger than the result."""
     shape, flat = call.shapes[0], call.arg(1, "pad")
     before = [0] * (len(shape) - len(flat) // 2) + [*reversed(flat[::2])]
     builder = RuleBuilder()
-    dims = own_dims(builder, call.result_shapes[0])
+    dims = dim_factors(builder, call.result_shapes[0])
     builder.operands.append(
         tuple(
             [
@@ -191,14 +192,14 @@ def _pad(call: OpCall) -> OpShardingRule:
                 zip(shard.operand_box(0), shard.result_box(), before, strict=True)
             )
         }
-        result = padded(program, Input(0), rank, pads, _pad_value(shard))
+        result = pad_tensor(program, Input(0), rank, pads, _pad_value(shard))
         return program.finish(result if result != Input(0) else program.call("aten.clone.default", result))
 
-    return builder.build(every_kind(call, 0), lower)
+    return builder.build(all_partial_kinds(call, 0), lower)
 
 
 def _pad_value(shard: LocalContext) -> Arg:
-    """Where partial values pass, only one worker adds the value, or multiplies by it."""
+    """The value to pad with. Of partial values, only one worker's are padded with it, the others' with the identity."""
     value: Arg = shard.call.arg(2, "value", 0)
     spec = shard.operands[0]
     if spec.partial and not shard.is_first_along(spec.partial):

@@ -1,1 +1,1 @@
-"""Parts that the rules of several op families share."""
+"""Helpers that the rules of several op families share."""

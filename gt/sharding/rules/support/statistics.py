@@ -1,4 +1,4 @@
-"""What softmax and the norms share: an op as its statistics over some dims, which are small, and the rest."""
+"""Expansions of softmax and norms: statistics over the cut dims, which are small, then pointwise ops."""
 
 from __future__ import annotations
 
@@ -6,107 +6,112 @@ from collections.abc import Callable, Sequence
 from typing import NamedTuple, TypeAlias, TypeVar
 
 from gt.core.signatures import Arg, Input
-from gt.sharding.factors import PartialPassthrough
+from gt.sharding.boxes import Shape
+from gt.sharding.dtypes import accumulation_dtype
 from gt.sharding.op_calls import Expansion, OpCall
 from gt.sharding.rules.entry import Expand
-from gt.sharding.rules.support.decomposition import Decomposition
-from gt.sharding.rules.support.dims import dims_cut
-from gt.sharding.rules.support.dtypes import wide
+from gt.sharding.rules.support.dims import is_any_cut
+from gt.sharding.rules.support.expansion_builder import ExpansionBuilder
 from gt.sharding.spec import ShardingSpec
 
 MEAN, SUM = "aten.mean.dim", "aten.sum.dim_IntList"
-LINEAR = (PartialPassthrough(frozenset({0})),)
-"""Gradients are linear in the gradient that comes in."""
+AFFINE = ((1, "weight"), (2, "bias"))
+"""The positions and names of the arguments of a norm that scale and shift its result."""
 
 T = TypeVar("T")
-Write: TypeAlias = Callable[[Decomposition, OpCall, Sequence[int]], Sequence[Input]]
-"""Writes an op as several, with statistics over some dims; gives its results."""
+WriteExpansion: TypeAlias = Callable[[ExpansionBuilder, OpCall, Sequence[int]], Sequence[Input]]
+"""Expands a call with statistics over the given dims; returns its results."""
 
 
-def where_cut(dims_of: Callable[[OpCall], Sequence[int]], write: Write) -> Expand:
-    """Write an op as several where some of these dims of its first input is cut."""
+def expand_where_cut(dims_of: Callable[[OpCall], Sequence[int]], write: WriteExpansion) -> Expand:
+    """Expand a call if some of these dims of its first input is cut."""
 
     def expand(call: OpCall, specs: Sequence[ShardingSpec]) -> Expansion | None:
         dims = dims_of(call)
-        if not dims_cut(specs[0], dims) or not call.inputs[0].elements:
+        if not is_any_cut(specs[0], dims) or not call.inputs[0].elements:
             return None
-        pieces = Decomposition(call)
-        results = write(pieces, call, dims)
-        return pieces.finish(*[pieces.cast(r, meta.dtype) for r, meta in zip(results, call.outputs, strict=True)])
+        expansion = ExpansionBuilder(call)
+        results = write(expansion, call, dims)
+        return expansion.finish(*[expansion.cast(r, meta.dtype) for r, meta in zip(results, call.outputs, strict=True)])
 
     return expand
 
 
-# --- Pieces -----------------------------------------------------------------------------------------------------------
+def by_output_mask(call: OpCall, position: int, results: Sequence[T]) -> list[T]:
+    """The results that the argument `output_mask` asks for."""
+    return [result for result, wanted in zip(results, call.arg(position, "output_mask"), strict=True) if wanted]
 
 
-def widened(pieces: Decomposition, place: int) -> Input:
+# --- Parts of expansions ----------------------------------------------------------------------------------------------
+
+
+def widened_input(expansion: ExpansionBuilder, position: int) -> Input:
     """An input in the dtype in which statistics are computed."""
-    return pieces.cast(Input(place), wide(pieces.dtype(Input(place))))
+    return expansion.cast(Input(position), accumulation_dtype(expansion.dtype(Input(position))))
 
 
-def optional(
-    pieces: Decomposition, call: OpCall, place: int, name: str, shape: Sequence[int] | None = None
+def optional_input(
+    expansion: ExpansionBuilder, call: OpCall, position: int, name: str, shape: Sequence[int] | None = None
 ) -> Input | None:
-    """A tensor argument in a wide dtype and another shape, if it is there."""
-    index = call.tensor(place, name)
+    """A tensor argument, widened and viewed in a shape; None if it is absent."""
+    index = call.tensor(position, name)
     if index is None:
         return None
-    value = widened(pieces, index)
-    return value if shape is None else pieces.view(value, shape)
+    value = widened_input(expansion, index)
+    return value if shape is None else expansion.view(value, shape)
 
 
-def mul(pieces: Decomposition, a: Input, b: Input) -> Input:
-    return pieces.each("aten.mul.Tensor", a, b)
+def per_channel_shape(shape: Shape) -> Shape:
+    """The shape in which a vector of one element per channel broadcasts with (batch, channels, ...)."""
+    return (shape[1], *[1] * len(shape[2:]))
 
 
-def sub(pieces: Decomposition, a: Input, b: Input) -> Input:
-    return pieces.each("aten.sub.Tensor", a, b)
+def mul(expansion: ExpansionBuilder, a: Input, b: Input) -> Input:
+    return expansion.pointwise("aten.mul.Tensor", a, b)
 
 
-class Normal(NamedTuple):
-    """Values without their mean, the mean, the variance, and one over the root of it."""
+def sub(expansion: ExpansionBuilder, a: Input, b: Input) -> Input:
+    return expansion.pointwise("aten.sub.Tensor", a, b)
 
-    apart: Input
+
+class Moments(NamedTuple):
+    """Values minus their mean, the mean, the variance, and 1 / sqrt(variance + eps)."""
+
+    centered: Input
     mean: Input
     variance: Input
-    scale: Input
+    rstd: Input
 
 
-def normal_of(pieces: Decomposition, values: Input, dims: Sequence[int], eps: Arg) -> Normal:
-    mean = pieces.over(MEAN, values, dims)
-    apart = sub(pieces, values, mean)
-    variance = pieces.over(MEAN, pieces.each("aten.pow.Tensor_Scalar", apart, 2), dims)
-    scale = pieces.each("aten.rsqrt.default", pieces.each("aten.add.Scalar", variance, eps))
-    return Normal(apart, mean, variance, scale)
+def moments(expansion: ExpansionBuilder, values: Input, dims: Sequence[int], eps: Arg) -> Moments:
+    mean = expansion.reduce(MEAN, values, dims)
+    centered = sub(expansion, values, mean)
+    variance = expansion.reduce(MEAN, expansion.pointwise("aten.pow.Tensor_Scalar", centered, 2), dims)
+    rstd = expansion.pointwise("aten.rsqrt.default", expansion.pointwise("aten.add.Scalar", variance, eps))
+    return Moments(centered, mean, variance, rstd)
 
 
-def affine(pieces: Decomposition, values: Input, weight: Input | None, bias: Input | None) -> Input:
-    values = values if weight is None else mul(pieces, values, weight)
-    return values if bias is None else pieces.each("aten.add.Tensor", values, bias)
+def affine(expansion: ExpansionBuilder, values: Input, weight: Input | None, bias: Input | None) -> Input:
+    values = values if weight is None else mul(expansion, values, weight)
+    return values if bias is None else expansion.pointwise("aten.add.Tensor", values, bias)
 
 
-class Gradients(NamedTuple):
-    """What the gradients of a norm are made of: the gradient of its output, the normalised values, their scale."""
+class NormGradients(NamedTuple):
+    """The gradients of a norm, from the gradient of its output, the normalized values, and 1 / sqrt(variance + eps)."""
 
-    output: Input
-    normal: Input
-    scale: Input
+    grad_output: Input
+    normalized: Input
+    rstd: Input
 
-    def of_input(self, pieces: Decomposition, weight: Input | None, dims: Sequence[int]) -> Input:
-        inner = self.output if weight is None else mul(pieces, self.output, weight)
-        level = pieces.over(MEAN, inner, dims)
-        tilt = pieces.over(MEAN, mul(pieces, inner, self.normal), dims)
-        rest = sub(pieces, sub(pieces, inner, level), mul(pieces, self.normal, tilt))
-        return mul(pieces, rest, self.scale)
+    def of_input(self, expansion: ExpansionBuilder, weight: Input | None, dims: Sequence[int]) -> Input:
+        inner = self.grad_output if weight is None else mul(expansion, self.grad_output, weight)
+        mean = expansion.reduce(MEAN, inner, dims)
+        slope = expansion.reduce(MEAN, mul(expansion, inner, self.normalized), dims)
+        rest = sub(expansion, sub(expansion, inner, mean), mul(expansion, self.normalized, slope))
+        return mul(expansion, rest, self.rstd)
 
-    def of_weight(self, pieces: Decomposition, batch: Sequence[int]) -> Input:
-        return pieces.over(SUM, mul(pieces, self.output, self.normal), batch, keepdim=False)
+    def of_weight(self, expansion: ExpansionBuilder, batch: Sequence[int]) -> Input:
+        return expansion.reduce(SUM, mul(expansion, self.grad_output, self.normalized), batch, keepdim=False)
 
-    def of_bias(self, pieces: Decomposition, batch: Sequence[int]) -> Input:
-        return pieces.over(SUM, self.output, batch, keepdim=False)
-
-
-def asked(call: OpCall, place: int, results: Sequence[T]) -> list[T]:
-    """Those of the results that the argument `output_mask` asks for."""
-    return [result for result, wanted in zip(results, call.arg(place, "output_mask"), strict=True) if wanted]
+    def of_bias(self, expansion: ExpansionBuilder, batch: Sequence[int]) -> Input:
+        return expansion.reduce(SUM, self.grad_output, batch, keepdim=False)

@@ -1,0 +1,382 @@
+"""Builds worker programs: op calls on shards, moves between layouts, and writes through views.
+
+A worker program works on numbered registers, each of which holds a tensor in one layout. Every worker of the mesh runs
+the same program and derives its own part from the layouts.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+from typing import NamedTuple
+
+from gt.core.meta import ITEM_BYTES, TensorMeta
+from gt.core.signatures import Arg, Compute, Input, Move, Program, Refuse, Settle, Signature, Step, ViewStep, Whole
+from gt.sharding.constraints import Target
+from gt.sharding.cost import reshard_bytes
+from gt.sharding.lowering import NoRule, infer_output_sharding
+from gt.sharding.op_calls import Expansion, OpCall, has_scalars, inputs_in, with_inputs
+from gt.sharding.program_steps import drop_unused, registers_read
+from gt.sharding.propagation import Choice
+from gt.sharding.rules import entry_of
+from gt.sharding.spec import DeviceMesh, ShardingSpec, whole
+from gt.sharding.strategies import Strategy
+
+
+class Register(NamedTuple):
+    """A tensor of a program and its layout. `copies` are the layouts of copies that exist: moves to them are free."""
+
+    meta: TensorMeta
+    spec: ShardingSpec
+    copies: tuple[ShardingSpec, ...] = ()
+
+
+class InPlaceWrite(NamedTuple):
+    """How an op overwrites its arguments.
+
+    - `into`: per output of the call, the register that it overwrites, or -1
+    - `in_place`: the op as the user called it
+    - `out_registers`: inputs of `in_place` that follow those of the call: arguments that are only written to
+    """
+
+    into: tuple[int, ...]
+    in_place: Signature
+    out_registers: tuple[int, ...] = ()
+
+
+class ProgramBuilder:
+    """A program under construction, on one mesh.
+
+    - `hoisted`: (input, layout) to register, for moves of inputs that the caller makes before the program, since it
+      may have a copy in that layout or use one again
+    - `fixed`: inputs that the program writes to; their moves are not hoisted
+    - `reduces_first`: ops neither take nor give partial values
+    """
+
+    def __init__(
+        self,
+        mesh: DeviceMesh,
+        inputs: Sequence[Register],
+        fixed: Collection[int] = (),
+        *,
+        reduces_first: bool = False,
+    ) -> None:
+        self.mesh = mesh
+        self.registers = list(inputs)
+        self.steps: list[Step] = []
+        self.hoisted: dict[tuple[int, ShardingSpec], int] = {}
+        self.bytes = 0
+        self.results: tuple[int, ...] = ()
+        self._view_origins: dict[int, tuple[OpCall, int, int]] = {}  # view to call, base register, position of result
+        self._inputs = len(inputs)
+        self._fixed = frozenset(fixed)
+        self._reduces_first = reduces_first
+
+    def fork(self) -> ProgramBuilder:
+        """A copy for trying out an alternative."""
+        other = ProgramBuilder(self.mesh, self.registers, self._fixed, reduces_first=self._reduces_first)
+        other.steps, other.hoisted, other.bytes = list(self.steps), dict(self.hoisted), self.bytes
+        other._view_origins, other._inputs = dict(self._view_origins), self._inputs
+        return other
+
+    def adopt(self, other: ProgramBuilder) -> None:
+        """Continue from the state of a fork."""
+        self.registers, self.steps, self.hoisted = other.registers, other.steps, other.hoisted
+        self.bytes, self._view_origins = other.bytes, other._view_origins
+
+    def spec(self, register: int) -> ShardingSpec:
+        return self.registers[register].spec
+
+    # Moves
+
+    def move(self, register: int, target: ShardingSpec) -> int:
+        """A register with the same tensor in the target layout."""
+        meta, source, copies = self.registers[register]
+        if source is target:
+            return register
+        if register in self._view_origins:
+            moved_view = self._move_base(register, target)
+            if moved_view is not None:
+                return moved_view
+            meta = meta.dense()
+        hoistable = register < self._inputs and register not in self._fixed
+        if hoistable and (register, target) in self.hoisted:
+            return self.hoisted[register, target]
+        if target not in copies:
+            self.bytes += reshard_bytes(meta.shape, ITEM_BYTES[meta.dtype], source, target)
+        moved = self._new(meta, target)
+        if hoistable:
+            self.hoisted[register, target] = moved
+        else:
+            self.steps.append(Move(register, moved, meta, source.record(), target.record()))
+        return moved
+
+    def _move_base(self, register: int, target: ShardingSpec) -> int | None:
+        """Move the base of a view and view the moved base, if that costs no more: a copy of the base may exist already
+        or be used again."""
+        call, base, pick = self._view_origins[register]
+        targets = [target if position == pick else None for position in range(len(call.outputs))]
+        choice = infer_output_sharding(call, [self.spec(base)], self.mesh, targets, [self.registers[base].copies])
+        meta, source, _ = self.registers[register]
+        direct = reshard_bytes(meta.shape, ITEM_BYTES[meta.dtype], source, target)
+        if choice.strategy.results[pick] is not target or choice.bytes > direct:
+            return None
+        return self._compute(call, (base,), choice.strategy, is_view=True)[pick]
+
+    def _new(self, meta: TensorMeta, spec: ShardingSpec) -> int:
+        self.registers.append(Register(meta, spec))
+        return len(self.registers) - 1
+
+    # Ops
+
+    def reshard_inputs(self, registers: Sequence[int], strategy: Strategy) -> tuple[int, ...]:
+        return tuple([self.move(register, spec) for register, spec in zip(registers, strategy.operands, strict=True)])
+
+    def apply(
+        self,
+        call: OpCall,
+        registers: Sequence[int],
+        targets: Sequence[Target] = (),
+        *,
+        random: bool = False,
+        floating: str = "float32",
+    ) -> tuple[int, ...]:
+        """Run an op by the cheapest strategy of its rule, or expanded into several ops if that moves fewer bytes."""
+        choice = self._choose(call, registers, targets)
+        if isinstance(choice, ProgramBuilder):
+            self.adopt(choice)
+            return choice.results
+        return self._compute(call, registers, choice.strategy, random=random, floating=floating)
+
+    def _choose(self, call: OpCall, registers: Sequence[int], targets: Sequence[Target]) -> Choice | ProgramBuilder:
+        """The best strategy of the op's rule, or a fork that has run the op's expansion, with its `results`."""
+        specs = [self.spec(register) for register in registers]
+        entry = entry_of(call.op)
+        expansion = entry.expand(call, specs) if entry is not None and entry.expand is not None else None
+        try:
+            copies = [self.registers[register].copies for register in registers]
+            choice = infer_output_sharding(call, specs, self.mesh, targets, copies, self._reduces_first)
+        except NoRule:
+            if expansion is None:
+                raise
+            choice = None
+        if expansion is None or (choice is not None and not choice.bytes):
+            assert choice is not None
+            return choice
+        trial = self.fork()
+        trial.results = trial.expand(expansion, registers, call.outputs)
+        return trial if choice is None or trial.bytes - self.bytes < choice.bytes else choice
+
+    def _compute(
+        self,
+        call: OpCall,
+        registers: Sequence[int],
+        strategy: Strategy,
+        *,
+        random: bool = False,
+        floating: str = "float32",
+        write: InPlaceWrite | None = None,
+        is_view: bool = False,
+        casts: bool = False,
+    ) -> tuple[int, ...]:
+        inputs = self.reshard_inputs(registers, strategy)
+        into = write.into if write is not None else ()
+        outputs = tuple(
+            [
+                into[position] if into and into[position] >= 0 else self._new(meta, spec)
+                for position, (meta, spec) in enumerate(zip(call.outputs, strategy.results, strict=True))
+            ]
+        )
+        out_registers = write.out_registers if write is not None else ()
+        self.steps.append(
+            Compute(
+                call.op,
+                call.args,
+                dict(call.kwargs),
+                (*inputs, *out_registers),
+                outputs,
+                call.inputs,
+                call.outputs,
+                tuple([spec.record() for spec in strategy.operands]),
+                tuple([spec.record() for spec in strategy.results]),
+                into,
+                write.in_place if write is not None else None,
+                random,
+                floating,
+                is_view,
+                casts,
+                call.output_positions,
+            )
+        )
+        return outputs
+
+    def expand(
+        self, expansion: Expansion, registers: Sequence[int], outputs: Sequence[TensorMeta]
+    ) -> tuple[int, ...]:  # fmt: skip
+        """Run the calls of an expansion. Its results have the memory format of `outputs`."""
+        own = list(registers)
+        result_metas = dict(zip(expansion.results, outputs, strict=True))
+        for expanded in expansion.calls:
+            used = list(dict.fromkeys(value.index for value in inputs_in(expanded.args, expanded.kwargs)))
+            positions = {register: position for position, register in enumerate(used)}
+            args = tuple([with_inputs(arg, lambda value: Input(positions[value.index])) for arg in expanded.args])
+            kwargs = {
+                name: with_inputs(arg, lambda value: Input(positions[value.index]))
+                for name, arg in expanded.kwargs.items()
+            }
+            metas = tuple([self.registers[own[register]].meta for register in used])
+            made = tuple([result_metas.get(index, meta) for index, meta in enumerate(expanded.outputs, len(own))])
+            call = OpCall(expanded.op, args, kwargs, metas, made, expanded.output_positions)
+            own.extend(self.apply(call, [own[register] for register in used]))
+        return tuple([own[register] for register in expansion.results])
+
+    def run_whole(self, signature: Signature, registers: Sequence[int]) -> tuple[int, ...]:
+        """Run an op as the user called it, on whole operands, and move the written ones back to their layouts. A
+        register that is passed twice is one tensor for the op, which may write to several views of it."""
+        moved = {
+            register: self.move(register, whole(self.mesh, len(self.registers[register].meta.shape)))
+            for register in dict.fromkeys(registers)
+        }
+        needed = [moved[register] for register in registers]
+        outputs = [self._new(meta, whole(self.mesh, len(meta.shape))) for meta in signature.outputs]
+        self.steps.append(Whole(signature, tuple(needed), tuple(outputs)))
+        for position in signature.writes:
+            before = self.spec(registers[position])
+            keeps = before if not before.partial and before.mesh is self.mesh else self.spec(needed[position])
+            outputs.append(self.move(needed[position], keeps))
+        return tuple(outputs)
+
+    def refuse(self, signature: Signature, reason: str) -> tuple[int, ...]:
+        """Let an op fail on all workers."""
+        metas = [*signature.outputs, *[self.registers[position].meta for position in signature.writes]]
+        outputs = tuple([self._new(meta, whole(self.mesh, len(meta.shape))) for meta in metas])
+        self.steps.append(Refuse(signature.op, reason, outputs))
+        return outputs
+
+    # Views and writes
+
+    def view(self, register: int, steps: Sequence[ViewStep]) -> int:
+        """The register of a view. Moves the tensor before a view op that cannot carry its layout."""
+        for step in steps:
+            call, pick = view_call(step, self.registers[register].meta)
+            choice = infer_output_sharding(call, [self.spec(register)], self.mesh)
+            made = self._compute(call, (register,), choice.strategy, is_view=True)[pick]
+            self._view_origins[made] = (call, register, pick)
+            copies = self._copies_of_view(call, pick, self.registers[register].copies)
+            self.registers[made] = self.registers[made]._replace(copies=copies)
+            register = made
+        return register
+
+    def _copies_of_view(self, call: OpCall, pick: int, copies: Sequence[ShardingSpec]) -> tuple[ShardingSpec, ...]:
+        """The layouts that a view has in the copies of its base."""
+        choices = [infer_output_sharding(call, [spec], self.mesh).strategy for spec in copies if spec.mesh is self.mesh]
+        return tuple([choice.results[pick] for choice in choices if choice.operands[0] in copies])
+
+    def view_in_place(self, register: int, steps: Sequence[ViewStep]) -> tuple[int, tuple[tuple[int, int], ...]] | None:
+        """The register of a view that shares memory with the shards of its base, and (number, position of the result)
+        of each step that makes it. None if some step would have to move or copy."""
+        made = []
+        for step in steps:
+            call, pick = view_call(step, self.registers[register].meta)
+            before = self.spec(register)
+            try:
+                choice = infer_output_sharding(call, [before], self.mesh)
+            except NoRule:
+                return None
+            results = choice.strategy.results
+            if choice.strategy.operands[0] is not before or any(spec.partial for spec in results):
+                return None
+            made.append((len(self.steps), pick))
+            register = self._compute(call, (register,), choice.strategy, is_view=True)[pick]
+        return register, tuple(made)
+
+    def write(
+        self,
+        call: OpCall,
+        registers: Sequence[int],
+        write: InPlaceWrite,
+        *,
+        random: bool = False,
+        floating: str = "float32",
+    ) -> tuple[int, ...]:
+        """Run an op that overwrites registers. Returns the registers of all its outputs."""
+        targets = [None if register < 0 else self.spec(register) for register in write.into]
+        specs = [self.spec(register) for register in registers]
+        choice = self._choose(call, registers, targets)
+        if isinstance(choice, ProgramBuilder):
+            self.adopt(choice)
+            return self._copy_results(write, choice.results)
+        given, needed = choice.strategy.results, choice.strategy.operands
+        fits = all(target is None or target is spec for target, spec in zip(targets, given, strict=True))
+        stays = all(spec is specs[p] for p, spec in enumerate(needed) if registers[p] in write.into)
+        if fits and stays:
+            return self._compute(call, registers, choice.strategy, random=random, floating=floating, write=write)
+        results = self._compute(call, registers, choice.strategy, random=random, floating=floating, casts=True)
+        return self._copy_results(write, results)
+
+    def _copy_results(self, write: InPlaceWrite, results: Sequence[int]) -> tuple[int, ...]:
+        """Copy newly allocated results into the registers that they overwrite."""
+        return tuple(
+            [
+                result if target < 0 else self._copy_into(target, result)
+                for target, result in zip(write.into, results, strict=True)
+            ]
+        )
+
+    def _copy_into(self, target: int, result: int) -> int:
+        meta, spec, _ = self.registers[target]
+        moved = self.move(result, spec)
+        call = OpCall("aten.copy.default", (Input(0), Input(1)), {}, (meta, self.registers[moved].meta), (meta,))
+        signature = Signature("aten.copy_.default", call.args, {}, ((), ()), (0,), (), ())
+        strategy = Strategy((spec, self.spec(moved)), (spec,), {})
+        return self._compute(call, (target, moved), strategy, write=InPlaceWrite((target,), signature))[0]
+
+    def write_back(self, base: int, view: int, steps: tuple[tuple[int, int], ...]) -> None:
+        """Copy a written view into its base on workers where the two do not share memory."""
+        self.steps.append(Settle(base, view, steps))
+
+    # The finished program
+
+    @property
+    def assumes_linearity(self) -> bool:
+        """Whether partial values pass through an op with scalars that change from call to call: the program is then
+        right only for scalars with which the op is linear."""
+        return any(
+            any(spec.partial for spec in (*step.operands, *step.results)) and has_scalars(step.args, step.kwargs)
+            for step in self.steps
+            if isinstance(step, Compute)
+        )
+
+    def finish(
+        self, gives: Sequence[int], consumes: Sequence[int]
+    ) -> tuple[Program, tuple[tuple[int, ShardingSpec | None], ...]]:
+        """The program, and its inputs: the position of each in the call, with the layout to move it to (None: as it
+        is)."""
+        self.steps = drop_unused(self.steps, gives)
+        used = {register for step in self.steps for register in registers_read(step)} | set(gives) | set(consumes)
+        takes: list[int] = [register for register in range(self._inputs) if register in used]
+        sources: list[tuple[int, ShardingSpec | None]] = [(register, None) for register in takes]
+        for (register, spec), moved in self.hoisted.items():
+            if moved in used:
+                takes.append(moved)
+                sources.append((register, spec))
+        positions = {register: position for position, register in enumerate(takes)}
+        program = Program(tuple(self.steps), tuple(takes), tuple(gives), tuple([positions[r] for r in consumes]))
+        return program, tuple(sources)
+
+
+def view_call(step: ViewStep, source: TensorMeta) -> tuple[OpCall, int]:
+    """A view step as a call, and the position of its result among the results of the call."""
+    return OpCall(step.op, (Input(0), *step.args), step.kwargs, (source,), step.results), step.pick or 0
+
+
+def functional_args(
+    args: Sequence[Arg], kwargs: Mapping[str, Arg], dropped: frozenset[int]
+) -> tuple[tuple[Arg, ...], dict[str, Arg]]:
+    """Arguments without those that are only written to (`out=`)."""
+    kept = {name: value for name, value in kwargs.items() if not _is_dropped(value, dropped)}
+    return tuple([value for value in args if not _is_dropped(value, dropped)]), kept
+
+
+def _is_dropped(value: Arg, dropped: frozenset[int]) -> bool:
+    positions = [found.index for found in inputs_in((value,), {})]
+    return bool(positions) and dropped.issuperset(positions)

@@ -1,0 +1,101 @@
+"""Matrix and vector products, and linear layers."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from gt.sharding.factors import PASS, REDUCE, OpShardingRule, PartialPassthrough, Ref, RuleBuilder, bind
+from gt.sharding.op_calls import LocalContext, LocalProgram, Lowering, OpCall
+from gt.sharding.rules.entry import OpEntry
+from gt.sharding.rules.support.local_programs import adds_once, same_op
+
+
+def linear_in(*groups: Sequence[int]) -> tuple[PartialPassthrough, ...]:
+    """The passthroughs of an op that is linear in each of these groups of operands while the others are fixed."""
+    return tuple([PartialPassthrough(frozenset(group), may_grow=True) for group in groups])
+
+
+def product_entry(text: str, *passthroughs: PartialPassthrough, lowering: Lowering | None = None) -> OpEntry:
+    def rule(call: OpCall) -> OpShardingRule | None:
+        if len(call.inputs) != text.partition("->")[0].count(",") + 1:
+            return None  # the same tensor is passed twice
+        return bind(text, call.shapes, call.result_shapes, passthroughs=passthroughs, lowering=lowering)
+
+    return OpEntry(rule)
+
+
+def _product_added(factors: str, result: str, summed: str) -> OpEntry:
+    """beta * bias + alpha * product, with the bias broadcast to the result. If the sum is cut, one worker adds the
+    bias; the others pass beta = 0, with which the op does not read it."""
+
+    def rule(call: OpCall) -> OpShardingRule | None:
+        if len(call.inputs) != 3:
+            return None
+        names = result.split()
+        bias = " ".join(names[len(names) - len(call.shapes[0]) :])
+        text = f"{bias}, {factors} -> {result}" + (f" | reduce(sum): {summed}" if summed else "")
+        return bind(text, call.shapes, call.result_shapes, passthroughs=linear_in((0, 1), (0, 2)), lowering=lower)
+
+    def lower(shard: LocalContext) -> LocalProgram:
+        return same_op(shard) if adds_once(shard) else same_op(shard, beta=0)
+
+    return OpEntry(rule)
+
+
+def _linear(call: OpCall) -> OpShardingRule | None:
+    has_bias = call.tensor(2, "bias") is not None
+    passthroughs = linear_in((0, 2), (1, 2)) if has_bias else linear_in((0,), (1,))
+    text = f"... k, o k{', o' if has_bias else ''} -> ... o | reduce(sum): k"
+    return bind(
+        text, call.shapes, call.result_shapes, passthroughs=passthroughs, lowering=_lower_linear if has_bias else None
+    )
+
+
+def _lower_linear(shard: LocalContext) -> LocalProgram:
+    return same_op(shard) if adds_once(shard) else same_op(shard, {2: None})
+
+
+def _trilinear(call: OpCall) -> OpShardingRule | None:
+    """The product of three tensors, each broadcast along some dims, summed over some dims."""
+    if len(call.inputs) != 3:
+        return None
+    summed: Sequence[int] = call.arg(6, "sumdim")
+    rank = len(call.shapes[0]) + len(call.arg(3, "expand1"))
+    builder = RuleBuilder()
+    sizes: dict[int, int] = {}
+    present = []
+    for position, shape in enumerate(call.shapes):
+        absent: Sequence[int] = call.arg(3 + position, f"expand{position + 1}")
+        present.append([dim for dim in range(rank) if dim not in absent])
+        sizes |= _larger(sizes, dict(zip(present[-1], shape, strict=True)))
+    names = [builder.factor(f"d{dim}", sizes[dim], REDUCE if dim in summed else PASS) for dim in range(rank)]
+    for dims, shape in zip(present, call.shapes, strict=True):
+        pairs = zip(dims, shape, strict=True)
+        builder.operands.append(tuple([(Ref(names[dim]),) if size == sizes[dim] else () for dim, size in pairs]))
+    builder.results.append(tuple([(Ref(names[dim]),) for dim in range(rank) if dim not in summed]))
+    return builder.build(linear_in((0,), (1,), (2,)))
+
+
+def _larger(sizes: dict[int, int], own: dict[int, int]) -> dict[int, int]:
+    return {dim: size for dim, size in own.items() if sizes.get(dim, 1) == 1}
+
+
+_BILINEAR = linear_in((0,), (1,))
+
+MATMUL: dict[str, OpEntry] = {
+    "aten.mm": product_entry("i k, k j -> i j | reduce(sum): k", *_BILINEAR),
+    "aten._int_mm": product_entry("i k, k j -> i j | reduce(sum): k"),
+    "aten.bmm": product_entry("b i k, b k j -> b i j | reduce(sum): k", *_BILINEAR),
+    "aten.mv": product_entry("i k, k -> i | reduce(sum): k", *_BILINEAR),
+    "aten.dot": product_entry("k, k -> ... | reduce(sum): k", *_BILINEAR),
+    "aten.vdot": product_entry("k, k -> ... | reduce(sum): k", *_BILINEAR),
+    "aten.ger": product_entry("i, j -> i j", *_BILINEAR),
+    "aten.outer": product_entry("i, j -> i j", *_BILINEAR),
+    "aten.addmm": _product_added("i k, k j", "i j", "k"),
+    "aten.baddbmm": _product_added("b i k, b k j", "b i j", "k"),
+    "aten.addbmm": _product_added("b i k, b k j", "i j", "b k"),
+    "aten.addmv": _product_added("i k, k", "i", "k"),
+    "aten.addr": _product_added("i, j", "i j", ""),
+    "aten.linear": OpEntry(_linear),
+    "aten._trilinear": OpEntry(_trilinear),
+}
