@@ -1,5 +1,9 @@
-"""Named scopes that say where and how: `with gt.signal.context("forward"):`. What a name means is configured elsewhere
-(`GT_CONFIG`, `gt.load_config`, `gt.register_config`); a name without a configuration changes nothing."""
+"""Scopes in a program: `with gt.signal.context("forward"):` runs the ops inside under the signal "forward".
+
+The public functions only. A *signal* is a name, configured with workers and layouts (`GT_CONFIG`, `gt.load_config`,
+`gt.register_config`; package gt/signals); a name without a configuration changes nothing. A *scope* is its use in a
+program; the stack of scopes of each thread or task is in gt/client/scopes.py, which needs torch.
+"""
 
 from __future__ import annotations
 
@@ -19,14 +23,14 @@ from gt.core.errors import SignalError
 Function = TypeVar("Function", bound=Callable[..., Any])
 
 
-class Context:
-    """A scope to be entered with `with`, or a decorator that runs a function in it. May be used again and again."""
+class Scope:
+    """A scope to enter with `with`, or a decorator that runs a function in the scope. May be entered repeatedly."""
 
     def __init__(self, name: str, backward: str | None = None) -> None:
         self.name = name
         self.backward = backward
 
-    def __enter__(self) -> Context:
+    def __enter__(self) -> Scope:
         sessions.enter_scope(self.name, self.backward, self)
         return self
 
@@ -49,14 +53,14 @@ class Context:
 
             @functools.wraps(function)
             async def awaited(*args: Any, **kwargs: Any) -> Any:
-                with Context(self.name, self.backward):
+                with Scope(self.name, self.backward):
                     return await function(*args, **kwargs)
 
             return awaited  # type: ignore[return-value]
 
         @functools.wraps(function)
         def called(*args: Any, **kwargs: Any) -> Any:
-            with Context(self.name, self.backward):
+            with Scope(self.name, self.backward):
                 return function(*args, **kwargs)
 
         return called  # type: ignore[return-value]
@@ -65,33 +69,33 @@ class Context:
         return f"gt.signal.context({self.name!r})"
 
 
-def context(name: str, *, backward: str | None = None) -> Context:
-    """A scope: what is created and computed inside is placed as the signal says, and its gradients under the signal
-    `backward`, or the one that the configuration names, or this one."""
-    return Context(name, backward)
+def context(name: str, *, backward: str | None = None) -> Scope:
+    """A scope in which tensors are created and ops run as the signal is configured. Gradients run under the signal
+    `backward`, by default the one that the configuration names, or the same signal."""
+    return Scope(name, backward)
 
 
 def enter(name: str, *, backward: str | None = None) -> None:
-    """Enter a scope that `exit` with the same name leaves."""
+    """Enter a scope; `exit` with the same name leaves it."""
     sessions.enter_scope(name, backward)
 
 
 def exit(name: str) -> None:
-    """Leave the scope that was entered last, which must be this one."""
-    frame = scopes.top()
-    if frame is None:
+    """Leave the scope that was entered last, which must have this name."""
+    innermost = scopes.top()
+    if innermost is None:
         raise SignalError(f"gt.signal.exit({name!r}), but no scope was entered")
-    if frame.owner is not None:
+    if innermost.owner is not None:
         raise SignalError(
-            f"gt.signal.exit({name!r}), but the innermost scope is {frame.name!r}, which its `with` leaves"
+            f"gt.signal.exit({name!r}), but the innermost scope is {innermost.name!r}, which its `with` leaves"
         )
-    if frame.name != name:
-        raise SignalError(f"gt.signal.exit({name!r}), but the scope that was entered last is {frame.name!r}")
-    scopes.pop(frame)
+    if innermost.name != name:
+        raise SignalError(f"gt.signal.exit({name!r}), but the scope that was entered last is {innermost.name!r}")
+    scopes.pop(innermost)
 
 
 def tensor(x: Any, name: str) -> Tensor:
-    """A copy of a tensor, laid out as one that is created in the signal's scope. Gradients pass."""
+    """A copy of a tensor in the layout of tensors that are created in the signal's scope. Gradients pass through."""
     if not isinstance(name, str) or not name:
         raise SignalError(f"the name of a signal is a text that is not empty, not {name!r}")
     source = to_gt(x if isinstance(x, torch.Tensor) else torch.as_tensor(x))

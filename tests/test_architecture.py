@@ -41,8 +41,8 @@ COMMANDS = ["gt/sharding/coverage.py"]  # run by a person to compare the rules w
 # Decisions are made without sockets, clocks or threads; acting is the business of the servers.
 PURE = (
     "core", "sharding",
-    "signals/backward.py", "signals/checks.py", "signals/config.py", "signals/document.py", "signals/parser.py",
-    "signals/placement.py", "signals/policy.py", "signals/schema.py",
+    "signals/backward_chains.py", "signals/checks.py", "signals/config.py", "signals/document.py", "signals/parser.py",
+    "signals/policy.py", "signals/resolution.py", "signals/schema.py",
     "dispatcher/dispatcher.py", "dispatcher/planner.py", "dispatcher/state.py", "dispatcher/rejection.py",
     "dispatcher/replicas.py", "dispatcher/plan_cache.py", "dispatcher/requests.py", "dispatcher/outgoing.py",
     "dispatcher/ownership.py",

@@ -20,8 +20,8 @@ from gt.core.errors import SignalError, nearest
 from gt.sharding.spec import DeviceMesh, whole
 from gt.signals.checks import REST
 from gt.signals.config import ModelConfig, ModuleEntry, ParameterEntry, at
-from gt.signals.placement import mesh_for, spec_for
 from gt.signals.registry import registry
+from gt.signals.resolution import resolve_mesh, resolve_spec
 
 log = logging.getLogger("gt.signals")
 _hooks: WeakKeyDictionary[torch.nn.Module, list[Any]] = WeakKeyDictionary()
@@ -66,7 +66,7 @@ def _mesh(config: ModelConfig) -> DeviceMesh | None:
     if config.mesh is None and config.workers is None:
         return None
     there = [info.worker for info in sessions.current().workers]
-    return mesh_for(config.mesh, config.workers, there, f"{at(config.source)}model")
+    return resolve_mesh(config.mesh, config.workers, there, f"{at(config.source)}model")
 
 
 def place(tensor: Tensor, name: str) -> None:
@@ -112,7 +112,7 @@ def _spec(config: ModelConfig, mesh: DeviceMesh, names: Sequence[str], tensor: T
         raise SignalError(
             f"{at(entry.source)}{entry.pattern!r} names {named} dims, and {name} has the shape {list(tensor.shape)}"
         )
-    return spec_for(entry.dims, mesh, tensor.dim())
+    return resolve_spec(entry.dims, mesh, tensor.dim())
 
 
 # Modules

@@ -26,9 +26,9 @@ from gt.core.messages import DefineScope, WorkerInfo
 from gt.core.signatures import PolicyRecord
 from gt.sharding.spec import DeviceMesh, ShardingSpec
 from gt.signals.config import SignalConfig, at
-from gt.signals.placement import ROW, policy_of
 from gt.signals.policy import Policy
 from gt.signals.registry import registry
+from gt.signals.resolution import ROW, resolve_policy
 
 if TYPE_CHECKING:
     from gt.client.session import Session
@@ -229,7 +229,7 @@ class ScopeResolver:
         """None with the worker of this process alone: the same program runs there as anywhere."""
         if self._session.embedded or config.shard is None:
             return None
-        return policy_of(config.shard, self._there(), f"{at(config.source)}signal {name!r}")
+        return resolve_policy(config.shard, self._there(), f"{at(config.source)}signal {name!r}")
 
     def layout(self, name: str, shape: Sequence[int]) -> ShardingSpec | None:
         """How a tensor lies that is created in a scope; None where the signal does not say."""

@@ -1,1 +1,1 @@
-"""Configuration: where and how named scopes run, in YAML or Python."""
+"""Signals: names that a program gives to its scopes, configured in YAML or Python with workers and layouts."""

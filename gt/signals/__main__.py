@@ -1,4 +1,4 @@
-"""`python -m gt.signals check config.yaml`: what a configuration says, or what is wrong with it."""
+"""`python -m gt.signals check config.yaml`: shows a configuration, or all problems in it."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from gt.core.errors import SignalError
 from gt.signals.checks import NOT_CUT, REST, show_mesh
 from gt.signals.config import Config, Dims, ModelConfig, ShardConfig, SignalConfig
 from gt.signals.parser import read_config
-from gt.signals.placement import mesh_for
+from gt.signals.resolution import resolve_mesh
 from gt.signals.schema import SCHEMA
 
 
@@ -29,9 +29,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except SignalError as error:
         print(error, file=sys.stderr)
         return 1
-    absent = [] if options.workers is None else list(_absent(config, range(options.workers)))
-    if absent:
-        print("\n".join(absent), file=sys.stderr)
+    errors = [] if options.workers is None else list(_missing_workers(config, range(options.workers)))
+    if errors:
+        print("\n".join(errors), file=sys.stderr)
         return 1
     _print(config)
     return 0
@@ -53,16 +53,16 @@ def _count(text: str) -> int:
     return int(text)
 
 
-def _absent(config: Config, there: Sequence[int]) -> Iterator[str]:
-    """What cannot be had on these workers."""
-    wishes: list[tuple[str, ShardConfig | ModelConfig]] = [
+def _missing_workers(config: Config, connected: Sequence[int]) -> Iterator[str]:
+    """An error for each section that names more workers than are connected."""
+    sections: list[tuple[str, ShardConfig | ModelConfig]] = [
         (f"{signal.source}: signal {name!r}", signal.shard) for name, signal in config.signals.items() if signal.shard
     ]
     if config.model is not None:
-        wishes.append((f"{config.model.source}: model", config.model))
-    for what, wish in wishes:
+        sections.append((f"{config.model.source}: model", config.model))
+    for subject, section in sections:
         try:
-            mesh_for(wish.mesh, wish.workers, there, what)
+            resolve_mesh(section.mesh, section.workers, connected, subject)
         except SignalError as error:
             yield str(error)
 
@@ -109,7 +109,7 @@ def _layout(shard: ShardConfig) -> str:
 
 
 def _dims(dims: Dims) -> str:
-    """As a spec is written: `[dp, -]`, with the axes of one dim side by side."""
+    """The text of a spec: `[dp, -]`, with the axes of one dim separated by spaces."""
     return f"[{', '.join(dim if dim == REST else ' '.join(dim) or NOT_CUT for dim in dims)}]"
 
 

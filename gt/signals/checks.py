@@ -1,5 +1,5 @@
-"""What a configuration may say. One set of checks for Python and YAML: both hand over plain values and get problems
-back, each with the place it is at, so that a caller can add a line number."""
+"""Checks of a configuration, for Python and YAML alike. They take plain values and return problems, each with the path
+of the wrong value, so that the parser can add its line."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ from gt.core.meta import MAX_DIMS
 
 NOT_CUT = "-"
 REST = "..."
-"""Any number of dims that are not cut."""
+"""In a layout: any number of dims that are not cut."""
 MODEL = "model"
-"""The section of a file that is not a signal."""
+"""The one section of a file that is not a signal."""
 RESERVED = ("mesh", "workers")
 """The keys of the model section that are not patterns."""
 
@@ -30,14 +30,14 @@ Path: TypeAlias = tuple[str | int, ...]
 
 
 class Problem(NamedTuple):
-    """What is wrong with a value, and the keys and places that lead to it."""
+    """An error in a value, and the keys and list indices that lead to the value."""
 
     path: Path
     text: str
 
 
-def whole(value: object) -> int | None:
-    """The whole number that a value is. A bool is none."""
+def as_int(value: object) -> int | None:
+    """A value as an int; None if it is a bool or not an integer."""
     if isinstance(value, bool):
         return None
     try:
@@ -63,14 +63,12 @@ def show_mesh(mesh: Sequence[tuple[object, object]]) -> str:
 
 
 def shard_problems(axis: object, workers: object, mesh: object, dims: object, replicate: object) -> Iterator[Problem]:
-    """Of the arguments of a ShardConfig; None is what was not said."""
+    """The problems of the arguments of a ShardConfig; None for arguments that were not given."""
     yield from worker_problems(workers, mesh)
     yield from _choice_problems(axis, mesh, dims, replicate)
-    if axis is not None and (position := whole(axis)) not in range(-MAX_DIMS, MAX_DIMS):
+    if axis is not None and (number := as_int(axis)) not in range(-MAX_DIMS, MAX_DIMS):
         why = (
-            f"has to be a whole number, not {show(axis)}"
-            if position is None
-            else f"{position} is not a dim of any tensor"
+            f"has to be a whole number, not {show(axis)}" if number is None else f"{number} is not a dim of any tensor"
         )
         yield Problem(("axis",), f"axis {why}; a tensor dim is -{MAX_DIMS} to {MAX_DIMS - 1}, negative from the end")
     if dims is not None:
@@ -81,8 +79,8 @@ def _choice_problems(axis: object, mesh: object, dims: object, replicate: object
     if not isinstance(replicate, bool):
         yield Problem(("replicate",), f"replicate has to be true or false, not {show(replicate)}")
         return
-    said = {"axis": axis is not None, "dims": dims is not None, "replicate": replicate}
-    chosen = [name for name, is_said in said.items() if is_said]
+    given = {"axis": axis is not None, "dims": dims is not None, "replicate": replicate}
+    chosen = [name for name, is_given in given.items() if is_given]
     if not chosen:
         yield Problem((), "it does not say how tensors are laid out; give one of axis, dims and replicate")
     elif len(chosen) > 1:
@@ -96,12 +94,12 @@ def _choice_problems(axis: object, mesh: object, dims: object, replicate: object
 
 
 def worker_problems(workers: object, mesh: object) -> list[Problem]:
-    """Of a mesh and its workers, each alone and both together."""
+    """The problems of a mesh, of a list of workers, and of the two together."""
     found = [] if workers is None else list(_worker_list_problems(workers))
     found += [] if mesh is None else list(_mesh_problems(mesh))
     if not found and is_list(workers) and mesh is not None:
         pairs = pairs_of(mesh) or []
-        needed = math.prod([whole(size) or 0 for _, size in pairs])
+        needed = math.prod([as_int(size) or 0 for _, size in pairs])
         if needed != len(workers):
             text = f"mesh {show_mesh(pairs)} has {needed} places and workers names {len(workers)}; give each place one"
             found.append(Problem(("workers",), text))
@@ -117,7 +115,7 @@ def _worker_list_problems(workers: object) -> Iterator[Problem]:
     else:
         seen: set[int] = set()
         for position, worker in enumerate(workers):
-            number = whole(worker)
+            number = as_int(worker)
             if number is None or number < 0:
                 yield Problem(("workers", position), f"{show(worker)} is not a worker; they are numbered 0, 1, 2, ...")
             elif number in seen:
@@ -138,7 +136,7 @@ def _mesh_problems(mesh: object) -> Iterator[Problem]:
         path = ("mesh", name) if isinstance(name, str) else ("mesh",)
         if not isinstance(name, str) or not re.fullmatch(AXIS_NAME, name):
             yield Problem(path, f"{show(name)} cannot name a mesh axis; use up to 64 letters, digits and underscores")
-        elif (number := whole(size)) is None or number < 1:
+        elif (number := as_int(size)) is None or number < 1:
             yield Problem(path, f"axis {name!r} of the mesh has size {show(size)}; use a whole number of at least 1")
     names = [name for name, _ in pairs if isinstance(name, str)]
     for name in {name for name in names if names.count(name) > 1}:
@@ -146,13 +144,14 @@ def _mesh_problems(mesh: object) -> Iterator[Problem]:
 
 
 def mesh_axes(mesh: object) -> list[str] | None:
-    """The axes of a mesh; none without one, None for what is no mesh."""
+    """The axis names of a mesh; empty without a mesh, None for a value that is not a mesh."""
     pairs = [] if mesh is None else pairs_of(mesh)
     return None if pairs is None else [name for name, _ in pairs if isinstance(name, str)]
 
 
 def dims_problems(path: Path, dims: object, axes: Collection[str] | None) -> Iterator[Problem]:
-    """Of a layout over a mesh with these axes; None if they are not known, which is said elsewhere."""
+    """The problems of a layout over a mesh with these axes; None if the mesh itself is wrong, which is reported
+    separately."""
     if not is_list(dims):
         yield Problem(path, f"a layout has to be a list with an entry for each dim, such as [dp, -], not {show(dims)}")
         return
@@ -186,7 +185,7 @@ def _axis_problems(path: Path, axis: object, axes: Collection[str] | None, used:
 
 
 def name_problem(name: object, what: str) -> str:
-    """Why a value cannot be the name of a signal, or nothing."""
+    """Why a value cannot be the name of a signal; empty if it can."""
     if not isinstance(name, str):
         return f"{what} has to be text, not {show(name)}; put it in quotes"
     if not 0 < len(name) <= MAX_NAME:
@@ -213,5 +212,5 @@ _short.maxlevel = 3
 
 
 def show(value: object) -> str:
-    """A value in a message, in a short form."""
+    """A value as text for an error message, shortened."""
     return "nothing" if value is None else _short.repr(value)

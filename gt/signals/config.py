@@ -1,4 +1,4 @@
-"""What can be configured, as records: immutable, comparable, and checked however they are made."""
+"""The records of a configuration: immutable, comparable, and checked whether made in Python or from YAML."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ Mesh: TypeAlias = tuple[tuple[str, int], ...]
 """The axes of a mesh and their sizes, major to minor."""
 
 Dims: TypeAlias = tuple[tuple[str, ...] | Literal["..."], ...]
-"""Per dim the axes that cut it, major to minor; `...` is any number of dims that are not cut."""
+"""Per dim, the axes that cut it, major to minor; `...` is any number of dims that are not cut."""
 
 MeshArgument: TypeAlias = Mapping[str, int] | Sequence[tuple[str, int]]
 DimsArgument: TypeAlias = Sequence[str | Sequence[str] | None]
@@ -51,7 +51,7 @@ DimsArgument: TypeAlias = Sequence[str | Sequence[str] | None]
 
 @dataclass(frozen=True, init=False)
 class ShardConfig:
-    """How the tensors of a scope are laid out, and over which workers (None: all that are there).
+    """How the tensors of a scope are laid out, and over which workers (None: all).
 
     One of: `axis`, a tensor dim to cut; `dims`, which axes of `mesh` cut which dim; `replicate`, the whole on each.
     """
@@ -70,8 +70,8 @@ class ShardConfig:
         dims: DimsArgument | None = None,
         replicate: bool = False,
     ) -> None:
-        _refuse("ShardConfig", shard_problems(axis, workers, mesh, dims, replicate))
-        _fill(
+        _raise_problems("ShardConfig", shard_problems(axis, workers, mesh, dims, replicate))
+        _set_fields(
             self,
             axis=None if axis is None else operator.index(axis),
             workers=_workers(workers),
@@ -83,8 +83,8 @@ class ShardConfig:
 
 @dataclass(frozen=True)
 class SignalConfig:
-    """What a signal means. `backward_signal` is the one that gradients run under, if not this one; `source` says where
-    this was written: a file and line, or nothing for Python."""
+    """The configuration of a signal. `backward_signal` is the signal of its gradients, by default the same one.
+    `source` is the file and line of the configuration, or empty for Python."""
 
     shard: ShardConfig | None = None
     backward_signal: str | None = None
@@ -92,7 +92,7 @@ class SignalConfig:
     source: str = field(default="", compare=False)
 
     def __post_init__(self) -> None:
-        _refuse("SignalConfig", self._problems())
+        _raise_problems("SignalConfig", self._problems())
 
     def _problems(self) -> Iterator[Problem]:
         if self.shard is not None and not isinstance(self.shard, ShardConfig):
@@ -105,7 +105,7 @@ class SignalConfig:
 
 @dataclass(frozen=True)
 class ParameterEntry:
-    """How parameters and buffers lie whose name matches the pattern."""
+    """The layout of parameters and buffers whose name matches the pattern."""
 
     pattern: str
     dims: Dims
@@ -114,7 +114,7 @@ class ParameterEntry:
 
 @dataclass(frozen=True)
 class ModuleEntry:
-    """The signal in whose scope modules run whose name matches the pattern."""
+    """The signal in whose scope modules run if their name matches the pattern."""
 
     pattern: str
     signal: str
@@ -123,8 +123,8 @@ class ModuleEntry:
 
 @dataclass(frozen=True, init=False)
 class ModelConfig:
-    """How a model is laid out, by the names of its parameters and modules. Patterns are those of `fnmatch`, where `*`
-    matches dots too; of several that match a name, the last one counts."""
+    """The layout of a model, by the names of its parameters and modules. Patterns are those of `fnmatch`, in which `*`
+    matches dots too. If several match a name, the last one counts."""
 
     mesh: Mesh | None
     workers: tuple[int, ...] | None
@@ -145,8 +145,8 @@ class ModelConfig:
         if isinstance(modules, Mapping):
             modules = [ModuleEntry(pattern, signal) for pattern, signal in modules.items()]
         parameters, modules = tuple(parameters), tuple(modules)
-        _refuse("ModelConfig", model_problems(mesh, workers, parameters, modules))
-        _fill(
+        _raise_problems("ModelConfig", model_problems(mesh, workers, parameters, modules))
+        _set_fields(
             self,
             mesh=_mesh(mesh),
             workers=_workers(workers),
@@ -156,12 +156,11 @@ class ModelConfig:
         )
 
     def spec_for(self, name: str) -> ParameterEntry | None:
-        """The layout of a parameter or buffer."""
+        """The entry for a parameter or buffer."""
         return next((entry for entry in reversed(self.parameters) if fnmatch.fnmatchcase(name, entry.pattern)), None)
 
     def scope_for(self, name: str) -> ModuleEntry | None:
-        """The scope that a module runs in. What holds for a module holds for those inside it, unless a later pattern
-        says otherwise."""
+        """The entry for a module. An entry also applies to the modules inside, unless a later pattern matches them."""
         around = [name, *[name[: match.start()] for match in re.finditer(r"\.", name)], ""]
         return next(
             (e for e in reversed(self.modules) if any(fnmatch.fnmatchcase(each, e.pattern) for each in around)), None
@@ -170,19 +169,19 @@ class ModelConfig:
 
 @dataclass(frozen=True)
 class Config:
-    """All that is configured: signals by their names, and how a model is laid out."""
+    """A configuration: signals by name, and the layout of a model."""
 
     signals: Mapping[str, SignalConfig] = field(default_factory=dict)
     model: ModelConfig | None = None
 
     def __post_init__(self) -> None:
-        _fill(self, signals=MappingProxyType(dict(self.signals)))
+        _set_fields(self, signals=MappingProxyType(dict(self.signals)))
 
 
 def model_problems(
     mesh: object, workers: object, parameters: Sequence[ParameterEntry], modules: Sequence[ModuleEntry]
 ) -> Iterator[Problem]:
-    """Of the arguments of a ModelConfig; the path of an entry begins with its pattern."""
+    """The problems of the arguments of a ModelConfig. The path of an entry begins with its pattern."""
     yield from worker_problems(workers, mesh)
     axes = mesh_axes(mesh)
     for parameter in parameters:
@@ -195,7 +194,7 @@ def model_problems(
 
 
 def at(source: str) -> str:
-    """How a message begins that is about something written there."""
+    """The beginning of an error message about a section of a file; empty for Python."""
     return f"{source}: " if source else ""
 
 
@@ -219,13 +218,13 @@ def _workers(workers: Sequence[int] | None) -> tuple[int, ...] | None:
     return tuple([operator.index(worker) for worker in workers]) if is_list(workers) else None  # type: ignore[arg-type]
 
 
-def _fill(record: object, **fields: object) -> None:
-    """The one place where a frozen record is written."""
+def _set_fields(record: object, **fields: object) -> None:
+    """Set fields of a frozen record while it is constructed."""
     for name, value in fields.items():
         object.__setattr__(record, name, value)
 
 
-def _refuse(what: str, problems: Iterable[Problem]) -> None:
+def _raise_problems(what: str, problems: Iterable[Problem]) -> None:
     found = [f"{what}: {problem.text}" for problem in problems]
     if found:
         raise SignalError("\n".join(found))

@@ -1,7 +1,7 @@
-"""YAML text as plain values that know their lines.
+"""YAML text as plain values, with the line of each.
 
-Only what JSON could say too is read: text, whole numbers, true, false, null, lists and mappings with text as keys.
-Anything else stays an `Odd`, which no check accepts, so it is refused where it is used, in the words of that place.
+Only values that JSON has too are read: text, integers, booleans, null, lists, and mappings with text as keys. Any other
+value becomes an `UnsupportedValue`, which no check accepts: the check of the setting then reports it.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ MAX_DEPTH = 32
 MAX_ALIASES = 1000
 
 Plain: TypeAlias = Any
-"""str, int, bool, None, Odd, and lists and dicts of them: what checks are for."""
+"""str, int, bool, None, UnsupportedValue, and lists and dicts of these. Untyped, since checks take any value."""
 
 _TAG = "tag:yaml.org,2002:"
 _DECIMAL = re.compile("0|-?[1-9][0-9]{0,17}")
@@ -27,7 +27,7 @@ _DECIMAL = re.compile("0|-?[1-9][0-9]{0,17}")
 
 @dataclass(frozen=True)
 class UnsupportedValue:
-    """A value of a kind that no setting has, as it is written."""
+    """A value of a type that no setting has, as written in the file."""
 
     text: str
 
@@ -41,17 +41,17 @@ class LineProblem(NamedTuple):
 
 
 class Document:
-    """A YAML file as a plain value, what was wrong with its keys, and the line of everything in it."""
+    """A YAML file as a plain value, the problems of its keys, and the line of each value."""
 
     def __init__(self, root: yaml.Node) -> None:
         self.problems: list[LineProblem] = []
         self._entries: dict[int, dict[str, tuple[yaml.Node, yaml.Node]]] = {}  # by mapping, then by key: key and value
-        self._values: dict[int, Plain] = {}  # by node: what an alias names is read once, and may contain itself
+        self._values: dict[int, Plain] = {}  # by node: an aliased node is read once, and may contain itself
         self._root = root
         self.value = self._read(root)
 
     def line(self, path: Path) -> int:
-        """The line of a key or a place in a list; of the nearest thing around it if it is not there."""
+        """The line of a key or list item; if it does not exist, that of the nearest enclosing value."""
         node, line = self._root, self._root.start_mark.line
         for step in path:
             entries = self._entries.get(id(node), {})
@@ -117,7 +117,7 @@ def _scalar(node: yaml.ScalarNode) -> Plain:
 
 
 class _Loader(yaml.SafeLoader):
-    """Nodes only, so no tag makes an object; not deeper than any setting is."""
+    """Composes nodes only, so that no tag constructs an object. Limits nesting and aliases."""
 
     depth = 0
     aliases = 0

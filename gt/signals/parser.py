@@ -1,4 +1,4 @@
-"""A configuration from YAML: all that is wrong with a file in one error, each with its line."""
+"""Parses a configuration from YAML. All problems of a file are reported in one error, each with its line."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Collection, Iterable, Iterator, Mapping
 from pathlib import Path as FilePath
 
 from gt.core.errors import SignalError, nearest
-from gt.signals.backward import backward_cycles, cycle_text, unknown_backward
+from gt.signals.backward_chains import backward_cycles, cycle_text, unknown_backward
 from gt.signals.checks import MODEL, RESERVED, Path, Problem, mesh_axes, name_problem, shard_problems, show
 from gt.signals.config import (
     Config,
@@ -29,7 +29,7 @@ Known = Mapping[str, SignalConfig]
 
 
 def read_config(path: str | os.PathLike[str], known: Known | None = None) -> Config:
-    """The configuration in a file. Its signals may name each other and those that are `known`."""
+    """The configuration in a file. Its signals may name each other and the `known` ones."""
     file = os.fspath(path)
     try:
         with FilePath(file).open("rb") as stream:
@@ -48,7 +48,7 @@ def read_config(path: str | os.PathLike[str], known: Known | None = None) -> Con
 
 
 def parse_config(text: str, file: str = "config", known: Known | None = None) -> Config:
-    """The configuration in a text; `file` is its name in messages."""
+    """The configuration in a text; `file` is its name in error messages."""
     document = parse_document(text, file)
     if not isinstance(document.value, dict):
         line = document.line(())
@@ -61,8 +61,8 @@ def parse_config(text: str, file: str = "config", known: Known | None = None) ->
     return _build(document, file)
 
 
-def _line(flaw: LineProblem) -> int:
-    return flaw.line
+def _line(problem: LineProblem) -> int:
+    return problem.line
 
 
 def _line_problems(document: Document, known: Known) -> Iterator[LineProblem]:
@@ -74,16 +74,16 @@ def _line_problems(document: Document, known: Known) -> Iterator[LineProblem]:
     if MODEL in document.value:
         for path, text in _model_problems(document.value[MODEL], names):
             yield LineProblem(document.line((MODEL, *path)), f"model: {text}")
-    said = {name: value.get("backward") for name, value in signals.items() if isinstance(value, dict)}
-    following = {name: config.backward_signal for name, config in known.items() if name not in signals} | said
+    named = {name: value.get("backward") for name, value in signals.items() if isinstance(value, dict)}
+    following = {name: config.backward_signal for name, config in known.items() if name not in signals} | named
     texts = {name: backward for name, backward in following.items() if isinstance(backward, str)}
-    for cycle in backward_cycles({name: texts[name] for name in [*said, *following] if name in texts}):
-        if cycle[0] in said:
+    for cycle in backward_cycles({name: texts[name] for name in [*named, *following] if name in texts}):
+        if cycle[0] in named:
             yield LineProblem(document.line((cycle[0], "backward")), f"signal {show(cycle[0])}: {cycle_text(cycle)}")
 
 
 def _section_problems(value: Plain, what: str, keys: Collection[str]) -> Iterator[Problem]:
-    """Of a mapping with fixed keys, before its values are looked at."""
+    """The problems of a mapping's keys, of which only `keys` are allowed."""
     if not isinstance(value, dict):
         yield Problem((), f"{what} has to be a mapping of {', '.join(keys)}, not {show(value)}")
         return
@@ -127,9 +127,9 @@ def _shard_problems(value: Plain) -> Iterator[Problem]:
     yield from found
     if not isinstance(value, dict):
         return
-    said = {"replicate": False} | {key: value[key] for key in SHARD_KEYS if value.get(key) is not None}
-    problems = shard_problems(*[said.get(key) for key in SHARD_KEYS])
-    # a key that is spelt wrong or has no value is the reason why nothing says how tensors are laid out
+    given = {"replicate": False} | {key: value[key] for key in SHARD_KEYS if value.get(key) is not None}
+    problems = shard_problems(*[given.get(key) for key in SHARD_KEYS])
+    # a misspelt key or one without a value explains why no layout is given
     yield from [problem for problem in problems if problem.path or not found]
 
 
@@ -153,7 +153,7 @@ def _model_problems(value: Plain, names: Collection[str]) -> Iterator[Problem]:
 
 
 def _hint(key: Path | str | int) -> str:
-    """For a key that was taken for a pattern and may have been meant as something else."""
+    """A hint for a pattern that looks like a misplaced or misspelt key."""
     if key in SIGNAL_KEYS:
         return f"; {MODEL!r} is not a signal: use another name for one"
     close = nearest(str(key), RESERVED)
@@ -168,7 +168,7 @@ def _unknown_scope(module: ModuleEntry, names: Collection[str], axes: Collection
 
 
 def _entries(model: Mapping[str, Plain]) -> tuple[list[ParameterEntry], list[ModuleEntry]]:
-    """The patterns as they are written: not checked, and without lines."""
+    """The entries of a model section, not checked and without lines."""
     patterns = {key: value for key, value in model.items() if key not in RESERVED}
     parameters = [ParameterEntry(key, value) for key, value in patterns.items() if isinstance(value, list)]  # type: ignore[arg-type]
     return parameters, [ModuleEntry(key, value) for key, value in patterns.items() if isinstance(value, str)]

@@ -1,4 +1,4 @@
-"""What is configured now, in this process: files and Python mixed, the later one wins."""
+"""The configuration of this process, from files and Python; later entries replace earlier ones."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from collections.abc import Mapping
 
 from gt.core.errors import SignalError
 from gt.core.settings import read_settings
-from gt.signals.backward import backward_chain, cycle_text, unknown_backward
+from gt.signals.backward_chains import backward_chain, cycle_text, unknown_backward
 from gt.signals.checks import name_problem, show
 from gt.signals.config import Config, SignalConfig, at
 from gt.signals.parser import read_config
@@ -30,7 +30,7 @@ class Registry:
 
     @property
     def version(self) -> int:
-        """Grows with every change, so that what was derived from the configuration can be kept until then."""
+        """A number that grows with every change, for caches of values derived from the configuration."""
         self._start()
         return self._version
 
@@ -42,7 +42,7 @@ class Registry:
         return self.current().signals.get(name)
 
     def load(self, path: str | os.PathLike[str]) -> Config:
-        """Add what a file says; a file with an error changes nothing. Returns what the file says."""
+        """Add the configuration of a file, and return it. A file with an error changes nothing."""
         with self._lock:
             return self._add(read_config(path, self.current().signals))
 
@@ -56,14 +56,14 @@ class Registry:
             self._add(Config({name: config}))
 
     def clear(self) -> None:
-        """Forget everything, and what GT_CONFIG says too."""
+        """Remove all configuration, that of GT_CONFIG included."""
         with self._lock:
             self._is_started = True
             self._config = Config()
             self._version += 1
 
     def check_backward(self, name: str) -> None:
-        """Raise if the backward of a signal, or of one that it leads to, names no signal or comes back."""
+        """Raise if the chain of backward signals names an unknown signal or has a cycle."""
         signals = self.current().signals
         chain = backward_chain(name, lambda key: signals[key].backward_signal if key in signals else None)
         if len(chain) == 1:
@@ -76,7 +76,7 @@ class Registry:
             raise SignalError(f"{where}: {unknown_backward(last, signals)}")
 
     def _start(self) -> None:
-        """Read GT_CONFIG before anything else. An error is raised again each time until the file is right."""
+        """Read GT_CONFIG on first use. An error is raised each time until the file is correct."""
         if self._is_started:
             return
         with self._lock:
@@ -110,22 +110,23 @@ registry = Registry()
 
 
 def load_config(path: str | os.PathLike[str]) -> Config:
-    """Read signals, and how a model is laid out, from a YAML file. What it says replaces earlier configuration of the
-    same names, and counts from the next op on. Returns what the file says."""
+    """Read signals, and the layout of a model, from a YAML file. They replace earlier configuration of the same names,
+    from the next op on. Returns the configuration of the file."""
     return registry.load(path)
 
 
 def register_config(name: str, config: SignalConfig) -> None:
-    """Configure a signal: `gt.register_config("forward", SignalConfig(shard=ShardConfig(axis=0)))`. Replaces what the
-    name meant, from the next op on. Its `backward_signal` may be registered later, before the scope is entered."""
+    """Configure a signal: `gt.register_config("forward", SignalConfig(shard=ShardConfig(axis=0)))`. Replaces earlier
+    configuration of the name, from the next op on. Its `backward_signal` may be registered later, before the scope is
+    entered."""
     registry.register(name, config)
 
 
 def get_config() -> Config:
-    """All that is configured now."""
+    """The current configuration."""
     return registry.current()
 
 
 def get_signal_config(name: str) -> SignalConfig | None:
-    """What is configured for a signal, or None."""
+    """The configuration of a signal, or None."""
     return registry.get(name)

@@ -1,5 +1,5 @@
-"""The JSON schema of a configuration file, for editors. What relates two places of a file (an axis and its mesh, a name
-and its signal) is beyond a schema: the parser checks that."""
+"""The JSON schema of a configuration file, for editors. Relations between two values of a file (an axis and its mesh, a
+name and its signal) cannot be expressed in a schema: the parser checks them."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ _MESH: Json = {
 }
 
 _WORKERS: Json = {
-    "description": "numbers of workers, from 0; without it all that are there",
+    "description": "ids of workers, from 0; by default all connected workers",
     "type": "array",
     "items": {"type": "integer", "minimum": 0},
     "uniqueItems": True,

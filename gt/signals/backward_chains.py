@@ -1,4 +1,4 @@
-"""Chains of signals: each may name another that its gradients run under, and no chain may come back."""
+"""Chains of backward signals: a signal may name another for its gradients, and so on. Chains must not have cycles."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ def cycle_text(cycle: Iterable[str]) -> str:
 
 
 def backward_chain(name: str, following: Callable[[str], str | None]) -> tuple[str, ...]:
-    """A signal and those after it. The last one has no backward, or is there for the second time."""
+    """A signal, its backward signal, and so on. The last one has no backward signal, or closes a cycle."""
     chain = {name: None}
     while after := following(name):
         if after in chain:
@@ -27,7 +27,7 @@ def backward_chain(name: str, following: Callable[[str], str | None]) -> tuple[s
 
 
 def backward_cycles(following: Mapping[str, str]) -> list[tuple[str, ...]]:
-    """Every cycle once, from the first of its signals that is met and back to it."""
+    """Every cycle once, from the first of its signals in the mapping and back to it."""
     cycles: list[tuple[str, ...]] = []
     done: set[str] = set()
     for start in following:

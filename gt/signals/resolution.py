@@ -1,0 +1,64 @@
+"""Resolves a configuration with the connected workers: meshes, policies for the dispatcher, and specs."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+from gt.core.errors import SignalError
+from gt.core.signatures import PolicyRecord
+from gt.sharding.spec import DeviceMesh, DimSpec, ShardingSpec
+from gt.signals.config import REST, Dims, ShardConfig
+from gt.signals.policy import align_dims
+
+ROW = "w"  # the axis of a mesh that is a row of workers
+
+
+def resolve_policy(shard: ShardConfig, connected: Sequence[int], subject: str) -> PolicyRecord:
+    """The policy of a signal. `subject` names the signal in errors."""
+    mesh = resolve_mesh(shard.mesh, shard.workers, connected, subject).record()
+    if shard.replicate:
+        return PolicyRecord(mesh, closed=True)
+    if shard.axis is not None:
+        uncut = ((),) * (shard.axis if shard.axis >= 0 else -1 - shard.axis)
+        return (
+            PolicyRecord(mesh, lead=(*uncut, (ROW,)))
+            if shard.axis >= 0
+            else PolicyRecord(mesh, tail=((ROW,), *uncut))
+        )  # fmt: skip
+    return PolicyRecord(mesh, *_split_at_rest(shard.dims or ()))
+
+
+def resolve_mesh(
+    axes: Sequence[tuple[str, int]] | None, workers: Sequence[int] | None, connected: Sequence[int], subject: str
+) -> DeviceMesh:
+    """The mesh that a configuration names; a row of all workers if it names none."""
+    sizes = [size for _, size in axes] if axes else [len(workers or connected)]
+    count = math.prod(sizes)
+    chosen = list(workers) if workers is not None else list(connected[:count])
+    missing = [worker for worker in chosen if worker not in connected]
+    if missing or len(chosen) < count:
+        wanted = max([count, *[worker + 1 for worker in chosen]])
+        needed = chosen if missing else f"0 to {count - 1}"
+        raise SignalError(
+            f"{subject} needs workers {needed}, and there are {list(connected)}; "
+            f"start more with GT_WORKERS={wanted} or gt.init(workers={wanted})"
+        )
+    return DeviceMesh(sizes, [name for name, _ in axes] if axes else [ROW], chosen)
+
+
+def resolve_spec(dims: Dims, mesh: DeviceMesh, rank: int) -> ShardingSpec:
+    """The layout that a configuration gives a tensor of some rank."""
+    return ShardingSpec(mesh, align_dims(*_split_at_rest(dims), rank))
+
+
+def _split_at_rest(dims: Dims) -> tuple[tuple[DimSpec, ...], tuple[DimSpec, ...]]:
+    """The axes of the dims before and after `...`."""
+    if REST not in dims:
+        return _axes(dims), ()
+    position = dims.index(REST)
+    return _axes(dims[:position]), _axes(dims[position + 1 :])
+
+
+def _axes(dims: Dims) -> tuple[DimSpec, ...]:
+    return tuple([dim for dim in dims if not isinstance(dim, str)])
