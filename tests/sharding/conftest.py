@@ -6,7 +6,7 @@ import torch
 
 @pytest.fixture(autouse=True, scope="package")
 def _one_thread():
-    """Shards here are tiny: threads that wait for each other make kernels many times slower on a busy machine."""
+    """One torch thread: on tiny shards, threads that wait for each other make kernels many times slower."""
     before = torch.get_num_threads()
     torch.set_num_threads(1)
     yield

@@ -1,5 +1,5 @@
-"""An oracle for expansions: run the pieces of an op shard by shard in this process, laid out as the planner would, and
-compare the results with torch's.
+"""An oracle for expansions: runs the calls of an expansion shard by shard in this process, with the layouts that the
+planner would choose, and compares the results with torch's.
 
     check_expansion("aten._softmax.default", torch.randn(4, 6), 1, False, cut=["-, x"])
 """
@@ -25,8 +25,8 @@ TWO, THREE, GRID = DeviceMesh((2,), ("x",)), DeviceMesh((3,), ("x",)), DeviceMes
 
 
 def check_expansion(op: str, *args: Any, cut: Sequence[str], tolerance: float = 1e-5, **kwargs: Any) -> int:
-    """`cut` has the layout of each tensor among the arguments, on meshes that have such axes. Gives the most bytes
-    that moved on any of them."""
+    """Check an expansion on all meshes that have the axes of `cut`, the layouts of the tensor arguments. Returns the
+    largest number of bytes that moved on a mesh."""
     expected = flat(resolve(op)(*args, **kwargs))
     moved = 0
     for mesh in _meshes(" ".join(cut)):
@@ -71,7 +71,7 @@ def run_expansion(
 def run_call(
     expanded: ExpandedCall, values: Sequence[torch.Tensor], layouts: Sequence[ShardingSpec], mesh: DeviceMesh
 ) -> tuple[list[torch.Tensor], Sequence[ShardingSpec], int]:
-    """One piece as the planner runs it: each tensor once among its inputs, by the cheapest strategy of its rule."""
+    """Run one call as the planner would: each tensor once among its inputs, by the cheapest strategy of its rule."""
     used = list(dict.fromkeys(value.index for value in inputs_in(expanded.args, expanded.kwargs)))
     args = tuple([with_inputs(arg, lambda value: Input(used.index(value.index))) for arg in expanded.args])
     kwargs = {name: with_inputs(arg, lambda v: Input(used.index(v.index))) for name, arg in expanded.kwargs.items()}

@@ -1,4 +1,4 @@
-"""Which aten ops a training step of well-known models uses, recorded from tiny ones with random weights.
+"""Lists the aten ops in a training step of well-known models, recorded from tiny models with random weights.
 
 python -m tests.sharding.model_ops > gt/sharding/model_ops.txt
 """

@@ -1,9 +1,10 @@
-"""An oracle for rules: run an op shard by shard in this process, for every way its rule allows, and compare with torch.
+"""An oracle for rules: runs an op shard by shard in this process, by every strategy of its rule, and compares the
+results with torch's.
 
     check("aten.mm.default", torch.randn(4, 6), torch.randn(6, 5))
 
-tries every assignment of the axes of small meshes to the factors of the rule (and partial values where they may pass),
-cuts the inputs accordingly, runs what `lower` gives for each worker, puts the results together and compares.
+tries every assignment of the axes of small meshes to factors of the rule and to passthroughs of partial values, cuts
+the inputs accordingly, runs the local program of each worker, joins the results and compares.
 """
 
 from __future__ import annotations
@@ -38,7 +39,7 @@ REDUCE = {
 
 
 def check(op: str, *args: Any, meshes: Sequence[DeviceMesh] = MESHES, tolerance: float = 1e-4, **kwargs: Any) -> int:
-    """Gives the number of strategies that were tried; at least one must cut something, or the rule is useless."""
+    """Returns the number of strategies that were tried. At least one must cut something, or the rule is useless."""
     tensors: list[torch.Tensor] = []
     call_args = tuple([encode(value, tensors) for value in args])
     call_kwargs = {name: encode(value, tensors) for name, value in kwargs.items()}
@@ -106,7 +107,7 @@ def compare(
 
 
 def split(tensor: torch.Tensor, spec: ShardingSpec) -> dict[int, torch.Tensor]:
-    """Shards as workers hold them; a partial tensor is made of random addends (or of equal parts for max and min)."""
+    """The shard of each worker. Partial sums are random addends; partial values of other kinds are copies."""
     pieces = {(): tensor}
     for axis in spec.partial:
         size = spec.mesh.axis_size(axis)
@@ -135,7 +136,8 @@ def addends(value: torch.Tensor, count: int, kind: str) -> list[torch.Tensor]:
 
 
 def join(held: dict[int, torch.Tensor], spec: ShardingSpec, shape: tuple[int, ...], told: str) -> torch.Tensor:
-    """The whole tensor of shards; every worker's shard has the shape that the spec says, and replicas are equal."""
+    """The whole tensor, from its shards. Asserts that each shard has the shape of the spec and that replicas are
+    equal."""
     first = next(iter(held.values()))
     whole: dict[tuple[int, ...], torch.Tensor] = {}
     for worker, value in held.items():
@@ -207,7 +209,7 @@ def meta_of(tensor: torch.Tensor) -> TensorMeta:
 
 
 def flat(result: Any) -> list[Any]:
-    """The tensors of a result; those that are absent do not count."""
+    """The tensors of a result, without those that are None."""
     if isinstance(result, list | tuple):
         return [leaf for item in result for leaf in flat(item)]
     return [] if result is None else [result]

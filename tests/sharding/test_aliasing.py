@@ -29,8 +29,8 @@ def several(examples: int) -> settings:
 
 
 class Layout(NamedTuple):
-    """What each axis of a mesh does: cuts a dim (counted around), is replicated, or partial. `ragged` puts the cuts of
-    dims at other places than the default."""
+    """The role of each axis of a mesh: it cuts a dim (modulo the rank), replicates, or is partial. `ragged`: cuts other
+    than the default."""
 
     mesh: tuple[int, ...]
     roles: tuple[int, ...]
@@ -54,16 +54,16 @@ class Layout(NamedTuple):
 
 def _ragged(size: int, count: int) -> tuple[tuple[int, int], ...]:
     """The first shard is empty, the second has most."""
-    bounds = [0, 0, *[max(size - place, 0) for place in range(count - 2, 0, -1)], size]
+    bounds = [0, 0, *[max(size - shard, 0) for shard in range(count - 2, 0, -1)], size]
     return tuple(zip(bounds, bounds[1:], strict=False))
 
 
 roles = st.one_of(st.integers(0, 2), st.sampled_from([0, 1, REPLICATED, PARTIAL]))
 layouts = st.builds(Layout, st.sampled_from(MESHES), st.tuples(roles, roles), st.booleans())
-Place = Callable[[torch.Tensor], torch.Tensor]
+Distribute = Callable[[torch.Tensor], torch.Tensor]
 
 
-def distributed(layout: Layout) -> Place:
+def distribute_as(layout: Layout) -> Distribute:
     return lambda tensor: gt.distribute(tensor, layout.spec(tensor.shape).mesh, layout.spec(tensor.shape))
 
 
@@ -113,64 +113,64 @@ READS: dict[str, Callable[[Any, int], Any]] = {
 }
 
 
-def fill_out(x: Any, n: int, place: Place) -> None:
-    torch.add(x, place(numbers(x.shape)), out=x)
+def fill_out(x: Any, n: int, distribute: Distribute) -> None:
+    torch.add(x, distribute(numbers(x.shape)), out=x)
 
 
-def index_put(x: Any, n: int, place: Place) -> None:
+def index_put(x: Any, n: int, distribute: Distribute) -> None:
     if longer(x):
         rows = torch.tensor([n % x.shape[0], 0])
-        x.index_put_((place(rows),), place(torch.tensor(1.0)), accumulate=True)
+        x.index_put_((distribute(rows),), distribute(torch.tensor(1.0)), accumulate=True)
 
 
-def assign_rows(x: Any, n: int, place: Place) -> None:
+def assign_rows(x: Any, n: int, distribute: Distribute) -> None:
     if longer(x):
-        x[place(torch.tensor([n % x.shape[0]]))] = 3.0
+        x[distribute(torch.tensor([n % x.shape[0]]))] = 3.0
 
 
-def shift(x: Any, n: int, place: Place) -> None:
+def shift(x: Any, n: int, distribute: Distribute) -> None:
     """From one alias into another."""
     if longer(x, than=1):
         x[1:] = x[:-1].clone()
 
 
-def fold_halves(x: Any, n: int, place: Place) -> None:
+def fold_halves(x: Any, n: int, distribute: Distribute) -> None:
     """Two parts of one tensor in one op, one of them written."""
     if longer(x, than=1):
         half = x.shape[0] // 2
         x[:half].add_(x[half : 2 * half])
 
 
-def foreach(x: Any, n: int, place: Place) -> None:
+def foreach(x: Any, n: int, distribute: Distribute) -> None:
     """Several parts of one tensor written in one op."""
     if longer(x, than=1):
-        torch._foreach_add_([x[:1], x[1:]], [place(numbers(x[:1].shape)), x[1:] * 0.5])
+        torch._foreach_add_([x[:1], x[1:]], [distribute(numbers(x[:1].shape)), x[1:] * 0.5])
 
 
-Write = Callable[[Any, int, Place], Any]
+Write = Callable[[Any, int, Distribute], Any]
 WRITES: dict[str, Write] = {
-    "add_": lambda x, n, place: x.add_(n),
-    "add_ tensor": lambda x, n, place: x.add_(place(numbers(x.shape, n))),
-    "add_ row": lambda x, n, place: x.add_(place(numbers(x.shape[-1:], n))),
-    "sub_ itself": lambda x, n, place: x.sub_(x * 0.5),
-    "mul_": lambda x, n, place: x.mul_(0.5),
-    "mul_ x": lambda x, n, place: x.mul_(x.sign()),
-    "fill_": lambda x, n, place: x.fill_(n),
-    "zero_": lambda x, n, place: x.zero_(),
-    "copy_": lambda x, n, place: x.copy_(place(numbers(x.shape, n))),
-    "copy_ cpu": lambda x, n, place: x.copy_(numbers(x.shape, n)),
-    "x[0] =": lambda x, n, place: x.__setitem__(0, n) if longer(x) else x,
-    "x[-1] = row": lambda x, n, place: x.__setitem__(-1, place(numbers(x.shape[1:]))) if longer(x) else x,
-    "x[..., 1:] = ": lambda x, n, place: x.__setitem__((..., slice(1, None)), n) if x.dim() else x,
+    "add_": lambda x, n, distribute: x.add_(n),
+    "add_ tensor": lambda x, n, distribute: x.add_(distribute(numbers(x.shape, n))),
+    "add_ row": lambda x, n, distribute: x.add_(distribute(numbers(x.shape[-1:], n))),
+    "sub_ itself": lambda x, n, distribute: x.sub_(x * 0.5),
+    "mul_": lambda x, n, distribute: x.mul_(0.5),
+    "mul_ x": lambda x, n, distribute: x.mul_(x.sign()),
+    "fill_": lambda x, n, distribute: x.fill_(n),
+    "zero_": lambda x, n, distribute: x.zero_(),
+    "copy_": lambda x, n, distribute: x.copy_(distribute(numbers(x.shape, n))),
+    "copy_ cpu": lambda x, n, distribute: x.copy_(numbers(x.shape, n)),
+    "x[0] =": lambda x, n, distribute: x.__setitem__(0, n) if longer(x) else x,
+    "x[-1] = row": lambda x, n, distribute: x.__setitem__(-1, distribute(numbers(x.shape[1:]))) if longer(x) else x,
+    "x[..., 1:] = ": lambda x, n, distribute: x.__setitem__((..., slice(1, None)), n) if x.dim() else x,
     "x[rows] =": assign_rows,
-    "x[mask] =": lambda x, n, place: x.__setitem__(x < n, 9.0),
-    "masked_fill_": lambda x, n, place: x.masked_fill_(x > n, -1.0),
+    "x[mask] =": lambda x, n, distribute: x.__setitem__(x < n, 9.0),
+    "masked_fill_": lambda x, n, distribute: x.masked_fill_(x > n, -1.0),
     "index_put_": index_put,
     "out=": fill_out,
-    "clamp_": lambda x, n, place: x.clamp_(-5, 20),
-    "x += x.sum()": lambda x, n, place: x.add_(x.sum() * 0.125),
-    "flip": lambda x, n, place: x.copy_(x.flip(0)) if x.dim() else x,
-    "cumsum_": lambda x, n, place: x.cumsum_(0) if x.dim() and x.numel() < 20 else x,
+    "clamp_": lambda x, n, distribute: x.clamp_(-5, 20),
+    "x += x.sum()": lambda x, n, distribute: x.add_(x.sum() * 0.125),
+    "flip": lambda x, n, distribute: x.copy_(x.flip(0)) if x.dim() else x,
+    "cumsum_": lambda x, n, distribute: x.cumsum_(0) if x.dim() and x.numel() < 20 else x,
     "shift": shift,
     "halves": fold_halves,
     "foreach": foreach,
@@ -184,12 +184,12 @@ class Step(NamedTuple):
     n: int
     other: Layout
 
-    def apply(self, pool: list[Any], place: Place) -> None:
+    def apply(self, pool: list[Any], distribute: Distribute) -> None:
         target = pool[self.which % len(pool)]
         if self.kind == "view":
             pool.append(VIEWS[self.name](target, self.n))
         else:
-            WRITES[self.name](target, self.n, place)
+            WRITES[self.name](target, self.n, distribute)
 
 
 def steps_of(views: Sequence[str], writes: Sequence[str]) -> st.SearchStrategy[Step]:
@@ -213,11 +213,11 @@ def same(ours: Any, plain: torch.Tensor, told: object) -> None:
     program=st.lists(steps_of(list(VIEWS), list(WRITES)), min_size=1, max_size=8),
 )
 def test_aliases_agree_after_every_step(eight_workers, shape, layout, program):
-    plain, ours = [numbers(shape)], [distributed(layout)(numbers(shape))]
+    plain, ours = [numbers(shape)], [distribute_as(layout)(numbers(shape))]
     for done, step in enumerate(program):
         before = ours[0].spec
         step.apply(plain, identity)
-        step.apply(ours, distributed(step.other))
+        step.apply(ours, distribute_as(step.other))
         told = [(s.kind, s.name, s.which, s.n) for s in program[: done + 1]]
         for mine, theirs in zip(ours, plain, strict=True):
             same(mine, theirs, told)
@@ -236,16 +236,16 @@ def test_aliases_agree_after_every_step(eight_workers, shape, layout, program):
     n=st.integers(0, 4),
 )
 def test_reads_through_views_see_writes(eight_workers, shape, layout, views, write, read, n):
-    def run(x: Any, place: Place) -> list[Any]:
+    def run(x: Any, distribute: Distribute) -> list[Any]:
         view = x
         for name, m in views:
             view = VIEWS[name](view, m)
         early = READS[read](view, n)
-        WRITES[write](x, n, place)
+        WRITES[write](x, n, distribute)
         return [early, READS[read](view, n), view]
 
-    place = distributed(layout)
-    for mine, theirs in zip(run(place(numbers(shape)), place), run(numbers(shape), identity), strict=True):
+    distribute = distribute_as(layout)
+    for mine, theirs in zip(run(distribute(numbers(shape)), distribute), run(numbers(shape), identity), strict=True):
         torch.testing.assert_close(mine.cpu(), theirs)
 
 
@@ -257,10 +257,10 @@ WRITTEN = ["-, -", "x, -", "-, x", "-, - + x"]
 def test_one_op_writes_two_views_of_one_tensor(eight_workers, spec, known):
     """Also where the op is known already from views of two tensors."""
 
-    def run(place: Callable[[torch.Tensor, str], Any], x: torch.Tensor) -> list[Any]:
-        one, other = [place(torch.zeros(2, 6), spec) for _ in range(2)]
-        running, apart = [place(torch.zeros(2, 4), spec) for _ in range(2)]
-        x = place(x, "x, -")
+    def run(distribute: Callable[[torch.Tensor, str], Any], x: torch.Tensor) -> list[Any]:
+        one, other = [distribute(torch.zeros(2, 6), spec) for _ in range(2)]
+        running, apart = [distribute(torch.zeros(2, 4), spec) for _ in range(2)]
+        x = distribute(x, "x, -")
         if known:
             torch.aminmax(x * 2, dim=1, out=(one[0], other[1]))
             torch.nn.functional.batch_norm(x * 2, running[0], apart[1], training=True)
@@ -302,16 +302,16 @@ GRADUAL_WRITES = [
     program=st.lists(steps_of(GRADUAL_VIEWS, GRADUAL_WRITES), min_size=1, max_size=5),
 )
 def test_gradients_through_writes_to_views(eight_workers, shape, layout, program):
-    def run(place: Callable[[Layout], Place]) -> list[Any]:
-        leaf = place(layout)(numbers(shape)).requires_grad_()
+    def run(distribute: Callable[[Layout], Distribute]) -> list[Any]:
+        leaf = distribute(layout)(numbers(shape)).requires_grad_()
         pool = [leaf * 1.5]
         for step in program:
-            step.apply(pool, place(step.other))
+            step.apply(pool, distribute(step.other))
         loss = sum((alias * alias).sum() * (place_of + 1) for place_of, alias in enumerate(pool))
         (gradient,) = torch.autograd.grad(loss, leaf)
         return [loss, gradient, *pool]
 
-    for mine, theirs in zip(run(distributed), run(lambda _: identity), strict=True):
+    for mine, theirs in zip(run(distribute_as), run(lambda _: identity), strict=True):
         torch.testing.assert_close(mine.detach().cpu(), theirs.detach())
 
 
@@ -347,9 +347,9 @@ def test_optimizers_step_as_in_torch(eight_workers, name, foreach, parameters):
         states = [optimizer.state[w][key] for w in weights for key in sorted(optimizer.state[w])]
         return [*weights, *states]
 
-    ours = [distributed(layout)(value).requires_grad_() for layout, value in zip(parameters, values, strict=True)]
+    ours = [distribute_as(layout)(value).requires_grad_() for layout, value in zip(parameters, values, strict=True)]
     specs = [weight.spec for weight in ours]
-    found = run(ours, distributed(parameters[0])(batch))
+    found = run(ours, distribute_as(parameters[0])(batch))
     for mine, theirs in zip(found, run([value.clone().requires_grad_() for value in values], batch), strict=True):
         torch.testing.assert_close(mine.detach().cpu(), theirs.detach(), rtol=1e-4, atol=1e-5)
     assert [weight.spec for weight in ours] == specs

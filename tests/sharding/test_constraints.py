@@ -13,7 +13,7 @@ MESH = DeviceMesh([2, 3, 2], ["dp", "tp", "pp"])
 
 
 @pytest.mark.parametrize(
-    ("written", "printed", "wishes"),
+    ("written", "printed", "dims"),
     [
         ("dp, -", "dp, -", [DimConstraint(("dp",), False), DimConstraint((), False)]),
         ("dp?,-?", "dp?, -?", [DimConstraint(("dp",)), DimConstraint()]),
@@ -24,9 +24,9 @@ MESH = DeviceMesh([2, 3, 2], ["dp", "tp", "pp"])
         ("", "", []),
     ],
 )
-def test_constraints_are_read_as_people_write_them(written, printed, wishes):
+def test_constraints_are_parsed_as_people_write_them(written, printed, dims):
     constraint = parse_constraint(written, MESH)
-    assert constraint == Constraint(MESH, tuple(wishes))
+    assert constraint == Constraint(MESH, tuple(dims))
     assert str(constraint) == printed
 
 
@@ -44,14 +44,14 @@ def constraints(draw):
     positions = dict(
         zip(MESH.axis_names, draw(st.lists(st.integers(-2, rank - 1), min_size=3, max_size=3)), strict=True)
     )
-    wishes = [
+    dims = [
         DimConstraint(
             tuple([axis for axis, at in positions.items() if at == dim]), draw(st.booleans()), draw(st.integers(0, 3))
         )
         for dim in range(rank)
     ]
     partial = tuple([axis for axis, at in positions.items() if at == -2])
-    return Constraint(MESH, tuple(wishes), partial, draw(st.sampled_from(REDUCTIONS)) if partial else "sum")
+    return Constraint(MESH, tuple(dims), partial, draw(st.sampled_from(REDUCTIONS)) if partial else "sum")
 
 
 @given(constraints(), constraints())
@@ -62,13 +62,13 @@ def test_a_constraint_comes_back_from_its_text_and_is_its_key(one, other):
     assert (one == other) == (str(one) == str(other))
 
 
-def test_a_wish_is_no_fact():
-    wish, fact = parse_constraint("dp, -", MESH), parse_spec("dp, -", MESH)
-    assert str(wish) == str(fact) and wish != fact
-    assert not isinstance(wish, ShardingSpec)
+def test_a_constraint_is_not_a_spec():
+    constraint, spec = parse_constraint("dp, -", MESH), parse_spec("dp, -", MESH)
+    assert str(constraint) == str(spec) and constraint != spec
+    assert not isinstance(constraint, ShardingSpec)
 
 
-def test_what_nobody_asks_for_is_open():
+def test_an_unconstrained_dim_is_open():
     assert DimConstraint() == DimConstraint((), True, 0)
 
 
@@ -85,7 +85,7 @@ def test_what_nobody_asks_for_is_open():
         ("dp@", "'dp@' in 'dp@' is not a dim"),
         ("dp@-1", "'dp@-1' in 'dp@-1' is not a dim"),
         ("dp@1?", r"'dp@1\?' in 'dp@1\?' is not a dim"),
-        ("dp[0:1 1:2]", "is not a dim"),  # where bytes are cut is no wish
+        ("dp[0:1 1:2]", "is not a dim"),  # cuts belong to specs
         ("dp,", "'' in 'dp,' is not a dim"),
     ],
 )
@@ -95,7 +95,7 @@ def test_constraints_that_make_no_sense(text, message):
 
 
 @pytest.mark.parametrize(
-    ("wished", "given", "expected"),
+    ("constraint", "given", "expected"),
     [
         ("dp?, -?", "-, -", "dp, -"),
         ("dp?, -?", "tp, -", "tp dp, -"),  # what is cut already is cut further
@@ -108,5 +108,5 @@ def test_constraints_that_make_no_sense(text, message):
         ("dp?, -?", "-, - + tp", "dp, - + tp"),
     ],
 )
-def test_the_nearest_layout_that_is_as_wished(wished, given, expected):
-    assert str(satisfy(parse_constraint(wished, MESH), parse_spec(given, MESH))) == expected
+def test_satisfy_gives_the_nearest_layout(constraint, given, expected):
+    assert str(satisfy(parse_constraint(constraint, MESH), parse_spec(given, MESH))) == expected

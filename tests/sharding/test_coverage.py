@@ -1,4 +1,4 @@
-"""Every op that matters runs on shards, or it is said why it cannot."""
+"""Core ops run on shards, or have a reason why they cannot."""
 
 import fnmatch
 from collections import Counter
@@ -16,13 +16,13 @@ def rows():
     return {str(op): row_of(op) for op in aten_ops()}
 
 
-def test_core_ops_run_on_shards_or_it_is_said_why_not(rows):
+def test_core_ops_have_a_rule_or_a_reason(rows):
     core = [rows[str(op)] for op in core_ops()]
     assert [row.op for row in core if row.kind == FALLBACK and not row.reason] == []
     assert sum(row.kind == RULE for row in core) > DTENSOR["core"]
 
 
-def test_more_ops_have_a_rule_than_elsewhere(rows):
+def test_more_ops_have_a_rule_than_in_dtensor(rows):
     assert Counter(row.kind for row in rows.values())[RULE] > DTENSOR["all"]
 
 
@@ -37,7 +37,7 @@ def test_reasons_are_for_ops_that_have_no_rule(rows):
     assert [pattern for pattern in CANNOT if not fnmatch.filter(names, pattern)] == []
 
 
-def test_rules_are_for_ops_that_there_are():
+def test_rules_are_for_existing_ops():
     known = {name for op in aten_ops() for name in (str(op), str(op.overloadpacket))}
     assert [op for op in TABLE if op.startswith("aten.") and op not in known] == []
 

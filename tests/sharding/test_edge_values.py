@@ -1,4 +1,4 @@
-"""What a user sees of cut tensors where rules meet odd values: small integers, nothing at all, the sign of zero."""
+"""Edge values on cut tensors: small integers, empty tensors, the sign of zero, dtypes that torch cannot add."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def mesh(eight_workers):
 
 
 def agree(run, *tensors):
-    """Each of the tensors is a pair of its value and its layout."""
+    """Compare `run` on GT and on torch. Each of the tensors is a pair of value and layout."""
     expected, mesh = run(*[value.clone() for value, _ in tensors]), gt.mesh(3, ("a",))
     found = run(*[gt.distribute(value.clone(), mesh, layout) for value, layout in tensors]).cpu()
     torch.testing.assert_close(found, expected, rtol=0, atol=0, equal_nan=True)
@@ -63,7 +63,7 @@ def test_running_extremes_of_small_integers(op):
         agree(lambda x: getattr(x, op)(0).indices, (values, "a"))
 
 
-# --- Nothing at all ---------------------------------------------------------------------------------------------------
+# --- Empty tensors ----------------------------------------------------------------------------------------------------
 
 
 def reduce_by(op, *dims):

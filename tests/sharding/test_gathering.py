@@ -1,4 +1,4 @@
-"""No op gathers silently: the client whose op it is says so, wherever the dispatcher is."""
+"""Ops that gather their inputs are logged by the client that issued them."""
 
 import logging
 
@@ -14,7 +14,7 @@ def said(two_processes, caplog):
     return caplog
 
 
-def test_an_op_without_a_rule_names_itself_once_a_line(said):
+def test_an_op_without_a_rule_is_logged_once_a_line(said):
     x = gt.shard(torch.arange(8.0), gt.mesh(2, ("a",)))
     for _ in range(3):
         counts = torch.histc(x, bins=4)
@@ -27,14 +27,14 @@ def test_an_op_without_a_rule_names_itself_once_a_line(said):
     assert all(f"({__file__}:" in text for text in said.messages)
 
 
-def test_a_call_that_the_program_waits_for_says_that_it_gathers(said):
+def test_a_call_that_the_program_waits_for_is_logged(said):
     x = gt.shard(torch.tensor([0.0, 1.0, 2.0, 0.0]), gt.mesh(2, ("a",)))
     assert x.nonzero().tolist() == [[1], [2]]
     (text,) = said.messages
     assert "aten.nonzero.default runs whole on gathered inputs, since the program waits for its results" in text
 
 
-def test_tensors_that_are_whole_are_not_spoken_of(said):
+def test_ops_on_whole_tensors_are_not_logged(said):
     x = gt.replicate(torch.arange(4.0), gt.mesh(2, ("a",)))
     assert torch.histc(x, bins=2).tolist() == [2.0, 2.0] and len(x.nonzero()) == 3
     assert gt.shard(torch.arange(4.0), gt.mesh(2, ("a",))).tolist() == [0.0, 1.0, 2.0, 3.0]

@@ -454,18 +454,20 @@ def test_laws(problem, strategy):
     program, mesh, constraints = problem
     result = run_hierarchical_propagation_pass(program, mesh, constraints, strategy)
     for value, layout in result.layouts.items():
-        used = [axis for wish in layout.dims for axis in wish.axes]
+        used = [axis for dim_constraint in layout.dims for axis in dim_constraint.axes]
         assert len(set(used)) == len(used), f"{value}: {layout} uses an axis twice"
-        for dim, wish in enumerate(layout.dims):
+        for dim, dim_constraint in enumerate(layout.dims):
             asked = constraints[value].dims[dim] if value in constraints else None
             have = asked.axes if asked is not None else ()
-            assert wish.axes[: len(have)] == have
+            assert dim_constraint.axes[: len(have)] == have
             if asked is not None and not asked.is_open:
-                assert wish.axes == have and not wish.is_open
-            count = torch.Size([mesh.axis_size(axis) for axis in wish.axes]).numel()
-            assert wish.axes == have or count <= program.values[value].shape[dim]
+                assert dim_constraint.axes == have and not dim_constraint.is_open
+            count = torch.Size([mesh.axis_size(axis) for axis in dim_constraint.axes]).numel()
+            assert dim_constraint.axes == have or count <= program.values[value].shape[dim]
     for decision in result.decisions:
-        assert set(decision.axes) <= {axis for wish in result.layouts[decision.source].dims for axis in wish.axes}
+        assert set(decision.axes) <= {
+            axis for dim_constraint in result.layouts[decision.source].dims for axis in dim_constraint.axes
+        }
 
 
 @settings(max_examples=100, deadline=None)

@@ -1,4 +1,4 @@
-"""Partial values, and numbers with which ops are not linear."""
+"""Partial values, and scalars with which ops are not linear."""
 
 import math
 
@@ -38,14 +38,14 @@ def mesh(eight_workers):
 
 @pytest.mark.parametrize("layout", ["-, - + a b", "a, - + b", "-, b + a"])
 @pytest.mark.parametrize("op", OPS)
-def test_odd_numbers_give_what_torch_gives(op, layout, mesh):
+def test_scalars_that_are_not_finite_give_what_torch_gives(op, layout, mesh):
     z = torch.tensor([[1.0, -1.0, 2.0, 0.5]] * 4)
     expected = OPS[op](z)
     for _ in range(2):  # planned, and found again
         torch.testing.assert_close(OPS[op](gt.distribute(z, mesh, layout)).cpu(), expected, equal_nan=True)
 
 
-def test_tame_and_odd_numbers_of_one_op_have_plans_of_their_own(mesh):
+def test_linear_and_nonlinear_scalars_of_one_op_have_separate_plans(mesh):
     z = gt.distribute(torch.tensor([1.0, -1.0]), mesh, "- + a b")
     specs, values = [], []
     for number in (2.0, INF, 3.0):
@@ -57,7 +57,7 @@ def test_tame_and_odd_numbers_of_one_op_have_plans_of_their_own(mesh):
     assert values == [[2.0, -2.0], [INF, -INF], [3.0, -3.0]]
 
 
-def test_a_factor_that_is_a_tensor_gives_what_is_not_finite_where_torch_does(mesh):
+def test_a_tensor_factor_gives_nonfinite_values_where_torch_does(mesh):
     z, factor = torch.tensor([1.0, -1.0, 0.0, 3.0]), torch.tensor([INF, -INF, NAN, 2.0])
     product = gt.distribute(z, mesh, "- + a b") * factor
     assert torch.equal(product.cpu().isfinite(), (z * factor).isfinite())

@@ -1,4 +1,4 @@
-"""Two hundred workers in one process."""
+"""A mesh of two hundred virtual workers."""
 
 from __future__ import annotations
 

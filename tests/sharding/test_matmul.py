@@ -1,4 +1,4 @@
-"""Every layout of a product: right values, and exactly the bytes of the table of the literature.
+"""Every layout of a matrix product: correct values, and exactly the bytes of the published cost table.
 
 Placements are R (replicated), M, K, N (that dim is cut) and P (partial); g = p - 1, h = (p - 1) / p for p workers.
 """
@@ -71,8 +71,8 @@ def laid_out(value: torch.Tensor, mesh: gt.DeviceMesh, placements: list[Placemen
 
 
 def product(mesh, a_placements, b_placements, out=None, sizes=(M, K, N), dtype=torch.float64):
-    """The bytes of a product and of its backward pass, after checking both against torch's. Whole numbers, so that the
-    order of a sum does not matter."""
+    """Check a product and its gradients against torch's, and return the bytes moved by the product. The values are
+    integers, so that sums are exact in any order."""
     m, k, n = sizes
     a = torch.randint(-4, 5, (m, k)).to(dtype).requires_grad_()
     b = torch.randint(-4, 5, (k, n)).to(dtype).requires_grad_()
@@ -104,7 +104,7 @@ AXES_A, AXES_B, AXES_C = (list(itertools.product(kinds, repeat=2)) for kinds in 
 
 @pytest.mark.parametrize("first", AXES_A, ids="".join)
 def test_every_pair_on_two_axes(eight_workers, first):
-    """All 256 pairs: the value, the gradients, and nothing moved where some layout of the result is free."""
+    """All 256 pairs: values, gradients, and no bytes moved if some layout of the result is free."""
     mesh = gt.mesh((2, 4), ("x", "y"))
     for second in AXES_B:
         moved = product(mesh, [OF_A[p] for p in first], [OF_B[p] for p in second], sizes=(10, 9, 7))
@@ -115,8 +115,8 @@ FREE = {("R", "R"), ("M", "R"), ("R", "N"), ("K", "K"), ("P", "R"), ("R", "P"), 
 
 
 def is_free(first: tuple[str, ...], second: tuple[str, ...]) -> bool:
-    """Whether no byte has to move: each axis has a rule of its own, or a slice makes one; the two pairs whose inner dim
-    would have to be cut in another order are not."""
+    """Whether no byte has to move: each axis has a free strategy. Two pairs are not free because their inner dims are
+    cut in different orders."""
     if not all(pair in FREE for pair in zip(first, second, strict=True)):
         return False
     return (first, second) not in {(("R", "K"), ("K", "K")), (("K", "K"), ("R", "K"))}

@@ -1,4 +1,4 @@
-"""Third-party models, untouched, under the usual parallel plans: torch's losses, and the textbook's collectives.
+"""Unmodified third-party models under the usual parallel plans: torch's losses, and the expected collectives.
 
 A plan is a spec for each weight by the end of its name, and one for the batch.
 """
@@ -102,7 +102,7 @@ def train(model: torch.nn.Module, batches: list[torch.Tensor]) -> Iterator[Step]
 
 
 def compare(make, plan: Plan, tokens: tuple[int, int]) -> tuple[list[Step], torch.nn.Module]:
-    """Three steps on torch and on GT: the same losses and weights, and every byte that was counted was planned."""
+    """Train three steps on torch and on GT: same losses and weights, and every byte counted was planned."""
     model = make()
     start = copy.deepcopy(model)
     batches = [torch.randint(0, VOCABULARY, tokens) for _ in range(3)]
@@ -126,12 +126,12 @@ def compare(make, plan: Plan, tokens: tuple[int, int]) -> tuple[list[Step], torc
 
 
 def moving(comm: Comm) -> list[CollectiveEvent]:
-    """Collectives among workers that compute together; not what brings them a constant from another worker."""
+    """Collectives among workers that compute together, without broadcasts of constants from another worker."""
     return [event for event in comm.events if event.kind != "broadcast"]
 
 
 def all_reduces_of(comm: Comm, size: int) -> list[CollectiveEvent]:
-    """Those of tensors of a given number of float32 elements, whatever the group."""
+    """The all-reduces that move a given number of bytes."""
     return [event for event in comm.events if event.kind == "all-reduce" and event.bytes == size]
 
 
@@ -161,7 +161,7 @@ def test_data_parallel_reduces_once_for_each_parameter(eight_workers, model):
 @pytest.mark.parametrize(("model", "row_parallel", "column_parallel"), [("gpt2", 1, 1), ("llama", 2, 2)])
 def test_tensor_parallel_reduces_once_for_each_pair_of_matmuls(eight_workers, model, row_parallel, column_parallel):
     """One all-reduce of an activation for each row-parallel matmul going forward, and one for each group of
-    column-parallel ones (that share their input) going backward. What else moves is statistics and vectors."""
+    column-parallel ones (that share their input) going backward. Only statistics and vectors move besides."""
     make, weights = MODELS[model]
     steps, _ = compare(make, plans(4, weights)["tensor"], (2, 8))
     activation = 2 * 3 * 16 * HIDDEN * 4

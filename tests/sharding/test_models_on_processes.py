@@ -1,4 +1,4 @@
-"""The same models and plans on two worker processes."""
+"""The models and plans of test_models.py on two worker processes."""
 
 from __future__ import annotations
 

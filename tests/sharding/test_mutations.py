@@ -1,5 +1,5 @@
-"""Rules broken on purpose: every one is caught. A mutation breaks one thing as a mistake would; its check passes
-without it and fails with it, so that the oracles of this folder are known to see such mistakes."""
+"""Mutation tests of the oracles in this folder: each mutation breaks one rule or step as a bug would. Its check passes
+without the mutation and fails with it."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ ATTEND = "aten._scaled_dot_product_flash_attention_for_cpu.default"
 
 
 class Mutation(NamedTuple):
-    """`breaks` patches the real thing; `check` is an oracle that raises AssertionError where it is broken."""
+    """`breaks` patches the code; `check` is an oracle that raises AssertionError on the broken code."""
 
     breaks: Callable[[pytest.MonkeyPatch], object]
     check: Callable[[], object]
@@ -62,7 +62,7 @@ def test_a_broken_rule_is_caught(name):
 
 
 def forget() -> None:
-    """Empty the caches through which a broken thing would outlive its mutation, or a sound one hide it."""
+    """Clear the caches, which may hold results of the broken or of the sound code."""
     for cached in (rules.entry_of, reshard.plan_reshard, reshard.pulls, reshard.pushes, reshard.contributions):
         cached.cache_clear()
 
@@ -71,7 +71,7 @@ def forget() -> None:
 
 
 def ruled(patch: pytest.MonkeyPatch, op: str, text: str) -> None:
-    """Another rule for an op, with the passes and the lowering that it has."""
+    """Replace the rule of an op, keeping its passthroughs and lowering."""
     sound = rules.TABLE[op]
 
     def rule(call: OpCall) -> OpShardingRule | None:
@@ -83,7 +83,7 @@ def ruled(patch: pytest.MonkeyPatch, op: str, text: str) -> None:
 
 
 def lowered(patch: pytest.MonkeyPatch, op: str, change: Callable[[LocalContext, LocalProgram], LocalProgram]) -> None:
-    """Another local program for an op, made of the one that it has."""
+    """Replace the local programs of an op by changed ones."""
     sound = rules.TABLE[op]
 
     def rule(call: OpCall) -> OpShardingRule | None:
@@ -200,7 +200,7 @@ def every_worker_adds_the_padding(patch):
 
 
 @caught_by(lambda: check("aten.index_add.default", torch.randn(5, 3), 0, torch.tensor([4, 0, 4]), torch.randn(3, 3)))
-def every_worker_adds_what_was_there(patch):
+def every_worker_adds_the_existing_elements(patch):
     patch.setattr(indices, "adds_once", lambda shard: True)
 
 
@@ -223,7 +223,7 @@ def a_joined_dim_is_cut_minor_first(patch):
     patch.setattr(strategies, "_layout_of_compound", lambda dim, *rest: sound(dim[::-1], *rest))
 
 
-# --- What one worker does ---------------------------------------------------------------------------------------------
+# --- Local programs ---------------------------------------------------------------------------------------------------
 
 
 @caught_by(lambda: check("aten.embedding.default", torch.randn(7, 3), torch.randint(7, (4, 2))))
@@ -309,7 +309,7 @@ def a_convolution_has_no_halo(patch):
     patch.setattr(factors.HaloWindow, "_needed", alone)
 
 
-# --- An op as several -------------------------------------------------------------------------------------------------
+# --- Expansions -------------------------------------------------------------------------------------------------------
 
 
 @caught_by(lambda: check_expansion("aten._softmax.default", torch.randn(3, 8) + 200, 1, False, cut=["-, x"]))

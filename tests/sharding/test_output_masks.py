@@ -1,4 +1,4 @@
-"""Backward ops of which only some gradients are asked for, and rules that are wrong about a call."""
+"""Backward ops with an output mask, and errors in rules."""
 
 import itertools
 
@@ -32,8 +32,8 @@ def _workers(eight_workers):
     """All tests here share eight workers."""
 
 
-def gradients(function, values, mask, place):
-    leaves = [place(value.clone()).requires_grad_(needs) for value, needs in zip(values, mask, strict=True)]
+def gradients(function, values, mask, distribute):
+    leaves = [distribute(value.clone()).requires_grad_(needs) for value, needs in zip(values, mask, strict=True)]
     result = function(*leaves)
     (result * torch.linspace(-1, 1, result.numel()).reshape(result.shape)).sum().backward()
     return [None if leaf.grad is None else torch.as_tensor(leaf.grad.cpu()) for leaf in leaves]
@@ -41,17 +41,17 @@ def gradients(function, values, mask, place):
 
 @pytest.mark.parametrize("layout", LAYOUTS)
 @pytest.mark.parametrize("name", CASES)
-def test_any_of_the_gradients_may_be_unasked_for(name, layout):
+def test_any_subset_of_gradients_may_be_requested(name, layout):
     function, shapes = CASES[name]
     values, mesh = [torch.randn(shape) for shape in shapes], gt.mesh(3, ("a",))
 
-    def place(value):
+    def distribute(value):
         return gt.distribute(value, mesh, [LAYOUTS[layout] if value.shape == shapes[0] else gt.Replicate()])
 
     for mask in itertools.product((True, False), repeat=len(shapes)):
         if any(mask):
             expected = gradients(function, values, mask, lambda value: value)
-            torch.testing.assert_close(gradients(function, values, mask, place), expected, rtol=1e-4, atol=1e-4)
+            torch.testing.assert_close(gradients(function, values, mask, distribute), expected, rtol=1e-4, atol=1e-4)
 
 
 def test_a_norm_as_first_layer_on_a_mesh_of_one_worker():

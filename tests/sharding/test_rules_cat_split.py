@@ -1,4 +1,4 @@
-"""Joining and splitting, shard by shard."""
+"""cat, stack, split and unbind, shard by shard."""
 
 import pytest
 import torch

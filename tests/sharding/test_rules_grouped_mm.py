@@ -1,4 +1,4 @@
-"""Products of groups, shard by shard."""
+"""Grouped matrix products, shard by shard."""
 
 import pytest
 import torch

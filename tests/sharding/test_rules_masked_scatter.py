@@ -1,4 +1,4 @@
-"""Ops that go by a mask, shard by shard."""
+"""masked_scatter, shard by shard."""
 
 import pytest
 import torch

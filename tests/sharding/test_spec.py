@@ -1,26 +1,26 @@
-"""Meshes, cuts and specs: what each worker holds of a tensor, compared with NumPy's splits."""
+"""Meshes and specs: the shard of each worker, compared with NumPy's splits."""
+
+from __future__ import annotations
 
 import copy
 import itertools
 import math
 import pickle
-import random
 import weakref
 
 import msgspec
 import numpy as np
 import pytest
-from hypothesis import example, given, settings
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from gt.core.errors import LayoutError
-from gt.core.meta import TensorMeta, contiguous_strides
+from gt.core.meta import TensorMeta
 from gt.core.signatures import MeshRecord, SpecRecord
-from gt.sharding.boxes import balanced_cuts, box_elements, box_shape, intersect
-from gt.sharding.placements import Partial, Replicate, Shard, placements_of, spec_from
+from gt.sharding.boxes import box_elements, box_shape, intersect
+from gt.sharding.placements import spec_from
 from gt.sharding.reshard import plan_reshard
 from gt.sharding.spec import (
-    REDUCTIONS,
     DeviceMesh,
     ShardingSpec,
     compute_global_shape,
@@ -35,65 +35,17 @@ from gt.sharding.spec import (
     whole,
 )
 from gt.sharding.spec_text import parse_spec
-
-NAMES = ("dp", "tp", "pp")
-GRID = DeviceMesh([2, 3], ["dp", "tp"])
-TURNED = DeviceMesh([2, 3], ["dp", "tp"], [9, 4, 7, 0, 2, 5])
-CUBE = DeviceMesh([2, 2, 2], NAMES)
-laws = settings(max_examples=100, deadline=None)
-
-
-def meta_of(shape):
-    return TensorMeta(shape, contiguous_strides(shape), 0, "bool")
-
-
-SIZES_OF_MESHES = [(), (1,), (2,), (5,), (2, 3), (3, 2), (1, 4), (4, 2), (2, 2, 2), (3, 1, 2), (2, 3, 2)]
-
-
-def some_mesh(shape, mixed):
-    """As usual, or any workers in any order under a name."""
-    workers = random.Random(str(shape)).sample(range(math.prod(shape) + 2), math.prod(shape)) if mixed else ()
-    return DeviceMesh(shape, NAMES[: len(shape)], workers, "all" if mixed else "")
-
-
-meshes = st.sampled_from([some_mesh(shape, mixed) for shape in SIZES_OF_MESHES for mixed in (False, True)])
-
-
-@st.composite
-def specs(draw, mesh, rank):
-    """Every axis cuts a dim, is partial or does nothing; the axes of one dim come in any order."""
-    axes = draw(st.sampled_from(list(itertools.permutations(mesh.axis_names))))
-    positions = dict(
-        zip(axes, draw(st.lists(st.integers(-2, rank - 1), min_size=len(axes), max_size=len(axes))), strict=True)
-    )
-    dims = [[axis for axis, position in positions.items() if position == dim] for dim in range(rank)]
-    partial = [axis for axis, position in positions.items() if position == -2]
-    return ShardingSpec(mesh, dims, partial, draw(st.sampled_from(REDUCTIONS)))
-
-
-@st.composite
-def other_cuts(draw, spec, shape):
-    """The same spec, some of its dims cut elsewhere."""
-    cuts = [None] * len(shape)
-    for dim, size in enumerate(shape):
-        if spec.dims[dim] and draw(st.booleans()):
-            count = spec.shards(dim) - 1
-            positions = draw(st.lists(st.integers(0, size), min_size=count, max_size=count))
-            cuts[dim] = tuple(itertools.pairwise([0, *sorted(positions), size]))
-    return spec.replace(cuts=cuts)
-
-
-SHAPES = st.lists(st.integers(0, 9), max_size=3).map(tuple)
-
-
-@st.composite
-def layouts(draw):
-    """A spec and a shape that it lays out, uneven and empty shards included."""
-    shape = draw(SHAPES)
-    return draw(other_cuts(draw(specs(draw(meshes), len(shape))), shape)), shape
-
-
-# --- Meshes -----------------------------------------------------------------------------------------------------------
+from tests.sharding.generators import (
+    CUBE,
+    GRID,
+    SHAPES,
+    TURNED,
+    laws,
+    layouts,
+    meshes,
+    other_cuts,
+    specs,
+)
 
 
 @pytest.mark.parametrize(
@@ -220,62 +172,6 @@ def test_meshes_that_nobody_holds_are_gone():
     assert gone() is None
 
 
-# --- Cuts -------------------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(
-    ("size", "counts", "sizes"),
-    [
-        (8, (4,), "2 2 2 2"),
-        (10, (4,), "3 3 2 2"),
-        (10, (2, 2), "3 2 3 2"),  # not 3 3 2 2: the halves come first
-        (3, (2, 2), "1 1 1 0"),
-        (5, (2, 3), "1 1 1 1 1 0"),
-        (2, (3,), "1 1 0"),
-        (7, (), "7"),
-        (7, (1, 1), "7"),
-        (0, (2,), "0 0"),
-    ],
-)
-def test_where_dims_are_cut(size, counts, sizes):
-    assert " ".join(str(stop - start) for start, stop in balanced_cuts(size, counts)) == sizes
-
-
-SIZES, COUNTS = st.integers(0, 60), st.lists(st.integers(1, 5), max_size=3).map(tuple)
-
-
-@given(SIZES, COUNTS)
-@laws
-def test_cuts_cover_a_dim_in_order(size, counts):
-    cuts = balanced_cuts(size, counts)
-    assert len(cuts) == math.prod(counts)
-    assert (cuts[0][0], cuts[-1][1]) == (0, size)
-    assert all(before[1] == after[0] for before, after in itertools.pairwise(cuts))
-    assert all(start <= stop for start, stop in cuts)
-
-
-@given(SIZES, COUNTS)
-@laws
-def test_cuts_are_even(size, counts):
-    sizes = [stop - start for start, stop in balanced_cuts(size, counts)]
-    assert max(sizes) - min(sizes) <= 1
-    assert (0 in sizes) == (size < len(sizes))
-
-
-@given(SIZES, COUNTS, st.integers(1, 5))
-@laws
-def test_cuts_of_more_axes_refine_those_of_fewer(size, counts, more):
-    fine = balanced_cuts(size, (*counts, more))
-    groups = [fine[position : position + more] for position in range(0, len(fine), more)]
-    assert tuple([(group[0][0], group[-1][1]) for group in groups]) == balanced_cuts(size, counts)
-    for group in groups:
-        sizes = [stop - start for start, stop in group]
-        assert sizes == [len(part) for part in np.array_split(np.arange(sum(sizes)), more)]  # the larger ones first
-
-
-# --- Specs ------------------------------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize(
     ("written", "printed"),
     [
@@ -398,58 +294,6 @@ def test_cuts_are_those_of_all_dims_or_none():
         ShardingSpec(GRID, [["dp"], []], cuts=[None])
     with pytest.raises(LayoutError, match="-1:2 is no interval"):
         ShardingSpec(GRID, [["dp"]], cuts=[((-1, 2), (2, 3))])
-
-
-# --- Placements -------------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(
-    ("placements", "rank", "text"),
-    [
-        ([Shard(0), Shard(1)], 2, "dp, tp"),
-        ([Shard(1), Shard(-1)], 2, "-, dp tp"),
-        ([Replicate(), Shard(-2)], 2, "tp, -"),
-        ([Partial(), Shard(0)], 2, "tp, - + dp"),
-        ([Partial("max"), Partial("max")], 0, "+ dp tp:max"),
-        ((Replicate(), Replicate()), 1, "-"),
-        ("tp dp", 1, "tp dp"),
-        (parse_spec("tp dp", GRID), 1, "tp dp"),
-    ],
-)
-def test_layouts_in_all_their_forms(placements, rank, text):
-    assert spec_from(placements, GRID, meta_of((4,) * rank)) is parse_spec(text, GRID)
-
-
-@given(meshes, SHAPES, st.data())
-@laws
-def test_placements_say_what_a_spec_says(mesh, shape, data):
-    spec = data.draw(specs(mesh, len(shape)))
-    found = spec_from(placements_of(spec), mesh, meta_of(shape))
-    assert [set(axes) for axes in found.dims] == [set(axes) for axes in spec.dims]  # their order has no word there
-    assert (found.partial, found.kind) == (spec.partial, spec.kind)
-
-
-@pytest.mark.parametrize(
-    ("placements", "message"),
-    [
-        (Shard(0), r"mesh \(dp=2, tp=3\) needs a placement for each of its 2 axes, not 1"),
-        ([Shard(0)] * 3, "each of its 2 axes, not 3"),
-        ([Shard(2), Replicate()], r"Shard\(dim=2\) names a dim that a tensor of 2 dims does not have"),
-        ([Shard(-3), Replicate()], r"Shard\(dim=-3\) names a dim"),
-        ([Partial("max"), Partial()], r"partial by different kinds at once \(dp: max, tp: sum\)"),
-        ("-, - + dp:max tp:sum", "names several reductions"),
-        ([Partial("mean"), Replicate()], "'mean' is no reduction"),
-        (["dp", Replicate()], r"'dp' is not a placement: use gt.Shard\(dim\), gt.Replicate\(\) or gt.Partial\(\)"),
-        ("dp", r"\[dp\] lays out a tensor of 1 dims, and this one has 2"),
-        (parse_spec("dp, -", TURNED), r"\[dp, -\] is a spec of mesh \(dp=2, tp=3\) of workers .*, not of mesh \(dp=2"),
-    ],
-)
-def test_layouts_that_make_no_sense(placements, message):
-    with pytest.raises(LayoutError, match=message):
-        spec_from(placements, GRID, meta_of((4, 4)))
-
-
-# --- What a worker holds ----------------------------------------------------------------------------------------------
 
 
 def split(spec, shape, worker):

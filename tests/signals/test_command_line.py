@@ -13,7 +13,7 @@ from tests.signals.test_parser import WHOLE
 
 @pytest.fixture
 def run(tmp_path, capsys):
-    """What a check of a text says: its exit code, and stdout and stderr with the file's name shortened."""
+    """Check a text: the exit code, and stdout and stderr with the file's name shortened."""
 
     def run(text, *options):
         path = tmp_path / "config.yaml"

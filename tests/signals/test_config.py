@@ -1,4 +1,4 @@
-"""The records: what they accept, in which form they keep it, and what they say when they refuse."""
+"""The records of a configuration: accepted values, normalization, and error messages."""
 
 import copy
 import dataclasses
@@ -10,7 +10,7 @@ import pytest
 
 from gt.core.errors import GTError, SignalError
 from gt.signals.config import Config, ModelConfig, ModuleEntry, ParameterEntry, ShardConfig, SignalConfig
-from tests.signals.plain import nothing_left_behind  # noqa: F401
+from tests.signals.without_leak_check import nothing_left_behind  # noqa: F401
 
 GRID = {"dp": 2, "tp": 2}
 

@@ -1,4 +1,4 @@
-"""YAML files: what they mean, and for each mistake the line and the words."""
+"""Parsing of YAML files, and the line and text of each mistake."""
 
 import pytest
 
@@ -6,7 +6,7 @@ from gt.core.errors import SignalError
 from gt.signals.config import Config, ModelConfig, ShardConfig, SignalConfig
 from gt.signals.document import MAX_ALIASES, MAX_DEPTH
 from gt.signals.parser import MAX_BYTES, parse_config, read_config
-from tests.signals.plain import nothing_left_behind  # noqa: F401
+from tests.signals.without_leak_check import nothing_left_behind  # noqa: F401
 
 WHOLE = """\
 forward_layer1:
@@ -199,13 +199,13 @@ def test_all_mistakes_of_a_file_are_said_at_once_in_the_order_of_lines():
 @pytest.mark.parametrize(
     "text",
     [
-        "a: {shard: {axs: 0}}",  # not also: nothing says how tensors are laid out
+        "a: {shard: {axs: 0}}",  # not also: no layout is given
         "a: {shard: {axis: }}",
         "a: {shard: 3, backward: b}\nb: {}",
         "a: {shard: {dims: [a], mesh: 3}}",  # not also: the axis is not in the mesh
         "a: {shard: {dims: [b], mesh: {a: 2}, workers: [0, 1]}}",
-        "a: {backward: b}\nb: {backward: c}\nc: {backward: a}",  # one circle, not three
-        "a: {shard: {axis: x}}\nb: {backward: a}",  # a signal with a mistake is still there to be named
+        "a: {backward: b}\nb: {backward: c}\nc: {backward: a}",  # one cycle, not three
+        "a: {shard: {axis: x}}\nb: {backward: a}",  # a signal with a mistake may still be named
         "model: {h: a}\na: 3",
     ],
 )

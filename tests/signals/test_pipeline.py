@@ -15,12 +15,12 @@ BATCHES = 8
 
 
 def bound(stages):
-    """The part of its time that each of several equal stages must be idle."""
+    """The fraction of time that each of several equal stages is idle at least."""
     return (stages - 1) / (BATCHES + stages - 1)
 
 
 class Pipeline:
-    """A stage per worker, of equal work each: the input has a gradient, so the first stage is like the others."""
+    """One stage per worker, with equal work: the input has a gradient, so that the first stage is like the others."""
 
     def __init__(self, stages, rows, width, layers=4):
         self.names = [f"stage_{number}" for number in range(stages)]
@@ -51,7 +51,7 @@ class Pipeline:
         return [tensor.grad.cpu() for tensor in tensors]
 
     def plain(self):
-        """The same in torch."""
+        """The same step in torch."""
         inputs = [x.detach().cpu().requires_grad_() for x in self.inputs]
         weights = [weight.detach().cpu().requires_grad_() for stage in self.stages for weight in stage.parameters()]
         for x in inputs:
@@ -68,15 +68,15 @@ def timed_step(pipeline):
 
 
 def cpu_seconds():
-    """How long each worker process has computed so far."""
+    """The CPU time of each worker process so far."""
     times = [psutil.Process(info.pid).cpu_times() for info in sessions.current().welcome.workers]
     return [each.user + each.system for each in times]
 
 
 class Try:
-    """A timed step of two stages: the longest idle part; whether it was `fair`, which means that the workers had the
-    cores they needed and the stages came out equal, so that the bound holds; and how much longer it took than commands
-    of these lengths must."""
+    """A timed step of two stages: the longest idle fraction; whether it was `fair`, which means that the workers had
+    the cores they needed and the stages took equal time, so that the bound holds; and the ratio of its duration to the
+    shortest possible one for commands of these lengths."""
 
     def __init__(self, pipeline):
         before = cpu_seconds()
@@ -93,8 +93,8 @@ class Try:
 
 
 def test_two_stages_on_two_processes_overlap():
-    """The bound is for equal stages, and other programs use the machine too, so one of several tries has to meet it.
-    Where hardly any was fair, they must still have overlapped as far as stages of the lengths that they had can."""
+    """The bound is for equal stages, and other programs use the machine too, so one of several tries has to meet it. If
+    hardly any try was fair, stages must still have overlapped as far as their lengths allow."""
     gt.init(workers=2)
     try:
         pipeline = Pipeline(2, rows=1024, width=1024)
@@ -121,8 +121,8 @@ def four_stages(four_workers):
 
 
 def test_four_stages_would_overlap(four_stages):
-    """Virtual workers take turns. Equal ops are taken to need equal time: how long one took depends on what else the
-    machine did."""
+    """Virtual workers take turns, so the overlap is computed. Equal ops are assumed to take equal time, since measured
+    times depend on the load of the machine."""
     four_stages.step()
     t = timed_step(four_stages)
     assert t.workers == [0, 1, 2, 3]

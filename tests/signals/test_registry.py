@@ -1,4 +1,4 @@
-"""What is configured now: files and Python mixed, the later one wins."""
+"""The current configuration, from files and Python; the later one counts."""
 
 import logging
 import sys
@@ -202,7 +202,7 @@ def test_compile_is_said_once_to_have_no_effect_yet(registry, write, caplog):
 
 @pytest.fixture
 def hasty_threads():
-    """Threads that take turns as often as they can."""
+    """Threads that switch as often as possible."""
     before = sys.getswitchinterval()
     sys.setswitchinterval(1e-6)
     yield
@@ -235,7 +235,7 @@ def test_the_public_functions_ask_the_one_registry(monkeypatch, registry, write)
     ("text", "message"), [(None, "cannot be read"), ("a: {shard: {axs: 0}}", "did you mean 'axis'")]
 )
 def test_a_configuration_that_cannot_be_used_is_told_when_gt_starts(tmp_path, text, message):
-    """Even by a program that enters no scope."""
+    """Also in a program that enters no scope."""
     path = tmp_path / "signals.yaml"
     if text is not None:
         path.write_text(text)

@@ -21,7 +21,7 @@ worker_lists = st.lists(st.integers(0, 500), min_size=1, max_size=6, unique=True
 
 @st.composite
 def layouts(draw, mesh):
-    """For some dims some axes, each used at most once."""
+    """Layouts in which each axis is used at most once."""
     axes = draw(st.permutations(list(mesh)))
     dims = []
     for _ in range(draw(st.integers(0, 4))):
@@ -60,7 +60,7 @@ def models(draw, signals):
 
 @st.composite
 def documents(draw):
-    """A configuration, and the same as the plain values of a YAML file."""
+    """A configuration, and the plain values of a YAML file with the same content."""
     keys = draw(st.lists(signal_names, max_size=4, unique=True))
     signals, plain = {}, {}
     for place, key in enumerate(keys):

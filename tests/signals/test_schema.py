@@ -7,8 +7,8 @@ import yaml
 from gt.core.errors import SignalError
 from gt.signals.parser import SHARD_KEYS, SIGNAL_KEYS, parse_config
 from gt.signals.schema import SCHEMA
-from tests.signals.plain import nothing_left_behind  # noqa: F401
 from tests.signals.test_parser import WHOLE
+from tests.signals.without_leak_check import nothing_left_behind  # noqa: F401
 
 validator = jsonschema.Draft202012Validator(SCHEMA)
 
@@ -103,7 +103,7 @@ BAD = [
     "model: {a: [3]}",
 ]
 
-# What relates two places of a file is beyond a schema.
+# A schema cannot express relations between two values of a file.
 BEYOND = [
     "a: {shard: {mesh: {a: 2}, dims: [b]}}",
     "a: {shard: {mesh: {a: 2, b: 2}, dims: [a, [b, a]]}}",

@@ -1,4 +1,6 @@
-"""What a scope does: where its tensors and ops go, forward and backward."""
+"""Scopes of signals: the workers and layouts of tensors and ops inside."""
+
+from __future__ import annotations
 
 import asyncio
 import logging
@@ -8,50 +10,16 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from torch.utils.checkpoint import checkpoint
 
 import gt
 from gt import ShardConfig, SignalConfig
 from gt.client import session as sessions
 from gt.core.errors import SignalError
-from gt.core.messages import DefineScope, RunOp
-
-ALL = [0, 1, 2, 3]
-
-
-def configure(name, axis=None, workers=ALL, backward=None, **shard):
-    gt.register_config(name, SignalConfig(ShardConfig(axis, workers, **shard), backward))
+from tests.signals.recorded_scopes import ALL, configure
 
 
 def where(x):
     return f"{x.spec} on {' '.join(map(str, x.spec.mesh.workers))}"
-
-
-def scopes_of(work):
-    """What `work` gives, and the name of the scope of each op that it issued, without those that only look."""
-    session = sessions.current()
-    session.outbox.flush()
-    sent = []
-    send, session._channel.send = (
-        session._channel.send,
-        lambda batch, buffers: (sent.extend(batch), send(batch, buffers)),
-    )
-    try:
-        result = work()
-        session.outbox.flush()
-    finally:
-        session._channel.send = send
-    codes = {
-        code: key[0] + ("" if key[1] is None or key[1].asks else "~") for key, code in session.scoping._codes.items()
-    }
-    ops = [
-        (session.signatures[op.code].op.split(".")[1], codes.get(op.scope, "-")) for op in sent if isinstance(op, RunOp)
-    ]
-    assert all(isinstance(record, DefineScope) is False or record.code in codes for record in sent)
-    return result, ops
-
-
-# Creation and compute
 
 
 @pytest.mark.parametrize(
@@ -105,7 +73,7 @@ def test_random_numbers_do_not_depend_on_the_scope(four_workers):
         assert torch.equal(gt.randn(7, 9).cpu(), plain)
 
 
-def test_the_wish_is_carried_back_to_the_operands(four_workers):
+def test_a_constraint_is_carried_back_to_the_operands(four_workers):
     x, w = gt.tensor(torch.randn(8, 6)), gt.tensor(torch.randn(6, 10))
     configure("rows", 0)
     with gt.signal.context("rows"):
@@ -114,8 +82,8 @@ def test_the_wish_is_carried_back_to_the_operands(four_workers):
     torch.testing.assert_close(y.cpu(), x.cpu() @ w.cpu())
 
 
-def test_an_op_that_is_divided_already_runs_as_its_operands_lie(four_workers):
-    """A weight gradient: reduced, and cut as asked, whatever is smaller."""
+def test_an_op_that_is_divided_already_moves_its_result_only(four_workers):
+    """A weight gradient is reduce-scattered to the constraint, even if moving an operand would be cheaper."""
     configure("rows", 0)
     with gt.signal.context("rows"):
         x, g = gt.randn(8, 64), gt.randn(8, 64)
@@ -145,7 +113,7 @@ def test_ops_on_parameters_alone_introduce_no_cut(four_workers):
         assert where(gt.tensor(torch.randn(8, 8)) * 2) == "w, - on 0 1 2 3"
 
 
-def test_in_place_ops_keep_the_place_of_their_target(four_workers):
+def test_in_place_ops_keep_the_placement_of_their_target(four_workers):
     configure("rows", 0)
     x, y = gt.tensor(torch.ones(8, 4)), gt.replicate(torch.ones(8, 4), gt.mesh(2, ["x"], [1, 2]))
     before = where(x)
@@ -157,7 +125,7 @@ def test_in_place_ops_keep_the_place_of_their_target(four_workers):
     assert x.sum().item() == 6 * 4 * 2 + 2 * 4 * 7
 
 
-def test_what_nobody_placed_settles_where_a_scope_first_needs_it(four_workers):
+def test_a_tensor_without_a_placement_is_moved_to_the_first_scope_that_uses_it(four_workers):
     configure("left", 0, [0, 1])
     configure("right", 0, [2, 3])
     w = torch.nn.Parameter(gt.tensor(torch.randn(4, 4)))
@@ -172,13 +140,13 @@ def test_what_nobody_placed_settles_where_a_scope_first_needs_it(four_workers):
     assert (where(w), where(x)) == ("-, - on 0 1", "w, - on 0 1")
     with torch.no_grad():
         w.add_(1)
-    assert step("left") == 0, "the new weights are there already"
+    assert step("left") == 0, "the new weights are on these workers already"
     assert step("right") > 0
-    assert where(w) == "-, - on 0 1", "it has settled before"
+    assert where(w) == "-, - on 0 1", "it was moved to the first scope already"
 
 
-def test_what_is_used_where_it_is_settles_there(four_workers):
-    """Wherever it happened to be put."""
+def test_a_tensor_without_a_placement_stays_where_a_scope_first_uses_it(four_workers):
+    """Even if it already was on the workers of the scope."""
     w = gt.tensor(torch.randn(4, 4))
     home = w.spec.mesh.workers[0]
     configure("home", replicate=True, workers=[home])
@@ -201,7 +169,7 @@ def test_automatic_cuts_last_until_a_scope_needs_something_else(four_workers):
     assert str(model.weight.spec) == "-, -"
 
 
-def test_a_copy_that_is_there_is_used(four_workers):
+def test_an_existing_copy_is_used(four_workers):
     mesh = gt.mesh(4, ["w"])
     mean, square = gt.zeros(8, 8, mesh=mesh), gt.zeros(8, 8, mesh=mesh)
     gradient = gt.randn(8, 8, mesh=mesh, placements=gt.Shard(0))
@@ -222,9 +190,6 @@ def test_a_query_runs_on_the_workers_of_the_scope(four_workers):
         found = x.nonzero()
     assert found.tolist() == [[0, 0], [1, 1]]
     assert found.spec.mesh.workers == (2, 3)
-
-
-# Entering and leaving
 
 
 def test_scopes_nest_and_the_innermost_configured_one_counts(four_workers):
@@ -335,9 +300,6 @@ def test_threads_and_tasks_keep_their_scopes_apart(four_workers):
     asyncio.run(main())
 
 
-# Configuration in use
-
-
 def test_registering_again_counts_from_the_next_op(four_workers):
     with gt.signal.context("s"):
         first = gt.zeros(4, 4)
@@ -348,7 +310,7 @@ def test_registering_again_counts_from_the_next_op(four_workers):
     assert [where(x) for x in (first, second, third)] == ["w, - on 0 1 2 3", "w, - on 0 1", "-, w on 2 3"]
 
 
-def test_a_signal_without_configuration_says_so_once(four_workers, caplog):
+def test_a_signal_without_configuration_is_logged_once(four_workers, caplog):
     with caplog.at_level(logging.INFO, "gt.signals"):
         for _ in range(3):
             with gt.signal.context("nowhere"):
@@ -358,7 +320,7 @@ def test_a_signal_without_configuration_says_so_once(four_workers, caplog):
     ]
 
 
-def test_workers_that_are_not_there(four_workers):
+def test_workers_that_are_not_connected(four_workers):
     configure("s", 0, [2, 5])
     message = r"'s' needs workers \[2, 5\].*GT_WORKERS=6 or gt.init\(workers=6\)"
     with pytest.raises(SignalError, match=message), gt.signal.context("s"):
@@ -369,7 +331,7 @@ def test_workers_that_are_not_there(four_workers):
     assert gt.zeros(2).sum().item() == 0
 
 
-def test_workers_that_a_file_names_and_that_are_not_there(four_workers, tmp_path):
+def test_a_file_that_names_workers_that_are_not_connected(four_workers, tmp_path):
     path = tmp_path / "signals.yaml"
     path.write_text("first: {shard: {axis: 0}}\nlate:\n  shard: {axis: 0, workers: [0, 9]}\n")
     gt.load_config(path)
@@ -378,13 +340,6 @@ def test_workers_that_a_file_names_and_that_are_not_there(four_workers, tmp_path
         gt.signal.context("late"),
     ):
         gt.zeros(2)
-
-
-def test_a_backward_that_names_no_signal(four_workers):
-    configure("forward", 0, backward="bakward")
-    configure("backward", 0)
-    with pytest.raises(SignalError, match="'bakward', which is not configured.*backward"):
-        gt.signal.enter("forward")
 
 
 def test_on_the_embedded_worker_only_the_numbers_matter():
@@ -409,9 +364,6 @@ def test_compile_reaches_the_workers(four_workers):
     assert {(scope.name, scope.compile) for e in executors for scope in e.scopes.values()} == {("s", True)}
 
 
-# One tensor
-
-
 def test_one_tensor(four_workers):
     configure("rows", 0)
     x = torch.randn(6, 4)
@@ -429,170 +381,6 @@ def test_one_tensor(four_workers):
     assert gt.signal.tensor([[1, 2]], name="rows").tolist() == [[1, 2]]
 
 
-# Backward
-
-
-def two_layers(scopes=("one", "two"), **contexts):
-    """Ops in two scopes, and between them one outside; the loss is outside too."""
-    x, w = gt.tensor(torch.randn(4, 4)), gt.tensor(torch.randn(4, 4)).requires_grad_()
-    with gt.signal.context(scopes[0], **contexts):
-        h = x @ w
-    h = h.sin()
-    with gt.signal.context(scopes[1]):
-        y = h.exp()
-    return y.sum(), w
-
-
-def test_gradients_run_under_the_backward_scope(four_workers):
-    configure("one", 0, [0, 1], backward="one back")
-    configure("one back", 0, [2, 3])
-    configure("two", 0, [2])
-    loss, w = two_layers()
-    _, ops = scopes_of(loss.backward)
-    assert ops == [("ones_like", "-"), ("mul", "two"), ("cos", "-"), ("mul", "-"), ("mm", "one back")]
-    assert w.grad.spec.mesh.workers == (2, 3)
-
-
-def test_backward_may_be_called_in_any_scope_and_thread(four_workers):
-    configure("one", 0, [0, 1], backward="one back")
-    configure("one back", 0, [2, 3])
-    configure("two", 0, [2])
-    configure("caller", 0, [3])
-    loss, w = two_layers()
-
-    def call():
-        with gt.signal.context("caller"):
-            return scopes_of(loss.backward)[1]
-
-    ops = dict(call())
-    assert (ops["mm"], ops["cos"]) == ("one back", "caller"), "what ran outside any scope is the caller's"
-    loss, w = two_layers()
-    seen = []
-    thread = threading.Thread(target=lambda: seen.append(scopes_of(loss.backward)[1]))
-    thread.start()
-    thread.join()
-    assert dict(seen[0])["mm"] == "one back"
-    assert w.grad.spec.mesh.workers == (2, 3)
-
-
-def test_what_another_thread_has_numbered_does_not_matter(four_workers):
-    configure("other", 0, [1])
-    x = gt.tensor(torch.randn(4, 4)).requires_grad_()
-    with gt.signal.context("unknown"):
-        y = x
-        for _ in range(20):
-            y = y.sin()
-
-    def make_as_many():
-        z = x
-        with gt.signal.context("other"):
-            for _ in range(40):
-                z = z.cos()
-
-    thread = threading.Thread(target=make_as_many)
-    thread.start()
-    thread.join()
-    assert {scope for _, scope in scopes_of(y.sum().backward)[1]} == {"-"}
-
-
-def test_the_backward_of_a_context_counts_more(four_workers):
-    configure("one", 0, [0, 1], backward="one back")
-    configure("one back", 0, [2, 3])
-    configure("own", 0, [1, 3])
-    loss, w = two_layers(("one", "unknown"), backward="own")
-    assert dict(scopes_of(loss.backward)[1])["mm"] == "own"
-    loss, w = two_layers(("unknown", "unknown"), backward="own")
-    assert dict(scopes_of(loss.backward)[1])["mm"] == "own"
-
-
-def test_double_backward_stays_in_the_backward_scopes(four_workers):
-    configure("one", 0, [0, 1], backward="back")
-    configure("back", 0, [2, 3], backward="back again")
-    configure("back again", 0, [1, 2])
-    x = gt.tensor(torch.randn(4, 4)).requires_grad_()
-    with gt.signal.context("one"):
-        y = x.sin()
-    (first,), ops = scopes_of(lambda: torch.autograd.grad(y.sum(), x, create_graph=True))
-    assert ("cos", "back") in ops
-    (second,), ops = scopes_of(lambda: torch.autograd.grad(first.sum(), x))
-    assert ("sin", "back again") in ops
-    torch.testing.assert_close(second.cpu(), -x.detach().cpu().sin())
-
-
-@pytest.mark.parametrize("reentrant", [True, False])
-def test_recomputed_ops_run_in_the_scope_that_they_enter_or_in_that_of_the_gradient(four_workers, reentrant):
-    configure("one", 0, [0, 1], backward="back")
-    configure("back", 0, [2, 3])
-    configure("inside", 0, [1])
-
-    def layer(x):
-        with gt.signal.context("inside"):
-            x = x.sin()
-        return x.exp()
-
-    x = gt.tensor(torch.randn(4, 4)).requires_grad_()
-    with gt.signal.context("one"):
-        y = checkpoint(layer, x, use_reentrant=reentrant)
-    loss = y.sum()
-    _, ops = scopes_of(loss.backward)
-    named = {}
-    for op, scope in ops:
-        named.setdefault(op, set()).add(scope)
-    assert named["sin"] == {"inside"}
-    assert named["exp"] <= {"back"}
-    assert named["cos"] == {"inside"}
-    plain = x.detach().cpu().requires_grad_()
-    layer(plain).sum().backward()
-    torch.testing.assert_close(x.grad.cpu(), plain.grad)
-
-
-def test_accumulation_stays_where_the_gradient_is(four_workers):
-    configure("one", 0, [0, 1])
-    w = gt.tensor(torch.randn(4, 4)).requires_grad_()
-    for _ in range(2):
-        with gt.signal.context("one"):
-            y = (w * 2).sum()
-        _, ops = scopes_of(y.backward)
-    assert w.grad.spec.mesh.workers == (0, 1)
-    assert torch.equal(w.grad.cpu(), torch.full((4, 4), 4.0))
-
-
-def test_accumulation_is_not_the_callers(four_workers):
-    """Nor of the scope that the numbers before it are of."""
-    configure("one", 0, [0, 1])
-    configure("caller", 0, [3])
-    w = gt.tensor(torch.randn(4, 4)).requires_grad_()
-    for _ in range(2):
-        with gt.signal.context("one"):
-            y = (w * 2).sum()
-        with gt.signal.context("caller"):
-            _, ops = scopes_of(y.backward)
-    assert [scope for op, scope in ops if op.startswith("add")] == ["-"]
-    assert w.grad.spec.mesh.workers == (0, 1)
-
-
-class Scaled(torch.autograd.Function):
-    """Issues no op forward."""
-
-    @staticmethod
-    def forward(ctx, x):
-        return x.view_as(x)
-
-    @staticmethod
-    def backward(ctx, gradient):
-        return gradient.exp()
-
-
-def test_gradients_of_what_issues_no_op_are_of_their_scope_too(four_workers):
-    configure("one", 0, [0, 1])
-    x = gt.tensor(torch.randn(4, 4)).requires_grad_()
-    with gt.signal.context("one"):
-        y = Scaled.apply(x)
-    loss = y.sin().sum()
-    _, ops = scopes_of(loss.backward)
-    assert dict(ops)["exp"] == "one"
-
-
 def test_ops_that_write_beside_their_results_run_where_the_scope_says(four_workers):
     configure("s", 0)
     x = torch.randn(8, 3)
@@ -605,22 +393,6 @@ def test_ops_that_write_beside_their_results_run_where_the_scope_says(four_worke
         torch.testing.assert_close(y.cpu(), expected)
         torch.testing.assert_close(ours[1].cpu(), statistics[0])
         assert y.spec.mesh.workers == ours[1].spec.mesh.workers == (0, 1, 2, 3)
-
-
-def test_marks_do_not_grow_without_end(four_workers, monkeypatch):
-    monkeypatch.setattr("gt.client.scopes._MOST_MARKS", 16)
-    configure("one", 0, [0, 1], backward="back")
-    configure("back", 0, [2])
-    x = gt.tensor(torch.ones(2)).requires_grad_()
-    for _ in range(40):
-        with gt.signal.context("one"):
-            y = x.sin()
-        z = y * 2
-        _, ops = scopes_of(z.sum().backward)
-        assert ("cos", "back") in ops
-
-
-# Without signals
 
 
 @pytest.mark.parametrize(
@@ -650,8 +422,6 @@ def test_created_tensors_are_shared_among_all_workers(monkeypatch, setting, shap
         assert host.spec.is_whole, "host data is not cut"
     gt.shutdown()
 
-
-# Whatever the scopes, the numbers are torch's
 
 CONFIGS = [
     ShardConfig(axis=0),

@@ -1,4 +1,4 @@
-"""The strategies of the documentation: torch's numbers, and what each claims about bytes and collectives."""
+"""The strategies of the documentation: torch's numbers, and the documented bytes and collectives."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ from tests.subprocesses import ROOT
 SIGNALS = ROOT / "examples" / "signals"
 ALL = [0, 1, 2, 3]
 GRID = {"mesh": {"dp": 2, "tp": 2}, "workers": ALL}
-ONE_NUMBER = 24  # bytes to add up one number over four workers
+ONE_NUMBER = 24  # bytes to sum one number over four workers
 
 
 @pytest.fixture(autouse=True, scope="module")
 def one_thread():
-    """Shards here are tiny: threads that wait for each other make kernels many times slower on a busy machine."""
+    """One torch thread: on tiny shards, threads that wait for each other make kernels many times slower."""
     before = torch.get_num_threads()
     torch.set_num_threads(1)
     yield
@@ -50,7 +50,7 @@ def close(ours, theirs):
 
 
 def train(model, x, y, steps, make=torch.optim.SGD):
-    """Losses, and what moved in each step."""
+    """The losses, and the communication of each step."""
     optimizer = make(model.parameters(), lr=0.05)
     losses, moved = [], []
     for _ in range(steps):
@@ -360,7 +360,7 @@ def test_the_layers_of_a_pipeline_are_on_their_workers(four_workers, gpt2):
     assert comm.pairs[0, 1] >= activation
 
 
-# What a module pattern holds for
+# The modules that a pattern applies to
 
 
 def test_a_pattern_holds_for_what_is_inside_unless_a_later_one_does(four_workers, tmp_path):

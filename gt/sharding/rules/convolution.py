@@ -223,6 +223,8 @@ class _OutputMask(NamedTuple):
     bias: bool
 
     def halo_operand(self, conv: Convolution) -> int | None:
+        """The operand that needs a halo if spatial dims are cut; None if they cannot be cut, since the gradients of
+        input and weight need different halos."""
         if self.input:
             return None if self.weight or self.bias else _GRAD
         if conv.transposed:

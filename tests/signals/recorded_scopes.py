@@ -1,0 +1,38 @@
+"""Helpers of tests of scopes: configuring signals, and recording the scope of each op that is sent."""
+
+from __future__ import annotations
+
+import gt
+from gt import ShardConfig, SignalConfig
+from gt.client import session as sessions
+from gt.core.messages import DefineScope, RunOp
+
+ALL = [0, 1, 2, 3]
+
+
+def configure(name, axis=None, workers=ALL, backward=None, **shard):
+    gt.register_config(name, SignalConfig(ShardConfig(axis, workers, **shard), backward))
+
+
+def scopes_of(work):
+    """The result of `work`, and the ops that it issued, each with the name of its scope (`~`: without constraints)."""
+    session = sessions.current()
+    session.outbox.flush()
+    sent = []
+    send, session._channel.send = (
+        session._channel.send,
+        lambda batch, buffers: (sent.extend(batch), send(batch, buffers)),
+    )
+    try:
+        result = work()
+        session.outbox.flush()
+    finally:
+        session._channel.send = send
+    codes = {
+        code: key[0] + ("" if key[1] is None or key[1].asks else "~") for key, code in session.scoping._codes.items()
+    }
+    ops = [
+        (session.signatures[op.code].op.split(".")[1], codes.get(op.scope, "-")) for op in sent if isinstance(op, RunOp)
+    ]
+    assert all(isinstance(record, DefineScope) is False or record.code in codes for record in sent)
+    return result, ops

@@ -1,0 +1,194 @@
+"""Backward scopes: the signals under which gradients run."""
+
+from __future__ import annotations
+
+import threading
+
+import pytest
+import torch
+from torch.utils.checkpoint import checkpoint
+
+import gt
+from gt.core.errors import SignalError
+from tests.signals.recorded_scopes import configure, scopes_of
+
+
+def test_a_backward_that_names_no_signal(four_workers):
+    configure("forward", 0, backward="bakward")
+    configure("backward", 0)
+    with pytest.raises(SignalError, match="'bakward', which is not configured.*backward"):
+        gt.signal.enter("forward")
+
+
+def two_layers(scopes=("one", "two"), **contexts):
+    """Ops in two scopes, with one op between them and the loss outside of scopes."""
+    x, w = gt.tensor(torch.randn(4, 4)), gt.tensor(torch.randn(4, 4)).requires_grad_()
+    with gt.signal.context(scopes[0], **contexts):
+        h = x @ w
+    h = h.sin()
+    with gt.signal.context(scopes[1]):
+        y = h.exp()
+    return y.sum(), w
+
+
+def test_gradients_run_under_the_backward_scope(four_workers):
+    configure("one", 0, [0, 1], backward="one back")
+    configure("one back", 0, [2, 3])
+    configure("two", 0, [2])
+    loss, w = two_layers()
+    _, ops = scopes_of(loss.backward)
+    assert ops == [("ones_like", "-"), ("mul", "two"), ("cos", "-"), ("mul", "-"), ("mm", "one back")]
+    assert w.grad.spec.mesh.workers == (2, 3)
+
+
+def test_backward_may_be_called_in_any_scope_and_thread(four_workers):
+    configure("one", 0, [0, 1], backward="one back")
+    configure("one back", 0, [2, 3])
+    configure("two", 0, [2])
+    configure("caller", 0, [3])
+    loss, w = two_layers()
+
+    def call():
+        with gt.signal.context("caller"):
+            return scopes_of(loss.backward)[1]
+
+    ops = dict(call())
+    assert (ops["mm"], ops["cos"]) == ("one back", "caller"), "what ran outside any scope is the caller's"
+    loss, w = two_layers()
+    seen = []
+    thread = threading.Thread(target=lambda: seen.append(scopes_of(loss.backward)[1]))
+    thread.start()
+    thread.join()
+    assert dict(seen[0])["mm"] == "one back"
+    assert w.grad.spec.mesh.workers == (2, 3)
+
+
+def test_what_another_thread_has_numbered_does_not_matter(four_workers):
+    configure("other", 0, [1])
+    x = gt.tensor(torch.randn(4, 4)).requires_grad_()
+    with gt.signal.context("unknown"):
+        y = x
+        for _ in range(20):
+            y = y.sin()
+
+    def make_as_many():
+        z = x
+        with gt.signal.context("other"):
+            for _ in range(40):
+                z = z.cos()
+
+    thread = threading.Thread(target=make_as_many)
+    thread.start()
+    thread.join()
+    assert {scope for _, scope in scopes_of(y.sum().backward)[1]} == {"-"}
+
+
+def test_the_backward_of_a_context_counts_more(four_workers):
+    configure("one", 0, [0, 1], backward="one back")
+    configure("one back", 0, [2, 3])
+    configure("own", 0, [1, 3])
+    loss, w = two_layers(("one", "unknown"), backward="own")
+    assert dict(scopes_of(loss.backward)[1])["mm"] == "own"
+    loss, w = two_layers(("unknown", "unknown"), backward="own")
+    assert dict(scopes_of(loss.backward)[1])["mm"] == "own"
+
+
+def test_double_backward_stays_in_the_backward_scopes(four_workers):
+    configure("one", 0, [0, 1], backward="back")
+    configure("back", 0, [2, 3], backward="back again")
+    configure("back again", 0, [1, 2])
+    x = gt.tensor(torch.randn(4, 4)).requires_grad_()
+    with gt.signal.context("one"):
+        y = x.sin()
+    (first,), ops = scopes_of(lambda: torch.autograd.grad(y.sum(), x, create_graph=True))
+    assert ("cos", "back") in ops
+    (second,), ops = scopes_of(lambda: torch.autograd.grad(first.sum(), x))
+    assert ("sin", "back again") in ops
+    torch.testing.assert_close(second.cpu(), -x.detach().cpu().sin())
+
+
+@pytest.mark.parametrize("reentrant", [True, False])
+def test_recomputed_ops_run_in_the_scope_that_they_enter_or_in_that_of_the_gradient(four_workers, reentrant):
+    configure("one", 0, [0, 1], backward="back")
+    configure("back", 0, [2, 3])
+    configure("inside", 0, [1])
+
+    def layer(x):
+        with gt.signal.context("inside"):
+            x = x.sin()
+        return x.exp()
+
+    x = gt.tensor(torch.randn(4, 4)).requires_grad_()
+    with gt.signal.context("one"):
+        y = checkpoint(layer, x, use_reentrant=reentrant)
+    loss = y.sum()
+    _, ops = scopes_of(loss.backward)
+    named = {}
+    for op, scope in ops:
+        named.setdefault(op, set()).add(scope)
+    assert named["sin"] == {"inside"}
+    assert named["exp"] <= {"back"}
+    assert named["cos"] == {"inside"}
+    plain = x.detach().cpu().requires_grad_()
+    layer(plain).sum().backward()
+    torch.testing.assert_close(x.grad.cpu(), plain.grad)
+
+
+def test_accumulation_stays_where_the_gradient_is(four_workers):
+    configure("one", 0, [0, 1])
+    w = gt.tensor(torch.randn(4, 4)).requires_grad_()
+    for _ in range(2):
+        with gt.signal.context("one"):
+            y = (w * 2).sum()
+        _, ops = scopes_of(y.backward)
+    assert w.grad.spec.mesh.workers == (0, 1)
+    assert torch.equal(w.grad.cpu(), torch.full((4, 4), 4.0))
+
+
+def test_accumulation_is_not_the_callers(four_workers):
+    """Accumulation runs neither in the scope of the caller nor in that of the nodes numbered before it."""
+    configure("one", 0, [0, 1])
+    configure("caller", 0, [3])
+    w = gt.tensor(torch.randn(4, 4)).requires_grad_()
+    for _ in range(2):
+        with gt.signal.context("one"):
+            y = (w * 2).sum()
+        with gt.signal.context("caller"):
+            _, ops = scopes_of(y.backward)
+    assert [scope for op, scope in ops if op.startswith("add")] == ["-"]
+    assert w.grad.spec.mesh.workers == (0, 1)
+
+
+class Scaled(torch.autograd.Function):
+    """A function whose forward issues no op."""
+
+    @staticmethod
+    def forward(ctx, x):
+        return x.view_as(x)
+
+    @staticmethod
+    def backward(ctx, gradient):
+        return gradient.exp()
+
+
+def test_gradients_of_what_issues_no_op_are_of_their_scope_too(four_workers):
+    configure("one", 0, [0, 1])
+    x = gt.tensor(torch.randn(4, 4)).requires_grad_()
+    with gt.signal.context("one"):
+        y = Scaled.apply(x)
+    loss = y.sin().sum()
+    _, ops = scopes_of(loss.backward)
+    assert dict(ops)["exp"] == "one"
+
+
+def test_marks_do_not_grow_without_end(four_workers, monkeypatch):
+    monkeypatch.setattr("gt.client.scopes._MOST_MARKS", 16)
+    configure("one", 0, [0, 1], backward="back")
+    configure("back", 0, [2])
+    x = gt.tensor(torch.ones(2)).requires_grad_()
+    for _ in range(40):
+        with gt.signal.context("one"):
+            y = x.sin()
+        z = y * 2
+        _, ops = scopes_of(z.sum().backward)
+        assert ("cos", "back") in ops
