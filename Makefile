@@ -6,7 +6,7 @@ STAMP := $(VENV)/.ready
 SECONDS ?= 60
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test lint test-slow conformance conformance-formats crash-detector faults fuzz benchmark clean
+.PHONY: help setup demo test lint test-slow test-torch conformance conformance-formats crash-detector faults fuzz benchmark clean
 
 help:  ## this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "%-20s %s\n", $$1, $$2}'
@@ -32,6 +32,14 @@ test: lint  ## lint, types and tests (under 15 minutes on 2 cores)
 
 test-slow: setup  ## tests that take minutes each
 	$(RUN) -m pytest -m slow --timeout 1800
+
+TORCH ?= 2.13.0
+TORCH_VENV ?= .venv-torch-$(TORCH)
+test-torch:  ## tests on another version of torch, in an environment of its own: make test-torch TORCH=2.10.0
+	test -x $(TORCH_VENV)/bin/python || $(PYTHON) -m venv $(TORCH_VENV)
+	grep -v '^torch==' constraints.txt > $(TORCH_VENV)/constraints.txt
+	$(TORCH_VENV)/bin/pip install --quiet --disable-pip-version-check --constraint $(TORCH_VENV)/constraints.txt torch==$(TORCH) --editable ".[dev]"
+	$(TORCH_VENV)/bin/python -m pytest -m "not slow" -n 2 --dist loadfile
 
 conformance: setup  ## torch's op database: embedded, on random layouts, under masks of gradients
 	$(RUN) -m tests.conformance --jobs 2

@@ -29,9 +29,14 @@ class FactoryMode(TorchDispatchMode):
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
-        if func is _LIFT or (not types and _is_factory(func) and _is_host(kwargs.get("device"))):
+        if _is_lift(func, args) or (not types and _is_factory(func) and _is_host(kwargs.get("device"))):
             return self._cls.__torch_dispatch__(func, types, args, kwargs, self._layout)
         return func(*args, **kwargs)
+
+
+def _is_lift(func: Any, args: Any) -> bool:
+    """Whether `torch.tensor(...)` hands over the tensor that it has made of Python values in memory."""
+    return func is _LIFT and args[0].device.type == "cpu"
 
 
 @functools.cache

@@ -37,8 +37,11 @@ def test_reasons_are_for_ops_that_have_no_rule(rows):
     assert [pattern for pattern in CANNOT if not fnmatch.filter(names, pattern)] == []
 
 
+REMOVED = {"aten.cholesky"}  # ops of an older torch that this one may not have any more
+
+
 def test_rules_are_for_existing_ops():
-    known = {name for op in aten_ops() for name in (str(op), str(op.overloadpacket))}
+    known = REMOVED | {name for op in aten_ops() for name in (str(op), str(op.overloadpacket))}
     assert [op for op in TABLE if op.startswith("aten.") and op not in known] == []
 
 

@@ -169,6 +169,11 @@ def _index_put_(target: Array, indices: Sequence[Array | None], values: Array, a
     return target
 
 
+def _index_fill_(target: Array, dim: int, index: Array, value: Operand) -> Array:
+    np.moveaxis(target, dim, 0)[_within(index, target.shape[dim])] = cast(value, target.dtype)
+    return target
+
+
 def _within(index: Array, size: int) -> Array:
     """Indices that torch refuses where NumPy would count from the end."""
     if index.size and (index.min() < 0 or index.max() >= size):
@@ -289,6 +294,7 @@ OPS: dict[str, Op] = {
     "aten.stack.default": _stack,
     "aten.index.Tensor": _index,
     "aten.index_put_.default": _index_put_,
+    "aten.index_fill_.int_Scalar": _index_fill_,
     "aten.index_select.default": _index_select,
     "aten.gather.default": _gather,
     "aten.embedding.default": _embedding,

@@ -313,6 +313,7 @@ WRITES: dict[str, Expression] = {
     "index_put_": lambda t: (
         written(t.x, lambda x: x.__setitem__(t.pick[:2], 5.0)), written(t.x, lambda x: x.__setitem__(t.m, 0.0)),
     ),
+    "index_fill_": lambda t: written(t.x, lambda x: x.index_fill_(1, t.pick[:2], 5.0)),
     "index_put_ sum": lambda t: written(t.v, lambda v: v.index_put_((t.pick,), torch.ones(5), accumulate=True)),
     "row": lambda t: written(t.x, lambda x: x[1].add_(10)),
     "column": lambda t: written(t.x, lambda x: x[:, 1].mul_(t.x[:, 0])),
