@@ -11,6 +11,7 @@ from gt.core.messages import (
     Command,
     CreateTensor,
     DefineOp,
+    ForgetOps,
     FreeTensors,
     Instruction,
     QueryOp,
@@ -19,14 +20,9 @@ from gt.core.messages import (
     RunOp,
     Segment,
     StoreReady,
-    WorkerDefineOp,
     WorkerDefineProgram,
     WorkerFetchTensor,
-    WorkerForgetOps,
-    WorkerFreeTensors,
-    WorkerQueryOp,
     WorkerReviveTensor,
-    WorkerRunOp,
 )
 from gt.core.meta import TensorMeta
 from gt.core.signatures import Number, Signature
@@ -170,17 +166,17 @@ def _names(*ids: int) -> str:
 
 def _print(command: Command) -> str:
     match command:
-        case WorkerRunOp(code, inputs, outputs):
+        case RunOp(code, inputs, outputs):
             return f"{_names(code)}({_names(*inputs)}) -> {_names(*outputs)}"
-        case WorkerQueryOp(_, code, inputs, written):
+        case QueryOp(_, code, inputs, written):
             return f"{_names(code)}?({_names(*inputs)}) -> {_names(*written)}".removesuffix(" -> ")
-        case WorkerDefineOp(code):
+        case DefineOp(code):
             return f"define {_names(code)}"
         case WorkerDefineProgram(code, op):
             return f"define {_names(code)}: {op}"
-        case WorkerFreeTensors(ids):
+        case FreeTensors(ids):
             return f"free {_names(*ids)}"
-        case WorkerForgetOps(codes):
+        case ForgetOps(codes):
             return f"forget {_names(*codes)}"
         case WorkerReviveTensor(ident, output):
             return f"revive {_names(ident)} -> {_names(output)}"

@@ -55,20 +55,12 @@ from gt.core.messages import (
     WorkerEndSession,
     WorkerEndStep,
     WorkerFetchTensor,
-    WorkerForgetOps,
-    WorkerFreeTensors,
     WorkerHostStore,
     WorkerInfo,
     WorkerJoinStore,
-    WorkerQueryOp,
-    WorkerReadStats,
-    WorkerReadTimeline,
     WorkerReadTraffic,
-    WorkerReadVersions,
     WorkerReportProgress,
     WorkerReviveTensor,
-    WorkerRunOp,
-    WorkerSynchronize,
 )
 from gt.dispatcher.deferred_failures import DeferredFailures
 from gt.dispatcher.fair_queue import FairQueue
@@ -337,7 +329,7 @@ class Dispatcher:
 
     def _run_op(self, session: SessionRecord, op: RunOp, _: Buffer | None) -> None:
         state = self.state
-        known = session.ops.get(op.code) or session.op(op.code)
+        known = session.ops.get(op.op_id) or session.op(op.op_id)
         inputs, outputs = op.inputs, op.outputs
         tensors = state.tensors
         policy = state.policy(session, op.scope) if op.scope else None
@@ -369,14 +361,15 @@ class Dispatcher:
         if session.watches:
             self._placing.collect(session, prepared.plan.collectives, op.site)
         copies = state.replace(writes, op.inputs, outputs, prepared.results)
-        command = WorkerRunOp(prepared.code, inputs, outputs, op.scalars, op.scope, op.site)
+        same = prepared.code == op.op_id and inputs is op.inputs
+        command = op if same else RunOp(prepared.code, inputs, outputs, op.scalars, op.scope, op.site)
         self._post.out.append(ToWorkers(prepared.plan.workers, command, None, prepared.meets))  # without a call
         if copies:
             self._placing.free(copies)
 
     def _query(self, session: SessionRecord, query: QueryOp, _: Buffer | None) -> None:
         """Runs on whole tensors, since only running it tells what it gives."""
-        op = session.op(query.code)
+        op = session.op(query.op_id)
         op.require_fit_of_query(query.inputs, query.written)
         self.state.require_new(query.written)
         self.state.begin_run(session, query.first)
@@ -399,15 +392,15 @@ class Dispatcher:
                 for ident in query.inputs
             ]
         )
-        self._plans.tell(session, mesh.workers, query.code)
+        self._plans.tell(session, mesh.workers, query.op_id)
         written = [query.inputs[place] for place in op.signature.writes]
         renewed = [(new, self.state.held(old).meta) for old, new in zip(written, query.written, strict=True)]
         copies = [copy for ident in written for copy in self.state.remove(ident)[1:]]
         for ident, meta in renewed:
             self.state.place(ident, TensorRecord.of(meta, whole(mesh, len(meta.shape))))
         self._requests.wait_for_query(query.request, mesh, query.first, renewed)
-        command = WorkerQueryOp(
-            query.request, query.code, inputs, query.written, query.first, query.scalars, query.scope, query.site
+        command = QueryOp(
+            query.request, query.op_id, inputs, query.written, query.first, query.scalars, query.scope, query.site
         )
         self._post.command(mesh.workers, command)
         self._placing.free(copies)
@@ -450,7 +443,7 @@ class Dispatcher:
 
     def _free(self, session: SessionRecord, free: FreeTensors, _: Buffer | None) -> None:
         for mesh, idents in self.state.remove_all(free.ids).items():
-            self._post.command(mesh.workers, WorkerFreeTensors(tuple(idents)))
+            self._post.command(mesh.workers, FreeTensors(tuple(idents)))
 
     def _fetch(self, session: SessionRecord, fetch: FetchTensor, _: Buffer | None) -> None:
         """A tensor that is whole somewhere is read there; another one is gathered on one worker first."""
@@ -492,7 +485,7 @@ class Dispatcher:
         if not workers:
             raise NoWorkers
         self._requests.wait_for_versions(read.request, workers, read.ids)
-        self._post.command(workers, WorkerReadVersions(read.request, tuple(sources)))
+        self._post.command(workers, ReadVersions(read.request, tuple(sources)))
 
     def _begin_step(self, session: SessionRecord, begin: BeginStep, _: Buffer | None) -> None:
         """Gradients are brought to where their parameters are, so that no exchange can fail in the middle of the step.
@@ -529,7 +522,7 @@ class Dispatcher:
         self._post.command(tuple(self.state.workers), WorkerBeginStep(begin.step, gradients, token))
         self._placing.add_up(session, ready, token, tokens, begin.site)
         self._post.command(tuple(ready), WorkerAgreeOnStep(begin.step, tokens))
-        self._post.command(tuple(self.state.workers), WorkerFreeTensors((token,)))
+        self._post.command(tuple(self.state.workers), FreeTensors((token,)))
 
     def _end_step(self, session: SessionRecord, end: EndStep, _: Buffer | None) -> None:
         self._post.command(tuple(self.state.workers), WorkerEndStep(end.step, session.halt is None))
@@ -548,17 +541,17 @@ class Dispatcher:
         self._post.answer(session.ident, Located(locate.request, self.state.held(locate.id).spec.record()))
 
     def _synchronize(self, session: SessionRecord, synchronize: Synchronize, _: Buffer | None) -> None:
-        self._ask_all(synchronize.request, WorkerSynchronize(synchronize.request), Synchronized)
+        self._ask_all(synchronize.request, Synchronize(synchronize.request), Synchronized)
 
     def _read_traffic(self, session: SessionRecord, read: ReadTraffic, _: Buffer | None) -> None:
         self.state.watch(session, read.watch)
         self._ask_all(read.request, WorkerReadTraffic(read.request), Traffic)
 
     def _read_stats(self, session: SessionRecord, read: ReadStats, _: Buffer | None) -> None:
-        self._ask_all(read.request, WorkerReadStats(read.request), Stats)
+        self._ask_all(read.request, ReadStats(read.request), Stats)
 
     def _read_timeline(self, session: SessionRecord, read: ReadTimeline, _: Buffer | None) -> None:
-        self._ask_all(read.request, WorkerReadTimeline(read.request, read.limit), TimelineReport)
+        self._ask_all(read.request, ReadTimeline(read.request, read.limit), TimelineReport)
 
     def _ask_all(self, request: int, command: Command, answer: type[Reply]) -> None:
         workers = tuple(self.state.workers)
@@ -568,31 +561,31 @@ class Dispatcher:
         self._post.command(workers, command)
 
     def _define_op(self, session: SessionRecord, define: DefineOp, _: Buffer | None) -> None:
-        if define.code in session.ops:
+        if define.op_id in session.ops:
             raise InvalidInstruction(
-                f"op {define.code} is defined already; the workers that know it would run what it was"
+                f"op {define.op_id} is defined already; the workers that know it would run what it was"
             )
-        self.state.define_op(session, OpRecord.of(define.code, define.signature))
+        self.state.define_op(session, OpRecord.of(define.op_id, define.signature))
 
     def _forget_ops(self, session: SessionRecord, forget: ForgetOps, _: Buffer | None) -> None:
         """The plans of these ops go with them, on the workers too, and so do all moves."""
-        self._plans.forget(session, self.state.forget_ops(session, forget.codes))
+        self._plans.forget(session, self.state.forget_ops(session, forget.op_ids))
         for number, worker in self.state.workers.items():
-            known = tuple(worker.known.intersection(forget.codes))
+            known = tuple(worker.known.intersection(forget.op_ids))
             if known:
                 self.state.note_unknown(number, known)
-                self._post.command((number,), WorkerForgetOps(known))
+                self._post.command((number,), ForgetOps(known))
 
     def _define_site(self, session: SessionRecord, define: DefineSite, _: Buffer | None) -> None:
-        self.state.define_site(session, define.code, define.file, define.line)
+        self.state.define_site(session, define.site_id, define.file, define.line)
 
     def _define_scope(self, session: SessionRecord, define: DefineScope, _: Buffer | None) -> None:
         try:
             policy = Policy(define.policy) if define.policy is not None else None
         except ValueError as error:
             raise InvalidInstruction(str(error)) from None
-        self.state.define_scope(session, define.code, ScopeRecord(define.name, policy, define.compile))
-        command = WorkerDefineScope(session.ident, define.code, define.name, define.compile)
+        self.state.define_scope(session, define.scope_id, ScopeRecord(define.name, policy, define.compile))
+        command = WorkerDefineScope(session.ident, define.scope_id, define.name, define.compile)
         self._post.command(tuple(self.state.workers), command)
 
     def _goodbye(self, session: SessionRecord, goodbye: Goodbye, _: Buffer | None) -> None:

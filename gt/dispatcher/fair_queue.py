@@ -111,7 +111,7 @@ class FairQueue:
     def _cost(self, session: SessionRecord, instruction: Instruction) -> int:
         tensors = self._state.tensors
         if isinstance(instruction, RunOp | QueryOp):
-            op = session.ops.get(instruction.code)
+            op = session.ops.get(instruction.op_id)
             nbytes = sum([tensors[ident].nbytes for ident in instruction.inputs if ident in tensors])
             return 1 + (nbytes + (op.nbytes if op is not None else 0)) // UNIT_BYTES
         if isinstance(instruction, CreateTensor):

@@ -7,8 +7,8 @@ from typing import TypeAlias
 import msgspec
 
 from gt.core.events import Direction, Event, Message, Observer
-from gt.core.ids import session_of
-from gt.core.messages import Answer, Command, DefineOp, DefineSite, WorkerDefineOp
+from gt.core.messages import Answer, Command, DefineOp, DefineSite
+from gt.core.record_fields import owner_of
 from gt.dispatcher.state import State
 
 Buffer: TypeAlias = memoryview | bytes | bytearray
@@ -68,16 +68,12 @@ class MessageQueue:
         """Tell the observer, with codes resolved to what they stand for."""
         if self.observer is None:
             return
-        sessions = self._state.sessions
-        code = getattr(message, "code", -1)
-        session = sessions.get(session_of(code)) if code >= 0 else None
-        op = session.op_name(code) if session is not None else ""
-        if isinstance(message, DefineOp | WorkerDefineOp):
+        session = self._state.sessions.get(owner_of(message)) if message is not None else None
+        op_id, site_id = getattr(message, "op_id", None), getattr(message, "site", None)
+        op = session.op_name(op_id) if session is not None and op_id is not None else ""
+        if isinstance(message, DefineOp):
             op = message.signature.op
-        ident = getattr(message, "id", getattr(message, "output", 0))
-        owner = session or sessions.get(session_of(ident))
-        place = getattr(message, "site", None)
-        site = owner.site(place) if owner is not None and place is not None else ""
+        site = session.site(site_id) if session is not None and site_id is not None else ""
         if isinstance(message, DefineSite):
             site = f"{message.file}:{message.line}"
         self.observer(Event(direction, peer, message, op, site))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from gt.core.messages import Gathered, RunOp, WorkerDefineOp, WorkerForgetOps
+from gt.core.messages import DefineOp, ForgetOps, Gathered, RunOp
 from gt.dispatcher.outgoing import MessageQueue
 from gt.dispatcher.planner import meeting_place, plan_op
 from gt.dispatcher.replicas import Replicas
@@ -116,10 +116,10 @@ class PlanCache:
         if new:
             for worker in new:
                 self._state.note_known(worker, code)
-            self._post.command(tuple(new), WorkerDefineOp(code, session.ops[code].signature))
+            self._post.command(tuple(new), DefineOp(code, session.ops[code].signature))
 
     def forget(self, session: SessionRecord, plans: Sequence[CachedPlan]) -> None:
         for prepared in plans:
             workers = tuple([worker for worker in prepared.plan.workers if worker in self._state.workers])
             if self._state.forget_program(session, prepared.code) and workers:
-                self._post.command(workers, WorkerForgetOps((prepared.code,)))
+                self._post.command(workers, ForgetOps((prepared.code,)))

@@ -95,10 +95,10 @@ def _failure(
     state: State, session: SessionRecord, instruction: RunOp | QueryOp | CreateTensor | Redistribute, error: Exception
 ) -> Failure:
     match instruction:
-        case RunOp(code, inputs, outputs):
-            op, origin = session.op(code).signature.op, next(iter(outputs), 0)
-        case QueryOp(request, code, inputs):
-            op, origin = session.op(code).signature.op, request
+        case RunOp(op_id, inputs, outputs):
+            op, origin = session.op(op_id).signature.op, next(iter(outputs), 0)
+        case QueryOp(request, op_id, inputs):
+            op, origin = session.op(op_id).signature.op, request
         case CreateTensor(ident):
             op, inputs, origin = "upload", (), ident
         case Redistribute(source, target):
@@ -120,7 +120,7 @@ def _lose_results(
         state.require_new((instruction.output,))
         state.lose(instruction.output, state.meta(instruction.input), cause)
     elif isinstance(instruction, RunOp):
-        op = session.op(instruction.code)
+        op = session.op(instruction.op_id)
         op.require_fit(instruction.inputs, instruction.outputs)
         state.require_new(instruction.outputs)
         results = zip(instruction.outputs, op.signature.outputs, strict=False)
@@ -129,7 +129,7 @@ def _lose_results(
             state.lose(ident, meta, cause)
         return _lose_written(state, written, instruction.outputs[len(op.signature.outputs) :], cause)
     elif isinstance(instruction, QueryOp):
-        op = session.op(instruction.code)
+        op = session.op(instruction.op_id)
         op.require_fit_of_query(instruction.inputs, instruction.written)
         state.require_new(instruction.written)
         return _lose_written(state, _written(state, op.signature, instruction.inputs), instruction.written, cause)

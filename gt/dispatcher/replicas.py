@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import msgspec
 
-from gt.core.messages import STEP_TOKEN, Collective, WorkerDefineProgram, WorkerFreeTensors, WorkerRunOp
+from gt.core.messages import STEP_TOKEN, Collective, FreeTensors, RunOp, WorkerDefineProgram
 from gt.core.meta import TensorMeta
 from gt.dispatcher.outgoing import MessageQueue
 from gt.dispatcher.planner import Plan, plan_move
@@ -89,7 +89,7 @@ class Replicas:
         self._state.lay_out(ident, spec)
         apart = tuple([worker for worker in before.workers if worker not in spec.mesh])
         if apart:
-            self._post.command(apart, WorkerFreeTensors((ident,)))
+            self._post.command(apart, FreeTensors((ident,)))
         self.rename(session, self._state.tensors[ident], alias, ident, site)
 
     def move(
@@ -98,14 +98,14 @@ class Replicas:
         """Make what workers hold by one id there in another layout, by another id."""
         prepared = self._prepared(session, held.meta, held.spec, spec)
         self.collect(session, prepared.plan.collectives, site, op)
-        command = WorkerRunOp(prepared.code, (ident,), (alias,), (), 0, site)
+        command = RunOp(prepared.code, (ident,), (alias,), (), 0, site)
         self._post.command(prepared.plan.workers, command, None, prepared.meets)
 
     def add_up(self, session: SessionRecord, workers: Sequence[int], ident: int, alias: int, site: int) -> None:
         """Add up the tokens of a step that some workers hold; all of them get the sum."""
         mesh = DeviceMesh([len(workers)], ["w"], workers)
         prepared = self._prepared(session, STEP_TOKEN, parse_spec("- + w", mesh), whole(mesh, 1))
-        command = WorkerRunOp(prepared.code, (ident,), (alias,), (), 0, site)
+        command = RunOp(prepared.code, (ident,), (alias,), (), 0, site)
         self._post.command(prepared.plan.workers, command, None, prepared.meets)
 
     def _prepared(
@@ -121,8 +121,8 @@ class Replicas:
     def rename(self, session: SessionRecord, held: TensorRecord, alias: int, ident: int, site: int) -> None:
         """Give what workers know by one id another one."""
         prepared = self._prepared(session, held.meta, held.spec, held.spec)
-        self._post.command(held.spec.mesh.workers, WorkerRunOp(prepared.code, (alias,), (ident,), (), 0, site))
-        self._post.command(held.spec.mesh.workers, WorkerFreeTensors((alias,)))
+        self._post.command(held.spec.mesh.workers, RunOp(prepared.code, (alias,), (ident,), (), 0, site))
+        self._post.command(held.spec.mesh.workers, FreeTensors((alias,)))
 
     def gather_for_good(self, session: SessionRecord, ident: int, mesh: DeviceMesh, site: int) -> None:
         """Make a tensor whole on a mesh, and nothing else."""
@@ -144,13 +144,13 @@ class Replicas:
         for ident, mesh in freed:
             by_mesh.setdefault(mesh, []).append(ident)
         for mesh, ids in by_mesh.items():
-            self._post.command(mesh.workers, WorkerFreeTensors(tuple(ids)))
+            self._post.command(mesh.workers, FreeTensors(tuple(ids)))
 
     def drop_copy(self, ident: int, spec: ShardingSpec) -> None:
         """A gathered copy that was made for a reader only."""
         alias = self._state.drop_copy(ident, spec)
         if alias is not None:
-            self._post.command(spec.mesh.workers, WorkerFreeTensors((alias,)))
+            self._post.command(spec.mesh.workers, FreeTensors((alias,)))
 
     def collect(self, session: SessionRecord, collectives: Sequence[Collective], site: int, op: str = "") -> None:
         """Note what moves, for a client that watches."""

@@ -11,6 +11,7 @@ from gt.core.messages import (
     Answer,
     Failed,
     Fetched,
+    FreeTensors,
     Lost,
     Queried,
     Stats,
@@ -21,7 +22,6 @@ from gt.core.messages import (
     TrafficRead,
     Versions,
     VersionsRead,
-    WorkerFreeTensors,
     WorkerTimeline,
 )
 from gt.core.meta import TensorMeta
@@ -146,7 +146,7 @@ class Requests:
             return done
         if done is not None and (count := len(_metas(done))):
             made = range(pending.first, pending.first + count)
-            self._post.command(mesh.workers, WorkerFreeTensors(tuple(made)))
+            self._post.command(mesh.workers, FreeTensors(tuple(made)))
         return failure
 
     def _place_results(self, pending: PendingRequest, reply: Queried, mesh: DeviceMesh) -> None:
@@ -158,7 +158,7 @@ class Requests:
             held = state.tensors.get(ident)
             if held is not None and meta != before and held.meta == before and held.spec.is_whole:
                 for alias, where in state.resize(ident, meta):
-                    self._post.command(where.workers, WorkerFreeTensors((alias,)))
+                    self._post.command(where.workers, FreeTensors((alias,)))
 
     def lose_worker(self, worker: int) -> None:
         """Those that wait for a worker that is gone fail now; a query goes on with the others, since every worker of

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from gt.core.events import Observer
-from gt.core.messages import Answer, Command, Instruction, Report, Welcome, WorkerRunOp
+from gt.core.messages import Answer, Command, Instruction, Report, RunOp, Welcome
 from gt.dispatcher.dispatcher import Dispatcher
 from gt.dispatcher.outgoing import Outgoing, ToClient, ToWorkers
 from gt.version import __version__
@@ -94,7 +94,7 @@ class InProcessChannel:
 
     def _meet(self, message: ToWorkers) -> None:
         command = message.command
-        assert isinstance(command, WorkerRunOp)
+        assert isinstance(command, RunOp)
         with self.executors[message.workers[0]].engine.isolated():
             run_interleaved({worker: self.executors[worker].start(command) for worker in message.workers})
         for worker in message.workers:

@@ -5,6 +5,7 @@ import pytest
 
 from gt.core.errors import ProtocolError
 from gt.core.messages import (
+    DefineOp,
     Failed,
     Fetched,
     FetchTensor,
@@ -16,20 +17,16 @@ from gt.core.messages import (
     Lost,
     OpFailed,
     Queried,
+    QueryOp,
     Rejected,
     RunOp,
     Segment,
     Synchronize,
     Synchronized,
     WorkerCreateTensor,
-    WorkerDefineOp,
     WorkerDefineProgram,
     WorkerEndSession,
     WorkerFetchTensor,
-    WorkerForgetOps,
-    WorkerQueryOp,
-    WorkerRunOp,
-    WorkerSynchronize,
 )
 from gt.dispatcher.outgoing import ToClient, ToWorkers
 from gt.dispatcher.planner import plan_move
@@ -74,17 +71,17 @@ def test_an_op_is_defined_on_a_worker_once():
     first = desk.tell(run(OP, (A, B), (C,), (2, 0.5), 7))
     second = desk.tell(run(OP, (A, C), (D,)))
     assert first == [
-        ToWorkers((0,), WorkerDefineOp(OP, ADD)),
-        ToWorkers((0,), WorkerRunOp(OP, (A, B), (C,), (2, 0.5), 0, 7)),
+        ToWorkers((0,), DefineOp(OP, ADD)),
+        ToWorkers((0,), RunOp(OP, (A, B), (C,), (2, 0.5), 0, 7)),
     ]
-    assert second == [ToWorkers((0,), WorkerRunOp(OP, (A, C), (D,), (), 0, 0))]
+    assert second == [ToWorkers((0,), RunOp(OP, (A, C), (D,), (), 0, 0))]
 
 
 def test_an_op_is_defined_on_each_worker_that_runs_it():
     desk = desk_with(2)
     desk.define(OP, ADD)
     sent = desk.tell(run(OP, (A, A), (C,)), run(OP, (B, B), (D,)))
-    assert [out.workers for out in sent if isinstance(out.command, WorkerDefineOp)] == [(0,), (1,)]
+    assert [out.workers for out in sent if isinstance(out.command, DefineOp)] == [(0,), (1,)]
 
 
 def test_defining_an_op_tells_no_worker():
@@ -104,10 +101,10 @@ def test_inputs_apart_are_moved_by_both_ends_before_the_op():
     copy, code = given(1), given(2)
     move = plan_move(SMALL, at(1), at(0)).program
     assert desk.tell(run(OP, (A, B), (C,), site=7)) == [
-        ToWorkers((0,), WorkerDefineOp(OP, ADD)),
+        ToWorkers((0,), DefineOp(OP, ADD)),
         ToWorkers((1, 0), WorkerDefineProgram(code, "redistribute", move)),
-        ToWorkers((1, 0), WorkerRunOp(code, (B,), (copy,), (), 0, 7), meet=True),
-        ToWorkers((0,), WorkerRunOp(OP, (A, copy), (C,), (), 0, 7)),
+        ToWorkers((1, 0), RunOp(code, (B,), (copy,), (), 0, 7), meet=True),
+        ToWorkers((0,), RunOp(OP, (A, copy), (C,), (), 0, 7)),
     ]
     assert desk.state.tensors[B].spec is at(1)
     assert desk.state.copies == {B: {at(0): copy}}
@@ -202,7 +199,7 @@ def test_ops_that_are_forgotten_are_forgotten_where_they_are_known():
     desk.define(OP, ADD)
     desk.define(OP2, ADD)
     desk.tell(run(OP, (A, A), (C,)), run(OP2, (B, B), (D,)))
-    assert desk.tell(ForgetOps((OP,))) == [ToWorkers((0,), WorkerForgetOps((OP,)))]
+    assert desk.tell(ForgetOps((OP,))) == [ToWorkers((0,), ForgetOps((OP,)))]
     assert desk.state.workers[0].known == set() and desk.state.workers[1].known == {OP2}
 
 
@@ -279,7 +276,7 @@ def test_the_results_of_a_query_are_placed_where_it_ran():
     desk.define(OP, NONZERO)
     queried = Queried(REQUEST, (LARGE, 3, SMALL), ())
     sent = desk.tell(query(OP, (B,)))
-    assert sent[-1] == ToWorkers((1,), WorkerQueryOp(REQUEST, OP, (B,), (), D, (), 0, 0))
+    assert sent[-1] == ToWorkers((1,), QueryOp(REQUEST, OP, (B,), (), D, (), 0, 0))
     assert desk.report(1, queried) == [ToClient(1, queried)]
     assert [desk.state.tensors[ident][:2] for ident in (D, E)] == [(LARGE, at(1)), (SMALL, at(1))]
     assert set(desk.state.held_by(1)) == {A, B, D, E}
@@ -304,7 +301,7 @@ def test_a_tensor_is_located_without_asking_a_worker():
 
 def test_synchronize_waits_for_every_worker():
     desk = desk_with(3)
-    assert desk.tell(Synchronize(REQUEST)) == [ToWorkers((0, 1, 2), WorkerSynchronize(REQUEST))]
+    assert desk.tell(Synchronize(REQUEST)) == [ToWorkers((0, 1, 2), Synchronize(REQUEST))]
     assert desk.report(0, Synchronized(REQUEST)) == []
     assert desk.report(2, Synchronized(REQUEST)) == []
     assert desk.report(1, Synchronized(REQUEST)) == [ToClient(1, Synchronized(REQUEST))]

@@ -17,7 +17,6 @@ from gt.core.messages import (
     WorkerEndSession,
     WorkerFetchTensor,
     WorkerReportProgress,
-    WorkerRunOp,
 )
 from gt.dispatcher.fair_queue import ALONE, MOST_UNITS
 from tests.dispatcher_harness import OP, PAIR, REQUEST, A, DispatcherHarness, create, over
@@ -70,8 +69,8 @@ def test_a_client_has_a_bounded_amount_of_unfinished_work():
     sent = submit(desk, *ops(10_000))
     done, most = 0, 0
     while sent:
-        most = max(most, len(commands(sent, WorkerRunOp)))
-        done += len(commands(sent, WorkerRunOp))
+        most = max(most, len(commands(sent, RunOp)))
+        done += len(commands(sent, RunOp))
         sent = reported(desk, sent, 1000)
     assert done == 10_000 and MOST_UNITS / 2 <= most <= MOST_UNITS
 
@@ -79,16 +78,16 @@ def test_a_client_has_a_bounded_amount_of_unfinished_work():
 def test_a_client_alone_may_have_more_unfinished():
     desk = desk_of(ADD, meta(4))
     sent = submit(desk, *ops(10_000))
-    assert MOST_UNITS / 2 < len(commands(sent, WorkerRunOp)) <= ALONE * MOST_UNITS
+    assert MOST_UNITS / 2 < len(commands(sent, RunOp)) <= ALONE * MOST_UNITS
     sent = reported(desk, sent, 1000)
-    assert MOST_UNITS < len(commands(sent, WorkerRunOp)) <= ALONE * MOST_UNITS
+    assert MOST_UNITS < len(commands(sent, RunOp)) <= ALONE * MOST_UNITS
 
 
 def test_instructions_stay_in_their_order():
     desk = desk_of(ADD, meta(4))
     sent, made = submit(desk, *ops(2_000)), []
     while sent:
-        made += [command.outputs[0] for command in commands(sent, WorkerRunOp)]
+        made += [command.outputs[0] for command in commands(sent, RunOp)]
         sent = reported(desk, sent, 1000)
     assert made == [own(1000 + number) for number in range(2_000)]
 
@@ -98,10 +97,10 @@ def test_of_work_that_takes_long_little_is_unfinished():
     desk = desk_of(product, BIG)
     desk.open()
     sent = submit(desk, *ops(100))
-    assert len(commands(sent, WorkerRunOp)) < 3, "large tensors count for more"
+    assert len(commands(sent, RunOp)) < 3, "large tensors count for more"
     for _ in range(3):
         sent = reported(desk, sent, 10**9)
-    assert len(commands(sent, WorkerRunOp)) == 1, "slow work counts for more"
+    assert len(commands(sent, RunOp)) == 1, "slow work counts for more"
 
 
 def test_a_read_of_another_client_is_carried_out_at_once():

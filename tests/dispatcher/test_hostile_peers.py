@@ -34,7 +34,6 @@ from gt.core.messages import (
     Welcome,
     WorkerCreateTensor,
     WorkerShutdown,
-    WorkerSynchronize,
 )
 from gt.core.signatures import SpecRecord
 from gt.dispatcher.outgoing import ToWorkers
@@ -91,7 +90,7 @@ def test_a_command_for_several_workers_reaches_each_of_them(server):
     server.hear(b"another", hello("worker"))
     server.hear(b"client", Synchronize(own(9)))
     sent = [(to, decoded(message)) for to, message in server.sent]
-    assert sent == [(to, WorkerSynchronize(own(9))) for to in (b"worker", b"another")]
+    assert sent == [(to, Synchronize(own(9))) for to in (b"worker", b"another")]
 
 
 GREETINGS = {
@@ -280,7 +279,7 @@ def test_what_was_asked_before_a_mistake_of_ours_is_done(server, monkeypatch):
     monkeypatch.setitem(server.office._actions, LocateTensor, fail)
     server.hear(b"client", Synchronize(own(9)), LocateTensor(own(8), own(1)))
     assert [(to, type(message)) for to, message in server.sent] == [
-        (b"worker", WorkerSynchronize),
+        (b"worker", Synchronize),
         (b"client", Rejected),
     ]
 
@@ -300,13 +299,13 @@ def test_what_is_over_the_limit_of_a_batch_is_sent_in_several(server, monkeypatc
     monkeypatch.setattr(server, "_post", lambda *mail: posted.append(mail))
     creates = [WorkerCreateTensor(own(number), SMALL, INLINE, 0) for number in range(5)]
     commands = [ToWorkers((0,), create, [bytes([create.id % 256]) * 16]) for create in creates]
-    server._send([ToWorkers((0,), WorkerSynchronize(1)), *commands, ToWorkers((0,), WorkerSynchronize(2))])
+    server._send([ToWorkers((0,), Synchronize(1)), *commands, ToWorkers((0,), Synchronize(2))])
     batches = [Decoder(Command).decode(encode(messages, payloads)) for _, messages, payloads in posted]
     assert [len(messages) for messages, _ in batches] == [3, 3, 1]
     assert [message for messages, _ in batches for message in messages] == [
-        WorkerSynchronize(1),
+        Synchronize(1),
         *creates,
-        WorkerSynchronize(2),
+        Synchronize(2),
     ]
     assert [bytes(join(payload)) for _, payloads in batches for payload in payloads] == [
         bytes([number]) * 16 for number in range(5)

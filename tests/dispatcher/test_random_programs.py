@@ -35,18 +35,12 @@ from gt.core.messages import (
     Synchronized,
     Traffic,
     WorkerCreateTensor,
-    WorkerDefineOp,
     WorkerDefineProgram,
     WorkerEndSession,
     WorkerFetchTensor,
-    WorkerForgetOps,
-    WorkerFreeTensors,
     WorkerHostStore,
     WorkerJoinStore,
-    WorkerQueryOp,
     WorkerReadTraffic,
-    WorkerRunOp,
-    WorkerSynchronize,
 )
 from gt.core.signatures import Compute, Move, Whole
 from gt.dispatcher.dispatcher import Dispatcher
@@ -95,28 +89,28 @@ class SimulatedWorker:
         """Do the next command; gives the reports it causes."""
         command = self.inbox.popleft().command
         match command:
-            case WorkerDefineOp(code, op):
+            case DefineOp(code, op):
                 assert code not in self.known
                 self.known[code] = op
             case WorkerDefineProgram(code, _, program):
                 assert code not in self.programs
                 self.programs[code] = program
-            case WorkerForgetOps(codes):
+            case ForgetOps(codes):
                 for code in codes:
                     del (self.known if code in self.known else self.programs)[code]
             case WorkerCreateTensor():
                 self.held[command.id] = WHOLE
-            case WorkerRunOp() if command.code in self.programs:
-                self._run_program(command, self.programs[command.code])
-            case WorkerRunOp() | WorkerQueryOp():
+            case RunOp() if command.op_id in self.programs:
+                self._run_program(command, self.programs[command.op_id])
+            case RunOp() | QueryOp():
                 return self._run(command)
-            case WorkerFreeTensors(ids):
+            case FreeTensors(ids):
                 for ident in ids:
                     del self.held[ident]
             case WorkerFetchTensor(request, ident):
                 assert self.held[ident] is WHOLE
                 return [Fetched(request, Segment("", SMALL.nbytes))]
-            case WorkerSynchronize(request):
+            case Synchronize(request):
                 return [Synchronized(request)]
             case WorkerReadTraffic(request):
                 return [Traffic(request, {})]
@@ -134,11 +128,11 @@ class SimulatedWorker:
 
     def _run(self, command):
         """An op as it is, on tensors of which this worker has all."""
-        op = self.known[command.code]
+        op = self.known[command.op_id]
         assert [self.held[ident] for ident in command.inputs] == [WHOLE] * len(op.args)
         for place in op.writes:
             del self.held[command.inputs[place]]
-        if isinstance(command, WorkerRunOp):
+        if isinstance(command, RunOp):
             self.held |= dict.fromkeys(command.outputs, WHOLE)
             return []
         self.held |= dict.fromkeys([*command.written, command.first], WHOLE)

@@ -10,14 +10,13 @@ import gt
 from gt.client import session as sessions
 from gt.core.messages import (
     RAN_AT_ONCE,
+    FreeTensors,
     Lost,
     Ran,
     ReadTimeline,
+    RunOp,
     TimelineRead,
     TimelineReport,
-    WorkerFreeTensors,
-    WorkerReadTimeline,
-    WorkerRunOp,
     WorkerTimeline,
 )
 from gt.core.meta import TensorMeta
@@ -158,7 +157,7 @@ def test_a_query_and_a_failing_op_are_recorded(embedded):
 
 def test_every_worker_is_asked_and_the_client_gets_one_answer():
     desk = desk_with(2)
-    assert desk.tell(ReadTimeline(REQUEST, 7)) == [ToWorkers((0, 1), WorkerReadTimeline(REQUEST, 7))]
+    assert desk.tell(ReadTimeline(REQUEST, 7)) == [ToWorkers((0, 1), ReadTimeline(REQUEST, 7))]
     assert desk.report(1, TimelineReport(REQUEST, (RAN,), 3)) == []
     told = (WorkerTimeline(1, (RAN,), 3), WorkerTimeline(0, (), 0))
     assert desk.report(0, TimelineReport(REQUEST, (), 0)) == [ToClient(1, TimelineRead(REQUEST, told))]
@@ -180,8 +179,8 @@ def test_a_timeline_cannot_be_read_where_nobody_is():
 
 # --- The worker -------------------------------------------------------------------------------------------------------
 
-OP = WorkerRunOp(own(1), (), (own(5),), (), 2, 3)
-FOREIGN = WorkerRunOp(own(1, 2), (), (), (), 0, 3)
+OP = RunOp(own(1), (), (own(5),), (), 2, 3)
+FOREIGN = RunOp(own(1, 2), (), (), (), 0, 3)
 
 
 @pytest.fixture
@@ -208,7 +207,7 @@ def test_a_recorder_is_on_while_a_session_wants_to_know(recorder):
 def test_a_command_is_recorded_with_its_op_scope_and_line(recorder):
     recorder.take(1, 5)
     run(recorder, OP)
-    run(recorder, WorkerFreeTensors((own(5),)))
+    run(recorder, FreeTensors((own(5),)))
     told = (Ran("aten.x.default", 3, "forward", 10, 20), Ran("free", 0, "", 30, 40))
     assert recorder.take(1, 0) == (told, 0)
 
