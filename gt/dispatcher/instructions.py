@@ -35,7 +35,7 @@ from gt.core.messages import (
     WorkerReadTraffic,
 )
 from gt.dispatcher.errors import IdInUse, InvalidInstruction, NoValue, NoWorkers
-from gt.dispatcher.op_records import OpRecord, layout_of, plan_key, require_layout_fit
+from gt.dispatcher.op_records import CachedPlan, OpRecord, layout_of, plan_key, require_layout_fit
 from gt.dispatcher.optimizer_steps import OptimizerSteps
 from gt.dispatcher.outgoing import Buffer, MessageQueue, ToWorkers
 from gt.dispatcher.plan_cache import PlanCache
@@ -112,23 +112,32 @@ class Instructions:
             state.require_new(outputs)
         if cached is None or len(outputs) != record.gives or (writes and record.aliased_inputs(inputs)):
             cached = self._plan_cache.find_or_plan(session, record, op, policy)
-        if cached.plan.linear and not is_linear_with(record.signature.op, op.scalars):
-            cached = self._plan_cache.find_or_plan(session, record, op, policy, reduces_first=True)
-        if cached.plan.gathered:
-            self._plan_cache.tell_of_gathering(session, cached.plan.gathered, op.site)
-        pins = policy is not None and policy.pins
-        if cached.moves:
-            inputs = self._replicas.inputs_of(session, cached.plan, inputs, record.signature.op, op.site, pins)
-        if pins:
+        if not cached.is_plain:
+            cached, inputs = self._prepare(session, record, op, policy, cached)
+        if policy is not None and policy.pins:
             state.pin([op.inputs[position] for position, spec in cached.plan.takes if spec is None])
         if session.watches:
             self._replicas.note_collectives(session, cached.plan.collectives, op.site)
         copies = state.apply_results(writes, op.inputs, outputs, cached.results)
-        is_unchanged = cached.op_id == op.op_id and inputs is op.inputs
-        command = op if is_unchanged else RunOp(cached.op_id, inputs, outputs, op.scalars, op.scope, op.site)
+        op_id = cached.op_id
+        is_unchanged = op_id == op.op_id and inputs is op.inputs
+        command = op if is_unchanged else RunOp(op_id, inputs, outputs, op.scalars, op.scope, op.site)
         self._outgoing.queued.append(ToWorkers(cached.plan.workers, command, None, cached.meets))
         if copies:
             self._outgoing.free(copies)
+
+    def _prepare(
+        self, session: SessionRecord, record: OpRecord, op: RunOp, policy: Policy | None, cached: CachedPlan
+    ) -> tuple[CachedPlan, tuple[int, ...]]:
+        """The plan for the scalars of a call, and its inputs in the layouts that the plan takes."""
+        if cached.plan.linear and not is_linear_with(record.signature.op, op.scalars):
+            cached = self._plan_cache.find_or_plan(session, record, op, policy, reduces_first=True)
+        if cached.plan.gathered:
+            self._plan_cache.tell_of_gathering(session, cached.plan.gathered, op.site)
+        if not cached.moves:
+            return cached, op.inputs
+        pins = policy is not None and policy.pins
+        return cached, self._replicas.inputs_of(session, cached.plan, op.inputs, record.signature.op, op.site, pins)
 
     def _query(self, session: SessionRecord, query: QueryOp, _: Buffer | None) -> None:
         """A query runs on whole tensors, since the shapes of its results are not known before."""

@@ -42,13 +42,14 @@ def plan_key(
 class CachedPlan(NamedTuple):
     """A plan with the id by which a RunOp names it: `op_id` is that of its program or, without one, of the op itself.
     `results` are the records of the new tensors. `moves`: some input is taken in another layout than it has. `meets`:
-    the workers exchange tensors."""
+    the workers exchange tensors. `is_plain`: no input moves, no gathering is told, and any scalars will do."""
 
     plan: Plan
     op_id: int
     results: tuple[TensorRecord, ...]
     moves: bool
     meets: bool
+    is_plain: bool
 
 
 class OpRecord(NamedTuple):

@@ -30,12 +30,13 @@ class Replicas:
         keeps `op_id`. `pinned`: see TensorRecord.of."""
         results = tuple(TensorRecord.of(meta, spec, pinned) for meta, spec in plan.results)
         moves = plan.takes != tuple((position, None) for position in range(takes))
+        is_plain = not (moves or plan.linear or plan.gathered)
         if plan.program is None:
-            return CachedPlan(plan, op_id, results, moves, False)
+            return CachedPlan(plan, op_id, results, moves, False, is_plain)
         program_id = self._state.define_program(session, op)
         self._state.note_use(session.ident, plan.workers)
         self._outgoing.command(plan.workers, WorkerDefineProgram(program_id, op, plan.program))
-        return CachedPlan(plan, program_id, results, moves, bool(plan.collectives))
+        return CachedPlan(plan, program_id, results, moves, bool(plan.collectives), is_plain)
 
     def inputs_of(
         self, session: SessionRecord, plan: Plan, inputs: tuple[int, ...], op: str, site: int, pins: bool
