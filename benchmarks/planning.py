@@ -42,12 +42,12 @@ def product(m: int, k: int, n: int) -> Signature:
 
 def cached(workers: int) -> float:
     """A product whose plan is known, from the instruction to the command."""
-    office = Dispatcher()
+    dispatcher = Dispatcher()
     for _ in range(workers):
-        office.join_worker("cpu", "here", 1)
-    for worker in office.state.workers:
-        office.make_ready(worker)
-    session = office.open_session("here", 1)
+        dispatcher.join_worker("cpu", "here", 1)
+    for worker in dispatcher.state.workers:
+        dispatcher.make_ready(worker)
+    session = dispatcher.open_session("here", 1)
     mesh = DeviceMesh(MESHES[workers], ("x", "y"))
     layouts = [ShardingSpec(mesh, (("x",), ())), ShardingSpec(mesh, ((), ("y",)))]
     setup: list[object] = [DefineOp(SESSION + 1, product(400, 300, 200))]
@@ -55,16 +55,16 @@ def cached(workers: int) -> float:
         described = meta(*shape)
         setup.append(CreateTensor(SESSION + 10 + place, described, Segment("", described.nbytes), 0, 0))
         setup.append(Redistribute(SESSION + 10 + place, SESSION + 20 + place, layout.record(), 0))
-    office.instruct(session, setup, [b"", b""])  # type: ignore[arg-type]
+    dispatcher.instruct(session, setup, [b"", b""])  # type: ignore[arg-type]
     ids = iter(range(SESSION + 100, SESSION + 10_000_000))
 
     def plan() -> float:
         """Seconds of CPU for an op; what it makes is freed without being counted."""
         batch = [RunOp(SESSION + 1, (SESSION + 20, SESSION + 21), (next(ids),), (), 0, 0) for _ in range(500)]
         start = time.process_time()
-        office.instruct(session, batch, [])
+        dispatcher.instruct(session, batch, [])
         seconds = time.process_time() - start
-        office.instruct(session, [FreeTensors(tuple([op.outputs[0] for op in batch]))], [])
+        dispatcher.instruct(session, [FreeTensors(tuple([op.outputs[0] for op in batch]))], [])
         return seconds / len(batch)
 
     return min([plan() for _ in range(20)]) * 1e6

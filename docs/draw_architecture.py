@@ -85,7 +85,7 @@ ARROWS = [
     Arrow((490, 96), (490, 170), "decisions"),
     Arrow((250, 205), (375, 205), "instructions", named(Instruction, "RunOp")),
     Arrow((375, 265), (250, 265), "answers", named(Answer, "Fetched")),
-    Arrow((605, 205), (730, 205), "commands", named(Command, "WorkerRunOp").replace("WorkerRunOp", "RunOp")),
+    Arrow((605, 205), (730, 205), "commands", named(Command, "RunOp")),
     Arrow((730, 265), (605, 265), "reports", named(Report, "Failed")),
     Arrow((605, 190), (730, 90)),
     Arrow((605, 285), (730, 350)),

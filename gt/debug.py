@@ -163,7 +163,7 @@ def print_tape(count: int = 50, file: TextIO | None = None) -> None:
 
 def _line(session: Session, instruction: Instruction) -> str:
     if isinstance(instruction, RunOp | QueryOp):
-        signature = session.signatures.get(instruction.code)
+        signature = session.signatures.get(instruction.op_id)
         op = signature.op if signature is not None else "(forgotten op)"
         outputs = instruction.outputs if isinstance(instruction, RunOp) else (*instruction.written, instruction.first)
         arguments = [*map(_name, instruction.inputs), *map(repr, instruction.scalars)]

@@ -1,4 +1,4 @@
-"""An office without sockets, whose state is checked after every message."""
+"""A dispatcher without sockets, whose state is checked after every message."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from gt.core.messages import (
     Command,
     CreateTensor,
     DefineOp,
+    ForgetOps,
     FreeTensors,
     Instruction,
     QueryOp,
@@ -19,18 +20,14 @@ from gt.core.messages import (
     RunOp,
     Segment,
     StoreReady,
-    WorkerDefineOp,
     WorkerDefineProgram,
     WorkerFetchTensor,
-    WorkerForgetOps,
-    WorkerFreeTensors,
-    WorkerQueryOp,
     WorkerReviveTensor,
-    WorkerRunOp,
 )
 from gt.core.meta import TensorMeta
 from gt.core.signatures import Number, Signature
 from gt.dispatcher.dispatcher import Dispatcher
+from gt.dispatcher.invariants import check_invariants
 from gt.dispatcher.outgoing import Buffer, Outgoing, ToClient, ToWorkers
 from gt.sharding.spec import DeviceMesh, ShardingSpec, whole
 from gt.sharding.spec_text import parse_spec
@@ -42,13 +39,13 @@ NAMES = {A: "A", B: "B", C: "C", D: "D", E: "E", OP: "op", OP2: "op2"}
 PAIR = DeviceMesh([2], ["x"], [0, 1])
 
 
-def alone(worker: int) -> DeviceMesh:
+def solo_mesh(worker: int) -> DeviceMesh:
     return DeviceMesh([1], ["w"], [worker])
 
 
 def at(worker: int, rank: int = 1) -> ShardingSpec:
-    """How a tensor lies that one worker holds."""
-    return whole(alone(worker), rank)
+    """The layout of a tensor on one worker."""
+    return whole(solo_mesh(worker), rank)
 
 
 def over(text: str, mesh: DeviceMesh = PAIR) -> ShardingSpec:
@@ -61,26 +58,26 @@ def given(number: int) -> int:
 
 
 class DispatcherHarness:
-    """`workers` that can exchange tensors. What the office has to say of a call is what the call returns."""
+    """A dispatcher whose `workers` can exchange tensors. Each call returns the messages to send."""
 
     def __init__(self, workers: int = 1, observer: Observer | None = None) -> None:
-        self.office = Dispatcher(observer)
-        self.state = self.office.state
+        self.dispatcher = Dispatcher(observer)
+        self.state = self.dispatcher.state
         for _ in range(workers):
             self.join()
         if workers > 1:
             self.report(0, StoreReady(40000))
 
     def join(self, host: str = "here") -> list[Outgoing]:
-        number, outgoing = self.office.join_worker("cpu", host, 1000 + self.state.workers_joined)
+        number, outgoing = self.dispatcher.join_worker("cpu", host, 1000 + self.state.workers_joined)
         assert number in self.state.workers
         return self._checked(outgoing)
 
     def open(self, host: str = "here") -> int:
-        return self.office.open_session(host, 2000)
+        return self.dispatcher.open_session(host, 2000)
 
     def close(self, session: int = 1) -> list[Outgoing]:
-        return self._checked(self.office.end_session(session))
+        return self._checked(self.dispatcher.end_session(session))
 
     def tell(self, *batch: Instruction, session: int = 1, buffers: Sequence[Buffer] = ()) -> list[Outgoing]:
         """One instruction at a time, so that the state is checked after each."""
@@ -88,14 +85,14 @@ class DispatcherHarness:
         remaining = list(buffers)
         for instruction in batch:
             given = [remaining.pop(0) if remaining else b""] if isinstance(instruction, CreateTensor) else []
-            outgoing += self._checked(self.office.instruct(session, [instruction], given))
+            outgoing += self._checked(self.dispatcher.instruct(session, [instruction], given))
         return outgoing
 
     def report(self, worker: int, report: Report, buffer: Buffer | None = None) -> list[Outgoing]:
-        return self._checked(self.office.report(worker, report, buffer))
+        return self._checked(self.dispatcher.report(worker, report, buffer))
 
     def lose(self, worker: int, reason: str = "was killed", last_op: str = "aten.mm") -> list[Outgoing]:
-        return self._checked(self.office.lose_worker(worker, reason, last_op))
+        return self._checked(self.dispatcher.lose_worker(worker, reason, last_op))
 
     def create(self, *ids: int, meta: TensorMeta = SMALL, session: int = 1) -> list[Outgoing]:
         return self.tell(*[create(ident, meta) for ident in ids], session=session)
@@ -104,7 +101,7 @@ class DispatcherHarness:
         return self.tell(Redistribute(source, target, over(text, mesh).record(), 0))
 
     def layout(self, ident: int) -> str:
-        """How a tensor lies, as text: `x, - on 0 1`."""
+        """The layout of a tensor as text: `x, - on 0 1`."""
         spec = self.state.tensors[ident].spec
         return f"{spec} on {_row(spec.mesh.workers)}"
 
@@ -112,7 +109,7 @@ class DispatcherHarness:
         return self.tell(DefineOp(code, signature), session=session)
 
     def _checked(self, outgoing: list[Outgoing]) -> list[Outgoing]:
-        self.state.validate()
+        check_invariants(self.state)
         return outgoing
 
 
@@ -132,22 +129,22 @@ def query(
     return QueryOp(request, code, inputs, written, first, (), 0, 0)
 
 
-def desk_with(workers: int = 1) -> DispatcherHarness:
+def harness_with(workers: int = 1) -> DispatcherHarness:
     """Session 1, and A, B of 16 bytes each: on workers 0 and 1 where there are two."""
-    desk = DispatcherHarness(workers)
-    desk.open()
-    desk.create(A, B)
-    return desk
+    harness = DispatcherHarness(workers)
+    harness.open()
+    harness.create(A, B)
+    return harness
 
 
-def sharded_desk(workers: int = 2, text: str = "x", meta: TensorMeta = SMALL) -> DispatcherHarness:
+def sharded_harness(workers: int = 2, text: str = "x", meta: TensorMeta = SMALL) -> DispatcherHarness:
     """Session 1 and a tensor A, laid out over workers 0 and 1."""
-    desk = DispatcherHarness(workers)
-    desk.open()
-    desk.create(E, meta=meta)
-    desk.lay_out(E, A, text)
-    desk.tell(FreeTensors((E,)))
-    return desk
+    harness = DispatcherHarness(workers)
+    harness.open()
+    harness.create(E, meta=meta)
+    harness.lay_out(E, A, text)
+    harness.tell(FreeTensors((E,)))
+    return harness
 
 
 def told(outgoing: Sequence[Outgoing]) -> list[str]:
@@ -170,17 +167,17 @@ def _names(*ids: int) -> str:
 
 def _print(command: Command) -> str:
     match command:
-        case WorkerRunOp(code, inputs, outputs):
+        case RunOp(code, inputs, outputs):
             return f"{_names(code)}({_names(*inputs)}) -> {_names(*outputs)}"
-        case WorkerQueryOp(_, code, inputs, written):
+        case QueryOp(_, code, inputs, written):
             return f"{_names(code)}?({_names(*inputs)}) -> {_names(*written)}".removesuffix(" -> ")
-        case WorkerDefineOp(code):
+        case DefineOp(code):
             return f"define {_names(code)}"
         case WorkerDefineProgram(code, op):
             return f"define {_names(code)}: {op}"
-        case WorkerFreeTensors(ids):
+        case FreeTensors(ids):
             return f"free {_names(*ids)}"
-        case WorkerForgetOps(codes):
+        case ForgetOps(codes):
             return f"forget {_names(*codes)}"
         case WorkerReviveTensor(ident, output):
             return f"revive {_names(ident)} -> {_names(output)}"
@@ -194,5 +191,5 @@ def answers(outgoing: Sequence[Outgoing]) -> list[Answer]:
 
 
 def kind(record: object) -> str:
-    """How a record is called in the name of a test."""
+    """The kind of a record, for the name of a test."""
     return type(record).__name__

@@ -43,9 +43,13 @@ PURE = (
     "core", "sharding",
     "signals/backward_chains.py", "signals/checks.py", "signals/config.py", "signals/document.py", "signals/parser.py",
     "signals/policy.py", "signals/resolution.py", "signals/schema.py",
-    "dispatcher/dispatcher.py", "dispatcher/planner.py", "dispatcher/state.py", "dispatcher/rejection.py",
-    "dispatcher/replicas.py", "dispatcher/plan_cache.py", "dispatcher/requests.py", "dispatcher/outgoing.py",
-    "dispatcher/ownership.py",
+    "dispatcher/deferred_failures.py", "dispatcher/dispatcher.py", "dispatcher/errors.py", "dispatcher/fair_queue.py",
+    "dispatcher/group_store.py", "dispatcher/instructions.py", "dispatcher/invariants.py", "dispatcher/membership.py",
+    "dispatcher/op_records.py", "dispatcher/optimizer_steps.py", "dispatcher/outgoing.py", "dispatcher/ownership.py",
+    "dispatcher/plan_cache.py", "dispatcher/planner.py", "dispatcher/records.py", "dispatcher/rejection.py",
+    "dispatcher/replicas.py", "dispatcher/reports.py", "dispatcher/requests.py", "dispatcher/state.py",
+    "dispatcher/tensor_reads.py", "dispatcher/tensor_records.py", "dispatcher/tensor_tables.py",
+    "dispatcher/transactions.py", "dispatcher/undo_log.py",
     "worker/executor.py", "worker/programs.py", "worker/moves.py",
 )  # fmt: skip
 IMPURE = {"zmq", "socket", "time", "datetime", "threading", "subprocess", "asyncio", "select", "signal"}

@@ -1,18 +1,37 @@
-"""Ids of tensors, requests and ops: given by who makes a thing, never reused, with the session in the high bits."""
+"""Ids of tensors, requests and ops. The maker of a thing numbers it; ids are never reused, and the high bits of an id
+are the session it belongs to."""
 
 from __future__ import annotations
 
+from enum import Enum, auto
 from typing import Annotated, TypeAlias
 
 from msgspec import Meta
 
 SESSION_SHIFT = 40
 MAX_RESULTS = 1 << 12  # tensors that one query may return
-FIRST_RUN = 1 << (SESSION_SHIFT - 1)  # ids from here on are given to the results of queries, in runs of MAX_RESULTS
-FIRST_OWN = 1 << (SESSION_SHIFT - 2)  # ids from here on are given by the dispatcher: copies of tensors, programs
+FIRST_RUN = 1 << (SESSION_SHIFT - 1)  # ids from here on are for the results of queries, in runs of MAX_RESULTS
+FIRST_OWN = 1 << (SESSION_SHIFT - 2)  # ids from here on are the dispatcher's own: copies of tensors, programs
 
-Id: TypeAlias = Annotated[int, Meta(ge=0, lt=1 << 62)]
-Ids: TypeAlias = Annotated[tuple[Id, ...], Meta(max_length=1 << 20)]
+
+class IdRole(Enum):
+    """The meaning of an id field of a message. `gt.core.record_fields` reads it from the field's type."""
+
+    OWNED = auto()  # an id of the session that the message belongs to
+    NEW = auto()  # also of that session, and given to a new tensor by the message
+    FIRST_RESULT = auto()  # the first of MAX_RESULTS ids that a query's results may take
+
+
+_RANGE = Meta(ge=0, lt=1 << 62)
+_COUNT = Meta(max_length=1 << 20)
+_Number: TypeAlias = Annotated[int, _RANGE]
+SiteId: TypeAlias = _Number
+"""An id of a site or scope. Each session numbers its own from 1, without the session's bits."""
+Id: TypeAlias = Annotated[int, _RANGE, IdRole.OWNED]
+Ids: TypeAlias = Annotated[tuple[_Number, ...], _COUNT, IdRole.OWNED]
+NewId: TypeAlias = Annotated[int, _RANGE, IdRole.NEW]
+NewIds: TypeAlias = Annotated[tuple[_Number, ...], _COUNT, IdRole.NEW]
+FirstResultId: TypeAlias = Annotated[int, _RANGE, IdRole.FIRST_RESULT]
 
 
 def session_of(ident: int) -> int:
@@ -27,5 +46,5 @@ def short_id(ident: int) -> str:
         return str(number)
     if number < FIRST_RUN:
         return f"c{number - FIRST_OWN}"
-    run, place = divmod(number - FIRST_RUN, MAX_RESULTS)
-    return f"q{run}.{place}" if place else f"q{run}"
+    run, position = divmod(number - FIRST_RUN, MAX_RESULTS)
+    return f"q{run}.{position}" if position else f"q{run}"

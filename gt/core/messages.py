@@ -1,38 +1,46 @@
 """Every record that crosses a process. Reading this page teaches the system.
 
 A client sends *instructions* to the dispatcher, the dispatcher sends *commands* to workers, workers send *reports*
-back, and the dispatcher sends *answers* to clients. In one process the same records are passed by reference.
+back, and the dispatcher sends *answers* to clients. A record that is the same in two directions is one class: a RunOp
+is an instruction and a command. In one process the same records are passed by reference.
+
+A record declares what other modules need to know about it, and `gt.core.record_fields` reads the declarations:
+
+- the types of its id fields say whose the ids are and which of them are new (`Id`, `NewId`, see `gt.core.ids`);
+- a field `segment` says that the bytes of a tensor travel with the record;
+- a command's `timeline_name` is its name in a recorded timeline, None if it is not recorded.
 """
 
 from __future__ import annotations
 
-from typing import Annotated, TypeAlias, Union
+from typing import Annotated, ClassVar, TypeAlias, Union
 
 from msgspec import Meta, Struct
 
-from gt.core.ids import Id, Ids
+from gt.core.ids import FirstResultId, Id, Ids, NewId, NewIds, SiteId
 from gt.core.meta import TensorMeta
 from gt.core.signatures import Axis, Name, Number, PolicyRecord, Program, Signature, SpecRecord, Text
 
-PROTOCOL = 6
+PROTOCOL = 7
 MAX_BATCH = 1 << 16
 MAX_RECORDED = 1 << 20  # commands that a worker records at most
-COUNTED_BYTES = 1 << 16  # of a read that a session's limit counts by itself
-TAKEN_BYTES = 1 << 20  # of other answers, of which a client says together that it has taken them
-RAN_AT_ONCE = 1 << 10  # and how many of them one answer has of each worker
+COUNTED_BYTES = 1 << 16  # a read of this size or more counts by itself against the session's limit
+TAKEN_BYTES = 1 << 20  # a client acknowledges its other answers together, each time they add up to this size
+RAN_AT_ONCE = 1 << 10  # recorded commands of each worker in one answer
 CURRENT, FORMER, KEPT = range(3)  # versions of a tensor, see FetchTensor
 
 STEP_TOKEN = TensorMeta((1,), (1,), 0, "float32")
 Version: TypeAlias = Annotated[int, Meta(ge=CURRENT, le=KEPT)]
 Limit: TypeAlias = Annotated[int, Meta(ge=0, le=MAX_RECORDED)]
+Mark: TypeAlias = Annotated[int, Meta(ge=0, lt=1 << 62)]
 
 
 class _Record(Struct, array_like=True, tag=True, frozen=True, gc=False):
-    """Base of what is sent. Tagged by class name, so a union of records is decoded and validated in one pass."""
+    """Base of all messages. Tagged by class name, so a union of records is decoded and validated in one pass."""
 
 
 class Segment(Struct, array_like=True, frozen=True):
-    """Where the bytes of a tensor travel: in a named shared-memory segment, or (empty name) with the message."""
+    """The bytes of a tensor: in a named shared-memory segment or, with an empty name, after the message itself."""
 
     name: Name
     nbytes: Annotated[int, Meta(ge=0, lt=1 << 52)]
@@ -42,8 +50,8 @@ class Segment(Struct, array_like=True, frozen=True):
 
 
 class Hello(_Record, frozen=True):
-    """First message of a client or worker. `host` identifies the machine, so that memory can be shared; a worker's
-    `device` is what it computes on, and `progress` names the shared cell with the command it is at."""
+    """First message of a client or worker. `host` identifies the machine: peers on one machine share memory. `device`
+    is the device a worker computes on, and `progress` the shared-memory cell that shows its current command."""
 
     version: Name
     role: Name
@@ -62,8 +70,8 @@ class WorkerInfo(Struct, array_like=True, frozen=True):
 
 
 class Welcome(_Record, frozen=True):
-    """`ident` is a client's session or a worker's id. `token` is a secret of the session and the dispatcher, by which
-    the session's segments are known as its own. `instruction_log` is the file that a server logs to, if any."""
+    """`ident` is a client's session or a worker's id. `token` is a secret of the session that marks its shared-memory
+    segments. `instruction_log` is the path of the server's log, if it writes one."""
 
     version: Name
     ident: int
@@ -79,137 +87,144 @@ class Refused(_Record, frozen=True):
 
 
 class Waiting(_Record, frozen=True):
-    """The server says why the handshake is not complete yet."""
+    """News: why a handshake or an answer takes long."""
 
     reason: Text
 
 
 class Goodbye(_Record, frozen=True):
-    """A client or worker leaves; `reason` is empty when that is as it should be."""
+    """A client or worker leaves; `reason` is empty for a normal exit."""
 
     reason: Text = ""
 
 
 class Received(_Record, frozen=True):
-    """A client has taken the bytes of an answer, of which it may have so many before it reads more. For itself: the
-    dispatcher passes it to nobody. Said of COUNTED_BYTES and more."""
+    """A client has read the bytes of an answer of COUNTED_BYTES or more, which no longer count against its limit."""
 
     request: Id
 
 
 class Taken(_Record, frozen=True):
-    """A client has taken so many bytes of messages since it last said so, reads of COUNTED_BYTES and more left out. For
-    the dispatcher itself, about every TAKEN_BYTES."""
+    """A client has read `nbytes` of messages since the last Taken, not counting reads of COUNTED_BYTES or more. Sent
+    about every TAKEN_BYTES."""
 
     nbytes: Annotated[int, Meta(ge=0, lt=1 << 52)]
 
 
-# Instructions: client to dispatcher
+# Instructions: client to dispatcher. Those with a `timeline_name` are commands as well.
 
 
 class DefineOp(_Record, frozen=True):
-    code: Id
+    timeline_name: ClassVar = "define"
+    op_id: Id
     signature: Signature
 
 
 class DefineSite(_Record, frozen=True):
-    """A place in the user's program, named once and referred to by code."""
+    """A line of the user's program, described once and then named by its id."""
 
-    code: Id
+    site_id: SiteId
     file: Text
     line: int
     function: Name
 
 
 class DefineScope(_Record, frozen=True):
-    """A signal scope as it is configured now; a changed configuration has another code. Without a policy its ops run
-    as outside any scope."""
+    """A signal scope with its present configuration; a changed configuration gets another id. The ops of a scope
+    without a policy run like ops outside any scope."""
 
-    code: Id
+    scope_id: SiteId
     name: Name
     policy: PolicyRecord | None = None
     compile: bool = False
 
 
 class CreateTensor(_Record, frozen=True):
-    id: Id
+    id: NewId
     meta: TensorMeta
     segment: Segment
     scope: int
-    site: Id
+    site: SiteId
 
 
 class RunOp(_Record, frozen=True):
-    code: Id
+    """Run an op. In a command, `op_id` may also name a program (WorkerDefineProgram)."""
+
+    timeline_name: ClassVar = "op"
+    op_id: Id
     inputs: Ids
-    outputs: Ids
+    outputs: NewIds
     scalars: tuple[Number, ...]
     scope: int
-    site: Id
+    site: SiteId
 
 
 class QueryOp(_Record, frozen=True):
     """A RunOp whose answer the client waits for, because only running it tells the shapes or gives a Python value.
     Tensors among the results take the ids from `first` on, at most MAX_RESULTS of them."""
 
+    timeline_name: ClassVar = "op"
     request: Id
-    code: Id
+    op_id: Id
     inputs: Ids
-    written: Ids
-    first: Id
+    written: NewIds
+    first: FirstResultId
     scalars: tuple[Number, ...]
     scope: int
-    site: Id
+    site: SiteId
 
 
 class Redistribute(_Record, frozen=True):
-    """A new tensor with the value of another one, laid out as said."""
+    """Make a new tensor with the value of another one and a given layout."""
 
     input: Id
-    output: Id
+    output: NewId
     layout: SpecRecord
-    site: Id
+    site: SiteId
 
 
 class FreeTensors(_Record, frozen=True):
+    timeline_name: ClassVar = "free"
     ids: Ids
 
 
 class ForgetOps(_Record, frozen=True):
-    """The session will not use these op codes again."""
+    """The session will not use these ops again."""
 
-    codes: Ids
+    timeline_name: ClassVar = "forget"
+    op_ids: Ids
 
 
 class FetchTensor(_Record, frozen=True):
-    """`version`: FORMER is the value before a write that never began, where there was one; KEPT is the value at the end
-    of the last step that was done, where the tensor was written since."""
+    """`version` FORMER is the value before a write that never began, if there was one; KEPT is the value at the end of
+    the last complete step, if the tensor was written since."""
 
     request: Id
     id: Id
     version: Version = CURRENT
-    site: Id = 0
+    site: SiteId = 0
 
 
 class ReadVersions(_Record, frozen=True):
-    """Since when and until when tensors had the values that can still be had of them."""
+    """Ask which versions of tensors can still be read; answered with a Span for each."""
 
+    timeline_name: ClassVar = None
     request: Id
     ids: Ids
 
 
 class BeginStep(_Record, frozen=True):
-    """An optimizer begins a step, of parameters with these gradients. What was there before is written in it only if
-    all gradients have a value."""
+    """An optimizer begins a step on parameters with these gradients. The step writes to older tensors only if all
+    gradients have a value."""
 
     step: Id
     gradients: Ids
     parameters: Ids
-    site: Id
+    site: SiteId
 
 
 class EndStep(_Record, frozen=True):
-    """The step that was begun is over. `step` is an id of its own."""
+    """The step is over. `step` is an id of its own, not that of BeginStep."""
 
     step: Id
 
@@ -220,27 +235,30 @@ class LocateTensor(_Record, frozen=True):
 
 
 class Synchronize(_Record, frozen=True):
+    timeline_name: ClassVar = "synchronize"
     request: Id
 
 
 class ReadTraffic(_Record, frozen=True):
-    """What has moved between workers: bytes by pair since they started, and the collectives of this session since it
-    last asked with `watch`."""
+    """Ask for the bytes that workers have exchanged since they started, and for the collectives of this session since
+    its last ReadTraffic with `watch`."""
 
     request: Id
     watch: bool
 
 
 class ReadStats(_Record, frozen=True):
-    """What each worker has done and holds, for all sessions together."""
+    """Ask for the counters of each worker, for all sessions together."""
 
+    timeline_name: ClassVar = None
     request: Id
 
 
 class ReadTimeline(_Record, frozen=True):
-    """Take what the workers have recorded of their work for this session, at most RAN_AT_ONCE commands of each, the
-    oldest first. From now on they record while they hold fewer than `limit` of them."""
+    """Take the oldest commands that workers have recorded for this session, at most RAN_AT_ONCE of each worker. From
+    now on each worker records while it holds fewer than `limit`."""
 
+    timeline_name: ClassVar = None
     request: Id
     limit: Limit
 
@@ -251,67 +269,38 @@ Instruction = Union[
 ]  # fmt: skip
 
 
-# Commands: dispatcher to worker
-
-
-class WorkerDefineOp(_Record, frozen=True):
-    code: Id
-    signature: Signature
+# Commands: dispatcher to worker. `Worker...` differs from the instruction of that name, or has none.
 
 
 class WorkerDefineProgram(_Record, frozen=True):
-    """What a RunOp with this code does; `op` is its name for people."""
+    """The program that a RunOp with this `op_id` runs; `op` is its name for people."""
 
-    code: Id
+    timeline_name: ClassVar = "define"
+    op_id: Id
     op: Name
     program: Program
 
 
 class WorkerDefineScope(_Record, frozen=True):
-    """A scope that ops of a session are about to run in; `compile`: what runs in it may be compiled together."""
+    """A scope in which ops of a session will run; with `compile` they may be compiled together."""
 
+    timeline_name: ClassVar = None
     session: int
-    code: Id
+    scope_id: SiteId
     name: Name
     compile: bool
 
 
-class WorkerForgetOps(_Record, frozen=True):
-    codes: Ids
-
-
 class WorkerCreateTensor(_Record, frozen=True):
-    id: Id
+    timeline_name: ClassVar = "upload"
+    id: NewId
     meta: TensorMeta
     segment: Segment
-    site: Id
-
-
-class WorkerRunOp(_Record, frozen=True):
-    code: Id
-    inputs: Ids
-    outputs: Ids
-    scalars: tuple[Number, ...]
-    scope: int
-    site: Id
-
-
-class WorkerQueryOp(_Record, frozen=True):
-    request: Id
-    code: Id
-    inputs: Ids
-    written: Ids
-    first: Id
-    scalars: tuple[Number, ...]
-    scope: int
-    site: Id
-
-
-class WorkerFreeTensors(_Record, frozen=True):
-    ids: Ids
+    site: SiteId
 
 
 class WorkerFetchTensor(_Record, frozen=True):
+    timeline_name: ClassVar = "fetch"
     request: Id
     id: Id
     shared: bool
@@ -319,90 +308,82 @@ class WorkerFetchTensor(_Record, frozen=True):
 
 
 class WorkerReviveTensor(_Record, frozen=True):
-    """A version of a tensor becomes a tensor of its own."""
+    """Make a version of a tensor a tensor of its own."""
 
+    timeline_name: ClassVar = None
     id: Id
-    output: Id
+    output: NewId
     version: Version
 
 
-class WorkerReadVersions(_Record, frozen=True):
-    request: Id
-    ids: Ids
-
-
 class WorkerBeginStep(_Record, frozen=True):
-    """`token`: a small tensor to make, which has no value where a gradient has none (0: none)."""
+    """`token`: a small tensor to make, which gets no value if a gradient has none (0: make none)."""
 
+    timeline_name: ClassVar = None
     step: Id
     gradients: Ids
     token: Id = 0
 
 
 class WorkerAgreeOnStep(_Record, frozen=True):
-    """The tokens of all workers were added up: where that has no value, some worker has a gradient without one."""
+    """`tokens` is the sum of all workers' tokens: without a value if some worker has a gradient without one."""
 
+    timeline_name: ClassVar = None
     step: Id
     tokens: Id
 
 
 class WorkerEndStep(_Record, frozen=True):
-    """`is_done`: the dispatcher has let all of the step's ops run."""
+    """`is_done`: the dispatcher has let all ops of the step run."""
 
+    timeline_name: ClassVar = None
     step: Id
     is_done: bool
 
 
-class WorkerSynchronize(_Record, frozen=True):
-    request: Id
-
-
 class WorkerReadTraffic(_Record, frozen=True):
+    timeline_name: ClassVar = None
     request: Id
-
-
-class WorkerReadStats(_Record, frozen=True):
-    request: Id
-
-
-class WorkerReadTimeline(_Record, frozen=True):
-    request: Id
-    limit: Limit
 
 
 class WorkerReportProgress(_Record, frozen=True):
-    """Say when everything before this is done."""
+    """Send Progress when all earlier commands are done."""
 
-    mark: Id
+    timeline_name: ClassVar = None
+    mark: Mark
 
 
 class WorkerEndSession(_Record, frozen=True):
     """Forget every tensor and op definition of a session."""
 
+    timeline_name: ClassVar = None
     session: int
 
 
 class WorkerJoinStore(_Record, frozen=True):
-    """Where the key-value store is that process groups meet at, and which worker hosts it."""
+    """The address of the key-value store at which process groups are formed, and the worker that hosts it."""
 
+    timeline_name: ClassVar = None
     host: Name
     port: int
     worker: int
 
 
 class WorkerHostStore(_Record, frozen=True):
-    """Start that store here and report its port."""
+    """Start that key-value store and report its port."""
+
+    timeline_name: ClassVar = None
 
 
 class WorkerShutdown(_Record, frozen=True):
-    pass
+    timeline_name: ClassVar = None
 
 
 Command = Union[
-    WorkerRunOp, WorkerFreeTensors, WorkerDefineOp, WorkerDefineProgram, WorkerDefineScope, WorkerForgetOps,
-    WorkerCreateTensor, WorkerQueryOp, WorkerFetchTensor, WorkerReviveTensor, WorkerReadVersions, WorkerBeginStep,
-    WorkerAgreeOnStep, WorkerEndStep, WorkerSynchronize, WorkerReadTraffic, WorkerReadStats,
-    WorkerReadTimeline, WorkerReportProgress, WorkerEndSession, WorkerJoinStore, WorkerHostStore, WorkerShutdown,
+    RunOp, FreeTensors, DefineOp, WorkerDefineProgram, WorkerDefineScope, ForgetOps, WorkerCreateTensor, QueryOp,
+    WorkerFetchTensor, WorkerReviveTensor, ReadVersions, WorkerBeginStep, WorkerAgreeOnStep, WorkerEndStep, Synchronize,
+    WorkerReadTraffic, ReadStats, ReadTimeline, WorkerReportProgress, WorkerEndSession, WorkerJoinStore,
+    WorkerHostStore, WorkerShutdown,
 ]  # fmt: skip
 
 
@@ -410,15 +391,14 @@ Command = Union[
 
 
 class Failure(Struct, array_like=True, frozen=True):
-    """Why a tensor has no value: the op that failed, on what, and both tracebacks' facts (the site is the client's).
-    `origin` is the first id that the failed command would have filled, or its request: the same from every worker.
-    `worker` is -1 for an op that failed in the dispatcher. `peers`: of an exchange that failed, the workers whose loss
-    may be the reason."""
+    """Why a tensor has no value: the failed op, the shapes of its inputs, the client's site and the worker's traceback.
+    `origin` is the first output id of the failed command, or its request: the same from every worker. `worker` is -1
+    for an op that failed in the dispatcher. `peers` are the workers whose loss may explain a failed exchange."""
 
     worker: int
     op: Name
     inputs: tuple[Text, ...]
-    site: Id
+    site: SiteId
     origin: Id
     kind: Name
     message: Text
@@ -435,7 +415,7 @@ class Fetched(_Record, frozen=True):
 
 
 class Queried(_Record, frozen=True):
-    """The results of a query, and what the tensors it wrote to are now: an op may resize its `out`."""
+    """The results of a query, and the metas of the tensors it wrote: an op may resize its `out`."""
 
     request: Id
     results: tuple[Result, ...]
@@ -443,7 +423,7 @@ class Queried(_Record, frozen=True):
 
 
 class Failed(_Record, frozen=True):
-    """The answer to a request whose tensor has no value. `own`: the request itself failed, not what it depends on."""
+    """The answer to a request for a tensor without a value. `own`: the request itself failed, not one of its inputs."""
 
     request: Id
     failure: Failure
@@ -451,16 +431,16 @@ class Failed(_Record, frozen=True):
 
 
 class OpFailed(_Record, frozen=True):
-    """Told when it happens, so that a failure nobody reads is not lost."""
+    """Sent as soon as an op fails, so that the failure is known even if no result is ever read."""
 
     session: int
     failure: Failure
 
 
 class Span(Struct, array_like=True, frozen=True):
-    """A tensor had the value that can still be had under the id `since`, until it should have been written under the id
-    `until` (0: nothing failed). `since` is 0 where no value can be had. The same for a value that was kept from before
-    a step."""
+    """The readable value of a tensor: it was made under the id `since` and should have been overwritten under the id
+    `until` (0: no write failed). `since` is 0 if no value is readable. `kept_since` and `kept_until` say the same of
+    the value that was kept from before a step."""
 
     since: Id
     until: Id
@@ -469,14 +449,14 @@ class Span(Struct, array_like=True, frozen=True):
 
 
 class Versions(_Record, frozen=True):
-    """Of the tensors that a worker holds something of."""
+    """A Span for each tensor that the worker holds a part of."""
 
     request: Id
     spans: tuple[tuple[Id, Span], ...]
 
 
 class VersionsRead(_Record, frozen=True):
-    """Of each tensor that was asked for, in order."""
+    """A Span for each requested tensor, in order."""
 
     request: Id
     spans: tuple[Span, ...]
@@ -487,9 +467,9 @@ class Synchronized(_Record, frozen=True):
 
 
 class Progress(_Record, frozen=True):
-    """Everything before a mark is done; what came since the mark before it took so many nanoseconds."""
+    """All commands before a mark are done; those since the previous mark took `nanoseconds`."""
 
-    mark: Id
+    mark: Mark
     nanoseconds: Annotated[int, Meta(ge=0, lt=1 << 62)]
 
 
@@ -505,12 +485,12 @@ class Traffic(_Record, frozen=True):
 
 
 class WorkerStats(Struct, array_like=True, frozen=True):
-    """What a worker has done since it started, and what it holds now. New fields come last, with a default.
+    """Counters of a worker since its start, and the memory it holds now. New fields come last, with a default.
 
-    - `ops`: how many commands that run an op, or a program of several, it has begun
-    - `tensors`, `bytes`: how many tensors it holds, and their size
-    - `received`: payload bytes that came from other workers, by sender
-    - `restrided`: how many tensors it copied into the strides that the client was told
+    - `ops`: commands begun that run an op or a program of several ops
+    - `tensors`, `bytes`: the number of tensors held, and their size
+    - `received`: payload bytes from other workers, by sender
+    - `restrided`: tensors copied into the strides that the client was told
     """
 
     ops: int
@@ -526,7 +506,7 @@ class Stats(_Record, frozen=True):
 
 
 class Swapped(Struct, array_like=True, frozen=True):
-    """A point of a command at which its worker exchanged tensors: from when to when, and bytes by peer."""
+    """One exchange of tensors during a command: its start, its end, and bytes by peer."""
 
     start: int
     end: int
@@ -538,7 +518,7 @@ class Ran(Struct, array_like=True, frozen=True):
     """One command that a worker ran. Times are nanoseconds of its machine's monotonic clock."""
 
     op: Name
-    site: Id
+    site: SiteId
     scope: Name
     start: int
     end: int
@@ -546,7 +526,7 @@ class Ran(Struct, array_like=True, frozen=True):
 
 
 class TimelineReport(_Record, tag="Timeline", frozen=True):
-    """`dropped` counts the commands that came when as many as wanted were recorded."""
+    """`dropped` counts the commands that ran while `limit` commands were already recorded."""
 
     request: Id
     ran: tuple[Ran, ...]
@@ -560,14 +540,14 @@ Report = Union[
 
 
 class Collective(Struct, array_like=True, frozen=True):
-    """One step of communication: what it is, along which mesh axes, how many bytes all workers together receive, and
-    for which line of the program."""
+    """One communication step: its kind, the mesh axes it runs along, the bytes that all workers together receive, and
+    the op and site it is for."""
 
     kind: Name
     axes: tuple[Axis, ...]
     bytes: int
     op: Name
-    site: Id = 0
+    site: SiteId = 0
 
 
 class TrafficRead(_Record, frozen=True):
@@ -598,56 +578,40 @@ class Located(_Record, frozen=True):
 
 
 class Lost(_Record, frozen=True):
-    """The answer to a request that needs a worker that is gone (`request` 0: news, not an answer). `site`: the line of
-    the op that exchanged tensors with that worker when it was lost, if it was one."""
+    """The answer to a request that needs a lost worker (`request` 0: news, not an answer). `site` is the line of the
+    op whose exchange with that worker failed, if any."""
 
     request: Id
     worker: int
     pid: int
     reason: Text
     last_op: Text
-    site: Id = 0
+    site: SiteId = 0
 
 
 class Joined(_Record, frozen=True):
-    """News: a worker has joined since the session began, and can be used."""
+    """News: another worker has joined and can be used."""
 
     worker: WorkerInfo
 
 
 class Gathered(_Record, frozen=True):
-    """News, not an answer: the inputs of an op are gathered, because it has no rule for this call, or because the
-    client waits for its results (`is_query`)."""
+    """News: the inputs of an op are gathered, because it has no rule for this call, or because the client waits for
+    its results (`is_query`)."""
 
     op: Name
-    site: Id
+    site: SiteId
     is_query: bool
 
 
 class Rejected(_Record, frozen=True):
-    """The dispatcher could not accept an instruction: a mistake of the client's side, or of the dispatcher's."""
+    """The dispatcher could not accept an instruction, because of an error of the client or of GT."""
 
     request: Id
     reason: Text
 
 
 Answer = Union[
-    Fetched,
-    Queried,
-    Failed,
-    OpFailed,
-    Synchronized,
-    VersionsRead,
-    Located,
-    TrafficRead,
-    StatsRead,
-    TimelineRead,
-    Lost,
-    Joined,
-    Gathered,
-    Rejected,
-    Welcome,
-    Refused,
-    Waiting,
-    Goodbye,
-]
+    Fetched, Queried, Failed, OpFailed, Synchronized, VersionsRead, Located, TrafficRead, StatsRead, TimelineRead, Lost,
+    Joined, Gathered, Rejected, Welcome, Refused, Waiting, Goodbye,
+]  # fmt: skip

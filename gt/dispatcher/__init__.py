@@ -1,1 +1,1 @@
-"""The office: instructions in, commands out. It knows where every tensor is and never holds one."""
+"""The dispatcher: knows the layout of every tensor, plans every op, and puts all commands in one order."""

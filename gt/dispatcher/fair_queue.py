@@ -1,8 +1,8 @@
-"""Turns of clients: how much unfinished work each may have on a worker, so that none has to wait long for another.
+"""Fair queueing of clients: a limit on each client's unfinished work on a worker, so that no client waits long.
 
-Instructions wait here before they are planned, since planning gives commands their one order, which workers never
-change. A client goes on as long as each worker has little of its work unfinished; workers report when they have reached
-a mark, and how long that took.
+Instructions are queued before they are planned, because planning fixes the order of commands, and workers never reorder
+them. A client's instructions are taken while each worker has little of its work unfinished. Workers report when they
+have reached a mark, and how long that took.
 """
 
 from __future__ import annotations
@@ -13,20 +13,22 @@ from typing import NamedTuple
 
 from gt.core.errors import ProtocolError
 from gt.core.messages import CreateTensor, FetchTensor, Instruction, QueryOp, Redistribute, RunOp
+from gt.core.record_fields import PAYLOAD_RECORDS
 from gt.dispatcher.outgoing import Buffer
-from gt.dispatcher.state import SessionRecord, State
+from gt.dispatcher.records import SessionRecord
+from gt.dispatcher.state import State
 
-# Cost is counted in units: one for each instruction, and one for so many bytes that it reads or makes.
+# Cost is counted in units: one for each instruction, and one for each UNIT_BYTES that it reads or makes.
 # Both take a worker about 10 us.
 UNIT_BYTES = 1 << 16
-FIRST_UNITS = 32.0  # that a client may have unfinished on a worker before it is known how long they take
-MOST_UNITS = 512.0  # and however quick they are
+FIRST_UNITS = 32.0  # allowance of a client before the duration of a unit is known
+MAX_UNITS = 512.0  # largest allowance
 TARGET_NANOSECONDS = 50e6  # of unfinished work that a client should have on a worker
-ALONE = 32  # times as much may be unfinished where there is no other client, which could only come later
+ALONE_FACTOR = 32  # multiplies the allowance of a client that is alone: only a later client could wait for it
 
 
 class Turn(NamedTuple):
-    """Instructions of one client that are carried out together."""
+    """Instructions of one client that are planned together."""
 
     session: int
     batch: list[Instruction]
@@ -41,8 +43,8 @@ class _Mark(NamedTuple):
 
 
 class _ClientQueue:
-    """`unfinished` is the cost of the work on each worker that is not known to be done, and `allowance` how much that
-    may be; `pace` is the nanoseconds that a unit takes, by what workers have reported."""
+    """`unfinished` is the cost of the commands on each worker that are not known to be done, and `allowance` its limit.
+    `pace` is the duration of a unit in nanoseconds, as reported by workers."""
 
     def __init__(self) -> None:
         self.waiting: deque[tuple[Instruction, Buffer | None]] = deque()
@@ -50,21 +52,21 @@ class _ClientQueue:
         self.allowance = FIRST_UNITS
         self.pace = 0.0
 
-    def room(self, times: int) -> float:
-        """How much more it may have unfinished, of so many times its allowance. Whatever an instruction costs, one
-        alone may always begin."""
+    def remaining_cost(self, factor: int) -> float:
+        """The cost that may still be started, with the allowance multiplied by `factor`. A client without unfinished
+        work may always start one instruction."""
         most = max(self.unfinished.values(), default=0)
-        return max(times * self.allowance, 1.0) if not most else times * self.allowance - most
+        return max(factor * self.allowance, 1.0) if not most else factor * self.allowance - most
 
     def note_pace(self, pace: float) -> None:
-        """Slower work counts at once, quicker work by and by."""
+        """A slower pace counts at once, a faster one gradually."""
         self.pace = max(pace, (self.pace + pace) / 2)
-        enough = TARGET_NANOSECONDS / self.pace if self.pace else MOST_UNITS
-        self.allowance = min(2 * self.allowance, enough, MOST_UNITS)
+        enough = TARGET_NANOSECONDS / self.pace if self.pace else MAX_UNITS
+        self.allowance = min(2 * self.allowance, enough, MAX_UNITS)
 
 
 class FairQueue:
-    """`state` tells what instructions cost."""
+    """`state` gives the sizes of tensors, from which the cost of an instruction follows."""
 
     def __init__(self, state: State) -> None:
         self._state = state
@@ -76,30 +78,30 @@ class FairQueue:
         remaining = iter(buffers)
         waiting = self._clients.setdefault(session, _ClientQueue()).waiting
         for instruction in batch:
-            waiting.append((instruction, next(remaining) if type(instruction) is CreateTensor else None))
+            waiting.append((instruction, next(remaining) if type(instruction) in PAYLOAD_RECORDS else None))
 
     def is_waiting(self, session: int) -> bool:
         client = self._clients.get(session)
         return client is not None and bool(client.waiting)
 
     def next(self) -> Turn | None:
-        """The next instructions that may be carried out, of each client in turn; None where all have to wait."""
-        times = ALONE if len(self._state.sessions) == 1 else 1
+        """The next instructions to plan, of each client in turn; None if all clients have to wait."""
+        factor = ALONE_FACTOR if len(self._state.sessions) == 1 else 1
         for ident, client in list(self._clients.items()):
             session = self._state.sessions.get(ident)
             if session is None:
                 self.forget_session(ident)
-            elif client.waiting and (room := client.room(times)) > 0:
+            elif client.waiting and (remaining := client.remaining_cost(factor)) > 0:
                 self._clients[ident] = self._clients.pop(ident)  # the others come first next time
-                return self._take(session, client.waiting, min(room, max(times * client.allowance / 2, 1.0)))
+                return self._take(session, client.waiting, min(remaining, max(factor * client.allowance / 2, 1.0)))
         return None
 
-    def _take(self, session: SessionRecord, waiting: deque[tuple[Instruction, Buffer | None]], room: float) -> Turn:
-        """Half of what a client may have unfinished, so that it goes on while workers do the other half."""
+    def _take(self, session: SessionRecord, waiting: deque[tuple[Instruction, Buffer | None]], limit: float) -> Turn:
+        """Take at most half of a client's allowance, so that it goes on while workers do the other half."""
         turn, cost = Turn(session.ident, [], [], 0), 0
-        while waiting and cost < room:
+        while waiting and cost < limit:
             more = self._cost(session, waiting[0][0])
-            if cost and cost + more > room:
+            if cost and cost + more > limit:
                 break
             instruction, buffer = waiting.popleft()
             cost += more
@@ -111,8 +113,8 @@ class FairQueue:
     def _cost(self, session: SessionRecord, instruction: Instruction) -> int:
         tensors = self._state.tensors
         if isinstance(instruction, RunOp | QueryOp):
-            op = session.ops.get(instruction.code)
-            nbytes = sum([tensors[ident].nbytes for ident in instruction.inputs if ident in tensors])
+            op = session.ops.get(instruction.op_id)
+            nbytes = sum(tensors[ident].nbytes for ident in instruction.inputs if ident in tensors)
             return 1 + (nbytes + (op.nbytes if op is not None else 0)) // UNIT_BYTES
         if isinstance(instruction, CreateTensor):
             return 1 + instruction.meta.nbytes // UNIT_BYTES
@@ -122,7 +124,7 @@ class FairQueue:
         return 0
 
     def begin(self, turn: Turn, workers: Sequence[int]) -> int:
-        """A turn was given to workers; gives the mark at which each of them reports that it is done."""
+        """Note that a turn was sent to workers; returns the mark at which each of them reports progress."""
         self._marked += 1
         self._marks[self._marked] = _Mark(turn.session, turn.cost, set(workers))
         unfinished = self._clients[turn.session].unfinished
@@ -131,7 +133,7 @@ class FairQueue:
         return self._marked
 
     def finish(self, worker: int, mark: int, nanoseconds: int) -> None:
-        """A worker has reached a mark. Those of sessions that have ended are forgotten."""
+        """A worker has reached a mark. Marks of sessions that have ended are ignored."""
         found = self._marks.get(mark)
         if mark > self._marked or (found is not None and worker not in found.workers):
             raise ProtocolError(f"worker {worker} was not given mark {mark}")
@@ -151,7 +153,7 @@ class FairQueue:
             client.unfinished[worker] -= found.cost
 
     def lose_worker(self, worker: int) -> None:
-        """A worker that is gone has nothing unfinished."""
+        """A lost worker has nothing unfinished."""
         for mark, found in list(self._marks.items()):
             if worker in found.workers:
                 self._discharge(mark, found, worker)
@@ -162,7 +164,7 @@ class FairQueue:
             del self._marks[mark]
 
     def waits(self) -> dict[int, set[int]]:
-        """The workers on whose progress each client waits that has to wait."""
+        """By session with queued instructions, the workers whose progress it waits for."""
         waiting = {session: client for session, client in self._clients.items() if client.waiting}
         return {
             session: {worker for worker, cost in client.unfinished.items() if cost}

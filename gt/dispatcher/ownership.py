@@ -1,84 +1,30 @@
-"""Whose ids an instruction may name."""
+"""Checks that an instruction names ids of its own session only."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any
-
 from gt.core.errors import ProtocolError
 from gt.core.ids import FIRST_OWN, FIRST_RUN, MAX_RESULTS, SESSION_SHIFT
-from gt.core.messages import (
-    BeginStep,
-    CreateTensor,
-    DefineOp,
-    DefineScope,
-    DefineSite,
-    EndStep,
-    FetchTensor,
-    ForgetOps,
-    FreeTensors,
-    Goodbye,
-    Instruction,
-    LocateTensor,
-    QueryOp,
-    ReadStats,
-    ReadTimeline,
-    ReadTraffic,
-    ReadVersions,
-    Received,
-    Redistribute,
-    RunOp,
-    Synchronize,
-    Taken,
-)
+from gt.core.messages import Instruction, Received, Taken
+from gt.core.record_fields import id_fields
 
-_NAMED: dict[type, Callable[[Any], tuple[int, ...]]] = {
-    RunOp: lambda op: (op.code, *op.inputs, *op.outputs),
-    QueryOp: lambda op: (op.request, op.code, op.first, op.first + MAX_RESULTS - 1, *op.inputs, *op.written),
-    FreeTensors: lambda free: free.ids,
-    CreateTensor: lambda created: (created.id,),
-    Redistribute: lambda move: (move.input, move.output),
-    FetchTensor: lambda fetch: (fetch.request, fetch.id),
-    LocateTensor: lambda locate: (locate.request, locate.id),
-    ReadVersions: lambda read: (read.request, *read.ids),
-    BeginStep: lambda begin: (begin.step, *begin.gradients, *begin.parameters),
-    EndStep: lambda end: (end.step,),
-    Synchronize: lambda synchronize: (synchronize.request,),
-    ReadTraffic: lambda read: (read.request,),
-    ReadStats: lambda read: (read.request,),
-    ReadTimeline: lambda read: (read.request,),
-    DefineOp: lambda define: (define.code,),
-    ForgetOps: lambda forget: forget.codes,
-    DefineSite: lambda define: (),
-    DefineScope: lambda define: (),
-    Goodbye: lambda goodbye: (),
-    Received: lambda received: (received.request,),
-    Taken: lambda taken: (),
-}
-
-
-# The ids that an instruction gives to new tensors. Results of queries have ids to themselves, as their number is not
-# known before.
-_GIVEN: dict[type, Callable[[Any], tuple[int, ...]]] = {
-    RunOp: lambda op: op.outputs,
-    QueryOp: lambda op: op.written,
-    CreateTensor: lambda created: (created.id,),
-    Redistribute: lambda move: (move.output,),
-}
+_END = 1 << SESSION_SHIFT
 
 
 def require_ownership(session: int, instruction: Instruction | Received | Taken) -> None:
-    """A session may name its own tensors and requests only, and none that the dispatcher names for it; new tensors take
-    ids of their kind. The one place where this is checked."""
+    """A session may name only its own tensors, ops and requests, and none that the dispatcher numbers for it. Ids from
+    FIRST_RUN on are for results of queries. This is the only place where ids are checked."""
     low = session << SESSION_SHIFT
-    for ident in _NAMED[type(instruction)](instruction):
+    fields = id_fields(type(instruction))
+    ids = fields.all(instruction)
+    if fields.first_result is None and (not ids or (low <= min(ids) and max(ids) < low + FIRST_OWN)):
+        return  # most instructions: no id is a result of a query
+    kind = type(instruction).__name__
+    first = low + FIRST_RUN if fields.first_result is None else getattr(instruction, fields.first_result)
+    for ident in (*ids, first + MAX_RESULTS - 1):
         number = ident - low
-        if not (0 <= number < FIRST_OWN or FIRST_RUN <= number < 1 << SESSION_SHIFT):
-            raise ProtocolError(
-                f"{type(instruction).__name__} of session {session} names {ident}, which is not its own"
-            )
-    given = _GIVEN.get(type(instruction))
-    if given is not None and any(ident - low >= FIRST_RUN for ident in given(instruction)):
-        raise ProtocolError(f"{type(instruction).__name__} gives a tensor an id that is for results of queries")
-    if isinstance(instruction, QueryOp) and instruction.first - low < FIRST_RUN:
-        raise ProtocolError(f"results of a query cannot take ids from {instruction.first} on")
+        if not (0 <= number < FIRST_OWN or FIRST_RUN <= number < _END):
+            raise ProtocolError(f"{kind} of session {session} names {ident}, which is not its own")
+    if any(ident - low >= FIRST_RUN for ident in fields.new(instruction)):
+        raise ProtocolError(f"{kind} gives a tensor an id that is for results of queries")
+    if first - low < FIRST_RUN:
+        raise ProtocolError(f"results of a query cannot take ids from {first} on")

@@ -1,125 +1,118 @@
-"""What was decided about ops: found again or made, and told to the workers."""
+"""The plans of ops: looked up or made, and defined on the workers."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
-from gt.core.messages import Gathered, RunOp, WorkerDefineOp, WorkerForgetOps
+from gt.core.messages import DefineOp, ForgetOps, Gathered, RunOp
+from gt.dispatcher.errors import InvalidInstruction, NoValue
+from gt.dispatcher.op_records import CachedPlan, InputLayout, OpRecord, plan_key
 from gt.dispatcher.outgoing import MessageQueue
-from gt.dispatcher.planner import meeting_place, plan_op
+from gt.dispatcher.planner import mesh_with_most_bytes, plan_op
+from gt.dispatcher.records import SessionRecord
 from gt.dispatcher.replicas import Replicas
-from gt.dispatcher.state import (
-    REDUCES_FIRST,
-    CachedPlan,
-    InvalidInstruction,
-    Laid,
-    NoValue,
-    OpRecord,
-    PlanKey,
-    SessionRecord,
-    State,
-    TensorRecord,
-)
+from gt.dispatcher.state import State
+from gt.dispatcher.tensor_records import TensorRecord
 from gt.sharding.program_builder import Register
 from gt.sharding.spec import DeviceMesh, ShardingSpec, whole
 from gt.signals.policy import Policy
 
 
 class PlanCache:
-    """What was decided is a part of the state."""
+    """The plans themselves are part of the state: `OpRecord.plans`."""
 
-    def __init__(self, state: State, post: MessageQueue, placing: Replicas) -> None:
+    def __init__(self, state: State, outgoing: MessageQueue, replicas: Replicas) -> None:
         self._state = state
-        self._post = post
-        self._placing = placing
+        self._outgoing = outgoing
+        self._replicas = replicas
 
-    def prepare(
+    def find_or_plan(
         self, session: SessionRecord, op: OpRecord, call: RunOp, policy: Policy | None, *, reduces_first: bool = False
     ) -> CachedPlan:
-        """The plan for an op with these inputs, of which the workers are told when it is new. `reduces_first`: as for
-        numbers with which the op is not linear."""
-        inputs = call.inputs
-        again = op.require_fit(inputs, call.outputs)
-        held = self._with_targets_together(session, op, call, policy)
+        """The plan of a call, defined on the workers if it is new. `reduces_first`: the op is not linear with the
+        scalars of this call."""
+        aliased_inputs = op.require_fit(call.inputs, call.outputs)
+        tensors = self._inputs_on_one_mesh(session, op, call, policy)
         for mesh in [op.layout.mesh] if op.layout is not None else [policy.mesh] if policy is not None else []:
-            self.require(mesh)
-        solo_mesh = held[0].spec.mesh if held else self._state.least_loaded()
-        specs = [tensor.spec for tensor in held]
-        laid = self.with_copies(specs, inputs)
-        key: PlanKey = (*laid, *again.items()) if policy is None else (policy, *laid, *again.items())
-        if reduces_first:
-            key = (REDUCES_FIRST, *key)
-        found = op.plans.get(key or (op.layout or whole(solo_mesh, 0),))
+            self.require_workers(mesh)
+        fallback = tensors[0].spec.mesh if tensors else self._state.least_loaded_mesh()
+        specs = [tensor.spec for tensor in tensors]
+        layouts = self.with_copies(specs, call.inputs)
+        key = plan_key(policy, layouts, aliased_inputs, reduces_first) or (op.layout or whole(fallback, 0),)
+        found = op.plans.get(key)
         if found is None:
-            metas = [tensor.meta for tensor in held]
-            copies = [there[1:] if isinstance(there, tuple) else () for there in laid]
-            plan = plan_op(op.signature, metas, specs, solo_mesh, again, policy, copies, reduces_first)
+            metas = [tensor.meta for tensor in tensors]
+            copies = [layout[1:] if isinstance(layout, tuple) else () for layout in layouts]
+            plan = plan_op(op.signature, metas, specs, fallback, aliased_inputs, policy, copies, reduces_first)
             pinned = policy.pins if policy is not None else True if op.layout is not None else None
-            found = self._placing.announce(session, plan, op.code, op.signature.op, op.takes, pinned)
-            self._state.add_plan(op, key or (op.layout or whole(solo_mesh, 0),), found)
+            found = self._replicas.define_plan(session, plan, op.op_id, op.signature.op, op.takes, pinned)
+            self._state.add_plan(op, key, found)
         if found.plan.program is None:
-            self.tell(session, found.plan.workers, op.code)
+            self.define_on(session, found.plan.workers, op.op_id)
         return found
 
-    def with_copies(self, specs: Sequence[ShardingSpec], inputs: Sequence[int]) -> tuple[Laid, ...]:
-        """How inputs lie, with the layouts of copies that were made of them."""
+    def with_copies(self, specs: Sequence[ShardingSpec], inputs: Sequence[int]) -> tuple[InputLayout, ...]:
+        """The layouts of inputs, with those of their copies."""
         copies = self._state.copies
         return tuple([(spec, *copies[i]) if i in copies else spec for spec, i in zip(specs, inputs, strict=True)])
 
     def tell_of_gathering(self, session: SessionRecord, op: str, site: int, *, is_query: bool = False) -> None:
-        """Tell a client, once for each op and line of its program, that the op's inputs are gathered."""
+        """Tell a client, once for each op and site, that the op's inputs are gathered."""
         if self._state.note_gathering(session, op, session.site(site)):
-            self._post.answer(session.ident, Gathered(op, site, is_query))
+            self._outgoing.answer(session.ident, Gathered(op, site, is_query))
 
-    def _with_targets_together(
+    def _inputs_on_one_mesh(
         self, session: SessionRecord, op: OpRecord, call: RunOp, policy: Policy | None
     ) -> list[TensorRecord]:
-        """The inputs of an op, after all that it writes to was brought to one mesh: that of the first of it, or, where
-        the op gives new tensors too, the one that it would run on without writing."""
-        held = [self._state.held(ident) for ident in call.inputs]
+        """The inputs of an op, after those that it writes were moved to one mesh: that of the first written input or,
+        if the op also has new outputs, the mesh on which it would run without writing."""
+        tensors = [self._state.tensor(ident) for ident in call.inputs]
         writes = op.signature.writes
         if not writes:
-            return held
-        mesh = held[writes[0]].spec.mesh
+            return tensors
+        mesh = tensors[writes[0]].spec.mesh
         if op.signature.outputs:
-            mesh = self.mesh_of(held, policy)
-        apart = [place for place in writes if held[place].spec.mesh is not mesh]
-        for place in apart:
-            self._placing.gather_for_good(session, call.inputs[place], mesh, call.site)
-        return [self._state.held(ident) for ident in call.inputs] if apart else held
+            mesh = self.mesh_of(tensors, policy)
+        apart = [position for position in writes if tensors[position].spec.mesh is not mesh]
+        for position in apart:
+            self._replicas.gather_for_good(session, call.inputs[position], mesh, call.site)
+        return [self._state.tensor(ident) for ident in call.inputs] if apart else tensors
 
-    def mesh_of(self, held: Sequence[TensorRecord], policy: Policy | None) -> DeviceMesh:
-        """Where an op runs that writes to nothing: where its scope says, or else where most bytes are."""
+    def mesh_of(self, tensors: Sequence[TensorRecord], policy: Policy | None) -> DeviceMesh:
+        """The mesh of an op that writes nothing: that of its scope, else the one with most bytes of its inputs."""
         if policy is not None:
-            self.require(policy.mesh)
+            self.require_workers(policy.mesh)
             return policy.mesh
-        return meeting_place([Register(tensor.meta, tensor.spec) for tensor in held]) or self._state.least_loaded()
+        registers = [Register(tensor.meta, tensor.spec) for tensor in tensors]
+        return mesh_with_most_bytes(registers) or self._state.least_loaded_mesh()
 
-    def mesh_of_query(self, op: OpRecord, held: Sequence[TensorRecord], policy: Policy | None) -> DeviceMesh:
-        """Where what it writes to is, if that is most of its inputs; it may give new tensors too."""
-        written = [held[place] for place in op.signature.writes]
-        if written and 2 * sum(tensor.meta.nbytes for tensor in written) >= sum(tensor.meta.nbytes for tensor in held):
+    def mesh_of_query(self, op: OpRecord, tensors: Sequence[TensorRecord], policy: Policy | None) -> DeviceMesh:
+        """The mesh of the written inputs if they are at least half of all input bytes, else as for any op."""
+        written = [tensors[position] for position in op.signature.writes]
+        total = sum(tensor.meta.nbytes for tensor in tensors)
+        if written and 2 * sum(tensor.meta.nbytes for tensor in written) >= total:
             return written[0].spec.mesh
-        return self.mesh_of(held, policy)
+        return self.mesh_of(tensors, policy)
 
-    def require(self, mesh: DeviceMesh) -> None:
-        """The workers of a mesh that a client names must be there."""
+    def require_workers(self, mesh: DeviceMesh) -> None:
+        """Raises NoValue or InvalidInstruction if a mesh of a client names a lost or unknown worker."""
         for worker in mesh.workers:
-            if worker in self._state.gone:
+            if worker in self._state.dead_workers:
                 raise NoValue(worker, "a place of the mesh")
             if worker not in self._state.workers:
                 raise InvalidInstruction(f"the mesh {mesh} names worker {worker}, which is not there")
 
-    def tell(self, session: SessionRecord, workers: Sequence[int], code: int) -> None:
-        """Define an op where it is about to run for the first time."""
-        new = [worker for worker in workers if code not in self._state.workers[worker].known]
+    def define_on(self, session: SessionRecord, workers: Sequence[int], op_id: int) -> None:
+        """Define an op on the workers that do not know it yet."""
+        new = [worker for worker in workers if op_id not in self._state.workers[worker].known_ops]
         if new:
             for worker in new:
-                self._state.note_known(worker, code)
-            self._post.command(tuple(new), WorkerDefineOp(code, session.ops[code].signature))
+                self._state.note_op_defined(worker, op_id)
+            self._outgoing.command(tuple(new), DefineOp(op_id, session.ops[op_id].signature))
 
     def forget(self, session: SessionRecord, plans: Sequence[CachedPlan]) -> None:
-        for prepared in plans:
-            workers = tuple([worker for worker in prepared.plan.workers if worker in self._state.workers])
-            if self._state.forget_program(session, prepared.code) and workers:
-                self._post.command(workers, WorkerForgetOps((prepared.code,)))
+        """Remove the programs of plans from the workers."""
+        for cached in plans:
+            workers = tuple(worker for worker in cached.plan.workers if worker in self._state.workers)
+            if self._state.forget_program(session, cached.op_id) and workers:
+                self._outgoing.command(workers, ForgetOps((cached.op_id,)))

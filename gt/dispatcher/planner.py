@@ -1,4 +1,8 @@
-"""How an op runs: which layouts its inputs need, what each worker does, and how its results lie. Pure functions."""
+"""Plans of ops and moves: the workers, the layouts of inputs and results, and the program. Pure functions.
+
+`plan_op` chooses the mesh and the target layouts, and `gt.sharding.lowering`, called by the ProgramBuilder, finds the
+cheapest way to compute on shards there.
+"""
 
 from __future__ import annotations
 
@@ -20,12 +24,12 @@ from gt.signals.policy import Policy
 
 
 class Plan(NamedTuple):
-    """What to tell the workers for a call with inputs of given layouts.
+    """How to run a call on inputs of given layouts.
 
-    `takes` names the command's inputs: a place of the call, as it lies there (None) or in another layout. `results` are
-    the layouts of the new tensors and then of the new versions. `program` is None where the op runs as it is.
-    `collectives` are those of the program itself. `gathered`: the op that has no rule, because of which whole
-    tensors are used. A `linear` plan is right for calls whose numbers are tame.
+    `takes` are the inputs of the command: a position among the call's inputs, and the layout to move it to (None: as
+    it is). `results` are the metas and layouts of the new tensors, then of the new versions. `program` is None if the
+    op runs unchanged on whole tensors. `collectives` are those of the program. `gathered` names the op without a rule
+    because of which inputs are gathered, if any. A `linear` plan is valid only for scalars with which the op is linear.
     """
 
     workers: tuple[int, ...]
@@ -42,64 +46,68 @@ def plan_op(
     metas: Sequence[TensorMeta],
     specs: Sequence[ShardingSpec],
     fallback: DeviceMesh,
-    again: Mapping[int, int] | None = None,
+    aliased_inputs: Mapping[int, int] | None = None,
     policy: Policy | None = None,
     copies: Sequence[tuple[ShardingSpec, ...]] = (),
     reduces_first: bool = False,
 ) -> Plan:
-    """The cheapest way to run an op. It runs where its scope says; else on the mesh that holds most of its inputs,
-    and on `fallback` where it has none. One that writes runs on the mesh of what it writes to. `aliased_inputs`:
-    the places where a tensor that it writes to is an input too, and where it is written; they share its memory
-    where the op runs whole, as it may write to all. `copies`: per input, other layouts in which it is there too;
-    those of what is written do not count, as it is written where it is. `reduces_first`: partial values are reduced
-    before the op, as it is not linear with the numbers of this call."""
-    also = [() if place in signature.writes else there for place, there in enumerate(copies or [()] * len(specs))]
-    inputs = [Register(meta, spec, there) for meta, spec, there in zip(metas, specs, also, strict=True)]
-    wishes: list[Target] = [None] * len(signature.outputs)
+    """The cheapest way to run an op. It runs on the mesh of the inputs it writes, else on that of its scope, else on
+    the one that holds most bytes of its inputs, and on `fallback` if it has no inputs.
+
+    `aliased_inputs` maps each input that aliases a written one to that one's position; on whole tensors both share
+    memory. `copies` are, per input, other layouts in which it exists too; a written input is written in its own layout,
+    so its copies do not count. With `reduces_first` partial inputs are reduced before the op, because it is not linear
+    with the scalars of this call.
+    """
+    usable = [() if i in signature.writes else layouts for i, layouts in enumerate(copies or [()] * len(specs))]
+    inputs = [Register(meta, spec, layouts) for meta, spec, layouts in zip(metas, specs, usable, strict=True)]
+    targets: list[Target] = [None] * len(signature.outputs)
     if signature.writes:
         mesh = specs[signature.writes[0]].mesh
-        assert all(specs[place].mesh is mesh for place in signature.writes), "all that an op writes to is on one mesh"
+        assert all(specs[position].mesh is mesh for position in signature.writes), "written inputs are on one mesh"
         if policy is not None and policy.mesh is mesh:
-            wishes = [policy.target(meta.shape) for meta in signature.outputs]
+            targets = [policy.target(meta.shape) for meta in signature.outputs]
     elif signature.layout is not None:
         layout = spec_of(signature.layout)
-        mesh, wishes = layout.mesh, [layout for _ in signature.outputs]
+        mesh, targets = layout.mesh, [layout for _ in signature.outputs]
     elif policy is not None:
         mesh = policy.mesh
-        wishes = [policy.target(meta.shape) if inputs else policy.layout(meta.shape) for meta in signature.outputs]
+        targets = [policy.target(meta.shape) if inputs else policy.layout(meta.shape) for meta in signature.outputs]
     else:
-        mesh = meeting_place(inputs) or fallback
-    draft = ProgramBuilder(
-        mesh, inputs, signature.writes, reduces_first=reduces_first or not _has_tame_constants(signature)
+        mesh = mesh_with_most_bytes(inputs) or fallback
+    builder = ProgramBuilder(
+        mesh, inputs, signature.writes, reduces_first=reduces_first or not _is_linear_with_constants(signature)
     )
-    draft, made, gathered = _draft(draft, signature, inputs, again or {}, wishes)
-    laid_out = [_as_wished(draft, register, wish) for register, wish in zip(made, wishes, strict=False)]
-    is_cut = any(spec.mesh.size > 1 and any(spec.dims) for _, spec, _ in inputs)
-    return _finish(signature, draft, (*laid_out, *made[len(wishes) :]), gathered if is_cut else "")
+    builder, outputs, gathered = _build(builder, signature, inputs, aliased_inputs or {}, targets)
+    laid_out = [_with_target(builder, register, target) for register, target in zip(outputs, targets, strict=False)]
+    is_sharded = any(spec.mesh.size > 1 and any(spec.dims) for _, spec, _ in inputs)
+    return _finish(signature, builder, (*laid_out, *outputs[len(targets) :]), gathered if is_sharded else "")
 
 
-def _as_wished(draft: ProgramBuilder, register: int, wish: Target) -> int:
-    spec = draft.spec(register)
-    return draft.move(register, wish if isinstance(wish, ShardingSpec) else satisfy(wish, spec) if wish else spec)
+def _with_target(builder: ProgramBuilder, register: int, target: Target) -> int:
+    spec = builder.spec(register)
+    return builder.move(
+        register, target if isinstance(target, ShardingSpec) else satisfy(target, spec) if target else spec
+    )
 
 
-def meeting_place(inputs: Sequence[Register]) -> DeviceMesh | None:
+def mesh_with_most_bytes(inputs: Sequence[Register]) -> DeviceMesh | None:
     """The mesh with the most bytes of the inputs, so that the fewest move; of equals the larger mesh."""
-    held: dict[DeviceMesh, int] = {}
+    nbytes: dict[DeviceMesh, int] = {}
     for meta, spec, _ in inputs:
-        held[spec.mesh] = held.get(spec.mesh, 0) + meta.nbytes
-    return max(held, key=lambda mesh: (held[mesh], mesh.size, [-worker for worker in mesh.workers]), default=None)
+        nbytes[spec.mesh] = nbytes.get(spec.mesh, 0) + meta.nbytes
+    return max(nbytes, key=lambda mesh: (nbytes[mesh], mesh.size, [-worker for worker in mesh.workers]), default=None)
 
 
 def plan_move(meta: TensorMeta, source: ShardingSpec, target: ShardingSpec) -> Plan:
-    """Lay a tensor out anew."""
+    """Move a tensor to another layout."""
     workers = tuple(dict.fromkeys((*source.mesh.workers, *target.mesh.workers)))
     program = Program((Move(0, 1, meta, source.record(), target.record()),), (0,), (1,))
     return Plan(workers, ((0, None),), ((meta, target),), program, collectives_of(program, "redistribute"))
 
 
 def collectives_of(program: Program, op: str) -> tuple[Collective, ...]:
-    """The communication of a program, step by step."""
+    """The communication steps of a program."""
     found = []
     for step in program.steps:
         if isinstance(step, Move):
@@ -114,130 +122,138 @@ def collectives_of(program: Program, op: str) -> tuple[Collective, ...]:
 
 
 _REASON_LENGTH = 1 << 16
-_Drafted = tuple[ProgramBuilder, tuple[int, ...], str]
-"""A draft, the registers that it gives, and the op (itself or a view of an input) whose lack of a rule made it run on
-whole tensors, if any."""
+_Built = tuple[ProgramBuilder, tuple[int, ...], str]
+"""A builder, the registers of its outputs, and the op without a rule (the op itself or a view of an input) because of
+which whole tensors are used, if any."""
 
 
-def _has_tame_constants(signature: Signature) -> bool:
-    numbers = [complex(arg.real, arg.imag) for arg in signature.args if isinstance(arg, Complex)]
-    return is_linear_with(signature.functional or signature.op, numbers)
+def _is_linear_with_constants(signature: Signature) -> bool:
+    scalars = [complex(arg.real, arg.imag) for arg in signature.args if isinstance(arg, Complex)]
+    return is_linear_with(signature.functional or signature.op, scalars)
 
 
-def _draft(
-    draft: ProgramBuilder,
+def _build(
+    builder: ProgramBuilder,
     signature: Signature,
     inputs: Sequence[Register],
-    again: Mapping[int, int],
-    wishes: Sequence[Target],
-) -> _Drafted:
-    missing, mesh = "", draft.mesh
-    cuts = [register.spec for register in inputs] + [wish for wish in wishes if wish is not None]
-    if any(isinstance(cut, Constraint) or not cut.is_whole for cut in cuts):
+    aliased_inputs: Mapping[int, int],
+    targets: Sequence[Target],
+) -> _Built:
+    missing, mesh = "", builder.mesh
+    layouts = [register.spec for register in inputs] + [target for target in targets if target is not None]
+    if any(isinstance(layout, Constraint) or not layout.is_whole for layout in layouts):
         try:
-            return draft, _run_on_shards(draft, signature, bool(again), wishes), ""
+            return builder, _run_on_shards(builder, signature, bool(aliased_inputs), targets), ""
         except NoRule as lack:
             missing = str(lack)
-        except Exception as error:  # a mistake in a rule costs the user this op, and nothing else
-            return _refused(signature, inputs, mesh, error)
-    draft = ProgramBuilder(mesh, inputs, signature.writes)
-    return draft, draft.run_whole(signature, [again.get(place, place) for place in range(len(inputs))]), missing
+        except Exception as error:  # an error in a rule costs the user this op only
+            return _build_failing(signature, inputs, mesh, error)
+    builder = ProgramBuilder(mesh, inputs, signature.writes)
+    sources = [aliased_inputs.get(position, position) for position in range(len(inputs))]
+    return builder, builder.run_whole(signature, sources), missing
 
 
-def _refused(signature: Signature, inputs: Sequence[Register], mesh: DeviceMesh, error: Exception) -> _Drafted:
-    """An op that fails with an error that was raised while it was planned."""
-    draft = ProgramBuilder(mesh, inputs, signature.writes)
+def _build_failing(signature: Signature, inputs: Sequence[Register], mesh: DeviceMesh, error: Exception) -> _Built:
+    """A program that fails with an error of a sharding rule."""
+    builder = ProgramBuilder(mesh, inputs, signature.writes)
     layouts = ", ".join([f"{meta} as [{spec}]" for meta, spec, _ in inputs])
-    told = "".join(traceback.format_exception(error)).rstrip()
-    reason = f"GT has a mistake in its sharding rule of {signature.op} for {layouts}; please report it:\n{told}"
-    return draft, draft.refuse(signature, reason[:_REASON_LENGTH]), ""
+    text = "".join(traceback.format_exception(error)).rstrip()
+    reason = f"GT has a mistake in its sharding rule of {signature.op} for {layouts}; please report it:\n{text}"
+    return builder, builder.refuse(signature, reason[:_REASON_LENGTH]), ""
 
 
 def _run_on_shards(
-    draft: ProgramBuilder, signature: Signature, alike: bool, wishes: Sequence[Target]
+    builder: ProgramBuilder, signature: Signature, is_aliased: bool, targets: Sequence[Target]
 ) -> tuple[int, ...]:
-    """The op by its rule, reading and writing through views. Raises NoRule where that is not possible. `alike`: what it
-    writes to is another of its inputs too."""
-    return _write_shards(draft, signature, alike) if signature.writes else _read_shards(draft, signature, wishes)
+    """Run an op by its rule, reading and writing through views. Raises NoRule if that is not possible. `is_aliased`:
+    some input aliases a written one."""
+    if signature.writes:
+        return _write_shards(builder, signature, is_aliased)
+    return _read_shards(builder, signature, targets)
 
 
-def _read_shards(draft: ProgramBuilder, signature: Signature, wishes: Sequence[Target]) -> tuple[int, ...]:
-    used = [draft.view(place, path) for place, path in enumerate(signature.paths)]
-    metas = tuple([draft.registers[register].meta for register in used])
+def _read_shards(builder: ProgramBuilder, signature: Signature, targets: Sequence[Target]) -> tuple[int, ...]:
+    used = [builder.view(position, path) for position, path in enumerate(signature.paths)]
+    metas = tuple(builder.registers[register].meta for register in used)
     call = OpCall(signature.op, signature.args, signature.kwargs, metas, signature.outputs, signature.places)
-    return draft.apply(call, used, wishes, random=signature.random, floating=signature.floating)
+    return builder.apply(call, used, targets, random=signature.random, floating=signature.floating)
 
 
-def _write_shards(draft: ProgramBuilder, signature: Signature, alike: bool) -> tuple[int, ...]:
-    if not signature.functional or (alike and any(signature.paths)):
+def _write_shards(builder: ProgramBuilder, signature: Signature, is_aliased: bool) -> tuple[int, ...]:
+    if not signature.functional or (is_aliased and any(signature.paths)):
         raise NoRule(signature.op)
     bases: dict[int, int] = {}
     views: dict[int, tuple[int, tuple[tuple[int, int], ...]]] = {}
-    for place in signature.writes:
-        bases[place] = _settled(draft, place)
-        found = draft.view_in_place(bases[place], signature.paths[place])
+    for position in signature.writes:
+        bases[position] = _reduced(builder, position)
+        found = builder.view_in_place(bases[position], signature.paths[position])
         if found is None:
-            raise NoRule(f"{signature.op} through {signature.paths[place][-1].op}")
-        views[place] = found
+            raise NoRule(f"{signature.op} through {signature.paths[position][-1].op}")
+        views[position] = found
     used = [
-        views[place][0] if place in views else draft.view(place, path) for place, path in enumerate(signature.paths)
+        views[position][0] if position in views else builder.view(position, path)
+        for position, path in enumerate(signature.paths)
     ]
     only_written = frozenset([value.index for value in inputs_in((), signature.kwargs)]) & views.keys()
-    order = [place for place in range(len(used)) if place not in only_written]
-    call = _functional_call(draft, signature, used, order, only_written)
-    targets = [used[place] for place in signature.writes]
-    also = [place for place in range(len(used)) if place in only_written]
+    order = [position for position in range(len(used)) if position not in only_written]
+    call = _functional_call(builder, signature, used, order, only_written)
+    targets = [used[position] for position in signature.writes]
+    rest = [position for position in range(len(used)) if position in only_written]
     written = InPlaceWrite(
         (-1,) * len(signature.outputs) + tuple(targets),
-        _renumbered(signature, [*order, *also]),
-        tuple([used[place] for place in also]),
+        _renumbered(signature, [*order, *rest]),
+        tuple(used[position] for position in rest),
     )
-    registers = [used[place] for place in order]
-    outputs = draft.write(call, registers, written, random=signature.random, floating=signature.floating)
-    for place, (view, steps) in views.items():
+    registers = [used[position] for position in order]
+    outputs = builder.write(call, registers, written, random=signature.random, floating=signature.floating)
+    for position, (view, steps) in views.items():
         if steps:
-            draft.write_back(bases[place], view, steps)
-    return (*outputs[: len(signature.outputs)], *[bases[place] for place in signature.writes])
+            builder.write_back(bases[position], view, steps)
+    return (*outputs[: len(signature.outputs)], *[bases[position] for position in signature.writes])
 
 
-def _settled(draft: ProgramBuilder, place: int) -> int:
-    """A tensor that is to be written: not partial."""
-    spec = draft.spec(place)
-    return draft.move(place, spec.replace(partial=())) if spec.partial else place
+def _reduced(builder: ProgramBuilder, position: int) -> int:
+    """A partial tensor is reduced before it is written."""
+    spec = builder.spec(position)
+    return builder.move(position, spec.replace(partial=())) if spec.partial else position
 
 
 def _functional_call(
-    draft: ProgramBuilder, signature: Signature, used: Sequence[int], order: Sequence[int], only_written: frozenset[int]
+    builder: ProgramBuilder,
+    signature: Signature,
+    used: Sequence[int],
+    order: Sequence[int],
+    only_written: frozenset[int],
 ) -> OpCall:
     args, kwargs = functional_args(signature.args, signature.kwargs, only_written)
-    places = {place: new for new, place in enumerate(order)}
+    new_positions = {position: new for new, position in enumerate(order)}
 
     def renumber(value: Input) -> Arg:
-        return Input(places[value.index])
+        return Input(new_positions[value.index])
 
-    written = [draft.registers[used[place]].meta.dense() for place in signature.writes]
+    written = [builder.registers[used[position]].meta.dense() for position in signature.writes]
     return OpCall(
         signature.functional,
-        tuple([with_inputs(arg, renumber) for arg in args]),
+        tuple(with_inputs(arg, renumber) for arg in args),
         {name: with_inputs(arg, renumber) for name, arg in kwargs.items()},
-        tuple([draft.registers[used[place]].meta for place in order]),
+        tuple(builder.registers[used[position]].meta for position in order),
         (*signature.outputs, *written),
     )
 
 
 def _renumbered(signature: Signature, order: Sequence[int]) -> Signature:
-    """The op as it was called, for tensors in another order and without views."""
-    places = {place: new for new, place in enumerate(order)}
+    """The op as it was called, with its inputs in another order and without views."""
+    new_positions = {position: new for new, position in enumerate(order)}
 
     def renumber(value: Input) -> Arg:
-        return Input(places[value.index])
+        return Input(new_positions[value.index])
 
     return Signature(
         signature.op,
-        tuple([with_inputs(arg, renumber) for arg in signature.args]),
+        tuple(with_inputs(arg, renumber) for arg in signature.args),
         {name: with_inputs(arg, renumber) for name, arg in signature.kwargs.items()},
         ((),) * len(order),
-        tuple([places[place] for place in signature.writes]),
+        tuple(new_positions[position] for position in signature.writes),
         (),
         signature.places,
         signature.random,
@@ -245,13 +261,13 @@ def _renumbered(signature: Signature, order: Sequence[int]) -> Signature:
     )
 
 
-def _finish(signature: Signature, draft: ProgramBuilder, gives: tuple[int, ...], gathered: str) -> Plan:
-    program, takes = draft.finish(gives, signature.writes)
-    linear = draft.assumes_linearity
-    results = tuple([(draft.registers[register].meta, draft.spec(register)) for register in gives])
-    workers = draft.mesh.workers
+def _finish(signature: Signature, builder: ProgramBuilder, gives: tuple[int, ...], gathered: str) -> Plan:
+    program, takes = builder.finish(gives, signature.writes)
+    linear = builder.assumes_linearity
+    results = tuple((builder.registers[register].meta, builder.spec(register)) for register in gives)
+    workers = builder.mesh.workers
     if len(program.steps) == 1 and isinstance(program.steps[0], Whole):
         by_register = dict(zip(program.takes, takes, strict=True))
-        as_called = tuple([by_register[register] for register in program.steps[0].inputs])
+        as_called = tuple(by_register[register] for register in program.steps[0].inputs)
         return Plan(workers, as_called, results, None, (), gathered)
     return Plan(workers, takes, results, program, collectives_of(program, signature.op), gathered, linear)

@@ -1,7 +1,7 @@
-"""How much a session may read at once: what it was not yet given, and what it has not yet taken, has a limit.
+"""Limits on the answers that a session has requested but not read yet.
 
-The bytes of an answer are memory of a worker, of the server or shared, until the client has taken them. A client that
-asks for more waits: its instructions after that stay in the server, in their order.
+The bytes of an answer occupy memory of a worker, of the server or shared memory until the client has read them. Over
+the limit, the further instructions of the client are queued in the server, in their order.
 """
 
 from __future__ import annotations
@@ -11,17 +11,18 @@ from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 from gt.core.errors import ProtocolError
-from gt.core.messages import COUNTED_BYTES, CreateTensor, Fetched, FetchTensor, Instruction
+from gt.core.messages import COUNTED_BYTES, Fetched, FetchTensor, Instruction
+from gt.core.record_fields import PAYLOAD_RECORDS
 from gt.wire.codec import Payload
 
-MAX_UNREAD = 1 << 28  # bytes; a read is begun while fewer are unread, so that each can be done, however large
-MAX_SENT = 1 << 29  # bytes of answers, reads of COUNTED_BYTES and more left out, that a session has not taken
-MAX_HELD = 1 << 17  # instructions that may wait for that
-MAX_HELD_BYTES = 1 << 30  # of the tensors that they bring
+MAX_UNREAD = 1 << 28  # bytes; a read of any size may begin while fewer are unread
+MAX_SENT = 1 << 29  # unread bytes of answers, not counting reads of COUNTED_BYTES or more
+MAX_QUEUED = 1 << 17  # queued instructions
+MAX_QUEUED_BYTES = 1 << 30  # of their payloads
 
 
 class BatchPart(NamedTuple):
-    """Instructions of which at most the last one reads, and the payloads that belong to them."""
+    """Instructions of which only the last one may be a read, with their payloads."""
 
     instructions: Sequence[Instruction]
     payloads: Sequence[Payload]
@@ -33,15 +34,14 @@ class BatchPart(NamedTuple):
 
     @property
     def nbytes(self) -> int:
-        return sum([len(frame) for payload in self.payloads for frame in payload])
+        return sum(len(frame) for payload in self.payloads for frame in payload)
 
 
 class ReadLimits:
-    """What one session reads. `asked` is the read that was begun last, until its bytes are counted.
+    """The reads of one session. `asked` is the latest read, until its size is counted.
 
-    A read counts from its beginning: one of COUNTED_BYTES or more until the client has said that it is received, a
-    smaller one until it is sent. All that was sent counts, those large reads left out, until the client has said that
-    it is taken.
+    A read of COUNTED_BYTES or more counts until the client sends Received, a smaller one until its answer is sent. All
+    other bytes sent to the client count until it sends Taken.
     """
 
     def __init__(self) -> None:
@@ -49,34 +49,34 @@ class ReadLimits:
         self._reads: dict[int, int] = {}  # bytes by request
         self._unread = 0  # their sum
         self._sent = 0
-        self._held: deque[BatchPart] = deque()
-        self._waiting = 0  # instructions that are held
-        self._waiting_bytes = 0
+        self._queue: deque[BatchPart] = deque()
+        self._queued = 0  # queued instructions
+        self._queued_bytes = 0
 
-    def hold(self, batch: Sequence[Instruction], payloads: Sequence[Payload]) -> None:
-        """Raises ProtocolError where more is held than a session that takes its answers ever needs."""
+    def queue(self, batch: Sequence[Instruction], payloads: Sequence[Payload]) -> None:
+        """Queue instructions. Raises ProtocolError over a limit that no client reaches which reads its answers."""
         for part in parts_of(batch, payloads):
-            self._held.append(part)
-            self._waiting += len(part.instructions)
-            self._waiting_bytes += part.nbytes
-        too_many = self._waiting > MAX_HELD or self._waiting_bytes > MAX_HELD_BYTES
-        if len(self._held) > 1 and too_many:
+            self._queue.append(part)
+            self._queued += len(part.instructions)
+            self._queued_bytes += part.nbytes
+        too_many = self._queued > MAX_QUEUED or self._queued_bytes > MAX_QUEUED_BYTES
+        if len(self._queue) > 1 and too_many:
             raise ProtocolError(
-                f"{self._waiting} instructions with {self._waiting_bytes} bytes wait because "
+                f"{self._queued} instructions with {self._queued_bytes} bytes wait because "
                 f"{self._unread + self._sent} bytes that were asked for are not taken"
             )
 
     def next(self) -> BatchPart | None:
-        """What may be done now, if anything."""
-        if not self._held or self._is_full(self._held[0]):
+        """The next instructions that may be carried out now, if any."""
+        if not self._queue or self._is_full(self._queue[0]):
             return None
-        part = self._held.popleft()
-        self._waiting -= len(part.instructions)
-        self._waiting_bytes -= part.nbytes
+        part = self._queue.popleft()
+        self._queued -= len(part.instructions)
+        self._queued_bytes -= part.nbytes
         return part
 
     def _is_full(self, part: BatchPart) -> bool:
-        """Instructions that read nothing have answers too: failures, for example."""
+        """Instructions that are no reads wait for unread answers as well: they may be answered with failures."""
         unread = self._sent + self._unread if part.read is not None else self._sent
         return unread >= MAX_UNREAD
 
@@ -85,13 +85,13 @@ class ReadLimits:
         self._reads[request] = nbytes
 
     def end(self, request: int) -> None:
-        """The client has what it asked for, or was told that it cannot."""
+        """A read was received by the client, or has failed."""
         self._unread -= self._reads.pop(request, 0)
         if self.asked is not None and self.asked.request == request:
             self.asked = None
 
     def note_fetched(self, fetched: Fetched) -> None:
-        """A read is answered. A small one counts with what is sent from now on."""
+        """A read is answered. From now on a small one counts as sent bytes."""
         if fetched.segment.nbytes < COUNTED_BYTES:
             self.end(fetched.request)
 
@@ -104,18 +104,18 @@ class ReadLimits:
         self._sent -= nbytes
 
     def require_taken(self) -> None:
-        """Raises ProtocolError where a session does not take what it is sent, although it is asked for nothing more."""
+        """Raises ProtocolError if too many bytes that were sent are unread."""
         if self._sent > MAX_SENT:
             raise ProtocolError(f"{self._sent} bytes of answers are not taken, and the limit is {MAX_SENT}")
 
 
 def parts_of(batch: Sequence[Instruction], payloads: Sequence[Payload]) -> Iterator[BatchPart]:
-    """A batch cut after each of its reads."""
+    """A batch split after each of its reads."""
     start = carried = 0
-    for place in [place for place, instruction in enumerate(batch, 1) if type(instruction) is FetchTensor]:
-        part = batch[start:place]
-        bring = sum([type(instruction) is CreateTensor for instruction in part])
-        yield BatchPart(part, payloads[carried : carried + bring])
-        start, carried = place, carried + bring
+    for end in [end for end, instruction in enumerate(batch, 1) if type(instruction) is FetchTensor]:
+        part = batch[start:end]
+        count = sum(type(instruction) in PAYLOAD_RECORDS for instruction in part)
+        yield BatchPart(part, payloads[carried : carried + count])
+        start, carried = end, carried + count
     if start < len(batch):
         yield BatchPart(batch[start:], payloads[carried:])

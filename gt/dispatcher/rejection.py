@@ -1,4 +1,4 @@
-"""Instructions that cannot be carried out: their inputs have no value, the client is wrong, or GT is."""
+"""Rejected instructions: an input has no value, the client made an error, or GT did."""
 
 from __future__ import annotations
 
@@ -21,7 +21,9 @@ from gt.core.messages import (
     RunOp,
 )
 from gt.core.signatures import Signature
-from gt.dispatcher.state import Cause, InvalidInstruction, NoValue, NoWorkers, SessionRecord, State
+from gt.dispatcher.errors import Cause, InvalidInstruction, NoValue, NoWorkers
+from gt.dispatcher.records import SessionRecord
+from gt.dispatcher.state import State
 from gt.sharding.spec import DeviceMesh
 
 log = logging.getLogger("gt.dispatcher")
@@ -31,32 +33,32 @@ _MAX_TEXT = 1 << 14
 
 
 class Rejection(NamedTuple):
-    """What follows: tensors to free on workers, and what the client is told."""
+    """Consequences of a rejection: tensors to free on workers, and answers to the client."""
 
     freed: Sequence[tuple[int, DeviceMesh]] = ()
     answers: Sequence[Answer] = ()
 
 
 def reject(state: State, session: SessionRecord, instruction: Instruction, error: Exception) -> Rejection:
-    """What an instruction that failed with an error leaves behind, which is noted in the state. The instruction itself
-    has left nothing."""
+    """Record the consequences of an instruction that raised an error: outputs without a value, answers to the client.
+    The changes of the instruction itself were rolled back before."""
     try:
         if isinstance(error, NoValue):
-            return _without_value(state, session, instruction, error.cause)
-        if isinstance(error, NoWorkers) and state.gone:
-            return _without_value(state, session, instruction, max(state.gone))
+            return _reject_without_value(state, session, instruction, error.cause)
+        if isinstance(error, NoWorkers) and state.dead_workers:
+            return _reject_without_value(state, session, instruction, max(state.dead_workers))
         if not isinstance(error, InvalidInstruction | NoWorkers):
-            return _mistake(state, session, instruction, error)
+            return _reject_for_own_error(state, session, instruction, error)
     except InvalidInstruction as wrong:
         error = wrong
     reason = f"{type(instruction).__name__} is not possible: {str(error) or 'there are no workers'}"
     request = _request(instruction)
-    # a request that is waited for under the same id gets its own answer
+    # a pending request with the same id still gets its own answer
     return Rejection(answers=[Rejected(0 if request in state.pending else request, reason)])
 
 
 def reject_mistake(instruction: Instruction, error: Exception) -> Rejected:
-    """The answer where a mistake of GT has to end the session, or the request."""
+    """The answer to a request that an error of GT ends; without a request, the session ends."""
     return Rejected(_request(instruction), f"{type(instruction).__name__} is not possible. {describe_mistake(error)}")
 
 
@@ -66,12 +68,12 @@ def describe_mistake(error: Exception) -> str:
 
 
 def lost(state: State, request: int, worker: int, site: int = 0) -> Lost:
-    """The answer to a request that needs a worker that is gone."""
-    return Lost(request, worker, *state.gone[worker], site)
+    """The answer to a request that needs a lost worker."""
+    return Lost(request, worker, *state.dead_workers[worker], site)
 
 
-def _without_value(state: State, session: SessionRecord, instruction: Instruction, cause: Cause) -> Rejection:
-    """What an instruction needs has no value: a request is answered so, and its results have none either."""
+def _reject_without_value(state: State, session: SessionRecord, instruction: Instruction, cause: Cause) -> Rejection:
+    """An input has no value: answer the request, and mark the outputs as missing."""
     freed = _lose_results(state, session, instruction, cause)
     request = _request(instruction)
     if not request:
@@ -79,8 +81,10 @@ def _without_value(state: State, session: SessionRecord, instruction: Instructio
     return Rejection(freed, [lost(state, request, cause) if isinstance(cause, int) else Failed(request, cause)])
 
 
-def _mistake(state: State, session: SessionRecord, instruction: Instruction, error: Exception) -> Rejection:
-    """A mistake of GT is the failure of the op, where the instruction is one; nothing else of the session ends."""
+def _reject_for_own_error(
+    state: State, session: SessionRecord, instruction: Instruction, error: Exception
+) -> Rejection:
+    """An error of GT while planning an op is a failure of that op; the session goes on."""
     log.error("%s of client %d failed", type(instruction).__name__, session.ident, exc_info=error)
     if not isinstance(instruction, RunOp | QueryOp | CreateTensor | Redistribute):
         return Rejection(answers=[reject_mistake(instruction, error)])
@@ -95,15 +99,15 @@ def _failure(
     state: State, session: SessionRecord, instruction: RunOp | QueryOp | CreateTensor | Redistribute, error: Exception
 ) -> Failure:
     match instruction:
-        case RunOp(code, inputs, outputs):
-            op, origin = session.op(code).signature.op, next(iter(outputs), 0)
-        case QueryOp(request, code, inputs):
-            op, origin = session.op(code).signature.op, request
+        case RunOp(op_id, inputs, outputs):
+            op, origin = session.op(op_id).signature.op, next(iter(outputs), 0)
+        case QueryOp(request, op_id, inputs):
+            op, origin = session.op(op_id).signature.op, request
         case CreateTensor(ident):
             op, inputs, origin = "upload", (), ident
         case Redistribute(source, target):
             op, inputs, origin = "redistribute", (source,), target
-    shapes = tuple([str(state.meta(ident)) for ident in inputs])
+    shapes = tuple(str(state.meta(ident)) for ident in inputs)
     text = "".join(traceback.format_exception(error))[-_MAX_TEXT:]
     message = f"a mistake of GT while the op was planned: {type(error).__name__}: {error}"
     return Failure(DISPATCHER, op, shapes, instruction.site, origin, "RuntimeError", message, text)
@@ -112,24 +116,24 @@ def _failure(
 def _lose_results(
     state: State, session: SessionRecord, instruction: Instruction, cause: Cause
 ) -> list[tuple[int, DeviceMesh]]:
-    """What an instruction should have made has no value. Raises Misfit where the instruction makes no sense."""
+    """Mark the outputs and written inputs of an instruction as missing. Raises InvalidInstruction if it is invalid."""
     if isinstance(instruction, CreateTensor):
         state.require_new((instruction.id,))
-        state.lose(instruction.id, instruction.meta, cause)
+        state.mark_missing(instruction.id, instruction.meta, cause)
     elif isinstance(instruction, Redistribute):
         state.require_new((instruction.output,))
-        state.lose(instruction.output, state.meta(instruction.input), cause)
+        state.mark_missing(instruction.output, state.meta(instruction.input), cause)
     elif isinstance(instruction, RunOp):
-        op = session.op(instruction.code)
+        op = session.op(instruction.op_id)
         op.require_fit(instruction.inputs, instruction.outputs)
         state.require_new(instruction.outputs)
         results = zip(instruction.outputs, op.signature.outputs, strict=False)
         written = _written(state, op.signature, instruction.inputs)
         for ident, meta in results:
-            state.lose(ident, meta, cause)
+            state.mark_missing(ident, meta, cause)
         return _lose_written(state, written, instruction.outputs[len(op.signature.outputs) :], cause)
     elif isinstance(instruction, QueryOp):
-        op = session.op(instruction.code)
+        op = session.op(instruction.op_id)
         op.require_fit_of_query(instruction.inputs, instruction.written)
         state.require_new(instruction.written)
         return _lose_written(state, _written(state, op.signature, instruction.inputs), instruction.written, cause)
@@ -137,17 +141,17 @@ def _lose_results(
 
 
 def _written(state: State, signature: Signature, inputs: Sequence[int]) -> list[int]:
-    """The tensors that an op writes to. All that it names must be there, with a value or without."""
+    """The tensors that an op writes. Raises UnknownId if some input does not exist."""
     for ident in inputs:
         state.meta(ident)
-    return [inputs[place] for place in signature.writes]
+    return [inputs[position] for position in signature.writes]
 
 
 def _lose_written(
     state: State, written: Sequence[int], renewed: Sequence[int], cause: Cause
 ) -> list[tuple[int, DeviceMesh]]:
     pairs = zip(written, renewed, strict=True)
-    return [freed for old, new in pairs for freed in state.lose_write(old, new, cause)]
+    return [freed for old, new in pairs for freed in state.mark_write_failed(old, new, cause)]
 
 
 def _request(instruction: Instruction) -> int:

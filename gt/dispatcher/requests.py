@@ -1,4 +1,4 @@
-"""What clients wait for: requests that workers have not answered yet."""
+"""Requests of clients that workers have not answered yet, and the answers made of the workers' replies."""
 
 from __future__ import annotations
 
@@ -21,25 +21,26 @@ from gt.core.messages import (
     TrafficRead,
     Versions,
     VersionsRead,
-    WorkerFreeTensors,
     WorkerTimeline,
 )
 from gt.core.meta import TensorMeta
 from gt.dispatcher.outgoing import Buffer, MessageQueue
+from gt.dispatcher.records import PendingRequest, Reply
 from gt.dispatcher.rejection import lost
-from gt.dispatcher.state import PendingRequest, Reply, State, TensorRecord, without
+from gt.dispatcher.state import State
+from gt.dispatcher.tensor_records import TensorRecord, mesh_without
 from gt.sharding.spec import DeviceMesh, whole
 
 
 class Requests:
-    """Requests by what workers answer to them; which there are is a part of the state."""
+    """The requests themselves are part of the state: `State.pending`."""
 
-    def __init__(self, state: State, post: MessageQueue) -> None:
+    def __init__(self, state: State, outgoing: MessageQueue) -> None:
         self._state = state
-        self._post = post
+        self._outgoing = outgoing
 
     def wait(self, request: int, workers: Sequence[int], *expects: type[Reply], nbytes: int = -1) -> None:
-        """`expects`: the kinds of answers that workers may give; `nbytes`: the size of a read."""
+        """`expects`: the kinds of replies that workers may send; `nbytes`: the size of a read."""
         self._state.add_request(request, PendingRequest(frozenset(workers), expects, nbytes=nbytes))
 
     def wait_for_query(
@@ -49,35 +50,37 @@ class Requests:
         pending = PendingRequest(workers, (Queried, Failed), mesh=mesh, first=first, written=tuple(written))
         self._state.add_request(request, pending)
 
-    def wait_for_versions(self, request: int, workers: Sequence[int], asked: Sequence[int]) -> None:
-        self._state.add_request(request, PendingRequest(frozenset(workers), (Versions,), asked=tuple(asked)))
+    def wait_for_versions(self, request: int, workers: Sequence[int], version_ids: Sequence[int]) -> None:
+        self._state.add_request(
+            request, PendingRequest(frozenset(workers), (Versions,), version_ids=tuple(version_ids))
+        )
 
     def waits(self) -> dict[int, set[int]]:
-        """For whom each session waits."""
+        """The workers that each session waits for."""
         waits: dict[int, set[int]] = {}
         for request, pending in self._state.pending.items():
             if not pending.is_answered:
                 waits.setdefault(session_of(request), set()).update(pending.waiting_for)
         return waits
 
-    def settle(self, worker: int, reply: Reply, buffer: Buffer | None) -> None:
-        """A worker's answer; the client gets one when no other worker is waited for."""
+    def add_reply(self, worker: int, reply: Reply, buffer: Buffer | None) -> None:
+        """Take the reply of a worker; the client is answered after the last reply."""
         pending = self.require_asked(worker, reply)
         if pending is None:
             return
         self._require_own_bytes(worker, pending, reply)
         rest = pending._replace(waiting_for=pending.waiting_for - {worker}, replies=(*pending.replies, (worker, reply)))
-        self._go_on(reply.request, rest, buffer)
+        self._proceed(reply.request, rest, buffer)
 
     def is_waiting_for(self, worker: int, request: int) -> bool:
         pending = self._state.pending.get(request)
         return pending is not None and worker in pending.waiting_for
 
     def require_asked(self, worker: int, reply: Reply) -> PendingRequest | None:
-        """The request that a reply is for; None where its session has ended. Raises ProtocolError for a reply that the
-        worker was not asked for, or that is none to the request."""
+        """The request that a reply is for; None if its session has ended. Raises ProtocolError if the worker was not
+        asked, or the reply is not of an expected kind."""
         pending = self._state.pending.get(reply.request)
-        if pending is None and self._state.is_over(session_of(reply.request)):
+        if pending is None and self._state.has_ended(session_of(reply.request)):
             return None
         if pending is None or worker not in pending.waiting_for:
             raise ProtocolError(f"worker {worker} was not asked for request {short_id(reply.request)}")
@@ -85,7 +88,7 @@ class Requests:
         return pending
 
     def _require_own_bytes(self, worker: int, pending: PendingRequest, reply: Reply) -> None:
-        """A read brings as many bytes as the tensor has, in memory of the worker's own; counts name workers once."""
+        """Check the sizes in a reply, and that its bytes are in memory of the worker's own."""
         if isinstance(reply, Fetched):
             segment, pid = reply.segment, self._state.workers[worker].info.pid
             if pending.nbytes not in (-1, segment.nbytes):
@@ -99,24 +102,24 @@ class Requests:
         if isinstance(reply, TimelineReport) and len(reply.ran) > RAN_AT_ONCE:
             raise ProtocolError(f"a timeline of {len(reply.ran)} commands is over the limit of {RAN_AT_ONCE}")
 
-    def _go_on(self, request: int, pending: PendingRequest, buffer: Buffer | None = None) -> None:
-        """Wait for the other workers, or conclude."""
+    def _proceed(self, request: int, pending: PendingRequest, buffer: Buffer | None = None) -> None:
+        """Wait for the other workers, or answer the client."""
         if pending.waiting_for:
             self._state.set_request(request, pending)
             return
         self._state.drop_request(request)
         if not pending.is_answered:
-            conclusion = self._conclusion(request, pending)
-            if isinstance(conclusion, Failed):
-                conclusion = self._explained(conclusion)
-            self._post.answer(session_of(request), conclusion, buffer)
+            answer = self._answer(request, pending)
+            if isinstance(answer, Failed):
+                answer = self._explained(answer)
+            self._outgoing.answer(session_of(request), answer, buffer)
 
     def _explained(self, failed: Failed) -> Failed | Lost:
-        """An exchange that failed because a worker is gone is a loss of that worker."""
+        """A failed exchange with a lost worker becomes the loss of that worker."""
         worker = self._state.lost_peer(failed.failure)
         return failed if worker is None else lost(self._state, failed.request, worker, failed.failure.site)
 
-    def _conclusion(self, request: int, pending: PendingRequest) -> Answer:
+    def _answer(self, request: int, pending: PendingRequest) -> Answer:
         reply = pending.replies[0][1]
         if isinstance(reply, Traffic):
             received = {worker: told.received for worker, told in pending.replies if isinstance(told, Traffic)}
@@ -127,57 +130,56 @@ class Requests:
             return StatsRead(request, stats)
         if isinstance(reply, TimelineReport):
             told = [(worker, told) for worker, told in pending.replies if isinstance(told, TimelineReport)]
-            ran = tuple([WorkerTimeline(worker, timeline.ran, timeline.dropped) for worker, timeline in told])
+            ran = tuple(WorkerTimeline(worker, timeline.ran, timeline.dropped) for worker, timeline in told)
             return TimelineRead(request, ran)
         if isinstance(reply, Versions):
             spans = {worker: dict(told.spans) for worker, told in pending.replies if isinstance(told, Versions)}
-            return VersionsRead(request, tuple([self._state.span(ident, spans) for ident in pending.asked]))
+            return VersionsRead(request, tuple(self._state.span(ident, spans) for ident in pending.version_ids))
         if pending.mesh is not None:
             return self._queried(pending, pending.mesh)
         return reply
 
     def _queried(self, pending: PendingRequest, mesh: DeviceMesh) -> Queried | Failed:
-        """The answer to a query: a failure if there is any, and then what the other workers made is freed."""
+        """The answer to a query. If it failed on some worker, the results of the others are freed."""
         done = next((reply for _, reply in pending.replies if isinstance(reply, Queried)), None)
         failure = next((reply for _, reply in pending.replies if isinstance(reply, Failed)), None)
         if failure is None:
             assert done is not None, "a query is answered by its results or by a failure"
-            self._place_results(pending, done, mesh)
+            self._add_results(pending, done, mesh)
             return done
         if done is not None and (count := len(_metas(done))):
             made = range(pending.first, pending.first + count)
-            self._post.command(mesh.workers, WorkerFreeTensors(tuple(made)))
+            self._outgoing.free((ident, mesh) for ident in made)
         return failure
 
-    def _place_results(self, pending: PendingRequest, reply: Queried, mesh: DeviceMesh) -> None:
-        """The tensors that a query made, and those that it has resized, unless they were freed or moved since."""
+    def _add_results(self, pending: PendingRequest, reply: Queried, mesh: DeviceMesh) -> None:
+        """Add the tensors that a query made, and resize those that it wrote, unless they were freed or moved since."""
         state = self._state
         for offset, meta in enumerate(_metas(reply)):
-            state.place(pending.first + offset, TensorRecord.of(meta, whole(mesh, len(meta.shape))))
+            state.add_tensor(pending.first + offset, TensorRecord.of(meta, whole(mesh, len(meta.shape))))
         for (ident, before), meta in zip(pending.written, reply.written, strict=True):
-            held = state.tensors.get(ident)
-            if held is not None and meta != before and held.meta == before and held.spec.is_whole:
-                for alias, where in state.resize(ident, meta):
-                    self._post.command(where.workers, WorkerFreeTensors((alias,)))
+            tensor = state.tensors.get(ident)
+            if tensor is not None and meta != before and tensor.meta == before and tensor.spec.is_whole:
+                self._outgoing.free(state.resize(ident, meta))
 
     def lose_worker(self, worker: int) -> None:
-        """Those that wait for a worker that is gone fail now; a query goes on with the others, since every worker of
-        its mesh gives the same answer."""
+        """Fail the requests that wait for a lost worker. A query waits for the other workers of its mesh, since each of
+        them gives the same answer."""
         for request, pending in list(self._state.pending.items()):
             others = pending._replace(waiting_for=pending.waiting_for - {worker})
-            rest = without(pending.mesh, worker) if pending.mesh is not None and worker in pending.mesh else None
+            rest = mesh_without(pending.mesh, worker) if pending.mesh is not None and worker in pending.mesh else None
             if rest is not None:
-                self._go_on(request, others._replace(mesh=rest))
+                self._proceed(request, others._replace(mesh=rest))
             elif worker in pending.waiting_for:
                 if not pending.is_answered:
-                    self._post.answer(session_of(request), lost(self._state, request, worker))
-                self._go_on(request, others._replace(is_answered=True))
+                    self._outgoing.answer(session_of(request), lost(self._state, request, worker))
+                self._proceed(request, others._replace(is_answered=True))
 
 
 def _require_answer(pending: PendingRequest, reply: Reply) -> None:
-    """Checked before anything is noted of it, so that the request stays one that is waited for."""
+    """Raises ProtocolError before the reply changes anything, so that the request stays pending."""
     if not isinstance(reply, pending.expects):
-        expected = " or ".join([kind.__name__ for kind in pending.expects])
+        expected = " or ".join(kind.__name__ for kind in pending.expects)
         what = "a query" if pending.mesh is not None else f"a request that {expected} answers"
         raise ProtocolError(f"{type(reply).__name__} is not an answer to {what}")
     if isinstance(reply, Queried) and len(reply.written) != len(pending.written):

@@ -1,33 +1,32 @@
-"""Connections that belong to no client or worker: those that have not said hello, and those that are to be closed."""
+"""Connections that belong to no client or worker: those without a hello yet, and those that are about to be closed."""
 
 from __future__ import annotations
 
-MISTAKES = 3  # malformed messages after which a peer is no longer listened to
-_PARTING_SECONDS = 5.0  # for a peer to take what it was told last
+MAX_MISTAKES = 3  # malformed messages after which a peer is disconnected
+_PARTING_SECONDS = 5.0  # for a peer to receive its last message
 
 
-class Strangers:
-    """Connections by the names that the router gives them. One that is `leaving` is not listened to."""
+class UnknownPeers:
+    """Connections by the identities that the router gives them. Messages of those in `leaving` are ignored."""
 
     def __init__(self) -> None:
-        self.leaving: dict[bytes, float] = {}  # when each is closed
+        self.leaving: dict[bytes, float] = {}  # the time at which each is closed
         self._mistakes: dict[bytes, int] = {}
 
-    def note_mistake(self, name: bytes, now: float) -> None:
-        """A connection without a hello has sent something else."""
-        self._mistakes[name] = self._mistakes.get(name, 0) + 1
-        if self._mistakes[name] >= MISTAKES:
-            self.part(name, now)
+    def note_mistake(self, identity: bytes, now: float) -> None:
+        """A connection has sent something other than a hello."""
+        self._mistakes[identity] = self._mistakes.get(identity, 0) + 1
+        if self._mistakes[identity] >= MAX_MISTAKES:
+            self.close_soon(identity, now)
 
-    def part(self, name: bytes, now: float) -> None:
-        """Close a connection soon."""
-        self.leaving[name] = now + _PARTING_SECONDS
+    def close_soon(self, identity: bytes, now: float) -> None:
+        self.leaving[identity] = now + _PARTING_SECONDS
 
     def take_due(self, now: float) -> list[bytes]:
-        """The connections that are to be closed now. They stay in `leaving` until they are lost."""
-        return [name for name, when in self.leaving.items() if when <= now]
+        """The connections to close now. They stay in `leaving` until the router reports their end."""
+        return [identity for identity, when in self.leaving.items() if when <= now]
 
-    def forget(self, name: bytes) -> None:
-        """A connection is lost, or was taken for a client or worker."""
-        self.leaving.pop(name, None)
-        self._mistakes.pop(name, None)
+    def forget(self, identity: bytes) -> None:
+        """A connection has ended."""
+        self.leaving.pop(identity, None)
+        self._mistakes.pop(identity, None)

@@ -48,13 +48,13 @@ class HostedChannel:
     def welcome(self, workers: int, timeout: float) -> Welcome:
         """Wait until so many workers are there."""
         deadline = time.monotonic() + timeout
-        while (ready := len(self._server.office.ready_workers())) < workers:
+        while (ready := len(self._server.dispatcher.ready_workers())) < workers:
             if time.monotonic() > deadline:
                 raise WorkerLost(f"after {timeout:g} s of waiting: {ready} of {workers} workers are ready")
             self._processes.watch()
             if not self._server.turn(waits=False):
                 self.wait()
-        welcome = self._server.host(self._deliver)
+        welcome = self._server.open_local_session(self._deliver)
         self._session = welcome.ident
         return welcome
 

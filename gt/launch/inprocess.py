@@ -10,7 +10,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from gt.core.events import Observer
-from gt.core.messages import Answer, Command, Instruction, Report, Welcome, WorkerRunOp
+from gt.core.messages import Answer, Command, Instruction, Report, RunOp, Welcome
 from gt.dispatcher.dispatcher import Dispatcher
 from gt.dispatcher.outgoing import Outgoing, ToClient, ToWorkers
 from gt.version import __version__
@@ -26,24 +26,24 @@ class InProcessChannel:
     remote = False
 
     def __init__(self, workers: int, backend: str, observer: Observer | None = None) -> None:
-        self.office = Dispatcher(observer)
+        self.dispatcher = Dispatcher(observer)
         self._observer = observer
         exchange = MemoryExchange()
         self.executors = [
             Executor(number, make_engine(backend), exchange, _export, owns_buffers=False) for number in range(workers)
         ]
         for executor in self.executors:
-            self.office.join_worker(executor.engine.device, "here", os.getpid())
-            self.office.make_ready(executor.worker)
-        self._session = self.office.open_session("here", os.getpid())
+            self.dispatcher.join_worker(executor.engine.device, "here", os.getpid())
+            self.dispatcher.make_ready(executor.worker)
+        self._session = self.dispatcher.open_session("here", os.getpid())
         self._arrived: deque[tuple[Answer, Buffer | None]] = deque()
 
     def welcome(self) -> Welcome:
-        infos = tuple([worker.info for worker in self.office.state.workers.values()])
+        infos = tuple([worker.info for worker in self.dispatcher.state.workers.values()])
         return Welcome(__version__, self._session, os.getpid(), "here", infos)
 
     def send(self, batch: Sequence[Instruction], buffers: Sequence[Buffer]) -> None:
-        self._deliver(self.office.instruct(self._session, batch, buffers))
+        self._deliver(self.dispatcher.instruct(self._session, batch, buffers))
 
     def _deliver(self, outgoing: Sequence[Outgoing]) -> None:
         """Commands are collected by worker and run together, until some of the workers have to meet: they have then
@@ -94,7 +94,7 @@ class InProcessChannel:
 
     def _meet(self, message: ToWorkers) -> None:
         command = message.command
-        assert isinstance(command, WorkerRunOp)
+        assert isinstance(command, RunOp)
         with self.executors[message.workers[0]].engine.isolated():
             run_interleaved({worker: self.executors[worker].start(command) for worker in message.workers})
         for worker in message.workers:
@@ -102,7 +102,7 @@ class InProcessChannel:
 
     def _pass_on(self, worker: int, reports: Sequence[tuple[Report, Buffer | None]]) -> None:
         for report, buffer in reports:
-            self._deliver(self.office.report(worker, report, buffer))
+            self._deliver(self.dispatcher.report(worker, report, buffer))
 
     def wait(self) -> None:
         """For what another thread has sent."""

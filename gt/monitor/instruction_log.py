@@ -60,7 +60,7 @@ class InstructionLog:
             next(self._numbers),
             event.direction,
             event.peer,
-            _name(message),
+            _name(event),
             _size(message),
             _ids(message),
             _cut(event.op, 44) or "-",
@@ -73,10 +73,12 @@ class InstructionLog:
             self._file.close()
 
 
-def _name(message: object) -> str:
-    """The name of a message as it is on the wire."""
-    config = getattr(message, "__struct_config__", None)
-    return config.tag if config is not None else "-"
+def _name(event: Event) -> str:
+    """The name of a message on the wire; every command to a worker begins with `Worker`."""
+    if event.message is None:
+        return "-"
+    tag = str(event.message.__struct_config__.tag)
+    return tag if event.direction != "WORKER_SEND" or tag.startswith("Worker") else f"Worker{tag}"
 
 
 def _size(message: object) -> str:

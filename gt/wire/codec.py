@@ -16,7 +16,8 @@ from typing import Any, Generic, TypeAlias, TypeVar
 import msgspec
 
 from gt.core.errors import ProtocolError
-from gt.core.messages import COUNTED_BYTES, MAX_BATCH, PROTOCOL, CreateTensor, Fetched, WorkerCreateTensor
+from gt.core.messages import COUNTED_BYTES, MAX_BATCH, PROTOCOL, Fetched
+from gt.core.record_fields import PAYLOAD_RECORDS
 
 Frame: TypeAlias = bytes | bytearray | memoryview
 Payload: TypeAlias = list[Frame]
@@ -53,7 +54,7 @@ def encode_batches(
             f"shorter arguments"
         )
     middle = len(messages) // 2
-    carried = sum([type(message) in _CARRIERS for message in messages[:middle]])
+    carried = sum([type(message) in PAYLOAD_RECORDS for message in messages[:middle]])
     return [
         *encode_batches(messages[:middle], payloads[:carried], limit),
         *encode_batches(messages[middle:], payloads[carried:], limit),
@@ -93,9 +94,6 @@ def encode_once(message: Any) -> msgspec.Raw:
     return msgspec.Raw(_encoder.encode(message))
 
 
-_CARRIERS = frozenset((CreateTensor, WorkerCreateTensor, Fetched))
-
-
 class Decoder(Generic[Message]):
     """Decodes one direction of the corridor: only records of `union` are accepted, in bodies of at most `limit`."""
 
@@ -115,7 +113,7 @@ class Decoder(Generic[Message]):
             raise ProtocolError("a message without content")
         if len(messages) > MAX_BATCH:
             raise ProtocolError(f"a batch of {len(messages)} messages is over the limit of {MAX_BATCH}")
-        segments = [message.segment for message in messages if type(message) in _CARRIERS]
+        segments = [message.segment for message in messages if type(message) in PAYLOAD_RECORDS]
         return messages, _payloads([0 if segment.name else segment.nbytes for segment in segments], few, frames, count)
 
 

@@ -13,17 +13,26 @@ from msgspec.structs import replace
 from gt.core.ids import MAX_RESULTS, session_of
 from gt.core.messages import (
     Command,
+    DefineOp,
     Failed,
     Failure,
     Fetched,
+    ForgetOps,
+    FreeTensors,
     OpFailed,
     Progress,
     Queried,
+    QueryOp,
+    ReadStats,
+    ReadTimeline,
+    ReadVersions,
     Report,
     Result,
+    RunOp,
     Segment,
     Stats,
     StoreReady,
+    Synchronize,
     Synchronized,
     TimelineReport,
     Traffic,
@@ -31,26 +40,17 @@ from gt.core.messages import (
     WorkerAgreeOnStep,
     WorkerBeginStep,
     WorkerCreateTensor,
-    WorkerDefineOp,
     WorkerDefineProgram,
     WorkerDefineScope,
     WorkerEndSession,
     WorkerEndStep,
     WorkerFetchTensor,
-    WorkerForgetOps,
-    WorkerFreeTensors,
     WorkerHostStore,
     WorkerJoinStore,
-    WorkerQueryOp,
-    WorkerReadStats,
-    WorkerReadTimeline,
     WorkerReadTraffic,
-    WorkerReadVersions,
     WorkerReportProgress,
     WorkerReviveTensor,
-    WorkerRunOp,
     WorkerStats,
-    WorkerSynchronize,
 )
 from gt.core.meta import TensorMeta
 from gt.worker.engines.engine import Buffer, Engine, Value
@@ -64,7 +64,7 @@ from gt.worker.recorder import Recorder
 
 log = logging.getLogger("gt.worker")
 Outgoing: TypeAlias = tuple[Report, Buffer | None]
-Fallible: TypeAlias = WorkerRunOp | WorkerQueryOp | WorkerCreateTensor | WorkerFetchTensor
+Fallible: TypeAlias = RunOp | QueryOp | WorkerCreateTensor | WorkerFetchTensor
 Fill: TypeAlias = Callable[[memoryview], None]
 Export: TypeAlias = Callable[[int, bool, Fill], tuple[str, memoryview]]
 """The bytes of a tensor that leaves the worker: from their number, whether the reader shares memory with us, and what
@@ -95,24 +95,24 @@ class Executor:
         self._ahead = ReceivePrefetch()
         self._marked = 0
         self._actions: dict[type, Callable[[Any], None]] = {
-            WorkerRunOp: self._run_op,
-            WorkerFreeTensors: self._free,
-            WorkerDefineOp: self._define,
+            RunOp: self._run_op,
+            FreeTensors: self._free,
+            DefineOp: self._define,
             WorkerDefineProgram: self._define_program,
             WorkerDefineScope: self._define_scope,
-            WorkerForgetOps: self._forget,
+            ForgetOps: self._forget,
             WorkerCreateTensor: self._create,
-            WorkerQueryOp: self._query,
+            QueryOp: self._query,
             WorkerFetchTensor: self._fetch,
             WorkerReviveTensor: self._revive,
-            WorkerReadVersions: self._read_versions,
+            ReadVersions: self._read_versions,
             WorkerBeginStep: lambda command: self.steps.begin(command, self.store),
             WorkerAgreeOnStep: lambda command: self.steps.agree(command, self.store.pop(command.tokens, None)),
             WorkerEndStep: self.steps.end,
-            WorkerSynchronize: self._synchronize,
+            Synchronize: self._synchronize,
             WorkerReadTraffic: lambda command: self._report(Traffic(command.request, dict(self.traffic))),
-            WorkerReadStats: self._read_stats,
-            WorkerReadTimeline: self._read_timeline,
+            ReadStats: self._read_stats,
+            ReadTimeline: self._read_timeline,
             WorkerReportProgress: self._report_progress,
             WorkerEndSession: self._end_session,
             WorkerHostStore: self._host_store,
@@ -126,7 +126,7 @@ class Executor:
         self._reports = []
         self._buffers = iter(buffers)
         self._marked = self.recorder.clock()
-        self.ops += [*map(type, commands)].count(WorkerRunOp)
+        self.ops += [*map(type, commands)].count(RunOp)
         actions = self._actions
         following = self._ahead.follow(commands)
         if self.recorder.is_on:
@@ -134,11 +134,11 @@ class Executor:
             return self._reports
         store, kernels, progress = self.store, self.kernels, self.progress
         for command in following:
-            direct = kernels[command.code].direct if type(command) is WorkerRunOp else None
+            direct = kernels[command.op_id].direct if type(command) is RunOp else None
             if direct is None:
                 actions[type(command)](command)
                 continue
-            progress[0], progress[1] = command.code, command.site  # type: ignore[union-attr]
+            progress[0], progress[1] = command.op_id, command.site  # type: ignore[union-attr]
             try:  # most ops; what a small one costs here is mostly this loop
                 inputs, output = command.inputs, command.outputs[0]  # type: ignore[union-attr]
                 if len(inputs) == 2:  # nothing but the store may hold the result, or it would outlive its end
@@ -146,15 +146,15 @@ class Executor:
                 else:
                     store[output] = direct(*[store[ident] for ident in inputs])
             except Exception:  # once more, where failures are dealt with
-                actions[WorkerRunOp](command)
+                actions[RunOp](command)
         return self._reports
 
-    def start(self, command: WorkerRunOp) -> Swapping:
+    def start(self, command: RunOp) -> Swapping:
         """Begin a command that other workers run at the same time; whoever drives it passes on what they exchange, and
         takes the reports afterwards."""
         self.ops += 1
         self._reports = []
-        kernel = self.kernels[command.code]
+        kernel = self.kernels[command.op_id]
         assert isinstance(kernel, ProgramKernel), "only programs exchange tensors"
         work = self._run_program(command, kernel)
         return self._recorded(command, work) if self.recorder.is_on else work
@@ -170,24 +170,24 @@ class Executor:
             with self.recorder.noting(command, self._describe):
                 self._actions[type(command)](command)
 
-    def _recorded(self, command: WorkerRunOp, work: Swapping) -> Swapping:
+    def _recorded(self, command: RunOp, work: Swapping) -> Swapping:
         with self.recorder.noting(command, self._describe):
             return (yield from work)
 
-    def _describe(self, command: WorkerRunOp | WorkerQueryOp) -> tuple[str, str]:
+    def _describe(self, command: RunOp | QueryOp) -> tuple[str, str]:
         """The op and the scope of a command."""
-        kernel = self.kernels[command.code]
-        scope = self.scopes.get((session_of(command.code), command.scope))
+        kernel = self.kernels[command.op_id]
+        scope = self.scopes.get((session_of(command.op_id), command.scope))
         op = kernel.op if isinstance(kernel, ProgramKernel) else kernel.signature.op
         return op, scope.name if scope is not None else ""
 
-    def _read_stats(self, command: WorkerReadStats) -> None:
+    def _read_stats(self, command: ReadStats) -> None:
         held = [value for value in self.store.values() if not isinstance(value, FailedValue)]
         held_bytes = sum([int(value.nbytes) for value in held])
         stats = WorkerStats(self.ops, len(held), held_bytes, dict(self.traffic), self.engine.restrided)
         self._report(Stats(command.request, stats))
 
-    def _read_timeline(self, command: WorkerReadTimeline) -> None:
+    def _read_timeline(self, command: ReadTimeline) -> None:
         ran, dropped = self.recorder.take(session_of(command.request), command.limit)
         self._report(TimelineReport(command.request, ran, dropped))
 
@@ -196,10 +196,10 @@ class Executor:
 
     # Ops
 
-    def _run_op(self, command: WorkerRunOp) -> None:
+    def _run_op(self, command: RunOp) -> None:
         store, progress = self.store, self.progress
-        progress[0], progress[1] = command.code, command.site
-        kernel = self.kernels[command.code]
+        progress[0], progress[1] = command.op_id, command.site
+        kernel = self.kernels[command.op_id]
         if isinstance(kernel, ProgramKernel):
             self._drive(command, self._run_program(command, kernel))
             return
@@ -219,7 +219,7 @@ class Executor:
         if kernel.writes:
             self._renew(kernel, command.inputs, values, outputs[kernel.gives :])
 
-    def _holds_back(self, command: WorkerRunOp, kernel: Kernel | UnavailableKernel) -> bool:
+    def _holds_back(self, command: RunOp, kernel: Kernel | UnavailableKernel) -> bool:
         """Before a write. Whether the op must not begin, because it is of a step whose gradients have no value."""
         written = [command.inputs[place] for place in kernel.writes]
         renewed = command.outputs[len(command.outputs) - len(written) :]
@@ -233,7 +233,7 @@ class Executor:
             self.store[new] = cause.instead_of(value, old, new)
         return True
 
-    def _run_program(self, command: WorkerRunOp, kernel: ProgramKernel) -> Swapping:
+    def _run_program(self, command: RunOp, kernel: ProgramKernel) -> Swapping:
         """The steps of a program. A worker may hold none of an input, or get none of an output."""
         inputs = [self.store.get(ident) for ident in command.inputs]
         cause: FailedValue | None = None
@@ -245,7 +245,7 @@ class Executor:
         def fail(op: str, values: Sequence[Value], error: Exception) -> FailedValue:
             shapes = tuple([str(self.engine.meta(value)) for value in values if self.engine.is_tensor(value)])
             failing = FailedValue(self._failure(op, shapes, command, error))
-            self._report(OpFailed(session_of(command.code), failing.failure))
+            self._report(OpFailed(session_of(command.op_id), failing.failure))
             return failing
 
         results, untouched = yield from self._counted(command, kernel.run(inputs, command.scalars, fail, cause))
@@ -256,7 +256,7 @@ class Executor:
             if result is not None:
                 self.store[ident] = result
 
-    def _counted(self, command: WorkerRunOp, work: Swapping) -> Swapping:
+    def _counted(self, command: RunOp, work: Swapping) -> Swapping:
         """Pass swaps on, counting what comes. Tokens of steps are no payload."""
         is_payload = self.steps.tokens.isdisjoint(command.inputs)
         received: Received | None = None
@@ -272,7 +272,7 @@ class Executor:
             for peer, meta in swap.receives.items() if is_payload else ():
                 self.traffic[peer] = self.traffic.get(peer, 0) + meta.nbytes
 
-    def _drive(self, command: WorkerRunOp, work: Swapping) -> None:
+    def _drive(self, command: RunOp, work: Swapping) -> None:
         """Run a program to its end, exchanging with other processes."""
         try:
             swap = next(work)
@@ -291,16 +291,16 @@ class Executor:
             if swap is not None:
                 self.exchange.expect(swap)
 
-    def _swap(self, command: WorkerRunOp, swap: Swap) -> Received:
+    def _swap(self, command: RunOp, swap: Swap) -> Received:
         try:
             return self.exchange.swap(swap, self.engine)
         except Exception as error:  # a peer is gone, or the network between
             log.warning("an exchange among workers %s failed: %s", swap.members, error)
             failure = replace(self._failure("exchange", (), command, error), peers=self.exchange.needs(swap))
-            self._report(OpFailed(session_of(command.code), failure))
+            self._report(OpFailed(session_of(command.op_id), failure))
             return dict.fromkeys(swap.receives, FailedValue(failure))
 
-    def _absent(self, command: WorkerRunOp, kernel: Kernel | UnavailableKernel) -> FailedValue:
+    def _absent(self, command: RunOp, kernel: Kernel | UnavailableKernel) -> FailedValue:
         """The op gave no tensor where the client holds a handle; only reading it is a failure."""
         message = "the op gives no tensor here (a gradient that was not asked for)"
         site, origin = command.site, _origin(command)
@@ -319,9 +319,9 @@ class Executor:
         for place, ident in zip(kernel.writes, renewed, strict=True):
             self.store[ident] = values[place]
 
-    def _query(self, command: WorkerQueryOp) -> None:
-        self.progress[0], self.progress[1] = command.code, command.site
-        kernel = self.kernels[command.code]
+    def _query(self, command: QueryOp) -> None:
+        self.progress[0], self.progress[1] = command.op_id, command.site
+        kernel = self.kernels[command.op_id]
         assert not isinstance(kernel, ProgramKernel), "queries run on whole tensors"
         values: list[Value | FailedValue] = []
         before: list[TensorMeta | None] = []
@@ -372,7 +372,7 @@ class Executor:
 
     def _fail(
         self,
-        command: WorkerRunOp,
+        command: RunOp,
         kernel: Kernel | UnavailableKernel,
         values: list[Value | FailedValue],
         error: Exception,
@@ -380,7 +380,7 @@ class Executor:
         """An op gave nothing, and nobody waits for it: whoever reads what it should have given or written is told."""
         failing = self._cause(command, kernel, values, error)
         if not any(value is failing for value in values):
-            self._report(OpFailed(session_of(command.code), failing.failure))
+            self._report(OpFailed(session_of(command.op_id), failing.failure))
         for place in kernel.writes:
             self.store.pop(command.inputs[place], None)
         for ident in command.outputs:
@@ -392,7 +392,7 @@ class Executor:
 
     def _cause(
         self,
-        command: WorkerRunOp | WorkerQueryOp,
+        command: RunOp | QueryOp,
         kernel: Kernel | UnavailableKernel,
         values: list[Value | FailedValue],
         error: Exception,
@@ -419,21 +419,21 @@ class Executor:
         site = 0 if isinstance(command, WorkerFetchTensor) else command.site
         return Failure(self.worker, op, inputs, site, _origin(command), kind, message, text)
 
-    def _define(self, command: WorkerDefineOp) -> None:
+    def _define(self, command: DefineOp) -> None:
         try:
-            self.kernels[command.code] = Kernel(self.engine, command.signature)
+            self.kernels[command.op_id] = Kernel(self.engine, command.signature)
         except Exception as error:
-            self.kernels[command.code] = UnavailableKernel(command.signature, error)
+            self.kernels[command.op_id] = UnavailableKernel(command.signature, error)
 
     def _define_program(self, command: WorkerDefineProgram) -> None:
-        self.kernels[command.code] = ProgramKernel(self.engine, self.worker, command.op, command.program)
+        self.kernels[command.op_id] = ProgramKernel(self.engine, self.worker, command.op, command.program)
 
     def _define_scope(self, command: WorkerDefineScope) -> None:
-        self.scopes[command.session, command.code] = command
+        self.scopes[command.session, command.scope_id] = command
 
-    def _forget(self, command: WorkerForgetOps) -> None:
-        for code in command.codes:
-            self.kernels.pop(code, None)
+    def _forget(self, command: ForgetOps) -> None:
+        for op_id in command.op_ids:
+            self.kernels.pop(op_id, None)
 
     # Tensors
 
@@ -446,7 +446,7 @@ class Executor:
             self.store[command.id] = FailedValue(failure)
             self._report(OpFailed(session_of(command.id), failure))
 
-    def _free(self, command: WorkerFreeTensors) -> None:
+    def _free(self, command: FreeTensors) -> None:
         for ident in command.ids:
             self.store.pop(ident, None)
         if self.steps.kept or self.steps.unwritten:
@@ -457,7 +457,7 @@ class Executor:
             version = self.steps.version(command.id, self.store[command.id], command.version)
             self.store[command.output] = version.passed_on() if isinstance(version, FailedValue) else version
 
-    def _read_versions(self, command: WorkerReadVersions) -> None:
+    def _read_versions(self, command: ReadVersions) -> None:
         held = [ident for ident in command.ids if ident in self.store]
         spans = tuple([(ident, self.steps.span(ident, self.store[ident])) for ident in held])
         self._report(Versions(command.request, spans))
@@ -475,7 +475,7 @@ class Executor:
             return
         self._report(Fetched(command.request, Segment(name, len(data))), data)
 
-    def _synchronize(self, command: WorkerSynchronize) -> None:
+    def _synchronize(self, command: Synchronize) -> None:
         self.engine.synchronize()
         self._report(Synchronized(command.request))
 
@@ -511,6 +511,6 @@ class Executor:
 
 def _origin(command: Fallible) -> int:
     """What a failure of this command is known by, whichever worker tells of it; 0 for one that fills nothing."""
-    if isinstance(command, WorkerQueryOp | WorkerFetchTensor):
+    if isinstance(command, QueryOp | WorkerFetchTensor):
         return command.request
     return command.id if isinstance(command, WorkerCreateTensor) else next(iter(command.outputs), 0)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any, TypeAlias
 
-from gt.core.messages import WorkerRunOp
+from gt.core.messages import RunOp
 from gt.core.meta import TensorMeta
 from gt.core.signatures import (
     Compute,
@@ -80,7 +80,7 @@ class ProgramKernel:
             registers.update(dict.fromkeys(self.program.gives, held_back))
         return [registers.get(register) for register in self.program.gives], {} if is_written else untouched
 
-    def with_former(self, results: list[Any], untouched: Registers, command: WorkerRunOp) -> list[Any]:
+    def with_former(self, results: list[Any], untouched: Registers, command: RunOp) -> list[Any]:
         """The results; what should have been written and was not touched has the value before."""
         first = len(results) - len(self.program.consumes)
         for number, place in enumerate(self.program.consumes, first):

@@ -6,41 +6,17 @@ import time
 from collections import deque
 from collections.abc import Callable, Generator
 from contextlib import contextmanager
-from typing import Any, TypeAlias
+from typing import TypeAlias, get_args
 
-from gt.core.ids import session_of
-from gt.core.messages import (
-    RAN_AT_ONCE,
-    Command,
-    Ran,
-    Swapped,
-    WorkerCreateTensor,
-    WorkerDefineOp,
-    WorkerDefineProgram,
-    WorkerFetchTensor,
-    WorkerForgetOps,
-    WorkerFreeTensors,
-    WorkerQueryOp,
-    WorkerRunOp,
-    WorkerSynchronize,
-)
+from gt.core.messages import RAN_AT_ONCE, Command, QueryOp, Ran, RunOp, Swapped, WorkerCreateTensor
+from gt.core.record_fields import owner_of
 from gt.worker.exchange.interface import Swap
 
-# What is recorded: how a command without an op is called, and an id that tells whose it is.
-_RECORDED: dict[type, tuple[str, Callable[[Any], int]]] = {
-    WorkerRunOp: ("", lambda command: command.code),
-    WorkerQueryOp: ("", lambda command: command.request),
-    WorkerCreateTensor: ("upload", lambda command: command.id),
-    WorkerFetchTensor: ("fetch", lambda command: command.request),
-    WorkerFreeTensors: ("free", lambda command: next(iter(command.ids), 0)),
-    WorkerDefineOp: ("define", lambda command: command.code),
-    WorkerDefineProgram: ("define", lambda command: command.code),
-    WorkerForgetOps: ("forget", lambda command: next(iter(command.codes), 0)),
-    WorkerSynchronize: ("synchronize", lambda command: command.request),
-}
+# by command: its name in a timeline, None where it is not recorded; a command that declares none fails here
+_TIMELINE_NAMES: dict[type, str | None] = {kind: kind.timeline_name for kind in get_args(Command)}
 
 
-Describe: TypeAlias = Callable[[WorkerRunOp | WorkerQueryOp], tuple[str, str]]
+Describe: TypeAlias = Callable[[RunOp | QueryOp], tuple[str, str]]
 """The op and the scope of a command."""
 
 
@@ -84,11 +60,11 @@ class Recorder:
     def noting(self, command: Command, describe: Describe) -> Generator[None]:
         """Note when a command is run, if its session wants to know."""
         session, op, scope, site = self._owner(command), "", "", 0
-        if session and isinstance(command, WorkerRunOp | WorkerQueryOp):
+        if session and isinstance(command, RunOp | QueryOp):
             op, scope = describe(command)
             site = command.site
         elif session:
-            op = _RECORDED[type(command)][0]
+            op = _TIMELINE_NAMES[type(command)] or ""
             site = command.site if isinstance(command, WorkerCreateTensor) else 0
         self._swaps = []
         start = self.clock()
@@ -99,8 +75,7 @@ class Recorder:
 
     def _owner(self, command: Command) -> int:
         """The session to be told of a command; 0 where none wants to know."""
-        _, ident = _RECORDED.get(type(command), ("", lambda command: 0))
-        session = session_of(ident(command))
+        session = 0 if _TIMELINE_NAMES[type(command)] is None else owner_of(command)
         recording = self._recordings.get(session)
         return session if recording is not None and recording.limit else 0
 

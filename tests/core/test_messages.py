@@ -8,21 +8,37 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gt.core.errors import ProtocolError
-from gt.core.messages import Command, DefineOp, Instruction, RunOp, WorkerDefineProgram
+from gt.core.messages import (
+    Command,
+    CreateTensor,
+    DefineOp,
+    DefineSite,
+    Fetched,
+    FreeTensors,
+    Goodbye,
+    Instruction,
+    QueryOp,
+    Redistribute,
+    RunOp,
+    WorkerCreateTensor,
+    WorkerDefineProgram,
+)
 from gt.core.meta import ITEM_BYTES, MAX_DIMS, MAX_ELEMENTS, TensorMeta
+from gt.core.record_fields import PAYLOAD_RECORDS, id_fields, owner_of
 from gt.core.signatures import Arg, Complex, Input, ListArg, Scalar, SpecRecord, Step
 from gt.sharding.spec import spec_of
-from gt.wire import codec
 from gt.wire.codec import Decoder, encode, header_of
 from tests.records import (
     ANSWERS,
     ARGS,
     COMMANDS,
     DIRECTIONS,
+    INLINE,
     INSTRUCTIONS,
     PROGRAM,
     REPORTS,
     ROWS,
+    SMALL,
     WHOLE,
     ZEROS,
     own,
@@ -181,11 +197,35 @@ def test_a_program_keeps_the_types_of_its_numbers():
     assert repr(round_trip(Command, record).program) == repr(PROGRAM)
 
 
-def test_a_segment_is_named_by_those_that_carry_bytes():
-    """Those that the codec looks for bytes of."""
-    records = [record for _, records in DIRECTIONS.values() for record in records]
-    assert {type(record) for record in records if hasattr(record, "segment")} == codec._CARRIERS
+def test_the_records_with_payloads_are_those_with_a_segment():
+    assert {CreateTensor, WorkerCreateTensor, Fetched} == PAYLOAD_RECORDS
 
 
-def test_commands_are_not_instructions():
-    assert not kinds_of(Command) & kinds_of(Instruction)
+def test_commands_for_workers_alone_are_not_instructions():
+    """`Worker...` in the name of a command says that no client may send it."""
+    named = {kind for kind in kinds_of(Command) if kind.__name__.startswith("Worker")}
+    assert kinds_of(Command) - kinds_of(Instruction) == named
+
+
+@pytest.mark.parametrize(
+    ("record", "ids", "new"),
+    [
+        (RunOp(own(1), (own(2), own(3)), (own(4),), (5,), 6, 7), [1, 2, 3, 4], [4]),
+        (QueryOp(own(1), own(2), (own(3),), (own(4),), own(5), (), 6, 7), [1, 2, 5, 3, 4], [4]),
+        (CreateTensor(own(1), SMALL, INLINE, 2, 3), [1], [1]),
+        (Redistribute(own(1), own(2), ROWS, 3), [1, 2], [2]),
+        (FreeTensors((own(1), own(2))), [1, 2], []),
+        (DefineSite(3, "train.py", 12, "step"), [], []),
+        (Goodbye(), [], []),
+    ],
+    ids=lambda value: type(value).__name__,
+)
+def test_the_ids_of_a_record_are_those_of_its_declared_fields(record, ids, new):
+    fields = id_fields(type(record))
+    assert list(fields.all(record)) == list(map(own, ids))
+    assert list(fields.new(record)) == list(map(own, new))
+    assert owner_of(record) == (1 if ids else 0)
+
+
+def test_every_command_says_how_a_timeline_names_it():
+    assert {kind for kind in kinds_of(Command) if not hasattr(kind, "timeline_name")} == set()

@@ -17,9 +17,8 @@ from gt.core.messages import (
     WorkerEndSession,
     WorkerFetchTensor,
     WorkerReportProgress,
-    WorkerRunOp,
 )
-from gt.dispatcher.fair_queue import ALONE, MOST_UNITS
+from gt.dispatcher.fair_queue import ALONE_FACTOR, MAX_UNITS
 from tests.dispatcher_harness import OP, PAIR, REQUEST, A, DispatcherHarness, create, over
 from tests.records import ADD, meta, own, signature
 from tests.subprocesses import finish, free_port, running, start, wait_for_workers
@@ -27,8 +26,8 @@ from tests.subprocesses import finish, free_port, running, start, wait_for_worke
 BIG = meta(1024, 1024)
 
 
-def submit(desk, *batch, session=1):
-    return desk._checked(desk.office.submit(session, batch, [b""] * len(batch)))
+def submit(harness, *batch, session=1):
+    return harness._checked(harness.dispatcher.submit(session, batch, [b""] * len(batch)))
 
 
 def commands(outgoing, kind):
@@ -43,108 +42,108 @@ def is_mark(message):
     return isinstance(getattr(message, "command", None), WorkerReportProgress)
 
 
-def desk_of(op, tensor, workers=1):
-    desk = DispatcherHarness(workers)
-    desk.open()
-    reported(desk, submit(desk, create(A, tensor), DefineOp(OP, op)), 1000)
-    return desk
+def harness_of(op, tensor, workers=1):
+    harness = DispatcherHarness(workers)
+    harness.open()
+    reported(harness, submit(harness, create(A, tensor), DefineOp(OP, op)), 1000)
+    return harness
 
 
 def ops(count, first=1000):
     return [RunOp(OP, (A, A), (own(first + number),), (), 0, 0) for number in range(count)]
 
 
-def reported(desk, outgoing, nanoseconds):
+def reported(harness, outgoing, nanoseconds):
     """What follows when the workers report that they have reached the marks."""
     return [
         message
         for workers, mark in marks(outgoing)
         for worker in workers
-        for message in desk.report(worker, Progress(mark, nanoseconds))
+        for message in harness.report(worker, Progress(mark, nanoseconds))
     ]
 
 
 def test_a_client_has_a_bounded_amount_of_unfinished_work():
-    desk = desk_of(ADD, meta(4))
-    desk.open()
-    sent = submit(desk, *ops(10_000))
+    harness = harness_of(ADD, meta(4))
+    harness.open()
+    sent = submit(harness, *ops(10_000))
     done, most = 0, 0
     while sent:
-        most = max(most, len(commands(sent, WorkerRunOp)))
-        done += len(commands(sent, WorkerRunOp))
-        sent = reported(desk, sent, 1000)
-    assert done == 10_000 and MOST_UNITS / 2 <= most <= MOST_UNITS
+        most = max(most, len(commands(sent, RunOp)))
+        done += len(commands(sent, RunOp))
+        sent = reported(harness, sent, 1000)
+    assert done == 10_000 and MAX_UNITS / 2 <= most <= MAX_UNITS
 
 
 def test_a_client_alone_may_have_more_unfinished():
-    desk = desk_of(ADD, meta(4))
-    sent = submit(desk, *ops(10_000))
-    assert MOST_UNITS / 2 < len(commands(sent, WorkerRunOp)) <= ALONE * MOST_UNITS
-    sent = reported(desk, sent, 1000)
-    assert MOST_UNITS < len(commands(sent, WorkerRunOp)) <= ALONE * MOST_UNITS
+    harness = harness_of(ADD, meta(4))
+    sent = submit(harness, *ops(10_000))
+    assert MAX_UNITS / 2 < len(commands(sent, RunOp)) <= ALONE_FACTOR * MAX_UNITS
+    sent = reported(harness, sent, 1000)
+    assert MAX_UNITS < len(commands(sent, RunOp)) <= ALONE_FACTOR * MAX_UNITS
 
 
 def test_instructions_stay_in_their_order():
-    desk = desk_of(ADD, meta(4))
-    sent, made = submit(desk, *ops(2_000)), []
+    harness = harness_of(ADD, meta(4))
+    sent, made = submit(harness, *ops(2_000)), []
     while sent:
-        made += [command.outputs[0] for command in commands(sent, WorkerRunOp)]
-        sent = reported(desk, sent, 1000)
+        made += [command.outputs[0] for command in commands(sent, RunOp)]
+        sent = reported(harness, sent, 1000)
     assert made == [own(1000 + number) for number in range(2_000)]
 
 
 def test_of_work_that_takes_long_little_is_unfinished():
     product = signature("aten.mm.default", 2, (BIG,))
-    desk = desk_of(product, BIG)
-    desk.open()
-    sent = submit(desk, *ops(100))
-    assert len(commands(sent, WorkerRunOp)) < 3, "large tensors count for more"
+    harness = harness_of(product, BIG)
+    harness.open()
+    sent = submit(harness, *ops(100))
+    assert len(commands(sent, RunOp)) < 3, "large tensors count for more"
     for _ in range(3):
-        sent = reported(desk, sent, 10**9)
-    assert len(commands(sent, WorkerRunOp)) == 1, "slow work counts for more"
+        sent = reported(harness, sent, 10**9)
+    assert len(commands(sent, RunOp)) == 1, "slow work counts for more"
 
 
 def test_a_read_of_another_client_is_carried_out_at_once():
-    desk = desk_of(signature("aten.mm.default", 2, (BIG,)), BIG)
-    other = desk.open()
-    submit(desk, *ops(100))
-    sent = submit(desk, create(own(1, other)), FetchTensor(own(2, other), own(1, other)), session=other)
+    harness = harness_of(signature("aten.mm.default", 2, (BIG,)), BIG)
+    other = harness.open()
+    submit(harness, *ops(100))
+    sent = submit(harness, create(own(1, other)), FetchTensor(own(2, other), own(1, other)), session=other)
     assert len(commands(sent, WorkerFetchTensor)) == 1
-    assert set(desk.office.waits()) == {1, 2}, "who waits for a turn is told for whom"
+    assert set(harness.dispatcher.waits()) == {1, 2}, "who waits for a turn is told for whom"
 
 
 def test_a_worker_that_is_lost_keeps_nobody_waiting():
-    desk = DispatcherHarness(2)
-    desk.open()
-    submit(desk, create(A, BIG), Redistribute(A, own(2), over("x, -", PAIR).record(), 0), DefineOp(OP, ADD))
-    sent = submit(desk, *ops(3_000), Synchronize(REQUEST))
-    assert not desk.state.pending
+    harness = DispatcherHarness(2)
+    harness.open()
+    submit(harness, create(A, BIG), Redistribute(A, own(2), over("x, -", PAIR).record(), 0), DefineOp(OP, ADD))
+    sent = submit(harness, *ops(3_000), Synchronize(REQUEST))
+    assert not harness.state.pending
     for workers, mark in marks(sent):
         for worker in set(workers) - {1}:
-            sent += desk.report(worker, Progress(mark, 1000))
-    sent = desk.lose(1)
+            sent += harness.report(worker, Progress(mark, 1000))
+    sent = harness.lose(1)
     while sent:
-        sent = reported(desk, sent, 1000)
-    assert desk.office.waits() in ({}, {1: {0}})
+        sent = reported(harness, sent, 1000)
+    assert harness.dispatcher.waits() in ({}, {1: {0}})
 
 
 def test_a_client_that_leaves_does_not_wait_for_its_turn():
-    desk = desk_of(ADD, meta(4))
-    sent = submit(desk, *ops(5_000))
-    left = submit(desk, *ops(5, 9000), Goodbye())
+    harness = harness_of(ADD, meta(4))
+    sent = submit(harness, *ops(5_000))
+    left = submit(harness, *ops(5, 9000), Goodbye())
     assert [type(message.command) for message in left] == [WorkerEndSession]
-    assert reported(desk, sent, 1000) == [] and desk.office.waits() == {}
+    assert reported(harness, sent, 1000) == [] and harness.dispatcher.waits() == {}
 
 
 def test_marks_of_others_and_marks_that_were_never_given_are_refused():
-    desk = desk_of(ADD, meta(4), workers=2)
-    sent = submit(desk, *ops(5_000))
+    harness = harness_of(ADD, meta(4), workers=2)
+    sent = submit(harness, *ops(5_000))
     (((worker,), mark), *_) = marks(sent)
     for liar, told in ((1 - worker, mark), (worker, 10**9)):
         with pytest.raises(ProtocolError, match="was not given mark"):
-            desk.report(liar, Progress(told, 1))
-    assert desk.report(worker, Progress(mark, 1)) != []
-    assert desk.report(worker, Progress(mark, 1)) == []
+            harness.report(liar, Progress(told, 1))
+    assert harness.report(worker, Progress(mark, 1)) != []
+    assert harness.report(worker, Progress(mark, 1)) == []
 
 
 # --- With real processes ----------------------------------------------------------------------------------------------

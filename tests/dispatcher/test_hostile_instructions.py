@@ -39,6 +39,7 @@ from gt.core.messages import (
 )
 from gt.core.signatures import MeshRecord, PolicyRecord, SpecRecord
 from gt.dispatcher.dispatcher import Dispatcher
+from gt.dispatcher.invariants import check_invariants
 from gt.dispatcher.outgoing import ToClient, ToWorkers
 from gt.dispatcher.ownership import require_ownership
 from tests.dispatcher_harness import (
@@ -52,7 +53,7 @@ from tests.dispatcher_harness import (
     E,
     answers,
     create,
-    desk_with,
+    harness_with,
     kind,
     query,
     run,
@@ -75,28 +76,28 @@ REQUESTS = [
 
 @pytest.mark.parametrize("again", REQUESTS, ids=kind)
 def test_a_request_id_that_is_waited_for_is_refused(again):
-    desk = desk_with()
-    desk.define(OP, NONZERO)
-    desk.tell(Synchronize(REQUEST))
-    state = deepcopy(desk.state)
-    (answer,) = desk.tell(again)
+    harness = harness_with()
+    harness.define(OP, NONZERO)
+    harness.tell(Synchronize(REQUEST))
+    state = deepcopy(harness.state)
+    (answer,) = harness.tell(again)
     assert "request 200 is there already" in answer.answer.reason
     assert answer.answer.request == 0, "who waits for the other one is not told that it is refused"
-    assert desk.state == state
-    assert desk.report(0, Synchronized(REQUEST)) == [ToClient(1, Synchronized(REQUEST))]
+    assert harness.state == state
+    assert harness.report(0, Synchronized(REQUEST)) == [ToClient(1, Synchronized(REQUEST))]
 
 
 def test_a_request_id_whose_answers_are_still_on_their_way_is_refused():
     """An answer to the old request would be taken for one to the new request, and be no answer to it."""
-    desk = desk_with(2)
-    desk.define(OP, NONZERO)
-    desk.tell(Synchronize(REQUEST))
-    desk.lose(1)
-    (answer,) = answers(desk.tell(query(OP, (A,))))
+    harness = harness_with(2)
+    harness.define(OP, NONZERO)
+    harness.tell(Synchronize(REQUEST))
+    harness.lose(1)
+    (answer,) = answers(harness.tell(query(OP, (A,))))
     assert isinstance(answer, Rejected)
-    assert desk.office.waits() == {}
-    assert desk.report(0, Synchronized(REQUEST)) == []
-    assert told(desk.tell(query(OP, (A,))))[-1] == "0: op?(A)"
+    assert harness.dispatcher.waits() == {}
+    assert harness.report(0, Synchronized(REQUEST)) == []
+    assert told(harness.tell(query(OP, (A,))))[-1] == "0: op?(A)"
 
 
 TAKEN = {
@@ -113,48 +114,48 @@ TAKEN = {
 @pytest.mark.parametrize("instruction", TAKEN.values(), ids=TAKEN.keys())
 @pytest.mark.parametrize("lost", [False, True], ids=["", "with what was lost"])
 def test_an_id_of_a_tensor_that_is_held_is_refused(instruction, lost):
-    desk = desk_with(2 if lost else 1)
+    harness = harness_with(2 if lost else 1)
     split = signature("aten.split.Tensor", 1, (SMALL, SMALL))
     for code, op in zip((OP, own(101), own(102), own(103)), (ADD, ADD_, RESIZE_, split), strict=True):
-        desk.define(code, op)
+        harness.define(code, op)
     if lost:
-        desk.lose(1)
-    state = deepcopy(desk.state)
-    (message,) = desk.tell(instruction)
-    assert isinstance(message.answer, Rejected) and desk.state == state
-    desk.lose(0)
-    desk.close()
+        harness.lose(1)
+    state = deepcopy(harness.state)
+    (message,) = harness.tell(instruction)
+    assert isinstance(message.answer, Rejected) and harness.state == state
+    harness.lose(0)
+    harness.close()
 
 
 def test_results_of_a_query_take_no_ids_of_another():
-    desk = desk_with()
-    desk.define(OP, NONZERO)
-    desk.tell(query(OP, (A,), first=own(FIRST_RUN)))
-    (answer,) = answers(desk.tell(query(OP, (A,), first=own(FIRST_RUN), request=REQUEST2)))
+    harness = harness_with()
+    harness.define(OP, NONZERO)
+    harness.tell(query(OP, (A,), first=own(FIRST_RUN)))
+    (answer,) = answers(harness.tell(query(OP, (A,), first=own(FIRST_RUN), request=REQUEST2)))
     assert isinstance(answer, Rejected) and "which another query may use" in answer.reason
     queried = Queried(REQUEST, (SMALL,), ())
-    assert desk.report(0, queried) == [ToClient(1, queried)]
+    assert harness.report(0, queried) == [ToClient(1, queried)]
 
 
 def test_what_a_query_has_written_may_be_freed_before_its_answer():
-    desk = desk_with()
-    desk.define(OP, RESIZE_)
-    (answer,) = answers(desk.tell(query(OP, (A, B), (C,)), FreeTensors((C,)), create(C)))
+    harness = harness_with()
+    harness.define(OP, RESIZE_)
+    (answer,) = answers(harness.tell(query(OP, (A, B), (C,)), FreeTensors((C,)), create(C)))
     assert isinstance(answer, Rejected), "it would be taken for what the query has written"
-    desk.report(0, Queried(REQUEST, (), (LARGE,)))
-    assert desk.state.held_by(1) == [B]
+    harness.report(0, Queried(REQUEST, (), (LARGE,)))
+    assert harness.state.tensors_of(1) == [B]
 
 
 def test_an_op_that_is_refused_has_moved_nothing(monkeypatch):
-    desk = desk_with(2)
-    desk.define(OP, signature("aten.aminmax.out", 2, writes=(0, 1)))
-    monkeypatch.setattr(desk.office._plans, "tell", fail)
-    state = deepcopy(desk.state)
-    (message,) = desk.tell(run(OP, (A, B), (C, D)))  # B would come to where A is
+    harness = harness_with(2)
+    harness.define(OP, signature("aten.aminmax.out", 2, writes=(0, 1)))
+    monkeypatch.setattr(harness.dispatcher._instructions._plan_cache, "define_on", fail)
+    state = deepcopy(harness.state)
+    (message,) = harness.tell(run(OP, (A, B), (C, D)))  # B would come to where A is
     assert isinstance(message.answer, OpFailed)
-    assert desk.state.lost.keys() == {C, D}
-    assert {former.ident for former in desk.state.before.values()} == {A, B}
-    assert desk.state.sessions == state.sessions and desk.state.loads == state.loads
+    assert harness.state.missing.keys() == {C, D}
+    assert {former.ident for former in harness.state.former_values.values()} == {A, B}
+    assert harness.state.sessions == state.sessions and harness.state.bytes_on == state.bytes_on
 
 
 def fail(*_):
@@ -162,62 +163,62 @@ def fail(*_):
 
 
 def test_a_mistake_of_a_rule_is_the_failure_of_its_op(monkeypatch, caplog):
-    desk = desk_with()
-    desk.define(OP, ADD)
+    harness = harness_with()
+    harness.define(OP, ADD)
     monkeypatch.setattr("gt.dispatcher.plan_cache.plan_op", fail)
-    (told_,) = answers(desk.tell(run(OP, (A, B), (C,), site=3)))
+    (told_,) = answers(harness.tell(run(OP, (A, B), (C,), site=3)))
     assert isinstance(told_, OpFailed)
     failure = told_.failure
     assert (failure.op, failure.inputs, failure.site) == ("aten.add.Tensor", ("float32[4]", "float32[4]"), 3)
     assert "a mistake of GT" in failure.message and "ZeroDivisionError: of ours" in failure.traceback
     assert "Traceback" in caplog.text
     monkeypatch.undo()
-    assert desk.tell(run(OP, (C, A), (D,))) == [], "what depends on it fails alike, without a word"
-    assert answers(desk.tell(FetchTensor(REQUEST, D))) == [Failed(REQUEST, failure)]
-    assert answers(desk.tell(LocateTensor(REQUEST, A))) != []
+    assert harness.tell(run(OP, (C, A), (D,))) == [], "what depends on it fails alike, without a word"
+    assert answers(harness.tell(FetchTensor(REQUEST, D))) == [Failed(REQUEST, failure)]
+    assert answers(harness.tell(LocateTensor(REQUEST, A))) != []
 
 
 def test_a_mistake_of_a_rule_is_the_answer_to_a_query(monkeypatch):
-    desk = desk_with()
-    desk.define(OP, RESIZE_)
-    monkeypatch.setattr(desk.office._plans, "mesh_of_query", fail)
-    (answer,) = answers(desk.tell(query(OP, (A, B), (C,))))
+    harness = harness_with()
+    harness.define(OP, RESIZE_)
+    monkeypatch.setattr(harness.dispatcher._instructions._plan_cache, "mesh_of_query", fail)
+    (answer,) = answers(harness.tell(query(OP, (A, B), (C,))))
     assert isinstance(answer, Failed) and answer.own and "a mistake of GT" in answer.failure.message
-    assert desk.state.lost.keys() == {C}
+    assert harness.state.missing.keys() == {C}
 
 
 def test_a_key_error_of_ours_is_not_the_clients_mistake(monkeypatch, caplog):
-    desk = desk_with()
+    harness = harness_with()
 
     def fail(*_, nbytes):
         raise KeyError(7)
 
-    monkeypatch.setattr(desk.office._requests, "wait", fail)
-    (answer,) = answers(desk.tell(FetchTensor(REQUEST, A)))
+    monkeypatch.setattr(harness.dispatcher._requests, "wait", fail)
+    (answer,) = answers(harness.tell(FetchTensor(REQUEST, A)))
     assert answer.request == REQUEST and "This is a mistake of GT" in answer.reason and "KeyError: 7" in answer.reason
     assert "FetchTensor of client 1 failed" in caplog.text and "Traceback" in caplog.text
 
 
 def test_a_mistake_of_ours_when_a_worker_is_lost_ends_one_session_and_answers_all(monkeypatch, caplog):
-    desk = desk_with(2)
-    desk.open()
-    desk.tell(Synchronize(REQUEST))
-    desk.tell(create(own(1, 2)), create(own(2, 2)), Synchronize(own(3, 2)), session=2)
-    lose_parts = desk.state.lose_parts
+    harness = harness_with(2)
+    harness.open()
+    harness.tell(Synchronize(REQUEST))
+    harness.tell(create(own(1, 2)), create(own(2, 2)), Synchronize(own(3, 2)), session=2)
+    lose_parts = harness.state.lose_parts
 
     def fail(idents, worker):
         return lose_parts(idents, worker) if session_of(idents[0]) == 2 else 1 // 0
 
-    monkeypatch.setattr(desk.state, "lose_parts", fail)
-    sent = desk.lose(1)
+    monkeypatch.setattr(harness.state, "lose_parts", fail)
+    sent = harness.lose(1)
     assert [(out.session, type(out.answer)) for out in sent if isinstance(out, ToClient)] == [
         (1, Lost),
         (2, Lost),
         (1, Rejected),
         (2, Lost),
     ]
-    assert desk.state.sessions.keys() == {2} and "ZeroDivisionError" in caplog.text
-    (answer,) = answers(desk.office.instruct(1, [Synchronize(REQUEST)], []))
+    assert harness.state.sessions.keys() == {2} and "ZeroDivisionError" in caplog.text
+    (answer,) = answers(harness.dispatcher.instruct(1, [Synchronize(REQUEST)], []))
     assert isinstance(answer, Rejected) and "has ended" in answer.reason
 
 
@@ -275,60 +276,60 @@ EVENTS = st.one_of(
 )
 
 
-def carry_out(office, event):
+def carry_out(dispatcher, event):
     """What a server does with a message."""
     match event:
         case ("instruct", instruction):
-            if 1 not in office.state.sessions:
+            if 1 not in dispatcher.state.sessions:
                 return []
             require_ownership(1, instruction)
-            return office.instruct(1, [instruction], [b""])
+            return dispatcher.instruct(1, [instruction], [b""])
         case ("report", worker, report):
-            if worker not in office.state.workers:
+            if worker not in dispatcher.state.workers:
                 return []
             try:
-                return office.report(worker, report, b"")
+                return dispatcher.report(worker, report, b"")
             except ProtocolError as error:
-                return office.lose_worker(worker, str(error), "")
+                return dispatcher.lose_worker(worker, str(error), "")
         case ("lose", worker):
-            return office.lose_worker(worker, "was killed", "")
-    return office.join_worker("cpu", "here", 1)[1] if office.state.workers_joined < 4 else []
+            return dispatcher.lose_worker(worker, "was killed", "")
+    return dispatcher.join_worker("cpu", "here", 1)[1] if dispatcher.state.workers_joined < 4 else []
 
 
 def begin():
-    office = Dispatcher()
+    dispatcher = Dispatcher()
     for _ in range(2):
-        office.join_worker("cpu", "here", 1)
-    office.report(0, StoreReady(40000), None)
-    office.open_session("here", 1)
-    return office
+        dispatcher.join_worker("cpu", "here", 1)
+    dispatcher.report(0, StoreReady(40000), None)
+    dispatcher.open_session("here", 1)
+    return dispatcher
 
 
 @settings(max_examples=300)
 @given(events=st.lists(EVENTS, max_size=40))
 @example(events=[("instruct", create(A)), ("lose", 0), ("instruct", create(A)), ("lose", 1)])
 def test_any_instruction_is_carried_out_whole_or_not_at_all(events):
-    office, history = begin(), []
+    dispatcher, history = begin(), []
     asked, answered = Counter(), Counter()
     for event in [*events, *[("lose", worker) for worker in range(4)]]:
-        before = deepcopy(office.state)
-        sent = carry_out(office, event)
-        office.state.validate()
+        before = deepcopy(dispatcher.state)
+        sent = carry_out(dispatcher, event)
+        check_invariants(dispatcher.state)
         history.append(sent)
         replies = answers(sent)
         assert "mistake of GT" not in repr(replies)
         if any(isinstance(reply, Rejected) for reply in replies):
-            assert office.state == before and not any(isinstance(message, ToWorkers) for message in sent)
-        asked.update(office.state.pending.keys() - before.pending.keys())
+            assert dispatcher.state == before and not any(isinstance(message, ToWorkers) for message in sent)
+        asked.update(dispatcher.state.pending.keys() - before.pending.keys())
         asked.update([reply.request for reply in replies if is_answered_at_once(reply, before)])
         answered.update([reply.request for reply in replies if getattr(reply, "request", 0)])
-    assert office.state.pending == {}
-    if 1 in office.state.sessions:
+    assert dispatcher.state.pending == {}
+    if 1 in dispatcher.state.sessions:
         assert asked == answered, "each request that was accepted has one answer"
     again = begin()
     for event, sent in zip([*events, *[("lose", worker) for worker in range(4)]], history, strict=True):
         assert carry_out(again, event) == sent
-    assert again.state == office.state
+    assert again.state == dispatcher.state
 
 
 def is_answered_at_once(reply, before):

@@ -34,7 +34,6 @@ from gt.core.messages import (
     Welcome,
     WorkerCreateTensor,
     WorkerShutdown,
-    WorkerSynchronize,
 )
 from gt.core.signatures import SpecRecord
 from gt.dispatcher.outgoing import ToWorkers
@@ -43,7 +42,7 @@ from gt.version import __version__
 from gt.wire import shared_memory
 from gt.wire.codec import Decoder, encode, header_of, join
 from gt.wire.liveness import this_host
-from tests.dispatcher_harness import alone, at
+from tests.dispatcher_harness import at, solo_mesh
 from tests.records import INLINE, NONZERO, RICH, SMALL, ZEROS, own, signature
 
 
@@ -53,8 +52,9 @@ class RecordingServer(Server):
     def __init__(self):
         super().__init__("tcp://127.0.0.1:*")
         self.sent = []
+        self.delivery.send_to = self._record
 
-    def _post(self, identity, messages, payloads=()):
+    def _record(self, identity, messages, payloads=()):
         self.sent += [(identity, message) for message in messages]
 
     def hear(self, identity, *messages, payloads=()):
@@ -91,7 +91,7 @@ def test_a_command_for_several_workers_reaches_each_of_them(server):
     server.hear(b"another", hello("worker"))
     server.hear(b"client", Synchronize(own(9)))
     sent = [(to, decoded(message)) for to, message in server.sent]
-    assert sent == [(to, WorkerSynchronize(own(9))) for to in (b"worker", b"another")]
+    assert sent == [(to, Synchronize(own(9))) for to in (b"worker", b"another")]
 
 
 GREETINGS = {
@@ -111,7 +111,7 @@ def test_a_stranger_is_refused(server, frames):
     server.sent.clear()
     server._receive(b"stranger", frames)
     assert [type(message) for _, message in server.sent] == [Refused]
-    assert len(server.office.state.workers) == 1
+    assert len(server.dispatcher.state.workers) == 1
 
 
 BATCHES = {
@@ -121,7 +121,7 @@ BATCHES = {
     "no header": [b"", b""],
     "missing bytes": encode([CreateTensor(own(1), SMALL, INLINE, 0, 0)]),
     "an unknown op": encode([RunOp(own(1), (), (), (), 0, 0)]),
-    "a layout of nothing": encode([Redistribute(own(1), own(2), SpecRecord(alone(0).record(), (("y",),)), 0)]),
+    "a layout of nothing": encode([Redistribute(own(1), own(2), SpecRecord(solo_mesh(0).record(), (("y",),)), 0)]),
     "an op that makes no sense": encode([DefineOp(own(1), RICH), RunOp(own(1), (own(2),), (own(3),), (), 0, 0)]),
     "more after a goodbye": encode([Goodbye(), Synchronize(own(1))]),
     "a hello again": encode([hello("client")]),
@@ -169,7 +169,7 @@ def test_a_repeated_request_id_costs_no_worker(server):
     (answer,) = server.hear(b"client", QueryOp(own(9), own(2), (own(1),), (), own(1 << 39), (), 0, 0))
     assert isinstance(answer, Rejected) and "request 9 is there already" in answer.reason
     server.hear(b"worker", Synchronized(own(9)))
-    assert server.sent == [(b"client", Synchronized(own(9)))] and len(server.office.state.workers) == 1
+    assert server.sent == [(b"client", Synchronized(own(9)))] and len(server.dispatcher.state.workers) == 1
 
 
 NOISE = [header_of(b"\xc1") + b"\xc1"]
@@ -192,7 +192,7 @@ def test_a_worker_that_keeps_sending_noise_is_lost_to_those_who_wait_for_it(serv
         "was dismissed after 3 messages that could not be read",
     )
     assert server.sent[3] == (b"worker", WorkerShutdown())
-    assert len(server.office.state.workers) == 0
+    assert len(server.dispatcher.state.workers) == 0
 
 
 REPORTS = {
@@ -221,7 +221,7 @@ def fail(*_):
 
 def test_a_mistake_of_ours_in_a_report_costs_a_worker(server, monkeypatch, caplog):
     server.hear(b"client", Synchronize(own(9)))
-    monkeypatch.setattr(server.office._requests, "settle", fail)
+    monkeypatch.setattr(server.dispatcher._requests, "add_reply", fail)
     server.hear(b"worker", Synchronized(own(9)))
     assert [(to, type(message)) for to, message in server.sent[1:]] == [(b"client", Lost), (b"client", Lost)]
     assert "Synchronized of worker 0 cannot be used" in caplog.text and "Traceback" in caplog.text
@@ -229,10 +229,10 @@ def test_a_mistake_of_ours_in_a_report_costs_a_worker(server, monkeypatch, caplo
 
 @pytest.mark.parametrize("who", [b"client", b"worker"])
 def test_a_mistake_of_ours_at_the_end_of_a_peer_ends_nothing(server, monkeypatch, caplog, who):
-    monkeypatch.setattr(server.office, "end_session", fail)
-    monkeypatch.setattr(server.office, "lose_worker", fail)
-    server._reap(server._peers[who])
-    assert who not in server._peers and "ZeroDivisionError: of ours" in caplog.text
+    monkeypatch.setattr(server.dispatcher, "end_session", fail)
+    monkeypatch.setattr(server.dispatcher, "lose_worker", fail)
+    server._reap(server.peers.by_identity[who])
+    assert who not in server.peers.by_identity and "ZeroDivisionError: of ours" in caplog.text
 
 
 def test_something_planted_for_a_dead_process_does_not_end_the_server(server, monkeypatch, tmp_path, fault):
@@ -243,13 +243,13 @@ def test_something_planted_for_a_dead_process_does_not_end_the_server(server, mo
     server.hear(b"planter", msgspec.structs.replace(hello("client"), pid=dead.pid))
     server._next_check = 0.0
     server.turn(waits=False)
-    assert set(server._peers) == {b"worker", b"client"}
+    assert set(server.peers.by_identity) == {b"worker", b"client"}
     fault(
         "a directory with the name of a dead client's segment is in `/dev/shm`", "it stays there, and nothing happens"
     )
 
 
-@pytest.mark.parametrize("timer", ["_check", "_explain_waits", "_at"])
+@pytest.mark.parametrize("timer", ["_check", "_explain_waits", "_describe"])
 def test_a_mistake_of_ours_in_a_timer_ends_nothing(server, monkeypatch, caplog, timer):
     server.hear(b"client", Synchronize(own(9)))
     monkeypatch.setattr(server, timer, fail)
@@ -259,28 +259,28 @@ def test_a_mistake_of_ours_in_a_timer_ends_nothing(server, monkeypatch, caplog, 
 
 
 def test_a_client_that_cannot_be_welcomed_does_not_keep_others_out(server, monkeypatch):
-    server._reap(server._peers[b"worker"])
+    server._reap(server.peers.by_identity[b"worker"])
     server.hear(b"first", hello("client"))
     server.hear(b"second", hello("client"))
-    opening = server.office.open_session
+    opening = server.dispatcher.open_session
     monkeypatch.setattr(
-        server.office, "open_session", lambda *_: setattr(server.office, "open_session", opening) or 1 / 0
+        server.dispatcher, "open_session", lambda *_: setattr(server.dispatcher, "open_session", opening) or 1 / 0
     )
     server.hear(b"another", hello("worker"))
     assert [to for to, message in server.sent if isinstance(message, Welcome)] == [b"another", b"second"]
 
 
 def test_a_mistake_of_ours_in_a_greeting_ends_nothing(server, monkeypatch, caplog):
-    monkeypatch.setattr(server.office, "join_worker", fail)
+    monkeypatch.setattr(server.dispatcher, "join_worker", fail)
     assert server.hear(b"another", hello("worker")) == []
     assert "ZeroDivisionError: of ours" in caplog.text
 
 
 def test_what_was_asked_before_a_mistake_of_ours_is_done(server, monkeypatch):
-    monkeypatch.setitem(server.office._actions, LocateTensor, fail)
+    monkeypatch.setitem(server.dispatcher._instructions.actions, LocateTensor, fail)
     server.hear(b"client", Synchronize(own(9)), LocateTensor(own(8), own(1)))
     assert [(to, type(message)) for to, message in server.sent] == [
-        (b"worker", WorkerSynchronize),
+        (b"worker", Synchronize),
         (b"client", Rejected),
     ]
 
@@ -288,25 +288,25 @@ def test_what_was_asked_before_a_mistake_of_ours_is_done(server, monkeypatch):
 def test_a_worker_that_leaves_is_told_of_with_its_last_op(server):
     batch = [DefineOp(own(2), ZEROS), DefineSite(1, "train.py", 3, ""), RunOp(own(2), (), (own(3),), (), 0, 1)]
     server.hear(b"client", *batch)
-    server._peers[b"worker"].progress = (own(2), 1)
+    server.peers.by_identity[b"worker"].progress = (own(2), 1)
     server.hear(b"worker", Goodbye("MemoryError: 3 GB"))
     ((to, news),) = server.sent
     assert (to, news.reason, news.last_op) == (b"client", "left: MemoryError: 3 GB", "aten.zeros.default (train.py:3)")
 
 
 def test_what_is_over_the_limit_of_a_batch_is_sent_in_several(server, monkeypatch):
-    posted = []
-    monkeypatch.setattr("gt.dispatcher.server.MAX_BATCH", 3)
-    monkeypatch.setattr(server, "_post", lambda *mail: posted.append(mail))
+    sent = []
+    monkeypatch.setattr("gt.dispatcher.delivery.MAX_BATCH", 3)
+    monkeypatch.setattr(server.delivery, "send_to", lambda *batch: sent.append(batch))
     creates = [WorkerCreateTensor(own(number), SMALL, INLINE, 0) for number in range(5)]
     commands = [ToWorkers((0,), create, [bytes([create.id % 256]) * 16]) for create in creates]
-    server._send([ToWorkers((0,), WorkerSynchronize(1)), *commands, ToWorkers((0,), WorkerSynchronize(2))])
-    batches = [Decoder(Command).decode(encode(messages, payloads)) for _, messages, payloads in posted]
+    server.delivery.send([ToWorkers((0,), Synchronize(1)), *commands, ToWorkers((0,), Synchronize(2))])
+    batches = [Decoder(Command).decode(encode(messages, payloads)) for _, messages, payloads in sent]
     assert [len(messages) for messages, _ in batches] == [3, 3, 1]
     assert [message for messages, _ in batches for message in messages] == [
-        WorkerSynchronize(1),
+        Synchronize(1),
         *creates,
-        WorkerSynchronize(2),
+        Synchronize(2),
     ]
     assert [bytes(join(payload)) for _, payloads in batches for payload in payloads] == [
         bytes([number]) * 16 for number in range(5)
@@ -337,7 +337,7 @@ JUNK = st.recursive(
 @settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(junk=JUNK, who=st.sampled_from([b"client", b"worker", b"stranger"]))
 def test_junk_is_survived(server, junk, who):
-    for peer in server._peers.values():
+    for peer in server.peers.by_identity.values():
         peer.mistakes = 0
     body = msgspec.msgpack.encode(junk)
     server._receive(who, [header_of(body) + body])

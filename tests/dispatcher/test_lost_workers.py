@@ -35,7 +35,9 @@ from gt.core.messages import (
 from gt.core.meta import TensorMeta
 from gt.core.signatures import PolicyRecord
 from gt.dispatcher.outgoing import ToClient, ToWorkers
-from gt.dispatcher.state import State, TensorRecord, WorkerRecord
+from gt.dispatcher.records import WorkerRecord
+from gt.dispatcher.state import State
+from gt.dispatcher.tensor_records import TensorRecord
 from gt.sharding.spec import DeviceMesh, ShardingSpec, whole
 from tests.dispatcher_harness import (
     OP,
@@ -50,13 +52,13 @@ from tests.dispatcher_harness import (
     E,
     answers,
     create,
-    desk_with,
     given,
+    harness_with,
     kind,
     over,
     query,
     run,
-    sharded_desk,
+    sharded_harness,
     told,
 )
 from tests.records import ADD, ADD_, FAILURE, INLINE, LARGE, NONZERO, RESIZE_, SMALL, ZEROS, own, signature
@@ -71,256 +73,258 @@ STORE = WorkerJoinStore("127.0.0.1", 40000, 0)
 
 
 def test_the_loss_of_a_worker_is_told_to_every_session():
-    desk = desk_with(2)
-    desk.open()
+    harness = harness_with(2)
+    harness.open()
     news = Lost(0, 1, 1001, "was killed", "aten.mm (train.py:3)")
-    assert desk.lose(1, "was killed", "aten.mm (train.py:3)") == [ToClient(1, news), ToClient(2, news)]
+    assert harness.lose(1, "was killed", "aten.mm (train.py:3)") == [ToClient(1, news), ToClient(2, news)]
 
 
 def test_a_worker_is_lost_once():
-    desk = desk_with(2)
-    desk.lose(1)
-    assert desk.lose(1) == []
+    harness = harness_with(2)
+    harness.lose(1)
+    assert harness.lose(1) == []
 
 
 @pytest.mark.parametrize("request_", [FetchTensor(REQUEST, B), query(OP, (B,)), Synchronize(REQUEST)], ids=kind)
 def test_a_request_that_waits_for_a_lost_worker_fails_at_once(request_):
-    desk = desk_with(2)
-    desk.define(OP, NONZERO)
-    desk.tell(request_)
-    assert answers(desk.lose(1))[0] == Lost(REQUEST, 1, 1001, "was killed", "aten.mm")
+    harness = harness_with(2)
+    harness.define(OP, NONZERO)
+    harness.tell(request_)
+    assert answers(harness.lose(1))[0] == Lost(REQUEST, 1, 1001, "was killed", "aten.mm")
     if isinstance(request_, Synchronize):
-        assert desk.report(0, Synchronized(REQUEST)) == []
+        assert harness.report(0, Synchronized(REQUEST)) == []
 
 
 @pytest.mark.parametrize("request_", [FetchTensor(REQUEST, B), LocateTensor(REQUEST, B), query(OP, (B,))], ids=kind)
 def test_a_request_for_a_lost_tensor_names_the_worker(request_):
-    desk = desk_with(2)
-    desk.define(OP, NONZERO)
-    desk.lose(1)
-    assert desk.tell(request_) == [ToClient(1, Lost(REQUEST, 1, 1001, "was killed", "aten.mm"))]
+    harness = harness_with(2)
+    harness.define(OP, NONZERO)
+    harness.lose(1)
+    assert harness.tell(request_) == [ToClient(1, Lost(REQUEST, 1, 1001, "was killed", "aten.mm"))]
 
 
 def test_the_results_of_an_op_on_a_lost_tensor_are_lost():
-    desk = desk_with(2)
-    desk.define(OP, ADD)
-    desk.lose(1)
-    assert desk.tell(run(OP, (A, B), (C,)), run(OP, (C, A), (D,))) == []
-    assert desk.state.lost == dict.fromkeys((B, C, D), (SMALL, 1))
-    assert answers(desk.tell(FetchTensor(REQUEST, D))) == [Lost(REQUEST, 1, 1001, "was killed", "aten.mm")]
+    harness = harness_with(2)
+    harness.define(OP, ADD)
+    harness.lose(1)
+    assert harness.tell(run(OP, (A, B), (C,)), run(OP, (C, A), (D,))) == []
+    assert harness.state.missing == dict.fromkeys((B, C, D), (SMALL, 1))
+    assert answers(harness.tell(FetchTensor(REQUEST, D))) == [Lost(REQUEST, 1, 1001, "was killed", "aten.mm")]
 
 
 @pytest.mark.parametrize("inputs", [(A, B), (B, A)], ids=["reads a lost tensor", "writes a lost tensor"])
 def test_a_write_that_cannot_be_done_leaves_no_value_and_keeps_the_one_before(inputs):
-    desk = desk_with(2)
-    desk.define(OP, ADD_)
-    desk.lose(1)
-    assert desk.tell(run(OP, inputs, (C,))) == []
-    assert set(desk.state.held_by(1)) == {inputs[1], C}
-    assert desk.state.lost[C] == (SMALL, 1)
-    assert [former.ident for former in desk.state.before.values()] == [A for _ in inputs[:1] if inputs[0] == A]
-    assert told(desk.tell(FreeTensors((C,)))) == (["0: free A"] if inputs[0] == A else [])
+    harness = harness_with(2)
+    harness.define(OP, ADD_)
+    harness.lose(1)
+    assert harness.tell(run(OP, inputs, (C,))) == []
+    assert set(harness.state.tensors_of(1)) == {inputs[1], C}
+    assert harness.state.missing[C] == (SMALL, 1)
+    assert [former.ident for former in harness.state.former_values.values()] == [
+        A for _ in inputs[:1] if inputs[0] == A
+    ]
+    assert told(harness.tell(FreeTensors((C,)))) == (["0: free A"] if inputs[0] == A else [])
 
 
 def test_the_value_before_several_writes_that_cannot_be_done_is_that_before_the_first():
-    desk = desk_with(2)
-    desk.define(OP, ADD_)
-    desk.lose(1)
-    desk.tell(run(OP, (A, B), (C,)), run(OP, (C, B), (D,)))
-    assert desk.state.lost.keys() == {B, D} and desk.state.before[D].ident == A
-    (answer,) = answers(desk.tell(create(A)))
+    harness = harness_with(2)
+    harness.define(OP, ADD_)
+    harness.lose(1)
+    harness.tell(run(OP, (A, B), (C,)), run(OP, (C, B), (D,)))
+    assert harness.state.missing.keys() == {B, D} and harness.state.former_values[D].ident == A
+    (answer,) = answers(harness.tell(create(A)))
     assert isinstance(answer, Rejected), "workers know the value before by its old id"
-    assert told(desk.close()) == ["0: WorkerEndSession"]
+    assert told(harness.close()) == ["0: WorkerEndSession"]
 
 
 @pytest.mark.parametrize(("text", "kept"), [("-", "- on 0"), ("x", "")])
 def test_the_value_before_a_write_may_be_lost_with_a_worker_too(text, kept):
-    desk = sharded_desk(3, text)
-    desk.create(B, C, D)  # D on worker 2
-    desk.define(OP, ADD_)
-    desk.lose(2)
-    assert desk.state.lost.keys() == {B} or D in desk.state.lost
-    missing = next(iter(desk.state.lost))
-    desk.tell(run(OP, (A, missing), (E,)))
-    assert desk.state.before[E].ident == A
-    desk.lose(1)
-    assert [f"{former.held.spec} on 0" for former in desk.state.before.values()] == [kept] * bool(kept)
+    harness = sharded_harness(3, text)
+    harness.create(B, C, D)  # D on worker 2
+    harness.define(OP, ADD_)
+    harness.lose(2)
+    assert harness.state.missing.keys() == {B} or D in harness.state.missing
+    missing = next(iter(harness.state.missing))
+    harness.tell(run(OP, (A, missing), (E,)))
+    assert harness.state.former_values[E].ident == A
+    harness.lose(1)
+    assert [f"{former.tensor.spec} on 0" for former in harness.state.former_values.values()] == [kept] * bool(kept)
 
 
 def test_what_a_query_on_a_lost_tensor_writes_is_lost():
-    desk = desk_with(2)
-    desk.define(OP, RESIZE_)
-    desk.lose(1)
-    desk.tell(query(OP, (A, B), (C,)))
-    assert answers(desk.tell(FetchTensor(REQUEST2, C))) == [Lost(REQUEST2, 1, 1001, "was killed", "aten.mm")]
+    harness = harness_with(2)
+    harness.define(OP, RESIZE_)
+    harness.lose(1)
+    harness.tell(query(OP, (A, B), (C,)))
+    assert answers(harness.tell(FetchTensor(REQUEST2, C))) == [Lost(REQUEST2, 1, 1001, "was killed", "aten.mm")]
 
 
 def test_a_copy_takes_the_place_of_a_lost_original():
-    desk = desk_with(2)
-    desk.define(OP, ADD)
-    desk.tell(run(OP, (A, B), (C,)))  # leaves a copy of B on worker 0
-    assert lost(desk.lose(1)) == ["0: define c3: redistribute", "0: c3(c1) -> B", "0: free c1", "client: Lost"]
-    assert (desk.layout(B), desk.state.copies, desk.state.lost) == ("- on 0", {}, {})
-    assert told(desk.tell(FetchTensor(REQUEST, B))) == ["0: fetch B"]
+    harness = harness_with(2)
+    harness.define(OP, ADD)
+    harness.tell(run(OP, (A, B), (C,)))  # leaves a copy of B on worker 0
+    assert lost(harness.lose(1)) == ["0: define c3: redistribute", "0: c3(c1) -> B", "0: free c1", "client: Lost"]
+    assert (harness.layout(B), harness.state.copies, harness.state.missing) == ("- on 0", {}, {})
+    assert told(harness.tell(FetchTensor(REQUEST, B))) == ["0: fetch B"]
 
 
 def test_a_lost_tensor_can_be_freed():
-    desk = desk_with(2)
-    desk.lose(1)
-    assert desk.tell(FreeTensors((B,))) == []
-    assert set(desk.state.held_by(1)) == {A}
+    harness = harness_with(2)
+    harness.lose(1)
+    assert harness.tell(FreeTensors((B,))) == []
+    assert set(harness.state.tensors_of(1)) == {A}
 
 
 def test_a_lost_worker_is_not_commanded():
-    desk = desk_with(3)
-    desk.lose(1)
-    desk.define(OP, ADD)
-    desk.tell(run(OP, (A, A), (own(6),)))
-    desk.lay_out(A, own(7), "x", DeviceMesh([2], ["x"], [0, 2]))
-    sent = [*desk.tell(Synchronize(REQUEST), ForgetOps((OP,))), *desk.create(C, D, E), *desk.close()]
+    harness = harness_with(3)
+    harness.lose(1)
+    harness.define(OP, ADD)
+    harness.tell(run(OP, (A, A), (own(6),)))
+    harness.lay_out(A, own(7), "x", DeviceMesh([2], ["x"], [0, 2]))
+    sent = [*harness.tell(Synchronize(REQUEST), ForgetOps((OP,))), *harness.create(C, D, E), *harness.close()]
     assert {worker for message in sent for worker in message.workers} == {0, 2}
 
 
 def test_a_worker_that_leaves_is_lost_with_its_reason():
-    desk = desk_with(2)
-    (news,) = answers(desk.report(1, Goodbye("MemoryError: 3 GB")))
+    harness = harness_with(2)
+    (news,) = answers(harness.report(1, Goodbye("MemoryError: 3 GB")))
     assert (news.worker, news.pid, news.reason) == (1, 1001, "left: MemoryError: 3 GB")
-    assert set(desk.state.workers) == {0}
+    assert set(harness.state.workers) == {0}
 
 
 def test_what_a_worker_is_at_is_named_with_its_line():
-    desk = desk_with(2)
-    desk.define(OP, ADD)
-    desk.tell(DefineSite(1, "train.py", 12, "step"), run(OP, (A, B), (C,), site=1))
-    describe = desk.office.describe_op
+    harness = harness_with(2)
+    harness.define(OP, ADD)
+    harness.tell(DefineSite(1, "train.py", 12, "step"), run(OP, (A, B), (C,), site=1))
+    describe = harness.dispatcher.describe_op
     assert describe(OP, 1) == "aten.add.Tensor (train.py:12)"
     assert describe(given(2), 1) == "redistribute (train.py:12)"  # a move of B for it
     assert describe(OP, 99) == "aten.add.Tensor"
 
 
 def test_a_program_is_named_by_its_op():
-    desk = sharded_desk()
-    desk.define(OP, signature("aten.relu.default", 1, (SMALL,)))
-    desk.tell(run(OP, (A,), (B,)))
-    assert desk.office.describe_op(given(2), 0) == "aten.relu.default"
+    harness = sharded_harness()
+    harness.define(OP, signature("aten.relu.default", 1, (SMALL,)))
+    harness.tell(run(OP, (A,), (B,)))
+    assert harness.dispatcher.describe_op(given(2), 0) == "aten.relu.default"
 
 
 def test_a_worker_that_has_run_nothing_is_at_nothing():
-    assert desk_with().office.describe_op(0, 0) == ""
+    assert harness_with().dispatcher.describe_op(0, 0) == ""
 
 
 def test_a_worker_may_be_at_an_op_of_a_session_that_has_ended():
-    desk = desk_with()
-    desk.close()
-    assert desk.office.describe_op(OP, 1) == "an op of a session that has ended"
+    harness = harness_with()
+    harness.close()
+    assert harness.dispatcher.describe_op(OP, 1) == "an op of a session that has ended"
 
 
 def without_workers():
-    desk = desk_with(2)
-    desk.lose(1)
-    desk.lose(0)
-    return desk
+    harness = harness_with(2)
+    harness.lose(1)
+    harness.lose(0)
+    return harness
 
 
 @pytest.mark.parametrize("make", [create(C), run(OP, (), (C,))], ids=kind)
 def test_what_is_made_without_any_worker_is_lost(make):
-    desk = without_workers()
-    desk.define(OP, ZEROS)
-    desk.tell(make)
-    (answer,) = answers(desk.tell(FetchTensor(REQUEST, C)))
+    harness = without_workers()
+    harness.define(OP, ZEROS)
+    harness.tell(make)
+    (answer,) = answers(harness.tell(FetchTensor(REQUEST, C)))
     assert isinstance(answer, Lost) and answer.request == REQUEST
 
 
 @pytest.mark.parametrize("request_", [Synchronize(REQUEST), query(OP, ())], ids=kind)
 def test_a_request_without_any_worker_is_answered(request_):
-    desk = without_workers()
-    desk.define(OP, signature("aten.tensor", 0))
-    (answer,) = answers(desk.tell(request_))
+    harness = without_workers()
+    harness.define(OP, signature("aten.tensor", 0))
+    (answer,) = answers(harness.tell(request_))
     assert isinstance(answer, Lost) and answer.request == REQUEST
 
 
 def test_a_worker_that_joins_after_all_were_lost_gets_work():
-    desk = without_workers()
-    desk.join()
-    assert [message.workers for message in desk.create(C)] == [(2,)]
+    harness = without_workers()
+    harness.join()
+    assert [message.workers for message in harness.create(C)] == [(2,)]
 
 
 def test_one_worker_needs_no_store():
-    desk = DispatcherHarness(0)
-    assert desk.join() == []
-    assert [info.worker for info in desk.office.ready_workers()] == [0]
+    harness = DispatcherHarness(0)
+    assert harness.join() == []
+    assert [info.worker for info in harness.dispatcher.ready_workers()] == [0]
 
 
 def test_two_workers_meet_at_a_store_that_one_hosts():
-    desk = DispatcherHarness(0)
-    desk.join()
-    assert desk.join() == [ToWorkers((0,), WorkerHostStore())]
-    assert desk.join() == []
-    assert [info.worker for info in desk.office.ready_workers()] == [0]
-    assert desk.report(0, StoreReady(40000)) == [ToWorkers((0, 1, 2), STORE)]
-    assert [info.worker for info in desk.office.ready_workers()] == [0, 1, 2]
+    harness = DispatcherHarness(0)
+    harness.join()
+    assert harness.join() == [ToWorkers((0,), WorkerHostStore())]
+    assert harness.join() == []
+    assert [info.worker for info in harness.dispatcher.ready_workers()] == [0]
+    assert harness.report(0, StoreReady(40000)) == [ToWorkers((0, 1, 2), STORE)]
+    assert [info.worker for info in harness.dispatcher.ready_workers()] == [0, 1, 2]
 
 
 def test_a_worker_gets_no_work_before_it_knows_the_store():
-    desk = desk_with(1)
-    desk.join()
-    assert [message.workers for message in desk.create(C, D)] == [(0,), (0,)]
+    harness = harness_with(1)
+    harness.join()
+    assert [message.workers for message in harness.create(C, D)] == [(0,), (0,)]
 
 
 def test_a_worker_that_joins_later_is_told_the_store_and_gets_work():
-    desk = desk_with(2)
-    assert desk.join() == [ToWorkers((2,), STORE), ToClient(1, Joined(WorkerInfo(2, "cpu", "here", 1002)))]
-    assert [message.workers for message in desk.create(C)] == [(2,)]
+    harness = harness_with(2)
+    assert harness.join() == [ToWorkers((2,), STORE), ToClient(1, Joined(WorkerInfo(2, "cpu", "here", 1002)))]
+    assert [message.workers for message in harness.create(C)] == [(2,)]
 
 
 def test_ids_of_workers_are_not_used_again():
-    desk = DispatcherHarness(2)
-    desk.lose(1)
-    desk.join()
-    assert set(desk.state.workers) == {0, 2}
+    harness = DispatcherHarness(2)
+    harness.lose(1)
+    harness.join()
+    assert set(harness.state.workers) == {0, 2}
 
 
 def test_another_worker_hosts_the_store_when_its_host_is_lost():
-    desk = DispatcherHarness(3)
-    assert desk.lose(0) == [ToWorkers((1,), WorkerHostStore())]
+    harness = DispatcherHarness(3)
+    assert harness.lose(0) == [ToWorkers((1,), WorkerHostStore())]
     store = WorkerJoinStore("127.0.0.1", 40001, 1)
-    assert desk.report(1, StoreReady(40001)) == [ToWorkers((1, 2), store)]
+    assert harness.report(1, StoreReady(40001)) == [ToWorkers((1, 2), store)]
 
 
 def test_a_worker_left_alone_becomes_ready():
-    desk = DispatcherHarness(0)
-    desk.join()
-    desk.join()
-    desk.lose(0)  # before it could report the store
-    assert [info.worker for info in desk.office.ready_workers()] == [1]
+    harness = DispatcherHarness(0)
+    harness.join()
+    harness.join()
+    harness.lose(0)  # before it could report the store
+    assert [info.worker for info in harness.dispatcher.ready_workers()] == [1]
 
 
 @pytest.mark.parametrize("lost", [(0,), (1, 0), (0, 1)], ids=str)
 def test_a_newcomer_is_not_sent_to_the_store_of_a_lost_worker(lost):
-    desk = DispatcherHarness(2)
+    harness = DispatcherHarness(2)
     for worker in lost:
-        desk.lose(worker)
-    assert ToWorkers((2,), STORE) not in desk.join()
+        harness.lose(worker)
+    assert ToWorkers((2,), STORE) not in harness.join()
 
 
 def test_someone_gets_the_work_while_a_new_store_is_made():
-    desk = DispatcherHarness(0)
+    harness = DispatcherHarness(0)
     for _ in range(3):
-        desk.join()
-    desk.open()
-    desk.lose(0)  # before it could report the store
-    assert [type(message.command) for message in desk.create(A)] == [WorkerCreateTensor]
+        harness.join()
+    harness.open()
+    harness.lose(0)  # before it could report the store
+    assert [type(message.command) for message in harness.create(A)] == [WorkerCreateTensor]
 
 
 def test_plans_for_a_lost_worker_are_forgotten():
-    desk = sharded_desk(3)
-    desk.define(OP, ADD)
-    desk.tell(run(OP, (A, A), (own(6),)))
-    plans = desk.state.sessions[1].ops[OP].plans
-    assert [prepared.plan.workers for prepared in plans.values()] == [(0, 1)]
-    moves = desk.state.sessions[1].moves
-    assert [prepared.plan.workers for prepared in moves.values()] == [(0, 1)]
-    assert [text for text in told(desk.lose(1)) if "forget" in text] == ["0: forget c2", "0: forget c1"]
+    harness = sharded_harness(3)
+    harness.define(OP, ADD)
+    harness.tell(run(OP, (A, A), (own(6),)))
+    plans = harness.state.sessions[1].ops[OP].plans
+    assert [cached.plan.workers for cached in plans.values()] == [(0, 1)]
+    moves = harness.state.sessions[1].moves
+    assert [cached.plan.workers for cached in moves.values()] == [(0, 1)]
+    assert [text for text in told(harness.lose(1)) if "forget" in text] == ["0: forget c2", "0: forget c1"]
     assert plans == {} and moves == {}
 
 
@@ -328,140 +332,140 @@ def test_plans_for_a_lost_worker_are_forgotten():
 
 
 def test_a_tensor_that_was_cut_is_lost_with_one_of_its_workers():
-    desk = sharded_desk()
-    assert lost(desk.lose(1)) == ["0: free A", "client: Lost"]
-    assert desk.state.lost == {A: (SMALL, 1)}
-    assert answers(desk.tell(FetchTensor(REQUEST, A))) == [Lost(REQUEST, 1, 1001, "was killed", "aten.mm")]
+    harness = sharded_harness()
+    assert lost(harness.lose(1)) == ["0: free A", "client: Lost"]
+    assert harness.state.missing == {A: (SMALL, 1)}
+    assert answers(harness.tell(FetchTensor(REQUEST, A))) == [Lost(REQUEST, 1, 1001, "was killed", "aten.mm")]
 
 
 def test_a_partial_tensor_is_lost_with_one_of_its_workers():
-    desk = sharded_desk(text="- + x")
-    assert lost(desk.lose(0))[-2:] == ["1: free A", "client: Lost"]
-    assert desk.state.lost == {A: (SMALL, 0)}
+    harness = sharded_harness(text="- + x")
+    assert lost(harness.lose(0))[-2:] == ["1: free A", "client: Lost"]
+    assert harness.state.missing == {A: (SMALL, 0)}
 
 
 def test_what_is_whole_lives_on_with_the_others():
-    desk = sharded_desk(text="-")
-    assert lost(desk.lose(1)) == ["client: Lost"]
-    assert (desk.layout(A), desk.state.lost) == ("- on 0", {})
-    assert told(desk.tell(FetchTensor(REQUEST, A))) == ["0: fetch A"]
+    harness = sharded_harness(text="-")
+    assert lost(harness.lose(1)) == ["client: Lost"]
+    assert (harness.layout(A), harness.state.missing) == ("- on 0", {})
+    assert told(harness.tell(FetchTensor(REQUEST, A))) == ["0: fetch A"]
 
 
 def test_a_tensor_on_other_workers_is_not_touched():
-    desk = sharded_desk(3)
-    assert lost(desk.lose(2)) == ["client: Lost"]
-    assert desk.layout(A) == "x on 0 1"
+    harness = sharded_harness(3)
+    assert lost(harness.lose(2)) == ["client: Lost"]
+    assert harness.layout(A) == "x on 0 1"
 
 
 def with_copy():
     """A over workers 0 and 1, and c3, a copy of it on workers 2 and 3, made for an op with B."""
-    desk = sharded_desk(4)
+    harness = sharded_harness(4)
     mesh = DeviceMesh([2], ["y"], [2, 3])
-    desk.create(C, meta=LARGE)
-    desk.lay_out(C, B, "-", mesh)
-    desk.define(OP, signature("aten.no_such.default", 2, (SMALL,)))
-    desk.tell(FreeTensors((C,)), run(OP, (A, B), (C,)))
-    assert desk.state.copies == {A: {over("-", mesh): given(3)}}
-    return desk
+    harness.create(C, meta=LARGE)
+    harness.lay_out(C, B, "-", mesh)
+    harness.define(OP, signature("aten.no_such.default", 2, (SMALL,)))
+    harness.tell(FreeTensors((C,)), run(OP, (A, B), (C,)))
+    assert harness.state.copies == {A: {over("-", mesh): given(3)}}
+    return harness
 
 
 def test_a_copy_takes_the_place_of_what_was_cut():
-    desk = with_copy()
-    assert lost(desk.lose(1)) == [
+    harness = with_copy()
+    assert lost(harness.lose(1)) == [
         "0: free A",
         "2 3: define c5: redistribute",
         "2 3: c5(c3) -> A",
         "2 3: free c3",
         "client: Lost",
     ]
-    assert (desk.layout(A), desk.state.copies, desk.state.lost) == ("- on 2 3", {}, {})
+    assert (harness.layout(A), harness.state.copies, harness.state.missing) == ("- on 2 3", {}, {})
 
 
 def test_a_copy_is_gone_with_one_of_its_workers():
-    desk = with_copy()
-    assert lost(desk.lose(3)) == ["2: free c3", "client: Lost"]
-    assert (desk.layout(A), desk.layout(B), desk.state.copies) == ("x on 0 1", "- on 2", {})
+    harness = with_copy()
+    assert lost(harness.lose(3)) == ["2: free c3", "client: Lost"]
+    assert (harness.layout(A), harness.layout(B), harness.state.copies) == ("x on 0 1", "- on 2", {})
 
 
 def test_an_op_on_a_lost_tensor_loses_its_results_and_keeps_the_other_inputs():
-    desk = sharded_desk(3)
-    desk.create(B, C)
-    desk.define(OP, ADD)
-    desk.lose(1)
-    assert desk.tell(run(OP, (B, A), (D,))) == []
-    assert desk.state.lost.keys() == {A, D}
+    harness = sharded_harness(3)
+    harness.create(B, C)
+    harness.define(OP, ADD)
+    harness.lose(1)
+    assert harness.tell(run(OP, (B, A), (D,))) == []
+    assert harness.state.missing.keys() == {A, D}
 
 
 @pytest.mark.parametrize("text", ["x", "-", "- + x"])
 def test_what_is_laid_out_on_a_lost_worker_is_lost(text):
-    desk = desk_with(2)
-    desk.define(OP, msgspec.structs.replace(ZEROS, layout=over(text).record()))
-    desk.tell(run(OP, (), (C,)))
-    desk.lose(1)
-    assert desk.lay_out(A, D, text) == []
-    assert desk.tell(run(OP, (), (E,))) == []
-    assert {D, E} <= desk.state.lost.keys()
-    assert answers(desk.tell(FetchTensor(REQUEST, E))) == [Lost(REQUEST, 1, 1001, "was killed", "aten.mm")]
+    harness = harness_with(2)
+    harness.define(OP, msgspec.structs.replace(ZEROS, layout=over(text).record()))
+    harness.tell(run(OP, (), (C,)))
+    harness.lose(1)
+    assert harness.lay_out(A, D, text) == []
+    assert harness.tell(run(OP, (), (E,))) == []
+    assert {D, E} <= harness.state.missing.keys()
+    assert answers(harness.tell(FetchTensor(REQUEST, E))) == [Lost(REQUEST, 1, 1001, "was killed", "aten.mm")]
 
 
 def query_of_two():
     """A query that writes to a tensor which is whole on two workers."""
-    desk = sharded_desk(text="-")
-    desk.define(OP, RESIZE_)
-    desk.create(B)
-    assert told(desk.tell(query(OP, (A, B), (C,))))[-1] == "0 1: op?(A, c2) -> C"
-    return desk
+    harness = sharded_harness(text="-")
+    harness.define(OP, RESIZE_)
+    harness.create(B)
+    assert told(harness.tell(query(OP, (A, B), (C,))))[-1] == "0 1: op?(A, c2) -> C"
+    return harness
 
 
 def test_a_query_goes_on_with_the_workers_that_are_left():
-    desk = query_of_two()
-    assert lost(desk.lose(1)) == ["0: free c2", "client: Lost"]  # news, and not an answer
+    harness = query_of_two()
+    assert lost(harness.lose(1)) == ["0: free c2", "client: Lost"]  # news, and not an answer
     queried = Queried(REQUEST, (SMALL,), (LARGE,))
-    assert answers(desk.report(0, queried)) == [queried]
-    assert [desk.layout(ident) for ident in (C, D)] == ["- on 0", "- on 0"]
-    assert desk.state.meta(C) == LARGE
+    assert answers(harness.report(0, queried)) == [queried]
+    assert [harness.layout(ident) for ident in (C, D)] == ["- on 0", "- on 0"]
+    assert harness.state.meta(C) == LARGE
 
 
 def test_a_query_ends_with_the_loss_of_the_last_worker_that_is_waited_for():
-    desk = query_of_two()
+    harness = query_of_two()
     queried = Queried(REQUEST, (SMALL,), (LARGE,))
-    assert desk.report(0, queried) == []
-    assert answers(desk.lose(1))[0] == queried
-    assert [desk.layout(ident) for ident in (C, D)] == ["- on 0", "- on 0"]
+    assert harness.report(0, queried) == []
+    assert answers(harness.lose(1))[0] == queried
+    assert [harness.layout(ident) for ident in (C, D)] == ["- on 0", "- on 0"]
 
 
 def test_a_worker_that_was_heard_already_may_be_lost():
-    desk = query_of_two()
+    harness = query_of_two()
     queried = Queried(REQUEST, (SMALL,), (LARGE,))
-    desk.report(1, queried)
-    desk.lose(1)
-    assert answers(desk.report(0, queried)) == [queried]
-    assert desk.layout(D) == "- on 0"
+    harness.report(1, queried)
+    harness.lose(1)
+    assert answers(harness.report(0, queried)) == [queried]
+    assert harness.layout(D) == "- on 0"
 
 
 @pytest.mark.parametrize("first", [0, 1])
 def test_a_query_fails_where_any_worker_fails(first):
-    desk = query_of_two()
+    harness = query_of_two()
     replies = [Queried(REQUEST, (SMALL, LARGE), (SMALL,)), Failed(REQUEST, FAILURE)]
-    assert desk.report(0, replies[first]) == []
-    assert told(desk.report(1, replies[1 - first])) == ["0 1: free D, E", "client: Failed"]
-    assert not {D, E} & desk.state.tensors.keys()
+    assert harness.report(0, replies[first]) == []
+    assert told(harness.report(1, replies[1 - first])) == ["0 1: free D, E", "client: Failed"]
+    assert not {D, E} & harness.state.tensors.keys()
 
 
 def test_another_answer_to_a_query_is_refused():
-    desk = query_of_two()
+    harness = query_of_two()
     with pytest.raises(ProtocolError, match="Synchronized is not an answer to a query"):
-        desk.report(0, Synchronized(REQUEST))
+        harness.report(0, Synchronized(REQUEST))
     queried = Queried(REQUEST, (SMALL, LARGE), (SMALL,))
-    assert desk.report(0, queried) == []
-    assert answers(desk.report(1, queried)) == [queried]
+    assert harness.report(0, queried) == []
+    assert answers(harness.report(1, queried)) == [queried]
 
 
 def test_traffic_cannot_be_read_from_a_lost_worker():
-    desk = desk_with(2)
-    desk.tell(ReadTraffic(REQUEST, True))
-    assert answers(desk.lose(1))[0] == Lost(REQUEST, 1, 1001, "was killed", "aten.mm")
-    assert desk.report(0, Traffic(REQUEST, {})) == []
+    harness = harness_with(2)
+    harness.tell(ReadTraffic(REQUEST, True))
+    assert answers(harness.lose(1))[0] == Lost(REQUEST, 1, 1001, "was killed", "aten.mm")
+    assert harness.report(0, Traffic(REQUEST, {})) == []
 
 
 def test_a_copy_that_holds_some_of_a_tensor_does_not_take_its_place():
@@ -471,35 +475,35 @@ def test_a_copy_that_holds_some_of_a_tensor_does_not_take_its_place():
             WorkerInfo(worker, "cpu", "here", 1), DeviceMesh([1], ["w"], [worker]), True
         )
     meta = TensorMeta((9,), (1,), 0, "float32")
-    alone, other = [worker.solo_mesh for worker in state.workers.values()]
+    mesh, other = [worker.solo_mesh for worker in state.workers.values()]
     some = ShardingSpec(other, [["w"]], cuts=[((0, 8),)])
-    state.place(A, TensorRecord.of(meta, whole(alone, 1)))
+    state.add_tensor(A, TensorRecord.of(meta, whole(mesh, 1)))
     state.add_copy(A, some, B)
-    losses = state.lose_parts(state.held_on(0)[1], 0)
+    losses = state.lose_parts(state.tensors_on(0)[1], 0)
     assert losses.promoted == [] and losses.useless == [(B, other)]
-    assert state.lost == {A: (meta, 0)}
+    assert state.missing == {A: (meta, 0)}
 
 
 def test_a_worker_that_becomes_ready_is_told_to_every_session():
-    desk = desk_with(2)
-    assert answers(desk.join()) == [Joined(WorkerInfo(2, "cpu", "here", 1002))]
-    desk.lose(0)
-    assert answers(desk.join()) == [], "it cannot exchange tensors before there is a store"
-    joined = answers(desk.report(1, StoreReady(40001)))
+    harness = harness_with(2)
+    assert answers(harness.join()) == [Joined(WorkerInfo(2, "cpu", "here", 1002))]
+    harness.lose(0)
+    assert answers(harness.join()) == [], "it cannot exchange tensors before there is a store"
+    joined = answers(harness.report(1, StoreReady(40001)))
     assert [news.worker.worker for news in joined] == [2, 3]
 
 
 def test_a_tensor_that_the_user_has_not_placed_is_made_by_the_workers_that_are_left():
-    desk = desk_with(2)
+    harness = harness_with(2)
     auto = PolicyRecord(PAIR.record(), lead=(("x",),), settles=False)
     placed = msgspec.structs.replace(auto, settles=True)
-    desk.tell(DefineScope(1, "auto", auto), DefineScope(2, "mine", placed), DefineOp(OP, ZEROS))
-    desk.lose(1)
+    harness.tell(DefineScope(1, "auto", auto), DefineScope(2, "mine", placed), DefineOp(OP, ZEROS))
+    harness.lose(1)
     for scope, ident in ((1, C), (2, D)):
-        desk.tell(RunOp(OP, (), (ident,), (), scope, 0))
-    desk.tell(CreateTensor(E, SMALL, INLINE, 1, 0), buffers=[b""])
-    assert desk.layout(C) == desk.layout(E) == "- on 0"
-    assert D in desk.state.lost, "workers that a user names are not replaced by others"
+        harness.tell(RunOp(OP, (), (ident,), (), scope, 0))
+    harness.tell(CreateTensor(E, SMALL, INLINE, 1, 0), buffers=[b""])
+    assert harness.layout(C) == harness.layout(E) == "- on 0"
+    assert D in harness.state.missing, "workers that a user names are not replaced by others"
 
 
 @pytest.mark.parametrize(
@@ -520,40 +524,40 @@ def test_a_tensor_that_the_user_has_not_placed_is_made_by_the_workers_that_are_l
     ],
 )
 def test_the_value_before_a_write_that_cannot_be_done_is_read_if_that_is_asked_for(text, read):
-    desk = sharded_desk(3, text)
-    desk.create(B, C, D)
-    (missing,) = [ident for ident in (B, C, D) if desk.layout(ident) == "- on 2"]
-    desk.define(OP, ADD_)
-    desk.lose(2)
-    desk.tell(run(OP, (A, missing), (own(9),)))
-    assert isinstance(answers(desk.tell(FetchTensor(REQUEST, own(9))))[0], Lost)
-    assert told(desk.tell(FetchTensor(REQUEST, own(9), FORMER))) == read
-    assert isinstance(answers(desk.tell(FetchTensor(REQUEST2, missing, FORMER)))[0], Lost)
+    harness = sharded_harness(3, text)
+    harness.create(B, C, D)
+    (missing,) = [ident for ident in (B, C, D) if harness.layout(ident) == "- on 2"]
+    harness.define(OP, ADD_)
+    harness.lose(2)
+    harness.tell(run(OP, (A, missing), (own(9),)))
+    assert isinstance(answers(harness.tell(FetchTensor(REQUEST, own(9))))[0], Lost)
+    assert told(harness.tell(FetchTensor(REQUEST, own(9), FORMER))) == read
+    assert isinstance(answers(harness.tell(FetchTensor(REQUEST2, missing, FORMER)))[0], Lost)
 
 
 FAILED_EXCHANGE = msgspec.structs.replace(FAILURE, op="exchange", site=7, origin=own(9), peers=(0, 1))
 
 
 def test_an_exchange_that_fails_before_the_loss_is_known_is_the_loss():
-    desk = desk_with(2)
-    desk.tell(FetchTensor(REQUEST, A))
-    assert desk.report(0, OpFailed(1, FAILED_EXCHANGE)) == [] == desk.report(0, Failed(REQUEST, FAILED_EXCHANGE))
-    assert desk.office.note_checks() == []
+    harness = harness_with(2)
+    harness.tell(FetchTensor(REQUEST, A))
+    assert harness.report(0, OpFailed(1, FAILED_EXCHANGE)) == [] == harness.report(0, Failed(REQUEST, FAILED_EXCHANGE))
+    assert harness.dispatcher.note_process_check() == []
     lost = Lost(REQUEST, 1, 1001, "was killed", "aten.mm", 7)
-    assert answers(desk.lose(1)) == [lost, Lost(0, 1, 1001, "was killed", "aten.mm")]
-    desk.tell(FetchTensor(REQUEST2, A))
-    assert answers(desk.report(0, Failed(REQUEST2, FAILED_EXCHANGE))) == [
+    assert answers(harness.lose(1)) == [lost, Lost(0, 1, 1001, "was killed", "aten.mm")]
+    harness.tell(FetchTensor(REQUEST2, A))
+    assert answers(harness.report(0, Failed(REQUEST2, FAILED_EXCHANGE))) == [
         msgspec.structs.replace(lost, request=REQUEST2)
     ]
-    assert desk.report(0, OpFailed(1, FAILED_EXCHANGE)) == []
+    assert harness.report(0, OpFailed(1, FAILED_EXCHANGE)) == []
 
 
 def test_an_exchange_that_fails_although_all_workers_are_there_is_told_after_a_while():
-    desk = desk_with(2)
-    desk.tell(FetchTensor(REQUEST, A))
+    harness = harness_with(2)
+    harness.tell(FetchTensor(REQUEST, A))
     failures = [OpFailed(1, FAILED_EXCHANGE), Failed(REQUEST, FAILED_EXCHANGE)]
-    assert [desk.report(0, failure) for failure in failures] == [[], []]
-    assert [answers(desk.office.note_checks()) for _ in range(5)] == [[], [], [], failures, []]
-    desk.tell(FetchTensor(REQUEST2, A))
+    assert [harness.report(0, failure) for failure in failures] == [[], []]
+    assert [answers(harness.dispatcher.note_process_check()) for _ in range(5)] == [[], [], [], failures, []]
+    harness.tell(FetchTensor(REQUEST2, A))
     again = Failed(REQUEST2, FAILED_EXCHANGE)
-    assert answers(desk.report(0, again)) == [again]
+    assert answers(harness.report(0, again)) == [again]

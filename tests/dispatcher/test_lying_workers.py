@@ -37,7 +37,7 @@ from gt.wire.codec import Decoder, encode
 from gt.wire.links import open_link
 from gt.wire.socket_channel import SocketChannel
 from tests.dispatcher.test_hostile_peers import hello
-from tests.dispatcher_harness import REQUEST, A, desk_with
+from tests.dispatcher_harness import REQUEST, A, harness_with
 from tests.records import FAILURE, INLINE, SMALL, own
 from tests.subprocesses import free_port, running, start, wait_until
 
@@ -175,19 +175,19 @@ def test_an_honest_answer_is_passed_on(scene):
 
 
 def test_a_store_is_hosted_by_the_worker_that_was_asked():
-    desk = desk_with(2)
+    harness = harness_with(2)
     with pytest.raises(ProtocolError, match="worker 1 was not asked for a store"):
-        desk.report(1, StoreReady(1234))
-    store = desk.state.store
-    assert desk.report(0, StoreReady(1234)) == [] and desk.state.store == store
+        harness.report(1, StoreReady(1234))
+    store = harness.state.store
+    assert harness.report(0, StoreReady(1234)) == [] and harness.state.store == store
 
 
 def test_what_a_session_that_has_ended_asked_for_may_still_come():
-    desk = desk_with()
-    desk.tell(FetchTensor(REQUEST, A))
-    desk.close()
+    harness = harness_with()
+    harness.tell(FetchTensor(REQUEST, A))
+    harness.close()
     for report in (Fetched(REQUEST, INLINE), failed(1, A), Synchronized(REQUEST)):
-        assert desk.report(0, report) == []
+        assert harness.report(0, report) == []
 
 
 LONG = Ran("aten.mm.default", 0, "", 0, 1)
@@ -202,7 +202,7 @@ LONG = Ran("aten.mm.default", 0, "", 0, 1)
     ids=["traffic", "timeline"],
 )
 def test_answers_that_are_longer_than_can_be_are_refused(asked, report):
-    desk = desk_with()
-    desk.tell(asked)
+    harness = harness_with()
+    harness.tell(asked)
     with pytest.raises(ProtocolError):
-        desk.report(0, report)
+        harness.report(0, report)

@@ -18,7 +18,7 @@ from gt.core.errors import ProtocolError
 from gt.core.messages import CreateTensor, Fetched, FetchTensor, Instruction, Refused, Segment, Taken, Welcome
 from gt.dispatcher import read_limits
 from gt.dispatcher.read_limits import ReadLimits
-from gt.dispatcher.unknown_peers import Strangers
+from gt.dispatcher.unknown_peers import UnknownPeers
 from gt.wire.codec import Decoder, encode
 from gt.wire.descriptors import limit
 from gt.wire.keys import find_keys
@@ -91,14 +91,14 @@ def test_many_peers_with_noise_do_not_fill_the_log(server):
     assert main.poll() is None
 
 
-def test_a_stranger_is_parted_with_after_three_mistakes():
-    strangers = Strangers()
+def test_an_unknown_peer_is_disconnected_after_three_mistakes():
+    unknown = UnknownPeers()
     for now in range(3):
-        assert b"x" not in strangers.leaving
-        strangers.note_mistake(b"x", now)
-    assert strangers.take_due(6.9) == [] and strangers.take_due(7.0) == [b"x"]
-    strangers.forget(b"x")
-    assert strangers.take_due(9.0) == []
+        assert b"x" not in unknown.leaving
+        unknown.note_mistake(b"x", now)
+    assert unknown.take_due(6.9) == [] and unknown.take_due(7.0) == [b"x"]
+    unknown.forget(b"x")
+    assert unknown.take_due(9.0) == []
 
 
 # The log
@@ -236,7 +236,7 @@ def test_everything_that_is_sent_counts_until_it_is_taken(monkeypatch):
     monkeypatch.setattr(read_limits, "MAX_UNREAD", 100)
     monkeypatch.setattr(read_limits, "MAX_SENT", 200)
     session = ReadLimits()
-    session.hold([Instruction.__args__[0](own(1), (), (), (), 0, 0), FetchTensor(own(2), own(1))], [])
+    session.queue([Instruction.__args__[0](own(1), (), (), (), 0, 0), FetchTensor(own(2), own(1))], [])
     session.note_sent(100)
     assert session.next() is None
     session.note_taken(1)
@@ -252,7 +252,7 @@ def test_a_small_read_counts_from_its_beginning(monkeypatch):
     monkeypatch.setattr(read_limits, "MAX_UNREAD", 100)
     session = ReadLimits()
     session.begin(own(2), 100)
-    session.hold([FetchTensor(own(3), own(1))], [])
+    session.queue([FetchTensor(own(3), own(1))], [])
     assert session.next() is None
     session.note_fetched(Fetched(own(2), Segment("", 100)))
     assert session.next() is not None

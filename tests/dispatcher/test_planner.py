@@ -13,7 +13,7 @@ from gt.sharding.cost import reshard_bytes
 from gt.sharding.program_builder import ProgramBuilder, Register
 from gt.sharding.spec import DeviceMesh, ShardingSpec, spec_of, whole
 from gt.sharding.spec_text import parse_spec
-from tests.dispatcher_harness import alone, at
+from tests.dispatcher_harness import at, solo_mesh
 from tests.records import meta, signature
 
 MESH = DeviceMesh([2, 2], ["dp", "tp"], [0, 1, 2, 3])
@@ -26,9 +26,9 @@ NO_RULE = signature("aten.no_such.default", 1, (SQUARE,))
 NO_RULE_ = signature("aten.no_such_.default", 1, writes=(0,), functional="aten.no_such.default")
 
 
-def plan(op, *layouts, metas=None, again=None, mesh=MESH, reduces_first=False):
+def plan(op, *layouts, metas=None, aliased_inputs=None, mesh=MESH, reduces_first=False):
     specs = [parse_spec(text, mesh) if isinstance(text, str) else text for text in layouts]
-    return plan_op(op, metas or [SQUARE] * len(specs), specs, alone(0), again, reduces_first=reduces_first)
+    return plan_op(op, metas or [SQUARE] * len(specs), specs, solo_mesh(0), aliased_inputs, reduces_first=reduces_first)
 
 
 @pytest.mark.parametrize(("copies", "moved"), [((), 32), (("-, tp",), 32), (("-, -",), 0)])
@@ -76,7 +76,7 @@ def plan_whole(inputs, writes=()):
         metas.append(meta(int(size), dtype="uint8"))
         specs.append(whole(DeviceMesh([len(workers)], ["w"], workers), 1))
     op = signature("aten.no_such.default", len(metas), (meta(1),), writes)
-    found = plan_op(op, metas, specs, alone(0))
+    found = plan_op(op, metas, specs, solo_mesh(0))
     assert (found.program, found.gathered) == (None, "")
     return show(found).replace("[-]", "").partition(" ->")[0]
 
@@ -115,7 +115,7 @@ def test_an_op_that_writes_runs_where_its_target_is(inputs, writes, expected):
 
 def test_an_op_without_inputs_runs_where_it_is_told():
     op = signature("aten.zeros.default", 0, (SQUARE,))
-    assert show(plan_op(op, [], [], alone(2))) == "2:  -> [-, -]"
+    assert show(plan_op(op, [], [], solo_mesh(2))) == "2:  -> [-, -]"
 
 
 def test_what_an_op_writes_to_must_be_on_one_mesh():
@@ -241,7 +241,7 @@ def test_a_write_to_a_part_of_every_shard_stays_there(path, shape, text):
 def test_a_write_that_reads_another_view_of_its_target_runs_whole():
     """The views may overlap, and where they do the shards are not enough."""
     op = through(ADD_, (), (TRANSPOSED,))
-    found = plan(op, "dp, -", "dp, -", again={1: 0})
+    found = plan(op, "dp, -", "dp, -", aliased_inputs={1: 0})
     assert steps(found) == ["move [dp, -] to [-, -]", "whole add_", "move [-, -] to [dp, -]"]
     assert show(found) == "0 1 2 3: a -> [dp, -]"
     assert found.program.steps[1].inputs == (2, 2)  # both are views of one tensor, as in the program of the user
@@ -403,7 +403,7 @@ def test_a_move_between_meshes_takes_the_workers_of_both():
 def layouts(draw, rank=2):
     dims: list[list[str]] = [[] for _ in range(rank)]
     partial = []
-    mesh = draw(st.sampled_from([MESH, MESH, OTHER, alone(1)]))
+    mesh = draw(st.sampled_from([MESH, MESH, OTHER, solo_mesh(1)]))
     for axis in draw(st.permutations(mesh.axis_names)):
         use = draw(st.integers(-2, rank - 1))
         if use >= 0:
@@ -423,10 +423,10 @@ def situations(draw):
     count = len(op.paths)
     specs = [draw(layouts()) for _ in range(count)]
     alike = bool(op.writes) and count > 1 and draw(st.booleans())
-    again = {place: op.writes[0] for place in range(count) if alike and place not in op.writes}
+    aliased_inputs = {place: op.writes[0] for place in range(count) if alike and place not in op.writes}
     if alike:
         specs = [specs[0]] * count
-    return through(op, *[draw(PATHS) for _ in range(count)]), [SQUARE] * count, specs, alone(0), again
+    return through(op, *[draw(PATHS) for _ in range(count)]), [SQUARE] * count, specs, solo_mesh(0), aliased_inputs
 
 
 @given(situations())

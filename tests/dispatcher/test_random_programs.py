@@ -35,21 +35,16 @@ from gt.core.messages import (
     Synchronized,
     Traffic,
     WorkerCreateTensor,
-    WorkerDefineOp,
     WorkerDefineProgram,
     WorkerEndSession,
     WorkerFetchTensor,
-    WorkerForgetOps,
-    WorkerFreeTensors,
     WorkerHostStore,
     WorkerJoinStore,
-    WorkerQueryOp,
     WorkerReadTraffic,
-    WorkerRunOp,
-    WorkerSynchronize,
 )
 from gt.core.signatures import Compute, Move, Whole
 from gt.dispatcher.dispatcher import Dispatcher
+from gt.dispatcher.invariants import check_invariants
 from gt.dispatcher.outgoing import ToWorkers
 from gt.sharding.spec import DeviceMesh, spec_of
 from gt.sharding.spec_text import parse_spec
@@ -95,28 +90,28 @@ class SimulatedWorker:
         """Do the next command; gives the reports it causes."""
         command = self.inbox.popleft().command
         match command:
-            case WorkerDefineOp(code, op):
+            case DefineOp(code, op):
                 assert code not in self.known
                 self.known[code] = op
             case WorkerDefineProgram(code, _, program):
                 assert code not in self.programs
                 self.programs[code] = program
-            case WorkerForgetOps(codes):
+            case ForgetOps(codes):
                 for code in codes:
                     del (self.known if code in self.known else self.programs)[code]
             case WorkerCreateTensor():
                 self.held[command.id] = WHOLE
-            case WorkerRunOp() if command.code in self.programs:
-                self._run_program(command, self.programs[command.code])
-            case WorkerRunOp() | WorkerQueryOp():
+            case RunOp() if command.op_id in self.programs:
+                self._run_program(command, self.programs[command.op_id])
+            case RunOp() | QueryOp():
                 return self._run(command)
-            case WorkerFreeTensors(ids):
+            case FreeTensors(ids):
                 for ident in ids:
                     del self.held[ident]
             case WorkerFetchTensor(request, ident):
                 assert self.held[ident] is WHOLE
                 return [Fetched(request, Segment("", SMALL.nbytes))]
-            case WorkerSynchronize(request):
+            case Synchronize(request):
                 return [Synchronized(request)]
             case WorkerReadTraffic(request):
                 return [Traffic(request, {})]
@@ -134,11 +129,11 @@ class SimulatedWorker:
 
     def _run(self, command):
         """An op as it is, on tensors of which this worker has all."""
-        op = self.known[command.code]
+        op = self.known[command.op_id]
         assert [self.held[ident] for ident in command.inputs] == [WHOLE] * len(op.args)
         for place in op.writes:
             del self.held[command.inputs[place]]
-        if isinstance(command, WorkerRunOp):
+        if isinstance(command, RunOp):
             self.held |= dict.fromkeys(command.outputs, WHOLE)
             return []
         self.held |= dict.fromkeys([*command.written, command.first], WHOLE)
@@ -209,7 +204,7 @@ METAS = st.sampled_from([SMALL, SMALL, LARGE])
 class Programs(RuleBasedStateMachine):
     def __init__(self):
         super().__init__()
-        self.office = Dispatcher()
+        self.dispatcher = Dispatcher()
         self.workers = {}
         self.gone = []
         self.clients = {}
@@ -244,14 +239,14 @@ class Programs(RuleBasedStateMachine):
             client.query = None
 
     def tell(self, client, instruction, *buffers):
-        self.deliver(self.office.instruct(client.session, [instruction], buffers))
+        self.deliver(self.dispatcher.instruct(client.session, [instruction], buffers))
 
     # Comings and goings
 
     @precondition(lambda self: len(self.workers) < 4)
     @rule()
     def join_worker(self):
-        number, outgoing = self.office.join_worker("cpu", "here", 1)
+        number, outgoing = self.dispatcher.join_worker("cpu", "here", 1)
         self.workers[number] = SimulatedWorker(number)
         self.deliver(outgoing)
 
@@ -261,12 +256,12 @@ class Programs(RuleBasedStateMachine):
         number = data.draw(st.sampled_from(sorted(self.workers)))
         del self.workers[number]
         self.gone.append(number)
-        self.deliver(self.office.lose_worker(number, "was killed", ""))
+        self.deliver(self.dispatcher.lose_worker(number, "was killed", ""))
 
     @precondition(lambda self: len(self.clients) < 3)
     @rule()
     def open_session(self):
-        client = Client(self.office.open_session("here", 1))
+        client = Client(self.dispatcher.open_session("here", 1))
         self.clients[client.session] = client
 
     @precondition(lambda self: len(self.clients) > 1)
@@ -276,7 +271,7 @@ class Programs(RuleBasedStateMachine):
         if politely and client.query is None:
             self.tell(client, Goodbye())
         else:
-            self.deliver(self.office.end_session(client.session))
+            self.deliver(self.dispatcher.end_session(client.session))
 
     # What clients ask for
 
@@ -397,11 +392,11 @@ class Programs(RuleBasedStateMachine):
         together = [member for member in head.workers if member in self.workers] if head.meet else [number]
         for member in together:
             for report in self.workers[member].step():
-                self.deliver(self.office.report(member, self.sized(report), None))
+                self.deliver(self.dispatcher.report(member, self.sized(report), None))
 
     def sized(self, report):
         """A read brings as many bytes as the tensor has, which the workers here do not know."""
-        pending = self.office.state.pending.get(report.request) if isinstance(report, Fetched) else None
+        pending = self.dispatcher.state.pending.get(report.request) if isinstance(report, Fetched) else None
         if pending is None or pending.nbytes < 0:
             return report
         return Fetched(report.request, Segment("", pending.nbytes))
@@ -410,7 +405,7 @@ class Programs(RuleBasedStateMachine):
 
     @invariant()
     def the_state_is_consistent(self):
-        self.office.state.validate()
+        check_invariants(self.dispatcher.state)
 
     @invariant()
     def no_request_is_answered_twice(self):
@@ -419,7 +414,7 @@ class Programs(RuleBasedStateMachine):
     @invariant()
     def nothing_is_kept_that_no_client_holds(self):
         held = {ident for client in self.clients.values() for ident in client.tensors}
-        assert {*self.office.state.tensors, *self.office.state.lost} == held
+        assert {*self.dispatcher.state.tensors, *self.dispatcher.state.missing} == held
 
     @invariant()
     def nobody_waits_forever(self):
@@ -439,28 +434,28 @@ class Programs(RuleBasedStateMachine):
         assert {request: self.answered[request] for request in asked} == dict.fromkeys(asked, 1)
 
     def workers_hold_what_the_state_says(self):
-        state = self.office.state
+        state = self.dispatcher.state
         for number, worker in self.workers.items():
             assert worker.held == {ident: part_of(spec) for ident, spec in self.layouts() if number in spec.mesh}
-            assert worker.known.keys() == state.workers[number].known
+            assert worker.known.keys() == state.workers[number].known_ops
             assert worker.programs.keys() == {code for code, workers in self.programs() if number in workers}
 
     def layouts(self):
         """Every id that some worker knows a tensor by, and how it lies."""
-        state = self.office.state
+        state = self.dispatcher.state
         for ident, held in state.tensors.items():
             yield ident, held.spec
             yield from [(alias, spec) for spec, alias in state.copies.get(ident, {}).items()]
-        yield from [(former.ident, former.held.spec) for former in state.before.values()]
+        yield from [(former.ident, former.tensor.spec) for former in state.former_values.values()]
 
     def programs(self):
-        for session in self.office.state.sessions.values():
-            plans = [prepared for op in session.ops.values() for prepared in op.plans.values()]
+        for session in self.dispatcher.state.sessions.values():
+            plans = [cached for op in session.ops.values() for cached in op.plans.values()]
             told = [*plans, *session.moves.values()]
-            yield from [(p.code, p.plan.workers) for p in told if p.plan.program is not None]
+            yield from [(p.op_id, p.plan.workers) for p in told if p.plan.program is not None]
 
     def all_workers_can_meet(self):
-        assert [info.worker for info in self.office.ready_workers()] == list(self.workers)
+        assert [info.worker for info in self.dispatcher.ready_workers()] == list(self.workers)
         if len(self.workers) > 1:
             assert {worker.store for worker in self.workers.values()} <= self.workers.keys()
 

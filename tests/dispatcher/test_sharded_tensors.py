@@ -41,12 +41,12 @@ from tests.dispatcher_harness import (
     answers,
     at,
     create,
-    desk_with,
     given,
+    harness_with,
     over,
     query,
     run,
-    sharded_desk,
+    sharded_harness,
     told,
 )
 from tests.records import ADD_, FAILURE, LARGE, NONZERO, RESIZE_, SMALL, ZEROS, meta, own, signature
@@ -59,34 +59,34 @@ NO_RULE = signature("aten.no_such.default", 1, (SMALL,))
 
 
 def test_a_tensor_is_laid_out_anew_by_all_workers_concerned():
-    desk = desk_with(3)
-    assert told(desk.lay_out(B, C, "x")) == ["1 0: define c1: redistribute", "1+0: c1(B) -> C"]
-    assert [desk.layout(ident) for ident in (B, C)] == ["- on 1", "x on 0 1"]
-    assert desk.state.tensors[C] == (SMALL, over("x"), 8, True)
+    harness = harness_with(3)
+    assert told(harness.lay_out(B, C, "x")) == ["1 0: define c1: redistribute", "1+0: c1(B) -> C"]
+    assert [harness.layout(ident) for ident in (B, C)] == ["- on 1", "x on 0 1"]
+    assert harness.state.tensors[C] == (SMALL, over("x"), 8, True)
 
 
 def test_a_change_of_layout_is_planned_once():
-    desk = desk_with(2)
-    desk.lay_out(A, C, "x")
-    assert told(desk.lay_out(A, D, "x")) == ["0+1: c1(A) -> D"]
+    harness = harness_with(2)
+    harness.lay_out(A, C, "x")
+    assert told(harness.lay_out(A, D, "x")) == ["0+1: c1(A) -> D"]
 
 
 def test_a_tensor_that_lies_as_said_is_copied_where_it_is():
-    desk = sharded_desk()
-    assert told(desk.lay_out(A, B, "x")) == ["0 1: define c2: redistribute", "0 1: c2(A) -> B"]
-    assert desk.state.copies == {}
+    harness = sharded_harness()
+    assert told(harness.lay_out(A, B, "x")) == ["0 1: define c2: redistribute", "0 1: c2(A) -> B"]
+    assert harness.state.copies == {}
 
 
 def test_workers_that_only_cut_what_they_have_do_not_meet():
-    desk = sharded_desk(text="-")
-    assert told(desk.lay_out(A, B, "x"))[-1] == "0 1: c2(A) -> B"
+    harness = sharded_harness(text="-")
+    assert told(harness.lay_out(A, B, "x"))[-1] == "0 1: c2(A) -> B"
 
 
 def test_cuts_that_are_the_usual_ones_are_not_kept():
-    desk = desk_with(2)
-    desk.lay_out(A, C, "x[0:2 2:4]")
-    desk.lay_out(A, D, "x[0:3 3:4]")
-    assert [desk.layout(ident) for ident in (C, D)] == ["x on 0 1", "x[0:3 3:4] on 0 1"]
+    harness = harness_with(2)
+    harness.lay_out(A, C, "x[0:2 2:4]")
+    harness.lay_out(A, D, "x[0:3 3:4]")
+    assert [harness.layout(ident) for ident in (C, D)] == ["x on 0 1", "x[0:3 3:4] on 0 1"]
 
 
 PAIR_RECORD = PAIR.record()
@@ -105,16 +105,16 @@ NONSENSE = {
 
 @pytest.mark.parametrize("layout", NONSENSE.values(), ids=NONSENSE.keys())
 def test_a_layout_that_makes_no_sense_is_rejected(layout):
-    desk = desk_with(2)
-    (answer,) = answers(desk.tell(Redistribute(A, C, layout, 0)))
+    harness = harness_with(2)
+    (answer,) = answers(harness.tell(Redistribute(A, C, layout, 0)))
     assert isinstance(answer, Rejected) and "Redistribute" in answer.reason
-    desk.define(OP, msgspec.structs.replace(ZEROS, layout=layout))
-    assert [type(answer) for answer in answers(desk.tell(run(OP, (), (C,))))] == [Rejected]
-    assert desk.state.tensors.keys() == {A, B}, "what is rejected changes nothing"
+    harness.define(OP, msgspec.structs.replace(ZEROS, layout=layout))
+    assert [type(answer) for answer in answers(harness.tell(run(OP, (), (C,))))] == [Rejected]
+    assert harness.state.tensors.keys() == {A, B}, "what is rejected changes nothing"
 
 
 def test_a_tensor_that_is_not_there_cannot_be_laid_out():
-    (answer,) = answers(desk_with(2).lay_out(E, C, "x"))
+    (answer,) = answers(harness_with(2).lay_out(E, C, "x"))
     assert isinstance(answer, Rejected)
 
 
@@ -122,24 +122,24 @@ def test_a_tensor_that_is_not_there_cannot_be_laid_out():
 
 
 def test_an_op_on_shards_is_one_program_for_all_of_them():
-    desk = sharded_desk()
-    desk.define(OP, RELU)
-    assert told(desk.tell(run(OP, (A,), (B,)))) == ["0 1: define c2: aten.relu.default", "0 1: c2(A) -> B"]
-    assert (desk.layout(B), desk.state.tensors[B].nbytes) == ("x on 0 1", 8)
+    harness = sharded_harness()
+    harness.define(OP, RELU)
+    assert told(harness.tell(run(OP, (A,), (B,)))) == ["0 1: define c2: aten.relu.default", "0 1: c2(A) -> B"]
+    assert (harness.layout(B), harness.state.tensors[B].nbytes) == ("x on 0 1", 8)
 
 
 def test_a_plan_is_used_again():
-    desk = sharded_desk()
-    desk.define(OP, RELU)
-    desk.tell(run(OP, (A,), (B,)))
-    assert told(desk.tell(run(OP, (B,), (C,)))) == ["0 1: c2(B) -> C"]
+    harness = sharded_harness()
+    harness.define(OP, RELU)
+    harness.tell(run(OP, (A,), (B,)))
+    assert told(harness.tell(run(OP, (B,), (C,)))) == ["0 1: c2(B) -> C"]
 
 
 def test_another_layout_is_another_plan():
-    desk = sharded_desk()
-    desk.lay_out(A, B, "-")
-    desk.define(OP, RELU)
-    assert told(desk.tell(run(OP, (A,), (C,)), run(OP, (B,), (D,)))) == [
+    harness = sharded_harness()
+    harness.lay_out(A, B, "-")
+    harness.define(OP, RELU)
+    assert told(harness.tell(run(OP, (A,), (C,)), run(OP, (B,), (D,)))) == [
         "0 1: define c3: aten.relu.default",
         "0 1: c3(A) -> C",
         "0 1: define op",  # every worker has all of it: the op runs as it is
@@ -148,10 +148,10 @@ def test_another_layout_is_another_plan():
 
 
 def test_an_op_without_a_rule_gathers_its_inputs_once():
-    desk = sharded_desk()
-    desk.define(OP, NO_RULE)
-    first = desk.tell(DefineSite(7, "train.py", 12, "step"), run(OP, (A,), (B,), site=7))
-    second = desk.tell(run(OP, (A,), (C,), site=7))
+    harness = sharded_harness()
+    harness.define(OP, NO_RULE)
+    first = harness.tell(DefineSite(7, "train.py", 12, "step"), run(OP, (A,), (B,), site=7))
+    second = harness.tell(run(OP, (A,), (C,), site=7))
     assert told(first) == [
         "0 1: define op",
         "client: Gathered",
@@ -160,23 +160,23 @@ def test_an_op_without_a_rule_gathers_its_inputs_once():
         "0 1: op(c2) -> B",
     ]
     assert told(second) == ["0 1: op(c2) -> C"]
-    assert desk.layout(B) == "- on 0 1"
+    assert harness.layout(B) == "- on 0 1"
     assert news(first) == [Gathered("aten.no_such.default", 7, False)]
     assert news(second) == [], "said once for each line"
 
 
 def test_every_line_that_gathers_is_named():
-    desk = sharded_desk()
-    desk.define(OP, NO_RULE)
+    harness = sharded_harness()
+    harness.define(OP, NO_RULE)
     sites = [DefineSite(7, "train.py", 12, "step"), DefineSite(8, "train.py", 13, "step")]
-    said = news(desk.tell(*sites, run(OP, (A,), (B,), site=7), run(OP, (A,), (C,), site=8)))
+    said = news(harness.tell(*sites, run(OP, (A,), (B,), site=7), run(OP, (A,), (C,), site=8)))
     assert [gathered.site for gathered in said] == [7, 8]
 
 
 def test_a_query_of_a_cut_tensor_says_that_it_gathers():
-    desk = sharded_desk()
-    desk.define(OP, NONZERO)
-    said = news(desk.tell(query(OP, (A,))))
+    harness = sharded_harness()
+    harness.define(OP, NONZERO)
+    said = news(harness.tell(query(OP, (A,))))
     assert said == [Gathered(NONZERO.op, 0, True)]
 
 
@@ -185,56 +185,56 @@ def news(outgoing):
 
 
 def test_a_program_that_moves_something_is_one_to_meet_in():
-    desk = sharded_desk(text="- + x")
-    desk.create(B)
-    desk.define(OP, ADD_)
-    assert told(desk.tell(run(OP, (A, B), (C,)))) == [
+    harness = sharded_harness(text="- + x")
+    harness.create(B)
+    harness.define(OP, ADD_)
+    assert told(harness.tell(run(OP, (A, B), (C,)))) == [
         "0 1: define c2: aten.add_.Tensor",
         "0 1: define c4: redistribute",
         "0+1: c4(B) -> c3",
         "0+1: c2(A, c3) -> C",  # which reduces A
     ]
-    assert desk.layout(C) == "- on 0 1"
+    assert harness.layout(C) == "- on 0 1"
 
 
 def test_a_write_keeps_the_layout_of_its_target():
-    desk = sharded_desk()
-    desk.create(B)
-    desk.define(OP, ADD_)
-    assert told(desk.tell(run(OP, (A, B), (C,)))) == [
+    harness = sharded_harness()
+    harness.create(B)
+    harness.define(OP, ADD_)
+    assert told(harness.tell(run(OP, (A, B), (C,)))) == [
         "0 1: define c2: aten.add_.Tensor",
         "0+1: c1(B) -> c3",  # as it made A
         "0 1: c2(A, c3) -> C",
     ]
-    assert desk.layout(C) == "x on 0 1" and A not in desk.state.tensors
-    assert desk.state.copies == {B: {over("x"): given(3)}}
+    assert harness.layout(C) == "x on 0 1" and A not in harness.state.tensors
+    assert harness.state.copies == {B: {over("x"): given(3)}}
 
 
 def test_what_is_created_lies_as_the_user_says():
-    desk = desk_with(3)
-    desk.define(OP, msgspec.structs.replace(ZEROS, layout=over("x").record()))
-    sent = told(desk.tell(run(OP, (), (C,))))
+    harness = harness_with(3)
+    harness.define(OP, msgspec.structs.replace(ZEROS, layout=over("x").record()))
+    sent = told(harness.tell(run(OP, (), (C,))))
     assert sent == ["0 1: define c1: aten.zeros.default", "0 1: c1() -> C"]
-    assert desk.layout(C) == "x on 0 1"
-    desk.create(D, meta=LARGE)  # another worker is the least loaded one now
-    assert told(desk.tell(run(OP, (), (E,)))) == ["0 1: c1() -> E"]
+    assert harness.layout(C) == "x on 0 1"
+    harness.create(D, meta=LARGE)  # another worker is the least loaded one now
+    assert told(harness.tell(run(OP, (), (E,)))) == ["0 1: c1() -> E"]
 
 
 def test_programs_are_forgotten_with_their_ops():
-    desk = sharded_desk()
-    desk.define(OP, RELU)
-    desk.tell(run(OP, (A,), (B,)))
-    assert told(desk.tell(ForgetOps((OP,)))) == ["0 1: forget c2", "0 1: forget c1"]  # and the move that made A
-    assert desk.state.sessions[1].programs == {}
+    harness = sharded_harness()
+    harness.define(OP, RELU)
+    harness.tell(run(OP, (A,), (B,)))
+    assert told(harness.tell(ForgetOps((OP,)))) == ["0 1: forget c2", "0 1: forget c1"]  # and the move that made A
+    assert harness.state.sessions[1].programs == {}
 
 
 def test_the_end_of_a_session_ends_its_programs():
-    desk = sharded_desk()
-    desk.define(OP, NO_RULE)
-    desk.tell(run(OP, (A,), (B,)))
-    assert told(desk.close()) == ["0 1: WorkerEndSession"]
-    assert (desk.state.tensors, desk.state.copies) == ({}, {})
-    assert not any(desk.state.loads.values())
+    harness = sharded_harness()
+    harness.define(OP, NO_RULE)
+    harness.tell(run(OP, (A,), (B,)))
+    assert told(harness.close()) == ["0 1: WorkerEndSession"]
+    assert (harness.state.tensors, harness.state.copies) == ({}, {})
+    assert not any(harness.state.bytes_on.values())
 
 
 # --- Copies -----------------------------------------------------------------------------------------------------------
@@ -242,81 +242,81 @@ def test_the_end_of_a_session_ends_its_programs():
 
 def gathered_desk():
     """A over workers 0 and 1, and c2, a whole copy of it there."""
-    desk = sharded_desk()
-    desk.define(OP, NO_RULE)
-    desk.tell(run(OP, (A,), (B,)))
-    assert desk.state.copies == {A: {over("-"): given(2)}}
-    return desk
+    harness = sharded_harness()
+    harness.define(OP, NO_RULE)
+    harness.tell(run(OP, (A,), (B,)))
+    assert harness.state.copies == {A: {over("-"): given(2)}}
+    return harness
 
 
 def test_copies_are_freed_with_their_tensor():
-    desk = gathered_desk()
-    assert told(desk.tell(FreeTensors((A,)))) == ["0 1: free A, c2"]
-    assert desk.state.copies == {}
+    harness = gathered_desk()
+    assert told(harness.tell(FreeTensors((A,)))) == ["0 1: free A, c2"]
+    assert harness.state.copies == {}
 
 
 def test_copies_are_freed_when_their_tensor_is_written():
-    desk = gathered_desk()
-    desk.define(OP2, ADD_)
-    assert told(desk.tell(run(OP2, (A, A), (C,))))[-2:] == ["0 1: c4(A, A) -> C", "0 1: free c2"]
-    assert desk.state.copies == {}
+    harness = gathered_desk()
+    harness.define(OP2, ADD_)
+    assert told(harness.tell(run(OP2, (A, A), (C,))))[-2:] == ["0 1: c4(A, A) -> C", "0 1: free c2"]
+    assert harness.state.copies == {}
 
 
 def test_a_tensor_that_an_op_reads_and_writes_is_one_tensor_for_it():
-    desk = sharded_desk()
-    desk.lay_out(A, B, "x")
-    desk.define(OP, signature("aten.no_such_.default", 2, writes=(0,)))
-    assert told(desk.tell(run(OP, (A, A), (C,)))) == [
+    harness = sharded_harness()
+    harness.lay_out(A, B, "x")
+    harness.define(OP, signature("aten.no_such_.default", 2, writes=(0,)))
+    assert told(harness.tell(run(OP, (A, A), (C,)))) == [
         "0 1: define c3: aten.no_such_.default",
         "client: Gathered",
         "0+1: c3(A) -> C",
     ]
-    assert told(desk.tell(run(OP, (C, B), (D,)))) == [  # in the same layouts, but apart
+    assert told(harness.tell(run(OP, (C, B), (D,)))) == [  # in the same layouts, but apart
         "0 1: define c4: aten.no_such_.default",
         "0 1: define c6: redistribute",
         "0+1: c6(B) -> c5",
         "0+1: c4(C, c5) -> D",
     ]
-    assert told(desk.tell(run(OP, (D, D), (E,)))) == ["0+1: c3(D) -> E"]
+    assert told(harness.tell(run(OP, (D, D), (E,)))) == ["0+1: c3(D) -> E"]
 
 
 def test_copies_count_as_load():
-    desk = gathered_desk()
-    assert desk.state.loads[PAIR] == 8 + 16 + 16  # A, its copy and B
+    harness = gathered_desk()
+    assert harness.state.bytes_on[PAIR] == 8 + 16 + 16  # A, its copy and B
 
 
 # --- Partial values ---------------------------------------------------------------------------------------------------
 
 
 def test_a_partial_tensor_that_is_reduced_is_not_kept_as_it_was():
-    desk = sharded_desk(text="- + x")
-    desk.define(OP, NO_RULE)
-    assert told(desk.tell(run(OP, (A,), (B,)))) == [
+    harness = sharded_harness(text="- + x")
+    harness.define(OP, NO_RULE)
+    assert told(harness.tell(run(OP, (A,), (B,)))) == [
         "0 1: define op",
         "0 1: define c2: redistribute",
         "0+1: c2(A) -> A",
         "0 1: op(A) -> B",
     ]
-    assert (desk.layout(A), desk.state.copies) == ("- on 0 1", {})
-    assert told(desk.tell(run(OP, (A,), (C,)))) == ["0 1: op(A) -> C"]
+    assert (harness.layout(A), harness.state.copies) == ("- on 0 1", {})
+    assert told(harness.tell(run(OP, (A,), (C,)))) == ["0 1: op(A) -> C"]
 
 
 def test_a_partial_tensor_that_is_reduced_elsewhere_is_kept():
-    desk = sharded_desk(3, text="- + x")
-    desk.create(C, D, B, meta=LARGE)
-    assert desk.layout(B) == "- on 1"
-    desk.define(OP, signature("aten.no_such.default", 2, (SMALL,)))
-    desk.tell(run(OP, (A, B), (E,)))
-    assert (desk.layout(A), desk.state.copies) == ("- + x on 0 1", {A: {at(1): given(2)}})
+    harness = sharded_harness(3, text="- + x")
+    harness.create(C, D, B, meta=LARGE)
+    assert harness.layout(B) == "- on 1"
+    harness.define(OP, signature("aten.no_such.default", 2, (SMALL,)))
+    harness.tell(run(OP, (A, B), (E,)))
+    assert (harness.layout(A), harness.state.copies) == ("- + x on 0 1", {A: {at(1): given(2)}})
 
 
 def test_copies_outlive_the_partial_form_of_their_tensor():
-    desk = sharded_desk(3, text="- + x")
-    desk.create(C, D, B, meta=LARGE)
-    desk.define(OP, signature("aten.no_such.default", 2, (SMALL,)))
-    desk.define(OP2, NO_RULE)
-    desk.tell(run(OP, (A, B), (E,)), run(OP2, (A,), (own(6),)))
-    assert (desk.layout(A), desk.state.copies) == ("- on 0 1", {A: {at(1): given(2)}})
+    harness = sharded_harness(3, text="- + x")
+    harness.create(C, D, B, meta=LARGE)
+    harness.define(OP, signature("aten.no_such.default", 2, (SMALL,)))
+    harness.define(OP2, NO_RULE)
+    harness.tell(run(OP, (A, B), (E,)), run(OP2, (A,), (own(6),)))
+    assert (harness.layout(A), harness.state.copies) == ("- on 0 1", {A: {at(1): given(2)}})
 
 
 SCALAR = meta()
@@ -324,29 +324,29 @@ SCALAR = meta()
 
 def scalar_desk():
     """A partial number, of which no part can be reduced elsewhere."""
-    return sharded_desk(text="+ x", meta=SCALAR)
+    return sharded_harness(text="+ x", meta=SCALAR)
 
 
 def test_a_partial_tensor_that_is_also_used_as_it_is_is_kept():
     """The square of a sum: one factor stays partial, the other must not be."""
-    desk = scalar_desk()
-    desk.define(OP, signature("aten.mul.Tensor", 2, (SCALAR,)))
-    assert told(desk.tell(run(OP, (A, A), (B,)))) == [
+    harness = scalar_desk()
+    harness.define(OP, signature("aten.mul.Tensor", 2, (SCALAR,)))
+    assert told(harness.tell(run(OP, (A, A), (B,)))) == [
         "0 1: define c2: aten.mul.Tensor",
         "0 1: define c4: redistribute",
         "0+1: c4(A) -> c3",
         "0 1: c2(A, c3) -> B",
     ]
-    assert [desk.layout(ident) for ident in (A, B)] == ["+ x on 0 1", "+ x on 0 1"]
+    assert [harness.layout(ident) for ident in (A, B)] == ["+ x on 0 1", "+ x on 0 1"]
 
 
 def test_a_partial_tensor_may_be_added_to_itself():
     """What it reads is a copy, which is freed when it was read."""
-    desk = scalar_desk()
-    desk.define(OP, msgspec.structs.replace(ADD_, outputs=()))
-    sent = told(desk.tell(run(OP, (A, A), (B,))))
+    harness = scalar_desk()
+    harness.define(OP, msgspec.structs.replace(ADD_, outputs=()))
+    sent = told(harness.tell(run(OP, (A, A), (B,))))
     assert sent[-2:] == ["0+1: c2(A, c3) -> B", "0 1: free c3"]
-    assert (desk.layout(B), desk.state.copies) == (" on 0 1", {})
+    assert (harness.layout(B), harness.state.copies) == (" on 0 1", {})
 
 
 # --- Reading ----------------------------------------------------------------------------------------------------------
@@ -354,41 +354,41 @@ def test_a_partial_tensor_may_be_added_to_itself():
 
 @pytest.mark.parametrize("text", ["x", "- + x"])
 def test_what_is_read_is_gathered_on_one_worker_and_not_kept(text):
-    desk = sharded_desk(text=text)
-    assert told(desk.tell(FetchTensor(REQUEST, A))) == [
+    harness = sharded_harness(text=text)
+    assert told(harness.tell(FetchTensor(REQUEST, A))) == [
         "0 1: define c3: redistribute",
         "0+1: c3(A) -> c2",
         "0: fetch c2",
         "0: free c2",
     ]
-    assert (desk.layout(A), desk.state.copies) == (f"{text} on 0 1", {})
+    assert (harness.layout(A), harness.state.copies) == (f"{text} on 0 1", {})
     fetched = Fetched(REQUEST, Segment("", 16))
-    assert desk.report(0, fetched, b"0123456789abcdef") == [ToClient(1, fetched, b"0123456789abcdef")]
+    assert harness.report(0, fetched, b"0123456789abcdef") == [ToClient(1, fetched, b"0123456789abcdef")]
 
 
 def test_what_is_whole_is_read_where_it_is():
-    desk = sharded_desk(text="-")
-    assert told(desk.tell(FetchTensor(REQUEST, A))) == ["0: fetch A"]
+    harness = sharded_harness(text="-")
+    assert told(harness.tell(FetchTensor(REQUEST, A))) == ["0: fetch A"]
 
 
 def test_a_whole_copy_is_read_and_kept():
-    desk = gathered_desk()
-    assert told(desk.tell(FetchTensor(REQUEST, A))) == ["0: fetch c2"]
-    assert desk.state.copies == {A: {over("-"): given(2)}}
+    harness = gathered_desk()
+    assert told(harness.tell(FetchTensor(REQUEST, A))) == ["0: fetch c2"]
+    assert harness.state.copies == {A: {over("-"): given(2)}}
 
 
 def test_a_tensor_is_located_by_its_layout():
-    desk = sharded_desk()
-    assert answers(desk.tell(LocateTensor(REQUEST, A))) == [Located(REQUEST, over("x").record())]
+    harness = sharded_harness()
+    assert answers(harness.tell(LocateTensor(REQUEST, A))) == [Located(REQUEST, over("x").record())]
 
 
 # --- Queries ----------------------------------------------------------------------------------------------------------
 
 
 def test_a_query_runs_on_all_workers_and_waits_for_them():
-    desk = sharded_desk()
-    desk.define(OP, NONZERO)
-    assert told(desk.tell(query(OP, (A,)))) == [
+    harness = sharded_harness()
+    harness.define(OP, NONZERO)
+    assert told(harness.tell(query(OP, (A,)))) == [
         "client: Gathered",
         "0 1: define c3: redistribute",
         "0+1: c3(A) -> c2",
@@ -396,16 +396,16 @@ def test_a_query_runs_on_all_workers_and_waits_for_them():
         "0 1: op?(c2)",
     ]
     queried = Queried(REQUEST, (LARGE,), ())
-    assert desk.report(1, queried) == []
-    assert desk.report(0, queried) == [ToClient(1, queried)]
-    assert (desk.layout(A), desk.layout(D)) == ("x on 0 1", "- on 0 1")
+    assert harness.report(1, queried) == []
+    assert harness.report(0, queried) == [ToClient(1, queried)]
+    assert (harness.layout(A), harness.layout(D)) == ("x on 0 1", "- on 0 1")
 
 
 def test_what_a_query_writes_to_is_whole_from_then_on():
-    desk = sharded_desk()
-    desk.create(B)
-    desk.define(OP, RESIZE_)
-    sent = told(desk.tell(query(OP, (A, B), (C,))))
+    harness = sharded_harness()
+    harness.create(B)
+    harness.define(OP, RESIZE_)
+    sent = told(harness.tell(query(OP, (A, B), (C,))))
     assert sent == [
         "client: Gathered",
         "0 1: define c3: redistribute",
@@ -418,87 +418,87 @@ def test_what_a_query_writes_to_is_whole_from_then_on():
         "0 1: define op",
         "0 1: op?(A, c5) -> C",
     ]
-    assert (desk.layout(C), desk.state.copies) == ("- on 0 1", {B: {over("-"): given(5)}})
+    assert (harness.layout(C), harness.state.copies) == ("- on 0 1", {B: {over("-"): given(5)}})
 
 
 def test_a_query_that_fails_everywhere_is_answered_once():
-    desk = sharded_desk()
-    desk.define(OP, NONZERO)
-    desk.tell(query(OP, (A,)))
+    harness = sharded_harness()
+    harness.define(OP, NONZERO)
+    harness.tell(query(OP, (A,)))
     failed = Failed(REQUEST, FAILURE)
-    assert desk.report(0, failed) == []
-    assert desk.report(1, failed) == [ToClient(1, failed)]
+    assert harness.report(0, failed) == []
+    assert harness.report(1, failed) == [ToClient(1, failed)]
 
 
 # --- Traffic ----------------------------------------------------------------------------------------------------------
 
 
-def traffic(desk, watch, received=({}, {})):
+def traffic(harness, watch, received=({}, {})):
     """What is answered when every worker has told what it received."""
-    assert desk.tell(ReadTraffic(REQUEST, watch)) == [ToWorkers((0, 1), WorkerReadTraffic(REQUEST))]
-    assert desk.report(1, Traffic(REQUEST, received[1])) == []
-    (answer,) = answers(desk.report(0, Traffic(REQUEST, received[0])))
+    assert harness.tell(ReadTraffic(REQUEST, watch)) == [ToWorkers((0, 1), WorkerReadTraffic(REQUEST))]
+    assert harness.report(1, Traffic(REQUEST, received[1])) == []
+    (answer,) = answers(harness.report(0, Traffic(REQUEST, received[0])))
     assert isinstance(answer, TrafficRead) and answer.request == REQUEST
     return answer
 
 
 def test_traffic_is_what_every_worker_has_received():
-    desk = desk_with(2)
-    assert traffic(desk, False, ({1: 64}, {})) == TrafficRead(REQUEST, {0: {1: 64}, 1: {}}, ())
+    harness = harness_with(2)
+    assert traffic(harness, False, ({1: 64}, {})) == TrafficRead(REQUEST, {0: {1: 64}, 1: {}}, ())
 
 
 def test_collectives_are_told_while_they_are_watched():
-    desk = sharded_desk()
-    desk.define(OP, NO_RULE)
-    assert traffic(desk, True).collectives == ()
-    desk.tell(run(OP, (A,), (B,), site=7))  # gathers A
-    desk.tell(run(OP, (A,), (C,), site=8))  # has it already
+    harness = sharded_harness()
+    harness.define(OP, NO_RULE)
+    assert traffic(harness, True).collectives == ()
+    harness.tell(run(OP, (A,), (B,), site=7))  # gathers A
+    harness.tell(run(OP, (A,), (C,), site=8))  # has it already
     gather = Collective("all-gather", ("x",), 16, "aten.no_such.default", 7)
-    assert traffic(desk, False).collectives == (gather,)
-    desk.lay_out(A, D, "-")
-    assert traffic(desk, True).collectives == ()
+    assert traffic(harness, False).collectives == (gather,)
+    harness.lay_out(A, D, "-")
+    assert traffic(harness, True).collectives == ()
 
 
 def test_a_watch_goes_on_until_it_is_ended():
-    desk = sharded_desk()
-    traffic(desk, True)
-    desk.tell(Redistribute(A, B, over("-").record(), 3))
-    assert [c.kind for c in traffic(desk, True).collectives] == ["all-gather"]
-    desk.tell(Redistribute(A, C, over("-").record(), 4))
-    assert [(c.op, c.site) for c in traffic(desk, False).collectives] == [("redistribute", 4)]
+    harness = sharded_harness()
+    traffic(harness, True)
+    harness.tell(Redistribute(A, B, over("-").record(), 3))
+    assert [c.kind for c in traffic(harness, True).collectives] == ["all-gather"]
+    harness.tell(Redistribute(A, C, over("-").record(), 4))
+    assert [(c.op, c.site) for c in traffic(harness, False).collectives] == [("redistribute", 4)]
 
 
 def test_collectives_of_a_program_are_told_each_time_it_runs():
-    desk = sharded_desk(text="- + x")
-    desk.lay_out(A, B, "- + x")
-    desk.define(OP, ADD_)
-    desk.create(C)
-    desk.lay_out(C, D, "-")
-    traffic(desk, True)
-    desk.tell(run(OP, (A, D), (E,), site=1), run(OP, (B, D), (own(6),), site=2))
-    told_of = [(c.kind, c.bytes, c.op, c.site) for c in traffic(desk, False).collectives]
+    harness = sharded_harness(text="- + x")
+    harness.lay_out(A, B, "- + x")
+    harness.define(OP, ADD_)
+    harness.create(C)
+    harness.lay_out(C, D, "-")
+    traffic(harness, True)
+    harness.tell(run(OP, (A, D), (E,), site=1), run(OP, (B, D), (own(6),), site=2))
+    told_of = [(c.kind, c.bytes, c.op, c.site) for c in traffic(harness, False).collectives]
     assert told_of == [("all-reduce", 32, "aten.add_.Tensor", site) for site in (1, 2)]
 
 
 def test_collectives_are_told_to_the_session_that_caused_them():
-    desk = sharded_desk()
-    other = desk.open()
-    desk.tell(ReadTraffic(own(200, other), True), session=other)
+    harness = sharded_harness()
+    other = harness.open()
+    harness.tell(ReadTraffic(own(200, other), True), session=other)
     for worker in (0, 1):
-        desk.report(worker, Traffic(own(200, other), {}))
-    desk.lay_out(A, B, "-")
-    assert desk.state.sessions[other].collectives == []
+        harness.report(worker, Traffic(own(200, other), {}))
+    harness.lay_out(A, B, "-")
+    assert harness.state.sessions[other].collectives == []
 
 
 def test_nothing_is_collected_for_nobody():
-    desk = sharded_desk()
-    desk.lay_out(A, B, "-")
-    assert desk.state.sessions[1].collectives == []
+    harness = sharded_harness()
+    harness.lay_out(A, B, "-")
+    assert harness.state.sessions[1].collectives == []
 
 
 def test_requests_at_once_are_answered_by_their_own_numbers():
-    desk = desk_with(2)
-    desk.tell(ReadTraffic(REQUEST, False), ReadTraffic(REQUEST2, False), create(C))
+    harness = harness_with(2)
+    harness.tell(ReadTraffic(REQUEST, False), ReadTraffic(REQUEST2, False), create(C))
     for worker in (0, 1):
-        desk.report(worker, Traffic(REQUEST2, {}))
-    assert desk.office.waits() == {1: {0, 1}}
+        harness.report(worker, Traffic(REQUEST2, {}))
+    assert harness.dispatcher.waits() == {1: {0, 1}}

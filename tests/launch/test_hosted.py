@@ -34,7 +34,7 @@ def server():
     server = RecordingServer()
     server.hear(b"worker", hello("worker"))
     server.heard = []
-    server.welcome = server.host(lambda answer, payload: server.heard.append((answer, payload)))
+    server.welcome = server.open_local_session(lambda answer, payload: server.heard.append((answer, payload)))
     yield server
     server.close()
 
@@ -77,12 +77,12 @@ def test_a_wait_is_explained_to_the_session(server):
 
 def test_a_lost_worker_is_told_to_the_session(server):
     server.instruct(1, [Synchronize(own(1))], [])
-    server._reap(server._peers[b"worker"])
+    server._reap(server.peers.by_identity[b"worker"])
     assert {answer.request for answer, _ in server.heard if isinstance(answer, Lost)} == {own(1), 0}
 
 
 def test_a_mistake_of_ours_is_an_error_of_the_session(server, monkeypatch):
-    monkeypatch.setattr(server.office, "instruct", lambda *_: 1 / 0)
+    monkeypatch.setattr(server.dispatcher, "instruct", lambda *_: 1 / 0)
     server.instruct(1, [Synchronize(own(1))], [])
     assert server.heard == [(Rejected(0, "a mistake of GT: ZeroDivisionError: division by zero"), None)]
 

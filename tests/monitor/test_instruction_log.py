@@ -48,34 +48,34 @@ GOLDEN = Path(__file__).parent / "instruction_log.txt"
 LONG_OP = "aten._scaled_dot_product_flash_attention_for_cpu_backward.default"
 
 
-def converse(desk):
+def converse(harness):
     """A client adds two tensors, asks for more, and leaves; then a worker goes."""
-    desk.open()
-    desk.tell(DefineSite(1, "train.py", 12, "step"), create(A, site=1), create(B, site=1))
-    desk.define(OP, ADD)
-    desk.define(OP2, NONZERO)
-    desk.tell(run(OP, (A, B), (C,), site=1), FetchTensor(REQUEST, C))
-    desk.report(0, Fetched(REQUEST, Segment("", 16)), bytes(16))
-    desk.tell(query(OP2, (C,), first=D, request=REQUEST2))
-    desk.report(0, Queried(REQUEST2, (SMALL,), ()))
-    desk.tell(Synchronize(own(202)), FreeTensors((A, B, C, D)))
+    harness.open()
+    harness.tell(DefineSite(1, "train.py", 12, "step"), create(A, site=1), create(B, site=1))
+    harness.define(OP, ADD)
+    harness.define(OP2, NONZERO)
+    harness.tell(run(OP, (A, B), (C,), site=1), FetchTensor(REQUEST, C))
+    harness.report(0, Fetched(REQUEST, Segment("", 16)), bytes(16))
+    harness.tell(query(OP2, (C,), first=D, request=REQUEST2))
+    harness.report(0, Queried(REQUEST2, (SMALL,), ()))
+    harness.tell(Synchronize(own(202)), FreeTensors((A, B, C, D)))
     for worker in (0, 1):
-        desk.report(worker, Synchronized(own(202)))
-    desk.close()
-    desk.lose(1)
+        harness.report(worker, Synchronized(own(202)))
+    harness.close()
+    harness.lose(1)
 
 
-def converse_about_everything(desk):
+def converse_about_everything(harness):
     """Every instruction of a client, so that the log has every command that it makes."""
-    converse(desk)
-    desk.join()
-    session = desk.open()
+    converse(harness)
+    harness.join()
+    session = harness.open()
 
     def mine(number):
         return (session << SESSION_SHIFT) + number
 
     def tell(*batch):
-        desk.tell(*batch, session=session)
+        harness.tell(*batch, session=session)
 
     pair = DeviceMesh([2], ["x"], [0, 2])
     tell(DefineSite(mine(1), "train.py", 30, "step"), DefineScope(mine(2), "forward"), DefineOp(mine(3), ADD))
@@ -83,15 +83,15 @@ def converse_about_everything(desk):
     tell(RunOp(mine(3), (mine(5), mine(5)), (mine(6),), (), mine(2), mine(1)), LocateTensor(mine(7), mine(6)))
     tell(ReadTraffic(mine(8), watch=True), ReadStats(mine(9)), ReadTimeline(mine(10), limit=8))
     for worker in (0, 2):
-        desk.report(worker, Traffic(mine(8), {}))
-        desk.report(worker, Stats(mine(9), WorkerStats(1, 2, 3, {})))
-        desk.report(worker, TimelineReport(mine(10), (), 0))
+        harness.report(worker, Traffic(mine(8), {}))
+        harness.report(worker, Stats(mine(9), WorkerStats(1, 2, 3, {})))
+        harness.report(worker, TimelineReport(mine(10), (), 0))
     tell(FetchTensor(mine(11), mine(6)))
-    desk.lose(2)
+    harness.lose(2)
     failure = msgspec.structs.replace(FAILURE, origin=mine(6))
-    desk.report(0, OpFailed(session, failure))
+    harness.report(0, OpFailed(session, failure))
     tell(FetchTensor(mine(12), mine(4)))
-    desk.report(0, Failed(mine(12), failure))
+    harness.report(0, Failed(mine(12), failure))
     tell(FetchTensor(mine(13), mine(99)), ForgetOps((mine(3),)), Goodbye())
 
 
@@ -121,7 +121,7 @@ def misaligned(lines):
 
 
 def test_the_header_names_the_columns_with_their_units():
-    header = logged(lambda desk: None)[0]
+    header = logged(lambda harness: None)[0]
     assert tuple(re.split(r"\s{2,}", header.strip())) == COLUMNS
 
 
@@ -134,20 +134,20 @@ def test_every_column_begins_at_the_same_place():
 def test_long_names_and_many_ids_do_not_move_the_columns():
     ids = tuple(own(number) for number in range(1_000_000, 1_000_012))
 
-    def long(desk):
-        desk.open()
-        desk.tell(DefineSite(1, "train.py", 12, "step"))
-        desk.create(*ids)
-        desk.define(OP, signature(LONG_OP, 12, (SMALL,) * 3))
-        desk.tell(run(OP, ids, (own(1_000_100), own(1_000_101), own(1_000_102)), site=1), FreeTensors(ids))
+    def long(harness):
+        harness.open()
+        harness.tell(DefineSite(1, "train.py", 12, "step"))
+        harness.create(*ids)
+        harness.define(OP, signature(LONG_OP, 12, (SMALL,) * 3))
+        harness.tell(run(OP, ids, (own(1_000_100), own(1_000_101), own(1_000_102)), site=1), FreeTensors(ids))
 
     assert misaligned(logged(long, workers=1)) == []
 
 
 def test_two_hundred_workers_and_clients_do_not_move_the_columns():
-    def crowd(desk):
+    def crowd(harness):
         for _ in range(200):
-            desk.open()
+            harness.open()
 
     assert misaligned(logged(crowd, workers=200)) == []
 
@@ -228,9 +228,9 @@ def test_a_path_that_cannot_be_written_is_an_error(tmp_path):
 def test_a_line_is_in_the_file_as_soon_as_the_message_has_passed(tmp_path):
     path = tmp_path / "log"
     log = open_log(str(path))
-    desk = DispatcherHarness(1, log)
+    harness = DispatcherHarness(1, log)
     assert len(path.read_text().splitlines()) == 2  # the header, and the worker that joined
-    desk.open()
+    harness.open()
     assert "client 1" in path.read_text().splitlines()[-1]
     log._file.close()
 

@@ -32,7 +32,9 @@ def scopes_of(work):
         code: key[0] + ("" if key[1] is None or key[1].asks else "~") for key, code in session.scoping._codes.items()
     }
     ops = [
-        (session.signatures[op.code].op.split(".")[1], codes.get(op.scope, "-")) for op in sent if isinstance(op, RunOp)
+        (session.signatures[op.op_id].op.split(".")[1], codes.get(op.scope, "-"))
+        for op in sent
+        if isinstance(op, RunOp)
     ]
-    assert all(isinstance(record, DefineScope) is False or record.code in codes for record in sent)
+    assert all(isinstance(record, DefineScope) is False or record.scope_id in codes for record in sent)
     return result, ops

@@ -308,7 +308,7 @@ def test_a_client_that_takes_nothing_is_given_a_limited_amount(server, fault):
 
 def test_a_session_that_makes_the_server_hold_too_much_is_ended(monkeypatch, fault):
     monkeypatch.setattr("gt.dispatcher.read_limits.MAX_UNREAD", 0)
-    monkeypatch.setattr("gt.dispatcher.read_limits.MAX_HELD", 5)
+    monkeypatch.setattr("gt.dispatcher.read_limits.MAX_QUEUED", 5)
     server = RecordingServer()
     with contextlib.closing(server):
         server.hear(b"worker", hello("worker"))
@@ -316,7 +316,7 @@ def test_a_session_that_makes_the_server_hold_too_much_is_ended(monkeypatch, fau
         for number in range(0, 6, 2):
             told = server.hear(b"client", *[FetchTensor(own(number + more), own(99)) for more in (0, 1)])
         assert [type(message) for message in told] == [Refused] and "6 instructions with 0 bytes wait" in told[0].reason
-        assert b"client" not in server._peers
+        assert b"client" not in server.peers.by_identity
         fault("a client takes no answers and asks for more without end", "its session is ended, and it is told why")
 
 
@@ -325,8 +325,8 @@ def test_a_failed_read_gives_its_place_free(monkeypatch):
     with contextlib.closing(server):
         server.hear(b"worker", hello("worker"))
         server.hear(b"client", hello("client"))
-        server._peers[b"client"].reading.begin(own(1), 1 << 30)
+        server.peers.by_identity[b"client"].reading.begin(own(1), 1 << 30)
         assert server.hear(b"client", FetchTensor(own(2), own(99))) == []
-        server._send([ToClient(1, Rejected(own(1), "gone"))])
-        server._check(server._peers[b"client"])
+        server.delivery.send([ToClient(1, Rejected(own(1), "gone"))])
+        server._check(server.peers.by_identity[b"client"])
         assert [type(message) for to, message in server.sent if to == b"client"] == [Rejected, Rejected]

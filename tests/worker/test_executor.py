@@ -3,14 +3,14 @@
 import pytest
 
 from gt.core.messages import (
+    DefineOp,
     Failed,
     OpFailed,
+    QueryOp,
+    RunOp,
     Segment,
     WorkerCreateTensor,
-    WorkerDefineOp,
     WorkerFetchTensor,
-    WorkerQueryOp,
-    WorkerRunOp,
 )
 from gt.worker.engines import PyTorchEngine
 from gt.worker.executor import Executor
@@ -25,9 +25,7 @@ def worker(number, op=ADD):
     executor = Executor(number, PyTorchEngine("cpu"), None, None, owns_buffers=False)
     shapes = {A: SMALL, B: meta(3)}
     creates = [WorkerCreateTensor(ident, shape, Segment("", 0), SITE) for ident, shape in shapes.items()]
-    assert (
-        executor.run([WorkerDefineOp(OP, op), *creates], [bytearray(shape.nbytes) for shape in shapes.values()]) == []
-    )
+    assert executor.run([DefineOp(OP, op), *creates], [bytearray(shape.nbytes) for shape in shapes.values()]) == []
     return executor
 
 
@@ -40,7 +38,7 @@ def test_a_failed_op_is_known_by_what_it_would_have_given(op):
     origins = set()
     for number in range(2):
         executor = worker(number, op)
-        (news,) = told(executor, WorkerRunOp(OP, (A, B), (C,), (), 0, SITE))
+        (news,) = told(executor, RunOp(OP, (A, B), (C,), (), 0, SITE))
         (answer,) = told(executor, WorkerFetchTensor(REQUEST, C, False))
         assert (type(news), type(answer)) == (OpFailed, Failed) and news.failure == answer.failure
         assert (news.session, news.failure.worker, news.failure.site) == (1, number, SITE)
@@ -50,19 +48,19 @@ def test_a_failed_op_is_known_by_what_it_would_have_given(op):
 
 def test_what_depends_on_a_failure_is_that_failure():
     executor = worker(0)
-    (news,) = told(executor, WorkerRunOp(OP, (A, B), (C,), (), 0, SITE), WorkerRunOp(OP, (A, C), (D,), (), 0, OTHER))
+    (news,) = told(executor, RunOp(OP, (A, B), (C,), (), 0, SITE), RunOp(OP, (A, C), (D,), (), 0, OTHER))
     assert told(executor, WorkerFetchTensor(REQUEST, D, False)) == [Failed(REQUEST, news.failure)]
 
 
 def test_the_same_op_fails_anew_each_time():
     executor = worker(0)
-    reports = told(executor, *[WorkerRunOp(OP, (A, B), (ident,), (), 0, SITE) for ident in (C, D)])
+    reports = told(executor, *[RunOp(OP, (A, B), (ident,), (), 0, SITE) for ident in (C, D)])
     assert [report.failure.origin for report in reports] == [C, D]
 
 
 def test_a_failed_query_is_known_by_its_request():
     executor = worker(0, signature("aten.add.Tensor", 2))
-    (answer,) = told(executor, WorkerQueryOp(REQUEST, OP, (A, B), (), C, (), 0, SITE))
+    (answer,) = told(executor, QueryOp(REQUEST, OP, (A, B), (), C, (), 0, SITE))
     assert isinstance(answer, Failed) and (answer.own, answer.failure.origin) == (True, REQUEST)
 
 

@@ -6,21 +6,21 @@ import pytest
 import zmq
 
 from gt.core.messages import (
+    DefineOp,
     Failed,
     Fetched,
     OpFailed,
     Queried,
+    QueryOp,
     Report,
+    RunOp,
     Segment,
+    Synchronize,
     Synchronized,
     WorkerCreateTensor,
-    WorkerDefineOp,
     WorkerFetchTensor,
     WorkerHostStore,
     WorkerJoinStore,
-    WorkerQueryOp,
-    WorkerRunOp,
-    WorkerSynchronize,
 )
 from gt.core.signatures import Input, ListArg, Signature
 from gt.wire import shared_memory
@@ -51,7 +51,7 @@ class Bench:
         self.executor = Executor(0, PyTorchEngine("cpu"), self.exchange, self._worker._export, owns_buffers=True)
 
     def tell(self, *commands, payloads=()):
-        self._worker._work(self.executor, encode([*commands, WorkerSynchronize(0)], payloads))
+        self._worker._work(self.executor, encode([*commands, Synchronize(0)], payloads))
         reports, payloads = Decoder(Report).decode(self._router.recv_multipart()[1:])
         self.bytes = [join(payload) for payload in payloads]
         assert reports.pop() == Synchronized(0)
@@ -75,7 +75,7 @@ def create(ident, shape=SMALL, name="", nbytes=16):
 
 
 def run(inputs, outputs):
-    return WorkerRunOp(OP, inputs, outputs, (), 0, 0)
+    return RunOp(OP, inputs, outputs, (), 0, 0)
 
 
 @pytest.mark.parametrize(
@@ -130,13 +130,13 @@ def test_a_tensor_that_is_not_there_fails_who_asks_for_it(bench):
 
 
 def test_an_op_on_a_tensor_that_is_not_there_fails(bench):
-    (news,) = bench.tell(WorkerDefineOp(OP, signature("aten.relu.default", 1, (SMALL,))), run((A,), (B,)))
+    (news,) = bench.tell(DefineOp(OP, signature("aten.relu.default", 1, (SMALL,))), run((A,), (B,)))
     assert (news.failure.origin, news.failure.kind) == (B, "KeyError")
 
 
 def test_a_query_of_a_tensor_that_is_not_there_fails(bench):
-    op = WorkerDefineOp(OP, signature("aten.nonzero.default", 1))
-    (answer,) = bench.tell(op, WorkerQueryOp(REQUEST, OP, (A,), (), C, (), 0, 0))
+    op = DefineOp(OP, signature("aten.nonzero.default", 1))
+    (answer,) = bench.tell(op, QueryOp(REQUEST, OP, (A,), (), C, (), 0, 0))
     assert isinstance(answer, Failed) and (answer.own, answer.failure.kind) == (True, "KeyError")
 
 
@@ -144,14 +144,14 @@ TWICE = Signature("aten._foreach_neg_.default", (ListArg((Input(0), Input(1))),)
 
 
 def test_a_tensor_that_is_written_at_two_places_has_two_versions(bench):
-    bench.tell(WorkerDefineOp(OP, TWICE), create(A), payloads=[[bytes(16)]])
+    bench.tell(DefineOp(OP, TWICE), create(A), payloads=[[bytes(16)]])
     bench.tell(run((A, A), (B, C)))
     assert bench.executor.store[B] is bench.executor.store[C]
 
 
 def test_a_query_that_writes_a_tensor_at_two_places_is_answered(bench):
-    bench.tell(WorkerDefineOp(OP, TWICE), create(A), payloads=[[bytes(16)]])
-    (answer,) = bench.tell(WorkerQueryOp(REQUEST, OP, (A, A), (B, C), D, (), 0, 0))
+    bench.tell(DefineOp(OP, TWICE), create(A), payloads=[[bytes(16)]])
+    (answer,) = bench.tell(QueryOp(REQUEST, OP, (A, A), (B, C), D, (), 0, 0))
     assert isinstance(answer, Queried) and answer.written == (SMALL, SMALL)
 
 

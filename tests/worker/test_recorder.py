@@ -10,21 +10,20 @@ import gt
 from gt.client import session as sessions
 from gt.core.messages import (
     RAN_AT_ONCE,
+    FreeTensors,
     Lost,
     Ran,
     ReadTimeline,
+    RunOp,
     TimelineRead,
     TimelineReport,
-    WorkerFreeTensors,
-    WorkerReadTimeline,
-    WorkerRunOp,
     WorkerTimeline,
 )
 from gt.core.meta import TensorMeta
 from gt.dispatcher.outgoing import ToClient, ToWorkers
 from gt.worker.exchange.interface import Swap
 from gt.worker.recorder import Recorder
-from tests.dispatcher_harness import REQUEST, REQUEST2, answers, desk_with
+from tests.dispatcher_harness import REQUEST, REQUEST2, answers, harness_with
 from tests.records import RAN, own
 
 
@@ -157,31 +156,31 @@ def test_a_query_and_a_failing_op_are_recorded(embedded):
 
 
 def test_every_worker_is_asked_and_the_client_gets_one_answer():
-    desk = desk_with(2)
-    assert desk.tell(ReadTimeline(REQUEST, 7)) == [ToWorkers((0, 1), WorkerReadTimeline(REQUEST, 7))]
-    assert desk.report(1, TimelineReport(REQUEST, (RAN,), 3)) == []
+    harness = harness_with(2)
+    assert harness.tell(ReadTimeline(REQUEST, 7)) == [ToWorkers((0, 1), ReadTimeline(REQUEST, 7))]
+    assert harness.report(1, TimelineReport(REQUEST, (RAN,), 3)) == []
     told = (WorkerTimeline(1, (RAN,), 3), WorkerTimeline(0, (), 0))
-    assert desk.report(0, TimelineReport(REQUEST, (), 0)) == [ToClient(1, TimelineRead(REQUEST, told))]
+    assert harness.report(0, TimelineReport(REQUEST, (), 0)) == [ToClient(1, TimelineRead(REQUEST, told))]
 
 
 def test_a_timeline_cannot_be_read_from_a_lost_worker():
-    desk = desk_with(2)
-    desk.tell(ReadTimeline(REQUEST, 7))
-    assert answers(desk.lose(1))[0] == Lost(REQUEST, 1, 1001, "was killed", "aten.mm")
-    assert desk.report(0, TimelineReport(REQUEST, (), 0)) == []
+    harness = harness_with(2)
+    harness.tell(ReadTimeline(REQUEST, 7))
+    assert answers(harness.lose(1))[0] == Lost(REQUEST, 1, 1001, "was killed", "aten.mm")
+    assert harness.report(0, TimelineReport(REQUEST, (), 0)) == []
 
 
 def test_a_timeline_cannot_be_read_where_nobody_is():
-    desk = desk_with(1)
-    desk.lose(0)
-    (answer,) = answers(desk.tell(ReadTimeline(REQUEST2, 7)))
+    harness = harness_with(1)
+    harness.lose(0)
+    (answer,) = answers(harness.tell(ReadTimeline(REQUEST2, 7)))
     assert answer.request == REQUEST2 and not isinstance(answer, TimelineRead)
 
 
 # --- The worker -------------------------------------------------------------------------------------------------------
 
-OP = WorkerRunOp(own(1), (), (own(5),), (), 2, 3)
-FOREIGN = WorkerRunOp(own(1, 2), (), (), (), 0, 3)
+OP = RunOp(own(1), (), (own(5),), (), 2, 3)
+FOREIGN = RunOp(own(1, 2), (), (), (), 0, 3)
 
 
 @pytest.fixture
@@ -208,7 +207,7 @@ def test_a_recorder_is_on_while_a_session_wants_to_know(recorder):
 def test_a_command_is_recorded_with_its_op_scope_and_line(recorder):
     recorder.take(1, 5)
     run(recorder, OP)
-    run(recorder, WorkerFreeTensors((own(5),)))
+    run(recorder, FreeTensors((own(5),)))
     told = (Ran("aten.x.default", 3, "forward", 10, 20), Ran("free", 0, "", 30, 40))
     assert recorder.take(1, 0) == (told, 0)
 

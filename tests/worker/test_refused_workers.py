@@ -8,7 +8,7 @@ import msgspec
 import pytest
 
 from gt.core.errors import SettingsError
-from gt.core.messages import Hello, Refused, Report, Synchronized, Welcome, WorkerSynchronize
+from gt.core.messages import Hello, Refused, Report, Synchronize, Synchronized, Welcome
 from gt.version import __version__
 from gt.wire.codec import Decoder, encode
 from gt.wire.keys import find_keys, make_keys, write_keys
@@ -52,7 +52,7 @@ def test_a_worker_whose_old_name_is_refused_joins_again(door, fault):
     door.say(first, Refused("a message without a hello"))
     second = door.welcome(1)
     assert second != first
-    door.say(second, WorkerSynchronize(7))
+    door.say(second, Synchronize(7))
     assert door.hear() == (second, Synchronized(7))
     fault("a server refuses a message of a worker that it has given up", "the worker joins again with nothing")
 

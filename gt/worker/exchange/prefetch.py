@@ -10,7 +10,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from operator import length_hint
 from typing import Any
 
-from gt.core.messages import Command, WorkerRunOp
+from gt.core.messages import Command, RunOp
 from gt.worker.exchange.interface import Swap
 from gt.worker.programs import ProgramKernel
 
@@ -36,9 +36,9 @@ class ReceivePrefetch:
         for place in range(max(begun, self._searched), len(self._commands)):
             self._searched = place
             command = self._commands[place]
-            if type(command) is not WorkerRunOp:
+            if type(command) is not RunOp:
                 continue
-            kernel = kernels.get(command.code)
+            kernel = kernels.get(command.op_id)
             if kernel is None:
                 return None  # the batch defines it before
             if isinstance(kernel, ProgramKernel):

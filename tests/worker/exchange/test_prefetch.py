@@ -4,7 +4,7 @@ import pytest
 import torch
 
 import gt
-from gt.core.messages import WorkerFreeTensors, WorkerRunOp
+from gt.core.messages import FreeTensors, RunOp
 from gt.core.signatures import Move, Program, Whole
 from gt.sharding.spec import DeviceMesh
 from gt.sharding.spec_text import parse_spec
@@ -65,7 +65,7 @@ NEXT = Swap((0, 1), {}, {0: SMALL})
 
 
 def run(code):
-    return WorkerRunOp(code, (), (), (), 0, 0)
+    return RunOp(code, (), (), (), 0, 0)
 
 
 @pytest.mark.parametrize(
@@ -82,7 +82,7 @@ def run(code):
 )
 def test_the_next_that_receives_is_found(codes, found):
     ahead = ReceivePrefetch()
-    following = ahead.follow([run(code) if code else WorkerFreeTensors((own(9),)) for code in codes])
+    following = ahead.follow([run(code) if code else FreeTensors((own(9),)) for code in codes])
     next(following)
     assert ahead.next_receive(KERNELS) == found
 

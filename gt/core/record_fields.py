@@ -1,0 +1,79 @@
+"""What records declare about their fields: the ids they name, the session they belong to, the bytes they carry.
+
+The declarations are the types of the fields in `gt.core.messages`, so a new message needs no entry in a table.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from functools import cache
+from itertools import chain
+from operator import attrgetter
+from typing import Any, NamedTuple, TypeAlias, get_args, get_type_hints
+
+from msgspec import Struct
+
+from gt.core.ids import IdRole, session_of
+from gt.core.messages import Answer, Command, Instruction, Report
+
+ReadIds: TypeAlias = Callable[[Any], Sequence[int]]
+
+
+class IdFields(NamedTuple):
+    """Functions that read the ids of a record: all of them, and those that it gives to new tensors. `first_result`
+    is the name of the field with the first id of a query's results."""
+
+    all: ReadIds
+    new: ReadIds
+    first_result: str | None
+
+
+@cache
+def id_fields(kind: type[Struct]) -> IdFields:
+    hints = get_type_hints(kind, include_extras=True)
+    roles = {name: role for name, hint in hints.items() if (role := _role(hint)) is not None}
+    tuples = frozenset(name for name in roles if get_args(hints[name])[0] is not int)
+    new = [name for name, role in roles.items() if role is IdRole.NEW]
+    first_result = next((name for name, role in roles.items() if role is IdRole.FIRST_RESULT), None)
+    return IdFields(_reader(roles, tuples), _reader(new, tuples), first_result)
+
+
+def _role(hint: object) -> IdRole | None:
+    return next((part for part in get_args(hint) if isinstance(part, IdRole)), None)
+
+
+def _reader(names: Iterable[str], tuples: frozenset[str]) -> ReadIds:
+    """A function that reads the ids in some fields, the fields with one id first. Made once for a kind of record and
+    called for each instruction of a client, so the cases differ in how little they do."""
+    one, several = [name for name in names if name not in tuples], [name for name in names if name in tuples]
+    if not several:
+        return _read_each(one)
+    if not one and len(several) == 1:
+        return attrgetter(several[0])
+    read_one, read_several = _read_each(one), _read_each(several)
+    return lambda record: (*read_one(record), *chain.from_iterable(read_several(record)))
+
+
+def _read_each(names: Sequence[str]) -> Callable[[Any], tuple[Any, ...]]:
+    """The values of fields as a tuple, which `attrgetter` makes of two and more only."""
+    if len(names) > 1:
+        return attrgetter(*names)
+    if not names:
+        return lambda record: ()
+    read = attrgetter(names[0])
+    return lambda record: (read(record),)
+
+
+def owner_of(record: Struct) -> int:
+    """The session that a record belongs to, told by its first id; 0 if it names none."""
+    ids = id_fields(type(record)).all(record)
+    return session_of(ids[0]) if ids else 0
+
+
+PAYLOAD_RECORDS = frozenset(
+    kind
+    for union in (Instruction, Command, Report, Answer)
+    for kind in get_args(union)
+    if "segment" in kind.__struct_fields__
+)
+"""The records with the bytes of a tensor. The bytes travel beside the records, in the same order."""

@@ -1,0 +1,81 @@
+"""Sends the dispatcher's messages to their peers, in as few messages on the wire as possible."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any, TypeAlias
+
+from gt.core.messages import MAX_BATCH, Answer, Failed, Fetched, Lost, Rejected
+from gt.dispatcher.outgoing import Outgoing, ToClient, ToWorkers
+from gt.dispatcher.peers import PeerTable
+from gt.wire.codec import Payload, encode_batches, encode_once, uncounted_bytes
+from gt.wire.links import Router
+
+Deliver: TypeAlias = Callable[[Answer, Payload | None], None]
+
+
+@dataclass
+class _Batch:
+    """Messages for one peer that are sent together."""
+
+    messages: list[Any] = field(default_factory=list)
+    payloads: list[Payload] = field(default_factory=list)
+
+
+class Delivery:
+    """`local_sessions` are sessions of this process, whose answers are handed over by a call."""
+
+    def __init__(self, router: Router, peers: PeerTable) -> None:
+        self._router = router
+        self._peers = peers
+        self.local_sessions: dict[int, Deliver] = {}
+
+    def send(self, outgoing: Sequence[Outgoing]) -> None:
+        """Each worker gets its commands in the order of the dispatcher."""
+        batches: dict[bytes, _Batch] = {}
+        for item in outgoing:
+            if isinstance(item, ToClient) and (deliver := self.local_sessions.get(item.session)):
+                deliver(item.answer, item.buffer)  # type: ignore[arg-type]
+                continue
+            for identity, message in self._addressed(item):
+                batch = batches.get(identity)
+                if batch is not None and len(batch.messages) == MAX_BATCH:
+                    self.send_to(identity, batch.messages, batch.payloads)
+                    batch = None
+                if batch is None:
+                    batch = batches[identity] = _Batch()
+                batch.messages.append(message)
+                if item.buffer is not None:
+                    batch.payloads.append(item.buffer)  # type: ignore[arg-type]
+        for identity, batch in batches.items():
+            self.send_to(identity, batch.messages, batch.payloads)
+
+    def _addressed(self, item: Outgoing) -> list[tuple[bytes, Any]]:
+        """A message for each connected peer that it is for. A command for several workers is encoded once."""
+        if isinstance(item, ToWorkers):
+            is_shared = len(item.workers) > 1 and item.buffer is None
+            message: Any = encode_once(item.command) if is_shared else item.command
+            identities = [self._peers.workers.get(worker) for worker in item.workers]
+        else:
+            self._count_read(item)
+            message, identities = item.answer, [self._peers.clients.get(item.session)]
+        return [(identity, message) for identity in identities if identity is not None]
+
+    def _count_read(self, item: ToClient) -> None:
+        """A failed read brings no bytes."""
+        peer = self._peers.client(item.session)
+        if peer is None:
+            return
+        if isinstance(item.answer, Failed | Lost | Rejected):
+            peer.reading.end(item.answer.request)
+        elif isinstance(item.answer, Fetched):
+            peer.reading.note_fetched(item.answer)
+
+    def send_to(self, identity: bytes, messages: Sequence[Any], payloads: Sequence[Payload] = ()) -> None:
+        batches = encode_batches(messages, payloads)
+        for frames in batches:
+            self._router.send(identity, frames)
+        peer = self._peers.by_identity.get(identity)
+        if peer is not None and peer.is_client:
+            peer.reading.note_sent(uncounted_bytes(messages, [frame for frames in batches for frame in frames]))

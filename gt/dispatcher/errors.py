@@ -1,0 +1,44 @@
+"""Why an instruction is not carried out. `rejection.py` turns each of these into an answer to the client.
+
+    InvalidInstruction   the client made an error
+    ├── UnknownId        it names something that does not exist
+    └── IdInUse          it gives a new thing an id that is taken
+    NoValue              an input has no value
+    NoWorkers            every worker is lost
+
+Any other exception is an error of GT itself.
+"""
+
+from __future__ import annotations
+
+from typing import TypeAlias
+
+from gt.core.ids import short_id
+from gt.core.messages import Failure
+
+Cause: TypeAlias = int | Failure
+"""Why a tensor has no value: the id of a lost worker, or the failure of an op."""
+
+
+class InvalidInstruction(Exception):
+    pass
+
+
+class UnknownId(InvalidInstruction):
+    def __init__(self, what: str, ident: int) -> None:
+        super().__init__(f"there is no {what} {short_id(ident)}")
+
+
+class IdInUse(InvalidInstruction):
+    def __init__(self, what: str, ident: int) -> None:
+        super().__init__(f"{what} {short_id(ident)} is there already; each one needs an id of its own")
+
+
+class NoValue(Exception):
+    def __init__(self, cause: Cause, what: str) -> None:
+        super().__init__(f"{what} has no value because of {cause}")
+        self.cause = cause
+
+
+class NoWorkers(Exception):
+    pass

@@ -1,0 +1,64 @@
+"""The key-value store at which workers form process groups: one worker hosts it, all others join it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from gt.core.errors import ProtocolError
+from gt.core.messages import Joined, StoreReady, WorkerHostStore, WorkerJoinStore
+from gt.dispatcher.outgoing import MessageQueue
+from gt.dispatcher.state import State
+
+
+class GroupStore:
+    """Workers can exchange tensors once all of them know the store. Until then one worker does all the work."""
+
+    def __init__(self, state: State, outgoing: MessageQueue) -> None:
+        self._state = state
+        self._outgoing = outgoing
+
+    def add_worker(self, ident: int) -> None:
+        """Let a new worker join the store, or start one."""
+        if self._state.store is not None:
+            self._outgoing.command((ident,), self._state.store)
+            self.set_ready((ident,))
+        else:
+            self.choose_host()
+
+    def choose_host(self) -> None:
+        """Choose the worker that hosts the store, and start it there as soon as there is a second worker."""
+        workers = self._state.workers
+        if not workers or self._state.store is not None:
+            return
+        if self._state.store_host not in workers:
+            self._state.set_store(min(workers), None)
+            if len(workers) > 1:
+                self._outgoing.command((self._state.store_host,), WorkerHostStore())
+        elif len(workers) == 2:
+            self._outgoing.command((self._state.store_host,), WorkerHostStore())
+        self.set_ready((self._state.store_host,))
+
+    def lose_host(self) -> None:
+        """The host is lost: no worker is ready until another one hosts a new store."""
+        self._state.set_store(self._state.store_host, None)
+        self._state.set_ready(self._state.workers, ready=False)
+        self.choose_host()
+
+    def announce(self, worker: int, ready: StoreReady) -> None:
+        """Send the address of the store to all workers. The host may report it twice."""
+        if worker != self._state.store_host or not 0 < ready.port < 1 << 16:
+            raise ProtocolError(f"worker {worker} was not asked for a store, or has none at port {ready.port}")
+        if self._state.store is not None:
+            return
+        store = WorkerJoinStore("127.0.0.1", ready.port, worker)
+        self._state.set_store(self._state.store_host, store)
+        self._outgoing.command(tuple(self._state.workers), store)
+        self.set_ready(self._state.workers)
+
+    def set_ready(self, workers: Iterable[int]) -> None:
+        """Workers get commands from now on, and clients are told of them."""
+        new = [ident for ident in workers if not self._state.workers[ident].ready]
+        self._state.set_ready(new)
+        for session in self._state.sessions:
+            for ident in new:
+                self._outgoing.answer(session, Joined(self._state.workers[ident].info))

@@ -1,0 +1,108 @@
+"""Handshakes: workers join at once, clients wait until enough workers are ready."""
+
+from __future__ import annotations
+
+import logging
+import os
+import secrets
+from collections.abc import Generator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+from gt.core.errors import ProtocolError
+from gt.core.messages import Hello, Waiting, Welcome, WorkerInfo
+from gt.dispatcher.delivery import Deliver, Delivery
+from gt.dispatcher.dispatcher import Dispatcher
+from gt.dispatcher.peers import Peer, PeerTable
+from gt.version import __version__
+from gt.wire import shared_memory
+from gt.wire.liveness import start_mark, this_host
+
+log = logging.getLogger("gt.dispatcher")
+
+
+@contextmanager
+def isolated(what: str) -> Generator[None]:
+    """Around the work for one peer: an error of GT in it is logged, and the other peers are served."""
+    try:
+        yield
+    except Exception:
+        log.exception("%s could not be dealt with", what)
+
+
+@dataclass
+class _WaitingClient:
+    """A client that was not welcomed yet. `told` is the reason it was told last."""
+
+    hello: Hello
+    told: str = ""
+
+
+class Handshakes:
+    def __init__(self, dispatcher: Dispatcher, peers: PeerTable, delivery: Delivery, log_path: str) -> None:
+        self._dispatcher = dispatcher
+        self._peers = peers
+        self._delivery = delivery
+        self._log_path = log_path
+        self._waiting: dict[bytes, _WaitingClient] = {}
+
+    def greet(self, identity: bytes, hello: Hello) -> None:
+        if hello.role == "worker":
+            self._welcome_worker(identity, hello)
+        elif hello.role == "client":
+            self._waiting[identity] = _WaitingClient(hello)
+        else:
+            raise ProtocolError(f"{hello.role!r} is not a role; clients and workers connect here")
+        self.welcome_waiting()
+
+    def forget(self, identity: bytes) -> None:
+        self._waiting.pop(identity, None)
+
+    def _welcome_worker(self, identity: bytes, hello: Hello) -> None:
+        shares = hello.progress and hello.host == this_host()
+        if shares and not hello.progress.startswith(f"gt-{hello.pid}-"):
+            raise ProtocolError(f"segment {hello.progress} is not one of process {hello.pid}")
+        progress: Sequence[int] = shared_memory.take(hello.progress, 16).cast("q") if shares else (0, 0)
+        mark = start_mark(hello.pid)  # before the worker joins: this fails if too many files are open
+        ident, outgoing = self._dispatcher.join_worker(hello.device, hello.host, hello.pid)
+        self._peers.add(identity, Peer(hello, ident, mark, progress=progress))
+        self._delivery.send_to(identity, [Welcome(__version__, ident, os.getpid(), this_host())])
+        log.info("worker %d joined (%s, pid %d)", ident, hello.device, hello.pid)
+        self._delivery.send(outgoing)
+
+    def open_local_session(self, deliver: Deliver) -> Welcome:
+        """Open a session for this process. Its answers are passed to `deliver`."""
+        ident = self._dispatcher.open_session(this_host(), os.getpid())
+        self._delivery.local_sessions[ident] = deliver
+        return Welcome(__version__, ident, os.getpid(), this_host(), self._dispatcher.ready_workers())
+
+    def welcome_waiting(self) -> None:
+        """Welcome the clients for which enough workers are ready now."""
+        if not self._waiting:
+            return
+        ready = self._dispatcher.ready_workers()
+        for identity, client in list(self._waiting.items()):
+            with isolated("the welcome of a client"):
+                if len(ready) >= max(1, client.hello.wants_workers):
+                    del self._waiting[identity]
+                    self._welcome_client(identity, client.hello, ready)
+                else:
+                    self._explain_wait(identity, client, len(ready))
+
+    def _welcome_client(self, identity: bytes, hello: Hello, ready: tuple[WorkerInfo, ...]) -> None:
+        mark = start_mark(hello.pid)
+        ident = self._dispatcher.open_session(hello.host, hello.pid)
+        token = secrets.token_hex(16)
+        self._peers.add(identity, Peer(hello, ident, mark, token=token))
+        welcome = Welcome(__version__, ident, os.getpid(), this_host(), ready, token, self._log_path)
+        self._delivery.send_to(identity, [welcome])
+        log.info("client %d joined (pid %d)", ident, hello.pid)
+
+    def _explain_wait(self, identity: bytes, client: _WaitingClient, ready: int) -> None:
+        reason = (
+            f"{ready} of {client.hello.wants_workers} workers have joined the server; "
+            f"start more with: python -m gt.worker --host localhost -p PORT"
+        )
+        if reason != client.told:
+            client.told = reason
+            self._delivery.send_to(identity, [Waiting(reason)])

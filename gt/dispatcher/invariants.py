@@ -1,0 +1,71 @@
+"""The invariants of the dispatcher's state, checked by tests after every message."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+
+from gt.core.ids import session_of
+from gt.dispatcher.state import State
+from gt.dispatcher.tensor_records import TensorRecord
+from gt.sharding.spec import DeviceMesh
+
+
+def check_invariants(state: State) -> None:
+    assert not state.undo.inverses, "a change was neither committed nor undone"
+    _check_tensors(state)
+    _check_byte_counts(state)
+    _check_owners(state)
+    _check_requests(state)
+    _check_plans(state)
+
+
+def _check_tensors(state: State) -> None:
+    """No id is used twice: not by a tensor with and one without a value, a copy or a former value."""
+    assert not state.tensors.keys() & state.missing.keys()
+    assert state.copies.keys() <= state.tensors.keys() and all(state.copies.values())
+    assert state.former_values.keys() <= state.missing.keys()
+    ids = [copy for copies in state.copies.values() for copy in copies.values()]
+    ids += [former.ident for former in state.former_values.values()]
+    assert len(set(ids)) == len(ids) and not (state.tensors.keys() | state.missing.keys()) & set(ids)
+
+
+def _check_byte_counts(state: State) -> None:
+    """`bytes_on` is the sum over tensors, copies and former values, which are on living workers."""
+    counted: dict[DeviceMesh, int] = {}
+    former = {former.ident: former.tensor for former in state.former_values.values()}
+    for ident, tensor in (state.tensors | former).items():
+        assert tensor.spec.is_partition(tensor.meta.shape), (ident, tensor.spec)
+        for spec in (tensor.spec, *state.copies.get(ident, {})):
+            assert set(spec.mesh.workers) <= state.workers.keys(), (ident, spec)
+            assert len(spec.dims) == len(tensor.meta.shape), (ident, spec)
+            counted[spec.mesh] = counted.get(spec.mesh, 0) + TensorRecord.of(tensor.meta, spec).nbytes
+    assert counted == {mesh: nbytes for mesh, nbytes in state.bytes_on.items() if nbytes or mesh in counted}
+
+
+def _check_owners(state: State) -> None:
+    """Nothing is left of sessions that have ended."""
+    owned: Mapping[str, Iterable[int]] = {
+        "tensor": (*state.tensors, *state.missing),
+        "request": state.pending,
+        "op": [op_id for worker in state.workers.values() for op_id in worker.known_ops],
+    }
+    for what, idents in owned.items():
+        assert all(session_of(ident) in state.sessions for ident in idents), what
+
+
+def _check_requests(state: State) -> None:
+    """No request waits for a lost worker."""
+    assert not state.workers.keys() & state.dead_workers.keys()
+    for request, pending in state.pending.items():
+        assert pending.waiting_for and pending.waiting_for <= state.workers.keys(), (request, pending)
+    assert state.may_resize == {ident for pending in state.pending.values() for ident, _ in pending.written}
+
+
+def _check_plans(state: State) -> None:
+    """Plans are for living workers, and each program belongs to one plan."""
+    for session in state.sessions.values():
+        plans = [*session.moves.values(), *[plan for op in session.ops.values() for plan in op.plans.values()]]
+        for cached in plans:
+            assert set(cached.plan.workers) <= state.workers.keys(), cached
+            assert cached.plan.program is None or cached.op_id in session.programs, cached
+        assert len(session.programs) == len([cached for cached in plans if cached.plan.program is not None])

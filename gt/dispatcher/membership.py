@@ -1,0 +1,112 @@
+"""Workers and sessions that come and go."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+
+from gt.core.messages import Lost, Rejected, WorkerDefineScope, WorkerEndSession
+from gt.dispatcher.fair_queue import FairQueue
+from gt.dispatcher.group_store import GroupStore
+from gt.dispatcher.outgoing import MessageQueue
+from gt.dispatcher.plan_cache import PlanCache
+from gt.dispatcher.records import DeadWorker, SessionRecord
+from gt.dispatcher.rejection import describe_mistake
+from gt.dispatcher.replicas import Replicas
+from gt.dispatcher.reports import Reports
+from gt.dispatcher.state import State
+from gt.dispatcher.transactions import Transactions
+
+log = logging.getLogger("gt.dispatcher")
+
+
+class Membership:
+    def __init__(
+        self,
+        state: State,
+        outgoing: MessageQueue,
+        transactions: Transactions,
+        replicas: Replicas,
+        plan_cache: PlanCache,
+        fair_queue: FairQueue,
+        store: GroupStore,
+    ) -> None:
+        self._state = state
+        self._outgoing = outgoing
+        self._transactions = transactions
+        self._replicas = replicas
+        self._plan_cache = plan_cache
+        self._fair_queue = fair_queue
+        self._store = store
+
+    def join_worker(self, device: str, host: str, pid: int) -> int:
+        with self._transactions.begin():
+            ident = self._state.add_worker(device, host, pid).info.worker
+            self._outgoing.observe("CONNECT", f"worker {ident}", None)
+            for session in self._state.sessions.values():
+                for scope_id, scope in session.scopes.items():
+                    command = WorkerDefineScope(session.ident, scope_id, scope.name, scope.compile)
+                    self._outgoing.command((ident,), command)
+            self._store.add_worker(ident)
+        return ident
+
+    def make_ready(self, worker: int) -> None:
+        """A worker needs no store to exchange tensors with the others."""
+        with self._transactions.begin():
+            self._store.set_ready((worker,))
+
+    def lose_worker(self, ident: int, dead: DeadWorker, reports: Reports) -> None:
+        """Remove a lost worker. The requests that wait for it fail first; each session then loses its tensors in a
+        transaction of its own."""
+        with self._transactions.begin():
+            self._outgoing.observe("DISCONNECT", f"worker {ident}", None)
+            self._state.remove_worker(ident, dead)
+            reports.lose_worker(ident)
+        if ident == self._state.store_host:
+            with self._transactions.begin():
+                self._store.lose_host()
+        tensors = self._state.tensors_on(ident)
+        for session in list(self._state.sessions.values()):
+            self._lose_worker_of(session, tensors.get(session.ident, []), ident)
+        with self._transactions.begin():
+            self._state.forget_meshes_of(ident)
+        self._fair_queue.lose_worker(ident)
+
+    def _lose_worker_of(self, session: SessionRecord, tensors: Sequence[int], worker: int) -> None:
+        """An error of GT in one session's losses ends that session, and no other."""
+        try:
+            with self._transactions.begin():
+                self._lose_parts(session, tensors, worker)
+        except Exception as error:
+            log.exception("the session of client %d ends because of a mistake of GT", session.ident)
+            with self._transactions.begin():
+                self._outgoing.answer(session.ident, Rejected(0, describe_mistake(error)))
+                self.remove_session(session.ident)
+
+    def _lose_parts(self, session: SessionRecord, tensors: Sequence[int], worker: int) -> None:
+        """Take a lost worker from the tensors and plans of a session, and tell the client."""
+        losses = self._state.lose_parts(tensors, worker)
+        self._outgoing.free(losses.useless)
+        for ident, copy in losses.promoted:
+            self._replicas.rename(session, self._state.tensors[ident], copy, ident, 0)
+        self._plan_cache.forget(session, self._state.forget_plans_on(session, worker))
+        self._outgoing.answer(session.ident, Lost(0, worker, *self._state.dead_workers[worker]))
+
+    def open_session(self, host: str, pid: int) -> int:
+        with self._transactions.begin():
+            ident = self._state.add_session(host, pid).ident
+            self._outgoing.observe("CONNECT", f"client {ident}", None)
+        return ident
+
+    def end_session(self, ident: int) -> None:
+        with self._transactions.begin():
+            self.remove_session(ident)
+
+    def remove_session(self, ident: int) -> None:
+        """Remove a session here and on the workers. Part of a transaction."""
+        if ident not in self._state.sessions:
+            return
+        self._outgoing.observe("DISCONNECT", f"client {ident}", None)
+        self._fair_queue.forget_session(ident)
+        self._state.remove_session(ident)
+        self._outgoing.command(tuple(self._state.workers), WorkerEndSession(ident))

@@ -1,0 +1,121 @@
+"""Op definitions of a session, with the plans that were made for them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import NamedTuple, TypeAlias
+
+from gt.core.errors import LayoutError
+from gt.core.meta import TensorMeta
+from gt.core.signatures import Signature, SpecRecord
+from gt.dispatcher.errors import InvalidInstruction
+from gt.dispatcher.planner import Plan
+from gt.dispatcher.tensor_records import TensorRecord
+from gt.sharding.placements import require_fit
+from gt.sharding.spec import ShardingSpec, spec_of
+from gt.signals.policy import Policy
+
+InputLayout: TypeAlias = ShardingSpec | tuple[ShardingSpec, ...]
+"""The layout of an input; with copies, a tuple of its layout and theirs."""
+
+PlanKey: TypeAlias = tuple[Policy | InputLayout | tuple[int, int] | str, ...]
+MoveKey: TypeAlias = tuple[TensorMeta, ShardingSpec, ShardingSpec]
+_REDUCES_FIRST = "reduces first"
+
+
+def plan_key(
+    policy: Policy | None,
+    layouts: tuple[InputLayout, ...],
+    aliased_inputs: Mapping[int, int] | None = None,
+    reduces_first: bool = False,
+) -> PlanKey:
+    """The key of a cached plan: everything about a call that its plan depends on, the op aside. Hot path: the common
+    call has no aliased inputs."""
+    if not aliased_inputs and not reduces_first:
+        return layouts if policy is None else (policy, *layouts)
+    key: PlanKey = (*layouts, *(aliased_inputs or {}).items())
+    if policy is not None:
+        key = (policy, *key)
+    return (_REDUCES_FIRST, *key) if reduces_first else key
+
+
+class CachedPlan(NamedTuple):
+    """A plan with the id by which a RunOp names it: `op_id` is that of its program or, without one, of the op itself.
+    `results` are the records of the new tensors. `moves`: some input is taken in another layout than it has. `meets`:
+    the workers exchange tensors. `is_plain`: no input moves, no gathering is told, and any scalars will do."""
+
+    plan: Plan
+    op_id: int
+    results: tuple[TensorRecord, ...]
+    moves: bool
+    meets: bool
+    is_plain: bool
+
+
+class OpRecord(NamedTuple):
+    """A signature and the plans made for it. `takes` counts the inputs, `gives` new tensors and new versions. `layout`
+    is that of the outputs, if the user gave one, and `nbytes` their size."""
+
+    op_id: int
+    signature: Signature
+    takes: int
+    gives: int
+    layout: ShardingSpec | None
+    plans: dict[PlanKey, CachedPlan]
+    nbytes: int
+
+    def aliased_inputs(self, inputs: tuple[int, ...]) -> dict[int, int]:
+        """Maps each input that aliases a written one to that one's position. Raises InvalidInstruction for a tensor
+        that is written at two positions: it would have two new versions."""
+        if not self.signature.writes or len(set(inputs)) == len(inputs):
+            return {}
+        written = {inputs[position]: position for position in self.signature.writes}
+        if len(written) < len(self.signature.writes):
+            raise InvalidInstruction(
+                f"{self.signature.op} writes {self.signature.writes} of {inputs}: one tensor at two positions"
+            )
+        return {
+            position: target
+            for position, ident in enumerate(inputs)
+            if (target := written.get(ident, position)) != position
+        }
+
+    def require_fit(self, inputs: tuple[int, ...], outputs: tuple[int, ...]) -> dict[int, int]:
+        """Check the number of tensors of a call; returns its aliased inputs."""
+        if len(inputs) != self.takes or len(outputs) != self.gives:
+            raise InvalidInstruction(f"{self.signature.op} takes {self.takes} tensors and gives {self.gives}")
+        return self.aliased_inputs(inputs)
+
+    def require_fit_of_query(self, inputs: tuple[int, ...], written: tuple[int, ...]) -> None:
+        writes = len(self.signature.writes)
+        if len(inputs) != self.takes or len(written) != writes:
+            raise InvalidInstruction(f"{self.signature.op} takes {self.takes} tensors and writes {writes}")
+        self.aliased_inputs(inputs)
+
+    @classmethod
+    def of(cls, op_id: int, signature: Signature) -> OpRecord:
+        takes, writes, outputs = len(signature.paths), signature.writes, signature.outputs
+        if len(set(writes)) < len(writes) or not all(0 <= position < takes for position in writes):
+            raise InvalidInstruction(f"{signature.op} of {takes} tensors cannot write {writes}")
+        layout = layout_of(signature.layout) if signature.layout is not None else None
+        if layout is not None:
+            for meta in outputs:
+                require_layout_fit(layout, meta)
+        nbytes = sum(meta.nbytes for meta in outputs)
+        return cls(op_id, signature, takes, len(outputs) + len(writes), layout, {}, nbytes)
+
+
+def layout_of(record: SpecRecord) -> ShardingSpec:
+    """The layout that a client describes. Raises InvalidInstruction if there is no such layout."""
+    try:
+        return spec_of(record)
+    except ValueError as error:
+        raise InvalidInstruction(str(error)) from None
+
+
+def require_layout_fit(layout: ShardingSpec, meta: TensorMeta) -> None:
+    """Raises InvalidInstruction if a tensor cannot have a layout."""
+    try:
+        require_fit(layout, meta)
+    except LayoutError as error:
+        raise InvalidInstruction(str(error)) from None

@@ -1,0 +1,58 @@
+"""The clients and workers that are connected to the server."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from gt.core.messages import Hello
+from gt.dispatcher.read_limits import ReadLimits
+from gt.wire.liveness import this_host
+
+
+@dataclass
+class Peer:
+    """A client or worker after its hello. `ident` is a session or a worker's id, and `start_mark` identifies its
+    process. `progress` shows the op id and the site of a worker's current command. `token` is the secret of a session.
+    The connection of a peer that is `lost` has ended."""
+
+    hello: Hello
+    ident: int
+    start_mark: str
+    mistakes: int = 0
+    progress: Sequence[int] = (0, 0)
+    token: str = ""
+    reading: ReadLimits = field(default_factory=ReadLimits)
+    lost: bool = False
+
+    @property
+    def is_client(self) -> bool:
+        return self.hello.role == "client"
+
+    @property
+    def is_of_this_machine(self) -> bool:
+        return self.hello.host == this_host()
+
+
+class PeerTable:
+    """Peers by the identities that the router gives connections; identities of `clients` by session, and of `workers`
+    by worker id."""
+
+    def __init__(self) -> None:
+        self.by_identity: dict[bytes, Peer] = {}
+        self.clients: dict[int, bytes] = {}
+        self.workers: dict[int, bytes] = {}
+
+    def add(self, identity: bytes, peer: Peer) -> None:
+        self.by_identity[identity] = peer
+        (self.clients if peer.is_client else self.workers)[peer.ident] = identity
+
+    def remove(self, peer: Peer) -> None:
+        identity = (self.clients if peer.is_client else self.workers).pop(peer.ident, None)
+        if identity is not None:
+            del self.by_identity[identity]
+
+    def client(self, session: int) -> Peer | None:
+        """None for a session of this process."""
+        identity = self.clients.get(session)
+        return self.by_identity[identity] if identity is not None else None

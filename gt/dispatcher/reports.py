@@ -1,0 +1,73 @@
+"""Reports of workers: replies to requests, and failures of ops."""
+
+from __future__ import annotations
+
+from gt.core.errors import ProtocolError
+from gt.core.ids import session_of
+from gt.core.messages import Failed, OpFailed, StoreReady
+from gt.dispatcher.deferred_failures import DeferredFailure, DeferredFailures
+from gt.dispatcher.group_store import GroupStore
+from gt.dispatcher.outgoing import Buffer, MessageQueue
+from gt.dispatcher.records import Reply
+from gt.dispatcher.requests import Requests
+from gt.dispatcher.state import State
+from gt.dispatcher.transactions import Transactions
+
+
+class Reports:
+    """Each method is one transaction: a report that raises ProtocolError changes nothing."""
+
+    def __init__(
+        self, state: State, outgoing: MessageQueue, transactions: Transactions, requests: Requests, store: GroupStore
+    ) -> None:
+        self._state = state
+        self._outgoing = outgoing
+        self._transactions = transactions
+        self._requests = requests
+        self._store = store
+        self._deferred_failures = DeferredFailures(state)
+
+    def take(self, worker: int, report: OpFailed | StoreReady | Reply, buffer: Buffer | None) -> None:
+        if isinstance(report, OpFailed):
+            self._require_own_failure(worker, report)
+        elif isinstance(report, Failed):
+            self._requests.require_asked(worker, report)
+        if isinstance(report, OpFailed | Failed) and self._deferred_failures.defer(worker, report):
+            return
+        with self._transactions.begin():
+            if isinstance(report, OpFailed | Failed):
+                self._pass_on((worker, report))
+            elif isinstance(report, StoreReady):
+                self._store.announce(worker, report)
+            else:
+                self._requests.add_reply(worker, report, buffer)
+
+    def note_process_check(self) -> None:
+        """The processes of workers were checked: pass on the failures that no loss explains."""
+        with self._transactions.begin():
+            for failure in self._deferred_failures.take_unexplained():
+                self._pass_on(failure)
+
+    def lose_worker(self, worker: int) -> None:
+        """Fail the requests that wait for a lost worker, or that failed because of it. Part of a transaction."""
+        self._requests.lose_worker(worker)
+        for failure in self._deferred_failures.take_explained(worker):
+            self._pass_on(failure)
+
+    def _pass_on(self, deferred: DeferredFailure) -> None:
+        """Answer the request that failed, or tell the client of a failed op, unless it was told of the lost worker that
+        explains the failure."""
+        worker, report = deferred
+        if isinstance(report, Failed):
+            if self._requests.is_waiting_for(worker, report.request):
+                self._requests.add_reply(worker, report, None)
+        elif self._state.lost_peer(report.failure) is None and not self._state.has_ended(report.session):
+            self._outgoing.answer(report.session, report)
+
+    def _require_own_failure(self, worker: int, failed: OpFailed) -> None:
+        """A worker may report failures only to sessions whose ops it runs."""
+        if self._state.has_ended(failed.session):
+            return
+        origin, workers = failed.failure.origin, self._state.sessions[failed.session].workers
+        if worker not in workers or (origin and session_of(origin) != failed.session):
+            raise ProtocolError(f"worker {worker} was given nothing of session {failed.session} that could have failed")

@@ -1,0 +1,57 @@
+"""Records of tensors: with a value, without one, and before a failed write. `State` owns and changes them."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from gt.core.meta import ITEM_BYTES, TensorMeta
+from gt.dispatcher.errors import Cause
+from gt.sharding.cost import memory_bytes
+from gt.sharding.spec import DeviceMesh, ShardingSpec
+
+
+class TensorRecord(NamedTuple):
+    """A tensor on workers. Many tensors share one record, so it has no id. `nbytes` is the largest number of bytes that
+    one worker holds of it. A tensor that is not `pinned` was placed by default: the first scope that uses it moves it
+    for good."""
+
+    meta: TensorMeta
+    spec: ShardingSpec
+    nbytes: int
+    pinned: bool
+
+    @classmethod
+    def of(cls, meta: TensorMeta, spec: ShardingSpec, pinned: bool | None = None) -> TensorRecord:
+        """With `pinned` None, a tensor on several workers is pinned and one on a single worker is not."""
+        nbytes = memory_bytes(spec, meta.shape, ITEM_BYTES[meta.dtype])
+        return cls(meta, spec, nbytes, spec.mesh.size > 1 if pinned is None else pinned)
+
+
+class MissingValue(NamedTuple):
+    """A tensor without a value, and the cause."""
+
+    meta: TensorMeta
+    cause: Cause
+
+
+class FormerValue(NamedTuple):
+    """The value of a tensor before a write that failed: `ident` is its id on the workers, `until` the id that the first
+    failed write should have given it."""
+
+    ident: int
+    tensor: TensorRecord
+    until: int
+
+
+class Losses(NamedTuple):
+    """Consequences of a lost worker. `useless` are parts on other workers that must be freed, with their meshes.
+    `promoted` are tensors whose copy takes their place, with the ids of the copies."""
+
+    useless: list[tuple[int, DeviceMesh]]
+    promoted: list[tuple[int, int]]
+
+
+def mesh_without(mesh: DeviceMesh, worker: int) -> DeviceMesh | None:
+    """The other workers of a mesh as a one-dimensional mesh; None if there are none."""
+    rest = [member for member in mesh.workers if member != worker]
+    return DeviceMesh([len(rest)], ["w"], rest) if rest else None

@@ -1,0 +1,308 @@
+"""The tensors of all sessions: their layouts, copies and sizes, and those without a value.
+
+The base of `State`. Together with `state.py` the only file that changes the state, always through the undo log.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+from gt.core.ids import session_of, short_id
+from gt.core.messages import Span
+from gt.core.meta import TensorMeta
+from gt.dispatcher.errors import Cause, IdInUse, InvalidInstruction, NoValue, UnknownId
+from gt.dispatcher.tensor_records import FormerValue, Losses, MissingValue, TensorRecord, mesh_without
+from gt.dispatcher.undo_log import UndoLog
+from gt.sharding.spec import DeviceMesh, ShardingSpec, whole
+
+
+@dataclass
+class TensorTables:
+    """Tables by tensor id.
+
+    `tensors` have a value, `missing` have none. `copies` are other layouts in which a tensor exists too, with the ids
+    of these copies on the workers. `former_values` holds, for missing tensors that should have been written, the value
+    before the write. `may_resize` are tensors that an unanswered query may resize. `bytes_on` counts the bytes on each
+    worker of a mesh.
+    """
+
+    tensors: dict[int, TensorRecord] = field(default_factory=dict)
+    copies: dict[int, dict[ShardingSpec, int]] = field(default_factory=dict)
+    bytes_on: dict[DeviceMesh, int] = field(default_factory=dict)
+    missing: dict[int, MissingValue] = field(default_factory=dict)
+    former_values: dict[int, FormerValue] = field(default_factory=dict)
+    may_resize: set[int] = field(default_factory=set)
+    undo: UndoLog = field(default_factory=UndoLog, compare=False, repr=False)
+
+    # Lookup
+
+    def tensor(self, ident: int) -> TensorRecord:
+        """Raises NoValue for a tensor without a value and UnknownId for no tensor at all."""
+        found = self.tensors.get(ident)
+        if found is None:
+            if ident in self.missing:
+                raise NoValue(self.missing[ident].cause, f"tensor {short_id(ident)}")
+            raise UnknownId("tensor", ident)
+        return found
+
+    def meta(self, ident: int) -> TensorMeta:
+        """The meta of a tensor, even if it has no value."""
+        return self.missing[ident].meta if ident in self.missing else self.tensor(ident).meta
+
+    def tensors_of(self, session: int) -> list[int]:
+        """The tensors of a session, with or without a value."""
+        return [ident for ident in (*self.tensors, *self.missing) if session_of(ident) == session]
+
+    def tensors_on(self, worker: int) -> dict[int, list[int]]:
+        """By session, the tensors of which a worker holds a part, a part of a copy, or a part of a former value."""
+        found: dict[int, list[int]] = {}
+        for ident in sorted((*self.tensors, *self.former_values)):
+            tensor = self.tensors[ident] if ident in self.tensors else self.former_values[ident].tensor
+            if any(worker in spec.mesh for spec in (tensor.spec, *self.copies.get(ident, ()))):
+                found.setdefault(session_of(ident), []).append(ident)
+        return found
+
+    def require_new(self, idents: Sequence[int]) -> None:
+        """Raises InvalidInstruction if ids for new tensors repeat or are taken."""
+        if len(set(idents)) < len(idents):
+            raise InvalidInstruction(f"one id is given to several new tensors: {', '.join(map(short_id, idents))}")
+        for ident in idents:
+            if ident in self.tensors or ident in self.missing or ident in self.may_resize:
+                raise IdInUse("tensor", ident)
+        if self.former_values and not {former.ident for former in self.former_values.values()}.isdisjoint(idents):
+            raise InvalidInstruction("an id is used again that a written tensor had")
+
+    def readable_version(self, ident: int) -> FormerValue | None:
+        """The last value of a tensor that workers hold, with `until` 0 if no write to it has failed; None if there is
+        no such value."""
+        if ident in self.former_values:
+            return self.former_values[ident]
+        return FormerValue(ident, self.tensors[ident], 0) if ident in self.tensors else None
+
+    def span(self, ident: int, spans: Mapping[int, Mapping[int, Span]]) -> Span:
+        """When a tensor had the value that can be read, from the spans of each worker's part. A whole tensor on several
+        workers is read on the first of them."""
+        version = self.readable_version(ident)
+        if version is None:
+            return Span(0, 0)
+        local, tensor, until = version
+        workers = tensor.spec.mesh.workers[:1] if tensor.spec.is_whole else tensor.spec.mesh.workers
+        return _common_span([spans[worker][local] for worker in workers if local in spans.get(worker, ())], until)
+
+    # Changes
+
+    def add_tensor(self, ident: int, tensor: TensorRecord) -> None:
+        assert ident not in self.tensors and ident not in self.missing, f"tensor {short_id(ident)} is there already"
+        self.undo.put(self.tensors, ident, tensor)
+        self._count_bytes(tensor.spec.mesh, tensor.nbytes)
+
+    def apply_results(
+        self, writes: Sequence[int], inputs: Sequence[int], outputs: Sequence[int], results: Sequence[TensorRecord]
+    ) -> Sequence[tuple[int, DeviceMesh]]:
+        """Add the outputs of an op; a written input continues under a new id and its old id is removed. Returns the
+        copies of the written inputs, to be freed. Hot path, and the last change of an instruction, after which nothing
+        can fail: not recorded in the undo log."""
+        tensors, bytes_on = self.tensors, self.bytes_on
+        copies: Sequence[tuple[int, DeviceMesh]] = ()
+        if writes:
+            results = self._with_pins_of_inputs(writes, inputs, results)
+            copies = [copy for position in writes for copy in self._consume(inputs[position])]
+        for position, tensor in enumerate(results):  # a zip takes longer
+            tensors[outputs[position]] = tensor
+            mesh = tensor.spec.mesh
+            bytes_on[mesh] = bytes_on.get(mesh, 0) + tensor.nbytes
+        return copies
+
+    def _consume(self, ident: int) -> list[tuple[int, DeviceMesh]]:
+        if ident in self.copies:
+            return self.remove(ident)[1:]
+        tensor = self.tensors.pop(ident)
+        self.bytes_on[tensor.spec.mesh] -= tensor.nbytes
+        return []
+
+    def _with_pins_of_inputs(
+        self, writes: Sequence[int], inputs: Sequence[int], results: Sequence[TensorRecord]
+    ) -> tuple[TensorRecord, ...]:
+        """The results of an op, whose new versions are pinned if the written inputs are."""
+        count = len(results) - len(writes)
+        pins = [self.tensors[inputs[position]].pinned for position in writes]
+        versions = [
+            tensor if tensor.pinned == pinned else tensor._replace(pinned=pinned)
+            for tensor, pinned in zip(results[count:], pins, strict=True)
+        ]
+        return (*results[:count], *versions)
+
+    def set_layout(self, ident: int, spec: ShardingSpec) -> None:
+        """Another layout of the same value; copies stay."""
+        before = self.tensors[ident]
+        after = TensorRecord.of(before.meta, spec, pinned=True)
+        self._count_bytes(before.spec.mesh, -before.nbytes)
+        self.undo.put(self.tensors, ident, after)
+        self._count_bytes(spec.mesh, after.nbytes)
+
+    def resize(self, ident: int, meta: TensorMeta) -> list[tuple[int, DeviceMesh]]:
+        """A whole tensor was resized by a query. Returns its copies, to be freed."""
+        mesh = self.tensors[ident].spec.mesh
+        copies = self.remove(ident)[1:]
+        self.add_tensor(ident, TensorRecord.of(meta, whole(mesh, len(meta.shape))))
+        return copies
+
+    def pin(self, idents: Sequence[int]) -> None:
+        """Tensors that a scope uses in their present layout keep it."""
+        for ident in idents:
+            tensor = self.tensors[ident]
+            if not tensor.pinned:
+                self.undo.put(self.tensors, ident, tensor._replace(pinned=True))
+
+    def add_copy(self, ident: int, spec: ShardingSpec, copy: int) -> None:
+        self.undo.put(self.copies, ident, {**self.copies.get(ident, {}), spec: copy})
+        self._count_bytes(spec.mesh, TensorRecord.of(self.tensors[ident].meta, spec).nbytes)
+
+    def drop_copy(self, ident: int, spec: ShardingSpec) -> int | None:
+        """Remove the copy in one layout; returns its id, None if there is no such copy."""
+        rest = dict(self.copies.get(ident, {}))
+        copy = rest.pop(spec, None)
+        if copy is None:
+            return None
+        self._count_bytes(spec.mesh, -TensorRecord.of(self.tensors[ident].meta, spec).nbytes)
+        if rest:
+            self.undo.put(self.copies, ident, rest)
+        else:
+            self.undo.drop(self.copies, ident)
+        return copy
+
+    def remove(self, ident: int) -> list[tuple[int, DeviceMesh]]:
+        """Remove a tensor and its copies; returns their ids and meshes, the tensor's own first."""
+        if ident in self.missing:
+            self.undo.drop(self.missing, ident)
+            return self._remove_former_value(ident)
+        if ident not in self.tensors:
+            return []
+        tensor = self.undo.drop(self.tensors, ident)
+        self._count_bytes(tensor.spec.mesh, -tensor.nbytes)
+        freed = [(ident, tensor.spec.mesh)]
+        if ident in self.copies:
+            for spec, copy in self.undo.drop(self.copies, ident).items():
+                self._count_bytes(spec.mesh, -TensorRecord.of(tensor.meta, spec).nbytes)
+                freed.append((copy, spec.mesh))
+        return freed
+
+    def _remove_former_value(self, ident: int) -> list[tuple[int, DeviceMesh]]:
+        if ident not in self.former_values:
+            return []
+        former = self.undo.drop(self.former_values, ident)
+        self._count_bytes(former.tensor.spec.mesh, -former.tensor.nbytes)
+        return [(former.ident, former.tensor.spec.mesh)]
+
+    def free(self, idents: Sequence[int]) -> dict[DeviceMesh, list[int]]:
+        """Remove tensors and their copies; returns their ids by mesh. Hot path, and like `apply_results` the last
+        change of an instruction: not recorded in the undo log."""
+        tensors, copies, bytes_on = self.tensors, self.copies, self.bytes_on
+        freed: dict[DeviceMesh, list[int]] = {}
+        for ident in idents:
+            tensor = tensors.get(ident)
+            if tensor is None or ident in copies:
+                for copy, mesh in self.remove(ident):
+                    freed.setdefault(mesh, []).append(copy)
+                continue
+            del tensors[ident]
+            mesh = tensor.spec.mesh
+            bytes_on[mesh] -= tensor.nbytes
+            if mesh in freed:
+                freed[mesh].append(ident)
+            else:
+                freed[mesh] = [ident]
+        return freed
+
+    def _count_bytes(self, mesh: DeviceMesh, nbytes: int) -> None:
+        self.undo.put(self.bytes_on, mesh, self.bytes_on.get(mesh, 0) + nbytes)
+
+    # Missing values
+
+    def mark_missing(self, ident: int, meta: TensorMeta, cause: Cause) -> None:
+        """Add a tensor without a value."""
+        self.undo.put(self.missing, ident, MissingValue(meta, cause))
+
+    def mark_write_failed(self, old: int, new: int, cause: Cause) -> list[tuple[int, DeviceMesh]]:
+        """A tensor that should have been written continues under its new id without a value. The value before the write
+        is kept until the tensor is freed. Returns the copies, to be freed."""
+        self.mark_missing(new, self.meta(old), cause)
+        if old in self.missing:
+            self.undo.drop(self.missing, old)
+            if old in self.former_values:
+                self.undo.put(self.former_values, new, self.undo.drop(self.former_values, old))
+            return []
+        tensor = self.tensors[old]
+        copies = self.remove(old)[1:]
+        self._keep_former_value(new, FormerValue(old, tensor, new))
+        return copies
+
+    def _keep_former_value(self, ident: int, former: FormerValue) -> None:
+        self.undo.put(self.former_values, ident, former)
+        self._count_bytes(former.tensor.spec.mesh, former.tensor.nbytes)
+
+    def lose_parts(self, idents: Sequence[int], worker: int) -> Losses:
+        """Take a lost worker's parts from tensors. A tensor that other workers hold whole, or in a copy, keeps its
+        value; any other becomes a missing value."""
+        losses = Losses([], [])
+        for ident in idents:
+            if ident in self.former_values:
+                self._lose_part_of_former_value(losses, ident, worker)
+                continue
+            tensor = self.tensors[ident]
+            for spec in [spec for spec in self.copies.get(ident, {}) if worker in spec.mesh]:
+                _add_useless(losses, self.drop_copy(ident, spec), spec.mesh, worker)
+            if worker in tensor.spec.mesh:
+                self._lose_part(losses, ident, tensor, worker)
+        return losses
+
+    def _lose_part_of_former_value(self, losses: Losses, ident: int, worker: int) -> None:
+        old, tensor, until = self.former_values[ident]
+        self._remove_former_value(ident)
+        rest = mesh_without(tensor.spec.mesh, worker)
+        if rest is not None and tensor.spec.is_whole:
+            kept = TensorRecord.of(tensor.meta, whole(rest, len(tensor.meta.shape)), tensor.pinned)
+            self._keep_former_value(ident, FormerValue(old, kept, until))
+        else:
+            _add_useless(losses, old, tensor.spec.mesh, worker)
+
+    def _lose_part(self, losses: Losses, ident: int, tensor: TensorRecord, worker: int) -> None:
+        rest = mesh_without(tensor.spec.mesh, worker)
+        if rest is not None and tensor.spec.is_whole:
+            self.set_layout(ident, whole(rest, len(tensor.meta.shape)))
+            return
+        _add_useless(losses, ident, tensor.spec.mesh, worker)
+        copies = self.copies.get(ident, {})
+        spec = next((spec for spec in copies if spec.is_partition(tensor.meta.shape)), None)
+        if spec is not None:
+            losses.promoted.append((ident, copies[spec]))
+            self.drop_copy(ident, spec)
+            self.set_layout(ident, spec)
+        else:
+            losses.useless.extend((copy, spec.mesh) for spec, copy in copies.items())
+            self.remove(ident)
+            self.mark_missing(ident, tensor.meta, worker)
+
+    def forget_meshes_of(self, worker: int) -> None:
+        """Drop the byte counts of meshes with a lost worker: no tensor is on them any more."""
+        for mesh in [mesh for mesh in self.bytes_on if worker in mesh]:
+            self.undo.drop(self.bytes_on, mesh)
+
+
+def _add_useless(losses: Losses, ident: int | None, mesh: DeviceMesh, worker: int) -> None:
+    rest = mesh_without(mesh, worker)
+    if ident is not None and rest is not None:
+        losses.useless.append((ident, rest))
+
+
+def _common_span(parts: Sequence[Span], until: int) -> Span:
+    """The span in which all parts of a tensor had their readable values."""
+    if not parts:
+        return Span(0, 0)
+    ends = [end for end in (*[part.until for part in parts], until) if end]
+    since = max(part.since for part in parts) if all(part.since for part in parts) else 0
+    kept = [(part.kept_since, part.kept_until) for part in parts]
+    if not all(first for first, _ in kept):
+        return Span(since, min(ends, default=0))
+    return Span(since, min(ends, default=0), max(first for first, _ in kept), min(last for _, last in kept))
