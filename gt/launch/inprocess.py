@@ -16,8 +16,9 @@ from gt.dispatcher.outgoing import Outgoing, ToClient, ToWorkers
 from gt.version import __version__
 from gt.wire.channel import Buffer
 from gt.worker.engines import make_engine
-from gt.worker.exchange.interface import MemoryExchange, run_interleaved
-from gt.worker.executor import Executor, Fill
+from gt.worker.exchange import make_exchange
+from gt.worker.exchange.memory import run_interleaved
+from gt.worker.executor import Executor, WriteBytes
 
 
 class InProcessChannel:
@@ -28,10 +29,7 @@ class InProcessChannel:
     def __init__(self, workers: int, backend: str, observer: Observer | None = None) -> None:
         self.office = Dispatcher(observer)
         self._observer = observer
-        exchange = MemoryExchange()
-        self.executors = [
-            Executor(number, make_engine(backend), exchange, _export, owns_buffers=False) for number in range(workers)
-        ]
+        self.executors = [_make_executor(number, backend) for number in range(workers)]
         for executor in self.executors:
             self.office.join_worker(executor.engine.device, "here", os.getpid())
             self.office.make_ready(executor.worker)
@@ -123,7 +121,12 @@ class InProcessChannel:
             self._observer.close()
 
 
-def _export(nbytes: int, shared: bool, fill: Fill) -> tuple[str, memoryview]:
+def _make_executor(worker: int, backend: str) -> Executor:
+    engine = make_engine(backend)
+    return Executor(worker, engine, make_exchange("memory", worker, engine.device), _export, owns_buffers=False)
+
+
+def _export(nbytes: int, is_shared: bool, write: WriteBytes) -> tuple[str, memoryview]:
     data = np.empty(nbytes, dtype=np.uint8).data
-    fill(data)
+    write(data)
     return "", data

@@ -27,10 +27,10 @@ from gt.wire import shared_memory
 from gt.wire.codec import Decoder, encode, join
 from gt.wire.links import open_link
 from gt.worker.engines import PyTorchEngine
-from gt.worker.exchange.interface import MemoryExchange
+from gt.worker.exchange.memory import MemoryExchange
 from gt.worker.executor import Executor
 from gt.worker.failed_value import FailedValue
-from gt.worker.server import Worker
+from gt.worker.process import WorkerProcess
 from tests.records import SMALL, meta, own, signature
 
 OP, A, B, C, D, REQUEST = own(100), *map(own, range(1, 5)), own(50)
@@ -45,13 +45,13 @@ class Bench:
         self._router = self._context.socket(zmq.ROUTER)
         self._router.setsockopt(zmq.RCVTIMEO, 10_000)
         self._router.bind(f"ipc://{directory}/server")
-        self._worker = Worker(f"ipc://{directory}/server", "pytorch", "cpu")
+        self._worker = WorkerProcess(f"ipc://{directory}/server", "pytorch", "cpu")
         self._worker._link = open_link(f"ipc://{directory}/server", directory, 0, 0)
         self.exchange = MemoryExchange()
         self.executor = Executor(0, PyTorchEngine("cpu"), self.exchange, self._worker._export, owns_buffers=True)
 
     def tell(self, *commands, payloads=()):
-        self._worker._work(self.executor, encode([*commands, WorkerSynchronize(0)], payloads))
+        self._worker._run_batch(self.executor, encode([*commands, WorkerSynchronize(0)], payloads))
         reports, payloads = Decoder(Report).decode(self._router.recv_multipart()[1:])
         self.bytes = [join(payload) for payload in payloads]
         assert reports.pop() == Synchronized(0)

@@ -56,8 +56,8 @@ def valid_ctc(given: Arguments) -> None:
     in_range("target_lengths", lambda _: longest + 1)(given)
     if targets.dim() == 2:
         require_shape(given, ("targets",), (batch, longest), "it has a row for each one of log_probs")
-        places = torch.arange(longest, device=targets.device)
-        used = targets[places < torch.tensor(lengths, device=targets.device).unsqueeze(1)]
+        positions = torch.arange(longest, device=targets.device)
+        used = targets[positions < torch.tensor(lengths, device=targets.device).unsqueeze(1)]
     elif targets.dim() == 1 and sum(lengths) == longest:
         used = targets
     else:
@@ -69,8 +69,8 @@ def valid_ctc(given: Arguments) -> None:
 def valid_ctc_backward(given: Arguments) -> None:
     steps, batch, _ = given["log_probs"].shape
     lengths = _numbers(given["target_lengths"])
-    places = 2 * max(lengths, default=0) + 1
-    require_shape(given, ("log_alpha",), (batch, steps, places), "the forward op gives that")
+    positions = 2 * max(lengths, default=0) + 1
+    require_shape(given, ("log_alpha",), (batch, steps, positions), "the forward op gives that")
     require_shape(given, ("grad", "neg_log_likelihood"), (batch,), "one number for each row")
 
 

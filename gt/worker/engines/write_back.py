@@ -12,9 +12,9 @@ def write_through(base: torch.Tensor, view: Callable[[torch.Tensor], torch.Tenso
     if base.is_complex():
         _write_through_complex(base, view, value)
         return
-    places = view(torch.arange(base.numel(), device=base.device).reshape(base.shape)).reshape(-1)
+    positions = view(torch.arange(base.numel(), device=base.device).reshape(base.shape)).reshape(-1)
     flat = base.reshape(-1)
-    flat[places] = value.reshape(-1)
+    flat[positions] = value.reshape(-1)
     base.copy_(flat.reshape(base.shape))
 
 
@@ -24,9 +24,9 @@ def _write_through_complex(
     """A view may be of the real or the imaginary parts, and of what is conjugated. So both parts of each element are
     numbered, from one on: in the view of these numbers, a sign says that the view holds the negative of the part."""
     numbers = torch.arange(1.0, 2 * base.numel() + 1, dtype=torch.float64, device=base.device)
-    places = _parts(view(torch.view_as_complex(numbers.reshape(*base.shape, 2))))
+    positions = _parts(view(torch.view_as_complex(numbers.reshape(*base.shape, 2))))
     parts = _parts(base).reshape(-1)
-    parts[places.abs().long() - 1] = _parts(value) * places.sign().to(parts.dtype)
+    parts[positions.abs().long() - 1] = _parts(value) * positions.sign().to(parts.dtype)
     base.copy_(torch.view_as_complex(parts.reshape(*base.shape, 2)))
 
 

@@ -5,7 +5,7 @@ import torch
 
 import gt
 from gt.worker.engines import make_engine
-from gt.worker.engines.cleared_memory import leaves_memory
+from gt.worker.engines.cleared_memory import leaves_unwritten
 from tests.subprocesses import free_port, running, start, wait_for_workers
 
 SECRET = 12345.5
@@ -99,5 +99,5 @@ def test_gaps_between_elements_are_zero():
 
 @pytest.mark.parametrize("op", ["aten.add.Tensor", "aten.zeros.default", "aten.mm.default"])
 def test_ops_that_write_all_of_their_results_are_not_wrapped(op):
-    assert not leaves_memory(op)
+    assert not leaves_unwritten(op)
     assert type(ENGINE._overload(op)) is type(make_engine("pytorch", "cpu")._overload(op))

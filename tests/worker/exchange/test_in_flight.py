@@ -11,15 +11,15 @@ import gt
 from gt.client import session as sessions
 from gt.worker.exchange.in_flight import InFlightSends
 
-PARCEL = torch.zeros(10, dtype=torch.uint8)
+BUFFER = torch.zeros(10, dtype=torch.uint8)
 
 
-class Post:
-    """Notes which works were waited for."""
+class Sender:
+    """Records the works that were waited for."""
 
     def __init__(self, limit=25):
         self.waited = []
-        self.sent = InFlightSends(self.wait, limit)
+        self.in_flight = InFlightSends(self.wait, limit)
 
     def wait(self, work):
         self.waited.append(work)
@@ -27,43 +27,43 @@ class Post:
             raise RuntimeError("Connection closed by peer")
 
     def send(self, peer, *works):
-        self.sent.make_room(10)
-        self.sent.add(peer, works, [PARCEL])
+        self.in_flight.reserve(10)
+        self.in_flight.add(peer, works, [BUFFER])
 
 
 def test_a_sender_goes_on_until_there_is_too_much():
-    post = Post()
-    post.send(1, "a")
-    post.send(2, "b")
-    assert post.waited == []
-    post.send(1, "c")
-    assert (post.waited, post.sent.nbytes, len(post.sent)) == (["a"], 20, 2)
+    sender = Sender()
+    sender.send(1, "a")
+    sender.send(2, "b")
+    assert sender.waited == []
+    sender.send(1, "c")
+    assert (sender.waited, sender.in_flight.nbytes, len(sender.in_flight)) == (["a"], 20, 2)
 
 
 def test_one_that_is_larger_than_the_limit_goes_alone():
-    post = Post(limit=5)
-    post.send(1, "a")
-    post.send(1, "b")
-    assert (post.waited, len(post.sent)) == (["a"], 1)
+    sender = Sender(limit=5)
+    sender.send(1, "a")
+    sender.send(1, "b")
+    assert (sender.waited, len(sender.in_flight)) == (["a"], 1)
 
 
 def test_what_a_peer_says_confirms_what_it_was_sent():
-    post = Post(limit=1000)
+    sender = Sender(limit=1000)
     for peer, work in [(1, "a"), (2, "b"), (1, "c"), (1, "d")]:
-        post.send(peer, work)
-    post.sent.confirm(1, but=1)
-    assert (post.waited, len(post.sent)) == (["a", "c"], 2)
-    post.sent.confirm(2)
-    post.sent.confirm(3)
-    post.sent.confirm(1)
-    assert (post.waited, len(post.sent), post.sent.nbytes) == (["a", "c", "b", "d"], 0, 0)
+        sender.send(peer, work)
+    sender.in_flight.confirm(1, except_last=1)
+    assert (sender.waited, len(sender.in_flight)) == (["a", "c"], 2)
+    sender.in_flight.confirm(2)
+    sender.in_flight.confirm(3)
+    sender.in_flight.confirm(1)
+    assert (sender.waited, len(sender.in_flight), sender.in_flight.nbytes) == (["a", "c", "b", "d"], 0, 0)
 
 
 def test_what_did_not_arrive_is_forgotten(caplog):
-    post = Post()
-    post.send(1, "lost", "never asked")
-    post.sent.confirm(1)
-    assert (post.waited, len(post.sent), post.sent.nbytes) == (["lost"], 0, 0)
+    sender = Sender()
+    sender.send(1, "lost", "never asked")
+    sender.in_flight.confirm(1)
+    assert (sender.waited, len(sender.in_flight), sender.in_flight.nbytes) == (["lost"], 0, 0)
     assert "a tensor did not reach worker 1: Connection closed" in caplog.text
 
 
