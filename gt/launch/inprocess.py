@@ -1,4 +1,4 @@
-"""Client, dispatcher and workers in one process: the corridor is a function call."""
+"""The channel of a client that shares its process with the dispatcher and the workers: messages are function calls."""
 
 from __future__ import annotations
 
@@ -27,25 +27,25 @@ class InProcessChannel:
     remote = False
 
     def __init__(self, workers: int, backend: str, observer: Observer | None = None) -> None:
-        self.office = Dispatcher(observer)
+        self.dispatcher = Dispatcher(observer)
         self._observer = observer
         self.executors = [_make_executor(number, backend) for number in range(workers)]
         for executor in self.executors:
-            self.office.join_worker(executor.engine.device, "here", os.getpid())
-            self.office.make_ready(executor.worker)
-        self._session = self.office.open_session("here", os.getpid())
+            self.dispatcher.join_worker(executor.engine.device, "here", os.getpid())
+            self.dispatcher.make_ready(executor.worker)
+        self._session = self.dispatcher.open_session("here", os.getpid())
         self._arrived: deque[tuple[Answer, Buffer | None]] = deque()
 
     def welcome(self) -> Welcome:
-        infos = tuple([worker.info for worker in self.office.state.workers.values()])
+        infos = tuple(worker.info for worker in self.dispatcher.state.workers.values())
         return Welcome(__version__, self._session, os.getpid(), "here", infos)
 
     def send(self, batch: Sequence[Instruction], buffers: Sequence[Buffer]) -> None:
-        self._deliver(self.office.instruct(self._session, batch, buffers))
+        self._deliver(self.dispatcher.instruct(self._session, batch, buffers))
 
     def _deliver(self, outgoing: Sequence[Outgoing]) -> None:
-        """Commands are collected by worker and run together, until some of the workers have to meet: they have then
-        done all that came before."""
+        """Collect commands by worker and run them together. Before a command in which workers exchange tensors, all
+        commands before it are run."""
         if len(self.executors) == 1:
             self._deliver_alone(outgoing)
             return
@@ -65,7 +65,7 @@ class InProcessChannel:
         self._run(waiting)
 
     def _deliver_alone(self, outgoing: Sequence[Outgoing]) -> None:
-        """With one worker nobody meets, and all commands are its own."""
+        """Hot path: with one worker there are no exchanges, and all commands are its own."""
         commands: list[Command] = []
         buffers: list[Buffer] = []
         for message in outgoing:
@@ -100,15 +100,15 @@ class InProcessChannel:
 
     def _pass_on(self, worker: int, reports: Sequence[tuple[Report, Buffer | None]]) -> None:
         for report, buffer in reports:
-            self._deliver(self.office.report(worker, report, buffer))
+            self._deliver(self.dispatcher.report(worker, report, buffer))
 
     def wait(self) -> None:
-        """For what another thread has sent."""
+        """Answers are here when `send` returns, so only another thread's batch can be waited for."""
         time.sleep(0.001)
 
     def receive(self) -> list[tuple[Answer, Buffer | None]]:
         arrived = []
-        while self._arrived:  # one by one: other threads add to it meanwhile
+        while self._arrived:  # one by one, since other threads append meanwhile
             arrived.append(self._arrived.popleft())
         return arrived
 

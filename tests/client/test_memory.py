@@ -15,7 +15,7 @@ def held():
     """Ids held by the dispatcher and tensors held by the workers of this process, which are as many as it says."""
     gt.synchronize()
     channel = sessions.current()._channel
-    state = channel.office.state
+    state = channel.dispatcher.state
     state.validate()
     for executor in channel.executors:
         known = {ident for ident, held in state.tensors.items() if executor.worker in held.spec.mesh}
@@ -138,7 +138,7 @@ def test_what_is_remembered_about_ops_is_bounded(embedded, monkeypatch):
     executor = session._channel.executors[0]
     gt.synchronize()
     assert len(executor.kernels) <= 202
-    assert len(session._channel.office.state.sessions[session.welcome.ident].ops) <= 202
+    assert len(session._channel.dispatcher.state.sessions[session.welcome.ident].ops) <= 202
 
 
 def test_what_is_remembered_about_moves_is_bounded(pair, monkeypatch):
@@ -147,7 +147,7 @@ def test_what_is_remembered_about_moves_is_bounded(pair, monkeypatch):
         gt.distribute(torch.ones(size), pair, gt.Shard(0)).cumsum(0).tolist()
     gt.synchronize()
     channel = sessions.current()._channel
-    session = channel.office.state.sessions[1]
+    session = channel.dispatcher.state.sessions[1]
     assert max(len(session.programs), len(session.moves), *[len(e.kernels) for e in channel.executors]) <= 150
 
 

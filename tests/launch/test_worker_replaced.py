@@ -9,18 +9,15 @@ import torch
 
 import gt
 from gt.client import session as sessions
-from tests.subprocesses import free_port, running, start, wait_for_workers, wait_until
+from tests.subprocesses import running, serving, start, wait_until
 
 
 @pytest.fixture
 def server():
-    """A server with two workers, to which this process is connected; gives the port and the workers."""
-    port = str(free_port())
-    workers = [start("-m", "gt.worker", "--threads", "1", "-p", port) for _ in range(2)]
-    with running(start("-m", "gt.server", "-p", port), *workers):
-        wait_for_workers(port, 2)
+    """The port of a server with two workers, to which this process is connected."""
+    with serving(2) as port:
         gt.connect(f"localhost:{port}")
-        yield port
+        yield str(port)
         gt.shutdown()
 
 

@@ -87,7 +87,7 @@ def test_records_of_another_direction_are_refused(direction):
     union, records = DIRECTIONS[direction]
     others = [record for _, sent in DIRECTIONS.values() for record in sent if type(record) not in map(type, records)]
     for record in others:
-        with pytest.raises(ProtocolError, match=f"Invalid value '{type(record).__name__}'"):
+        with pytest.raises(ProtocolError, match=f"Invalid value '{record.__struct_config__.tag}'"):
             Decoder(union).decode(encode([record]))
 
 
@@ -109,7 +109,7 @@ FRAMES_ANNOUNCED = "a tensor of 8 bytes was announced that did not come"
     ids=lambda value: kind(value) if isinstance(value, msgspec.Struct) else str(value),
 )
 def test_frames_other_than_announced_are_refused(record, payload, reason, monkeypatch):
-    monkeypatch.setattr(codec, "FEW", 0)
+    monkeypatch.setattr(codec, "INLINE_BYTES", 0)
     frames = [*encode([record]), *payload]
     with pytest.raises(ProtocolError, match=reason):
         INSTRUCTION.decode(frames)
@@ -141,7 +141,7 @@ def test_few_bytes_come_with_the_body_alone():
 
 
 def test_a_payload_of_the_first_is_not_taken_for_the_second(monkeypatch):
-    monkeypatch.setattr(codec, "FEW", 0)
+    monkeypatch.setattr(codec, "INLINE_BYTES", 0)
     with pytest.raises(ProtocolError, match="a tensor of 4 bytes was announced"):
         INSTRUCTION.decode(encode([created(4), created(8)], [[b"12345678"], [b"1234"]]))
 
@@ -170,7 +170,7 @@ def test_no_frame_is_longer_than_the_sockets_take():
 def test_a_body_over_several_frames_comes_back_with_its_payloads(sizes, few):
     messages = [created(size) for size in sizes]
     contents = [[bytes([place + 1]) * size] for place, size in enumerate(sizes)]
-    with mock.patch.multiple(codec, PIECE=16, CHUNK=8, FEW=few):
+    with mock.patch.multiple(codec, PIECE=16, CHUNK=8, INLINE_BYTES=few):
         frames = encode(messages, contents)
         assert max(map(len, frames)) <= 16 + 8 + few
         decoded, payloads = INSTRUCTION.decode(frames)
@@ -238,7 +238,7 @@ FEW = st.sampled_from([0, CHUNK, 1000])
 def test_payloads_come_back_with_their_messages(contents, few):
     messages = [Synchronize(1) if content is None else created(len(content)) for content in contents]
     carried = [content for content in contents if content is not None]
-    with mock.patch.object(codec, "CHUNK", CHUNK), mock.patch.object(codec, "FEW", few):
+    with mock.patch.object(codec, "CHUNK", CHUNK), mock.patch.object(codec, "INLINE_BYTES", few):
         frames = encode(messages, [[content] for content in carried])
         decoded, payloads = INSTRUCTION.decode(frames)
     assert decoded == messages
@@ -250,7 +250,7 @@ def test_payloads_come_back_with_their_messages(contents, few):
 @given(PAYLOADS, FEW)
 def test_a_payload_passed_on_is_the_same_frames(content, few):
     """The dispatcher sends a client's frames to a worker without joining them."""
-    with mock.patch.object(codec, "CHUNK", CHUNK), mock.patch.object(codec, "FEW", few):
+    with mock.patch.object(codec, "CHUNK", CHUNK), mock.patch.object(codec, "INLINE_BYTES", few):
         frames = encode([created(len(content))], [[content]])
         messages, payloads = INSTRUCTION.decode(frames)
         assert encode(messages, payloads) == frames

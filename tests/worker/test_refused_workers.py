@@ -14,7 +14,7 @@ from gt.wire.codec import Decoder, encode
 from gt.wire.keys import find_keys, make_keys, write_keys
 from gt.wire.links import Router, open_link
 from gt.wire.liveness import this_host
-from tests.subprocesses import finish, free_port, running, start
+from tests.subprocesses import finish, running, start
 
 ANY = Decoder(Hello | Report)
 
@@ -75,14 +75,12 @@ def test_a_worker_whose_hello_is_refused_ends_with_the_reason(door, fault):
 @pytest.fixture
 def wrong_keys(tmp_path):
     """A server whose keys were replaced by others that it does not know."""
-    port = free_port()
-    endpoint = f"tcp://127.0.0.1:{port}"
     secret, keys = make_keys()
     _, others = make_keys()
     wrong = msgspec.structs.replace(keys, public=others.public, secret=others.secret)
-    write_keys(tmp_path / "keys", endpoint, wrong)
-    router = Router(endpoint, secret, 1000, 0)
-    yield port, tmp_path / "keys"
+    router = Router("tcp://127.0.0.1:0", secret, 1000, 0)
+    write_keys(tmp_path / "keys", router.endpoint, wrong)
+    yield int(router.endpoint.rpartition(":")[2]), tmp_path / "keys"
     router.close()
 
 
