@@ -1,4 +1,4 @@
-"""A home, a directory for temporary files or shared memory that is missing or cannot be written: told with a remedy."""
+"""Errors name a remedy where the home, TMPDIR or shared memory is missing or cannot be written."""
 
 import contextlib
 import os
@@ -27,7 +27,7 @@ LOCAL = "import gt; gt.init(workers=1); print(gt.ones(3).sum().item()); gt.shutd
 
 @pytest.mark.parametrize("what", [SERVES.format("server"), SERVES.format("worker"), CONNECTS])
 def test_a_user_without_a_home_is_told_of_gt_keys(what):
-    code, _, err = finish(start("-c", NO_HOME + what, "12345"))  # which no program of them gets to use
+    code, _, err = finish(start("-c", NO_HOME + what, "12345"))  # it ends before it uses the port
     last = err.strip().splitlines()[-1]
     assert code == 1 and "HOME is not set" in last and "set GT_KEYS to a directory of your own" in last
 

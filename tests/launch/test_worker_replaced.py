@@ -1,4 +1,4 @@
-"""A worker is killed in a running session, and another one takes its place."""
+"""A session goes on when one of its workers is killed and another one joins."""
 
 import contextlib
 import os
@@ -22,7 +22,7 @@ def server():
 
 
 def there():
-    """The workers that the session knows of; a read, so that it hears the news."""
+    """The workers that the session knows of, after a read that lets it receive the latest."""
     with contextlib.suppress(gt.WorkerLost):
         gt.ones(1).sum().item()
     return [info.worker for info in sessions.current().workers]

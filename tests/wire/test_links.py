@@ -1,4 +1,4 @@
-"""A connection that is lost is an error at both ends, never a wait without end; and who was lost can come back."""
+"""A lost connection is an error at both ends, and a lost peer can join again."""
 
 import contextlib
 import signal
@@ -22,7 +22,7 @@ SILENCE = {"GT_HEARTBEAT_TIMEOUT": "2"}
 
 @pytest.fixture
 def ends(tmp_path):
-    """A router, and a link to it that it has heard of."""
+    """A router, and a link to it from which it has received a message."""
     router = Router(f"ipc://{tmp_path}/router", None, 2000, 0)
     link = open_link(f"ipc://{tmp_path}/router", tmp_path, 2000, 0)
     link.send([b"hello"])
@@ -99,7 +99,7 @@ def server():
 
 
 def said_by(process, text):
-    """Waits until a process has said something on stderr."""
+    """Wait for a line on the stderr of a process."""
     lines = []
     while not any(text in line for line in lines):
         lines.append(process.stderr.readline())

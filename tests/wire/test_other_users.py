@@ -1,4 +1,4 @@
-"""Other users of the machine, and other sessions: what they cannot do. A stranger is a process of another user."""
+"""Other users of the machine, and other sessions, can neither join a server nor read its keys and segments."""
 
 import contextlib
 import os
@@ -43,8 +43,8 @@ os.setuid({NOBODY})
 
 
 def as_nobody(program, *arguments):
-    """Run a program as another user and give what it prints. It becomes that user after its imports: the interpreter
-    may be where others cannot read."""
+    """Run a program as another user; gives its output. It becomes that user after its imports, because other users may
+    not be able to read the interpreter's files."""
     run = subprocess.run(
         [sys.executable, "-c", BECOME + program, *map(str, arguments)],
         capture_output=True,

@@ -33,10 +33,10 @@ from gt.worker.engines.torch_private import find_schema
 # stands for that one only.
 _BATCH_NORM = (
     shapes("input: N C ...; weight: C; bias: C; running_mean: C; running_var: C"),
-    family.has_statistics,
+    family.has_running_statistics,
     compact("weight", "bias"),
 )
-_BATCH_NORM_EVALUATED = (*_BATCH_NORM, lambda given: family.has_statistics({**given, "training": False}))
+_BATCH_NORM_EVALUATED = (*_BATCH_NORM, lambda given: family.has_running_statistics({**given, "training": False}))
 _BATCH_NORM_GRADIENT = (
     *_BATCH_NORM,
     same_shape("input", "grad_out"),
@@ -75,7 +75,7 @@ CHECKS: dict[str, tuple[Check, ...]] = {
     "_native_batch_norm_legit_functional": _BATCH_NORM,
     "_native_batch_norm_legit_no_training": (
         *_BATCH_NORM,
-        lambda given: family.has_statistics({**given, "training": False}),
+        lambda given: family.has_running_statistics({**given, "training": False}),
     ),
     "native_batch_norm": _BATCH_NORM,
     "native_batch_norm_backward": _BATCH_NORM_GRADIENT,
@@ -143,11 +143,11 @@ CHECKS: dict[str, tuple[Check, ...]] = {
     "avg_pool3d_backward": _pool_gradient("aten.avg_pool3d.default", _AVG_POOL, 3),
     "grid_sampler_2d_backward": (
         as_forward_gives("aten.grid_sampler_2d.default", _GRID, "grad_output"),
-        family.grid_is_a_number,
+        family.grid_has_no_nan,
     ),
     "grid_sampler_3d_backward": (
         as_forward_gives("aten.grid_sampler_3d.default", _GRID, "grad_output"),
-        family.grid_is_a_number,
+        family.grid_has_no_nan,
     ),
     **{
         f"{kind}_pad{spatial}d_backward": _pad_gradient(kind, spatial)
@@ -161,7 +161,7 @@ CHECKS: dict[str, tuple[Check, ...]] = {
     "multilabel_margin_loss_backward": (
         as_forward_gives("aten.multilabel_margin_loss_forward.default", "self target reduction", "grad_output"),
     ),
-    "nll_loss_backward": (family.valid_class_numbers,),
+    "nll_loss_backward": (family.valid_class_indices,),
     "rrelu_with_noise": (same_shape("self", "noise", "out"), dense("noise")),
     "mkldnn_rnn_layer": (
         family.valid_rnn,

@@ -1,4 +1,4 @@
-"""The reference engine: the core ops in NumPy, on the CPU. Small enough to read; slow and incomplete by intent."""
+"""The reference engine: the core ops in NumPy, on the CPU. Written to be read; slow and incomplete."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ from gt.worker.engines.numpy_random import Draw
 from gt.worker.engines.numpy_types import Array, dtype_named
 from gt.worker.engines.numpy_views import (
     VIEWS,
-    copied_into,
+    array_at,
+    copy_with_strides,
     element_strides,
     empty_strided,
-    owner,
+    memory_owner,
     strided_view,
     with_strides,
-    within,
 )
 
 
@@ -101,7 +101,7 @@ class NumPyEngine:
         return lambda value: function(value, *args, **kwargs)[pick]
 
     def aliases(self, view: Array, base: Array) -> bool:
-        return owner(view) is owner(base)
+        return memory_owner(view) is memory_owner(base)
 
     def write_through(self, base: Array, view: Callable[[Array], Array], value: Array) -> None:
         positions = view(np.arange(base.size).reshape(base.shape))
@@ -118,9 +118,9 @@ class NumPyEngine:
             return self.empty(meta)
         memory = np.frombuffer(buffer, dtype_named(meta.dtype))
         if not is_dense(meta.shape, meta.stride):
-            rows = within(memory, meta.shape, dense_strides(meta.shape, meta.stride), 0)
-            return copied_into(meta.stride, rows)
-        return within(memory if owned and memory.flags.writeable else memory.copy(), meta.shape, meta.stride, 0)
+            rows = array_at(memory, meta.shape, dense_strides(meta.shape, meta.stride), 0)
+            return copy_with_strides(meta.stride, rows)
+        return array_at(memory if owned and memory.flags.writeable else memory.copy(), meta.shape, meta.stride, 0)
 
     def read_into(self, value: Array, target: memoryview) -> None:
         if len(target):
@@ -136,7 +136,7 @@ class NumPyEngine:
         return empty_strided(meta.shape, meta.stride, dtype_named(meta.dtype))
 
     def copy(self, value: Array) -> Array:
-        return copied_into(element_strides(value), value)
+        return copy_with_strides(element_strides(value), value)
 
     def synchronize(self) -> None:
         """NumPy computes synchronously."""

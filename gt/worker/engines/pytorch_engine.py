@@ -17,7 +17,7 @@ from gt.worker.engines.cleared_memory import clear, cleared, leaves_unwritten
 from gt.worker.engines.constant_checks import check_constants
 from gt.worker.engines.counter_rng import Region
 from gt.worker.engines.default_dtype import WithDefaultDtype, may_need_default, without_default_dtype
-from gt.worker.engines.device_fallbacks import PORTABLE
+from gt.worker.engines.device_fallbacks import DEVICE_FALLBACKS
 from gt.worker.engines.engine import Buffer
 from gt.worker.engines.random_ops import COUNTER_BASED
 from gt.worker.engines.refused_ops import REFUSED
@@ -96,8 +96,8 @@ class PyTorchEngine:
         reason = REFUSED.get(qualified.partition("::")[2]) if qualified.startswith("aten::") else None
         if reason is not None:
             raise NotImplementedError(f"{op} is not an op that this worker may run: {reason}")
-        if self._device.type != "cpu" and op in PORTABLE:
-            return PORTABLE[op]
+        if self._device.type != "cpu" and op in DEVICE_FALLBACKS:
+            return DEVICE_FALLBACKS[op]
         function = find_overload(op)
         function = checked(op, _in_grad_mode(function) if op in _GRAD_MODE_MATTERS else function)
         return cleared(op, function) if self._clears else function
@@ -119,7 +119,7 @@ class PyTorchEngine:
         function = self._overload(op)
         named = find_python_function(op)
         wrapped = has_checks(op) or (self._clears and leaves_unwritten(op))
-        if named is None or op in PORTABLE or op in _GRAD_MODE_MATTERS or wrapped:
+        if named is None or op in DEVICE_FALLBACKS or op in _GRAD_MODE_MATTERS or wrapped:
             return function
         with OpWatcher() as watcher:
             try:
@@ -195,7 +195,7 @@ class PyTorchEngine:
         self.restrided += 1
         if same_places(value.shape, value.stride(), stride):
             return value.as_strided(value.shape, stride)
-        return _copied_into(stride, value)
+        return _copy_with_strides(stride, value)
 
     def resizable(self, value: torch.Tensor) -> torch.Tensor:
         return value if value.untyped_storage().resizable() else self.copy(value)
@@ -235,7 +235,7 @@ class PyTorchEngine:
         flat = torch.frombuffer(source, dtype=_DTYPES[meta.dtype])
         if not is_dense(meta.shape, meta.stride):
             rows = flat.as_strided(meta.shape, dense_strides(meta.shape, meta.stride))
-            return _copied_into(meta.stride, rows.to(self._device))
+            return _copy_with_strides(meta.stride, rows.to(self._device))
         if self._device.type != "cpu":
             return flat.to(self._device, copy=True).as_strided(meta.shape, meta.stride)
         if not owned and writable:
@@ -262,7 +262,7 @@ class PyTorchEngine:
         return torch.empty_strided(meta.shape, meta.stride, dtype=_DTYPES[meta.dtype], device=self._device)
 
     def copy(self, value: torch.Tensor) -> torch.Tensor:
-        return _copied_into(value.stride(), value)
+        return _copy_with_strides(value.stride(), value)
 
     def synchronize(self) -> None:
         if self._device.type == "cuda":
@@ -322,7 +322,7 @@ def _in_grad_mode(function: Callable[..., Any]) -> Callable[..., Any]:
     return run
 
 
-def _copied_into(stride: tuple[int, ...], value: torch.Tensor) -> torch.Tensor:
+def _copy_with_strides(stride: tuple[int, ...], value: torch.Tensor) -> torch.Tensor:
     """A copy of a tensor with these strides, which may let equal elements share memory."""
     shape = value.shape
     target = torch.empty_strided(shape, stride, dtype=value.dtype, device=value.device)
@@ -342,7 +342,7 @@ def _strided_view(
 
     def view(value: torch.Tensor) -> torch.Tensor:
         if value.stride() != assumed:
-            value = _copied_into(assumed, value)
+            value = _copy_with_strides(assumed, value)
         return value.as_strided(size, stride, offset + value.storage_offset())
 
     return view

@@ -1,4 +1,4 @@
-"""Writes through a view that had to be a copy: what was written to the copy goes to where the view is in its base."""
+"""Writes a value to the elements of a base that a view selects, where the view had to be a copy."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import torch
 
 
 def write_through(base: torch.Tensor, view: Callable[[torch.Tensor], torch.Tensor], value: torch.Tensor) -> None:
-    """Where a view is, is told by applying it to a base that holds its own places."""
+    """The positions of the view's elements are found by applying the view to a base that holds its own positions."""
     if base.is_complex():
         _write_through_complex(base, view, value)
         return
@@ -21,8 +21,8 @@ def write_through(base: torch.Tensor, view: Callable[[torch.Tensor], torch.Tenso
 def _write_through_complex(
     base: torch.Tensor, view: Callable[[torch.Tensor], torch.Tensor], value: torch.Tensor
 ) -> None:
-    """A view may be of the real or the imaginary parts, and of what is conjugated. So both parts of each element are
-    numbered, from one on: in the view of these numbers, a sign says that the view holds the negative of the part."""
+    """A view may select real or imaginary parts, and conjugate. So both parts of each element are numbered from 1 on:
+    in the view of these numbers, a minus sign means that the view holds the negative of the part."""
     numbers = torch.arange(1.0, 2 * base.numel() + 1, dtype=torch.float64, device=base.device)
     positions = _parts(view(torch.view_as_complex(numbers.reshape(*base.shape, 2))))
     parts = _parts(base).reshape(-1)
@@ -31,6 +31,6 @@ def _write_through_complex(
 
 
 def _parts(tensor: torch.Tensor) -> torch.Tensor:
-    """A copy of the real and imaginary parts of complex numbers; real ones as they are."""
+    """A copy of the real and imaginary parts of a complex tensor; a real tensor itself."""
     plain = tensor.resolve_conj().resolve_neg()
     return torch.view_as_real(plain).clone() if plain.is_complex() else plain

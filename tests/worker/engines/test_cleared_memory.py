@@ -1,4 +1,4 @@
-"""A worker that several sessions share shows none of them what another one has freed."""
+"""A worker that several sessions share gives none of them memory that another one has written."""
 
 import pytest
 import torch

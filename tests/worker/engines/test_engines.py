@@ -1,4 +1,4 @@
-"""What engines promise: the ops they may run, and collectives over real process groups."""
+"""Engines: the ops they may run, default dtypes, shortcuts, and collectives over real process groups."""
 
 import threading
 
@@ -79,7 +79,7 @@ def test_a_client_cannot_read_a_file_of_a_worker(tmp_path):
 
 @pytest.fixture
 def a_gpu(monkeypatch):
-    """A machine that seems to have GPUs, of which the second is the current one; gives those that were made current."""
+    """Pretends that the machine has GPUs, of which the second is current; gives the devices that were selected."""
     chosen = []
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "current_device", lambda: 1)

@@ -24,7 +24,7 @@ from gt.worker.engines.numpy_engine import NumPyEngine
 from gt.worker.engines.numpy_ops import OPS
 from gt.worker.engines.numpy_random import RANDOM
 from gt.worker.engines.numpy_types import DTYPES, result_dtype
-from gt.worker.engines.numpy_views import VIEWS, owner
+from gt.worker.engines.numpy_views import VIEWS, memory_owner
 
 
 @contextmanager
@@ -379,7 +379,7 @@ def test_results_share_no_memory(on_numpy: Session) -> None:
         results = [expression(inputs) for expression in CASES.values()]
     on_numpy.synchronize()
     values = on_numpy._channel.executors[0].store.values()  # type: ignore[attr-defined]
-    assert len({id(owner(value)) for value in values}) == len(values) > len(results)
+    assert len({id(memory_owner(value)) for value in values}) == len(values) > len(results)
 
 
 def test_every_name_of_the_table_is_an_aten_overload() -> None:
