@@ -18,7 +18,7 @@ import torch
 import gt
 from gt.client import session as sessions
 from tests import faults
-from tests.subprocesses import free_port, running, start, wait_for_workers
+from tests.subprocesses import serving
 
 os.environ.setdefault("GT_CHECK_GEOMETRY", "1")  # of every result, in every process that a test starts
 _keys = tempfile.TemporaryDirectory(prefix="gt-keys-")
@@ -96,11 +96,7 @@ def two_processes(request: pytest.FixtureRequest) -> Iterator[str]:
         if request.param == "local":
             gt.init(workers=2)
         else:
-            port = str(free_port())
-            programs = [("gt.server",), *[("gt.worker", "--threads", "1")] * 2]
-            stack.enter_context(running(*[start("-m", *program, "-p", port) for program in programs]))
-            wait_for_workers(port, 2)
-            gt.connect(f"localhost:{port}")
+            gt.connect(f"localhost:{stack.enter_context(serving(2))}")
         yield request.param
         gt.shutdown()
 

@@ -1,4 +1,4 @@
-"""The table of faults in docs/reliability.md: written by tests that try them, and compared by every run of them."""
+"""The table of faults in docs/reliability.md, which the tests of these faults write and compare."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ HEAD = ["| fault | what happened |", "|---|---|"]
 
 
 def outcome_of(happened: object) -> str:
-    """An error with its name, or a text, in one line and without what differs between runs."""
+    """An error with its type, or a text, in one line and without pids, ports and paths, which differ between runs."""
     text = f"`{type(happened).__name__}`: {happened}" if isinstance(happened, BaseException) else str(happened)
     text = re.sub(r"[.;]? ?(its last op was|it had not run an op|it said:).*", "", text, flags=re.DOTALL)
     text = re.sub(r"pid \d+", "pid N", text)

@@ -1,4 +1,4 @@
-"""A TCP proxy on loopback whose connections can be cut, or go silent, and come back."""
+"""A TCP proxy on loopback whose connections can be reset, or stop to pass on bytes for a while."""
 
 from __future__ import annotations
 
@@ -12,18 +12,16 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from tests.subprocesses import free_port
-
 
 class Proxy:
-    """Passes bytes on between `port` and a server's port, unless it is `silent`."""
+    """Passes on bytes between `port` and a server's port, except while it is `silent`."""
 
     def __init__(self, target: int) -> None:
-        self.port = free_port()
         self.silent = threading.Event()
         self._target = target
         self._ends: list[socket.socket] = []
-        self._listening = socket.create_server(("127.0.0.1", self.port))
+        self._listening = socket.create_server(("127.0.0.1", 0))
+        self.port = int(self._listening.getsockname()[1])
         self._threads = [threading.Thread(target=self._accept, daemon=True)]
         self._threads[0].start()
 
@@ -63,7 +61,7 @@ class Proxy:
 
 @contextmanager
 def proxied(port: int) -> Iterator[Proxy]:
-    """Whoever connects to the proxy finds the server's keys under its port."""
+    """A proxy of a server, whose keys are copied so that peers find them by the proxy's port."""
     directory = Path(os.environ["GT_KEYS"])
     proxy = Proxy(port)
     host = socket.gethostname()

@@ -1,7 +1,8 @@
-"""Servers, workers and clients as a person would start them."""
+"""Starts servers, workers and client programs as processes, the way a user does, and waits for them."""
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import socket
@@ -12,17 +13,24 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+import msgspec
+
+from gt.wire.keys import MemberKeys
+
 ROOT = Path(__file__).parents[1]
 
 
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return probe.getsockname()[1]
+@contextmanager
+def reserved_port() -> Iterator[int]:
+    """A port that no other program is given, and at which nobody listens until the test starts a server there."""
+    with socket.socket() as reservation:
+        reservation.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # lets the server bind to it as well
+        reservation.bind(("127.0.0.1", 0))
+        yield reservation.getsockname()[1]
 
 
 def start(*arguments: str, **environment: str) -> subprocess.Popen[str]:
-    """A program that Ctrl-C interrupts, even where the tests themselves run in the background."""
+    """A process that SIGINT interrupts, even where the tests themselves run in the background."""
     return subprocess.Popen(
         [sys.executable, *arguments],
         stdout=subprocess.PIPE,
@@ -32,6 +40,44 @@ def start(*arguments: str, **environment: str) -> subprocess.Popen[str]:
         env={**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", **environment},
         preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),  # noqa: PLW1509
     )
+
+
+def start_server(**environment: str) -> tuple[subprocess.Popen[str], int]:
+    """A server, and the port that it was given by the system."""
+    process = start("-m", "gt.server", "-p", "0", **environment)
+    try:
+        return process, find_port(process, Path(environment.get("GT_KEYS") or os.environ["GT_KEYS"]))
+    except BaseException:
+        process.kill()
+        process.communicate()
+        raise
+
+
+def find_port(process: subprocess.Popen[str], directory: Path) -> int:
+    """The port of a server, read from the keys that it writes when it listens."""
+    ports: list[int] = []
+
+    def find() -> bool:
+        assert process.poll() is None, process.communicate()[1]
+        for path in directory.glob("[!.]*-*"):
+            with contextlib.suppress(FileNotFoundError):  # another server has ended meanwhile
+                if msgspec.json.decode(path.read_bytes(), type=MemberKeys).pid == process.pid:
+                    ports.append(int(path.name.rpartition("-")[2]))
+        return bool(ports)
+
+    wait_until(find, what="the server's keys")
+    return ports[0]
+
+
+@contextmanager
+def serving(workers: int = 0, **environment: str) -> Iterator[int]:
+    """The port of a server whose workers have all joined."""
+    main, port = start_server(**environment)
+    started = [start("-m", "gt.worker", "-p", str(port), "--threads", "1", **environment) for _ in range(workers)]
+    with running(main, *started):
+        if workers:
+            wait_for_workers(port, workers)
+        yield port
 
 
 def finish(process: subprocess.Popen[str], timeout: float = 60) -> tuple[int, str, str]:
@@ -73,7 +119,7 @@ channel.close()
 
 
 def wait_for_workers(port: int | str, count: int) -> None:
-    """Until so many have joined the server."""
+    """Wait until so many workers have joined a server."""
     code, _, err = finish(start("-c", _PROBE.format(port=port, workers=count)), 90)
     assert code == 0, err
 

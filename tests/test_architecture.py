@@ -50,7 +50,7 @@ PURE = (
     "dispatcher/replicas.py", "dispatcher/reports.py", "dispatcher/requests.py", "dispatcher/state.py",
     "dispatcher/tensor_reads.py", "dispatcher/tensor_records.py", "dispatcher/tensor_tables.py",
     "dispatcher/transactions.py", "dispatcher/undo_log.py",
-    "worker/executor.py", "worker/programs.py", "worker/moves.py",
+    "worker/executor.py", "worker/op_runner.py", "worker/programs.py", "worker/moves.py",
 )  # fmt: skip
 IMPURE = {"zmq", "socket", "time", "datetime", "threading", "subprocess", "asyncio", "select", "signal"}
 
@@ -156,6 +156,24 @@ def test_only_the_front_door_imports_by_name():
         name_of(path) for path in FILES if "importlib" in packages_imported(path) or "__import__" in names_in(path)
     }
     assert users == {"gt/__init__.py", "gt/client/symbolic.py"}  # the latter, what it postpones
+
+
+def private_names_of_torch(path):
+    """Uses of `torch._x`, `torch.x._y` and `from torch.x import _y`, by line."""
+    for node in ast.walk(parse(path)):
+        if isinstance(node, ast.Attribute) and node.attr.startswith("_") and not node.attr.startswith("__"):
+            dotted = ast.unparse(node)
+            if dotted.startswith(("torch.", "dist.")) and dotted.replace(".", "").replace("_", "").isalnum():
+                yield f"{name_of(path)}:{node.lineno}: {dotted}"
+    for name in imported(parse(path)):
+        if name.startswith("torch.") and any(part.startswith("_") for part in name.split(".")):
+            yield f"{name_of(path)}: {name}"
+
+
+def test_workers_use_private_names_of_torch_in_one_place():
+    """Each of them has a test that says what breaks where torch changes it."""
+    users = [path for path in files_of("worker/") if path.name != "torch_private.py"]
+    assert [use for path in users for use in private_names_of_torch(path)] == []
 
 
 def test_nothing_is_run_that_came_as_data():

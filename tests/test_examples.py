@@ -9,7 +9,7 @@ import re
 import pytest
 
 from gt.signals.parser import read_config
-from tests.subprocesses import ROOT, finish, free_port, running, start, wait_for_workers
+from tests.subprocesses import ROOT, finish, serving, start
 
 EXAMPLES = ROOT / "examples"
 GPT2 = EXAMPLES / "signals" / "gpt2_by_yaml.py"
@@ -55,10 +55,7 @@ def run_all(arguments, **environment):
 
 @pytest.fixture(scope="module")
 def server():
-    port = str(free_port())
-    workers = [start("-m", "gt.worker", "-p", port, "--threads", "1") for _ in range(4)]
-    with running(start("-m", "gt.server", "-p", port), *workers):
-        wait_for_workers(port, 4)
+    with serving(4) as port:
         yield f"localhost:{port}"
 
 

@@ -72,6 +72,11 @@ class Server:
         self._reports: Decoder[Report] = Decoder(Report)
         self._hellos: Decoder[Hello] = Decoder(Hello, MAX_HELLO)
 
+    @property
+    def endpoint(self) -> str:
+        """The address at which the server listens, with the port that the system chose where 0 was asked for."""
+        return self._router.endpoint
+
     def run(self) -> None:
         while not self._stopping:
             self.turn()

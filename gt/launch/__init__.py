@@ -1,4 +1,4 @@
-"""Putting the roles together: in one process, in local processes, or by joining a server.
+"""Starts client, dispatcher and workers: in one process, with local worker processes, or by joining a server.
 
-The only importer of several roles.
+The only package that imports several roles.
 """

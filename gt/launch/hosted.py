@@ -1,4 +1,4 @@
-"""The dispatcher in the client's process, its workers in others: half of the corridor is a function call."""
+"""The channel of a client whose process also runs the dispatcher; the workers are processes of their own."""
 
 from __future__ import annotations
 
@@ -18,21 +18,21 @@ from gt.launch.local import LocalProcesses
 from gt.wire import shared_memory
 from gt.wire.channel import CLOSED, Buffer
 from gt.wire.codec import Payload
-from gt.wire.payloads import Fill, pack, unpack
+from gt.wire.payloads import CopyBytes, pack, unpack
 from gt.wire.sockets import wait
 
 
 class HostedChannel:
-    """The server takes its turns when something is sent or received: between, nobody waits for what it has to say.
-    `fill`: memory is shared with the workers. A worker that is silent for `silence` seconds is given up."""
+    """The server is polled only inside `send` and `receive`. `copy` writes to memory shared with the workers (None:
+    none is shared). A worker that is silent for `silence` seconds is given up."""
 
     remote = True
 
     def __init__(
-        self, processes: LocalProcesses, fill: Fill | None, observer: Observer | None = None, silence: float = 0
+        self, processes: LocalProcesses, copy: CopyBytes | None, observer: Observer | None = None, silence: float = 0
     ) -> None:
         self._processes = processes
-        self._fill = fill
+        self._copy = copy
         try:
             self._server = Server(processes.endpoint, observer, silence=silence)
         except zmq.ZMQError as error:
@@ -46,7 +46,7 @@ class HostedChannel:
         self._lock = threading.Lock()
 
     def welcome(self, workers: int, timeout: float) -> Welcome:
-        """Wait until so many workers are there."""
+        """Wait until so many workers have joined, and open the session."""
         deadline = time.monotonic() + timeout
         while (ready := len(self._server.dispatcher.ready_workers())) < workers:
             if time.monotonic() > deadline:
@@ -62,10 +62,10 @@ class HostedChannel:
         self._arrived.append((answer, payload))
 
     def send(self, batch: Sequence[Instruction], buffers: Sequence[Buffer]) -> None:
-        packed, payloads = pack(batch, buffers, self._fill)
+        packed, payloads = pack(batch, buffers, self._copy)
         with self._lock:
             self._require_open()
-            while self._server.turn(waits=False):  # so that it plans with what there is now
+            while self._server.turn(waits=False):  # so that it plans with all reports that have arrived
                 pass
             self._server.instruct(self._session, packed, payloads)
 

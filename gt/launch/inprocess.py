@@ -1,4 +1,4 @@
-"""Client, dispatcher and workers in one process: the corridor is a function call."""
+"""The channel of a client that shares its process with the dispatcher and the workers: messages are function calls."""
 
 from __future__ import annotations
 
@@ -16,8 +16,9 @@ from gt.dispatcher.outgoing import Outgoing, ToClient, ToWorkers
 from gt.version import __version__
 from gt.wire.channel import Buffer
 from gt.worker.engines import make_engine
-from gt.worker.exchange.interface import MemoryExchange, run_interleaved
-from gt.worker.executor import Executor, Fill
+from gt.worker.exchange import make_exchange
+from gt.worker.exchange.memory import run_interleaved
+from gt.worker.executor import Executor, WriteBytes
 
 
 class InProcessChannel:
@@ -28,10 +29,7 @@ class InProcessChannel:
     def __init__(self, workers: int, backend: str, observer: Observer | None = None) -> None:
         self.dispatcher = Dispatcher(observer)
         self._observer = observer
-        exchange = MemoryExchange()
-        self.executors = [
-            Executor(number, make_engine(backend), exchange, _export, owns_buffers=False) for number in range(workers)
-        ]
+        self.executors = [_make_executor(number, backend) for number in range(workers)]
         for executor in self.executors:
             self.dispatcher.join_worker(executor.engine.device, "here", os.getpid())
             self.dispatcher.make_ready(executor.worker)
@@ -39,15 +37,15 @@ class InProcessChannel:
         self._arrived: deque[tuple[Answer, Buffer | None]] = deque()
 
     def welcome(self) -> Welcome:
-        infos = tuple([worker.info for worker in self.dispatcher.state.workers.values()])
+        infos = tuple(worker.info for worker in self.dispatcher.state.workers.values())
         return Welcome(__version__, self._session, os.getpid(), "here", infos)
 
     def send(self, batch: Sequence[Instruction], buffers: Sequence[Buffer]) -> None:
         self._deliver(self.dispatcher.instruct(self._session, batch, buffers))
 
     def _deliver(self, outgoing: Sequence[Outgoing]) -> None:
-        """Commands are collected by worker and run together, until some of the workers have to meet: they have then
-        done all that came before."""
+        """Collect commands by worker and run them together. Before a command in which workers exchange tensors, all
+        commands before it are run."""
         if len(self.executors) == 1:
             self._deliver_alone(outgoing)
             return
@@ -67,7 +65,7 @@ class InProcessChannel:
         self._run(waiting)
 
     def _deliver_alone(self, outgoing: Sequence[Outgoing]) -> None:
-        """With one worker nobody meets, and all commands are its own."""
+        """Hot path: with one worker there are no exchanges, and all commands are its own."""
         commands: list[Command] = []
         buffers: list[Buffer] = []
         for message in outgoing:
@@ -105,12 +103,12 @@ class InProcessChannel:
             self._deliver(self.dispatcher.report(worker, report, buffer))
 
     def wait(self) -> None:
-        """For what another thread has sent."""
+        """Answers are here when `send` returns, so only another thread's batch can be waited for."""
         time.sleep(0.001)
 
     def receive(self) -> list[tuple[Answer, Buffer | None]]:
         arrived = []
-        while self._arrived:  # one by one: other threads add to it meanwhile
+        while self._arrived:  # one by one, since other threads append meanwhile
             arrived.append(self._arrived.popleft())
         return arrived
 
@@ -123,7 +121,12 @@ class InProcessChannel:
             self._observer.close()
 
 
-def _export(nbytes: int, shared: bool, fill: Fill) -> tuple[str, memoryview]:
+def _make_executor(worker: int, backend: str) -> Executor:
+    engine = make_engine(backend)
+    return Executor(worker, engine, make_exchange("memory", worker, engine.device), _export, owns_buffers=False)
+
+
+def _export(nbytes: int, is_shared: bool, write: WriteBytes) -> tuple[str, memoryview]:
     data = np.empty(nbytes, dtype=np.uint8).data
-    fill(data)
+    write(data)
     return "", data

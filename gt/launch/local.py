@@ -1,4 +1,4 @@
-"""Workers as processes of this machine, started for one client and ended with it."""
+"""Worker processes on this machine, started for one client and ended with it."""
 
 from __future__ import annotations
 
@@ -24,13 +24,13 @@ _GRACE_SECONDS = 3.0
 
 
 class LocalProcesses:
-    """The same programs a person would start by hand. `endpoint` is where they look for their dispatcher, in a
+    """Runs `python -m gt.worker` for each worker. `endpoint` is the address of their dispatcher: a socket in a
     directory that only this user can enter."""
 
     def __init__(self, workers: int, settings: Settings) -> None:
         self._directory = _make_directory()
         self.endpoint = f"ipc://{self._directory}/server"
-        self._loud = settings.verbose or settings.debug_worker
+        self._shows_logs = settings.verbose or settings.debug_worker
         self._processes: dict[str, subprocess.Popen[bytes]] = {}
         self._watchdog: subprocess.Popen[bytes] | None = None
         try:
@@ -48,14 +48,14 @@ class LocalProcesses:
 
     def _start(self, name: str, arguments: list[str]) -> None:
         with _writing(self._directory):
-            log = None if self._loud else self._log(name).open("wb")
+            log = None if self._shows_logs else self._log(name).open("wb")
         self._processes[name] = subprocess.Popen(
             [sys.executable, "-m", *arguments, "--lifeline", str(self._directory)],
             stdin=subprocess.PIPE,
             stdout=subprocess.DEVNULL,
             stderr=log,
             env=_environment(),
-            start_new_session=True,  # signals for the program's group are the program's business
+            start_new_session=True,  # so that Ctrl-C interrupts the program only
         )
         if log is not None:
             log.close()
@@ -64,20 +64,20 @@ class LocalProcesses:
         return self._directory / f"{name.replace(' ', '-')}.log"
 
     def watch(self) -> None:
-        """Raise if a process has ended that should be starting."""
+        """Raise WorkerLost if a process has ended while it was starting."""
         for name, process in self._processes.items():
             if process.poll() is not None:
-                ending = _ending(process) + " while starting" + self._last_words(name)
+                ending = _ending(process) + " while starting" + self._last_output(name)
                 raise WorkerLost(f"{name} (pid {process.pid}) {ending}")
 
     def ending(self, pid: int) -> str:
-        """How one of these processes has ended, with what it said last."""
+        """The exit code or signal of one of these processes, with its last output; "" for other processes."""
         for name, process in self._processes.items():
             if process.pid == pid and _wait(process, 1.0):
-                return _ending(process) + self._last_words(name)
+                return _ending(process) + self._last_output(name)
         return ""
 
-    def _last_words(self, name: str) -> str:
+    def _last_output(self, name: str) -> str:
         try:
             text = self._log(name).read_text(errors="replace").strip()
         except OSError:
@@ -85,7 +85,7 @@ class LocalProcesses:
         return f"; it said:\n{text[-2000:]}\n" if text else ""
 
     def stop(self) -> None:
-        """End all processes: asked first, then made to."""
+        """End all processes: by SIGTERM, and by SIGKILL those that do not end in time."""
         for process in self._processes.values():
             if process.poll() is None:
                 process.terminate()
@@ -104,14 +104,14 @@ class LocalProcesses:
 
 
 def _make_directory() -> Path:
-    """For sockets and logs, out of reach of others."""
+    """A directory for sockets and logs that only this user can enter."""
     with _writing("a new directory"):
         return Path(tempfile.mkdtemp(prefix="gt-"))
 
 
 @contextmanager
 def _writing(what: Path | str) -> Generator[None]:
-    """Around what needs room for temporary files."""
+    """Raise SettingsError where temporary files cannot be written."""
     try:
         yield
     except OSError as error:
@@ -154,6 +154,6 @@ def _device_options(number: int) -> list[str]:
 
 
 def _environment() -> dict[str, str]:
-    """Workers find the same packages as this process, wherever it was started."""
+    """The environment of a worker, which finds the same packages as this process."""
     paths = [path or os.getcwd() for path in sys.path]
     return {**os.environ, "PYTHONPATH": os.pathsep.join(dict.fromkeys(paths))}

@@ -1,4 +1,4 @@
-"""How a program gets its session: `gt.init`, `gt.connect`, `gt.gpu_workers`, or the first tensor."""
+"""Starts and ends the session of a program: `gt.init`, `gt.connect`, `gt.gpu_workers`, `gt.shutdown`, first tensor."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from gt.monitor.instruction_log import open_log
 from gt.signals.registry import registry
 from gt.wire import shared_memory
 from gt.wire.keys import keys_directory
-from gt.wire.payloads import Fill
+from gt.wire.payloads import CopyBytes
 from gt.wire.socket_channel import SocketChannel
 from gt.wire.stderr_logging import configure_logging
 
@@ -32,7 +32,7 @@ _ENDED = "GT was shut down, and its tensors with it; call gt.init() to start aga
 
 
 class _Program:
-    """What this process has started, and what the first tensor should start."""
+    """The worker processes of this program, and the number of workers that its first tensor starts."""
 
     def __init__(self) -> None:
         self.workers_wanted = 0
@@ -47,7 +47,7 @@ _program = _Program()
 def init(
     workers: int | None = None, *, mode: str | None = None, backend: str | None = None, server: str | None = None
 ) -> None:
-    """Start GT. Without arguments: what the environment says, or one worker in this process.
+    """Start GT. Without arguments: as the environment says, or with one worker in this process.
 
     `workers=4` starts four worker processes; `mode="virtual"` makes them inside this process;
     `server="localhost:12345"` joins a running server.
@@ -70,7 +70,7 @@ def connect(address: str) -> None:
 
 @ends_on_users_line
 def gpu_workers(count: int) -> None:
-    """Say how many worker processes the first tensor starts; a GPU each, or a share of the CPU's cores."""
+    """Set how many worker processes the first tensor starts, with a GPU or a share of the CPU's cores each."""
     if sessions.active is not None:
         raise SessionError("gt.gpu_workers() must come before the first tensor: GT is running already")
     _program.workers_wanted = _check_count(count, "gt.gpu_workers")
@@ -78,8 +78,8 @@ def gpu_workers(count: int) -> None:
 
 
 def shutdown() -> None:
-    """End the session, and the processes that were started for it. From a signal handler that came in the middle of
-    GT's work: when that is done."""
+    """End the session, and the processes that were started for it. In a signal handler that interrupts GT itself, this
+    happens when GT is done."""
     if is_uninterrupted():
         do_after_block(shutdown)
         return
@@ -98,7 +98,7 @@ def shutdown() -> None:
 
 @ends_on_users_line
 def synchronize() -> None:
-    """Wait until everything asked for so far is done. Raises a failure that no read has shown."""
+    """Wait until all ops so far are done. Raises a failure that no read has raised yet."""
     sessions.current().synchronize()
 
 
@@ -111,7 +111,7 @@ def _connect_lazily() -> Session:
 
 
 def _resolve(workers: int | None, mode: str | None, backend: str | None, server: str | None) -> Settings:
-    """Arguments over environment, checked together."""
+    """The settings of the environment, overridden by arguments, and checked together."""
     settings = read_settings()
     given: dict[str, Any] = {}
     if workers is not None:
@@ -147,7 +147,7 @@ def _check_name(name: object, known: tuple[str, ...], what: str) -> str:
 
 
 def _open(settings: Settings) -> Session:
-    registry.current()  # a GT_CONFIG that cannot be used is told now, even if no scope is ever entered
+    registry.current()  # raises for an invalid GT_CONFIG now, even if no scope is ever entered
     if settings.mode in ("local", "connected"):
         shared_memory.sweep_dead()
     if settings.mode == "local":
@@ -161,7 +161,7 @@ def _open(settings: Settings) -> Session:
 def _open_connected(settings: Settings) -> Session:
     host, port = parse_address(settings.server)
     channel = SocketChannel(
-        f"tcp://{host}:{port}", _fill(settings), keys_directory(settings.keys), settings.heartbeat_timeout
+        f"tcp://{host}:{port}", _copy_bytes(settings), keys_directory(settings.keys), settings.heartbeat_timeout
     )
     try:
         welcome = channel.greet(1, settings.timeout)
@@ -169,12 +169,12 @@ def _open_connected(settings: Settings) -> Session:
         channel.close()
         raise
     if settings.instruction_log:
-        print(f"gt: {_where_the_log_is(settings, welcome.instruction_log)}", file=sys.stderr)
+        print(f"gt: {_log_notice(settings, welcome.instruction_log)}", file=sys.stderr)
     return Session(channel, welcome, settings.auto_shard)
 
 
-def _where_the_log_is(settings: Settings, path: str) -> str:
-    """About GT_INSTRUCTION_LOG in a program that joins a server, which is what logs."""
+def _log_notice(settings: Settings, path: str) -> str:
+    """Tells a program with GT_INSTRUCTION_LOG that the server it joins writes the log, to `path` or not at all."""
     name = f"GT_INSTRUCTION_LOG={settings.instruction_log} is not written by this program, which joins a server:"
     if path:
         return f"{name} the server at {settings.server} logs the instructions of all its clients to {path}"
@@ -187,7 +187,7 @@ def _open_local(settings: Settings) -> Session:
     channel = None
     try:
         channel = HostedChannel(
-            processes, _fill(settings), open_log(settings.instruction_log), settings.heartbeat_timeout
+            processes, _copy_bytes(settings), open_log(settings.instruction_log), settings.heartbeat_timeout
         )
         welcome = channel.welcome(workers, settings.timeout)
     except BaseException:
@@ -199,12 +199,12 @@ def _open_local(settings: Settings) -> Session:
     return Session(channel, welcome, settings.auto_shard)
 
 
-def _fill(settings: Settings) -> Fill | None:
+def _copy_bytes(settings: Settings) -> CopyBytes | None:
     return fill if settings.shared_memory else None
 
 
 def _leave_to_parent() -> None:
-    """A forked child does not end what its parent has started."""
+    """A forked child does not end the worker processes of its parent."""
     _program.processes = None
 
 

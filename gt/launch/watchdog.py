@@ -1,6 +1,6 @@
-"""`python -m gt.launch.watchdog`: ends the workers of a program that is gone, if they do not end by themselves.
+"""`python -m gt.launch.watchdog`: ends the workers of a program that has ended.
 
-They do, by their lifeline, unless they are stopped, or busy in code that lets no other thread run.
+Workers end by themselves through their lifeline, unless they are stopped, or busy in code that blocks their threads.
 """
 
 from __future__ import annotations
@@ -16,21 +16,21 @@ from pathlib import Path
 from gt.wire.lifeline import LIMIT_SECONDS, clear_up
 from gt.wire.liveness import is_running, start_mark
 
-_LOOK_SECONDS = 0.5
+_POLL_SECONDS = 0.5
 
 
 def watch(parent: int, directory: Path, workers: Sequence[int]) -> None:
-    """Returns when the parent is gone, and its workers and their directory too."""
+    """Wait for the end of the parent, then end its workers and remove their directory."""
     marks = {pid: start_mark(pid) for pid in workers}
     while os.getppid() == parent:
-        time.sleep(_LOOK_SECONDS)
+        time.sleep(_POLL_SECONDS)
     deadline = time.monotonic() + LIMIT_SECONDS
     while running := [pid for pid, mark in marks.items() if is_running(pid, mark)]:
         if time.monotonic() > deadline:
             for pid in running:
                 with contextlib.suppress(ProcessLookupError):
                     os.kill(pid, signal.SIGKILL)
-        time.sleep(_LOOK_SECONDS / 5)
+        time.sleep(_POLL_SECONDS / 5)
     clear_up(directory)
 
 

@@ -21,13 +21,16 @@ def main() -> int:
     settings = read_settings()
     parser = argparse.ArgumentParser(prog="python -m gt.server", description="Run a GT dispatcher.")
     parser.add_argument("--host", default="localhost", help="the interface to listen on; loopback only")
-    parser.add_argument("-p", "--port", type=int, default=12345, help="the port to listen on (default: 12345)")
+    parser.add_argument(
+        "-p", "--port", type=int, default=12345, help="the port to listen on (default: 12345; 0: any free port)"
+    )
     options = parser.parse_args()
     configure_logging(settings)
     try:
         endpoint = f"tcp://{require_loopback(options.host)}:{options.port}"
         secret, keys = make_keys()
         server = Server(endpoint, open_log(settings.instruction_log), silence=settings.heartbeat_timeout, keys=secret)
+        endpoint = server.endpoint
         try:
             directory = keys_directory(settings.keys)
             write_keys(directory, endpoint, keys)
@@ -43,7 +46,8 @@ def main() -> int:
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: server.stop())
     shared_memory.sweep_dead()
-    print(f"GT server at {endpoint}; workers join with: python -m gt.worker -p {options.port}", file=sys.stderr)
+    port = endpoint.rpartition(":")[2]
+    print(f"GT server at {endpoint}; workers join with: python -m gt.worker -p {port}", file=sys.stderr)
     try:
         server.run()
     finally:

@@ -1,1 +1,1 @@
-"""The corridor: typed messages to frames and back, and the channels they travel by."""
+"""Messages between client, dispatcher and workers: their encoding, connections, authentication and shared memory."""

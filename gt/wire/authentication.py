@@ -1,4 +1,4 @@
-"""Who may connect to a server: those that have its member key, and nobody else."""
+"""Lets only peers connect to a server that have its member key."""
 
 from __future__ import annotations
 
@@ -9,42 +9,42 @@ import zmq
 from zmq.utils import z85
 
 _ENDPOINT = "inproc://zeromq.zap.01"
-_END = "inproc://gt-gatekeeper"
+_STOP = "inproc://gt-authenticator"
 
 
 class Authenticator:
-    """Answers ZeroMQ's questions about peers (its authentication protocol, RFC 27) in a thread of its own, until the
-    handshake of a peer is done and before anything that it sends is seen."""
+    """Answers ZeroMQ's authentication requests (ZAP, RFC 27) in a thread of its own. ZeroMQ asks during the handshake
+    of a peer, before it reads any message."""
 
     def __init__(self, context: zmq.Context[zmq.Socket[bytes]], member: str) -> None:
         self._member = z85.decode(member.encode())
-        self._questions = context.socket(zmq.REP)
-        self._questions.setsockopt(zmq.LINGER, 0)
-        self._questions.bind(_ENDPOINT)
-        self._end, self._ending = context.socket(zmq.PAIR), context.socket(zmq.PAIR)
-        self._ending.bind(_END)
-        self._end.connect(_END)
-        self._thread = threading.Thread(target=self._answer, name="gt-gatekeeper", daemon=True)
+        self._requests = context.socket(zmq.REP)
+        self._requests.setsockopt(zmq.LINGER, 0)
+        self._requests.bind(_ENDPOINT)
+        self._stop, self._stopped = context.socket(zmq.PAIR), context.socket(zmq.PAIR)
+        self._stopped.bind(_STOP)
+        self._stop.connect(_STOP)
+        self._thread = threading.Thread(target=self._serve, name="gt-authenticator", daemon=True)
         self._thread.start()
 
-    def _answer(self) -> None:
+    def _serve(self) -> None:
         poller = zmq.Poller()
-        poller.register(self._questions, zmq.POLLIN)
-        poller.register(self._ending, zmq.POLLIN)
-        while self._ending not in dict(poller.poll()):
-            question = self._questions.recv_multipart()
-            self._questions.send_multipart(answer_of(question, self._member))
+        poller.register(self._requests, zmq.POLLIN)
+        poller.register(self._stopped, zmq.POLLIN)
+        while self._stopped not in dict(poller.poll()):
+            request = self._requests.recv_multipart()
+            self._requests.send_multipart(authenticate(request, self._member))
 
     def close(self) -> None:
-        self._end.send(b"")
+        self._stop.send(b"")
         self._thread.join()
-        for socket in (self._questions, self._end, self._ending):
+        for socket in (self._requests, self._stop, self._stopped):
             socket.close(linger=0)
 
 
-def answer_of(question: Sequence[bytes], member: bytes) -> list[bytes]:
-    """A question is: version, number, domain, address, identity, mechanism, credentials."""
-    version, number = (*question[:2], b"", b"")[:2]
-    accepted = tuple(question[5:]) == (b"CURVE", member)
+def authenticate(request: Sequence[bytes], member: bytes) -> list[bytes]:
+    """The reply to a ZAP request: version, number, domain, address, identity, mechanism, credentials."""
+    version, number = (*request[:2], b"", b"")[:2]
+    accepted = tuple(request[5:]) == (b"CURVE", member)
     status = (b"200", b"OK", b"member") if accepted else (b"400", b"these are not the keys of this server", b"")
     return [version or b"1.0", number, *status, b""]

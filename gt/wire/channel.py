@@ -1,4 +1,4 @@
-"""What a role sees of the corridor, whether the other end is in this process or not."""
+"""The interface of a client's connection to its dispatcher, in this process or in another one."""
 
 from __future__ import annotations
 
@@ -13,21 +13,22 @@ CLOSED = "the session was closed while another thread used it"
 
 
 class ClientChannel(Protocol):
-    """A client's end. Buffers belong to the messages with a segment, in order, and may be reused after `send`."""
+    """The client's end of a connection. Buffers belong to the messages with a segment, in order, and may be reused
+    after `send`."""
 
     @property
     def remote(self) -> bool:
-        """Whether work goes on after `send` returns, so that the sender must not run ahead without limit."""
+        """Whether `send` returns before the work is done, so that the sender has to limit how far it runs ahead."""
 
     def send(self, batch: Sequence[Instruction], buffers: Sequence[Buffer]) -> None: ...
 
     def wait(self) -> None:
-        """Until something may have arrived, at most for a moment. Can be interrupted; others may use the channel."""
+        """Wait a moment for an answer. Signals interrupt it, and other threads may use the channel meanwhile."""
 
     def receive(self) -> list[tuple[Answer, Buffer | None]]:
-        """Some of what has arrived; nothing if all was received. Raises ServerLost when nothing more can come."""
+        """Some of the answers that have arrived; none if all were received. Raises ServerLost when no more can come."""
 
     def how_it_ended(self, pid: int) -> str:
-        """What this side knows of the end of a process it started, or nothing."""
+        """The exit code and the last output of a worker that this process has started; "" for other processes."""
 
     def close(self) -> None: ...

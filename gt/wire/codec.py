@@ -1,10 +1,10 @@
-"""Typed messages to frames and back. Nothing is decoded into anything but the records of core.messages.
+"""Encodes records to frames, and decodes frames to the records of core.messages and to nothing else.
 
 A message on the wire is a header (magic, protocol, size of the body) and a body (msgpack, a list of tagged records) in
-one frame; a body of more than PIECE bytes goes on in further frames. The raw bytes of the tensors of records with a
-segment, unless they are in shared memory, follow the body in its last frame where they are few, since every frame costs
-time; otherwise in frames of at most CHUNK bytes. So no frame is over MAX_FRAME bytes, and a peer that announces a
-longer one is disconnected before room is made for it.
+one frame; a body of more than PIECE bytes goes on in further frames. The raw bytes of tensors that are not in shared
+memory follow. Up to INLINE_BYTES they are part of the last frame of the body, since every frame costs time; more have
+frames of their own, of at most CHUNK bytes. So no frame is over MAX_FRAME bytes, and a peer that announces a longer one
+is disconnected before memory is allocated for it.
 """
 
 from __future__ import annotations
@@ -25,26 +25,27 @@ Message = TypeVar("Message")
 
 MAGIC = b"GT"
 CHUNK = PIECE = 1 << 20
-INLINE_BYTES = 1 << 16  # bytes of all tensors of a message together
+INLINE_BYTES = 1 << 16  # of all tensors of a message together
 MAX_BODY = 1 << 26
-MAX_INSTRUCTIONS = MAX_BODY >> 4  # of a client: the commands that one instruction becomes are longer than itself
+MAX_INSTRUCTIONS = MAX_BODY >> 4  # the body of a client's message: the commands of an instruction are longer than it
 MAX_HELLO = 1 << 13
-_VERSION = struct.Struct("<2sH")  # how every header begins, whatever its version
+_VERSION = struct.Struct("<2sH")  # the beginning of every header, in all versions of the protocol
 _HEADER = struct.Struct("<2sHI")
 MAX_FRAME = max(CHUNK, _HEADER.size + PIECE + INLINE_BYTES)
 _encoder = msgspec.msgpack.Encoder()
 
 
 def encode(messages: Sequence[Any], payloads: Iterable[Sequence[Frame]] = ()) -> list[Frame]:
-    """`payloads` are the bytes of the messages with a segment, in order; empty where they are in shared memory."""
+    """One message. `payloads` are the bytes of the records with a segment, in order; empty where they are in shared
+    memory."""
     return _frames(_encoder.encode(messages), payloads)
 
 
 def encode_batches(
     messages: Sequence[Any], payloads: Sequence[Sequence[Frame]] = (), limit: int = MAX_BODY
 ) -> list[list[Frame]]:
-    """The same as several messages on the wire where the body of one would be over the limit. Raises ProtocolError for
-    a record that is over it alone."""
+    """One message, or several where the body of one would be over the limit. Raises ProtocolError for a single record
+    over the limit."""
     body = _encoder.encode(messages)
     if len(body) <= limit:
         return [_frames(body, payloads)]
@@ -65,12 +66,12 @@ def _frames(body: bytes, payloads: Iterable[Sequence[Frame]]) -> list[Frame]:
     if not payloads and len(body) <= PIECE:
         return [header_of(body) + body]
     parts = [memoryview(part) for payload in payloads for part in payload]
-    few = sum([part.nbytes for part in parts]) <= INLINE_BYTES
-    if few and len(body) <= PIECE:
+    inline = sum([part.nbytes for part in parts]) <= INLINE_BYTES
+    if inline and len(body) <= PIECE:
         return [b"".join((header_of(body), body, *parts))]
     frames: list[Frame] = [header_of(body) + body[:PIECE]]
     frames.extend(body[start : start + PIECE] for start in range(PIECE, len(body), PIECE))
-    if few:
+    if inline:
         frames[-1] = b"".join((frames[-1], *parts))
         return frames
     for part in parts:
@@ -79,7 +80,7 @@ def _frames(body: bytes, payloads: Iterable[Sequence[Frame]]) -> list[Frame]:
 
 
 def uncounted_bytes(messages: Sequence[Any], frames: Sequence[Frame]) -> int:
-    """The size of a message to a client, without the reads that are counted by themselves."""
+    """The size of a message to a client, without the large tensors, whose arrival the client confirms one by one."""
     carried = [message.segment for message in messages if type(message) is Fetched]
     counted = [segment.nbytes for segment in carried if not segment.name and segment.nbytes >= COUNTED_BYTES]
     return sum(map(len, frames)) - sum(counted)
@@ -90,21 +91,21 @@ def header_of(body: bytes) -> bytes:
 
 
 def encode_once(message: Any) -> msgspec.Raw:
-    """A message without a segment that goes to several peers, as part of what `encode` takes."""
+    """A record without a segment, encoded once for several calls of `encode`."""
     return msgspec.Raw(_encoder.encode(message))
 
 
 class Decoder(Generic[Message]):
-    """Decodes one direction of the corridor: only records of `union` are accepted, in bodies of at most `limit`."""
+    """Decodes the messages of one direction: records of `union` only, in bodies of at most `limit` bytes."""
 
     def __init__(self, union: Any, limit: int = MAX_BODY) -> None:
         self._decoder = msgspec.msgpack.Decoder(list[union])
         self._limit = limit
 
     def decode(self, frames: Sequence[Frame]) -> tuple[list[Message], list[Payload]]:
-        """The messages, and the payloads of those with a segment, as `encode` takes them. Raises ProtocolError for
-        anything that is not as it should be."""
-        body, few, count = split(frames, self._limit)
+        """The records, and the payloads of those with a segment, as `encode` takes them. Raises ProtocolError for
+        malformed messages."""
+        body, inline, count = split(frames, self._limit)
         try:
             messages = self._decoder.decode(body)
         except (msgspec.DecodeError, ValueError, RecursionError) as error:
@@ -114,20 +115,22 @@ class Decoder(Generic[Message]):
         if len(messages) > MAX_BATCH:
             raise ProtocolError(f"a batch of {len(messages)} messages is over the limit of {MAX_BATCH}")
         segments = [message.segment for message in messages if type(message) in PAYLOAD_RECORDS]
-        return messages, _payloads([0 if segment.name else segment.nbytes for segment in segments], few, frames, count)
+        return messages, _payloads(
+            [0 if segment.name else segment.nbytes for segment in segments], inline, frames, count
+        )
 
 
-def _payloads(sizes: Sequence[int], few: memoryview, frames: Sequence[Frame], count: int) -> list[Payload]:
-    """The bytes of each tensor: from those that follow the body if they are few, otherwise frames of their own, after
-    the `count` frames of the body."""
-    total, place = sum(sizes), 0
-    if len(few) != (total if total <= INLINE_BYTES else 0):
-        raise ProtocolError(f"a message announces {total} bytes of tensors, and {len(few)} follow its body")
+def _payloads(sizes: Sequence[int], inline: memoryview, frames: Sequence[Frame], count: int) -> list[Payload]:
+    """The bytes of each tensor: parts of `inline`, which follows the body, or else frames of their own, after the
+    `count` frames of the body."""
+    total, start = sum(sizes), 0
+    if len(inline) != (total if total <= INLINE_BYTES else 0):
+        raise ProtocolError(f"a message announces {total} bytes of tensors, and {len(inline)} follow its body")
     payloads: list[Payload] = []
     for size in sizes:
         if total <= INLINE_BYTES:
-            payload: Payload = [few[place : place + size]] if size else []
-            place += size
+            payload: Payload = [inline[start : start + size]] if size else []
+            start += size
         else:
             payload = list(frames[count : count + -(-size // CHUNK)])
             count += len(payload)
@@ -140,7 +143,7 @@ def _payloads(sizes: Sequence[int], few: memoryview, frames: Sequence[Frame], co
 
 
 def split(frames: Sequence[Frame], limit: int = MAX_BODY) -> tuple[memoryview, memoryview, int]:
-    """The body, the bytes that follow it in its last frame, and how many frames it takes. Checks the header."""
+    """Check the header; returns the body, the bytes that follow it in its last frame, and its number of frames."""
     head = memoryview(frames[0] if frames else b"")
     if len(head) < _VERSION.size or head[:2] != MAGIC:
         raise ProtocolError("a peer does not speak GT's protocol; is this the right port?")

@@ -1,8 +1,8 @@
-"""The keys of servers: who can read them may join.
+"""The keys of servers, in files that only their user can read. A process that can read them may join.
 
-A server that listens at a TCP port makes new keys when it starts, and writes what its clients and workers need into a
-file of a directory that only its user can enter. They look there for the port that they connect to. The directory is
-GT_KEYS, or `.gt/keys` in the user's home.
+A server that listens at a TCP port makes new keys when it starts, and writes those of its clients and workers to a file
+that is named by its port, in a directory that only its user can enter. The directory is GT_KEYS, or `.gt/keys` in the
+user's home.
 """
 
 from __future__ import annotations
@@ -22,14 +22,15 @@ from gt.wire.liveness import is_running, start_mark, this_host
 
 
 class ServerKeys(msgspec.Struct, frozen=True):
-    """What only the server has: its secret, and the public key of those that it lets in."""
+    """The keys that only the server has: its secret key, and the public key of its members."""
 
     secret: str
     member: str
 
 
 class MemberKeys(msgspec.Struct, frozen=True):
-    """What the clients and workers of a server have: its public key, their own, and which process it is."""
+    """The keys of a server's clients and workers: the server's public key and their own pair; and the server's process,
+    to notice its end."""
 
     server: str
     public: str
@@ -40,7 +41,7 @@ class MemberKeys(msgspec.Struct, frozen=True):
 
 
 def make_keys() -> tuple[ServerKeys, MemberKeys]:
-    """For a server in this process."""
+    """New keys for a server in this process."""
     server, secret = [key.decode() for key in zmq.curve_keypair()]
     public, member_secret = [key.decode() for key in zmq.curve_keypair()]
     pid = os.getpid()
@@ -48,7 +49,7 @@ def make_keys() -> tuple[ServerKeys, MemberKeys]:
 
 
 def keys_directory(setting: str) -> Path:
-    """`setting` is GT_KEYS, empty where it is not set. Raises SettingsError where the user has no home then."""
+    """The directory of keys; `setting` is GT_KEYS, or "". Raises SettingsError where neither it nor a home exists."""
     if setting:
         return Path(setting)
     try:
@@ -61,7 +62,7 @@ def keys_directory(setting: str) -> Path:
 
 
 def write_keys(directory: Path, endpoint: str, keys: MemberKeys) -> None:
-    """In place of those that a server before left at this port."""
+    """Write the keys of a server, in place of those of an earlier server at the same port."""
     try:
         directory.mkdir(mode=0o700, parents=True, exist_ok=True)
         _require_private(directory, directory.lstat())
@@ -75,14 +76,14 @@ def write_keys(directory: Path, endpoint: str, keys: MemberKeys) -> None:
 
 
 def remove_keys(directory: Path, endpoint: str, keys: MemberKeys) -> None:
-    """Unless another server has replaced them."""
+    """Remove the keys of a server, unless another server has replaced them."""
     with contextlib.suppress(SettingsError, OSError):
         if _read(directory, endpoint) == keys:
             _path(directory, endpoint).unlink()
 
 
 def find_keys(directory: Path, endpoint: str) -> MemberKeys | None:
-    """None where no server of this user has written any, or the one that did is gone."""
+    """The keys of the server at an endpoint; None where this user has no server there, or it has ended."""
     if not endpoint.startswith("tcp:"):
         return None
     keys = _read(directory, endpoint)
@@ -109,7 +110,8 @@ def _read(directory: Path, endpoint: str) -> MemberKeys | None:
 
 
 def _require_private(path: Path, status: os.stat_result) -> None:
-    """Keys that others can write let them pose as the server, and keys that others can read let them join."""
+    """Raise SettingsError for a file that other users can read, which lets them join, or write, which lets them pose as
+    the server."""
     if status.st_uid != os.getuid() or stat.S_IMODE(status.st_mode) & 0o077:
         raise SettingsError(
             f"{path} belongs to user {status.st_uid} with mode {stat.S_IMODE(status.st_mode):o}, but keys must be out "
@@ -119,5 +121,5 @@ def _require_private(path: Path, status: os.stat_result) -> None:
 
 
 def _path(directory: Path, endpoint: str) -> Path:
-    """By host and port: the directory may be on a disk that several machines share."""
+    """The file of a server's keys. The name has the host, because machines may share the directory."""
     return directory / f"{socket.gethostname()}-{endpoint.rpartition(':')[2]}"

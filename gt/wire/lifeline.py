@@ -1,4 +1,4 @@
-"""Processes that were started for someone end with them, however that end comes, and leave nothing."""
+"""Ends a process together with its parent, however the parent ends, and removes the files of both."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ _PROCESSES = "processes"
 
 
 def end_with_parent(clear_up: Callable[[], None]) -> None:
-    """End this process when its standard input is closed, which the kernel does when the parent is gone. What must not
-    be left is removed by `clear_up`, in a thread of its own: the others may be busy, or wait for something that will
-    not come. Ctrl-C in the parent's terminal is the parent's business."""
+    """End this process when its standard input is closed, which the kernel does when the parent has ended. `clear_up`
+    removes files before that, in a thread of its own, because the others may be busy or blocked. Ctrl-C in the
+    terminal is left to the parent."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGALRM, signal.SIG_DFL)
     threading.Thread(target=_wait_for_the_end, args=(clear_up,), name="gt-lifeline", daemon=True).start()
@@ -28,7 +28,7 @@ def end_with_parent(clear_up: Callable[[], None]) -> None:
 def _wait_for_the_end(clear_up: Callable[[], None]) -> None:
     while os.read(sys.stdin.fileno(), 1):
         pass
-    signal.alarm(LIMIT_SECONDS)  # by the kernel, so that nothing here can be in its way
+    signal.alarm(LIMIT_SECONDS)  # the kernel ends the process, whatever its threads do
     try:
         shared_memory.end()
         clear_up()
@@ -37,14 +37,13 @@ def _wait_for_the_end(clear_up: Callable[[], None]) -> None:
 
 
 def note_processes(directory: Path, pids: Iterable[int]) -> None:
-    """Whose shared memory is to be removed when the directory is."""
+    """Write to the directory of a client the processes whose shared memory is removed together with it."""
     (directory / _PROCESSES).write_text(" ".join(map(str, pids)))
 
 
 def clear_up(directory: Path) -> None:
-    """Remove what is left of a client that is gone, and of those that ended before: their shared memory, and the
-    directory of sockets and logs. Every process that was started for the client does this, and the first has it all to
-    do; one that makes something after that removes it itself."""
+    """Remove the shared memory of a client that has ended and of its processes, and their directory of sockets and
+    logs. Each of these processes does this when it ends, since the others may have been killed."""
     try:
         pids = [int(pid) for pid in (directory / _PROCESSES).read_text().split()]
     except FileNotFoundError:

@@ -1,7 +1,7 @@
-"""Connections between a dispatcher and its peers, which know when they are lost.
+"""Connections between a dispatcher and its peers, which notice when they are lost.
 
-A connection is never made again by itself: a message may have been lost with it, and nobody could tell which. So the
-loss of a connection is the loss of the peer, and is told at both ends. A peer that comes back comes as a new one.
+A lost connection is never reopened, because an unknown number of messages is lost with it. Its loss is the loss of the
+peer, and both ends notice it. A peer that connects again is a new peer.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ import contextlib
 import time
 from collections.abc import Sequence
 from pathlib import Path
+from typing import cast
 
 import zmq
 from zmq.utils.monitor import recv_monitor_message
@@ -17,14 +18,14 @@ from zmq.utils.monitor import recv_monitor_message
 from gt.core.errors import ConnectionLost, SettingsError
 from gt.wire.authentication import Authenticator
 from gt.wire.codec import Frame
-from gt.wire.descriptors import limit, raise_limit, shut
+from gt.wire.descriptors import open_files_limit, raise_open_files_limit, shut_down
 from gt.wire.keys import MemberKeys, ServerKeys, find_keys
 from gt.wire.sockets import open_socket, receive, receive_from, send
 
-MAX_UNTAKEN = 1 << 16  # messages that a server keeps for a peer that does not take them, and of one that sends
-_OPENING_SECONDS = 5.0
-_UNKNOWN_SHARE = 4  # the part of all connections that peers may have which were not admitted
-_ENDS = (
+MAX_QUEUED = 1 << 16  # messages that a server queues for each peer, and from each peer
+_HANDSHAKE_SECONDS = 5.0
+_UNKNOWN_SHARE = 4  # a quarter of all connections may belong to peers that were not admitted
+_LOSSES = (
     zmq.EVENT_DISCONNECTED
     | zmq.EVENT_CLOSED
     | zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL
@@ -34,7 +35,7 @@ _ENDS = (
 
 
 class Link:
-    """A client's or worker's connection to a dispatcher. `keys` are needed where that is reached by TCP."""
+    """The connection of a client or worker to a dispatcher, with `keys` where it goes over TCP."""
 
     def __init__(self, endpoint: str, keys: MemberKeys | None, milliseconds: int, silence: float) -> None:
         self._context = zmq.Context()
@@ -43,7 +44,7 @@ class Link:
             self._socket.setsockopt(zmq.CURVE_SERVERKEY, keys.server.encode())
             self._socket.setsockopt(zmq.CURVE_PUBLICKEY, keys.public.encode())
             self._socket.setsockopt(zmq.CURVE_SECRETKEY, keys.secret.encode())
-        self._monitor = self._socket.get_monitor_socket(zmq.EVENT_HANDSHAKE_SUCCEEDED | _ENDS)
+        self._monitor = self._socket.get_monitor_socket(zmq.EVENT_HANDSHAKE_SUCCEEDED | _LOSSES)
         self._lost = False
         self._endpoint = endpoint
         self._socket.connect(endpoint)
@@ -54,9 +55,9 @@ class Link:
         return self._socket.closed
 
     def is_opened(self) -> bool:
-        """Waits until the other end has accepted this one; False if it did not. Raises SettingsError where the other
-        end is the server of the keys, but does not accept them."""
-        deadline = time.monotonic() + _OPENING_SECONDS
+        """Wait for the end of the handshake; returns whether the connection is open. Raises SettingsError where the
+        server refuses the keys."""
+        deadline = time.monotonic() + _HANDSHAKE_SECONDS
         while (left := deadline - time.monotonic()) > 0:
             if self._monitor.poll(int(left * 1000) + 1):
                 event = recv_monitor_message(self._monitor)["event"]
@@ -71,11 +72,11 @@ class Link:
 
     def is_lost(self) -> bool:
         while not self._lost and self._monitor.poll(0):
-            self._lost = bool(recv_monitor_message(self._monitor)["event"] & _ENDS)
+            self._lost = bool(recv_monitor_message(self._monitor)["event"] & _LOSSES)
         return self._lost
 
     def send(self, frames: Sequence[Frame]) -> None:
-        """Raises ConnectionLost where there is no connection any more."""
+        """Raises ConnectionLost where the connection is lost."""
         try:
             send(self._socket, frames)
         except zmq.Again:
@@ -95,7 +96,7 @@ class Link:
 
 
 def open_link(endpoint: str, directory: Path, milliseconds: int, silence: float) -> Link | None:
-    """None where no dispatcher of this user answers now."""
+    """A connection to the dispatcher at an endpoint; None where no dispatcher of this user answers."""
     keys = find_keys(directory, endpoint)
     if keys is None and not endpoint.startswith("ipc:"):
         return None
@@ -111,30 +112,31 @@ def open_link(endpoint: str, directory: Path, milliseconds: int, silence: float)
 
 
 class Router:
-    """A dispatcher's end of all connections. A peer is named by its connection; the name is never used again. Of
-    connections that were not admitted the oldest are closed where there are many, so that they do not take all
-    descriptors."""
+    """A dispatcher's end of all connections. A peer is named by its connection, and the name is never used again.
+    Where too many connections were not admitted, the oldest are closed, so that they do not use up all descriptors.
+    `endpoint` has the port that the system chose where 0 was asked for."""
 
     def __init__(self, endpoint: str, keys: ServerKeys | None, milliseconds: int, silence: float) -> None:
-        raise_limit()
-        self._most_unknown = limit() // _UNKNOWN_SHARE
+        raise_open_files_limit()
+        self._max_unknown = open_files_limit() // _UNKNOWN_SHARE
         self._context = zmq.Context()
-        self._gatekeeper = Authenticator(self._context, keys.member) if keys is not None else None
+        self._authenticator = Authenticator(self._context, keys.member) if keys is not None else None
         self._socket = open_socket(self._context, zmq.ROUTER, milliseconds, silence)
         self._socket.setsockopt(zmq.ROUTER_MANDATORY, 1)
-        self._socket.setsockopt(zmq.SNDHWM, MAX_UNTAKEN)
-        self._socket.setsockopt(zmq.RCVHWM, MAX_UNTAKEN)
+        self._socket.setsockopt(zmq.SNDHWM, MAX_QUEUED)
+        self._socket.setsockopt(zmq.RCVHWM, MAX_QUEUED)
         if keys is not None:
             self._socket.setsockopt(zmq.CURVE_SERVER, 1)
             self._socket.setsockopt(zmq.CURVE_SECRETKEY, keys.secret.encode())
             self._socket.setsockopt(zmq.ZAP_DOMAIN, b"gt")
-            self._socket.setsockopt(zmq.ZAP_ENFORCE_DOMAIN, 1)  # nobody is let in without the gatekeeper
+            self._socket.setsockopt(zmq.ZAP_ENFORCE_DOMAIN, 1)  # refuses all peers if the authenticator has ended
         self._monitor = self._socket.get_monitor_socket(zmq.EVENT_ACCEPTED | zmq.EVENT_DISCONNECTED)
         try:
             self._socket.bind(endpoint)
         except zmq.ZMQError:
             self.close()
             raise
+        self.endpoint = cast(bytes, self._socket.getsockopt(zmq.LAST_ENDPOINT)).decode().rstrip("\0")
         self.descriptor = int(self._socket.getsockopt(zmq.FD))
         self._names: dict[int, bytes] = {}  # of peers, by the descriptor of their connection
         self._peers: dict[bytes, int] = {}
@@ -142,20 +144,20 @@ class Router:
         self._lost: list[bytes] = []
 
     def receive(self, *, waits: bool = True) -> tuple[bytes, list[bytes]] | None:
-        """A message and the name of the peer that sent it."""
+        """A message, with the name of the peer that sent it."""
         message = receive_from(self._socket, self._peers, waits=waits)
         if message is None:
             return None
         frames, descriptor = message
         name = frames.pop(0)
         if name not in self._peers:
-            self._notice_losses()  # first: the descriptor may have been that of another connection
+            self._notice_losses()  # first, because the descriptor may have belonged to another connection
             self._peers[name] = descriptor
             self._names[descriptor] = name
         return name, frames
 
     def send(self, name: bytes, frames: Sequence[Frame]) -> None:
-        """Nothing is sent to a peer that is gone; one that does not take what it is sent is given up."""
+        """Send a message. A lost peer gets nothing, and a peer whose queue is full is given up."""
         try:
             send(self._socket, [name, *frames])
         except zmq.Again:
@@ -165,20 +167,20 @@ class Router:
                 raise
 
     def admit(self, name: bytes) -> None:
-        """A peer is one of those that this router is for."""
+        """The peer has shaken hands: its connection does not count as unknown any more."""
         self._unknown.pop(self._peers.get(name, -1), None)
 
     def drop(self, name: bytes) -> None:
-        """Close the connection of a peer, and forget what it was not yet sent. It is lost then like any other."""
+        """Close the connection of a peer and drop the messages in its queue. `take_lost` then returns its name."""
         self._notice_losses()
         descriptor = self._peers.get(name)
         if descriptor is None:
             self._lost.append(name)
         else:
-            shut(descriptor)
+            shut_down(descriptor)
 
     def take_lost(self) -> list[bytes]:
-        """The names of peers whose connections were lost since the last time."""
+        """The names of peers whose connections were lost since the last call."""
         self._notice_losses()
         lost, self._lost = self._lost, []
         return lost
@@ -196,15 +198,15 @@ class Router:
                 if name is not None:
                     del self._peers[name]
                     self._lost.append(name)
-        while len(self._unknown) > self._most_unknown:
+        while len(self._unknown) > self._max_unknown:
             oldest = next(iter(self._unknown))
             del self._unknown[oldest]
-            shut(oldest)
+            shut_down(oldest)
 
     def close(self) -> None:
         self._socket.disable_monitor()
         self._monitor.close(linger=0)
         self._socket.close()
-        if self._gatekeeper is not None:
-            self._gatekeeper.close()
+        if self._authenticator is not None:
+            self._authenticator.close()
         self._context.term()

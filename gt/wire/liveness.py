@@ -1,4 +1,4 @@
-"""Whether a process of this machine is still there, and which machine this is."""
+"""Identifies this machine, and tells whether a process of it still runs."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from pathlib import Path
 
 @functools.cache
 def this_host() -> str:
-    """Two processes with the same answer see the same processes and the same shared memory."""
+    """The identity of this machine: processes with the same one see the same pids and the same shared memory."""
     try:
         boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
     except OSError:
@@ -20,7 +20,7 @@ def this_host() -> str:
 
 @functools.cache
 def process_namespace() -> int:
-    """The namespace in which this process has its number; 0 where that cannot be found out."""
+    """The pid namespace of this process; 0 where it is not known."""
     try:
         return os.stat("/proc/self/ns/pid").st_ino
     except OSError:
@@ -28,10 +28,10 @@ def process_namespace() -> int:
 
 
 def start_mark(pid: int) -> str:
-    """When a process started, to tell it from a later one with the same number; empty if there is none. Raises OSError
-    where that cannot be found out, as in a process that has too many files open."""
+    """The start time of a process, which distinguishes it from a later one with the same pid; "" if it has ended.
+    Raises OSError where it cannot be read, for example because this process has too many files open."""
     try:
-        status = Path(f"/proc/{pid}/stat").read_bytes()  # bytes: the name of a process need not be text
+        status = Path(f"/proc/{pid}/stat").read_bytes()  # bytes: the name of a process need not be valid UTF-8
     except (FileNotFoundError, ProcessLookupError):
         return ""
     fields = status.rpartition(b")")[2].decode().split()
@@ -39,7 +39,7 @@ def start_mark(pid: int) -> str:
 
 
 def is_stopped(pid: int) -> bool:
-    """Whether a process was stopped by a signal or a debugger, and does nothing until it is continued."""
+    """Whether a process is stopped by a signal or a debugger."""
     try:
         return Path(f"/proc/{pid}/stat").read_bytes().rpartition(b")")[2].split()[0] in (b"T", b"t")
     except OSError:
@@ -47,7 +47,7 @@ def is_stopped(pid: int) -> bool:
 
 
 def is_running(pid: int, mark: str) -> bool:
-    """Whether a process has not ended, as far as this can be found out."""
+    """Whether the process with this pid and start mark still runs; True where that is not known."""
     if Path("/proc").is_dir():
         try:
             return mark != "" and start_mark(pid) == mark

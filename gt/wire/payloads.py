@@ -1,4 +1,4 @@
-"""The bytes of tensors on their way between a client and workers: in shared memory where it pays, else in messages."""
+"""The bytes of tensors between a client and workers: large ones in shared memory, the others in messages."""
 
 from __future__ import annotations
 
@@ -13,41 +13,43 @@ from gt.wire import shared_memory
 from gt.wire.channel import Buffer
 from gt.wire.codec import Frame, Payload, join
 
-Fill: TypeAlias = Callable[[memoryview, Buffer], None]
-"""Copies bytes into a segment, as fast as the client can."""
+CopyBytes: TypeAlias = Callable[[memoryview, Buffer], None]
+"""Copies bytes into a shared segment."""
 
 
 def pack(
-    batch: Sequence[Instruction], buffers: Sequence[Buffer], fill: Fill | None, token: str = ""
+    batch: Sequence[Instruction], buffers: Sequence[Buffer], copy: CopyBytes | None, token: str = ""
 ) -> tuple[list[Instruction], list[Payload]]:
-    """Instructions and payloads as they are sent. Without `fill` no memory is shared with the workers. `token` is that
-    of the session."""
+    """Put large buffers into shared memory, and the others into payloads. Without `copy` no memory is shared with the
+    workers. `token` is the secret of the session."""
     remaining = iter(buffers)
     packed: list[Instruction] = []
     payloads: list[Payload] = []
     for instruction in batch:
         if isinstance(instruction, CreateTensor):
-            instruction, payload = _pack_one(instruction, next(remaining), fill, token)
+            instruction, payload = _pack_one(instruction, next(remaining), copy, token)
             payloads.append(payload)
         packed.append(instruction)
     return packed, payloads
 
 
-def _pack_one(created: CreateTensor, buffer: Buffer, fill: Fill | None, token: str) -> tuple[CreateTensor, Payload]:
+def _pack_one(
+    created: CreateTensor, buffer: Buffer, copy: CopyBytes | None, token: str
+) -> tuple[CreateTensor, Payload]:
     nbytes = created.segment.nbytes
-    if fill is None or nbytes < shared_memory.SHARE_BYTES:
+    if copy is None or nbytes < shared_memory.SHARE_BYTES:
         return created, [buffer]
     try:
         name, segment = shared_memory.create(nbytes, token=token)
     except OSError:  # there is too little shared memory
         return created, [buffer]
-    fill(segment, buffer)
+    copy(segment, buffer)
     return msgspec.structs.replace(created, segment=Segment(name, nbytes)), []
 
 
 def unpack(answer: Answer, payload: Sequence[Frame] | None) -> tuple[Answer, Buffer | None]:
-    """An answer as its client sees it. Bytes that are gone, with the worker that sent them, are the failure of one
-    request, and not of those that are answered with it."""
+    """An answer with its bytes. Where a segment was removed, because its worker has ended, the answer becomes a
+    rejection of that request only."""
     if not isinstance(answer, Fetched):
         return answer, None
     segment = answer.segment

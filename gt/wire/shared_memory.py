@@ -1,10 +1,10 @@
-"""Memory shared by processes of one machine: segments that carry a tensor once, and cells that show progress.
+"""Memory shared by processes of one machine: segments that carry one tensor, and those that show a worker's progress.
 
-A segment is made by the sender, and unlinked by the receiver as soon as it is mapped, so that nothing is left behind
-when either dies later; what a dead process had not handed over is removed by `sweep`, and by `sweep_dead` where nobody
-was left to do that.
+The sender makes a segment, and the receiver unlinks it as soon as it is mapped, so that nothing is left when either
+ends later. Segments that a dead process had not handed over are removed by `sweep`, or by `sweep_dead` where all
+processes that knew of them have ended.
 
-A name has the process that made the segment, the namespace in which that number is its own, a count and a seal.
+The name of a segment has the pid of the process that made it, its pid namespace, a count and a seal.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ def _find_directory() -> Path:
         return Path("/dev/shm")
     try:
         return Path(tempfile.gettempdir())
-    except OSError:  # there is none: no segment can be made, and bytes go with the messages
+    except OSError:  # without a directory no segment can be made, and bytes go with the messages
         return Path("/dev/shm")
 
 
@@ -49,12 +49,11 @@ _ended = threading.Event()
 def create(
     nbytes: int, fill: Callable[[memoryview], None] = lambda data: None, token: str = ""
 ) -> tuple[str, memoryview]:
-    """A new segment, readable by this user only, that `fill` has written to. With a session's `token` its name can be
-    made by nobody who does not know that. Raises OSError where there is no room: its
-    pages are reserved, since a write to one that cannot be had would end this process. Reserving costs no time, because
-    the pages have to be made in any case.
+    """A new segment, readable by this user only, that `fill` has written to. A session's `token` seals its name.
 
-    Nothing is left of a segment that could not be made or filled.
+    Raises OSError where there is no space: all pages are reserved, since a write to a missing one would kill this
+    process. Reserving costs no time, because the pages are needed in any case. A segment that could not be filled is
+    removed.
     """
     stem = f"gt-{os.getpid()}-{process_namespace()}-{next(_numbers)}"
     name = f"{stem}-{_seal(stem, token) if token else secrets.token_hex(8)}"
@@ -75,8 +74,8 @@ def create(
 
 
 def is_made_with(name: str, token: str) -> bool:
-    """Whether a segment belongs to the session with this token. Names can be seen by all users of the machine, so that
-    somebody knows one says nothing."""
+    """Whether a segment belongs to the session with this token. All users of the machine can see the names, so knowing
+    one proves nothing."""
     stem, _, seal = name.rpartition("-")
     return hmac.compare_digest(_seal(stem, token), seal)
 
@@ -93,7 +92,7 @@ def _reserve(descriptor: int, nbytes: int) -> None:
 
 
 def take(name: str, nbytes: int) -> memoryview:
-    """Map a segment that a peer made and remove its name. Checked before anything is mapped."""
+    """Map a segment that a peer has made, and remove its name. Name, owner and size are checked before."""
     if not _NAME.fullmatch(name):
         raise ProtocolError(f"{name!r} is not the name of a shared segment")
     try:
@@ -106,7 +105,7 @@ def take(name: str, nbytes: int) -> memoryview:
             raise ProtocolError(f"segment {name} has {status.st_size} bytes, not the {nbytes} announced")
         os.unlink(_DIRECTORY / name)
         return memoryview(mmap.mmap(descriptor, nbytes))
-    except (OSError, ValueError) as error:  # no room for a mapping; or an empty file, which cannot be mapped
+    except (OSError, ValueError) as error:  # too many mappings; or an empty file, which cannot be mapped
         raise ProtocolError(f"segment {name} of {nbytes} bytes cannot be mapped: {error}") from None
     finally:
         os.close(descriptor)
@@ -119,8 +118,8 @@ def end() -> None:
 
 
 def sweep(pid: int) -> None:
-    """Remove the segments that a process has created and nobody has taken. The directory is open to all users of the
-    machine: whatever else has such a name, or cannot be removed, stays."""
+    """Remove the segments that a process has made and nobody has taken. All users of the machine may write to the
+    directory, so files of other names, and files that cannot be removed, are skipped."""
     for path in _DIRECTORY.glob(f"gt-{pid}-*"):
         if _NAME.fullmatch(path.name):
             with contextlib.suppress(OSError):
@@ -128,19 +127,19 @@ def sweep(pid: int) -> None:
 
 
 def sweep_dead() -> None:
-    """Remove the segments of this user's processes that have ended with all who would have swept up after them.
+    """Remove the segments of this user's processes that have all ended.
 
-    A number that a process has now says nothing about the process that had it before, so its segments stay. So do those
-    of processes in other namespaces, which cannot be seen from here. Nothing is opened: a directory, link or pipe that
-    somebody has put there under such a name is left alone.
+    The segments of a pid that runs are kept, although it may be a later process with the same pid. So are those of
+    other pid namespaces, whose processes this one cannot see. Nothing is opened: directories, links and pipes of such
+    names are left alone.
     """
-    here = process_namespace()
-    if not here or not _IS_LOCAL:
+    namespace = process_namespace()
+    if not namespace or not _IS_LOCAL:
         return
     with contextlib.suppress(OSError), os.scandir(_DIRECTORY) as entries:
         for entry in entries:
             name = _NAME.fullmatch(entry.name)
-            if name is not None and int(name[2]) == here:
+            if name is not None and int(name[2]) == namespace:
                 with contextlib.suppress(OSError):
                     _remove_if_dead(entry, int(name[1]))
 

@@ -29,7 +29,7 @@ from gt.wire.channel import CLOSED, Buffer
 from gt.wire.codec import MAX_INSTRUCTIONS, Decoder, Frame, encode, encode_batches, uncounted_bytes
 from gt.wire.links import Link, open_link
 from gt.wire.liveness import is_running, start_mark, this_host
-from gt.wire.payloads import Fill, pack, unpack
+from gt.wire.payloads import CopyBytes, pack, unpack
 from gt.wire.sockets import wait
 
 _CHECK_SECONDS = 0.5
@@ -37,26 +37,27 @@ _RETRY_SECONDS = 0.1
 
 
 class SocketChannel:
-    """`fill`: memory is shared with workers of this machine. `keys` is the directory with the keys of servers; a server
-    that is silent for `silence` seconds is given up. Raises ServerLost when the server is gone."""
+    """A connection over a socket. `copy` writes to memory shared with workers of this machine (None: none is shared).
+    `keys` is the directory of the servers' keys. A server that is silent for `silence` seconds is given up. Raises
+    ServerLost when the server has ended."""
 
     remote = True
 
-    def __init__(self, endpoint: str, fill: Fill | None, keys: Path, silence: float) -> None:
+    def __init__(self, endpoint: str, copy: CopyBytes | None, keys: Path, silence: float) -> None:
         self._endpoint = endpoint
-        self._fill = fill
+        self._copy = copy
         self._keys = keys
         self._silence = silence
         self._link: Link | None = None
         self._token = ""
-        self._taken = 0  # bytes of messages since the server was told
+        self._taken = 0  # bytes received that were not yet confirmed to the server
         self._lock = threading.Lock()
         self._decoder: Decoder[Answer] = Decoder(Answer)
         self._server = (0, "")
         self._checked = time.monotonic()
 
     def greet(self, wants_workers: int, timeout: float) -> Welcome:
-        """Shake hands, which takes until so many workers are there."""
+        """Shake hands with the server, which answers when so many workers have joined it."""
         hello = Hello(__version__, "client", this_host(), os.getpid(), wants_workers=wants_workers)
         deadline = time.monotonic() + timeout
         reason = (
@@ -94,10 +95,10 @@ class SocketChannel:
         if welcome.host == this_host():
             self._server = (welcome.pid, start_mark(welcome.pid))
         else:
-            self._fill = None
+            self._copy = None
 
     def send(self, batch: Sequence[Instruction], buffers: Sequence[Buffer]) -> None:
-        packed, payloads = pack(batch, buffers, self._fill, self._token)
+        packed, payloads = pack(batch, buffers, self._copy, self._token)
         messages = encode_batches(packed, payloads, MAX_INSTRUCTIONS)
         with self._lock:
             link = self._open_link()
@@ -121,12 +122,12 @@ class SocketChannel:
                 return []
         answers, taken = self._unpack(frames)
         if taken:
-            with self._lock, contextlib.suppress(ConnectionLost):  # which the next look at the server tells
+            with self._lock, contextlib.suppress(ConnectionLost):  # the next `receive` raises it
                 self._open_link().send(encode(taken))
         return answers
 
     def _unpack(self, frames: Sequence[Frame]) -> tuple[list[tuple[Answer, Buffer | None]], list[Received | Taken]]:
-        """The answers as their client sees them, and what the server is told of them."""
+        """The answers with their bytes, and the confirmations to send to the server."""
         answers, payloads = self._decoder.decode(frames)
         remaining = iter(payloads)
         unpacked = [unpack(answer, next(remaining) if isinstance(answer, Fetched) else None) for answer in answers]
@@ -154,7 +155,7 @@ class SocketChannel:
             raise self._loss()
 
     def _loss(self) -> ServerLost:
-        """How the server was lost: its process may take a moment to end after its connections have."""
+        """The error of a lost server. Waits a moment, since its process may end shortly after its connections."""
         pid, mark = self._server
         end = time.monotonic() + _CHECK_SECONDS
         while pid and is_running(pid, mark) and time.monotonic() < end:

@@ -1,4 +1,4 @@
-"""ZeroMQ sockets as all roles use them."""
+"""ZeroMQ sockets with GT's options, and fast functions to send and to receive."""
 
 from __future__ import annotations
 
@@ -12,20 +12,22 @@ from gt.wire.codec import MAX_FRAME, Frame
 _MOMENT_MS = 2
 _HANDSHAKE_MS = 10_000
 _LONGEST_MS = 1 << 29  # three times this is a C integer
-_OVERHEAD = 1 << 10  # of a frame that is encrypted
+_OVERHEAD = 1 << 10  # bytes that encryption adds to a frame
 _MORE, _NOW, _HAS_MORE = int(zmq.SNDMORE), int(zmq.NOBLOCK), int(zmq.RCVMORE)
 
 
 def open_socket(
     context: zmq.Context[zmq.Socket[bytes]], kind: int, milliseconds: int, silence: float = 0
 ) -> zmq.Socket[bytes]:
-    """`milliseconds` is how long `receive` waits. A connection is made once and never again: what was under way when it
-    broke is lost, so the ends must not go on as if nothing had happened. One whose other end does not answer ZeroMQ's
-    heartbeats for `silence` seconds is closed (0: never); they are sent and answered by a thread of ZeroMQ's, however
-    busy the program is.
+    """A socket whose `receive` waits for `milliseconds`.
 
-    Queues have no limit here: one for what was received would stop the heartbeats of a peer that has much to do.
-    Clients pace themselves instead, and servers have limits of their own."""
+    A lost connection is never reopened, because messages are lost with it. A connection whose other end does not answer
+    ZeroMQ's heartbeats for `silence` seconds is closed (0: never). A thread of ZeroMQ's sends and answers heartbeats,
+    however busy the program is.
+
+    Queues have no limit: a full queue of received messages would stop the heartbeats of a busy peer. Clients limit
+    themselves instead, and servers set limits of their own.
+    """
     socket = context.socket(kind)
     socket.setsockopt(zmq.LINGER, 1000)
     socket.setsockopt(zmq.MAXMSGSIZE, MAX_FRAME + _OVERHEAD)
@@ -43,23 +45,23 @@ def open_socket(
 
 
 def send(socket: zmq.Socket[bytes], frames: Sequence[Frame]) -> None:
-    """One message. `send_multipart` adds flags as enums, which costs more than sending."""
+    """Send one message. Hot path: `send_multipart` adds flags as enums, which takes longer than sending."""
     for frame in frames[:-1]:
         socket.send(frame, _MORE)
     socket.send(frames[-1])
 
 
 def wait(descriptor: int) -> None:
-    """Until something may have arrived at the socket with this `zmq.FD`, from which all was received that was there.
-    Only for a moment, since a thread that sends may take the news from us. Does not touch the socket, which threads
-    would have to take turns for."""
+    """Wait a moment for a message at the socket with this `zmq.FD`, after all messages before it were received. Not
+    longer, since another thread that sends may consume the event. Needs no lock, since it does not use the socket."""
     poller = select.poll()
     poller.register(descriptor, select.POLLIN)
     poller.poll(_MOMENT_MS)
 
 
 def receive(socket: zmq.Socket[bytes], *, waits: bool = True) -> list[bytes] | None:
-    """A message, or None if none comes in time. By a receive timeout: a poll makes a poller for every call."""
+    """A message, or None if none arrives in time. Hot path: with a receive timeout, since `poll` makes a poller for
+    every call."""
     try:
         frames = [socket.recv(0 if waits else _NOW)]
     except zmq.Again:
@@ -70,15 +72,15 @@ def receive(socket: zmq.Socket[bytes], *, waits: bool = True) -> list[bytes] | N
 def receive_from(
     socket: zmq.Socket[bytes], known: Container[bytes], *, waits: bool = True
 ) -> tuple[list[bytes], int] | None:
-    """The same of a router, whose messages begin with the name of a peer; and if that is not one of `known`, the
-    descriptor of its connection, otherwise -1."""
+    """A message of a router, which begins with the name of a peer; and the descriptor of the peer's connection, or -1
+    if the name is one of `known`."""
     try:
         frames = [socket.recv(0 if waits else _NOW)]
     except zmq.Again:
         return None
     if frames[0] in known:
         return _rest(socket, frames), -1
-    frame = socket.recv(copy=False)  # a frame that is not copied knows where it comes from
+    frame = socket.recv(copy=False)  # only a frame that is not copied has the descriptor of its connection
     return _rest(socket, [*frames, frame.bytes]), int(frame.get(zmq.SRCFD))  # type: ignore[call-overload]
 
 

@@ -1,7 +1,7 @@
-"""What GT tells on stderr: warnings always, more where a setting asks for it, and never at the price of waiting.
+"""GT's log on stderr: warnings always, more where a setting asks for it, and never blocking.
 
-Whoever sends a server malformed messages decides how much the server has to tell. So messages that repeat are counted
-and not all written, and a reader of stderr who does not read costs lines, not the server.
+A peer that sends malformed messages decides how many warnings a server logs. So warnings that repeat are counted and
+not all written, and lines are dropped where nobody reads stderr.
 """
 
 from __future__ import annotations
@@ -15,15 +15,15 @@ from typing import TextIO
 
 from gt.core.settings import Settings
 
-SHOWN = ("gt.dispatcher", "gt.worker", "gt.sharding", "gt.signals")
-"""Loggers whose warnings reach stderr without GT_VERBOSE. A client raises its news as errors instead."""
+VISIBLE_LOGGERS = ("gt.dispatcher", "gt.worker", "gt.sharding", "gt.signals")
+"""Loggers whose warnings are written without GT_VERBOSE. A client raises errors instead."""
 
-REPEATS = 20  # warnings of one kind that are written
-SECONDS = 10.0  # in this time
+MAX_REPEATS = 20  # warnings of one kind that are written
+REPEAT_SECONDS = 10.0  # in this time
 
 
-class _Kind:
-    """Warnings that differ in their values only. `since` is when the first of them came, `last` the latest text."""
+class _RepeatedWarning:
+    """Warnings with the same template and other values: the time of the first, their number, and the latest text."""
 
     def __init__(self, since: float) -> None:
         self.since = since
@@ -32,56 +32,57 @@ class _Kind:
 
 
 class StderrHandler(logging.StreamHandler[TextIO]):
-    """Writes lines without waiting for a reader. Of warnings that come too often it tells how many there were."""
+    """Writes lines without blocking, and of warnings that repeat too often only their number."""
 
     def __init__(self) -> None:
         super().__init__()
-        self._kinds: dict[tuple[str, str], _Kind] = {}
-        self._unwritten = 0
-        self._own: tuple[tuple[int, int], int] | None = None  # a file, and a descriptor of it that never waits
+        self._warnings: dict[tuple[str, str], _RepeatedWarning] = {}
+        self._dropped_lines = 0
+        self._nonblocking: tuple[tuple[int, int], int] | None = None  # (device, inode) of stderr, and a descriptor
 
     def emit(self, record: logging.LogRecord) -> None:
         try:
-            self._tell_of_repeats(record.created - SECONDS)
+            self._report_repeats(record.created - REPEAT_SECONDS)
             text = self.format(record)
-            if record.levelno < logging.WARNING or self._is_due(record, text):
+            if record.levelno < logging.WARNING or self._is_shown(record, text):
                 self._write(text)
         except Exception:
             self.handleError(record)
 
-    def _is_due(self, record: logging.LogRecord, text: str) -> bool:
-        """Whether a warning is one of the first of its kind."""
-        form = str(record.msg)
-        kind = self._kinds.setdefault((record.name, text if form == "%s" else form), _Kind(record.created))
-        kind.count += 1
-        kind.last = text
-        return kind.count <= REPEATS
+    def _is_shown(self, record: logging.LogRecord, text: str) -> bool:
+        """Whether a warning is one of the first with its template."""
+        template = str(record.msg)
+        key = (record.name, text if template == "%s" else template)
+        warning = self._warnings.setdefault(key, _RepeatedWarning(record.created))
+        warning.count += 1
+        warning.last = text
+        return warning.count <= MAX_REPEATS
 
-    def _tell_of_repeats(self, until: float) -> None:
-        """What was left out of the kinds that began before a time."""
-        for key, kind in [(key, kind) for key, kind in self._kinds.items() if kind.since <= until]:
-            del self._kinds[key]
-            if kind.count > REPEATS:
-                self._write(f"{kind.last} (and {kind.count - REPEATS - 1:,} more like this)")
+    def _report_repeats(self, until: float) -> None:
+        """Write the numbers of warnings that were left out, of those that began before a time."""
+        for key, warning in [(key, warning) for key, warning in self._warnings.items() if warning.since <= until]:
+            del self._warnings[key]
+            if warning.count > MAX_REPEATS:
+                self._write(f"{warning.last} (and {warning.count - MAX_REPEATS - 1:,} more like this)")
 
     def close(self) -> None:
         with contextlib.suppress(Exception):
-            self._tell_of_repeats(float("inf"))
-        if self._own is not None:
-            os.close(self._own[1])
-            self._own = None
+            self._report_repeats(float("inf"))
+        if self._nonblocking is not None:
+            os.close(self._nonblocking[1])
+            self._nonblocking = None
         super().close()
 
     def _write(self, text: str) -> None:
-        if self._unwritten:
-            text = f"gt: {self._unwritten:,} lines were not written, as nobody read them\n{text}"
-        if self._try(f"{text}\n"):
-            self._unwritten = 0
+        if self._dropped_lines:
+            text = f"gt: {self._dropped_lines:,} lines were not written, as nobody read them\n{text}"
+        if self._try_write(f"{text}\n"):
+            self._dropped_lines = 0
         else:
-            self._unwritten += 1
+            self._dropped_lines += 1
 
-    def _try(self, text: str) -> bool:
-        """Write some lines, unless that would have to wait."""
+    def _try_write(self, text: str) -> bool:
+        """Write some lines, unless that would block; returns whether they were written."""
         try:
             descriptor = self.stream.fileno()
             mode = os.fstat(descriptor).st_mode
@@ -91,27 +92,27 @@ class StderrHandler(logging.StreamHandler[TextIO]):
             self.stream.write(text)
             self.flush()
             return True
-        return self._try_now(self._never_waiting(descriptor), text.encode(errors="backslashreplace"))
+        return self._write_available(self._open_nonblocking(descriptor), text.encode(errors="backslashreplace"))
 
-    def _never_waiting(self, descriptor: int) -> int:
-        """The same pipe or terminal, opened once more: the mode of the descriptor that others have too must stay. The
-        descriptor itself where that is not possible."""
+    def _open_nonblocking(self, descriptor: int) -> int:
+        """A non-blocking descriptor of the same pipe or terminal, since other processes share the mode of the given
+        one. The given descriptor where the file cannot be opened again."""
         status = os.fstat(descriptor)
         file = (status.st_dev, status.st_ino)
-        if self._own is not None and self._own[0] == file:
-            return self._own[1]
-        if self._own is not None:
-            os.close(self._own[1])
-            self._own = None
+        if self._nonblocking is not None and self._nonblocking[0] == file:
+            return self._nonblocking[1]
+        if self._nonblocking is not None:
+            os.close(self._nonblocking[1])
+            self._nonblocking = None
         try:
             own = os.open(f"/proc/self/fd/{descriptor}", os.O_WRONLY | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC)
         except OSError:  # a socket, or there is no /proc
             return descriptor
-        self._own = (file, own)
+        self._nonblocking = (file, own)
         return own
 
-    def _try_now(self, descriptor: int, data: bytes) -> bool:
-        """The part of a line that has found room counts as the line."""
+    def _write_available(self, descriptor: int, data: bytes) -> bool:
+        """Write as many bytes as fit now; returns whether that was any."""
         poller = select.poll()
         poller.register(descriptor, select.POLLOUT)
         written = 0
@@ -122,15 +123,15 @@ class StderrHandler(logging.StreamHandler[TextIO]):
                 written += os.write(descriptor, data[written : written + select.PIPE_BUF])
             except BlockingIOError:
                 break
-            except OSError:  # the reader is gone
+            except OSError:  # the reader has closed its end
                 return True
         return written > 0
 
 
 def configure_logging(settings: Settings) -> None:
-    """GT_VERBOSE shows INFO of everything on stderr, GT_DEBUG_* shows DEBUG of one role. Otherwise warnings and errors
-    of the loggers in SHOWN are shown: the loss of a worker, a mistake of GT's own, an op that cannot run on shards, a
-    signal that asks for what there is not."""
+    """GT_VERBOSE shows INFO of all loggers on stderr, GT_DEBUG_* shows DEBUG of one role. Otherwise warnings and errors
+    of VISIBLE_LOGGERS are shown: the loss of a worker, a bug in GT, an op that cannot run on shards, a signal that
+    names missing workers."""
     levels = {
         "gt": logging.INFO if settings.verbose else None,
         "gt.client": logging.DEBUG if settings.debug_client else None,
@@ -139,8 +140,8 @@ def configure_logging(settings: Settings) -> None:
     }
     root = logging.getLogger("gt")
     if not any(isinstance(handler, logging.NullHandler) for handler in root.handlers):
-        root.addHandler(logging.NullHandler())  # without it Python prints warnings of libraries nobody configured
-    for logger in map(logging.getLogger, SHOWN):
+        root.addHandler(logging.NullHandler())  # without it Python prints the warnings of unconfigured loggers
+    for logger in map(logging.getLogger, VISIBLE_LOGGERS):
         if not any(levels.values()) and not logger.handlers:
             logger.addHandler(_handler("gt: %(message)s"))
     if any(levels.values()) and len(root.handlers) == 1:
@@ -150,7 +151,7 @@ def configure_logging(settings: Settings) -> None:
             logging.getLogger(name).setLevel(level)
 
 
-def _handler(form: str) -> StderrHandler:
+def _handler(template: str) -> StderrHandler:
     handler = StderrHandler()
-    handler.setFormatter(logging.Formatter(form))
+    handler.setFormatter(logging.Formatter(template))
     return handler

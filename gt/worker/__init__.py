@@ -1,1 +1,1 @@
-"""The workshop: commands in, tensors held, reports out."""
+"""Workers: they hold tensors, run commands on them and send reports."""

@@ -11,7 +11,7 @@ from gt.core.errors import GTError, ServerLost
 from gt.core.settings import BACKENDS, read_settings, require_loopback
 from gt.wire.lifeline import clear_up, end_with_parent
 from gt.wire.stderr_logging import configure_logging
-from gt.worker.server import Worker
+from gt.worker.process import WorkerProcess
 
 
 def main() -> int:
@@ -30,7 +30,7 @@ def main() -> int:
         end_with_parent(lambda: clear_up(options.lifeline))
     try:
         endpoint = options.connect or f"tcp://{require_loopback(options.host)}:{options.port}"
-        worker = Worker(endpoint, options.backend, options.device, options.threads, settings)
+        worker = WorkerProcess(endpoint, options.backend, options.device, options.threads, settings)
         signal.signal(signal.SIGTERM, lambda *_: worker.stop())
         worker.run()
     except KeyboardInterrupt:
@@ -38,7 +38,7 @@ def main() -> int:
     except GTError as error:
         print(f"gt.worker: {error}", file=sys.stderr)
         if isinstance(error, ServerLost) and options.lifeline is not None:
-            clear_up(options.lifeline)  # this may be noticed before the end of the lifeline is
+            clear_up(options.lifeline)  # this process may notice the end of the server before that of the lifeline
         return 1
     return 0
 

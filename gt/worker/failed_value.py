@@ -1,4 +1,4 @@
-"""What stands in the store where a value should be."""
+"""`FailedValue`: stored in place of a tensor that could not be computed."""
 
 from __future__ import annotations
 
@@ -9,29 +9,31 @@ from gt.core.messages import Failure
 
 
 class FailedValue:
-    """The value could not be computed. What depends on it fails in the same way. `former`: the value before a write
-    that never began, because what should have been written has no value either; `since` is the id that the tensor had
-    with that value, and `until` the id that the write should have given it."""
+    """A tensor without a value; ops that depend on it fail with the same failure.
 
-    __slots__ = ("failure", "former", "since", "until")
+    `previous` is the tensor's last value, where the failed op was to write to the tensor and never began. `since` is
+    the id that the tensor had with that value, and `until` the id that the write was to give it.
+    """
 
-    def __init__(self, failure: Failure, former: Any = None, since: int = 0, until: int = 0) -> None:
+    __slots__ = ("failure", "previous", "since", "until")
+
+    def __init__(self, failure: Failure, previous: Any = None, since: int = 0, until: int = 0) -> None:
         self.failure = failure
-        self.former = former
+        self.previous = previous
         self.since = since
         self.until = until
 
-    def passed_on(self) -> FailedValue:
-        """What stands in place of a tensor that was to be computed from this one, which has no former value."""
-        return self if self.former is None else FailedValue(self.failure)
+    def for_dependents(self) -> FailedValue:
+        """The same failure for a tensor computed from this one, which has no previous value."""
+        return self if self.previous is None else FailedValue(self.failure)
 
-    def instead_of(self, value: Any, old: int, new: int) -> FailedValue:
-        """What stands in place of a tensor that should have been written, and was not touched: it had one id, and goes
-        on with another."""
+    def in_place_of(self, value: Any, old: int, new: int) -> FailedValue:
+        """The same failure for a tensor that an op was to write to and did not touch: its id changes from `old` to
+        `new`, and its value stays available as the previous one."""
         if isinstance(value, FailedValue):
-            return FailedValue(self.failure, value.former, value.since, value.until)
+            return FailedValue(self.failure, value.previous, value.since, value.until)
         return FailedValue(self.failure, value, old, new)
 
 
 Fail: TypeAlias = Callable[[str, Sequence[Any], Exception], FailedValue]
-"""Notes that an op has failed on some tensors; gives what stands in place of its results."""
+"""Reports that an op raised an exception on some values; returns the value to store for its results."""

@@ -1,4 +1,4 @@
-"""A tensor from one layout to another, as one worker sees it."""
+"""Moves a tensor from one layout to another: the part of one worker, with the swaps it needs."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from gt.sharding.dtypes import accumulation_dtype, identity
 from gt.sharding.reshard import ReshardStep, contributions, plan_reshard, pulls, pushes, segments
 from gt.sharding.spec import ShardingSpec, local_box
 from gt.worker.engines.engine import Engine, Value
-from gt.worker.exchange.interface import Received, Swap, Swapping
+from gt.worker.exchange.interface import ReceivedValues, Swap, Swapping
 from gt.worker.failed_value import Fail, FailedValue
 
-_REDUCING = {
+_REDUCTIONS = {
     "sum": "aten.add.Tensor",
     "prod": "aten.mul.Tensor",
     "max": "aten.maximum.default",
@@ -26,9 +26,9 @@ _REDUCING = {
 
 
 class Mover:
-    """Moves a tensor of a given shape and dtype from one spec to another; `run` gives this worker's part of the target.
-    A worker that is in only one of the meshes sends or receives only. What fails here travels on as a failure, so that
-    all workers stay in step."""
+    """Moves a tensor of a given meta from one spec to another; `run` returns this worker's part of the target. A worker
+    that is in only one of the meshes only sends or only receives. An error on one worker is sent as a failure in place
+    of the tensor, so that all workers do the same swaps."""
 
     def __init__(
         self, engine: Engine, worker: int, meta: TensorMeta, source: ShardingSpec, target: ShardingSpec
@@ -48,13 +48,13 @@ class Mover:
         for step, members in self._steps():
             value = yield from self._step(step, members, value, fail)
         if value is None or isinstance(value, FailedValue):
-            return value.passed_on() if value is not None else None
-        told = self._whole.part(box_shape(local_box(self._target, self._shape, self._worker)))
+            return value.for_dependents() if value is not None else None
+        expected = self._whole.part(box_shape(local_box(self._target, self._shape, self._worker)))
         moved = value
-        return _tried(lambda: self._engine.with_strides(moved, told.stride), fail)
+        return _try(lambda: self._engine.with_strides(moved, expected.stride), fail)
 
     def _steps(self) -> Iterator[tuple[ReshardStep, tuple[int, ...]]]:
-        """The steps that this worker takes part in, with those that exchange something in it."""
+        """The steps that this worker takes part in, each with its members; none where nothing is exchanged."""
         for step, nbytes in zip(self._plan.steps, self._plan.step_bytes, strict=True):
             members = tuple(sorted({*step.source.mesh.workers, *step.target.mesh.workers}))
             if self._worker in members:
@@ -65,26 +65,26 @@ class Mover:
         return {pull.peer: self._meta(box_shape(pull.box)) for pull in own_pulls if pull.peer != self._worker}
 
     def swaps(self) -> list[Swap] | None:
-        """The exchanges that `run` comes to, without what it sends; None where there may be several."""
+        """The swaps of `run`, without the values that it sends; None where there may be several."""
         steps = [(step, members) for step, members in self._steps() if members]
         if len(steps) > 1 or any(step.kind == "all-reduce" for step, _ in steps):
             return None
         return [Swap(members, {}, self._receives(step)) for step, members in steps]
 
     def _kept(self, value: Value | FailedValue | None, fail: Fail) -> Value | FailedValue:
-        """What this worker has already, in memory of its own."""
-        return value if isinstance(value, FailedValue) else _tried(lambda: self._engine.copy(value), fail)
+        """A copy of the part that this worker holds already."""
+        return value if isinstance(value, FailedValue) else _try(lambda: self._engine.copy(value), fail)
 
     def _step(
         self, step: ReshardStep, members: tuple[int, ...], value: Value | FailedValue | None, fail: Fail
     ) -> Swapping:
-        """One step; where nothing travels it has no `members`."""
+        """Run one step. `members` is empty where nothing is exchanged."""
         if step.kind == "all-reduce":
             if not members:
                 return self._kept(value, fail)
             return (yield from self._all_reduce(step, members, self._dense(value, step, fail), fail))
         own_pulls = pulls(step, self._shape, self._worker)
-        received: Received = {}
+        received: ReceivedValues = {}
         if members:
             sends = {
                 push.peer: (self._meta(box_shape(push.box)), self._cut(value, step.source, push.box, fail))
@@ -96,10 +96,10 @@ class Mover:
         if any(pull.peer == self._worker for pull in own_pulls):
             (own,) = [pull.box for pull in own_pulls if pull.peer == self._worker]
             received[self._worker] = self._cut(value, step.source, own, fail)
-        failing = _failing_of((value, *received.values()))
-        return failing if failing is not None else _tried(lambda: self._put_together(step, received), fail)
+        failure = _first_failure((value, *received.values()))
+        return failure if failure is not None else _try(lambda: self._combine(step, received), fail)
 
-    def _put_together(self, step: ReshardStep, received: Received) -> Value:
+    def _combine(self, step: ReshardStep, received: ReceivedValues) -> Value:
         box = local_box(step.target, self._shape, self._worker)
         if step.kind in ("reduce", "reduce-scatter"):
             addends = contributions(step, self._shape, self._worker)
@@ -120,30 +120,30 @@ class Mover:
         metas = [TensorMeta((stop - start,), (1,), 0, self._dtype) for start, stop in cuts]
         size = dict(zip(peers, metas, strict=True))
         others = [peer for peer in peers if peer != self._worker]
-        busy = [peer for peer in others if size[peer].nbytes]  # those that reduce something
+        reducers = [peer for peer in others if size[peer].nbytes]  # a tensor may have fewer elements than workers
         part = {peer: self._segment(value, cut, fail) for peer, cut in zip(peers, cuts, strict=True)}
-        works = size[self._worker].nbytes > 0
-        mine = dict.fromkeys(others, size[self._worker]) if works else {}
-        received = yield Swap(members, {peer: (size[peer], part[peer]) for peer in busy}, mine)
+        is_reducer = size[self._worker].nbytes > 0
+        mine = dict.fromkeys(others, size[self._worker]) if is_reducer else {}
+        received = yield Swap(members, {peer: (size[peer], part[peer]) for peer in reducers}, mine)
         total = part[self._worker]
-        if works:
+        if is_reducer:
             addends = [part[peer] if peer == self._worker else received[peer] for peer in peers]
-            total = _failing_of(addends) or _tried(lambda: self._reduce(step.source.kind, addends), fail)
-        # a copy for each: virtual workers get the very tensor that is sent, and each may write to its own
+            total = _first_failure(addends) or _try(lambda: self._reduce(step.source.kind, addends), fail)
+        # a copy for each peer: virtual workers receive the very tensor that is sent, and may write to it
         sends = {peer: (size[self._worker], self._kept(total, fail)) for peer in mine}
-        received = yield Swap(members, sends, {peer: size[peer] for peer in busy})
+        received = yield Swap(members, sends, {peer: size[peer] for peer in reducers})
         received[self._worker] = total
-        failing = _failing_of(received.values())
-        if failing is not None:
-            return failing
+        failure = _first_failure(received.values())
+        if failure is not None:
+            return failure
         placed: list[tuple[Box, Value]] = [
             ((cut,), received[peer]) for peer, cut in zip(peers, cuts, strict=True) if peer in received
         ]
         shape = box_shape(local_box(step.target, self._shape, self._worker))
-        return _tried(lambda: self._reduced(shape, placed), fail)
+        return _try(lambda: self._join_segments(shape, placed), fail)
 
-    def _reduced(self, shape: Shape, segments: Sequence[tuple[Box, Value]]) -> Value:
-        """A tensor from the segments of its memory."""
+    def _join_segments(self, shape: Shape, segments: Sequence[tuple[Box, Value]]) -> Value:
+        """The tensor whose memory consists of these segments."""
         whole = self._engine.empty(self._meta(shape))
         flat = self._engine.flat(whole)
         for (cut,), segment in segments:
@@ -151,47 +151,47 @@ class Mover:
         return whole
 
     def _segment(self, value: Value | FailedValue | None, cut: Interval, fail: Fail) -> Value | FailedValue:
-        """A segment of a tensor's memory, in memory of its own."""
+        """A copy of one segment of a tensor's memory."""
         if isinstance(value, FailedValue):
             return value
-        return _tried(lambda: self._engine.copy(self._engine.flat(value)[slice(*cut)]), fail)
+        return _try(lambda: self._engine.copy(self._engine.flat(value)[slice(*cut)]), fail)
 
     def _dense(self, value: Value | FailedValue | None, step: ReshardStep, fail: Fail) -> Value | FailedValue | None:
-        """What this worker holds before a step, without gaps."""
+        """The part that this worker holds before a step, in memory without gaps."""
         if value is None or isinstance(value, FailedValue):
             return value
         stride = self._meta(box_shape(local_box(step.source, self._shape, self._worker))).stride
-        return _tried(lambda: self._engine.with_strides(value, stride), fail)
+        return _try(lambda: self._engine.with_strides(value, stride), fail)
 
     # Parts
 
     def _meta(self, shape: Shape) -> TensorMeta:
-        """Some of the tensor, in its memory format and without gaps."""
+        """The meta of a part of the tensor: in the tensor's memory format, without gaps."""
         return TensorMeta(shape, dense_strides(shape, self._whole.stride), 0, self._dtype)
 
     def _cut(self, value: Value | FailedValue | None, spec: ShardingSpec, box: Box, fail: Fail) -> Value | FailedValue:
-        """A box of what this worker holds, in memory of its own."""
+        """A copy of one box of the part that this worker holds."""
 
         def cut() -> Value:
             part = self._engine.empty(self._meta(box_shape(box)))
             part[...] = value[_within(local_box(spec, self._shape, self._worker), box)]  # type: ignore[index]
             return part
 
-        return value if isinstance(value, FailedValue) else _tried(cut, fail)
+        return value if isinstance(value, FailedValue) else _try(cut, fail)
 
     def _assemble(self, box: Box, parts: Sequence[tuple[Box, Value]], whole: Value | None = None) -> Value:
         if whole is None and len(parts) == 1 and parts[0][0] == box:
             return parts[0][1]
         if whole is None:
             whole = self._engine.empty(self._meta(box_shape(box)))
-        for place, part in parts:
-            whole[_within(box, place)] = part
+        for part_box, part in parts:
+            whole[_within(box, part_box)] = part
         return whole
 
     def _reduce(self, kind: str, parts: Sequence[Value]) -> Value:
-        """Parts reduced in their order."""
-        within = accumulation_dtype(self._dtype) if kind in ("sum", "prod") else self._dtype
-        total = reduce(self._engine.resolve(_REDUCING[kind]), [self._cast(part, within) for part in parts])
+        """Reduce parts in their order; short floats are summed in a wider dtype."""
+        dtype = accumulation_dtype(self._dtype) if kind in ("sum", "prod") else self._dtype
+        total = reduce(self._engine.resolve(_REDUCTIONS[kind]), [self._cast(part, dtype) for part in parts])
         return self._cast(total, self._dtype)
 
     def _cast(self, value: Value, dtype: str) -> Value:
@@ -205,16 +205,17 @@ class Mover:
         return full(size, identity(kind, self._dtype), dtype=self._engine.literal(DType(self._dtype)))
 
 
-def _tried(work: Callable[[], Value], fail: Fail) -> Value | FailedValue:
+def _try(compute: Callable[[], Value], fail: Fail) -> Value | FailedValue:
     try:
-        return work()
-    except Exception as error:  # most likely there is no memory for it
+        return compute()
+    except Exception as error:  # most likely the device is out of memory
         return fail("redistribute", (), error)
 
 
 def _within(outer: Box, inner: Box) -> tuple[slice, ...]:
-    return tuple([slice(low - start, high - start) for (start, _), (low, high) in zip(outer, inner, strict=True)])
+    """The slices of one box inside another one."""
+    return tuple(slice(low - start, high - start) for (start, _), (low, high) in zip(outer, inner, strict=True))
 
 
-def _failing_of(values: Iterable[Value | FailedValue]) -> FailedValue | None:
+def _first_failure(values: Iterable[Value | FailedValue]) -> FailedValue | None:
     return next((value for value in values if isinstance(value, FailedValue)), None)

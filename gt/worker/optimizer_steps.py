@@ -1,8 +1,8 @@
-"""Steps of optimizers: done whole or not at all, and what was written before them is kept until they are done.
+"""Steps of optimizers, which are done whole or not at all.
 
-An optimizer writes several times in a step, and only some of these writes depend on gradients. Where a gradient has no
-value, none of them begins. Small tensors that are written between two steps, such as the running statistics of a batch
-norm, are copied before, so that they can go back to the end of the last step that was done.
+An optimizer writes several times in a step, and only some of these writes depend on gradients. Where a gradient has
+failed, all of them are skipped. Small tensors that are written between two steps, such as the running statistics of a
+batch norm, are copied before the first write, so that they can return to their values at the end of the last step.
 """
 
 from __future__ import annotations
@@ -15,61 +15,65 @@ from gt.core.messages import CURRENT, KEPT, STEP_TOKEN, Span, WorkerAgreeOnStep,
 from gt.worker.engines.engine import Engine, Value
 from gt.worker.failed_value import FailedValue
 
-KEPT_BYTES = 1 << 16  # larger tensors are not copied
+MAX_KEPT_BYTES = 1 << 16  # larger tensors are not copied
 
 
-class Kept(NamedTuple):
-    """A copy of the value that a tensor had at the end of a step: the id of that version, and of the next."""
+class KeptVersion(NamedTuple):
+    """A copy of a tensor's value at the end of a step: the id of that version, and the id of the next one."""
 
     value: Value
     since: int
     until: int
 
 
-class _Progress:
-    """Of a session: the end of the last step that was done; the step that has begun, and what it fails with."""
+class _SessionSteps:
+    """The steps of one session: the id of the last one done, the one that has begun (0: none), and its failure."""
 
-    __slots__ = ("begun", "cause", "done")
+    __slots__ = ("begun", "done", "failed")
 
     def __init__(self) -> None:
         self.done = 0
         self.begun = 0
-        self.cause: FailedValue | None = None
+        self.failed: FailedValue | None = None
 
 
-class Steps:
-    """`kept` are copies by the present ids of their tensors, and `unwritten` the ids that tensors had before ops that
-    should have written to them and did not begin, where they go on with a value. `tokens` are being added up. Ids are
-    given in the order of the program, so those of what was there before a step are lower than the step's own."""
+class OptimizerSteps:
+    """The steps of all sessions, and the versions of tensors from before them.
+
+    `kept` has copies by the present ids of their tensors. `unwritten` maps the id of a tensor to the id it had before
+    an op that was to write to it and did not begin. `tokens` are the tensors by which workers agree on a step. Ids
+    follow the order of the program: a tensor from before a step has a lower id than the step.
+    """
 
     def __init__(self, engine: Engine) -> None:
-        self.kept: dict[int, Kept] = {}
+        self.kept: dict[int, KeptVersion] = {}
         self.unwritten: dict[int, int] = {}
         self.tokens: set[int] = set()
-        self.sessions: dict[int, _Progress] = {}
+        self.sessions: dict[int, _SessionSteps] = {}
         self._engine = engine
 
     def begin(self, command: WorkerBeginStep, store: MutableMapping[int, Value | FailedValue]) -> None:
-        progress = self.sessions.setdefault(session_of(command.step), _Progress())
+        session = self.sessions.setdefault(session_of(command.step), _SessionSteps())
         values = map(store.get, command.gradients)
-        cause = next((value for value in values if isinstance(value, FailedValue)), None)
-        progress.begun, progress.cause = command.step, cause and cause.passed_on()
+        failed = next((value for value in values if isinstance(value, FailedValue)), None)
+        session.begun, session.failed = command.step, failed and failed.for_dependents()
         if command.token:
             self.tokens.add(command.token)
-            store[command.token] = progress.cause or self._engine.empty(STEP_TOKEN)
+            store[command.token] = session.failed or self._engine.empty(STEP_TOKEN)
 
     def agree(self, command: WorkerAgreeOnStep, tokens: Value | FailedValue | None) -> None:
-        progress = self.sessions[session_of(command.step)]
+        """`tokens` is the sum of all workers' tokens: it has failed where a gradient has failed on any of them."""
+        session = self.sessions[session_of(command.step)]
         self.tokens = {token for token in self.tokens if session_of(token) != session_of(command.step)}
-        if isinstance(tokens, FailedValue) and progress.cause is None:
-            progress.cause = tokens.passed_on()
+        if isinstance(tokens, FailedValue) and session.failed is None:
+            session.failed = tokens.for_dependents()
 
     def end(self, command: WorkerEndStep) -> None:
-        progress = self.sessions.setdefault(session_of(command.step), _Progress())
-        is_done = command.is_done and progress.cause is None
-        progress.begun, progress.cause = 0, None
+        session = self.sessions.setdefault(session_of(command.step), _SessionSteps())
+        is_done = command.is_done and session.failed is None
+        session.begun, session.failed = 0, None
         if is_done:
-            progress.done = command.step
+            session.done = command.step
             self._forget_kept(session_of(command.step))
 
     def forget(self, session: int) -> None:
@@ -85,39 +89,39 @@ class Steps:
     def _forget_kept(self, session: int) -> None:
         self.kept = {ident: kept for ident, kept in self.kept.items() if session_of(ident) != session}
 
-    def cause(self, written: Sequence[int]) -> FailedValue | None:
-        """Why these tensors must not be written now, if they must not."""
-        progress = self.sessions.get(session_of(written[0]))
-        if progress is None or progress.cause is None or min(written) > progress.begun:
+    def skip_reason(self, written: Sequence[int]) -> FailedValue | None:
+        """The failed gradient because of which these tensors must not be written now, or None."""
+        session = self.sessions.get(session_of(written[0]))
+        if session is None or session.failed is None or min(written) > session.begun:
             return None
-        return progress.cause
+        return session.failed
 
-    def renew(self, written: Sequence[int], renewed: Sequence[int], value_of: Callable[[int], object]) -> None:
-        """Tensors are about to be written, and go on under new ids."""
-        progress = self.sessions.get(session_of(written[0]))
-        for old, new in zip(written, renewed, strict=True):
+    def before_write(self, written: Sequence[int], renamed: Sequence[int], value_of: Callable[[int], object]) -> None:
+        """Follow tensors that are about to be written to their new ids, and copy those whose values may be needed."""
+        session = self.sessions.get(session_of(written[0]))
+        for old, new in zip(written, renamed, strict=True):
             since = self.unwritten.pop(old, old)
             if old in self.kept:
                 self.kept[new] = self.kept.pop(old)
-            elif progress is not None and not progress.begun and since < progress.done:
+            elif session is not None and not session.begun and since < session.done:
                 value = value_of(old)
                 if (
                     value is not None
                     and not isinstance(value, FailedValue)
-                    and self._engine.nbytes(value) <= KEPT_BYTES
+                    and self._engine.nbytes(value) <= MAX_KEPT_BYTES
                 ):
-                    self.kept[new] = Kept(self._engine.copy(value), since, new)
+                    self.kept[new] = KeptVersion(self._engine.copy(value), since, new)
 
     def version(self, ident: int, value: Value | FailedValue, version: int) -> Value | FailedValue:
-        """One of the values that a tensor has or had."""
+        """The current value of a tensor, its value at the end of the last step (KEPT), or its last known value."""
         if version == KEPT and ident in self.kept:
             return self.kept[ident].value
-        if version == CURRENT or not isinstance(value, FailedValue) or value.former is None:
+        if version == CURRENT or not isinstance(value, FailedValue) or value.previous is None:
             return value
-        return value.former
+        return value.previous
 
     def span(self, ident: int, value: Value | FailedValue) -> Span:
-        """Since when and until when a tensor had the value that can still be had."""
+        """The ids between which a tensor had its last known value, and those between which it had its kept value."""
         kept = self.kept.get(ident)
         ids = (kept.since, kept.until) if kept is not None else (0, 0)
         if isinstance(value, FailedValue):

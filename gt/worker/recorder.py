@@ -1,4 +1,4 @@
-"""What a worker ran, and when, for the sessions that want to know. Here alone a worker reads the clock."""
+"""Records when commands ran, for sessions that ask for a timeline. The only file of a worker that reads the clock."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ _TIMELINE_NAMES: dict[type, str | None] = {kind: kind.timeline_name for kind in 
 
 
 Describe: TypeAlias = Callable[[RunOp | QueryOp], tuple[str, str]]
-"""The op and the scope of a command."""
+"""The names of the op and of the scope of a command."""
 
 
 class _Recording:
-    """Of one session; `dropped` counts what came when `limit` commands were held."""
+    """The recorded commands of one session; `dropped` counts those that came when `limit` were held."""
 
     def __init__(self) -> None:
         self.limit = 0
@@ -30,7 +30,8 @@ class _Recording:
 
 
 class Recorder:
-    """`is_on`: some session wants to know. The worker asks that once per batch, and nothing else where it is off."""
+    """`is_on` says whether any session asks for a timeline. A worker reads it once per batch, so that recording costs
+    nothing while it is off."""
 
     def __init__(self, clock: Callable[[], int] = time.monotonic_ns) -> None:
         self.is_on = False
@@ -39,27 +40,28 @@ class Recorder:
         self._swaps: list[Swapped] = []
 
     def take(self, session: int, limit: int) -> tuple[tuple[Ran, ...], int]:
-        """The oldest of what was recorded, and how many were dropped since the last time."""
+        """The oldest commands recorded, and how many were dropped since the last call. From now on at most `limit` are
+        held; 0 ends the recording."""
         recording = self._recordings.setdefault(session, _Recording())
-        taken = tuple([recording.ran.popleft() for _ in range(min(RAN_AT_ONCE, len(recording.ran)))])
+        taken = tuple(recording.ran.popleft() for _ in range(min(RAN_AT_ONCE, len(recording.ran))))
         dropped, recording.dropped = recording.dropped, 0
         recording.limit = limit
         if not limit and not recording.ran:
             self.forget(session)
-        self._look()
+        self._update_is_on()
         return taken, dropped
 
     def forget(self, session: int) -> None:
         self._recordings.pop(session, None)
-        self._look()
+        self._update_is_on()
 
-    def _look(self) -> None:
+    def _update_is_on(self) -> None:
         self.is_on = any(recording.limit for recording in self._recordings.values())
 
     @contextmanager
     def noting(self, command: Command, describe: Describe) -> Generator[None]:
-        """Note when a command is run, if its session wants to know."""
-        session, op, scope, site = self._owner(command), "", "", 0
+        """Record the time that a command takes, if its session asks for a timeline."""
+        session, op, scope, site = self._session_of(command), "", "", 0
         if session and isinstance(command, RunOp | QueryOp):
             op, scope = describe(command)
             site = command.site
@@ -73,8 +75,8 @@ class Recorder:
         if session:
             self._note(self._recordings[session], Ran(op, site, scope, start, end, tuple(self._swaps)))
 
-    def _owner(self, command: Command) -> int:
-        """The session to be told of a command; 0 where none wants to know."""
+    def _session_of(self, command: Command) -> int:
+        """The session that a command belongs to; 0 where it is not recorded."""
         session = 0 if _TIMELINE_NAMES[type(command)] is None else owner_of(command)
         recording = self._recordings.get(session)
         return session if recording is not None and recording.limit else 0
@@ -86,7 +88,7 @@ class Recorder:
             recording.dropped += 1
 
     def note_swap(self, swap: Swap, start: int) -> None:
-        """An exchange is over, of the command that is being run."""
-        sends = tuple([(peer, meta.nbytes) for peer, (meta, _) in swap.sends.items()])
-        receives = tuple([(peer, meta.nbytes) for peer, meta in swap.receives.items()])
+        """Record a swap that has ended, of the command that is running."""
+        sends = tuple((peer, meta.nbytes) for peer, (meta, _) in swap.sends.items())
+        receives = tuple((peer, meta.nbytes) for peer, meta in swap.receives.items())
         self._swaps.append(Swapped(start, self.clock(), sends, receives))

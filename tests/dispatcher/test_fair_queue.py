@@ -21,7 +21,7 @@ from gt.core.messages import (
 from gt.dispatcher.fair_queue import ALONE_FACTOR, MAX_UNITS
 from tests.dispatcher_harness import OP, PAIR, REQUEST, A, DispatcherHarness, create, over
 from tests.records import ADD, meta, own, signature
-from tests.subprocesses import finish, free_port, running, start, wait_for_workers
+from tests.subprocesses import finish, running, serving, start
 
 BIG = meta(1024, 1024)
 
@@ -173,10 +173,7 @@ print(total)
 
 @pytest.fixture
 def port(request):
-    port = str(free_port())
-    workers = [start("-m", "gt.worker", "--threads", "1", "-p", port) for _ in range(request.param)]
-    with running(start("-m", "gt.server", "-p", port), *workers):
-        wait_for_workers(port, request.param)
+    with serving(request.param) as port:
         yield port
 
 

@@ -39,15 +39,14 @@ from gt.wire.socket_channel import SocketChannel
 from tests.dispatcher.test_hostile_peers import hello
 from tests.dispatcher_harness import REQUEST, A, harness_with
 from tests.records import FAILURE, INLINE, SMALL, own
-from tests.subprocesses import free_port, running, start, wait_until
+from tests.subprocesses import serving, wait_until
 
 KEYS = Path(os.environ["GT_KEYS"])
 
 
 @pytest.fixture(scope="module")
 def endpoint():
-    port = free_port()
-    with running(start("-m", "gt.server", "-p", str(port))):
+    with serving() as port:
         yield f"tcp://127.0.0.1:{port}"
 
 

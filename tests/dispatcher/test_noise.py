@@ -20,14 +20,14 @@ from gt.dispatcher import read_limits
 from gt.dispatcher.read_limits import ReadLimits
 from gt.dispatcher.unknown_peers import UnknownPeers
 from gt.wire.codec import Decoder, encode
-from gt.wire.descriptors import limit
+from gt.wire.descriptors import open_files_limit
 from gt.wire.keys import find_keys
 from gt.wire.links import Router, open_link
 from gt.wire.socket_channel import SocketChannel
-from gt.wire.stderr_logging import REPEATS, SECONDS, StderrHandler
+from gt.wire.stderr_logging import MAX_REPEATS, REPEAT_SECONDS, StderrHandler
 from tests.dispatcher.test_hostile_peers import hello
 from tests.records import meta, own
-from tests.subprocesses import ROOT, free_port, running, start, wait_for_workers, wait_until
+from tests.subprocesses import ROOT, find_port, running, start, start_server, wait_for_workers, wait_until
 
 KEYS = Path(os.environ["GT_KEYS"])
 
@@ -39,8 +39,7 @@ def endpoint(port):
 @pytest.fixture(scope="module")
 def server():
     """A server with a worker, whose stderr nobody reads."""
-    port = free_port()
-    main = start("-m", "gt.server", "-p", str(port))
+    main, port = start_server()
     with running(main, start("-m", "gt.worker", "-p", str(port), "--threads", "1")):
         wait_for_workers(port, 1)
         yield main, port
@@ -115,7 +114,7 @@ class Heard(StderrHandler):
         super().__init__()
         self.lines = []
 
-    def _try(self, text):
+    def _try_write(self, text):
         self.lines += text.splitlines()
         return True
 
@@ -125,20 +124,20 @@ def test_warnings_that_repeat_are_counted():
     for number in range(5000):
         handler.emit(record("refused %d", number))
     handler.emit(record("other", created=1.0))
-    assert handler.lines == [*[f"refused {number}" for number in range(REPEATS)], "other"]
-    handler.emit(record("other", created=SECONDS))
-    assert handler.lines[-2:] == [f"refused 4999 (and {4999 - REPEATS:,} more like this)", "other"]
+    assert handler.lines == [*[f"refused {number}" for number in range(MAX_REPEATS)], "other"]
+    handler.emit(record("other", created=REPEAT_SECONDS))
+    assert handler.lines[-2:] == [f"refused 4999 (and {4999 - MAX_REPEATS:,} more like this)", "other"]
     handler.close()
 
 
 def test_what_was_left_out_is_told_at_the_end():
     handler = Heard()
-    for number in range(REPEATS + 3):
+    for number in range(MAX_REPEATS + 3):
         handler.emit(record("%s", "the same"))
         handler.emit(record("%s", number))
     handler.close()
     assert handler.lines[-1] == "the same (and 2 more like this)"
-    assert len(handler.lines) == 2 * REPEATS + 3 + 1
+    assert len(handler.lines) == 2 * MAX_REPEATS + 3 + 1
 
 
 def test_what_was_asked_for_is_not_counted():
@@ -284,17 +283,16 @@ def test_a_dropped_connection_is_lost_like_any_other(tmp_path):
 
 def test_connections_beyond_a_limit_that_say_nothing_are_closed(fault):
     """5,000 of them, at a server that may open 256 files."""
-    port = free_port()
     most = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
     count = min(5000, most - 500)
     main = subprocess.Popen(
-        [sys.executable, "-m", "gt.server", "-p", str(port)],
+        [sys.executable, "-m", "gt.server", "-p", "0"],
         cwd=ROOT,
         stderr=subprocess.DEVNULL,
         preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_NOFILE, (100, 256)),  # noqa: PLW1509
     )
     with running(main), contextlib.ExitStack() as stack:
-        wait_until(lambda: find_keys(KEYS, endpoint(port)) is not None, what="the server's keys")
+        port = find_port(main, KEYS)
         assert resource.prlimit(main.pid, resource.RLIMIT_NOFILE) == (256, 256)
         for _ in range(count):
             stranger = stack.enter_context(socket.socket())
@@ -313,6 +311,6 @@ def test_the_limit_of_files_is_the_hard_one_where_a_dispatcher_listens(tmp_path)
     resource.setrlimit(resource.RLIMIT_NOFILE, (min(512, hard), hard))
     try:
         Router(f"ipc://{tmp_path}/server", None, 0, 0).close()
-        assert limit() == hard
+        assert open_files_limit() == hard
     finally:
         resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))

@@ -1,5 +1,6 @@
-"""A home, a directory for temporary files or shared memory that is missing or cannot be written: told with a remedy."""
+"""Errors name a remedy where the home, TMPDIR or shared memory is missing or cannot be written."""
 
+import contextlib
 import os
 from pathlib import Path
 
@@ -9,7 +10,7 @@ from gt.core.messages import CreateTensor, Segment
 from gt.wire import shared_memory
 from gt.wire.payloads import pack
 from tests.records import meta, own
-from tests.subprocesses import finish, free_port, running, start
+from tests.subprocesses import find_port, finish, running, start
 
 NO_HOME = """
 import os, pwd, runpy, sys
@@ -26,7 +27,7 @@ LOCAL = "import gt; gt.init(workers=1); print(gt.ones(3).sum().item()); gt.shutd
 
 @pytest.mark.parametrize("what", [SERVES.format("server"), SERVES.format("worker"), CONNECTS])
 def test_a_user_without_a_home_is_told_of_gt_keys(what):
-    code, _, err = finish(start("-c", NO_HOME + what, str(free_port())))
+    code, _, err = finish(start("-c", NO_HOME + what, "12345"))  # it ends before it uses the port
     last = err.strip().splitlines()[-1]
     assert code == 1 and "HOME is not set" in last and "set GT_KEYS to a directory of your own" in last
 
@@ -39,7 +40,7 @@ def test_workers_of_a_program_need_no_home():
 @pytest.mark.parametrize("home", ["/proc", "a file"])
 def test_a_home_that_cannot_be_written_is_told(home, tmp_path):
     (tmp_path / "a file").touch()
-    process = start("-m", "gt.server", "-p", str(free_port()), HOME=str(tmp_path / home), GT_KEYS="")
+    process = start("-m", "gt.server", "-p", "0", HOME=str(tmp_path / home), GT_KEYS="")
     code, _, err = finish(process)
     assert code == 1 and "keys cannot be written" in err and "set GT_KEYS to a directory of your own" in err
 
@@ -97,14 +98,17 @@ def test_without_shared_memory_that_can_be_written_bytes_go_with_the_messages(mo
 WITHOUT = """
 import pathlib
 from gt.wire import shared_memory
-shared._DIRECTORY = pathlib.Path("/proc")
+shared_memory._DIRECTORY = pathlib.Path("/proc")
 """
 
 
 def test_programs_without_shared_memory_that_can_be_written_work():
-    port = str(free_port())
-    roles = [start("-c", "import runpy, sys" + WITHOUT + SERVES.format(role), port) for role in ("server", "worker")]
-    with running(*roles):
+    server = start("-c", "import runpy, sys" + WITHOUT + SERVES.format("server"), "0")
+    with contextlib.ExitStack() as stack:
+        stack.enter_context(running(server))
+        port = str(find_port(server, Path(os.environ["GT_KEYS"])))
+        worker = start("-c", "import runpy, sys" + WITHOUT + SERVES.format("worker"), port)
+        stack.enter_context(running(worker))
         program = WITHOUT + CONNECTS.replace("sys.argv[1]", repr(port))
         program += "\nprint((gt.to(__import__('torch').ones(1 << 18)) + 1).cpu().sum().item()); gt.shutdown()"
         code, out, err = finish(start("-c", program))

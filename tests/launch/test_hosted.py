@@ -1,4 +1,4 @@
-"""A dispatcher in the client's process: its answers are handed over, and what it cannot do is told there."""
+"""A dispatcher in the client's process: its answers are handed over, and its errors are raised in the client."""
 
 import os
 import signal
@@ -26,11 +26,12 @@ from gt.wire import payloads, shared_memory
 from gt.wire.lifeline import clear_up, note_processes
 from tests.dispatcher.test_hostile_peers import RecordingServer, hello
 from tests.records import INLINE, SMALL, own
+from tests.subprocesses import wait_until
 
 
 @pytest.fixture
 def server():
-    """One that hosts a session and has a worker; `heard` is what the session was told."""
+    """A server that hosts a session and has a worker; `heard` are the answers of the session."""
     server = RecordingServer()
     server.hear(b"worker", hello("worker"))
     server.heard = []
@@ -140,13 +141,14 @@ def test_bytes_that_are_gone_are_the_failure_of_one_request(directory):
 
 
 def test_new_tensors_go_to_the_workers_that_are_left():
-    """Also where nothing was read since one died."""
+    """Also where the client has read nothing since one died."""
     gt.init(workers=2)
     try:
         kept = [gt.to(torch.ones(3)) for _ in range(2)]
         assert [tensor.sum().item() for tensor in kept] == [3, 3]
         os.kill(sessions.current().welcome.workers[1].pid, signal.SIGKILL)
-        time.sleep(1)
+        server = sessions.current()._channel._server
+        wait_until(lambda: not server.turn(waits=False) and len(server.office.ready_workers()) == 1, what="the loss")
         new = [gt.to(torch.ones(3)) + number for number in range(10)]
         assert [tensor.sum().item() for tensor in new] == [3 * number + 3 for number in range(10)]
     finally:
@@ -195,8 +197,7 @@ def test_a_session_that_is_closed_while_a_thread_waits_tells_it(monkeypatch):
         x = (x @ x) * 1e-3
     with ThreadPoolExecutor(1) as pool:
         reading = pool.submit(x.sum().item)
-        while not session.inbox._receiving:
-            time.sleep(0.001)
+        wait_until(lambda: session.inbox._receiving, what="the thread that reads")
         gt.shutdown()
         with pytest.raises(gt.SessionError, match="closed while another thread used it"):
             reading.result(timeout=20)

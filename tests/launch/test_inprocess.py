@@ -115,7 +115,8 @@ def test_threads_share_a_session():
         for thread in threads:
             thread.start()
         for thread in threads:
-            thread.join()
+            thread.join(60)
+            assert not thread.is_alive()
     finally:
         sys.setswitchinterval(interval)
     assert set(results) == set(range(4))

@@ -1,4 +1,4 @@
-"""A worker is killed in a running session, and another one takes its place."""
+"""A session goes on when one of its workers is killed and another one joins."""
 
 import contextlib
 import os
@@ -9,23 +9,20 @@ import torch
 
 import gt
 from gt.client import session as sessions
-from tests.subprocesses import free_port, running, start, wait_for_workers, wait_until
+from tests.subprocesses import running, serving, start, wait_until
 
 
 @pytest.fixture
 def server():
-    """A server with two workers, to which this process is connected; gives the port and the workers."""
-    port = str(free_port())
-    workers = [start("-m", "gt.worker", "--threads", "1", "-p", port) for _ in range(2)]
-    with running(start("-m", "gt.server", "-p", port), *workers):
-        wait_for_workers(port, 2)
+    """The port of a server with two workers, to which this process is connected."""
+    with serving(2) as port:
         gt.connect(f"localhost:{port}")
-        yield port
+        yield str(port)
         gt.shutdown()
 
 
 def there():
-    """The workers that the session knows of; a read, so that it hears the news."""
+    """The workers that the session knows of, after a read that lets it receive the latest."""
     with contextlib.suppress(gt.WorkerLost):
         gt.ones(1).sum().item()
     return [info.worker for info in sessions.current().workers]

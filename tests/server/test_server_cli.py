@@ -15,7 +15,16 @@ from gt.version import __version__
 from gt.wire.codec import Decoder, encode, header_of
 from gt.wire.keys import find_keys, keys_directory
 from gt.wire.liveness import this_host
-from tests.subprocesses import finish, free_port, running, start, wait_for_workers, wait_until
+from tests.subprocesses import (
+    finish,
+    reserved_port,
+    running,
+    serving,
+    start,
+    start_server,
+    wait_for_workers,
+    wait_until,
+)
 
 CLIENT = """
 import sys, torch, gt
@@ -44,13 +53,13 @@ print("right", gt.rand(3).tolist())
 @pytest.fixture(scope="module")
 def server():
     """A server with two workers, one started before it and one after."""
-    port = free_port()
-    early = start("-m", "gt.worker", "--host", "localhost", "-p", str(port), "--threads", "1")
-    main = start("-m", "gt.server", "-p", str(port))
-    late = start("-m", "gt.worker", "--host", "localhost", "-p", str(port), "--threads", "1")
-    with running(early, main, late):
-        wait_for_workers(port, 2)
-        yield port, main, (early, late)
+    with reserved_port() as port:
+        early = start("-m", "gt.worker", "--host", "localhost", "-p", str(port), "--threads", "1")
+        main = start("-m", "gt.server", "-p", str(port))
+        late = start("-m", "gt.worker", "--host", "localhost", "-p", str(port), "--threads", "1")
+        with running(early, main, late):
+            wait_for_workers(port, 2)
+            yield port, main, (early, late)
 
 
 def test_connect_and_compute(server):
@@ -181,14 +190,12 @@ def test_a_taken_port_is_told(server):
 
 def test_connecting_to_nobody_times_out_with_a_hint(monkeypatch):
     monkeypatch.setenv("GT_TIMEOUT", "1")
-    with pytest.raises(gt.ServerLost, match="python -m gt.server"):
-        gt.connect(f"localhost:{free_port()}")
+    with reserved_port() as port, pytest.raises(gt.ServerLost, match="python -m gt.server"):
+        gt.connect(f"localhost:{port}")
 
 
 def test_a_server_without_workers_says_so(monkeypatch):
-    port = free_port()
-    main = start("-m", "gt.server", "-p", str(port))
-    with running(main):
+    with serving() as port:
         monkeypatch.setenv("GT_TIMEOUT", "3")
         with pytest.raises(gt.ServerLost, match="0 of 1 workers have joined.*python -m gt.worker"):
             gt.connect(f"localhost:{port}")
@@ -197,8 +204,8 @@ def test_a_server_without_workers_says_so(monkeypatch):
 @pytest.fixture
 def pair():
     """A server and its one worker, which a test may kill; the session is one of theirs."""
-    port = free_port()
-    main, worker = start("-m", "gt.server", "-p", str(port)), start("-m", "gt.worker", "-p", str(port))
+    main, port = start_server()
+    worker = start("-m", "gt.worker", "-p", str(port))
     with running(main, worker):
         gt.connect(f"localhost:{port}")
         yield main, worker
@@ -234,8 +241,7 @@ def test_a_server_that_goes_away_is_an_error_at_the_next_read(pair, fault):
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_server_and_worker_stop_cleanly_on_a_signal(number):
-    port = free_port()
-    main = start("-m", "gt.server", "-p", str(port))
+    main, port = start_server()
     worker = start("-m", "gt.worker", "-p", str(port))
     with running(main, worker):
         wait_for_workers(port, 1)
@@ -247,9 +253,16 @@ def test_server_and_worker_stop_cleanly_on_a_signal(number):
         assert "Traceback" not in err
 
 
+def test_a_server_without_a_port_tells_the_one_that_it_has():
+    main, port = start_server()
+    with running(main):
+        assert f"GT server at tcp://127.0.0.1:{port}; workers join with: python -m gt.worker -p {port}" in (
+            main.stderr.readline()
+        )
+
+
 def test_a_worker_ends_when_its_server_is_gone(fault):
-    port = free_port()
-    main = start("-m", "gt.server", "-p", str(port))
+    main, port = start_server()
     worker = start("-m", "gt.worker", "-p", str(port))
     with running(main, worker):
         wait_for_workers(port, 1)
@@ -262,8 +275,8 @@ def test_a_worker_ends_when_its_server_is_gone(fault):
 
 
 def test_a_server_tells_the_death_of_a_worker_without_being_asked_to():
-    port = free_port()
-    main, worker = start("-m", "gt.server", "-p", str(port)), start("-m", "gt.worker", "-p", str(port))
+    main, port = start_server()
+    worker = start("-m", "gt.worker", "-p", str(port))
     with running(main, worker):
         wait_for_workers(port, 1)
         worker.kill()

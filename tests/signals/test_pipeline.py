@@ -1,21 +1,16 @@
 """Pipeline parallelism with micro-batches in a plain loop: the stages overlap as GPipe says they can."""
 
-import time
-from statistics import median
-
-import psutil
 import pytest
 import torch
 
 import gt
-from gt.client import session as sessions
 from gt.monitor.schedule import schedule
 
 BATCHES = 8
 
 
 def bound(stages):
-    """The fraction of time that each of several equal stages is idle at least."""
+    """The least fraction of time in which each of several equal stages is idle."""
     return (stages - 1) / (BATCHES + stages - 1)
 
 
@@ -67,49 +62,35 @@ def timed_step(pipeline):
     return t
 
 
-def cpu_seconds():
-    """The CPU time of each worker process so far."""
-    times = [psutil.Process(info.pid).cpu_times() for info in sessions.current().welcome.workers]
-    return [each.user + each.system for each in times]
+def planned(t):
+    """The schedule of a timeline's commands for fixed costs of ops, since measured times depend on the load of the
+    machine."""
+    return schedule(t.events, cost=lambda event: 1_000_000 if event.op == "aten.mm.default" else 10_000)
 
 
-class Try:
-    """A timed step of two stages: the longest idle fraction; whether it was `fair`, which means that the workers had
-    the cores they needed and the stages took equal time, so that the bound holds; and the ratio of its duration to the
-    shortest possible one for commands of these lengths."""
+def idle_fractions(plan, workers):
+    return [plan.idle(worker) / plan.makespan for worker in workers]
 
-    def __init__(self, pipeline):
-        before = cpu_seconds()
-        t = timed_step(pipeline)
-        computed = [(after - start) * 1e9 for start, after in zip(before, cpu_seconds(), strict=True)]
-        best = schedule(t.events)
-        equal = max(best.idle(worker) for worker in t.workers) / best.makespan <= 1.1 * bound(2)
-        self.idle = max(t.idle(worker) for worker in t.workers) / t.span
-        self.fair = equal and all(computed[worker] > 0.95 * t.busy(worker) for worker in t.workers)
-        self.excess = t.span / best.makespan
 
-    def __repr__(self):
-        return f"idle {self.idle:.3f} {'fair' if self.fair else 'unfair'}, {self.excess:.2f} of the best"
+def both_compute(t):
+    """The time in which both workers of a timeline run an op."""
+    ops = [[event for event in t.events if event.worker == worker and not event.transfers] for worker in (0, 1)]
+    return sum(max(0, min(a.end, b.end) - max(a.start, b.start)) for a in ops[0] for b in ops[1])
 
 
 def test_two_stages_on_two_processes_overlap():
-    """The bound is for equal stages, and other programs use the machine too, so one of several tries has to meet it. If
-    hardly any try was fair, stages must still have overlapped as far as their lengths allow."""
+    """Other programs may use the cores, so how long each op took is not judged: the order of commands must allow the
+    overlap, and the processes must have computed at the same time."""
     gt.init(workers=2)
     try:
-        pipeline = Pipeline(2, rows=1024, width=1024)
+        pipeline = Pipeline(2, rows=512, width=512)
         pipeline.step()
         gt.synchronize()
-        deadline = time.monotonic() + 20
-        tries = [Try(pipeline)]
-        while min(one.idle for one in tries) > 1.25 * bound(2) and time.monotonic() < deadline:
-            tries.append(Try(pipeline))
+        t = timed_step(pipeline)
     finally:
         gt.shutdown()
-    assert min(one.excess for one in tries) < 1.2, tries  # one stage after the other: 1.8
-    if min(one.idle for one in tries) > 1.25 * bound(2) and sum(one.fair for one in tries) < 2:
-        pytest.skip(f"other programs use the cores: {tries}")
-    assert min(one.idle for one in tries) <= 1.25 * bound(2), tries
+    assert max(idle_fractions(planned(t), t.workers)) <= 1.25 * bound(2)
+    assert both_compute(t) > 0.1 * min(map(t.busy, t.workers))  # one stage after the other: 0
 
 
 @pytest.fixture
@@ -121,16 +102,12 @@ def four_stages(four_workers):
 
 
 def test_four_stages_would_overlap(four_stages):
-    """Virtual workers take turns, so the overlap is computed. Equal ops are assumed to take equal time, since measured
-    times depend on the load of the machine."""
+    """Virtual workers take turns, so the overlap is computed."""
     four_stages.step()
     t = timed_step(four_stages)
     assert t.workers == [0, 1, 2, 3]
-    kinds = {}
-    for event in t.events:
-        kinds.setdefault(event.op, []).append(event.busy)
-    plan = schedule(t.events, cost=lambda event: median(kinds[event.op]))
-    idle = [plan.idle(worker) / plan.makespan for worker in t.workers]
+    plan = planned(t)
+    idle = idle_fractions(plan, t.workers)
     assert max(idle) <= 1.25 * bound(4), idle
     assert plan.makespan < 0.5 * sum(map(plan.busy, t.workers))
 

@@ -1,4 +1,4 @@
-"""Frames that are not what the protocol says are refused with ProtocolError, whatever they are."""
+"""Malformed frames are refused with ProtocolError, and well-formed ones come back as they were encoded."""
 
 from unittest import mock
 
@@ -19,7 +19,7 @@ INSTRUCTION = Decoder(Instruction)
 
 
 def framed(body):
-    """A body as it should be framed."""
+    """A body with its header, in one frame."""
     return [header_of(body) + body]
 
 

@@ -1,4 +1,4 @@
-"""A process that was started for another ends with it, whatever it is at."""
+"""A process ends with its parent, even while it is busy or blocked."""
 
 import signal
 import subprocess
@@ -25,7 +25,7 @@ BUSY, BLOCKED = "while True: pass", "threading.Event().wait()"
 
 
 def end(at, after="pass"):
-    """Start such a program, close its standard input, and see how it ends."""
+    """Start such a program and close its standard input; gives exit code, output and seconds until its end."""
     command = [sys.executable, "-c", PROGRAM.format(at=at, after=after)]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL) as process:
         try:

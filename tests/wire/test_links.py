@@ -1,11 +1,9 @@
-"""A connection that is lost is an error at both ends, never a wait without end; and who was lost can come back."""
+"""A lost connection is an error at both ends, and a lost peer can join again."""
 
 import contextlib
-import os
 import signal
 import threading
 import time
-from pathlib import Path
 
 import psutil
 import pytest
@@ -17,14 +15,14 @@ from gt.client import session as sessions
 from gt.core.errors import ConnectionLost
 from gt.wire.links import Router, open_link
 from tests.proxies import proxied
-from tests.subprocesses import finish, free_port, running, start, wait_for_workers, wait_until
+from tests.subprocesses import finish, running, start, start_server, wait_for_workers, wait_until
 
 SILENCE = {"GT_HEARTBEAT_TIMEOUT": "2"}
 
 
 @pytest.fixture
 def ends(tmp_path):
-    """A router, and a link to it that it has heard of."""
+    """A router, and a link to it from which it has received a message."""
     router = Router(f"ipc://{tmp_path}/router", None, 2000, 0)
     link = open_link(f"ipc://{tmp_path}/router", tmp_path, 2000, 0)
     link.send([b"hello"])
@@ -73,7 +71,7 @@ def test_a_link_tells_that_its_router_is_gone(tmp_path):
 
 def test_a_peer_that_does_not_take_its_messages_is_given_up(tmp_path, monkeypatch):
     """Here one that speaks ZeroMQ and has a limit for what it keeps itself."""
-    monkeypatch.setattr("gt.wire.links.MAX_UNTAKEN", 8)
+    monkeypatch.setattr("gt.wire.links.MAX_QUEUED", 8)
     with (
         zmq.Context() as context,
         contextlib.closing(Router(f"ipc://{tmp_path}/router", None, 2000, 0)) as router,
@@ -94,16 +92,14 @@ def test_a_peer_that_does_not_take_its_messages_is_given_up(tmp_path, monkeypatc
 
 @pytest.fixture
 def server():
-    """A server without workers, and the address of it."""
-    port = free_port()
-    main = start("-m", "gt.server", "-p", str(port), **SILENCE)
+    """A server without workers, and its port."""
+    main, port = start_server(**SILENCE)
     with running(main):
-        wait_until(lambda: any(Path(os.environ["GT_KEYS"]).glob(f"*-{port}")), what="the server's keys")
         yield main, port
 
 
 def said_by(process, text):
-    """Waits until a process has said something on stderr."""
+    """Wait for a line on the stderr of a process."""
     lines = []
     while not any(text in line for line in lines):
         lines.append(process.stderr.readline())

@@ -1,4 +1,4 @@
-"""Whether a process of this machine is still there."""
+"""Processes of this machine are known to run until they end, whatever their names and later pids."""
 
 import os
 import subprocess
@@ -45,7 +45,7 @@ def test_a_process_that_ended_before_it_was_looked_at_is_not_running(child):
 
 
 def test_a_process_is_running_whatever_its_name_is():
-    """A name may hold any bytes, and what looks like the end of it."""
+    """The name of a process may hold any bytes, also those that end the name in /proc."""
     rename = r"import ctypes, sys; ctypes.CDLL(None).prctl(15, b'\xff) Z 1'); print(flush=True); sys.stdin.read()"
     command = [sys.executable, "-c", rename]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:

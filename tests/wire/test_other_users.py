@@ -1,4 +1,4 @@
-"""Other users of the machine, and other sessions: what they cannot do. A stranger is a process of another user."""
+"""Other users of the machine, and other sessions, can neither join a server nor read its keys and segments."""
 
 import contextlib
 import os
@@ -23,12 +23,12 @@ from gt.core.messages import CreateTensor, FetchTensor, Located, LocateTensor, R
 from gt.dispatcher.outgoing import ToClient
 from gt.launch.local import LocalProcesses
 from gt.wire import shared_memory
-from gt.wire.authentication import answer_of
+from gt.wire.authentication import authenticate
 from gt.wire.codec import MAX_FRAME
 from gt.wire.keys import find_keys, keys_directory, make_keys, remove_keys, write_keys
 from tests.dispatcher.test_hostile_peers import RecordingServer, hello
 from tests.records import SMALL, own
-from tests.subprocesses import free_port, running, start, wait_for_workers, wait_until
+from tests.subprocesses import running, start, start_server, wait_for_workers, wait_until
 
 NOBODY = 65534
 needs_root = pytest.mark.skipif(os.getuid() != 0, reason="only root can start a process of another user")
@@ -43,8 +43,8 @@ os.setuid({NOBODY})
 
 
 def as_nobody(program, *arguments):
-    """Run a program as another user and give what it prints. It becomes that user after its imports: the interpreter
-    may be where others cannot read."""
+    """Run a program as another user; gives its output. It becomes that user after its imports, because other users may
+    not be able to read the interpreter's files."""
     run = subprocess.run(
         [sys.executable, "-c", BECOME + program, *map(str, arguments)],
         capture_output=True,
@@ -59,12 +59,8 @@ def as_nobody(program, *arguments):
 @pytest.fixture(scope="module")
 def server():
     """A server with a worker."""
-    port = free_port()
-    main, worker = (
-        start("-m", "gt.server", "-p", str(port)),
-        start("-m", "gt.worker", "-p", str(port), "--threads", "1"),
-    )
-    with running(main, worker):
+    main, port = start_server()
+    with running(main, start("-m", "gt.worker", "-p", str(port), "--threads", "1")):
         wait_for_workers(port, 1)
         yield main, port
 
@@ -131,7 +127,7 @@ def test_another_user_cannot_reach_the_dispatcher_of_local_workers(monkeypatch, 
 
 def test_a_member_is_let_in_and_others_are_not():
     question = [b"1.0", b"7", b"gt", b"127.0.0.1", b"", b"CURVE", b"k" * 32]
-    assert answer_of(question, b"k" * 32)[:3] == [b"1.0", b"7", b"200"]
+    assert authenticate(question, b"k" * 32)[:3] == [b"1.0", b"7", b"200"]
     for other in (
         [*question[:6], b"x" * 32],
         [*question[:5], b"NULL"],
@@ -139,7 +135,7 @@ def test_a_member_is_let_in_and_others_are_not():
         [],
         [b"1.0"],
     ):
-        assert answer_of(other, b"k" * 32)[2] == b"400"
+        assert authenticate(other, b"k" * 32)[2] == b"400"
 
 
 # Keys
@@ -198,7 +194,7 @@ def test_keys_that_others_could_have_written_are_refused(directory, change):
 
 def test_a_server_ends_with_a_hint_where_keys_cannot_be_private(tmp_path):
     tmp_path.chmod(0o777)
-    process = start("-m", "gt.server", "-p", str(free_port()), GT_KEYS=str(tmp_path))
+    process = start("-m", "gt.server", "-p", "0", GT_KEYS=str(tmp_path))
     with running(process):
         _, err = process.communicate(timeout=60)
         assert process.returncode == 1
@@ -206,13 +202,12 @@ def test_a_server_ends_with_a_hint_where_keys_cannot_be_private(tmp_path):
 
 
 def test_a_server_that_was_killed_and_started_again_is_found(monkeypatch, fault):
-    port = free_port()
+    main, port = start_server()
     worker = start("-m", "gt.worker", "-p", str(port), "--threads", "1", GT_HEARTBEAT_TIMEOUT="5")
-    main = start("-m", "gt.server", "-p", str(port))
     with running(main, worker):
         wait_for_workers(port, 1)
         main.kill()
-        main.communicate()
+        main.communicate(timeout=30)
         worker.communicate(timeout=30)
         monkeypatch.setenv("GT_TIMEOUT", "1")
         with pytest.raises(gt.ServerLost, match="no server of this user answers"):

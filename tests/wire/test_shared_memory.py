@@ -14,7 +14,7 @@ import gt
 from gt.core.errors import ProtocolError
 from gt.wire import shared_memory
 from gt.wire.liveness import process_namespace
-from tests.subprocesses import ROOT, free_port, running, start, wait_until
+from tests.subprocesses import ROOT, serving, wait_until
 
 
 @pytest.fixture
@@ -183,7 +183,7 @@ def dead(monkeypatch):
     """A process that has ended."""
     monkeypatch.setattr(shared_memory, "_IS_LOCAL", True)
     process = subprocess.Popen([sys.executable, "-c", ""])
-    process.wait()
+    process.wait(timeout=60)
     return process.pid
 
 
@@ -240,18 +240,18 @@ def test_a_directory_that_is_not_of_this_machine_or_not_there_is_not_swept(direc
     assert len(names(directory)) == 1
 
 
-LEAVES = "import os, signal; from gt.wire import shared; shared.create(8); os.kill(os.getpid(), signal.SIGKILL)"
+LEAVES = "import os; from gt.wire import shared_memory; shared_memory.create(8); os.kill(os.getpid(), 9)"
 
 
 @pytest.mark.skipif(not shared_memory._IS_LOCAL or not process_namespace(), reason="there is nothing to sweep")
 @pytest.mark.parametrize("who", ["a server", "a session"])
 def test_the_next_one_sweeps_what_killed_processes_have_left(who, fault):
     killed = subprocess.Popen([sys.executable, "-c", LEAVES], cwd=ROOT)
-    killed.wait()
+    killed.wait(timeout=60)
     left = [*shared_memory._DIRECTORY.glob(f"gt-{killed.pid}-*")]
     assert len(left) == 1
     if who == "a server":
-        with running(start("-m", "gt.server", "-p", str(free_port()))):
+        with serving():
             wait_until(lambda: not left[0].exists(), what="the removal of the segment")
     else:
         gt.init(workers=1)

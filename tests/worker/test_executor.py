@@ -1,4 +1,4 @@
-"""What a worker tells of commands that fail: the same failure has the same origin, whoever tells of it."""
+"""Reports of commands that fail: the same failure has the same origin on all workers."""
 
 import pytest
 
@@ -21,7 +21,7 @@ SITE, OTHER = 9, 10
 
 
 def worker(number, op=ADD):
-    """A worker that holds A and B, which cannot be added."""
+    """An executor that holds A and B, which cannot be added."""
     executor = Executor(number, PyTorchEngine("cpu"), None, None, owns_buffers=False)
     shapes = {A: SMALL, B: meta(3)}
     creates = [WorkerCreateTensor(ident, shape, Segment("", 0), SITE) for ident, shape in shapes.items()]
@@ -29,7 +29,7 @@ def worker(number, op=ADD):
     return executor
 
 
-def told(executor, *commands, buffers=()):
+def reports_of(executor, *commands, buffers=()):
     return [report for report, _ in executor.run(commands, buffers)]
 
 
@@ -38,33 +38,33 @@ def test_a_failed_op_is_known_by_what_it_would_have_given(op):
     origins = set()
     for number in range(2):
         executor = worker(number, op)
-        (news,) = told(executor, RunOp(OP, (A, B), (C,), (), 0, SITE))
-        (answer,) = told(executor, WorkerFetchTensor(REQUEST, C, False))
-        assert (type(news), type(answer)) == (OpFailed, Failed) and news.failure == answer.failure
-        assert (news.session, news.failure.worker, news.failure.site) == (1, number, SITE)
-        origins.add(news.failure.origin)
+        (report,) = reports_of(executor, RunOp(OP, (A, B), (C,), (), 0, SITE))
+        (answer,) = reports_of(executor, WorkerFetchTensor(REQUEST, C, False))
+        assert (type(report), type(answer)) == (OpFailed, Failed) and report.failure == answer.failure
+        assert (report.session, report.failure.worker, report.failure.site) == (1, number, SITE)
+        origins.add(report.failure.origin)
     assert origins == {C}
 
 
 def test_what_depends_on_a_failure_is_that_failure():
     executor = worker(0)
-    (news,) = told(executor, RunOp(OP, (A, B), (C,), (), 0, SITE), RunOp(OP, (A, C), (D,), (), 0, OTHER))
-    assert told(executor, WorkerFetchTensor(REQUEST, D, False)) == [Failed(REQUEST, news.failure)]
+    (report,) = reports_of(executor, RunOp(OP, (A, B), (C,), (), 0, SITE), RunOp(OP, (A, C), (D,), (), 0, OTHER))
+    assert reports_of(executor, WorkerFetchTensor(REQUEST, D, False)) == [Failed(REQUEST, report.failure)]
 
 
 def test_the_same_op_fails_anew_each_time():
     executor = worker(0)
-    reports = told(executor, *[RunOp(OP, (A, B), (ident,), (), 0, SITE) for ident in (C, D)])
+    reports = reports_of(executor, *[RunOp(OP, (A, B), (ident,), (), 0, SITE) for ident in (C, D)])
     assert [report.failure.origin for report in reports] == [C, D]
 
 
 def test_a_failed_query_is_known_by_its_request():
     executor = worker(0, signature("aten.add.Tensor", 2))
-    (answer,) = told(executor, QueryOp(REQUEST, OP, (A, B), (), C, (), 0, SITE))
+    (answer,) = reports_of(executor, QueryOp(REQUEST, OP, (A, B), (), C, (), 0, SITE))
     assert isinstance(answer, Failed) and (answer.own, answer.failure.origin) == (True, REQUEST)
 
 
 def test_a_failed_upload_is_known_by_its_tensor():
     executor = worker(0)
-    (news,) = told(executor, WorkerCreateTensor(C, meta(9), Segment("", 0), SITE), buffers=[bytearray(2)])
-    assert isinstance(news, OpFailed) and (news.failure.op, news.failure.origin) == ("upload", C)
+    (report,) = reports_of(executor, WorkerCreateTensor(C, meta(9), Segment("", 0), SITE), buffers=[bytearray(2)])
+    assert isinstance(report, OpFailed) and (report.failure.op, report.failure.origin) == ("upload", C)

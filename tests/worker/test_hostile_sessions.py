@@ -1,4 +1,4 @@
-"""Nothing that one session does ends a worker: it works for others too."""
+"""No command of one session ends a worker, which serves other sessions too."""
 
 import errno
 
@@ -27,31 +27,31 @@ from gt.wire import shared_memory
 from gt.wire.codec import Decoder, encode, join
 from gt.wire.links import open_link
 from gt.worker.engines import PyTorchEngine
-from gt.worker.exchange.interface import MemoryExchange
+from gt.worker.exchange.memory import MemoryExchange
 from gt.worker.executor import Executor
 from gt.worker.failed_value import FailedValue
-from gt.worker.server import Worker
+from gt.worker.process import WorkerProcess
 from tests.records import SMALL, meta, own, signature
 
 OP, A, B, C, D, REQUEST = own(100), *map(own, range(1, 5)), own(50)
 BIG = meta(1 << 17)  # of a size that is shared
 
 
-class Bench:
-    """A worker whose dispatcher is the test: `tell` gives it a batch, and gives what it reports of it."""
+class WorkerHarness:
+    """A worker whose dispatcher is the test: `send` gives it a batch, and returns its reports."""
 
     def __init__(self, directory):
         self._context = zmq.Context()
         self._router = self._context.socket(zmq.ROUTER)
         self._router.setsockopt(zmq.RCVTIMEO, 10_000)
         self._router.bind(f"ipc://{directory}/server")
-        self._worker = Worker(f"ipc://{directory}/server", "pytorch", "cpu")
+        self._worker = WorkerProcess(f"ipc://{directory}/server", "pytorch", "cpu")
         self._worker._link = open_link(f"ipc://{directory}/server", directory, 0, 0)
         self.exchange = MemoryExchange()
         self.executor = Executor(0, PyTorchEngine("cpu"), self.exchange, self._worker._export, owns_buffers=True)
 
-    def tell(self, *commands, payloads=()):
-        self._worker._work(self.executor, encode([*commands, Synchronize(0)], payloads))
+    def send(self, *commands, payloads=()):
+        self._worker._run_batch(self.executor, encode([*commands, Synchronize(0)], payloads))
         reports, payloads = Decoder(Report).decode(self._router.recv_multipart()[1:])
         self.bytes = [join(payload) for payload in payloads]
         assert reports.pop() == Synchronized(0)
@@ -64,10 +64,10 @@ class Bench:
 
 
 @pytest.fixture
-def bench(tmp_path):
-    bench = Bench(tmp_path)
-    yield bench
-    bench.close()
+def worker(tmp_path):
+    worker = WorkerHarness(tmp_path)
+    yield worker
+    worker.close()
 
 
 def create(ident, shape=SMALL, name="", nbytes=16):
@@ -81,86 +81,86 @@ def run(inputs, outputs):
 @pytest.mark.parametrize(
     ("name", "nbytes"), [("gt-1-1-1-0123456789abcdef", 16), ("gt-1-1-1-0123456789abcdef", 0), ("x", 16)]
 )
-def test_a_segment_that_is_gone_is_a_failure_of_its_tensor_only(bench, name, nbytes):
-    (news,) = bench.tell(create(A, SMALL, name, nbytes), create(B), payloads=[[], [bytes(16)]])
-    assert isinstance(news, OpFailed) and (news.failure.op, news.failure.origin) == ("upload", A)
-    assert [type(report) for report in bench.tell(WorkerFetchTensor(1, A, True), WorkerFetchTensor(2, B, True))] == [
+def test_a_segment_that_is_gone_is_a_failure_of_its_tensor_only(worker, name, nbytes):
+    (report,) = worker.send(create(A, SMALL, name, nbytes), create(B), payloads=[[], [bytes(16)]])
+    assert isinstance(report, OpFailed) and (report.failure.op, report.failure.origin) == ("upload", A)
+    assert [type(report) for report in worker.send(WorkerFetchTensor(1, A, True), WorkerFetchTensor(2, B, True))] == [
         Failed,
         Fetched,
     ]
 
 
-def test_an_empty_segment_is_a_failure_of_its_tensor(bench, tmp_path, monkeypatch):
+def test_an_empty_segment_is_a_failure_of_its_tensor(worker, tmp_path, monkeypatch):
     monkeypatch.setattr(shared_memory, "_DIRECTORY", tmp_path)
     (tmp_path / "gt-1-1-1-0123456789abcdef").touch()
-    (news,) = bench.tell(create(A, meta(0), "gt-1-1-1-0123456789abcdef", 0))
-    assert news.failure.kind == "ProtocolError" and "cannot be mapped" in news.failure.message
+    (report,) = worker.send(create(A, meta(0), "gt-1-1-1-0123456789abcdef", 0))
+    assert report.failure.kind == "ProtocolError" and "cannot be mapped" in report.failure.message
 
 
-def test_without_room_for_a_segment_bytes_go_with_the_message(bench, monkeypatch, fault):
+def test_without_room_for_a_segment_bytes_go_with_the_message(worker, monkeypatch, fault):
     def full(*_):
         raise OSError(errno.ENOSPC, "No space left on device")
 
     monkeypatch.setattr(shared_memory, "create", full)
     content = bytes(range(256)) * (BIG.nbytes // 256)
-    bench.tell(create(A, BIG, nbytes=BIG.nbytes), payloads=[[content]])
-    assert bench.tell(WorkerFetchTensor(REQUEST, A, True)) == [Fetched(REQUEST, Segment("", BIG.nbytes))]
-    assert bench.bytes == [content]
+    worker.send(create(A, BIG, nbytes=BIG.nbytes), payloads=[[content]])
+    assert worker.send(WorkerFetchTensor(REQUEST, A, True)) == [Fetched(REQUEST, Segment("", BIG.nbytes))]
+    assert worker.bytes == [content]
     fault("`/dev/shm` is full", "tensors go with the messages")
 
 
-def test_a_tensor_that_cannot_be_read_fails_its_request_and_leaves_no_segment(bench, tmp_path, monkeypatch):
+def test_a_tensor_that_cannot_be_read_fails_its_request_and_leaves_no_segment(worker, tmp_path, monkeypatch):
     def fail(*_):
         raise MemoryError("no room on the device")
 
     monkeypatch.setattr(shared_memory, "_DIRECTORY", tmp_path / "segments")
     (tmp_path / "segments").mkdir()
-    bench.tell(create(A, BIG, nbytes=BIG.nbytes), payloads=[[bytes(BIG.nbytes)]])
-    monkeypatch.setattr(bench.executor.engine, "read_into", fail)
-    (answer,) = bench.tell(WorkerFetchTensor(REQUEST, A, True))
+    worker.send(create(A, BIG, nbytes=BIG.nbytes), payloads=[[bytes(BIG.nbytes)]])
+    monkeypatch.setattr(worker.executor.engine, "read_into", fail)
+    (answer,) = worker.send(WorkerFetchTensor(REQUEST, A, True))
     failure = answer.failure
     assert isinstance(answer, Failed) and answer.own
     assert (failure.op, failure.origin, failure.kind) == ("fetch", REQUEST, "MemoryError")
     assert list((tmp_path / "segments").iterdir()) == []
 
 
-def test_a_tensor_that_is_not_there_fails_who_asks_for_it(bench):
-    (answer,) = bench.tell(WorkerFetchTensor(REQUEST, A, False))
+def test_a_tensor_that_is_not_there_fails_who_asks_for_it(worker):
+    (answer,) = worker.send(WorkerFetchTensor(REQUEST, A, False))
     assert (answer.failure.op, answer.failure.kind) == ("fetch", "KeyError")
 
 
-def test_an_op_on_a_tensor_that_is_not_there_fails(bench):
-    (news,) = bench.tell(DefineOp(OP, signature("aten.relu.default", 1, (SMALL,))), run((A,), (B,)))
-    assert (news.failure.origin, news.failure.kind) == (B, "KeyError")
+def test_an_op_on_a_tensor_that_is_not_there_fails(worker):
+    (report,) = worker.send(DefineOp(OP, signature("aten.relu.default", 1, (SMALL,))), run((A,), (B,)))
+    assert (report.failure.origin, report.failure.kind) == (B, "KeyError")
 
 
-def test_a_query_of_a_tensor_that_is_not_there_fails(bench):
+def test_a_query_of_a_tensor_that_is_not_there_fails(worker):
     op = DefineOp(OP, signature("aten.nonzero.default", 1))
-    (answer,) = bench.tell(op, QueryOp(REQUEST, OP, (A,), (), C, (), 0, 0))
+    (answer,) = worker.send(op, QueryOp(REQUEST, OP, (A,), (), C, (), 0, 0))
     assert isinstance(answer, Failed) and (answer.own, answer.failure.kind) == (True, "KeyError")
 
 
 TWICE = Signature("aten._foreach_neg_.default", (ListArg((Input(0), Input(1))),), {}, ((), ()), (0, 1), (), ())
 
 
-def test_a_tensor_that_is_written_at_two_places_has_two_versions(bench):
-    bench.tell(DefineOp(OP, TWICE), create(A), payloads=[[bytes(16)]])
-    bench.tell(run((A, A), (B, C)))
-    assert bench.executor.store[B] is bench.executor.store[C]
+def test_a_tensor_that_is_written_at_two_places_has_two_versions(worker):
+    worker.send(DefineOp(OP, TWICE), create(A), payloads=[[bytes(16)]])
+    worker.send(run((A, A), (B, C)))
+    assert worker.executor.store[B] is worker.executor.store[C]
 
 
-def test_a_query_that_writes_a_tensor_at_two_places_is_answered(bench):
-    bench.tell(DefineOp(OP, TWICE), create(A), payloads=[[bytes(16)]])
-    (answer,) = bench.tell(QueryOp(REQUEST, OP, (A, A), (B, C), D, (), 0, 0))
+def test_a_query_that_writes_a_tensor_at_two_places_is_answered(worker):
+    worker.send(DefineOp(OP, TWICE), create(A), payloads=[[bytes(16)]])
+    (answer,) = worker.send(QueryOp(REQUEST, OP, (A, A), (B, C), D, (), 0, 0))
     assert isinstance(answer, Queried) and answer.written == (SMALL, SMALL)
 
 
-def test_a_store_that_cannot_be_joined_or_hosted_is_told_and_work_goes_on(bench, monkeypatch, caplog):
+def test_a_store_that_cannot_be_joined_or_hosted_is_told_and_work_goes_on(worker, monkeypatch, caplog):
     def refuse(*_):
         raise ConnectionError("nobody is there")
 
-    monkeypatch.setattr(bench.exchange, "join_store", refuse)
-    monkeypatch.setattr(bench.exchange, "host_store", refuse)
-    assert bench.tell(WorkerJoinStore("127.0.0.1", 1, 0), WorkerHostStore(), create(A), payloads=[[bytes(16)]]) == []
+    monkeypatch.setattr(worker.exchange, "join_store", refuse)
+    monkeypatch.setattr(worker.exchange, "host_store", refuse)
+    assert worker.send(WorkerJoinStore("127.0.0.1", 1, 0), WorkerHostStore(), create(A), payloads=[[bytes(16)]]) == []
     assert "cannot join the store at port 1: nobody is there" in caplog.text and "cannot host" in caplog.text
-    assert not isinstance(bench.executor.store[A], FailedValue)
+    assert not isinstance(worker.executor.store[A], FailedValue)

@@ -1,4 +1,4 @@
-"""Writes through views that cannot be views here, because a worker's strides are not those the client thinks of."""
+"""Writes through views that are copies on the worker, whose strides differ from those that the client assumes."""
 
 import pytest
 import torch
@@ -16,11 +16,11 @@ PATHS = {"view": (FLAT,), "view and slice": (FLAT, TAIL), "as_strided": (STRIDED
 @pytest.mark.parametrize("path", PATHS.values(), ids=PATHS.keys())
 @pytest.mark.parametrize("engine", [PyTorchEngine(), NumPyEngine()], ids=["pytorch", "numpy"])
 def test_a_write_through_a_copied_view_reaches_its_base(engine, path):
-    told = torch.arange(6.0).reshape(3, 2)  # what the client holds a handle of: contiguous
+    expected = torch.arange(6.0).reshape(3, 2)  # contiguous, as the client assumes
     held = torch.arange(6.0).reshape(3, 2).t().contiguous().t()  # the same value in other strides
     base = held if isinstance(engine, PyTorchEngine) else held.numpy()
-    (told.view(6) if path == (FLAT,) else told.view(6)[4:]).mul_(10)
+    (expected.view(6) if path == (FLAT,) else expected.view(6)[4:]).mul_(10)
     signature = Signature("aten.mul_.Tensor", (Input(0), 10.0), {}, (path,), (0,), (), ())
     with engine.isolated():
         assert Kernel(engine, signature).call([base], ()) == []
-    assert torch.equal(torch.as_tensor(base), told)
+    assert torch.equal(torch.as_tensor(base), expected)

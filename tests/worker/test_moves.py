@@ -1,4 +1,4 @@
-"""Tensors from one layout to another, by virtual workers whose work is interleaved."""
+"""Moves of tensors from one layout to another, by virtual workers that run interleaved."""
 
 import copy
 
@@ -11,7 +11,7 @@ from gt.core.meta import TensorMeta, contiguous_strides
 from gt.sharding.spec import DeviceMesh, compute_local_shape, local_slices, whole
 from gt.sharding.spec_text import parse_spec
 from gt.worker.engines import NumPyEngine, PyTorchEngine
-from gt.worker.exchange.interface import run_interleaved
+from gt.worker.exchange.memory import run_interleaved
 from gt.worker.failed_value import FailedValue
 from gt.worker.moves import Mover
 from tests.dispatcher_harness import PAIR, at, over
@@ -36,7 +36,8 @@ def fail(op, values, error):
 
 
 def move(parts, shape, source, target, engines=None, dtype="float32"):
-    """What each worker has afterwards, of parts that they have before. Each writes to both as soon as it can."""
+    """The parts that workers hold after a move, given those before. Each worker overwrites both parts when it is done,
+    so that memory shared by mistake shows."""
     meta = TensorMeta(shape, contiguous_strides(shape), 0, dtype)
     after = {}
 
@@ -84,7 +85,7 @@ CHANGES = [
 @pytest.mark.parametrize("engine", ENGINES)
 @pytest.mark.parametrize(("size", "source", "target"), CHANGES)
 def test_every_worker_gets_its_part_and_no_other_gets_anything(engine, size, source, target):
-    """In memory of its own: nobody sees what another one writes to the old tensor or the new one."""
+    """Each part has memory of its own: writes to old or new parts of other workers do not reach it."""
     value = torch.arange(1.0, size + 1)
     parts = cut(value, source)
     if engine == "numpy":

@@ -1,4 +1,4 @@
-"""What workers ran when: recorded while somebody wants to know, told in portions, never without limit."""
+"""Timelines of workers: recorded while a session asks for them, read in portions, and bounded."""
 
 import itertools
 import time

@@ -1,4 +1,4 @@
-"""A worker that its server refuses: it joins again where that helps, and ends with a reason where it does not."""
+"""A worker whose server refuses it joins again, or ends with the reason where joining again does not help."""
 
 import contextlib
 import os
@@ -14,60 +14,60 @@ from gt.wire.codec import Decoder, encode
 from gt.wire.keys import find_keys, make_keys, write_keys
 from gt.wire.links import Router, open_link
 from gt.wire.liveness import this_host
-from tests.subprocesses import finish, free_port, running, start
+from tests.subprocesses import finish, running, start
 
 ANY = Decoder(Hello | Report)
 
 
-class Door:
-    """A server that is driven by hand, and a worker that joins it."""
+class FakeServer:
+    """A server whose messages the test sends, and a worker that joins it."""
 
     def __init__(self, directory):
         self.router = Router(f"ipc://{directory}/server", None, 20_000, 0)
         self.worker = start("-m", "gt.worker", "--connect", f"ipc://{directory}/server", "--threads", "1")
 
-    def hear(self):
+    def receive(self):
         name, frames = self.router.receive()
         return name, ANY.decode(frames)[0][0]
 
-    def say(self, name, message):
+    def send(self, name, message):
         self.router.send(name, encode([message]))
 
     def welcome(self, ident):
-        name, hello = self.hear()
+        name, hello = self.receive()
         assert isinstance(hello, Hello)
-        self.say(name, Welcome(__version__, ident, os.getpid(), this_host()))
+        self.send(name, Welcome(__version__, ident, os.getpid(), this_host()))
         return name
 
 
 @pytest.fixture
-def door(tmp_path):
-    door = Door(tmp_path)
-    with running(door.worker), contextlib.closing(door.router):
-        yield door
+def server(tmp_path):
+    server = FakeServer(tmp_path)
+    with running(server.worker), contextlib.closing(server.router):
+        yield server
 
 
-def test_a_worker_whose_old_name_is_refused_joins_again(door, fault):
-    first = door.welcome(0)
-    door.say(first, Refused("a message without a hello"))
-    second = door.welcome(1)
+def test_a_worker_whose_old_name_is_refused_joins_again(server, fault):
+    first = server.welcome(0)
+    server.send(first, Refused("a message without a hello"))
+    second = server.welcome(1)
     assert second != first
-    door.say(second, Synchronize(7))
-    assert door.hear() == (second, Synchronized(7))
+    server.send(second, Synchronize(7))
+    assert server.receive() == (second, Synchronized(7))
     fault("a server refuses a message of a worker that it has given up", "the worker joins again with nothing")
 
 
-def test_a_worker_that_is_refused_again_and_again_ends_with_the_reason(door):
+def test_a_worker_that_is_refused_again_and_again_ends_with_the_reason(server):
     for ident in range(3):
-        door.say(door.welcome(ident), Refused("a message that cannot be decoded"))
-    code, _, err = finish(door.worker)
+        server.send(server.welcome(ident), Refused("a message that cannot be decoded"))
+    code, _, err = finish(server.worker)
     assert code == 1 and "a message that cannot be decoded, 3 times within 60 s" in err.splitlines()[-1]
 
 
-def test_a_worker_whose_hello_is_refused_ends_with_the_reason(door, fault):
-    name, _ = door.hear()
-    door.say(name, Refused("this side speaks protocol 1, the other side 2"))
-    code, _, err = finish(door.worker)
+def test_a_worker_whose_hello_is_refused_ends_with_the_reason(server, fault):
+    name, _ = server.receive()
+    server.send(name, Refused("this side speaks protocol 1, the other side 2"))
+    code, _, err = finish(server.worker)
     assert (code, err.splitlines()[-1]) == (1, "gt.worker: this side speaks protocol 1, the other side 2")
     fault("a server refuses the hello of a worker", "the worker ends with exit code 1 and the reason")
 
@@ -75,14 +75,12 @@ def test_a_worker_whose_hello_is_refused_ends_with_the_reason(door, fault):
 @pytest.fixture
 def wrong_keys(tmp_path):
     """A server whose keys were replaced by others that it does not know."""
-    port = free_port()
-    endpoint = f"tcp://127.0.0.1:{port}"
     secret, keys = make_keys()
     _, others = make_keys()
     wrong = msgspec.structs.replace(keys, public=others.public, secret=others.secret)
-    write_keys(tmp_path / "keys", endpoint, wrong)
-    router = Router(endpoint, secret, 1000, 0)
-    yield port, tmp_path / "keys"
+    router = Router("tcp://127.0.0.1:0", secret, 1000, 0)
+    write_keys(tmp_path / "keys", router.endpoint, wrong)
+    yield int(router.endpoint.rpartition(":")[2]), tmp_path / "keys"
     router.close()
 
 

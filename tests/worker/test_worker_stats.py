@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 import gt
-from tests.subprocesses import finish, free_port, running, start, wait_for_workers
+from tests.subprocesses import finish, serving, start
 
 
 def test_one_worker_counts_its_ops(embedded: None) -> None:
@@ -19,10 +19,9 @@ def test_one_worker_counts_its_ops(embedded: None) -> None:
 
 @pytest.mark.parametrize("logs", [True, False])
 def test_a_program_that_joins_a_server_is_told_where_the_log_is(tmp_path: Path, logs: bool) -> None:
-    port, path = str(free_port()), tmp_path / "server.log"
+    path = tmp_path / "server.log"
     environment = {"GT_INSTRUCTION_LOG": str(path)} if logs else {}
-    with running(start("-m", "gt.server", "-p", port, **environment), start("-m", "gt.worker", "-p", port)):
-        wait_for_workers(port, 1)
+    with serving(1, **environment) as port:
         code, _, told = finish(
             start(
                 "-c",

@@ -1,4 +1,4 @@
-"""Engines: what a worker computes with. One file each and one line in the table below."""
+"""Engines, which compute the tensors of a worker. An engine is one file and one line in the table below."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ ENGINES: dict[str, type[PyTorchEngine] | type[NumPyEngine]] = {"pytorch": PyTorc
 
 
 def make_engine(backend: str, device: str = "", threads: int = 0, *, clears: bool = False) -> Engine:
-    """`device` empty: the engine's choice. `threads` 0: all cores. `clears`: sessions that must not see each other's
-    memory share the engine."""
+    """The defaults of `device` and `threads` are the engine's choice and all cores. With `clears`, ops give no memory
+    that another session has written."""
     if backend not in ENGINES:
         raise SettingsError(f"unknown backend {backend!r}; {nearest(backend, ENGINES)}")
     return ENGINES[backend](device, threads, read_settings().check_geometry, clears)

@@ -1,6 +1,6 @@
-"""Checks of the arguments of an op, made of a few words: shapes, ranges of indices, strides.
+"""Checks of the arguments of ops: shapes, ranges of indices, strides. `checked_ops.py` combines them.
 
-A check raises IndexError or ValueError, or gives arguments to use instead. `checked_ops.py` has the ops.
+A check raises IndexError or ValueError, or returns arguments to use instead.
 """
 
 from __future__ import annotations
@@ -14,18 +14,18 @@ import torch
 from gt.core.meta import contiguous_strides, span
 
 Arguments: TypeAlias = Mapping[str, Any]
-Check: TypeAlias = Callable[[Arguments], "dict[str, Any] | None"]  # raises, or gives arguments to use instead
+Check: TypeAlias = Callable[[Arguments], "dict[str, Any] | None"]
 
 
 def no_overlap(*written: str) -> Check:
-    """Kernels that fill a given tensor count on an element of memory for each element of it."""
+    """For kernels that write to a given tensor: each element has memory of its own."""
 
     def check(given: Arguments) -> None:
         for name in written:
             for tensor in listed(given.get(name)):
                 if span(tensor.shape, tensor.stride()) < tensor.numel():
                     raise ValueError(
-                        f"argument {name} of strides {tensor.stride()} has several elements at one place of memory, "
+                        f"argument {name} of strides {tensor.stride()} has several elements at one address of memory, "
                         f"so it cannot be written to; clone() it first"
                     )
 
@@ -33,8 +33,8 @@ def no_overlap(*written: str) -> Check:
 
 
 def shapes(pattern: str) -> Check:
-    """Sizes of arguments as a pattern such as "input: N C ...; weight: C": the same letter is the same size, `_` any
-    size, `...` any number of dims at the end or at the start. Absent tensors fit."""
+    """Shapes that match a pattern such as "input: N C ...; weight: C": the same letter is the same size, `_` any size,
+    `...` any number of dims at the end or at the start. Missing tensors match."""
     wanted = [(name.strip(), dims.split()) for name, _, dims in (part.partition(":") for part in pattern.split(";"))]
 
     def check(given: Arguments) -> None:
@@ -63,7 +63,7 @@ def _fits(shape: tuple[int, ...], dims: Sequence[str], sizes: dict[str, int]) ->
 
 
 def same_shape(*names: str) -> Check:
-    """Tensors of one shape; in lists, those at the same place of each. Absent ones and empty lists fit."""
+    """Tensors of one shape; lists are compared item by item. Missing tensors and empty lists match."""
 
     def check(given: Arguments) -> None:
         present = [(name, listed(given[name])) for name in names if given.get(name) is not None]
@@ -90,7 +90,7 @@ def same_dtype(*names: str) -> Check:
 
 
 def in_range(name: str, size: Callable[[Arguments], int], lowest: int = 0) -> Check:
-    """Indices from `lowest` up to a size that depends on other arguments."""
+    """Indices that are at least `lowest` and below a size that depends on other arguments."""
 
     def check(given: Arguments) -> None:
         indices = given.get(name)
@@ -112,7 +112,7 @@ def in_range(name: str, size: Callable[[Arguments], int], lowest: int = 0) -> Ch
 
 
 def as_forward_gives(forward: str, arguments: str, *names: str) -> Check:
-    """Tensors of the shape that the forward op makes of the given arguments, which torch's shape function tells."""
+    """Tensors of the shape that torch's shape function gives for the forward op of these arguments."""
     used = arguments.split()
 
     def check(given: Arguments) -> None:
@@ -126,23 +126,23 @@ def as_forward_gives(forward: str, arguments: str, *names: str) -> Check:
 def _forward_shape(forward: str, values: tuple[Any, ...]) -> tuple[int, ...]:
     namespace, op, overload = forward.split(".")
     function = getattr(getattr(getattr(torch.ops, namespace), op), overload)
-    made = function(*[_without_bytes(value) for value in values])
-    return tuple((made if isinstance(made, torch.Tensor) else made[0]).shape)
+    result = function(*[_as_meta_tensor(value) for value in values])
+    return tuple((result if isinstance(result, torch.Tensor) else result[0]).shape)
 
 
 def _hashable(value: Any) -> Any:
     if isinstance(value, torch.Tensor):
-        return _Tensor(tuple(value.shape), value.dtype)
+        return _ShapeAndDtype(tuple(value.shape), value.dtype)
     return tuple(value) if isinstance(value, list) else value
 
 
-def _without_bytes(value: Any) -> Any:
-    if isinstance(value, _Tensor):
+def _as_meta_tensor(value: Any) -> Any:
+    if isinstance(value, _ShapeAndDtype):
         return torch.empty(value.shape, dtype=value.dtype, device="meta")
     return list(value) if isinstance(value, tuple) else value
 
 
-class _Tensor(NamedTuple):
+class _ShapeAndDtype(NamedTuple):
     shape: tuple[int, ...]
     dtype: torch.dtype
 
@@ -154,7 +154,7 @@ def require_shape(given: Arguments, names: Sequence[str], expected: Sequence[int
 
 
 def compact(*names: str) -> Check:
-    """Kernels that count on tensors without gaps or repetitions get such copies. Formats without gaps stay."""
+    """For kernels that assume tensors without gaps or overlaps: copies of other tensors, in the same memory format."""
 
     def check(given: Arguments) -> dict[str, Any]:
         return {
@@ -165,8 +165,8 @@ def compact(*names: str) -> Check:
 
 
 def contiguous(*names: str) -> Check:
-    """Kernels that count on row-major tensors get such copies, in which dims of one element have row-major strides too:
-    some kernels choose by them what they give."""
+    """For kernels that assume row-major tensors: row-major copies, with row-major strides also in dims of size 1,
+    because the results of some kernels depend on these."""
 
     def check(given: Arguments) -> dict[str, Any]:
         return {name: row_major(given[name]) for name in names if given.get(name) is not None}
@@ -183,7 +183,7 @@ def has_gaps(tensor: torch.Tensor) -> bool:
 
 
 def dense(*names: str) -> Check:
-    """Tensors that are written to, by kernels that count on memory without gaps or repetitions."""
+    """Contiguous tensors, for kernels that write to them and assume memory without gaps."""
 
     def check(given: Arguments) -> None:
         for name in names:
@@ -193,12 +193,12 @@ def dense(*names: str) -> Check:
     return check
 
 
-def length(name: str, *numbers: int) -> Check:
-    """A list of so many numbers, or of as many as one of several."""
+def length(name: str, *lengths: int) -> Check:
+    """A list with one of the given lengths."""
 
     def check(given: Arguments) -> None:
-        if len(given[name]) not in numbers:
-            wanted = " or ".join([str(number) for number in numbers])
+        if len(given[name]) not in lengths:
+            wanted = " or ".join([str(each) for each in lengths])
             raise ValueError(f"{name} has {len(given[name])} numbers, but must have {wanted}")
 
     return check

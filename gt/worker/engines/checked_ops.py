@@ -1,9 +1,9 @@
-"""What must hold of the arguments of some ops before torch is called.
+"""The ops whose kernels trust their arguments, and the checks that run before them.
 
-Most of torch's kernels compare their arguments with each other, and raise. Those in `CHECKS` do not, or not all of
-them: with an index out of range, or with tensors whose sizes do not belong together, they read and write memory that
-is not theirs, and end the process. Torch has the checks elsewhere (in the function that the user calls, in autograd),
-where a client need not pass. `make crash-detector` finds such ops.
+Most of torch's kernels compare their arguments with each other, and raise. Those in `CHECKS` do not compare all of
+them: with an index out of range, or with tensors whose sizes do not match, they read and write foreign memory and crash
+the process. Torch has these checks elsewhere (in the function that the user calls, in autograd), which a client may
+bypass. `make crash-detector` finds such ops.
 
 A check of sizes costs microseconds. A check of values reads an index tensor once more; on CUDA it also waits for the
 device, where the alternative is an assertion of a kernel that makes the whole context unusable.
@@ -13,8 +13,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from typing import Any
-
-import torch
 
 from gt.worker.engines import family_checks as family
 from gt.worker.engines.argument_checks import (
@@ -29,15 +27,16 @@ from gt.worker.engines.argument_checks import (
     same_shape,
     shapes,
 )
+from gt.worker.engines.torch_private import find_schema
 
-# Ops and their checks. The name of an op stands for its overloads and its in-place variant; with the overload's name
-# it stands for that one.
+# Ops and their checks. The name of an op stands for all its overloads and its in-place variant; a name with an overload
+# stands for that one only.
 _BATCH_NORM = (
     shapes("input: N C ...; weight: C; bias: C; running_mean: C; running_var: C"),
-    family.has_statistics,
+    family.has_running_statistics,
     compact("weight", "bias"),
 )
-_BATCH_NORM_EVALUATED = (*_BATCH_NORM, lambda given: family.has_statistics({**given, "training": False}))
+_BATCH_NORM_EVALUATED = (*_BATCH_NORM, lambda given: family.has_running_statistics({**given, "training": False}))
 _BATCH_NORM_GRADIENT = (
     *_BATCH_NORM,
     same_shape("input", "grad_out"),
@@ -76,7 +75,7 @@ CHECKS: dict[str, tuple[Check, ...]] = {
     "_native_batch_norm_legit_functional": _BATCH_NORM,
     "_native_batch_norm_legit_no_training": (
         *_BATCH_NORM,
-        lambda given: family.has_statistics({**given, "training": False}),
+        lambda given: family.has_running_statistics({**given, "training": False}),
     ),
     "native_batch_norm": _BATCH_NORM,
     "native_batch_norm_backward": _BATCH_NORM_GRADIENT,
@@ -144,11 +143,11 @@ CHECKS: dict[str, tuple[Check, ...]] = {
     "avg_pool3d_backward": _pool_gradient("aten.avg_pool3d.default", _AVG_POOL, 3),
     "grid_sampler_2d_backward": (
         as_forward_gives("aten.grid_sampler_2d.default", _GRID, "grad_output"),
-        family.grid_is_a_number,
+        family.grid_has_no_nan,
     ),
     "grid_sampler_3d_backward": (
         as_forward_gives("aten.grid_sampler_3d.default", _GRID, "grad_output"),
-        family.grid_is_a_number,
+        family.grid_has_no_nan,
     ),
     **{
         f"{kind}_pad{spatial}d_backward": _pad_gradient(kind, spatial)
@@ -162,7 +161,7 @@ CHECKS: dict[str, tuple[Check, ...]] = {
     "multilabel_margin_loss_backward": (
         as_forward_gives("aten.multilabel_margin_loss_forward.default", "self target reduction", "grad_output"),
     ),
-    "nll_loss_backward": (family.valid_class_numbers,),
+    "nll_loss_backward": (family.valid_class_indices,),
     "rrelu_with_noise": (same_shape("self", "noise", "out"), dense("noise")),
     "mkldnn_rnn_layer": (
         family.valid_rnn,
@@ -198,10 +197,10 @@ def has_checks(op: str) -> bool:
 
 
 def checked(op: str, function: Callable[..., Any]) -> Callable[..., Any]:
-    """The function of an op, with the checks of its arguments before it; the function itself where there are none."""
-    namespace, name, overload = op.split(".")
-    schema = torch._C._get_schema(f"{namespace}::{name}", "" if overload == "default" else overload)
-    written = [argument.name for argument in schema.arguments if argument.is_out]
+    """The function of an op with the checks of its arguments before it; the same function where it has none."""
+    _, name, overload = op.split(".")
+    parameters = find_schema(op).arguments
+    written = [parameter.name for parameter in parameters if parameter.is_out]
     plain = name.removesuffix("_")
     checks = (
         *CHECKS.get(plain, ()),
@@ -210,8 +209,8 @@ def checked(op: str, function: Callable[..., Any]) -> Callable[..., Any]:
     )
     if not checks:
         return function
-    names = [argument.name for argument in schema.arguments]
-    defaults = {a.name: a.default_value for a in schema.arguments if a.has_default_value()}
+    names = [parameter.name for parameter in parameters]
+    defaults = {parameter.name: parameter.default_value for parameter in parameters if parameter.has_default_value()}
 
     def run(*args: Any, **kwargs: Any) -> Any:
         given = defaults | dict(zip(names, args, strict=False)) | kwargs

@@ -1,16 +1,15 @@
-"""Constants of a call, compared with the schema of its op when the op is defined.
+"""Compares the constant arguments of a call with the schema of its op, when the op is defined.
 
-Torch takes a plain integer for a dtype, a layout or a memory format without comparing it with those there are, and
-nothing for a tensor that an op cannot do without. Either ends the process in some ops.
+Torch takes any integer for a dtype, a layout or a memory format, and None for a required tensor. Either crashes the
+process in some ops.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-import torch
-
 from gt.core.signatures import Arg, DType, MemoryFormat, TorchLayout
+from gt.worker.engines.torch_private import find_schema
 
 _KINDS = {
     "ScalarType": (DType, "a dtype"),
@@ -20,11 +19,10 @@ _KINDS = {
 
 
 def check_constants(op: str, args: Sequence[Arg], kwargs: Mapping[str, Arg]) -> None:
-    """Raise TypeError for an argument that is none of what the op takes in its place."""
-    namespace, name, overload = op.split(".")
-    schema = torch._C._get_schema(f"{namespace}::{name}", "" if overload == "default" else overload)
-    given = dict(zip([argument.name for argument in schema.arguments], args, strict=False)) | dict(kwargs)
-    for argument in schema.arguments:
+    """Raise TypeError for an argument of a type that the schema does not allow."""
+    parameters = find_schema(op).arguments
+    given = dict(zip([parameter.name for parameter in parameters], args, strict=False)) | dict(kwargs)
+    for argument in parameters:
         if argument.name in given:
             _check(f"{op}: {argument.name}", str(argument.real_type), given[argument.name])
 

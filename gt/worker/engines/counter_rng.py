@@ -1,8 +1,8 @@
-"""Random bits that are a function of a key and of an element's place in the whole tensor.
+"""Random bits as a function of a key and of an element's index in the whole tensor.
 
 Element i has the bits mix(start + i * step), where start and step belong to the key: SplitMix64 (Steele, Lea and Flood
-2014, with Stafford's mix13), read at any place. So a worker that holds a part of a tensor makes just that part of what
-the whole would be. Plain tensor code: every device gives the same bits.
+2014, with Stafford's mix13), evaluated at any index. So a worker that holds a part of a tensor makes only that part of
+the whole. Plain tensor code: every device gives the same bits.
 """
 
 from __future__ import annotations
@@ -17,16 +17,16 @@ _GOLDEN = 0x9E3779B97F4A7C15
 _ALTERNATING = 0xAAAAAAAAAAAAAAAA
 
 ROUNDS = ((30, 0xBF58476D1CE4E5B9), (27, 0x94D049BB133111EB), (31, 1))
-"""What mixes 64 bits: fold them by a shift, then multiply."""
+"""The rounds of mixing 64 bits: (shift to fold by, factor to multiply with)."""
 
-# Elements at a time. On a CPU the memory in use is to stay in the caches, and a share of 2**15 is the least that torch
-# gives a thread; elsewhere it is only to be bounded.
+# Elements computed at a time. On a CPU they should fit into the caches, and torch gives a thread at least 2**15;
+# elsewhere only the memory is bounded.
 _SHARE_OF_A_THREAD = 1 << 16
 _SHARE_OF_A_DEVICE = 1 << 22
 
 
 class Region(NamedTuple):
-    """The whole tensor's shape, and the part of it that is made here: (start, stop) per dim."""
+    """A part of a whole tensor: the whole shape, and (start, stop) per dim."""
 
     shape: tuple[int, ...]
     box: tuple[tuple[int, int], ...]
@@ -36,8 +36,8 @@ class Region(NamedTuple):
         return tuple([stop - start for start, stop in self.box])
 
     def walk(self) -> tuple[int, list[tuple[int, int]]]:
-        """The flat index of the first element, and (count, stride) of the dims from there on, major to minor. Dims that
-        are one run of indices are joined: a part of whole rows is a single one."""
+        """The flat index of the first element, and (count, stride) of each dim, major to minor. Dims whose elements
+        follow each other are joined: a part that consists of whole rows has a single dim."""
         first, stride, dims = 0, 1, [(1, 1)]
         for size, (start, stop) in zip(reversed(self.shape), reversed(self.box), strict=True):
             first += start * stride
@@ -57,32 +57,32 @@ def whole(shape: tuple[int, ...]) -> Region:
 
 
 class Distribution(NamedTuple):
-    """A distribution: `write(words, real, out)` makes numbers of signed integers that have `width` random bits. All are
-    flat, and `real` is float64 memory to work in."""
+    """A distribution: `write(words, real, out)` computes `out` from signed integers of `width` random bits. All three
+    are flat, and `real` is float64 scratch memory."""
 
     width: int
     write: Callable[[torch.Tensor, torch.Tensor, torch.Tensor], object]
 
 
-def fill(key: int, region: Region | None, target: torch.Tensor, law: Distribution) -> torch.Tensor:
-    """Write a region's numbers into a tensor of its size, in row-major order whatever the strides."""
+def fill(key: int, region: Region | None, target: torch.Tensor, distribution: Distribution) -> torch.Tensor:
+    """Write the random numbers of a region to a tensor of its size, in row-major order whatever its strides."""
     region = region or whole(tuple(target.shape))
     assert region.size == target.shape, f"{region} is not of the size {tuple(target.shape)}"
     if target.is_complex():
         pairs = Region((*region.shape, 2), (*region.box, (0, 2)))
-        fill(key, pairs, torch.view_as_real(target), law)
+        fill(key, pairs, torch.view_as_real(target), distribution)
         return target
     out = target if target.is_contiguous() else torch.empty(target.shape, dtype=target.dtype, device=target.device)
     flat = out.view(-1)
-    for place, words, spare in _pieces(key, region, target.device):
-        _mix_(words, spare, law.width)
-        law.write(words, spare.view(torch.float64), flat[place])
+    for piece, words, spare in _pieces(key, region, target.device):
+        _mix_(words, spare, distribution.width)
+        distribution.write(words, spare.view(torch.float64), flat[piece])
     return target if out is target else target.copy_(out)
 
 
 def key_words(key: int) -> tuple[int, int]:
-    """(start, step) of a key. If all had one step, two keys could give the same numbers some distance apart. A step
-    whose bits seldom change is avoided, as SplittableRandom does."""
+    """(start, step) of a key. With the same step for all keys, two keys could give the same numbers some distance
+    apart. A step whose bits seldom change is avoided, as in SplittableRandom."""
     start, step = mix(key + _GOLDEN), mix(key + 2 * _GOLDEN) | 1
     return start, step if (step ^ (step >> 1)).bit_count() >= 24 else step ^ _ALTERNATING
 
@@ -95,18 +95,19 @@ def mix(word: int) -> int:
 
 
 def _mix_(words: torch.Tensor, spare: torch.Tensor, width: int) -> None:
-    """The first `width` bits of `mix`, as signed integers. int64 has no shift that brings in zeros, hence the masks."""
+    """The first `width` bits of `mix`, as signed integers. int64 has no logical right shift, hence the masks."""
     for shift, mask, factor in _SCALARS[:-1]:
         words.bitwise_xor_(torch.bitwise_right_shift(words, shift, out=spare).bitwise_and_(mask)).mul_(factor)
     shift, mask, _ = _SCALARS[-1]
-    if width > ROUNDS[-1][0]:  # the bits above its shift stay what they are
+    if width > ROUNDS[-1][0]:  # this round does not change the bits above its shift
         words.bitwise_xor_(torch.bitwise_right_shift(words, shift, out=spare).bitwise_and_(mask))
     if width < 64:
         words.bitwise_right_shift_(64 - width)
 
 
 def _pieces(key: int, region: Region, device: torch.device) -> Iterator[tuple[slice, torch.Tensor, torch.Tensor]]:
-    """start + index * step of a region's elements: (where they go, the counters, spare memory), piece by piece."""
+    """The counters `start + index * step` of a region's elements in pieces: (slice of the flat region, counters,
+    scratch memory)."""
     start, step = key_words(key)
     first, (*outer, (width, stride)) = region.walk()
     start += first * step
@@ -133,11 +134,11 @@ def _multiples(count: int, factor: int, device: torch.device) -> torch.Tensor:
 
 
 def _signed(word: int) -> int:
-    """64 bits as torch's int64 has them."""
+    """64 bits as a signed integer."""
     return ((word + (1 << 63)) & ((1 << 64) - 1)) - (1 << 63)
 
 
-# As tensors, which spares torch making them of numbers: 0.7 us each.
+# Tensors, because torch takes 0.7 us to convert each number.
 _SCALARS = [
     tuple([torch.tensor(_signed(number)) for number in (shift, (1 << (64 - shift)) - 1, factor)])
     for shift, factor in ROUNDS

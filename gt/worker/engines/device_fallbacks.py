@@ -1,6 +1,6 @@
-"""Ops that torch names for the CPU, in terms of ops that every device has.
+"""Ops that only torch's CPU backend has, made of ops that every device has.
 
-A handle says "cpu", so torch picks CPU-flavoured kernels for it. A worker on another device runs these instead.
+The client's handles say "cpu", so torch picks CPU-only ops for them. A worker on another device runs these instead.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ def attention_backward(
 
 
 def _wide(tensor: torch.Tensor) -> torch.Tensor:
-    """Half types are computed with in float32, as the CPU's kernels do, and so is their log-sum-exp."""
+    """Half types are computed in float32, as in the CPU's kernels, and so is their log-sum-exp."""
     return tensor.float() if tensor.dtype in (torch.float16, torch.bfloat16) else tensor
 
 
@@ -120,7 +120,7 @@ def lstm_layer_backward(
     reverse: bool,
     *_: Any,
 ) -> tuple[torch.Tensor, ...]:
-    """Gradients of the seven inputs, by running the layer again with gradients recorded."""
+    """Gradients of the seven inputs, by running the layer again in grad mode."""
     with torch.inference_mode(False), torch.enable_grad():
         given = (input, weight_ih, weight_hh, bias_ih, bias_hh, hidden, cell)
         leaves = [tensor.clone().requires_grad_() for tensor in given]
@@ -131,7 +131,7 @@ def lstm_layer_backward(
         return torch.autograd.grad([r for r, _ in pairs], leaves, [g for _, g in pairs])
 
 
-PORTABLE: dict[str, Callable[..., Any]] = {
+DEVICE_FALLBACKS: dict[str, Callable[..., Any]] = {
     "aten._scaled_dot_product_flash_attention_for_cpu.default": attention,
     "aten._scaled_dot_product_flash_attention_for_cpu_backward.default": attention_backward,
     "aten.mkldnn_rnn_layer.default": lstm_layer,

@@ -1,4 +1,4 @@
-"""What the executor asks of an engine."""
+"""The interface of engines, which hold and compute the tensors of a worker."""
 
 from __future__ import annotations
 
@@ -17,52 +17,52 @@ Buffer: TypeAlias = memoryview | bytes | bytearray
 
 
 class Engine(Protocol):
-    """`restrided` counts the tensors that a kernel gave with other strides than those that the client was told. Where
-    it `checks`, geometry is compared after every op and move; `is_reference`: its kernels are those of torch on the
-    CPU, whose strides the client tells its user."""
+    """`restrided` counts the results that had other strides than the client was told. With `checks_geometry`, geometry
+    is compared after every op and move. `is_torch_cpu` says whether ops run in torch's CPU kernels, whose strides
+    clients expect."""
 
     device: str
-    checks: bool
-    is_reference: bool
+    checks_geometry: bool
+    is_torch_cpu: bool
     restrided: int
 
     def isolated(self) -> AbstractContextManager[None]:
-        """Commands run inside this: nothing of the surrounding program (modes, autocast, grad) may leak in."""
+        """A context for running commands, without the modes, autocast and grad mode of the surrounding program."""
 
     def resolve(self, op: str) -> Callable[..., Any]:
-        """The function of an op name, which runs where numbers without a dtype become float32. Raises
-        NotImplementedError with the name where the engine lacks the op, or refuses it."""
+        """The function of an op, with float32 as default dtype. Raises NotImplementedError with the op's name where the
+        engine lacks or refuses it."""
 
     def check_constants(self, op: str, args: Sequence[Arg], kwargs: Mapping[str, Arg]) -> None:
-        """Raise TypeError where an argument is of no kind that the op takes in its place."""
+        """Raise TypeError for a constant argument of a type that the op does not take."""
 
     def shortcut(self, op: str, values: Sequence[Value]) -> Callable[..., Any]:
-        """The quickest function that does an op for tensors like these and nothing else, in their order."""
+        """The fastest function of an op whose only arguments are tensors like `values`, in this order."""
 
     def literal(self, arg: Arg) -> Any:
-        """A constant argument as the engine's functions take it."""
+        """A constant argument of a signature as the engine's functions take it."""
 
     def seeded(self, op: str, function: Callable[..., Any], region: Region | None) -> Callable[..., Any]:
-        """A random op as a function of its key and its arguments. With a region it makes that part of the whole, from
-        the arguments of the part; only elementwise ops can."""
+        """A random op as a function of its key and its arguments. With a `region` it computes that part of the whole
+        result, from arguments of the part's size; only elementwise ops can."""
 
-    def with_floating(self, dtype: str, function: Callable[..., Any]) -> Callable[..., Any]:
-        """The same function where numbers without a dtype become this one."""
+    def with_default_dtype(self, dtype: str, function: Callable[..., Any]) -> Callable[..., Any]:
+        """The same function with another default dtype."""
 
-    def settle(self, value: Value) -> Value:
-        """A result as it can be kept: with no lazy conjugation or negation."""
+    def without_lazy_bits(self, value: Value) -> Value:
+        """The tensor with lazy conjugation and negation carried out, so that it can be stored."""
 
     def with_strides(self, value: Value, stride: tuple[int, ...]) -> Value:
-        """The tensor with these strides: itself where it has them, otherwise in new memory. Counted in `restrided`."""
+        """The tensor itself where it has these strides, otherwise a copy, counted in `restrided`."""
 
     def resizable(self, value: Value) -> Value:
-        """The tensor itself where its memory can grow, otherwise a copy: ops with `out=` may want more of it."""
+        """The tensor itself where its memory can grow, otherwise a copy: ops with `out=` may resize it."""
 
-    def view_step(self, step: ViewStep) -> Callable[[Value], Value]:
-        """A view op as a function of its tensor; a copy where the strides here do not allow a view."""
+    def make_view(self, step: ViewStep) -> Callable[[Value], Value]:
+        """A view op as a function of its tensor. Where the tensor's strides do not allow a view, it returns a copy."""
 
     def write_through(self, base: Value, view: Callable[[Value], Value], value: Value) -> None:
-        """Write `value` into the view of `base`, although `view` cannot alias `base` here."""
+        """Write `value` to the elements of `base` that `view` selects, where `view` returns a copy."""
 
     def is_tensor(self, value: Any) -> bool: ...
 
@@ -73,26 +73,26 @@ class Engine(Protocol):
     def nbytes(self, value: Value) -> int: ...
 
     def from_buffer(self, buffer: Buffer, meta: TensorMeta, owned: bool) -> Value:
-        """A tensor with these elements, which follow each other in the order of its strides: over the buffer itself
-        where that is `owned` and writable, otherwise a copy."""
+        """A tensor of the elements in a buffer, which are in the order of the tensor's strides: over the buffer's
+        memory where that is `owned` and writable, otherwise a copy."""
 
     def read_into(self, value: Value, target: memoryview) -> None:
-        """Copy the bytes, in row-major order, to host memory."""
+        """Copy the tensor's bytes to host memory, in row-major order."""
 
     def flat(self, value: Value) -> Value:
-        """The elements of a tensor without gaps in the order in which they lie in memory, over that memory."""
+        """A flat view of a tensor without gaps, in the order of its memory."""
 
     def bytes_of(self, value: Value) -> Value:
-        """The memory of a tensor without gaps as a flat tensor of uint8."""
+        """A flat uint8 view of the memory of a tensor without gaps."""
 
     def empty(self, meta: TensorMeta) -> Value:
-        """Memory with the strides of a tensor."""
+        """An uninitialized tensor with the shape, strides and dtype of a meta."""
 
     def copy(self, value: Value) -> Value:
-        """The same value in memory of its own, with the same strides."""
+        """A copy with the same strides."""
 
     def synchronize(self) -> None:
-        """Wait until the device has done what was asked of it."""
+        """Wait until the device has finished all work."""
 
     def supports_distributed(self) -> bool: ...
 

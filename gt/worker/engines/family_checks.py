@@ -1,4 +1,4 @@
-"""Checks that belong to one family of ops, such as pooling, attention or fused optimizers."""
+"""Checks of single families of ops, such as pooling, attention or fused optimizers."""
 
 from __future__ import annotations
 
@@ -30,14 +30,14 @@ def dims_exist(given: Arguments) -> None:
         raise ValueError(f"dim {list(given['dim'])} has the same dim twice")
 
 
-def has_statistics(given: Arguments) -> None:
+def has_running_statistics(given: Arguments) -> None:
     training = given.get("training", given.get("train", True))
     if not training and (given.get("running_mean") is None or given.get("running_var") is None):
         raise ValueError("running_mean and running_var are needed where training is False")
 
 
 def saved_statistics(given: Arguments) -> None:
-    """In training, statistics of the batch were saved; otherwise the running ones are used, and none are saved."""
+    """Statistics of the batch, which the forward op saves in training only."""
     channels = given["input"].shape[1]
     for name in {"save_mean", "save_invstd", "save_var"} & set(given):
         saved = given[name]
@@ -46,18 +46,18 @@ def saved_statistics(given: Arguments) -> None:
 
 
 def valid_ctc(given: Arguments) -> None:
-    """Targets are class numbers as far as `target_lengths` says; what is behind that is padding, and never read."""
+    """Targets are class indices up to `target_lengths`; the rest is padding, which is never read."""
     steps, batch, classes = given["log_probs"].shape
-    targets, lengths = given["targets"], _numbers(given["target_lengths"])
-    if len(lengths) != batch or len(_numbers(given["input_lengths"])) != batch:
+    targets, lengths = given["targets"], _as_list(given["target_lengths"])
+    if len(lengths) != batch or len(_as_list(given["input_lengths"])) != batch:
         raise ValueError(f"input_lengths and target_lengths must have a number for each of the {batch} rows")
     in_range("input_lengths", lambda _: steps + 1)(given)
     longest = targets.shape[1] if targets.dim() == 2 else targets.numel()
     in_range("target_lengths", lambda _: longest + 1)(given)
     if targets.dim() == 2:
         require_shape(given, ("targets",), (batch, longest), "it has a row for each one of log_probs")
-        places = torch.arange(longest, device=targets.device)
-        used = targets[places < torch.tensor(lengths, device=targets.device).unsqueeze(1)]
+        positions = torch.arange(longest, device=targets.device)
+        used = targets[positions < torch.tensor(lengths, device=targets.device).unsqueeze(1)]
     elif targets.dim() == 1 and sum(lengths) == longest:
         used = targets
     else:
@@ -68,18 +68,18 @@ def valid_ctc(given: Arguments) -> None:
 
 def valid_ctc_backward(given: Arguments) -> None:
     steps, batch, _ = given["log_probs"].shape
-    lengths = _numbers(given["target_lengths"])
-    places = 2 * max(lengths, default=0) + 1
-    require_shape(given, ("log_alpha",), (batch, steps, places), "the forward op gives that")
+    lengths = _as_list(given["target_lengths"])
+    positions = 2 * max(lengths, default=0) + 1
+    require_shape(given, ("log_alpha",), (batch, steps, positions), "the forward op gives that")
     require_shape(given, ("grad", "neg_log_likelihood"), (batch,), "one number for each row")
 
 
-def _numbers(value: Any) -> list[int]:
+def _as_list(value: Any) -> list[int]:
     return [int(number) for number in value.reshape(-1).tolist()] if isinstance(value, torch.Tensor) else list(value)
 
 
 def valid_fused_step(given: Arguments) -> None:
-    """Lists that belong together have as many tensors; empty ones are those that the settings make unnecessary."""
+    """Lists of equal lengths, except those that the settings make unnecessary, which are empty."""
     number = len(given["self"])
     needed = {"grads", "exp_avgs", "exp_avg_sqs", "state_sums", "state_steps"} & set(given)
     needed |= {"max_exp_avg_sqs"} if given.get("amsgrad") else set()
@@ -94,8 +94,8 @@ def valid_fused_step(given: Arguments) -> None:
 
 
 def same_strides(given: Arguments) -> dict[str, Any]:
-    """Fused steps walk through the memory of all tensors of a parameter at once. A gradient that lies otherwise is
-    copied; the state of the optimizer is written to, so it cannot be."""
+    """Fused steps walk through the memory of a parameter, its gradient and its state at once, so these need equal
+    strides. A gradient with other strides is copied; the state is written to, so it cannot be."""
     for name in ("self", "exp_avgs", "exp_avg_sqs", "max_exp_avg_sqs", "state_sums", "momentum_buffer_list"):
         for tensor, parameter in zip(listed(given.get(name)), given["self"], strict=False):
             if tensor.stride() != parameter.stride() or has_gaps(tensor):
@@ -124,7 +124,7 @@ def same_length(given: Arguments) -> None:
 
 
 def last_dims_contiguous(*names: str) -> Check:
-    """Attention reads the rows of its inputs as memory without gaps, whatever their other strides."""
+    """For attention, which assumes that the last dim of its inputs has stride 1: contiguous copies of other tensors."""
 
     def check(given: Arguments) -> dict[str, Any]:
         return {name: given[name].contiguous() for name in names if given[name].stride(-1) != 1}
@@ -157,7 +157,7 @@ def valid_attention_backward(given: Arguments) -> None:
 
 
 def valid_segments(given: Arguments) -> None:
-    """Segments that are in `data`: no negative lengths, offsets that ascend, an end that is not behind the last row."""
+    """Segments inside of `data`: no negative lengths, ascending offsets, no end after the last row."""
     data, axis = given["data"], given["axis"]
     segments = given["lengths"] if given.get("lengths") is not None else given.get("offsets")
     if segments is None or not 0 <= axis < data.dim() or segments.dim() != axis + 1:
@@ -181,7 +181,7 @@ def valid_segments_backward(given: Arguments) -> None:
 
 
 def pooled(spatial: int) -> Check:
-    """The gradient of pooling `spatial` dims: indices into each plane of `self`, one for each number of the result."""
+    """For the gradient of pooling over `spatial` dims: an index into a plane of `self` per element of the result."""
 
     def check(given: Arguments) -> None:
         same_shape("grad_output", "indices")(given)
@@ -203,10 +203,10 @@ def pooled(spatial: int) -> Check:
     return check
 
 
-def grid_is_a_number(given: Arguments) -> None:
-    """Outside of the input, paddings other than zeros move a place to the border, which a nan has no side of."""
+def grid_has_no_nan(given: Arguments) -> None:
+    """Paddings other than zeros clip coordinates to the border, which does not work for nan."""
     if given["padding_mode"] != 0 and bool(given["grid"].isnan().any()):
-        raise ValueError("grid contains nan, which is at no place of the input")
+        raise ValueError("grid contains nan, which is no coordinate of the input")
 
 
 def valid_unfold_gradient(given: Arguments) -> None:
@@ -236,14 +236,14 @@ def valid_group_norm(given: Arguments) -> None:
     require_shape(given, ("mean", "rstd"), (batch, groups), "one number for each group")
 
 
-def valid_class_numbers(given: Arguments) -> None:
-    """Targets are class numbers or `ignore_index`."""
+def valid_class_indices(given: Arguments) -> None:
+    """Targets are class indices or `ignore_index`."""
     target, ignored = given["target"], given["ignore_index"]
     in_range("target", lambda _: given["self"].shape[-1])({"target": target[target != ignored]})
 
 
 def valid_pivots(given: Arguments) -> None:
-    """Rows are counted from 1. Negative numbers are of 2 x 2 blocks, so they come in pairs."""
+    """Row numbers from 1 on. Negative ones stand for 2 x 2 blocks, so they come in pairs."""
     factors, pivots = given["LD"], given["pivots"]
     size = factors.shape[-1] if factors.dim() >= 2 else 0
     if factors.dim() < 2 or factors.shape[-2] != size or pivots.shape != factors.shape[:-1]:
@@ -268,7 +268,7 @@ def is_finite(given: Arguments) -> None:
 
 
 def quotient_exists(given: Arguments) -> None:
-    """The processor traps where the lowest integer is divided by -1: the quotient is not in the dtype's range."""
+    """The processor traps where the lowest integer is divided by -1, because the quotient is out of range."""
     dividend, divisor = given["self"], given["other"]
     if given["rounding_mode"] != "trunc" or dividend.dtype.is_floating_point or dividend.dtype not in _LOWEST:
         return
@@ -307,8 +307,8 @@ def result_has_strides(given: Arguments) -> None:
 
 
 def scales_fit(given: Arguments) -> None:
-    """Antialiasing looks at the rows of the input that the scale says, wherever the input ends: the middle of the last
-    row of the result must lie in the input."""
+    """Antialiasing computes from the scale which rows of the input it reads, without comparing them with the size: the
+    middle of the last row of the result must be inside of the input."""
     sizes = given["self"].shape[-2:]
     for name, before, after in zip(("scales_h", "scales_w"), sizes, given["output_size"], strict=True):
         scale = given.get(name)
@@ -320,7 +320,7 @@ def valid_weight_norm(given: Arguments) -> None:
     vector, dim = given["v"], given["dim"]
     if not vector.numel() or dim not in (0, vector.dim() - 1):
         raise ValueError(f"v of shape {list(vector.shape)} has no norms over all dims but {dim}")
-    expected = [size if place == dim else 1 for place, size in enumerate(vector.shape)]
+    expected = [size if dim_index == dim else 1 for dim_index, size in enumerate(vector.shape)]
     require_shape(given, ("g",), expected, "one number for each norm of v")
 
 
@@ -345,7 +345,7 @@ def valid_rnn(given: Arguments) -> None:
 
 
 def valid_rnn_gradient(given: Arguments) -> None:
-    """The same with the results of the forward op, whose workspace is bytes in a layout of their own."""
+    """The arguments of the forward op and its results, with a workspace of the size that it gives."""
     names = {"weight0": "weight1", "weight1": "weight2", "weight2": "weight3", "weight3": "weight4", "cx_": "cx_tmp"}
     valid_rnn({**given, **{name: given[here] for name, here in names.items()}})
     gradients = "grad_output: T N H; grad_hy: N H; grad_cy: N H"
@@ -363,7 +363,7 @@ def valid_rnn_gradient(given: Arguments) -> None:
 def _workspace_bytes(
     shape: tuple[int, ...], dtype: torch.dtype, hidden: int, layers: int, reverse: bool, bidirectional: bool
 ) -> int:
-    """Only running the forward op tells how many bytes it leaves for its gradient."""
+    """The size of the forward op's workspace, found by running it."""
     gates = 4 * hidden
     sizes = (shape, (gates, shape[2]), (gates, hidden), (gates,), (gates,), (shape[1], hidden), (shape[1], hidden))
     with torch.inference_mode(False), torch.enable_grad():

@@ -1,4 +1,4 @@
-"""The reference engine: the core ops in NumPy, on the CPU. Small enough to read; slow and incomplete by intent."""
+"""The reference engine: the core ops in NumPy, on the CPU. Written to be read; slow and incomplete."""
 
 from __future__ import annotations
 
@@ -17,30 +17,30 @@ from gt.worker.engines.numpy_random import Draw
 from gt.worker.engines.numpy_types import Array, dtype_named
 from gt.worker.engines.numpy_views import (
     VIEWS,
-    copied_into,
+    array_at,
+    copy_with_strides,
     element_strides,
     empty_strided,
-    owner,
+    memory_owner,
     strided_view,
     with_strides,
-    within,
 )
 
 
 class NumPyEngine:
-    """NumPy computes on the CPU, with as many threads as its BLAS was started with, and new memory is always zero: the
-    arguments change nothing."""
+    """NumPy computes on the CPU, with the threads of its BLAS, and new memory is always zero: `device`, `threads` and
+    `clears` have no effect."""
 
-    is_reference = False
+    is_torch_cpu = False
 
-    def __init__(self, device: str = "", threads: int = 0, checks: bool = False, clears: bool = True) -> None:
+    def __init__(self, device: str = "", threads: int = 0, checks_geometry: bool = False, clears: bool = True) -> None:
         self.device = "cpu"
-        self.checks = checks
+        self.checks_geometry = checks_geometry
         self.restrided = 0
 
     @contextmanager
     def isolated(self) -> Generator[None]:
-        # torch gives inf and nan without a word
+        # torch gives inf and nan without a warning
         with np.errstate(all="ignore"):
             yield
 
@@ -50,7 +50,7 @@ class NumPyEngine:
         return _found(op, OPS)
 
     def check_constants(self, op: str, args: Sequence[Arg], kwargs: Mapping[str, Arg]) -> None:
-        """NumPy's functions raise by themselves."""
+        """NumPy's functions check their arguments."""
 
     def shortcut(self, op: str, values: Sequence[Array]) -> Callable[..., Any]:
         return self.resolve(op)
@@ -69,7 +69,7 @@ class NumPyEngine:
     def seeded(self, op: str, function: Callable[..., Any], region: Region | None) -> Callable[..., Any]:
         return lambda key, *args, **kwargs: function(Draw(key, region), *args, **kwargs)
 
-    def with_floating(self, dtype: str, function: Callable[..., Any]) -> Callable[..., Any]:
+    def with_default_dtype(self, dtype: str, function: Callable[..., Any]) -> Callable[..., Any]:
         raise NotImplementedError(f"the numpy backend has no default dtype but float32, and this op needs {dtype}")
 
     # Values
@@ -77,7 +77,7 @@ class NumPyEngine:
     def is_tensor(self, value: Any) -> bool:
         return isinstance(value, np.ndarray)
 
-    def settle(self, value: Array) -> Array:
+    def without_lazy_bits(self, value: Array) -> Array:
         return value
 
     def with_strides(self, value: Array, stride: tuple[int, ...]) -> Array:
@@ -89,7 +89,7 @@ class NumPyEngine:
     def resizable(self, value: Array) -> Array:
         return value
 
-    def view_step(self, step: ViewStep) -> Callable[[Array], Array]:
+    def make_view(self, step: ViewStep) -> Callable[[Array], Array]:
         args = [self.literal(arg) for arg in step.args]
         kwargs = {name: self.literal(arg) for name, arg in step.kwargs.items()}
         if step.op == "aten.as_strided.default":
@@ -101,11 +101,11 @@ class NumPyEngine:
         return lambda value: function(value, *args, **kwargs)[pick]
 
     def aliases(self, view: Array, base: Array) -> bool:
-        return owner(view) is owner(base)
+        return memory_owner(view) is memory_owner(base)
 
     def write_through(self, base: Array, view: Callable[[Array], Array], value: Array) -> None:
-        places = view(np.arange(base.size).reshape(base.shape))
-        base.flat[places.reshape(-1)] = value.reshape(-1)
+        positions = view(np.arange(base.size).reshape(base.shape))
+        base.flat[positions.reshape(-1)] = value.reshape(-1)
 
     def meta(self, value: Array) -> TensorMeta:
         return TensorMeta(value.shape, element_strides(value), 0, value.dtype.name)
@@ -118,9 +118,9 @@ class NumPyEngine:
             return self.empty(meta)
         memory = np.frombuffer(buffer, dtype_named(meta.dtype))
         if not is_dense(meta.shape, meta.stride):
-            rows = within(memory, meta.shape, dense_strides(meta.shape, meta.stride), 0)
-            return copied_into(meta.stride, rows)
-        return within(memory if owned and memory.flags.writeable else memory.copy(), meta.shape, meta.stride, 0)
+            rows = array_at(memory, meta.shape, dense_strides(meta.shape, meta.stride), 0)
+            return copy_with_strides(meta.stride, rows)
+        return array_at(memory if owned and memory.flags.writeable else memory.copy(), meta.shape, meta.stride, 0)
 
     def read_into(self, value: Array, target: memoryview) -> None:
         if len(target):
@@ -136,10 +136,10 @@ class NumPyEngine:
         return empty_strided(meta.shape, meta.stride, dtype_named(meta.dtype))
 
     def copy(self, value: Array) -> Array:
-        return copied_into(element_strides(value), value)
+        return copy_with_strides(element_strides(value), value)
 
     def synchronize(self) -> None:
-        """NumPy has done its work when it returns."""
+        """NumPy computes synchronously."""
 
     # Collectives
 

@@ -1,4 +1,4 @@
-"""Ops that make arrays. Layouts, devices and memory formats are taken and ignored; empty ones are zero."""
+"""Factory ops, such as `zeros` and `arange`. Layouts, devices and memory formats are ignored; empty arrays are zero."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import numpy as np
 from gt.worker.engines.numpy_types import (
     FLOAT32,
     Array,
-    Kind,
+    NumPyDType,
     Operand,
     cast,
     dtype_of_number,
@@ -22,20 +22,20 @@ from gt.worker.engines.numpy_views import Shape, empty_strided
 Factory: TypeAlias = Callable[..., Array]
 
 
-def _full(size: Shape, value: Operand, dtype: Kind | None = None, **_: object) -> Array:
+def _full(size: Shape, value: Operand, dtype: NumPyDType | None = None, **_: object) -> Array:
     return np.full(size, cast(value, dtype or dtype_of_number(value)))
 
 
-def _full_like(like: Array, value: Operand, dtype: Kind | None = None, **_: object) -> Array:
+def _full_like(like: Array, value: Operand, dtype: NumPyDType | None = None, **_: object) -> Array:
     return np.full_like(like, cast(value, dtype or like.dtype), dtype)
 
 
-def _new_full(like: Array, size: Shape, value: Operand, dtype: Kind | None = None, **_: object) -> Array:
+def _new_full(like: Array, size: Shape, value: Operand, dtype: NumPyDType | None = None, **_: object) -> Array:
     return np.full(size, cast(value, dtype or like.dtype))
 
 
 def _filled_with(value: int) -> tuple[Factory, Factory, Factory]:
-    """The three factories of a constant: by size, like a tensor, and by size with the dtype of a tensor."""
+    """Three factories of a constant: `full`, `full_like` and `new_full`."""
     return (
         lambda size, dtype=FLOAT32, **_: _full(size, value, dtype or FLOAT32),
         lambda like, dtype=None, **_: _full_like(like, value, dtype),
@@ -47,20 +47,20 @@ _zeros, _zeros_like, _new_zeros = _filled_with(0)
 _ones, _ones_like, _new_ones = _filled_with(1)
 
 
-def _empty_strided(size: Shape, strides: Shape, dtype: Kind | None = None, **_: object) -> Array:
+def _empty_strided(size: Shape, strides: Shape, dtype: NumPyDType | None = None, **_: object) -> Array:
     return empty_strided(size, strides, dtype or FLOAT32)
 
 
-def _arange(start: float, end: float, step: float = 1, dtype: Kind | None = None, **_: object) -> Array:
+def _arange(start: float, end: float, step: float = 1, dtype: NumPyDType | None = None, **_: object) -> Array:
     count = math.ceil((end - start) / step)
     return (np.arange(count) * step + start).astype(dtype or promote([dtype_of_number(n) for n in (start, end, step)]))
 
 
-def _eye(rows: int, columns: int | None = None, dtype: Kind | None = None, **_: object) -> Array:
+def _eye(rows: int, columns: int | None = None, dtype: NumPyDType | None = None, **_: object) -> Array:
     return np.eye(rows, columns, dtype=dtype or FLOAT32)
 
 
-def _linspace(start: float, end: float, steps: int, dtype: Kind | None = None, **_: object) -> Array:
+def _linspace(start: float, end: float, steps: int, dtype: NumPyDType | None = None, **_: object) -> Array:
     return np.linspace(start, end, steps).astype(dtype or FLOAT32)
 
 

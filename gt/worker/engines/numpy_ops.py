@@ -1,6 +1,6 @@
-"""Aten ops on arrays: one table from an overload's name to a small function with the same arguments.
+"""Aten ops on arrays: a table from the names of overloads to small functions with the same arguments.
 
-Results never share memory with arguments, and are arrays also where NumPy would give a number. Random ops take a
+Results never share memory with arguments, and are arrays also where NumPy would return a number. Random ops take a
 `Draw` first.
 """
 
@@ -20,9 +20,9 @@ from gt.worker.engines.numpy_types import (
     INT64,
     UINT8,
     Array,
-    Kind,
+    DTypeRule,
+    NumPyDType,
     Operand,
-    Rule,
     cast,
     floating_dtype,
     result_dtype,
@@ -37,8 +37,8 @@ Op: TypeAlias = Callable[..., Any]
 # Elementwise
 
 
-def _elementwise(ufunc: Callable[..., Any], rule: Rule = result_dtype) -> Op:
-    """A function of operands that are first made one dtype by a rule."""
+def _elementwise(ufunc: Callable[..., Any], rule: DTypeRule = result_dtype) -> Op:
+    """A function of operands that are first cast to one dtype, which a rule chooses."""
 
     def run(*operands: Operand) -> Array:
         dtype = rule(*operands)
@@ -48,7 +48,7 @@ def _elementwise(ufunc: Callable[..., Any], rule: Rule = result_dtype) -> Op:
 
 
 def _scaled(ufunc: np.ufunc) -> Op:
-    """`add` and `sub`: the second operand comes with a factor."""
+    """`add` and `sub`, whose second operand has a factor."""
 
     def run(left: Operand, right: Operand, alpha: Operand = 1) -> Array:
         dtype = result_dtype(left, right)
@@ -105,7 +105,7 @@ def _threshold_backward(grad: Array, array: Array, threshold: Operand) -> Array:
 
 
 def _product(left_dims: int, right_dims: int) -> Op:
-    """A matrix product of operands with these numbers of dims; what torch refuses, NumPy might broadcast."""
+    """A matrix product of operands with so many dims. Checked, because NumPy broadcasts where torch raises."""
 
     def run(left: Array, right: Array) -> Array:
         if (left.ndim, right.ndim) != (left_dims, right_dims) or left.shape[:-2] != right.shape[:-2]:
@@ -132,7 +132,7 @@ def _clone(array: Array, memory_format: str | None = None) -> Array:
     return np.array(array, order="C" if memory_format == "contiguous_format" else "K")
 
 
-def _to_copy(array: Array, dtype: Kind | None = None, **_: object) -> Array:
+def _to_copy(array: Array, dtype: NumPyDType | None = None, **_: object) -> Array:
     return array.astype(dtype or array.dtype)
 
 
@@ -151,47 +151,47 @@ def _stack(arrays: Sequence[Array], dim: int = 0) -> Array:
     return np.stack([cast(array, result_dtype(*arrays)) for array in arrays], axis=dim)
 
 
-def _places(indices: Sequence[Array | None]) -> tuple[Array | slice, ...]:
+def _numpy_indices(indices: Sequence[Array | None]) -> tuple[Array | slice, ...]:
     """Indices as NumPy takes them: None is a whole dim, and torch reads uint8 as a mask."""
     masks = [index.astype(BOOL) if index is not None and index.dtype == UINT8 else index for index in indices]
     return tuple([slice(None) if index is None else index for index in masks])
 
 
 def _index(array: Array, indices: Sequence[Array | None]) -> Array:
-    return np.asarray(array[_places(indices)])
+    return np.asarray(array[_numpy_indices(indices)])
 
 
 def _index_put_(target: Array, indices: Sequence[Array | None], values: Array, accumulate: bool = False) -> Array:
     if accumulate:
-        np.add.at(target, _places(indices), values)  # type: ignore[arg-type]
+        np.add.at(target, _numpy_indices(indices), values)  # type: ignore[arg-type]
     else:
-        target[_places(indices)] = values
+        target[_numpy_indices(indices)] = values
     return target
 
 
 def _index_fill_(target: Array, dim: int, index: Array, value: Operand) -> Array:
-    np.moveaxis(target, dim, 0)[_within(index, target.shape[dim])] = cast(value, target.dtype)
+    np.moveaxis(target, dim, 0)[_check_range(index, target.shape[dim])] = cast(value, target.dtype)
     return target
 
 
-def _within(index: Array, size: int) -> Array:
-    """Indices that torch refuses where NumPy would count from the end."""
+def _check_range(index: Array, size: int) -> Array:
+    """Raise for negative indices as torch does, where NumPy would count from the end."""
     if index.size and (index.min() < 0 or index.max() >= size):
         raise IndexError(f"index out of range: found {index.min()} to {index.max()}, of {size}")
     return index
 
 
 def _index_select(array: Array, dim: int, index: Array) -> Array:
-    return np.take(array, np.atleast_1d(_within(index, array.shape[dim])), axis=dim)
+    return np.take(array, np.atleast_1d(_check_range(index, array.shape[dim])), axis=dim)
 
 
 def _gather(array: Array, dim: int, index: Array, sparse_grad: bool = False) -> Array:
     places = [slice(None) if axis == dim % array.ndim else slice(size) for axis, size in enumerate(index.shape)]
-    return np.take_along_axis(array[tuple(places)], _within(index, array.shape[dim]), axis=dim)
+    return np.take_along_axis(array[tuple(places)], _check_range(index, array.shape[dim]), axis=dim)
 
 
 def _embedding(weight: Array, index: Array, *_: object) -> Array:
-    return np.take(weight, _within(index, len(weight)), axis=0)
+    return np.take(weight, _check_range(index, len(weight)), axis=0)
 
 
 def _masked_select(array: Array, mask: Array) -> Array:
@@ -300,7 +300,7 @@ OPS: dict[str, Op] = {
     "aten.embedding.default": _embedding,
     "aten.nonzero.default": lambda array: np.argwhere(array).astype(INT64),
     "aten.masked_select.default": _masked_select,
-    # view ops are commands only where torch's shape function refuses them, and must refuse here too
+    # a view op is a command only where torch's shape function raises, and must raise here too
     **VIEWS,
     "aten.view.default": _view,
 }

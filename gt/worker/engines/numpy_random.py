@@ -1,4 +1,4 @@
-"""Random ops on arrays: the bits of `counter_rng.py` in NumPy, and the same numbers made of them."""
+"""Random ops on arrays: the bits of `counter_rng.py` computed in NumPy, and the same numbers made of them."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ import numpy as np
 import torch
 
 from gt.worker.engines.counter_rng import ROUNDS, Region, key_words, whole
-from gt.worker.engines.numpy_types import FLOAT32, INT64, Array, Kind, cast
+from gt.worker.engines.numpy_types import FLOAT32, INT64, Array, NumPyDType, cast
 from gt.worker.engines.numpy_views import Shape
-from gt.worker.engines.random_ops import judge, judge_permutation
+from gt.worker.engines.random_ops import check_by_torch, check_permutation_by_torch
 
 
 class Draw(NamedTuple):
-    """What a random op takes first: its key, and the part of the whole that it makes."""
+    """The first argument of a random op: its key, and the part of the whole tensor to compute."""
 
     key: int
     region: Region | None
@@ -37,18 +37,18 @@ class Draw(NamedTuple):
 
 
 RandomOp: TypeAlias = Callable[..., Array]
-Fill: TypeAlias = Callable[[Draw, Shape, Kind], Array]
+Sampler: TypeAlias = Callable[[Draw, Shape, NumPyDType], Array]
 
 
-def _judge(method: str, dtype: Kind, *params: float) -> None:
-    judge(method, getattr(torch, dtype.name), params)
+def _check(method: str, dtype: NumPyDType, *params: float) -> None:
+    check_by_torch(method, getattr(torch, dtype.name), params)
 
 
 # Computed in float64
 
 
-def _uniform(draw: Draw, size: Shape, dtype: Kind) -> Array:
-    """In [0, 1): as many bits as the dtype has, so that rounding cannot give 1."""
+def _uniform(draw: Draw, size: Shape, dtype: NumPyDType) -> Array:
+    """Numbers in [0, 1), of as many bits as the dtype has, so that none is rounded to 1."""
     width = np.finfo(dtype).nmant + 1
     return draw.words(size, width) * 2.0**-width + 0.5
 
@@ -56,21 +56,21 @@ def _uniform(draw: Draw, size: Shape, dtype: Kind) -> Array:
 _inverse = np.vectorize(lambda x: math.copysign(NormalDist().inv_cdf((1 - abs(x)) / 2), x), otypes=[np.float64])
 
 
-def _normal(draw: Draw, size: Shape, dtype: Kind) -> Array:
+def _normal(draw: Draw, size: Shape, dtype: NumPyDType) -> Array:
     return np.asarray(_inverse((draw.words(size, 53) + 0.5) * 2.0**-52))
 
 
 # Ops
 
 
-def _drawn(method: str, fill: Fill) -> tuple[RandomOp, RandomOp]:
-    """Two factories of random tensors: by size, and like a tensor."""
+def _drawn(method: str, sample: Sampler) -> tuple[RandomOp, RandomOp]:
+    """Two factories of random tensors, such as `rand` and `rand_like`."""
 
-    def of_size(draw: Draw, size: Shape, dtype: Kind | None = None, **_: object) -> Array:
-        _judge(method, dtype or FLOAT32)
+    def of_size(draw: Draw, size: Shape, dtype: NumPyDType | None = None, **_: object) -> Array:
+        _check(method, dtype or FLOAT32)
         if (dtype or FLOAT32).kind == "c":
             raise NotImplementedError("the numpy backend draws no complex numbers; use the pytorch backend")
-        return cast(fill(draw, size, dtype or FLOAT32), dtype or FLOAT32)
+        return cast(sample(draw, size, dtype or FLOAT32), dtype or FLOAT32)
 
     return of_size, lambda draw, like, dtype=None, **_: of_size(draw, like.shape, dtype or like.dtype)
 
@@ -79,25 +79,25 @@ _rand, _rand_like = _drawn("uniform_", _uniform)
 _randn, _randn_like = _drawn("normal_", _normal)
 
 
-def _randint(draw: Draw, low: int, high: int, size: Shape, dtype: Kind | None = None, **_: object) -> Array:
-    _judge("random_", dtype or INT64, low, high)
+def _randint(draw: Draw, low: int, high: int, size: Shape, dtype: NumPyDType | None = None, **_: object) -> Array:
+    _check("random_", dtype or INT64, low, high)
     words, span = draw.words(size, 64), high - low
     rest = words % span if span < 2**63 else (words.view(np.uint64) % np.uint64(span)).view(np.int64)
     return cast(rest + low, dtype or INT64)
 
 
-def _randint_below(draw: Draw, high: int, size: Shape, dtype: Kind | None = None, **_: object) -> Array:
+def _randint_below(draw: Draw, high: int, size: Shape, dtype: NumPyDType | None = None, **_: object) -> Array:
     return _randint(draw, 0, high, size, dtype)
 
 
-def _randperm(draw: Draw, count: int, dtype: Kind | None = None, **_: object) -> Array:
-    judge_permutation(count, getattr(torch, (dtype or INT64).name))
+def _randperm(draw: Draw, count: int, dtype: NumPyDType | None = None, **_: object) -> Array:
+    check_permutation_by_torch(count, getattr(torch, (dtype or INT64).name))
     ((start, stop),) = (draw.region or whole((count,))).box
     return cast(np.argsort(Draw(draw.key, None).words((count,), 64))[start:stop], dtype or INT64)
 
 
 def _uniform_(draw: Draw, target: Array, low: float = 0.0, high: float = 1.0) -> Array:
-    _judge("uniform_", target.dtype, low, high)
+    _check("uniform_", target.dtype, low, high)
     rounded = cast(high, target.dtype)
     highest = rounded if rounded < high else np.nextafter(rounded, cast(-np.inf, target.dtype))
     numbers = _uniform(draw, target.shape, target.dtype) * (high - low) + low
@@ -106,19 +106,19 @@ def _uniform_(draw: Draw, target: Array, low: float = 0.0, high: float = 1.0) ->
 
 
 def _normal_(draw: Draw, target: Array, mean: float = 0.0, std: float = 1.0) -> Array:
-    _judge("normal_", target.dtype, mean, std)
+    _check("normal_", target.dtype, mean, std)
     np.copyto(target, _normal(draw, target.shape, target.dtype) * std + mean, casting="same_kind")
     return target
 
 
 def _bernoulli(draw: Draw, probability: Array) -> Array:
     for limit in (probability.min(initial=0), probability.max(initial=1)):
-        _judge("bernoulli_", probability.dtype, float(limit))
+        _check("bernoulli_", probability.dtype, float(limit))
     return cast(_uniform(draw, probability.shape, np.dtype(np.float64)) < probability, probability.dtype)
 
 
 def _bernoulli_(draw: Draw, target: Array, probability: float = 0.5) -> Array:
-    _judge("bernoulli_", target.dtype, probability)
+    _check("bernoulli_", target.dtype, probability)
     np.copyto(target, _uniform(draw, target.shape, np.dtype(np.float64)) < probability, casting="unsafe")
     return target
 

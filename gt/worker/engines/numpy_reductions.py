@@ -1,4 +1,4 @@
-"""Reductions on arrays, and the softmaxes made of them."""
+"""Reductions of arrays, and softmaxes."""
 
 from __future__ import annotations
 
@@ -8,14 +8,25 @@ from typing import Any, TypeAlias
 
 import numpy as np
 
-from gt.worker.engines.numpy_types import BOOL, FLOAT16, FLOAT32, UINT8, Array, Kind, cast, category, summed_dtype, wide
+from gt.worker.engines.numpy_types import (
+    BOOL,
+    FLOAT16,
+    FLOAT32,
+    UINT8,
+    Array,
+    NumPyDType,
+    cast,
+    category,
+    summed_dtype,
+    wide,
+)
 
 Reduction: TypeAlias = Callable[..., Any]
 Dims: TypeAlias = int | Sequence[int] | None
 
 
 def _axes(array: Array, dims: Dims) -> tuple[int, ...] | None:
-    """No dims, and any dim of a 0-d tensor, mean all of them."""
+    """NumPy's axes of torch's dims. No dims means all of them, and so does any dim of a 0-d tensor."""
     if dims is None or array.ndim == 0:
         return None
     return (dims,) if isinstance(dims, int) else tuple(dims) or None
@@ -25,17 +36,17 @@ def _count(array: Array, dims: Dims) -> int:
     return math.prod([array.shape[axis] for axis in _axes(array, dims) or range(array.ndim)])
 
 
-def _sum(array: Array, dims: Dims = None, keepdim: bool = False, dtype: Kind | None = None) -> Array:
+def _sum(array: Array, dims: Dims = None, keepdim: bool = False, dtype: NumPyDType | None = None) -> Array:
     dtype = dtype or summed_dtype(array)
     return cast(wide(cast(array, dtype)).sum(_axes(array, dims), keepdims=keepdim), dtype)
 
 
-def _prod(array: Array, dim: Dims = None, keepdim: bool = False, dtype: Kind | None = None) -> Array:
+def _prod(array: Array, dim: Dims = None, keepdim: bool = False, dtype: NumPyDType | None = None) -> Array:
     dtype = dtype or summed_dtype(array)
     return cast(wide(cast(array, dtype)).prod(_axes(array, dim), keepdims=keepdim), dtype)
 
 
-def _mean(array: Array, dims: Dims = None, keepdim: bool = False, dtype: Kind | None = None) -> Array:
+def _mean(array: Array, dims: Dims = None, keepdim: bool = False, dtype: NumPyDType | None = None) -> Array:
     dtype = dtype or array.dtype
     if category(dtype) < category(FLOAT16):
         raise RuntimeError(f"mean(): the dtype must be floating point or complex, not {dtype}; pass dtype=")
@@ -43,7 +54,7 @@ def _mean(array: Array, dims: Dims = None, keepdim: bool = False, dtype: Kind | 
 
 
 def _var(array: Array, dims: Dims = None, correction: float | None = None, keepdim: bool = False) -> Array:
-    # not np.var, which warns about what torch answers with nan
+    # not np.var, which warns where torch returns nan
     if category(array.dtype) < category(FLOAT16):
         raise RuntimeError(f"std and var only support floating point dtypes, not {array.dtype}")
     deviation = wide(array) - _mean(wide(array), dims, keepdim=True)
@@ -100,11 +111,11 @@ def _softmax(array: Array, dim: int, half_to_float: bool = False) -> Array:
     return cast(np.exp(_log_softmax(wide(array), dim)), FLOAT32 if half_to_float else array.dtype)
 
 
-def _softmax_backward(grad: Array, output: Array, dim: int, input_dtype: Kind) -> Array:
+def _softmax_backward(grad: Array, output: Array, dim: int, input_dtype: NumPyDType) -> Array:
     return cast(output * (grad - _sum(grad * output, dim, keepdim=True)), input_dtype)
 
 
-def _log_softmax_backward(grad: Array, output: Array, dim: int, input_dtype: Kind) -> Array:
+def _log_softmax_backward(grad: Array, output: Array, dim: int, input_dtype: NumPyDType) -> Array:
     return cast(grad - np.exp(output) * _sum(grad, dim, keepdim=True), input_dtype)
 
 

@@ -1,4 +1,4 @@
-"""View ops on arrays: the results share memory with their argument wherever the strides allow it."""
+"""View ops on arrays, whose results share memory with their argument where its strides allow that."""
 
 from __future__ import annotations
 
@@ -9,63 +9,62 @@ import numpy as np
 from numpy.lib.stride_tricks import as_strided
 
 from gt.core.meta import span
-from gt.worker.engines.numpy_types import Array, Kind
+from gt.worker.engines.numpy_types import Array, NumPyDType
 
 Shape: TypeAlias = Sequence[int]
-View: TypeAlias = Callable[..., Array | list[Array]]
+ViewOp: TypeAlias = Callable[..., Array | list[Array]]
 
 
 def element_strides(array: Array) -> tuple[int, ...]:
     return tuple([stride // array.itemsize for stride in array.strides])
 
 
-def empty_strided(shape: Shape, strides: Shape, dtype: Kind) -> Array:
+def empty_strided(shape: Shape, strides: Shape, dtype: NumPyDType) -> Array:
     """Zeros, since `as_strided` may show the gaps between the elements."""
-    return within(np.zeros(span(shape, strides), dtype), shape, strides, 0)
+    return array_at(np.zeros(span(shape, strides), dtype), shape, strides, 0)
 
 
-def strided_view(shape: Shape, strides: Shape, offset: int, counted_in: Shape) -> Callable[[Array], Array]:
-    """as_strided on the storage that the client thinks of: one that starts at the tensor and has the given strides."""
+def strided_view(shape: Shape, strides: Shape, offset: int, assumed: Shape) -> Callable[[Array], Array]:
+    """as_strided on the storage that the client assumes: one that starts at the tensor and has strides `assumed`."""
 
     def view(array: Array) -> Array:
-        array = with_strides(array, counted_in)
-        memory = as_strided(array, (span(array.shape, counted_in),), (array.itemsize,))
-        return within(memory, shape, strides, offset)
+        array = with_strides(array, assumed)
+        memory = as_strided(array, (span(array.shape, assumed),), (array.itemsize,))
+        return array_at(memory, shape, strides, offset)
 
     return view
 
 
 def with_strides(array: Array, strides: Shape) -> Array:
-    """An array with these strides: over its own memory where its elements are at the places that they say."""
-    if not _laid_out(array, strides):
-        return copied_into(strides, array)
+    """The array with these strides: over the same memory where they differ in dims of size 1 only, otherwise a copy."""
+    if not _has_strides(array, strides):
+        return copy_with_strides(strides, array)
     return as_strided(array, array.shape, [stride * array.itemsize for stride in strides])
 
 
-def copied_into(strides: Shape, array: Array) -> Array:
-    """A copy of an array in memory with these strides. Elements may share memory there, if they are equal."""
+def copy_with_strides(strides: Shape, array: Array) -> Array:
+    """A copy of an array with these strides, which may let equal elements share memory."""
     target = empty_strided(array.shape, strides, array.dtype)
     np.copyto(target, array)
     return target
 
 
-def _laid_out(array: Array, strides: Shape) -> bool:
-    """Whether an array has these strides, in the dims where they mean something."""
+def _has_strides(array: Array, strides: Shape) -> bool:
+    """Whether an array has these strides in all dims of more than one element."""
     found = zip(array.shape, element_strides(array), strides, strict=True)
     return all(size <= 1 or stride == wanted for size, stride, wanted in found)
 
 
-def within(memory: Array, shape: Shape, strides: Shape, offset: int) -> Array:
-    """Some of a flat piece of memory as an array."""
-    # NumPy's as_strided would read beyond the end
+def array_at(memory: Array, shape: Shape, strides: Shape, offset: int) -> Array:
+    """An array over a part of flat memory. Checked, because NumPy's as_strided reads beyond the end."""
     reach = span(shape, strides)
     if offset < 0 or min(strides, default=0) < 0 or (reach and offset + reach > memory.size):
         raise RuntimeError(f"as_strided({shape}, {strides}, {offset}) is out of bounds of {memory.size} elements")
     return as_strided(memory[offset:], tuple(shape), [stride * memory.itemsize for stride in strides])
 
 
-def owner(array: Array) -> object:
-    """What holds the memory: an array, or the buffer that a tensor arrived in."""
+def memory_owner(array: Array) -> object:
+    """The object that owns the memory: an array, or the buffer that a tensor arrived in."""
     holder: object = array
     while (base := getattr(holder, "base", None)) is not None:
         holder = base
@@ -89,7 +88,7 @@ def _squeeze(array: Array, dims: Shape) -> Array:
 
 
 def _along(array: Array, dim: int, index: int | slice) -> Array:
-    # the ellipsis makes NumPy give a 0-d view, where it would give a number
+    # with the ellipsis NumPy returns a 0-d view, without it a number
     return array[(*[slice(None)] * (dim % array.ndim), index, ...)]
 
 
@@ -106,7 +105,7 @@ def _split(array: Array, size: int, dim: int = 0) -> list[Array]:
 
 
 def _split_with_sizes(array: Array, sizes: Shape, dim: int = 0) -> list[Array]:
-    ends = [sum(sizes[: place + 1]) for place in range(len(sizes))]
+    ends = [sum(sizes[: position + 1]) for position in range(len(sizes))]
     return [_along(array, dim, slice(end - size, end)) for size, end in zip(sizes, ends, strict=True)]
 
 
@@ -114,7 +113,7 @@ def _unbind(array: Array, dim: int = 0) -> list[Array]:
     return [_along(array, dim, index) for index in range(array.shape[dim])]
 
 
-VIEWS: dict[str, View] = {
+VIEWS: dict[str, ViewOp] = {
     "aten.view.default": lambda array, shape: array.reshape(shape),
     "aten._reshape_alias.default": lambda array, shape, strides: array.reshape(shape),
     "aten.view.dtype": lambda array, dtype: array.view(dtype),

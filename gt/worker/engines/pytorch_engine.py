@@ -2,26 +2,34 @@
 
 from __future__ import annotations
 
-import threading
-from collections.abc import Callable, Generator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager
 from typing import Any
 
 import numpy as np
 import torch
 import torch.distributed as dist
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from gt.core.meta import ITEM_BYTES, TensorMeta, dense_strides, is_dense, memory_order, same_places, span
 from gt.core.signatures import Arg, Complex, DType, Input, ListArg, MemoryFormat, TorchLayout, ViewStep, WorkerDevice
 from gt.worker.engines.checked_ops import checked, has_checks
-from gt.worker.engines.cleared_memory import clear, cleared, leaves_memory
+from gt.worker.engines.cleared_memory import clear, cleared, leaves_unwritten
 from gt.worker.engines.constant_checks import check_constants
 from gt.worker.engines.counter_rng import Region
-from gt.worker.engines.device_fallbacks import PORTABLE
+from gt.worker.engines.default_dtype import WithDefaultDtype, may_need_default, without_default_dtype
+from gt.worker.engines.device_fallbacks import DEVICE_FALLBACKS
 from gt.worker.engines.engine import Buffer
 from gt.worker.engines.random_ops import COUNTER_BASED
 from gt.worker.engines.refused_ops import REFUSED
+from gt.worker.engines.torch_private import (
+    Isolation,
+    OpWatcher,
+    find_overload,
+    find_python_function,
+    find_schema,
+    qualified_name,
+    registered_ops,
+)
 from gt.worker.engines.write_back import write_through
 
 _DTYPES = {name: getattr(torch, name) for name in ITEM_BYTES if hasattr(torch, name)}
@@ -33,9 +41,9 @@ _FORMATS = {
     "channels_last": torch.channels_last,
     "channels_last_3d": torch.channels_last_3d,
 }
-_LARGE = 1 << 25  # bytes
+_HUGE_PAGE_BYTES = 1 << 25  # memory of this size is worth huge pages
 
-# They are random where their dropout is not 0, and then they have no sharding rule.
+# Random ops where their dropout is not 0, in which case they have no sharding rule.
 _RANDOM_BY_DROPOUT = {
     "aten._scaled_dot_product_flash_attention_for_cpu.default",
     "aten._scaled_dot_product_flash_attention.default",
@@ -43,123 +51,19 @@ _RANDOM_BY_DROPOUT = {
     "aten._scaled_dot_product_cudnn_attention.default",
 }
 
-# They return what their backward needs only where gradients are recorded, which is never the case on a worker.
+# Ops that return the workspace of their backward only in grad mode, which a worker is never in.
 _GRAD_MODE_MATTERS = {"aten.mkldnn_rnn_layer.default"}
 
 
-def _dispatch_state_of_a_new_thread() -> tuple[Any, Any]:
-    """Torch's thread-local dispatch keys as they are where no mode, autocast or transform is active."""
-    found: list[Any] = []
-
-    def read() -> None:
-        found.extend((torch._C._dispatch_tls_local_include_set(), torch._C._dispatch_tls_local_exclude_set()))
-
-    thread = threading.Thread(target=read)
-    thread.start()
-    thread.join()
-    return found[0], found[1]
-
-
-_CLEAN_INCLUDE, _CLEAN_EXCLUDE = _dispatch_state_of_a_new_thread()
-
-
-class _Floating:
-    """A function that runs where numbers without a dtype become `dtype`.
-
-    Torch has one default dtype for the whole process. An embedded worker shares it with the user's threads, which see
-    any change of it, so it is changed only where it is another one and may matter, and only while the function runs.
-    That is the case for ops that were recorded before the program changed its default and run after that.
-    """
-
-    __slots__ = ("bare", "dtype")
-
-    def __init__(self, bare: Callable[..., Any], dtype: torch.dtype) -> None:
-        self.bare = bare
-        self.dtype = dtype
-
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        if torch.get_default_dtype() is self.dtype or not _may_need_default(args, kwargs):
-            return self.bare(*args, **kwargs)
-        with _default_dtype(self.dtype):
-            return self.bare(*args, **kwargs)
-
-
-def _bare(function: Callable[..., Any]) -> Callable[..., Any]:
-    return function.bare if isinstance(function, _Floating) else function
-
-
-def _may_need_default(args: Sequence[Any], kwargs: Mapping[str, Any]) -> bool:
-    """Torch takes the default dtype where none is given and the tensors suggest none: integers that are divided, for
-    example. Which of these ops do so it does not tell."""
-    if kwargs.get("dtype") is not None:
-        return False
-    dtypes = {tensor.dtype for tensor in _tensors((*args, *kwargs.values()))}
-    return not dtypes or not all(dtype.is_floating_point or dtype.is_complex for dtype in dtypes)
-
-
-def _tensors(values: Sequence[Any]) -> Generator[torch.Tensor]:
-    for value in values:
-        if isinstance(value, torch.Tensor):
-            yield value
-        elif isinstance(value, list | tuple):
-            yield from _tensors(value)
-
-
-@contextmanager
-def _default_dtype(dtype: torch.dtype) -> Generator[None]:
-    usual = torch.get_default_dtype()
-    torch.set_default_dtype(dtype)
-    try:
-        yield
-    finally:
-        if torch.get_default_dtype() is dtype:  # otherwise another thread has set it meanwhile
-            torch.set_default_dtype(usual)
-
-
-class _Isolation(AbstractContextManager[None]):
-    """Torch's thread-local state as in a program that has set none of it. A class, because it is entered for every
-    batch: a generator would take twice as long."""
-
-    def __enter__(self) -> None:
-        # One after the other, and inference mode last: some guards act when they are made, and inference mode changes
-        # the dispatch keys that the first guard has set.
-        self._keys = torch._C._ForceDispatchKeyGuard(_CLEAN_INCLUDE, _CLEAN_EXCLUDE)
-        self._keys.__enter__()
-        self._functions = torch._C.DisableTorchFunction()
-        self._functions.__enter__()
-        self._inference = torch._C._InferenceMode(True)
-        self._inference.__enter__()
-
-    def __exit__(self, *error: object) -> None:
-        for guard in (self._inference, self._functions, self._keys):
-            guard.__exit__(None, None, None)
-
-
-class _Watch(TorchDispatchMode):
-    """Sees which ops run, with what. An argument that is what the schema says anyway is not seen."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.seen: list[tuple[str, tuple[Any, ...]]] = []
-
-    @classmethod
-    def _should_skip_dynamo(cls) -> bool:
-        return False  # otherwise torch imports its compiler, to keep it out
-
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        self.seen.append((str(func), (*args, *(kwargs or {}).items())))
-        return func(*args, **(kwargs or {}))
-
-
 class PyTorchEngine:
-    """`namespaces` are those whose ops may be run; `group` is used by collectives that name none. Where it `clears`,
-    new memory that an op does not write is zero."""
+    """Runs the ops of some `namespaces`. `group` is the process group of collectives that name none. With `clears`, new
+    memory that an op does not write is zero."""
 
     def __init__(
         self,
         device: str = "",
         threads: int = 0,
-        checks: bool = False,
+        checks_geometry: bool = False,
         clears: bool = False,
         namespaces: Sequence[str] = ("aten",),
     ) -> None:
@@ -169,34 +73,32 @@ class PyTorchEngine:
         if threads:
             torch.set_num_threads(threads)
         self.device = str(self._device)
-        self.checks = checks
+        self.checks_geometry = checks_geometry
         self._clears = clears
-        self.is_reference = self._device.type == "cpu"
+        self.is_torch_cpu = self._device.type == "cpu"
         self.restrided = 0
-        self._allowed = frozenset(
-            name for name in torch._C._dispatch_get_all_op_names() if name.partition("::")[0] in namespaces
-        )
+        self._allowed = frozenset(name for name in registered_ops() if name.partition("::")[0] in namespaces)
         self.group: dist.ProcessGroup | None = None
         self._shortcuts: dict[tuple[str, int], Callable[..., Any]] = {}
 
     def isolated(self) -> AbstractContextManager[None]:
-        return _Isolation()
+        return Isolation()
 
     # Ops
 
     def resolve(self, op: str) -> Callable[..., Any]:
-        return _Floating(self._overload(op), torch.float32)
+        return WithDefaultDtype(self._overload(op), torch.float32)
 
     def _overload(self, op: str) -> Callable[..., Any]:
-        qualified, overload = _qualified(op)
+        qualified, overload = qualified_name(op)
         if (f"{qualified}.{overload}" if overload else qualified) not in self._allowed:
             raise NotImplementedError(f"{op} is not an op that this worker may run")
         reason = REFUSED.get(qualified.partition("::")[2]) if qualified.startswith("aten::") else None
         if reason is not None:
             raise NotImplementedError(f"{op} is not an op that this worker may run: {reason}")
-        if self._device.type != "cpu" and op in PORTABLE:
-            return PORTABLE[op]
-        function, _, _ = torch._C._get_operation_overload(qualified, overload)
+        if self._device.type != "cpu" and op in DEVICE_FALLBACKS:
+            return DEVICE_FALLBACKS[op]
+        function = find_overload(op)
         function = checked(op, _in_grad_mode(function) if op in _GRAD_MODE_MATTERS else function)
         return cleared(op, function) if self._clears else function
 
@@ -204,9 +106,9 @@ class PyTorchEngine:
         check_constants(op, args, kwargs)
 
     def shortcut(self, op: str, values: Sequence[torch.Tensor]) -> Callable[..., Any]:
-        """Torch's own Python function of the op's name, where it runs this very overload with these arguments alone (it
-        may have other defaults): it takes two thirds of the time of calling the overload."""
-        if _may_need_default(values, {}):
+        """Torch's Python function of the op's name, which takes two thirds of the time of the overload: where it runs
+        this very overload on these tensors alone (its defaults may be others)."""
+        if may_need_default(values, {}):
             return self.resolve(op)
         key = (op, len(values))
         if key not in self._shortcuts:
@@ -215,17 +117,17 @@ class PyTorchEngine:
 
     def _find_shortcut(self, op: str, values: Sequence[torch.Tensor]) -> Callable[..., Any]:
         function = self._overload(op)
-        named = getattr(torch._C._VariableFunctions, op.split(".")[1], None)
-        wrapped = has_checks(op) or (self._clears and leaves_memory(op))
-        if named is None or op in PORTABLE or op in _GRAD_MODE_MATTERS or wrapped:
+        named = find_python_function(op)
+        wrapped = has_checks(op) or (self._clears and leaves_unwritten(op))
+        if named is None or op in DEVICE_FALLBACKS or op in _GRAD_MODE_MATTERS or wrapped:
             return function
-        with _Watch() as watch:
+        with OpWatcher() as watcher:
             try:
                 named(*values)
             except Exception:  # it takes other arguments than the overload
                 return function
-        same = [(name, list(map(id, given))) for name, given in watch.seen] == [(op, list(map(id, values)))]
-        return named if same else function  # type: ignore[no-any-return]
+        same = [(name, list(map(id, given))) for name, given in watcher.seen] == [(op, list(map(id, values)))]
+        return named if same else function
 
     def literal(self, arg: Arg) -> Any:
         if isinstance(arg, ListArg):
@@ -243,16 +145,15 @@ class PyTorchEngine:
         return arg
 
     def seeded(self, op: str, function: Callable[..., Any], region: Region | None) -> Callable[..., Any]:
-        return _Floating(self._seeded(op, _bare(function), region), torch.float32)
+        return WithDefaultDtype(self._seeded(op, without_default_dtype(function), region), torch.float32)
 
     def _seeded(self, op: str, function: Callable[..., Any], region: Region | None) -> Callable[..., Any]:
         draw = COUNTER_BASED.get(op)
         if draw is not None:
             return lambda key, *args, **kwargs: draw(key, region, *args, **kwargs)
         if region is not None and op not in _RANDOM_BY_DROPOUT:
-            raise NotImplementedError(f"{op} is not counter-based: it cannot make a part of what it makes")
-        schema = torch._C._get_schema(*_qualified(op))
-        if any(argument.name == "generator" for argument in schema.arguments):
+            raise NotImplementedError(f"{op} is not counter-based: it cannot make a part of its result")
+        if any(argument.name == "generator" for argument in find_schema(op).arguments):
             return self._with_generator(function)
         return self._with_seeded_default(function)
 
@@ -273,15 +174,15 @@ class PyTorchEngine:
 
         return run
 
-    def with_floating(self, dtype: str, function: Callable[..., Any]) -> Callable[..., Any]:
-        return _Floating(_bare(function), _DTYPES[dtype])
+    def with_default_dtype(self, dtype: str, function: Callable[..., Any]) -> Callable[..., Any]:
+        return WithDefaultDtype(without_default_dtype(function), _DTYPES[dtype])
 
     # Values
 
     def is_tensor(self, value: Any) -> bool:
         return isinstance(value, torch.Tensor)
 
-    def settle(self, value: torch.Tensor) -> torch.Tensor:
+    def without_lazy_bits(self, value: torch.Tensor) -> torch.Tensor:
         if value.is_conj() or value.is_neg():
             return value.resolve_conj().resolve_neg()
         if value.layout is not torch.strided:
@@ -294,12 +195,12 @@ class PyTorchEngine:
         self.restrided += 1
         if same_places(value.shape, value.stride(), stride):
             return value.as_strided(value.shape, stride)
-        return _copied_into(stride, value)
+        return _copy_with_strides(stride, value)
 
     def resizable(self, value: torch.Tensor) -> torch.Tensor:
         return value if value.untyped_storage().resizable() else self.copy(value)
 
-    def view_step(self, step: ViewStep) -> Callable[[torch.Tensor], torch.Tensor]:
+    def make_view(self, step: ViewStep) -> Callable[[torch.Tensor], torch.Tensor]:
         args = [self.literal(arg) for arg in step.args]
         kwargs = {name: self.literal(arg) for name, arg in step.kwargs.items()}
         if step.op == "aten.as_strided.default":
@@ -334,22 +235,22 @@ class PyTorchEngine:
         flat = torch.frombuffer(source, dtype=_DTYPES[meta.dtype])
         if not is_dense(meta.shape, meta.stride):
             rows = flat.as_strided(meta.shape, dense_strides(meta.shape, meta.stride))
-            return _copied_into(meta.stride, rows.to(self._device))
+            return _copy_with_strides(meta.stride, rows.to(self._device))
         if self._device.type != "cpu":
             return flat.to(self._device, copy=True).as_strided(meta.shape, meta.stride)
         if not owned and writable:
-            flat = flat.clone() if meta.nbytes < _LARGE else self._large(meta).copy_(flat)
+            flat = flat.clone() if meta.nbytes < _HUGE_PAGE_BYTES else self._empty_huge(meta).copy_(flat)
         return flat.as_strided(meta.shape, meta.stride)
 
-    def _large(self, meta: TensorMeta) -> torch.Tensor:
-        """Memory that is worth huge pages, which NumPy asks the system for: with small ones an upload spends three
-        quarters of its time in page faults. Below this size the allocator gives pages again that it had before."""
+    def _empty_huge(self, meta: TensorMeta) -> torch.Tensor:
+        """Memory of huge pages, which NumPy asks the system for: with small pages an upload spends three quarters of
+        its time in page faults. Smaller tensors get pages that the allocator had before."""
         return torch.frombuffer(np.empty(meta.nbytes, np.uint8), dtype=_DTYPES[meta.dtype])
 
     def read_into(self, value: torch.Tensor, target: memoryview) -> None:
         if len(target):
             rows = torch.frombuffer(target, dtype=value.dtype)
-            (rows if value.dim() < 2 else rows.view(value.shape)).copy_(value)  # one number fills the one row
+            (rows if value.dim() < 2 else rows.view(value.shape)).copy_(value)  # a 0-d tensor fills one row
 
     def flat(self, value: torch.Tensor) -> torch.Tensor:
         return value.permute(memory_order(value.stride())).view(-1)
@@ -361,7 +262,7 @@ class PyTorchEngine:
         return torch.empty_strided(meta.shape, meta.stride, dtype=_DTYPES[meta.dtype], device=self._device)
 
     def copy(self, value: torch.Tensor) -> torch.Tensor:
-        return _copied_into(value.stride(), value)
+        return _copy_with_strides(value.stride(), value)
 
     def synchronize(self) -> None:
         if self._device.type == "cuda":
@@ -384,7 +285,7 @@ class PyTorchEngine:
         return parts
 
     def reduce_scatter(self, tensor: torch.Tensor, group: dist.ProcessGroup | None = None) -> torch.Tensor:
-        """The sum over the group, of which this member keeps its part of dim 0 (parts as equal as can be)."""
+        """This member's part of the sum over the group: dim 0 is cut into parts as equal as possible."""
         chosen = self._group(group)
         parts = [part.contiguous() for part in torch.tensor_split(tensor, chosen.size())]
         if len({part.shape for part in parts}) > 1:
@@ -406,7 +307,7 @@ class PyTorchEngine:
 
 
 def _device(name: str) -> torch.device:
-    """A GPU has an index, without which torch cannot make it the current one; "cuda" means the one that is."""
+    """The device of a name; "cuda" is the current GPU, with its index, which torch needs to select it."""
     device = torch.device(name or ("cuda" if torch.cuda.is_available() else "cpu"))
     if device.type == "cuda" and device.index is None:
         return torch.device("cuda", torch.cuda.current_device())
@@ -421,35 +322,27 @@ def _in_grad_mode(function: Callable[..., Any]) -> Callable[..., Any]:
     return run
 
 
-def _copied_into(stride: tuple[int, ...], value: torch.Tensor) -> torch.Tensor:
-    """A copy of a tensor in memory with these strides. Elements may share memory there, if they are equal."""
+def _copy_with_strides(stride: tuple[int, ...], value: torch.Tensor) -> torch.Tensor:
+    """A copy of a tensor with these strides, which may let equal elements share memory."""
     shape = value.shape
     target = torch.empty_strided(shape, stride, dtype=value.dtype, device=value.device)
     if is_dense(shape, stride):
         return target.copy_(value)
     clear(target)
     memory = target.as_strided((span(shape, stride),), (1,))
-    places = torch.arange(len(memory), device=value.device).as_strided(shape, stride)
-    memory[places.reshape(-1)] = value.reshape(-1)
+    positions = torch.arange(len(memory), device=value.device).as_strided(shape, stride)
+    memory[positions.reshape(-1)] = value.reshape(-1)
     return target
 
 
 def _strided_view(
-    size: Sequence[int], stride: Sequence[int], offset: int, counted_in: tuple[int, ...]
+    size: Sequence[int], stride: Sequence[int], offset: int, assumed: tuple[int, ...]
 ) -> Callable[[torch.Tensor], torch.Tensor]:
-    """as_strided on the storage that the client thinks of: one that starts at the tensor and has the given strides."""
+    """as_strided on the storage that the client assumes: one that starts at the tensor and has strides `assumed`."""
 
     def view(value: torch.Tensor) -> torch.Tensor:
-        if value.stride() != counted_in:
-            value = _copied_into(counted_in, value)
+        if value.stride() != assumed:
+            value = _copy_with_strides(assumed, value)
         return value.as_strided(size, stride, offset + value.storage_offset())
 
     return view
-
-
-def _qualified(op: str) -> tuple[str, str]:
-    """`aten.add.Tensor` as torch's registry has it; whatever is not of that form is in no registry."""
-    parts = op.split(".")
-    if len(parts) != 3:
-        return op, "is not an overload"
-    return f"{parts[0]}::{parts[1]}", "" if parts[2] == "default" else parts[2]

@@ -1,7 +1,7 @@
-"""Aten's elementwise random ops by counter: functions of a key, of the region to make, and of the op's arguments.
+"""Aten's elementwise random ops as functions of a key, of the region to compute, and of the op's arguments.
 
-Numbers are computed in float64 and rounded once, at the end. So devices and engines differ by what their float64
-functions do, which results of fewer bits hardly ever show.
+Numbers are computed in float64 and rounded once, at the end. So results of devices and engines differ only where their
+float64 functions do, which rounding to shorter floats mostly hides.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import torch
 
 from gt.worker.engines.counter_rng import Distribution, Region, fill, whole
 
-Op: TypeAlias = Callable[..., Any]
+RandomFunction: TypeAlias = Callable[..., Any]
 Params: TypeAlias = tuple[Any, ...]
 
 WIDTHS = {torch.float64: 53, torch.float32: 24, torch.float16: 11, torch.bfloat16: 8}
@@ -26,7 +26,7 @@ WIDTHS = {torch.float64: 53, torch.float32: 24, torch.float16: 11, torch.bfloat1
 
 
 def _uniform(dtype: torch.dtype, low: float = 0.0, high: float = 1.0) -> Distribution:
-    """At least `low` and less than `high`, also when rounded to the dtype."""
+    """Numbers in [low, high), also after rounding to the dtype."""
     width = WIDTHS[dtype.to_real()]
     highest = max(low, _below(high, dtype.to_real()))
 
@@ -47,7 +47,7 @@ def _below(bound: float, dtype: torch.dtype) -> float:
 
 
 def _normal(dtype: torch.dtype, mean: float = 0.0, std: float = 1.0) -> Distribution:
-    """By the inverse of the distribution: one word makes one number, up to 8.3 standard deviations away."""
+    """By the inverse of the distribution function: one number per word, up to 8.3 standard deviations from the mean."""
     scale = std if dtype.is_complex else std * math.sqrt(2)
 
     def write(words: torch.Tensor, real: torch.Tensor, out: torch.Tensor) -> None:
@@ -69,7 +69,7 @@ def _log_normal(dtype: torch.dtype, mean: float = 1.0, std: float = 2.0) -> Dist
 
 
 def _exponential(dtype: torch.dtype, rate: float = 1.0) -> Distribution:
-    """Never 0, as torch promises."""
+    """Never 0, as in torch."""
     least = torch.finfo(dtype).smallest_normal * torch.finfo(dtype).eps
 
     def write(words: torch.Tensor, real: torch.Tensor, out: torch.Tensor) -> None:
@@ -86,7 +86,7 @@ def _geometric(dtype: torch.dtype, p: float) -> Distribution:
 
 
 def _logarithm(words: torch.Tensor, real: torch.Tensor) -> torch.Tensor:
-    """Of numbers strictly between 0 and 1, which 52 bits can say exactly."""
+    """The logarithm of numbers strictly between 0 and 1, which 52 bits represent exactly."""
     return real.copy_(words).add_(0.5).mul_(2.0**-52).add_(0.5).log_()
 
 
@@ -104,11 +104,11 @@ def _bernoulli(dtype: torch.dtype, p: float = 0.5) -> Distribution:
 
 
 def _integers(dtype: torch.dtype, *bounds: int | None) -> Distribution:
-    """Of [0, highest], [0, bound) or [from, to): see `random_`. The remainder of 64 bits, as torch takes it."""
+    """Integers in [0, highest], [0, bound) or [from, to), as in `random_`: the remainder of 64 bits, as in torch."""
     low, high = (0, *bounds)[-2:] if bounds else (0, None)
     assert low is not None
     span = (_highest(dtype, low) + 1 if high is None else high) - low
-    over = span - 2**64  # the words from here to -1 are, without a sign, the span or more
+    over = span - 2**64  # signed words from `over` to -1 are unsigned words of at least `span`
 
     def write(words: torch.Tensor, real: torch.Tensor, out: torch.Tensor) -> None:
         if span < 2**63:
@@ -128,7 +128,7 @@ def _highest(dtype: torch.dtype, low: int) -> int:
     return 1 if dtype is torch.bool else torch.iinfo(dtype).max
 
 
-LAWS: dict[str, Callable[..., Distribution]] = {
+DISTRIBUTIONS: dict[str, Callable[..., Distribution]] = {
     "uniform_": _uniform,
     "normal_": _normal,
     "log_normal_": _log_normal,
@@ -141,17 +141,17 @@ LAWS: dict[str, Callable[..., Distribution]] = {
 
 
 @functools.lru_cache(1024)
-def judge(method: str, dtype: torch.dtype, params: Params) -> None:
-    """Raise what torch raises for such arguments: it is asked for one number, which is thrown away."""
+def check_by_torch(method: str, dtype: torch.dtype, params: Params) -> None:
+    """Raise torch's error for such arguments, by drawing one number with them."""
     getattr(torch.empty(1, dtype=dtype, device="cpu"), method)(*params, generator=torch.Generator())
 
 
 @functools.lru_cache(1024)
-def judge_permutation(count: int, dtype: torch.dtype) -> None:
+def check_permutation_by_torch(count: int, dtype: torch.dtype) -> None:
     torch.randperm(count, dtype=dtype, device="cpu", generator=torch.Generator())
 
 
-# Where the numbers go: the tensor to fill, and what remains as the parameters of the law
+# The arguments of an op as the tensor to fill, and the parameters of the distribution
 
 
 def _target(target: torch.Tensor, *params: Any) -> tuple[torch.Tensor, Params]:
@@ -177,21 +177,21 @@ def _like_below(like: torch.Tensor, high: torch.Tensor, **options: Any) -> tuple
     return _like(like, int(high), **options)
 
 
-def _op(method: str, place: Callable[..., tuple[torch.Tensor, Params]]) -> Op:
+def _op(method: str, make_target: Callable[..., tuple[torch.Tensor, Params]]) -> RandomFunction:
     def run(key: int, region: Region | None, *args: Any, generator: None = None, **kwargs: Any) -> torch.Tensor:
-        target, params = place(*args, **kwargs)
-        judge(method, target.dtype, params)
-        return fill(key, region, target, LAWS[method](target.dtype, *params))
+        target, params = make_target(*args, **kwargs)
+        check_by_torch(method, target.dtype, params)
+        return fill(key, region, target, DISTRIBUTIONS[method](target.dtype, *params))
 
     return run
 
 
-# Ops with a tensor as parameter, and those that are more than their numbers
+# Ops with tensors as parameters, and ops that compute more than random numbers
 
 
-def _bernoulli_by(place: Callable[..., tuple[torch.Tensor, Params]]) -> Op:
+def _bernoulli_by(make_target: Callable[..., tuple[torch.Tensor, Params]]) -> RandomFunction:
     def run(key: int, region: Region | None, *args: Any, generator: None = None, **kwargs: Any) -> torch.Tensor:
-        target, (p,) = place(*args, **kwargs)
+        target, (p,) = make_target(*args, **kwargs)
         limits = torch.stack(p.aminmax()).cpu() if p.numel() else torch.empty(0, dtype=p.dtype)
         torch.empty(limits.shape, dtype=target.dtype).bernoulli_(limits, generator=torch.Generator())
         numbers = torch.empty(target.shape, dtype=torch.float64, device=target.device)
@@ -216,14 +216,14 @@ def _normal_by(
     size = torch.broadcast_tensors(*tensors)[0].shape
     dtype, device = tensors[0].dtype, tensors[0].device
     target = torch.empty(size, dtype=dtype, device=device) if out is None else out.resize_(size)
-    _judge_deviations(std)
-    judge("normal_", target.dtype, ())
+    _check_deviations(std)
+    check_by_torch("normal_", target.dtype, ())
     return fill(key, region, target, _normal(target.dtype)).mul_(std).add_(mean)
 
 
-def _judge_deviations(std: torch.Tensor | float) -> None:
+def _check_deviations(std: torch.Tensor | float) -> None:
     if not isinstance(std, torch.Tensor):
-        judge("normal_", torch.float32, (0.0, std))
+        check_by_torch("normal_", torch.float32, (0.0, std))
     elif std.numel():
         least = std.reshape(-1)[:1] if std.is_complex() else std.min()
         torch.normal(0.0, least.cpu(), generator=torch.Generator())
@@ -234,7 +234,7 @@ def _native_dropout(
 ) -> tuple[torch.Tensor, torch.Tensor]:
     if train is False:
         return input.clone(), torch.ones_like(input, dtype=torch.bool)
-    judge("bernoulli_", torch.bool, (1.0 - p,))
+    check_by_torch("bernoulli_", torch.bool, (1.0 - p,))
     mask = fill(key, region, torch.empty_like(input, dtype=torch.bool), _bernoulli(torch.bool, 1.0 - p))
     return input.mul(mask).mul_(1.0 / (1.0 - p) if p < 1 else 0.0), mask
 
@@ -249,9 +249,9 @@ def _randperm(
     device: torch.device | None = None,
     **_: Any,
 ) -> torch.Tensor:
-    """The order of the bits, which are all different. A part of it needs all of them."""
+    """The argsort of random bits, which are all different. A part of the result needs all bits."""
     wanted, where = (dtype, device) if out is None else (out.dtype, out.device)
-    judge_permutation(count, wanted)
+    check_permutation_by_torch(count, wanted)
     bits = torch.empty(count, dtype=torch.int64, device=where)
     fill(key, None, bits, Distribution(64, lambda words, real, out: out.copy_(words)))
     ((start, stop),) = (region or whole((count,))).box
@@ -259,12 +259,12 @@ def _randperm(
     return order if out is None else out.resize_(order.shape).copy_(order)
 
 
-def _named(op: str, overloads: str, run: Op) -> dict[str, Op]:
+def _named(op: str, overloads: str, run: RandomFunction) -> dict[str, RandomFunction]:
     return {f"aten.{op}.{overload}": run for overload in overloads.split()}
 
 
-def _same_in_all_forms(name: str) -> dict[str, Op]:
-    """In place, as a function, and into `out`."""
+def _same_in_all_forms(name: str) -> dict[str, RandomFunction]:
+    """The in-place, functional and `out` overloads of an op."""
     return {
         f"aten.{name}_.default": _op(f"{name}_", _target),
         f"aten.{name}.default": _op(f"{name}_", _like),
@@ -272,7 +272,7 @@ def _same_in_all_forms(name: str) -> dict[str, Op]:
     }
 
 
-COUNTER_BASED: dict[str, Op] = {
+COUNTER_BASED: dict[str, RandomFunction] = {
     **_same_in_all_forms("uniform"),
     **_same_in_all_forms("exponential"),
     **_same_in_all_forms("geometric"),
@@ -304,4 +304,4 @@ COUNTER_BASED: dict[str, Op] = {
     **_named("native_dropout", "default", _native_dropout),
     **_named("randperm", "default generator out generator_out", _randperm),
 }
-"""By overload. Each takes (key, region, *args, **kwargs)."""
+"""Functions by overload, which take (key, region, *args, **kwargs)."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 _OUT_OF_BOUNDS = "it does not compare its strides with the memory that the tensor has"
-_ADDRESSES = "it gives a tensor whose bytes are a C++ object, addresses included"  # what uses one takes no other tensor
+_ADDRESSES = "it gives a tensor whose bytes are a C++ object, addresses included"  # ops on such tensors take no others
 _PART = "it is a part of another op, which compares the arguments; alone it may read and write outside of memory"
 _SPARSE = "GT holds strided tensors, and it trusts indices that may be outside of memory"
 _QUANTIZED = "GT holds no quantized tensors, and it trusts sizes that may be outside of memory"

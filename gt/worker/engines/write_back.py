@@ -1,4 +1,4 @@
-"""Writes through a view that had to be a copy: what was written to the copy goes to where the view is in its base."""
+"""Writes a value to the elements of a base that a view selects, where the view had to be a copy."""
 
 from __future__ import annotations
 
@@ -8,29 +8,29 @@ import torch
 
 
 def write_through(base: torch.Tensor, view: Callable[[torch.Tensor], torch.Tensor], value: torch.Tensor) -> None:
-    """Where a view is, is told by applying it to a base that holds its own places."""
+    """The positions of the view's elements are found by applying the view to a base that holds its own positions."""
     if base.is_complex():
         _write_through_complex(base, view, value)
         return
-    places = view(torch.arange(base.numel(), device=base.device).reshape(base.shape)).reshape(-1)
+    positions = view(torch.arange(base.numel(), device=base.device).reshape(base.shape)).reshape(-1)
     flat = base.reshape(-1)
-    flat[places] = value.reshape(-1)
+    flat[positions] = value.reshape(-1)
     base.copy_(flat.reshape(base.shape))
 
 
 def _write_through_complex(
     base: torch.Tensor, view: Callable[[torch.Tensor], torch.Tensor], value: torch.Tensor
 ) -> None:
-    """A view may be of the real or the imaginary parts, and of what is conjugated. So both parts of each element are
-    numbered, from one on: in the view of these numbers, a sign says that the view holds the negative of the part."""
+    """A view may select real or imaginary parts, and conjugate. So both parts of each element are numbered from 1 on:
+    in the view of these numbers, a minus sign means that the view holds the negative of the part."""
     numbers = torch.arange(1.0, 2 * base.numel() + 1, dtype=torch.float64, device=base.device)
-    places = _parts(view(torch.view_as_complex(numbers.reshape(*base.shape, 2))))
+    positions = _parts(view(torch.view_as_complex(numbers.reshape(*base.shape, 2))))
     parts = _parts(base).reshape(-1)
-    parts[places.abs().long() - 1] = _parts(value) * places.sign().to(parts.dtype)
+    parts[positions.abs().long() - 1] = _parts(value) * positions.sign().to(parts.dtype)
     base.copy_(torch.view_as_complex(parts.reshape(*base.shape, 2)))
 
 
 def _parts(tensor: torch.Tensor) -> torch.Tensor:
-    """A copy of the real and imaginary parts of complex numbers; real ones as they are."""
+    """A copy of the real and imaginary parts of a complex tensor; a real tensor itself."""
     plain = tensor.resolve_conj().resolve_neg()
     return torch.view_as_real(plain).clone() if plain.is_complex() else plain

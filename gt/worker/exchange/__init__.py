@@ -1,1 +1,22 @@
-"""Tensors between workers: the interface of transports, and the transports."""
+"""Exchanges of tensors between workers. A transport is one file and one line in the table below."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from gt.worker.exchange.interface import Exchange
+from gt.worker.exchange.memory import MemoryExchange
+from gt.worker.exchange.process_groups import GroupExchange
+
+TRANSPORTS: dict[str, Callable[[int, str], Exchange]] = {
+    "memory": lambda worker, device: MemoryExchange(),
+    "process groups": GroupExchange,
+}
+
+
+def make_exchange(transport: str, worker: int, device: str) -> Exchange:
+    """The exchange of a worker that computes on `device`."""
+    return TRANSPORTS[transport](worker, device)
+
+
+__all__ = ["TRANSPORTS", "Exchange", "make_exchange"]

@@ -1,8 +1,8 @@
-"""Tensors on their way to other workers.
+"""Tensors that were sent and may not have arrived.
 
-A sender goes on at once: it must not wait until the receiver has come as far, or the stages of a pipeline run one after
-the other. The bytes stay until they were received. A process group tells that only to who waits for it, so it is asked
-when the answer is known, and when too many bytes are on their way.
+A sender does not wait for its receiver, or the stages of a pipeline would run one after the other. Its buffers stay
+alive until the receiver has them. A process group blocks when it is asked about that, so it is asked only once the
+receiver must have the tensor, or when too many bytes are in flight.
 """
 
 from __future__ import annotations
@@ -16,10 +16,10 @@ import torch
 
 log = logging.getLogger("gt.worker")
 
-IN_FLIGHT = 1 << 27  # bytes that may be on their way
+MAX_IN_FLIGHT = 1 << 27  # bytes
 
 
-class _Parcel(NamedTuple):
+class _Send(NamedTuple):
     peer: int
     works: Sequence[Any]
     buffers: Sequence[torch.Tensor]
@@ -30,45 +30,48 @@ class _Parcel(NamedTuple):
 
 
 class InFlightSends:
-    """`wait` blocks until a work is done, or raises. An error here is not of the tensor that is being exchanged: it is
-    logged, and who receives from a peer that is gone is told by that."""
+    """`wait` blocks until a work of the process group is done, or raises. Such an error is logged only: it belongs to
+    an earlier exchange, and a receive from the same peer fails as well."""
 
-    def __init__(self, wait: Callable[[Any], None], limit: int = IN_FLIGHT) -> None:
+    def __init__(self, wait: Callable[[Any], None], limit: int = MAX_IN_FLIGHT) -> None:
         self.nbytes = 0
         self._wait = wait
         self._limit = limit
-        self._parcels: deque[_Parcel] = deque()
+        self._sends: deque[_Send] = deque()
 
     def __len__(self) -> int:
-        return len(self._parcels)
+        return len(self._sends)
 
     def add(self, peer: int, works: Sequence[Any], buffers: Sequence[torch.Tensor]) -> None:
-        parcel = _Parcel(peer, works, buffers)
-        self._parcels.append(parcel)
-        self.nbytes += parcel.nbytes
+        send = _Send(peer, works, buffers)
+        self._sends.append(send)
+        self.nbytes += send.nbytes
 
-    def make_room(self, nbytes: int) -> None:
-        """Wait for the oldest parcels until so many bytes may be added. Workers exchange in one order, so the receivers
-        come to what was sent before without anything that this worker has yet to do."""
-        while self._parcels and self.nbytes + nbytes > self._limit:
-            self._finish(self._parcels.popleft())
+    def reserve(self, nbytes: int) -> None:
+        """Wait for the oldest sends until so many bytes may be added.
 
-    def confirm(self, peer: int, *, but: int = 0) -> None:
-        """A peer has sent something, which it does after it has received all that it was sent before. The last `but` of
-        that it may not have received: they belong to the same exchange."""
-        received = sum([parcel.peer == peer for parcel in self._parcels]) - but
-        for _ in range(len(self._parcels)):
-            parcel = self._parcels.popleft()
-            if parcel.peer == peer and received > 0:
+        This cannot deadlock: all workers exchange in one order, so a receiver gets to an earlier send without anything
+        that this worker has yet to do.
+        """
+        while self._sends and self.nbytes + nbytes > self._limit:
+            self._finish(self._sends.popleft())
+
+    def confirm(self, peer: int, *, except_last: int = 0) -> None:
+        """A value has come from a peer, which by then has received everything sent to it before. The `except_last`
+        newest sends belong to the same exchange as that value, so the peer may not have them."""
+        received = sum([send.peer == peer for send in self._sends]) - except_last
+        for _ in range(len(self._sends)):
+            send = self._sends.popleft()
+            if send.peer == peer and received > 0:
                 received -= 1
-                self._finish(parcel)
+                self._finish(send)
             else:
-                self._parcels.append(parcel)
+                self._sends.append(send)
 
-    def _finish(self, parcel: _Parcel) -> None:
-        self.nbytes -= parcel.nbytes
+    def _finish(self, send: _Send) -> None:
+        self.nbytes -= send.nbytes
         try:
-            for work in parcel.works:
+            for work in send.works:
                 self._wait(work)
         except Exception as error:
-            log.warning("a tensor did not reach worker %d: %s", parcel.peer, error)
+            log.warning("a tensor did not reach worker %d: %s", send.peer, error)

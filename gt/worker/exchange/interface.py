@@ -1,9 +1,8 @@
-"""How workers exchange tensors: everyone says what it sends and what it expects, and gets what the others sent."""
+"""The interface of transports: the values that a worker sends and receives in one exchange, and who begins it."""
 
 from __future__ import annotations
 
-from collections import deque
-from collections.abc import Generator, Iterable, Mapping
+from collections.abc import Generator, Mapping
 from typing import Any, NamedTuple, Protocol, TypeAlias
 
 from gt.core.meta import TensorMeta
@@ -12,90 +11,53 @@ from gt.worker.failed_value import FailedValue
 
 
 class Swap(NamedTuple):
-    """One step of an exchange, as one of `members` sees it. A failure travels in place of a tensor, so that a receiver
-    never waits for a value that will not come; `sends` says what the receiver expects too."""
+    """One exchange among `members`, as one of them takes part in it.
+
+    `sends` maps each receiver to a value and to the meta that the receiver expects; `receives` maps each sender to the
+    meta of its value. A `FailedValue` is sent in place of a tensor that could not be computed, so that no receiver
+    waits for it.
+    """
 
     members: tuple[int, ...]
     sends: Mapping[int, tuple[TensorMeta, Value | FailedValue]]
     receives: Mapping[int, TensorMeta]
 
 
-Received: TypeAlias = dict[int, "Value | FailedValue"]
-Swapping: TypeAlias = Generator[Swap, Received, Any]
-"""Work that stops where it has to exchange something, and goes on with what it received."""
+ReceivedValues: TypeAlias = dict[int, "Value | FailedValue"]
+"""Values by the worker that sent them."""
+
+Swapping: TypeAlias = Generator[Swap, ReceivedValues, Any]
+"""A computation that yields every exchange it needs, and is resumed with the values received."""
+
+
+class Work(Protocol):
+    """An exchange that has begun."""
+
+    def finish(self) -> ReceivedValues:
+        """Wait for the values that this worker receives. Raises the first error, after all peers were served."""
 
 
 class Exchange(Protocol):
+    """A transport between workers."""
+
+    def begin(self, swap: Swap, engine: Engine) -> Work:
+        """Start to send and to receive. All members begin their exchanges in the same order."""
+
     @property
-    def is_expecting(self) -> bool:
-        """There is no need to say what will be received next."""
+    def can_prefetch(self) -> bool:
+        """Whether `prefetch` has an effect now."""
 
-    def swap(self, swap: Swap, engine: Engine) -> Received: ...
+    def prefetch(self, swap: Swap) -> None:
+        """Start to receive the values of a later swap: the next one in which this worker receives any."""
 
-    def expect(self, swap: Swap) -> None:
-        """Begin to receive for the next exchange in which this worker receives anything."""
-
-    def host_store(self) -> int:
-        """Start the store that process groups meet at; gives its port."""
-
-    def join_store(self, host: str, port: int, worker: int) -> None: ...
-
-    def needs(self, swap: Swap) -> tuple[int, ...]:
-        """The workers without which an exchange fails."""
-
-
-class MemoryExchange:
-    """Between virtual workers of one process, whose work `run_interleaved` runs: there is nothing to wait for."""
-
-    is_expecting = True
-
-    def expect(self, swap: Swap) -> None:
-        """Nothing takes any time."""
-
-    def swap(self, swap: Swap, engine: Engine) -> Received:
-        raise AssertionError("virtual workers exchange tensors where they are pumped")
+    def required_workers(self, swap: Swap) -> tuple[int, ...]:
+        """The workers without which a swap fails."""
 
     def host_store(self) -> int:
-        return 0
+        """Start the store by which workers find each other; returns its port."""
 
     def join_store(self, host: str, port: int, worker: int) -> None:
-        """In one process nothing has to be found."""
+        """Connect to the store that `worker` hosts."""
 
-    def needs(self, swap: Swap) -> tuple[int, ...]:
-        return swap.members
-
-
-def run_interleaved(works: Mapping[int, Swapping]) -> None:
-    """Run the work of several virtual workers until all is done, passing on what they send to one another."""
-    parcels: dict[tuple[int, int], deque[Value | FailedValue]] = {}
-    waiting: dict[int, Swap] = {}
-    for worker, work in works.items():
-        _advance(worker, work, None, waiting, parcels)
-    while waiting:
-        able = [worker for worker, swap in waiting.items() if _has_arrived(worker, swap.receives, parcels)]
-        assert able, f"workers {sorted(waiting)} wait for each other"
-        for worker in able:
-            received = {peer: parcels[peer, worker].popleft() for peer in waiting.pop(worker).receives}
-            _advance(worker, works[worker], received, waiting, parcels)
-
-
-def _has_arrived(
-    worker: int, peers: Iterable[int], parcels: Mapping[tuple[int, int], deque[Value | FailedValue]]
-) -> bool:
-    return all(parcels.get((peer, worker)) for peer in peers)
-
-
-def _advance(
-    worker: int,
-    work: Swapping,
-    received: Received | None,
-    waiting: dict[int, Swap],
-    parcels: dict[tuple[int, int], deque[Value | FailedValue]],
-) -> None:
-    try:
-        swap = next(work) if received is None else work.send(received)
-    except StopIteration:
-        return
-    waiting[worker] = swap
-    for peer, (_, value) in swap.sends.items():
-        parcels.setdefault((worker, peer), deque()).append(value)
+    def leave(self) -> None:
+        """Drop all connections: this worker goes on under another id."""

@@ -1,7 +1,7 @@
-"""What comes next in a batch: the bytes that a later command waits for can come while the ones before it compute.
+"""Finds the next command of a batch that receives a tensor, so that its bytes arrive during the commands before it.
 
-Without this a stage of a pipeline asks for its next activations only when it has nothing else to do, and pays the time
-of the transfer for each of them.
+Without this a stage of a pipeline asks for its next activations only when it has nothing else to do, and waits for
+every transfer.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from gt.worker.programs import ProgramKernel
 
 
 class ReceivePrefetch:
-    """Follows a batch that is being run. Its iterator knows how far that is, so following costs the loop nothing."""
+    """Reads the position in a batch from the batch's iterator, so it costs the loop over the commands nothing."""
 
     def __init__(self) -> None:
         self._commands: Sequence[Command] = ()
@@ -30,23 +30,23 @@ class ReceivePrefetch:
         return self._iterator
 
     def next_receive(self, kernels: Mapping[int, Any]) -> Swap | None:
-        """The first exchange among the commands to come in which this worker receives, each told once. None also where
-        that cannot be known yet."""
+        """The first swap of the commands ahead in which this worker receives; each is returned once. None also where
+        the batch has yet to define an op, or the exchanges of a program are not known before it runs."""
         begun = len(self._commands) - length_hint(self._iterator)
-        for place in range(max(begun, self._searched), len(self._commands)):
-            self._searched = place
-            command = self._commands[place]
+        for position in range(max(begun, self._searched), len(self._commands)):
+            self._searched = position
+            command = self._commands[position]
             if type(command) is not RunOp:
                 continue
             kernel = kernels.get(command.op_id)
             if kernel is None:
-                return None  # the batch defines it before
+                return None
             if isinstance(kernel, ProgramKernel):
                 if kernel.swaps is None:
                     return None
                 for swap in kernel.swaps:
                     if swap.receives:
-                        self._searched = place + 1
+                        self._searched = position + 1
                         return swap
         self._searched = len(self._commands)
         return None

@@ -1,12 +1,12 @@
-"""A worker that several sessions share shows none of them what another one has freed."""
+"""A worker that several sessions share gives none of them memory that another one has written."""
 
 import pytest
 import torch
 
 import gt
 from gt.worker.engines import make_engine
-from gt.worker.engines.cleared_memory import leaves_memory
-from tests.subprocesses import free_port, running, start, wait_for_workers
+from gt.worker.engines.cleared_memory import leaves_unwritten
+from tests.subprocesses import serving
 
 SECRET = 12345.5
 
@@ -14,15 +14,13 @@ SECRET = 12345.5
 @pytest.fixture(scope="module")
 def server():
     """The address of a server with a worker."""
-    port = str(free_port())
-    with running(start("-m", "gt.server", "-p", port), start("-m", "gt.worker", "--threads", "1", "-p", port)):
-        wait_for_workers(port, 1)
+    with serving(1) as port:
         yield f"localhost:{port}"
 
 
 @pytest.fixture
 def worker(server):
-    """This process is connected to a worker that a session before has used and left."""
+    """Connects this process to a worker that an earlier session has used and left."""
     gt.connect(server)
     kept = [gt.full((1000,), SECRET) + 0 for _ in range(200)]
     assert kept[-1][0].item() == SECRET
@@ -99,5 +97,5 @@ def test_gaps_between_elements_are_zero():
 
 @pytest.mark.parametrize("op", ["aten.add.Tensor", "aten.zeros.default", "aten.mm.default"])
 def test_ops_that_write_all_of_their_results_are_not_wrapped(op):
-    assert not leaves_memory(op)
+    assert not leaves_unwritten(op)
     assert type(ENGINE._overload(op)) is type(make_engine("pytorch", "cpu")._overload(op))

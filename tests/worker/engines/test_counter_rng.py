@@ -17,7 +17,7 @@ from gt.core.signatures import Input, ListArg, Signature, ViewStep
 from gt.worker.engines import NumPyEngine, PyTorchEngine, counter_rng
 from gt.worker.engines.counter_rng import Distribution, Region, fill, key_words, mix, whole
 from gt.worker.engines.numpy_random import RANDOM, Draw
-from gt.worker.engines.random_ops import COUNTER_BASED, LAWS, WIDTHS
+from gt.worker.engines.random_ops import COUNTER_BASED, DISTRIBUTIONS, WIDTHS
 from gt.worker.kernels import Kernel
 from tests.subprocesses import ROOT
 
@@ -437,10 +437,10 @@ def test_the_numpy_engine_refuses_bad_arguments():
 
 def at_the_ends(method, dtype, *params):
     """What a law makes of the least and the greatest words."""
-    law = LAWS[method](dtype, *params)
-    words = torch.tensor([-(2 ** (law.width - 1)), -1, 0, 2 ** (law.width - 1) - 1])
+    distribution = DISTRIBUTIONS[method](dtype, *params)
+    words = torch.tensor([-(2 ** (distribution.width - 1)), -1, 0, 2 ** (distribution.width - 1) - 1])
     out = torch.empty(4, dtype=dtype)
-    law.write(words, torch.empty(4, dtype=torch.float64), out)
+    distribution.write(words, torch.empty(4, dtype=torch.float64), out)
     return out.double()
 
 

@@ -1,4 +1,4 @@
-"""What engines promise: the ops they may run, and collectives over real process groups."""
+"""Engines: the ops they may run, default dtypes, shortcuts, and collectives over real process groups."""
 
 import threading
 
@@ -48,7 +48,7 @@ def test_an_op_that_reaches_beyond_its_tensors_is_refused_with_the_reason(op, wh
 
 def test_a_view_cannot_be_made_by_a_refused_op():
     with pytest.raises(NotImplementedError, match="files"):
-        PyTorchEngine().view_step(ViewStep("aten.from_file.default", (), {}))
+        PyTorchEngine().make_view(ViewStep("aten.from_file.default", (), {}))
 
 
 WORDS = {
@@ -79,7 +79,7 @@ def test_a_client_cannot_read_a_file_of_a_worker(tmp_path):
 
 @pytest.fixture
 def a_gpu(monkeypatch):
-    """A machine that seems to have GPUs, of which the second is the current one; gives those that were made current."""
+    """Pretends that the machine has GPUs, of which the second is current; gives the devices that were selected."""
     chosen = []
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "current_device", lambda: 1)
@@ -109,8 +109,8 @@ def test_an_engine_leaves_the_default_dtype_alone_where_it_does_not_matter(defau
         assert torch.get_default_dtype() is torch.float64
         assert engine.resolve("aten.mul.Tensor")(real, 2.5).dtype is torch.float32
         assert engine.resolve("aten.zeros.default")([2], dtype=torch.int8).dtype is torch.int8
-        assert engine.with_floating("float64", engine.resolve("aten.sqrt.default"))(whole).dtype is torch.float64
-        assert engine.view_step(ViewStep("aten.select.int", (0, 1), {}))(whole).item() == 1
+        assert engine.with_default_dtype("float64", engine.resolve("aten.sqrt.default"))(whole).dtype is torch.float64
+        assert engine.make_view(ViewStep("aten.select.int", (0, 1), {}))(whole).item() == 1
 
 
 @pytest.mark.parametrize("recorded", ["float32", "float64", "bfloat16"])
@@ -120,7 +120,7 @@ def test_an_op_runs_with_the_default_dtype_it_was_recorded_with(default_dtype, r
     default_dtype(now)
 
     def run(function, *args):
-        function = function if recorded == "float32" else engine.with_floating(recorded, function)
+        function = function if recorded == "float32" else engine.with_default_dtype(recorded, function)
         return str(function(*args).dtype).removeprefix("torch.")
 
     assert run(engine.resolve("aten.sqrt.default"), whole) == recorded
@@ -132,7 +132,7 @@ def test_an_op_runs_with_the_default_dtype_it_was_recorded_with(default_dtype, r
 
 
 def test_a_default_dtype_that_is_set_while_an_op_runs_stays(default_dtype):
-    PyTorchEngine("cpu").with_floating("float64", lambda: torch.set_default_dtype(torch.bfloat16))()
+    PyTorchEngine("cpu").with_default_dtype("float64", lambda: torch.set_default_dtype(torch.bfloat16))()
     assert torch.get_default_dtype() is torch.bfloat16
 
 

@@ -24,7 +24,7 @@ from gt.worker.engines.numpy_engine import NumPyEngine
 from gt.worker.engines.numpy_ops import OPS
 from gt.worker.engines.numpy_random import RANDOM
 from gt.worker.engines.numpy_types import DTYPES, result_dtype
-from gt.worker.engines.numpy_views import VIEWS, owner
+from gt.worker.engines.numpy_views import VIEWS, memory_owner
 
 
 @contextmanager
@@ -380,7 +380,7 @@ def test_results_share_no_memory(on_numpy: Session) -> None:
         results = [expression(inputs) for expression in CASES.values()]
     on_numpy.synchronize()
     values = on_numpy._channel.executors[0].store.values()  # type: ignore[attr-defined]
-    assert len({id(owner(value)) for value in values}) == len(values) > len(results)
+    assert len({id(memory_owner(value)) for value in values}) == len(values) > len(results)
 
 
 def test_every_name_of_the_table_is_an_aten_overload() -> None:
@@ -552,7 +552,7 @@ def test_views_share_memory(name: str) -> None:
     }.get(name, ())
     pick = 1 if name in ("aten.split.Tensor", "aten.split_with_sizes.default", "aten.unbind.int") else None
     base = np.zeros((2, 3), np.float32)
-    view = engine.view_step(ViewStep(name, args, {}, pick))(base)
+    view = engine.make_view(ViewStep(name, args, {}, pick))(base)
     view[...] = 1
     assert engine.aliases(view, base) and base.any()
 
@@ -560,7 +560,7 @@ def test_views_share_memory(name: str) -> None:
 def test_a_view_of_a_received_buffer_shares_memory() -> None:
     engine, meta = NumPyEngine(), TensorMeta((2, 3), (3, 1), 0, "float32")
     base = engine.from_buffer(bytearray(24), meta, owned=True)
-    assert engine.aliases(engine.view_step(ViewStep("aten.t.default", (), {}))(base), base)
+    assert engine.aliases(engine.make_view(ViewStep("aten.t.default", (), {}))(base), base)
     assert not engine.aliases(base.copy(), base)
     assert not engine.aliases(engine.from_buffer(bytearray(24), meta, owned=True), base)
 
@@ -576,7 +576,7 @@ def test_only_an_owned_buffer_is_kept(owned: bool) -> None:
 
 def test_a_view_that_must_be_a_copy_is_written_through() -> None:
     engine = NumPyEngine()
-    view = engine.view_step(ViewStep("aten.view.default", (ListArg((6,)),), {}))
+    view = engine.make_view(ViewStep("aten.view.default", (ListArg((6,)),), {}))
     base = np.zeros((3, 2), np.float32).T  # the client believes it is contiguous
     assert not engine.aliases(view(base), base)
     engine.write_through(base, view, np.arange(6))
@@ -587,7 +587,7 @@ def test_as_strided_counts_in_the_strides_that_the_client_knows() -> None:
     engine = NumPyEngine()
     step = ViewStep("aten.as_strided.default", (ListArg((2,)), ListArg((2,)), 1), {}, None, (1, 2))
     base = np.arange(6).reshape(2, 3)
-    view = engine.view_step(step)
+    view = engine.make_view(step)
     assert view(base).tolist() == [3, 4]  # the storage with strides (1, 2) is 0 3 1 4 2 5
     engine.write_through(base, view, np.array([30, 40]))
     assert base.tolist() == [[0, 1, 2], [30, 40, 5]]
@@ -596,14 +596,14 @@ def test_as_strided_counts_in_the_strides_that_the_client_knows() -> None:
 def test_as_strided_of_the_storage_itself_shares_memory() -> None:
     engine, base = NumPyEngine(), np.zeros((1, 3))  # any stride will do for a dim of size 1
     step = ViewStep("aten.as_strided.default", (ListArg((2,)), ListArg((2,)), 0), {}, None, (1, 1))
-    assert engine.aliases(engine.view_step(step)(base), base)
+    assert engine.aliases(engine.make_view(step)(base), base)
 
 
 @pytest.mark.parametrize(("size", "stride", "offset"), [(4, 2, 0), (3, 2, 2), (1, 1, 6), (2, 1, -1), (2, -1, 3)])
 def test_as_strided_beyond_the_storage_is_refused(size: int, stride: int, offset: int) -> None:
     step = ViewStep("aten.as_strided.default", (ListArg((size,)), ListArg((stride,)), offset), {}, None, (3, 1))
     with pytest.raises(RuntimeError, match="out of bounds of 6 elements"):
-        NumPyEngine().view_step(step)(np.zeros((2, 3)))
+        NumPyEngine().make_view(step)(np.zeros((2, 3)))
 
 
 def test_bytes_leave_in_row_major_order() -> None:

@@ -1,4 +1,4 @@
-"""Receiving begins early: for the next command of a batch that receives, and for one at a time."""
+"""Receives begin early: for the next command of a batch that receives, one at a time."""
 
 import pytest
 import torch
@@ -81,18 +81,18 @@ def run(code):
     ],
 )
 def test_the_next_that_receives_is_found(codes, found):
-    ahead = ReceivePrefetch()
-    following = ahead.follow([run(code) if code else FreeTensors((own(9),)) for code in codes])
+    prefetch = ReceivePrefetch()
+    following = prefetch.follow([run(code) if code else FreeTensors((own(9),)) for code in codes])
     next(following)
-    assert ahead.next_receive(KERNELS) == found
+    assert prefetch.next_receive(KERNELS) == found
 
 
 def test_each_is_told_once_and_none_that_was_begun():
-    ahead = ReceivePrefetch()
+    prefetch = ReceivePrefetch()
     codes = [GET, TWICE, GET, GET]
     told = []
-    for _ in ahead.follow([run(code) for code in codes]):
-        told.append(ahead.next_receive(KERNELS))
+    for _ in prefetch.follow([run(code) for code in codes]):
+        told.append(prefetch.next_receive(KERNELS))
     assert told == [None, NEXT, NEXT, None]
 
 

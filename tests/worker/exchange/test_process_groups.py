@@ -1,4 +1,4 @@
-"""How workers meet, and by what they are connected. Members are threads with a store between them, as processes are."""
+"""Workers find each other and exchange values. Members are threads that share a store, as processes do."""
 
 import subprocess
 import sys
@@ -15,9 +15,11 @@ from gt.core.messages import Failure
 from gt.core.meta import TensorMeta
 from gt.wire.liveness import start_mark, this_host
 from gt.worker.engines import make_engine
-from gt.worker.exchange import process_groups
+from gt.worker.exchange import process_groups, rendezvous
+from gt.worker.exchange.group_backends import GlooGroup, NcclGroup, can_use_nccl
 from gt.worker.exchange.interface import Swap
-from gt.worker.exchange.process_groups import Gloo, GroupExchange, Member, Nccl, can_use_nccl
+from gt.worker.exchange.process_groups import GroupExchange
+from gt.worker.exchange.rendezvous import Member
 from gt.worker.failed_value import FailedValue
 
 META = TensorMeta((2,), (1,), 0, "float32")
@@ -25,7 +27,7 @@ ENGINE = make_engine("pytorch", "cpu")
 
 
 def exchanges(count):
-    """Those of some workers, which have all joined the store of the first."""
+    """Exchanges of some workers, which have all joined the store of the first."""
     found = [GroupExchange(worker, "cpu") for worker in range(count)]
     port = found[0].host_store()
     for exchange in found:
@@ -34,15 +36,15 @@ def exchanges(count):
 
 
 def give(exchange):
-    """Worker 0 gives worker 1 two numbers."""
+    """Worker 0 sends two numbers to worker 1."""
     if exchange._worker == 0:
-        return exchange.swap(Swap((0, 1), {1: (META, torch.tensor([1.0, 2.0]))}, {}), ENGINE)
-    return exchange.swap(Swap((0, 1), {}, {0: META}), ENGINE)
+        return exchange.begin(Swap((0, 1), {1: (META, torch.tensor([1.0, 2.0]))}, {}), ENGINE).finish()
+    return exchange.begin(Swap((0, 1), {}, {0: META}), ENGINE).finish()
 
 
 def test_the_store_listens_at_the_loopback_interface_only():
     (exchange,) = exchanges(1)
-    port = exchange._hosted.port
+    port = exchange.rendezvous._hosted.port
     listening = [c.laddr.ip for c in psutil.Process().net_connections("inet") if c.laddr.port == port and not c.raddr]
     assert listening == ["127.0.0.1"]
 
@@ -57,8 +59,13 @@ def test_gloo_listens_at_the_loopback_interface_only():
     assert {c.laddr.ip for c in new} == {"127.0.0.1"}
 
 
+def set_connect_timeout(monkeypatch, timeout):
+    for module in (process_groups, rendezvous):
+        monkeypatch.setattr(module, "CONNECT_TIMEOUT", timeout)
+
+
 def test_a_member_may_come_late(monkeypatch):
-    """The first one waits longer than connecting may take."""
+    """The first member waits longer than connecting may take."""
     looks, late = [], threading.Event()
 
     def look(*process):
@@ -67,8 +74,8 @@ def test_a_member_may_come_late(monkeypatch):
             late.set()
         return True
 
-    monkeypatch.setattr(process_groups, "TIMEOUT", timedelta(seconds=1))
-    monkeypatch.setattr(process_groups, "is_running", look)
+    set_connect_timeout(monkeypatch, timedelta(seconds=1))
+    monkeypatch.setattr(rendezvous, "is_running", look)
     first, second = exchanges(2)
     with ThreadPoolExecutor(1) as threads:
         giving = threads.submit(give, first)
@@ -81,7 +88,7 @@ def test_a_member_that_has_ended_is_not_waited_for():
     first, second = exchanges(2)
     with subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE) as process:
         member = Member(this_host(), process.pid, start_mark(process.pid), "")
-        second._store.set("worker 1", process_groups._encoder.encode(member))
+        second.rendezvous._store.set("worker 1", rendezvous._encoder.encode(member))
         with ThreadPoolExecutor(1) as threads:
             giving = threads.submit(give, first)
             process.kill()
@@ -90,14 +97,14 @@ def test_a_member_that_has_ended_is_not_waited_for():
 
 
 def test_a_member_that_never_comes_is_given_up(monkeypatch):
-    monkeypatch.setattr(process_groups, "MEMBER_TIMEOUT", timedelta(milliseconds=10))
+    monkeypatch.setattr(rendezvous, "MEMBER_TIMEOUT", timedelta(milliseconds=10))
     first, _ = exchanges(2)
     with pytest.raises(TimeoutError, match=r"not all of workers \(0, 1\) have come"):
         give(first)
 
 
 def test_members_that_could_not_be_connected_skip_the_same_exchange_and_meet_again(monkeypatch):
-    """Whatever one of them left in the store."""
+    """Keys that one of them left in the store do not matter."""
     pair = exchanges(2)
     connect = pair[0]._connect
 
@@ -107,7 +114,7 @@ def test_members_that_could_not_be_connected_skip_the_same_exchange_and_meet_aga
         raise OSError("no buffer space available")
 
     monkeypatch.setattr(pair[0], "_connect", fail_once)
-    monkeypatch.setattr(process_groups, "TIMEOUT", timedelta(seconds=1))
+    set_connect_timeout(monkeypatch, timedelta(seconds=1))
     with ThreadPoolExecutor(2) as threads:
         for giving in [threads.submit(give, exchange) for exchange in pair]:
             with pytest.raises(RuntimeError, match="worker 0 is not connected .* OSError: no buffer space"):
@@ -131,7 +138,7 @@ def test_nccl_is_used_between_gpus_of_one_worker_each(gpus, can):
 
 
 class FakeNccl:
-    """Notes what is asked of it. Bytes come at the end of what belongs together: the header of a tensor, and ones."""
+    """Records its calls. The end of coalescing fills the buffers: with the header of a tensor, and ones."""
 
     def __init__(self, *_):
         self.calls, self.buffers = [], []
@@ -153,47 +160,47 @@ class FakeNccl:
         self.calls.append(("wait",))
 
 
-def test_what_nccl_does_together_is_waited_for_together():
+def test_sends_and_receives_of_nccl_are_launched_together_and_waited_for_together():
     exchange, group = GroupExchange(0, "cpu"), FakeNccl()
-    exchange._links[0, 1, 2] = Nccl(group, torch.device("cpu"))
-    parcel = (META, torch.zeros(2))
-    received = exchange.swap(Swap((0, 1, 2), {1: parcel, 2: parcel}, {1: META}), ENGINE)
-    together = [("start_coalescing",), ("send", 1, 0), ("send", 2, 0), ("recv", 1, 0), ("end_coalescing",)]
-    assert group.calls == [*together, ("wait",)]
+    exchange.groups[0, 1, 2] = NcclGroup(group, torch.device("cpu"))
+    sent = (META, torch.zeros(2))
+    received = exchange.begin(Swap((0, 1, 2), {1: sent, 2: sent}, {1: META}), ENGINE).finish()
+    coalesced = [("start_coalescing",), ("send", 1, 0), ("send", 2, 0), ("recv", 1, 0), ("end_coalescing",)]
+    assert group.calls == [*coalesced, ("wait",)]
     assert received[1].tolist() == [1.0, 1.0]
-    exchange._sent.confirm(2)
-    assert group.calls == [*together, ("wait",), ("wait",)]
+    exchange.in_flight.confirm(2)
+    assert group.calls == [*coalesced, ("wait",), ("wait",)]
 
 
 def test_a_group_of_gpus_is_connected_when_it_is_made(monkeypatch):
-    """Those with nothing to send or to receive would otherwise never take part."""
+    """Members with nothing to send or to receive would otherwise never take part."""
     monkeypatch.setattr(dist, "ProcessGroupNCCL", FakeNccl, raising=False)
     monkeypatch.setattr(FakeNccl, "Options", type("Options", (), {}), raising=False)
     monkeypatch.setattr(torch.cuda, "set_device", lambda device: None)
     (exchange,) = exchanges(1)
     exchange._device = torch.device("cuda:0")
-    exchange._known[0] = Member(this_host(), 0, "", "GPU-1")
-    link = exchange._link((0,))
-    assert isinstance(link, Nccl)
-    assert link._group.calls == [("eager_connect_single_device", torch.device("cuda:0"))]
+    exchange.rendezvous.members[0] = Member(this_host(), 0, "", "GPU-1")
+    group = exchange.find_group((0,))
+    assert isinstance(group, NcclGroup)
+    assert group._group.calls == [("eager_connect_single_device", torch.device("cuda:0"))]
 
 
 def test_workers_that_share_a_gpu_exchange_through_the_memory_of_the_cpu():
     pair = exchanges(2)
     for exchange in pair:
-        exchange._known = {worker: Member(this_host(), 0, "", "GPU-1") for worker in (0, 1)}
+        exchange.rendezvous.members = {worker: Member(this_host(), 0, "", "GPU-1") for worker in (0, 1)}
         exchange._device = torch.device("cuda:0")
-        exchange._require_running = lambda members: None
+        exchange.rendezvous._require_running = lambda members: None
     with ThreadPoolExecutor(2) as threads:
         received = list(threads.map(give, pair))
     assert received[1][0].tolist() == [1.0, 2.0]
-    assert all(isinstance(exchange._links[0, 1], Gloo) for exchange in pair)
+    assert all(isinstance(exchange.groups[0, 1], GlooGroup) for exchange in pair)
 
 
 def test_a_failure_travels_in_place_of_a_tensor():
-    failing = FailedValue(Failure(0, "aten.mm.default", (), 0, 0, "RuntimeError", "no", ""))
+    failed = FailedValue(Failure(0, "aten.mm.default", (), 0, 0, "RuntimeError", "no", ""))
     first, second = exchanges(2)
     with ThreadPoolExecutor(1) as threads:
-        giving = threads.submit(first.swap, Swap((0, 1), {1: (META, failing)}, {}), ENGINE)
-        assert give(second)[0].failure == failing.failure
+        giving = threads.submit(lambda: first.begin(Swap((0, 1), {1: (META, failed)}, {}), ENGINE).finish())
+        assert give(second)[0].failure == failed.failure
         giving.result(60)

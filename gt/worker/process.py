@@ -1,4 +1,4 @@
-"""The thin loop around the executor: poll, decode, run, send."""
+"""A worker process: joins a server, then receives batches of commands, runs them and sends reports."""
 
 from __future__ import annotations
 
@@ -31,53 +31,54 @@ from gt.wire.links import Link, open_link
 from gt.wire.liveness import is_running, start_mark, this_host
 from gt.worker.engines import make_engine
 from gt.worker.engines.engine import Buffer
-from gt.worker.exchange.process_groups import GroupExchange
-from gt.worker.executor import Executor, Fill
+from gt.worker.exchange import Exchange, make_exchange
+from gt.worker.executor import Executor, WriteBytes
 
 log = logging.getLogger("gt.worker")
-TICK_MS = 500
+POLL_MS = 500
+_TRANSPORT = "process groups"
 _RETRY_SECONDS = 0.1
 _ENDING_SECONDS = 0.5
-_REFUSALS = 3  # after which a worker ends, if they come
+_MAX_REFUSALS = 3  # a worker ends after so many
 _REFUSAL_SECONDS = 60.0  # within this time
 
 
 class _Refusal(ConnectionLost):
-    """The server does not know this worker by the name that it has."""
+    """The server refused a message, because it does not know this worker's connection."""
 
 
-class Worker:
-    """`settings` has what this process was told by the environment."""
+class WorkerProcess:
+    """The connection to the server, and the engine. Everything else is made anew each time the worker joins."""
 
     def __init__(
         self, endpoint: str, backend: str, device: str = "", threads: int = 0, settings: Settings | None = None
     ) -> None:
         settings = settings or Settings()
-        self._share = settings.shared_memory
+        self._shares_memory = settings.shared_memory
         self._keys = keys_directory(settings.keys) if endpoint.startswith("tcp:") else Path()
-        # The dispatcher of local workers is in a program that its user may stop and continue. It is known by its
-        # process whether that is still there.
+        # The dispatcher of local workers is inside a program that its user may stop and continue, so silence says
+        # nothing about it; the end of its process does.
         self._silence = 0.0 if endpoint.startswith("ipc:") else settings.heartbeat_timeout
         self._stopping = False
         self._endpoint = endpoint
         self._link: Link | None = None
-        self._exchange: GroupExchange | None = None
+        self._exchange: Exchange | None = None
         self._commands: Decoder[Command | Refused] = Decoder(Command | Refused)
-        self._refusals: list[float] = []  # when they came
+        self._refusals: list[float] = []  # their times
         self._engine = make_engine(backend, device, threads, clears=True)
         self._server = (0, "")
 
     def run(self) -> None:
-        """Until told to stop, or until the server ends. A worker whose connection is lost, or whose messages are
-        refused, joins again with nothing: the server has given it up."""
+        """Serve until `stop`, or until the server ends. A worker whose connection is lost, or whose messages are
+        refused, joins again without tensors, because the server has given it up."""
         try:
             while not self._stopping:
-                self._live()
+                self._run_once()
         finally:
             self._close()
 
-    def _live(self) -> None:
-        """From joining to the loss of the connection."""
+    def _run_once(self) -> None:
+        """Join the server, and serve until the connection is lost."""
         executor = self._join()
         if executor is None:
             return
@@ -101,18 +102,20 @@ class Worker:
             raise
 
     def _count_refusal(self, refusal: _Refusal) -> None:
-        """Raises ProtocolError for a worker that is refused again and again: joining once more does not help it."""
+        """Raises ProtocolError for a worker that is refused repeatedly: joining once more does not help."""
         now = time.monotonic()
         self._refusals = [*[when for when in self._refusals if when > now - _REFUSAL_SECONDS], now]
-        if len(self._refusals) >= _REFUSALS:
-            raise ProtocolError(f"{refusal}, {_REFUSALS} times within {_REFUSAL_SECONDS:g} s; start the server again")
+        if len(self._refusals) >= _MAX_REFUSALS:
+            raise ProtocolError(
+                f"{refusal}, {_MAX_REFUSALS} times within {_REFUSAL_SECONDS:g} s; start the server again"
+            )
 
     def _serve(self, executor: Executor) -> None:
         assert self._link is not None
         while not self._stopping:
             frames = self._link.receive()
             if frames is not None:
-                self._work(executor, frames)
+                self._run_batch(executor, frames)
             elif self._link.is_lost():
                 raise ConnectionLost("the connection was lost")
             else:
@@ -124,17 +127,17 @@ class Worker:
             self._link.send(frames)
 
     def stop(self) -> None:
-        """End the loop at its next turn; safe to call from a signal handler."""
+        """End the loop after the present batch; safe to call from a signal handler."""
         self._stopping = True
 
     def _join(self) -> Executor | None:
-        """Say hello, however long the server takes to come up. None if this worker was told to stop before that."""
+        """Wait for a server and join it. None if `stop` is called before that."""
         notice = time.monotonic() + 10
         while not self._stopping:
             if time.monotonic() > notice:
                 log.warning("waiting for a server at %s; start one with: python -m gt.server", self._endpoint)
                 notice = time.monotonic() + 60
-            self._link = open_link(self._endpoint, self._keys, TICK_MS, self._silence)
+            self._link = open_link(self._endpoint, self._keys, POLL_MS, self._silence)
             if self._link is None:
                 time.sleep(_RETRY_SECONDS)
                 continue
@@ -145,8 +148,8 @@ class Worker:
         return None
 
     def _greet(self, link: Link) -> Executor | None:
-        """None if the connection is lost before the server has answered."""
-        name, cell = _progress_cell()
+        """Shake hands with the server. None if the connection is lost before it answers."""
+        name, progress = _make_progress()
         hello = Hello(__version__, "worker", this_host(), os.getpid(), self._engine.device, name)
         try:
             link.send(encode([hello]))
@@ -159,21 +162,19 @@ class Worker:
         if isinstance(answer, Refused):
             raise ProtocolError(answer.reason)
         self._server = (answer.pid, start_mark(answer.pid)) if answer.host == this_host() else (0, "")
-        self._exchange = GroupExchange(answer.ident, self._engine.device)
-        executor = Executor(answer.ident, self._engine, self._exchange, self._export, owns_buffers=True)
-        executor.progress = cell
-        return executor
+        self._exchange = make_exchange(_TRANSPORT, answer.ident, self._engine.device)
+        return Executor(answer.ident, self._engine, self._exchange, self._export, owns_buffers=True, progress=progress)
 
-    def _work(self, executor: Executor, frames: Sequence[Frame]) -> None:
+    def _run_batch(self, executor: Executor, frames: Sequence[Frame]) -> None:
         received, payloads = self._commands.decode(frames)
-        if isinstance(received[0], Refused):  # which comes alone
+        if isinstance(received[0], Refused):  # always the only message of its batch
             raise _Refusal(f"the server has refused a message: {received[0].reason}")
         commands = cast(list[Command], received)
         if isinstance(commands[-1], WorkerShutdown):
             commands.pop()
             self.stop()
         created = [command for command in commands if isinstance(command, WorkerCreateTensor)]
-        # lazily: the segments of a client that has left are gone, and that must be the failure of its tensors only
+        # Lazily: the segments of a client that has left are removed, which must fail its tensors only.
         outgoing = executor.run(commands, map(self._bytes, created, payloads))
         if outgoing:
             reports: list[Report] = [report for report, _ in outgoing]
@@ -184,15 +185,15 @@ class Worker:
         segment = command.segment
         return shared_memory.take(segment.name, segment.nbytes) if segment.name else join(payload)
 
-    def _export(self, nbytes: int, sharing: bool, fill: Fill) -> tuple[str, memoryview]:
-        """In memory that the client maps, where it can, where that pays and where there is room."""
-        if sharing and self._share and nbytes >= shared_memory.SHARE_BYTES:
+    def _export(self, nbytes: int, is_shared: bool, write: WriteBytes) -> tuple[str, memoryview]:
+        """Shared memory where the client can map it, the tensor is large enough and a segment can be made."""
+        if is_shared and self._shares_memory and nbytes >= shared_memory.SHARE_BYTES:
             try:
-                return shared_memory.create(nbytes, fill)
+                return shared_memory.create(nbytes, write)
             except OSError as error:
                 log.warning("%d bytes are sent with the message, not shared: %s", nbytes, error)
         data = memoryview(bytearray(nbytes))
-        fill(data)
+        write(data)
         return "", data
 
     def _check_server(self) -> None:
@@ -201,7 +202,7 @@ class Worker:
             raise ServerLost(f"the server at {self._endpoint} (pid {pid}) has ended")
 
     def _require_server(self) -> None:
-        """The connection to a server that ends may be lost a moment before its process is gone."""
+        """Raise ServerLost if the server ends now: its connections may be lost a moment before its process ends."""
         end = time.monotonic() + _ENDING_SECONDS
         while time.monotonic() < end:
             self._check_server()
@@ -217,8 +218,8 @@ def _is_inline(report: Any) -> bool:
     return isinstance(report, Fetched) and not report.segment.name
 
 
-def _progress_cell() -> tuple[str, MutableSequence[int]]:
-    """Where a worker shows what it is at. Without shared memory only it can see that itself."""
+def _make_progress() -> tuple[str, MutableSequence[int]]:
+    """Shared memory that shows the last op begun, and its name. Without shared memory nobody else can see it."""
     try:
         name, cell = shared_memory.create(16)
     except OSError as error:

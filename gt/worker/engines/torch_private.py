@@ -1,0 +1,106 @@
+"""The private parts of torch that engines use. tests/worker/engines/test_torch_private.py tries each of them."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Generator
+from contextlib import AbstractContextManager, contextmanager
+from typing import Any
+
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+
+
+def qualified_name(op: str) -> tuple[str, str]:
+    """`aten.add.Tensor` as ("aten::add", "Tensor"). A name of another form becomes one that no registry has."""
+    parts = op.split(".")
+    if len(parts) != 3:
+        return op, "is not an overload"
+    return f"{parts[0]}::{parts[1]}", "" if parts[2] == "default" else parts[2]
+
+
+def registered_ops() -> list[str]:
+    """The names of all ops and overloads, such as `aten::add.Tensor`."""
+    return torch._C._dispatch_get_all_op_names()  # type: ignore[no-any-return]
+
+
+def find_overload(op: str) -> Callable[..., Any]:
+    """The function of an overload, without the Python wrapper of `torch.ops`, which doubles the cost of a call."""
+    function, _, _ = torch._C._get_operation_overload(*qualified_name(op))
+    return function  # type: ignore[no-any-return]
+
+
+def find_schema(op: str) -> Any:
+    return torch._C._get_schema(*qualified_name(op))
+
+
+def find_python_function(op: str) -> Callable[..., Any] | None:
+    """Torch's Python function of an op's name, such as `torch.add`, without the wrappers of the module `torch`."""
+    return getattr(torch._C._VariableFunctions, op.split(".")[1], None)
+
+
+def storage_identity(tensor: torch.Tensor) -> int:
+    """The same number for tensors that share memory, while one of them is alive."""
+    return tensor.untyped_storage()._cdata  # type: ignore[no-any-return]
+
+
+@contextmanager
+def new_memory_filled() -> Generator[None]:
+    """Torch fills all new memory, that of kernels included, where its algorithms are to be deterministic."""
+    before = torch._C._get_deterministic_algorithms(), torch._C._get_deterministic_algorithms_warn_only()
+    torch._C._set_deterministic_algorithms(True, warn_only=True)
+    try:
+        yield
+    finally:
+        torch._C._set_deterministic_algorithms(before[0], warn_only=before[1])
+
+
+class OpWatcher(TorchDispatchMode):
+    """Notes the ops that run, with their arguments. Arguments that have the defaults of the schema are not seen."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.seen: list[tuple[str, tuple[Any, ...]]] = []
+
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        return False  # otherwise torch imports its compiler, to keep it out
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        self.seen.append((str(func), (*args, *(kwargs or {}).items())))
+        return func(*args, **(kwargs or {}))
+
+
+def _dispatch_keys_of_a_new_thread() -> tuple[Any, Any]:
+    """Torch's thread-local dispatch keys as they are where no mode, autocast or transform is active."""
+    found: list[Any] = []
+
+    def read() -> None:
+        found.extend((torch._C._dispatch_tls_local_include_set(), torch._C._dispatch_tls_local_exclude_set()))
+
+    thread = threading.Thread(target=read)
+    thread.start()
+    thread.join()
+    return found[0], found[1]
+
+
+_CLEAN_INCLUDE, _CLEAN_EXCLUDE = _dispatch_keys_of_a_new_thread()
+
+
+class Isolation(AbstractContextManager[None]):
+    """Torch's thread-local state as in a new thread, and inference mode. Hot path: a class, because it is entered for
+    every batch and a generator would take twice as long."""
+
+    def __enter__(self) -> None:
+        # One after the other, and inference mode last: some guards act when they are made, and inference mode changes
+        # the dispatch keys that the first guard has set.
+        self._keys = torch._C._ForceDispatchKeyGuard(_CLEAN_INCLUDE, _CLEAN_EXCLUDE)
+        self._keys.__enter__()
+        self._functions = torch._C.DisableTorchFunction()
+        self._functions.__enter__()
+        self._inference = torch._C._InferenceMode(True)
+        self._inference.__enter__()
+
+    def __exit__(self, *error: object) -> None:
+        for guard in (self._inference, self._functions, self._keys):
+            guard.__exit__(None, None, None)

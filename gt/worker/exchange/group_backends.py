@@ -1,0 +1,76 @@
+"""Sends and receives of a process group, by Gloo or by NCCL."""
+
+from __future__ import annotations
+
+from collections.abc import Generator, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from datetime import timedelta
+from typing import Any, TypeAlias
+
+import torch
+
+from gt.worker.exchange.torch_private import end_coalescing, start_coalescing
+
+
+class GlooGroup:
+    """A process group whose bytes go through the memory of the CPU."""
+
+    device = torch.device("cpu")
+
+    def __init__(self, group: Any) -> None:
+        self._group = group
+
+    def coalesced(self) -> AbstractContextManager[None]:
+        return nullcontext()
+
+    def send(self, buffer: torch.Tensor, rank: int) -> Any:
+        return self._group.send([buffer], rank, 0)
+
+    def receive(self, buffer: torch.Tensor, rank: int) -> Any:
+        return self._group.recv([buffer], rank, 0)
+
+
+class NcclGroup:
+    """A process group of GPUs. The sends and receives of one exchange are launched together, or they would wait for
+    each other. None has begun before the launch, so the launch is what callers wait for."""
+
+    def __init__(self, group: Any, device: torch.device) -> None:
+        self.device = device
+        self._group = group
+        self._launch = Launch()
+
+    @contextmanager
+    def coalesced(self) -> Generator[None]:
+        launch = self._launch = Launch()
+        start_coalescing(self._group)
+        try:
+            yield
+        finally:
+            launch.work = end_coalescing(self._group)
+
+    def send(self, buffer: torch.Tensor, rank: int) -> Launch:
+        self._group.send([buffer], rank, 0)
+        return self._launch
+
+    def receive(self, buffer: torch.Tensor, rank: int) -> Launch:
+        self._group.recv([buffer], rank, 0)
+        return self._launch
+
+
+class Launch:
+    """The coalesced sends and receives of a group; `work` is set when they are launched."""
+
+    def __init__(self) -> None:
+        self.work: Any = None
+
+    def wait(self, timeout: timedelta) -> None:
+        """The GPU's stream waits and this thread does not, so the timeout is not needed."""
+        self.work.wait()
+
+
+GroupBackend: TypeAlias = GlooGroup | NcclGroup
+
+
+def can_use_nccl(gpus: Sequence[str]) -> bool:
+    """Whether these workers, given by the uuids of their GPUs, have a GPU each: NCCL connects only those."""
+    return all(gpus) and len(set(gpus)) == len(gpus)

@@ -1,0 +1,121 @@
+"""How worker processes find each other: a key-value store that one of them hosts.
+
+The store needs no list of all workers, so workers may come and go.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import socket
+import time
+from collections.abc import Sequence
+from datetime import timedelta
+
+import msgspec
+import torch.distributed as dist
+
+from gt.wire.liveness import is_running, start_mark, this_host
+
+LOOPBACK = "127.0.0.1"  # connections between workers are not authenticated
+CONNECT_TIMEOUT = timedelta(seconds=60)  # for the store to answer, and for members that have met to be connected
+MEMBER_TIMEOUT = timedelta(hours=1)  # for a member: it may have much to compute first, and one that dies is noticed
+LONGEST_PAUSE = 0.05  # seconds between two looks at the store
+_encoder = msgspec.msgpack.Encoder()
+
+
+class Member(msgspec.Struct, array_like=True, frozen=True):
+    """A worker as the others know it: the process, to notice its end, and the uuid of its GPU, or nothing."""
+
+    host: str
+    pid: int
+    mark: str
+    gpu: str
+
+    @property
+    def has_ended(self) -> bool:
+        return self.host == this_host() and not is_running(self.pid, self.mark)
+
+
+_decoder = msgspec.msgpack.Decoder(Member)
+
+
+class Rendezvous:
+    """A worker's connection to the store, which `host` hosts; `members` are the workers found in it so far."""
+
+    def __init__(self, worker: int, gpu: str) -> None:
+        self.host = worker
+        self.members: dict[int, Member] = {}
+        self._worker = worker
+        self._gpu = gpu
+        self._hosted: dist.TCPStore | None = None
+        self._store: dist.Store | None = None
+        self._attempts: dict[tuple[int, ...], int] = {}
+
+    def host_store(self) -> int:
+        with socket.socket() as listening:
+            listening.bind((LOOPBACK, 0))
+            listening.listen()
+            port = int(listening.getsockname()[1])
+            self._hosted = dist.TCPStore(
+                LOOPBACK,
+                port,
+                is_master=True,
+                wait_for_workers=False,
+                timeout=CONNECT_TIMEOUT,
+                master_listen_fd=listening.detach(),  # given only a port, it listens at all interfaces
+            )
+        return port
+
+    def join_store(self, host: str, port: int, worker: int) -> None:
+        self.host = worker
+        store = dist.TCPStore(host, port, is_master=False, wait_for_workers=False, timeout=CONNECT_TIMEOUT)
+        self._store = dist.PrefixStore(f"hosted by {worker}", store)
+        self._attempts.clear()
+        member = Member(this_host(), os.getpid(), start_mark(os.getpid()), self._gpu)
+        self._store.set(f"worker {self._worker}", _encoder.encode(member))
+
+    def leave(self) -> None:
+        """Tell the workers that wait for this one that it will not come."""
+        if self._store is not None:
+            with contextlib.suppress(Exception):  # the store may have ended, and its waiting workers with it
+                self._store.set(f"left {self._worker}", "")
+
+    def new_attempt(self, members: tuple[int, ...]) -> dist.Store:
+        """An empty part of the store: keys that a failed attempt to connect has left would confuse the next one."""
+        assert self._store is not None, "the dispatcher sends the store's address before any transfer"
+        attempt = self._attempts[members] = self._attempts.get(members, 0) + 1
+        return dist.PrefixStore(f"{members} {attempt}", self._store)
+
+    def gather(self, store: dist.Store, members: Sequence[int], stage: str, message: str = "") -> dict[int, str]:
+        """Wait until all members have reached a stage; returns the message of each."""
+        store.set(f"{stage} {self._worker}", message)
+        keys = [f"{stage} {member}" for member in members]
+        pause, end = 0.001, time.monotonic() + MEMBER_TIMEOUT.total_seconds()
+        while not store.check(keys):
+            self._require_running(members)
+            if time.monotonic() > end:
+                raise TimeoutError(
+                    f"not all of workers {tuple(members)} have come to an exchange within {MEMBER_TIMEOUT}"
+                )
+            time.sleep(pause)
+            pause = min(2 * pause, LONGEST_PAUSE)
+        return {member: store.get(key).decode() for member, key in zip(members, keys, strict=True)}
+
+    def _require_running(self, members: Sequence[int]) -> None:
+        assert self._store is not None
+        for worker in members:
+            member = self.find_member(worker)
+            if member is None:
+                continue
+            if member.has_ended or self._store.check([f"left {worker}"]):
+                raise RuntimeError(
+                    f"worker {worker} (pid {member.pid}) has ended or left; workers {tuple(members)} cannot meet"
+                )
+
+    def find_member(self, worker: int) -> Member | None:
+        """None for a worker that has not joined the store yet."""
+        assert self._store is not None
+        if worker not in self.members and self._store.check([f"worker {worker}"]):
+            self.members[worker] = _decoder.decode(self._store.get(f"worker {worker}"))
+        return self.members.get(worker)

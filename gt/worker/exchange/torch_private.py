@@ -1,0 +1,32 @@
+"""The private parts of torch.distributed that workers use. tests/worker/exchange/test_torch_private.py tries each."""
+
+from __future__ import annotations
+
+from datetime import timedelta
+from typing import Any
+
+import torch.distributed as dist
+
+
+def make_gloo_group(store: dist.Store, rank: int, size: int, interface: str, timeout: timedelta) -> Any:
+    """A group that listens at one interface only: a public way to make one listens at all of them."""
+    options = dist.ProcessGroupGloo._Options()
+    options._timeout = timeout
+    options._devices = [dist.ProcessGroupGloo.create_device(hostname=interface)]
+    return dist.ProcessGroupGloo(store, rank, size, options)
+
+
+def make_nccl_group(store: dist.Store, rank: int, size: int, timeout: timedelta) -> Any:
+    options = dist.ProcessGroupNCCL.Options()
+    options._timeout = timeout
+    return dist.ProcessGroupNCCL(store, rank, size, options)
+
+
+def start_coalescing(group: Any) -> None:
+    """Collect the sends and receives that follow, instead of launching each by itself."""
+    group._start_coalescing()
+
+
+def end_coalescing(group: Any) -> Any:
+    """Launch the collected sends and receives; returns the work that is done with the last of them."""
+    return group._end_coalescing()

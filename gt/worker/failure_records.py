@@ -1,0 +1,32 @@
+"""The `Failure` record of a command that raised an exception."""
+
+from __future__ import annotations
+
+import traceback
+from typing import TypeAlias
+
+from gt.core.messages import Failure, QueryOp, RunOp, WorkerCreateTensor, WorkerFetchTensor
+
+_MAX_TEXT = 1 << 16
+Fallible: TypeAlias = RunOp | QueryOp | WorkerCreateTensor | WorkerFetchTensor
+
+
+def make_failure(worker: int, op: str, inputs: tuple[str, ...], command: Fallible, error: Exception) -> Failure:
+    """`inputs` describes the tensors of the op."""
+    text = "".join(traceback.format_exception(error))[-_MAX_TEXT:]
+    kind, message = type(error).__name__, str(error)[:_MAX_TEXT]
+    site = 0 if isinstance(command, WorkerFetchTensor) else command.site
+    return Failure(worker, op, inputs, site, origin_of(command), kind, message, text)
+
+
+def missing_output(worker: int, op: str, command: RunOp) -> Failure:
+    """The failure of reading an output for which the op returned no tensor, such as a masked gradient."""
+    message = "the op gives no tensor here (a gradient that was not asked for)"
+    return Failure(worker, op, (), command.site, origin_of(command), "RuntimeError", message, "")
+
+
+def origin_of(command: Fallible) -> int:
+    """The id that identifies the failure of a command, the same on all workers; 0 for a command without results."""
+    if isinstance(command, QueryOp | WorkerFetchTensor):
+        return command.request
+    return command.id if isinstance(command, WorkerCreateTensor) else next(iter(command.outputs), 0)

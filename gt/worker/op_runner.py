@@ -1,0 +1,276 @@
+"""Runs ops against the tensors that a worker holds: on whole tensors, as programs on shards, and as queries."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, MutableMapping, MutableSequence, Sequence
+from typing import Any, TypeAlias
+
+from msgspec.structs import replace
+
+from gt.core.ids import MAX_RESULTS, session_of
+from gt.core.messages import Failed, OpFailed, Queried, QueryOp, Report, Result, RunOp
+from gt.core.meta import TensorMeta
+from gt.worker.engines.engine import Engine, Value
+from gt.worker.exchange import Exchange
+from gt.worker.exchange.interface import ReceivedValues, Swap, Swapping
+from gt.worker.exchange.prefetch import ReceivePrefetch
+from gt.worker.failed_value import FailedValue
+from gt.worker.failure_records import make_failure, missing_output
+from gt.worker.kernels import Kernel, UnavailableKernel
+from gt.worker.optimizer_steps import OptimizerSteps
+from gt.worker.programs import ProgramKernel
+from gt.worker.recorder import Recorder
+
+log = logging.getLogger("gt.worker")
+AnyKernel: TypeAlias = Kernel | UnavailableKernel | ProgramKernel
+
+
+class OpRunner:
+    """`store` holds tensors by id and `kernels` ops by op id; `traffic` counts the payload bytes received, by sender.
+    `progress` shows the op and the site of the last op begun. An op that fails leaves `FailedValue` in place of its
+    results, and the ops after it go on."""
+
+    def __init__(
+        self,
+        worker: int,
+        engine: Engine,
+        exchange: Exchange,
+        recorder: Recorder,
+        report: Callable[[Report], None],
+        progress: MutableSequence[int],
+    ) -> None:
+        self.worker = worker
+        self.store: MutableMapping[int, Value | FailedValue] = {}
+        self.kernels: dict[int, AnyKernel] = {}
+        self.traffic: dict[int, int] = {}
+        self.steps = OptimizerSteps(engine)
+        self.prefetch = ReceivePrefetch()
+        self.progress = progress
+        self._engine = engine
+        self._exchange = exchange
+        self._recorder = recorder
+        self._report = report
+
+    def run(self, command: RunOp) -> None:
+        """Hot path: one call for every op that `Executor.run` does not run itself."""
+        store, progress = self.store, self.progress
+        progress[0], progress[1] = command.op_id, command.site
+        kernel = self.kernels[command.op_id]
+        if isinstance(kernel, ProgramKernel):
+            self._exchange_all(command, self.run_program(command, kernel))
+            return
+        outputs = command.outputs
+        if kernel.writes and self.steps.sessions and self._skips_write(command, kernel):
+            return
+        values: list[Value | FailedValue] = []
+        try:
+            values += map(store.__getitem__, command.inputs)
+            results = kernel.call(values, command.scalars)
+        except Exception as error:
+            self._fail(command, kernel, values, error)
+            return
+        if kernel.output_count:
+            for ident, result in zip(outputs, results, strict=False):
+                store[ident] = result if result is not None else self._missing(command, kernel)
+        if kernel.writes:
+            self._rename_written(kernel, command.inputs, values, outputs[kernel.output_count :])
+
+    def _skips_write(self, command: RunOp, kernel: Kernel | UnavailableKernel) -> bool:
+        """Whether an op that writes is left out, because it belongs to an optimizer step with a failed gradient."""
+        written = [command.inputs[position] for position in kernel.writes]
+        renamed = command.outputs[len(command.outputs) - len(written) :]
+        reason = self.steps.skip_reason(written)
+        self.steps.before_write(written, renamed, self.store.get)
+        if reason is None:
+            return False
+        values = [self.store.pop(ident) for ident in written]
+        self.store.update(dict.fromkeys(command.outputs, reason))
+        for old, new, value in zip(written, renamed, values, strict=True):
+            self.store[new] = reason.in_place_of(value, old, new)
+        return True
+
+    def _missing(self, command: RunOp, kernel: Kernel | UnavailableKernel) -> FailedValue:
+        """The op returned no tensor for an output of which the client has a handle; only reading it is a failure."""
+        return FailedValue(missing_output(self.worker, kernel.signature.op, command))
+
+    def _rename_written(
+        self,
+        kernel: Kernel | UnavailableKernel,
+        inputs: Sequence[int],
+        values: Sequence[Value | FailedValue],
+        renamed: Sequence[int],
+    ) -> None:
+        """Store written tensors under their new ids."""
+        for position in kernel.writes:
+            self.store.pop(inputs[position], None)
+        for position, ident in zip(kernel.writes, renamed, strict=True):
+            self.store[ident] = values[position]
+
+    # Programs
+
+    def run_program(self, command: RunOp, kernel: ProgramKernel) -> Swapping:
+        """Run the steps of a program. This worker may hold no part of an input, and get no part of an output."""
+        inputs = [self.store.get(ident) for ident in command.inputs]
+        reason: FailedValue | None = None
+        written = [command.inputs[position] for position in kernel.program.consumes]
+        if written and self.steps.sessions:
+            reason = self.steps.skip_reason(written)
+            self.steps.before_write(written, command.outputs[len(command.outputs) - len(written) :], self.store.get)
+
+        def fail(op: str, values: Sequence[Value], error: Exception) -> FailedValue:
+            shapes = tuple([str(self._engine.meta(value)) for value in values if self._engine.is_tensor(value)])
+            failed = FailedValue(make_failure(self.worker, op, shapes, command, error))
+            self._report(OpFailed(session_of(command.op_id), failed.failure))
+            return failed
+
+        results, untouched = yield from self._counted(command, kernel.run(inputs, command.scalars, fail, reason))
+        results = kernel.with_previous(results, untouched, command)
+        for position in kernel.program.consumes:
+            self.store.pop(command.inputs[position], None)
+        for ident, result in zip(command.outputs, results, strict=True):
+            if result is not None:
+                self.store[ident] = result
+
+    def _counted(self, command: RunOp, computation: Swapping) -> Swapping:
+        """Pass on the swaps of a computation, and count the bytes received. Tokens of steps are no payload."""
+        is_payload = self.steps.tokens.isdisjoint(command.inputs)
+        received: ReceivedValues | None = None
+        while True:
+            try:
+                swap: Swap = next(computation) if received is None else computation.send(received)
+            except StopIteration as done:
+                return done.value
+            began = self._recorder.clock() if self._recorder.is_on else 0
+            received = yield swap
+            if began:
+                self._recorder.note_swap(swap, began)
+            for peer, meta in swap.receives.items() if is_payload else ():
+                self.traffic[peer] = self.traffic.get(peer, 0) + meta.nbytes
+
+    def _exchange_all(self, command: RunOp, computation: Swapping) -> None:
+        """Run a program to its end, exchanging values with other processes."""
+        try:
+            swap = next(computation)
+        except StopIteration:
+            return
+        try:
+            while True:
+                swap = computation.send(self._swap(command, swap))
+        except StopIteration:
+            self._prefetch_next()
+
+    def _prefetch_next(self) -> None:
+        """Begin to receive the next tensor that a later command of the batch needs."""
+        if self._exchange.can_prefetch:
+            swap = self.prefetch.next_receive(self.kernels)
+            if swap is not None:
+                self._exchange.prefetch(swap)
+
+    def _swap(self, command: RunOp, swap: Swap) -> ReceivedValues:
+        try:
+            return self._exchange.begin(swap, self._engine).finish()
+        except Exception as error:  # a peer has ended, or the network between
+            log.warning("an exchange among workers %s failed: %s", swap.members, error)
+            failure = make_failure(self.worker, "exchange", (), command, error)
+            failure = replace(failure, peers=self._exchange.required_workers(swap))
+            self._report(OpFailed(session_of(command.op_id), failure))
+            return dict.fromkeys(swap.receives, FailedValue(failure))
+
+    # Queries
+
+    def query(self, command: QueryOp) -> None:
+        """Run an op whose results the client has to be told of, such as `nonzero`. Where it fails without having
+        touched the tensors that it writes to, these keep their values, as in torch."""
+        self.progress[0], self.progress[1] = command.op_id, command.site
+        kernel = self.kernels[command.op_id]
+        assert not isinstance(kernel, ProgramKernel), "queries run on whole tensors"
+        values: list[Value | FailedValue] = []
+        before: list[TensorMeta | None] = []
+        written = [command.inputs[position] for position in kernel.writes] if self.steps.sessions else []
+        since = [self.steps.unwritten.get(ident, ident) for ident in written]
+        if written:
+            self.steps.before_write(written, command.written, self.store.get)
+        try:
+            self._make_resizable([command.inputs[position] for position in kernel.writes])
+            values += map(self.store.__getitem__, command.inputs)
+            before += [self._meta(values[position]) for position in kernel.writes]
+            results = kernel.call(values, command.scalars)
+            if len(results) > MAX_RESULTS:
+                raise RuntimeError(f"{len(results)} results of one op are over the limit of {MAX_RESULTS}")
+            answers = [self._keep_result(command.first, results, position) for position in range(len(results))]
+        except Exception as error:
+            failed = self._cause(command, kernel, values, error)
+            has_begun = not any(value is failed for value in values)
+            self._report(Failed(command.request, failed.failure, has_begun))
+            after = [self._meta(values[position]) for position in kernel.writes] if before else []
+            lost: list[Value | FailedValue] = [failed.for_dependents()] * len(command.inputs)
+            kept = values if after == before else lost
+            self._rename_written(kernel, command.inputs, kept, command.written)
+            if not has_begun and kept is values:
+                self.steps.unwritten.update(zip(command.written, since, strict=False))
+            return
+        self._rename_written(kernel, command.inputs, values, command.written)
+        metas = tuple(self._engine.meta(values[position]) for position in kernel.writes)
+        self._report(Queried(command.request, tuple(answers), metas))
+
+    def _make_resizable(self, written: Sequence[int]) -> None:
+        for ident in written:
+            value = self.store[ident]
+            if not isinstance(value, FailedValue):
+                self.store[ident] = self._engine.resizable(value)
+
+    def _keep_result(self, first: int, results: list[Any], position: int) -> Result:
+        """Store one result of a query, if it is a tensor; returns its meta, or the plain value."""
+        result = results[position]
+        if not self._engine.is_tensor(result):
+            return result  # type: ignore[no-any-return]
+        plain = self._engine.without_lazy_bits(result)
+        self.store[first + sum(map(self._engine.is_tensor, results[:position]))] = plain
+        return self._engine.meta(plain)
+
+    def _meta(self, value: Value | FailedValue) -> TensorMeta | None:
+        return None if isinstance(value, FailedValue) else self._engine.meta(value)
+
+    # Failures
+
+    def _fail(
+        self,
+        command: RunOp,
+        kernel: Kernel | UnavailableKernel,
+        values: list[Value | FailedValue],
+        error: Exception,
+    ) -> None:
+        """A non-query op failed: report it, and mark its outputs and written inputs as failed."""
+        failed = self._cause(command, kernel, values, error)
+        has_begun = not any(value is failed for value in values)
+        if has_begun:
+            self._report(OpFailed(session_of(command.op_id), failed.failure))
+        for position in kernel.writes:
+            self.store.pop(command.inputs[position], None)
+        for ident in command.outputs:
+            self.store[ident] = failed.for_dependents()
+        if not has_begun:
+            renamed = command.outputs[len(command.outputs) - len(kernel.writes) :]
+            for position, ident in zip(kernel.writes, renamed, strict=True):
+                self.store[ident] = failed.in_place_of(values[position], command.inputs[position], ident)
+
+    def _cause(
+        self,
+        command: RunOp | QueryOp,
+        kernel: Kernel | UnavailableKernel,
+        values: list[Value | FailedValue],
+        error: Exception,
+    ) -> FailedValue:
+        """The failed input of an op, or else the failure of the op itself."""
+        cause = next((value for value in values if isinstance(value, FailedValue)), None)
+        if cause is not None:
+            return cause
+        inputs = self._describe_inputs(kernel, values)
+        return FailedValue(make_failure(self.worker, kernel.signature.op, inputs, command, error))
+
+    def _describe_inputs(self, kernel: Kernel | UnavailableKernel, values: list[Value]) -> tuple[str, ...]:
+        try:
+            return kernel.describe(values)
+        except Exception:  # the op may have failed because a view of its input is not possible
+            return tuple(str(self._engine.meta(value)) for value in values)
