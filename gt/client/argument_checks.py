@@ -10,10 +10,11 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
-from torch.utils._python_dispatch import _disable_current_modes
-from torch.utils._pytree import tree_leaves, tree_map
 
 from gt.client.op_schema import OpSchema
+from gt.client.torch_patches.dispatch_modes import disable_current_modes
+from gt.client.torch_patches.op_registry import schema_of
+from gt.client.torch_patches.pytree import tree_leaves, tree_map
 
 _MASKS = (torch.bool, torch.uint8)
 
@@ -24,7 +25,7 @@ class MayBeRefused(Exception):
 
 def check(record: OpSchema, args: Sequence[Any], kwargs: dict[str, Any], result: Any, on_cpu: bool) -> None:
     """Raises where a kernel may refuse a call with tensors without bytes that torch's shape function has answered."""
-    special = _CHECKS.get(record.func._schema.name)
+    special = _CHECKS.get(schema_of(record.func).name)
     if special is not None:
         special(*args, **kwargs)
     if on_cpu and torch.Tag.pointwise in record.func.tags and not record.random:
@@ -33,7 +34,7 @@ def check(record: OpSchema, args: Sequence[Any], kwargs: dict[str, Any], result:
 
 def _try_on_one_element(record: OpSchema, args: Sequence[Any], kwargs: dict[str, Any], result: Any) -> None:
     """Which dtypes an op takes, only its kernel knows; if it works on each element by itself, one tells."""
-    with _disable_current_modes():
+    with disable_current_modes():
         given, named = tree_map(_one_element, (tuple(args), kwargs))
         made = record.func(*given, **named)
     if [_dtype_of(leaf) for leaf in tree_leaves(made)] != [_dtype_of(leaf) for leaf in tree_leaves(result)]:

@@ -8,10 +8,11 @@ from operator import attrgetter
 from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
 
 import torch
-from torch.utils._pytree import tree_leaves
 
 from gt.client.geometry import Geometry, geometry_from_meta
 from gt.client.storage import CONJUGATE, NEGATE, Node, Storage, reinterpreted, view_of
+from gt.client.torch_patches.handles import make_handle, set_conjugated, set_metadata, set_negated
+from gt.client.torch_patches.pytree import tree_leaves
 from gt.core.messages import QueryOp, RunOp
 from gt.core.meta import TensorMeta
 from gt.core.signatures import ViewStep
@@ -22,17 +23,14 @@ if TYPE_CHECKING:
 HandleType: TypeAlias = type[torch.Tensor]
 Rebuild: TypeAlias = Callable[[list[Any]], Any]
 Returned: TypeAlias = Callable[[list[Any], tuple[Any, ...], dict[str, Any]], Any]
-# (class, shape, strides, offset, memory format, dtype): by position, because names cost a fifth of the whole
-_make_handle = torch.Tensor._make_wrapper_subclass
 _id_of = attrgetter("id")
 _other_threads = _thread._count  # that Python started; only such a thread could start another one meanwhile
-_set_metadata = torch._C.TensorBase.data.__set__  # type: ignore[attr-defined]
 
 
 def wrap(cls: HandleType, node: Node) -> torch.Tensor:
     """A handle for a node: a torch tensor without bytes. It says "cpu", as the plain tensors it mixes with do."""
     geometry = node.geometry
-    handle = _make_handle(cls, geometry.shape, geometry.stride, geometry.offset, None, geometry.dtype)
+    handle = make_handle(cls, geometry.shape, geometry.stride, geometry.offset, None, geometry.dtype)
     handle._node = node  # type: ignore[attr-defined]
     return handle
 
@@ -44,8 +42,8 @@ def wrap_view(cls: HandleType, node: Node) -> torch.Tensor:
     handle = wrap(cls, node)
     lazy = reinterpreted(node) if node.path is not None else None
     if lazy:
-        torch._C._set_conj(handle, CONJUGATE in lazy)
-        torch._C._set_neg(handle, NEGATE in lazy)
+        set_conjugated(handle, CONJUGATE in lazy)
+        set_negated(handle, NEGATE in lazy)
     return handle
 
 
@@ -84,7 +82,7 @@ class SingleResultCall:
         else:  # no thread but the one that flushes: the lock would take a tenth of the whole
             inputs = (nodes[0].id, nodes[1].id) if len(nodes) == 2 else tuple([node.id for node in nodes])
             session.emit(RunOp(self.code, inputs, (result.id,), tuple(numbers), scope, site))
-        handle = _make_handle(cls, self.shape, self.stride, None, None, self.dtype)
+        handle = make_handle(cls, self.shape, self.stride, None, None, self.dtype)
         handle._node = result  # type: ignore[attr-defined]
         return handle
 
@@ -241,7 +239,7 @@ def _write(session: Session, op: RunOp | QueryOp, written: Sequence[Storage], re
 
 def rebind(tensor: torch.Tensor, node: Node) -> torch.Tensor:
     """Make an existing handle stand for another node, shape included."""
-    _set_metadata(tensor, wrap_view(type(tensor), node))
+    set_metadata(tensor, wrap_view(type(tensor), node))
     tensor._node = node  # type: ignore[attr-defined]
     if isinstance(tensor, torch.nn.Parameter):
         node.base.is_parameter = True

@@ -11,8 +11,6 @@ from operator import attrgetter
 from typing import Any
 
 import torch
-from torch._ops import OpOverload
-from torch.utils._pytree import tree_leaves
 
 from gt.client import session as sessions
 from gt.client.call_cache import CachedCall, HandleType
@@ -22,6 +20,8 @@ from gt.client.op_schema import Kind, OpSchema
 from gt.client.session import Session
 from gt.client.special_ops import SPECIAL, run_on_host
 from gt.client.storage import Node
+from gt.client.torch_patches.op_registry import OpOverload
+from gt.client.torch_patches.pytree import tree_leaves
 from gt.client.tracebacks import leave_out_own_frames
 from gt.client.unsupported import refuse_op, require_strided
 from gt.sharding.placements import Layout

@@ -6,14 +6,15 @@ import functools
 from typing import Any
 
 import torch
-from torch.utils._python_dispatch import TorchDispatchMode
 
+from gt.client.torch_patches.dispatch_modes import UntracedMode, current_dispatch_modes
+from gt.client.torch_patches.op_registry import schema_of
 from gt.sharding.placements import Layout
 
 _LIFT = torch.ops.aten.lift_fresh.default
 
 
-class FactoryMode(TorchDispatchMode):
+class FactoryMode(UntracedMode):
     """Inside, a factory that would make a plain tensor makes one of `cls`. What has a tensor among its arguments, or
     asks for another device than the CPU, is left alone. `layout`: how what is made is laid out."""
 
@@ -22,11 +23,6 @@ class FactoryMode(TorchDispatchMode):
         self._cls: Any = cls
         self._layout = layout
 
-    @classmethod
-    def _should_skip_dynamo(cls) -> bool:
-        # Torch would wrap the method below to keep its compiler out, and import the compiler for that: 1.6 s.
-        return False
-
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
         if func is _LIFT or (not types and _is_factory(func) and _is_host(kwargs.get("device"))):
@@ -34,9 +30,13 @@ class FactoryMode(TorchDispatchMode):
         return func(*args, **kwargs)
 
 
+def is_factory_mode_on() -> bool:
+    return any(isinstance(mode, FactoryMode) for mode in current_dispatch_modes())
+
+
 @functools.cache
 def _is_factory(func: Any) -> bool:
-    arguments = func._schema.arguments
+    arguments = schema_of(func).arguments
     takes_tensor = any("Tensor" in str(argument.type) for argument in arguments)
     return not takes_tensor and any(argument.name == "device" for argument in arguments)
 

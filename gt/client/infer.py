@@ -10,8 +10,6 @@ from collections.abc import Sequence
 from typing import Any
 
 import torch
-from torch._C import _dispatch_has_kernel_for_dispatch_key
-from torch.utils._pytree import tree_flatten, tree_unflatten
 
 from gt.client.argument_checks import check
 from gt.client.call_cache import (
@@ -26,12 +24,14 @@ from gt.client.call_cache import (
 )
 from gt.client.geometry import Geometry, dtype_name, geometry_of, intern_geometry
 from gt.client.op_schema import Kind, OpSchema
-from gt.client.quirks import keep_dynamo_out
 from gt.client.session import Session
 from gt.client.shape_functions import SHAPES
 from gt.client.storage import CONJUGATE, NEGATE, Node, is_lazy, reinterpreted
 from gt.client.strides import infer
-from gt.client.symbolic import keep_sympy_out
+from gt.client.torch_patches.dynamo import keep_dynamo_out
+from gt.client.torch_patches.handles import negative_view
+from gt.client.torch_patches.op_registry import has_kernel, schema_of
+from gt.client.torch_patches.pytree import tree_flatten, tree_unflatten
 from gt.core.errors import SessionError
 from gt.core.signatures import (
     Arg,
@@ -54,7 +54,6 @@ _KEYS = {CONJUGATE: "Conjugate", NEGATE: "Negative"}  # under which torch's kern
 
 
 keep_dynamo_out()
-keep_sympy_out()
 
 
 class Unknown(Exception):
@@ -132,7 +131,7 @@ def _without_unasked(record: OpSchema, args: tuple[Any, ...], kwargs: dict[str, 
     its shape functions differ in which of those they give."""
     if record.mask < 0:
         return result
-    mask = args[record.mask] if record.mask < len(args) else kwargs[record.func._schema.arguments[record.mask].name]
+    mask = args[record.mask] if record.mask < len(args) else kwargs[schema_of(record.func).arguments[record.mask].name]
     return tuple([value if asked else None for value, asked in zip(result, mask, strict=True)])
 
 
@@ -193,12 +192,11 @@ class _Metas:
         return meta
 
     def _lazy(self, meta: torch.Tensor, ops: Sequence[str]) -> torch.Tensor:
-        name = self._record.func.name()
-        taken = all(_dispatch_has_kernel_for_dispatch_key(name, _KEYS[op]) for op in ops)
+        taken = all(has_kernel(self._record.func, _KEYS[op]) for op in ops)
         if not (taken or self._record.aliases):
             return meta.clone()
         meta = meta.conj() if CONJUGATE in ops else meta
-        return torch._neg_view(meta) if NEGATE in ops else meta
+        return negative_view(meta) if NEGATE in ops else meta
 
 
 def _as_results(record: OpSchema, result: Any) -> list[Any]:
@@ -252,7 +250,7 @@ def _structure(record: OpSchema) -> Rebuild:
 
 def _returned(record: OpSchema, restore: Rebuild) -> Returned:
     """Results in the schema's order, where those that are written arguments are the caller's own objects."""
-    names = [argument.name for argument in record.func._schema.arguments]
+    names = [argument.name for argument in schema_of(record.func).arguments]
 
     def returned(values: list[Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         fresh = iter(restore(values))

@@ -2,16 +2,23 @@
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable
 from enum import Enum
 from typing import Any
 
 import torch
-from torch._C import DispatchKey, _dispatch_has_kernel_for_dispatch_key
-from torch._ops import OpOverload
 
 from gt.client.storage import REINTERPRETING
+from gt.client.torch_patches.op_registry import (
+    Argument,
+    DispatchKey,
+    FunctionSchema,
+    OpOverload,
+    has_kernel,
+    kernel_of,
+    packet_name,
+    schema_of,
+)
 
 
 class Kind(Enum):
@@ -117,7 +124,7 @@ class OpSchema:
     )  # fmt: skip
 
     def __init__(self, func: OpOverload, special: bool) -> None:
-        schema = func._schema
+        schema = schema_of(func)
         undeclared = _UNDECLARED_WRITES.get(schema.name, ())
         self.func = func
         self.name = str(func)
@@ -144,7 +151,7 @@ class OpSchema:
         self.is_special = special or self.reshapes or self.decomposition is not None or self.split is not None
 
 
-def _kind(argument: torch._C.Argument, op: str, undeclared_write: bool) -> Kind:
+def _kind(argument: Argument, op: str, undeclared_write: bool) -> Kind:
     kind = _KINDS.get(str(argument.type), Kind.CONSTANT)
     if kind is Kind.NUMBER and op in _VALUE_MATTERS:
         return Kind.CONSTANT
@@ -160,12 +167,12 @@ def _kind(argument: torch._C.Argument, op: str, undeclared_write: bool) -> Kind:
     return kind
 
 
-def _mask(schema: torch._C.FunctionSchema) -> int:
+def _mask(schema: FunctionSchema) -> int:
     """The place of the argument of a backward op that has a bool for each of its results (`output_mask`)."""
     masks = [
         place
         for place, argument in enumerate(schema.arguments)
-        if argument.name.endswith("mask") and str(argument.type) == "List[bool]" and len(schema.returns) == argument.N
+        if argument.name.endswith("mask") and str(argument.type) == "List[bool]" and len(schema.returns) == argument.N  # type: ignore[attr-defined]
     ]
     return masks[0] if masks else -1
 
@@ -173,40 +180,40 @@ def _mask(schema: torch._C.FunctionSchema) -> int:
 def _decomposition(func: OpOverload) -> Callable[..., Any] | None:
     """How to run an op that is made of others: torch's composites, and whatever is not aten, which a worker would not
     run, by its own implementation in terms of aten."""
-    if _dispatch_has_kernel_for_dispatch_key(func.name(), DispatchKey.CompositeImplicitAutograd):
+    if has_kernel(func, DispatchKey.CompositeImplicitAutograd):
         return func.decompose
     return _explicit(func) if func.namespace != "aten" else None
 
 
 def _explicit(func: OpOverload) -> Callable[..., Any] | None:
     """Torch's implementation of an op in terms of others, where it has one."""
-    if not _dispatch_has_kernel_for_dispatch_key(func.name(), DispatchKey.CompositeExplicitAutograd):
+    if not has_kernel(func, DispatchKey.CompositeExplicitAutograd):
         return None
-    return functools.partial(func._op_dk, DispatchKey.CompositeExplicitAutograd)
+    return kernel_of(func, DispatchKey.CompositeExplicitAutograd)
 
 
 def _functional(func: OpOverload) -> str:
     """The overload that computes what this one writes: of the same op, with the same arguments but `out=`. Where an op
     writes to `out=` and to other arguments, none gives them in the order of the arguments."""
-    schema = func._schema
+    schema = schema_of(func)
     written = [a for a in schema.arguments if a.alias_info is not None and a.alias_info.is_write]
     if not written:
         return str(func)
     outs = [a for a in schema.arguments if a.is_out]
     if outs and (len(outs) < len(written) or schema.name in _UNDECLARED_WRITES):
         return ""
-    name = func._opname.removesuffix("_")
+    name = packet_name(func).removesuffix("_")
     wanted = [(a.name, str(a.type)) for a in schema.arguments if not a.is_out]
     for packet in (getattr(torch.ops.aten, option, None) for option in (name, f"{name}_functional")):
         for overload in packet.overloads() if packet is not None else ():
             candidate = getattr(packet, overload)
-            arguments = candidate._schema.arguments
+            arguments = schema_of(candidate).arguments
             if [(a.name, str(a.type)) for a in arguments] == wanted and not any(a.alias_info for a in arguments):
                 return str(candidate)
     return ""
 
 
-def _returned_argument(schema: torch._C.FunctionSchema, result: torch._C.Argument) -> str | None:
+def _returned_argument(schema: FunctionSchema, result: Argument) -> str | None:
     """The name of the written argument that a result is, or None for a new tensor."""
     if result.alias_info is None or not result.alias_info.is_write:
         return None

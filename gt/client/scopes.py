@@ -11,16 +11,21 @@ import itertools
 import logging
 import threading
 from bisect import bisect_right
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextvars import ContextVar
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 from weakref import WeakSet
 
 import msgspec
-import torch
 
 from gt.client.geometry import Geometry
 from gt.client.storage import Node
+from gt.client.torch_patches.autograd_nodes import (
+    FIRST_ACCUMULATING,
+    current_node,
+    next_sequence_number,
+    sequence_number,
+)
 from gt.core.errors import SignalError
 from gt.core.messages import DefineScope, WorkerInfo
 from gt.core.signatures import PolicyRecord
@@ -35,10 +40,7 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("gt.signals")
 
-_ACCUMULATES = 1 << 63  # nodes that accumulate gradients have numbers from here on
 _MOST_MARKS = 1 << 15  # graphs older than this many changes of scope run their gradients where their tensors are
-_current_node: Callable[[], Any] = torch._C._current_autograd_node  # type: ignore[attr-defined]
-_node_number: Callable[[], int] = torch._C._autograd._get_sequence_nr  # type: ignore[attr-defined]
 
 
 class ScopeFrame:
@@ -84,11 +86,11 @@ class _Marks:
     def __init__(self) -> None:
         self.starts: list[int] = []
         self.frames: list[ScopeFrame | None] = []
-        self.seen = _node_number()
+        self.seen = next_sequence_number()
 
     def note(self, frame: ScopeFrame | None) -> None:
         """The nodes that were made since the last note belong to a frame."""
-        number = _node_number()
+        number = next_sequence_number()
         if number == self.seen:
             return
         if not self.frames or self.frames[-1] is not frame:
@@ -131,7 +133,7 @@ def push(name: str, backward: str | None = None, owner: object = None) -> ScopeF
     registry.check_backward(name)
     outer = _top.get()
     _thread.marks.note(outer)
-    frame = ScopeFrame(name, backward, outer, owner, _current_node())
+    frame = ScopeFrame(name, backward, outer, owner, current_node())
     _top.set(frame)
     return frame
 
@@ -159,7 +161,7 @@ def top() -> ScopeFrame | None:
 def owner_of_gradient(number: int) -> ScopeFrame | None:
     """The frame in which a node of a graph was made: by this thread, if it has made so many, or else by another."""
     marks = _thread.marks
-    if number >= _node_number():
+    if number >= next_sequence_number():
         marks = next((others for others in list(_all_marks) if number < others.seen), marks)
     return marks.owner(number)
 
@@ -178,10 +180,10 @@ class ScopeResolver:
     def of(self, nodes: Sequence[Node], geometry: Geometry | None) -> int:
         """The scope of an op with these inputs; `geometry` is that of its one result."""
         frame = _top.get()
-        node = _current_node()
+        node = current_node()
         if node is not None and (frame is None or frame.node is not node):
-            number = node._sequence_nr()
-            if number >= _ACCUMULATES:
+            number = sequence_number(node)
+            if number >= FIRST_ACCUMULATING:
                 return 0  # where its gradient is
             forward = owner_of_gradient(number)
             frame = forward.gradients() if forward is not None else frame

@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 
-import gt
+from gt.bootstrap import load_launcher
 from gt.client.call_cache import CachedCall
 from gt.client.error_text import describe_failure, describe_unread
 from gt.client.geometry import Geometry, forget_geometries, geometry_of, intern_geometry
@@ -399,7 +399,7 @@ def current() -> Session:
     with _connecting:  # several threads may be the first
         if active is None:
             if _connect is None:
-                gt.prepare()
+                load_launcher()
             assert _connect is not None, "gt.launch sets the connector when it is loaded"
             activate(_connect())
         assert active is not None

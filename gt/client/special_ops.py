@@ -7,9 +7,6 @@ from collections.abc import Callable, Sequence
 from typing import Any, TypeAlias
 
 import torch
-from torch._C import DispatchKey
-from torch._ops import OpOverload
-from torch.utils._pytree import tree_leaves, tree_map_only
 
 from gt.client import session as sessions
 from gt.client.call_cache import HandleType, rebind, wrap, wrap_view
@@ -17,6 +14,9 @@ from gt.client.geometry import Geometry, geometry_of, intern_geometry
 from gt.client.infer import literal
 from gt.client.op_schema import OpSchema
 from gt.client.storage import Node, Storage, StorageView, restrided, storage_elements, strided_view, view_of
+from gt.client.torch_patches.kernel_overrides import override_kernel, run_original
+from gt.client.torch_patches.op_registry import schema_of
+from gt.client.torch_patches.pytree import tree_leaves, tree_map_only
 from gt.core.meta import contiguous_strides, is_dense
 from gt.core.signatures import ViewStep
 
@@ -38,9 +38,9 @@ def run_on_host(cls: HandleType, func: Any, args: tuple[Any, ...], kwargs: dict[
 
     host_args, host_kwargs = tree_map_only(torch.Tensor, read, (args, kwargs))
     result = func(*host_args, **host_kwargs)
-    names = [argument.name for argument in func._schema.arguments]
+    names = [argument.name for argument in schema_of(func).arguments]
     given = dict(zip(names, host_args, strict=False)) | host_kwargs
-    for argument in func._schema.arguments:
+    for argument in schema_of(func).arguments:
         if argument.alias_info is not None and argument.alias_info.is_write:
             for written in tree_leaves(given.get(argument.name)):
                 if id(written) in ours:
@@ -205,9 +205,9 @@ def _pad(
     """Pad packed sequences: their rows in another order, and rows of the padding."""
     func = torch.ops.aten._pad_packed_sequence.default
     if getattr(packed, "_node", None) is None:
-        return _own(func, packed, batch_sizes, batch_first, padding, length)  # type: ignore[no-any-return]
+        return run_original(func, packed, batch_sizes, batch_first, padding, length)  # type: ignore[no-any-return]
     count, rest = packed.shape[0], packed.shape[1:]
-    rows, lengths = _own(func, torch.arange(count), _plain(batch_sizes), False, count, length)
+    rows, lengths = run_original(func, torch.arange(count), _plain(batch_sizes), False, count, length)
     padded = torch.cat([packed, packed.new_full((1, *rest), padding)]).index_select(0, rows.flatten())
     padded = padded.view(*rows.shape, *rest)
     return padded.transpose(0, 1) if batch_first else padded, lengths
@@ -219,23 +219,9 @@ def _pack_gradient(
     return _pad(gradient, batch_sizes, batch_first, 0, shape[1] if batch_first else shape[0])[0]
 
 
-def _may_take_over(target: torch.Tensor, source: torch.Tensor) -> bool:
-    """Whether `target.data = source` is possible. Torch asks before it does it, and would give a plain tensor the
-    missing memory of one of ours."""
-    if getattr(target, "_node", None) is None and getattr(source, "_node", None) is not None:
-        return False
-    return _own(torch.ops.aten._has_compatible_shallow_copy_type.default, target, source)  # type: ignore[no-any-return]
-
-
-def _own(func: OpOverload, *args: Any) -> Any:
-    return func._op_dk(DispatchKey.CompositeImplicitAutograd, *args)
-
-
 # Torch takes these apart before they reach a tensor's class, and then reads or writes memory of this process.
-_RULES = torch.library.Library("aten", "IMPL")  # the rules in it end with it
-_RULES.impl("_pad_packed_sequence", _pad, "AutogradCPU")
-_RULES.impl("_pack_padded_sequence_backward", _pack_gradient, "AutogradCPU")
-_RULES.impl("_has_compatible_shallow_copy_type", _may_take_over, "AutogradCPU")
+override_kernel("_pad_packed_sequence", _pad)
+override_kernel("_pack_padded_sequence_backward", _pack_gradient)
 
 
 def _zeros_in_place_of(cls: HandleType, record: OpSchema, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:

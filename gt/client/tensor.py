@@ -13,7 +13,6 @@ from weakref import WeakValueDictionary
 
 import numpy as np
 import torch
-from torch.utils._pytree import tree_map, tree_map_only
 
 from gt.client import session as sessions
 from gt.client.call_cache import rebind, wrap, wrap_view
@@ -22,9 +21,13 @@ from gt.client.host_data import from_array, torch_call
 from gt.client.layouts import LocalShard, shards_of_node, spec_of_node
 from gt.client.library_hooks import let_libraries_read
 from gt.client.printing import SHOWN_ELEMENTS, corner, describe
-from gt.client.quirks import hide_from_dynamo, keep_dtensor_out
 from gt.client.storage import REINTERPRETING, Node, Storage, StorageView
-from gt.client.subclasses import has_memory, let_plain_take_over, make_subclasses_on_gt, on_gt
+from gt.client.subclasses import has_memory, make_subclasses_on_gt, on_gt
+from gt.client.torch_patches.data_property import patch_data_property
+from gt.client.torch_patches.dtensor import keep_dtensor_out
+from gt.client.torch_patches.dynamo import hide_from_dynamo
+from gt.client.torch_patches.handles import is_view, no_torch_function, swap_tensors
+from gt.client.torch_patches.pytree import tree_map, tree_map_only
 from gt.client.tracebacks import ends_on_users_line
 from gt.client.unsupported import require_strided
 from gt.client.untyped_storage import RemoteStorage, address_of, no_memory
@@ -36,7 +39,7 @@ from gt.sharding.spec import DeviceMesh, ShardingSpec
 class Tensor(torch.Tensor):
     __slots__ = ("_node",)
     _node: Node
-    __torch_function__ = torch._C._disabled_torch_function_impl
+    __torch_function__ = no_torch_function
     __torch_dispatch__ = classmethod(dispatch)  # type: ignore[assignment]
     user_type: type[torch.Tensor] = torch.Tensor  # the class of its plain copies
 
@@ -270,11 +273,11 @@ class Tensor(torch.Tensor):
     def _become(self, name: str, *args: Any, **kwargs: Any) -> Any:
         """Become a view of this tensor. Autograd remembers the ops that made a view and forgets those that change it in
         place: so this tensor is exchanged for the other view, with all that autograd knows of that."""
-        if not (torch.is_grad_enabled() and self._is_view()):
+        if not (torch.is_grad_enabled() and is_view(self)):
             return getattr(super(), f"{name}_")(*args, **kwargs)
         other = getattr(self, name)(*args, **kwargs)
         self._node, other._node = other._node, self._node
-        torch._C._swap_tensor_impl(self, other)
+        swap_tensors(self, other)
         return self
 
     # What calls Python for every element
@@ -449,5 +452,5 @@ def _restored(tensor: Tensor, requires_grad: bool, is_parameter: bool) -> Tensor
 keep_dtensor_out(Tensor, dispatch)
 hide_from_dynamo(dispatch)
 make_subclasses_on_gt(Tensor)
-let_plain_take_over(Tensor)
+patch_data_property(Tensor)
 torch.serialization.add_safe_globals([restore, restore_part, restore_subclass])
