@@ -23,20 +23,20 @@ class MayBeRefused(Exception):
     """Torch's kernel would refuse this, or may."""
 
 
-def check(record: OpSchema, args: Sequence[Any], kwargs: dict[str, Any], result: Any, on_cpu: bool) -> None:
+def check(op: OpSchema, args: Sequence[Any], kwargs: dict[str, Any], result: Any, on_cpu: bool) -> None:
     """Raises where a kernel may refuse a call with tensors without bytes that torch's shape function has answered."""
-    special = _CHECKS.get(schema_of(record.func).name)
+    special = _CHECKS.get(schema_of(op.func).name)
     if special is not None:
         special(*args, **kwargs)
-    if on_cpu and torch.Tag.pointwise in record.func.tags and not record.random:
-        _try_on_one_element(record, args, kwargs, result)
+    if on_cpu and torch.Tag.pointwise in op.func.tags and not op.random:
+        _try_on_one_element(op, args, kwargs, result)
 
 
-def _try_on_one_element(record: OpSchema, args: Sequence[Any], kwargs: dict[str, Any], result: Any) -> None:
+def _try_on_one_element(op: OpSchema, args: Sequence[Any], kwargs: dict[str, Any], result: Any) -> None:
     """Which dtypes an op takes, only its kernel knows; if it works on each element by itself, one tells."""
     with disable_current_modes():
         given, named = tree_map(_one_element, (tuple(args), kwargs))
-        made = record.func(*given, **named)
+        made = op.func(*given, **named)
     if [_dtype_of(leaf) for leaf in tree_leaves(made)] != [_dtype_of(leaf) for leaf in tree_leaves(result)]:
         raise MayBeRefused
 

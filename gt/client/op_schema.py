@@ -28,9 +28,9 @@ class Kind(Enum):
     TENSORS = "tensors"
     TARGET = "target"  # a tensor that the op overwrites
     TARGETS = "targets"
-    COPIES = "copies"  # targets, and plain tensors whose copies are overwritten in their place
-    NUMBER = "number"  # the shapes do not depend on its value
-    NUMBERS = "numbers"
+    COPIES = "copies"  # targets, and plain tensors whose copies are overwritten in their position
+    SCALAR = "scalar"  # the shapes do not depend on its value
+    SCALARS = "scalars"
     CONSTANT = "constant"
     GENERATOR = "generator"
     DEVICE = "device"
@@ -44,11 +44,11 @@ _KINDS = {
     "List[Optional[Tensor]]": Kind.TENSORS,
     "Optional[List[Tensor]]": Kind.TENSORS,
     "Optional[List[Optional[Tensor]]]": Kind.TENSORS,
-    "number": Kind.NUMBER,
-    "Optional[number]": Kind.NUMBER,
-    "float": Kind.NUMBER,
-    "Optional[float]": Kind.NUMBER,
-    "List[number]": Kind.NUMBERS,
+    "number": Kind.SCALAR,
+    "Optional[number]": Kind.SCALAR,
+    "float": Kind.SCALAR,
+    "Optional[float]": Kind.SCALAR,
+    "List[number]": Kind.SCALARS,
     "Optional[Generator]": Kind.GENERATOR,
     "Generator": Kind.GENERATOR,
     "Device": Kind.DEVICE,
@@ -89,21 +89,21 @@ class OpSchema:
     - `aliases`: its results are views of its first argument
     - `returns_python`: it gives Python values, which only a worker knows
     - `needs_worker_shape`: its result must be learned from a worker, but in full precision where it
-      `asks_only_in_half`, and in training too where it `asks_in_evaluation`
+      `differs_only_in_half_precision`, and in training too where it `differs_only_in_evaluation`
     - `is_special`: it is not simply an instruction
     - `functional`: the same op without its writes, where it writes and there is one
     - `leading`: how many of its first arguments are tensors that it only reads
-    - `mask`: the place of the argument that says which of its results are asked for, or -1
-    - `reshapes`: it changes the shape of its first argument in place
+    - `mask`: the position of the argument that says which of its results are asked for, or -1
+    - `reshapes`: it changes the shape of its first argument in position
     - `returned`: per result, the argument that it is
     - `split`: it does the same to each tensor of a list, and this does it one by one
     """
 
     __slots__ = (
         "aliases",
-        "asks_in_evaluation",
-        "asks_only_in_half",
         "decomposition",
+        "differs_only_in_evaluation",
+        "differs_only_in_half_precision",
         "func",
         "functional",
         "is_special",
@@ -130,15 +130,15 @@ class OpSchema:
         self.name = str(func)
         self.kwarg_kinds = {a.name: _kind(a, schema.name, a.name in undeclared) for a in schema.arguments}
         self.kinds = tuple(self.kwarg_kinds.values())
-        others = [place for place, kind in enumerate(self.kinds) if kind is not Kind.TENSOR]
+        others = [position for position, kind in enumerate(self.kinds) if kind is not Kind.TENSOR]
         self.leading = min(others, default=len(self.kinds))
         self.mask = _mask(schema)
         self.writes = any(kind in (Kind.TARGET, Kind.TARGETS) for kind in self.kinds)
         self.aliases = not self.writes and any(r.alias_info is not None for r in schema.returns)
         self.reshapes = torch.Tag.inplace_view in func.tags
         self.needs_worker_shape = schema.name in _DEVICE_DEPENDENT
-        self.asks_only_in_half = schema.name in _DEVICE_DEPENDENT_IN_HALF
-        self.asks_in_evaluation = schema.name in _DEVICE_DEPENDENT_IN_EVALUATION
+        self.differs_only_in_half_precision = schema.name in _DEVICE_DEPENDENT_IN_HALF
+        self.differs_only_in_evaluation = schema.name in _DEVICE_DEPENDENT_IN_EVALUATION
         self.reinterprets = self.name in REINTERPRETING
         checks = not schema.returns and not self.writes  # what it does is to raise, which must not come later
         self.returns_python = checks or any("Tensor" not in str(r.type) for r in schema.returns)
@@ -153,7 +153,7 @@ class OpSchema:
 
 def _kind(argument: Argument, op: str, undeclared_write: bool) -> Kind:
     kind = _KINDS.get(str(argument.type), Kind.CONSTANT)
-    if kind is Kind.NUMBER and op in _VALUE_MATTERS:
+    if kind is Kind.SCALAR and op in _VALUE_MATTERS:
         return Kind.CONSTANT
     if argument.name in ("pin_memory", "non_blocking"):
         return Kind.IGNORED
@@ -168,10 +168,10 @@ def _kind(argument: Argument, op: str, undeclared_write: bool) -> Kind:
 
 
 def _mask(schema: FunctionSchema) -> int:
-    """The place of the argument of a backward op that has a bool for each of its results (`output_mask`)."""
+    """The position of the argument of a backward op that has a bool for each of its results (`output_mask`)."""
     masks = [
-        place
-        for place, argument in enumerate(schema.arguments)
+        position
+        for position, argument in enumerate(schema.arguments)
         if argument.name.endswith("mask") and str(argument.type) == "List[bool]" and len(schema.returns) == argument.N  # type: ignore[attr-defined]
     ]
     return masks[0] if masks else -1

@@ -175,13 +175,13 @@ def _in_format(tensor: torch.Tensor, format_: torch.memory_format) -> Strides:
     return dense_strides(tensor.shape, ranks)
 
 
-def _columns(*places: int) -> Rule:
-    """Matrices whose columns are contiguous, as LAPACK gives them, at these places of the results."""
+def _columns(*positions: int) -> Rule:
+    """Matrices whose columns are contiguous, as LAPACK gives them, at these positions of the results."""
 
     def rule(arguments: Arguments, results: Sequence[torch.Tensor | None]) -> list[Strides | None]:
         return [
-            _of_columns(result) if place in places and result is not None else None
-            for place, result in enumerate(results)
+            _of_columns(result) if position in positions and result is not None else None
+            for position, result in enumerate(results)
         ]
 
     return rule
