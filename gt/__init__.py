@@ -10,6 +10,7 @@ import gc
 import importlib
 from typing import TYPE_CHECKING, Any
 
+from gt.bootstrap import load_launcher
 from gt.version import __version__
 
 if TYPE_CHECKING:
@@ -90,7 +91,7 @@ if TYPE_CHECKING:
     from gt.signals.registry import load_config as load_config
     from gt.signals.registry import register_config as register_config
 
-_ROOMS: dict[str, str] = {
+_NAMES: dict[str, str] = {
     "gt.client.creation": (
         "arange as_tensor asarray bartlett_window bernoulli blackman_window device distribute empty empty_like "
         "empty_strided eye from_numpy full full_like hamming_window hann_window kaiser_window linspace logspace "
@@ -110,19 +111,21 @@ _ROOMS: dict[str, str] = {
     "gt.signals.config": "ModelConfig ShardConfig SignalConfig",
     "gt.signals.registry": "get_config get_signal_config load_config register_config",
 }
-_ROOM_OF = {name: room for room, names in _ROOMS.items() for name in names.split()}
+_MODULE_OF = {name: module for module, names in _NAMES.items() for name in names.split()}
 _SUBMODULES = ("debug", "distributed", "nn", "optim", "signal")
 
-__all__ = ["__version__", *_ROOM_OF, *_SUBMODULES]
+__all__ = ["__version__", *_MODULE_OF, *_SUBMODULES]
 
 
 def __getattr__(name: str) -> Any:
     if name.startswith("_"):
         raise AttributeError(f"module 'gt' has no attribute {name!r}")
     often, *others = gc.get_threshold()
-    gc.set_threshold(1 << 30, *others)  # what modules make stays: looking for garbage in it takes a third of the time
+    gc.set_threshold(
+        1 << 30, *others
+    )  # modules keep what they make: collecting garbage in it takes a third of the time
     try:
-        prepare()
+        load_launcher()
         if name in _SUBMODULES:
             return importlib.import_module(f"gt.{name}")
         value = globals()[name] = _found(name)
@@ -132,19 +135,13 @@ def __getattr__(name: str) -> Any:
 
 
 def _found(name: str) -> Any:
-    """A name of GT, or else torch's own: its functions work on GT tensors as they are."""
-    if name in _ROOM_OF:
-        return getattr(importlib.import_module(_ROOM_OF[name]), name)
+    """A name of GT, or else torch's own, whose functions work on GT tensors."""
+    if name in _MODULE_OF:
+        return getattr(importlib.import_module(_MODULE_OF[name]), name)
     torch = importlib.import_module("torch")
     if not hasattr(torch, name):
         raise AttributeError(f"module 'gt' has no attribute {name!r}, and neither has torch")
     return getattr(torch, name)
-
-
-def prepare() -> None:
-    """Whoever makes a tensor needs a way to start workers. Called when a public name is found, and when something of GT
-    came in by another door, as a pickle does."""
-    importlib.import_module("gt.launch.sessions")
 
 
 def __dir__() -> list[str]:

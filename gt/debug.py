@@ -185,5 +185,5 @@ def _name(ident: int) -> str:
 
 
 def _place(session: Session, site: int) -> str:
-    file, line, _ = session.sites.place(site)
+    file, line, _ = session.sites.lookup(site)
     return f"{file}:{line}"

@@ -99,5 +99,5 @@ def tensor(x: Any, name: str) -> Tensor:
     if not isinstance(name, str) or not name:
         raise SignalError(f"the name of a signal is a text that is not empty, not {name!r}")
     source = to_gt(x if isinstance(x, torch.Tensor) else torch.as_tensor(x))
-    layout = sessions.current().start_scoping().layout(name, source.shape)
+    layout = sessions.current().resolve_scopes().layout(name, source.shape)
     return source.clone() if layout is None else source.redistribute(placements=layout)  # type: ignore[return-value]

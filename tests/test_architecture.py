@@ -22,19 +22,31 @@ ALLOWED = {
     "sharding": "core",
     "signals": "core sharding",
     "wire": "core version",
-    "client": SENDERS,
+    "client": f"{SENDERS} bootstrap",
     "nn": "client optim",
     "optim": "client nn",
     "distributed": "client core sharding",
     "debug": "client core",
     "signal": "client core",
+    "bootstrap": "",
     "dispatcher": SENDERS,
     "worker": "core sharding wire version",
     "monitor": "core wire",
     "scripts": "core monitor",
 }
 SEE_ALL = {"launch", "server"}
-WITHOUT_TORCH = ("core", "sharding", "signals", "wire", "dispatcher", "monitor", "server", "version", "__init__")
+WITHOUT_TORCH = (
+    "core",
+    "sharding",
+    "signals",
+    "wire",
+    "dispatcher",
+    "monitor",
+    "server",
+    "version",
+    "bootstrap",
+    "__init__",
+)
 
 COMMANDS = ["gt/sharding/coverage.py"]  # run by a person to compare the rules with torch; nothing imports it
 
@@ -82,7 +94,8 @@ def imported(tree):
 
 
 def rooms_imported(path):
-    return {name.split(".")[1] for name in imported(parse(path)) if name.startswith("gt.")}
+    """`import gt` counts as its `__init__`, which imports everything on demand."""
+    return {[*name.split("."), "__init__"][1] for name in imported(parse(path)) if f"{name}.".startswith("gt.")}
 
 
 def packages_imported(path):
@@ -110,7 +123,8 @@ def test_a_room_imports_what_the_design_allows(room):
 
 def test_what_everyone_imports_first_is_lazy():
     body = [node for node in parse(ROOT / "__init__.py").body if not is_type_checking(node)]
-    assert {name for name in imported(ast.Module(body, [])) if name.startswith("gt")} == {"gt.version.__version__"}
+    names = {name for name in imported(ast.Module(body, [])) if name.startswith("gt")}
+    assert names == {"gt.bootstrap.load_launcher", "gt.version.__version__"}
 
 
 def test_type_checkers_see_the_public_names():
@@ -151,11 +165,56 @@ def test_imports_are_absolute():
     assert [f"{name_of(path)}:{node.lineno}" for path, node in nodes if node.level] == []
 
 
-def test_only_the_front_door_imports_by_name():
+def test_only_the_entry_imports_by_name():
     users = {
         name_of(path) for path in FILES if "importlib" in packages_imported(path) or "__import__" in names_in(path)
     }
-    assert users == {"gt/__init__.py", "gt/client/symbolic.py"}  # the latter, what it postpones
+    assert users == {"gt/__init__.py", "gt/bootstrap.py"}
+
+
+TORCH_PATCHES = ROOT / "client" / "torch_patches"
+OUTSIDE_PATCHES = [path for path in FILES if room_of(path) == "client" and TORCH_PATCHES not in path.parents]
+
+
+def is_private(name):
+    return name.startswith("_") and not name.startswith("__")
+
+
+def names_defined(tree):
+    """Functions, classes, variables, attributes and slots of a file."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.FunctionDef | ast.ClassDef):
+            yield node.name
+        elif isinstance(node, ast.Name | ast.Attribute) and isinstance(node.ctx, ast.Store):
+            yield node.id if isinstance(node, ast.Name) else node.attr
+        elif isinstance(node, ast.Assign) and dotted(node.targets[0]) == "__slots__":
+            yield from ast.literal_eval(node.value)
+
+
+def dotted(node):
+    if isinstance(node, ast.Attribute):
+        return f"{dotted(node.value)}.{node.attr}"
+    return node.id if isinstance(node, ast.Name) else ""
+
+
+def test_the_client_reaches_into_torch_only_in_torch_patches():
+    """A private name that the client does not define itself is torch's. Names of ops in `torch.ops.aten` are not."""
+    own = {name for path in OUTSIDE_PATCHES for name in names_defined(parse(path))}
+    found = []
+    for path in OUTSIDE_PATCHES:
+        modules = [name for name in imported(parse(path)) if name.startswith("torch.")]
+        found += [f"{name_of(path)}: {name}" for name in modules if any(map(is_private, name.split(".")))]
+        for node in ast.walk(parse(path)):
+            if isinstance(node, ast.Attribute) and is_private(node.attr) and node.attr not in own:
+                text = dotted(node)
+                if not text.startswith(("aten.", "torch.ops.aten.", "sys.", "_thread.")):
+                    found.append(f"{name_of(path)}:{node.lineno}: {text}")
+    assert found == []
+
+
+@pytest.mark.parametrize("path", sorted(TORCH_PATCHES.glob("[a-z]*.py")), ids=lambda path: path.stem)
+def test_a_torch_patch_has_a_test_of_its_name(path):
+    assert (ROOT.parent / "tests" / "client" / "torch_patches" / f"test_{path.name}").is_file()
 
 
 def private_names_of_torch(path):
@@ -222,7 +281,7 @@ def test_a_dispatcher_runs_on_a_machine_without_torch(module, without):
 
 
 def test_importing_gt_loads_nothing_of_it():
-    assert {name for name in loaded_by("import gt") if name.startswith("gt")} == {"gt", "gt.version"}
+    assert {name for name in loaded_by("import gt") if name.startswith("gt")} == {"gt", "gt.bootstrap", "gt.version"}
 
 
 @pytest.mark.parametrize("room", sorted(str(path.parent.relative_to(ROOT)) for path in ROOT.rglob("README.md")))

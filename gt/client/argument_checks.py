@@ -10,10 +10,11 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
-from torch.utils._python_dispatch import _disable_current_modes
-from torch.utils._pytree import tree_leaves, tree_map
 
 from gt.client.op_schema import OpSchema
+from gt.client.torch_patches.dispatch_modes import disable_current_modes
+from gt.client.torch_patches.op_registry import schema_of
+from gt.client.torch_patches.pytree import tree_leaves, tree_map
 
 _MASKS = (torch.bool, torch.uint8)
 
@@ -22,20 +23,20 @@ class MayBeRefused(Exception):
     """Torch's kernel would refuse this, or may."""
 
 
-def check(record: OpSchema, args: Sequence[Any], kwargs: dict[str, Any], result: Any, on_cpu: bool) -> None:
+def check(op: OpSchema, args: Sequence[Any], kwargs: dict[str, Any], result: Any, on_cpu: bool) -> None:
     """Raises where a kernel may refuse a call with tensors without bytes that torch's shape function has answered."""
-    special = _CHECKS.get(record.func._schema.name)
+    special = _CHECKS.get(schema_of(op.func).name)
     if special is not None:
         special(*args, **kwargs)
-    if on_cpu and torch.Tag.pointwise in record.func.tags and not record.random:
-        _try_on_one_element(record, args, kwargs, result)
+    if on_cpu and torch.Tag.pointwise in op.func.tags and not op.random:
+        _try_on_one_element(op, args, kwargs, result)
 
 
-def _try_on_one_element(record: OpSchema, args: Sequence[Any], kwargs: dict[str, Any], result: Any) -> None:
+def _try_on_one_element(op: OpSchema, args: Sequence[Any], kwargs: dict[str, Any], result: Any) -> None:
     """Which dtypes an op takes, only its kernel knows; if it works on each element by itself, one tells."""
-    with _disable_current_modes():
+    with disable_current_modes():
         given, named = tree_map(_one_element, (tuple(args), kwargs))
-        made = record.func(*given, **named)
+        made = op.func(*given, **named)
     if [_dtype_of(leaf) for leaf in tree_leaves(made)] != [_dtype_of(leaf) for leaf in tree_leaves(result)]:
         raise MayBeRefused
 

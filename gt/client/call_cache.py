@@ -1,17 +1,20 @@
-"""What is remembered of an op for given shapes: how to emit it and what it returns."""
+"""Cached calls: how an op with given geometries and constants is emitted, and what it returns.
+
+Everything in the `run` methods is a hot path.
+"""
 
 from __future__ import annotations
 
 import _thread
 from collections.abc import Callable, Sequence
-from operator import attrgetter
 from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
 
 import torch
-from torch.utils._pytree import tree_leaves
 
 from gt.client.geometry import Geometry, geometry_from_meta
-from gt.client.storage import CONJUGATE, NEGATE, Node, Storage, reinterpreted, view_of
+from gt.client.storage import CONJUGATE, NEGATE, Storage, TensorRef, reinterpreted, view_of
+from gt.client.torch_patches.handles import make_handle, set_conjugated, set_metadata, set_negated
+from gt.client.torch_patches.pytree import tree_leaves
 from gt.core.messages import QueryOp, RunOp
 from gt.core.meta import TensorMeta
 from gt.core.signatures import ViewStep
@@ -22,46 +25,42 @@ if TYPE_CHECKING:
 HandleType: TypeAlias = type[torch.Tensor]
 Rebuild: TypeAlias = Callable[[list[Any]], Any]
 Returned: TypeAlias = Callable[[list[Any], tuple[Any, ...], dict[str, Any]], Any]
-# (class, shape, strides, offset, memory format, dtype): by position, because names cost a fifth of the whole
-_make_handle = torch.Tensor._make_wrapper_subclass
-_id_of = attrgetter("id")
-_other_threads = _thread._count  # that Python started; only such a thread could start another one meanwhile
-_set_metadata = torch._C.TensorBase.data.__set__  # type: ignore[attr-defined]
+_thread_count = _thread._count  # threads that Python started, the main thread aside
 
 
-def wrap(cls: HandleType, node: Node) -> torch.Tensor:
-    """A handle for a node: a torch tensor without bytes. It says "cpu", as the plain tensors it mixes with do."""
-    geometry = node.geometry
-    handle = _make_handle(cls, geometry.shape, geometry.stride, geometry.offset, None, geometry.dtype)
-    handle._node = node  # type: ignore[attr-defined]
+def wrap(cls: HandleType, ref: TensorRef) -> torch.Tensor:
+    """A handle: a torch tensor without bytes. Its device is "cpu", as that of the plain tensors it mixes with."""
+    geometry = ref.geometry
+    handle = make_handle(cls, geometry.shape, geometry.stride, geometry.offset, None, geometry.dtype)
+    handle._ref = ref  # type: ignore[attr-defined]
     return handle
 
 
-def wrap_view(cls: HandleType, node: Node) -> torch.Tensor:
-    """A handle for a node that may be conjugated or negated lazily, of which torch knows by two bits of a tensor. The
-    path gives the value; by the bits `is_conj()` is true, and torch copies such an operand where it would copy a plain
-    one."""
-    handle = wrap(cls, node)
-    lazy = reinterpreted(node) if node.path is not None else None
+def wrap_view(cls: HandleType, ref: TensorRef) -> torch.Tensor:
+    """A handle of a view that may be conjugated or negated lazily, which torch knows from two bits of a tensor. The
+    path gives the value; with the bits `is_conj()` is true, and torch copies such an operand where it would copy a
+    plain one."""
+    handle = wrap(cls, ref)
+    lazy = reinterpreted(ref) if ref.path is not None else None
     if lazy:
-        torch._C._set_conj(handle, CONJUGATE in lazy)
-        torch._C._set_neg(handle, NEGATE in lazy)
+        set_conjugated(handle, CONJUGATE in lazy)
+        set_negated(handle, NEGATE in lazy)
     return handle
 
 
 class CachedCall(Protocol):
     def run(
-        self, cls: HandleType, session: Session, nodes: list[Node], numbers: list[Any], args: Any, kwargs: Any
+        self, cls: HandleType, session: Session, refs: list[TensorRef], scalars: list[Any], args: Any, kwargs: Any
     ) -> Any: ...
 
 
 class SingleResultCall:
     """An op with one result, a new tensor: nearly every op, so everything that can be prepared is."""
 
-    __slots__ = ("code", "dtype", "geometry", "random", "shape", "stride")
+    __slots__ = ("dtype", "geometry", "op_id", "random", "shape", "stride")
 
-    def __init__(self, code: int, geometry: Geometry, random: bool) -> None:
-        self.code = code
+    def __init__(self, op_id: int, geometry: Geometry, random: bool) -> None:
+        self.op_id = op_id
         self.geometry = geometry
         self.shape = geometry.shape
         self.stride = geometry.stride
@@ -69,54 +68,51 @@ class SingleResultCall:
         self.random = random
 
     def run(
-        self, cls: HandleType, session: Session, nodes: list[Node], numbers: list[Any], args: Any, kwargs: Any
+        self, cls: HandleType, session: Session, refs: list[TensorRef], scalars: list[Any], args: Any, kwargs: Any
     ) -> Any:
         if self.random:
-            numbers.append(draw_key(args, kwargs))
+            scalars.append(draw_key(args, kwargs))
         result = Storage(session, next(session.ids), self.geometry)
-        scope = 0 if session.scoping is None else session.scoping.of(nodes, self.geometry)
-        site = session.sites.here(3)
-        if _other_threads() > 1:
-            with session.lock:
-                inputs = tuple([node.id for node in nodes])
-                session.enqueue(RunOp(self.code, inputs, (result.id,), tuple(numbers), scope, site))
-            session.emitted()
-        else:  # no thread but the one that flushes: the lock would take a tenth of the whole
-            inputs = (nodes[0].id, nodes[1].id) if len(nodes) == 2 else tuple([node.id for node in nodes])
-            session.emit(RunOp(self.code, inputs, (result.id,), tuple(numbers), scope, site))
-        handle = _make_handle(cls, self.shape, self.stride, None, None, self.dtype)
-        handle._node = result  # type: ignore[attr-defined]
+        scope = 0 if session.scope_resolver is None else session.scope_resolver.scope_id(refs, self.geometry)
+        site = session.sites.current(3)
+        if _thread_count() > 1:
+            outputs = (result.id,)
+            session.outbox.submit(lambda ids: RunOp(self.op_id, ids, outputs, tuple(scalars), scope, site), refs)
+        else:  # no thread but the one that flushes, which starts none: the lock would take a tenth of the whole
+            inputs = (refs[0].id, refs[1].id) if len(refs) == 2 else tuple([ref.id for ref in refs])
+            session.outbox.emit(RunOp(self.op_id, inputs, (result.id,), tuple(scalars), scope, site))
+        handle = make_handle(cls, self.shape, self.stride, None, None, self.dtype)
+        handle._ref = result  # type: ignore[attr-defined]
         return handle
 
 
 class PlainCall:
     """An op with several results, all new tensors."""
 
-    __slots__ = ("code", "outputs", "random", "rebuild")
+    __slots__ = ("op_id", "outputs", "random", "rebuild")
 
-    def __init__(self, code: int, outputs: tuple[Geometry, ...], rebuild: Rebuild, random: bool) -> None:
-        self.code = code
+    def __init__(self, op_id: int, outputs: tuple[Geometry, ...], rebuild: Rebuild, random: bool) -> None:
+        self.op_id = op_id
         self.outputs = outputs
         self.rebuild = rebuild
         self.random = random
 
     def run(
-        self, cls: HandleType, session: Session, nodes: list[Node], numbers: list[Any], args: Any, kwargs: Any
+        self, cls: HandleType, session: Session, refs: list[TensorRef], scalars: list[Any], args: Any, kwargs: Any
     ) -> Any:
         if self.random:
-            numbers.append(draw_key(args, kwargs))
+            scalars.append(draw_key(args, kwargs))
         results = [Storage(session, next(session.ids), geometry) for geometry in self.outputs]
         outputs = tuple([result.id for result in results])
-        scope = 0 if session.scoping is None else session.scoping.of(nodes, None)
-        site = session.sites.here()
-        with session.lock:
-            session.enqueue(RunOp(self.code, tuple(map(_id_of, nodes)), outputs, tuple(numbers), scope, site))
-        session.emitted()
+        scope = 0 if session.scope_resolver is None else session.scope_resolver.scope_id(refs, None)
+        site = session.sites.current()
+        session.outbox.submit(lambda ids: RunOp(self.op_id, ids, outputs, tuple(scalars), scope, site), refs)
         return self.rebuild([wrap(cls, result) for result in results])
 
 
 class ViewCall:
-    """An op whose results are views: nothing is sent, the result is a path."""
+    """An op whose results are views: it sends nothing, its results are paths. `same`: the result is the input itself;
+    `strided`: the results are plain strided memory of the storage."""
 
     __slots__ = ("outputs", "rebuild", "same", "steps", "strided", "wrap")
 
@@ -137,129 +133,114 @@ class ViewCall:
         self.strided = strided
 
     def run(
-        self, cls: HandleType, session: Session, nodes: list[Node], numbers: list[Any], args: Any, kwargs: Any
+        self, cls: HandleType, session: Session, refs: list[TensorRef], scalars: list[Any], args: Any, kwargs: Any
     ) -> Any:
-        node = nodes[0]
+        ref = refs[0]
         if self.same:
-            return self.wrap(cls, node)
+            return self.wrap(cls, ref)
         views = [
-            self.wrap(cls, view_of(node, (self, pick), step, geometry, self.strided))
+            self.wrap(cls, view_of(ref, (self, pick), step, geometry, self.strided))
             for pick, (step, geometry) in enumerate(zip(self.steps, self.outputs, strict=True))
         ]
         return views[0] if self.rebuild is None else self.rebuild(views)
 
 
 class WriteCall:
-    """An op that overwrites some of its arguments: `writes` are their places among the tensors of the call."""
+    """An op that overwrites some of its arguments. `writes`: their positions among the tensors of the call."""
 
-    __slots__ = ("code", "outputs", "random", "returned", "writes")
+    __slots__ = ("op_id", "outputs", "random", "returned", "writes")
 
     def __init__(
-        self, code: int, outputs: tuple[Geometry, ...], writes: tuple[int, ...], returned: Returned, random: bool
+        self, op_id: int, outputs: tuple[Geometry, ...], writes: tuple[int, ...], returned: Returned, random: bool
     ) -> None:
-        self.code = code
+        self.op_id = op_id
         self.outputs = outputs
         self.writes = writes
         self.returned = returned
         self.random = random
 
     def run(
-        self, cls: HandleType, session: Session, nodes: list[Node], numbers: list[Any], args: Any, kwargs: Any
+        self, cls: HandleType, session: Session, refs: list[TensorRef], scalars: list[Any], args: Any, kwargs: Any
     ) -> Any:
         if self.random:
-            numbers.append(draw_key(args, kwargs))
+            scalars.append(draw_key(args, kwargs))
         results = [Storage(session, next(session.ids), geometry) for geometry in self.outputs]
-        written = [nodes[place].base for place in self.writes]
-        renewed = [next(session.ids) for _ in written]
-        outputs = (*[result.id for result in results], *renewed)
-        scope = 0 if session.scoping is None else session.scoping.of(nodes, None)
-        site = session.sites.here()
-        with session.lock:
-            inputs = tuple(map(_id_of, nodes))
-            _write(session, RunOp(self.code, inputs, outputs, tuple(numbers), scope, site), written, renewed)
-        session.emitted()
+        written = [refs[position].storage for position in self.writes]
+        new_ids = [next(session.ids) for _ in written]
+        outputs = (*[result.id for result in results], *new_ids)
+        scope = 0 if session.scope_resolver is None else session.scope_resolver.scope_id(refs, None)
+        site = session.sites.current()
+        session.outbox.submit(
+            lambda ids: RunOp(self.op_id, ids, outputs, tuple(scalars), scope, site), refs, written, new_ids
+        )
         return self.returned([wrap(cls, result) for result in results], args, kwargs or {})
 
 
 class QueryCall:
-    """An op whose results only a worker can tell: the call waits for the answer."""
+    """An op whose results only a worker knows: the call waits for the answer. `on_geometries` is called with the
+    geometries of the results, None for a result that is no tensor."""
 
-    __slots__ = ("code", "learn", "random", "returned", "writes")
+    __slots__ = ("on_geometries", "op_id", "random", "returned", "writes")
 
     def __init__(
         self,
-        code: int,
+        op_id: int,
         writes: tuple[int, ...],
         returned: Returned,
         random: bool,
-        learn: Callable[[list[Geometry | None]], None] | None = None,
+        on_geometries: Callable[[list[Geometry | None]], None] | None = None,
     ) -> None:
-        self.code = code
-        self.learn = learn
+        self.op_id = op_id
+        self.on_geometries = on_geometries
         self.writes = writes
         self.returned = returned
         self.random = random
 
     def run(
-        self, cls: HandleType, session: Session, nodes: list[Node], numbers: list[Any], args: Any, kwargs: Any
+        self, cls: HandleType, session: Session, refs: list[TensorRef], scalars: list[Any], args: Any, kwargs: Any
     ) -> Any:
         if self.random:
-            numbers.append(draw_key(args, kwargs))
-        written = [nodes[place].base for place in self.writes]
-        renewed = tuple([next(session.ids) for _ in written])
+            scalars.append(draw_key(args, kwargs))
+        written = [refs[position].storage for position in self.writes]
+        new_ids = tuple([next(session.ids) for _ in written])
         request = next(session.ids)
-        scope = 0 if session.scoping is None else session.scoping.of(nodes, None)
-        site = session.sites.here()
-        with session.lock:
-            inputs = tuple(map(_id_of, nodes))
-            first = session.reserve_ids()  # under the lock: the ids of a later query are higher
-            query = QueryOp(request, self.code, inputs, renewed, first, tuple(numbers), scope, site)
-            _write(session, query, written, renewed)
-        answer = session.ask(request)
-        for base, meta in zip(written, answer.written, strict=True):
-            _resized(base, geometry_from_meta(meta), args, kwargs)
-        if self.learn is not None:
-            self.learn([geometry_from_meta(m) if isinstance(m, TensorMeta) else None for m in answer.results])
-        return self.returned(_handles(cls, session, first, answer.results), args, kwargs or {})
+        scope = 0 if session.scope_resolver is None else session.scope_resolver.scope_id(refs, None)
+        site = session.sites.current()
+
+        def build(ids: tuple[int, ...]) -> QueryOp:
+            first = session.reserve_ids()  # with the outbox's lock held: the ids of a later query are higher
+            return QueryOp(request, self.op_id, ids, new_ids, first, tuple(scalars), scope, site)
+
+        query: QueryOp = session.outbox.submit(build, refs, written, new_ids)
+        answer = session.read_query(request)
+        for storage, meta in zip(written, answer.written, strict=True):
+            _resize(storage, geometry_from_meta(meta), args, kwargs)
+        if self.on_geometries is not None:
+            self.on_geometries([geometry_from_meta(m) if isinstance(m, TensorMeta) else None for m in answer.results])
+        return self.returned(_handles(cls, session, query.first, answer.results), args, kwargs or {})
 
 
-def _write(session: Session, op: RunOp | QueryOp, written: Sequence[Storage], renewed: Sequence[int]) -> None:
-    """Emit an op that consumes the ids of what it writes, with the session's lock held. An interrupt may come at any
-    point of this: tensors get their new ids if and only if the op is in the queue."""
-    before = [base.id for base in written]
-    try:
-        for base, ident in zip(written, renewed, strict=True):
-            base.id = ident
-        session.enqueue(op)
-    except BaseException:
-        queue = session.outbox.queue
-        if not queue or queue[-1] is not op:
-            for base, ident in zip(written, before, strict=True):
-                base.id = ident
-        raise
-
-
-def rebind(tensor: torch.Tensor, node: Node) -> torch.Tensor:
-    """Make an existing handle stand for another node, shape included."""
-    _set_metadata(tensor, wrap_view(type(tensor), node))
-    tensor._node = node  # type: ignore[attr-defined]
+def rebind(tensor: torch.Tensor, ref: TensorRef) -> torch.Tensor:
+    """Make an existing handle refer to another tensor, shape included."""
+    set_metadata(tensor, wrap_view(type(tensor), ref))
+    tensor._ref = ref  # type: ignore[attr-defined]
     if isinstance(tensor, torch.nn.Parameter):
-        node.base.is_parameter = True
+        ref.storage.is_parameter = True
     return tensor
 
 
-def _resized(base: Storage, geometry: Geometry, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-    """An op has resized a tensor that it wrote to; the caller's handles of it show that."""
-    if geometry.shape == base.geometry.shape:
+def _resize(storage: Storage, geometry: Geometry, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    """Give a storage that an op has resized its new geometry, and the caller's handles of it too."""
+    if geometry.shape == storage.geometry.shape:
         return
-    base.geometry = geometry
+    storage.geometry = geometry
     for value in tree_leaves((args, kwargs)):
-        if getattr(value, "_node", None) is base:
-            rebind(value, base)
+        if getattr(value, "_ref", None) is storage:
+            rebind(value, storage)
 
 
 def _handles(cls: HandleType, session: Session, first: int, results: Sequence[Any]) -> list[Any]:
-    """Handles for the tensors of an answer, which took the ids from `first` on; other values as they are."""
+    """Handles for the tensors of an answer, whose ids start at `first`; other values as they are."""
     values: list[Any] = []
     for result in results:
         if isinstance(result, TensorMeta):
@@ -272,7 +253,7 @@ def _handles(cls: HandleType, session: Session, first: int, results: Sequence[An
 
 def draw_key(args: tuple[Any, ...], kwargs: dict[str, Any] | None) -> int:
     """The key of a random op, drawn from torch's generator on the client: so `torch.manual_seed`, a user's generator
-    and the state that checkpointing saves and restores all mean what they mean in torch."""
+    and the state that checkpointing saves have the effects that they have in torch."""
     generator = (kwargs or {}).get("generator")
     if generator is None:
         generator = next((a for a in args if isinstance(a, torch.Generator)), None)

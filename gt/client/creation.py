@@ -9,8 +9,6 @@ from typing import Any
 import numpy as np
 import torch
 from torch.overrides import TorchFunctionMode
-from torch.utils._python_dispatch import _disable_current_modes
-from torch.utils._pytree import tree_map_only
 
 from gt.client.factory_mode import FactoryMode
 from gt.client.geometry import TORCH_DTYPES
@@ -19,6 +17,8 @@ from gt.client.model_config import apply_plan
 from gt.client.module_moving import move_module
 from gt.client.module_registration import keep_on_gt, watch_modules
 from gt.client.tensor import Tensor, here, to_gt
+from gt.client.torch_patches.dispatch_modes import disable_current_modes
+from gt.client.torch_patches.pytree import tree_map_only
 from gt.client.tracebacks import ends_on_users_line
 from gt.core.errors import LayoutError, nearest
 from gt.sharding.placements import Layout, Partial, Placement, Placements, Replicate, Shard
@@ -73,7 +73,7 @@ class _ReadLists(TorchFunctionMode):
             data = with_values(args[0] if args else kwargs.pop("data"))
             return func(data, *args[1:], **kwargs)
         if func is torch.asarray and args and isinstance(args[0], torch.UntypedStorage):
-            with _disable_current_modes():  # memory of this process, such as that of a file
+            with disable_current_modes():  # memory of this process, such as that of a file
                 return func(*args, **kwargs)
         return func(*args, **kwargs)
 

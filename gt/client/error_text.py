@@ -1,4 +1,4 @@
-"""What a user reads when something failed far away: their line first, then the op, then the worker's side."""
+"""Error messages about remote failures: the user's line first, then the op, then the worker's traceback."""
 
 from __future__ import annotations
 
@@ -6,13 +6,14 @@ import linecache
 
 import torch
 
+from gt.client.sites import Site
 from gt.core.messages import Failure, Gathered, Lost
 
 
-def describe_failure(failure: Failure, place: tuple[str, int, str]) -> str:
+def describe_failure(failure: Failure, site: Site) -> str:
     lines = [
-        _shown(place),
-        f"  issued {failure.op}({', '.join(failure.inputs)}), which failed {place_of(failure)}:",
+        _quote(site),
+        f"  issued {failure.op}({', '.join(failure.inputs)}), which failed {where_it_failed(failure)}:",
         f"  {failure.kind}: {failure.message}",
         f"  Traceback of the {'worker' if failure.worker >= 0 else 'dispatcher'}:",
         *[f"    {text}" for text in failure.traceback.rstrip().splitlines()],
@@ -20,39 +21,39 @@ def describe_failure(failure: Failure, place: tuple[str, int, str]) -> str:
     return "\n".join(lines)
 
 
-def _shown(place: tuple[str, int, str]) -> str:
-    """A place of the program and its line, as in a traceback."""
-    file, line, function = place
+def _quote(site: Site) -> str:
+    """A line of the program, as in a traceback."""
+    file, line, function = site
     source = linecache.getline(file, line).strip()
     header = f'File "{file}", line {line}, in {function or "<module>"}'
     return f"{header}\n    {source}" if source else header
 
 
-def place_of(failure: Failure) -> str:
-    """Where an op failed; one that could not be planned has reached no worker."""
+def where_it_failed(failure: Failure) -> str:
+    """An op that could not be planned has reached no worker."""
     return f"on worker {failure.worker}" if failure.worker >= 0 else "before it reached a worker"
 
 
-def describe_unread(failure: Failure, place: tuple[str, int, str]) -> str:
+def describe_unread(failure: Failure, site: Site) -> str:
     """One line about a failure that no read has shown."""
-    file, line, _ = place
+    file, line, _ = site
     problem = next(iter(failure.message.splitlines()), "")
     return f"{file}:{line}: {failure.op} failed and its result was never read: {failure.kind}: {problem}"
 
 
-_AT_ONCE: dict[str, type[Exception]] = {
+_ERROR_TYPES: dict[str, type[Exception]] = {
     kind.__name__: kind
     for kind in (RuntimeError, IndexError, ValueError, TypeError, NotImplementedError, ZeroDivisionError, OverflowError)
 } | {"_LinAlgError": torch.linalg.LinAlgError}
 
 
-def error_at_once(failure: Failure) -> Exception:
-    """The error of an op that was waited for: it is raised on the user's line as torch would raise it."""
-    return _AT_ONCE.get(failure.kind, RuntimeError)(failure.message)
+def error_of_query(failure: Failure) -> Exception:
+    """The error of a query, which is raised on the user's line as torch would raise it."""
+    return _ERROR_TYPES.get(failure.kind, RuntimeError)(failure.message)
 
 
-def describe_gathering(gathered: Gathered, place: tuple[str, int, str]) -> str:
-    file, line, _ = place
+def describe_gathering(gathered: Gathered, site: Site) -> str:
+    file, line, _ = site
     if gathered.is_query:
         reason = "runs whole on gathered inputs, since the program waits for its results"
     else:
@@ -60,11 +61,11 @@ def describe_gathering(gathered: Gathered, place: tuple[str, int, str]) -> str:
     return f"{gathered.op} {reason} ({file}:{line})"
 
 
-def describe_loss(lost: Lost, how_it_ended: str, place: tuple[str, int, str] | None = None) -> str:
-    """`place`: the line whose op exchanged tensors with the worker when it was lost."""
+def describe_loss(lost: Lost, how_it_ended: str, site: Site | None = None) -> str:
+    """`site`: the line whose op exchanged tensors with the worker when it was lost."""
     ending = how_it_ended or lost.reason
     last = f"its last op was {lost.last_op}" if lost.last_op else "it had not run an op"
-    issued = "" if place is None else f"{_shown(place)}\n  needed a worker that was lost:\n  "
+    issued = "" if site is None else f"{_quote(site)}\n  needed a worker that was lost:\n  "
     return (
         f"{issued}worker {lost.worker} (pid {lost.pid}) {ending}; {last}. The tensors it held are lost; those of other "
         f"workers can still be read, and gt.recover(model) brings back weights that others hold too. Start again with "

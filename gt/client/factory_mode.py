@@ -6,14 +6,15 @@ import functools
 from typing import Any
 
 import torch
-from torch.utils._python_dispatch import TorchDispatchMode
 
+from gt.client.torch_patches.dispatch_modes import UntracedMode, current_dispatch_modes
+from gt.client.torch_patches.op_registry import schema_of
 from gt.sharding.placements import Layout
 
 _LIFT = torch.ops.aten.lift_fresh.default
 
 
-class FactoryMode(TorchDispatchMode):
+class FactoryMode(UntracedMode):
     """Inside, a factory that would make a plain tensor makes one of `cls`. What has a tensor among its arguments, or
     asks for another device than the CPU, is left alone. `layout`: how what is made is laid out."""
 
@@ -21,11 +22,6 @@ class FactoryMode(TorchDispatchMode):
         super().__init__()
         self._cls: Any = cls
         self._layout = layout
-
-    @classmethod
-    def _should_skip_dynamo(cls) -> bool:
-        # Torch would wrap the method below to keep its compiler out, and import the compiler for that: 1.6 s.
-        return False
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
@@ -39,9 +35,13 @@ def _is_lift(func: Any, args: Any) -> bool:
     return func is _LIFT and args[0].device.type == "cpu"
 
 
+def is_factory_mode_on() -> bool:
+    return any(isinstance(mode, FactoryMode) for mode in current_dispatch_modes())
+
+
 @functools.cache
 def _is_factory(func: Any) -> bool:
-    arguments = func._schema.arguments
+    arguments = schema_of(func).arguments
     takes_tensor = any("Tensor" in str(argument.type) for argument in arguments)
     return not takes_tensor and any(argument.name == "device" for argument in arguments)
 

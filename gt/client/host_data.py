@@ -8,9 +8,10 @@ from typing import Any, TypeAlias
 
 import numpy as np
 import torch
-from torch.utils._python_dispatch import _disable_current_modes
 
 from gt.client.geometry import Geometry
+from gt.client.torch_patches.dispatch_modes import disable_current_modes
+from gt.client.torch_patches.handles import is_zero_tensor
 from gt.core.meta import is_dense, memory_order
 from gt.wire.channel import Buffer
 
@@ -71,7 +72,7 @@ def strided(tensor: torch.Tensor) -> torch.Tensor:
     if tensor.layout is not torch.strided:
         raise TypeError(f"GT holds strided tensors, not {tensor.layout}; call to_dense() first")
     plain = tensor.detach().resolve_conj().resolve_neg()
-    return torch.empty_like(plain).copy_(plain) if plain._is_zerotensor() else plain  # zeros without memory
+    return torch.empty_like(plain).copy_(plain) if is_zero_tensor(plain) else plain  # zeros without memory
 
 
 def payload(tensor: torch.Tensor) -> memoryview:
@@ -99,5 +100,5 @@ def as_tensor(buffer: Buffer, geometry: Geometry) -> torch.Tensor:
 
 def _empty(geometry: Geometry) -> torch.Tensor:
     """Plain memory, also inside `with gt.device():`."""
-    with _disable_current_modes():
+    with disable_current_modes():
         return torch.empty_strided(geometry.shape, geometry.stride, dtype=geometry.dtype)

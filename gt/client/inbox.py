@@ -1,8 +1,7 @@
-"""Answers on their way in: whoever waits for one is told for whom, and why none can come."""
+"""Answers of the dispatcher on their way in, and the errors that are raised where none can come."""
 
 from __future__ import annotations
 
-import contextlib
 import logging
 import math
 import sys
@@ -11,7 +10,7 @@ import time
 from collections import deque
 from collections.abc import Callable
 
-from gt.client.error_text import describe_failure, describe_gathering, describe_loss, error_at_once
+from gt.client.error_text import describe_failure, describe_gathering, describe_loss, error_of_query
 from gt.client.interrupts import CriticalSection
 from gt.client.sites import Sites
 from gt.core.errors import GTError, OpError, ProtocolError, ServerLost, WorkerLost
@@ -21,14 +20,14 @@ from gt.wire.channel import Buffer, ClientChannel
 log = logging.getLogger("gt.client")
 sharding_log = logging.getLogger("gt.sharding")
 
-POLL_SECONDS = 0.05  # of receiving for all, and of waiting for who does
+POLL_SECONDS = 0.05  # how long a thread receives for all, or waits for the thread that does; defers Ctrl-C
 NOTICE_SECONDS = 10.0  # a wait this long is explained on stderr
-REMEMBERED = 1024  # failures whose news may still come from other workers
+REMEMBERED = 1024  # failures that other workers may still report
 
 
 class Inbox:
-    """`failures` are those of ops that no read has shown yet. `note_workers` is told of workers that come and go. Of
-    the threads that wait, one receives for all."""
+    """`failures` are those of ops that no read has shown yet. `note_workers` is called when workers come and go. Of the
+    threads that wait, one receives for all."""
 
     def __init__(
         self, channel: ClientChannel, sites: Sites, note_workers: Callable[[Joined | Lost], None] = lambda _: None
@@ -38,19 +37,19 @@ class Inbox:
         self._sites = sites
         self._note_workers = note_workers
         self._answers: dict[int, tuple[Answer, Buffer | None]] = {}
-        self._turn = threading.RLock()  # of the thread that receives, whose signal handlers may read while it waits
-        self._receiving = 0
-        self._gates: list[threading.Lock] = []  # of those who wait for that thread
+        self._turn = threading.RLock()  # held by the thread that receives
+        self._receiving = False
+        self._received = threading.Condition()  # notified when that thread has received
         self._abandoned: set[int] = set()  # requests whose wait was interrupted
-        self._noting = threading.RLock()
+        self._failures_lock = threading.RLock()
         self._server_lost: ServerLost | None = None
         self._refused = ""
         self._status = ""
         self._known: deque[int] = deque(maxlen=REMEMBERED)
 
     def wait(self, request: int, seconds: float = math.inf) -> tuple[Answer, Buffer | None]:
-        """The answer to a request. Raises what made an answer impossible, after telling for whom it waits, and
-        TimeoutError after so many seconds."""
+        """The answer to a request. Raises the error that made an answer impossible, and TimeoutError after so many
+        seconds. A long wait is explained on stderr."""
         found = self._answers.pop(request, None)
         if found is None:
             try:
@@ -79,13 +78,13 @@ class Inbox:
                 notice = now + NOTICE_SECONDS
 
     def collect(self) -> bool:
-        """Take what is there; gives whether there was anything. What was taken from the channel must be kept: nothing
-        may come in between."""
+        """Take the answers that have arrived; returns whether there were any. An answer taken from the channel must be
+        kept, so an interrupt in the middle ends the session."""
         try:
             return self._take()
         except GTError:
             raise
-        except BaseException as error:  # a second Ctrl-C, or of a signal handler: something may be lost
+        except BaseException as error:  # a second Ctrl-C, or raised by a signal handler: answers may be lost
             self._refused = f"{type(error).__name__} has ended the session while it received"
             raise
 
@@ -110,7 +109,7 @@ class Inbox:
             elif isinstance(answer, Joined):
                 self._note_workers(answer)
             elif isinstance(answer, Gathered):
-                sharding_log.warning("%s", describe_gathering(answer, self._sites.place(answer.site)))
+                sharding_log.warning("%s", describe_gathering(answer, self._sites.lookup(answer.site)))
             elif answer.request in self._abandoned:  # type: ignore[union-attr]
                 self._abandoned.discard(answer.request)  # type: ignore[union-attr]
             else:
@@ -119,59 +118,45 @@ class Inbox:
 
     def unshown(self) -> list[Failure]:
         """Failures that no read has shown, taken out of the inbox."""
-        with self._noting:
+        with self._failures_lock:
             failures, self.failures = self.failures, []
         return failures
 
     def _receive_for_all(self, request: int) -> None:
-        """Receive for a moment, or wait for the thread that does."""
-        with CriticalSection() as block:
+        """Receive for a moment, or wait for the thread that does. Ctrl-C is raised at the end of the moment."""
+        with CriticalSection():
             if not self._turn.acquire(blocking=False):
-                self._follow(request, block)
+                self._wait_for_receiver(request)
                 return
-            self._receiving += 1
             try:
-                self._receive(block)
+                self._receiving = True
+                self._receive()
             finally:
-                self._receiving -= 1
+                self._receiving = False
                 self._turn.release()
-                for gate in tuple(self._gates):
-                    with contextlib.suppress(RuntimeError):  # it is open
-                        gate.release()
+                with self._received:
+                    self._received.notify_all()
 
-    def _receive(self, block: CriticalSection) -> None:
+    def _receive(self) -> None:
         deadline = time.monotonic() + POLL_SECONDS
         while not self.collect() and time.monotonic() < deadline:
-            block.pause()
-            try:
-                self._channel.wait()
-            finally:
-                block.resume()
+            self._channel.wait()
 
-    def _follow(self, request: int, block: CriticalSection) -> None:
-        gate = threading.Lock()
-        gate.acquire()
-        self._gates.append(gate)
-        try:
+    def _wait_for_receiver(self, request: int) -> None:
+        with self._received:
             if request not in self._answers and self._receiving:
-                block.pause()
-                try:
-                    gate.acquire(timeout=POLL_SECONDS)
-                finally:
-                    block.resume()
-        finally:
-            self._gates.remove(gate)
+                self._received.wait(POLL_SECONDS)
 
     def _note(self, failure: Failure) -> None:
-        """Every worker that an op fails on tells of it, maybe after a read has shown what another one told."""
-        with self._noting:
+        """Every worker that an op fails on reports it, maybe after a read has shown the report of another one."""
+        with self._failures_lock:
             if failure.origin == 0 or failure.origin not in self._known:
                 self._known.append(failure.origin)
                 self.failures.append(failure)
 
     def _forget(self, failure: Failure) -> None:
-        """A read shows it."""
-        with self._noting:
+        """Drop a failure that a read shows."""
+        with self._failures_lock:
             self._known.append(failure.origin)
             self.failures = [other for other in self.failures if other.origin != failure.origin]
 
@@ -182,11 +167,11 @@ class Inbox:
         if isinstance(answer, Failed):
             self._forget(answer.failure)
             if answer.own:
-                raise error_at_once(answer.failure)
-            raise OpError(describe_failure(answer.failure, self._sites.place(answer.failure.site)))
+                raise error_of_query(answer.failure)
+            raise OpError(describe_failure(answer.failure, self._sites.lookup(answer.failure.site)))
         if isinstance(answer, Lost):
-            place = self._sites.place(answer.site) if answer.site else None
-            raise WorkerLost(describe_loss(answer, self._channel.how_it_ended(answer.pid), place))
+            site = self._sites.lookup(answer.site) if answer.site else None
+            raise WorkerLost(describe_loss(answer, self._channel.how_it_ended(answer.pid), site))
         if isinstance(answer, Rejected):
             raise ProtocolError(answer.reason)
         return found

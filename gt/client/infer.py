@@ -10,8 +10,6 @@ from collections.abc import Sequence
 from typing import Any
 
 import torch
-from torch._C import _dispatch_has_kernel_for_dispatch_key
-from torch.utils._pytree import tree_flatten, tree_unflatten
 
 from gt.client.argument_checks import check
 from gt.client.call_cache import (
@@ -26,12 +24,14 @@ from gt.client.call_cache import (
 )
 from gt.client.geometry import Geometry, dtype_name, geometry_of, intern_geometry
 from gt.client.op_schema import Kind, OpSchema
-from gt.client.quirks import keep_dynamo_out
 from gt.client.session import Session
 from gt.client.shape_functions import SHAPES
-from gt.client.storage import CONJUGATE, NEGATE, Node, is_lazy, reinterpreted
+from gt.client.storage import CONJUGATE, NEGATE, TensorRef, is_lazy, reinterpreted
 from gt.client.strides import infer
-from gt.client.symbolic import keep_sympy_out
+from gt.client.torch_patches.dynamo import keep_dynamo_out
+from gt.client.torch_patches.handles import negative_view
+from gt.client.torch_patches.op_registry import has_kernel, schema_of
+from gt.client.torch_patches.pytree import tree_flatten, tree_unflatten
 from gt.core.errors import SessionError
 from gt.core.signatures import (
     Arg,
@@ -54,7 +54,6 @@ _KEYS = {CONJUGATE: "Conjugate", NEGATE: "Negative"}  # under which torch's kern
 
 
 keep_dynamo_out()
-keep_sympy_out()
 
 
 class Unknown(Exception):
@@ -63,102 +62,102 @@ class Unknown(Exception):
 
 def infer_call(
     session: Session,
-    record: OpSchema,
+    op: OpSchema,
     args: tuple[Any, ...],
     kwargs: dict[str, Any],
     key: tuple[Any, ...],
-    nodes: list[Node],
+    refs: list[TensorRef],
     layout: PlacedAs | None = None,
 ) -> CachedCall:
     """What to do with this call from now on."""
-    for node in nodes:
-        if node.session is not session:
-            node.session.require_open()
+    for ref in refs:
+        if ref.session is not session:
+            ref.session.require_open()
             raise SessionError("this tensor belongs to another session than the one that is active")
-    template = CallTemplate(record, args, kwargs, nodes, layout)
+    template = CallTemplate(op, args, kwargs, refs, layout)
     try:
-        entry = _known_entry(session, record, args, kwargs, template, nodes)
+        call = _known_call(session, op, args, kwargs, template, refs)
     except Unknown:
-        entry = _query_entry(session, record, template, key)
-    session.remember(key, entry)
-    return entry
+        call = _query_call(session, op, template, key)
+    session.cache_call(key, call)
+    return call
 
 
-def _query_entry(session: Session, record: OpSchema, template: CallTemplate, key: tuple[Any, ...]) -> QueryCall:
-    returned = _returned(record, _structure(record))
+def _query_call(session: Session, op: OpSchema, template: CallTemplate, key: tuple[Any, ...]) -> QueryCall:
+    returned = _returned(op, _structure(op))
 
     def learn_from(outputs: list[Geometry | None]) -> None:
         """From now on the shapes are known: the next call need not wait."""
-        code = session.define(template.signature(record, outputs))
+        op_id = session.define(template.signature(op, outputs))
         present = tuple([output for output in outputs if output is not None])
-        restore = _returned(record, lambda values: _structure(record)(_with_gaps(outputs, values)))
-        session.remember(key, WriteCall(code, present, template.writes, restore, record.random))
+        restore = _returned(op, lambda values: _structure(op)(_with_gaps(outputs, values)))
+        session.cache_call(key, WriteCall(op_id, present, template.writes, restore, op.random))
 
-    code = session.define(template.signature(record, ()))
-    return QueryCall(code, template.writes, returned, record.random, learn_from if record.needs_worker_shape else None)
+    op_id = session.define(template.signature(op, ()))
+    return QueryCall(op_id, template.writes, returned, op.random, learn_from if op.needs_worker_shape else None)
 
 
-def _known_entry(
+def _known_call(
     session: Session,
-    record: OpSchema,
+    op: OpSchema,
     args: tuple[Any, ...],
     kwargs: dict[str, Any],
     template: CallTemplate,
-    nodes: list[Node],
+    refs: list[TensorRef],
 ) -> CachedCall:
-    if record.needs_worker_shape and not _is_same_everywhere(record, args, kwargs, nodes):
+    if op.needs_worker_shape and not _is_same_everywhere(op, args, kwargs, refs):
         raise Unknown
-    result, resized = infer_result(record, args, kwargs, nodes, session.on_cpu)
-    if record.returns_python or resized:
+    result, resized = infer_result(op, args, kwargs, refs, session.on_cpu)
+    if op.returns_python or resized:
         raise Unknown
-    result = _without_unasked(record, args, kwargs, result)
-    if record.aliases:
-        return _view_entry(record, template, nodes[0], result)
-    fresh = [value for value, name in zip(_as_results(record, result), record.returned, strict=False) if name is None]
-    leaves, spec = tree_flatten(fresh if record.writes else result)
+    result = _without_unasked(op, args, kwargs, result)
+    if op.aliases:
+        return _view_call(op, template, refs[0], result)
+    fresh = [value for value, name in zip(_as_results(op, result), op.returned, strict=False) if name is None]
+    leaves, spec = tree_flatten(fresh if op.writes else result)
     geometries = [None if leaf is None else _fresh_geometry(leaf) for leaf in leaves]
     outputs = tuple([geometry for geometry in geometries if geometry is not None])
-    code = session.define(template.signature(record, geometries))
-    if record.writes:
-        returned = _returned(record, lambda values: tree_unflatten(_with_gaps(leaves, values), spec))
-        return WriteCall(code, outputs, template.writes, returned, record.random)
+    op_id = session.define(template.signature(op, geometries))
+    if op.writes:
+        returned = _returned(op, lambda values: tree_unflatten(_with_gaps(leaves, values), spec))
+        return WriteCall(op_id, outputs, template.writes, returned, op.random)
     if isinstance(result, torch.Tensor):
-        return SingleResultCall(code, outputs[0], record.random)
-    return PlainCall(code, outputs, _rebuild(result, leaves, spec), record.random)
+        return SingleResultCall(op_id, outputs[0], op.random)
+    return PlainCall(op_id, outputs, _rebuild(result, leaves, spec), op.random)
 
 
-def _without_unasked(record: OpSchema, args: tuple[Any, ...], kwargs: dict[str, Any], result: Any) -> Any:
+def _without_unasked(op: OpSchema, args: tuple[Any, ...], kwargs: dict[str, Any], result: Any) -> Any:
     """The results of a backward op, with None in place of gradients that its mask does not ask for. Torch's kernels and
     its shape functions differ in which of those they give."""
-    if record.mask < 0:
+    if op.mask < 0:
         return result
-    mask = args[record.mask] if record.mask < len(args) else kwargs[record.func._schema.arguments[record.mask].name]
+    mask = args[op.mask] if op.mask < len(args) else kwargs[schema_of(op.func).arguments[op.mask].name]
     return tuple([value if asked else None for value, asked in zip(result, mask, strict=True)])
 
 
-def _is_same_everywhere(record: OpSchema, args: Sequence[Any], kwargs: dict[str, Any], nodes: Sequence[Node]) -> bool:
+def _is_same_everywhere(op: OpSchema, args: Sequence[Any], kwargs: dict[str, Any], refs: Sequence[TensorRef]) -> bool:
     """Whether an op that differs by device does not in this call."""
-    if any(node.geometry.dtype not in (torch.float32, torch.float64) for node in nodes):
+    if any(ref.geometry.dtype not in (torch.float32, torch.float64) for ref in refs):
         return False
-    given = dict(zip(record.kwarg_kinds, args, strict=False)) | kwargs
-    return record.asks_only_in_half or (record.asks_in_evaluation and bool(given["training"]))
+    given = dict(zip(op.kwarg_kinds, args, strict=False)) | kwargs
+    return op.differs_only_in_half_precision or (op.differs_only_in_evaluation and bool(given["training"]))
 
 
 def infer_result(
-    record: OpSchema, args: tuple[Any, ...], kwargs: dict[str, Any], nodes: list[Node], on_cpu: bool
+    op: OpSchema, args: tuple[Any, ...], kwargs: dict[str, Any], refs: list[TensorRef], on_cpu: bool
 ) -> tuple[Any, bool]:
     """What the op returns for tensors without bytes, and whether it resized a tensor it writes to. Raises Unknown where
     its kernel might do otherwise; `on_cpu` if that is the kernel that this process has too."""
-    metas = _Metas(nodes, record)
-    meta_args = [metas.argument(kind, value) for kind, value in zip(record.kinds, args, strict=False)]
-    meta_kwargs = {name: metas.argument(record.kwarg_kinds[name], value) for name, value in kwargs.items()}
+    metas = _Metas(refs, op)
+    meta_args = [metas.argument(kind, value) for kind, value in zip(op.kinds, args, strict=False)]
+    meta_kwargs = {name: metas.argument(op.kwarg_kinds[name], value) for name, value in kwargs.items()}
     meta_kwargs.pop("pin_memory", None)
-    if "device" in record.kwarg_kinds and not nodes:
+    if "device" in op.kwarg_kinds and not refs:
         meta_kwargs["device"] = torch.device("meta")
     try:
-        own = SHAPES.get(record.name)
-        result = infer(record.func, meta_args, meta_kwargs) if own is None else own(*meta_args, **meta_kwargs)
-        check(record, meta_args, meta_kwargs, result, on_cpu)
+        own = SHAPES.get(op.name)
+        result = infer(op.func, meta_args, meta_kwargs) if own is None else own(*meta_args, **meta_kwargs)
+        check(op, meta_args, meta_kwargs, result, on_cpu)
     except Exception as error:
         raise Unknown from error
     resized = any(geometry_of(meta) is not geometry for meta, geometry in metas.written)
@@ -166,15 +165,15 @@ def infer_result(
 
 
 class _Metas:
-    """The arguments of a call with tensors without bytes in place of its own; `written` are those that the op writes
+    """The arguments of a call with tensors without bytes in position of its own; `written` are those that the op writes
     to, with their geometries. Conjugation and negation that are lazy are carried out first, which copies, but for ops
     that make views and those whose kernels do it. A class and not a nested function: a function that calls itself is a
     reference cycle, which would keep the call's tensors until the next collection."""
 
-    def __init__(self, nodes: list[Node], record: OpSchema) -> None:
+    def __init__(self, refs: list[TensorRef], op: OpSchema) -> None:
         self.written: list[tuple[torch.Tensor, Geometry]] = []
-        self._record = record
-        self._remaining = iter(nodes)
+        self._op = op
+        self._remaining = iter(refs)
 
     def argument(self, kind: Kind, value: Any) -> Any:
         if kind in _LIST_KINDS and value is not None:
@@ -184,25 +183,24 @@ class _Metas:
             return self._tensor(kind, next(self._remaining))
         return None if kind is Kind.GENERATOR else torch.device("meta") if kind is Kind.DEVICE else value
 
-    def _tensor(self, kind: Kind, node: Node) -> torch.Tensor:
-        meta = node.geometry.on_meta()
+    def _tensor(self, kind: Kind, ref: TensorRef) -> torch.Tensor:
+        meta = ref.geometry.on_meta()
         if kind is Kind.TARGET:
-            self.written.append((meta, node.geometry))
-        elif is_lazy(node):
-            return self._lazy(meta, reinterpreted(node))
+            self.written.append((meta, ref.geometry))
+        elif is_lazy(ref):
+            return self._lazy(meta, reinterpreted(ref))
         return meta
 
     def _lazy(self, meta: torch.Tensor, ops: Sequence[str]) -> torch.Tensor:
-        name = self._record.func.name()
-        taken = all(_dispatch_has_kernel_for_dispatch_key(name, _KEYS[op]) for op in ops)
-        if not (taken or self._record.aliases):
+        taken = all(has_kernel(self._op.func, _KEYS[op]) for op in ops)
+        if not (taken or self._op.aliases):
             return meta.clone()
         meta = meta.conj() if CONJUGATE in ops else meta
-        return torch._neg_view(meta) if NEGATE in ops else meta
+        return negative_view(meta) if NEGATE in ops else meta
 
 
-def _as_results(record: OpSchema, result: Any) -> list[Any]:
-    return list(result) if len(record.returned) > 1 else [result]
+def _as_results(op: OpSchema, result: Any) -> list[Any]:
+    return list(result) if len(op.returned) > 1 else [result]
 
 
 def _fresh_geometry(tensor: torch.Tensor) -> Geometry:
@@ -212,20 +210,20 @@ def _fresh_geometry(tensor: torch.Tensor) -> Geometry:
     return intern_geometry(tensor.shape, tensor.stride(), 0, tensor.dtype)
 
 
-def _view_entry(record: OpSchema, template: CallTemplate, node: Node, result: Any) -> ViewCall:
-    source = node.geometry
+def _view_call(op: OpSchema, template: CallTemplate, ref: TensorRef, result: Any) -> ViewCall:
+    source = ref.geometry
     several = isinstance(result, list | tuple)
     outputs = tuple([geometry_of(view) for view in (result if several else [result])])
     metas = tuple([output.meta() for output in outputs])
     steps = tuple(
         [
-            ViewStep(record.name, template.args[1:], template.kwargs, pick if several else None, None, metas)
+            ViewStep(op.name, template.args[1:], template.kwargs, pick if several else None, None, metas)
             for pick in range(len(outputs))
         ]
     )
-    same = not several and outputs[0] is source and not record.reinterprets
-    strided = not record.reinterprets and all(output.dtype is source.dtype for output in outputs)
-    lazy = record.reinterprets or is_lazy(node)
+    same = not several and outputs[0] is source and not op.reinterprets
+    strided = not op.reinterprets and all(output.dtype is source.dtype for output in outputs)
+    lazy = op.reinterprets or is_lazy(ref)
     return ViewCall(steps, outputs, type(result) if several else None, same, strided, lazy)
 
 
@@ -238,50 +236,50 @@ def _rebuild(result: Any, leaves: list[Any], spec: Any) -> Rebuild:
 
 
 def _with_gaps(leaves: Sequence[object], values: Sequence[Any]) -> list[Any]:
-    """Values in the places where there is something, None in the others."""
+    """Values in the positions where there is something, None in the others."""
     remaining = iter(values)
     return [None if leaf is None else next(remaining) for leaf in leaves]
 
 
-def _structure(record: OpSchema) -> Rebuild:
+def _structure(op: OpSchema) -> Rebuild:
     """How the flat results of a query become what the op returns."""
-    if record.returns_list:
+    if op.returns_list:
         return lambda values: [values]
     return list
 
 
-def _returned(record: OpSchema, restore: Rebuild) -> Returned:
+def _returned(op: OpSchema, restore: Rebuild) -> Returned:
     """Results in the schema's order, where those that are written arguments are the caller's own objects."""
-    names = [argument.name for argument in record.func._schema.arguments]
+    names = [argument.name for argument in schema_of(op.func).arguments]
 
     def returned(values: list[Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         fresh = iter(restore(values))
         given = dict(zip(names, args, strict=False)) | kwargs
-        results = [next(fresh, None) if name is None else given[name] for name in record.returned]
+        results = [next(fresh, None) if name is None else given[name] for name in op.returned]
         return None if not results else results[0] if len(results) == 1 else tuple(results)
 
     return returned
 
 
 class CallTemplate:
-    """The arguments of a call in wire form, with places for its tensors and changing numbers. Built in the order in
-    which the door sorts arguments, so that the n-th place is the n-th tensor or number of every such call."""
+    """The arguments of a call in wire form, with positions for its tensors and changing scalars. Built in the order in
+    which the door sorts arguments, so that the n-th position is the n-th tensor or number of every such call."""
 
     def __init__(
         self,
-        record: OpSchema,
+        op: OpSchema,
         args: tuple[Any, ...],
         kwargs: dict[str, Any],
-        nodes: Sequence[Node] = (),
+        refs: Sequence[TensorRef] = (),
         layout: PlacedAs | None = None,
     ) -> None:
         self._layout = layout
         self._tensors = 0
-        self._numbers = 0
+        self._scalars = 0
         self._written: list[int] = []
-        pairs = zip(record.kinds, args, strict=False)
+        pairs = zip(op.kinds, args, strict=False)
         self.args: tuple[Arg, ...] = tuple([self._argument(kind, value) for kind, value in pairs])
-        kinds = record.kwarg_kinds
+        kinds = op.kwarg_kinds
         self.kwargs: dict[str, Arg] = {
             name: self._argument(kinds[name], value)
             for name, value in kwargs.items()
@@ -289,26 +287,26 @@ class CallTemplate:
         }
         if "device" in kinds and "device" not in kwargs and self._tensors == 0:
             self.kwargs["device"] = WorkerDevice()
-        self.paths = tuple([node.path.steps if node.path is not None else () for node in nodes])
-        first_of = {id(nodes[place].base): place for place in reversed(self._written)}
+        self.paths = tuple([ref.path.steps if ref.path is not None else () for ref in refs])
+        first_of = {id(refs[position].storage): position for position in reversed(self._written)}
         self.writes = tuple(reversed(first_of.values()))  # one input for each storage that is written
 
-    def signature(self, record: OpSchema, outputs: Sequence[Geometry | None]) -> Signature:
+    def signature(self, op: OpSchema, outputs: Sequence[Geometry | None]) -> Signature:
         metas = tuple([output.meta() for output in outputs if output is not None])
-        places = tuple([place for place, output in enumerate(outputs) if output is not None])
+        positions = tuple([position for position, output in enumerate(outputs) if output is not None])
         floating = dtype_name(torch.get_default_dtype())
         spec = self._layout.spec(metas[0]) if self._layout is not None and metas else None
         return Signature(
-            record.name,
+            op.name,
             self.args,
             self.kwargs,
             self.paths,
             self.writes,
             metas,
-            places,
-            record.random,
+            positions,
+            op.random,
             floating,
-            record.functional,
+            op.functional,
             None if spec is None else spec.record(),
         )
 
@@ -321,15 +319,15 @@ class CallTemplate:
                 self._written.append(self._tensors)
             self._tensors += 1
             return Input(self._tensors - 1)
-        if kind is Kind.NUMBERS and value is not None:
-            return ListArg(tuple([self._number() for _ in value]))
-        if kind in (Kind.NUMBER, Kind.TENSOR) and type(value) in (float, int, bool):
-            return self._number()
+        if kind is Kind.SCALARS and value is not None:
+            return ListArg(tuple([self._scalar() for _ in value]))
+        if kind in (Kind.SCALAR, Kind.TENSOR) and type(value) in (float, int, bool):
+            return self._scalar()
         return WorkerDevice() if kind is Kind.DEVICE else None if kind is Kind.GENERATOR else literal(value)
 
-    def _number(self) -> Scalar:
-        self._numbers += 1
-        return Scalar(self._numbers - 1)
+    def _scalar(self) -> Scalar:
+        self._scalars += 1
+        return Scalar(self._scalars - 1)
 
 
 def literal(value: Any) -> Arg:

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from gt.client import session as sessions
-from gt.client.storage import Node
+from gt.client.storage import TensorRef
 from gt.client.tracebacks import ends_on_users_line
 from gt.core.errors import LayoutError
 from gt.sharding.boxes import Shape, box_elements, box_shape
@@ -42,14 +42,14 @@ def mesh(
     return DeviceMesh(sizes, axis_names, chosen, name)
 
 
-def spec_of_node(node: Node) -> ShardingSpec:
+def spec_of_ref(ref: TensorRef) -> ShardingSpec:
     """How a tensor is laid out; asks the dispatcher."""
-    return node.session.locate(node)
+    return ref.session.locate(ref)
 
 
-def shards_of_node(node: Node) -> dict[int, LocalShard]:
+def shards_of_ref(ref: TensorRef) -> dict[int, LocalShard]:
     """By worker, what it holds."""
-    spec, geometry = spec_of_node(node), node.geometry
+    spec, geometry = spec_of_ref(ref), ref.geometry
     held = {worker: local_box(spec, tuple(geometry.shape), worker) for worker in spec.mesh.workers}
     return {
         worker: LocalShard(

@@ -14,7 +14,7 @@ from torch.nn.parameter import is_lazy
 from gt.client import scopes
 from gt.client import session as sessions
 from gt.client.call_cache import rebind
-from gt.client.storage import Node, Storage, StorageView
+from gt.client.storage import Storage, StorageView, TensorRef
 from gt.client.tensor import Tensor
 from gt.core.errors import SignalError, nearest
 from gt.sharding.spec import DeviceMesh, whole
@@ -48,16 +48,16 @@ def _lay_out(module: torch.nn.Module, config: ModelConfig) -> None:
     if mesh is None:
         return
     laid_out: dict[int, tuple[Storage, Storage]] = {}
-    for names, tensors in sorted(_tensors(module), key=lambda named: named[1][0]._node.path is not None):
-        node = tensors[0]._node
-        if id(node.base) in laid_out:  # a view of another parameter
-            new = laid_out[id(node.base)][1]
-            placed: Node = StorageView(new, node.path, node.geometry)  # type: ignore[arg-type]
+    for names, tensors in sorted(_tensors(module), key=lambda named: named[1][0]._ref.path is not None):
+        ref = tensors[0]._ref
+        if id(ref.storage) in laid_out:  # a view of another parameter
+            new = laid_out[id(ref.storage)][1]
+            placed: TensorRef = StorageView(new, ref.path, ref.geometry)  # type: ignore[arg-type]
         else:
             with torch.no_grad():
-                placed = tensors[0].detach().redistribute(placements=_spec(config, mesh, names, tensors[0]))._node
-            if node is node.base:
-                laid_out[id(node)] = node.base, placed.base
+                placed = tensors[0].detach().redistribute(placements=_spec(config, mesh, names, tensors[0]))._ref
+            if ref is ref.storage:
+                laid_out[id(ref)] = ref.storage, placed.storage
         for tensor in tensors:
             rebind(tensor, placed)
 
@@ -76,7 +76,7 @@ def place(tensor: Tensor, name: str) -> None:
     if config is not None and mesh is not None:
         with torch.no_grad():
             placed = tensor.detach().redistribute(placements=_spec(config, mesh, [name], tensor))
-        rebind(tensor, placed._node)
+        rebind(tensor, placed._ref)
 
 
 def _tensors(module: torch.nn.Module) -> Iterator[tuple[list[str], list[Tensor]]]:
@@ -89,7 +89,7 @@ def _tensors(module: torch.nn.Module) -> Iterator[tuple[list[str], list[Tensor]]
     ]
     for name, tensor in pairs:
         if not is_lazy(tensor):
-            names, tensors = named.setdefault(id(tensor._node), ([], {}))
+            names, tensors = named.setdefault(id(tensor._ref), ([], {}))
             names.append(name)
             tensors[id(tensor)] = tensor
     for names, tensors in named.values():

@@ -8,11 +8,11 @@ from typing import Any, TypeVar
 
 import torch
 from torch.nn.parameter import UninitializedBuffer, UninitializedParameter, is_lazy
-from torch.utils._python_dispatch import _disable_current_modes, _get_current_dispatch_mode_stack
 
-from gt.client.factory_mode import FactoryMode
+from gt.client.factory_mode import FactoryMode, is_factory_mode_on
 from gt.client.subclasses import on_gt
 from gt.client.tensor import Tensor, to_gt
+from gt.client.torch_patches.modules import mark_parameter, own_buffers, own_parameters, patch_lazy_construction
 
 Module = TypeVar("Module", bound=torch.nn.Module)
 
@@ -20,7 +20,7 @@ Module = TypeVar("Module", bound=torch.nn.Module)
 def move_module(module: Module) -> Module:
     """Each distinct parameter and buffer is moved once; every place that held it holds the moved one. What shares
     memory shares it on GT."""
-    tables = [table for owner in module.modules() for table in (owner._parameters, owner._buffers)]
+    tables = [table for owner in module.modules() for table in (own_parameters(owner), own_buffers(owner))]
     values = {id(value): value for table in tables for value in table.values() if value is not None}
     data = _moved_together([value for value in values.values() if _shares(value)])
     moved = {ident: move_tensor(value, data.get(ident)) for ident, value in values.items()}
@@ -101,7 +101,7 @@ def move_tensor(value: torch.Tensor, data: Tensor | None = None) -> torch.Tensor
     new.__class__ = on_gt(type(value), Tensor)
     new.__dict__.update(value.__dict__)
     if isinstance(value, torch.nn.Parameter):
-        new._is_param = True
+        mark_parameter(new)
     if value.grad is not None:
         new.grad = to_gt(value.grad)
     return new
@@ -159,24 +159,12 @@ def uninitialized(
     with FactoryMode(Tensor):
         new: Any = torch.empty(0, dtype=dtype, requires_grad=requires_grad)
     new.__dict__.update(state)
-    new._is_param = is_parameter
+    if is_parameter:
+        mark_parameter(new)
     new.__class__ = _LazyParameter if is_parameter else _LazyBuffer
     return new
 
 
-def _made_lazily(kind: type[torch.Tensor]) -> None:
-    """Inside `gt.device()` a class of torch makes its tensors on GT: torch's own way of making them there fails."""
-    make: Any = kind.__new__
-
-    def __new__(cls: type[torch.Tensor], *args: Any, **kwargs: Any) -> Any:
-        on_gt = any(isinstance(mode, FactoryMode) for mode in _get_current_dispatch_mode_stack())
-        with _disable_current_modes():
-            new = make(cls, *args, **kwargs)
-        return move_tensor(new) if on_gt else new
-
-    kind.__new__ = __new__  # type: ignore[method-assign, assignment]
-
-
-_made_lazily(UninitializedParameter)
-_made_lazily(UninitializedBuffer)
+patch_lazy_construction(UninitializedParameter, is_factory_mode_on, move_tensor)
+patch_lazy_construction(UninitializedBuffer, is_factory_mode_on, move_tensor)
 torch.serialization.add_safe_globals([uninitialized])

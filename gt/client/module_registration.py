@@ -15,13 +15,13 @@ from weakref import ReferenceType, WeakKeyDictionary, WeakSet, ref
 import torch
 from torch.nn.modules import module as torch_modules
 from torch.nn.parameter import is_lazy
-from torch.utils._python_dispatch import _get_current_dispatch_mode_stack
 from torch.utils.weak import WeakTensorKeyDictionary
 
-from gt.client.factory_mode import FactoryMode
+from gt.client.factory_mode import is_factory_mode_on
 from gt.client.model_config import place
 from gt.client.module_moving import move_module, move_tensor
 from gt.client.tensor import Tensor
+from gt.client.torch_patches.modules import child_modules, own_buffers, own_parameters
 
 _modules_on_gt: WeakSet[torch.nn.Module] = WeakSet()
 _parents: WeakKeyDictionary[torch.nn.Module, ReferenceType[torch.nn.Module]] = WeakKeyDictionary()
@@ -36,19 +36,19 @@ def keep_on_gt(module: torch.nn.Module) -> None:
 
 @functools.cache
 def watch_modules() -> None:
-    torch_modules.register_module_parameter_registration_hook(_on_tensor("_parameters"))
-    torch_modules.register_module_buffer_registration_hook(_on_tensor("_buffers"))
+    torch_modules.register_module_parameter_registration_hook(_on_tensor(own_parameters))
+    torch_modules.register_module_buffer_registration_hook(_on_tensor(own_buffers))
     torch_modules.register_module_module_registration_hook(_on_module)
 
 
-def _on_tensor(table: str) -> Callable[[torch.nn.Module, str, Any], Any]:
+def _on_tensor(table_of: Callable[[torch.nn.Module], dict[str, Any]]) -> Callable[[torch.nn.Module, str, Any], Any]:
     def moved(module: torch.nn.Module, name: str, value: Any) -> Any:
         if isinstance(value, Tensor) or not isinstance(value, torch.Tensor) or not _stays_on_gt(module):
             return None
         if value.device.type != "cpu" or is_lazy(value):
             return None
         new = _moved_once(value)
-        replaced = getattr(module, table).get(name)
+        replaced = table_of(module).get(name)
         if replaced is not None and replaced.device.type == "meta":
             place(new, _full_name(module, name))
         return new
@@ -68,7 +68,7 @@ def _on_module(module: torch.nn.Module, name: str, part: Any) -> None:
 def _stays_on_gt(module: torch.nn.Module) -> bool:
     if module in _modules_on_gt:
         return True
-    if any(isinstance(mode, FactoryMode) for mode in _get_current_dispatch_mode_stack()):
+    if is_factory_mode_on():
         _modules_on_gt.add(module)
         return True
     return False
@@ -91,5 +91,5 @@ def _full_name(module: torch.nn.Module, name: str) -> str:
 
 def _names_above(module: torch.nn.Module) -> Iterator[str]:
     while module in _parents and (parent := _parents[module]()) is not None:
-        yield next((name for name, part in parent._modules.items() if part is module), "")
+        yield next((name for name, part in child_modules(parent).items() if part is module), "")
         module = parent

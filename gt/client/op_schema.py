@@ -2,16 +2,23 @@
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable
 from enum import Enum
 from typing import Any
 
 import torch
-from torch._C import DispatchKey, _dispatch_has_kernel_for_dispatch_key
-from torch._ops import OpOverload
 
 from gt.client.storage import REINTERPRETING
+from gt.client.torch_patches.op_registry import (
+    Argument,
+    DispatchKey,
+    FunctionSchema,
+    OpOverload,
+    has_kernel,
+    kernel_of,
+    packet_name,
+    schema_of,
+)
 
 
 class Kind(Enum):
@@ -21,9 +28,9 @@ class Kind(Enum):
     TENSORS = "tensors"
     TARGET = "target"  # a tensor that the op overwrites
     TARGETS = "targets"
-    COPIES = "copies"  # targets, and plain tensors whose copies are overwritten in their place
-    NUMBER = "number"  # the shapes do not depend on its value
-    NUMBERS = "numbers"
+    COPIES = "copies"  # targets, and plain tensors whose copies are overwritten in their position
+    SCALAR = "scalar"  # the shapes do not depend on its value
+    SCALARS = "scalars"
     CONSTANT = "constant"
     GENERATOR = "generator"
     DEVICE = "device"
@@ -37,11 +44,11 @@ _KINDS = {
     "List[Optional[Tensor]]": Kind.TENSORS,
     "Optional[List[Tensor]]": Kind.TENSORS,
     "Optional[List[Optional[Tensor]]]": Kind.TENSORS,
-    "number": Kind.NUMBER,
-    "Optional[number]": Kind.NUMBER,
-    "float": Kind.NUMBER,
-    "Optional[float]": Kind.NUMBER,
-    "List[number]": Kind.NUMBERS,
+    "number": Kind.SCALAR,
+    "Optional[number]": Kind.SCALAR,
+    "float": Kind.SCALAR,
+    "Optional[float]": Kind.SCALAR,
+    "List[number]": Kind.SCALARS,
     "Optional[Generator]": Kind.GENERATOR,
     "Generator": Kind.GENERATOR,
     "Device": Kind.DEVICE,
@@ -82,21 +89,21 @@ class OpSchema:
     - `aliases`: its results are views of its first argument
     - `returns_python`: it gives Python values, which only a worker knows
     - `needs_worker_shape`: its result must be learned from a worker, but in full precision where it
-      `asks_only_in_half`, and in training too where it `asks_in_evaluation`
+      `differs_only_in_half_precision`, and in training too where it `differs_only_in_evaluation`
     - `is_special`: it is not simply an instruction
     - `functional`: the same op without its writes, where it writes and there is one
     - `leading`: how many of its first arguments are tensors that it only reads
-    - `mask`: the place of the argument that says which of its results are asked for, or -1
-    - `reshapes`: it changes the shape of its first argument in place
+    - `mask`: the position of the argument that says which of its results are asked for, or -1
+    - `reshapes`: it changes the shape of its first argument in position
     - `returned`: per result, the argument that it is
     - `split`: it does the same to each tensor of a list, and this does it one by one
     """
 
     __slots__ = (
         "aliases",
-        "asks_in_evaluation",
-        "asks_only_in_half",
         "decomposition",
+        "differs_only_in_evaluation",
+        "differs_only_in_half_precision",
         "func",
         "functional",
         "is_special",
@@ -117,21 +124,21 @@ class OpSchema:
     )  # fmt: skip
 
     def __init__(self, func: OpOverload, special: bool) -> None:
-        schema = func._schema
+        schema = schema_of(func)
         undeclared = _UNDECLARED_WRITES.get(schema.name, ())
         self.func = func
         self.name = str(func)
         self.kwarg_kinds = {a.name: _kind(a, schema.name, a.name in undeclared) for a in schema.arguments}
         self.kinds = tuple(self.kwarg_kinds.values())
-        others = [place for place, kind in enumerate(self.kinds) if kind is not Kind.TENSOR]
+        others = [position for position, kind in enumerate(self.kinds) if kind is not Kind.TENSOR]
         self.leading = min(others, default=len(self.kinds))
         self.mask = _mask(schema)
         self.writes = any(kind in (Kind.TARGET, Kind.TARGETS) for kind in self.kinds)
         self.aliases = not self.writes and any(r.alias_info is not None for r in schema.returns)
         self.reshapes = torch.Tag.inplace_view in func.tags
         self.needs_worker_shape = schema.name in _DEVICE_DEPENDENT
-        self.asks_only_in_half = schema.name in _DEVICE_DEPENDENT_IN_HALF
-        self.asks_in_evaluation = schema.name in _DEVICE_DEPENDENT_IN_EVALUATION
+        self.differs_only_in_half_precision = schema.name in _DEVICE_DEPENDENT_IN_HALF
+        self.differs_only_in_evaluation = schema.name in _DEVICE_DEPENDENT_IN_EVALUATION
         self.reinterprets = self.name in REINTERPRETING
         checks = not schema.returns and not self.writes  # what it does is to raise, which must not come later
         self.returns_python = checks or any("Tensor" not in str(r.type) for r in schema.returns)
@@ -144,9 +151,9 @@ class OpSchema:
         self.is_special = special or self.reshapes or self.decomposition is not None or self.split is not None
 
 
-def _kind(argument: torch._C.Argument, op: str, undeclared_write: bool) -> Kind:
+def _kind(argument: Argument, op: str, undeclared_write: bool) -> Kind:
     kind = _KINDS.get(str(argument.type), Kind.CONSTANT)
-    if kind is Kind.NUMBER and op in _VALUE_MATTERS:
+    if kind is Kind.SCALAR and op in _VALUE_MATTERS:
         return Kind.CONSTANT
     if argument.name in ("pin_memory", "non_blocking"):
         return Kind.IGNORED
@@ -160,12 +167,12 @@ def _kind(argument: torch._C.Argument, op: str, undeclared_write: bool) -> Kind:
     return kind
 
 
-def _mask(schema: torch._C.FunctionSchema) -> int:
-    """The place of the argument of a backward op that has a bool for each of its results (`output_mask`)."""
+def _mask(schema: FunctionSchema) -> int:
+    """The position of the argument of a backward op that has a bool for each of its results (`output_mask`)."""
     masks = [
-        place
-        for place, argument in enumerate(schema.arguments)
-        if argument.name.endswith("mask") and str(argument.type) == "List[bool]" and len(schema.returns) == argument.N
+        position
+        for position, argument in enumerate(schema.arguments)
+        if argument.name.endswith("mask") and str(argument.type) == "List[bool]" and len(schema.returns) == argument.N  # type: ignore[attr-defined]
     ]
     return masks[0] if masks else -1
 
@@ -173,40 +180,40 @@ def _mask(schema: torch._C.FunctionSchema) -> int:
 def _decomposition(func: OpOverload) -> Callable[..., Any] | None:
     """How to run an op that is made of others: torch's composites, and whatever is not aten, which a worker would not
     run, by its own implementation in terms of aten."""
-    if _dispatch_has_kernel_for_dispatch_key(func.name(), DispatchKey.CompositeImplicitAutograd):
+    if has_kernel(func, DispatchKey.CompositeImplicitAutograd):
         return func.decompose
     return _explicit(func) if func.namespace != "aten" else None
 
 
 def _explicit(func: OpOverload) -> Callable[..., Any] | None:
     """Torch's implementation of an op in terms of others, where it has one."""
-    if not _dispatch_has_kernel_for_dispatch_key(func.name(), DispatchKey.CompositeExplicitAutograd):
+    if not has_kernel(func, DispatchKey.CompositeExplicitAutograd):
         return None
-    return functools.partial(func._op_dk, DispatchKey.CompositeExplicitAutograd)
+    return kernel_of(func, DispatchKey.CompositeExplicitAutograd)
 
 
 def _functional(func: OpOverload) -> str:
     """The overload that computes what this one writes: of the same op, with the same arguments but `out=`. Where an op
     writes to `out=` and to other arguments, none gives them in the order of the arguments."""
-    schema = func._schema
+    schema = schema_of(func)
     written = [a for a in schema.arguments if a.alias_info is not None and a.alias_info.is_write]
     if not written:
         return str(func)
     outs = [a for a in schema.arguments if a.is_out]
     if outs and (len(outs) < len(written) or schema.name in _UNDECLARED_WRITES):
         return ""
-    name = func._opname.removesuffix("_")
+    name = packet_name(func).removesuffix("_")
     wanted = [(a.name, str(a.type)) for a in schema.arguments if not a.is_out]
     for packet in (getattr(torch.ops.aten, option, None) for option in (name, f"{name}_functional")):
         for overload in packet.overloads() if packet is not None else ():
             candidate = getattr(packet, overload)
-            arguments = candidate._schema.arguments
+            arguments = schema_of(candidate).arguments
             if [(a.name, str(a.type)) for a in arguments] == wanted and not any(a.alias_info for a in arguments):
                 return str(candidate)
     return ""
 
 
-def _returned_argument(schema: torch._C.FunctionSchema, result: torch._C.Argument) -> str | None:
+def _returned_argument(schema: FunctionSchema, result: Argument) -> str | None:
     """The name of the written argument that a result is, or None for a new tensor."""
     if result.alias_info is None or not result.alias_info.is_write:
         return None

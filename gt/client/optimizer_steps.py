@@ -104,25 +104,18 @@ def _add(
 
 
 def _emit_begin(session: Session, gradients: Sequence[torch.Tensor], parameters: Sequence[torch.Tensor]) -> int:
-    site = session.sites.here()
-    with session.lock:
-        begin = next(session.ids)
-        session.enqueue(BeginStep(begin, _ids(gradients), _ids(parameters), site))
-    session.emitted()
-    return begin
-
-
-def _ids(tensors: Sequence[torch.Tensor]) -> tuple[int, ...]:
-    return tuple([tensor._node.base.id for tensor in tensors])  # type: ignore[attr-defined]
+    site, count = session.sites.current(), len(gradients)
+    storages = [tensor._ref.storage for tensor in (*gradients, *parameters)]  # type: ignore[attr-defined]
+    begun: BeginStep = session.outbox.submit(
+        lambda ids: BeginStep(next(session.ids), ids[:count], ids[count:], site), storages
+    )
+    return begun.step
 
 
 def _end(session: Session, optimizers: Sequence[Optimizer]) -> None:
-    with session.lock:
-        end = next(session.ids)
-        session.enqueue(EndStep(end))
-    session.emitted()
+    ended: EndStep = session.outbox.submit(lambda ids: EndStep(next(session.ids)), ())
     for optimizer in optimizers:
-        _histories[optimizer].steps[-1].end = end
+        _histories[optimizer].steps[-1].end = ended.step
 
 
 def remembered(optimizer: Optimizer) -> State:
@@ -135,7 +128,7 @@ def remembered(optimizer: Optimizer) -> State:
 
 
 def _remembered(value: Any) -> Any:
-    if hasattr(value, "_node"):
+    if hasattr(value, "_ref"):
         return ON_WORKERS
     if isinstance(value, torch.Tensor):
         if value.numel() == 1:
@@ -168,7 +161,7 @@ def _session_of(optimizer: Optimizer) -> Session | None:
     if session is None or session.closed:
         return None
     groups = optimizer.param_groups
-    return session if any(hasattr(tensor, "_node") for group in groups for tensor in group["params"]) else None
+    return session if any(hasattr(tensor, "_ref") for group in groups for tensor in group["params"]) else None
 
 
 def _before_step(optimizer: Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
@@ -189,8 +182,8 @@ def _after_step(optimizer: Optimizer, args: tuple[Any, ...], kwargs: dict[str, A
 
 
 def _is_ours(tensor: Any) -> bool:
-    node = getattr(tensor, "_node", None)
-    return node is not None and node.session is sessions.active
+    ref = getattr(tensor, "_ref", None)
+    return ref is not None and ref.session is sessions.active
 
 
 def follow_steps() -> None:

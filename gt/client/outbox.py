@@ -1,4 +1,4 @@
-"""Instructions on their way out: collected, freed tensors included, and sent when full, when read, or when idle."""
+"""Instructions on their way to the dispatcher: queued, and sent when they fill a batch, before a read, or when idle."""
 
 from __future__ import annotations
 
@@ -7,11 +7,13 @@ import logging
 import threading
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from queue import Empty, SimpleQueue
+from typing import Any
 
-from gt.client.interrupts import CriticalSection, is_uninterrupted
-from gt.core.errors import GTError
+from gt.client.interrupts import CriticalSection, is_inside
+from gt.client.storage import Storage, TensorRef
+from gt.core.errors import GTError, SessionError
 from gt.core.messages import CreateTensor, FreeTensors, Instruction
 from gt.wire.channel import Buffer, ClientChannel
 
@@ -19,19 +21,21 @@ log = logging.getLogger("gt.client")
 
 BATCH = 256  # instructions that make a batch worth sending
 IDLE_SECONDS = 0.01  # an outbox that has not changed for this long is sent
-REST_AFTER = 50  # looks at an empty outbox
-# So many dead tensors, or dead bytes, make a FreeTensors worth sending. Few bytes: what is freed soon is still in the
-# cache when it is allocated again, which matters more than the cost of freeing.
+REST_AFTER = 50  # times that the idle thread finds the outbox empty
+# So many dead tensors, or dead bytes, make a FreeTensors worth sending. Few bytes: memory that is freed soon is still
+# in the cache when it is allocated again, which matters more than the cost of freeing.
 FREE_COUNT, FREE_BYTES = 64, 1 << 17
-FREE_AT_ONCE = 1 << 14  # of more than these, several instructions are made
-TAPE = 1024
+FREE_AT_ONCE = 1 << 14  # tensors that one FreeTensors names
+TAPE = 1024  # sent instructions that are kept for gt.debug
 
 
 class Outbox:
-    """`lock` is held from reading the ids of tensors until the instruction that names them is in the queue: another
-    thread that writes to one of them in between would give it a new id. `collect` takes the answers of workers in this
-    process, which are there when a batch was sent; `pace` blocks where other workers are too far behind; `break_off` is
-    told when a batch was sent in part."""
+    """`lock` is held from reading the ids of tensors until the instruction that names them is queued: another thread
+    that writes to one of them in between would give it a new id.
+
+    `collect` takes the answers of workers in this process, which are complete when a batch was sent; `pace` blocks
+    where other workers are too far behind; `break_off` is called when a batch was sent in part.
+    """
 
     def __init__(
         self,
@@ -52,31 +56,67 @@ class Outbox:
         self._dead_bytes = 0
         self._sent = 0
         self._sending = threading.RLock()
-        self._filled: SimpleQueue[None] = SimpleQueue()  # of all that wakes a thread, finalizers may call only this
+        self._filled: SimpleQueue[None] = SimpleQueue()  # wakes the idle thread; finalizers may call nothing else
         self._resting = False
         self._open = True
         self._idler = threading.Thread(target=self._flush_when_idle, name="gt-idle-flush", daemon=True)
         self._idler.start()
 
     def emit(self, instruction: Instruction) -> None:
+        """Queue an instruction that names no tensors, or any in a program of one thread. Hot path."""
         queue = self.queue
         queue.append(instruction)
         if self._dead_bytes >= FREE_BYTES or len(queue) >= BATCH or self._resting:
-            self.emitted()
+            self._trigger()
 
-    def emitted(self) -> None:
-        """Something was added to the queue."""
+    def submit(
+        self,
+        build: Callable[[tuple[int, ...]], Any],
+        refs: Sequence[TensorRef],
+        written: Sequence[Storage] = (),
+        new_ids: Sequence[int] = (),
+    ) -> Any:
+        """Queue the instruction that `build` makes of the ids of tensors, and return it. Storages that it writes to get
+        new ids. Hot path."""
+        with self.lock:
+            instruction = build(tuple([ref.id for ref in refs]))
+            if written:
+                self._queue_write(instruction, written, new_ids)
+            else:
+                self.queue.append(instruction)
+        if self._dead_bytes >= FREE_BYTES or len(self.queue) >= BATCH or self._resting:
+            self._trigger()
+        return instruction
+
+    def _queue_write(self, instruction: Instruction, written: Sequence[Storage], new_ids: Sequence[int]) -> None:
+        """An interrupt may come at any point: storages get their new ids if and only if the instruction is queued."""
+        before = [storage.id for storage in written]
+        try:
+            for storage, ident in zip(written, new_ids, strict=True):
+                storage.id = ident
+            self.queue.append(instruction)
+        except BaseException:
+            if not self.queue or self.queue[-1] is not instruction:
+                for storage, ident in zip(written, before, strict=True):
+                    storage.id = ident
+            raise
+
+    def swap_ids(self, first: Storage, second: Storage) -> None:
+        with self.lock:
+            first.id, second.id = second.id, first.id
+
+    def _trigger(self) -> None:
+        """Send or wake the idle thread, after something was queued."""
         if self._dead_bytes >= FREE_BYTES:
             self._free_dead()
         if len(self.queue) >= BATCH:
-            if not is_uninterrupted():  # by a finalizer or a signal handler, in the middle of a flush
+            if not is_inside():  # a finalizer or a signal handler has interrupted a flush
                 self.flush()
         elif self._resting:
             self._filled.put(None)
 
     def emit_upload(self, instruction: CreateTensor, buffer: Buffer, at_once: bool) -> None:
         """The buffer may change after this returns: it is sent `at_once`, which pays for a large one, or copied."""
-        at_once = at_once and not is_uninterrupted()
         self._buffers[instruction.id] = buffer if at_once else bytearray(buffer)
         self.queue.append(instruction)
         if at_once:
@@ -85,11 +125,18 @@ class Outbox:
             self._filled.put(None)
 
     def release(self, ident: int, nbytes: int) -> None:
-        """A tensor was collected. Called from finalizers at any point of any thread, so it only takes note."""
+        """Note that a tensor was collected. Finalizers call this at any point of any thread, so it does nothing
+        else."""
         self._dead.append(ident)
         self._dead_bytes += nbytes + FREE_BYTES // FREE_COUNT
         if self._resting:
             self._filled.put(None)
+
+    def refuse(self, reason: str) -> None:
+        """Refuse instructions from now on, and ignore tensors that are collected."""
+        self.queue = _ClosedQueue(reason)
+        self._dead = deque(maxlen=0)
+        self._resting = False
 
     def flush(self) -> None:
         with CriticalSection():
@@ -107,8 +154,8 @@ class Outbox:
             self._pace(len(batch))
 
     def _begin(self) -> tuple[list[Instruction], list[Buffer]]:
-        """Get the turn to send, and what there is to be sent. Nobody has the lock while waiting for the turn: who has
-        the turn may need the lock, and who has the lock the turn, in a signal handler."""
+        """Become the thread that sends, and take the batch to send. Never blocks on `_sending` while holding `lock`: a
+        signal handler may need the other one."""
         while True:
             with self.lock:
                 if self._sending.acquire(blocking=False):
@@ -123,14 +170,15 @@ class Outbox:
                 self._collect()
         except GTError:
             raise
-        except BaseException as error:  # of a signal handler; or a mistake of ours
+        except BaseException as error:  # raised by a signal handler, or a bug
             name = "Ctrl-C, twice," if isinstance(error, KeyboardInterrupt) else type(error).__name__
             self._break_off(f"{name} has ended the session in the middle of its work")
             raise
 
     def _take(self) -> tuple[list[Instruction], list[Buffer]]:
         self._free_dead()
-        batch = [self.queue.popleft() for _ in range(len(self.queue))]  # what is added meanwhile stays
+        queue = self.queue
+        batch = [queue.popleft() for _ in range(len(queue))]  # other threads may add more meanwhile
         return batch, [self._buffers.pop(created.id) for created in batch if type(created) is CreateTensor]
 
     def close(self) -> None:
@@ -156,8 +204,8 @@ class Outbox:
         return ids
 
     def _flush_when_idle(self) -> None:
-        """Look at the outbox every so often; rest when nothing happens. Whoever fills the outbox need not wake this
-        thread while it looks by itself: waking it for every batch cost more than the ops of the batch."""
+        """Poll the outbox, and rest when it stays empty. Threads that fill it need not wake this one while it polls:
+        waking it for every batch cost more than the ops of the batch."""
         seen, quiet = (0, 0), 0
         while self._open:
             time.sleep(IDLE_SECONDS)
@@ -175,7 +223,7 @@ class Outbox:
             while True:
                 self._filled.get_nowait()
         self._resting = True
-        if not self.queue and not self._dead and self._open:  # looked at after saying so: what comes now wakes us
+        if not self.queue and not self._dead and self._open:  # checked after `_resting`: a later one wakes us
             self._filled.get()
         self._resting = False
 
@@ -186,3 +234,12 @@ class Outbox:
             log.info("an idle flush failed; the next read tells why", exc_info=True)
         except Exception:
             log.exception("an idle flush failed")
+
+
+class _ClosedQueue(deque[Instruction]):
+    def __init__(self, reason: str) -> None:
+        super().__init__()
+        self._reason = reason
+
+    def append(self, instruction: Instruction) -> None:
+        raise SessionError(self._reason)

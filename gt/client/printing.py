@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import torch
 
+from gt.client.torch_patches.modules import is_parameter
+from gt.client.torch_patches.value_printing import edge_items, format_values
 from gt.sharding.spec import ShardingSpec
 
 SHOWN_ELEMENTS = 1000
@@ -14,12 +16,11 @@ def describe(tensor: torch.Tensor, values: torch.Tensor | None, spec: ShardingSp
     facts = [f"shape={tuple(tensor.shape)}", f"dtype={tensor.dtype}", f"on={placement(spec)}"]
     if tensor.requires_grad:
         facts.append("requires_grad=True" if tensor.grad_fn is None else f"grad_fn=<{tensor.grad_fn.name()}>")
-    name = "gt.Parameter" if getattr(tensor, "_is_param", False) else "gt.Tensor"
+    name = "gt.Parameter" if is_parameter(tensor) else "gt.Tensor"
     if values is None or values.numel() == 0:
         return f"{name}([], {', '.join(facts)})"
     threshold = SHOWN_ELEMENTS if values.numel() == tensor.numel() else 0  # a corner is always shown with dots
-    with torch._tensor_str.printoptions(threshold=threshold):
-        text = torch._tensor_str._tensor_str(values, indent=len(name) + 1)
+    text = format_values(values, threshold, len(name) + 1)
     return f"{name}({text}, {', '.join(facts)})"
 
 
@@ -34,7 +35,7 @@ def placement(spec: ShardingSpec) -> str:
 
 def corner(tensor: torch.Tensor) -> torch.Tensor:
     """What printing a large tensor shows of it: its edges, so that only these are moved."""
-    edge = torch._tensor_str.PRINT_OPTS.edgeitems
+    edge = edge_items()
     for dim, size in enumerate(tensor.shape):
         if size > 2 * edge:
             tensor = torch.cat([tensor.narrow(dim, 0, edge + 1), tensor.narrow(dim, size - edge, edge)], dim)

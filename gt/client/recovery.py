@@ -35,7 +35,7 @@ class Target(NamedTuple):
     """A tensor to bring back, and the values of it that can be had. `owner`: where it is found, if in an optimizer."""
 
     name: str
-    base: Storage
+    storage: Storage
     span: Span
     is_parameter: bool
     owner: Owner | None
@@ -68,16 +68,16 @@ def recover(*targets: torch.Tensor | torch.nn.Module | Optimizer) -> None:
     """
     optimizers = [target for target in targets if isinstance(target, Optimizer)]
     found: dict[int, tuple[str, Storage, Owner | None]] = {}
-    for name, base, owner in [entry for target in targets for entry in _tensors(target)]:
-        found.setdefault(id(base), (name, base, owner))  # a parameter of a module has its name there
-    for session in {base.session for _, base, _ in found.values()}:
+    for name, storage, owner in [entry for target in targets for entry in _tensors(target)]:
+        found.setdefault(id(storage), (name, storage, owner))  # a parameter of a module has its name there
+    for session in {storage.session for _, storage, _ in found.values()}:
         with contextlib.suppress(WorkerLost):  # so that the dispatcher knows who is gone
             session.wait_for_work()
-        spans = session.read_versions([base for _, base, _ in found.values()])
-        parameters = {id(base) for target in targets for base in _parameters(target)}
+        spans = session.read_versions([storage for _, storage, _ in found.values()])
+        parameters = {id(storage) for target in targets for storage in _parameters(target)}
         known = [
-            Target(name, base, span, id(base) in parameters, owner)
-            for (name, base, owner), span in zip(found.values(), spans, strict=True)
+            Target(name, storage, span, id(storage) in parameters, owner)
+            for (name, storage, owner), span in zip(found.values(), spans, strict=True)
         ]
         _go_back(session, known, optimizers)
 
@@ -85,11 +85,11 @@ def recover(*targets: torch.Tensor | torch.nn.Module | Optimizer) -> None:
 def _go_back(session: Session, targets: Sequence[Target], optimizers: Sequence[Optimizer]) -> None:
     moment = _last_moment(session, targets, optimizers)
     try:
-        values = [(target.base, session.fetch(target.base, version)) for target, version in moment.versions]
+        values = [(target.storage, session.fetch(target.storage, version)) for target, version in moment.versions]
     except GTError as error:
         raise RecoveryError(f"gt.recover cannot read what it would bring back; load a checkpoint. {error}") from error
-    for base, value in values:
-        _put_back(base, value)
+    for storage, value in values:
+        _put_back(storage, value)
     for optimizer, step in moment.after:
         optimizer_steps.put_back(optimizer, step.state)
     past = optimizer_steps.histories(session, optimizers)
@@ -144,8 +144,8 @@ def _moment(session: Session, at: int, targets: Sequence[Target], optimizers: Se
             missing.append(f"the state of {type(optimizer).__name__} so many steps ago")
     there = [target for target in targets if _is_there(target, after)]
     versions = [(target, version) for target in there if (version := target.version(at)) is not None]
-    had = {id(target.base) for target, _ in versions}
-    return Moment(at, versions, missing + [target.name for target in there if id(target.base) not in had], after)
+    had = {id(target.storage) for target, _ in versions}
+    return Moment(at, versions, missing + [target.name for target in there if id(target.storage) not in had], after)
 
 
 def _is_older(target: Target, histories: Sequence[History]) -> bool:
@@ -172,7 +172,7 @@ def _changed(optimizer: Optimizer, step: Step) -> list[str]:
         for name, value in before.items()
         if value is UNKNOWN
         or name not in optimizer.state.get(parameter, {})
-        or (value is ON_WORKERS and not hasattr(optimizer.state[parameter][name], "_node"))
+        or (value is ON_WORKERS and not hasattr(optimizer.state[parameter][name], "_ref"))
     ]
 
 
@@ -189,7 +189,7 @@ def _cause(session: Session, targets: Sequence[Target]) -> GTError | None:
     for target in targets:
         if not target.span.since or target.span.until:
             try:
-                session.fetch(target.base, CURRENT)
+                session.fetch(target.storage, CURRENT)
             except GTError as error:
                 return error
     return None
@@ -203,7 +203,7 @@ def _tensors(target: Any) -> Iterator[tuple[str, Storage, Owner | None]]:
     owner: Owner | None
     for name, tensor, owner in _named(target):
         if isinstance(tensor, Tensor):
-            yield name, tensor._node.base, owner
+            yield name, tensor._ref.storage, owner
 
 
 def _named(target: Any) -> Iterator[tuple[str, Any, Owner | None]]:
@@ -229,22 +229,21 @@ def _parameters(target: Any) -> Iterator[Storage]:
         tensors = list(target.parameters())
     elif isinstance(target, Optimizer):
         tensors = _of_groups(target)
-    return (tensor._node.base for tensor in tensors if isinstance(tensor, Tensor))
+    return (tensor._ref.storage for tensor in tensors if isinstance(tensor, Tensor))
 
 
 def _of_groups(optimizer: Optimizer) -> list[torch.Tensor]:
     return [tensor for group in optimizer.param_groups for tensor in group["params"]]
 
 
-def _put_back(base: Storage, value: torch.Tensor) -> None:
+def _put_back(storage: Storage, value: torch.Tensor) -> None:
     """All handles and views of a tensor stand for the new one; what it was is freed with the record of it."""
-    session = base.session
+    session = storage.session
     fresh = session.upload(value, is_operand=True)
-    if base.geometry.stride != contiguous_strides(tuple(base.geometry.shape)):
+    if storage.geometry.stride != contiguous_strides(tuple(storage.geometry.shape)):
         with torch.no_grad(), FactoryMode(Tensor):
-            strided = torch.empty_strided(base.geometry.shape, base.geometry.stride, dtype=base.geometry.dtype)
-            fresh = strided.copy_(wrap(Tensor, fresh))._node.base  # type: ignore[attr-defined]
+            strided = torch.empty_strided(storage.geometry.shape, storage.geometry.stride, dtype=storage.geometry.dtype)
+            fresh = strided.copy_(wrap(Tensor, fresh))._ref.storage  # type: ignore[attr-defined]
     with contextlib.suppress(GTError):  # it may lie nowhere any more: the first op that needs it says where
-        fresh = session.redistribute(fresh, session.locate(base))
-    with session.lock:
-        base.id, fresh.id = fresh.id, base.id
+        fresh = session.redistribute(fresh, session.locate(storage))
+    session.outbox.swap_ids(storage, fresh)

@@ -1,8 +1,8 @@
-"""Signal scopes: which one an op is issued in.
+"""Signal scopes: the stack of those that the program has entered, and the scope of each op and gradient.
 
-Scopes are frames on a stack that belongs to the thread, or to the task of asynchronous code. A gradient runs in the
-backward scope of the op that it is the gradient of, whoever calls backward: torch numbers the nodes of its graph as
-they are made, so the numbers that appeared while a frame was on top say which frame a node belongs to.
+A stack belongs to a thread, or to a task of asynchronous code. A gradient runs in the backward scope of the op that it
+is the gradient of, wherever backward is called: autograd numbers the nodes of its graph as they are made, so a node
+belongs to the frame that was on top while its number was given.
 """
 
 from __future__ import annotations
@@ -11,16 +11,21 @@ import itertools
 import logging
 import threading
 from bisect import bisect_right
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextvars import ContextVar
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 from weakref import WeakSet
 
 import msgspec
-import torch
 
 from gt.client.geometry import Geometry
-from gt.client.storage import Node
+from gt.client.storage import TensorRef
+from gt.client.torch_patches.autograd_nodes import (
+    FIRST_ACCUMULATING,
+    current_node,
+    next_sequence_number,
+    sequence_number,
+)
 from gt.core.errors import SignalError
 from gt.core.messages import DefineScope, WorkerInfo
 from gt.core.signatures import PolicyRecord
@@ -35,37 +40,39 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("gt.signals")
 
-_ACCUMULATES = 1 << 63  # nodes that accumulate gradients have numbers from here on
-_MOST_MARKS = 1 << 15  # graphs older than this many changes of scope run their gradients where their tensors are
-_current_node: Callable[[], Any] = torch._C._current_autograd_node  # type: ignore[attr-defined]
-_node_number: Callable[[], int] = torch._C._autograd._get_sequence_nr  # type: ignore[attr-defined]
+_MOST_MARKS = 1 << 15  # gradients of graphs older than this many changes of scope run without a scope
 
 
 class ScopeFrame:
-    """One entry into a scope. `backward` is the signal that its gradients run under, if that was said where it was
-    entered; `owner` is what has to leave it; `node` is the gradient that was being computed then, if any."""
+    """A scope that was entered. `backward` is the signal of its gradients, where the program named one; `owner` is the
+    object that leaves it; `autograd_node` is the node whose gradient was being computed then, if any."""
 
-    __slots__ = ("backward", "name", "node", "outer", "owner", "resolved", "turned")
+    __slots__ = ("_backward_frame", "autograd_node", "backward", "name", "outer", "owner", "resolved")
 
     def __init__(
-        self, name: str, backward: str | None, outer: ScopeFrame | None, owner: object = None, node: object = None
+        self,
+        name: str,
+        backward: str | None,
+        outer: ScopeFrame | None,
+        owner: object = None,
+        autograd_node: object = None,
     ) -> None:
         self.name = name
         self.backward = backward
         self.outer = outer
         self.owner = owner
-        self.node = node
+        self.autograd_node = autograd_node
         self.resolved: tuple[ScopeResolver, int, tuple[WorkerInfo, ...], int, int] | None = None
-        self.turned: tuple[int, ScopeFrame] | None = None
+        self._backward_frame: tuple[int, ScopeFrame] | None = None
 
-    def gradients(self) -> ScopeFrame:
-        """The frame that gradients of what ran in this one run in: the nearest backward that is named."""
+    def backward_frame(self) -> ScopeFrame:
+        """The frame of the gradients of ops that ran in this one: that of the nearest named backward signal."""
         version = registry.version
-        if self.turned is None or self.turned[0] != version:
-            self.turned = (version, self._turn())
-        return self.turned[1]
+        if self._backward_frame is None or self._backward_frame[0] != version:
+            self._backward_frame = (version, self._find_backward())
+        return self._backward_frame[1]
 
-    def _turn(self) -> ScopeFrame:
+    def _find_backward(self) -> ScopeFrame:
         frame: ScopeFrame | None = self
         while frame is not None:
             config = registry.get(frame.name)
@@ -79,16 +86,16 @@ class ScopeFrame:
 
 
 class _Marks:
-    """Which frame was on top while a thread made the nodes of its graphs: the numbers at which that changed."""
+    """The frames that were on top while a thread made autograd nodes, and the node numbers at which that changed."""
 
     def __init__(self) -> None:
         self.starts: list[int] = []
         self.frames: list[ScopeFrame | None] = []
-        self.seen = _node_number()
+        self.seen = next_sequence_number()
 
     def note(self, frame: ScopeFrame | None) -> None:
-        """The nodes that were made since the last note belong to a frame."""
-        number = _node_number()
+        """Assign the nodes that were made since the last note to a frame."""
+        number = next_sequence_number()
         if number == self.seen:
             return
         if not self.frames or self.frames[-1] is not frame:
@@ -100,8 +107,8 @@ class _Marks:
 
     def owner(self, number: int) -> ScopeFrame | None:
         """The frame of a node that this thread made."""
-        place = bisect_right(self.starts, number) - 1
-        return self.frames[place] if place >= 0 else None
+        index = bisect_right(self.starts, number) - 1
+        return self.frames[index] if index >= 0 else None
 
 
 class _Thread(threading.local):
@@ -131,7 +138,7 @@ def push(name: str, backward: str | None = None, owner: object = None) -> ScopeF
     registry.check_backward(name)
     outer = _top.get()
     _thread.marks.note(outer)
-    frame = ScopeFrame(name, backward, outer, owner, _current_node())
+    frame = ScopeFrame(name, backward, outer, owner, current_node())
     _top.set(frame)
     return frame
 
@@ -143,7 +150,7 @@ def pop(frame: ScopeFrame) -> None:
 
 
 def leave(owner: object) -> ScopeFrame | None:
-    """Leave the scope that its owner has entered last; None where this thread or task is in none of it."""
+    """Leave the scope that an owner has entered last; None where this thread or task is in none of its scopes."""
     frame = _top.get()
     while frame is not None and frame.owner is not owner:
         frame = frame.outer
@@ -157,49 +164,50 @@ def top() -> ScopeFrame | None:
 
 
 def owner_of_gradient(number: int) -> ScopeFrame | None:
-    """The frame in which a node of a graph was made: by this thread, if it has made so many, or else by another."""
+    """The frame in which an autograd node was made: by this thread, if it has made so many, or else by another."""
     marks = _thread.marks
-    if number >= _node_number():
+    if number >= next_sequence_number():
         marks = next((others for others in list(_all_marks) if number < others.seen), marks)
     return marks.owner(number)
 
 
 class ScopeResolver:
-    """The scopes of a session: what its frames mean with the workers that are there. `auto`: whether tensors that are
-    created outside any scope are cut along their first dim (None: those for which that is even)."""
+    """Resolves the scope of each op of a session to a policy for the connected workers. `auto`: whether tensors that
+    are created outside any scope are cut along their first dim (None: those that are cut evenly). `scope_ids` are the
+    scopes that the dispatcher knows."""
 
     def __init__(self, session: Session, auto: bool | None) -> None:
         self._session = session
         self._auto = auto
-        self._numbers = itertools.count(1)
-        self._codes: dict[tuple[str, PolicyRecord | None, bool], int] = {}
+        self._next_id = itertools.count(1)
+        self.scope_ids: dict[tuple[str, PolicyRecord | None, bool], int] = {}
         self._unknown: set[str] = set()
 
-    def of(self, nodes: Sequence[Node], geometry: Geometry | None) -> int:
-        """The scope of an op with these inputs; `geometry` is that of its one result."""
+    def scope_id(self, refs: Sequence[TensorRef], geometry: Geometry | None) -> int:
+        """The id of an op's scope, 0 for none; `geometry` is that of its single result. Hot path."""
         frame = _top.get()
-        node = _current_node()
-        if node is not None and (frame is None or frame.node is not node):
-            number = node._sequence_nr()
-            if number >= _ACCUMULATES:
-                return 0  # where its gradient is
+        autograd_node = current_node()
+        if autograd_node is not None and (frame is None or frame.autograd_node is not autograd_node):
+            number = sequence_number(autograd_node)
+            if number >= FIRST_ACCUMULATING:
+                return 0  # accumulation runs where the gradient is
             forward = owner_of_gradient(number)
-            frame = forward.gradients() if forward is not None else frame
+            frame = forward.backward_frame() if forward is not None else frame
         _thread.marks.note(frame)
-        code = self._code(frame, nodes) if frame is not None else 0
-        return code if code or nodes or geometry is None else self._code_of_created(geometry)
+        scope_id = self._id_of_frame(frame, refs) if frame is not None else 0
+        return scope_id if scope_id or refs or geometry is None else self._id_of_created(geometry)
 
-    def _code(self, frame: ScopeFrame, nodes: Sequence[Node]) -> int:
+    def _id_of_frame(self, frame: ScopeFrame, refs: Sequence[TensorRef]) -> int:
         resolved, workers = frame.resolved, self._session.workers
         if resolved is None or resolved[0] is not self or resolved[1] != registry.version or resolved[2] is not workers:
             resolved = frame.resolved = (self, registry.version, workers, *self._resolve(frame))
-        return resolved[4] if nodes and all(map(_is_neutral, nodes)) else resolved[3]
+        return resolved[4] if refs and all(map(_is_neutral, refs)) else resolved[3]
 
-    def _there(self) -> list[int]:
+    def _connected(self) -> list[int]:
         return [info.worker for info in self._session.workers]
 
     def _resolve(self, frame: ScopeFrame) -> tuple[int, int]:
-        """The codes of a scope as it is configured now: for ops in general, and for ops on parameters alone, which
+        """The ids of a scope as it is configured now: for ops in general, and for ops on parameters alone, which
         introduce no sharding. 0 where none of the frames is configured."""
         found = self._configured(frame)
         if not found:
@@ -207,10 +215,10 @@ class ScopeResolver:
         name, config = found[0]
         placed = next(((n, c) for n, c in found if c.shard is not None), None)
         policy = self._policy(*placed) if placed is not None else None
-        code = self._define(name, policy, config.compile)
+        scope_id = self._define(name, policy, config.compile)
         if policy is None:
-            return code, code
-        return code, self._define(name, msgspec.structs.replace(policy, asks=False), config.compile)
+            return scope_id, scope_id
+        return scope_id, self._define(name, msgspec.structs.replace(policy, asks=False), config.compile)
 
     def _configured(self, frame: ScopeFrame | None) -> list[tuple[str, SignalConfig]]:
         """The configured signals of a stack, the innermost first."""
@@ -226,36 +234,36 @@ class ScopeResolver:
         return found
 
     def _policy(self, name: str, config: SignalConfig) -> PolicyRecord | None:
-        """None with the worker of this process alone: the same program runs there as anywhere."""
+        """None where the only worker is in this process: layouts are ignored there."""
         if self._session.embedded or config.shard is None:
             return None
-        return resolve_policy(config.shard, self._there(), f"{at(config.source)}signal {name!r}")
+        return resolve_policy(config.shard, self._connected(), f"{at(config.source)}signal {name!r}")
 
     def layout(self, name: str, shape: Sequence[int]) -> ShardingSpec | None:
-        """How a tensor lies that is created in a scope; None where the signal does not say."""
+        """The layout of a tensor created in a scope; None where the signal names none."""
         found = self._configured(ScopeFrame(name, None, None))
         policy = self._policy(*found[0]) if found else None
         return Policy(policy).layout(tuple(shape)) if policy is not None else None
 
-    def _code_of_created(self, geometry: Geometry) -> int:
-        """Tensors that are created outside any scope are shared among all workers."""
+    def _id_of_created(self, geometry: Geometry) -> int:
+        """The scope of a tensor that is created outside any scope: it is cut over all workers."""
         shape, count = geometry.shape, len(self._session.workers)
         if count < 2 or self._auto is False or not shape or shape[0] < 2:
             return 0
         if self._auto is None and (len(shape) != 2 or shape[0] % count):
             return 0
-        mesh = DeviceMesh([count], [ROW], self._there())
+        mesh = DeviceMesh([count], [ROW], self._connected())
         return self._define("auto", PolicyRecord(mesh.record(), lead=((ROW,),), settles=False), False)
 
     def _define(self, name: str, policy: PolicyRecord | None, compile_: bool) -> int:
         key = (name, policy, compile_)
-        code = self._codes.get(key)
-        if code is None:
-            code = self._codes[key] = next(self._numbers)
-            self._session.emit(DefineScope(code, name, policy, compile_))
-        return code
+        scope_id = self.scope_ids.get(key)
+        if scope_id is None:
+            scope_id = self.scope_ids[key] = next(self._next_id)
+            self._session.outbox.emit(DefineScope(scope_id, name, policy, compile_))
+        return scope_id
 
 
-def _is_neutral(node: Node) -> bool:
+def _is_neutral(ref: TensorRef) -> bool:
     """A parameter, or a single number."""
-    return node.base.is_parameter or not node.geometry.shape
+    return ref.storage.is_parameter or not ref.geometry.shape

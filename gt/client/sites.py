@@ -1,4 +1,4 @@
-"""Which line of the user's program issued an op."""
+"""The line of the user's program that issued an op."""
 
 from __future__ import annotations
 
@@ -6,50 +6,60 @@ import sys
 import threading
 from collections.abc import Callable
 from types import CodeType, FrameType
+from typing import NamedTuple
 
 from gt.client.tracebacks import OWN_FOLDERS
 
 
-class Sites:
-    """Codes for places in the user's program, defined on the wire at first use.
+class Site(NamedTuple):
+    file: str
+    line: int
+    function: str
 
-    A place is found by walking out of torch's and GT's own frames and is remembered by (code object, instruction
+
+_UNKNOWN = Site("<unknown>", 0, "")
+
+
+class Sites:
+    """Ids for lines of the user's program, defined on the wire at first use.
+
+    A site is found by walking out of torch's and GT's own frames and is remembered by (code object, instruction
     offset): reading a frame's line number costs more than the rest of the walk.
     """
 
-    def __init__(self, define: Callable[[int, str, int, str], None]) -> None:
+    def __init__(self, define: Callable[[int, Site], None]) -> None:
         self._define = define
-        self._is_ours: dict[str, bool] = {}
-        self._codes: dict[tuple[int, int], int] = {}
-        self._keep: list[CodeType] = []  # ids of code objects are keys, so the objects must live
-        self._adding = threading.Lock()
-        self._places: list[tuple[str, int, str]] = [("<unknown>", 0, "")]
+        self._is_own_file: dict[str, bool] = {}
+        self._ids: dict[tuple[int, int], int] = {}
+        self._code_objects: list[CodeType] = []  # kept alive, because their ids are keys
+        self._lock = threading.Lock()
+        self._sites: list[Site] = [_UNKNOWN]
 
-    def here(self, depth: int = 2) -> int:
-        """The line that called; `depth` frames are known to be ours."""
+    def current(self, depth: int = 2) -> int:
+        """The id of the line that is running; the innermost `depth` frames are known to be GT's. Hot path."""
         frame: FrameType | None = sys._getframe(depth)
-        is_ours = self._is_ours
+        is_own_file = self._is_own_file
         while frame is not None:
             name = frame.f_code.co_filename
-            ours = is_ours.get(name)
-            if ours is None:
-                ours = is_ours[name] = name.startswith(OWN_FOLDERS)
-            if not ours:
+            is_own = is_own_file.get(name)
+            if is_own is None:
+                is_own = is_own_file[name] = name.startswith(OWN_FOLDERS)
+            if not is_own:
                 key = (id(frame.f_code), frame.f_lasti)
-                code = self._codes.get(key)
-                return code if code is not None else self._add(key, frame)
+                site_id = self._ids.get(key)
+                return site_id if site_id is not None else self._add(key, frame)
             frame = frame.f_back
         return 0
 
     def _add(self, key: tuple[int, int], frame: FrameType) -> int:
-        place = (frame.f_code.co_filename, frame.f_lineno or 0, frame.f_code.co_name)
-        with self._adding:
-            code = len(self._places)
-            self._places.append(place)
-            self._keep.append(frame.f_code)
-        self._define(code, *place)
-        self._codes[key] = code
-        return code
+        site = Site(frame.f_code.co_filename, frame.f_lineno or 0, frame.f_code.co_name)
+        with self._lock:
+            site_id = len(self._sites)
+            self._sites.append(site)
+            self._code_objects.append(frame.f_code)
+        self._define(site_id, site)
+        self._ids[key] = site_id
+        return site_id
 
-    def place(self, code: int) -> tuple[str, int, str]:
-        return self._places[code] if code < len(self._places) else self._places[0]
+    def lookup(self, site_id: int) -> Site:
+        return self._sites[site_id] if site_id < len(self._sites) else _UNKNOWN

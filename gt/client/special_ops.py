@@ -7,16 +7,16 @@ from collections.abc import Callable, Sequence
 from typing import Any, TypeAlias
 
 import torch
-from torch._C import DispatchKey
-from torch._ops import OpOverload
-from torch.utils._pytree import tree_leaves, tree_map_only
 
 from gt.client import session as sessions
 from gt.client.call_cache import HandleType, rebind, wrap, wrap_view
 from gt.client.geometry import Geometry, geometry_of, intern_geometry
 from gt.client.infer import literal
 from gt.client.op_schema import OpSchema
-from gt.client.storage import Node, Storage, StorageView, restrided, storage_elements, strided_view, view_of
+from gt.client.storage import Storage, StorageView, TensorRef, restrided, storage_elements, strided_view, view_of
+from gt.client.torch_patches.kernel_overrides import override_kernel, run_original
+from gt.client.torch_patches.op_registry import schema_of
+from gt.client.torch_patches.pytree import tree_leaves, tree_map_only
 from gt.core.meta import contiguous_strides, is_dense
 from gt.core.signatures import ViewStep
 
@@ -29,18 +29,18 @@ def run_on_host(cls: HandleType, func: Any, args: tuple[Any, ...], kwargs: dict[
     ours: dict[int, torch.Tensor] = {}
 
     def read(tensor: torch.Tensor) -> torch.Tensor:
-        node = getattr(tensor, "_node", None)
-        if node is None:
+        ref = getattr(tensor, "_ref", None)
+        if ref is None:
             return tensor
-        copy = node.session.fetch(node)
+        copy = ref.session.fetch(ref)
         ours[id(copy)] = tensor
         return copy
 
     host_args, host_kwargs = tree_map_only(torch.Tensor, read, (args, kwargs))
     result = func(*host_args, **host_kwargs)
-    names = [argument.name for argument in func._schema.arguments]
+    names = [argument.name for argument in schema_of(func).arguments]
     given = dict(zip(names, host_args, strict=False)) | host_kwargs
-    for argument in func._schema.arguments:
+    for argument in schema_of(func).arguments:
         if argument.alias_info is not None and argument.alias_info.is_write:
             for written in tree_leaves(given.get(argument.name)):
                 if id(written) in ours:
@@ -55,93 +55,93 @@ def _write_back(tensor: torch.Tensor, value: torch.Tensor) -> None:
         tensor.copy_(value)
 
 
-def _same(cls: HandleType, record: OpSchema, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    return wrap_view(cls, _node(args[0]))
+def _same(cls: HandleType, op: OpSchema, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    return wrap_view(cls, _ref(args[0]))
 
 
-def _item(cls: HandleType, record: OpSchema, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    node = args[0]._node
-    return node.session.fetch(node).item()
+def _item(cls: HandleType, op: OpSchema, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    ref = args[0]._ref
+    return ref.session.fetch(ref).item()
 
 
-def _as_strided(cls: HandleType, record: OpSchema, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    node = args[0]._node
+def _as_strided(cls: HandleType, op: OpSchema, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    ref = args[0]._ref
     given = dict(zip(("self", "size", "stride", "storage_offset"), args, strict=False)) | kwargs
     offset = given.get("storage_offset")
     geometry = intern_geometry(
         torch.Size(given["size"]),
         tuple(given["stride"]),
-        node.geometry.offset if offset is None else offset,
-        node.geometry.dtype,
+        ref.geometry.offset if offset is None else offset,
+        ref.geometry.dtype,
     )
-    return wrap_view(cls, restrided(node, _within(node, geometry)))
+    return wrap_view(cls, restrided(ref, _within(ref, geometry)))
 
 
-def _within(node: Node, geometry: Geometry) -> Geometry:
-    """A place in the storage of a node, refused as torch refuses it where it is not inside."""
-    if geometry.span() > storage_elements(node):
+def _within(ref: TensorRef, geometry: Geometry) -> Geometry:
+    """A place in the storage of a ref, refused as torch refuses it where it is not inside."""
+    if geometry.span() > storage_elements(ref):
         size = geometry.dtype.itemsize
         raise RuntimeError(
             f"setStorage: sizes {list(geometry.shape)}, strides {list(geometry.stride)}, storage offset "
             f"{geometry.offset}, and itemsize {size} requiring a storage size of {geometry.span() * size} are out of "
-            f"bounds for storage of size {storage_elements(node) * size}"
+            f"bounds for storage of size {storage_elements(ref) * size}"
         )
     return geometry
 
 
-def _reshape_in_place(cls: HandleType, record: OpSchema, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+def _reshape_in_place(cls: HandleType, op: OpSchema, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """`t_`, `squeeze_`, ...: the handle becomes a view of what it was."""
     tensor = args[0]
-    meta = tensor._node.geometry.on_meta()
-    record.func(meta, *args[1:], **kwargs)
+    meta = tensor._ref.geometry.on_meta()
+    op.func(meta, *args[1:], **kwargs)
     step = ViewStep(
-        _VIEW_NAMES.get(record.name) or record.name.replace("_.", "."),
+        _VIEW_NAMES.get(op.name) or op.name.replace("_.", "."),
         tuple([literal(value) for value in args[1:]]),
         {key: literal(value) for key, value in kwargs.items()},
         results=(geometry_of(meta).meta(),),
     )
-    key = (record.name, tensor._node.geometry, repr(args[1:]), repr(kwargs))
-    return rebind(tensor, view_of(tensor._node, key, step, geometry_of(meta), strided=True))
+    key = (op.name, tensor._ref.geometry, repr(args[1:]), repr(kwargs))
+    return rebind(tensor, view_of(tensor._ref, key, step, geometry_of(meta), strided=True))
 
 
 _VIEW_NAMES = {"aten.transpose_.default": "aten.transpose.int"}
 
 
-def _as_strided_in_place(cls: HandleType, record: OpSchema, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    tensor, node = args[0], args[0]._node
-    storage = torch.empty(storage_elements(node), dtype=node.geometry.dtype, device="meta")
-    meta = storage.as_strided(node.geometry.shape, node.geometry.stride, node.geometry.offset)
-    record.func(meta, *args[1:], **kwargs)
-    return rebind(tensor, restrided(node, geometry_of(meta)))
+def _as_strided_in_place(cls: HandleType, op: OpSchema, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    tensor, ref = args[0], args[0]._ref
+    storage = torch.empty(storage_elements(ref), dtype=ref.geometry.dtype, device="meta")
+    meta = storage.as_strided(ref.geometry.shape, ref.geometry.stride, ref.geometry.offset)
+    op.func(meta, *args[1:], **kwargs)
+    return rebind(tensor, restrided(ref, geometry_of(meta)))
 
 
-def _resize(cls: HandleType, record: OpSchema, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+def _resize(cls: HandleType, op: OpSchema, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """`resize_` shows the same storage in another shape, or grows it: then the handle gets a storage of its own that
     starts with the old bytes. Aliases of a storage that grows keep the old one."""
-    tensor, node = args[0], getattr(args[0], "_node", None)
-    if node is None:
-        return run_on_host(cls, record.func, args, kwargs)
-    meta = node.geometry.on_meta()
-    record.func(meta, *[_meta_of(value) for value in args[1:]], **kwargs)
+    tensor, ref = args[0], getattr(args[0], "_ref", None)
+    if ref is None:
+        return run_on_host(cls, op.func, args, kwargs)
+    meta = ref.geometry.on_meta()
+    op.func(meta, *[_meta_of(value) for value in args[1:]], **kwargs)
     geometry = geometry_of(meta)
-    if geometry is node.geometry:
+    if geometry is ref.geometry:
         return tensor
-    if geometry.span() <= storage_elements(node):
-        return rebind(tensor, restrided(node, geometry))
-    return rebind(tensor, grow(cls, node, geometry))
+    if geometry.span() <= storage_elements(ref):
+        return rebind(tensor, restrided(ref, geometry))
+    return rebind(tensor, grow(cls, ref, geometry))
 
 
 def _meta_of(value: Any) -> Any:
     return value.to("meta") if isinstance(value, torch.Tensor) else value
 
 
-def grow(cls: HandleType, node: Node, geometry: Geometry) -> Storage:
-    """A new storage of a larger geometry whose first bytes are those of a node."""
-    flat_old = intern_geometry(torch.Size([node.base.geometry.span()]), (1,), 0, geometry.dtype)
+def grow(cls: HandleType, ref: TensorRef, geometry: Geometry) -> Storage:
+    """A new storage of a larger geometry whose first bytes are those of a ref."""
+    flat_old = intern_geometry(torch.Size([ref.storage.geometry.span()]), (1,), 0, geometry.dtype)
     with torch.no_grad():
         grown = allocate(cls, geometry)
-        if node.base.geometry.span() and geometry.dtype is node.base.geometry.dtype:
-            old = wrap(cls, strided_view(node.base, flat_old))
+        if ref.storage.geometry.span() and geometry.dtype is ref.storage.geometry.dtype:
+            old = wrap(cls, strided_view(ref.storage, flat_old))
             wrap(cls, strided_view(grown, flat_old)).copy_(old)
     return grown
 
@@ -153,11 +153,11 @@ def allocate(cls: HandleType, geometry: Geometry) -> Storage:
         (list(geometry.shape), list(geometry.stride)),
         {"dtype": geometry.dtype},
     )
-    base: Storage = handle._node
-    return base
+    storage: Storage = handle._ref
+    return storage
 
 
-def _set_source(cls: HandleType, record: OpSchema, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+def _set_source(cls: HandleType, op: OpSchema, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     tensor, source = args[0], args[1] if len(args) > 1 else None
     if source is None:
         empty = intern_geometry(torch.Size([0]), (1,), 0, tensor.dtype)
@@ -165,38 +165,38 @@ def _set_source(cls: HandleType, record: OpSchema, args: tuple[Any, ...], kwargs
     if not isinstance(source, torch.Tensor):
         raise RuntimeError("set_() with a storage is not possible on a GT tensor: its bytes are on a worker")
     if len(args) > 2 or kwargs:
-        meta = source._node.geometry.on_meta()  # type: ignore[attr-defined]
-        record.func(tensor._node.geometry.on_meta(), meta, *args[2:], **kwargs)
+        meta = source._ref.geometry.on_meta()  # type: ignore[attr-defined]
+        op.func(tensor._ref.geometry.on_meta(), meta, *args[2:], **kwargs)
         offset, size = args[2], args[3]
         stride = args[4] if len(args) > 4 and args[4] else torch.empty(size, device="meta").stride()
         geometry = intern_geometry(torch.Size(size), tuple(stride), offset, tensor.dtype)
-        return rebind(tensor, strided_view(source._node.base, geometry))  # type: ignore[attr-defined]
-    return rebind(tensor, _node(source))
+        return rebind(tensor, strided_view(source._ref.storage, geometry))  # type: ignore[attr-defined]
+    return rebind(tensor, _ref(source))
 
 
-def _view(cls: HandleType, record: OpSchema, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+def _view(cls: HandleType, op: OpSchema, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """An op that torch promises nothing about, but whose result shares the memory of its argument: torch's own code
     writes through it."""
     return cls.__torch_dispatch__(torch.ops.aten.view.default, (), args, kwargs)  # type: ignore[attr-defined]
 
 
-def _nothing(cls: HandleType, record: OpSchema, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+def _nothing(cls: HandleType, op: OpSchema, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     return None
 
 
-def _pack(cls: HandleType, record: OpSchema, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+def _pack(cls: HandleType, op: OpSchema, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """Pack padded sequences: their rows in another order. How many there are at each time is a plain tensor, as the
     lengths are: torch's recurrent layers read its memory."""
     given = dict(zip(("input", "lengths", "batch_first"), args, strict=False)) | kwargs
     padded = given["input"]
     numbers = torch.arange(padded.shape[0] * padded.shape[1]).view(padded.shape[0], padded.shape[1])
-    rows, batch_sizes = record.func(numbers, _plain(given["lengths"]), given["batch_first"])
+    rows, batch_sizes = op.func(numbers, _plain(given["lengths"]), given["batch_first"])
     return padded.flatten(0, 1).index_select(0, rows), batch_sizes
 
 
 def _plain(tensor: torch.Tensor) -> torch.Tensor:
-    node = getattr(tensor, "_node", None)
-    return tensor if node is None else node.session.fetch(node)  # type: ignore[no-any-return]
+    ref = getattr(tensor, "_ref", None)
+    return tensor if ref is None else ref.session.fetch(ref)  # type: ignore[no-any-return]
 
 
 def _pad(
@@ -204,10 +204,10 @@ def _pad(
 ) -> tuple[torch.Tensor, torch.Tensor]:  # fmt: skip
     """Pad packed sequences: their rows in another order, and rows of the padding."""
     func = torch.ops.aten._pad_packed_sequence.default
-    if getattr(packed, "_node", None) is None:
-        return _own(func, packed, batch_sizes, batch_first, padding, length)  # type: ignore[no-any-return]
+    if getattr(packed, "_ref", None) is None:
+        return run_original(func, packed, batch_sizes, batch_first, padding, length)  # type: ignore[no-any-return]
     count, rest = packed.shape[0], packed.shape[1:]
-    rows, lengths = _own(func, torch.arange(count), _plain(batch_sizes), False, count, length)
+    rows, lengths = run_original(func, torch.arange(count), _plain(batch_sizes), False, count, length)
     padded = torch.cat([packed, packed.new_full((1, *rest), padding)]).index_select(0, rows.flatten())
     padded = padded.view(*rows.shape, *rest)
     return padded.transpose(0, 1) if batch_first else padded, lengths
@@ -219,41 +219,27 @@ def _pack_gradient(
     return _pad(gradient, batch_sizes, batch_first, 0, shape[1] if batch_first else shape[0])[0]
 
 
-def _may_take_over(target: torch.Tensor, source: torch.Tensor) -> bool:
-    """Whether `target.data = source` is possible. Torch asks before it does it, and would give a plain tensor the
-    missing memory of one of ours."""
-    if getattr(target, "_node", None) is None and getattr(source, "_node", None) is not None:
-        return False
-    return _own(torch.ops.aten._has_compatible_shallow_copy_type.default, target, source)  # type: ignore[no-any-return]
-
-
-def _own(func: OpOverload, *args: Any) -> Any:
-    return func._op_dk(DispatchKey.CompositeImplicitAutograd, *args)
-
-
 # Torch takes these apart before they reach a tensor's class, and then reads or writes memory of this process.
-_RULES = torch.library.Library("aten", "IMPL")  # the rules in it end with it
-_RULES.impl("_pad_packed_sequence", _pad, "AutogradCPU")
-_RULES.impl("_pack_padded_sequence_backward", _pack_gradient, "AutogradCPU")
-_RULES.impl("_has_compatible_shallow_copy_type", _may_take_over, "AutogradCPU")
+override_kernel("_pad_packed_sequence", _pad)
+override_kernel("_pack_padded_sequence_backward", _pack_gradient)
 
 
-def _zeros_in_place_of(cls: HandleType, record: OpSchema, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+def _zeros_in_place_of(cls: HandleType, op: OpSchema, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """Zeros that lie in a storage of their own as `other` does in its storage, one for each element of the leading dims
     of `self` that are a batch. Forward-mode AD copies a tangent there, so that views of its primal are views of it."""
     given = dict(zip(("self", "other"), args, strict=False)) | kwargs
     tangent, primal = given["self"], given["other"]
     batch = tuple(tangent.shape[: given.get("self_num_batch_dims", 0)])
-    node = _node(primal)
-    base = node.base.geometry
+    ref = _ref(primal)
+    storage = ref.storage.geometry
     with torch.no_grad():
-        if not batch and tangent.dtype is node.geometry.dtype and is_dense(base.shape, base.stride):
-            zeros = _zeros(cls, base)
-            return wrap_view(cls, zeros if node.path is None else StorageView(zeros, node.path, node.geometry))
-        count = storage_elements(node)
+        if not batch and tangent.dtype is ref.geometry.dtype and is_dense(storage.shape, storage.stride):
+            zeros = _zeros(cls, storage)
+            return wrap_view(cls, zeros if ref.path is None else StorageView(zeros, ref.path, ref.geometry))
+        count = storage_elements(ref)
         around = tuple([count * step for step in contiguous_strides(batch)])
-        shape, stride = (*batch, *node.geometry.shape), (*around, *node.geometry.stride)
-        place = intern_geometry(torch.Size(shape), stride, node.geometry.offset, tangent.dtype)
+        shape, stride = (*batch, *ref.geometry.shape), (*around, *ref.geometry.stride)
+        place = intern_geometry(torch.Size(shape), stride, ref.geometry.offset, tangent.dtype)
         if is_dense(shape, stride) and not place.offset:
             return wrap(cls, _zeros(cls, place))
         flat = intern_geometry(torch.Size([math.prod(batch) * count]), (1,), 0, tangent.dtype)
@@ -261,40 +247,40 @@ def _zeros_in_place_of(cls: HandleType, record: OpSchema, args: tuple[Any, ...],
 
 
 def _zeros(cls: HandleType, geometry: Geometry) -> Storage:
-    base = allocate(cls, geometry)
-    wrap(cls, base).zero_()
-    return base
+    storage = allocate(cls, geometry)
+    wrap(cls, storage).zero_()
+    return storage
 
 
-def _has_storage_of_same_size(cls: HandleType, record: OpSchema, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+def _has_storage_of_same_size(cls: HandleType, op: OpSchema, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """Told here: on workers the storages of shards and of copies have other sizes."""
-    first, second = [storage_elements(_node(tensor)) for tensor in args]
+    first, second = [storage_elements(_ref(tensor)) for tensor in args]
     return first == second
 
 
-def _is_same_size(cls: HandleType, record: OpSchema, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+def _is_same_size(cls: HandleType, op: OpSchema, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     return args[0].shape == args[1].shape
 
 
-def _is_set_to(cls: HandleType, record: OpSchema, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    first, second = [getattr(tensor, "_node", None) for tensor in args]
+def _is_set_to(cls: HandleType, op: OpSchema, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    first, second = [getattr(tensor, "_ref", None) for tensor in args]
     if first is None or second is None:
         return False
-    return first.base is second.base and first.geometry is second.geometry
+    return first.storage is second.storage and first.geometry is second.geometry
 
 
-def _node(tensor: torch.Tensor) -> Node:
-    node: Node | None = getattr(tensor, "_node", None)
-    return sessions.current().upload(tensor) if node is None else node
+def _ref(tensor: torch.Tensor) -> TensorRef:
+    ref: TensorRef | None = getattr(tensor, "_ref", None)
+    return sessions.current().upload(tensor) if ref is None else ref
 
 
-def _never(cls: HandleType, record: OpSchema, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+def _never(cls: HandleType, op: OpSchema, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     return False
 
 
 SPECIAL: dict[str, Special] = {
     "aten.detach.default": _same,
-    "aten.detach_.default": lambda cls, record, args, kwargs: args[0],
+    "aten.detach_.default": lambda cls, op, args, kwargs: args[0],
     "aten.alias.default": _same,
     "aten.lift_fresh.default": _same,
     "aten.lift.default": _same,

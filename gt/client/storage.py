@@ -1,8 +1,9 @@
-"""The client's side of a tensor's storage: an SSA id that follows in-place writes, and the views of it.
+"""The client's record of a tensor's storage and of the views of it.
 
-A `Storage` stands for a storage; its id is the current version of the bytes. A `StorageView` is a base plus a path
-of view ops and has no id of its own: an op that uses it names the base and the path, so a write through any alias is
-seen by all of them. Tensors with the same bytes and the same geometry (`detach`, `.data`) share one node.
+A `Storage` has an SSA id, the current version of its bytes: an in-place write gives it a new one. A `StorageView` is a
+storage plus a path of view ops and has no id of its own: an op that uses it names the storage and the path, so all
+aliases see a write through any of them. A handle refers to either (`TensorRef`); handles with the same bytes and the
+same geometry (`detach`, `.data`) share one.
 """
 
 from __future__ import annotations
@@ -28,8 +29,8 @@ _LONGEST_PATH = 8
 
 
 class ViewPath:
-    """Steps from a base of one geometry to a view of one geometry. Interned by whoever extends it, so it is compared
-    and hashed by identity, and stands for the geometry too."""
+    """View ops from a storage of one geometry to a view of one geometry. `extend` interns paths, so they are compared
+    and hashed by identity, and a path implies the geometry of the view."""
 
     __slots__ = ("children", "steps")
 
@@ -50,7 +51,7 @@ ROOT = ViewPath(())
 class Storage(msgspec.Struct, eq=False):
     """A struct because one is made for every op: making it takes a quarter of the time of a plain class.
 
-    `key` is what an op's result may depend on: here the geometry, and for a view its path, which stands for it."""
+    `key` is the tensor's part of a cached call's key: here the geometry, and for a view its path."""
 
     session: Session
     id: int
@@ -60,10 +61,10 @@ class Storage(msgspec.Struct, eq=False):
     key: ClassVar[Geometry]
 
     def __del__(self) -> None:
-        self.session.release(self.id, self.geometry.nbytes)
+        self.session.outbox.release(self.id, self.geometry.nbytes)
 
     @property
-    def base(self) -> Storage:
+    def storage(self) -> Storage:
         return self
 
 
@@ -71,38 +72,39 @@ Storage.key = Storage.geometry  # the same slot by another name, which costs not
 
 
 class StorageView:
-    __slots__ = ("base", "geometry", "path")
+    __slots__ = ("geometry", "path", "storage")
     key: ClassVar[ViewPath]
-    id = property(attrgetter("base.id"))
+    id = property(attrgetter("storage.id"))
 
-    def __init__(self, base: Storage, path: ViewPath, geometry: Geometry) -> None:
-        self.base = base
+    def __init__(self, storage: Storage, path: ViewPath, geometry: Geometry) -> None:
+        self.storage = storage
         self.path: ViewPath | None = path
         self.geometry = geometry
 
     @property
     def session(self) -> Session:
-        return self.base.session
+        return self.storage.session
 
 
 StorageView.key = StorageView.path  # type: ignore[misc, assignment]
-Node: TypeAlias = Storage | StorageView
+TensorRef: TypeAlias = Storage | StorageView
 
 
-def is_lazy(node: Node) -> bool:
-    """Whether a view is conjugated or negated, which torch does when the view is used."""
-    return bool(reinterpreted(node))
+def is_lazy(ref: TensorRef) -> bool:
+    """Whether a view is conjugated or negated lazily: when it is used."""
+    return bool(reinterpreted(ref))
 
 
-def reinterpreted(node: Node) -> list[str]:
-    """Which of conjugation and negation are to be done when a view is used."""
-    ops = [step.op for step in node.path.steps] if node.path is not None else []
+def reinterpreted(ref: TensorRef) -> list[str]:
+    """The ops among conjugation and negation that apply when a view is used."""
+    ops = [step.op for step in ref.path.steps] if ref.path is not None else []
     return [name for name in REINTERPRETING if ops.count(name) % 2]
 
 
-def strided_view(base: Storage, geometry: Geometry) -> StorageView:
-    """A view given by its place in the storage alone: the worker needs the strides that this place is counted in."""
-    return StorageView(base, ROOT.extend((base.geometry, geometry), _strided_step(base.geometry, geometry)), geometry)
+def strided_view(storage: Storage, geometry: Geometry) -> StorageView:
+    """A view given by its strides in the storage alone."""
+    step = _strided_step(storage.geometry, geometry)
+    return StorageView(storage, ROOT.extend((storage.geometry, geometry), step), geometry)
 
 
 def _strided_step(source: Geometry, geometry: Geometry) -> ViewStep:
@@ -110,36 +112,36 @@ def _strided_step(source: Geometry, geometry: Geometry) -> ViewStep:
     return ViewStep("aten.as_strided.default", args, {}, None, source.stride, (geometry.meta(),))
 
 
-def restrided(node: Node, geometry: Geometry) -> StorageView:
-    """A view of a node's storage at another place, counted in the dtype of the node. It is read as the node is: in the
-    same dtype, and conjugated or negated where the node is."""
-    base, path, source = node.base, ROOT, node.base.geometry
+def restrided(ref: TensorRef, geometry: Geometry) -> StorageView:
+    """Another view of a tensor's storage, with strides in elements of the tensor's dtype. It is read as the tensor is:
+    in the same dtype, and conjugated or negated where the tensor is."""
+    storage, path, source = ref.storage, ROOT, ref.storage.geometry
     if geometry.dtype is not source.dtype:
-        count = storage_elements(node)
+        count = storage_elements(ref)
         flat = _flat(count * geometry.dtype.itemsize // source.dtype.itemsize, source)  # of whole elements of the dtype
         path = path.extend((source, flat), _strided_step(source, flat))
         source = _flat(count, geometry)
         step = ViewStep("aten.view.dtype", (DType(dtype_name(geometry.dtype)),), {}, results=(source.meta(),))
         path = path.extend((flat, source), step)
     path = path.extend((source, geometry), _strided_step(source, geometry))
-    for name in reinterpreted(node):
+    for name in reinterpreted(ref):
         path = path.extend(name, ViewStep(name, (), {}, results=(geometry.meta(),)))
-    return StorageView(base, path, geometry)
+    return StorageView(storage, path, geometry)
 
 
 def _flat(elements: int, geometry: Geometry) -> Geometry:
     return intern_geometry(Size([elements]), (1,), 0, geometry.dtype)
 
 
-def storage_elements(node: Node) -> int:
-    """How many elements of a tensor's dtype its storage has."""
-    base = node.base.geometry
-    return base.span() * base.dtype.itemsize // node.geometry.dtype.itemsize
+def storage_elements(ref: TensorRef) -> int:
+    """The size of a tensor's storage in elements of the tensor's dtype."""
+    storage = ref.storage.geometry
+    return storage.span() * storage.dtype.itemsize // ref.geometry.dtype.itemsize
 
 
-def view_of(node: Node, key: object, step: ViewStep, geometry: Geometry, strided: bool) -> StorageView:
-    """The view that `step` makes of a node. `strided` says that the result is plain strided memory of its base."""
-    path = node.path or ROOT
+def view_of(ref: TensorRef, key: object, step: ViewStep, geometry: Geometry, strided: bool) -> StorageView:
+    """The view that `step` makes of a tensor. `strided`: the result is plain strided memory of its storage."""
+    path = ref.path or ROOT
     if len(path.steps) >= _LONGEST_PATH and strided:
-        return restrided(node, geometry)
-    return StorageView(node.base, path.extend(key, step), geometry)
+        return restrided(ref, geometry)
+    return StorageView(ref.storage, path.extend(key, step), geometry)

@@ -12,10 +12,17 @@ from collections.abc import Callable, Sequence
 from typing import Any, TypeAlias
 
 import torch
-from torch._C import DispatchKey, _dispatch_has_kernel_for_dispatch_key
-from torch._ops import OpOverload
-from torch.utils._pytree import tree_flatten, tree_unflatten
 
+from gt.client.torch_patches.conv_backend import conv_memory_format
+from gt.client.torch_patches.op_registry import (
+    DispatchKey,
+    OpOverload,
+    has_kernel,
+    kernel_of,
+    packet_name,
+    schema_of,
+)
+from gt.client.torch_patches.pytree import tree_flatten, tree_unflatten
 from gt.core.meta import contiguous_strides, dense_strides, is_dense, memory_order
 
 Strides: TypeAlias = tuple[int, ...]
@@ -38,7 +45,7 @@ def infer(func: OpOverload, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
     if rule is None:
         return result
     leaves, spec = tree_flatten(result)
-    names = [argument.name for argument in func._schema.arguments]
+    names = [argument.name for argument in schema_of(func).arguments]
     strides = rule(dict(zip(names, args, strict=False)) | kwargs, leaves)
     return tree_unflatten([_restrided(*pair) for pair in zip(leaves, strides, strict=True)], spec)
 
@@ -46,12 +53,12 @@ def infer(func: OpOverload, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
 @functools.cache
 def _ways(func: OpOverload) -> tuple[Callable[..., Any], Rule | None]:
     """The best shape function of an op, and the rule for the strides of its results, if it needs one."""
-    rule = _RULES.get(func._schema.name.removeprefix("aten::"))
-    if func._schema.is_mutable:
+    rule = _RULES.get(schema_of(func).name.removeprefix("aten::"))
+    if schema_of(func).is_mutable:
         return func, rule
-    if _dispatch_has_kernel_for_dispatch_key(func.name(), _STRUCTURED):
-        return functools.partial(func._op_dk, _STRUCTURED), rule
-    iterates = torch.Tag.pointwise in func.tags and func._opname not in _AS_TOLD
+    if has_kernel(func, _STRUCTURED):
+        return kernel_of(func, _STRUCTURED), rule
+    iterates = torch.Tag.pointwise in func.tags and packet_name(func) not in _AS_TOLD
     return func, rule or (_iterated if iterates else None)
 
 
@@ -89,7 +96,7 @@ def _iterated(arguments: Arguments, results: Sequence[torch.Tensor | None]) -> l
     if not 0 < len(operands) <= len(_ITERATED):
         return [None for _ in results]
     twins = [torch.empty_like(_memory(o), dtype=torch.float32).as_strided(o.shape, o.stride()) for o in operands]
-    stride = _ITERATED[len(twins) - 1]._op_dk(_STRUCTURED, *twins).stride()
+    stride = kernel_of(_ITERATED[len(twins) - 1], _STRUCTURED)(*twins).stride()
     shape = torch.broadcast_shapes(*[operand.shape for operand in operands])
     return [stride if result is not None and result.shape == shape else None for result in results]
 
@@ -168,13 +175,13 @@ def _in_format(tensor: torch.Tensor, format_: torch.memory_format) -> Strides:
     return dense_strides(tensor.shape, ranks)
 
 
-def _columns(*places: int) -> Rule:
-    """Matrices whose columns are contiguous, as LAPACK gives them, at these places of the results."""
+def _columns(*positions: int) -> Rule:
+    """Matrices whose columns are contiguous, as LAPACK gives them, at these positions of the results."""
 
     def rule(arguments: Arguments, results: Sequence[torch.Tensor | None]) -> list[Strides | None]:
         return [
-            _of_columns(result) if place in places and result is not None else None
-            for place, result in enumerate(results)
+            _of_columns(result) if position in positions and result is not None else None
+            for position, result in enumerate(results)
         ]
 
     return rule
@@ -207,20 +214,6 @@ def _fourier(arguments: Arguments, results: Sequence[torch.Tensor | None]) -> li
     return [dense_strides(result.shape, [-order.index(dim) for dim in range(result.dim())])]
 
 
-class _OnCPU(torch.Tensor):
-    """A tensor that says it is on the CPU and has no memory: torch chooses the kernel of a convolution by it."""
-
-    __torch_function__ = torch._C._disabled_torch_function_impl
-
-    @classmethod
-    def __torch_dispatch__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        raise NotImplementedError(f"{func} of a tensor that has only a shape")
-
-
-def _on_cpu(tensor: torch.Tensor) -> torch.Tensor:
-    return torch.Tensor._make_wrapper_subclass(_OnCPU, tensor.shape, tensor.stride(), 0, None, tensor.dtype)
-
-
 def _convolution(arguments: Arguments, results: Sequence[torch.Tensor | None]) -> list[Strides | None]:
     """In the format that torch's chosen kernel computes in. One-dimensional images are computed as two-dimensional ones
     of one row."""
@@ -231,21 +224,18 @@ def _convolution(arguments: Arguments, results: Sequence[torch.Tensor | None]) -
         source, weight = source.contiguous().unsqueeze(2), weight.unsqueeze(2)
         neutral = {"stride": 1, "padding": 0, "dilation": 1, "output_padding": 0}
         given = {name: [neutral[name], *(value or [])] for name, value in given.items()}
-    source, weight = _on_cpu(source), _on_cpu(weight)
-    bias, sizes = arguments.get("bias"), arguments.get("bias_sizes")
-    backend = torch._C._select_conv_backend(
+    format_ = conv_memory_format(
         source,
         weight,
-        None if bias is None else _on_cpu(bias),
+        arguments.get("bias"),
         given["stride"],
         given["padding"],
         given["dilation"],
         arguments["transposed"],
         given["output_padding"],
         arguments["groups"],
-        sizes,
+        arguments.get("bias_sizes"),
     )
-    format_ = torch._C._conv_determine_backend_memory_format(source, weight, backend)
     return [None if result is None or result.dim() == 1 else _of_images(result, format_, is_row) for result in results]
 
 

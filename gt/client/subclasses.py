@@ -6,10 +6,11 @@ a subclass that overrides `__torch_function__`. What it makes of a GT tensor is 
 
 from __future__ import annotations
 
-import functools
 from typing import Any
 
 import torch
+
+from gt.client.torch_patches.subclass_making import patch_make_subclass, restore_torch_function
 
 _made: dict[tuple[type[torch.Tensor], type[torch.Tensor]], type[torch.Tensor]] = {}
 # Methods of torch's parameters that take their tensors for memory.
@@ -33,7 +34,7 @@ def _make_class(kind: type[torch.Tensor], handle: type[torch.Tensor]) -> type[to
         if getattr(kind, name) is getattr(torch.nn.Parameter, name):
             body[name] = getattr(handle, name)
     body |= {"__module__": kind.__module__, "__doc__": kind.__doc__}
-    return _with_overrides(type(kind.__name__, (kind, handle), body))
+    return restore_torch_function(type(kind.__name__, (kind, handle), body))
 
 
 def _overridable(handle: type[torch.Tensor]) -> type[torch.Tensor]:
@@ -41,15 +42,8 @@ def _overridable(handle: type[torch.Tensor]) -> type[torch.Tensor]:
     themselves give tensors of our class."""
     override: Any = torch.Tensor.__torch_function__
     body = {"__torch_dispatch__": handle.__torch_dispatch__, "__module__": handle.__module__}
-    new: Any = _with_overrides(type(handle.__name__, (handle,), body))
+    new: Any = restore_torch_function(type(handle.__name__, (handle,), body))
     new.__torch_function__ = classmethod(override.__func__)
-    return new  # type: ignore[no-any-return]
-
-
-def _with_overrides(new: Any) -> type[torch.Tensor]:
-    """Undo that torch turns `__torch_function__` off in every new class that has a `__torch_dispatch__`."""
-    if "__torch_function__" in vars(new):
-        del new.__torch_function__
     return new  # type: ignore[no-any-return]
 
 
@@ -60,26 +54,11 @@ def has_memory(kind: type[torch.Tensor]) -> bool:
 
 
 def make_subclasses_on_gt(handle: type[torch.Tensor]) -> None:
-    """Let `torch.Tensor._make_subclass`, by which subclasses make their tensors, take a GT tensor as data."""
-    make = torch.Tensor._make_subclass
+    """Let user subclasses make their tensors of GT tensors."""
 
-    @functools.wraps(make)
-    def make_subclass(cls: Any, data: torch.Tensor, require_grad: bool = False, **options: Any) -> torch.Tensor:
-        if not isinstance(data, handle):
-            return make(cls, data, require_grad, **options)
+    def convert(kind: type[torch.Tensor], data: Any) -> torch.Tensor:
         new: Any = data.data
-        new.__class__ = on_gt(cls, handle)
-        return new.requires_grad_(require_grad)  # type: ignore[no-any-return]
+        new.__class__ = on_gt(kind, handle)
+        return new  # type: ignore[no-any-return]
 
-    torch.Tensor._make_subclass = staticmethod(make_subclass)  # type: ignore[assignment]
-
-
-def let_plain_take_over(handle: type[torch.Tensor]) -> None:
-    """Let `plain.data = x` take a GT tensor. A plain tensor cannot become one of GT: it takes a copy of the value."""
-    get, put = torch._C.TensorBase.data.__get__, torch._C.TensorBase.data.__set__  # type: ignore[attr-defined]
-
-    def take_over(tensor: torch.Tensor, value: torch.Tensor) -> None:
-        is_ours = isinstance(value, handle) and not isinstance(tensor, handle)
-        put(tensor, value.detach().cpu() if is_ours else value)
-
-    torch.Tensor.data = property(get, take_over)  # type: ignore[method-assign, assignment]
+    patch_make_subclass(handle, convert)

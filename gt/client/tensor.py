@@ -13,18 +13,21 @@ from weakref import WeakValueDictionary
 
 import numpy as np
 import torch
-from torch.utils._pytree import tree_map, tree_map_only
 
 from gt.client import session as sessions
 from gt.client.call_cache import rebind, wrap, wrap_view
 from gt.client.dispatch import dispatch
 from gt.client.host_data import from_array, torch_call
-from gt.client.layouts import LocalShard, shards_of_node, spec_of_node
+from gt.client.layouts import LocalShard, shards_of_ref, spec_of_ref
 from gt.client.library_hooks import let_libraries_read
 from gt.client.printing import SHOWN_ELEMENTS, corner, describe
-from gt.client.quirks import hide_from_dynamo, keep_dtensor_out
-from gt.client.storage import REINTERPRETING, Node, Storage, StorageView
-from gt.client.subclasses import has_memory, let_plain_take_over, make_subclasses_on_gt, on_gt
+from gt.client.storage import REINTERPRETING, Storage, StorageView, TensorRef
+from gt.client.subclasses import has_memory, make_subclasses_on_gt, on_gt
+from gt.client.torch_patches.data_property import patch_data_property
+from gt.client.torch_patches.dtensor import keep_dtensor_out
+from gt.client.torch_patches.dynamo import hide_from_dynamo
+from gt.client.torch_patches.handles import is_view, no_torch_function, swap_tensors
+from gt.client.torch_patches.pytree import tree_map, tree_map_only
 from gt.client.tracebacks import ends_on_users_line
 from gt.client.unsupported import require_strided
 from gt.client.untyped_storage import RemoteStorage, address_of, no_memory
@@ -34,9 +37,9 @@ from gt.sharding.spec import DeviceMesh, ShardingSpec
 
 
 class Tensor(torch.Tensor):
-    __slots__ = ("_node",)
-    _node: Node
-    __torch_function__ = torch._C._disabled_torch_function_impl
+    __slots__ = ("_ref",)
+    _ref: TensorRef
+    __torch_function__ = no_torch_function
     __torch_dispatch__ = classmethod(dispatch)  # type: ignore[assignment]
     user_type: type[torch.Tensor] = torch.Tensor  # the class of its plain copies
 
@@ -49,12 +52,12 @@ class Tensor(torch.Tensor):
     def _is_param(self, value: bool) -> None:
         if value:
             self.__dict__["_marked"] = True
-            self._node.base.is_parameter = True
+            self._ref.storage.is_parameter = True
         else:
             self.__dict__.pop("_marked", None)
 
     def _fetch(self) -> torch.Tensor:
-        return self._node.session.fetch(self._node)
+        return self._ref.session.fetch(self._ref)
 
     # Reading
 
@@ -141,7 +144,7 @@ class Tensor(torch.Tensor):
         with torch.no_grad():
             plain = self.detach()
             shown = plain if plain.numel() <= SHOWN_ELEMENTS else corner(plain)
-            return describe(self, shown._fetch(), self._node.session.locate(self._node))
+            return describe(self, shown._fetch(), self._ref.session.locate(self._ref))
 
     @ends_on_users_line
     def __dlpack__(self, **options: Any) -> Any:
@@ -158,12 +161,12 @@ class Tensor(torch.Tensor):
     @ends_on_users_line
     def spec(self) -> ShardingSpec:
         """How the tensor is laid out over workers."""
-        return spec_of_node(self._node)
+        return spec_of_ref(self._ref)
 
     @ends_on_users_line
     def shards(self) -> dict[int, LocalShard]:
         """By worker, which part of the tensor it holds."""
-        return shards_of_node(self._node)
+        return shards_of_ref(self._ref)
 
     @ends_on_users_line
     def redistribute(self, mesh: DeviceMesh | None = None, placements: Placements | None = None) -> Tensor:
@@ -172,7 +175,7 @@ class Tensor(torch.Tensor):
             mesh = placements.mesh if isinstance(placements, ShardingSpec) else self.spec.mesh
         if placements is None:
             placements = [Replicate()] * len(mesh.shape)
-        return _Redistribute.apply(self, spec_from(placements, mesh, self._node.geometry.meta()))  # type: ignore[no-any-return]
+        return _Redistribute.apply(self, spec_from(placements, mesh, self._ref.geometry.meta()))  # type: ignore[no-any-return]
 
     def full_tensor(self) -> torch.Tensor:
         """The whole value as a plain tensor, as DTensor's method of this name; the same as `cpu()`."""
@@ -188,7 +191,7 @@ class Tensor(torch.Tensor):
 
     def __copy__(self) -> Any:
         """Another leaf of the same storage."""
-        new: Any = wrap_view(Tensor, self._node).requires_grad_(self.requires_grad)
+        new: Any = wrap_view(Tensor, self._ref).requires_grad_(self.requires_grad)
         new.__class__ = type(self)
         new.__dict__.update(self.__dict__)
         return new
@@ -200,7 +203,7 @@ class Tensor(torch.Tensor):
             raise RuntimeError(
                 "Only Tensors created explicitly by the user (graph leaves) support the deepcopy protocol"
             )
-        new: Any = wrap(Tensor, self._copied_node(memo)).requires_grad_(self.requires_grad)
+        new: Any = wrap(Tensor, self._copied_ref(memo)).requires_grad_(self.requires_grad)
         new.__class__ = type(self)
         memo[id(self)] = new
         if self.grad is not None and not self._is_param:  # as in torch
@@ -209,11 +212,11 @@ class Tensor(torch.Tensor):
         new._is_param = self._is_param
         return new
 
-    def _copied_node(self, memo: dict[Any, Any]) -> Node:
+    def _copied_ref(self, memo: dict[Any, Any]) -> TensorRef:
         """A parameter of torch's is copied by itself, other tensors with their storage."""
         if self._is_param:
-            return self.data.clone()._node  # type: ignore[no-any-return]
-        return _copied(self._node, memo.setdefault("gt", {}))
+            return self.data.clone()._ref  # type: ignore[no-any-return]
+        return _copied(self._ref, memo.setdefault("gt", {}))
 
     def __reduce_ex__(self, protocol: Any) -> Any:
         state = dict(self.__dict__)
@@ -224,10 +227,10 @@ class Tensor(torch.Tensor):
 
     def _recipe(self, is_parameter: bool) -> tuple[Callable[..., Tensor], tuple[Any, ...]]:
         """A function that unpickling calls, and its arguments."""
-        storage = _storage_of(self._node)
+        storage = _storage_of(self._ref)
         if storage is None:
             return restore, (self._fetch(), self.requires_grad, is_parameter)
-        geometry = self._node.geometry
+        geometry = self._ref.geometry
         place = (tuple(geometry.shape), geometry.stride, geometry.offset)
         return restore_part, (storage, *place, self.requires_grad, is_parameter)
 
@@ -237,12 +240,12 @@ class Tensor(torch.Tensor):
     @property
     def data(self) -> Any:
         """A handle of the same storage that counts its writes by itself: autograd does not notice them."""
-        return wrap_view(Tensor, self._node)
+        return wrap_view(Tensor, self._ref)
 
     @data.setter
     def data(self, value: torch.Tensor) -> None:
         with torch.no_grad():
-            rebind(self, to_gt(value.detach())._node)
+            rebind(self, to_gt(value.detach())._ref)
 
     # Views that change in place
 
@@ -270,11 +273,11 @@ class Tensor(torch.Tensor):
     def _become(self, name: str, *args: Any, **kwargs: Any) -> Any:
         """Become a view of this tensor. Autograd remembers the ops that made a view and forgets those that change it in
         place: so this tensor is exchanged for the other view, with all that autograd knows of that."""
-        if not (torch.is_grad_enabled() and self._is_view()):
+        if not (torch.is_grad_enabled() and is_view(self)):
             return getattr(super(), f"{name}_")(*args, **kwargs)
         other = getattr(self, name)(*args, **kwargs)
-        self._node, other._node = other._node, self._node
-        torch._C._swap_tensor_impl(self, other)
+        self._ref, other._ref = other._ref, self._ref
+        swap_tensors(self, other)
         return self
 
     # What calls Python for every element
@@ -301,19 +304,19 @@ class Tensor(torch.Tensor):
 
     def data_ptr(self) -> int:
         """A number that tells which tensors start at the same byte; no address of memory."""
-        return address_of(self._node)
+        return address_of(self._ref)
 
     def const_data_ptr(self) -> int:
-        return address_of(self._node)
+        return address_of(self._ref)
 
     def untyped_storage(self) -> Any:
         """The size and the identity of the storage, without its bytes."""
         let_libraries_read(Tensor)
-        return RemoteStorage(self._node.base)
+        return RemoteStorage(self._ref.storage)
 
     def storage(self) -> Any:
         let_libraries_read(Tensor)
-        return RemoteStorage(self._node.base, self.itemsize)
+        return RemoteStorage(self._ref.storage, self.itemsize)
 
     @ends_on_users_line
     def share_memory_(self) -> Any:
@@ -343,7 +346,7 @@ class _Upload(torch.autograd.Function):
 class _Redistribute(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, tensor: Tensor, spec: ShardingSpec) -> Tensor:
-        return wrap(Tensor, tensor._node.session.redistribute(tensor._node, spec))  # type: ignore[return-value]
+        return wrap(Tensor, tensor._ref.session.redistribute(tensor._ref, spec))  # type: ignore[return-value]
 
     @staticmethod
     def backward(ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor, None]:
@@ -375,41 +378,41 @@ def to_gt(tensor: torch.Tensor) -> Tensor:
     return moved
 
 
-def _copied(node: Node, copies: dict[int, tuple[Storage, Storage]]) -> Node:
-    """A node in a copy of its storage. Each storage is copied once, so that what shared it shares the copy."""
-    base = node.base
-    if id(base) not in copies:
-        copies[id(base)] = base, wrap(Tensor, base).clone()._node  # type: ignore[attr-defined]
-    copy = copies[id(base)][1]
-    if copy.geometry is not base.geometry:  # a copy has no gaps, so its views would be elsewhere
-        return wrap(Tensor, node).clone()._node  # type: ignore[attr-defined, no-any-return]
-    return copy if node.path is None else StorageView(copy, node.path, node.geometry)
+def _copied(ref: TensorRef, copies: dict[int, tuple[Storage, Storage]]) -> TensorRef:
+    """A ref in a copy of its storage. Each storage is copied once, so that what shared it shares the copy."""
+    storage = ref.storage
+    if id(storage) not in copies:
+        copies[id(storage)] = storage, wrap(Tensor, storage).clone()._ref  # type: ignore[attr-defined]
+    copy = copies[id(storage)][1]
+    if copy.geometry is not storage.geometry:  # a copy has no gaps, so its views would be elsewhere
+        return wrap(Tensor, ref).clone()._ref  # type: ignore[attr-defined, no-any-return]
+    return copy if ref.path is None else StorageView(copy, ref.path, ref.geometry)
 
 
 class _Storage:
     """The bytes of a storage as something to pickle: a pickler that meets it again knows that it is the same."""
 
-    __slots__ = ("__weakref__", "_base")
+    __slots__ = ("__weakref__", "_storage")
 
-    def __init__(self, base: Storage) -> None:
-        self._base = base
+    def __init__(self, storage: Storage) -> None:
+        self._storage = storage
 
     def __reduce_ex__(self, protocol: Any) -> Any:
-        return restore, (self._base.session.fetch(self._base), False, False)
+        return restore, (self._storage.session.fetch(self._storage), False, False)
 
 
-_storages: WeakValueDictionary[int, _Storage] = WeakValueDictionary()  # by the id of the base, while one is pickled
+_storages: WeakValueDictionary[int, _Storage] = WeakValueDictionary()  # by the id of the storage, while one is pickled
 
 
-def _storage_of(node: Node) -> _Storage | None:
+def _storage_of(ref: TensorRef) -> _Storage | None:
     """What to pickle of a tensor so that it stays tied to others of its storage. None where its place there cannot be
     said by strides, or where the storage would not come back as it is."""
-    base = node.base
-    steps = node.path.steps if node.path is not None else ()
-    reinterpreted = base.geometry.dtype is not node.geometry.dtype or any(step.op in REINTERPRETING for step in steps)
-    if reinterpreted or not is_dense(base.geometry.shape, base.geometry.stride):
+    storage = ref.storage
+    steps = ref.path.steps if ref.path is not None else ()
+    reinterpreted = storage.geometry.dtype is not ref.geometry.dtype or any(step.op in REINTERPRETING for step in steps)
+    if reinterpreted or not is_dense(storage.geometry.shape, storage.geometry.stride):
         return None
-    return _storages.setdefault(id(base), _Storage(base))
+    return _storages.setdefault(id(storage), _Storage(storage))
 
 
 def restore(value: torch.Tensor, requires_grad: bool, is_parameter: bool) -> Tensor:
@@ -426,7 +429,7 @@ def restore_part(
     is_parameter: bool,
 ) -> Tensor:
     """Unpickle: all of a storage that is back on GT, or a view of it."""
-    whole = storage._node.geometry
+    whole = storage._ref.geometry
     is_whole = (shape, stride, offset) == (tuple(whole.shape), whole.stride, 0)
     part = storage if is_whole else storage.as_strided(shape, stride, offset)
     return _restored(part.data, requires_grad, is_parameter)
@@ -449,5 +452,5 @@ def _restored(tensor: Tensor, requires_grad: bool, is_parameter: bool) -> Tensor
 keep_dtensor_out(Tensor, dispatch)
 hide_from_dynamo(dispatch)
 make_subclasses_on_gt(Tensor)
-let_plain_take_over(Tensor)
+patch_data_property(Tensor)
 torch.serialization.add_safe_globals([restore, restore_part, restore_subclass])

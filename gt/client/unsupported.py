@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import torch
-from torch._ops import OpOverload
+
+from gt.client.torch_patches.op_registry import OpOverload, schema_of
 
 _COLLECTIVES = ("c10d", "_c10d_functional", "c10d_functional", "_dtensor")
 
@@ -25,7 +26,7 @@ def require_strided(tensor: torch.Tensor) -> None:
 def refuse_op(func: OpOverload) -> None:
     """Ops that no worker can run: those that make nested tensors, and those of process groups, which have nothing to
     exchange in a program whose tensors are on GT's workers."""
-    if func._schema.name == "aten::_nested_tensor_from_tensor_list":
+    if schema_of(func).name == "aten::_nested_tensor_from_tensor_list":
         raise NotImplementedError(
             "nested tensors of GT tensors are not possible: GT holds strided tensors; pad them, with "
             "torch.nn.utils.rnn.pad_sequence(tensors, batch_first=True)"

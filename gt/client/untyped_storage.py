@@ -11,34 +11,34 @@ from typing import Any
 
 import torch
 
-from gt.client.storage import Node, Storage
+from gt.client.storage import Storage, TensorRef
 
 _BYTE = 1 << 64  # the addresses of neighbouring bytes are this far apart
 _STORAGE = 1 << 128  # and those of storages this far, which no tensor is large enough to reach
 
 
-def address_of(node: Node) -> int:
+def address_of(ref: TensorRef) -> int:
     """A number that only tensors that start at the same byte of the same storage have; 0 for an empty tensor."""
-    geometry = node.geometry
+    geometry = ref.geometry
     if geometry.nbytes == 0:
         return 0
-    return id(node.base) * _STORAGE + geometry.offset * geometry.dtype.itemsize * _BYTE
+    return id(ref.storage) * _STORAGE + geometry.offset * geometry.dtype.itemsize * _BYTE
 
 
 class RemoteStorage:
     """What `tensor.untyped_storage()` and `tensor.storage()` give. The latter counts elements instead of bytes."""
 
-    __slots__ = ("_base", "_item_bytes")
+    __slots__ = ("_item_bytes", "_storage")
 
-    def __init__(self, base: Storage, item_bytes: int = 1) -> None:
-        self._base = base
+    def __init__(self, storage: Storage, item_bytes: int = 1) -> None:
+        self._storage = storage
         self._item_bytes = item_bytes
 
     def data_ptr(self) -> int:
-        return id(self._base) * _STORAGE if self.nbytes() else 0
+        return id(self._storage) * _STORAGE if self.nbytes() else 0
 
     def nbytes(self) -> int:
-        geometry = self._base.geometry
+        geometry = self._storage.geometry
         return geometry.span() * geometry.dtype.itemsize
 
     def size(self) -> int:
@@ -56,10 +56,10 @@ class RemoteStorage:
         return torch.device("cpu")
 
     def __eq__(self, other: object) -> bool:
-        return isinstance(other, RemoteStorage) and other._base is self._base
+        return isinstance(other, RemoteStorage) and other._storage is self._storage
 
     def __hash__(self) -> int:
-        return id(self._base)
+        return id(self._storage)
 
     def __getattr__(self, name: str) -> Any:
         raise AttributeError(no_memory(f"{name} of a storage"), name=name, obj=self)

@@ -11,7 +11,7 @@ import msgspec
 
 from gt.client import session as sessions
 from gt.client.host_data import fill
-from gt.client.interrupts import do_after_block, is_uninterrupted
+from gt.client.interrupts import defer, is_inside
 from gt.client.optimizer_steps import follow_steps
 from gt.client.session import Session
 from gt.client.tracebacks import ends_on_users_line
@@ -80,8 +80,8 @@ def gpu_workers(count: int) -> None:
 def shutdown() -> None:
     """End the session, and the processes that were started for it. In a signal handler that interrupts GT itself, this
     happens when GT is done."""
-    if is_uninterrupted():
-        do_after_block(shutdown)
+    if is_inside():
+        defer(shutdown)
         return
     session = sessions.active
     sessions.activate(None)

@@ -130,12 +130,12 @@ def test_failed_ops_hold_nothing(embedded):
 
 
 def test_what_is_remembered_about_ops_is_bounded(embedded, monkeypatch):
-    monkeypatch.setattr("gt.client.session.MEMO_SIZE", 100)
+    monkeypatch.setattr("gt.client.session.MAX_CACHED_CALLS", 100)
     x = gt.arange(1000.0)
     for size in range(1, 400):
         assert x[:size].sum().item() == size * (size - 1) / 2
     session = sessions.current()
-    assert len(session.memo) <= 100
+    assert len(session.cached_calls) <= 100
     executor = session._channel.executors[0]
     gt.synchronize()
     assert len(executor.kernels) <= 202
@@ -143,7 +143,7 @@ def test_what_is_remembered_about_ops_is_bounded(embedded, monkeypatch):
 
 
 def test_what_is_remembered_about_moves_is_bounded(pair, monkeypatch):
-    monkeypatch.setattr("gt.client.session.MEMO_SIZE", 20)
+    monkeypatch.setattr("gt.client.session.MAX_CACHED_CALLS", 20)
     for size in range(1, 100):
         gt.distribute(torch.ones(size), pair, gt.Shard(0)).cumsum(0).tolist()
     gt.synchronize()
@@ -172,7 +172,7 @@ def train(steps):
             loss.item()
             gc.collect()
             session = sessions.current()
-            samples.append((held(), len(session.memo), len(session.signatures), process.memory_info().rss))
+            samples.append((held(), len(session.cached_calls), len(session.signatures), process.memory_info().rss))
     return samples
 
 

@@ -247,9 +247,9 @@ def test_a_moved_tensor_keeps_its_memory_format(target):
         assert_same(whole, x)
         gt.synchronize()
         for executor in sessions.current()._channel.executors:
-            shard = executor.store[moved._node.id]
+            shard = executor.store[moved._ref.id]
             assert shard.is_contiguous(memory_format=LAST)
-            assert executor.store[whole._node.id].stride() == x.stride()
+            assert executor.store[whole._ref.id].stride() == x.stride()
     finally:
         gt.shutdown()
 
@@ -265,7 +265,7 @@ def test_a_kernel_with_other_strides_than_torch_tells_is_corrected_and_counted(m
         x = images(2, 3, 4, 5)
         found = [gt.to(x).exp() for _ in range(2)]
         gt.synchronize()
-        assert [executor.store[tensor._node.id].stride() for tensor in found] == [x.stride()] * 2
+        assert [executor.store[tensor._ref.id].stride() for tensor in found] == [x.stride()] * 2
         assert executor.engine.restrided == 2
     finally:
         gt.shutdown()

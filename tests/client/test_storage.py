@@ -133,7 +133,7 @@ def test_a_slice_in_a_loop_stays_cheap(embedded):
     x = gt.arange(3000)
     for _ in range(2000):
         x = x[1:]
-    assert len(x._node.path.steps) <= 9
+    assert len(x._ref.path.steps) <= 9
     assert x.tolist() == list(range(2000, 3000))
     x += 1
     assert x[0].item() == 2001

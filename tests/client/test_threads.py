@@ -87,7 +87,7 @@ def test_dead_tensors_are_freed_when_nothing_else_happens(embedded):
         assert time.monotonic() < deadline
         time.sleep(0.01)
     store = session._channel.executors[0].store
-    ident = x._node.id
+    ident = x._ref.id
     assert ident in store
     del x
     while ident in store:
@@ -104,7 +104,7 @@ def work():
 threads = [threading.Thread(target=work) for _ in range(4)]
 for thread in threads: thread.start()
 for thread in threads: thread.join()
-print(made, gt.ones(1)._node.session.welcome.ident)
+print(made, gt.ones(1)._ref.session.welcome.ident)
 """
 
 
@@ -139,7 +139,7 @@ def test_a_thread_reads_while_another_waits(two_processes):
 def test_more_tensors_die_than_one_instruction_names(two_processes):
     session = sessions.current()
     for _ in range(5 * FREE_AT_ONCE):
-        session.release(next(session.ids), 0)
+        session.outbox.release(next(session.ids), 0)
     assert gt.ones(3).sum().item() == 3
 
 

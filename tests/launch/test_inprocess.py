@@ -125,7 +125,7 @@ def test_threads_share_a_session():
 
 
 def test_an_idle_outbox_is_sent():
-    session = gt.ones(1)._node.session
+    session = gt.ones(1)._ref.session
     x = gt.ones(3) + 1
     deadline = threading.Event()
     for _ in range(200):

@@ -21,7 +21,7 @@ def workers():
 
 
 def where(tensor):
-    return sessions.current().locate(tensor._node).mesh.workers
+    return sessions.current().locate(tensor._ref).mesh.workers
 
 
 def test_a_killed_worker_is_named_with_its_end_and_its_last_op(fault):

@@ -16,7 +16,7 @@ def workers():
 
 
 def where(tensor):
-    return sessions.current().locate(tensor._node).mesh.workers
+    return sessions.current().locate(tensor._ref).mesh.workers
 
 
 def over_both(value, placement):

@@ -166,7 +166,7 @@ def test_another_sessions_tensor_is_refused(raw, server):
         gt.synchronize()
         welcome = ask(raw, encode([Hello(__version__, "client", this_host(), psutil.Process().pid)]))
         assert isinstance(welcome, Welcome)
-        answer = ask(raw, encode([FetchTensor((welcome.ident << 40) + 1, secret._node.id)]))
+        answer = ask(raw, encode([FetchTensor((welcome.ident << 40) + 1, secret._ref.id)]))
         assert isinstance(answer, Refused)
         assert "not its own" in answer.reason
         assert secret.tolist() == [42.0, 42.0]

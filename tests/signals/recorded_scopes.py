@@ -29,7 +29,8 @@ def scopes_of(work):
     finally:
         session._channel.send = send
     codes = {
-        code: key[0] + ("" if key[1] is None or key[1].asks else "~") for key, code in session.scoping._codes.items()
+        scope_id: key[0] + ("" if key[1] is None or key[1].asks else "~")
+        for key, scope_id in session.scope_resolver.scope_ids.items()
     }
     ops = [
         (session.signatures[op.op_id].op.split(".")[1], codes.get(op.scope, "-"))

@@ -131,7 +131,7 @@ def test_a_worker_whose_link_is_lost_is_given_up_and_joins_again_with_nothing(se
                 assert "joins again without its tensors" in said_by(worker, "was lost")
                 wait_for_workers(port, 1)
                 assert (gt.ones(3) + 1).sum().item() == 6
-                assert sessions.current().locate(gt.ones(3)._node).mesh.workers == (1,)
+                assert sessions.current().locate(gt.ones(3)._ref).mesh.workers == (1,)
                 fault(f"the connection of a worker {how}", error.value)
                 fault(f"the same worker, after its connection {how}", "joined again with nothing, as worker 1")
             finally:
@@ -224,7 +224,7 @@ def test_a_worker_that_waits_for_one_that_was_given_up_goes_on(server, met, faul
             gt.connect(f"localhost:{port}")
             try:
                 kept, lost = [gt.to(torch.ones(3)) + number for number in range(2)]
-                places = [sessions.current().locate(x._node).mesh.workers for x in (kept, lost)]
+                places = [sessions.current().locate(x._ref).mesh.workers for x in (kept, lost)]
                 assert places == [(0,), (1,)]
                 if met:
                     assert (kept + lost).sum().item() == 9

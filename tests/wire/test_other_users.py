@@ -288,7 +288,7 @@ def test_a_client_that_takes_nothing_is_given_a_limited_amount(server, fault):
         channel = session._channel
         idents = [next(session.ids) for _ in range(120)]
         before = shutil.disk_usage("/dev/shm").used + worker.memory_info().rss
-        channel.send([FetchTensor(ident, x._node.id) for ident in idents], [])
+        channel.send([FetchTensor(ident, x._ref.id) for ident in idents], [])
         wait_until(lambda: channel._link._socket.poll(0), what="the first answer")
         most = 0
         for _ in range(20):

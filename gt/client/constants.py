@@ -1,0 +1,41 @@
+"""Plain tensors that are operands of ops: small ones are uploaded once for each content."""
+
+from __future__ import annotations
+
+import threading
+from collections import OrderedDict
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from gt.client.host_data import payload, strided
+from gt.client.storage import Storage
+
+MAX_BYTES = 1 << 16  # of a tensor that is kept
+MAX_TENSORS = 512
+
+
+class Constants:
+    """Uploads by content, the least recently used are dropped first. Models make the same masks and numbers again and
+    again. By content and not by identity, because NumPy may write to a tensor's memory unseen."""
+
+    def __init__(self, upload: Callable[[torch.Tensor], Storage]) -> None:
+        self._upload = upload
+        self._kept: OrderedDict[tuple[Any, ...], Storage] = OrderedDict()
+        self._lock = threading.RLock()
+
+    def storage_of(self, tensor: torch.Tensor) -> Storage:
+        if tensor.numel() * tensor.itemsize > MAX_BYTES:
+            return self._upload(tensor)
+        plain = strided(tensor)
+        key = (plain.dtype, plain.shape, plain.stride(), bytes(payload(plain)))
+        with self._lock:
+            storage = self._kept.get(key)
+            if storage is None:
+                storage = self._kept[key] = self._upload(plain)
+                if len(self._kept) > MAX_TENSORS:
+                    self._kept.popitem(last=False)
+            else:
+                self._kept.move_to_end(key)
+        return storage

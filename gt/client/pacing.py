@@ -1,0 +1,35 @@
+"""Keeps the workers from falling behind the program without limit."""
+
+from __future__ import annotations
+
+import threading
+from collections import deque
+from collections.abc import Callable
+
+INTERVAL = 4096  # instructions between two marks
+MAX_MARKS = 4  # marks that may be unanswered
+
+
+class Pacing:
+    """`send_mark` sends a request that is answered when all work before it is done, and gives its id; `wait` waits for
+    the answer."""
+
+    def __init__(self, send_mark: Callable[[], int], wait: Callable[[int], object]) -> None:
+        self._send_mark = send_mark
+        self._wait = wait
+        self._unmarked = 0
+        self._marks: deque[int] = deque()
+        self._lock = threading.RLock()
+
+    def count(self, sent: int) -> None:
+        """Count instructions that were sent; wait for the oldest mark where too many are unanswered."""
+        self._unmarked += sent
+        if self._unmarked < INTERVAL:
+            return
+        self._unmarked = 0
+        mark = self._send_mark()
+        with self._lock:
+            self._marks.append(mark)
+            late = [self._marks.popleft() for _ in range(len(self._marks) - MAX_MARKS)]
+        for mark in late:
+            self._wait(mark)

@@ -1,0 +1,44 @@
+"""The memory format in which torch's kernel of a convolution gives its result on the CPU."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from gt.client.torch_patches.handles import make_handle, no_torch_function
+
+
+class _ShapeOnCPU(torch.Tensor):
+    """A tensor without memory on the device "cpu": torch selects the kernel of a convolution by the device."""
+
+    __torch_function__ = no_torch_function
+
+    @classmethod
+    def __torch_dispatch__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        raise NotImplementedError(f"{func} of a tensor that has only a shape")
+
+
+def _on_cpu(tensor: torch.Tensor) -> torch.Tensor:
+    return make_handle(_ShapeOnCPU, tensor.shape, tensor.stride(), 0, None, tensor.dtype)
+
+
+def conv_memory_format(
+    source: torch.Tensor,
+    weight: torch.Tensor,
+    bias: torch.Tensor | None,
+    stride: Any,
+    padding: Any,
+    dilation: Any,
+    transposed: bool,
+    output_padding: Any,
+    groups: int,
+    bias_sizes: Any,
+) -> torch.memory_format:
+    """For operands without bytes. `bias_sizes` is given for a backward convolution, in place of `bias`."""
+    source, weight = _on_cpu(source), _on_cpu(weight)
+    bias = None if bias is None else _on_cpu(bias)
+    backend = torch._C._select_conv_backend(
+        source, weight, bias, stride, padding, dilation, transposed, output_padding, groups, bias_sizes
+    )
+    return torch._C._conv_determine_backend_memory_format(source, weight, backend)

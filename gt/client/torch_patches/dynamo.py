@@ -1,0 +1,54 @@
+"""Keeps torch's compiler, dynamo, from being imported by a program that does not use it, and from tracing GT's code."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from typing import Any
+
+import torch._compile
+import torch._decomp.decompositions
+import torch._meta_registrations
+import torch._refs.fft
+import torch._refs.linalg
+import torch._refs.nn.functional
+import torch._refs.special
+from torch._C._dynamo import eval_frame
+
+_MODULES = (
+    torch._refs,
+    torch._refs.fft,
+    torch._refs.linalg,
+    torch._refs.nn.functional,
+    torch._refs.special,
+    torch._decomp.decompositions,
+    torch._meta_registrations,
+)
+_NO_CODE = compile("", "", "exec")  # the code object of something that is not a function
+
+
+def keep_dynamo_out() -> None:
+    """Torch disables dynamo for its Python shape functions, and the first call of one imports dynamo (0.7 s) to do so.
+    In a program that has not imported dynamo, each function is registered as its own disabled version instead."""
+    if "torch._dynamo" in sys.modules:
+        return
+    tables = [vars(module) for module in _MODULES] + list(torch._decomp.global_decomposition_table.values())
+    for function in [function for table in tables for function in table.values()]:
+        while (wrapped := wrapped_function(function)) is not None:
+            if function.__code__.co_filename == torch._compile.__file__:
+                wrapped.__dynamo_disable = wrapped  # the attribute that torch._compile reads
+            function = wrapped
+
+
+def wrapped_function(function: Any) -> Any:
+    """The function inside one of torch's wrappers, whose closures all call it `fn`; None for any other function."""
+    cells = zip(
+        getattr(function, "__code__", _NO_CODE).co_freevars, getattr(function, "__closure__", None) or (), strict=True
+    )
+    return next((cell.cell_contents for name, cell in cells if name == "fn"), None)
+
+
+def hide_from_dynamo(function: Callable[..., Any]) -> None:
+    """Make dynamo run a function without tracing it, where it compiles a program that uses GT tensors."""
+    skip = eval_frame._FrameAction.SKIP
+    eval_frame.set_code_exec_strategy(function.__code__, eval_frame._FrameExecStrategy(skip, skip))

@@ -1,0 +1,48 @@
+"""The tables of a module, the mark of a parameter, and the construction of parameters of lazy modules."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from gt.client.torch_patches.dispatch_modes import disable_current_modes
+
+
+def own_parameters(module: torch.nn.Module) -> dict[str, Any]:
+    """The parameters of a module itself, by name, without those of its children."""
+    return module._parameters
+
+
+def own_buffers(module: torch.nn.Module) -> dict[str, Any]:
+    return module._buffers
+
+
+def child_modules(module: torch.nn.Module) -> dict[str, torch.nn.Module | None]:
+    return module._modules
+
+
+def is_parameter(tensor: torch.Tensor) -> bool:
+    """Whether torch takes a tensor of a subclass for a parameter."""
+    return getattr(tensor, "_is_param", False)
+
+
+def mark_parameter(tensor: torch.Tensor) -> None:
+    tensor._is_param = True
+
+
+def patch_lazy_construction(
+    kind: type[torch.Tensor], is_redirected: Callable[[], bool], convert: Callable[[torch.Tensor], torch.Tensor]
+) -> None:
+    """Make a class of uninitialized parameters construct its tensors outside of all dispatch modes, where its
+    `__new__` would fail, and convert them where `is_redirected()`."""
+    make: Any = kind.__new__
+
+    def __new__(cls: type[torch.Tensor], *args: Any, **kwargs: Any) -> Any:
+        redirected = is_redirected()
+        with disable_current_modes():
+            new = make(cls, *args, **kwargs)
+        return convert(new) if redirected else new
+
+    kind.__new__ = __new__  # type: ignore[method-assign, assignment]
