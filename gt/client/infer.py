@@ -1,7 +1,8 @@
-"""The first time an op is seen with given shapes: ask torch's shape functions, and remember.
+"""Infers the call of an op that is not cached: its signature, and the geometries of its results by torch's shape
+functions.
 
-Where they cannot tell (the shape depends on the data, or torch has no shape function) or refuse, the op becomes a
-query: a worker runs it and the client waits, so that a wrong call raises torch's own error on the user's line.
+Where these do not know the result (its shape depends on the data, or torch has no shape function) or raise, the call is
+a query: a worker runs it and the client waits, so that a wrong call raises torch's own error on the user's line.
 """
 
 from __future__ import annotations
@@ -46,18 +47,18 @@ from gt.core.signatures import (
     ViewStep,
     WorkerDevice,
 )
-from gt.sharding.placements import Layout as PlacedAs
+from gt.sharding.placements import Layout
 
 _TENSOR_KINDS = (Kind.TENSOR, Kind.TARGET)
 _LIST_KINDS = (Kind.TENSORS, Kind.TARGETS, Kind.COPIES)
-_KEYS = {CONJUGATE: "Conjugate", NEGATE: "Negative"}  # under which torch's kernels that take lazy operands are known
+_LAZY_KEYS = {CONJUGATE: "Conjugate", NEGATE: "Negative"}  # dispatch keys of kernels that take lazy operands
 
 
 keep_dynamo_out()
 
 
 class Unknown(Exception):
-    """Torch's shape functions cannot tell the result of this call."""
+    """Torch's shape functions do not know the result of a call."""
 
 
 def infer_call(
@@ -67,16 +68,16 @@ def infer_call(
     kwargs: dict[str, Any],
     key: tuple[Any, ...],
     refs: list[TensorRef],
-    layout: PlacedAs | None = None,
+    layout: Layout | None = None,
 ) -> CachedCall:
-    """What to do with this call from now on."""
+    """Make the cached call of an op with these arguments."""
     for ref in refs:
         if ref.session is not session:
             ref.session.require_open()
             raise SessionError("this tensor belongs to another session than the one that is active")
     template = CallTemplate(op, args, kwargs, refs, layout)
     try:
-        call = _known_call(session, op, args, kwargs, template, refs)
+        call = _inferred_call(session, op, args, kwargs, template, refs)
     except Unknown:
         call = _query_call(session, op, template, key)
     session.cache_call(key, call)
@@ -86,18 +87,18 @@ def infer_call(
 def _query_call(session: Session, op: OpSchema, template: CallTemplate, key: tuple[Any, ...]) -> QueryCall:
     returned = _returned(op, _structure(op))
 
-    def learn_from(outputs: list[Geometry | None]) -> None:
-        """From now on the shapes are known: the next call need not wait."""
+    def cache_inferred(outputs: list[Geometry | None]) -> None:
+        """Replace the query by a call that does not wait, as the geometries are known now."""
         op_id = session.define(template.signature(op, outputs))
         present = tuple([output for output in outputs if output is not None])
         restore = _returned(op, lambda values: _structure(op)(_with_gaps(outputs, values)))
         session.cache_call(key, WriteCall(op_id, present, template.writes, restore, op.random))
 
     op_id = session.define(template.signature(op, ()))
-    return QueryCall(op_id, template.writes, returned, op.random, learn_from if op.needs_worker_shape else None)
+    return QueryCall(op_id, template.writes, returned, op.random, cache_inferred if op.needs_worker_shape else None)
 
 
-def _known_call(
+def _inferred_call(
     session: Session,
     op: OpSchema,
     args: tuple[Any, ...],
@@ -110,7 +111,7 @@ def _known_call(
     result, resized = infer_result(op, args, kwargs, refs, session.on_cpu)
     if op.returns_python or resized:
         raise Unknown
-    result = _without_unasked(op, args, kwargs, result)
+    result = _apply_mask(op, args, kwargs, result)
     if op.aliases:
         return _view_call(op, template, refs[0], result)
     fresh = [value for value, name in zip(_as_results(op, result), op.returned, strict=False) if name is None]
@@ -126,8 +127,8 @@ def _known_call(
     return PlainCall(op_id, outputs, _rebuild(result, leaves, spec), op.random)
 
 
-def _without_unasked(op: OpSchema, args: tuple[Any, ...], kwargs: dict[str, Any], result: Any) -> Any:
-    """The results of a backward op, with None in place of gradients that its mask does not ask for. Torch's kernels and
+def _apply_mask(op: OpSchema, args: tuple[Any, ...], kwargs: dict[str, Any], result: Any) -> Any:
+    """The results of a backward op, with None in place of gradients that its mask excludes. Torch's kernels and
     its shape functions differ in which of those they give."""
     if op.mask < 0:
         return result
@@ -136,18 +137,18 @@ def _without_unasked(op: OpSchema, args: tuple[Any, ...], kwargs: dict[str, Any]
 
 
 def _is_same_everywhere(op: OpSchema, args: Sequence[Any], kwargs: dict[str, Any], refs: Sequence[TensorRef]) -> bool:
-    """Whether an op that differs by device does not in this call."""
+    """Whether an op whose results differ by device gives the same on every device in this call."""
     if any(ref.geometry.dtype not in (torch.float32, torch.float64) for ref in refs):
         return False
     given = dict(zip(op.kwarg_kinds, args, strict=False)) | kwargs
-    return op.differs_only_in_half_precision or (op.differs_only_in_evaluation and bool(given["training"]))
+    return op.differs_only_in_half or (op.differs_in_evaluation and bool(given["training"]))
 
 
 def infer_result(
     op: OpSchema, args: tuple[Any, ...], kwargs: dict[str, Any], refs: list[TensorRef], on_cpu: bool
 ) -> tuple[Any, bool]:
-    """What the op returns for tensors without bytes, and whether it resized a tensor it writes to. Raises Unknown where
-    its kernel might do otherwise; `on_cpu` if that is the kernel that this process has too."""
+    """The result of an op for tensors without bytes, and whether it resized a tensor it writes to. Raises Unknown where
+    its kernel may give another result; `on_cpu`: the workers have the same kernels as this process."""
     metas = _Metas(refs, op)
     meta_args = [metas.argument(kind, value) for kind, value in zip(op.kinds, args, strict=False)]
     meta_kwargs = {name: metas.argument(op.kwarg_kinds[name], value) for name, value in kwargs.items()}
@@ -165,10 +166,10 @@ def infer_result(
 
 
 class _Metas:
-    """The arguments of a call with tensors without bytes in position of its own; `written` are those that the op writes
-    to, with their geometries. Conjugation and negation that are lazy are carried out first, which copies, but for ops
-    that make views and those whose kernels do it. A class and not a nested function: a function that calls itself is a
-    reference cycle, which would keep the call's tensors until the next collection."""
+    """The arguments of a call with tensors without bytes in place of GT tensors; `written` are those that the op writes
+    to, with their geometries. Lazily conjugated or negated operands are copied first, as torch copies them, except for
+    ops that make views and those with kernels for lazy operands. A class and not a nested function: a function that
+    calls itself is a reference cycle, which would keep the call's tensors until the next collection."""
 
     def __init__(self, refs: list[TensorRef], op: OpSchema) -> None:
         self.written: list[tuple[torch.Tensor, Geometry]] = []
@@ -192,7 +193,7 @@ class _Metas:
         return meta
 
     def _lazy(self, meta: torch.Tensor, ops: Sequence[str]) -> torch.Tensor:
-        taken = all(has_kernel(self._op.func, _KEYS[op]) for op in ops)
+        taken = all(has_kernel(self._op.func, _LAZY_KEYS[op]) for op in ops)
         if not (taken or self._op.aliases):
             return meta.clone()
         meta = meta.conj() if CONJUGATE in ops else meta
@@ -204,7 +205,7 @@ def _as_results(op: OpSchema, result: Any) -> list[Any]:
 
 
 def _fresh_geometry(tensor: torch.Tensor) -> Geometry:
-    """A new tensor starts its own storage, whatever torch's shape function cut it from."""
+    """The geometry of a new tensor, which has a storage of its own even where torch's shape function gave a view."""
     if tensor.layout is not torch.strided:
         raise Unknown
     return intern_geometry(tensor.shape, tensor.stride(), 0, tensor.dtype)
@@ -236,20 +237,20 @@ def _rebuild(result: Any, leaves: list[Any], spec: Any) -> Rebuild:
 
 
 def _with_gaps(leaves: Sequence[object], values: Sequence[Any]) -> list[Any]:
-    """Values in the positions where there is something, None in the others."""
+    """Values in the positions of leaves, None in the positions of None."""
     remaining = iter(values)
     return [None if leaf is None else next(remaining) for leaf in leaves]
 
 
 def _structure(op: OpSchema) -> Rebuild:
-    """How the flat results of a query become what the op returns."""
+    """Makes the result of an op of the flat results of a query."""
     if op.returns_list:
         return lambda values: [values]
     return list
 
 
 def _returned(op: OpSchema, restore: Rebuild) -> Returned:
-    """Results in the schema's order, where those that are written arguments are the caller's own objects."""
+    """Makes the results in the schema's order; a result that is a written argument is the caller's own object."""
     names = [argument.name for argument in schema_of(op.func).arguments]
 
     def returned(values: list[Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -262,8 +263,8 @@ def _returned(op: OpSchema, restore: Rebuild) -> Returned:
 
 
 class CallTemplate:
-    """The arguments of a call in wire form, with positions for its tensors and changing scalars. Built in the order in
-    which the door sorts arguments, so that the n-th position is the n-th tensor or number of every such call."""
+    """The arguments of a call in wire form, with placeholders for its tensors and scalars, numbered in the order in
+    which `dispatch` sorts arguments: the n-th placeholder is the n-th tensor or scalar of every such call."""
 
     def __init__(
         self,
@@ -271,7 +272,7 @@ class CallTemplate:
         args: tuple[Any, ...],
         kwargs: dict[str, Any],
         refs: Sequence[TensorRef] = (),
-        layout: PlacedAs | None = None,
+        layout: Layout | None = None,
     ) -> None:
         self._layout = layout
         self._tensors = 0
