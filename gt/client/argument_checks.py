@@ -23,7 +23,7 @@ class MayBeRefused(Exception):
     """Torch's kernel refuses the call, or may."""
 
 
-def check(op: OpSchema, args: Sequence[Any], kwargs: dict[str, Any], result: Any, on_cpu: bool) -> None:
+def check_arguments(op: OpSchema, args: Sequence[Any], kwargs: dict[str, Any], result: Any, on_cpu: bool) -> None:
     """Raise MayBeRefused where a kernel may refuse a call for which torch's shape function gave `result`."""
     special = _CHECKS.get(schema_of(op.func).name)
     if special is not None:

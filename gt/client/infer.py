@@ -12,10 +12,10 @@ from typing import Any
 
 import torch
 
-from gt.client.argument_checks import check
+from gt.client.argument_checks import check_arguments
 from gt.client.call_cache import (
     CachedCall,
-    PlainCall,
+    MultiResultCall,
     QueryCall,
     Rebuild,
     Returned,
@@ -26,9 +26,9 @@ from gt.client.call_cache import (
 from gt.client.geometry import Geometry, dtype_name, geometry_of, intern_geometry
 from gt.client.op_schema import Kind, OpSchema
 from gt.client.session import Session
-from gt.client.shape_functions import SHAPES
+from gt.client.shape_functions import SHAPE_FUNCTIONS
 from gt.client.storage import CONJUGATE, NEGATE, TensorRef, is_lazy, reinterpreted
-from gt.client.strides import infer
+from gt.client.strides import run_shape_function
 from gt.client.torch_patches.dynamo import keep_dynamo_out
 from gt.client.torch_patches.handles import negative_view
 from gt.client.torch_patches.op_registry import has_kernel, schema_of
@@ -124,7 +124,7 @@ def _inferred_call(
         return WriteCall(op_id, outputs, template.writes, returned, op.random)
     if isinstance(result, torch.Tensor):
         return SingleResultCall(op_id, outputs[0], op.random)
-    return PlainCall(op_id, outputs, _rebuild(result, leaves, spec), op.random)
+    return MultiResultCall(op_id, outputs, _rebuild(result, leaves, spec), op.random)
 
 
 def _apply_mask(op: OpSchema, args: tuple[Any, ...], kwargs: dict[str, Any], result: Any) -> Any:
@@ -156,9 +156,9 @@ def infer_result(
     if "device" in op.kwarg_kinds and not refs:
         meta_kwargs["device"] = torch.device("meta")
     try:
-        own = SHAPES.get(op.name)
-        result = infer(op.func, meta_args, meta_kwargs) if own is None else own(*meta_args, **meta_kwargs)
-        check(op, meta_args, meta_kwargs, result, on_cpu)
+        own = SHAPE_FUNCTIONS.get(op.name)
+        result = run_shape_function(op.func, meta_args, meta_kwargs) if own is None else own(*meta_args, **meta_kwargs)
+        check_arguments(op, meta_args, meta_kwargs, result, on_cpu)
     except Exception as error:
         raise Unknown from error
     resized = any(geometry_of(meta) is not geometry for meta, geometry in metas.written)
@@ -324,19 +324,19 @@ class CallTemplate:
             return ListArg(tuple([self._scalar() for _ in value]))
         if kind in (Kind.SCALAR, Kind.TENSOR) and type(value) in (float, int, bool):
             return self._scalar()
-        return WorkerDevice() if kind is Kind.DEVICE else None if kind is Kind.GENERATOR else literal(value)
+        return WorkerDevice() if kind is Kind.DEVICE else None if kind is Kind.GENERATOR else to_wire(value)
 
     def _scalar(self) -> Scalar:
         self._scalars += 1
         return Scalar(self._scalars - 1)
 
 
-def literal(value: Any) -> Arg:
+def to_wire(value: Any) -> Arg:
     """A constant argument in wire form."""
     if value is None or isinstance(value, bool | int | float | str):
         return value
     if isinstance(value, list | tuple):
-        return ListArg(tuple([literal(item) for item in value]))
+        return ListArg(tuple([to_wire(item) for item in value]))
     if isinstance(value, torch.dtype):
         return DType(dtype_name(value))
     if isinstance(value, torch.layout):

@@ -84,7 +84,7 @@ def _optimizer_step(parameters: Sequence[torch.Tensor], *lists: Any, **options: 
                 raise UnknownShape
 
 
-SHAPES: Mapping[str, Callable[..., Any]] = {
+SHAPE_FUNCTIONS: Mapping[str, Callable[..., Any]] = {
     "aten._grouped_mm.default": _grouped_mm,
     "aten.native_group_norm_backward.default": _group_norm_backward,
     **{

@@ -11,7 +11,7 @@ import torch
 from gt.client import session as sessions
 from gt.client.call_cache import HandleType, rebind, wrap, wrap_view
 from gt.client.geometry import Geometry, geometry_of, intern_geometry
-from gt.client.infer import literal
+from gt.client.infer import to_wire
 from gt.client.op_schema import OpSchema
 from gt.client.storage import Storage, StorageView, TensorRef, restrided, storage_elements, strided_view, view_of
 from gt.client.torch_patches.kernel_overrides import override_kernel, run_original
@@ -96,8 +96,8 @@ def reshape_in_place(cls: HandleType, op: OpSchema, args: tuple[Any, ...], kwarg
     op.func(meta, *args[1:], **kwargs)
     step = ViewStep(
         _VIEW_NAMES.get(op.name) or op.name.replace("_.", "."),
-        tuple([literal(value) for value in args[1:]]),
-        {key: literal(value) for key, value in kwargs.items()},
+        tuple([to_wire(value) for value in args[1:]]),
+        {key: to_wire(value) for key, value in kwargs.items()},
         results=(geometry_of(meta).meta(),),
     )
     key = (op.name, tensor._ref.geometry, repr(args[1:]), repr(kwargs))

@@ -35,7 +35,7 @@ aten = torch.ops.aten
 _STRUCTURED = DispatchKey.CompositeExplicitAutogradNonFunctional
 
 
-def infer(func: OpOverload, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
+def run_shape_function(func: OpOverload, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
     """The result of an op for tensors without bytes. Raises the errors of torch's shape function."""
     shape_function, rule = _functions(func)
     result = shape_function(*args, **kwargs)
@@ -111,7 +111,7 @@ def _memory(tensor: torch.Tensor) -> torch.Tensor:
 
 def _scaled(arguments: Arguments, results: Sequence[torch.Tensor | None]) -> list[Strides | None]:
     """`ldexp` multiplies by a power, which is contiguous."""
-    power = infer(aten.pow.Scalar, (2.0, arguments["other"]), {})
+    power = run_shape_function(aten.pow.Scalar, (2.0, arguments["other"]), {})
     return _iterated({"self": arguments["self"], "other": power}, results)
 
 
@@ -201,7 +201,7 @@ def _fourier(arguments: Arguments, results: Sequence[torch.Tensor | None]) -> li
     if not dims:
         return [None]
     if "last_dim_size" in arguments and len(dims) > 1:  # the other dims are transformed first
-        source = infer(aten._fft_c2c.default, (source, dims[:-1], 0, False), {})
+        source = run_shape_function(aten._fft_c2c.default, (source, dims[:-1], 0, False), {})
         dims = dims[-1:]
     last = [] if "forward" in arguments else dims[-1:]  # a dim of real numbers is the innermost
     by_stride = memory_order(source.stride())

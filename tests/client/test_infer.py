@@ -5,9 +5,9 @@ import torch
 
 import gt
 from gt.client import session as sessions
-from gt.client.call_cache import PlainCall, QueryCall, SingleResultCall, ViewCall, WriteCall
+from gt.client.call_cache import MultiResultCall, QueryCall, SingleResultCall, ViewCall, WriteCall
 from gt.client.geometry import geometry_of
-from gt.client.infer import CallTemplate, Unknown, infer_call, infer_result, literal
+from gt.client.infer import CallTemplate, Unknown, infer_call, infer_result, to_wire
 from gt.client.op_schema import OpSchema
 from gt.client.storage import Storage
 from gt.core.errors import SessionError
@@ -28,7 +28,7 @@ def infer(func, *args, **kwargs):
 
 CALLS = [
     (aten.mm.default, lambda x: (x, x), SingleResultCall),
-    (aten.sort.default, lambda x: (x,), PlainCall),
+    (aten.sort.default, lambda x: (x,), MultiResultCall),
     (aten.transpose.int, lambda x: (x, 0, 1), ViewCall),
     (aten.add_.Tensor, lambda x: (x, 1), WriteCall),
     (aten.nonzero.default, lambda x: (x,), QueryCall),
@@ -108,12 +108,12 @@ def test_a_storage_that_is_written_twice_is_written_once(embedded):
     ids=str,
 )
 def test_constants_in_wire_form(value, wire):
-    assert literal(value) == wire
+    assert to_wire(value) == wire
 
 
 def test_other_constants_are_refused():
     with pytest.raises(TypeError, match="cannot be sent to a worker"):
-        literal(object())
+        to_wire(object())
 
 
 def test_geometries_of_equal_tensors_are_one():
