@@ -1,4 +1,4 @@
-"""Views and in-place writes: whatever torch shows through an alias, GT shows."""
+"""Views and in-place writes: aliases of a GT tensor have the values that they have in torch."""
 
 import copy
 import io
@@ -69,7 +69,7 @@ shapes = st.sampled_from([(6,), (4, 3), (2, 3, 4), (5, 1, 2), (1,), (3, 4, 2, 2)
 
 
 def run(program, start):
-    """Apply steps to a growing pool of aliases; gives the final values of all of them."""
+    """Apply steps to a growing pool of aliases; returns the final values of all of them."""
     pool = [start]
     for ((kind, _, function), n), which in program:
         target = pool[which % len(pool)]

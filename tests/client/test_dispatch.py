@@ -1,4 +1,4 @@
-"""What `dispatch` does with the arguments of a call."""
+"""How `dispatch` sorts the arguments of a call."""
 
 import pytest
 import torch

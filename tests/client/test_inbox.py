@@ -123,7 +123,7 @@ def test_a_refused_message_ends_every_wait():
 
 
 def test_an_interrupt_in_the_middle_of_receiving_ends_every_wait():
-    """A second Ctrl-C does not wait, and what was being received may be lost."""
+    """A second Ctrl-C does not wait, and answers that were being received may be lost."""
 
     class InterruptedOnce(Channel):
         interrupts = iter([KeyboardInterrupt])
