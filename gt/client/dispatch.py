@@ -204,7 +204,7 @@ def _take_plain(session: Session, value: Any, key: list[Any], refs: list[TensorR
         key.append(type(value))
     elif isinstance(value, torch.Tensor):
         require_strided(value)
-        _take_ref(session.constants.storage_of(value), key, refs)
+        _take_ref(session.operands.storage_of(value), key, refs)
     else:
         key.append(value)
 

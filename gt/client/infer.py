@@ -90,7 +90,7 @@ def _query_call(session: Session, op: OpSchema, template: CallTemplate, key: tup
     def cache_inferred(outputs: list[Geometry | None]) -> None:
         """Replace the query by a call that does not wait, as the geometries are known now."""
         op_id = session.define(template.signature(op, outputs))
-        present = tuple([output for output in outputs if output is not None])
+        present = tuple(output for output in outputs if output is not None)
         restore = _returned(op, lambda values: _structure(op)(_with_gaps(outputs, values)))
         session.cache_call(key, WriteCall(op_id, present, template.writes, restore, op.random))
 
@@ -117,7 +117,7 @@ def _inferred_call(
     fresh = [value for value, name in zip(_as_results(op, result), op.returned, strict=False) if name is None]
     leaves, spec = tree_flatten(fresh if op.writes else result)
     geometries = [None if leaf is None else _fresh_geometry(leaf) for leaf in leaves]
-    outputs = tuple([geometry for geometry in geometries if geometry is not None])
+    outputs = tuple(geometry for geometry in geometries if geometry is not None)
     op_id = session.define(template.signature(op, geometries))
     if op.writes:
         returned = _returned(op, lambda values: tree_unflatten(_with_gaps(leaves, values), spec))
@@ -133,7 +133,7 @@ def _apply_mask(op: OpSchema, args: tuple[Any, ...], kwargs: dict[str, Any], res
     if op.mask < 0:
         return result
     mask = args[op.mask] if op.mask < len(args) else kwargs[schema_of(op.func).arguments[op.mask].name]
-    return tuple([value if asked else None for value, asked in zip(result, mask, strict=True)])
+    return tuple(value if asked else None for value, asked in zip(result, mask, strict=True))
 
 
 def _is_same_everywhere(op: OpSchema, args: Sequence[Any], kwargs: dict[str, Any], refs: Sequence[TensorRef]) -> bool:
@@ -214,13 +214,11 @@ def _fresh_geometry(tensor: torch.Tensor) -> Geometry:
 def _view_call(op: OpSchema, template: CallTemplate, ref: TensorRef, result: Any) -> ViewCall:
     source = ref.geometry
     several = isinstance(result, list | tuple)
-    outputs = tuple([geometry_of(view) for view in (result if several else [result])])
-    metas = tuple([output.meta() for output in outputs])
+    outputs = tuple(geometry_of(view) for view in (result if several else [result]))
+    metas = tuple(output.meta() for output in outputs)
     steps = tuple(
-        [
-            ViewStep(op.name, template.args[1:], template.kwargs, pick if several else None, None, metas)
-            for pick in range(len(outputs))
-        ]
+        ViewStep(op.name, template.args[1:], template.kwargs, pick if several else None, None, metas)
+        for pick in range(len(outputs))
     )
     same = not several and outputs[0] is source and not op.reinterprets
     strided = not op.reinterprets and all(output.dtype is source.dtype for output in outputs)
@@ -279,7 +277,7 @@ class CallTemplate:
         self._scalars = 0
         self._written: list[int] = []
         pairs = zip(op.kinds, args, strict=False)
-        self.args: tuple[Arg, ...] = tuple([self._argument(kind, value) for kind, value in pairs])
+        self.args: tuple[Arg, ...] = tuple(self._argument(kind, value) for kind, value in pairs)
         kinds = op.kwarg_kinds
         self.kwargs: dict[str, Arg] = {
             name: self._argument(kinds[name], value)
@@ -288,13 +286,13 @@ class CallTemplate:
         }
         if "device" in kinds and "device" not in kwargs and self._tensors == 0:
             self.kwargs["device"] = WorkerDevice()
-        self.paths = tuple([ref.path.steps if ref.path is not None else () for ref in refs])
+        self.paths = tuple(ref.path.steps if ref.path is not None else () for ref in refs)
         first_of = {id(refs[position].storage): position for position in reversed(self._written)}
         self.writes = tuple(reversed(first_of.values()))  # one input for each storage that is written
 
     def signature(self, op: OpSchema, outputs: Sequence[Geometry | None]) -> Signature:
-        metas = tuple([output.meta() for output in outputs if output is not None])
-        positions = tuple([position for position, output in enumerate(outputs) if output is not None])
+        metas = tuple(output.meta() for output in outputs if output is not None)
+        positions = tuple(position for position, output in enumerate(outputs) if output is not None)
         floating = dtype_name(torch.get_default_dtype())
         spec = self._layout.spec(metas[0]) if self._layout is not None and metas else None
         return Signature(
@@ -314,14 +312,14 @@ class CallTemplate:
     def _argument(self, kind: Kind, value: Any) -> Arg:
         if kind in _LIST_KINDS and value is not None:
             inner = Kind.TENSOR if kind is Kind.TENSORS else Kind.TARGET
-            return ListArg(tuple([self._argument(inner, item) for item in value]))
+            return ListArg(tuple(self._argument(inner, item) for item in value))
         if isinstance(value, torch.Tensor):
             if kind is Kind.TARGET:
                 self._written.append(self._tensors)
             self._tensors += 1
             return Input(self._tensors - 1)
         if kind is Kind.SCALARS and value is not None:
-            return ListArg(tuple([self._scalar() for _ in value]))
+            return ListArg(tuple(self._scalar() for _ in value))
         if kind in (Kind.SCALAR, Kind.TENSOR) and type(value) in (float, int, bool):
             return self._scalar()
         return WorkerDevice() if kind is Kind.DEVICE else None if kind is Kind.GENERATOR else to_wire(value)
@@ -336,7 +334,7 @@ def to_wire(value: Any) -> Arg:
     if value is None or isinstance(value, bool | int | float | str):
         return value
     if isinstance(value, list | tuple):
-        return ListArg(tuple([to_wire(item) for item in value]))
+        return ListArg(tuple(to_wire(item) for item in value))
     if isinstance(value, torch.dtype):
         return DType(dtype_name(value))
     if isinstance(value, torch.layout):

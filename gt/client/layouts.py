@@ -53,7 +53,7 @@ def read_shards(ref: TensorRef) -> dict[int, LocalShard]:
     held = {worker: local_box(spec, tuple(geometry.shape), worker) for worker in spec.mesh.workers}
     return {
         worker: LocalShard(
-            tuple([slice(*interval) for interval in box]), box_shape(box), box_elements(box) * geometry.dtype.itemsize
+            tuple(slice(*interval) for interval in box), box_shape(box), box_elements(box) * geometry.dtype.itemsize
         )
         for worker, box in held.items()
     }

@@ -96,7 +96,7 @@ def reshape_in_place(cls: HandleType, op: OpSchema, args: tuple[Any, ...], kwarg
     op.func(meta, *args[1:], **kwargs)
     step = ViewStep(
         _VIEW_NAMES.get(op.name) or op.name.replace("_.", "."),
-        tuple([to_wire(value) for value in args[1:]]),
+        tuple(to_wire(value) for value in args[1:]),
         {key: to_wire(value) for key, value in kwargs.items()},
         results=(geometry_of(meta).meta(),),
     )
@@ -236,7 +236,7 @@ def _zeros_like_primal(cls: HandleType, op: OpSchema, args: tuple[Any, ...], kwa
             zeros = _zeros(cls, storage)
             return wrap_view(cls, zeros if ref.path is None else StorageView(zeros, ref.path, ref.geometry))
         count = storage_elements(ref)
-        around = tuple([count * step for step in contiguous_strides(batch)])
+        around = tuple(count * step for step in contiguous_strides(batch))
         shape, stride = (*batch, *ref.geometry.shape), (*around, *ref.geometry.stride)
         batched = intern_geometry(torch.Size(shape), stride, ref.geometry.offset, tangent.dtype)
         if is_dense(shape, stride) and not batched.offset:
