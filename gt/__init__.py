@@ -121,9 +121,7 @@ def __getattr__(name: str) -> Any:
     if name.startswith("_"):
         raise AttributeError(f"module 'gt' has no attribute {name!r}")
     often, *others = gc.get_threshold()
-    gc.set_threshold(
-        1 << 30, *others
-    )  # modules keep what they make: collecting garbage in it takes a third of the time
+    gc.set_threshold(1 << 30, *others)  # imports make little garbage: looking for it takes a third of their time
     try:
         load_launcher()
         if name in _SUBMODULES:

@@ -80,7 +80,7 @@ def test_names_of_torch_are_torchs() -> None:
     assert gt.distributed.is_initialized() is False
 
 
-def test_a_name_that_nobody_has_is_an_error() -> None:
+def test_a_name_of_neither_gt_nor_torch_is_an_error() -> None:
     with pytest.raises(AttributeError, match="'gt' has no attribute 'catt', and neither has torch"):
         gt.catt
     assert not hasattr(gt, "__wrapped__")

@@ -1,1 +1,1 @@
-"""The front room: a torch tensor that records what is done with it, and the session that sends the record on."""
+"""The client: a torch tensor without bytes, and the session that sends its ops to a dispatcher as instructions."""

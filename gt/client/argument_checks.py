@@ -1,7 +1,7 @@
-"""Wrong calls that torch's shape functions let pass and its kernels refuse.
+"""Checks for wrong calls that torch's shape functions accept and its kernels refuse.
 
-A check that raises makes the call a query: torch's own error then comes on the user's line, and what the op would have
-written is as it was. So a check may be too strict, which costs a wait, and its message is never seen.
+A check that raises makes the call a query: torch's own error is then raised on the user's line, and nothing is written.
+So a check may be too strict, which costs a wait, and its message is never seen.
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ _MASKS = (torch.bool, torch.uint8)
 
 
 class MayBeRefused(Exception):
-    """Torch's kernel would refuse this, or may."""
+    """Torch's kernel refuses the call, or may."""
 
 
-def check(op: OpSchema, args: Sequence[Any], kwargs: dict[str, Any], result: Any, on_cpu: bool) -> None:
-    """Raises where a kernel may refuse a call with tensors without bytes that torch's shape function has answered."""
+def check_arguments(op: OpSchema, args: Sequence[Any], kwargs: dict[str, Any], result: Any, on_cpu: bool) -> None:
+    """Raise MayBeRefused where a kernel may refuse a call for which torch's shape function gave `result`."""
     special = _CHECKS.get(schema_of(op.func).name)
     if special is not None:
         special(*args, **kwargs)
@@ -33,7 +33,7 @@ def check(op: OpSchema, args: Sequence[Any], kwargs: dict[str, Any], result: Any
 
 
 def _try_on_one_element(op: OpSchema, args: Sequence[Any], kwargs: dict[str, Any], result: Any) -> None:
-    """Which dtypes an op takes, only its kernel knows; if it works on each element by itself, one tells."""
+    """Run a pointwise op on one element: only its kernel knows which dtypes it takes."""
     with disable_current_modes():
         given, named = tree_map(_one_element, (tuple(args), kwargs))
         made = op.func(*given, **named)
@@ -49,25 +49,27 @@ def _dtype_of(value: Any) -> torch.dtype | None:
     return value.dtype if isinstance(value, torch.Tensor) else None
 
 
-def _put(target: torch.Tensor, indices: Sequence[torch.Tensor | None], values: torch.Tensor, *_: Any) -> None:
-    """What is put has to fit where it is put; how large that is, is known unless a mask says it."""
+def _check_values_fit(
+    target: torch.Tensor, indices: Sequence[torch.Tensor | None], values: torch.Tensor, *_: Any
+) -> None:
+    """The values must expand to the indexed part of the target, whose size is known unless an index is a mask."""
     if not any(index is not None and index.dtype in _MASKS for index in indices):
         values.expand(torch.ops.aten.index.Tensor(target, indices).shape)
 
 
-def _some(tensor: torch.Tensor, *_: Any, **__: Any) -> None:
+def _check_not_empty(tensor: torch.Tensor, *_: Any, **__: Any) -> None:
     if tensor.numel() == 0:
         raise MayBeRefused
 
 
 _CHECKS: dict[str, Callable[..., None]] = {
-    "aten::index_put": _put,
-    "aten::index_put_": _put,
-    "aten::_index_put_impl_": _put,
-    "aten::_unsafe_index_put": _put,
-    "aten::max": _some,
-    "aten::min": _some,
-    "aten::aminmax": _some,
-    "aten::argmax": _some,
-    "aten::argmin": _some,
+    "aten::index_put": _check_values_fit,
+    "aten::index_put_": _check_values_fit,
+    "aten::_index_put_impl_": _check_values_fit,
+    "aten::_unsafe_index_put": _check_values_fit,
+    "aten::max": _check_not_empty,
+    "aten::min": _check_not_empty,
+    "aten::aminmax": _check_not_empty,
+    "aten::argmax": _check_not_empty,
+    "aten::argmin": _check_not_empty,
 }

@@ -86,7 +86,7 @@ class SingleResultCall:
         return handle
 
 
-class PlainCall:
+class MultiResultCall:
     """An op with several results, all new tensors."""
 
     __slots__ = ("op_id", "outputs", "random", "rebuild")

@@ -1,4 +1,4 @@
-"""Functions that make tensors on GT. They are torch's own, run where torch's factories create GT tensors."""
+"""The functions of `gt` that create tensors: torch's own, run inside a mode in which factories create GT tensors."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ from torch.overrides import TorchFunctionMode
 from gt.client.factory_mode import FactoryMode
 from gt.client.geometry import TORCH_DTYPES
 from gt.client.library_hooks import LoadOneByOne
-from gt.client.model_config import apply_plan
+from gt.client.model_config import apply_model_config
 from gt.client.module_moving import move_module
 from gt.client.module_registration import keep_on_gt, watch_modules
-from gt.client.tensor import Tensor, here, to_gt
+from gt.client.tensor import Tensor, to_gt, to_host
 from gt.client.torch_patches.dispatch_modes import disable_current_modes
 from gt.client.torch_patches.pytree import tree_map_only
 from gt.client.tracebacks import ends_on_users_line
@@ -34,65 +34,67 @@ class device(metaclass=_DeviceType):  # noqa: N801
     """Inside `with gt.device():` torch's own factory functions create GT tensors, so that a third-party model is built
     on the workers without ever being whole in this process.
 
-    With arguments, as scripts call torch.device, it is the device that GT tensors say they are on: the CPU. Which
-    devices compute is the workers' business."""
+    With arguments, as scripts call torch.device, it is the device of all GT tensors: the CPU. The workers choose the
+    devices that compute."""
 
     def __new__(cls, *args: Any, **kwargs: Any) -> Any:
         if not args and not kwargs:
-            return _Scope(Tensor)
+            return _DeviceScope(Tensor)
         asked = torch.device(*args, **kwargs)
         return asked if asked.type == "meta" else torch.device("cpu")
 
 
-class _Scope(FactoryMode):
+class _DeviceScope(FactoryMode):
     def __init__(self, cls: type[torch.Tensor]) -> None:
         super().__init__(cls)
-        self._reading = _ReadLists()
-        self._one_by_one = LoadOneByOne()
+        self._list_reads = _ListReads()
+        self._lazy_loading = LoadOneByOne()
 
-    def __enter__(self) -> _Scope:
+    def __enter__(self) -> _DeviceScope:
         watch_modules()
-        self._one_by_one.__enter__()
-        self._reading.__enter__()
+        self._lazy_loading.__enter__()
+        self._list_reads.__enter__()
         super().__enter__()
         return self
 
     def __exit__(self, *error: Any) -> None:
         super().__exit__(*error)
-        self._reading.__exit__(*error)
-        self._one_by_one.__exit__(*error)
+        self._list_reads.__exit__(*error)
+        self._lazy_loading.__exit__(*error)
 
 
-class _ReadLists(TorchFunctionMode):
-    """`torch.tensor` of a list reads the memory of the tensors in it before it dispatches anything, and `torch.asarray`
-    cannot read a storage where any mode is on."""
+class _ListReads(TorchFunctionMode):
+    """Reads GT tensors in the lists that `torch.tensor` is given, whose memory torch reads before it dispatches
+    anything; and turns modes off for `torch.asarray` of a storage, which fails inside any mode."""
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
         if func is torch.tensor or func is torch.as_tensor:
-            data = with_values(args[0] if args else kwargs.pop("data"))
+            data = read_tensors_in(args[0] if args else kwargs.pop("data"))
             return func(data, *args[1:], **kwargs)
         if func is torch.asarray and args and isinstance(args[0], torch.UntypedStorage):
-            with disable_current_modes():  # memory of this process, such as that of a file
+            with disable_current_modes():  # memory of this process, such as a mapped file
                 return func(*args, **kwargs)
         return func(*args, **kwargs)
 
 
-def with_values(data: Any) -> Any:
-    """Nested lists with plain tensors in place of those of GT, which are read at once where they are single numbers."""
+def read_tensors_in(data: Any) -> Any:
+    """Nested lists with plain tensors in place of GT tensors. Tensors of one element are read together."""
     tensors: list[Tensor] = []
     _collect(data, tensors)
     if not tensors:
         return data
     if len({tensor.dtype for tensor in tensors}) == 1 and all(tensor.numel() == 1 for tensor in tensors):
-        values: Iterable[torch.Tensor] = here(torch.stack([tensor.detach().reshape(()) for tensor in tensors])).unbind()
+        values: Iterable[torch.Tensor] = to_host(
+            torch.stack([tensor.detach().reshape(()) for tensor in tensors])
+        ).unbind()
     else:
-        values = map(here, tensors)
+        values = map(to_host, tensors)
     return _replaced(data, {id(tensor): value for tensor, value in zip(tensors, values, strict=True)})
 
 
 def _collect(data: Any, tensors: list[Tensor]) -> None:
-    if not isinstance(data, list | tuple) or not any(issubclass(kind, _INSIDE) for kind in set(map(type, data))):
+    if not isinstance(data, list | tuple) or not any(issubclass(kind, _CONTAINERS) for kind in set(map(type, data))):
         return  # a long list of numbers
     for item in data:
         if isinstance(item, Tensor):
@@ -101,7 +103,7 @@ def _collect(data: Any, tensors: list[Tensor]) -> None:
             _collect(item, tensors)
 
 
-_INSIDE = (list, tuple, Tensor)
+_CONTAINERS = (list, tuple, Tensor)
 
 
 def _replaced(data: Any, values: dict[int, torch.Tensor]) -> Any:
@@ -111,7 +113,8 @@ def _replaced(data: Any, values: dict[int, torch.Tensor]) -> Any:
 
 
 def _on_gt(function: Callable[..., Any]) -> Callable[..., Tensor]:
-    """With `mesh=` and `placements=` each worker makes its part of the tensor; without placements, all of it."""
+    """A factory on GT. With `mesh=` and `placements=` each worker makes its part of the tensor; without placements,
+    all."""
 
     @ends_on_users_line
     @functools.wraps(function)
@@ -127,7 +130,7 @@ def _on_gt(function: Callable[..., Any]) -> Callable[..., Tensor]:
 
 
 def _from_gt(function: Callable[..., Any]) -> Callable[..., Tensor]:
-    """For functions of a tensor: a plain one is moved first."""
+    """A function of tensors on GT: plain ones are moved first."""
 
     @ends_on_users_line
     @functools.wraps(function)
@@ -137,13 +140,13 @@ def _from_gt(function: Callable[..., Any]) -> Callable[..., Tensor]:
         args, kwargs = tree_map_only(torch.Tensor, to_gt, (args, kwargs))
         if "dtype" in kwargs:
             kwargs["dtype"] = dtype_of(kwargs["dtype"])
-        return _placed(function(*args, **kwargs), mesh, placements)
+        return _laid_out(function(*args, **kwargs), mesh, placements)
 
     return create
 
 
 def dtype_of(dtype: torch.dtype | str | None) -> torch.dtype | None:
-    """A dtype, which may be said by its name: `"float32"`."""
+    """A dtype, which may be given by its name: `"float32"`."""
     if not isinstance(dtype, str):
         return dtype
     found = TORCH_DTYPES.get(dtype.removeprefix("torch."))
@@ -170,8 +173,8 @@ def _each(placements: Any) -> tuple[Placement, ...]:
     return (placements,) if isinstance(placements, Shard | Replicate | Partial) else tuple(placements)
 
 
-def _placed(x: Tensor, mesh: DeviceMesh | None, placements: Placements | None) -> Tensor:
-    """A tensor made of host data, laid out if asked for."""
+def _laid_out(x: Tensor, mesh: DeviceMesh | None, placements: Placements | None) -> Tensor:
+    """A tensor in the layout that the caller gave, if any."""
     layout = layout_of(mesh, placements)
     return x if layout is None else x.redistribute(layout.mesh, layout.placements)
 
@@ -222,16 +225,16 @@ def tensor(
     mesh: DeviceMesh | None = None,
     placements: Placements | None = None,
 ) -> Tensor:
-    """A new tensor with a copy of the data, as torch.tensor. `device` may be any: where a tensor lies is said by
-    `mesh` and `placements`."""
+    """A new tensor with a copy of the data, as torch.tensor. `device` is ignored; `mesh` and `placements` give the
+    layout."""
     dtype = dtype_of(dtype)
     if isinstance(data, Tensor):
         copy: Any = data.detach().clone() if dtype is None else data.detach().to(dtype, copy=True)
     elif isinstance(data, torch.Tensor):
         copy = to_gt(data.detach().to(dtype or data.dtype))
     else:
-        copy = to_gt(torch.tensor(with_values(data), dtype=dtype))
-    return _placed(copy, mesh, placements).requires_grad_(requires_grad)  # type: ignore[return-value]
+        copy = to_gt(torch.tensor(read_tensors_in(data), dtype=dtype))
+    return _laid_out(copy, mesh, placements).requires_grad_(requires_grad)  # type: ignore[return-value]
 
 
 @ends_on_users_line
@@ -243,11 +246,11 @@ def as_tensor(
     mesh: DeviceMesh | None = None,
     placements: Placements | None = None,
 ) -> Tensor:
-    """The data on GT: itself where it is a GT tensor of that dtype already."""
+    """The data on GT: itself where it is a GT tensor of that dtype."""
     dtype = dtype_of(dtype)
     if isinstance(data, Tensor):
-        return _placed(data if dtype is None else data.to(dtype), mesh, placements)  # type: ignore[arg-type]
-    return _placed(to_gt(torch.as_tensor(with_values(data), dtype=dtype)), mesh, placements)
+        return _laid_out(data if dtype is None else data.to(dtype), mesh, placements)  # type: ignore[arg-type]
+    return _laid_out(to_gt(torch.as_tensor(read_tensors_in(data), dtype=dtype)), mesh, placements)
 
 
 @ends_on_users_line
@@ -259,7 +262,7 @@ def from_numpy(
     placements: Placements | None = None,
 ) -> Tensor:
     """A copy of an array on GT. Unlike torch.from_numpy it does not share memory: a worker may be elsewhere."""
-    return _placed(to_gt(torch.from_numpy(array)), mesh, placements).requires_grad_(requires_grad)  # type: ignore[return-value]
+    return _laid_out(to_gt(torch.from_numpy(array)), mesh, placements).requires_grad_(requires_grad)  # type: ignore[return-value]
 
 
 asarray = as_tensor
@@ -279,7 +282,7 @@ def to(what: Any) -> Any:
     if isinstance(what, torch.nn.Module):
         move_module(what)
         keep_on_gt(what)
-        apply_plan(what)
+        apply_model_config(what)
         return what
     if isinstance(what, np.ndarray):
         return from_numpy(what)

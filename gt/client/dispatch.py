@@ -1,8 +1,7 @@
-"""The one door of every op: arguments in, an instruction out, handles back.
+"""`dispatch`, which runs for every op: it sorts the arguments, looks up the cached call, and runs it.
 
-The work is split by how often it happens. `dispatch` runs for every op and only looks things up; `infer_call` runs
-once for every combination of op, shapes and constants (infer.py); the few ops that are not instructions are in
-special_ops.py.
+Calls that are not cached are inferred (infer.py); the few ops that are not instructions are in special_ops.py.
+Everything in this file is a hot path.
 """
 
 from __future__ import annotations
@@ -18,7 +17,7 @@ from gt.client.factory_mode import FactoryMode
 from gt.client.infer import infer_call
 from gt.client.op_schema import Kind, OpSchema
 from gt.client.session import Session
-from gt.client.special_ops import SPECIAL, run_on_host
+from gt.client.special_ops import SPECIAL, reshape_in_place, run_on_host
 from gt.client.storage import TensorRef
 from gt.client.torch_patches.op_registry import OpOverload
 from gt.client.torch_patches.pytree import tree_leaves
@@ -42,7 +41,7 @@ def dispatch(
     kwargs: dict[str, Any] | None = None,
     layout: Layout | None = None,
 ) -> Any:
-    """What `__torch_dispatch__` does. `layout`: how a factory's result should be laid out."""
+    """The `__torch_dispatch__` of GT tensors. `layout`: the layout of a factory's result."""
     try:
         op = _schemas.get(func)
         if op is None:
@@ -50,25 +49,25 @@ def dispatch(
             op = _schemas[func] = OpSchema(func, special=str(func) in SPECIAL)
         session = sessions.active or sessions.current()
         if op.is_special and not (op.split and session.alone):
-            return _detour(cls, op, args, kwargs or {})
+            return _run_special(cls, op, args, kwargs or {})
         if not kwargs and len(args) <= op.leading and layout is None:
-            known: tuple[Any, ...]
-            try:  # most calls have nothing but our own tensors, one or two of them: by hand, since this is hot
+            cache_key: tuple[Any, ...]
+            try:  # hot path: most calls have one or two GT tensors and nothing else
                 if len(args) == 2:
                     first, second = args[0]._ref, args[1]._ref
-                    refs, known = [first, second], (op, _default_dtype(), first.key, second.key)
+                    refs, cache_key = [first, second], (op, _default_dtype(), first.key, second.key)
                 elif len(args) == 1:
                     first = args[0]._ref
-                    refs, known = [first], (op, _default_dtype(), first.key)
+                    refs, cache_key = [first], (op, _default_dtype(), first.key)
                 else:
                     refs = list(map(_ref_of, args))
-                    known = (op, _default_dtype(), *map(_key_of, refs))
+                    cache_key = (op, _default_dtype(), *map(_key_of, refs))
             except AttributeError:
                 pass
             else:
-                call: CachedCall | None = session.cached_calls.get(known)
+                call: CachedCall | None = session.cached_calls.get(cache_key)
                 if call is None:
-                    call = infer_call(session, op, args, {}, known, refs)
+                    call = infer_call(session, op, args, {}, cache_key, refs)
                 return call.run(cls, session, refs, [], args, None)
         return _sort_and_run(cls, session, op, args, kwargs, layout)
     except Exception as error:
@@ -84,7 +83,7 @@ def _sort_and_run(
     kwargs: dict[str, Any] | None,
     layout: Layout | None,
 ) -> Any:
-    """A call with scalars, constants, lists of tensors, tensors that are not ours, or tensors to write to."""
+    """Run a call with scalars, constants, lists of tensors, plain tensors, or tensors to write to."""
     key: list[Any] = [op, _default_dtype()]
     refs: list[TensorRef] = []
     scalars: list[Any] = []
@@ -93,14 +92,14 @@ def _sort_and_run(
         for position, value in enumerate(args):
             kind = kinds[position]
             if kind is _TENSOR:
-                try:  # our own tensors are nearly always what is here, or scalars
+                try:  # hot path: nearly all of these arguments are GT tensors or scalars
                     if type(value) in _SCALAR_TYPES:
                         scalars.append(value)
                         key.append(type(value))
                         continue
                     ref = value._ref
                 except AttributeError:
-                    _take_foreign(session, value, key, refs, scalars)
+                    _take_plain(session, value, key, refs, scalars)
                 else:
                     refs.append(ref)
                     key.append(ref.key)
@@ -113,20 +112,20 @@ def _sort_and_run(
     except _NotOnWorkers:
         return run_on_host(cls, op.func, args, kwargs or {})
     if op.writes:
-        key.append(_sharing(refs))
+        key.append(_alias_pattern(refs))
     if layout is not None:
         key.append(layout)
-    known = tuple(key)
-    call: CachedCall | None = session.cached_calls.get(known)
+    cache_key = tuple(key)
+    call: CachedCall | None = session.cached_calls.get(cache_key)
     if call is None:
-        call = infer_call(session, op, args, kwargs or {}, known, refs, layout)
+        call = infer_call(session, op, args, kwargs or {}, cache_key, refs, layout)
     return call.run(cls, session, refs, scalars, args, kwargs)
 
 
-def _detour(cls: HandleType, op: OpSchema, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """Ops that are not one instruction: those of special_ops.py, and those that are made of others. A list of tensors
-    is split where there are several workers, since its tensors may be on different ones."""
-    special = SPECIAL.get(op.name) or (SPECIAL["reshape in position"] if op.reshapes else None)
+def _run_special(cls: HandleType, op: OpSchema, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """Run an op that is not one instruction: one of special_ops.py, or one that is composed of others. A list of
+    tensors is split where there are several workers, since its tensors may be on different ones."""
+    special = SPECIAL.get(op.name) or (reshape_in_place if op.reshapes else None)
     if special is not None:
         return special(cls, op, args, kwargs)
     try:
@@ -142,7 +141,7 @@ def _detour(cls: HandleType, op: OpSchema, args: tuple[Any, ...], kwargs: dict[s
 def _take(  # noqa: PLR0912  (hot path: one branch for each kind of argument)
     session: Session, kind: Kind, value: Any, key: list[Any], refs: list[TensorRef], scalars: list[Any]
 ) -> None:  # fmt: skip
-    """Sort one argument: a tensor, a number that may change, or a constant of the memo key."""
+    """Sort one argument: a tensor, a scalar, which may change from call to call, or a constant of the cache key."""
     if kind is _TENSOR:
         _take_tensor(session, value, key, refs, scalars)
     elif kind is _SCALAR and type(value) in _SCALAR_TYPES:
@@ -178,7 +177,7 @@ def _take(  # noqa: PLR0912  (hot path: one branch for each kind of argument)
 def _take_tensor(session: Session, value: Any, key: list[Any], refs: list[TensorRef], scalars: list[Any]) -> None:
     ref = getattr(value, "_ref", None)
     if ref is None:
-        _take_foreign(session, value, key, refs, scalars)
+        _take_plain(session, value, key, refs, scalars)
     else:
         _take_ref(ref, key, refs)
 
@@ -198,20 +197,21 @@ def _take_ref(ref: TensorRef, key: list[Any], refs: list[TensorRef]) -> None:
     key.append(ref.key)
 
 
-def _take_foreign(session: Session, value: Any, key: list[Any], refs: list[TensorRef], scalars: list[Any]) -> None:
-    """A tensor argument that is not ours: None, a Python number, or a plain tensor, which is uploaded."""
+def _take_plain(session: Session, value: Any, key: list[Any], refs: list[TensorRef], scalars: list[Any]) -> None:
+    """A tensor argument that is no GT tensor: None, a Python number, or a plain tensor, which is uploaded."""
     if type(value) in _SCALAR_TYPES:
         scalars.append(value)
         key.append(type(value))
     elif isinstance(value, torch.Tensor):
         require_strided(value)
-        _take_ref(session.constants.storage_of(value), key, refs)
+        _take_ref(session.operands.storage_of(value), key, refs)
     else:
         key.append(value)
 
 
-def _sharing(refs: list[TensorRef]) -> tuple[int, ...] | None:
-    """Which tensors of the call are of the same storage, where any are: a write to one changes the others."""
+def _alias_pattern(refs: list[TensorRef]) -> tuple[int, ...] | None:
+    """For each tensor of a call, the first position with the same storage; None where all storages differ. A write to
+    one changes the others."""
     if len(refs) == 1:
         return None
     first: dict[int, int] = {}
@@ -220,4 +220,4 @@ def _sharing(refs: list[TensorRef]) -> tuple[int, ...] | None:
 
 
 class _NotOnWorkers(Exception):
-    """The op writes into a plain tensor, or its result goes to a device of this process: it must run here."""
+    """The op writes to a plain tensor, or its result goes to a device of this process: it must run in this process."""

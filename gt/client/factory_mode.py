@@ -1,4 +1,4 @@
-"""Where torch's factory functions create GT tensors."""
+"""The dispatch mode in which torch's factory functions create GT tensors."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ _LIFT = torch.ops.aten.lift_fresh.default
 
 
 class FactoryMode(UntracedMode):
-    """Inside, a factory that would make a plain tensor makes one of `cls`. What has a tensor among its arguments, or
-    asks for another device than the CPU, is left alone. `layout`: how what is made is laid out."""
+    """Inside, a factory that would make a plain tensor makes one of `cls`, in a layout if one is given. Functions that
+    take a tensor, or are given another device than the CPU, are unchanged."""
 
     def __init__(self, cls: type[torch.Tensor], layout: Layout | None = None) -> None:
         super().__init__()
@@ -46,5 +46,5 @@ def _is_factory(func: Any) -> bool:
     return not takes_tensor and any(argument.name == "device" for argument in arguments)
 
 
-def _is_host(where: Any) -> bool:
-    return where is None or torch.device(where).type == "cpu"
+def _is_host(device: Any) -> bool:
+    return device is None or torch.device(device).type == "cpu"

@@ -1,4 +1,5 @@
-"""Interned shapes and dtypes: the part of a tensor that op inference depends on."""
+"""Geometries: interned shape, strides, offset and dtype, the part of a tensor that the inference of calls depends
+on."""
 
 from __future__ import annotations
 
@@ -22,8 +23,8 @@ def dtype_name(dtype: torch.dtype) -> str:
 class Geometry:
     """Compared and hashed by identity: two tensors of the same shape, strides, offset and dtype share one Geometry.
 
-    They share it within a session: a tensor of an ended session never meets what a new one remembers, so that the slow
-    path sees it and says so.
+    They share it within a session: a tensor of an ended session never matches a cached call of a new one, so that
+    inference sees it and raises.
     """
 
     __slots__ = ("__weakref__", "dtype", "nbytes", "offset", "row_major", "shape", "stride")
@@ -43,7 +44,7 @@ class Geometry:
         return TensorMeta(tuple(self.shape), self.stride, self.offset, dtype_name(self.dtype))
 
     def span(self) -> int:
-        """How many elements of its storage the tensor reaches, from the storage's start."""
+        """The number of elements from the start of the storage to the last one of the tensor."""
         if 0 in self.shape:
             return self.offset
         return self.offset + 1 + sum((size - 1) * step for size, step in zip(self.shape, self.stride, strict=True))
@@ -59,7 +60,7 @@ _interned: WeakValueDictionary[_Key, Geometry] = WeakValueDictionary()
 
 
 def forget_geometries() -> None:
-    """A new session begins."""
+    """Called when a session begins."""
     _interned.clear()
 
 

@@ -1,4 +1,4 @@
-"""Between plain tensors, NumPy arrays and bytes."""
+"""Conversions between plain tensors, NumPy arrays and bytes."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from gt.wire.channel import Buffer
 
 TorchFunction: TypeAlias = Callable[..., Any]
 
-# Python's operators on an array and a tensor arrive as NumPy's functions. They mean what torch's operators mean.
+# Python's operators on an array and a tensor arrive as NumPy's functions, with the meaning of torch's operators.
 _OPERATORS: dict[str, TorchFunction] = {
     "add": operator.add, "subtract": operator.sub, "multiply": operator.mul, "divide": operator.truediv,
     "floor_divide": operator.floordiv, "remainder": operator.mod, "power": operator.pow, "matmul": operator.matmul,
@@ -28,14 +28,14 @@ _OPERATORS: dict[str, TorchFunction] = {
     "left_shift": operator.lshift, "right_shift": operator.rshift,
 }  # fmt: skip
 
-# NumPy's functions that are the function of the same name in torch, for floats of one dtype: for integers and mixed
-# dtypes the two give different dtypes.
-_SAME = (
+# NumPy's functions that equal torch's of the same name, for floats of one dtype: for integers and mixed dtypes the two
+# give different dtypes.
+_SAME_NAMES = (
     "sqrt square reciprocal exp exp2 expm1 log log2 log10 log1p logaddexp logaddexp2 sin cos tan arcsin arccos arctan "
     "sinh cosh tanh arcsinh arccosh arctanh arctan2 hypot deg2rad rad2deg floor ceil trunc fmod copysign "
     "maximum minimum fmax fmin absolute negative positive isnan isinf isfinite signbit"
 )
-_OF_FLOATS: dict[str, TorchFunction] = {name: getattr(torch, name) for name in _SAME.split()} | {
+_OF_FLOATS: dict[str, TorchFunction] = {name: getattr(torch, name) for name in _SAME_NAMES.split()} | {
     "rint": torch.round,
     "fabs": torch.abs,
     "degrees": torch.rad2deg,
@@ -44,8 +44,8 @@ _OF_FLOATS: dict[str, TorchFunction] = {name: getattr(torch, name) for name in _
 
 
 def torch_call(name: str, inputs: Sequence[Any]) -> tuple[TorchFunction, list[Any]] | None:
-    """A function of torch and its operands that give what NumPy's function of this name gives of these inputs; None
-    where torch has no such function."""
+    """The function of torch, with its operands, that equals NumPy's function of this name on these inputs; None where
+    torch has none."""
     if name in _OPERATORS:
         return _OPERATORS[name], [v.item() if isinstance(v, np.generic) else _operand(v) for v in inputs]
     operands = [_operand(value) for value in inputs]
@@ -63,12 +63,12 @@ def _operand(value: Any) -> Any:
 
 
 def from_array(value: Any) -> torch.Tensor:
-    """What a NumPy function gave, array or number, as a plain tensor."""
+    """The result of a NumPy function, array or number, as a plain tensor."""
     return torch.from_numpy(np.asarray(value))
 
 
 def strided(tensor: torch.Tensor) -> torch.Tensor:
-    """A plain tensor whose bytes are its value: apart from any graph, and without lazy conjugation or negation."""
+    """A plain tensor whose bytes are its value: detached, and without lazy conjugation or negation."""
     if tensor.layout is not torch.strided:
         raise TypeError(f"GT holds strided tensors, not {tensor.layout}; call to_dense() first")
     plain = tensor.detach().resolve_conj().resolve_neg()
@@ -76,7 +76,7 @@ def strided(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def payload(tensor: torch.Tensor) -> memoryview:
-    """The bytes of a strided tensor in the order of its strides; its own memory where that has no gaps."""
+    """The bytes of a strided tensor in the order of its strides; its own memory where it has no gaps."""
     memory = tensor.permute(memory_order(tensor.stride())).contiguous()
     return memoryview(memory.as_strided((memory.numel(),), (1,)).view(torch.uint8).numpy())
 
@@ -87,7 +87,7 @@ def fill(target: memoryview, source: Buffer) -> None:
 
 
 def as_tensor(buffer: Buffer, geometry: Geometry) -> torch.Tensor:
-    """A plain tensor over a buffer of row-major bytes, with the strides the user was told."""
+    """A plain tensor of row-major bytes, with the strides of a geometry."""
     if geometry.nbytes == 0:
         return _empty(geometry)
     tensor = torch.frombuffer(buffer, dtype=geometry.dtype)

@@ -1,7 +1,8 @@
-"""The first time an op is seen with given shapes: ask torch's shape functions, and remember.
+"""Infers the call of an op that is not cached: its signature, and the geometries of its results by torch's shape
+functions.
 
-Where they cannot tell (the shape depends on the data, or torch has no shape function) or refuse, the op becomes a
-query: a worker runs it and the client waits, so that a wrong call raises torch's own error on the user's line.
+Where these do not know the result (its shape depends on the data, or torch has no shape function) or raise, the call is
+a query: a worker runs it and the client waits, so that a wrong call raises torch's own error on the user's line.
 """
 
 from __future__ import annotations
@@ -11,10 +12,10 @@ from typing import Any
 
 import torch
 
-from gt.client.argument_checks import check
+from gt.client.argument_checks import check_arguments
 from gt.client.call_cache import (
     CachedCall,
-    PlainCall,
+    MultiResultCall,
     QueryCall,
     Rebuild,
     Returned,
@@ -25,9 +26,9 @@ from gt.client.call_cache import (
 from gt.client.geometry import Geometry, dtype_name, geometry_of, intern_geometry
 from gt.client.op_schema import Kind, OpSchema
 from gt.client.session import Session
-from gt.client.shape_functions import SHAPES
+from gt.client.shape_functions import SHAPE_FUNCTIONS
 from gt.client.storage import CONJUGATE, NEGATE, TensorRef, is_lazy, reinterpreted
-from gt.client.strides import infer
+from gt.client.strides import run_shape_function
 from gt.client.torch_patches.dynamo import keep_dynamo_out
 from gt.client.torch_patches.handles import negative_view
 from gt.client.torch_patches.op_registry import has_kernel, schema_of
@@ -46,18 +47,18 @@ from gt.core.signatures import (
     ViewStep,
     WorkerDevice,
 )
-from gt.sharding.placements import Layout as PlacedAs
+from gt.sharding.placements import Layout
 
 _TENSOR_KINDS = (Kind.TENSOR, Kind.TARGET)
 _LIST_KINDS = (Kind.TENSORS, Kind.TARGETS, Kind.COPIES)
-_KEYS = {CONJUGATE: "Conjugate", NEGATE: "Negative"}  # under which torch's kernels that take lazy operands are known
+_LAZY_KEYS = {CONJUGATE: "Conjugate", NEGATE: "Negative"}  # dispatch keys of kernels that take lazy operands
 
 
 keep_dynamo_out()
 
 
 class Unknown(Exception):
-    """Torch's shape functions cannot tell the result of this call."""
+    """Torch's shape functions do not know the result of a call."""
 
 
 def infer_call(
@@ -67,16 +68,16 @@ def infer_call(
     kwargs: dict[str, Any],
     key: tuple[Any, ...],
     refs: list[TensorRef],
-    layout: PlacedAs | None = None,
+    layout: Layout | None = None,
 ) -> CachedCall:
-    """What to do with this call from now on."""
+    """Make the cached call of an op with these arguments."""
     for ref in refs:
         if ref.session is not session:
             ref.session.require_open()
             raise SessionError("this tensor belongs to another session than the one that is active")
     template = CallTemplate(op, args, kwargs, refs, layout)
     try:
-        call = _known_call(session, op, args, kwargs, template, refs)
+        call = _inferred_call(session, op, args, kwargs, template, refs)
     except Unknown:
         call = _query_call(session, op, template, key)
     session.cache_call(key, call)
@@ -86,18 +87,18 @@ def infer_call(
 def _query_call(session: Session, op: OpSchema, template: CallTemplate, key: tuple[Any, ...]) -> QueryCall:
     returned = _returned(op, _structure(op))
 
-    def learn_from(outputs: list[Geometry | None]) -> None:
-        """From now on the shapes are known: the next call need not wait."""
+    def cache_inferred(outputs: list[Geometry | None]) -> None:
+        """Replace the query by a call that does not wait, as the geometries are known now."""
         op_id = session.define(template.signature(op, outputs))
-        present = tuple([output for output in outputs if output is not None])
+        present = tuple(output for output in outputs if output is not None)
         restore = _returned(op, lambda values: _structure(op)(_with_gaps(outputs, values)))
         session.cache_call(key, WriteCall(op_id, present, template.writes, restore, op.random))
 
     op_id = session.define(template.signature(op, ()))
-    return QueryCall(op_id, template.writes, returned, op.random, learn_from if op.needs_worker_shape else None)
+    return QueryCall(op_id, template.writes, returned, op.random, cache_inferred if op.needs_worker_shape else None)
 
 
-def _known_call(
+def _inferred_call(
     session: Session,
     op: OpSchema,
     args: tuple[Any, ...],
@@ -110,44 +111,44 @@ def _known_call(
     result, resized = infer_result(op, args, kwargs, refs, session.on_cpu)
     if op.returns_python or resized:
         raise Unknown
-    result = _without_unasked(op, args, kwargs, result)
+    result = _apply_mask(op, args, kwargs, result)
     if op.aliases:
         return _view_call(op, template, refs[0], result)
     fresh = [value for value, name in zip(_as_results(op, result), op.returned, strict=False) if name is None]
     leaves, spec = tree_flatten(fresh if op.writes else result)
     geometries = [None if leaf is None else _fresh_geometry(leaf) for leaf in leaves]
-    outputs = tuple([geometry for geometry in geometries if geometry is not None])
+    outputs = tuple(geometry for geometry in geometries if geometry is not None)
     op_id = session.define(template.signature(op, geometries))
     if op.writes:
         returned = _returned(op, lambda values: tree_unflatten(_with_gaps(leaves, values), spec))
         return WriteCall(op_id, outputs, template.writes, returned, op.random)
     if isinstance(result, torch.Tensor):
         return SingleResultCall(op_id, outputs[0], op.random)
-    return PlainCall(op_id, outputs, _rebuild(result, leaves, spec), op.random)
+    return MultiResultCall(op_id, outputs, _rebuild(result, leaves, spec), op.random)
 
 
-def _without_unasked(op: OpSchema, args: tuple[Any, ...], kwargs: dict[str, Any], result: Any) -> Any:
-    """The results of a backward op, with None in place of gradients that its mask does not ask for. Torch's kernels and
+def _apply_mask(op: OpSchema, args: tuple[Any, ...], kwargs: dict[str, Any], result: Any) -> Any:
+    """The results of a backward op, with None in place of gradients that its mask excludes. Torch's kernels and
     its shape functions differ in which of those they give."""
     if op.mask < 0:
         return result
     mask = args[op.mask] if op.mask < len(args) else kwargs[schema_of(op.func).arguments[op.mask].name]
-    return tuple([value if asked else None for value, asked in zip(result, mask, strict=True)])
+    return tuple(value if asked else None for value, asked in zip(result, mask, strict=True))
 
 
 def _is_same_everywhere(op: OpSchema, args: Sequence[Any], kwargs: dict[str, Any], refs: Sequence[TensorRef]) -> bool:
-    """Whether an op that differs by device does not in this call."""
+    """Whether an op whose results differ by device gives the same on every device in this call."""
     if any(ref.geometry.dtype not in (torch.float32, torch.float64) for ref in refs):
         return False
     given = dict(zip(op.kwarg_kinds, args, strict=False)) | kwargs
-    return op.differs_only_in_half_precision or (op.differs_only_in_evaluation and bool(given["training"]))
+    return op.differs_only_in_half or (op.differs_in_evaluation and bool(given["training"]))
 
 
 def infer_result(
     op: OpSchema, args: tuple[Any, ...], kwargs: dict[str, Any], refs: list[TensorRef], on_cpu: bool
 ) -> tuple[Any, bool]:
-    """What the op returns for tensors without bytes, and whether it resized a tensor it writes to. Raises Unknown where
-    its kernel might do otherwise; `on_cpu` if that is the kernel that this process has too."""
+    """The result of an op for tensors without bytes, and whether it resized a tensor it writes to. Raises Unknown where
+    its kernel may give another result; `on_cpu`: the workers have the same kernels as this process."""
     metas = _Metas(refs, op)
     meta_args = [metas.argument(kind, value) for kind, value in zip(op.kinds, args, strict=False)]
     meta_kwargs = {name: metas.argument(op.kwarg_kinds[name], value) for name, value in kwargs.items()}
@@ -155,9 +156,9 @@ def infer_result(
     if "device" in op.kwarg_kinds and not refs:
         meta_kwargs["device"] = torch.device("meta")
     try:
-        own = SHAPES.get(op.name)
-        result = infer(op.func, meta_args, meta_kwargs) if own is None else own(*meta_args, **meta_kwargs)
-        check(op, meta_args, meta_kwargs, result, on_cpu)
+        own = SHAPE_FUNCTIONS.get(op.name)
+        result = run_shape_function(op.func, meta_args, meta_kwargs) if own is None else own(*meta_args, **meta_kwargs)
+        check_arguments(op, meta_args, meta_kwargs, result, on_cpu)
     except Exception as error:
         raise Unknown from error
     resized = any(geometry_of(meta) is not geometry for meta, geometry in metas.written)
@@ -165,10 +166,10 @@ def infer_result(
 
 
 class _Metas:
-    """The arguments of a call with tensors without bytes in position of its own; `written` are those that the op writes
-    to, with their geometries. Conjugation and negation that are lazy are carried out first, which copies, but for ops
-    that make views and those whose kernels do it. A class and not a nested function: a function that calls itself is a
-    reference cycle, which would keep the call's tensors until the next collection."""
+    """The arguments of a call with tensors without bytes in place of GT tensors; `written` are those that the op writes
+    to, with their geometries. Lazily conjugated or negated operands are copied first, as torch copies them, except for
+    ops that make views and those with kernels for lazy operands. A class and not a nested function: a function that
+    calls itself is a reference cycle, which would keep the call's tensors until the next collection."""
 
     def __init__(self, refs: list[TensorRef], op: OpSchema) -> None:
         self.written: list[tuple[torch.Tensor, Geometry]] = []
@@ -192,7 +193,7 @@ class _Metas:
         return meta
 
     def _lazy(self, meta: torch.Tensor, ops: Sequence[str]) -> torch.Tensor:
-        taken = all(has_kernel(self._op.func, _KEYS[op]) for op in ops)
+        taken = all(has_kernel(self._op.func, _LAZY_KEYS[op]) for op in ops)
         if not (taken or self._op.aliases):
             return meta.clone()
         meta = meta.conj() if CONJUGATE in ops else meta
@@ -204,7 +205,7 @@ def _as_results(op: OpSchema, result: Any) -> list[Any]:
 
 
 def _fresh_geometry(tensor: torch.Tensor) -> Geometry:
-    """A new tensor starts its own storage, whatever torch's shape function cut it from."""
+    """The geometry of a new tensor, which has a storage of its own even where torch's shape function gave a view."""
     if tensor.layout is not torch.strided:
         raise Unknown
     return intern_geometry(tensor.shape, tensor.stride(), 0, tensor.dtype)
@@ -213,13 +214,11 @@ def _fresh_geometry(tensor: torch.Tensor) -> Geometry:
 def _view_call(op: OpSchema, template: CallTemplate, ref: TensorRef, result: Any) -> ViewCall:
     source = ref.geometry
     several = isinstance(result, list | tuple)
-    outputs = tuple([geometry_of(view) for view in (result if several else [result])])
-    metas = tuple([output.meta() for output in outputs])
+    outputs = tuple(geometry_of(view) for view in (result if several else [result]))
+    metas = tuple(output.meta() for output in outputs)
     steps = tuple(
-        [
-            ViewStep(op.name, template.args[1:], template.kwargs, pick if several else None, None, metas)
-            for pick in range(len(outputs))
-        ]
+        ViewStep(op.name, template.args[1:], template.kwargs, pick if several else None, None, metas)
+        for pick in range(len(outputs))
     )
     same = not several and outputs[0] is source and not op.reinterprets
     strided = not op.reinterprets and all(output.dtype is source.dtype for output in outputs)
@@ -236,20 +235,20 @@ def _rebuild(result: Any, leaves: list[Any], spec: Any) -> Rebuild:
 
 
 def _with_gaps(leaves: Sequence[object], values: Sequence[Any]) -> list[Any]:
-    """Values in the positions where there is something, None in the others."""
+    """Values in the positions of leaves, None in the positions of None."""
     remaining = iter(values)
     return [None if leaf is None else next(remaining) for leaf in leaves]
 
 
 def _structure(op: OpSchema) -> Rebuild:
-    """How the flat results of a query become what the op returns."""
+    """Makes the result of an op of the flat results of a query."""
     if op.returns_list:
         return lambda values: [values]
     return list
 
 
 def _returned(op: OpSchema, restore: Rebuild) -> Returned:
-    """Results in the schema's order, where those that are written arguments are the caller's own objects."""
+    """Makes the results in the schema's order; a result that is a written argument is the caller's own object."""
     names = [argument.name for argument in schema_of(op.func).arguments]
 
     def returned(values: list[Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -262,8 +261,8 @@ def _returned(op: OpSchema, restore: Rebuild) -> Returned:
 
 
 class CallTemplate:
-    """The arguments of a call in wire form, with positions for its tensors and changing scalars. Built in the order in
-    which the door sorts arguments, so that the n-th position is the n-th tensor or number of every such call."""
+    """The arguments of a call in wire form, with placeholders for its tensors and scalars, numbered in the order in
+    which `dispatch` sorts arguments: the n-th placeholder is the n-th tensor or scalar of every such call."""
 
     def __init__(
         self,
@@ -271,14 +270,14 @@ class CallTemplate:
         args: tuple[Any, ...],
         kwargs: dict[str, Any],
         refs: Sequence[TensorRef] = (),
-        layout: PlacedAs | None = None,
+        layout: Layout | None = None,
     ) -> None:
         self._layout = layout
         self._tensors = 0
         self._scalars = 0
         self._written: list[int] = []
         pairs = zip(op.kinds, args, strict=False)
-        self.args: tuple[Arg, ...] = tuple([self._argument(kind, value) for kind, value in pairs])
+        self.args: tuple[Arg, ...] = tuple(self._argument(kind, value) for kind, value in pairs)
         kinds = op.kwarg_kinds
         self.kwargs: dict[str, Arg] = {
             name: self._argument(kinds[name], value)
@@ -287,13 +286,13 @@ class CallTemplate:
         }
         if "device" in kinds and "device" not in kwargs and self._tensors == 0:
             self.kwargs["device"] = WorkerDevice()
-        self.paths = tuple([ref.path.steps if ref.path is not None else () for ref in refs])
+        self.paths = tuple(ref.path.steps if ref.path is not None else () for ref in refs)
         first_of = {id(refs[position].storage): position for position in reversed(self._written)}
         self.writes = tuple(reversed(first_of.values()))  # one input for each storage that is written
 
     def signature(self, op: OpSchema, outputs: Sequence[Geometry | None]) -> Signature:
-        metas = tuple([output.meta() for output in outputs if output is not None])
-        positions = tuple([position for position, output in enumerate(outputs) if output is not None])
+        metas = tuple(output.meta() for output in outputs if output is not None)
+        positions = tuple(position for position, output in enumerate(outputs) if output is not None)
         floating = dtype_name(torch.get_default_dtype())
         spec = self._layout.spec(metas[0]) if self._layout is not None and metas else None
         return Signature(
@@ -313,29 +312,29 @@ class CallTemplate:
     def _argument(self, kind: Kind, value: Any) -> Arg:
         if kind in _LIST_KINDS and value is not None:
             inner = Kind.TENSOR if kind is Kind.TENSORS else Kind.TARGET
-            return ListArg(tuple([self._argument(inner, item) for item in value]))
+            return ListArg(tuple(self._argument(inner, item) for item in value))
         if isinstance(value, torch.Tensor):
             if kind is Kind.TARGET:
                 self._written.append(self._tensors)
             self._tensors += 1
             return Input(self._tensors - 1)
         if kind is Kind.SCALARS and value is not None:
-            return ListArg(tuple([self._scalar() for _ in value]))
+            return ListArg(tuple(self._scalar() for _ in value))
         if kind in (Kind.SCALAR, Kind.TENSOR) and type(value) in (float, int, bool):
             return self._scalar()
-        return WorkerDevice() if kind is Kind.DEVICE else None if kind is Kind.GENERATOR else literal(value)
+        return WorkerDevice() if kind is Kind.DEVICE else None if kind is Kind.GENERATOR else to_wire(value)
 
     def _scalar(self) -> Scalar:
         self._scalars += 1
         return Scalar(self._scalars - 1)
 
 
-def literal(value: Any) -> Arg:
+def to_wire(value: Any) -> Arg:
     """A constant argument in wire form."""
     if value is None or isinstance(value, bool | int | float | str):
         return value
     if isinstance(value, list | tuple):
-        return ListArg(tuple([literal(item) for item in value]))
+        return ListArg(tuple(to_wire(item) for item in value))
     if isinstance(value, torch.dtype):
         return DType(dtype_name(value))
     if isinstance(value, torch.layout):

@@ -1,4 +1,4 @@
-"""Where tensors lie: meshes of the workers that are there, and what each of them holds of a tensor."""
+"""Layouts of tensors: `gt.mesh`, the layout of a tensor, and the part of it that each worker holds."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from gt.sharding.spec import DeviceMesh, ShardingSpec, local_box
 
 
 class LocalShard(NamedTuple):
-    """What one worker holds of a tensor: which part, its shape, and its bytes."""
+    """The part of a tensor that one worker holds."""
 
     slice: tuple[slice, ...]
     shape: Shape
@@ -26,34 +26,34 @@ class LocalShard(NamedTuple):
 def mesh(
     shape: int | Sequence[int], axis_names: Sequence[str] = (), workers: Sequence[int] = (), name: str = ""
 ) -> DeviceMesh:
-    """A grid of workers: `gt.mesh((2, 4), ("dp", "tp"))`. Without `workers` it takes the first ones that are there."""
+    """A grid of workers: `gt.mesh((2, 4), ("dp", "tp"))`. Without `workers` it takes the first connected ones."""
     sizes = [shape] if isinstance(shape, int) else list(shape)
-    there = [info.worker for info in sessions.current().workers]
+    connected = [info.worker for info in sessions.current().workers]
     count = math.prod(sizes)
-    chosen = list(workers) or there[: max(count, 0)]
-    missing = [worker for worker in chosen if worker not in there]
-    if missing or (not workers and len(there) < count):
+    chosen = list(workers) or connected[: max(count, 0)]
+    missing = [worker for worker in chosen if worker not in connected]
+    if missing or (not workers and len(connected) < count):
         asked = f"workers {missing}" if missing else f"{count} workers"
         enough = max([count, *[worker + 1 for worker in missing]])
         raise LayoutError(
-            f"a mesh of shape {tuple(sizes)} needs {asked}, and there are {there}; "
+            f"a mesh of shape {tuple(sizes)} needs {asked}, and there are {connected}; "
             f"start more with gt.init(workers={enough}) or GT_WORKERS={enough}"
         )
     return DeviceMesh(sizes, axis_names, chosen, name)
 
 
-def spec_of_ref(ref: TensorRef) -> ShardingSpec:
-    """How a tensor is laid out; asks the dispatcher."""
+def read_layout(ref: TensorRef) -> ShardingSpec:
+    """The layout of a tensor, which the dispatcher is asked for."""
     return ref.session.locate(ref)
 
 
-def shards_of_ref(ref: TensorRef) -> dict[int, LocalShard]:
-    """By worker, what it holds."""
-    spec, geometry = spec_of_ref(ref), ref.geometry
+def read_shards(ref: TensorRef) -> dict[int, LocalShard]:
+    """The part of a tensor that each worker holds."""
+    spec, geometry = read_layout(ref), ref.geometry
     held = {worker: local_box(spec, tuple(geometry.shape), worker) for worker in spec.mesh.workers}
     return {
         worker: LocalShard(
-            tuple([slice(*interval) for interval in box]), box_shape(box), box_elements(box) * geometry.dtype.itemsize
+            tuple(slice(*interval) for interval in box), box_shape(box), box_elements(box) * geometry.dtype.itemsize
         )
         for worker, box in held.items()
     }

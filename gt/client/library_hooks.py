@@ -1,4 +1,4 @@
-"""What other libraries need to save and load GT tensors."""
+"""Hooks into safetensors and transformers, which save and load GT tensors."""
 
 from __future__ import annotations
 
@@ -13,17 +13,17 @@ _READERS = {"safetensors.torch": ("_to_ndarray", "_tobytes")}
 
 
 def let_libraries_read(tensor_type: Any) -> None:
-    """Have loaded libraries read copies of GT tensors. Called when a library asks for the storage of a tensor, which
-    safetensors does for each one that it is about to write, so that neither library has to be imported first."""
+    """Make safetensors, where it is loaded, read copies of GT tensors. Called when the storage of a tensor is asked
+    for, which safetensors does before it writes a tensor, so that the order of imports does not matter."""
     for module_name, names in _READERS.items():
         module = sys.modules.get(module_name)
         for name in names if module is not None else ():
             read = getattr(module, name, None)
             if read is not None and not hasattr(read, "reads_gt"):
-                setattr(module, name, _of_copies(read, tensor_type))
+                setattr(module, name, _reading_copies(read, tensor_type))
 
 
-def _of_copies(read: Callable[..., Any], tensor_type: Any) -> Callable[..., Any]:
+def _reading_copies(read: Callable[..., Any], tensor_type: Any) -> Callable[..., Any]:
     @functools.wraps(read)
     def read_copy(tensor: Any, *args: Any) -> Any:
         return read(tensor.detach().cpu() if isinstance(tensor, tensor_type) else tensor, *args)
@@ -33,8 +33,8 @@ def _of_copies(read: Callable[..., Any], tensor_type: Any) -> Callable[..., Any]
 
 
 class LoadOneByOne:
-    """Inside, `from_pretrained` of transformers reads a weight from its file when it is the next to be moved to GT.
-    Its threads would read ahead, until the whole model is in this process."""
+    """Inside, `from_pretrained` of transformers reads each weight from its file when it is moved to GT. Its threads
+    would read ahead, until the whole model is in this process."""
 
     _SETTING = "HF_DEACTIVATE_ASYNC_LOAD"
 

@@ -1,5 +1,5 @@
-"""The `model` section of a configuration, applied to a module: its parameters are laid out and its parts run in scopes,
-by their names alone."""
+"""Applies the `model` section of a configuration to a module: lays out its parameters and runs its parts in scopes, by
+their names."""
 
 from __future__ import annotations
 
@@ -27,8 +27,8 @@ log = logging.getLogger("gt.signals")
 _hooks: WeakKeyDictionary[torch.nn.Module, list[Any]] = WeakKeyDictionary()
 
 
-def apply_plan(module: torch.nn.Module) -> None:
-    """Lay out a module whose tensors are on GT as the configuration says, if it says anything about models."""
+def apply_model_config(module: torch.nn.Module) -> None:
+    """Lay out a module whose tensors are on GT, and hook its parts, if the configuration has a `model` section."""
     config = registry.current().model
     _unhook(module)
     if config is None:
@@ -43,7 +43,8 @@ def apply_plan(module: torch.nn.Module) -> None:
 
 
 def _lay_out(module: torch.nn.Module, config: ModelConfig) -> None:
-    """With a mesh, everything lies on it: cut as its name says, or else whole on each worker."""
+    """Where the section has a mesh, every tensor is laid out on it: as its pattern says, or else whole on each
+    worker."""
     mesh = _mesh(config)
     if mesh is None:
         return
@@ -65,12 +66,12 @@ def _lay_out(module: torch.nn.Module, config: ModelConfig) -> None:
 def _mesh(config: ModelConfig) -> DeviceMesh | None:
     if config.mesh is None and config.workers is None:
         return None
-    there = [info.worker for info in sessions.current().workers]
-    return resolve_mesh(config.mesh, config.workers, there, f"{at(config.source)}model")
+    connected = [info.worker for info in sessions.current().workers]
+    return resolve_mesh(config.mesh, config.workers, connected, f"{at(config.source)}model")
 
 
-def place(tensor: Tensor, name: str) -> None:
-    """Lay out one parameter or buffer as the configuration says, by its name in the whole model."""
+def lay_out_tensor(tensor: Tensor, name: str) -> None:
+    """Lay out one parameter or buffer by its name in the whole model."""
     config = registry.current().model
     mesh = None if config is None or sessions.current().embedded else _mesh(config)
     if config is not None and mesh is not None:
@@ -80,8 +81,8 @@ def place(tensor: Tensor, name: str) -> None:
 
 
 def _tensors(module: torch.nn.Module) -> Iterator[tuple[list[str], list[Tensor]]]:
-    """The names of all distinct parameters and buffers with their handles, which are several where these share their
-    data. What has no shape yet is left out."""
+    """The names and handles of each distinct parameter and buffer, several where they share data. Those of lazy modules
+    that have no shape yet are left out."""
     named: dict[int, tuple[list[str], dict[int, Tensor]]] = {}
     pairs: Iterable[tuple[str, Any]] = [
         *module.named_parameters(remove_duplicate=False),
@@ -118,16 +119,16 @@ def _spec(config: ModelConfig, mesh: DeviceMesh, names: Sequence[str], tensor: T
 # Modules
 
 
-class _Enter:
-    """A hook that runs a module in a scope, unless a module around it does already. The scope is left by `leave`, even
-    if the module raises."""
+class _ScopeHook:
+    """A hook that enters a scope before a module runs, unless an enclosing module has entered it. `leave` is called
+    even if the module raises."""
 
     def __init__(self, signal: str) -> None:
         self.signal = signal
 
     def __call__(self, module: torch.nn.Module, args: Any) -> None:
         frame = scopes.top()
-        if frame is not None and isinstance(frame.owner, _Enter) and frame.owner.signal == self.signal:
+        if frame is not None and isinstance(frame.owner, _ScopeHook) and frame.owner.signal == self.signal:
             return
         sessions.enter_scope(self.signal, owner=self)
 
@@ -145,7 +146,7 @@ def _hook(module: torch.nn.Module, config: ModelConfig) -> None:
             raise SignalError(
                 f"{at(entry.source)}{entry.signal!r} is not a configured signal; {nearest(entry.signal, known)}"
             )
-        scope = _Enter(entry.signal)
+        scope = _ScopeHook(entry.signal)
         _hooks[part] = [
             part.register_forward_pre_hook(scope, prepend=True),
             part.register_forward_hook(scope.leave, always_call=True),
@@ -159,7 +160,7 @@ def _unhook(module: torch.nn.Module) -> None:
 
 
 def _warn_of_unmatched(module: torch.nn.Module, config: ModelConfig) -> None:
-    """A pattern that matches nothing is most likely a mistake."""
+    """Warn of patterns that match nothing, most likely by mistake."""
     tensors = [name for names, _ in _tensors(module) for name in names]
     parts = [name for name, _ in module.named_modules()]
     used_specs = {entry.pattern for entry in map(config.spec_for, tensors) if entry is not None}

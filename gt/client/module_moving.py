@@ -1,4 +1,4 @@
-"""Modules that are moved to GT: what shares memory stays tied, and what has no shape yet gets one there."""
+"""Moves modules to GT: tensors that share memory stay tied, and parameters of lazy modules get their shapes later."""
 
 from __future__ import annotations
 
@@ -18,11 +18,10 @@ Module = TypeVar("Module", bound=torch.nn.Module)
 
 
 def move_module(module: Module) -> Module:
-    """Each distinct parameter and buffer is moved once; every place that held it holds the moved one. What shares
-    memory shares it on GT."""
+    """Move each distinct parameter and buffer of a module once, in place. Tensors that share memory share it on GT."""
     tables = [table for owner in module.modules() for table in (own_parameters(owner), own_buffers(owner))]
     values = {id(value): value for table in tables for value in table.values() if value is not None}
-    data = _moved_together([value for value in values.values() if _shares(value)])
+    data = _move_shared([value for value in values.values() if _may_share(value)])
     moved = {ident: move_tensor(value, data.get(ident)) for ident, value in values.items()}
     for table in tables:
         for name, value in table.items():
@@ -31,28 +30,28 @@ def move_module(module: Module) -> Module:
     return module
 
 
-def _shares(value: torch.Tensor) -> bool:
-    """Whether its memory may be that of others too."""
+def _may_share(value: torch.Tensor) -> bool:
+    """Whether a tensor may share its memory with others."""
     if isinstance(value, Tensor) or is_lazy(value):
         return False
     return value.layout is torch.strided and value.device.type == "cpu" and value.numel() > 0
 
 
-def _moved_together(values: Sequence[torch.Tensor]) -> dict[int, Tensor]:
-    """The data of plain tensors that share memory, by their id: one upload for each memory, and views of it."""
+def _move_shared(values: Sequence[torch.Tensor]) -> dict[int, Tensor]:
+    """The moved data of plain tensors that share memory, by id(): one upload for each region, and views of it."""
     storages: dict[tuple[int, torch.dtype], list[torch.Tensor]] = defaultdict(list)
     for value in values:
         storages[value.untyped_storage().data_ptr(), value.dtype].append(value)
     data: dict[int, Tensor] = {}
     for group in [group for parts in storages.values() for group in _overlapping(parts)]:
         if len(group) > 1:
-            memory = _Memory(group)
-            data |= {id(part): memory.part(part) for part in group}
+            region = _SharedRegion(group)
+            data |= {id(part): region.part(part) for part in group}
     return data
 
 
 def _overlapping(parts: Sequence[torch.Tensor]) -> Iterator[list[torch.Tensor]]:
-    """Tensors of one storage in groups that have no element in common: all weights of a file may be one storage."""
+    """Tensors of one storage in groups without common elements: all weights of a file may be one storage."""
     group: list[torch.Tensor] = []
     for part in sorted(parts, key=torch.Tensor.storage_offset):
         if group and part.storage_offset() >= max(map(_end, group)):
@@ -62,9 +61,9 @@ def _overlapping(parts: Sequence[torch.Tensor]) -> Iterator[list[torch.Tensor]]:
     yield group
 
 
-class _Memory:
-    """The memory of several plain tensors on GT: that of one of them, where the others lie within it, or from the first
-    to the last element."""
+class _SharedRegion:
+    """The memory of several plain tensors on GT: that of one of them, where it covers the others, or from the first to
+    the last element."""
 
     def __init__(self, parts: Sequence[torch.Tensor]) -> None:
         start, end = min(part.storage_offset() for part in parts), max(map(_end, parts))
@@ -75,20 +74,21 @@ class _Memory:
         self._parts = {(self._whole.shape, self._whole.stride(), 0): self._whole}
 
     def part(self, value: torch.Tensor) -> Tensor:
-        place = value.shape, value.stride(), value.storage_offset() - self._start
-        if place not in self._parts:
-            self._parts[place] = self._whole.as_strided(*place)  # type: ignore[assignment]
-        return self._parts[place].data  # type: ignore[no-any-return]
+        view = value.shape, value.stride(), value.storage_offset() - self._start
+        if view not in self._parts:
+            self._parts[view] = self._whole.as_strided(*view)  # type: ignore[assignment]
+        return self._parts[view].data  # type: ignore[no-any-return]
 
 
 def _end(tensor: torch.Tensor) -> int:
-    """Where the elements of a tensor end in its storage."""
+    """The offset in the storage after the last element of a tensor."""
     reach = sum((size - 1) * step for size, step in zip(tensor.shape, tensor.stride(), strict=True))
     return tensor.storage_offset() + reach + 1
 
 
 def move_tensor(value: torch.Tensor, data: Tensor | None = None) -> torch.Tensor:
-    """A parameter or buffer on GT, with its gradient and its attributes. `data`: where its data is already on GT."""
+    """A parameter or buffer on GT, with its gradient and its attributes. `data`: its data, where that is on GT
+    already."""
     if isinstance(value, Tensor):
         return value
     if is_lazy(value):
@@ -108,9 +108,9 @@ def move_tensor(value: torch.Tensor, data: Tensor | None = None) -> torch.Tensor
 
 
 class _Lazy:
-    """A parameter or buffer of a lazy module: its first input tells the shape, and then it becomes a tensor."""
+    """A parameter or buffer of a lazy module, which becomes a tensor when the first input gives its shape."""
 
-    __torch_dispatch__: Any = Tensor.__torch_dispatch__  # what ops give is never lazy
+    __torch_dispatch__: Any = Tensor.__torch_dispatch__  # results of ops are never lazy
     requires_grad: bool
     data: Any
 
@@ -122,13 +122,13 @@ class _Lazy:
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Any:
         if id(self) not in memo:
-            memo[id(self)] = self._again()
+            memo[id(self)] = self._copy()
         return memo[id(self)]
 
     def __copy__(self) -> Any:
-        return self._again()
+        return self._copy()
 
-    def _again(self) -> Any:
+    def _copy(self) -> Any:
         function, arguments = self.__reduce_ex__(2)
         return function(*arguments)
 
@@ -144,7 +144,7 @@ class _LazyParameter(_Lazy, UninitializedParameter, Tensor):
 class _LazyBuffer(_Lazy, UninitializedBuffer, Tensor):
     @classmethod
     def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        """A module whose dtype changes takes what this gives as its buffer."""
+        """A module whose dtype changes takes the result as its buffer, so it must be lazy too."""
         result = super().__torch_function__(func, types, args, kwargs)
         if type(result) is Tensor:
             result.__dict__.update(args[0].__dict__)

@@ -1,6 +1,6 @@
-"""Functions of torch that libraries call with NumPy's arguments, where they know a tensor by the name of its module.
+"""`gt.tensordot` and `gt.transpose`, which also take NumPy's arguments.
 
-`opt_einsum` takes the functions of the package that a tensor's class is from.
+`opt_einsum` calls the functions of the package that a tensor's class is from, with those arguments.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What an aten overload's schema says about its arguments, read once per op."""
+"""`OpSchema`: the facts about an op overload that its dispatch needs, read from its schema once."""
 
 from __future__ import annotations
 
@@ -22,13 +22,13 @@ from gt.client.torch_patches.op_registry import (
 
 
 class Kind(Enum):
-    """How an argument takes part in the memo key."""
+    """How an argument takes part in a call and in its cache key."""
 
     TENSOR = "tensor"
     TENSORS = "tensors"
     TARGET = "target"  # a tensor that the op overwrites
     TARGETS = "targets"
-    COPIES = "copies"  # targets, and plain tensors whose copies are overwritten in their position
+    COPIES = "copies"  # targets; of plain tensors, copies are overwritten instead
     SCALAR = "scalar"  # the shapes do not depend on its value
     SCALARS = "scalars"
     CONSTANT = "constant"
@@ -55,30 +55,30 @@ _KINDS = {
     "Optional[Device]": Kind.DEVICE,
 }
 
-# Their output shape, or whether they are allowed at all, depends on the value of a number.
+# Ops whose output shape, or whether they are allowed at all, depends on the value of a scalar.
 _VALUE_MATTERS = {
     "aten::arange", "aten::range", "aten::pow", "aten::pow_", "aten::float_power", "aten::_foreach_pow",
     "aten::linalg_vector_norm", "aten::norm", "aten::dist",  # the order decides how shards are put together
     "aten::histc",  # equal ends of its bins mean those of all elements
 }  # fmt: skip
 
-# Arguments that these ops overwrite although their schema does not say so.
+# Arguments that ops overwrite although their schema does not declare it.
 _UNDECLARED_WRITES = {"aten::native_batch_norm": ("running_mean", "running_var")}
 
-# Lists that these ops do not overwrite although their schema says so. They may be of plain tensors, as the counts of
-# steps of an optimizer are.
-_UNTRUE_WRITES = {"aten::_fused_adagrad_": ("state_steps",)}
+# Lists that ops do not overwrite although their schema declares it. They may hold plain tensors, such as the step
+# counts of an optimizer.
+_FALSE_WRITES = {"aten::_fused_adagrad_": ("state_steps",)}
 
-# Their results differ by device in dtype or shape (the statistics of a norm, for example), and torch's shape functions
-# do not know which device the workers have: the first call asks.
+# Ops whose results differ by device in dtype or shape (the statistics of a norm, for example), while torch's shape
+# functions do not know the device of the workers: the first call is a query.
 _DEVICE_DEPENDENT = {
     "aten::native_layer_norm", "aten::native_group_norm", "aten::native_batch_norm", "aten::_native_batch_norm_legit",
     "aten::_native_batch_norm_legit_no_training", "aten::_batch_norm_with_update", "aten::_batch_norm_no_update",
     "aten::_embedding_bag", "aten::_embedding_bag_forward_only", "aten::mkldnn_rnn_layer",
 }  # fmt: skip
 
-# Of these, those that differ by device only in the dtype of statistics, and only in half precision; and those that do
-# so in evaluation too, where some devices give no statistics.
+# Among these, those that differ only in half precision, in the dtype of statistics; and those that differ in evaluation
+# too, where some devices give no statistics.
 _DEVICE_DEPENDENT_IN_HALF = {"aten::native_layer_norm", "aten::native_group_norm", "aten::_batch_norm_with_update"}
 _DEVICE_DEPENDENT_IN_EVALUATION = {"aten::native_batch_norm", "aten::_native_batch_norm_legit"}
 
@@ -87,23 +87,23 @@ class OpSchema:
     """One aten overload.
 
     - `aliases`: its results are views of its first argument
-    - `returns_python`: it gives Python values, which only a worker knows
-    - `needs_worker_shape`: its result must be learned from a worker, but in full precision where it
-      `differs_only_in_half_precision`, and in training too where it `differs_only_in_evaluation`
+    - `returns_python`: it returns Python values, which only a worker knows
+    - `needs_worker_shape`: its results differ by device, so that a worker must report their geometries. Not in full
+      precision where it `differs_only_in_half`; nor in training and full precision where it `differs_in_evaluation`
     - `is_special`: it is not simply an instruction
-    - `functional`: the same op without its writes, where it writes and there is one
-    - `leading`: how many of its first arguments are tensors that it only reads
-    - `mask`: the position of the argument that says which of its results are asked for, or -1
-    - `reshapes`: it changes the shape of its first argument in position
-    - `returned`: per result, the argument that it is
-    - `split`: it does the same to each tensor of a list, and this does it one by one
+    - `functional`: the op that computes the same without writing, for an op that writes, or ""
+    - `leading`: the number of its first arguments that are tensors it only reads
+    - `mask`: the position of the argument that selects which results are computed, or -1
+    - `reshapes`: it changes the shape of its first argument in place
+    - `returned`: for each result, the name of the written argument that it is, or None
+    - `split`: its implementation one tensor at a time, for an op on lists of tensors
     """
 
     __slots__ = (
         "aliases",
         "decomposition",
-        "differs_only_in_evaluation",
-        "differs_only_in_half_precision",
+        "differs_in_evaluation",
+        "differs_only_in_half",
         "func",
         "functional",
         "is_special",
@@ -137,17 +137,17 @@ class OpSchema:
         self.aliases = not self.writes and any(r.alias_info is not None for r in schema.returns)
         self.reshapes = torch.Tag.inplace_view in func.tags
         self.needs_worker_shape = schema.name in _DEVICE_DEPENDENT
-        self.differs_only_in_half_precision = schema.name in _DEVICE_DEPENDENT_IN_HALF
-        self.differs_only_in_evaluation = schema.name in _DEVICE_DEPENDENT_IN_EVALUATION
+        self.differs_only_in_half = schema.name in _DEVICE_DEPENDENT_IN_HALF
+        self.differs_in_evaluation = schema.name in _DEVICE_DEPENDENT_IN_EVALUATION
         self.reinterprets = self.name in REINTERPRETING
-        checks = not schema.returns and not self.writes  # what it does is to raise, which must not come later
-        self.returns_python = checks or any("Tensor" not in str(r.type) for r in schema.returns)
+        is_assertion = not schema.returns and not self.writes  # it must raise on the user's line
+        self.returns_python = is_assertion or any("Tensor" not in str(r.type) for r in schema.returns)
         self.returns_list = len(schema.returns) == 1 and str(schema.returns[0].type).startswith("List")
         self.returned = tuple(_returned_argument(schema, r) for r in schema.returns)
         self.random = torch.Tag.nondeterministic_seeded in func.tags
         self.functional = _functional(func) if self.writes else ""
         self.decomposition = _decomposition(func)
-        self.split = _explicit(func) if self.name.startswith("aten._foreach_") else None
+        self.split = _explicit_kernel(func) if self.name.startswith("aten._foreach_") else None
         self.is_special = special or self.reshapes or self.decomposition is not None or self.split is not None
 
 
@@ -158,7 +158,7 @@ def _kind(argument: Argument, op: str, undeclared_write: bool) -> Kind:
     if argument.name in ("pin_memory", "non_blocking"):
         return Kind.IGNORED
     written = undeclared_write or (argument.alias_info is not None and argument.alias_info.is_write)
-    if written and argument.name in _UNTRUE_WRITES.get(op, ()):
+    if written and argument.name in _FALSE_WRITES.get(op, ()):
         return Kind.COPIES
     if written and kind is Kind.TENSOR:
         return Kind.TARGET
@@ -168,7 +168,7 @@ def _kind(argument: Argument, op: str, undeclared_write: bool) -> Kind:
 
 
 def _mask(schema: FunctionSchema) -> int:
-    """The position of the argument of a backward op that has a bool for each of its results (`output_mask`)."""
+    """The position of a backward op's argument that has a bool for each result (`output_mask`)."""
     masks = [
         position
         for position, argument in enumerate(schema.arguments)
@@ -178,14 +178,14 @@ def _mask(schema: FunctionSchema) -> int:
 
 
 def _decomposition(func: OpOverload) -> Callable[..., Any] | None:
-    """How to run an op that is made of others: torch's composites, and whatever is not aten, which a worker would not
-    run, by its own implementation in terms of aten."""
+    """The implementation in terms of other ops: of torch's composites, and of ops of other libraries, which a worker
+    does not run."""
     if has_kernel(func, DispatchKey.CompositeImplicitAutograd):
         return func.decompose
-    return _explicit(func) if func.namespace != "aten" else None
+    return _explicit_kernel(func) if func.namespace != "aten" else None
 
 
-def _explicit(func: OpOverload) -> Callable[..., Any] | None:
+def _explicit_kernel(func: OpOverload) -> Callable[..., Any] | None:
     """Torch's implementation of an op in terms of others, where it has one."""
     if not has_kernel(func, DispatchKey.CompositeExplicitAutograd):
         return None
@@ -193,8 +193,8 @@ def _explicit(func: OpOverload) -> Callable[..., Any] | None:
 
 
 def _functional(func: OpOverload) -> str:
-    """The overload that computes what this one writes: of the same op, with the same arguments but `out=`. Where an op
-    writes to `out=` and to other arguments, none gives them in the order of the arguments."""
+    """The overload that returns what this one writes: of the same op, with the same arguments except `out=`. "" where
+    an op writes to `out=` and to other arguments, whose order no overload keeps."""
     schema = schema_of(func)
     written = [a for a in schema.arguments if a.alias_info is not None and a.alias_info.is_write]
     if not written:

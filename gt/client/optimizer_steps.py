@@ -1,5 +1,5 @@
-"""Steps of optimizers: the dispatcher is told where each begins and ends, and what the program itself holds of the
-state of an optimizer, such as counters, is remembered from before each."""
+"""Hooks around the steps of optimizers: they tell the dispatcher where each step begins and ends, and snapshot the part
+of an optimizer's state that is in this process, such as step counts."""
 
 from __future__ import annotations
 
@@ -20,17 +20,17 @@ from gt.client.session import Session
 from gt.core.ids import session_of
 from gt.core.messages import BeginStep, EndStep
 
-REMEMBERED = 1 << 15  # entries of an optimizer's state, of all steps together that are remembered
-FEWEST = 16  # steps that are remembered of every optimizer
-_KEPT_ELEMENTS = 1 << 12  # of a plain tensor; larger ones are not remembered
+MAX_ENTRIES = 1 << 15  # of an optimizer's state, in all its snapshots
+MIN_STEPS = 16  # kept for every optimizer, however large its state is
+_MAX_ELEMENTS = 1 << 12  # of a plain tensor in a snapshot
 
-ON_WORKERS, UNKNOWN = object(), object()  # in place of a value: a GT tensor; something that is not remembered
+ON_WORKERS, NOT_KEPT = object(), object()  # in a snapshot, in place of a GT tensor, and of a value that is not kept
 State: TypeAlias = dict[torch.Tensor, dict[str, Any]]
 
 
 class Step:
-    """`begin` and `end` are ids, which are given in the order of the program; `end` is 0 until the step has ended.
-    `state` is that of the optimizer before it."""
+    """`begin` and `end` are ids, which increase in program order; `end` is 0 until the step has ended. `state` is a
+    snapshot from before the step."""
 
     __slots__ = ("begin", "end", "state")
 
@@ -40,67 +40,67 @@ class Step:
         self.state = state
 
 
-class History:
-    """The last steps of an optimizer. `is_whole`: none was forgotten."""
+class StepHistory:
+    """The last steps of an optimizer. `is_complete`: none was dropped."""
 
     def __init__(self) -> None:
         self.steps: deque[Step] = deque()
-        self.is_whole = True
+        self.is_complete = True
         self._entries = 0
 
     def add(self, step: Step) -> None:
         self.steps.append(step)
         self._entries += 1 + len(step.state)
-        while len(self.steps) > FEWEST and self._entries > REMEMBERED:
+        while len(self.steps) > MIN_STEPS and self._entries > MAX_ENTRIES:
             self._entries -= 1 + len(self.steps.popleft().state)
-            self.is_whole = False
+            self.is_complete = False
 
-    def after(self, moment: int) -> Step | None:
-        """The first step that began after a moment."""
-        return next((step for step in self.steps if step.begin > moment), None)
+    def first_after(self, point: int) -> Step | None:
+        """The first step that began after a point of the program, which is an id."""
+        return next((step for step in self.steps if step.begin > point), None)
 
-    def knows(self, moment: int) -> bool:
-        """Whether no step that began after a moment is forgotten."""
-        return self.is_whole or moment >= self.steps[0].begin
+    def reaches(self, point: int) -> bool:
+        """Whether it has all steps that began after a point."""
+        return self.is_complete or point >= self.steps[0].begin
 
-    def forget_after(self, moment: int) -> None:
-        while self.steps and self.steps[-1].begin > moment:
+    def drop_after(self, point: int) -> None:
+        while self.steps and self.steps[-1].begin > point:
             self._entries -= 1 + len(self.steps.pop().state)
 
 
-_histories: WeakKeyDictionary[Optimizer, History] = WeakKeyDictionary()
+_histories: WeakKeyDictionary[Optimizer, StepHistory] = WeakKeyDictionary()
 
 
-def histories(session: Session, optimizers: Sequence[Optimizer]) -> list[History]:
-    """Of some optimizers, or of all where none is given, as far as they had steps in a session."""
+def histories(session: Session, optimizers: Sequence[Optimizer]) -> list[StepHistory]:
+    """The histories of some optimizers, or of all where none is given, that have steps in a session."""
     found = [_histories[optimizer] for optimizer in optimizers or list(_histories) if optimizer in _histories]
-    return [history for history in found if history.steps and _is_of(history.steps[-1], session)]
+    return [history for history in found if history.steps and _belongs_to(history.steps[-1], session)]
 
 
-def history_of(session: Session, optimizer: Optimizer) -> History | None:
+def history_of(session: Session, optimizer: Optimizer) -> StepHistory | None:
     return next(iter(histories(session, [optimizer])), None)
 
 
-def note_moment(session: Session, optimizers: Sequence[Optimizer]) -> None:
-    """The values of now are those to go back to, as at the end of a step."""
+def record_point(session: Session, optimizers: Sequence[Optimizer]) -> None:
+    """Make the present values ones to recover, as at the end of a step."""
     for optimizer in optimizers:
-        _add(session, optimizer, (), ())
+        _begin(session, optimizer, (), ())
     if not optimizers:
         _emit_begin(session, (), ())
     _end(session, optimizers)
 
 
-def _is_of(step: Step, session: Session) -> bool:
+def _belongs_to(step: Step, session: Session) -> bool:
     return session_of(step.begin) == session.welcome.ident
 
 
-def _add(
+def _begin(
     session: Session, optimizer: Optimizer, gradients: Sequence[torch.Tensor], parameters: Sequence[torch.Tensor]
 ) -> None:
     history = _histories.get(optimizer)
-    if history is None or (history.steps and not _is_of(history.steps[-1], session)):
-        history = _histories[optimizer] = History()
-    history.add(Step(_emit_begin(session, gradients, parameters), remembered(optimizer)))
+    if history is None or (history.steps and not _belongs_to(history.steps[-1], session)):
+        history = _histories[optimizer] = StepHistory()
+    history.add(Step(_emit_begin(session, gradients, parameters), snapshot(optimizer)))
 
 
 def _emit_begin(session: Session, gradients: Sequence[torch.Tensor], parameters: Sequence[torch.Tensor]) -> int:
@@ -118,27 +118,27 @@ def _end(session: Session, optimizers: Sequence[Optimizer]) -> None:
         _histories[optimizer].steps[-1].end = ended.step
 
 
-def remembered(optimizer: Optimizer) -> State:
-    """The state of an optimizer, but for GT tensors."""
+def snapshot(optimizer: Optimizer) -> State:
+    """A copy of an optimizer's state, without GT tensors."""
     return {
-        parameter: {name: _remembered(value) for name, value in entries.items()}
+        parameter: {name: _copy_of(value) for name, value in entries.items()}
         for parameter, entries in optimizer.state.items()
         if isinstance(entries, dict)
     }
 
 
-def _remembered(value: Any) -> Any:
+def _copy_of(value: Any) -> Any:
     if hasattr(value, "_ref"):
         return ON_WORKERS
     if isinstance(value, torch.Tensor):
         if value.numel() == 1:
             return value.item()
-        return value.detach().clone() if value.numel() <= _KEPT_ELEMENTS else UNKNOWN
-    return value if value is None or isinstance(value, int | float | str) else UNKNOWN
+        return value.detach().clone() if value.numel() <= _MAX_ELEMENTS else NOT_KEPT
+    return value if value is None or isinstance(value, int | float | str) else NOT_KEPT
 
 
-def put_back(optimizer: Optimizer, state: State) -> None:
-    """Give an optimizer the state that it had, but for GT tensors: what came since goes."""
+def restore_state(optimizer: Optimizer, state: State) -> None:
+    """Give an optimizer the state of a snapshot, without its GT tensors; entries that are not in it are deleted."""
     for parameter in [parameter for parameter in optimizer.state if parameter not in state]:
         del optimizer.state[parameter]
     for parameter, before in state.items():
@@ -156,7 +156,7 @@ def put_back(optimizer: Optimizer, state: State) -> None:
 
 
 def _session_of(optimizer: Optimizer) -> Session | None:
-    """The session in which an optimizer has tensors, if it has any."""
+    """The active session, if an optimizer has parameters on GT."""
     session = sessions.active
     if session is None or session.closed:
         return None
@@ -168,25 +168,27 @@ def _before_step(optimizer: Optimizer, args: tuple[Any, ...], kwargs: dict[str, 
     session = _session_of(optimizer)
     if session is None:
         return
-    has_closure = any(value is not None for value in (*args[1:], kwargs.get("closure")))  # computes gradients itself
+    has_closure = any(
+        value is not None for value in (*args[1:], kwargs.get("closure"))
+    )  # a closure computes gradients itself
     parameters = [tensor for group in optimizer.param_groups for tensor in group["params"] if not has_closure]
-    pairs = [(tensor.grad, tensor) for tensor in parameters if _is_ours(tensor) and _is_ours(tensor.grad)]
-    _add(session, optimizer, [gradient for gradient, _ in pairs], [tensor for _, tensor in pairs])
+    pairs = [(tensor.grad, tensor) for tensor in parameters if _is_on_gt(tensor) and _is_on_gt(tensor.grad)]
+    _begin(session, optimizer, [gradient for gradient, _ in pairs], [tensor for _, tensor in pairs])
 
 
 def _after_step(optimizer: Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
     session = _session_of(optimizer)
     history = _histories.get(optimizer)
-    if session is not None and history is not None and history.steps and _is_of(history.steps[-1], session):
+    if session is not None and history is not None and history.steps and _belongs_to(history.steps[-1], session):
         _end(session, [optimizer])
 
 
-def _is_ours(tensor: Any) -> bool:
+def _is_on_gt(tensor: Any) -> bool:
     ref = getattr(tensor, "_ref", None)
     return ref is not None and ref.session is sessions.active
 
 
-def follow_steps() -> None:
-    """From now on all optimizers tell of their steps."""
+def register_step_hooks() -> None:
+    """Follow the steps of all optimizers from now on."""
     register_optimizer_step_pre_hook(_before_step)
     register_optimizer_step_post_hook(_after_step)

@@ -1,4 +1,4 @@
-"""How a tensor shows itself: values where they are few, and always shape, dtype and where it is."""
+"""The `repr` of a tensor: its values or their edges, shape, dtype and layout."""
 
 from __future__ import annotations
 
@@ -12,19 +12,19 @@ SHOWN_ELEMENTS = 1000
 
 
 def describe(tensor: torch.Tensor, values: torch.Tensor | None, spec: ShardingSpec) -> str:
-    """`values` is the value, or a corner of it where the whole is too much to move, or None where it has none."""
-    facts = [f"shape={tuple(tensor.shape)}", f"dtype={tensor.dtype}", f"on={placement(spec)}"]
+    """`values`: the value, or its edges where it is too large to read, or None where it has none."""
+    facts = [f"shape={tuple(tensor.shape)}", f"dtype={tensor.dtype}", f"on={describe_layout(spec)}"]
     if tensor.requires_grad:
         facts.append("requires_grad=True" if tensor.grad_fn is None else f"grad_fn=<{tensor.grad_fn.name()}>")
     name = "gt.Parameter" if is_parameter(tensor) else "gt.Tensor"
     if values is None or values.numel() == 0:
         return f"{name}([], {', '.join(facts)})"
-    threshold = SHOWN_ELEMENTS if values.numel() == tensor.numel() else 0  # a corner is always shown with dots
+    threshold = SHOWN_ELEMENTS if values.numel() == tensor.numel() else 0  # edges are always shown with dots
     text = format_values(values, threshold, len(name) + 1)
     return f"{name}({text}, {', '.join(facts)})"
 
 
-def placement(spec: ShardingSpec) -> str:
+def describe_layout(spec: ShardingSpec) -> str:
     workers = spec.mesh.workers
     if len(workers) == 1:
         return f"worker {workers[0]}"
@@ -33,8 +33,8 @@ def placement(spec: ShardingSpec) -> str:
     return f"mesh {spec.mesh} as [{spec}]"
 
 
-def corner(tensor: torch.Tensor) -> torch.Tensor:
-    """What printing a large tensor shows of it: its edges, so that only these are moved."""
+def edges(tensor: torch.Tensor) -> torch.Tensor:
+    """The edges of a large tensor that printing shows, so that only these are read."""
     edge = edge_items()
     for dim, size in enumerate(tensor.shape):
         if size > 2 * edge:

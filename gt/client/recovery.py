@@ -1,4 +1,4 @@
-"""After a failure: tensors get back the values that they had at one moment of the program."""
+"""`gt.recover`: after a failure, restores tensors to the values that they had at one point of the program."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from torch.optim.optimizer import Optimizer
 from gt.client import optimizer_steps
 from gt.client.call_cache import wrap
 from gt.client.factory_mode import FactoryMode
-from gt.client.optimizer_steps import ON_WORKERS, UNKNOWN, History, Step
+from gt.client.optimizer_steps import NOT_KEPT, ON_WORKERS, Step, StepHistory
 from gt.client.session import Session
 from gt.client.storage import Storage
 from gt.client.tensor import Tensor
@@ -20,101 +20,104 @@ from gt.core.errors import GTError, RecoveryError, WorkerLost
 from gt.core.messages import CURRENT, FORMER, KEPT, Span
 from gt.core.meta import contiguous_strides
 
-_NAMED = 8  # tensors that an error names
+_MAX_NAMES = 8  # tensors that an error names
 
 
-class Owner(NamedTuple):
-    """The entry of an optimizer's state that is a tensor."""
+class StateEntry(NamedTuple):
+    """An entry of an optimizer's state."""
 
     optimizer: Optimizer
     parameter: torch.Tensor
     name: str
 
 
-class Target(NamedTuple):
-    """A tensor to bring back, and the values of it that can be had. `owner`: where it is found, if in an optimizer."""
+class RecoveryTarget(NamedTuple):
+    """A tensor to restore, and the span of its values that can be read. `entry`: the entry of an optimizer's state that
+    it is, if any."""
 
     name: str
     storage: Storage
     span: Span
     is_parameter: bool
-    owner: Owner | None
+    entry: StateEntry | None
 
-    def version(self, moment: int) -> int | None:
-        """Which of the values is that of a moment of the program."""
+    def version(self, point: int) -> int | None:
+        """The version of the value that it had at a point of the program, or None if that cannot be read."""
         span = self.span
-        if span.since and span.since <= moment and (not span.until or moment < span.until):
+        if span.since and span.since <= point and (not span.until or point < span.until):
             return FORMER
-        return KEPT if span.kept_since and span.kept_since <= moment < span.kept_until else None
+        return KEPT if span.kept_since and span.kept_since <= point < span.kept_until else None
 
 
-class Moment(NamedTuple):
-    """A moment of the program that tensors may go back to: what has to be brought back for it, what cannot be, and the
-    first step after it of each optimizer."""
+class RecoveryPoint(NamedTuple):
+    """A point of the program to go back to, which is an id: the versions of tensors to restore, the names of values
+    that cannot be restored, and the first step of each optimizer after it."""
 
     at: int
-    versions: list[tuple[Target, int]]
+    versions: list[tuple[RecoveryTarget, int]]
     missing: list[str]
     after: list[tuple[Optimizer, Step]]
 
 
 def recover(*targets: torch.Tensor | torch.nn.Module | Optimizer) -> None:
-    """Give tensors back the values that they had at the end of a step, where a later step has failed: an op of it
-    failed, or a worker was lost. All of them are of the same step, or RecoveryError is raised and nothing has changed.
+    """Restore tensors to the values that they had at the end of a step, where a later step has failed: an op of it
+    failed, or a worker was lost. All values are of the same step, or RecoveryError is raised and nothing has changed.
 
     Takes tensors, modules (parameters and buffers) and optimizers (parameters and state, with counters). Where no
-    optimizer has done a step, all values are of one moment of the program. Every value is read, and laid out anew over
-    the workers that are there.
+    optimizer has done a step, all values are of one point of the program. Every value is read, and laid out anew over
+    the connected workers.
     """
     optimizers = [target for target in targets if isinstance(target, Optimizer)]
-    found: dict[int, tuple[str, Storage, Owner | None]] = {}
-    for name, storage, owner in [entry for target in targets for entry in _tensors(target)]:
-        found.setdefault(id(storage), (name, storage, owner))  # a parameter of a module has its name there
+    found: dict[int, tuple[str, Storage, StateEntry | None]] = {}
+    for name, storage, entry in [named for target in targets for named in _tensors(target)]:
+        found.setdefault(id(storage), (name, storage, entry))  # under its name in a module, if that comes first
     for session in {storage.session for _, storage, _ in found.values()}:
-        with contextlib.suppress(WorkerLost):  # so that the dispatcher knows who is gone
+        with contextlib.suppress(WorkerLost):  # so that the dispatcher has noted lost workers
             session.wait_for_work()
         spans = session.read_versions([storage for _, storage, _ in found.values()])
         parameters = {id(storage) for target in targets for storage in _parameters(target)}
         known = [
-            Target(name, storage, span, id(storage) in parameters, owner)
-            for (name, storage, owner), span in zip(found.values(), spans, strict=True)
+            RecoveryTarget(name, storage, span, id(storage) in parameters, entry)
+            for (name, storage, entry), span in zip(found.values(), spans, strict=True)
         ]
-        _go_back(session, known, optimizers)
+        _recover_session(session, known, optimizers)
 
 
-def _go_back(session: Session, targets: Sequence[Target], optimizers: Sequence[Optimizer]) -> None:
-    moment = _last_moment(session, targets, optimizers)
+def _recover_session(session: Session, targets: Sequence[RecoveryTarget], optimizers: Sequence[Optimizer]) -> None:
+    point = _last_point(session, targets, optimizers)
     try:
-        values = [(target.storage, session.fetch(target.storage, version)) for target, version in moment.versions]
+        values = [(target.storage, session.fetch(target.storage, version)) for target, version in point.versions]
     except GTError as error:
         raise RecoveryError(f"gt.recover cannot read what it would bring back; load a checkpoint. {error}") from error
     for storage, value in values:
-        _put_back(storage, value)
-    for optimizer, step in moment.after:
-        optimizer_steps.put_back(optimizer, step.state)
+        _restore(storage, value)
+    for optimizer, step in point.after:
+        optimizer_steps.restore_state(optimizer, step.state)
     past = optimizer_steps.histories(session, optimizers)
     for history in past:
-        history.forget_after(moment.at)
+        history.drop_after(point.at)
     if past:
-        optimizer_steps.note_moment(session, optimizers)
+        optimizer_steps.record_point(session, optimizers)
 
 
-# Moments
+# Points
 
 
-def _last_moment(session: Session, targets: Sequence[Target], optimizers: Sequence[Optimizer]) -> Moment:
-    """The last moment whose values can all be had. Raises RecoveryError where there is none."""
+def _last_point(session: Session, targets: Sequence[RecoveryTarget], optimizers: Sequence[Optimizer]) -> RecoveryPoint:
+    """The last point whose values can all be read. Raises RecoveryError where there is none."""
     histories = optimizer_steps.histories(session, optimizers)
-    tried = [_moment(session, at, targets, optimizers) for at in _moments(session, targets, histories)]
-    found = next((moment for moment in tried if not moment.missing), None)
+    points = [_point_at(session, at, targets, optimizers) for at in _candidates(session, targets, histories)]
+    found = next((point for point in points if not point.missing), None)
     if found is not None:
         return found
-    nearest = min(tried, key=lambda moment: len(moment.missing), default=Moment(0, [], [t.name for t in targets], []))
+    nearest = min(
+        points, key=lambda point: len(point.missing), default=RecoveryPoint(0, [], [t.name for t in targets], [])
+    )
     raise RecoveryError(_explanation(nearest.missing, len(targets))) from _cause(session, targets)
 
 
-def _moments(session: Session, targets: Sequence[Target], histories: Sequence[History]) -> list[int]:
-    """Moments at which no step was under way, the last one first: now, the ends of steps, and before the first step."""
+def _candidates(session: Session, targets: Sequence[RecoveryTarget], histories: Sequence[StepHistory]) -> list[int]:
+    """Points at which no step was running, the last one first: now, the ends of steps, and before the first step."""
     spans = [target.span for target in targets]
     since = max([span.since for span in spans], default=0)
     if not histories or len(targets) == 1:
@@ -122,69 +125,76 @@ def _moments(session: Session, targets: Sequence[Target], histories: Sequence[Hi
     ends = [step.end for history in histories for step in history.steps if step.end]
     if all(history.steps[-1].end for history in histories):
         ends.append(next(session.ids))
-    if all(history.is_whole for history in histories):
-        # Parameters and state have had their values since before the first step, if they have them still.
+    if all(history.is_complete for history in histories):
+        # The values from before the first step are still the latest ones of parameters and state that have any.
         first = min([history.steps[0].begin for history in histories])
-        there = [target.span.since for target in targets if target.is_parameter or _is_older(target, histories)]
-        start = max(there, default=first)
+        starts = [target.span.since for target in targets if target.is_parameter or _precedes_steps(target, histories)]
+        start = max(starts, default=first)
         ends += [start] if start < first else []
     return sorted(ends, reverse=True)
 
 
-def _moment(session: Session, at: int, targets: Sequence[Target], optimizers: Sequence[Optimizer]) -> Moment:
+def _point_at(
+    session: Session, at: int, targets: Sequence[RecoveryTarget], optimizers: Sequence[Optimizer]
+) -> RecoveryPoint:
     after: list[tuple[Optimizer, Step]] = []
     missing: list[str] = []
     for optimizer in optimizers:
         history = optimizer_steps.history_of(session, optimizer)
-        step = history.after(at) if history is not None else None
+        step = history.first_after(at) if history is not None else None
         if step is not None:
             after.append((optimizer, step))
-            missing += [f"state {name!r}" for name in _changed(optimizer, step)]
-        if history is not None and not history.knows(at):
+            missing += [f"state {name!r}" for name in _lost_entries(optimizer, step)]
+        if history is not None and not history.reaches(at):
             missing.append(f"the state of {type(optimizer).__name__} so many steps ago")
-    there = [target for target in targets if _is_there(target, after)]
-    versions = [(target, version) for target in there if (version := target.version(at)) is not None]
-    had = {id(target.storage) for target, _ in versions}
-    return Moment(at, versions, missing + [target.name for target in there if id(target.storage) not in had], after)
-
-
-def _is_older(target: Target, histories: Sequence[History]) -> bool:
-    """Whether a tensor is of the state that optimizers had before their first step."""
-    owner = target.owner
-    return owner is not None and any(
-        owner.name in history.steps[0].state.get(owner.parameter, {}) for history in histories
+    existing = [target for target in targets if _existed(target, after)]
+    versions = [(target, version) for target in existing if (version := target.version(at)) is not None]
+    readable = {id(target.storage) for target, _ in versions}
+    return RecoveryPoint(
+        at, versions, missing + [target.name for target in existing if id(target.storage) not in readable], after
     )
 
 
-def _is_there(target: Target, after: Sequence[tuple[Optimizer, Step]]) -> bool:
-    """Whether a tensor was there before the first step after a moment: state that came in that step goes again."""
-    if target.owner is None:
+def _precedes_steps(target: RecoveryTarget, histories: Sequence[StepHistory]) -> bool:
+    """Whether a tensor is in the state that optimizers had before their first step."""
+    entry = target.entry
+    return entry is not None and any(
+        entry.name in history.steps[0].state.get(entry.parameter, {}) for history in histories
+    )
+
+
+def _existed(target: RecoveryTarget, after: Sequence[tuple[Optimizer, Step]]) -> bool:
+    """Whether a tensor existed before the first step after a point: state that the step made is deleted again."""
+    if target.entry is None:
         return True
-    states = [step.state for optimizer, step in after if optimizer is target.owner.optimizer]
-    return all(target.owner.name in state.get(target.owner.parameter, {}) for state in states)
+    states = [step.state for optimizer, step in after if optimizer is target.entry.optimizer]
+    return all(target.entry.name in state.get(target.entry.parameter, {}) for state in states)
 
 
-def _changed(optimizer: Optimizer, step: Step) -> list[str]:
-    """Entries of an optimizer's state that were not remembered, or are not what they were."""
+def _lost_entries(optimizer: Optimizer, step: Step) -> list[str]:
+    """The names of entries of an optimizer's state that the snapshot does not have, or that are no GT tensors any
+    more."""
     return [
         name
         for parameter, before in step.state.items()
         for name, value in before.items()
-        if value is UNKNOWN
+        if value is NOT_KEPT
         or name not in optimizer.state.get(parameter, {})
         or (value is ON_WORKERS and not hasattr(optimizer.state[parameter][name], "_ref"))
     ]
 
 
 def _explanation(missing: Sequence[str], total: int) -> str:
-    names = ", ".join(missing[:_NAMED]) + (f" and {len(missing) - _NAMED} more" if len(missing) > _NAMED else "")
+    names = ", ".join(missing[:_MAX_NAMES]) + (
+        f" and {len(missing) - _MAX_NAMES} more" if len(missing) > _MAX_NAMES else ""
+    )
     return (
         f"gt.recover cannot bring {total} tensors back to one step: of {names} no value before the failed step is left "
         f"(they were written since, or lost with a worker). Nothing was changed. Load a checkpoint."
     )
 
 
-def _cause(session: Session, targets: Sequence[Target]) -> GTError | None:
+def _cause(session: Session, targets: Sequence[RecoveryTarget]) -> GTError | None:
     """The error of the first tensor without a value."""
     for target in targets:
         if not target.span.since or target.span.until:
@@ -198,25 +208,25 @@ def _cause(session: Session, targets: Sequence[Target]) -> GTError | None:
 # Tensors
 
 
-def _tensors(target: Any) -> Iterator[tuple[str, Storage, Owner | None]]:
+def _tensors(target: Any) -> Iterator[tuple[str, Storage, StateEntry | None]]:
     """The GT tensors of a tensor, a module or an optimizer, with names."""
-    owner: Owner | None
-    for name, tensor, owner in _named(target):
+    entry: StateEntry | None
+    for name, tensor, entry in _named_tensors(target):
         if isinstance(tensor, Tensor):
-            yield name, tensor._ref.storage, owner
+            yield name, tensor._ref.storage, entry
 
 
-def _named(target: Any) -> Iterator[tuple[str, Any, Owner | None]]:
+def _named_tensors(target: Any) -> Iterator[tuple[str, Any, StateEntry | None]]:
     if isinstance(target, torch.nn.Module):
         for name, tensor in (*target.named_parameters(), *target.named_buffers()):
             yield name, tensor, None
     elif isinstance(target, Optimizer):
-        places = {tensor: number for number, tensor in enumerate(_of_groups(target))}
-        for tensor, number in places.items():
+        positions = {tensor: number for number, tensor in enumerate(_parameters_of(target))}
+        for tensor, number in positions.items():
             yield f"parameter {number}", tensor, None
         for tensor, entries in target.state.items():
             for name, value in entries.items() if isinstance(entries, dict) else ():
-                yield f"{name} of parameter {places.get(tensor, '?')}", value, Owner(target, tensor, name)
+                yield f"{name} of parameter {positions.get(tensor, '?')}", value, StateEntry(target, tensor, name)
     elif isinstance(target, torch.Tensor):
         yield "a tensor", target, None
     else:
@@ -228,22 +238,23 @@ def _parameters(target: Any) -> Iterator[Storage]:
     if isinstance(target, torch.nn.Module):
         tensors = list(target.parameters())
     elif isinstance(target, Optimizer):
-        tensors = _of_groups(target)
+        tensors = _parameters_of(target)
     return (tensor._ref.storage for tensor in tensors if isinstance(tensor, Tensor))
 
 
-def _of_groups(optimizer: Optimizer) -> list[torch.Tensor]:
+def _parameters_of(optimizer: Optimizer) -> list[torch.Tensor]:
     return [tensor for group in optimizer.param_groups for tensor in group["params"]]
 
 
-def _put_back(storage: Storage, value: torch.Tensor) -> None:
-    """All handles and views of a tensor stand for the new one; what it was is freed with the record of it."""
+def _restore(storage: Storage, value: torch.Tensor) -> None:
+    """Upload a value and exchange its id with the storage's: all handles and views of the storage refer to the new
+    value, and the old one is freed."""
     session = storage.session
     fresh = session.upload(value, is_operand=True)
     if storage.geometry.stride != contiguous_strides(tuple(storage.geometry.shape)):
         with torch.no_grad(), FactoryMode(Tensor):
             strided = torch.empty_strided(storage.geometry.shape, storage.geometry.stride, dtype=storage.geometry.dtype)
             fresh = strided.copy_(wrap(Tensor, fresh))._ref.storage  # type: ignore[attr-defined]
-    with contextlib.suppress(GTError):  # it may lie nowhere any more: the first op that needs it says where
+    with contextlib.suppress(GTError):  # its layout may be lost: the first op that uses it places it
         fresh = session.redistribute(fresh, session.locate(storage))
     session.outbox.swap_ids(storage, fresh)

@@ -14,12 +14,12 @@ import torch
 
 from gt.bootstrap import load_launcher
 from gt.client.call_cache import CachedCall
-from gt.client.constants import MAX_BYTES, Constants
 from gt.client.error_text import describe_failure, describe_unread
 from gt.client.geometry import Geometry, forget_geometries, geometry_of, intern_geometry
 from gt.client.host_data import as_tensor, payload, strided
 from gt.client.inbox import Inbox
 from gt.client.interrupts import require_outside
+from gt.client.operand_cache import MAX_BYTES, OperandCache
 from gt.client.outbox import Outbox
 from gt.client.pacing import Pacing
 from gt.client.scopes import ScopeResolver, in_use, push
@@ -86,7 +86,7 @@ class Session:
         self.closed = ""  # the reason, if it is
         self.records = False  # whether the workers record the commands they run
         self.sites = Sites(self._define_site)
-        self.constants = Constants(self._upload_operand)
+        self.operands = OperandCache(self._upload_operand)
         self.inbox = Inbox(channel, self.sites, self._note_workers)
         self._pacing = Pacing(self._request_synchronization, self.inbox.wait)
         self.outbox = Outbox(channel, self.inbox.collect, self._pacing.count, self._break_off)

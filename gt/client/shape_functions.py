@@ -1,4 +1,4 @@
-"""Shape functions of GT's own, for ops whose kernels run or give something else than torch's shape functions say."""
+"""GT's own shape functions, for ops where torch's are missing, too strict or wrong."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ _ALIGNMENT = 16  # bytes: rows of the operands and of the result of a grouped pr
 
 
 class UnknownShape(Exception):
-    """Torch's kernel would refuse this call, or may."""
+    """Torch's kernel refuses the call, or may."""
 
 
 def _grouped_mm(
@@ -21,7 +21,7 @@ def _grouped_mm(
     bias: torch.Tensor | None = None,
     out_dtype: torch.dtype | None = None,
 ) -> torch.Tensor:
-    """Torch's own shape function knows bfloat16 only, and nothing of the padding of rows."""
+    """Torch's shape function accepts only bfloat16, and does not pad rows as the kernel does."""
     ranks = (left.dim(), right.dim())
     groups = None if ranks == (3, 3) else offs
     if not _is_grouped_product(left, right, offs) or bias is not None or out_dtype not in (None, left.dtype):
@@ -68,14 +68,14 @@ def _group_norm_backward(
     weight: torch.Tensor | None,
     *rest: Any,
 ) -> tuple[torch.Tensor | None, ...]:
-    """Torch's own shape function gives all gradients the dtype of the weights, which may be wider than the input."""
+    """Torch's shape function gives all gradients the dtype of the weights, which may be wider than the input's."""
     made = torch.ops.aten.native_group_norm_backward.default(grad_out, input, mean, rstd, weight, *rest)
     return (None if made[0] is None else made[0].to(input.dtype), *made[1:])
 
 
 def _optimizer_step(parameters: Sequence[torch.Tensor], *lists: Any, **options: Any) -> None:
-    """A fused optimizer writes to lists of tensors like its parameters, and gives nothing. Torch's own shape function
-    is missing for some, which would make each step wait for a worker. Some lists are empty; counts have no dims."""
+    """A fused optimizer writes to lists of tensors with the shapes of its parameters, and returns nothing. Torch has no
+    shape function for some, which would make each step a query. Some lists are empty; step counts have no dims."""
     for tensors in lists:
         if tensors and len(tensors) != len(parameters):
             raise UnknownShape
@@ -84,7 +84,7 @@ def _optimizer_step(parameters: Sequence[torch.Tensor], *lists: Any, **options: 
                 raise UnknownShape
 
 
-SHAPES: Mapping[str, Callable[..., Any]] = {
+SHAPE_FUNCTIONS: Mapping[str, Callable[..., Any]] = {
     "aten._grouped_mm.default": _grouped_mm,
     "aten.native_group_norm_backward.default": _group_norm_backward,
     **{

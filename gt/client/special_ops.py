@@ -1,4 +1,4 @@
-"""The few ops that are not instructions: those that only rearrange handles, and those that touch host memory."""
+"""Ops that are not one instruction: those that only change handles, and those that access memory of this process."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import torch
 from gt.client import session as sessions
 from gt.client.call_cache import HandleType, rebind, wrap, wrap_view
 from gt.client.geometry import Geometry, geometry_of, intern_geometry
-from gt.client.infer import literal
+from gt.client.infer import to_wire
 from gt.client.op_schema import OpSchema
 from gt.client.storage import Storage, StorageView, TensorRef, restrided, storage_elements, strided_view, view_of
 from gt.client.torch_patches.kernel_overrides import override_kernel, run_original
@@ -24,16 +24,16 @@ Special: TypeAlias = Callable[[HandleType, OpSchema, tuple[Any, ...], dict[str, 
 
 
 def run_on_host(cls: HandleType, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """Run an op here because it writes to a plain tensor, or gives one on a device of this process. Ours are read
-    first, and written back where it wrote."""
-    ours: dict[int, torch.Tensor] = {}
+    """Run an op in this process, because it writes to a plain tensor or returns one. GT tensors are read first, and
+    written back where the op wrote to them."""
+    originals: dict[int, torch.Tensor] = {}
 
     def read(tensor: torch.Tensor) -> torch.Tensor:
         ref = getattr(tensor, "_ref", None)
         if ref is None:
             return tensor
         copy = ref.session.fetch(ref)
-        ours[id(copy)] = tensor
+        originals[id(copy)] = tensor
         return copy
 
     host_args, host_kwargs = tree_map_only(torch.Tensor, read, (args, kwargs))
@@ -43,9 +43,9 @@ def run_on_host(cls: HandleType, func: Any, args: tuple[Any, ...], kwargs: dict[
     for argument in schema_of(func).arguments:
         if argument.alias_info is not None and argument.alias_info.is_write:
             for written in tree_leaves(given.get(argument.name)):
-                if id(written) in ours:
-                    _write_back(ours[id(written)], written)
-    return tree_map_only(torch.Tensor, lambda tensor: ours.get(id(tensor), tensor), result)
+                if id(written) in originals:
+                    _write_back(originals[id(written)], written)
+    return tree_map_only(torch.Tensor, lambda tensor: originals.get(id(tensor), tensor), result)
 
 
 def _write_back(tensor: torch.Tensor, value: torch.Tensor) -> None:
@@ -78,7 +78,7 @@ def _as_strided(cls: HandleType, op: OpSchema, args: tuple[Any, ...], kwargs: di
 
 
 def _within(ref: TensorRef, geometry: Geometry) -> Geometry:
-    """A place in the storage of a ref, refused as torch refuses it where it is not inside."""
+    """Raise torch's error for a view that reaches beyond the storage."""
     if geometry.span() > storage_elements(ref):
         size = geometry.dtype.itemsize
         raise RuntimeError(
@@ -89,15 +89,15 @@ def _within(ref: TensorRef, geometry: Geometry) -> Geometry:
     return geometry
 
 
-def _reshape_in_place(cls: HandleType, op: OpSchema, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """`t_`, `squeeze_`, ...: the handle becomes a view of what it was."""
+def reshape_in_place(cls: HandleType, op: OpSchema, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """`t_`, `squeeze_`, ...: the handle becomes a view of the tensor that it was."""
     tensor = args[0]
     meta = tensor._ref.geometry.on_meta()
     op.func(meta, *args[1:], **kwargs)
     step = ViewStep(
         _VIEW_NAMES.get(op.name) or op.name.replace("_.", "."),
-        tuple([literal(value) for value in args[1:]]),
-        {key: literal(value) for key, value in kwargs.items()},
+        tuple(to_wire(value) for value in args[1:]),
+        {key: to_wire(value) for key, value in kwargs.items()},
         results=(geometry_of(meta).meta(),),
     )
     key = (op.name, tensor._ref.geometry, repr(args[1:]), repr(kwargs))
@@ -116,8 +116,8 @@ def _as_strided_in_place(cls: HandleType, op: OpSchema, args: tuple[Any, ...], k
 
 
 def _resize(cls: HandleType, op: OpSchema, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """`resize_` shows the same storage in another shape, or grows it: then the handle gets a storage of its own that
-    starts with the old bytes. Aliases of a storage that grows keep the old one."""
+    """`resize_` views the same storage in another shape, or grows it: then the handle gets a new storage that starts
+    with the old bytes. Aliases keep the old one."""
     tensor, ref = args[0], getattr(args[0], "_ref", None)
     if ref is None:
         return run_on_host(cls, op.func, args, kwargs)
@@ -136,7 +136,7 @@ def _meta_of(value: Any) -> Any:
 
 
 def grow(cls: HandleType, ref: TensorRef, geometry: Geometry) -> Storage:
-    """A new storage of a larger geometry whose first bytes are those of a ref."""
+    """A new storage of a larger geometry that starts with the bytes of a tensor's storage."""
     flat_old = intern_geometry(torch.Size([ref.storage.geometry.span()]), (1,), 0, geometry.dtype)
     with torch.no_grad():
         grown = allocate(cls, geometry)
@@ -175,8 +175,7 @@ def _set_source(cls: HandleType, op: OpSchema, args: tuple[Any, ...], kwargs: di
 
 
 def _view(cls: HandleType, op: OpSchema, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """An op that torch promises nothing about, but whose result shares the memory of its argument: torch's own code
-    writes through it."""
+    """`_unsafe_view`: its schema declares no alias, but torch's own code relies on the result sharing memory."""
     return cls.__torch_dispatch__(torch.ops.aten.view.default, (), args, kwargs)  # type: ignore[attr-defined]
 
 
@@ -185,12 +184,12 @@ def _nothing(cls: HandleType, op: OpSchema, args: tuple[Any, ...], kwargs: dict[
 
 
 def _pack(cls: HandleType, op: OpSchema, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """Pack padded sequences: their rows in another order. How many there are at each time is a plain tensor, as the
-    lengths are: torch's recurrent layers read its memory."""
+    """Pack padded sequences: their rows in another order. The batch sizes are a plain tensor, as the lengths are:
+    torch's recurrent layers read its memory."""
     given = dict(zip(("input", "lengths", "batch_first"), args, strict=False)) | kwargs
     padded = given["input"]
-    numbers = torch.arange(padded.shape[0] * padded.shape[1]).view(padded.shape[0], padded.shape[1])
-    rows, batch_sizes = op.func(numbers, _plain(given["lengths"]), given["batch_first"])
+    row_numbers = torch.arange(padded.shape[0] * padded.shape[1]).view(padded.shape[0], padded.shape[1])
+    rows, batch_sizes = op.func(row_numbers, _plain(given["lengths"]), given["batch_first"])
     return padded.flatten(0, 1).index_select(0, rows), batch_sizes
 
 
@@ -219,14 +218,14 @@ def _pack_gradient(
     return _pad(gradient, batch_sizes, batch_first, 0, shape[1] if batch_first else shape[0])[0]
 
 
-# Torch takes these apart before they reach a tensor's class, and then reads or writes memory of this process.
+# Torch decomposes these before they reach a tensor's class, and then accesses memory.
 override_kernel("_pad_packed_sequence", _pad)
 override_kernel("_pack_padded_sequence_backward", _pack_gradient)
 
 
-def _zeros_in_place_of(cls: HandleType, op: OpSchema, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """Zeros that lie in a storage of their own as `other` does in its storage, one for each element of the leading dims
-    of `self` that are a batch. Forward-mode AD copies a tangent there, so that views of its primal are views of it."""
+def _zeros_like_primal(cls: HandleType, op: OpSchema, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """Zeros in a new storage with the strides that `other` has in its storage, once for each element of the batch dims
+    of `self`. Forward-mode AD copies a tangent there, so that views of its primal are views of the tangent."""
     given = dict(zip(("self", "other"), args, strict=False)) | kwargs
     tangent, primal = given["self"], given["other"]
     batch = tuple(tangent.shape[: given.get("self_num_batch_dims", 0)])
@@ -237,13 +236,13 @@ def _zeros_in_place_of(cls: HandleType, op: OpSchema, args: tuple[Any, ...], kwa
             zeros = _zeros(cls, storage)
             return wrap_view(cls, zeros if ref.path is None else StorageView(zeros, ref.path, ref.geometry))
         count = storage_elements(ref)
-        around = tuple([count * step for step in contiguous_strides(batch)])
+        around = tuple(count * step for step in contiguous_strides(batch))
         shape, stride = (*batch, *ref.geometry.shape), (*around, *ref.geometry.stride)
-        place = intern_geometry(torch.Size(shape), stride, ref.geometry.offset, tangent.dtype)
-        if is_dense(shape, stride) and not place.offset:
-            return wrap(cls, _zeros(cls, place))
+        batched = intern_geometry(torch.Size(shape), stride, ref.geometry.offset, tangent.dtype)
+        if is_dense(shape, stride) and not batched.offset:
+            return wrap(cls, _zeros(cls, batched))
         flat = intern_geometry(torch.Size([math.prod(batch) * count]), (1,), 0, tangent.dtype)
-        return wrap(cls, strided_view(_zeros(cls, flat), place))
+        return wrap(cls, strided_view(_zeros(cls, flat), batched))
 
 
 def _zeros(cls: HandleType, geometry: Geometry) -> Storage:
@@ -253,7 +252,7 @@ def _zeros(cls: HandleType, geometry: Geometry) -> Storage:
 
 
 def _has_storage_of_same_size(cls: HandleType, op: OpSchema, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """Told here: on workers the storages of shards and of copies have other sizes."""
+    """Answered by the client: on workers the storages of shards and of copies have other sizes."""
     first, second = [storage_elements(_ref(tensor)) for tensor in args]
     return first == second
 
@@ -301,9 +300,8 @@ SPECIAL: dict[str, Special] = {
     "aten.record_stream.default": _nothing,
     "aten._pack_padded_sequence.default": _pack,
     "aten._nested_tensor_from_mask_left_aligned.default": _never,
-    "aten._new_zeros_with_same_feature_meta.default": _zeros_in_place_of,
+    "aten._new_zeros_with_same_feature_meta.default": _zeros_like_primal,
     "aten._has_same_storage_numel.default": _has_storage_of_same_size,
     "aten.is_same_size.default": _is_same_size,
     "aten.is_set_to.default": _is_set_to,
-    "reshape in place": _reshape_in_place,
 }

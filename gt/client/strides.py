@@ -1,8 +1,8 @@
 """Shapes, dtypes and strides of an op's results, as torch's CPU kernels give them, from tensors without bytes.
 
-Torch's shape functions are often Python functions that stand before the C++ ones which CPU kernels share. They agree on
-shapes and dtypes, and not always on strides, by which autograd and kernels lay out what they make. So the C++ function
-is called where there is one. Where there is none, the table below says how the kernel lays out its results.
+Many of torch's shape functions are Python functions that hide the C++ ones which CPU kernels share. They agree on
+shapes and dtypes, but not always on strides, by which autograd and kernels lay out their results. So the C++ function
+is called where there is one; for other ops the table at the end has the strides of the kernel's results.
 """
 
 from __future__ import annotations
@@ -28,16 +28,16 @@ from gt.core.meta import contiguous_strides, dense_strides, is_dense, memory_ord
 Strides: TypeAlias = tuple[int, ...]
 Arguments: TypeAlias = dict[str, Any]
 Rule: TypeAlias = Callable[[Arguments, Sequence[torch.Tensor | None]], Sequence[Strides | None]]
-"""Gives the strides of an op's results from its arguments by name and from what the shape function gave; None where
-that is right."""
+"""Gives the strides of an op's results from its arguments by name and the results of the shape function; None where the
+latter have the right strides."""
 
 aten = torch.ops.aten
 _STRUCTURED = DispatchKey.CompositeExplicitAutogradNonFunctional
 
 
-def infer(func: OpOverload, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
-    """What an op returns for tensors without bytes. Raises whatever torch's shape function does."""
-    shape_function, rule = _ways(func)
+def run_shape_function(func: OpOverload, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
+    """The result of an op for tensors without bytes. Raises the errors of torch's shape function."""
+    shape_function, rule = _functions(func)
     result = shape_function(*args, **kwargs)
     if torch.Tag.pointwise in func.tags:
         args, was_cast = _cast(args, result)
@@ -51,20 +51,20 @@ def infer(func: OpOverload, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
 
 
 @functools.cache
-def _ways(func: OpOverload) -> tuple[Callable[..., Any], Rule | None]:
+def _functions(func: OpOverload) -> tuple[Callable[..., Any], Rule | None]:
     """The best shape function of an op, and the rule for the strides of its results, if it needs one."""
     rule = _RULES.get(schema_of(func).name.removeprefix("aten::"))
     if schema_of(func).is_mutable:
         return func, rule
     if has_kernel(func, _STRUCTURED):
         return kernel_of(func, _STRUCTURED), rule
-    iterates = torch.Tag.pointwise in func.tags and packet_name(func) not in _AS_TOLD
+    iterates = torch.Tag.pointwise in func.tags and packet_name(func) not in _NOT_ITERATED
     return func, rule or (_iterated if iterates else None)
 
 
 def _cast(args: Sequence[Any], result: Any) -> tuple[list[Any], bool]:
-    """The operands of an op on each element by itself, and whether one is another now. On the CPU such an op first
-    copies operands of other dtypes than the one that it computes in, and a copy has no gaps."""
+    """The operands of a pointwise op, and whether one was replaced. On the CPU such an op first copies operands of
+    other dtypes than the one that it computes in, and a copy has no gaps."""
     tensors = [value for value in args if isinstance(value, torch.Tensor)]
     if not isinstance(result, torch.Tensor) or not tensors:
         return list(args), False
@@ -86,12 +86,9 @@ def _restrided(tensor: Any, stride: Strides | None) -> Any:
     return torch.empty_strided(tensor.shape, stride, dtype=tensor.dtype, device="meta")
 
 
-# --- Rules ------------------------------------------------------------------------------------------------------------
-
-
 def _iterated(arguments: Arguments, results: Sequence[torch.Tensor | None]) -> list[Strides | None]:
-    """A kernel that goes over its operands element by element lays out its result as they are; the C++ shape functions
-    of a few ops tell how."""
+    """A kernel that iterates over its operands gives its result strides like theirs; the C++ shape functions of a few
+    ops compute them."""
     operands = [value for value in arguments.values() if isinstance(value, torch.Tensor)]
     if not 0 < len(operands) <= len(_ITERATED):
         return [None for _ in results]
@@ -101,20 +98,20 @@ def _iterated(arguments: Arguments, results: Sequence[torch.Tensor | None]) -> l
     return [stride if result is not None and result.shape == shape else None for result in results]
 
 
-# Ops on each element by itself that do not iterate over their operands as they are; their shape functions are right.
-_AS_TOLD = ("clone", "masked_fill", "mvlgamma")
+# Pointwise ops that do not iterate over their operands as they are; their shape functions are right.
+_NOT_ITERATED = ("clone", "masked_fill", "mvlgamma")
 _ITERATED = (aten.neg.default, aten.mul.Tensor, aten.addcmul.default)
 
 
 def _memory(tensor: torch.Tensor) -> torch.Tensor:
-    """All of the storage of a tensor without bytes."""
+    """A tensor over all of the storage of a tensor without bytes."""
     count = tensor.untyped_storage().nbytes() // tensor.itemsize
     return tensor.as_strided((count,), (1,), 0)
 
 
 def _scaled(arguments: Arguments, results: Sequence[torch.Tensor | None]) -> list[Strides | None]:
     """`ldexp` multiplies by a power, which is contiguous."""
-    power = infer(aten.pow.Scalar, (2.0, arguments["other"]), {})
+    power = run_shape_function(aten.pow.Scalar, (2.0, arguments["other"]), {})
     return _iterated({"self": arguments["self"], "other": power}, results)
 
 
@@ -123,7 +120,7 @@ def _contiguous(arguments: Arguments, results: Sequence[torch.Tensor | None]) ->
 
 
 def _like(name: str) -> Rule:
-    """In the memory format of an argument, if that is one of torch's named ones; otherwise contiguous."""
+    """The memory format of an argument, if it is a channels-last one; otherwise contiguous."""
 
     def rule(arguments: Arguments, results: Sequence[torch.Tensor | None]) -> list[Strides | None]:
         format_ = _suggested_format(arguments[name])
@@ -133,8 +130,8 @@ def _like(name: str) -> Rule:
 
 
 def _rolled(arguments: Arguments, results: Sequence[torch.Tensor | None]) -> Sequence[Strides | None]:
-    """A tensor is rolled dim by dim, by joining its two parts. Without dims it is rolled as if it were flat. A part of
-    no elements, where nothing moves along a dim, is contiguous, and so is then what it is joined to."""
+    """Torch rolls a tensor dim by dim, by concatenating its two parts; without dims as if it were flat. Where nothing
+    moves along a dim, one part is empty and contiguous, and then the result is contiguous too."""
     source, dims = arguments["self"], arguments.get("dims")
     if not dims or not source.numel():
         return _contiguous(arguments, results)
@@ -147,7 +144,7 @@ def _angle(arguments: Arguments, results: Sequence[torch.Tensor | None]) -> Sequ
 
 
 def _suggested_format(tensor: torch.Tensor) -> torch.memory_format:
-    """What torch's kernels take for the format of a tensor: `suggest_memory_format` of C++."""
+    """The memory format that torch's kernels infer from a tensor: `suggest_memory_format` of C++."""
     for dims, format_ in ((4, torch.channels_last), (5, torch.channels_last_3d)):
         if tensor.dim() == dims and _has_channels_last_strides(tensor):
             return format_
@@ -176,7 +173,7 @@ def _in_format(tensor: torch.Tensor, format_: torch.memory_format) -> Strides:
 
 
 def _columns(*positions: int) -> Rule:
-    """Matrices whose columns are contiguous, as LAPACK gives them, at these positions of the results."""
+    """Matrices with contiguous columns, as LAPACK gives them, at these positions of the results."""
 
     def rule(arguments: Arguments, results: Sequence[torch.Tensor | None]) -> list[Strides | None]:
         return [
@@ -203,10 +200,10 @@ def _fourier(arguments: Arguments, results: Sequence[torch.Tensor | None]) -> li
         return _contiguous(arguments, results)
     if not dims:
         return [None]
-    if "last_dim_size" in arguments and len(dims) > 1:  # the others are transformed first, by themselves
-        source = infer(aten._fft_c2c.default, (source, dims[:-1], 0, False), {})
+    if "last_dim_size" in arguments and len(dims) > 1:  # the other dims are transformed first
+        source = run_shape_function(aten._fft_c2c.default, (source, dims[:-1], 0, False), {})
         dims = dims[-1:]
-    last = [] if "forward" in arguments else dims[-1:]  # of real numbers, and then it is the innermost
+    last = [] if "forward" in arguments else dims[-1:]  # a dim of real numbers is the innermost
     by_stride = memory_order(source.stride())
     batch = [dim for dim in by_stride if dim not in dims]
     inner = [dim for dim in by_stride if dim in dims and dim not in last]
@@ -215,7 +212,7 @@ def _fourier(arguments: Arguments, results: Sequence[torch.Tensor | None]) -> li
 
 
 def _convolution(arguments: Arguments, results: Sequence[torch.Tensor | None]) -> list[Strides | None]:
-    """In the format that torch's chosen kernel computes in. One-dimensional images are computed as two-dimensional ones
+    """The memory format of the kernel that torch selects. One-dimensional images are computed as two-dimensional ones
     of one row."""
     given = {name: arguments.get(name) for name in ("stride", "padding", "dilation", "output_padding")}
     source, weight = arguments["input"], arguments["weight"]

@@ -1,7 +1,7 @@
-"""Tensors on GT that are also of a user's subclass of `torch.Tensor`.
+"""Classes of GT tensors that are also of a user's subclass of `torch.Tensor`.
 
-Torch makes a tensor of such a class out of another tensor, in `as_subclass`, in `_make_subclass` and after every op of
-a subclass that overrides `__torch_function__`. What it makes of a GT tensor is of a class that is both.
+Torch makes a tensor of a subclass out of another tensor, in `as_subclass`, in `_make_subclass` and after every op of a
+subclass that overrides `__torch_function__`. Made out of a GT tensor, it is of a class that inherits from both.
 """
 
 from __future__ import annotations
@@ -13,12 +13,12 @@ import torch
 from gt.client.torch_patches.subclass_making import patch_make_subclass, restore_torch_function
 
 _made: dict[tuple[type[torch.Tensor], type[torch.Tensor]], type[torch.Tensor]] = {}
-# Methods of torch's parameters that take their tensors for memory.
-_OF_MEMORY = ("__deepcopy__", "__reduce_ex__", "__repr__")
+# Methods of torch's parameters that access memory.
+_MEMORY_METHODS = ("__deepcopy__", "__reduce_ex__", "__repr__")
 
 
 def on_gt(kind: type[torch.Tensor], handle: type[torch.Tensor]) -> type[torch.Tensor]:
-    """The class of tensors that are of a user's class and of ours. `user_type` is the former."""
+    """The class that inherits from a user's class, its `user_type`, and from GT's."""
     if issubclass(kind, handle):
         return kind
     if kind in (torch.Tensor, torch.nn.Parameter):
@@ -30,7 +30,7 @@ def on_gt(kind: type[torch.Tensor], handle: type[torch.Tensor]) -> type[torch.Te
 
 def _make_class(kind: type[torch.Tensor], handle: type[torch.Tensor]) -> type[torch.Tensor]:
     body: dict[str, Any] = {"user_type": kind}
-    for name in _OF_MEMORY:
+    for name in _MEMORY_METHODS:
         if getattr(kind, name) is getattr(torch.nn.Parameter, name):
             body[name] = getattr(handle, name)
     body |= {"__module__": kind.__module__, "__doc__": kind.__doc__}
@@ -38,8 +38,8 @@ def _make_class(kind: type[torch.Tensor], handle: type[torch.Tensor]) -> type[to
 
 
 def _overridable(handle: type[torch.Tensor]) -> type[torch.Tensor]:
-    """Our class with `__torch_function__` as torch has it, which keeps the results of ops in the user's class. The ops
-    themselves give tensors of our class."""
+    """GT's class with torch's `__torch_function__`, which converts the results of ops to the user's class. The ops
+    themselves give tensors of GT's class."""
     override: Any = torch.Tensor.__torch_function__
     body = {"__torch_dispatch__": handle.__torch_dispatch__, "__module__": handle.__module__}
     new: Any = restore_torch_function(type(handle.__name__, (handle,), body))
@@ -48,8 +48,8 @@ def _overridable(handle: type[torch.Tensor]) -> type[torch.Tensor]:
 
 
 def has_memory(kind: type[torch.Tensor]) -> bool:
-    """Whether tensors of a class are memory, as those of a subclass are that only adds methods or attributes. Others
-    (`DTensor`, nested tensors) run ops by themselves."""
+    """Whether tensors of a class have memory of their own, as in a subclass that only adds methods or attributes.
+    Others (`DTensor`, nested tensors) have a `__torch_dispatch__`."""
     return kind.__torch_dispatch__ is torch.Tensor.__torch_dispatch__
 
 

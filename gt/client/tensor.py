@@ -1,7 +1,7 @@
 """`gt.Tensor`: a torch tensor whose bytes are on a worker.
 
-torch does the autograd, the modules and the optimizers; ops arrive at `__torch_dispatch__` and go through the door.
-What would read memory that is not here fetches it first, or says that it cannot.
+Torch does the autograd, the modules and the optimizers; ops arrive at `__torch_dispatch__`, which is `dispatch`.
+Methods that would access memory in torch read the value first, or raise.
 """
 
 from __future__ import annotations
@@ -18,25 +18,27 @@ from gt.client import session as sessions
 from gt.client.call_cache import rebind, wrap, wrap_view
 from gt.client.dispatch import dispatch
 from gt.client.host_data import from_array, torch_call
-from gt.client.layouts import LocalShard, shards_of_ref, spec_of_ref
+from gt.client.inplace_views import InPlaceViews
+from gt.client.layouts import LocalShard, read_layout, read_shards
 from gt.client.library_hooks import let_libraries_read
-from gt.client.printing import SHOWN_ELEMENTS, corner, describe
+from gt.client.printing import SHOWN_ELEMENTS, describe, edges
 from gt.client.storage import REINTERPRETING, Storage, StorageView, TensorRef
 from gt.client.subclasses import has_memory, make_subclasses_on_gt, on_gt
 from gt.client.torch_patches.data_property import patch_data_property
 from gt.client.torch_patches.dtensor import keep_dtensor_out
 from gt.client.torch_patches.dynamo import hide_from_dynamo
-from gt.client.torch_patches.handles import is_view, no_torch_function, swap_tensors
+from gt.client.torch_patches.handles import no_torch_function
 from gt.client.torch_patches.pytree import tree_map, tree_map_only
 from gt.client.tracebacks import ends_on_users_line
 from gt.client.unsupported import require_strided
 from gt.client.untyped_storage import RemoteStorage, address_of, no_memory
+from gt.client.value_reads import ValueReads
 from gt.core.meta import is_dense
 from gt.sharding.placements import Placements, Replicate, spec_from
 from gt.sharding.spec import DeviceMesh, ShardingSpec
 
 
-class Tensor(torch.Tensor):
+class Tensor(ValueReads, InPlaceViews):
     __slots__ = ("_ref",)
     _ref: TensorRef
     __torch_function__ = no_torch_function
@@ -45,7 +47,8 @@ class Tensor(torch.Tensor):
 
     @property
     def _is_param(self) -> bool:
-        """What torch knows a parameter of a subclass by; its storage is marked too, for signal scopes."""
+        """The flag that makes torch take a tensor of a subclass for a parameter. The storage is marked too, for signal
+        scopes."""
         return "_marked" in self.__dict__
 
     @_is_param.setter
@@ -56,9 +59,6 @@ class Tensor(torch.Tensor):
         else:
             self.__dict__.pop("_marked", None)
 
-    def _fetch(self) -> torch.Tensor:
-        return self._ref.session.fetch(self._ref)
-
     # Reading
 
     @ends_on_users_line
@@ -68,20 +68,9 @@ class Tensor(torch.Tensor):
         return copy if self.user_type is torch.Tensor else copy.as_subclass(self.user_type)  # type: ignore[no-any-return]
 
     @ends_on_users_line
-    def numpy(self, *, force: bool = False) -> np.ndarray[Any, Any]:
-        if self.requires_grad and not force:
-            raise RuntimeError("Can't call numpy() on Tensor that requires grad. Use tensor.detach().numpy() instead.")
-        return self._fetch().numpy(force=force)
-
-    @ends_on_users_line
-    def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray[Any, Any]:
-        array = self.numpy()
-        return array if dtype is None else array.astype(dtype, copy=False)
-
-    @ends_on_users_line
     def __array_ufunc__(self, ufunc: np.ufunc, method: str, *inputs: Any, **options: Any) -> Any:
-        """`array + tensor`, `np.sin(tensor)`: computed on GT where torch means the same by it, so that gradients pass.
-        The rest NumPy computes, of the values."""
+        """`array + tensor`, `np.sin(tensor)`: computed on GT where torch has the same function, so that gradients pass.
+        NumPy computes the others, of the values."""
         call = torch_call(ufunc.__name__, inputs) if method == "__call__" and not options else None
         if call is not None:
             function, operands = call
@@ -96,7 +85,7 @@ class Tensor(torch.Tensor):
         )
 
     def __array_wrap__(self, array: Any, context: Any = None, return_scalar: bool = False) -> Any:
-        """What NumPy's other functions make of their results (`np.clip`)."""
+        """The result of another NumPy function (`np.clip`), on GT."""
         return to_gt(from_array(array))
 
     @ends_on_users_line
@@ -105,68 +94,25 @@ class Tensor(torch.Tensor):
             value = torch.as_tensor(value)
         super().__setitem__(index, value)
 
-    @ends_on_users_line
-    def tolist(self) -> Any:
-        return self._fetch().tolist()
-
-    @ends_on_users_line
-    def item(self) -> Any:
-        return self._fetch().item()
-
-    # Torch reads the numbers of a list (`torch.tensor([loss, loss])`) by these, where it does not dispatch.
-
-    @ends_on_users_line
-    def __float__(self) -> float:
-        return float(self._fetch())
-
-    @ends_on_users_line
-    def __int__(self) -> int:
-        return int(self._fetch())
-
-    @ends_on_users_line
-    def __index__(self) -> int:
-        return self._fetch().__index__()
-
-    @ends_on_users_line
-    def __complex__(self) -> complex:
-        return complex(self._fetch())
-
-    @ends_on_users_line
-    def __bool__(self) -> bool:
-        return bool(self._fetch())
-
-    @ends_on_users_line
-    def __format__(self, spec: str) -> str:
-        return format(self.item(), spec) if self.dim() == 0 and not self._is_param else object.__format__(self, spec)
-
     @ends_on_users_line  # type: ignore[arg-type]
     def __repr__(self, *, tensor_contents: Any = None) -> str:
         with torch.no_grad():
             plain = self.detach()
-            shown = plain if plain.numel() <= SHOWN_ELEMENTS else corner(plain)
+            shown = plain if plain.numel() <= SHOWN_ELEMENTS else edges(plain)
             return describe(self, shown._fetch(), self._ref.session.locate(self._ref))
-
-    @ends_on_users_line
-    def __dlpack__(self, **options: Any) -> Any:
-        if self.requires_grad:
-            raise BufferError("Can't export tensors that require gradient, use tensor.detach()")
-        return self._fetch().__dlpack__(**options)
-
-    def __dlpack_device__(self) -> Any:
-        return torch.empty(0).__dlpack_device__()
 
     # Layout
 
     @property
     @ends_on_users_line
     def spec(self) -> ShardingSpec:
-        """How the tensor is laid out over workers."""
-        return spec_of_ref(self._ref)
+        """The layout of the tensor over workers."""
+        return read_layout(self._ref)
 
     @ends_on_users_line
     def shards(self) -> dict[int, LocalShard]:
-        """By worker, which part of the tensor it holds."""
-        return shards_of_ref(self._ref)
+        """The part of the tensor that each worker holds."""
+        return read_shards(self._ref)
 
     @ends_on_users_line
     def redistribute(self, mesh: DeviceMesh | None = None, placements: Placements | None = None) -> Tensor:
@@ -184,7 +130,7 @@ class Tensor(torch.Tensor):
     # Copying
 
     def as_subclass(self, cls: Any) -> Any:
-        """The same tensor as one of a user's class, which is of ours too."""
+        """The same tensor, of a class that is both a user's and GT's."""
         new: Any = torch.ops.aten.alias.default(self)
         new.__class__ = on_gt(cls, Tensor)
         return new
@@ -213,7 +159,7 @@ class Tensor(torch.Tensor):
         return new
 
     def _copied_ref(self, memo: dict[Any, Any]) -> TensorRef:
-        """A parameter of torch's is copied by itself, other tensors with their storage."""
+        """A parameter is copied by itself, other tensors with their whole storage."""
         if self._is_param:
             return self.data.clone()._ref  # type: ignore[no-any-return]
         return _copied(self._ref, memo.setdefault("gt", {}))
@@ -231,15 +177,15 @@ class Tensor(torch.Tensor):
         if storage is None:
             return restore, (self._fetch(), self.requires_grad, is_parameter)
         geometry = self._ref.geometry
-        place = (tuple(geometry.shape), geometry.stride, geometry.offset)
-        return restore_part, (storage, *place, self.requires_grad, is_parameter)
+        view = (tuple(geometry.shape), geometry.stride, geometry.offset)
+        return restore_part, (storage, *view, self.requires_grad, is_parameter)
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state)
 
     @property
     def data(self) -> Any:
-        """A handle of the same storage that counts its writes by itself: autograd does not notice them."""
+        """A handle of the same storage with a version counter of its own: autograd does not notice writes to it."""
         return wrap_view(Tensor, self._ref)
 
     @data.setter
@@ -247,52 +193,19 @@ class Tensor(torch.Tensor):
         with torch.no_grad():
             rebind(self, to_gt(value.detach())._ref)
 
-    # Views that change in place
-
-    def t_(self) -> Any:
-        return self._become("t")
-
-    def transpose_(self, dim0: int, dim1: int) -> Any:
-        return self._become("transpose", dim0, dim1)
-
-    def swapaxes_(self, axis0: int, axis1: int) -> Any:
-        return self._become("transpose", axis0, axis1)
-
-    def swapdims_(self, dim0: int, dim1: int) -> Any:
-        return self._become("transpose", dim0, dim1)
-
-    def squeeze_(self, *dim: Any, **named: Any) -> Any:
-        return self._become("squeeze", *dim, **named)
-
-    def unsqueeze_(self, dim: int) -> Any:
-        return self._become("unsqueeze", dim)
-
-    def as_strided_(self, size: Any, stride: Any, storage_offset: int | None = None) -> Any:
-        return self._become("as_strided", size, stride, storage_offset)
-
-    def _become(self, name: str, *args: Any, **kwargs: Any) -> Any:
-        """Become a view of this tensor. Autograd remembers the ops that made a view and forgets those that change it in
-        place: so this tensor is exchanged for the other view, with all that autograd knows of that."""
-        if not (torch.is_grad_enabled() and is_view(self)):
-            return getattr(super(), f"{name}_")(*args, **kwargs)
-        other = getattr(self, name)(*args, **kwargs)
-        self._ref, other._ref = other._ref, self._ref
-        swap_tensors(self, other)
-        return self
-
-    # What calls Python for every element
+    # Functions of Python for every element
 
     def apply_(self, function: Callable[[Any], Any]) -> Any:
         return self._change("apply_", lambda plain: plain.apply_(function))
 
     def map_(self, other: torch.Tensor, function: Callable[[Any, Any], Any]) -> Any:  # type: ignore[override]
-        return self._change("map_", lambda plain: plain.map_(here(other), function))
+        return self._change("map_", lambda plain: plain.map_(to_host(other), function))
 
     def map2_(self, x: torch.Tensor, y: torch.Tensor, function: Callable[[Any, Any, Any], Any]) -> Any:  # type: ignore[override]
-        return self._change("map2_", lambda plain: plain.map2_(here(x), here(y), function))
+        return self._change("map2_", lambda plain: plain.map2_(to_host(x), to_host(y), function))
 
     def _change(self, name: str, change: Callable[[torch.Tensor], Any]) -> Tensor:
-        """Write to the values here, and then there. As in torch, autograd does not notice."""
+        """Read the value, change it, and write it back. As in torch, autograd does not notice."""
         if self.requires_grad:
             raise RuntimeError(
                 f"Can't call {name}() on Variable that requires grad. Use var.detach().{name}() instead."
@@ -300,10 +213,10 @@ class Tensor(torch.Tensor):
         self.data.copy_(change(self._fetch()))
         return self
 
-    # Memory that is not here
+    # Memory
 
     def data_ptr(self) -> int:
-        """A number that tells which tensors start at the same byte; no address of memory."""
+        """A number that is equal for tensors that start at the same byte; not an address of memory."""
         return address_of(self._ref)
 
     def const_data_ptr(self) -> int:
@@ -360,13 +273,13 @@ def _uploaded(tensor: torch.Tensor) -> Tensor:
 _PLAIN_TYPES = (torch.Tensor, torch.nn.Parameter)
 
 
-def here(tensor: torch.Tensor) -> torch.Tensor:
-    """A plain tensor of the same value, apart from any graph."""
+def to_host(tensor: torch.Tensor) -> torch.Tensor:
+    """A plain tensor of the same value, detached from any graph."""
     return tensor._fetch() if isinstance(tensor, Tensor) else tensor
 
 
 def to_gt(tensor: torch.Tensor) -> Tensor:
-    """A tensor on GT: itself if it is there, otherwise an upload that gradients pass through."""
+    """A tensor on GT: itself if it is one, otherwise an upload that gradients pass through."""
     if isinstance(tensor, Tensor):
         return tensor
     require_strided(tensor)
@@ -379,18 +292,19 @@ def to_gt(tensor: torch.Tensor) -> Tensor:
 
 
 def _copied(ref: TensorRef, copies: dict[int, tuple[Storage, Storage]]) -> TensorRef:
-    """A ref in a copy of its storage. Each storage is copied once, so that what shared it shares the copy."""
+    """The same tensor in a copy of its storage. Each storage is copied once, so that tensors that share it share the
+    copy."""
     storage = ref.storage
     if id(storage) not in copies:
         copies[id(storage)] = storage, wrap(Tensor, storage).clone()._ref  # type: ignore[attr-defined]
     copy = copies[id(storage)][1]
-    if copy.geometry is not storage.geometry:  # a copy has no gaps, so its views would be elsewhere
+    if copy.geometry is not storage.geometry:  # a copy has no gaps, so views of it have other strides
         return wrap(Tensor, ref).clone()._ref  # type: ignore[attr-defined, no-any-return]
     return copy if ref.path is None else StorageView(copy, ref.path, ref.geometry)
 
 
 class _Storage:
-    """The bytes of a storage as something to pickle: a pickler that meets it again knows that it is the same."""
+    """The bytes of a storage as an object to pickle: a pickler recognises an object that it has pickled before."""
 
     __slots__ = ("__weakref__", "_storage")
 
@@ -401,12 +315,12 @@ class _Storage:
         return restore, (self._storage.session.fetch(self._storage), False, False)
 
 
-_storages: WeakValueDictionary[int, _Storage] = WeakValueDictionary()  # by the id of the storage, while one is pickled
+_storages: WeakValueDictionary[int, _Storage] = WeakValueDictionary()  # by id(), while they are being pickled
 
 
 def _storage_of(ref: TensorRef) -> _Storage | None:
-    """What to pickle of a tensor so that it stays tied to others of its storage. None where its place there cannot be
-    said by strides, or where the storage would not come back as it is."""
+    """The object to pickle for a tensor so that it stays tied to others of its storage. None where the tensor is not
+    given by strides, or where the storage has gaps, which are not restored."""
     storage = ref.storage
     steps = ref.path.steps if ref.path is not None else ()
     reinterpreted = storage.geometry.dtype is not ref.geometry.dtype or any(step.op in REINTERPRETING for step in steps)
@@ -416,7 +330,7 @@ def _storage_of(ref: TensorRef) -> _Storage | None:
 
 
 def restore(value: torch.Tensor, requires_grad: bool, is_parameter: bool) -> Tensor:
-    """Unpickle: the value goes back to GT."""
+    """Unpickle a tensor: upload its value."""
     return _restored(_uploaded(value), requires_grad, is_parameter)
 
 
@@ -428,7 +342,7 @@ def restore_part(
     requires_grad: bool,
     is_parameter: bool,
 ) -> Tensor:
-    """Unpickle: all of a storage that is back on GT, or a view of it."""
+    """Unpickle a tensor that is all of a storage, or a view of it."""
     whole = storage._ref.geometry
     is_whole = (shape, stride, offset) == (tuple(whole.shape), whole.stride, 0)
     part = storage if is_whole else storage.as_strided(shape, stride, offset)
@@ -436,7 +350,7 @@ def restore_part(
 
 
 def restore_subclass(kind: type[torch.Tensor], build: Callable[..., Tensor], arguments: tuple[Any, ...]) -> Tensor:
-    """Unpickle: a tensor that is of a user's class too."""
+    """Unpickle a tensor of a user's class."""
     tensor = build(*arguments)
     tensor.__class__ = on_gt(kind, Tensor)
     return tensor

@@ -1,4 +1,4 @@
-"""Tracebacks that end on the user's line: the frames of GT, and of torch where GT called it, are left out."""
+"""Tracebacks that end on the user's line: frames of GT, and of torch where GT called it, are removed."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ Result = TypeVar("Result")
 
 
 def leave_out_own_frames(error: Exception) -> None:
-    """Shorten the traceback of an exception that is about to leave GT. To be followed by a bare `raise`, which does not
-    add the frame of the function that it is in; so it costs nothing where nothing is raised."""
+    """Shorten the traceback of an exception that is about to leave GT. The caller follows with a bare `raise`, which
+    does not add its own frame."""
     if shows_full_tracebacks():
         return
     error.__traceback__ = _without_own_frames(error.__traceback__)
@@ -32,7 +32,7 @@ def leave_out_own_frames(error: Exception) -> None:
 
 
 def ends_on_users_line(function: Callable[Arguments, Result]) -> Callable[Arguments, Result]:
-    """For functions and methods that users call: what they raise has no frame of GT in its traceback."""
+    """Decorates functions that users call: tracebacks of their exceptions have no frame of GT."""
 
     @functools.wraps(function)
     def call(*args: Arguments.args, **kwargs: Arguments.kwargs) -> Result:
@@ -46,7 +46,7 @@ def ends_on_users_line(function: Callable[Arguments, Result]) -> Callable[Argume
 
 
 def _without_own_frames(traceback: TracebackType | None) -> TracebackType | None:
-    """What is left are frames of the user's functions that GT has called, which are rare."""
+    """Keeps frames of the user's functions that GT has called, which are rare."""
     if traceback is None:
         return None
     rest = _without_own_frames(traceback.tb_next)

@@ -1,4 +1,4 @@
-"""What GT tensors do not mix with, and what to do instead."""
+"""Errors for tensors and ops that GT does not support, with the remedy."""
 
 from __future__ import annotations
 
@@ -10,7 +10,8 @@ _COLLECTIVES = ("c10d", "_c10d_functional", "c10d_functional", "_dtensor")
 
 
 def require_strided(tensor: torch.Tensor) -> None:
-    """Not a TypeError, which torch's operators turn into one that names neither GT nor the remedy."""
+    """Raises NotImplementedError: torch's operators would replace a TypeError by one that names neither GT nor the
+    remedy."""
     if tensor.is_nested:
         raise NotImplementedError(
             "GT tensors do not mix with nested tensors: GT holds strided tensors; make it one first, with "
@@ -24,8 +25,7 @@ def require_strided(tensor: torch.Tensor) -> None:
 
 
 def refuse_op(func: OpOverload) -> None:
-    """Ops that no worker can run: those that make nested tensors, and those of process groups, which have nothing to
-    exchange in a program whose tensors are on GT's workers."""
+    """Raise for ops that no worker can run: those that make nested tensors, and those of process groups."""
     if schema_of(func).name == "aten::_nested_tensor_from_tensor_list":
         raise NotImplementedError(
             "nested tensors of GT tensors are not possible: GT holds strided tensors; pad them, with "

@@ -1,4 +1,4 @@
-"""Storages of tensors whose bytes are elsewhere: their sizes, and numbers that say which tensors share one.
+"""`RemoteStorage`, the storage of a GT tensor: its size, and an address that identifies it.
 
 Libraries compare addresses to find tied weights, and sort them to find overlaps. So a GT tensor has an address too. No
 memory has such an address: it does not fit into 64 bits, and its low 64 bits are zero, so that C code that is given it
@@ -18,7 +18,7 @@ _STORAGE = 1 << 128  # and those of storages this far, which no tensor is large 
 
 
 def address_of(ref: TensorRef) -> int:
-    """A number that only tensors that start at the same byte of the same storage have; 0 for an empty tensor."""
+    """A number that is equal for tensors that start at the same byte of the same storage; 0 for an empty tensor."""
     geometry = ref.geometry
     if geometry.nbytes == 0:
         return 0
@@ -26,7 +26,7 @@ def address_of(ref: TensorRef) -> int:
 
 
 class RemoteStorage:
-    """What `tensor.untyped_storage()` and `tensor.storage()` give. The latter counts elements instead of bytes."""
+    """The result of `tensor.untyped_storage()`, and of `tensor.storage()`, which counts elements instead of bytes."""
 
     __slots__ = ("_item_bytes", "_storage")
 

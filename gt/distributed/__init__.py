@@ -1,4 +1,4 @@
-"""Tensors over several workers, said explicitly: meshes, placements, and products in the layout that is asked for."""
+"""Explicit layouts of tensors over workers: meshes, placements, and products in a given layout."""
 
 from typing import Any
 

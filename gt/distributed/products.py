@@ -1,4 +1,4 @@
-"""Products whose result is laid out as asked."""
+"""`matmul` with a given layout of its result."""
 
 from __future__ import annotations
 
@@ -18,22 +18,22 @@ _PRODUCTS = {2: torch.ops.aten.mm.default, 3: torch.ops.aten.bmm.default}
 def matmul(
     a: torch.Tensor, b: torch.Tensor, out: Placements | None = None, mesh: DeviceMesh | None = None
 ) -> torch.Tensor:
-    """`a @ b` for tensors in any layouts. With `out` the product is laid out as said (on `mesh`, or that of `a`), by
-    the plan that moves the fewest bytes for operands and result together. Without it the layout is the one that costs
-    least. Gradients pass."""
+    """`a @ b` for tensors in any layouts. With `out` the product has that layout (on `mesh`, or that of `a`), by the
+    plan that moves the fewest bytes for operands and result together. Without it the layout is the cheapest one.
+    Gradients pass."""
     a, b = to_gt(a), to_gt(b)
     if out is None:
         return torch.matmul(a, b)
     layout = layout_of(mesh or a.spec.mesh, out)
     assert layout is not None
     if a.dim() == b.dim() and a.dim() in _PRODUCTS and a.shape[:-2] == b.shape[:-2]:
-        return _Product.apply(a, b, layout)  # type: ignore[no-any-return]
+        return _MatmulWithLayout.apply(a, b, layout)  # type: ignore[no-any-return]
     product = torch.matmul(a, b)
     assert isinstance(product, Tensor)
     return product.redistribute(layout.mesh, layout.placements)
 
 
-class _Product(torch.autograd.Function):
+class _MatmulWithLayout(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, a: Tensor, b: Tensor, layout: Layout) -> torch.Tensor:
         ctx.save_for_backward(a, b)

@@ -12,7 +12,7 @@ import msgspec
 from gt.client import session as sessions
 from gt.client.host_data import fill
 from gt.client.interrupts import defer, is_inside
-from gt.client.optimizer_steps import follow_steps
+from gt.client.optimizer_steps import register_step_hooks
 from gt.client.session import Session
 from gt.client.tracebacks import ends_on_users_line
 from gt.core.errors import SessionError, SettingsError, nearest
@@ -209,6 +209,6 @@ def _leave_to_parent() -> None:
 
 
 sessions.set_connector(_connect_lazily)
-follow_steps()
+register_step_hooks()
 atexit.register(shutdown)
 os.register_at_fork(after_in_child=_leave_to_parent)

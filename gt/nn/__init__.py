@@ -1,7 +1,7 @@
 """torch.nn with parameters on GT: `gt.nn.Linear(784, 10)` builds its weights straight on the workers.
 
 A class of this module is a subclass of torch's that builds itself inside `gt.device()`; it behaves as torch's in every
-other way, and `isinstance(gt.nn.Linear(1, 1), torch.nn.Linear)` holds. What creates no parameters is torch's own.
+other way, and `isinstance(gt.nn.Linear(1, 1), torch.nn.Linear)` holds. Names that create no parameters are torch's own.
 """
 
 from __future__ import annotations
@@ -13,9 +13,9 @@ import torch
 from gt.client.creation import device
 from gt.client.tensor import to_gt
 from gt.client.tracebacks import ends_on_users_line
-from gt.optim import __getattr__ as _optimizer
+from gt.optim import __getattr__ as _optimizer_name
 
-_made: dict[type, type] = {}
+_classes: dict[type, type] = {}
 
 
 def _on_gt(kind: type[torch.nn.Module]) -> type[torch.nn.Module]:
@@ -26,7 +26,7 @@ def _on_gt(kind: type[torch.nn.Module]) -> type[torch.nn.Module]:
         with device():
             kind.__init__(self, *args, **kwargs)
 
-    found = _made.get(kind)
+    found = _classes.get(kind)
     if found is None:
         body = {
             "__init__": __init__,
@@ -34,18 +34,18 @@ def _on_gt(kind: type[torch.nn.Module]) -> type[torch.nn.Module]:
             "__doc__": kind.__doc__,
             "__qualname__": kind.__qualname__,
         }
-        found = _made[kind] = type(kind.__name__, (kind,), body)
+        found = _classes[kind] = type(kind.__name__, (kind,), body)
     return found
 
 
-class _OnGT(type(torch.nn.Parameter)):  # type: ignore[misc]
-    """Every parameter is one of `gt.nn.Parameter`, wherever its bytes are."""
+class _ParameterType(type(torch.nn.Parameter)):  # type: ignore[misc]
+    """Makes every parameter, plain or on GT, an instance of `gt.nn.Parameter`."""
 
     def __instancecheck__(cls, instance: Any) -> bool:
         return isinstance(instance, torch.nn.Parameter)
 
 
-class Parameter(torch.nn.Parameter, metaclass=_OnGT):
+class Parameter(torch.nn.Parameter, metaclass=_ParameterType):
     """Torch's parameter, made on GT."""
 
     def __new__(cls, data: torch.Tensor | None = None, requires_grad: bool = True) -> torch.nn.Parameter:  # type: ignore[misc]
@@ -55,7 +55,7 @@ class Parameter(torch.nn.Parameter, metaclass=_OnGT):
 def __getattr__(name: str) -> Any:
     value = getattr(torch.nn, name, None)
     if value is None:
-        return _optimizer(name)  # `from gt.nn import Module, Linear, SGD`
+        return _optimizer_name(name)  # `from gt.nn import Module, Linear, SGD`
     if isinstance(value, type) and issubclass(value, torch.nn.Module) and value is not torch.nn.Module:
         return _on_gt(value)
     return value

@@ -1,4 +1,4 @@
-"""Everything torch's autograd does, on GT, with torch as the oracle."""
+"""Torch's autograd on GT tensors, compared with plain ones."""
 
 import copy
 
@@ -12,7 +12,7 @@ pytestmark = pytest.mark.usefixtures("anywhere")
 
 
 def both(function, *shapes):
-    """The same function on plain and on GT leaves with the same values; gives (plain results, GT results)."""
+    """The same function on plain and on GT leaves with the same values; returns (plain results, GT results)."""
     plain = [torch.randn(shape) for shape in shapes]
     ours = [gt.to(value).requires_grad_() for value in plain]
     plain = [value.requires_grad_() for value in plain]

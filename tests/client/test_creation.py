@@ -28,7 +28,7 @@ DETERMINISTIC = {
 
 
 @pytest.mark.parametrize("make", DETERMINISTIC.values(), ids=DETERMINISTIC.keys())
-def test_creation_gives_what_torch_gives(make):
+def test_creation_equals_torchs(make):
     made, expected = make(gt), make(torch)
     assert isinstance(made, gt.Tensor)
     assert made.dtype == expected.dtype
@@ -124,7 +124,7 @@ def tied_model():
     return torch.nn.Sequential(first, second)
 
 
-def test_to_keeps_what_shares_memory_tied():
+def test_to_keeps_tensors_that_share_memory_tied():
     torch.manual_seed(0)
     plain = tied_model()
     torch.manual_seed(0)
@@ -241,7 +241,7 @@ def test_lazy_parameters_before_their_first_input():
     assert not isinstance(torch.nn.LazyLinear(4).weight, gt.Tensor)
 
 
-def test_to_refuses_what_it_cannot_move():
+def test_to_refuses_other_objects():
     with pytest.raises(TypeError, match="not str"):
         gt.to("a string")
 

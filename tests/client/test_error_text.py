@@ -1,4 +1,4 @@
-"""Errors say what, why and what to do, on the user's line."""
+"""Error messages: the operation, the reason and the remedy, on the user's line."""
 
 import inspect
 import os
@@ -74,7 +74,7 @@ def test_dtypes_that_gt_has_not_are_refused_at_once(embedded):
         torch.quantize_per_tensor(gt.ones(2), 1.0, 0, torch.quint8)
 
 
-def test_what_depends_on_a_failure_fails_the_same_and_the_rest_goes_on(anywhere):
+def test_dependents_of_a_failure_fail_with_its_error_and_others_do_not(anywhere):
     good = gt.ones(1)
     bad = failing()
     dependent = (bad + good) * 2
@@ -93,20 +93,20 @@ def test_a_failed_write_poisons_only_its_target(anywhere):
     assert y.tolist() == [0.0, 0.0, 0.0]
 
 
-def test_a_query_that_depends_on_a_failure_tells_the_cause(anywhere):
+def test_a_query_that_depends_on_a_failure_names_the_cause(anywhere):
     bad = failing()
     with pytest.raises(gt.OpError, match="out of bounds"):
         bad.nonzero()
 
 
-def test_synchronize_raises_a_failure_that_nobody_read(anywhere):
+def test_synchronize_raises_an_unread_failure(anywhere):
     failing()
     with pytest.raises(gt.OpError, match="out of bounds"):
         gt.synchronize()
     gt.synchronize()
 
 
-def test_an_unread_failure_is_told_at_the_end(capsys):
+def test_an_unread_failure_is_printed_at_shutdown(capsys):
     gt.init()
     failing()
     gt.shutdown()
@@ -229,13 +229,13 @@ print(x.add_(1).tolist(), gt.ones(1 << 20).sum().item())
 
 
 @pytest.mark.parametrize("mode", [{}, {"workers": 1}], ids=["embedded", "processes"])
-def test_a_forked_child_is_told(mode):
+def test_a_forked_child_gets_a_session_error(mode):
     done = run_python(FORKED.format(mode=mode))
     assert done.stdout == "refused\n" * 5 + "[2.0, 2.0] 1048576.0\n", done.stderr
 
 
 @pytest.mark.parametrize("mode", [{}, {"workers": 2}], ids=["embedded", "processes"])
-def test_a_failure_that_nobody_read_is_shown_at_the_end(mode):
+def test_an_unread_failure_is_printed_at_exit(mode):
     code = "import torch, gt; gt.init(**{}); y = torch.nn.functional.embedding(gt.tensor([7]), gt.ones(3, 2))"
     done = run_python(code.format(mode))
     (line,) = done.stderr.splitlines()
@@ -293,7 +293,7 @@ def test_a_mistake_of_gt_while_an_op_is_planned_is_the_failure_of_that_op(embedd
     assert (a + b).tolist() == [1.0, 1.0, 1.0]
 
 
-def test_what_should_have_been_written_can_be_recovered(anywhere):
+def test_a_tensor_of_a_failed_write_can_be_recovered(anywhere):
     model = gt.nn.Linear(2, 2)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
     weights = [parameter.detach().cpu() for parameter in model.parameters()]
@@ -321,7 +321,7 @@ def test_a_write_that_has_begun_cannot_be_taken_back(embedded):
         gt.recover(bad)
 
 
-def test_what_was_computed_from_a_failed_write_has_no_former_value(anywhere):
+def test_a_result_of_a_failed_write_has_no_former_value(anywhere):
     weight = gt.full((4,), 5.0)
     weight.sub_(gt.zeros(3)[gt.full((4,), 7)])
     for computed in (weight * 100, weight.int(), weight.sum(), weight.clone()):
@@ -331,7 +331,7 @@ def test_what_was_computed_from_a_failed_write_has_no_former_value(anywhere):
     assert weight.tolist() == [5.0] * 4
 
 
-def test_the_former_value_of_what_is_cut_is_put_together():
+def test_the_former_value_of_a_sharded_tensor_is_gathered():
     gt.init(workers=2, mode="virtual")
     try:
         weight = gt.distribute(gt.full((4, 4), 5.0), gt.mesh((2,), ("d",)), "d, -")
@@ -342,7 +342,7 @@ def test_the_former_value_of_what_is_cut_is_put_together():
         gt.shutdown()
 
 
-def test_recovery_keeps_strides_and_values_of_what_has_not_failed(anywhere):
+def test_recovery_keeps_strides_and_values_of_tensors_that_have_not_failed(anywhere):
     plain = torch.arange(24.0).reshape(1, 2, 3, 4).to(memory_format=torch.channels_last)
     tensor = gt.to(plain)
     tensor += 0

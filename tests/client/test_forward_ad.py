@@ -38,7 +38,7 @@ PROGRAMS = {
 @pytest.mark.parametrize("program", PROGRAMS)
 @pytest.mark.parametrize("transposed", [False, True])
 def test_tangents_of_views(anywhere, program, transposed):
-    """A tangent is laid out as its primal is, whatever strides it was given with."""
+    """A tangent gets the strides of its primal."""
     primal, tangent = (X.t().contiguous().t(), T) if transposed else (X, T)
     expected = tangent_of(PROGRAMS[program], primal.clone(), tangent)
     found = tangent_of(PROGRAMS[program], gt.to(primal), gt.to(tangent))
@@ -76,7 +76,7 @@ TRANSFORMS = {
 
 
 @pytest.mark.parametrize("transform", TRANSFORMS)
-def test_transforms_give_what_torch_gives(anywhere, transform):
+def test_transforms_equal_torchs(anywhere, transform):
     expected = TRANSFORMS[transform](cube, X, T)
     found = TRANSFORMS[transform](cube, gt.to(X), gt.to(T))
     assert isinstance(found, gt.Tensor)

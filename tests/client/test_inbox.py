@@ -1,4 +1,4 @@
-"""What a client hears of failures, in every order in which the news may come."""
+"""Waits for answers, and failures that workers report in every order."""
 
 import itertools
 import sys
@@ -20,7 +20,7 @@ REQUEST = own(50)
 
 
 class Channel:
-    """Gives what was put into it, a message at a time."""
+    """Receives the given answers one at a time."""
 
     def __init__(self, *answers):
         self.answers = list(answers)
@@ -31,16 +31,12 @@ class Channel:
     def receive(self):
         return [(self.answers.pop(0), None)] if self.answers else []
 
-    def receive_all(self, inbox):
-        while self.answers:
-            inbox.collect()
-
 
 def failure(op, worker):
     return msgspec.structs.replace(FAILURE, origin=own(op), worker=worker, site=0, traceback=f"on worker {worker}")
 
 
-def news(op=7, worker=0):
+def report(op=7, worker=0):
     return OpFailed(1, failure(op, worker))
 
 
@@ -48,9 +44,10 @@ def inbox_of(*answers):
     return Inbox(Channel(*answers), Sites(lambda *_: None))
 
 
-def heard(inbox):
-    """The ops and workers of the failures that no read has shown."""
-    inbox._channel.receive_all(inbox)
+def unshown(inbox):
+    """The ops and workers of the failures that no read has shown, when all answers are received."""
+    while inbox.collect():
+        pass
     return [(found.origin - own(0), found.worker) for found in inbox.unshown()]
 
 
@@ -62,25 +59,25 @@ def read(inbox):
 SHOWN = Failed(REQUEST, failure(7, 0))
 
 
-ANSWERS = {"read": SHOWN, "7 on 0": news(7, 0), "7 on 1": news(7, 1), "8 on 1": news(8, 1)}
+ANSWERS = {"read": SHOWN, "7 on 0": report(7, 0), "7 on 1": report(7, 1), "8 on 1": report(8, 1)}
 
 
 @pytest.mark.parametrize("order", [", ".join(order) for order in itertools.permutations(ANSWERS)])
-def test_what_a_read_shows_is_not_told_again_by_any_worker(order):
+def test_a_failure_that_a_read_shows_is_not_reported_again(order):
     inbox = inbox_of(*[ANSWERS[name] for name in order.split(", ")])
     read(inbox)
-    assert heard(inbox) == [(8, 1)]
+    assert unshown(inbox) == [(8, 1)]
 
 
-def test_what_several_workers_tell_is_one_failure():
-    assert heard(inbox_of(news(7, 1), news(8, 0), news(7, 0), news(8, 1))) == [(7, 1), (8, 0)]
+def test_reports_of_several_workers_are_one_failure():
+    assert unshown(inbox_of(report(7, 1), report(8, 0), report(7, 0), report(8, 1))) == [(7, 1), (8, 0)]
 
 
-def test_what_was_taken_is_not_told_again_by_another_worker():
-    inbox = inbox_of(news(7, 0), Synchronized(REQUEST), news(7, 1))
+def test_a_failure_that_was_taken_is_not_reported_again_by_another_worker():
+    inbox = inbox_of(report(7, 0), Synchronized(REQUEST), report(7, 1))
     inbox.wait(REQUEST)
     assert [found.worker for found in inbox.unshown()] == [0]
-    assert heard(inbox) == []
+    assert unshown(inbox) == []
 
 
 def test_a_failure_can_be_read_again():
@@ -89,19 +86,18 @@ def test_a_failure_can_be_read_again():
     read(inbox)
 
 
-def test_failures_of_one_line_are_told_apart():
-    assert heard(inbox_of(*[news(op) for op in (1, 2, 3)])) == [(1, 0), (2, 0), (3, 0)]
+def test_failures_of_one_line_are_distinct():
+    assert unshown(inbox_of(*[report(op) for op in (1, 2, 3)])) == [(1, 0), (2, 0), (3, 0)]
 
 
-def test_a_failure_without_identity_is_always_told():
+def test_a_failure_without_identity_is_always_reported():
     nameless = OpFailed(1, msgspec.structs.replace(FAILURE, origin=0))
-    assert len(heard(inbox_of(nameless, nameless))) == 2
+    assert len(unshown(inbox_of(nameless, nameless))) == 2
 
 
-def test_what_is_remembered_has_a_limit():
-    inbox = inbox_of(*[news(op) for op in range(3 * REMEMBERED)])
-    assert len(heard(inbox)) == 3 * REMEMBERED
-    assert len(inbox._known) == REMEMBERED
+def test_only_the_last_failures_are_recognised_again():
+    inbox = inbox_of(*[report(op) for op in range(3 * REMEMBERED)], report(0, 1), report(3 * REMEMBERED - 1, 1))
+    assert unshown(inbox)[3 * REMEMBERED :] == [(0, 1)]
 
 
 def test_answers_that_come_while_others_are_taken_are_not_lost():
@@ -127,16 +123,19 @@ def test_a_refused_message_ends_every_wait():
 
 
 def test_an_interrupt_in_the_middle_of_receiving_ends_every_wait():
-    """A second Ctrl-C does not wait, and what was being received may be lost."""
+    """A second Ctrl-C does not wait, and answers that were being received may be lost."""
 
-    class Interrupted(Channel):
+    class InterruptedOnce(Channel):
+        interrupts = iter([KeyboardInterrupt])
+
         def receive(self):
-            raise KeyboardInterrupt
+            for interrupt in self.interrupts:
+                raise interrupt
+            return []
 
-    inbox = Inbox(Interrupted(), Sites(lambda *_: None))
+    inbox = Inbox(InterruptedOnce(), Sites(lambda *_: None))
     with pytest.raises(KeyboardInterrupt):
         inbox.wait(REQUEST)
-    inbox._channel = Channel()
     with pytest.raises(ProtocolError, match="KeyboardInterrupt has ended the session while it received"):
         inbox.wait(own(51))
 
@@ -158,12 +157,14 @@ def test_a_signal_handler_that_interrupts_a_wait_may_not_wait():
 
 
 def test_the_answer_of_a_wait_that_was_given_up_is_not_kept():
-    inbox = inbox_of()
+    channel = Channel()
+    inbox = Inbox(channel, Sites(lambda *_: None))
     with pytest.raises(TimeoutError):
         inbox.wait(REQUEST, 0.01)
-    inbox._channel.answers += [Synchronized(REQUEST), Synchronized(own(51))]
+    channel.answers += [Synchronized(REQUEST), Synchronized(own(51))]
     inbox.wait(own(51))
-    assert not inbox._answers and not inbox._abandoned
+    with pytest.raises(TimeoutError):
+        inbox.wait(REQUEST, 0.01)
 
 
 def test_one_thread_receives_for_all():

@@ -1,4 +1,4 @@
-"""Ctrl-C ends what the program is at, and not the session: what was computed stays, and work goes on."""
+"""Ctrl-C ends the running op or read, and not the session; signal handlers do not break GT's own work."""
 
 import os
 import signal
@@ -37,7 +37,7 @@ def test_a_second_interrupt_does_not_wait():
 
 
 def test_a_block_within_a_block_is_refused():
-    """It is that of a signal handler, since nothing of ours nests; what it came upon goes on."""
+    """Only a signal handler or a finalizer can enter one; the block that it interrupted goes on."""
     done = []
     before = signal.signal(signal.SIGUSR1, lambda number, frame: CriticalSection().__enter__())
     try:
@@ -104,7 +104,7 @@ def test_a_handler_that_raises_at_either_end_of_a_block_leaves_nothing_behind(st
         signal.signal(signal.SIGUSR1, before)
 
 
-def test_what_the_program_does_on_an_interrupt_is_done_once():
+def test_the_programs_own_handler_is_called_once():
     calls = []
     before = signal.signal(signal.SIGINT, lambda number, frame: calls.append((number, frame is not None)))
     try:

@@ -1,4 +1,4 @@
-"""Laying tensors out, as a user does it: meshes, copies in other layouts, creation, gradients, what moved."""
+"""Explicit layouts: meshes, redistribution, creation, gradients and traffic."""
 
 import gc
 import itertools
@@ -180,7 +180,7 @@ def test_layouts_of_other_meshes(eight_workers, source):
         assert again.spec.mesh is mesh and torch.equal(again.cpu(), VALUE)
 
 
-def test_redistribute_says_only_what_changes(eight_workers, pair_of_pairs):
+def test_redistribute_needs_only_the_argument_that_changes(eight_workers, pair_of_pairs):
     one, other = pair_of_pairs
     ours = gt.distribute(VALUE, one, "x, -")
     assert (ours.redistribute().spec, ours.redistribute(one).spec) == (gt.ShardingSpec(one, [[], []]),) * 2
@@ -308,7 +308,7 @@ def test_an_event_names_the_op_and_the_line(eight_workers):
     assert comm.count("all-reduce") == 1 and comm.count("all-gather") == 0
 
 
-def test_only_what_is_inside_is_recorded(eight_workers):
+def test_only_ops_inside_are_recorded(eight_workers):
     ours = gt.distribute(EVEN, mesh_of("2x4"), "dp tp, -")
     ours.redistribute()
     with gt.debug.comm() as nothing:
@@ -345,7 +345,7 @@ LIKE = {
 
 
 @pytest.mark.parametrize("name", [*FACTORIES, *LIKE])
-def test_what_is_created_lies_as_said(eight_workers, name):
+def test_a_created_tensor_has_the_given_layout(eight_workers, name):
     make = (FACTORIES | LIKE)[name]
     for grid, layout in EVERYWHERE:
         ours = make(gt, mesh=mesh_of(grid), placements=layout)
@@ -354,7 +354,7 @@ def test_what_is_created_lies_as_said(eight_workers, name):
 
 
 @pytest.mark.parametrize("name", RANGES)
-def test_ranges_lie_as_said(eight_workers, name):
+def test_a_range_has_the_given_layout(eight_workers, name):
     for grid, layout in (("3", "dp"), ("8", "dp"), ("2x4", "tp dp"), ("2x4", "dp + tp"), ("2", "-")):
         ours = RANGES[name](gt, mesh=mesh_of(grid), placements=layout)
         assert str(ours.spec) == layout and torch.equal(ours.cpu(), RANGES[name](torch))
@@ -385,7 +385,7 @@ def test_empty_tensors_have_memory_everywhere(eight_workers):
     assert str(ours.spec) == "dp, tp" and torch.equal(ours.cpu(), VALUE)
 
 
-def test_what_is_created_can_require_gradients(eight_workers):
+def test_a_created_tensor_can_require_gradients(eight_workers):
     ours = gt.ones(7, 5, mesh=mesh_of("2x4"), placements="dp, tp", requires_grad=True)
     (ours * gt.distribute(VALUE, mesh_of("2x4"), "tp, -")).sum().backward()
     assert ours.is_leaf and torch.equal(ours.grad.cpu(), VALUE)

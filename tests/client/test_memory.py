@@ -1,4 +1,4 @@
-"""What is dropped is freed: handles, ids and bytes, in the client, the dispatcher and the workers."""
+"""Dropped tensors are freed: handles, ids and bytes, in the client, the dispatcher and the workers."""
 
 import gc
 from collections.abc import Iterator
@@ -13,7 +13,7 @@ from gt.dispatcher.invariants import check_invariants
 
 
 def held():
-    """Ids held by the dispatcher and tensors held by the workers of this process, which are as many as it says."""
+    """Ids held by the dispatcher and tensors held by the workers of this process, of which there are as many."""
     gt.synchronize()
     channel = sessions.current()._channel
     state = channel.dispatcher.state
@@ -68,7 +68,7 @@ USES = {
 
 
 @pytest.mark.parametrize("use", USES.values(), ids=USES.keys())
-def test_what_was_made_for_a_tensor_over_workers_goes_with_it(pair, use):
+def test_copies_of_a_tensor_on_workers_are_freed_with_it(pair, use):
     before = held()
     x = gt.distribute(torch.eye(4), pair, gt.Shard(0))
     result = use(x)
@@ -129,7 +129,7 @@ def test_failed_ops_hold_nothing(embedded):
     assert held()[0] <= before + 3  # the interned constants
 
 
-def test_what_is_remembered_about_ops_is_bounded(embedded, monkeypatch):
+def test_cached_calls_are_bounded(embedded, monkeypatch):
     monkeypatch.setattr("gt.client.session.MAX_CACHED_CALLS", 100)
     x = gt.arange(1000.0)
     for size in range(1, 400):
@@ -142,7 +142,7 @@ def test_what_is_remembered_about_ops_is_bounded(embedded, monkeypatch):
     assert len(session._channel.dispatcher.state.sessions[session.welcome.ident].ops) <= 202
 
 
-def test_what_is_remembered_about_moves_is_bounded(pair, monkeypatch):
+def test_cached_moves_are_bounded(pair, monkeypatch):
     monkeypatch.setattr("gt.client.session.MAX_CACHED_CALLS", 20)
     for size in range(1, 100):
         gt.distribute(torch.ones(size), pair, gt.Shard(0)).cumsum(0).tolist()

@@ -254,7 +254,7 @@ def test_a_moved_tensor_keeps_its_memory_format(target):
         gt.shutdown()
 
 
-def test_a_kernel_with_other_strides_than_torch_tells_is_corrected_and_counted(monkeypatch):
+def test_results_with_other_strides_than_inferred_are_restrided_and_counted(monkeypatch):
     """As a device whose kernels lay out their results differently would."""
     monkeypatch.setenv("GT_CHECK_GEOMETRY", "0")
     gt.init()

@@ -88,7 +88,7 @@ def test_steps_of_cut_parameters_are_torchs(two_workers, waits, name):
 
 
 @pytest.mark.parametrize("name", ["Adafactor", "LBFGS"])
-def test_optimizers_that_read_numbers_give_what_torch_gives(anywhere, name):
+def test_optimizers_that_read_numbers_equal_torchs(anywhere, name):
     def run(to):
         model, x = to(copy.deepcopy(MODEL)), to(X)
         optimizer = getattr(torch.optim, name)(model.parameters())

@@ -38,7 +38,7 @@ def test_numpy():
     assert np.array(x).sum() == 15
 
 
-def test_numpy_of_what_requires_grad_is_refused_as_in_torch():
+def test_numpy_of_a_tensor_that_requires_grad_is_refused_as_in_torch():
     x = gt.ones(2, requires_grad=True)
     with pytest.raises(RuntimeError, match="requires grad"):
         x.numpy()
@@ -55,7 +55,7 @@ def test_the_copy_is_ones_own():
 
 
 @pytest.mark.parametrize("size", [(3,), (9, 1 << 20)], ids=["small", "on huge pages"])
-def test_what_is_uploaded_is_ones_own(size):
+def test_an_upload_is_a_copy(size):
     source = torch.ones(size)
     x = gt.to(source)
     source += 1
@@ -131,7 +131,7 @@ def test_dlpack_export():
         torch.from_dlpack(gt.ones(1, requires_grad=True))
 
 
-def test_what_needs_memory_here_says_so():
+def test_methods_that_need_memory_raise():
     with pytest.raises(RuntimeError, match=r"its bytes are on a worker; use tensor.cpu\(\)"):
         gt.ones(2).share_memory_()
 
@@ -251,7 +251,7 @@ OPERATORS = {
 
 @pytest.mark.filterwarnings("ignore:.*:DeprecationWarning", "ignore:.*:RuntimeWarning")
 @pytest.mark.parametrize("dtype", ARRAYS)
-def test_numpy_functions_give_what_they_give_of_plain_tensors(dtype):
+def test_numpy_functions_equal_those_of_plain_tensors(dtype):
     array = ARRAYS[dtype]
     two = [lambda x: (x, np.abs(array)), lambda x: (np.abs(array), x), lambda x: (x, 2), lambda x: (2, x)]
     for function in UFUNCS:

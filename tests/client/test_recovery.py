@@ -1,4 +1,4 @@
-"""gt.recover after a failed step: everything of one step, or a refusal."""
+"""gt.recover after a failed step: it restores all tensors to one step, or refuses."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import gt
 
 
 class Lion(torch.optim.Optimizer):
-    """An optimizer that GT does not know: it decays weights, and writes its state last."""
+    """An optimizer of the user's own, which decays weights and writes its state last."""
 
     def __init__(self, parameters):
         super().__init__(parameters, {"lr": 0.01, "decay": 0.1})
@@ -60,7 +60,7 @@ def train(model, optimizer, index=0):
 
 
 def values(*targets):
-    """All that training changes."""
+    """Parameters, buffers and optimizer state."""
     found = {}
     for target in targets:
         if isinstance(target, torch.nn.Module):
@@ -151,7 +151,7 @@ def test_weights_that_are_cut_are_recovered(form):
         gt.shutdown()
 
 
-def test_what_was_written_between_steps_and_is_too_large_to_keep_is_refused(embedded):
+def test_a_large_tensor_written_between_steps_is_refused(embedded):
     model = gt.nn.Linear(4, 4)
     average = gt.zeros(300, 300)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)

@@ -1,4 +1,4 @@
-"""Files of other libraries, and the sizes and identities of storages that these ask for."""
+"""Saving and loading with other libraries, and the sizes and addresses of storages that these read."""
 
 import ctypes
 import gc
@@ -36,7 +36,7 @@ def test_tied_tensors_have_one_storage_and_one_address(embedded: None) -> None:
     assert gt.zeros(0).data_ptr() == gt.zeros(0).untyped_storage().data_ptr() == 0
 
 
-def test_a_storage_tells_its_size(embedded: None) -> None:
+def test_a_storage_has_a_size(embedded: None) -> None:
     x = gt.zeros(4, 3)[1]
     assert (x.untyped_storage().nbytes(), x.storage().size(), len(x.untyped_storage())) == (48, 12, 48)
     assert sys.getsizeof(x.untyped_storage()) >= 48

@@ -18,7 +18,7 @@ from tests.subprocesses import finish, start
 
 @pytest.fixture
 def switching():
-    """Threads take turns as often as they can."""
+    """Switch threads as often as possible."""
     before = sys.getswitchinterval()
     sys.setswitchinterval(1e-6)
     yield

@@ -1,4 +1,4 @@
-"""Tracebacks that users read, and the end of a program whose failures nobody has read."""
+"""Tracebacks that users read, and the failures printed at the end of a program that has not read them."""
 
 import traceback
 from collections.abc import Callable

@@ -1,4 +1,4 @@
-"""What does not mix with GT tensors says so, and says what to do instead; what looks as if it did not, works."""
+"""Unsupported tensors and ops raise errors with a remedy; similar supported ones work."""
 
 import warnings
 from collections.abc import Iterator

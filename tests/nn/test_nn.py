@@ -105,7 +105,7 @@ def test_recurrent_cells(anywhere, cell):
 @pytest.mark.parametrize("nested", [True, False])
 @pytest.mark.parametrize("grad", [True, False])
 def test_a_transformer_encoder_with_padding(anywhere, grad, nested):
-    """Where torch leaves the padding out it gives zeros there; GT gives what torch gives without that."""
+    """Torch's nested path gives zeros in padded positions; GT gives the values of torch's ordinary path."""
     layer = torch.nn.TransformerEncoderLayer(8, 2, 16, 0.0, batch_first=True)
     module = torch.nn.TransformerEncoder(layer, 2, enable_nested_tensor=nested).eval()
     ours = gt.to(copy.deepcopy(module))

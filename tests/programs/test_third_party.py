@@ -20,7 +20,7 @@ def small_model() -> GPT2LMHeadModel:
 
 
 def on_both(program: Callable[[Callable[[Any], Any]], list[float]]) -> None:
-    """Run a program with plain torch and with what it moves on GT."""
+    """Run a program with plain torch and with GT."""
     torch.testing.assert_close(program(gt.to), program(lambda what: what), rtol=1e-3, atol=1e-4)
 
 
@@ -82,7 +82,7 @@ def test_adapters_land_on_gt_and_are_trained_as_in_torch(anywhere: str, kind: st
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("init", ["pissa", "pissa_niter_4", "olora", "orthogonal"])
 def test_adapters_that_start_from_a_factorisation_of_the_weights(anywhere: str, init: str) -> None:
-    """The library gives plain parameters the data of what it computes from weights on GT."""
+    """The library assigns GT tensors to `.data` of plain parameters."""
     peft = pytest.importorskip("peft")
 
     def program(to: Callable[[Any], Any]) -> list[float]:
@@ -133,7 +133,7 @@ def test_a_default_trainer_saves_checkpoints_and_resumes(anywhere: str, tmp_path
     on_both(program)
 
 
-def test_a_summary_of_a_model_tells_sizes(embedded: None) -> None:
+def test_a_summary_of_a_model_has_sizes(embedded: None) -> None:
     torchinfo = pytest.importorskip("torchinfo")
     model, x = torch.nn.Sequential(torch.nn.Linear(300, 400)), torch.ones(2, 300)
     plain = torchinfo.summary(model, input_data=x, verbose=0)

@@ -1,4 +1,4 @@
-"""Plain tensors that are operands of ops: small ones are uploaded once for each content."""
+"""Plain tensors that are operands of ops on GT tensors: small ones are uploaded once for each content."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ MAX_BYTES = 1 << 16  # of a tensor that is kept
 MAX_TENSORS = 512
 
 
-class Constants:
-    """Uploads by content, the least recently used are dropped first. Models make the same masks and numbers again and
+class OperandCache:
+    """Uploads by content; the least recently used is dropped first. Models make the same masks and numbers again and
     again. By content and not by identity, because NumPy may write to a tensor's memory unseen."""
 
     def __init__(self, upload: Callable[[torch.Tensor], Storage]) -> None:

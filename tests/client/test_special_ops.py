@@ -1,0 +1,88 @@
+"""Ops that are not one instruction."""
+
+import pytest
+import torch
+
+import gt
+from gt.client import session as sessions
+from gt.client.op_schema import OpSchema
+from gt.client.special_ops import SPECIAL, allocate, grow, reshape_in_place, run_on_host
+from gt.client.tensor import Tensor
+
+aten = torch.ops.aten
+
+
+def run(func, *args, **kwargs):
+    return SPECIAL[str(func)](Tensor, OpSchema(func, True), args, kwargs)
+
+
+@pytest.fixture
+def emitted(embedded):
+    """The number of instructions queued so far."""
+    return lambda: len(sessions.current().outbox.queue)
+
+
+def test_every_special_op_exists():
+    for name in SPECIAL:
+        _, packet, overload = name.split(".")
+        assert getattr(getattr(aten, packet), overload)._schema, name
+
+
+@pytest.mark.parametrize("func", [aten.detach.default, aten.alias.default, aten.lift_fresh.default], ids=str)
+def test_another_handle_of_the_same_tensor_sends_nothing(emitted, func):
+    x = gt.ones(2)
+    before = emitted()
+    assert run(func, x)._ref is x._ref and emitted() == before
+
+
+def test_as_strided_is_a_view(emitted):
+    x = gt.arange(6.0)
+    view = run(aten.as_strided.default, x, [2, 2], [1, 2], 1)
+    assert view._ref.storage is x._ref and view.tolist() == [[1, 3], [2, 4]]
+
+
+def test_as_strided_beyond_the_storage_raises_torchs_error(embedded):
+    with pytest.raises(RuntimeError, match="out of bounds for storage of size 24"):
+        run(aten.as_strided.default, gt.ones(6), [7], [1])
+
+
+def test_resize_within_the_storage_keeps_it_and_beyond_it_grows(embedded):
+    x = gt.arange(6.0)
+    storage = x._ref
+    assert run(aten.resize_.default, x, [2]).tolist() == [0, 1] and x._ref.storage is storage
+    run(aten.resize_.default, x, [8])
+    assert x._ref.storage is not storage and x[:6].tolist() == [0, 1, 2, 3, 4, 5]
+
+
+def test_grow_copies_the_old_bytes(embedded):
+    x = gt.arange(3.0)
+    larger = gt.empty(5)._ref.geometry
+    assert sessions.current().fetch(grow(Tensor, x._ref, larger))[:3].tolist() == [0, 1, 2]
+    assert allocate(Tensor, larger).geometry is larger
+
+
+def test_reshape_in_place_changes_the_handle(embedded):
+    x = gt.ones(2, 3)
+    op = OpSchema(aten.t_.default, False)
+    assert reshape_in_place(Tensor, op, (x,), {}) is x and x.shape == (3, 2)
+
+
+def test_an_op_on_the_host_reads_and_writes_back(embedded):
+    x, plain = gt.ones(2), torch.zeros(2)
+    assert run_on_host(Tensor, aten.add.out, (x, x), {"out": plain}) is plain and plain.tolist() == [2, 2]
+    assert run_on_host(Tensor, aten.add_.Tensor, (x, plain), {}) is x and x.tolist() == [3, 3]
+
+
+def test_set_takes_the_storage_of_another_tensor(embedded):
+    x, y = gt.ones(2), gt.zeros(3)
+    run(aten.set_.source_Tensor, x, y)
+    assert x._ref is y._ref and run(aten.is_set_to.default, x, y)
+    with pytest.raises(RuntimeError, match="set_\\(\\) with a storage"):
+        run(aten.set_.source_Storage, x, torch.UntypedStorage(4))
+
+
+def test_questions_are_answered_without_workers(emitted):
+    x, y = gt.ones(2), gt.ones(2, 1)
+    before = emitted()
+    assert not run(aten.is_same_size.default, x, y) and not run(aten.is_pinned.default, x)
+    assert run(aten._has_same_storage_numel.default, x, y) and emitted() == before
