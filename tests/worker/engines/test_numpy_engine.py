@@ -19,7 +19,7 @@ from gt.client.session import Session, activate
 from gt.core.errors import OpError
 from gt.core.meta import TensorMeta
 from gt.core.signatures import DType, ListArg, ViewStep
-from gt.launch.inprocess import InProcessChannel
+from gt.launch.in_process_channel import InProcessChannel
 from gt.worker.engines.numpy_engine import NumPyEngine
 from gt.worker.engines.numpy_ops import OPS
 from gt.worker.engines.numpy_random import RANDOM
