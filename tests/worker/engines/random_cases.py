@@ -100,7 +100,7 @@ PERMUTATIONS = {f"aten.randperm.{name}" for name in ("default", "generator", "ou
 
 
 def made(op, key, shape, part, region=None):
-    """All results of an op in one tensor, which its `out` is part of where it has one."""
+    """All results of an op, stacked into one tensor; ops with `out` get a tensor to write to."""
     out = {"out": part(zeros(shape))} if op.endswith("out") else {}
     results = draw(op, key, *CASES[op](shape, part), region=region, **out)
     return torch.stack([result.double() for result in (results if isinstance(results, tuple) else [results])], -1)

@@ -254,7 +254,7 @@ def test_the_numpy_engine_refuses_bad_arguments():
 
 
 def at_the_ends(method, dtype, *params):
-    """What a law makes of the least and the greatest words."""
+    """The numbers that a distribution makes of the least and the greatest words."""
     distribution = DISTRIBUTIONS[method](dtype, *params)
     words = torch.tensor([-(2 ** (distribution.width - 1)), -1, 0, 2 ** (distribution.width - 1) - 1])
     out = torch.empty(4, dtype=dtype)
