@@ -17,9 +17,9 @@ from gt.client.session import Session
 from gt.client.tracebacks import ends_on_users_line
 from gt.core.errors import SessionError, SettingsError, nearest
 from gt.core.settings import BACKENDS, MODES, Settings, parse_address, read_settings
-from gt.launch.hosted import HostedChannel
-from gt.launch.inprocess import InProcessChannel
-from gt.launch.local import LocalProcesses
+from gt.launch.hosted_channel import HostedChannel
+from gt.launch.in_process_channel import InProcessChannel
+from gt.launch.local_processes import LocalProcesses
 from gt.monitor.instruction_log import open_log
 from gt.signals.registry import registry
 from gt.wire import shared_memory

@@ -1,4 +1,4 @@
-"""Lets only peers connect to a server that have its member key."""
+"""Lets only the peers that have its member key connect to a server."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ class Authenticator:
 
 
 def authenticate(request: Sequence[bytes], member: bytes) -> list[bytes]:
-    """The reply to a ZAP request: version, number, domain, address, identity, mechanism, credentials."""
+    """The reply to a request, which has version, number, domain, address, identity, mechanism and credentials."""
     version, number = (*request[:2], b"", b"")[:2]
     accepted = tuple(request[5:]) == (b"CURVE", member)
     status = (b"200", b"OK", b"member") if accepted else (b"400", b"these are not the keys of this server", b"")

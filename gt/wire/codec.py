@@ -63,15 +63,16 @@ def encode_batches(
 
 
 def _frames(body: bytes, payloads: Iterable[Sequence[Frame]]) -> list[Frame]:
+    """Hot path: most messages have no payloads and a short body."""
     if not payloads and len(body) <= PIECE:
         return [header_of(body) + body]
     parts = [memoryview(part) for payload in payloads for part in payload]
-    inline = sum([part.nbytes for part in parts]) <= INLINE_BYTES
-    if inline and len(body) <= PIECE:
+    is_inline = sum([part.nbytes for part in parts]) <= INLINE_BYTES
+    if is_inline and len(body) <= PIECE:
         return [b"".join((header_of(body), body, *parts))]
     frames: list[Frame] = [header_of(body) + body[:PIECE]]
     frames.extend(body[start : start + PIECE] for start in range(PIECE, len(body), PIECE))
-    if inline:
+    if is_inline:
         frames[-1] = b"".join((frames[-1], *parts))
         return frames
     for part in parts:

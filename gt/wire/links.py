@@ -18,7 +18,7 @@ from zmq.utils.monitor import recv_monitor_message
 from gt.core.errors import ConnectionLost, SettingsError
 from gt.wire.authentication import Authenticator
 from gt.wire.codec import Frame
-from gt.wire.descriptors import open_files_limit, raise_open_files_limit, shut_down
+from gt.wire.file_descriptors import open_files_limit, raise_open_files_limit, shut_down
 from gt.wire.keys import MemberKeys, ServerKeys, find_keys
 from gt.wire.sockets import open_socket, receive, receive_from, send
 

@@ -127,7 +127,7 @@ def sweep(pid: int) -> None:
 
 
 def sweep_dead() -> None:
-    """Remove the segments of this user's processes that have all ended.
+    """Remove the segments of processes of this user that have ended.
 
     The segments of a pid that runs are kept, although it may be a later process with the same pid. So are those of
     other pid namespaces, whose processes this one cannot see. Nothing is opened: directories, links and pipes of such

@@ -89,7 +89,7 @@ class Executor:
         self.store = self._runner.store
         self.kernels = self._runner.kernels
         self._steps = self._runner.steps
-        self._scopes: dict[tuple[int, int], WorkerDefineScope] = {}
+        self.scopes: dict[tuple[int, int], WorkerDefineScope] = {}
         self._ops_run = 0
         self._export = export
         self._owns_buffers = owns_buffers
@@ -179,7 +179,7 @@ class Executor:
     def _describe(self, command: RunOp | QueryOp) -> tuple[str, str]:
         """The names of the op and of the scope of a command."""
         kernel = self.kernels[command.op_id]
-        scope = self._scopes.get((session_of(command.op_id), command.scope))
+        scope = self.scopes.get((session_of(command.op_id), command.scope))
         op = kernel.op if isinstance(kernel, ProgramKernel) else kernel.signature.op
         return op, scope.name if scope is not None else ""
 
@@ -208,7 +208,7 @@ class Executor:
         self.kernels[command.op_id] = ProgramKernel(self.engine, self.worker, command.op, command.program)
 
     def _define_scope(self, command: WorkerDefineScope) -> None:
-        self._scopes[command.session, command.scope_id] = command
+        self.scopes[command.session, command.scope_id] = command
 
     def _forget(self, command: ForgetOps) -> None:
         for op_id in command.op_ids:
@@ -268,8 +268,8 @@ class Executor:
         for table in (self.store, self.kernels):
             for ident in [ident for ident in table if session_of(ident) == command.session]:
                 del table[ident]  # type: ignore[attr-defined]
-        for session, code in [key for key in self._scopes if key[0] == command.session]:
-            del self._scopes[session, code]
+        for session, code in [key for key in self.scopes if key[0] == command.session]:
+            del self.scopes[session, code]
         self.recorder.forget(command.session)
         self._steps.forget(command.session)
 

@@ -12,7 +12,7 @@ Fallible: TypeAlias = RunOp | QueryOp | WorkerCreateTensor | WorkerFetchTensor
 
 
 def make_failure(worker: int, op: str, inputs: tuple[str, ...], command: Fallible, error: Exception) -> Failure:
-    """`inputs` describes the tensors of the op."""
+    """The failure of a command. `inputs` are the metas of the op's tensors, as text."""
     text = "".join(traceback.format_exception(error))[-_MAX_TEXT:]
     kind, message = type(error).__name__, str(error)[:_MAX_TEXT]
     site = 0 if isinstance(command, WorkerFetchTensor) else command.site

@@ -119,7 +119,7 @@ class OpRunner:
             self.steps.before_write(written, command.outputs[len(command.outputs) - len(written) :], self.store.get)
 
         def fail(op: str, values: Sequence[Value], error: Exception) -> FailedValue:
-            shapes = tuple([str(self._engine.meta(value)) for value in values if self._engine.is_tensor(value)])
+            shapes = tuple(str(self._engine.meta(value)) for value in values if self._engine.is_tensor(value))
             failed = FailedValue(make_failure(self.worker, op, shapes, command, error))
             self._report(OpFailed(session_of(command.op_id), failed.failure))
             return failed

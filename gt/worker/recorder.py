@@ -1,4 +1,4 @@
-"""Records when commands ran, for sessions that ask for a timeline. The only file of a worker that reads the clock."""
+"""Records when commands ran, for sessions that ask for a timeline. The executor reads no other clock."""
 
 from __future__ import annotations
 

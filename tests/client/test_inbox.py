@@ -13,7 +13,7 @@ from gt.client.inbox import REMEMBERED, Inbox
 from gt.client.sites import Sites
 from gt.core.errors import OpError, ProtocolError, SessionError
 from gt.core.messages import Failed, OpFailed, Refused, Synchronized
-from gt.launch.inprocess import InProcessChannel
+from gt.launch.in_process_channel import InProcessChannel
 from tests.records import FAILURE, own
 
 REQUEST = own(50)

@@ -16,7 +16,7 @@ from gt.client import creation
 from gt.client.session import Session, activate
 from gt.core.errors import GTError
 from gt.core.meta import is_dense
-from gt.launch.inprocess import InProcessChannel
+from gt.launch.in_process_channel import InProcessChannel
 from gt.sharding.spec import DeviceMesh, ShardingSpec
 
 MODES = {"embedded": 1, "virtual2": 2, "sharded": 8}  # how many workers

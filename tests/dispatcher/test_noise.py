@@ -20,7 +20,7 @@ from gt.dispatcher import read_limits
 from gt.dispatcher.read_limits import ReadLimits
 from gt.dispatcher.unknown_peers import UnknownPeers
 from gt.wire.codec import Decoder, encode
-from gt.wire.descriptors import open_files_limit
+from gt.wire.file_descriptors import open_files_limit
 from gt.wire.keys import find_keys
 from gt.wire.links import Router, open_link
 from gt.wire.socket_channel import SocketChannel

@@ -1,4 +1,4 @@
-"""Whatever of GT a program uses first, it works."""
+"""Every function of GT can be the first that a program calls."""
 
 import pickle
 

@@ -1,4 +1,4 @@
-"""How processes end: killed, lost, interrupted, or simply done; nothing hangs and nothing is left."""
+"""Programs and workers that end, are killed or interrupted: no process hangs, and no file is left."""
 
 import os
 import signal
@@ -88,7 +88,7 @@ def test_a_wait_says_for_whom(capfd, monkeypatch):
         gt.shutdown()
 
 
-def test_a_worker_that_dies_at_start_shows_its_last_words(tmp_path, monkeypatch):
+def test_a_worker_that_dies_at_start_shows_its_last_output(tmp_path, monkeypatch):
     (tmp_path / "sitecustomize.py").write_text(
         "import sys\nif 'gt.worker' in ' '.join(sys.orig_argv): raise SystemExit('no room on this machine')\n"
     )
@@ -157,7 +157,7 @@ os.kill(os.getpid(), signal.SIGKILL)
 
 
 def test_nothing_is_left_of_a_killed_program_whose_child_lives_on():
-    """The child holds the lifeline of the workers, which see all the same that the program is gone."""
+    """The child holds the lifeline of the workers, which notice the end of the program all the same."""
     with tempfile.TemporaryDirectory() as directory:
         script = SCRIPT.format(ending=FORKS)
         process = start("-c", script, GT_WORKERS="1", TMPDIR=directory)

@@ -1,4 +1,4 @@
-"""Two worker processes: values, transfers, failures, pace."""
+"""Sessions with two worker processes: values, transfers, failures, and limits on how far a client runs ahead."""
 
 import gc
 import os

@@ -7,6 +7,7 @@ import sys
 import pytest
 
 from gt.wire.liveness import is_running, start_mark, this_host
+from tests.subprocesses import finish, start
 
 
 @pytest.fixture
@@ -65,3 +66,22 @@ def test_processes_of_one_machine_agree_on_it():
         env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
     )
     assert told.stdout.strip() == this_host()
+
+
+OUT_OF_FILES = """
+import os, resource
+from gt.wire.liveness import is_running, start_mark
+parent = os.getppid()
+mark = start_mark(parent)
+resource.setrlimit(resource.RLIMIT_NOFILE, (64, 64))
+files = []
+try:
+    while True:
+        files.append(open(os.devnull))
+except OSError:
+    print(is_running(parent, mark))
+"""
+
+
+def test_a_process_that_cannot_open_files_takes_no_other_for_dead():
+    assert finish(start("-c", OUT_OF_FILES))[:2] == (0, "True\n")

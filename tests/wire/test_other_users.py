@@ -21,7 +21,7 @@ from gt.client import session as sessions
 from gt.core.errors import SettingsError
 from gt.core.messages import CreateTensor, FetchTensor, Located, LocateTensor, Refused, Rejected, Segment
 from gt.dispatcher.outgoing import ToClient
-from gt.launch.local import LocalProcesses
+from gt.launch.local_processes import LocalProcesses
 from gt.wire import shared_memory
 from gt.wire.authentication import authenticate
 from gt.wire.codec import MAX_FRAME

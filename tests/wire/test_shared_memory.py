@@ -1,4 +1,4 @@
-"""Segments that carry a tensor between two processes of a machine. Here in a directory of the test's own."""
+"""Segments that carry a tensor between two processes of a machine, in a directory of the test's own."""
 
 import errno
 import os
@@ -170,7 +170,7 @@ def test_sweep_of_a_process_that_left_nothing(directory):
 
 
 def test_sweep_leaves_what_is_no_segment_and_survives_it(directory):
-    """Every user of the machine may put something into the directory."""
+    """Every user of the machine may write to the directory."""
     name, _ = shared_memory.create(8)
     (directory / f"gt-{os.getpid()}-x").mkdir()
     (directory / f"gt-{os.getpid()}-1-0-0123456789abcdef").mkdir()

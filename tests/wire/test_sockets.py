@@ -1,4 +1,4 @@
-"""Messages arrive whole, frame by frame, and a wait for one ends."""
+"""Messages arrive with all their frames, and waiting for one has a limit."""
 
 import pytest
 import zmq

@@ -116,7 +116,7 @@ def as_forward_gives(forward: str, arguments: str, *names: str) -> Check:
     used = arguments.split()
 
     def check(given: Arguments) -> None:
-        values = tuple([_hashable(given.get(name)) for name in used])
+        values = tuple(_hashable(given.get(name)) for name in used)
         require_shape(given, names, _forward_shape(forward, values), f"{forward} gives that of {used[0]}")
 
     return check
@@ -198,7 +198,7 @@ def length(name: str, *lengths: int) -> Check:
 
     def check(given: Arguments) -> None:
         if len(given[name]) not in lengths:
-            wanted = " or ".join([str(each) for each in lengths])
+            wanted = " or ".join(str(each) for each in lengths)
             raise ValueError(f"{name} has {len(given[name])} numbers, but must have {wanted}")
 
     return check

@@ -14,7 +14,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from gt.worker.engines import family_checks as family
+from gt.worker.engines import op_family_checks as family
 from gt.worker.engines.argument_checks import (
     Check,
     as_forward_gives,

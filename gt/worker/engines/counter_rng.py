@@ -33,7 +33,7 @@ class Region(NamedTuple):
 
     @property
     def size(self) -> tuple[int, ...]:
-        return tuple([stop - start for start, stop in self.box])
+        return tuple(stop - start for start, stop in self.box)
 
     def walk(self) -> tuple[int, list[tuple[int, int]]]:
         """The flat index of the first element, and (count, stride) of each dim, major to minor. Dims whose elements
@@ -53,7 +53,7 @@ class Region(NamedTuple):
 
 
 def whole(shape: tuple[int, ...]) -> Region:
-    return Region(shape, tuple([(0, size) for size in shape]))
+    return Region(shape, tuple((0, size) for size in shape))
 
 
 class Distribution(NamedTuple):
@@ -140,6 +140,6 @@ def _signed(word: int) -> int:
 
 # Tensors, because torch takes 0.7 us to convert each number.
 _SCALARS = [
-    tuple([torch.tensor(_signed(number)) for number in (shift, (1 << (64 - shift)) - 1, factor)])
+    tuple(torch.tensor(_signed(number)) for number in (shift, (1 << (64 - shift)) - 1, factor))
     for shift, factor in ROUNDS
 ]

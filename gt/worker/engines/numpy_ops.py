@@ -154,7 +154,7 @@ def _stack(arrays: Sequence[Array], dim: int = 0) -> Array:
 def _numpy_indices(indices: Sequence[Array | None]) -> tuple[Array | slice, ...]:
     """Indices as NumPy takes them: None is a whole dim, and torch reads uint8 as a mask."""
     masks = [index.astype(BOOL) if index is not None and index.dtype == UINT8 else index for index in indices]
-    return tuple([slice(None) if index is None else index for index in masks])
+    return tuple(slice(None) if index is None else index for index in masks)
 
 
 def _index(array: Array, indices: Sequence[Array | None]) -> Array:

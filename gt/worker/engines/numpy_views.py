@@ -16,7 +16,7 @@ ViewOp: TypeAlias = Callable[..., Array | list[Array]]
 
 
 def element_strides(array: Array) -> tuple[int, ...]:
-    return tuple([stride // array.itemsize for stride in array.strides])
+    return tuple(stride // array.itemsize for stride in array.strides)
 
 
 def empty_strided(shape: Shape, strides: Shape, dtype: NumPyDType) -> Array:
@@ -84,7 +84,7 @@ def _t(array: Array) -> Array:
 
 
 def _squeeze(array: Array, dims: Shape) -> Array:
-    return np.squeeze(array, tuple([dim for dim in dims if array.ndim and array.shape[dim] == 1]))
+    return np.squeeze(array, tuple(dim for dim in dims if array.ndim and array.shape[dim] == 1))
 
 
 def _along(array: Array, dim: int, index: int | slice) -> Array:

@@ -26,7 +26,7 @@ class _Send(NamedTuple):
 
     @property
     def nbytes(self) -> int:
-        return sum([buffer.nbytes for buffer in self.buffers])
+        return sum(buffer.nbytes for buffer in self.buffers)
 
 
 class InFlightSends:
@@ -59,7 +59,7 @@ class InFlightSends:
     def confirm(self, peer: int, *, except_last: int = 0) -> None:
         """A value has come from a peer, which by then has received everything sent to it before. The `except_last`
         newest sends belong to the same exchange as that value, so the peer may not have them."""
-        received = sum([send.peer == peer for send in self._sends]) - except_last
+        received = sum(send.peer == peer for send in self._sends) - except_last
         for _ in range(len(self._sends)):
             send = self._sends.popleft()
             if send.peer == peer and received > 0:

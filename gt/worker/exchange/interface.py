@@ -1,4 +1,4 @@
-"""The interface of transports: the values that a worker sends and receives in one exchange, and who begins it."""
+"""The interface of transports, and the values that a worker sends and receives in one exchange."""
 
 from __future__ import annotations
 

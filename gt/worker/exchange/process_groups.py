@@ -105,7 +105,7 @@ class GroupExchange:
         work = GroupWork(self.in_flight, group, swap, engine)
         if swap.receives:
             work.receives, self._prefetched = self._prefetched, {}
-        self.in_flight.reserve(sum([meta.nbytes for meta, _ in swap.sends.values()]))
+        self.in_flight.reserve(sum(meta.nbytes for meta, _ in swap.sends.values()))
         work.launch()
         return work
 

@@ -9,7 +9,7 @@ import torch.distributed as dist
 
 
 def make_gloo_group(store: dist.Store, rank: int, size: int, interface: str, timeout: timedelta) -> Any:
-    """A group that listens at one interface only: a public way to make one listens at all of them."""
+    """A Gloo group that listens at one interface. Groups made by torch's public functions listen at others too."""
     options = dist.ProcessGroupGloo._Options()
     options._timeout = timeout
     options._devices = [dist.ProcessGroupGloo.create_device(hostname=interface)]

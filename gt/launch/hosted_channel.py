@@ -14,7 +14,7 @@ from gt.core.errors import SessionError, WorkerLost
 from gt.core.events import Observer
 from gt.core.messages import Answer, Instruction, Welcome
 from gt.dispatcher.server import Server
-from gt.launch.local import LocalProcesses
+from gt.launch.local_processes import LocalProcesses
 from gt.wire import shared_memory
 from gt.wire.channel import CLOSED, Buffer
 from gt.wire.codec import Payload

@@ -1,4 +1,4 @@
-"""The embedded worker runs inside the user's program: nothing of that program may leak into its work, or back."""
+"""An embedded worker shares the user's process: torch's modes and settings do not leak from one to the other."""
 
 import sys
 import threading

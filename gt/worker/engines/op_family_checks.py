@@ -250,7 +250,7 @@ def valid_pivots(given: Arguments) -> None:
         raise ValueError(f"pivots of shape {list(pivots.shape)} do not fit LD of shape {list(factors.shape)}")
     in_range("pivots", lambda _: size + 1, lowest=1)({"pivots": pivots.abs()})
     for row in pivots.reshape(-1, size).tolist() if size else ():
-        runs = "".join(["-" if pivot < 0 else " " for pivot in row]).split()
+        runs = "".join("-" if pivot < 0 else " " for pivot in row).split()
         if any(len(run) % 2 for run in runs):
             raise IndexError(f"pivots {row} have a block of one row; negative ones come in pairs")
 
