@@ -38,7 +38,7 @@ class Kernel:
         self._kwargs = {name: _maker(engine, arg) for name, arg in signature.kwargs.items()}
         self._views = [(place, ViewKernel(engine, path)) for place, path in enumerate(signature.paths) if path]
         in_order = tuple([Input(place) for place in range(len(signature.paths))])
-        self._can_be_direct = (signature.args, signature.places) == (in_order, (0,)) and not (
+        self._can_be_direct = (signature.args, signature.positions) == (in_order, (0,)) and not (
             self._kwargs or self._views or self.writes or signature.random
         )
         self._checked = not signature.outputs
@@ -58,7 +58,7 @@ class Kernel:
         if self.writes:
             results = self._finish_writes(values, used, results)
         if self.gives:
-            results = [results[place] for place in self.signature.places]
+            results = [results[place] for place in self.signature.positions]
         if not self._checked:
             self._check(results)
             if self._checked and self._can_be_direct and result is results[0] and not self._restrides:

@@ -29,7 +29,8 @@ def scopes_of(work):
     finally:
         session._channel.send = send
     codes = {
-        code: key[0] + ("" if key[1] is None or key[1].asks else "~") for key, code in session.scoping._codes.items()
+        code: key[0] + ("" if key[1] is None or key[1].constrains else "~")
+        for key, code in session.scoping._codes.items()
     }
     ops = [
         (session.signatures[op.op_id].op.split(".")[1], codes.get(op.scope, "-"))
