@@ -1,4 +1,4 @@
-"""Records to build tests of the wire and the dispatcher from. Ids are of session 1, the first that an office opens."""
+"""Example records for tests of the wire and the dispatcher. Ids are of session 1, the first session of a dispatcher."""
 
 from __future__ import annotations
 
