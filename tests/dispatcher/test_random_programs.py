@@ -1,9 +1,8 @@
 """Random programs of several clients on workers that come and go, in any order of delivery.
 
-The workers are simulated as far as the office can know them: each does its commands in order and fails the test when it
-is told something it cannot do: an op on a tensor that it does not hold, or that lies otherwise than the op was planned
-for. Workers that meet wait for each other, so an order that could make them wait forever is found. A client waits for
-its queries, as a real one does.
+The workers are simulated: each runs its commands in order and fails the test on a command that it cannot run, such as
+an op on a tensor that it does not hold, or that has another layout than planned. Workers wait for each other in
+exchanges, so an order that deadlocks is found. A client waits for its queries, as a real one does.
 """
 
 from collections import Counter, deque
