@@ -2,7 +2,7 @@
 
     python benchmarks/planning.py
 
-No workers run: the office plans and its messages are dropped. The aims are 5 us and 2 ms, however many workers.
+No workers run: the dispatcher plans and its messages are dropped. The aims are 5 us and 2 ms, however many workers.
 """
 
 from __future__ import annotations

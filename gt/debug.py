@@ -1,4 +1,4 @@
-"""Looking inside: what this program has asked for lately, what moved, and what ran when."""
+"""Tools to look inside a session: recent instructions, communication, worker statistics and timelines."""
 
 from __future__ import annotations
 
@@ -25,8 +25,8 @@ from gt.core.timeline import TimelineEvent, Transfer
 
 
 class CollectiveEvent(NamedTuple):
-    """One collective that ran: what it is, along which mesh axes, the payload bytes that all workers together
-    received, the op it was for and the line that issued it."""
+    """One collective: its kind, the mesh axes it ran along, the payload bytes that all workers together received, and
+    the op and line that issued it."""
 
     kind: str
     axis: str
@@ -36,8 +36,8 @@ class CollectiveEvent(NamedTuple):
 
 
 class Comm:
-    """What moved between workers inside `with gt.debug.comm() as c:`. `bytes` is counted by the workers, `events` are
-    what the planner meant; `pairs` has the counted bytes by (sender, receiver)."""
+    """Communication between workers inside `with gt.debug.comm() as c:`. `bytes` is counted by the workers, `pairs` the
+    same by (sender, receiver); `events` are the collectives that the dispatcher planned."""
 
     def __init__(self) -> None:
         self.bytes = 0
@@ -56,12 +56,12 @@ class Comm:
         self.pairs = {pair: count for pair, count in self.pairs.items() if count}
         self.bytes = sum(self.pairs.values())
         self.events = [
-            CollectiveEvent(c.kind, " ".join(c.axes), c.bytes, c.op, _place(self._session, c.site))
+            CollectiveEvent(c.kind, " ".join(c.axes), c.bytes, c.op, _site(self._session, c.site))
             for c in answer.collectives
         ]
 
     def count(self, kind: str) -> int:
-        """How many collectives of a kind ran."""
+        """The number of collectives of a kind."""
         return sum(event.kind == kind for event in self.events)
 
 
@@ -75,14 +75,14 @@ def _by_pair(answer: TrafficRead) -> dict[tuple[int, int], int]:
 
 
 def get_worker_stats() -> dict[int, WorkerStats]:
-    """By worker, what it has done since it started and holds now, once everything asked for so far is done:
+    """The counters of each worker since its start, and its memory now, after all ops issued so far:
     `gt.debug.get_worker_stats()[0].bytes`."""
     return sessions.current().read_stats().stats
 
 
 class Timeline:
-    """What each worker ran inside `with gt.debug.timeline() as t:`. All times are nanoseconds of the machine's
-    monotonic clock. Each worker records `limit` commands at most; `dropped` counts the others."""
+    """The commands that each worker ran inside `with gt.debug.timeline() as t:`. All times are nanoseconds of the
+    machine's monotonic clock. Each worker records at most `limit` commands; `dropped` counts the others."""
 
     def __init__(self, limit: int) -> None:
         self.events: list[TimelineEvent] = []
@@ -94,7 +94,7 @@ class Timeline:
         if session.records:
             raise SessionError("a timeline is being recorded already; leave its block before entering another one")
         while self._read(0):
-            pass  # what a block left behind that could not be read at its end
+            pass  # commands of an earlier block whose end could not be read
         self.events, self.dropped, session.records = [], 0, True
         session.read_timeline(self._limit)
         return self
@@ -106,17 +106,17 @@ class Timeline:
         self.events.sort(key=lambda event: (event.start, event.worker))
 
     def _read(self, limit: int) -> bool:
-        """Take some of what was recorded; False where there was nothing."""
+        """Take some recorded commands; returns whether there were any."""
         found = False
-        for told in self._session.read_timeline(limit).workers:
-            self.events += [_event(self._session, told.worker, ran) for ran in told.ran]
-            self.dropped += told.dropped
-            found = found or bool(told.ran)
+        for timeline in self._session.read_timeline(limit).workers:
+            self.events += [_event(self._session, timeline.worker, ran) for ran in timeline.ran]
+            self.dropped += timeline.dropped
+            found = found or bool(timeline.ran)
         return found
 
     @property
     def workers(self) -> list[int]:
-        """Those that ran anything."""
+        """The workers that ran a command."""
         return sorted({event.worker for event in self.events})
 
     @property
@@ -127,24 +127,24 @@ class Timeline:
         return max(event.end for event in self.events) - min(event.start for event in self.events)
 
     def busy(self, worker: int) -> int:
-        """How long a worker worked: in commands, but not in exchanges with others."""
+        """Nanoseconds that a worker spent in commands, without exchanges with others."""
         return sum(event.busy for event in self.events if event.worker == worker)
 
     def idle(self, worker: int) -> int:
-        """The rest of the span: without a command, or waiting for another worker."""
+        """The rest of the span: no command, or waiting for another worker."""
         return self.span - self.busy(worker)
 
 
 def timeline(limit: int = 1 << 16) -> Timeline:
-    """Record what the workers run inside, and when: `with gt.debug.timeline() as t: ...; print(t.idle(0) / t.span)`."""
+    """Record the commands of the workers inside: `with gt.debug.timeline() as t: ...; print(t.idle(0) / t.span)`."""
     if not 0 < limit <= MAX_RECORDED:
         raise ValueError(f"a timeline of {limit} commands of each worker is not possible: 1 to {MAX_RECORDED} are")
     return Timeline(limit)
 
 
 def _event(session: Session, worker: int, ran: Ran) -> TimelineEvent:
-    line = _place(session, ran.site) if ran.site else ""
-    transfers = tuple([Transfer(swap.start, swap.end, swap.sends, swap.receives) for swap in ran.swaps])
+    line = _site(session, ran.site) if ran.site else ""
+    transfers = tuple(Transfer(swap.start, swap.end, swap.sends, swap.receives) for swap in ran.swaps)
     return TimelineEvent(worker, ran.op, line, ran.scope, ran.start, ran.end, transfers)
 
 
@@ -152,8 +152,8 @@ def tape(count: int = 50) -> list[str]:
     """The most recent instructions, oldest first, one line each."""
     session = sessions.current()
     session.outbox.flush()
-    lines = [line for line in map(lambda instruction: _line(session, instruction), session.outbox.tape) if line]
-    return lines[-count:]
+    lines = [_line(session, instruction) for instruction in session.outbox.tape]
+    return [line for line in lines if line][-count:]
 
 
 def print_tape(count: int = 50, file: TextIO | None = None) -> None:
@@ -168,10 +168,10 @@ def _line(session: Session, instruction: Instruction) -> str:
         outputs = instruction.outputs if isinstance(instruction, RunOp) else (*instruction.written, instruction.first)
         arguments = [*map(_name, instruction.inputs), *map(repr, instruction.scalars)]
         call = f"{', '.join(map(_name, outputs))} = {op}({', '.join(arguments)})"
-        return f"{call:<72}  {_place(session, instruction.site)}"
+        return f"{call:<72}  {_site(session, instruction.site)}"
     if isinstance(instruction, CreateTensor):
         return (
-            f"{_name(instruction.id)} = upload {instruction.meta}".ljust(72) + f"  {_place(session, instruction.site)}"
+            f"{_name(instruction.id)} = upload {instruction.meta}".ljust(72) + f"  {_site(session, instruction.site)}"
         )
     if isinstance(instruction, FreeTensors):
         return f"free {', '.join(map(_name, instruction.ids))}"
@@ -184,6 +184,6 @@ def _name(ident: int) -> str:
     return f"%{short_id(ident)}"
 
 
-def _place(session: Session, site: int) -> str:
+def _site(session: Session, site: int) -> str:
     file, line, _ = session.sites.lookup(site)
     return f"{file}:{line}"

@@ -97,7 +97,7 @@ class DispatcherHarness:
     def create(self, *ids: int, meta: TensorMeta = SMALL, session: int = 1) -> list[Outgoing]:
         return self.tell(*[create(ident, meta) for ident in ids], session=session)
 
-    def lay_out(self, source: int, target: int, text: str, mesh: DeviceMesh = PAIR) -> list[Outgoing]:
+    def redistribute(self, source: int, target: int, text: str, mesh: DeviceMesh = PAIR) -> list[Outgoing]:
         return self.tell(Redistribute(source, target, over(text, mesh).record(), 0))
 
     def layout(self, ident: int) -> str:
@@ -105,8 +105,8 @@ class DispatcherHarness:
         spec = self.state.tensors[ident].spec
         return f"{spec} on {_row(spec.mesh.workers)}"
 
-    def define(self, code: int, signature: Signature, session: int = 1) -> list[Outgoing]:
-        return self.tell(DefineOp(code, signature), session=session)
+    def define(self, op_id: int, signature: Signature, session: int = 1) -> list[Outgoing]:
+        return self.tell(DefineOp(op_id, signature), session=session)
 
     def _checked(self, outgoing: list[Outgoing]) -> list[Outgoing]:
         check_invariants(self.state)
@@ -118,15 +118,15 @@ def create(ident: int, meta: TensorMeta = SMALL, site: int = 0) -> CreateTensor:
 
 
 def run(
-    code: int, inputs: tuple[int, ...], outputs: tuple[int, ...], scalars: tuple[Number, ...] = (), site: int = 0
+    op_id: int, inputs: tuple[int, ...], outputs: tuple[int, ...], scalars: tuple[Number, ...] = (), site: int = 0
 ) -> RunOp:
-    return RunOp(code, inputs, outputs, scalars, 0, site)
+    return RunOp(op_id, inputs, outputs, scalars, 0, site)
 
 
 def query(
-    code: int, inputs: tuple[int, ...], written: tuple[int, ...] = (), first: int = D, request: int = REQUEST
+    op_id: int, inputs: tuple[int, ...], written: tuple[int, ...] = (), first: int = D, request: int = REQUEST
 ) -> QueryOp:
-    return QueryOp(request, code, inputs, written, first, (), 0, 0)
+    return QueryOp(request, op_id, inputs, written, first, (), 0, 0)
 
 
 def harness_with(workers: int = 1) -> DispatcherHarness:
@@ -142,7 +142,7 @@ def sharded_harness(workers: int = 2, text: str = "x", meta: TensorMeta = SMALL)
     harness = DispatcherHarness(workers)
     harness.open()
     harness.create(E, meta=meta)
-    harness.lay_out(E, A, text)
+    harness.redistribute(E, A, text)
     harness.tell(FreeTensors((E,)))
     return harness
 
@@ -167,18 +167,18 @@ def _names(*ids: int) -> str:
 
 def _print(command: Command) -> str:
     match command:
-        case RunOp(code, inputs, outputs):
-            return f"{_names(code)}({_names(*inputs)}) -> {_names(*outputs)}"
-        case QueryOp(_, code, inputs, written):
-            return f"{_names(code)}?({_names(*inputs)}) -> {_names(*written)}".removesuffix(" -> ")
-        case DefineOp(code):
-            return f"define {_names(code)}"
-        case WorkerDefineProgram(code, op):
-            return f"define {_names(code)}: {op}"
+        case RunOp(op_id, inputs, outputs):
+            return f"{_names(op_id)}({_names(*inputs)}) -> {_names(*outputs)}"
+        case QueryOp(_, op_id, inputs, written):
+            return f"{_names(op_id)}?({_names(*inputs)}) -> {_names(*written)}".removesuffix(" -> ")
+        case DefineOp(op_id):
+            return f"define {_names(op_id)}"
+        case WorkerDefineProgram(op_id, op):
+            return f"define {_names(op_id)}: {op}"
         case FreeTensors(ids):
             return f"free {_names(*ids)}"
-        case ForgetOps(codes):
-            return f"forget {_names(*codes)}"
+        case ForgetOps(op_ids):
+            return f"forget {_names(*op_ids)}"
         case WorkerReviveTensor(ident, output):
             return f"revive {_names(ident)} -> {_names(output)}"
         case WorkerFetchTensor(_, ident):

@@ -1,4 +1,4 @@
-"""Records to build tests of the wire and the dispatcher from. Ids are of session 1, the first that an office opens."""
+"""Example records for tests of the wire and the dispatcher. Ids are of session 1, the first session of a dispatcher."""
 
 from __future__ import annotations
 
@@ -89,13 +89,13 @@ from gt.core.signatures import (
     Program,
     Refuse,
     Scalar,
-    Settle,
     Signature,
     SpecRecord,
     TorchLayout,
     ViewStep,
     Whole,
     WorkerDevice,
+    WriteBack,
 )
 
 
@@ -149,7 +149,7 @@ PROGRAM = Program(  # with an example of every kind of step
         Move(0, 3, SMALL, ROWS, WHOLE),
         _COMPUTE,
         Whole(RICH, (3, 4), (5,)),
-        Settle(1, 4, ((1, 0),)),
+        WriteBack(1, 4, ((1, 0),)),
         Refuse("aten.x.default", "why", (6,)),
     ),
     takes=(0, 1),

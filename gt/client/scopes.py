@@ -218,7 +218,7 @@ class ScopeResolver:
         scope_id = self._define(name, policy, config.compile)
         if policy is None:
             return scope_id, scope_id
-        return scope_id, self._define(name, msgspec.structs.replace(policy, asks=False), config.compile)
+        return scope_id, self._define(name, msgspec.structs.replace(policy, constrains=False), config.compile)
 
     def _configured(self, frame: ScopeFrame | None) -> list[tuple[str, SignalConfig]]:
         """The configured signals of a stack, the innermost first."""
@@ -253,7 +253,7 @@ class ScopeResolver:
         if self._auto is None and (len(shape) != 2 or shape[0] % count):
             return 0
         mesh = DeviceMesh([count], [ROW], self._connected())
-        return self._define("auto", PolicyRecord(mesh.record(), lead=((ROW,),), settles=False), False)
+        return self._define("auto", PolicyRecord(mesh.record(), lead=((ROW,),), pins=False), False)
 
     def _define(self, name: str, policy: PolicyRecord | None, compile_: bool) -> int:
         key = (name, policy, compile_)

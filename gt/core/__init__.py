@@ -1,1 +1,1 @@
-"""The nouns of GT: metas, messages, errors, settings. No torch, no sockets, no clock."""
+"""Records that all packages share: metas, messages, errors, settings. No torch, no sockets, no clock."""

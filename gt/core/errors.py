@@ -2,13 +2,13 @@
 
     GTError
     ├── SettingsError        a setting, argument or environment variable that cannot be used
-    ├── SignalError          a configuration of signals that makes no sense, or a scope used in a way it does not allow
-    ├── LayoutError          a mesh, spec or placement that makes no sense
-    ├── SessionError         GT used in a way its state does not allow (after shutdown, in a forked child)
-    ├── ProtocolError        bytes from a peer that are not what the protocol says
-    ├── RecoveryError        values of one moment of the program that cannot be brought back
+    ├── SignalError          an invalid configuration of signals, or a scope used against its configuration
+    ├── LayoutError          an invalid mesh, spec or placement
+    ├── SessionError         GT used in the wrong state (after shutdown, in a forked child)
+    ├── ProtocolError        a message from a peer that violates the protocol
+    ├── RecoveryError        values of an earlier moment of the program that cannot be recovered
     ├── OpError              an op failed on a worker; also a RuntimeError, as torch's own would be
-    └── ConnectionLost       a peer is gone
+    └── ConnectionLost       the connection to a peer has ended
         ├── WorkerLost       a worker died; its tensors are lost
         └── ServerLost       the dispatcher died or does not answer
 
@@ -66,7 +66,7 @@ class ServerLost(ConnectionLost):
 
 
 def nearest(name: str, known: Iterable[str]) -> str:
-    """A hint for an unknown name: the closest known one, or all of them."""
+    """A hint for an unknown name: the closest known name, or all known names."""
     options = sorted(known)
     close = difflib.get_close_matches(name, options, n=1)
     return f"did you mean {close[0]!r}?" if close else f"known: {', '.join(options)}"

@@ -1,4 +1,4 @@
-"""What the monitor sees: one record per message that passes the dispatcher."""
+"""Events for the monitor: one for each message that the dispatcher receives or sends."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ Message: TypeAlias = Instruction | Command | Report | Answer | Hello | StoreRead
 
 
 class Event(msgspec.Struct, frozen=True):
-    """`peer` is `client 3` or `worker 0`; `op` and `site` are resolved, because codes mean nothing to a reader."""
+    """`peer` is `client 3` or `worker 0`; `op` and `site` are the names of the message's op and line, for a reader."""
 
     direction: Direction
     peer: str

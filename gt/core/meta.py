@@ -1,4 +1,4 @@
-"""What is known about a tensor without its bytes."""
+"""Shape, strides and dtype of a tensor."""
 
 from __future__ import annotations
 
@@ -50,16 +50,16 @@ class TensorMeta(msgspec.Struct, frozen=True, array_like=True):
 
     @property
     def span(self) -> int:
-        """How many elements of memory the tensor reaches over, from its first to its last."""
+        """The number of memory elements from the tensor's first element to its last."""
         return span(self.shape, self.stride)
 
     def dense(self) -> TensorMeta:
-        """The same tensor in memory of its own, in the same format and without gaps."""
+        """The same tensor in its own memory, with the same memory format and without gaps."""
         return TensorMeta(self.shape, dense_strides(self.shape, self.stride), 0, self.dtype)
 
     def part(self, shape: tuple[int, ...]) -> TensorMeta:
-        """A shard of the tensor, in memory of its own. One that is the whole tensor has its strides; any other has the
-        same memory format: its dims lie in memory in the same order, without gaps."""
+        """A shard of the tensor in its own memory. The whole tensor keeps its strides; any other shard is dense, with
+        its dims in the same memory order."""
         stride = self.stride if shape == self.shape else dense_strides(shape, self.stride)
         return TensorMeta(shape, stride, 0, self.dtype)
 
@@ -82,12 +82,12 @@ def span(shape: Sequence[int], stride: Sequence[int]) -> int:
 
 
 def memory_order(stride: Sequence[int]) -> tuple[int, ...]:
-    """The dims of a tensor from the outermost to the innermost in memory; those of equal strides in their own order."""
+    """The dims of a tensor from the outermost to the innermost in memory; dims of equal strides keep their order."""
     return tuple(sorted(range(len(stride)), key=lambda dim: -stride[dim]))
 
 
 def dense_strides(shape: Sequence[int], stride: Sequence[int]) -> tuple[int, ...]:
-    """Strides for memory without gaps in which dims lie in the order of the given strides."""
+    """Strides without gaps, with the dims in the memory order of the given strides."""
     strides, step = [0] * len(shape), 1
     for dim in reversed(memory_order(stride)):
         strides[dim] = step
@@ -96,8 +96,7 @@ def dense_strides(shape: Sequence[int], stride: Sequence[int]) -> tuple[int, ...
 
 
 def is_dense(shape: Sequence[int], stride: Sequence[int]) -> bool:
-    """Whether every element of a piece of memory is one of the tensor's, once: no gaps, and nothing shared. Strides of
-    dims of one element mean nothing."""
+    """Whether the tensor has no gaps and no two elements share memory. Strides of dims of size 1 do not count."""
     expected = 1
     for step, size in sorted(zip(stride, shape, strict=True)):
         if size == 1:
@@ -109,5 +108,5 @@ def is_dense(shape: Sequence[int], stride: Sequence[int]) -> bool:
 
 
 def same_places(shape: Sequence[int], stride: Sequence[int], other: Sequence[int]) -> bool:
-    """Whether two strides say the same of where elements are: they may differ in dims without a second element."""
+    """Whether two strides give every element the same address; strides of dims of size 1 do not count."""
     return 0 in shape or all(size == 1 or left == right for size, left, right in zip(shape, stride, other, strict=True))

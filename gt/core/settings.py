@@ -1,4 +1,4 @@
-"""Environment variables and their meaning, in one table."""
+"""Settings from environment variables."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ MODES = ("embedded", "local", "virtual", "connected")
 
 
 class Settings(msgspec.Struct, frozen=True):
-    """How a session is made. `workers` 0 and `auto_shard` None mean: not said."""
+    """`workers` 0 and `auto_shard` None mean that the user gave no value."""
 
     workers: int = 0
     server: str = ""
@@ -45,7 +45,7 @@ def _flag(text: str) -> bool:
     raise ValueError("expected 1 or 0")
 
 
-def _flag_or_unsaid(text: str) -> bool | None:
+def _optional_flag(text: str) -> bool | None:
     return _flag(text) if text else None
 
 
@@ -73,7 +73,7 @@ _VARIABLES: dict[str, tuple[str, Callable[[str], object]]] = {
     "GT_BACKEND": ("backend", _backend),
     "GT_INSTRUCTION_LOG": ("instruction_log", str),
     "GT_CONFIG": ("config", str),
-    "GT_AUTO_SHARD": ("auto_shard", _flag_or_unsaid),
+    "GT_AUTO_SHARD": ("auto_shard", _optional_flag),
     "GT_VERBOSE": ("verbose", _flag),
     "GT_DEBUG_CLIENT": ("debug_client", _flag),
     "GT_DEBUG_DISPATCHER": ("debug_dispatcher", _flag),
@@ -88,7 +88,7 @@ _VARIABLES: dict[str, tuple[str, Callable[[str], object]]] = {
 
 
 def read_settings(environ: Mapping[str, str] = os.environ) -> Settings:
-    """Settings from `GT_*` variables. A value that cannot be used is an error, an unknown name a warning."""
+    """Settings from `GT_*` variables. An invalid value raises SettingsError; an unknown name is a warning."""
     found: dict[str, object] = {}
     for name, text in environ.items():
         if not name.startswith("GT_"):
@@ -105,7 +105,7 @@ def read_settings(environ: Mapping[str, str] = os.environ) -> Settings:
 
 
 def shows_full_tracebacks(environ: Mapping[str, str] = os.environ) -> bool:
-    """Whether GT_FULL_TRACEBACK is on; asked where an exception is raised, which may be without a session."""
+    """Whether GT_FULL_TRACEBACK is on. Read when an exception is raised, because there may be no session."""
     try:
         return _flag(environ.get("GT_FULL_TRACEBACK", ""))
     except ValueError:
@@ -121,7 +121,7 @@ def parse_address(text: str) -> tuple[str, int]:
 
 
 def require_loopback(host: str) -> str:
-    """The address of this machine that servers listen at and are found at, which is the one of IPv4."""
+    """The IPv4 loopback address, at which servers listen. Raises SettingsError for any other host."""
     if host in ("::1", "[::1]"):
         raise SettingsError(f"{host!r} is the loopback address of IPv6, at which GT does not listen: use localhost")
     if host not in ("localhost", "127.0.0.1"):

@@ -1,7 +1,7 @@
-"""What an op call is, and what a worker does for it: the parts of messages that outlive a single call.
+"""Layouts, signatures and programs: the parts of messages that are sent once and then named by an id.
 
-A *signature* is an op with everything but its tensors and changing numbers; it is sent once and then named by a code. A
-*program* is what workers do for a signature on tensors that are cut, each deriving its own part from the layouts.
+A *signature* is an op with everything but its tensors and scalars. A *program* is the list of steps that workers run
+for a signature on sharded tensors; each worker derives its own part from the layouts.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ Text: TypeAlias = Annotated[str, Meta(max_length=1 << 18)]
 Number: TypeAlias = Union[bool, int, float]
 
 
-# --- Layouts: which part of a tensor each worker of a mesh holds (gt.sharding.spec gives them meaning) ----------------
+# Layouts: the part of a tensor that each worker of a mesh holds (see gt.sharding.spec)
 
 Axis: TypeAlias = Annotated[str, Meta(max_length=64)]
 Interval: TypeAlias = tuple[int, int]
@@ -39,33 +39,34 @@ class SpecRecord(Struct, array_like=True, frozen=True):
 
 
 class PolicyRecord(Struct, array_like=True, frozen=True):
-    """Where the ops of a scope run, and how their results are to be laid out (gt.signals.policy gives it meaning):
-    `lead` are the axes that cut their first dims, `tail` their last ones; where `closed`, nothing else is cut. A scope
-    that does not `ask` only says where. Where it does not `settle` tensors, another scope may put them elsewhere."""
+    """The mesh on which the ops of a scope run, and the layout of their results (see gt.signals.policy): `lead` are
+    the axes that shard their first dims, `tail` the last ones; with `closed`, no other dim is sharded. A policy that
+    does not constrain (`constrains`) names only the mesh. Tensors that it does not pin (`pins`) may be moved by another
+    scope."""
 
     mesh: MeshRecord
     lead: Annotated[tuple[tuple[Axis, ...], ...], Meta(max_length=64)] = ()
     tail: Annotated[tuple[tuple[Axis, ...], ...], Meta(max_length=64)] = ()
     closed: bool = False
-    asks: bool = True
-    settles: bool = True
+    constrains: bool = True
+    pins: bool = True
 
 
-# --- Signatures: what an op call is, apart from its tensors and changing numbers --------------------------------------
+# Signatures: op calls without their tensors and scalars
 
 
 class _Arg(Struct, tag=True, frozen=True):
-    """Base of the non-literal arguments of a signature."""
+    """Base of the arguments that are not literals."""
 
 
 class Input(_Arg, tag="in", frozen=True):
-    """The n-th tensor of the instruction."""
+    """The input tensor at position `index` of the instruction."""
 
     index: int
 
 
 class Scalar(_Arg, tag="scalar", frozen=True):
-    """The n-th number of the instruction: its value changes from call to call without changing the shapes."""
+    """The scalar at position `index` of the instruction. Its value does not change the shapes."""
 
     index: int
 
@@ -88,7 +89,7 @@ class Complex(_Arg, tag="complex", frozen=True):
 
 
 class WorkerDevice(_Arg, tag="here", frozen=True):
-    """A device argument: whatever device the worker computes on."""
+    """A device argument: the device of the worker that runs the op."""
 
 
 class ListArg(_Arg, tag="items", frozen=True):
@@ -101,9 +102,9 @@ Arg: TypeAlias = Union[
 
 
 class ViewStep(Struct, array_like=True, frozen=True):
-    """One view op of the path from a storage's base to an alias of it: `args` follow the tensor; `pick` chooses an
-    output where the op gives several (split, unbind). `strides` are those of the tensor it is applied to, where the
-    op counts in them (as_strided). `results` are the tensors that the op gives, all of them."""
+    """One view op on the path from a storage's base to an alias of it. `args` follow the tensor. `pick` selects one
+    output of an op with several (split, unbind). `strides` are those of the viewed tensor, for an op that depends on
+    them (as_strided). `results` are the metas of all outputs."""
 
     op: Name
     args: tuple[Arg, ...]
@@ -119,12 +120,12 @@ Path: TypeAlias = Annotated[tuple[ViewStep, ...], Meta(max_length=4096)]
 class Signature(Struct, array_like=True, frozen=True):
     """An op with everything but its tensors.
 
-    `paths[i]` is the view through which input i is used. `writes` are the inputs whose storage the op overwrites: the
-    id given for them is consumed, and the instruction names the id of the new version after those of the outputs.
-    `outputs` is empty where only running the op tells (data-dependent shapes); `places` are their places among the new
-    tensors that the op returns, some of which may be absent. A `random` op takes its key as its last scalar. `floating`
-    is the dtype that numbers without one become. `functional` names the same op without its writes, where there is one.
-    `layout` is how the outputs must be laid out, where the user has said so.
+    `paths[i]` is the view through which input i is used. `writes` are the positions of the inputs that the op
+    overwrites: their ids are consumed, and the instruction names the ids of the new versions after those of the
+    outputs. `outputs` is empty if the shapes depend on data; `positions` are their positions among the new tensors that
+    the op returns, some of which may be absent. A `random` op takes its key as its last scalar. `floating` is the
+    default floating dtype. `functional` names the same op without its writes, if there is one. `layout` is the layout
+    of the outputs, if the user gave one.
     """
 
     op: Name
@@ -133,14 +134,14 @@ class Signature(Struct, array_like=True, frozen=True):
     paths: tuple[Path, ...]
     writes: tuple[int, ...]
     outputs: tuple[TensorMeta, ...]
-    places: tuple[int, ...]
+    positions: tuple[int, ...]
     random: bool = False
     floating: Name = "float32"
     functional: Name = ""
     layout: SpecRecord | None = None
 
 
-# --- Programs: what a worker does for an op on tensors that are cut ---------------------------------------------------
+# Programs: the steps that workers run for an op on sharded tensors
 
 
 class _Step(Struct, tag=True, frozen=True, array_like=True):
@@ -148,12 +149,15 @@ class _Step(Struct, tag=True, frozen=True, array_like=True):
 
 
 class Compute(_Step, tag="compute", frozen=True):
-    """An op on shards. `op`, `args`, `inputs_meta` and `outputs_meta` are those of the op on whole tensors; each worker
-    derives its own part from `operands` and `results`. Results go to the registers `outputs`. Where `into` names a
-    register, the result is written into what is there: by `in_place` (the op as the user called it, on the same inputs
-    and then those written to) where the op itself can run on shards. `casts`: what the op computes becomes what its
-    results say, as it would if it were written (a comparison, in place, of numbers). `places` are the places of the
-    outputs among the results that the op returns; empty: all of them that are not None."""
+    """Run an op on shards.
+
+    `op`, `args`, `inputs_meta` and `outputs_meta` are those of the op on whole tensors; each worker derives its own
+    part from the layouts `operands` and `results`. Results go to the registers `outputs`. A result with a register in
+    `into` (-1: none) is written into that register's tensor: by `in_place`, the op as the user called it on the same
+    inputs and then the written ones, if the op itself can run on shards. `casts`: results are cast to their dtypes, as
+    a write would (a comparison in place, for example). `positions` are those of the outputs among the results that the
+    op returns; empty: all that are not None.
+    """
 
     op: Name
     args: tuple[Arg, ...]
@@ -170,11 +174,11 @@ class Compute(_Step, tag="compute", frozen=True):
     floating: Name = "float32"
     is_view: bool = False
     casts: bool = False
-    places: tuple[int, ...] = ()
+    positions: tuple[int, ...] = ()
 
 
 class Whole(_Step, tag="whole", frozen=True):
-    """An op as it is, on tensors of which every worker has all."""
+    """Run an op unchanged on whole tensors."""
 
     signature: Signature
     inputs: tuple[int, ...]
@@ -182,7 +186,7 @@ class Whole(_Step, tag="whole", frozen=True):
 
 
 class Move(_Step, tag="move", frozen=True):
-    """Lay a tensor out anew."""
+    """Move a tensor to another layout."""
 
     input: int
     output: int
@@ -191,9 +195,9 @@ class Move(_Step, tag="move", frozen=True):
     target: SpecRecord
 
 
-class Settle(_Step, tag="settle", frozen=True):
-    """See that what was written to a view has reached the tensor that it is a view of. `steps` made the view: their
-    numbers, and which result of each was meant."""
+class WriteBack(_Step, tag="write_back", frozen=True):
+    """Copy a written view back into its base, if the view has memory of its own. `steps` made the view: pairs of a
+    step's number and the position of its result."""
 
     base: int
     view: int
@@ -201,19 +205,19 @@ class Settle(_Step, tag="settle", frozen=True):
 
 
 class Refuse(_Step, tag="refuse", frozen=True):
-    """An op for which no plan could be made, because of a mistake in its rule: its results fail for that reason."""
+    """Fail an op whose sharding rule raised an error; its outputs get no value."""
 
     op: Name
     reason: Text
     outputs: tuple[int, ...]
 
 
-Step: TypeAlias = Union[Compute, Whole, Move, Settle, Refuse]
+Step: TypeAlias = Union[Compute, Whole, Move, WriteBack, Refuse]
 
 
 class Program(Struct, array_like=True, frozen=True):
-    """Steps over registers. `takes` are the registers of the command's inputs, `gives` those of its outputs; the inputs
-    at the places `consumes` are gone afterwards."""
+    """Steps over registers. `takes` are the registers of the command's inputs, `gives` those of its outputs. The inputs
+    at the positions `consumes` are removed afterwards."""
 
     steps: Annotated[tuple[Step, ...], Meta(max_length=1 << 12)]
     takes: tuple[int, ...]

@@ -1,4 +1,4 @@
-"""A command that a worker ran, as a client and the monitor see it: codes resolved, times as the worker took them."""
+"""Commands that workers ran, for clients and the monitor: with times, and the names of their op, line and scope."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 
 class Transfer(NamedTuple):
-    """A point at which a command exchanged tensors with other workers: from when to when, and bytes by peer."""
+    """One exchange of tensors with other workers during a command: its start, its end, and bytes by peer."""
 
     start: int
     end: int
@@ -15,9 +15,9 @@ class Transfer(NamedTuple):
 
 
 class TimelineEvent(NamedTuple):
-    """`op` is an aten overload, or `redistribute`, `upload`, `fetch`, `free`, `define`, `forget`, `synchronize`; `line`
-    is the user's and `scope` the signal it ran in, both empty where there is none. `start` and `end` are nanoseconds of
-    the machine's monotonic clock: they compare among the workers of one machine."""
+    """`op` is an aten overload, or `redistribute`, `upload`, `fetch`, `free`, `define`, `forget`, `synchronize`. `line`
+    is the line of the user's program and `scope` the signal of the command, both empty if there is none. `start` and
+    `end` are nanoseconds of the machine's monotonic clock: comparable among the workers of one machine."""
 
     worker: int
     op: str
@@ -29,8 +29,8 @@ class TimelineEvent(NamedTuple):
 
     @property
     def waited(self) -> int:
-        """How long it was in exchanges, which is mostly waiting for others."""
-        return sum([transfer.end - transfer.start for transfer in self.transfers])
+        """Nanoseconds in exchanges, which is mostly waiting for other workers."""
+        return sum(transfer.end - transfer.start for transfer in self.transfers)
 
     @property
     def busy(self) -> int:

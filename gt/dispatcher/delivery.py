@@ -32,35 +32,39 @@ class Delivery:
         self.local_sessions: dict[int, Deliver] = {}
 
     def send(self, outgoing: Sequence[Outgoing]) -> None:
-        """Each worker gets its commands in the order of the dispatcher."""
+        """Each worker gets its commands in the order of the dispatcher. A command for several workers is encoded once.
+        Hot path: every command of every op passes here."""
         batches: dict[bytes, _Batch] = {}
+        workers = self._peers.workers
         for item in outgoing:
-            if isinstance(item, ToClient) and (deliver := self.local_sessions.get(item.session)):
+            if isinstance(item, ToWorkers):
+                is_shared = len(item.workers) > 1 and item.buffer is None
+                message: Any = encode_once(item.command) if is_shared else item.command
+                identities = [workers.get(worker) for worker in item.workers]
+            elif deliver := self.local_sessions.get(item.session):
                 deliver(item.answer, item.buffer)  # type: ignore[arg-type]
                 continue
-            for identity, message in self._addressed(item):
+            else:
+                self._count_read(item)
+                message, identities = item.answer, [self._peers.clients.get(item.session)]
+            for identity in identities:
+                if identity is None:
+                    continue
                 batch = batches.get(identity)
-                if batch is not None and len(batch.messages) == MAX_BATCH:
-                    self.send_to(identity, batch.messages, batch.payloads)
-                    batch = None
-                if batch is None:
-                    batch = batches[identity] = _Batch()
+                if batch is None or len(batch.messages) == MAX_BATCH:
+                    batch = self._new_batch(batches, identity)
                 batch.messages.append(message)
                 if item.buffer is not None:
                     batch.payloads.append(item.buffer)  # type: ignore[arg-type]
         for identity, batch in batches.items():
             self.send_to(identity, batch.messages, batch.payloads)
 
-    def _addressed(self, item: Outgoing) -> list[tuple[bytes, Any]]:
-        """A message for each connected peer that it is for. A command for several workers is encoded once."""
-        if isinstance(item, ToWorkers):
-            is_shared = len(item.workers) > 1 and item.buffer is None
-            message: Any = encode_once(item.command) if is_shared else item.command
-            identities = [self._peers.workers.get(worker) for worker in item.workers]
-        else:
-            self._count_read(item)
-            message, identities = item.answer, [self._peers.clients.get(item.session)]
-        return [(identity, message) for identity in identities if identity is not None]
+    def _new_batch(self, batches: dict[bytes, _Batch], identity: bytes) -> _Batch:
+        """Begin a batch for a peer, after sending the one that is full."""
+        if identity in batches:
+            self.send_to(identity, batches[identity].messages, batches[identity].payloads)
+        batches[identity] = _Batch()
+        return batches[identity]
 
     def _count_read(self, item: ToClient) -> None:
         """A failed read brings no bytes."""

@@ -54,6 +54,7 @@ class PlanCache:
     def with_copies(self, specs: Sequence[ShardingSpec], inputs: Sequence[int]) -> tuple[InputLayout, ...]:
         """The layouts of inputs, with those of their copies."""
         copies = self._state.copies
+        # hot path: a list is faster than a generator
         return tuple([(spec, *copies[i]) if i in copies else spec for spec, i in zip(specs, inputs, strict=True)])
 
     def tell_of_gathering(self, session: SessionRecord, op: str, site: int, *, is_query: bool = False) -> None:
@@ -98,7 +99,7 @@ class PlanCache:
         """Raises NoValue or InvalidInstruction if a mesh of a client names a lost or unknown worker."""
         for worker in mesh.workers:
             if worker in self._state.dead_workers:
-                raise NoValue(worker, "a place of the mesh")
+                raise NoValue(worker, "a worker of the mesh")
             if worker not in self._state.workers:
                 raise InvalidInstruction(f"the mesh {mesh} names worker {worker}, which is not there")
 

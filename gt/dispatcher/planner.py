@@ -175,7 +175,7 @@ def _run_on_shards(
 def _read_shards(builder: ProgramBuilder, signature: Signature, targets: Sequence[Target]) -> tuple[int, ...]:
     used = [builder.view(position, path) for position, path in enumerate(signature.paths)]
     metas = tuple(builder.registers[register].meta for register in used)
-    call = OpCall(signature.op, signature.args, signature.kwargs, metas, signature.outputs, signature.places)
+    call = OpCall(signature.op, signature.args, signature.kwargs, metas, signature.outputs, signature.positions)
     return builder.apply(call, used, targets, random=signature.random, floating=signature.floating)
 
 
@@ -255,7 +255,7 @@ def _renumbered(signature: Signature, order: Sequence[int]) -> Signature:
         ((),) * len(order),
         tuple(new_positions[position] for position in signature.writes),
         (),
-        signature.places,
+        signature.positions,
         signature.random,
         signature.floating,
     )

@@ -1,1 +1,1 @@
-"""The window: what passes the dispatcher, for people to read."""
+"""The instruction log and schedules: the work of dispatcher and workers, for people to read."""

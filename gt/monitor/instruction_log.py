@@ -1,4 +1,4 @@
-"""One aligned line for each message that passes the dispatcher.
+"""The instruction log: one aligned line for each message that the dispatcher receives or sends.
 
 elapsed s   seq  direction    peer      command             bytes  ids                   op               site
    0.0132     7  WORKER_SEND  worker 0  WorkerRunOp             -  1,2->3                aten.mm.default  train.py:12
@@ -23,7 +23,7 @@ _SHOWN_IDS = 4
 
 
 def open_log(path: str) -> Observer | None:
-    """An observer that writes to a file, or None where no path is given: then nothing is observed and nothing costs."""
+    """An observer that writes to a file; None without a path, so that an unused log costs nothing."""
     if not path:
         return None
     try:
@@ -38,12 +38,12 @@ class InstructionLog:
         self._file = file
         self.path = path
         self._start = time.monotonic()
-        self._numbers = itertools.count(1)
+        self._sequence = itertools.count(1)
         self._is_full = False
         self._write(_ROW.format("elapsed s", "seq", "direction", "peer", "command", "bytes", "ids", "op", "site"))
 
     def _write(self, text: str) -> None:
-        """A log that cannot be written, because the disk is full, must not end what it is a log of."""
+        """A log that cannot be written, on a full disk for example, ends with a warning; the dispatcher goes on."""
         if self._is_full:
             return
         try:
@@ -57,19 +57,19 @@ class InstructionLog:
         message = event.message
         row = _ROW.format(
             f"{time.monotonic() - self._start:.6f}",
-            next(self._numbers),
+            next(self._sequence),
             event.direction,
             event.peer,
             _name(event),
             _size(message),
             _ids(message),
-            _cut(event.op, 44) or "-",
+            _shorten(event.op, 44) or "-",
             event.site or "-",
         )
         self._write(row.rstrip() + "\n")
 
     def close(self) -> None:
-        with contextlib.suppress(OSError):  # what could not be written is tried again
+        with contextlib.suppress(OSError):  # closing tries once more to write the buffer
             self._file.close()
 
 
@@ -91,15 +91,15 @@ def _ids(message: object) -> str:
     single = getattr(message, "id", None)
     inputs = (single,) if single is not None else getattr(message, "ids", getattr(message, "inputs", ()))
     outputs = getattr(message, "outputs", ())
-    text = _short(inputs) + (f"->{_short(outputs)}" if outputs else "")
-    return _cut(text, 24) or "-"
+    text = _id_list(inputs) + (f"->{_id_list(outputs)}" if outputs else "")
+    return _shorten(text, 24) or "-"
 
 
-def _cut(text: str, width: int) -> str:
-    """Text that fits its column."""
+def _shorten(text: str, width: int) -> str:
+    """Text shortened to the width of its column."""
     return text if len(text) <= width else text[: width - 1] + "…"
 
 
-def _short(ids: tuple[int, ...]) -> str:
+def _id_list(ids: tuple[int, ...]) -> str:
     shown = [short_id(ident) for ident in ids[:_SHOWN_IDS]]
     return ",".join(shown) + (f",+{len(ids) - _SHOWN_IDS}" if len(ids) > _SHOWN_IDS else "")

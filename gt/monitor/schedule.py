@@ -1,8 +1,8 @@
-"""When commands would have run, had all workers been processors of their own.
+"""Schedules: the times at which recorded commands would have run if each worker had a processor of its own.
 
-Virtual workers run one after the other, so what they recorded does not overlap. How long each command took, the order
-of each worker's commands and who sent to whom are all that a schedule needs: a worker runs its commands in order,
-sends without waiting, and waits where it receives.
+Virtual workers run one after the other, so their recorded commands do not overlap. A schedule is computed from the
+duration of each command, the order of each worker's commands, and the exchanges between workers: a worker runs its
+commands in order, sends without waiting, and waits when it receives.
 """
 
 from __future__ import annotations
@@ -14,38 +14,38 @@ from typing import NamedTuple, TypeAlias
 from gt.core.timeline import TimelineEvent
 
 Cost: TypeAlias = Callable[[TimelineEvent], float]
-"""How long a command works, waiting aside."""
+"""Nanoseconds that a command works, without its waiting."""
 
 
 class Schedule(NamedTuple):
-    """`events` with the times that they would have had, from 0 on; in the order in which they end."""
+    """`events` with their scheduled times, which begin at 0; in the order in which they end."""
 
     events: tuple[TimelineEvent, ...]
 
     @property
     def makespan(self) -> int:
-        return max([event.end for event in self.events], default=0)
+        return max((event.end for event in self.events), default=0)
 
     def busy(self, worker: int) -> int:
-        return sum([event.busy for event in self.events if event.worker == worker])
+        return sum(event.busy for event in self.events if event.worker == worker)
 
     def idle(self, worker: int) -> int:
-        """The part of the makespan in which a worker has nothing to do, or waits."""
+        """The part of the makespan in which a worker has no command, or waits."""
         return self.makespan - self.busy(worker)
 
 
 def schedule(events: Iterable[TimelineEvent], cost: Cost | None = None) -> Schedule:
-    """`cost`: how long a command works; otherwise as long as it did. What was sent before the recording began, or is
-    missing because it was dropped, is taken to have arrived."""
+    """Schedule recorded events. `cost` gives the duration of a command, by default the recorded one. A tensor whose
+    send was not recorded counts as arrived."""
     queues: dict[int, list[TimelineEvent]] = {}
     for event in sorted(events, key=lambda event: event.start):
         queues.setdefault(event.worker, []).append(event)
     done: list[TimelineEvent] = []
-    parcels: dict[tuple[int, int], deque[int]] = {}
-    runs = {worker: _run(worker, queue, cost, parcels, done) for worker, queue in queues.items()}
+    sent: _SentTimes = {}
+    runs = {worker: _run(worker, queue, cost, sent, done) for worker, queue in queues.items()}
     waiting = {worker: peers for worker, run in runs.items() if (peers := next(run, None)) is not None}
     while waiting:
-        able = [worker for worker, peers in waiting.items() if _have_sent(worker, peers, parcels)]
+        able = [worker for worker, peers in waiting.items() if _have_sent(worker, peers, sent)]
         for worker in able or list(waiting)[:1]:
             peers = next(runs[worker], None)
             if peers is None:
@@ -56,20 +56,22 @@ def schedule(events: Iterable[TimelineEvent], cost: Cost | None = None) -> Sched
 
 
 _Peers: TypeAlias = tuple[int, ...]
+_SentTimes: TypeAlias = dict[tuple[int, int], deque[int]]
+"""By (sender, receiver), the times of the sends that were not received yet."""
 
 
-def _have_sent(worker: int, peers: _Peers, parcels: dict[tuple[int, int], deque[int]]) -> bool:
-    return all(parcels.get((peer, worker)) for peer in peers)
+def _have_sent(worker: int, peers: _Peers, sent: _SentTimes) -> bool:
+    return all(sent.get((peer, worker)) for peer in peers)
 
 
 def _run(
     worker: int,
     queue: list[TimelineEvent],
     cost: Cost | None,
-    parcels: dict[tuple[int, int], deque[int]],
+    sent: _SentTimes,
     done: list[TimelineEvent],
 ) -> Generator[_Peers]:
-    """A worker's commands. Stops where it receives, and goes on when its peers have sent."""
+    """Run a worker's commands. Yields the peers it receives from, and goes on when they have sent."""
     now = 0
     for event in queue:
         scale = cost(event) / event.busy if cost is not None and event.busy else 1.0
@@ -79,12 +81,12 @@ def _run(
             now += round((transfer.start - worked_until) * scale)
             began, worked_until = now, transfer.end
             for peer, _ in transfer.sends:
-                parcels.setdefault((worker, peer), deque()).append(now)
+                sent.setdefault((worker, peer), deque()).append(now)
             if transfer.receives:
-                peers = tuple([peer for peer, _ in transfer.receives])
+                peers = tuple(peer for peer, _ in transfer.receives)
                 yield peers
-                sent = [parcels[peer, worker].popleft() for peer in peers if parcels.get((peer, worker))]
-                now = max([now, *sent])
+                times = [sent[peer, worker].popleft() for peer in peers if sent.get((peer, worker))]
+                now = max([now, *times])
             transfers.append(transfer._replace(start=began, end=now))
         now += round((event.end - worked_until) * scale)
         done.append(event._replace(start=start, end=now, transfers=tuple(transfers)))

@@ -1,1 +1,1 @@
-"""The command line door of the dispatcher: `python -m gt.server`."""
+"""The command line of the dispatcher: `python -m gt.server`."""

@@ -10,7 +10,7 @@ from collections.abc import Collection, Mapping, Sequence
 from typing import NamedTuple
 
 from gt.core.meta import ITEM_BYTES, TensorMeta
-from gt.core.signatures import Arg, Compute, Input, Move, Program, Refuse, Settle, Signature, Step, ViewStep, Whole
+from gt.core.signatures import Arg, Compute, Input, Move, Program, Refuse, Signature, Step, ViewStep, Whole, WriteBack
 from gt.sharding.constraints import Target
 from gt.sharding.cost import reshard_bytes
 from gt.sharding.lowering import NoRule, infer_output_sharding
@@ -332,7 +332,7 @@ class ProgramBuilder:
 
     def write_back(self, base: int, view: int, steps: tuple[tuple[int, int], ...]) -> None:
         """Copy a written view into its base on workers where the two do not share memory."""
-        self.steps.append(Settle(base, view, steps))
+        self.steps.append(WriteBack(base, view, steps))
 
     # The finished program
 

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from gt.core.signatures import Compute, Move, Refuse, Settle, Step, Whole
+from gt.core.signatures import Compute, Move, Refuse, Step, Whole, WriteBack
 
 
 def drop_unused(steps: Sequence[Step], gives: Sequence[int]) -> list[Step]:
     """The steps that write to a tensor, or whose results are used: by another step or as a result of the program."""
-    if any(isinstance(step, Settle) for step in steps):
-        return list(steps)  # a Settle names steps by number, so none may be dropped
+    if any(isinstance(step, WriteBack) for step in steps):
+        return list(steps)  # a WriteBack names steps by number, so none may be dropped
     used = set(gives)
     kept: list[Step] = []
     for step in reversed(steps):
@@ -23,7 +23,7 @@ def drop_unused(steps: Sequence[Step], gives: Sequence[int]) -> list[Step]:
 def registers_read(step: Step) -> tuple[int, ...]:
     if isinstance(step, Move):
         return (step.input,)
-    if isinstance(step, Settle):
+    if isinstance(step, WriteBack):
         return (step.base, step.view)
     if isinstance(step, Refuse):
         return ()
@@ -31,7 +31,7 @@ def registers_read(step: Step) -> tuple[int, ...]:
 
 
 def registers_given(step: Step) -> tuple[int, ...]:
-    if isinstance(step, Settle):
+    if isinstance(step, WriteBack):
         return ()
     return (step.output,) if isinstance(step, Move) else step.outputs
 

@@ -31,7 +31,7 @@ class Policy:
             mesh = mesh_of(record.mesh)
             _check_axes(record, mesh)
             found = super().__new__(cls)
-            found.mesh, found.pins, found._record = mesh, record.settles, record
+            found.mesh, found.pins, found._record = mesh, record.pins, record
             _policies[record] = found
         return found
 
@@ -40,7 +40,7 @@ class Policy:
 
     def target(self, shape: Shape) -> Target:
         """The layout that a result of an op in the scope should have; None if the scope does not constrain results."""
-        if not self._record.asks:
+        if not self._record.constrains:
             return None
         dims = self._dims(shape)
         if self._record.closed:

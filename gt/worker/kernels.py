@@ -41,7 +41,7 @@ class Kernel:
         self._kwargs = {name: _argument_of(engine, arg) for name, arg in signature.kwargs.items()}
         self._views = [(position, ViewKernel(engine, path)) for position, path in enumerate(signature.paths) if path]
         in_order = tuple(Input(position) for position in range(len(signature.paths)))
-        self._can_be_direct = (signature.args, signature.places) == (in_order, (0,)) and not (
+        self._can_be_direct = (signature.args, signature.positions) == (in_order, (0,)) and not (
             self._kwargs or self._views or self.writes or signature.random
         )
         self._checked = not signature.outputs
@@ -61,7 +61,7 @@ class Kernel:
         if self.writes:
             results = self._finish_writes(values, used, results)
         if self.output_count:
-            results = [results[position] for position in self.signature.places]
+            results = [results[position] for position in self.signature.positions]
         if not self._checked:
             self._check(results)
             if self._checked and self._can_be_direct and result is results[0] and not self._restrides:

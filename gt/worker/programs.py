@@ -15,11 +15,11 @@ from gt.core.signatures import (
     Number,
     Program,
     Refuse,
-    Settle,
     Signature,
     Step,
     ViewStep,
     Whole,
+    WriteBack,
 )
 from gt.sharding.lowering import create_sharded_output, get_shard_args
 from gt.sharding.op_calls import LocalCall, LocalContext, LocalProgram, OpCall
@@ -98,7 +98,7 @@ class ProgramKernel:
             written = [step.inputs[position] for position in step.signature.writes]
             run = _or_raising(lambda: Kernel(self._engine, step.signature).call)
             return _ComputeStep(step.signature.op, step.inputs, step.outputs, run, written, writes=bool(written))
-        if isinstance(step, Settle):
+        if isinstance(step, WriteBack):
             return self._write_back(step)
         if isinstance(step, Refuse):
             return _ComputeStep(step.op, (), step.outputs, _raising(RuntimeError(step.reason)), writes=False)
@@ -106,7 +106,7 @@ class ProgramKernel:
         run = _or_raising(lambda: self._local_op(number, step))
         return _ComputeStep(step.op, (*step.inputs, *into), step.outputs, run, writes=bool(into))
 
-    def _write_back(self, step: Settle) -> _Action:
+    def _write_back(self, step: WriteBack) -> _Action:
         def write_back(registers: Registers, scalars: tuple[Number, ...], fail: Fail) -> bool:
             base, view = registers[step.base], registers[step.view]
             if isinstance(view, FailedValue):
@@ -133,7 +133,7 @@ class ProgramKernel:
         """This worker's part of an op."""
         operands = tuple(map(spec_of, step.operands))
         results = tuple(map(spec_of, step.results))
-        call = OpCall(step.op, step.args, step.kwargs, step.inputs_meta, step.outputs_meta, step.places)
+        call = OpCall(step.op, step.args, step.kwargs, step.inputs_meta, step.outputs_meta, step.positions)
         shard = LocalContext(call, operands, results, self._worker)
         region = self._region(step, shard) if step.random else None
         local = get_shard_args(shard)

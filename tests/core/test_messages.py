@@ -1,4 +1,4 @@
-"""Every record survives the wire as it is, and what cannot be a record is refused there."""
+"""Every record survives the wire unchanged, and invalid records are refused."""
 
 import typing
 
@@ -52,7 +52,7 @@ RECORDS = [
 
 
 def kinds_of(union):
-    """The classes a union is made of, limits on their values taken off."""
+    """The classes of a union, without the limits on their values."""
     return {typing.get_args(kind)[0] if typing.get_origin(kind) else kind for kind in typing.get_args(union)}
 
 
@@ -141,7 +141,7 @@ def test_a_meta_round_trips(data):
         (None, "Expected `array`"),
     ],
 )
-def test_a_meta_that_cannot_be_is_refused(meta, reason):
+def test_an_invalid_meta_is_refused(meta, reason):
     body = msgspec.msgpack.encode([["CreateTensor", own(1), meta, ["", 0], 0, 0]])
     with pytest.raises(ProtocolError, match=reason):
         Decoder(Instruction).decode([header_of(body) + body])

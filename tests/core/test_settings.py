@@ -1,4 +1,4 @@
-"""Environment variables and addresses: what is accepted, what is refused, and what is said then."""
+"""Environment variables and addresses: accepted values, refused values, and error messages."""
 
 import logging
 import os
@@ -14,7 +14,7 @@ from gt.core.settings import Settings, parse_address, read_settings, require_loo
 from gt.wire.stderr_logging import configure_logging
 
 
-def test_nothing_said_is_the_defaults():
+def test_without_variables_settings_are_the_defaults():
     assert read_settings({}) == Settings()
     assert Settings() == Settings(workers=0, server="", backend="pytorch", mode="", shared_memory=True, timeout=60.0)
     assert (Settings().config, Settings().auto_shard) == ("", None)
@@ -125,7 +125,7 @@ def test_an_address_is_parsed(text, address):
      "localhost:1.5", "localhost: 80", "localhost:²", "localhost:" + "9" * 5000],
     ids=lambda text: f"{text:.20}",
 )  # fmt: skip
-def test_what_is_not_an_address_is_refused_with_an_example(text):
+def test_an_invalid_address_is_refused_with_an_example(text):
     with pytest.raises(
         SettingsError, match=r"is not an address of a server; write host:port, for example localhost:12345"
     ):
@@ -164,7 +164,7 @@ def test_the_loopback_address_of_ipv6_is_refused_with_another(host):
 
 @pytest.fixture
 def loggers():
-    """GT's loggers as they are in a new process."""
+    """GT's loggers in the state of a new process."""
     found = [logging.getLogger(name) for name in ("gt", "gt.client", "gt.dispatcher", "gt.worker")]
     before = [(logger, logger.level, list(logger.handlers)) for logger in found]
     for logger in found:
@@ -211,7 +211,7 @@ for name in ("gt.client", "gt.dispatcher", "gt.worker"):
 
 
 def said(program=TALK, **variables):
-    """What a program says on stderr that logs at every level in every role."""
+    """The stderr of a program that logs at every level in every role."""
     environ = {name: text for name, text in os.environ.items() if not name.startswith("GT_")}
     environ |= {"PYTHONPATH": os.pathsep.join(sys.path), **variables}
     run = subprocess.run(
@@ -226,12 +226,12 @@ def test_by_default_only_warnings_of_servers_and_workers_are_shown():
     assert said() == "".join([f"gt: {name} {level}\n" for name in roles for level in ("warning", "error")])
 
 
-def test_a_signal_that_asks_for_what_there_is_not_is_warned_of():
+def test_a_signal_with_unavailable_workers_is_a_warning():
     program = TALK.replace("gt.client", "gt.signals")
     assert said(program=program).startswith("gt: gt.signals warning\ngt: gt.signals error\n")
 
 
-def test_verbose_shows_what_matters_of_every_role():
+def test_verbose_shows_the_main_events_of_every_role():
     text = said(GT_VERBOSE="1")
     assert all(f"{name} info" in text for name in ("gt.client", "gt.dispatcher", "gt.worker"))
     assert "debug" not in text

@@ -1,4 +1,4 @@
-"""The office as list comparisons: messages in, messages out, no sockets. The state is checked after every message."""
+"""The dispatcher as list comparisons: messages in, messages out. The state is checked after every message."""
 
 import msgspec
 import pytest
@@ -54,8 +54,8 @@ from tests.dispatcher_harness import (
 from tests.records import ADD, ADD_, FAILURE, LARGE, NONZERO, RESIZE_, SMALL, ZEROS, own, signature
 
 
-def test_an_op_is_not_defined_anew():
-    """The workers would go on with the old one, which may take and give other tensors."""
+def test_an_op_cannot_be_defined_twice():
+    """The workers would keep the old definition, which may have other inputs and outputs."""
     harness = harness_with()
     harness.define(OP, ADD)
     (answer,) = answers(harness.define(OP, ADD_))
@@ -101,12 +101,12 @@ def test_outputs_are_placed_where_the_op_ran():
 def test_inputs_apart_are_moved_by_both_ends_before_the_op():
     harness = harness_with(2)
     harness.define(OP, ADD)
-    copy, code = given(1), given(2)
+    copy, op_id = given(1), given(2)
     move = plan_move(SMALL, at(1), at(0)).program
     assert harness.tell(run(OP, (A, B), (C,), site=7)) == [
         ToWorkers((0,), DefineOp(OP, ADD)),
-        ToWorkers((1, 0), WorkerDefineProgram(code, "redistribute", move)),
-        ToWorkers((1, 0), RunOp(code, (B,), (copy,), (), 0, 7), meet=True),
+        ToWorkers((1, 0), WorkerDefineProgram(op_id, "redistribute", move)),
+        ToWorkers((1, 0), RunOp(op_id, (B,), (copy,), (), 0, 7), meet=True),
         ToWorkers((0,), RunOp(OP, (A, copy), (C,), (), 0, 7)),
     ]
     assert harness.state.tensors[B].spec is at(1)
@@ -143,7 +143,7 @@ def test_a_write_goes_on_under_a_new_id():
     assert harness.state.meta(C) == SMALL
 
 
-def test_a_write_frees_the_copies_of_what_was_there():
+def test_a_write_frees_the_copies_of_its_target():
     harness = harness_with(2)
     harness.define(OP, ADD)
     harness.define(OP2, ADD_)
@@ -181,7 +181,7 @@ def test_an_op_without_inputs_is_defined_wherever_it_runs():
     ]
 
 
-def test_all_that_an_op_writes_to_comes_to_where_the_first_of_it_is():
+def test_written_inputs_move_to_the_mesh_of_the_first_one():
     harness = harness_with(2)
     harness.define(OP, signature("aten.aminmax.out", 2, writes=(0, 1)))
     assert told(harness.tell(run(OP, (A, B), (C, D)))) == [
@@ -197,7 +197,7 @@ def test_all_that_an_op_writes_to_comes_to_where_the_first_of_it_is():
     assert [harness.layout(ident) for ident in (C, D)] == ["- on 0", "- on 0"]
 
 
-def test_ops_that_are_forgotten_are_forgotten_where_they_are_known():
+def test_forgotten_ops_are_forgotten_on_the_workers_that_know_them():
     harness = harness_with(2)
     harness.define(OP, ADD)
     harness.define(OP2, ADD)
@@ -268,7 +268,7 @@ def test_memory_is_shared_on_one_machine_only(client, worker, shared):
     assert harness.tell(FetchTensor(REQUEST, A)) == [ToWorkers((0,), WorkerFetchTensor(REQUEST, A, shared))]
 
 
-def test_a_fetch_that_fails_is_answered_so():
+def test_a_failed_fetch_is_answered_with_the_failure():
     harness = harness_with()
     harness.tell(FetchTensor(REQUEST, A))
     assert harness.report(0, Failed(REQUEST, FAILURE)) == [ToClient(1, Failed(REQUEST, FAILURE))]
@@ -285,7 +285,7 @@ def test_the_results_of_a_query_are_placed_where_it_ran():
     assert set(harness.state.tensors_of(1)) == {A, B, D, E}
 
 
-def test_a_query_may_resize_what_it_writes():
+def test_a_query_may_resize_a_tensor_that_it_writes():
     harness = harness_with()
     harness.define(OP, RESIZE_)
     harness.tell(query(OP, (A, B), (C,)))
@@ -339,7 +339,7 @@ def test_an_unknown_id_is_rejected(instruction):
     assert type(instruction).__name__ in answer.reason
 
 
-def test_what_follows_a_rejected_instruction_is_done():
+def test_instructions_after_a_rejected_one_are_carried_out():
     harness = harness_with()
     batch = [FetchTensor(REQUEST, E), LocateTensor(REQUEST2, A)]
     sent = harness.dispatcher.instruct(1, batch, [])
@@ -372,7 +372,7 @@ def test_an_op_that_does_not_fit_its_signature_is_rejected(defined, instruction)
     assert harness.state.tensors.keys() == {A, B}, "what is rejected changes nothing"
 
 
-def test_two_new_versions_of_one_tensor_are_rejected_where_the_op_has_a_plan_too():
+def test_two_new_versions_of_one_tensor_are_rejected_for_a_cached_plan_too():
     harness = harness_with()
     harness.define(OP, BOTH)
     harness.tell(run(OP, (A, B), (C, D)))
@@ -389,7 +389,7 @@ def test_an_op_on_a_lost_and_an_unknown_tensor_is_refused():
     assert isinstance(answer, Lost | Rejected)
 
 
-def test_the_end_of_a_session_frees_what_it_held():
+def test_the_end_of_a_session_frees_its_tensors():
     harness = harness_with(2)
     harness.define(OP, ADD)
     harness.tell(run(OP, (A, B), (C,)))
@@ -411,7 +411,7 @@ def test_a_session_ends_once():
     assert harness.close() == []
 
 
-def test_nothing_is_done_after_a_goodbye():
+def test_instructions_after_a_goodbye_are_ignored():
     harness = harness_with()
     sent = harness.dispatcher.instruct(1, [Goodbye(), create(C)], [b"0123456789abcdef"])
     assert sent == [ToWorkers((0,), WorkerEndSession(1))]
@@ -441,7 +441,7 @@ def test_the_end_of_a_session_leaves_the_others_alone():
     assert harness.state.workers[0].known_ops == {own(100, other)}
 
 
-def test_sessions_are_numbered_anew():
+def test_session_ids_are_not_reused():
     harness = DispatcherHarness()
     first = harness.open()
     harness.close(first)

@@ -1,4 +1,4 @@
-"""Clients that share workers take turns: who has much to do does not keep the others waiting."""
+"""Clients that share workers take turns: a client with much work does not keep the others waiting."""
 
 import time
 
@@ -54,7 +54,7 @@ def ops(count, first=1000):
 
 
 def reported(harness, outgoing, nanoseconds):
-    """What follows when the workers report that they have reached the marks."""
+    """The messages sent after the workers report that they have reached the marks."""
     return [
         message
         for workers, mark in marks(outgoing)
@@ -92,7 +92,7 @@ def test_instructions_stay_in_their_order():
     assert made == [own(1000 + number) for number in range(2_000)]
 
 
-def test_of_work_that_takes_long_little_is_unfinished():
+def test_slow_work_is_queued_in_smaller_amounts():
     product = signature("aten.mm.default", 2, (BIG,))
     harness = harness_of(product, BIG)
     harness.open()
@@ -112,7 +112,7 @@ def test_a_read_of_another_client_is_carried_out_at_once():
     assert set(harness.dispatcher.waits()) == {1, 2}, "who waits for a turn is told for whom"
 
 
-def test_a_worker_that_is_lost_keeps_nobody_waiting():
+def test_no_client_waits_for_a_lost_worker():
     harness = DispatcherHarness(2)
     harness.open()
     submit(harness, create(A, BIG), Redistribute(A, own(2), over("x, -", PAIR).record(), 0), DefineOp(OP, ADD))
@@ -135,7 +135,7 @@ def test_a_client_that_leaves_does_not_wait_for_its_turn():
     assert reported(harness, sent, 1000) == [] and harness.dispatcher.waits() == {}
 
 
-def test_marks_of_others_and_marks_that_were_never_given_are_refused():
+def test_a_mark_that_a_worker_was_not_given_is_refused():
     harness = harness_of(ADD, meta(4), workers=2)
     sent = submit(harness, *ops(5_000))
     (((worker,), mark), *_) = marks(sent)
@@ -146,7 +146,7 @@ def test_marks_of_others_and_marks_that_were_never_given_are_refused():
     assert harness.report(worker, Progress(mark, 1)) == []
 
 
-# --- With real processes ----------------------------------------------------------------------------------------------
+# With real processes
 
 HEAVY = """
 import gt

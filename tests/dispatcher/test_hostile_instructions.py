@@ -1,5 +1,5 @@
-"""Any instructions, valid or not, with ids that collide, on workers that come and go: each one is carried out whole or
-not at all, nobody who waits is forgotten, and the same events make the same state again."""
+"""Any instructions, valid or not, with colliding ids, on workers that come and go: each is carried out whole or not at
+all, every request is answered, and the same events give the same state."""
 
 from collections import Counter
 from copy import deepcopy
@@ -61,7 +61,7 @@ from tests.dispatcher_harness import (
 )
 from tests.records import ADD, ADD_, FAILURE, INLINE, LARGE, NONZERO, RESIZE_, RICH, SMALL, ZEROS, own, signature
 
-# --- One at a time ----------------------------------------------------------------------------------------------------
+# One at a time
 
 
 REQUESTS = [
@@ -75,7 +75,7 @@ REQUESTS = [
 
 
 @pytest.mark.parametrize("again", REQUESTS, ids=kind)
-def test_a_request_id_that_is_waited_for_is_refused(again):
+def test_a_pending_request_id_is_refused(again):
     harness = harness_with()
     harness.define(OP, NONZERO)
     harness.tell(Synchronize(REQUEST))
@@ -88,7 +88,7 @@ def test_a_request_id_that_is_waited_for_is_refused(again):
 
 
 def test_a_request_id_whose_answers_are_still_on_their_way_is_refused():
-    """An answer to the old request would be taken for one to the new request, and be no answer to it."""
+    """A reply to the old request would be taken for a reply to the new one."""
     harness = harness_with(2)
     harness.define(OP, NONZERO)
     harness.tell(Synchronize(REQUEST))
@@ -113,11 +113,11 @@ TAKEN = {
 
 @pytest.mark.parametrize("instruction", TAKEN.values(), ids=TAKEN.keys())
 @pytest.mark.parametrize("lost", [False, True], ids=["", "with what was lost"])
-def test_an_id_of_a_tensor_that_is_held_is_refused(instruction, lost):
+def test_a_tensor_id_in_use_is_refused(instruction, lost):
     harness = harness_with(2 if lost else 1)
     split = signature("aten.split.Tensor", 1, (SMALL, SMALL))
-    for code, op in zip((OP, own(101), own(102), own(103)), (ADD, ADD_, RESIZE_, split), strict=True):
-        harness.define(code, op)
+    for op_id, op in zip((OP, own(101), own(102), own(103)), (ADD, ADD_, RESIZE_, split), strict=True):
+        harness.define(op_id, op)
     if lost:
         harness.lose(1)
     state = deepcopy(harness.state)
@@ -137,7 +137,7 @@ def test_results_of_a_query_take_no_ids_of_another():
     assert harness.report(0, queried) == [ToClient(1, queried)]
 
 
-def test_what_a_query_has_written_may_be_freed_before_its_answer():
+def test_a_tensor_written_by_a_query_may_be_freed_before_the_answer():
     harness = harness_with()
     harness.define(OP, RESIZE_)
     (answer,) = answers(harness.tell(query(OP, (A, B), (C,)), FreeTensors((C,)), create(C)))
@@ -146,12 +146,12 @@ def test_what_a_query_has_written_may_be_freed_before_its_answer():
     assert harness.state.tensors_of(1) == [B]
 
 
-def test_an_op_that_is_refused_has_moved_nothing(monkeypatch):
+def test_a_rejected_op_moves_no_input(monkeypatch):
     harness = harness_with(2)
     harness.define(OP, signature("aten.aminmax.out", 2, writes=(0, 1)))
     monkeypatch.setattr(harness.dispatcher._instructions._plan_cache, "define_on", fail)
     state = deepcopy(harness.state)
-    (message,) = harness.tell(run(OP, (A, B), (C, D)))  # B would come to where A is
+    (message,) = harness.tell(run(OP, (A, B), (C, D)))  # B would move to the mesh of A
     assert isinstance(message.answer, OpFailed)
     assert harness.state.missing.keys() == {C, D}
     assert {former.ident for former in harness.state.former_values.values()} == {A, B}
@@ -162,7 +162,7 @@ def fail(*_):
     raise ZeroDivisionError("of ours")
 
 
-def test_a_mistake_of_a_rule_is_the_failure_of_its_op(monkeypatch, caplog):
+def test_an_error_in_a_rule_fails_its_op(monkeypatch, caplog):
     harness = harness_with()
     harness.define(OP, ADD)
     monkeypatch.setattr("gt.dispatcher.plan_cache.plan_op", fail)
@@ -178,7 +178,7 @@ def test_a_mistake_of_a_rule_is_the_failure_of_its_op(monkeypatch, caplog):
     assert answers(harness.tell(LocateTensor(REQUEST, A))) != []
 
 
-def test_a_mistake_of_a_rule_is_the_answer_to_a_query(monkeypatch):
+def test_an_error_in_a_rule_answers_a_query(monkeypatch):
     harness = harness_with()
     harness.define(OP, RESIZE_)
     monkeypatch.setattr(harness.dispatcher._instructions._plan_cache, "mesh_of_query", fail)
@@ -187,7 +187,7 @@ def test_a_mistake_of_a_rule_is_the_answer_to_a_query(monkeypatch):
     assert harness.state.missing.keys() == {C}
 
 
-def test_a_key_error_of_ours_is_not_the_clients_mistake(monkeypatch, caplog):
+def test_a_key_error_of_gt_is_not_an_error_of_the_client(monkeypatch, caplog):
     harness = harness_with()
 
     def fail(*_, nbytes):
@@ -199,7 +199,7 @@ def test_a_key_error_of_ours_is_not_the_clients_mistake(monkeypatch, caplog):
     assert "FetchTensor of client 1 failed" in caplog.text and "Traceback" in caplog.text
 
 
-def test_a_mistake_of_ours_when_a_worker_is_lost_ends_one_session_and_answers_all(monkeypatch, caplog):
+def test_an_error_of_gt_while_a_worker_is_lost_ends_one_session_and_answers_all(monkeypatch, caplog):
     harness = harness_with(2)
     harness.open()
     harness.tell(Synchronize(REQUEST))
@@ -222,7 +222,7 @@ def test_a_mistake_of_ours_when_a_worker_is_lost_ends_one_session_and_answers_al
     assert isinstance(answer, Rejected) and "has ended" in answer.reason
 
 
-# --- Any of them ------------------------------------------------------------------------------------------------------
+# Any of them
 
 CODES = st.sampled_from([OP, own(101), own(102)])
 IDS = st.sampled_from([A, B, C, D, E])
@@ -234,7 +234,7 @@ AXES = st.sampled_from([(), (), ("x",), ("y",)])
 MESHES = WORKERS.map(lambda workers: MeshRecord((len(workers),), ("x",), tuple(workers)))
 DIMS = st.lists(AXES, max_size=2).map(tuple)
 LAYOUTS = st.builds(SpecRecord, MESHES, DIMS, st.sampled_from([(), ("x",)]))
-POLICIES = st.builds(PolicyRecord, MESHES, lead=DIMS, tail=DIMS, settles=st.booleans())
+POLICIES = st.builds(PolicyRecord, MESHES, lead=DIMS, tail=DIMS, pins=st.booleans())
 SIGNATURES = st.sampled_from(
     [ZEROS, ADD, ADD_, NONZERO, RESIZE_, RICH, signature("aten.x", 2, (SMALL,), writes=(1, 0))]
 )
@@ -277,7 +277,7 @@ EVENTS = st.one_of(
 
 
 def carry_out(dispatcher, event):
-    """What a server does with a message."""
+    """Check and carry out an instruction as the server does."""
     match event:
         case ("instruct", instruction):
             if 1 not in dispatcher.state.sessions:

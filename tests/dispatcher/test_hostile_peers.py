@@ -1,4 +1,4 @@
-"""Nothing that a peer sends ends the server: it serves others too."""
+"""No message of a peer ends the server, which serves others too."""
 
 import os
 import subprocess
@@ -47,7 +47,7 @@ from tests.records import INLINE, NONZERO, RICH, SMALL, ZEROS, own, signature
 
 
 class RecordingServer(Server):
-    """`sent` is what would have gone to each peer."""
+    """`sent` are the messages to each peer."""
 
     def __init__(self):
         super().__init__("tcp://127.0.0.1:*")
@@ -78,7 +78,7 @@ def server():
 
 
 def decoded(message):
-    """What goes to several workers is encoded once."""
+    """A command for several workers is encoded once."""
     return Decoder(Command).decode(encode([message]))[0][0]
 
 
@@ -107,7 +107,7 @@ GREETINGS = {
 
 
 @pytest.mark.parametrize("frames", GREETINGS.values(), ids=GREETINGS.keys())
-def test_a_stranger_is_refused(server, frames):
+def test_a_peer_without_a_valid_hello_is_refused(server, frames):
     server.sent.clear()
     server._receive(b"stranger", frames)
     assert [type(message) for _, message in server.sent] == [Refused]
@@ -129,7 +129,7 @@ BATCHES = {
 
 
 @pytest.mark.parametrize("frames", BATCHES.values(), ids=BATCHES.keys())
-def test_a_clients_mistake_is_its_own(server, frames):
+def test_an_invalid_message_of_a_client_harms_no_other(server, frames):
     server.hear(b"other", hello("client"))
     for _ in range(2):
         server._receive(b"client", frames)
@@ -138,7 +138,7 @@ def test_a_clients_mistake_is_its_own(server, frames):
     assert server.hear(b"other", LocateTensor(own(2, 2), own(1, 2))) == [Located(own(2, 2), at(0).record())]
 
 
-def test_a_mistake_of_ours_is_told_to_the_client_and_to_nobody_else(server, monkeypatch, caplog):
+def test_an_error_of_gt_is_told_to_its_client_only(server, monkeypatch, caplog):
     def fail(*_):
         raise ZeroDivisionError("in a rule")
 
@@ -157,7 +157,7 @@ def test_a_mistake_of_ours_is_told_to_the_client_and_to_nobody_else(server, monk
     assert server.hear(b"client", LocateTensor(own(4), own(1))) == [Located(own(4), at(0).record())]
 
 
-def test_a_peer_that_keeps_sending_noise_is_no_longer_heard(server):
+def test_a_client_that_keeps_sending_noise_is_ignored(server):
     for _ in range(3):
         server._receive(b"client", [header_of(b"\xc1") + b"\xc1"])
     assert server.hear(b"client", Synchronize(own(1))) == []
@@ -180,7 +180,7 @@ WAITED_FOR = [
 ]
 
 
-def test_a_worker_that_keeps_sending_noise_is_lost_to_those_who_wait_for_it(server):
+def test_a_worker_that_keeps_sending_noise_is_reported_lost_to_waiting_clients(server):
     server.hear(b"client", Synchronize(own(9)))
     server.sent.clear()
     for _ in range(3):
@@ -203,7 +203,7 @@ REPORTS = {
 
 
 @pytest.mark.parametrize("report", REPORTS.values(), ids=REPORTS.keys())
-def test_a_worker_whose_report_cannot_be_used_is_lost_to_those_who_wait_for_it(server, report):
+def test_a_worker_with_an_unusable_report_is_reported_lost_to_waiting_clients(server, report):
     server.hear(b"client", *WAITED_FOR, payloads=[[bytes(16)]])
     server.hear(b"worker", report)
     answer, news = [message for to, message in server.sent if to == b"client"]
@@ -219,7 +219,7 @@ def fail(*_):
     raise ZeroDivisionError("of ours")
 
 
-def test_a_mistake_of_ours_in_a_report_costs_a_worker(server, monkeypatch, caplog):
+def test_an_error_of_gt_in_a_report_dismisses_the_worker(server, monkeypatch, caplog):
     server.hear(b"client", Synchronize(own(9)))
     monkeypatch.setattr(server.dispatcher._requests, "add_reply", fail)
     server.hear(b"worker", Synchronized(own(9)))
@@ -228,14 +228,14 @@ def test_a_mistake_of_ours_in_a_report_costs_a_worker(server, monkeypatch, caplo
 
 
 @pytest.mark.parametrize("who", [b"client", b"worker"])
-def test_a_mistake_of_ours_at_the_end_of_a_peer_ends_nothing(server, monkeypatch, caplog, who):
+def test_an_error_of_gt_at_the_end_of_a_peer_does_not_end_the_server(server, monkeypatch, caplog, who):
     monkeypatch.setattr(server.dispatcher, "end_session", fail)
     monkeypatch.setattr(server.dispatcher, "lose_worker", fail)
     server._reap(server.peers.by_identity[who])
     assert who not in server.peers.by_identity and "ZeroDivisionError: of ours" in caplog.text
 
 
-def test_something_planted_for_a_dead_process_does_not_end_the_server(server, monkeypatch, tmp_path, fault):
+def test_a_planted_file_of_a_dead_process_does_not_end_the_server(server, monkeypatch, tmp_path, fault):
     dead = subprocess.Popen([sys.executable, "-c", ""])
     dead.wait()
     (tmp_path / f"gt-{dead.pid}-x").mkdir()
@@ -250,7 +250,7 @@ def test_something_planted_for_a_dead_process_does_not_end_the_server(server, mo
 
 
 @pytest.mark.parametrize("timer", ["_check", "_explain_waits", "_describe"])
-def test_a_mistake_of_ours_in_a_timer_ends_nothing(server, monkeypatch, caplog, timer):
+def test_an_error_of_gt_in_a_timer_does_not_end_the_server(server, monkeypatch, caplog, timer):
     server.hear(b"client", Synchronize(own(9)))
     monkeypatch.setattr(server, timer, fail)
     server._next_check = server._next_notice = 0.0
@@ -270,13 +270,13 @@ def test_a_client_that_cannot_be_welcomed_does_not_keep_others_out(server, monke
     assert [to for to, message in server.sent if isinstance(message, Welcome)] == [b"another", b"second"]
 
 
-def test_a_mistake_of_ours_in_a_greeting_ends_nothing(server, monkeypatch, caplog):
+def test_an_error_of_gt_in_a_handshake_does_not_end_the_server(server, monkeypatch, caplog):
     monkeypatch.setattr(server.dispatcher, "join_worker", fail)
     assert server.hear(b"another", hello("worker")) == []
     assert "ZeroDivisionError: of ours" in caplog.text
 
 
-def test_what_was_asked_before_a_mistake_of_ours_is_done(server, monkeypatch):
+def test_instructions_before_an_error_of_gt_are_carried_out(server, monkeypatch):
     monkeypatch.setitem(server.dispatcher._instructions.actions, LocateTensor, fail)
     server.hear(b"client", Synchronize(own(9)), LocateTensor(own(8), own(1)))
     assert [(to, type(message)) for to, message in server.sent] == [
@@ -285,7 +285,7 @@ def test_what_was_asked_before_a_mistake_of_ours_is_done(server, monkeypatch):
     ]
 
 
-def test_a_worker_that_leaves_is_told_of_with_its_last_op(server):
+def test_a_leaving_worker_is_reported_with_its_last_op(server):
     batch = [DefineOp(own(2), ZEROS), DefineSite(1, "train.py", 3, ""), RunOp(own(2), (), (own(3),), (), 0, 1)]
     server.hear(b"client", *batch)
     server.peers.by_identity[b"worker"].progress = (own(2), 1)
@@ -294,7 +294,7 @@ def test_a_worker_that_leaves_is_told_of_with_its_last_op(server):
     assert (to, news.reason, news.last_op) == (b"client", "left: MemoryError: 3 GB", "aten.zeros.default (train.py:3)")
 
 
-def test_what_is_over_the_limit_of_a_batch_is_sent_in_several(server, monkeypatch):
+def test_a_batch_over_the_limit_is_sent_in_several(server, monkeypatch):
     sent = []
     monkeypatch.setattr("gt.dispatcher.delivery.MAX_BATCH", 3)
     monkeypatch.setattr(server.delivery, "send_to", lambda *batch: sent.append(batch))
@@ -336,7 +336,7 @@ JUNK = st.recursive(
 
 @settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(junk=JUNK, who=st.sampled_from([b"client", b"worker", b"stranger"]))
-def test_junk_is_survived(server, junk, who):
+def test_junk_does_not_end_the_server(server, junk, who):
     for peer in server.peers.by_identity.values():
         peer.mistakes = 0
     body = msgspec.msgpack.encode(junk)

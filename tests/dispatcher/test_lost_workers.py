@@ -1,4 +1,4 @@
-"""Workers that go and workers that come, as list comparisons."""
+"""Lost workers and joining workers, as list comparisons."""
 
 import msgspec
 import pytest
@@ -113,7 +113,7 @@ def test_the_results_of_an_op_on_a_lost_tensor_are_lost():
 
 
 @pytest.mark.parametrize("inputs", [(A, B), (B, A)], ids=["reads a lost tensor", "writes a lost tensor"])
-def test_a_write_that_cannot_be_done_leaves_no_value_and_keeps_the_one_before(inputs):
+def test_a_failed_write_leaves_no_value_and_keeps_the_former_one(inputs):
     harness = harness_with(2)
     harness.define(OP, ADD_)
     harness.lose(1)
@@ -126,7 +126,7 @@ def test_a_write_that_cannot_be_done_leaves_no_value_and_keeps_the_one_before(in
     assert told(harness.tell(FreeTensors((C,)))) == (["0: free A"] if inputs[0] == A else [])
 
 
-def test_the_value_before_several_writes_that_cannot_be_done_is_that_before_the_first():
+def test_after_several_failed_writes_the_former_value_is_that_before_the_first():
     harness = harness_with(2)
     harness.define(OP, ADD_)
     harness.lose(1)
@@ -138,7 +138,7 @@ def test_the_value_before_several_writes_that_cannot_be_done_is_that_before_the_
 
 
 @pytest.mark.parametrize(("text", "kept"), [("-", "- on 0"), ("x", "")])
-def test_the_value_before_a_write_may_be_lost_with_a_worker_too(text, kept):
+def test_a_former_value_may_be_lost_with_a_worker(text, kept):
     harness = sharded_harness(3, text)
     harness.create(B, C, D)  # D on worker 2
     harness.define(OP, ADD_)
@@ -151,7 +151,7 @@ def test_the_value_before_a_write_may_be_lost_with_a_worker_too(text, kept):
     assert [f"{former.tensor.spec} on 0" for former in harness.state.former_values.values()] == [kept] * bool(kept)
 
 
-def test_what_a_query_on_a_lost_tensor_writes_is_lost():
+def test_a_query_on_a_missing_tensor_writes_no_value():
     harness = harness_with(2)
     harness.define(OP, RESIZE_)
     harness.lose(1)
@@ -159,7 +159,7 @@ def test_what_a_query_on_a_lost_tensor_writes_is_lost():
     assert answers(harness.tell(FetchTensor(REQUEST2, C))) == [Lost(REQUEST2, 1, 1001, "was killed", "aten.mm")]
 
 
-def test_a_copy_takes_the_place_of_a_lost_original():
+def test_a_copy_replaces_a_lost_original():
     harness = harness_with(2)
     harness.define(OP, ADD)
     harness.tell(run(OP, (A, B), (C,)))  # leaves a copy of B on worker 0
@@ -180,7 +180,7 @@ def test_a_lost_worker_is_not_commanded():
     harness.lose(1)
     harness.define(OP, ADD)
     harness.tell(run(OP, (A, A), (own(6),)))
-    harness.lay_out(A, own(7), "x", DeviceMesh([2], ["x"], [0, 2]))
+    harness.redistribute(A, own(7), "x", DeviceMesh([2], ["x"], [0, 2]))
     sent = [*harness.tell(Synchronize(REQUEST), ForgetOps((OP,))), *harness.create(C, D, E), *harness.close()]
     assert {worker for message in sent for worker in message.workers} == {0, 2}
 
@@ -192,7 +192,7 @@ def test_a_worker_that_leaves_is_lost_with_its_reason():
     assert set(harness.state.workers) == {0}
 
 
-def test_what_a_worker_is_at_is_named_with_its_line():
+def test_the_current_op_of_a_worker_is_described_with_its_line():
     harness = harness_with(2)
     harness.define(OP, ADD)
     harness.tell(DefineSite(1, "train.py", 12, "step"), run(OP, (A, B), (C,), site=1))
@@ -209,11 +209,11 @@ def test_a_program_is_named_by_its_op():
     assert harness.dispatcher.describe_op(given(2), 0) == "aten.relu.default"
 
 
-def test_a_worker_that_has_run_nothing_is_at_nothing():
+def test_a_worker_without_commands_has_no_current_op():
     assert harness_with().dispatcher.describe_op(0, 0) == ""
 
 
-def test_a_worker_may_be_at_an_op_of_a_session_that_has_ended():
+def test_the_current_op_may_be_of_a_session_that_has_ended():
     harness = harness_with()
     harness.close()
     assert harness.dispatcher.describe_op(OP, 1) == "an op of a session that has ended"
@@ -227,7 +227,7 @@ def without_workers():
 
 
 @pytest.mark.parametrize("make", [create(C), run(OP, (), (C,))], ids=kind)
-def test_what_is_made_without_any_worker_is_lost(make):
+def test_a_tensor_created_without_workers_is_missing(make):
     harness = without_workers()
     harness.define(OP, ZEROS)
     harness.tell(make)
@@ -307,7 +307,7 @@ def test_a_newcomer_is_not_sent_to_the_store_of_a_lost_worker(lost):
     assert ToWorkers((2,), STORE) not in harness.join()
 
 
-def test_someone_gets_the_work_while_a_new_store_is_made():
+def test_one_worker_gets_the_work_while_a_new_store_is_started():
     harness = DispatcherHarness(0)
     for _ in range(3):
         harness.join()
@@ -328,10 +328,10 @@ def test_plans_for_a_lost_worker_are_forgotten():
     assert plans == {} and moves == {}
 
 
-# --- Meshes -----------------------------------------------------------------------------------------------------------
+# Meshes
 
 
-def test_a_tensor_that_was_cut_is_lost_with_one_of_its_workers():
+def test_a_sharded_tensor_is_lost_with_one_of_its_workers():
     harness = sharded_harness()
     assert lost(harness.lose(1)) == ["0: free A", "client: Lost"]
     assert harness.state.missing == {A: (SMALL, 1)}
@@ -344,7 +344,7 @@ def test_a_partial_tensor_is_lost_with_one_of_its_workers():
     assert harness.state.missing == {A: (SMALL, 0)}
 
 
-def test_what_is_whole_lives_on_with_the_others():
+def test_a_whole_tensor_survives_on_the_other_workers():
     harness = sharded_harness(text="-")
     assert lost(harness.lose(1)) == ["client: Lost"]
     assert (harness.layout(A), harness.state.missing) == ("- on 0", {})
@@ -362,14 +362,14 @@ def with_copy():
     harness = sharded_harness(4)
     mesh = DeviceMesh([2], ["y"], [2, 3])
     harness.create(C, meta=LARGE)
-    harness.lay_out(C, B, "-", mesh)
+    harness.redistribute(C, B, "-", mesh)
     harness.define(OP, signature("aten.no_such.default", 2, (SMALL,)))
     harness.tell(FreeTensors((C,)), run(OP, (A, B), (C,)))
     assert harness.state.copies == {A: {over("-", mesh): given(3)}}
     return harness
 
 
-def test_a_copy_takes_the_place_of_what_was_cut():
+def test_a_copy_replaces_a_lost_sharded_original():
     harness = with_copy()
     assert lost(harness.lose(1)) == [
         "0: free A",
@@ -381,7 +381,7 @@ def test_a_copy_takes_the_place_of_what_was_cut():
     assert (harness.layout(A), harness.state.copies, harness.state.missing) == ("- on 2 3", {}, {})
 
 
-def test_a_copy_is_gone_with_one_of_its_workers():
+def test_a_copy_is_lost_with_one_of_its_workers():
     harness = with_copy()
     assert lost(harness.lose(3)) == ["2: free c3", "client: Lost"]
     assert (harness.layout(A), harness.layout(B), harness.state.copies) == ("x on 0 1", "- on 2", {})
@@ -397,12 +397,12 @@ def test_an_op_on_a_lost_tensor_loses_its_results_and_keeps_the_other_inputs():
 
 
 @pytest.mark.parametrize("text", ["x", "-", "- + x"])
-def test_what_is_laid_out_on_a_lost_worker_is_lost(text):
+def test_a_tensor_redistributed_to_a_lost_worker_is_missing(text):
     harness = harness_with(2)
     harness.define(OP, msgspec.structs.replace(ZEROS, layout=over(text).record()))
     harness.tell(run(OP, (), (C,)))
     harness.lose(1)
-    assert harness.lay_out(A, D, text) == []
+    assert harness.redistribute(A, D, text) == []
     assert harness.tell(run(OP, (), (E,))) == []
     assert {D, E} <= harness.state.missing.keys()
     assert answers(harness.tell(FetchTensor(REQUEST, E))) == [Lost(REQUEST, 1, 1001, "was killed", "aten.mm")]
@@ -495,8 +495,8 @@ def test_a_worker_that_becomes_ready_is_told_to_every_session():
 
 def test_a_tensor_that_the_user_has_not_placed_is_made_by_the_workers_that_are_left():
     harness = harness_with(2)
-    auto = PolicyRecord(PAIR.record(), lead=(("x",),), settles=False)
-    placed = msgspec.structs.replace(auto, settles=True)
+    auto = PolicyRecord(PAIR.record(), lead=(("x",),), pins=False)
+    placed = msgspec.structs.replace(auto, pins=True)
     harness.tell(DefineScope(1, "auto", auto), DefineScope(2, "mine", placed), DefineOp(OP, ZEROS))
     harness.lose(1)
     for scope, ident in ((1, C), (2, D)):
@@ -552,7 +552,7 @@ def test_an_exchange_that_fails_before_the_loss_is_known_is_the_loss():
     assert harness.report(0, OpFailed(1, FAILED_EXCHANGE)) == []
 
 
-def test_an_exchange_that_fails_although_all_workers_are_there_is_told_after_a_while():
+def test_a_failed_exchange_without_a_lost_worker_is_told_after_a_few_checks():
     harness = harness_with(2)
     harness.tell(FetchTensor(REQUEST, A))
     failures = [OpFailed(1, FAILED_EXCHANGE), Failed(REQUEST, FAILED_EXCHANGE)]

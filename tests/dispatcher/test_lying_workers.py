@@ -1,4 +1,4 @@
-"""A worker that reports what it was not asked for, or what cannot be: it is dismissed, and no session is told a lie."""
+"""A worker with an unrequested or impossible report is dismissed, and no session gets the report."""
 
 import contextlib
 import os
@@ -51,7 +51,7 @@ def endpoint():
 
 
 class Liar:
-    """A worker that is driven by hand."""
+    """A worker that the test drives."""
 
     def __init__(self, endpoint):
         wait_until(lambda: self._open(endpoint), what="the server")
@@ -95,7 +95,7 @@ class Client:
 
 @pytest.fixture
 def scene(endpoint):
-    """A liar that was given a tensor of one session, which waits for it, and nothing of another session."""
+    """A lying worker with a tensor of one session, which waits for it, and none of another session."""
     with contextlib.ExitStack() as stack:
         liar = stack.enter_context(contextlib.closing(Liar(endpoint)))
         first = stack.enter_context(contextlib.closing(Client(endpoint)))
@@ -133,7 +133,7 @@ LIES = {
 
 
 @pytest.mark.parametrize("lie", LIES.values(), ids=LIES.keys())
-def test_a_worker_that_lies_is_dismissed_and_nobody_hears_the_lie(scene, lie):
+def test_a_worker_with_a_false_report_is_dismissed_and_the_report_is_dropped(scene, lie):
     liar, first, other, request = scene
     told = lie(request, other.session)
     payloads = [[bytes(told.segment.nbytes)]] if isinstance(told, Fetched) and not told.segment.name else []
@@ -181,7 +181,7 @@ def test_a_store_is_hosted_by_the_worker_that_was_asked():
     assert harness.report(0, StoreReady(1234)) == [] and harness.state.store == store
 
 
-def test_what_a_session_that_has_ended_asked_for_may_still_come():
+def test_replies_to_a_session_that_has_ended_are_dropped():
     harness = harness_with()
     harness.tell(FetchTensor(REQUEST, A))
     harness.close()

@@ -1,4 +1,4 @@
-"""Peers that send what nobody can read, take nothing, or open many connections: others do not notice."""
+"""Peers that send noise, read nothing, or open many connections do not disturb the others."""
 
 import contextlib
 import logging
@@ -38,7 +38,7 @@ def endpoint(port):
 
 @pytest.fixture(scope="module")
 def server():
-    """A server with a worker, whose stderr nobody reads."""
+    """A server with a worker; its stderr is not read."""
     main, port = start_server()
     with running(main, start("-m", "gt.worker", "-p", str(port), "--threads", "1")):
         wait_for_workers(port, 1)
@@ -78,7 +78,7 @@ def test_noise_without_a_hello_is_cut_off_and_does_not_stop_the_server(server, f
 
 
 def test_many_peers_with_noise_do_not_fill_the_log(server):
-    """More lines than a pipe holds, which nobody reads."""
+    """More lines than a pipe holds."""
     main, port = server
     with contextlib.ExitStack() as stack:
         peers = [stack.enter_context(dealer(port)) for _ in range(40)]
@@ -130,7 +130,7 @@ def test_warnings_that_repeat_are_counted():
     handler.close()
 
 
-def test_what_was_left_out_is_told_at_the_end():
+def test_the_number_of_omitted_lines_is_logged_at_the_end():
     handler = Heard()
     for number in range(MAX_REPEATS + 3):
         handler.emit(record("%s", "the same"))
@@ -140,7 +140,7 @@ def test_what_was_left_out_is_told_at_the_end():
     assert len(handler.lines) == 2 * MAX_REPEATS + 3 + 1
 
 
-def test_what_was_asked_for_is_not_counted():
+def test_debug_output_is_not_counted():
     handler = Heard()
     for number in range(100):
         handler.emit(record("joined %d", number, level=logging.INFO))
@@ -162,7 +162,7 @@ logging.getLogger("gt.dispatcher").info("the last")
 
 
 @pytest.mark.parametrize("kind", ["pipe", "socket"])
-def test_a_log_that_nobody_reads_does_not_stop_the_program(kind):
+def test_an_unread_log_does_not_stop_the_program(kind):
     if kind == "pipe":
         near, far = os.pipe()
     else:

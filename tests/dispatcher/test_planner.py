@@ -1,4 +1,4 @@
-"""How ops run, as text. `16@0 8@1` are inputs of 16 and 8 bytes, each whole on one worker; other inputs are layouts,
+"""Plans as text. `16@0 8@1` are inputs of 16 and 8 bytes, each whole on one worker; other inputs are layouts,
 mostly over the mesh of `dp` by `tp`. A plan is `workers: inputs -> results`, where `b>[dp]` is moved to that layout
 first."""
 
@@ -32,7 +32,7 @@ def plan(op, *layouts, metas=None, aliased_inputs=None, mesh=MESH, reduces_first
 
 
 @pytest.mark.parametrize(("copies", "moved"), [((), 32), (("-, tp",), 32), (("-, -",), 0)])
-def test_what_is_there_in_another_layout_need_not_move(copies, moved):
+def test_an_input_with_a_copy_in_the_needed_layout_does_not_move(copies, moved):
     source, target = parse_spec("dp, -", MESH), parse_spec("-, -", MESH)
     draft = ProgramBuilder(MESH, [Register(SQUARE, source, tuple([parse_spec(text, MESH) for text in copies]))])
     assert draft.spec(draft.move(0, target)) is target
@@ -41,7 +41,7 @@ def test_what_is_there_in_another_layout_need_not_move(copies, moved):
 
 def show(found):
     """`0 1: a b>[dp] -> [dp]`"""
-    takes = [chr(97 + place) + (f">[{spec}]" if spec is not None else "") for place, spec in found.takes]
+    takes = [chr(97 + position) + (f">[{spec}]" if spec is not None else "") for position, spec in found.takes]
     results = [f"[{spec}]" for _, spec in found.results]
     return f"{' '.join(map(str, found.workers))}: {' '.join(takes)} -> {' '.join(results)}"
 
@@ -57,14 +57,14 @@ def _step(step):
     if isinstance(step, Compute):
         how = " in place" if step.in_place is not None else " as a view" if step.is_view else ""
         return step.op.split(".")[1] + how
-    return "whole " + step.signature.op.split(".")[1] if isinstance(step, Whole) else "settle"
+    return "whole " + step.signature.op.split(".")[1] if isinstance(step, Whole) else "write back"
 
 
 def kinds(found):
     return [collective.kind for collective in found.collectives]
 
 
-# --- Tensors that are whole -------------------------------------------------------------------------------------------
+# Tensors that are whole
 
 
 def plan_whole(inputs, writes=()):
@@ -118,13 +118,13 @@ def test_an_op_without_inputs_runs_where_it_is_told():
     assert show(plan_op(op, [], [], solo_mesh(2))) == "2:  -> [-, -]"
 
 
-def test_what_an_op_writes_to_must_be_on_one_mesh():
+def test_written_inputs_must_be_on_one_mesh():
     op = signature("aten.no_such.default", 2, writes=(0, 1))
     with pytest.raises(AssertionError, match="on one mesh"):
         plan(op, at(0, 2), at(1, 2))
 
 
-# --- Shards -----------------------------------------------------------------------------------------------------------
+# Shards
 
 
 @pytest.mark.parametrize(
@@ -152,15 +152,15 @@ def test_a_matmul_that_fits_moves_nothing(left, right, expected):
         (RELU, ("dp, tp",), "a -> [dp, tp]"),
     ],
 )
-def test_an_op_runs_on_the_shards_there_are(op, layouts, expected):
+def test_an_op_runs_on_the_present_shards(op, layouts, expected):
     found = plan(op, *layouts)
     assert (show(found), found.collectives) == (f"0 1 2 3: {expected}", ())
 
 
 def test_partial_values_are_reduced_before_an_op_that_needs_them_whole():
     found = plan(RELU, "dp, - + tp")
-    ((place, spec),) = found.takes
-    assert (place, spec.partial) == (0, ())
+    ((position, spec),) = found.takes
+    assert (position, spec.partial) == (0, ())
     assert found.collectives == ()  # the move is not the program's, so that what it gives can be used again
 
 
@@ -186,7 +186,7 @@ def test_numbers_with_which_an_op_is_not_linear_reduce_first():
     assert (show(odd), odd.linear) == ("0 1 2 3: a>[-, -] -> [-, -]", False)
 
 
-# --- Views ------------------------------------------------------------------------------------------------------------
+# Views
 
 
 def through(op, *paths):
@@ -218,11 +218,11 @@ def test_an_input_seen_through_a_view_without_a_rule_is_gathered():
 @pytest.mark.parametrize(
     ("path", "other"), [((), "dp, -"), ((TRANSPOSED,), "-, dp"), ((TRANSPOSED, TRANSPOSED), "dp, -")]
 )
-def test_a_write_through_a_view_of_shards_settles_in_its_base(path, other):
+def test_a_write_through_a_view_of_shards_is_written_back_to_its_base(path, other):
     found = plan(through(ADD_, path), "dp, -", other)
     assert show(found) == "0 1 2 3: a b -> [dp, -]"
     views = ["transpose as a view"] * len(path)
-    assert steps(found) == [*views, "add in place", *["settle"][: len(path)]]
+    assert steps(found) == [*views, "add in place", *["write back"][: len(path)]]
     assert found.program.consumes == (0,)
     if path:
         assert found.program.steps[-1].steps == tuple([(number, 0) for number in range(len(path))])
@@ -231,15 +231,15 @@ def test_a_write_through_a_view_of_shards_settles_in_its_base(path, other):
 @pytest.mark.parametrize(
     ("path", "shape", "text"), [(COLUMN, (4,), "dp, -"), (ROW, (4,), "-, tp"), (FIRST_COLUMNS, (4, 2), "dp, -")]
 )
-def test_a_write_to_a_part_of_every_shard_stays_there(path, shape, text):
+def test_a_write_to_a_part_of_every_shard_moves_nothing(path, shape, text):
     other = whole(MESH, len(shape))
     found = plan(through(ADD_, (path,)), text, other, metas=[SQUARE, meta(*shape)])
     assert found.results == ((SQUARE, parse_spec(text, MESH)),)
-    assert (steps(found)[-2:], found.collectives) == (["add in place", "settle"], ())
+    assert (steps(found)[-2:], found.collectives) == (["add in place", "write back"], ())
 
 
 def test_a_write_that_reads_another_view_of_its_target_runs_whole():
-    """The views may overlap, and where they do the shards are not enough."""
+    """The views may overlap, and then the shards are not enough."""
     op = through(ADD_, (), (TRANSPOSED,))
     found = plan(op, "dp, -", "dp, -", aliased_inputs={1: 0})
     assert steps(found) == ["move [dp, -] to [-, -]", "whole add_", "move [-, -] to [dp, -]"]
@@ -248,7 +248,7 @@ def test_a_write_that_reads_another_view_of_its_target_runs_whole():
     assert plan(op, "dp, -", "-, dp").gathered == ""
 
 
-# --- Writes -----------------------------------------------------------------------------------------------------------
+# Writes
 
 
 @pytest.mark.parametrize("target", ["dp, -", "-, tp", "dp, tp", "tp dp, -", "-, -"])
@@ -257,7 +257,7 @@ def test_a_write_keeps_the_layout_of_its_target(target, other):
     found = plan(ADD_, target, other)
     assert found.results == ((SQUARE, parse_spec(target, MESH)),)
     assert found.takes[0] == (0, None)
-    assert [spec for place, spec in found.takes if place == 1] in ([None], [parse_spec(target, MESH)])
+    assert [spec for position, spec in found.takes if position == 1] in ([None], [parse_spec(target, MESH)])
 
 
 def test_a_write_to_shards_is_done_in_place():
@@ -279,14 +279,14 @@ def test_a_partial_target_is_reduced_first():
     assert (show(found), kinds(found)) == ("0 1 2 3: a b -> [dp, -]", ["all-reduce"])
 
 
-def test_a_write_without_a_rule_goes_back_to_the_layout_that_was_there():
+def test_a_write_without_a_rule_restores_the_layout_of_its_target():
     found = plan(NO_RULE_, "dp, -")
     assert steps(found) == ["move [dp, -] to [-, -]", "whole no_such_", "move [-, -] to [dp, -]"]
     assert (show(found), kinds(found)) == ("0 1 2 3: a -> [dp, -]", ["all-gather"])
     assert found.gathered == "aten.no_such.default"
 
 
-def test_a_write_of_an_op_that_has_no_other_form_runs_whole():
+def test_a_write_without_a_functional_form_runs_whole():
     found = plan(msgspec.structs.replace(ADD_, functional=""), "dp, -", "dp, -")
     assert found.gathered
     assert found.results == ((SQUARE, parse_spec("dp, -", MESH)),)
@@ -313,12 +313,12 @@ def test_out_keeps_its_layout_whatever_the_operands_have(out):
     assert "add" in " ".join(steps(found)) and not found.gathered
 
 
-# --- What the user says -----------------------------------------------------------------------------------------------
+# What the user says
 
 
 @pytest.mark.parametrize("text", ["dp, -", "-, dp tp", "tp, dp", "-, -", "-, - + dp"])
 @pytest.mark.parametrize("name", ["zeros", "no_such"])
-def test_what_is_created_lies_as_the_user_says(text, name):
+def test_a_created_tensor_has_the_layout_that_the_user_gives(text, name):
     layout = parse_spec(text, MESH)
     kwargs = {"dtype": None}
     op = Signature(f"aten.{name}.default", (ListArg((4, 4)),), kwargs, (), (), (SQUARE,), (0,), layout=layout.record())
@@ -333,14 +333,14 @@ def test_an_op_gives_the_layout_that_the_user_asks_for():
     assert [spec for _, spec in found.results] == [parse_spec("dp, tp", MESH)]
 
 
-def test_an_op_without_a_rule_is_cut_afterwards():
+def test_the_result_of_an_op_without_a_rule_is_sharded_afterwards():
     wished = msgspec.structs.replace(NO_RULE, layout=parse_spec("dp, -", MESH).record())
     found = plan(wished, "-, tp")
     assert show(found) == "0 1 2 3: a>[-, -] -> [dp, -]"
     assert steps(found) == ["whole no_such", "move [-, -] to [dp, -]"]
 
 
-# --- Several meshes ---------------------------------------------------------------------------------------------------
+# Several meshes
 
 
 OTHER = DeviceMesh([2], ["x"], [4, 5])
@@ -354,7 +354,7 @@ OTHER = DeviceMesh([2], ["x"], [4, 5])
         (8, 8, (0, 1, 2, 3)),  # equal: the larger mesh
     ],
 )
-def test_inputs_on_different_meshes_meet_where_most_of_their_bytes_are(left, right, workers):
+def test_inputs_on_different_meshes_move_to_the_mesh_with_most_bytes(left, right, workers):
     op = signature("aten.add.Tensor", 2, (meta(8),))
     found = plan(op, parse_spec("dp", MESH), parse_spec("x", OTHER), metas=[meta(left), meta(right)])
     assert found.workers == workers
@@ -372,7 +372,7 @@ def test_a_write_stays_on_its_mesh():
     assert show(found) == "4 5: a b>[x, -] -> [x, -]"
 
 
-# --- Moves ------------------------------------------------------------------------------------------------------------
+# Moves
 
 
 @pytest.mark.parametrize(
@@ -396,7 +396,7 @@ def test_a_move_between_meshes_takes_the_workers_of_both():
     assert plan_move(SQUARE, parse_spec("dp, -", MESH), at(2, 2)).workers == (0, 1, 2, 3)
 
 
-# --- Laws -------------------------------------------------------------------------------------------------------------
+# Laws
 
 
 @st.composite
@@ -418,19 +418,19 @@ PATHS = st.sampled_from([(), (), (TRANSPOSED,), (TRANSPOSED, TRANSPOSED)])
 
 @st.composite
 def situations(draw):
-    """An op through views, and the layouts of its inputs; all that it writes to is on one mesh."""
+    """An op through views, and the layouts of its inputs; written inputs are on one mesh."""
     op = draw(st.sampled_from([MM, ADD, ADD_, RELU, NO_RULE, NO_RULE_, ADD_OUT]))
     count = len(op.paths)
     specs = [draw(layouts()) for _ in range(count)]
     alike = bool(op.writes) and count > 1 and draw(st.booleans())
-    aliased_inputs = {place: op.writes[0] for place in range(count) if alike and place not in op.writes}
+    aliased_inputs = {position: op.writes[0] for position in range(count) if alike and position not in op.writes}
     if alike:
         specs = [specs[0]] * count
     return through(op, *[draw(PATHS) for _ in range(count)]), [SQUARE] * count, specs, solo_mesh(0), aliased_inputs
 
 
 @given(situations())
-def test_the_same_question_has_the_same_answer(situation):
+def test_planning_is_deterministic(situation):
     assert repr(plan_op(*situation)) == repr(plan_op(*situation))
 
 
@@ -438,23 +438,25 @@ def test_the_same_question_has_the_same_answer(situation):
 def test_a_plan_fits_its_op(situation):
     op, metas, specs, *_ = situation
     found = plan_op(*situation)
-    assert [result for result, _ in found.results] == [*op.outputs, *[metas[place] for place in op.writes]]
+    assert [result for result, _ in found.results] == [*op.outputs, *[metas[position] for position in op.writes]]
     (mesh,) = {spec.mesh for _, spec in found.results}
     assert found.workers == mesh.workers
-    taken = [(place, spec or specs[place]) for place, spec in found.takes]
+    taken = [(position, spec or specs[position]) for position, spec in found.takes]
     assert all(spec.mesh is mesh for _, spec in taken), "everything is brought to where the op runs"
     if found.program is not None:
         assert len(found.program.takes) == len(found.takes)
         assert len(found.program.gives) == len(found.results)
-        assert [found.takes[place] for place in found.program.consumes] == [(place, None) for place in op.writes]
+        assert [found.takes[position] for position in found.program.consumes] == [
+            (position, None) for position in op.writes
+        ]
 
 
 @given(situations())
-def test_what_is_written_keeps_its_layout(situation):
+def test_a_written_tensor_keeps_its_layout(situation):
     """A partial target is reduced."""
     op, _, specs, *_ = situation
     kept = [spec for _, spec in plan_op(*situation).results[len(op.outputs) :]]
-    before = [specs[place] for place in op.writes]
+    before = [specs[position] for position in op.writes]
     assert all(new is old or (old.partial and not new.partial) for old, new in zip(before, kept, strict=True))
 
 
@@ -464,7 +466,9 @@ def test_no_op_moves_more_than_gathering_would(situation):
     found = plan_op(*situation)
     mesh = found.results[0][1].mesh
     before = [
-        plan_move(metas[place], specs[place], spec).collectives for place, spec in found.takes if spec is not None
+        plan_move(metas[position], specs[position], spec).collectives
+        for position, spec in found.takes
+        if spec is not None
     ]
     moved = sum(collective.bytes for collectives in [*before, found.collectives] for collective in collectives)
     assert moved <= sum(reshard_bytes(SQUARE.shape, 4, spec, whole(mesh, 2)) for spec in specs)

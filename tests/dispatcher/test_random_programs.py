@@ -1,9 +1,8 @@
 """Random programs of several clients on workers that come and go, in any order of delivery.
 
-The workers are simulated as far as the office can know them: each does its commands in order and fails the test when it
-is told something it cannot do: an op on a tensor that it does not hold, or that lies otherwise than the op was planned
-for. Workers that meet wait for each other, so an order that could make them wait forever is found. A client waits for
-its queries, as a real one does.
+The workers are simulated: each runs its commands in order and fails the test on a command that it cannot run, such as
+an op on a tensor that it does not hold, or that has another layout than planned. Workers wait for each other in
+exchanges, so an order that deadlocks is found. A client waits for its queries, as a real one does.
 """
 
 from collections import Counter, deque
@@ -70,13 +69,13 @@ WHOLE = "whole"
 
 
 def part_of(spec):
-    """What a worker knows of a layout: that it has all, or which part of what."""
+    """A worker's part of a layout: all of the tensor, or a part."""
     return WHOLE if spec.is_whole else spec
 
 
 class SimulatedWorker:
-    """`held` are the tensors that a worker would have in its store, and how they lie; `known` and `programs` are what
-    it was told of."""
+    """`held` are the layouts of the tensors in a worker's store by id; `known` and `programs` are the ops and programs
+    defined on it."""
 
     def __init__(self, number):
         self.number = number
@@ -87,18 +86,18 @@ class SimulatedWorker:
         self.store = -1
 
     def step(self):  # noqa: PLR0912  (one case for each command)
-        """Do the next command; gives the reports it causes."""
+        """Run the next command; returns its reports."""
         command = self.inbox.popleft().command
         match command:
-            case DefineOp(code, op):
-                assert code not in self.known
-                self.known[code] = op
-            case WorkerDefineProgram(code, _, program):
-                assert code not in self.programs
-                self.programs[code] = program
-            case ForgetOps(codes):
-                for code in codes:
-                    del (self.known if code in self.known else self.programs)[code]
+            case DefineOp(op_id, op):
+                assert op_id not in self.known
+                self.known[op_id] = op
+            case WorkerDefineProgram(op_id, _, program):
+                assert op_id not in self.programs
+                self.programs[op_id] = program
+            case ForgetOps(op_ids):
+                for op_id in op_ids:
+                    del (self.known if op_id in self.known else self.programs)[op_id]
             case WorkerCreateTensor():
                 self.held[command.id] = WHOLE
             case RunOp() if command.op_id in self.programs:
@@ -128,7 +127,7 @@ class SimulatedWorker:
         return []
 
     def _run(self, command):
-        """An op as it is, on tensors of which this worker has all."""
+        """Run an op unchanged on whole tensors."""
         op = self.known[command.op_id]
         assert [self.held[ident] for ident in command.inputs] == [WHOLE] * len(op.args)
         for place in op.writes:
@@ -140,7 +139,7 @@ class SimulatedWorker:
         return [Queried(command.request, (LARGE,), (LARGE,) * len(command.written))]
 
     def _run_program(self, command, program):
-        """Every step finds its registers laid out as it was planned for; a move may give this worker nothing."""
+        """Check that each step finds its registers in the planned layouts; a move may give this worker nothing."""
         registers = {
             register: self.held[ident]
             for register, ident in zip(program.takes, command.inputs, strict=True)
@@ -167,15 +166,15 @@ class SimulatedWorker:
 
 
 class Client:
-    """`tensors` are the current versions of what it holds, with their metas; `asked` its requests; `query` is the one
-    it waits for. `codes` are those of its ops, of which it has one for each meta, as a real client has."""
+    """`tensors` are the metas of its current tensors by id, `asked` its requests, and `query` the one it waits for.
+    `op_ids` are its ops: one for each name and meta, as in a real client."""
 
     def __init__(self, session):
         self.session = session
         self.tensors = {}
         self.asked = []
         self.query = None
-        self.codes = {}
+        self.op_ids = {}
         self._last = 100
         self.runs = count(own(FIRST_RUN, session), MAX_RESULTS)
 
@@ -241,7 +240,7 @@ class Programs(RuleBasedStateMachine):
     def tell(self, client, instruction, *buffers):
         self.deliver(self.dispatcher.instruct(client.session, [instruction], buffers))
 
-    # Comings and goings
+    # Joins and losses
 
     @precondition(lambda self: len(self.workers) < 4)
     @rule()
@@ -273,7 +272,7 @@ class Programs(RuleBasedStateMachine):
         else:
             self.deliver(self.dispatcher.end_session(client.session))
 
-    # What clients ask for
+    # Instructions of clients
 
     @precondition(someone_is_free)
     @rule(data=st.data(), meta=METAS)
@@ -297,23 +296,23 @@ class Programs(RuleBasedStateMachine):
         for place, renewed in zip(op.writes, written, strict=True):
             client.renew(inputs[place], renewed)
         client.tensors |= dict.fromkeys(outputs, meta)
-        code = self.code_of(client, name, meta)
+        op_id = self.op_id_of(client, name, meta)
         if name not in QUERIES:
-            self.tell(client, RunOp(code, tuple(inputs), (*outputs, *written), (), 0, 0))
+            self.tell(client, RunOp(op_id, tuple(inputs), (*outputs, *written), (), 0, 0))
         else:
             request, first = client.request(), next(client.runs)
-            client.query = QueryOp(request, code, tuple(inputs), tuple(written), first, (), 0, 0)
+            client.query = QueryOp(request, op_id, tuple(inputs), tuple(written), first, (), 0, 0)
             self.tell(client, client.query)
 
-    def code_of(self, client, name, meta):
-        if (name, meta) not in client.codes:
+    def op_id_of(self, client, name, meta):
+        if (name, meta) not in client.op_ids:
             op = OPS[name]
-            code = client.codes[name, meta] = client.next_id()
-            self.tell(client, DefineOp(code, msgspec.structs.replace(op, outputs=(meta,) * len(op.outputs))))
-        return client.codes[name, meta]
+            op_id = client.op_ids[name, meta] = client.next_id()
+            self.tell(client, DefineOp(op_id, msgspec.structs.replace(op, outputs=(meta,) * len(op.outputs))))
+        return client.op_ids[name, meta]
 
     def some_layout(self, data):
-        """A layout over some workers, among which may be one that is gone."""
+        """A layout over some workers, one of which may be lost."""
         gone = data.draw(st.sampled_from([[], [], *[[number] for number in self.gone]]))
         there = [*sorted(self.workers), *gone]
         members = data.draw(st.permutations(there))[: data.draw(st.integers(1, len(there)))]
@@ -335,18 +334,18 @@ class Programs(RuleBasedStateMachine):
     def create_laid_out(self, data, meta):
         client = self.some_client(data)
         layout = self.some_layout(data).record()
-        code, ident = client.next_id(), client.next_id()
-        client.codes[code, meta] = code
+        op_id, ident = client.next_id(), client.next_id()
+        client.op_ids[op_id, meta] = op_id
         client.tensors[ident] = meta
-        self.tell(client, DefineOp(code, msgspec.structs.replace(ZEROS, outputs=(meta,), layout=layout)))
-        self.tell(client, RunOp(code, (), (ident,), (), 0, 0))
+        self.tell(client, DefineOp(op_id, msgspec.structs.replace(ZEROS, outputs=(meta,), layout=layout)))
+        self.tell(client, RunOp(op_id, (), (ident,), (), 0, 0))
 
     @precondition(someone_is_free)
     @rule(data=st.data())
     def forget_ops(self, data):
         client = self.some_client(data)
-        codes, client.codes = tuple(client.codes.values()), {}
-        self.tell(client, ForgetOps(codes))
+        op_ids, client.op_ids = tuple(client.op_ids.values()), {}
+        self.tell(client, ForgetOps(op_ids))
 
     @precondition(someone_is_free)
     @rule(data=st.data())
@@ -371,10 +370,10 @@ class Programs(RuleBasedStateMachine):
         request = client.request()
         self.tell(client, ReadTraffic(request, True) if traffic else Synchronize(request))
 
-    # What workers do
+    # Work of workers
 
     def able(self):
-        """Those who can do their next command: where workers meet, all that are left of them have come."""
+        """The workers that can run their next command: in an exchange, after all living members have reached it."""
         heads = {number: worker.inbox[0] for number, worker in self.workers.items() if worker.inbox}
         return sorted(
             number
@@ -395,13 +394,13 @@ class Programs(RuleBasedStateMachine):
                 self.deliver(self.dispatcher.report(member, self.sized(report), None))
 
     def sized(self, report):
-        """A read brings as many bytes as the tensor has, which the workers here do not know."""
+        """Fill in the size of a read, which the simulated workers do not know."""
         pending = self.dispatcher.state.pending.get(report.request) if isinstance(report, Fetched) else None
         if pending is None or pending.nbytes < 0:
             return report
         return Fetched(report.request, Segment("", pending.nbytes))
 
-    # What always holds
+    # Invariants
 
     @invariant()
     def the_state_is_consistent(self):
@@ -438,10 +437,10 @@ class Programs(RuleBasedStateMachine):
         for number, worker in self.workers.items():
             assert worker.held == {ident: part_of(spec) for ident, spec in self.layouts() if number in spec.mesh}
             assert worker.known.keys() == state.workers[number].known_ops
-            assert worker.programs.keys() == {code for code, workers in self.programs() if number in workers}
+            assert worker.programs.keys() == {op_id for op_id, workers in self.programs() if number in workers}
 
     def layouts(self):
-        """Every id that some worker knows a tensor by, and how it lies."""
+        """The layouts of all tensors on workers, by id."""
         state = self.dispatcher.state
         for ident, held in state.tensors.items():
             yield ident, held.spec

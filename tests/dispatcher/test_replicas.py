@@ -1,4 +1,4 @@
-"""Ops that need only some of a tensor, or parts of it that overlap, leave the tensor as it is."""
+"""An op that needs a part of a tensor, or overlapping parts, leaves the tensor unchanged."""
 
 import contextlib
 
@@ -38,7 +38,7 @@ def inside(scope):
 
 @pytest.mark.parametrize("layout", [*LAYOUTS, None])
 @pytest.mark.parametrize("need", NEEDS)
-def test_a_tensor_is_whole_after_an_op_that_needs_some_of_it(need, layout):
+def test_a_tensor_is_complete_after_an_op_that_needs_a_part_of_it(need, layout):
     torch.manual_seed(0)
     plain = torch.randn(2, 3, 9, 10)
     for scoped in (False, True):

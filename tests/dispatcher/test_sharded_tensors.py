@@ -1,5 +1,5 @@
-"""The office and tensors that are cut over several workers. What it says is compared as text (see `told`): `0+1: c2(A)
--> c1` is a program that workers 0 and 1 meet in, and c1, c2, ... are ids of the dispatcher's own."""
+"""Tensors sharded over several workers. Messages of the dispatcher are compared as text (see `told`): `0+1: c2(A) ->
+c1` is a program in which workers 0 and 1 exchange tensors, and c1, c2, ... are ids of the dispatcher's own."""
 
 import msgspec
 import pytest
@@ -55,37 +55,37 @@ RELU = signature("aten.relu.default", 1, (SMALL,))
 NO_RULE = signature("aten.no_such.default", 1, (SMALL,))
 
 
-# --- Redistribute -----------------------------------------------------------------------------------------------------
+# Redistribute
 
 
-def test_a_tensor_is_laid_out_anew_by_all_workers_concerned():
+def test_a_tensor_is_redistributed_by_the_workers_of_both_layouts():
     harness = harness_with(3)
-    assert told(harness.lay_out(B, C, "x")) == ["1 0: define c1: redistribute", "1+0: c1(B) -> C"]
+    assert told(harness.redistribute(B, C, "x")) == ["1 0: define c1: redistribute", "1+0: c1(B) -> C"]
     assert [harness.layout(ident) for ident in (B, C)] == ["- on 1", "x on 0 1"]
     assert harness.state.tensors[C] == (SMALL, over("x"), 8, True)
 
 
 def test_a_change_of_layout_is_planned_once():
     harness = harness_with(2)
-    harness.lay_out(A, C, "x")
-    assert told(harness.lay_out(A, D, "x")) == ["0+1: c1(A) -> D"]
+    harness.redistribute(A, C, "x")
+    assert told(harness.redistribute(A, D, "x")) == ["0+1: c1(A) -> D"]
 
 
-def test_a_tensor_that_lies_as_said_is_copied_where_it_is():
+def test_a_redistribution_to_the_same_layout_is_a_local_copy():
     harness = sharded_harness()
-    assert told(harness.lay_out(A, B, "x")) == ["0 1: define c2: redistribute", "0 1: c2(A) -> B"]
+    assert told(harness.redistribute(A, B, "x")) == ["0 1: define c2: redistribute", "0 1: c2(A) -> B"]
     assert harness.state.copies == {}
 
 
-def test_workers_that_only_cut_what_they_have_do_not_meet():
+def test_slicing_a_whole_tensor_needs_no_exchange():
     harness = sharded_harness(text="-")
-    assert told(harness.lay_out(A, B, "x"))[-1] == "0 1: c2(A) -> B"
+    assert told(harness.redistribute(A, B, "x"))[-1] == "0 1: c2(A) -> B"
 
 
-def test_cuts_that_are_the_usual_ones_are_not_kept():
+def test_default_cuts_are_not_kept_in_a_layout():
     harness = harness_with(2)
-    harness.lay_out(A, C, "x[0:2 2:4]")
-    harness.lay_out(A, D, "x[0:3 3:4]")
+    harness.redistribute(A, C, "x[0:2 2:4]")
+    harness.redistribute(A, D, "x[0:3 3:4]")
     assert [harness.layout(ident) for ident in (C, D)] == ["x on 0 1", "x[0:3 3:4] on 0 1"]
 
 
@@ -104,7 +104,7 @@ NONSENSE = {
 
 
 @pytest.mark.parametrize("layout", NONSENSE.values(), ids=NONSENSE.keys())
-def test_a_layout_that_makes_no_sense_is_rejected(layout):
+def test_an_invalid_layout_is_rejected(layout):
     harness = harness_with(2)
     (answer,) = answers(harness.tell(Redistribute(A, C, layout, 0)))
     assert isinstance(answer, Rejected) and "Redistribute" in answer.reason
@@ -113,15 +113,15 @@ def test_a_layout_that_makes_no_sense_is_rejected(layout):
     assert harness.state.tensors.keys() == {A, B}, "what is rejected changes nothing"
 
 
-def test_a_tensor_that_is_not_there_cannot_be_laid_out():
-    (answer,) = answers(harness_with(2).lay_out(E, C, "x"))
+def test_an_unknown_tensor_cannot_be_redistributed():
+    (answer,) = answers(harness_with(2).redistribute(E, C, "x"))
     assert isinstance(answer, Rejected)
 
 
-# --- Ops --------------------------------------------------------------------------------------------------------------
+# Ops
 
 
-def test_an_op_on_shards_is_one_program_for_all_of_them():
+def test_an_op_on_shards_is_one_program_for_all_workers():
     harness = sharded_harness()
     harness.define(OP, RELU)
     assert told(harness.tell(run(OP, (A,), (B,)))) == ["0 1: define c2: aten.relu.default", "0 1: c2(A) -> B"]
@@ -137,12 +137,12 @@ def test_a_plan_is_used_again():
 
 def test_another_layout_is_another_plan():
     harness = sharded_harness()
-    harness.lay_out(A, B, "-")
+    harness.redistribute(A, B, "-")
     harness.define(OP, RELU)
     assert told(harness.tell(run(OP, (A,), (C,)), run(OP, (B,), (D,)))) == [
         "0 1: define c3: aten.relu.default",
         "0 1: c3(A) -> C",
-        "0 1: define op",  # every worker has all of it: the op runs as it is
+        "0 1: define op",  # whole on every worker: the op runs unchanged
         "0 1: op(B) -> D",
     ]
 
@@ -165,7 +165,7 @@ def test_an_op_without_a_rule_gathers_its_inputs_once():
     assert news(second) == [], "said once for each line"
 
 
-def test_every_line_that_gathers_is_named():
+def test_every_site_that_gathers_is_reported():
     harness = sharded_harness()
     harness.define(OP, NO_RULE)
     sites = [DefineSite(7, "train.py", 12, "step"), DefineSite(8, "train.py", 13, "step")]
@@ -173,7 +173,7 @@ def test_every_line_that_gathers_is_named():
     assert [gathered.site for gathered in said] == [7, 8]
 
 
-def test_a_query_of_a_cut_tensor_says_that_it_gathers():
+def test_a_query_on_a_sharded_tensor_reports_that_it_gathers():
     harness = sharded_harness()
     harness.define(OP, NONZERO)
     said = news(harness.tell(query(OP, (A,))))
@@ -184,7 +184,7 @@ def news(outgoing):
     return [sent.answer for sent in outgoing if isinstance(sent, ToClient) and isinstance(sent.answer, Gathered)]
 
 
-def test_a_program_that_moves_something_is_one_to_meet_in():
+def test_workers_meet_in_a_program_that_moves_tensors():
     harness = sharded_harness(text="- + x")
     harness.create(B)
     harness.define(OP, ADD_)
@@ -210,7 +210,7 @@ def test_a_write_keeps_the_layout_of_its_target():
     assert harness.state.copies == {B: {over("x"): given(3)}}
 
 
-def test_what_is_created_lies_as_the_user_says():
+def test_a_created_tensor_has_the_layout_that_the_user_gives():
     harness = harness_with(3)
     harness.define(OP, msgspec.structs.replace(ZEROS, layout=over("x").record()))
     sent = told(harness.tell(run(OP, (), (C,))))
@@ -237,7 +237,7 @@ def test_the_end_of_a_session_ends_its_programs():
     assert not any(harness.state.bytes_on.values())
 
 
-# --- Copies -----------------------------------------------------------------------------------------------------------
+# Copies
 
 
 def gathered_desk():
@@ -262,9 +262,9 @@ def test_copies_are_freed_when_their_tensor_is_written():
     assert harness.state.copies == {}
 
 
-def test_a_tensor_that_an_op_reads_and_writes_is_one_tensor_for_it():
+def test_an_input_that_is_read_and_written_is_one_tensor():
     harness = sharded_harness()
-    harness.lay_out(A, B, "x")
+    harness.redistribute(A, B, "x")
     harness.define(OP, signature("aten.no_such_.default", 2, writes=(0,)))
     assert told(harness.tell(run(OP, (A, A), (C,)))) == [
         "0 1: define c3: aten.no_such_.default",
@@ -285,10 +285,10 @@ def test_copies_count_as_load():
     assert harness.state.bytes_on[PAIR] == 8 + 16 + 16  # A, its copy and B
 
 
-# --- Partial values ---------------------------------------------------------------------------------------------------
+# Partial values
 
 
-def test_a_partial_tensor_that_is_reduced_is_not_kept_as_it_was():
+def test_a_reduced_tensor_replaces_the_partial_one():
     harness = sharded_harness(text="- + x")
     harness.define(OP, NO_RULE)
     assert told(harness.tell(run(OP, (A,), (B,)))) == [
@@ -327,8 +327,8 @@ def scalar_desk():
     return sharded_harness(text="+ x", meta=SCALAR)
 
 
-def test_a_partial_tensor_that_is_also_used_as_it_is_is_kept():
-    """The square of a sum: one factor stays partial, the other must not be."""
+def test_a_partial_tensor_that_is_also_used_unreduced_is_kept():
+    """The square of a sum: one factor stays partial, the other is reduced."""
     harness = scalar_desk()
     harness.define(OP, signature("aten.mul.Tensor", 2, (SCALAR,)))
     assert told(harness.tell(run(OP, (A, A), (B,)))) == [
@@ -341,7 +341,7 @@ def test_a_partial_tensor_that_is_also_used_as_it_is_is_kept():
 
 
 def test_a_partial_tensor_may_be_added_to_itself():
-    """What it reads is a copy, which is freed when it was read."""
+    """It reads a copy, which is freed afterwards."""
     harness = scalar_desk()
     harness.define(OP, msgspec.structs.replace(ADD_, outputs=()))
     sent = told(harness.tell(run(OP, (A, A), (B,))))
@@ -349,11 +349,11 @@ def test_a_partial_tensor_may_be_added_to_itself():
     assert (harness.layout(B), harness.state.copies) == (" on 0 1", {})
 
 
-# --- Reading ----------------------------------------------------------------------------------------------------------
+# Reading
 
 
 @pytest.mark.parametrize("text", ["x", "- + x"])
-def test_what_is_read_is_gathered_on_one_worker_and_not_kept(text):
+def test_a_read_gathers_on_one_worker_and_keeps_no_copy(text):
     harness = sharded_harness(text=text)
     assert told(harness.tell(FetchTensor(REQUEST, A))) == [
         "0 1: define c3: redistribute",
@@ -366,7 +366,7 @@ def test_what_is_read_is_gathered_on_one_worker_and_not_kept(text):
     assert harness.report(0, fetched, b"0123456789abcdef") == [ToClient(1, fetched, b"0123456789abcdef")]
 
 
-def test_what_is_whole_is_read_where_it_is():
+def test_a_whole_tensor_is_read_without_a_move():
     harness = sharded_harness(text="-")
     assert told(harness.tell(FetchTensor(REQUEST, A))) == ["0: fetch A"]
 
@@ -382,7 +382,7 @@ def test_a_tensor_is_located_by_its_layout():
     assert answers(harness.tell(LocateTensor(REQUEST, A))) == [Located(REQUEST, over("x").record())]
 
 
-# --- Queries ----------------------------------------------------------------------------------------------------------
+# Queries
 
 
 def test_a_query_runs_on_all_workers_and_waits_for_them():
@@ -401,7 +401,7 @@ def test_a_query_runs_on_all_workers_and_waits_for_them():
     assert (harness.layout(A), harness.layout(D)) == ("x on 0 1", "- on 0 1")
 
 
-def test_what_a_query_writes_to_is_whole_from_then_on():
+def test_a_tensor_written_by_a_query_stays_whole():
     harness = sharded_harness()
     harness.create(B)
     harness.define(OP, RESIZE_)
@@ -430,11 +430,11 @@ def test_a_query_that_fails_everywhere_is_answered_once():
     assert harness.report(1, failed) == [ToClient(1, failed)]
 
 
-# --- Traffic ----------------------------------------------------------------------------------------------------------
+# Traffic
 
 
 def traffic(harness, watch, received=({}, {})):
-    """What is answered when every worker has told what it received."""
+    """The answer after every worker has reported its received bytes."""
     assert harness.tell(ReadTraffic(REQUEST, watch)) == [ToWorkers((0, 1), WorkerReadTraffic(REQUEST))]
     assert harness.report(1, Traffic(REQUEST, received[1])) == []
     (answer,) = answers(harness.report(0, Traffic(REQUEST, received[0])))
@@ -442,7 +442,7 @@ def traffic(harness, watch, received=({}, {})):
     return answer
 
 
-def test_traffic_is_what_every_worker_has_received():
+def test_traffic_counts_the_bytes_that_each_worker_received():
     harness = harness_with(2)
     assert traffic(harness, False, ({1: 64}, {})) == TrafficRead(REQUEST, {0: {1: 64}, 1: {}}, ())
 
@@ -452,14 +452,14 @@ def test_collectives_are_told_while_they_are_watched():
     harness.define(OP, NO_RULE)
     assert traffic(harness, True).collectives == ()
     harness.tell(run(OP, (A,), (B,), site=7))  # gathers A
-    harness.tell(run(OP, (A,), (C,), site=8))  # has it already
+    harness.tell(run(OP, (A,), (C,), site=8))  # uses the gathered copy
     gather = Collective("all-gather", ("x",), 16, "aten.no_such.default", 7)
     assert traffic(harness, False).collectives == (gather,)
-    harness.lay_out(A, D, "-")
+    harness.redistribute(A, D, "-")
     assert traffic(harness, True).collectives == ()
 
 
-def test_a_watch_goes_on_until_it_is_ended():
+def test_collectives_are_watched_until_the_watch_ends():
     harness = sharded_harness()
     traffic(harness, True)
     harness.tell(Redistribute(A, B, over("-").record(), 3))
@@ -470,10 +470,10 @@ def test_a_watch_goes_on_until_it_is_ended():
 
 def test_collectives_of_a_program_are_told_each_time_it_runs():
     harness = sharded_harness(text="- + x")
-    harness.lay_out(A, B, "- + x")
+    harness.redistribute(A, B, "- + x")
     harness.define(OP, ADD_)
     harness.create(C)
-    harness.lay_out(C, D, "-")
+    harness.redistribute(C, D, "-")
     traffic(harness, True)
     harness.tell(run(OP, (A, D), (E,), site=1), run(OP, (B, D), (own(6),), site=2))
     told_of = [(c.kind, c.bytes, c.op, c.site) for c in traffic(harness, False).collectives]
@@ -486,17 +486,17 @@ def test_collectives_are_told_to_the_session_that_caused_them():
     harness.tell(ReadTraffic(own(200, other), True), session=other)
     for worker in (0, 1):
         harness.report(worker, Traffic(own(200, other), {}))
-    harness.lay_out(A, B, "-")
+    harness.redistribute(A, B, "-")
     assert harness.state.sessions[other].collectives == []
 
 
-def test_nothing_is_collected_for_nobody():
+def test_collectives_are_not_collected_without_a_watch():
     harness = sharded_harness()
-    harness.lay_out(A, B, "-")
+    harness.redistribute(A, B, "-")
     assert harness.state.sessions[1].collectives == []
 
 
-def test_requests_at_once_are_answered_by_their_own_numbers():
+def test_concurrent_requests_are_answered_by_their_ids():
     harness = harness_with(2)
     harness.tell(ReadTraffic(REQUEST, False), ReadTraffic(REQUEST2, False), create(C))
     for worker in (0, 1):

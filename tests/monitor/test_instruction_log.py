@@ -1,4 +1,4 @@
-"""The log of what passes the dispatcher: one aligned line for each message."""
+"""The instruction log: one aligned line for each message of the dispatcher."""
 
 import gc
 import io
@@ -49,7 +49,7 @@ LONG_OP = "aten._scaled_dot_product_flash_attention_for_cpu_backward.default"
 
 
 def converse(harness):
-    """A client adds two tensors, asks for more, and leaves; then a worker goes."""
+    """A client adds two tensors, makes requests and leaves; then a worker is lost."""
     harness.open()
     harness.tell(DefineSite(1, "train.py", 12, "step"), create(A, site=1), create(B, site=1))
     harness.define(OP, ADD)
@@ -103,12 +103,12 @@ def logged(conversation, workers=2):
 
 
 def fields(lines):
-    """What each line says, by column: two spaces or more are between them, and nothing is `-`."""
+    """The fields of each line by column: columns are two or more spaces apart, and an empty field is `-`."""
     return [dict(zip(COLUMNS, re.split(r"\s{2,}", line.strip()), strict=True)) for line in lines[1:]]
 
 
 def misaligned(lines):
-    """Lines in which a column does not begin (or end, where it is to the right) where the header says."""
+    """Lines with a column that is not aligned with the header."""
     header = lines[0]
     left = [header.index(name) for name in COLUMNS if name not in TO_THE_RIGHT]
     right = [header.index(name) + len(name) for name in COLUMNS if name in TO_THE_RIGHT]
@@ -152,7 +152,7 @@ def test_two_hundred_workers_and_clients_do_not_move_the_columns():
     assert misaligned(logged(crowd, workers=200)) == []
 
 
-def test_every_direction_is_there():
+def test_every_direction_is_logged():
     directions = {row["direction"] for row in fields(logged(converse))}
     assert directions == {"RECV", "SEND", "WORKER_SEND", "WORKER_RECV", "CONNECT", "DISCONNECT"}
 
@@ -184,7 +184,7 @@ def test_lines_are_numbered_and_time_does_not_go_back():
         ("DISCONNECT", "-", "worker 1", "-", "-", "-"),
     ],
 )
-def test_a_line_says_who_what_and_where(direction, command, peer, ids, op, site):
+def test_a_line_names_peer_command_ids_op_and_site(direction, command, peer, ids, op, site):
     rows = [tuple(row.values())[2:] for row in fields(logged(converse))]
     found = [(way, who, what, which, name, place) for way, who, what, _, which, name, place in rows]
     assert (direction, peer, command, ids, op, site) in found
@@ -247,7 +247,7 @@ def test_a_program_writes_the_log_that_its_environment_names(tmp_path, monkeypat
     assert "test_instruction_log.py:" in product["site"]
 
 
-def test_a_log_that_cannot_be_written_ends_nothing_but_itself(caplog, monkeypatch):
+def test_an_unwritable_log_does_not_end_the_dispatcher(caplog, monkeypatch):
     monkeypatch.setenv("GT_INSTRUCTION_LOG", "/dev/full")
     with caplog.at_level("WARNING", "gt.dispatcher"):
         gt.init()

@@ -1,4 +1,4 @@
-"""When commands would have run on workers of their own, from how long they took and who waited for whom."""
+"""Schedules of recorded commands: durations, order and exchanges decide the times."""
 
 from itertools import pairwise
 
@@ -22,7 +22,7 @@ class Tape:
         self.now += length
 
     def move(self, source, target, before=0, after=0):
-        """Both sides of a move begin together; each has work of its own, before it sends and after it received."""
+        """Both sides of a move begin together; each works before its send and after its receive."""
         start, sent = self.now, self.now + before
         got = sent + 5  # in which other virtual workers ran
         sends, receives = Transfer(sent, sent, ((target, 8),), ()), Transfer(start, got, (), ((source, 8),))
@@ -39,7 +39,7 @@ def times(tape, **options):
     return [f"{e.worker} {e.op} {e.start}-{e.end}" for e in tape.schedule(**options).events]
 
 
-def test_nothing_takes_no_time():
+def test_an_empty_schedule_takes_no_time():
     assert (schedule([]).makespan, schedule([]).idle(0)) == (0, 0)
 
 
@@ -53,7 +53,7 @@ def test_workers_that_never_meet_run_at_once():
     assert (found.makespan, found.busy(1), found.idle(0), found.idle(1)) == (35, 20, 0, 15)
 
 
-def test_who_receives_waits_for_who_sends():
+def test_a_receiver_waits_for_its_sender():
     tape = Tape()
     tape.op(0, 30)
     tape.op(1, 10)
@@ -63,7 +63,7 @@ def test_who_receives_waits_for_who_sends():
     assert tape.schedule().idle(1) == 22
 
 
-def test_who_sends_does_not_wait_for_who_receives():
+def test_a_sender_does_not_wait_for_its_receiver():
     tape = Tape()
     tape.op(1, 100)
     tape.move(0, 1)
@@ -71,7 +71,7 @@ def test_who_sends_does_not_wait_for_who_receives():
     assert times(tape) == ["0 send 0-0", "0 op 0-30", "1 op 0-100", "1 receive 100-100"]
 
 
-def test_what_is_sent_first_is_received_first():
+def test_sends_are_received_in_order():
     tape = Tape()
     for length in (10, 20):
         tape.op(0, length)
@@ -93,7 +93,7 @@ def test_both_sides_of_a_swap_go_on_when_the_later_one_has_come():
     ]
 
 
-def test_what_was_sent_before_the_recording_has_arrived():
+def test_a_send_before_the_recording_counts_as_arrived():
     tape = Tape()
     tape.move(0, 1, after=3)
     tape.op(1, 10)
@@ -141,7 +141,7 @@ STEPS = st.one_of(
 
 
 @given(st.lists(STEPS, max_size=40))
-def test_a_schedule_keeps_what_was_recorded(steps):
+def test_a_schedule_keeps_the_recorded_events(steps):
     tape = Tape()
     for kind, where, *lengths in steps:
         tape.op(where, *lengths) if kind == "op" else tape.move(*where, *lengths)

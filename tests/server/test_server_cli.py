@@ -1,4 +1,4 @@
-"""Server, workers and clients started by hand, as in the README."""
+"""Server, workers and clients started from the command line, as in the README."""
 
 import os
 import signal
@@ -124,7 +124,7 @@ def test_errors_of_one_client_do_not_touch_another(server, fault):
 
 @pytest.fixture
 def raw(server):
-    """A peer that speaks the protocol by hand."""
+    """A peer that sends frames of the test."""
     with zmq.Context() as context, context.socket(zmq.DEALER) as socket:
         endpoint = f"tcp://127.0.0.1:{server[0]}"
         keys = find_keys(keys_directory(os.environ["GT_KEYS"]), endpoint)
@@ -152,7 +152,7 @@ def test_another_protocol_version_is_refused_with_both_named(raw):
 
 
 @pytest.mark.parametrize("frames", [[b"junk"], [header_of(b"--") + b"\xff\xff"], [header_of(b"")], []])
-def test_junk_is_refused_and_harms_nobody(raw, server, frames, fault):
+def test_junk_is_refused_and_harms_no_peer(raw, server, frames, fault):
     if frames:
         assert isinstance(ask(raw, frames), Refused)
         fault("a peer sends noise", "it is refused with a reason; three times, and it is not heard any more")
@@ -188,7 +188,7 @@ def test_a_taken_port_is_told(server):
     assert "is another server running there?" in err
 
 
-def test_connecting_to_nobody_times_out_with_a_hint(monkeypatch):
+def test_connecting_without_a_server_times_out_with_a_hint(monkeypatch):
     monkeypatch.setenv("GT_TIMEOUT", "1")
     with reserved_port() as port, pytest.raises(gt.ServerLost, match="python -m gt.server"):
         gt.connect(f"localhost:{port}")
@@ -203,7 +203,7 @@ def test_a_server_without_workers_says_so(monkeypatch):
 
 @pytest.fixture
 def pair():
-    """A server and its one worker, which a test may kill; the session is one of theirs."""
+    """A session at a server with one worker, which a test may kill."""
     main, port = start_server()
     worker = start("-m", "gt.worker", "-p", str(port))
     with running(main, worker):
@@ -261,7 +261,7 @@ def test_a_server_without_a_port_tells_the_one_that_it_has():
         )
 
 
-def test_a_worker_ends_when_its_server_is_gone(fault):
+def test_a_worker_ends_with_its_server(fault):
     main, port = start_server()
     worker = start("-m", "gt.worker", "-p", str(port))
     with running(main, worker):

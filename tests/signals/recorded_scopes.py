@@ -29,7 +29,7 @@ def scopes_of(work):
     finally:
         session._channel.send = send
     codes = {
-        scope_id: key[0] + ("" if key[1] is None or key[1].asks else "~")
+        scope_id: key[0] + ("" if key[1] is None or key[1].constrains else "~")
         for key, scope_id in session.scope_resolver.scope_ids.items()
     }
     ops = [
