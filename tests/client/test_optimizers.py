@@ -42,7 +42,7 @@ def train(name, options, to, waits):
 def waits(monkeypatch):
     """Notes each time that the client waits for a worker."""
     noted = []
-    for name in ("ask", "fetch"):
+    for name in ("read_query", "fetch"):
         method = getattr(sessions.Session, name)
 
         def noting(self, *args, method=method):
