@@ -179,8 +179,9 @@ def _mask(schema: FunctionSchema) -> int:
 
 def _decomposition(func: OpOverload) -> Callable[..., Any] | None:
     """How to run an op that is made of others: torch's composites, and whatever is not aten, which a worker would not
-    run, by its own implementation in terms of aten."""
-    if has_kernel(func, DispatchKey.CompositeImplicitAutograd):
+    run, by its own implementation in terms of aten. Composites with a CPU kernel (`silu_backward`) are not decomposed:
+    the kernel computes in float32 where the ops of the composite round each step to a half-precision dtype."""
+    if has_kernel(func, DispatchKey.CompositeImplicitAutograd) and not has_kernel(func, DispatchKey.CPU):
         return func.decompose
     return _explicit(func) if func.namespace != "aten" else None
 
