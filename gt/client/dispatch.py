@@ -23,7 +23,7 @@ from gt.client.storage import TensorRef
 from gt.client.torch_patches.op_registry import OpOverload
 from gt.client.torch_patches.pytree import tree_leaves
 from gt.client.tracebacks import leave_out_own_frames
-from gt.client.unsupported import refuse_op, require_strided
+from gt.client.unsupported import refuse_op, require_strided, require_values
 from gt.sharding.placements import Layout
 
 _TENSOR, _TENSORS, _TARGET, _TARGETS, _COPIES = Kind.TENSOR, Kind.TENSORS, Kind.TARGET, Kind.TARGETS, Kind.COPIES
@@ -126,7 +126,7 @@ def _sort_and_run(
 def _detour(cls: HandleType, op: OpSchema, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """Ops that are not one instruction: those of special_ops.py, and those that are made of others. A list of tensors
     is split where there are several workers, since its tensors may be on different ones."""
-    special = SPECIAL.get(op.name) or (SPECIAL["reshape in position"] if op.reshapes else None)
+    special = SPECIAL.get(op.name) or (SPECIAL["reshape in place"] if op.reshapes else None)
     if special is not None:
         return special(cls, op, args, kwargs)
     try:
@@ -205,6 +205,7 @@ def _take_foreign(session: Session, value: Any, key: list[Any], refs: list[Tenso
         key.append(type(value))
     elif isinstance(value, torch.Tensor):
         require_strided(value)
+        require_values(value)
         _take_ref(session.constants.storage_of(value), key, refs)
     else:
         key.append(value)

@@ -90,6 +90,7 @@ def _end(tensor: torch.Tensor) -> int:
 def move_tensor(value: torch.Tensor, data: Tensor | None = None) -> torch.Tensor:
     """A parameter or buffer on GT, with its gradient and its attributes. `data`: where its data is already on GT."""
     if isinstance(value, Tensor):
+        value._ref.session.require_open()
         return value
     if is_lazy(value):
         return uninitialized(

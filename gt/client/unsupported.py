@@ -23,6 +23,15 @@ def require_strided(tensor: torch.Tensor) -> None:
         )
 
 
+def require_values(tensor: torch.Tensor) -> None:
+    if tensor.is_meta:
+        raise NotImplementedError(
+            "a tensor of device 'meta' has no values that could be moved to GT; make one there, with "
+            "gt.empty(tensor.shape, dtype=tensor.dtype), or give a module memory with module.to_empty(device='cpu'), "
+            "then gt.to(module), and load its weights"
+        )
+
+
 def refuse_op(func: OpOverload) -> None:
     """Ops that no worker can run: those that make nested tensors, and those of process groups, which have nothing to
     exchange in a program whose tensors are on GT's workers."""
