@@ -35,7 +35,7 @@ def _fixed_tasks(op: str) -> Iterator[Task]:
         if has_entry(op):
             yield Task(op, dtype)
         else:
-            yield Task(op, dtype, 1) if dtype == "float32" else Task(op, dtype, 1, backward=False)
+            yield Task(op, dtype, 1, backward=dtype in ("float32", "bfloat16"))
 
 
 @pytest.mark.timeout(300)

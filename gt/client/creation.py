@@ -21,7 +21,7 @@ from gt.client.torch_patches.dispatch_modes import disable_current_modes
 from gt.client.torch_patches.pytree import tree_map_only
 from gt.client.tracebacks import ends_on_users_line
 from gt.core.errors import LayoutError, nearest
-from gt.sharding.placements import Layout, Partial, Placement, Placements, Replicate, Shard
+from gt.sharding.placements import Layout, Placements, Replicate, Shard, placement_per_axis, require_mesh
 from gt.sharding.spec import DeviceMesh, ShardingSpec
 
 
@@ -165,12 +165,9 @@ def layout_of(mesh: DeviceMesh | None, placements: Placements | None) -> Layout 
             )
         mesh = placements.mesh
     if placements is None:
-        placements = [Replicate()] * len(mesh.shape)
-    return Layout(mesh, placements if isinstance(placements, str | ShardingSpec) else _each(placements))
-
-
-def _each(placements: Any) -> tuple[Placement, ...]:
-    return (placements,) if isinstance(placements, Shard | Replicate | Partial) else tuple(placements)
+        placements = [Replicate()] * len(require_mesh(mesh).shape)
+    is_spec = isinstance(placements, str | ShardingSpec)
+    return Layout(require_mesh(mesh), placements if is_spec else placement_per_axis(placements))  # type: ignore[arg-type]
 
 
 def _laid_out(x: Tensor, mesh: DeviceMesh | None, placements: Placements | None) -> Tensor:
@@ -183,19 +180,25 @@ def _laid_out(x: Tensor, mesh: DeviceMesh | None, placements: Placements | None)
 def distribute(x: torch.Tensor, mesh: DeviceMesh, placements: Placements) -> Tensor:
     """A copy of a tensor, laid out over a mesh: a placement for each axis of the mesh, or a spec as text such as
     `"dp, - + tp"`. Gradients pass."""
+    if not isinstance(x, torch.Tensor):
+        raise LayoutError(
+            f"{type(x).__name__} is not a tensor, which alone has a layout: make one, with gt.tensor(data)"
+        )
+    if not isinstance(placements, ShardingSpec):
+        require_mesh(mesh)
     return to_gt(x).redistribute(mesh, placements)
 
 
 @ends_on_users_line
 def shard(x: torch.Tensor, mesh: DeviceMesh, dim: int = 0) -> Tensor:
     """A copy of a tensor with one dim cut over all of a mesh, in the order of its axes."""
-    return distribute(x, mesh, [Shard(dim)] * len(mesh.shape))
+    return distribute(x, mesh, [Shard(dim)] * len(require_mesh(mesh).shape))
 
 
 @ends_on_users_line
 def replicate(x: torch.Tensor, mesh: DeviceMesh) -> Tensor:
     """A copy of a tensor that is whole on every worker of a mesh."""
-    return distribute(x, mesh, [Replicate()] * len(mesh.shape))
+    return distribute(x, mesh, [Replicate()] * len(require_mesh(mesh).shape))
 
 
 zeros, ones, full, empty = _on_gt(torch.zeros), _on_gt(torch.ones), _on_gt(torch.full), _on_gt(torch.empty)
@@ -277,6 +280,8 @@ def manual_seed(seed: int) -> torch.Generator:
 def to(what: Any) -> Any:
     """Move a tensor, or a module in place with its parameters and buffers; tied weights stay tied. A module is laid out
     as the `model` section of the configuration says."""
+    if isinstance(what, Tensor):
+        what._ref.session.require_open()
     if isinstance(what, torch.Tensor):
         return to_gt(what)
     if isinstance(what, torch.nn.Module):

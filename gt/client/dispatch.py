@@ -22,7 +22,7 @@ from gt.client.storage import TensorRef
 from gt.client.torch_patches.op_registry import OpOverload
 from gt.client.torch_patches.pytree import tree_leaves
 from gt.client.tracebacks import leave_out_own_frames
-from gt.client.unsupported import refuse_op, require_strided
+from gt.client.unsupported import refuse_op, require_strided, require_values
 from gt.sharding.placements import Layout
 
 _TENSOR, _TENSORS, _TARGET, _TARGETS, _COPIES = Kind.TENSOR, Kind.TENSORS, Kind.TARGET, Kind.TARGETS, Kind.COPIES
@@ -204,6 +204,7 @@ def _take_plain(session: Session, value: Any, key: list[Any], refs: list[TensorR
         key.append(type(value))
     elif isinstance(value, torch.Tensor):
         require_strided(value)
+        require_values(value)
         _take_ref(session.operands.storage_of(value), key, refs)
     else:
         key.append(value)

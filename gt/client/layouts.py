@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
-from typing import NamedTuple
+import operator
+from collections.abc import Iterable, Sequence
+from typing import Any, NamedTuple
 
 from gt.client import session as sessions
 from gt.client.storage import TensorRef
@@ -27,7 +28,7 @@ def mesh(
     shape: int | Sequence[int], axis_names: Sequence[str] = (), workers: Sequence[int] = (), name: str = ""
 ) -> DeviceMesh:
     """A grid of workers: `gt.mesh((2, 4), ("dp", "tp"))`. Without `workers` it takes the first connected ones."""
-    sizes = [shape] if isinstance(shape, int) else list(shape)
+    sizes = _mesh_sizes(shape)
     connected = [info.worker for info in sessions.current().workers]
     count = math.prod(sizes)
     chosen = list(workers) or connected[: max(count, 0)]
@@ -40,6 +41,16 @@ def mesh(
             f"start more with gt.init(workers={enough}) or GT_WORKERS={enough}"
         )
     return DeviceMesh(sizes, axis_names, chosen, name)
+
+
+def _mesh_sizes(shape: Any) -> list[int]:
+    try:
+        return [operator.index(size) for size in (shape if isinstance(shape, Iterable) else [shape])]
+    except TypeError:
+        raise LayoutError(
+            f"a mesh has a whole number of workers along each axis; its shape cannot be {shape!r}: say it as in "
+            f"gt.mesh(2) or gt.mesh((2, 4), ('dp', 'tp'))"
+        ) from None
 
 
 def read_layout(ref: TensorRef) -> ShardingSpec:

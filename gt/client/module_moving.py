@@ -90,6 +90,7 @@ def move_tensor(value: torch.Tensor, data: Tensor | None = None) -> torch.Tensor
     """A parameter or buffer on GT, with its gradient and its attributes. `data`: its data, where that is on GT
     already."""
     if isinstance(value, Tensor):
+        value._ref.session.require_open()
         return value
     if is_lazy(value):
         return uninitialized(

@@ -312,8 +312,8 @@ class Session:
         goes on using."""
         self._ended = True
         self._break_off(
-            "this process was forked from one that uses GT, and a session belongs to one process; start workers of "
-            "a data loader with the 'spawn' method, or move tensors to GT in the parent"
+            "this process was forked from one that uses GT, and a session belongs to one process; let the workers of "
+            "a data loader return plain tensors and move these to GT in the parent, or use num_workers=0"
         )
 
     def _break_off(self, reason: str) -> None:

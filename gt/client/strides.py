@@ -265,6 +265,7 @@ _RULES: dict[str, Rule] = {
     "mse_loss_backward": _contiguous,
     "native_batch_norm": _like("input"),
     "native_batch_norm_backward": _like("input"),
+    "native_channel_shuffle": _like("self"),
     "native_dropout_backward": _iterated,
     "native_layer_norm_backward": _contiguous,
     "normal": _contiguous,

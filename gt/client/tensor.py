@@ -30,11 +30,11 @@ from gt.client.torch_patches.dynamo import hide_from_dynamo
 from gt.client.torch_patches.handles import no_torch_function
 from gt.client.torch_patches.pytree import tree_map, tree_map_only
 from gt.client.tracebacks import ends_on_users_line
-from gt.client.unsupported import require_strided
+from gt.client.unsupported import require_strided, require_values
 from gt.client.untyped_storage import RemoteStorage, address_of, no_memory
 from gt.client.value_reads import ValueReads
 from gt.core.meta import is_dense
-from gt.sharding.placements import Placements, Replicate, spec_from
+from gt.sharding.placements import Placements, Replicate, require_mesh, spec_from
 from gt.sharding.spec import DeviceMesh, ShardingSpec
 
 
@@ -120,8 +120,8 @@ class Tensor(ValueReads, InPlaceViews):
         if mesh is None:
             mesh = placements.mesh if isinstance(placements, ShardingSpec) else self.spec.mesh
         if placements is None:
-            placements = [Replicate()] * len(mesh.shape)
-        return _Redistribute.apply(self, spec_from(placements, mesh, self._ref.geometry.meta()))  # type: ignore[no-any-return]
+            placements = [Replicate()] * len(require_mesh(mesh).shape)
+        return _Redistribute.apply(self, spec_from(placements, require_mesh(mesh), self._ref.geometry.meta()))  # type: ignore[no-any-return]
 
     def full_tensor(self) -> torch.Tensor:
         """The whole value as a plain tensor, as DTensor's method of this name; the same as `cpu()`."""
@@ -231,6 +231,11 @@ class Tensor(ValueReads, InPlaceViews):
         let_libraries_read(Tensor)
         return RemoteStorage(self._ref.storage, self.itemsize)
 
+    def _typed_storage(self) -> Any:
+        """What the workers of a data loader call to put batches into shared memory."""
+        self._ref.session.require_open()
+        raise RuntimeError(no_memory("a typed storage"))
+
     @ends_on_users_line
     def share_memory_(self) -> Any:
         raise RuntimeError(no_memory("share_memory_()"))
@@ -283,6 +288,7 @@ def to_gt(tensor: torch.Tensor) -> Tensor:
     if isinstance(tensor, Tensor):
         return tensor
     require_strided(tensor)
+    require_values(tensor)
     plain = tensor.as_subclass(torch.Tensor) if has_memory(type(tensor)) else tensor
     moved: Tensor = _Upload.apply(plain) if plain.requires_grad and torch.is_grad_enabled() else _uploaded(plain)
     if type(tensor) not in _PLAIN_TYPES and has_memory(type(tensor)):

@@ -24,6 +24,15 @@ def require_strided(tensor: torch.Tensor) -> None:
         )
 
 
+def require_values(tensor: torch.Tensor) -> None:
+    if tensor.is_meta:
+        raise NotImplementedError(
+            "a tensor of device 'meta' has no values that could be moved to GT; make one there, with "
+            "gt.empty(tensor.shape, dtype=tensor.dtype), or give a module memory with module.to_empty(device='cpu'), "
+            "then gt.to(module), and load its weights"
+        )
+
+
 def refuse_op(func: OpOverload) -> None:
     """Raise for ops that no worker can run: those that make nested tensors, and those of process groups."""
     if schema_of(func).name == "aten::_nested_tensor_from_tensor_list":

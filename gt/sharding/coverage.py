@@ -102,8 +102,13 @@ def row_of(op: OpOverload) -> Row:
 
 
 def _is_decomposed(op: OpOverload) -> bool:
-    key = "CompositeExplicitAutograd" if str(op).startswith("aten._foreach_") else "CompositeImplicitAutograd"
-    return bool(_dispatch_has_kernel_for_dispatch_key(op.name(), getattr(DispatchKey, key)))
+    if str(op).startswith("aten._foreach_"):
+        return _has_kernel(op, DispatchKey.CompositeExplicitAutograd)
+    return _has_kernel(op, DispatchKey.CompositeImplicitAutograd) and not _has_kernel(op, DispatchKey.CPU)
+
+
+def _has_kernel(op: OpOverload, key: DispatchKey) -> bool:
+    return bool(_dispatch_has_kernel_for_dispatch_key(op.name(), key))
 
 
 def _without_writes(op: OpOverload) -> str | None:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import NamedTuple, TypeAlias
+import operator
+from collections.abc import Iterable, Sequence
+from typing import Any, NamedTuple, TypeAlias
 
 from gt.core.errors import LayoutError
 from gt.core.meta import TensorMeta
@@ -43,6 +44,39 @@ class Layout(NamedTuple):
         return spec_from(self.placements, self.mesh, meta)
 
 
+def require_mesh(mesh: Any) -> DeviceMesh:
+    if not isinstance(mesh, DeviceMesh):
+        raise LayoutError(
+            f"{mesh!r} is not a mesh of workers: make one, with gt.mesh(2) or gt.mesh((2, 2), ('dp', 'tp'))"
+        )
+    return mesh
+
+
+def placement_per_axis(placements: Any) -> tuple[Placement, ...]:
+    """Placements that are neither the text of a spec nor a spec; one placement may be written without a list."""
+    given = placements if isinstance(placements, Iterable) and not _is_placement(placements) else [placements]
+    each = tuple(given)
+    for placement in each:
+        if not _is_placement(placement):
+            raise LayoutError(f"{placement!r} is not a placement: use gt.Shard(dim), gt.Replicate() or gt.Partial()")
+        if isinstance(placement, Shard):
+            _require_dim_number(placement)
+    return each
+
+
+def _is_placement(value: Any) -> bool:
+    return isinstance(value, Shard | Replicate | Partial)
+
+
+def _require_dim_number(placement: Shard) -> None:
+    try:
+        operator.index(placement.dim)
+    except TypeError:
+        raise LayoutError(
+            f"{placement} names no dim: a dim is a whole number, from 0, or from -1 for the last, as in gt.Shard(0)"
+        ) from None
+
+
 def spec_from(placements: Placements, mesh: DeviceMesh, meta: TensorMeta) -> ShardingSpec:
     """The spec of a tensor with these placements."""
     spec = _spec_from(placements, mesh, len(meta.shape))
@@ -74,7 +108,7 @@ def _spec_from(placements: Placements, mesh: DeviceMesh, rank: int) -> ShardingS
         return placements
     if isinstance(placements, str):
         return parse_spec(placements, mesh)
-    each = [placements] if isinstance(placements, Shard | Replicate | Partial) else list(placements)
+    each = placement_per_axis(placements)
     if len(each) != len(mesh.shape):
         raise LayoutError(f"mesh {mesh} needs a placement for each of its {len(mesh.shape)} axes, not {len(each)}")
     dims: list[list[str]] = [[] for _ in range(rank)]
@@ -86,8 +120,6 @@ def _spec_from(placements: Placements, mesh: DeviceMesh, rank: int) -> ShardingS
             dims[placement.dim].append(axis)
         elif isinstance(placement, Partial):
             partial[axis] = placement.kind
-        elif not isinstance(placement, Replicate):
-            raise LayoutError(f"{placement!r} is not a placement: use gt.Shard(dim), gt.Replicate() or gt.Partial()")
     if len(set(partial.values())) > 1:
         given = ", ".join([f"{axis}: {kind}" for axis, kind in partial.items()])
         raise LayoutError(

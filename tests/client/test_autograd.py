@@ -32,6 +32,17 @@ def test_backward():
     assert_same(*both(run, (3, 4), (4, 5)))
 
 
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("function", [torch.nn.functional.silu, torch.nn.functional.mish])
+def test_half_precision_gradients_are_those_of_torchs_kernels(function, dtype):
+    """The kernels compute in float32; torch's composites of the same names round every step to half precision."""
+    x, grad = torch.randn(256).to(dtype), torch.randn(256).to(dtype)
+    ours, plain = gt.to(x).requires_grad_(), x.requires_grad_()
+    function(ours).backward(gt.to(grad))
+    function(plain).backward(grad)
+    assert torch.equal(ours.grad.cpu(), plain.grad)
+
+
 def test_autograd_grad_and_double_backward():
     def run(x):
         (first,) = torch.autograd.grad((x**3).sum(), x, create_graph=True)

@@ -246,6 +246,25 @@ def test_to_refuses_other_objects():
         gt.to("a string")
 
 
+def test_tensors_without_values_name_the_remedy():
+    meta, module = torch.ones(2, device="meta"), torch.nn.Linear(2, 2, device="meta")
+    for attempt in (lambda: gt.to(meta), lambda: gt.to(module), lambda: gt.ones(2) + meta):
+        with pytest.raises(NotImplementedError, match=r"'meta' has no values .* gt\.empty\(.*module\.to_empty"):
+            attempt()
+    assert module.weight.is_meta
+    assert gt.empty(meta.shape, dtype=meta.dtype).shape == meta.shape
+    gt.to(module.to_empty(device="cpu")).load_state_dict(torch.nn.Linear(2, 2).state_dict())
+    assert isinstance(module.weight, gt.Tensor)
+
+
+def test_to_refuses_tensors_of_an_ended_session():
+    tensor, module = gt.ones(2), gt.nn.Linear(2, 2)
+    gt.shutdown()
+    for value in (tensor, module):
+        with pytest.raises(gt.SessionError, match=r"GT was shut down.*gt\.init"):
+            gt.to(value)
+
+
 def test_device_scope_catches_torch_factories():
     with gt.device():
         made = [torch.zeros(2), torch.tensor([1, 2]), torch.arange(3), torch.empty(2).fill_(1), torch.eye(2)]

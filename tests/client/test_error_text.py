@@ -234,6 +234,23 @@ def test_a_forked_child_gets_a_session_error(mode):
     assert done.stdout == "refused\n" * 5 + "[2.0, 2.0] 1048576.0\n", done.stderr
 
 
+DATA_LOADER = """
+import gt
+from torch.utils.data import DataLoader, TensorDataset
+dataset = TensorDataset(gt.ones(4, 2))
+try:
+    list(DataLoader(dataset, num_workers=1, multiprocessing_context="fork"))
+except gt.SessionError as error:
+    assert "was forked" in str(error) and "or use num_workers=0" in str(error)
+    print(len(list(DataLoader(dataset))))
+"""
+
+
+def test_the_workers_of_a_data_loader_over_gt_tensors_are_told():
+    done = run_python(DATA_LOADER)
+    assert done.stdout == "4\n", done.stderr
+
+
 @pytest.mark.parametrize("mode", [{}, {"workers": 2}], ids=["embedded", "processes"])
 def test_an_unread_failure_is_printed_at_exit(mode):
     code = "import torch, gt; gt.init(**{}); y = torch.nn.functional.embedding(gt.tensor([7]), gt.ones(3, 2))"

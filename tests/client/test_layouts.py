@@ -66,6 +66,8 @@ def test_a_mesh_takes_the_workers_that_are_named(eight_workers):
         (((2, 2), ("dp",)), "needs 2 different axis names"),
         ((0,), r"at least one worker along every axis; its shape cannot be \(0,\)"),
         (((2, -1),), r"its shape cannot be \(2, -1\)"),
+        (("2",), r"a whole number of workers along each axis; its shape cannot be '2': say it as in gt\.mesh\(2\)"),
+        ((1.5,), r"its shape cannot be 1\.5: say it"),
     ],
 )
 def test_a_mesh_that_cannot_be(eight_workers, arguments, message):
@@ -108,6 +110,17 @@ def test_a_mesh_that_cannot_be(eight_workers, arguments, message):
         (lambda x, mesh: gt.tensor(x, placements=[gt.Shard(0)]), "placements= needs mesh="),
         (lambda x, mesh: gt.zeros(3, mesh=mesh, placements="dp, tp"), r"\[dp, tp\] lays out a tensor of 2 dims"),
         (lambda x, mesh: gt.rand(3, mesh=mesh, placements=gt.Shard(0)), "a placement for each of its 2 axes, not 1"),
+        (lambda x, mesh: gt.distribute(x, None, "w"), r"None is not a mesh of workers: make one, with gt\.mesh\(2\)"),
+        (lambda x, mesh: gt.shard(x, None), "None is not a mesh"),
+        (lambda x, mesh: gt.replicate(x, 7), "7 is not a mesh"),
+        (lambda x, mesh: gt.to(x).redistribute(7), "7 is not a mesh"),
+        (lambda x, mesh: gt.zeros(3, mesh=7), "7 is not a mesh"),
+        (lambda x, mesh: gt.zeros(3, mesh=7, placements="dp"), "7 is not a mesh"),
+        (lambda x, mesh: gt.zeros(3, mesh=mesh, placements=7), "7 is not a placement: use gt.Shard"),
+        (lambda x, mesh: gt.distribute(x, mesh, 7), "7 is not a placement"),
+        (lambda x, mesh: gt.distribute(x, mesh, [gt.Shard("a")] * 2), r"Shard\(dim='a'\) names no dim: .*whole number"),
+        (lambda x, mesh: gt.zeros(3, mesh=gt.mesh(2), placements=gt.Shard(0.5)), r"Shard\(dim=0\.5\) names no dim"),
+        (lambda x, mesh: gt.shard([1, 2], mesh), r"list is not a tensor.*make one, with gt\.tensor\(data\)"),
         (lambda x, mesh: mesh.submesh(dp=2), "axis 'dp' of mesh .* has coordinates 0 to 1"),
     ],
 )

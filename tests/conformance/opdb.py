@@ -28,7 +28,7 @@ from tests.conformance.variants import (
 
 DTYPES = ("float32", "int64", "bool", "bfloat16", "complex64")
 VARIANT_SAMPLES = 3  # in-place and out= are a matter of the op more than of its arguments
-_DIFFERENTIATED = (torch.float32, torch.complex64)
+_DIFFERENTIATED = (torch.float32, torch.bfloat16, torch.complex64)
 
 
 @dataclass(frozen=True, slots=True)

@@ -54,6 +54,7 @@ def test_rules_are_for_existing_ops():
         ("aten.max.dim_max", RULE),  # the out= of max.dim
         ("aten.t_.default", RULE),
         ("aten.linear.default", DECOMPOSED),
+        ("aten.silu_backward.default", RULE),  # a composite that has a CPU kernel
         ("aten._foreach_add_.Scalar", DECOMPOSED),
         ("aten.arange.out", FALLBACK),  # no overload gives what it writes
         ("aten.nonzero.default", FALLBACK),

@@ -58,6 +58,7 @@ def test_shuffling_pixels(shape: tuple[int, ...]) -> None:
     check("aten.pixel_unshuffle.default", torch.pixel_shuffle(x, 2).contiguous(), 2)
     if len(shape) == 4:
         check("aten.channel_shuffle.default", x, 2)
+        check("aten.native_channel_shuffle.default", x, 2)
 
 
 @pytest.mark.parametrize("shape", [(3, 2, 5, 4), (2, 5, 4), (2, 1, 3, 3)])

@@ -106,7 +106,7 @@ VISION: dict[str, OpEntry] = {
     "aten.grid_sampler_3d_backward": _sampler_backward(3),
     "aten.pixel_shuffle": _pixels("... (c a b) h w -> ... c (h a) (w b) | whole: a b"),
     "aten.pixel_unshuffle": _pixels("... c (h a) (w b) -> ... (c a b) h w | whole: a b"),
-    "aten.channel_shuffle": spatial_rule("n 1 ... -> n 1 ...", *LINEAR),
+    **for_ops(spatial_rule("n 1 ... -> n 1 ...", *LINEAR), "channel_shuffle native_channel_shuffle"),
     "aten.im2col": spatial_rule("... c 1 1 -> ... (c k) 1 | whole: k", *LINEAR),
     "aten.col2im": spatial_rule("... (c k) 1 -> ... c 1 1 | whole: k", *LINEAR),
 }
