@@ -68,6 +68,7 @@ from gt.core.messages import (
     WorkerHostStore,
     WorkerInfo,
     WorkerJoinStore,
+    WorkerLosePeer,
     WorkerReadTraffic,
     WorkerReportProgress,
     WorkerReviveTensor,
@@ -209,6 +210,7 @@ COMMANDS: list[Command] = [
     WorkerEndSession(1),
     WorkerJoinStore("127.0.0.1", 40000, 0),
     WorkerHostStore(),
+    WorkerLosePeer(1),
     WorkerShutdown(),
 ]
 

@@ -179,8 +179,8 @@ def _mask(schema: FunctionSchema) -> int:
 
 def _decomposition(func: OpOverload) -> Callable[..., Any] | None:
     """The implementation in terms of other ops: of torch's composites, and of ops of other libraries, which a worker
-    does not run. Composites with a CPU kernel (`silu_backward`) are not decomposed: the kernel computes in float32 where
-    the ops of the composite round each step to a half-precision dtype."""
+    does not run. Composites with a CPU kernel (`silu_backward`) are not decomposed: the kernel computes in float32
+    where the ops of the composite round each step to a half-precision dtype."""
     if has_kernel(func, DispatchKey.CompositeImplicitAutograd) and not has_kernel(func, DispatchKey.CPU):
         return func.decompose
     return _explicit_kernel(func) if func.namespace != "aten" else None

@@ -375,6 +375,13 @@ class WorkerHostStore(_Record, frozen=True):
     timeline_name: ClassVar = None
 
 
+class WorkerLosePeer(_Record, frozen=True):
+    """Another worker is lost: exchanges that wait for it fail. A worker reads this while it waits in an exchange."""
+
+    timeline_name: ClassVar = None
+    worker: int
+
+
 class WorkerShutdown(_Record, frozen=True):
     timeline_name: ClassVar = None
 
@@ -383,7 +390,7 @@ Command = Union[
     RunOp, FreeTensors, DefineOp, WorkerDefineProgram, WorkerDefineScope, ForgetOps, WorkerCreateTensor, QueryOp,
     WorkerFetchTensor, WorkerReviveTensor, ReadVersions, WorkerBeginStep, WorkerAgreeOnStep, WorkerEndStep, Synchronize,
     WorkerReadTraffic, ReadStats, ReadTimeline, WorkerReportProgress, WorkerEndSession, WorkerJoinStore,
-    WorkerHostStore, WorkerShutdown,
+    WorkerHostStore, WorkerLosePeer, WorkerShutdown,
 ]  # fmt: skip
 
 

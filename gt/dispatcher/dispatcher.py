@@ -190,4 +190,4 @@ class Dispatcher:
         if session is None:
             return "an op of a session that has ended"
         site = f" ({session.site(site_id)})" if site_id in session.sites else ""  # a move may have no site
-        return f"{session.op_name(op_id)}{site}"
+        return f"{session.op_name(op_id) or 'an op that was forgotten'}{site}"

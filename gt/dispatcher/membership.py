@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Sequence
 
-from gt.core.messages import Lost, Rejected, WorkerDefineScope, WorkerEndSession
+from gt.core.messages import Lost, Rejected, WorkerDefineScope, WorkerEndSession, WorkerLosePeer
 from gt.dispatcher.fair_queue import FairQueue
 from gt.dispatcher.group_store import GroupStore
 from gt.dispatcher.outgoing import MessageQueue
@@ -56,11 +56,13 @@ class Membership:
             self._store.set_ready((worker,))
 
     def lose_worker(self, ident: int, dead: DeadWorker, reports: Reports) -> None:
-        """Remove a lost worker. The requests that wait for it fail first; each session then loses its tensors in a
-        transaction of its own."""
+        """Remove a lost worker, and tell the other workers, which may wait for it in an exchange. The requests that
+        wait for it fail first; each session then loses its tensors in a transaction of its own."""
         with self._transactions.begin():
             self._outgoing.observe("DISCONNECT", f"worker {ident}", None)
             self._state.remove_worker(ident, dead)
+            if self._state.workers:
+                self._outgoing.command(tuple(self._state.workers), WorkerLosePeer(ident))
             reports.lose_worker(ident)
         if ident == self._state.store_host:
             with self._transactions.begin():

@@ -85,7 +85,8 @@ class SessionRecord:
     """A client's session.
 
     `ops`, `sites` and `scopes` are the client's definitions by id; `programs` are the names of ops by the ids that the
-    dispatcher gave to their programs, and `moves` the cached plans of moves. `collectives` is filled while the client
+    dispatcher gave to their programs, and `moves` the cached plans of moves. `forgotten` are the names of the last ops
+    and programs that were removed, which a worker may still run. `collectives` is filled while the client
     `watches` its traffic. `gatherings` are the (op, site) pairs whose gathering the client was told of. `ids_given`
     counts the ids that the dispatcher gave; results of queries take ids from `next_result` on. `halted` is set while a
     step must not write. `workers` have run something for the session.
@@ -98,6 +99,7 @@ class SessionRecord:
     sites: dict[int, tuple[str, int]] = field(default_factory=dict)
     scopes: dict[int, ScopeRecord] = field(default_factory=dict)
     programs: dict[int, str] = field(default_factory=dict)
+    forgotten: dict[int, str] = field(default_factory=dict)
     moves: dict[MoveKey, CachedPlan] = field(default_factory=dict)
     watches: bool = False
     collectives: list[Collective] = field(default_factory=list)
@@ -118,4 +120,6 @@ class SessionRecord:
         return f"{file}:{line}"
 
     def op_name(self, op_id: int) -> str:
-        return self.ops[op_id].signature.op if op_id in self.ops else self.programs.get(op_id, "")
+        if op_id in self.ops:
+            return self.ops[op_id].signature.op
+        return self.programs.get(op_id) or self.forgotten.get(op_id, "")

@@ -19,6 +19,8 @@ from gt.dispatcher.tensor_tables import TensorTables
 from gt.sharding.spec import DeviceMesh
 from gt.signals.policy import Policy
 
+NAMES_KEPT = 1024  # of ops and programs of a session that were removed
+
 
 @dataclass
 class State(TensorTables):
@@ -187,6 +189,8 @@ class State(TensorTables):
     def forget_ops(self, session: SessionRecord, op_ids: Iterable[int]) -> list[CachedPlan]:
         """Remove ops with their plans, and the plans of all moves; returns the plans."""
         ops = [self.undo.drop(session.ops, op_id) for op_id in dict.fromkeys(op_ids) if op_id in session.ops]
+        for op in ops:
+            self._keep_name(session, op.op_id, op.signature.op)
         moves = [self.undo.drop(session.moves, key) for key in list(session.moves)]
         return [*[plan for op in ops for plan in op.plans.values()], *moves]
 
@@ -204,8 +208,13 @@ class State(TensorTables):
         """Returns whether there was such a program."""
         if op_id not in session.programs:
             return False
-        self.undo.drop(session.programs, op_id)
+        self._keep_name(session, op_id, self.undo.drop(session.programs, op_id))
         return True
+
+    def _keep_name(self, session: SessionRecord, op_id: int, name: str) -> None:
+        self.undo.put(session.forgotten, op_id, name)
+        if len(session.forgotten) > NAMES_KEPT:
+            self.undo.drop(session.forgotten, next(iter(session.forgotten)))
 
     # Requests
 

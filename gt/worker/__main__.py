@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import signal
 import sys
 from pathlib import Path
 
@@ -12,6 +11,7 @@ from gt.core.settings import BACKENDS, read_settings, require_loopback
 from gt.wire.lifeline import clear_up, end_with_parent
 from gt.wire.stderr_logging import configure_logging
 from gt.worker.process import WorkerProcess
+from gt.worker.termination import end_on_sigterm
 
 
 def main() -> int:
@@ -31,7 +31,7 @@ def main() -> int:
     try:
         endpoint = options.connect or f"tcp://{require_loopback(options.host)}:{options.port}"
         worker = WorkerProcess(endpoint, options.backend, options.device, options.threads, settings)
-        signal.signal(signal.SIGTERM, lambda *_: worker.stop())
+        end_on_sigterm(worker.stop)
         worker.run()
     except KeyboardInterrupt:
         return 130

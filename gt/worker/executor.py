@@ -41,6 +41,7 @@ from gt.core.messages import (
     WorkerFetchTensor,
     WorkerHostStore,
     WorkerJoinStore,
+    WorkerLosePeer,
     WorkerReadTraffic,
     WorkerReportProgress,
     WorkerReviveTensor,
@@ -119,6 +120,7 @@ class Executor:
             WorkerEndSession: self._end_session,
             WorkerHostStore: self._host_store,
             WorkerJoinStore: self._join_store,
+            WorkerLosePeer: lambda command: self.exchange.lose_worker(command.worker),
         }
 
     def run(self, commands: Sequence[Command], buffers: Iterable[Buffer]) -> list[ReportAndBytes]:

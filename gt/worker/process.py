@@ -6,6 +6,7 @@ import contextlib
 import logging
 import os
 import time
+from collections import deque
 from collections.abc import MutableSequence, Sequence
 from pathlib import Path
 from typing import Any, cast
@@ -20,6 +21,7 @@ from gt.core.messages import (
     Report,
     Welcome,
     WorkerCreateTensor,
+    WorkerLosePeer,
     WorkerShutdown,
 )
 from gt.core.settings import Settings
@@ -63,6 +65,8 @@ class WorkerProcess:
         self._endpoint = endpoint
         self._link: Link | None = None
         self._exchange: Exchange | None = None
+        self._ahead: deque[list[bytes]] = deque()  # batches that were received while an exchange waited
+        self._refused_ahead = ""  # the reason of a refusal among them
         self._commands: Decoder[Command | Refused] = Decoder(Command | Refused)
         self._refusals: list[float] = []  # their times
         self._engine = make_engine(backend, device, threads, clears=True)
@@ -113,13 +117,39 @@ class WorkerProcess:
     def _serve(self, executor: Executor) -> None:
         assert self._link is not None
         while not self._stopping:
-            frames = self._link.receive()
+            frames = self._ahead.popleft() if self._ahead else self._link.receive()
             if frames is not None:
                 self._run_batch(executor, frames)
             elif self._link.is_lost():
                 raise ConnectionLost("the connection was lost")
             else:
                 self._check_server()
+
+    def _look_ahead(self) -> None:
+        """Called while an exchange waits for its members. Receives the batches that follow, which run later, and tells
+        the exchange of the workers that were lost. Raises where this worker has no reason to wait."""
+        assert self._link is not None
+        while (frames := self._link.receive(waits=False)) is not None:
+            self._ahead.append(frames)
+            with contextlib.suppress(ProtocolError):  # raised again when the batch runs
+                self._note_ahead(self._commands.decode(frames)[0])
+        if self._stopping:
+            raise ConnectionLost("this worker was told to end")
+        if self._refused_ahead:
+            raise ConnectionLost(f"the server has refused a message: {self._refused_ahead}")
+        if self._link.is_lost():
+            raise ConnectionLost("the connection to the server was lost")
+        self._check_server()
+
+    def _note_ahead(self, messages: Sequence[Command | Refused]) -> None:
+        assert self._exchange is not None
+        for message in messages:
+            if isinstance(message, WorkerLosePeer):
+                self._exchange.lose_worker(message.worker)
+            elif isinstance(message, WorkerShutdown):
+                self.stop()
+            elif isinstance(message, Refused):
+                self._refused_ahead = message.reason
 
     def _send(self, reports: Sequence[Report], payloads: Sequence[Sequence[Frame]] = ()) -> None:
         assert self._link is not None
@@ -162,7 +192,9 @@ class WorkerProcess:
         if isinstance(answer, Refused):
             raise ProtocolError(answer.reason)
         self._server = (answer.pid, start_mark(answer.pid)) if answer.host == this_host() else (0, "")
-        self._exchange = make_exchange(_TRANSPORT, answer.ident, self._engine.device)
+        self._exchange = make_exchange(_TRANSPORT, answer.ident, self._engine.device, self._look_ahead)
+        self._ahead.clear()
+        self._refused_ahead = ""
         return Executor(answer.ident, self._engine, self._exchange, self._export, owns_buffers=True, progress=progress)
 
     def _run_batch(self, executor: Executor, frames: Sequence[Frame]) -> None:

@@ -31,12 +31,13 @@ from gt.core.messages import (
     WorkerHostStore,
     WorkerInfo,
     WorkerJoinStore,
+    WorkerLosePeer,
 )
 from gt.core.meta import TensorMeta
 from gt.core.signatures import PolicyRecord
 from gt.dispatcher.outgoing import ToClient, ToWorkers
 from gt.dispatcher.records import WorkerRecord
-from gt.dispatcher.state import State
+from gt.dispatcher.state import NAMES_KEPT, State
 from gt.dispatcher.tensor_records import TensorRecord
 from gt.sharding.spec import DeviceMesh, ShardingSpec, whole
 from tests.dispatcher_harness import (
@@ -65,8 +66,8 @@ from tests.records import ADD, ADD_, FAILURE, INLINE, LARGE, NONZERO, RESIZE_, S
 
 
 def lost(outgoing):
-    """Messages as text, without those that make workers forget programs."""
-    return [text for text in told(outgoing) if "forget" not in text]
+    """Messages as text, without those that make workers forget programs and those that tell them of the loss."""
+    return [text for text in told(outgoing) if "forget" not in text and "WorkerLosePeer" not in text]
 
 
 STORE = WorkerJoinStore("127.0.0.1", 40000, 0)
@@ -76,7 +77,16 @@ def test_the_loss_of_a_worker_is_told_to_every_session():
     harness = harness_with(2)
     harness.open()
     news = Lost(0, 1, 1001, "was killed", "aten.mm (train.py:3)")
-    assert harness.lose(1, "was killed", "aten.mm (train.py:3)") == [ToClient(1, news), ToClient(2, news)]
+    sent = harness.lose(1, "was killed", "aten.mm (train.py:3)")
+    assert [out for out in sent if isinstance(out, ToClient)] == [ToClient(1, news), ToClient(2, news)]
+
+
+def test_the_loss_of_a_worker_is_told_to_every_other_worker():
+    """They may wait for it in an exchange."""
+    harness = harness_with(3)
+    assert harness.lose(1)[0] == ToWorkers((0, 2), WorkerLosePeer(1))
+    assert harness.lose(0)[0] == ToWorkers((2,), WorkerLosePeer(0))
+    assert not [out for out in harness.lose(2) if isinstance(out, ToWorkers)]
 
 
 def test_a_worker_is_lost_once():
@@ -209,6 +219,26 @@ def test_a_program_is_named_by_its_op():
     assert harness.dispatcher.describe_op(given(2), 0) == "aten.relu.default"
 
 
+def test_an_op_that_was_forgotten_is_still_named():
+    """A worker may be at it for long after that: in an exchange with the worker that is lost."""
+    harness = harness_with(2)
+    harness.define(OP, ADD)
+    harness.tell(DefineSite(1, "train.py", 12, "step"), run(OP, (A, B), (C,), site=1))
+    harness.lose(1)
+    assert harness.dispatcher.describe_op(given(2), 1) == "redistribute (train.py:12)"
+    harness.tell(ForgetOps((OP,)))
+    assert harness.dispatcher.describe_op(OP, 1) == "aten.add.Tensor (train.py:12)"
+
+
+def test_the_names_of_forgotten_ops_are_bounded():
+    harness = harness_with()
+    for op_id in range(OP, OP + NAMES_KEPT + 1):
+        harness.define(op_id, ADD)
+    harness.tell(ForgetOps(tuple(range(OP, OP + NAMES_KEPT + 1))))
+    assert harness.dispatcher.describe_op(OP, 0) == "an op that was forgotten"
+    assert harness.dispatcher.describe_op(OP + NAMES_KEPT, 0) == "aten.add.Tensor"
+
+
 def test_a_worker_without_commands_has_no_current_op():
     assert harness_with().dispatcher.describe_op(0, 0) == ""
 
@@ -286,7 +316,7 @@ def test_ids_of_workers_are_not_used_again():
 
 def test_another_worker_hosts_the_store_when_its_host_is_lost():
     harness = DispatcherHarness(3)
-    assert harness.lose(0) == [ToWorkers((1,), WorkerHostStore())]
+    assert harness.lose(0) == [ToWorkers((1, 2), WorkerLosePeer(0)), ToWorkers((1,), WorkerHostStore())]
     store = WorkerJoinStore("127.0.0.1", 40001, 1)
     assert harness.report(1, StoreReady(40001)) == [ToWorkers((1, 2), store)]
 

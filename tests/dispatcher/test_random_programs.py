@@ -39,6 +39,7 @@ from gt.core.messages import (
     WorkerFetchTensor,
     WorkerHostStore,
     WorkerJoinStore,
+    WorkerLosePeer,
     WorkerReadTraffic,
 )
 from gt.core.signatures import Compute, Move, Whole
@@ -122,6 +123,8 @@ class SimulatedWorker:
                 return [StoreReady(self.number + 1)]
             case WorkerJoinStore(_, port):
                 self.store = port - 1
+            case WorkerLosePeer(worker):
+                assert worker != self.number
             case _:
                 raise AssertionError(f"not a command of this test: {command}")
         return []

@@ -4,19 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from gt.worker.exchange.interface import Exchange
+from gt.worker.exchange.interface import Exchange, LookAhead
 from gt.worker.exchange.memory import MemoryExchange
 from gt.worker.exchange.process_groups import GroupExchange
 
-TRANSPORTS: dict[str, Callable[[int, str], Exchange]] = {
-    "memory": lambda worker, device: MemoryExchange(),
+TRANSPORTS: dict[str, Callable[[int, str, LookAhead], Exchange]] = {
+    "memory": lambda worker, device, look_ahead: MemoryExchange(),
     "process groups": GroupExchange,
 }
 
 
-def make_exchange(transport: str, worker: int, device: str) -> Exchange:
+def make_exchange(transport: str, worker: int, device: str, look_ahead: LookAhead = lambda: None) -> Exchange:
     """The exchange of a worker that computes on `device`."""
-    return TRANSPORTS[transport](worker, device)
+    return TRANSPORTS[transport](worker, device, look_ahead)
 
 
 __all__ = ["TRANSPORTS", "Exchange", "make_exchange"]

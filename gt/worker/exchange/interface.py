@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Generator, Mapping
+from collections.abc import Callable, Generator, Mapping
 from typing import Any, NamedTuple, Protocol, TypeAlias
 
 from gt.core.meta import TensorMeta
@@ -28,6 +28,11 @@ ReceivedValues: TypeAlias = dict[int, "Value | FailedValue"]
 
 Swapping: TypeAlias = Generator[Swap, ReceivedValues, Any]
 """A computation that yields every exchange it needs, and is resumed with the values received."""
+
+
+LookAhead: TypeAlias = Callable[[], None]
+"""Called repeatedly while an exchange waits for its members: receives messages about lost workers and passes them on to
+`Exchange.lose_worker`. Raises where this worker has no reason to wait, because it ends or its server is lost."""
 
 
 class Work(Protocol):
@@ -58,6 +63,9 @@ class Exchange(Protocol):
 
     def join_store(self, host: str, port: int, worker: int) -> None:
         """Connect to the store that `worker` hosts."""
+
+    def lose_worker(self, worker: int) -> None:
+        """The dispatcher has lost a worker: no exchange waits for it to come."""
 
     def leave(self) -> None:
         """Drop all connections: this worker goes on under another id."""

@@ -34,6 +34,9 @@ class MemoryExchange:
     def join_store(self, host: str, port: int, worker: int) -> None:
         """Workers of one process need no store."""
 
+    def lose_worker(self, worker: int) -> None:
+        """No exchange waits."""
+
     def leave(self) -> None:
         """There are no connections."""
 

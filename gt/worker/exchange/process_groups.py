@@ -19,7 +19,7 @@ from gt.core.meta import TensorMeta
 from gt.worker.engines.engine import Engine, Value
 from gt.worker.exchange.group_backends import GlooGroup, GroupBackend, NcclGroup, can_use_nccl
 from gt.worker.exchange.in_flight import InFlightSends
-from gt.worker.exchange.interface import ReceivedValues, Swap
+from gt.worker.exchange.interface import LookAhead, ReceivedValues, Swap
 from gt.worker.exchange.rendezvous import CONNECT_TIMEOUT, LOOPBACK, MEMBER_TIMEOUT, Rendezvous
 from gt.worker.exchange.torch_private import make_gloo_group, make_nccl_group
 from gt.worker.failed_value import FailedValue
@@ -39,8 +39,8 @@ class _Receive(NamedTuple):
 class GroupExchange:
     """The process groups of one worker, the tensors in flight, and at most one swap whose receives began early."""
 
-    def __init__(self, worker: int, device: str) -> None:
-        self.rendezvous = Rendezvous(worker, _gpu(torch.device(device)))
+    def __init__(self, worker: int, device: str, look_ahead: LookAhead = lambda: None) -> None:
+        self.rendezvous = Rendezvous(worker, _gpu(torch.device(device)), look_ahead)
         self.groups: dict[tuple[int, ...], GroupBackend] = {}
         self.in_flight = InFlightSends(_wait)
         self._worker = worker
@@ -52,6 +52,9 @@ class GroupExchange:
 
     def join_store(self, host: str, port: int, worker: int) -> None:
         self.rendezvous.join_store(host, port, worker)
+
+    def lose_worker(self, worker: int) -> None:
+        self.rendezvous.lost.add(worker)
 
     def leave(self) -> None:
         self.groups.clear()  # the connections of a group end with the last reference to it
@@ -76,6 +79,7 @@ class GroupExchange:
         """Raises on all members where one could not be connected, so that all of them skip the same exchange."""
         store = self.rendezvous.new_attempt(members)
         self.rendezvous.gather(store, members, "here")
+        self.rendezvous.require_running(members)  # a member may have come and ended before the last one came
         try:
             group, problem = self._connect(store, members), ""
         except Exception as error:

@@ -16,6 +16,7 @@ import msgspec
 import torch.distributed as dist
 
 from gt.wire.liveness import is_running, start_mark, this_host
+from gt.worker.exchange.interface import LookAhead
 
 LOOPBACK = "127.0.0.1"  # connections between workers are not authenticated
 CONNECT_TIMEOUT = timedelta(seconds=60)  # for the store to answer, and for members that have met to be connected
@@ -41,11 +42,14 @@ _decoder = msgspec.msgpack.Decoder(Member)
 
 
 class Rendezvous:
-    """A worker's connection to the store, which `host` hosts; `members` are the workers found in it so far."""
+    """A worker's connection to the store, which `host` hosts; `members` are the workers found in it so far, and `lost`
+    those that the dispatcher has given up, whether they were ever in the store or not."""
 
-    def __init__(self, worker: int, gpu: str) -> None:
+    def __init__(self, worker: int, gpu: str, look_ahead: LookAhead) -> None:
         self.host = worker
         self.members: dict[int, Member] = {}
+        self.lost: set[int] = set()
+        self._look_ahead = look_ahead
         self._worker = worker
         self._gpu = gpu
         self._hosted: dist.TCPStore | None = None
@@ -88,12 +92,12 @@ class Rendezvous:
         return dist.PrefixStore(f"{members} {attempt}", self._store)
 
     def gather(self, store: dist.Store, members: Sequence[int], stage: str, message: str = "") -> dict[int, str]:
-        """Wait until all members have reached a stage; returns the message of each."""
+        """Wait until all members have reached a stage; returns the message of each. Raises where a member is lost."""
         store.set(f"{stage} {self._worker}", message)
         keys = [f"{stage} {member}" for member in members]
         pause, end = 0.001, time.monotonic() + MEMBER_TIMEOUT.total_seconds()
         while not store.check(keys):
-            self._require_running(members)
+            self.require_running(members)
             if time.monotonic() > end:
                 raise TimeoutError(
                     f"not all of workers {tuple(members)} have come to an exchange within {MEMBER_TIMEOUT}"
@@ -102,9 +106,13 @@ class Rendezvous:
             pause = min(2 * pause, LONGEST_PAUSE)
         return {member: store.get(key).decode() for member, key in zip(members, keys, strict=True)}
 
-    def _require_running(self, members: Sequence[int]) -> None:
+    def require_running(self, members: Sequence[int]) -> None:
+        """A member that died before it joined the store has left no trace there: only the dispatcher knows of it."""
         assert self._store is not None
+        self._look_ahead()
         for worker in members:
+            if worker in self.lost:
+                raise RuntimeError(f"worker {worker} is lost; workers {tuple(members)} cannot meet")
             member = self.find_member(worker)
             if member is None:
                 continue

@@ -11,6 +11,7 @@ import pytest
 import torch
 import torch.distributed as dist
 
+from gt.core.errors import ConnectionLost
 from gt.core.messages import Failure
 from gt.core.meta import TensorMeta
 from gt.wire.liveness import start_mark, this_host
@@ -94,6 +95,31 @@ def test_a_member_that_has_ended_is_not_waited_for():
             process.kill()
             with pytest.raises(RuntimeError, match=rf"worker 1 \(pid {process.pid}\) has ended"):
                 giving.result(10)
+
+
+def test_a_member_that_is_lost_before_it_joins_the_store_is_not_waited_for():
+    first = GroupExchange(0, "cpu", look_ahead=lambda: first.lose_worker(1))
+    first.join_store("127.0.0.1", first.host_store(), 0)
+    with pytest.raises(RuntimeError, match=r"worker 1 is lost; workers \(0, 1\) cannot meet"):
+        give(first)
+
+
+def test_a_member_that_came_and_ended_is_not_connected_with():
+    first, second = exchanges(2)
+    second.rendezvous.new_attempt((0, 1)).set("here 1", "")
+    first.lose_worker(1)
+    with pytest.raises(RuntimeError, match="worker 1 is lost"):
+        give(first)
+
+
+def test_a_worker_that_has_no_reason_to_wait_does_not():
+    def end():
+        raise ConnectionLost("this worker was told to end")
+
+    exchange = GroupExchange(0, "cpu", look_ahead=end)
+    exchange.join_store("127.0.0.1", exchange.host_store(), 0)
+    with pytest.raises(ConnectionLost, match="told to end"):
+        give(exchange)
 
 
 def test_a_member_that_never_comes_is_given_up(monkeypatch):
@@ -180,6 +206,7 @@ def test_a_group_of_gpus_is_connected_when_it_is_made(monkeypatch):
     (exchange,) = exchanges(1)
     exchange._device = torch.device("cuda:0")
     exchange.rendezvous.members[0] = Member(this_host(), 0, "", "GPU-1")
+    exchange.rendezvous.require_running = lambda members: None
     group = exchange.find_group((0,))
     assert isinstance(group, NcclGroup)
     assert group._group.calls == [("eager_connect_single_device", torch.device("cuda:0"))]
@@ -190,7 +217,7 @@ def test_workers_that_share_a_gpu_exchange_through_the_memory_of_the_cpu():
     for exchange in pair:
         exchange.rendezvous.members = {worker: Member(this_host(), 0, "", "GPU-1") for worker in (0, 1)}
         exchange._device = torch.device("cuda:0")
-        exchange.rendezvous._require_running = lambda members: None
+        exchange.rendezvous.require_running = lambda members: None
     with ThreadPoolExecutor(2) as threads:
         received = list(threads.map(give, pair))
     assert received[1][0].tolist() == [1.0, 2.0]
