@@ -59,6 +59,9 @@ class History:
         """The first step that began after a moment."""
         return next((step for step in self.steps if step.begin > moment), None)
 
+    def count_after(self, moment: int) -> int:
+        return sum(step.begin > moment for step in self.steps)
+
     def knows(self, moment: int) -> bool:
         """Whether no step that began after a moment is forgotten."""
         return self.is_whole or moment >= self.steps[0].begin

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import contextlib
+import logging
 from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
 import torch
+from torch.nn.parameter import is_lazy
 from torch.optim.optimizer import Optimizer
 
 from gt.client import optimizer_steps
@@ -19,6 +21,8 @@ from gt.client.tensor import Tensor
 from gt.core.errors import GTError, RecoveryError, WorkerLost
 from gt.core.messages import CURRENT, FORMER, KEPT, Span
 from gt.core.meta import contiguous_strides
+
+log = logging.getLogger("gt.client")
 
 _NAMED = 8  # tensors that an error names
 
@@ -64,8 +68,10 @@ def recover(*targets: torch.Tensor | torch.nn.Module | Optimizer) -> None:
 
     Takes tensors, modules (parameters and buffers) and optimizers (parameters and state, with counters). Where no
     optimizer has done a step, all values are of one moment of the program. Every value is read, and laid out anew over
-    the workers that are there.
+    the workers that are there. Writes between that step and the failed one are dropped, with a warning that names their
+    tensors. Gradients without a value become None.
     """
+    _require_on_workers(targets)
     optimizers = [target for target in targets if isinstance(target, Optimizer)]
     found: dict[int, tuple[str, Storage, Owner | None]] = {}
     for name, storage, owner in [entry for target in targets for entry in _tensors(target)]:
@@ -74,12 +80,38 @@ def recover(*targets: torch.Tensor | torch.nn.Module | Optimizer) -> None:
         with contextlib.suppress(WorkerLost):  # so that the dispatcher knows who is gone
             session.wait_for_work()
         spans = session.read_versions([storage for _, storage, _ in found.values()])
-        parameters = {id(storage) for target in targets for storage in _parameters(target)}
+        parameters = {id(parameter._ref.storage) for target in targets for parameter in _parameters(target)}
         known = [
             Target(name, storage, span, id(storage) in parameters, owner)
             for (name, storage, owner), span in zip(found.values(), spans, strict=True)
         ]
         _go_back(session, known, optimizers)
+        _drop_gradients(session, [parameter for target in targets for parameter in _parameters(target)])
+
+
+def _require_on_workers(targets: Sequence[Any]) -> None:
+    """Raises where a target has plain tensors, which GT cannot bring back, or where there is nothing to bring back. The
+    state of an optimizer may be plain: its history has it."""
+    if not targets:
+        raise TypeError(
+            "gt.recover needs the tensors, modules and optimizers to bring back: gt.recover(model, optimizer)"
+        )
+    entries = [entry for target in targets for entry in _named(target)]
+    plain = [name for name, tensor, owner in entries if owner is None and _is_plain(tensor)]
+    if plain:
+        raise RecoveryError(
+            f"gt.recover cannot bring back {_listed(plain)}: not on GT, so their values before the failed step are not "
+            f"known. Nothing was changed. Move whole modules with gt.to(module) before training, or give only what is "
+            f"on GT and set the rest yourself."
+        )
+    if not any(isinstance(tensor, Tensor) for _, tensor, _ in entries):
+        kinds = ", ".join(type(target).__name__ for target in targets)
+        raise RecoveryError(f"gt.recover was given {kinds}, without any tensor on GT; there is nothing to bring back")
+
+
+def _is_plain(tensor: Any) -> bool:
+    """Whether a tensor has a value, in this process."""
+    return isinstance(tensor, torch.Tensor) and not hasattr(tensor, "_ref") and not is_lazy(tensor)
 
 
 def _go_back(session: Session, targets: Sequence[Target], optimizers: Sequence[Optimizer]) -> None:
@@ -93,10 +125,33 @@ def _go_back(session: Session, targets: Sequence[Target], optimizers: Sequence[O
     for optimizer, step in moment.after:
         optimizer_steps.put_back(optimizer, step.state)
     past = optimizer_steps.histories(session, optimizers)
+    _warn_of_dropped_writes(moment, past)
     for history in past:
         history.forget_after(moment.at)
     if past:
         optimizer_steps.note_moment(session, optimizers)
+
+
+def _warn_of_dropped_writes(moment: Moment, histories: Sequence[History]) -> None:
+    """A kept version is used where a tensor was written after the end of the step."""
+    dropped = [target.name for target, version in moment.versions if version == KEPT]
+    if dropped:
+        later = max([history.count_after(moment.at) for history in histories], default=0)
+        log.warning(
+            "gt.recover went back to the end of the last optimizer step that was done, %d before the present one; what "
+            "was written after it is dropped of %s. Repeat such writes, or do them before optimizer.step()",
+            later,
+            _listed(dropped),
+        )
+
+
+def _drop_gradients(session: Session, parameters: Sequence[Tensor]) -> None:
+    """Gradients without a value would fail every step that adds to them."""
+    with_gradients = [parameter for parameter in parameters if isinstance(parameter.grad, Tensor)]
+    spans = session.read_versions([parameter.grad._ref.storage for parameter in with_gradients])  # type: ignore[union-attr]
+    for parameter, span in zip(with_gradients, spans, strict=True):
+        if not span.since or span.until:
+            parameter.grad = None
 
 
 # Moments
@@ -177,11 +232,14 @@ def _changed(optimizer: Optimizer, step: Step) -> list[str]:
 
 
 def _explanation(missing: Sequence[str], total: int) -> str:
-    names = ", ".join(missing[:_NAMED]) + (f" and {len(missing) - _NAMED} more" if len(missing) > _NAMED else "")
     return (
-        f"gt.recover cannot bring {total} tensors back to one step: of {names} no value before the failed step is left "
-        f"(they were written since, or lost with a worker). Nothing was changed. Load a checkpoint."
+        f"gt.recover cannot bring {total} tensors back to one step: of {_listed(missing)} no value before the failed "
+        f"step is left (they were written since, or lost with a worker). Nothing was changed. Load a checkpoint."
     )
+
+
+def _listed(names: Sequence[str]) -> str:
+    return ", ".join(names[:_NAMED]) + (f" and {len(names) - _NAMED} more" if len(names) > _NAMED else "")
 
 
 def _cause(session: Session, targets: Sequence[Target]) -> GTError | None:
@@ -223,13 +281,13 @@ def _named(target: Any) -> Iterator[tuple[str, Any, Owner | None]]:
         raise TypeError(f"gt.recover takes tensors, modules and optimizers, not {type(target).__name__}")
 
 
-def _parameters(target: Any) -> Iterator[Storage]:
+def _parameters(target: Any) -> Iterator[Tensor]:
     tensors: Sequence[Any] = ()
     if isinstance(target, torch.nn.Module):
         tensors = list(target.parameters())
     elif isinstance(target, Optimizer):
         tensors = _of_groups(target)
-    return (tensor._ref.storage for tensor in tensors if isinstance(tensor, Tensor))
+    return (tensor for tensor in tensors if isinstance(tensor, Tensor))
 
 
 def _of_groups(optimizer: Optimizer) -> list[torch.Tensor]:

@@ -198,3 +198,60 @@ def test_tensors_without_an_optimizer_are_of_one_moment(anywhere):
         b.add_(bad)
     with pytest.raises(gt.RecoveryError):
         gt.recover(a, b)
+
+
+def test_nothing_to_recover_is_an_error(embedded):
+    with pytest.raises(TypeError, match=r"gt\.recover\(model, optimizer\)"):
+        gt.recover()
+    with pytest.raises(gt.RecoveryError, match="nothing to bring back"):
+        gt.recover(gt.nn.ReLU())
+    with pytest.raises(gt.RecoveryError, match="weight, bias: not on GT"):
+        gt.recover(torch.nn.Linear(2, 2))
+
+
+def test_plain_tensors_of_a_module_are_refused(embedded):
+    model = gt.nn.Linear(4, 4)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    average = torch.optim.swa_utils.AveragedModel(model)
+    train(model, optimizer, 7)
+    with pytest.raises(gt.RecoveryError, match=r"n_averaged: not on GT.*gt\.to\(module\)"):
+        gt.recover(model, optimizer, average)
+    with pytest.raises(gt.OpError):
+        values(model)  # nothing has changed
+    gt.recover(model, optimizer)
+
+
+def test_writes_between_steps_that_are_dropped_are_named(embedded, caplog):
+    model = gt.nn.Linear(4, 4)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    average = gt.to(torch.optim.swa_utils.AveragedModel(model))
+    for index in (0, 0, 7):
+        train(model, optimizer, index)
+        average.update_parameters(model)
+    gt.recover(model, optimizer, average)
+    (record,) = [record for record in caplog.records if record.name == "gt.client"]
+    assert "1 before the present one" in record.getMessage()
+    assert "dropped of module.weight, module.bias, n_averaged." in record.getMessage()
+    assert average.n_averaged.item() == 1
+
+
+def test_no_warning_where_no_write_is_dropped(embedded, caplog):
+    model = gt.nn.Linear(4, 4)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    for index in (0, 7):
+        train(model, optimizer, index)
+    gt.recover(model, optimizer)
+    assert [record for record in caplog.records if record.name == "gt.client"] == []
+
+
+def test_gradients_without_a_value_are_dropped(anywhere):
+    model = gt.nn.Linear(4, 4)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    train(model, optimizer)
+    train(model, optimizer, 7)
+    gt.recover(model, optimizer)
+    assert model.weight.grad is None
+    optimizer.zero_grad(set_to_none=False)
+    model(gt.ones(2, 4)).sum().backward()
+    optimizer.step()
+    assert model.weight.isfinite().all().item()
