@@ -124,7 +124,8 @@ class Signature(Struct, array_like=True, frozen=True):
     `outputs` is empty where only running the op tells (data-dependent shapes); `places` are their places among the new
     tensors that the op returns, some of which may be absent. A `random` op takes its key as its last scalar. `floating`
     is the dtype that numbers without one become. `functional` names the same op without its writes, where there is one.
-    `layout` is how the outputs must be laid out, where the user has said so.
+    `layout` is how the outputs must be laid out, where the user has said so. `overwrites` are the metas of the written
+    inputs, where the op writes every element of them and reads none: such an input needs no value before.
     """
 
     op: Name
@@ -138,6 +139,7 @@ class Signature(Struct, array_like=True, frozen=True):
     floating: Name = "float32"
     functional: Name = ""
     layout: SpecRecord | None = None
+    overwrites: tuple[TensorMeta, ...] = ()
 
 
 # --- Programs: what a worker does for an op on tensors that are cut ---------------------------------------------------
@@ -213,9 +215,10 @@ Step: TypeAlias = Union[Compute, Whole, Move, Settle, Refuse]
 
 class Program(Struct, array_like=True, frozen=True):
     """Steps over registers. `takes` are the registers of the command's inputs, `gives` those of its outputs; the inputs
-    at the places `consumes` are gone afterwards."""
+    at the places `consumes` are gone afterwards; where it `overwrites`, these need no value before."""
 
     steps: Annotated[tuple[Step, ...], Meta(max_length=1 << 12)]
     takes: tuple[int, ...]
     gives: tuple[int, ...]
     consumes: tuple[int, ...] = ()
+    overwrites: bool = False

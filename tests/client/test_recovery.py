@@ -244,6 +244,87 @@ def test_no_warning_where_no_write_is_dropped(embedded, caplog):
     assert [record for record in caplog.records if record.name == "gt.client"] == []
 
 
+OVERWRITES = {
+    "zero_": lambda tensor: tensor.zero_(),
+    "fill_": lambda tensor: tensor.fill_(2),
+    "fill_ with a tensor": lambda tensor: tensor.fill_(gt.tensor(3.0)),
+    "copy_": lambda tensor: tensor.copy_(gt.ones(4, 4)),
+    "copy_ of a plain tensor": lambda tensor: tensor.copy_(torch.ones(4)),
+    "normal_": lambda tensor: tensor.normal_(),
+    "uniform_": lambda tensor: tensor.uniform_(),
+    "foreach_zero_": lambda tensor: torch._foreach_zero_([tensor]),
+}
+LAYOUTS = ["-, -", "d, -", "-, d"]
+
+
+def failed(layout=""):
+    """A tensor of 4 by 4 without a value."""
+    rows = gt.ones(4, 4)[gt.full((4,), 9)]
+    if not layout:
+        return rows
+    tensor = gt.distribute(gt.ones(4, 4), gt.mesh(2, ("d",)), layout)
+    return tensor.add_(rows)
+
+
+@pytest.mark.parametrize("name", OVERWRITES)
+def test_a_tensor_that_is_overwritten_has_a_value_again(anywhere, name):
+    tensor = failed()
+    OVERWRITES[name](tensor)
+    expected = torch.zeros(4, 4)
+    if name.endswith(("l_", "m_")) and name != "fill_":
+        assert tensor.isfinite().all().item()
+        return
+    OVERWRITES[name](expected)
+    assert tensor.tolist() == expected.tolist()
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("name", OVERWRITES)
+def test_shards_that_are_overwritten_have_a_value_again(name, layout):
+    gt.init(workers=2, mode="virtual")
+    try:
+        tensor = failed(layout)
+        OVERWRITES[name](tensor)
+        assert tensor.isfinite().all().item()
+        assert str(tensor.spec) == str(gt.distribute(gt.ones(4, 4), gt.mesh(2, ("d",)), layout).spec)
+    finally:
+        gt.shutdown()
+
+
+@pytest.mark.parametrize(
+    "write",
+    [
+        lambda tensor: tensor[0].zero_(),
+        lambda tensor: tensor.copy_(tensor.T),
+        lambda tensor: tensor.copy_(failed()),
+        lambda tensor: tensor.mul_(0),
+    ],
+    ids=["a part", "of itself", "by a tensor without a value", "after a read"],
+)
+@pytest.mark.parametrize("layout", ["", "d, -"])
+def test_a_write_that_needs_a_value_gives_none(write, layout):
+    gt.init(workers=2, mode="virtual")
+    try:
+        tensor = failed(layout)
+        write(tensor)
+        with pytest.raises(gt.OpError, match="out of bounds"):
+            tensor.tolist()
+    finally:
+        gt.shutdown()
+
+
+def test_what_is_overwritten_after_a_failure_goes_back_to_the_step_before(anywhere):
+    model = gt.nn.Linear(4, 4)
+    buffer = gt.ones(4, 4)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    train(model, optimizer)
+    buffer.add_(failed())
+    buffer.zero_()
+    train(model, optimizer, 7)
+    gt.recover(model, optimizer, buffer)
+    assert buffer.tolist() == torch.ones(4, 4).tolist()
+
+
 def test_gradients_without_a_value_are_dropped(anywhere):
     model = gt.nn.Linear(4, 4)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
