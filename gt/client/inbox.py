@@ -97,6 +97,8 @@ class Inbox:
             self._server_lost = error
             raise
         for answer, buffer in arrived:
+            if isinstance(answer, Joined | Lost):  # an answer to a request may tell of a loss before the news does
+                self._note_workers(answer)
             if isinstance(answer, OpFailed):
                 self._note(answer.failure)
             elif isinstance(answer, Waiting):
@@ -105,9 +107,8 @@ class Inbox:
                 self._refused = answer.reason
             elif isinstance(answer, Lost) and answer.request == 0:
                 log.warning("%s", describe_loss(answer, self._channel.how_it_ended(answer.pid)))
-                self._note_workers(answer)
             elif isinstance(answer, Joined):
-                self._note_workers(answer)
+                continue
             elif isinstance(answer, Gathered):
                 sharding_log.warning("%s", describe_gathering(answer, self._sites.lookup(answer.site)))
             elif answer.request in self._abandoned:  # type: ignore[union-attr]

@@ -82,6 +82,13 @@ _DEVICE_DEPENDENT = {
 _DEVICE_DEPENDENT_IN_HALF = {"aten::native_layer_norm", "aten::native_group_norm", "aten::_batch_norm_with_update"}
 _DEVICE_DEPENDENT_IN_EVALUATION = {"aten::native_batch_norm", "aten::_native_batch_norm_legit"}
 
+# They write every element of their target and read none of it.
+_OVERWRITING = {
+    "aten::zero_", "aten::fill_", "aten::copy_", "aten::normal_", "aten::uniform_", "aten::random_", "aten::bernoulli_",
+    "aten::exponential_", "aten::log_normal_", "aten::cauchy_", "aten::geometric_", "aten::_foreach_zero_",
+    "aten::_foreach_copy_",
+}  # fmt: skip
+
 
 class OpSchema:
     """One aten overload.
@@ -94,6 +101,7 @@ class OpSchema:
     - `functional`: the op that computes the same without writing, for an op that writes, or ""
     - `leading`: the number of its first arguments that are tensors it only reads
     - `mask`: the position of the argument that selects which results are computed, or -1
+    - `overwrites`: it writes every element of its target and reads none of it
     - `reshapes`: it changes the shape of its first argument in place
     - `returned`: for each result, the name of the written argument that it is, or None
     - `split`: its implementation one tensor at a time, for an op on lists of tensors
@@ -113,6 +121,7 @@ class OpSchema:
         "mask",
         "name",
         "needs_worker_shape",
+        "overwrites",
         "random",
         "reinterprets",
         "reshapes",
@@ -134,6 +143,7 @@ class OpSchema:
         self.leading = min(others, default=len(self.kinds))
         self.mask = _mask(schema)
         self.writes = any(kind in (Kind.TARGET, Kind.TARGETS) for kind in self.kinds)
+        self.overwrites = schema.name in _OVERWRITING
         self.aliases = not self.writes and any(r.alias_info is not None for r in schema.returns)
         self.reshapes = torch.Tag.inplace_view in func.tags
         self.needs_worker_shape = schema.name in _DEVICE_DEPENDENT

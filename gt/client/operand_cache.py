@@ -31,11 +31,17 @@ class OperandCache:
         plain = strided(tensor)
         key = (plain.dtype, plain.shape, plain.stride(), bytes(payload(plain)))
         with self._lock:
-            storage = self._kept.get(key)
+            kept = self._kept  # not the table of a `forget` that comes while this tensor is uploaded
+            storage = kept.get(key)
             if storage is None:
-                storage = self._kept[key] = self._upload(plain)
-                if len(self._kept) > MAX_TENSORS:
-                    self._kept.popitem(last=False)
+                storage = kept[key] = self._upload(plain)
+                if len(kept) > MAX_TENSORS:
+                    kept.popitem(last=False)
             else:
-                self._kept.move_to_end(key)
+                kept.move_to_end(key)
         return storage
+
+    def forget(self) -> None:
+        """Upload every content anew when it is next used: uploads may be lost with a worker. Without the lock, whose
+        holder may wait for the thread that calls this."""
+        self._kept = OrderedDict()

@@ -59,6 +59,9 @@ class StepHistory:
         """The first step that began after a point of the program, which is an id."""
         return next((step for step in self.steps if step.begin > point), None)
 
+    def count_after(self, point: int) -> int:
+        return sum(step.begin > point for step in self.steps)
+
     def reaches(self, point: int) -> bool:
         """Whether it has all steps that began after a point."""
         return self.is_complete or point >= self.steps[0].begin

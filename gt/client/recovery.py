@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import contextlib
+import logging
 from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
 import torch
+from torch.nn.parameter import is_lazy
 from torch.optim.optimizer import Optimizer
 
 from gt.client import optimizer_steps
@@ -19,6 +21,8 @@ from gt.client.tensor import Tensor
 from gt.core.errors import GTError, RecoveryError, WorkerLost
 from gt.core.messages import CURRENT, FORMER, KEPT, Span
 from gt.core.meta import contiguous_strides
+
+log = logging.getLogger("gt.client")
 
 _MAX_NAMES = 8  # tensors that an error names
 
@@ -65,8 +69,10 @@ def recover(*targets: torch.Tensor | torch.nn.Module | Optimizer) -> None:
 
     Takes tensors, modules (parameters and buffers) and optimizers (parameters and state, with counters). Where no
     optimizer has done a step, all values are of one point of the program. Every value is read, and laid out anew over
-    the connected workers.
+    the connected workers. Writes between that step and the failed one are dropped, with a warning that names
+    their tensors. Gradients without a value become None.
     """
+    _require_on_workers(targets)
     optimizers = [target for target in targets if isinstance(target, Optimizer)]
     found: dict[int, tuple[str, Storage, StateEntry | None]] = {}
     for name, storage, entry in [named for target in targets for named in _tensors(target)]:
@@ -75,12 +81,38 @@ def recover(*targets: torch.Tensor | torch.nn.Module | Optimizer) -> None:
         with contextlib.suppress(WorkerLost):  # so that the dispatcher has noted lost workers
             session.wait_for_work()
         spans = session.read_versions([storage for _, storage, _ in found.values()])
-        parameters = {id(storage) for target in targets for storage in _parameters(target)}
+        parameters = {id(parameter._ref.storage) for target in targets for parameter in _parameters(target)}
         known = [
             RecoveryTarget(name, storage, span, id(storage) in parameters, entry)
             for (name, storage, entry), span in zip(found.values(), spans, strict=True)
         ]
         _recover_session(session, known, optimizers)
+        _drop_gradients(session, [parameter for target in targets for parameter in _parameters(target)])
+
+
+def _require_on_workers(targets: Sequence[Any]) -> None:
+    """Raises where a target has plain tensors, which GT cannot bring back, or where there is nothing to bring back. The
+    state of an optimizer may be plain: its history has it."""
+    if not targets:
+        raise TypeError(
+            "gt.recover needs the tensors, modules and optimizers to bring back: gt.recover(model, optimizer)"
+        )
+    entries = [entry for target in targets for entry in _named_tensors(target)]
+    plain = [name for name, tensor, owner in entries if owner is None and _is_plain(tensor)]
+    if plain:
+        raise RecoveryError(
+            f"gt.recover cannot bring back {_listed(plain)}: not on GT, so their values before the failed step are not "
+            f"known. Nothing was changed. Move whole modules with gt.to(module) before training, or give only what is "
+            f"on GT and set the rest yourself."
+        )
+    if not any(isinstance(tensor, Tensor) for _, tensor, _ in entries):
+        kinds = ", ".join(type(target).__name__ for target in targets)
+        raise RecoveryError(f"gt.recover was given {kinds}, without any tensor on GT; there is nothing to bring back")
+
+
+def _is_plain(tensor: Any) -> bool:
+    """Whether a tensor has a value, in this process."""
+    return isinstance(tensor, torch.Tensor) and not hasattr(tensor, "_ref") and not is_lazy(tensor)
 
 
 def _recover_session(session: Session, targets: Sequence[RecoveryTarget], optimizers: Sequence[Optimizer]) -> None:
@@ -94,10 +126,33 @@ def _recover_session(session: Session, targets: Sequence[RecoveryTarget], optimi
     for optimizer, step in point.after:
         optimizer_steps.restore_state(optimizer, step.state)
     past = optimizer_steps.histories(session, optimizers)
+    _warn_of_dropped_writes(point, past)
     for history in past:
         history.drop_after(point.at)
     if past:
         optimizer_steps.record_point(session, optimizers)
+
+
+def _warn_of_dropped_writes(point: RecoveryPoint, histories: Sequence[StepHistory]) -> None:
+    """A kept version is used where a tensor was written after the end of the step."""
+    dropped = [target.name for target, version in point.versions if version == KEPT]
+    if dropped:
+        later = max([history.count_after(point.at) for history in histories], default=0)
+        log.warning(
+            "gt.recover went back to the end of the last optimizer step that was done, %d before the present one; what "
+            "was written after it is dropped of %s. Repeat such writes, or do them before optimizer.step()",
+            later,
+            _listed(dropped),
+        )
+
+
+def _drop_gradients(session: Session, parameters: Sequence[Tensor]) -> None:
+    """Gradients without a value would fail every step that adds to them."""
+    with_gradients = [parameter for parameter in parameters if isinstance(parameter.grad, Tensor)]
+    spans = session.read_versions([parameter.grad._ref.storage for parameter in with_gradients])  # type: ignore[union-attr]
+    for parameter, span in zip(with_gradients, spans, strict=True):
+        if not span.since or span.until:
+            parameter.grad = None
 
 
 # Points
@@ -185,13 +240,14 @@ def _lost_entries(optimizer: Optimizer, step: Step) -> list[str]:
 
 
 def _explanation(missing: Sequence[str], total: int) -> str:
-    names = ", ".join(missing[:_MAX_NAMES]) + (
-        f" and {len(missing) - _MAX_NAMES} more" if len(missing) > _MAX_NAMES else ""
-    )
     return (
-        f"gt.recover cannot bring {total} tensors back to one step: of {names} no value before the failed step is left "
-        f"(they were written since, or lost with a worker). Nothing was changed. Load a checkpoint."
+        f"gt.recover cannot bring {total} tensors back to one step: of {_listed(missing)} no value before the failed "
+        f"step is left (they were written since, or lost with a worker). Nothing was changed. Load a checkpoint."
     )
+
+
+def _listed(names: Sequence[str]) -> str:
+    return ", ".join(names[:_MAX_NAMES]) + (f" and {len(names) - _MAX_NAMES} more" if len(names) > _MAX_NAMES else "")
 
 
 def _cause(session: Session, targets: Sequence[RecoveryTarget]) -> GTError | None:
@@ -233,13 +289,13 @@ def _named_tensors(target: Any) -> Iterator[tuple[str, Any, StateEntry | None]]:
         raise TypeError(f"gt.recover takes tensors, modules and optimizers, not {type(target).__name__}")
 
 
-def _parameters(target: Any) -> Iterator[Storage]:
+def _parameters(target: Any) -> Iterator[Tensor]:
     tensors: Sequence[Any] = ()
     if isinstance(target, torch.nn.Module):
         tensors = list(target.parameters())
     elif isinstance(target, Optimizer):
         tensors = _parameters_of(target)
-    return (tensor._ref.storage for tensor in tensors if isinstance(tensor, Tensor))
+    return (tensor for tensor in tensors if isinstance(tensor, Tensor))
 
 
 def _parameters_of(optimizer: Optimizer) -> list[torch.Tensor]:

@@ -105,7 +105,11 @@ class Session:
         return self.scope_resolver
 
     def _note_workers(self, news: Joined | Lost) -> None:
-        """A worker has joined or was lost: scopes and meshes mean the connected workers from now on."""
+        """A worker has joined or was lost: scopes and meshes mean the connected workers from now on, and constants that
+        lay on a lost worker, or were uploaded while there was none, are uploaded anew."""
+        if isinstance(news, Lost) and all(info.worker != news.worker for info in self.workers):
+            return  # an answer to a request told of this loss before
+        self.operands.forget()
         others = [info for info in self.workers if not isinstance(news, Lost) or info.worker != news.worker]
         if isinstance(news, Joined):
             others = [*[info for info in others if info.worker != news.worker.worker], news.worker]

@@ -125,7 +125,8 @@ class Signature(Struct, array_like=True, frozen=True):
     outputs. `outputs` is empty if the shapes depend on data; `positions` are their positions among the new tensors that
     the op returns, some of which may be absent. A `random` op takes its key as its last scalar. `floating` is the
     default floating dtype. `functional` names the same op without its writes, if there is one. `layout` is the layout
-    of the outputs, if the user gave one.
+    of the outputs, if the user gave one. `overwrites` are the metas of the written inputs, if the op writes every
+    element of them and reads none: such an input needs no value before.
     """
 
     op: Name
@@ -139,6 +140,7 @@ class Signature(Struct, array_like=True, frozen=True):
     floating: Name = "float32"
     functional: Name = ""
     layout: SpecRecord | None = None
+    overwrites: tuple[TensorMeta, ...] = ()
 
 
 # Programs: the steps that workers run for an op on sharded tensors
@@ -217,9 +219,10 @@ Step: TypeAlias = Union[Compute, Whole, Move, WriteBack, Refuse]
 
 class Program(Struct, array_like=True, frozen=True):
     """Steps over registers. `takes` are the registers of the command's inputs, `gives` those of its outputs. The inputs
-    at the positions `consumes` are removed afterwards."""
+    at the positions `consumes` are removed afterwards; if it `overwrites` them, they need no value before."""
 
     steps: Annotated[tuple[Step, ...], Meta(max_length=1 << 12)]
     takes: tuple[int, ...]
     gives: tuple[int, ...]
     consumes: tuple[int, ...] = ()
+    overwrites: bool = False

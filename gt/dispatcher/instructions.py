@@ -99,6 +99,8 @@ class Instructions:
         writes = record.signature.writes
         if writes and session.halted is not None:
             _require_no_old_write(session, [inputs[position] for position in writes])
+        if state.missing and len(record.signature.overwrites) == 1:
+            self._place_target(session, record, op)
         try:
             if len(inputs) == 2:  # a comprehension takes longer
                 specs: tuple[ShardingSpec, ...] = (tensors[inputs[0]].spec, tensors[inputs[1]].spec)
@@ -125,6 +127,23 @@ class Instructions:
         self._outgoing.queued.append(ToWorkers(cached.plan.workers, command, None, cached.meets))
         if copies:
             self._outgoing.free(copies)
+
+    def _place_target(self, session: SessionRecord, record: OpRecord, op: RunOp) -> None:
+        """A target without a value gets a layout again where the op overwrites it without reading it: that of its
+        former value, or one worker. The workers give it memory when the op runs."""
+        record.require_fit(op.inputs, op.outputs)
+        state, writes = self._state, record.signature.writes
+        ident = op.inputs[writes[0]]
+        others = [other for position, other in enumerate(op.inputs) if position != writes[0]]
+        if ident not in state.missing or any(other in state.missing for other in others):
+            return
+        former = state.former_values.get(ident)
+        if former is not None and not former.tensor.spec.partial:
+            spec = former.tensor.spec
+        else:
+            spec = whole(state.least_loaded_mesh(), len(state.meta(ident).shape))
+        self._outgoing.free(state.renew(ident, spec))
+        state.note_use(session.ident, spec.mesh.workers)
 
     def _prepare(
         self, session: SessionRecord, record: OpRecord, op: RunOp, policy: Policy | None, cached: CachedPlan

@@ -81,7 +81,9 @@ def plan_op(
     builder, outputs, gathered = _build(builder, signature, inputs, aliased_inputs or {}, targets)
     laid_out = [_with_target(builder, register, target) for register, target in zip(outputs, targets, strict=False)]
     is_sharded = any(spec.mesh.size > 1 and any(spec.dims) for _, spec, _ in inputs)
-    return _finish(signature, builder, (*laid_out, *outputs[len(targets) :]), gathered if is_sharded else "")
+    overwrites = bool(signature.overwrites) and not aliased_inputs
+    gives = (*laid_out, *outputs[len(targets) :])
+    return _finish(signature, builder, gives, gathered if is_sharded else "", overwrites)
 
 
 def _with_target(builder: ProgramBuilder, register: int, target: Target) -> int:
@@ -261,8 +263,10 @@ def _renumbered(signature: Signature, order: Sequence[int]) -> Signature:
     )
 
 
-def _finish(signature: Signature, builder: ProgramBuilder, gives: tuple[int, ...], gathered: str) -> Plan:
-    program, takes = builder.finish(gives, signature.writes)
+def _finish(
+    signature: Signature, builder: ProgramBuilder, gives: tuple[int, ...], gathered: str, overwrites: bool
+) -> Plan:
+    program, takes = builder.finish(gives, signature.writes, overwrites)
     linear = builder.assumes_linearity
     results = tuple((builder.registers[register].meta, builder.spec(register)) for register in gives)
     workers = builder.mesh.workers

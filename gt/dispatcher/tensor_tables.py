@@ -238,6 +238,13 @@ class TensorTables:
         self._keep_former_value(new, FormerValue(old, tensor, new))
         return copies
 
+    def renew(self, ident: int, spec: ShardingSpec) -> list[tuple[int, DeviceMesh]]:
+        """A tensor without a value is about to be overwritten, in a layout. Returns its former value, to be freed."""
+        meta = self.missing[ident].meta
+        freed = self.remove(ident)
+        self.add_tensor(ident, TensorRecord.of(meta, spec))
+        return freed
+
     def _keep_former_value(self, ident: int, former: FormerValue) -> None:
         self.undo.put(self.former_values, ident, former)
         self._count_bytes(former.tensor.spec.mesh, former.tensor.nbytes)

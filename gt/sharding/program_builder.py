@@ -347,7 +347,7 @@ class ProgramBuilder:
         )
 
     def finish(
-        self, gives: Sequence[int], consumes: Sequence[int]
+        self, gives: Sequence[int], consumes: Sequence[int], overwrites: bool = False
     ) -> tuple[Program, tuple[tuple[int, ShardingSpec | None], ...]]:
         """The program, and its inputs: the position of each in the call, with the layout to move it to (None: as it
         is)."""
@@ -360,7 +360,8 @@ class ProgramBuilder:
                 takes.append(moved)
                 sources.append((register, spec))
         positions = {register: position for position, register in enumerate(takes)}
-        program = Program(tuple(self.steps), tuple(takes), tuple(gives), tuple([positions[r] for r in consumes]))
+        consumed = tuple([positions[register] for register in consumes])
+        program = Program(tuple(self.steps), tuple(takes), tuple(gives), consumed, overwrites)
         return program, tuple(sources)
 
 

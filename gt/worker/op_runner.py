@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, MutableMapping, MutableSequence, Sequence
+from collections.abc import Callable, Mapping, MutableMapping, MutableSequence, Sequence
 from typing import Any, TypeAlias
 
 from msgspec.structs import replace
@@ -65,6 +65,8 @@ class OpRunner:
             return
         values: list[Value | FailedValue] = []
         try:
+            if kernel.overwrites:
+                self._renew(command, dict(zip(kernel.writes, kernel.overwrites, strict=True)))
             values += map(store.__getitem__, command.inputs)
             results = kernel.call(values, command.scalars)
         except Exception as error:
@@ -90,6 +92,25 @@ class OpRunner:
             self.store[new] = reason.in_place_of(value, old, new)
         return True
 
+    def _renew(self, command: RunOp, targets: Mapping[int, TensorMeta]) -> bool:
+        """Give memory to targets without a value, by their positions, which an op overwrites without reading them.
+        Returns whether there were any. Where another input has no value either, nothing is written."""
+        lacking = [position for position in targets if not self._has_value(command.inputs[position])]
+        others = [ident for position, ident in enumerate(command.inputs) if position not in targets]
+        if not lacking or not all(map(self._has_value, others)):
+            return False
+        first = len(command.outputs) - len(targets)
+        renamed = dict(zip(targets, command.outputs[first:], strict=True))
+        for position in lacking:
+            ident = command.inputs[position]
+            self.steps.keep_previous(renamed[position], self.store.get(ident))
+            self.store[ident] = self._engine.empty(targets[position])
+        return True
+
+    def _has_value(self, ident: int) -> bool:
+        value = self.store.get(ident)
+        return value is not None and not isinstance(value, FailedValue)
+
     def _missing(self, command: RunOp, kernel: Kernel | UnavailableKernel) -> FailedValue:
         """The op returned no tensor for an output of which the client has a handle; only reading it is a failure."""
         return FailedValue(missing_output(self.worker, kernel.signature.op, command))
@@ -111,8 +132,8 @@ class OpRunner:
 
     def run_program(self, command: RunOp, kernel: ProgramKernel) -> Swapping:
         """Run the steps of a program. This worker may hold no part of an input, and get no part of an output."""
-        inputs = [self.store.get(ident) for ident in command.inputs]
         reason: FailedValue | None = None
+        is_renewed = False
         written = [command.inputs[position] for position in kernel.program.consumes]
         if written and self.steps.sessions:
             reason = self.steps.skip_reason(written)
@@ -124,8 +145,11 @@ class OpRunner:
             self._report(OpFailed(session_of(command.op_id), failed.failure))
             return failed
 
+        if kernel.targets and reason is None:
+            is_renewed = self._renew(command, kernel.targets)
+        inputs = [self.store.get(ident) for ident in command.inputs]
         results, untouched = yield from self._counted(command, kernel.run(inputs, command.scalars, fail, reason))
-        results = kernel.with_previous(results, untouched, command)
+        results = kernel.with_previous(results, {} if is_renewed else untouched, command)
         for position in kernel.program.consumes:
             self.store.pop(command.inputs[position], None)
         for ident, result in zip(command.outputs, results, strict=True):

@@ -112,6 +112,15 @@ class OptimizerSteps:
                 ):
                     self.kept[new] = KeptVersion(self._engine.copy(value), since, new)
 
+    def keep_previous(self, ident: int, value: object) -> None:
+        """A tensor without a value is about to be overwritten and to get the id `ident`: its value at the end of the
+        last step stays available."""
+        session = self.sessions.get(session_of(ident))
+        if session is None or ident in self.kept or not isinstance(value, FailedValue) or value.previous is None:
+            return
+        if value.since < session.done:
+            self.kept[ident] = KeptVersion(value.previous, value.since, value.until)
+
     def version(self, ident: int, value: Value | FailedValue, version: int) -> Value | FailedValue:
         """The current value of a tensor, its value at the end of the last step (KEPT), or its last known value."""
         if version == KEPT and ident in self.kept:

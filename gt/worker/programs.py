@@ -40,7 +40,8 @@ _STRIDE_FREE = {"aten.view.default": "aten.reshape.default", "aten._unsafe_view.
 class ProgramKernel:
     """A program bound to an engine and a worker. `run` never raises: where a step fails, its results are `FailedValue`,
     so that all workers do the same swaps. `swaps` are the swaps of a run, without the values sent; None where there may
-    be several. Unlike a kernel it is never a bare function (`direct`)."""
+    be several. `targets` are this worker's parts of inputs that need no value, as they are overwritten, by position.
+    Unlike a kernel it is never a bare function (`direct`)."""
 
     direct = None
 
@@ -51,6 +52,7 @@ class ProgramKernel:
         self._worker = worker
         self._views: dict[int, Callable[[Value], Value]] = {}
         self._steps = [self._prepare(number, step) for number, step in enumerate(program.steps)]
+        self.targets = self._targets() if program.overwrites else {}
         moves = [step.mover.swaps() for step in self._steps if isinstance(step, _MoveStep)]
         self.swaps = moves[0] if len(moves) == 1 else None if moves else []
 
@@ -88,6 +90,24 @@ class ProgramKernel:
             if isinstance(result, FailedValue) and value is not None:
                 results[number] = result.in_place_of(value, command.inputs[position], command.outputs[number])
         return results
+
+    def _targets(self) -> dict[int, TensorMeta]:
+        found: dict[int, TensorMeta] = {}
+        for position in self.program.consumes:
+            register = self.program.takes[position]
+            for step in self.program.steps:
+                if isinstance(step, Move) and step.input == register:
+                    found[position] = create_sharded_output(step.meta, spec_of(step.source), self._worker)
+                elif isinstance(step, Compute) and register in step.inputs[: len(step.operands)]:
+                    place = step.inputs.index(register)
+                    meta, spec = step.inputs_meta[place], spec_of(step.operands[place])
+                    found[position] = create_sharded_output(meta, spec, self._worker)
+                elif isinstance(step, Whole) and register in step.inputs:
+                    written = step.signature.writes.index(step.inputs.index(register))
+                    found[position] = step.signature.overwrites[written]
+                if position in found:
+                    break
+        return found if len(found) == len(self.program.consumes) else {}
 
     def _prepare(self, number: int, step: Step) -> Any:
         if isinstance(step, Move):

@@ -11,8 +11,8 @@ import pytest
 
 from gt.client.inbox import REMEMBERED, Inbox
 from gt.client.sites import Sites
-from gt.core.errors import OpError, ProtocolError, SessionError
-from gt.core.messages import Failed, OpFailed, Refused, Synchronized
+from gt.core.errors import OpError, ProtocolError, SessionError, WorkerLost
+from gt.core.messages import Failed, Lost, OpFailed, Refused, Synchronized
 from gt.launch.in_process_channel import InProcessChannel
 from tests.records import FAILURE, own
 
@@ -27,6 +27,9 @@ class Channel:
 
     def wait(self):
         pass
+
+    def how_it_ended(self, pid):
+        return ""
 
     def receive(self):
         return [(self.answers.pop(0), None)] if self.answers else []
@@ -113,6 +116,14 @@ def test_answers_that_come_while_others_are_taken_are_not_lost():
         sys.setswitchinterval(interval)
     channel.close()
     assert taken == [(number, None) for number in range(count)]
+
+
+def test_an_answer_that_tells_of_a_loss_is_news_of_it():
+    lost, told = Lost(REQUEST, 1, 5, "was killed", ""), []
+    inbox = Inbox(Channel(lost), Sites(lambda *_: None), told.append)
+    with pytest.raises(WorkerLost):
+        inbox.wait(REQUEST)
+    assert told == [lost]
 
 
 def test_a_refused_message_ends_every_wait():

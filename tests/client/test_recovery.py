@@ -198,3 +198,141 @@ def test_tensors_without_an_optimizer_are_of_one_moment(anywhere):
         b.add_(bad)
     with pytest.raises(gt.RecoveryError):
         gt.recover(a, b)
+
+
+def test_nothing_to_recover_is_an_error(embedded):
+    with pytest.raises(TypeError, match=r"gt\.recover\(model, optimizer\)"):
+        gt.recover()
+    with pytest.raises(gt.RecoveryError, match="nothing to bring back"):
+        gt.recover(gt.nn.ReLU())
+    with pytest.raises(gt.RecoveryError, match="weight, bias: not on GT"):
+        gt.recover(torch.nn.Linear(2, 2))
+
+
+def test_plain_tensors_of_a_module_are_refused(embedded):
+    model = gt.nn.Linear(4, 4)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    average = torch.optim.swa_utils.AveragedModel(model)
+    train(model, optimizer, 7)
+    with pytest.raises(gt.RecoveryError, match=r"n_averaged: not on GT.*gt\.to\(module\)"):
+        gt.recover(model, optimizer, average)
+    with pytest.raises(gt.OpError):
+        values(model)  # nothing has changed
+    gt.recover(model, optimizer)
+
+
+def test_writes_between_steps_that_are_dropped_are_named(embedded, caplog):
+    model = gt.nn.Linear(4, 4)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    average = gt.to(torch.optim.swa_utils.AveragedModel(model))
+    for index in (0, 0, 7):
+        train(model, optimizer, index)
+        average.update_parameters(model)
+    gt.recover(model, optimizer, average)
+    (record,) = [record for record in caplog.records if record.name == "gt.client"]
+    assert "1 before the present one" in record.getMessage()
+    assert "dropped of module.weight, module.bias, n_averaged." in record.getMessage()
+    assert average.n_averaged.item() == 1
+
+
+def test_no_warning_where_no_write_is_dropped(embedded, caplog):
+    model = gt.nn.Linear(4, 4)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    for index in (0, 7):
+        train(model, optimizer, index)
+    gt.recover(model, optimizer)
+    assert [record for record in caplog.records if record.name == "gt.client"] == []
+
+
+OVERWRITES = {
+    "zero_": lambda tensor: tensor.zero_(),
+    "fill_": lambda tensor: tensor.fill_(2),
+    "fill_ with a tensor": lambda tensor: tensor.fill_(gt.tensor(3.0)),
+    "copy_": lambda tensor: tensor.copy_(gt.ones(4, 4)),
+    "copy_ of a plain tensor": lambda tensor: tensor.copy_(torch.ones(4)),
+    "normal_": lambda tensor: tensor.normal_(),
+    "uniform_": lambda tensor: tensor.uniform_(),
+    "foreach_zero_": lambda tensor: torch._foreach_zero_([tensor]),
+}
+LAYOUTS = ["-, -", "d, -", "-, d"]
+
+
+def failed(layout=""):
+    """A tensor of 4 by 4 without a value."""
+    rows = gt.ones(4, 4)[gt.full((4,), 9)]
+    if not layout:
+        return rows
+    tensor = gt.distribute(gt.ones(4, 4), gt.mesh(2, ("d",)), layout)
+    return tensor.add_(rows)
+
+
+@pytest.mark.parametrize("name", OVERWRITES)
+def test_a_tensor_that_is_overwritten_has_a_value_again(anywhere, name):
+    tensor = failed()
+    OVERWRITES[name](tensor)
+    expected = torch.zeros(4, 4)
+    if name.endswith(("l_", "m_")) and name != "fill_":
+        assert tensor.isfinite().all().item()
+        return
+    OVERWRITES[name](expected)
+    assert tensor.tolist() == expected.tolist()
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("name", OVERWRITES)
+def test_shards_that_are_overwritten_have_a_value_again(name, layout):
+    gt.init(workers=2, mode="virtual")
+    try:
+        tensor = failed(layout)
+        OVERWRITES[name](tensor)
+        assert tensor.isfinite().all().item()
+        assert str(tensor.spec) == str(gt.distribute(gt.ones(4, 4), gt.mesh(2, ("d",)), layout).spec)
+    finally:
+        gt.shutdown()
+
+
+@pytest.mark.parametrize(
+    "write",
+    [
+        lambda tensor: tensor[0].zero_(),
+        lambda tensor: tensor.copy_(tensor.T),
+        lambda tensor: tensor.copy_(failed()),
+        lambda tensor: tensor.mul_(0),
+    ],
+    ids=["a part", "of itself", "by a tensor without a value", "after a read"],
+)
+@pytest.mark.parametrize("layout", ["", "d, -"])
+def test_a_write_that_needs_a_value_gives_none(write, layout):
+    gt.init(workers=2, mode="virtual")
+    try:
+        tensor = failed(layout)
+        write(tensor)
+        with pytest.raises(gt.OpError, match="out of bounds"):
+            tensor.tolist()
+    finally:
+        gt.shutdown()
+
+
+def test_what_is_overwritten_after_a_failure_goes_back_to_the_step_before(anywhere):
+    model = gt.nn.Linear(4, 4)
+    buffer = gt.ones(4, 4)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    train(model, optimizer)
+    buffer.add_(failed())
+    buffer.zero_()
+    train(model, optimizer, 7)
+    gt.recover(model, optimizer, buffer)
+    assert buffer.tolist() == torch.ones(4, 4).tolist()
+
+
+def test_gradients_without_a_value_are_dropped(anywhere):
+    model = gt.nn.Linear(4, 4)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    train(model, optimizer)
+    train(model, optimizer, 7)
+    gt.recover(model, optimizer)
+    assert model.weight.grad is None
+    optimizer.zero_grad(set_to_none=False)
+    model(gt.ones(2, 4)).sum().backward()
+    optimizer.step()
+    assert model.weight.isfinite().all().item()

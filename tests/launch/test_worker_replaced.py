@@ -90,3 +90,50 @@ def test_weights_of_the_step_in_which_a_worker_is_lost_can_be_recovered(hears):
         assert isinstance(caught.value.__cause__, gt.WorkerLost)
     finally:
         gt.shutdown()
+
+
+def test_plain_operands_that_went_to_a_lost_worker_are_uploaded_anew():
+    gt.init(workers=2)
+    try:
+        x = gt.replicate(gt.ones(3), gt.mesh(2))
+        assert x.sum().item() == 3
+        plain = [torch.full((3,), float(number)) for number in range(8)]
+        os.kill(sessions.current().workers[1].pid, signal.SIGKILL)
+        issued = [x + operand for operand in plain]  # before the loss is known
+        wait_until(lambda: 1 not in there(), what="the loss of the worker")
+        assert [(x + operand).sum().item() for operand in plain] == [3.0 + 3 * number for number in range(8)]
+        del issued
+    finally:
+        gt.shutdown()
+
+
+@pytest.mark.parametrize("layout", ["-, -", "dp, -"])
+def test_a_lost_tensor_that_is_overwritten_has_a_value_again(layout):
+    gt.init(workers=2)
+    try:
+        mesh = gt.mesh(2, ("dp",))
+        lost = gt.distribute(gt.ones(2, 2), mesh, "dp, -")
+        former = gt.distribute(gt.ones(2, 2), mesh, layout)
+        assert lost.sum().item() == former.sum().item() == 4
+        os.kill(sessions.current().workers[1].pid, signal.SIGKILL)
+        wait_until(lambda: 1 not in there(), what="the loss of the worker")
+        former.add_(lost)
+        for tensor in (lost, former):
+            with pytest.raises(gt.WorkerLost):
+                tensor.tolist()
+            assert tensor.copy_(torch.full((2, 2), 3.0)).tolist() == [[3, 3], [3, 3]]
+            assert tensor.mul_(2).zero_().add_(1).tolist() == [[1, 1], [1, 1]]
+    finally:
+        gt.shutdown()
+
+
+def test_plain_operands_that_found_no_worker_are_uploaded_when_one_has_joined(server):
+    kill(1)
+    with contextlib.suppress(gt.WorkerLost):
+        kill(0)
+    with pytest.raises(gt.WorkerLost):
+        (gt.zeros(3) + torch.ones(3)).sum().item()
+    with running(start("-m", "gt.worker", "--threads", "1", "-p", server)):
+        wait_until(lambda: there() == [2], what="the replacement")
+        assert (gt.zeros(3) + torch.ones(3)).sum().item() == 3
+        gt.shutdown()
