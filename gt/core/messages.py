@@ -21,7 +21,7 @@ from gt.core.ids import FirstResultId, Id, Ids, NewId, NewIds, SiteId
 from gt.core.meta import TensorMeta
 from gt.core.signatures import Axis, Name, Number, PolicyRecord, Program, Signature, SpecRecord, Text
 
-PROTOCOL = 7
+PROTOCOL = 8
 MAX_BATCH = 1 << 16
 MAX_RECORDED = 1 << 20  # commands that a worker records at most
 COUNTED_BYTES = 1 << 16  # a read of this size or more counts by itself against the session's limit
