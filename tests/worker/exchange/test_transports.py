@@ -20,7 +20,7 @@ ENGINE = make_engine("pytorch", "cpu")
 def test_a_transport_has_the_methods_of_the_interface(transport):
     exchange = make_exchange(transport, 0, "cpu")
     names = [name for name, _ in inspect.getmembers(Exchange) if not name.startswith("_")]
-    assert len(names) == 7 and [name for name in names if not hasattr(exchange, name)] == []
+    assert len(names) == 8 and [name for name in names if not hasattr(exchange, name)] == []
 
 
 def swap_of(worker):
