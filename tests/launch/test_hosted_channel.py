@@ -148,7 +148,8 @@ def test_new_tensors_go_to_the_workers_that_are_left():
         assert [tensor.sum().item() for tensor in kept] == [3, 3]
         os.kill(sessions.current().welcome.workers[1].pid, signal.SIGKILL)
         server = sessions.current()._channel._server
-        wait_until(lambda: not server.turn(waits=False) and len(server.dispatcher.ready_workers()) == 1, what="the loss")
+        dispatcher = server.dispatcher
+        wait_until(lambda: not server.turn(waits=False) and len(dispatcher.ready_workers()) == 1, what="the loss")
         new = [gt.to(torch.ones(3)) + number for number in range(10)]
         assert [tensor.sum().item() for tensor in new] == [3 * number + 3 for number in range(10)]
     finally:
