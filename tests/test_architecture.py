@@ -1,4 +1,4 @@
-"""The rooms of the design and the directions of their imports, read from the source."""
+"""The packages of the design and the directions of their imports, read from the source."""
 
 import ast
 import functools
@@ -15,7 +15,7 @@ ROOT = Path(gt.__file__).parent
 FILES = sorted(ROOT.rglob("*.py"))
 SENDERS = "core sharding signals wire version"
 
-# What a room may import of gt, itself aside. A file of gt/ itself is a room of its own.
+# What a package may import of gt, itself aside. A file of gt/ itself is a package of its own.
 ALLOWED = {
     "version": "",
     "core": "",
@@ -72,7 +72,7 @@ def parse(path):
     return ast.parse(path.read_text(), str(path))
 
 
-def room_of(path):
+def package_of(path):
     return path.relative_to(ROOT).parts[0].removesuffix(".py")
 
 
@@ -93,7 +93,7 @@ def imported(tree):
             yield from (f"{node.module}.{alias.name}" for alias in node.names)
 
 
-def rooms_imported(path):
+def gt_packages_imported(path):
     """`import gt` counts as its `__init__`, which imports everything on demand."""
     return {[*name.split("."), "__init__"][1] for name in imported(parse(path)) if f"{name}.".startswith("gt.")}
 
@@ -110,14 +110,14 @@ def is_type_checking(node):
     return isinstance(node, ast.If) and isinstance(node.test, ast.Name) and node.test.id == "TYPE_CHECKING"
 
 
-def rooms():
-    return sorted({room_of(path) for path in FILES} - {"__init__"})
+def gt_packages():
+    return sorted({package_of(path) for path in FILES} - {"__init__"})
 
 
-@pytest.mark.parametrize("room", [room for room in rooms() if room not in SEE_ALL])
-def test_a_room_imports_what_the_design_allows(room):
-    allowed = {room, *ALLOWED[room].split()}
-    wrong = {name_of(path): rooms_imported(path) - allowed for path in FILES if room_of(path) == room}
+@pytest.mark.parametrize("package", [package for package in gt_packages() if package not in SEE_ALL])
+def test_a_package_imports_what_the_design_allows(package):
+    allowed = {package, *ALLOWED[package].split()}
+    wrong = {name_of(path): gt_packages_imported(path) - allowed for path in FILES if package_of(path) == package}
     assert {path: found for path, found in wrong.items() if found} == {}
 
 
@@ -136,10 +136,10 @@ def test_every_public_name_is_there():
     assert [name for name in gt.__all__ if not hasattr(gt, name)] == []
 
 
-@pytest.mark.parametrize("room", WITHOUT_TORCH)
-def test_a_room_does_without_torch(room):
-    assert files_of(room)
-    users = [name_of(path) for path in files_of(room) if "torch" in packages_imported(path)]
+@pytest.mark.parametrize("package", WITHOUT_TORCH)
+def test_a_package_does_without_torch(package):
+    assert files_of(package)
+    users = [name_of(path) for path in files_of(package) if "torch" in packages_imported(path)]
     assert users in ([], COMMANDS)
 
 
@@ -173,7 +173,7 @@ def test_only_the_entry_imports_by_name():
 
 
 TORCH_PATCHES = ROOT / "client" / "torch_patches"
-OUTSIDE_PATCHES = [path for path in FILES if room_of(path) == "client" and TORCH_PATCHES not in path.parents]
+OUTSIDE_PATCHES = [path for path in FILES if package_of(path) == "client" and TORCH_PATCHES not in path.parents]
 
 
 def is_private(name):
@@ -241,9 +241,9 @@ def test_nothing_is_run_that_came_as_data():
     assert {path: names for path, names in found.items() if names} == {}
 
 
-@pytest.mark.parametrize("room", sorted(path.parent.name for path in ROOT.glob("*/__init__.py")))
-def test_a_room_has_a_readme_of_one_screen(room):
-    readme = ROOT / room / "README.md"
+@pytest.mark.parametrize("package", sorted(path.parent.name for path in ROOT.glob("*/__init__.py")))
+def test_a_package_has_a_readme_of_one_screen(package):
+    readme = ROOT / package / "README.md"
     assert readme.is_file()
     assert 3 <= len(readme.read_text().splitlines()) <= 60
 
@@ -284,10 +284,10 @@ def test_importing_gt_loads_nothing_of_it():
     assert {name for name in loaded_by("import gt") if name.startswith("gt")} == {"gt", "gt.bootstrap", "gt.version"}
 
 
-@pytest.mark.parametrize("room", sorted(str(path.parent.relative_to(ROOT)) for path in ROOT.rglob("README.md")))
-def test_a_rooms_readme_names_its_files(room):
+@pytest.mark.parametrize("package", sorted(str(path.parent.relative_to(ROOT)) for path in ROOT.rglob("README.md")))
+def test_a_packages_readme_names_its_files(package):
     """Those of folders within that have no README of their own too."""
-    text = (ROOT / room / "README.md").read_text()
-    folders = [ROOT / room, *[path for path in (ROOT / room).iterdir() if not (path / "README.md").is_file()]]
+    text = (ROOT / package / "README.md").read_text()
+    folders = [ROOT / package, *[path for path in (ROOT / package).iterdir() if not (path / "README.md").is_file()]]
     files = [path.name for folder in folders for path in folder.glob("*.py") if path.name != "__init__.py"]
     assert [name for name in files if f"`{name}`" not in text] == []
