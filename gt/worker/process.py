@@ -78,6 +78,9 @@ class WorkerProcess:
         try:
             while not self._stopping:
                 self._run_once()
+        except ServerLost:
+            if not self._stopping:  # a worker and its server are often told to end together
+                raise
         finally:
             self._close()
 
@@ -91,6 +94,8 @@ class WorkerProcess:
             with self._engine.isolated():
                 self._serve(executor)
         except ConnectionLost as error:
+            if self._stopping:
+                return
             self._require_server()
             if isinstance(error, _Refusal):
                 self._count_refusal(error)

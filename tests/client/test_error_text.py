@@ -215,7 +215,8 @@ import os, sys, gt
 gt.init(**{mode})
 x = gt.ones(2)
 gt.synchronize()
-if os.fork() == 0:
+child = os.fork()
+if child == 0:
     for use in (x.tolist, lambda: x + 1, lambda: x.add_(1), lambda: gt.zeros(2), gt.synchronize):
         try:
             use()
@@ -223,7 +224,7 @@ if os.fork() == 0:
             assert "was forked" in str(error)
             print("refused", flush=True)
     sys.exit()
-os.wait()
+os.waitpid(child, 0)
 print(x.add_(1).tolist(), gt.ones(1 << 20).sum().item())
 """
 

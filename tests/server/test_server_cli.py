@@ -239,6 +239,20 @@ def test_a_server_that_goes_away_is_an_error_at_the_next_read(pair, fault):
         gt.ones(2).tolist()
 
 
+def test_a_worker_that_is_told_to_end_after_its_server_has_ended():
+    main, port = start_server()
+    worker = start("-m", "gt.worker", "-p", str(port))
+    with running(main, worker):
+        wait_for_workers(port, 1)
+        worker.send_signal(signal.SIGSTOP)
+        worker.send_signal(signal.SIGTERM)
+        main.send_signal(signal.SIGTERM)
+        assert finish(main, 15)[0] == 0
+        worker.send_signal(signal.SIGCONT)
+        code, _, err = finish(worker, 15)
+        assert (code, "Traceback" in err) == (0, False), err
+
+
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_server_and_worker_stop_cleanly_on_a_signal(number):
     main, port = start_server()
@@ -247,7 +261,8 @@ def test_server_and_worker_stop_cleanly_on_a_signal(number):
         wait_for_workers(port, 1)
         worker.send_signal(number)
         main.send_signal(number)
-        assert finish(worker, 15)[0] in (0, 130)
+        code, _, err = finish(worker, 15)
+        assert code in (0, 130), err
         code, _, err = finish(main, 15)
         assert code == 0
         assert "Traceback" not in err
