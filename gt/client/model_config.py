@@ -11,7 +11,7 @@ from weakref import WeakKeyDictionary
 import torch
 from torch.nn.parameter import is_lazy
 
-from gt.client import scopes
+from gt.client import scope_stack
 from gt.client import session as sessions
 from gt.client.call_cache import rebind
 from gt.client.storage import Storage, StorageView, TensorRef
@@ -127,13 +127,13 @@ class _ScopeHook:
         self.signal = signal
 
     def __call__(self, module: torch.nn.Module, args: Any) -> None:
-        frame = scopes.top()
+        frame = scope_stack.top()
         if frame is not None and isinstance(frame.owner, _ScopeHook) and frame.owner.signal == self.signal:
             return
         sessions.enter_scope(self.signal, owner=self)
 
     def leave(self, module: torch.nn.Module, args: Any, output: Any) -> None:
-        scopes.leave(self)
+        scope_stack.leave(self)
 
 
 def _hook(module: torch.nn.Module, config: ModelConfig) -> None:

@@ -22,7 +22,8 @@ from gt.client.interrupts import require_outside
 from gt.client.operand_cache import MAX_BYTES, OperandCache
 from gt.client.outbox import Outbox
 from gt.client.pacing import Pacing
-from gt.client.scopes import ScopeResolver, in_use, push
+from gt.client.scope_resolver import ScopeResolver
+from gt.client.scope_stack import in_use, push
 from gt.client.sites import Site, Sites
 from gt.client.storage import ROOT, Storage, TensorRef
 from gt.core.errors import GTError, OpError, SessionError

@@ -1,24 +1,20 @@
 """Plans of ops and moves: the workers, the layouts of inputs and results, and the program. Pure functions.
 
-`plan_op` chooses the mesh and the target layouts, and `gt.sharding.lowering`, called by the ProgramBuilder, finds the
-cheapest way to compute on shards there.
+`plan_op` chooses the mesh and the target layouts, and `gt.sharding.op_programs` builds the program there.
 """
 
 from __future__ import annotations
 
-import traceback
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 from gt.core.messages import Collective
 from gt.core.meta import ITEM_BYTES, TensorMeta
-from gt.core.signatures import Arg, Complex, Input, Move, Program, Signature, Whole
-from gt.sharding.constraints import Constraint, Target, satisfy
-from gt.sharding.lowering import NoRule
-from gt.sharding.op_calls import OpCall, inputs_in, with_inputs
-from gt.sharding.program_builder import InPlaceWrite, ProgramBuilder, Register, functional_args
+from gt.core.signatures import Move, Program, Signature, Whole
+from gt.sharding.constraints import Target
+from gt.sharding.op_programs import build_op
+from gt.sharding.program_builder import ProgramBuilder, Register
 from gt.sharding.reshard import plan_reshard
-from gt.sharding.rules import is_linear_with
 from gt.sharding.spec import DeviceMesh, ShardingSpec, spec_of
 from gt.signals.policy import Policy
 
@@ -75,22 +71,10 @@ def plan_op(
         targets = [policy.target(meta.shape) if inputs else policy.layout(meta.shape) for meta in signature.outputs]
     else:
         mesh = mesh_with_most_bytes(inputs) or fallback
-    builder = ProgramBuilder(
-        mesh, inputs, signature.writes, reduces_first=reduces_first or not _is_linear_with_constants(signature)
-    )
-    builder, outputs, gathered = _build(builder, signature, inputs, aliased_inputs or {}, targets)
-    laid_out = [_with_target(builder, register, target) for register, target in zip(outputs, targets, strict=False)]
+    built = build_op(signature, mesh, inputs, targets, aliased_inputs or {}, reduces_first=reduces_first)
     is_sharded = any(spec.mesh.size > 1 and any(spec.dims) for _, spec, _ in inputs)
     overwrites = bool(signature.overwrites) and not aliased_inputs
-    gives = (*laid_out, *outputs[len(targets) :])
-    return _finish(signature, builder, gives, gathered if is_sharded else "", overwrites)
-
-
-def _with_target(builder: ProgramBuilder, register: int, target: Target) -> int:
-    spec = builder.spec(register)
-    return builder.move(
-        register, target if isinstance(target, ShardingSpec) else satisfy(target, spec) if target else spec
-    )
+    return _finish(signature, built.builder, built.results, built.gathered if is_sharded else "", overwrites)
 
 
 def mesh_with_most_bytes(inputs: Sequence[Register]) -> DeviceMesh | None:
@@ -121,146 +105,6 @@ def collectives_of(program: Program, op: str) -> tuple[Collective, ...]:
                 if bytes_
             ]
     return tuple(found)
-
-
-_REASON_LENGTH = 1 << 16
-_Built = tuple[ProgramBuilder, tuple[int, ...], str]
-"""A builder, the registers of its outputs, and the op without a rule (the op itself or a view of an input) because of
-which whole tensors are used, if any."""
-
-
-def _is_linear_with_constants(signature: Signature) -> bool:
-    scalars = [complex(arg.real, arg.imag) for arg in signature.args if isinstance(arg, Complex)]
-    return is_linear_with(signature.functional or signature.op, scalars)
-
-
-def _build(
-    builder: ProgramBuilder,
-    signature: Signature,
-    inputs: Sequence[Register],
-    aliased_inputs: Mapping[int, int],
-    targets: Sequence[Target],
-) -> _Built:
-    missing, mesh = "", builder.mesh
-    layouts = [register.spec for register in inputs] + [target for target in targets if target is not None]
-    if any(isinstance(layout, Constraint) or not layout.is_whole for layout in layouts):
-        try:
-            return builder, _run_on_shards(builder, signature, bool(aliased_inputs), targets), ""
-        except NoRule as lack:
-            missing = str(lack)
-        except Exception as error:  # an error in a rule costs the user this op only
-            return _build_failing(signature, inputs, mesh, error)
-    builder = ProgramBuilder(mesh, inputs, signature.writes)
-    sources = [aliased_inputs.get(position, position) for position in range(len(inputs))]
-    return builder, builder.run_whole(signature, sources), missing
-
-
-def _build_failing(signature: Signature, inputs: Sequence[Register], mesh: DeviceMesh, error: Exception) -> _Built:
-    """A program that fails with an error of a sharding rule."""
-    builder = ProgramBuilder(mesh, inputs, signature.writes)
-    layouts = ", ".join([f"{meta} as [{spec}]" for meta, spec, _ in inputs])
-    text = "".join(traceback.format_exception(error)).rstrip()
-    reason = f"GT has a mistake in its sharding rule of {signature.op} for {layouts}; please report it:\n{text}"
-    return builder, builder.refuse(signature, reason[:_REASON_LENGTH]), ""
-
-
-def _run_on_shards(
-    builder: ProgramBuilder, signature: Signature, is_aliased: bool, targets: Sequence[Target]
-) -> tuple[int, ...]:
-    """Run an op by its rule, reading and writing through views. Raises NoRule if that is not possible. `is_aliased`:
-    some input aliases a written one."""
-    if signature.writes:
-        return _write_shards(builder, signature, is_aliased)
-    return _read_shards(builder, signature, targets)
-
-
-def _read_shards(builder: ProgramBuilder, signature: Signature, targets: Sequence[Target]) -> tuple[int, ...]:
-    used = [builder.view(position, path) for position, path in enumerate(signature.paths)]
-    metas = tuple(builder.registers[register].meta for register in used)
-    call = OpCall(signature.op, signature.args, signature.kwargs, metas, signature.outputs, signature.positions)
-    return builder.apply(call, used, targets, random=signature.random, floating=signature.floating)
-
-
-def _write_shards(builder: ProgramBuilder, signature: Signature, is_aliased: bool) -> tuple[int, ...]:
-    if not signature.functional or (is_aliased and any(signature.paths)):
-        raise NoRule(signature.op)
-    bases: dict[int, int] = {}
-    views: dict[int, tuple[int, tuple[tuple[int, int], ...]]] = {}
-    for position in signature.writes:
-        bases[position] = _reduced(builder, position)
-        found = builder.view_in_place(bases[position], signature.paths[position])
-        if found is None:
-            raise NoRule(f"{signature.op} through {signature.paths[position][-1].op}")
-        views[position] = found
-    used = [
-        views[position][0] if position in views else builder.view(position, path)
-        for position, path in enumerate(signature.paths)
-    ]
-    only_written = frozenset([value.index for value in inputs_in((), signature.kwargs)]) & views.keys()
-    order = [position for position in range(len(used)) if position not in only_written]
-    call = _functional_call(builder, signature, used, order, only_written)
-    targets = [used[position] for position in signature.writes]
-    rest = [position for position in range(len(used)) if position in only_written]
-    written = InPlaceWrite(
-        (-1,) * len(signature.outputs) + tuple(targets),
-        _renumbered(signature, [*order, *rest]),
-        tuple(used[position] for position in rest),
-    )
-    registers = [used[position] for position in order]
-    outputs = builder.write(call, registers, written, random=signature.random, floating=signature.floating)
-    for position, (view, steps) in views.items():
-        if steps:
-            builder.write_back(bases[position], view, steps)
-    return (*outputs[: len(signature.outputs)], *[bases[position] for position in signature.writes])
-
-
-def _reduced(builder: ProgramBuilder, position: int) -> int:
-    """A partial tensor is reduced before it is written."""
-    spec = builder.spec(position)
-    return builder.move(position, spec.replace(partial=())) if spec.partial else position
-
-
-def _functional_call(
-    builder: ProgramBuilder,
-    signature: Signature,
-    used: Sequence[int],
-    order: Sequence[int],
-    only_written: frozenset[int],
-) -> OpCall:
-    args, kwargs = functional_args(signature.args, signature.kwargs, only_written)
-    new_positions = {position: new for new, position in enumerate(order)}
-
-    def renumber(value: Input) -> Arg:
-        return Input(new_positions[value.index])
-
-    written = [builder.registers[used[position]].meta.dense() for position in signature.writes]
-    return OpCall(
-        signature.functional,
-        tuple(with_inputs(arg, renumber) for arg in args),
-        {name: with_inputs(arg, renumber) for name, arg in kwargs.items()},
-        tuple(builder.registers[used[position]].meta for position in order),
-        (*signature.outputs, *written),
-    )
-
-
-def _renumbered(signature: Signature, order: Sequence[int]) -> Signature:
-    """The op as it was called, with its inputs in another order and without views."""
-    new_positions = {position: new for new, position in enumerate(order)}
-
-    def renumber(value: Input) -> Arg:
-        return Input(new_positions[value.index])
-
-    return Signature(
-        signature.op,
-        tuple(with_inputs(arg, renumber) for arg in signature.args),
-        {name: with_inputs(arg, renumber) for name, arg in signature.kwargs.items()},
-        ((),) * len(order),
-        tuple(new_positions[position] for position in signature.writes),
-        (),
-        signature.positions,
-        signature.random,
-        signature.floating,
-    )
 
 
 def _finish(

@@ -182,7 +182,7 @@ def test_gradients_of_what_issues_no_op_are_of_their_scope_too(four_workers):
 
 
 def test_marks_do_not_grow_without_end(four_workers, monkeypatch):
-    monkeypatch.setattr("gt.client.scopes._MOST_MARKS", 16)
+    monkeypatch.setattr("gt.client.scope_stack._MOST_MARKS", 16)
     configure("one", 0, [0, 1], backward="back")
     configure("back", 0, [2])
     x = gt.tensor(torch.ones(2)).requires_grad_()

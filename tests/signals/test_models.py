@@ -6,7 +6,7 @@ import pytest
 import torch
 
 import gt
-from gt.client.scopes import top
+from gt.client.scope_stack import top
 from gt.core.errors import SignalError
 
 PAIR = "one: {shard: {axis: 0, workers: [0, 1]}}\ntwo: {shard: {axis: 0, workers: [2, 3]}}\n"

@@ -1,33 +1,19 @@
-"""Signal scopes: the stack of those that the program has entered, and the scope of each op and gradient.
-
-A stack belongs to a thread, or to a task of asynchronous code. A gradient runs in the backward scope of the op that it
-is the gradient of, wherever backward is called: autograd numbers the nodes of its graph as they are made, so a node
-belongs to the frame that was on top while its number was given.
-"""
+"""The scope of each op: what the signals that the program has entered say for the workers of a session."""
 
 from __future__ import annotations
 
 import itertools
 import logging
-import threading
-from bisect import bisect_right
 from collections.abc import Sequence
-from contextvars import ContextVar
 from typing import TYPE_CHECKING
-from weakref import WeakSet
 
 import msgspec
 
 from gt.client.geometry import Geometry
+from gt.client.scope_stack import ScopeFrame, note_nodes, owner_of_gradient, top
 from gt.client.storage import TensorRef
-from gt.client.torch_patches.autograd_nodes import (
-    FIRST_ACCUMULATING,
-    current_node,
-    next_sequence_number,
-    sequence_number,
-)
-from gt.core.errors import SignalError
-from gt.core.messages import DefineScope, WorkerInfo
+from gt.client.torch_patches.autograd_nodes import FIRST_ACCUMULATING, current_node, sequence_number
+from gt.core.messages import DefineScope
 from gt.core.signatures import PolicyRecord
 from gt.sharding.spec import DeviceMesh, ShardingSpec
 from gt.signals.config import SignalConfig, at
@@ -39,136 +25,6 @@ if TYPE_CHECKING:
     from gt.client.session import Session
 
 log = logging.getLogger("gt.signals")
-
-_MOST_MARKS = 1 << 15  # gradients of graphs older than this many changes of scope run without a scope
-
-
-class ScopeFrame:
-    """A scope that was entered. `backward` is the signal of its gradients, where the program named one; `owner` is the
-    object that leaves it; `autograd_node` is the node whose gradient was being computed then, if any."""
-
-    __slots__ = ("_backward_frame", "autograd_node", "backward", "name", "outer", "owner", "resolved")
-
-    def __init__(
-        self,
-        name: str,
-        backward: str | None,
-        outer: ScopeFrame | None,
-        owner: object = None,
-        autograd_node: object = None,
-    ) -> None:
-        self.name = name
-        self.backward = backward
-        self.outer = outer
-        self.owner = owner
-        self.autograd_node = autograd_node
-        self.resolved: tuple[ScopeResolver, int, tuple[WorkerInfo, ...], int, int] | None = None
-        self._backward_frame: tuple[int, ScopeFrame] | None = None
-
-    def backward_frame(self) -> ScopeFrame:
-        """The frame of the gradients of ops that ran in this one: that of the nearest named backward signal."""
-        version = registry.version
-        if self._backward_frame is None or self._backward_frame[0] != version:
-            self._backward_frame = (version, self._find_backward())
-        return self._backward_frame[1]
-
-    def _find_backward(self) -> ScopeFrame:
-        frame: ScopeFrame | None = self
-        while frame is not None:
-            config = registry.get(frame.name)
-            backward = frame.backward or (config.backward_signal if config is not None else None)
-            if backward is not None:
-                return ScopeFrame(backward, None, frame.outer)
-            if config is not None and config.shard is not None:
-                return self
-            frame = frame.outer
-        return self
-
-
-class _Marks:
-    """The frames that were on top while a thread made autograd nodes, and the node numbers at which that changed."""
-
-    def __init__(self) -> None:
-        self.starts: list[int] = []
-        self.frames: list[ScopeFrame | None] = []
-        self.seen = next_sequence_number()
-
-    def note(self, frame: ScopeFrame | None) -> None:
-        """Assign the nodes that were made since the last note to a frame."""
-        number = next_sequence_number()
-        if number == self.seen:
-            return
-        if not self.frames or self.frames[-1] is not frame:
-            self.starts.append(self.seen)
-            self.frames.append(frame)
-            if len(self.starts) > _MOST_MARKS:
-                del self.starts[: _MOST_MARKS // 2], self.frames[: _MOST_MARKS // 2]
-        self.seen = number
-
-    def owner(self, number: int) -> ScopeFrame | None:
-        """The frame of a node that this thread made."""
-        index = bisect_right(self.starts, number) - 1
-        return self.frames[index] if index >= 0 else None
-
-
-class _Thread(threading.local):
-    def __init__(self) -> None:
-        self.marks = _Marks()
-        _all_marks.add(self.marks)
-
-
-_all_marks: WeakSet[_Marks] = WeakSet()
-_thread = _Thread()
-_top: ContextVar[ScopeFrame | None] = ContextVar("gt.signal", default=None)
-_in_use = False
-
-
-def in_use() -> bool:
-    """Whether this process has entered any scope."""
-    return _in_use
-
-
-def push(name: str, backward: str | None = None, owner: object = None) -> ScopeFrame:
-    """Enter a scope."""
-    global _in_use
-    _in_use = True
-    for given in (name, *([] if backward is None else [backward])):
-        if not isinstance(given, str) or not given:
-            raise SignalError(f"the name of a signal is a text that is not empty, not {given!r}")
-    registry.check_backward(name)
-    outer = _top.get()
-    _thread.marks.note(outer)
-    frame = ScopeFrame(name, backward, outer, owner, current_node())
-    _top.set(frame)
-    return frame
-
-
-def pop(frame: ScopeFrame) -> None:
-    """Leave a scope, and those inside it that were not left."""
-    _thread.marks.note(_top.get())
-    _top.set(frame.outer)
-
-
-def leave(owner: object) -> ScopeFrame | None:
-    """Leave the scope that an owner has entered last; None where this thread or task is in none of its scopes."""
-    frame = _top.get()
-    while frame is not None and frame.owner is not owner:
-        frame = frame.outer
-    if frame is not None:
-        pop(frame)
-    return frame
-
-
-def top() -> ScopeFrame | None:
-    return _top.get()
-
-
-def owner_of_gradient(number: int) -> ScopeFrame | None:
-    """The frame in which an autograd node was made: by this thread, if it has made so many, or else by another."""
-    marks = _thread.marks
-    if number >= next_sequence_number():
-        marks = next((others for others in list(_all_marks) if number < others.seen), marks)
-    return marks.owner(number)
 
 
 class ScopeResolver:
@@ -185,7 +41,7 @@ class ScopeResolver:
 
     def scope_id(self, refs: Sequence[TensorRef], geometry: Geometry | None) -> int:
         """The id of an op's scope, 0 for none; `geometry` is that of its single result. Hot path."""
-        frame = _top.get()
+        frame = top()
         autograd_node = current_node()
         if autograd_node is not None and (frame is None or frame.autograd_node is not autograd_node):
             number = sequence_number(autograd_node)
@@ -193,7 +49,7 @@ class ScopeResolver:
                 return 0  # accumulation runs where the gradient is
             forward = owner_of_gradient(number)
             frame = forward.backward_frame() if forward is not None else frame
-        _thread.marks.note(frame)
+        note_nodes(frame)
         scope_id = self._id_of_frame(frame, refs) if frame is not None else 0
         return scope_id if scope_id or refs or geometry is None else self._id_of_created(geometry)
 

@@ -1,0 +1,188 @@
+"""Builds the program of one op on a mesh: by its sharding rule, or on whole tensors where it has none."""
+
+from __future__ import annotations
+
+import traceback
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple
+
+from gt.core.signatures import Arg, Complex, Input, Signature
+from gt.sharding.constraints import Constraint, Target, satisfy
+from gt.sharding.lowering import NoRule
+from gt.sharding.op_calls import OpCall, inputs_in, with_inputs
+from gt.sharding.program_builder import InPlaceWrite, ProgramBuilder, Register, functional_args
+from gt.sharding.rules import is_linear_with
+from gt.sharding.spec import DeviceMesh, ShardingSpec
+
+_REASON_LENGTH = 1 << 16
+
+
+class OpProgram(NamedTuple):
+    """A builder that has run an op, and the registers of its outputs and of the new versions. `gathered` is the op
+    without a rule (the op itself or a view of an input) because of which whole tensors are used, or ""."""
+
+    builder: ProgramBuilder
+    results: tuple[int, ...]
+    gathered: str = ""
+
+
+def build_op(
+    signature: Signature,
+    mesh: DeviceMesh,
+    inputs: Sequence[Register],
+    targets: Sequence[Target],
+    aliased_inputs: Mapping[int, int],
+    *,
+    reduces_first: bool,
+) -> OpProgram:
+    """Run an op on a mesh and move each output to its target. `aliased_inputs` maps each input that aliases a written
+    one to that one's position. With `reduces_first` partial inputs are reduced before the op."""
+    reduces_first = reduces_first or not _is_linear_with_constants(signature)
+    builder = ProgramBuilder(mesh, inputs, signature.writes, reduces_first=reduces_first)
+    built = _build(builder, signature, inputs, aliased_inputs, targets)
+    moved = [
+        _move_to_target(built.builder, register, target)
+        for register, target in zip(built.results, targets, strict=False)
+    ]
+    return built._replace(results=(*moved, *built.results[len(targets) :]))
+
+
+def _move_to_target(builder: ProgramBuilder, register: int, target: Target) -> int:
+    spec = builder.spec(register)
+    return builder.move(
+        register, target if isinstance(target, ShardingSpec) else satisfy(target, spec) if target else spec
+    )
+
+
+def _is_linear_with_constants(signature: Signature) -> bool:
+    scalars = [complex(arg.real, arg.imag) for arg in signature.args if isinstance(arg, Complex)]
+    return is_linear_with(signature.functional or signature.op, scalars)
+
+
+def _build(
+    builder: ProgramBuilder,
+    signature: Signature,
+    inputs: Sequence[Register],
+    aliased_inputs: Mapping[int, int],
+    targets: Sequence[Target],
+) -> OpProgram:
+    missing, mesh = "", builder.mesh
+    layouts = [register.spec for register in inputs] + [target for target in targets if target is not None]
+    if any(isinstance(layout, Constraint) or not layout.is_whole for layout in layouts):
+        try:
+            return OpProgram(builder, _run_on_shards(builder, signature, bool(aliased_inputs), targets))
+        except NoRule as lack:
+            missing = str(lack)
+        except Exception as error:  # an error in a rule costs the user this op only
+            return _build_failing(signature, inputs, mesh, error)
+    builder = ProgramBuilder(mesh, inputs, signature.writes)
+    sources = [aliased_inputs.get(position, position) for position in range(len(inputs))]
+    return OpProgram(builder, builder.run_whole(signature, sources), missing)
+
+
+def _build_failing(signature: Signature, inputs: Sequence[Register], mesh: DeviceMesh, error: Exception) -> OpProgram:
+    """A program that fails with an error of a sharding rule."""
+    builder = ProgramBuilder(mesh, inputs, signature.writes)
+    layouts = ", ".join([f"{meta} as [{spec}]" for meta, spec, _ in inputs])
+    text = "".join(traceback.format_exception(error)).rstrip()
+    reason = f"GT has a mistake in its sharding rule of {signature.op} for {layouts}; please report it:\n{text}"
+    return OpProgram(builder, builder.refuse(signature, reason[:_REASON_LENGTH]))
+
+
+def _run_on_shards(
+    builder: ProgramBuilder, signature: Signature, is_aliased: bool, targets: Sequence[Target]
+) -> tuple[int, ...]:
+    """Run an op by its rule, reading and writing through views. Raises NoRule if that is not possible. `is_aliased`:
+    some input aliases a written one."""
+    if signature.writes:
+        return _write_shards(builder, signature, is_aliased)
+    return _read_shards(builder, signature, targets)
+
+
+def _read_shards(builder: ProgramBuilder, signature: Signature, targets: Sequence[Target]) -> tuple[int, ...]:
+    used = [builder.view(position, path) for position, path in enumerate(signature.paths)]
+    metas = tuple(builder.registers[register].meta for register in used)
+    call = OpCall(signature.op, signature.args, signature.kwargs, metas, signature.outputs, signature.positions)
+    return builder.apply(call, used, targets, random=signature.random, floating=signature.floating)
+
+
+def _write_shards(builder: ProgramBuilder, signature: Signature, is_aliased: bool) -> tuple[int, ...]:
+    if not signature.functional or (is_aliased and any(signature.paths)):
+        raise NoRule(signature.op)
+    bases: dict[int, int] = {}
+    views: dict[int, tuple[int, tuple[tuple[int, int], ...]]] = {}
+    for position in signature.writes:
+        bases[position] = _reduced(builder, position)
+        found = builder.view_in_place(bases[position], signature.paths[position])
+        if found is None:
+            raise NoRule(f"{signature.op} through {signature.paths[position][-1].op}")
+        views[position] = found
+    used = [
+        views[position][0] if position in views else builder.view(position, path)
+        for position, path in enumerate(signature.paths)
+    ]
+    only_written = frozenset([value.index for value in inputs_in((), signature.kwargs)]) & views.keys()
+    order = [position for position in range(len(used)) if position not in only_written]
+    call = _functional_call(builder, signature, used, order, only_written)
+    targets = [used[position] for position in signature.writes]
+    rest = [position for position in range(len(used)) if position in only_written]
+    written = InPlaceWrite(
+        (-1,) * len(signature.outputs) + tuple(targets),
+        _renumbered(signature, [*order, *rest]),
+        tuple(used[position] for position in rest),
+    )
+    registers = [used[position] for position in order]
+    outputs = builder.write(call, registers, written, random=signature.random, floating=signature.floating)
+    for position, (view, steps) in views.items():
+        if steps:
+            builder.write_back(bases[position], view, steps)
+    return (*outputs[: len(signature.outputs)], *[bases[position] for position in signature.writes])
+
+
+def _reduced(builder: ProgramBuilder, position: int) -> int:
+    """A partial tensor is reduced before it is written."""
+    spec = builder.spec(position)
+    return builder.move(position, spec.replace(partial=())) if spec.partial else position
+
+
+def _functional_call(
+    builder: ProgramBuilder,
+    signature: Signature,
+    used: Sequence[int],
+    order: Sequence[int],
+    only_written: frozenset[int],
+) -> OpCall:
+    args, kwargs = functional_args(signature.args, signature.kwargs, only_written)
+    new_positions = {position: new for new, position in enumerate(order)}
+
+    def renumber(value: Input) -> Arg:
+        return Input(new_positions[value.index])
+
+    written = [builder.registers[used[position]].meta.dense() for position in signature.writes]
+    return OpCall(
+        signature.functional,
+        tuple(with_inputs(arg, renumber) for arg in args),
+        {name: with_inputs(arg, renumber) for name, arg in kwargs.items()},
+        tuple(builder.registers[used[position]].meta for position in order),
+        (*signature.outputs, *written),
+    )
+
+
+def _renumbered(signature: Signature, order: Sequence[int]) -> Signature:
+    """The op as it was called, with its inputs in another order and without views."""
+    new_positions = {position: new for new, position in enumerate(order)}
+
+    def renumber(value: Input) -> Arg:
+        return Input(new_positions[value.index])
+
+    return Signature(
+        signature.op,
+        tuple(with_inputs(arg, renumber) for arg in signature.args),
+        {name: with_inputs(arg, renumber) for name, arg in signature.kwargs.items()},
+        ((),) * len(order),
+        tuple(new_positions[position] for position in signature.writes),
+        (),
+        signature.positions,
+        signature.random,
+        signature.floating,
+    )
