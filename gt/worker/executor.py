@@ -131,27 +131,39 @@ class Executor:
         self._buffers = iter(buffers)
         self._progress_time = self.recorder.clock()
         self._ops_run += [*map(type, commands)].count(RunOp)
-        actions = self._actions
         batch = self._runner.prefetch.follow(commands)
         if self.recorder.is_on:
             self._run_recorded(batch)
-            return self._reports
-        store, kernels, progress = self.store, self.kernels, self._runner.progress
-        for command in batch:  # hot path: most of the cost of a small op is this loop
-            direct = kernels[command.op_id].direct if type(command) is RunOp else None
-            if direct is None:
+        else:
+            self._run_batch(batch)
+        return self._reports
+
+    def _run_batch(self, batch: Iterator[Command]) -> None:
+        """Hot path: most of the cost of a small op is this loop."""
+        actions, runner = self._actions, self._runner
+        store, kernels, progress, steps = self.store, self.kernels, runner.progress, runner.steps
+        for command in batch:
+            if type(command) is not RunOp:
                 actions[type(command)](command)
                 continue
-            progress[0], progress[1] = command.op_id, command.site  # type: ignore[union-attr]
+            kernel, inputs, scalars = kernels[command.op_id], command.inputs, command.scalars
+            direct, writes = kernel.direct, kernel.writes
+            if direct is None or (writes and steps.follows(inputs[writes[0]])):
+                runner.run(command)
+                continue
+            progress[0], progress[1] = command.op_id, command.site
             try:
-                inputs, output = command.inputs, command.outputs[0]  # type: ignore[union-attr]
-                if len(inputs) == 2:  # no variable: the result must not outlive its id in the store
-                    store[output] = direct(store[inputs[0]], store[inputs[1]])
+                if scalars:  # no variable: the result must not outlive its id in the store
+                    store[command.outputs[0]] = direct(*[store[ident] for ident in inputs], *scalars)
+                elif len(inputs) == 2:
+                    store[command.outputs[0]] = direct(store[inputs[0]], store[inputs[1]])
                 else:
-                    store[output] = direct(*[store[ident] for ident in inputs])
-            except Exception:  # run it again where failures are reported
-                actions[RunOp](command)
-        return self._reports
+                    store[command.outputs[0]] = direct(*[store[ident] for ident in inputs])
+            except Exception as error:
+                runner.run_after_error(command, kernel, error)
+                continue
+            if writes:
+                del store[inputs[writes[0]]]
 
     def start(self, command: RunOp) -> Swapping:
         """A command that several virtual workers run together, as a computation that yields its swaps. Its reports are
@@ -182,8 +194,7 @@ class Executor:
         """The names of the op and of the scope of a command."""
         kernel = self.kernels[command.op_id]
         scope = self.scopes.get((session_of(command.op_id), command.scope))
-        op = kernel.op if isinstance(kernel, ProgramKernel) else kernel.signature.op
-        return op, scope.name if scope is not None else ""
+        return kernel.op, scope.name if scope is not None else ""
 
     def _read_stats(self, command: ReadStats) -> None:
         values = [value for value in self.store.values() if not isinstance(value, FailedValue)]

@@ -7,6 +7,7 @@ from typing import Any, TypeAlias
 
 from gt.core.meta import TensorMeta, same_places
 from gt.core.signatures import Arg, Input, ListArg, Number, Path, Scalar, Signature
+from gt.worker.direct_calls import DirectCall, bind_arguments, is_in_order
 from gt.worker.engines.counter_rng import Region
 from gt.worker.engines.engine import Engine, Value
 
@@ -21,19 +22,20 @@ class Kernel:
     signature always has the same ones; where strides differ, all later results are copied into those that the client
     was told. With `checks_geometry` every result is compared.
 
-    `direct` is the bare function of an op that takes the command's tensors in order and returns one new tensor, as most
-    ops do. It is set once a first call has been checked. `region` is the part of its result that a random op computes
-    on this worker.
+    `direct` is the op as a function of the command's tensors and scalars that returns one tensor: a new one, or the one
+    that it writes to. It is set once a first call has been checked, for ops of this kind, which most are. `region` is
+    the part of its result that a random op computes on this worker.
     """
 
     def __init__(self, engine: Engine, signature: Signature, region: Region | None = None) -> None:
         function = engine.resolve(signature.op)
         engine.check_constants(signature.op, signature.args, signature.kwargs)
         self.signature = signature
+        self.op = signature.op
         self.writes = signature.writes
         self.overwrites = signature.overwrites
         self.output_count = len(signature.outputs)
-        self.direct: Callable[..., Value] | None = None
+        self.direct: DirectCall | None = None
         self._engine = engine
         function = engine.seeded(signature.op, function, region) if signature.random else function
         self._is_plain = signature.floating == "float32"
@@ -41,10 +43,8 @@ class Kernel:
         self._args = [_argument_of(engine, arg) for arg in signature.args]
         self._kwargs = {name: _argument_of(engine, arg) for name, arg in signature.kwargs.items()}
         self._views = [(position, ViewKernel(engine, path)) for position, path in enumerate(signature.paths) if path]
-        in_order = tuple(Input(position) for position in range(len(signature.paths)))
-        self._can_be_direct = (signature.args, signature.positions) == (in_order, (0,)) and not (
-            self._kwargs or self._views or self.writes or signature.random
-        )
+        gives_one = signature.positions == (0,) if not self.writes else len(self.writes) == 1 and not signature.outputs
+        self._can_be_direct = gives_one and not (self._views or signature.random)
         self._checked = not signature.outputs
         self._restrides = False
 
@@ -65,9 +65,32 @@ class Kernel:
             results = [results[position] for position in self.signature.positions]
         if not self._checked:
             self._check(results)
-            if self._checked and self._can_be_direct and result is results[0] and not self._restrides:
-                self.direct = self._engine.shortcut(self.signature.op, values) if self._is_plain else self._function
+        if self._can_be_direct and not self._restrides:
+            self._can_be_direct = False  # one attempt is enough
+            if result is (values[self.writes[0]] if self.writes else results[0]):
+                self.direct = self.make_direct(values, scalars)
         return self._restrided(results) if self._restrides else results
+
+    def make_direct(self, values: Sequence[Value], scalars: tuple[Number, ...]) -> DirectCall | None:
+        """The op as a direct call, for tensors and scalars like these; None where it cannot be one."""
+        args, kwargs, count = self.signature.args, self.signature.kwargs, len(values)
+        function = self._function
+        if self._is_plain:
+            given = scalars if is_in_order(args, kwargs, count) and len(args) == count + len(scalars) else None
+            function = self._engine.shortcut(self.signature.op, values, given)
+        direct = bind_arguments(function, args, kwargs, count, self._engine.literal)
+        return self._compared(direct) if self._engine.checks_geometry and direct and not self.writes else direct
+
+    def _compared(self, direct: DirectCall) -> DirectCall:
+        """A direct call whose results are all compared with the metas that the client was told."""
+
+        def call(*given: Any) -> Any:
+            results = [direct(*given)]
+            if self.signature.outputs:
+                self._check(results)
+            return self._restrided(results)[0] if self._restrides else results[0]
+
+        return call
 
     def _restrided(self, results: list[Any]) -> list[Any]:
         return [
@@ -125,6 +148,7 @@ class UnavailableKernel:
 
     def __init__(self, signature: Signature, error: Exception) -> None:
         self.signature = signature
+        self.op = signature.op
         self.writes = signature.writes
         self.overwrites = ()
         self.output_count = len(signature.outputs)

@@ -78,6 +78,19 @@ class OpRunner:
         if kernel.writes:
             self._rename_written(kernel, command.inputs, values, outputs[kernel.output_count :])
 
+    def run_after_error(self, command: RunOp, kernel: AnyKernel, error: Exception) -> None:
+        """A direct call has raised. Run the op again where failures are reported, unless it may have begun to write."""
+        values = [self.store.get(ident) for ident in command.inputs]
+        if not kernel.writes or any(value is None or isinstance(value, FailedValue) for value in values):
+            self.run(command)
+            return
+        shapes = tuple(str(self._engine.meta(value)) for value in values)
+        failed = FailedValue(make_failure(self.worker, kernel.op, shapes, command, error))
+        self._report(OpFailed(session_of(command.op_id), failed.failure))
+        for position in kernel.writes:
+            self.store.pop(command.inputs[position], None)
+        self.store.update(dict.fromkeys(command.outputs, failed.for_dependents()))
+
     def _skips_write(self, command: RunOp, kernel: Kernel | UnavailableKernel) -> bool:
         """Whether an op that writes is left out, because it belongs to an optimizer step with a failed gradient."""
         written = [command.inputs[position] for position in kernel.writes]
@@ -148,7 +161,8 @@ class OpRunner:
         if kernel.targets and reason is None:
             is_renewed = self._renew(command, kernel.targets)
         inputs = [self.store.get(ident) for ident in command.inputs]
-        results, untouched = yield from self._counted(command, kernel.run(inputs, command.scalars, fail, reason))
+        computation = kernel.run(inputs, command.scalars, fail, reason)
+        results, untouched = yield from computation if kernel.is_local else self._counted(command, computation)
         results = kernel.with_previous(results, {} if is_renewed else untouched, command)
         for position in kernel.program.consumes:
             self.store.pop(command.inputs[position], None)
@@ -232,7 +246,7 @@ class OpRunner:
             kept = values if after == before else lost
             self._rename_written(kernel, command.inputs, kept, command.written)
             if not has_begun and kept is values:
-                self.steps.unwritten.update(zip(command.written, since, strict=False))
+                self.steps.note_unwritten(zip(command.written, since, strict=False))
             return
         self._rename_written(kernel, command.inputs, values, command.written)
         metas = tuple(self._engine.meta(values[position]) for position in kernel.writes)

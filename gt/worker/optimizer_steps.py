@@ -7,7 +7,7 @@ batch norm, are copied before the first write, so that they can return to their 
 
 from __future__ import annotations
 
-from collections.abc import Callable, MutableMapping, Sequence
+from collections.abc import Callable, Iterable, MutableMapping, Sequence
 from typing import NamedTuple
 
 from gt.core.ids import session_of
@@ -51,6 +51,7 @@ class OptimizerSteps:
         self.tokens: set[int] = set()
         self.sessions: dict[int, _SessionSteps] = {}
         self._engine = engine
+        self._follows_all = False
 
     def begin(self, command: WorkerBeginStep, store: MutableMapping[int, Value | FailedValue]) -> None:
         session = self.sessions.setdefault(session_of(command.step), _SessionSteps())
@@ -60,6 +61,7 @@ class OptimizerSteps:
         if command.token:
             self.tokens.add(command.token)
             store[command.token] = session.failed or self._engine.empty(STEP_TOKEN)
+        self._update()
 
     def agree(self, command: WorkerAgreeOnStep, tokens: Value | FailedValue | None) -> None:
         """`tokens` is the sum of all workers' tokens: it has failed where a gradient has failed on any of them."""
@@ -67,6 +69,7 @@ class OptimizerSteps:
         self.tokens = {token for token in self.tokens if session_of(token) != session_of(command.step)}
         if isinstance(tokens, FailedValue) and session.failed is None:
             session.failed = tokens.for_dependents()
+        self._update()
 
     def end(self, command: WorkerEndStep) -> None:
         session = self.sessions.setdefault(session_of(command.step), _SessionSteps())
@@ -75,11 +78,27 @@ class OptimizerSteps:
         if is_done:
             session.done = command.step
             self._forget_kept(session_of(command.step))
+        self._update()
 
     def forget(self, session: int) -> None:
         self.sessions.pop(session, None)
         self._forget_kept(session)
         self.unwritten = {new: old for new, old in self.unwritten.items() if session_of(new) != session}
+        self._update()
+
+    def note_unwritten(self, ids: Iterable[tuple[int, int]]) -> None:
+        """Tensors have new ids, each given with its id before, and were not written."""
+        self.unwritten.update(ids)
+        self._update()
+
+    def follows(self, ident: int) -> bool:
+        """Whether a write to a tensor has to be told to `before_write`, or may be skipped. Hot path."""
+        return self._follows_all or ident in self.kept
+
+    def _update(self) -> None:
+        """Within a step of which no gradient has failed, no write is skipped and nothing is copied."""
+        is_free = all(session.begun and session.failed is None for session in self.sessions.values())
+        self._follows_all = bool(self.unwritten) or not is_free
 
     def free(self, idents: Sequence[int]) -> None:
         for ident in idents:

@@ -24,6 +24,7 @@ from gt.core.signatures import (
 from gt.sharding.lowering import create_sharded_output, get_shard_args
 from gt.sharding.op_calls import LocalCall, LocalContext, LocalProgram, OpCall
 from gt.sharding.spec import ShardingSpec, local_box, spec_of
+from gt.worker.direct_calls import DirectCall
 from gt.worker.engines.counter_rng import Region
 from gt.worker.engines.engine import Engine, Value
 from gt.worker.exchange.interface import Swapping
@@ -41,9 +42,7 @@ class ProgramKernel:
     """A program bound to an engine and a worker. `run` never raises: where a step fails, its results are `FailedValue`,
     so that all workers do the same swaps. `swaps` are the swaps of a run, without the values sent; None where there may
     be several. `targets` are this worker's parts of inputs that need no value, as they are overwritten, by position.
-    Unlike a kernel it is never a bare function (`direct`)."""
-
-    direct = None
+    `direct` and `writes` as for a kernel: a program of one call on this worker's shards is as good as the op itself."""
 
     def __init__(self, engine: Engine, worker: int, op: str, program: Program) -> None:
         self.op = op
@@ -51,10 +50,13 @@ class ProgramKernel:
         self._engine = engine
         self._worker = worker
         self._views: dict[int, Callable[[Value], Value]] = {}
+        self.writes = program.consumes
+        self.direct: DirectCall | None = None
         self._steps = [self._prepare(number, step) for number, step in enumerate(program.steps)]
         self.targets = self._targets() if program.overwrites else {}
         moves = [step.mover.swaps() for step in self._steps if isinstance(step, _MoveStep)]
         self.swaps = moves[0] if len(moves) == 1 else None if moves else []
+        self.is_local = not moves
 
     def run(
         self,
@@ -158,14 +160,27 @@ class ProgramKernel:
         region = self._region(step, shard) if step.random else None
         local = get_shard_args(shard)
         if step.in_place is not None and _is_the_op(local, call) and not step.random:
-            return self._checked(step, results, self._in_place(step.in_place, step))
+            kernel = Kernel(self._engine, step.in_place)
+            direct = kernel if self._is_single(step) and len(step.into) == 1 else None
+            return self._checked(step, results, self._in_place(kernel, step), direct)
         if step.is_view and _is_view(local):
             return self._checked(step, results, self._view(number, local.calls[0]))
-        return self._checked(step, results, self._lowered(step, call, local, region))
+        kernels = [self._kernel(part, step, region) for part in local.calls]
+        is_one_call = len(kernels) == 1 and local.results == (len(call.inputs),) and not step.into
+        direct = kernels[0] if is_one_call and self._is_single(step) else None
+        return self._checked(step, results, self._lowered(step, call, local, kernels), direct)
 
-    def _checked(self, step: Compute, results: Sequence[ShardingSpec], run: _Run) -> _Run:
+    def _is_single(self, step: Compute) -> bool:
+        """Whether a step is the whole program, takes the command's inputs in order and gives one tensor."""
+        program = self.program
+        is_plain = not (step.random or step.casts or step.is_view)
+        gives = program.gives == step.outputs and len(step.outputs) == 1
+        return is_plain and gives and len(program.steps) == 1 and program.takes == step.inputs
+
+    def _checked(self, step: Compute, results: Sequence[ShardingSpec], run: _Run, direct: Kernel | None = None) -> _Run:
         """The first results are compared with the parts that the plan expects of this worker. Where their strides
-        differ, these and all later results are copied into the memory format of the whole result."""
+        differ, these and all later results are copied into the memory format of the whole result; otherwise, if the
+        program is one call, of the kernel `direct`, that is called directly from then on."""
         pairs = zip(step.outputs_meta, results, strict=True)
         expected = [create_sharded_output(meta, spec, self._worker) for meta, spec in pairs]
         cast = self._engine.resolve("aten._to_copy.default") if step.casts else None
@@ -181,6 +196,8 @@ class ProgramKernel:
             if not is_checked:
                 restrides = self._check(step.op, results, expected, fresh)
                 is_checked = not self._engine.checks_geometry
+                if direct is not None and not restrides and self.direct is None:
+                    self.direct = direct.make_direct(values[: len(step.inputs)], scalars)
             if not restrides:
                 return results
             return [
@@ -201,9 +218,8 @@ class ProgramKernel:
             differ |= is_fresh and found.stride != meta.stride
         return differ
 
-    def _lowered(self, step: Compute, call: OpCall, local: LocalProgram, region: Region | None) -> _Run:
+    def _lowered(self, step: Compute, call: OpCall, local: LocalProgram, kernels: Sequence[Kernel]) -> _Run:
         """The ops on shards that the lowering of an op consists of."""
-        kernels = [self._kernel(part, step, region) for part in local.calls]
         count = len(call.inputs)
         copy = self._engine.resolve("aten.copy_.default") if any(r >= 0 for r in step.into) else None
 
@@ -225,9 +241,7 @@ class ProgramKernel:
 
         return run
 
-    def _in_place(self, signature: Signature, step: Compute) -> _Run:
-        kernel = Kernel(self._engine, signature)
-
+    def _in_place(self, kernel: Kernel, step: Compute) -> _Run:
         def run(values: list[Value], scalars: tuple[Number, ...]) -> list[Any]:
             fresh = iter(kernel.call(values[: len(step.inputs)], scalars))
             targets = iter(values[len(step.inputs) :])

@@ -7,7 +7,7 @@ from contextlib import AbstractContextManager
 from typing import Any, Protocol, TypeAlias
 
 from gt.core.meta import TensorMeta
-from gt.core.signatures import Arg, ViewStep
+from gt.core.signatures import Arg, Number, ViewStep
 from gt.worker.engines.counter_rng import Region
 
 Value: TypeAlias = Any
@@ -36,8 +36,9 @@ class Engine(Protocol):
     def check_constants(self, op: str, args: Sequence[Arg], kwargs: Mapping[str, Arg]) -> None:
         """Raise TypeError for a constant argument of a type that the op does not take."""
 
-    def shortcut(self, op: str, values: Sequence[Value]) -> Callable[..., Any]:
-        """The fastest function of an op whose only arguments are tensors like `values`, in this order."""
+    def shortcut(self, op: str, values: Sequence[Value], scalars: Sequence[Number] | None = ()) -> Callable[..., Any]:
+        """The fastest function of an op whose arguments are tensors like `values` and then scalars like these, in this
+        order; None for `scalars`: it has other arguments too."""
 
     def literal(self, arg: Arg) -> Any:
         """A constant argument of a signature as the engine's functions take it."""

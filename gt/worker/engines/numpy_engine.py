@@ -9,7 +9,7 @@ from typing import Any, NoReturn
 import numpy as np
 
 from gt.core.meta import TensorMeta, dense_strides, is_dense, memory_order
-from gt.core.signatures import Arg, Complex, DType, ListArg, MemoryFormat, TorchLayout, ViewStep, WorkerDevice
+from gt.core.signatures import Arg, Complex, DType, ListArg, MemoryFormat, Number, TorchLayout, ViewStep, WorkerDevice
 from gt.worker.engines.counter_rng import Region
 from gt.worker.engines.engine import Buffer
 from gt.worker.engines.numpy_ops import OPS
@@ -52,7 +52,7 @@ class NumPyEngine:
     def check_constants(self, op: str, args: Sequence[Arg], kwargs: Mapping[str, Arg]) -> None:
         """NumPy's functions check their arguments."""
 
-    def shortcut(self, op: str, values: Sequence[Array]) -> Callable[..., Any]:
+    def shortcut(self, op: str, values: Sequence[Array], scalars: Sequence[Number] | None = ()) -> Callable[..., Any]:
         return self.resolve(op)
 
     def literal(self, arg: Arg) -> Any:

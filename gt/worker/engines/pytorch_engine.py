@@ -11,7 +11,18 @@ import torch
 import torch.distributed as dist
 
 from gt.core.meta import ITEM_BYTES, TensorMeta, dense_strides, is_dense, memory_order, same_places, span
-from gt.core.signatures import Arg, Complex, DType, Input, ListArg, MemoryFormat, TorchLayout, ViewStep, WorkerDevice
+from gt.core.signatures import (
+    Arg,
+    Complex,
+    DType,
+    Input,
+    ListArg,
+    MemoryFormat,
+    Number,
+    TorchLayout,
+    ViewStep,
+    WorkerDevice,
+)
 from gt.worker.engines.checked_ops import checked, has_checks
 from gt.worker.engines.cleared_memory import clear, cleared, leaves_unwritten
 from gt.worker.engines.constant_checks import check_constants
@@ -19,6 +30,7 @@ from gt.worker.engines.counter_rng import Region
 from gt.worker.engines.default_dtype import WithDefaultDtype, may_need_default, without_default_dtype
 from gt.worker.engines.device_fallbacks import DEVICE_FALLBACKS
 from gt.worker.engines.engine import Buffer
+from gt.worker.engines.number_tensors import takes_number_as_tensor, with_number_as_tensor
 from gt.worker.engines.random_ops import COUNTER_BASED
 from gt.worker.engines.refused_ops import REFUSED
 from gt.worker.engines.torch_private import (
@@ -105,11 +117,19 @@ class PyTorchEngine:
     def check_constants(self, op: str, args: Sequence[Arg], kwargs: Mapping[str, Arg]) -> None:
         check_constants(op, args, kwargs)
 
-    def shortcut(self, op: str, values: Sequence[torch.Tensor]) -> Callable[..., Any]:
+    def shortcut(
+        self, op: str, values: Sequence[torch.Tensor], scalars: Sequence[Number] | None = ()
+    ) -> Callable[..., Any]:
         """Torch's Python function of the op's name, which takes two thirds of the time of the overload: where it runs
-        this very overload on these tensors alone (its defaults may be others)."""
+        this very overload on these tensors alone (its defaults may be others). Where torch would make a tensor of a
+        number at every call, a function that keeps such tensors."""
         if may_need_default(values, {}):
             return self.resolve(op)
+        if scalars is None:
+            return self._overload(op)
+        if scalars:
+            takes_tensor = len(values) == len(scalars) == 1 and takes_number_as_tensor(op, values[0])
+            return with_number_as_tensor(self.shortcut(op, [*values, *values])) if takes_tensor else self._overload(op)
         key = (op, len(values))
         if key not in self._shortcuts:
             self._shortcuts[key] = self._find_shortcut(op, values)
@@ -118,7 +138,7 @@ class PyTorchEngine:
     def _find_shortcut(self, op: str, values: Sequence[torch.Tensor]) -> Callable[..., Any]:
         function = self._overload(op)
         named = find_python_function(op)
-        wrapped = has_checks(op) or (self._clears and leaves_unwritten(op))
+        wrapped = has_checks(op) or (self._clears and leaves_unwritten(op)) or find_schema(op).is_mutable
         if named is None or op in DEVICE_FALLBACKS or op in _GRAD_MODE_MATTERS or wrapped:
             return function
         with OpWatcher() as watcher:
