@@ -268,6 +268,7 @@ _RULES: dict[str, Rule] = {
     "native_channel_shuffle": _like("self"),
     "native_dropout_backward": _iterated,
     "native_layer_norm_backward": _contiguous,
+    "nonzero_static": _contiguous,
     "normal": _contiguous,
     "pixel_shuffle": _like("self"),
     "pixel_unshuffle": _like("self"),

@@ -56,6 +56,12 @@ def assert_gradients(model: nn.Module, forward: Callable[[Any, torch.Tensor], to
         assert_same(found.grad, expected.grad)
 
 
+@pytest.mark.parametrize("size", [0, 3, 12])
+def test_positions_of_a_fixed_number_of_elements_are_contiguous(workers: int, size: int) -> None:
+    x = torch.arange(20).reshape(4, 5) % 3
+    assert_same(torch.nonzero_static(gt.to(x), size=size), torch.nonzero_static(x, size=size))
+
+
 ROLLS = [(0, 0), (1, 0), (2, 0), ((1, 0), (0, 1)), ((1, 1), (0, 1)), (1, ()), (10, -1)]
 
 
