@@ -25,6 +25,7 @@ from gt.client.call_cache import (
 )
 from gt.client.geometry import Geometry, dtype_name, geometry_of, intern_geometry
 from gt.client.op_schema import Kind, OpSchema
+from gt.client.resizing import ResizingCall
 from gt.client.session import Session
 from gt.client.shape_functions import SHAPE_FUNCTIONS
 from gt.client.storage import CONJUGATE, NEGATE, TensorRef, is_lazy, reinterpreted
@@ -109,6 +110,8 @@ def _inferred_call(
     if op.needs_worker_shape and not _is_same_everywhere(op, args, kwargs, refs):
         raise Unknown
     result, resized = infer_result(op, args, kwargs, refs, session.on_cpu)
+    if any(refs[position] is not refs[position].storage for position in resized):
+        return ResizingCall(op, resized)
     if op.returns_python or resized:
         raise Unknown
     result = _apply_mask(op, args, kwargs, result)
@@ -146,9 +149,10 @@ def _is_same_everywhere(op: OpSchema, args: Sequence[Any], kwargs: dict[str, Any
 
 def infer_result(
     op: OpSchema, args: tuple[Any, ...], kwargs: dict[str, Any], refs: list[TensorRef], on_cpu: bool
-) -> tuple[Any, bool]:
-    """The result of an op for tensors without bytes, and whether it resized a tensor it writes to. Raises Unknown where
-    its kernel may give another result; `on_cpu`: the workers have the same kernels as this process."""
+) -> tuple[Any, dict[int, Geometry]]:
+    """The result of an op for tensors without bytes, and the new geometries of the inputs that it resizes, by position.
+    Raises Unknown where its kernel may give another result; `on_cpu`: the workers have the same kernels as this
+    process."""
     metas = _Metas(refs, op)
     meta_args = [metas.argument(kind, value) for kind, value in zip(op.kinds, args, strict=False)]
     meta_kwargs = {name: metas.argument(op.kwarg_kinds[name], value) for name, value in kwargs.items()}
@@ -161,33 +165,33 @@ def infer_result(
         check_arguments(op, meta_args, meta_kwargs, result, on_cpu)
     except Exception as error:
         raise Unknown from error
-    resized = any(geometry_of(meta) is not geometry for meta, geometry in metas.written)
-    return result, resized
+    written = {position: geometry_of(meta) for position, meta in metas.written.items()}
+    return result, {position: found for position, found in written.items() if found is not refs[position].geometry}
 
 
 class _Metas:
     """The arguments of a call with tensors without bytes in place of GT tensors; `written` are those that the op writes
-    to, with their geometries. Lazily conjugated or negated operands are copied first, as torch copies them, except for
+    to, by position. Lazily conjugated or negated operands are copied first, as torch copies them, except for
     ops that make views and those with kernels for lazy operands. A class and not a nested function: a function that
     calls itself is a reference cycle, which would keep the call's tensors until the next collection."""
 
     def __init__(self, refs: list[TensorRef], op: OpSchema) -> None:
-        self.written: list[tuple[torch.Tensor, Geometry]] = []
+        self.written: dict[int, torch.Tensor] = {}
         self._op = op
-        self._remaining = iter(refs)
+        self._remaining = enumerate(refs)
 
     def argument(self, kind: Kind, value: Any) -> Any:
         if kind in _LIST_KINDS and value is not None:
             inner = Kind.TENSOR if kind is Kind.TENSORS else Kind.TARGET
             return [self.argument(inner, item) for item in value]
         if kind in _TENSOR_KINDS and isinstance(value, torch.Tensor):
-            return self._tensor(kind, next(self._remaining))
+            return self._tensor(kind, *next(self._remaining))
         return None if kind is Kind.GENERATOR else torch.device("meta") if kind is Kind.DEVICE else value
 
-    def _tensor(self, kind: Kind, ref: TensorRef) -> torch.Tensor:
+    def _tensor(self, kind: Kind, position: int, ref: TensorRef) -> torch.Tensor:
         meta = ref.geometry.on_meta()
         if kind is Kind.TARGET:
-            self.written.append((meta, ref.geometry))
+            self.written[position] = meta
         elif is_lazy(ref):
             return self._lazy(meta, reinterpreted(ref))
         return meta

@@ -6,7 +6,8 @@ import torch
 import gt
 from gt.client import session as sessions
 from gt.client.op_schema import OpSchema
-from gt.client.special_ops import SPECIAL, allocate, grow, reshape_in_place, run_on_host
+from gt.client.resizing import allocate, grow
+from gt.client.special_ops import SPECIAL, reshape_in_place, run_on_host
 from gt.client.tensor import Tensor
 
 aten = torch.ops.aten

@@ -366,10 +366,15 @@ def _batch_norm_in_evaluation(x: Tensor, w: Tensor, b: Tensor) -> Tensor:
     return F.batch_norm(x, *_statistics(x), w, b, False)
 
 
+def _row_major_constant(x: torch.Tensor) -> torch.Tensor:
+    """Torch crashes in the gradient of group_norm if the input is in channels_last and needs no gradient."""
+    return x if x.requires_grad else x.contiguous()
+
+
 _add("batch_norm", 1, lambda x, w, b: F.batch_norm(x, None, None, w, b, True), _norm(2))
 _add("batch_norm_in_evaluation", 1, _batch_norm_in_evaluation, _norm(2))
 _add("instance_norm", 1, lambda x, w, b: F.instance_norm(x, None, None, w, b), _norm(3))
-_add("group_norm", 1, lambda x, w, b: F.group_norm(x, 2, w, b), _norm(2))
+_add("group_norm", 1, lambda x, w, b: F.group_norm(_row_major_constant(x), 2, w, b), _norm(2))
 _add("layer_norm", 1, lambda x, w, b: F.layer_norm(x, w.shape, w, b), _last_dims)
 _add("rms_norm", 1, lambda x, w, b: F.rms_norm(x, w.shape, w) + b, _last_dims)
 _add("max_pool2d", 1, lambda x: F.max_pool2d(x, 2, ceil_mode=True))

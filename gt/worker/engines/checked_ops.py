@@ -86,6 +86,7 @@ CHECKS: dict[str, tuple[Check, ...]] = {
         family.valid_group_norm,
         same_shape("input", "grad_out"),
         compact("grad_out", "input", "mean", "rstd", "weight"),
+        family.group_norm_in_rows,
     ),
     "native_layer_norm_backward": (
         same_shape("input", "grad_out"),
