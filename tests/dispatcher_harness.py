@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from gt.core.events import Observer
 from gt.core.ids import FIRST_OWN, short_id
+from gt.core.message_events import Observer
 from gt.core.messages import (
     Answer,
     Command,
@@ -28,7 +28,7 @@ from gt.core.meta import TensorMeta
 from gt.core.signatures import Number, Signature
 from gt.dispatcher.dispatcher import Dispatcher
 from gt.dispatcher.invariants import check_invariants
-from gt.dispatcher.outgoing import Buffer, Outgoing, ToClient, ToWorkers
+from gt.dispatcher.message_queue import Buffer, Outgoing, ToClient, ToWorkers
 from gt.sharding.spec import DeviceMesh, ShardingSpec, whole
 from gt.sharding.spec_text import parse_spec
 from tests.records import SMALL, own

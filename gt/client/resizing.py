@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from gt.client.call_cache import HandleType, rebind, wrap
+from gt.client.cached_calls import HandleType, rebind, wrap
 from gt.client.geometry import Geometry, intern_geometry
 from gt.client.op_schema import OpSchema
 from gt.client.storage import Storage, TensorRef, restrided, storage_elements, strided_view

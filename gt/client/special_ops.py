@@ -9,9 +9,9 @@ from typing import Any, TypeAlias
 import torch
 
 from gt.client import session as sessions
-from gt.client.call_cache import HandleType, rebind, wrap, wrap_view
+from gt.client.cached_calls import HandleType, rebind, wrap, wrap_view
+from gt.client.call_inference import to_wire
 from gt.client.geometry import Geometry, geometry_of, intern_geometry
-from gt.client.infer import to_wire
 from gt.client.op_schema import OpSchema
 from gt.client.resizing import allocate, resize_handle
 from gt.client.storage import Storage, StorageView, TensorRef, restrided, storage_elements, strided_view, view_of

@@ -9,8 +9,8 @@ from concurrent.futures import ThreadPoolExecutor
 import msgspec
 import pytest
 
+from gt.client.call_sites import Sites
 from gt.client.inbox import REMEMBERED, Inbox
-from gt.client.sites import Sites
 from gt.core.errors import OpError, ProtocolError, SessionError, WorkerLost
 from gt.core.messages import Failed, Lost, OpFailed, Refused, Synchronized
 from gt.launch.in_process_channel import InProcessChannel

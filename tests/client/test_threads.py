@@ -9,7 +9,7 @@ import pytest
 import torch
 
 import gt
-from gt.client import call_cache
+from gt.client import cached_calls
 from gt.client import session as sessions
 from gt.client.outbox import FREE_AT_ONCE
 from gt.core.messages import RunOp
@@ -64,7 +64,7 @@ def test_a_write_waits_until_an_op_that_names_the_tensor_is_queued(anywhere, mon
 
     thread = threading.Thread(target=write)
     thread.start()
-    monkeypatch.setattr(call_cache, "RunOp", slowly)
+    monkeypatch.setattr(cached_calls, "RunOp", slowly)
     doubled = x * 2
     monkeypatch.undo()
     thread.join(10)

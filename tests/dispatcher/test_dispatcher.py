@@ -28,7 +28,7 @@ from gt.core.messages import (
     WorkerEndSession,
     WorkerFetchTensor,
 )
-from gt.dispatcher.outgoing import ToClient, ToWorkers
+from gt.dispatcher.message_queue import ToClient, ToWorkers
 from gt.dispatcher.planner import plan_move
 from tests.dispatcher_harness import (
     OP,

@@ -36,12 +36,12 @@ from gt.core.messages import (
     WorkerShutdown,
 )
 from gt.core.signatures import SpecRecord
-from gt.dispatcher.outgoing import ToWorkers
+from gt.dispatcher.message_queue import ToWorkers
 from gt.dispatcher.server import Server
 from gt.version import __version__
 from gt.wire import shared_memory
 from gt.wire.codec import Decoder, encode, header_of, join
-from gt.wire.liveness import this_host
+from gt.wire.process_identity import this_host
 from tests.dispatcher_harness import at, solo_mesh
 from tests.records import INLINE, NONZERO, RICH, SMALL, ZEROS, own, signature
 

@@ -35,8 +35,8 @@ from gt.core.messages import (
 )
 from gt.core.meta import TensorMeta
 from gt.core.signatures import PolicyRecord
-from gt.dispatcher.outgoing import ToClient, ToWorkers
-from gt.dispatcher.records import WorkerRecord
+from gt.dispatcher.message_queue import ToClient, ToWorkers
+from gt.dispatcher.session_records import WorkerRecord
 from gt.dispatcher.state import NAMES_KEPT, State
 from gt.dispatcher.tensor_records import TensorRecord
 from gt.sharding.spec import DeviceMesh, ShardingSpec, whole

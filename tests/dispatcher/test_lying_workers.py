@@ -34,7 +34,7 @@ from gt.core.messages import (
     WorkerStats,
 )
 from gt.wire.codec import Decoder, encode
-from gt.wire.links import open_link
+from gt.wire.connections import open_link
 from gt.wire.socket_channel import SocketChannel
 from tests.dispatcher.test_hostile_peers import hello
 from tests.dispatcher_harness import REQUEST, A, harness_with

@@ -17,12 +17,12 @@ import zmq
 from gt.core.errors import ProtocolError
 from gt.core.messages import CreateTensor, Fetched, FetchTensor, Instruction, Refused, Segment, Taken, Welcome
 from gt.dispatcher import read_limits
+from gt.dispatcher.pending_connections import UnknownPeers
 from gt.dispatcher.read_limits import ReadLimits
-from gt.dispatcher.unknown_peers import UnknownPeers
 from gt.wire.codec import Decoder, encode
+from gt.wire.connections import Router, open_link
 from gt.wire.file_descriptors import open_files_limit
 from gt.wire.keys import find_keys
-from gt.wire.links import Router, open_link
 from gt.wire.socket_channel import SocketChannel
 from gt.wire.stderr_logging import MAX_REPEATS, REPEAT_SECONDS, StderrHandler
 from tests.dispatcher.test_hostile_peers import hello

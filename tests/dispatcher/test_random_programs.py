@@ -45,7 +45,7 @@ from gt.core.messages import (
 from gt.core.signatures import Compute, Move, Whole
 from gt.dispatcher.dispatcher import Dispatcher
 from gt.dispatcher.invariants import check_invariants
-from gt.dispatcher.outgoing import ToWorkers
+from gt.dispatcher.message_queue import ToWorkers
 from gt.sharding.spec import DeviceMesh, spec_of
 from gt.sharding.spec_text import parse_spec
 from tests.dispatcher_harness import create

@@ -25,7 +25,7 @@ from gt.core.messages import (
     WorkerReadTraffic,
 )
 from gt.core.signatures import SpecRecord
-from gt.dispatcher.outgoing import ToClient, ToWorkers
+from gt.dispatcher.message_queue import ToClient, ToWorkers
 from gt.sharding.spec import DeviceMesh
 from tests.dispatcher_harness import (
     OP,

@@ -14,7 +14,7 @@ from gt.core.messages import PROTOCOL, FetchTensor, Hello, Refused, Welcome
 from gt.version import __version__
 from gt.wire.codec import Decoder, encode, header_of
 from gt.wire.keys import find_keys, keys_directory
-from gt.wire.liveness import this_host
+from gt.wire.process_identity import this_host
 from tests.subprocesses import (
     finish,
     reserved_port,

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from gt.sharding.boxes import balanced_cuts, box_elements
 from gt.sharding.cost import GLOO, LinkSpeed, lower_bound, memory_bytes, reshard_bytes, seconds
 from gt.sharding.factors import HaloWindow
-from gt.sharding.hops import received
+from gt.sharding.hop_traffic import received
 from gt.sharding.reshard import contributions, explain, plan_reshard, pulls, pushes, segments
 from gt.sharding.routes import cheapest_route, worker_boxes
 from gt.sharding.spec import REDUCTIONS, DeviceMesh, ShardingSpec, compute_local_shape, local_box, whole

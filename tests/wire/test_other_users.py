@@ -20,7 +20,7 @@ import gt
 from gt.client import session as sessions
 from gt.core.errors import SettingsError
 from gt.core.messages import CreateTensor, FetchTensor, Located, LocateTensor, Refused, Rejected, Segment
-from gt.dispatcher.outgoing import ToClient
+from gt.dispatcher.message_queue import ToClient
 from gt.launch.local_processes import LocalProcesses
 from gt.wire import shared_memory
 from gt.wire.authentication import authenticate

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 import gt
 from gt.core.errors import ProtocolError
 from gt.wire import shared_memory
-from gt.wire.liveness import process_namespace
+from gt.wire.process_identity import process_namespace
 from tests.subprocesses import ROOT, serving, wait_until
 
 

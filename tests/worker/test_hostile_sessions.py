@@ -25,9 +25,9 @@ from gt.core.messages import (
 from gt.core.signatures import Input, ListArg, Signature
 from gt.wire import shared_memory
 from gt.wire.codec import Decoder, encode, join
-from gt.wire.links import open_link
+from gt.wire.connections import open_link
 from gt.worker.engines import PyTorchEngine
-from gt.worker.exchange.memory import MemoryExchange
+from gt.worker.exchange.in_process import MemoryExchange
 from gt.worker.executor import Executor
 from gt.worker.failed_value import FailedValue
 from gt.worker.process import WorkerProcess

@@ -11,7 +11,7 @@ from gt.core.meta import TensorMeta, contiguous_strides
 from gt.sharding.spec import DeviceMesh, compute_local_shape, local_slices, whole
 from gt.sharding.spec_text import parse_spec
 from gt.worker.engines import NumPyEngine, PyTorchEngine
-from gt.worker.exchange.memory import run_interleaved
+from gt.worker.exchange.in_process import run_interleaved
 from gt.worker.failed_value import FailedValue
 from gt.worker.moves import Mover
 from tests.dispatcher_harness import PAIR, at, over

@@ -14,13 +14,13 @@ from gt.core.meta import ITEM_BYTES, TensorMeta, dense_strides, is_dense, memory
 from gt.core.signatures import Arg, Complex, DType, Input, ListArg, MemoryFormat, TorchLayout, ViewStep, WorkerDevice
 from gt.worker.engines.checked_ops import checked, has_checks
 from gt.worker.engines.cleared_memory import clear, cleared, leaves_unwritten
-from gt.worker.engines.constant_checks import check_constants
 from gt.worker.engines.counter_rng import Region
 from gt.worker.engines.default_dtype import WithDefaultDtype, may_need_default, without_default_dtype
 from gt.worker.engines.device_fallbacks import DEVICE_FALLBACKS
 from gt.worker.engines.engine import Buffer
 from gt.worker.engines.random_ops import COUNTER_BASED
 from gt.worker.engines.refused_ops import REFUSED
+from gt.worker.engines.schema_checks import check_constants
 from gt.worker.engines.torch_private import (
     Isolation,
     OpWatcher,
@@ -30,7 +30,7 @@ from gt.worker.engines.torch_private import (
     qualified_name,
     registered_ops,
 )
-from gt.worker.engines.write_back import write_through
+from gt.worker.engines.view_writes import write_through
 
 _DTYPES = {name: getattr(torch, name) for name in ITEM_BYTES if hasattr(torch, name)}
 _NAMES = {dtype: name for name, dtype in _DTYPES.items()}

@@ -13,7 +13,7 @@ import zmq
 import gt
 from gt.client import session as sessions
 from gt.core.errors import ConnectionLost
-from gt.wire.links import Router, open_link
+from gt.wire.connections import Router, open_link
 from tests.proxies import proxied
 from tests.subprocesses import finish, running, start, start_server, wait_for_workers, wait_until
 
@@ -71,7 +71,7 @@ def test_a_link_tells_that_its_router_is_gone(tmp_path):
 
 def test_a_peer_that_does_not_take_its_messages_is_given_up(tmp_path, monkeypatch):
     """Here one that speaks ZeroMQ and has a limit for what it keeps itself."""
-    monkeypatch.setattr("gt.wire.links.MAX_QUEUED", 8)
+    monkeypatch.setattr("gt.wire.connections.MAX_QUEUED", 8)
     with (
         zmq.Context() as context,
         contextlib.closing(Router(f"ipc://{tmp_path}/router", None, 2000, 0)) as router,

@@ -7,7 +7,7 @@ import torch
 import torch._compile
 from torch._C._dynamo import eval_frame
 
-from gt.client.torch_patches.dynamo import wrapped_function
+from gt.client.torch_patches.avoid_dynamo_import import wrapped_function
 from tests.subprocesses import finish, start
 
 OPS = """

@@ -5,9 +5,9 @@ import torch
 
 import gt
 from gt.client import session as sessions
-from gt.client.call_cache import MultiResultCall, QueryCall, SingleResultCall, ViewCall, WriteCall
+from gt.client.cached_calls import MultiResultCall, QueryCall, SingleResultCall, ViewCall, WriteCall
+from gt.client.call_inference import CallTemplate, Unknown, infer_call, infer_result, to_wire
 from gt.client.geometry import geometry_of
-from gt.client.infer import CallTemplate, Unknown, infer_call, infer_result, to_wire
 from gt.client.op_schema import OpSchema
 from gt.client.storage import Storage
 from gt.core.errors import SessionError

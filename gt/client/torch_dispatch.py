@@ -1,6 +1,6 @@
 """`dispatch`, which runs for every op: it sorts the arguments, looks up the cached call, and runs it.
 
-Calls that are not cached are inferred (infer.py); the few ops that are not instructions are in special_ops.py.
+Calls that are not cached are inferred (call_inference.py); the few ops that are not instructions are in special_ops.py.
 Everything in this file is a hot path.
 """
 
@@ -12,9 +12,9 @@ from typing import Any
 import torch
 
 from gt.client import session as sessions
-from gt.client.call_cache import CachedCall, HandleType
+from gt.client.cached_calls import CachedCall, HandleType
+from gt.client.call_inference import infer_call
 from gt.client.factory_mode import FactoryMode
-from gt.client.infer import infer_call
 from gt.client.op_schema import Kind, OpSchema
 from gt.client.session import Session
 from gt.client.special_ops import SPECIAL, reshape_in_place, run_on_host

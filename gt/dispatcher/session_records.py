@@ -19,7 +19,7 @@ from gt.core.messages import (
 )
 from gt.core.meta import TensorMeta
 from gt.dispatcher.errors import Cause, UnknownId
-from gt.dispatcher.op_records import CachedPlan, MoveKey, OpRecord
+from gt.dispatcher.op_definitions import CachedPlan, MoveKey, OpRecord
 from gt.sharding.spec import DeviceMesh
 from gt.signals.policy import Policy
 

@@ -8,10 +8,10 @@ import msgspec
 
 from gt.core.messages import STEP_TOKEN, Collective, FreeTensors, RunOp, WorkerDefineProgram
 from gt.core.meta import TensorMeta
-from gt.dispatcher.op_records import CachedPlan
-from gt.dispatcher.outgoing import MessageQueue
+from gt.dispatcher.message_queue import MessageQueue
+from gt.dispatcher.op_definitions import CachedPlan
 from gt.dispatcher.planner import Plan, plan_move
-from gt.dispatcher.records import SessionRecord
+from gt.dispatcher.session_records import SessionRecord
 from gt.dispatcher.state import State
 from gt.dispatcher.tensor_records import TensorRecord
 from gt.sharding.spec import DeviceMesh, ShardingSpec, whole

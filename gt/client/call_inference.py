@@ -12,8 +12,7 @@ from typing import Any
 
 import torch
 
-from gt.client.argument_checks import check_arguments
-from gt.client.call_cache import (
+from gt.client.cached_calls import (
     CachedCall,
     MultiResultCall,
     QueryCall,
@@ -25,15 +24,16 @@ from gt.client.call_cache import (
 )
 from gt.client.geometry import Geometry, dtype_name, geometry_of, intern_geometry
 from gt.client.op_schema import Kind, OpSchema
+from gt.client.refused_calls import check_arguments
 from gt.client.resizing import ResizingCall
 from gt.client.session import Session
 from gt.client.shape_functions import SHAPE_FUNCTIONS
 from gt.client.storage import CONJUGATE, NEGATE, TensorRef, is_lazy, reinterpreted
 from gt.client.strides import run_shape_function
-from gt.client.torch_patches.dynamo import keep_dynamo_out
-from gt.client.torch_patches.handles import negative_view
+from gt.client.torch_patches.avoid_dynamo_import import keep_dynamo_out
 from gt.client.torch_patches.op_registry import has_kernel, schema_of
 from gt.client.torch_patches.pytree import tree_flatten, tree_unflatten
+from gt.client.torch_patches.wrapper_tensors import negative_view
 from gt.core.errors import SessionError
 from gt.core.signatures import (
     Arg,

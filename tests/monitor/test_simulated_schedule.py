@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gt.core.timeline import TimelineEvent, Transfer
-from gt.monitor.schedule import schedule
+from gt.monitor.simulated_schedule import schedule
 
 
 class Tape:

@@ -7,8 +7,8 @@ from typing import Any
 import torch
 
 from gt.client.creation import layout_of
-from gt.client.dispatch import dispatch
 from gt.client.tensor import Tensor, to_gt
+from gt.client.torch_dispatch import dispatch
 from gt.sharding.placements import Layout, Placements
 from gt.sharding.spec import DeviceMesh
 

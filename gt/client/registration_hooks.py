@@ -18,10 +18,10 @@ from torch.nn.parameter import is_lazy
 from torch.utils.weak import WeakTensorKeyDictionary
 
 from gt.client.factory_mode import is_factory_mode_on
-from gt.client.model_config import lay_out_tensor
+from gt.client.model_layout import lay_out_tensor
 from gt.client.module_moving import move_module, move_tensor
 from gt.client.tensor import Tensor
-from gt.client.torch_patches.modules import child_modules, own_buffers, own_parameters
+from gt.client.torch_patches.nn_modules import child_modules, own_buffers, own_parameters
 
 _modules_on_gt: WeakSet[torch.nn.Module] = WeakSet()
 _parents: WeakKeyDictionary[torch.nn.Module, ReferenceType[torch.nn.Module]] = WeakKeyDictionary()

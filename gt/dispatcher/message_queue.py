@@ -7,7 +7,7 @@ from typing import TypeAlias
 
 import msgspec
 
-from gt.core.events import Direction, Event, Message, Observer
+from gt.core.message_events import Direction, Event, Message, Observer
 from gt.core.messages import Answer, Command, DefineOp, DefineSite, FreeTensors
 from gt.core.record_fields import owner_of
 from gt.dispatcher.state import State

@@ -6,7 +6,7 @@ import sys
 
 import pytest
 
-from gt.wire.liveness import is_running, start_mark, this_host
+from gt.wire.process_identity import is_running, start_mark, this_host
 from tests.subprocesses import finish, start
 
 
@@ -58,7 +58,7 @@ def test_a_process_is_running_whatever_its_name_is():
 
 def test_processes_of_one_machine_agree_on_it():
     told = subprocess.run(
-        [sys.executable, "-c", "from gt.wire.liveness import this_host; print(this_host())"],
+        [sys.executable, "-c", "from gt.wire.process_identity import this_host; print(this_host())"],
         capture_output=True,
         text=True,
         timeout=60,
@@ -70,7 +70,7 @@ def test_processes_of_one_machine_agree_on_it():
 
 OUT_OF_FILES = """
 import os, resource
-from gt.wire.liveness import is_running, start_mark
+from gt.wire.process_identity import is_running, start_mark
 parent = os.getppid()
 mark = start_mark(parent)
 resource.setrlimit(resource.RLIMIT_NOFILE, (64, 64))

@@ -4,10 +4,10 @@ import pytest
 import torch
 
 import gt
-from gt.client import dispatch as dispatching
 from gt.client import session as sessions
-from gt.client.dispatch import dispatch
+from gt.client import torch_dispatch as dispatching
 from gt.client.tensor import Tensor
+from gt.client.torch_dispatch import dispatch
 
 aten = torch.ops.aten
 

@@ -4,7 +4,7 @@ import torch
 from torch.nn.parameter import UninitializedParameter
 
 import gt
-from gt.client.torch_patches.modules import child_modules, is_parameter, mark_parameter, own_buffers, own_parameters
+from gt.client.torch_patches.nn_modules import child_modules, is_parameter, mark_parameter, own_buffers, own_parameters
 
 
 def test_tables_hold_the_tensors_and_children_of_a_module():

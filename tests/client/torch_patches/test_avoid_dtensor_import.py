@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from tests.client.torch_patches.test_dynamo import OPS
+from tests.client.torch_patches.test_avoid_dynamo_import import OPS
 from tests.subprocesses import finish, start
 
 USE = """

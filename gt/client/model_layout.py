@@ -13,7 +13,7 @@ from torch.nn.parameter import is_lazy
 
 from gt.client import scope_stack
 from gt.client import session as sessions
-from gt.client.call_cache import rebind
+from gt.client.cached_calls import rebind
 from gt.client.storage import Storage, StorageView, TensorRef
 from gt.client.tensor import Tensor
 from gt.core.errors import SignalError, nearest

@@ -20,9 +20,9 @@ from gt.core.messages import (
     WorkerTimeline,
 )
 from gt.core.meta import TensorMeta
-from gt.dispatcher.outgoing import ToClient, ToWorkers
+from gt.dispatcher.message_queue import ToClient, ToWorkers
 from gt.worker.exchange.interface import Swap
-from gt.worker.recorder import Recorder
+from gt.worker.timeline_recorder import Recorder
 from tests.dispatcher_harness import REQUEST, REQUEST2, answers, harness_with
 from tests.records import RAN, own
 

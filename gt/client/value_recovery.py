@@ -11,10 +11,10 @@ import torch
 from torch.nn.parameter import is_lazy
 from torch.optim.optimizer import Optimizer
 
-from gt.client import optimizer_steps
-from gt.client.call_cache import wrap
+from gt.client import optimizer_step_hooks
+from gt.client.cached_calls import wrap
 from gt.client.factory_mode import FactoryMode
-from gt.client.optimizer_steps import NOT_KEPT, ON_WORKERS, Step, StepHistory
+from gt.client.optimizer_step_hooks import NOT_KEPT, ON_WORKERS, Step, StepHistory
 from gt.client.session import Session
 from gt.client.storage import Storage
 from gt.client.tensor import Tensor
@@ -124,13 +124,13 @@ def _recover_session(session: Session, targets: Sequence[RecoveryTarget], optimi
     for storage, value in values:
         _restore(storage, value)
     for optimizer, step in point.after:
-        optimizer_steps.restore_state(optimizer, step.state)
-    past = optimizer_steps.histories(session, optimizers)
+        optimizer_step_hooks.restore_state(optimizer, step.state)
+    past = optimizer_step_hooks.histories(session, optimizers)
     _warn_of_dropped_writes(point, past)
     for history in past:
         history.drop_after(point.at)
     if past:
-        optimizer_steps.record_point(session, optimizers)
+        optimizer_step_hooks.record_point(session, optimizers)
 
 
 def _warn_of_dropped_writes(point: RecoveryPoint, histories: Sequence[StepHistory]) -> None:
@@ -160,7 +160,7 @@ def _drop_gradients(session: Session, parameters: Sequence[Tensor]) -> None:
 
 def _last_point(session: Session, targets: Sequence[RecoveryTarget], optimizers: Sequence[Optimizer]) -> RecoveryPoint:
     """The last point whose values can all be read. Raises RecoveryError where there is none."""
-    histories = optimizer_steps.histories(session, optimizers)
+    histories = optimizer_step_hooks.histories(session, optimizers)
     points = [_point_at(session, at, targets, optimizers) for at in _candidates(session, targets, histories)]
     found = next((point for point in points if not point.missing), None)
     if found is not None:
@@ -195,7 +195,7 @@ def _point_at(
     after: list[tuple[Optimizer, Step]] = []
     missing: list[str] = []
     for optimizer in optimizers:
-        history = optimizer_steps.history_of(session, optimizer)
+        history = optimizer_step_hooks.history_of(session, optimizer)
         step = history.first_after(at) if history is not None else None
         if step is not None:
             after.append((optimizer, step))

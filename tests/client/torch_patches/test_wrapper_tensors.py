@@ -4,11 +4,11 @@ import pytest
 import torch
 
 import gt
-from gt.client.torch_patches import handles
+from gt.client.torch_patches import wrapper_tensors
 
 
 class Handle(torch.Tensor):
-    __torch_function__ = handles.no_torch_function
+    __torch_function__ = wrapper_tensors.no_torch_function
 
     @classmethod
     def __torch_dispatch__(cls, func, types, args=(), kwargs=None):
@@ -17,7 +17,7 @@ class Handle(torch.Tensor):
 
 def make(*shape):
     strides = torch.empty(shape, device="meta").stride()
-    return handles.make_handle(Handle, torch.Size(shape), strides, None, None, torch.float32)
+    return wrapper_tensors.make_handle(Handle, torch.Size(shape), strides, None, None, torch.float32)
 
 
 def test_a_handle_has_a_shape_and_no_memory():
@@ -31,26 +31,26 @@ def test_a_handle_has_a_shape_and_no_memory():
 
 def test_a_handle_changes_its_shape_in_place():
     x = make(2, 3)
-    handles.set_metadata(x, make(4))
+    wrapper_tensors.set_metadata(x, make(4))
     assert x.shape == (4,), "resize_(), gt.recover() and tensor.data = other would leave the old shape"
 
 
 def test_handles_are_swapped_with_their_place_in_the_graph():
     x, y = torch.ones(2, requires_grad=True) * 2, torch.ones(3)
     function = x.grad_fn
-    handles.swap_tensors(x, y)
+    wrapper_tensors.swap_tensors(x, y)
     assert y.grad_fn is function and x.shape == (3,), "views that change in place (t_, squeeze_) would lose gradients"
 
 
 def test_lazy_bits_and_flags():
     x = torch.ones(2, dtype=torch.complex64)
-    handles.set_conjugated(x, True)
-    handles.set_negated(x, True)
+    wrapper_tensors.set_conjugated(x, True)
+    wrapper_tensors.set_negated(x, True)
     assert x.is_conj() and x.is_neg(), "lazily conjugated GT tensors would not say so"
-    assert handles.negative_view(torch.ones(1)).is_neg()
-    assert handles.is_view(torch.ones(2)[:1]) and not handles.is_view(torch.ones(2))
-    assert not handles.is_zero_tensor(torch.ones(1)), "uploads of tangents in forward-mode AD check this"
-    assert handles.is_zero_tensor(torch._efficientzerotensor(2))
+    assert wrapper_tensors.negative_view(torch.ones(1)).is_neg()
+    assert wrapper_tensors.is_view(torch.ones(2)[:1]) and not wrapper_tensors.is_view(torch.ones(2))
+    assert not wrapper_tensors.is_zero_tensor(torch.ones(1)), "uploads of tangents in forward-mode AD check this"
+    assert wrapper_tensors.is_zero_tensor(torch._efficientzerotensor(2))
 
 
 def test_gt_tensors_are_such_handles(embedded):
