@@ -31,7 +31,7 @@ from gt.dispatcher.invariants import check_invariants
 from gt.dispatcher.outgoing import Buffer, Outgoing, ToClient, ToWorkers
 from gt.sharding.spec import DeviceMesh, ShardingSpec, whole
 from gt.sharding.spec_text import parse_spec
-from tests.records import SMALL, own
+from tests.records import NO_RULE, SMALL, own
 
 A, B, C, D, E = map(own, range(1, 6))
 OP, OP2, REQUEST, REQUEST2 = own(100), own(101), own(200), own(201)
@@ -144,6 +144,15 @@ def sharded_harness(workers: int = 2, text: str = "x", meta: TensorMeta = SMALL)
     harness.create(E, meta=meta)
     harness.redistribute(E, A, text)
     harness.tell(FreeTensors((E,)))
+    return harness
+
+
+def gathered_harness() -> DispatcherHarness:
+    """A over workers 0 and 1, and c2, a whole copy of it on both."""
+    harness = sharded_harness()
+    harness.define(OP, NO_RULE)
+    harness.tell(run(OP, (A,), (B,)))
+    assert harness.state.copies == {A: {over("-"): given(2)}}
     return harness
 
 
