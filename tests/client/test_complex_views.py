@@ -76,25 +76,25 @@ def _sliced(tensor, times):
     return tensor
 
 
-# Views that are given by their place in a storage of another dtype, or of conjugated numbers: as_strided, and paths
+# Views that are given by their name in a storage of another dtype, or of conjugated numbers: as_strided, and paths
 # that are too long to be kept step by step.
-PLACES = {
+RESTRIDED = {
     "real and imaginary parts": lambda z: torch.view_as_real(z).as_strided((2, 2), (1, 2), 20),
     "imaginary parts": lambda z: z.imag.as_strided((2, 2), (1, 2), 2),
     "pairs of floats": lambda z: torch.view_as_complex(torch.view_as_real(z).clone()).as_strided((2, 3), (3, 1), 2),
     "integers": lambda z: _sliced(torch.view_as_real(z).clone().flatten()[:25].view(torch.int32), 12),
     "a long path from a conj": lambda z: _sliced(z.conj().flatten(), 10),
     "a long path from an imaginary part": lambda z: _sliced(z.conj().imag.t().t()[1:].t().t(), 2),
-    "restrided in place": lambda z: torch.Tensor.as_strided_(z.conj()[1:], (2, 3), (2, 1), 4),
+    "restrided in name": lambda z: torch.Tensor.as_strided_(z.conj()[1:], (2, 3), (2, 1), 4),
     "resized": lambda z: z.conj().resize_(2, 2),
 }
 
 
-@pytest.mark.parametrize("place", PLACES)
-def test_places_in_storages_of_another_kind(anywhere, place):
+@pytest.mark.parametrize("name", RESTRIDED)
+def test_restrided_views_of_complex_tensors(anywhere, name):
     plain = torch.complex(torch.arange(12.0), torch.arange(12.0) ** 2).view(4, 3)
     ours = gt.to(plain)
-    assert PLACES[place](ours).tolist() == PLACES[place](plain).tolist()
-    PLACES[place](ours).add_(1)
-    PLACES[place](plain).add_(1)
+    assert RESTRIDED[name](ours).tolist() == RESTRIDED[name](plain).tolist()
+    RESTRIDED[name](ours).add_(1)
+    RESTRIDED[name](plain).add_(1)
     assert ours.tolist() == plain.tolist()

@@ -62,7 +62,7 @@ def test_threads_and_tasks_keep_their_scopes_apart(four_workers):
     asyncio.run(main())
 
 
-def test_what_another_thread_has_numbered_does_not_matter(four_workers):
+def test_autograd_nodes_of_another_thread_do_not_matter(four_workers):
     configure("other", 0, [1])
     x = gt.tensor(torch.randn(4, 4)).requires_grad_()
     with gt.signal.context("unknown"):

@@ -82,7 +82,7 @@ def decoded(message):
     return Decoder(Command).decode(encode([message]))[0][0]
 
 
-def test_the_server_serves(server):
+def test_the_server_answers(server):
     server.hear(b"client", CreateTensor(own(1), SMALL, INLINE, 0, 0), payloads=[[bytes(16)]])
     assert server.hear(b"client", LocateTensor(own(2), own(1))) == [Located(own(2), at(0).record())]
 

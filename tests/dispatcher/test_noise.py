@@ -231,7 +231,7 @@ def test_small_reads_that_are_taken_late_are_all_answered(server):
                 channel.wait()
 
 
-def test_everything_that_is_sent_counts_until_it_is_taken(monkeypatch):
+def test_sent_bytes_count_until_they_are_taken(monkeypatch):
     monkeypatch.setattr(read_limits, "MAX_UNREAD", 100)
     monkeypatch.setattr(read_limits, "MAX_SENT", 200)
     session = ReadLimits()

@@ -71,7 +71,7 @@ def test_a_worker_killed_in_the_middle_of_work():
         gt.shutdown()
 
 
-def test_a_wait_says_for_whom(capfd, monkeypatch):
+def test_a_long_wait_prints_the_worker_that_it_waits_for(capfd, monkeypatch):
     monkeypatch.setattr("gt.client.inbox.NOTICE_SECONDS", 4.0)
     gt.init(workers=1)
     process = psutil.Process(workers()[0].pid)

@@ -36,7 +36,7 @@ def test_a_conflict_goes_to_the_larger_tensor():
     assert found(product((8, 32), (32, 4)), asked)["result"] == "x, -"
 
 
-def test_operands_of_a_product_tell_each_other_how_the_sum_is_cut():
+def test_operands_of_a_product_agree_on_how_the_sum_is_cut():
     assert found(product((4, 32), (32, 8)), {"a": "-, y"})["b"] == "y, -"
     assert found(product((4, 32), (32, 8)), {"b": "y, -"})["a"] == "-, y"
 
@@ -46,7 +46,7 @@ def test_axes_do_not_flow_along_factors_that_must_be_whole():
     assert found(program, {"a": "x, y"}) == {"a": "x, y", "b": "-, -", "result": "x, -"}
 
 
-def test_a_result_tells_operands():
+def test_operands_follow_the_layout_of_the_result():
     layouts = found(product((4, 32), (32, 8)), {"result": "x, y"})
     assert (layouts["a"], layouts["b"]) == ("x, -", "-, y")
 
@@ -104,7 +104,7 @@ def test_reshape_backwards(after, before):
     assert found(program, {"result": after})["a"] == before
 
 
-def test_what_fits_no_factor_of_a_dim_pins_it():
+def test_axes_that_fit_no_factor_of_a_dim_pin_the_dim():
     mesh = DeviceMesh((2, 4, 2), ("x", "y", "z"))
     program = record(lambda a: a.view(4, 4), a=(16,))
     assert found(program, {"a": "x?", "result": "x z, -"}, mesh=mesh)["a"] == "x z"
@@ -138,7 +138,7 @@ def test_a_bias_follows_the_sum():
     assert found(program, {"a": "x, y"}) == {"a": "x, y", "bias": "y", "result": "x, y"}
 
 
-def test_a_bias_gives_way():
+def test_a_bias_follows_the_layout_of_the_other_operand():
     program = record(lambda a, bias: a + bias, a=(8, 8), bias=(8,))
     assert found(program, {"a": "x?, -?", "bias": "x"})["result"] == "x, -"
 
@@ -148,7 +148,7 @@ def test_a_bias_is_followed_where_nothing_else_is_known():
     assert found(program, {"bias": "y"}) == {"a": "-, y", "bias": "y", "result": "-, y"}
 
 
-def test_a_bias_waits_for_what_comes_later():
+def test_a_bias_is_decided_after_later_products():
     """The product says that the last dim of the sum is cut by x, and it is asked before the bias."""
     program = record(lambda a, bias, w: (a + bias) @ w, a=(8, 8), bias=(8, 1), w=(8, 8))
     assert found(program, {"bias": "x, -", "w": "x, -"})["add"] == "-, x"
@@ -160,7 +160,7 @@ def test_expand():
     assert found(program, {"result": "x, y"})["a"] == "-, y"
 
 
-def test_what_is_expanded_waits_too():
+def test_an_expanded_tensor_is_decided_after_products():
     program = record(lambda a, w: a.expand(8, 8) @ w, a=(8, 1), w=(8, 8))
     assert found(program, {"a": "x, -", "w": "x, -"})["expand"] == "-, x"
 

@@ -61,13 +61,13 @@ def test_coordinates_count_the_last_axis_fastest(mesh):
         (7, [], (7,)),
     ],
 )
-def test_a_fibre_runs_along_some_axes(worker, axes, members):
+def test_an_axis_group_runs_along_some_axes(worker, axes, members):
     assert TURNED.axis_group(worker, axes) == members
 
 
 @given(meshes, st.data())
 @laws
-def test_fibres_divide_a_mesh(mesh, data):
+def test_axis_groups_divide_a_mesh(mesh, data):
     axes = data.draw(st.permutations(mesh.axis_names))[: data.draw(st.integers(0, len(mesh.shape)))]
     fibres = {mesh.axis_group(worker, axes) for worker in mesh.workers}
     assert sorted(itertools.chain(*fibres)) == sorted(mesh.workers)
@@ -112,7 +112,7 @@ def test_a_submesh_is_a_part_of_the_grid(mesh, data):
         (lambda: GRID.submesh(tp=-1), "coordinates 0 to 2"),
     ],
 )
-def test_meshes_that_make_no_sense(make, message):
+def test_invalid_meshes_are_refused(make, message):
     with pytest.raises(LayoutError, match=message):
         make()
 
@@ -139,6 +139,6 @@ def test_meshes_that_differ_in_anything_are_not_equal():
     assert len(set(different)) == len(different)
 
 
-def test_meshes_that_nobody_holds_are_gone():
+def test_unreferenced_meshes_are_collected():
     gone = weakref.ref(DeviceMesh([2], ["dp"], [40, 41], "held by nobody"))
     assert gone() is None

@@ -140,7 +140,7 @@ def problems(draw):
 
 @settings(max_examples=150, deadline=None)
 @given(problems(), st.sampled_from(["basic", "aggressive"]))
-def test_laws(problem, strategy):
+def test_propagation_keeps_constraints_and_uses_no_axis_twice(problem, strategy):
     program, mesh, constraints = problem
     result = run_hierarchical_propagation_pass(program, mesh, constraints, strategy)
     for value, layout in result.layouts.items():
@@ -162,7 +162,7 @@ def test_laws(problem, strategy):
 
 @settings(max_examples=100, deadline=None)
 @given(problems(), st.sampled_from(["basic", "aggressive"]))
-def test_what_was_found_is_found_again(problem, strategy):
+def test_propagation_is_deterministic_and_idempotent(problem, strategy):
     program, mesh, constraints = problem
     first = run_hierarchical_propagation_pass(program, mesh, constraints, strategy)
     assert run_hierarchical_propagation_pass(program, mesh, constraints, strategy) == first

@@ -145,7 +145,7 @@ def test_windows(reach):
                 check((12, 2), source, windows.replace(partial=[axis]))
 
 
-def test_windows_in_which_no_worker_keeps_what_it_had():
+def test_windows_in_which_no_worker_keeps_its_elements():
     check((4,), parse_spec("x + y", mesh_of(2, 2)), parse_spec("x[2:4 0:3]", mesh_of(2, 2)))
 
 
@@ -209,7 +209,7 @@ def changes(draw):
 
 @settings(max_examples=400, deadline=None)
 @given(changes(), st.integers(0, 9))
-def test_any_change(change, seed):
+def test_random_changes_of_layout(change, seed):
     check(*change, seed=seed)
 
 

@@ -117,26 +117,26 @@ def test_the_most_that_one_worker_receives(source, target, most):
     assert received(shape, step.source, step.target).max() == most * 64 * 64
 
 
-def test_copies_share_the_load():
+def test_replicas_serve_equally_many_workers():
     """Four holders of everything serve eight newcomers: two each."""
     source, target = whole(mesh_of(4), 1), parse_spec("x", mesh_of(8, workers=range(4, 12)))
     (step,) = plan_reshard((16,), 4, source, target).steps
     assert [len(pushes(step, (16,), worker)) for worker in range(4)] == [2, 2, 2, 2]
 
 
-def test_a_worker_is_served_by_its_own_copy():
+def test_a_worker_pulls_from_the_replica_that_it_belongs_to():
     mesh = mesh_of(2, 4)
     (step,) = plan_reshard((8,), 4, parse_spec("y", mesh), whole(mesh, 1)).steps
     assert {pull.peer for pull in pulls(step, (8,), 6)} == {4, 5, 6, 7}
 
 
-def test_addends_come_in_the_order_of_the_mesh():
+def test_addends_are_in_the_order_of_the_mesh():
     mesh = mesh_of(2, 2, workers=(3, 1, 2, 0))
     (step,) = plan_reshard((8,), 4, parse_spec("- + x y", mesh), parse_spec("y x", mesh)).steps
     assert [[pull.peer for pull in addend] for addend in contributions(step, (8,), 2)] == [[3], [1], [2], [0]]
 
 
-def test_workers_outside_have_nothing_to_do():
+def test_workers_outside_of_a_mesh_exchange_nothing():
     (step,) = plan_reshard((8,), 4, whole(mesh_of(2), 1), parse_spec("x", mesh_of(2, workers=(4, 5)))).steps
     assert pulls(step, (8,), 0) == pushes(step, (8,), 4) == pulls(step, (8,), 9) == pushes(step, (8,), 9) == ()
 

@@ -29,7 +29,7 @@ from gt.sharding.spec_text import parse_spec
 from tests.sharding.generators import CUBE, GRID, SHAPES, TURNED, laws, layouts, meshes, other_cuts, specs
 
 
-def test_replace_changes_what_is_named():
+def test_replace_changes_only_the_named_fields():
     spec = parse_spec("dp[0:1 1:9], - + tp:max", GRID)
     assert str(spec.replace(partial=())) == "dp[0:1 1:9], -"
     assert str(spec.replace(kind="min")) == "dp[0:1 1:9], - + tp:min"
@@ -39,7 +39,7 @@ def test_replace_changes_what_is_named():
     assert str(spec) == "dp[0:1 1:9], - + tp:max"
 
 
-def test_the_kind_of_what_is_not_partial_does_not_matter():
+def test_the_reduction_of_a_spec_without_partial_axes_does_not_matter():
     assert ShardingSpec(GRID, [["dp"]], kind="max") is ShardingSpec(GRID, [["dp"]])
 
 
@@ -56,7 +56,7 @@ def test_a_normal_spec_has_no_usual_cuts(layout):
     ]
 
 
-def test_what_a_spec_says_of_itself():
+def test_properties_of_a_spec():
     spec = parse_spec("pp dp, -, tp", CUBE)
     assert (spec.axes, spec.counts(0), spec.shards(0), spec.shards(1)) == (("pp", "dp", "tp"), (2, 2), 4, 1)
     assert spec.intervals((6, 5, 4), 0) == ((0, 2), (2, 3), (3, 5), (5, 6))
@@ -85,7 +85,7 @@ def test_what_a_spec_says_of_itself():
         ("dp[0:3 4:1]", "4:1 is no interval of a dim cut by dp"),
     ],
 )
-def test_specs_that_make_no_sense(text, message):
+def test_invalid_specs_are_refused(text, message):
     with pytest.raises(LayoutError, match=message):
         parse_spec(text, GRID)
 
@@ -131,7 +131,7 @@ def test_shards_are_those_of_nested_splits(mesh, shape, data):
 @example((parse_spec("tp dp", GRID), (3,)))  # six shards, three of them empty
 @example((parse_spec("dp[0:0 0:0], -", GRID), (0, 4)))
 @laws
-def test_shards_tile_the_tensor(layout):
+def test_shards_partition_the_tensor(layout):
     spec, shape = layout
     held = {}
     for worker in spec.mesh.workers:
@@ -210,7 +210,7 @@ def test_when_bytes_have_to_move(shape, source, target, needed):
 
 @given(meshes, SHAPES, st.data())
 @laws
-def test_where_nothing_has_to_move_nothing_does(mesh, shape, data):
+def test_a_reshard_that_is_not_needed_moves_nothing(mesh, shape, data):
     source, target = (data.draw(other_cuts(data.draw(specs(mesh, len(shape))), shape)) for _ in range(2))
     held = [[local_box(spec, shape, worker) for worker in mesh.workers] for spec in (source, target)]
     assert not needs_reshard(shape, source, source)

@@ -151,7 +151,7 @@ class Scaled(torch.autograd.Function):
         return gradient.exp()
 
 
-def test_gradients_of_what_issues_no_op_are_of_their_scope_too(four_workers):
+def test_gradients_of_functions_without_ops_run_in_their_scope(four_workers):
     configure("one", 0, [0, 1])
     x = gt.tensor(torch.randn(4, 4)).requires_grad_()
     with gt.signal.context("one"):

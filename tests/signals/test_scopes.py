@@ -196,7 +196,7 @@ def test_on_the_embedded_worker_only_the_numbers_matter():
     gt.shutdown()
 
 
-def test_one_tensor(four_workers):
+def test_signal_tensor_copies_into_the_layout_of_its_signal(four_workers):
     configure("rows", 0)
     x = torch.randn(6, 4)
     sharded = gt.signal.tensor(x, name="rows")
