@@ -76,7 +76,7 @@ def _sliced(tensor, times):
     return tensor
 
 
-# Views that are given by their name in a storage of another dtype, or of conjugated numbers: as_strided, and paths
+# Views that are given by their offset in a storage of another dtype, or of conjugated numbers: as_strided, and paths
 # that are too long to be kept step by step.
 RESTRIDED = {
     "real and imaginary parts": lambda z: torch.view_as_real(z).as_strided((2, 2), (1, 2), 20),
@@ -85,7 +85,7 @@ RESTRIDED = {
     "integers": lambda z: _sliced(torch.view_as_real(z).clone().flatten()[:25].view(torch.int32), 12),
     "a long path from a conj": lambda z: _sliced(z.conj().flatten(), 10),
     "a long path from an imaginary part": lambda z: _sliced(z.conj().imag.t().t()[1:].t().t(), 2),
-    "restrided in name": lambda z: torch.Tensor.as_strided_(z.conj()[1:], (2, 3), (2, 1), 4),
+    "restrided in place": lambda z: torch.Tensor.as_strided_(z.conj()[1:], (2, 3), (2, 1), 4),
     "resized": lambda z: z.conj().resize_(2, 2),
 }
 

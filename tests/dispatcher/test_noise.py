@@ -25,7 +25,7 @@ from gt.wire.keys import find_keys
 from gt.wire.links import Router, open_link
 from gt.wire.socket_channel import SocketChannel
 from gt.wire.stderr_logging import MAX_REPEATS, REPEAT_SECONDS, StderrHandler
-from tests.dispatcher.test_hostile_peers import hello
+from tests.dispatcher.recording_server import hello
 from tests.records import meta, own
 from tests.subprocesses import ROOT, find_port, running, start, start_server, wait_for_workers, wait_until
 

@@ -24,7 +24,7 @@ from gt.core.messages import (
 )
 from gt.wire import payloads, shared_memory
 from gt.wire.lifeline import clear_up, note_processes
-from tests.dispatcher.test_hostile_peers import RecordingServer, hello
+from tests.dispatcher.recording_server import RecordingServer, hello
 from tests.records import INLINE, SMALL, own
 from tests.subprocesses import wait_until
 
@@ -78,7 +78,7 @@ def test_the_session_gets_the_reason_of_a_wait(server):
 
 def test_a_lost_worker_is_told_to_the_session(server):
     server.instruct(1, [Synchronize(own(1))], [])
-    server._reap(server.peers.by_identity[b"worker"])
+    server.lose_peer(b"worker")
     assert {answer.request for answer, _ in server.heard if isinstance(answer, Lost)} == {own(1), 0}
 
 

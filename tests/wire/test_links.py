@@ -224,8 +224,8 @@ def test_a_worker_that_waits_for_one_that_was_given_up_goes_on(server, met, faul
             gt.connect(f"localhost:{port}")
             try:
                 kept, lost = [gt.to(torch.ones(3)) + number for number in range(2)]
-                places = [sessions.current().locate(x._ref).mesh.workers for x in (kept, lost)]
-                assert places == [(0,), (1,)]
+                placed = [x.spec.mesh.workers for x in (kept, lost)]
+                assert placed == [(0,), (1,)]
                 if met:
                     assert (kept + lost).sum().item() == 9
                     lost = lost + 1

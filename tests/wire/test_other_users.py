@@ -26,7 +26,7 @@ from gt.wire import shared_memory
 from gt.wire.authentication import authenticate
 from gt.wire.codec import MAX_FRAME
 from gt.wire.keys import find_keys, keys_directory, make_keys, remove_keys, write_keys
-from tests.dispatcher.test_hostile_peers import RecordingServer, hello
+from tests.dispatcher.recording_server import RecordingServer, hello
 from tests.records import SMALL, own
 from tests.subprocesses import running, start, start_server, wait_for_workers, wait_until
 

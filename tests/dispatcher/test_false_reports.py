@@ -36,7 +36,7 @@ from gt.core.messages import (
 from gt.wire.codec import Decoder, encode
 from gt.wire.links import open_link
 from gt.wire.socket_channel import SocketChannel
-from tests.dispatcher.test_hostile_peers import hello
+from tests.dispatcher.recording_server import hello
 from tests.dispatcher_harness import REQUEST, A, harness_with
 from tests.records import FAILURE, INLINE, SMALL, own
 from tests.subprocesses import serving, wait_until
