@@ -1,4 +1,4 @@
-"""What the documentation says is true: its programs run, its links lead somewhere, and every public name is in it.
+"""The documentation is true: its programs run, its links lead somewhere, and every public name is in it.
 
 A fence ```python is a program and runs as `train.py`; ```python no-run is only compiled. A fence ```text output after a
 program is what it prints, where `...` stands for anything.

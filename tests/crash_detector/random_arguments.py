@@ -1,4 +1,4 @@
-"""Arguments for ops of which no call was recorded: drawn at random from what the schema allows."""
+"""Arguments for ops of which no call was recorded, drawn at random by the types of the schema."""
 
 from __future__ import annotations
 
