@@ -122,7 +122,7 @@ def test_a_package_imports_what_the_design_allows(package):
     assert {path: found for path, found in wrong.items() if found} == {}
 
 
-def test_what_everyone_imports_first_is_lazy():
+def test_gt_imports_its_packages_lazily():
     body = [node for node in parse(ROOT / "__init__.py").body if not is_type_checking(node)]
     names = {name for name in imported(ast.Module(body, [])) if name.startswith("gt")}
     assert names == {"gt.lazy_launch.load_launcher", "gt.version.__version__"}
@@ -133,7 +133,7 @@ def test_type_checkers_see_the_public_names():
     assert {name.split(".")[-1] for name in imported(block)} | {"__version__"} == set(gt.__all__)
 
 
-def test_every_public_name_is_there():
+def test_every_public_name_can_be_read():
     assert [name for name in gt.__all__ if not hasattr(gt, name)] == []
 
 
@@ -236,7 +236,7 @@ def test_workers_use_private_names_of_torch_in_one_place():
     assert [use for path in users for use in private_names_of_torch(path)] == []
 
 
-def test_nothing_is_run_that_came_as_data():
+def test_no_module_unpickles_or_evaluates_data():
     forbidden = {"pickle", "dill", "cloudpickle", "shelve", "marshal", "eval", "exec"}
     found = {name_of(path): (packages_imported(path) | names_in(path)) & forbidden for path in FILES}
     assert {path: names for path, names in found.items() if names} == {}
@@ -281,7 +281,7 @@ def test_a_dispatcher_runs_on_a_machine_without_torch(module, without):
     assert not {*without.split()} & loaded
 
 
-def test_importing_gt_loads_nothing_of_it():
+def test_importing_gt_loads_no_package_of_gt():
     assert {name for name in loaded_by("import gt") if name.startswith("gt")} == {"gt", "gt.lazy_launch", "gt.version"}
 
 

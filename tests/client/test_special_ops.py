@@ -82,7 +82,7 @@ def test_set_takes_the_storage_of_another_tensor(embedded):
         run(aten.set_.source_Storage, x, torch.UntypedStorage(4))
 
 
-def test_questions_are_answered_without_workers(emitted):
+def test_queries_of_metadata_are_answered_without_workers(emitted):
     x, y = gt.ones(2), gt.ones(2, 1)
     before = emitted()
     assert not run(aten.is_same_size.default, x, y) and not run(aten.is_pinned.default, x)

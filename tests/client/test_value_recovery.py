@@ -78,7 +78,7 @@ def assert_same(found, expected):
 
 @pytest.mark.parametrize("good", [0, 2], ids=["in the first step", "in a later step"])
 @pytest.mark.parametrize(("name", "form"), CASES)
-def test_everything_is_of_the_step_before_the_failed_one(anywhere, name, form, good):
+def test_recover_restores_all_tensors_to_the_step_before_the_failed_one(anywhere, name, form, good):
     model = network()
     if not good:  # what the forward pass of a first step has written cannot be told from what was there before
         model = gt.nn.Sequential(model[0], model[2], model[3])
@@ -182,7 +182,7 @@ def test_a_step_that_fails_in_the_middle_is_refused(embedded):
         gt.recover(model, optimizer)
 
 
-def test_tensors_without_an_optimizer_are_of_one_moment(anywhere):
+def test_tensors_without_an_optimizer_are_restored_together(anywhere):
     a, b = gt.ones(3), gt.ones(3)
     for index in (0, 9):
         bad = gt.zeros(3)[gt.full((3,), index)]
@@ -313,7 +313,7 @@ def test_a_write_that_needs_a_value_gives_none(write, layout):
         gt.shutdown()
 
 
-def test_what_is_overwritten_after_a_failure_goes_back_to_the_step_before(anywhere):
+def test_a_tensor_that_is_overwritten_after_a_failure_goes_back_to_the_step_before(anywhere):
     model = gt.nn.Linear(4, 4)
     buffer = gt.ones(4, 4)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)

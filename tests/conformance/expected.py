@@ -1,4 +1,4 @@
-"""What cannot work on GT, and why. Everything else that fails is a bug."""
+"""Failures that are expected on GT, with their reasons. Every other failure is a bug."""
 
 from __future__ import annotations
 

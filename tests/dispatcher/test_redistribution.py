@@ -1,66 +1,70 @@
-"""An op that needs a part of a tensor, or overlapping parts, leaves the tensor unchanged."""
+"""Redistributed tensors. Messages of the dispatcher are compared as text (see `told`)."""
 
-import contextlib
-
+import msgspec
 import pytest
-import torch
-from torch.nn import functional
 
-import gt
+from gt.core.messages import Redistribute, Rejected
+from gt.core.signatures import SpecRecord
+from gt.sharding.spec import DeviceMesh
+from tests.dispatcher_harness import OP, PAIR, A, B, C, D, E, answers, harness_with, over, run, sharded_harness, told
+from tests.records import SMALL, ZEROS
 
-KERNEL = torch.ones(2, 3, 2, 2)
-NEEDS = {
-    "windows that skip": lambda x: functional.max_pool2d(x, 2, 3),
-    "means that skip": lambda x: functional.avg_pool2d(x, (2, 2), (3, 3)),
-    "strides that skip": lambda x: functional.conv2d(x, KERNEL, stride=3),
-    "a negative pad": lambda x: functional.pad(x, (-2, 3, -1, -2)),
-    "a tail that is left out": lambda x: functional.max_pool2d(x, (1, 4)),
-    "halos": lambda x: functional.conv2d(x, torch.ones(2, 3, 3, 3), padding=1),
+
+def test_a_tensor_is_redistributed_by_the_workers_of_both_layouts():
+    harness = harness_with(3)
+    assert told(harness.redistribute(B, C, "x")) == ["1 0: define c1: redistribute", "1+0: c1(B) -> C"]
+    assert [harness.layout(ident) for ident in (B, C)] == ["- on 1", "x on 0 1"]
+    assert harness.state.tensors[C] == (SMALL, over("x"), 8, True)
+
+
+def test_a_change_of_layout_is_planned_once():
+    harness = harness_with(2)
+    harness.redistribute(A, C, "x")
+    assert told(harness.redistribute(A, D, "x")) == ["0+1: c1(A) -> D"]
+
+
+def test_a_redistribution_to_the_same_layout_is_a_local_copy():
+    harness = sharded_harness()
+    assert told(harness.redistribute(A, B, "x")) == ["0 1: define c2: redistribute", "0 1: c2(A) -> B"]
+    assert harness.state.copies == {}
+
+
+def test_slicing_a_whole_tensor_needs_no_exchange():
+    harness = sharded_harness(text="-")
+    assert told(harness.redistribute(A, B, "x"))[-1] == "0 1: c2(A) -> B"
+
+
+def test_default_cuts_are_not_kept_in_a_layout():
+    harness = harness_with(2)
+    harness.redistribute(A, C, "x[0:2 2:4]")
+    harness.redistribute(A, D, "x[0:3 3:4]")
+    assert [harness.layout(ident) for ident in (C, D)] == ["x on 0 1", "x[0:3 3:4] on 0 1"]
+
+
+PAIR_RECORD = PAIR.record()
+NONSENSE = {
+    "another rank": over("x, -").record(),
+    "a worker that never was": over("x", DeviceMesh([2], ["x"], [0, 7])).record(),
+    "an unknown axis": SpecRecord(PAIR_RECORD, (("y",),)),
+    "an axis twice": SpecRecord(PAIR_RECORD, (("x",),), ("x",)),
+    "an unknown reduction": SpecRecord(PAIR_RECORD, ((),), ("x",), "median"),
+    "too few intervals": SpecRecord(PAIR_RECORD, (("x",),), cuts=(((0, 4),),)),
+    "a mesh of nobody": SpecRecord(msgspec.structs.replace(PAIR_RECORD, workers=(0,)), ((),)),
+    "an axis too many": SpecRecord(msgspec.structs.replace(PAIR_RECORD, axis_names=("x", "y")), ((),)),
+    "a worker twice": SpecRecord(msgspec.structs.replace(PAIR_RECORD, workers=(0, 0)), ((),)),
 }
-USES = {
-    "sum": lambda x: x.sum((-1, -2)),
-    "softmax": lambda x: x.softmax(-1),
-    "in place": lambda x: x.clone().add_(1).cumsum(-1),
-    "product": lambda x: x @ x.transpose(-1, -2),
-    "the same again": lambda x: functional.max_pool2d(x, 2),
-}
-LAYOUTS = ["-, -, -, -", "-, -, -, a", "-, -, a, -", "-, a, -, -", "-, -, -, - + a"]
 
 
-@pytest.fixture(scope="module", autouse=True)
-def scope(eight_workers):
-    gt.register_config("by width", gt.SignalConfig(shard=gt.ShardConfig(axis=-1, workers=[0, 1, 2])))
+@pytest.mark.parametrize("layout", NONSENSE.values(), ids=NONSENSE.keys())
+def test_an_invalid_layout_is_rejected(layout):
+    harness = harness_with(2)
+    (answer,) = answers(harness.tell(Redistribute(A, C, layout, 0)))
+    assert isinstance(answer, Rejected) and "Redistribute" in answer.reason
+    harness.define(OP, msgspec.structs.replace(ZEROS, layout=layout))
+    assert [type(answer) for answer in answers(harness.tell(run(OP, (), (C,))))] == [Rejected]
+    assert harness.state.tensors.keys() == {A, B}, "what is rejected changes nothing"
 
 
-def inside(scope):
-    return gt.signal.context("by width") if scope else contextlib.nullcontext()
-
-
-@pytest.mark.parametrize("layout", [*LAYOUTS, None])
-@pytest.mark.parametrize("need", NEEDS)
-def test_a_tensor_is_complete_after_an_op_that_needs_a_part_of_it(need, layout):
-    torch.manual_seed(0)
-    plain = torch.randn(2, 3, 9, 10)
-    for scoped in (False, True):
-        for use in USES.values():
-            x = gt.to(plain) if layout is None else gt.distribute(plain, gt.mesh(4, ("a",)), layout)
-            with inside(scoped):
-                part = NEEDS[need](x)
-                used = use(x)
-            torch.testing.assert_close(part.cpu(), NEEDS[need](plain), rtol=1e-4, atol=1e-5)
-            torch.testing.assert_close(used.cpu(), use(plain), rtol=1e-4, atol=1e-5)
-            torch.testing.assert_close(x.cpu(), plain, rtol=1e-4, atol=1e-5)
-
-
-def test_gradients_of_a_partial_tensor_that_is_pooled():
-    def step(x, weight):
-        weight = weight.detach().requires_grad_()
-        hidden = functional.conv2d(x, weight, padding=1)
-        (functional.max_pool2d(hidden, 2).sum() + hidden.tanh().sum()).backward()
-        return weight.grad
-
-    torch.manual_seed(0)
-    x, weight = torch.randn(2, 4, 9, 9), torch.randn(3, 4, 3, 3)
-    mesh = gt.mesh(4, ("tp",))
-    ours = step(gt.distribute(x, mesh, "-, tp, -, -"), gt.distribute(weight, mesh, "-, tp, -, -"))
-    torch.testing.assert_close(ours.cpu(), step(x, weight), rtol=1e-4, atol=1e-4)
+def test_an_unknown_tensor_cannot_be_redistributed():
+    (answer,) = answers(harness_with(2).redistribute(E, C, "x"))
+    assert isinstance(answer, Rejected)

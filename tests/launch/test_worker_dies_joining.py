@@ -1,4 +1,4 @@
-"""A worker that is gone before it could meet the others does not hold them up."""
+"""A worker that dies before it has joined the store does not block the others."""
 
 import contextlib
 import os

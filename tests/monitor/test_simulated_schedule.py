@@ -80,7 +80,7 @@ def test_sends_are_received_in_order():
     assert times(tape)[-3:] == ["0 send 30-30", "1 receive 11-30", "1 op 30-31"]
 
 
-def test_both_sides_of_a_swap_go_on_when_the_later_one_has_come():
+def test_both_sides_of_a_swap_wait_for_the_later_one():
     tape = Tape()
     tape.op(0, 30)
     tape.op(1, 10)
@@ -101,7 +101,7 @@ def test_a_send_before_the_recording_counts_as_arrived():
     assert schedule(received).makespan == 13
 
 
-def test_a_cost_replaces_how_long_it_took():
+def test_a_cost_replaces_the_recorded_duration():
     tape = Tape()
     tape.op(0, 30)
     tape.move(0, 1, before=2, after=3)

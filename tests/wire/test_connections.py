@@ -33,7 +33,7 @@ def ends(tmp_path):
     router.close()
 
 
-def test_both_ends_are_heard(ends):
+def test_a_router_and_a_link_receive_messages_of_each_other(ends):
     router, link, name = ends
     router.send(name, [b"welcome", b"here"])
     assert link.receive() == [b"welcome", b"here"]
@@ -178,7 +178,7 @@ def test_a_silent_server_is_given_up(server, monkeypatch, fault):
             gt.shutdown()
 
 
-def test_neither_a_busy_worker_nor_an_idle_program_is_silent(monkeypatch, fault):
+def test_busy_workers_and_idle_programs_answer_heartbeats(monkeypatch, fault):
     """The dispatcher of a program that asks for nothing gets no turn; heartbeats are answered all the same."""
     monkeypatch.setenv("GT_HEARTBEAT_TIMEOUT", "1.5")
     gt.init(workers=1)
@@ -224,8 +224,8 @@ def test_a_worker_that_waits_for_one_that_was_given_up_goes_on(server, met, faul
             gt.connect(f"localhost:{port}")
             try:
                 kept, lost = [gt.to(torch.ones(3)) + number for number in range(2)]
-                places = [sessions.current().locate(x._ref).mesh.workers for x in (kept, lost)]
-                assert places == [(0,), (1,)]
+                placed = [x.spec.mesh.workers for x in (kept, lost)]
+                assert placed == [(0,), (1,)]
                 if met:
                     assert (kept + lost).sum().item() == 9
                     lost = lost + 1

@@ -34,7 +34,7 @@ def test_a_process_that_ended_and_was_not_waited_for_is_not_running(child):
     assert not is_running(child.pid, mark)
 
 
-def test_a_later_process_with_the_same_number_is_another(child):
+def test_a_later_process_with_the_same_pid_is_another(child):
     assert not is_running(child.pid, start_mark(child.pid) + "0")
 
 

@@ -84,7 +84,7 @@ def wrong_keys(tmp_path):
     router.close()
 
 
-def test_wrong_keys_are_told(wrong_keys):
+def test_wrong_keys_are_reported(wrong_keys):
     port, directory = wrong_keys
     assert find_keys(directory, f"tcp://127.0.0.1:{port}") is not None
     with pytest.raises(

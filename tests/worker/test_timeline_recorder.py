@@ -34,7 +34,7 @@ def ops(t):
 # --- The client's block -----------------------------------------------------------------------------------------------
 
 
-def test_what_runs_inside_is_recorded_and_nothing_else(anywhere):
+def test_only_commands_inside_the_block_are_recorded(anywhere):
     x = gt.ones(3, 5).exp()
     with gt.debug.timeline() as t:
         y = x.sin()
@@ -96,7 +96,7 @@ def test_a_block_without_work_is_empty(embedded):
     assert (t.events, t.workers, t.span, t.dropped) == ([], [], 0, 0)
 
 
-def test_what_is_over_the_limit_is_counted(embedded):
+def test_events_over_the_limit_are_counted(embedded):
     x = gt.ones(3)
     with gt.debug.timeline(limit=10) as t:
         for _ in range(30):
@@ -117,7 +117,7 @@ def test_long_timelines_come_in_portions(embedded):
 
 
 @pytest.mark.parametrize("limit", [0, -1, (1 << 20) + 1])
-def test_a_limit_that_cannot_be_is_refused(limit):
+def test_an_invalid_limit_is_refused(limit):
     with pytest.raises(ValueError, match="is not possible: 1 to 1048576 are"):
         gt.debug.timeline(limit)
 
@@ -134,7 +134,7 @@ def test_timelines_do_not_nest(embedded):
     assert (ops(t), ops(again)) == ([], ["aten.ones.default"])
 
 
-def test_what_a_block_left_behind_is_not_told_to_the_next(embedded):
+def test_events_of_one_block_are_not_in_the_next(embedded):
     session = sessions.current()
     session.read_timeline(1000)
     gt.ones(3).exp()
@@ -170,7 +170,7 @@ def test_a_timeline_cannot_be_read_from_a_lost_worker():
     assert harness.report(0, TimelineReport(REQUEST, (), 0)) == []
 
 
-def test_a_timeline_cannot_be_read_where_nobody_is():
+def test_a_timeline_cannot_be_read_without_workers():
     harness = harness_with(1)
     harness.lose(0)
     (answer,) = answers(harness.tell(ReadTimeline(REQUEST2, 7)))
@@ -196,7 +196,7 @@ def run(recorder, command, swap=None):
             recorder.note_swap(swap, recorder.clock())
 
 
-def test_a_recorder_is_on_while_a_session_wants_to_know(recorder):
+def test_a_recorder_is_on_while_a_session_records(recorder):
     states = [recorder.is_on]
     for limit in (5, 0):
         recorder.take(1, limit)
@@ -212,7 +212,7 @@ def test_a_command_is_recorded_with_its_op_scope_and_line(recorder):
     assert recorder.take(1, 0) == (told, 0)
 
 
-def test_commands_of_other_sessions_are_not_told(recorder):
+def test_commands_of_other_sessions_are_not_reported(recorder):
     recorder.take(1, 5)
     swap = Swap((0, 1), {}, {1: TensorMeta((2,), (1,), 0, "float32")})
     run(recorder, FOREIGN, swap)
@@ -221,7 +221,7 @@ def test_commands_of_other_sessions_are_not_told(recorder):
     assert (told.op, told.swaps, dropped) == ("aten.x.default", (), 0)
 
 
-def test_the_oldest_are_kept_and_told_first(recorder):
+def test_the_oldest_events_are_kept_and_reported_first(recorder):
     recorder.take(1, RAN_AT_ONCE + 1)
     for _ in range(RAN_AT_ONCE + 3):
         run(recorder, OP)

@@ -53,5 +53,5 @@ def test_lazy_bits_and_flags():
     assert wrapper_tensors.is_zero_tensor(torch._efficientzerotensor(2))
 
 
-def test_gt_tensors_are_such_handles(embedded):
+def test_gt_tensors_have_the_shape_of_a_handle(embedded):
     assert gt.ones(2, 3).shape == (2, 3)

@@ -126,7 +126,7 @@ def one_process():
     gt.shutdown()
 
 
-def test_a_worker_process_survives_them_all(one_process):
+def test_a_worker_process_survives_all_refused_calls(one_process):
     kept = gt.arange(3.0)
     for name, (*call, _) in WRONG.items():
         args, kwargs = (*call, {})[:2]
@@ -150,7 +150,7 @@ def test_results_are_not_written_to_elements_that_share_memory():
         ("aten.copy.default", (None, Input(0)), {}, "self must be a tensor, and is missing"),
     ],
 )
-def test_a_number_is_no_dtype_and_nothing_is_no_tensor(op, args, kwargs, said):
+def test_constants_of_the_wrong_kind_are_refused(op, args, kwargs, said):
     with pytest.raises(TypeError, match=said):
         PyTorchEngine("cpu").check_constants(op, args, kwargs)
 

@@ -36,7 +36,7 @@ from gt.core.messages import (
 from gt.wire.codec import Decoder, encode
 from gt.wire.connections import open_link
 from gt.wire.socket_channel import SocketChannel
-from tests.dispatcher.test_hostile_peers import hello
+from tests.dispatcher.recording_server import hello
 from tests.dispatcher_harness import REQUEST, A, harness_with
 from tests.records import FAILURE, INLINE, SMALL, own
 from tests.subprocesses import serving, wait_until
@@ -147,7 +147,7 @@ def test_a_worker_with_a_false_report_is_dismissed_and_the_report_is_dropped(sce
     assert kinds == {Lost}
 
 
-def test_the_table_of_faults_says_so(scene, fault):
+def test_a_read_that_is_answered_with_too_few_bytes_is_as_documented(scene, fault):
     liar, first, _, request = scene
     liar.link.send(encode([Fetched(request, Segment("", 8))], [[bytes(8)]]))
     first.hear(Lost)

@@ -1,4 +1,4 @@
-"""Arguments for ops of which no call was recorded: drawn at random from what the schema allows."""
+"""Arguments for ops of which no call was recorded, drawn at random by the types of the schema."""
 
 from __future__ import annotations
 
@@ -22,14 +22,14 @@ _CONSTANTS: dict[str, list[Any]] = {
 }
 
 
-def invent_calls(op: str) -> list[Call]:
+def draw_calls(op: str) -> list[Call]:
     """The same ones at every run."""
     source = random.Random(op)
     arguments = schema_of(op).arguments
-    return [_invent(op, arguments, source) for _ in range(CALLS)]
+    return [_draw_call(op, arguments, source) for _ in range(CALLS)]
 
 
-def _invent(op: str, arguments: Any, source: random.Random) -> Call:
+def _draw_call(op: str, arguments: Any, source: random.Random) -> Call:
     shape, dtype = source.choice(_SHAPES), source.choice(_DTYPES)  # most tensors of a call have these
     args, kwargs = [], {}
     for argument in arguments:
