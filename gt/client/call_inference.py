@@ -110,7 +110,8 @@ def _inferred_call(
     if op.needs_worker_shape and not _is_same_everywhere(op, args, kwargs, refs):
         raise Unknown
     result, resized = infer_result(op, args, kwargs, refs, session.on_cpu)
-    if any(refs[position] is not refs[position].storage for position in resized):
+    reshaped = [refs[position] for position, found in resized.items() if found.shape != refs[position].geometry.shape]
+    if any(ref is not ref.storage for ref in reshaped):
         return ResizingCall(op, resized)
     if op.returns_python or resized:
         raise Unknown

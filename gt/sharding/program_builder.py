@@ -97,7 +97,6 @@ class ProgramBuilder:
             moved_view = self._move_base(register, target)
             if moved_view is not None:
                 return moved_view
-            meta = meta.dense()
         hoistable = register < self._inputs and register not in self._fixed
         if hoistable and (register, target) in self.hoisted:
             return self.hoisted[register, target]

@@ -55,7 +55,7 @@ def test_an_event_says_where_when_and_for_which_line():
             gt.zeros(3, 5)
         (event,) = [event for event in t.events if event.op.startswith("aten")]
         assert (event.worker, event.op, event.scope) == (1, "aten.zeros.default", "second")
-        assert "test_recorder.py:" in event.line
+        assert "test_timeline_recorder.py:" in event.line
         assert before < event.start < event.end < time.monotonic_ns()
         assert event.waited == 0 and event.busy == event.end - event.start
     finally:

@@ -1,4 +1,4 @@
-"""Writes a value to the elements of a base that a view selects, where the view had to be a copy."""
+"""Writes a value to the elements of a base that a view selects, also where the view has to be a copy."""
 
 from __future__ import annotations
 
@@ -8,12 +8,17 @@ import torch
 
 
 def write_through(base: torch.Tensor, view: Callable[[torch.Tensor], torch.Tensor], value: torch.Tensor) -> None:
-    """The positions of the view's elements are found by applying the view to a base that holds its own positions."""
+    """Where the view is a copy, the positions of its elements are found by applying it to a base that holds its own
+    positions."""
+    target = view(base)
+    if target.untyped_storage().data_ptr() == base.untyped_storage().data_ptr():
+        target.copy_(value)
+        return
     if base.is_complex():
         _write_through_complex(base, view, value)
         return
     positions = view(torch.arange(base.numel(), device=base.device).reshape(base.shape)).reshape(-1)
-    flat = base.reshape(-1)
+    flat = base.flatten().clone()
     flat[positions] = value.reshape(-1)
     base.copy_(flat.reshape(base.shape))
 

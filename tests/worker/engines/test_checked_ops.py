@@ -182,3 +182,11 @@ def test_a_kernel_that_trusts_strides_gets_a_compact_copy():
     args = (torch.randn(1, 6, 3), torch.ones(1).expand(6), None, 1, 6, 3, 2, 1e-5)
     found = PyTorchEngine("cpu").resolve("aten.native_group_norm.default")(*args)
     torch.testing.assert_close(found, aten.native_group_norm(args[0], torch.ones(6), *args[2:]))
+
+
+@pytest.mark.parametrize("op", ["aten.median.dim", "aten.nanmedian.dim"])
+def test_the_median_of_an_expanded_tensor_reads_its_own_memory(op):
+    """Torch's kernel reads beyond it, and gives the memory of others."""
+    row = torch.arange(5.0)
+    values, _ = PyTorchEngine("cpu").resolve(op)(row.expand(500, 5), 0)
+    assert values.tolist() == row.tolist()
