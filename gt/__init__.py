@@ -10,7 +10,7 @@ import gc
 import importlib
 from typing import TYPE_CHECKING, Any
 
-from gt.bootstrap import load_launcher
+from gt.lazy_launch import load_launcher
 from gt.version import __version__
 
 if TYPE_CHECKING:
@@ -60,10 +60,10 @@ if TYPE_CHECKING:
     from gt.client.creation import zeros as zeros
     from gt.client.creation import zeros_like as zeros_like
     from gt.client.layouts import mesh as mesh
-    from gt.client.numpy_arguments import tensordot as tensordot
-    from gt.client.numpy_arguments import transpose as transpose
-    from gt.client.recovery import recover as recover
+    from gt.client.opt_einsum_functions import tensordot as tensordot
+    from gt.client.opt_einsum_functions import transpose as transpose
     from gt.client.tensor import Tensor as Tensor
+    from gt.client.value_recovery import recover as recover
     from gt.core.errors import GTError as GTError
     from gt.core.errors import LayoutError as LayoutError
     from gt.core.errors import OpError as OpError
@@ -98,9 +98,9 @@ _NAMES: dict[str, str] = {
         "manual_seed normal ones ones_like rand rand_like randint randint_like randn randn_like randperm "
         "replicate scalar_tensor shard tensor to tril_indices triu_indices zeros zeros_like"
     ),
-    "gt.client.numpy_arguments": "tensordot transpose",
+    "gt.client.opt_einsum_functions": "tensordot transpose",
     "gt.client.layouts": "mesh",
-    "gt.client.recovery": "recover",
+    "gt.client.value_recovery": "recover",
     "gt.client.tensor": "Tensor",
     "gt.core.errors": (
         "GTError LayoutError OpError RecoveryError ServerLost SessionError SettingsError SignalError WorkerLost"

@@ -17,6 +17,7 @@ import torch
 
 import gt
 from gt.client import session as sessions
+from gt.signals.registry import registry
 from tests import faults
 from tests.subprocesses import serving
 
@@ -107,6 +108,22 @@ def eight_workers() -> Iterator[None]:
     gt.init(workers=8, mode="virtual")
     yield
     gt.shutdown()
+
+
+@pytest.fixture
+def four_workers() -> Iterator[None]:
+    """Four virtual workers."""
+    gt.init(workers=4, mode="virtual")
+    yield
+    gt.shutdown()
+
+
+@pytest.fixture
+def no_signals() -> Iterator[None]:
+    """No signal is configured when the test begins, nor after it."""
+    registry.clear()
+    yield
+    registry.clear()
 
 
 SHARED = {"two_processes", "eight_workers"}  # fixtures of a module, whose session outlives a test

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from gt.core.events import Observer
 from gt.core.ids import FIRST_OWN, short_id
+from gt.core.message_events import Observer
 from gt.core.messages import (
     Answer,
     Command,
@@ -28,10 +28,10 @@ from gt.core.meta import TensorMeta
 from gt.core.signatures import Number, Signature
 from gt.dispatcher.dispatcher import Dispatcher
 from gt.dispatcher.invariants import check_invariants
-from gt.dispatcher.outgoing import Buffer, Outgoing, ToClient, ToWorkers
+from gt.dispatcher.message_queue import Buffer, Outgoing, ToClient, ToWorkers
 from gt.sharding.spec import DeviceMesh, ShardingSpec, whole
 from gt.sharding.spec_text import parse_spec
-from tests.records import SMALL, own
+from tests.records import NO_RULE, SMALL, own
 
 A, B, C, D, E = map(own, range(1, 6))
 OP, OP2, REQUEST, REQUEST2 = own(100), own(101), own(200), own(201)
@@ -71,13 +71,13 @@ class DispatcherHarness:
     def join(self, host: str = "here") -> list[Outgoing]:
         number, outgoing = self.dispatcher.join_worker("cpu", host, 1000 + self.state.workers_joined)
         assert number in self.state.workers
-        return self._checked(outgoing)
+        return self.checked(outgoing)
 
     def open(self, host: str = "here") -> int:
         return self.dispatcher.open_session(host, 2000)
 
     def close(self, session: int = 1) -> list[Outgoing]:
-        return self._checked(self.dispatcher.end_session(session))
+        return self.checked(self.dispatcher.end_session(session))
 
     def tell(self, *batch: Instruction, session: int = 1, buffers: Sequence[Buffer] = ()) -> list[Outgoing]:
         """One instruction at a time, so that the state is checked after each."""
@@ -85,14 +85,14 @@ class DispatcherHarness:
         remaining = list(buffers)
         for instruction in batch:
             given = [remaining.pop(0) if remaining else b""] if isinstance(instruction, CreateTensor) else []
-            outgoing += self._checked(self.dispatcher.instruct(session, [instruction], given))
+            outgoing += self.checked(self.dispatcher.instruct(session, [instruction], given))
         return outgoing
 
     def report(self, worker: int, report: Report, buffer: Buffer | None = None) -> list[Outgoing]:
-        return self._checked(self.dispatcher.report(worker, report, buffer))
+        return self.checked(self.dispatcher.report(worker, report, buffer))
 
     def lose(self, worker: int, reason: str = "was killed", last_op: str = "aten.mm") -> list[Outgoing]:
-        return self._checked(self.dispatcher.lose_worker(worker, reason, last_op))
+        return self.checked(self.dispatcher.lose_worker(worker, reason, last_op))
 
     def create(self, *ids: int, meta: TensorMeta = SMALL, session: int = 1) -> list[Outgoing]:
         return self.tell(*[create(ident, meta) for ident in ids], session=session)
@@ -108,7 +108,7 @@ class DispatcherHarness:
     def define(self, op_id: int, signature: Signature, session: int = 1) -> list[Outgoing]:
         return self.tell(DefineOp(op_id, signature), session=session)
 
-    def _checked(self, outgoing: list[Outgoing]) -> list[Outgoing]:
+    def checked(self, outgoing: list[Outgoing]) -> list[Outgoing]:
         check_invariants(self.state)
         return outgoing
 
@@ -144,6 +144,15 @@ def sharded_harness(workers: int = 2, text: str = "x", meta: TensorMeta = SMALL)
     harness.create(E, meta=meta)
     harness.redistribute(E, A, text)
     harness.tell(FreeTensors((E,)))
+    return harness
+
+
+def gathered_harness() -> DispatcherHarness:
+    """A over workers 0 and 1, and c2, a whole copy of it on both."""
+    harness = sharded_harness()
+    harness.define(OP, NO_RULE)
+    harness.tell(run(OP, (A,), (B,)))
+    assert harness.state.copies == {A: {over("-"): given(2)}}
     return harness
 
 

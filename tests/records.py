@@ -122,6 +122,7 @@ def signature(
 ZEROS = signature("aten.zeros.default", 0, (SMALL,))
 ADD = signature("aten.add.Tensor", 2, (SMALL,))
 ADD_ = signature("aten.add_.Tensor", 2, writes=(0,), functional="aten.add.Tensor")
+NO_RULE = signature("aten.no_such.default", 1, (SMALL,))
 NONZERO = signature("aten.nonzero.default", 1)
 RESIZE_ = signature("aten.resize_as_.default", 2, writes=(0,))
 

@@ -22,13 +22,13 @@ ALLOWED = {
     "sharding": "core",
     "signals": "core sharding",
     "wire": "core version",
-    "client": f"{SENDERS} bootstrap",
+    "client": f"{SENDERS} lazy_launch",
     "nn": "client optim",
     "optim": "client nn",
     "distributed": "client core sharding",
     "debug": "client core",
     "signal": "client core",
-    "bootstrap": "",
+    "lazy_launch": "",
     "dispatcher": SENDERS,
     "worker": "core sharding wire version",
     "monitor": "core wire",
@@ -44,7 +44,7 @@ WITHOUT_TORCH = (
     "monitor",
     "server",
     "version",
-    "bootstrap",
+    "lazy_launch",
     "__init__",
 )
 
@@ -57,9 +57,10 @@ PURE = (
     "signals/policy.py", "signals/resolution.py", "signals/schema.py",
     "dispatcher/deferred_failures.py", "dispatcher/dispatcher.py", "dispatcher/errors.py", "dispatcher/fair_queue.py",
     "dispatcher/group_store.py", "dispatcher/instructions.py", "dispatcher/invariants.py", "dispatcher/membership.py",
-    "dispatcher/op_records.py", "dispatcher/optimizer_steps.py", "dispatcher/outgoing.py", "dispatcher/ownership.py",
-    "dispatcher/plan_cache.py", "dispatcher/planner.py", "dispatcher/records.py", "dispatcher/rejection.py",
-    "dispatcher/replicas.py", "dispatcher/reports.py", "dispatcher/requests.py", "dispatcher/state.py",
+    "dispatcher/op_definitions.py", "dispatcher/atomic_steps.py", "dispatcher/message_queue.py",
+    "dispatcher/ownership.py", "dispatcher/plan_cache.py", "dispatcher/planner.py", "dispatcher/rejection.py",
+    "dispatcher/session_records.py",
+    "dispatcher/redistribution.py", "dispatcher/reports.py", "dispatcher/requests.py", "dispatcher/state.py",
     "dispatcher/tensor_reads.py", "dispatcher/tensor_records.py", "dispatcher/tensor_tables.py",
     "dispatcher/transactions.py", "dispatcher/undo_log.py",
     "worker/executor.py", "worker/op_runner.py", "worker/programs.py", "worker/moves.py",
@@ -121,10 +122,10 @@ def test_a_package_imports_what_the_design_allows(package):
     assert {path: found for path, found in wrong.items() if found} == {}
 
 
-def test_what_everyone_imports_first_is_lazy():
+def test_gt_imports_its_packages_lazily():
     body = [node for node in parse(ROOT / "__init__.py").body if not is_type_checking(node)]
     names = {name for name in imported(ast.Module(body, [])) if name.startswith("gt")}
-    assert names == {"gt.bootstrap.load_launcher", "gt.version.__version__"}
+    assert names == {"gt.lazy_launch.load_launcher", "gt.version.__version__"}
 
 
 def test_type_checkers_see_the_public_names():
@@ -132,7 +133,7 @@ def test_type_checkers_see_the_public_names():
     assert {name.split(".")[-1] for name in imported(block)} | {"__version__"} == set(gt.__all__)
 
 
-def test_every_public_name_is_there():
+def test_every_public_name_can_be_read():
     assert [name for name in gt.__all__ if not hasattr(gt, name)] == []
 
 
@@ -169,7 +170,7 @@ def test_only_the_entry_imports_by_name():
     users = {
         name_of(path) for path in FILES if "importlib" in packages_imported(path) or "__import__" in names_in(path)
     }
-    assert users == {"gt/__init__.py", "gt/bootstrap.py"}
+    assert users == {"gt/__init__.py", "gt/lazy_launch.py"}
 
 
 TORCH_PATCHES = ROOT / "client" / "torch_patches"
@@ -235,7 +236,7 @@ def test_workers_use_private_names_of_torch_in_one_place():
     assert [use for path in users for use in private_names_of_torch(path)] == []
 
 
-def test_nothing_is_run_that_came_as_data():
+def test_no_module_unpickles_or_evaluates_data():
     forbidden = {"pickle", "dill", "cloudpickle", "shelve", "marshal", "eval", "exec"}
     found = {name_of(path): (packages_imported(path) | names_in(path)) & forbidden for path in FILES}
     assert {path: names for path, names in found.items() if names} == {}
@@ -280,8 +281,8 @@ def test_a_dispatcher_runs_on_a_machine_without_torch(module, without):
     assert not {*without.split()} & loaded
 
 
-def test_importing_gt_loads_nothing_of_it():
-    assert {name for name in loaded_by("import gt") if name.startswith("gt")} == {"gt", "gt.bootstrap", "gt.version"}
+def test_importing_gt_loads_no_package_of_gt():
+    assert {name for name in loaded_by("import gt") if name.startswith("gt")} == {"gt", "gt.lazy_launch", "gt.version"}
 
 
 @pytest.mark.parametrize("package", sorted(str(path.parent.relative_to(ROOT)) for path in ROOT.rglob("README.md")))

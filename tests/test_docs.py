@@ -1,4 +1,4 @@
-"""What the documentation says is true: its programs run, its links lead somewhere, and every public name is in it.
+"""The documentation is true: its programs run, its links lead somewhere, and every public name is in it.
 
 A fence ```python is a program and runs as `train.py`; ```python no-run is only compiled. A fence ```text output after a
 program is what it prints, where `...` stands for anything.
@@ -88,7 +88,7 @@ def prints(got, wanted):
     return doctest.OutputChecker().check_output(wanted, got, flags)
 
 
-def test_another_output_is_found():
+def test_an_output_that_differs_from_the_page_is_found():
     assert prints("a\nfree %1\nb 1\n", "a\nb ...\n")
     assert not prints("a\nc\n", "a\nb\n")
 
@@ -107,7 +107,7 @@ CONFIGURATIONS = [
 
 
 @pytest.mark.parametrize(("where", "text"), CONFIGURATIONS, ids=[where for where, _ in CONFIGURATIONS])
-def test_a_configuration_is_one(where, text):
+def test_a_yaml_snippet_is_a_valid_configuration(where, text):
     parse_config(text, where)
 
 
@@ -147,7 +147,7 @@ def test_every_public_name_is_mentioned(name):
     assert any(re.search(rf"\bgt\.{name}\b", path.read_text()) for path in GUIDES)
 
 
-def test_pages_name_no_place_of_a_machine():
+def test_pages_name_no_paths_of_a_machine():
     private = re.compile(r"(?<![\w.])/(home|root|work|tmp|Users)/")
     assert [str(path.relative_to(ROOT)) for path in PAGES if private.search(path.read_text())] == []
 

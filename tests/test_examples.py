@@ -114,7 +114,7 @@ def test_an_example_shows_its_point(script, spread):
     assert [text for text in SHOWN[script] if text not in out] == []
 
 
-def test_every_example_shows_a_point():
+def test_every_example_has_a_check():
     assert {*SHOWN, AUTO} == set(SCRIPTS)
 
 
@@ -149,7 +149,7 @@ def test_gpt2_with_the_worker_of_its_process():
     assert "The losses of 2 steps agree to 1e-05" in out
 
 
-def test_gpt2_knows_one_name_of_ours():
+def test_gpt2_uses_one_name_of_gt():
     code = GPT2.read_text().split('"""', 2)[2]
     assert set(re.findall(r"\bgt\.\w+", code)) == {"gt.to"}
 
@@ -162,7 +162,7 @@ def test_a_configuration_is_right_and_commented(path):
 
 
 @pytest.mark.parametrize("script", SCRIPTS)
-def test_an_example_says_what_to_run(script):
+def test_an_example_names_its_command_and_is_listed(script):
     text = (EXAMPLES / script).read_text()
     assert f"python examples/{script}" in text.split('"""')[1]
     page = "README_SIGNALS.md" if script.startswith("signals/") else "README.md"

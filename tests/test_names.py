@@ -91,7 +91,7 @@ def test_importing_gt_does_not_import_torch() -> None:
     assert code == 0, err
 
 
-def test_devices_of_scripts_are_the_one_that_tensors_say(embedded: None) -> None:
+def test_devices_that_scripts_name_are_the_device_of_gt_tensors(embedded: None) -> None:
     assert gt.device("cuda:1") == gt.device("cpu") == gt.ones(1).device
     assert gt.device("meta").type == "meta"
     assert isinstance(gt.device("cpu"), gt.device)

@@ -12,10 +12,10 @@ from torch.overrides import TorchFunctionMode
 
 from gt.client.factory_mode import FactoryMode
 from gt.client.geometry import TORCH_DTYPES
-from gt.client.library_hooks import LoadOneByOne
-from gt.client.model_config import apply_model_config
+from gt.client.model_layout import apply_model_config
 from gt.client.module_moving import move_module
-from gt.client.module_registration import keep_on_gt, watch_modules
+from gt.client.registration_hooks import keep_on_gt, watch_modules
+from gt.client.safetensors_hooks import LoadOneByOne
 from gt.client.tensor import Tensor, to_gt, to_host
 from gt.client.torch_patches.dispatch_modes import disable_current_modes
 from gt.client.torch_patches.pytree import tree_map_only

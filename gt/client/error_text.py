@@ -6,7 +6,7 @@ import linecache
 
 import torch
 
-from gt.client.sites import Site
+from gt.client.call_sites import Site
 from gt.core.messages import Failure, Gathered, Lost
 
 

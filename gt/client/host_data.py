@@ -11,9 +11,9 @@ import torch
 
 from gt.client.geometry import Geometry
 from gt.client.torch_patches.dispatch_modes import disable_current_modes
-from gt.client.torch_patches.handles import is_zero_tensor
+from gt.client.torch_patches.wrapper_tensors import is_zero_tensor
 from gt.core.meta import is_dense, memory_order
-from gt.wire.channel import Buffer
+from gt.wire.client_channel import Buffer
 
 TorchFunction: TypeAlias = Callable[..., Any]
 

@@ -10,12 +10,12 @@ import time
 from collections import deque
 from collections.abc import Callable
 
+from gt.client.call_sites import Sites
 from gt.client.error_text import describe_failure, describe_gathering, describe_loss, error_of_query
 from gt.client.interrupts import CriticalSection
-from gt.client.sites import Sites
 from gt.core.errors import GTError, OpError, ProtocolError, ServerLost, WorkerLost
 from gt.core.messages import Answer, Failed, Failure, Gathered, Joined, Lost, OpFailed, Refused, Rejected, Waiting
-from gt.wire.channel import Buffer, ClientChannel
+from gt.wire.client_channel import Buffer, ClientChannel
 
 log = logging.getLogger("gt.client")
 sharding_log = logging.getLogger("gt.sharding")

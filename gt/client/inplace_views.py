@@ -7,7 +7,7 @@ from typing import Any
 import torch
 
 from gt.client.storage import TensorRef
-from gt.client.torch_patches.handles import is_view, swap_tensors
+from gt.client.torch_patches.wrapper_tensors import is_view, swap_tensors
 
 
 class InPlaceViews(torch.Tensor):

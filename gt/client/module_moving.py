@@ -12,7 +12,7 @@ from torch.nn.parameter import UninitializedBuffer, UninitializedParameter, is_l
 from gt.client.factory_mode import FactoryMode, is_factory_mode_on
 from gt.client.subclasses import on_gt
 from gt.client.tensor import Tensor, to_gt
-from gt.client.torch_patches.modules import mark_parameter, own_buffers, own_parameters, patch_lazy_construction
+from gt.client.torch_patches.nn_modules import mark_parameter, own_buffers, own_parameters, patch_lazy_construction
 
 Module = TypeVar("Module", bound=torch.nn.Module)
 

@@ -15,7 +15,7 @@ from gt.client.interrupts import CriticalSection, is_inside
 from gt.client.storage import Storage, TensorRef
 from gt.core.errors import GTError, SessionError
 from gt.core.messages import CreateTensor, FreeTensors, Instruction
-from gt.wire.channel import Buffer, ClientChannel
+from gt.wire.client_channel import Buffer, ClientChannel
 
 log = logging.getLogger("gt.client")
 

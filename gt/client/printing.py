@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from gt.client.torch_patches.modules import is_parameter
+from gt.client.torch_patches.nn_modules import is_parameter
 from gt.client.torch_patches.value_printing import edge_items, format_values
 from gt.sharding.spec import ShardingSpec
 

@@ -12,19 +12,18 @@ from typing import Any
 
 import torch
 
-from gt.bootstrap import load_launcher
-from gt.client.call_cache import CachedCall
+from gt.client.cached_calls import CachedCall
+from gt.client.call_sites import Site, Sites
 from gt.client.error_text import describe_failure, describe_unread
+from gt.client.flow_control import Pacing
 from gt.client.geometry import Geometry, forget_geometries, geometry_of, intern_geometry
 from gt.client.host_data import as_tensor, payload, strided
 from gt.client.inbox import Inbox
 from gt.client.interrupts import require_outside
 from gt.client.operand_cache import MAX_BYTES, OperandCache
 from gt.client.outbox import Outbox
-from gt.client.pacing import Pacing
 from gt.client.scope_resolver import ScopeResolver
 from gt.client.scope_stack import in_use, push
-from gt.client.sites import Site, Sites
 from gt.client.storage import ROOT, Storage, TensorRef
 from gt.core.errors import GTError, OpError, SessionError
 from gt.core.ids import FIRST_RUN, MAX_RESULTS, SESSION_SHIFT
@@ -60,8 +59,9 @@ from gt.core.messages import (
 )
 from gt.core.meta import dense_strides, is_dense
 from gt.core.signatures import Input, Signature
+from gt.lazy_launch import load_launcher
 from gt.sharding.spec import ShardingSpec, spec_of
-from gt.wire.channel import ClientChannel
+from gt.wire.client_channel import ClientChannel
 
 MAX_CACHED_CALLS = 1 << 16
 FORGET_AT_ONCE = 1 << 16  # ops that one ForgetOps names

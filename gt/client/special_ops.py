@@ -9,10 +9,11 @@ from typing import Any, TypeAlias
 import torch
 
 from gt.client import session as sessions
-from gt.client.call_cache import HandleType, rebind, wrap, wrap_view
+from gt.client.cached_calls import HandleType, rebind, wrap, wrap_view
+from gt.client.call_inference import to_wire
 from gt.client.geometry import Geometry, geometry_of, intern_geometry
-from gt.client.infer import to_wire
 from gt.client.op_schema import OpSchema
+from gt.client.resizing import allocate, resize_handle
 from gt.client.storage import Storage, StorageView, TensorRef, restrided, storage_elements, strided_view, view_of
 from gt.client.torch_patches.kernel_overrides import override_kernel, run_original
 from gt.client.torch_patches.op_registry import schema_of
@@ -116,45 +117,16 @@ def _as_strided_in_place(cls: HandleType, op: OpSchema, args: tuple[Any, ...], k
 
 
 def _resize(cls: HandleType, op: OpSchema, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """`resize_` views the same storage in another shape, or grows it: then the handle gets a new storage that starts
-    with the old bytes. Aliases keep the old one."""
     tensor, ref = args[0], getattr(args[0], "_ref", None)
     if ref is None:
         return run_on_host(cls, op.func, args, kwargs)
     meta = ref.geometry.on_meta()
     op.func(meta, *[_meta_of(value) for value in args[1:]], **kwargs)
-    geometry = geometry_of(meta)
-    if geometry is ref.geometry:
-        return tensor
-    if geometry.span() <= storage_elements(ref):
-        return rebind(tensor, restrided(ref, geometry))
-    return rebind(tensor, grow(cls, ref, geometry))
+    return resize_handle(cls, tensor, geometry_of(meta))
 
 
 def _meta_of(value: Any) -> Any:
     return value.to("meta") if isinstance(value, torch.Tensor) else value
-
-
-def grow(cls: HandleType, ref: TensorRef, geometry: Geometry) -> Storage:
-    """A new storage of a larger geometry that starts with the bytes of a tensor's storage."""
-    flat_old = intern_geometry(torch.Size([ref.storage.geometry.span()]), (1,), 0, geometry.dtype)
-    with torch.no_grad():
-        grown = allocate(cls, geometry)
-        if ref.storage.geometry.span() and geometry.dtype is ref.storage.geometry.dtype:
-            old = wrap(cls, strided_view(ref.storage, flat_old))
-            wrap(cls, strided_view(grown, flat_old)).copy_(old)
-    return grown
-
-
-def allocate(cls: HandleType, geometry: Geometry) -> Storage:
-    handle = cls.__torch_dispatch__(  # type: ignore[attr-defined]
-        torch.ops.aten.empty_strided.default,
-        (),
-        (list(geometry.shape), list(geometry.stride)),
-        {"dtype": geometry.dtype},
-    )
-    storage: Storage = handle._ref
-    return storage
 
 
 def _set_source(cls: HandleType, op: OpSchema, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:

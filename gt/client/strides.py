@@ -39,7 +39,7 @@ def run_shape_function(func: OpOverload, args: Sequence[Any], kwargs: dict[str, 
     """The result of an op for tensors without bytes. Raises the errors of torch's shape function."""
     shape_function, rule = _functions(func)
     result = shape_function(*args, **kwargs)
-    if torch.Tag.pointwise in func.tags:
+    if torch.Tag.pointwise in func.tags and packet_name(func) not in _NOT_CAST:
         args, was_cast = _cast(args, result)
         result = shape_function(*args, **kwargs) if was_cast else result
     if rule is None:
@@ -100,6 +100,7 @@ def _iterated(arguments: Arguments, results: Sequence[torch.Tensor | None]) -> l
 
 # Pointwise ops that do not iterate over their operands as they are; their shape functions are right.
 _NOT_ITERATED = ("clone", "masked_fill", "mvlgamma")
+_NOT_CAST = ("where",)  # pointwise ops that take operands of several dtypes as they are
 _ITERATED = (aten.neg.default, aten.mul.Tensor, aten.addcmul.default)
 
 
@@ -268,6 +269,7 @@ _RULES: dict[str, Rule] = {
     "native_channel_shuffle": _like("self"),
     "native_dropout_backward": _iterated,
     "native_layer_norm_backward": _contiguous,
+    "nonzero_static": _contiguous,
     "normal": _contiguous,
     "pixel_shuffle": _like("self"),
     "pixel_unshuffle": _like("self"),

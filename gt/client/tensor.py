@@ -15,23 +15,23 @@ import numpy as np
 import torch
 
 from gt.client import session as sessions
-from gt.client.call_cache import rebind, wrap, wrap_view
-from gt.client.dispatch import dispatch
+from gt.client.cached_calls import rebind, wrap, wrap_view
 from gt.client.host_data import from_array, torch_call
 from gt.client.inplace_views import InPlaceViews
 from gt.client.layouts import LocalShard, read_layout, read_shards
-from gt.client.library_hooks import let_libraries_read
 from gt.client.printing import SHOWN_ELEMENTS, describe, edges
+from gt.client.remote_storage import RemoteStorage, address_of, no_memory
+from gt.client.safetensors_hooks import let_libraries_read
 from gt.client.storage import REINTERPRETING, Storage, StorageView, TensorRef
 from gt.client.subclasses import has_memory, make_subclasses_on_gt, on_gt
+from gt.client.torch_dispatch import dispatch
+from gt.client.torch_patches.avoid_dtensor_import import keep_dtensor_out
+from gt.client.torch_patches.avoid_dynamo_import import hide_from_dynamo
 from gt.client.torch_patches.data_property import patch_data_property
-from gt.client.torch_patches.dtensor import keep_dtensor_out
-from gt.client.torch_patches.dynamo import hide_from_dynamo
-from gt.client.torch_patches.handles import no_torch_function
 from gt.client.torch_patches.pytree import tree_map, tree_map_only
+from gt.client.torch_patches.wrapper_tensors import no_torch_function
 from gt.client.tracebacks import ends_on_users_line
 from gt.client.unsupported import require_strided, require_values
-from gt.client.untyped_storage import RemoteStorage, address_of, no_memory
 from gt.client.value_reads import ValueReads
 from gt.core.meta import is_dense
 from gt.sharding.placements import Placements, Replicate, require_mesh, spec_from

@@ -107,6 +107,16 @@ def is_dense(shape: Sequence[int], stride: Sequence[int]) -> bool:
     return True
 
 
+def has_overlap(shape: Sequence[int], stride: Sequence[int]) -> bool:
+    """Whether two elements may share memory; True also for some strides where none do."""
+    end = 1
+    for step, size in sorted(zip(stride, shape, strict=True)):
+        if size > 1 and step < end:
+            return True
+        end += (size - 1) * step
+    return False
+
+
 def same_places(shape: Sequence[int], stride: Sequence[int], other: Sequence[int]) -> bool:
     """Whether two strides give every element the same address; strides of dims of size 1 do not count."""
     return 0 in shape or all(size == 1 or left == right for size, left, right in zip(shape, stride, other, strict=True))

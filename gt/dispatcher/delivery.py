@@ -7,10 +7,10 @@ from dataclasses import dataclass, field
 from typing import Any, TypeAlias
 
 from gt.core.messages import MAX_BATCH, Answer, Failed, Fetched, Lost, Rejected
-from gt.dispatcher.outgoing import Outgoing, ToClient, ToWorkers
+from gt.dispatcher.message_queue import Outgoing, ToClient, ToWorkers
 from gt.dispatcher.peers import PeerTable
 from gt.wire.codec import Payload, encode_batches, encode_once, uncounted_bytes
-from gt.wire.links import Router
+from gt.wire.connections import Router
 
 Deliver: TypeAlias = Callable[[Answer, Payload | None], None]
 

@@ -5,21 +5,21 @@ from __future__ import annotations
 import logging
 from collections.abc import Sequence
 
-from gt.core.events import Observer
 from gt.core.ids import session_of
+from gt.core.message_events import Observer
 from gt.core.messages import Goodbye, Instruction, Progress, Rejected, Report, WorkerInfo, WorkerReportProgress
 from gt.core.record_fields import PAYLOAD_RECORDS
 from gt.dispatcher.fair_queue import FairQueue
 from gt.dispatcher.group_store import GroupStore
 from gt.dispatcher.instructions import Instructions
 from gt.dispatcher.membership import Membership
-from gt.dispatcher.outgoing import Buffer, MessageQueue, Outgoing, ToClient, ToWorkers
+from gt.dispatcher.message_queue import Buffer, MessageQueue, Outgoing, ToClient, ToWorkers
 from gt.dispatcher.plan_cache import PlanCache
-from gt.dispatcher.records import DeadWorker, SessionRecord
+from gt.dispatcher.redistribution import Replicas
 from gt.dispatcher.rejection import reject, reject_mistake
-from gt.dispatcher.replicas import Replicas
 from gt.dispatcher.reports import Reports
 from gt.dispatcher.requests import Requests
+from gt.dispatcher.session_records import DeadWorker, SessionRecord
 from gt.dispatcher.state import State
 from gt.dispatcher.transactions import Transactions
 

@@ -6,7 +6,7 @@ from collections.abc import Iterable
 
 from gt.core.errors import ProtocolError
 from gt.core.messages import Joined, StoreReady, WorkerHostStore, WorkerJoinStore
-from gt.dispatcher.outgoing import MessageQueue
+from gt.dispatcher.message_queue import MessageQueue
 from gt.dispatcher.state import State
 
 

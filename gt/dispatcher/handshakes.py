@@ -16,7 +16,7 @@ from gt.dispatcher.dispatcher import Dispatcher
 from gt.dispatcher.peers import Peer, PeerTable
 from gt.version import __version__
 from gt.wire import shared_memory
-from gt.wire.liveness import start_mark, this_host
+from gt.wire.process_identity import start_mark, this_host
 
 log = logging.getLogger("gt.dispatcher")
 

@@ -34,14 +34,14 @@ from gt.core.messages import (
     WorkerDefineScope,
     WorkerReadTraffic,
 )
+from gt.dispatcher.atomic_steps import OptimizerSteps
 from gt.dispatcher.errors import IdInUse, InvalidInstruction, NoValue, NoWorkers
-from gt.dispatcher.op_records import CachedPlan, OpRecord, layout_of, plan_key, require_layout_fit
-from gt.dispatcher.optimizer_steps import OptimizerSteps
-from gt.dispatcher.outgoing import Buffer, MessageQueue, ToWorkers
+from gt.dispatcher.message_queue import Buffer, MessageQueue, ToWorkers
+from gt.dispatcher.op_definitions import CachedPlan, OpRecord, layout_of, plan_key, require_layout_fit
 from gt.dispatcher.plan_cache import PlanCache
-from gt.dispatcher.records import Reply, ScopeRecord, SessionRecord
-from gt.dispatcher.replicas import Replicas
+from gt.dispatcher.redistribution import Replicas
 from gt.dispatcher.requests import Requests
+from gt.dispatcher.session_records import Reply, ScopeRecord, SessionRecord
 from gt.dispatcher.state import State
 from gt.dispatcher.tensor_reads import TensorReads
 from gt.dispatcher.tensor_records import TensorRecord

@@ -8,12 +8,12 @@ from collections.abc import Sequence
 from gt.core.messages import Lost, Rejected, WorkerDefineScope, WorkerEndSession, WorkerLosePeer
 from gt.dispatcher.fair_queue import FairQueue
 from gt.dispatcher.group_store import GroupStore
-from gt.dispatcher.outgoing import MessageQueue
+from gt.dispatcher.message_queue import MessageQueue
 from gt.dispatcher.plan_cache import PlanCache
-from gt.dispatcher.records import DeadWorker, SessionRecord
+from gt.dispatcher.redistribution import Replicas
 from gt.dispatcher.rejection import describe_mistake
-from gt.dispatcher.replicas import Replicas
 from gt.dispatcher.reports import Reports
+from gt.dispatcher.session_records import DeadWorker, SessionRecord
 from gt.dispatcher.state import State
 from gt.dispatcher.transactions import Transactions
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 from gt.core.messages import Hello
 from gt.dispatcher.read_limits import ReadLimits
-from gt.wire.liveness import this_host
+from gt.wire.process_identity import this_host
 
 
 @dataclass

@@ -6,11 +6,11 @@ from collections.abc import Sequence
 
 from gt.core.messages import DefineOp, ForgetOps, Gathered, RunOp
 from gt.dispatcher.errors import InvalidInstruction, NoValue
-from gt.dispatcher.op_records import CachedPlan, InputLayout, OpRecord, plan_key
-from gt.dispatcher.outgoing import MessageQueue
+from gt.dispatcher.message_queue import MessageQueue
+from gt.dispatcher.op_definitions import CachedPlan, InputLayout, OpRecord, plan_key
 from gt.dispatcher.planner import mesh_with_most_bytes, plan_op
-from gt.dispatcher.records import SessionRecord
-from gt.dispatcher.replicas import Replicas
+from gt.dispatcher.redistribution import Replicas
+from gt.dispatcher.session_records import SessionRecord
 from gt.dispatcher.state import State
 from gt.dispatcher.tensor_records import TensorRecord
 from gt.sharding.program_builder import Register

@@ -22,7 +22,7 @@ from gt.core.messages import (
 )
 from gt.core.signatures import Signature
 from gt.dispatcher.errors import Cause, InvalidInstruction, NoValue, NoWorkers
-from gt.dispatcher.records import SessionRecord
+from gt.dispatcher.session_records import SessionRecord
 from gt.dispatcher.state import State
 from gt.sharding.spec import DeviceMesh
 

@@ -24,9 +24,9 @@ from gt.core.messages import (
     WorkerTimeline,
 )
 from gt.core.meta import TensorMeta
-from gt.dispatcher.outgoing import Buffer, MessageQueue
-from gt.dispatcher.records import PendingRequest, Reply
+from gt.dispatcher.message_queue import Buffer, MessageQueue
 from gt.dispatcher.rejection import lost
+from gt.dispatcher.session_records import PendingRequest, Reply
 from gt.dispatcher.state import State
 from gt.dispatcher.tensor_records import TensorRecord, mesh_without
 from gt.sharding.spec import DeviceMesh, whole

@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from gt.core.errors import ProtocolError
-from gt.core.events import Observer
+from gt.core.message_events import Observer
 from gt.core.messages import (
     Goodbye,
     Hello,
@@ -28,16 +28,16 @@ from gt.core.record_fields import PAYLOAD_RECORDS
 from gt.dispatcher.delivery import Deliver, Delivery
 from gt.dispatcher.dispatcher import Dispatcher
 from gt.dispatcher.handshakes import Handshakes, isolated
-from gt.dispatcher.outgoing import Outgoing, ToClient
+from gt.dispatcher.message_queue import Outgoing, ToClient
 from gt.dispatcher.ownership import require_ownership
 from gt.dispatcher.peers import Peer, PeerTable
-from gt.dispatcher.unknown_peers import MAX_MISTAKES, UnknownPeers
+from gt.dispatcher.pending_connections import MAX_MISTAKES, UnknownPeers
 from gt.version import __version__
 from gt.wire import shared_memory
 from gt.wire.codec import MAX_HELLO, MAX_INSTRUCTIONS, Decoder, Frame, Payload
+from gt.wire.connections import Router
 from gt.wire.keys import ServerKeys
-from gt.wire.links import Router
-from gt.wire.liveness import is_running, is_stopped, start_mark
+from gt.wire.process_identity import is_running, is_stopped, start_mark
 
 log = logging.getLogger("gt.dispatcher")
 

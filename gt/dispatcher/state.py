@@ -13,8 +13,15 @@ from gt.core.errors import ProtocolError
 from gt.core.ids import FIRST_OWN, MAX_RESULTS, SESSION_SHIFT, session_of, short_id
 from gt.core.messages import Collective, Failure, WorkerInfo, WorkerJoinStore
 from gt.dispatcher.errors import IdInUse, InvalidInstruction, NoWorkers, UnknownId
-from gt.dispatcher.op_records import CachedPlan, MoveKey, OpRecord, PlanKey
-from gt.dispatcher.records import DeadWorker, HaltedStep, PendingRequest, ScopeRecord, SessionRecord, WorkerRecord
+from gt.dispatcher.op_definitions import CachedPlan, MoveKey, OpRecord, PlanKey
+from gt.dispatcher.session_records import (
+    DeadWorker,
+    HaltedStep,
+    PendingRequest,
+    ScopeRecord,
+    SessionRecord,
+    WorkerRecord,
+)
 from gt.dispatcher.tensor_tables import TensorTables
 from gt.sharding.spec import DeviceMesh
 from gt.signals.policy import Policy

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from gt.core.messages import CURRENT, Failed, Fetched, FetchTensor, ReadVersions, WorkerFetchTensor, WorkerReviveTensor
 from gt.dispatcher.errors import NoWorkers
-from gt.dispatcher.outgoing import Buffer, MessageQueue
-from gt.dispatcher.records import SessionRecord
-from gt.dispatcher.replicas import Replicas
+from gt.dispatcher.message_queue import Buffer, MessageQueue
+from gt.dispatcher.redistribution import Replicas
 from gt.dispatcher.requests import Requests
+from gt.dispatcher.session_records import SessionRecord
 from gt.dispatcher.state import State
 from gt.sharding.spec import ShardingSpec, whole
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from gt.dispatcher.outgoing import MessageQueue
+from gt.dispatcher.message_queue import MessageQueue
 from gt.dispatcher.state import State
 
 

@@ -6,7 +6,7 @@ import torch.distributed
 
 from gt.client.creation import distribute, replicate, shard
 from gt.client.layouts import LocalShard, mesh
-from gt.distributed.products import matmul
+from gt.distributed.matmul import matmul
 from gt.sharding.placements import Partial, Replicate, Shard
 from gt.sharding.spec import DeviceMesh, ShardingSpec
 

@@ -11,12 +11,12 @@ from collections.abc import Sequence
 import zmq
 
 from gt.core.errors import SessionError, WorkerLost
-from gt.core.events import Observer
+from gt.core.message_events import Observer
 from gt.core.messages import Answer, Instruction, Welcome
 from gt.dispatcher.server import Server
 from gt.launch.local_processes import LocalProcesses
 from gt.wire import shared_memory
-from gt.wire.channel import CLOSED, Buffer
+from gt.wire.client_channel import CLOSED, Buffer
 from gt.wire.codec import Payload
 from gt.wire.payloads import CopyBytes, pack, unpack
 from gt.wire.sockets import wait

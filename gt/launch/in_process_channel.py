@@ -9,15 +9,15 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from gt.core.events import Observer
+from gt.core.message_events import Observer
 from gt.core.messages import Answer, Command, Instruction, Report, RunOp, Welcome
 from gt.dispatcher.dispatcher import Dispatcher
-from gt.dispatcher.outgoing import Outgoing, ToClient, ToWorkers
+from gt.dispatcher.message_queue import Outgoing, ToClient, ToWorkers
 from gt.version import __version__
-from gt.wire.channel import Buffer
+from gt.wire.client_channel import Buffer
 from gt.worker.engines import make_engine
 from gt.worker.exchange import make_exchange
-from gt.worker.exchange.memory import run_interleaved
+from gt.worker.exchange.in_process import run_interleaved
 from gt.worker.executor import Executor, WriteBytes
 
 

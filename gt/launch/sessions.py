@@ -12,7 +12,7 @@ import msgspec
 from gt.client import session as sessions
 from gt.client.host_data import fill
 from gt.client.interrupts import defer, is_inside
-from gt.client.optimizer_steps import register_step_hooks
+from gt.client.optimizer_step_hooks import register_step_hooks
 from gt.client.session import Session
 from gt.client.tracebacks import ends_on_users_line
 from gt.core.errors import SessionError, SettingsError, nearest

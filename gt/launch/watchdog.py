@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from gt.wire.lifeline import LIMIT_SECONDS, clear_up
-from gt.wire.liveness import is_running, start_mark
+from gt.wire.process_identity import is_running, start_mark
 
 _POLL_SECONDS = 0.5
 

@@ -14,8 +14,8 @@ from pathlib import Path
 from typing import TextIO
 
 from gt.core.errors import SettingsError
-from gt.core.events import Event, Observer
 from gt.core.ids import short_id
+from gt.core.message_events import Event, Observer
 
 log = logging.getLogger("gt.dispatcher")
 _ROW = "{:>12}  {:>9}  {:<11}  {:<12}  {:<19}  {:>13}  {:<24}  {:<44}  {}\n"

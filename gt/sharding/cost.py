@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from gt.sharding.boxes import Shape
-from gt.sharding.hops import IntArray, group_size, positions_in, shard_indices, worker_boxes
+from gt.sharding.hop_traffic import IntArray, group_size, positions_in, shard_indices, worker_boxes
 from gt.sharding.routes import cheapest_route
 from gt.sharding.spec import ShardingSpec, largest_local_shape
 

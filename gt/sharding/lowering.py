@@ -12,10 +12,10 @@ from collections.abc import Sequence
 from gt.core.meta import ITEM_BYTES, TensorMeta
 from gt.sharding.constraints import Target
 from gt.sharding.op_calls import LocalContext, LocalProgram, OpCall
-from gt.sharding.propagation import Choice, propagate_sharding
 from gt.sharding.rules import lower, rule_of
 from gt.sharding.spec import DeviceMesh, ShardingSpec, compute_local_shape
 from gt.sharding.strategies import Operand, Result
+from gt.sharding.strategy_choice import Choice, propagate_sharding
 
 
 class NoRule(Exception):

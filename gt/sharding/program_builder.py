@@ -13,13 +13,13 @@ from gt.core.meta import ITEM_BYTES, TensorMeta
 from gt.core.signatures import Arg, Compute, Input, Move, Program, Refuse, Signature, Step, ViewStep, Whole, WriteBack
 from gt.sharding.constraints import Target
 from gt.sharding.cost import reshard_bytes
+from gt.sharding.dead_steps import drop_unused, registers_read
 from gt.sharding.lowering import NoRule, infer_output_sharding
 from gt.sharding.op_calls import Expansion, OpCall, has_scalars, inputs_in, with_inputs
-from gt.sharding.program_steps import drop_unused, registers_read
-from gt.sharding.propagation import Choice
 from gt.sharding.rules import entry_of
 from gt.sharding.spec import DeviceMesh, ShardingSpec, whole
 from gt.sharding.strategies import Strategy
+from gt.sharding.strategy_choice import Choice
 
 
 class Register(NamedTuple):
@@ -97,7 +97,6 @@ class ProgramBuilder:
             moved_view = self._move_base(register, target)
             if moved_view is not None:
                 return moved_view
-            meta = meta.dense()
         hoistable = register < self._inputs and register not in self._fixed
         if hoistable and (register, target) in self.hoisted:
             return self.hoisted[register, target]

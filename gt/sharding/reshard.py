@@ -23,7 +23,7 @@ from typing import NamedTuple
 import numpy as np
 
 from gt.sharding.boxes import Box, Cuts, Shape, balanced_cuts, intersect
-from gt.sharding.hops import (
+from gt.sharding.hop_traffic import (
     IntArray,
     WorkerBoxes,
     group_size,

@@ -20,7 +20,14 @@ from itertools import pairwise, takewhile
 from typing import NamedTuple
 
 from gt.sharding.boxes import Cuts, Shape, balanced_cuts, total_length
-from gt.sharding.hops import group_size, kept_elements, moved_elements, positions_in, stored_elements, worker_boxes
+from gt.sharding.hop_traffic import (
+    group_size,
+    kept_elements,
+    moved_elements,
+    positions_in,
+    stored_elements,
+    worker_boxes,
+)
 from gt.sharding.spec import DeviceMesh, DimSpec, ShardingSpec
 
 IDEMPOTENT = ("max", "min", "and", "or")

@@ -18,7 +18,7 @@ import msgspec
 import zmq
 
 from gt.core.errors import SettingsError
-from gt.wire.liveness import is_running, start_mark, this_host
+from gt.wire.process_identity import is_running, start_mark, this_host
 
 
 class ServerKeys(msgspec.Struct, frozen=True):

@@ -10,7 +10,7 @@ import msgspec
 from gt.core.errors import ProtocolError
 from gt.core.messages import Answer, CreateTensor, Fetched, Instruction, Rejected, Segment
 from gt.wire import shared_memory
-from gt.wire.channel import Buffer
+from gt.wire.client_channel import Buffer
 from gt.wire.codec import Frame, Payload, join
 
 CopyBytes: TypeAlias = Callable[[memoryview, Buffer], None]

@@ -24,7 +24,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from gt.core.errors import ProtocolError
-from gt.wire.liveness import process_namespace, start_mark
+from gt.wire.process_identity import process_namespace, start_mark
 
 SHARE_BYTES = 1 << 18  # below this a segment costs more than the copies it saves
 

@@ -25,11 +25,11 @@ from gt.core.messages import (
 )
 from gt.version import __version__
 from gt.wire import shared_memory
-from gt.wire.channel import CLOSED, Buffer
+from gt.wire.client_channel import CLOSED, Buffer
 from gt.wire.codec import MAX_INSTRUCTIONS, Decoder, Frame, encode, encode_batches, uncounted_bytes
-from gt.wire.links import Link, open_link
-from gt.wire.liveness import is_running, start_mark, this_host
+from gt.wire.connections import Link, open_link
 from gt.wire.payloads import CopyBytes, pack, unpack
+from gt.wire.process_identity import is_running, start_mark, this_host
 from gt.wire.sockets import wait
 
 _CHECK_SECONDS = 0.5

@@ -55,7 +55,7 @@ from gt.worker.failure_records import make_failure
 from gt.worker.kernels import Kernel, UnavailableKernel
 from gt.worker.op_runner import OpRunner
 from gt.worker.programs import ProgramKernel
-from gt.worker.recorder import Recorder
+from gt.worker.timeline_recorder import Recorder
 
 log = logging.getLogger("gt.worker")
 ReportAndBytes: TypeAlias = tuple[Report, Buffer | None]

@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, TypeAlias
 
 from gt.core.meta import TensorMeta, same_places
-from gt.core.signatures import Arg, Input, ListArg, Number, Path, Scalar, Signature
+from gt.core.signatures import Arg, Input, ListArg, MemoryFormat, Number, Path, Scalar, Signature
 from gt.worker.direct_calls import DirectCall, bind_arguments, is_in_order
 from gt.worker.engines.counter_rng import Region
 from gt.worker.engines.engine import Engine, Value
@@ -42,9 +42,11 @@ class Kernel:
         self._function = function if self._is_plain else engine.with_default_dtype(signature.floating, function)
         self._args = [_argument_of(engine, arg) for arg in signature.args]
         self._kwargs = {name: _argument_of(engine, arg) for name, arg in signature.kwargs.items()}
+        named = [arg.index for arg in signature.kwargs.values() if isinstance(arg, Input)]
+        self._outs = frozenset(self.writes) & frozenset(named)
         self._views = [(position, ViewKernel(engine, path)) for position, path in enumerate(signature.paths) if path]
         gives_one = signature.positions == (0,) if not self.writes else len(self.writes) == 1 and not signature.outputs
-        self._can_be_direct = gives_one and not (self._views or signature.random)
+        self._can_be_direct = gives_one and not (self._views or self._outs or signature.random)
         self._checked = not signature.outputs
         self._restrides = False
 
@@ -99,9 +101,13 @@ class Kernel:
         ]
 
     def _invoke(self, used: list[Value], scalars: tuple[Number, ...]) -> Any:
-        """Run the op on the tensors in `used`, which are replaced by their views first."""
+        """Run the op on the tensors in `used`, which are replaced by their views first. An `out=` is a copy of its
+        view, written back later: some of torch's kernels give an `out=` other strides."""
         for position, view in self._views:
             used[position] = view.of(used[position])
+            if position in self._outs:
+                rows = self._engine.literal(MemoryFormat("contiguous_format"))
+                used[position] = self._engine.resolve("aten.clone.default")(used[position], memory_format=rows)
         args = [argument(used, scalars) for argument in self._args]
         kwargs = {name: argument(used, scalars) for name, argument in self._kwargs.items()}
         if self.signature.random:

@@ -11,6 +11,7 @@ from msgspec.structs import replace
 from gt.core.ids import MAX_RESULTS, session_of
 from gt.core.messages import Failed, OpFailed, Queried, QueryOp, Report, Result, RunOp
 from gt.core.meta import TensorMeta
+from gt.worker.atomic_steps import OptimizerSteps
 from gt.worker.engines.engine import Engine, Value
 from gt.worker.exchange import Exchange
 from gt.worker.exchange.interface import ReceivedValues, Swap, Swapping
@@ -18,9 +19,8 @@ from gt.worker.exchange.prefetch import ReceivePrefetch
 from gt.worker.failed_value import FailedValue
 from gt.worker.failure_records import make_failure, missing_output
 from gt.worker.kernels import Kernel, UnavailableKernel
-from gt.worker.optimizer_steps import OptimizerSteps
 from gt.worker.programs import ProgramKernel
-from gt.worker.recorder import Recorder
+from gt.worker.timeline_recorder import Recorder
 
 log = logging.getLogger("gt.worker")
 AnyKernel: TypeAlias = Kernel | UnavailableKernel | ProgramKernel

@@ -28,9 +28,9 @@ from gt.core.settings import Settings
 from gt.version import __version__
 from gt.wire import shared_memory
 from gt.wire.codec import Decoder, Frame, encode, encode_batches, join
+from gt.wire.connections import Link, open_link
 from gt.wire.keys import keys_directory
-from gt.wire.links import Link, open_link
-from gt.wire.liveness import is_running, start_mark, this_host
+from gt.wire.process_identity import is_running, start_mark, this_host
 from gt.worker.engines import make_engine
 from gt.worker.engines.engine import Buffer
 from gt.worker.exchange import Exchange, make_exchange

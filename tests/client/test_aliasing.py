@@ -171,6 +171,19 @@ def test_resize_that_grows_keeps_the_old_values(anywhere):
     assert x[:4].tolist() == [0.0, 1.0, 2.0, 3.0]
 
 
+@pytest.mark.filterwarnings("ignore:An output with one or more elements was resized")
+@pytest.mark.parametrize("view", [lambda base: base[::2], lambda base: base[2:7], lambda base: base[8:]])
+def test_a_view_that_an_op_resizes_is_the_view_that_torch_makes_of_it(anywhere, view):
+    bases = torch.full((10,), 7.0), gt.to(torch.full((10,), 7.0))
+    outs = [view(base) for base in bases]
+    for base, out in zip(bases, outs, strict=True):
+        ones = torch.ones(1, 5) if base is bases[0] else gt.ones(1, 5)
+        assert torch.add(ones, ones, out=out) is out
+    assert (outs[1].shape, outs[1].stride(), outs[1].tolist()) == (outs[0].shape, outs[0].stride(), outs[0].tolist())
+    if outs[0].storage_offset() + 5 <= 10:  # otherwise torch's storage has grown
+        assert bases[1].tolist() == bases[0].tolist()
+
+
 def test_out_is_resized_as_in_torch(anywhere):
     out = gt.empty(0)
     result = torch.add(gt.ones(3), 1, out=out)

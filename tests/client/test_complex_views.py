@@ -76,9 +76,9 @@ def _sliced(tensor, times):
     return tensor
 
 
-# Views that are given by their place in a storage of another dtype, or of conjugated numbers: as_strided, and paths
+# Views that are given by their offset in a storage of another dtype, or of conjugated numbers: as_strided, and paths
 # that are too long to be kept step by step.
-PLACES = {
+RESTRIDED = {
     "real and imaginary parts": lambda z: torch.view_as_real(z).as_strided((2, 2), (1, 2), 20),
     "imaginary parts": lambda z: z.imag.as_strided((2, 2), (1, 2), 2),
     "pairs of floats": lambda z: torch.view_as_complex(torch.view_as_real(z).clone()).as_strided((2, 3), (3, 1), 2),
@@ -90,11 +90,11 @@ PLACES = {
 }
 
 
-@pytest.mark.parametrize("place", PLACES)
-def test_places_in_storages_of_another_kind(anywhere, place):
+@pytest.mark.parametrize("name", RESTRIDED)
+def test_restrided_views_of_complex_tensors(anywhere, name):
     plain = torch.complex(torch.arange(12.0), torch.arange(12.0) ** 2).view(4, 3)
     ours = gt.to(plain)
-    assert PLACES[place](ours).tolist() == PLACES[place](plain).tolist()
-    PLACES[place](ours).add_(1)
-    PLACES[place](plain).add_(1)
+    assert RESTRIDED[name](ours).tolist() == RESTRIDED[name](plain).tolist()
+    RESTRIDED[name](ours).add_(1)
+    RESTRIDED[name](plain).add_(1)
     assert ours.tolist() == plain.tolist()

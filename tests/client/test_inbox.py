@@ -9,8 +9,8 @@ from concurrent.futures import ThreadPoolExecutor
 import msgspec
 import pytest
 
+from gt.client.call_sites import Sites
 from gt.client.inbox import REMEMBERED, Inbox
-from gt.client.sites import Sites
 from gt.core.errors import OpError, ProtocolError, SessionError, WorkerLost
 from gt.core.messages import Failed, Lost, OpFailed, Refused, Synchronized
 from gt.launch.in_process_channel import InProcessChannel
@@ -118,7 +118,7 @@ def test_answers_that_come_while_others_are_taken_are_not_lost():
     assert taken == [(number, None) for number in range(count)]
 
 
-def test_an_answer_that_tells_of_a_loss_is_news_of_it():
+def test_an_answer_that_reports_a_loss_calls_the_loss_callback():
     lost, told = Lost(REQUEST, 1, 5, "was killed", ""), []
     inbox = Inbox(Channel(lost), Sites(lambda *_: None), told.append)
     with pytest.raises(WorkerLost):
@@ -151,7 +151,7 @@ def test_an_interrupt_in_the_middle_of_receiving_ends_every_wait():
         inbox.wait(own(51))
 
 
-def test_a_wait_may_be_given_up():
+def test_a_wait_has_a_timeout():
     with pytest.raises(TimeoutError):
         inbox_of().wait(REQUEST, 0.01)
 

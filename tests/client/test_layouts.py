@@ -1,41 +1,18 @@
-"""Explicit layouts: meshes, redistribution, creation, gradients and traffic."""
+"""Explicit layouts: meshes, distribution, redistribution and gradients."""
 
-import gc
 import itertools
-from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
-import torch.nn.functional as F  # noqa: N812
 
 import gt
-
-HERE = Path(__file__).name
-GRIDS = {"1": (1,), "2": (2,), "3": (3,), "8": (8,), "2x4": (2, 4), "2x2x2": (2, 2, 2)}
-AXES = ("dp", "tp", "pp")
-LAYOUTS = {
-    "1": ["dp, -", "-, -", "-, - + dp"],
-    "2": ["dp, -", "-, dp", "-, -", "-, - + dp"],
-    "3": ["dp, -", "-, dp", "-, -", "-, - + dp"],
-    "8": ["dp, -", "-, dp", "-, -", "-, - + dp", "dp[0:0 0:1 1:1 1:4 4:5 5:5 5:6 6:7], -"],
-    "2x4": ["dp, tp", "tp, dp", "dp tp, -", "-, tp dp", "dp, - + tp", "-, tp", "-, - + dp tp", "-, -"],
-    "2x2x2": ["dp pp, tp", "-, pp + dp", "pp tp dp, -"],
-}
-EVERYWHERE = [(grid, layout) for grid, layouts in LAYOUTS.items() for layout in layouts]
-VALUE = torch.arange(35.0).reshape(7, 5)  # uneven over everything; some workers hold nothing
-
-
-def mesh_of(grid):
-    return gt.mesh(GRIDS[grid], AXES[: len(GRIDS[grid])])
+from tests.client.layout_cases import EVERYWHERE, LAYOUTS, VALUE, mesh_of
 
 
 @pytest.fixture(scope="module")
 def pair_of_pairs(eight_workers):
     return gt.mesh(2, ("x",)), gt.mesh(2, ("x",), workers=[3, 2])
-
-
-# --- Meshes -----------------------------------------------------------------------------------------------------------
 
 
 def test_a_mesh_takes_the_first_workers(eight_workers):
@@ -73,9 +50,6 @@ def test_a_mesh_takes_the_workers_that_are_named(eight_workers):
 def test_a_mesh_that_cannot_be(eight_workers, arguments, message):
     with pytest.raises(gt.LayoutError, match=message):
         gt.mesh(*arguments)
-
-
-# --- Layouts ----------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -257,155 +231,6 @@ def test_a_full_tensor_is_a_plain_one(eight_workers):
         assert type(full) is torch.Tensor and torch.equal(full, VALUE)
 
 
-# --- What moved -------------------------------------------------------------------------------------------------------
-
-EVEN = torch.arange(64.0).reshape(8, 8)  # 256 bytes
-
-
-@pytest.mark.parametrize(
-    ("source", "target", "kinds", "moved"),
-    [
-        ("dp tp, -", "-, -", ["all-gather dp tp"], 8 * 256 * 7 // 8),
-        ("-, dp", "-, -", ["all-gather dp"], 8 * 256 // 2),
-        ("-, -", "dp, tp", [], 0),
-        ("dp, tp", "dp, tp", [], 0),
-        ("dp, -", "dp tp, -", [], 0),
-        ("-, -", "tp, - + dp", [], 0),
-        ("dp, -", "-, dp", ["all-to-all dp"], 8 * 128 // 2),
-        ("dp tp, -", "-, dp tp", ["all-to-all dp tp"], 8 * 32 * 7 // 8),
-        ("dp, - + tp", "dp tp, -", ["reduce-scatter tp"], 8 * 128 * 3 // 4),
-        ("dp, - + tp", "dp, -", ["all-reduce tp"], 2 * 8 * 128 * 3 // 4),
-    ],
-)
-def test_collectives_between_layouts(eight_workers, source, target, kinds, moved):
-    ours = gt.distribute(EVEN, mesh_of("2x4"), source)
-    with gt.debug.comm() as comm:
-        again = ours.redistribute(placements=target)
-    assert [f"{event.kind} {event.axis}" for event in comm.events] == kinds
-    assert comm.bytes == sum(event.bytes for event in comm.events) == sum(comm.pairs.values()) == moved
-    assert torch.equal(again.cpu(), EVEN)
-
-
-@pytest.mark.parametrize(
-    ("source", "target", "kind", "moved"),
-    [
-        (([5], "-, -"), ([6], "-, -"), "send", 256),
-        (([5], "-, -"), ([0, 1], "-, -"), "broadcast", 512),
-        (([5], "-, -"), ([0, 1], "x, -"), "scatter", 256),
-        (([0, 1], "x, -"), ([5], "-, -"), "gather", 256),
-        (([0, 1], "x, -"), ([1, 0], "x, -"), "permute", 256),
-        (([0, 1], "x, -"), ([2, 3], "x, -"), "send", 256),
-        (([0, 1], "-, - + x"), ([5], "-, -"), "reduce", 512),
-    ],
-)
-def test_collectives_between_meshes(eight_workers, source, target, kind, moved):
-    meshes = [gt.mesh(len(workers), ("x",), workers=workers) for workers, _ in (source, target)]
-    ours = gt.distribute(EVEN, meshes[0], source[1])
-    with gt.debug.comm() as comm:
-        again = ours.redistribute(meshes[1], target[1])
-    assert (comm.bytes, comm.count(kind)) == (moved, 1)
-    assert {receiver for _, receiver in comm.pairs} <= {*target[0]} and {sender for sender, _ in comm.pairs} <= {
-        *source[0]
-    }
-    assert torch.equal(again.cpu(), EVEN)
-
-
-def test_an_event_names_the_op_and_the_line(eight_workers):
-    ours = gt.distribute(EVEN, mesh_of("2x4"), "dp, - + tp")
-    with gt.debug.comm() as comm:
-        ours.relu()
-    (event,) = comm.events
-    assert (event.kind, event.axis, event.op) == ("all-reduce", "tp", "aten.relu.default")
-    file, _, line = event.line.rpartition(":")
-    assert Path(file).name == HERE and "ours.relu()" in Path(__file__).read_text().splitlines()[int(line) - 1]
-    assert comm.count("all-reduce") == 1 and comm.count("all-gather") == 0
-
-
-def test_only_ops_inside_are_recorded(eight_workers):
-    ours = gt.distribute(EVEN, mesh_of("2x4"), "dp tp, -")
-    ours.redistribute()
-    with gt.debug.comm() as nothing:
-        pass
-    with gt.debug.comm() as comm:
-        ours.redistribute()
-        inside = len(comm.events)  # known at the end
-    ours.redistribute(placements="-, dp")
-    assert (nothing.bytes, nothing.events, nothing.pairs, inside) == (0, [], {}, 0)
-    assert (len(comm.events), comm.bytes) == (1, 1792)
-
-
-# --- Creation ---------------------------------------------------------------------------------------------------------
-
-FACTORIES = {
-    "zeros": lambda lib, **where: lib.zeros(7, 5, **where),
-    "ones": lambda lib, **where: lib.ones((7, 5), dtype=torch.int64, **where),
-    "full": lambda lib, **where: lib.full((7, 5), 2.5, **where),
-    "eye": lambda lib, **where: lib.eye(7, 5, **where),
-}
-RANGES = {
-    "arange": lambda lib, **where: lib.arange(1, 20, 3, **where),
-    "arange of floats": lambda lib, **where: lib.arange(0.1, 2.0, 0.3, **where),
-    "linspace": lambda lib, **where: lib.linspace(0, 1, 9, **where),
-}
-LIKE = {
-    "zeros_like": lambda lib, **where: lib.zeros_like(VALUE, **where),
-    "ones_like": lambda lib, **where: lib.ones_like(VALUE, **where),
-    "full_like": lambda lib, **where: lib.full_like(VALUE, 3, **where),
-    "tensor": lambda lib, **where: lib.tensor(VALUE.tolist(), **where),
-    "as_tensor": lambda lib, **where: lib.as_tensor(VALUE.numpy(), **where),
-    "from_numpy": lambda lib, **where: lib.from_numpy(VALUE.numpy(), **where),
-}
-
-
-@pytest.mark.parametrize("name", [*FACTORIES, *LIKE])
-def test_a_created_tensor_has_the_given_layout(eight_workers, name):
-    make = (FACTORIES | LIKE)[name]
-    for grid, layout in EVERYWHERE:
-        ours = make(gt, mesh=mesh_of(grid), placements=layout)
-        assert str(ours.spec) == layout and ours.spec.mesh is mesh_of(grid)
-        assert torch.equal(ours.cpu(), make(torch)) and ours.dtype == make(torch).dtype
-
-
-@pytest.mark.parametrize("name", RANGES)
-def test_a_range_has_the_given_layout(eight_workers, name):
-    for grid, layout in (("3", "dp"), ("8", "dp"), ("2x4", "tp dp"), ("2x4", "dp + tp"), ("2", "-")):
-        ours = RANGES[name](gt, mesh=mesh_of(grid), placements=layout)
-        assert str(ours.spec) == layout and torch.equal(ours.cpu(), RANGES[name](torch))
-
-
-@pytest.mark.parametrize("name", [*FACTORIES, *RANGES])
-def test_every_worker_makes_its_own_part(eight_workers, name):
-    layout = "tp dp" if name in RANGES else "dp, tp"
-    with gt.debug.comm() as comm:
-        (FACTORIES | RANGES)[name](gt, mesh=mesh_of("2x4"), placements=layout)
-    assert (comm.bytes, comm.events) == (0, [])
-
-
-def test_creation_on_a_mesh_without_placements_is_whole_everywhere(eight_workers):
-    for ours in (
-        gt.zeros(3, 4, mesh=mesh_of("2x4")),
-        gt.tensor(1.0, mesh=mesh_of("2x4")),
-        gt.randn(2, mesh=gt.mesh(3)),
-    ):
-        assert ours.spec.is_whole and ours.spec.mesh.size > 1
-    spec = gt.ShardingSpec(mesh_of("2x4"), [["tp"]])
-    assert gt.zeros(9, placements=spec).spec is gt.zeros(9, mesh=spec.mesh, placements=spec).spec is spec
-
-
-def test_empty_tensors_have_memory_everywhere(eight_workers):
-    ours = gt.empty(7, 5, mesh=mesh_of("2x4"), placements="dp, tp")
-    ours.copy_(VALUE)
-    assert str(ours.spec) == "dp, tp" and torch.equal(ours.cpu(), VALUE)
-
-
-def test_a_created_tensor_can_require_gradients(eight_workers):
-    ours = gt.ones(7, 5, mesh=mesh_of("2x4"), placements="dp, tp", requires_grad=True)
-    (ours * gt.distribute(VALUE, mesh_of("2x4"), "tp, -")).sum().backward()
-    assert ours.is_leaf and torch.equal(ours.grad.cpu(), VALUE)
-
-
-# --- Gradients --------------------------------------------------------------------------------------------------------
-
 PLACED = {
     "distribute": lambda x, mesh, layout: gt.distribute(x, mesh, layout),
     "redistribute": lambda x, mesh, layout: gt.to(x).redistribute(mesh, layout),
@@ -437,82 +262,6 @@ def test_second_gradients_pass_through_layouts(eight_workers):
     (first,) = torch.autograd.grad((gt.shard(x, mesh_of("2x4")) ** 3).sum(), x, create_graph=True)
     (second,) = torch.autograd.grad(first.sum(), x)
     torch.testing.assert_close(second.cpu(), 6 * VALUE)
-
-
-# --- Random numbers ---------------------------------------------------------------------------------------------------
-
-ODDS = torch.linspace(0, 1, 35).reshape(7, 5)
-RANDOM = {
-    "rand": lambda **where: gt.rand(7, 5, **where),
-    "randn": lambda **where: gt.randn(7, 5, **where),
-    "randint": lambda **where: gt.randint(-50, 50, (7, 5), **where),
-    "bernoulli": lambda **where: gt.bernoulli(ODDS, **where),
-    "rand_like": lambda **where: gt.rand_like(ODDS, **where),
-}
-OF_A_TENSOR = {
-    "dropout": lambda x: F.dropout(x, 0.4),
-    "dropout of rows": lambda x: F.dropout1d(x, 0.4),
-    "bernoulli": torch.bernoulli,
-    "normal": lambda x: torch.normal(x, 2.0),
-    "uniform_": lambda x: x.uniform_(-1, 1),
-    "bernoulli_": lambda x: x.bernoulli_(0.3),
-}
-
-
-def seeded(make, *args, **kwargs):
-    gt.manual_seed(11)
-    first = make(*args, **kwargs).cpu()
-    return torch.stack([first, make(*args, **kwargs).cpu()])  # the second draw goes on where the first has ended
-
-
-@pytest.fixture(scope="module")
-def alone():
-    """The numbers that one embedded worker makes."""
-    gt.init()
-    made = {name: seeded(make) for name, make in RANDOM.items()}
-    made |= {f"{name} of a tensor": seeded(lambda: make(gt.to(ODDS))) for name, make in OF_A_TENSOR.items()}
-    made["randperm"] = seeded(gt.randperm, 21)
-    gt.shutdown()
-    gc.collect()
-    gc.freeze()  # what torch loaded for these ops need not be walked by the collection after each test: 0.1 s of it
-    return made
-
-
-@pytest.fixture(scope="module")
-def eight_workers(alone, eight_workers):
-    """After the session of one worker has ended."""
-
-
-@pytest.mark.parametrize("name", RANDOM)
-def test_random_numbers_do_not_depend_on_the_layout(alone, eight_workers, name):
-    assert torch.equal(seeded(RANDOM[name]), alone[name])
-    assert not torch.equal(*alone[name])
-    for grid, layout in EVERYWHERE:
-        ours = seeded(RANDOM[name], mesh=mesh_of(grid), placements=layout)
-        assert torch.equal(ours, alone[name]), f"{layout} on {mesh_of(grid)}"
-
-
-@pytest.mark.parametrize("name", OF_A_TENSOR)
-def test_random_functions_do_not_depend_on_the_layout(alone, eight_workers, name):
-    expected = alone[f"{name} of a tensor"]
-    assert torch.equal(seeded(lambda: OF_A_TENSOR[name](gt.to(ODDS))), expected)
-    for grid, layout in EVERYWHERE:
-        ours = seeded(lambda: OF_A_TENSOR[name](gt.distribute(ODDS, mesh_of(grid), layout)))
-        assert torch.equal(ours, expected), f"{layout} on {mesh_of(grid)}"
-
-
-@pytest.mark.parametrize(("grid", "layout"), [("1", "dp"), ("2", "dp"), ("3", "dp"), ("8", "dp"), ("2x4", "tp dp")])
-def test_permutations_do_not_depend_on_the_layout(alone, eight_workers, grid, layout):
-    for text in (layout, "-", "- + dp"):
-        assert torch.equal(seeded(gt.randperm, 21, mesh=mesh_of(grid), placements=text), alone["randperm"])
-
-
-def test_gradients_of_dropout_use_the_same_mask(alone, eight_workers):
-    for grid, layout in EVERYWHERE:
-        x = gt.distribute(torch.ones(7, 5), mesh_of(grid), layout).requires_grad_()
-        y = F.dropout(x, 0.4)
-        y.sum().backward()
-        assert torch.equal(x.grad.cpu(), y.detach().cpu())
 
 
 @pytest.mark.parametrize(

@@ -56,6 +56,29 @@ def assert_gradients(model: nn.Module, forward: Callable[[Any, torch.Tensor], to
         assert_same(found.grad, expected.grad)
 
 
+@pytest.mark.parametrize("size", [0, 3, 12])
+def test_positions_of_a_fixed_number_of_elements_are_contiguous(workers: int, size: int) -> None:
+    x = torch.arange(20).reshape(4, 5) % 3
+    assert_same(torch.nonzero_static(gt.to(x), size=size), torch.nonzero_static(x, size=size))
+
+
+@pytest.mark.parametrize(
+    "mask", [(False, True, True), (False, True, False), (False, False, True), (True, False, False)]
+)
+def test_gradients_of_group_norm_by_some_of_its_inputs(workers: int, mask: tuple[bool, bool, bool]) -> None:
+    """Torch's own kernel crashes where the input is in channels_last and needs no gradient."""
+    plain = [images(4, 6, 5, 5), torch.randn(6), torch.randn(6)]
+    ours = [gt.to(x).requires_grad_(needs) for x, needs in zip(plain, mask, strict=True)]
+    theirs = [x.contiguous().requires_grad_(needs) for x, needs in zip(plain, mask, strict=True)]
+    with gt.signal.context("batch"):
+        F.group_norm(ours[0] * 1, 3, ours[1], ours[2]).square().mean().backward()
+    F.group_norm(theirs[0], 3, theirs[1], theirs[2]).square().mean().backward()
+    for found, expected in zip(ours, theirs, strict=True):
+        assert (found.grad is None) == (expected.grad is None)
+        if expected.grad is not None:
+            torch.testing.assert_close(found.grad.cpu(), expected.grad)
+
+
 ROLLS = [(0, 0), (1, 0), (2, 0), ((1, 0), (0, 1)), ((1, 1), (0, 1)), (1, ()), (10, -1)]
 
 

@@ -55,7 +55,7 @@ def test_kinds_of_arguments(func, kinds):
     ],
     ids=str,
 )
-def test_a_fact(func, attribute, value):
+def test_attributes_of_a_schema(func, attribute, value):
     assert getattr(schema(func), attribute) == value
 
 

@@ -10,7 +10,7 @@ import gt
 pytestmark = pytest.mark.usefixtures("anywhere")
 
 
-def test_numbers():
+def test_reading_numbers():
     x = gt.tensor([[1.5, 2.0], [3.0, 4.0]])
     assert x.tolist() == [[1.5, 2.0], [3.0, 4.0]]
     assert x[0, 0].item() == 1.5
@@ -47,7 +47,7 @@ def test_numpy_of_a_tensor_that_requires_grad_is_refused_as_in_torch():
     assert x.numpy(force=True).tolist() == [1.0, 1.0]
 
 
-def test_the_copy_is_ones_own():
+def test_cpu_returns_an_independent_copy():
     x = gt.zeros(3)
     copy = x.cpu()
     copy += 1

@@ -42,7 +42,7 @@ def test_a_storage_has_a_size(embedded: None) -> None:
     assert sys.getsizeof(x.untyped_storage()) >= 48
 
 
-def test_an_address_cannot_be_taken_for_memory(embedded: None) -> None:
+def test_an_address_cannot_be_used_as_a_pointer(embedded: None) -> None:
     address = gt.zeros(3)[1].data_ptr()
     with pytest.raises(OverflowError):
         address.to_bytes(8, "little")
@@ -50,7 +50,7 @@ def test_an_address_cannot_be_taken_for_memory(embedded: None) -> None:
         ctypes.cast(address, ctypes.POINTER(ctypes.c_ubyte)).contents
 
 
-def test_a_storage_gives_no_bytes(embedded: None) -> None:
+def test_reading_the_bytes_of_a_storage_raises(embedded: None) -> None:
     with pytest.raises(AttributeError, match=r"its bytes are on a worker; use tensor.cpu\(\)"):
         gt.zeros(3).untyped_storage().tolist()
 

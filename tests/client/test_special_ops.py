@@ -6,7 +6,8 @@ import torch
 import gt
 from gt.client import session as sessions
 from gt.client.op_schema import OpSchema
-from gt.client.special_ops import SPECIAL, allocate, grow, reshape_in_place, run_on_host
+from gt.client.resizing import allocate, grow
+from gt.client.special_ops import SPECIAL, reshape_in_place, run_on_host
 from gt.client.tensor import Tensor
 
 aten = torch.ops.aten
@@ -81,7 +82,7 @@ def test_set_takes_the_storage_of_another_tensor(embedded):
         run(aten.set_.source_Storage, x, torch.UntypedStorage(4))
 
 
-def test_questions_are_answered_without_workers(emitted):
+def test_queries_of_metadata_are_answered_without_workers(emitted):
     x, y = gt.ones(2), gt.ones(2, 1)
     before = emitted()
     assert not run(aten.is_same_size.default, x, y) and not run(aten.is_pinned.default, x)

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 import gt
-from gt.client import call_cache
+from gt.client import cached_calls
 from gt.client import session as sessions
 from gt.client.outbox import FREE_AT_ONCE
 from gt.core.messages import RunOp
@@ -30,7 +30,7 @@ def at_once(*tasks):
         return [future.result(60) for future in [pool.submit(task) for task in tasks]]
 
 
-def test_some_write_to_a_tensor_that_others_read(anywhere, switching):
+def test_some_threads_write_to_a_tensor_that_others_read(anywhere, switching):
     x, rounds = gt.zeros(4), 300
 
     def write():
@@ -64,14 +64,14 @@ def test_a_write_waits_until_an_op_that_names_the_tensor_is_queued(anywhere, mon
 
     thread = threading.Thread(target=write)
     thread.start()
-    monkeypatch.setattr(call_cache, "RunOp", slowly)
+    monkeypatch.setattr(cached_calls, "RunOp", slowly)
     doubled = x * 2
     monkeypatch.undo()
     thread.join(10)
     assert doubled.tolist() == [2, 2, 2] and x.tolist() == [2, 2, 2]
 
 
-def test_tensors_die_while_others_are_made(anywhere, switching):
+def test_tensors_are_freed_while_other_threads_create_them(anywhere, switching):
     def work():
         return [(gt.ones(3) * number).sum().item() for number in range(200)]
 
@@ -108,7 +108,7 @@ print(made, gt.ones(1)._ref.session.welcome.ident)
 """
 
 
-def test_several_threads_are_the_first():
+def test_several_threads_start_the_session_at_once():
     assert finish(start("-c", FIRST))[:2] == (0, "[2.0, 2.0, 2.0, 2.0] 1\n")
 
 
@@ -136,7 +136,7 @@ def test_a_thread_reads_while_another_waits(two_processes):
     assert len(read) > 10 and set(read) == {3.0}
 
 
-def test_more_tensors_die_than_one_instruction_names(two_processes):
+def test_more_tensors_are_freed_than_fit_one_instruction(two_processes):
     session = sessions.current()
     for _ in range(5 * FREE_AT_ONCE):
         session.outbox.release(next(session.ids), 0)

@@ -1,4 +1,4 @@
-"""What was seen on one side, and whether the other side saw the same."""
+"""Results observed on one side, and their comparison with those of the other."""
 
 from __future__ import annotations
 

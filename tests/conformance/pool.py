@@ -1,4 +1,4 @@
-"""Processes that run tasks, each with a session of its own. One that dies or hangs costs only the task it was at."""
+"""Processes for tasks, each with a session of its own. A process that dies or hangs fails its current task only."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The two places where a sample runs: plain torch, and GT. Each copies the sample's tensors to itself first."""
+"""The two sides on which a sample runs: plain torch, and GT. Each copies the sample's tensors to itself first."""
 
 from __future__ import annotations
 

@@ -152,7 +152,7 @@ def test_other_machines_are_refused_because_not_all_traffic_is_authenticated(hos
 
 
 @pytest.mark.parametrize("host", ["localhost", "127.0.0.1"])
-def test_this_machine_is_accepted(host):
+def test_names_of_this_machine_are_accepted(host):
     assert require_loopback(host) == "127.0.0.1"
 
 
@@ -187,12 +187,12 @@ def loggers():
     ],
     ids=["verbose", "client", "dispatcher", "worker and verbose", "silent"],
 )
-def test_a_flag_shows_its_part(loggers, settings, levels):
+def test_a_flag_sets_the_level_of_its_loggers(loggers, settings, levels):
     configure_logging(settings)
     assert {name: logger.level for name, logger in loggers.items() if logger.level} == levels
 
 
-def test_one_handler_however_often_it_is_configured(loggers):
+def test_configuring_logging_twice_adds_one_handler(loggers):
     configure_logging(Settings(verbose=True))
     configure_logging(Settings(verbose=True, debug_worker=True))
     shown = [handler for handler in loggers["gt"].handlers if isinstance(handler, logging.StreamHandler)]

@@ -13,7 +13,7 @@ import torch
 
 from gt.worker.engines import PyTorchEngine
 from tests.crash_detector import fence
-from tests.crash_detector.invention import invent_calls
+from tests.crash_detector.random_arguments import draw_calls
 from tests.crash_detector.recording import all_ops, record_calls
 from tests.crash_detector.trials import Trials, worker_functions
 
@@ -36,7 +36,7 @@ def detect(options: argparse.Namespace) -> int:
     started = time.monotonic()
     recorded = record_calls()
     ops = [op for op in all_ops("aten") if _is_chosen(op, options.patterns)]
-    calls = {op: recorded.get(op) or invent_calls(op) for op in ops}
+    calls = {op: recorded.get(op) or draw_calls(op) for op in ops}
     print(f"{len(ops)} ops, {sum(op in recorded for op in ops)} of them recorded, {time.monotonic() - started:.0f} s")
     found = set()
     trials = Trials(calls, worker_functions(PyTorchEngine("cpu", threads=1)), options.jobs)

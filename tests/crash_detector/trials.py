@@ -1,4 +1,4 @@
-"""Each op in a process of its own, which notes what it is about to do, so that its parent knows what ended it."""
+"""Runs each op in a process of its own, which records each call first: its parent then knows the call that ended it."""
 
 from __future__ import annotations
 

@@ -1,23 +1,14 @@
 """The dispatcher as list comparisons: messages in, messages out. The state is checked after every message."""
 
 import msgspec
-import pytest
 
-from gt.core.errors import ProtocolError
 from gt.core.messages import (
     DefineOp,
-    Failed,
-    Fetched,
-    FetchTensor,
     ForgetOps,
     FreeTensors,
     Goodbye,
-    Located,
-    LocateTensor,
-    Lost,
     OpFailed,
     Queried,
-    QueryOp,
     Rejected,
     RunOp,
     Segment,
@@ -26,9 +17,8 @@ from gt.core.messages import (
     WorkerCreateTensor,
     WorkerDefineProgram,
     WorkerEndSession,
-    WorkerFetchTensor,
 )
-from gt.dispatcher.outgoing import ToClient, ToWorkers
+from gt.dispatcher.message_queue import ToClient, ToWorkers
 from gt.dispatcher.planner import plan_move
 from tests.dispatcher_harness import (
     OP,
@@ -46,12 +36,11 @@ from tests.dispatcher_harness import (
     create,
     given,
     harness_with,
-    kind,
     query,
     run,
     told,
 )
-from tests.records import ADD, ADD_, FAILURE, LARGE, NONZERO, RESIZE_, SMALL, ZEROS, own, signature
+from tests.records import ADD, ADD_, FAILURE, LARGE, NONZERO, SMALL, ZEROS, own, signature
 
 
 def test_an_op_cannot_be_defined_twice():
@@ -250,143 +239,12 @@ def test_freeing_twice_is_harmless():
     assert harness.tell(FreeTensors((A,))) == []
 
 
-def test_a_fetch_is_answered_by_the_worker_that_holds_the_tensor():
-    harness = harness_with(2)
-    fetched = Fetched(REQUEST, Segment("", 16))
-    assert harness.tell(FetchTensor(REQUEST, B)) == [ToWorkers((1,), WorkerFetchTensor(REQUEST, B, True))]
-    assert harness.report(1, fetched, b"0123456789abcdef") == [ToClient(1, fetched, b"0123456789abcdef")]
-    with pytest.raises(ProtocolError, match="worker 1 was not asked for request 200"):
-        harness.report(1, fetched, b"again")
-
-
-@pytest.mark.parametrize(("client", "worker", "shared"), [("here", "here", True), ("here", "there", False)])
-def test_memory_is_shared_on_one_machine_only(client, worker, shared):
-    harness = DispatcherHarness(0)
-    harness.join(host=worker)
-    harness.open(host=client)
-    harness.create(A)
-    assert harness.tell(FetchTensor(REQUEST, A)) == [ToWorkers((0,), WorkerFetchTensor(REQUEST, A, shared))]
-
-
-def test_a_failed_fetch_is_answered_with_the_failure():
-    harness = harness_with()
-    harness.tell(FetchTensor(REQUEST, A))
-    assert harness.report(0, Failed(REQUEST, FAILURE)) == [ToClient(1, Failed(REQUEST, FAILURE))]
-
-
-def test_the_results_of_a_query_are_placed_where_it_ran():
-    harness = harness_with(2)
-    harness.define(OP, NONZERO)
-    queried = Queried(REQUEST, (LARGE, 3, SMALL), ())
-    sent = harness.tell(query(OP, (B,)))
-    assert sent[-1] == ToWorkers((1,), QueryOp(REQUEST, OP, (B,), (), D, (), 0, 0))
-    assert harness.report(1, queried) == [ToClient(1, queried)]
-    assert [harness.state.tensors[ident][:2] for ident in (D, E)] == [(LARGE, at(1)), (SMALL, at(1))]
-    assert set(harness.state.tensors_of(1)) == {A, B, D, E}
-
-
-def test_a_query_may_resize_a_tensor_that_it_writes():
-    harness = harness_with()
-    harness.define(OP, RESIZE_)
-    harness.tell(query(OP, (A, B), (C,)))
-    assert harness.state.meta(C) == SMALL and A not in harness.state.tensors
-    harness.report(0, Queried(REQUEST, (), (LARGE,)))
-    assert harness.state.meta(C) == LARGE
-    assert set(harness.state.tensors_of(1)) == {B, C}
-
-
-def test_a_tensor_is_located_without_asking_a_worker():
-    harness = harness_with(2)
-    harness.define(OP, ADD)
-    harness.tell(run(OP, (A, B), (C,)))
-    assert harness.tell(LocateTensor(REQUEST, B)) == [ToClient(1, Located(REQUEST, at(1).record()))]
-
-
-def test_synchronize_waits_for_every_worker():
-    harness = harness_with(3)
-    assert harness.tell(Synchronize(REQUEST)) == [ToWorkers((0, 1, 2), Synchronize(REQUEST))]
-    assert harness.report(0, Synchronized(REQUEST)) == []
-    assert harness.report(2, Synchronized(REQUEST)) == []
-    assert harness.report(1, Synchronized(REQUEST)) == [ToClient(1, Synchronized(REQUEST))]
-
-
 def test_a_failed_op_is_told_to_its_session():
     harness = harness_with()
     harness.open()
     harness.create(own(1, 2), session=2)
     failed = OpFailed(2, msgspec.structs.replace(FAILURE, origin=own(1, 2)))
     assert harness.report(0, failed) == [ToClient(2, failed)]
-
-
-@pytest.mark.parametrize(
-    "instruction",
-    [
-        run(OP, (A, E), (C,)),
-        run(OP2, (A, B), (C,)),
-        query(OP, (A, E)),
-        query(OP2, (A,)),
-        FetchTensor(REQUEST, E),
-        LocateTensor(REQUEST, E),
-    ],
-    ids=kind,
-)
-def test_an_unknown_id_is_rejected(instruction):
-    harness = harness_with()
-    harness.define(OP, ADD)
-    (answer,) = answers(harness.tell(instruction))
-    assert isinstance(answer, Rejected)
-    assert answer.request == getattr(instruction, "request", 0)
-    assert type(instruction).__name__ in answer.reason
-
-
-def test_instructions_after_a_rejected_one_are_carried_out():
-    harness = harness_with()
-    batch = [FetchTensor(REQUEST, E), LocateTensor(REQUEST2, A)]
-    sent = harness.dispatcher.instruct(1, batch, [])
-    assert answers(sent)[1:] == [Located(REQUEST2, at(0).record())]
-
-
-BOTH = signature("aten.x", 2, writes=(0, 1))
-MISFITS = {
-    "an output is missing": (ADD, run(OP, (A, B), ())),
-    "an output too many": (ADD, run(OP, (A, B), (C, D))),
-    "the new version is missing": (ADD_, run(OP, (A, B), ())),
-    "a new version too many": (ADD_, run(OP, (A, B), (C, D))),
-    "nothing to write to": (ADD_, run(OP, (), (C,))),
-    "writes beyond its inputs": (signature("aten.x", 2, writes=(2,)), run(OP, (A, B), (C,))),
-    "writes the same twice": (signature("aten.x", 2, writes=(0, 0)), run(OP, (A, B), (C, D))),
-    "the new version of a query is missing": (RESIZE_, query(OP, (A, B), ())),
-    "a new version of a query too many": (RESIZE_, query(OP, (A, B), (C, D))),
-    "two new versions of one tensor": (BOTH, run(OP, (A, A), (C, D))),
-    "two new versions of one tensor by a query": (BOTH, query(OP, (A, A), (C, D))),
-    "one id for two new versions": (BOTH, query(OP, (A, B), (C, C))),
-}
-
-
-@pytest.mark.parametrize(("defined", "instruction"), MISFITS.values(), ids=MISFITS.keys())
-def test_an_op_that_does_not_fit_its_signature_is_rejected(defined, instruction):
-    harness = harness_with()
-    harness.define(OP, defined)
-    (answer,) = answers(harness.tell(instruction))
-    assert isinstance(answer, Rejected)
-    assert harness.state.tensors.keys() == {A, B}, "what is rejected changes nothing"
-
-
-def test_two_new_versions_of_one_tensor_are_rejected_for_a_cached_plan_too():
-    harness = harness_with()
-    harness.define(OP, BOTH)
-    harness.tell(run(OP, (A, B), (C, D)))
-    (answer,) = answers(harness.tell(run(OP, (C, C), (A, B))))
-    assert isinstance(answer, Rejected) and "one tensor at two positions" in answer.reason
-
-
-def test_an_op_on_a_lost_and_an_unknown_tensor_is_refused():
-    harness = harness_with(2)
-    harness.define(OP, ADD_)
-    harness.lose(1)
-    harness.tell(run(OP, (E, B), (C,)))
-    (answer,) = answers(harness.tell(FetchTensor(REQUEST, C)))
-    assert isinstance(answer, Lost | Rejected)
 
 
 def test_the_end_of_a_session_frees_its_tensors():
@@ -446,12 +304,3 @@ def test_session_ids_are_not_reused():
     first = harness.open()
     harness.close(first)
     assert harness.open() != first
-
-
-def test_an_answer_goes_to_the_session_that_asked():
-    harness = harness_with()
-    other = harness.open()
-    harness.tell(Synchronize(REQUEST))
-    harness.tell(Synchronize(own(200, other)), session=other)
-    assert harness.report(0, Synchronized(own(200, other))) == [ToClient(2, Synchronized(own(200, other)))]
-    assert harness.report(0, Synchronized(REQUEST)) == [ToClient(1, Synchronized(REQUEST))]

@@ -27,7 +27,7 @@ BIG = meta(1024, 1024)
 
 
 def submit(harness, *batch, session=1):
-    return harness._checked(harness.dispatcher.submit(session, batch, [b""] * len(batch)))
+    return harness.checked(harness.dispatcher.submit(session, batch, [b""] * len(batch)))
 
 
 def commands(outgoing, kind):

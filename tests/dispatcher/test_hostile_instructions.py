@@ -40,7 +40,7 @@ from gt.core.messages import (
 from gt.core.signatures import MeshRecord, PolicyRecord, SpecRecord
 from gt.dispatcher.dispatcher import Dispatcher
 from gt.dispatcher.invariants import check_invariants
-from gt.dispatcher.outgoing import ToClient, ToWorkers
+from gt.dispatcher.message_queue import ToClient, ToWorkers
 from gt.dispatcher.ownership import require_ownership
 from tests.dispatcher_harness import (
     OP,

@@ -18,7 +18,6 @@ from gt.core.messages import (
     Failed,
     FetchTensor,
     Goodbye,
-    Hello,
     Located,
     LocateTensor,
     Lost,
@@ -36,35 +35,12 @@ from gt.core.messages import (
     WorkerShutdown,
 )
 from gt.core.signatures import SpecRecord
-from gt.dispatcher.outgoing import ToWorkers
-from gt.dispatcher.server import Server
-from gt.version import __version__
+from gt.dispatcher.message_queue import ToWorkers
 from gt.wire import shared_memory
 from gt.wire.codec import Decoder, encode, header_of, join
-from gt.wire.liveness import this_host
+from tests.dispatcher.recording_server import RecordingServer, hello
 from tests.dispatcher_harness import at, solo_mesh
 from tests.records import INLINE, NONZERO, RICH, SMALL, ZEROS, own, signature
-
-
-class RecordingServer(Server):
-    """`sent` are the messages to each peer."""
-
-    def __init__(self):
-        super().__init__("tcp://127.0.0.1:*")
-        self.sent = []
-        self.delivery.send_to = self._record
-
-    def _record(self, identity, messages, payloads=()):
-        self.sent += [(identity, message) for message in messages]
-
-    def hear(self, identity, *messages, payloads=()):
-        self.sent.clear()
-        self._receive(identity, encode(messages, payloads))
-        return [message for to, message in self.sent if to == identity]
-
-
-def hello(role, **fields):
-    return Hello(__version__, role, this_host(), os.getpid(), **fields)
 
 
 @pytest.fixture
@@ -82,7 +58,7 @@ def decoded(message):
     return Decoder(Command).decode(encode([message]))[0][0]
 
 
-def test_the_server_serves(server):
+def test_the_server_answers(server):
     server.hear(b"client", CreateTensor(own(1), SMALL, INLINE, 0, 0), payloads=[[bytes(16)]])
     assert server.hear(b"client", LocateTensor(own(2), own(1))) == [Located(own(2), at(0).record())]
 
@@ -109,7 +85,7 @@ GREETINGS = {
 @pytest.mark.parametrize("frames", GREETINGS.values(), ids=GREETINGS.keys())
 def test_a_peer_without_a_valid_hello_is_refused(server, frames):
     server.sent.clear()
-    server._receive(b"stranger", frames)
+    server.receive_frames(b"stranger", frames)
     assert [type(message) for _, message in server.sent] == [Refused]
     assert len(server.dispatcher.state.workers) == 1
 
@@ -132,8 +108,8 @@ BATCHES = {
 def test_an_invalid_message_of_a_client_harms_no_other(server, frames):
     server.hear(b"other", hello("client"))
     for _ in range(2):
-        server._receive(b"client", frames)
-    server._receive(b"client", encode([Synchronize(own(9))]))
+        server.receive_frames(b"client", frames)
+    server.receive_frames(b"client", encode([Synchronize(own(9))]))
     server.hear(b"other", CreateTensor(own(1, 2), SMALL, INLINE, 0, 0), payloads=[[bytes(16)]])
     assert server.hear(b"other", LocateTensor(own(2, 2), own(1, 2))) == [Located(own(2, 2), at(0).record())]
 
@@ -159,7 +135,7 @@ def test_an_error_of_gt_is_told_to_its_client_only(server, monkeypatch, caplog):
 
 def test_a_client_that_keeps_sending_noise_is_ignored(server):
     for _ in range(3):
-        server._receive(b"client", [header_of(b"\xc1") + b"\xc1"])
+        server.receive_frames(b"client", [header_of(b"\xc1") + b"\xc1"])
     assert server.hear(b"client", Synchronize(own(1))) == []
 
 
@@ -184,7 +160,7 @@ def test_a_worker_that_keeps_sending_noise_is_reported_lost_to_waiting_clients(s
     server.hear(b"client", Synchronize(own(9)))
     server.sent.clear()
     for _ in range(3):
-        server._receive(b"worker", NOISE)
+        server.receive_frames(b"worker", NOISE)
     answers = [message for to, message in server.sent if to == b"client"]
     assert [type(answer) for answer in answers] == [Lost, Lost]
     assert (answers[0].request, answers[0].reason) == (
@@ -231,7 +207,7 @@ def test_an_error_of_gt_in_a_report_dismisses_the_worker(server, monkeypatch, ca
 def test_an_error_of_gt_at_the_end_of_a_peer_does_not_end_the_server(server, monkeypatch, caplog, who):
     monkeypatch.setattr(server.dispatcher, "end_session", fail)
     monkeypatch.setattr(server.dispatcher, "lose_worker", fail)
-    server._reap(server.peers.by_identity[who])
+    server.lose_peer(who)
     assert who not in server.peers.by_identity and "ZeroDivisionError: of ours" in caplog.text
 
 
@@ -259,7 +235,7 @@ def test_an_error_of_gt_in_a_timer_does_not_end_the_server(server, monkeypatch, 
 
 
 def test_a_client_that_cannot_be_welcomed_does_not_keep_others_out(server, monkeypatch):
-    server._reap(server.peers.by_identity[b"worker"])
+    server.lose_peer(b"worker")
     server.hear(b"first", hello("client"))
     server.hear(b"second", hello("client"))
     opening = server.dispatcher.open_session
@@ -340,4 +316,4 @@ def test_junk_does_not_end_the_server(server, junk, who):
     for peer in server.peers.by_identity.values():
         peer.mistakes = 0
     body = msgspec.msgpack.encode(junk)
-    server._receive(who, [header_of(body) + body])
+    server.receive_frames(who, [header_of(body) + body])

@@ -1,45 +1,32 @@
-"""Lost workers and joining workers, as list comparisons."""
+"""Tensors and ops when a worker is lost, as list comparisons."""
 
 import msgspec
 import pytest
 
-from gt.core.errors import ProtocolError
 from gt.core.messages import (
     FORMER,
     CreateTensor,
     DefineOp,
     DefineScope,
-    DefineSite,
-    Failed,
     FetchTensor,
     ForgetOps,
     FreeTensors,
     Goodbye,
-    Joined,
-    LocateTensor,
     Lost,
-    OpFailed,
-    Queried,
-    ReadTraffic,
     Rejected,
     RunOp,
-    StoreReady,
     Synchronize,
-    Synchronized,
-    Traffic,
-    WorkerCreateTensor,
-    WorkerHostStore,
     WorkerInfo,
-    WorkerJoinStore,
     WorkerLosePeer,
 )
 from gt.core.meta import TensorMeta
 from gt.core.signatures import PolicyRecord
-from gt.dispatcher.outgoing import ToClient, ToWorkers
-from gt.dispatcher.records import WorkerRecord
-from gt.dispatcher.state import NAMES_KEPT, State
+from gt.dispatcher.message_queue import ToClient, ToWorkers
+from gt.dispatcher.session_records import WorkerRecord
+from gt.dispatcher.state import State
 from gt.dispatcher.tensor_records import TensorRecord
 from gt.sharding.spec import DeviceMesh, ShardingSpec, whole
+from tests.dispatcher.lost_workers import lost, without_workers
 from tests.dispatcher_harness import (
     OP,
     PAIR,
@@ -49,7 +36,6 @@ from tests.dispatcher_harness import (
     B,
     C,
     D,
-    DispatcherHarness,
     E,
     answers,
     create,
@@ -62,15 +48,7 @@ from tests.dispatcher_harness import (
     sharded_harness,
     told,
 )
-from tests.records import ADD, ADD_, FAILURE, INLINE, LARGE, NONZERO, RESIZE_, SMALL, ZEROS, own, signature
-
-
-def lost(outgoing):
-    """Messages as text, without those that make workers forget programs and those that tell them of the loss."""
-    return [text for text in told(outgoing) if "forget" not in text and "WorkerLosePeer" not in text]
-
-
-STORE = WorkerJoinStore("127.0.0.1", 40000, 0)
+from tests.records import ADD, ADD_, INLINE, LARGE, RESIZE_, SMALL, ZEROS, own, signature
 
 
 def test_the_loss_of_a_worker_is_told_to_every_session():
@@ -93,24 +71,6 @@ def test_a_worker_is_lost_once():
     harness = harness_with(2)
     harness.lose(1)
     assert harness.lose(1) == []
-
-
-@pytest.mark.parametrize("request_", [FetchTensor(REQUEST, B), query(OP, (B,)), Synchronize(REQUEST)], ids=kind)
-def test_a_request_that_waits_for_a_lost_worker_fails_at_once(request_):
-    harness = harness_with(2)
-    harness.define(OP, NONZERO)
-    harness.tell(request_)
-    assert answers(harness.lose(1))[0] == Lost(REQUEST, 1, 1001, "was killed", "aten.mm")
-    if isinstance(request_, Synchronize):
-        assert harness.report(0, Synchronized(REQUEST)) == []
-
-
-@pytest.mark.parametrize("request_", [FetchTensor(REQUEST, B), LocateTensor(REQUEST, B), query(OP, (B,))], ids=kind)
-def test_a_request_for_a_lost_tensor_names_the_worker(request_):
-    harness = harness_with(2)
-    harness.define(OP, NONZERO)
-    harness.lose(1)
-    assert harness.tell(request_) == [ToClient(1, Lost(REQUEST, 1, 1001, "was killed", "aten.mm"))]
 
 
 def test_the_results_of_an_op_on_a_lost_tensor_are_lost():
@@ -202,60 +162,6 @@ def test_a_worker_that_leaves_is_lost_with_its_reason():
     assert set(harness.state.workers) == {0}
 
 
-def test_the_current_op_of_a_worker_is_described_with_its_line():
-    harness = harness_with(2)
-    harness.define(OP, ADD)
-    harness.tell(DefineSite(1, "train.py", 12, "step"), run(OP, (A, B), (C,), site=1))
-    describe = harness.dispatcher.describe_op
-    assert describe(OP, 1) == "aten.add.Tensor (train.py:12)"
-    assert describe(given(2), 1) == "redistribute (train.py:12)"  # a move of B for it
-    assert describe(OP, 99) == "aten.add.Tensor"
-
-
-def test_a_program_is_named_by_its_op():
-    harness = sharded_harness()
-    harness.define(OP, signature("aten.relu.default", 1, (SMALL,)))
-    harness.tell(run(OP, (A,), (B,)))
-    assert harness.dispatcher.describe_op(given(2), 0) == "aten.relu.default"
-
-
-def test_an_op_that_was_forgotten_is_still_named():
-    """A worker may be at it for long after that: in an exchange with the worker that is lost."""
-    harness = harness_with(2)
-    harness.define(OP, ADD)
-    harness.tell(DefineSite(1, "train.py", 12, "step"), run(OP, (A, B), (C,), site=1))
-    harness.lose(1)
-    assert harness.dispatcher.describe_op(given(2), 1) == "redistribute (train.py:12)"
-    harness.tell(ForgetOps((OP,)))
-    assert harness.dispatcher.describe_op(OP, 1) == "aten.add.Tensor (train.py:12)"
-
-
-def test_the_names_of_forgotten_ops_are_bounded():
-    harness = harness_with()
-    for op_id in range(OP, OP + NAMES_KEPT + 1):
-        harness.define(op_id, ADD)
-    harness.tell(ForgetOps(tuple(range(OP, OP + NAMES_KEPT + 1))))
-    assert harness.dispatcher.describe_op(OP, 0) == "an op that was forgotten"
-    assert harness.dispatcher.describe_op(OP + NAMES_KEPT, 0) == "aten.add.Tensor"
-
-
-def test_a_worker_without_commands_has_no_current_op():
-    assert harness_with().dispatcher.describe_op(0, 0) == ""
-
-
-def test_the_current_op_may_be_of_a_session_that_has_ended():
-    harness = harness_with()
-    harness.close()
-    assert harness.dispatcher.describe_op(OP, 1) == "an op of a session that has ended"
-
-
-def without_workers():
-    harness = harness_with(2)
-    harness.lose(1)
-    harness.lose(0)
-    return harness
-
-
 @pytest.mark.parametrize("make", [create(C), run(OP, (), (C,))], ids=kind)
 def test_a_tensor_created_without_workers_is_missing(make):
     harness = without_workers()
@@ -263,87 +169,6 @@ def test_a_tensor_created_without_workers_is_missing(make):
     harness.tell(make)
     (answer,) = answers(harness.tell(FetchTensor(REQUEST, C)))
     assert isinstance(answer, Lost) and answer.request == REQUEST
-
-
-@pytest.mark.parametrize("request_", [Synchronize(REQUEST), query(OP, ())], ids=kind)
-def test_a_request_without_any_worker_is_answered(request_):
-    harness = without_workers()
-    harness.define(OP, signature("aten.tensor", 0))
-    (answer,) = answers(harness.tell(request_))
-    assert isinstance(answer, Lost) and answer.request == REQUEST
-
-
-def test_a_worker_that_joins_after_all_were_lost_gets_work():
-    harness = without_workers()
-    harness.join()
-    assert [message.workers for message in harness.create(C)] == [(2,)]
-
-
-def test_one_worker_needs_no_store():
-    harness = DispatcherHarness(0)
-    assert harness.join() == []
-    assert [info.worker for info in harness.dispatcher.ready_workers()] == [0]
-
-
-def test_two_workers_meet_at_a_store_that_one_hosts():
-    harness = DispatcherHarness(0)
-    harness.join()
-    assert harness.join() == [ToWorkers((0,), WorkerHostStore())]
-    assert harness.join() == []
-    assert [info.worker for info in harness.dispatcher.ready_workers()] == [0]
-    assert harness.report(0, StoreReady(40000)) == [ToWorkers((0, 1, 2), STORE)]
-    assert [info.worker for info in harness.dispatcher.ready_workers()] == [0, 1, 2]
-
-
-def test_a_worker_gets_no_work_before_it_knows_the_store():
-    harness = harness_with(1)
-    harness.join()
-    assert [message.workers for message in harness.create(C, D)] == [(0,), (0,)]
-
-
-def test_a_worker_that_joins_later_is_told_the_store_and_gets_work():
-    harness = harness_with(2)
-    assert harness.join() == [ToWorkers((2,), STORE), ToClient(1, Joined(WorkerInfo(2, "cpu", "here", 1002)))]
-    assert [message.workers for message in harness.create(C)] == [(2,)]
-
-
-def test_ids_of_workers_are_not_used_again():
-    harness = DispatcherHarness(2)
-    harness.lose(1)
-    harness.join()
-    assert set(harness.state.workers) == {0, 2}
-
-
-def test_another_worker_hosts_the_store_when_its_host_is_lost():
-    harness = DispatcherHarness(3)
-    assert harness.lose(0) == [ToWorkers((1, 2), WorkerLosePeer(0)), ToWorkers((1,), WorkerHostStore())]
-    store = WorkerJoinStore("127.0.0.1", 40001, 1)
-    assert harness.report(1, StoreReady(40001)) == [ToWorkers((1, 2), store)]
-
-
-def test_a_worker_left_alone_becomes_ready():
-    harness = DispatcherHarness(0)
-    harness.join()
-    harness.join()
-    harness.lose(0)  # before it could report the store
-    assert [info.worker for info in harness.dispatcher.ready_workers()] == [1]
-
-
-@pytest.mark.parametrize("lost", [(0,), (1, 0), (0, 1)], ids=str)
-def test_a_newcomer_is_not_sent_to_the_store_of_a_lost_worker(lost):
-    harness = DispatcherHarness(2)
-    for worker in lost:
-        harness.lose(worker)
-    assert ToWorkers((2,), STORE) not in harness.join()
-
-
-def test_one_worker_gets_the_work_while_a_new_store_is_started():
-    harness = DispatcherHarness(0)
-    for _ in range(3):
-        harness.join()
-    harness.open()
-    harness.lose(0)  # before it could report the store
-    assert [type(message.command) for message in harness.create(A)] == [WorkerCreateTensor]
 
 
 def test_plans_for_a_lost_worker_are_forgotten():
@@ -356,9 +181,6 @@ def test_plans_for_a_lost_worker_are_forgotten():
     assert [cached.plan.workers for cached in moves.values()] == [(0, 1)]
     assert [text for text in told(harness.lose(1)) if "forget" in text] == ["0: forget c2", "0: forget c1"]
     assert plans == {} and moves == {}
-
-
-# Meshes
 
 
 def test_a_sharded_tensor_is_lost_with_one_of_its_workers():
@@ -438,66 +260,6 @@ def test_a_tensor_redistributed_to_a_lost_worker_is_missing(text):
     assert answers(harness.tell(FetchTensor(REQUEST, E))) == [Lost(REQUEST, 1, 1001, "was killed", "aten.mm")]
 
 
-def query_of_two():
-    """A query that writes to a tensor which is whole on two workers."""
-    harness = sharded_harness(text="-")
-    harness.define(OP, RESIZE_)
-    harness.create(B)
-    assert told(harness.tell(query(OP, (A, B), (C,))))[-1] == "0 1: op?(A, c2) -> C"
-    return harness
-
-
-def test_a_query_goes_on_with_the_workers_that_are_left():
-    harness = query_of_two()
-    assert lost(harness.lose(1)) == ["0: free c2", "client: Lost"]  # news, and not an answer
-    queried = Queried(REQUEST, (SMALL,), (LARGE,))
-    assert answers(harness.report(0, queried)) == [queried]
-    assert [harness.layout(ident) for ident in (C, D)] == ["- on 0", "- on 0"]
-    assert harness.state.meta(C) == LARGE
-
-
-def test_a_query_ends_with_the_loss_of_the_last_worker_that_is_waited_for():
-    harness = query_of_two()
-    queried = Queried(REQUEST, (SMALL,), (LARGE,))
-    assert harness.report(0, queried) == []
-    assert answers(harness.lose(1))[0] == queried
-    assert [harness.layout(ident) for ident in (C, D)] == ["- on 0", "- on 0"]
-
-
-def test_a_worker_that_was_heard_already_may_be_lost():
-    harness = query_of_two()
-    queried = Queried(REQUEST, (SMALL,), (LARGE,))
-    harness.report(1, queried)
-    harness.lose(1)
-    assert answers(harness.report(0, queried)) == [queried]
-    assert harness.layout(D) == "- on 0"
-
-
-@pytest.mark.parametrize("first", [0, 1])
-def test_a_query_fails_where_any_worker_fails(first):
-    harness = query_of_two()
-    replies = [Queried(REQUEST, (SMALL, LARGE), (SMALL,)), Failed(REQUEST, FAILURE)]
-    assert harness.report(0, replies[first]) == []
-    assert told(harness.report(1, replies[1 - first])) == ["0 1: free D, E", "client: Failed"]
-    assert not {D, E} & harness.state.tensors.keys()
-
-
-def test_another_answer_to_a_query_is_refused():
-    harness = query_of_two()
-    with pytest.raises(ProtocolError, match="Synchronized is not an answer to a query"):
-        harness.report(0, Synchronized(REQUEST))
-    queried = Queried(REQUEST, (SMALL, LARGE), (SMALL,))
-    assert harness.report(0, queried) == []
-    assert answers(harness.report(1, queried)) == [queried]
-
-
-def test_traffic_cannot_be_read_from_a_lost_worker():
-    harness = harness_with(2)
-    harness.tell(ReadTraffic(REQUEST, True))
-    assert answers(harness.lose(1))[0] == Lost(REQUEST, 1, 1001, "was killed", "aten.mm")
-    assert harness.report(0, Traffic(REQUEST, {})) == []
-
-
 def test_a_copy_that_holds_some_of_a_tensor_does_not_take_its_place():
     state = State()
     for worker in (0, 1):
@@ -512,15 +274,6 @@ def test_a_copy_that_holds_some_of_a_tensor_does_not_take_its_place():
     losses = state.lose_parts(state.tensors_on(0)[1], 0)
     assert losses.promoted == [] and losses.useless == [(B, other)]
     assert state.missing == {A: (meta, 0)}
-
-
-def test_a_worker_that_becomes_ready_is_told_to_every_session():
-    harness = harness_with(2)
-    assert answers(harness.join()) == [Joined(WorkerInfo(2, "cpu", "here", 1002))]
-    harness.lose(0)
-    assert answers(harness.join()) == [], "it cannot exchange tensors before there is a store"
-    joined = answers(harness.report(1, StoreReady(40001)))
-    assert [news.worker.worker for news in joined] == [2, 3]
 
 
 def test_a_tensor_that_the_user_has_not_placed_is_made_by_the_workers_that_are_left():
@@ -563,31 +316,3 @@ def test_the_value_before_a_write_that_cannot_be_done_is_read_if_that_is_asked_f
     assert isinstance(answers(harness.tell(FetchTensor(REQUEST, own(9))))[0], Lost)
     assert told(harness.tell(FetchTensor(REQUEST, own(9), FORMER))) == read
     assert isinstance(answers(harness.tell(FetchTensor(REQUEST2, missing, FORMER)))[0], Lost)
-
-
-FAILED_EXCHANGE = msgspec.structs.replace(FAILURE, op="exchange", site=7, origin=own(9), peers=(0, 1))
-
-
-def test_an_exchange_that_fails_before_the_loss_is_known_is_the_loss():
-    harness = harness_with(2)
-    harness.tell(FetchTensor(REQUEST, A))
-    assert harness.report(0, OpFailed(1, FAILED_EXCHANGE)) == [] == harness.report(0, Failed(REQUEST, FAILED_EXCHANGE))
-    assert harness.dispatcher.note_process_check() == []
-    lost = Lost(REQUEST, 1, 1001, "was killed", "aten.mm", 7)
-    assert answers(harness.lose(1)) == [lost, Lost(0, 1, 1001, "was killed", "aten.mm")]
-    harness.tell(FetchTensor(REQUEST2, A))
-    assert answers(harness.report(0, Failed(REQUEST2, FAILED_EXCHANGE))) == [
-        msgspec.structs.replace(lost, request=REQUEST2)
-    ]
-    assert harness.report(0, OpFailed(1, FAILED_EXCHANGE)) == []
-
-
-def test_a_failed_exchange_without_a_lost_worker_is_told_after_a_few_checks():
-    harness = harness_with(2)
-    harness.tell(FetchTensor(REQUEST, A))
-    failures = [OpFailed(1, FAILED_EXCHANGE), Failed(REQUEST, FAILED_EXCHANGE)]
-    assert [harness.report(0, failure) for failure in failures] == [[], []]
-    assert [answers(harness.dispatcher.note_process_check()) for _ in range(5)] == [[], [], [], failures, []]
-    harness.tell(FetchTensor(REQUEST2, A))
-    again = Failed(REQUEST2, FAILED_EXCHANGE)
-    assert answers(harness.report(0, again)) == [again]

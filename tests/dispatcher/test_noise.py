@@ -17,15 +17,15 @@ import zmq
 from gt.core.errors import ProtocolError
 from gt.core.messages import CreateTensor, Fetched, FetchTensor, Instruction, Refused, Segment, Taken, Welcome
 from gt.dispatcher import read_limits
+from gt.dispatcher.pending_connections import UnknownPeers
 from gt.dispatcher.read_limits import ReadLimits
-from gt.dispatcher.unknown_peers import UnknownPeers
 from gt.wire.codec import Decoder, encode
+from gt.wire.connections import Router, open_link
 from gt.wire.file_descriptors import open_files_limit
 from gt.wire.keys import find_keys
-from gt.wire.links import Router, open_link
 from gt.wire.socket_channel import SocketChannel
 from gt.wire.stderr_logging import MAX_REPEATS, REPEAT_SECONDS, StderrHandler
-from tests.dispatcher.test_hostile_peers import hello
+from tests.dispatcher.recording_server import hello
 from tests.records import meta, own
 from tests.subprocesses import ROOT, find_port, running, start, start_server, wait_for_workers, wait_until
 
@@ -231,7 +231,7 @@ def test_small_reads_that_are_taken_late_are_all_answered(server):
                 channel.wait()
 
 
-def test_everything_that_is_sent_counts_until_it_is_taken(monkeypatch):
+def test_sent_bytes_count_until_they_are_taken(monkeypatch):
     monkeypatch.setattr(read_limits, "MAX_UNREAD", 100)
     monkeypatch.setattr(read_limits, "MAX_SENT", 200)
     session = ReadLimits()

@@ -5,7 +5,7 @@ an op on a tensor that it does not hold, or that has another layout than planned
 exchanges, so an order that deadlocks is found. A client waits for its queries, as a real one does.
 """
 
-from collections import Counter, deque
+from collections import Counter
 from itertools import count
 
 import msgspec
@@ -13,7 +13,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from gt.core.ids import FIRST_RUN, MAX_RESULTS, session_of
+from gt.core.ids import FIRST_RUN, MAX_RESULTS
 from gt.core.messages import (
     DefineOp,
     Fetched,
@@ -29,25 +29,14 @@ from gt.core.messages import (
     Rejected,
     RunOp,
     Segment,
-    StoreReady,
     Synchronize,
-    Synchronized,
-    Traffic,
-    WorkerCreateTensor,
-    WorkerDefineProgram,
-    WorkerEndSession,
-    WorkerFetchTensor,
-    WorkerHostStore,
-    WorkerJoinStore,
-    WorkerLosePeer,
-    WorkerReadTraffic,
 )
-from gt.core.signatures import Compute, Move, Whole
 from gt.dispatcher.dispatcher import Dispatcher
 from gt.dispatcher.invariants import check_invariants
-from gt.dispatcher.outgoing import ToWorkers
-from gt.sharding.spec import DeviceMesh, spec_of
+from gt.dispatcher.message_queue import ToWorkers
+from gt.sharding.spec import DeviceMesh
 from gt.sharding.spec_text import parse_spec
+from tests.dispatcher.simulated_worker import SimulatedWorker, part_of
 from tests.dispatcher_harness import create
 from tests.records import LARGE, SMALL, own, signature
 
@@ -66,106 +55,6 @@ OPS = {
 }
 QUERIES = ("nonzero", "resize_")
 LAYOUTS = ("-", "x", "x", "- + x")
-WHOLE = "whole"
-
-
-def part_of(spec):
-    """A worker's part of a layout: all of the tensor, or a part."""
-    return WHOLE if spec.is_whole else spec
-
-
-class SimulatedWorker:
-    """`held` are the layouts of the tensors in a worker's store by id; `known` and `programs` are the ops and programs
-    defined on it."""
-
-    def __init__(self, number):
-        self.number = number
-        self.inbox = deque()
-        self.held = {}
-        self.known = {}
-        self.programs = {}
-        self.store = -1
-
-    def step(self):  # noqa: PLR0912  (one case for each command)
-        """Run the next command; returns its reports."""
-        command = self.inbox.popleft().command
-        match command:
-            case DefineOp(op_id, op):
-                assert op_id not in self.known
-                self.known[op_id] = op
-            case WorkerDefineProgram(op_id, _, program):
-                assert op_id not in self.programs
-                self.programs[op_id] = program
-            case ForgetOps(op_ids):
-                for op_id in op_ids:
-                    del (self.known if op_id in self.known else self.programs)[op_id]
-            case WorkerCreateTensor():
-                self.held[command.id] = WHOLE
-            case RunOp() if command.op_id in self.programs:
-                self._run_program(command, self.programs[command.op_id])
-            case RunOp() | QueryOp():
-                return self._run(command)
-            case FreeTensors(ids):
-                for ident in ids:
-                    del self.held[ident]
-            case WorkerFetchTensor(request, ident):
-                assert self.held[ident] is WHOLE
-                return [Fetched(request, Segment("", SMALL.nbytes))]
-            case Synchronize(request):
-                return [Synchronized(request)]
-            case WorkerReadTraffic(request):
-                return [Traffic(request, {})]
-            case WorkerEndSession(session):
-                for table in (self.held, self.known, self.programs):
-                    for ident in [ident for ident in table if session_of(ident) == session]:
-                        del table[ident]
-            case WorkerHostStore():
-                return [StoreReady(self.number + 1)]
-            case WorkerJoinStore(_, port):
-                self.store = port - 1
-            case WorkerLosePeer(worker):
-                assert worker != self.number
-            case _:
-                raise AssertionError(f"not a command of this test: {command}")
-        return []
-
-    def _run(self, command):
-        """Run an op unchanged on whole tensors."""
-        op = self.known[command.op_id]
-        assert [self.held[ident] for ident in command.inputs] == [WHOLE] * len(op.args)
-        for place in op.writes:
-            del self.held[command.inputs[place]]
-        if isinstance(command, RunOp):
-            self.held |= dict.fromkeys(command.outputs, WHOLE)
-            return []
-        self.held |= dict.fromkeys([*command.written, command.first], WHOLE)
-        return [Queried(command.request, (LARGE,), (LARGE,) * len(command.written))]
-
-    def _run_program(self, command, program):
-        """Check that each step finds its registers in the planned layouts; a move may give this worker nothing."""
-        registers = {
-            register: self.held[ident]
-            for register, ident in zip(program.takes, command.inputs, strict=True)
-            if ident in self.held
-        }
-        for step in program.steps:
-            if isinstance(step, Move):
-                source, target = spec_of(step.source), spec_of(step.target)
-                assert registers.get(step.input) == (part_of(source) if self.number in source.mesh else None)
-                if self.number in target.mesh:
-                    registers[step.output] = part_of(target)
-            elif isinstance(step, Compute):
-                operands = [part_of(spec_of(spec)) for spec in step.operands]
-                assert [registers[register] for register in step.inputs[: len(operands)]] == operands
-                registers |= dict(zip(step.outputs, [part_of(spec_of(spec)) for spec in step.results], strict=True))
-            elif isinstance(step, Whole):
-                assert [registers[register] for register in step.inputs] == [WHOLE] * len(step.inputs)
-                registers |= dict.fromkeys(step.outputs, WHOLE)
-        for place in program.consumes:
-            del self.held[command.inputs[place]]
-        for register, ident in zip(program.gives, command.outputs, strict=True):
-            if register in registers:
-                self.held[ident] = registers[register]
 
 
 class Client:

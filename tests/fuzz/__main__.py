@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import faulthandler
 import random
 import sys
 import time
@@ -22,6 +23,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--seed", type=int, help="the seed of the first program; each next one has the next number")
     parser.add_argument("--count", type=int, help="at most so many programs")
     options = parser.parse_args(arguments)
+    faulthandler.enable()
     seed = random.SystemRandom().randrange(1 << 31) if options.seed is None else options.seed
     print(f"the first seed is {seed}", file=sys.stderr, flush=True)
     torch.set_num_threads(1)

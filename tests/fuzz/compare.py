@@ -1,4 +1,4 @@
-"""Whether what GT made of a program is what torch made of it."""
+"""Compares the results of a program on GT with torch's."""
 
 from __future__ import annotations
 

@@ -9,7 +9,8 @@ from typing import Any
 
 import torch
 
-from tests.fuzz.ops import POOL, Drawn, Shape, Unfit, pick
+from tests.fuzz.op_table import Drawn, Shape, Unfit
+from tests.fuzz.ops import POOL, pick
 
 MOST_ELEMENTS = 2048
 FORMATS = ("channels_last", "permuted", "expanded", "sliced", "shifted", "stored channels_last", "stored permuted")

@@ -26,7 +26,7 @@ LOCAL = "import gt; gt.init(workers=1); print(gt.ones(3).sum().item()); gt.shutd
 
 
 @pytest.mark.parametrize("what", [SERVES.format("server"), SERVES.format("worker"), CONNECTS])
-def test_a_user_without_a_home_is_told_of_gt_keys(what):
+def test_the_error_of_a_user_without_a_home_names_gt_keys(what):
     code, _, err = finish(start("-c", NO_HOME + what, "12345"))  # it ends before it uses the port
     last = err.strip().splitlines()[-1]
     assert code == 1 and "HOME is not set" in last and "set GT_KEYS to a directory of your own" in last
@@ -38,7 +38,7 @@ def test_workers_of_a_program_need_no_home():
 
 
 @pytest.mark.parametrize("home", ["/proc", "a file"])
-def test_a_home_that_cannot_be_written_is_told(home, tmp_path):
+def test_a_home_that_cannot_be_written_is_an_error(home, tmp_path):
     (tmp_path / "a file").touch()
     process = start("-m", "gt.server", "-p", "0", HOME=str(tmp_path / home), GT_KEYS="")
     code, _, err = finish(process)
@@ -57,7 +57,7 @@ except gt.SettingsError as error:
 
 
 @pytest.mark.parametrize("directory", ["/proc", "missing"])
-def test_a_directory_for_temporary_files_that_cannot_be_used_is_told(directory, tmp_path):
+def test_an_unusable_directory_for_temporary_files_is_an_error(directory, tmp_path):
     code, out, err = finish(start("-c", NO_ROOM.format(str(tmp_path / directory))))
     assert code == 0 and "set TMPDIR to a directory that exists" in out, err
 
@@ -78,7 +78,7 @@ except gt.SettingsError as error:
 """
 
 
-def test_no_directory_at_all_is_told_where_one_is_needed():
+def test_a_missing_directory_is_an_error_where_one_is_needed():
     code, out, err = finish(start("-c", NOWHERE))
     first, second = out.splitlines()
     assert code == 0 and first == "3.0" and "No usable temporary directory" in second and "set TMPDIR" in second, err

@@ -24,7 +24,7 @@ from gt.core.messages import (
 )
 from gt.wire import payloads, shared_memory
 from gt.wire.lifeline import clear_up, note_processes
-from tests.dispatcher.test_hostile_peers import RecordingServer, hello
+from tests.dispatcher.recording_server import RecordingServer, hello
 from tests.records import INLINE, SMALL, own
 from tests.subprocesses import wait_until
 
@@ -40,7 +40,7 @@ def server():
     server.close()
 
 
-def test_a_session_is_told_what_a_client_is_told(server):
+def test_the_session_is_welcomed_as_a_client_is(server):
     assert (server.welcome.ident, server.welcome.pid) == (1, os.getpid())
     assert [worker.worker for worker in server.welcome.workers] == [0]
 
@@ -70,7 +70,7 @@ def test_other_clients_can_join_and_get_their_own_answers(server):
     assert server.heard == []
 
 
-def test_a_wait_is_explained_to_the_session(server):
+def test_the_session_gets_the_reason_of_a_wait(server):
     server.instruct(1, [Synchronize(own(1))], [])
     server._explain_waits()
     assert [answer for answer, _ in server.heard] == [Waiting("for worker 0, which is at its start")]
@@ -78,11 +78,11 @@ def test_a_wait_is_explained_to_the_session(server):
 
 def test_a_lost_worker_is_told_to_the_session(server):
     server.instruct(1, [Synchronize(own(1))], [])
-    server._reap(server.peers.by_identity[b"worker"])
+    server.lose_peer(b"worker")
     assert {answer.request for answer, _ in server.heard if isinstance(answer, Lost)} == {own(1), 0}
 
 
-def test_a_mistake_of_ours_is_an_error_of_the_session(server, monkeypatch):
+def test_an_error_of_gt_is_an_error_of_the_session(server, monkeypatch):
     monkeypatch.setattr(server.dispatcher, "instruct", lambda *_: 1 / 0)
     server.instruct(1, [Synchronize(own(1))], [])
     assert server.heard == [(Rejected(0, "a mistake of GT: ZeroDivisionError: division by zero"), None)]
@@ -119,7 +119,7 @@ def test_nothing_is_shared_with_workers_elsewhere(directory):
     assert list(directory.iterdir()) == []
 
 
-def test_without_room_the_bytes_go_with_the_message(directory, monkeypatch):
+def test_bytes_travel_in_the_message_when_shared_memory_is_full(directory, monkeypatch):
     def full(*_, **__):
         raise OSError(28, "No space left on device")
 
@@ -156,14 +156,14 @@ def test_new_tensors_go_to_the_workers_that_are_left():
         gt.shutdown()
 
 
-def test_a_directory_whose_name_is_too_long_is_told(tmp_path, monkeypatch):
+def test_a_directory_whose_name_is_too_long_is_an_error(tmp_path, monkeypatch):
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path / ("long" * 30)))
     os.mkdir(tmp_path / ("long" * 30))
     with pytest.raises(gt.SessionError, match="TMPDIR"):
         gt.init(workers=1)
 
 
-def test_the_first_to_end_clears_up_for_all(directory, tmp_path_factory):
+def test_the_first_process_to_end_removes_the_segments_of_all(directory, tmp_path_factory):
     """Also for those that were killed and could not."""
     family = tmp_path_factory.mktemp("family")
     note_processes(family, [111, 222])
@@ -177,7 +177,7 @@ def test_the_first_to_end_clears_up_for_all(directory, tmp_path_factory):
     assert [path.name.split("-")[1] for path in directory.iterdir()] == ["333"]
 
 
-def test_workers_that_take_too_long_to_start_are_told(tmp_path, monkeypatch):
+def test_workers_that_take_too_long_to_start_are_an_error(tmp_path, monkeypatch):
     (tmp_path / "sitecustomize.py").write_text(
         "import sys, time\nif 'gt.worker' in ' '.join(sys.orig_argv): time.sleep(30)\n"
     )
@@ -204,7 +204,7 @@ def test_a_session_that_is_closed_while_a_thread_waits_tells_it(monkeypatch):
             reading.result(timeout=20)
 
 
-def test_a_closed_channel_takes_nothing():
+def test_a_closed_channel_refuses_messages():
     gt.init(workers=1)
     channel = sessions.current()._channel
     gt.shutdown()

@@ -20,18 +20,18 @@ def workers():
     return {info.worker: info for info in sessions.current().welcome.workers}
 
 
-def where(tensor):
-    return sessions.current().locate(tensor._ref).mesh.workers
+def workers_of(tensor):
+    return tensor.spec.mesh.workers
 
 
 def test_a_killed_worker_is_named_with_its_end_and_its_last_op(fault):
     gt.init(workers=2)
     try:
         kept, lost = gt.ones(10), None
-        while lost is None or where(lost) == where(kept):
+        while lost is None or workers_of(lost) == workers_of(kept):
             lost = gt.ones(10).cumsum(0)
         gt.synchronize()
-        victim = where(lost)[0]
+        victim = workers_of(lost)[0]
         os.kill(workers()[victim].pid, signal.SIGKILL)
         start_time = time.monotonic()
         with pytest.raises(gt.WorkerLost) as found:
@@ -71,7 +71,7 @@ def test_a_worker_killed_in_the_middle_of_work():
         gt.shutdown()
 
 
-def test_a_wait_says_for_whom(capfd, monkeypatch):
+def test_a_long_wait_prints_the_worker_that_it_waits_for(capfd, monkeypatch):
     monkeypatch.setattr("gt.client.inbox.NOTICE_SECONDS", 4.0)
     gt.init(workers=1)
     process = psutil.Process(workers()[0].pid)

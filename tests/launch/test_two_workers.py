@@ -15,45 +15,45 @@ def workers():
     return {info.worker: info for info in sessions.current().welcome.workers}
 
 
-def where(tensor):
-    return sessions.current().locate(tensor._ref).mesh.workers
+def workers_of(tensor):
+    return tensor.spec.mesh.workers
 
 
 def over_both(value, placement):
     return gt.distribute(value, gt.mesh(2, ("x",)), placement)
 
 
-def test_tensors_spread_and_meet(two_processes):
+def test_tensors_are_spread_over_workers_and_moved_for_ops(two_processes):
     values = [torch.randn(50, 50) for _ in range(6)]
     ours = [gt.to(value) for value in values]
-    assert {where(tensor) for tensor in ours} == {(0,), (1,)}
+    assert {workers_of(tensor) for tensor in ours} == {(0,), (1,)}
     total = sum(a @ b for a, b in zip(ours[:-1], ours[1:], strict=True))
     torch.testing.assert_close(total.cpu(), sum(a @ b for a, b in zip(values[:-1], values[1:], strict=True)))
 
 
 def test_the_smaller_operand_moves_and_stays_as_a_copy(two_processes):
     large, small = gt.to(torch.ones(100, 100)), gt.to(torch.ones(100))
-    while where(small) == where(large):
+    while workers_of(small) == workers_of(large):
         small = gt.to(torch.ones(100))
-    home = where(small)
+    home = workers_of(small)
     with gt.debug.comm() as first:
         result = large + small
     with gt.debug.comm() as second:
         result = large + small
-    assert (where(result), where(small)) == (where(large), home)
+    assert (workers_of(result), workers_of(small)) == (workers_of(large), home)
     assert (first.bytes, second.bytes) == (400, 0)
     small += 1
-    assert where(small) == home
+    assert workers_of(small) == home
     with gt.debug.comm() as third:
         assert (large + small).sum().item() == 30000
     assert third.bytes == 400
 
 
 @pytest.mark.parametrize("placement", [gt.Shard(0), gt.Shard(1), gt.Replicate(), gt.Partial()], ids=str)
-def test_tensors_over_both_compute_as_whole_ones(two_processes, placement):
+def test_tensors_over_both_workers_compute_as_whole_ones(two_processes, placement):
     value = torch.randn(7, 5)
     ours = over_both(value, placement)
-    assert where(ours) == (0, 1)
+    assert workers_of(ours) == (0, 1)
     torch.testing.assert_close((ours @ ours.t()).relu().cpu(), (value @ value.t()).relu())
     ours[1:, 2] *= 3
     value[1:, 2] *= 3
@@ -72,9 +72,9 @@ def test_bytes_that_move_are_those_that_were_planned(two_processes):
     assert whole.sum().item() == 64 * 64
 
 
-def test_what_both_write_to_comes_together(two_processes):
+def test_outputs_on_two_workers_are_moved_to_one(two_processes):
     targets = [gt.zeros(()), gt.zeros(())]
-    while where(targets[0]) == where(targets[1]):
+    while workers_of(targets[0]) == workers_of(targets[1]):
         targets[1] = gt.zeros(())
     torch.aminmax(gt.arange(5.0), out=tuple(targets))
     assert [target.item() for target in targets] == [0.0, 4.0]
@@ -103,7 +103,7 @@ READS = {"all": lambda x: x, "sum": torch.sum, "half": lambda x: x[:2]}
 
 @pytest.mark.parametrize("read", READS)
 @pytest.mark.parametrize("placement", [gt.Shard(0), gt.Replicate()], ids=str)
-def test_a_failure_of_both_that_was_read_is_not_raised_again(two_processes, placement, read):
+def test_a_failure_of_both_workers_that_was_read_is_not_raised_again(two_processes, placement, read):
     bad = fails_on_both(placement)
     with pytest.raises(gt.OpError, match="out of (bounds|range)"):
         READS[read](bad).tolist()
@@ -111,7 +111,7 @@ def test_a_failure_of_both_that_was_read_is_not_raised_again(two_processes, plac
 
 
 @pytest.mark.parametrize("placement", [gt.Shard(0), gt.Replicate()], ids=str)
-def test_a_failure_of_both_that_nobody_read_is_raised_once(two_processes, placement):
+def test_an_unread_failure_of_both_workers_is_raised_once(two_processes, placement):
     bad = fails_on_both(placement)
     with pytest.raises(gt.OpError, match="out of (bounds|range)"):
         gt.synchronize()
@@ -178,7 +178,7 @@ def test_cores_are_divided(two_processes):
 
 
 @pytest.mark.parametrize("rows", [2, 1 << 17], ids=["inline", "shared memory"])
-def test_what_was_uploaded_can_grow(two_processes, rows):
+def test_an_uploaded_tensor_can_grow(two_processes, rows):
     """Uploads are used where they arrive, in memory that cannot."""
     x = gt.to(torch.zeros(rows))
     with pytest.warns(UserWarning, match="resized"):
@@ -187,7 +187,7 @@ def test_what_was_uploaded_can_grow(two_processes, rows):
     assert x.sum().item() == 2 * (rows + 1)
 
 
-def test_each_worker_tells_what_it_did_and_holds(two_processes: str) -> None:
+def test_each_worker_reports_its_ops_and_tensors(two_processes: str) -> None:
     mesh = gt.mesh(2)
     gc.collect()
     gt.synchronize()

@@ -1,4 +1,4 @@
-"""A worker that is gone before it could meet the others does not hold them up."""
+"""A worker that dies before it has joined the store does not block the others."""
 
 import contextlib
 import os
@@ -14,9 +14,9 @@ from gt.core.messages import Hello
 from gt.core.settings import read_settings
 from gt.version import __version__
 from gt.wire.codec import encode
+from gt.wire.connections import open_link
 from gt.wire.keys import keys_directory
-from gt.wire.links import open_link
-from gt.wire.liveness import this_host
+from gt.wire.process_identity import this_host
 from gt.worker.termination import GRACE_SECONDS
 from tests.subprocesses import finish, running, start, start_server, wait_for_workers, wait_until
 

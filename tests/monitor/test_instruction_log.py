@@ -190,7 +190,7 @@ def test_a_line_names_peer_command_ids_op_and_site(direction, command, peer, ids
     assert (direction, peer, command, ids, op, site) in found
 
 
-def test_the_log_reads_as_it_always_did():
+def test_the_log_equals_the_stored_one():
     """Tools of users read the log: its columns and the names in it stay. `instruction_log.txt` is rewritten by
     running this file."""
     assert timeless(logged(converse_about_everything)) == GOLDEN.read_text().splitlines()

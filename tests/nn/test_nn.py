@@ -315,7 +315,7 @@ def test_functional_and_einsum(anywhere):
     )
 
 
-def test_parameters_are_known_by_gts_name_too(embedded):
+def test_parameters_are_instances_of_gt_nn_parameter(embedded):
     parameter = gt.nn.Parameter(torch.ones(2))
     assert isinstance(parameter, gt.Tensor) and isinstance(parameter, torch.nn.Parameter)
     assert all(isinstance(found, gt.nn.Parameter) for found in (parameter, *gt.nn.Linear(2, 2).parameters()))

@@ -24,7 +24,7 @@ def on_both(program: Callable[[Callable[[Any], Any]], list[float]]) -> None:
     torch.testing.assert_close(program(gt.to), program(lambda what: what), rtol=1e-3, atol=1e-4)
 
 
-def test_parts_that_a_model_is_given_land_on_gt(anywhere: str) -> None:
+def test_modules_and_tensors_added_to_a_model_on_gt_are_moved_to_gt(anywhere: str) -> None:
     model = gt.to(torch.nn.Sequential(torch.nn.Linear(2, 2)))
     model.head = torch.nn.Linear(2, 1)
     model.scale = torch.nn.Parameter(torch.ones(2))
@@ -50,7 +50,7 @@ def test_plain_modules_stay_plain(embedded: None) -> None:
 
 
 @pytest.mark.parametrize("kind", ["lora", "ia3"])
-def test_adapters_land_on_gt_and_are_trained_as_in_torch(anywhere: str, kind: str, tmp_path: Path) -> None:
+def test_adapters_are_moved_to_gt_and_trained_as_in_torch(anywhere: str, kind: str, tmp_path: Path) -> None:
     peft = pytest.importorskip("peft")
     options = {"target_modules": ["c_attn"], "fan_in_fan_out": True}
     config = (

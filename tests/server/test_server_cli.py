@@ -14,7 +14,7 @@ from gt.core.messages import PROTOCOL, FetchTensor, Hello, Refused, Welcome
 from gt.version import __version__
 from gt.wire.codec import Decoder, encode, header_of
 from gt.wire.keys import find_keys, keys_directory
-from gt.wire.liveness import this_host
+from gt.wire.process_identity import this_host
 from tests.subprocesses import (
     finish,
     reserved_port,
@@ -174,7 +174,7 @@ def test_another_sessions_tensor_is_refused(raw, server):
         gt.shutdown()
 
 
-def test_loopback_only():
+def test_servers_and_workers_refuse_other_addresses_than_loopback():
     for module in ("gt.server", "gt.worker"):
         code, _, err = finish(start("-m", module, "--host", "0.0.0.0", "-p", "1"))
         assert code == 1
@@ -182,7 +182,7 @@ def test_loopback_only():
         assert "Traceback" not in err
 
 
-def test_a_taken_port_is_told(server):
+def test_a_port_in_use_is_an_error(server):
     code, _, err = finish(start("-m", "gt.server", "-p", str(server[0])))
     assert code == 1
     assert "is another server running there?" in err
@@ -212,7 +212,7 @@ def pair():
         gt.shutdown()
 
 
-def test_a_worker_killed_by_hand_is_an_error_for_its_client(pair, fault):
+def test_a_killed_worker_is_an_error_for_its_client(pair, fault):
     _, worker = pair
     x = gt.ones(3).exp()
     gt.synchronize()
@@ -239,7 +239,7 @@ def test_a_server_that_goes_away_is_an_error_at_the_next_read(pair, fault):
         gt.ones(2).tolist()
 
 
-def test_a_worker_that_is_told_to_end_after_its_server_has_ended():
+def test_a_worker_that_gets_sigterm_while_its_server_ends_exits_with_code_0():
     main, port = start_server()
     worker = start("-m", "gt.worker", "-p", str(port))
     with running(main, worker):
@@ -268,7 +268,7 @@ def test_server_and_worker_stop_cleanly_on_a_signal(number):
         assert "Traceback" not in err
 
 
-def test_a_server_without_a_port_tells_the_one_that_it_has():
+def test_a_server_without_a_port_prints_the_port_that_it_chose():
     main, port = start_server()
     with running(main):
         assert f"GT server at tcp://127.0.0.1:{port}; workers join with: python -m gt.worker -p {port}" in (
@@ -289,7 +289,7 @@ def test_a_worker_ends_with_its_server(fault):
         fault("the workers of a server that is killed", f"end with exit code {code}")
 
 
-def test_a_server_tells_the_death_of_a_worker_without_being_asked_to():
+def test_a_server_prints_the_death_of_a_worker_by_default():
     main, port = start_server()
     worker = start("-m", "gt.worker", "-p", str(port))
     with running(main, worker):

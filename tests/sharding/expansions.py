@@ -14,11 +14,11 @@ import torch
 from gt.core.meta import ITEM_BYTES
 from gt.core.signatures import Input
 from gt.sharding.op_calls import ExpandedCall, Expansion, LocalContext, OpCall, inputs_in, with_inputs
-from gt.sharding.propagation import propagate_sharding
 from gt.sharding.rules import entry_of, lower, rule_of
 from gt.sharding.spec import DeviceMesh, ShardingSpec
 from gt.sharding.spec_text import parse_spec
 from gt.sharding.strategies import Operand, Result
+from gt.sharding.strategy_choice import propagate_sharding
 from tests.sharding.simulate import encode, flat, join, meta_of, resolve, run, split
 
 TWO, THREE, GRID = DeviceMesh((2,), ("x",)), DeviceMesh((3,), ("x",)), DeviceMesh((2, 2), ("x", "y"))

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gt.sharding.boxes import balanced_cuts
+from gt.sharding.boxes import balanced_cuts, box_elements, box_shape, intersect
 from tests.sharding.generators import laws
 
 
@@ -62,3 +62,21 @@ def test_cuts_of_more_axes_refine_those_of_fewer(size, counts, more):
     for group in groups:
         sizes = [stop - start for start, stop in group]
         assert sizes == [len(part) for part in np.array_split(np.arange(sum(sizes)), more)]  # the larger ones first
+
+
+BOXES = st.lists(st.tuples(st.integers(0, 5), st.integers(0, 5)).map(sorted).map(tuple), min_size=2, max_size=2).map(
+    tuple
+)
+
+
+def elements(box):
+    return set(itertools.product(*[range(*interval) for interval in box]))
+
+
+@given(BOXES, BOXES)
+@laws
+def test_boxes_are_sets_of_elements(one, other):
+    shared = intersect(one, other)
+    assert (elements(shared) if shared is not None else set()) == elements(one) & elements(other)
+    assert (shared is None) == (not elements(one) & elements(other))
+    assert box_elements(one) == len(elements(one)) == math.prod(box_shape(one))

@@ -60,7 +60,7 @@ def test_rules_are_for_existing_ops():
         ("aten.nonzero.default", FALLBACK),
     ],
 )
-def test_kinds(rows, op, kind):
+def test_the_kind_of_an_op_in_the_coverage_table(rows, op, kind):
     assert rows[op].kind == kind
 
 

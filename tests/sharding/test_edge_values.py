@@ -80,7 +80,7 @@ def refused(run, value, mesh, layout):
 
 @pytest.mark.parametrize("layout", ["a, -", "-, a", "-, - + a"])
 @pytest.mark.parametrize("op", [*REFUSING, *REFUSING_A_DIM])
-def test_what_torch_refuses_of_nothing_is_refused(op, layout, mesh):
+def test_reductions_of_empty_tensors_are_refused_as_in_torch(op, layout, mesh):
     for dtype in (torch.float32, torch.int64):
         if op in REFUSING:
             refused(reduce_by(op), torch.zeros(0, 3, dtype=dtype), mesh, layout)
@@ -95,7 +95,7 @@ def test_a_norm_of_nothing_that_needs_an_element_is_refused(order, mesh):
 
 
 @pytest.mark.parametrize("op", ["argmax", "argmin"])
-def test_truth_values_have_no_index_of_the_best(op, mesh):
+def test_argmax_and_argmin_of_bools_are_refused(op, mesh):
     refused(reduce_by(op), torch.ones(8, dtype=torch.bool), mesh, "a")
     refused(reduce_by(op, 0), torch.ones(8, dtype=torch.bool), mesh, "a")
 
@@ -103,7 +103,7 @@ def test_truth_values_have_no_index_of_the_best(op, mesh):
 @pytest.mark.filterwarnings("ignore:.*degrees of freedom")
 @pytest.mark.parametrize("layout", ["a, -", "-, a", "-, - + a"])
 @pytest.mark.parametrize("op", ACCEPTING)
-def test_what_torch_makes_of_nothing(op, layout):
+def test_reductions_of_empty_tensors_equal_torchs(op, layout):
     agree(reduce_by(op), (torch.zeros(0, 3), layout))
     if op not in REFUSING_A_DIM:
         agree(reduce_by(op, None, 0) if op == "norm" else reduce_by(op, 0), (torch.zeros(0, 3), layout))

@@ -50,7 +50,7 @@ def sizes_of(rule):
         ("() a -> a", (((), ("a",)),), ((("a",),),)),
     ],
 )
-def test_what_a_rule_says_of_dims(text, operands, results):
+def test_factors_of_dims_are_parsed(text, operands, results):
     template = parse_rule(text)
     assert (template.operands, template.results, template.classes) == (operands, results, {})
 
@@ -66,7 +66,7 @@ def test_what_a_rule_says_of_dims(text, operands, results):
         ("", {}),
     ],
 )
-def test_what_a_rule_says_of_factors(tail, classes):
+def test_classes_of_factors_are_parsed(tail, classes):
     assert parse_rule(f"m k -> m k | {tail}").classes == classes
 
 
@@ -87,7 +87,7 @@ def test_what_a_rule_says_of_factors(tail, classes):
         ("a -> a | whole: b a c", "the rule 'a -> a | whole: b a c' classifies b, c, which no dim has"),
     ],
 )
-def test_texts_that_are_no_rules(text, message):
+def test_invalid_rule_texts_are_refused(text, message):
     with pytest.raises(LayoutError, match=message.replace(" | ", r" \| ")):
         parse_rule(text)
 
@@ -230,7 +230,7 @@ def test_a_window_is_cut_where_its_elements_are(offset, size, step, rest, count)
     st.integers(1, 3), st.integers(0, 3), st.integers(0, 3), st.integers(0, 12), st.integers(0, 9), st.integers(1, 4)
 )
 @laws
-def test_a_reach_has_all_that_a_shard_needs_and_no_more(stride, before, after, size, outputs, count):
+def test_a_halo_window_has_exactly_the_elements_that_a_shard_needs(stride, before, after, size, outputs, count):
     cuts = balanced_cuts(outputs, (count,))
     for (start, stop), (low, high) in zip(cuts, HaloWindow(stride, before, after, size).cuts(cuts), strict=True):
         asked = {o * stride + by for o in range(start, stop) for by in range(-before, after + 1)}

@@ -1,38 +1,14 @@
-"""Layouts of whole programs. `x?` is a dim that may be cut further, `-` one that may not be cut, `@1` a priority."""
+"""Propagated layouts. `x?` is a dim that may be cut further, `-` one that may not be cut, `@1` a priority."""
 
 import pytest
 import torch
-from hypothesis import given, settings
-from hypothesis import strategies as st
-from torch.nn import functional
 
 from gt.core.errors import LayoutError
-from gt.sharding.hierarchical_propagation import Propagation, run_hierarchical_propagation_pass
-from gt.sharding.recorded_program import RecordedProgram
+from gt.sharding.hierarchical_propagation import run_hierarchical_propagation_pass
 from gt.sharding.spec import DeviceMesh
 from gt.sharding.spec_text import parse_constraint
+from tests.sharding.propagated_layouts import GRID, MESH, found, product, run
 from tests.sharding.recording import record
-
-MESH = DeviceMesh((2, 4), ("x", "y"))
-GRID = DeviceMesh((2, 4), ("dp", "tp"))
-
-
-def run(program: RecordedProgram, asked: dict[str, str], strategy: str = "aggressive", mesh=MESH) -> Propagation:
-    constraints = {value: parse_constraint(text, mesh) for value, text in asked.items()}
-    return run_hierarchical_propagation_pass(program, mesh, constraints, strategy)
-
-
-def found(program: RecordedProgram, asked: dict[str, str], strategy: str = "aggressive", mesh=MESH) -> dict[str, str]:
-    """The axes of every value, as text."""
-    layouts = run(program, asked, strategy, mesh).layouts
-    return {value: str(layout).replace("?", "") for value, layout in layouts.items()}
-
-
-def product(a: tuple[int, int], b: tuple[int, int]) -> RecordedProgram:
-    return record(lambda a, b: a @ b, a=a, b=b)
-
-
-# --- One op -----------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -60,7 +36,7 @@ def test_a_conflict_goes_to_the_larger_tensor():
     assert found(product((8, 32), (32, 4)), asked)["result"] == "x, -"
 
 
-def test_operands_of_a_product_tell_each_other_how_the_sum_is_cut():
+def test_operands_of_a_product_agree_on_how_the_sum_is_cut():
     assert found(product((4, 32), (32, 8)), {"a": "-, y"})["b"] == "y, -"
     assert found(product((4, 32), (32, 8)), {"b": "y, -"})["a"] == "-, y"
 
@@ -70,7 +46,7 @@ def test_axes_do_not_flow_along_factors_that_must_be_whole():
     assert found(program, {"a": "x, y"}) == {"a": "x, y", "b": "-, -", "result": "x, -"}
 
 
-def test_a_result_tells_operands():
+def test_operands_follow_the_layout_of_the_result():
     layouts = found(product((4, 32), (32, 8)), {"result": "x, y"})
     assert (layouts["a"], layouts["b"]) == ("x, -", "-, y")
 
@@ -101,9 +77,6 @@ def test_an_operand_gets_from_another_only_what_the_result_got():
     assert layouts == {"input": "x, -", "tensor1": "-, x", "tensor2": "-, x", "result": "-, x"}
 
 
-# --- Reshapes ---------------------------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize(
     ("source", "target", "before", "after"),
     [
@@ -131,7 +104,7 @@ def test_reshape_backwards(after, before):
     assert found(program, {"result": after})["a"] == before
 
 
-def test_what_fits_no_factor_of_a_dim_pins_it():
+def test_axes_that_fit_no_factor_of_a_dim_pin_the_dim():
     mesh = DeviceMesh((2, 4, 2), ("x", "y", "z"))
     program = record(lambda a: a.view(4, 4), a=(16,))
     assert found(program, {"a": "x?", "result": "x z, -"}, mesh=mesh)["a"] == "x z"
@@ -148,9 +121,6 @@ def test_uneven_dims_are_cut():
     assert found(product((7, 5), (5, 9)), {"a": "y, -", "b": "-, x"})["result"] == "y, x"
 
 
-# --- Slices, joins ----------------------------------------------------------------------------------------------------
-
-
 def test_slices_and_joins():
     program = record(lambda a, b: torch.cat([a[:, 1:], b], 1), a=(8, 9), b=(8, 4))
     layouts = found(program, {"a": "x, y"})
@@ -163,15 +133,12 @@ def test_fused_projections():
     assert {layouts[name] for name in ("result", "result_1", "result_2")} == {"x, y"}
 
 
-# --- Broadcasting -----------------------------------------------------------------------------------------------------
-
-
 def test_a_bias_follows_the_sum():
     program = record(lambda a, bias: a + bias, a=(8, 8), bias=(8,))
     assert found(program, {"a": "x, y"}) == {"a": "x, y", "bias": "y", "result": "x, y"}
 
 
-def test_a_bias_gives_way():
+def test_a_bias_follows_the_layout_of_the_other_operand():
     program = record(lambda a, bias: a + bias, a=(8, 8), bias=(8,))
     assert found(program, {"a": "x?, -?", "bias": "x"})["result"] == "x, -"
 
@@ -181,7 +148,7 @@ def test_a_bias_is_followed_where_nothing_else_is_known():
     assert found(program, {"bias": "y"}) == {"a": "-, y", "bias": "y", "result": "-, y"}
 
 
-def test_a_bias_waits_for_what_comes_later():
+def test_a_bias_is_decided_after_later_products():
     """The product says that the last dim of the sum is cut by x, and it is asked before the bias."""
     program = record(lambda a, bias, w: (a + bias) @ w, a=(8, 8), bias=(8, 1), w=(8, 8))
     assert found(program, {"bias": "x, -", "w": "x, -"})["add"] == "-, x"
@@ -193,12 +160,12 @@ def test_expand():
     assert found(program, {"result": "x, y"})["a"] == "-, y"
 
 
-def test_what_is_expanded_waits_too():
+def test_an_expanded_tensor_is_decided_after_products():
     program = record(lambda a, w: a.expand(8, 8) @ w, a=(8, 1), w=(8, 8))
     assert found(program, {"a": "x, -", "w": "x, -"})["expand"] == "-, x"
 
 
-# --- Which ops are asked first: by program order and size alone, each of these would be decided otherwise -------------
+# The order of ops: by program order and size alone, each of the next three would be decided otherwise.
 
 
 def test_ops_that_pass_everything_come_before_products():
@@ -214,9 +181,6 @@ def test_values_that_are_read_once_come_before_those_that_are_read_by_many():
 def test_factors_that_pass_come_before_sums():
     program = product((4, 32), (32, 8))
     assert found(program, {"b": "x, -", "result": "x, -"})["a"] == "x, -"
-
-
-# --- Openness ---------------------------------------------------------------------------------------------------------
 
 
 def test_a_closed_dim_stops_axes():
@@ -236,9 +200,6 @@ def test_partial_axes_of_a_constraint_cut_no_dim():
     program = record(lambda a: a.exp(), a=(8, 8))
     layouts = run(program, {"a": "x, y", "result": "-?, -? + y"}).layouts
     assert str(layouts["result"]) == "x?, -? + y"
-
-
-# --- Priorities -------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -272,80 +233,6 @@ def test_axes_of_a_later_priority_are_kept_for_their_dim():
 def test_a_later_priority_adds():
     program = record(lambda a, b: a + b, a=(8, 8), b=(8, 8))
     assert found(program, {"a": "x?, -?", "b": "x y?@1, -?@1"})["result"] == "x y, -"
-
-
-# --- Programs ---------------------------------------------------------------------------------------------------------
-
-
-def mlp(x, w1, b1, w2, b2, target):
-    weights = [weight.requires_grad_() for weight in (w1, b1, w2, b2)]
-    y = functional.linear(functional.gelu(functional.linear(x, w1, b1)), w2, b2)
-    loss = functional.mse_loss(y, target)
-    return y, *torch.autograd.grad(loss, weights)
-
-
-def test_an_mlp_and_its_gradients():
-    """Megatron: the first weight by columns, the second by rows. Gradients are cut like their parameters."""
-    program = record(mlp, x=(16, 64), w1=(256, 64), b1=(256,), w2=(64, 256), b2=(64,), target=(16, 64))
-    layouts = found(program, {"x": "dp, -", "w1": "tp, -", "w2": "-, tp"}, mesh=GRID)
-    assert {name: layouts[name] for name in ("b1", "addmm", "gelu", "gelu_backward")} == {
-        "b1": "tp", "addmm": "dp, tp", "gelu": "dp, tp", "gelu_backward": "dp, tp",
-    }  # fmt: skip
-    assert {name: layouts[name] for name in ("b2", "result", "target")} == {
-        "b2": "-", "result": "dp, -", "target": "dp, -",
-    }  # fmt: skip
-    assert [layouts[f"result_{n}"] for n in (1, 2, 3, 4)] == ["tp, -", "tp", "-, tp", "-"]
-
-
-def attend(q, k, v):
-    return torch.ops.aten._scaled_dot_product_flash_attention_for_cpu(q, k, v)[0]
-
-
-def block(ids, embedding, norm, wq, wk, wv, wo, w1, w2, head):
-    x = functional.embedding(ids, embedding)
-    batch, length, width = x.shape
-    heads = (batch, length, 8, width // 8)
-    normal = functional.layer_norm(x, (width,), norm)
-    q, k, v = [functional.linear(normal, weight).view(heads).transpose(1, 2) for weight in (wq, wk, wv)]
-    attended = attend(q, k, v).transpose(1, 2).reshape(batch, length, width)
-    x = x + functional.linear(attended, wo)
-    x = x + functional.linear(functional.gelu(functional.linear(x, w1)), w2)
-    return functional.linear(x, head), attended
-
-
-def recorded_block() -> RecordedProgram:
-    square, ids = (64, 64), torch.empty(8, 16, dtype=torch.int64, device="meta")
-    return record(
-        block, ids=ids, embedding=(96, 64), norm=(64,), wq=square, wk=square, wv=square, wo=square, w1=(256, 64),
-        w2=(64, 256), head=(96, 64),
-    )  # fmt: skip
-
-
-MEGATRON = {
-    "embedding": "tp, -", "wq": "tp, -", "wk": "tp, -", "wv": "tp, -", "wo": "-, tp", "w1": "tp, -", "w2": "-, tp",
-    "head": "tp, -",
-}  # fmt: skip
-
-
-@pytest.mark.parametrize(("ids", "batch"), [("dp, -", "dp"), ("-, -", "-")])
-def test_a_transformer_block(ids, batch):
-    """Constraints on the batch and on weights alone; every activation is as in the textbook."""
-    program = recorded_block()
-    layouts = found(program, {"ids": ids, **MEGATRON}, mesh=GRID)
-    assert layouts["embedding_1"] == layouts["native_layer_norm"] == f"{batch}, -, -"
-    for name in ("transpose", "transpose_1", "transpose_2", "_scaled_dot_product_flash_attention_for_cpu"):
-        assert layouts[name] == f"{batch}, tp, -, -"  # heads
-    assert layouts["result_1"] == layouts["gelu"] == f"{batch}, -, tp"
-    assert layouts["add"] == layouts["add_1"] == f"{batch}, -, -"
-    assert layouts["result"] == f"{batch}, -, tp"  # logits, by vocabulary
-
-
-def test_a_sequence_is_cut_through_a_block():
-    layouts = found(recorded_block(), {"ids": "-, dp", **MEGATRON}, mesh=GRID)
-    assert layouts["add_1"] == "-, dp, -"
-
-
-# --- The pass itself --------------------------------------------------------------------------------------------------
 
 
 def test_decisions_explain_a_layout():
@@ -388,92 +275,3 @@ def test_a_constraint_on_another_mesh():
 def test_an_unknown_strategy():
     with pytest.raises(LayoutError, match="'greedy' is no strategy"):
         run(product((4, 4), (4, 4)), {}, "greedy")
-
-
-# --- Laws -------------------------------------------------------------------------------------------------------------
-
-MESHES = [DeviceMesh((2,), ("x",)), DeviceMesh((2, 2), ("x", "y")), DeviceMesh((2, 3), ("x", "y")), MESH]
-SIZES = st.sampled_from([1, 2, 3, 4, 6, 8, 12])
-
-
-@st.composite
-def programs(draw) -> RecordedProgram:
-    """Random ops on matrices, of which most shapes fit together."""
-    rows, columns = draw(SIZES), draw(SIZES)
-    plan = draw(st.lists(st.tuples(st.integers(0, 8), st.integers(0, 99), st.integers(0, 99)), min_size=1, max_size=8))
-
-    def body(a, b, w, bias):
-        values = [a, b, w, bias]
-        for op, left, right in plan:
-            one, other = values[left % len(values)], values[right % len(values)]
-            values.append(apply(op, one, other))
-        return values[4:]
-
-    return record(body, a=(rows, columns), b=(rows, columns), w=(columns, rows), bias=(columns,))
-
-
-def apply(op: int, one: torch.Tensor, other: torch.Tensor) -> torch.Tensor:
-    if op == 0 and one.dim() == other.dim() == 2 and one.shape[1] == other.shape[0] and one is not other:
-        return one @ other
-    if op == 1 and one.shape[-1:] == other.shape[-1:] and other.dim() == 1:
-        return one + other
-    if op == 2 and one.shape == other.shape:
-        return torch.cat([one, other])
-    if op == 3:
-        return one.reshape(-1)
-    if op == 4 and one.dim() == 2:
-        return one.t()
-    if op == 5 and one.numel() % 2 == 0:
-        return one.reshape(2, -1)
-    if op == 6 and one.dim() == 2:
-        return one.sum(0)
-    if op == 7 and one.shape[0] > 2:
-        return one[1:]
-    return one + other if one.shape == other.shape else one.exp()
-
-
-@st.composite
-def problems(draw):
-    program, mesh = draw(programs()), draw(st.sampled_from(MESHES))
-    constraints = {}
-    for value in draw(st.lists(st.sampled_from(sorted(program.values)), unique=True, max_size=4)):
-        axes = draw(st.permutations(mesh.axis_names))
-        rank = len(program.values[value].shape)
-        positions = [draw(st.integers(-1, rank - 1)) for _ in axes]
-        dims = [" ".join([axis for axis, position in zip(axes, positions, strict=True) if position == dim]) or "-"
-                for dim in range(rank)]  # fmt: skip
-        marks = [draw(st.sampled_from(["", "?", "?", "@1", "?@1", "?@2"])) for _ in range(rank)]
-        text = ", ".join([dim + mark for dim, mark in zip(dims, marks, strict=True)])
-        constraints[value] = parse_constraint(text, mesh)
-    return program, mesh, constraints
-
-
-@settings(max_examples=150, deadline=None)
-@given(problems(), st.sampled_from(["basic", "aggressive"]))
-def test_laws(problem, strategy):
-    program, mesh, constraints = problem
-    result = run_hierarchical_propagation_pass(program, mesh, constraints, strategy)
-    for value, layout in result.layouts.items():
-        used = [axis for dim_constraint in layout.dims for axis in dim_constraint.axes]
-        assert len(set(used)) == len(used), f"{value}: {layout} uses an axis twice"
-        for dim, dim_constraint in enumerate(layout.dims):
-            asked = constraints[value].dims[dim] if value in constraints else None
-            have = asked.axes if asked is not None else ()
-            assert dim_constraint.axes[: len(have)] == have
-            if asked is not None and not asked.is_open:
-                assert dim_constraint.axes == have and not dim_constraint.is_open
-            count = torch.Size([mesh.axis_size(axis) for axis in dim_constraint.axes]).numel()
-            assert dim_constraint.axes == have or count <= program.values[value].shape[dim]
-    for decision in result.decisions:
-        assert set(decision.axes) <= {
-            axis for dim_constraint in result.layouts[decision.source].dims for axis in dim_constraint.axes
-        }
-
-
-@settings(max_examples=100, deadline=None)
-@given(problems(), st.sampled_from(["basic", "aggressive"]))
-def test_what_was_found_is_found_again(problem, strategy):
-    program, mesh, constraints = problem
-    first = run_hierarchical_propagation_pass(program, mesh, constraints, strategy)
-    assert run_hierarchical_propagation_pass(program, mesh, constraints, strategy) == first
-    assert run_hierarchical_propagation_pass(program, mesh, first.layouts, strategy).decisions == ()

@@ -65,6 +65,6 @@ def test_placements_say_what_a_spec_says(mesh, shape, data):
         (parse_spec("dp, -", TURNED), r"\[dp, -\] is a spec of mesh \(dp=2, tp=3\) of workers .*, not of mesh \(dp=2"),
     ],
 )
-def test_layouts_that_make_no_sense(placements, message):
+def test_invalid_layouts_are_refused(placements, message):
     with pytest.raises(LayoutError, match=message):
         spec_from(placements, GRID, meta_of((4, 4)))

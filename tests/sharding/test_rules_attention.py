@@ -67,7 +67,7 @@ def test_heads_that_share_keys(key_heads):
     check(ATTEND, *args, attn_mask=torch.randn(2, 6, 5, 4))
 
 
-def test_halves():
+def test_attention_in_bfloat16():
     args = tensors(dtype=torch.bfloat16)
     check(ATTEND, *args, 0.0, True, tolerance=2e-2)
     check_expansion(ATTEND, *args, cut=["-, -, -, -", "-, -, x, -", "-, -, x, -"], tolerance=2e-2)

@@ -1,4 +1,4 @@
-"""Tensors made of nothing, part by part."""
+"""Creation ops, shard by shard."""
 
 from typing import Any
 

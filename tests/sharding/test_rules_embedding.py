@@ -16,7 +16,7 @@ def test_embedding(vocabulary):
     check("aten.embedding.default", torch.randn(vocabulary, 3), indices(vocabulary, 0))
 
 
-def test_what_is_elsewhere_is_masked_not_multiplied():
+def test_rows_of_other_shards_are_masked_without_multiplying():
     weight = torch.tensor([[1.0], [float("nan")], [float("inf")], [2.0]])
     check("aten.embedding.default", weight, torch.tensor([0, 3, 3]))
 

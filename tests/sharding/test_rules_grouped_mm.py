@@ -24,7 +24,7 @@ def test_groups_of_columns(offsets):
 
 
 @pytest.mark.parametrize("offsets", OFFSETS)
-def test_groups_of_what_is_summed(offsets):
+def test_groups_of_the_contracted_dim(offsets):
     check(OP, torch.randn(8, 4).t(), torch.randn(8, 4), ends(*offsets))
 
 

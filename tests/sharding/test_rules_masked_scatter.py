@@ -24,7 +24,7 @@ def test_masked_scatter(shape, marked, source):
     check("aten.masked_scatter.default", torch.randn(shape), mask(*marked), torch.randn(source))
 
 
-def test_masked_scatter_of_what_is_exactly_enough():
+def test_masked_scatter_of_exactly_as_many_elements_as_needed():
     marked = torch.tensor([[True, False, True], [False, True, False]])
     check("aten.masked_scatter.default", torch.randn(2, 3), marked, torch.randn(3))
     check("aten.masked_scatter.default", torch.randn(2, 3), torch.zeros(2, 3, dtype=torch.bool), torch.randn(1))

@@ -157,7 +157,7 @@ def test_casts_that_round_or_wrap_do_not_pass_sums() -> None:
     assert not passes_of("aten.div.Tensor", ints, 2)
 
 
-def test_what_is_not_linear_does_not_pass_sums() -> None:
+def test_nonlinear_ops_do_not_pass_sums() -> None:
     x = torch.rand(2)
     for op in ("relu", "exp", "abs", "sqrt", "tanh", "nan_to_num", "sign", "gelu"):
         assert "sum" not in {passing.kind for passing in passes_of(f"aten.{op}.default", x)}, op
@@ -176,7 +176,7 @@ def test_square_by_mul_passes_products_only() -> None:
     assert set(doubled.passthroughs) == {through("sum", 0)}
 
 
-def test_numbers_unknown_to_the_rule_are_added_once() -> None:
+def test_scalars_unknown_to_the_rule_are_added_once() -> None:
     meta = meta_of(torch.rand(2))
     rule = rule_of(OpCall("aten.add.Tensor", (Input(0), Scalar(0)), {}, (meta,), (meta,)))
     assert rule is not None
@@ -236,7 +236,7 @@ def test_fake_quantization() -> None:
     check("aten._fake_quantize_per_tensor_affine_cachemask_tensor_qparams.default", x, scale, zero, on, -8, 7)
 
 
-def test_random_ops_where_chance_has_no_say() -> None:
+def test_random_ops_with_certain_results() -> None:
     x, certain = torch.randn(5, 3), torch.ones(3)
     check("aten.bernoulli.p", x, 1.0)
     check("aten.bernoulli.default", (x > 0).float())

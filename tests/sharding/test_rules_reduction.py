@@ -63,7 +63,7 @@ def test_complex_numbers_add_up():
     check("aten.prod.dim_int", x, 0)
 
 
-def test_truth_of_dims():
+def test_any_and_all_of_dims():
     x = torch.tensor([[0, 1, 0], [0, 0, 0], [1, 1, 1.0], [NAN, 0, 1], [0, 0, 1]])
     for op in ("aten.any", "aten.all"):
         check(f"{op}.dim", x, -1, True)
@@ -111,7 +111,7 @@ def test_aminmax_of_cut_dims():
 
 
 @pytest.mark.parametrize("op", ["max.dim", "min.dim", "argmax.default", "argmin.default"])
-def test_the_first_of_the_best_wins(op):
+def test_of_equal_extremes_the_first_index_is_returned(op):
     name = f"aten.{op}"
     ties = torch.tensor([[3, 1, 1], [3, 7, 1], [2, 7, 1], [3, 7, 1], [2, 7, 1.0]])
     nans = torch.tensor([[3, 1], [NAN, 7], [3, NAN], [NAN, -INF], [NAN, INF]])
@@ -123,7 +123,7 @@ def test_the_first_of_the_best_wins(op):
 
 
 @pytest.mark.parametrize("op", ["argmax", "argmin"])
-def test_the_best_of_all_has_a_flat_index(op):
+def test_the_extreme_of_all_elements_has_a_flat_index(op):
     name = f"aten.{op}.default"
     for x in (torch.randn(5, 3, 2), ints(5, 3, 2) % 2, torch.zeros(4, 1, 2)):
         check_expansion(name, x, cut=["x, -, -"])

@@ -40,7 +40,7 @@ def test_reshape(source, target):
         check(op, numbers(*source), list(target))
 
 
-def test_reshape_of_nothing_is_right_where_nothing_can_be_cut():
+def test_reshape_without_common_factors_cuts_nothing():
     assert str(rule_for("aten.view.default", torch.zeros(0, 4), [2, 0])) == "1 1 -> 1 1"
     assert str(rule_for("aten.view.default", torch.zeros(2, 3), [3, 2])).endswith("whole: p0 p1 p2 p3")
 

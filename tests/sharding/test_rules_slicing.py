@@ -40,7 +40,7 @@ def test_select_and_its_inverses(index, dtype):
     check("aten.select_scatter.default", x, x[0], 0, index)
 
 
-def test_select_does_not_multiply_what_is_elsewhere():
+def test_select_masks_elements_of_other_shards_without_multiplying():
     check("aten.select.int", torch.tensor([[1.0, float("inf")], [float("nan"), 2.0], [3.0, 4.0]]), 0, 0)
 
 

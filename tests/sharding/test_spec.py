@@ -1,14 +1,9 @@
-"""Meshes and specs: the shard of each worker, compared with NumPy's splits."""
+"""Specs: the shard of each worker, compared with NumPy's splits."""
 
 from __future__ import annotations
 
-import copy
-import itertools
 import math
-import pickle
-import weakref
 
-import msgspec
 import numpy as np
 import pytest
 from hypothesis import example, given
@@ -16,8 +11,6 @@ from hypothesis import strategies as st
 
 from gt.core.errors import LayoutError
 from gt.core.meta import TensorMeta
-from gt.core.signatures import MeshRecord, SpecRecord
-from gt.sharding.boxes import box_elements, box_shape, intersect
 from gt.sharding.placements import spec_from
 from gt.sharding.reshard import plan_reshard
 from gt.sharding.spec import (
@@ -28,198 +21,15 @@ from gt.sharding.spec import (
     largest_local_shape,
     local_box,
     local_slices,
-    mesh_of,
     needs_reshard,
     shard_index,
-    spec_of,
     whole,
 )
 from gt.sharding.spec_text import parse_spec
-from tests.sharding.generators import (
-    CUBE,
-    GRID,
-    SHAPES,
-    TURNED,
-    laws,
-    layouts,
-    meshes,
-    other_cuts,
-    specs,
-)
+from tests.sharding.generators import CUBE, GRID, SHAPES, TURNED, laws, layouts, meshes, other_cuts, specs
 
 
-@pytest.mark.parametrize(
-    ("mesh", "text"),
-    [
-        (GRID, "(dp=2, tp=3)"),
-        (TURNED, "(dp=2, tp=3) of workers [9, 4, 7, 0, 2, 5]"),
-        (DeviceMesh([2], ["dp"], name="head"), "head(dp=2)"),
-        (DeviceMesh([2, 1]), "(axis0=2, axis1=1)"),
-        (DeviceMesh([]), "()"),
-        (DeviceMesh([], [], [3]), "() of workers [3]"),
-    ],
-)
-def test_a_mesh_prints_its_axes_and_unusual_workers(mesh, text):
-    assert str(mesh) == repr(mesh) == text
-
-
-def test_a_mesh_without_names_and_workers_has_the_usual_ones():
-    mesh = DeviceMesh([2, 3])
-    assert (mesh.axis_names, mesh.workers, mesh.size) == (("axis0", "axis1"), (0, 1, 2, 3, 4, 5), 6)
-    assert mesh is DeviceMesh((2, 3), ["axis0", "axis1"], range(6))
-
-
-@given(meshes)
-@laws
-def test_coordinates_count_the_last_axis_fastest(mesh):
-    assert [mesh.coordinate(worker) for worker in mesh.workers] == list(np.ndindex(mesh.shape))
-    assert [mesh.at(mesh.coordinate(worker)) for worker in mesh.workers] == list(mesh.workers)
-    assert [mesh.axis_size(axis) for axis in mesh.axis_names] == list(mesh.shape)
-    assert all(worker in mesh for worker in mesh.workers) and max(mesh.workers) + 1 not in mesh
-
-
-@pytest.mark.parametrize(
-    ("worker", "axes", "members"),
-    [
-        (7, ["tp"], (9, 4, 7)),
-        (7, ["dp"], (7, 5)),
-        (5, ["dp"], (7, 5)),
-        (7, ["dp", "tp"], (9, 4, 7, 0, 2, 5)),
-        (7, ["tp", "dp"], (9, 0, 4, 2, 7, 5)),
-        (7, [], (7,)),
-    ],
-)
-def test_a_fibre_runs_along_some_axes(worker, axes, members):
-    assert TURNED.axis_group(worker, axes) == members
-
-
-@given(meshes, st.data())
-@laws
-def test_fibres_divide_a_mesh(mesh, data):
-    axes = data.draw(st.permutations(mesh.axis_names))[: data.draw(st.integers(0, len(mesh.shape)))]
-    fibres = {mesh.axis_group(worker, axes) for worker in mesh.workers}
-    assert sorted(itertools.chain(*fibres)) == sorted(mesh.workers)
-    assert all(worker in mesh.axis_group(worker, axes) for worker in mesh.workers)
-    other = [position for position, axis in enumerate(mesh.axis_names) if axis not in axes]
-    for axis_group in fibres:
-        assert len(axis_group) == math.prod([mesh.axis_size(axis) for axis in axes])
-        assert len({tuple([mesh.coordinate(worker)[position] for position in other]) for worker in axis_group}) == 1
-
-
-@given(meshes, st.data())
-@laws
-def test_a_submesh_is_a_part_of_the_grid(mesh, data):
-    fixed = {
-        axis: data.draw(st.integers(0, size - 1))
-        for axis, size in zip(mesh.axis_names, mesh.shape, strict=True)
-        if data.draw(st.booleans())
-    }
-    grid = np.array(mesh.workers).reshape(mesh.shape)[tuple([fixed.get(axis, slice(None)) for axis in mesh.axis_names])]
-    part = mesh.submesh(**fixed)
-    assert (part.shape, part.workers) == (grid.shape, tuple(grid.flatten().tolist()))
-    assert part.axis_names == tuple([axis for axis in mesh.axis_names if axis not in fixed])
-    assert part.name == mesh.name
-    assert (part is mesh) == (not fixed)
-
-
-@pytest.mark.parametrize(
-    ("make", "message"),
-    [
-        (lambda: DeviceMesh([2, 2], ["dp"]), r"shape \(2, 2\) needs 2 different axis names, not \('dp',\)"),
-        (lambda: DeviceMesh([2, 2], ["dp", "dp"]), r"needs 2 different axis names, not \('dp', 'dp'\)"),
-        (lambda: DeviceMesh([2], ["d p"]), "'d p' cannot name a mesh axis: use letters, digits and underscores"),
-        (lambda: DeviceMesh([2], ["-"]), "'-' cannot name a mesh axis"),
-        (lambda: DeviceMesh([2], ["2d"]), "'2d' cannot name a mesh axis"),
-        (lambda: DeviceMesh([2], ["dp\n"]), "cannot name a mesh axis"),
-        (lambda: DeviceMesh([2], ["dp"], [0, 1, 2]), r"shape \(2,\) needs 2 workers, not 3"),
-        (lambda: DeviceMesh([2], ["dp"], [4, 4]), r"a worker has one place in a mesh; \[4, 4\] names one twice"),
-        (lambda: DeviceMesh([0], ["dp"]), r"at least one worker along every axis; its shape cannot be \(0,\)"),
-        (lambda: DeviceMesh([-2, -2], ["dp", "tp"]), r"its shape cannot be \(-2, -2\)"),
-        (lambda: GRID.submesh(pp=0), r"mesh \(dp=2, tp=3\) has no axis 'pp'; it has dp, tp"),
-        (lambda: GRID.submesh(tp=3), r"axis 'tp' of mesh \(dp=2, tp=3\) has coordinates 0 to 2"),
-        (lambda: GRID.submesh(tp=-1), "coordinates 0 to 2"),
-    ],
-)
-def test_meshes_that_make_no_sense(make, message):
-    with pytest.raises(LayoutError, match=message):
-        make()
-
-
-@given(meshes)
-@laws
-def test_equal_meshes_are_one_object(mesh):
-    same = DeviceMesh(list(mesh.shape), list(mesh.axis_names), list(mesh.workers), mesh.name)
-    wire = msgspec.msgpack.decode(msgspec.msgpack.encode(mesh.record()), type=MeshRecord)
-    assert same is mesh and hash(same) == hash(mesh)
-    assert mesh_of(wire) is mesh
-    assert pickle.loads(pickle.dumps(mesh)) is mesh is copy.deepcopy(mesh)
-
-
-def test_meshes_that_differ_in_anything_are_not_equal():
-    different = [
-        GRID,
-        TURNED,
-        DeviceMesh([3, 2], ["dp", "tp"]),
-        DeviceMesh([2, 3], ["tp", "dp"]),
-        DeviceMesh([2, 3], ["dp", "tp"], name="head"),
-        DeviceMesh([6], ["dp"]),
-    ]
-    assert len(set(different)) == len(different)
-
-
-def test_meshes_that_nobody_holds_are_gone():
-    gone = weakref.ref(DeviceMesh([2], ["dp"], [40, 41], "held by nobody"))
-    assert gone() is None
-
-
-@pytest.mark.parametrize(
-    ("written", "printed"),
-    [
-        ("dp,-", "dp, -"),
-        ("  dp ,  - ", "dp, -"),
-        ("dp   tp, -", "dp tp, -"),
-        ("tp dp, -", "tp dp, -"),
-        ("-,-", "-, -"),
-        ("", ""),
-        ("+ dp", "+ dp"),
-        ("dp,-+tp", "dp, - + tp"),
-        ("- + tp dp", "- + dp tp"),  # partial axes have no order
-        ("- + tp : max", "- + tp:max"),
-        ("- + tp:sum", "- + tp"),
-        ("dp[0:1 1:9] , -", "dp[0:1 1:9], -"),
-        ("dp [ 0:1  1:9 ]", "dp[0:1 1:9]"),
-        ("-[0:4]", "-"),  # what is not cut has no cuts
-    ],
-)
-def test_specs_are_read_as_people_write_them(written, printed):
-    spec = parse_spec(written, GRID)
-    assert str(spec) == printed
-    assert parse_spec(printed, GRID) is spec
-
-
-def test_a_spec_shows_its_mesh_where_it_is_alone():
-    assert repr(parse_spec("dp, - + tp:max", GRID)) == "ShardingSpec('dp, - + tp:max' on (dp=2, tp=3))"
-
-
-@given(layouts())
-@laws
-def test_a_spec_comes_back_from_its_text_and_its_record(layout):
-    spec, _ = layout
-    wire = msgspec.msgpack.decode(msgspec.msgpack.encode(spec.record()), type=SpecRecord)
-    assert parse_spec(str(spec), spec.mesh) is spec
-    assert spec_of(wire) is spec
-    assert pickle.loads(pickle.dumps(spec)) is spec is copy.deepcopy(spec)
-    assert spec.replace() is spec and hash(spec.replace()) == hash(spec)
-
-
-@given(meshes, SHAPES, st.data())
-@laws
-def test_specs_with_other_texts_are_other_objects(mesh, shape, data):
-    one, other = data.draw(specs(mesh, len(shape))), data.draw(specs(mesh, len(shape)))
-    assert (one == other) == (one is other) == (str(one) == str(other))
-
-
-def test_replace_changes_what_is_named():
+def test_replace_changes_only_the_named_fields():
     spec = parse_spec("dp[0:1 1:9], - + tp:max", GRID)
     assert str(spec.replace(partial=())) == "dp[0:1 1:9], -"
     assert str(spec.replace(kind="min")) == "dp[0:1 1:9], - + tp:min"
@@ -229,7 +39,7 @@ def test_replace_changes_what_is_named():
     assert str(spec) == "dp[0:1 1:9], - + tp:max"
 
 
-def test_the_kind_of_what_is_not_partial_does_not_matter():
+def test_the_reduction_of_a_spec_without_partial_axes_does_not_matter():
     assert ShardingSpec(GRID, [["dp"]], kind="max") is ShardingSpec(GRID, [["dp"]])
 
 
@@ -246,7 +56,7 @@ def test_a_normal_spec_has_no_usual_cuts(layout):
     ]
 
 
-def test_what_a_spec_says_of_itself():
+def test_properties_of_a_spec():
     spec = parse_spec("pp dp, -, tp", CUBE)
     assert (spec.axes, spec.counts(0), spec.shards(0), spec.shards(1)) == (("pp", "dp", "tp"), (2, 2), 4, 1)
     assert spec.intervals((6, 5, 4), 0) == ((0, 2), (2, 3), (3, 5), (5, 6))
@@ -275,7 +85,7 @@ def test_what_a_spec_says_of_itself():
         ("dp[0:3 4:1]", "4:1 is no interval of a dim cut by dp"),
     ],
 )
-def test_specs_that_make_no_sense(text, message):
+def test_invalid_specs_are_refused(text, message):
     with pytest.raises(LayoutError, match=message):
         parse_spec(text, GRID)
 
@@ -321,7 +131,7 @@ def test_shards_are_those_of_nested_splits(mesh, shape, data):
 @example((parse_spec("tp dp", GRID), (3,)))  # six shards, three of them empty
 @example((parse_spec("dp[0:0 0:0], -", GRID), (0, 4)))
 @laws
-def test_shards_tile_the_tensor(layout):
+def test_shards_partition_the_tensor(layout):
     spec, shape = layout
     held = {}
     for worker in spec.mesh.workers:
@@ -400,28 +210,10 @@ def test_when_bytes_have_to_move(shape, source, target, needed):
 
 @given(meshes, SHAPES, st.data())
 @laws
-def test_where_nothing_has_to_move_nothing_does(mesh, shape, data):
+def test_a_reshard_that_is_not_needed_moves_nothing(mesh, shape, data):
     source, target = (data.draw(other_cuts(data.draw(specs(mesh, len(shape))), shape)) for _ in range(2))
     held = [[local_box(spec, shape, worker) for worker in mesh.workers] for spec in (source, target)]
     assert not needs_reshard(shape, source, source)
     if not needs_reshard(shape, source, target):
         assert held[0] == held[1]
         assert plan_reshard(shape, 4, source, target).bytes == 0
-
-
-BOXES = st.lists(st.tuples(st.integers(0, 5), st.integers(0, 5)).map(sorted).map(tuple), min_size=2, max_size=2).map(
-    tuple
-)
-
-
-def elements(box):
-    return set(itertools.product(*[range(*interval) for interval in box]))
-
-
-@given(BOXES, BOXES)
-@laws
-def test_boxes_are_sets_of_elements(one, other):
-    shared = intersect(one, other)
-    assert (elements(shared) if shared is not None else set()) == elements(one) & elements(other)
-    assert (shared is None) == (not elements(one) & elements(other))
-    assert box_elements(one) == len(elements(one)) == math.prod(box_shape(one))

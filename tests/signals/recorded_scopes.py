@@ -1,4 +1,4 @@
-"""Helpers of tests of scopes: configuring signals, and recording the scope of each op that is sent."""
+"""Helpers of tests of scopes: they configure signals, print layouts, and record the scope of each op that is sent."""
 
 from __future__ import annotations
 
@@ -12,6 +12,11 @@ ALL = [0, 1, 2, 3]
 
 def configure(name, axis=None, workers=ALL, backward=None, **shard):
     gt.register_config(name, SignalConfig(ShardConfig(axis, workers, **shard), backward))
+
+
+def layout_and_workers(x):
+    """As text: `w, - on 0 1`."""
+    return f"{x.spec} on {' '.join(map(str, x.spec.mesh.workers))}"
 
 
 def scopes_of(work):
@@ -28,14 +33,14 @@ def scopes_of(work):
         session.outbox.flush()
     finally:
         session._channel.send = send
-    codes = {
+    names = {
         scope_id: key[0] + ("" if key[1] is None or key[1].constrains else "~")
         for key, scope_id in session.scope_resolver.scope_ids.items()
     }
     ops = [
-        (session.signatures[op.op_id].op.split(".")[1], codes.get(op.scope, "-"))
+        (session.signatures[op.op_id].op.split(".")[1], names.get(op.scope, "-"))
         for op in sent
         if isinstance(op, RunOp)
     ]
-    assert all(isinstance(record, DefineScope) is False or record.scope_id in codes for record in sent)
+    assert all(isinstance(record, DefineScope) is False or record.scope_id in names for record in sent)
     return result, ops

@@ -65,7 +65,7 @@ def test_a_layout_is_shown_as_a_spec_is(run):
     assert "[a b, ..., -] of a=2, b=2" in run(text)[1]
 
 
-def test_nothing_configured_is_said(run):
+def test_an_empty_configuration_is_reported(run):
     assert run("{}") == (0, "nothing is configured\n", "")
 
 
@@ -75,7 +75,7 @@ def test_mistakes_go_to_stderr(run):
     assert [line.partition(": ")[0] for line in err.splitlines()] == ["config.yaml:1", "config.yaml:2"]
 
 
-def test_a_missing_file_is_said(capsys):
+def test_a_missing_file_is_reported(capsys):
     assert main(["check", "/nowhere/config.yaml"]) == 1
     assert capsys.readouterr().err.startswith("/nowhere/config.yaml: cannot be read: No such file")
 
@@ -92,7 +92,7 @@ def test_a_missing_file_is_said(capsys):
         ("a: {shard: {axis: 0, workers: [0, 5]}}", None, None),
     ],
 )
-def test_workers_that_would_not_be_there_are_said_with_how_to_start_them(run, text, workers, needed):
+def test_missing_workers_are_reported_with_how_to_start_them(run, text, workers, needed):
     code, _, err = run(text, *(["--workers", str(workers)] if workers else []))
     assert code == (0 if needed is None else 1)
     assert (f"GT_WORKERS={needed} or gt.init(workers={needed})" in err) == (needed is not None)
@@ -109,7 +109,7 @@ def test_wrong_use_is_code_2(arguments, capsys):
     assert "usage: python -m gt.signals" in capsys.readouterr().err
 
 
-def test_it_runs_as_a_module(tmp_path):
+def test_the_command_runs_as_a_module(tmp_path):
     command = [sys.executable, "-m", "gt.signals", "check", str(tmp_path / "none.yaml")]
     found = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
     assert (found.returncode, found.stdout) == (1, "")

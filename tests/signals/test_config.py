@@ -101,7 +101,7 @@ def test_a_shard_that_makes_no_sense_is_refused(written, expected):
     assert str(refused.value).startswith("ShardConfig: ")
 
 
-def test_all_problems_are_said_at_once():
+def test_all_problems_are_reported_at_once():
     with pytest.raises(SignalError) as refused:
         ShardConfig(axis=99, workers=[0, 0, -1])
     assert len(str(refused.value).splitlines()) == 3
@@ -135,7 +135,7 @@ def test_a_signal_that_makes_no_sense_is_refused(written, expected):
     assert str(refused.value).startswith("SignalConfig: ")
 
 
-def test_where_it_was_written_does_not_count_when_compared():
+def test_comparisons_ignore_the_source_line():
     shard = ShardConfig(axis=0, workers=[0, 1])
     assert SignalConfig(shard, source="a.yaml:3") == SignalConfig(ShardConfig(0, (0, 1)))
     assert SignalConfig(shard) != SignalConfig(ShardConfig(axis=1, workers=[0, 1]))
@@ -193,7 +193,7 @@ def test_the_last_pattern_that_matches_a_module_counts(name, signal):
     assert getattr(MODEL.scope_for(name), "signal", None) == signal
 
 
-def test_a_model_without_patterns_says_nothing():
+def test_a_model_without_patterns_lays_out_nothing():
     assert ModelConfig().spec_for("weight") is None and ModelConfig().scope_for("h.0") is None
 
 

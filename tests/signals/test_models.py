@@ -151,7 +151,7 @@ def test_on_the_embedded_worker_a_plan_changes_nothing(tmp_path):
     gt.shutdown()
 
 
-def test_a_pattern_that_decides_nothing_is_told(four_workers, tmp_path, caplog):
+def test_a_pattern_that_matches_nothing_is_reported(four_workers, tmp_path, caplog):
     load(tmp_path, 'model:\n  mesh: {tp: 4}\n  "*.weight": [tp]\n  "frist.bias": [tp]\n')
     with caplog.at_level(logging.WARNING, "gt.signals"):
         gt.to(Tied())

@@ -50,7 +50,7 @@ def test_every_key_is_read():
     )
 
 
-def test_everything_knows_its_line():
+def test_signals_and_patterns_know_their_line():
     config = parse_config(WHOLE, "plans/tp.yaml")
     assert config.signals["forward_layer1"].source == "plans/tp.yaml:1"
     assert config.signals["grid"].source == "plans/tp.yaml:9"
@@ -89,7 +89,7 @@ def test_an_alias_repeats_a_value():
     assert config.signals["a"] == config.signals["b"]
 
 
-def test_nothing_to_configure():
+def test_an_empty_configuration_is_accepted():
     assert parse_config("{}") == Config()
     assert parse_config("model: {}") == Config({}, ModelConfig())
 
@@ -181,14 +181,14 @@ def test_signals_may_name_those_that_are_known():
     ],
     ids=lambda value: value[:40] if isinstance(value, str) else None,
 )
-def test_a_mistake_is_said_with_its_line(text, line, expected):
+def test_a_mistake_is_reported_with_its_line(text, line, expected):
     with pytest.raises(SignalError, match=expected) as refused:
         parse_config(text, "config.yaml")
     assert str(refused.value).startswith(f"config.yaml:{line}: ")
     assert len(str(refused.value)) < 400
 
 
-def test_all_mistakes_of_a_file_are_said_at_once_in_the_order_of_lines():
+def test_all_mistakes_of_a_file_are_reported_at_once_in_the_order_of_lines():
     text = "a:\n  shard: {axis: 99, workers: [0, 0]}\nb: {backward: c}\nmodel: {h: d}\na: {}\ne: {compile: 3}\n"
     with pytest.raises(SignalError) as refused:
         parse_config(text, "config.yaml")
@@ -209,7 +209,7 @@ def test_all_mistakes_of_a_file_are_said_at_once_in_the_order_of_lines():
         "model: {h: a}\na: 3",
     ],
 )
-def test_one_mistake_is_said_once(text):
+def test_one_mistake_is_reported_once(text):
     with pytest.raises(SignalError) as refused:
         parse_config(text)
     assert len(str(refused.value).splitlines()) == 1
@@ -226,7 +226,7 @@ def test_a_file_may_break_a_circle_of_what_is_known():
     assert parse_config("a: {}", known=known).signals["a"] == SignalConfig()
 
 
-def test_values_that_contain_themselves_end():
+def test_recursive_yaml_aliases_are_refused():
     with pytest.raises(SignalError, match="is not an axis"):
         parse_config("a: {shard: &x {mesh: {a: 2}, dims: [*x, [*x]]}}")
 
@@ -252,7 +252,7 @@ def test_a_file_is_read(write):
     assert read_config(str(path)).signals["a"].source == f"{path}:1"
 
 
-def test_a_file_that_is_not_there_is_named(tmp_path):
+def test_a_missing_file_is_named(tmp_path):
     for path in (tmp_path / "missing.yaml", tmp_path, f"{tmp_path}/\0"):
         with pytest.raises(SignalError, match="cannot be read: .*; give the path of a YAML file") as refused:
             read_config(path)
@@ -267,7 +267,7 @@ def test_a_file_that_is_not_there_is_named(tmp_path):
     ],
     ids=["encoding", "size"],
 )
-def test_what_is_not_a_configuration_is_refused(write, content, line, expected):
+def test_text_that_is_not_a_configuration_is_refused(write, content, line, expected):
     path = write(content)
     with pytest.raises(SignalError, match=expected) as refused:
         read_config(path)

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 import gt
-from gt.monitor.schedule import schedule
+from gt.monitor.simulated_schedule import schedule
 
 BATCHES = 8
 

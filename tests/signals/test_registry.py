@@ -37,7 +37,7 @@ def test_nothing_is_configured_at_first(registry):
     assert registry.version == 0
 
 
-def test_the_later_one_wins_for_each_name(registry, write):
+def test_the_later_configuration_of_a_name_wins(registry, write):
     registry.register("a", ROWS)
     registry.register("b", ROWS)
     registry.load(write("b: {shard: {axis: 1}}\nc: {}\n"))
@@ -103,12 +103,12 @@ def test_a_configuration_that_was_read_stays_as_it_was(registry):
         ("a", ROWS.shard, "signal 'a' has to be a SignalConfig"),
     ],
 )
-def test_what_cannot_be_registered_is_refused(registry, name, config, expected):
+def test_invalid_registrations_are_refused(registry, name, config, expected):
     with pytest.raises(SignalError, match=expected):
         registry.register(name, config)
 
 
-def test_gt_config_is_read_once_when_something_is_asked(write):
+def test_gt_config_is_read_once_at_the_first_use(write):
     path = write("a: {shard: {axis: 0}}")
     registry = Registry({"GT_CONFIG": str(path), "GT_TYPO": "1"})
     path.write_text("a: {shard: {axis: 1}}")
@@ -119,7 +119,7 @@ def test_gt_config_is_read_once_when_something_is_asked(write):
 
 
 @pytest.mark.parametrize("act", [lambda r: r.register("a", ROWS), lambda r: r.version, lambda r: r.load(r.other)])
-def test_gt_config_comes_before_anything_else(write, act):
+def test_gt_config_is_read_before_the_first_change(write, act):
     registry = Registry({"GT_CONFIG": str(write("a: {}\nb: {}\n"))})
     registry.other = write("a: {shard: {axis: 0}, backward: b}", "other.yaml")
     act(registry)
@@ -127,7 +127,7 @@ def test_gt_config_comes_before_anything_else(write, act):
     assert registry.get("a") in (SignalConfig(), ROWS, SignalConfig(ROWS.shard, "b"))
 
 
-def test_a_mistake_in_gt_config_is_said_until_it_is_repaired(write):
+def test_a_mistake_in_gt_config_is_reported_until_it_is_repaired(write):
     path = write("a: 3")
     registry = Registry({"GT_CONFIG": str(path)})
     for ask in (registry.current, lambda: registry.get("a"), lambda: registry.version):
@@ -179,7 +179,7 @@ def test_backward_is_checked_when_a_scope_is_entered(registry, following, name, 
             registry.check_backward(name)
 
 
-def test_a_circle_that_python_closes_is_said_with_the_line_of_the_file(registry, write):
+def test_a_circle_that_python_closes_is_reported_with_the_line_of_the_file(registry, write):
     registry.register("b", SignalConfig())
     registry.load(write("a: {backward: b}"))
     registry.register("b", SignalConfig(backward_signal="a"))
@@ -187,7 +187,7 @@ def test_a_circle_that_python_closes_is_said_with_the_line_of_the_file(registry,
         registry.check_backward("b")
 
 
-def test_compile_is_said_once_to_have_no_effect_yet(registry, write, caplog):
+def test_compile_is_logged_once_as_having_no_effect_yet(registry, write, caplog):
     with caplog.at_level(logging.WARNING, "gt.signals"):
         registry.register("a", ROWS)
         registry.load(write("b: {}\nc: {compile: true}\nd: {compile: true}\n"))
@@ -210,7 +210,7 @@ def hasty_threads():
 
 
 @pytest.mark.usefixtures("hasty_threads")
-def test_changes_from_several_threads_are_all_there(registry):
+def test_no_change_from_several_threads_is_lost(registry):
     def register(first):
         for number in range(first, first + 50):
             registry.register(f"s{number}", ROWS)
@@ -234,7 +234,7 @@ def test_the_public_functions_ask_the_one_registry(monkeypatch, registry, write)
 @pytest.mark.parametrize(
     ("text", "message"), [(None, "cannot be read"), ("a: {shard: {axs: 0}}", "did you mean 'axis'")]
 )
-def test_a_configuration_that_cannot_be_used_is_told_when_gt_starts(tmp_path, text, message):
+def test_a_configuration_that_cannot_be_used_is_reported_when_gt_starts(tmp_path, text, message):
     """Also in a program that enters no scope."""
     path = tmp_path / "signals.yaml"
     if text is not None:

@@ -83,7 +83,7 @@ def without_none(mapping):
 
 @settings(max_examples=60, deadline=None)
 @given(documents(), st.sampled_from([True, False, None]))
-def test_what_is_written_as_yaml_is_read_again(document, style):
+def test_a_configuration_survives_yaml(document, style):
     config, plain = document
     text = yaml.safe_dump(plain, default_flow_style=style, sort_keys=False, allow_unicode=True)
     assert parse_config(text) == config

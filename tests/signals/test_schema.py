@@ -127,7 +127,7 @@ def is_valid(text):
     return validator.is_valid(yaml.safe_load(text))
 
 
-def test_the_schema_is_one():
+def test_the_schema_is_a_valid_json_schema():
     jsonschema.Draft202012Validator.check_schema(SCHEMA)
 
 
@@ -144,7 +144,7 @@ def test_schema_and_parser_refuse(text):
 
 
 @pytest.mark.parametrize("text", BEYOND)
-def test_what_only_the_parser_can_know(text):
+def test_mistakes_that_only_the_parser_finds(text):
     assert is_valid(text)
     assert not is_parsed(text)
 

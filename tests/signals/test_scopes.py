@@ -1,10 +1,6 @@
-"""Scopes of signals: the workers and layouts of tensors and ops inside."""
+"""The workers and layouts of tensors and ops inside scopes."""
 
 from __future__ import annotations
-
-import asyncio
-import logging
-import threading
 
 import pytest
 import torch
@@ -14,12 +10,7 @@ from hypothesis import strategies as st
 import gt
 from gt import ShardConfig, SignalConfig
 from gt.client import session as sessions
-from gt.core.errors import SignalError
-from tests.signals.recorded_scopes import ALL, configure
-
-
-def where(x):
-    return f"{x.spec} on {' '.join(map(str, x.spec.mesh.workers))}"
+from tests.signals.recorded_scopes import configure, layout_and_workers
 
 
 @pytest.mark.parametrize(
@@ -41,7 +32,7 @@ def test_created_tensors_are_cut_on_the_axis(four_workers, shape, axis, expected
     with gt.signal.context("s"):
         made = [gt.zeros(shape), gt.randn(shape), gt.tensor(torch.ones(shape)), gt.full(shape, 2.0)]
     for x in made:
-        assert where(x) == f"{expected} on 0 1 2 3"
+        assert layout_and_workers(x) == f"{expected} on 0 1 2 3"
         assert x.cpu().shape == shape
     assert made[2].sum().item() == made[2].numel()
 
@@ -55,13 +46,13 @@ def test_created_tensors_by_dims_of_a_mesh(four_workers):
     with gt.signal.context("ends"):
         assert [str(gt.zeros(shape).spec) for shape in [(4, 4), (4,), (4, 4, 4)]] == ["dp, tp", "dp", "dp, -, tp"]
     with gt.signal.context("same"):
-        assert where(gt.zeros(4, 4)) == "-, - on 1 3"
+        assert layout_and_workers(gt.zeros(4, 4)) == "-, - on 1 3"
 
 
 def test_a_layout_that_is_given_counts_more_than_the_scope(four_workers):
     configure("s", 0)
     with gt.signal.context("s"):
-        assert where(gt.zeros(4, 4, mesh=gt.mesh(2, ["x"]), placements="-, x")) == "-, x on 0 1"
+        assert layout_and_workers(gt.zeros(4, 4, mesh=gt.mesh(2, ["x"]), placements="-, x")) == "-, x on 0 1"
 
 
 def test_random_numbers_do_not_depend_on_the_scope(four_workers):
@@ -78,7 +69,7 @@ def test_a_constraint_is_carried_back_to_the_operands(four_workers):
     configure("rows", 0)
     with gt.signal.context("rows"):
         y = x @ w
-    assert [where(t) for t in (x, w, y)] == ["w, - on 0 1 2 3", "-, - on 0 1 2 3", "w, - on 0 1 2 3"]
+    assert [layout_and_workers(t) for t in (x, w, y)] == ["w, - on 0 1 2 3", "-, - on 0 1 2 3", "w, - on 0 1 2 3"]
     torch.testing.assert_close(y.cpu(), x.cpu() @ w.cpu())
 
 
@@ -108,20 +99,20 @@ def test_ops_on_parameters_alone_introduce_no_cut(four_workers):
     configure("rows", 0)
     w = torch.nn.Parameter(gt.tensor(torch.randn(8, 8)))
     with gt.signal.context("rows"):
-        assert where(w * 2) == "-, - on 0 1 2 3"
-        assert where(w.to(torch.bfloat16)) == "-, - on 0 1 2 3"
-        assert where(gt.tensor(torch.randn(8, 8)) * 2) == "w, - on 0 1 2 3"
+        assert layout_and_workers(w * 2) == "-, - on 0 1 2 3"
+        assert layout_and_workers(w.to(torch.bfloat16)) == "-, - on 0 1 2 3"
+        assert layout_and_workers(gt.tensor(torch.randn(8, 8)) * 2) == "w, - on 0 1 2 3"
 
 
 def test_in_place_ops_keep_the_placement_of_their_target(four_workers):
     configure("rows", 0)
     x, y = gt.tensor(torch.ones(8, 4)), gt.replicate(torch.ones(8, 4), gt.mesh(2, ["x"], [1, 2]))
-    before = where(x)
+    before = layout_and_workers(x)
     with gt.signal.context("rows"):
         x += 1
         y.mul_(3)
         x[2:4] = 7
-    assert (where(x), where(y)) == (before, "-, - on 1 2")
+    assert (layout_and_workers(x), layout_and_workers(y)) == (before, "-, - on 1 2")
     assert x.sum().item() == 6 * 4 * 2 + 2 * 4 * 7
 
 
@@ -137,12 +128,12 @@ def test_a_tensor_without_a_placement_is_moved_to_the_first_scope_that_uses_it(f
         return moved.bytes
 
     assert step("left") > 0
-    assert (where(w), where(x)) == ("-, - on 0 1", "w, - on 0 1")
+    assert (layout_and_workers(w), layout_and_workers(x)) == ("-, - on 0 1", "w, - on 0 1")
     with torch.no_grad():
         w.add_(1)
     assert step("left") == 0, "the new weights are on these workers already"
     assert step("right") > 0
-    assert where(w) == "-, - on 0 1", "it was moved to the first scope already"
+    assert layout_and_workers(w) == "-, - on 0 1", "it was moved to the first scope already"
 
 
 def test_a_tensor_without_a_placement_stays_where_a_scope_first_uses_it(four_workers):
@@ -192,156 +183,6 @@ def test_a_query_runs_on_the_workers_of_the_scope(four_workers):
     assert found.spec.mesh.workers == (2, 3)
 
 
-def test_scopes_nest_and_the_innermost_configured_one_counts(four_workers):
-    configure("outer", 0, [0, 1])
-    configure("inner", 1, [2, 3])
-    gt.register_config("silent", SignalConfig())
-    with gt.signal.context("outer"):
-        assert where(gt.zeros(4, 4)) == "w, - on 0 1"
-        with gt.signal.context("unknown"), gt.signal.context("silent"):
-            assert where(gt.zeros(4, 4)) == "w, - on 0 1"
-            with gt.signal.context("inner"):
-                assert where(gt.zeros(4, 4)) == "-, w on 2 3"
-        assert where(gt.zeros(4, 4)) == "w, - on 0 1"
-    assert gt.zeros(3, 4).spec.mesh.size == 1
-
-
-def test_an_exception_leaves_the_scope(four_workers):
-    configure("s", 0, [0, 1])
-    with pytest.raises(RuntimeError, match="mat1 and mat2"), gt.signal.context("s"):
-        gt.zeros(2, 3) @ gt.zeros(2, 3)
-    assert gt.zeros(4, 4).spec.mesh.size == 4
-    with pytest.raises(KeyError), gt.signal.context("s"):
-        gt.signal.enter("other")
-        raise KeyError
-    assert gt.zeros(4, 4).spec.mesh.size == 4
-
-
-def test_enter_and_exit(four_workers):
-    configure("a", 0, [0, 1])
-    configure("b", 0, [2, 3])
-    gt.signal.enter("a")
-    gt.signal.enter("b")
-    with pytest.raises(SignalError, match=r"exit\('a'\), but the scope that was entered last is 'b'"):
-        gt.signal.exit("a")
-    assert where(gt.zeros(2, 2)) == "w, - on 2 3"
-    gt.signal.exit("b")
-    assert where(gt.zeros(2, 2)) == "w, - on 0 1"
-    gt.signal.exit("a")
-    with pytest.raises(SignalError, match="no scope was entered"):
-        gt.signal.exit("a")
-    with gt.signal.context("a"), pytest.raises(SignalError, match="exit\\('a'\\).*'a'"):
-        gt.signal.exit("a")
-    with pytest.raises(SignalError, match="'a' ends, and 'b' inside it was not left"), gt.signal.context("a"):
-        gt.signal.enter("b")
-    assert gt.zeros(4, 4).spec.mesh.size == 4
-
-
-@pytest.mark.parametrize("name", ["", 3, None, b"a"])
-def test_a_name_is_a_text(name):
-    with pytest.raises(SignalError, match="not empty"), gt.signal.context(name):
-        pass
-    with pytest.raises(SignalError, match="not empty"):
-        gt.signal.enter(name)
-
-
-def test_a_decorator(four_workers):
-    configure("s", 0, [1, 2])
-
-    @gt.signal.context("s")
-    def fill(depth):
-        return fill(depth - 1) if depth else gt.zeros(2, 2)
-
-    @gt.signal.context("s")
-    async def later():
-        await asyncio.sleep(0)
-        return gt.zeros(2, 2)
-
-    assert where(fill(3)) == "w, - on 1 2"
-    assert where(asyncio.run(later())) == "w, - on 1 2"
-    assert fill.__name__ == "fill"
-    with pytest.raises(SignalError, match="generator"):
-
-        @gt.signal.context("s")
-        def numbers():
-            yield 1
-
-
-def test_threads_and_tasks_keep_their_scopes_apart(four_workers):
-    for worker in ALL:
-        configure(f"on {worker}", 0, [worker])
-    found = {}
-    barrier = threading.Barrier(4)
-
-    def work(worker):
-        with gt.signal.context(f"on {worker}"):
-            barrier.wait()
-            for _ in range(20):
-                x = gt.ones(3, 3)
-            found[worker] = x.spec.mesh.workers
-
-    threads = [threading.Thread(target=work, args=(worker,)) for worker in ALL]
-    with gt.signal.context("on 0"):
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join()
-    assert found == {worker: (worker,) for worker in ALL}
-
-    async def task(worker):
-        with gt.signal.context(f"on {worker}"):
-            for _ in range(3):
-                await asyncio.sleep(0)
-                assert gt.ones(2, 2).spec.mesh.workers == (worker,)
-
-    async def main():
-        await asyncio.gather(*map(task, ALL))
-
-    asyncio.run(main())
-
-
-def test_registering_again_counts_from_the_next_op(four_workers):
-    with gt.signal.context("s"):
-        first = gt.zeros(4, 4)
-        configure("s", 0, [0, 1])
-        second = gt.zeros(4, 4)
-        configure("s", 1, [2, 3])
-        third = gt.zeros(4, 4)
-    assert [where(x) for x in (first, second, third)] == ["w, - on 0 1 2 3", "w, - on 0 1", "-, w on 2 3"]
-
-
-def test_a_signal_without_configuration_is_logged_once(four_workers, caplog):
-    with caplog.at_level(logging.INFO, "gt.signals"):
-        for _ in range(3):
-            with gt.signal.context("nowhere"):
-                gt.zeros(2)
-    assert [record.message for record in caplog.records] == [
-        "signal 'nowhere' has no configuration and changes nothing"
-    ]
-
-
-def test_workers_that_are_not_connected(four_workers):
-    configure("s", 0, [2, 5])
-    message = r"'s' needs workers \[2, 5\].*GT_WORKERS=6 or gt.init\(workers=6\)"
-    with pytest.raises(SignalError, match=message), gt.signal.context("s"):
-        gt.zeros(2)
-    configure("big", mesh={"dp": 4, "tp": 2}, dims=["dp"], workers=None)
-    with pytest.raises(SignalError, match=r"needs workers 0 to 7.*GT_WORKERS=8"), gt.signal.context("big"):
-        gt.zeros(2)
-    assert gt.zeros(2).sum().item() == 0
-
-
-def test_a_file_that_names_workers_that_are_not_connected(four_workers, tmp_path):
-    path = tmp_path / "signals.yaml"
-    path.write_text("first: {shard: {axis: 0}}\nlate:\n  shard: {axis: 0, workers: [0, 9]}\n")
-    gt.load_config(path)
-    with (
-        pytest.raises(SignalError, match=r"signals.yaml:2: signal 'late' needs.*GT_WORKERS=10"),
-        gt.signal.context("late"),
-    ):
-        gt.zeros(2)
-
-
 def test_on_the_embedded_worker_only_the_numbers_matter():
     configure("s", 0, [0, 1, 2, 3], backward="b")
     configure("b", 1, [4, 5])
@@ -355,20 +196,11 @@ def test_on_the_embedded_worker_only_the_numbers_matter():
     gt.shutdown()
 
 
-def test_compile_reaches_the_workers(four_workers):
-    gt.register_config("s", SignalConfig(ShardConfig(0, [0, 1]), compile=True))
-    with gt.signal.context("s"):
-        gt.zeros(4)
-    gt.synchronize()
-    executors = sessions.current()._channel.executors
-    assert {(scope.name, scope.compile) for e in executors for scope in e.scopes.values()} == {("s", True)}
-
-
-def test_one_tensor(four_workers):
+def test_signal_tensor_copies_into_the_layout_of_its_signal(four_workers):
     configure("rows", 0)
     x = torch.randn(6, 4)
     sharded = gt.signal.tensor(x, name="rows")
-    assert where(sharded) == "w, - on 0 1 2 3"
+    assert layout_and_workers(sharded) == "w, - on 0 1 2 3"
     assert torch.equal(sharded.cpu(), x)
     leaf = gt.tensor(x).requires_grad_()
     copy = gt.signal.tensor(leaf, "rows")
@@ -393,34 +225,6 @@ def test_ops_that_write_beside_their_results_run_where_the_scope_says(four_worke
         torch.testing.assert_close(y.cpu(), expected)
         torch.testing.assert_close(ours[1].cpu(), statistics[0])
         assert y.spec.mesh.workers == ours[1].spec.mesh.workers == (0, 1, 2, 3)
-
-
-@pytest.mark.parametrize(
-    ("setting", "shape", "expected"),
-    [
-        (None, (8, 3), "w, -"),
-        (None, (7, 4), "-, -"),
-        (None, (8,), "-"),
-        (None, (4, 4, 4), "-, -, -"),
-        (False, (8, 3), "-, -"),
-        (True, (7, 4), "w, -"),
-        (True, (8,), "w"),
-        (True, (4, 4, 4), "w, -, -"),
-        (True, (2, 2), "w, -"),
-        (True, (), ""),
-    ],
-)
-def test_created_tensors_are_shared_among_all_workers(monkeypatch, setting, shape, expected):
-    if setting is not None:
-        monkeypatch.setenv("GT_AUTO_SHARD", str(int(setting)))
-    gt.init(workers=4, mode="virtual")
-    made = [gt.zeros(shape), gt.randn(shape), torch.zeros_like(gt.zeros(shape))]
-    with gt.device():
-        made.append(torch.ones(shape))
-    assert [str(x.spec) for x in made] == [expected] * 4
-    for host in (gt.tensor(torch.ones(shape)), gt.to(torch.ones(shape)), gt.from_numpy(torch.ones(shape).numpy())):
-        assert host.spec.is_whole, "host data is not cut"
-    gt.shutdown()
 
 
 CONFIGS = [

@@ -134,13 +134,13 @@ def test_bytes_after_the_body_other_than_announced_are_refused(record, content):
         INSTRUCTION.decode([frame + content])
 
 
-def test_few_bytes_come_with_the_body_alone():
+def test_a_small_payload_in_a_frame_of_its_own_is_refused():
     (frame,) = encode([created(8)], [[b"12345678"]])
     with pytest.raises(ProtocolError, match="1 frames belong to no message"):
         INSTRUCTION.decode([frame, b"12345678"])
 
 
-def test_a_payload_of_the_first_is_not_taken_for_the_second(monkeypatch):
+def test_swapped_payloads_are_refused(monkeypatch):
     monkeypatch.setattr(codec, "INLINE_BYTES", 0)
     with pytest.raises(ProtocolError, match="a tensor of 4 bytes was announced"):
         INSTRUCTION.decode(encode([created(4), created(8)], [[b"12345678"], [b"1234"]]))
@@ -179,7 +179,7 @@ def test_a_body_over_several_frames_comes_back_with_its_payloads(sizes, few):
 
 
 @given(st.lists(st.integers(0, 9), min_size=1, max_size=20))
-def test_what_is_over_the_limit_together_is_sent_in_several_messages_in_order(sizes):
+def test_a_batch_over_the_limit_is_sent_in_several_messages_in_order(sizes):
     messages = [created(size) if size else Synchronize(own(2)) for size in sizes]
     contents = [[bytes([place + 1]) * size] for place, size in enumerate(sizes) if size]
     batches = [Decoder(Instruction, 100).decode(frames) for frames in encode_batches(messages, contents, 100)]
@@ -208,17 +208,17 @@ def decode_or_refuse(frames):
 
 
 @given(st.binary(max_size=200))
-def test_random_bytes_are_refused_politely(body):
+def test_random_bytes_raise_protocol_errors(body):
     decode_or_refuse(framed(body))
 
 
 @given(st.lists(st.binary(max_size=20), max_size=5))
-def test_random_frames_are_refused_politely(frames):
+def test_random_frames_raise_protocol_errors(frames):
     decode_or_refuse(frames)
 
 
 @given(st.sampled_from(INSTRUCTIONS), st.data())
-def test_bytes_changed_on_the_way_are_refused_politely(record, data):
+def test_changed_bytes_raise_protocol_errors(record, data):
     body = bytearray(body_of(encode([record])))
     changes = st.tuples(st.integers(0, len(body) - 1), st.integers(0, 255))
     for place, value in data.draw(st.lists(changes, min_size=1, max_size=3)):

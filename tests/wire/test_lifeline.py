@@ -39,7 +39,7 @@ def end(at, after="pass"):
 
 
 @pytest.mark.parametrize("at", [BUSY, BLOCKED], ids=["busy", "blocked"])
-def test_a_process_clears_up_and_ends_whatever_it_is_at(at):
+def test_a_busy_or_blocked_process_clears_up_and_ends(at):
     code, out, _ = end(at)
     assert (code, out) == (0, b"cleared up\n")
 

@@ -20,13 +20,13 @@ import gt
 from gt.client import session as sessions
 from gt.core.errors import SettingsError
 from gt.core.messages import CreateTensor, FetchTensor, Located, LocateTensor, Refused, Rejected, Segment
-from gt.dispatcher.outgoing import ToClient
+from gt.dispatcher.message_queue import ToClient
 from gt.launch.local_processes import LocalProcesses
 from gt.wire import shared_memory
 from gt.wire.authentication import authenticate
 from gt.wire.codec import MAX_FRAME
 from gt.wire.keys import find_keys, keys_directory, make_keys, remove_keys, write_keys
-from tests.dispatcher.test_hostile_peers import RecordingServer, hello
+from tests.dispatcher.recording_server import RecordingServer, hello
 from tests.records import SMALL, own
 from tests.subprocesses import running, start, start_server, wait_for_workers, wait_until
 
@@ -125,7 +125,7 @@ def test_another_user_cannot_reach_the_dispatcher_of_local_workers(monkeypatch, 
         gt.shutdown()
 
 
-def test_a_member_is_let_in_and_others_are_not():
+def test_only_a_client_with_the_key_is_authenticated():
     question = [b"1.0", b"7", b"gt", b"127.0.0.1", b"", b"CURVE", b"k" * 32]
     assert authenticate(question, b"k" * 32)[:3] == [b"1.0", b"7", b"200"]
     for other in (
@@ -315,7 +315,7 @@ def test_a_session_that_makes_the_server_hold_too_much_is_ended(monkeypatch, fau
         fault("a client takes no answers and asks for more without end", "its session is ended, and it is told why")
 
 
-def test_a_failed_read_gives_its_place_free(monkeypatch):
+def test_a_failed_read_no_longer_counts(monkeypatch):
     server = RecordingServer()
     with contextlib.closing(server):
         server.hear(b"worker", hello("worker"))

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 import gt
 from gt.core.errors import ProtocolError
 from gt.wire import shared_memory
-from gt.wire.liveness import process_namespace
+from gt.wire.process_identity import process_namespace
 from tests.subprocesses import ROOT, serving, wait_until
 
 
@@ -28,7 +28,7 @@ def names(directory):
 
 
 @pytest.mark.parametrize("nbytes", [1, 8, 4095, 4096, 4097, 1 << 20])
-def test_what_is_written_is_what_is_taken(directory, nbytes):
+def test_a_taken_segment_has_the_bytes_that_were_written(directory, nbytes):
     content = os.urandom(nbytes)
     name, written = shared_memory.create(nbytes)
     written[:] = content
@@ -97,13 +97,13 @@ def test_another_size_than_announced_is_refused(directory, announced):
         "gt--1-1-1-0123456789abcdef",
     ],
 )
-def test_a_name_that_is_not_a_segments_is_refused(directory, name):
+def test_an_invalid_segment_name_is_refused(directory, name):
     with pytest.raises(ProtocolError, match="is not the name of a shared segment"):
         shared_memory.take(name, 8)
 
 
 @given(st.text() | st.from_regex(shared_memory._NAME))
-def test_any_name_nobody_made_is_refused(name):
+def test_an_unknown_segment_name_is_refused(name):
     with pytest.raises(ProtocolError):
         shared_memory.take(name, 8)
 
@@ -118,7 +118,7 @@ def test_a_link_to_another_file_is_refused(directory):
 
 
 @pytest.mark.parametrize("nbytes", [8, 4097, 1 << 20])
-def test_every_byte_of_a_segment_has_its_place_before_it_is_written(directory, nbytes):
+def test_the_memory_of_a_segment_is_allocated_before_it_is_written(directory, nbytes):
     name, _ = shared_memory.create(nbytes)
     assert (directory / name).stat().st_blocks * 512 >= nbytes
 
@@ -129,7 +129,7 @@ def test_a_segment_that_cannot_be_made_leaves_nothing(directory):
     assert names(directory) == []
 
 
-def test_a_segment_that_there_is_no_room_for_leaves_nothing(directory, monkeypatch):
+def test_a_segment_without_enough_memory_leaves_nothing(directory, monkeypatch):
     def full(*_):
         raise OSError(errno.ENOSPC, "No space left on device")
 
@@ -151,14 +151,14 @@ def test_an_empty_segment_is_refused(directory):
         shared_memory.take("gt-1-1-1-0123456789abcdef", 0)
 
 
-def test_sweep_removes_what_nobody_has_taken(directory):
+def test_sweep_removes_segments_that_were_not_taken(directory):
     for _ in range(3):
         shared_memory.create(8)
     shared_memory.sweep(os.getpid())
     assert names(directory) == []
 
 
-def test_sweep_leaves_what_is_of_other_processes(directory):
+def test_sweep_leaves_segments_of_other_processes(directory):
     name, _ = shared_memory.create(8)
     shared_memory.sweep(os.getpid() // 10)  # its digits begin ours
     assert names(directory) == [name]
@@ -169,7 +169,7 @@ def test_sweep_of_a_process_that_left_nothing(directory):
     assert names(directory) == []
 
 
-def test_sweep_leaves_what_is_no_segment_and_survives_it(directory):
+def test_sweep_ignores_directories(directory):
     """Every user of the machine may write to the directory."""
     name, _ = shared_memory.create(8)
     (directory / f"gt-{os.getpid()}-x").mkdir()
@@ -191,14 +191,14 @@ def name_of(pid, namespace=None):
     return f"gt-{pid}-{process_namespace() if namespace is None else namespace}-0-0123456789abcdef"
 
 
-def test_what_is_left_of_dead_processes_is_swept(directory, dead):
+def test_segments_of_dead_processes_are_swept(directory, dead):
     (directory / name_of(dead)).touch()
     living, _ = shared_memory.create(8)
     shared_memory.sweep_dead()
     assert names(directory) == [living]
 
 
-def test_what_may_be_of_a_process_that_cannot_be_seen_stays(directory, dead):
+def test_segments_of_other_process_namespaces_are_not_swept(directory, dead):
     (directory / name_of(dead, process_namespace() + 1)).touch()
     (directory / name_of(dead, 0)).touch()
     shared_memory.sweep_dead()
@@ -206,7 +206,7 @@ def test_what_may_be_of_a_process_that_cannot_be_seen_stays(directory, dead):
 
 
 @pytest.mark.parametrize("plant", ["mkdir", "fifo", "symlink", "dangling", "loop", "socket"])
-def test_what_is_planted_for_dead_processes_is_left_alone(directory, dead, plant):
+def test_other_files_named_like_segments_of_dead_processes_are_not_swept(directory, dead, plant):
     path, other = directory / name_of(dead), directory / "other"
     other.touch()
     {
@@ -245,7 +245,7 @@ LEAVES = "import os; from gt.wire import shared_memory; shared_memory.create(8);
 
 @pytest.mark.skipif(not shared_memory._IS_LOCAL or not process_namespace(), reason="there is nothing to sweep")
 @pytest.mark.parametrize("who", ["a server", "a session"])
-def test_the_next_one_sweeps_what_killed_processes_have_left(who, fault):
+def test_the_next_server_or_program_sweeps_segments_of_killed_processes(who, fault):
     killed = subprocess.Popen([sys.executable, "-c", LEAVES], cwd=ROOT)
     killed.wait(timeout=60)
     left = [*shared_memory._DIRECTORY.glob(f"gt-{killed.pid}-*")]

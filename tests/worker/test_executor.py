@@ -34,7 +34,7 @@ def reports_of(executor, *commands, buffers=()):
 
 
 @pytest.mark.parametrize("op", [ADD, ADD_], ids=["a result", "a write"])
-def test_a_failed_op_is_known_by_what_it_would_have_given(op):
+def test_the_origin_of_a_failed_op_is_the_id_of_its_output(op):
     origins = set()
     for number in range(2):
         executor = worker(number, op)
@@ -46,7 +46,7 @@ def test_a_failed_op_is_known_by_what_it_would_have_given(op):
     assert origins == {C}
 
 
-def test_what_depends_on_a_failure_is_that_failure():
+def test_dependents_of_a_failure_have_its_origin():
     executor = worker(0)
     (report,) = reports_of(executor, RunOp(OP, (A, B), (C,), (), 0, SITE), RunOp(OP, (A, C), (D,), (), 0, OTHER))
     assert reports_of(executor, WorkerFetchTensor(REQUEST, D, False)) == [Failed(REQUEST, report.failure)]
@@ -58,13 +58,13 @@ def test_the_same_op_fails_anew_each_time():
     assert [report.failure.origin for report in reports] == [C, D]
 
 
-def test_a_failed_query_is_known_by_its_request():
+def test_the_origin_of_a_failed_query_is_its_request():
     executor = worker(0, signature("aten.add.Tensor", 2))
     (answer,) = reports_of(executor, QueryOp(REQUEST, OP, (A, B), (), C, (), 0, SITE))
     assert isinstance(answer, Failed) and (answer.own, answer.failure.origin) == (True, REQUEST)
 
 
-def test_a_failed_upload_is_known_by_its_tensor():
+def test_the_origin_of_a_failed_upload_is_its_tensor():
     executor = worker(0)
     (report,) = reports_of(executor, WorkerCreateTensor(C, meta(9), Segment("", 0), SITE), buffers=[bytearray(2)])
     assert isinstance(report, OpFailed) and (report.failure.op, report.failure.origin) == ("upload", C)

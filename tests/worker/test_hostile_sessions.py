@@ -25,9 +25,9 @@ from gt.core.messages import (
 from gt.core.signatures import Input, ListArg, Signature
 from gt.wire import shared_memory
 from gt.wire.codec import Decoder, encode, join
-from gt.wire.links import open_link
+from gt.wire.connections import open_link
 from gt.worker.engines import PyTorchEngine
-from gt.worker.exchange.memory import MemoryExchange
+from gt.worker.exchange.in_process import MemoryExchange
 from gt.worker.executor import Executor
 from gt.worker.failed_value import FailedValue
 from gt.worker.process import WorkerProcess
@@ -97,7 +97,7 @@ def test_an_empty_segment_is_a_failure_of_its_tensor(worker, tmp_path, monkeypat
     assert report.failure.kind == "ProtocolError" and "cannot be mapped" in report.failure.message
 
 
-def test_without_room_for_a_segment_bytes_go_with_the_message(worker, monkeypatch, fault):
+def test_bytes_travel_in_the_message_when_no_segment_can_be_made(worker, monkeypatch, fault):
     def full(*_):
         raise OSError(errno.ENOSPC, "No space left on device")
 
@@ -124,17 +124,17 @@ def test_a_tensor_that_cannot_be_read_fails_its_request_and_leaves_no_segment(wo
     assert list((tmp_path / "segments").iterdir()) == []
 
 
-def test_a_tensor_that_is_not_there_fails_who_asks_for_it(worker):
+def test_fetching_an_unknown_tensor_fails(worker):
     (answer,) = worker.send(WorkerFetchTensor(REQUEST, A, False))
     assert (answer.failure.op, answer.failure.kind) == ("fetch", "KeyError")
 
 
-def test_an_op_on_a_tensor_that_is_not_there_fails(worker):
+def test_an_op_on_an_unknown_tensor_fails(worker):
     (report,) = worker.send(DefineOp(OP, signature("aten.relu.default", 1, (SMALL,))), run((A,), (B,)))
     assert (report.failure.origin, report.failure.kind) == (B, "KeyError")
 
 
-def test_a_query_of_a_tensor_that_is_not_there_fails(worker):
+def test_a_query_of_an_unknown_tensor_fails(worker):
     op = DefineOp(OP, signature("aten.nonzero.default", 1))
     (answer,) = worker.send(op, QueryOp(REQUEST, OP, (A,), (), C, (), 0, 0))
     assert isinstance(answer, Failed) and (answer.own, answer.failure.kind) == (True, "KeyError")
@@ -143,19 +143,19 @@ def test_a_query_of_a_tensor_that_is_not_there_fails(worker):
 TWICE = Signature("aten._foreach_neg_.default", (ListArg((Input(0), Input(1))),), {}, ((), ()), (0, 1), (), ())
 
 
-def test_a_tensor_that_is_written_at_two_places_has_two_versions(worker):
+def test_a_tensor_that_is_written_at_two_positions_has_two_versions(worker):
     worker.send(DefineOp(OP, TWICE), create(A), payloads=[[bytes(16)]])
     worker.send(run((A, A), (B, C)))
     assert worker.executor.store[B] is worker.executor.store[C]
 
 
-def test_a_query_that_writes_a_tensor_at_two_places_is_answered(worker):
+def test_a_query_that_writes_a_tensor_at_two_positions_is_answered(worker):
     worker.send(DefineOp(OP, TWICE), create(A), payloads=[[bytes(16)]])
     (answer,) = worker.send(QueryOp(REQUEST, OP, (A, A), (B, C), D, (), 0, 0))
     assert isinstance(answer, Queried) and answer.written == (SMALL, SMALL)
 
 
-def test_a_store_that_cannot_be_joined_or_hosted_is_told_and_work_goes_on(worker, monkeypatch, caplog):
+def test_a_store_that_cannot_be_joined_or_hosted_is_reported_and_work_goes_on(worker, monkeypatch, caplog):
     def refuse(*_):
         raise ConnectionError("nobody is there")
 

@@ -11,7 +11,7 @@ from gt.core.meta import TensorMeta, contiguous_strides
 from gt.sharding.spec import DeviceMesh, compute_local_shape, local_slices, whole
 from gt.sharding.spec_text import parse_spec
 from gt.worker.engines import NumPyEngine, PyTorchEngine
-from gt.worker.exchange.memory import run_interleaved
+from gt.worker.exchange.in_process import run_interleaved
 from gt.worker.failed_value import FailedValue
 from gt.worker.moves import Mover
 from tests.dispatcher_harness import PAIR, at, over
@@ -115,7 +115,7 @@ def test_an_empty_tensor_is_moved_without_an_exchange(shape, text):
 
 @pytest.mark.parametrize("source", [over("x"), over("- + x")], ids=str)
 @pytest.mark.parametrize("target", [over("-"), over("x"), at(0), over("y", OTHER)], ids=str)
-def test_a_failure_reaches_those_who_need_the_value(source, target):
+def test_a_failure_reaches_every_worker_that_needs_the_value(source, target):
     parts = {0: FAILING, 1: torch.ones(compute_local_shape(source, (4,), 1))}
     after = move(parts, (4,), source, target)
     assert FAILING in after.values()
@@ -130,7 +130,7 @@ def test_a_worker_without_memory_does_not_keep_the_others_waiting(source, target
 
 
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
-def test_sums_of_short_numbers_are_made_in_more_bits(dtype):
+def test_sums_of_narrow_dtypes_are_accumulated_in_wider_ones(dtype):
     """256 + 8 * 1 in bfloat16, addend by addend, stays 256."""
     mesh = DeviceMesh([9], ["x"], list(range(9)))
     kind = getattr(torch, dtype)
@@ -142,7 +142,7 @@ def test_sums_of_short_numbers_are_made_in_more_bits(dtype):
 
 @pytest.mark.parametrize("kind", ["sum", "max", "min", "prod"])
 @pytest.mark.parametrize("dtype", ["float32", "int64", "uint8"])
-def test_what_is_made_partial_is_the_same_when_it_is_reduced(kind, dtype):
+def test_a_value_that_is_made_partial_and_reduced_is_unchanged(kind, dtype):
     value = torch.tensor([1, 2, 3, 4, 5], dtype=getattr(torch, dtype))
     partial = over(f"- + x:{kind}")
     parts = move(cut(value, over("x")), (5,), over("x"), partial, dtype=dtype)

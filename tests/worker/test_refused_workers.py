@@ -11,9 +11,9 @@ from gt.core.errors import SettingsError
 from gt.core.messages import Hello, Refused, Report, Synchronize, Synchronized, Welcome
 from gt.version import __version__
 from gt.wire.codec import Decoder, encode
+from gt.wire.connections import Router, open_link
 from gt.wire.keys import find_keys, make_keys, write_keys
-from gt.wire.links import Router, open_link
-from gt.wire.liveness import this_host
+from gt.wire.process_identity import this_host
 from tests.subprocesses import finish, running, start
 
 ANY = Decoder(Hello | Report)
@@ -84,7 +84,7 @@ def wrong_keys(tmp_path):
     router.close()
 
 
-def test_wrong_keys_are_told(wrong_keys):
+def test_wrong_keys_are_reported(wrong_keys):
     port, directory = wrong_keys
     assert find_keys(directory, f"tcp://127.0.0.1:{port}") is not None
     with pytest.raises(

@@ -1,4 +1,4 @@
-"""What workers say they have done and hold, and where a program that joins a server finds its instruction log."""
+"""Ops and tensors that workers count, and the path of a server's instruction log."""
 
 from pathlib import Path
 

@@ -29,7 +29,7 @@ from gt.sharding.rules.entry import OpEntry
 from gt.sharding.rules.matmul import linear_in
 from gt.sharding.rules.support.expansion_builder import ExpansionBuilder
 from gt.sharding.rules.support.local_programs import adds_once, zeros
-from gt.sharding.rules.support.spatial import spatial_rule
+from gt.sharding.rules.support.whole_spatial import spatial_rule
 from gt.sharding.spec import ShardingSpec
 
 

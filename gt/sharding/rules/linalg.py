@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
-from gt.core.meta import TensorMeta
+from dataclasses import replace
+
+from gt.core.meta import TensorMeta, contiguous_strides, same_places
+from gt.core.signatures import Input, MemoryFormat
 from gt.sharding.factors import OpShardingRule, PartialPassthrough, bind
-from gt.sharding.op_calls import OpCall
+from gt.sharding.op_calls import LocalBuilder, LocalContext, LocalProgram, OpCall
 from gt.sharding.rules.entry import OpEntry
 from gt.sharding.rules.support.dims import dim_names, rule_text, wrap_dim
 
@@ -27,6 +30,30 @@ def _matrices_rule(call: OpCall, text: str) -> OpShardingRule:
 def _present(names: list[str], meta: TensorMeta) -> list[str]:
     """The dims of a result. A result that was not requested is an empty vector."""
     return ["1"] if meta.shape == (0,) and len(names) > 1 else names
+
+
+def factored(entry: OpEntry) -> OpEntry:
+    """An op whose kernel factors the transposed matrix if its operand is contiguous. Autograd asks the client's tensor
+    which of the two it was, so the operand is brought into an order like that one's: a shard may have another."""
+
+    def rule(call: OpCall) -> OpShardingRule | None:
+        found = entry.rule(call)
+        return found and replace(found, lowering=_lower_factored)
+
+    return OpEntry(rule)
+
+
+def _lower_factored(shard: LocalContext) -> LocalProgram:
+    call, meta, builder = shard.call, shard.call.inputs[0], LocalBuilder(len(shard.call.inputs))
+    rows = MemoryFormat("contiguous_format")
+    if same_places(meta.shape, meta.stride, contiguous_strides(meta.shape)):
+        matrix = builder.call("aten.clone.default", Input(0), memory_format=rows)
+    else:
+        transposed = builder.call("aten.transpose.int", Input(0), -2, -1)
+        columns = builder.call("aten.clone.default", transposed, memory_format=rows)
+        matrix = builder.call("aten.transpose.int", columns, -2, -1)
+    args = [matrix if arg == Input(0) else arg for arg in call.args]
+    return builder.finish(*builder.repeat(call, *args, **call.kwargs))
 
 
 def sided(left: str, right: str, vector: str | None = None) -> OpEntry:
@@ -75,8 +102,8 @@ LINALG: dict[str, OpEntry] = {
     "aten.cholesky_inverse": matrices("... i j -> ... i j"),
     "aten.linalg_matrix_exp": matrices("... i j -> ... i j"),
     "aten.linalg_pinv": OpEntry(_pseudo_inverse),
-    "aten._linalg_det": matrices("... i j -> ..., ... i j, ... p"),
-    "aten._linalg_slogdet": matrices("... i j -> ..., ..., ... i j, ... p"),
+    "aten._linalg_det": factored(matrices("... i j -> ..., ... i j, ... p")),
+    "aten._linalg_slogdet": factored(matrices("... i j -> ..., ..., ... i j, ... p")),
     "aten._linalg_eigh": matrices("... i j -> ... p, ... i j"),
     "aten.linalg_eig": matrices("... i j -> ... p, ... i j"),
     "aten._linalg_eigvals": matrices("... i j -> ... p"),
@@ -90,10 +117,12 @@ LINALG: dict[str, OpEntry] = {
     "aten.lu_unpack": matrices("... i j, ... p -> ... a b, ... c d, ... e f"),
     "aten.linalg_ldl_factor_ex": matrices("... i j -> ... i j, ... p, ..."),
     "aten.linalg_ldl_solve": matrices("... i j, ... p, ... i k -> ... j k"),
-    "aten._linalg_solve_ex": sided(
-        "... i j, ... i k -> ... j k, ... i j, ... p, ...",
-        "... i j, ... k j -> ... k i, ... i j, ... p, ...",
-        "... i j, ... i -> ... j, ... i j, ... p, ...",
+    "aten._linalg_solve_ex": factored(
+        sided(
+            "... i j, ... i k -> ... j k, ... i j, ... p, ...",
+            "... i j, ... k j -> ... k i, ... i j, ... p, ...",
+            "... i j, ... i -> ... j, ... i j, ... p, ...",
+        )
     ),
     "aten.linalg_lu_solve": sided("... i j, ... p, ... i k -> ... j k", "... i j, ... p, ... k j -> ... k i"),
     "aten.linalg_solve_triangular": sided("... i j, ... i k -> ... j k", "... i j, ... k j -> ... k i"),

@@ -21,7 +21,7 @@ from gt.sharding.factors import (
 from gt.sharding.op_calls import LocalBuilder, LocalContext, LocalProgram, OpCall
 from gt.sharding.rules.entry import OpEntry, for_ops
 from gt.sharding.rules.support.local_programs import zeros_if_empty
-from gt.sharding.rules.support.spatial import exact_passthroughs, whole_spatial_dims
+from gt.sharding.rules.support.whole_spatial import exact_passthroughs, whole_spatial_dims
 
 
 class _PoolingWindows(NamedTuple):

@@ -7,7 +7,7 @@ from gt.sharding.factors import LINEAR, OpShardingRule, bind
 from gt.sharding.op_calls import LocalContext, LocalProgram, Lowering, OpCall
 from gt.sharding.rules.entry import OpEntry, for_ops
 from gt.sharding.rules.support.local_programs import same_op, zeros_if_empty
-from gt.sharding.rules.support.spatial import exact_passthroughs, spatial_rule, whole_spatial_dims
+from gt.sharding.rules.support.whole_spatial import exact_passthroughs, spatial_rule, whole_spatial_dims
 
 
 def _of_size(position: int) -> Lowering:

@@ -86,6 +86,7 @@ CHECKS: dict[str, tuple[Check, ...]] = {
         family.valid_group_norm,
         same_shape("input", "grad_out"),
         compact("grad_out", "input", "mean", "rstd", "weight"),
+        family.group_norm_in_rows,
     ),
     "native_layer_norm_backward": (
         same_shape("input", "grad_out"),
@@ -155,6 +156,10 @@ CHECKS: dict[str, tuple[Check, ...]] = {
         for spatial in (1, 2, 3)
     },
     "unfold_backward": (family.valid_unfold_gradient,),
+    "median.dim": (compact("self"),),  # of an expanded tensor torch copies the wrong memory
+    "median.dim_values": (compact("self"),),
+    "nanmedian.dim": (compact("self"),),
+    "nanmedian.dim_values": (compact("self"),),
     "multi_margin_loss_backward": (
         as_forward_gives("aten.multi_margin_loss.default", "self target p margin weight reduction", "grad_output"),
     ),

@@ -1,7 +1,8 @@
-"""Python numbers as kept tensors: torch makes a tensor of a number at every call, which takes longer than a small op."""
+"""Python numbers as kept tensors: torch makes a tensor of a number at every call, which takes as long as a small op."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from typing import Any
 
@@ -37,7 +38,7 @@ _kept: dict[float, torch.Tensor] = {}
 def _keep(number: Number) -> Any:
     """A tensor for a number, or the number itself: zeros of both signs would share one tensor, a NaN is never found
     again, and torch converts an int in another way."""
-    if type(number) is not float or not number or number != number:
+    if type(number) is not float or not number or math.isnan(number):
         return number
     if len(_kept) >= _MOST_KEPT:
         _kept.clear()

@@ -236,6 +236,13 @@ def valid_group_norm(given: Arguments) -> None:
     require_shape(given, ("mean", "rstd"), (batch, groups), "one number for each group")
 
 
+def group_norm_in_rows(given: Arguments) -> dict[str, Any] | None:
+    """The kernel for channels-last memory writes the gradient of the input also if it has no memory for that."""
+    if given["output_mask"][0]:
+        return None
+    return {name: given[name].contiguous() for name in ("grad_out", "input")}
+
+
 def valid_class_indices(given: Arguments) -> None:
     """Targets are class indices or `ignore_index`."""
     target, ignored = given["target"], given["ignore_index"]

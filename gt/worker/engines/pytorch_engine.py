@@ -10,7 +10,7 @@ import numpy as np
 import torch
 import torch.distributed as dist
 
-from gt.core.meta import ITEM_BYTES, TensorMeta, dense_strides, is_dense, memory_order, same_places, span
+from gt.core.meta import ITEM_BYTES, TensorMeta, dense_strides, has_overlap, is_dense, memory_order, same_places, span
 from gt.core.signatures import (
     Arg,
     Complex,
@@ -25,7 +25,6 @@ from gt.core.signatures import (
 )
 from gt.worker.engines.checked_ops import checked, has_checks
 from gt.worker.engines.cleared_memory import clear, cleared, leaves_unwritten
-from gt.worker.engines.constant_checks import check_constants
 from gt.worker.engines.counter_rng import Region
 from gt.worker.engines.default_dtype import WithDefaultDtype, may_need_default, without_default_dtype
 from gt.worker.engines.device_fallbacks import DEVICE_FALLBACKS
@@ -33,6 +32,7 @@ from gt.worker.engines.engine import Buffer
 from gt.worker.engines.number_tensors import takes_number_as_tensor, with_number_as_tensor
 from gt.worker.engines.random_ops import COUNTER_BASED
 from gt.worker.engines.refused_ops import REFUSED
+from gt.worker.engines.schema_checks import check_constants
 from gt.worker.engines.torch_private import (
     Isolation,
     OpWatcher,
@@ -42,7 +42,7 @@ from gt.worker.engines.torch_private import (
     qualified_name,
     registered_ops,
 )
-from gt.worker.engines.write_back import write_through
+from gt.worker.engines.view_writes import write_through
 
 _DTYPES = {name: getattr(torch, name) for name in ITEM_BYTES if hasattr(torch, name)}
 _NAMES = {dtype: name for name, dtype in _DTYPES.items()}
@@ -349,6 +349,8 @@ def _copy_with_strides(stride: tuple[int, ...], value: torch.Tensor) -> torch.Te
     if is_dense(shape, stride):
         return target.copy_(value)
     clear(target)
+    if not has_overlap(shape, stride):
+        return target.copy_(value)
     memory = target.as_strided((span(shape, stride),), (1,))
     positions = torch.arange(len(memory), device=value.device).as_strided(shape, stride)
     memory[positions.reshape(-1)] = value.reshape(-1)

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+from gt.worker.exchange.in_process import MemoryExchange
 from gt.worker.exchange.interface import Exchange, LookAhead
-from gt.worker.exchange.memory import MemoryExchange
 from gt.worker.exchange.process_groups import GroupExchange
 
 TRANSPORTS: dict[str, Callable[[int, str, LookAhead], Exchange]] = {

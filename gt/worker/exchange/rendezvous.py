@@ -15,7 +15,7 @@ from datetime import timedelta
 import msgspec
 import torch.distributed as dist
 
-from gt.wire.liveness import is_running, start_mark, this_host
+from gt.wire.process_identity import is_running, start_mark, this_host
 from gt.worker.exchange.interface import LookAhead
 
 LOOPBACK = "127.0.0.1"  # connections between workers are not authenticated

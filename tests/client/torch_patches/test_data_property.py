@@ -6,7 +6,7 @@ import gt
 from gt.client.tensor import Tensor
 
 
-def test_it_is_replaced_once_by_torchs_own_getter():
+def test_data_is_replaced_once_with_torchs_own_getter():
     patched = vars(torch.Tensor)["data"]
     getter = torch._C.TensorBase.data.__get__
     assert patched.fget.__name__ == getter.__name__ == "__get__", "reading .data of every plain tensor becomes slower"

@@ -126,7 +126,7 @@ def one_process():
     gt.shutdown()
 
 
-def test_a_worker_process_survives_them_all(one_process):
+def test_a_worker_process_survives_all_refused_calls(one_process):
     kept = gt.arange(3.0)
     for name, (*call, _) in WRONG.items():
         args, kwargs = (*call, {})[:2]
@@ -150,7 +150,7 @@ def test_results_are_not_written_to_elements_that_share_memory():
         ("aten.copy.default", (None, Input(0)), {}, "self must be a tensor, and is missing"),
     ],
 )
-def test_a_number_is_no_dtype_and_nothing_is_no_tensor(op, args, kwargs, said):
+def test_constants_of_the_wrong_kind_are_refused(op, args, kwargs, said):
     with pytest.raises(TypeError, match=said):
         PyTorchEngine("cpu").check_constants(op, args, kwargs)
 
@@ -182,3 +182,11 @@ def test_a_kernel_that_trusts_strides_gets_a_compact_copy():
     args = (torch.randn(1, 6, 3), torch.ones(1).expand(6), None, 1, 6, 3, 2, 1e-5)
     found = PyTorchEngine("cpu").resolve("aten.native_group_norm.default")(*args)
     torch.testing.assert_close(found, aten.native_group_norm(args[0], torch.ones(6), *args[2:]))
+
+
+@pytest.mark.parametrize("op", ["aten.median.dim", "aten.nanmedian.dim"])
+def test_the_median_of_an_expanded_tensor_reads_its_own_memory(op):
+    """Torch's kernel reads beyond it, and gives the memory of others."""
+    row = torch.arange(5.0)
+    values, _ = PyTorchEngine("cpu").resolve(op)(row.expand(500, 5), 0)
+    assert values.tolist() == row.tolist()

@@ -67,17 +67,17 @@ ENGINE = make_engine("pytorch", "cpu", clears=True)
 
 
 @pytest.mark.parametrize("target", [torch.full((4,), SECRET), torch.full((8,), SECRET)[:4]], ids=["all", "a part"])
-def test_what_grows_keeps_its_values_and_goes_on_with_zeros(target):
+def test_a_tensor_that_grows_keeps_its_values_and_is_padded_with_zeros(target):
     kept = target.untyped_storage().nbytes() // 4
     resized = ENGINE.resolve("aten.resize_.default")(target, [1000])
     assert resized.tolist() == [SECRET] * kept + [0.0] * (1000 - kept)
 
 
-def test_a_resized_copy_goes_on_with_zeros():
+def test_a_resized_copy_is_padded_with_zeros():
     assert ENGINE.resolve("aten.resize.default")(torch.ones(2), [4]).tolist() == [1.0, 1.0, 0.0, 0.0]
 
 
-def test_a_result_that_is_a_view_leaves_the_rest_of_its_memory():
+def test_writing_to_a_view_leaves_the_rest_of_its_memory_unchanged():
     base = torch.ones(6)
     ENGINE.resolve("aten.empty_like.out")(torch.ones(2), out=base[2:4])
     ENGINE.resolve("aten.resize.out")(torch.full((1,), 5.0), [2], out=base[4:])
@@ -85,7 +85,7 @@ def test_a_result_that_is_a_view_leaves_the_rest_of_its_memory():
 
 
 @pytest.mark.parametrize("op", ["aten.set.source_Tensor", "aten.set_.source_Tensor"])
-def test_memory_that_grows_with_another_dtype_goes_on_with_zeros(op):
+def test_memory_that_grows_with_another_dtype_is_padded_with_zeros(op):
     source = torch.ones(100)
     result = ENGINE.resolve(op)(torch.ones(1, dtype=torch.float64), source)
     assert result.view(torch.float32).tolist() == [1.0] * 100 + [0.0] * 100

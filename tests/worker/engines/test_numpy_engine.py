@@ -159,7 +159,7 @@ def test_a_missing_op_is_named_when_its_result_is_read(on_numpy: Session) -> Non
         result.cpu()
 
 
-def test_what_depends_on_a_missing_op_fails_alike_and_the_rest_goes_on(on_numpy: Session) -> None:
+def test_dependents_of_a_missing_op_fail_with_its_error_and_other_ops_run(on_numpy: Session) -> None:
     fine = gt.ones(3)
     broken = torch.special.bessel_j0(fine) + 1
     with pytest.raises(OpError, match="special_bessel_j0"):
@@ -201,7 +201,7 @@ REFUSED: dict[str, Expression] = {
 
 
 @pytest.mark.parametrize("name", REFUSED)
-def test_what_torch_refuses_is_refused(name: str, on_numpy: Session) -> None:
+def test_calls_that_torch_refuses_are_refused(name: str, on_numpy: Session) -> None:
     with pytest.raises((RuntimeError, IndexError)):
         REFUSED[name](make_inputs())
     with pytest.raises((RuntimeError, IndexError, ValueError, TypeError)):  # the last two are NumPy's
@@ -325,7 +325,7 @@ def test_the_bytes_of_an_array_are_those_of_its_memory() -> None:
     assert NumPyEngine().bytes_of(value).tobytes() == np.arange(6, dtype=np.int16).tobytes()
 
 
-def test_there_are_no_collectives() -> None:
+def test_the_numpy_engine_has_no_collectives() -> None:
     engine = NumPyEngine()
     assert not engine.supports_distributed()
     for collective in (engine.all_reduce_sum, engine.all_gather, engine.reduce_scatter):

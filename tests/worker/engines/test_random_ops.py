@@ -53,12 +53,12 @@ def test_a_kernel_writes_into_a_view():
     assert torch.equal(base.t(), draw("aten.rand.default", 5, [2, 3]))
 
 
-def test_what_is_made_whole_refuses_a_region():
+def test_an_op_that_is_not_counter_based_refuses_a_region():
     with pytest.raises(NotImplementedError, match=r"aten\.multinomial\.default is not counter-based"):
         draw("aten.multinomial.default", 1, torch.ones(4), 2, region=whole((2,)))
 
 
-def test_what_is_made_whole_follows_its_key():
+def test_an_op_that_is_not_counter_based_follows_its_key():
     first, again = (draw("aten.multinomial.default", 3, torch.ones(1000), 20) for _ in range(2))
     assert torch.equal(first, again)
     assert not torch.equal(first, draw("aten.multinomial.default", 4, torch.ones(1000), 20))
@@ -263,7 +263,7 @@ def at_the_ends(method, dtype, *params):
 
 
 @pytest.mark.parametrize("dtype", WIDTHS, ids=str)
-def test_the_ends_of_distributions(dtype):
+def test_the_smallest_and_largest_samples_of_distributions(dtype):
     uniform = at_the_ends("uniform_", dtype)
     assert uniform.tolist() == [0.0, 0.5 - 2.0 ** -WIDTHS[dtype], 0.5, 1 - 2.0 ** -WIDTHS[dtype]]
     assert at_the_ends("uniform_", dtype, 1.0, 2.0).max() < 2
@@ -286,7 +286,7 @@ CUMULATIVE = {
 
 
 @pytest.mark.parametrize("method", CUMULATIVE)
-def test_numbers_are_distributed_as_they_should(method):
+def test_samples_follow_their_distribution(method):
     params, cumulative = CUMULATIVE[method]
     numbers = draw(f"aten.{method}.default", 0, torch.empty(COUNT, dtype=torch.float64), *params)
     assert farthest(numbers, cumulative) < 1.95

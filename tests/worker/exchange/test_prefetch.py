@@ -80,14 +80,14 @@ def run(code):
         ([AS_IT_IS], None),
     ],
 )
-def test_the_next_that_receives_is_found(codes, found):
+def test_the_next_receiving_command_is_found(codes, found):
     prefetch = ReceivePrefetch()
     following = prefetch.follow([run(code) if code else FreeTensors((own(9),)) for code in codes])
     next(following)
     assert prefetch.next_receive(KERNELS) == found
 
 
-def test_each_is_told_once_and_none_that_was_begun():
+def test_each_receive_is_returned_once():
     prefetch = ReceivePrefetch()
     codes = [GET, TWICE, GET, GET]
     told = []
@@ -100,7 +100,7 @@ def on(worker):
     return DeviceMesh([1], ["w"], [worker])
 
 
-def test_failures_among_tensors_that_come_early_stay_in_their_places(two_processes):
+def test_failures_among_prefetched_tensors_keep_their_positions(two_processes):
     wrong, right = gt.tensor([7]), gt.tensor([1])
     wrong, right = wrong.redistribute(on(0), "-"), right.redistribute(on(0), "-")
     source = gt.to(torch.arange(3.0)).redistribute(on(0), "-")

@@ -14,7 +14,7 @@ import torch.distributed as dist
 from gt.core.errors import ConnectionLost
 from gt.core.messages import Failure
 from gt.core.meta import TensorMeta
-from gt.wire.liveness import start_mark, this_host
+from gt.wire.process_identity import start_mark, this_host
 from gt.worker.engines import make_engine
 from gt.worker.exchange import process_groups, rendezvous
 from gt.worker.exchange.group_backends import GlooGroup, NcclGroup, can_use_nccl

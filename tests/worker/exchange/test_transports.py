@@ -9,8 +9,8 @@ import torch
 from gt.core.meta import TensorMeta
 from gt.worker.engines import make_engine
 from gt.worker.exchange import TRANSPORTS, Exchange, make_exchange
+from gt.worker.exchange.in_process import run_interleaved
 from gt.worker.exchange.interface import Swap
-from gt.worker.exchange.memory import run_interleaved
 
 META = TensorMeta((2,), (1,), 0, "float32")
 ENGINE = make_engine("pytorch", "cpu")

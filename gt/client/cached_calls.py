@@ -1,0 +1,260 @@
+"""Cached calls: how an op with given geometries and constants is emitted, and what it returns.
+
+Everything in the `run` methods is a hot path.
+"""
+
+from __future__ import annotations
+
+import _thread
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
+
+import torch
+
+from gt.client.geometry import Geometry, geometry_from_meta
+from gt.client.storage import CONJUGATE, NEGATE, Storage, TensorRef, reinterpreted, view_of
+from gt.client.torch_patches.pytree import tree_leaves
+from gt.client.torch_patches.wrapper_tensors import make_handle, set_conjugated, set_metadata, set_negated
+from gt.core.messages import QueryOp, RunOp
+from gt.core.meta import TensorMeta
+from gt.core.signatures import ViewStep
+
+if TYPE_CHECKING:
+    from gt.client.session import Session
+
+HandleType: TypeAlias = type[torch.Tensor]
+Rebuild: TypeAlias = Callable[[list[Any]], Any]
+Returned: TypeAlias = Callable[[list[Any], tuple[Any, ...], dict[str, Any]], Any]
+_thread_count = _thread._count  # threads that Python started, the main thread aside
+
+
+def wrap(cls: HandleType, ref: TensorRef) -> torch.Tensor:
+    """A handle: a torch tensor without bytes. Its device is "cpu", as that of the plain tensors it mixes with."""
+    geometry = ref.geometry
+    handle = make_handle(cls, geometry.shape, geometry.stride, geometry.offset, None, geometry.dtype)
+    handle._ref = ref  # type: ignore[attr-defined]
+    return handle
+
+
+def wrap_view(cls: HandleType, ref: TensorRef) -> torch.Tensor:
+    """A handle of a view that may be conjugated or negated lazily, which torch knows from two bits of a tensor. The
+    path gives the value; with the bits `is_conj()` is true, and torch copies such an operand where it would copy a
+    plain one."""
+    handle = wrap(cls, ref)
+    lazy = reinterpreted(ref) if ref.path is not None else None
+    if lazy:
+        set_conjugated(handle, CONJUGATE in lazy)
+        set_negated(handle, NEGATE in lazy)
+    return handle
+
+
+class CachedCall(Protocol):
+    def run(
+        self, cls: HandleType, session: Session, refs: list[TensorRef], scalars: list[Any], args: Any, kwargs: Any
+    ) -> Any: ...
+
+
+class SingleResultCall:
+    """An op with one result, a new tensor: nearly every op, so everything that can be prepared is."""
+
+    __slots__ = ("dtype", "geometry", "op_id", "random", "shape", "stride")
+
+    def __init__(self, op_id: int, geometry: Geometry, random: bool) -> None:
+        self.op_id = op_id
+        self.geometry = geometry
+        self.shape = geometry.shape
+        self.stride = geometry.stride
+        self.dtype = geometry.dtype
+        self.random = random
+
+    def run(
+        self, cls: HandleType, session: Session, refs: list[TensorRef], scalars: list[Any], args: Any, kwargs: Any
+    ) -> Any:
+        if self.random:
+            scalars.append(draw_key(args, kwargs))
+        result = Storage(session, next(session.ids), self.geometry)
+        scope = 0 if session.scope_resolver is None else session.scope_resolver.scope_id(refs, self.geometry)
+        site = session.sites.current(3)
+        if _thread_count() > 1:
+            outputs = (result.id,)
+            session.outbox.submit(lambda ids: RunOp(self.op_id, ids, outputs, tuple(scalars), scope, site), refs)
+        else:  # no thread but the one that flushes, which starts none: the lock would take a tenth of the whole
+            inputs = (refs[0].id, refs[1].id) if len(refs) == 2 else tuple([ref.id for ref in refs])
+            session.outbox.emit(RunOp(self.op_id, inputs, (result.id,), tuple(scalars), scope, site))
+        handle = make_handle(cls, self.shape, self.stride, None, None, self.dtype)
+        handle._ref = result  # type: ignore[attr-defined]
+        return handle
+
+
+class MultiResultCall:
+    """An op with several results, all new tensors."""
+
+    __slots__ = ("op_id", "outputs", "random", "rebuild")
+
+    def __init__(self, op_id: int, outputs: tuple[Geometry, ...], rebuild: Rebuild, random: bool) -> None:
+        self.op_id = op_id
+        self.outputs = outputs
+        self.rebuild = rebuild
+        self.random = random
+
+    def run(
+        self, cls: HandleType, session: Session, refs: list[TensorRef], scalars: list[Any], args: Any, kwargs: Any
+    ) -> Any:
+        if self.random:
+            scalars.append(draw_key(args, kwargs))
+        results = [Storage(session, next(session.ids), geometry) for geometry in self.outputs]
+        outputs = tuple([result.id for result in results])
+        scope = 0 if session.scope_resolver is None else session.scope_resolver.scope_id(refs, None)
+        site = session.sites.current()
+        session.outbox.submit(lambda ids: RunOp(self.op_id, ids, outputs, tuple(scalars), scope, site), refs)
+        return self.rebuild([wrap(cls, result) for result in results])
+
+
+class ViewCall:
+    """An op whose results are views: it sends nothing, its results are paths. `same`: the result is the input itself;
+    `strided`: the results are plain strided memory of the storage."""
+
+    __slots__ = ("outputs", "rebuild", "same", "steps", "strided", "wrap")
+
+    def __init__(
+        self,
+        steps: tuple[ViewStep, ...],
+        outputs: tuple[Geometry, ...],
+        rebuild: Rebuild | None,
+        same: bool,
+        strided: bool,
+        lazy: bool,
+    ) -> None:
+        self.steps = steps
+        self.wrap = wrap_view if lazy else wrap
+        self.outputs = outputs
+        self.rebuild = rebuild
+        self.same = same
+        self.strided = strided
+
+    def run(
+        self, cls: HandleType, session: Session, refs: list[TensorRef], scalars: list[Any], args: Any, kwargs: Any
+    ) -> Any:
+        ref = refs[0]
+        if self.same:
+            return self.wrap(cls, ref)
+        views = [
+            self.wrap(cls, view_of(ref, (self, pick), step, geometry, self.strided))
+            for pick, (step, geometry) in enumerate(zip(self.steps, self.outputs, strict=True))
+        ]
+        return views[0] if self.rebuild is None else self.rebuild(views)
+
+
+class WriteCall:
+    """An op that overwrites some of its arguments. `writes`: their positions among the tensors of the call."""
+
+    __slots__ = ("op_id", "outputs", "random", "returned", "writes")
+
+    def __init__(
+        self, op_id: int, outputs: tuple[Geometry, ...], writes: tuple[int, ...], returned: Returned, random: bool
+    ) -> None:
+        self.op_id = op_id
+        self.outputs = outputs
+        self.writes = writes
+        self.returned = returned
+        self.random = random
+
+    def run(
+        self, cls: HandleType, session: Session, refs: list[TensorRef], scalars: list[Any], args: Any, kwargs: Any
+    ) -> Any:
+        if self.random:
+            scalars.append(draw_key(args, kwargs))
+        results = [Storage(session, next(session.ids), geometry) for geometry in self.outputs]
+        written = [refs[position].storage for position in self.writes]
+        new_ids = [next(session.ids) for _ in written]
+        outputs = (*[result.id for result in results], *new_ids)
+        scope = 0 if session.scope_resolver is None else session.scope_resolver.scope_id(refs, None)
+        site = session.sites.current()
+        session.outbox.submit(
+            lambda ids: RunOp(self.op_id, ids, outputs, tuple(scalars), scope, site), refs, written, new_ids
+        )
+        return self.returned([wrap(cls, result) for result in results], args, kwargs or {})
+
+
+class QueryCall:
+    """An op whose results only a worker knows: the call waits for the answer. `on_geometries` is called with the
+    geometries of the results, None for a result that is no tensor."""
+
+    __slots__ = ("on_geometries", "op_id", "random", "returned", "writes")
+
+    def __init__(
+        self,
+        op_id: int,
+        writes: tuple[int, ...],
+        returned: Returned,
+        random: bool,
+        on_geometries: Callable[[list[Geometry | None]], None] | None = None,
+    ) -> None:
+        self.op_id = op_id
+        self.on_geometries = on_geometries
+        self.writes = writes
+        self.returned = returned
+        self.random = random
+
+    def run(
+        self, cls: HandleType, session: Session, refs: list[TensorRef], scalars: list[Any], args: Any, kwargs: Any
+    ) -> Any:
+        if self.random:
+            scalars.append(draw_key(args, kwargs))
+        written = [refs[position].storage for position in self.writes]
+        new_ids = tuple([next(session.ids) for _ in written])
+        request = next(session.ids)
+        scope = 0 if session.scope_resolver is None else session.scope_resolver.scope_id(refs, None)
+        site = session.sites.current()
+
+        def build(ids: tuple[int, ...]) -> QueryOp:
+            first = session.reserve_ids()  # with the outbox's lock held: the ids of a later query are higher
+            return QueryOp(request, self.op_id, ids, new_ids, first, tuple(scalars), scope, site)
+
+        query: QueryOp = session.outbox.submit(build, refs, written, new_ids)
+        answer = session.read_query(request)
+        for storage, meta in zip(written, answer.written, strict=True):
+            _resize(storage, geometry_from_meta(meta), args, kwargs)
+        if self.on_geometries is not None:
+            self.on_geometries([geometry_from_meta(m) if isinstance(m, TensorMeta) else None for m in answer.results])
+        return self.returned(_handles(cls, session, query.first, answer.results), args, kwargs or {})
+
+
+def rebind(tensor: torch.Tensor, ref: TensorRef) -> torch.Tensor:
+    """Make an existing handle refer to another tensor, shape included."""
+    set_metadata(tensor, wrap_view(type(tensor), ref))
+    tensor._ref = ref  # type: ignore[attr-defined]
+    if isinstance(tensor, torch.nn.Parameter):
+        ref.storage.is_parameter = True
+    return tensor
+
+
+def _resize(storage: Storage, geometry: Geometry, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    """Give a storage that an op has resized its new geometry, and the caller's handles of it too."""
+    if geometry.shape == storage.geometry.shape:
+        return
+    storage.geometry = geometry
+    for value in tree_leaves((args, kwargs)):
+        if getattr(value, "_ref", None) is storage:
+            rebind(value, storage)
+
+
+def _handles(cls: HandleType, session: Session, first: int, results: Sequence[Any]) -> list[Any]:
+    """Handles for the tensors of an answer, whose ids start at `first`; other values as they are."""
+    values: list[Any] = []
+    for result in results:
+        if isinstance(result, TensorMeta):
+            values.append(wrap(cls, Storage(session, first, geometry_from_meta(result))))
+            first += 1
+        else:
+            values.append(result)
+    return values
+
+
+def draw_key(args: tuple[Any, ...], kwargs: dict[str, Any] | None) -> int:
+    """The key of a random op, drawn from torch's generator on the client: so `torch.manual_seed`, a user's generator
+    and the state that checkpointing saves have the effects that they have in torch."""
+    generator = (kwargs or {}).get("generator")
+    if generator is None:
+        generator = next((a for a in args if isinstance(a, torch.Generator)), None)
+    return int(torch.empty((), dtype=torch.int64).random_(generator=generator))

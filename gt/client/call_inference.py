@@ -1,0 +1,356 @@
+"""Infers the call of an op that is not cached: its signature, and the geometries of its results by torch's shape
+functions.
+
+Where these do not know the result (its shape depends on the data, or torch has no shape function) or raise, the call is
+a query: a worker runs it and the client waits, so that a wrong call raises torch's own error on the user's line.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from gt.client.cached_calls import (
+    CachedCall,
+    MultiResultCall,
+    QueryCall,
+    Rebuild,
+    Returned,
+    SingleResultCall,
+    ViewCall,
+    WriteCall,
+)
+from gt.client.geometry import Geometry, dtype_name, geometry_of, intern_geometry
+from gt.client.op_schema import Kind, OpSchema
+from gt.client.refused_calls import check_arguments
+from gt.client.resizing import ResizingCall
+from gt.client.session import Session
+from gt.client.shape_functions import SHAPE_FUNCTIONS
+from gt.client.storage import CONJUGATE, NEGATE, TensorRef, is_lazy, reinterpreted
+from gt.client.strides import run_shape_function
+from gt.client.torch_patches.avoid_dynamo_import import keep_dynamo_out
+from gt.client.torch_patches.op_registry import has_kernel, schema_of
+from gt.client.torch_patches.pytree import tree_flatten, tree_unflatten
+from gt.client.torch_patches.wrapper_tensors import negative_view
+from gt.core.errors import SessionError
+from gt.core.signatures import (
+    Arg,
+    Complex,
+    DType,
+    Input,
+    ListArg,
+    MemoryFormat,
+    Scalar,
+    Signature,
+    TorchLayout,
+    ViewStep,
+    WorkerDevice,
+)
+from gt.sharding.placements import Layout
+
+_TENSOR_KINDS = (Kind.TENSOR, Kind.TARGET)
+_LIST_KINDS = (Kind.TENSORS, Kind.TARGETS, Kind.COPIES)
+_LAZY_KEYS = {CONJUGATE: "Conjugate", NEGATE: "Negative"}  # dispatch keys of kernels that take lazy operands
+
+
+keep_dynamo_out()
+
+
+class Unknown(Exception):
+    """Torch's shape functions do not know the result of a call."""
+
+
+def infer_call(
+    session: Session,
+    op: OpSchema,
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+    key: tuple[Any, ...],
+    refs: list[TensorRef],
+    layout: Layout | None = None,
+) -> CachedCall:
+    """Make the cached call of an op with these arguments."""
+    for ref in refs:
+        if ref.session is not session:
+            ref.session.require_open()
+            raise SessionError("this tensor belongs to another session than the one that is active")
+    template = CallTemplate(op, args, kwargs, refs, layout)
+    try:
+        call = _inferred_call(session, op, args, kwargs, template, refs)
+    except Unknown:
+        call = _query_call(session, op, template, key)
+    session.cache_call(key, call)
+    return call
+
+
+def _query_call(session: Session, op: OpSchema, template: CallTemplate, key: tuple[Any, ...]) -> QueryCall:
+    returned = _returned(op, _structure(op))
+
+    def cache_inferred(outputs: list[Geometry | None]) -> None:
+        """Replace the query by a call that does not wait, as the geometries are known now."""
+        op_id = session.define(template.signature(op, outputs))
+        present = tuple(output for output in outputs if output is not None)
+        restore = _returned(op, lambda values: _structure(op)(_with_gaps(outputs, values)))
+        session.cache_call(key, WriteCall(op_id, present, template.writes, restore, op.random))
+
+    op_id = session.define(template.signature(op, ()))
+    return QueryCall(op_id, template.writes, returned, op.random, cache_inferred if op.needs_worker_shape else None)
+
+
+def _inferred_call(
+    session: Session,
+    op: OpSchema,
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+    template: CallTemplate,
+    refs: list[TensorRef],
+) -> CachedCall:
+    if op.needs_worker_shape and not _is_same_everywhere(op, args, kwargs, refs):
+        raise Unknown
+    result, resized = infer_result(op, args, kwargs, refs, session.on_cpu)
+    reshaped = [refs[position] for position, found in resized.items() if found.shape != refs[position].geometry.shape]
+    if any(ref is not ref.storage for ref in reshaped):
+        return ResizingCall(op, resized)
+    if op.returns_python or resized:
+        raise Unknown
+    result = _apply_mask(op, args, kwargs, result)
+    if op.aliases:
+        return _view_call(op, template, refs[0], result)
+    fresh = [value for value, name in zip(_as_results(op, result), op.returned, strict=False) if name is None]
+    leaves, spec = tree_flatten(fresh if op.writes else result)
+    geometries = [None if leaf is None else _fresh_geometry(leaf) for leaf in leaves]
+    outputs = tuple(geometry for geometry in geometries if geometry is not None)
+    op_id = session.define(template.signature(op, geometries))
+    if op.writes:
+        returned = _returned(op, lambda values: tree_unflatten(_with_gaps(leaves, values), spec))
+        return WriteCall(op_id, outputs, template.writes, returned, op.random)
+    if isinstance(result, torch.Tensor):
+        return SingleResultCall(op_id, outputs[0], op.random)
+    return MultiResultCall(op_id, outputs, _rebuild(result, leaves, spec), op.random)
+
+
+def _apply_mask(op: OpSchema, args: tuple[Any, ...], kwargs: dict[str, Any], result: Any) -> Any:
+    """The results of a backward op, with None in place of gradients that its mask excludes. Torch's kernels and
+    its shape functions differ in which of those they give."""
+    if op.mask < 0:
+        return result
+    mask = args[op.mask] if op.mask < len(args) else kwargs[schema_of(op.func).arguments[op.mask].name]
+    return tuple(value if asked else None for value, asked in zip(result, mask, strict=True))
+
+
+def _is_same_everywhere(op: OpSchema, args: Sequence[Any], kwargs: dict[str, Any], refs: Sequence[TensorRef]) -> bool:
+    """Whether an op whose results differ by device gives the same on every device in this call."""
+    if any(ref.geometry.dtype not in (torch.float32, torch.float64) for ref in refs):
+        return False
+    given = dict(zip(op.kwarg_kinds, args, strict=False)) | kwargs
+    return op.differs_only_in_half or (op.differs_in_evaluation and bool(given["training"]))
+
+
+def infer_result(
+    op: OpSchema, args: tuple[Any, ...], kwargs: dict[str, Any], refs: list[TensorRef], on_cpu: bool
+) -> tuple[Any, dict[int, Geometry]]:
+    """The result of an op for tensors without bytes, and the new geometries of the inputs that it resizes, by position.
+    Raises Unknown where its kernel may give another result; `on_cpu`: the workers have the same kernels as this
+    process."""
+    metas = _Metas(refs, op)
+    meta_args = [metas.argument(kind, value) for kind, value in zip(op.kinds, args, strict=False)]
+    meta_kwargs = {name: metas.argument(op.kwarg_kinds[name], value) for name, value in kwargs.items()}
+    meta_kwargs.pop("pin_memory", None)
+    if "device" in op.kwarg_kinds and not refs:
+        meta_kwargs["device"] = torch.device("meta")
+    try:
+        own = SHAPE_FUNCTIONS.get(op.name)
+        result = run_shape_function(op.func, meta_args, meta_kwargs) if own is None else own(*meta_args, **meta_kwargs)
+        check_arguments(op, meta_args, meta_kwargs, result, on_cpu)
+    except Exception as error:
+        raise Unknown from error
+    written = {position: geometry_of(meta) for position, meta in metas.written.items()}
+    return result, {position: found for position, found in written.items() if found is not refs[position].geometry}
+
+
+class _Metas:
+    """The arguments of a call with tensors without bytes in place of GT tensors; `written` are those that the op writes
+    to, by position. Lazily conjugated or negated operands are copied first, as torch copies them, except for
+    ops that make views and those with kernels for lazy operands. A class and not a nested function: a function that
+    calls itself is a reference cycle, which would keep the call's tensors until the next collection."""
+
+    def __init__(self, refs: list[TensorRef], op: OpSchema) -> None:
+        self.written: dict[int, torch.Tensor] = {}
+        self._op = op
+        self._remaining = enumerate(refs)
+
+    def argument(self, kind: Kind, value: Any) -> Any:
+        if kind in _LIST_KINDS and value is not None:
+            inner = Kind.TENSOR if kind is Kind.TENSORS else Kind.TARGET
+            return [self.argument(inner, item) for item in value]
+        if kind in _TENSOR_KINDS and isinstance(value, torch.Tensor):
+            return self._tensor(kind, *next(self._remaining))
+        return None if kind is Kind.GENERATOR else torch.device("meta") if kind is Kind.DEVICE else value
+
+    def _tensor(self, kind: Kind, position: int, ref: TensorRef) -> torch.Tensor:
+        meta = ref.geometry.on_meta()
+        if kind is Kind.TARGET:
+            self.written[position] = meta
+        elif is_lazy(ref):
+            return self._lazy(meta, reinterpreted(ref))
+        return meta
+
+    def _lazy(self, meta: torch.Tensor, ops: Sequence[str]) -> torch.Tensor:
+        taken = all(has_kernel(self._op.func, _LAZY_KEYS[op]) for op in ops)
+        if not (taken or self._op.aliases):
+            return meta.clone()
+        meta = meta.conj() if CONJUGATE in ops else meta
+        return negative_view(meta) if NEGATE in ops else meta
+
+
+def _as_results(op: OpSchema, result: Any) -> list[Any]:
+    return list(result) if len(op.returned) > 1 else [result]
+
+
+def _fresh_geometry(tensor: torch.Tensor) -> Geometry:
+    """The geometry of a new tensor, which has a storage of its own even where torch's shape function gave a view."""
+    if tensor.layout is not torch.strided:
+        raise Unknown
+    return intern_geometry(tensor.shape, tensor.stride(), 0, tensor.dtype)
+
+
+def _view_call(op: OpSchema, template: CallTemplate, ref: TensorRef, result: Any) -> ViewCall:
+    source = ref.geometry
+    several = isinstance(result, list | tuple)
+    outputs = tuple(geometry_of(view) for view in (result if several else [result]))
+    metas = tuple(output.meta() for output in outputs)
+    steps = tuple(
+        ViewStep(op.name, template.args[1:], template.kwargs, pick if several else None, None, metas)
+        for pick in range(len(outputs))
+    )
+    same = not several and outputs[0] is source and not op.reinterprets
+    strided = not op.reinterprets and all(output.dtype is source.dtype for output in outputs)
+    lazy = op.reinterprets or is_lazy(ref)
+    return ViewCall(steps, outputs, type(result) if several else None, same, strided, lazy)
+
+
+def _rebuild(result: Any, leaves: list[Any], spec: Any) -> Rebuild:
+    if type(result) in (tuple, list) and all(leaf is item for leaf, item in zip(leaves, result, strict=False)):
+        if None not in leaves:
+            return type(result)
+        return lambda values: tuple(_with_gaps(leaves, values))
+    return lambda values: tree_unflatten(_with_gaps(leaves, values), spec)
+
+
+def _with_gaps(leaves: Sequence[object], values: Sequence[Any]) -> list[Any]:
+    """Values in the positions of leaves, None in the positions of None."""
+    remaining = iter(values)
+    return [None if leaf is None else next(remaining) for leaf in leaves]
+
+
+def _structure(op: OpSchema) -> Rebuild:
+    """Makes the result of an op of the flat results of a query."""
+    if op.returns_list:
+        return lambda values: [values]
+    return list
+
+
+def _returned(op: OpSchema, restore: Rebuild) -> Returned:
+    """Makes the results in the schema's order; a result that is a written argument is the caller's own object."""
+    names = [argument.name for argument in schema_of(op.func).arguments]
+
+    def returned(values: list[Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        fresh = iter(restore(values))
+        given = dict(zip(names, args, strict=False)) | kwargs
+        results = [next(fresh, None) if name is None else given[name] for name in op.returned]
+        return None if not results else results[0] if len(results) == 1 else tuple(results)
+
+    return returned
+
+
+class CallTemplate:
+    """The arguments of a call in wire form, with placeholders for its tensors and scalars, numbered in the order in
+    which `dispatch` sorts arguments: the n-th placeholder is the n-th tensor or scalar of every such call."""
+
+    def __init__(
+        self,
+        op: OpSchema,
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+        refs: Sequence[TensorRef] = (),
+        layout: Layout | None = None,
+    ) -> None:
+        self._layout = layout
+        self._tensors = 0
+        self._scalars = 0
+        self._written: list[int] = []
+        pairs = zip(op.kinds, args, strict=False)
+        self.args: tuple[Arg, ...] = tuple(self._argument(kind, value) for kind, value in pairs)
+        kinds = op.kwarg_kinds
+        self.kwargs: dict[str, Arg] = {
+            name: self._argument(kinds[name], value)
+            for name, value in kwargs.items()
+            if kinds[name] not in (Kind.IGNORED, Kind.GENERATOR)
+        }
+        if "device" in kinds and "device" not in kwargs and self._tensors == 0:
+            self.kwargs["device"] = WorkerDevice()
+        self.paths = tuple(ref.path.steps if ref.path is not None else () for ref in refs)
+        first_of = {id(refs[position].storage): position for position in reversed(self._written)}
+        self.writes = tuple(reversed(first_of.values()))  # one input for each storage that is written
+        is_whole = op.overwrites and all(refs[position].path is None for position in self.writes)
+        self.overwrites = tuple([refs[position].geometry.meta() for position in self.writes]) if is_whole else ()
+
+    def signature(self, op: OpSchema, outputs: Sequence[Geometry | None]) -> Signature:
+        metas = tuple(output.meta() for output in outputs if output is not None)
+        positions = tuple(position for position, output in enumerate(outputs) if output is not None)
+        floating = dtype_name(torch.get_default_dtype())
+        spec = self._layout.spec(metas[0]) if self._layout is not None and metas else None
+        return Signature(
+            op.name,
+            self.args,
+            self.kwargs,
+            self.paths,
+            self.writes,
+            metas,
+            positions,
+            op.random,
+            floating,
+            op.functional,
+            None if spec is None else spec.record(),
+            self.overwrites,
+        )
+
+    def _argument(self, kind: Kind, value: Any) -> Arg:
+        if kind in _LIST_KINDS and value is not None:
+            inner = Kind.TENSOR if kind is Kind.TENSORS else Kind.TARGET
+            return ListArg(tuple(self._argument(inner, item) for item in value))
+        if isinstance(value, torch.Tensor):
+            if kind is Kind.TARGET:
+                self._written.append(self._tensors)
+            self._tensors += 1
+            return Input(self._tensors - 1)
+        if kind is Kind.SCALARS and value is not None:
+            return ListArg(tuple(self._scalar() for _ in value))
+        if kind in (Kind.SCALAR, Kind.TENSOR) and type(value) in (float, int, bool):
+            return self._scalar()
+        return WorkerDevice() if kind is Kind.DEVICE else None if kind is Kind.GENERATOR else to_wire(value)
+
+    def _scalar(self) -> Scalar:
+        self._scalars += 1
+        return Scalar(self._scalars - 1)
+
+
+def to_wire(value: Any) -> Arg:
+    """A constant argument in wire form."""
+    if value is None or isinstance(value, bool | int | float | str):
+        return value
+    if isinstance(value, list | tuple):
+        return ListArg(tuple(to_wire(item) for item in value))
+    if isinstance(value, torch.dtype):
+        return DType(dtype_name(value))
+    if isinstance(value, torch.layout):
+        return TorchLayout(str(value).removeprefix("torch."))
+    if isinstance(value, torch.memory_format):
+        return MemoryFormat(str(value).removeprefix("torch."))
+    if isinstance(value, complex):
+        return Complex(value.real, value.imag)
+    if isinstance(value, torch.device):
+        return WorkerDevice()
+    raise TypeError(f"an argument of type {type(value).__name__} ({value!r}) cannot be sent to a worker")

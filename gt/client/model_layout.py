@@ -1,0 +1,175 @@
+"""Applies the `model` section of a configuration to a module: lays out its parameters and runs its parts in scopes, by
+their names."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any
+from weakref import WeakKeyDictionary
+
+import torch
+from torch.nn.parameter import is_lazy
+
+from gt.client import scope_stack
+from gt.client import session as sessions
+from gt.client.cached_calls import rebind
+from gt.client.storage import Storage, StorageView, TensorRef
+from gt.client.tensor import Tensor
+from gt.core.errors import SignalError, nearest
+from gt.sharding.spec import DeviceMesh, whole
+from gt.signals.checks import REST
+from gt.signals.config import ModelConfig, ModuleEntry, ParameterEntry, at
+from gt.signals.registry import registry
+from gt.signals.resolution import resolve_mesh, resolve_spec
+
+log = logging.getLogger("gt.signals")
+_hooks: WeakKeyDictionary[torch.nn.Module, list[Any]] = WeakKeyDictionary()
+
+
+def apply_model_config(module: torch.nn.Module) -> None:
+    """Lay out a module whose tensors are on GT, and hook its parts, if the configuration has a `model` section."""
+    config = registry.current().model
+    _unhook(module)
+    if config is None:
+        return
+    _warn_of_unmatched(module, config)
+    if not sessions.current().embedded:
+        _lay_out(module, config)
+    _hook(module, config)
+
+
+# Parameters
+
+
+def _lay_out(module: torch.nn.Module, config: ModelConfig) -> None:
+    """Where the section has a mesh, every tensor is laid out on it: as its pattern says, or else whole on each
+    worker."""
+    mesh = _mesh(config)
+    if mesh is None:
+        return
+    laid_out: dict[int, tuple[Storage, Storage]] = {}
+    for names, tensors in sorted(_tensors(module), key=lambda named: named[1][0]._ref.path is not None):
+        ref = tensors[0]._ref
+        if id(ref.storage) in laid_out:  # a view of another parameter
+            new = laid_out[id(ref.storage)][1]
+            placed: TensorRef = StorageView(new, ref.path, ref.geometry)  # type: ignore[arg-type]
+        else:
+            with torch.no_grad():
+                placed = tensors[0].detach().redistribute(placements=_spec(config, mesh, names, tensors[0]))._ref
+            if ref is ref.storage:
+                laid_out[id(ref)] = ref.storage, placed.storage
+        for tensor in tensors:
+            rebind(tensor, placed)
+
+
+def _mesh(config: ModelConfig) -> DeviceMesh | None:
+    if config.mesh is None and config.workers is None:
+        return None
+    connected = [info.worker for info in sessions.current().workers]
+    return resolve_mesh(config.mesh, config.workers, connected, f"{at(config.source)}model")
+
+
+def lay_out_tensor(tensor: Tensor, name: str) -> None:
+    """Lay out one parameter or buffer by its name in the whole model."""
+    config = registry.current().model
+    mesh = None if config is None or sessions.current().embedded else _mesh(config)
+    if config is not None and mesh is not None:
+        with torch.no_grad():
+            placed = tensor.detach().redistribute(placements=_spec(config, mesh, [name], tensor))
+        rebind(tensor, placed._ref)
+
+
+def _tensors(module: torch.nn.Module) -> Iterator[tuple[list[str], list[Tensor]]]:
+    """The names and handles of each distinct parameter and buffer, several where they share data. Those of lazy modules
+    that have no shape yet are left out."""
+    named: dict[int, tuple[list[str], dict[int, Tensor]]] = {}
+    pairs: Iterable[tuple[str, Any]] = [
+        *module.named_parameters(remove_duplicate=False),
+        *module.named_buffers(remove_duplicate=False),
+    ]
+    for name, tensor in pairs:
+        if not is_lazy(tensor):
+            names, tensors = named.setdefault(id(tensor._ref), ([], {}))
+            names.append(name)
+            tensors[id(tensor)] = tensor
+    for names, tensors in named.values():
+        yield names, list(tensors.values())
+
+
+def _spec(config: ModelConfig, mesh: DeviceMesh, names: Sequence[str], tensor: Tensor) -> Any:
+    found = [(name, entry) for name in names if (entry := config.spec_for(name)) is not None]
+    if not found:
+        return whole(mesh, tensor.dim())
+    name, entry = found[0]
+    for other, also in found[1:]:
+        if also.dims != entry.dims:
+            raise SignalError(
+                f"{at(entry.source)}{entry.pattern!r} and {also.pattern!r} lay out one tied parameter in two ways: "
+                f"{name} and {other}; give both the same layout"
+            )
+    named = len([dim for dim in entry.dims if dim != REST])
+    if named > tensor.dim():
+        raise SignalError(
+            f"{at(entry.source)}{entry.pattern!r} names {named} dims, and {name} has the shape {list(tensor.shape)}"
+        )
+    return resolve_spec(entry.dims, mesh, tensor.dim())
+
+
+# Modules
+
+
+class _ScopeHook:
+    """A hook that enters a scope before a module runs, unless an enclosing module has entered it. `leave` is called
+    even if the module raises."""
+
+    def __init__(self, signal: str) -> None:
+        self.signal = signal
+
+    def __call__(self, module: torch.nn.Module, args: Any) -> None:
+        frame = scope_stack.top()
+        if frame is not None and isinstance(frame.owner, _ScopeHook) and frame.owner.signal == self.signal:
+            return
+        sessions.enter_scope(self.signal, owner=self)
+
+    def leave(self, module: torch.nn.Module, args: Any, output: Any) -> None:
+        scope_stack.leave(self)
+
+
+def _hook(module: torch.nn.Module, config: ModelConfig) -> None:
+    for name, part in module.named_modules():
+        entry = config.scope_for(name)
+        if entry is None:
+            continue
+        if registry.get(entry.signal) is None:
+            known = registry.current().signals
+            raise SignalError(
+                f"{at(entry.source)}{entry.signal!r} is not a configured signal; {nearest(entry.signal, known)}"
+            )
+        scope = _ScopeHook(entry.signal)
+        _hooks[part] = [
+            part.register_forward_pre_hook(scope, prepend=True),
+            part.register_forward_hook(scope.leave, always_call=True),
+        ]
+
+
+def _unhook(module: torch.nn.Module) -> None:
+    for part in module.modules():
+        for hook in _hooks.pop(part, []):
+            hook.remove()
+
+
+def _warn_of_unmatched(module: torch.nn.Module, config: ModelConfig) -> None:
+    """Warn of patterns that match nothing, most likely by mistake."""
+    tensors = [name for names, _ in _tensors(module) for name in names]
+    parts = [name for name, _ in module.named_modules()]
+    used_specs = {entry.pattern for entry in map(config.spec_for, tensors) if entry is not None}
+    used_scopes = {entry.pattern for entry in map(config.scope_for, parts) if entry is not None}
+    unused: list[tuple[ParameterEntry | ModuleEntry, str, list[str]]] = [
+        *[(entry, "parameter", tensors) for entry in config.parameters if entry.pattern not in used_specs],
+        *[(entry, "module", parts) for entry in config.modules if entry.pattern not in used_scopes],
+    ]
+    for entry, kind, names in unused if used_specs or used_scopes else []:
+        log.warning(
+            "%s%r decides about no %s; %s", at(entry.source), entry.pattern, kind, nearest(entry.pattern, names)
+        )

@@ -1,0 +1,95 @@
+"""Hooks that keep modules on GT: parameters, buffers and children that are registered later are moved to GT.
+
+A module is on GT if `gt.to` has moved it, or if a parameter, a buffer or a child was registered in it inside
+`gt.device()`. So adapters that a library adds to a model, a new head, and the weights that `from_pretrained` loads are
+on GT. Torch calls the hooks for every registration in any module.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Iterator
+from typing import Any
+from weakref import ReferenceType, WeakKeyDictionary, WeakSet, ref
+
+import torch
+from torch.nn.modules import module as torch_modules
+from torch.nn.parameter import is_lazy
+from torch.utils.weak import WeakTensorKeyDictionary
+
+from gt.client.factory_mode import is_factory_mode_on
+from gt.client.model_layout import lay_out_tensor
+from gt.client.module_moving import move_module, move_tensor
+from gt.client.tensor import Tensor
+from gt.client.torch_patches.nn_modules import child_modules, own_buffers, own_parameters
+
+_modules_on_gt: WeakSet[torch.nn.Module] = WeakSet()
+_parents: WeakKeyDictionary[torch.nn.Module, ReferenceType[torch.nn.Module]] = WeakKeyDictionary()
+_moved: Any = WeakTensorKeyDictionary()  # plain tensor, by identity, to a weak reference of the moved one
+
+
+def keep_on_gt(module: torch.nn.Module) -> None:
+    """From now on move to GT all that is registered in a module and its children."""
+    watch_modules()
+    _modules_on_gt.update(module.modules())
+
+
+@functools.cache
+def watch_modules() -> None:
+    torch_modules.register_module_parameter_registration_hook(_on_tensor(own_parameters))
+    torch_modules.register_module_buffer_registration_hook(_on_tensor(own_buffers))
+    torch_modules.register_module_module_registration_hook(_on_module)
+
+
+def _on_tensor(table_of: Callable[[torch.nn.Module], dict[str, Any]]) -> Callable[[torch.nn.Module, str, Any], Any]:
+    def moved(module: torch.nn.Module, name: str, value: Any) -> Any:
+        if isinstance(value, Tensor) or not isinstance(value, torch.Tensor) or not _is_on_gt(module):
+            return None
+        if value.device.type != "cpu" or is_lazy(value):
+            return None
+        new = _moved_once(value)
+        replaced = table_of(module).get(name)
+        if replaced is not None and replaced.device.type == "meta":
+            lay_out_tensor(new, _full_name(module, name))
+        return new
+
+    return moved
+
+
+def _on_module(module: torch.nn.Module, name: str, part: Any) -> None:
+    if not isinstance(part, torch.nn.Module) or not _is_on_gt(module):
+        return
+    _parents[part] = ref(module)
+    if not any(value.device.type == "meta" for value in [*part.parameters(), *part.buffers()]):
+        move_module(part)
+    keep_on_gt(part)
+
+
+def _is_on_gt(module: torch.nn.Module) -> bool:
+    if module in _modules_on_gt:
+        return True
+    if is_factory_mode_on():
+        _modules_on_gt.add(module)
+        return True
+    return False
+
+
+def _moved_once(value: torch.Tensor) -> Tensor:
+    """Move a tensor; one that is registered twice is one tensor on GT too."""
+    known = _moved.get(value)
+    new = None if known is None else known()
+    if new is None:
+        new = move_tensor(value)
+        _moved[value] = ref(new)
+    return new  # type: ignore[return-value]
+
+
+def _full_name(module: torch.nn.Module, name: str) -> str:
+    """The name of a tensor in the model, as far as the model is built."""
+    return ".".join([*reversed([*_names_above(module)]), name])
+
+
+def _names_above(module: torch.nn.Module) -> Iterator[str]:
+    while module in _parents and (parent := _parents[module]()) is not None:
+        yield next((name for name, part in child_modules(parent).items() if part is module), "")
+        module = parent

@@ -1,0 +1,224 @@
+"""`dispatch`, which runs for every op: it sorts the arguments, looks up the cached call, and runs it.
+
+Calls that are not cached are inferred (call_inference.py); the few ops that are not instructions are in special_ops.py.
+Everything in this file is a hot path.
+"""
+
+from __future__ import annotations
+
+from operator import attrgetter
+from typing import Any
+
+import torch
+
+from gt.client import session as sessions
+from gt.client.cached_calls import CachedCall, HandleType
+from gt.client.call_inference import infer_call
+from gt.client.factory_mode import FactoryMode
+from gt.client.op_schema import Kind, OpSchema
+from gt.client.session import Session
+from gt.client.special_ops import SPECIAL, reshape_in_place, run_on_host
+from gt.client.storage import TensorRef
+from gt.client.torch_patches.op_registry import OpOverload
+from gt.client.torch_patches.pytree import tree_leaves
+from gt.client.tracebacks import leave_out_own_frames
+from gt.client.unsupported import refuse_op, require_strided, require_values
+from gt.sharding.placements import Layout
+
+_TENSOR, _TENSORS, _TARGET, _TARGETS, _COPIES = Kind.TENSOR, Kind.TENSORS, Kind.TARGET, Kind.TARGETS, Kind.COPIES
+_SCALAR, _SCALARS, _CONSTANT, _DEVICE = Kind.SCALAR, Kind.SCALARS, Kind.CONSTANT, Kind.DEVICE
+_SCALAR_TYPES = frozenset((float, int, bool))
+_ref_of, _key_of = attrgetter("_ref"), attrgetter("key")
+_default_dtype = torch.get_default_dtype
+_schemas: dict[OpOverload, OpSchema] = {}
+
+
+def dispatch(
+    cls: HandleType,
+    func: OpOverload,
+    types: Any,
+    args: tuple[Any, ...] = (),
+    kwargs: dict[str, Any] | None = None,
+    layout: Layout | None = None,
+) -> Any:
+    """The `__torch_dispatch__` of GT tensors. `layout`: the layout of a factory's result."""
+    try:
+        op = _schemas.get(func)
+        if op is None:
+            refuse_op(func)
+            op = _schemas[func] = OpSchema(func, special=str(func) in SPECIAL)
+        session = sessions.active or sessions.current()
+        if op.is_special and not (op.split and session.alone):
+            return _run_special(cls, op, args, kwargs or {})
+        if not kwargs and len(args) <= op.leading and layout is None:
+            cache_key: tuple[Any, ...]
+            try:  # hot path: most calls have one or two GT tensors and nothing else
+                if len(args) == 2:
+                    first, second = args[0]._ref, args[1]._ref
+                    refs, cache_key = [first, second], (op, _default_dtype(), first.key, second.key)
+                elif len(args) == 1:
+                    first = args[0]._ref
+                    refs, cache_key = [first], (op, _default_dtype(), first.key)
+                else:
+                    refs = list(map(_ref_of, args))
+                    cache_key = (op, _default_dtype(), *map(_key_of, refs))
+            except AttributeError:
+                pass
+            else:
+                call: CachedCall | None = session.cached_calls.get(cache_key)
+                if call is None:
+                    call = infer_call(session, op, args, {}, cache_key, refs)
+                return call.run(cls, session, refs, [], args, None)
+        return _sort_and_run(cls, session, op, args, kwargs, layout)
+    except Exception as error:
+        leave_out_own_frames(error)
+        raise
+
+
+def _sort_and_run(
+    cls: HandleType,
+    session: Session,
+    op: OpSchema,
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any] | None,
+    layout: Layout | None,
+) -> Any:
+    """Run a call with scalars, constants, lists of tensors, plain tensors, or tensors to write to."""
+    key: list[Any] = [op, _default_dtype()]
+    refs: list[TensorRef] = []
+    scalars: list[Any] = []
+    try:
+        kinds = op.kinds
+        for position, value in enumerate(args):
+            kind = kinds[position]
+            if kind is _TENSOR:
+                try:  # hot path: nearly all of these arguments are GT tensors or scalars
+                    if type(value) in _SCALAR_TYPES:
+                        scalars.append(value)
+                        key.append(type(value))
+                        continue
+                    ref = value._ref
+                except AttributeError:
+                    _take_plain(session, value, key, refs, scalars)
+                else:
+                    refs.append(ref)
+                    key.append(ref.key)
+            else:
+                _take(session, kind, value, key, refs, scalars)
+        if kwargs:
+            for name, value in kwargs.items():
+                key.append(name)
+                _take(session, op.kwarg_kinds[name], value, key, refs, scalars)
+    except _NotOnWorkers:
+        return run_on_host(cls, op.func, args, kwargs or {})
+    if op.writes:
+        key.append(_alias_pattern(refs))
+    if layout is not None:
+        key.append(layout)
+    cache_key = tuple(key)
+    call: CachedCall | None = session.cached_calls.get(cache_key)
+    if call is None:
+        call = infer_call(session, op, args, kwargs or {}, cache_key, refs, layout)
+    return call.run(cls, session, refs, scalars, args, kwargs)
+
+
+def _run_special(cls: HandleType, op: OpSchema, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """Run an op that is not one instruction: one of special_ops.py, or one that is composed of others. A list of
+    tensors is split where there are several workers, since its tensors may be on different ones."""
+    special = SPECIAL.get(op.name) or (reshape_in_place if op.reshapes else None)
+    if special is not None:
+        return special(cls, op, args, kwargs)
+    try:
+        with FactoryMode(cls):
+            return (op.split or op.decomposition)(*args, **kwargs)  # type: ignore[misc]
+    except RuntimeError:
+        for value in tree_leaves((args, kwargs)):
+            if isinstance(value, torch.Tensor):
+                require_strided(value)
+        raise
+
+
+def _take(  # noqa: PLR0912  (hot path: one branch for each kind of argument)
+    session: Session, kind: Kind, value: Any, key: list[Any], refs: list[TensorRef], scalars: list[Any]
+) -> None:  # fmt: skip
+    """Sort one argument: a tensor, a scalar, which may change from call to call, or a constant of the cache key."""
+    if kind is _TENSOR:
+        _take_tensor(session, value, key, refs, scalars)
+    elif kind is _SCALAR and type(value) in _SCALAR_TYPES:
+        scalars.append(value)
+        key.append(type(value))
+    elif kind is _TARGET:
+        _take_target(value, key, refs)
+    elif (kind is _TENSORS or kind is _TARGETS) and value is not None:
+        key.append(len(value))
+        for item in value:
+            if kind is _TARGETS:
+                _take_target(item, key, refs)
+            else:
+                _take_tensor(session, item, key, refs, scalars)
+    elif kind is _SCALARS and value is not None:
+        key.append(tuple(map(type, value)))
+        scalars.extend(value)
+    elif kind is _DEVICE:
+        if value is not None and value.type != "cpu":
+            raise _NotOnWorkers
+    elif kind is _CONSTANT or kind is _SCALAR:
+        key.append(tuple(value) if type(value) is list else value)
+        key.append(type(value))  # 1, 1.0 and True are equal as keys
+    elif kind is _COPIES:
+        key.append(len(value))
+        for item in value:
+            ref = getattr(item, "_ref", None)
+            _take_ref(session.upload(item) if ref is None else ref, key, refs)
+    elif kind is _SCALARS or kind is _TENSORS or kind is _TARGETS:
+        key.append(None)
+
+
+def _take_tensor(session: Session, value: Any, key: list[Any], refs: list[TensorRef], scalars: list[Any]) -> None:
+    ref = getattr(value, "_ref", None)
+    if ref is None:
+        _take_plain(session, value, key, refs, scalars)
+    else:
+        _take_ref(ref, key, refs)
+
+
+def _take_target(value: Any, key: list[Any], refs: list[TensorRef]) -> None:
+    ref = getattr(value, "_ref", None)
+    if ref is not None:
+        _take_ref(ref, key, refs)
+    elif value is None:
+        key.append(None)
+    else:
+        raise _NotOnWorkers
+
+
+def _take_ref(ref: TensorRef, key: list[Any], refs: list[TensorRef]) -> None:
+    refs.append(ref)
+    key.append(ref.key)
+
+
+def _take_plain(session: Session, value: Any, key: list[Any], refs: list[TensorRef], scalars: list[Any]) -> None:
+    """A tensor argument that is no GT tensor: None, a Python number, or a plain tensor, which is uploaded."""
+    if type(value) in _SCALAR_TYPES:
+        scalars.append(value)
+        key.append(type(value))
+    elif isinstance(value, torch.Tensor):
+        require_strided(value)
+        require_values(value)
+        _take_ref(session.operands.storage_of(value), key, refs)
+    else:
+        key.append(value)
+
+
+def _alias_pattern(refs: list[TensorRef]) -> tuple[int, ...] | None:
+    """For each tensor of a call, the first position with the same storage; None where all storages differ. A write to
+    one changes the others."""
+    if len(refs) == 1:
+        return None
+    first: dict[int, int] = {}
+    pattern = tuple([first.setdefault(id(ref.storage), position) for position, ref in enumerate(refs)])
+    return None if len(first) == len(refs) else pattern
+
+
+class _NotOnWorkers(Exception):
+    """The op writes to a plain tensor, or its result goes to a device of this process: it must run in this process."""

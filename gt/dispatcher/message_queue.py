@@ -1,0 +1,89 @@
+"""The queue of messages to workers and clients, in the one order that all workers follow."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import TypeAlias
+
+import msgspec
+
+from gt.core.message_events import Direction, Event, Message, Observer
+from gt.core.messages import Answer, Command, DefineOp, DefineSite, FreeTensors
+from gt.core.record_fields import owner_of
+from gt.dispatcher.state import State
+from gt.sharding.spec import DeviceMesh
+
+Buffer: TypeAlias = memoryview | bytes | bytearray
+
+
+class ToWorkers(msgspec.Struct, frozen=True, gc=False):
+    """A command for some workers. With `meet` they exchange tensors while they run it."""
+
+    workers: tuple[int, ...]
+    command: Command
+    buffer: Buffer | None = None
+    meet: bool = False
+
+
+class ToClient(msgspec.Struct, frozen=True, gc=False):
+    session: int
+    answer: Answer
+    buffer: Buffer | None = None
+
+
+Outgoing: TypeAlias = ToWorkers | ToClient
+
+
+class MessageQueue:
+    """Messages wait in `queued` until `take`. The `observer`, if there is one, sees each message once it is certain to
+    be sent."""
+
+    def __init__(self, state: State, observer: Observer | None) -> None:
+        self.observer = observer
+        self._state = state
+        self.queued: list[Outgoing] = []
+
+    def command(
+        self, workers: tuple[int, ...], command: Command, buffer: Buffer | None = None, meet: bool = False
+    ) -> None:
+        self.queued.append(ToWorkers(workers, command, buffer, meet))
+
+    def free(self, freed: Iterable[tuple[int, DeviceMesh]]) -> None:
+        """Free tensors on their meshes, with one command for each mesh."""
+        by_mesh: dict[DeviceMesh, list[int]] = {}
+        for ident, mesh in freed:
+            by_mesh.setdefault(mesh, []).append(ident)
+        for mesh, idents in by_mesh.items():
+            self.command(mesh.workers, FreeTensors(tuple(idents)))
+
+    def answer(self, session: int, answer: Answer, buffer: Buffer | None = None) -> None:
+        """Does nothing for a session that has ended."""
+        if session in self._state.sessions:
+            self.queued.append(ToClient(session, answer, buffer))
+
+    def take(self) -> list[Outgoing]:
+        queued, self.queued = self.queued, []
+        return queued
+
+    def observe_from(self, start: int) -> None:
+        """Show the observer the queued messages from position `start` on."""
+        for message in self.queued[start:]:
+            if isinstance(message, ToClient):
+                self.observe("SEND", f"client {message.session}", message.answer)
+            else:
+                for worker in message.workers:
+                    self.observe("WORKER_SEND", f"worker {worker}", message.command)
+
+    def observe(self, direction: Direction, peer: str, message: Message | None) -> None:
+        """Show the observer a message, with the names of its op and site."""
+        if self.observer is None:
+            return
+        session = self._state.sessions.get(owner_of(message)) if message is not None else None
+        op_id, site_id = getattr(message, "op_id", None), getattr(message, "site", None)
+        op = session.op_name(op_id) if session is not None and op_id is not None else ""
+        site = session.site(site_id) if session is not None and site_id is not None else ""
+        if isinstance(message, DefineOp):
+            op = message.signature.op
+        if isinstance(message, DefineSite):
+            site = f"{message.file}:{message.line}"
+        self.observer(Event(direction, peer, message, op, site))

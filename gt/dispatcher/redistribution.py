@@ -1,0 +1,165 @@
+"""Tensors in the layouts that ops need: moved, copied and renamed on the workers."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import msgspec
+
+from gt.core.messages import STEP_TOKEN, Collective, FreeTensors, RunOp, WorkerDefineProgram
+from gt.core.meta import TensorMeta
+from gt.dispatcher.message_queue import MessageQueue
+from gt.dispatcher.op_definitions import CachedPlan
+from gt.dispatcher.planner import Plan, plan_move
+from gt.dispatcher.session_records import SessionRecord
+from gt.dispatcher.state import State
+from gt.dispatcher.tensor_records import TensorRecord
+from gt.sharding.spec import DeviceMesh, ShardingSpec, whole
+from gt.sharding.spec_text import parse_spec
+
+
+class Replicas:
+    def __init__(self, state: State, outgoing: MessageQueue) -> None:
+        self._state = state
+        self._outgoing = outgoing
+
+    def define_plan(
+        self, session: SessionRecord, plan: Plan, op_id: int, op: str, takes: int, pinned: bool | None = None
+    ) -> CachedPlan:
+        """Define the program of a plan on its workers, with an id of the dispatcher's own; a plan without a program
+        keeps `op_id`. `pinned`: see TensorRecord.of."""
+        results = tuple(TensorRecord.of(meta, spec, pinned) for meta, spec in plan.results)
+        moves = plan.takes != tuple((position, None) for position in range(takes))
+        is_plain = not (moves or plan.linear or plan.gathered)
+        if plan.program is None:
+            return CachedPlan(plan, op_id, results, moves, False, is_plain)
+        program_id = self._state.define_program(session, op)
+        self._state.note_use(session.ident, plan.workers)
+        self._outgoing.command(plan.workers, WorkerDefineProgram(program_id, op, plan.program))
+        return CachedPlan(plan, program_id, results, moves, bool(plan.collectives), is_plain)
+
+    def inputs_of(
+        self, session: SessionRecord, plan: Plan, inputs: tuple[int, ...], op: str, site: int, pins: bool
+    ) -> tuple[int, ...]:
+        """The ids of a plan's inputs in the layouts it takes, after the necessary moves."""
+        as_they_are = [inputs[position] for position, spec in plan.takes if spec is None]
+        return tuple(
+            inputs[position]
+            if spec is None
+            else self.in_layout(
+                session, inputs[position], spec, op, site, keep=inputs[position] in as_they_are, pins=pins
+            )
+            for position, spec in plan.takes
+        )
+
+    def in_layout(
+        self,
+        session: SessionRecord,
+        ident: int,
+        spec: ShardingSpec,
+        op: str,
+        site: int,
+        *,
+        keep: bool = False,
+        pins: bool = False,
+    ) -> int:
+        """The id of a tensor in the layout that an op needs. A new copy stays until the tensor is freed or written.
+
+        The moved tensor replaces the original if the original is partial, or is not pinned and the scope `pins` it;
+        but not if the op needs the original too (`keep`) or only a part of it.
+        """
+        tensor = self._state.tensor(ident)
+        if tensor.spec is spec:
+            return ident
+        copies = self._state.copies.get(ident, {})
+        if spec in copies:
+            return copies[spec]
+        may_replace = not spec.partial and not keep and spec.is_partition(tensor.meta.shape)
+        is_reduced = may_replace and bool(tensor.spec.partial) and tensor.spec.mesh is spec.mesh
+        copy = ident if is_reduced else self._state.new_id(session)
+        self.move(session, tensor, ident, copy, spec, op, site)
+        if is_reduced:
+            self._state.set_layout(ident, spec)
+        elif may_replace and pins and not tensor.pinned:
+            self._replace_with_copy(session, ident, copy, spec, site)
+            return ident
+        else:
+            self._state.add_copy(ident, spec, copy)
+        return copy
+
+    def _replace_with_copy(self, session: SessionRecord, ident: int, copy: int, spec: ShardingSpec, site: int) -> None:
+        """Free a tensor in its old layout and give its id to the copy."""
+        before = self._state.tensor(ident).spec.mesh
+        self._state.set_layout(ident, spec)
+        apart = tuple(worker for worker in before.workers if worker not in spec.mesh)
+        if apart:
+            self._outgoing.command(apart, FreeTensors((ident,)))
+        self.rename(session, self._state.tensors[ident], copy, ident, site)
+
+    def move(
+        self,
+        session: SessionRecord,
+        tensor: TensorRecord,
+        source: int,
+        target: int,
+        spec: ShardingSpec,
+        op: str,
+        site: int,
+    ) -> None:
+        """Make a tensor with the value of the id `source` and the layout `spec` under the id `target`."""
+        cached = self._plan_of_move(session, tensor.meta, tensor.spec, spec)
+        self.note_collectives(session, cached.plan.collectives, site, op)
+        self._run(cached, source, target, site)
+
+    def add_up(self, session: SessionRecord, workers: Sequence[int], token: int, tokens: int, site: int) -> None:
+        """Sum the step tokens of some workers; each of them gets the sum."""
+        mesh = DeviceMesh([len(workers)], ["w"], workers)
+        cached = self._plan_of_move(session, STEP_TOKEN, parse_spec("- + w", mesh), whole(mesh, 1))
+        self._run(cached, token, tokens, site)
+
+    def _run(self, cached: CachedPlan, source: int, target: int, site: int) -> None:
+        command = RunOp(cached.op_id, (source,), (target,), (), 0, site)
+        self._outgoing.command(cached.plan.workers, command, None, cached.meets)
+
+    def _plan_of_move(
+        self, session: SessionRecord, meta: TensorMeta, source: ShardingSpec, target: ShardingSpec
+    ) -> CachedPlan:
+        cached = session.moves.get((meta, source, target))
+        if cached is None:
+            cached = self.define_plan(session, plan_move(meta, source, target), 0, "redistribute", 1)
+            self._state.add_move(session, (meta, source, target), cached)
+        return cached
+
+    def rename(self, session: SessionRecord, tensor: TensorRecord, old: int, new: int, site: int) -> None:
+        """Give a tensor on workers another id."""
+        cached = self._plan_of_move(session, tensor.meta, tensor.spec, tensor.spec)
+        workers = tensor.spec.mesh.workers
+        self._outgoing.command(workers, RunOp(cached.op_id, (old,), (new,), (), 0, site))
+        self._outgoing.command(workers, FreeTensors((old,)))
+
+    def gather_for_good(self, session: SessionRecord, ident: int, mesh: DeviceMesh, site: int) -> None:
+        """Make a tensor whole on a mesh and drop it in all other layouts."""
+        tensor = self._state.tensor(ident)
+        target = whole(mesh, len(tensor.meta.shape))
+        if tensor.spec is target:
+            return
+        gathered = self.in_layout(session, ident, target, "", site)
+        if gathered == ident:
+            return
+        for spec, copy in list(self._state.copies.get(ident, {}).items()):
+            self._state.drop_copy(ident, spec)
+            self._outgoing.free([(copy, spec.mesh)] if copy != gathered else [])
+        self._replace_with_copy(session, ident, gathered, target, site)
+
+    def drop_copy(self, ident: int, spec: ShardingSpec) -> None:
+        copy = self._state.drop_copy(ident, spec)
+        if copy is not None:
+            self._outgoing.command(spec.mesh.workers, FreeTensors((copy,)))
+
+    def note_collectives(
+        self, session: SessionRecord, collectives: Sequence[Collective], site: int, op: str = ""
+    ) -> None:
+        """Note communication for a client that watches its traffic."""
+        if session.watches:
+            noted = [msgspec.structs.replace(moved, site=site, op=op or moved.op) for moved in collectives]
+            self._state.add_collectives(session, noted)

@@ -1,0 +1,125 @@
+"""Records of workers, sessions and requests. `State` owns and changes them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import NamedTuple, TypeAlias
+
+from gt.core.messages import (
+    Collective,
+    Failed,
+    Fetched,
+    Queried,
+    Stats,
+    Synchronized,
+    TimelineReport,
+    Traffic,
+    Versions,
+    WorkerInfo,
+)
+from gt.core.meta import TensorMeta
+from gt.dispatcher.errors import Cause, UnknownId
+from gt.dispatcher.op_definitions import CachedPlan, MoveKey, OpRecord
+from gt.sharding.spec import DeviceMesh
+from gt.signals.policy import Policy
+
+
+@dataclass
+class WorkerRecord:
+    """`known_ops` are the ids of the ops that were defined on the worker. A worker that is not `ready` cannot exchange
+    tensors with others yet and gets no work. `solo_mesh` is the mesh of this worker only."""
+
+    info: WorkerInfo
+    solo_mesh: DeviceMesh
+    ready: bool = True
+    known_ops: set[int] = field(default_factory=set)
+
+
+class DeadWorker(NamedTuple):
+    pid: int
+    reason: str
+    last_op: str
+
+
+Reply: TypeAlias = Fetched | Queried | Failed | Synchronized | Versions | Traffic | Stats | TimelineReport
+
+
+class PendingRequest(NamedTuple):
+    """A request that workers have not answered yet.
+
+    `waiting_for` are the workers whose reply is missing, `expects` the kinds of replies they may send, `replies` those
+    that have arrived. `nbytes` is the size of a read, -1 if unknown. With `is_answered` the client was already told of
+    a lost worker, and the replies still on their way are dropped. `version_ids` are the tensors of a ReadVersions. Of a
+    query: the `mesh` that runs it, the `first` id of its results, and the new ids and former metas of the tensors it
+    writes.
+    """
+
+    waiting_for: frozenset[int]
+    expects: tuple[type[Reply], ...]
+    replies: tuple[tuple[int, Reply], ...] = ()
+    nbytes: int = -1
+    is_answered: bool = False
+    mesh: DeviceMesh | None = None
+    first: int = 0
+    written: tuple[tuple[int, TensorMeta], ...] = ()
+    version_ids: tuple[int, ...] = ()
+
+
+class ScopeRecord(NamedTuple):
+    """A signal scope of a client. Without a policy it does not change where ops run."""
+
+    name: str
+    policy: Policy | None
+    compile: bool
+
+
+class HaltedStep(NamedTuple):
+    """A step of an optimizer that must not write to older tensors, because a gradient has no value."""
+
+    step: int
+    cause: Cause
+
+
+@dataclass
+class SessionRecord:
+    """A client's session.
+
+    `ops`, `sites` and `scopes` are the client's definitions by id; `programs` are the names of ops by the ids that the
+    dispatcher gave to their programs, and `moves` the cached plans of moves. `forgotten` are the names of the last ops
+    and programs that were removed, which a worker may still run. `collectives` is filled while the client
+    `watches` its traffic. `gatherings` are the (op, site) pairs whose gathering the client was told of. `ids_given`
+    counts the ids that the dispatcher gave; results of queries take ids from `next_result` on. `halted` is set while a
+    step must not write. `workers` have run something for the session.
+    """
+
+    ident: int
+    host: str
+    pid: int
+    ops: dict[int, OpRecord] = field(default_factory=dict)
+    sites: dict[int, tuple[str, int]] = field(default_factory=dict)
+    scopes: dict[int, ScopeRecord] = field(default_factory=dict)
+    programs: dict[int, str] = field(default_factory=dict)
+    forgotten: dict[int, str] = field(default_factory=dict)
+    moves: dict[MoveKey, CachedPlan] = field(default_factory=dict)
+    watches: bool = False
+    collectives: list[Collective] = field(default_factory=list)
+    gatherings: set[tuple[str, str]] = field(default_factory=set)
+    ids_given: int = 0
+    next_result: int = 0
+    halted: HaltedStep | None = None
+    workers: set[int] = field(default_factory=set)
+
+    def op(self, op_id: int) -> OpRecord:
+        found = self.ops.get(op_id)
+        if found is None:
+            raise UnknownId("op", op_id)
+        return found
+
+    def site(self, site_id: int) -> str:
+        file, line = self.sites.get(site_id, ("?", 0))
+        return f"{file}:{line}"
+
+    def op_name(self, op_id: int) -> str:
+        if op_id in self.ops:
+            return self.ops[op_id].signature.op
+        return self.programs.get(op_id) or self.forgotten.get(op_id, "")

@@ -1,0 +1,121 @@
+"""Calls that are inferred: the kind of call, its signature and the geometries of its results."""
+
+import pytest
+import torch
+
+import gt
+from gt.client import session as sessions
+from gt.client.cached_calls import MultiResultCall, QueryCall, SingleResultCall, ViewCall, WriteCall
+from gt.client.call_inference import CallTemplate, Unknown, infer_call, infer_result, to_wire
+from gt.client.geometry import geometry_of
+from gt.client.op_schema import OpSchema
+from gt.client.storage import Storage
+from gt.core.errors import SessionError
+from gt.core.signatures import Complex, DType, Input, ListArg, MemoryFormat, Scalar, WorkerDevice
+
+aten = torch.ops.aten
+
+
+def refs_of(args):
+    leaves = [leaf for arg in args for leaf in (arg if isinstance(arg, list) else [arg])]
+    return [leaf._ref for leaf in leaves if isinstance(leaf, torch.Tensor)]
+
+
+def infer(func, *args, **kwargs):
+    refs = refs_of(args)
+    return infer_call(sessions.current(), OpSchema(func, False), args, kwargs, (func, "test"), refs)
+
+
+CALLS = [
+    (aten.mm.default, lambda x: (x, x), SingleResultCall),
+    (aten.sort.default, lambda x: (x,), MultiResultCall),
+    (aten.transpose.int, lambda x: (x, 0, 1), ViewCall),
+    (aten.add_.Tensor, lambda x: (x, 1), WriteCall),
+    (aten.nonzero.default, lambda x: (x,), QueryCall),
+    (aten.equal.default, lambda x: (x, x), QueryCall),
+    (aten.mm.default, lambda x: (x, x[0]), QueryCall),  # torch refuses it: a worker raises torch's error
+]
+
+
+@pytest.mark.parametrize(("func", "args", "kind"), CALLS, ids=[f"{func} {kind.__name__}" for func, _, kind in CALLS])
+def test_the_kind_of_a_call(embedded, func, args, kind):
+    assert type(infer(func, *args(gt.ones(3, 3)))) is kind
+
+
+def test_a_call_is_cached_and_its_op_defined(embedded):
+    session = sessions.current()
+    call = infer(aten.add.Tensor, gt.ones(3), 2.5)
+    signature = session.signatures[call.op_id]
+    assert session.cached_calls[aten.add.Tensor, "test"] is call
+    assert (signature.op, signature.args) == ("aten.add.Tensor", (Input(0), Scalar(0)))
+    assert [tuple(output.shape) for output in signature.outputs] == [(3,)]
+
+
+def test_a_tensor_of_another_session_is_refused(embedded):
+    other = gt.ones(2)
+    gt.shutdown()
+    gt.init()
+    with pytest.raises(SessionError, match="shut down"):
+        infer(aten.neg.default, other)
+
+
+def test_the_result_has_the_strides_of_torchs_kernel(embedded):
+    x = gt.ones(2, 3).t()
+    result, resized = infer_result(OpSchema(aten.neg.default, False), (x,), {}, [x._ref], on_cpu=True)
+    assert (result.stride(), resized) == ((1, 3), {})
+
+
+def test_a_target_that_the_op_resizes_is_noticed(embedded):
+    x, out = gt.ones(3), gt.empty(0)
+    op = OpSchema(aten.neg.out, False)
+    _, resized = infer_result(op, (x,), {"out": out}, [x._ref, out._ref], on_cpu=True)
+    assert {position: geometry.shape for position, geometry in resized.items()} == {1: (3,)}
+
+
+def test_a_wrong_dtype_is_unknown(embedded):
+    x = gt.ones(3)
+    with pytest.raises(Unknown):
+        infer_result(OpSchema(aten.bitwise_not.default, False), (x,), {}, [x._ref], on_cpu=True)
+
+
+def test_placeholders_are_numbered_in_the_order_of_arguments(embedded):
+    x, y = gt.ones(2), gt.ones(2)
+    op = OpSchema(aten._foreach_add_.List, False)
+    template = CallTemplate(op, ([x, y], [x, y]), {"alpha": 2}, [x._ref, y._ref, x._ref, y._ref])
+    assert template.args == (ListArg((Input(0), Input(1))), ListArg((Input(2), Input(3))))
+    assert template.kwargs == {"alpha": Scalar(0)}
+    assert template.writes == (0, 1)
+
+
+def test_a_storage_that_is_written_twice_is_written_once(embedded):
+    x = gt.ones(4)
+    first, second = x[:2], x[2:]
+    op = OpSchema(aten._foreach_add_.Scalar, False)
+    template = CallTemplate(op, ([first, second], 1), {}, [first._ref, second._ref])
+    assert template.writes == (0,)
+    assert all(isinstance(ref.storage, Storage) for ref in (first._ref, second._ref))
+
+
+@pytest.mark.parametrize(
+    ("value", "wire"),
+    [
+        (None, None),
+        ([1, 2.5], ListArg((1, 2.5))),
+        (torch.float32, DType("float32")),
+        (torch.channels_last, MemoryFormat("channels_last")),
+        (2 + 3j, Complex(2.0, 3.0)),
+        (torch.device("cpu"), WorkerDevice()),
+    ],
+    ids=str,
+)
+def test_constants_in_wire_form(value, wire):
+    assert to_wire(value) == wire
+
+
+def test_other_constants_are_refused():
+    with pytest.raises(TypeError, match="cannot be sent to a worker"):
+        to_wire(object())
+
+
+def test_geometries_of_equal_tensors_are_one():
+    assert geometry_of(torch.empty(2, 3)) is geometry_of(torch.empty(2, 3))

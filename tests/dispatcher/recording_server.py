@@ -1,0 +1,37 @@
+"""A server whose peers are the test: messages to peers are recorded instead of sent."""
+
+import os
+
+from gt.core.messages import Hello
+from gt.dispatcher.server import Server
+from gt.version import __version__
+from gt.wire.codec import encode
+from gt.wire.process_identity import this_host
+
+
+class RecordingServer(Server):
+    """`sent` are the messages to each peer."""
+
+    def __init__(self):
+        super().__init__("tcp://127.0.0.1:*")
+        self.sent = []
+        self.delivery.send_to = self._record
+
+    def _record(self, identity, messages, payloads=()):
+        self.sent += [(identity, message) for message in messages]
+
+    def hear(self, identity, *messages, payloads=()):
+        """Receive messages of a peer; returns the messages to that peer."""
+        self.sent.clear()
+        self.receive_frames(identity, encode(messages, payloads))
+        return [message for to, message in self.sent if to == identity]
+
+    def receive_frames(self, identity, frames):
+        self._receive(identity, frames)
+
+    def lose_peer(self, identity):
+        self._reap(self.peers.by_identity[identity])
+
+
+def hello(role, **fields):
+    return Hello(__version__, role, this_host(), os.getpid(), **fields)

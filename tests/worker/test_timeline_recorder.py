@@ -1,0 +1,240 @@
+"""Timelines of workers: recorded while a session asks for them, read in portions, and bounded."""
+
+import itertools
+import time
+
+import pytest
+import torch
+
+import gt
+from gt.client import session as sessions
+from gt.core.messages import (
+    RAN_AT_ONCE,
+    FreeTensors,
+    Lost,
+    Ran,
+    ReadTimeline,
+    RunOp,
+    TimelineRead,
+    TimelineReport,
+    WorkerTimeline,
+)
+from gt.core.meta import TensorMeta
+from gt.dispatcher.message_queue import ToClient, ToWorkers
+from gt.worker.exchange.interface import Swap
+from gt.worker.timeline_recorder import Recorder
+from tests.dispatcher_harness import REQUEST, REQUEST2, answers, harness_with
+from tests.records import RAN, own
+
+
+def ops(t):
+    return [event.op for event in t.events if event.op.startswith("aten")]
+
+
+# --- The client's block -----------------------------------------------------------------------------------------------
+
+
+def test_only_commands_inside_the_block_are_recorded(anywhere):
+    x = gt.ones(3, 5).exp()
+    with gt.debug.timeline() as t:
+        y = x.sin()
+        y.sum().item()
+    x.cos().sum().item()
+    assert set(ops(t)) >= {"aten.sin.default", "aten.sum.default"}
+    assert not {"aten.exp.default", "aten.cos.default"} & set(ops(t))
+    assert "fetch" in [event.op for event in t.events]
+    assert t.dropped == 0
+
+
+def test_an_event_says_where_when_and_for_which_line():
+    gt.init(workers=2, mode="virtual")
+    try:
+        gt.register_config("second", gt.SignalConfig(shard=gt.ShardConfig(axis=0, workers=[1])))
+        before = time.monotonic_ns()
+        with gt.debug.timeline() as t, gt.signal.context("second"):
+            gt.zeros(3, 5)
+        (event,) = [event for event in t.events if event.op.startswith("aten")]
+        assert (event.worker, event.op, event.scope) == (1, "aten.zeros.default", "second")
+        assert "test_timeline_recorder.py:" in event.line
+        assert before < event.start < event.end < time.monotonic_ns()
+        assert event.waited == 0 and event.busy == event.end - event.start
+    finally:
+        gt.shutdown()
+
+
+@pytest.mark.parametrize("mode", [{"mode": "virtual"}, {}], ids=["virtual", "processes"])
+def test_an_exchange_is_recorded_on_both_sides(mode):
+    gt.init(workers=2, **mode)
+    try:
+        halves = gt.distribute(torch.ones(4, 6), gt.mesh(2, ("x",)), "x, -")
+        with gt.debug.timeline() as t:
+            halves.redistribute(placements="-, -")
+        moves = [event for event in t.events if event.op == "redistribute"]
+        assert sorted(event.worker for event in moves) == [0, 1]
+        for event in moves:
+            (transfer,) = event.transfers
+            peer = 1 - event.worker
+            assert (transfer.sends, transfer.receives) == (((peer, 48),), ((peer, 48),))
+            assert event.start <= transfer.start <= transfer.end <= event.end
+            assert event.busy + event.waited == event.end - event.start
+    finally:
+        gt.shutdown()
+
+
+def test_busy_and_idle_make_the_span(anywhere):
+    with gt.debug.timeline() as t:
+        (gt.ones(64, 64) @ gt.ones(64, 64)).sum().item()
+    assert t.span == max(event.end for event in t.events) - min(event.start for event in t.events)
+    for worker in t.workers:
+        assert 0 < t.busy(worker) <= t.span
+        assert t.busy(worker) + t.idle(worker) == t.span
+
+
+def test_a_block_without_work_is_empty(embedded):
+    with gt.debug.timeline() as t:
+        pass
+    assert (t.events, t.workers, t.span, t.dropped) == ([], [], 0, 0)
+
+
+def test_events_over_the_limit_are_counted(embedded):
+    x = gt.ones(3)
+    with gt.debug.timeline(limit=10) as t:
+        for _ in range(30):
+            x = x + 1
+    assert len(t.events) == 10
+    assert t.dropped >= 20
+
+
+def test_long_timelines_come_in_portions(embedded):
+    count = 2 * RAN_AT_ONCE + 10
+    x = gt.ones(3)
+    with gt.debug.timeline() as t:
+        for _ in range(count):
+            x = x + 1
+    assert ops(t).count("aten.add.Tensor") == count
+    starts = [event.start for event in t.events]
+    assert starts == sorted(starts)
+
+
+@pytest.mark.parametrize("limit", [0, -1, (1 << 20) + 1])
+def test_an_invalid_limit_is_refused(limit):
+    with pytest.raises(ValueError, match="is not possible: 1 to 1048576 are"):
+        gt.debug.timeline(limit)
+
+
+def test_timelines_do_not_nest(embedded):
+    with (
+        gt.debug.timeline() as t,
+        pytest.raises(gt.SessionError, match="is being recorded already"),
+        gt.debug.timeline(),
+    ):
+        pass
+    with gt.debug.timeline() as again:
+        gt.ones(3)
+    assert (ops(t), ops(again)) == ([], ["aten.ones.default"])
+
+
+def test_events_of_one_block_are_not_in_the_next(embedded):
+    session = sessions.current()
+    session.read_timeline(1000)
+    gt.ones(3).exp()
+    with gt.debug.timeline() as t:
+        gt.ones(3).sin()
+    assert ops(t) == ["aten.ones.default", "aten.sin.default"]
+
+
+def test_a_query_and_a_failing_op_are_recorded(embedded):
+    with gt.debug.timeline() as t:
+        gt.tensor([0.0, 1.0]).nonzero()
+        bad = gt.arange(3.0)[gt.tensor([7])]
+    assert {"upload", "aten.nonzero.default", "aten.index.Tensor"} <= {event.op for event in t.events}
+    with pytest.raises(gt.OpError):
+        bad.tolist()
+
+
+# --- The dispatcher ---------------------------------------------------------------------------------------------------
+
+
+def test_every_worker_is_asked_and_the_client_gets_one_answer():
+    harness = harness_with(2)
+    assert harness.tell(ReadTimeline(REQUEST, 7)) == [ToWorkers((0, 1), ReadTimeline(REQUEST, 7))]
+    assert harness.report(1, TimelineReport(REQUEST, (RAN,), 3)) == []
+    told = (WorkerTimeline(1, (RAN,), 3), WorkerTimeline(0, (), 0))
+    assert harness.report(0, TimelineReport(REQUEST, (), 0)) == [ToClient(1, TimelineRead(REQUEST, told))]
+
+
+def test_a_timeline_cannot_be_read_from_a_lost_worker():
+    harness = harness_with(2)
+    harness.tell(ReadTimeline(REQUEST, 7))
+    assert answers(harness.lose(1))[0] == Lost(REQUEST, 1, 1001, "was killed", "aten.mm")
+    assert harness.report(0, TimelineReport(REQUEST, (), 0)) == []
+
+
+def test_a_timeline_cannot_be_read_without_workers():
+    harness = harness_with(1)
+    harness.lose(0)
+    (answer,) = answers(harness.tell(ReadTimeline(REQUEST2, 7)))
+    assert answer.request == REQUEST2 and not isinstance(answer, TimelineRead)
+
+
+# --- The worker -------------------------------------------------------------------------------------------------------
+
+OP = RunOp(own(1), (), (own(5),), (), 2, 3)
+FOREIGN = RunOp(own(1, 2), (), (), (), 0, 3)
+
+
+@pytest.fixture
+def recorder():
+    """Its clock shows 10, 20, 30, ..."""
+    ticks = itertools.count(10, 10)
+    return Recorder(lambda: next(ticks))
+
+
+def run(recorder, command, swap=None):
+    with recorder.noting(command, lambda command: ("aten.x.default", "forward")):
+        if swap is not None:
+            recorder.note_swap(swap, recorder.clock())
+
+
+def test_a_recorder_is_on_while_a_session_records(recorder):
+    states = [recorder.is_on]
+    for limit in (5, 0):
+        recorder.take(1, limit)
+        states.append(recorder.is_on)
+    assert states == [False, True, False]
+
+
+def test_a_command_is_recorded_with_its_op_scope_and_line(recorder):
+    recorder.take(1, 5)
+    run(recorder, OP)
+    run(recorder, FreeTensors((own(5),)))
+    told = (Ran("aten.x.default", 3, "forward", 10, 20), Ran("free", 0, "", 30, 40))
+    assert recorder.take(1, 0) == (told, 0)
+
+
+def test_commands_of_other_sessions_are_not_reported(recorder):
+    recorder.take(1, 5)
+    swap = Swap((0, 1), {}, {1: TensorMeta((2,), (1,), 0, "float32")})
+    run(recorder, FOREIGN, swap)
+    run(recorder, OP)
+    ((told,), dropped) = recorder.take(1, 0)
+    assert (told.op, told.swaps, dropped) == ("aten.x.default", (), 0)
+
+
+def test_the_oldest_events_are_kept_and_reported_first(recorder):
+    recorder.take(1, RAN_AT_ONCE + 1)
+    for _ in range(RAN_AT_ONCE + 3):
+        run(recorder, OP)
+    first, dropped = recorder.take(1, 0)
+    rest, none = recorder.take(1, 0)
+    assert (len(first), len(rest), dropped, none) == (RAN_AT_ONCE, 1, 2, 0)
+    assert first[0].start == 10 < rest[0].start
+    assert recorder.take(1, 0) == ((), 0)
+
+
+def test_an_ended_session_is_forgotten(recorder):
+    recorder.take(1, 5)
+    run(recorder, OP)
+    recorder.forget(1)
+    assert not recorder.is_on
+    assert recorder.take(1, 0) == ((), 0)
