@@ -131,16 +131,16 @@ class Inbox:
                 return
             try:
                 self._receiving = True
-                self._receive()
+                self._receive(request)
             finally:
                 self._receiving = False
                 self._turn.release()
                 with self._received:
                     self._received.notify_all()
 
-    def _receive(self) -> None:
+    def _receive(self, request: int) -> None:
         deadline = time.monotonic() + POLL_SECONDS
-        while not self.collect() and time.monotonic() < deadline:
+        while request not in self._answers and not self.collect() and time.monotonic() < deadline:
             self._channel.wait()
 
     def _wait_for_receiver(self, request: int) -> None:

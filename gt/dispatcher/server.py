@@ -98,6 +98,9 @@ class Server:
                 self._explain_waits()
         return message is not None
 
+    def has_message(self) -> bool:
+        return self._router.has_message()
+
     def stop(self) -> None:
         """End the loop at its next turn; safe to call from a signal handler."""
         self._stopping = True

@@ -19,7 +19,7 @@ from gt.wire import shared_memory
 from gt.wire.client_channel import CLOSED, Buffer
 from gt.wire.codec import Payload
 from gt.wire.payloads import CopyBytes, pack, unpack
-from gt.wire.sockets import wait
+from gt.wire.wakeups import MessageWait
 
 
 class HostedChannel:
@@ -44,6 +44,7 @@ class HostedChannel:
         self._session = 0
         self._closed = False
         self._lock = threading.Lock()
+        self._waiting = MessageWait(self._lock)
 
     def welcome(self, workers: int, timeout: float) -> Welcome:
         """Wait until so many workers have joined, and open the session."""
@@ -68,9 +69,14 @@ class HostedChannel:
             while self._server.turn(waits=False):  # so that it plans with all reports that have arrived
                 pass
             self._server.instruct(self._session, packed, payloads)
+            self._waiting.wake()
 
     def wait(self) -> None:
-        wait(self._server.descriptor)
+        with self._lock:
+            if self._closed or self._arrived or self._server.has_message():
+                return
+            self._waiting.begin()
+        self._waiting.wait(self._server.descriptor)
 
     def receive(self) -> list[tuple[Answer, Buffer | None]]:
         with self._lock:
@@ -78,6 +84,7 @@ class HostedChannel:
             while not self._arrived and self._server.turn(waits=False):
                 pass
             arrived = [self._arrived.popleft() for _ in range(len(self._arrived))]
+            self._waiting.wake()
         return [unpack(answer, payload) for answer, payload in arrived]
 
     def _require_open(self) -> None:
@@ -91,4 +98,5 @@ class HostedChannel:
         with self._lock:
             self._closed = True
             self._server.close()
+            self._waiting.close()
         shared_memory.sweep(os.getpid())

@@ -20,7 +20,7 @@ from gt.wire.authentication import Authenticator
 from gt.wire.codec import Frame
 from gt.wire.file_descriptors import open_files_limit, raise_open_files_limit, shut_down
 from gt.wire.keys import MemberKeys, ServerKeys, find_keys
-from gt.wire.sockets import open_socket, receive, receive_from, send
+from gt.wire.sockets import has_message, open_socket, receive, receive_from, send
 
 MAX_QUEUED = 1 << 16  # messages that a server queues for each peer, and from each peer
 _HANDSHAKE_SECONDS = 5.0
@@ -85,6 +85,9 @@ class Link:
 
     def receive(self, *, waits: bool = True) -> list[bytes] | None:
         return receive(self._socket, waits=waits)
+
+    def has_message(self) -> bool:
+        return has_message(self._socket)
 
     def close(self) -> None:
         if self._socket.closed:
@@ -155,6 +158,9 @@ class Router:
             self._peers[name] = descriptor
             self._names[descriptor] = name
         return name, frames
+
+    def has_message(self) -> bool:
+        return has_message(self._socket)
 
     def send(self, name: bytes, frames: Sequence[Frame]) -> None:
         """Send a message. A lost peer gets nothing, and a peer whose queue is full is given up."""

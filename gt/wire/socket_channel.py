@@ -30,7 +30,7 @@ from gt.wire.codec import MAX_INSTRUCTIONS, Decoder, Frame, encode, encode_batch
 from gt.wire.connections import Link, open_link
 from gt.wire.payloads import CopyBytes, pack, unpack
 from gt.wire.process_identity import is_running, start_mark, this_host
-from gt.wire.sockets import wait
+from gt.wire.wakeups import MessageWait
 
 _CHECK_SECONDS = 0.5
 _RETRY_SECONDS = 0.1
@@ -52,6 +52,7 @@ class SocketChannel:
         self._token = ""
         self._taken = 0  # bytes received that were not yet confirmed to the server
         self._lock = threading.Lock()
+        self._waiting = MessageWait(self._lock)
         self._decoder: Decoder[Answer] = Decoder(Answer)
         self._server = (0, "")
         self._checked = time.monotonic()
@@ -107,16 +108,22 @@ class SocketChannel:
                     link.send(frames)
             except ConnectionLost:
                 raise self._loss() from None
+            finally:
+                self._waiting.wake()
 
     def wait(self) -> None:
-        link = self._link
-        if link is not None and not link.closed:
-            wait(link.descriptor)
+        with self._lock:
+            link = self._link
+            if link is None or link.closed or link.has_message():
+                return
+            self._waiting.begin()
+        self._waiting.wait(link.descriptor)
 
     def receive(self) -> list[tuple[Answer, Buffer | None]]:
         with self._lock:
             link = self._open_link()
             frames = link.receive(waits=False)
+            self._waiting.wake()
             if frames is None:
                 self._check_server(link)
                 return []
@@ -177,4 +184,5 @@ class SocketChannel:
         with self._lock:
             if self._link is not None:
                 self._link.close()
+            self._waiting.close()
         shared_memory.sweep(os.getpid())

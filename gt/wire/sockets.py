@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-import select
 from collections.abc import Container, Sequence
 
 import zmq
 
 from gt.wire.codec import MAX_FRAME, Frame
 
-_MOMENT_MS = 2
 _HANDSHAKE_MS = 10_000
 _LONGEST_MS = 1 << 29  # three times this is a C integer
 _OVERHEAD = 1 << 10  # bytes that encryption adds to a frame
 _MORE, _NOW, _HAS_MORE = int(zmq.SNDMORE), int(zmq.NOBLOCK), int(zmq.RCVMORE)
+_EVENTS, _READABLE = int(zmq.EVENTS), int(zmq.POLLIN)
 
 
 def open_socket(
@@ -51,12 +50,8 @@ def send(socket: zmq.Socket[bytes], frames: Sequence[Frame]) -> None:
     socket.send(frames[-1])
 
 
-def wait(descriptor: int) -> None:
-    """Wait a moment for a message at the socket with this `zmq.FD`, after all messages before it were received. Not
-    longer, since another thread that sends may consume the event. Needs no lock, since it does not use the socket."""
-    poller = select.poll()
-    poller.register(descriptor, select.POLLIN)
-    poller.poll(_MOMENT_MS)
+def has_message(socket: zmq.Socket[bytes]) -> bool:
+    return bool(socket.getsockopt(_EVENTS) & _READABLE)  # type: ignore[operator]
 
 
 def receive(socket: zmq.Socket[bytes], *, waits: bool = True) -> list[bytes] | None:

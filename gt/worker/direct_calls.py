@@ -15,9 +15,9 @@ from gt.core.signatures import Arg, Input, ListArg, Scalar
 DirectCall: TypeAlias = Callable[..., Any]
 
 
-def is_in_order(args: Sequence[Arg], kwargs: Mapping[str, Arg], tensors: int) -> bool:
-    """Whether the arguments of an op are its tensors, in order, and then scalars, in order."""
-    return not kwargs and [_source(arg, tensors) for arg in args] == list(range(len(args)))
+def is_in_order(args: Sequence[Arg], kwargs: Mapping[str, Arg], tensors: int, scalars: int) -> bool:
+    """Whether the arguments of an op are the tensors of a command, in order, and then its scalars, in order."""
+    return not kwargs and [_source(arg, tensors) for arg in args] == list(range(tensors + scalars))
 
 
 def bind_arguments(
@@ -25,9 +25,11 @@ def bind_arguments(
     args: Sequence[Arg],
     kwargs: Mapping[str, Arg],
     tensors: int,
+    scalars: int,
     literal: Callable[[Arg], Any],
 ) -> DirectCall | None:
-    """The function of an op as a direct call; None where a list among its arguments has tensors or scalars in it."""
+    """The function of an op as a direct call for so many tensors and scalars, not all of which need be its arguments.
+    None where a list among its arguments has tensors or scalars in it."""
     if any(map(_is_mixed, (*args, *kwargs.values()))):
         return None
     sources = [_source(arg, tensors) for arg in args]
@@ -35,7 +37,7 @@ def bind_arguments(
     constants = {name: literal(arg) for name, arg in kwargs.items() if name not in named}
     leading = sources.index(None) if None in sources else len(sources)
     rest = [literal(arg) if source is None else None for arg, source in zip(args, sources, strict=True)][leading:]
-    if not named and sources == [*range(leading), *[None] * len(rest)]:
+    if not named and sources == [*range(tensors + scalars), *[None] * len(rest)]:
         if not rest:
             return partial(function, **constants) if constants else function
         return lambda *given: function(*given, *rest, **constants)

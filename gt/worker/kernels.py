@@ -78,9 +78,9 @@ class Kernel:
         args, kwargs, count = self.signature.args, self.signature.kwargs, len(values)
         function = self._function
         if self._is_plain:
-            given = scalars if is_in_order(args, kwargs, count) and len(args) == count + len(scalars) else None
+            given = scalars if is_in_order(args, kwargs, count, len(scalars)) else None
             function = self._engine.shortcut(self.signature.op, values, given)
-        direct = bind_arguments(function, args, kwargs, count, self._engine.literal)
+        direct = bind_arguments(function, args, kwargs, count, len(scalars), self._engine.literal)
         return self._compared(direct) if self._engine.checks_geometry and direct and not self.writes else direct
 
     def _compared(self, direct: DirectCall) -> DirectCall:
