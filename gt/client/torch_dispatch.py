@@ -52,10 +52,16 @@ def dispatch(
             return _run_special(cls, op, args, kwargs or {})
         if not kwargs and len(args) <= op.leading and layout is None:
             cache_key: tuple[Any, ...]
-            try:  # hot path: most calls have one or two GT tensors and nothing else
+            scalars: list[Any] = []
+            try:  # hot path: most calls have one or two GT tensors, or a tensor and a number, and nothing else
                 if len(args) == 2:
-                    first, second = args[0]._ref, args[1]._ref
-                    refs, cache_key = [first, second], (op, _default_dtype(), first.key, second.key)
+                    first, other = args[0]._ref, args[1]
+                    if type(other) in _SCALAR_TYPES:
+                        scalars.append(other)
+                        refs, cache_key = [first], (op, _default_dtype(), first.key, type(other))
+                    else:
+                        second = other._ref
+                        refs, cache_key = [first, second], (op, _default_dtype(), first.key, second.key)
                 elif len(args) == 1:
                     first = args[0]._ref
                     refs, cache_key = [first], (op, _default_dtype(), first.key)
@@ -68,7 +74,7 @@ def dispatch(
                 call: CachedCall | None = session.cached_calls.get(cache_key)
                 if call is None:
                     call = infer_call(session, op, args, {}, cache_key, refs)
-                return call.run(cls, session, refs, [], args, None)
+                return call.run(cls, session, refs, scalars, args, None)
         return _sort_and_run(cls, session, op, args, kwargs, layout)
     except Exception as error:
         leave_out_own_frames(error)
