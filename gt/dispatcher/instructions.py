@@ -116,8 +116,8 @@ class Instructions:
             cached = self._plan_cache.find_or_plan(session, record, op, policy)
         if not cached.is_plain:
             cached, inputs = self._prepare(session, record, op, policy, cached)
-        if policy is not None and policy.pins:
-            state.pin([op.inputs[position] for position, spec in cached.plan.takes if spec is None])
+        if policy is not None and policy.places:
+            state.mark_placed([op.inputs[position] for position, spec in cached.plan.takes if spec is None])
         if session.watches:
             self._replicas.note_collectives(session, cached.plan.collectives, op.site)
         copies = state.apply_results(writes, op.inputs, outputs, cached.results)
@@ -155,8 +155,8 @@ class Instructions:
             self._plan_cache.tell_of_gathering(session, cached.plan.gathered, op.site)
         if not cached.moves:
             return cached, op.inputs
-        pins = policy is not None and policy.pins
-        return cached, self._replicas.inputs_of(session, cached.plan, op.inputs, record.signature.op, op.site, pins)
+        places = policy is not None and policy.places
+        return cached, self._replicas.inputs_of(session, cached.plan, op.inputs, record.signature.op, op.site, places)
 
     def _query(self, session: SessionRecord, query: QueryOp, _: Buffer | None) -> None:
         """A query runs on whole tensors, since the shapes of its results are not known before."""
@@ -171,8 +171,8 @@ class Instructions:
         written = [query.inputs[position] for position in op.signature.writes]
         for ident in written:
             self._replicas.gather_for_good(session, ident, mesh, query.site)
-        pins = policy is not None and policy.pins
-        inputs = tuple(self._whole_input(session, query, op, ident, mesh, pins) for ident in query.inputs)
+        places = policy is not None and policy.places
+        inputs = tuple(self._whole_input(session, query, op, ident, mesh, places) for ident in query.inputs)
         self._plan_cache.define_on(session, mesh.workers, query.op_id)
         renewed = [(new, self._state.tensor(old).meta) for old, new in zip(written, query.written, strict=True)]
         copies = [copy for ident in written for copy in self._state.remove(ident)[1:]]
@@ -186,10 +186,10 @@ class Instructions:
         self._outgoing.free(copies)
 
     def _whole_input(
-        self, session: SessionRecord, query: QueryOp, op: OpRecord, ident: int, mesh: DeviceMesh, pins: bool
+        self, session: SessionRecord, query: QueryOp, op: OpRecord, ident: int, mesh: DeviceMesh, places: bool
     ) -> int:
         target = whole(mesh, len(self._state.tensor(ident).meta.shape))
-        return self._replicas.in_layout(session, ident, target, op.signature.op, query.site, pins=pins)
+        return self._replicas.in_layout(session, ident, target, op.signature.op, query.site, places=places)
 
     def _must_gather(self, ident: int, mesh: DeviceMesh) -> bool:
         """Whether a sharded tensor has no whole copy on a mesh."""
@@ -216,7 +216,7 @@ class Instructions:
             spec = policy.layout(create.meta.shape)
             self._replicas.move(session, tensor, ident, create.id, spec, "upload", create.site)
             self._outgoing.free([(ident, mesh)])
-            tensor = TensorRecord.of(create.meta, spec, pinned=True)
+            tensor = TensorRecord.of(create.meta, spec, placed=True)
         self._state.add_tensor(create.id, tensor)
 
     def _redistribute(self, session: SessionRecord, move: Redistribute, _: Buffer | None) -> None:
@@ -227,7 +227,7 @@ class Instructions:
         self._plan_cache.require_workers(spec.mesh)
         target = spec.normal(tensor.meta.shape)
         self._replicas.move(session, tensor, move.input, move.output, target, "redistribute", move.site)
-        self._state.add_tensor(move.output, TensorRecord.of(tensor.meta, target, pinned=True))
+        self._state.add_tensor(move.output, TensorRecord.of(tensor.meta, target, placed=True))
 
     def _free(self, session: SessionRecord, free: FreeTensors, _: Buffer | None) -> None:
         for mesh, idents in self._state.free(free.ids).items():

@@ -181,7 +181,7 @@ class State(TensorTables):
         if scope is None:
             raise UnknownId("scope", scope_id)
         policy = scope.policy
-        if policy is None or policy.pins or not self.dead_workers:
+        if policy is None or policy.places or not self.dead_workers:
             return policy
         return policy if all(worker in self.workers for worker in policy.mesh.workers) else None
 
