@@ -112,19 +112,19 @@ class Instructions:
             cached = None
         if len(outputs) != 1 or outputs[0] in tensors or state.missing or state.may_resize:
             state.require_new(outputs)
-        if cached is None or len(outputs) != record.gives or (writes and record.aliased_inputs(inputs)):
+        if cached is None or len(outputs) != record.output_count or (writes and record.aliased_inputs(inputs)):
             cached = self._plan_cache.find_or_plan(session, record, op, policy)
         if not cached.is_plain:
             cached, inputs = self._prepare(session, record, op, policy, cached)
         if policy is not None and policy.places:
-            state.mark_placed([op.inputs[position] for position, spec in cached.plan.takes if spec is None])
+            state.mark_placed([op.inputs[position] for position, spec in cached.plan.sources if spec is None])
         if session.watches:
             self._replicas.note_collectives(session, cached.plan.collectives, op.site)
         copies = state.apply_results(writes, op.inputs, outputs, cached.results)
         op_id = cached.op_id
         is_unchanged = op_id == op.op_id and inputs is op.inputs
         command = op if is_unchanged else RunOp(op_id, inputs, outputs, op.scalars, op.scope, op.site)
-        self._outgoing.queued.append(ToWorkers(cached.plan.workers, command, None, cached.meets))
+        self._outgoing.queued.append(ToWorkers(cached.plan.workers, command, None, cached.exchanges))
         if copies:
             self._outgoing.free(copies)
 
@@ -148,12 +148,12 @@ class Instructions:
     def _prepare(
         self, session: SessionRecord, record: OpRecord, op: RunOp, policy: Policy | None, cached: CachedPlan
     ) -> tuple[CachedPlan, tuple[int, ...]]:
-        """The plan for the scalars of a call, and its inputs in the layouts that the plan takes."""
+        """The plan for the scalars of a call, and its inputs in the layouts that the plan needs."""
         if cached.plan.linear and not is_linear_with(record.signature.op, op.scalars):
             cached = self._plan_cache.find_or_plan(session, record, op, policy, reduces_first=True)
         if cached.plan.gathered:
             self._plan_cache.tell_of_gathering(session, cached.plan.gathered, op.site)
-        if not cached.moves:
+        if not cached.moves_inputs:
             return cached, op.inputs
         places = policy is not None and policy.places
         return cached, self._replicas.inputs_of(session, cached.plan, op.inputs, record.signature.op, op.site, places)

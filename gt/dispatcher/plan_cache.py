@@ -45,7 +45,7 @@ class PlanCache:
             copies = [layout[1:] if isinstance(layout, tuple) else () for layout in layouts]
             plan = plan_op(op.signature, metas, specs, fallback, aliased_inputs, policy, copies, reduces_first)
             placed = policy.places if policy is not None else True if op.layout is not None else None
-            found = self._replicas.define_plan(session, plan, op.op_id, op.signature.op, op.takes, placed)
+            found = self._replicas.define_plan(session, plan, op.op_id, op.signature.op, op.input_count, placed)
             self._state.add_plan(op, key, found)
         if found.plan.program is None:
             self.define_on(session, found.plan.workers, op.op_id)

@@ -190,7 +190,7 @@ class State(TensorTables):
         self.note_use(session_of(op.op_id), plan.plan.workers)
 
     def add_move(self, session: SessionRecord, key: MoveKey, plan: CachedPlan) -> None:
-        self.undo.put(session.moves, key, plan)
+        self.undo.put(session.move_plans, key, plan)
         self.note_use(session.ident, plan.plan.workers)
 
     def forget_ops(self, session: SessionRecord, op_ids: Iterable[int]) -> list[CachedPlan]:
@@ -198,12 +198,12 @@ class State(TensorTables):
         ops = [self.undo.drop(session.ops, op_id) for op_id in dict.fromkeys(op_ids) if op_id in session.ops]
         for op in ops:
             self._keep_name(session, op.op_id, op.signature.op)
-        moves = [self.undo.drop(session.moves, key) for key in list(session.moves)]
+        moves = [self.undo.drop(session.move_plans, key) for key in list(session.move_plans)]
         return [*[plan for op in ops for plan in op.plans.values()], *moves]
 
     def forget_plans_on(self, session: SessionRecord, worker: int) -> list[CachedPlan]:
         """Remove the plans that a lost worker takes part in; returns them."""
-        tables = [*[op.plans for op in session.ops.values()], session.moves]
+        tables = [*[op.plans for op in session.ops.values()], session.move_plans]
         return [
             self.undo.drop(table, key)  # type: ignore[arg-type]
             for table in tables

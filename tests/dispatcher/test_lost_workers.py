@@ -177,7 +177,7 @@ def test_plans_for_a_lost_worker_are_forgotten():
     harness.tell(run(OP, (A, A), (own(6),)))
     plans = harness.state.sessions[1].ops[OP].plans
     assert [cached.plan.workers for cached in plans.values()] == [(0, 1)]
-    moves = harness.state.sessions[1].moves
+    moves = harness.state.sessions[1].move_plans
     assert [cached.plan.workers for cached in moves.values()] == [(0, 1)]
     assert [text for text in told(harness.lose(1)) if "forget" in text] == ["0: forget c2", "0: forget c1"]
     assert plans == {} and moves == {}

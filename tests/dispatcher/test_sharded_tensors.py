@@ -75,7 +75,7 @@ def news(outgoing):
     return [sent.answer for sent in outgoing if isinstance(sent, ToClient) and isinstance(sent.answer, Gathered)]
 
 
-def test_workers_meet_in_a_program_that_moves_tensors():
+def test_workers_exchange_tensors_in_a_program_that_moves_some():
     harness = sharded_harness(text="- + x")
     harness.create(B)
     harness.define(OP, ADD_)
