@@ -114,7 +114,7 @@ class Instructions:
             state.require_new(outputs)
         if cached is None or len(outputs) != record.output_count or (writes and record.aliased_inputs(inputs)):
             cached = self._plan_cache.find_or_plan(session, record, op, policy)
-        if not cached.is_plain:
+        if cached.needs_preparation:
             cached, inputs = self._prepare(session, record, op, policy, cached)
         if policy is not None and policy.places:
             state.mark_placed([op.inputs[position] for position, spec in cached.plan.sources if spec is None])

@@ -50,7 +50,7 @@ class CachedPlan(NamedTuple):
     results: tuple[TensorRecord, ...]
     moves_inputs: bool
     exchanges: bool
-    is_plain: bool
+    needs_preparation: bool
 
 
 class OpRecord(NamedTuple):

@@ -30,13 +30,13 @@ class Replicas:
         keeps `op_id`. `placed`: see TensorRecord.of."""
         results = tuple(TensorRecord.of(meta, spec, placed) for meta, spec in plan.results)
         moves_inputs = plan.sources != tuple((position, None) for position in range(input_count))
-        is_plain = not (moves_inputs or plan.linear or plan.gathered)
+        needs_preparation = moves_inputs or plan.linear or bool(plan.gathered)
         if plan.program is None:
-            return CachedPlan(plan, op_id, results, moves_inputs, False, is_plain)
+            return CachedPlan(plan, op_id, results, moves_inputs, False, needs_preparation)
         program_id = self._state.define_program(session, op)
         self._state.note_use(session.ident, plan.workers)
         self._outgoing.command(plan.workers, WorkerDefineProgram(program_id, op, plan.program))
-        return CachedPlan(plan, program_id, results, moves_inputs, bool(plan.collectives), is_plain)
+        return CachedPlan(plan, program_id, results, moves_inputs, bool(plan.collectives), needs_preparation)
 
     def inputs_of(
         self, session: SessionRecord, plan: Plan, inputs: tuple[int, ...], op: str, site: int, places: bool
