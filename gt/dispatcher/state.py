@@ -170,7 +170,7 @@ class State(TensorTables):
     def define_program(self, session: SessionRecord, op: str) -> int:
         """The id of a new program for an op."""
         op_id = self.new_id(session)
-        self.undo.put(session.programs, op_id, op)
+        self.undo.put(session.program_names, op_id, op)
         return op_id
 
     def policy(self, session: SessionRecord, scope_id: int) -> Policy | None:
@@ -213,9 +213,9 @@ class State(TensorTables):
 
     def forget_program(self, session: SessionRecord, op_id: int) -> bool:
         """Returns whether there was such a program."""
-        if op_id not in session.programs:
+        if op_id not in session.program_names:
             return False
-        self._keep_name(session, op_id, self.undo.drop(session.programs, op_id))
+        self._keep_name(session, op_id, self.undo.drop(session.program_names, op_id))
         return True
 
     def _keep_name(self, session: SessionRecord, op_id: int, name: str) -> None:
