@@ -42,8 +42,8 @@ def plan_key(
 class CachedPlan(NamedTuple):
     """A plan with the id by which a RunOp names it: `op_id` is that of its program or, without one, of the op itself.
     `results` are the records of the new tensors. `moves_inputs`: some input is taken in another layout than it has.
-    `exchanges`: the workers exchange tensors. `is_plain`: no input moves, no gathering is told, and any scalars will
-    do."""
+    `exchanges`: the workers exchange tensors. `needs_preparation`: inputs
+    are moved, a gathering is reported, or the plan holds for some scalars only."""
 
     plan: Plan
     op_id: int
