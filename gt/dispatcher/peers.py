@@ -19,7 +19,7 @@ class Peer:
     hello: Hello
     ident: int
     start_mark: str
-    mistakes: int = 0
+    malformed_messages: int = 0
     progress: Sequence[int] = (0, 0)
     token: str = ""
     reading: ReadLimits = field(default_factory=ReadLimits)

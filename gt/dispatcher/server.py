@@ -31,7 +31,7 @@ from gt.dispatcher.handshakes import Handshakes, isolated
 from gt.dispatcher.message_queue import Outgoing, ToClient
 from gt.dispatcher.ownership import require_ownership
 from gt.dispatcher.peers import Peer, PeerTable
-from gt.dispatcher.pending_connections import MAX_MISTAKES, UnknownPeers
+from gt.dispatcher.pending_connections import MAX_MALFORMED, UnknownPeers
 from gt.version import __version__
 from gt.wire import shared_memory
 from gt.wire.codec import MAX_HELLO, MAX_INSTRUCTIONS, Decoder, Frame, Payload
@@ -131,22 +131,22 @@ class Server:
             log.warning("refused a message: %s", error)
             with isolated("a refusal"):
                 self.delivery.send_to(identity, [Refused(f"{error} (server: GT {__version__})")])
-                self._count_mistake(identity, peer)
+                self._count_malformed_message(identity, peer)
         except Exception:  # an error of GT: the other peers are served
             log.exception("a message could not be dealt with")
 
-    def _count_mistake(self, identity: bytes, peer: Peer | None) -> None:
-        """Disconnect a peer after MAX_MISTAKES malformed messages."""
+    def _count_malformed_message(self, identity: bytes, peer: Peer | None) -> None:
+        """Disconnect a peer after MAX_MALFORMED malformed messages."""
         if peer is None:
-            self._unknown_peers.note_mistake(identity, time.monotonic())
+            self._unknown_peers.note_malformed_message(identity, time.monotonic())
             return
-        peer.mistakes += 1
-        if peer.mistakes < MAX_MISTAKES:
+        peer.malformed_messages += 1
+        if peer.malformed_messages < MAX_MALFORMED:
             return
         if peer.is_client:
-            self._give_up_client(peer, f"was ended after {MAX_MISTAKES} messages that could not be read")
+            self._give_up_client(peer, f"was ended after {MAX_MALFORMED} messages that could not be read")
         else:
-            self._dismiss(peer, f"was dismissed after {MAX_MISTAKES} messages that could not be read")
+            self._dismiss(peer, f"was dismissed after {MAX_MALFORMED} messages that could not be read")
 
     def _greet(self, identity: bytes, frames: Sequence[Frame]) -> None:
         (hello, *_), _ = self._hellos.decode(frames)
