@@ -16,7 +16,7 @@ from gt.dispatcher.membership import Membership
 from gt.dispatcher.message_queue import Buffer, MessageQueue, Outgoing, ToClient, ToWorkers
 from gt.dispatcher.plan_cache import PlanCache
 from gt.dispatcher.redistribution import Replicas
-from gt.dispatcher.rejection import reject, reject_mistake
+from gt.dispatcher.rejection import reject, reject_internal_error
 from gt.dispatcher.reports import Reports
 from gt.dispatcher.requests import Requests
 from gt.dispatcher.session_records import DeadWorker, SessionRecord
@@ -146,10 +146,10 @@ class Dispatcher:
             self._outgoing.free(rejection.freed)
             for answer in rejection.answers:
                 self._outgoing.answer(session.ident, answer)
-        except Exception as mistake:
+        except Exception as internal_error:
             log.exception("%s of client %d could not be refused", type(instruction).__name__, session.ident)
             self._transactions.roll_back(start)
-            self._outgoing.answer(session.ident, reject_mistake(instruction, mistake))
+            self._outgoing.answer(session.ident, reject_internal_error(instruction, internal_error))
 
     # Reports
 

@@ -11,7 +11,7 @@ from gt.dispatcher.group_store import GroupStore
 from gt.dispatcher.message_queue import MessageQueue
 from gt.dispatcher.plan_cache import PlanCache
 from gt.dispatcher.redistribution import Replicas
-from gt.dispatcher.rejection import describe_mistake
+from gt.dispatcher.rejection import describe_internal_error
 from gt.dispatcher.reports import Reports
 from gt.dispatcher.session_records import DeadWorker, SessionRecord
 from gt.dispatcher.state import State
@@ -75,14 +75,14 @@ class Membership:
         self._fair_queue.lose_worker(ident)
 
     def _lose_worker_of(self, session: SessionRecord, tensors: Sequence[int], worker: int) -> None:
-        """An error of GT in one session's losses ends that session, and no other."""
+        """Take a lost worker from one session. An internal error ends this session only."""
         try:
             with self._transactions.begin():
                 self._lose_parts(session, tensors, worker)
         except Exception as error:
             log.exception("the session of client %d ends because of a mistake of GT", session.ident)
             with self._transactions.begin():
-                self._outgoing.answer(session.ident, Rejected(0, describe_mistake(error)))
+                self._outgoing.answer(session.ident, Rejected(0, describe_internal_error(error)))
                 self.remove_session(session.ident)
 
     def _lose_parts(self, session: SessionRecord, tensors: Sequence[int], worker: int) -> None:

@@ -202,7 +202,7 @@ class Server:
         """`carry_out` is `Dispatcher.submit` for clients that share the workers; `Dispatcher.instruct` by default."""
         try:
             outgoing = (carry_out or self.dispatcher.instruct)(session, batch, payloads)  # type: ignore[arg-type]
-        except Exception as error:  # an error of GT: the other clients are served
+        except Exception as error:  # an internal error: the other clients are served
             log.exception("an instruction of client %d failed", session)
             rejected = Rejected(0, f"a mistake of GT: {type(error).__name__}: {error}")
             outgoing = [*self.dispatcher.take(), ToClient(session, rejected)]
