@@ -6,7 +6,7 @@
     NoValue              an input has no value
     NoWorkers            every worker is lost
 
-Any other exception is an error of GT itself.
+Any other exception is an internal error of GT.
 """
 
 from __future__ import annotations

@@ -72,7 +72,7 @@ class FairQueue:
         self._state = state
         self._clients: dict[int, _ClientQueue] = {}
         self._marks: dict[int, _Mark] = {}
-        self._marked = 0
+        self._last_mark = 0
 
     def add(self, session: int, batch: Sequence[Instruction], buffers: Sequence[Buffer]) -> None:
         remaining = iter(buffers)
@@ -125,17 +125,17 @@ class FairQueue:
 
     def begin(self, turn: Turn, workers: Sequence[int]) -> int:
         """Note that a turn was sent to workers; returns the mark at which each of them reports progress."""
-        self._marked += 1
-        self._marks[self._marked] = _Mark(turn.session, turn.cost, set(workers))
+        self._last_mark += 1
+        self._marks[self._last_mark] = _Mark(turn.session, turn.cost, set(workers))
         unfinished = self._clients[turn.session].unfinished
         for worker in workers:
             unfinished[worker] = unfinished.get(worker, 0) + turn.cost
-        return self._marked
+        return self._last_mark
 
     def finish(self, worker: int, mark: int, nanoseconds: int) -> None:
         """A worker has reached a mark. Marks of sessions that have ended are ignored."""
         found = self._marks.get(mark)
-        if mark > self._marked or (found is not None and worker not in found.workers):
+        if mark > self._last_mark or (found is not None and worker not in found.workers):
             raise ProtocolError(f"worker {worker} was not given mark {mark}")
         if found is None:
             return

@@ -132,7 +132,7 @@ class Server:
             with isolated("a refusal"):
                 self.delivery.send_to(identity, [Refused(f"{error} (server: GT {__version__})")])
                 self._count_malformed_message(identity, peer)
-        except Exception:  # an error of GT: the other peers are served
+        except Exception:  # an internal error: the other peers are served
             log.exception("a message could not be dealt with")
 
     def _count_malformed_message(self, identity: bytes, peer: Peer | None) -> None:
@@ -270,7 +270,7 @@ class Server:
 
     def _check(self, peer: Peer) -> None:
         """Give up a peer that has gone without a Goodbye."""
-        if peer.is_of_this_machine and not is_running(peer.hello.pid, peer.start_mark):
+        if peer.is_of_this_machine and not is_running(peer.hello.pid, peer.start_time):
             self._reap(peer)
         elif peer.lost and peer.is_client:
             self._give_up_client(peer, f"is gone: its connection was closed, or silent for {self._silence:g} s")
@@ -341,7 +341,7 @@ class Server:
             last = self.dispatcher.describe_op(*peer.progress)
             log.warning("worker %d (pid %d) %s; its last op was %s", peer.ident, peer.hello.pid, reason, last or "none")
             self.delivery.send(self.dispatcher.lose_worker(peer.ident, reason, last))
-        except Exception:  # an error of GT: the other peers are served
+        except Exception:  # an internal error: the other peers are served
             log.exception("the loss of worker %d could not be dealt with", peer.ident)
             with isolated("the messages about a lost worker"):
                 self.delivery.send(self.dispatcher.take())
