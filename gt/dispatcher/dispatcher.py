@@ -15,7 +15,7 @@ from gt.dispatcher.instructions import Instructions
 from gt.dispatcher.membership import Membership
 from gt.dispatcher.message_queue import Buffer, MessageQueue, Outgoing, ToClient, ToWorkers
 from gt.dispatcher.plan_cache import PlanCache
-from gt.dispatcher.redistribution import Replicas
+from gt.dispatcher.redistribution import Redistributor
 from gt.dispatcher.rejection import reject, reject_internal_error
 from gt.dispatcher.reports import Reports
 from gt.dispatcher.requests import Requests
@@ -34,16 +34,16 @@ class Dispatcher:
         state = self.state = State()
         outgoing = self._outgoing = MessageQueue(state, observer)
         self._transactions = Transactions(state, outgoing)
-        replicas = Replicas(state, outgoing)
-        plan_cache = PlanCache(state, outgoing, replicas)
+        redistributor = Redistributor(state, outgoing)
+        plan_cache = PlanCache(state, outgoing, redistributor)
         store = GroupStore(state, outgoing)
         self._requests = Requests(state, outgoing)
         self._fair_queue = FairQueue(state)
         self._reports = Reports(state, outgoing, self._transactions, self._requests, store)
         self._membership = Membership(
-            state, outgoing, self._transactions, replicas, plan_cache, self._fair_queue, store
+            state, outgoing, self._transactions, redistributor, plan_cache, self._fair_queue, store
         )
-        self._instructions = Instructions(state, outgoing, replicas, self._requests, plan_cache)
+        self._instructions = Instructions(state, outgoing, redistributor, self._requests, plan_cache)
         self._instructions.actions[Goodbye] = self._goodbye
 
     # Workers and sessions

@@ -39,7 +39,7 @@ from gt.dispatcher.errors import IdInUse, InvalidInstruction, NoValue, NoWorkers
 from gt.dispatcher.message_queue import Buffer, MessageQueue, ToWorkers
 from gt.dispatcher.op_definitions import CachedPlan, OpRecord, layout_of, plan_key, require_layout_fit
 from gt.dispatcher.plan_cache import PlanCache
-from gt.dispatcher.redistribution import Replicas
+from gt.dispatcher.redistribution import Redistributor
 from gt.dispatcher.requests import Requests
 from gt.dispatcher.session_records import Reply, ScopeRecord, SessionRecord
 from gt.dispatcher.state import State
@@ -57,15 +57,20 @@ class Instructions:
     """`actions` by kind of instruction. The caller commits an action, or rolls it back if it raises."""
 
     def __init__(
-        self, state: State, outgoing: MessageQueue, replicas: Replicas, requests: Requests, plan_cache: PlanCache
+        self,
+        state: State,
+        outgoing: MessageQueue,
+        redistributor: Redistributor,
+        requests: Requests,
+        plan_cache: PlanCache,
     ) -> None:
         self._state = state
         self._outgoing = outgoing
-        self._replicas = replicas
+        self._redistributor = redistributor
         self._requests = requests
         self._plan_cache = plan_cache
-        steps = OptimizerSteps(state, outgoing, replicas)
-        reads = TensorReads(state, outgoing, replicas, requests)
+        steps = OptimizerSteps(state, outgoing, redistributor)
+        reads = TensorReads(state, outgoing, redistributor, requests)
         self.actions: dict[type, Action] = {
             RunOp: self._run_op,
             FreeTensors: self._free,
@@ -119,7 +124,7 @@ class Instructions:
         if policy is not None and policy.places:
             state.mark_placed([op.inputs[position] for position, spec in cached.plan.sources if spec is None])
         if session.watches:
-            self._replicas.note_collectives(session, cached.plan.collectives, op.site)
+            self._redistributor.note_collectives(session, cached.plan.collectives, op.site)
         copies = state.apply_results(writes, op.inputs, outputs, cached.results)
         op_id = cached.op_id
         is_unchanged = op_id == op.op_id and inputs is op.inputs
@@ -156,7 +161,9 @@ class Instructions:
         if not cached.moves_inputs:
             return cached, op.inputs
         places = policy is not None and policy.places
-        return cached, self._replicas.inputs_of(session, cached.plan, op.inputs, record.signature.op, op.site, places)
+        return cached, self._redistributor.inputs_of(
+            session, cached.plan, op.inputs, record.signature.op, op.site, places
+        )
 
     def _query(self, session: SessionRecord, query: QueryOp, _: Buffer | None) -> None:
         """A query runs on whole tensors, since the shapes of its results are not known before."""
@@ -170,7 +177,7 @@ class Instructions:
             self._plan_cache.tell_of_gathering(session, op.signature.op, query.site, is_query=True)
         written = [query.inputs[position] for position in op.signature.writes]
         for ident in written:
-            self._replicas.gather_for_good(session, ident, mesh, query.site)
+            self._redistributor.gather_for_good(session, ident, mesh, query.site)
         places = policy is not None and policy.places
         inputs = tuple(self._whole_input(session, query, op, ident, mesh, places) for ident in query.inputs)
         self._plan_cache.define_on(session, mesh.workers, query.op_id)
@@ -189,7 +196,7 @@ class Instructions:
         self, session: SessionRecord, query: QueryOp, op: OpRecord, ident: int, mesh: DeviceMesh, places: bool
     ) -> int:
         target = whole(mesh, len(self._state.tensor(ident).meta.shape))
-        return self._replicas.in_layout(session, ident, target, op.signature.op, query.site, places=places)
+        return self._redistributor.in_layout(session, ident, target, op.signature.op, query.site, places=places)
 
     def _must_gather(self, ident: int, mesh: DeviceMesh) -> bool:
         """Whether a sharded tensor has no whole copy on a mesh."""
@@ -214,7 +221,7 @@ class Instructions:
         self._outgoing.command(mesh.workers, command, buffer)
         if policy is not None:
             spec = policy.layout(create.meta.shape)
-            self._replicas.move(session, tensor, ident, create.id, spec, "upload", create.site)
+            self._redistributor.move(session, tensor, ident, create.id, spec, "upload", create.site)
             self._outgoing.free([(ident, mesh)])
             tensor = TensorRecord.of(create.meta, spec, placed=True)
         self._state.add_tensor(create.id, tensor)
@@ -226,7 +233,7 @@ class Instructions:
         require_layout_fit(spec, tensor.meta)
         self._plan_cache.require_workers(spec.mesh)
         target = spec.normal(tensor.meta.shape)
-        self._replicas.move(session, tensor, move.input, move.output, target, "redistribute", move.site)
+        self._redistributor.move(session, tensor, move.input, move.output, target, "redistribute", move.site)
         self._state.add_tensor(move.output, TensorRecord.of(tensor.meta, target, placed=True))
 
     def _free(self, session: SessionRecord, free: FreeTensors, _: Buffer | None) -> None:

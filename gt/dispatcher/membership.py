@@ -10,7 +10,7 @@ from gt.dispatcher.fair_queue import FairQueue
 from gt.dispatcher.group_store import GroupStore
 from gt.dispatcher.message_queue import MessageQueue
 from gt.dispatcher.plan_cache import PlanCache
-from gt.dispatcher.redistribution import Replicas
+from gt.dispatcher.redistribution import Redistributor
 from gt.dispatcher.rejection import describe_internal_error
 from gt.dispatcher.reports import Reports
 from gt.dispatcher.session_records import DeadWorker, SessionRecord
@@ -26,7 +26,7 @@ class Membership:
         state: State,
         outgoing: MessageQueue,
         transactions: Transactions,
-        replicas: Replicas,
+        redistributor: Redistributor,
         plan_cache: PlanCache,
         fair_queue: FairQueue,
         store: GroupStore,
@@ -34,7 +34,7 @@ class Membership:
         self._state = state
         self._outgoing = outgoing
         self._transactions = transactions
-        self._replicas = replicas
+        self._redistributor = redistributor
         self._plan_cache = plan_cache
         self._fair_queue = fair_queue
         self._store = store
@@ -90,7 +90,7 @@ class Membership:
         losses = self._state.lose_parts(tensors, worker)
         self._outgoing.free(losses.useless)
         for ident, copy in losses.promoted:
-            self._replicas.rename(session, self._state.tensors[ident], copy, ident, 0)
+            self._redistributor.rename(session, self._state.tensors[ident], copy, ident, 0)
         self._plan_cache.forget(session, self._state.forget_plans_on(session, worker))
         self._outgoing.answer(session.ident, Lost(0, worker, *self._state.dead_workers[worker]))
 

@@ -6,7 +6,7 @@ MAX_MALFORMED = 3  # malformed messages after which a peer is disconnected
 _PARTING_SECONDS = 5.0  # for a peer to receive its last message
 
 
-class UnknownPeers:
+class PendingConnections:
     """Connections by the identities that the router gives them. Messages of those in `leaving` are ignored."""
 
     def __init__(self) -> None:

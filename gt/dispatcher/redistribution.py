@@ -18,7 +18,7 @@ from gt.sharding.spec import DeviceMesh, ShardingSpec, whole
 from gt.sharding.spec_text import parse_spec
 
 
-class Replicas:
+class Redistributor:
     def __init__(self, state: State, outgoing: MessageQueue) -> None:
         self._state = state
         self._outgoing = outgoing

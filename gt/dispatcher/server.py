@@ -31,7 +31,7 @@ from gt.dispatcher.handshakes import Handshakes, isolated
 from gt.dispatcher.message_queue import Outgoing, ToClient
 from gt.dispatcher.ownership import require_ownership
 from gt.dispatcher.peers import Peer, PeerTable
-from gt.dispatcher.pending_connections import MAX_MALFORMED, UnknownPeers
+from gt.dispatcher.pending_connections import MAX_MALFORMED, PendingConnections
 from gt.version import __version__
 from gt.wire import shared_memory
 from gt.wire.codec import MAX_HELLO, MAX_INSTRUCTIONS, Decoder, Frame, Payload
@@ -65,7 +65,7 @@ class Server:
         self.delivery = Delivery(self._router, self.peers)
         log_path = "" if observer is None else observer.path
         self._handshakes = Handshakes(self.dispatcher, self.peers, self.delivery, log_path)
-        self._unknown_peers = UnknownPeers()
+        self._pending_connections = PendingConnections()
         self._instructions: Decoder[Instruction | Received | Taken] = Decoder(
             Instruction | Received | Taken, MAX_INSTRUCTIONS
         )
@@ -117,7 +117,7 @@ class Server:
     # Messages of peers
 
     def _receive(self, identity: bytes, frames: Sequence[Frame]) -> None:
-        if identity in self._unknown_peers.leaving:
+        if identity in self._pending_connections.leaving:
             return
         peer = self.peers.by_identity.get(identity)
         try:
@@ -138,7 +138,7 @@ class Server:
     def _count_malformed_message(self, identity: bytes, peer: Peer | None) -> None:
         """Disconnect a peer after MAX_MALFORMED malformed messages."""
         if peer is None:
-            self._unknown_peers.note_malformed_message(identity, time.monotonic())
+            self._pending_connections.note_malformed_message(identity, time.monotonic())
             return
         peer.malformed_messages += 1
         if peer.malformed_messages < MAX_MALFORMED:
@@ -253,7 +253,7 @@ class Server:
         for peer in list(self.peers.by_identity.values()):
             with isolated(f"the check of {peer.hello.role} {peer.ident}"):
                 self._check(peer)
-        for identity in self._unknown_peers.take_due(now):
+        for identity in self._pending_connections.take_due(now):
             self._router.drop(identity)
         for identity in self._router.take_lost():
             self._note_connection_end(identity)
@@ -263,7 +263,7 @@ class Server:
     def _note_connection_end(self, identity: bytes) -> None:
         """The peer is given up at the next check, after its earlier messages were read."""
         self._handshakes.forget(identity)
-        self._unknown_peers.forget(identity)
+        self._pending_connections.forget(identity)
         peer = self.peers.by_identity.get(identity)
         if peer is not None:
             peer.lost = True
@@ -317,7 +317,7 @@ class Server:
             self.delivery.send_to(identity, [Refused(f"the session {reason} (server: GT {__version__})")])
         self._forget(peer)
         if not peer.lost:
-            self._unknown_peers.close_soon(identity, time.monotonic())
+            self._pending_connections.close_soon(identity, time.monotonic())
         self._end_session(peer)
 
     def _dismiss(self, peer: Peer, reason: str) -> None:
@@ -325,7 +325,7 @@ class Server:
         identity = self.peers.workers[peer.ident]
         self.delivery.send_to(identity, [WorkerShutdown()])
         self._forget(peer)
-        self._unknown_peers.close_soon(identity, time.monotonic())
+        self._pending_connections.close_soon(identity, time.monotonic())
         self._lose_worker(peer, reason)
 
     def _forget(self, peer: Peer) -> None:

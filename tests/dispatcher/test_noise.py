@@ -17,7 +17,7 @@ import zmq
 from gt.core.errors import ProtocolError
 from gt.core.messages import CreateTensor, Fetched, FetchTensor, Instruction, Refused, Segment, Taken, Welcome
 from gt.dispatcher import read_limits
-from gt.dispatcher.pending_connections import UnknownPeers
+from gt.dispatcher.pending_connections import PendingConnections
 from gt.dispatcher.read_limits import ReadLimits
 from gt.wire.codec import Decoder, encode
 from gt.wire.connections import Router, open_link
@@ -91,7 +91,7 @@ def test_many_peers_with_noise_do_not_fill_the_log(server):
 
 
 def test_an_unknown_peer_is_disconnected_after_three_malformed_messages():
-    unknown = UnknownPeers()
+    unknown = PendingConnections()
     for now in range(3):
         assert b"x" not in unknown.leaving
         unknown.note_malformed_message(b"x", now)
