@@ -95,7 +95,7 @@ def _expand_attention(call: OpCall, specs: Sequence[ShardingSpec]) -> Expansion 
     metas = [contiguous_meta((len(blocks), *meta.shape), accumulation_dtype(meta.dtype)) for meta in call.outputs]
     kwargs = {name: value for name, value in call.kwargs.items() if name != "is_causal"}
     args = (*call.args[:3], bool(call.arg(4, "is_causal")), cuts_to_arg(blocks))
-    parts, logs = expansion.call("gt.block_attention", args, metas, kwargs)
+    parts, logs = expansion.call_multi("gt.block_attention", args, metas, kwargs)
     largest = expansion.reduce("aten.amax.default", logs, (0,))
     nothing = expansion.pointwise("aten.eq.Scalar", largest, MINUS_INFINITY, dtype="bool")
     largest = expansion.pointwise("aten.masked_fill.Scalar", largest, nothing, 0)
@@ -155,7 +155,7 @@ def _attend(builder: LocalBuilder, shard: LocalContext, block: Interval) -> tupl
         mask = builder.call("aten.slice.Tensor", mask, -1, *bounds)
     if call.arg(3, "is_causal"):
         mask = _causal_mask(builder, call, shard.operand_box(0)[2], block, mask)
-    output, logs = builder.calls(
+    output, logs = builder.call_multi(
         ATTEND, 2, Input(0), key, value, 0.0, False, attn_mask=mask, scale=call.kwargs.get("scale")
     )
     if isinstance(mask, Input):  # the op returns weight 1 for a query whose keys are all masked

@@ -309,9 +309,9 @@ def _gradients_apart(call: OpCall, specs: Sequence[ShardingSpec]) -> Expansion |
 def _gradient(expansion: ExpansionBuilder, call: OpCall, position: int, meta: TensorMeta) -> Input:
     if position == 2:
         dims = [dim for dim in range(len(call.shapes[_GRAD])) if dim != 1]
-        return expansion.call_one("aten.sum.dim_IntList", (Input(_GRAD), ListArg(tuple(dims))), meta)
+        return expansion.call("aten.sum.dim_IntList", (Input(_GRAD), ListArg(tuple(dims))), meta)
     mask = ListArg(tuple([position == own for own in range(3)]))
-    return expansion.call(call.op, (*call.args[:10], mask), (meta,), output_positions=(position,))[0]
+    return expansion.call_multi(call.op, (*call.args[:10], mask), (meta,), output_positions=(position,))[0]
 
 
 CONVOLUTION: dict[str, OpEntry] = {

@@ -106,7 +106,7 @@ def _expand_nll_loss(call: OpCall, specs: Sequence[ShardingSpec]) -> Expansion |
     if call.arg(3, "reduction") != MEAN or not any(spec.axes for spec in specs[:2]):
         return None
     expansion = ExpansionBuilder(call)
-    total, weights = expansion.call(call.op, (*call.args[:3], SUM, *call.args[4:]), call.outputs, call.kwargs)
+    total, weights = expansion.call_multi(call.op, (*call.args[:3], SUM, *call.args[4:]), call.outputs, call.kwargs)
     return expansion.finish(expansion.pointwise("aten.div.Tensor", total, weights), weights)
 
 

@@ -49,7 +49,7 @@ def _one_by_one(call: OpCall, specs: Sequence[ShardingSpec]) -> Expansion | None
     made: list[tuple[Input, ...]] = []
     for position in range(length):
         args = [_argument_of(arg, position) for arg in call.args]
-        made.append(expansion.call(call.op, args, call.outputs[position::length], call.kwargs))
+        made.append(expansion.call_multi(call.op, args, call.outputs[position::length], call.kwargs))
     return expansion.finish(*[result for results in zip(*made, strict=True) for result in results])
 
 
@@ -63,7 +63,7 @@ def _unscale_one_by_one(call: OpCall, specs: Sequence[ShardingSpec]) -> Expansio
     made: list[Input] = []
     for position in range(length):
         metas: tuple[TensorMeta, ...] = (call.outputs[position], call.outputs[-1])
-        unscaled, found = expansion.call(call.op, (_argument_of(gradients, position), found, scale), metas)
+        unscaled, found = expansion.call_multi(call.op, (_argument_of(gradients, position), found, scale), metas)
         made.append(unscaled)
     assert isinstance(found, Input)
     return expansion.finish(*made, found)

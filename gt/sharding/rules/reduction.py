@@ -252,7 +252,7 @@ def _max_with_index(amax: str, index_op: str, with_values: bool) -> OpEntry:
     def write(expansion: ExpansionBuilder, call: OpCall, reduced: ReducedDims) -> tuple[Input, ...]:
         best = expansion.reduce(amax, Input(0), reduced.dims, reduced.keepdim)
         args = (Input(0), best, ListArg(reduced.dims), reduced.keepdim)
-        index = expansion.call_one(index_op, args, contiguous_meta(expansion.shape(best), "int64"))
+        index = expansion.call(index_op, args, contiguous_meta(expansion.shape(best), "int64"))
         return (best, index) if with_values else (index,)
 
     # argmax of bools is left to the op, which refuses them
@@ -271,7 +271,7 @@ def _index_of_extreme(max_dim: str, argmax: str, amax: str) -> OpEntry:
             if reduced.is_empty(shard):
                 return builder.finish(_full_result(builder, shard, _NOWHERE))
             if len(reduced.dims) == 1:
-                value, index = builder.calls(max_dim, 2, Input(0), reduced.dims[0], reduced.keepdim)
+                value, index = builder.call_multi(max_dim, 2, Input(0), reduced.dims[0], reduced.keepdim)
                 index = builder.call("aten.add.Scalar", index, shard.operand_box(0)[reduced.dims[0]][0])
             else:
                 value = builder.call(amax, Input(0), ListArg(reduced.dims), reduced.keepdim)

@@ -210,12 +210,10 @@ def _expand_roll(call: OpCall, specs: Sequence[ShardingSpec]) -> Expansion | Non
     for dim, shift in moves:
         cut = shape[dim] - shift
         tail, head = [
-            expansion.call_one(
-                "aten.slice.Tensor", (rolled, dim, start, stop), _resized(call.inputs[0], dim, stop - start)
-            )
+            expansion.call("aten.slice.Tensor", (rolled, dim, start, stop), _resized(call.inputs[0], dim, stop - start))
             for start, stop in ((cut, shape[dim]), (0, cut))
         ]
-        rolled = expansion.call_one("aten.cat.default", (ListArg((tail, head)), dim), call.outputs[0])
+        rolled = expansion.call("aten.cat.default", (ListArg((tail, head)), dim), call.outputs[0])
     return expansion.finish(rolled)
 
 
