@@ -6,7 +6,7 @@ is all that sharding needs to know of a matrix product: tensors cut along b, i o
 cutting k gives partial sums. `(a b)` is a dim made of two factors, major first; `...` are leading dims, aligned from
 the right as in broadcasting; `1` is a dim that nothing cuts.
 
-Factors pass unless a class follows the bar:
+A factor may be cut freely (its role is "pass") unless the part after the bar says otherwise:
 
 reduce(kind)  cutting the factor gives partial results
 mask(kind)    each shard handles its own range of indices and gives a partial result
@@ -32,10 +32,11 @@ PASS, REDUCE, WHOLE, MASK, HALO = "pass", "reduce", "whole", "mask", "halo"
 
 
 class Factor(NamedTuple):
-    """The size and class (`kind`) of a factor; `reduction` is the kind of the partial results of reduce and mask."""
+    """The size of a factor, and its `role`: what cutting it means. `reduction` is the kind of the partial results of
+    the roles reduce and mask."""
 
     size: int
-    kind: str = PASS
+    role: str = PASS
     reduction: str = "sum"
 
 
@@ -141,7 +142,7 @@ class OpShardingRule:
     def reducing_first(self) -> OpShardingRule:
         """The rule for an op that neither takes nor gives partial values."""
         factors = {
-            name: factor._replace(kind=WHOLE) if factor.kind in (REDUCE, MASK) else factor
+            name: factor._replace(role=WHOLE) if factor.role in (REDUCE, MASK) else factor
             for name, factor in self.factors.items()
         }
         return replace(self, factors=factors, passthroughs=())
@@ -150,8 +151,8 @@ class OpShardingRule:
         sides = [", ".join(" ".join(map(_print_dim, dims)) for dims in side) for side in (self.operands, self.results)]
         classes: dict[str, list[str]] = {}
         for name, factor in self.factors.items():
-            if factor.kind != PASS:
-                label = f"{factor.kind}({factor.reduction})" if factor.kind in (REDUCE, MASK) else factor.kind
+            if factor.role != PASS:
+                label = f"{factor.role}({factor.reduction})" if factor.role in (REDUCE, MASK) else factor.role
                 classes.setdefault(label, []).append(name)
         text = "; ".join(f"{label}: {' '.join(names)}" for label, names in classes.items())
         return " -> ".join(sides) + (f" | {text}" if text else "")
@@ -313,8 +314,8 @@ class RuleBuilder:
     operands: list[tuple[Dim, ...]] = field(default_factory=list)
     results: list[tuple[Dim, ...]] = field(default_factory=list)
 
-    def factor(self, name: str, size: int, kind: str = PASS, reduction: str = "sum") -> str:
-        self.factors[name] = Factor(size, kind, reduction)
+    def factor(self, name: str, size: int, role: str = PASS, reduction: str = "sum") -> str:
+        self.factors[name] = Factor(size, role, reduction)
         return name
 
     def build(

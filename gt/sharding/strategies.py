@@ -147,7 +147,7 @@ def build_strategy(
     """The layouts that result from an assignment of axes to factors; None if the op cannot run with it. `passing` are
     the axes along which partial values pass through the op."""
     passing = passing or {}
-    if any(rule.factors[name].kind == WHOLE for name in assignment):
+    if any(rule.factors[name].role == WHOLE for name in assignment):
         return None
     partial_kinds = {rule.factors[name].reduction for name in assignment if _gives_partial(rule.factors[name])}
     partial_kinds |= {passed.result_kind for passed in passing.values()}
@@ -173,7 +173,7 @@ def build_strategy(
 
 
 def _gives_partial(factor: Factor) -> bool:
-    return factor.kind in (REDUCE, MASK)
+    return factor.role in (REDUCE, MASK)
 
 
 def _is_reduced(rule: OpShardingRule, name: str, dims: tuple[Dim, ...]) -> bool:
@@ -245,7 +245,7 @@ def _options(
     passthroughs = [
         p for p in rule.passthroughs if p.kind in partial_kinds and not _blows_up(p, operands, results, axis)
     ]
-    cuttable = [name for name, factor in rule.factors.items() if factor.kind != WHOLE and factor.size > 0]
+    cuttable = [name for name, factor in rule.factors.items() if factor.role != WHOLE and factor.size > 0]
     return [*cuttable, *passthroughs, None]
 
 

@@ -65,7 +65,7 @@ def rule_for(op: str, *args: Any) -> OpShardingRule | None:
 
 def strategies(rule: OpShardingRule, call: OpCall, mesh: DeviceMesh) -> Iterator[Strategy]:
     cuttable: list[str | PartialPassthrough | None] = [
-        name for name, f in rule.factors.items() if f.kind != WHOLE and f.size > 0
+        name for name, f in rule.factors.items() if f.role != WHOLE and f.size > 0
     ]
     for chosen in itertools.product([*cuttable, *rule.passthroughs, None], repeat=len(mesh.shape)):
         axes: dict[str, tuple[str, ...]] = {}

@@ -25,9 +25,9 @@ class _AdvancedIndexing(NamedTuple):
     trailing: int
 
 
-def _advanced_indexing(builder: RuleBuilder, call: OpCall, kind: str) -> _AdvancedIndexing | None:
-    """The dims of a call. `kind` is the factor class of the index dims. None if an index is a mask, since the shape of
-    the result then depends on values."""
+def _advanced_indexing(builder: RuleBuilder, call: OpCall, role: str) -> _AdvancedIndexing | None:
+    """The dims of a call. `role` is that of the factors of the index dims. None if an index is a mask, since the shape
+    of the result then depends on values."""
     indices = call.arg(1, "indices")
     indexed = [
         IndexedDim(dim, value.index, wraps=True) for dim, value in enumerate(indices) if isinstance(value, Input)
@@ -40,7 +40,7 @@ def _advanced_indexing(builder: RuleBuilder, call: OpCall, kind: str) -> _Advanc
     tensor_dims = dim_factors(builder, call.shapes[0])
     sizes = _broadcast([meta.shape for meta in metas])
     reduction = merge_kind(call.inputs[0].dtype)
-    broadcast: list[Dim] = [(Ref(builder.factor(f"b{dim}", size, kind, reduction)),) for dim, size in enumerate(sizes)]
+    broadcast: list[Dim] = [(Ref(builder.factor(f"b{dim}", size, role, reduction)),) for dim, size in enumerate(sizes)]
     positions = [indexed_dim.dim for indexed_dim in indexed]
     side_by_side = positions == list(range(positions[0], positions[-1] + 1))
     first = positions[0] if side_by_side else 0

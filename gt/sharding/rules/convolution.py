@@ -174,7 +174,7 @@ def _convolution(call: OpCall) -> OpShardingRule | None:
 
 
 def _linked(
-    builder: RuleBuilder, windows: Sequence[HaloWindow | None], sizes: Shape, kind: str
+    builder: RuleBuilder, windows: Sequence[HaloWindow | None], sizes: Shape, role: str
 ) -> tuple[list[Dim], list[Dim]]:
     """The spatial dims of the tensor with halos, and of the tensor whose dims are the factors."""
     reached: list[Dim] = []
@@ -184,7 +184,7 @@ def _linked(
             reached.append(())
             own.append(())
         else:
-            name = builder.factor(f"s{dim}", size, kind)
+            name = builder.factor(f"s{dim}", size, role)
             reached.append((Ref(name, window),))
             own.append((Ref(name),))
     return reached, own
