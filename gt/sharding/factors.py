@@ -149,12 +149,12 @@ class OpShardingRule:
 
     def __str__(self) -> str:
         sides = [", ".join(" ".join(map(_print_dim, dims)) for dims in side) for side in (self.operands, self.results)]
-        classes: dict[str, list[str]] = {}
+        roles: dict[str, list[str]] = {}
         for name, factor in self.factors.items():
             if factor.role != PASS:
                 label = f"{factor.role}({factor.reduction})" if factor.role in (REDUCE, MASK) else factor.role
-                classes.setdefault(label, []).append(name)
-        text = "; ".join(f"{label}: {' '.join(names)}" for label, names in classes.items())
+                roles.setdefault(label, []).append(name)
+        text = "; ".join(f"{label}: {' '.join(names)}" for label, names in roles.items())
         return " -> ".join(sides) + (f" | {text}" if text else "")
 
 
@@ -172,11 +172,11 @@ class RuleTemplate(NamedTuple):
 
     operands: tuple[tuple[tuple[str, ...], ...], ...]
     results: tuple[tuple[tuple[str, ...], ...], ...]
-    classes: dict[str, tuple[str, str]]
+    roles: dict[str, tuple[str, str]]
 
 
 _TOKEN = re.compile(r"\s*(\.\.\.|\(|\)|\w+)")
-_CLASS = re.compile(r"\s*(reduce|mask|whole|halo)(?:\((\w+)\))?\s*:\s*(.+?)\s*\Z")
+_ROLE = re.compile(r"\s*(reduce|mask|whole|halo)(?:\((\w+)\))?\s*:\s*(.+?)\s*\Z")
 
 
 @functools.lru_cache(maxsize=4096)
@@ -185,16 +185,16 @@ def parse_rule(text: str) -> RuleTemplate:
     left, arrow, right = body.partition("->")
     if not arrow:
         raise LayoutError(f"the rule {text!r} has no '->'")
-    classes: dict[str, tuple[str, str]] = {}
+    roles: dict[str, tuple[str, str]] = {}
     for part in filter(str.strip, tail.split(";")):
-        match = _CLASS.match(part)
+        match = _ROLE.match(part)
         if match is None or (match[2] or "sum") not in REDUCTIONS:
             raise LayoutError(f"{part.strip()!r} in the rule {text!r} is not of the form 'reduce(sum): k'")
-        classes.update(dict.fromkeys(match[3].split(), (match[1], match[2] or "sum")))
-    template = RuleTemplate(_parse_side(left, text), _parse_side(right, text), classes)
+        roles.update(dict.fromkeys(match[3].split(), (match[1], match[2] or "sum")))
+    template = RuleTemplate(_parse_side(left, text), _parse_side(right, text), roles)
     known = {name for side in template[:2] for dims in side for dim in dims for name in dim}
-    if unknown := classes.keys() - known:
-        raise LayoutError(f"the rule {text!r} classifies {', '.join(sorted(unknown))}, which no dim has")
+    if unknown := roles.keys() - known:
+        raise LayoutError(f"the rule {text!r} gives a role to {', '.join(sorted(unknown))}, which no dim has")
     return template
 
 
@@ -250,7 +250,7 @@ def bind(
     # cutting a factor of size 1 cannot be expressed in a dim of several factors, so it is not cut in other dims either
     hidden = {name for dims in named for dim in dims if len(dim) > 1 for name in dim if found[name] == 1}
     factors = {
-        name: Factor(size, *template.classes.get(name, (PASS,))) for name, size in found.items() if name not in hidden
+        name: Factor(size, *template.roles.get(name, (PASS,))) for name, size in found.items() if name not in hidden
     }
     bound = [
         tuple([_bind_dim(dim, size, found, hidden) for dim, size in zip(dims, shape, strict=True)])

@@ -52,11 +52,11 @@ def sizes_of(rule):
 )
 def test_factors_of_dims_are_parsed(text, operands, results):
     template = parse_rule(text)
-    assert (template.operands, template.results, template.classes) == (operands, results, {})
+    assert (template.operands, template.results, template.roles) == (operands, results, {})
 
 
 @pytest.mark.parametrize(
-    ("tail", "classes"),
+    ("tail", "roles"),
     [
         ("reduce(sum): k", {"k": (REDUCE, "sum")}),
         ("reduce: k", {"k": (REDUCE, "sum")}),
@@ -66,8 +66,8 @@ def test_factors_of_dims_are_parsed(text, operands, results):
         ("", {}),
     ],
 )
-def test_classes_of_factors_are_parsed(tail, classes):
-    assert parse_rule(f"m k -> m k | {tail}").classes == classes
+def test_classes_of_factors_are_parsed(tail, roles):
+    assert parse_rule(f"m k -> m k | {tail}").roles == roles
 
 
 @pytest.mark.parametrize(
@@ -84,7 +84,7 @@ def test_classes_of_factors_are_parsed(tail, classes):
         ("a -> a | reduce(mean): a", r"'reduce\(mean\): a' in the rule"),
         ("a -> a | reduce(sum)", "is not of the form"),
         ("a -> a | reduce(sum):", "is not of the form"),
-        ("a -> a | whole: b a c", "the rule 'a -> a | whole: b a c' classifies b, c, which no dim has"),
+        ("a -> a | whole: b a c", "the rule 'a -> a | whole: b a c' gives a role to b, c, which no dim has"),
     ],
 )
 def test_invalid_rule_texts_are_refused(text, message):
