@@ -18,7 +18,7 @@ from gt.sharding.lowering import NoRule, infer_output_sharding
 from gt.sharding.op_calls import Expansion, OpCall, has_scalars, inputs_in, with_inputs
 from gt.sharding.rules import entry_of
 from gt.sharding.spec import DeviceMesh, ShardingSpec, whole
-from gt.sharding.strategies import Strategy
+from gt.sharding.strategies import OpStrategy
 from gt.sharding.strategy_choice import Choice
 
 
@@ -127,7 +127,7 @@ class ProgramBuilder:
 
     # Ops
 
-    def reshard_inputs(self, registers: Sequence[int], strategy: Strategy) -> tuple[int, ...]:
+    def reshard_inputs(self, registers: Sequence[int], strategy: OpStrategy) -> tuple[int, ...]:
         return tuple([self.move(register, spec) for register, spec in zip(registers, strategy.operands, strict=True)])
 
     def apply(
@@ -169,7 +169,7 @@ class ProgramBuilder:
         self,
         call: OpCall,
         registers: Sequence[int],
-        strategy: Strategy,
+        strategy: OpStrategy,
         *,
         random: bool = False,
         floating: str = "float32",
@@ -326,7 +326,7 @@ class ProgramBuilder:
         moved = self.move(result, spec)
         call = OpCall("aten.copy.default", (Input(0), Input(1)), {}, (meta, self.registers[moved].meta), (meta,))
         signature = Signature("aten.copy_.default", call.args, {}, ((), ()), (0,), (), ())
-        strategy = Strategy((spec, self.spec(moved)), (spec,), {})
+        strategy = OpStrategy((spec, self.spec(moved)), (spec,), {})
         return self._compute(call, (target, moved), strategy, write=InPlaceWrite((target,), signature))[0]
 
     def write_back(self, base: int, view: int, steps: tuple[tuple[int, int], ...]) -> None:

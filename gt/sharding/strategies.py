@@ -16,7 +16,7 @@ from gt.sharding.constraints import Constraint, Target, satisfy
 from gt.sharding.factors import MASK, REDUCE, WHOLE, Dim, Factor, OpShardingRule, PartialPassthrough
 from gt.sharding.spec import DeviceMesh, DimSpec, ShardingSpec
 
-MOST_STRATEGIES = 4096  # beyond this many only factors that some operand is already cut along are considered
+MAX_STRATEGIES = 4096  # beyond this many only factors that some operand is already cut along are considered
 
 
 class FactorSharding(NamedTuple):
@@ -49,7 +49,7 @@ class Result(NamedTuple):
         return given if self.target is None else self.target
 
 
-class Strategy(NamedTuple):
+class OpStrategy(NamedTuple):
     """One way to run an op: the layouts that its operands must have, the resulting layouts of its results, and the axes
     that cut each factor."""
 
@@ -143,7 +143,7 @@ def build_strategy(
     mesh: DeviceMesh,
     assignment: Mapping[str, FactorSharding],
     passing: Mapping[str, PartialPassthrough] | None = None,
-) -> Strategy | None:
+) -> OpStrategy | None:
     """The layouts that result from an assignment of axes to factors; None if the op cannot run with it. `passing` are
     the axes along which partial values pass through the op."""
     passing = passing or {}
@@ -169,7 +169,7 @@ def build_strategy(
         if spec is None:
             return None
         results.append(spec)
-    return Strategy(tuple(operands), tuple(results), dict(assignment))
+    return OpStrategy(tuple(operands), tuple(results), dict(assignment))
 
 
 def _gives_partial(factor: Factor) -> bool:
@@ -207,11 +207,11 @@ def strategies_of(
     results: Sequence[Result],
     mesh: DeviceMesh,
     projected: Sequence[Mapping[str, FactorSharding]],
-) -> Iterator[Strategy]:
+) -> Iterator[OpStrategy]:
     """All strategies that give each axis in use to one factor, to a passthrough of partial values, or to nothing."""
     used = _axes_in_use(operands, results, mesh)
     options = [_options(rule, operands, results, axis, used) for axis in mesh.axis_names]
-    if math.prod([len(option) for option in options]) > MOST_STRATEGIES:
+    if math.prod([len(option) for option in options]) > MAX_STRATEGIES:
         named = {name for found in projected for name in found}
         options = [[o for o in option if not isinstance(o, str) or o in named] for option in options]
     operand_shapes = [operand.shape for operand in operands]
