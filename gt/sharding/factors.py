@@ -94,14 +94,14 @@ def _joined(cuts: Cuts, count: int) -> Cuts:
     return tuple([(cuts[i][0], cuts[i + count - 1][1]) for i in range(0, len(cuts), count)])
 
 
-class Ref(NamedTuple):
+class FactorRef(NamedTuple):
     """One factor of a dim, and the elements of the factor that the dim shows (None: all)."""
 
     factor: str
     window: Window | HaloWindow | BlockWindow | None = None
 
 
-Dim: TypeAlias = tuple[Ref, ...]
+Dim: TypeAlias = tuple[FactorRef, ...]
 """The factors of a dim, major to minor. Empty: a dim that nothing cuts, such as one of size 1."""
 
 
@@ -303,7 +303,7 @@ def _sizes(named: list[list[tuple[str, ...]]], shapes: list[Shape], sizes: dict[
 def _bind_dim(dim: tuple[str, ...], size: int, sizes: Mapping[str, int], hidden: set[str]) -> Dim:
     if len(dim) == 1 and sizes[dim[0]] != size:
         return ()  # broadcast
-    return tuple([Ref(name) for name in dim if name not in hidden])
+    return tuple([FactorRef(name) for name in dim if name not in hidden])
 
 
 @dataclass

@@ -21,7 +21,7 @@ from typing import NamedTuple
 from gt.core.errors import LayoutError
 from gt.sharding.boxes import balanced_cuts
 from gt.sharding.constraints import Constraint, DimConstraint
-from gt.sharding.factors import Dim, Ref
+from gt.sharding.factors import Dim, FactorRef
 from gt.sharding.recorded_program import LEVELS, Flow, FlowTensor, RecordedProgram, flows_of
 from gt.sharding.spec import DeviceMesh, DimSpec
 
@@ -289,7 +289,7 @@ class _PropagationState:
             refs[number], size, axes, self._program.values[tensor.value].shape[dim]
         )
 
-    def _window_fits(self, ref: Ref, size: int, axes: DimSpec, dim_size: int) -> bool:
+    def _window_fits(self, ref: FactorRef, size: int, axes: DimSpec, dim_size: int) -> bool:
         if ref.window is None:
             return True
         counts = tuple([self._mesh.axis_size(axis) for axis in axes])

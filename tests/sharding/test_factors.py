@@ -16,9 +16,9 @@ from gt.sharding.factors import (
     WHOLE,
     BlockWindow,
     Factor,
+    FactorRef,
     HaloWindow,
     PartialPassthrough,
-    Ref,
     RuleBuilder,
     Window,
     bind,
@@ -191,8 +191,8 @@ def test_binding_does_not_change_what_is_given():
 def test_rules_can_be_built_without_text():
     builder = RuleBuilder()
     row, col = builder.factor("row", 4), builder.factor("col", 6, REDUCE, "max")
-    builder.operands.append(((Ref(row),), (Ref(col, Window(1, 5)),)))
-    builder.results.append(((Ref(row),),))
+    builder.operands.append(((FactorRef(row),), (FactorRef(col, Window(1, 5)),)))
+    builder.results.append(((FactorRef(row),),))
     rule = builder.build()
     assert str(rule) == "row col -> row | reduce(max): col"
     assert rule.operands[0][1][0].window == Window(1, 5)

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from gt.core.signatures import DType, Input, ListArg, WorkerDevice
 from gt.sharding.boxes import Interval
 from gt.sharding.dtypes import accumulation_dtype
-from gt.sharding.factors import LINEAR, BlockWindow, OpShardingRule, PartialPassthrough, Ref, bind
+from gt.sharding.factors import LINEAR, BlockWindow, FactorRef, OpShardingRule, PartialPassthrough, bind
 from gt.sharding.op_calls import Expansion, LocalBuilder, LocalContext, LocalProgram, OpCall
 from gt.sharding.rules.entry import OpEntry
 from gt.sharding.rules.support.blocks import cuts_from_arg, cuts_to_arg, local_blocks, one_per_block
@@ -118,7 +118,7 @@ def _block_attention(call: OpCall) -> OpShardingRule:
     blocks = one_per_block(cuts_from_arg(call.arg(4, "blocks")))
     rule = _rule(call, "b H l e, b h s e, b h s e", "p b H l e, p b H l", "whole: e", 0, 3)
     factors = {name: factor for name, factor in rule.factors.items() if name != "p"}
-    results = tuple([((Ref("s", blocks),), *dims[1:]) for dims in rule.results])
+    results = tuple([((FactorRef("s", blocks),), *dims[1:]) for dims in rule.results])
     return dataclasses.replace(
         rule, factors=factors, results=results, lowering=lambda shard: _lower_blocks(shard, blocks)
     )

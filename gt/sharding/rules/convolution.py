@@ -18,10 +18,10 @@ from gt.sharding.factors import (
     PASS,
     REDUCE,
     Dim,
+    FactorRef,
     HaloWindow,
     OpShardingRule,
     PartialPassthrough,
-    Ref,
     RuleBuilder,
 )
 from gt.sharding.op_calls import Expansion, LocalBuilder, LocalContext, LocalProgram, OpCall
@@ -100,7 +100,7 @@ class _ChannelFactors:
         self._kernel: tuple[Dim, ...] = ((),) * len(conv.kernel)
 
     def dim(self, names: str) -> Dim:
-        return tuple([Ref(name) for name in names if name in self._names])
+        return tuple([FactorRef(name) for name in names if name in self._names])
 
     def weight(self) -> tuple[Dim, ...]:
         return (*map(self.dim, self._weight), *self._kernel)
@@ -185,8 +185,8 @@ def _linked(
             own.append(())
         else:
             name = builder.factor(f"s{dim}", size, role)
-            reached.append((Ref(name, window),))
-            own.append((Ref(name),))
+            reached.append((FactorRef(name, window),))
+            own.append((FactorRef(name),))
     return reached, own
 
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from gt.sharding.factors import (
     REDUCE,
+    FactorRef,
     OpShardingRule,
-    Ref,
     RuleBuilder,
     bind,
 )
@@ -40,7 +40,7 @@ def _isin(call: OpCall) -> OpShardingRule:
         builder.operands.append(own)
     if tests is not None:
         sizes = enumerate(call.shapes[tests])
-        builder.operands.append(tuple([(Ref(builder.factor(f"t{dim}", n, REDUCE, kind)),) for dim, n in sizes]))
+        builder.operands.append(tuple([(FactorRef(builder.factor(f"t{dim}", n, REDUCE, kind)),) for dim, n in sizes]))
     builder.results.append(own)
     return builder.build()
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Container, Mapping, Sequence
 
 from gt.sharding.boxes import Shape
-from gt.sharding.factors import Dim, OpShardingRule, PartialPassthrough, Ref, RuleBuilder, bind
+from gt.sharding.factors import Dim, FactorRef, OpShardingRule, PartialPassthrough, RuleBuilder, bind
 from gt.sharding.op_calls import Lowering, OpCall
 from gt.sharding.rules.entry import Expand, OpEntry
 from gt.sharding.spec import ShardingSpec
@@ -39,7 +39,7 @@ def broadcast_shape(shapes: Sequence[Shape]) -> Shape:
 
 def dim_factors(builder: RuleBuilder, shape: Shape, uncut: Container[int] = ()) -> list[Dim]:
     """A factor for every dim of a shape, named d0, d1, ...; none for the `uncut` dims."""
-    return [(Ref(builder.factor(f"d{dim}", size)),) if dim not in uncut else () for dim, size in enumerate(shape)]
+    return [(FactorRef(builder.factor(f"d{dim}", size)),) if dim not in uncut else () for dim, size in enumerate(shape)]
 
 
 # --- The text of a rule -----------------------------------------------------------------------------------------------
