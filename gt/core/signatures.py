@@ -214,14 +214,14 @@ class Refuse(_Step, tag="refuse", frozen=True):
     outputs: tuple[int, ...]
 
 
-Step: TypeAlias = Union[Compute, Whole, Move, WriteBack, Refuse]
+ProgramStep: TypeAlias = Union[Compute, Whole, Move, WriteBack, Refuse]
 
 
 class Program(Struct, array_like=True, frozen=True):
     """Steps over registers. `takes` are the registers of the command's inputs, `gives` those of its outputs. The inputs
     at the positions `consumes` are removed afterwards; if it `overwrites` them, they need no value before."""
 
-    steps: Annotated[tuple[Step, ...], Meta(max_length=1 << 12)]
+    steps: Annotated[tuple[ProgramStep, ...], Meta(max_length=1 << 12)]
     takes: tuple[int, ...]
     gives: tuple[int, ...]
     consumes: tuple[int, ...] = ()

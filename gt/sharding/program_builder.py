@@ -10,7 +10,19 @@ from collections.abc import Collection, Mapping, Sequence
 from typing import NamedTuple
 
 from gt.core.meta import ITEM_BYTES, TensorMeta
-from gt.core.signatures import Arg, Compute, Input, Move, Program, Refuse, Signature, Step, ViewStep, Whole, WriteBack
+from gt.core.signatures import (
+    Arg,
+    Compute,
+    Input,
+    Move,
+    Program,
+    ProgramStep,
+    Refuse,
+    Signature,
+    ViewStep,
+    Whole,
+    WriteBack,
+)
 from gt.sharding.constraints import Target
 from gt.sharding.cost import reshard_bytes
 from gt.sharding.dead_steps import drop_unused, registers_read
@@ -62,7 +74,7 @@ class ProgramBuilder:
     ) -> None:
         self.mesh = mesh
         self.registers = list(inputs)
-        self.steps: list[Step] = []
+        self.steps: list[ProgramStep] = []
         self.hoisted: dict[tuple[int, ShardingSpec], int] = {}
         self.bytes = 0
         self.results: tuple[int, ...] = ()

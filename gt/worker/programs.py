@@ -14,9 +14,9 @@ from gt.core.signatures import (
     Move,
     Number,
     Program,
+    ProgramStep,
     Refuse,
     Signature,
-    Step,
     ViewStep,
     Whole,
     WriteBack,
@@ -109,7 +109,7 @@ class ProgramKernel:
                     break
         return found if len(found) == len(self.program.consumes) else {}
 
-    def _prepare(self, number: int, step: Step) -> Any:
+    def _prepare(self, number: int, step: ProgramStep) -> Any:
         if isinstance(step, Move):
             return _MoveStep(
                 step, Mover(self._engine, self._worker, step.meta, spec_of(step.source), spec_of(step.target))
