@@ -154,7 +154,7 @@ class Compute(_Step, tag="compute", frozen=True):
     """Run an op on shards.
 
     `op`, `args`, `inputs_meta` and `outputs_meta` are those of the op on whole tensors; each worker derives its own
-    part from the layouts `operands` and `results`. Results go to the registers `outputs`. A result with a register in
+    part from `operand_specs` and `result_specs`. Results go to the registers `outputs`. A result with a register in
     `into` (-1: none) is written into that register's tensor: by `in_place`, the op as the user called it on the same
     inputs and then the written ones, if the op itself can run on shards. `casts`: results are cast to their dtypes, as
     a write would (a comparison in place, for example). `positions` are those of the outputs among the results that the
@@ -168,8 +168,8 @@ class Compute(_Step, tag="compute", frozen=True):
     outputs: tuple[int, ...]
     inputs_meta: tuple[TensorMeta, ...]
     outputs_meta: tuple[TensorMeta, ...]
-    operands: tuple[SpecRecord, ...]
-    results: tuple[SpecRecord, ...]
+    operand_specs: tuple[SpecRecord, ...]
+    result_specs: tuple[SpecRecord, ...]
     into: tuple[int, ...] = ()
     in_place: Signature | None = None
     random: bool = False

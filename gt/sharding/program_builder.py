@@ -352,7 +352,8 @@ class ProgramBuilder:
         """Whether partial values pass through an op with scalars that change from call to call: the program is then
         right only for scalars with which the op is linear."""
         return any(
-            any(spec.partial for spec in (*step.operands, *step.results)) and has_scalars(step.args, step.kwargs)
+            any(spec.partial for spec in (*step.operand_specs, *step.result_specs))
+            and has_scalars(step.args, step.kwargs)
             for step in self.steps
             if isinstance(step, Compute)
         )
