@@ -1,4 +1,4 @@
-"""Steps of optimizers: written whole or not at all, on all workers alike."""
+"""Optimizer steps: on all workers, either all writes of a step are done or none."""
 
 from __future__ import annotations
 

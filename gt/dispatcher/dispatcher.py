@@ -27,8 +27,8 @@ log = logging.getLogger("gt.dispatcher")
 
 
 class Dispatcher:
-    """Every method returns the messages to send, in the one order that all workers follow. The `observer`, if there is
-    one, sees each message."""
+    """Methods that carry out something return the messages to send, in the one order that all workers follow. The
+    `observer`, if there is one, sees each message."""
 
     def __init__(self, observer: Observer | None = None) -> None:
         state = self.state = State()
@@ -54,7 +54,7 @@ class Dispatcher:
         return ident, self._outgoing.take()
 
     def make_ready(self, worker: int) -> None:
-        """A worker in this process needs no store to exchange tensors with the others."""
+        """Let a worker in this process get commands immediately: it needs no store. Its messages stay queued."""
         self._membership.make_ready(worker)
 
     def ready_workers(self) -> tuple[WorkerInfo, ...]:

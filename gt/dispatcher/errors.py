@@ -1,4 +1,4 @@
-"""Why an instruction is not carried out. `rejection.py` turns each of these into an answer to the client.
+"""Exceptions for instructions that are not carried out. `rejection.py` turns each of them into an answer to the client.
 
     InvalidInstruction   the client made an error
     ├── UnknownId        it names something that does not exist

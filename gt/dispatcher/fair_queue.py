@@ -1,8 +1,8 @@
 """Fair queueing of clients: a limit on each client's unfinished work on a worker, so that no client waits long.
 
 Instructions are queued before they are planned, because planning fixes the order of commands, and workers never reorder
-them. A client's instructions are taken while each worker has little of its work unfinished. Workers report when they
-have reached a mark, and how long that took.
+them. A client's instructions are planned while no worker has more than the client's allowance unfinished. Workers
+report when they have reached a mark, and how long that took.
 """
 
 from __future__ import annotations

@@ -51,7 +51,7 @@ class Membership:
         return ident
 
     def make_ready(self, worker: int) -> None:
-        """A worker needs no store to exchange tensors with the others."""
+        """Let a worker get commands without a store: workers in one process need none."""
         with self._transactions.begin():
             self._store.set_ready((worker,))
 

@@ -223,8 +223,8 @@ class Server:
         self._handshakes.welcome_waiting()
 
     def _use_report(self, peer: Peer, report: Report, payload: Payload | None) -> bool:
-        """A client may wait for a report that does not fit the state, so its worker is dismissed. Returns whether the
-        report was used."""
+        """Pass a report on to the dispatcher, and dismiss its worker if it does not fit the state: a client may wait
+        for it. Returns whether the report was used."""
         try:
             outgoing = self.dispatcher.report(peer.ident, report, payload, peer.progress)  # type: ignore[arg-type]
             self.delivery.send(outgoing)

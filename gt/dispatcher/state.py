@@ -1,7 +1,7 @@
 """The dispatcher's state: workers, sessions, tensors and pending requests.
 
 Every change is a method of `State`. Changes are recorded in an undo log until `commit`, so that an instruction is
-carried out whole or not at all.
+carried out whole or not at all. `apply_results` and `free` are the last change of an instruction and not recorded.
 """
 
 from __future__ import annotations

@@ -1,6 +1,7 @@
 """The tensors of all sessions: their layouts, copies and sizes, and those without a value.
 
-The base of `State`. Together with `state.py` the only file that changes the state, always through the undo log.
+The base of `State`. Only `state.py` and this file change the state, through the undo log; `apply_results` and `free`,
+each the last change of an instruction, are not recorded.
 """
 
 from __future__ import annotations

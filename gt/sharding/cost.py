@@ -1,4 +1,8 @@
-"""The cost of layouts: bytes to reshard, time, memory; and a lower bound of the bytes of any resharding scheme."""
+"""The cost of layouts: bytes to reshard, and memory. Plans use these two only.
+
+Times of collectives are estimates for people, and tests compare routes with the lower bound of the bytes of any
+resharding scheme.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The registers that each step of a worker program reads and writes."""
+"""Removal of unused steps from a worker program, by the registers that each step reads and writes."""
 
 from __future__ import annotations
 

@@ -106,7 +106,7 @@ Dim: TypeAlias = tuple[FactorRef, ...]
 
 
 class PartialPassthrough(NamedTuple):
-    """An op that may run on partial values along a mesh axis and gives partial values.
+    """One way in which an op may run on partial values along a mesh axis, with partial results.
 
     - `operands`: all of them are partial by `kind`; the other operands are replicated along the axis
     - `result_kind`: the kind of the partial results

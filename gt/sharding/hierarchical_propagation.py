@@ -1,9 +1,10 @@
-"""Layouts for all values of a recorded program, propagated from constraints on some of them.
+"""Layouts for all values of a recorded program, propagated from constraints on some of them. For experiments: the
+dispatcher plans op by op and does not use it.
 
 The algorithm of Shardy, in three nested loops:
 
-* priorities of the user's constraints: until its priority is reached, a dim is not cut, and its axes are reserved for
-  it;
+* priorities of the user's constraints: a dim is cut in the round of its priority, and its axes are reserved for it
+  until then;
 * levels of recorded_program.py: certain paths before uncertain ones;
 * eagerness: `basic` gives a factor the axes that all tensors of an op accept; `aggressive` then gives them to each
   tensor that accepts them, and if two factors compete for an axis, the larger tensor decides.
@@ -259,7 +260,7 @@ class _PropagationState:
 
     def _project(self, flow: Flow, refs: Dim, axes: DimSpec) -> Iterator[tuple[str, DimSpec]]:
         """The axes of each factor of a dim, major first. A factor but the last takes only axes that divide it; the next
-        one gets axes only if it is cut to single elements. Axes left over belong to no factor."""
+        one gets axes only if it is cut into shards of one element. Axes left over belong to no factor."""
         for number, ref in enumerate(refs):
             size, taken = flow.factors[ref.factor].size, axes
             while taken and number + 1 < len(refs) and size % self._count(taken):

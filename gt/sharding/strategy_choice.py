@@ -1,6 +1,7 @@
 """The cheapest strategy of an op's rule, by the bytes that it moves. Nothing here names an op.
 
-`run_hierarchical_propagation_pass` does the same for all ops of a recorded program.
+The dispatcher plans op by op. A pass over a whole program is in hierarchical_propagation.py; the dispatcher does not
+use it.
 """
 
 from __future__ import annotations
@@ -12,11 +13,8 @@ from typing import NamedTuple
 from gt.sharding.constraints import Constraint
 from gt.sharding.cost import memory_bytes, reshard_bytes
 from gt.sharding.factors import OpShardingRule
-from gt.sharding.hierarchical_propagation import run_hierarchical_propagation_pass
 from gt.sharding.spec import DeviceMesh, ShardingSpec
 from gt.sharding.strategies import Operand, OpStrategy, Result, project, strategies_of
-
-__all__ = ["Choice", "propagate_sharding", "run_hierarchical_propagation_pass"]
 
 
 class Choice(NamedTuple):
@@ -29,8 +27,8 @@ class Choice(NamedTuple):
 def propagate_sharding(
     rule: OpShardingRule, operands: Sequence[Operand], results: Sequence[Result], mesh: DeviceMesh
 ) -> Choice:
-    """The cheapest strategy on a mesh: the fewest bytes moved, then the fewest results and operands changed, then the
-    least memory.
+    """The cheapest strategy on a mesh: the fewest bytes moved, then the fewest unrequested cuts, then the fewest
+    changed results and operands, then the least memory.
 
     A strategy that moves nothing is taken even if its result is partial. If bytes move anyway, the later cost of a
     result counts too: a partial result will be reduced, and a cut along an axis that cuts no operand will be gathered,

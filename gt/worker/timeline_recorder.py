@@ -1,4 +1,4 @@
-"""Records when commands ran, for sessions that ask for a timeline. The executor reads no other clock."""
+"""Records when commands ran, for sessions that ask for a timeline. Its `clock` is also the executor's."""
 
 from __future__ import annotations
 

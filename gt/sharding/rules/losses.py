@@ -78,7 +78,7 @@ def _loss_backward(position: int) -> OpEntry:
 # --- Negative log likelihood ------------------------------------------------------------------------------------------
 
 _ELSEWHERE = -(1 << 40)
-"""Marks ignored targets. No valid target equals it, so that invalid targets still raise."""
+"""Replaces the targets of other shards and the ignore_index: no target has this value, so invalid ones still raise."""
 
 
 def _likelihood_names(rank: int) -> tuple[list[str], list[str]]:

@@ -216,7 +216,7 @@ def _variance_of_squares(call: OpCall) -> OpShardingRule:
 
 
 def _whole_if(applies: Callable[[str], bool], entry: OpEntry) -> OpEntry:
-    """A reduction that is not expanded for dtypes to which `applies` applies."""
+    """A reduction that is not expanded for dtypes for which `applies` is true."""
 
     def expand(call: OpCall, specs: Sequence[ShardingSpec]) -> Expansion | None:
         return None if entry.expand is None or applies(call.inputs[0].dtype) else entry.expand(call, specs)

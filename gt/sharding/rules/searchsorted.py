@@ -31,7 +31,7 @@ def _bucketize(call: OpCall) -> OpShardingRule:
 
 
 def _isin(call: OpCall) -> OpShardingRule:
-    """An element is in a set if it is in some shard of it, and not in it if it is in none."""
+    """Membership is the OR over the shards of the set, or with `invert` the AND."""
     kind = "and" if call.kwargs.get("invert") else "or"
     elements, tests = call.tensor(0, "elements"), call.tensor(1, "test_elements")
     builder = RuleBuilder()

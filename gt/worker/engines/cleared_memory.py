@@ -40,7 +40,7 @@ def cleared(op: str, function: Callable[..., Any]) -> Callable[..., Any]:
     if not leaves_unwritten(op):
         return function
     copies = name in _RESIZING
-    in_place = name.endswith("_") or name == "set"  # `set` grows the memory of its source
+    in_place = name.endswith("_") or name == "set"  # `set` may grow the storage of its source
 
     def run(*args: Any, **kwargs: Any) -> torch.Tensor:
         given = [value for value in (*args, *kwargs.values()) if isinstance(value, torch.Tensor)]

@@ -1,8 +1,8 @@
 """Functions that run with a default dtype of their own.
 
 Torch has one default dtype for the whole process. An embedded worker shares it with the user's threads, which see any
-change of it. So it is changed only while a function runs that may need it, and only if it is another one. That is the
-case for ops that the program recorded before it changed its default, and that run after that.
+change of it. So an engine sets the default only while a function that may use it runs, and only if the op was recorded
+with another default than the present one.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Ops that work block by block along a cut dim, such as a sum of each shard.
 
-The blocks are the shards that the dim had when the op was expanded. They are among the arguments of the op, so that its
-result does not depend on the layout that it runs with.
+The op takes the blocks as an argument: they are the shards of the dim at the time of the expansion. So its result does
+not depend on the layout with which it runs.
 """
 
 from __future__ import annotations
