@@ -87,7 +87,7 @@ class Dispatcher:
 
     def submit(self, ident: int, batch: Sequence[Instruction], buffers: Sequence[Buffer]) -> list[Outgoing]:
         """Queue instructions of a client that shares the workers with others, and carry out those whose turn it is. A
-        Goodbye is carried out at once, and drops the client's queued instructions."""
+        Goodbye is carried out immediately, and drops the client's queued instructions."""
         if any(type(instruction) is Goodbye for instruction in batch):
             self._fair_queue.forget_session(ident)
             return self.instruct(ident, [Goodbye()], ())
@@ -111,7 +111,7 @@ class Dispatcher:
         return outgoing
 
     def instruct(self, ident: int, batch: Sequence[Instruction], buffers: Sequence[Buffer]) -> list[Outgoing]:
-        """Carry out instructions at once, each in a transaction of its own. Hot path: a transaction as in
+        """Carry out instructions immediately, each in a transaction of its own. Hot path: a transaction as in
         `Transactions.begin`, without its calls."""
         log.debug("client %d: %d instructions and %d tensors", ident, len(batch), len(buffers))
         session = self.state.sessions.get(ident)

@@ -59,7 +59,7 @@ class _ClientQueue:
         return max(factor * self.allowance, 1.0) if not most else factor * self.allowance - most
 
     def note_pace(self, pace: float) -> None:
-        """A slower pace counts at once, a faster one gradually."""
+        """A slower pace is used immediately, a faster one gradually."""
         self.pace = max(pace, (self.pace + pace) / 2)
         enough = TARGET_NANOSECONDS / self.pace if self.pace else MAX_UNITS
         self.allowance = min(2 * self.allowance, enough, MAX_UNITS)

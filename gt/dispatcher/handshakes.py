@@ -1,4 +1,4 @@
-"""Handshakes: workers join at once, clients wait until enough workers are ready."""
+"""Handshakes: workers join immediately, clients wait until enough workers are ready."""
 
 from __future__ import annotations
 

@@ -101,7 +101,7 @@ class ReadLimits:
 
     def note_taken(self, nbytes: int) -> None:
         if nbytes > self._sent:
-            raise ProtocolError(f"{nbytes} bytes cannot be taken where {self._sent} were sent")
+            raise ProtocolError(f"{nbytes} bytes cannot be taken: {self._sent} were sent")
         self._sent -= nbytes
 
     def require_taken(self) -> None:

@@ -74,7 +74,7 @@ class Server:
 
     @property
     def endpoint(self) -> str:
-        """The address at which the server listens, with the port that the system chose where 0 was asked for."""
+        """The address at which the server listens, with the port that the system chose if 0 was asked for."""
         return self._router.endpoint
 
     def run(self) -> None:

@@ -32,7 +32,7 @@ def leaves_unwritten(op: str) -> bool:
 
 
 def cleared(op: str, function: Callable[..., Any]) -> Callable[..., Any]:
-    """The function of an op, with zeros or NaN in new memory that it does not write; the same function where it writes
+    """The function of an op, with zeros or NaN in new memory that it does not write; the same function if it writes
     all of it."""
     name = op.split(".")[1]
     if name in _PARTLY_WRITTEN:

@@ -15,7 +15,7 @@ import torch
 
 
 class WithDefaultDtype:
-    """A function that runs where numbers without a dtype become `dtype`."""
+    """A function that runs with `dtype` as torch's default dtype."""
 
     __slots__ = ("bare", "dtype")
 
@@ -36,7 +36,7 @@ def without_default_dtype(function: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def may_need_default(args: Sequence[Any], kwargs: Mapping[str, Any]) -> bool:
-    """Whether torch may use the default dtype: none is given, and the tensors suggest none, as where integers are
+    """Whether torch may use the default dtype: none is given, and the tensors suggest none, as when integers are
     divided. Torch does not say which ops do so."""
     if kwargs.get("dtype") is not None:
         return False
