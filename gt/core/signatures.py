@@ -39,10 +39,9 @@ class SpecRecord(Struct, array_like=True, frozen=True):
 
 
 class PolicyRecord(Struct, array_like=True, frozen=True):
-    """The mesh on which the ops of a scope run, and the layout of their results (see gt.signals.policy): `lead` are
-    the axes that shard their first dims, `tail` the last ones; with `closed`, no other dim is sharded. A policy that
-    does not constrain (`constrains`) names only the mesh. Without `places`, another scope may move
-    the tensors for good."""
+    """The mesh on which the ops of a scope run, and the layout of their results (see gt.signals.policy): `lead` are the
+    axes that shard their first dims, `tail` the last ones; with `closed`, no other dim is sharded. A policy that does
+    not constrain (`constrains`) names only the mesh. Without `places`, another scope may move the tensors for good."""
 
     mesh: MeshRecord
     lead: Annotated[tuple[tuple[Axis, ...], ...], Meta(max_length=64)] = ()

@@ -134,8 +134,8 @@ class Instructions:
             self._outgoing.free(copies)
 
     def _place_target(self, session: SessionRecord, record: OpRecord, op: RunOp) -> None:
-        """Give a target without a value a layout again, if the op overwrites it without reading it: that of its
-        former value, or one worker. The workers give it memory when the op runs."""
+        """Give a target without a value a layout again, if the op overwrites it without reading it: that of its former
+        value, or one worker. The workers give it memory when the op runs."""
         record.require_fit(op.inputs, op.outputs)
         state, writes = self._state, record.signature.writes
         ident = op.inputs[writes[0]]

@@ -42,8 +42,8 @@ def plan_key(
 class CachedPlan(NamedTuple):
     """A plan with the id by which a RunOp names it: `op_id` is that of its program or, without one, of the op itself.
     `results` are the records of the new tensors. `moves_inputs`: some input is taken in another layout than it has.
-    `exchanges`: the workers exchange tensors. `needs_preparation`: inputs
-    are moved, a gathering is reported, or the plan holds for some scalars only."""
+    `exchanges`: the workers exchange tensors. `needs_preparation`: inputs are moved, a gathering is reported, or the
+    plan holds for some scalars only."""
 
     plan: Plan
     op_id: int
@@ -54,8 +54,8 @@ class CachedPlan(NamedTuple):
 
 
 class OpRecord(NamedTuple):
-    """A signature and the plans made for it. `output_count` counts new tensors and new versions. `layout`
-    is that of the outputs, if the user gave one, and `nbytes` their size."""
+    """A signature and the plans made for it. `output_count` counts new tensors and new versions. `layout` is that of
+    the outputs, if the user gave one, and `nbytes` their size."""
 
     op_id: int
     signature: Signature

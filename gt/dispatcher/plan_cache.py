@@ -29,8 +29,8 @@ class PlanCache:
     def find_or_plan(
         self, session: SessionRecord, op: OpRecord, call: RunOp, policy: Policy | None, *, reduces_first: bool = False
     ) -> CachedPlan:
-        """The plan of a call, defined on the workers if it is new. `reduces_first`: the op is not linear for
-        the scalars of this call (infinity, a divisor of 0)."""
+        """The plan of a call, defined on the workers if it is new. `reduces_first`: the op is not linear for the
+        scalars of this call (infinity, a divisor of 0)."""
         aliased_inputs = op.require_fit(call.inputs, call.outputs)
         tensors = self._inputs_on_one_mesh(session, op, call, policy)
         for mesh in [op.layout.mesh] if op.layout is not None else [policy.mesh] if policy is not None else []:

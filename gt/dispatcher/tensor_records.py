@@ -12,8 +12,8 @@ from gt.sharding.spec import DeviceMesh, ShardingSpec
 
 class TensorRecord(NamedTuple):
     """A tensor on workers. Many tensors share one record, so it has no id. `nbytes` is the largest number of bytes that
-    one worker holds of it. `placed`: the user or a scope has chosen the layout; any other tensor is
-    moved for good by the first scope that uses it."""
+    one worker holds of it. `placed`: the user or a scope has chosen the layout; any other tensor is moved for good by
+    the first scope that uses it."""
 
     meta: TensorMeta
     spec: ShardingSpec

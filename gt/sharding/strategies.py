@@ -75,8 +75,8 @@ def project(rule: OpShardingRule, position: int, spec: ShardingSpec) -> dict[str
 def _project_compound(
     factors: Mapping[str, Factor], dim: Dim, axes: DimSpec, mesh: DeviceMesh
 ) -> dict[str, FactorSharding]:
-    """Give the axes of a dim to its factors, major first. A factor gets axes only if the one before is cut into
-    shards of one element."""
+    """Give the axes of a dim to its factors, major first. A factor gets axes only if the one before is cut into shards
+    of one element."""
     found: dict[str, FactorSharding] = {}
     remaining = list(axes)
     for ref in dim:
@@ -115,8 +115,8 @@ def _layout_of(
 def _layout_of_compound(
     dim: Dim, factors: Mapping[str, Factor], assignment: Mapping[str, FactorSharding], mesh: DeviceMesh
 ) -> tuple[DimSpec, Cuts | None] | None:
-    """A minor factor may be cut only if the factors before it are cut into shards of one element: then its shards
-    are contiguous in the dim."""
+    """A minor factor may be cut only if the factors before it are cut into shards of one element: then its shards are
+    contiguous in the dim."""
     intervals: Cuts = ((0, 1),)
     all_axes: list[str] = []
     single = True

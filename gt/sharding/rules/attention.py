@@ -26,7 +26,7 @@ def _rule(
     call: OpCall,
     operands: str,
     results: str,
-    classes: str,
+    roles: str,
     query: int,
     causal: int,
     passthroughs: Sequence[PartialPassthrough] = (),
@@ -35,7 +35,7 @@ def _rule(
     `query` and `causal` are positions of arguments."""
     heads, key_heads = call.inputs[query].shape[1], call.inputs[query + 1].shape[1]
     shared = heads != key_heads
-    text = f"{operands}{_mask_text(call)} -> {results} | {classes}" + ("; whole: g" if shared else "")
+    text = f"{operands}{_mask_text(call)} -> {results} | {roles}" + ("; whole: g" if shared else "")
     text = text.replace("H", "(h g)" if shared else "h")
     sizes = {"g": heads // key_heads} if shared else {}
     lowering = zeros_if_empty(lambda shard: _lower(shard, query, causal))

@@ -36,8 +36,8 @@ def _loss(position: int) -> OpEntry:
         whole = broadcast_shape(call.shapes)
         names = [f"d{dim}" for dim in range(len(whole))]
         operands = ", ".join([" ".join(names[len(names) - len(shape) :]) for shape in call.shapes])
-        classes = f" | reduce(sum): {' '.join(names)}" if names else ""
-        return bind(f"{operands} -> ...{classes}", call.shapes, call.result_shapes, lowering=lower)
+        roles = f" | reduce(sum): {' '.join(names)}" if names else ""
+        return bind(f"{operands} -> ...{roles}", call.shapes, call.result_shapes, lowering=lower)
 
     def lower(shard: LocalContext) -> LocalProgram:
         """The local sum, over the number of all elements for a mean. Narrow floats are summed in a wider dtype."""
@@ -93,12 +93,12 @@ def _nll_loss(call: OpCall) -> OpShardingRule:
     reduction = call.arg(3, "reduction")
     operands = operand_names(call, [("self", names), ("target", targets), ("weight", ["c"])])
     results = [targets if reduction == NONE else [], []]
-    classes = {
+    roles = {
         NONE: {"mask(sum)": ["c"]},
         MEAN: {"whole": names},
         SUM: {"mask(sum)": ["c"], "reduce(sum)": targets},
     }[reduction]
-    text = rule_text(operands, results, classes)
+    text = rule_text(operands, results, roles)
     return bind(text, call.shapes, call.result_shapes, lowering=lambda shard: _lower_nll(shard, 0, 1, 4))
 
 

@@ -21,8 +21,8 @@ def _length(call: OpCall) -> int:
 
 
 def _one_parameter_rule(call: OpCall, label: str) -> OpShardingRule | None:
-    """The rule of a call for one parameter. `label` is the factor class of the parameter's dims, if some result lacks
-    them; steps and scales have one element."""
+    """The rule of a call for one parameter. `label` is the role of the factors of the parameter's dims, if some result
+    lacks them; steps and scales have one element."""
     if _length(call) != 1:
         return None
     shape = call.shapes[0]

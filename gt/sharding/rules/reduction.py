@@ -56,8 +56,8 @@ def reduction_rule(
     passthroughs: Sequence[PartialPassthrough] = (),
     lowering: Lowering | None = None,
 ) -> OpShardingRule:
-    """The rule of a reduction. `label` is the factor class of the reduced dims. Operands but the first have the shape
-    of the result."""
+    """The rule of a reduction. `label` is the role of the factors of the reduced dims. Operands but the first have the
+    shape of the result."""
     names = dim_names(len(call.inputs[0].shape))
     left = reduced_names(names, reduced.dims, reduced.keepdim)
     operands = [names, *[left] * (len(call.inputs) - 1)]

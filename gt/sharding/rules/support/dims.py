@@ -56,12 +56,12 @@ def reduced_names(names: Sequence[str], dims: Sequence[int], keepdim: bool) -> l
 
 
 def rule_text(
-    operands: Sequence[Sequence[str]], results: Sequence[Sequence[str]], classes: Mapping[str, Sequence[str]]
+    operands: Sequence[Sequence[str]], results: Sequence[Sequence[str]], roles: Mapping[str, Sequence[str]]
 ) -> str:
-    """The text of a rule from the names of the dims of its tensors. `classes` are those of factors, such as
+    """The text of a rule from the names of the dims of its tensors. `roles` are those of factors, such as
     `{"whole": names}`."""
     sides = [", ".join([" ".join(names) or "..." for names in side]) for side in (operands, results)]
-    tail = "; ".join([f"{label}: {' '.join(names)}" for label, names in classes.items() if names])
+    tail = "; ".join([f"{label}: {' '.join(names)}" for label, names in roles.items() if names])
     return " -> ".join(sides) + (f" | {tail}" if tail else "")
 
 
