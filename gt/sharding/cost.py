@@ -1,7 +1,7 @@
 """The cost of layouts: bytes to reshard, and memory. Plans use these two only.
 
-Times of collectives are estimates for people, and tests compare routes with the lower bound of the bytes of any
-resharding scheme.
+Only tests use `seconds`, an estimate of the time of a collective, and `lower_bound`, the bytes that any resharding
+scheme has to move.
 """
 
 from __future__ import annotations
