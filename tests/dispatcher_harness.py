@@ -157,13 +157,13 @@ def gathered_harness() -> DispatcherHarness:
 
 
 def told(outgoing: Sequence[Outgoing]) -> list[str]:
-    """Messages as text: `0 1: c2(A) -> c1` is an op on workers 0 and 1; `0+1` meet while they run it. c1, c2, ... are
-    the ids that the dispatcher gave."""
+    """Messages as text: `0 1: c2(A) -> c1` is an op on workers 0 and 1; `0+1` exchange tensors while they run it. c1,
+    c2, ... are the ids that the dispatcher gave."""
     return [f"client: {kind(out.answer)}" if isinstance(out, ToClient) else _told(out) for out in outgoing]
 
 
 def _told(out: ToWorkers) -> str:
-    return f"{_row(out.workers, '+' if out.meet else ' ')}: {_print(out.command)}"
+    return f"{_row(out.workers, '+' if out.exchanges else ' ')}: {_print(out.command)}"
 
 
 def _row(workers: Sequence[int], between: str = " ") -> str:

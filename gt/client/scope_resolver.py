@@ -109,7 +109,7 @@ class ScopeResolver:
         if self._auto is None and (len(shape) != 2 or shape[0] % count):
             return 0
         mesh = DeviceMesh([count], [ROW], self._connected())
-        return self._define("auto", PolicyRecord(mesh.record(), lead=((ROW,),), pins=False), False)
+        return self._define("auto", PolicyRecord(mesh.record(), lead=((ROW,),), places=False), False)
 
     def _define(self, name: str, policy: PolicyRecord | None, compile_: bool) -> int:
         key = (name, policy, compile_)

@@ -11,6 +11,7 @@ from typing import Any
 import torch
 
 from gt.client.torch_patches.subclass_making import patch_make_subclass, restore_torch_function
+from gt.client.unsupported import refuse_other_processes
 
 _made: dict[tuple[type[torch.Tensor], type[torch.Tensor]], type[torch.Tensor]] = {}
 # Methods of torch's parameters that access memory.
@@ -25,6 +26,7 @@ def on_gt(kind: type[torch.Tensor], handle: type[torch.Tensor]) -> type[torch.Te
         return handle
     if (kind, handle) not in _made:
         _made[kind, handle] = _make_class(kind, _overridable(handle))
+        refuse_other_processes(_made[kind, handle])
     return _made[kind, handle]
 
 

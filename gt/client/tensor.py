@@ -31,7 +31,7 @@ from gt.client.torch_patches.data_property import patch_data_property
 from gt.client.torch_patches.pytree import tree_map, tree_map_only
 from gt.client.torch_patches.wrapper_tensors import no_torch_function
 from gt.client.tracebacks import ends_on_users_line
-from gt.client.unsupported import require_strided, require_values
+from gt.client.unsupported import refuse_other_processes, require_strided, require_values
 from gt.client.value_reads import ValueReads
 from gt.core.meta import is_dense
 from gt.sharding.placements import Placements, Replicate, require_mesh, spec_from
@@ -373,4 +373,5 @@ keep_dtensor_out(Tensor, dispatch)
 hide_from_dynamo(dispatch)
 make_subclasses_on_gt(Tensor)
 patch_data_property(Tensor)
+refuse_other_processes(Tensor)
 torch.serialization.add_safe_globals([restore, restore_part, restore_subclass])

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+from multiprocessing.reduction import ForkingPickler
+from typing import NoReturn
+
 import torch
 
 from gt.client.torch_patches.op_registry import OpOverload, schema_of
+from gt.core.errors import SessionError
 
 _COLLECTIVES = ("c10d", "_c10d_functional", "c10d_functional", "_dtensor")
 
@@ -31,6 +35,18 @@ def require_values(tensor: torch.Tensor) -> None:
             "gt.empty(tensor.shape, dtype=tensor.dtype), or give a module memory with module.to_empty(device='cpu'), "
             "then gt.to(module), and load its weights"
         )
+
+
+def refuse_other_processes(kind: type[torch.Tensor]) -> None:
+    """Let `multiprocessing` refuse the tensors of a class that holds no memory: torch would send its storage."""
+    ForkingPickler.register(kind, _refuse_to_send)
+
+
+def _refuse_to_send(tensor: torch.Tensor) -> NoReturn:
+    raise SessionError(
+        "a GT tensor cannot be sent to another process, because a session belongs to one process; send tensor.cpu(). "
+        "Let the dataset of a data loader hold plain tensors and move its batches to GT, or use num_workers=0"
+    )
 
 
 def refuse_op(func: OpOverload) -> None:

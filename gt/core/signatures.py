@@ -39,17 +39,16 @@ class SpecRecord(Struct, array_like=True, frozen=True):
 
 
 class PolicyRecord(Struct, array_like=True, frozen=True):
-    """The mesh on which the ops of a scope run, and the layout of their results (see gt.signals.policy): `lead` are
-    the axes that shard their first dims, `tail` the last ones; with `closed`, no other dim is sharded. A policy that
-    does not constrain (`constrains`) names only the mesh. Tensors that it does not pin (`pins`) may be moved by another
-    scope."""
+    """The mesh on which the ops of a scope run, and the layout of their results (see gt.signals.policy): `lead` are the
+    axes that shard their first dims, `tail` the last ones; with `closed`, no other dim is sharded. A policy that does
+    not constrain (`constrains`) names only the mesh. Without `places`, another scope may move the tensors for good."""
 
     mesh: MeshRecord
     lead: Annotated[tuple[tuple[Axis, ...], ...], Meta(max_length=64)] = ()
     tail: Annotated[tuple[tuple[Axis, ...], ...], Meta(max_length=64)] = ()
     closed: bool = False
     constrains: bool = True
-    pins: bool = True
+    places: bool = True
 
 
 # Signatures: op calls without their tensors and scalars
@@ -154,7 +153,7 @@ class Compute(_Step, tag="compute", frozen=True):
     """Run an op on shards.
 
     `op`, `args`, `inputs_meta` and `outputs_meta` are those of the op on whole tensors; each worker derives its own
-    part from the layouts `operands` and `results`. Results go to the registers `outputs`. A result with a register in
+    part from `operand_specs` and `result_specs`. Results go to the registers `outputs`. A result with a register in
     `into` (-1: none) is written into that register's tensor: by `in_place`, the op as the user called it on the same
     inputs and then the written ones, if the op itself can run on shards. `casts`: results are cast to their dtypes, as
     a write would (a comparison in place, for example). `positions` are those of the outputs among the results that the
@@ -168,8 +167,8 @@ class Compute(_Step, tag="compute", frozen=True):
     outputs: tuple[int, ...]
     inputs_meta: tuple[TensorMeta, ...]
     outputs_meta: tuple[TensorMeta, ...]
-    operands: tuple[SpecRecord, ...]
-    results: tuple[SpecRecord, ...]
+    operand_specs: tuple[SpecRecord, ...]
+    result_specs: tuple[SpecRecord, ...]
     into: tuple[int, ...] = ()
     in_place: Signature | None = None
     random: bool = False
@@ -214,14 +213,14 @@ class Refuse(_Step, tag="refuse", frozen=True):
     outputs: tuple[int, ...]
 
 
-Step: TypeAlias = Union[Compute, Whole, Move, WriteBack, Refuse]
+ProgramStep: TypeAlias = Union[Compute, Whole, Move, WriteBack, Refuse]
 
 
 class Program(Struct, array_like=True, frozen=True):
     """Steps over registers. `takes` are the registers of the command's inputs, `gives` those of its outputs. The inputs
     at the positions `consumes` are removed afterwards; if it `overwrites` them, they need no value before."""
 
-    steps: Annotated[tuple[Step, ...], Meta(max_length=1 << 12)]
+    steps: Annotated[tuple[ProgramStep, ...], Meta(max_length=1 << 12)]
     takes: tuple[int, ...]
     gives: tuple[int, ...]
     consumes: tuple[int, ...] = ()

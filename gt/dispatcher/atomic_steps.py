@@ -1,4 +1,4 @@
-"""Steps of optimizers: written whole or not at all, on all workers alike."""
+"""Optimizer steps: on all workers, either all writes of a step are done or none."""
 
 from __future__ import annotations
 
@@ -6,17 +6,17 @@ from collections.abc import Collection
 
 from gt.core.messages import BeginStep, EndStep, FreeTensors, WorkerAgreeOnStep, WorkerBeginStep, WorkerEndStep
 from gt.dispatcher.message_queue import Buffer, MessageQueue
-from gt.dispatcher.redistribution import Replicas
+from gt.dispatcher.redistribution import Redistributor
 from gt.dispatcher.session_records import HaltedStep, SessionRecord
 from gt.dispatcher.state import State
 from gt.sharding.spec import DeviceMesh, ShardingSpec
 
 
 class OptimizerSteps:
-    def __init__(self, state: State, outgoing: MessageQueue, replicas: Replicas) -> None:
+    def __init__(self, state: State, outgoing: MessageQueue, redistributor: Redistributor) -> None:
         self._state = state
         self._outgoing = outgoing
-        self._replicas = replicas
+        self._redistributor = redistributor
 
     def begin(self, session: SessionRecord, begin: BeginStep, _: Buffer | None) -> None:
         """Move gradients into the layouts of their parameters, so that no exchange can fail in the middle of the step.
@@ -31,7 +31,7 @@ class OptimizerSteps:
             gradient, parameter = state.tensor(gradient_id), state.tensor(parameter_id)
             targets.add(parameter.spec.mesh if parameter.spec.is_whole else parameter.spec)
             if gradient.meta.shape == parameter.meta.shape and not parameter.spec.partial:
-                moved = self._replicas.in_layout(session, gradient_id, parameter.spec, "optimizer", begin.site)
+                moved = self._redistributor.in_layout(session, gradient_id, parameter.spec, "optimizer", begin.site)
                 gradients.append(moved)
         state.set_halted(session, None if cause is None else HaltedStep(begin.step, cause))
         must_agree = cause is None and _differ(targets, session.workers & state.workers.keys())
@@ -48,7 +48,7 @@ class OptimizerSteps:
             return
         token, tokens = self._state.new_id(session), self._state.new_id(session)
         self._outgoing.command(tuple(workers), WorkerBeginStep(begin.step, gradients, token))
-        self._replicas.add_up(session, ready, token, tokens, begin.site)
+        self._redistributor.add_up(session, ready, token, tokens, begin.site)
         self._outgoing.command(tuple(ready), WorkerAgreeOnStep(begin.step, tokens))
         self._outgoing.command(tuple(workers), FreeTensors((token,)))
 

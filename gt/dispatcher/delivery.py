@@ -67,7 +67,7 @@ class Delivery:
         return batches[identity]
 
     def _count_read(self, item: ToClient) -> None:
-        """A failed read brings no bytes."""
+        """Tell the read limits of a session that a read was answered, or has failed."""
         peer = self._peers.client(item.session)
         if peer is None:
             return

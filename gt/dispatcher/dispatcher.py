@@ -15,8 +15,8 @@ from gt.dispatcher.instructions import Instructions
 from gt.dispatcher.membership import Membership
 from gt.dispatcher.message_queue import Buffer, MessageQueue, Outgoing, ToClient, ToWorkers
 from gt.dispatcher.plan_cache import PlanCache
-from gt.dispatcher.redistribution import Replicas
-from gt.dispatcher.rejection import reject, reject_mistake
+from gt.dispatcher.redistribution import Redistributor
+from gt.dispatcher.rejection import reject, reject_internal_error
 from gt.dispatcher.reports import Reports
 from gt.dispatcher.requests import Requests
 from gt.dispatcher.session_records import DeadWorker, SessionRecord
@@ -27,23 +27,23 @@ log = logging.getLogger("gt.dispatcher")
 
 
 class Dispatcher:
-    """Every method returns the messages to send, in the one order that all workers follow. The `observer`, if there is
-    one, sees each message."""
+    """Methods that carry out something return the messages to send, in the one order that all workers follow. The
+    `observer`, if there is one, sees each message."""
 
     def __init__(self, observer: Observer | None = None) -> None:
         state = self.state = State()
         outgoing = self._outgoing = MessageQueue(state, observer)
         self._transactions = Transactions(state, outgoing)
-        replicas = Replicas(state, outgoing)
-        plan_cache = PlanCache(state, outgoing, replicas)
+        redistributor = Redistributor(state, outgoing)
+        plan_cache = PlanCache(state, outgoing, redistributor)
         store = GroupStore(state, outgoing)
         self._requests = Requests(state, outgoing)
         self._fair_queue = FairQueue(state)
         self._reports = Reports(state, outgoing, self._transactions, self._requests, store)
         self._membership = Membership(
-            state, outgoing, self._transactions, replicas, plan_cache, self._fair_queue, store
+            state, outgoing, self._transactions, redistributor, plan_cache, self._fair_queue, store
         )
-        self._instructions = Instructions(state, outgoing, replicas, self._requests, plan_cache)
+        self._instructions = Instructions(state, outgoing, redistributor, self._requests, plan_cache)
         self._instructions.actions[Goodbye] = self._goodbye
 
     # Workers and sessions
@@ -54,7 +54,7 @@ class Dispatcher:
         return ident, self._outgoing.take()
 
     def make_ready(self, worker: int) -> None:
-        """A worker in this process needs no store to exchange tensors with the others."""
+        """Let a worker in this process get commands immediately: it needs no store. Its messages stay queued."""
         self._membership.make_ready(worker)
 
     def ready_workers(self) -> tuple[WorkerInfo, ...]:
@@ -87,7 +87,7 @@ class Dispatcher:
 
     def submit(self, ident: int, batch: Sequence[Instruction], buffers: Sequence[Buffer]) -> list[Outgoing]:
         """Queue instructions of a client that shares the workers with others, and carry out those whose turn it is. A
-        Goodbye is carried out at once, and drops the client's queued instructions."""
+        Goodbye is carried out immediately, and drops the client's queued instructions."""
         if any(type(instruction) is Goodbye for instruction in batch):
             self._fair_queue.forget_session(ident)
             return self.instruct(ident, [Goodbye()], ())
@@ -111,7 +111,7 @@ class Dispatcher:
         return outgoing
 
     def instruct(self, ident: int, batch: Sequence[Instruction], buffers: Sequence[Buffer]) -> list[Outgoing]:
-        """Carry out instructions at once, each in a transaction of its own. Hot path: a transaction as in
+        """Carry out instructions immediately, each in a transaction of its own. Hot path: a transaction as in
         `Transactions.begin`, without its calls."""
         log.debug("client %d: %d instructions and %d tensors", ident, len(batch), len(buffers))
         session = self.state.sessions.get(ident)
@@ -146,10 +146,10 @@ class Dispatcher:
             self._outgoing.free(rejection.freed)
             for answer in rejection.answers:
                 self._outgoing.answer(session.ident, answer)
-        except Exception as mistake:
+        except Exception as internal_error:
             log.exception("%s of client %d could not be refused", type(instruction).__name__, session.ident)
             self._transactions.roll_back(start)
-            self._outgoing.answer(session.ident, reject_mistake(instruction, mistake))
+            self._outgoing.answer(session.ident, reject_internal_error(instruction, internal_error))
 
     # Reports
 

@@ -1,4 +1,4 @@
-"""Why an instruction is not carried out. `rejection.py` turns each of these into an answer to the client.
+"""Exceptions for instructions that are not carried out. `rejection.py` turns each of them into an answer to the client.
 
     InvalidInstruction   the client made an error
     ├── UnknownId        it names something that does not exist
@@ -6,7 +6,7 @@
     NoValue              an input has no value
     NoWorkers            every worker is lost
 
-Any other exception is an error of GT itself.
+Any other exception is an internal error of GT.
 """
 
 from __future__ import annotations

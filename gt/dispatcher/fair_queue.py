@@ -1,8 +1,8 @@
 """Fair queueing of clients: a limit on each client's unfinished work on a worker, so that no client waits long.
 
 Instructions are queued before they are planned, because planning fixes the order of commands, and workers never reorder
-them. A client's instructions are taken while each worker has little of its work unfinished. Workers report when they
-have reached a mark, and how long that took.
+them. A client's instructions are planned while no worker has more than the client's allowance unfinished. Workers
+report when they have reached a mark, and how long that took.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ class _ClientQueue:
         return max(factor * self.allowance, 1.0) if not most else factor * self.allowance - most
 
     def note_pace(self, pace: float) -> None:
-        """A slower pace counts at once, a faster one gradually."""
+        """A slower pace is used immediately, a faster one gradually."""
         self.pace = max(pace, (self.pace + pace) / 2)
         enough = TARGET_NANOSECONDS / self.pace if self.pace else MAX_UNITS
         self.allowance = min(2 * self.allowance, enough, MAX_UNITS)
@@ -72,7 +72,7 @@ class FairQueue:
         self._state = state
         self._clients: dict[int, _ClientQueue] = {}
         self._marks: dict[int, _Mark] = {}
-        self._marked = 0
+        self._last_mark = 0
 
     def add(self, session: int, batch: Sequence[Instruction], buffers: Sequence[Buffer]) -> None:
         remaining = iter(buffers)
@@ -125,17 +125,17 @@ class FairQueue:
 
     def begin(self, turn: Turn, workers: Sequence[int]) -> int:
         """Note that a turn was sent to workers; returns the mark at which each of them reports progress."""
-        self._marked += 1
-        self._marks[self._marked] = _Mark(turn.session, turn.cost, set(workers))
+        self._last_mark += 1
+        self._marks[self._last_mark] = _Mark(turn.session, turn.cost, set(workers))
         unfinished = self._clients[turn.session].unfinished
         for worker in workers:
             unfinished[worker] = unfinished.get(worker, 0) + turn.cost
-        return self._marked
+        return self._last_mark
 
     def finish(self, worker: int, mark: int, nanoseconds: int) -> None:
         """A worker has reached a mark. Marks of sessions that have ended are ignored."""
         found = self._marks.get(mark)
-        if mark > self._marked or (found is not None and worker not in found.workers):
+        if mark > self._last_mark or (found is not None and worker not in found.workers):
             raise ProtocolError(f"worker {worker} was not given mark {mark}")
         if found is None:
             return

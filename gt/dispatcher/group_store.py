@@ -11,7 +11,7 @@ from gt.dispatcher.state import State
 
 
 class GroupStore:
-    """Workers can exchange tensors once all of them know the store. Until then one worker does all the work."""
+    """Workers can exchange tensors once all of them know the store. Until then only the host gets commands."""
 
     def __init__(self, state: State, outgoing: MessageQueue) -> None:
         self._state = state

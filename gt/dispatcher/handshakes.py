@@ -1,4 +1,4 @@
-"""Handshakes: workers join at once, clients wait until enough workers are ready."""
+"""Handshakes: workers join immediately, clients wait until enough workers are ready."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ log = logging.getLogger("gt.dispatcher")
 
 @contextmanager
 def isolated(what: str) -> Generator[None]:
-    """Around the work for one peer: an error of GT in it is logged, and the other peers are served."""
+    """Around the work for one peer: an internal error is logged, and the other peers are served."""
     try:
         yield
     except Exception:
@@ -63,9 +63,9 @@ class Handshakes:
         if shares and not hello.progress.startswith(f"gt-{hello.pid}-"):
             raise ProtocolError(f"segment {hello.progress} is not one of process {hello.pid}")
         progress: Sequence[int] = shared_memory.take(hello.progress, 16).cast("q") if shares else (0, 0)
-        mark = start_mark(hello.pid)  # before the worker joins: this fails if too many files are open
+        start_time = start_mark(hello.pid)  # before the worker joins: this fails if too many files are open
         ident, outgoing = self._dispatcher.join_worker(hello.device, hello.host, hello.pid)
-        self._peers.add(identity, Peer(hello, ident, mark, progress=progress))
+        self._peers.add(identity, Peer(hello, ident, start_time, progress=progress))
         self._delivery.send_to(identity, [Welcome(__version__, ident, os.getpid(), this_host())])
         log.info("worker %d joined (%s, pid %d)", ident, hello.device, hello.pid)
         self._delivery.send(outgoing)
@@ -90,10 +90,10 @@ class Handshakes:
                     self._explain_wait(identity, client, len(ready))
 
     def _welcome_client(self, identity: bytes, hello: Hello, ready: tuple[WorkerInfo, ...]) -> None:
-        mark = start_mark(hello.pid)
+        start_time = start_mark(hello.pid)
         ident = self._dispatcher.open_session(hello.host, hello.pid)
         token = secrets.token_hex(16)
-        self._peers.add(identity, Peer(hello, ident, mark, token=token))
+        self._peers.add(identity, Peer(hello, ident, start_time, token=token))
         welcome = Welcome(__version__, ident, os.getpid(), this_host(), ready, token, self._log_path)
         self._delivery.send_to(identity, [welcome])
         log.info("client %d joined (pid %d)", ident, hello.pid)

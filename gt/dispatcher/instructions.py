@@ -39,7 +39,7 @@ from gt.dispatcher.errors import IdInUse, InvalidInstruction, NoValue, NoWorkers
 from gt.dispatcher.message_queue import Buffer, MessageQueue, ToWorkers
 from gt.dispatcher.op_definitions import CachedPlan, OpRecord, layout_of, plan_key, require_layout_fit
 from gt.dispatcher.plan_cache import PlanCache
-from gt.dispatcher.redistribution import Replicas
+from gt.dispatcher.redistribution import Redistributor
 from gt.dispatcher.requests import Requests
 from gt.dispatcher.session_records import Reply, ScopeRecord, SessionRecord
 from gt.dispatcher.state import State
@@ -57,15 +57,20 @@ class Instructions:
     """`actions` by kind of instruction. The caller commits an action, or rolls it back if it raises."""
 
     def __init__(
-        self, state: State, outgoing: MessageQueue, replicas: Replicas, requests: Requests, plan_cache: PlanCache
+        self,
+        state: State,
+        outgoing: MessageQueue,
+        redistributor: Redistributor,
+        requests: Requests,
+        plan_cache: PlanCache,
     ) -> None:
         self._state = state
         self._outgoing = outgoing
-        self._replicas = replicas
+        self._redistributor = redistributor
         self._requests = requests
         self._plan_cache = plan_cache
-        steps = OptimizerSteps(state, outgoing, replicas)
-        reads = TensorReads(state, outgoing, replicas, requests)
+        steps = OptimizerSteps(state, outgoing, redistributor)
+        reads = TensorReads(state, outgoing, redistributor, requests)
         self.actions: dict[type, Action] = {
             RunOp: self._run_op,
             FreeTensors: self._free,
@@ -112,25 +117,25 @@ class Instructions:
             cached = None
         if len(outputs) != 1 or outputs[0] in tensors or state.missing or state.may_resize:
             state.require_new(outputs)
-        if cached is None or len(outputs) != record.gives or (writes and record.aliased_inputs(inputs)):
+        if cached is None or len(outputs) != record.output_count or (writes and record.aliased_inputs(inputs)):
             cached = self._plan_cache.find_or_plan(session, record, op, policy)
-        if not cached.is_plain:
+        if cached.needs_preparation:
             cached, inputs = self._prepare(session, record, op, policy, cached)
-        if policy is not None and policy.pins:
-            state.pin([op.inputs[position] for position, spec in cached.plan.takes if spec is None])
+        if policy is not None and policy.places:
+            state.mark_placed([op.inputs[position] for position, spec in cached.plan.sources if spec is None])
         if session.watches:
-            self._replicas.note_collectives(session, cached.plan.collectives, op.site)
+            self._redistributor.note_collectives(session, cached.plan.collectives, op.site)
         copies = state.apply_results(writes, op.inputs, outputs, cached.results)
         op_id = cached.op_id
         is_unchanged = op_id == op.op_id and inputs is op.inputs
         command = op if is_unchanged else RunOp(op_id, inputs, outputs, op.scalars, op.scope, op.site)
-        self._outgoing.queued.append(ToWorkers(cached.plan.workers, command, None, cached.meets))
+        self._outgoing.queued.append(ToWorkers(cached.plan.workers, command, None, cached.exchanges))
         if copies:
             self._outgoing.free(copies)
 
     def _place_target(self, session: SessionRecord, record: OpRecord, op: RunOp) -> None:
-        """A target without a value gets a layout again where the op overwrites it without reading it: that of its
-        former value, or one worker. The workers give it memory when the op runs."""
+        """Give a target without a value a layout again, if the op overwrites it without reading it: that of its former
+        value, or one worker. The workers give it memory when the op runs."""
         record.require_fit(op.inputs, op.outputs)
         state, writes = self._state, record.signature.writes
         ident = op.inputs[writes[0]]
@@ -148,15 +153,17 @@ class Instructions:
     def _prepare(
         self, session: SessionRecord, record: OpRecord, op: RunOp, policy: Policy | None, cached: CachedPlan
     ) -> tuple[CachedPlan, tuple[int, ...]]:
-        """The plan for the scalars of a call, and its inputs in the layouts that the plan takes."""
+        """The plan for the scalars of a call, and its inputs in the layouts that the plan needs."""
         if cached.plan.linear and not is_linear_with(record.signature.op, op.scalars):
             cached = self._plan_cache.find_or_plan(session, record, op, policy, reduces_first=True)
         if cached.plan.gathered:
             self._plan_cache.tell_of_gathering(session, cached.plan.gathered, op.site)
-        if not cached.moves:
+        if not cached.moves_inputs:
             return cached, op.inputs
-        pins = policy is not None and policy.pins
-        return cached, self._replicas.inputs_of(session, cached.plan, op.inputs, record.signature.op, op.site, pins)
+        places = policy is not None and policy.places
+        return cached, self._redistributor.inputs_of(
+            session, cached.plan, op.inputs, record.signature.op, op.site, places
+        )
 
     def _query(self, session: SessionRecord, query: QueryOp, _: Buffer | None) -> None:
         """A query runs on whole tensors, since the shapes of its results are not known before."""
@@ -170,9 +177,9 @@ class Instructions:
             self._plan_cache.tell_of_gathering(session, op.signature.op, query.site, is_query=True)
         written = [query.inputs[position] for position in op.signature.writes]
         for ident in written:
-            self._replicas.gather_for_good(session, ident, mesh, query.site)
-        pins = policy is not None and policy.pins
-        inputs = tuple(self._whole_input(session, query, op, ident, mesh, pins) for ident in query.inputs)
+            self._redistributor.gather_for_good(session, ident, mesh, query.site)
+        places = policy is not None and policy.places
+        inputs = tuple(self._whole_input(session, query, op, ident, mesh, places) for ident in query.inputs)
         self._plan_cache.define_on(session, mesh.workers, query.op_id)
         renewed = [(new, self._state.tensor(old).meta) for old, new in zip(written, query.written, strict=True)]
         copies = [copy for ident in written for copy in self._state.remove(ident)[1:]]
@@ -186,10 +193,10 @@ class Instructions:
         self._outgoing.free(copies)
 
     def _whole_input(
-        self, session: SessionRecord, query: QueryOp, op: OpRecord, ident: int, mesh: DeviceMesh, pins: bool
+        self, session: SessionRecord, query: QueryOp, op: OpRecord, ident: int, mesh: DeviceMesh, places: bool
     ) -> int:
         target = whole(mesh, len(self._state.tensor(ident).meta.shape))
-        return self._replicas.in_layout(session, ident, target, op.signature.op, query.site, pins=pins)
+        return self._redistributor.in_layout(session, ident, target, op.signature.op, query.site, places=places)
 
     def _must_gather(self, ident: int, mesh: DeviceMesh) -> bool:
         """Whether a sharded tensor has no whole copy on a mesh."""
@@ -214,9 +221,9 @@ class Instructions:
         self._outgoing.command(mesh.workers, command, buffer)
         if policy is not None:
             spec = policy.layout(create.meta.shape)
-            self._replicas.move(session, tensor, ident, create.id, spec, "upload", create.site)
+            self._redistributor.move(session, tensor, ident, create.id, spec, "upload", create.site)
             self._outgoing.free([(ident, mesh)])
-            tensor = TensorRecord.of(create.meta, spec, pinned=True)
+            tensor = TensorRecord.of(create.meta, spec, placed=True)
         self._state.add_tensor(create.id, tensor)
 
     def _redistribute(self, session: SessionRecord, move: Redistribute, _: Buffer | None) -> None:
@@ -226,8 +233,8 @@ class Instructions:
         require_layout_fit(spec, tensor.meta)
         self._plan_cache.require_workers(spec.mesh)
         target = spec.normal(tensor.meta.shape)
-        self._replicas.move(session, tensor, move.input, move.output, target, "redistribute", move.site)
-        self._state.add_tensor(move.output, TensorRecord.of(tensor.meta, target, pinned=True))
+        self._redistributor.move(session, tensor, move.input, move.output, target, "redistribute", move.site)
+        self._state.add_tensor(move.output, TensorRecord.of(tensor.meta, target, placed=True))
 
     def _free(self, session: SessionRecord, free: FreeTensors, _: Buffer | None) -> None:
         for mesh, idents in self._state.free(free.ids).items():

@@ -64,8 +64,8 @@ def _check_requests(state: State) -> None:
 def _check_plans(state: State) -> None:
     """Plans are for living workers, and each program belongs to one plan."""
     for session in state.sessions.values():
-        plans = [*session.moves.values(), *[plan for op in session.ops.values() for plan in op.plans.values()]]
+        plans = [*session.move_plans.values(), *[plan for op in session.ops.values() for plan in op.plans.values()]]
         for cached in plans:
             assert set(cached.plan.workers) <= state.workers.keys(), cached
-            assert cached.plan.program is None or cached.op_id in session.programs, cached
-        assert len(session.programs) == len([cached for cached in plans if cached.plan.program is not None])
+            assert cached.plan.program is None or cached.op_id in session.program_names, cached
+        assert len(session.program_names) == len([cached for cached in plans if cached.plan.program is not None])

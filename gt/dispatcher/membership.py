@@ -10,8 +10,8 @@ from gt.dispatcher.fair_queue import FairQueue
 from gt.dispatcher.group_store import GroupStore
 from gt.dispatcher.message_queue import MessageQueue
 from gt.dispatcher.plan_cache import PlanCache
-from gt.dispatcher.redistribution import Replicas
-from gt.dispatcher.rejection import describe_mistake
+from gt.dispatcher.redistribution import Redistributor
+from gt.dispatcher.rejection import describe_internal_error
 from gt.dispatcher.reports import Reports
 from gt.dispatcher.session_records import DeadWorker, SessionRecord
 from gt.dispatcher.state import State
@@ -26,7 +26,7 @@ class Membership:
         state: State,
         outgoing: MessageQueue,
         transactions: Transactions,
-        replicas: Replicas,
+        redistributor: Redistributor,
         plan_cache: PlanCache,
         fair_queue: FairQueue,
         store: GroupStore,
@@ -34,7 +34,7 @@ class Membership:
         self._state = state
         self._outgoing = outgoing
         self._transactions = transactions
-        self._replicas = replicas
+        self._redistributor = redistributor
         self._plan_cache = plan_cache
         self._fair_queue = fair_queue
         self._store = store
@@ -51,7 +51,7 @@ class Membership:
         return ident
 
     def make_ready(self, worker: int) -> None:
-        """A worker needs no store to exchange tensors with the others."""
+        """Let a worker get commands without a store: workers in one process need none."""
         with self._transactions.begin():
             self._store.set_ready((worker,))
 
@@ -75,14 +75,14 @@ class Membership:
         self._fair_queue.lose_worker(ident)
 
     def _lose_worker_of(self, session: SessionRecord, tensors: Sequence[int], worker: int) -> None:
-        """An error of GT in one session's losses ends that session, and no other."""
+        """Take a lost worker from one session. An internal error ends this session only."""
         try:
             with self._transactions.begin():
                 self._lose_parts(session, tensors, worker)
         except Exception as error:
             log.exception("the session of client %d ends because of a mistake of GT", session.ident)
             with self._transactions.begin():
-                self._outgoing.answer(session.ident, Rejected(0, describe_mistake(error)))
+                self._outgoing.answer(session.ident, Rejected(0, describe_internal_error(error)))
                 self.remove_session(session.ident)
 
     def _lose_parts(self, session: SessionRecord, tensors: Sequence[int], worker: int) -> None:
@@ -90,7 +90,7 @@ class Membership:
         losses = self._state.lose_parts(tensors, worker)
         self._outgoing.free(losses.useless)
         for ident, copy in losses.promoted:
-            self._replicas.rename(session, self._state.tensors[ident], copy, ident, 0)
+            self._redistributor.rename(session, self._state.tensors[ident], copy, ident, 0)
         self._plan_cache.forget(session, self._state.forget_plans_on(session, worker))
         self._outgoing.answer(session.ident, Lost(0, worker, *self._state.dead_workers[worker]))
 

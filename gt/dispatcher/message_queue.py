@@ -17,12 +17,12 @@ Buffer: TypeAlias = memoryview | bytes | bytearray
 
 
 class ToWorkers(msgspec.Struct, frozen=True, gc=False):
-    """A command for some workers. With `meet` they exchange tensors while they run it."""
+    """A command for some workers. With `exchanges`, they exchange tensors while they run it."""
 
     workers: tuple[int, ...]
     command: Command
     buffer: Buffer | None = None
-    meet: bool = False
+    exchanges: bool = False
 
 
 class ToClient(msgspec.Struct, frozen=True, gc=False):
@@ -44,9 +44,9 @@ class MessageQueue:
         self.queued: list[Outgoing] = []
 
     def command(
-        self, workers: tuple[int, ...], command: Command, buffer: Buffer | None = None, meet: bool = False
+        self, workers: tuple[int, ...], command: Command, buffer: Buffer | None = None, exchanges: bool = False
     ) -> None:
-        self.queued.append(ToWorkers(workers, command, buffer, meet))
+        self.queued.append(ToWorkers(workers, command, buffer, exchanges))
 
     def free(self, freed: Iterable[tuple[int, DeviceMesh]]) -> None:
         """Free tensors on their meshes, with one command for each mesh."""

@@ -41,25 +41,26 @@ def plan_key(
 
 class CachedPlan(NamedTuple):
     """A plan with the id by which a RunOp names it: `op_id` is that of its program or, without one, of the op itself.
-    `results` are the records of the new tensors. `moves`: some input is taken in another layout than it has. `meets`:
-    the workers exchange tensors. `is_plain`: no input moves, no gathering is told, and any scalars will do."""
+    `results` are the records of the new tensors. `moves_inputs`: some input is taken in another layout than it has.
+    `exchanges`: the workers exchange tensors. `needs_preparation`: inputs are moved, a gathering is reported, or the
+    plan holds for some scalars only."""
 
     plan: Plan
     op_id: int
     results: tuple[TensorRecord, ...]
-    moves: bool
-    meets: bool
-    is_plain: bool
+    moves_inputs: bool
+    exchanges: bool
+    needs_preparation: bool
 
 
 class OpRecord(NamedTuple):
-    """A signature and the plans made for it. `takes` counts the inputs, `gives` new tensors and new versions. `layout`
-    is that of the outputs, if the user gave one, and `nbytes` their size."""
+    """A signature and the plans made for it. `output_count` counts new tensors and new versions. `layout` is that of
+    the outputs, if the user gave one, and `nbytes` their size."""
 
     op_id: int
     signature: Signature
-    takes: int
-    gives: int
+    input_count: int
+    output_count: int
     layout: ShardingSpec | None
     plans: dict[PlanKey, CachedPlan]
     nbytes: int
@@ -82,21 +83,23 @@ class OpRecord(NamedTuple):
 
     def require_fit(self, inputs: tuple[int, ...], outputs: tuple[int, ...]) -> dict[int, int]:
         """Check the number of tensors of a call; returns its aliased inputs."""
-        if len(inputs) != self.takes or len(outputs) != self.gives:
-            raise InvalidInstruction(f"{self.signature.op} takes {self.takes} tensors and gives {self.gives}")
+        if len(inputs) != self.input_count or len(outputs) != self.output_count:
+            raise InvalidInstruction(
+                f"{self.signature.op} takes {self.input_count} tensors and gives {self.output_count}"
+            )
         return self.aliased_inputs(inputs)
 
     def require_fit_of_query(self, inputs: tuple[int, ...], written: tuple[int, ...]) -> None:
         writes = len(self.signature.writes)
-        if len(inputs) != self.takes or len(written) != writes:
-            raise InvalidInstruction(f"{self.signature.op} takes {self.takes} tensors and writes {writes}")
+        if len(inputs) != self.input_count or len(written) != writes:
+            raise InvalidInstruction(f"{self.signature.op} takes {self.input_count} tensors and writes {writes}")
         self.aliased_inputs(inputs)
 
     @classmethod
     def of(cls, op_id: int, signature: Signature) -> OpRecord:
-        takes, writes, outputs = len(signature.paths), signature.writes, signature.outputs
-        if len(set(writes)) < len(writes) or not all(0 <= position < takes for position in writes):
-            raise InvalidInstruction(f"{signature.op} of {takes} tensors cannot write {writes}")
+        input_count, writes, outputs = len(signature.paths), signature.writes, signature.outputs
+        if len(set(writes)) < len(writes) or not all(0 <= position < input_count for position in writes):
+            raise InvalidInstruction(f"{signature.op} of {input_count} tensors cannot write {writes}")
         if signature.overwrites and len(signature.overwrites) != len(writes):
             raise InvalidInstruction(f"{signature.op} writes {len(writes)} and overwrites {len(signature.overwrites)}")
         layout = layout_of(signature.layout) if signature.layout is not None else None
@@ -104,7 +107,7 @@ class OpRecord(NamedTuple):
             for meta in outputs:
                 require_layout_fit(layout, meta)
         nbytes = sum(meta.nbytes for meta in outputs)
-        return cls(op_id, signature, takes, len(outputs) + len(writes), layout, {}, nbytes)
+        return cls(op_id, signature, input_count, len(outputs) + len(writes), layout, {}, nbytes)
 
 
 def layout_of(record: SpecRecord) -> ShardingSpec:

@@ -12,14 +12,14 @@ from gt.wire.process_identity import this_host
 
 @dataclass
 class Peer:
-    """A client or worker after its hello. `ident` is a session or a worker's id, and `start_mark` identifies its
+    """A client or worker after its hello. `ident` is a session or a worker's id, and `start_time` identifies its
     process. `progress` shows the op id and the site of a worker's current command. `token` is the secret of a session.
     The connection of a peer that is `lost` has ended."""
 
     hello: Hello
     ident: int
-    start_mark: str
-    mistakes: int = 0
+    start_time: str
+    malformed_messages: int = 0
     progress: Sequence[int] = (0, 0)
     token: str = ""
     reading: ReadLimits = field(default_factory=ReadLimits)

@@ -2,21 +2,21 @@
 
 from __future__ import annotations
 
-MAX_MISTAKES = 3  # malformed messages after which a peer is disconnected
+MAX_MALFORMED = 3  # malformed messages after which a peer is disconnected
 _PARTING_SECONDS = 5.0  # for a peer to receive its last message
 
 
-class UnknownPeers:
+class PendingConnections:
     """Connections by the identities that the router gives them. Messages of those in `leaving` are ignored."""
 
     def __init__(self) -> None:
         self.leaving: dict[bytes, float] = {}  # the time at which each is closed
-        self._mistakes: dict[bytes, int] = {}
+        self._malformed: dict[bytes, int] = {}
 
-    def note_mistake(self, identity: bytes, now: float) -> None:
+    def note_malformed_message(self, identity: bytes, now: float) -> None:
         """A connection has sent something other than a hello."""
-        self._mistakes[identity] = self._mistakes.get(identity, 0) + 1
-        if self._mistakes[identity] >= MAX_MISTAKES:
+        self._malformed[identity] = self._malformed.get(identity, 0) + 1
+        if self._malformed[identity] >= MAX_MALFORMED:
             self.close_soon(identity, now)
 
     def close_soon(self, identity: bytes, now: float) -> None:
@@ -29,4 +29,4 @@ class UnknownPeers:
     def forget(self, identity: bytes) -> None:
         """A connection has ended."""
         self.leaving.pop(identity, None)
-        self._mistakes.pop(identity, None)
+        self._malformed.pop(identity, None)

@@ -9,7 +9,7 @@ from gt.dispatcher.errors import InvalidInstruction, NoValue
 from gt.dispatcher.message_queue import MessageQueue
 from gt.dispatcher.op_definitions import CachedPlan, InputLayout, OpRecord, plan_key
 from gt.dispatcher.planner import mesh_with_most_bytes, plan_op
-from gt.dispatcher.redistribution import Replicas
+from gt.dispatcher.redistribution import Redistributor
 from gt.dispatcher.session_records import SessionRecord
 from gt.dispatcher.state import State
 from gt.dispatcher.tensor_records import TensorRecord
@@ -21,16 +21,16 @@ from gt.signals.policy import Policy
 class PlanCache:
     """The plans themselves are part of the state: `OpRecord.plans`."""
 
-    def __init__(self, state: State, outgoing: MessageQueue, replicas: Replicas) -> None:
+    def __init__(self, state: State, outgoing: MessageQueue, redistributor: Redistributor) -> None:
         self._state = state
         self._outgoing = outgoing
-        self._replicas = replicas
+        self._redistributor = redistributor
 
     def find_or_plan(
         self, session: SessionRecord, op: OpRecord, call: RunOp, policy: Policy | None, *, reduces_first: bool = False
     ) -> CachedPlan:
-        """The plan of a call, defined on the workers if it is new. `reduces_first`: the op is not linear with the
-        scalars of this call."""
+        """The plan of a call, defined on the workers if it is new. `reduces_first`: the op is not linear for the
+        scalars of this call (infinity, a divisor of 0)."""
         aliased_inputs = op.require_fit(call.inputs, call.outputs)
         tensors = self._inputs_on_one_mesh(session, op, call, policy)
         for mesh in [op.layout.mesh] if op.layout is not None else [policy.mesh] if policy is not None else []:
@@ -44,8 +44,8 @@ class PlanCache:
             metas = [tensor.meta for tensor in tensors]
             copies = [layout[1:] if isinstance(layout, tuple) else () for layout in layouts]
             plan = plan_op(op.signature, metas, specs, fallback, aliased_inputs, policy, copies, reduces_first)
-            pinned = policy.pins if policy is not None else True if op.layout is not None else None
-            found = self._replicas.define_plan(session, plan, op.op_id, op.signature.op, op.takes, pinned)
+            placed = policy.places if policy is not None else True if op.layout is not None else None
+            found = self._redistributor.define_plan(session, plan, op.op_id, op.signature.op, op.input_count, placed)
             self._state.add_plan(op, key, found)
         if found.plan.program is None:
             self.define_on(session, found.plan.workers, op.op_id)
@@ -76,7 +76,7 @@ class PlanCache:
             mesh = self.mesh_of(tensors, policy)
         apart = [position for position in writes if tensors[position].spec.mesh is not mesh]
         for position in apart:
-            self._replicas.gather_for_good(session, call.inputs[position], mesh, call.site)
+            self._redistributor.gather_for_good(session, call.inputs[position], mesh, call.site)
         return [self._state.tensor(ident) for ident in call.inputs] if apart else tensors
 
     def mesh_of(self, tensors: Sequence[TensorRecord], policy: Policy | None) -> DeviceMesh:

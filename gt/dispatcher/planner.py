@@ -22,14 +22,15 @@ from gt.signals.policy import Policy
 class Plan(NamedTuple):
     """How to run a call on inputs of given layouts.
 
-    `takes` are the inputs of the command: a position among the call's inputs, and the layout to move it to (None: as
-    it is). `results` are the metas and layouts of the new tensors, then of the new versions. `program` is None if the
-    op runs unchanged on whole tensors. `collectives` are those of the program. `gathered` names the op without a rule
-    because of which inputs are gathered, if any. A `linear` plan is valid only for scalars with which the op is linear.
+    `sources` are, for each input of the command, a position among the call's inputs, and the layout to move that input
+    to (None: as it is). `results` are the metas and layouts of the new tensors, then of the new versions. `program` is
+    None if the op runs unchanged on whole tensors. `collectives` are those of the program. `gathered` is the op without
+    a rule that forces its inputs to be gathered, or "". A `linear` plan is valid only for scalars with which the op is
+    linear.
     """
 
     workers: tuple[int, ...]
-    takes: tuple[tuple[int, ShardingSpec | None], ...]
+    sources: tuple[tuple[int, ShardingSpec | None], ...]
     results: tuple[tuple[TensorMeta, ShardingSpec], ...]
     program: Program | None
     collectives: tuple[Collective, ...] = ()
@@ -110,12 +111,12 @@ def collectives_of(program: Program, op: str) -> tuple[Collective, ...]:
 def _finish(
     signature: Signature, builder: ProgramBuilder, gives: tuple[int, ...], gathered: str, overwrites: bool
 ) -> Plan:
-    program, takes = builder.finish(gives, signature.writes, overwrites)
+    program, sources = builder.finish(gives, signature.writes, overwrites)
     linear = builder.assumes_linearity
     results = tuple((builder.registers[register].meta, builder.spec(register)) for register in gives)
     workers = builder.mesh.workers
     if len(program.steps) == 1 and isinstance(program.steps[0], Whole):
-        by_register = dict(zip(program.takes, takes, strict=True))
+        by_register = dict(zip(program.takes, sources, strict=True))
         as_called = tuple(by_register[register] for register in program.steps[0].inputs)
         return Plan(workers, as_called, results, None, (), gathered)
-    return Plan(workers, takes, results, program, collectives_of(program, signature.op), gathered, linear)
+    return Plan(workers, sources, results, program, collectives_of(program, signature.op), gathered, linear)

@@ -76,7 +76,8 @@ class ReadLimits:
         return part
 
     def _is_full(self, part: BatchPart) -> bool:
-        """Instructions that are no reads wait for unread answers as well: they may be answered with failures."""
+        """Whether a part has to wait. A read waits for all unread bytes, other instructions for small answers only:
+        they may be answered with failures."""
         unread = self._sent + self._unread if part.read is not None else self._sent
         return unread >= MAX_UNREAD
 
@@ -100,7 +101,7 @@ class ReadLimits:
 
     def note_taken(self, nbytes: int) -> None:
         if nbytes > self._sent:
-            raise ProtocolError(f"{nbytes} bytes cannot be taken where {self._sent} were sent")
+            raise ProtocolError(f"{nbytes} bytes cannot be taken: {self._sent} were sent")
         self._sent -= nbytes
 
     def require_taken(self) -> None:

@@ -18,38 +18,38 @@ from gt.sharding.spec import DeviceMesh, ShardingSpec, whole
 from gt.sharding.spec_text import parse_spec
 
 
-class Replicas:
+class Redistributor:
     def __init__(self, state: State, outgoing: MessageQueue) -> None:
         self._state = state
         self._outgoing = outgoing
 
     def define_plan(
-        self, session: SessionRecord, plan: Plan, op_id: int, op: str, takes: int, pinned: bool | None = None
+        self, session: SessionRecord, plan: Plan, op_id: int, op: str, input_count: int, placed: bool | None = None
     ) -> CachedPlan:
         """Define the program of a plan on its workers, with an id of the dispatcher's own; a plan without a program
-        keeps `op_id`. `pinned`: see TensorRecord.of."""
-        results = tuple(TensorRecord.of(meta, spec, pinned) for meta, spec in plan.results)
-        moves = plan.takes != tuple((position, None) for position in range(takes))
-        is_plain = not (moves or plan.linear or plan.gathered)
+        keeps `op_id`. `placed`: see TensorRecord.of."""
+        results = tuple(TensorRecord.of(meta, spec, placed) for meta, spec in plan.results)
+        moves_inputs = plan.sources != tuple((position, None) for position in range(input_count))
+        needs_preparation = moves_inputs or plan.linear or bool(plan.gathered)
         if plan.program is None:
-            return CachedPlan(plan, op_id, results, moves, False, is_plain)
+            return CachedPlan(plan, op_id, results, moves_inputs, False, needs_preparation)
         program_id = self._state.define_program(session, op)
         self._state.note_use(session.ident, plan.workers)
         self._outgoing.command(plan.workers, WorkerDefineProgram(program_id, op, plan.program))
-        return CachedPlan(plan, program_id, results, moves, bool(plan.collectives), is_plain)
+        return CachedPlan(plan, program_id, results, moves_inputs, bool(plan.collectives), needs_preparation)
 
     def inputs_of(
-        self, session: SessionRecord, plan: Plan, inputs: tuple[int, ...], op: str, site: int, pins: bool
+        self, session: SessionRecord, plan: Plan, inputs: tuple[int, ...], op: str, site: int, places: bool
     ) -> tuple[int, ...]:
-        """The ids of a plan's inputs in the layouts it takes, after the necessary moves."""
-        as_they_are = [inputs[position] for position, spec in plan.takes if spec is None]
+        """The ids of a plan's inputs in the layouts that it needs, after the necessary moves."""
+        as_they_are = [inputs[position] for position, spec in plan.sources if spec is None]
         return tuple(
             inputs[position]
             if spec is None
             else self.in_layout(
-                session, inputs[position], spec, op, site, keep=inputs[position] in as_they_are, pins=pins
+                session, inputs[position], spec, op, site, keep=inputs[position] in as_they_are, places=places
             )
-            for position, spec in plan.takes
+            for position, spec in plan.sources
         )
 
     def in_layout(
@@ -61,11 +61,11 @@ class Replicas:
         site: int,
         *,
         keep: bool = False,
-        pins: bool = False,
+        places: bool = False,
     ) -> int:
         """The id of a tensor in the layout that an op needs. A new copy stays until the tensor is freed or written.
 
-        The moved tensor replaces the original if the original is partial, or is not pinned and the scope `pins` it;
+        The moved tensor replaces the original if the original is partial, or is not placed and the scope `places` it;
         but not if the op needs the original too (`keep`) or only a part of it.
         """
         tensor = self._state.tensor(ident)
@@ -80,7 +80,7 @@ class Replicas:
         self.move(session, tensor, ident, copy, spec, op, site)
         if is_reduced:
             self._state.set_layout(ident, spec)
-        elif may_replace and pins and not tensor.pinned:
+        elif may_replace and places and not tensor.placed:
             self._replace_with_copy(session, ident, copy, spec, site)
             return ident
         else:
@@ -119,12 +119,12 @@ class Replicas:
 
     def _run(self, cached: CachedPlan, source: int, target: int, site: int) -> None:
         command = RunOp(cached.op_id, (source,), (target,), (), 0, site)
-        self._outgoing.command(cached.plan.workers, command, None, cached.meets)
+        self._outgoing.command(cached.plan.workers, command, None, cached.exchanges)
 
     def _plan_of_move(
         self, session: SessionRecord, meta: TensorMeta, source: ShardingSpec, target: ShardingSpec
     ) -> CachedPlan:
-        cached = session.moves.get((meta, source, target))
+        cached = session.move_plans.get((meta, source, target))
         if cached is None:
             cached = self.define_plan(session, plan_move(meta, source, target), 0, "redistribute", 1)
             self._state.add_move(session, (meta, source, target), cached)

@@ -48,7 +48,7 @@ def reject(state: State, session: SessionRecord, instruction: Instruction, error
         if isinstance(error, NoWorkers) and state.dead_workers:
             return _reject_without_value(state, session, instruction, max(state.dead_workers))
         if not isinstance(error, InvalidInstruction | NoWorkers):
-            return _reject_for_own_error(state, session, instruction, error)
+            return _reject_for_internal_error(state, session, instruction, error)
     except InvalidInstruction as wrong:
         error = wrong
     reason = f"{type(instruction).__name__} is not possible: {str(error) or 'there are no workers'}"
@@ -57,12 +57,14 @@ def reject(state: State, session: SessionRecord, instruction: Instruction, error
     return Rejection(answers=[Rejected(0 if request in state.pending else request, reason)])
 
 
-def reject_mistake(instruction: Instruction, error: Exception) -> Rejected:
-    """The answer to a request that an error of GT ends; without a request, the session ends."""
-    return Rejected(_request(instruction), f"{type(instruction).__name__} is not possible. {describe_mistake(error)}")
+def reject_internal_error(instruction: Instruction, error: Exception) -> Rejected:
+    """The answer to an instruction that raised an internal error. Without a request, it ends the session."""
+    return Rejected(
+        _request(instruction), f"{type(instruction).__name__} is not possible. {describe_internal_error(error)}"
+    )
 
 
-def describe_mistake(error: Exception) -> str:
+def describe_internal_error(error: Exception) -> str:
     text = "".join(traceback.format_exception(error))[-_MAX_TEXT:]
     return f"This is a mistake of GT, not of your program; please report it: {type(error).__name__}: {error}\n{text}"
 
@@ -81,13 +83,13 @@ def _reject_without_value(state: State, session: SessionRecord, instruction: Ins
     return Rejection(freed, [lost(state, request, cause) if isinstance(cause, int) else Failed(request, cause)])
 
 
-def _reject_for_own_error(
+def _reject_for_internal_error(
     state: State, session: SessionRecord, instruction: Instruction, error: Exception
 ) -> Rejection:
-    """An error of GT while planning an op is a failure of that op; the session goes on."""
+    """An internal error while planning an op is a failure of that op; the session goes on."""
     log.error("%s of client %d failed", type(instruction).__name__, session.ident, exc_info=error)
     if not isinstance(instruction, RunOp | QueryOp | CreateTensor | Redistribute):
-        return Rejection(answers=[reject_mistake(instruction, error)])
+        return Rejection(answers=[reject_internal_error(instruction, error)])
     failure = _failure(state, session, instruction, error)
     freed = _lose_results(state, session, instruction, failure)
     if isinstance(instruction, QueryOp):

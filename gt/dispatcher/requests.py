@@ -122,18 +122,18 @@ class Requests:
     def _answer(self, request: int, pending: PendingRequest) -> Answer:
         reply = pending.replies[0][1]
         if isinstance(reply, Traffic):
-            received = {worker: told.received for worker, told in pending.replies if isinstance(told, Traffic)}
+            received = {worker: reply.received for worker, reply in pending.replies if isinstance(reply, Traffic)}
             collectives = self._state.take_collectives(self._state.sessions[session_of(request)])
             return TrafficRead(request, received, collectives)
         if isinstance(reply, Stats):
-            stats = {worker: told.stats for worker, told in pending.replies if isinstance(told, Stats)}
+            stats = {worker: reply.stats for worker, reply in pending.replies if isinstance(reply, Stats)}
             return StatsRead(request, stats)
         if isinstance(reply, TimelineReport):
-            told = [(worker, told) for worker, told in pending.replies if isinstance(told, TimelineReport)]
-            ran = tuple(WorkerTimeline(worker, timeline.ran, timeline.dropped) for worker, timeline in told)
+            timelines = [(worker, reply) for worker, reply in pending.replies if isinstance(reply, TimelineReport)]
+            ran = tuple(WorkerTimeline(worker, timeline.ran, timeline.dropped) for worker, timeline in timelines)
             return TimelineRead(request, ran)
         if isinstance(reply, Versions):
-            spans = {worker: dict(told.spans) for worker, told in pending.replies if isinstance(told, Versions)}
+            spans = {worker: dict(reply.spans) for worker, reply in pending.replies if isinstance(reply, Versions)}
             return VersionsRead(request, tuple(self._state.span(ident, spans) for ident in pending.version_ids))
         if pending.mesh is not None:
             return self._queried(pending, pending.mesh)

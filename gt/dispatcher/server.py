@@ -31,7 +31,7 @@ from gt.dispatcher.handshakes import Handshakes, isolated
 from gt.dispatcher.message_queue import Outgoing, ToClient
 from gt.dispatcher.ownership import require_ownership
 from gt.dispatcher.peers import Peer, PeerTable
-from gt.dispatcher.pending_connections import MAX_MISTAKES, UnknownPeers
+from gt.dispatcher.pending_connections import MAX_MALFORMED, PendingConnections
 from gt.version import __version__
 from gt.wire import shared_memory
 from gt.wire.codec import MAX_HELLO, MAX_INSTRUCTIONS, Decoder, Frame, Payload
@@ -65,7 +65,7 @@ class Server:
         self.delivery = Delivery(self._router, self.peers)
         log_path = "" if observer is None else observer.path
         self._handshakes = Handshakes(self.dispatcher, self.peers, self.delivery, log_path)
-        self._unknown_peers = UnknownPeers()
+        self._pending_connections = PendingConnections()
         self._instructions: Decoder[Instruction | Received | Taken] = Decoder(
             Instruction | Received | Taken, MAX_INSTRUCTIONS
         )
@@ -74,7 +74,7 @@ class Server:
 
     @property
     def endpoint(self) -> str:
-        """The address at which the server listens, with the port that the system chose where 0 was asked for."""
+        """The address at which the server listens, with the port that the system chose if 0 was asked for."""
         return self._router.endpoint
 
     def run(self) -> None:
@@ -120,7 +120,7 @@ class Server:
     # Messages of peers
 
     def _receive(self, identity: bytes, frames: Sequence[Frame]) -> None:
-        if identity in self._unknown_peers.leaving:
+        if identity in self._pending_connections.leaving:
             return
         peer = self.peers.by_identity.get(identity)
         try:
@@ -134,22 +134,22 @@ class Server:
             log.warning("refused a message: %s", error)
             with isolated("a refusal"):
                 self.delivery.send_to(identity, [Refused(f"{error} (server: GT {__version__})")])
-                self._count_mistake(identity, peer)
-        except Exception:  # an error of GT: the other peers are served
+                self._count_malformed_message(identity, peer)
+        except Exception:  # an internal error: the other peers are served
             log.exception("a message could not be dealt with")
 
-    def _count_mistake(self, identity: bytes, peer: Peer | None) -> None:
-        """Disconnect a peer after MAX_MISTAKES malformed messages."""
+    def _count_malformed_message(self, identity: bytes, peer: Peer | None) -> None:
+        """Disconnect a peer after MAX_MALFORMED malformed messages."""
         if peer is None:
-            self._unknown_peers.note_mistake(identity, time.monotonic())
+            self._pending_connections.note_malformed_message(identity, time.monotonic())
             return
-        peer.mistakes += 1
-        if peer.mistakes < MAX_MISTAKES:
+        peer.malformed_messages += 1
+        if peer.malformed_messages < MAX_MALFORMED:
             return
         if peer.is_client:
-            self._give_up_client(peer, f"was ended after {MAX_MISTAKES} messages that could not be read")
+            self._give_up_client(peer, f"was ended after {MAX_MALFORMED} messages that could not be read")
         else:
-            self._dismiss(peer, f"was dismissed after {MAX_MISTAKES} messages that could not be read")
+            self._dismiss(peer, f"was dismissed after {MAX_MALFORMED} messages that could not be read")
 
     def _greet(self, identity: bytes, frames: Sequence[Frame]) -> None:
         (hello, *_), _ = self._hellos.decode(frames)
@@ -205,7 +205,7 @@ class Server:
         """`carry_out` is `Dispatcher.submit` for clients that share the workers; `Dispatcher.instruct` by default."""
         try:
             outgoing = (carry_out or self.dispatcher.instruct)(session, batch, payloads)  # type: ignore[arg-type]
-        except Exception as error:  # an error of GT: the other clients are served
+        except Exception as error:  # an internal error: the other clients are served
             log.exception("an instruction of client %d failed", session)
             rejected = Rejected(0, f"a mistake of GT: {type(error).__name__}: {error}")
             outgoing = [*self.dispatcher.take(), ToClient(session, rejected)]
@@ -226,8 +226,8 @@ class Server:
         self._handshakes.welcome_waiting()
 
     def _use_report(self, peer: Peer, report: Report, payload: Payload | None) -> bool:
-        """A client may wait for a report that does not fit the state, so its worker is dismissed. Returns whether the
-        report was used."""
+        """Pass a report on to the dispatcher, and dismiss its worker if it does not fit the state: a client may wait
+        for it. Returns whether the report was used."""
         try:
             outgoing = self.dispatcher.report(peer.ident, report, payload, peer.progress)  # type: ignore[arg-type]
             self.delivery.send(outgoing)
@@ -256,7 +256,7 @@ class Server:
         for peer in list(self.peers.by_identity.values()):
             with isolated(f"the check of {peer.hello.role} {peer.ident}"):
                 self._check(peer)
-        for identity in self._unknown_peers.take_due(now):
+        for identity in self._pending_connections.take_due(now):
             self._router.drop(identity)
         for identity in self._router.take_lost():
             self._note_connection_end(identity)
@@ -266,14 +266,14 @@ class Server:
     def _note_connection_end(self, identity: bytes) -> None:
         """The peer is given up at the next check, after its earlier messages were read."""
         self._handshakes.forget(identity)
-        self._unknown_peers.forget(identity)
+        self._pending_connections.forget(identity)
         peer = self.peers.by_identity.get(identity)
         if peer is not None:
             peer.lost = True
 
     def _check(self, peer: Peer) -> None:
         """Give up a peer that has gone without a Goodbye."""
-        if peer.is_of_this_machine and not is_running(peer.hello.pid, peer.start_mark):
+        if peer.is_of_this_machine and not is_running(peer.hello.pid, peer.start_time):
             self._reap(peer)
         elif peer.lost and peer.is_client:
             self._give_up_client(peer, f"is gone: its connection was closed, or silent for {self._silence:g} s")
@@ -320,7 +320,7 @@ class Server:
             self.delivery.send_to(identity, [Refused(f"the session {reason} (server: GT {__version__})")])
         self._forget(peer)
         if not peer.lost:
-            self._unknown_peers.close_soon(identity, time.monotonic())
+            self._pending_connections.close_soon(identity, time.monotonic())
         self._end_session(peer)
 
     def _dismiss(self, peer: Peer, reason: str) -> None:
@@ -328,7 +328,7 @@ class Server:
         identity = self.peers.workers[peer.ident]
         self.delivery.send_to(identity, [WorkerShutdown()])
         self._forget(peer)
-        self._unknown_peers.close_soon(identity, time.monotonic())
+        self._pending_connections.close_soon(identity, time.monotonic())
         self._lose_worker(peer, reason)
 
     def _forget(self, peer: Peer) -> None:
@@ -344,7 +344,7 @@ class Server:
             last = self.dispatcher.describe_op(*peer.progress)
             log.warning("worker %d (pid %d) %s; its last op was %s", peer.ident, peer.hello.pid, reason, last or "none")
             self.delivery.send(self.dispatcher.lose_worker(peer.ident, reason, last))
-        except Exception:  # an error of GT: the other peers are served
+        except Exception:  # an internal error: the other peers are served
             log.exception("the loss of worker %d could not be dealt with", peer.ident)
             with isolated("the messages about a lost worker"):
                 self.delivery.send(self.dispatcher.take())

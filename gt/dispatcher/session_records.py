@@ -84,9 +84,9 @@ class HaltedStep(NamedTuple):
 class SessionRecord:
     """A client's session.
 
-    `ops`, `sites` and `scopes` are the client's definitions by id; `programs` are the names of ops by the ids that the
-    dispatcher gave to their programs, and `moves` the cached plans of moves. `forgotten` are the names of the last ops
-    and programs that were removed, which a worker may still run. `collectives` is filled while the client
+    `ops`, `sites` and `scopes` are the client's definitions by id; `program_names` are the names of ops by the ids that
+    the dispatcher gave to their programs, and `move_plans` the cached plans of moves. `forgotten` are the names of the
+    last ops and programs that were removed, which a worker may still run. `collectives` is filled while the client
     `watches` its traffic. `gatherings` are the (op, site) pairs whose gathering the client was told of. `ids_given`
     counts the ids that the dispatcher gave; results of queries take ids from `next_result` on. `halted` is set while a
     step must not write. `workers` have run something for the session.
@@ -98,9 +98,9 @@ class SessionRecord:
     ops: dict[int, OpRecord] = field(default_factory=dict)
     sites: dict[int, tuple[str, int]] = field(default_factory=dict)
     scopes: dict[int, ScopeRecord] = field(default_factory=dict)
-    programs: dict[int, str] = field(default_factory=dict)
+    program_names: dict[int, str] = field(default_factory=dict)
     forgotten: dict[int, str] = field(default_factory=dict)
-    moves: dict[MoveKey, CachedPlan] = field(default_factory=dict)
+    move_plans: dict[MoveKey, CachedPlan] = field(default_factory=dict)
     watches: bool = False
     collectives: list[Collective] = field(default_factory=list)
     gatherings: set[tuple[str, str]] = field(default_factory=set)
@@ -122,4 +122,4 @@ class SessionRecord:
     def op_name(self, op_id: int) -> str:
         if op_id in self.ops:
             return self.ops[op_id].signature.op
-        return self.programs.get(op_id) or self.forgotten.get(op_id, "")
+        return self.program_names.get(op_id) or self.forgotten.get(op_id, "")

@@ -1,7 +1,7 @@
 """The dispatcher's state: workers, sessions, tensors and pending requests.
 
 Every change is a method of `State`. Changes are recorded in an undo log until `commit`, so that an instruction is
-carried out whole or not at all.
+carried out whole or not at all. `apply_results` and `free` are the last change of an instruction and not recorded.
 """
 
 from __future__ import annotations
@@ -170,7 +170,7 @@ class State(TensorTables):
     def define_program(self, session: SessionRecord, op: str) -> int:
         """The id of a new program for an op."""
         op_id = self.new_id(session)
-        self.undo.put(session.programs, op_id, op)
+        self.undo.put(session.program_names, op_id, op)
         return op_id
 
     def policy(self, session: SessionRecord, scope_id: int) -> Policy | None:
@@ -181,7 +181,7 @@ class State(TensorTables):
         if scope is None:
             raise UnknownId("scope", scope_id)
         policy = scope.policy
-        if policy is None or policy.pins or not self.dead_workers:
+        if policy is None or policy.places or not self.dead_workers:
             return policy
         return policy if all(worker in self.workers for worker in policy.mesh.workers) else None
 
@@ -190,7 +190,7 @@ class State(TensorTables):
         self.note_use(session_of(op.op_id), plan.plan.workers)
 
     def add_move(self, session: SessionRecord, key: MoveKey, plan: CachedPlan) -> None:
-        self.undo.put(session.moves, key, plan)
+        self.undo.put(session.move_plans, key, plan)
         self.note_use(session.ident, plan.plan.workers)
 
     def forget_ops(self, session: SessionRecord, op_ids: Iterable[int]) -> list[CachedPlan]:
@@ -198,12 +198,12 @@ class State(TensorTables):
         ops = [self.undo.drop(session.ops, op_id) for op_id in dict.fromkeys(op_ids) if op_id in session.ops]
         for op in ops:
             self._keep_name(session, op.op_id, op.signature.op)
-        moves = [self.undo.drop(session.moves, key) for key in list(session.moves)]
+        moves = [self.undo.drop(session.move_plans, key) for key in list(session.move_plans)]
         return [*[plan for op in ops for plan in op.plans.values()], *moves]
 
     def forget_plans_on(self, session: SessionRecord, worker: int) -> list[CachedPlan]:
         """Remove the plans that a lost worker takes part in; returns them."""
-        tables = [*[op.plans for op in session.ops.values()], session.moves]
+        tables = [*[op.plans for op in session.ops.values()], session.move_plans]
         return [
             self.undo.drop(table, key)  # type: ignore[arg-type]
             for table in tables
@@ -213,9 +213,9 @@ class State(TensorTables):
 
     def forget_program(self, session: SessionRecord, op_id: int) -> bool:
         """Returns whether there was such a program."""
-        if op_id not in session.programs:
+        if op_id not in session.program_names:
             return False
-        self._keep_name(session, op_id, self.undo.drop(session.programs, op_id))
+        self._keep_name(session, op_id, self.undo.drop(session.program_names, op_id))
         return True
 
     def _keep_name(self, session: SessionRecord, op_id: int, name: str) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from gt.core.messages import CURRENT, Failed, Fetched, FetchTensor, ReadVersions, WorkerFetchTensor, WorkerReviveTensor
 from gt.dispatcher.errors import NoWorkers
 from gt.dispatcher.message_queue import Buffer, MessageQueue
-from gt.dispatcher.redistribution import Replicas
+from gt.dispatcher.redistribution import Redistributor
 from gt.dispatcher.requests import Requests
 from gt.dispatcher.session_records import SessionRecord
 from gt.dispatcher.state import State
@@ -13,10 +13,10 @@ from gt.sharding.spec import ShardingSpec, whole
 
 
 class TensorReads:
-    def __init__(self, state: State, outgoing: MessageQueue, replicas: Replicas, requests: Requests) -> None:
+    def __init__(self, state: State, outgoing: MessageQueue, redistributor: Redistributor, requests: Requests) -> None:
         self._state = state
         self._outgoing = outgoing
-        self._replicas = replicas
+        self._redistributor = redistributor
         self._requests = requests
 
     def fetch(self, session: SessionRecord, fetch: FetchTensor, _: Buffer | None) -> None:
@@ -31,11 +31,11 @@ class TensorReads:
             copy = next((copy for copy in self._state.copies.get(fetch.id, ()) if copy.is_whole), None)
             is_gathered = copy is None
             spec = copy or self._whole_on_first_worker(spec)
-            source = self._replicas.in_layout(session, fetch.id, spec, "fetch", fetch.site)
+            source = self._redistributor.in_layout(session, fetch.id, spec, "fetch", fetch.site)
         nbytes = -1 if fetch.id in self._state.may_resize else tensor.meta.nbytes
         self._read(session, fetch, source, spec, nbytes)
         if is_gathered:
-            self._replicas.drop_copy(fetch.id, spec)
+            self._redistributor.drop_copy(fetch.id, spec)
 
     def _fetch_version(self, session: SessionRecord, fetch: FetchTensor) -> None:
         """Read an earlier value; a sharded one is gathered first."""
@@ -50,7 +50,7 @@ class TensorReads:
         revived, gathered = self._state.new_id(session), self._state.new_id(session)
         self._outgoing.command(tensor.spec.mesh.workers, WorkerReviveTensor(ident, revived, fetch.version))
         spec = self._whole_on_first_worker(tensor.spec)
-        self._replicas.move(session, tensor, revived, gathered, spec, "fetch", fetch.site)
+        self._redistributor.move(session, tensor, revived, gathered, spec, "fetch", fetch.site)
         self._read(session, fetch, gathered, spec, tensor.meta.nbytes)
         self._outgoing.free([(revived, tensor.spec.mesh), (gathered, spec.mesh)])
 

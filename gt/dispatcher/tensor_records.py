@@ -12,19 +12,19 @@ from gt.sharding.spec import DeviceMesh, ShardingSpec
 
 class TensorRecord(NamedTuple):
     """A tensor on workers. Many tensors share one record, so it has no id. `nbytes` is the largest number of bytes that
-    one worker holds of it. A tensor that is not `pinned` was placed by default: the first scope that uses it moves it
-    for good."""
+    one worker holds of it. `placed`: the user or a scope has chosen the layout; any other tensor is moved for good by
+    the first scope that uses it."""
 
     meta: TensorMeta
     spec: ShardingSpec
     nbytes: int
-    pinned: bool
+    placed: bool
 
     @classmethod
-    def of(cls, meta: TensorMeta, spec: ShardingSpec, pinned: bool | None = None) -> TensorRecord:
-        """With `pinned` None, a tensor on several workers is pinned and one on a single worker is not."""
+    def of(cls, meta: TensorMeta, spec: ShardingSpec, placed: bool | None = None) -> TensorRecord:
+        """With `placed` None, a tensor on several workers counts as placed and one on a single worker does not."""
         nbytes = memory_bytes(spec, meta.shape, ITEM_BYTES[meta.dtype])
-        return cls(meta, spec, nbytes, spec.mesh.size > 1 if pinned is None else pinned)
+        return cls(meta, spec, nbytes, spec.mesh.size > 1 if placed is None else placed)
 
 
 class MissingValue(NamedTuple):

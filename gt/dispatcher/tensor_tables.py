@@ -1,6 +1,7 @@
 """The tensors of all sessions: their layouts, copies and sizes, and those without a value.
 
-The base of `State`. Together with `state.py` the only file that changes the state, always through the undo log.
+The base of `State`. Only `state.py` and this file change the state, through the undo log; `apply_results` and `free`,
+each the last change of an instruction, are not recorded.
 """
 
 from __future__ import annotations
@@ -106,7 +107,7 @@ class TensorTables:
         tensors, bytes_on = self.tensors, self.bytes_on
         copies: Sequence[tuple[int, DeviceMesh]] = ()
         if writes:
-            results = self._with_pins_of_inputs(writes, inputs, results)
+            results = self._placed_like_inputs(writes, inputs, results)
             copies = [copy for position in writes for copy in self._consume(inputs[position])]
         for position, tensor in enumerate(results):  # a zip takes longer
             tensors[outputs[position]] = tensor
@@ -121,22 +122,22 @@ class TensorTables:
         self.bytes_on[tensor.spec.mesh] -= tensor.nbytes
         return []
 
-    def _with_pins_of_inputs(
+    def _placed_like_inputs(
         self, writes: Sequence[int], inputs: Sequence[int], results: Sequence[TensorRecord]
     ) -> tuple[TensorRecord, ...]:
-        """The results of an op, whose new versions are pinned if the written inputs are."""
+        """The results of an op, whose new versions are placed if the written inputs are."""
         count = len(results) - len(writes)
-        pins = [self.tensors[inputs[position]].pinned for position in writes]
+        were_placed = [self.tensors[inputs[position]].placed for position in writes]
         versions = [
-            tensor if tensor.pinned == pinned else tensor._replace(pinned=pinned)
-            for tensor, pinned in zip(results[count:], pins, strict=True)
+            tensor if tensor.placed == placed else tensor._replace(placed=placed)
+            for tensor, placed in zip(results[count:], were_placed, strict=True)
         ]
         return (*results[:count], *versions)
 
     def set_layout(self, ident: int, spec: ShardingSpec) -> None:
-        """Another layout of the same value; copies stay."""
+        """Give a tensor another layout, and mark it as placed; its copies stay."""
         before = self.tensors[ident]
-        after = TensorRecord.of(before.meta, spec, pinned=True)
+        after = TensorRecord.of(before.meta, spec, placed=True)
         self._count_bytes(before.spec.mesh, -before.nbytes)
         self.undo.put(self.tensors, ident, after)
         self._count_bytes(spec.mesh, after.nbytes)
@@ -148,12 +149,12 @@ class TensorTables:
         self.add_tensor(ident, TensorRecord.of(meta, whole(mesh, len(meta.shape))))
         return copies
 
-    def pin(self, idents: Sequence[int]) -> None:
-        """Tensors that a scope uses in their present layout keep it."""
+    def mark_placed(self, idents: Sequence[int]) -> None:
+        """Keep tensors in their present layouts, in which a scope uses them."""
         for ident in idents:
             tensor = self.tensors[ident]
-            if not tensor.pinned:
-                self.undo.put(self.tensors, ident, tensor._replace(pinned=True))
+            if not tensor.placed:
+                self.undo.put(self.tensors, ident, tensor._replace(placed=True))
 
     def add_copy(self, ident: int, spec: ShardingSpec, copy: int) -> None:
         self.undo.put(self.copies, ident, {**self.copies.get(ident, {}), spec: copy})
@@ -269,7 +270,7 @@ class TensorTables:
         self._remove_former_value(ident)
         rest = mesh_without(tensor.spec.mesh, worker)
         if rest is not None and tensor.spec.is_whole:
-            kept = TensorRecord.of(tensor.meta, whole(rest, len(tensor.meta.shape)), tensor.pinned)
+            kept = TensorRecord.of(tensor.meta, whole(rest, len(tensor.meta.shape)), tensor.placed)
             self._keep_former_value(ident, FormerValue(old, kept, until))
         else:
             _add_useless(losses, old, tensor.spec.mesh, worker)

@@ -53,9 +53,9 @@ class InProcessChannel:
         for message in outgoing:
             if isinstance(message, ToClient):
                 self._arrived.append((message.answer, message.buffer))
-            elif message.meet:
+            elif message.exchanges:
                 self._run(waiting)
-                self._meet(message)
+                self._run_exchange(message)
             else:
                 for worker in message.workers:
                     commands, buffers = waiting.setdefault(worker, ([], []))
@@ -90,7 +90,7 @@ class InProcessChannel:
         for worker, reported in reports:
             self._pass_on(worker, reported)
 
-    def _meet(self, message: ToWorkers) -> None:
+    def _run_exchange(self, message: ToWorkers) -> None:
         command = message.command
         assert isinstance(command, RunOp)
         with self.executors[message.workers[0]].engine.isolated():

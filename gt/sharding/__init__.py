@@ -1,1 +1,1 @@
-"""The decisions: pure functions over shapes and specs. No torch, sockets, clocks or threads."""
+"""Sharding: specs, rules, strategies and reshard plans, as pure functions. No torch, except in coverage.py."""

@@ -1,4 +1,8 @@
-"""The cost of layouts: bytes to reshard, time, memory; and a lower bound of the bytes of any resharding scheme."""
+"""The cost of layouts: bytes to reshard, and memory. Plans use these two only.
+
+Only tests use `seconds`, an estimate of the time of a collective, and `lower_bound`, the bytes that any resharding
+scheme has to move.
+"""
 
 from __future__ import annotations
 

@@ -6,7 +6,7 @@ is all that sharding needs to know of a matrix product: tensors cut along b, i o
 cutting k gives partial sums. `(a b)` is a dim made of two factors, major first; `...` are leading dims, aligned from
 the right as in broadcasting; `1` is a dim that nothing cuts.
 
-Factors pass unless a class follows the bar:
+A factor may be cut freely (its role is "pass") unless the part after the bar says otherwise:
 
 reduce(kind)  cutting the factor gives partial results
 mask(kind)    each shard handles its own range of indices and gives a partial result
@@ -32,10 +32,11 @@ PASS, REDUCE, WHOLE, MASK, HALO = "pass", "reduce", "whole", "mask", "halo"
 
 
 class Factor(NamedTuple):
-    """The size and class (`kind`) of a factor; `reduction` is the kind of the partial results of reduce and mask."""
+    """The size of a factor, and its `role`: what cutting it means. `reduction` is the kind of the partial results of
+    the roles reduce and mask."""
 
     size: int
-    kind: str = PASS
+    role: str = PASS
     reduction: str = "sum"
 
 
@@ -93,19 +94,19 @@ def _joined(cuts: Cuts, count: int) -> Cuts:
     return tuple([(cuts[i][0], cuts[i + count - 1][1]) for i in range(0, len(cuts), count)])
 
 
-class Ref(NamedTuple):
+class FactorRef(NamedTuple):
     """One factor of a dim, and the elements of the factor that the dim shows (None: all)."""
 
     factor: str
     window: Window | HaloWindow | BlockWindow | None = None
 
 
-Dim: TypeAlias = tuple[Ref, ...]
+Dim: TypeAlias = tuple[FactorRef, ...]
 """The factors of a dim, major to minor. Empty: a dim that nothing cuts, such as one of size 1."""
 
 
 class PartialPassthrough(NamedTuple):
-    """An op that may run on partial values along a mesh axis and gives partial values.
+    """One way in which an op may run on partial values along a mesh axis, with partial results.
 
     - `operands`: all of them are partial by `kind`; the other operands are replicated along the axis
     - `result_kind`: the kind of the partial results
@@ -141,19 +142,19 @@ class OpShardingRule:
     def reducing_first(self) -> OpShardingRule:
         """The rule for an op that neither takes nor gives partial values."""
         factors = {
-            name: factor._replace(kind=WHOLE) if factor.kind in (REDUCE, MASK) else factor
+            name: factor._replace(role=WHOLE) if factor.role in (REDUCE, MASK) else factor
             for name, factor in self.factors.items()
         }
         return replace(self, factors=factors, passthroughs=())
 
     def __str__(self) -> str:
         sides = [", ".join(" ".join(map(_print_dim, dims)) for dims in side) for side in (self.operands, self.results)]
-        classes: dict[str, list[str]] = {}
+        roles: dict[str, list[str]] = {}
         for name, factor in self.factors.items():
-            if factor.kind != PASS:
-                label = f"{factor.kind}({factor.reduction})" if factor.kind in (REDUCE, MASK) else factor.kind
-                classes.setdefault(label, []).append(name)
-        text = "; ".join(f"{label}: {' '.join(names)}" for label, names in classes.items())
+            if factor.role != PASS:
+                label = f"{factor.role}({factor.reduction})" if factor.role in (REDUCE, MASK) else factor.role
+                roles.setdefault(label, []).append(name)
+        text = "; ".join(f"{label}: {' '.join(names)}" for label, names in roles.items())
         return " -> ".join(sides) + (f" | {text}" if text else "")
 
 
@@ -171,11 +172,11 @@ class RuleTemplate(NamedTuple):
 
     operands: tuple[tuple[tuple[str, ...], ...], ...]
     results: tuple[tuple[tuple[str, ...], ...], ...]
-    classes: dict[str, tuple[str, str]]
+    roles: dict[str, tuple[str, str]]
 
 
 _TOKEN = re.compile(r"\s*(\.\.\.|\(|\)|\w+)")
-_CLASS = re.compile(r"\s*(reduce|mask|whole|halo)(?:\((\w+)\))?\s*:\s*(.+?)\s*\Z")
+_ROLE = re.compile(r"\s*(reduce|mask|whole|halo)(?:\((\w+)\))?\s*:\s*(.+?)\s*\Z")
 
 
 @functools.lru_cache(maxsize=4096)
@@ -184,16 +185,16 @@ def parse_rule(text: str) -> RuleTemplate:
     left, arrow, right = body.partition("->")
     if not arrow:
         raise LayoutError(f"the rule {text!r} has no '->'")
-    classes: dict[str, tuple[str, str]] = {}
+    roles: dict[str, tuple[str, str]] = {}
     for part in filter(str.strip, tail.split(";")):
-        match = _CLASS.match(part)
+        match = _ROLE.match(part)
         if match is None or (match[2] or "sum") not in REDUCTIONS:
             raise LayoutError(f"{part.strip()!r} in the rule {text!r} is not of the form 'reduce(sum): k'")
-        classes.update(dict.fromkeys(match[3].split(), (match[1], match[2] or "sum")))
-    template = RuleTemplate(_parse_side(left, text), _parse_side(right, text), classes)
+        roles.update(dict.fromkeys(match[3].split(), (match[1], match[2] or "sum")))
+    template = RuleTemplate(_parse_side(left, text), _parse_side(right, text), roles)
     known = {name for side in template[:2] for dims in side for dim in dims for name in dim}
-    if unknown := classes.keys() - known:
-        raise LayoutError(f"the rule {text!r} classifies {', '.join(sorted(unknown))}, which no dim has")
+    if unknown := roles.keys() - known:
+        raise LayoutError(f"the rule {text!r} gives a role to {', '.join(sorted(unknown))}, which no dim has")
     return template
 
 
@@ -249,7 +250,7 @@ def bind(
     # cutting a factor of size 1 cannot be expressed in a dim of several factors, so it is not cut in other dims either
     hidden = {name for dims in named for dim in dims if len(dim) > 1 for name in dim if found[name] == 1}
     factors = {
-        name: Factor(size, *template.classes.get(name, (PASS,))) for name, size in found.items() if name not in hidden
+        name: Factor(size, *template.roles.get(name, (PASS,))) for name, size in found.items() if name not in hidden
     }
     bound = [
         tuple([_bind_dim(dim, size, found, hidden) for dim, size in zip(dims, shape, strict=True)])
@@ -302,7 +303,7 @@ def _sizes(named: list[list[tuple[str, ...]]], shapes: list[Shape], sizes: dict[
 def _bind_dim(dim: tuple[str, ...], size: int, sizes: Mapping[str, int], hidden: set[str]) -> Dim:
     if len(dim) == 1 and sizes[dim[0]] != size:
         return ()  # broadcast
-    return tuple([Ref(name) for name in dim if name not in hidden])
+    return tuple([FactorRef(name) for name in dim if name not in hidden])
 
 
 @dataclass
@@ -313,8 +314,8 @@ class RuleBuilder:
     operands: list[tuple[Dim, ...]] = field(default_factory=list)
     results: list[tuple[Dim, ...]] = field(default_factory=list)
 
-    def factor(self, name: str, size: int, kind: str = PASS, reduction: str = "sum") -> str:
-        self.factors[name] = Factor(size, kind, reduction)
+    def factor(self, name: str, size: int, role: str = PASS, reduction: str = "sum") -> str:
+        self.factors[name] = Factor(size, role, reduction)
         return name
 
     def build(

@@ -1,11 +1,12 @@
-"""Layouts for all values of a recorded program, propagated from constraints on some of them.
+"""Layouts for all values of a recorded program, propagated from constraints on some of them. For experiments: the
+dispatcher plans op by op and does not use it.
 
 The algorithm of Shardy, in three nested loops:
 
-* priorities of the user's constraints: until its priority is reached, a dim is not cut, and its axes are reserved for
-  it;
+* priorities of the user's constraints: a dim is cut in the round of its priority, and its axes are reserved for it
+  until then;
 * levels of recorded_program.py: certain paths before uncertain ones;
-* strategies: `basic` gives a factor the axes that all tensors of an op accept; `aggressive` then gives them to each
+* eagerness: `basic` gives a factor the axes that all tensors of an op accept; `aggressive` then gives them to each
   tensor that accepts them, and if two factors compete for an axis, the larger tensor decides.
 
 Nothing here names an op.
@@ -21,12 +22,12 @@ from typing import NamedTuple
 from gt.core.errors import LayoutError
 from gt.sharding.boxes import balanced_cuts
 from gt.sharding.constraints import Constraint, DimConstraint
-from gt.sharding.factors import Dim, Ref
+from gt.sharding.factors import Dim, FactorRef
 from gt.sharding.recorded_program import LEVELS, Flow, FlowTensor, RecordedProgram, flows_of
 from gt.sharding.spec import DeviceMesh, DimSpec
 
 BASIC, AGGRESSIVE = "basic", "aggressive"
-STRATEGIES = {BASIC: (BASIC,), AGGRESSIVE: (BASIC, AGGRESSIVE)}
+EAGERNESS = {BASIC: (BASIC,), AGGRESSIVE: (BASIC, AGGRESSIVE)}
 
 
 class Round(NamedTuple):
@@ -34,7 +35,7 @@ class Round(NamedTuple):
 
     priority: int
     level: int
-    strategy: str
+    eagerness: str
 
 
 class Decision(NamedTuple):
@@ -54,7 +55,7 @@ class Decision(NamedTuple):
         return (
             f"dim {self.dim} of {self.value} is cut by {' '.join(self.axes)} as {self.source} is, along {self.factor} "
             f"of op {self.number}, {self.op} (priority {self.round.priority}, level {self.round.level}, "
-            f"{self.round.strategy})"
+            f"{self.round.eagerness})"
         )
 
 
@@ -77,11 +78,11 @@ class Propagation(NamedTuple):
 
 
 def run_hierarchical_propagation_pass(
-    program: RecordedProgram, mesh: DeviceMesh, constraints: Mapping[str, Constraint], strategy: str = AGGRESSIVE
+    program: RecordedProgram, mesh: DeviceMesh, constraints: Mapping[str, Constraint], eagerness: str = AGGRESSIVE
 ) -> Propagation:
     """A layout on one mesh for every value of a program, from constraints on some of them."""
-    if strategy not in STRATEGIES:
-        raise LayoutError(f"{strategy!r} is no strategy of propagation; there are {', '.join(STRATEGIES)}")
+    if eagerness not in EAGERNESS:
+        raise LayoutError(f"{eagerness!r} is no eagerness of propagation; there are {', '.join(EAGERNESS)}")
     for value, constraint in constraints.items():
         _check_constraint(program, mesh, value, constraint)
     flows = flows_of(program)
@@ -89,7 +90,7 @@ def run_hierarchical_propagation_pass(
     for priority in sorted({0, *(dim.priority for constraint in constraints.values() for dim in constraint.dims)}):
         state.start_priority(priority)
         for level in LEVELS:
-            while any(state.run_to_fixpoint(flows, Round(priority, level, name)) for name in STRATEGIES[strategy]):
+            while any(state.run_to_fixpoint(flows, Round(priority, level, name)) for name in EAGERNESS[eagerness]):
                 pass
     return state.finish()
 
@@ -169,7 +170,7 @@ class _PropagationState:
     def _propagate_op(self, flow: Flow) -> None:
         if not any(self._axes(tensor.value) for tensor in flow.tensors):
             return
-        if self._round.strategy == AGGRESSIVE:
+        if self._round.eagerness == AGGRESSIVE:
             self._assign(flow, {factor: self._common_axes(flow, factor) for factor in flow.cuttable})
             return
         for factor in flow.cuttable:
@@ -259,7 +260,7 @@ class _PropagationState:
 
     def _project(self, flow: Flow, refs: Dim, axes: DimSpec) -> Iterator[tuple[str, DimSpec]]:
         """The axes of each factor of a dim, major first. A factor but the last takes only axes that divide it; the next
-        one gets axes only if it is cut to single elements. Axes left over belong to no factor."""
+        one gets axes only if it is cut into shards of one element. Axes left over belong to no factor."""
         for number, ref in enumerate(refs):
             size, taken = flow.factors[ref.factor].size, axes
             while taken and number + 1 < len(refs) and size % self._count(taken):
@@ -289,7 +290,7 @@ class _PropagationState:
             refs[number], size, axes, self._program.values[tensor.value].shape[dim]
         )
 
-    def _window_fits(self, ref: Ref, size: int, axes: DimSpec, dim_size: int) -> bool:
+    def _window_fits(self, ref: FactorRef, size: int, axes: DimSpec, dim_size: int) -> bool:
         if ref.window is None:
             return True
         counts = tuple([self._mesh.axis_size(axis) for axis in axes])

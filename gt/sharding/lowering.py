@@ -1,4 +1,4 @@
-"""One op call by its sharding rule: the layouts that the call runs with, and each worker's part of it.
+"""Applies the sharding rule of one op call: chooses its layouts, and lowers it to each worker's local calls.
 
 The dispatcher calls `infer_output_sharding` while it plans; each worker calls `get_shard_args` and
 `create_sharded_output` once for every op of a program. `program_builder.py` strings such calls and the moves between

@@ -149,7 +149,8 @@ class LocalBuilder:
         self._registers = operands
         self._calls: list[LocalCall] = []
 
-    def calls(self, op: str, outputs: int, *args: Arg, **kwargs: Arg) -> tuple[Input, ...]:
+    def call_multi(self, op: str, outputs: int, *args: Arg, **kwargs: Arg) -> tuple[Input, ...]:
+        """One call with several outputs."""
         return self._add(LocalCall(op, args, kwargs, outputs))
 
     def repeat(self, call: OpCall, *args: Arg, **kwargs: Arg) -> tuple[Input, ...]:
@@ -163,7 +164,7 @@ class LocalBuilder:
         return tuple([Input(first + position) for position in range(call.outputs)])
 
     def call(self, op: str, *args: Arg, **kwargs: Arg) -> Input:
-        return self.calls(op, 1, *args, **kwargs)[0]
+        return self.call_multi(op, 1, *args, **kwargs)[0]
 
     def finish(self, *results: Input) -> LocalProgram:
         return LocalProgram(tuple(self._calls), tuple([result.index for result in results]))

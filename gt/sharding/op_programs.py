@@ -1,4 +1,4 @@
-"""Builds the program of one op on a mesh: by its sharding rule, or on whole tensors where it has none."""
+"""Builds the program of one op on a mesh: by its sharding rule, or on whole tensors if it has none."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ from gt.sharding.spec import DeviceMesh, ShardingSpec
 _REASON_LENGTH = 1 << 16
 
 
-class OpProgram(NamedTuple):
-    """A builder that has run an op, and the registers of its outputs and of the new versions. `gathered` is the op
-    without a rule (the op itself or a view of an input) because of which whole tensors are used, or ""."""
+class BuiltOp(NamedTuple):
+    """A builder with the steps of an op, and the registers of its outputs and of the new versions. `gathered` is the op
+    without a rule (the op itself or a view of an input) that forces inputs to be gathered, or ""."""
 
     builder: ProgramBuilder
     results: tuple[int, ...]
@@ -34,9 +34,10 @@ def build_op(
     aliased_inputs: Mapping[int, int],
     *,
     reduces_first: bool,
-) -> OpProgram:
-    """Run an op on a mesh and move each output to its target. `aliased_inputs` maps each input that aliases a written
-    one to that one's position. With `reduces_first` partial inputs are reduced before the op."""
+) -> BuiltOp:
+    """Emit the steps of an op on a mesh, and the moves of its outputs to their targets. `aliased_inputs` maps each
+    input that aliases a written one to that one's position. With `reduces_first` partial inputs are reduced before the
+    op."""
     reduces_first = reduces_first or not _is_linear_with_constants(signature)
     builder = ProgramBuilder(mesh, inputs, signature.writes, reduces_first=reduces_first)
     built = _build(builder, signature, inputs, aliased_inputs, targets)
@@ -65,34 +66,34 @@ def _build(
     inputs: Sequence[Register],
     aliased_inputs: Mapping[int, int],
     targets: Sequence[Target],
-) -> OpProgram:
+) -> BuiltOp:
     missing, mesh = "", builder.mesh
     layouts = [register.spec for register in inputs] + [target for target in targets if target is not None]
     if any(isinstance(layout, Constraint) or not layout.is_whole for layout in layouts):
         try:
-            return OpProgram(builder, _run_on_shards(builder, signature, bool(aliased_inputs), targets))
+            return BuiltOp(builder, _emit_on_shards(builder, signature, bool(aliased_inputs), targets))
         except NoRule as lack:
             missing = str(lack)
         except Exception as error:  # an error in a rule costs the user this op only
             return _build_failing(signature, inputs, mesh, error)
     builder = ProgramBuilder(mesh, inputs, signature.writes)
     sources = [aliased_inputs.get(position, position) for position in range(len(inputs))]
-    return OpProgram(builder, builder.run_whole(signature, sources), missing)
+    return BuiltOp(builder, builder.emit_whole(signature, sources), missing)
 
 
-def _build_failing(signature: Signature, inputs: Sequence[Register], mesh: DeviceMesh, error: Exception) -> OpProgram:
+def _build_failing(signature: Signature, inputs: Sequence[Register], mesh: DeviceMesh, error: Exception) -> BuiltOp:
     """A program that fails with an error of a sharding rule."""
     builder = ProgramBuilder(mesh, inputs, signature.writes)
     layouts = ", ".join([f"{meta} as [{spec}]" for meta, spec, _ in inputs])
     text = "".join(traceback.format_exception(error)).rstrip()
     reason = f"GT has a mistake in its sharding rule of {signature.op} for {layouts}; please report it:\n{text}"
-    return OpProgram(builder, builder.refuse(signature, reason[:_REASON_LENGTH]))
+    return BuiltOp(builder, builder.refuse(signature, reason[:_REASON_LENGTH]))
 
 
-def _run_on_shards(
+def _emit_on_shards(
     builder: ProgramBuilder, signature: Signature, is_aliased: bool, targets: Sequence[Target]
 ) -> tuple[int, ...]:
-    """Run an op by its rule, reading and writing through views. Raises NoRule if that is not possible. `is_aliased`:
+    """Emit an op by its rule, with reads and writes through views. Raises NoRule if that is not possible. `is_aliased`:
     some input aliases a written one."""
     if signature.writes:
         return _write_shards(builder, signature, is_aliased)
@@ -140,7 +141,7 @@ def _write_shards(builder: ProgramBuilder, signature: Signature, is_aliased: boo
 
 
 def _reduced(builder: ProgramBuilder, position: int) -> int:
-    """A partial tensor is reduced before it is written."""
+    """The register of an input that is reduced if it is partial: only then it can be written."""
     spec = builder.spec(position)
     return builder.move(position, spec.replace(partial=())) if spec.partial else position
 

@@ -10,7 +10,19 @@ from collections.abc import Collection, Mapping, Sequence
 from typing import NamedTuple
 
 from gt.core.meta import ITEM_BYTES, TensorMeta
-from gt.core.signatures import Arg, Compute, Input, Move, Program, Refuse, Signature, Step, ViewStep, Whole, WriteBack
+from gt.core.signatures import (
+    Arg,
+    Compute,
+    Input,
+    Move,
+    Program,
+    ProgramStep,
+    Refuse,
+    Signature,
+    ViewStep,
+    Whole,
+    WriteBack,
+)
 from gt.sharding.constraints import Target
 from gt.sharding.cost import reshard_bytes
 from gt.sharding.dead_steps import drop_unused, registers_read
@@ -18,7 +30,7 @@ from gt.sharding.lowering import NoRule, infer_output_sharding
 from gt.sharding.op_calls import Expansion, OpCall, has_scalars, inputs_in, with_inputs
 from gt.sharding.rules import entry_of
 from gt.sharding.spec import DeviceMesh, ShardingSpec, whole
-from gt.sharding.strategies import Strategy
+from gt.sharding.strategies import OpStrategy
 from gt.sharding.strategy_choice import Choice
 
 
@@ -31,9 +43,9 @@ class Register(NamedTuple):
 
 
 class InPlaceWrite(NamedTuple):
-    """How an op overwrites its arguments.
+    """How an op writes to its arguments.
 
-    - `into`: per output of the call, the register that it overwrites, or -1
+    - `into`: per output of the call, the register that it is written to, or -1
     - `in_place`: the op as the user called it
     - `out_registers`: inputs of `in_place` that follow those of the call: arguments that are only written to
     """
@@ -46,8 +58,8 @@ class InPlaceWrite(NamedTuple):
 class ProgramBuilder:
     """A program under construction, on one mesh.
 
-    - `hoisted`: (input, layout) to register, for moves of inputs that the caller makes before the program, since it
-      may have a copy in that layout or use one again
+    - `hoisted`: (input, layout) to register, for moves of inputs: the caller moves them before the program and may
+      reuse a copy in that layout
     - `fixed`: inputs that the program writes to; their moves are not hoisted
     - `reduces_first`: ops neither take nor give partial values
     """
@@ -62,7 +74,7 @@ class ProgramBuilder:
     ) -> None:
         self.mesh = mesh
         self.registers = list(inputs)
-        self.steps: list[Step] = []
+        self.steps: list[ProgramStep] = []
         self.hoisted: dict[tuple[int, ShardingSpec], int] = {}
         self.bytes = 0
         self.results: tuple[int, ...] = ()
@@ -127,7 +139,7 @@ class ProgramBuilder:
 
     # Ops
 
-    def reshard_inputs(self, registers: Sequence[int], strategy: Strategy) -> tuple[int, ...]:
+    def reshard_inputs(self, registers: Sequence[int], strategy: OpStrategy) -> tuple[int, ...]:
         return tuple([self.move(register, spec) for register, spec in zip(registers, strategy.operands, strict=True)])
 
     def apply(
@@ -139,7 +151,7 @@ class ProgramBuilder:
         random: bool = False,
         floating: str = "float32",
     ) -> tuple[int, ...]:
-        """Run an op by the cheapest strategy of its rule, or expanded into several ops if that moves fewer bytes."""
+        """Emit an op by the cheapest strategy of its rule, or expanded into several ops if that moves fewer bytes."""
         choice = self._choose(call, registers, targets)
         if isinstance(choice, ProgramBuilder):
             self.adopt(choice)
@@ -147,7 +159,7 @@ class ProgramBuilder:
         return self._compute(call, registers, choice.strategy, random=random, floating=floating)
 
     def _choose(self, call: OpCall, registers: Sequence[int], targets: Sequence[Target]) -> Choice | ProgramBuilder:
-        """The best strategy of the op's rule, or a fork that has run the op's expansion, with its `results`."""
+        """The best strategy of the op's rule, or a fork with the steps of the op's expansion, and its `results`."""
         specs = [self.spec(register) for register in registers]
         entry = entry_of(call.op)
         expansion = entry.expand(call, specs) if entry is not None and entry.expand is not None else None
@@ -169,7 +181,7 @@ class ProgramBuilder:
         self,
         call: OpCall,
         registers: Sequence[int],
-        strategy: Strategy,
+        strategy: OpStrategy,
         *,
         random: bool = False,
         floating: str = "float32",
@@ -211,7 +223,7 @@ class ProgramBuilder:
     def expand(
         self, expansion: Expansion, registers: Sequence[int], outputs: Sequence[TensorMeta]
     ) -> tuple[int, ...]:  # fmt: skip
-        """Run the calls of an expansion. Its results have the memory format of `outputs`."""
+        """Emit the calls of an expansion. Its results have the memory format of `outputs`."""
         own = list(registers)
         result_metas = dict(zip(expansion.results, outputs, strict=True))
         for expanded in expansion.calls:
@@ -228,8 +240,8 @@ class ProgramBuilder:
             own.extend(self.apply(call, [own[register] for register in used]))
         return tuple([own[register] for register in expansion.results])
 
-    def run_whole(self, signature: Signature, registers: Sequence[int]) -> tuple[int, ...]:
-        """Run an op as the user called it, on whole operands, and move the written ones back to their layouts. A
+    def emit_whole(self, signature: Signature, registers: Sequence[int]) -> tuple[int, ...]:
+        """Emit an op as the user called it, on whole operands, and moves of the written ones back to their layouts. A
         register that is passed twice is one tensor for the op, which may write to several views of it."""
         moved = {
             register: self.move(register, whole(self.mesh, len(self.registers[register].meta.shape)))
@@ -245,7 +257,7 @@ class ProgramBuilder:
         return tuple(outputs)
 
     def refuse(self, signature: Signature, reason: str) -> tuple[int, ...]:
-        """Let an op fail on all workers."""
+        """Emit a step that fails the op on all workers."""
         metas = [*signature.outputs, *[self.registers[position].meta for position in signature.writes]]
         outputs = tuple([self._new(meta, whole(self.mesh, len(meta.shape))) for meta in metas])
         self.steps.append(Refuse(signature.op, reason, outputs))
@@ -297,7 +309,7 @@ class ProgramBuilder:
         random: bool = False,
         floating: str = "float32",
     ) -> tuple[int, ...]:
-        """Run an op that overwrites registers. Returns the registers of all its outputs."""
+        """Emit an op that writes to registers. Returns the registers of all its outputs."""
         targets = [None if register < 0 else self.spec(register) for register in write.into]
         specs = [self.spec(register) for register in registers]
         choice = self._choose(call, registers, targets)
@@ -313,7 +325,7 @@ class ProgramBuilder:
         return self._copy_results(write, results)
 
     def _copy_results(self, write: InPlaceWrite, results: Sequence[int]) -> tuple[int, ...]:
-        """Copy newly allocated results into the registers that they overwrite."""
+        """Emit copies of newly allocated results into the registers that they are written to."""
         return tuple(
             [
                 result if target < 0 else self._copy_into(target, result)
@@ -326,11 +338,11 @@ class ProgramBuilder:
         moved = self.move(result, spec)
         call = OpCall("aten.copy.default", (Input(0), Input(1)), {}, (meta, self.registers[moved].meta), (meta,))
         signature = Signature("aten.copy_.default", call.args, {}, ((), ()), (0,), (), ())
-        strategy = Strategy((spec, self.spec(moved)), (spec,), {})
+        strategy = OpStrategy((spec, self.spec(moved)), (spec,), {})
         return self._compute(call, (target, moved), strategy, write=InPlaceWrite((target,), signature))[0]
 
     def write_back(self, base: int, view: int, steps: tuple[tuple[int, int], ...]) -> None:
-        """Copy a written view into its base on workers where the two do not share memory."""
+        """Emit a copy of a written view into its base, for workers on which the two do not share memory."""
         self.steps.append(WriteBack(base, view, steps))
 
     # The finished program
@@ -340,7 +352,8 @@ class ProgramBuilder:
         """Whether partial values pass through an op with scalars that change from call to call: the program is then
         right only for scalars with which the op is linear."""
         return any(
-            any(spec.partial for spec in (*step.operands, *step.results)) and has_scalars(step.args, step.kwargs)
+            any(spec.partial for spec in (*step.operand_specs, *step.result_specs))
+            and has_scalars(step.args, step.kwargs)
             for step in self.steps
             if isinstance(step, Compute)
         )

@@ -111,7 +111,7 @@ def _flows(number: int, op: RecordedOp, rule: OpShardingRule, is_read_once: bool
     broadcast if the result has more factors."""
     operands = [_flow_tensor(value, dims) for value, dims in zip(op.inputs, rule.operands, strict=True)]
     results = [_flow_tensor(value, dims) for value, dims in zip(op.outputs, rule.results, strict=True)]
-    cuttable = tuple([name for name in rule.factors if rule.factors[name].kind != WHOLE])
+    cuttable = tuple([name for name in rule.factors if rule.factors[name].role != WHOLE])
     passing = frozenset([name for name in cuttable if _is_passing(name, rule)])
     own = [frozenset(cuttable).intersection(tensor.positions) for tensor in operands]
     others = own if len(operands) > 1 else [frozenset(cuttable).intersection(tensor.positions) for tensor in results]
@@ -134,4 +134,4 @@ def _flow_tensor(value: str, dims: tuple[Dim, ...]) -> FlowTensor:
 
 def _is_passing(factor: str, rule: OpShardingRule) -> bool:
     tensors = [ref for dims in (*rule.operands, *rule.results) for dim in dims for ref in dim if ref.factor == factor]
-    return rule.factors[factor].kind == PASS and all(ref.window is None for ref in tensors)
+    return rule.factors[factor].role == PASS and all(ref.window is None for ref in tensors)

@@ -16,7 +16,7 @@ from gt.sharding.constraints import Constraint, Target, satisfy
 from gt.sharding.factors import MASK, REDUCE, WHOLE, Dim, Factor, OpShardingRule, PartialPassthrough
 from gt.sharding.spec import DeviceMesh, DimSpec, ShardingSpec
 
-MOST_STRATEGIES = 4096  # beyond this many only factors that some operand is already cut along are considered
+MAX_STRATEGIES = 4096  # beyond this many only factors that some operand is already cut along are considered
 
 
 class FactorSharding(NamedTuple):
@@ -49,7 +49,7 @@ class Result(NamedTuple):
         return given if self.target is None else self.target
 
 
-class Strategy(NamedTuple):
+class OpStrategy(NamedTuple):
     """One way to run an op: the layouts that its operands must have, the resulting layouts of its results, and the axes
     that cut each factor."""
 
@@ -75,8 +75,8 @@ def project(rule: OpShardingRule, position: int, spec: ShardingSpec) -> dict[str
 def _project_compound(
     factors: Mapping[str, Factor], dim: Dim, axes: DimSpec, mesh: DeviceMesh
 ) -> dict[str, FactorSharding]:
-    """Give the axes of a dim to its factors, major first. A factor gets axes only if the one before is cut to single
-    elements."""
+    """Give the axes of a dim to its factors, major first. A factor gets axes only if the one before is cut into shards
+    of one element."""
     found: dict[str, FactorSharding] = {}
     remaining = list(axes)
     for ref in dim:
@@ -115,7 +115,7 @@ def _layout_of(
 def _layout_of_compound(
     dim: Dim, factors: Mapping[str, Factor], assignment: Mapping[str, FactorSharding], mesh: DeviceMesh
 ) -> tuple[DimSpec, Cuts | None] | None:
-    """A minor factor may be cut only if the factors before it are cut to single elements: then its shards are
+    """A minor factor may be cut only if the factors before it are cut into shards of one element: then its shards are
     contiguous in the dim."""
     intervals: Cuts = ((0, 1),)
     all_axes: list[str] = []
@@ -143,11 +143,11 @@ def build_strategy(
     mesh: DeviceMesh,
     assignment: Mapping[str, FactorSharding],
     passing: Mapping[str, PartialPassthrough] | None = None,
-) -> Strategy | None:
+) -> OpStrategy | None:
     """The layouts that result from an assignment of axes to factors; None if the op cannot run with it. `passing` are
     the axes along which partial values pass through the op."""
     passing = passing or {}
-    if any(rule.factors[name].kind == WHOLE for name in assignment):
+    if any(rule.factors[name].role == WHOLE for name in assignment):
         return None
     partial_kinds = {rule.factors[name].reduction for name in assignment if _gives_partial(rule.factors[name])}
     partial_kinds |= {passed.result_kind for passed in passing.values()}
@@ -169,11 +169,11 @@ def build_strategy(
         if spec is None:
             return None
         results.append(spec)
-    return Strategy(tuple(operands), tuple(results), dict(assignment))
+    return OpStrategy(tuple(operands), tuple(results), dict(assignment))
 
 
 def _gives_partial(factor: Factor) -> bool:
-    return factor.kind in (REDUCE, MASK)
+    return factor.role in (REDUCE, MASK)
 
 
 def _is_reduced(rule: OpShardingRule, name: str, dims: tuple[Dim, ...]) -> bool:
@@ -207,11 +207,11 @@ def strategies_of(
     results: Sequence[Result],
     mesh: DeviceMesh,
     projected: Sequence[Mapping[str, FactorSharding]],
-) -> Iterator[Strategy]:
+) -> Iterator[OpStrategy]:
     """All strategies that give each axis in use to one factor, to a passthrough of partial values, or to nothing."""
     used = _axes_in_use(operands, results, mesh)
     options = [_options(rule, operands, results, axis, used) for axis in mesh.axis_names]
-    if math.prod([len(option) for option in options]) > MOST_STRATEGIES:
+    if math.prod([len(option) for option in options]) > MAX_STRATEGIES:
         named = {name for found in projected for name in found}
         options = [[o for o in option if not isinstance(o, str) or o in named] for option in options]
     operand_shapes = [operand.shape for operand in operands]
@@ -245,7 +245,7 @@ def _options(
     passthroughs = [
         p for p in rule.passthroughs if p.kind in partial_kinds and not _blows_up(p, operands, results, axis)
     ]
-    cuttable = [name for name, factor in rule.factors.items() if factor.kind != WHOLE and factor.size > 0]
+    cuttable = [name for name, factor in rule.factors.items() if factor.role != WHOLE and factor.size > 0]
     return [*cuttable, *passthroughs, None]
 
 

@@ -1,6 +1,7 @@
 """The cheapest strategy of an op's rule, by the bytes that it moves. Nothing here names an op.
 
-`run_hierarchical_propagation_pass` does the same for all ops of a recorded program.
+The dispatcher plans op by op. A pass over a whole program is in hierarchical_propagation.py; the dispatcher does not
+use it.
 """
 
 from __future__ import annotations
@@ -12,25 +13,22 @@ from typing import NamedTuple
 from gt.sharding.constraints import Constraint
 from gt.sharding.cost import memory_bytes, reshard_bytes
 from gt.sharding.factors import OpShardingRule
-from gt.sharding.hierarchical_propagation import run_hierarchical_propagation_pass
 from gt.sharding.spec import DeviceMesh, ShardingSpec
-from gt.sharding.strategies import Operand, Result, Strategy, project, strategies_of
-
-__all__ = ["Choice", "propagate_sharding", "run_hierarchical_propagation_pass"]
+from gt.sharding.strategies import Operand, OpStrategy, Result, project, strategies_of
 
 
 class Choice(NamedTuple):
     """A strategy and the bytes that move for it: of operands, and of results that have a target."""
 
-    strategy: Strategy
+    strategy: OpStrategy
     bytes: int
 
 
 def propagate_sharding(
     rule: OpShardingRule, operands: Sequence[Operand], results: Sequence[Result], mesh: DeviceMesh
 ) -> Choice:
-    """The cheapest strategy on a mesh: the fewest bytes moved, then the fewest results and operands changed, then the
-    least memory.
+    """The cheapest strategy on a mesh: the fewest bytes moved, then the fewest unrequested cuts, then the fewest
+    changed results and operands, then the least memory.
 
     A strategy that moves nothing is taken even if its result is partial. If bytes move anyway, the later cost of a
     result counts too: a partial result will be reduced, and a cut along an axis that cuts no operand will be gathered,
@@ -56,7 +54,11 @@ def propagate_sharding(
 
 
 def _constraint_rank(
-    strategy: Strategy, operands: Sequence[Operand], results: Sequence[Result], mesh: DeviceMesh, constrained: set[str]
+    strategy: OpStrategy,
+    operands: Sequence[Operand],
+    results: Sequence[Result],
+    mesh: DeviceMesh,
+    constrained: set[str],
 ) -> int:
     """How well a strategy serves constraints on the results, which name the axes `constrained`; 0 is best.
 
@@ -82,7 +84,7 @@ def _stays(spec: ShardingSpec, needed: ShardingSpec, mesh: DeviceMesh, constrain
     )
 
 
-def _moved(strategy: Strategy, operands: Sequence[Operand], results: Sequence[Result]) -> tuple[int, tuple[int, int]]:
+def _moved(strategy: OpStrategy, operands: Sequence[Operand], results: Sequence[Result]) -> tuple[int, tuple[int, int]]:
     """The bytes that a strategy moves, and the numbers of results and of operands that it moves."""
     moved = operands_changed = results_changed = 0
     for operand, needed in zip(operands, strategy.operands, strict=True):
@@ -97,7 +99,7 @@ def _moved(strategy: Strategy, operands: Sequence[Operand], results: Sequence[Re
     return moved, (results_changed, operands_changed)
 
 
-def _rank(strategy: Strategy, results: Sequence[Result], moved: int, cut: set[str]) -> tuple[int, int, int]:
+def _rank(strategy: OpStrategy, results: Sequence[Result], moved: int, cut: set[str]) -> tuple[int, int, int]:
     """Whether bytes move, how many now and later, and the number of cuts that no layout asked for."""
     free = [
         (result, result.final_spec(given))
@@ -109,7 +111,7 @@ def _rank(strategy: Strategy, results: Sequence[Result], moved: int, cut: set[st
     return int(moved > 0), moved + pending, unrequested
 
 
-def _memory(strategy: Strategy, results: Sequence[Result]) -> int:
+def _memory(strategy: OpStrategy, results: Sequence[Result]) -> int:
     pairs = zip(results, strategy.results, strict=True)
     return sum(memory_bytes(given, result.shape, result.itemsize) for result, given in pairs)
 

@@ -17,12 +17,12 @@ class Policy:
     identity.
 
     - `mesh`: where the ops run
-    - `pins`: whether tensors created in the scope stay there; otherwise the next scope that uses one moves it
+    - `places`: whether tensors created in the scope stay there; else the next scope that uses one moves it for good
     """
 
-    __slots__ = ("__weakref__", "_record", "mesh", "pins")
+    __slots__ = ("__weakref__", "_record", "mesh", "places")
     mesh: DeviceMesh
-    pins: bool
+    places: bool
     _record: PolicyRecord
 
     def __new__(cls, record: PolicyRecord) -> Policy:
@@ -31,7 +31,7 @@ class Policy:
             mesh = mesh_of(record.mesh)
             _check_axes(record, mesh)
             found = super().__new__(cls)
-            found.mesh, found.pins, found._record = mesh, record.pins, record
+            found.mesh, found.places, found._record = mesh, record.places, record
             _policies[record] = found
         return found
 

@@ -11,8 +11,8 @@ from gt.core.messages import Failure
 class FailedValue:
     """A tensor without a value; ops that depend on it fail with the same failure.
 
-    `previous` is the tensor's last value, where the failed op was to write to the tensor and never began. `since` is
-    the id that the tensor had with that value, and `until` the id that the write was to give it.
+    `previous` is the tensor's last value, if the failed op was to write to the tensor and never began. `since` is the
+    id that the tensor had with that value, and `until` the id that the write was to give it.
     """
 
     __slots__ = ("failure", "previous", "since", "until")

@@ -132,7 +132,7 @@ class WorkerProcess:
 
     def _look_ahead(self) -> None:
         """Called while an exchange waits for its members. Receives the batches that follow, which run later, and tells
-        the exchange of the workers that were lost. Raises where this worker has no reason to wait."""
+        the exchange of the workers that were lost. Raises if this worker has no reason to wait."""
         assert self._link is not None
         while (frames := self._link.receive(waits=False)) is not None:
             self._ahead.append(frames)
@@ -223,7 +223,7 @@ class WorkerProcess:
         return shared_memory.take(segment.name, segment.nbytes) if segment.name else join(payload)
 
     def _export(self, nbytes: int, is_shared: bool, write: WriteBytes) -> tuple[str, memoryview]:
-        """Shared memory where the client can map it, the tensor is large enough and a segment can be made."""
+        """Shared memory, if the client can map it, the tensor is large enough and a segment can be made."""
         if is_shared and self._shares_memory and nbytes >= shared_memory.SHARE_BYTES:
             try:
                 return shared_memory.create(nbytes, write)

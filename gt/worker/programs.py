@@ -14,9 +14,9 @@ from gt.core.signatures import (
     Move,
     Number,
     Program,
+    ProgramStep,
     Refuse,
     Signature,
-    Step,
     ViewStep,
     Whole,
     WriteBack,
@@ -100,9 +100,9 @@ class ProgramKernel:
             for step in self.program.steps:
                 if isinstance(step, Move) and step.input == register:
                     found[position] = create_sharded_output(step.meta, spec_of(step.source), self._worker)
-                elif isinstance(step, Compute) and register in step.inputs[: len(step.operands)]:
+                elif isinstance(step, Compute) and register in step.inputs[: len(step.operand_specs)]:
                     place = step.inputs.index(register)
-                    meta, spec = step.inputs_meta[place], spec_of(step.operands[place])
+                    meta, spec = step.inputs_meta[place], spec_of(step.operand_specs[place])
                     found[position] = create_sharded_output(meta, spec, self._worker)
                 elif isinstance(step, Whole) and register in step.inputs:
                     written = step.signature.writes.index(step.inputs.index(register))
@@ -111,7 +111,7 @@ class ProgramKernel:
                     break
         return found if len(found) == len(self.program.consumes) else {}
 
-    def _prepare(self, number: int, step: Step) -> Any:
+    def _prepare(self, number: int, step: ProgramStep) -> Any:
         if isinstance(step, Move):
             return _MoveStep(
                 step, Mover(self._engine, self._worker, step.meta, spec_of(step.source), spec_of(step.target))
@@ -153,8 +153,8 @@ class ProgramKernel:
 
     def _local_op(self, number: int, step: Compute) -> _Run:
         """This worker's part of an op."""
-        operands = tuple(map(spec_of, step.operands))
-        results = tuple(map(spec_of, step.results))
+        operands = tuple(map(spec_of, step.operand_specs))
+        results = tuple(map(spec_of, step.result_specs))
         call = OpCall(step.op, step.args, step.kwargs, step.inputs_meta, step.outputs_meta, step.positions)
         shard = LocalContext(call, operands, results, self._worker)
         region = self._region(step, shard) if step.random else None

@@ -1,4 +1,4 @@
-"""Ends a worker at SIGTERM, also where its main thread is blocked in native code and runs no signal handler."""
+"""Ends a worker at SIGTERM, even if its main thread is blocked in native code and runs no signal handler."""
 
 from __future__ import annotations
 

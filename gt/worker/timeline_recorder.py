@@ -1,4 +1,4 @@
-"""Records when commands ran, for sessions that ask for a timeline. The executor reads no other clock."""
+"""Records when commands ran, for sessions that ask for a timeline. Its `clock` is also the executor's."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from gt.core.messages import RAN_AT_ONCE, Command, QueryOp, Ran, RunOp, Swapped,
 from gt.core.record_fields import owner_of
 from gt.worker.exchange.interface import Swap
 
-# by command: its name in a timeline, None where it is not recorded; a command that declares none fails here
+# by command: its name in a timeline, None if it is not recorded; a command that declares none fails here
 _TIMELINE_NAMES: dict[type, str | None] = {kind: kind.timeline_name for kind in get_args(Command)}
 
 
@@ -76,7 +76,7 @@ class Recorder:
             self._note(self._recordings[session], Ran(op, site, scope, start, end, tuple(self._swaps)))
 
     def _session_of(self, command: Command) -> int:
-        """The session that a command belongs to; 0 where it is not recorded."""
+        """The session that a command belongs to; 0 if it is not recorded."""
         session = 0 if _TIMELINE_NAMES[type(command)] is None else owner_of(command)
         recording = self._recordings.get(session)
         return session if recording is not None and recording.limit else 0

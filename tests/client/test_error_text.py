@@ -2,11 +2,13 @@
 
 import inspect
 import os
+import pickle
 import subprocess
 import sys
 
 import pytest
 import torch
+from torch.utils.data import DataLoader, TensorDataset
 
 import gt
 
@@ -233,6 +235,18 @@ print(x.add_(1).tolist(), gt.ones(1 << 20).sum().item())
 def test_a_forked_child_gets_a_session_error(mode):
     done = run_python(FORKED.format(mode=mode))
     assert done.stdout == "refused\n" * 5 + "[2.0, 2.0] 1048576.0\n", done.stderr
+
+
+@pytest.mark.parametrize("context", ["spawn", "forkserver"])
+def test_a_tensor_that_is_sent_to_another_process_is_refused(embedded, context):
+    class Own(torch.Tensor):
+        pass
+
+    for tensor in (gt.ones(4, 2), torch.nn.Parameter(gt.ones(4, 2)), gt.ones(4, 2).as_subclass(Own)):
+        loader = DataLoader(TensorDataset(tensor), num_workers=1, multiprocessing_context=context)
+        with pytest.raises(gt.SessionError, match="cannot be sent to another process.*send tensor.cpu()"):
+            list(loader)
+    assert len(pickle.dumps(gt.ones(2))) > 0
 
 
 DATA_LOADER = """

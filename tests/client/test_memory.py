@@ -149,7 +149,7 @@ def test_cached_moves_are_bounded(pair, monkeypatch):
     gt.synchronize()
     channel = sessions.current()._channel
     session = channel.dispatcher.state.sessions[1]
-    assert max(len(session.programs), len(session.moves), *[len(e.kernels) for e in channel.executors]) <= 150
+    assert max(len(session.program_names), len(session.move_plans), *[len(e.kernels) for e in channel.executors]) <= 150
 
 
 def step(model, optimizer, x, y):

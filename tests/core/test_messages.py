@@ -25,7 +25,7 @@ from gt.core.messages import (
 )
 from gt.core.meta import ITEM_BYTES, MAX_DIMS, MAX_ELEMENTS, TensorMeta
 from gt.core.record_fields import PAYLOAD_RECORDS, id_fields, owner_of
-from gt.core.signatures import Arg, Complex, Input, ListArg, Scalar, SpecRecord, Step
+from gt.core.signatures import Arg, Complex, Input, ListArg, ProgramStep, Scalar, SpecRecord
 from gt.sharding.spec import spec_of
 from gt.wire.codec import Decoder, encode, header_of
 from tests.records import (
@@ -76,7 +76,7 @@ def test_there_is_an_example_of_every_argument():
 
 
 def test_there_is_an_example_of_every_step():
-    assert {type(step) for step in PROGRAM.steps} == kinds_of(Step)
+    assert {type(step) for step in PROGRAM.steps} == kinds_of(ProgramStep)
 
 
 @pytest.mark.parametrize(("union", "record"), RECORDS)

@@ -62,6 +62,8 @@ def _shapes(tensor: torch.Tensor) -> Iterator[tuple[str, torch.Tensor]]:
         if size:
             yield f"dim {dim} twice as long", torch.cat([tensor, tensor], dim)
             yield f"dim {dim} dropped", tensor.select(dim, 0).contiguous()
+        if size > 1:
+            yield f"dim {dim} expanded", tensor.narrow(dim, 0, 1).clone().expand(tensor.shape)
     yield "with one dim more", tensor.unsqueeze(0)
     yield "flat", tensor.reshape(-1)
     yield "empty", tensor.new_empty(0)
@@ -72,6 +74,8 @@ def _shapes(tensor: torch.Tensor) -> Iterator[tuple[str, torch.Tensor]]:
     if tensor.dim() > 1:
         yield "transposed", tensor.transpose(0, -1).contiguous()
         yield "with transposed strides", tensor.transpose(0, -1).contiguous().transpose(0, -1)
+    if tensor.dim() == 4:
+        yield "with channels last", tensor.contiguous(memory_format=torch.channels_last)
 
 
 def _values(tensor: torch.Tensor) -> Iterator[tuple[str, torch.Tensor]]:

@@ -26,9 +26,9 @@ def plan(op, *layouts, metas=None, aliased_inputs=None, mesh=MESH, reduces_first
 
 def show(found):
     """`0 1: a b>[dp] -> [dp]`"""
-    takes = [chr(97 + position) + (f">[{spec}]" if spec is not None else "") for position, spec in found.takes]
+    sources = [chr(97 + position) + (f">[{spec}]" if spec is not None else "") for position, spec in found.sources]
     results = [f"[{spec}]" for _, spec in found.results]
-    return f"{' '.join(map(str, found.workers))}: {' '.join(takes)} -> {' '.join(results)}"
+    return f"{' '.join(map(str, found.workers))}: {' '.join(sources)} -> {' '.join(results)}"
 
 
 def steps(found):

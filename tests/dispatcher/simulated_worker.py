@@ -118,9 +118,11 @@ class SimulatedWorker:
                 if self.number in target.mesh:
                     registers[step.output] = part_of(target)
             elif isinstance(step, Compute):
-                operands = [part_of(spec_of(spec)) for spec in step.operands]
+                operands = [part_of(spec_of(spec)) for spec in step.operand_specs]
                 assert [registers[register] for register in step.inputs[: len(operands)]] == operands
-                registers |= dict(zip(step.outputs, [part_of(spec_of(spec)) for spec in step.results], strict=True))
+                registers |= dict(
+                    zip(step.outputs, [part_of(spec_of(spec)) for spec in step.result_specs], strict=True)
+                )
             elif isinstance(step, Whole):
                 assert [registers[register] for register in step.inputs] == [WHOLE] * len(step.inputs)
                 registers |= dict.fromkeys(step.outputs, WHOLE)

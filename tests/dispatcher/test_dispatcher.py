@@ -95,7 +95,7 @@ def test_inputs_apart_are_moved_by_both_ends_before_the_op():
     assert harness.tell(run(OP, (A, B), (C,), site=7)) == [
         ToWorkers((0,), DefineOp(OP, ADD)),
         ToWorkers((1, 0), WorkerDefineProgram(op_id, "redistribute", move)),
-        ToWorkers((1, 0), RunOp(op_id, (B,), (copy,), (), 0, 7), meet=True),
+        ToWorkers((1, 0), RunOp(op_id, (B,), (copy,), (), 0, 7), exchanges=True),
         ToWorkers((0,), RunOp(OP, (A, copy), (C,), (), 0, 7)),
     ]
     assert harness.state.tensors[B].spec is at(1)

@@ -234,7 +234,7 @@ AXES = st.sampled_from([(), (), ("x",), ("y",)])
 MESHES = WORKERS.map(lambda workers: MeshRecord((len(workers),), ("x",), tuple(workers)))
 DIMS = st.lists(AXES, max_size=2).map(tuple)
 LAYOUTS = st.builds(SpecRecord, MESHES, DIMS, st.sampled_from([(), ("x",)]))
-POLICIES = st.builds(PolicyRecord, MESHES, lead=DIMS, tail=DIMS, pins=st.booleans())
+POLICIES = st.builds(PolicyRecord, MESHES, lead=DIMS, tail=DIMS, places=st.booleans())
 SIGNATURES = st.sampled_from(
     [ZEROS, ADD, ADD_, NONZERO, RESIZE_, RICH, signature("aten.x", 2, (SMALL,), writes=(1, 0))]
 )

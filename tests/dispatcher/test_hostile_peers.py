@@ -314,6 +314,6 @@ JUNK = st.recursive(
 @given(junk=JUNK, who=st.sampled_from([b"client", b"worker", b"stranger"]))
 def test_junk_does_not_end_the_server(server, junk, who):
     for peer in server.peers.by_identity.values():
-        peer.mistakes = 0
+        peer.malformed_messages = 0
     body = msgspec.msgpack.encode(junk)
     server.receive_frames(who, [header_of(body) + body])

@@ -177,7 +177,7 @@ def test_plans_for_a_lost_worker_are_forgotten():
     harness.tell(run(OP, (A, A), (own(6),)))
     plans = harness.state.sessions[1].ops[OP].plans
     assert [cached.plan.workers for cached in plans.values()] == [(0, 1)]
-    moves = harness.state.sessions[1].moves
+    moves = harness.state.sessions[1].move_plans
     assert [cached.plan.workers for cached in moves.values()] == [(0, 1)]
     assert [text for text in told(harness.lose(1)) if "forget" in text] == ["0: forget c2", "0: forget c1"]
     assert plans == {} and moves == {}
@@ -278,8 +278,8 @@ def test_a_copy_that_holds_some_of_a_tensor_does_not_take_its_place():
 
 def test_a_tensor_that_the_user_has_not_placed_is_made_by_the_workers_that_are_left():
     harness = harness_with(2)
-    auto = PolicyRecord(PAIR.record(), lead=(("x",),), pins=False)
-    placed = msgspec.structs.replace(auto, pins=True)
+    auto = PolicyRecord(PAIR.record(), lead=(("x",),), places=False)
+    placed = msgspec.structs.replace(auto, places=True)
     harness.tell(DefineScope(1, "auto", auto), DefineScope(2, "mine", placed), DefineOp(OP, ZEROS))
     harness.lose(1)
     for scope, ident in ((1, C), (2, D)):

@@ -17,7 +17,7 @@ import zmq
 from gt.core.errors import ProtocolError
 from gt.core.messages import CreateTensor, Fetched, FetchTensor, Instruction, Refused, Segment, Taken, Welcome
 from gt.dispatcher import read_limits
-from gt.dispatcher.pending_connections import UnknownPeers
+from gt.dispatcher.pending_connections import PendingConnections
 from gt.dispatcher.read_limits import ReadLimits
 from gt.wire.codec import Decoder, encode
 from gt.wire.connections import Router, open_link
@@ -90,11 +90,11 @@ def test_many_peers_with_noise_do_not_fill_the_log(server):
     assert main.poll() is None
 
 
-def test_an_unknown_peer_is_disconnected_after_three_mistakes():
-    unknown = UnknownPeers()
+def test_an_unknown_peer_is_disconnected_after_three_malformed_messages():
+    unknown = PendingConnections()
     for now in range(3):
         assert b"x" not in unknown.leaving
-        unknown.note_mistake(b"x", now)
+        unknown.note_malformed_message(b"x", now)
     assert unknown.take_due(6.9) == [] and unknown.take_due(7.0) == [b"x"]
     unknown.forget(b"x")
     assert unknown.take_due(9.0) == []

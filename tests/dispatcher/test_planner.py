@@ -102,7 +102,7 @@ def test_an_op_runs_on_the_present_shards(op, layouts, expected):
 
 def test_partial_values_are_reduced_before_an_op_that_needs_them_whole():
     found = plan(RELU, "dp, - + tp")
-    ((position, spec),) = found.takes
+    ((position, spec),) = found.sources
     assert (position, spec.partial) == (0, ())
     assert found.collectives == ()  # the move is not the program's, so that what it gives can be used again
 
@@ -166,7 +166,7 @@ def test_inputs_on_different_meshes_move_to_the_mesh_with_most_bytes(left, right
     found = plan(op, parse_spec("dp", MESH), parse_spec("x", OTHER), metas=[meta(left), meta(right)])
     assert found.workers == workers
     assert [spec.mesh.workers for _, spec in found.results] == [workers]
-    assert [spec.mesh.workers for _, spec in found.takes if spec is not None] == [workers]
+    assert [spec.mesh.workers for _, spec in found.sources if spec is not None] == [workers]
 
 
 def test_an_input_of_another_mesh_is_moved_to_the_layout_that_fits():

@@ -65,12 +65,12 @@ def test_a_plan_fits_its_op(situation):
     assert [result for result, _ in found.results] == [*op.outputs, *[metas[position] for position in op.writes]]
     (mesh,) = {spec.mesh for _, spec in found.results}
     assert found.workers == mesh.workers
-    taken = [(position, spec or specs[position]) for position, spec in found.takes]
+    taken = [(position, spec or specs[position]) for position, spec in found.sources]
     assert all(spec.mesh is mesh for _, spec in taken), "everything is brought to where the op runs"
     if found.program is not None:
-        assert len(found.program.takes) == len(found.takes)
+        assert len(found.program.takes) == len(found.sources)
         assert len(found.program.gives) == len(found.results)
-        assert [found.takes[position] for position in found.program.consumes] == [
+        assert [found.sources[position] for position in found.program.consumes] == [
             (position, None) for position in op.writes
         ]
 
@@ -91,7 +91,7 @@ def test_no_op_moves_more_than_gathering_would(situation):
     mesh = found.results[0][1].mesh
     before = [
         plan_move(metas[position], specs[position], spec).collectives
-        for position, spec in found.takes
+        for position, spec in found.sources
         if spec is not None
     ]
     moved = sum(collective.bytes for collectives in [*before, found.collectives] for collective in collectives)

@@ -76,8 +76,8 @@ def test_a_write_that_reads_another_view_of_its_target_runs_whole():
 def test_a_write_keeps_the_layout_of_its_target(target, other):
     found = plan(ADD_, target, other)
     assert found.results == ((SQUARE, parse_spec(target, MESH)),)
-    assert found.takes[0] == (0, None)
-    assert [spec for position, spec in found.takes if position == 1] in ([None], [parse_spec(target, MESH)])
+    assert found.sources[0] == (0, None)
+    assert [spec for position, spec in found.sources if position == 1] in ([None], [parse_spec(target, MESH)])
 
 
 def test_a_write_to_shards_is_done_in_place():

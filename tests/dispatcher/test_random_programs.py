@@ -270,7 +270,7 @@ class Programs(RuleBasedStateMachine):
         return sorted(
             number
             for number, head in heads.items()
-            if not head.meet or all(heads.get(member) is head for member in head.workers if member in self.workers)
+            if not head.exchanges or all(heads.get(member) is head for member in head.workers if member in self.workers)
         )
 
     @precondition(lambda self: self.able())
@@ -280,7 +280,7 @@ class Programs(RuleBasedStateMachine):
 
     def work_once(self, number):
         head = self.workers[number].inbox[0]
-        together = [member for member in head.workers if member in self.workers] if head.meet else [number]
+        together = [member for member in head.workers if member in self.workers] if head.exchanges else [number]
         for member in together:
             for report in self.workers[member].step():
                 self.deliver(self.dispatcher.report(member, self.sized(report), None))
@@ -318,7 +318,7 @@ class Programs(RuleBasedStateMachine):
         self.the_state_is_consistent()
         self.everything_is_answered()
         self.workers_hold_what_the_state_says()
-        self.all_workers_can_meet()
+        self.all_workers_can_exchange()
 
     def everything_is_answered(self):
         asked = [request for client in self.clients.values() for request in client.asked]
@@ -342,10 +342,10 @@ class Programs(RuleBasedStateMachine):
     def programs(self):
         for session in self.dispatcher.state.sessions.values():
             plans = [cached for op in session.ops.values() for cached in op.plans.values()]
-            told = [*plans, *session.moves.values()]
+            told = [*plans, *session.move_plans.values()]
             yield from [(p.op_id, p.plan.workers) for p in told if p.plan.program is not None]
 
-    def all_workers_can_meet(self):
+    def all_workers_can_exchange(self):
         assert [info.worker for info in self.dispatcher.ready_workers()] == list(self.workers)
         if len(self.workers) > 1:
             assert {worker.store for worker in self.workers.values()} <= self.workers.keys()

@@ -75,7 +75,7 @@ def news(outgoing):
     return [sent.answer for sent in outgoing if isinstance(sent, ToClient) and isinstance(sent.answer, Gathered)]
 
 
-def test_workers_meet_in_a_program_that_moves_tensors():
+def test_workers_exchange_tensors_in_a_program_that_moves_some():
     harness = sharded_harness(text="- + x")
     harness.create(B)
     harness.define(OP, ADD_)
@@ -116,7 +116,7 @@ def test_programs_are_forgotten_with_their_ops():
     harness.define(OP, RELU)
     harness.tell(run(OP, (A,), (B,)))
     assert told(harness.tell(ForgetOps((OP,)))) == ["0 1: forget c2", "0 1: forget c1"]  # and the move that made A
-    assert harness.state.sessions[1].programs == {}
+    assert harness.state.sessions[1].program_names == {}
 
 
 def test_the_end_of_a_session_ends_its_programs():

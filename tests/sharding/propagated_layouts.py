@@ -10,14 +10,14 @@ MESH = DeviceMesh((2, 4), ("x", "y"))
 GRID = DeviceMesh((2, 4), ("dp", "tp"))
 
 
-def run(program: RecordedProgram, asked: dict[str, str], strategy: str = "aggressive", mesh=MESH) -> Propagation:
+def run(program: RecordedProgram, asked: dict[str, str], eagerness: str = "aggressive", mesh=MESH) -> Propagation:
     constraints = {value: parse_constraint(text, mesh) for value, text in asked.items()}
-    return run_hierarchical_propagation_pass(program, mesh, constraints, strategy)
+    return run_hierarchical_propagation_pass(program, mesh, constraints, eagerness)
 
 
-def found(program: RecordedProgram, asked: dict[str, str], strategy: str = "aggressive", mesh=MESH) -> dict[str, str]:
+def found(program: RecordedProgram, asked: dict[str, str], eagerness: str = "aggressive", mesh=MESH) -> dict[str, str]:
     """The axes of every value, as text."""
-    layouts = run(program, asked, strategy, mesh).layouts
+    layouts = run(program, asked, eagerness, mesh).layouts
     return {value: str(layout).replace("?", "") for value, layout in layouts.items()}
 
 

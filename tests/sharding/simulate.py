@@ -24,7 +24,7 @@ from gt.sharding.factors import WHOLE, OpShardingRule, PartialPassthrough
 from gt.sharding.op_calls import LocalContext, LocalProgram, OpCall
 from gt.sharding.rules import lower, rule_of
 from gt.sharding.spec import DeviceMesh, ShardingSpec, local_box, local_slices
-from gt.sharding.strategies import FactorSharding, Strategy, build_strategy
+from gt.sharding.strategies import FactorSharding, OpStrategy, build_strategy
 
 MESHES = [DeviceMesh((2,), ("x",)), DeviceMesh((3,), ("x",)), DeviceMesh((2, 2), ("x", "y"))]
 MOST = 80  # strategies tried per call and mesh
@@ -63,9 +63,9 @@ def rule_for(op: str, *args: Any) -> OpShardingRule | None:
     return rule_of(OpCall(op, call_args, {}, tuple(map(meta_of, tensors)), tuple(map(meta_of, results))))
 
 
-def strategies(rule: OpShardingRule, call: OpCall, mesh: DeviceMesh) -> Iterator[Strategy]:
+def strategies(rule: OpShardingRule, call: OpCall, mesh: DeviceMesh) -> Iterator[OpStrategy]:
     cuttable: list[str | PartialPassthrough | None] = [
-        name for name, f in rule.factors.items() if f.kind != WHOLE and f.size > 0
+        name for name, f in rule.factors.items() if f.role != WHOLE and f.size > 0
     ]
     for chosen in itertools.product([*cuttable, *rule.passthroughs, None], repeat=len(mesh.shape)):
         axes: dict[str, tuple[str, ...]] = {}
@@ -83,7 +83,7 @@ def strategies(rule: OpShardingRule, call: OpCall, mesh: DeviceMesh) -> Iterator
 
 def compare(
     call: OpCall,
-    strategy: Strategy,
+    strategy: OpStrategy,
     tensors: Sequence[torch.Tensor],
     expected: Sequence[torch.Tensor],
     tolerance: float,

@@ -16,9 +16,9 @@ from gt.sharding.factors import (
     WHOLE,
     BlockWindow,
     Factor,
+    FactorRef,
     HaloWindow,
     PartialPassthrough,
-    Ref,
     RuleBuilder,
     Window,
     bind,
@@ -52,11 +52,11 @@ def sizes_of(rule):
 )
 def test_factors_of_dims_are_parsed(text, operands, results):
     template = parse_rule(text)
-    assert (template.operands, template.results, template.classes) == (operands, results, {})
+    assert (template.operands, template.results, template.roles) == (operands, results, {})
 
 
 @pytest.mark.parametrize(
-    ("tail", "classes"),
+    ("tail", "roles"),
     [
         ("reduce(sum): k", {"k": (REDUCE, "sum")}),
         ("reduce: k", {"k": (REDUCE, "sum")}),
@@ -66,8 +66,8 @@ def test_factors_of_dims_are_parsed(text, operands, results):
         ("", {}),
     ],
 )
-def test_classes_of_factors_are_parsed(tail, classes):
-    assert parse_rule(f"m k -> m k | {tail}").classes == classes
+def test_classes_of_factors_are_parsed(tail, roles):
+    assert parse_rule(f"m k -> m k | {tail}").roles == roles
 
 
 @pytest.mark.parametrize(
@@ -84,7 +84,7 @@ def test_classes_of_factors_are_parsed(tail, classes):
         ("a -> a | reduce(mean): a", r"'reduce\(mean\): a' in the rule"),
         ("a -> a | reduce(sum)", "is not of the form"),
         ("a -> a | reduce(sum):", "is not of the form"),
-        ("a -> a | whole: b a c", "the rule 'a -> a | whole: b a c' classifies b, c, which no dim has"),
+        ("a -> a | whole: b a c", "the rule 'a -> a | whole: b a c' gives a role to b, c, which no dim has"),
     ],
 )
 def test_invalid_rule_texts_are_refused(text, message):
@@ -191,8 +191,8 @@ def test_binding_does_not_change_what_is_given():
 def test_rules_can_be_built_without_text():
     builder = RuleBuilder()
     row, col = builder.factor("row", 4), builder.factor("col", 6, REDUCE, "max")
-    builder.operands.append(((Ref(row),), (Ref(col, Window(1, 5)),)))
-    builder.results.append(((Ref(row),),))
+    builder.operands.append(((FactorRef(row),), (FactorRef(col, Window(1, 5)),)))
+    builder.results.append(((FactorRef(row),),))
     rule = builder.build()
     assert str(rule) == "row col -> row | reduce(max): col"
     assert rule.operands[0][1][0].window == Window(1, 5)

@@ -272,6 +272,6 @@ def test_a_constraint_on_another_mesh():
         run_hierarchical_propagation_pass(product((4, 4), (4, 4)), MESH, {"a": parse_constraint("dp, -", GRID)})
 
 
-def test_an_unknown_strategy():
-    with pytest.raises(LayoutError, match="'greedy' is no strategy"):
+def test_an_unknown_eagerness():
+    with pytest.raises(LayoutError, match="'greedy' is no eagerness"):
         run(product((4, 4), (4, 4)), {}, "greedy")

@@ -140,9 +140,9 @@ def problems(draw):
 
 @settings(max_examples=150, deadline=None)
 @given(problems(), st.sampled_from(["basic", "aggressive"]))
-def test_propagation_keeps_constraints_and_uses_no_axis_twice(problem, strategy):
+def test_propagation_keeps_constraints_and_uses_no_axis_twice(problem, eagerness):
     program, mesh, constraints = problem
-    result = run_hierarchical_propagation_pass(program, mesh, constraints, strategy)
+    result = run_hierarchical_propagation_pass(program, mesh, constraints, eagerness)
     for value, layout in result.layouts.items():
         used = [axis for dim_constraint in layout.dims for axis in dim_constraint.axes]
         assert len(set(used)) == len(used), f"{value}: {layout} uses an axis twice"
@@ -162,8 +162,8 @@ def test_propagation_keeps_constraints_and_uses_no_axis_twice(problem, strategy)
 
 @settings(max_examples=100, deadline=None)
 @given(problems(), st.sampled_from(["basic", "aggressive"]))
-def test_propagation_is_deterministic_and_idempotent(problem, strategy):
+def test_propagation_is_deterministic_and_idempotent(problem, eagerness):
     program, mesh, constraints = problem
-    first = run_hierarchical_propagation_pass(program, mesh, constraints, strategy)
-    assert run_hierarchical_propagation_pass(program, mesh, constraints, strategy) == first
-    assert run_hierarchical_propagation_pass(program, mesh, first.layouts, strategy).decisions == ()
+    first = run_hierarchical_propagation_pass(program, mesh, constraints, eagerness)
+    assert run_hierarchical_propagation_pass(program, mesh, constraints, eagerness) == first
+    assert run_hierarchical_propagation_pass(program, mesh, first.layouts, eagerness).decisions == ()

@@ -75,7 +75,7 @@ def test_spatial_dims_of_a_convolution_are_cut_by_neighbours() -> None:
     args = (Input(0), Input(1), None, *lists, False, encode([0, 0], []), 1)
     rule = rule_of(OpCall("aten.convolution.default", args, {}, (x, weight), (out,)))
     assert rule is not None
-    assert [name for name, factor in rule.factors.items() if factor.kind == HALO] == ["s0", "s1"]
+    assert [name for name, factor in rule.factors.items() if factor.role == HALO] == ["s0", "s1"]
 
 
 @pytest.mark.parametrize("transposed", [False, True])

@@ -87,7 +87,7 @@ def test_views_are_one_view_of_the_shard(view):
         for name, factor in rule.factors.items():
             sharding = {name: FactorSharding(("x",))}
             strategy = build_strategy(rule, call.shapes, call.result_shapes, mesh, sharding)
-            if factor.kind in ("pass", "halo") and strategy is not None:
+            if factor.role in ("pass", "halo") and strategy is not None:
                 for worker in mesh.workers:
                     program = lower(LocalContext(call, strategy.operands, strategy.results, worker))
                     assert [local.op for local in program.calls] == [op]

@@ -6,7 +6,17 @@ from typing import NamedTuple
 
 from gt.core.signatures import Input
 from gt.sharding.boxes import Shape
-from gt.sharding.factors import MASK, PASS, REDUCE, WHOLE, Dim, OpShardingRule, PartialPassthrough, Ref, RuleBuilder
+from gt.sharding.factors import (
+    MASK,
+    PASS,
+    REDUCE,
+    WHOLE,
+    Dim,
+    FactorRef,
+    OpShardingRule,
+    PartialPassthrough,
+    RuleBuilder,
+)
 from gt.sharding.op_calls import OpCall
 from gt.sharding.rules.entry import OpEntry
 from gt.sharding.rules.support.dims import dim_factors
@@ -25,9 +35,9 @@ class _AdvancedIndexing(NamedTuple):
     trailing: int
 
 
-def _advanced_indexing(builder: RuleBuilder, call: OpCall, kind: str) -> _AdvancedIndexing | None:
-    """The dims of a call. `kind` is the factor class of the index dims. None if an index is a mask, since the shape of
-    the result then depends on values."""
+def _advanced_indexing(builder: RuleBuilder, call: OpCall, role: str) -> _AdvancedIndexing | None:
+    """The dims of a call. `role` is that of the factors of the index dims. None if an index is a mask, since the shape
+    of the result then depends on values."""
     indices = call.arg(1, "indices")
     indexed = [
         IndexedDim(dim, value.index, wraps=True) for dim, value in enumerate(indices) if isinstance(value, Input)
@@ -40,7 +50,9 @@ def _advanced_indexing(builder: RuleBuilder, call: OpCall, kind: str) -> _Advanc
     tensor_dims = dim_factors(builder, call.shapes[0])
     sizes = _broadcast([meta.shape for meta in metas])
     reduction = merge_kind(call.inputs[0].dtype)
-    broadcast: list[Dim] = [(Ref(builder.factor(f"b{dim}", size, kind, reduction)),) for dim, size in enumerate(sizes)]
+    broadcast: list[Dim] = [
+        (FactorRef(builder.factor(f"b{dim}", size, role, reduction)),) for dim, size in enumerate(sizes)
+    ]
     positions = [indexed_dim.dim for indexed_dim in indexed]
     side_by_side = positions == list(range(positions[0], positions[-1] + 1))
     first = positions[0] if side_by_side else 0

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from gt.core.signatures import DType, Input, ListArg, WorkerDevice
 from gt.sharding.boxes import Interval
 from gt.sharding.dtypes import accumulation_dtype
-from gt.sharding.factors import LINEAR, BlockWindow, OpShardingRule, PartialPassthrough, Ref, bind
+from gt.sharding.factors import LINEAR, BlockWindow, FactorRef, OpShardingRule, PartialPassthrough, bind
 from gt.sharding.op_calls import Expansion, LocalBuilder, LocalContext, LocalProgram, OpCall
 from gt.sharding.rules.entry import OpEntry
 from gt.sharding.rules.support.blocks import cuts_from_arg, cuts_to_arg, local_blocks, one_per_block
@@ -26,7 +26,7 @@ def _rule(
     call: OpCall,
     operands: str,
     results: str,
-    classes: str,
+    roles: str,
     query: int,
     causal: int,
     passthroughs: Sequence[PartialPassthrough] = (),
@@ -35,7 +35,7 @@ def _rule(
     `query` and `causal` are positions of arguments."""
     heads, key_heads = call.inputs[query].shape[1], call.inputs[query + 1].shape[1]
     shared = heads != key_heads
-    text = f"{operands}{_mask_text(call)} -> {results} | {classes}" + ("; whole: g" if shared else "")
+    text = f"{operands}{_mask_text(call)} -> {results} | {roles}" + ("; whole: g" if shared else "")
     text = text.replace("H", "(h g)" if shared else "h")
     sizes = {"g": heads // key_heads} if shared else {}
     lowering = zeros_if_empty(lambda shard: _lower(shard, query, causal))
@@ -95,7 +95,7 @@ def _expand_attention(call: OpCall, specs: Sequence[ShardingSpec]) -> Expansion 
     metas = [contiguous_meta((len(blocks), *meta.shape), accumulation_dtype(meta.dtype)) for meta in call.outputs]
     kwargs = {name: value for name, value in call.kwargs.items() if name != "is_causal"}
     args = (*call.args[:3], bool(call.arg(4, "is_causal")), cuts_to_arg(blocks))
-    parts, logs = expansion.call("gt.block_attention", args, metas, kwargs)
+    parts, logs = expansion.call_multi("gt.block_attention", args, metas, kwargs)
     largest = expansion.reduce("aten.amax.default", logs, (0,))
     nothing = expansion.pointwise("aten.eq.Scalar", largest, MINUS_INFINITY, dtype="bool")
     largest = expansion.pointwise("aten.masked_fill.Scalar", largest, nothing, 0)
@@ -118,7 +118,7 @@ def _block_attention(call: OpCall) -> OpShardingRule:
     blocks = one_per_block(cuts_from_arg(call.arg(4, "blocks")))
     rule = _rule(call, "b H l e, b h s e, b h s e", "p b H l e, p b H l", "whole: e", 0, 3)
     factors = {name: factor for name, factor in rule.factors.items() if name != "p"}
-    results = tuple([((Ref("s", blocks),), *dims[1:]) for dims in rule.results])
+    results = tuple([((FactorRef("s", blocks),), *dims[1:]) for dims in rule.results])
     return dataclasses.replace(
         rule, factors=factors, results=results, lowering=lambda shard: _lower_blocks(shard, blocks)
     )
@@ -155,7 +155,7 @@ def _attend(builder: LocalBuilder, shard: LocalContext, block: Interval) -> tupl
         mask = builder.call("aten.slice.Tensor", mask, -1, *bounds)
     if call.arg(3, "is_causal"):
         mask = _causal_mask(builder, call, shard.operand_box(0)[2], block, mask)
-    output, logs = builder.calls(
+    output, logs = builder.call_multi(
         ATTEND, 2, Input(0), key, value, 0.0, False, attn_mask=mask, scale=call.kwargs.get("scale")
     )
     if isinstance(mask, Input):  # the op returns weight 1 for a query whose keys are all masked

@@ -74,7 +74,7 @@ class BatchNorm(NamedTuple):
         writes = len(call.outputs) > self.own_results
         if 0 not in shard.operand_shape(0):
             op = self.functional if writes else call.op
-            return builder.finish(*builder.calls(op, len(call.outputs), *call.args, **call.kwargs))
+            return builder.finish(*builder.call_multi(op, len(call.outputs), *call.args, **call.kwargs))
         running = [call.arg(3, "running_mean"), call.arg(4, "running_var")] if writes else []
         new_results = [zeros(builder, shard.result_shape(p), call.outputs[p].dtype) for p in range(self.own_results)]
         return builder.finish(*new_results, *[builder.call("aten.clone.default", value) for value in running])

@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 
 from gt.core.signatures import Input, ListArg
-from gt.sharding.factors import MASK, WHOLE, OpShardingRule, PartialPassthrough, Ref, RuleBuilder, Window
+from gt.sharding.factors import MASK, WHOLE, FactorRef, OpShardingRule, PartialPassthrough, RuleBuilder, Window
 from gt.sharding.op_calls import LocalBuilder, LocalContext, LocalProgram, OpCall
 from gt.sharding.rules.entry import OpEntry
 from gt.sharding.rules.slicing import window_dim
@@ -65,7 +65,7 @@ def _block_diag(call: OpCall) -> OpShardingRule | None:
     corner = (0, 0)
     for shape in call.shapes:
         windows = [
-            (Ref(dim[0].factor, Window(*at)),)
+            (FactorRef(dim[0].factor, Window(*at)),)
             for dim, at in zip((rows, columns), zip(corner, shape, strict=True), strict=True)
         ]
         builder.operands.append(tuple(windows))

@@ -18,10 +18,10 @@ from gt.sharding.factors import (
     PASS,
     REDUCE,
     Dim,
+    FactorRef,
     HaloWindow,
     OpShardingRule,
     PartialPassthrough,
-    Ref,
     RuleBuilder,
 )
 from gt.sharding.op_calls import Expansion, LocalBuilder, LocalContext, LocalProgram, OpCall
@@ -100,7 +100,7 @@ class _ChannelFactors:
         self._kernel: tuple[Dim, ...] = ((),) * len(conv.kernel)
 
     def dim(self, names: str) -> Dim:
-        return tuple([Ref(name) for name in names if name in self._names])
+        return tuple([FactorRef(name) for name in names if name in self._names])
 
     def weight(self) -> tuple[Dim, ...]:
         return (*map(self.dim, self._weight), *self._kernel)
@@ -174,7 +174,7 @@ def _convolution(call: OpCall) -> OpShardingRule | None:
 
 
 def _linked(
-    builder: RuleBuilder, windows: Sequence[HaloWindow | None], sizes: Shape, kind: str
+    builder: RuleBuilder, windows: Sequence[HaloWindow | None], sizes: Shape, role: str
 ) -> tuple[list[Dim], list[Dim]]:
     """The spatial dims of the tensor with halos, and of the tensor whose dims are the factors."""
     reached: list[Dim] = []
@@ -184,9 +184,9 @@ def _linked(
             reached.append(())
             own.append(())
         else:
-            name = builder.factor(f"s{dim}", size, kind)
-            reached.append((Ref(name, window),))
-            own.append((Ref(name),))
+            name = builder.factor(f"s{dim}", size, role)
+            reached.append((FactorRef(name, window),))
+            own.append((FactorRef(name),))
     return reached, own
 
 
@@ -309,9 +309,9 @@ def _gradients_apart(call: OpCall, specs: Sequence[ShardingSpec]) -> Expansion |
 def _gradient(expansion: ExpansionBuilder, call: OpCall, position: int, meta: TensorMeta) -> Input:
     if position == 2:
         dims = [dim for dim in range(len(call.shapes[_GRAD])) if dim != 1]
-        return expansion.call_one("aten.sum.dim_IntList", (Input(_GRAD), ListArg(tuple(dims))), meta)
+        return expansion.call("aten.sum.dim_IntList", (Input(_GRAD), ListArg(tuple(dims))), meta)
     mask = ListArg(tuple([position == own for own in range(3)]))
-    return expansion.call(call.op, (*call.args[:10], mask), (meta,), output_positions=(position,))[0]
+    return expansion.call_multi(call.op, (*call.args[:10], mask), (meta,), output_positions=(position,))[0]
 
 
 CONVOLUTION: dict[str, OpEntry] = {

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from gt.core.signatures import DType, ListArg, WorkerDevice
-from gt.sharding.factors import WHOLE, OpShardingRule, Ref, RuleBuilder
+from gt.sharding.factors import PASS, WHOLE, FactorRef, OpShardingRule, RuleBuilder
 from gt.sharding.op_calls import LocalBuilder, LocalContext, LocalProgram, Lowering, OpCall
 from gt.sharding.rules.entry import OpEntry
 from gt.sharding.rules.pointwise import elementwise
@@ -13,18 +13,18 @@ from gt.sharding.rules.support.dims import dim_names
 from gt.sharding.rules.support.local_programs import same_op
 
 
-def _created(lowering: Lowering | None, kind: str = "pass") -> OpEntry:
+def _created(lowering: Lowering | None, role: str = PASS) -> OpEntry:
     """A creation op. Operands, if any, only provide their dtype, so their layouts do not matter."""
 
     def rule(call: OpCall) -> OpShardingRule:
         builder = RuleBuilder()
         (shape,) = call.result_shapes
-        names = [builder.factor(name, size, kind) for name, size in zip(dim_names(len(shape)), shape, strict=True)]
-        builder.results.append(tuple([(Ref(name),) for name in names]))
+        names = [builder.factor(name, size, role) for name, size in zip(dim_names(len(shape)), shape, strict=True)]
+        builder.results.append(tuple([(FactorRef(name),) for name in names]))
         for position, own in enumerate(call.shapes):
             letters = dim_names(len(own), "d" if own == shape else f"operand{position}_")
             factors = [builder.factor(name, size) for name, size in zip(letters, own, strict=True)]
-            builder.operands.append(tuple([(Ref(factor),) for factor in factors]))
+            builder.operands.append(tuple([(FactorRef(factor),) for factor in factors]))
         return replace(builder.build(lowering=lowering), reads_values=False)
 
     return OpEntry(rule)

@@ -73,10 +73,10 @@ def _scan(kind: str) -> OpEntry:
         totals = contiguous_meta(
             (*target.shape[:dim], len(blocks), *target.shape[dim + 1 :]), accumulation_dtype(target.dtype)
         )
-        total = expansion.call_one("gt.block_totals", (Input(0), dim, kind, cuts_to_arg(blocks)), totals)
-        before = expansion.call_one("gt.before_blocks", (total, dim, kind), totals)
+        total = expansion.call("gt.block_totals", (Input(0), dim, kind, cuts_to_arg(blocks)), totals)
+        before = expansion.call("gt.before_blocks", (total, dim, kind), totals)
         return expansion.finish(
-            expansion.call_one("gt.scan_blocks", (Input(0), before, dim, kind, cuts_to_arg(blocks)), target)
+            expansion.call("gt.scan_blocks", (Input(0), before, dim, kind, cuts_to_arg(blocks)), target)
         )
 
     def rule(call: OpCall) -> OpShardingRule:

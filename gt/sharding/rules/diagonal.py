@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 from gt.core.signatures import Input, ListArg
 from gt.sharding.boxes import Box, Interval, Shape
-from gt.sharding.factors import MASK, Dim, OpShardingRule, PartialPassthrough, Ref, RuleBuilder, Window, bind
+from gt.sharding.factors import MASK, Dim, FactorRef, OpShardingRule, PartialPassthrough, RuleBuilder, Window, bind
 from gt.sharding.op_calls import LocalBuilder, LocalContext, LocalProgram, OpCall
 from gt.sharding.rules.entry import OpEntry
 from gt.sharding.rules.support.dims import dim_factors, wrap_dim
@@ -36,7 +36,7 @@ class Diagonal(NamedTuple):
     def dims(self, matrix: list[Dim]) -> tuple[Dim, ...]:
         """The dims of the diagonal of a matrix of the given dims. The diagonal is cut with the rows."""
         (row,) = matrix[self.rows]
-        line = (Ref(row.factor, Window(max(-self.offset, 0), self.length)),)
+        line = (FactorRef(row.factor, Window(max(-self.offset, 0), self.length)),)
         return (*[dim for position, dim in enumerate(matrix) if position not in (self.rows, self.columns)], line)
 
 

@@ -43,7 +43,7 @@ def _pairs_backward(call: OpCall) -> OpShardingRule | None:
 
 
 def _lower_pairs_backward(shard: LocalContext) -> LocalProgram:
-    """The kernel requires contiguous matrices."""
+    """The op on a contiguous copy of the matrix, which its kernel requires."""
     builder = LocalBuilder(3)
     rows = builder.call("aten.clone.default", Input(1), memory_format=MemoryFormat("contiguous_format"))
     return builder.finish(builder.call(shard.call.op, Input(0), rows, shard.call.arg(2, "p"), Input(2)))

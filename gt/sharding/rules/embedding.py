@@ -9,9 +9,9 @@ from gt.sharding.factors import (
     REDUCE,
     WHOLE,
     Dim,
+    FactorRef,
     OpShardingRule,
     PartialPassthrough,
-    Ref,
     RuleBuilder,
     bind,
 )
@@ -39,9 +39,11 @@ def _embedding_dense_backward(call: OpCall) -> OpShardingRule:
     padding, scales = call.arg(3, "padding_idx"), call.arg(4, "scale_grad_by_freq")
     builder = RuleBuilder()
     sizes = enumerate(call.shapes[1])
-    index: list[Dim] = [(Ref(builder.factor(f"i{dim}", size, WHOLE if scales else REDUCE)),) for dim, size in sizes]
-    row = (Ref(builder.factor("v", vocabulary, WHOLE if scales else PASS)),)
-    column = (Ref(builder.factor("d", features)),)
+    index: list[Dim] = [
+        (FactorRef(builder.factor(f"i{dim}", size, WHOLE if scales else REDUCE)),) for dim, size in sizes
+    ]
+    row = (FactorRef(builder.factor("v", vocabulary, WHOLE if scales else PASS)),)
+    column = (FactorRef(builder.factor("d", features)),)
     builder.operands.extend([(*index, column), tuple(index)])
     builder.results.append((row, column))
 
@@ -64,7 +66,7 @@ def _embedding_bag(*passthroughs: PartialPassthrough) -> OpEntry:
 
     def rule(call: OpCall) -> OpShardingRule:
         builder = RuleBuilder()
-        column = (Ref(builder.factor("d", call.result_shapes[0][1])),)
+        column = (FactorRef(builder.factor("d", call.result_shapes[0][1])),)
 
         def dims(shape: Shape) -> tuple[Dim, ...]:
             return ((), column) if len(shape) == 2 else ((),) * len(shape)

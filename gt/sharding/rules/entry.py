@@ -10,7 +10,7 @@ from gt.sharding.factors import OpShardingRule
 from gt.sharding.op_calls import Expansion, OpCall
 from gt.sharding.spec import ShardingSpec
 
-Rule: TypeAlias = Callable[[OpCall], OpShardingRule | None]
+RuleFunction: TypeAlias = Callable[[OpCall], OpShardingRule | None]
 Expand: TypeAlias = Callable[[OpCall, Sequence[ShardingSpec]], Expansion | None]
 
 
@@ -24,7 +24,7 @@ class OpEntry(NamedTuple):
       0, and quotients by 0 do not add up
     """
 
-    rule: Rule
+    rule: RuleFunction
     expand: Expand | None = None
     is_linear_with: Callable[[complex], bool] = cmath.isfinite
 

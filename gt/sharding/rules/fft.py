@@ -39,7 +39,7 @@ def _complex_fft(expansion: ExpansionBuilder, values: Input, dims: Sequence[int]
     if not dims:
         return values
     args = (values, ListArg(tuple(dims)), call.arg(2, "normalization"), forward)
-    return expansion.call_one(
+    return expansion.call(
         "aten._fft_c2c.default", args, contiguous_meta(expansion.shape(values), expansion.dtype(values))
     )
 
@@ -69,7 +69,7 @@ def _expand_r2c(call: OpCall, specs: Sequence[ShardingSpec]) -> Expansion | None
     halved = [*call.inputs[0].shape]
     halved[last] = call.outputs[0].shape[last]
     args = (Input(0), ListArg(tuple(first)), *call.args[2:])
-    values = expansion.call_one(call.op, args, contiguous_meta(halved, call.outputs[0].dtype))
+    values = expansion.call(call.op, args, contiguous_meta(halved, call.outputs[0].dtype))
     for dims in [[dim for dim in whole if dim not in first], *[[dim] for dim in cut]]:
         values = _complex_fft(expansion, values, dims, call, forward=True)
     return expansion.finish(values)
@@ -85,7 +85,7 @@ def _expand_c2r(call: OpCall, specs: Sequence[ShardingSpec]) -> Expansion | None
     values = Input(0)
     for dims in [whole, *[[dim] for dim in cut]]:
         values = _complex_fft(expansion, values, dims, call, forward=False)
-    return expansion.finish(expansion.call_one(call.op, (values, ListArg((last,)), *call.args[2:]), call.outputs[0]))
+    return expansion.finish(expansion.call(call.op, (values, ListArg((last,)), *call.args[2:]), call.outputs[0]))
 
 
 FFT: dict[str, OpEntry] = {

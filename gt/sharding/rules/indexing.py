@@ -8,8 +8,8 @@ import math
 from gt.sharding.factors import (
     MASK,
     Dim,
+    FactorRef,
     OpShardingRule,
-    Ref,
     RuleBuilder,
     Window,
 )
@@ -28,7 +28,7 @@ def _index_select(call: OpCall) -> OpShardingRule | None:
     builder = RuleBuilder()
     dims = dim_factors(builder, shape)
     builder.factor(f"d{dim}", shape[dim], MASK, merge_kind(call.inputs[0].dtype))
-    index: tuple[Dim, ...] = ((Ref(builder.factor("i", own[0])),),) if own else ()
+    index: tuple[Dim, ...] = ((FactorRef(builder.factor("i", own[0])),),) if own else ()
     builder.operands.extend([tuple(dims), index])
     builder.results.append((*dims[:dim], *(index or ((),)), *dims[dim + 1 :]))
     trailing = len(shape) - dim - len(index)
@@ -44,10 +44,10 @@ def _gather(call: OpCall) -> OpShardingRule | None:
     builder = RuleBuilder()
     index = dim_factors(builder, own)
     table = [
-        refs if size == used else (Ref(refs[0].factor, Window(0, used)),)
+        refs if size == used else (FactorRef(refs[0].factor, Window(0, used)),)
         for refs, size, used in zip(index, shape, own, strict=True)
     ]
-    table[dim] = (Ref(builder.factor("v", shape[dim], MASK, merge_kind(call.inputs[0].dtype))),)
+    table[dim] = (FactorRef(builder.factor("v", shape[dim], MASK, merge_kind(call.inputs[0].dtype))),)
     builder.operands.extend([tuple(table), tuple(index)])
     builder.results.append(tuple(index))
     return builder.build(all_partial_kinds(call, 0), lambda shard: lower_gather(shard, [IndexedDim(dim, 1)]))
@@ -61,7 +61,7 @@ def _take(call: OpCall) -> OpShardingRule:
     unit = math.prod(shape[1:])
     table: list[Dim] = [()] * len(shape)
     if shape and unit:
-        table[0] = (Ref(builder.factor("v", shape[0], MASK, merge_kind(call.inputs[0].dtype))),)
+        table[0] = (FactorRef(builder.factor("v", shape[0], MASK, merge_kind(call.inputs[0].dtype))),)
     builder.operands.extend([tuple(table), index])
     builder.results.append(index)
     indexed = [IndexedDim(0, 1, wraps=True, unit=unit)] if table and table[0] else []

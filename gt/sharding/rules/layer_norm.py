@@ -74,8 +74,8 @@ def _layer_norm_backward(call: OpCall) -> OpShardingRule:
         ],
     )  # fmt: skip
     results = by_output_mask(call, 7, [names, weight, weight])
-    classes = {"reduce(sum)": [f"b{dim}" for dim in dims.batch], "whole": weight}
-    return bind(rule_text(operands, results, classes), call.shapes, call.result_shapes, passthroughs=LINEAR)
+    roles = {"reduce(sum)": [f"b{dim}" for dim in dims.batch], "whole": weight}
+    return bind(rule_text(operands, results, roles), call.shapes, call.result_shapes, passthroughs=LINEAR)
 
 
 def _write_layer_norm_backward(expansion: ExpansionBuilder, call: OpCall, dims: Sequence[int]) -> list[Input]:

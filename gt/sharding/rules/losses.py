@@ -36,8 +36,8 @@ def _loss(position: int) -> OpEntry:
         whole = broadcast_shape(call.shapes)
         names = [f"d{dim}" for dim in range(len(whole))]
         operands = ", ".join([" ".join(names[len(names) - len(shape) :]) for shape in call.shapes])
-        classes = f" | reduce(sum): {' '.join(names)}" if names else ""
-        return bind(f"{operands} -> ...{classes}", call.shapes, call.result_shapes, lowering=lower)
+        roles = f" | reduce(sum): {' '.join(names)}" if names else ""
+        return bind(f"{operands} -> ...{roles}", call.shapes, call.result_shapes, lowering=lower)
 
     def lower(shard: LocalContext) -> LocalProgram:
         """The local sum, over the number of all elements for a mean. Narrow floats are summed in a wider dtype."""
@@ -78,7 +78,7 @@ def _loss_backward(position: int) -> OpEntry:
 # --- Negative log likelihood ------------------------------------------------------------------------------------------
 
 _ELSEWHERE = -(1 << 40)
-"""Marks ignored targets. No valid target equals it, so that invalid targets still raise."""
+"""Replaces the targets of other shards and the ignore_index: no target has this value, so invalid ones still raise."""
 
 
 def _likelihood_names(rank: int) -> tuple[list[str], list[str]]:
@@ -93,12 +93,12 @@ def _nll_loss(call: OpCall) -> OpShardingRule:
     reduction = call.arg(3, "reduction")
     operands = operand_names(call, [("self", names), ("target", targets), ("weight", ["c"])])
     results = [targets if reduction == NONE else [], []]
-    classes = {
+    roles = {
         NONE: {"mask(sum)": ["c"]},
         MEAN: {"whole": names},
         SUM: {"mask(sum)": ["c"], "reduce(sum)": targets},
     }[reduction]
-    text = rule_text(operands, results, classes)
+    text = rule_text(operands, results, roles)
     return bind(text, call.shapes, call.result_shapes, lowering=lambda shard: _lower_nll(shard, 0, 1, 4))
 
 
@@ -106,7 +106,7 @@ def _expand_nll_loss(call: OpCall, specs: Sequence[ShardingSpec]) -> Expansion |
     if call.arg(3, "reduction") != MEAN or not any(spec.axes for spec in specs[:2]):
         return None
     expansion = ExpansionBuilder(call)
-    total, weights = expansion.call(call.op, (*call.args[:3], SUM, *call.args[4:]), call.outputs, call.kwargs)
+    total, weights = expansion.call_multi(call.op, (*call.args[:3], SUM, *call.args[4:]), call.outputs, call.kwargs)
     return expansion.finish(expansion.pointwise("aten.div.Tensor", total, weights), weights)
 
 

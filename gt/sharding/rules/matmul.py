@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from gt.sharding.factors import PASS, REDUCE, OpShardingRule, PartialPassthrough, Ref, RuleBuilder, bind
+from gt.sharding.factors import PASS, REDUCE, FactorRef, OpShardingRule, PartialPassthrough, RuleBuilder, bind
 from gt.sharding.op_calls import LocalContext, LocalProgram, Lowering, OpCall
 from gt.sharding.rules.entry import OpEntry
 from gt.sharding.rules.support.local_programs import adds_once, same_op
@@ -71,8 +71,8 @@ def _trilinear(call: OpCall) -> OpShardingRule | None:
     names = [builder.factor(f"d{dim}", sizes[dim], REDUCE if dim in summed else PASS) for dim in range(rank)]
     for dims, shape in zip(present, call.shapes, strict=True):
         pairs = zip(dims, shape, strict=True)
-        builder.operands.append(tuple([(Ref(names[dim]),) if size == sizes[dim] else () for dim, size in pairs]))
-    builder.results.append(tuple([(Ref(names[dim]),) for dim in range(rank) if dim not in summed]))
+        builder.operands.append(tuple([(FactorRef(names[dim]),) if size == sizes[dim] else () for dim, size in pairs]))
+    builder.results.append(tuple([(FactorRef(names[dim]),) for dim in range(rank) if dim not in summed]))
     return builder.build(linear_in((0,), (1,), (2,)))
 
 

@@ -21,8 +21,8 @@ def _length(call: OpCall) -> int:
 
 
 def _one_parameter_rule(call: OpCall, label: str) -> OpShardingRule | None:
-    """The rule of a call for one parameter. `label` is the factor class of the parameter's dims, if some result lacks
-    them; steps and scales have one element."""
+    """The rule of a call for one parameter. `label` is the role of the factors of the parameter's dims, if some result
+    lacks them; steps and scales have one element."""
     if _length(call) != 1:
         return None
     shape = call.shapes[0]
@@ -49,7 +49,7 @@ def _one_by_one(call: OpCall, specs: Sequence[ShardingSpec]) -> Expansion | None
     made: list[tuple[Input, ...]] = []
     for position in range(length):
         args = [_argument_of(arg, position) for arg in call.args]
-        made.append(expansion.call(call.op, args, call.outputs[position::length], call.kwargs))
+        made.append(expansion.call_multi(call.op, args, call.outputs[position::length], call.kwargs))
     return expansion.finish(*[result for results in zip(*made, strict=True) for result in results])
 
 
@@ -63,7 +63,7 @@ def _unscale_one_by_one(call: OpCall, specs: Sequence[ShardingSpec]) -> Expansio
     made: list[Input] = []
     for position in range(length):
         metas: tuple[TensorMeta, ...] = (call.outputs[position], call.outputs[-1])
-        unscaled, found = expansion.call(call.op, (_argument_of(gradients, position), found, scale), metas)
+        unscaled, found = expansion.call_multi(call.op, (_argument_of(gradients, position), found, scale), metas)
         made.append(unscaled)
     assert isinstance(found, Input)
     return expansion.finish(*made, found)

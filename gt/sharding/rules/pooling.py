@@ -11,10 +11,10 @@ from gt.sharding.factors import (
     HALO,
     LINEAR,
     Dim,
+    FactorRef,
     HaloWindow,
     OpShardingRule,
     PartialPassthrough,
-    Ref,
     RuleBuilder,
     bind,
 )
@@ -83,7 +83,7 @@ def _pool(spatial: int, *passthroughs: PartialPassthrough, dilates: bool = False
         windows = []
         operand: list[Dim] = []
         for dim, size in enumerate(call.shapes[0][:first]):
-            operand.append((Ref(builder.factor(f"b{dim}", size)),))
+            operand.append((FactorRef(builder.factor(f"b{dim}", size)),))
         result = list(operand)
         for dim, (width, stride, padding, dilation) in enumerate(
             zip(kernel, strides, paddings, dilations, strict=True)
@@ -94,8 +94,8 @@ def _pool(spatial: int, *passthroughs: PartialPassthrough, dilates: bool = False
             window = HaloWindow(stride, before, span - padding + min(margin, padding), call.shapes[0][first + dim])
             name = builder.factor(f"s{dim}", call.result_shapes[0][first + dim], HALO)
             windows.append(window)
-            operand.append((Ref(name, window),))
-            result.append((Ref(name),))
+            operand.append((FactorRef(name, window),))
+            result.append((FactorRef(name),))
         builder.operands = [tuple(operand)]
         builder.results = [tuple(result)] * len(call.outputs)
         return builder.build(

@@ -56,8 +56,8 @@ def reduction_rule(
     passthroughs: Sequence[PartialPassthrough] = (),
     lowering: Lowering | None = None,
 ) -> OpShardingRule:
-    """The rule of a reduction. `label` is the factor class of the reduced dims. Operands but the first have the shape
-    of the result."""
+    """The rule of a reduction. `label` is the role of the factors of the reduced dims. Operands but the first have the
+    shape of the result."""
     names = dim_names(len(call.inputs[0].shape))
     left = reduced_names(names, reduced.dims, reduced.keepdim)
     operands = [names, *[left] * (len(call.inputs) - 1)]
@@ -216,7 +216,7 @@ def _variance_of_squares(call: OpCall) -> OpShardingRule:
 
 
 def _whole_if(applies: Callable[[str], bool], entry: OpEntry) -> OpEntry:
-    """A reduction that is not expanded for dtypes to which `applies` applies."""
+    """A reduction that is not expanded for dtypes for which `applies` is true."""
 
     def expand(call: OpCall, specs: Sequence[ShardingSpec]) -> Expansion | None:
         return None if entry.expand is None or applies(call.inputs[0].dtype) else entry.expand(call, specs)
@@ -252,7 +252,7 @@ def _max_with_index(amax: str, index_op: str, with_values: bool) -> OpEntry:
     def write(expansion: ExpansionBuilder, call: OpCall, reduced: ReducedDims) -> tuple[Input, ...]:
         best = expansion.reduce(amax, Input(0), reduced.dims, reduced.keepdim)
         args = (Input(0), best, ListArg(reduced.dims), reduced.keepdim)
-        index = expansion.call_one(index_op, args, contiguous_meta(expansion.shape(best), "int64"))
+        index = expansion.call(index_op, args, contiguous_meta(expansion.shape(best), "int64"))
         return (best, index) if with_values else (index,)
 
     # argmax of bools is left to the op, which refuses them
@@ -271,7 +271,7 @@ def _index_of_extreme(max_dim: str, argmax: str, amax: str) -> OpEntry:
             if reduced.is_empty(shard):
                 return builder.finish(_full_result(builder, shard, _NOWHERE))
             if len(reduced.dims) == 1:
-                value, index = builder.calls(max_dim, 2, Input(0), reduced.dims[0], reduced.keepdim)
+                value, index = builder.call_multi(max_dim, 2, Input(0), reduced.dims[0], reduced.keepdim)
                 index = builder.call("aten.add.Scalar", index, shard.operand_box(0)[reduced.dims[0]][0])
             else:
                 value = builder.call(amax, Input(0), ListArg(reduced.dims), reduced.keepdim)

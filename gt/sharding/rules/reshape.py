@@ -7,7 +7,7 @@ import math
 from gt.core.meta import ITEM_BYTES
 from gt.core.signatures import DType, Input, ListArg
 from gt.sharding.boxes import Shape
-from gt.sharding.factors import WHOLE, OpShardingRule, Ref, RuleBuilder, bind
+from gt.sharding.factors import WHOLE, FactorRef, OpShardingRule, RuleBuilder, bind
 from gt.sharding.op_calls import LocalContext, LocalProgram, OpCall
 from gt.sharding.rules.support.element_moves import all_partial_kinds
 from gt.sharding.rules.support.local_programs import single_call
@@ -35,14 +35,14 @@ class _ReshapeSide:
 
     def __init__(self, shape: Shape) -> None:
         self.shape = shape
-        self.dims: list[list[Ref]] = [[] for _ in shape]
+        self.dims: list[list[FactorRef]] = [[] for _ in shape]
         self.product = 1
         self._dim = -1
         self.left = 1
         self._advance()
 
     def take(self, factor: str, size: int) -> None:
-        self.dims[self._dim].append(Ref(factor))
+        self.dims[self._dim].append(FactorRef(factor))
         self.product *= size
         self.left //= size
         self._advance()
@@ -85,8 +85,8 @@ def _share_prefix(builder: RuleBuilder, source: _ReshapeSide, target: _ReshapeSi
         if a != b or a == 0:
             break
         name = builder.factor(f"f{dim}", a)
-        source.dims[dim].append(Ref(name))
-        target.dims[dim].append(Ref(name))
+        source.dims[dim].append(FactorRef(name))
+        target.dims[dim].append(FactorRef(name))
 
 
 def reinterpret(call: OpCall) -> OpShardingRule:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 
-from gt.sharding.factors import REDUCE, WHOLE, Dim, OpShardingRule, PartialPassthrough, Ref, RuleBuilder, Window
+from gt.sharding.factors import REDUCE, WHOLE, Dim, FactorRef, OpShardingRule, PartialPassthrough, RuleBuilder, Window
 from gt.sharding.op_calls import OpCall
 from gt.sharding.rules.entry import OpEntry
 from gt.sharding.rules.support.dims import dim_factors, wrap_dim
@@ -39,8 +39,8 @@ def _reduces(call: OpCall) -> str | None:
 def _update_factor(builder: RuleBuilder, call: OpCall, name: str, size: int, kind: str | None) -> Dim:
     """A dim of the updates."""
     if kind is None:
-        return (Ref(builder.factor(name, size, WHOLE)),)
-    return (Ref(builder.factor(name, size, REDUCE, _reduction(call, kind))),)
+        return (FactorRef(builder.factor(name, size, WHOLE)),)
+    return (FactorRef(builder.factor(name, size, REDUCE, _reduction(call, kind))),)
 
 
 def _reduction(call: OpCall, kind: str) -> str:
@@ -80,7 +80,7 @@ def scatter(reduction_of: ReductionOf) -> OpEntry:
 def _first(builder: RuleBuilder, dim: Dim, size: int, used: int) -> Dim:
     """A dim of which the first `used` elements correspond to the elements of a factor."""
     (ref,) = dim
-    return dim if builder.factors[ref.factor].size == size == used else (Ref(ref.factor, Window(0, used)),)
+    return dim if builder.factors[ref.factor].size == size == used else (FactorRef(ref.factor, Window(0, used)),)
 
 
 def index_put_rows(reduction_of: ReductionOf, *, wraps: bool = False) -> OpEntry:
@@ -120,7 +120,7 @@ def _put(call: OpCall) -> OpShardingRule:
     unit = math.prod(shape[1:])
     table: list[Dim] = [()] * len(shape)
     if shape and unit:
-        table[0] = (Ref(builder.factor("v", shape[0])),)
+        table[0] = (FactorRef(builder.factor("v", shape[0])),)
     index: tuple[Dim, ...] = ((),) * len(own)
     if own == source:
         index = tuple([_update_factor(builder, call, f"i{dim}", n, kind) for dim, n in enumerate(own)])

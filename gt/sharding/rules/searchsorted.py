@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from gt.sharding.factors import (
     REDUCE,
+    FactorRef,
     OpShardingRule,
-    Ref,
     RuleBuilder,
     bind,
 )
@@ -31,7 +31,7 @@ def _bucketize(call: OpCall) -> OpShardingRule:
 
 
 def _isin(call: OpCall) -> OpShardingRule:
-    """An element is in a set if it is in some shard of it, and not in it if it is in none."""
+    """Membership is the OR over the shards of the set, or with `invert` the AND."""
     kind = "and" if call.kwargs.get("invert") else "or"
     elements, tests = call.tensor(0, "elements"), call.tensor(1, "test_elements")
     builder = RuleBuilder()
@@ -40,7 +40,7 @@ def _isin(call: OpCall) -> OpShardingRule:
         builder.operands.append(own)
     if tests is not None:
         sizes = enumerate(call.shapes[tests])
-        builder.operands.append(tuple([(Ref(builder.factor(f"t{dim}", n, REDUCE, kind)),) for dim, n in sizes]))
+        builder.operands.append(tuple([(FactorRef(builder.factor(f"t{dim}", n, REDUCE, kind)),) for dim, n in sizes]))
     builder.results.append(own)
     return builder.build()
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from gt.core.signatures import Arg, Input, ListArg
 from gt.sharding.boxes import Box, Shape
-from gt.sharding.factors import MASK, Dim, OpShardingRule, Ref, RuleBuilder, Window
+from gt.sharding.factors import MASK, Dim, FactorRef, OpShardingRule, RuleBuilder, Window
 from gt.sharding.op_calls import LocalBuilder, LocalContext, LocalProgram, OpCall
 from gt.sharding.rules.entry import OpEntry
 from gt.sharding.rules.support.dims import dim_factors, wrap_dim
@@ -18,7 +18,7 @@ from gt.sharding.rules.support.local_programs import pad_tensor, single_call
 def window_dim(dim: Dim, size: int, window: Window) -> Dim:
     """A dim that shows some elements of another dim, which has the given size."""
     (ref,) = dim
-    return dim if window == Window(0, size) else (Ref(ref.factor, window),)
+    return dim if window == Window(0, size) else (FactorRef(ref.factor, window),)
 
 
 # --- Slices -----------------------------------------------------------------------------------------------------------

@@ -35,8 +35,8 @@ def _expand_topk(call: OpCall, specs: Sequence[ShardingSpec]) -> Expansion | Non
     candidates = (*shape[:dim], sum(kept), *shape[dim + 1 :])
     largest, ordered = call.arg(3, "largest", True), call.arg(4, "sorted", True)
     metas = contiguous_meta(candidates, call.outputs[0].dtype), contiguous_meta(candidates, "int64")
-    found = expansion.call("gt.block_topk", (Input(0), count, dim, largest, cuts_to_arg(blocks)), metas)
-    return expansion.finish(*expansion.call("gt.topk_of", (*found, count, dim, largest, ordered), call.outputs))
+    found = expansion.call_multi("gt.block_topk", (Input(0), count, dim, largest, cuts_to_arg(blocks)), metas)
+    return expansion.finish(*expansion.call_multi("gt.topk_of", (*found, count, dim, largest, ordered), call.outputs))
 
 
 def _block_topk(call: OpCall) -> OpShardingRule:
@@ -46,7 +46,9 @@ def _block_topk(call: OpCall) -> OpShardingRule:
 
     def make(builder: LocalBuilder, piece: Input, block: Interval) -> tuple[Input, ...]:
         low, high = block
-        values, positions = builder.calls("aten.topk.default", 2, piece, min(count, high - low), dim, largest, False)
+        values, positions = builder.call_multi(
+            "aten.topk.default", 2, piece, min(count, high - low), dim, largest, False
+        )
         return values, builder.call("aten.add.Scalar", positions, low)
 
     return block_rule(call, dim, (None, blocks, blocks), (), lambda shard: lower_by_block(shard, blocks, dim, make))
@@ -58,7 +60,7 @@ def _topk_of(call: OpCall) -> OpShardingRule:
 
     def lower(shard: LocalContext) -> LocalProgram:
         builder = LocalBuilder(2)
-        values, positions = builder.calls("aten.topk.default", 2, Input(0), *call.args[2:])
+        values, positions = builder.call_multi("aten.topk.default", 2, Input(0), *call.args[2:])
         return builder.finish(values, builder.call("aten.gather.default", Input(1), dim, positions))
 
     return whole_dim_rule(call, dim, lowering=lower)

@@ -72,7 +72,7 @@ def _expand_distance(call: OpCall, specs: Sequence[ShardingSpec]) -> Expansion |
     expansion = ExpansionBuilder(call)
     difference = expansion.pointwise("aten.sub.Tensor", Input(0), Input(1))
     norm = ("aten.linalg_vector_norm.default", (difference, call.arg(2, "p", 2)), call.outputs[0])
-    return expansion.finish(expansion.call_one(*norm))
+    return expansion.finish(expansion.call(*norm))
 
 
 def _order(call: OpCall, name: str) -> float | None:

@@ -13,10 +13,10 @@ from gt.sharding.factors import (
     HALO,
     REDUCE,
     Dim,
+    FactorRef,
     HaloWindow,
     OpShardingRule,
     PartialPassthrough,
-    Ref,
     RuleBuilder,
     bind,
 )
@@ -98,7 +98,8 @@ def _repeat(call: OpCall) -> OpShardingRule:
     builder = RuleBuilder()
     dims = dim_factors(builder, shape, [dim for dim, size in enumerate(shape) if size == 1 or not repeats[new + dim]])
     times = [
-        (Ref(builder.factor(f"r{position}", count)),) if count != 1 else () for position, count in enumerate(repeats)
+        (FactorRef(builder.factor(f"r{position}", count)),) if count != 1 else ()
+        for position, count in enumerate(repeats)
     ]
     builder.operands.append(tuple(dims))
     builder.results.append(tuple([(*major, *minor) for major, minor in zip(times, [()] * new + dims, strict=True)]))
@@ -135,7 +136,7 @@ def _unfold(call: OpCall) -> OpShardingRule | None:
     builder = RuleBuilder()
     dims = dim_factors(builder, shape)
     name = builder.factor(f"d{dim}", call.result_shapes[0][dim], HALO)
-    reach = (Ref(name, HaloWindow(step, 0, size - 1, shape[dim])),)
+    reach = (FactorRef(name, HaloWindow(step, 0, size - 1, shape[dim])),)
     builder.operands.append((*dims[:dim], reach, *dims[dim + 1 :]))
     builder.results.append((*dims, ()))
 
@@ -210,12 +211,10 @@ def _expand_roll(call: OpCall, specs: Sequence[ShardingSpec]) -> Expansion | Non
     for dim, shift in moves:
         cut = shape[dim] - shift
         tail, head = [
-            expansion.call_one(
-                "aten.slice.Tensor", (rolled, dim, start, stop), _resized(call.inputs[0], dim, stop - start)
-            )
+            expansion.call("aten.slice.Tensor", (rolled, dim, start, stop), _resized(call.inputs[0], dim, stop - start))
             for start, stop in ((cut, shape[dim]), (0, cut))
         ]
-        rolled = expansion.call_one("aten.cat.default", (ListArg((tail, head)), dim), call.outputs[0])
+        rolled = expansion.call("aten.cat.default", (ListArg((tail, head)), dim), call.outputs[0])
     return expansion.finish(rolled)
 
 

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from gt.core.signatures import Input
 from gt.sharding.factors import LINEAR, OpShardingRule, PartialPassthrough, bind
 from gt.sharding.op_calls import OpCall
-from gt.sharding.rules.entry import OpEntry, Rule
+from gt.sharding.rules.entry import OpEntry, RuleFunction
 from gt.sharding.rules.support.dims import dim_names, reduced_names, rule_text, wrap_dim
 from gt.sharding.rules.support.expansion_builder import ExpansionBuilder
 from gt.sharding.rules.support.local_programs import zeros_if_empty
@@ -28,7 +28,7 @@ def _other_dims(call: OpCall, position: int) -> tuple[int, ...]:
     return tuple([dim for dim in range(rank) if dim != kept])
 
 
-def _whole_but_one_rule(position: int, passthroughs: Sequence[PartialPassthrough] = ()) -> Rule:
+def _whole_but_one_rule(position: int, passthroughs: Sequence[PartialPassthrough] = ()) -> RuleFunction:
     """The rule of an op that needs all dims but one whole; `position` is that of the argument `dim`. In some of its
     tensors the whole dims have size 1."""
 

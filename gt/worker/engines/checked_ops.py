@@ -202,7 +202,7 @@ def has_checks(op: str) -> bool:
 
 
 def checked(op: str, function: Callable[..., Any]) -> Callable[..., Any]:
-    """The function of an op with the checks of its arguments before it; the same function where it has none."""
+    """The function of an op with the checks of its arguments before it; the same function if it has none."""
     _, name, overload = op.split(".")
     parameters = find_schema(op).arguments
     written = [parameter.name for parameter in parameters if parameter.is_out]

@@ -32,7 +32,7 @@ def leaves_unwritten(op: str) -> bool:
 
 
 def cleared(op: str, function: Callable[..., Any]) -> Callable[..., Any]:
-    """The function of an op, with zeros or NaN in new memory that it does not write; the same function where it writes
+    """The function of an op, with zeros or NaN in new memory that it does not write; the same function if it writes
     all of it."""
     name = op.split(".")[1]
     if name in _PARTLY_WRITTEN:
@@ -40,7 +40,7 @@ def cleared(op: str, function: Callable[..., Any]) -> Callable[..., Any]:
     if not leaves_unwritten(op):
         return function
     copies = name in _RESIZING
-    in_place = name.endswith("_") or name == "set"  # `set` grows the memory of its source
+    in_place = name.endswith("_") or name == "set"  # `set` may grow the storage of its source
 
     def run(*args: Any, **kwargs: Any) -> torch.Tensor:
         given = [value for value in (*args, *kwargs.values()) if isinstance(value, torch.Tensor)]

@@ -1,8 +1,8 @@
 """Functions that run with a default dtype of their own.
 
 Torch has one default dtype for the whole process. An embedded worker shares it with the user's threads, which see any
-change of it. So it is changed only while a function runs that may need it, and only if it is another one. That is the
-case for ops that the program recorded before it changed its default, and that run after that.
+change of it. So an engine sets the default only while a function that may use it runs, and only if the op was recorded
+with another default than the present one.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import torch
 
 
 class WithDefaultDtype:
-    """A function that runs where numbers without a dtype become `dtype`."""
+    """A function that runs with `dtype` as torch's default dtype."""
 
     __slots__ = ("bare", "dtype")
 
@@ -36,7 +36,7 @@ def without_default_dtype(function: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def may_need_default(args: Sequence[Any], kwargs: Mapping[str, Any]) -> bool:
-    """Whether torch may use the default dtype: none is given, and the tensors suggest none, as where integers are
+    """Whether torch may use the default dtype: none is given, and the tensors suggest none, as when integers are
     divided. Torch does not say which ops do so."""
     if kwargs.get("dtype") is not None:
         return False

@@ -1,6 +1,6 @@
 """Aten ops on arrays: a table from the names of overloads to small functions with the same arguments.
 
-Results never share memory with arguments, and are arrays also where NumPy would return a number. Random ops take a
+Results never share memory with arguments, and are arrays even if NumPy would return a number. Random ops take a
 `Draw` first.
 """
 
@@ -300,7 +300,7 @@ OPS: dict[str, Op] = {
     "aten.embedding.default": _embedding,
     "aten.nonzero.default": lambda array: np.argwhere(array).astype(INT64),
     "aten.masked_select.default": _masked_select,
-    # a view op is a command only where torch's shape function raises, and must raise here too
+    # a view op is a command only if torch's shape function raises, and must raise here too
     **VIEWS,
     "aten.view.default": _view,
 }

@@ -37,7 +37,7 @@ def category(dtype: NumPyDType) -> int:
 
 def result_dtype(*operands: Operand) -> NumPyDType:
     """The dtype in which torch computes. Tensors with dims come before 0-d tensors, and these before numbers; a later
-    operand decides only where its category is higher."""
+    operand decides only if its category is higher."""
     arrays = [operand for operand in operands if isinstance(operand, np.ndarray)]
     numbers = [dtype_of_number(operand) for operand in operands if not isinstance(operand, np.ndarray)]
     ranks = [
@@ -86,7 +86,7 @@ def cast(value: Operand, dtype: NumPyDType) -> Array:
 
 
 def store(target: Array, result: Array) -> Array:
-    """Write the result of an in-place op; raises where torch does not allow its dtype or shape."""
+    """Write the result of an in-place op; raises if torch does not allow its dtype or shape."""
     if category(result.dtype) > category(target.dtype):
         raise RuntimeError(f"result type {result.dtype} can't be cast to the desired output type {target.dtype}")
     if result.shape != target.shape:

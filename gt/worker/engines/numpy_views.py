@@ -1,4 +1,4 @@
-"""View ops on arrays, whose results share memory with their argument where its strides allow that."""
+"""View ops on arrays, whose results share memory with their argument if its strides allow that."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def strided_view(shape: Shape, strides: Shape, offset: int, assumed: Shape) -> C
 
 
 def with_strides(array: Array, strides: Shape) -> Array:
-    """The array with these strides: over the same memory where they differ in dims of size 1 only, otherwise a copy."""
+    """The array with these strides: over the same memory if they differ in dims of size 1 only, otherwise a copy."""
     if not _has_strides(array, strides):
         return copy_with_strides(strides, array)
     return as_strided(array, array.shape, [stride * array.itemsize for stride in strides])

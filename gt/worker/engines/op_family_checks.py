@@ -33,7 +33,7 @@ def dims_exist(given: Arguments) -> None:
 def has_running_statistics(given: Arguments) -> None:
     training = given.get("training", given.get("train", True))
     if not training and (given.get("running_mean") is None or given.get("running_var") is None):
-        raise ValueError("running_mean and running_var are needed where training is False")
+        raise ValueError("running_mean and running_var are needed if training is False")
 
 
 def saved_statistics(given: Arguments) -> None:
@@ -275,7 +275,7 @@ def is_finite(given: Arguments) -> None:
 
 
 def quotient_exists(given: Arguments) -> None:
-    """The processor traps where the lowest integer is divided by -1, because the quotient is out of range."""
+    """The processor traps if the lowest integer is divided by -1, because the quotient is out of range."""
     dividend, divisor = given["self"], given["other"]
     if given["rounding_mode"] != "trunc" or dividend.dtype.is_floating_point or dividend.dtype not in _LOWEST:
         return

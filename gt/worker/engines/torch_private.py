@@ -46,7 +46,7 @@ def storage_identity(tensor: torch.Tensor) -> int:
 
 @contextmanager
 def new_memory_filled() -> Generator[None]:
-    """Torch fills all new memory, that of kernels included, where its algorithms are to be deterministic."""
+    """Let torch fill all new memory, also that of kernels, as it does for deterministic algorithms."""
     before = torch._C._get_deterministic_algorithms(), torch._C._get_deterministic_algorithms_warn_only()
     torch._C._set_deterministic_algorithms(True, warn_only=True)
     try:
@@ -72,7 +72,7 @@ class OpWatcher(TorchDispatchMode):
 
 
 def _dispatch_keys_of_a_new_thread() -> tuple[Any, Any]:
-    """Torch's thread-local dispatch keys as they are where no mode, autocast or transform is active."""
+    """Torch's thread-local dispatch keys as they are without an active mode, autocast or transform."""
     found: list[Any] = []
 
     def read() -> None:

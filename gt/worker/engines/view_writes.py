@@ -1,4 +1,4 @@
-"""Writes a value to the elements of a base that a view selects, also where the view has to be a copy."""
+"""Writes a value to the elements of a base that a view selects, even if the view has to be a copy."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import torch
 
 
 def write_through(base: torch.Tensor, view: Callable[[torch.Tensor], torch.Tensor], value: torch.Tensor) -> None:
-    """Where the view is a copy, the positions of its elements are found by applying it to a base that holds its own
+    """If the view is a copy, the positions of its elements are found by applying it to a base that holds its own
     positions."""
     target = view(base)
     if target.untyped_storage().data_ptr() == base.untyped_storage().data_ptr():

@@ -1,7 +1,7 @@
 """Ops that work block by block along a cut dim, such as a sum of each shard.
 
-The blocks are the shards that the dim had when the op was expanded. They are among the arguments of the op, so that its
-result does not depend on the layout that it runs with.
+The op takes the blocks as an argument: they are the shards of the dim at the time of the expansion. So its result does
+not depend on the layout with which it runs.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from typing import TypeAlias
 
 from gt.core.signatures import Input, ListArg
 from gt.sharding.boxes import Cuts, Interval
-from gt.sharding.factors import BlockWindow, Dim, OpShardingRule, PartialPassthrough, Ref, RuleBuilder
+from gt.sharding.factors import BlockWindow, Dim, FactorRef, OpShardingRule, PartialPassthrough, RuleBuilder
 from gt.sharding.op_calls import LocalBuilder, LocalContext, LocalProgram, Lowering, OpCall
 from gt.sharding.rules.support.dims import dim_names
 from gt.sharding.spec import ShardingSpec
@@ -57,7 +57,7 @@ def block_rule(
     shape = call.inputs[0].shape
     names = [builder.factor(name, size) for name, size in zip(dim_names(len(shape)), shape, strict=True)]
     tensors: list[tuple[Dim, ...]] = [
-        tuple([(Ref(name, window if position == dim else None),) for position, name in enumerate(names)])
+        tuple([(FactorRef(name, window if position == dim else None),) for position, name in enumerate(names)])
         for window in windows
     ]
     builder.operands = tensors[: len(call.inputs)]

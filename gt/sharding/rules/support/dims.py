@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Container, Mapping, Sequence
 
 from gt.sharding.boxes import Shape
-from gt.sharding.factors import Dim, OpShardingRule, PartialPassthrough, Ref, RuleBuilder, bind
+from gt.sharding.factors import Dim, FactorRef, OpShardingRule, PartialPassthrough, RuleBuilder, bind
 from gt.sharding.op_calls import Lowering, OpCall
 from gt.sharding.rules.entry import Expand, OpEntry
 from gt.sharding.spec import ShardingSpec
@@ -39,7 +39,7 @@ def broadcast_shape(shapes: Sequence[Shape]) -> Shape:
 
 def dim_factors(builder: RuleBuilder, shape: Shape, uncut: Container[int] = ()) -> list[Dim]:
     """A factor for every dim of a shape, named d0, d1, ...; none for the `uncut` dims."""
-    return [(Ref(builder.factor(f"d{dim}", size)),) if dim not in uncut else () for dim, size in enumerate(shape)]
+    return [(FactorRef(builder.factor(f"d{dim}", size)),) if dim not in uncut else () for dim, size in enumerate(shape)]
 
 
 # --- The text of a rule -----------------------------------------------------------------------------------------------
@@ -56,12 +56,12 @@ def reduced_names(names: Sequence[str], dims: Sequence[int], keepdim: bool) -> l
 
 
 def rule_text(
-    operands: Sequence[Sequence[str]], results: Sequence[Sequence[str]], classes: Mapping[str, Sequence[str]]
+    operands: Sequence[Sequence[str]], results: Sequence[Sequence[str]], roles: Mapping[str, Sequence[str]]
 ) -> str:
-    """The text of a rule from the names of the dims of its tensors. `classes` are those of factors, such as
+    """The text of a rule from the names of the dims of its tensors. `roles` are those of factors, such as
     `{"whole": names}`."""
     sides = [", ".join([" ".join(names) or "..." for names in side]) for side in (operands, results)]
-    tail = "; ".join([f"{label}: {' '.join(names)}" for label, names in classes.items() if names])
+    tail = "; ".join([f"{label}: {' '.join(names)}" for label, names in roles.items() if names])
     return " -> ".join(sides) + (f" | {tail}" if tail else "")
 
 

@@ -23,7 +23,7 @@ class ExpansionBuilder:
         self._metas = list(call.inputs)
         self._calls: list[ExpandedCall] = []
 
-    def call(
+    def call_multi(
         self,
         op: str,
         args: Sequence[Arg],
@@ -31,16 +31,15 @@ class ExpansionBuilder:
         kwargs: Mapping[str, Arg] | None = None,
         output_positions: Sequence[int] = (),
     ) -> tuple[Input, ...]:
+        """One call with several outputs."""
         self._calls.append(ExpandedCall(op, tuple(args), kwargs or {}, tuple(outputs), tuple(output_positions)))
         first = len(self._metas)
         self._metas.extend(outputs)
         return tuple([Input(first + position) for position in range(len(outputs))])
 
-    def call_one(
-        self, op: str, args: Sequence[Arg], output: TensorMeta, kwargs: Mapping[str, Arg] | None = None
-    ) -> Input:
+    def call(self, op: str, args: Sequence[Arg], output: TensorMeta, kwargs: Mapping[str, Arg] | None = None) -> Input:
         """A call with one output."""
-        return self.call(op, args, (output,), kwargs)[0]
+        return self.call_multi(op, args, (output,), kwargs)[0]
 
     def shape(self, tensor: Input) -> Shape:
         return self._metas[tensor.index].shape
@@ -52,7 +51,7 @@ class ExpansionBuilder:
         """A pointwise op with broadcasting. Its result has the dtype of its first tensor unless one is given."""
         tensors = [arg for arg in args if isinstance(arg, Input)]
         shape = broadcast_shape([self.shape(tensor) for tensor in tensors])
-        return self.call_one(op, args, contiguous_meta(shape, dtype or self.dtype(tensors[0])))
+        return self.call(op, args, contiguous_meta(shape, dtype or self.dtype(tensors[0])))
 
     def reduce(self, op: str, tensor: Input, dims: Sequence[int], keepdim: bool = True) -> Input:
         """A reduction of dims with a result of the same dtype."""
@@ -60,26 +59,26 @@ class ExpansionBuilder:
             return tensor
         shape = reduced_shape(self.shape(tensor), dims, keepdim)
         meta = contiguous_meta(shape, self.dtype(tensor))
-        return self.call_one(op, (tensor, ListArg(tuple(dims)), keepdim), meta)
+        return self.call(op, (tensor, ListArg(tuple(dims)), keepdim), meta)
 
     def cast(self, tensor: Input, dtype: str) -> Input:
         if self.dtype(tensor) == dtype:
             return tensor
         meta = contiguous_meta(self.shape(tensor), dtype)
-        return self.call_one("aten._to_copy.default", (tensor,), meta, {"dtype": DType(dtype)})
+        return self.call("aten._to_copy.default", (tensor,), meta, {"dtype": DType(dtype)})
 
     def squeeze(self, tensor: Input, dims: Sequence[int], keepdim: bool = False) -> Input:
         """The tensor without these dims of size one, unless `keepdim`."""
         if keepdim or not dims:
             return tensor
         meta = contiguous_meta(reduced_shape(self.shape(tensor), dims, keepdim=False), self.dtype(tensor))
-        return self.call_one("aten.squeeze.dims", (tensor, ListArg(tuple(dims))), meta)
+        return self.call("aten.squeeze.dims", (tensor, ListArg(tuple(dims))), meta)
 
     def view(self, tensor: Input, shape: Sequence[int]) -> Input:
         if self.shape(tensor) == tuple(shape):
             return tensor
         meta = contiguous_meta(shape, self.dtype(tensor))
-        return self.call_one("aten.view.default", (tensor, ListArg(tuple(shape))), meta)
+        return self.call("aten.view.default", (tensor, ListArg(tuple(shape))), meta)
 
     def finish(self, *results: Input) -> Expansion:
         """The expansion. A result that is an input of the call is cloned."""

@@ -23,7 +23,7 @@ def same_op(shard: LocalContext, changes: Mapping[int, Arg] | None = None, **kwa
 def single_call(shard: LocalContext, op: str, *args: Arg, **kwargs: Arg) -> LocalProgram:
     """A program of one call that gives all results."""
     builder = LocalBuilder(len(shard.call.inputs))
-    return builder.finish(*builder.calls(op, len(shard.call.outputs), *args, **kwargs))
+    return builder.finish(*builder.call_multi(op, len(shard.call.outputs), *args, **kwargs))
 
 
 def zero_results(shard: LocalContext) -> LocalProgram:
