@@ -146,7 +146,7 @@ class ViewCall:
 
 
 class WriteCall:
-    """An op that overwrites some of its arguments. `writes`: their positions among the tensors of the call."""
+    """An op that writes to some of its arguments. `writes`: their positions among the tensors of the call."""
 
     __slots__ = ("op_id", "outputs", "random", "returned", "writes")
 

@@ -294,8 +294,8 @@ class CallTemplate:
         self.paths = tuple(ref.path.steps if ref.path is not None else () for ref in refs)
         first_of = {id(refs[position].storage): position for position in reversed(self._written)}
         self.writes = tuple(reversed(first_of.values()))  # one input for each storage that is written
-        is_whole = op.overwrites and all(refs[position].path is None for position in self.writes)
-        self.overwrites = tuple([refs[position].geometry.meta() for position in self.writes]) if is_whole else ()
+        is_whole = op.writes_all and all(refs[position].path is None for position in self.writes)
+        self.fully_written = tuple([refs[position].geometry.meta() for position in self.writes]) if is_whole else ()
 
     def signature(self, op: OpSchema, outputs: Sequence[Geometry | None]) -> Signature:
         metas = tuple(output.meta() for output in outputs if output is not None)
@@ -314,7 +314,7 @@ class CallTemplate:
             floating,
             op.functional,
             None if spec is None else spec.record(),
-            self.overwrites,
+            self.fully_written,
         )
 
     def _argument(self, kind: Kind, value: Any) -> Arg:

@@ -26,7 +26,7 @@ class Kind(Enum):
 
     TENSOR = "tensor"
     TENSORS = "tensors"
-    TARGET = "target"  # a tensor that the op overwrites
+    TARGET = "target"  # a tensor that the op writes to
     TARGETS = "targets"
     COPIES = "copies"  # targets; of plain tensors, copies are overwritten instead
     SCALAR = "scalar"  # the shapes do not depend on its value
@@ -62,10 +62,10 @@ _VALUE_MATTERS = {
     "aten::histc",  # equal ends of its bins mean those of all elements
 }  # fmt: skip
 
-# Arguments that ops overwrite although their schema does not declare it.
+# Arguments that ops write to although their schema does not declare it.
 _UNDECLARED_WRITES = {"aten::native_batch_norm": ("running_mean", "running_var")}
 
-# Lists that ops do not overwrite although their schema declares it. They may hold plain tensors, such as the step
+# Lists that ops do not write to although their schema declares it. They may hold plain tensors, such as the step
 # counts of an optimizer.
 _FALSE_WRITES = {"aten::_fused_adagrad_": ("state_steps",)}
 
@@ -82,8 +82,8 @@ _DEVICE_DEPENDENT = {
 _DEVICE_DEPENDENT_IN_HALF = {"aten::native_layer_norm", "aten::native_group_norm", "aten::_batch_norm_with_update"}
 _DEVICE_DEPENDENT_IN_EVALUATION = {"aten::native_batch_norm", "aten::_native_batch_norm_legit"}
 
-# They write every element of their target and read none of it.
-_OVERWRITING = {
+# Ops that write every element of their target and read none of it.
+_WRITES_ALL = {
     "aten::zero_", "aten::fill_", "aten::copy_", "aten::normal_", "aten::uniform_", "aten::random_", "aten::bernoulli_",
     "aten::exponential_", "aten::log_normal_", "aten::cauchy_", "aten::geometric_", "aten::_foreach_zero_",
     "aten::_foreach_copy_",
@@ -101,7 +101,7 @@ class OpSchema:
     - `functional`: the op that computes the same without writing, for an op that writes, or ""
     - `leading`: the number of its first arguments that are tensors it only reads
     - `mask`: the position of the argument that selects which results are computed, or -1
-    - `overwrites`: it writes every element of its target and reads none of it
+    - `writes_all`: it writes every element of its target and reads none of it
     - `reshapes`: it changes the shape of its first argument in place
     - `returned`: for each result, the name of the written argument that it is, or None
     - `split`: its implementation one tensor at a time, for an op on lists of tensors
@@ -121,7 +121,6 @@ class OpSchema:
         "mask",
         "name",
         "needs_worker_shape",
-        "overwrites",
         "random",
         "reinterprets",
         "reshapes",
@@ -130,6 +129,7 @@ class OpSchema:
         "returns_python",
         "split",
         "writes",
+        "writes_all",
     )  # fmt: skip
 
     def __init__(self, func: OpOverload, special: bool) -> None:
@@ -143,7 +143,7 @@ class OpSchema:
         self.leading = min(others, default=len(self.kinds))
         self.mask = _mask(schema)
         self.writes = any(kind in (Kind.TARGET, Kind.TARGETS) for kind in self.kinds)
-        self.overwrites = schema.name in _OVERWRITING
+        self.writes_all = schema.name in _WRITES_ALL
         self.aliases = not self.writes and any(r.alias_info is not None for r in schema.returns)
         self.reshapes = torch.Tag.inplace_view in func.tags
         self.needs_worker_shape = schema.name in _DEVICE_DEPENDENT

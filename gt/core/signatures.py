@@ -1,6 +1,6 @@
 """Layouts, signatures and programs: the parts of messages that are sent once and then named by an id.
 
-A *signature* is an op with everything but its tensors and scalars. A *program* is the list of steps that workers run
+A *signature* is an op call without its tensors and scalars. A *program* is the list of steps that workers run
 for a signature on sharded tensors; each worker derives its own part from the layouts.
 """
 
@@ -118,14 +118,14 @@ Path: TypeAlias = Annotated[tuple[ViewStep, ...], Meta(max_length=4096)]
 
 
 class Signature(Struct, array_like=True, frozen=True):
-    """An op with everything but its tensors.
+    """An op call without its tensors and scalars.
 
     `paths[i]` is the view through which input i is used. `writes` are the positions of the inputs that the op
-    overwrites: their ids are consumed, and the instruction names the ids of the new versions after those of the
+    writes to: their ids are consumed, and the instruction names the ids of the new versions after those of the
     outputs. `outputs` is empty if the shapes depend on data; `positions` are their positions among the new tensors that
     the op returns, some of which may be absent. A `random` op takes its key as its last scalar. `floating` is the
     default floating dtype. `functional` names the same op without its writes, if there is one. `layout` is the layout
-    of the outputs, if the user gave one. `overwrites` are the metas of the written inputs, if the op writes every
+    of the outputs, if the user gave one. `fully_written` are the metas of the written inputs, if the op writes every
     element of them and reads none: such an input needs no value before.
     """
 
@@ -140,7 +140,7 @@ class Signature(Struct, array_like=True, frozen=True):
     floating: Name = "float32"
     functional: Name = ""
     layout: SpecRecord | None = None
-    overwrites: tuple[TensorMeta, ...] = ()
+    fully_written: tuple[TensorMeta, ...] = ()
 
 
 # Programs: the steps that workers run for an op on sharded tensors
@@ -219,10 +219,11 @@ Step: TypeAlias = Union[Compute, Whole, Move, WriteBack, Refuse]
 
 class Program(Struct, array_like=True, frozen=True):
     """Steps over registers. `takes` are the registers of the command's inputs, `gives` those of its outputs. The inputs
-    at the positions `consumes` are removed afterwards; if it `overwrites` them, they need no value before."""
+    at the positions `consumes` are removed afterwards; with `writes_all` they are fully written and not read, so they
+    need no value before."""
 
     steps: Annotated[tuple[Step, ...], Meta(max_length=1 << 12)]
     takes: tuple[int, ...]
     gives: tuple[int, ...]
     consumes: tuple[int, ...] = ()
-    overwrites: bool = False
+    writes_all: bool = False

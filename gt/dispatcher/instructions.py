@@ -99,7 +99,7 @@ class Instructions:
         writes = record.signature.writes
         if writes and session.halted is not None:
             _require_no_old_write(session, [inputs[position] for position in writes])
-        if state.missing and len(record.signature.overwrites) == 1:
+        if state.missing and len(record.signature.fully_written) == 1:
             self._place_target(session, record, op)
         try:
             if len(inputs) == 2:  # a comprehension takes longer

@@ -346,7 +346,7 @@ class ProgramBuilder:
         )
 
     def finish(
-        self, gives: Sequence[int], consumes: Sequence[int], overwrites: bool = False
+        self, gives: Sequence[int], consumes: Sequence[int], writes_all: bool = False
     ) -> tuple[Program, tuple[tuple[int, ShardingSpec | None], ...]]:
         """The program, and its inputs: the position of each in the call, with the layout to move it to (None: as it
         is)."""
@@ -360,7 +360,7 @@ class ProgramBuilder:
                 sources.append((register, spec))
         positions = {register: position for position, register in enumerate(takes)}
         consumed = tuple([positions[register] for register in consumes])
-        program = Program(tuple(self.steps), tuple(takes), tuple(gives), consumed, overwrites)
+        program = Program(tuple(self.steps), tuple(takes), tuple(gives), consumed, writes_all)
         return program, tuple(sources)
 
 

@@ -31,7 +31,7 @@ class Kernel:
         engine.check_constants(signature.op, signature.args, signature.kwargs)
         self.signature = signature
         self.writes = signature.writes
-        self.overwrites = signature.overwrites
+        self.fully_written = signature.fully_written
         self.output_count = len(signature.outputs)
         self.direct: Callable[..., Value] | None = None
         self._engine = engine
@@ -132,7 +132,7 @@ class UnavailableKernel:
     def __init__(self, signature: Signature, error: Exception) -> None:
         self.signature = signature
         self.writes = signature.writes
-        self.overwrites = ()
+        self.fully_written = ()
         self.output_count = len(signature.outputs)
         self.direct = None
         self._error = error
