@@ -70,15 +70,15 @@ class WorkerInfo(Struct, array_like=True, frozen=True):
 
 
 class Welcome(_Record, frozen=True):
-    """`ident` is a client's session or a worker's id. `token` is a secret of the session that marks its shared-memory
-    segments. `instruction_log` is the path of the server's log, if it writes one."""
+    """`ident` is a client's session or a worker's id. `session_secret` is known to the session only and marks its
+    shared-memory segments. `instruction_log` is the path of the server's log, if it writes one."""
 
     version: Name
     ident: int
     pid: int
     host: Name
     workers: tuple[WorkerInfo, ...] = ()
-    token: Name = ""
+    session_secret: Name = ""
     instruction_log: Text = ""
 
 

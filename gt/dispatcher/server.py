@@ -348,5 +348,5 @@ class Server:
 
 
 def _require_own_segment(peer: Peer, name: str) -> None:
-    if name and not shared_memory.is_made_with(name, peer.token):
+    if name and not shared_memory.is_made_with(name, peer.session_secret):
         raise ProtocolError(f"segment {name} is not one of session {peer.ident}")

@@ -49,7 +49,7 @@ class SocketChannel:
         self._keys = keys
         self._silence = silence
         self._link: Link | None = None
-        self._token = ""
+        self._session_secret = ""
         self._taken = 0  # bytes received that were not yet confirmed to the server
         self._lock = threading.Lock()
         self._decoder: Decoder[Answer] = Decoder(Answer)
@@ -91,14 +91,14 @@ class SocketChannel:
             self._link.send(encode([hello]))
 
     def _note_server(self, welcome: Welcome) -> None:
-        self._token = welcome.token
+        self._session_secret = welcome.session_secret
         if welcome.host == this_host():
             self._server = (welcome.pid, start_mark(welcome.pid))
         else:
             self._copy = None
 
     def send(self, batch: Sequence[Instruction], buffers: Sequence[Buffer]) -> None:
-        packed, payloads = pack(batch, buffers, self._copy, self._token)
+        packed, payloads = pack(batch, buffers, self._copy, self._session_secret)
         messages = encode_batches(packed, payloads, MAX_INSTRUCTIONS)
         with self._lock:
             link = self._open_link()
