@@ -80,11 +80,11 @@ def _as_strided(cls: HandleType, op: OpSchema, args: tuple[Any, ...], kwargs: di
 
 def _within(ref: TensorRef, geometry: Geometry) -> Geometry:
     """Raise torch's error for a view that reaches beyond the storage."""
-    if geometry.span() > storage_elements(ref):
+    if geometry.storage_span() > storage_elements(ref):
         size = geometry.dtype.itemsize
         raise RuntimeError(
             f"setStorage: sizes {list(geometry.shape)}, strides {list(geometry.stride)}, storage offset "
-            f"{geometry.offset}, and itemsize {size} requiring a storage size of {geometry.span() * size} are out of "
+            f"{geometry.offset}, and itemsize {size} requiring a storage size of {geometry.storage_span() * size} are out of "
             f"bounds for storage of size {storage_elements(ref) * size}"
         )
     return geometry

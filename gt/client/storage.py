@@ -136,7 +136,7 @@ def _flat(elements: int, geometry: Geometry) -> Geometry:
 def storage_elements(ref: TensorRef) -> int:
     """The size of a tensor's storage in elements of the tensor's dtype."""
     storage = ref.storage.geometry
-    return storage.span() * storage.dtype.itemsize // ref.geometry.dtype.itemsize
+    return storage.storage_span() * storage.dtype.itemsize // ref.geometry.dtype.itemsize
 
 
 def view_of(ref: TensorRef, key: object, step: ViewStep, geometry: Geometry, strided: bool) -> StorageView:
