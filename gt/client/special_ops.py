@@ -84,8 +84,8 @@ def _within(ref: TensorRef, geometry: Geometry) -> Geometry:
         size = geometry.dtype.itemsize
         raise RuntimeError(
             f"setStorage: sizes {list(geometry.shape)}, strides {list(geometry.stride)}, storage offset "
-            f"{geometry.offset}, and itemsize {size} requiring a storage size of {geometry.storage_span() * size} are out of "
-            f"bounds for storage of size {storage_elements(ref) * size}"
+            f"{geometry.offset}, and itemsize {size} requiring a storage size of {geometry.storage_span() * size} are "
+            f"out of bounds for storage of size {storage_elements(ref) * size}"
         )
     return geometry
 
