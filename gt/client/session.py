@@ -49,11 +49,11 @@ from gt.core.messages import (
     Redistribute,
     RunOp,
     Segment,
-    Span,
     StatsRead,
     Synchronize,
     TimelineRead,
     TrafficRead,
+    VersionSpan,
     VersionsRead,
     Welcome,
 )
@@ -240,7 +240,7 @@ class Session:
         assert isinstance(answer, Queried)
         return answer
 
-    def read_versions(self, storages: Sequence[Storage]) -> tuple[Span, ...]:
+    def read_versions(self, storages: Sequence[Storage]) -> tuple[VersionSpan, ...]:
         """For each tensor, the spans of the program for which its values can still be read."""
         self.require_open()
         request = next(self.ids)

@@ -19,7 +19,7 @@ from gt.client.session import Session
 from gt.client.storage import Storage
 from gt.client.tensor import Tensor
 from gt.core.errors import GTError, RecoveryError, WorkerLost
-from gt.core.messages import CURRENT, FORMER, KEPT, Span
+from gt.core.messages import CURRENT, FORMER, KEPT, VersionSpan
 from gt.core.meta import contiguous_strides
 
 log = logging.getLogger("gt.client")
@@ -41,7 +41,7 @@ class RecoveryTarget(NamedTuple):
 
     name: str
     storage: Storage
-    span: Span
+    span: VersionSpan
     is_parameter: bool
     entry: StateEntry | None
 

@@ -206,7 +206,7 @@ class FetchTensor(_Record, frozen=True):
 
 
 class ReadVersions(_Record, frozen=True):
-    """Ask which versions of tensors can still be read; answered with a Span for each."""
+    """Ask which versions of tensors can still be read; answered with a VersionSpan for each."""
 
     timeline_name: ClassVar = None
     request: Id
@@ -444,7 +444,7 @@ class OpFailed(_Record, frozen=True):
     failure: Failure
 
 
-class Span(Struct, array_like=True, frozen=True):
+class VersionSpan(Struct, array_like=True, frozen=True):
     """The readable value of a tensor: it was made under the id `since` and should have been overwritten under the id
     `until` (0: no write failed). `since` is 0 if no value is readable. `kept_since` and `kept_until` say the same of
     the value that was kept from before a step."""
@@ -456,17 +456,17 @@ class Span(Struct, array_like=True, frozen=True):
 
 
 class Versions(_Record, frozen=True):
-    """A Span for each tensor that the worker holds a part of."""
+    """A VersionSpan for each tensor that the worker holds a part of."""
 
     request: Id
-    spans: tuple[tuple[Id, Span], ...]
+    spans: tuple[tuple[Id, VersionSpan], ...]
 
 
 class VersionsRead(_Record, frozen=True):
-    """A Span for each requested tensor, in order."""
+    """A VersionSpan for each requested tensor, in order."""
 
     request: Id
-    spans: tuple[Span, ...]
+    spans: tuple[VersionSpan, ...]
 
 
 class Synchronized(_Record, frozen=True):

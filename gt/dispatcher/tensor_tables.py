@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from gt.core.ids import session_of, short_id
-from gt.core.messages import Span
+from gt.core.messages import VersionSpan
 from gt.core.meta import TensorMeta
 from gt.dispatcher.errors import Cause, IdInUse, InvalidInstruction, NoValue, UnknownId
 from gt.dispatcher.tensor_records import FormerValue, Losses, MissingValue, TensorRecord, mesh_without
@@ -80,12 +80,12 @@ class TensorTables:
             return self.former_values[ident]
         return FormerValue(ident, self.tensors[ident], 0) if ident in self.tensors else None
 
-    def span(self, ident: int, spans: Mapping[int, Mapping[int, Span]]) -> Span:
+    def span(self, ident: int, spans: Mapping[int, Mapping[int, VersionSpan]]) -> VersionSpan:
         """When a tensor had the value that can be read, from the spans of each worker's part. A whole tensor on several
         workers is read on the first of them."""
         version = self.readable_version(ident)
         if version is None:
-            return Span(0, 0)
+            return VersionSpan(0, 0)
         local, tensor, until = version
         workers = tensor.spec.mesh.workers[:1] if tensor.spec.is_whole else tensor.spec.mesh.workers
         return _common_span([spans[worker][local] for worker in workers if local in spans.get(worker, ())], until)
@@ -303,13 +303,13 @@ def _add_useless(losses: Losses, ident: int | None, mesh: DeviceMesh, worker: in
         losses.useless.append((ident, rest))
 
 
-def _common_span(parts: Sequence[Span], until: int) -> Span:
+def _common_span(parts: Sequence[VersionSpan], until: int) -> VersionSpan:
     """The span in which all parts of a tensor had their readable values."""
     if not parts:
-        return Span(0, 0)
+        return VersionSpan(0, 0)
     ends = [end for end in (*[part.until for part in parts], until) if end]
     since = max(part.since for part in parts) if all(part.since for part in parts) else 0
     kept = [(part.kept_since, part.kept_until) for part in parts]
     if not all(first for first, _ in kept):
-        return Span(since, min(ends, default=0))
-    return Span(since, min(ends, default=0), max(first for first, _ in kept), min(last for _, last in kept))
+        return VersionSpan(since, min(ends, default=0))
+    return VersionSpan(since, min(ends, default=0), max(first for first, _ in kept), min(last for _, last in kept))
