@@ -118,7 +118,7 @@ def _emit_begin(session: Session, gradients: Sequence[torch.Tensor], parameters:
 def _end(session: Session, optimizers: Sequence[Optimizer]) -> None:
     ended: EndStep = session.outbox.submit(lambda ids: EndStep(next(session.ids)), ())
     for optimizer in optimizers:
-        _histories[optimizer].steps[-1].end = ended.step
+        _histories[optimizer].steps[-1].end = ended.end
 
 
 def snapshot(optimizer: Optimizer) -> State:

@@ -224,9 +224,9 @@ class BeginStep(_Record, frozen=True):
 
 
 class EndStep(_Record, frozen=True):
-    """The step is over. `step` is an id of its own, not that of BeginStep."""
+    """The step is over. `end` is the id of its end: smaller than the ids of all later tensors."""
 
-    step: Id
+    end: Id
 
 
 class LocateTensor(_Record, frozen=True):
@@ -337,7 +337,7 @@ class WorkerEndStep(_Record, frozen=True):
     """`is_done`: the dispatcher has let all ops of the step run."""
 
     timeline_name: ClassVar = None
-    step: Id
+    end: Id
     is_done: bool
 
 

@@ -69,12 +69,12 @@ class OptimizerSteps:
             session.failed = tokens.for_dependents()
 
     def end(self, command: WorkerEndStep) -> None:
-        session = self.sessions.setdefault(session_of(command.step), _SessionSteps())
+        session = self.sessions.setdefault(session_of(command.end), _SessionSteps())
         is_done = command.is_done and session.failed is None
         session.begun, session.failed = 0, None
         if is_done:
-            session.done = command.step
-            self._forget_kept(session_of(command.step))
+            session.done = command.end
+            self._forget_kept(session_of(command.end))
 
     def forget(self, session: int) -> None:
         self.sessions.pop(session, None)
