@@ -26,7 +26,8 @@ _RANGE = Meta(ge=0, lt=1 << 62)
 _COUNT = Meta(max_length=1 << 20)
 _Number: TypeAlias = Annotated[int, _RANGE]
 SiteId: TypeAlias = _Number
-"""An id of a site or scope. Each session numbers its own from 1, without the session's bits."""
+ScopeId: TypeAlias = _Number
+"""Ids of sites and of scopes: each session numbers its own from 1, without the session's bits; 0 is none."""
 Id: TypeAlias = Annotated[int, _RANGE, IdRole.OWNED]
 Ids: TypeAlias = Annotated[tuple[_Number, ...], _COUNT, IdRole.OWNED]
 NewId: TypeAlias = Annotated[int, _RANGE, IdRole.NEW]

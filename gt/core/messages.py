@@ -17,7 +17,7 @@ from typing import Annotated, ClassVar, TypeAlias, Union
 
 from msgspec import Meta, Struct
 
-from gt.core.ids import FirstResultId, Id, Ids, NewId, NewIds, SiteId
+from gt.core.ids import FirstResultId, Id, Ids, NewId, NewIds, ScopeId, SiteId
 from gt.core.meta import TensorMeta
 from gt.core.signatures import Axis, Name, Number, PolicyRecord, Program, Signature, SpecRecord, Text
 
@@ -133,7 +133,7 @@ class DefineScope(_Record, frozen=True):
     """A signal scope with its present configuration; a changed configuration gets another id. The ops of a scope
     without a policy run like ops outside any scope."""
 
-    scope_id: SiteId
+    scope_id: ScopeId
     name: Name
     policy: PolicyRecord | None = None
     compile: bool = False
@@ -143,7 +143,7 @@ class CreateTensor(_Record, frozen=True):
     id: NewId
     meta: TensorMeta
     segment: Segment
-    scope: int
+    scope: ScopeId
     site: SiteId
 
 
@@ -155,7 +155,7 @@ class RunOp(_Record, frozen=True):
     inputs: Ids
     outputs: NewIds
     scalars: tuple[Number, ...]
-    scope: int
+    scope: ScopeId
     site: SiteId
 
 
@@ -170,7 +170,7 @@ class QueryOp(_Record, frozen=True):
     written: NewIds
     first: FirstResultId
     scalars: tuple[Number, ...]
-    scope: int
+    scope: ScopeId
     site: SiteId
 
 
@@ -286,7 +286,7 @@ class WorkerDefineScope(_Record, frozen=True):
 
     timeline_name: ClassVar = None
     session: int
-    scope_id: SiteId
+    scope_id: ScopeId
     name: Name
     compile: bool
 
