@@ -26,7 +26,7 @@ from gt.client.scope_resolver import ScopeResolver
 from gt.client.scope_stack import in_use, push
 from gt.client.storage import ROOT, Storage, TensorRef
 from gt.core.errors import GTError, OpError, SessionError
-from gt.core.ids import FIRST_RUN, MAX_RESULTS, SESSION_SHIFT
+from gt.core.ids import FIRST_QUERY_ID, MAX_RESULTS, SESSION_SHIFT
 from gt.core.messages import (
     CURRENT,
     CreateTensor,
@@ -94,7 +94,7 @@ class Session:
         self._auto_shard = auto_shard
         self._channel = channel
         self._op_ids = itertools.count(first + 1)
-        self._runs = itertools.count(first + FIRST_RUN, MAX_RESULTS)
+        self._query_ids = itertools.count(first + FIRST_QUERY_ID, MAX_RESULTS)
         self._ended = False
         if in_use() or (not self.alone and auto_shard is not False):
             self.resolve_scopes()
@@ -145,7 +145,7 @@ class Session:
 
     def reserve_ids(self) -> int:
         """The first of a range of ids for the results of a query."""
-        return next(self._runs)
+        return next(self._query_ids)
 
     # Uploads
 

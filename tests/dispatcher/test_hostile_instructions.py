@@ -9,7 +9,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from gt.core.errors import ProtocolError
-from gt.core.ids import FIRST_RUN, MAX_RESULTS, session_of
+from gt.core.ids import FIRST_QUERY_ID, MAX_RESULTS, session_of
 from gt.core.messages import (
     CreateTensor,
     DefineOp,
@@ -130,8 +130,8 @@ def test_a_tensor_id_in_use_is_refused(instruction, lost):
 def test_results_of_a_query_take_no_ids_of_another():
     harness = harness_with()
     harness.define(OP, NONZERO)
-    harness.tell(query(OP, (A,), first=own(FIRST_RUN)))
-    (answer,) = answers(harness.tell(query(OP, (A,), first=own(FIRST_RUN), request=REQUEST2)))
+    harness.tell(query(OP, (A,), first=own(FIRST_QUERY_ID)))
+    (answer,) = answers(harness.tell(query(OP, (A,), first=own(FIRST_QUERY_ID), request=REQUEST2)))
     assert isinstance(answer, Rejected) and "which another query may use" in answer.reason
     queried = Queried(REQUEST, (SMALL,), ())
     assert harness.report(0, queried) == [ToClient(1, queried)]
@@ -238,7 +238,7 @@ POLICIES = st.builds(PolicyRecord, MESHES, lead=DIMS, tail=DIMS, pins=st.boolean
 SIGNATURES = st.sampled_from(
     [ZEROS, ADD, ADD_, NONZERO, RESIZE_, RICH, signature("aten.x", 2, (SMALL,), writes=(1, 0))]
 )
-FIRSTS = st.sampled_from([own(FIRST_RUN), own(FIRST_RUN + MAX_RESULTS), own(FIRST_RUN + 1)])
+FIRSTS = st.sampled_from([own(FIRST_QUERY_ID), own(FIRST_QUERY_ID + MAX_RESULTS), own(FIRST_QUERY_ID + 1)])
 
 INSTRUCTIONS = st.one_of(
     st.builds(CreateTensor, IDS, st.sampled_from([SMALL, LARGE]), st.just(INLINE), SCOPES, st.just(0)),
