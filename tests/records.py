@@ -169,7 +169,7 @@ INSTRUCTIONS: list[Instruction] = [
     DefineSite(3, "train.py", 12, "step"),
     DefineScope(4, "forward"),
     CreateTensor(own(5), SMALL, SHARED, 0, 3),
-    CreateTensor(own(5), SMALL, INLINE, -1, 3),
+    CreateTensor(own(5), SMALL, INLINE, 2, 3),
     RunOp(own(1), (own(5), own(6)), (own(7),), (1, 1.0, True), 0, 3),
     QueryOp(own(8), own(1), (own(5),), (own(9),), own(10), (False, -2, float("inf")), 0, 3),
     Redistribute(own(5), own(14), ROWS, 3),

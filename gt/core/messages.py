@@ -21,11 +21,11 @@ from gt.core.ids import FirstResultId, Id, Ids, NewId, NewIds, ScopeId, SiteId
 from gt.core.meta import TensorMeta
 from gt.core.signatures import Axis, Name, Number, PolicyRecord, Program, Signature, SpecRecord, Text
 
-PROTOCOL = 8
+PROTOCOL = 9
 MAX_BATCH = 1 << 16
 MAX_RECORDED = 1 << 20  # commands that a worker records at most
 COUNTED_BYTES = 1 << 16  # a read of this size or more counts by itself against the session's limit
-TAKEN_BYTES = 1 << 20  # a client acknowledges its other answers together, each time they add up to this size
+ACKNOWLEDGED_BYTES = 1 << 20  # a client acknowledges its other answers together, each time they add up to this size
 RAN_AT_ONCE = 1 << 10  # recorded commands of each worker in one answer
 CURRENT, FORMER, KEPT = range(3)  # versions of a tensor, see FetchTensor
 
@@ -98,15 +98,15 @@ class Goodbye(_Record, frozen=True):
     reason: Text = ""
 
 
-class Received(_Record, frozen=True):
+class AckRead(_Record, frozen=True):
     """A client has read the bytes of an answer of COUNTED_BYTES or more, which no longer count against its limit."""
 
     request: Id
 
 
-class Taken(_Record, frozen=True):
-    """A client has read `nbytes` of messages since the last Taken, not counting reads of COUNTED_BYTES or more. Sent
-    about every TAKEN_BYTES."""
+class AckBytes(_Record, frozen=True):
+    """A client has read `nbytes` of messages since the last AckBytes, not counting reads of COUNTED_BYTES or more. Sent
+    about every ACKNOWLEDGED_BYTES."""
 
     nbytes: Annotated[int, Meta(ge=0, lt=1 << 52)]
 

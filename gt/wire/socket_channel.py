@@ -11,15 +11,15 @@ from pathlib import Path
 
 from gt.core.errors import ConnectionLost, ProtocolError, ServerLost, SessionError
 from gt.core.messages import (
+    ACKNOWLEDGED_BYTES,
     COUNTED_BYTES,
-    TAKEN_BYTES,
+    AckBytes,
+    AckRead,
     Answer,
     Fetched,
     Hello,
     Instruction,
-    Received,
     Refused,
-    Taken,
     Waiting,
     Welcome,
 )
@@ -50,7 +50,7 @@ class SocketChannel:
         self._silence = silence
         self._link: Link | None = None
         self._session_secret = ""
-        self._taken = 0  # bytes received that were not yet confirmed to the server
+        self._unacknowledged = 0  # bytes received that are not yet acknowledged to the server
         self._lock = threading.Lock()
         self._decoder: Decoder[Answer] = Decoder(Answer)
         self._server = (0, "")
@@ -120,26 +120,26 @@ class SocketChannel:
             if frames is None:
                 self._check_server(link)
                 return []
-        answers, taken = self._unpack(frames)
-        if taken:
+        answers, acks = self._unpack(frames)
+        if acks:
             with self._lock, contextlib.suppress(ConnectionLost):  # the next `receive` raises it
-                self._open_link().send(encode(taken))
+                self._open_link().send(encode(acks))
         return answers
 
-    def _unpack(self, frames: Sequence[Frame]) -> tuple[list[tuple[Answer, Buffer | None]], list[Received | Taken]]:
-        """The answers with their bytes, and the confirmations to send to the server."""
+    def _unpack(self, frames: Sequence[Frame]) -> tuple[list[tuple[Answer, Buffer | None]], list[AckRead | AckBytes]]:
+        """The answers with their bytes, and the acknowledgements to send to the server."""
         answers, payloads = self._decoder.decode(frames)
         remaining = iter(payloads)
         unpacked = [unpack(answer, next(remaining) if isinstance(answer, Fetched) else None) for answer in answers]
         fetched = [answer for answer in answers if isinstance(answer, Fetched)]
-        taken: list[Received | Taken] = [
-            Received(answer.request) for answer in fetched if answer.segment.nbytes >= COUNTED_BYTES
+        acks: list[AckRead | AckBytes] = [
+            AckRead(answer.request) for answer in fetched if answer.segment.nbytes >= COUNTED_BYTES
         ]
-        self._taken += uncounted_bytes(answers, frames)
-        if self._taken >= TAKEN_BYTES:
-            taken.append(Taken(self._taken))
-            self._taken = 0
-        return unpacked, taken
+        self._unacknowledged += uncounted_bytes(answers, frames)
+        if self._unacknowledged >= ACKNOWLEDGED_BYTES:
+            acks.append(AckBytes(self._unacknowledged))
+            self._unacknowledged = 0
+        return unpacked, acks
 
     def _open_link(self) -> Link:
         if self._link is None or self._link.closed:
