@@ -140,11 +140,11 @@ STEP = ViewStep("aten.as_strided.default", (ListArg((2, 2)), 3), {"storage_offse
 PATHS = ((STEP, STEP), ())
 RICH = Signature(
     "aten.x_.default", ARGS, {"all": ListArg(ARGS)}, PATHS, (0,), (SMALL, LARGE), (0, 2),
-    random=True, floating="float64", functional="aten.x.default", layout=ROWS,
+    random=True, default_dtype="float64", functional="aten.x.default", layout=ROWS,
 )  # fmt: skip
 _COMPUTE = Compute(
     "aten.x.default", ARGS, {"all": ListArg(ARGS)}, (3, 1), (4, 1), (SMALL, SMALL), (LARGE, SMALL), (WHOLE, ROWS),
-    (ROWS, ROWS), (-1, 1), RICH, random=True, floating="float64", is_view=True,
+    (ROWS, ROWS), (-1, 1), RICH, random=True, default_dtype="float64", is_view=True,
 )  # fmt: skip
 PROGRAM = Program(  # with an example of every kind of step
     (

@@ -300,7 +300,7 @@ class CallTemplate:
     def signature(self, op: OpSchema, outputs: Sequence[Geometry | None]) -> Signature:
         metas = tuple(output.meta() for output in outputs if output is not None)
         positions = tuple(position for position, output in enumerate(outputs) if output is not None)
-        floating = dtype_name(torch.get_default_dtype())
+        default_dtype = dtype_name(torch.get_default_dtype())
         spec = self._layout.spec(metas[0]) if self._layout is not None and metas else None
         return Signature(
             op.name,
@@ -311,7 +311,7 @@ class CallTemplate:
             metas,
             positions,
             op.random,
-            floating,
+            default_dtype,
             op.functional,
             None if spec is None else spec.record(),
             self.fully_written,

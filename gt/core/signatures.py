@@ -123,8 +123,8 @@ class Signature(Struct, array_like=True, frozen=True):
     `paths[i]` is the view through which input i is used. `writes` are the positions of the inputs that the op
     writes to: their ids are consumed, and the instruction names the ids of the new versions after those of the
     outputs. `outputs` is empty if the shapes depend on data; `positions` are their positions among the new tensors that
-    the op returns, some of which may be absent. A `random` op takes its key as its last scalar. `floating` is the
-    default floating dtype. `functional` names the same op without its writes, if there is one. `layout` is the layout
+    the op returns, some of which may be absent. A `random` op takes its key as its last scalar. `default_dtype` is torch's
+    default floating dtype at the call. `functional` names the same op without its writes, if there is one. `layout` is the layout
     of the outputs, if the user gave one. `fully_written` are the metas of the written inputs, if the op writes every
     element of them and reads none: such an input needs no value before.
     """
@@ -137,7 +137,7 @@ class Signature(Struct, array_like=True, frozen=True):
     outputs: tuple[TensorMeta, ...]
     positions: tuple[int, ...]
     random: bool = False
-    floating: Name = "float32"
+    default_dtype: Name = "float32"
     functional: Name = ""
     layout: SpecRecord | None = None
     fully_written: tuple[TensorMeta, ...] = ()
@@ -173,7 +173,7 @@ class Compute(_Step, tag="compute", frozen=True):
     into: tuple[int, ...] = ()
     in_place: Signature | None = None
     random: bool = False
-    floating: Name = "float32"
+    default_dtype: Name = "float32"
     is_view: bool = False
     casts: bool = False
     positions: tuple[int, ...] = ()

@@ -103,7 +103,7 @@ def _read_shards(builder: ProgramBuilder, signature: Signature, targets: Sequenc
     used = [builder.view(position, path) for position, path in enumerate(signature.paths)]
     metas = tuple(builder.registers[register].meta for register in used)
     call = OpCall(signature.op, signature.args, signature.kwargs, metas, signature.outputs, signature.positions)
-    return builder.apply(call, used, targets, random=signature.random, floating=signature.floating)
+    return builder.apply(call, used, targets, random=signature.random, default_dtype=signature.default_dtype)
 
 
 def _write_shards(builder: ProgramBuilder, signature: Signature, is_aliased: bool) -> tuple[int, ...]:
@@ -132,7 +132,7 @@ def _write_shards(builder: ProgramBuilder, signature: Signature, is_aliased: boo
         tuple(used[position] for position in rest),
     )
     registers = [used[position] for position in order]
-    outputs = builder.write(call, registers, written, random=signature.random, floating=signature.floating)
+    outputs = builder.write(call, registers, written, random=signature.random, default_dtype=signature.default_dtype)
     for position, (view, steps) in views.items():
         if steps:
             builder.write_back(bases[position], view, steps)
@@ -184,5 +184,5 @@ def _renumbered(signature: Signature, order: Sequence[int]) -> Signature:
         (),
         signature.positions,
         signature.random,
-        signature.floating,
+        signature.default_dtype,
     )

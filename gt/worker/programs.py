@@ -244,7 +244,7 @@ class ProgramKernel:
         """One op of a lowering. Its inputs are all registers so far, so its signature has no view paths."""
         random = step.random and part.op == step.op
         op = _STRIDE_FREE.get(part.op, part.op)
-        signature = Signature(op, part.args, dict(part.kwargs), (), (), (), (), random, step.floating)
+        signature = Signature(op, part.args, dict(part.kwargs), (), (), (), (), random, step.default_dtype)
         return Kernel(self._engine, signature, region if random else None)
 
     def _region(self, step: Compute, shard: LocalContext) -> Region:
