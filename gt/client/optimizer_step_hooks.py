@@ -161,7 +161,7 @@ def restore_state(optimizer: Optimizer, state: State) -> None:
 def _session_of(optimizer: Optimizer) -> Session | None:
     """The active session, if an optimizer has parameters on GT."""
     session = sessions.active
-    if session is None or session.closed:
+    if session is None or session.closed_because:
         return None
     groups = optimizer.param_groups
     return session if any(hasattr(tensor, "_ref") for group in groups for tensor in group["params"]) else None

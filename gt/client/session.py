@@ -84,8 +84,8 @@ class Session:
         self.scope_resolver: ScopeResolver | None = None
         self.cached_calls: dict[tuple[Any, ...], Any] = {}
         self.signatures: dict[int, Signature] = {}
-        self.closed = ""  # the reason, if it is
-        self.records = False  # whether the workers record the commands they run
+        self.closed_because = ""  # the reason, if the session is closed
+        self.is_recording = False  # whether the workers record the commands they run
         self.sites = Sites(self._define_site)
         self.operands = OperandCache(self._upload_operand)
         self.inbox = Inbox(channel, self.sites, self._note_workers)
@@ -286,8 +286,8 @@ class Session:
     # The end
 
     def require_open(self) -> None:
-        if self.closed:
-            raise SessionError(self.closed)
+        if self.closed_because:
+            raise SessionError(self.closed_because)
 
     def close(self, reason: str) -> None:
         if self._ended:
@@ -323,7 +323,7 @@ class Session:
 
     def _break_off(self, reason: str) -> None:
         """Refuse every use from now on."""
-        self.closed = reason
+        self.closed_because = reason
         self.outbox.refuse(reason)
 
 
