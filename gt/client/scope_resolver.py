@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from gt.client.geometry import Geometry
-from gt.client.scope_stack import ScopeFrame, note_nodes, owner_of_gradient, top
+from gt.client.scope_stack import ScopeFrame, frame_of_node, note_nodes, top
 from gt.client.storage import TensorRef
 from gt.client.torch_patches.autograd_nodes import FIRST_ACCUMULATING, current_node, sequence_number
 from gt.core.messages import DefineScope
@@ -47,7 +47,7 @@ class ScopeResolver:
             number = sequence_number(autograd_node)
             if number >= FIRST_ACCUMULATING:
                 return 0  # accumulation runs where the gradient is
-            forward = owner_of_gradient(number)
+            forward = frame_of_node(number)
             frame = forward.backward_frame() if forward is not None else frame
         note_nodes(frame)
         scope_id = self._id_of_frame(frame, refs) if frame is not None else 0
