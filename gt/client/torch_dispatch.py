@@ -1,4 +1,4 @@
-"""`dispatch`, which runs for every op: it sorts the arguments, looks up the cached call, and runs it.
+"""`dispatch`, which runs for every op: it classifies the arguments, looks up the cached call, and runs it.
 
 Calls that are not cached are inferred (call_inference.py); the few ops that are not instructions are in special_ops.py.
 Everything in this file is a hot path.
@@ -69,13 +69,13 @@ def dispatch(
                 if call is None:
                     call = infer_call(session, op, args, {}, cache_key, refs)
                 return call.run(cls, session, refs, [], args, None)
-        return _sort_and_run(cls, session, op, args, kwargs, layout)
+        return _classify_and_run(cls, session, op, args, kwargs, layout)
     except Exception as error:
         leave_out_own_frames(error)
         raise
 
 
-def _sort_and_run(
+def _classify_and_run(
     cls: HandleType,
     session: Session,
     op: OpSchema,
@@ -124,7 +124,7 @@ def _sort_and_run(
 
 def _run_special(cls: HandleType, op: OpSchema, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """Run an op that is not one instruction: one of special_ops.py, or one that is composed of others. A list of
-    tensors is split where there are several workers, since its tensors may be on different ones."""
+    tensors is split if there are several workers, since its tensors may be on different ones."""
     special = SPECIAL.get(op.name) or (reshape_in_place if op.reshapes else None)
     if special is not None:
         return special(cls, op, args, kwargs)
@@ -141,7 +141,7 @@ def _run_special(cls: HandleType, op: OpSchema, args: tuple[Any, ...], kwargs: d
 def _take(  # noqa: PLR0912  (hot path: one branch for each kind of argument)
     session: Session, kind: Kind, value: Any, key: list[Any], refs: list[TensorRef], scalars: list[Any]
 ) -> None:  # fmt: skip
-    """Sort one argument: a tensor, a scalar, which may change from call to call, or a constant of the cache key."""
+    """Classify one argument: a tensor, a scalar, which may change from call to call, or a constant of the cache key."""
     if kind is _TENSOR:
         _take_tensor(session, value, key, refs, scalars)
     elif kind is _SCALAR and type(value) in _SCALAR_TYPES:
@@ -211,7 +211,7 @@ def _take_plain(session: Session, value: Any, key: list[Any], refs: list[TensorR
 
 
 def _alias_pattern(refs: list[TensorRef]) -> tuple[int, ...] | None:
-    """For each tensor of a call, the first position with the same storage; None where all storages differ. A write to
+    """For each tensor of a call, the first position with the same storage; None if all storages differ. A write to
     one changes the others."""
     if len(refs) == 1:
         return None

@@ -123,10 +123,10 @@ class Signature(Struct, array_like=True, frozen=True):
     `paths[i]` is the view through which input i is used. `writes` are the positions of the inputs that the op
     writes to: their ids are consumed, and the instruction names the ids of the new versions after those of the
     outputs. `outputs` is empty if the shapes depend on data; `positions` are their positions among the new tensors that
-    the op returns, some of which may be absent. A `random` op takes its key as its last scalar. `default_dtype` is torch's
-    default floating dtype at the call. `functional` names the same op without its writes, if there is one. `layout` is the layout
-    of the outputs, if the user gave one. `fully_written` are the metas of the written inputs, if the op writes every
-    element of them and reads none: such an input needs no value before.
+    the op returns, some of which may be absent. A `random` op takes its key as its last scalar. `default_dtype` is
+    torch's default floating dtype at the call. `functional` names the same op without its writes, if there is one.
+    `layout` is the layout of the outputs, if the user gave one. `fully_written` are the metas of the written inputs,
+    if the op writes every element of them and reads none: such an input needs no value before.
     """
 
     op: Name
