@@ -21,14 +21,14 @@ from gt.client.torch_patches.op_registry import (
 )
 
 
-class Kind(Enum):
+class ArgumentKind(Enum):
     """How an argument takes part in a call and in its cache key."""
 
     TENSOR = "tensor"
     TENSORS = "tensors"
     TARGET = "target"  # a tensor that the op writes to
     TARGETS = "targets"
-    COPIES = "copies"  # targets; of plain tensors, copies are overwritten instead
+    TARGETS_OR_COPIES = "targets or copies"  # as TARGETS; a plain tensor in the list is copied, and the copy is written
     SCALAR = "scalar"  # the shapes do not depend on its value
     SCALARS = "scalars"
     CONSTANT = "constant"
@@ -38,21 +38,21 @@ class Kind(Enum):
 
 
 _KINDS = {
-    "Tensor": Kind.TENSOR,
-    "Optional[Tensor]": Kind.TENSOR,
-    "List[Tensor]": Kind.TENSORS,
-    "List[Optional[Tensor]]": Kind.TENSORS,
-    "Optional[List[Tensor]]": Kind.TENSORS,
-    "Optional[List[Optional[Tensor]]]": Kind.TENSORS,
-    "number": Kind.SCALAR,
-    "Optional[number]": Kind.SCALAR,
-    "float": Kind.SCALAR,
-    "Optional[float]": Kind.SCALAR,
-    "List[number]": Kind.SCALARS,
-    "Optional[Generator]": Kind.GENERATOR,
-    "Generator": Kind.GENERATOR,
-    "Device": Kind.DEVICE,
-    "Optional[Device]": Kind.DEVICE,
+    "Tensor": ArgumentKind.TENSOR,
+    "Optional[Tensor]": ArgumentKind.TENSOR,
+    "List[Tensor]": ArgumentKind.TENSORS,
+    "List[Optional[Tensor]]": ArgumentKind.TENSORS,
+    "Optional[List[Tensor]]": ArgumentKind.TENSORS,
+    "Optional[List[Optional[Tensor]]]": ArgumentKind.TENSORS,
+    "number": ArgumentKind.SCALAR,
+    "Optional[number]": ArgumentKind.SCALAR,
+    "float": ArgumentKind.SCALAR,
+    "Optional[float]": ArgumentKind.SCALAR,
+    "List[number]": ArgumentKind.SCALARS,
+    "Optional[Generator]": ArgumentKind.GENERATOR,
+    "Generator": ArgumentKind.GENERATOR,
+    "Device": ArgumentKind.DEVICE,
+    "Optional[Device]": ArgumentKind.DEVICE,
 }
 
 # Ops whose output shape, or whether they are allowed at all, depends on the value of a scalar.
@@ -139,10 +139,10 @@ class OpSchema:
         self.name = str(func)
         self.kwarg_kinds = {a.name: _kind(a, schema.name, a.name in undeclared) for a in schema.arguments}
         self.kinds = tuple(self.kwarg_kinds.values())
-        others = [position for position, kind in enumerate(self.kinds) if kind is not Kind.TENSOR]
+        others = [position for position, kind in enumerate(self.kinds) if kind is not ArgumentKind.TENSOR]
         self.leading = min(others, default=len(self.kinds))
         self.mask = _mask(schema)
-        self.writes = any(kind in (Kind.TARGET, Kind.TARGETS) for kind in self.kinds)
+        self.writes = any(kind in (ArgumentKind.TARGET, ArgumentKind.TARGETS) for kind in self.kinds)
         self.writes_all = schema.name in _WRITES_ALL
         self.aliases = not self.writes and any(r.alias_info is not None for r in schema.returns)
         self.reshapes = torch.Tag.inplace_view in func.tags
@@ -161,19 +161,19 @@ class OpSchema:
         self.is_special = special or self.reshapes or self.decomposition is not None or self.split is not None
 
 
-def _kind(argument: Argument, op: str, undeclared_write: bool) -> Kind:
-    kind = _KINDS.get(str(argument.type), Kind.CONSTANT)
-    if kind is Kind.SCALAR and op in _VALUE_MATTERS:
-        return Kind.CONSTANT
+def _kind(argument: Argument, op: str, undeclared_write: bool) -> ArgumentKind:
+    kind = _KINDS.get(str(argument.type), ArgumentKind.CONSTANT)
+    if kind is ArgumentKind.SCALAR and op in _VALUE_MATTERS:
+        return ArgumentKind.CONSTANT
     if argument.name in ("pin_memory", "non_blocking"):
-        return Kind.IGNORED
+        return ArgumentKind.IGNORED
     written = undeclared_write or (argument.alias_info is not None and argument.alias_info.is_write)
     if written and argument.name in _FALSE_WRITES.get(op, ()):
-        return Kind.COPIES
-    if written and kind is Kind.TENSOR:
-        return Kind.TARGET
-    if written and kind is Kind.TENSORS:
-        return Kind.TARGETS
+        return ArgumentKind.TARGETS_OR_COPIES
+    if written and kind is ArgumentKind.TENSOR:
+        return ArgumentKind.TARGET
+    if written and kind is ArgumentKind.TENSORS:
+        return ArgumentKind.TARGETS
     return kind
 
 

@@ -15,7 +15,7 @@ from gt.client import session as sessions
 from gt.client.cached_calls import CachedCall, HandleType
 from gt.client.call_inference import infer_call
 from gt.client.factory_mode import FactoryMode
-from gt.client.op_schema import Kind, OpSchema
+from gt.client.op_schema import ArgumentKind, OpSchema
 from gt.client.session import Session
 from gt.client.special_ops import SPECIAL, reshape_in_place, run_on_host
 from gt.client.storage import TensorRef
@@ -25,8 +25,19 @@ from gt.client.tracebacks import leave_out_own_frames
 from gt.client.unsupported import refuse_op, require_strided, require_values
 from gt.sharding.placements import Layout
 
-_TENSOR, _TENSORS, _TARGET, _TARGETS, _COPIES = Kind.TENSOR, Kind.TENSORS, Kind.TARGET, Kind.TARGETS, Kind.COPIES
-_SCALAR, _SCALARS, _CONSTANT, _DEVICE = Kind.SCALAR, Kind.SCALARS, Kind.CONSTANT, Kind.DEVICE
+_TENSOR, _TENSORS, _TARGET, _TARGETS, _TARGETS_OR_COPIES = (
+    ArgumentKind.TENSOR,
+    ArgumentKind.TENSORS,
+    ArgumentKind.TARGET,
+    ArgumentKind.TARGETS,
+    ArgumentKind.TARGETS_OR_COPIES,
+)
+_SCALAR, _SCALARS, _CONSTANT, _DEVICE = (
+    ArgumentKind.SCALAR,
+    ArgumentKind.SCALARS,
+    ArgumentKind.CONSTANT,
+    ArgumentKind.DEVICE,
+)
 _SCALAR_TYPES = frozenset((float, int, bool))
 _ref_of, _key_of = attrgetter("_ref"), attrgetter("key")
 _default_dtype = torch.get_default_dtype
@@ -139,7 +150,7 @@ def _run_special(cls: HandleType, op: OpSchema, args: tuple[Any, ...], kwargs: d
 
 
 def _take(  # noqa: PLR0912  (hot path: one branch for each kind of argument)
-    session: Session, kind: Kind, value: Any, key: list[Any], refs: list[TensorRef], scalars: list[Any]
+    session: Session, kind: ArgumentKind, value: Any, key: list[Any], refs: list[TensorRef], scalars: list[Any]
 ) -> None:  # fmt: skip
     """Classify one argument: a tensor, a scalar, which may change from call to call, or a constant of the cache key."""
     if kind is _TENSOR:
@@ -165,7 +176,7 @@ def _take(  # noqa: PLR0912  (hot path: one branch for each kind of argument)
     elif kind is _CONSTANT or kind is _SCALAR:
         key.append(tuple(value) if type(value) is list else value)
         key.append(type(value))  # 1, 1.0 and True are equal as keys
-    elif kind is _COPIES:
+    elif kind is _TARGETS_OR_COPIES:
         key.append(len(value))
         for item in value:
             ref = getattr(item, "_ref", None)
