@@ -129,8 +129,8 @@ def _on_gt(function: Callable[..., Any]) -> Callable[..., Tensor]:
     return create
 
 
-def _from_gt(function: Callable[..., Any]) -> Callable[..., Tensor]:
-    """A function of tensors on GT: plain ones are moved first."""
+def _on_gt_tensors(function: Callable[..., Any]) -> Callable[..., Tensor]:
+    """A function of GT tensors; plain tensors among its arguments are moved to GT first."""
 
     @ends_on_users_line
     @functools.wraps(function)
@@ -212,10 +212,14 @@ bartlett_window, blackman_window, hamming_window, hann_window, kaiser_window = m
     (torch.bartlett_window, torch.blackman_window, torch.hamming_window, torch.hann_window, torch.kaiser_window),
 )
 
-bernoulli = _from_gt(torch.bernoulli)
-zeros_like, ones_like, full_like = _from_gt(torch.zeros_like), _from_gt(torch.ones_like), _from_gt(torch.full_like)
-empty_like, rand_like = _from_gt(torch.empty_like), _from_gt(torch.rand_like)
-randn_like, randint_like = _from_gt(torch.randn_like), _from_gt(torch.randint_like)
+bernoulli = _on_gt_tensors(torch.bernoulli)
+zeros_like, ones_like, full_like = (
+    _on_gt_tensors(torch.zeros_like),
+    _on_gt_tensors(torch.ones_like),
+    _on_gt_tensors(torch.full_like),
+)
+empty_like, rand_like = _on_gt_tensors(torch.empty_like), _on_gt_tensors(torch.rand_like)
+randn_like, randint_like = _on_gt_tensors(torch.randn_like), _on_gt_tensors(torch.randint_like)
 
 
 @ends_on_users_line
