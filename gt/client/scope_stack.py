@@ -17,7 +17,7 @@ from gt.client.torch_patches.autograd_nodes import current_node, next_sequence_n
 from gt.core.errors import SignalError
 from gt.signals.registry import registry
 
-_MOST_MARKS = 1 << 15  # gradients of graphs older than this many changes of scope run without a scope
+_MAX_MARKS = 1 << 15  # gradients of graphs older than this many changes of scope run without a scope
 
 
 class ScopeFrame:
@@ -79,8 +79,8 @@ class _Marks:
         if not self.frames or self.frames[-1] is not frame:
             self.starts.append(self.seen)
             self.frames.append(frame)
-            if len(self.starts) > _MOST_MARKS:
-                del self.starts[: _MOST_MARKS // 2], self.frames[: _MOST_MARKS // 2]
+            if len(self.starts) > _MAX_MARKS:
+                del self.starts[: _MAX_MARKS // 2], self.frames[: _MAX_MARKS // 2]
         self.seen = number
 
     def frame_of_node(self, number: int) -> ScopeFrame | None:

@@ -16,7 +16,7 @@ from gt.sharding.constraints import Constraint, Target, satisfy
 from gt.sharding.factors import MASK, REDUCE, WHOLE, Dim, Factor, OpShardingRule, PartialPassthrough
 from gt.sharding.spec import DeviceMesh, DimSpec, ShardingSpec
 
-MOST_STRATEGIES = 4096  # beyond this many only factors that some operand is already cut along are considered
+MAX_STRATEGIES = 4096  # beyond this many only factors that some operand is already cut along are considered
 
 
 class FactorSharding(NamedTuple):
@@ -211,7 +211,7 @@ def strategies_of(
     """All strategies that give each axis in use to one factor, to a passthrough of partial values, or to nothing."""
     used = _axes_in_use(operands, results, mesh)
     options = [_options(rule, operands, results, axis, used) for axis in mesh.axis_names]
-    if math.prod([len(option) for option in options]) > MOST_STRATEGIES:
+    if math.prod([len(option) for option in options]) > MAX_STRATEGIES:
         named = {name for found in projected for name in found}
         options = [[o for o in option if not isinstance(o, str) or o in named] for option in options]
     operand_shapes = [operand.shape for operand in operands]
