@@ -56,7 +56,7 @@ class Comm:
         self.pairs = {pair: count for pair, count in self.pairs.items() if count}
         self.bytes = sum(self.pairs.values())
         self.events = [
-            CollectiveEvent(c.kind, " ".join(c.axes), c.bytes, c.op, _site(self._session, c.site))
+            CollectiveEvent(c.kind, " ".join(c.axes), c.nbytes, c.op, _site(self._session, c.site))
             for c in answer.collectives
         ]
 

@@ -213,13 +213,13 @@ bartlett_window, blackman_window, hamming_window, hann_window, kaiser_window = m
 )
 
 bernoulli = _on_gt_tensors(torch.bernoulli)
-zeros_like, ones_like, full_like = (
-    _on_gt_tensors(torch.zeros_like),
-    _on_gt_tensors(torch.ones_like),
-    _on_gt_tensors(torch.full_like),
-)
-empty_like, rand_like = _on_gt_tensors(torch.empty_like), _on_gt_tensors(torch.rand_like)
-randn_like, randint_like = _on_gt_tensors(torch.randn_like), _on_gt_tensors(torch.randint_like)
+zeros_like = _on_gt_tensors(torch.zeros_like)
+ones_like = _on_gt_tensors(torch.ones_like)
+full_like = _on_gt_tensors(torch.full_like)
+empty_like = _on_gt_tensors(torch.empty_like)
+rand_like = _on_gt_tensors(torch.rand_like)
+randn_like = _on_gt_tensors(torch.randn_like)
+randint_like = _on_gt_tensors(torch.randint_like)
 
 
 @ends_on_users_line

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from gt.client.session import Session
 
 # Beyond this many steps a path is replaced by one as_strided step, so that `x = x[1:]` in a loop stays cheap.
-_MAX_PATH = 8
+_MAX_STEPS = 8
 
 
 class ViewPath:
@@ -142,6 +142,6 @@ def storage_elements(ref: TensorRef) -> int:
 def view_of(ref: TensorRef, key: object, step: ViewStep, geometry: Geometry, strided: bool) -> StorageView:
     """The view that `step` makes of a tensor. `strided`: the result is plain strided memory of its storage."""
     path = ref.path or ROOT
-    if len(path.steps) >= _MAX_PATH and strided:
+    if len(path.steps) >= _MAX_STEPS and strided:
         return restrided(ref, geometry)
     return StorageView(ref.storage, path.extend(key, step), geometry)

@@ -25,19 +25,15 @@ from gt.client.tracebacks import leave_out_own_frames
 from gt.client.unsupported import refuse_op, require_strided, require_values
 from gt.sharding.placements import Layout
 
-_TENSOR, _TENSORS, _TARGET, _TARGETS, _TARGETS_OR_COPIES = (
-    ArgumentKind.TENSOR,
-    ArgumentKind.TENSORS,
-    ArgumentKind.TARGET,
-    ArgumentKind.TARGETS,
-    ArgumentKind.TARGETS_OR_COPIES,
-)
-_SCALAR, _SCALARS, _CONSTANT, _DEVICE = (
-    ArgumentKind.SCALAR,
-    ArgumentKind.SCALARS,
-    ArgumentKind.CONSTANT,
-    ArgumentKind.DEVICE,
-)
+_TENSOR = ArgumentKind.TENSOR
+_TENSORS = ArgumentKind.TENSORS
+_TARGET = ArgumentKind.TARGET
+_TARGETS = ArgumentKind.TARGETS
+_TARGETS_OR_COPIES = ArgumentKind.TARGETS_OR_COPIES
+_SCALAR = ArgumentKind.SCALAR
+_SCALARS = ArgumentKind.SCALARS
+_CONSTANT = ArgumentKind.CONSTANT
+_DEVICE = ArgumentKind.DEVICE
 _SCALAR_TYPES = frozenset((float, int, bool))
 _ref_of, _key_of = attrgetter("_ref"), attrgetter("key")
 _default_dtype = torch.get_default_dtype

@@ -552,7 +552,7 @@ class Collective(Struct, array_like=True, frozen=True):
 
     kind: Name
     axes: tuple[Axis, ...]
-    bytes: int
+    nbytes: int
     op: Name
     site: SiteId = 0
 
