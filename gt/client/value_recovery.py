@@ -19,7 +19,7 @@ from gt.client.session import Session
 from gt.client.storage import Storage
 from gt.client.tensor import Tensor
 from gt.core.errors import GTError, RecoveryError, WorkerLost
-from gt.core.messages import CURRENT, FORMER, KEPT, VersionSpan
+from gt.core.messages import CURRENT, KEPT, PREVIOUS, VersionSpan
 from gt.core.meta import contiguous_strides
 
 log = logging.getLogger("gt.client")
@@ -49,7 +49,7 @@ class RecoveryTarget(NamedTuple):
         """The version of the value that it had at a point of the program, or None if that cannot be read."""
         span = self.span
         if span.since and span.since <= point and (not span.until or point < span.until):
-            return FORMER
+            return PREVIOUS
         return KEPT if span.kept_since and span.kept_since <= point < span.kept_until else None
 
 

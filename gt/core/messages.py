@@ -27,7 +27,7 @@ MAX_RECORDED = 1 << 20  # commands that a worker records at most
 COUNTED_BYTES = 1 << 16  # a read of this size or more counts by itself against the session's limit
 ACKNOWLEDGED_BYTES = 1 << 20  # a client acknowledges its other answers together, each time they add up to this size
 RAN_AT_ONCE = 1 << 10  # recorded commands of each worker in one answer
-CURRENT, FORMER, KEPT = range(3)  # versions of a tensor, see FetchTensor
+CURRENT, PREVIOUS, KEPT = range(3)  # versions of a tensor, see FetchTensor
 
 STEP_TOKEN = TensorMeta((1,), (1,), 0, "float32")
 Version: TypeAlias = Annotated[int, Meta(ge=CURRENT, le=KEPT)]
@@ -196,7 +196,7 @@ class ForgetOps(_Record, frozen=True):
 
 
 class FetchTensor(_Record, frozen=True):
-    """`version` FORMER is the value before a write that never began, if there was one; KEPT is the value at the end of
+    """`version` PREVIOUS is the value before a write that never began, if there was one; KEPT is the value at the end of
     the last complete step, if the tensor was written since."""
 
     request: Id

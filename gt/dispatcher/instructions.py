@@ -130,16 +130,16 @@ class Instructions:
 
     def _place_target(self, session: SessionRecord, record: OpRecord, op: RunOp) -> None:
         """A target without a value gets a layout again where the op overwrites it without reading it: that of its
-        former value, or one worker. The workers give it memory when the op runs."""
+        previous value, or one worker. The workers give it memory when the op runs."""
         record.require_fit(op.inputs, op.outputs)
         state, writes = self._state, record.signature.writes
         ident = op.inputs[writes[0]]
         others = [other for position, other in enumerate(op.inputs) if position != writes[0]]
         if ident not in state.missing or any(other in state.missing for other in others):
             return
-        former = state.former_values.get(ident)
-        if former is not None and not former.tensor.spec.partial:
-            spec = former.tensor.spec
+        previous = state.previous_values.get(ident)
+        if previous is not None and not previous.tensor.spec.partial:
+            spec = previous.tensor.spec
         else:
             spec = whole(state.least_loaded_mesh(), len(state.meta(ident).shape))
         self._outgoing.free(state.renew(ident, spec))

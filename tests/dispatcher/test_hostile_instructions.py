@@ -154,7 +154,7 @@ def test_a_rejected_op_moves_no_input(monkeypatch):
     (message,) = harness.tell(run(OP, (A, B), (C, D)))  # B would move to the mesh of A
     assert isinstance(message.answer, OpFailed)
     assert harness.state.missing.keys() == {C, D}
-    assert {former.ident for former in harness.state.former_values.values()} == {A, B}
+    assert {previous.ident for previous in harness.state.previous_values.values()} == {A, B}
     assert harness.state.sessions == state.sessions and harness.state.bytes_on == state.bytes_on
 
 

@@ -337,7 +337,7 @@ class Programs(RuleBasedStateMachine):
         for ident, held in state.tensors.items():
             yield ident, held.spec
             yield from [(alias, spec) for spec, alias in state.copies.get(ident, {}).items()]
-        yield from [(former.ident, former.tensor.spec) for former in state.former_values.values()]
+        yield from [(previous.ident, previous.tensor.spec) for previous in state.previous_values.values()]
 
     def programs(self):
         for session in self.dispatcher.state.sessions.values():
