@@ -34,8 +34,8 @@ class device(metaclass=_DeviceType):  # noqa: N801
     """Inside `with gt.device():` torch's own factory functions create GT tensors, so that a third-party model is built
     on the workers without ever being whole in this process.
 
-    With arguments, as scripts call torch.device, it is the device of all GT tensors: the CPU. The workers choose the
-    devices that compute."""
+    Called with arguments, as torch.device is, it returns torch.device("cpu"), the device of all GT tensors. The workers
+    choose the devices that compute."""
 
     def __new__(cls, *args: Any, **kwargs: Any) -> Any:
         if not args and not kwargs:
@@ -114,7 +114,7 @@ def _replaced(data: Any, values: dict[int, torch.Tensor]) -> Any:
 
 def _on_gt(function: Callable[..., Any]) -> Callable[..., Tensor]:
     """A factory on GT. With `mesh=` and `placements=` each worker makes its part of the tensor; without placements,
-    all."""
+    each worker of the mesh makes the whole tensor."""
 
     @ends_on_users_line
     @functools.wraps(function)

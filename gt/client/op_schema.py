@@ -55,7 +55,7 @@ _KINDS = {
     "Optional[Device]": ArgumentKind.DEVICE,
 }
 
-# Ops whose output shape, or whether they are allowed at all, depends on the value of a scalar.
+# Ops whose output shape, validity or sharding rule depends on the value of a scalar, which is then part of the key.
 _VALUE_MATTERS = {
     "aten::arange", "aten::range", "aten::pow", "aten::pow_", "aten::float_power", "aten::_foreach_pow",
     "aten::linalg_vector_norm", "aten::norm", "aten::dist",  # the order decides how shards are put together
@@ -77,9 +77,9 @@ _DEVICE_DEPENDENT = {
     "aten::_embedding_bag", "aten::_embedding_bag_forward_only", "aten::mkldnn_rnn_layer",
 }  # fmt: skip
 
-# Among these, those that differ only in half precision, in the dtype of statistics; and those that differ in evaluation
-# too, where some devices give no statistics.
+# Of these, ops that differ in half precision only: in the dtype of statistics.
 _DEVICE_DEPENDENT_IN_HALF = {"aten::native_layer_norm", "aten::native_group_norm", "aten::_batch_norm_with_update"}
+# Of these, ops that differ in evaluation mode too: some devices give no statistics.
 _DEVICE_DEPENDENT_IN_EVALUATION = {"aten::native_batch_norm", "aten::_native_batch_norm_legit"}
 
 # Ops that write every element of their target and read none of it.
@@ -95,9 +95,9 @@ class OpSchema:
 
     - `aliases`: its results are views of its first argument
     - `returns_python`: it returns Python values, which only a worker knows
-    - `needs_worker_shape`: its results differ by device, so that a worker must report their geometries. Not in full
-      precision where it `differs_only_in_half`; nor in training and full precision where it `differs_in_evaluation`
-    - `is_special`: it is not simply an instruction
+    - `needs_worker_shape`: its results differ by device, so that a worker must report their geometries. Float32 and
+      float64 need no report if it `differs_only_in_half`, and none in training if it `differs_in_evaluation`
+    - `is_special`: a function of special_ops.py or a decomposition runs it
     - `functional`: the op that computes the same without writing, for an op that writes, or ""
     - `leading`: the number of its first arguments that are tensors it only reads
     - `mask`: the position of the argument that selects which results are computed, or -1
@@ -197,15 +197,15 @@ def _decomposition(func: OpOverload) -> Callable[..., Any] | None:
 
 
 def _explicit_kernel(func: OpOverload) -> Callable[..., Any] | None:
-    """Torch's implementation of an op in terms of others, where it has one."""
+    """Torch's implementation of an op in terms of others, if it has one."""
     if not has_kernel(func, DispatchKey.CompositeExplicitAutograd):
         return None
     return kernel_of(func, DispatchKey.CompositeExplicitAutograd)
 
 
 def _functional(func: OpOverload) -> str:
-    """The overload that returns what this one writes: of the same op, with the same arguments except `out=`. "" where
-    an op writes to `out=` and to other arguments, whose order no overload keeps."""
+    """The out-of-place overload of the same op, with the same arguments except `out=`; "" if there is none, or if the
+    op writes to `out=` and to other arguments: no overload returns these in the same order."""
     schema = schema_of(func)
     written = [a for a in schema.arguments if a.alias_info is not None and a.alias_info.is_write]
     if not written:

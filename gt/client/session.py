@@ -70,8 +70,8 @@ FAREWELL_SECONDS = 2.0  # how long close() waits for work, to show its failures
 
 class Session:
     """`workers` are the connected ones, as far as the dispatcher has reported. `alone`: the session never had more than
-    one worker; `embedded`: and it is in this process. `cached_calls` are the calls that were inferred before, by op,
-    geometries and constants. `scope_resolver` finds the signal scope of each op; None where no op has one."""
+    one worker; `embedded`: its only worker is in this process. `cached_calls` are the calls that were inferred before,
+    by op, geometries and constants. `scope_resolver` finds the signal scope of each op; None if no op has one."""
 
     def __init__(self, channel: ClientChannel, welcome: Welcome, auto_shard: bool | None = None) -> None:
         first = welcome.ident << SESSION_SHIFT
@@ -241,7 +241,7 @@ class Session:
         return answer
 
     def read_versions(self, storages: Sequence[Storage]) -> tuple[VersionSpan, ...]:
-        """For each tensor, the spans of the program for which its values can still be read."""
+        """For each tensor, the VersionSpan of its readable values."""
         self.require_open()
         request = next(self.ids)
         self.outbox.submit(lambda ids: ReadVersions(request, ids), storages)

@@ -1,6 +1,6 @@
 """Shapes, dtypes and strides of an op's results, as torch's CPU kernels give them, from tensors without bytes.
 
-Many of torch's shape functions are Python functions that hide the C++ ones which CPU kernels share. They agree on
+Many of torch's shape functions are Python functions that hide the C++ ones which CPU kernels share. Both agree on
 shapes and dtypes, but not always on strides, by which autograd and kernels lay out their results. So the C++ function
 is called where there is one; for other ops the table at the end has the strides of the kernel's results.
 """
@@ -28,7 +28,7 @@ from gt.core.meta import contiguous_strides, dense_strides, is_dense, memory_ord
 Strides: TypeAlias = tuple[int, ...]
 Arguments: TypeAlias = dict[str, Any]
 StrideRule: TypeAlias = Callable[[Arguments, Sequence[torch.Tensor | None]], Sequence[Strides | None]]
-"""Gives the strides of an op's results from its arguments by name and the results of the shape function; None where the
+"""Gives the strides of an op's results from its arguments by name and the results of the shape function; None if the
 latter have the right strides."""
 
 aten = torch.ops.aten

@@ -1,4 +1,4 @@
-"""`gt.Tensor`: a torch tensor whose bytes are on a worker.
+"""`gt.Tensor`: a torch tensor whose bytes are on workers.
 
 Torch does the autograd, the modules and the optimizers; ops arrive at `__torch_dispatch__`, which is `dispatch`.
 Methods that would access memory in torch read the value first, or raise.

@@ -134,7 +134,7 @@ def _recover_session(session: Session, targets: Sequence[RecoveryTarget], optimi
 
 
 def _warn_of_dropped_writes(point: RecoveryPoint, histories: Sequence[StepHistory]) -> None:
-    """A kept version is used where a tensor was written after the end of the step."""
+    """Warn of tensors whose writes since the end of the step are dropped: a kept value was restored."""
     dropped = [target.name for target, version in point.versions if version == KEPT]
     if dropped:
         later = max([history.count_after(point.at) for history in histories], default=0)
@@ -147,7 +147,7 @@ def _warn_of_dropped_writes(point: RecoveryPoint, histories: Sequence[StepHistor
 
 
 def _drop_gradients(session: Session, parameters: Sequence[Tensor]) -> None:
-    """Gradients without a value would fail every step that adds to them."""
+    """Set gradients without a value to None: a later backward would add to them and fail."""
     with_gradients = [parameter for parameter in parameters if isinstance(parameter.grad, Tensor)]
     spans = session.read_versions([parameter.grad._ref.storage for parameter in with_gradients])  # type: ignore[union-attr]
     for parameter, span in zip(with_gradients, spans, strict=True):
@@ -159,7 +159,7 @@ def _drop_gradients(session: Session, parameters: Sequence[Tensor]) -> None:
 
 
 def _last_point(session: Session, targets: Sequence[RecoveryTarget], optimizers: Sequence[Optimizer]) -> RecoveryPoint:
-    """The last point whose values can all be read. Raises RecoveryError where there is none."""
+    """The last point whose values can all be read. Raises RecoveryError if there is none."""
     histories = optimizer_step_hooks.histories(session, optimizers)
     points = [_point_at(session, at, targets, optimizers) for at in _candidates(session, targets, histories)]
     found = next((point for point in points if not point.missing), None)

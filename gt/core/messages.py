@@ -1,8 +1,8 @@
 """Every record that crosses a process. Reading this page teaches the system.
 
 A client sends *instructions* to the dispatcher, the dispatcher sends *commands* to workers, workers send *reports*
-back, and the dispatcher sends *answers* to clients. A record that is the same in two directions is one class: a RunOp
-is an instruction and a command. In one process the same records are passed by reference.
+back, and the dispatcher sends *answers* to clients. A record that clients and the dispatcher both send is one class:
+a RunOp is an instruction and a command. In one process the same records are passed by reference.
 
 A record declares what other modules need to know about it, and `gt.core.record_fields` reads the declarations:
 
@@ -111,7 +111,7 @@ class AckBytes(_Record, frozen=True):
     nbytes: Annotated[int, Meta(ge=0, lt=1 << 52)]
 
 
-# Instructions: client to dispatcher. Those with a `timeline_name` are commands as well.
+# Instructions: client to dispatcher. Those that declare `timeline_name`, even as None, are commands as well.
 
 
 class DefineOp(_Record, frozen=True):
@@ -196,8 +196,8 @@ class ForgetOps(_Record, frozen=True):
 
 
 class FetchTensor(_Record, frozen=True):
-    """`version` PREVIOUS is the value before a write that never began, if there was one; KEPT is the value at the end of
-    the last complete step, if the tensor was written since."""
+    """`version` PREVIOUS is the value before a write that was skipped, if there was one; KEPT is the value at the end
+    of the last complete step, if the tensor was written since."""
 
     request: Id
     id: Id
@@ -214,8 +214,8 @@ class ReadVersions(_Record, frozen=True):
 
 
 class BeginStep(_Record, frozen=True):
-    """An optimizer begins a step on parameters with these gradients. The step writes to older tensors only if all
-    gradients have a value."""
+    """An optimizer begins a step on parameters with these gradients. If a gradient has no value, the step writes to no
+    tensor that was made before it."""
 
     step: Id
     gradients: Ids
@@ -430,11 +430,12 @@ class Queried(_Record, frozen=True):
 
 
 class Failed(_Record, frozen=True):
-    """The answer to a request for a tensor without a value. `own`: the request itself failed, not one of its inputs."""
+    """The answer to a request for a tensor without a value. `is_own_failure`: the request itself failed, not one of its
+    inputs."""
 
     request: Id
     failure: Failure
-    own: bool = False
+    is_own_failure: bool = False
 
 
 class OpFailed(_Record, frozen=True):
@@ -445,8 +446,8 @@ class OpFailed(_Record, frozen=True):
 
 
 class VersionSpan(Struct, array_like=True, frozen=True):
-    """The readable value of a tensor: it was made under the id `since` and should have been overwritten under the id
-    `until` (0: no write failed). `since` is 0 if no value is readable. `kept_since` and `kept_until` say the same of
+    """The ids for which a tensor has a readable value. `since`: the id of the value (0: no value is readable). `until`:
+    the id that a failed write would have given it (0: no write failed). `kept_since` and `kept_until` are the same for
     the value that was kept from before a step."""
 
     since: Id
@@ -474,7 +475,8 @@ class Synchronized(_Record, frozen=True):
 
 
 class Progress(_Record, frozen=True):
-    """All commands before a mark are done; those since the previous mark took `nanoseconds`."""
+    """All commands before a mark are done; those since the previous mark, or since the start of the batch, took
+    `nanoseconds`."""
 
     mark: Mark
     nanoseconds: Annotated[int, Meta(ge=0, lt=1 << 62)]
@@ -494,10 +496,10 @@ class Traffic(_Record, frozen=True):
 class WorkerStats(Struct, array_like=True, frozen=True):
     """Counters of a worker since its start, and the memory it holds now. New fields come last, with a default.
 
-    - `ops`: commands begun that run an op or a program of several ops
+    - `ops`: RunOp commands received; moves count, queries do not
     - `tensors`, `bytes`: the number of tensors held, and their size
     - `received`: payload bytes from other workers, by sender
-    - `restrided`: tensors copied into the strides that the client was told
+    - `restrided`: tensors copied into the strides that the signature declares
     """
 
     ops: int

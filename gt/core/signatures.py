@@ -40,9 +40,9 @@ class SpecRecord(Struct, array_like=True, frozen=True):
 
 class PolicyRecord(Struct, array_like=True, frozen=True):
     """The mesh on which the ops of a scope run, and the layout of their results (see gt.signals.policy): `lead` are
-    the axes that shard their first dims, `tail` the last ones; with `closed`, no other dim is sharded. A policy that
-    does not constrain (`constrains`) names only the mesh. Tensors that it does not pin (`pins`) may be moved by another
-    scope."""
+    the axes that shard their first dims, `tail` the last ones; with `closed`, no other dim is sharded. With
+    `constrains` False the policy gives only the mesh. With `pins` False another scope may move the tensors that are
+    created in this one."""
 
     mesh: MeshRecord
     lead: Annotated[tuple[tuple[Axis, ...], ...], Meta(max_length=64)] = ()
@@ -155,10 +155,10 @@ class Compute(_Step, tag="compute", frozen=True):
 
     `op`, `args`, `inputs_meta` and `outputs_meta` are those of the op on whole tensors; each worker derives its own
     part from the layouts `operands` and `results`. Results go to the registers `outputs`. A result with a register in
-    `into` (-1: none) is written into that register's tensor: by `in_place`, the op as the user called it on the same
-    inputs and then the written ones, if the op itself can run on shards. `casts`: results are cast to their dtypes, as
-    a write would (a comparison in place, for example). `positions` are those of the outputs among the results that the
-    op returns; empty: all that are not None.
+    `into` (-1: none) is written into that register's tensor: by `in_place`, the user's in-place op, which is run with
+    `inputs`; if that is None or cannot run on shards, the result is copied. `casts`: results are cast to their dtypes,
+    as a write would (a comparison in place, for example). `positions` are those of the outputs among the results that
+    the op returns; empty: all that are not None.
     """
 
     op: Name
@@ -218,9 +218,9 @@ Step: TypeAlias = Union[Compute, Whole, Move, WriteBack, Refuse]
 
 
 class Program(Struct, array_like=True, frozen=True):
-    """Steps over registers. `takes` are the registers of the command's inputs, `gives` those of its outputs. The inputs
-    at the positions `consumes` are removed afterwards; with `writes_all` they are fully written and not read, so they
-    need no value before."""
+    """Steps over registers. `takes` are the registers of the command's inputs, `gives` the registers of its outputs.
+    The inputs at the positions `consumes` are removed afterwards; with `writes_all` they are fully written and not
+    read, so they need no value before."""
 
     steps: Annotated[tuple[Step, ...], Meta(max_length=1 << 12)]
     takes: tuple[int, ...]

@@ -22,9 +22,9 @@ class TensorTables:
     """Tables by tensor id.
 
     `tensors` have a value, `missing` have none. `copies` are other layouts in which a tensor exists too, with the ids
-    of these copies on the workers. `previous_values` holds, for missing tensors that should have been written, the value
-    before the write. `may_resize` are tensors that an unanswered query may resize. `bytes_on` counts the bytes on each
-    worker of a mesh.
+    of these copies on the workers. `previous_values` holds, for missing tensors that should have been written, the
+    value before the write. `may_resize` are tensors that an unanswered query may resize. `bytes_on` counts the bytes on
+    each worker of a mesh.
     """
 
     tensors: dict[int, TensorRecord] = field(default_factory=dict)
@@ -70,9 +70,7 @@ class TensorTables:
         for ident in idents:
             if ident in self.tensors or ident in self.missing or ident in self.may_resize:
                 raise IdInUse("tensor", ident)
-        if self.previous_values and not {previous.ident for previous in self.previous_values.values()}.isdisjoint(
-            idents
-        ):
+        if self.previous_values and not {kept.ident for kept in self.previous_values.values()}.isdisjoint(idents):
             raise InvalidInstruction("an id is used again that a written tensor had")
 
     def readable_version(self, ident: int) -> PreviousValue | None:
@@ -178,7 +176,7 @@ class TensorTables:
         """Remove a tensor and its copies; returns their ids and meshes, the tensor's own first."""
         if ident in self.missing:
             self.undo.drop(self.missing, ident)
-            return self._remove_former_value(ident)
+            return self._remove_previous_value(ident)
         if ident not in self.tensors:
             return []
         tensor = self.undo.drop(self.tensors, ident)
@@ -190,7 +188,7 @@ class TensorTables:
                 freed.append((copy, spec.mesh))
         return freed
 
-    def _remove_former_value(self, ident: int) -> list[tuple[int, DeviceMesh]]:
+    def _remove_previous_value(self, ident: int) -> list[tuple[int, DeviceMesh]]:
         if ident not in self.previous_values:
             return []
         previous = self.undo.drop(self.previous_values, ident)
@@ -257,7 +255,7 @@ class TensorTables:
         losses = Losses([], [])
         for ident in idents:
             if ident in self.previous_values:
-                self._lose_part_of_former_value(losses, ident, worker)
+                self._lose_part_of_previous_value(losses, ident, worker)
                 continue
             tensor = self.tensors[ident]
             for spec in [spec for spec in self.copies.get(ident, {}) if worker in spec.mesh]:
@@ -266,9 +264,9 @@ class TensorTables:
                 self._lose_part(losses, ident, tensor, worker)
         return losses
 
-    def _lose_part_of_former_value(self, losses: Losses, ident: int, worker: int) -> None:
+    def _lose_part_of_previous_value(self, losses: Losses, ident: int, worker: int) -> None:
         old, tensor, until = self.previous_values[ident]
-        self._remove_former_value(ident)
+        self._remove_previous_value(ident)
         rest = mesh_without(tensor.spec.mesh, worker)
         if rest is not None and tensor.spec.is_whole:
             kept = TensorRecord.of(tensor.meta, whole(rest, len(tensor.meta.shape)), tensor.pinned)

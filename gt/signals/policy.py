@@ -17,7 +17,8 @@ class Policy:
     identity.
 
     - `mesh`: where the ops run
-    - `pins`: whether tensors created in the scope stay there; otherwise the next scope that uses one moves it
+    - `pins`: whether tensors created in the scope keep their layout; if False, the next scope that uses such a tensor
+      moves it for good
     """
 
     __slots__ = ("__weakref__", "_record", "mesh", "pins")

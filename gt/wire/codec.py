@@ -27,7 +27,7 @@ MAGIC = b"GT"
 CHUNK = PIECE = 1 << 20
 INLINE_BYTES = 1 << 16  # of all tensors of a message together
 MAX_BODY = 1 << 26
-MAX_INSTRUCTIONS = MAX_BODY >> 4  # the body of a client's message: the commands of an instruction are longer than it
+MAX_INSTRUCTIONS = MAX_BODY >> 4  # the body of a client's message: an instruction becomes commands that are longer
 MAX_HELLO = 1 << 13
 _VERSION = struct.Struct("<2sH")  # the beginning of every header, in all versions of the protocol
 _HEADER = struct.Struct("<2sHI")

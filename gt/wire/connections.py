@@ -1,7 +1,7 @@
-"""Connections between a dispatcher and its peers, which notice when they are lost.
+"""Connections between a dispatcher and its peers; both ends detect a lost connection.
 
 A lost connection is never reopened, because an unknown number of messages is lost with it. Its loss is the loss of the
-peer, and both ends notice it. A peer that connects again is a new peer.
+peer. A peer that connects again is a new peer.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """The keys of servers, in files that only their user can read. A process that can read them may join.
 
-A server that listens at a TCP port makes new keys when it starts, and writes those of its clients and workers to a file
-that is named by its port, in a directory that only its user can enter. The directory is GT_KEYS, or `.gt/keys` in the
-user's home.
+A server that listens at a TCP port makes new keys when it starts, and writes the member keys, for clients and workers,
+to a file that is named by its port, in a directory that only its user can enter. The directory is GT_KEYS, or
+`.gt/keys` in the user's home.
 """
 
 from __future__ import annotations

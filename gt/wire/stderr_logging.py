@@ -16,7 +16,7 @@ from typing import TextIO
 from gt.core.settings import Settings
 
 VISIBLE_LOGGERS = ("gt.dispatcher", "gt.worker", "gt.sharding", "gt.signals")
-"""Loggers whose warnings are written without GT_VERBOSE. A client raises errors instead."""
+"""Loggers whose warnings are written without GT_VERBOSE. `gt.client` is not among them: a client raises its errors."""
 
 MAX_REPEATS = 20  # warnings of one kind that are written
 REPEAT_SECONDS = 10.0  # in this time

@@ -183,7 +183,7 @@ def test_an_error_in_a_rule_answers_a_query(monkeypatch):
     harness.define(OP, RESIZE_)
     monkeypatch.setattr(harness.dispatcher._instructions._plan_cache, "mesh_of_query", fail)
     (answer,) = answers(harness.tell(query(OP, (A, B), (C,))))
-    assert isinstance(answer, Failed) and answer.own and "a mistake of GT" in answer.failure.message
+    assert isinstance(answer, Failed) and answer.is_own_failure and "a mistake of GT" in answer.failure.message
     assert harness.state.missing.keys() == {C}
 
 

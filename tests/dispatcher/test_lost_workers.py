@@ -83,7 +83,7 @@ def test_the_results_of_an_op_on_a_lost_tensor_are_lost():
 
 
 @pytest.mark.parametrize("inputs", [(A, B), (B, A)], ids=["reads a lost tensor", "writes a lost tensor"])
-def test_a_failed_write_leaves_no_value_and_keeps_the_former_one(inputs):
+def test_a_failed_write_leaves_no_value_and_keeps_the_previous_one(inputs):
     harness = harness_with(2)
     harness.define(OP, ADD_)
     harness.lose(1)
@@ -96,7 +96,7 @@ def test_a_failed_write_leaves_no_value_and_keeps_the_former_one(inputs):
     assert told(harness.tell(FreeTensors((C,)))) == (["0: free A"] if inputs[0] == A else [])
 
 
-def test_after_several_failed_writes_the_former_value_is_that_before_the_first():
+def test_after_several_failed_writes_the_previous_value_is_that_before_the_first():
     harness = harness_with(2)
     harness.define(OP, ADD_)
     harness.lose(1)
@@ -118,9 +118,8 @@ def test_a_former_value_may_be_lost_with_a_worker(text, kept):
     harness.tell(run(OP, (A, missing), (E,)))
     assert harness.state.previous_values[E].ident == A
     harness.lose(1)
-    assert [f"{previous.tensor.spec} on 0" for previous in harness.state.previous_values.values()] == [kept] * bool(
-        kept
-    )
+    previous = harness.state.previous_values.values()
+    assert [f"{value.tensor.spec} on 0" for value in previous] == [kept] * bool(kept)
 
 
 def test_a_query_on_a_missing_tensor_writes_no_value():
