@@ -150,7 +150,7 @@ class Outbox:
                 self._send(batch, buffers)
             finally:
                 self._sending.release()
-        if self._channel.remote:
+        if self._channel.is_asynchronous:
             self._pace(len(batch))
 
     def _begin(self) -> tuple[list[Instruction], list[Buffer]]:
@@ -166,7 +166,7 @@ class Outbox:
     def _send(self, batch: list[Instruction], buffers: list[Buffer]) -> None:
         try:
             self._channel.send(batch, buffers)
-            if not self._channel.remote:
+            if not self._channel.is_asynchronous:
                 self._collect()
         except GTError:
             raise

@@ -79,7 +79,7 @@ class Session:
         self.workers = welcome.workers
         self.ids = itertools.count(first + 1)
         self.alone = len(welcome.workers) == 1
-        self.embedded = self.alone and not channel.remote
+        self.embedded = self.alone and not channel.is_asynchronous
         self.on_cpu = all(worker.device == "cpu" for worker in welcome.workers)
         self.scope_resolver: ScopeResolver | None = None
         self.cached_calls: dict[tuple[Any, ...], Any] = {}

@@ -24,7 +24,7 @@ from gt.worker.executor import Executor, WriteBytes
 class InProcessChannel:
     """`send` returns when everything it asked for is done."""
 
-    remote = False
+    is_asynchronous = False
 
     def __init__(self, workers: int, backend: str, observer: Observer | None = None) -> None:
         self.dispatcher = Dispatcher(observer)

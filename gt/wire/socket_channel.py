@@ -41,7 +41,7 @@ class SocketChannel:
     `keys` is the directory of the servers' keys. A server that is silent for `silence` seconds is given up. Raises
     ServerLost when the server has ended."""
 
-    remote = True
+    is_asynchronous = True
 
     def __init__(self, endpoint: str, copy: CopyBytes | None, keys: Path, silence: float) -> None:
         self._endpoint = endpoint
