@@ -152,7 +152,7 @@ def infer_result(
     op: OpSchema, args: tuple[Any, ...], kwargs: dict[str, Any], refs: list[TensorRef], on_cpu: bool
 ) -> tuple[Any, dict[int, Geometry]]:
     """The result of an op for tensors without bytes, and the new geometries of the inputs that it resizes, by position.
-    Raises Unknown where its kernel may give another result; `on_cpu`: the workers have the same kernels as this
+    Raises Unknown if its kernel may give another result; `on_cpu`: the workers have the same kernels as this
     process."""
     metas = _Metas(refs, op)
     meta_args = [metas.argument(kind, value) for kind, value in zip(op.kinds, args, strict=False)]
@@ -212,7 +212,7 @@ def _as_results(op: OpSchema, result: Any) -> list[Any]:
 
 
 def _fresh_geometry(tensor: torch.Tensor) -> Geometry:
-    """The geometry of a new tensor, which has a storage of its own even where torch's shape function gave a view."""
+    """The geometry of a new tensor, which has a storage of its own even if torch's shape function gave a view."""
     if tensor.layout is not torch.strided:
         raise Unknown
     return intern_geometry(tensor.shape, tensor.stride(), 0, tensor.dtype)

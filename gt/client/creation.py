@@ -253,7 +253,7 @@ def as_tensor(
     mesh: DeviceMesh | None = None,
     placements: Placements | None = None,
 ) -> Tensor:
-    """The data on GT: itself where it is a GT tensor of that dtype."""
+    """The data on GT: itself if it is a GT tensor of that dtype."""
     dtype = dtype_of(dtype)
     if isinstance(data, Tensor):
         return _laid_out(data if dtype is None else data.to(dtype), mesh, placements)  # type: ignore[arg-type]

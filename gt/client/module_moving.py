@@ -88,7 +88,7 @@ def _end(tensor: torch.Tensor) -> int:
 
 
 def move_tensor(value: torch.Tensor, data: Tensor | None = None) -> torch.Tensor:
-    """A parameter or buffer on GT, with its gradient and its attributes. `data`: its data, where that is on GT
+    """A parameter or buffer on GT, with its gradient and its attributes. `data`: its data, if that is on GT
     already."""
     if isinstance(value, Tensor):
         value._ref.session.require_open()

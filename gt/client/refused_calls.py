@@ -25,7 +25,7 @@ class MayBeRefused(Exception):
 
 
 def check_arguments(op: OpSchema, args: Sequence[Any], kwargs: dict[str, Any], result: Any, on_cpu: bool) -> None:
-    """Raise MayBeRefused where a kernel may refuse a call for which torch's shape function gave `result`."""
+    """Raise MayBeRefused if a kernel may refuse a call for which torch's shape function gave `result`."""
     special = _CHECKS.get(schema_of(op.func).name)
     if special is not None:
         special(*args, **kwargs)

@@ -90,7 +90,7 @@ class ScopeResolver:
         return found
 
     def _policy(self, name: str, config: SignalConfig) -> PolicyRecord | None:
-        """None where the only worker is in this process: layouts are ignored there."""
+        """None if the only worker is in this process: layouts are ignored there."""
         if self._session.embedded or config.shard is None:
             return None
         return resolve_policy(config.shard, self._connected(), f"{at(config.source)}signal {name!r}")

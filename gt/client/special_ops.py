@@ -26,7 +26,7 @@ Special: TypeAlias = Callable[[HandleType, OpSchema, tuple[Any, ...], dict[str, 
 
 def run_on_host(cls: HandleType, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """Run an op in this process, because it writes to a plain tensor or returns one. GT tensors are read first, and
-    written back where the op wrote to them."""
+    written back if the op wrote to them."""
     originals: dict[int, torch.Tensor] = {}
 
     def read(tensor: torch.Tensor) -> torch.Tensor:

@@ -114,7 +114,7 @@ def _strided_step(source: Geometry, geometry: Geometry) -> ViewStep:
 
 def restrided(ref: TensorRef, geometry: Geometry) -> StorageView:
     """Another view of a tensor's storage, with strides in elements of the tensor's dtype. It is read as the tensor is:
-    in the same dtype, and conjugated or negated where the tensor is."""
+    in the same dtype, and conjugated or negated if the tensor is."""
     storage, path, source = ref.storage, ROOT, ref.storage.geometry
     if geometry.dtype is not source.dtype:
         count = storage_elements(ref)

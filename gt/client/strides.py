@@ -2,7 +2,7 @@
 
 Many of torch's shape functions are Python functions that hide the C++ ones which CPU kernels share. Both agree on
 shapes and dtypes, but not always on strides, by which autograd and kernels lay out their results. So the C++ function
-is called where there is one; for other ops the table at the end has the strides of the kernel's results.
+is called if there is one; for other ops the table at the end has the strides of the kernel's results.
 """
 
 from __future__ import annotations

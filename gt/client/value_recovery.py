@@ -64,7 +64,7 @@ class RecoveryPoint(NamedTuple):
 
 
 def recover(*targets: torch.Tensor | torch.nn.Module | Optimizer) -> None:
-    """Restore tensors to the values that they had at the end of a step, where a later step has failed: an op of it
+    """Restore tensors to the values that they had at the end of a step, if a later step has failed: an op of it
     failed, or a worker was lost. All values are of the same step, or RecoveryError is raised and nothing has changed.
 
     Takes tensors, modules (parameters and buffers) and optimizers (parameters and state, with counters). Where no
@@ -91,7 +91,7 @@ def recover(*targets: torch.Tensor | torch.nn.Module | Optimizer) -> None:
 
 
 def _require_on_workers(targets: Sequence[Any]) -> None:
-    """Raises where a target has plain tensors, which GT cannot bring back, or where there is nothing to bring back. The
+    """Raises if a target has plain tensors, which GT cannot bring back, or if there is nothing to bring back. The
     state of an optimizer may be plain: its history has it."""
     if not targets:
         raise TypeError(

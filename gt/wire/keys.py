@@ -49,7 +49,7 @@ def make_keys() -> tuple[ServerKeys, MemberKeys]:
 
 
 def keys_directory(setting: str) -> Path:
-    """The directory of keys; `setting` is GT_KEYS, or "". Raises SettingsError where neither it nor a home exists."""
+    """The directory of keys; `setting` is GT_KEYS, or "". Raises SettingsError if neither it nor a home exists."""
     if setting:
         return Path(setting)
     try:
@@ -83,7 +83,7 @@ def remove_keys(directory: Path, endpoint: str, keys: MemberKeys) -> None:
 
 
 def find_keys(directory: Path, endpoint: str) -> MemberKeys | None:
-    """The keys of the server at an endpoint; None where this user has no server there, or it has ended."""
+    """The keys of the server at an endpoint; None if this user has no server there, or it has ended."""
     if not endpoint.startswith("tcp:"):
         return None
     keys = _read(directory, endpoint)

@@ -1,7 +1,7 @@
 """Memory shared by processes of one machine: segments that carry one tensor, and those that show a worker's progress.
 
 The sender makes a segment, and the receiver unlinks it as soon as it is mapped, so that nothing is left when either
-ends later. Segments that a dead process had not handed over are removed by `sweep`, or by `sweep_dead` where all
+ends later. Segments that a dead process had not handed over are removed by `sweep`, or by `sweep_dead` if all
 processes that knew of them have ended.
 
 The name of a segment has the pid of the process that made it, its pid namespace, a count and a seal.
