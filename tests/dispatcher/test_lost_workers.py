@@ -108,7 +108,7 @@ def test_after_several_failed_writes_the_previous_value_is_that_before_the_first
 
 
 @pytest.mark.parametrize(("text", "kept"), [("-", "- on 0"), ("x", "")])
-def test_a_former_value_may_be_lost_with_a_worker(text, kept):
+def test_a_previous_value_may_be_lost_with_a_worker(text, kept):
     harness = sharded_harness(3, text)
     harness.create(B, C, D)  # D on worker 2
     harness.define(OP, ADD_)
