@@ -1,4 +1,4 @@
-"""GT: PyTorch programs on one process, several workers, or a cluster, unchanged.
+"""GT: unchanged PyTorch programs on one worker, several workers of a machine, or a shared server.
 
 Public names only. They are found on first use, so that `python -m gt.server` runs on a machine without torch. A name
 that GT does not define is torch's, so that a script may `import gt as torch`.

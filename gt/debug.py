@@ -56,7 +56,7 @@ class Comm:
         self.pairs = {pair: count for pair, count in self.pairs.items() if count}
         self.bytes = sum(self.pairs.values())
         self.events = [
-            CollectiveEvent(c.kind, " ".join(c.axes), c.bytes, c.op, _site(self._session, c.site))
+            CollectiveEvent(c.kind, " ".join(c.axes), c.nbytes, c.op, _site(self._session, c.site))
             for c in answer.collectives
         ]
 
@@ -91,16 +91,16 @@ class Timeline:
 
     def __enter__(self) -> Timeline:
         session = self._session = sessions.current()
-        if session.records:
+        if session.is_recording:
             raise SessionError("a timeline is being recorded already; leave its block before entering another one")
         while self._read(0):
             pass  # commands of an earlier block whose end could not be read
-        self.events, self.dropped, session.records = [], 0, True
+        self.events, self.dropped, session.is_recording = [], 0, True
         session.read_timeline(self._limit)
         return self
 
     def __exit__(self, *error: object) -> None:
-        self._session.records = False
+        self._session.is_recording = False
         while self._read(0):
             pass
         self.events.sort(key=lambda event: (event.start, event.worker))

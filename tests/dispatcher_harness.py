@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from gt.core.ids import FIRST_OWN, short_id
+from gt.core.ids import FIRST_DISPATCHER_ID, short_id
 from gt.core.message_events import Observer
 from gt.core.messages import (
     Answer,
@@ -54,7 +54,7 @@ def over(text: str, mesh: DeviceMesh = PAIR) -> ShardingSpec:
 
 def given(number: int) -> int:
     """The n-th id that the dispatcher gave in session 1."""
-    return own(FIRST_OWN + number)
+    return own(FIRST_DISPATCHER_ID + number)
 
 
 class DispatcherHarness:

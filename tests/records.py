@@ -42,7 +42,6 @@ from gt.core.messages import (
     Report,
     RunOp,
     Segment,
-    Span,
     Stats,
     StatsRead,
     StoreReady,
@@ -54,6 +53,7 @@ from gt.core.messages import (
     Traffic,
     TrafficRead,
     Versions,
+    VersionSpan,
     VersionsRead,
     Waiting,
     Welcome,
@@ -140,11 +140,11 @@ STEP = ViewStep("aten.as_strided.default", (ListArg((2, 2)), 3), {"storage_offse
 PATHS = ((STEP, STEP), ())
 RICH = Signature(
     "aten.x_.default", ARGS, {"all": ListArg(ARGS)}, PATHS, (0,), (SMALL, LARGE), (0, 2),
-    random=True, floating="float64", functional="aten.x.default", layout=ROWS,
+    random=True, default_dtype="float64", functional="aten.x.default", layout=ROWS,
 )  # fmt: skip
 _COMPUTE = Compute(
     "aten.x.default", ARGS, {"all": ListArg(ARGS)}, (3, 1), (4, 1), (SMALL, SMALL), (LARGE, SMALL), (WHOLE, ROWS),
-    (ROWS, ROWS), (-1, 1), RICH, random=True, floating="float64", is_view=True,
+    (ROWS, ROWS), (-1, 1), RICH, random=True, default_dtype="float64", is_view=True,
 )  # fmt: skip
 PROGRAM = Program(  # with an example of every kind of step
     (
@@ -169,7 +169,7 @@ INSTRUCTIONS: list[Instruction] = [
     DefineSite(3, "train.py", 12, "step"),
     DefineScope(4, "forward"),
     CreateTensor(own(5), SMALL, SHARED, 0, 3),
-    CreateTensor(own(5), SMALL, INLINE, -1, 3),
+    CreateTensor(own(5), SMALL, INLINE, 2, 3),
     RunOp(own(1), (own(5), own(6)), (own(7),), (1, 1.0, True), 0, 3),
     QueryOp(own(8), own(1), (own(5),), (own(9),), own(10), (False, -2, float("inf")), 0, 3),
     Redistribute(own(5), own(14), ROWS, 3),
@@ -230,7 +230,7 @@ RAN = Ran("aten.x.default", 3, "forward", 100, 190, (Swapped(110, 150, ((1, 64),
 REPORTS: list[Report] = [
     *_FROM_WORKERS,
     StoreReady(40000),
-    Versions(own(19), ((own(5), Span(own(5), 0)), (own(6), Span(own(6), own(7), own(3), own(4))))),
+    Versions(own(19), ((own(5), VersionSpan(own(5), 0)), (own(6), VersionSpan(own(6), own(7), own(3), own(4))))),
     Progress(7, 1500),
     Traffic(own(15), {0: 64, 3: 0}),
     Stats(own(18), WorkerStats(7, 2, 64, {0: 64}, 1)),
@@ -240,7 +240,7 @@ REPORTS: list[Report] = [
 ANSWERS: list[Answer] = [
     *_FROM_WORKERS,
     Located(own(12), ROWS),
-    VersionsRead(own(19), (Span(own(5), 0), Span(0, 0))),
+    VersionsRead(own(19), (VersionSpan(own(5), 0), VersionSpan(0, 0))),
     TrafficRead(own(15), {0: {}, 1: {0: 64}}, (Collective("all-gather", ("dp", "tp"), 64, "aten.x.default", 3),)),
     StatsRead(own(18), {0: WorkerStats(7, 2, 64, {}), 1: WorkerStats(0, 0, 0, {0: 64})}),
     TimelineRead(own(17), (WorkerTimeline(0, (RAN,), 5), WorkerTimeline(1, (), 0))),

@@ -55,7 +55,7 @@ class CachedCall(Protocol):
 
 
 class SingleResultCall:
-    """An op with one result, a new tensor: nearly every op, so everything that can be prepared is."""
+    """An op with one result, a new tensor. Nearly every op: its shape, strides and dtype are kept as attributes."""
 
     __slots__ = ("dtype", "geometry", "op_id", "random", "shape", "stride")
 
@@ -78,7 +78,7 @@ class SingleResultCall:
         if _thread_count() > 1:
             outputs = (result.id,)
             session.outbox.submit(lambda ids: RunOp(self.op_id, ids, outputs, tuple(scalars), scope, site), refs)
-        else:  # no thread but the one that flushes, which starts none: the lock would take a tenth of the whole
+        else:  # only the flushing thread runs besides, and it makes no ops: no lock, which costs a tenth of an op
             inputs = (refs[0].id, refs[1].id) if len(refs) == 2 else tuple([ref.id for ref in refs])
             session.outbox.emit(RunOp(self.op_id, inputs, (result.id,), tuple(scalars), scope, site))
         handle = make_handle(cls, self.shape, self.stride, None, None, self.dtype)
@@ -111,8 +111,8 @@ class MultiResultCall:
 
 
 class ViewCall:
-    """An op whose results are views: it sends nothing, its results are paths. `same`: the result is the input itself;
-    `strided`: the results are plain strided memory of the storage."""
+    """An op whose results are views: no instruction is sent, each result is a storage and a path. `same`: the result is
+    the input itself; `strided`: the results are plain strided memory of the storage."""
 
     __slots__ = ("outputs", "rebuild", "same", "steps", "strided", "wrap")
 
@@ -146,7 +146,7 @@ class ViewCall:
 
 
 class WriteCall:
-    """An op that overwrites some of its arguments. `writes`: their positions among the tensors of the call."""
+    """An op that writes to some of its arguments. `writes`: their positions among the tensors of the call."""
 
     __slots__ = ("op_id", "outputs", "random", "returned", "writes")
 

@@ -23,7 +23,7 @@ from gt.client.cached_calls import (
     WriteCall,
 )
 from gt.client.geometry import Geometry, dtype_name, geometry_of, intern_geometry
-from gt.client.op_schema import Kind, OpSchema
+from gt.client.op_schema import ArgumentKind, OpSchema
 from gt.client.refused_calls import check_arguments
 from gt.client.resizing import ResizingCall
 from gt.client.session import Session
@@ -50,8 +50,8 @@ from gt.core.signatures import (
 )
 from gt.sharding.placements import Layout
 
-_TENSOR_KINDS = (Kind.TENSOR, Kind.TARGET)
-_LIST_KINDS = (Kind.TENSORS, Kind.TARGETS, Kind.COPIES)
+_TENSOR_KINDS = (ArgumentKind.TENSOR, ArgumentKind.TARGET)
+_LIST_KINDS = (ArgumentKind.TENSORS, ArgumentKind.TARGETS, ArgumentKind.TARGETS_OR_COPIES)
 _LAZY_KEYS = {CONJUGATE: "Conjugate", NEGATE: "Negative"}  # dispatch keys of kernels that take lazy operands
 
 
@@ -152,7 +152,7 @@ def infer_result(
     op: OpSchema, args: tuple[Any, ...], kwargs: dict[str, Any], refs: list[TensorRef], on_cpu: bool
 ) -> tuple[Any, dict[int, Geometry]]:
     """The result of an op for tensors without bytes, and the new geometries of the inputs that it resizes, by position.
-    Raises Unknown where its kernel may give another result; `on_cpu`: the workers have the same kernels as this
+    Raises Unknown if its kernel may give another result; `on_cpu`: the workers have the same kernels as this
     process."""
     metas = _Metas(refs, op)
     meta_args = [metas.argument(kind, value) for kind, value in zip(op.kinds, args, strict=False)]
@@ -181,17 +181,19 @@ class _Metas:
         self._op = op
         self._remaining = enumerate(refs)
 
-    def argument(self, kind: Kind, value: Any) -> Any:
+    def argument(self, kind: ArgumentKind, value: Any) -> Any:
         if kind in _LIST_KINDS and value is not None:
-            inner = Kind.TENSOR if kind is Kind.TENSORS else Kind.TARGET
+            inner = ArgumentKind.TENSOR if kind is ArgumentKind.TENSORS else ArgumentKind.TARGET
             return [self.argument(inner, item) for item in value]
         if kind in _TENSOR_KINDS and isinstance(value, torch.Tensor):
             return self._tensor(kind, *next(self._remaining))
-        return None if kind is Kind.GENERATOR else torch.device("meta") if kind is Kind.DEVICE else value
+        return (
+            None if kind is ArgumentKind.GENERATOR else torch.device("meta") if kind is ArgumentKind.DEVICE else value
+        )
 
-    def _tensor(self, kind: Kind, position: int, ref: TensorRef) -> torch.Tensor:
+    def _tensor(self, kind: ArgumentKind, position: int, ref: TensorRef) -> torch.Tensor:
         meta = ref.geometry.on_meta()
-        if kind is Kind.TARGET:
+        if kind is ArgumentKind.TARGET:
             self.written[position] = meta
         elif is_lazy(ref):
             return self._lazy(meta, reinterpreted(ref))
@@ -210,7 +212,7 @@ def _as_results(op: OpSchema, result: Any) -> list[Any]:
 
 
 def _fresh_geometry(tensor: torch.Tensor) -> Geometry:
-    """The geometry of a new tensor, which has a storage of its own even where torch's shape function gave a view."""
+    """The geometry of a new tensor, which has a storage of its own even if torch's shape function gave a view."""
     if tensor.layout is not torch.strided:
         raise Unknown
     return intern_geometry(tensor.shape, tensor.stride(), 0, tensor.dtype)
@@ -287,20 +289,20 @@ class CallTemplate:
         self.kwargs: dict[str, Arg] = {
             name: self._argument(kinds[name], value)
             for name, value in kwargs.items()
-            if kinds[name] not in (Kind.IGNORED, Kind.GENERATOR)
+            if kinds[name] not in (ArgumentKind.IGNORED, ArgumentKind.GENERATOR)
         }
         if "device" in kinds and "device" not in kwargs and self._tensors == 0:
             self.kwargs["device"] = WorkerDevice()
         self.paths = tuple(ref.path.steps if ref.path is not None else () for ref in refs)
         first_of = {id(refs[position].storage): position for position in reversed(self._written)}
         self.writes = tuple(reversed(first_of.values()))  # one input for each storage that is written
-        is_whole = op.overwrites and all(refs[position].path is None for position in self.writes)
-        self.overwrites = tuple([refs[position].geometry.meta() for position in self.writes]) if is_whole else ()
+        is_whole = op.writes_all and all(refs[position].path is None for position in self.writes)
+        self.fully_written = tuple([refs[position].geometry.meta() for position in self.writes]) if is_whole else ()
 
     def signature(self, op: OpSchema, outputs: Sequence[Geometry | None]) -> Signature:
         metas = tuple(output.meta() for output in outputs if output is not None)
         positions = tuple(position for position, output in enumerate(outputs) if output is not None)
-        floating = dtype_name(torch.get_default_dtype())
+        default_dtype = dtype_name(torch.get_default_dtype())
         spec = self._layout.spec(metas[0]) if self._layout is not None and metas else None
         return Signature(
             op.name,
@@ -311,26 +313,32 @@ class CallTemplate:
             metas,
             positions,
             op.random,
-            floating,
+            default_dtype,
             op.functional,
             None if spec is None else spec.record(),
-            self.overwrites,
+            self.fully_written,
         )
 
-    def _argument(self, kind: Kind, value: Any) -> Arg:
+    def _argument(self, kind: ArgumentKind, value: Any) -> Arg:
         if kind in _LIST_KINDS and value is not None:
-            inner = Kind.TENSOR if kind is Kind.TENSORS else Kind.TARGET
+            inner = ArgumentKind.TENSOR if kind is ArgumentKind.TENSORS else ArgumentKind.TARGET
             return ListArg(tuple(self._argument(inner, item) for item in value))
         if isinstance(value, torch.Tensor):
-            if kind is Kind.TARGET:
+            if kind is ArgumentKind.TARGET:
                 self._written.append(self._tensors)
             self._tensors += 1
             return Input(self._tensors - 1)
-        if kind is Kind.SCALARS and value is not None:
+        if kind is ArgumentKind.SCALARS and value is not None:
             return ListArg(tuple(self._scalar() for _ in value))
-        if kind in (Kind.SCALAR, Kind.TENSOR) and type(value) in (float, int, bool):
+        if kind in (ArgumentKind.SCALAR, ArgumentKind.TENSOR) and type(value) in (float, int, bool):
             return self._scalar()
-        return WorkerDevice() if kind is Kind.DEVICE else None if kind is Kind.GENERATOR else to_wire(value)
+        return (
+            WorkerDevice()
+            if kind is ArgumentKind.DEVICE
+            else None
+            if kind is ArgumentKind.GENERATOR
+            else to_wire(value)
+        )
 
     def _scalar(self) -> Scalar:
         self._scalars += 1

@@ -34,8 +34,8 @@ class device(metaclass=_DeviceType):  # noqa: N801
     """Inside `with gt.device():` torch's own factory functions create GT tensors, so that a third-party model is built
     on the workers without ever being whole in this process.
 
-    With arguments, as scripts call torch.device, it is the device of all GT tensors: the CPU. The workers choose the
-    devices that compute."""
+    Called with arguments, as torch.device is, it returns torch.device("cpu"), the device of all GT tensors. The workers
+    choose the devices that compute."""
 
     def __new__(cls, *args: Any, **kwargs: Any) -> Any:
         if not args and not kwargs:
@@ -114,7 +114,7 @@ def _replaced(data: Any, values: dict[int, torch.Tensor]) -> Any:
 
 def _on_gt(function: Callable[..., Any]) -> Callable[..., Tensor]:
     """A factory on GT. With `mesh=` and `placements=` each worker makes its part of the tensor; without placements,
-    all."""
+    each worker of the mesh makes the whole tensor."""
 
     @ends_on_users_line
     @functools.wraps(function)
@@ -129,8 +129,8 @@ def _on_gt(function: Callable[..., Any]) -> Callable[..., Tensor]:
     return create
 
 
-def _from_gt(function: Callable[..., Any]) -> Callable[..., Tensor]:
-    """A function of tensors on GT: plain ones are moved first."""
+def _on_gt_tensors(function: Callable[..., Any]) -> Callable[..., Tensor]:
+    """A function of GT tensors; plain tensors among its arguments are moved to GT first."""
 
     @ends_on_users_line
     @functools.wraps(function)
@@ -212,10 +212,14 @@ bartlett_window, blackman_window, hamming_window, hann_window, kaiser_window = m
     (torch.bartlett_window, torch.blackman_window, torch.hamming_window, torch.hann_window, torch.kaiser_window),
 )
 
-bernoulli = _from_gt(torch.bernoulli)
-zeros_like, ones_like, full_like = _from_gt(torch.zeros_like), _from_gt(torch.ones_like), _from_gt(torch.full_like)
-empty_like, rand_like = _from_gt(torch.empty_like), _from_gt(torch.rand_like)
-randn_like, randint_like = _from_gt(torch.randn_like), _from_gt(torch.randint_like)
+bernoulli = _on_gt_tensors(torch.bernoulli)
+zeros_like = _on_gt_tensors(torch.zeros_like)
+ones_like = _on_gt_tensors(torch.ones_like)
+full_like = _on_gt_tensors(torch.full_like)
+empty_like = _on_gt_tensors(torch.empty_like)
+rand_like = _on_gt_tensors(torch.rand_like)
+randn_like = _on_gt_tensors(torch.randn_like)
+randint_like = _on_gt_tensors(torch.randint_like)
 
 
 @ends_on_users_line
@@ -249,7 +253,7 @@ def as_tensor(
     mesh: DeviceMesh | None = None,
     placements: Placements | None = None,
 ) -> Tensor:
-    """The data on GT: itself where it is a GT tensor of that dtype."""
+    """The data on GT: itself if it is a GT tensor of that dtype."""
     dtype = dtype_of(dtype)
     if isinstance(data, Tensor):
         return _laid_out(data if dtype is None else data.to(dtype), mesh, placements)  # type: ignore[arg-type]

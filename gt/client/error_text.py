@@ -30,7 +30,7 @@ def _quote(site: Site) -> str:
 
 
 def where_it_failed(failure: Failure) -> str:
-    """An op that could not be planned has reached no worker."""
+    """The place of a failure: a worker, or none for an op that could not be planned."""
     return f"on worker {failure.worker}" if failure.worker >= 0 else "before it reached a worker"
 
 

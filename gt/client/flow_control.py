@@ -1,4 +1,4 @@
-"""Keeps the workers from falling behind the program without limit."""
+"""Limits how many instructions the client may be ahead of the workers."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ MAX_MARKS = 4  # marks that may be unanswered
 
 
 class Pacing:
-    """`send_mark` sends a request that is answered when all work before it is done, and gives its id; `wait` waits for
-    the answer."""
+    """`send_mark` sends a request that is answered when all work before it is done, and returns its id; `wait` waits
+    for the answer."""
 
     def __init__(self, send_mark: Callable[[], int], wait: Callable[[int], object]) -> None:
         self._send_mark = send_mark
@@ -22,7 +22,7 @@ class Pacing:
         self._lock = threading.RLock()
 
     def count(self, sent: int) -> None:
-        """Count instructions that were sent; wait for the oldest mark where too many are unanswered."""
+        """Count instructions that were sent; wait for the oldest mark if too many are unanswered."""
         self._unmarked += sent
         if self._unmarked < INTERVAL:
             return

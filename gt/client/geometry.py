@@ -43,7 +43,7 @@ class Geometry:
     def meta(self) -> TensorMeta:
         return TensorMeta(tuple(self.shape), self.stride, self.offset, dtype_name(self.dtype))
 
-    def span(self) -> int:
+    def storage_span(self) -> int:
         """The number of elements from the start of the storage to the last one of the tensor."""
         if 0 in self.shape:
             return self.offset
@@ -51,7 +51,7 @@ class Geometry:
 
     def on_meta(self) -> torch.Tensor:
         """A tensor without bytes of this geometry, for torch's shape functions."""
-        storage = torch.empty(self.span(), dtype=self.dtype, device="meta")
+        storage = torch.empty(self.storage_span(), dtype=self.dtype, device="meta")
         return storage.as_strided(self.shape, self.stride, self.offset)
 
 

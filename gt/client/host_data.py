@@ -44,7 +44,7 @@ _OF_FLOATS: dict[str, TorchFunction] = {name: getattr(torch, name) for name in _
 
 
 def torch_call(name: str, inputs: Sequence[Any]) -> tuple[TorchFunction, list[Any]] | None:
-    """The function of torch, with its operands, that equals NumPy's function of this name on these inputs; None where
+    """The function of torch, with its operands, that equals NumPy's function of this name on these inputs; None if
     torch has none."""
     if name in _OPERATORS:
         return _OPERATORS[name], [v.item() if isinstance(v, np.generic) else _operand(v) for v in inputs]
@@ -76,7 +76,7 @@ def strided(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def payload(tensor: torch.Tensor) -> memoryview:
-    """The bytes of a strided tensor in the order of its strides; its own memory where it has no gaps."""
+    """The bytes of a strided tensor in the order of its strides; its own memory if it has no gaps."""
     memory = tensor.permute(memory_order(tensor.stride())).contiguous()
     return memoryview(memory.as_strided((memory.numel(),), (1,)).view(torch.uint8).numpy())
 

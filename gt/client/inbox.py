@@ -1,4 +1,4 @@
-"""Answers of the dispatcher on their way in, and the errors that are raised where none can come."""
+"""Receives the dispatcher's answers; raises an error if no answer can come any more."""
 
 from __future__ import annotations
 
@@ -149,7 +149,7 @@ class Inbox:
                 self._received.wait(POLL_SECONDS)
 
     def _note(self, failure: Failure) -> None:
-        """Every worker that an op fails on reports it, maybe after a read has shown the report of another one."""
+        """Keep a failure, unless another worker has reported the same one before."""
         with self._failures_lock:
             if failure.origin == 0 or failure.origin not in self._known:
                 self._known.append(failure.origin)
@@ -167,7 +167,7 @@ class Inbox:
         answer = found[0]
         if isinstance(answer, Failed):
             self._forget(answer.failure)
-            if answer.own:
+            if answer.is_own_failure:
                 raise error_of_query(answer.failure)
             raise OpError(describe_failure(answer.failure, self._sites.lookup(answer.failure.site)))
         if isinstance(answer, Lost):

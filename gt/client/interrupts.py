@@ -82,7 +82,7 @@ def defer(action: Callable[[], None]) -> None:
 
 
 def _forget_other_threads() -> None:
-    """A forked process has only the thread that forked."""
+    """After a fork: forget the other threads of the parent."""
     _threads_inside.intersection_update((get_ident(),))
 
 

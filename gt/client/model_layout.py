@@ -81,7 +81,7 @@ def lay_out_tensor(tensor: Tensor, name: str) -> None:
 
 
 def _tensors(module: torch.nn.Module) -> Iterator[tuple[list[str], list[Tensor]]]:
-    """The names and handles of each distinct parameter and buffer, several where they share data. Those of lazy modules
+    """The names and handles of each distinct parameter and buffer, several if they share data. Those of lazy modules
     that have no shape yet are left out."""
     named: dict[int, tuple[list[str], dict[int, Tensor]]] = {}
     pairs: Iterable[tuple[str, Any]] = [

@@ -51,7 +51,8 @@ def _move_shared(values: Sequence[torch.Tensor]) -> dict[int, Tensor]:
 
 
 def _overlapping(parts: Sequence[torch.Tensor]) -> Iterator[list[torch.Tensor]]:
-    """Tensors of one storage in groups without common elements: all weights of a file may be one storage."""
+    """Groups of tensors of one storage: tensors of different groups share no element. All weights of a file may be one
+    storage."""
     group: list[torch.Tensor] = []
     for part in sorted(parts, key=torch.Tensor.storage_offset):
         if group and part.storage_offset() >= max(map(_end, group)):
@@ -62,7 +63,7 @@ def _overlapping(parts: Sequence[torch.Tensor]) -> Iterator[list[torch.Tensor]]:
 
 
 class _SharedRegion:
-    """The memory of several plain tensors on GT: that of one of them, where it covers the others, or from the first to
+    """The memory of several plain tensors on GT: that of one of them, if it covers the others, or from the first to
     the last element."""
 
     def __init__(self, parts: Sequence[torch.Tensor]) -> None:
@@ -87,7 +88,7 @@ def _end(tensor: torch.Tensor) -> int:
 
 
 def move_tensor(value: torch.Tensor, data: Tensor | None = None) -> torch.Tensor:
-    """A parameter or buffer on GT, with its gradient and its attributes. `data`: its data, where that is on GT
+    """A parameter or buffer on GT, with its gradient and its attributes. `data`: its data, if that is on GT
     already."""
     if isinstance(value, Tensor):
         value._ref.session.require_open()

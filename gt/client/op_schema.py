@@ -21,14 +21,14 @@ from gt.client.torch_patches.op_registry import (
 )
 
 
-class Kind(Enum):
+class ArgumentKind(Enum):
     """How an argument takes part in a call and in its cache key."""
 
     TENSOR = "tensor"
     TENSORS = "tensors"
-    TARGET = "target"  # a tensor that the op overwrites
+    TARGET = "target"  # a tensor that the op writes to
     TARGETS = "targets"
-    COPIES = "copies"  # targets; of plain tensors, copies are overwritten instead
+    TARGETS_OR_COPIES = "targets or copies"  # as TARGETS; a plain tensor in the list is copied, and the copy is written
     SCALAR = "scalar"  # the shapes do not depend on its value
     SCALARS = "scalars"
     CONSTANT = "constant"
@@ -38,34 +38,34 @@ class Kind(Enum):
 
 
 _KINDS = {
-    "Tensor": Kind.TENSOR,
-    "Optional[Tensor]": Kind.TENSOR,
-    "List[Tensor]": Kind.TENSORS,
-    "List[Optional[Tensor]]": Kind.TENSORS,
-    "Optional[List[Tensor]]": Kind.TENSORS,
-    "Optional[List[Optional[Tensor]]]": Kind.TENSORS,
-    "number": Kind.SCALAR,
-    "Optional[number]": Kind.SCALAR,
-    "float": Kind.SCALAR,
-    "Optional[float]": Kind.SCALAR,
-    "List[number]": Kind.SCALARS,
-    "Optional[Generator]": Kind.GENERATOR,
-    "Generator": Kind.GENERATOR,
-    "Device": Kind.DEVICE,
-    "Optional[Device]": Kind.DEVICE,
+    "Tensor": ArgumentKind.TENSOR,
+    "Optional[Tensor]": ArgumentKind.TENSOR,
+    "List[Tensor]": ArgumentKind.TENSORS,
+    "List[Optional[Tensor]]": ArgumentKind.TENSORS,
+    "Optional[List[Tensor]]": ArgumentKind.TENSORS,
+    "Optional[List[Optional[Tensor]]]": ArgumentKind.TENSORS,
+    "number": ArgumentKind.SCALAR,
+    "Optional[number]": ArgumentKind.SCALAR,
+    "float": ArgumentKind.SCALAR,
+    "Optional[float]": ArgumentKind.SCALAR,
+    "List[number]": ArgumentKind.SCALARS,
+    "Optional[Generator]": ArgumentKind.GENERATOR,
+    "Generator": ArgumentKind.GENERATOR,
+    "Device": ArgumentKind.DEVICE,
+    "Optional[Device]": ArgumentKind.DEVICE,
 }
 
-# Ops whose output shape, or whether they are allowed at all, depends on the value of a scalar.
+# Ops whose output shape, validity or sharding rule depends on the value of a scalar, which is then part of the key.
 _VALUE_MATTERS = {
     "aten::arange", "aten::range", "aten::pow", "aten::pow_", "aten::float_power", "aten::_foreach_pow",
     "aten::linalg_vector_norm", "aten::norm", "aten::dist",  # the order decides how shards are put together
     "aten::histc",  # equal ends of its bins mean those of all elements
 }  # fmt: skip
 
-# Arguments that ops overwrite although their schema does not declare it.
+# Arguments that ops write to although their schema does not declare it.
 _UNDECLARED_WRITES = {"aten::native_batch_norm": ("running_mean", "running_var")}
 
-# Lists that ops do not overwrite although their schema declares it. They may hold plain tensors, such as the step
+# Lists that ops do not write to although their schema declares it. They may hold plain tensors, such as the step
 # counts of an optimizer.
 _FALSE_WRITES = {"aten::_fused_adagrad_": ("state_steps",)}
 
@@ -77,13 +77,13 @@ _DEVICE_DEPENDENT = {
     "aten::_embedding_bag", "aten::_embedding_bag_forward_only", "aten::mkldnn_rnn_layer",
 }  # fmt: skip
 
-# Among these, those that differ only in half precision, in the dtype of statistics; and those that differ in evaluation
-# too, where some devices give no statistics.
+# Of these, ops that differ in half precision only: in the dtype of statistics.
 _DEVICE_DEPENDENT_IN_HALF = {"aten::native_layer_norm", "aten::native_group_norm", "aten::_batch_norm_with_update"}
+# Of these, ops that differ in evaluation mode too: some devices give no statistics.
 _DEVICE_DEPENDENT_IN_EVALUATION = {"aten::native_batch_norm", "aten::_native_batch_norm_legit"}
 
-# They write every element of their target and read none of it.
-_OVERWRITING = {
+# Ops that write every element of their target and read none of it.
+_WRITES_ALL = {
     "aten::zero_", "aten::fill_", "aten::copy_", "aten::normal_", "aten::uniform_", "aten::random_", "aten::bernoulli_",
     "aten::exponential_", "aten::log_normal_", "aten::cauchy_", "aten::geometric_", "aten::_foreach_zero_",
     "aten::_foreach_copy_",
@@ -95,13 +95,13 @@ class OpSchema:
 
     - `aliases`: its results are views of its first argument
     - `returns_python`: it returns Python values, which only a worker knows
-    - `needs_worker_shape`: its results differ by device, so that a worker must report their geometries. Not in full
-      precision where it `differs_only_in_half`; nor in training and full precision where it `differs_in_evaluation`
-    - `is_special`: it is not simply an instruction
+    - `needs_worker_shape`: its results differ by device, so that a worker must report their geometries. Float32 and
+      float64 need no report if it `differs_only_in_half`, and none in training if it `differs_in_evaluation`
+    - `is_special`: a function of special_ops.py or a decomposition runs it
     - `functional`: the op that computes the same without writing, for an op that writes, or ""
     - `leading`: the number of its first arguments that are tensors it only reads
     - `mask`: the position of the argument that selects which results are computed, or -1
-    - `overwrites`: it writes every element of its target and reads none of it
+    - `writes_all`: it writes every element of its target and reads none of it
     - `reshapes`: it changes the shape of its first argument in place
     - `returned`: for each result, the name of the written argument that it is, or None
     - `split`: its implementation one tensor at a time, for an op on lists of tensors
@@ -121,7 +121,6 @@ class OpSchema:
         "mask",
         "name",
         "needs_worker_shape",
-        "overwrites",
         "random",
         "reinterprets",
         "reshapes",
@@ -130,6 +129,7 @@ class OpSchema:
         "returns_python",
         "split",
         "writes",
+        "writes_all",
     )  # fmt: skip
 
     def __init__(self, func: OpOverload, special: bool) -> None:
@@ -139,11 +139,11 @@ class OpSchema:
         self.name = str(func)
         self.kwarg_kinds = {a.name: _kind(a, schema.name, a.name in undeclared) for a in schema.arguments}
         self.kinds = tuple(self.kwarg_kinds.values())
-        others = [position for position, kind in enumerate(self.kinds) if kind is not Kind.TENSOR]
+        others = [position for position, kind in enumerate(self.kinds) if kind is not ArgumentKind.TENSOR]
         self.leading = min(others, default=len(self.kinds))
         self.mask = _mask(schema)
-        self.writes = any(kind in (Kind.TARGET, Kind.TARGETS) for kind in self.kinds)
-        self.overwrites = schema.name in _OVERWRITING
+        self.writes = any(kind in (ArgumentKind.TARGET, ArgumentKind.TARGETS) for kind in self.kinds)
+        self.writes_all = schema.name in _WRITES_ALL
         self.aliases = not self.writes and any(r.alias_info is not None for r in schema.returns)
         self.reshapes = torch.Tag.inplace_view in func.tags
         self.needs_worker_shape = schema.name in _DEVICE_DEPENDENT
@@ -161,19 +161,19 @@ class OpSchema:
         self.is_special = special or self.reshapes or self.decomposition is not None or self.split is not None
 
 
-def _kind(argument: Argument, op: str, undeclared_write: bool) -> Kind:
-    kind = _KINDS.get(str(argument.type), Kind.CONSTANT)
-    if kind is Kind.SCALAR and op in _VALUE_MATTERS:
-        return Kind.CONSTANT
+def _kind(argument: Argument, op: str, undeclared_write: bool) -> ArgumentKind:
+    kind = _KINDS.get(str(argument.type), ArgumentKind.CONSTANT)
+    if kind is ArgumentKind.SCALAR and op in _VALUE_MATTERS:
+        return ArgumentKind.CONSTANT
     if argument.name in ("pin_memory", "non_blocking"):
-        return Kind.IGNORED
+        return ArgumentKind.IGNORED
     written = undeclared_write or (argument.alias_info is not None and argument.alias_info.is_write)
     if written and argument.name in _FALSE_WRITES.get(op, ()):
-        return Kind.COPIES
-    if written and kind is Kind.TENSOR:
-        return Kind.TARGET
-    if written and kind is Kind.TENSORS:
-        return Kind.TARGETS
+        return ArgumentKind.TARGETS_OR_COPIES
+    if written and kind is ArgumentKind.TENSOR:
+        return ArgumentKind.TARGET
+    if written and kind is ArgumentKind.TENSORS:
+        return ArgumentKind.TARGETS
     return kind
 
 
@@ -197,15 +197,15 @@ def _decomposition(func: OpOverload) -> Callable[..., Any] | None:
 
 
 def _explicit_kernel(func: OpOverload) -> Callable[..., Any] | None:
-    """Torch's implementation of an op in terms of others, where it has one."""
+    """Torch's implementation of an op in terms of others, if it has one."""
     if not has_kernel(func, DispatchKey.CompositeExplicitAutograd):
         return None
     return kernel_of(func, DispatchKey.CompositeExplicitAutograd)
 
 
 def _functional(func: OpOverload) -> str:
-    """The overload that returns what this one writes: of the same op, with the same arguments except `out=`. "" where
-    an op writes to `out=` and to other arguments, whose order no overload keeps."""
+    """The out-of-place overload of the same op, with the same arguments except `out=`; "" if there is none, or if the
+    op writes to `out=` and to other arguments: no overload returns these in the same order."""
     schema = schema_of(func)
     written = [a for a in schema.arguments if a.alias_info is not None and a.alias_info.is_write]
     if not written:

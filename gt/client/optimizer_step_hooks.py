@@ -63,7 +63,7 @@ class StepHistory:
         return sum(step.begin > point for step in self.steps)
 
     def reaches(self, point: int) -> bool:
-        """Whether it has all steps that began after a point."""
+        """Whether the history has all steps that began after a point."""
         return self.is_complete or point >= self.steps[0].begin
 
     def drop_after(self, point: int) -> None:
@@ -75,7 +75,7 @@ _histories: WeakKeyDictionary[Optimizer, StepHistory] = WeakKeyDictionary()
 
 
 def histories(session: Session, optimizers: Sequence[Optimizer]) -> list[StepHistory]:
-    """The histories of some optimizers, or of all where none is given, that have steps in a session."""
+    """The histories of some optimizers, or of all if none is given, that have steps in a session."""
     found = [_histories[optimizer] for optimizer in optimizers or list(_histories) if optimizer in _histories]
     return [history for history in found if history.steps and _belongs_to(history.steps[-1], session)]
 
@@ -85,7 +85,7 @@ def history_of(session: Session, optimizer: Optimizer) -> StepHistory | None:
 
 
 def record_point(session: Session, optimizers: Sequence[Optimizer]) -> None:
-    """Make the present values ones to recover, as at the end of a step."""
+    """Record an empty step, so that gt.recover can return to the present values."""
     for optimizer in optimizers:
         _begin(session, optimizer, (), ())
     if not optimizers:
@@ -118,7 +118,7 @@ def _emit_begin(session: Session, gradients: Sequence[torch.Tensor], parameters:
 def _end(session: Session, optimizers: Sequence[Optimizer]) -> None:
     ended: EndStep = session.outbox.submit(lambda ids: EndStep(next(session.ids)), ())
     for optimizer in optimizers:
-        _histories[optimizer].steps[-1].end = ended.step
+        _histories[optimizer].steps[-1].end = ended.end
 
 
 def snapshot(optimizer: Optimizer) -> State:
@@ -161,7 +161,7 @@ def restore_state(optimizer: Optimizer, state: State) -> None:
 def _session_of(optimizer: Optimizer) -> Session | None:
     """The active session, if an optimizer has parameters on GT."""
     session = sessions.active
-    if session is None or session.closed:
+    if session is None or session.closed_because:
         return None
     groups = optimizer.param_groups
     return session if any(hasattr(tensor, "_ref") for group in groups for tensor in group["params"]) else None

@@ -1,4 +1,4 @@
-"""Instructions on their way to the dispatcher: queued, and sent when they fill a batch, before a read, or when idle."""
+"""The queue of instructions: sent to the dispatcher when a batch is full, before a read, or after 10 ms without ops."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ log = logging.getLogger("gt.client")
 
 BATCH = 256  # instructions that make a batch worth sending
 IDLE_SECONDS = 0.01  # an outbox that has not changed for this long is sent
-REST_AFTER = 50  # times that the idle thread finds the outbox empty
-# So many dead tensors, or dead bytes, make a FreeTensors worth sending. Few bytes: memory that is freed soon is still
-# in the cache when it is allocated again, which matters more than the cost of freeing.
+REST_AFTER = 50  # empty polls after which the idle thread sleeps until it is woken
+# So many dead tensors, or dead bytes, make a FreeTensors worth sending: `_dead_cost` adds up both. Few bytes: memory
+# that is freed soon is still in the cache when it is allocated again, which matters more than the cost of freeing.
 FREE_COUNT, FREE_BYTES = 64, 1 << 17
 FREE_AT_ONCE = 1 << 14  # tensors that one FreeTensors names
 TAPE = 1024  # sent instructions that are kept for gt.debug
@@ -34,7 +34,7 @@ class Outbox:
     that writes to one of them in between would give it a new id.
 
     `collect` takes the answers of workers in this process, which are complete when a batch was sent; `pace` blocks
-    where other workers are too far behind; `break_off` is called when a batch was sent in part.
+    if other workers are too far behind; `break_off` is called when a batch was sent in part.
     """
 
     def __init__(
@@ -53,7 +53,7 @@ class Outbox:
         self._break_off = break_off
         self._buffers: dict[int, Buffer] = {}
         self._dead: deque[int] = deque()
-        self._dead_bytes = 0
+        self._dead_cost = 0
         self._sent = 0
         self._sending = threading.RLock()
         self._filled: SimpleQueue[None] = SimpleQueue()  # wakes the idle thread; finalizers may call nothing else
@@ -63,10 +63,10 @@ class Outbox:
         self._idler.start()
 
     def emit(self, instruction: Instruction) -> None:
-        """Queue an instruction that names no tensors, or any in a program of one thread. Hot path."""
+        """Queue an instruction without the lock: it names no tensors, or no other thread runs. Hot path."""
         queue = self.queue
         queue.append(instruction)
-        if self._dead_bytes >= FREE_BYTES or len(queue) >= BATCH or self._resting:
+        if self._dead_cost >= FREE_BYTES or len(queue) >= BATCH or self._resting:
             self._trigger()
 
     def submit(
@@ -84,7 +84,7 @@ class Outbox:
                 self._queue_write(instruction, written, new_ids)
             else:
                 self.queue.append(instruction)
-        if self._dead_bytes >= FREE_BYTES or len(self.queue) >= BATCH or self._resting:
+        if self._dead_cost >= FREE_BYTES or len(self.queue) >= BATCH or self._resting:
             self._trigger()
         return instruction
 
@@ -107,16 +107,16 @@ class Outbox:
 
     def _trigger(self) -> None:
         """Send or wake the idle thread, after something was queued."""
-        if self._dead_bytes >= FREE_BYTES:
+        if self._dead_cost >= FREE_BYTES:
             self._free_dead()
         if len(self.queue) >= BATCH:
-            if not is_inside():  # a finalizer or a signal handler has interrupted a flush
+            if not is_inside():  # otherwise a finalizer or signal handler runs inside a flush: it must not flush
                 self.flush()
         elif self._resting:
             self._filled.put(None)
 
     def emit_upload(self, instruction: CreateTensor, buffer: Buffer, at_once: bool) -> None:
-        """The buffer may change after this returns: it is sent `at_once`, which pays for a large one, or copied."""
+        """The caller may reuse the buffer: a large upload is sent `at_once`, a small one is copied."""
         self._buffers[instruction.id] = buffer if at_once else bytearray(buffer)
         self.queue.append(instruction)
         if at_once:
@@ -125,10 +125,10 @@ class Outbox:
             self._filled.put(None)
 
     def release(self, ident: int, nbytes: int) -> None:
-        """Note that a tensor was collected. Finalizers call this at any point of any thread, so it does nothing
-        else."""
+        """Note that a tensor was collected. Finalizers call this at any point of any thread, so it only
+        notes the id and wakes the idle thread."""
         self._dead.append(ident)
-        self._dead_bytes += nbytes + FREE_BYTES // FREE_COUNT
+        self._dead_cost += nbytes + FREE_BYTES // FREE_COUNT
         if self._resting:
             self._filled.put(None)
 
@@ -150,7 +150,7 @@ class Outbox:
                 self._send(batch, buffers)
             finally:
                 self._sending.release()
-        if self._channel.remote:
+        if self._channel.is_asynchronous:
             self._pace(len(batch))
 
     def _begin(self) -> tuple[list[Instruction], list[Buffer]]:
@@ -166,7 +166,7 @@ class Outbox:
     def _send(self, batch: list[Instruction], buffers: list[Buffer]) -> None:
         try:
             self._channel.send(batch, buffers)
-            if not self._channel.remote:
+            if not self._channel.is_asynchronous:
                 self._collect()
         except GTError:
             raise
@@ -188,7 +188,7 @@ class Outbox:
             self._idler.join(timeout=5)
 
     def _free_dead(self) -> None:
-        self._dead_bytes = 0
+        self._dead_cost = 0
         while self._dead:
             ids = self._take_dead()
             if ids:
@@ -223,7 +223,8 @@ class Outbox:
             while True:
                 self._filled.get_nowait()
         self._resting = True
-        if not self.queue and not self._dead and self._open:  # checked after `_resting`: a later one wakes us
+        # Checked after `_resting` is set: an instruction queued from now on wakes this thread.
+        if not self.queue and not self._dead and self._open:
             self._filled.get()
         self._resting = False
 

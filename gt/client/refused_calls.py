@@ -1,7 +1,8 @@
 """Checks for wrong calls that torch's shape functions accept and its kernels refuse.
 
-A check that raises makes the call a query: torch's own error is then raised on the user's line, and nothing is written.
-So a check may be too strict, which costs a wait, and its message is never seen.
+If a check raises, the call becomes a query: a worker runs it while the client waits, and torch's own error is raised on
+the user's line before anything is written. So a check may be too strict, which costs a wait, and its message is never
+seen.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ class MayBeRefused(Exception):
 
 
 def check_arguments(op: OpSchema, args: Sequence[Any], kwargs: dict[str, Any], result: Any, on_cpu: bool) -> None:
-    """Raise MayBeRefused where a kernel may refuse a call for which torch's shape function gave `result`."""
+    """Raise MayBeRefused if a kernel may refuse a call for which torch's shape function gave `result`."""
     special = _CHECKS.get(schema_of(op.func).name)
     if special is not None:
         special(*args, **kwargs)

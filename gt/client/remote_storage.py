@@ -39,7 +39,7 @@ class RemoteStorage:
 
     def nbytes(self) -> int:
         geometry = self._storage.geometry
-        return geometry.span() * geometry.dtype.itemsize
+        return geometry.storage_span() * geometry.dtype.itemsize
 
     def size(self) -> int:
         return self.nbytes() // self._item_bytes

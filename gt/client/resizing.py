@@ -44,18 +44,18 @@ def resize_handle(cls: HandleType, tensor: torch.Tensor, geometry: Geometry) -> 
     ref: TensorRef = tensor._ref  # type: ignore[attr-defined]
     if geometry is ref.geometry:
         return tensor
-    if geometry.span() <= storage_elements(ref):
+    if geometry.storage_span() <= storage_elements(ref):
         return rebind(tensor, restrided(ref, geometry))
     return rebind(tensor, grow(cls, ref, geometry))
 
 
 def grow(cls: HandleType, ref: TensorRef, geometry: Geometry) -> TensorRef:
     """A tensor of a larger geometry in a new storage that starts with the bytes of a tensor's storage."""
-    flat_old = intern_geometry(torch.Size([ref.storage.geometry.span()]), (1,), 0, geometry.dtype)
-    flat_new = intern_geometry(torch.Size([geometry.span()]), (1,), 0, geometry.dtype)
+    flat_old = intern_geometry(torch.Size([ref.storage.geometry.storage_span()]), (1,), 0, geometry.dtype)
+    flat_new = intern_geometry(torch.Size([geometry.storage_span()]), (1,), 0, geometry.dtype)
     with torch.no_grad():
         grown = allocate(cls, flat_new if geometry.offset else geometry)
-        if ref.storage.geometry.span() and geometry.dtype is ref.storage.geometry.dtype:
+        if ref.storage.geometry.storage_span() and geometry.dtype is ref.storage.geometry.dtype:
             old = wrap(cls, strided_view(ref.storage, flat_old))
             wrap(cls, strided_view(grown, flat_old)).copy_(old)
     return restrided(grown, geometry) if geometry.offset else grown

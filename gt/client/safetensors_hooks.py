@@ -13,7 +13,7 @@ _READERS = {"safetensors.torch": ("_to_ndarray", "_tobytes")}
 
 
 def let_libraries_read(tensor_type: Any) -> None:
-    """Make safetensors, where it is loaded, read copies of GT tensors. Called when the storage of a tensor is asked
+    """Make safetensors, if it is loaded, read copies of GT tensors. Called when the storage of a tensor is asked
     for, which safetensors does before it writes a tensor, so that the order of imports does not matter."""
     for module_name, names in _READERS.items():
         module = sys.modules.get(module_name)

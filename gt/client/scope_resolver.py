@@ -1,4 +1,4 @@
-"""The scope of each op: what the signals that the program has entered say for the workers of a session."""
+"""Finds the signal scope of each op, and its policy for the workers of the session."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from gt.client.geometry import Geometry
-from gt.client.scope_stack import ScopeFrame, note_nodes, owner_of_gradient, top
+from gt.client.scope_stack import ScopeFrame, frame_of_node, note_nodes, top
 from gt.client.storage import TensorRef
 from gt.client.torch_patches.autograd_nodes import FIRST_ACCUMULATING, current_node, sequence_number
 from gt.core.messages import DefineScope
@@ -29,8 +29,8 @@ log = logging.getLogger("gt.signals")
 
 class ScopeResolver:
     """Resolves the scope of each op of a session to a policy for the connected workers. `auto`: whether tensors that
-    are created outside any scope are cut along their first dim (None: those that are cut evenly). `scope_ids` are the
-    scopes that the dispatcher knows."""
+    are created outside any scope are cut along their first dim (None: only 2-D tensors whose first dim divides by the
+    number of workers). `scope_ids` are the scopes that the dispatcher knows."""
 
     def __init__(self, session: Session, auto: bool | None) -> None:
         self._session = session
@@ -47,7 +47,7 @@ class ScopeResolver:
             number = sequence_number(autograd_node)
             if number >= FIRST_ACCUMULATING:
                 return 0  # accumulation runs where the gradient is
-            forward = owner_of_gradient(number)
+            forward = frame_of_node(number)
             frame = forward.backward_frame() if forward is not None else frame
         note_nodes(frame)
         scope_id = self._id_of_frame(frame, refs) if frame is not None else 0
@@ -64,7 +64,7 @@ class ScopeResolver:
 
     def _resolve(self, frame: ScopeFrame) -> tuple[int, int]:
         """The ids of a scope as it is configured now: for ops in general, and for ops on parameters alone, which
-        introduce no sharding. 0 where none of the frames is configured."""
+        introduce no sharding. 0 if none of the frames is configured."""
         found = self._configured(frame)
         if not found:
             return 0, 0
@@ -90,19 +90,19 @@ class ScopeResolver:
         return found
 
     def _policy(self, name: str, config: SignalConfig) -> PolicyRecord | None:
-        """None where the only worker is in this process: layouts are ignored there."""
+        """None if the only worker is in this process: layouts are ignored there."""
         if self._session.embedded or config.shard is None:
             return None
         return resolve_policy(config.shard, self._connected(), f"{at(config.source)}signal {name!r}")
 
     def layout(self, name: str, shape: Sequence[int]) -> ShardingSpec | None:
-        """The layout of a tensor created in a scope; None where the signal names none."""
+        """The layout of a tensor created in a scope; None if the signal names none."""
         found = self._configured(ScopeFrame(name, None, None))
         policy = self._policy(*found[0]) if found else None
         return Policy(policy).layout(tuple(shape)) if policy is not None else None
 
     def _id_of_created(self, geometry: Geometry) -> int:
-        """The scope of a tensor that is created outside any scope: it is cut over all workers."""
+        """The id of the automatic scope, which cuts a created tensor over all workers; 0 if it stays whole."""
         shape, count = geometry.shape, len(self._session.workers)
         if count < 2 or self._auto is False or not shape or shape[0] < 2:
             return 0
@@ -121,5 +121,5 @@ class ScopeResolver:
 
 
 def _is_neutral(ref: TensorRef) -> bool:
-    """A parameter, or a single number."""
+    """Whether a tensor is a parameter or has no dims."""
     return ref.storage.is_parameter or not ref.geometry.shape

@@ -17,11 +17,11 @@ from gt.client.torch_patches.autograd_nodes import current_node, next_sequence_n
 from gt.core.errors import SignalError
 from gt.signals.registry import registry
 
-_MOST_MARKS = 1 << 15  # gradients of graphs older than this many changes of scope run without a scope
+_MAX_MARKS = 1 << 15  # gradients of graphs older than this many changes of scope run without a scope
 
 
 class ScopeFrame:
-    """A scope that was entered. `backward` is the signal of its gradients, where the program named one; `owner` is the
+    """A scope that was entered. `backward` is the signal of its gradients, if the program named one; `owner` is the
     object that leaves it; `autograd_node` is the node whose gradient was being computed then, if any;
     `resolved` belongs to the ScopeResolver."""
 
@@ -79,11 +79,11 @@ class _Marks:
         if not self.frames or self.frames[-1] is not frame:
             self.starts.append(self.seen)
             self.frames.append(frame)
-            if len(self.starts) > _MOST_MARKS:
-                del self.starts[: _MOST_MARKS // 2], self.frames[: _MOST_MARKS // 2]
+            if len(self.starts) > _MAX_MARKS:
+                del self.starts[: _MAX_MARKS // 2], self.frames[: _MAX_MARKS // 2]
         self.seen = number
 
-    def owner(self, number: int) -> ScopeFrame | None:
+    def frame_of_node(self, number: int) -> ScopeFrame | None:
         """The frame of a node that this thread made."""
         index = bisect_right(self.starts, number) - 1
         return self.frames[index] if index >= 0 else None
@@ -128,7 +128,7 @@ def pop(frame: ScopeFrame) -> None:
 
 
 def leave(owner: object) -> ScopeFrame | None:
-    """Leave the scope that an owner has entered last; None where this thread or task is in none of its scopes."""
+    """Leave the scope that an owner has entered last; None if this thread or task is in none of its scopes."""
     frame = _top.get()
     while frame is not None and frame.owner is not owner:
         frame = frame.outer
@@ -146,9 +146,10 @@ def note_nodes(frame: ScopeFrame | None) -> None:
     _thread.marks.note(frame)
 
 
-def owner_of_gradient(number: int) -> ScopeFrame | None:
-    """The frame in which an autograd node was made: by this thread, if it has made so many, or else by another."""
+def frame_of_node(number: int) -> ScopeFrame | None:
+    """The frame in which an autograd node was made. Threads number their nodes on their own: if this thread has not
+    reached `number`, the node is taken to be another thread's."""
     marks = _thread.marks
     if number >= next_sequence_number():
         marks = next((others for others in list(_all_marks) if number < others.seen), marks)
-    return marks.owner(number)
+    return marks.frame_of_node(number)

@@ -26,7 +26,7 @@ from gt.client.scope_resolver import ScopeResolver
 from gt.client.scope_stack import in_use, push
 from gt.client.storage import ROOT, Storage, TensorRef
 from gt.core.errors import GTError, OpError, SessionError
-from gt.core.ids import FIRST_RUN, MAX_RESULTS, SESSION_SHIFT
+from gt.core.ids import FIRST_QUERY_ID, MAX_RESULTS, SESSION_SHIFT
 from gt.core.messages import (
     CURRENT,
     CreateTensor,
@@ -49,11 +49,11 @@ from gt.core.messages import (
     Redistribute,
     RunOp,
     Segment,
-    Span,
     StatsRead,
     Synchronize,
     TimelineRead,
     TrafficRead,
+    VersionSpan,
     VersionsRead,
     Welcome,
 )
@@ -70,8 +70,8 @@ FAREWELL_SECONDS = 2.0  # how long close() waits for work, to show its failures
 
 class Session:
     """`workers` are the connected ones, as far as the dispatcher has reported. `alone`: the session never had more than
-    one worker; `embedded`: and it is in this process. `cached_calls` are the calls that were inferred before, by op,
-    geometries and constants. `scope_resolver` finds the signal scope of each op; None where no op has one."""
+    one worker; `embedded`: its only worker is in this process. `cached_calls` are the calls that were inferred before,
+    by op, geometries and constants. `scope_resolver` finds the signal scope of each op; None if no op has one."""
 
     def __init__(self, channel: ClientChannel, welcome: Welcome, auto_shard: bool | None = None) -> None:
         first = welcome.ident << SESSION_SHIFT
@@ -79,13 +79,13 @@ class Session:
         self.workers = welcome.workers
         self.ids = itertools.count(first + 1)
         self.alone = len(welcome.workers) == 1
-        self.embedded = self.alone and not channel.remote
+        self.embedded = self.alone and not channel.is_asynchronous
         self.on_cpu = all(worker.device == "cpu" for worker in welcome.workers)
         self.scope_resolver: ScopeResolver | None = None
         self.cached_calls: dict[tuple[Any, ...], Any] = {}
         self.signatures: dict[int, Signature] = {}
-        self.closed = ""  # the reason, if it is
-        self.records = False  # whether the workers record the commands they run
+        self.closed_because = ""  # the reason, if the session is closed
+        self.is_recording = False  # whether the workers record the commands they run
         self.sites = Sites(self._define_site)
         self.operands = OperandCache(self._upload_operand)
         self.inbox = Inbox(channel, self.sites, self._note_workers)
@@ -94,7 +94,7 @@ class Session:
         self._auto_shard = auto_shard
         self._channel = channel
         self._op_ids = itertools.count(first + 1)
-        self._runs = itertools.count(first + FIRST_RUN, MAX_RESULTS)
+        self._query_ids = itertools.count(first + FIRST_QUERY_ID, MAX_RESULTS)
         self._ended = False
         if in_use() or (not self.alone and auto_shard is not False):
             self.resolve_scopes()
@@ -145,7 +145,7 @@ class Session:
 
     def reserve_ids(self) -> int:
         """The first of a range of ids for the results of a query."""
-        return next(self._runs)
+        return next(self._query_ids)
 
     # Uploads
 
@@ -240,8 +240,8 @@ class Session:
         assert isinstance(answer, Queried)
         return answer
 
-    def read_versions(self, storages: Sequence[Storage]) -> tuple[Span, ...]:
-        """For each tensor, the spans of the program for which its values can still be read."""
+    def read_versions(self, storages: Sequence[Storage]) -> tuple[VersionSpan, ...]:
+        """For each tensor, the VersionSpan of its readable values."""
         self.require_open()
         request = next(self.ids)
         self.outbox.submit(lambda ids: ReadVersions(request, ids), storages)
@@ -286,8 +286,8 @@ class Session:
     # The end
 
     def require_open(self) -> None:
-        if self.closed:
-            raise SessionError(self.closed)
+        if self.closed_because:
+            raise SessionError(self.closed_because)
 
     def close(self, reason: str) -> None:
         if self._ended:
@@ -323,7 +323,7 @@ class Session:
 
     def _break_off(self, reason: str) -> None:
         """Refuse every use from now on."""
-        self.closed = reason
+        self.closed_because = reason
         self.outbox.refuse(reason)
 
 

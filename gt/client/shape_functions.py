@@ -1,4 +1,4 @@
-"""GT's own shape functions, for ops where torch's are missing, too strict or wrong."""
+"""GT's own shape functions, for ops whose torch functions are missing, too strict or wrong."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ _ALIGNMENT = 16  # bytes: rows of the operands and of the result of a grouped pr
 
 
 class UnknownShape(Exception):
-    """Torch's kernel refuses the call, or may."""
+    """The shape function does not know the result of this call: the call becomes a query."""
 
 
 def _grouped_mm(

@@ -26,7 +26,7 @@ Special: TypeAlias = Callable[[HandleType, OpSchema, tuple[Any, ...], dict[str, 
 
 def run_on_host(cls: HandleType, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """Run an op in this process, because it writes to a plain tensor or returns one. GT tensors are read first, and
-    written back where the op wrote to them."""
+    written back if the op wrote to them."""
     originals: dict[int, torch.Tensor] = {}
 
     def read(tensor: torch.Tensor) -> torch.Tensor:
@@ -80,12 +80,12 @@ def _as_strided(cls: HandleType, op: OpSchema, args: tuple[Any, ...], kwargs: di
 
 def _within(ref: TensorRef, geometry: Geometry) -> Geometry:
     """Raise torch's error for a view that reaches beyond the storage."""
-    if geometry.span() > storage_elements(ref):
+    if geometry.storage_span() > storage_elements(ref):
         size = geometry.dtype.itemsize
         raise RuntimeError(
             f"setStorage: sizes {list(geometry.shape)}, strides {list(geometry.stride)}, storage offset "
-            f"{geometry.offset}, and itemsize {size} requiring a storage size of {geometry.span() * size} are out of "
-            f"bounds for storage of size {storage_elements(ref) * size}"
+            f"{geometry.offset}, and itemsize {size} requiring a storage size of {geometry.storage_span() * size} are "
+            f"out of bounds for storage of size {storage_elements(ref) * size}"
         )
     return geometry
 

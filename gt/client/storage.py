@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from gt.client.session import Session
 
 # Beyond this many steps a path is replaced by one as_strided step, so that `x = x[1:]` in a loop stays cheap.
-_LONGEST_PATH = 8
+_MAX_STEPS = 8
 
 
 class ViewPath:
@@ -114,7 +114,7 @@ def _strided_step(source: Geometry, geometry: Geometry) -> ViewStep:
 
 def restrided(ref: TensorRef, geometry: Geometry) -> StorageView:
     """Another view of a tensor's storage, with strides in elements of the tensor's dtype. It is read as the tensor is:
-    in the same dtype, and conjugated or negated where the tensor is."""
+    in the same dtype, and conjugated or negated if the tensor is."""
     storage, path, source = ref.storage, ROOT, ref.storage.geometry
     if geometry.dtype is not source.dtype:
         count = storage_elements(ref)
@@ -136,12 +136,12 @@ def _flat(elements: int, geometry: Geometry) -> Geometry:
 def storage_elements(ref: TensorRef) -> int:
     """The size of a tensor's storage in elements of the tensor's dtype."""
     storage = ref.storage.geometry
-    return storage.span() * storage.dtype.itemsize // ref.geometry.dtype.itemsize
+    return storage.storage_span() * storage.dtype.itemsize // ref.geometry.dtype.itemsize
 
 
 def view_of(ref: TensorRef, key: object, step: ViewStep, geometry: Geometry, strided: bool) -> StorageView:
     """The view that `step` makes of a tensor. `strided`: the result is plain strided memory of its storage."""
     path = ref.path or ROOT
-    if len(path.steps) >= _LONGEST_PATH and strided:
+    if len(path.steps) >= _MAX_STEPS and strided:
         return restrided(ref, geometry)
     return StorageView(ref.storage, path.extend(key, step), geometry)

@@ -1,8 +1,8 @@
 """Shapes, dtypes and strides of an op's results, as torch's CPU kernels give them, from tensors without bytes.
 
-Many of torch's shape functions are Python functions that hide the C++ ones which CPU kernels share. They agree on
+Many of torch's shape functions are Python functions that hide the C++ ones which CPU kernels share. Both agree on
 shapes and dtypes, but not always on strides, by which autograd and kernels lay out their results. So the C++ function
-is called where there is one; for other ops the table at the end has the strides of the kernel's results.
+is called if there is one; for other ops the table at the end has the strides of the kernel's results.
 """
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ from gt.core.meta import contiguous_strides, dense_strides, is_dense, memory_ord
 
 Strides: TypeAlias = tuple[int, ...]
 Arguments: TypeAlias = dict[str, Any]
-Rule: TypeAlias = Callable[[Arguments, Sequence[torch.Tensor | None]], Sequence[Strides | None]]
-"""Gives the strides of an op's results from its arguments by name and the results of the shape function; None where the
+StrideRule: TypeAlias = Callable[[Arguments, Sequence[torch.Tensor | None]], Sequence[Strides | None]]
+"""Gives the strides of an op's results from its arguments by name and the results of the shape function; None if the
 latter have the right strides."""
 
 aten = torch.ops.aten
@@ -51,7 +51,7 @@ def run_shape_function(func: OpOverload, args: Sequence[Any], kwargs: dict[str, 
 
 
 @functools.cache
-def _functions(func: OpOverload) -> tuple[Callable[..., Any], Rule | None]:
+def _functions(func: OpOverload) -> tuple[Callable[..., Any], StrideRule | None]:
     """The best shape function of an op, and the rule for the strides of its results, if it needs one."""
     rule = _RULES.get(schema_of(func).name.removeprefix("aten::"))
     if schema_of(func).is_mutable:
@@ -120,7 +120,7 @@ def _contiguous(arguments: Arguments, results: Sequence[torch.Tensor | None]) ->
     return [None if result is None else contiguous_strides(tuple(result.shape)) for result in results]
 
 
-def _like(name: str) -> Rule:
+def _like(name: str) -> StrideRule:
     """The memory format of an argument, if it is a channels-last one; otherwise contiguous."""
 
     def rule(arguments: Arguments, results: Sequence[torch.Tensor | None]) -> list[Strides | None]:
@@ -173,7 +173,7 @@ def _in_format(tensor: torch.Tensor, format_: torch.memory_format) -> Strides:
     return dense_strides(tensor.shape, ranks)
 
 
-def _columns(*positions: int) -> Rule:
+def _columns(*positions: int) -> StrideRule:
     """Matrices with contiguous columns, as LAPACK gives them, at these positions of the results."""
 
     def rule(arguments: Arguments, results: Sequence[torch.Tensor | None]) -> list[Strides | None]:
@@ -244,7 +244,7 @@ def _of_images(result: torch.Tensor, format_: torch.memory_format, is_row: bool)
     return (*outer, last)
 
 
-_RULES: dict[str, Rule] = {
+_RULES: dict[str, StrideRule] = {
     "_fft_c2c": _fourier,
     "_fft_c2r": _fourier,
     "_fft_r2c": _fourier,

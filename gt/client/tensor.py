@@ -1,4 +1,4 @@
-"""`gt.Tensor`: a torch tensor whose bytes are on a worker.
+"""`gt.Tensor`: a torch tensor whose bytes are on workers.
 
 Torch does the autograd, the modules and the optimizers; ops arrive at `__torch_dispatch__`, which is `dispatch`.
 Methods that would access memory in torch read the value first, or raise.
@@ -69,7 +69,7 @@ class Tensor(ValueReads, InPlaceViews):
 
     @ends_on_users_line
     def __array_ufunc__(self, ufunc: np.ufunc, method: str, *inputs: Any, **options: Any) -> Any:
-        """`array + tensor`, `np.sin(tensor)`: computed on GT where torch has the same function, so that gradients pass.
+        """`array + tensor`, `np.sin(tensor)`: computed on GT if torch has the same function, so that gradients pass.
         NumPy computes the others, of the values."""
         call = torch_call(ufunc.__name__, inputs) if method == "__call__" and not options else None
         if call is not None:
@@ -325,8 +325,8 @@ _storages: WeakValueDictionary[int, _Storage] = WeakValueDictionary()  # by id()
 
 
 def _storage_of(ref: TensorRef) -> _Storage | None:
-    """The object to pickle for a tensor so that it stays tied to others of its storage. None where the tensor is not
-    given by strides, or where the storage has gaps, which are not restored."""
+    """The object to pickle for a tensor so that it stays tied to others of its storage. None if the tensor is not
+    given by strides, or if the storage has gaps, which are not restored."""
     storage = ref.storage
     steps = ref.path.steps if ref.path is not None else ()
     reinterpreted = storage.geometry.dtype is not ref.geometry.dtype or any(step.op in REINTERPRETING for step in steps)

@@ -1,4 +1,4 @@
-"""`dispatch`, which runs for every op: it sorts the arguments, looks up the cached call, and runs it.
+"""`dispatch`, which runs for every op: it classifies the arguments, looks up the cached call, and runs it.
 
 Calls that are not cached are inferred (call_inference.py); the few ops that are not instructions are in special_ops.py.
 Everything in this file is a hot path.
@@ -15,7 +15,7 @@ from gt.client import session as sessions
 from gt.client.cached_calls import CachedCall, HandleType
 from gt.client.call_inference import infer_call
 from gt.client.factory_mode import FactoryMode
-from gt.client.op_schema import Kind, OpSchema
+from gt.client.op_schema import ArgumentKind, OpSchema
 from gt.client.session import Session
 from gt.client.special_ops import SPECIAL, reshape_in_place, run_on_host
 from gt.client.storage import TensorRef
@@ -25,8 +25,15 @@ from gt.client.tracebacks import leave_out_own_frames
 from gt.client.unsupported import refuse_op, require_strided, require_values
 from gt.sharding.placements import Layout
 
-_TENSOR, _TENSORS, _TARGET, _TARGETS, _COPIES = Kind.TENSOR, Kind.TENSORS, Kind.TARGET, Kind.TARGETS, Kind.COPIES
-_SCALAR, _SCALARS, _CONSTANT, _DEVICE = Kind.SCALAR, Kind.SCALARS, Kind.CONSTANT, Kind.DEVICE
+_TENSOR = ArgumentKind.TENSOR
+_TENSORS = ArgumentKind.TENSORS
+_TARGET = ArgumentKind.TARGET
+_TARGETS = ArgumentKind.TARGETS
+_TARGETS_OR_COPIES = ArgumentKind.TARGETS_OR_COPIES
+_SCALAR = ArgumentKind.SCALAR
+_SCALARS = ArgumentKind.SCALARS
+_CONSTANT = ArgumentKind.CONSTANT
+_DEVICE = ArgumentKind.DEVICE
 _SCALAR_TYPES = frozenset((float, int, bool))
 _ref_of, _key_of = attrgetter("_ref"), attrgetter("key")
 _default_dtype = torch.get_default_dtype
@@ -75,13 +82,13 @@ def dispatch(
                 if call is None:
                     call = infer_call(session, op, args, {}, cache_key, refs)
                 return call.run(cls, session, refs, scalars, args, None)
-        return _sort_and_run(cls, session, op, args, kwargs, layout)
+        return _classify_and_run(cls, session, op, args, kwargs, layout)
     except Exception as error:
         leave_out_own_frames(error)
         raise
 
 
-def _sort_and_run(
+def _classify_and_run(
     cls: HandleType,
     session: Session,
     op: OpSchema,
@@ -130,7 +137,7 @@ def _sort_and_run(
 
 def _run_special(cls: HandleType, op: OpSchema, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """Run an op that is not one instruction: one of special_ops.py, or one that is composed of others. A list of
-    tensors is split where there are several workers, since its tensors may be on different ones."""
+    tensors is split if there are several workers, since its tensors may be on different ones."""
     special = SPECIAL.get(op.name) or (reshape_in_place if op.reshapes else None)
     if special is not None:
         return special(cls, op, args, kwargs)
@@ -145,9 +152,9 @@ def _run_special(cls: HandleType, op: OpSchema, args: tuple[Any, ...], kwargs: d
 
 
 def _take(  # noqa: PLR0912  (hot path: one branch for each kind of argument)
-    session: Session, kind: Kind, value: Any, key: list[Any], refs: list[TensorRef], scalars: list[Any]
+    session: Session, kind: ArgumentKind, value: Any, key: list[Any], refs: list[TensorRef], scalars: list[Any]
 ) -> None:  # fmt: skip
-    """Sort one argument: a tensor, a scalar, which may change from call to call, or a constant of the cache key."""
+    """Classify one argument: a tensor, a scalar, which may change from call to call, or a constant of the cache key."""
     if kind is _TENSOR:
         _take_tensor(session, value, key, refs, scalars)
     elif kind is _SCALAR and type(value) in _SCALAR_TYPES:
@@ -171,7 +178,7 @@ def _take(  # noqa: PLR0912  (hot path: one branch for each kind of argument)
     elif kind is _CONSTANT or kind is _SCALAR:
         key.append(tuple(value) if type(value) is list else value)
         key.append(type(value))  # 1, 1.0 and True are equal as keys
-    elif kind is _COPIES:
+    elif kind is _TARGETS_OR_COPIES:
         key.append(len(value))
         for item in value:
             ref = getattr(item, "_ref", None)
@@ -217,7 +224,7 @@ def _take_plain(session: Session, value: Any, key: list[Any], refs: list[TensorR
 
 
 def _alias_pattern(refs: list[TensorRef]) -> tuple[int, ...] | None:
-    """For each tensor of a call, the first position with the same storage; None where all storages differ. A write to
+    """For each tensor of a call, the first position with the same storage; None if all storages differ. A write to
     one changes the others."""
     if len(refs) == 1:
         return None

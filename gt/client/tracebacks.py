@@ -46,7 +46,7 @@ def ends_on_users_line(function: Callable[Arguments, Result]) -> Callable[Argume
 
 
 def _without_own_frames(traceback: TracebackType | None) -> TracebackType | None:
-    """Keeps frames of the user's functions that GT has called, which are rare."""
+    """Remove GT's frames; keep frames of the user's functions that GT has called."""
     if traceback is None:
         return None
     rest = _without_own_frames(traceback.tb_next)

@@ -19,7 +19,7 @@ from gt.client.session import Session
 from gt.client.storage import Storage
 from gt.client.tensor import Tensor
 from gt.core.errors import GTError, RecoveryError, WorkerLost
-from gt.core.messages import CURRENT, FORMER, KEPT, Span
+from gt.core.messages import CURRENT, KEPT, PREVIOUS, VersionSpan
 from gt.core.meta import contiguous_strides
 
 log = logging.getLogger("gt.client")
@@ -41,7 +41,7 @@ class RecoveryTarget(NamedTuple):
 
     name: str
     storage: Storage
-    span: Span
+    span: VersionSpan
     is_parameter: bool
     entry: StateEntry | None
 
@@ -49,7 +49,7 @@ class RecoveryTarget(NamedTuple):
         """The version of the value that it had at a point of the program, or None if that cannot be read."""
         span = self.span
         if span.since and span.since <= point and (not span.until or point < span.until):
-            return FORMER
+            return PREVIOUS
         return KEPT if span.kept_since and span.kept_since <= point < span.kept_until else None
 
 
@@ -64,7 +64,7 @@ class RecoveryPoint(NamedTuple):
 
 
 def recover(*targets: torch.Tensor | torch.nn.Module | Optimizer) -> None:
-    """Restore tensors to the values that they had at the end of a step, where a later step has failed: an op of it
+    """Restore tensors to the values that they had at the end of a step, if a later step has failed: an op of it
     failed, or a worker was lost. All values are of the same step, or RecoveryError is raised and nothing has changed.
 
     Takes tensors, modules (parameters and buffers) and optimizers (parameters and state, with counters). Where no
@@ -91,7 +91,7 @@ def recover(*targets: torch.Tensor | torch.nn.Module | Optimizer) -> None:
 
 
 def _require_on_workers(targets: Sequence[Any]) -> None:
-    """Raises where a target has plain tensors, which GT cannot bring back, or where there is nothing to bring back. The
+    """Raises if a target has plain tensors, which GT cannot bring back, or if there is nothing to bring back. The
     state of an optimizer may be plain: its history has it."""
     if not targets:
         raise TypeError(
@@ -134,7 +134,7 @@ def _recover_session(session: Session, targets: Sequence[RecoveryTarget], optimi
 
 
 def _warn_of_dropped_writes(point: RecoveryPoint, histories: Sequence[StepHistory]) -> None:
-    """A kept version is used where a tensor was written after the end of the step."""
+    """Warn of tensors whose writes since the end of the step are dropped: a kept value was restored."""
     dropped = [target.name for target, version in point.versions if version == KEPT]
     if dropped:
         later = max([history.count_after(point.at) for history in histories], default=0)
@@ -147,7 +147,7 @@ def _warn_of_dropped_writes(point: RecoveryPoint, histories: Sequence[StepHistor
 
 
 def _drop_gradients(session: Session, parameters: Sequence[Tensor]) -> None:
-    """Gradients without a value would fail every step that adds to them."""
+    """Set gradients without a value to None: a later backward would add to them and fail."""
     with_gradients = [parameter for parameter in parameters if isinstance(parameter.grad, Tensor)]
     spans = session.read_versions([parameter.grad._ref.storage for parameter in with_gradients])  # type: ignore[union-attr]
     for parameter, span in zip(with_gradients, spans, strict=True):
@@ -159,7 +159,7 @@ def _drop_gradients(session: Session, parameters: Sequence[Tensor]) -> None:
 
 
 def _last_point(session: Session, targets: Sequence[RecoveryTarget], optimizers: Sequence[Optimizer]) -> RecoveryPoint:
-    """The last point whose values can all be read. Raises RecoveryError where there is none."""
+    """The last point whose values can all be read. Raises RecoveryError if there is none."""
     histories = optimizer_step_hooks.histories(session, optimizers)
     points = [_point_at(session, at, targets, optimizers) for at in _candidates(session, targets, histories)]
     found = next((point for point in points if not point.missing), None)

@@ -12,7 +12,7 @@
         ├── WorkerLost       a worker died; its tensors are lost
         └── ServerLost       the dispatcher died or does not answer
 
-Every error says what was tried, why it cannot be, and what to do.
+An error should say what was tried, why it cannot be, and what to do.
 """
 
 from __future__ import annotations

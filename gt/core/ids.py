@@ -1,5 +1,5 @@
-"""Ids of tensors, requests and ops. The maker of a thing numbers it; ids are never reused, and the high bits of an id
-are the session it belongs to."""
+"""Ids of tensors, requests and ops. The process that creates an object gives it its id; ids are never reused, and the
+high bits of an id are the session that it belongs to."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from msgspec import Meta
 
 SESSION_SHIFT = 40
 MAX_RESULTS = 1 << 12  # tensors that one query may return
-FIRST_RUN = 1 << (SESSION_SHIFT - 1)  # ids from here on are for the results of queries, in runs of MAX_RESULTS
-FIRST_OWN = 1 << (SESSION_SHIFT - 2)  # ids from here on are the dispatcher's own: copies of tensors, programs
+FIRST_QUERY_ID = 1 << (SESSION_SHIFT - 1)  # ids from here on: results of queries, MAX_RESULTS ids for each
+FIRST_DISPATCHER_ID = 1 << (SESSION_SHIFT - 2)  # ids from here on: the dispatcher's copies of tensors, and programs
 
 
 class IdRole(Enum):
@@ -26,7 +26,8 @@ _RANGE = Meta(ge=0, lt=1 << 62)
 _COUNT = Meta(max_length=1 << 20)
 _Number: TypeAlias = Annotated[int, _RANGE]
 SiteId: TypeAlias = _Number
-"""An id of a site or scope. Each session numbers its own from 1, without the session's bits."""
+ScopeId: TypeAlias = _Number
+"""Ids of sites and of scopes: each session numbers its own from 1, without the session's bits; 0 is none."""
 Id: TypeAlias = Annotated[int, _RANGE, IdRole.OWNED]
 Ids: TypeAlias = Annotated[tuple[_Number, ...], _COUNT, IdRole.OWNED]
 NewId: TypeAlias = Annotated[int, _RANGE, IdRole.NEW]
@@ -42,9 +43,9 @@ def short_id(ident: int) -> str:
     """An id for people, without its session: `12`, `c5` for a copy that the dispatcher made, and `q3` or `q3.1` for
     results of the session's query number 3."""
     number = ident & ((1 << SESSION_SHIFT) - 1)
-    if number < FIRST_OWN:
+    if number < FIRST_DISPATCHER_ID:
         return str(number)
-    if number < FIRST_RUN:
-        return f"c{number - FIRST_OWN}"
-    run, position = divmod(number - FIRST_RUN, MAX_RESULTS)
-    return f"q{run}.{position}" if position else f"q{run}"
+    if number < FIRST_QUERY_ID:
+        return f"c{number - FIRST_DISPATCHER_ID}"
+    query, position = divmod(number - FIRST_QUERY_ID, MAX_RESULTS)
+    return f"q{query}.{position}" if position else f"q{query}"

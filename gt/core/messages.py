@@ -1,8 +1,8 @@
 """Every record that crosses a process. Reading this page teaches the system.
 
 A client sends *instructions* to the dispatcher, the dispatcher sends *commands* to workers, workers send *reports*
-back, and the dispatcher sends *answers* to clients. A record that is the same in two directions is one class: a RunOp
-is an instruction and a command. In one process the same records are passed by reference.
+back, and the dispatcher sends *answers* to clients. A record that clients and the dispatcher both send is one class:
+a RunOp is an instruction and a command. In one process the same records are passed by reference.
 
 A record declares what other modules need to know about it, and `gt.core.record_fields` reads the declarations:
 
@@ -17,17 +17,17 @@ from typing import Annotated, ClassVar, TypeAlias, Union
 
 from msgspec import Meta, Struct
 
-from gt.core.ids import FirstResultId, Id, Ids, NewId, NewIds, SiteId
+from gt.core.ids import FirstResultId, Id, Ids, NewId, NewIds, ScopeId, SiteId
 from gt.core.meta import TensorMeta
 from gt.core.signatures import Axis, Name, Number, PolicyRecord, Program, Signature, SpecRecord, Text
 
-PROTOCOL = 8
+PROTOCOL = 9
 MAX_BATCH = 1 << 16
 MAX_RECORDED = 1 << 20  # commands that a worker records at most
 COUNTED_BYTES = 1 << 16  # a read of this size or more counts by itself against the session's limit
-TAKEN_BYTES = 1 << 20  # a client acknowledges its other answers together, each time they add up to this size
+ACKNOWLEDGED_BYTES = 1 << 20  # a client acknowledges its other answers together, each time they add up to this size
 RAN_AT_ONCE = 1 << 10  # recorded commands of each worker in one answer
-CURRENT, FORMER, KEPT = range(3)  # versions of a tensor, see FetchTensor
+CURRENT, PREVIOUS, KEPT = range(3)  # versions of a tensor, see FetchTensor
 
 STEP_TOKEN = TensorMeta((1,), (1,), 0, "float32")
 Version: TypeAlias = Annotated[int, Meta(ge=CURRENT, le=KEPT)]
@@ -70,15 +70,15 @@ class WorkerInfo(Struct, array_like=True, frozen=True):
 
 
 class Welcome(_Record, frozen=True):
-    """`ident` is a client's session or a worker's id. `token` is a secret of the session that marks its shared-memory
-    segments. `instruction_log` is the path of the server's log, if it writes one."""
+    """`ident` is a client's session or a worker's id. `session_secret` is known to the session only and marks its
+    shared-memory segments. `instruction_log` is the path of the server's log, if it writes one."""
 
     version: Name
     ident: int
     pid: int
     host: Name
     workers: tuple[WorkerInfo, ...] = ()
-    token: Name = ""
+    session_secret: Name = ""
     instruction_log: Text = ""
 
 
@@ -98,20 +98,20 @@ class Goodbye(_Record, frozen=True):
     reason: Text = ""
 
 
-class Received(_Record, frozen=True):
+class AckRead(_Record, frozen=True):
     """A client has read the bytes of an answer of COUNTED_BYTES or more, which no longer count against its limit."""
 
     request: Id
 
 
-class Taken(_Record, frozen=True):
-    """A client has read `nbytes` of messages since the last Taken, not counting reads of COUNTED_BYTES or more. Sent
-    about every TAKEN_BYTES."""
+class AckBytes(_Record, frozen=True):
+    """A client has read `nbytes` of messages since the last AckBytes, not counting reads of COUNTED_BYTES or more. Sent
+    about every ACKNOWLEDGED_BYTES."""
 
     nbytes: Annotated[int, Meta(ge=0, lt=1 << 52)]
 
 
-# Instructions: client to dispatcher. Those with a `timeline_name` are commands as well.
+# Instructions: client to dispatcher. Those that declare `timeline_name`, even as None, are commands as well.
 
 
 class DefineOp(_Record, frozen=True):
@@ -133,7 +133,7 @@ class DefineScope(_Record, frozen=True):
     """A signal scope with its present configuration; a changed configuration gets another id. The ops of a scope
     without a policy run like ops outside any scope."""
 
-    scope_id: SiteId
+    scope_id: ScopeId
     name: Name
     policy: PolicyRecord | None = None
     compile: bool = False
@@ -143,7 +143,7 @@ class CreateTensor(_Record, frozen=True):
     id: NewId
     meta: TensorMeta
     segment: Segment
-    scope: int
+    scope: ScopeId
     site: SiteId
 
 
@@ -155,7 +155,7 @@ class RunOp(_Record, frozen=True):
     inputs: Ids
     outputs: NewIds
     scalars: tuple[Number, ...]
-    scope: int
+    scope: ScopeId
     site: SiteId
 
 
@@ -170,7 +170,7 @@ class QueryOp(_Record, frozen=True):
     written: NewIds
     first: FirstResultId
     scalars: tuple[Number, ...]
-    scope: int
+    scope: ScopeId
     site: SiteId
 
 
@@ -196,8 +196,8 @@ class ForgetOps(_Record, frozen=True):
 
 
 class FetchTensor(_Record, frozen=True):
-    """`version` FORMER is the value before a write that never began, if there was one; KEPT is the value at the end of
-    the last complete step, if the tensor was written since."""
+    """`version` PREVIOUS is the value before a write that was skipped, if there was one; KEPT is the value at the end
+    of the last complete step, if the tensor was written since."""
 
     request: Id
     id: Id
@@ -206,7 +206,7 @@ class FetchTensor(_Record, frozen=True):
 
 
 class ReadVersions(_Record, frozen=True):
-    """Ask which versions of tensors can still be read; answered with a Span for each."""
+    """Ask which versions of tensors can still be read; answered with a VersionSpan for each."""
 
     timeline_name: ClassVar = None
     request: Id
@@ -214,8 +214,8 @@ class ReadVersions(_Record, frozen=True):
 
 
 class BeginStep(_Record, frozen=True):
-    """An optimizer begins a step on parameters with these gradients. The step writes to older tensors only if all
-    gradients have a value."""
+    """An optimizer begins a step on parameters with these gradients. If a gradient has no value, the step writes to no
+    tensor that was made before it."""
 
     step: Id
     gradients: Ids
@@ -224,9 +224,9 @@ class BeginStep(_Record, frozen=True):
 
 
 class EndStep(_Record, frozen=True):
-    """The step is over. `step` is an id of its own, not that of BeginStep."""
+    """The step is over. `end` is the id of its end: smaller than the ids of all later tensors."""
 
-    step: Id
+    end: Id
 
 
 class LocateTensor(_Record, frozen=True):
@@ -286,7 +286,7 @@ class WorkerDefineScope(_Record, frozen=True):
 
     timeline_name: ClassVar = None
     session: int
-    scope_id: SiteId
+    scope_id: ScopeId
     name: Name
     compile: bool
 
@@ -337,7 +337,7 @@ class WorkerEndStep(_Record, frozen=True):
     """`is_done`: the dispatcher has let all ops of the step run."""
 
     timeline_name: ClassVar = None
-    step: Id
+    end: Id
     is_done: bool
 
 
@@ -430,11 +430,12 @@ class Queried(_Record, frozen=True):
 
 
 class Failed(_Record, frozen=True):
-    """The answer to a request for a tensor without a value. `own`: the request itself failed, not one of its inputs."""
+    """The answer to a request for a tensor without a value. `is_own_failure`: the request itself failed, not one of its
+    inputs."""
 
     request: Id
     failure: Failure
-    own: bool = False
+    is_own_failure: bool = False
 
 
 class OpFailed(_Record, frozen=True):
@@ -444,9 +445,9 @@ class OpFailed(_Record, frozen=True):
     failure: Failure
 
 
-class Span(Struct, array_like=True, frozen=True):
-    """The readable value of a tensor: it was made under the id `since` and should have been overwritten under the id
-    `until` (0: no write failed). `since` is 0 if no value is readable. `kept_since` and `kept_until` say the same of
+class VersionSpan(Struct, array_like=True, frozen=True):
+    """The ids for which a tensor has a readable value. `since`: the id of the value (0: no value is readable). `until`:
+    the id that a failed write would have given it (0: no write failed). `kept_since` and `kept_until` are the same for
     the value that was kept from before a step."""
 
     since: Id
@@ -456,17 +457,17 @@ class Span(Struct, array_like=True, frozen=True):
 
 
 class Versions(_Record, frozen=True):
-    """A Span for each tensor that the worker holds a part of."""
+    """A VersionSpan for each tensor that the worker holds a part of."""
 
     request: Id
-    spans: tuple[tuple[Id, Span], ...]
+    spans: tuple[tuple[Id, VersionSpan], ...]
 
 
 class VersionsRead(_Record, frozen=True):
-    """A Span for each requested tensor, in order."""
+    """A VersionSpan for each requested tensor, in order."""
 
     request: Id
-    spans: tuple[Span, ...]
+    spans: tuple[VersionSpan, ...]
 
 
 class Synchronized(_Record, frozen=True):
@@ -474,7 +475,8 @@ class Synchronized(_Record, frozen=True):
 
 
 class Progress(_Record, frozen=True):
-    """All commands before a mark are done; those since the previous mark took `nanoseconds`."""
+    """All commands before a mark are done; those since the previous mark, or since the start of the batch, took
+    `nanoseconds`."""
 
     mark: Mark
     nanoseconds: Annotated[int, Meta(ge=0, lt=1 << 62)]
@@ -494,10 +496,10 @@ class Traffic(_Record, frozen=True):
 class WorkerStats(Struct, array_like=True, frozen=True):
     """Counters of a worker since its start, and the memory it holds now. New fields come last, with a default.
 
-    - `ops`: commands begun that run an op or a program of several ops
+    - `ops`: RunOp commands received; moves count, queries do not
     - `tensors`, `bytes`: the number of tensors held, and their size
     - `received`: payload bytes from other workers, by sender
-    - `restrided`: tensors copied into the strides that the client was told
+    - `restrided`: tensors copied into the strides that the signature declares
     """
 
     ops: int
@@ -552,7 +554,7 @@ class Collective(Struct, array_like=True, frozen=True):
 
     kind: Name
     axes: tuple[Axis, ...]
-    bytes: int
+    nbytes: int
     op: Name
     site: SiteId = 0
 

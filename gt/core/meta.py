@@ -37,7 +37,7 @@ class TensorMeta(msgspec.Struct, frozen=True, array_like=True):
             raise ValueError(f"negative size or offset in {self.shape}, {self.offset}")
         if math.prod(self.shape) > MAX_ELEMENTS:
             raise ValueError(f"shape {self.shape} has more than 2^48 elements")
-        if min(self.stride, default=0) < 0 or self.span > MAX_ELEMENTS:
+        if min(self.stride, default=0) < 0 or self.memory_span > MAX_ELEMENTS:
             raise ValueError(f"strides {self.stride} are negative, or reach over more than 2^48 elements")
 
     @property
@@ -49,9 +49,9 @@ class TensorMeta(msgspec.Struct, frozen=True, array_like=True):
         return self.elements * ITEM_BYTES[self.dtype]
 
     @property
-    def span(self) -> int:
+    def memory_span(self) -> int:
         """The number of memory elements from the tensor's first element to its last."""
-        return span(self.shape, self.stride)
+        return memory_span(self.shape, self.stride)
 
     def dense(self) -> TensorMeta:
         """The same tensor in its own memory, with the same memory format and without gaps."""
@@ -75,7 +75,7 @@ def contiguous_strides(shape: tuple[int, ...]) -> tuple[int, ...]:
     return tuple(reversed(strides))
 
 
-def span(shape: Sequence[int], stride: Sequence[int]) -> int:
+def memory_span(shape: Sequence[int], stride: Sequence[int]) -> int:
     if 0 in shape:
         return 0
     return 1 + sum([(size - 1) * step for size, step in zip(shape, stride, strict=True)])

@@ -1,4 +1,4 @@
-"""What records declare about their fields: the ids they name, the session they belong to, the bytes they carry.
+"""Reads the declarations of records: the ids they name, the session they belong to, the bytes they carry.
 
 The declarations are the types of the fields in `gt.core.messages`, so a new message needs no entry in a table.
 """
@@ -44,7 +44,7 @@ def _role(hint: object) -> IdRole | None:
 
 def _reader(names: Iterable[str], tuples: frozenset[str]) -> ReadIds:
     """A function that reads the ids in some fields, the fields with one id first. Made once for a kind of record and
-    called for each instruction of a client, so the cases differ in how little they do."""
+    called for each instruction of a client, so each case has its fastest function."""
     one, several = [name for name in names if name not in tuples], [name for name in names if name in tuples]
     if not several:
         return _read_each(one)
@@ -65,7 +65,7 @@ def _read_each(names: Sequence[str]) -> Callable[[Any], tuple[Any, ...]]:
 
 
 def owner_of(record: Struct) -> int:
-    """The session that a record belongs to, told by its first id; 0 if it names none."""
+    """The session that a record belongs to, taken from its first id; 0 if it names none."""
     ids = id_fields(type(record)).all(record)
     return session_of(ids[0]) if ids else 0
 

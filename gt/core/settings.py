@@ -16,7 +16,7 @@ MODES = ("embedded", "local", "virtual", "connected")
 
 
 class Settings(msgspec.Struct, frozen=True):
-    """`workers` 0 and `auto_shard` None mean that the user gave no value."""
+    """`workers` 0, `mode` "" and `auto_shard` None mean that the user gave no value."""
 
     workers: int = 0
     server: str = ""

@@ -1,6 +1,6 @@
 """Layouts, signatures and programs: the parts of messages that are sent once and then named by an id.
 
-A *signature* is an op with everything but its tensors and scalars. A *program* is the list of steps that workers run
+A *signature* is an op call without its tensors and scalars. A *program* is the list of steps that workers run
 for a signature on sharded tensors; each worker derives its own part from the layouts.
 """
 
@@ -39,9 +39,10 @@ class SpecRecord(Struct, array_like=True, frozen=True):
 
 
 class PolicyRecord(Struct, array_like=True, frozen=True):
-    """The mesh on which the ops of a scope run, and the layout of their results (see gt.signals.policy): `lead` are the
-    axes that shard their first dims, `tail` the last ones; with `closed`, no other dim is sharded. A policy that does
-    not constrain (`constrains`) names only the mesh. Without `places`, another scope may move the tensors for good."""
+    """The mesh on which the ops of a scope run, and the layout of their results (see gt.signals.policy): `lead` are
+    the axes that shard their first dims, `tail` the last ones; with `closed`, no other dim is sharded. With
+    `constrains` False the policy gives only the mesh. With `places` False another scope may move the tensors that are
+    created in this one."""
 
     mesh: MeshRecord
     lead: Annotated[tuple[tuple[Axis, ...], ...], Meta(max_length=64)] = ()
@@ -117,15 +118,15 @@ Path: TypeAlias = Annotated[tuple[ViewStep, ...], Meta(max_length=4096)]
 
 
 class Signature(Struct, array_like=True, frozen=True):
-    """An op with everything but its tensors.
+    """An op call without its tensors and scalars.
 
     `paths[i]` is the view through which input i is used. `writes` are the positions of the inputs that the op
-    overwrites: their ids are consumed, and the instruction names the ids of the new versions after those of the
+    writes to: their ids are consumed, and the instruction names the ids of the new versions after those of the
     outputs. `outputs` is empty if the shapes depend on data; `positions` are their positions among the new tensors that
-    the op returns, some of which may be absent. A `random` op takes its key as its last scalar. `floating` is the
-    default floating dtype. `functional` names the same op without its writes, if there is one. `layout` is the layout
-    of the outputs, if the user gave one. `overwrites` are the metas of the written inputs, if the op writes every
-    element of them and reads none: such an input needs no value before.
+    the op returns, some of which may be absent. A `random` op takes its key as its last scalar. `default_dtype` is
+    torch's default floating dtype at the call. `functional` names the same op without its writes, if there is one.
+    `layout` is the layout of the outputs, if the user gave one. `fully_written` are the metas of the written inputs,
+    if the op writes every element of them and reads none: such an input needs no value before.
     """
 
     op: Name
@@ -136,10 +137,10 @@ class Signature(Struct, array_like=True, frozen=True):
     outputs: tuple[TensorMeta, ...]
     positions: tuple[int, ...]
     random: bool = False
-    floating: Name = "float32"
+    default_dtype: Name = "float32"
     functional: Name = ""
     layout: SpecRecord | None = None
-    overwrites: tuple[TensorMeta, ...] = ()
+    fully_written: tuple[TensorMeta, ...] = ()
 
 
 # Programs: the steps that workers run for an op on sharded tensors
@@ -154,10 +155,10 @@ class Compute(_Step, tag="compute", frozen=True):
 
     `op`, `args`, `inputs_meta` and `outputs_meta` are those of the op on whole tensors; each worker derives its own
     part from `operand_specs` and `result_specs`. Results go to the registers `outputs`. A result with a register in
-    `into` (-1: none) is written into that register's tensor: by `in_place`, the op as the user called it on the same
-    inputs and then the written ones, if the op itself can run on shards. `casts`: results are cast to their dtypes, as
-    a write would (a comparison in place, for example). `positions` are those of the outputs among the results that the
-    op returns; empty: all that are not None.
+    `into` (-1: none) is written into that register's tensor: by `in_place`, the user's in-place op, which is run with
+    `inputs`; if that is None or cannot run on shards, the result is copied. `casts`: results are cast to their dtypes,
+    as a write would (a comparison in place, for example). `positions` are those of the outputs among the results that
+    the op returns; empty: all that are not None.
     """
 
     op: Name
@@ -172,7 +173,7 @@ class Compute(_Step, tag="compute", frozen=True):
     into: tuple[int, ...] = ()
     in_place: Signature | None = None
     random: bool = False
-    floating: Name = "float32"
+    default_dtype: Name = "float32"
     is_view: bool = False
     casts: bool = False
     positions: tuple[int, ...] = ()
@@ -217,11 +218,12 @@ ProgramStep: TypeAlias = Union[Compute, Whole, Move, WriteBack, Refuse]
 
 
 class Program(Struct, array_like=True, frozen=True):
-    """Steps over registers. `takes` are the registers of the command's inputs, `gives` those of its outputs. The inputs
-    at the positions `consumes` are removed afterwards; if it `overwrites` them, they need no value before."""
+    """Steps over registers. `takes` are the registers of the command's inputs, `gives` the registers of its outputs.
+    The inputs at the positions `consumes` are removed afterwards; with `writes_all` they are fully written and not
+    read, so they need no value before."""
 
     steps: Annotated[tuple[ProgramStep, ...], Meta(max_length=1 << 12)]
     takes: tuple[int, ...]
     gives: tuple[int, ...]
     consumes: tuple[int, ...] = ()
-    overwrites: bool = False
+    writes_all: bool = False

@@ -53,7 +53,7 @@ class OptimizerSteps:
         self._outgoing.command(tuple(workers), FreeTensors((token,)))
 
     def end(self, session: SessionRecord, end: EndStep, _: Buffer | None) -> None:
-        self._outgoing.command(tuple(self._state.workers), WorkerEndStep(end.step, session.halted is None))
+        self._outgoing.command(tuple(self._state.workers), WorkerEndStep(end.end, session.halted is None))
         self._state.set_halted(session, None)
 
 

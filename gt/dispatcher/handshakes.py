@@ -92,9 +92,9 @@ class Handshakes:
     def _welcome_client(self, identity: bytes, hello: Hello, ready: tuple[WorkerInfo, ...]) -> None:
         start_time = start_mark(hello.pid)
         ident = self._dispatcher.open_session(hello.host, hello.pid)
-        token = secrets.token_hex(16)
-        self._peers.add(identity, Peer(hello, ident, start_time, token=token))
-        welcome = Welcome(__version__, ident, os.getpid(), this_host(), ready, token, self._log_path)
+        session_secret = secrets.token_hex(16)
+        self._peers.add(identity, Peer(hello, ident, start_time, session_secret=session_secret))
+        welcome = Welcome(__version__, ident, os.getpid(), this_host(), ready, session_secret, self._log_path)
         self._delivery.send_to(identity, [welcome])
         log.info("client %d joined (pid %d)", ident, hello.pid)
 

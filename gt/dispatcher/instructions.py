@@ -104,7 +104,7 @@ class Instructions:
         writes = record.signature.writes
         if writes and session.halted is not None:
             _require_no_old_write(session, [inputs[position] for position in writes])
-        if state.missing and len(record.signature.overwrites) == 1:
+        if state.missing and len(record.signature.fully_written) == 1:
             self._place_target(session, record, op)
         try:
             if len(inputs) == 2:  # a comprehension takes longer
@@ -134,17 +134,17 @@ class Instructions:
             self._outgoing.free(copies)
 
     def _place_target(self, session: SessionRecord, record: OpRecord, op: RunOp) -> None:
-        """Give a target without a value a layout again, if the op overwrites it without reading it: that of its former
-        value, or one worker. The workers give it memory when the op runs."""
+        """Give a target without a value a layout again, if the op writes all of it without reading it: that of its
+        previous value, or one worker. The workers give it memory when the op runs."""
         record.require_fit(op.inputs, op.outputs)
         state, writes = self._state, record.signature.writes
         ident = op.inputs[writes[0]]
         others = [other for position, other in enumerate(op.inputs) if position != writes[0]]
         if ident not in state.missing or any(other in state.missing for other in others):
             return
-        former = state.former_values.get(ident)
-        if former is not None and not former.tensor.spec.partial:
-            spec = former.tensor.spec
+        previous = state.previous_values.get(ident)
+        if previous is not None and not previous.tensor.spec.partial:
+            spec = previous.tensor.spec
         else:
             spec = whole(state.least_loaded_mesh(), len(state.meta(ident).shape))
         self._outgoing.free(state.renew(ident, spec))

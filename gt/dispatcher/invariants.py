@@ -20,20 +20,20 @@ def check_invariants(state: State) -> None:
 
 
 def _check_tensors(state: State) -> None:
-    """No id is used twice: not by a tensor with and one without a value, a copy or a former value."""
+    """No id is used twice: not by a tensor with and one without a value, a copy or a previous value."""
     assert not state.tensors.keys() & state.missing.keys()
     assert state.copies.keys() <= state.tensors.keys() and all(state.copies.values())
-    assert state.former_values.keys() <= state.missing.keys()
+    assert state.previous_values.keys() <= state.missing.keys()
     ids = [copy for copies in state.copies.values() for copy in copies.values()]
-    ids += [former.ident for former in state.former_values.values()]
+    ids += [previous.ident for previous in state.previous_values.values()]
     assert len(set(ids)) == len(ids) and not (state.tensors.keys() | state.missing.keys()) & set(ids)
 
 
 def _check_byte_counts(state: State) -> None:
-    """`bytes_on` is the sum over tensors, copies and former values, which are on living workers."""
+    """`bytes_on` is the sum over tensors, copies and previous values, which are on living workers."""
     counted: dict[DeviceMesh, int] = {}
-    former = {former.ident: former.tensor for former in state.former_values.values()}
-    for ident, tensor in (state.tensors | former).items():
+    previous = {previous.ident: previous.tensor for previous in state.previous_values.values()}
+    for ident, tensor in (state.tensors | previous).items():
         assert tensor.spec.is_partition(tensor.meta.shape), (ident, tensor.spec)
         for spec in (tensor.spec, *state.copies.get(ident, {})):
             assert set(spec.mesh.workers) <= state.workers.keys(), (ident, spec)

@@ -100,8 +100,10 @@ class OpRecord(NamedTuple):
         input_count, writes, outputs = len(signature.paths), signature.writes, signature.outputs
         if len(set(writes)) < len(writes) or not all(0 <= position < input_count for position in writes):
             raise InvalidInstruction(f"{signature.op} of {input_count} tensors cannot write {writes}")
-        if signature.overwrites and len(signature.overwrites) != len(writes):
-            raise InvalidInstruction(f"{signature.op} writes {len(writes)} and overwrites {len(signature.overwrites)}")
+        if signature.fully_written and len(signature.fully_written) != len(writes):
+            raise InvalidInstruction(
+                f"{signature.op} writes to {len(writes)} inputs, {len(signature.fully_written)} of them fully written"
+            )
         layout = layout_of(signature.layout) if signature.layout is not None else None
         if layout is not None:
             for meta in outputs:

@@ -13,7 +13,7 @@ from gt.wire.process_identity import this_host
 @dataclass
 class Peer:
     """A client or worker after its hello. `ident` is a session or a worker's id, and `start_time` identifies its
-    process. `progress` shows the op id and the site of a worker's current command. `token` is the secret of a session.
+    process. `progress` shows the op id and the site of a worker's current command. `session_secret` is that of Welcome.
     The connection of a peer that is `lost` has ended."""
 
     hello: Hello
@@ -21,7 +21,7 @@ class Peer:
     start_time: str
     malformed_messages: int = 0
     progress: Sequence[int] = (0, 0)
-    token: str = ""
+    session_secret: str = ""
     reading: ReadLimits = field(default_factory=ReadLimits)
     lost: bool = False
 

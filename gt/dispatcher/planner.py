@@ -74,8 +74,8 @@ def plan_op(
         mesh = mesh_with_most_bytes(inputs) or fallback
     built = build_op(signature, mesh, inputs, targets, aliased_inputs or {}, reduces_first=reduces_first)
     is_sharded = any(spec.mesh.size > 1 and any(spec.dims) for _, spec, _ in inputs)
-    overwrites = bool(signature.overwrites) and not aliased_inputs
-    return _finish(signature, built.builder, built.results, built.gathered if is_sharded else "", overwrites)
+    writes_all = bool(signature.fully_written) and not aliased_inputs
+    return _finish(signature, built.builder, built.results, built.gathered if is_sharded else "", writes_all)
 
 
 def mesh_with_most_bytes(inputs: Sequence[Register]) -> DeviceMesh | None:
@@ -109,9 +109,9 @@ def collectives_of(program: Program, op: str) -> tuple[Collective, ...]:
 
 
 def _finish(
-    signature: Signature, builder: ProgramBuilder, gives: tuple[int, ...], gathered: str, overwrites: bool
+    signature: Signature, builder: ProgramBuilder, gives: tuple[int, ...], gathered: str, writes_all: bool
 ) -> Plan:
-    program, sources = builder.finish(gives, signature.writes, overwrites)
+    program, sources = builder.finish(gives, signature.writes, writes_all)
     linear = builder.assumes_linearity
     results = tuple((builder.registers[register].meta, builder.spec(register)) for register in gives)
     workers = builder.mesh.workers

@@ -40,8 +40,8 @@ class BatchPart(NamedTuple):
 class ReadLimits:
     """The reads of one session. `asked` is the latest read, until its size is counted.
 
-    A read of COUNTED_BYTES or more counts until the client sends Received, a smaller one until its answer is sent. All
-    other bytes sent to the client count until it sends Taken.
+    A read of COUNTED_BYTES or more counts until the client sends AckRead, a smaller one until its answer is sent. All
+    other bytes sent to the client count until it sends AckBytes.
     """
 
     def __init__(self) -> None:

@@ -93,7 +93,7 @@ def _reject_for_internal_error(
     failure = _failure(state, session, instruction, error)
     freed = _lose_results(state, session, instruction, failure)
     if isinstance(instruction, QueryOp):
-        return Rejection(freed, [Failed(instruction.request, failure, own=True)])
+        return Rejection(freed, [Failed(instruction.request, failure, is_own_failure=True)])
     return Rejection(freed, [OpFailed(session.ident, failure)])
 
 

@@ -12,14 +12,14 @@ from typing import Any
 from gt.core.errors import ProtocolError
 from gt.core.message_events import Observer
 from gt.core.messages import (
+    AckBytes,
+    AckRead,
     Goodbye,
     Hello,
     Instruction,
-    Received,
     Refused,
     Rejected,
     Report,
-    Taken,
     Waiting,
     Welcome,
     WorkerShutdown,
@@ -66,8 +66,8 @@ class Server:
         log_path = "" if observer is None else observer.path
         self._handshakes = Handshakes(self.dispatcher, self.peers, self.delivery, log_path)
         self._pending_connections = PendingConnections()
-        self._instructions: Decoder[Instruction | Received | Taken] = Decoder(
-            Instruction | Received | Taken, MAX_INSTRUCTIONS
+        self._instructions: Decoder[Instruction | AckRead | AckBytes] = Decoder(
+            Instruction | AckRead | AckBytes, MAX_INSTRUCTIONS
         )
         self._reports: Decoder[Report] = Decoder(Report)
         self._hellos: Decoder[Hello] = Decoder(Hello, MAX_HELLO)
@@ -162,10 +162,10 @@ class Server:
         instructions: list[Instruction] = []
         for instruction in batch:
             require_ownership(peer.ident, instruction)
-            if isinstance(instruction, Received):
+            if isinstance(instruction, AckRead):
                 peer.reading.end(instruction.request)
                 continue
-            if isinstance(instruction, Taken):
+            if isinstance(instruction, AckBytes):
                 peer.reading.note_taken(instruction.nbytes)
                 continue
             if type(instruction) in PAYLOAD_RECORDS:
@@ -351,5 +351,5 @@ class Server:
 
 
 def _require_own_segment(peer: Peer, name: str) -> None:
-    if name and not shared_memory.is_made_with(name, peer.token):
+    if name and not shared_memory.is_made_with(name, peer.session_secret):
         raise ProtocolError(f"segment {name} is not one of session {peer.ident}")

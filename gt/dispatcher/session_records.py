@@ -50,7 +50,7 @@ class PendingRequest(NamedTuple):
     `waiting_for` are the workers whose reply is missing, `expects` the kinds of replies they may send, `replies` those
     that have arrived. `nbytes` is the size of a read, -1 if unknown. With `is_answered` the client was already told of
     a lost worker, and the replies still on their way are dropped. `version_ids` are the tensors of a ReadVersions. Of a
-    query: the `mesh` that runs it, the `first` id of its results, and the new ids and former metas of the tensors it
+    query: the `mesh` that runs it, the `first` id of its results, and the new ids and previous metas of the tensors it
     writes.
     """
 

@@ -10,7 +10,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
 from gt.core.errors import ProtocolError
-from gt.core.ids import FIRST_OWN, MAX_RESULTS, SESSION_SHIFT, session_of, short_id
+from gt.core.ids import FIRST_DISPATCHER_ID, MAX_RESULTS, SESSION_SHIFT, session_of, short_id
 from gt.core.messages import Collective, Failure, WorkerInfo, WorkerJoinStore
 from gt.dispatcher.errors import IdInUse, InvalidInstruction, NoWorkers, UnknownId
 from gt.dispatcher.op_definitions import CachedPlan, MoveKey, OpRecord, PlanKey
@@ -156,7 +156,7 @@ class State(TensorTables):
     def new_id(self, session: SessionRecord) -> int:
         """An id of the dispatcher's own, for a copy or a program."""
         self.undo.assign(session, "ids_given", session.ids_given + 1)
-        return (session.ident << SESSION_SHIFT) + FIRST_OWN + session.ids_given
+        return (session.ident << SESSION_SHIFT) + FIRST_DISPATCHER_ID + session.ids_given
 
     def define_op(self, session: SessionRecord, op: OpRecord) -> None:
         self.undo.put(session.ops, op.op_id, op)

@@ -34,7 +34,7 @@ class MissingValue(NamedTuple):
     cause: Cause
 
 
-class FormerValue(NamedTuple):
+class PreviousValue(NamedTuple):
     """The value of a tensor before a write that failed: `ident` is its id on the workers, `until` the id that the first
     failed write should have given it."""
 

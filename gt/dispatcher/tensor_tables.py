@@ -10,10 +10,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from gt.core.ids import session_of, short_id
-from gt.core.messages import Span
+from gt.core.messages import VersionSpan
 from gt.core.meta import TensorMeta
 from gt.dispatcher.errors import Cause, IdInUse, InvalidInstruction, NoValue, UnknownId
-from gt.dispatcher.tensor_records import FormerValue, Losses, MissingValue, TensorRecord, mesh_without
+from gt.dispatcher.tensor_records import Losses, MissingValue, PreviousValue, TensorRecord, mesh_without
 from gt.dispatcher.undo_log import UndoLog
 from gt.sharding.spec import DeviceMesh, ShardingSpec, whole
 
@@ -23,16 +23,16 @@ class TensorTables:
     """Tables by tensor id.
 
     `tensors` have a value, `missing` have none. `copies` are other layouts in which a tensor exists too, with the ids
-    of these copies on the workers. `former_values` holds, for missing tensors that should have been written, the value
-    before the write. `may_resize` are tensors that an unanswered query may resize. `bytes_on` counts the bytes on each
-    worker of a mesh.
+    of these copies on the workers. `previous_values` holds, for missing tensors that should have been written, the
+    value before the write. `may_resize` are tensors that an unanswered query may resize. `bytes_on` counts the bytes on
+    each worker of a mesh.
     """
 
     tensors: dict[int, TensorRecord] = field(default_factory=dict)
     copies: dict[int, dict[ShardingSpec, int]] = field(default_factory=dict)
     bytes_on: dict[DeviceMesh, int] = field(default_factory=dict)
     missing: dict[int, MissingValue] = field(default_factory=dict)
-    former_values: dict[int, FormerValue] = field(default_factory=dict)
+    previous_values: dict[int, PreviousValue] = field(default_factory=dict)
     may_resize: set[int] = field(default_factory=set)
     undo: UndoLog = field(default_factory=UndoLog, compare=False, repr=False)
 
@@ -56,10 +56,10 @@ class TensorTables:
         return [ident for ident in (*self.tensors, *self.missing) if session_of(ident) == session]
 
     def tensors_on(self, worker: int) -> dict[int, list[int]]:
-        """By session, the tensors of which a worker holds a part, a part of a copy, or a part of a former value."""
+        """By session, the tensors of which a worker holds a part, a part of a copy, or a part of a previous value."""
         found: dict[int, list[int]] = {}
-        for ident in sorted((*self.tensors, *self.former_values)):
-            tensor = self.tensors[ident] if ident in self.tensors else self.former_values[ident].tensor
+        for ident in sorted((*self.tensors, *self.previous_values)):
+            tensor = self.tensors[ident] if ident in self.tensors else self.previous_values[ident].tensor
             if any(worker in spec.mesh for spec in (tensor.spec, *self.copies.get(ident, ()))):
                 found.setdefault(session_of(ident), []).append(ident)
         return found
@@ -71,22 +71,22 @@ class TensorTables:
         for ident in idents:
             if ident in self.tensors or ident in self.missing or ident in self.may_resize:
                 raise IdInUse("tensor", ident)
-        if self.former_values and not {former.ident for former in self.former_values.values()}.isdisjoint(idents):
+        if self.previous_values and not {kept.ident for kept in self.previous_values.values()}.isdisjoint(idents):
             raise InvalidInstruction("an id is used again that a written tensor had")
 
-    def readable_version(self, ident: int) -> FormerValue | None:
+    def readable_version(self, ident: int) -> PreviousValue | None:
         """The last value of a tensor that workers hold, with `until` 0 if no write to it has failed; None if there is
         no such value."""
-        if ident in self.former_values:
-            return self.former_values[ident]
-        return FormerValue(ident, self.tensors[ident], 0) if ident in self.tensors else None
+        if ident in self.previous_values:
+            return self.previous_values[ident]
+        return PreviousValue(ident, self.tensors[ident], 0) if ident in self.tensors else None
 
-    def span(self, ident: int, spans: Mapping[int, Mapping[int, Span]]) -> Span:
+    def span(self, ident: int, spans: Mapping[int, Mapping[int, VersionSpan]]) -> VersionSpan:
         """When a tensor had the value that can be read, from the spans of each worker's part. A whole tensor on several
         workers is read on the first of them."""
         version = self.readable_version(ident)
         if version is None:
-            return Span(0, 0)
+            return VersionSpan(0, 0)
         local, tensor, until = version
         workers = tensor.spec.mesh.workers[:1] if tensor.spec.is_whole else tensor.spec.mesh.workers
         return _common_span([spans[worker][local] for worker in workers if local in spans.get(worker, ())], until)
@@ -177,7 +177,7 @@ class TensorTables:
         """Remove a tensor and its copies; returns their ids and meshes, the tensor's own first."""
         if ident in self.missing:
             self.undo.drop(self.missing, ident)
-            return self._remove_former_value(ident)
+            return self._remove_previous_value(ident)
         if ident not in self.tensors:
             return []
         tensor = self.undo.drop(self.tensors, ident)
@@ -189,12 +189,12 @@ class TensorTables:
                 freed.append((copy, spec.mesh))
         return freed
 
-    def _remove_former_value(self, ident: int) -> list[tuple[int, DeviceMesh]]:
-        if ident not in self.former_values:
+    def _remove_previous_value(self, ident: int) -> list[tuple[int, DeviceMesh]]:
+        if ident not in self.previous_values:
             return []
-        former = self.undo.drop(self.former_values, ident)
-        self._count_bytes(former.tensor.spec.mesh, -former.tensor.nbytes)
-        return [(former.ident, former.tensor.spec.mesh)]
+        previous = self.undo.drop(self.previous_values, ident)
+        self._count_bytes(previous.tensor.spec.mesh, -previous.tensor.nbytes)
+        return [(previous.ident, previous.tensor.spec.mesh)]
 
     def free(self, idents: Sequence[int]) -> dict[DeviceMesh, list[int]]:
         """Remove tensors and their copies; returns their ids by mesh. Hot path, and like `apply_results` the last
@@ -231,32 +231,32 @@ class TensorTables:
         self.mark_missing(new, self.meta(old), cause)
         if old in self.missing:
             self.undo.drop(self.missing, old)
-            if old in self.former_values:
-                self.undo.put(self.former_values, new, self.undo.drop(self.former_values, old))
+            if old in self.previous_values:
+                self.undo.put(self.previous_values, new, self.undo.drop(self.previous_values, old))
             return []
         tensor = self.tensors[old]
         copies = self.remove(old)[1:]
-        self._keep_former_value(new, FormerValue(old, tensor, new))
+        self._keep_previous_value(new, PreviousValue(old, tensor, new))
         return copies
 
     def renew(self, ident: int, spec: ShardingSpec) -> list[tuple[int, DeviceMesh]]:
-        """A tensor without a value is about to be overwritten, in a layout. Returns its former value, to be freed."""
+        """A tensor without a value is about to be overwritten, in a layout. Returns its previous value, to be freed."""
         meta = self.missing[ident].meta
         freed = self.remove(ident)
         self.add_tensor(ident, TensorRecord.of(meta, spec))
         return freed
 
-    def _keep_former_value(self, ident: int, former: FormerValue) -> None:
-        self.undo.put(self.former_values, ident, former)
-        self._count_bytes(former.tensor.spec.mesh, former.tensor.nbytes)
+    def _keep_previous_value(self, ident: int, previous: PreviousValue) -> None:
+        self.undo.put(self.previous_values, ident, previous)
+        self._count_bytes(previous.tensor.spec.mesh, previous.tensor.nbytes)
 
     def lose_parts(self, idents: Sequence[int], worker: int) -> Losses:
         """Take a lost worker's parts from tensors. A tensor that other workers hold whole, or in a copy, keeps its
         value; any other becomes a missing value."""
         losses = Losses([], [])
         for ident in idents:
-            if ident in self.former_values:
-                self._lose_part_of_former_value(losses, ident, worker)
+            if ident in self.previous_values:
+                self._lose_part_of_previous_value(losses, ident, worker)
                 continue
             tensor = self.tensors[ident]
             for spec in [spec for spec in self.copies.get(ident, {}) if worker in spec.mesh]:
@@ -265,13 +265,13 @@ class TensorTables:
                 self._lose_part(losses, ident, tensor, worker)
         return losses
 
-    def _lose_part_of_former_value(self, losses: Losses, ident: int, worker: int) -> None:
-        old, tensor, until = self.former_values[ident]
-        self._remove_former_value(ident)
+    def _lose_part_of_previous_value(self, losses: Losses, ident: int, worker: int) -> None:
+        old, tensor, until = self.previous_values[ident]
+        self._remove_previous_value(ident)
         rest = mesh_without(tensor.spec.mesh, worker)
         if rest is not None and tensor.spec.is_whole:
             kept = TensorRecord.of(tensor.meta, whole(rest, len(tensor.meta.shape)), tensor.placed)
-            self._keep_former_value(ident, FormerValue(old, kept, until))
+            self._keep_previous_value(ident, PreviousValue(old, kept, until))
         else:
             _add_useless(losses, old, tensor.spec.mesh, worker)
 
@@ -304,13 +304,13 @@ def _add_useless(losses: Losses, ident: int | None, mesh: DeviceMesh, worker: in
         losses.useless.append((ident, rest))
 
 
-def _common_span(parts: Sequence[Span], until: int) -> Span:
+def _common_span(parts: Sequence[VersionSpan], until: int) -> VersionSpan:
     """The span in which all parts of a tensor had their readable values."""
     if not parts:
-        return Span(0, 0)
+        return VersionSpan(0, 0)
     ends = [end for end in (*[part.until for part in parts], until) if end]
     since = max(part.since for part in parts) if all(part.since for part in parts) else 0
     kept = [(part.kept_since, part.kept_until) for part in parts]
     if not all(first for first, _ in kept):
-        return Span(since, min(ends, default=0))
-    return Span(since, min(ends, default=0), max(first for first, _ in kept), min(last for _, last in kept))
+        return VersionSpan(since, min(ends, default=0))
+    return VersionSpan(since, min(ends, default=0), max(first for first, _ in kept), min(last for _, last in kept))

@@ -26,7 +26,7 @@ class HostedChannel:
     """The server is polled only inside `send` and `receive`. `copy` writes to memory shared with the workers (None:
     none is shared). A worker that is silent for `silence` seconds is given up."""
 
-    remote = True
+    is_asynchronous = True
 
     def __init__(
         self, processes: LocalProcesses, copy: CopyBytes | None, observer: Observer | None = None, silence: float = 0

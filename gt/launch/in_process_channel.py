@@ -24,7 +24,7 @@ from gt.worker.executor import Executor, WriteBytes
 class InProcessChannel:
     """`send` returns when everything it asked for is done."""
 
-    remote = False
+    is_asynchronous = False
 
     def __init__(self, workers: int, backend: str, observer: Observer | None = None) -> None:
         self.dispatcher = Dispatcher(observer)
@@ -103,7 +103,7 @@ class InProcessChannel:
             self._deliver(self.dispatcher.report(worker, report, buffer))
 
     def wait(self) -> None:
-        """Answers are here when `send` returns, so only another thread's batch can be waited for."""
+        """Answers are here when `send` returns, so this waits only for a batch that another thread is sending."""
         time.sleep(0.001)
 
     def receive(self) -> list[tuple[Answer, Buffer | None]]:

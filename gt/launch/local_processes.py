@@ -111,7 +111,7 @@ def _make_directory() -> Path:
 
 @contextmanager
 def _writing(what: Path | str) -> Generator[None]:
-    """Raise SettingsError where temporary files cannot be written."""
+    """Raise SettingsError if temporary files cannot be written."""
     try:
         yield
     except OSError as error:

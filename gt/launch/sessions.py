@@ -204,7 +204,7 @@ def _copy_bytes(settings: Settings) -> CopyBytes | None:
 
 
 def _leave_to_parent() -> None:
-    """A forked child does not end the worker processes of its parent."""
+    """After a fork: leave the parent's worker processes alone."""
     _program.processes = None
 
 

@@ -1,4 +1,4 @@
-"""Schedules: the times at which recorded commands would have run if each worker had a processor of its own.
+"""Simulates recorded commands as if each worker had a processor of its own.
 
 Virtual workers run one after the other, so their recorded commands do not overlap. A schedule is computed from the
 duration of each command, the order of each worker's commands, and the exchanges between workers: a worker runs its

@@ -104,7 +104,7 @@ def _read_shards(builder: ProgramBuilder, signature: Signature, targets: Sequenc
     used = [builder.view(position, path) for position, path in enumerate(signature.paths)]
     metas = tuple(builder.registers[register].meta for register in used)
     call = OpCall(signature.op, signature.args, signature.kwargs, metas, signature.outputs, signature.positions)
-    return builder.apply(call, used, targets, random=signature.random, floating=signature.floating)
+    return builder.apply(call, used, targets, random=signature.random, default_dtype=signature.default_dtype)
 
 
 def _write_shards(builder: ProgramBuilder, signature: Signature, is_aliased: bool) -> tuple[int, ...]:
@@ -133,7 +133,7 @@ def _write_shards(builder: ProgramBuilder, signature: Signature, is_aliased: boo
         tuple(used[position] for position in rest),
     )
     registers = [used[position] for position in order]
-    outputs = builder.write(call, registers, written, random=signature.random, floating=signature.floating)
+    outputs = builder.write(call, registers, written, random=signature.random, default_dtype=signature.default_dtype)
     for position, (view, steps) in views.items():
         if steps:
             builder.write_back(bases[position], view, steps)
@@ -185,5 +185,5 @@ def _renumbered(signature: Signature, order: Sequence[int]) -> Signature:
         (),
         signature.positions,
         signature.random,
-        signature.floating,
+        signature.default_dtype,
     )

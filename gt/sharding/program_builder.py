@@ -149,14 +149,14 @@ class ProgramBuilder:
         targets: Sequence[Target] = (),
         *,
         random: bool = False,
-        floating: str = "float32",
+        default_dtype: str = "float32",
     ) -> tuple[int, ...]:
         """Emit an op by the cheapest strategy of its rule, or expanded into several ops if that moves fewer bytes."""
         choice = self._choose(call, registers, targets)
         if isinstance(choice, ProgramBuilder):
             self.adopt(choice)
             return choice.results
-        return self._compute(call, registers, choice.strategy, random=random, floating=floating)
+        return self._compute(call, registers, choice.strategy, random=random, default_dtype=default_dtype)
 
     def _choose(self, call: OpCall, registers: Sequence[int], targets: Sequence[Target]) -> Choice | ProgramBuilder:
         """The best strategy of the op's rule, or a fork with the steps of the op's expansion, and its `results`."""
@@ -184,7 +184,7 @@ class ProgramBuilder:
         strategy: OpStrategy,
         *,
         random: bool = False,
-        floating: str = "float32",
+        default_dtype: str = "float32",
         write: InPlaceWrite | None = None,
         is_view: bool = False,
         casts: bool = False,
@@ -212,7 +212,7 @@ class ProgramBuilder:
                 into,
                 write.in_place if write is not None else None,
                 random,
-                floating,
+                default_dtype,
                 is_view,
                 casts,
                 call.output_positions,
@@ -307,7 +307,7 @@ class ProgramBuilder:
         write: InPlaceWrite,
         *,
         random: bool = False,
-        floating: str = "float32",
+        default_dtype: str = "float32",
     ) -> tuple[int, ...]:
         """Emit an op that writes to registers. Returns the registers of all its outputs."""
         targets = [None if register < 0 else self.spec(register) for register in write.into]
@@ -320,8 +320,12 @@ class ProgramBuilder:
         fits = all(target is None or target is spec for target, spec in zip(targets, given, strict=True))
         stays = all(spec is specs[p] for p, spec in enumerate(needed) if registers[p] in write.into)
         if fits and stays:
-            return self._compute(call, registers, choice.strategy, random=random, floating=floating, write=write)
-        results = self._compute(call, registers, choice.strategy, random=random, floating=floating, casts=True)
+            return self._compute(
+                call, registers, choice.strategy, random=random, default_dtype=default_dtype, write=write
+            )
+        results = self._compute(
+            call, registers, choice.strategy, random=random, default_dtype=default_dtype, casts=True
+        )
         return self._copy_results(write, results)
 
     def _copy_results(self, write: InPlaceWrite, results: Sequence[int]) -> tuple[int, ...]:
@@ -359,7 +363,7 @@ class ProgramBuilder:
         )
 
     def finish(
-        self, gives: Sequence[int], consumes: Sequence[int], overwrites: bool = False
+        self, gives: Sequence[int], consumes: Sequence[int], writes_all: bool = False
     ) -> tuple[Program, tuple[tuple[int, ShardingSpec | None], ...]]:
         """The program, and its inputs: the position of each in the call, with the layout to move it to (None: as it
         is)."""
@@ -373,7 +377,7 @@ class ProgramBuilder:
                 sources.append((register, spec))
         positions = {register: position for position, register in enumerate(takes)}
         consumed = tuple([positions[register] for register in consumes])
-        program = Program(tuple(self.steps), tuple(takes), tuple(gives), consumed, overwrites)
+        program = Program(tuple(self.steps), tuple(takes), tuple(gives), consumed, writes_all)
         return program, tuple(sources)
 
 

@@ -17,7 +17,8 @@ class Policy:
     identity.
 
     - `mesh`: where the ops run
-    - `places`: whether tensors created in the scope stay there; else the next scope that uses one moves it for good
+    - `places`: whether tensors created in the scope keep their layout; if False, the next scope that uses such a tensor
+      moves it for good
     """
 
     __slots__ = ("__weakref__", "_record", "mesh", "places")

@@ -1,4 +1,4 @@
-"""Lets only the peers that have its member key connect to a server."""
+"""Admits to a server only peers that have the server's member key."""
 
 from __future__ import annotations
 

@@ -17,7 +17,7 @@ class ClientChannel(Protocol):
     after `send`."""
 
     @property
-    def remote(self) -> bool:
+    def is_asynchronous(self) -> bool:
         """Whether `send` returns before the work is done, so that the sender has to limit how far it runs ahead."""
 
     def send(self, batch: Sequence[Instruction], buffers: Sequence[Buffer]) -> None: ...

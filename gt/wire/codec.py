@@ -27,7 +27,7 @@ MAGIC = b"GT"
 CHUNK = PIECE = 1 << 20
 INLINE_BYTES = 1 << 16  # of all tensors of a message together
 MAX_BODY = 1 << 26
-MAX_INSTRUCTIONS = MAX_BODY >> 4  # the body of a client's message: the commands of an instruction are longer than it
+MAX_INSTRUCTIONS = MAX_BODY >> 4  # the body of a client's message: an instruction becomes commands that are longer
 MAX_HELLO = 1 << 13
 _VERSION = struct.Struct("<2sH")  # the beginning of every header, in all versions of the protocol
 _HEADER = struct.Struct("<2sHI")
@@ -36,7 +36,7 @@ _encoder = msgspec.msgpack.Encoder()
 
 
 def encode(messages: Sequence[Any], payloads: Iterable[Sequence[Frame]] = ()) -> list[Frame]:
-    """One message. `payloads` are the bytes of the records with a segment, in order; empty where they are in shared
+    """One message. `payloads` are the bytes of the records with a segment, in order; empty if they are in shared
     memory."""
     return _frames(_encoder.encode(messages), payloads)
 
@@ -44,7 +44,7 @@ def encode(messages: Sequence[Any], payloads: Iterable[Sequence[Frame]] = ()) ->
 def encode_batches(
     messages: Sequence[Any], payloads: Sequence[Sequence[Frame]] = (), limit: int = MAX_BODY
 ) -> list[list[Frame]]:
-    """One message, or several where the body of one would be over the limit. Raises ProtocolError for a single record
+    """One message, or several if the body of one would be over the limit. Raises ProtocolError for a single record
     over the limit."""
     body = _encoder.encode(messages)
     if len(body) <= limit:

@@ -1,7 +1,7 @@
-"""Connections between a dispatcher and its peers, which notice when they are lost.
+"""Connections between a dispatcher and its peers; both ends detect a lost connection.
 
 A lost connection is never reopened, because an unknown number of messages is lost with it. Its loss is the loss of the
-peer, and both ends notice it. A peer that connects again is a new peer.
+peer. A peer that connects again is a new peer.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ _LOSSES = (
 
 
 class Link:
-    """The connection of a client or worker to a dispatcher, with `keys` where it goes over TCP."""
+    """The connection of a client or worker to a dispatcher, with `keys` if it goes over TCP."""
 
     def __init__(self, endpoint: str, keys: MemberKeys | None, milliseconds: int, silence: float) -> None:
         self._context = zmq.Context()
@@ -55,7 +55,7 @@ class Link:
         return self._socket.closed
 
     def is_opened(self) -> bool:
-        """Wait for the end of the handshake; returns whether the connection is open. Raises SettingsError where the
+        """Wait for the end of the handshake; returns whether the connection is open. Raises SettingsError if the
         server refuses the keys."""
         deadline = time.monotonic() + _HANDSHAKE_SECONDS
         while (left := deadline - time.monotonic()) > 0:
@@ -76,7 +76,7 @@ class Link:
         return self._lost
 
     def send(self, frames: Sequence[Frame]) -> None:
-        """Raises ConnectionLost where the connection is lost."""
+        """Raises ConnectionLost if the connection is lost."""
         try:
             send(self._socket, frames)
         except zmq.Again:
@@ -99,7 +99,7 @@ class Link:
 
 
 def open_link(endpoint: str, directory: Path, milliseconds: int, silence: float) -> Link | None:
-    """A connection to the dispatcher at an endpoint; None where no dispatcher of this user answers."""
+    """A connection to the dispatcher at an endpoint; None if no dispatcher of this user answers."""
     keys = find_keys(directory, endpoint)
     if keys is None and not endpoint.startswith("ipc:"):
         return None
@@ -117,7 +117,7 @@ def open_link(endpoint: str, directory: Path, milliseconds: int, silence: float)
 class Router:
     """A dispatcher's end of all connections. A peer is named by its connection, and the name is never used again.
     Where too many connections were not admitted, the oldest are closed, so that they do not use up all descriptors.
-    `endpoint` has the port that the system chose where 0 was asked for."""
+    `endpoint` has the port that the system chose if 0 was asked for."""
 
     def __init__(self, endpoint: str, keys: ServerKeys | None, milliseconds: int, silence: float) -> None:
         raise_open_files_limit()

@@ -1,8 +1,8 @@
 """The keys of servers, in files that only their user can read. A process that can read them may join.
 
-A server that listens at a TCP port makes new keys when it starts, and writes those of its clients and workers to a file
-that is named by its port, in a directory that only its user can enter. The directory is GT_KEYS, or `.gt/keys` in the
-user's home.
+A server that listens at a TCP port makes new keys when it starts, and writes the member keys, for clients and workers,
+to a file that is named by its port, in a directory that only its user can enter. The directory is GT_KEYS, or
+`.gt/keys` in the user's home.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ def make_keys() -> tuple[ServerKeys, MemberKeys]:
 
 
 def keys_directory(setting: str) -> Path:
-    """The directory of keys; `setting` is GT_KEYS, or "". Raises SettingsError where neither it nor a home exists."""
+    """The directory of keys; `setting` is GT_KEYS, or "". Raises SettingsError if neither it nor a home exists."""
     if setting:
         return Path(setting)
     try:
@@ -83,7 +83,7 @@ def remove_keys(directory: Path, endpoint: str, keys: MemberKeys) -> None:
 
 
 def find_keys(directory: Path, endpoint: str) -> MemberKeys | None:
-    """The keys of the server at an endpoint; None where this user has no server there, or it has ended."""
+    """The keys of the server at an endpoint; None if this user has no server there, or it has ended."""
     if not endpoint.startswith("tcp:"):
         return None
     keys = _read(directory, endpoint)

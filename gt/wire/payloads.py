@@ -18,29 +18,29 @@ CopyBytes: TypeAlias = Callable[[memoryview, Buffer], None]
 
 
 def pack(
-    batch: Sequence[Instruction], buffers: Sequence[Buffer], copy: CopyBytes | None, token: str = ""
+    batch: Sequence[Instruction], buffers: Sequence[Buffer], copy: CopyBytes | None, session_secret: str = ""
 ) -> tuple[list[Instruction], list[Payload]]:
     """Put large buffers into shared memory, and the others into payloads. Without `copy` no memory is shared with the
-    workers. `token` is the secret of the session."""
+    workers. `session_secret` seals the names of segments."""
     remaining = iter(buffers)
     packed: list[Instruction] = []
     payloads: list[Payload] = []
     for instruction in batch:
         if isinstance(instruction, CreateTensor):
-            instruction, payload = _pack_one(instruction, next(remaining), copy, token)
+            instruction, payload = _pack_one(instruction, next(remaining), copy, session_secret)
             payloads.append(payload)
         packed.append(instruction)
     return packed, payloads
 
 
 def _pack_one(
-    created: CreateTensor, buffer: Buffer, copy: CopyBytes | None, token: str
+    created: CreateTensor, buffer: Buffer, copy: CopyBytes | None, session_secret: str
 ) -> tuple[CreateTensor, Payload]:
     nbytes = created.segment.nbytes
     if copy is None or nbytes < shared_memory.SHARE_BYTES:
         return created, [buffer]
     try:
-        name, segment = shared_memory.create(nbytes, token=token)
+        name, segment = shared_memory.create(nbytes, session_secret=session_secret)
     except OSError:  # there is too little shared memory
         return created, [buffer]
     copy(segment, buffer)

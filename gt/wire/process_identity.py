@@ -20,7 +20,7 @@ def this_host() -> str:
 
 @functools.cache
 def process_namespace() -> int:
-    """The pid namespace of this process; 0 where it is not known."""
+    """The pid namespace of this process; 0 if it is not known."""
     try:
         return os.stat("/proc/self/ns/pid").st_ino
     except OSError:
@@ -29,7 +29,7 @@ def process_namespace() -> int:
 
 def start_mark(pid: int) -> str:
     """The start time of a process, which distinguishes it from a later one with the same pid; "" if it has ended.
-    Raises OSError where it cannot be read, for example because this process has too many files open."""
+    Raises OSError if it cannot be read, for example because this process has too many files open."""
     try:
         status = Path(f"/proc/{pid}/stat").read_bytes()  # bytes: the name of a process need not be valid UTF-8
     except (FileNotFoundError, ProcessLookupError):
@@ -47,7 +47,7 @@ def is_stopped(pid: int) -> bool:
 
 
 def is_running(pid: int, mark: str) -> bool:
-    """Whether the process with this pid and start mark still runs; True where that is not known."""
+    """Whether the process with this pid and start mark still runs; True if that is not known."""
     if Path("/proc").is_dir():
         try:
             return mark != "" and start_mark(pid) == mark

@@ -1,7 +1,7 @@
 """Memory shared by processes of one machine: segments that carry one tensor, and those that show a worker's progress.
 
 The sender makes a segment, and the receiver unlinks it as soon as it is mapped, so that nothing is left when either
-ends later. Segments that a dead process had not handed over are removed by `sweep`, or by `sweep_dead` where all
+ends later. Segments that a dead process had not handed over are removed by `sweep`, or by `sweep_dead` if all
 processes that knew of them have ended.
 
 The name of a segment has the pid of the process that made it, its pid namespace, a count and a seal.
@@ -47,16 +47,16 @@ _ended = threading.Event()
 
 
 def create(
-    nbytes: int, fill: Callable[[memoryview], None] = lambda data: None, token: str = ""
+    nbytes: int, fill: Callable[[memoryview], None] = lambda data: None, session_secret: str = ""
 ) -> tuple[str, memoryview]:
-    """A new segment, readable by this user only, that `fill` has written to. A session's `token` seals its name.
+    """A new segment, readable by this user only, that `fill` has written to. `session_secret` seals its name.
 
-    Raises OSError where there is no space: all pages are reserved, since a write to a missing one would kill this
+    Raises OSError if there is no space: all pages are reserved, since a write to a missing one would kill this
     process. Reserving costs no time, because the pages are needed in any case. A segment that could not be filled is
     removed.
     """
     stem = f"gt-{os.getpid()}-{process_namespace()}-{next(_numbers)}"
-    name = f"{stem}-{_seal(stem, token) if token else secrets.token_hex(8)}"
+    name = f"{stem}-{_seal(stem, session_secret) if session_secret else secrets.token_hex(8)}"
     with _making:
         if _ended.is_set():
             raise OSError(errno.ESHUTDOWN, "this process ends and makes no more segments")
@@ -73,15 +73,15 @@ def create(
         os.close(descriptor)
 
 
-def is_made_with(name: str, token: str) -> bool:
-    """Whether a segment belongs to the session with this token. All users of the machine can see the names, so knowing
-    one proves nothing."""
+def is_made_with(name: str, session_secret: str) -> bool:
+    """Whether a segment belongs to the session with this secret. All users of the machine can see the names, so
+    knowing one proves nothing."""
     stem, _, seal = name.rpartition("-")
-    return hmac.compare_digest(_seal(stem, token), seal)
+    return hmac.compare_digest(_seal(stem, session_secret), seal)
 
 
-def _seal(stem: str, token: str) -> str:
-    return hmac.digest(token.encode(), stem.encode(), "sha256").hex()[:16]
+def _seal(stem: str, session_secret: str) -> str:
+    return hmac.digest(session_secret.encode(), stem.encode(), "sha256").hex()[:16]
 
 
 def _reserve(descriptor: int, nbytes: int) -> None:

@@ -11,15 +11,15 @@ from pathlib import Path
 
 from gt.core.errors import ConnectionLost, ProtocolError, ServerLost, SessionError
 from gt.core.messages import (
+    ACKNOWLEDGED_BYTES,
     COUNTED_BYTES,
-    TAKEN_BYTES,
+    AckBytes,
+    AckRead,
     Answer,
     Fetched,
     Hello,
     Instruction,
-    Received,
     Refused,
-    Taken,
     Waiting,
     Welcome,
 )
@@ -41,7 +41,7 @@ class SocketChannel:
     `keys` is the directory of the servers' keys. A server that is silent for `silence` seconds is given up. Raises
     ServerLost when the server has ended."""
 
-    remote = True
+    is_asynchronous = True
 
     def __init__(self, endpoint: str, copy: CopyBytes | None, keys: Path, silence: float) -> None:
         self._endpoint = endpoint
@@ -49,8 +49,8 @@ class SocketChannel:
         self._keys = keys
         self._silence = silence
         self._link: Link | None = None
-        self._token = ""
-        self._taken = 0  # bytes received that were not yet confirmed to the server
+        self._session_secret = ""
+        self._unacknowledged = 0  # bytes received that are not yet acknowledged to the server
         self._lock = threading.Lock()
         self._waiting = MessageWait(self._lock)
         self._decoder: Decoder[Answer] = Decoder(Answer)
@@ -92,14 +92,14 @@ class SocketChannel:
             self._link.send(encode([hello]))
 
     def _note_server(self, welcome: Welcome) -> None:
-        self._token = welcome.token
+        self._session_secret = welcome.session_secret
         if welcome.host == this_host():
             self._server = (welcome.pid, start_mark(welcome.pid))
         else:
             self._copy = None
 
     def send(self, batch: Sequence[Instruction], buffers: Sequence[Buffer]) -> None:
-        packed, payloads = pack(batch, buffers, self._copy, self._token)
+        packed, payloads = pack(batch, buffers, self._copy, self._session_secret)
         messages = encode_batches(packed, payloads, MAX_INSTRUCTIONS)
         with self._lock:
             link = self._open_link()
@@ -127,26 +127,26 @@ class SocketChannel:
             if frames is None:
                 self._check_server(link)
                 return []
-        answers, taken = self._unpack(frames)
-        if taken:
+        answers, acks = self._unpack(frames)
+        if acks:
             with self._lock, contextlib.suppress(ConnectionLost):  # the next `receive` raises it
-                self._open_link().send(encode(taken))
+                self._open_link().send(encode(acks))
         return answers
 
-    def _unpack(self, frames: Sequence[Frame]) -> tuple[list[tuple[Answer, Buffer | None]], list[Received | Taken]]:
-        """The answers with their bytes, and the confirmations to send to the server."""
+    def _unpack(self, frames: Sequence[Frame]) -> tuple[list[tuple[Answer, Buffer | None]], list[AckRead | AckBytes]]:
+        """The answers with their bytes, and the acknowledgements to send to the server."""
         answers, payloads = self._decoder.decode(frames)
         remaining = iter(payloads)
         unpacked = [unpack(answer, next(remaining) if isinstance(answer, Fetched) else None) for answer in answers]
         fetched = [answer for answer in answers if isinstance(answer, Fetched)]
-        taken: list[Received | Taken] = [
-            Received(answer.request) for answer in fetched if answer.segment.nbytes >= COUNTED_BYTES
+        acks: list[AckRead | AckBytes] = [
+            AckRead(answer.request) for answer in fetched if answer.segment.nbytes >= COUNTED_BYTES
         ]
-        self._taken += uncounted_bytes(answers, frames)
-        if self._taken >= TAKEN_BYTES:
-            taken.append(Taken(self._taken))
-            self._taken = 0
-        return unpacked, taken
+        self._unacknowledged += uncounted_bytes(answers, frames)
+        if self._unacknowledged >= ACKNOWLEDGED_BYTES:
+            acks.append(AckBytes(self._unacknowledged))
+            self._unacknowledged = 0
+        return unpacked, acks
 
     def _open_link(self) -> Link:
         if self._link is None or self._link.closed:

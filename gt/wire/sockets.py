@@ -9,7 +9,7 @@ import zmq
 from gt.wire.codec import MAX_FRAME, Frame
 
 _HANDSHAKE_MS = 10_000
-_LONGEST_MS = 1 << 29  # three times this is a C integer
+_MAX_MS = 1 << 29  # three times this is a C integer
 _OVERHEAD = 1 << 10  # bytes that encryption adds to a frame
 _MORE, _NOW, _HAS_MORE = int(zmq.SNDMORE), int(zmq.NOBLOCK), int(zmq.RCVMORE)
 _EVENTS, _READABLE = int(zmq.EVENTS), int(zmq.POLLIN)
@@ -37,7 +37,7 @@ def open_socket(
     socket.setsockopt(zmq.RECONNECT_IVL, -1)
     socket.setsockopt(zmq.HANDSHAKE_IVL, _HANDSHAKE_MS)
     if silence:
-        interval = min(max(1, int(silence * 1000 / 4)), _LONGEST_MS)
+        interval = min(max(1, int(silence * 1000 / 4)), _MAX_MS)
         socket.setsockopt(zmq.HEARTBEAT_IVL, interval)
         socket.setsockopt(zmq.HEARTBEAT_TIMEOUT, 3 * interval)
     return socket

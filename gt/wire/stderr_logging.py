@@ -1,7 +1,7 @@
-"""GT's log on stderr: warnings always, more where a setting asks for it, and never blocking.
+"""GT's log on stderr: warnings always, more if a setting asks for it, and never blocking.
 
 A peer that sends malformed messages decides how many warnings a server logs. So warnings that repeat are counted and
-not all written, and lines are dropped where nobody reads stderr.
+not all written, and lines are dropped if nobody reads stderr.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from typing import TextIO
 from gt.core.settings import Settings
 
 VISIBLE_LOGGERS = ("gt.dispatcher", "gt.worker", "gt.sharding", "gt.signals")
-"""Loggers whose warnings are written without GT_VERBOSE. A client raises errors instead."""
+"""Loggers whose warnings are written without GT_VERBOSE. `gt.client` is not among them: a client raises its errors."""
 
 MAX_REPEATS = 20  # warnings of one kind that are written
 REPEAT_SECONDS = 10.0  # in this time
@@ -96,7 +96,7 @@ class StderrHandler(logging.StreamHandler[TextIO]):
 
     def _open_nonblocking(self, descriptor: int) -> int:
         """A non-blocking descriptor of the same pipe or terminal, since other processes share the mode of the given
-        one. The given descriptor where the file cannot be opened again."""
+        one. The given descriptor if the file cannot be opened again."""
         status = os.fstat(descriptor)
         file = (status.st_dev, status.st_ino)
         if self._nonblocking is not None and self._nonblocking[0] == file:

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, MutableMapping, Sequence
 from typing import NamedTuple
 
 from gt.core.ids import session_of
-from gt.core.messages import CURRENT, KEPT, STEP_TOKEN, Span, WorkerAgreeOnStep, WorkerBeginStep, WorkerEndStep
+from gt.core.messages import CURRENT, KEPT, STEP_TOKEN, VersionSpan, WorkerAgreeOnStep, WorkerBeginStep, WorkerEndStep
 from gt.worker.engines.engine import Engine, Value
 from gt.worker.failed_value import FailedValue
 
@@ -72,12 +72,12 @@ class OptimizerSteps:
         self._update()
 
     def end(self, command: WorkerEndStep) -> None:
-        session = self.sessions.setdefault(session_of(command.step), _SessionSteps())
+        session = self.sessions.setdefault(session_of(command.end), _SessionSteps())
         is_done = command.is_done and session.failed is None
         session.begun, session.failed = 0, None
         if is_done:
-            session.done = command.step
-            self._forget_kept(session_of(command.step))
+            session.done = command.end
+            self._forget_kept(session_of(command.end))
         self._update()
 
     def forget(self, session: int) -> None:
@@ -148,10 +148,10 @@ class OptimizerSteps:
             return value
         return value.previous
 
-    def span(self, ident: int, value: Value | FailedValue) -> Span:
+    def span(self, ident: int, value: Value | FailedValue) -> VersionSpan:
         """The ids between which a tensor had its last known value, and those between which it had its kept value."""
         kept = self.kept.get(ident)
         ids = (kept.since, kept.until) if kept is not None else (0, 0)
         if isinstance(value, FailedValue):
-            return Span(value.since, value.until, *ids)
-        return Span(self.unwritten.get(ident, ident), 0, *ids)
+            return VersionSpan(value.since, value.until, *ids)
+        return VersionSpan(self.unwritten.get(ident, ident), 0, *ids)

@@ -264,7 +264,7 @@ class Executor:
             name, data = self._export(self.engine.nbytes(value), command.shared, write)
         except Exception as error:
             failure = make_failure(self.worker, "fetch", (), command, error)
-            self._report(Failed(command.request, failure, own=True))
+            self._report(Failed(command.request, failure, is_own_failure=True))
             return
         self._report(Fetched(command.request, Segment(name, len(data))), data)
 

@@ -33,13 +33,13 @@ class Kernel:
         self.signature = signature
         self.op = signature.op
         self.writes = signature.writes
-        self.overwrites = signature.overwrites
+        self.fully_written = signature.fully_written
         self.output_count = len(signature.outputs)
         self.direct: DirectCall | None = None
         self._engine = engine
         function = engine.seeded(signature.op, function, region) if signature.random else function
-        self._is_plain = signature.floating == "float32"
-        self._function = function if self._is_plain else engine.with_default_dtype(signature.floating, function)
+        self._is_plain = signature.default_dtype == "float32"
+        self._function = function if self._is_plain else engine.with_default_dtype(signature.default_dtype, function)
         self._args = [_argument_of(engine, arg) for arg in signature.args]
         self._kwargs = {name: _argument_of(engine, arg) for name, arg in signature.kwargs.items()}
         named = [arg.index for arg in signature.kwargs.values() if isinstance(arg, Input)]
@@ -156,7 +156,7 @@ class UnavailableKernel:
         self.signature = signature
         self.op = signature.op
         self.writes = signature.writes
-        self.overwrites = ()
+        self.fully_written = ()
         self.output_count = len(signature.outputs)
         self.direct = None
         self._error = error

@@ -65,8 +65,8 @@ class OpRunner:
             return
         values: list[Value | FailedValue] = []
         try:
-            if kernel.overwrites:
-                self._renew(command, dict(zip(kernel.writes, kernel.overwrites, strict=True)))
+            if kernel.fully_written:
+                self._renew(command, dict(zip(kernel.writes, kernel.fully_written, strict=True)))
             values += map(store.__getitem__, command.inputs)
             results = kernel.call(values, command.scalars)
         except Exception as error:

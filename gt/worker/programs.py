@@ -53,7 +53,7 @@ class ProgramKernel:
         self.writes = program.consumes
         self.direct: DirectCall | None = None
         self._steps = [self._prepare(number, step) for number, step in enumerate(program.steps)]
-        self.targets = self._targets() if program.overwrites else {}
+        self.targets = self._targets() if program.writes_all else {}
         moves = [step.mover.swaps() for step in self._steps if isinstance(step, _MoveStep)]
         self.swaps = moves[0] if len(moves) == 1 else None if moves else []
         self.is_local = not moves
@@ -106,7 +106,7 @@ class ProgramKernel:
                     found[position] = create_sharded_output(meta, spec, self._worker)
                 elif isinstance(step, Whole) and register in step.inputs:
                     written = step.signature.writes.index(step.inputs.index(register))
-                    found[position] = step.signature.overwrites[written]
+                    found[position] = step.signature.fully_written[written]
                 if position in found:
                     break
         return found if len(found) == len(self.program.consumes) else {}
@@ -258,7 +258,7 @@ class ProgramKernel:
         """One op of a lowering. Its inputs are all registers so far, so its signature has no view paths."""
         random = step.random and part.op == step.op
         op = _STRIDE_FREE.get(part.op, part.op)
-        signature = Signature(op, part.args, dict(part.kwargs), (), (), (), (), random, step.floating)
+        signature = Signature(op, part.args, dict(part.kwargs), (), (), (), (), random, step.default_dtype)
         return Kernel(self._engine, signature, region if random else None)
 
     def _region(self, step: Compute, shard: LocalContext) -> Region:

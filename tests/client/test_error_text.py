@@ -353,7 +353,7 @@ def test_a_write_that_has_begun_cannot_be_taken_back(embedded):
         gt.recover(bad)
 
 
-def test_a_result_of_a_failed_write_has_no_former_value(anywhere):
+def test_a_result_of_a_failed_write_has_no_previous_value(anywhere):
     weight = gt.full((4,), 5.0)
     weight.sub_(gt.zeros(3)[gt.full((4,), 7)])
     for computed in (weight * 100, weight.int(), weight.sum(), weight.clone()):
@@ -363,7 +363,7 @@ def test_a_result_of_a_failed_write_has_no_former_value(anywhere):
     assert weight.tolist() == [5.0] * 4
 
 
-def test_the_former_value_of_a_sharded_tensor_is_gathered():
+def test_the_previous_value_of_a_sharded_tensor_is_gathered():
     gt.init(workers=2, mode="virtual")
     try:
         weight = gt.distribute(gt.full((4, 4), 5.0), gt.mesh((2,), ("d",)), "d, -")

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from gt.client.op_schema import Kind, OpSchema
+from gt.client.op_schema import ArgumentKind, OpSchema
 
 aten = torch.ops.aten
 
@@ -73,4 +73,4 @@ def test_every_kind_is_used():
         packet, _, overload = name.removeprefix("aten::").partition(".")
         func = getattr(getattr(aten, packet, None), overload or "default", None)
         found |= set() if func is None else set(schema(func).kinds)
-    assert found == set(Kind)
+    assert found == set(ArgumentKind)

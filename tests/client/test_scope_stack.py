@@ -83,7 +83,7 @@ def test_autograd_nodes_of_another_thread_do_not_matter(four_workers):
 
 
 def test_marks_do_not_grow_without_end(four_workers, monkeypatch):
-    monkeypatch.setattr("gt.client.scope_stack._MOST_MARKS", 16)
+    monkeypatch.setattr("gt.client.scope_stack._MAX_MARKS", 16)
     configure("one", 0, [0, 1], backward="back")
     configure("back", 0, [2])
     x = gt.tensor(torch.ones(2)).requires_grad_()

@@ -9,7 +9,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from gt.core.errors import ProtocolError
-from gt.core.ids import FIRST_RUN, MAX_RESULTS, session_of
+from gt.core.ids import FIRST_QUERY_ID, MAX_RESULTS, session_of
 from gt.core.messages import (
     CreateTensor,
     DefineOp,
@@ -130,8 +130,8 @@ def test_a_tensor_id_in_use_is_refused(instruction, lost):
 def test_results_of_a_query_take_no_ids_of_another():
     harness = harness_with()
     harness.define(OP, NONZERO)
-    harness.tell(query(OP, (A,), first=own(FIRST_RUN)))
-    (answer,) = answers(harness.tell(query(OP, (A,), first=own(FIRST_RUN), request=REQUEST2)))
+    harness.tell(query(OP, (A,), first=own(FIRST_QUERY_ID)))
+    (answer,) = answers(harness.tell(query(OP, (A,), first=own(FIRST_QUERY_ID), request=REQUEST2)))
     assert isinstance(answer, Rejected) and "which another query may use" in answer.reason
     queried = Queried(REQUEST, (SMALL,), ())
     assert harness.report(0, queried) == [ToClient(1, queried)]
@@ -154,7 +154,7 @@ def test_a_rejected_op_moves_no_input(monkeypatch):
     (message,) = harness.tell(run(OP, (A, B), (C, D)))  # B would move to the mesh of A
     assert isinstance(message.answer, OpFailed)
     assert harness.state.missing.keys() == {C, D}
-    assert {former.ident for former in harness.state.former_values.values()} == {A, B}
+    assert {previous.ident for previous in harness.state.previous_values.values()} == {A, B}
     assert harness.state.sessions == state.sessions and harness.state.bytes_on == state.bytes_on
 
 
@@ -183,7 +183,7 @@ def test_an_error_in_a_rule_answers_a_query(monkeypatch):
     harness.define(OP, RESIZE_)
     monkeypatch.setattr(harness.dispatcher._instructions._plan_cache, "mesh_of_query", fail)
     (answer,) = answers(harness.tell(query(OP, (A, B), (C,))))
-    assert isinstance(answer, Failed) and answer.own and "a mistake of GT" in answer.failure.message
+    assert isinstance(answer, Failed) and answer.is_own_failure and "a mistake of GT" in answer.failure.message
     assert harness.state.missing.keys() == {C}
 
 
@@ -238,7 +238,7 @@ POLICIES = st.builds(PolicyRecord, MESHES, lead=DIMS, tail=DIMS, places=st.boole
 SIGNATURES = st.sampled_from(
     [ZEROS, ADD, ADD_, NONZERO, RESIZE_, RICH, signature("aten.x", 2, (SMALL,), writes=(1, 0))]
 )
-FIRSTS = st.sampled_from([own(FIRST_RUN), own(FIRST_RUN + MAX_RESULTS), own(FIRST_RUN + 1)])
+FIRSTS = st.sampled_from([own(FIRST_QUERY_ID), own(FIRST_QUERY_ID + MAX_RESULTS), own(FIRST_QUERY_ID + 1)])
 
 INSTRUCTIONS = st.one_of(
     st.builds(CreateTensor, IDS, st.sampled_from([SMALL, LARGE]), st.just(INLINE), SCOPES, st.just(0)),

@@ -4,7 +4,7 @@ import msgspec
 import pytest
 
 from gt.core.messages import (
-    FORMER,
+    PREVIOUS,
     CreateTensor,
     DefineOp,
     DefineScope,
@@ -83,32 +83,32 @@ def test_the_results_of_an_op_on_a_lost_tensor_are_lost():
 
 
 @pytest.mark.parametrize("inputs", [(A, B), (B, A)], ids=["reads a lost tensor", "writes a lost tensor"])
-def test_a_failed_write_leaves_no_value_and_keeps_the_former_one(inputs):
+def test_a_failed_write_leaves_no_value_and_keeps_the_previous_one(inputs):
     harness = harness_with(2)
     harness.define(OP, ADD_)
     harness.lose(1)
     assert harness.tell(run(OP, inputs, (C,))) == []
     assert set(harness.state.tensors_of(1)) == {inputs[1], C}
     assert harness.state.missing[C] == (SMALL, 1)
-    assert [former.ident for former in harness.state.former_values.values()] == [
+    assert [previous.ident for previous in harness.state.previous_values.values()] == [
         A for _ in inputs[:1] if inputs[0] == A
     ]
     assert told(harness.tell(FreeTensors((C,)))) == (["0: free A"] if inputs[0] == A else [])
 
 
-def test_after_several_failed_writes_the_former_value_is_that_before_the_first():
+def test_after_several_failed_writes_the_previous_value_is_that_before_the_first():
     harness = harness_with(2)
     harness.define(OP, ADD_)
     harness.lose(1)
     harness.tell(run(OP, (A, B), (C,)), run(OP, (C, B), (D,)))
-    assert harness.state.missing.keys() == {B, D} and harness.state.former_values[D].ident == A
+    assert harness.state.missing.keys() == {B, D} and harness.state.previous_values[D].ident == A
     (answer,) = answers(harness.tell(create(A)))
     assert isinstance(answer, Rejected), "workers know the value before by its old id"
     assert told(harness.close()) == ["0: WorkerEndSession"]
 
 
 @pytest.mark.parametrize(("text", "kept"), [("-", "- on 0"), ("x", "")])
-def test_a_former_value_may_be_lost_with_a_worker(text, kept):
+def test_a_previous_value_may_be_lost_with_a_worker(text, kept):
     harness = sharded_harness(3, text)
     harness.create(B, C, D)  # D on worker 2
     harness.define(OP, ADD_)
@@ -116,9 +116,10 @@ def test_a_former_value_may_be_lost_with_a_worker(text, kept):
     assert harness.state.missing.keys() == {B} or D in harness.state.missing
     missing = next(iter(harness.state.missing))
     harness.tell(run(OP, (A, missing), (E,)))
-    assert harness.state.former_values[E].ident == A
+    assert harness.state.previous_values[E].ident == A
     harness.lose(1)
-    assert [f"{former.tensor.spec} on 0" for former in harness.state.former_values.values()] == [kept] * bool(kept)
+    previous = harness.state.previous_values.values()
+    assert [f"{value.tensor.spec} on 0" for value in previous] == [kept] * bool(kept)
 
 
 def test_a_query_on_a_missing_tensor_writes_no_value():
@@ -314,5 +315,5 @@ def test_the_value_before_a_write_that_cannot_be_done_is_read_if_that_is_asked_f
     harness.lose(2)
     harness.tell(run(OP, (A, missing), (own(9),)))
     assert isinstance(answers(harness.tell(FetchTensor(REQUEST, own(9))))[0], Lost)
-    assert told(harness.tell(FetchTensor(REQUEST, own(9), FORMER))) == read
-    assert isinstance(answers(harness.tell(FetchTensor(REQUEST2, missing, FORMER)))[0], Lost)
+    assert told(harness.tell(FetchTensor(REQUEST, own(9), PREVIOUS))) == read
+    assert isinstance(answers(harness.tell(FetchTensor(REQUEST2, missing, PREVIOUS)))[0], Lost)

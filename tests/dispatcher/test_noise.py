@@ -15,7 +15,7 @@ import pytest
 import zmq
 
 from gt.core.errors import ProtocolError
-from gt.core.messages import CreateTensor, Fetched, FetchTensor, Instruction, Refused, Segment, Taken, Welcome
+from gt.core.messages import AckBytes, CreateTensor, Fetched, FetchTensor, Instruction, Refused, Segment, Welcome
 from gt.dispatcher import read_limits
 from gt.dispatcher.pending_connections import PendingConnections
 from gt.dispatcher.read_limits import ReadLimits
@@ -262,7 +262,7 @@ def test_a_client_that_claims_to_have_taken_more_than_it_was_sent_is_refused(ser
     with dealer(port) as client:
         client.send_multipart(encode([hello("client")]))
         client.recv_multipart()
-        client.send_multipart(encode([Taken(1 << 40)]))
+        client.send_multipart(encode([AckBytes(1 << 40)]))
         ((refused,), _) = Decoder(Refused).decode(client.recv_multipart())
         assert "cannot be taken" in refused.reason
 

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gt.core.errors import ProtocolError
-from gt.core.ids import FIRST_OWN, FIRST_RUN, MAX_RESULTS, SESSION_SHIFT
+from gt.core.ids import FIRST_DISPATCHER_ID, FIRST_QUERY_ID, MAX_RESULTS, SESSION_SHIFT
 from gt.core.messages import (
     BeginStep,
     CreateTensor,
@@ -33,7 +33,7 @@ from gt.core.messages import (
 from gt.dispatcher.ownership import require_ownership
 from tests.records import ADD, INLINE, INSTRUCTIONS, ROWS, SMALL, own
 
-OURS, RUN = own(1), own(FIRST_RUN)
+OURS, RUN = own(1), own(FIRST_QUERY_ID)
 
 # Each way to name an id, with every other id being the session's own.
 NAMING = {
@@ -70,7 +70,9 @@ NAMELESS = {DefineSite, DefineScope, Goodbye}  # their codes are looked up in th
 
 
 @pytest.mark.parametrize("make", NAMING.values(), ids=NAMING.keys())
-@pytest.mark.parametrize("foreign", [own(1, 2), own(1, 0), own(0, 2), OURS - 2, own(FIRST_OWN), own(FIRST_RUN - 1)])
+@pytest.mark.parametrize(
+    "foreign", [own(1, 2), own(1, 0), own(0, 2), OURS - 2, own(FIRST_DISPATCHER_ID), own(FIRST_QUERY_ID - 1)]
+)
 def test_an_id_of_another_session_is_refused(make, foreign):
     instruction = make(foreign)
     with pytest.raises(ProtocolError, match=f"{type(instruction).__name__} of session 1 names {foreign}"):
@@ -78,8 +80,8 @@ def test_an_id_of_another_session_is_refused(make, foreign):
 
 
 ONLY_NEW = {"RunOp output", "QueryOp written", "CreateTensor", "Redistribute output"}
-LOW = [own(0), OURS, own(FIRST_OWN - MAX_RESULTS)]
-RUNS = [own(FIRST_RUN), own((1 << SESSION_SHIFT) - MAX_RESULTS)]
+LOW = [own(0), OURS, own(FIRST_DISPATCHER_ID - MAX_RESULTS)]
+RUNS = [own(FIRST_QUERY_ID), own((1 << SESSION_SHIFT) - MAX_RESULTS)]
 
 
 @pytest.mark.parametrize("way", NAMING)
@@ -112,7 +114,7 @@ def test_instructions_without_ids_are_accepted(instruction):
 @given(st.integers(0, (1 << 62) - 1), st.integers(1, 1 << 20))
 def test_an_id_belongs_to_one_session(ident, session):
     its_own = ident >> SESSION_SHIFT == session
-    if its_own and not FIRST_OWN <= ident - (session << SESSION_SHIFT) < FIRST_RUN:
+    if its_own and not FIRST_DISPATCHER_ID <= ident - (session << SESSION_SHIFT) < FIRST_QUERY_ID:
         require_ownership(session, FreeTensors((ident,)))
         return
     with pytest.raises(ProtocolError):

@@ -94,5 +94,5 @@ def test_no_op_moves_more_than_gathering_would(situation):
         for position, spec in found.sources
         if spec is not None
     ]
-    moved = sum(collective.bytes for collectives in [*before, found.collectives] for collective in collectives)
+    moved = sum(collective.nbytes for collectives in [*before, found.collectives] for collective in collectives)
     assert moved <= sum(reshard_bytes(SQUARE.shape, 4, spec, whole(mesh, 2)) for spec in specs)

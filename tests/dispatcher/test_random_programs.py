@@ -13,7 +13,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from gt.core.ids import FIRST_RUN, MAX_RESULTS
+from gt.core.ids import FIRST_QUERY_ID, MAX_RESULTS
 from gt.core.messages import (
     DefineOp,
     Fetched,
@@ -68,7 +68,7 @@ class Client:
         self.query = None
         self.op_ids = {}
         self._last = 100
-        self.runs = count(own(FIRST_RUN, session), MAX_RESULTS)
+        self.runs = count(own(FIRST_QUERY_ID, session), MAX_RESULTS)
 
     def next_id(self):
         self._last += 1
@@ -337,7 +337,7 @@ class Programs(RuleBasedStateMachine):
         for ident, held in state.tensors.items():
             yield ident, held.spec
             yield from [(alias, spec) for spec, alias in state.copies.get(ident, {}).items()]
-        yield from [(former.ident, former.tensor.spec) for former in state.former_values.values()]
+        yield from [(previous.ident, previous.tensor.spec) for previous in state.previous_values.values()]
 
     def programs(self):
         for session in self.dispatcher.state.sessions.values():

@@ -224,9 +224,9 @@ def test_a_server_that_was_killed_and_started_again_is_found(monkeypatch, fault)
 # Segments
 
 
-def test_a_segment_is_known_by_its_sessions_token(tmp_path, monkeypatch):
+def test_a_segment_is_known_by_its_sessions_secret(tmp_path, monkeypatch):
     monkeypatch.setattr(shared_memory, "_DIRECTORY", tmp_path)
-    name, _ = shared_memory.create(8, token="ours")
+    name, _ = shared_memory.create(8, session_secret="ours")
     assert shared_memory.is_made_with(name, "ours")
     assert not shared_memory.is_made_with(name, "theirs") and not shared_memory.is_made_with(name, "")
     number = int(name.split("-")[2])
@@ -243,8 +243,8 @@ def test_a_session_cannot_take_the_segment_of_another(tmp_path, monkeypatch, fau
         server.hear(b"worker", hello("worker"))
         (victim,) = server.hear(b"victim", hello("client"))
         (thief,) = server.hear(b"thief", hello("client"))
-        assert victim.token and victim.token != thief.token
-        name, _ = shared_memory.create(16, token=victim.token)
+        assert victim.session_secret and victim.session_secret != thief.session_secret
+        name, _ = shared_memory.create(16, session_secret=victim.session_secret)
         create = CreateTensor(own(1, thief.ident), SMALL, Segment(name, 16), 0, 0)
         (refused,) = server.hear(b"thief", create)
         assert "is not one of session 2" in refused.reason and (tmp_path / name).exists()

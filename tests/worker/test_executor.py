@@ -61,7 +61,7 @@ def test_the_same_op_fails_anew_each_time():
 def test_the_origin_of_a_failed_query_is_its_request():
     executor = worker(0, signature("aten.add.Tensor", 2))
     (answer,) = reports_of(executor, QueryOp(REQUEST, OP, (A, B), (), C, (), 0, SITE))
-    assert isinstance(answer, Failed) and (answer.own, answer.failure.origin) == (True, REQUEST)
+    assert isinstance(answer, Failed) and (answer.is_own_failure, answer.failure.origin) == (True, REQUEST)
 
 
 def test_the_origin_of_a_failed_upload_is_its_tensor():

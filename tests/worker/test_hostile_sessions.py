@@ -119,7 +119,7 @@ def test_a_tensor_that_cannot_be_read_fails_its_request_and_leaves_no_segment(wo
     monkeypatch.setattr(worker.executor.engine, "read_into", fail)
     (answer,) = worker.send(WorkerFetchTensor(REQUEST, A, True))
     failure = answer.failure
-    assert isinstance(answer, Failed) and answer.own
+    assert isinstance(answer, Failed) and answer.is_own_failure
     assert (failure.op, failure.origin, failure.kind) == ("fetch", REQUEST, "MemoryError")
     assert list((tmp_path / "segments").iterdir()) == []
 
@@ -137,7 +137,7 @@ def test_an_op_on_an_unknown_tensor_fails(worker):
 def test_a_query_of_an_unknown_tensor_fails(worker):
     op = DefineOp(OP, signature("aten.nonzero.default", 1))
     (answer,) = worker.send(op, QueryOp(REQUEST, OP, (A,), (), C, (), 0, 0))
-    assert isinstance(answer, Failed) and (answer.own, answer.failure.kind) == (True, "KeyError")
+    assert isinstance(answer, Failed) and (answer.is_own_failure, answer.failure.kind) == (True, "KeyError")
 
 
 TWICE = Signature("aten._foreach_neg_.default", (ListArg((Input(0), Input(1))),), {}, ((), ()), (0, 1), (), ())

@@ -36,7 +36,7 @@ def patch_lazy_construction(
     kind: type[torch.Tensor], is_redirected: Callable[[], bool], convert: Callable[[torch.Tensor], torch.Tensor]
 ) -> None:
     """Make a class of uninitialized parameters construct its tensors outside of all dispatch modes, where its
-    `__new__` would fail, and convert them where `is_redirected()`."""
+    `__new__` would fail, and convert them if `is_redirected()`."""
     make: Any = kind.__new__
 
     def __new__(cls: type[torch.Tensor], *args: Any, **kwargs: Any) -> Any:

@@ -1,4 +1,4 @@
-"""User subclasses of `torch.Tensor`: torch makes their tensors, and turns off their `__torch_function__`."""
+"""Patches how torch makes tensors of user subclasses, and keeps the `__torch_function__` of these classes."""
 
 from __future__ import annotations
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-# (class, shape, strides, offset, memory format, dtype): by position, because names cost a fifth of the whole
+# (class, shape, strides, offset, memory format, dtype): by position, because keywords cost a fifth of the call
 make_handle = torch.Tensor._make_wrapper_subclass
 # Gives a tensor the shape, strides, offset and dtype of another one, in place.
 set_metadata: Callable[[torch.Tensor, torch.Tensor], None] = torch._C.TensorBase.data.__set__  # type: ignore[attr-defined]

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple, TypeAlias
 
 import torch
 
-from gt.core.meta import contiguous_strides, span
+from gt.core.meta import contiguous_strides, memory_span
 
 Arguments: TypeAlias = Mapping[str, Any]
 Check: TypeAlias = Callable[[Arguments], "dict[str, Any] | None"]
@@ -23,7 +23,7 @@ def no_overlap(*written: str) -> Check:
     def check(given: Arguments) -> None:
         for name in written:
             for tensor in listed(given.get(name)):
-                if span(tensor.shape, tensor.stride()) < tensor.numel():
+                if memory_span(tensor.shape, tensor.stride()) < tensor.numel():
                     raise ValueError(
                         f"argument {name} of strides {tensor.stride()} has several elements at one address of memory, "
                         f"so it cannot be written to; clone() it first"

@@ -8,7 +8,7 @@ from typing import TypeAlias
 import numpy as np
 from numpy.lib.stride_tricks import as_strided
 
-from gt.core.meta import span
+from gt.core.meta import memory_span
 from gt.worker.engines.numpy_types import Array, NumPyDType
 
 Shape: TypeAlias = Sequence[int]
@@ -21,7 +21,7 @@ def element_strides(array: Array) -> tuple[int, ...]:
 
 def empty_strided(shape: Shape, strides: Shape, dtype: NumPyDType) -> Array:
     """Zeros, since `as_strided` may show the gaps between the elements."""
-    return array_at(np.zeros(span(shape, strides), dtype), shape, strides, 0)
+    return array_at(np.zeros(memory_span(shape, strides), dtype), shape, strides, 0)
 
 
 def strided_view(shape: Shape, strides: Shape, offset: int, assumed: Shape) -> Callable[[Array], Array]:
@@ -29,7 +29,7 @@ def strided_view(shape: Shape, strides: Shape, offset: int, assumed: Shape) -> C
 
     def view(array: Array) -> Array:
         array = with_strides(array, assumed)
-        memory = as_strided(array, (span(array.shape, assumed),), (array.itemsize,))
+        memory = as_strided(array, (memory_span(array.shape, assumed),), (array.itemsize,))
         return array_at(memory, shape, strides, offset)
 
     return view
@@ -57,7 +57,7 @@ def _has_strides(array: Array, strides: Shape) -> bool:
 
 def array_at(memory: Array, shape: Shape, strides: Shape, offset: int) -> Array:
     """An array over a part of flat memory. Checked, because NumPy's as_strided reads beyond the end."""
-    reach = span(shape, strides)
+    reach = memory_span(shape, strides)
     if offset < 0 or min(strides, default=0) < 0 or (reach and offset + reach > memory.size):
         raise RuntimeError(f"as_strided({shape}, {strides}, {offset}) is out of bounds of {memory.size} elements")
     return as_strided(memory[offset:], tuple(shape), [stride * memory.itemsize for stride in strides])

@@ -10,7 +10,16 @@ import numpy as np
 import torch
 import torch.distributed as dist
 
-from gt.core.meta import ITEM_BYTES, TensorMeta, dense_strides, has_overlap, is_dense, memory_order, same_places, span
+from gt.core.meta import (
+    ITEM_BYTES,
+    TensorMeta,
+    dense_strides,
+    has_overlap,
+    is_dense,
+    memory_order,
+    memory_span,
+    same_places,
+)
 from gt.core.signatures import (
     Arg,
     Complex,
@@ -351,7 +360,7 @@ def _copy_with_strides(stride: tuple[int, ...], value: torch.Tensor) -> torch.Te
     clear(target)
     if not has_overlap(shape, stride):
         return target.copy_(value)
-    memory = target.as_strided((span(shape, stride),), (1,))
+    memory = target.as_strided((memory_span(shape, stride),), (1,))
     positions = torch.arange(len(memory), device=value.device).as_strided(shape, stride)
     memory[positions.reshape(-1)] = value.reshape(-1)
     return target
