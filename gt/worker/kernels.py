@@ -24,7 +24,8 @@ class Kernel:
 
     `direct` is the op as a function of the command's tensors and scalars that returns one tensor: a new one, or the one
     that it writes to. It is set once a first call has been checked, for ops of this kind, which most are. `region` is
-    the part of its result that a random op computes on this worker.
+    the part of its result that a random op computes on this worker. `gives_tensor`: the last call has returned a tensor
+    and not several, some of which may be None.
     """
 
     def __init__(self, engine: Engine, signature: Signature, region: Region | None = None) -> None:
@@ -36,6 +37,7 @@ class Kernel:
         self.fully_written = signature.fully_written
         self.output_count = len(signature.outputs)
         self.direct: DirectCall | None = None
+        self.gives_tensor = False
         self._engine = engine
         function = engine.seeded(signature.op, function, region) if signature.random else function
         self._is_plain = signature.default_dtype == "float32"
@@ -60,6 +62,7 @@ class Kernel:
         """The new tensors of the op: the outputs of its signature, or all of them for a query. Hot path."""
         used = list(values)
         result = self._invoke(used, scalars)
+        self.gives_tensor = not isinstance(result, list | tuple)
         results = _flat(result)
         if self.writes:
             results = self._finish_writes(values, used, results)

@@ -196,7 +196,7 @@ class ProgramKernel:
             if not is_checked:
                 restrides = self._check(step.op, results, expected, fresh)
                 is_checked = not self._engine.checks_geometry
-                if direct is not None and not restrides and self.direct is None:
+                if direct is not None and direct.gives_tensor and not restrides and self.direct is None:
                     self.direct = direct.make_direct(values[: len(step.inputs)], scalars)
             if not restrides:
                 return results

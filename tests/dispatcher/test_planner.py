@@ -190,7 +190,7 @@ def test_a_write_stays_on_its_mesh():
 )
 def test_a_move_names_its_collectives(source, target, expected):
     found = plan_move(SQUARE, parse_spec(source, MESH), parse_spec(target, MESH))
-    assert [(c.kind, c.axes, c.bytes) for c in found.collectives] == expected
+    assert [(c.kind, c.axes, c.nbytes) for c in found.collectives] == expected
     assert {c.op for c in found.collectives} <= {"redistribute"}
     assert (show(found), found.gathered) == (f"0 1 2 3: a -> [{target}]", "")
 

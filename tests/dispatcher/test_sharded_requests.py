@@ -159,7 +159,7 @@ def test_collectives_of_a_program_are_told_each_time_it_runs():
     harness.redistribute(C, D, "-")
     traffic(harness, True)
     harness.tell(run(OP, (A, D), (E,), site=1), run(OP, (B, D), (own(6),), site=2))
-    told_of = [(c.kind, c.bytes, c.op, c.site) for c in traffic(harness, False).collectives]
+    told_of = [(c.kind, c.nbytes, c.op, c.site) for c in traffic(harness, False).collectives]
     assert told_of == [("all-reduce", 32, "aten.add_.Tensor", site) for site in (1, 2)]
 
 

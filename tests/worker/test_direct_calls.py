@@ -166,3 +166,18 @@ def test_repeated_ops_on_shards_and_whole_tensors(mode):
         assert torch.equal((ours + 1).cpu(), plain + 1)
     finally:
         gt.shutdown()
+
+
+def test_an_op_that_gives_one_of_several_results_on_shards():
+    """The gradient of a convolution by its weight alone: torch returns None in place of the others."""
+    gt.init(workers=2, mode="virtual")
+    try:
+        x, weight = torch.rand(4, 3, 6, 6), torch.rand(2, 3, 3, 3)
+        batch = gt.distribute(x, gt.mesh((2,), ("a",)), [gt.Shard(0)])
+        for _ in range(3):
+            theirs, ours = weight.clone().requires_grad_(), gt.to(weight).requires_grad_()
+            torch.nn.functional.conv2d(x, theirs).square().sum().backward()
+            torch.nn.functional.conv2d(batch, ours).square().sum().backward()
+            torch.testing.assert_close(ours.grad.cpu(), theirs.grad)
+    finally:
+        gt.shutdown()
