@@ -22,6 +22,9 @@ class MessageWait:
         self._reading, self._writing = os.pipe()
         os.set_blocking(self._reading, False)
         os.set_blocking(self._writing, False)
+        self._poller = select.poll()
+        self._poller.register(self._reading, select.POLLIN)
+        self._descriptor = -1
         self._is_waiting = False
         self._closed = False
 
@@ -31,11 +34,13 @@ class MessageWait:
 
     def wait(self, descriptor: int) -> None:
         """Wait for something to happen at a socket with this `zmq.FD`, or for `wake`."""
-        poller = select.poll()
-        poller.register(descriptor, select.POLLIN)
-        poller.register(self._reading, select.POLLIN)
+        if descriptor != self._descriptor:  # a new connection, after one was lost
+            if self._descriptor >= 0:
+                self._poller.unregister(self._descriptor)
+            self._poller.register(descriptor, select.POLLIN)
+            self._descriptor = descriptor
         try:
-            poller.poll(LONGEST_WAIT_MS)
+            self._poller.poll(LONGEST_WAIT_MS)
         finally:
             with self._lock:
                 self._is_waiting = False
