@@ -77,6 +77,28 @@ def per_op(repeats: int, links: int = 250) -> dict[str, float]:
     }
 
 
+def small_ops(repeats: int, workers: int = 0, links: int = 300) -> dict[str, float]:
+    """Microseconds an op of `x * a; x + b`, with tensors or numbers, on tensors that are cut over the workers; and the
+    ratio to torch's own time."""
+    plain = [torch.rand(SIZE, SIZE) for _ in range(3)]
+    mesh = gt.mesh((workers,), ("all",)) if workers else None
+    ours = [gt.to(x) if mesh is None else gt.distribute(x, mesh, [gt.Shard(0)]) for x in plain]
+
+    def run(x: torch.Tensor, a: torch.Tensor | float, b: torch.Tensor | float) -> object:
+        for _ in range(links):
+            x = x * a
+            x = x + b
+        return x[0, 0].item()
+
+    results: dict[str, float] = {}
+    for kind, given in (("tensors", (plain, ours)), ("numbers", ([plain[0], 0.99, 0.5], [ours[0], 0.99, 0.5]))):
+        times = [1e9, 1e9]
+        for _ in range(repeats):
+            times = [min(time, best(lambda: run(*args), 1)) for time, args in zip(times, given, strict=True)]
+        results |= {kind: times[1] / links / 2 * 1e6, f"ratio with {kind}": times[1] / times[0]}
+    return results
+
+
 def gt_flush() -> None:
     sessions.current().outbox.flush()
 
@@ -151,6 +173,7 @@ def measure(quick: bool) -> dict[str, object]:
     gt.init()
     results: dict[str, object] = {
         "us per op, embedded": per_op(repeats),
+        "us per small op, embedded": small_ops(repeats),
         "us per round trip, embedded": round_trip(repeats),
         f"GB/s of {megabytes} MB, embedded": bandwidth(repeats, megabytes),
     }
@@ -159,6 +182,10 @@ def measure(quick: bool) -> dict[str, object]:
     results["us per round trip, one process"] = round_trip_to_process(repeats)
     results[f"GB/s of {megabytes} MB, one process"] = bandwidth(repeats, megabytes)
     gt.shutdown()
+    for workers in (2,) if quick else (2, 8):
+        gt.init(workers=workers)
+        results[f"us per small op, {workers} processes"] = small_ops(repeats, workers)
+        gt.shutdown()
     results["s to start"] = start_up(2 if quick else 5)
     if not quick:
         results["s until 4 processes are ready"] = min(local_workers(4) for _ in range(3))
