@@ -30,5 +30,5 @@ def read_table(document: str) -> dict[str, str]:
 
 def with_table(document: str, table: Mapping[str, str]) -> str:
     before, begin, rest = document.partition(BEGIN)
-    rows = [f"| {fault} | {happened} |" for fault, happened in table.items()]
+    rows = [f"| {fault} | {happened} |" for fault, happened in sorted(table.items())]
     return "\n".join([before + begin, *HEAD, *rows, ""]) + END + rest.partition(END)[2]
