@@ -63,7 +63,7 @@ PURE = (
     "dispatcher/redistribution.py", "dispatcher/reports.py", "dispatcher/requests.py", "dispatcher/state.py",
     "dispatcher/tensor_reads.py", "dispatcher/tensor_records.py", "dispatcher/tensor_tables.py",
     "dispatcher/transactions.py", "dispatcher/undo_log.py",
-    "worker/executor.py", "worker/op_runner.py", "worker/programs.py", "worker/moves.py",
+    "worker/executor.py", "worker/op_runner.py", "worker/bound_programs.py", "worker/moves.py",
 )  # fmt: skip
 IMPURE = {"zmq", "socket", "time", "datetime", "threading", "subprocess", "asyncio", "select", "signal"}
 

@@ -111,7 +111,8 @@ def _inferred_call(
         raise Unknown
     result, resized = infer_result(op, args, kwargs, refs, session.on_cpu)
     reshaped = [refs[position] for position, found in resized.items() if found.shape != refs[position].geometry.shape]
-    if any(ref is not ref.storage for ref in reshaped):
+    has_out = any(argument.is_out for argument in schema_of(op.func).arguments)
+    if has_out and any(ref is not ref.storage for ref in reshaped):  # an op in place may not resize its target
         return ResizingCall(op, resized)
     if op.returns_python or resized:
         raise Unknown

@@ -53,14 +53,14 @@ class OptimizerSteps:
         self._engine = engine
         self._follows_all = False
 
-    def begin(self, command: WorkerBeginStep, store: MutableMapping[int, Value | FailedValue]) -> None:
+    def begin(self, command: WorkerBeginStep, tensors: MutableMapping[int, Value | FailedValue]) -> None:
         session = self.sessions.setdefault(session_of(command.step), _SessionSteps())
-        values = map(store.get, command.gradients)
+        values = map(tensors.get, command.gradients)
         failed = next((value for value in values if isinstance(value, FailedValue)), None)
         session.begun, session.failed = command.step, failed and failed.for_dependents()
         if command.token:
             self.tokens.add(command.token)
-            store[command.token] = session.failed or self._engine.empty(STEP_TOKEN)
+            tensors[command.token] = session.failed or self._engine.empty(STEP_TOKEN)
         self._update()
 
     def agree(self, command: WorkerAgreeOnStep, tokens: Value | FailedValue | None) -> None:

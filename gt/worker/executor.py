@@ -47,14 +47,14 @@ from gt.core.messages import (
     WorkerReviveTensor,
     WorkerStats,
 )
+from gt.worker.bound_ops import BoundOp, UnavailableOp
+from gt.worker.bound_programs import BoundProgram
 from gt.worker.engines.engine import Buffer, Engine
 from gt.worker.exchange import Exchange
 from gt.worker.exchange.interface import Swapping
 from gt.worker.failed_value import FailedValue
 from gt.worker.failure_records import make_failure
-from gt.worker.kernels import Kernel, UnavailableKernel
 from gt.worker.op_runner import OpRunner
-from gt.worker.programs import ProgramKernel
 from gt.worker.timeline_recorder import Recorder
 
 log = logging.getLogger("gt.worker")
@@ -66,7 +66,7 @@ and a function that writes the bytes. Returns the name of the shared segment, or
 
 
 class Executor:
-    """The state of a worker: tensors in `store`, ops in `kernels`, scopes, optimizer steps and recordings. A command
+    """The state of a worker: tensors in `tensors`, ops in `ops`, scopes, optimizer steps and recordings. A command
     that fails leaves `FailedValue` in place of its results, and the commands after it go on. `progress` is memory in
     which others can see the op and the site of the last op begun."""
 
@@ -87,8 +87,8 @@ class Executor:
         self._runner = OpRunner(
             worker, engine, exchange, self.recorder, self._report, progress if progress is not None else [0, 0]
         )
-        self.store = self._runner.store
-        self.kernels = self._runner.kernels
+        self.tensors = self._runner.tensors
+        self.ops = self._runner.ops
         self._steps = self._runner.steps
         self.scopes: dict[tuple[int, int], WorkerDefineScope] = {}
         self._ops_run = 0
@@ -109,8 +109,8 @@ class Executor:
             WorkerFetchTensor: self._fetch,
             WorkerReviveTensor: self._revive,
             ReadVersions: self._read_versions,
-            WorkerBeginStep: lambda command: self._steps.begin(command, self.store),
-            WorkerAgreeOnStep: lambda command: self._steps.agree(command, self.store.pop(command.tokens, None)),
+            WorkerBeginStep: lambda command: self._steps.begin(command, self.tensors),
+            WorkerAgreeOnStep: lambda command: self._steps.agree(command, self.tensors.pop(command.tokens, None)),
             WorkerEndStep: self._steps.end,
             Synchronize: self._synchronize,
             WorkerReadTraffic: lambda command: self._report(Traffic(command.request, dict(self._runner.traffic))),
@@ -126,7 +126,7 @@ class Executor:
     def run(self, commands: Sequence[Command], buffers: Iterable[Buffer]) -> list[ReportAndBytes]:
         """Run a batch in order, in a thread that the engine has isolated. `buffers` are the bytes of the commands that
         create tensors, in order; each is read when its command runs, so that an error of it fails that tensor only."""
-        log.debug("worker %d: %d commands, %d tensors held", self.worker, len(commands), len(self.store))
+        log.debug("worker %d: %d commands, %d tensors held", self.worker, len(commands), len(self.tensors))
         self._reports = []
         self._buffers = iter(buffers)
         self._progress_time = self.recorder.clock()
@@ -141,38 +141,38 @@ class Executor:
     def _run_batch(self, batch: Iterator[Command]) -> None:
         """Hot path: most of the cost of a small op is this loop."""
         actions, runner = self._actions, self._runner
-        store, kernels, progress, steps = self.store, self.kernels, runner.progress, runner.steps
+        tensors, ops, progress, steps = self.tensors, self.ops, runner.progress, runner.steps
         for command in batch:
             if type(command) is not RunOp:
                 actions[type(command)](command)
                 continue
-            kernel, inputs, scalars = kernels[command.op_id], command.inputs, command.scalars
-            direct, writes = kernel.direct, kernel.writes
+            bound, inputs, scalars = ops[command.op_id], command.inputs, command.scalars
+            direct, writes = bound.direct, bound.writes
             if direct is None or (writes and steps.follows(inputs[writes[0]])):
                 runner.run(command)
                 continue
             progress[0], progress[1] = command.op_id, command.site
             try:
                 if scalars:  # no variable: the result must not outlive its id in the store
-                    store[command.outputs[0]] = direct(*[store[ident] for ident in inputs], *scalars)
+                    tensors[command.outputs[0]] = direct(*[tensors[ident] for ident in inputs], *scalars)
                 elif len(inputs) == 2:
-                    store[command.outputs[0]] = direct(store[inputs[0]], store[inputs[1]])
+                    tensors[command.outputs[0]] = direct(tensors[inputs[0]], tensors[inputs[1]])
                 else:
-                    store[command.outputs[0]] = direct(*[store[ident] for ident in inputs])
+                    tensors[command.outputs[0]] = direct(*[tensors[ident] for ident in inputs])
             except Exception as error:
-                runner.run_after_error(command, kernel, error)
+                runner.run_after_error(command, bound, error)
                 continue
             if writes:
-                del store[inputs[writes[0]]]
+                del tensors[inputs[writes[0]]]
 
     def start(self, command: RunOp) -> Swapping:
         """A command that several virtual workers run together, as a computation that yields its swaps. Its reports are
         taken when it is done."""
         self._ops_run += 1
         self._reports = []
-        kernel = self.kernels[command.op_id]
-        assert isinstance(kernel, ProgramKernel), "only programs exchange tensors"
-        computation = self._runner.run_program(command, kernel)
+        bound = self.ops[command.op_id]
+        assert isinstance(bound, BoundProgram), "only programs exchange tensors"
+        computation = self._runner.run_program(command, bound)
         return self._recorded(command, computation) if self.recorder.is_on else computation
 
     def take_reports(self) -> list[ReportAndBytes]:
@@ -192,12 +192,12 @@ class Executor:
 
     def _describe(self, command: RunOp | QueryOp) -> tuple[str, str]:
         """The names of the op and of the scope of a command."""
-        kernel = self.kernels[command.op_id]
+        bound = self.ops[command.op_id]
         scope = self.scopes.get((session_of(command.op_id), command.scope))
-        return kernel.op, scope.name if scope is not None else ""
+        return bound.op, scope.name if scope is not None else ""
 
     def _read_stats(self, command: ReadStats) -> None:
-        values = [value for value in self.store.values() if not isinstance(value, FailedValue)]
+        values = [value for value in self.tensors.values() if not isinstance(value, FailedValue)]
         nbytes = sum(int(value.nbytes) for value in values)
         stats = WorkerStats(self._ops_run, len(values), nbytes, dict(self._runner.traffic), self.engine.restrided)
         self._report(Stats(command.request, stats))
@@ -213,50 +213,50 @@ class Executor:
 
     def _define(self, command: DefineOp) -> None:
         try:
-            self.kernels[command.op_id] = Kernel(self.engine, command.signature)
+            self.ops[command.op_id] = BoundOp(self.engine, command.signature)
         except Exception as error:
-            self.kernels[command.op_id] = UnavailableKernel(command.signature, error)
+            self.ops[command.op_id] = UnavailableOp(command.signature, error)
 
     def _define_program(self, command: WorkerDefineProgram) -> None:
-        self.kernels[command.op_id] = ProgramKernel(self.engine, self.worker, command.op, command.program)
+        self.ops[command.op_id] = BoundProgram(self.engine, self.worker, command.op, command.program)
 
     def _define_scope(self, command: WorkerDefineScope) -> None:
         self.scopes[command.session, command.scope_id] = command
 
     def _forget(self, command: ForgetOps) -> None:
         for op_id in command.op_ids:
-            self.kernels.pop(op_id, None)
+            self.ops.pop(op_id, None)
 
     # Tensors
 
     def _create(self, command: WorkerCreateTensor) -> None:
         try:
             buffer = next(self._buffers)
-            self.store[command.id] = self.engine.from_buffer(buffer, command.meta, self._owns_buffers)
+            self.tensors[command.id] = self.engine.from_buffer(buffer, command.meta, self._owns_buffers)
         except Exception as error:
             failure = make_failure(self.worker, "upload", (str(command.meta),), command, error)
-            self.store[command.id] = FailedValue(failure)
+            self.tensors[command.id] = FailedValue(failure)
             self._report(OpFailed(session_of(command.id), failure))
 
     def _free(self, command: FreeTensors) -> None:
         for ident in command.ids:
-            self.store.pop(ident, None)
+            self.tensors.pop(ident, None)
         if self._steps.kept or self._steps.unwritten:
             self._steps.free(command.ids)
 
     def _revive(self, command: WorkerReviveTensor) -> None:
-        if command.id in self.store:
-            version = self._steps.version(command.id, self.store[command.id], command.version)
-            self.store[command.output] = version.for_dependents() if isinstance(version, FailedValue) else version
+        if command.id in self.tensors:
+            version = self._steps.version(command.id, self.tensors[command.id], command.version)
+            self.tensors[command.output] = version.for_dependents() if isinstance(version, FailedValue) else version
 
     def _read_versions(self, command: ReadVersions) -> None:
-        held = [ident for ident in command.ids if ident in self.store]
-        spans = tuple((ident, self._steps.span(ident, self.store[ident])) for ident in held)
+        held = [ident for ident in command.ids if ident in self.tensors]
+        spans = tuple((ident, self._steps.span(ident, self.tensors[ident])) for ident in held)
         self._report(Versions(command.request, spans))
 
     def _fetch(self, command: WorkerFetchTensor) -> None:
         try:
-            value = self._steps.version(command.id, self.store[command.id], command.version)
+            value = self._steps.version(command.id, self.tensors[command.id], command.version)
             if isinstance(value, FailedValue):
                 self._report(Failed(command.request, value.failure))
                 return
@@ -278,7 +278,7 @@ class Executor:
         self._report(Progress(command.mark, self._progress_time - before))
 
     def _end_session(self, command: WorkerEndSession) -> None:
-        for table in (self.store, self.kernels):
+        for table in (self.tensors, self.ops):
             for ident in [ident for ident in table if session_of(ident) == command.session]:
                 del table[ident]  # type: ignore[attr-defined]
         for session, code in [key for key in self.scopes if key[0] == command.session]:

@@ -12,22 +12,22 @@ from gt.core.ids import MAX_RESULTS, session_of
 from gt.core.messages import Failed, OpFailed, Queried, QueryOp, Report, Result, RunOp
 from gt.core.meta import TensorMeta
 from gt.worker.atomic_steps import OptimizerSteps
+from gt.worker.bound_ops import BoundOp, UnavailableOp
+from gt.worker.bound_programs import BoundProgram
 from gt.worker.engines.engine import Engine, Value
 from gt.worker.exchange import Exchange
 from gt.worker.exchange.interface import ReceivedValues, Swap, Swapping
 from gt.worker.exchange.prefetch import ReceivePrefetch
 from gt.worker.failed_value import FailedValue
 from gt.worker.failure_records import make_failure, missing_output
-from gt.worker.kernels import Kernel, UnavailableKernel
-from gt.worker.programs import ProgramKernel
 from gt.worker.timeline_recorder import Recorder
 
 log = logging.getLogger("gt.worker")
-AnyKernel: TypeAlias = Kernel | UnavailableKernel | ProgramKernel
+AnyBoundOp: TypeAlias = BoundOp | UnavailableOp | BoundProgram
 
 
 class OpRunner:
-    """`store` holds tensors by id and `kernels` ops by op id; `traffic` counts the payload bytes received, by sender.
+    """`tensors` are held by id and `ops` by op id; `traffic` counts the payload bytes received, by sender.
     `progress` shows the op and the site of the last op begun. An op that fails leaves `FailedValue` in place of its
     results, and the ops after it go on."""
 
@@ -41,8 +41,8 @@ class OpRunner:
         progress: MutableSequence[int],
     ) -> None:
         self.worker = worker
-        self.store: MutableMapping[int, Value | FailedValue] = {}
-        self.kernels: dict[int, AnyKernel] = {}
+        self.tensors: MutableMapping[int, Value | FailedValue] = {}
+        self.ops: dict[int, AnyBoundOp] = {}
         self.traffic: dict[int, int] = {}
         self.steps = OptimizerSteps(engine)
         self.prefetch = ReceivePrefetch()
@@ -54,55 +54,55 @@ class OpRunner:
 
     def run(self, command: RunOp) -> None:
         """Hot path: one call for every op that `Executor.run` does not run itself."""
-        store, progress = self.store, self.progress
+        tensors, progress = self.tensors, self.progress
         progress[0], progress[1] = command.op_id, command.site
-        kernel = self.kernels[command.op_id]
-        if isinstance(kernel, ProgramKernel):
-            self._exchange_all(command, self.run_program(command, kernel))
+        bound = self.ops[command.op_id]
+        if isinstance(bound, BoundProgram):
+            self._exchange_all(command, self.run_program(command, bound))
             return
         outputs = command.outputs
-        if kernel.writes and self.steps.sessions and self._skips_write(command, kernel):
+        if bound.writes and self.steps.sessions and self._skips_write(command, bound):
             return
         values: list[Value | FailedValue] = []
         try:
-            if kernel.fully_written:
-                self._renew(command, dict(zip(kernel.writes, kernel.fully_written, strict=True)))
-            values += map(store.__getitem__, command.inputs)
-            results = kernel.call(values, command.scalars)
+            if bound.fully_written:
+                self._renew(command, dict(zip(bound.writes, bound.fully_written, strict=True)))
+            values += map(tensors.__getitem__, command.inputs)
+            results = bound.call(values, command.scalars)
         except Exception as error:
-            self._fail(command, kernel, values, error)
+            self._fail(command, bound, values, error)
             return
-        if kernel.output_count:
+        if bound.output_count:
             for ident, result in zip(outputs, results, strict=False):
-                store[ident] = result if result is not None else self._missing(command, kernel)
-        if kernel.writes:
-            self._rename_written(kernel, command.inputs, values, outputs[kernel.output_count :])
+                tensors[ident] = result if result is not None else self._missing(command, bound)
+        if bound.writes:
+            self._rename_written(bound, command.inputs, values, outputs[bound.output_count :])
 
-    def run_after_error(self, command: RunOp, kernel: AnyKernel, error: Exception) -> None:
+    def run_after_error(self, command: RunOp, bound: AnyBoundOp, error: Exception) -> None:
         """A direct call has raised. Run the op again where failures are reported, unless it may have begun to write."""
-        values = [self.store.get(ident) for ident in command.inputs]
-        if not kernel.writes or any(value is None or isinstance(value, FailedValue) for value in values):
+        values = [self.tensors.get(ident) for ident in command.inputs]
+        if not bound.writes or any(value is None or isinstance(value, FailedValue) for value in values):
             self.run(command)
             return
         shapes = tuple(str(self._engine.meta(value)) for value in values)
-        failed = FailedValue(make_failure(self.worker, kernel.op, shapes, command, error))
+        failed = FailedValue(make_failure(self.worker, bound.op, shapes, command, error))
         self._report(OpFailed(session_of(command.op_id), failed.failure))
-        for position in kernel.writes:
-            self.store.pop(command.inputs[position], None)
-        self.store.update(dict.fromkeys(command.outputs, failed.for_dependents()))
+        for position in bound.writes:
+            self.tensors.pop(command.inputs[position], None)
+        self.tensors.update(dict.fromkeys(command.outputs, failed.for_dependents()))
 
-    def _skips_write(self, command: RunOp, kernel: Kernel | UnavailableKernel) -> bool:
+    def _skips_write(self, command: RunOp, bound: BoundOp | UnavailableOp) -> bool:
         """Whether an op that writes is left out, because it belongs to an optimizer step with a failed gradient."""
-        written = [command.inputs[position] for position in kernel.writes]
+        written = [command.inputs[position] for position in bound.writes]
         renamed = command.outputs[len(command.outputs) - len(written) :]
         reason = self.steps.skip_reason(written)
-        self.steps.before_write(written, renamed, self.store.get)
+        self.steps.before_write(written, renamed, self.tensors.get)
         if reason is None:
             return False
-        values = [self.store.pop(ident) for ident in written]
-        self.store.update(dict.fromkeys(command.outputs, reason))
+        values = [self.tensors.pop(ident) for ident in written]
+        self.tensors.update(dict.fromkeys(command.outputs, reason))
         for old, new, value in zip(written, renamed, values, strict=True):
-            self.store[new] = reason.in_place_of(value, old, new)
+            self.tensors[new] = reason.in_place_of(value, old, new)
         return True
 
     def _renew(self, command: RunOp, targets: Mapping[int, TensorMeta]) -> bool:
@@ -116,41 +116,41 @@ class OpRunner:
         renamed = dict(zip(targets, command.outputs[first:], strict=True))
         for position in lacking:
             ident = command.inputs[position]
-            self.steps.keep_previous(renamed[position], self.store.get(ident))
-            self.store[ident] = self._engine.empty(targets[position])
+            self.steps.keep_previous(renamed[position], self.tensors.get(ident))
+            self.tensors[ident] = self._engine.empty(targets[position])
         return True
 
     def _has_value(self, ident: int) -> bool:
-        value = self.store.get(ident)
+        value = self.tensors.get(ident)
         return value is not None and not isinstance(value, FailedValue)
 
-    def _missing(self, command: RunOp, kernel: Kernel | UnavailableKernel) -> FailedValue:
+    def _missing(self, command: RunOp, bound: BoundOp | UnavailableOp) -> FailedValue:
         """The op returned no tensor for an output of which the client has a handle; only reading it is a failure."""
-        return FailedValue(missing_output(self.worker, kernel.signature.op, command))
+        return FailedValue(missing_output(self.worker, bound.signature.op, command))
 
     def _rename_written(
         self,
-        kernel: Kernel | UnavailableKernel,
+        bound: BoundOp | UnavailableOp,
         inputs: Sequence[int],
         values: Sequence[Value | FailedValue],
         renamed: Sequence[int],
     ) -> None:
         """Store written tensors under their new ids."""
-        for position in kernel.writes:
-            self.store.pop(inputs[position], None)
-        for position, ident in zip(kernel.writes, renamed, strict=True):
-            self.store[ident] = values[position]
+        for position in bound.writes:
+            self.tensors.pop(inputs[position], None)
+        for position, ident in zip(bound.writes, renamed, strict=True):
+            self.tensors[ident] = values[position]
 
     # Programs
 
-    def run_program(self, command: RunOp, kernel: ProgramKernel) -> Swapping:
+    def run_program(self, command: RunOp, bound: BoundProgram) -> Swapping:
         """Run the steps of a program. This worker may hold no part of an input, and get no part of an output."""
         reason: FailedValue | None = None
         is_renewed = False
-        written = [command.inputs[position] for position in kernel.program.consumes]
+        written = [command.inputs[position] for position in bound.program.consumes]
         if written and self.steps.sessions:
             reason = self.steps.skip_reason(written)
-            self.steps.before_write(written, command.outputs[len(command.outputs) - len(written) :], self.store.get)
+            self.steps.before_write(written, command.outputs[len(command.outputs) - len(written) :], self.tensors.get)
 
         def fail(op: str, values: Sequence[Value], error: Exception) -> FailedValue:
             shapes = tuple(str(self._engine.meta(value)) for value in values if self._engine.is_tensor(value))
@@ -158,17 +158,17 @@ class OpRunner:
             self._report(OpFailed(session_of(command.op_id), failed.failure))
             return failed
 
-        if kernel.targets and reason is None:
-            is_renewed = self._renew(command, kernel.targets)
-        inputs = [self.store.get(ident) for ident in command.inputs]
-        computation = kernel.run(inputs, command.scalars, fail, reason)
-        results, untouched = yield from computation if kernel.is_local else self._counted(command, computation)
-        results = kernel.with_previous(results, {} if is_renewed else untouched, command)
-        for position in kernel.program.consumes:
-            self.store.pop(command.inputs[position], None)
+        if bound.targets and reason is None:
+            is_renewed = self._renew(command, bound.targets)
+        inputs = [self.tensors.get(ident) for ident in command.inputs]
+        computation = bound.run(inputs, command.scalars, fail, reason)
+        results, untouched = yield from computation if bound.is_local else self._counted(command, computation)
+        results = bound.with_previous(results, {} if is_renewed else untouched, command)
+        for position in bound.program.consumes:
+            self.tensors.pop(command.inputs[position], None)
         for ident, result in zip(command.outputs, results, strict=True):
             if result is not None:
-                self.store[ident] = result
+                self.tensors[ident] = result
 
     def _counted(self, command: RunOp, computation: Swapping) -> Swapping:
         """Pass on the swaps of a computation, and count the bytes received. Tokens of steps are no payload."""
@@ -201,7 +201,7 @@ class OpRunner:
     def _prefetch_next(self) -> None:
         """Begin to receive the next tensor that a later command of the batch needs."""
         if self._exchange.can_prefetch:
-            swap = self.prefetch.next_receive(self.kernels)
+            swap = self.prefetch.next_receive(self.ops)
             if swap is not None:
                 self._exchange.prefetch(swap)
 
@@ -221,42 +221,42 @@ class OpRunner:
         """Run an op whose results the client has to be told of, such as `nonzero`. Where it fails without having
         touched the tensors that it writes to, these keep their values, as in torch."""
         self.progress[0], self.progress[1] = command.op_id, command.site
-        kernel = self.kernels[command.op_id]
-        assert not isinstance(kernel, ProgramKernel), "queries run on whole tensors"
+        bound = self.ops[command.op_id]
+        assert not isinstance(bound, BoundProgram), "queries run on whole tensors"
         values: list[Value | FailedValue] = []
         before: list[TensorMeta | None] = []
-        written = [command.inputs[position] for position in kernel.writes] if self.steps.sessions else []
+        written = [command.inputs[position] for position in bound.writes] if self.steps.sessions else []
         since = [self.steps.unwritten.get(ident, ident) for ident in written]
         if written:
-            self.steps.before_write(written, command.written, self.store.get)
+            self.steps.before_write(written, command.written, self.tensors.get)
         try:
-            self._make_resizable([command.inputs[position] for position in kernel.writes])
-            values += map(self.store.__getitem__, command.inputs)
-            before += [self._meta(values[position]) for position in kernel.writes]
-            results = kernel.call(values, command.scalars)
+            self._make_resizable([command.inputs[position] for position in bound.writes])
+            values += map(self.tensors.__getitem__, command.inputs)
+            before += [self._meta(values[position]) for position in bound.writes]
+            results = bound.call(values, command.scalars)
             if len(results) > MAX_RESULTS:
                 raise RuntimeError(f"{len(results)} results of one op are over the limit of {MAX_RESULTS}")
             answers = [self._keep_result(command.first, results, position) for position in range(len(results))]
         except Exception as error:
-            failed = self._cause(command, kernel, values, error)
+            failed = self._cause(command, bound, values, error)
             has_begun = not any(value is failed for value in values)
             self._report(Failed(command.request, failed.failure, has_begun))
-            after = [self._meta(values[position]) for position in kernel.writes] if before else []
+            after = [self._meta(values[position]) for position in bound.writes] if before else []
             lost: list[Value | FailedValue] = [failed.for_dependents()] * len(command.inputs)
             kept = values if after == before else lost
-            self._rename_written(kernel, command.inputs, kept, command.written)
+            self._rename_written(bound, command.inputs, kept, command.written)
             if not has_begun and kept is values:
                 self.steps.note_unwritten(zip(command.written, since, strict=False))
             return
-        self._rename_written(kernel, command.inputs, values, command.written)
-        metas = tuple(self._engine.meta(values[position]) for position in kernel.writes)
+        self._rename_written(bound, command.inputs, values, command.written)
+        metas = tuple(self._engine.meta(values[position]) for position in bound.writes)
         self._report(Queried(command.request, tuple(answers), metas))
 
     def _make_resizable(self, written: Sequence[int]) -> None:
         for ident in written:
-            value = self.store[ident]
+            value = self.tensors[ident]
             if not isinstance(value, FailedValue):
-                self.store[ident] = self._engine.resizable(value)
+                self.tensors[ident] = self._engine.resizable(value)
 
     def _keep_result(self, first: int, results: list[Any], position: int) -> Result:
         """Store one result of a query, if it is a tensor; returns its meta, or the plain value."""
@@ -264,7 +264,7 @@ class OpRunner:
         if not self._engine.is_tensor(result):
             return result  # type: ignore[no-any-return]
         plain = self._engine.without_lazy_bits(result)
-        self.store[first + sum(map(self._engine.is_tensor, results[:position]))] = plain
+        self.tensors[first + sum(map(self._engine.is_tensor, results[:position]))] = plain
         return self._engine.meta(plain)
 
     def _meta(self, value: Value | FailedValue) -> TensorMeta | None:
@@ -275,28 +275,28 @@ class OpRunner:
     def _fail(
         self,
         command: RunOp,
-        kernel: Kernel | UnavailableKernel,
+        bound: BoundOp | UnavailableOp,
         values: list[Value | FailedValue],
         error: Exception,
     ) -> None:
         """A non-query op failed: report it, and mark its outputs and written inputs as failed."""
-        failed = self._cause(command, kernel, values, error)
+        failed = self._cause(command, bound, values, error)
         has_begun = not any(value is failed for value in values)
         if has_begun:
             self._report(OpFailed(session_of(command.op_id), failed.failure))
-        for position in kernel.writes:
-            self.store.pop(command.inputs[position], None)
+        for position in bound.writes:
+            self.tensors.pop(command.inputs[position], None)
         for ident in command.outputs:
-            self.store[ident] = failed.for_dependents()
+            self.tensors[ident] = failed.for_dependents()
         if not has_begun:
-            renamed = command.outputs[len(command.outputs) - len(kernel.writes) :]
-            for position, ident in zip(kernel.writes, renamed, strict=True):
-                self.store[ident] = failed.in_place_of(values[position], command.inputs[position], ident)
+            renamed = command.outputs[len(command.outputs) - len(bound.writes) :]
+            for position, ident in zip(bound.writes, renamed, strict=True):
+                self.tensors[ident] = failed.in_place_of(values[position], command.inputs[position], ident)
 
     def _cause(
         self,
         command: RunOp | QueryOp,
-        kernel: Kernel | UnavailableKernel,
+        bound: BoundOp | UnavailableOp,
         values: list[Value | FailedValue],
         error: Exception,
     ) -> FailedValue:
@@ -304,11 +304,11 @@ class OpRunner:
         cause = next((value for value in values if isinstance(value, FailedValue)), None)
         if cause is not None:
             return cause
-        inputs = self._describe_inputs(kernel, values)
-        return FailedValue(make_failure(self.worker, kernel.signature.op, inputs, command, error))
+        inputs = self._describe_inputs(bound, values)
+        return FailedValue(make_failure(self.worker, bound.signature.op, inputs, command, error))
 
-    def _describe_inputs(self, kernel: Kernel | UnavailableKernel, values: list[Value]) -> tuple[str, ...]:
+    def _describe_inputs(self, bound: BoundOp | UnavailableOp, values: list[Value]) -> tuple[str, ...]:
         try:
-            return kernel.describe(values)
+            return bound.describe(values)
         except Exception:  # the op may have failed because a view of its input is not possible
             return tuple(str(self._engine.meta(value)) for value in values)

@@ -171,6 +171,14 @@ def test_resize_that_grows_keeps_the_old_values(anywhere):
     assert x[:4].tolist() == [0.0, 1.0, 2.0, 3.0]
 
 
+@pytest.mark.parametrize("op", ["add_", "eq_", "floor_divide_", "ge_"])
+def test_an_op_in_place_on_a_view_does_not_resize_it(anywhere, op):
+    base = gt.ones(5, 2)
+    with pytest.raises(RuntimeError, match="doesn't match the broadcast shape"):
+        getattr(base[:, ::2], op)(gt.ones(5))
+    assert base.tolist() == [[1.0, 1.0]] * 5
+
+
 @pytest.mark.filterwarnings("ignore:An output with one or more elements was resized")
 @pytest.mark.parametrize("view", [lambda base: base[::2], lambda base: base[2:7], lambda base: base[8:]])
 def test_a_view_that_an_op_resizes_is_the_view_that_torch_makes_of_it(anywhere, view):

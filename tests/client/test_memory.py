@@ -23,8 +23,8 @@ def held():
         copies = {
             alias for each in state.copies.values() for spec, alias in each.items() if executor.worker in spec.mesh
         }
-        assert executor.store.keys() == known | copies
-    return len(state.tensors), sum(len(executor.store) for executor in channel.executors)
+        assert executor.tensors.keys() == known | copies
+    return len(state.tensors), sum(len(executor.tensors) for executor in channel.executors)
 
 
 def test_dropped_tensors_are_freed(anywhere):
@@ -138,7 +138,7 @@ def test_cached_calls_are_bounded(embedded, monkeypatch):
     assert len(session.cached_calls) <= 100
     executor = session._channel.executors[0]
     gt.synchronize()
-    assert len(executor.kernels) <= 202
+    assert len(executor.ops) <= 202
     assert len(session._channel.dispatcher.state.sessions[session.welcome.ident].ops) <= 202
 
 
@@ -149,7 +149,7 @@ def test_cached_moves_are_bounded(pair, monkeypatch):
     gt.synchronize()
     channel = sessions.current()._channel
     session = channel.dispatcher.state.sessions[1]
-    assert max(len(session.program_names), len(session.move_plans), *[len(e.kernels) for e in channel.executors]) <= 150
+    assert max(len(session.program_names), len(session.move_plans), *[len(e.ops) for e in channel.executors]) <= 150
 
 
 def step(model, optimizer, x, y):

@@ -22,9 +22,9 @@ from gt.sharding.rules.support import indices
 from gt.sharding.rules.support.expansion_builder import ExpansionBuilder
 from gt.sharding.rules.support.local_programs import same_op, zeros
 from gt.sharding.spec import ShardingSpec, shard_index
+from gt.worker.bound_programs import BoundProgram
 from gt.worker.engines.counter_rng import Region
 from gt.worker.moves import Mover
-from gt.worker.programs import ProgramKernel
 from tests.sharding.expansions import check_expansion
 from tests.sharding.simulate import check
 
@@ -367,8 +367,8 @@ def every_replica_becomes_an_addend(patch):
 
 @caught_by(on_workers(random_numbers))
 def random_numbers_are_counted_from_the_start_of_every_shard(patch):
-    def local(self: ProgramKernel, step: Any, shard: LocalContext) -> Region:
+    def local(self: BoundProgram, step: Any, shard: LocalContext) -> Region:
         size = box_shape(shard.result_box())
         return Region(size, tuple([(0, length) for length in size]))
 
-    patch.setattr(ProgramKernel, "_region", local)
+    patch.setattr(BoundProgram, "_region", local)

@@ -6,10 +6,10 @@ import torch
 import gt
 from gt.core.messages import DefineOp, Failed, OpFailed, RunOp, Segment, WorkerCreateTensor, WorkerFetchTensor
 from gt.core.signatures import Input, ListArg, Scalar, Signature
+from gt.worker.bound_ops import BoundOp
 from gt.worker.direct_calls import bind_arguments, is_in_order
 from gt.worker.engines import PyTorchEngine
 from gt.worker.executor import Executor
-from gt.worker.kernels import Kernel
 from tests.records import own
 
 X, Y = Input(0), Input(1)
@@ -64,9 +64,9 @@ def kernel_of(op, *args, writes=(), **kwargs):
     engine = PyTorchEngine("cpu")
     with engine.isolated():
         outputs = () if writes else (engine.meta(run(engine, op, args, kwargs, values, scalars)),)
-        kernel = Kernel(engine, Signature(op, args, kwargs, ((),) * tensors, writes, outputs, (0,) * len(outputs)))
-        kernel.call(values, scalars)
-    return engine, kernel, values, scalars
+        bound = BoundOp(engine, Signature(op, args, kwargs, ((),) * tensors, writes, outputs, (0,) * len(outputs)))
+        bound.call(values, scalars)
+    return engine, bound, values, scalars
 
 
 def run(engine, op, args, kwargs, values, scalars):
@@ -92,16 +92,16 @@ def test_a_direct_call_gives_the_bits_of_the_op(call):
     op, *args = CALLS[call]
     kwargs = {"alpha": A} if args[-1] == "alpha" else {}
     args = [arg for arg in args if arg != "alpha"]
-    engine, kernel, values, scalars = kernel_of(op, *args, **kwargs)
+    engine, bound, values, scalars = kernel_of(op, *args, **kwargs)
     with engine.isolated():
-        assert torch.equal(kernel.direct(*values, *scalars), run(engine, op, args, kwargs, values, scalars))
+        assert torch.equal(bound.direct(*values, *scalars), run(engine, op, args, kwargs, values, scalars))
 
 
 def test_a_direct_write_returns_the_tensor_that_it_wrote():
-    engine, kernel, (x, y), _ = kernel_of("aten.add_.Tensor", X, Y, writes=(0,))
+    engine, bound, (x, y), _ = kernel_of("aten.add_.Tensor", X, Y, writes=(0,))
     expected = x + y
     with engine.isolated():
-        assert kernel.direct(x, y) is x
+        assert bound.direct(x, y) is x
     assert torch.equal(x, expected)
 
 
@@ -113,9 +113,9 @@ def test_ops_that_are_not_one_function_have_no_direct_call():
     out = Signature("aten.neg.out", (X,), {"out": Y}, ((), ()), (1,), (), ())
     with engine.isolated():
         for signature, values, scalars in ((random, [x], (7,)), (out, [x, x.clone()], ())):
-            kernel = Kernel(engine, signature)
-            kernel.call(values, scalars)
-            assert kernel.direct is None
+            bound = BoundOp(engine, signature)
+            bound.call(values, scalars)
+            assert bound.direct is None
 
 
 # Failures
@@ -139,10 +139,10 @@ def test_a_write_that_fails_is_not_run_again():
             calls.append(target[:1].add_(1))
             raise MemoryError("no memory for the second half")
 
-        executor.kernels[OP].direct = fail
+        executor.ops[OP].direct = fail
         (report, _), *_ = executor.run([RunOp(OP, (FIRST, RIGHT), (SECOND,), (), 0, 1)], ())
         (answer, _), *_ = executor.run([WorkerFetchTensor(REQUEST, SECOND, False)], ())
-    assert len(calls) == 1 and FIRST not in executor.store
+    assert len(calls) == 1 and FIRST not in executor.tensors
     assert isinstance(report, OpFailed) and isinstance(answer, Failed)
     assert "no memory for the second half" in answer.failure.message
 

@@ -146,7 +146,7 @@ TWICE = Signature("aten._foreach_neg_.default", (ListArg((Input(0), Input(1))),)
 def test_a_tensor_that_is_written_at_two_positions_has_two_versions(worker):
     worker.send(DefineOp(OP, TWICE), create(A), payloads=[[bytes(16)]])
     worker.send(run((A, A), (B, C)))
-    assert worker.executor.store[B] is worker.executor.store[C]
+    assert worker.executor.tensors[B] is worker.executor.tensors[C]
 
 
 def test_a_query_that_writes_a_tensor_at_two_positions_is_answered(worker):
@@ -163,4 +163,4 @@ def test_a_store_that_cannot_be_joined_or_hosted_is_reported_and_work_goes_on(wo
     monkeypatch.setattr(worker.exchange, "host_store", refuse)
     assert worker.send(WorkerJoinStore("127.0.0.1", 1, 0), WorkerHostStore(), create(A), payloads=[[bytes(16)]]) == []
     assert "cannot join the store at port 1: nobody is there" in caplog.text and "cannot host" in caplog.text
-    assert not isinstance(worker.executor.store[A], FailedValue)
+    assert not isinstance(worker.executor.tensors[A], FailedValue)

@@ -17,7 +17,7 @@ Buffer: TypeAlias = memoryview | bytes | bytearray
 
 
 class Engine(Protocol):
-    """`restrided` counts the results that had other strides than the client was told. With `checks_geometry`, geometry
+    """`restrided` counts the results that had other strides than those declared. With `checks_geometry`, geometry
     is compared after every op and move. `is_torch_cpu` says whether ops run in torch's CPU kernels, whose strides
     clients expect."""
 

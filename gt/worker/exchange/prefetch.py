@@ -11,8 +11,8 @@ from operator import length_hint
 from typing import Any
 
 from gt.core.messages import Command, RunOp
+from gt.worker.bound_programs import BoundProgram
 from gt.worker.exchange.interface import Swap
-from gt.worker.programs import ProgramKernel
 
 
 class ReceivePrefetch:
@@ -29,7 +29,7 @@ class ReceivePrefetch:
         self._searched = 0
         return self._iterator
 
-    def next_receive(self, kernels: Mapping[int, Any]) -> Swap | None:
+    def next_receive(self, ops: Mapping[int, Any]) -> Swap | None:
         """The first swap of the commands ahead in which this worker receives; each is returned once. None also where
         the batch has yet to define an op, or the exchanges of a program are not known before it runs."""
         begun = len(self._commands) - length_hint(self._iterator)
@@ -38,13 +38,13 @@ class ReceivePrefetch:
             command = self._commands[position]
             if type(command) is not RunOp:
                 continue
-            kernel = kernels.get(command.op_id)
-            if kernel is None:
+            bound = ops.get(command.op_id)
+            if bound is None:
                 return None
-            if isinstance(kernel, ProgramKernel):
-                if kernel.swaps is None:
+            if isinstance(bound, BoundProgram):
+                if bound.swaps is None:
                     return None
-                for swap in kernel.swaps:
+                for swap in bound.swaps:
                     if swap.receives:
                         self._searched = position + 1
                         return swap

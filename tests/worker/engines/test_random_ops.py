@@ -12,10 +12,10 @@ from hypothesis import given, settings
 import gt
 from gt.core.meta import TensorMeta
 from gt.core.signatures import Input, ListArg, Signature, ViewStep
+from gt.worker.bound_ops import BoundOp
 from gt.worker.engines.counter_rng import Region, whole
 from gt.worker.engines.numpy_random import RANDOM
 from gt.worker.engines.random_ops import COUNTER_BASED, DISTRIBUTIONS, WIDTHS
-from gt.worker.kernels import Kernel
 from tests.subprocesses import ROOT
 from tests.worker.engines.random_cases import (
     CASES,
@@ -39,8 +39,8 @@ def test_a_kernel_makes_its_region():
     region = Region((4, 6), ((2, 4), (1, 6)))
     told = TensorMeta((2, 5), (5, 1), 0, "float32")
     signature = Signature("aten.rand.default", (ListArg((2, 5)),), {}, (), (), (told,), (0,), random=True)
-    (found,) = Kernel(ENGINE, signature, region).call([], (77,))
-    (reference,) = Kernel(REFERENCE, signature, region).call([], (77,))
+    (found,) = BoundOp(ENGINE, signature, region).call([], (77,))
+    (reference,) = BoundOp(REFERENCE, signature, region).call([], (77,))
     assert torch.equal(found, draw("aten.rand.default", 77, [4, 6])[2:, 1:])
     assert np.array_equal(found.numpy(), reference)
 
@@ -49,7 +49,7 @@ def test_a_kernel_writes_into_a_view():
     step = ViewStep("aten.t.default", (), {})
     signature = Signature("aten.uniform_.default", (Input(0),), {}, ((step,),), (0,), (), (), random=True)
     base = torch.zeros(3, 2)
-    assert Kernel(ENGINE, signature).call([base], (5,)) == []
+    assert BoundOp(ENGINE, signature).call([base], (5,)) == []
     assert torch.equal(base.t(), draw("aten.rand.default", 5, [2, 3]))
 
 

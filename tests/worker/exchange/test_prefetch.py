@@ -8,10 +8,10 @@ from gt.core.messages import FreeTensors, RunOp
 from gt.core.signatures import Move, Program, Whole
 from gt.sharding.spec import DeviceMesh
 from gt.sharding.spec_text import parse_spec
+from gt.worker.bound_programs import BoundProgram
 from gt.worker.engines import make_engine
 from gt.worker.exchange.interface import Swap
 from gt.worker.exchange.prefetch import ReceivePrefetch
-from gt.worker.programs import ProgramKernel
 from tests.dispatcher_harness import PAIR, at
 from tests.records import ADD, SMALL, own
 
@@ -29,7 +29,7 @@ def program(*moves):
 
 
 def kernel(worker, *moves):
-    return ProgramKernel(ENGINE, worker, "redistribute", program(*moves))
+    return BoundProgram(ENGINE, worker, "redistribute", program(*moves))
 
 
 @pytest.mark.parametrize(
@@ -52,7 +52,7 @@ def test_a_program_knows_its_one_exchange(worker, moves, receives):
 
 def test_a_program_without_moves_exchanges_nothing():
     whole = Program((Whole(ADD, (0, 1), (2,)),), (0, 1), (2,))
-    assert ProgramKernel(ENGINE, 0, "aten.add.Tensor", whole).swaps == []
+    assert BoundProgram(ENGINE, 0, "aten.add.Tensor", whole).swaps == []
 
 
 KERNELS = {

@@ -4,8 +4,8 @@ import pytest
 import torch
 
 from gt.core.signatures import Input, ListArg, Signature, ViewStep
+from gt.worker.bound_ops import BoundOp
 from gt.worker.engines import NumPyEngine, PyTorchEngine
-from gt.worker.kernels import Kernel
 
 FLAT = ViewStep("aten.view.default", (ListArg((6,)),), {})
 TAIL = ViewStep("aten.slice.Tensor", (0, 4, 6, 1), {})
@@ -22,5 +22,5 @@ def test_a_write_through_a_copied_view_reaches_its_base(engine, path):
     (expected.view(6) if path == (FLAT,) else expected.view(6)[4:]).mul_(10)
     signature = Signature("aten.mul_.Tensor", (Input(0), 10.0), {}, (path,), (0,), (), ())
     with engine.isolated():
-        assert Kernel(engine, signature).call([base], ()) == []
+        assert BoundOp(engine, signature).call([base], ()) == []
     assert torch.equal(torch.as_tensor(base), expected)

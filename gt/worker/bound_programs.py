@@ -24,12 +24,12 @@ from gt.core.signatures import (
 from gt.sharding.lowering import create_sharded_output, get_shard_args
 from gt.sharding.op_calls import LocalCall, LocalContext, LocalProgram, OpCall
 from gt.sharding.spec import ShardingSpec, local_box, spec_of
+from gt.worker.bound_ops import BoundOp
 from gt.worker.direct_calls import DirectCall
 from gt.worker.engines.counter_rng import Region
 from gt.worker.engines.engine import Engine, Value
 from gt.worker.exchange.interface import Swapping
 from gt.worker.failed_value import Fail, FailedValue
-from gt.worker.kernels import Kernel
 from gt.worker.moves import Mover
 
 Registers: TypeAlias = dict[int, Any]
@@ -38,11 +38,11 @@ Registers: TypeAlias = dict[int, Any]
 _STRIDE_FREE = {"aten.view.default": "aten.reshape.default", "aten._unsafe_view.default": "aten.reshape.default"}
 
 
-class ProgramKernel:
+class BoundProgram:
     """A program bound to an engine and a worker. `run` never raises: where a step fails, its results are `FailedValue`,
     so that all workers do the same swaps. `swaps` are the swaps of a run, without the values sent; None where there may
     be several. `targets` are this worker's parts of inputs that need no value, as they are overwritten, by position.
-    `direct` and `writes` as for a kernel: a program of one call on this worker's shards is as good as the op itself."""
+    `direct` and `writes` as for a `BoundOp`: a program of one call on this worker's shards is as good as the op."""
 
     def __init__(self, engine: Engine, worker: int, op: str, program: Program) -> None:
         self.op = op
@@ -118,7 +118,7 @@ class ProgramKernel:
             )
         if isinstance(step, Whole):
             written = [step.inputs[position] for position in step.signature.writes]
-            run = _or_raising(lambda: Kernel(self._engine, step.signature).call)
+            run = _or_raising(lambda: BoundOp(self._engine, step.signature).call)
             return _ComputeStep(step.signature.op, step.inputs, step.outputs, run, written, writes=bool(written))
         if isinstance(step, WriteBack):
             return self._write_back(step)
@@ -160,15 +160,15 @@ class ProgramKernel:
         region = self._region(step, shard) if step.random else None
         local = get_shard_args(shard)
         if step.in_place is not None and _is_the_op(local, call) and not step.random:
-            kernel = Kernel(self._engine, step.in_place)
-            direct = kernel if self._is_single(step) and len(step.into) == 1 else None
-            return self._checked(step, results, self._in_place(kernel, step), direct)
+            bound = BoundOp(self._engine, step.in_place)
+            direct = bound if self._is_single(step) and len(step.into) == 1 else None
+            return self._checked(step, results, self._in_place(bound, step), direct)
         if step.is_view and _is_view(local):
             return self._checked(step, results, self._view(number, local.calls[0]))
-        kernels = [self._kernel(part, step, region) for part in local.calls]
-        is_one_call = len(kernels) == 1 and local.results == (len(call.inputs),) and not step.into
-        direct = kernels[0] if is_one_call and self._is_single(step) else None
-        return self._checked(step, results, self._lowered(step, call, local, kernels), direct)
+        ops = [self._bind_call(part, step, region) for part in local.calls]
+        is_one_call = len(ops) == 1 and local.results == (len(call.inputs),) and not step.into
+        direct = ops[0] if is_one_call and self._is_single(step) else None
+        return self._checked(step, results, self._lowered(step, call, local, ops), direct)
 
     def _is_single(self, step: Compute) -> bool:
         """Whether a step is the whole program, takes the command's inputs in order and gives one tensor."""
@@ -177,10 +177,12 @@ class ProgramKernel:
         gives = program.gives == step.outputs and len(step.outputs) == 1
         return is_plain and gives and len(program.steps) == 1 and program.takes == step.inputs
 
-    def _checked(self, step: Compute, results: Sequence[ShardingSpec], run: _Run, direct: Kernel | None = None) -> _Run:
+    def _checked(
+        self, step: Compute, results: Sequence[ShardingSpec], run: _Run, direct: BoundOp | None = None
+    ) -> _Run:
         """The first results are compared with the parts that the plan expects of this worker. Where their strides
         differ, these and all later results are copied into the memory format of the whole result; otherwise, if the
-        program is one call, of the kernel `direct`, that is called directly from then on."""
+        program is one call, of the op `direct`, that is called directly from then on."""
         pairs = zip(step.outputs_meta, results, strict=True)
         expected = [create_sharded_output(meta, spec, self._worker) for meta, spec in pairs]
         cast = self._engine.resolve("aten._to_copy.default") if step.casts else None
@@ -218,15 +220,15 @@ class ProgramKernel:
             differ |= is_fresh and found.stride != meta.stride
         return differ
 
-    def _lowered(self, step: Compute, call: OpCall, local: LocalProgram, kernels: Sequence[Kernel]) -> _Run:
+    def _lowered(self, step: Compute, call: OpCall, local: LocalProgram, ops: Sequence[BoundOp]) -> _Run:
         """The ops on shards that the lowering of an op consists of."""
         count = len(call.inputs)
         copy = self._engine.resolve("aten.copy_.default") if any(r >= 0 for r in step.into) else None
 
         def run(values: list[Value], scalars: tuple[Number, ...]) -> list[Any]:
             registers = values[:count]
-            for kernel, part in zip(kernels, local.calls, strict=True):
-                outputs = kernel.call(registers, scalars)
+            for bound, part in zip(ops, local.calls, strict=True):
+                outputs = bound.call(registers, scalars)
                 used = [outputs[position] for position in part.output_positions] if part.output_positions else outputs
                 present = [value for value in used if value is not None]
                 if len(present) != part.outputs:
@@ -241,9 +243,9 @@ class ProgramKernel:
 
         return run
 
-    def _in_place(self, kernel: Kernel, step: Compute) -> _Run:
+    def _in_place(self, bound: BoundOp, step: Compute) -> _Run:
         def run(values: list[Value], scalars: tuple[Number, ...]) -> list[Any]:
-            fresh = iter(kernel.call(values[: len(step.inputs)], scalars))
+            fresh = iter(bound.call(values[: len(step.inputs)], scalars))
             targets = iter(values[len(step.inputs) :])
             return [next(targets) if register >= 0 else next(fresh) for register in step.into]
 
@@ -254,12 +256,12 @@ class ProgramKernel:
         self._views[number] = view
         return lambda values, scalars: list(views) if isinstance(views := view(values[0]), list | tuple) else [views]
 
-    def _kernel(self, part: LocalCall, step: Compute, region: Region | None) -> Kernel:
+    def _bind_call(self, part: LocalCall, step: Compute, region: Region | None) -> BoundOp:
         """One op of a lowering. Its inputs are all registers so far, so its signature has no view paths."""
         random = step.random and part.op == step.op
         op = _STRIDE_FREE.get(part.op, part.op)
         signature = Signature(op, part.args, dict(part.kwargs), (), (), (), (), random, step.default_dtype)
-        return Kernel(self._engine, signature, region if random else None)
+        return BoundOp(self._engine, signature, region if random else None)
 
     def _region(self, step: Compute, shard: LocalContext) -> Region:
         """The part of the whole result for which this worker draws random numbers."""

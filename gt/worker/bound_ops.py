@@ -1,4 +1,4 @@
-"""Kernels: the function of an op signature, built once when the op is defined and called for every command."""
+"""Ops bound to an engine: the function of a signature, built once when the op is defined and called per command."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ ArgumentOf: TypeAlias = Callable[[Sequence[Value], Sequence[Number]], Any]
 """One argument of a call, from the tensors and the scalars of the command."""
 
 
-class Kernel:
+class BoundOp:
     """An op bound to an engine. `call` takes the tensors of a command and returns `output_count` new tensors.
 
-    The first results are compared with the metas that the client was told. After that shapes are trusted, because one
-    signature always has the same ones; where strides differ, all later results are copied into those that the client
-    was told. With `checks_geometry` every result is compared.
+    The first results are compared with the metas that the signature declares, as the client has inferred them. After
+    that shapes are trusted, because one signature always has the same ones; if strides differ, all later results are
+    copied into the declared ones. With `checks_geometry` every result is compared.
 
     `direct` is the op as a function of the command's tensors and scalars that returns one tensor: a new one, or the one
     that it writes to. It is set once a first call has been checked, for ops of this kind, which most are. `region` is
@@ -46,7 +46,7 @@ class Kernel:
         self._kwargs = {name: _argument_of(engine, arg) for name, arg in signature.kwargs.items()}
         named = [arg.index for arg in signature.kwargs.values() if isinstance(arg, Input)]
         self._outs = frozenset(self.writes) & frozenset(named)
-        self._views = [(position, ViewKernel(engine, path)) for position, path in enumerate(signature.paths) if path]
+        self._views = [(position, BoundView(engine, path)) for position, path in enumerate(signature.paths) if path]
         gives_one = signature.positions == (0,) if not self.writes else len(self.writes) == 1 and not signature.outputs
         self._can_be_direct = gives_one and not (self._views or self._outs or signature.random)
         self._checked = not signature.outputs
@@ -87,7 +87,7 @@ class Kernel:
         return self._compared(direct) if self._engine.checks_geometry and direct and not self.writes else direct
 
     def _compared(self, direct: DirectCall) -> DirectCall:
-        """A direct call whose results are all compared with the metas that the client was told."""
+        """A direct call whose results are all compared with the declared metas."""
 
         def call(*given: Any) -> Any:
             results = [direct(*given)]
@@ -99,8 +99,8 @@ class Kernel:
 
     def _restrided(self, results: list[Any]) -> list[Any]:
         return [
-            None if result is None else self._engine.with_strides(result, told.stride)
-            for told, result in zip(self.signature.outputs, results, strict=True)
+            None if result is None else self._engine.with_strides(result, declared.stride)
+            for declared, result in zip(self.signature.outputs, results, strict=True)
         ]
 
     def _invoke(self, used: list[Value], scalars: tuple[Number, ...]) -> Any:
@@ -124,7 +124,7 @@ class Kernel:
                 self._write_back(position, view, values, used)
         return [result for result in results if result is None or not any(result is value for value in used)]
 
-    def _write_back(self, position: int, view: ViewKernel, values: list[Value], used: list[Value]) -> None:
+    def _write_back(self, position: int, view: BoundView, values: list[Value], used: list[Value]) -> None:
         """Write the copy that stands for a view to its base, if the op wrote to that base."""
         written = [values[write] for write in self.writes]
         if any(values[position] is base for base in written):
@@ -132,27 +132,27 @@ class Kernel:
 
     def _check(self, results: list[Any]) -> None:
         """Compare results with the metas of the client's handles. A missing one is a masked gradient, never read."""
-        for told, result in zip(self.signature.outputs, results, strict=True):
-            found = self._engine.meta(result) if result is not None else told
-            if (told.shape, told.dtype) != (found.shape, found.dtype):
+        for declared, result in zip(self.signature.outputs, results, strict=True):
+            found = self._engine.meta(result) if result is not None else declared
+            if (declared.shape, declared.dtype) != (found.shape, found.dtype):
                 raise RuntimeError(
-                    f"{self.signature.op} gave {found} where torch's shape function said {told}; "
+                    f"{self.signature.op} gave {found} where torch's shape function said {declared}; "
                     f"the handle that the client holds is wrong, so this result is not used"
                 )
-            if told.stride != found.stride:
+            if declared.stride != found.stride:
                 self._restrides = True
-                self._require_strides(told, found)
+                self._require_strides(declared, found)
         self._checked = not self._engine.checks_geometry
 
-    def _require_strides(self, told: TensorMeta, found: TensorMeta) -> None:
-        """Raise if torch's CPU kernel gives other strides than the client was told, where geometry is checked."""
+    def _require_strides(self, declared: TensorMeta, found: TensorMeta) -> None:
+        """Raise if torch's CPU kernel gives other strides than the declared ones, where geometry is checked."""
         is_torch = self._engine.checks_geometry and self._engine.is_torch_cpu and not self.signature.random
-        if is_torch and not same_places(told.shape, told.stride, found.stride):
+        if is_torch and not same_places(declared.shape, declared.stride, found.stride):
             op = self.signature.op
-            raise RuntimeError(f"{op} gave {found} with strides {found.stride}; the client was told {told.stride}")
+            raise RuntimeError(f"{op} gave {found} with strides {found.stride}; it should be {declared.stride}")
 
 
-class UnavailableKernel:
+class UnavailableOp:
     """An op that this worker cannot run: each call raises the error of its definition."""
 
     def __init__(self, signature: Signature, error: Exception) -> None:
@@ -171,7 +171,7 @@ class UnavailableKernel:
         raise self._error
 
 
-class ViewKernel:
+class BoundView:
     """A path of view ops. Where the strides of this worker's tensor do not allow a view, the result is a copy."""
 
     def __init__(self, engine: Engine, path: Path) -> None:
