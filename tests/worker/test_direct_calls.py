@@ -123,6 +123,19 @@ def test_ops_that_are_not_one_function_have_no_direct_call():
 OP, LEFT, RIGHT, FIRST, SECOND, REQUEST = own(100), *map(own, range(1, 5)), own(50)
 
 
+def test_a_direct_write_gives_its_tensor_a_new_id():
+    engine = PyTorchEngine("cpu")
+    executor = Executor(0, engine, None, None, owns_buffers=False)
+    meta = engine.meta(torch.zeros(2))
+    creates = [WorkerCreateTensor(ident, meta, Segment("", 0), 1) for ident in (LEFT, RIGHT)]
+    signature = Signature("aten.add_.Tensor", (X, Y), {}, ((), ()), (0,), (), ())
+    writes = [RunOp(OP, (old, RIGHT), (new,), (), 0, 1) for old, new in ((LEFT, FIRST), (FIRST, SECOND))]
+    with engine.isolated():
+        assert executor.run([DefineOp(OP, signature), *creates, *writes], [bytearray(meta.nbytes)] * 2) == []
+    assert executor.ops[OP].direct is not None
+    assert executor.tensors.keys() == {RIGHT, SECOND}
+
+
 def test_a_write_that_fails_is_not_run_again():
     """The first call makes the op direct; the second one writes half of its target and raises."""
     engine = PyTorchEngine("cpu")
