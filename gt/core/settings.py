@@ -12,11 +12,12 @@ import msgspec
 from gt.core.errors import SettingsError, nearest
 
 BACKENDS = ("pytorch", "numpy")
+TRANSPORTS = ("shared", "gloo", "nccl")
 MODES = ("embedded", "local", "virtual", "connected")
 
 
 class Settings(msgspec.Struct, frozen=True):
-    """`workers` 0, `mode` "" and `auto_shard` None mean that the user gave no value."""
+    """`workers` 0, `mode` "", `transport` "" and `auto_shard` None mean that the user gave no value."""
 
     workers: int = 0
     server: str = ""
@@ -30,11 +31,16 @@ class Settings(msgspec.Struct, frozen=True):
     debug_dispatcher: bool = False
     debug_worker: bool = False
     check_geometry: bool = False
-    shared_memory: bool = True
+    transport: str = ""
     full_traceback: bool = False
     timeout: float = 60.0
     heartbeat_timeout: float = 60.0
     keys: str = ""
+
+    @property
+    def shares_memory(self) -> bool:
+        """Whether processes of one machine may pass tensors in shared memory."""
+        return self.transport in ("", "shared")
 
 
 def _flag(text: str) -> bool:
@@ -67,6 +73,12 @@ def _backend(text: str) -> str:
     return text
 
 
+def _transport(text: str) -> str:
+    if text and text not in TRANSPORTS:
+        raise ValueError(f"expected one of {', '.join(TRANSPORTS)}")
+    return text
+
+
 _VARIABLES: dict[str, tuple[str, Callable[[str], object]]] = {
     "GT_WORKERS": ("workers", _count),
     "GT_SERVER": ("server", str),
@@ -79,7 +91,7 @@ _VARIABLES: dict[str, tuple[str, Callable[[str], object]]] = {
     "GT_DEBUG_DISPATCHER": ("debug_dispatcher", _flag),
     "GT_DEBUG_WORKER": ("debug_worker", _flag),
     "GT_CHECK_GEOMETRY": ("check_geometry", _flag),
-    "GT_SHARED_MEMORY": ("shared_memory", _flag),
+    "GT_TRANSPORT": ("transport", _transport),
     "GT_FULL_TRACEBACK": ("full_traceback", _flag),
     "GT_TIMEOUT": ("timeout", _seconds),
     "GT_HEARTBEAT_TIMEOUT": ("heartbeat_timeout", _seconds),

@@ -200,7 +200,7 @@ def _open_local(settings: Settings) -> Session:
 
 
 def _copy_bytes(settings: Settings) -> CopyBytes | None:
-    return fill if settings.shared_memory else None
+    return fill if settings.shares_memory else None
 
 
 def _leave_to_parent() -> None:

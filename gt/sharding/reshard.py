@@ -8,8 +8,7 @@ from the specs and its own id:
   reduction;
 * "reduce-scatter" and "reduce": the boxes are addends. `contributions` groups them by addend, in the order of
   reduction, so that results do not depend on timing;
-* "all-reduce": each worker of a group reduces one of the `segments` of the flat local tensor and sends it to the
-  others.
+* "all-reduce": each worker of an `exchange_group` reduces one segment of the flat local tensor for the others.
 
 Between two workers at most one box travels in a step, in each direction.
 """
@@ -22,7 +21,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from gt.sharding.boxes import Box, Cuts, Shape, balanced_cuts, intersect
+from gt.sharding.boxes import Box, Cuts, Shape, box_shape, intersect
 from gt.sharding.hop_traffic import (
     IntArray,
     WorkerBoxes,
@@ -76,14 +75,6 @@ class Push(NamedTuple):
 
     peer: int
     box: Box
-
-
-class Segments(NamedTuple):
-    """The workers of an all-reduce, in the order of reduction, and the interval of the flat local tensor that each of
-    them reduces."""
-
-    peers: tuple[int, ...]
-    cuts: Cuts
 
 
 @functools.lru_cache(maxsize=65536)
@@ -216,12 +207,36 @@ def contributions(step: ReshardStep, shape: Shape, worker: int) -> tuple[tuple[P
     return tuple([tuple(group) for _, group in groupby(in_order, key=lambda pull: addend[pull.peer])])
 
 
-def segments(step: ReshardStep, shape: Shape, worker: int) -> Segments:
-    """The workers of an all-reduce that includes a worker, and the segment that each of them reduces."""
-    mesh = step.source.mesh
-    peers = mesh.axis_group(worker, reduced_axes(step.source, step.target))
-    elements = int(worker_boxes(step.source, shape).sizes[mesh.workers.index(worker)])
-    return Segments(peers, balanced_cuts(elements, (len(peers),)))
+@functools.lru_cache(maxsize=4096)
+def exchange_group(step: ReshardStep, worker: int) -> tuple[int, ...]:
+    """The workers that exchange boxes with each other in a step, this one included: those along the axes that the step
+    changes or, between meshes, all workers of both. All of a group name the same group. Members along reduced axes are
+    in the order of reduction."""
+    source, target = step.source, step.target
+    if source.mesh is not target.mesh:
+        return tuple(sorted({*source.mesh.workers, *target.mesh.workers}))
+    changed = {*reduced_axes(source, target), *_changed(source, target)}
+    return source.mesh.axis_group(worker, tuple([axis for axis in source.mesh.axis_names if axis in changed]))
+
+
+@functools.lru_cache(maxsize=4096)
+def has_equal_boxes(step: ReshardStep, shape: Shape, members: tuple[int, ...]) -> bool:
+    """Whether every member of a group takes one box from every member, all of one shape, as in the collectives of
+    process groups."""
+    if step.kind == "all-reduce":
+        return True
+    if step.kind not in ("all-gather", "reduce-scatter", "all-to-all"):
+        return False
+    taken = [pulls(step, shape, member) for member in members]
+    shapes = {box_shape(pull.box) for member in taken for pull in member}
+    return len(shapes) == 1 and all(sorted(pull.peer for pull in member) == sorted(members) for member in taken)
+
+
+def source_replica(step: ReshardStep, worker: int) -> int:
+    """The index of the replica of the source that a worker takes its boxes from. Two workers that take from one replica
+    and have the same part of the target take the same boxes."""
+    axes = reduced_axes(step.source, step.target)
+    return int(_homes(step.source, axes, step.target.mesh)[step.target.mesh.workers.index(worker)])
 
 
 def _keeps(step: ReshardStep, worker: int) -> bool:

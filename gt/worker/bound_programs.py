@@ -28,9 +28,9 @@ from gt.worker.bound_ops import BoundOp
 from gt.worker.direct_calls import DirectCall
 from gt.worker.engines.counter_rng import Region
 from gt.worker.engines.engine import Engine, Value
-from gt.worker.exchange.interface import Swapping
+from gt.worker.exchange.interface import Exchanging
 from gt.worker.failed_value import Fail, FailedValue
-from gt.worker.moves import Mover
+from gt.worker.moves import Mover, run_moves
 
 Registers: TypeAlias = dict[int, Any]
 
@@ -40,8 +40,8 @@ _STRIDE_FREE = {"aten.view.default": "aten.reshape.default", "aten._unsafe_view.
 
 class BoundProgram:
     """A program bound to an engine and a worker. `run` never raises: where a step fails, its results are `FailedValue`,
-    so that all workers do the same swaps. `swaps` are the swaps of a run, without the values sent; None where there may
-    be several. `targets` are this worker's parts of inputs that need no value, as they are overwritten, by position.
+    so that all workers do the same exchanges. `exchanges` are the exchanges of a run; None where there may be several.
+    `targets` are this worker's parts of inputs that need no value, as they are overwritten, by position.
     `direct` and `writes` as for a `BoundOp`: a program of one call on this worker's shards is as good as the op."""
 
     def __init__(self, engine: Engine, worker: int, op: str, program: Program) -> None:
@@ -52,10 +52,11 @@ class BoundProgram:
         self._views: dict[int, Callable[[Value], Value]] = {}
         self.writes = program.consumes
         self.direct: DirectCall | None = None
-        self._steps = [self._prepare(number, step) for number, step in enumerate(program.steps)]
+        self._steps = _side_by_side([self._prepare(number, step) for number, step in enumerate(program.steps)])
         self.targets = self._targets() if program.writes_all else {}
-        moves = [step.mover.swaps() for step in self._steps if isinstance(step, _MoveStep)]
-        self.swaps = moves[0] if len(moves) == 1 else None if moves else []
+        moves = [step for step in self._steps if isinstance(step, _Moves)]
+        parts = [part for step in moves for mover in step.movers for part in mover.parts if part and part.members]
+        self.exchanges = parts if len(parts) < 2 else None
         self.is_local = not moves
 
     def run(
@@ -64,7 +65,7 @@ class BoundProgram:
         scalars: tuple[Number, ...],
         fail: Fail,
         skip_reason: FailedValue | None = None,
-    ) -> Swapping:
+    ) -> Exchanging:
         """Returns the results, and the values of tensors that were to be written where nothing was written, by the
         registers of their results. With a `skip_reason` tensors are moved, and nothing is computed."""
         registers: Registers = dict(zip(self.program.takes, inputs, strict=True))
@@ -72,10 +73,14 @@ class BoundProgram:
         untouched: Registers = {register: registers[register] for register in targets}
         is_written = False
         for step in self._steps:
-            if isinstance(step, _MoveStep):
-                registers[step.output] = yield from step.mover.run(registers.get(step.input), fail)
-                if step.input in targets:
-                    untouched[step.output] = registers[step.output]
+            if isinstance(step, _Moves):
+                moved = yield from run_moves(step.movers, [registers.get(register) for register in step.inputs], fail)
+                registers.update(zip(step.outputs, moved, strict=True))
+                untouched.update(
+                    (output, registers[output])
+                    for input, output in zip(step.inputs, step.outputs, strict=True)
+                    if input in targets
+                )
             elif skip_reason is None:
                 is_written |= step(registers, scalars, fail)
             elif isinstance(step, _ComputeStep):
@@ -113,9 +118,8 @@ class BoundProgram:
 
     def _prepare(self, number: int, step: ProgramStep) -> Any:
         if isinstance(step, Move):
-            return _MoveStep(
-                step, Mover(self._engine, self._worker, step.meta, spec_of(step.source), spec_of(step.target))
-            )
+            mover = Mover(self._engine, self._worker, step.meta, spec_of(step.source), spec_of(step.target))
+            return _Moves([step.input], [step.output], [mover])
         if isinstance(step, Whole):
             written = [step.inputs[position] for position in step.signature.writes]
             run = _or_raising(lambda: BoundOp(self._engine, step.signature).call)
@@ -304,11 +308,25 @@ def _raising(error: Exception) -> _Run:
     return run
 
 
-class _MoveStep:
-    def __init__(self, step: Move, mover: Mover) -> None:
-        self.input = step.input
-        self.output = step.output
-        self.mover = mover
+class _Moves:
+    """Moves that do not depend on each other."""
+
+    def __init__(self, inputs: list[int], outputs: list[int], movers: list[Mover]) -> None:
+        self.inputs = inputs
+        self.outputs = outputs
+        self.movers = movers
+
+
+def _side_by_side(steps: Sequence[Any]) -> list[Any]:
+    """The steps of a program, with consecutive moves joined where none needs the result of another."""
+    joined: list[Any] = []
+    for step in steps:
+        last = joined[-1] if joined else None
+        if isinstance(step, _Moves) and isinstance(last, _Moves) and step.inputs[0] not in last.outputs:
+            joined[-1] = _Moves(last.inputs + step.inputs, last.outputs + step.outputs, last.movers + step.movers)
+        else:
+            joined.append(step)
+    return joined
 
 
 class _ComputeStep:

@@ -51,7 +51,7 @@ from gt.worker.bound_ops import BoundOp, UnavailableOp
 from gt.worker.bound_programs import BoundProgram
 from gt.worker.engines.engine import Buffer, Engine
 from gt.worker.exchange import Exchange
-from gt.worker.exchange.interface import Swapping
+from gt.worker.exchange.interface import Exchanging
 from gt.worker.failed_value import FailedValue
 from gt.worker.failure_records import make_failure
 from gt.worker.op_runner import OpRunner
@@ -113,7 +113,7 @@ class Executor:
             WorkerAgreeOnStep: lambda command: self._steps.agree(command, self.tensors.pop(command.tokens, None)),
             WorkerEndStep: self._steps.end,
             Synchronize: self._synchronize,
-            WorkerReadTraffic: lambda command: self._report(Traffic(command.request, dict(self._runner.traffic))),
+            WorkerReadTraffic: lambda command: self._report(Traffic(command.request, self._runner.traffic.by_peer())),
             ReadStats: self._read_stats,
             ReadTimeline: self._read_timeline,
             WorkerReportProgress: self._report_progress,
@@ -165,7 +165,7 @@ class Executor:
             if writes:
                 del tensors[inputs[writes[0]]]
 
-    def start(self, command: RunOp) -> Swapping:
+    def start(self, command: RunOp) -> Exchanging:
         """A command that several virtual workers run together, as a computation that yields its swaps. Its reports are
         taken when it is done."""
         self._ops_run += 1
@@ -186,7 +186,7 @@ class Executor:
             with self.recorder.noting(command, self._describe):
                 self._actions[type(command)](command)
 
-    def _recorded(self, command: RunOp, computation: Swapping) -> Swapping:
+    def _recorded(self, command: RunOp, computation: Exchanging) -> Exchanging:
         with self.recorder.noting(command, self._describe):
             return (yield from computation)
 
@@ -199,7 +199,7 @@ class Executor:
     def _read_stats(self, command: ReadStats) -> None:
         values = [value for value in self.tensors.values() if not isinstance(value, FailedValue)]
         nbytes = sum(int(value.nbytes) for value in values)
-        stats = WorkerStats(self._ops_run, len(values), nbytes, dict(self._runner.traffic), self.engine.restrided)
+        stats = WorkerStats(self._ops_run, len(values), nbytes, self._runner.traffic.by_peer(), self.engine.restrided)
         self._report(Stats(command.request, stats))
 
     def _read_timeline(self, command: ReadTimeline) -> None:

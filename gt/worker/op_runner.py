@@ -16,8 +16,10 @@ from gt.worker.bound_ops import BoundOp, UnavailableOp
 from gt.worker.bound_programs import BoundProgram
 from gt.worker.engines.engine import Engine, Value
 from gt.worker.exchange import Exchange
-from gt.worker.exchange.interface import ReceivedValues, Swap, Swapping
+from gt.worker.exchange.interface import Exchanging, MoveTask
+from gt.worker.exchange.interface import Result as MoveResult
 from gt.worker.exchange.prefetch import ReceivePrefetch
+from gt.worker.exchange.traffic import TrafficCount
 from gt.worker.failed_value import FailedValue
 from gt.worker.failure_records import make_failure, missing_output
 from gt.worker.timeline_recorder import Recorder
@@ -43,7 +45,7 @@ class OpRunner:
         self.worker = worker
         self.tensors: MutableMapping[int, Value | FailedValue] = {}
         self.ops: dict[int, AnyBoundOp] = {}
-        self.traffic: dict[int, int] = {}
+        self.traffic = TrafficCount()
         self.steps = OptimizerSteps(engine)
         self.prefetch = ReceivePrefetch()
         self.progress = progress
@@ -143,7 +145,7 @@ class OpRunner:
 
     # Programs
 
-    def run_program(self, command: RunOp, bound: BoundProgram) -> Swapping:
+    def run_program(self, command: RunOp, bound: BoundProgram) -> Exchanging:
         """Run the steps of a program. This worker may hold no part of an input, and get no part of an output."""
         reason: FailedValue | None = None
         is_renewed = False
@@ -170,50 +172,53 @@ class OpRunner:
             if result is not None:
                 self.tensors[ident] = result
 
-    def _counted(self, command: RunOp, computation: Swapping) -> Swapping:
-        """Pass on the swaps of a computation, and count the bytes received. Tokens of steps are no payload."""
+    def _counted(self, command: RunOp, computation: Exchanging) -> Exchanging:
+        """Pass on the exchanges of a computation, and count the bytes received. Tokens of steps are no payload."""
         is_payload = self.steps.tokens.isdisjoint(command.inputs)
-        received: ReceivedValues | None = None
+        results: Sequence[MoveResult] | None = None
         while True:
             try:
-                swap: Swap = next(computation) if received is None else computation.send(received)
+                tasks = next(computation) if results is None else computation.send(results)
             except StopIteration as done:
                 return done.value
             began = self._recorder.clock() if self._recorder.is_on else 0
-            received = yield swap
+            results = yield tasks
+            parts = [task.part for task in tasks]
             if began:
-                self._recorder.note_swap(swap, began)
-            for peer, meta in swap.receives.items() if is_payload else ():
-                self.traffic[peer] = self.traffic.get(peer, 0) + meta.nbytes
+                self._recorder.note_exchange(parts, began)
+            if is_payload:
+                self.traffic.add(parts)
 
-    def _exchange_all(self, command: RunOp, computation: Swapping) -> None:
+    def _exchange_all(self, command: RunOp, computation: Exchanging) -> None:
         """Run a program to its end, exchanging values with other processes."""
         try:
-            swap = next(computation)
+            tasks = next(computation)
         except StopIteration:
             return
         try:
             while True:
-                swap = computation.send(self._swap(command, swap))
+                tasks = computation.send(self._exchange_tasks(command, tasks))
         except StopIteration:
             self._prefetch_next()
 
     def _prefetch_next(self) -> None:
         """Begin to receive the next tensor that a later command of the batch needs."""
         if self._exchange.can_prefetch:
-            swap = self.prefetch.next_receive(self.ops)
-            if swap is not None:
-                self._exchange.prefetch(swap)
+            part = self.prefetch.next_receive(self.ops)
+            if part is not None:
+                self._exchange.prefetch(part)
 
-    def _swap(self, command: RunOp, swap: Swap) -> ReceivedValues:
+    def _exchange_tasks(self, command: RunOp, tasks: Sequence[MoveTask]) -> Sequence[MoveResult]:
         try:
-            return self._exchange.begin(swap, self._engine).finish()
+            return self._exchange.begin(tasks).finish()
         except Exception as error:  # a peer has ended, or the network between
-            log.warning("an exchange among workers %s failed: %s", swap.members, error)
+            members = tasks[0].part.members
+            log.warning("an exchange among workers %s failed: %s", members, error)
             failure = make_failure(self.worker, "exchange", (), command, error)
-            failure = replace(failure, peers=self._exchange.required_workers(swap))
+            failure = replace(failure, peers=self._exchange.required_workers(members))
             self._report(OpFailed(session_of(command.op_id), failure))
-            return dict.fromkeys(swap.receives, FailedValue(failure))
+            failed = FailedValue(failure)
+            return [failed if task.part.after is not None else None for task in tasks]
 
     # Queries
 

@@ -33,12 +33,11 @@ from gt.wire.keys import keys_directory
 from gt.wire.process_identity import is_running, start_mark, this_host
 from gt.worker.engines import make_engine
 from gt.worker.engines.engine import Buffer
-from gt.worker.exchange import Exchange, make_exchange
+from gt.worker.exchange import Exchange, ProcessExchange
 from gt.worker.executor import Executor, WriteBytes
 
 log = logging.getLogger("gt.worker")
 POLL_MS = 500
-_TRANSPORT = "process groups"
 _RETRY_SECONDS = 0.1
 _ENDING_SECONDS = 0.5
 _MAX_REFUSALS = 3  # a worker ends after so many
@@ -56,7 +55,8 @@ class WorkerProcess:
         self, endpoint: str, backend: str, device: str = "", threads: int = 0, settings: Settings | None = None
     ) -> None:
         settings = settings or Settings()
-        self._shares_memory = settings.shared_memory
+        self._shares_memory = settings.shares_memory
+        self._transport = settings.transport
         self._keys = keys_directory(settings.keys) if endpoint.startswith("tcp:") else Path()
         # The dispatcher of local workers is inside a program that its user may stop and continue, so silence says
         # nothing about it; the end of its process does.
@@ -197,7 +197,7 @@ class WorkerProcess:
         if isinstance(answer, Refused):
             raise ProtocolError(answer.reason)
         self._server = (answer.pid, start_mark(answer.pid)) if answer.host == this_host() else (0, "")
-        self._exchange = make_exchange(_TRANSPORT, answer.ident, self._engine.device, self._look_ahead)
+        self._exchange = ProcessExchange(answer.ident, self._engine.device, self._look_ahead, self._transport)
         self._ahead.clear()
         self._refused_ahead = ""
         return Executor(answer.ident, self._engine, self._exchange, self._export, owns_buffers=True, progress=progress)

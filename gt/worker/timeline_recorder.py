@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import time
-from collections import deque
-from collections.abc import Callable, Generator
+from collections import Counter, deque
+from collections.abc import Callable, Generator, Sequence
 from contextlib import contextmanager
 from typing import TypeAlias, get_args
 
 from gt.core.messages import RAN_AT_ONCE, Command, QueryOp, Ran, RunOp, Swapped, WorkerCreateTensor
 from gt.core.record_fields import owner_of
-from gt.worker.exchange.interface import Swap
+from gt.worker.exchange.step_parts import StepPart
 
 # by command: its name in a timeline, None if it is not recorded; a command that declares none fails here
 _TIMELINE_NAMES: dict[type, str | None] = {kind: kind.timeline_name for kind in get_args(Command)}
@@ -87,8 +87,11 @@ class Recorder:
         else:
             recording.dropped += 1
 
-    def note_swap(self, swap: Swap, start: int) -> None:
-        """Record a swap that has ended, of the command that is running."""
-        sends = tuple((peer, meta.nbytes) for peer, (meta, _) in swap.sends.items())
-        receives = tuple((peer, meta.nbytes) for peer, meta in swap.receives.items())
-        self._swaps.append(Swapped(start, self.clock(), sends, receives))
+    def note_exchange(self, parts: Sequence[StepPart], start: int) -> None:
+        """Record an exchange that has ended, of the command that is running."""
+        sends: Counter[int] = Counter()
+        receives: Counter[int] = Counter()
+        for part in parts:
+            sends.update(part.sent)
+            receives.update(part.received)
+        self._swaps.append(Swapped(start, self.clock(), tuple(sends.items()), tuple(receives.items())))

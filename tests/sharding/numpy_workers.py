@@ -5,10 +5,10 @@ from collections import Counter
 
 import numpy as np
 
-from gt.sharding.boxes import box_elements
+from gt.sharding.boxes import balanced_cuts, box_elements
 from gt.sharding.cost import lower_bound, reshard_bytes
 from gt.sharding.hop_traffic import received
-from gt.sharding.reshard import contributions, plan_reshard, pulls, pushes, segments
+from gt.sharding.reshard import contributions, exchange_group, plan_reshard, pulls, pushes
 from gt.sharding.spec import DeviceMesh, compute_local_shape, local_box
 
 REDUCE = {
@@ -92,7 +92,10 @@ def assemble(step, shape, worker, parts, network):
 
 def all_reduce(step, shape, parts, network):
     flat = {worker: part.ravel() for worker, part in parts.items()}
-    plans = {worker: segments(step, shape, worker) for worker in parts}
+    groups = {worker: exchange_group(step, worker) for worker in parts}
+    plans = {
+        worker: (group, balanced_cuts(len(flat[worker]), (len(group),))) for worker, group in groups.items()
+    }
     for worker, (peers, cuts) in plans.items():
         for peer, (start, stop) in zip(peers, cuts, strict=True):
             if peer != worker:

@@ -1,4 +1,4 @@
-"""Moves of tensors from one layout to another, by virtual workers that run interleaved."""
+"""Moves of tensors from one layout to another, over every transport."""
 
 import copy
 
@@ -11,10 +11,10 @@ from gt.core.meta import TensorMeta, contiguous_strides
 from gt.sharding.spec import DeviceMesh, compute_local_shape, local_slices, whole
 from gt.sharding.spec_text import parse_spec
 from gt.worker.engines import NumPyEngine, PyTorchEngine
-from gt.worker.exchange.in_process import run_interleaved
 from gt.worker.failed_value import FailedValue
-from gt.worker.moves import Mover
+from gt.worker.moves import Mover, run_moves
 from tests.dispatcher_harness import PAIR, at, over
+from tests.worker.exchange.transports import TRANSPORTS, run_over
 
 ENGINES = {"pytorch": PyTorchEngine(), "numpy": NumPyEngine()}
 FAILING = FailedValue(Failure(0, "aten.mm.default", (), 0, 1, "RuntimeError", "no value", ""))
@@ -25,17 +25,20 @@ MANY = DeviceMesh([2, 2], ["a", "b"], [2, 0, 3, 1])
 class Broken(PyTorchEngine):
     """An engine that has no memory left."""
 
-    def empty(self, meta):
+    def empty(self, *operands):
         raise MemoryError("no memory")
 
     copy = empty
+
+    def resolve(self, op):
+        return self.empty
 
 
 def fail(op, values, error):
     return FailedValue(Failure(0, op, (), 0, 1, type(error).__name__, str(error), ""))
 
 
-def move(parts, shape, source, target, engines=None, dtype="float32"):
+def move(parts, shape, source, target, engines=None, dtype="float32", transport="memory"):
     """The parts that workers hold after a move, given those before. Each worker overwrites both parts when it is done,
     so that memory shared by mistake shows."""
     meta = TensorMeta(shape, contiguous_strides(shape), 0, dtype)
@@ -43,16 +46,15 @@ def move(parts, shape, source, target, engines=None, dtype="float32"):
 
     def work(worker):
         engine = (engines or {}).get(worker, ENGINES["pytorch"])
-        result = yield from Mover(engine, worker, meta, source, target).run(parts.get(worker), fail)
+        mover = Mover(engine, worker, meta, source, target)
+        (result,) = yield from run_moves([mover], [parts.get(worker)], fail)
         after[worker] = result if isinstance(result, FailedValue) else copy.deepcopy(result)
         for tensor in (result, parts.get(worker)):
             if isinstance(tensor, torch.Tensor | np.ndarray):
                 tensor[...] = 77
 
-    with ENGINES["pytorch"].isolated():
-        run_interleaved(
-            {worker: work(worker) for worker in dict.fromkeys((*source.mesh.workers, *target.mesh.workers))}
-        )
+    workers = dict.fromkeys((*source.mesh.workers, *target.mesh.workers))
+    run_over(transport, {worker: work(worker) for worker in workers})
     return after
 
 
@@ -82,15 +84,16 @@ CHANGES = [
 ]
 
 
+@pytest.mark.parametrize("transport", TRANSPORTS)
 @pytest.mark.parametrize("engine", ENGINES)
 @pytest.mark.parametrize(("size", "source", "target"), CHANGES)
-def test_every_worker_gets_its_part_and_no_other_gets_anything(engine, size, source, target):
+def test_every_worker_gets_its_part_and_no_other_gets_anything(transport, engine, size, source, target):
     """Each part has memory of its own: writes to old or new parts of other workers do not reach it."""
     value = torch.arange(1.0, size + 1)
     parts = cut(value, source)
     if engine == "numpy":
         parts = {worker: part.numpy() for worker, part in parts.items()}
-    after = move(parts, (size,), source, target, dict.fromkeys(range(4), ENGINES[engine]))
+    after = move(parts, (size,), source, target, dict.fromkeys(range(4), ENGINES[engine]), transport=transport)
     expected = cut(value, target)
     assert {worker for worker, part in after.items() if part is not None} == expected.keys()
     for worker, part in expected.items():
@@ -106,26 +109,29 @@ def test_an_empty_tensor_is_moved_without_an_exchange(shape, text):
     meta = TensorMeta(shape, contiguous_strides(shape), 0, "float32")
     for worker in (0, 1):
         part = torch.zeros(compute_local_shape(source, shape, worker))
-        work = Mover(ENGINES["pytorch"], worker, meta, source, whole(PAIR, len(shape))).run(part, fail)
+        work = run_moves([Mover(ENGINES["pytorch"], worker, meta, source, whole(PAIR, len(shape)))], [part], fail)
         with pytest.raises(StopIteration) as done:
             next(work)
-        after[worker] = done.value.value
+        (after[worker],) = done.value.value
     assert [tuple(part.shape) for part in after.values()] == [shape, shape]
 
 
+@pytest.mark.parametrize("transport", TRANSPORTS)
 @pytest.mark.parametrize("source", [over("x"), over("- + x")], ids=str)
 @pytest.mark.parametrize("target", [over("-"), over("x"), at(0), over("y", OTHER)], ids=str)
-def test_a_failure_reaches_every_worker_that_needs_the_value(source, target):
+def test_a_failure_reaches_every_worker_that_needs_the_value(transport, source, target):
     parts = {0: FAILING, 1: torch.ones(compute_local_shape(source, (4,), 1))}
-    after = move(parts, (4,), source, target)
-    assert FAILING in after.values()
+    after = move(parts, (4,), source, target, transport=transport)
+    failures = [part.failure for part in after.values() if isinstance(part, FailedValue)]
+    assert failures and set(failures) == {FAILING.failure}
     assert {worker for worker, part in after.items() if part is not None} == set(target.mesh.workers)
 
 
+@pytest.mark.parametrize("transport", TRANSPORTS)
 @pytest.mark.parametrize("source", [over("x"), over("- + x"), over("-")], ids=str)
 @pytest.mark.parametrize("target", [over("-"), over("x"), at(0), over("x[0:3 3:4]")], ids=str)
-def test_a_worker_without_memory_does_not_keep_the_others_waiting(source, target):
-    after = move(cut(torch.ones(4), source), (4,), source, target, {0: Broken()})
+def test_a_worker_without_memory_does_not_keep_the_others_waiting(transport, source, target):
+    after = move(cut(torch.ones(4), source), (4,), source, target, {0: Broken()}, transport=transport)
     assert isinstance(after[0], FailedValue) and "no memory" in after[0].failure.message
 
 

@@ -21,9 +21,10 @@ from gt.core.messages import (
 )
 from gt.core.meta import TensorMeta
 from gt.dispatcher.message_queue import ToClient, ToWorkers
-from gt.worker.exchange.interface import Swap
+from gt.sharding.reshard import plan_reshard
+from gt.worker.exchange.step_parts import StepPart
 from gt.worker.timeline_recorder import Recorder
-from tests.dispatcher_harness import REQUEST, REQUEST2, answers, harness_with
+from tests.dispatcher_harness import REQUEST, REQUEST2, answers, harness_with, over
 from tests.records import RAN, own
 
 
@@ -190,10 +191,10 @@ def recorder():
     return Recorder(lambda: next(ticks))
 
 
-def run(recorder, command, swap=None):
+def run(recorder, command, part=None):
     with recorder.noting(command, lambda command: ("aten.x.default", "forward")):
-        if swap is not None:
-            recorder.note_swap(swap, recorder.clock())
+        if part is not None:
+            recorder.note_exchange([part], recorder.clock())
 
 
 def test_a_recorder_is_on_while_a_session_records(recorder):
@@ -214,8 +215,9 @@ def test_a_command_is_recorded_with_its_op_scope_and_line(recorder):
 
 def test_commands_of_other_sessions_are_not_reported(recorder):
     recorder.take(1, 5)
-    swap = Swap((0, 1), {}, {1: TensorMeta((2,), (1,), 0, "float32")})
-    run(recorder, FOREIGN, swap)
+    meta = TensorMeta((2,), (1,), 0, "float32")
+    (step,) = plan_reshard((2,), 4, over("- + x"), over("-")).steps
+    run(recorder, FOREIGN, StepPart(0, meta, step, moves=True))
     run(recorder, OP)
     ((told,), dropped) = recorder.take(1, 0)
     assert (told.op, told.swaps, dropped) == ("aten.x.default", (), 0)

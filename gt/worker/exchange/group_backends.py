@@ -1,4 +1,4 @@
-"""Sends and receives of a process group, by Gloo or by NCCL."""
+"""Collectives, sends and receives of a process group, by Gloo or by NCCL."""
 
 from __future__ import annotations
 
@@ -9,16 +9,26 @@ from typing import Any, TypeAlias
 
 import torch
 
-from gt.worker.exchange.torch_private import end_coalescing, start_coalescing
+from gt.worker.exchange.torch_private import all_gather_bytes, all_to_all_bytes, end_coalescing, start_coalescing
 
 
 class GlooGroup:
     """A process group whose bytes go through the memory of the CPU."""
 
+    name = "gloo"
     device = torch.device("cpu")
 
     def __init__(self, group: Any) -> None:
         self._group = group
+
+    def all_reduce(self, buffer: torch.Tensor) -> Any:
+        return self._group.allreduce([buffer])
+
+    def all_gather(self, rows: torch.Tensor, mine: torch.Tensor) -> Any:
+        return all_gather_bytes(self._group, rows, mine)
+
+    def all_to_all(self, rows: torch.Tensor, mine: torch.Tensor) -> Any:
+        return all_to_all_bytes(self._group, rows, mine)
 
     def coalesced(self) -> AbstractContextManager[None]:
         return nullcontext()
@@ -34,10 +44,21 @@ class NcclGroup:
     """A process group of GPUs. The sends and receives of one exchange are launched together, or they would wait for
     each other. None has begun before the launch, so the launch is what callers wait for."""
 
+    name = "nccl"
+
     def __init__(self, group: Any, device: torch.device) -> None:
         self.device = device
         self._group = group
         self._launch = Launch()
+
+    def all_reduce(self, buffer: torch.Tensor) -> Launch:
+        return Launch(self._group.allreduce([buffer]))
+
+    def all_gather(self, rows: torch.Tensor, mine: torch.Tensor) -> Launch:
+        return Launch(all_gather_bytes(self._group, rows, mine))
+
+    def all_to_all(self, rows: torch.Tensor, mine: torch.Tensor) -> Launch:
+        return Launch(all_to_all_bytes(self._group, rows, mine))
 
     @contextmanager
     def coalesced(self) -> Generator[None]:
@@ -58,10 +79,10 @@ class NcclGroup:
 
 
 class Launch:
-    """The coalesced sends and receives of a group; `work` is set when they are launched."""
+    """A collective, or the coalesced sends and receives of a group, whose `work` is set when they are launched."""
 
-    def __init__(self) -> None:
-        self.work: Any = None
+    def __init__(self, work: Any = None) -> None:
+        self.work = work
 
     def wait(self, timeout: timedelta) -> None:
         """The GPU's stream waits and this thread does not, so the timeout is not needed."""

@@ -1,32 +1,40 @@
-"""Exchanges between the virtual workers of one process: values are handed over without a copy."""
+"""Exchanges between the virtual workers of one process: boxes are read where they lie.
+
+The cost of a worker does not grow with their number: a value that several workers get is computed once and copied, and
+addends that several workers take boxes of are reduced once.
+"""
 
 from __future__ import annotations
 
-from collections import deque
-from collections.abc import Mapping
+from collections import Counter
+from collections.abc import Mapping, Sequence
 from typing import TypeAlias
 
-from gt.worker.engines.engine import Engine, Value
-from gt.worker.exchange.interface import ReceivedValues, Swap, Swapping, Work
+from gt.worker.engines.engine import Value
+from gt.worker.exchange.interface import Exchanging, MoveTask, Result, Work
+from gt.worker.exchange.step_parts import StepPart
 from gt.worker.failed_value import FailedValue
 
-_InTransit: TypeAlias = dict[tuple[int, int], deque[Value | FailedValue]]
-"""Values by (sender, receiver), in the order in which they were sent."""
+_Holders: TypeAlias = tuple[int, ...]
+_Yielded: TypeAlias = Sequence[MoveTask]
 
 
 class MemoryExchange:
-    """The transport of virtual workers. `run_interleaved` passes on their values, so no swap ever begins."""
+    """The transport of virtual workers. `run_interleaved` runs their exchanges, so none ever begins."""
 
     can_prefetch = False
 
-    def begin(self, swap: Swap, engine: Engine) -> Work:
-        raise AssertionError("run_interleaved passes on the values of virtual workers")
+    def begin(self, tasks: Sequence[MoveTask]) -> Work:
+        raise AssertionError("run_interleaved runs the exchanges of virtual workers")
 
-    def prefetch(self, swap: Swap) -> None:
+    def prefetch(self, part: StepPart) -> None:
         """Values need no time to arrive."""
 
-    def required_workers(self, swap: Swap) -> tuple[int, ...]:
-        return swap.members
+    def required_workers(self, members: Sequence[int]) -> tuple[int, ...]:
+        return tuple(members)
+
+    def ways(self) -> dict[str, int]:
+        return {}
 
     def host_store(self) -> int:
         return 0
@@ -41,36 +49,71 @@ class MemoryExchange:
         """There are no connections."""
 
 
-def run_interleaved(computations: Mapping[int, Swapping]) -> None:
+def run_interleaved(computations: Mapping[int, Exchanging]) -> None:
     """Run the computations of several virtual workers to their ends, each until it has to wait for another one."""
-    in_transit: _InTransit = {}
-    waiting: dict[int, Swap] = {}
+    waiting: dict[int, _Yielded] = {}
     for worker, computation in computations.items():
-        _advance(worker, computation, None, waiting, in_transit)
+        _advance(worker, computation, None, waiting)
     while waiting:
-        ready = [worker for worker, swap in waiting.items() if _has_arrived(worker, swap, in_transit)]
-        assert ready, f"workers {sorted(waiting)} wait for each other"
-        for worker in ready:
-            received = {peer: in_transit[peer, worker].popleft() for peer in waiting.pop(worker).receives}
-            _advance(worker, computations[worker], received, waiting, in_transit)
+        ready = next((tasks for tasks in waiting.values() if _have_all_come(tasks, waiting)), None)
+        assert ready is not None, f"workers {sorted(waiting)} wait for each other"
+        members = ready[0].part.members
+        columns = zip(*[waiting.pop(member) for member in members], strict=True)
+        results = [exchange_in_memory(dict(zip(members, column, strict=True))) for column in columns]
+        for member in members:
+            _advance(member, computations[member], [column[member] for column in results], waiting)
 
 
-def _has_arrived(worker: int, swap: Swap, in_transit: _InTransit) -> bool:
-    return all(in_transit.get((peer, worker)) for peer in swap.receives)
+def _have_all_come(tasks: _Yielded, waiting: Mapping[int, _Yielded]) -> bool:
+    members = tasks[0].part.members
+    return all(member in waiting and waiting[member][0].part.members == members for member in members)
 
 
 def _advance(
-    worker: int,
-    computation: Swapping,
-    received: ReceivedValues | None,
-    waiting: dict[int, Swap],
-    in_transit: _InTransit,
+    worker: int, computation: Exchanging, results: Sequence[Result] | None, waiting: dict[int, _Yielded]
 ) -> None:
-    """Run a computation to its next swap, whose values are sent at once."""
+    """Run a computation to its next exchange."""
     try:
-        swap = next(computation) if received is None else computation.send(received)
+        waiting[worker] = next(computation) if results is None else computation.send(results)
     except StopIteration:
         return
-    waiting[worker] = swap
-    for peer, (_, value) in swap.sends.items():
-        in_transit.setdefault((worker, peer), deque()).append(value)
+
+
+def exchange_in_memory(tasks: Mapping[int, MoveTask]) -> dict[int, Result]:
+    """The results of one task of each member. No result shares memory with a value, or with another result."""
+    failed = {worker: task.value for worker, task in tasks.items() if isinstance(task.value, FailedValue)}
+    recipes = {task.part.recipe: task.part.holders for task in tasks.values()}
+    reduced_for = Counter(holders for holders in recipes.values() if holders)
+    made: dict[object, Value] = {}
+    totals: dict[_Holders, Value] = {}
+    results: dict[int, Result] = {}
+    for worker, task in tasks.items():
+        part = task.part
+        failure = next((failed[peer] for peer in (worker, *part.peers) if peer in failed), None) if failed else None
+        if part.after is None or failure is not None:
+            results[worker] = failure if part.after is not None else None
+        elif part.recipe in made:
+            results[worker] = task.attempt(lambda: task.engine.copy(made[part.recipe]))
+        else:
+            combine = _combine_shared if reduced_for[part.holders] > 1 else _combine
+            results[worker] = task.attempt(lambda: combine(task, tasks, totals))
+            if not isinstance(results[worker], FailedValue):
+                made[part.recipe] = results[worker]
+    return results
+
+
+def _combine(task: MoveTask, tasks: Mapping[int, MoveTask], totals: dict[_Holders, Value]) -> Value:
+    pieces = [piece for addend in task.part.addends for piece in addend]
+    boxes = {piece.peer: tasks[piece.peer].box(piece.source) for piece in pieces}
+    return task.part.combine(task.engine, boxes, owned=False)
+
+
+def _combine_shared(task: MoveTask, tasks: Mapping[int, MoveTask], totals: dict[_Holders, Value]) -> Value:
+    """A box of the total of some holders, which others take boxes of too."""
+    part = task.part
+    if part.holders not in totals:
+        totals[part.holders] = part.reduce(task.engine, [tasks[holder].value for holder in part.holders])
+    assert part.after is not None
+    box = task.engine.empty(part.after)
+    box[...] = totals[part.holders][part.addends[0][0].source]
+    return box

@@ -1,33 +1,48 @@
-"""The interface of transports, and the values that a worker sends and receives in one exchange."""
+"""The interface of transports, and the tasks that a worker gives them."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator, Mapping
+from collections.abc import Callable, Generator, Sequence
 from typing import Any, NamedTuple, Protocol, TypeAlias
 
-from gt.core.meta import TensorMeta
 from gt.worker.engines.engine import Engine, Value
-from gt.worker.failed_value import FailedValue
+from gt.worker.exchange.step_parts import Slices, StepPart
+from gt.worker.failed_value import Fail, FailedValue
+
+Result: TypeAlias = "Value | FailedValue | None"
+"""A worker's part of a tensor after a step; None if the worker gets no part of it."""
 
 
-class Swap(NamedTuple):
-    """One exchange among `members`, as one of them takes part in it.
+class MoveTask(NamedTuple):
+    """One step of a move, as one worker takes part in it: `value` is its part before the step, a tensor of `engine`. A
+    `FailedValue` takes the place of a tensor that could not be computed, so that no member waits for it. `fail` reports
+    an exception of this worker."""
 
-    `sends` maps each receiver to a value and to the meta that the receiver expects; `receives` maps each sender to the
-    meta of its value. A `FailedValue` is sent in place of a tensor that could not be computed, so that no receiver
-    waits for it.
-    """
+    engine: Engine
+    part: StepPart
+    value: Value | FailedValue | None
+    fail: Fail
 
-    members: tuple[int, ...]
-    sends: Mapping[int, tuple[TensorMeta, Value | FailedValue]]
-    receives: Mapping[int, TensorMeta]
+    def box(self, slices: Slices) -> Value:
+        """A box of the value, which has not failed."""
+        return self.value[slices]  # type: ignore[index]
+
+    def attempt(self, compute: Callable[[], Value]) -> Value | FailedValue:
+        """The value that a function returns, or the reported failure of it."""
+        return attempt(compute, self.fail)
 
 
-ReceivedValues: TypeAlias = dict[int, "Value | FailedValue"]
-"""Values by the worker that sent them."""
+def attempt(compute: Callable[[], Value], fail: Fail) -> Value | FailedValue:
+    """The value that a function of a move returns, or the reported failure of it."""
+    try:
+        return compute()
+    except Exception as error:  # most likely the device is out of memory
+        return fail("redistribute", (), error)
 
-Swapping: TypeAlias = Generator[Swap, ReceivedValues, Any]
-"""A computation that yields every exchange it needs, and is resumed with the values received."""
+
+Exchanging: TypeAlias = Generator[Sequence[MoveTask], Sequence[Result], Any]
+"""A computation that yields the tasks of every exchange it needs, which have the same members, and is resumed with
+their results."""
 
 
 LookAhead: TypeAlias = Callable[[], None]
@@ -38,25 +53,28 @@ LookAhead: TypeAlias = Callable[[], None]
 class Work(Protocol):
     """An exchange that has begun."""
 
-    def finish(self) -> ReceivedValues:
-        """Wait for the values that this worker receives. Raises the first error, after all peers were served."""
+    def finish(self) -> Sequence[Result]:
+        """Wait for the parts that this worker gets. Raises the first error, after all peers were served."""
 
 
 class Exchange(Protocol):
     """A transport between workers."""
 
-    def begin(self, swap: Swap, engine: Engine) -> Work:
-        """Start to send and to receive. All members begin their exchanges in the same order."""
+    def begin(self, tasks: Sequence[MoveTask]) -> Work:
+        """Start tasks with the same members, as one exchange. All members begin their exchanges in the same order."""
 
     @property
     def can_prefetch(self) -> bool:
         """Whether `prefetch` has an effect now."""
 
-    def prefetch(self, swap: Swap) -> None:
-        """Start to receive the values of a later swap: the next one in which this worker receives any."""
+    def prefetch(self, part: StepPart) -> None:
+        """Start to receive the values of a later exchange: the next one in which this worker receives any."""
 
-    def required_workers(self, swap: Swap) -> tuple[int, ...]:
-        """The workers without which a swap fails."""
+    def required_workers(self, members: Sequence[int]) -> tuple[int, ...]:
+        """The workers without which an exchange among `members` fails."""
+
+    def ways(self) -> dict[str, int]:
+        """How many exchanges went each way, such as "shared memory" or "gloo all-reduce"."""
 
     def host_store(self) -> int:
         """Start the store by which workers find each other; returns its port."""

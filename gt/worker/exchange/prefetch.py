@@ -12,7 +12,7 @@ from typing import Any
 
 from gt.core.messages import Command, RunOp
 from gt.worker.bound_programs import BoundProgram
-from gt.worker.exchange.interface import Swap
+from gt.worker.exchange.step_parts import StepPart
 
 
 class ReceivePrefetch:
@@ -29,9 +29,9 @@ class ReceivePrefetch:
         self._searched = 0
         return self._iterator
 
-    def next_receive(self, ops: Mapping[int, Any]) -> Swap | None:
-        """The first swap of the commands ahead in which this worker receives; each is returned once. None also where
-        the batch has yet to define an op, or the exchanges of a program are not known before it runs."""
+    def next_receive(self, ops: Mapping[int, Any]) -> StepPart | None:
+        """The first exchange of the commands ahead in which this worker receives; each is returned once. None also
+        where the batch has yet to define an op, or a program has several exchanges."""
         begun = len(self._commands) - length_hint(self._iterator)
         for position in range(max(begun, self._searched), len(self._commands)):
             self._searched = position
@@ -42,11 +42,11 @@ class ReceivePrefetch:
             if bound is None:
                 return None
             if isinstance(bound, BoundProgram):
-                if bound.swaps is None:
+                if bound.exchanges is None:
                     return None
-                for swap in bound.swaps:
-                    if swap.receives:
+                for part in bound.exchanges:
+                    if part.peers:
                         self._searched = position + 1
-                        return swap
+                        return part
         self._searched = len(self._commands)
         return None

@@ -34,8 +34,13 @@ class Member(msgspec.Struct, array_like=True, frozen=True):
     gpu: str
 
     @property
+    def is_here(self) -> bool:
+        """Whether the worker sees the same pids and the same memory as this process."""
+        return self.host == this_host()
+
+    @property
     def has_ended(self) -> bool:
-        return self.host == this_host() and not is_running(self.pid, self.mark)
+        return self.is_here and not is_running(self.pid, self.mark)
 
 
 _decoder = msgspec.msgpack.Decoder(Member)
@@ -85,11 +90,14 @@ class Rendezvous:
             with contextlib.suppress(Exception):  # the store may have ended, and its waiting workers with it
                 self._store.set(f"left {self._worker}", "")
 
+    def require_store(self) -> dist.Store:
+        assert self._store is not None, "the dispatcher sends the store's address before any exchange"
+        return self._store
+
     def new_attempt(self, members: tuple[int, ...]) -> dist.Store:
         """An empty part of the store: keys that a failed attempt to connect has left would confuse the next one."""
-        assert self._store is not None, "the dispatcher sends the store's address before any transfer"
         attempt = self._attempts[members] = self._attempts.get(members, 0) + 1
-        return dist.PrefixStore(f"{members} {attempt}", self._store)
+        return dist.PrefixStore(f"{members} {attempt}", self.require_store())
 
     def gather(self, store: dist.Store, members: Sequence[int], stage: str, message: str = "") -> dict[int, str]:
         """Wait until all members have reached a stage; returns the message of each. Raises where a member is lost."""
@@ -120,6 +128,14 @@ class Rendezvous:
                 raise RuntimeError(
                     f"worker {worker} (pid {member.pid}) has ended or left; workers {tuple(members)} cannot meet"
                 )
+
+    def require_alive(self, worker: int) -> None:
+        """Raise if a worker that has been met is lost or has ended. Does not need the store, whose host may have
+        ended."""
+        self._look_ahead()
+        member = self.members.get(worker)
+        if worker in self.lost or (member is not None and member.has_ended):
+            raise RuntimeError(f"worker {worker} is lost")
 
     def find_member(self, worker: int) -> Member | None:
         """None for a worker that has not joined the store yet."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 from datetime import timedelta
 from typing import Any
 
+import torch
 import torch.distributed as dist
 
 
@@ -30,3 +31,13 @@ def start_coalescing(group: Any) -> None:
 def end_coalescing(group: Any) -> Any:
     """Launch the collected sends and receives; returns the work that is done with the last of them."""
     return group._end_coalescing()
+
+
+def all_gather_bytes(group: Any, rows: torch.Tensor, mine: torch.Tensor) -> Any:
+    """Every member gets the bytes of all members, in the order of ranks."""
+    return group._allgather_base(rows, mine)
+
+
+def all_to_all_bytes(group: Any, rows: torch.Tensor, mine: torch.Tensor) -> Any:
+    """Every member gives each member an equal share of its bytes, and gets one from each."""
+    return group.alltoall_base(rows, mine, [], [], dist.AllToAllOptions())

@@ -1,0 +1,148 @@
+"""Memory of a worker that its peers on the same machine map: kept between exchanges, so that its pages exist already.
+
+It has no name in any directory: peers open it through /proc, which lets in only processes of the same user, and the
+kernel frees it when the last process that maps it has ended, however that ends.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import mmap
+import os
+from collections import deque
+from collections.abc import Callable
+from typing import NamedTuple
+
+from gt.wire.process_identity import is_running
+
+KEPT_BYTES = 1 << 26  # of the arena; larger values, and those for which it has no room, get memory of their own
+MAX_OUTSTANDING = 1 << 28  # bytes that peers have not read; over that a sender waits
+_STEP = 1 << 20  # the arena grows by so many bytes
+_ALIGNMENT = 64
+
+
+class Memory:
+    """Memory that this process shares. `number` is unique in this process, unlike the descriptor."""
+
+    def __init__(self, number: int, nbytes: int) -> None:
+        self.number = number
+        self.nbytes = nbytes
+        self._reserved = 0
+        self.descriptor = os.memfd_create(f"gt-{number}", os.MFD_CLOEXEC)
+        os.ftruncate(self.descriptor, nbytes)
+        self.data = memoryview(mmap.mmap(self.descriptor, nbytes))
+
+    def reserve(self, nbytes: int) -> None:
+        """Take pages from the system, so that a lack of memory is an error here, and not the end of the process."""
+        if nbytes > self._reserved:
+            more = min(-(-nbytes // _STEP) * _STEP, self.nbytes)
+            os.posix_fallocate(self.descriptor, self._reserved, more - self._reserved)
+            self._reserved = more
+
+    def close(self) -> None:
+        os.close(self.descriptor)  # the mapping ends with the last view of it
+
+
+def map_peer_memory(pid: int, mark: str, descriptor: int, nbytes: int) -> memoryview:
+    """Map memory of another process, given by its pid and start mark. Raises OSError if the process has ended."""
+    path = f"/proc/{pid}/fd/{descriptor}"
+    opened = os.open(path, os.O_RDWR | os.O_CLOEXEC)
+    try:
+        if not is_running(pid, mark):
+            raise ProcessLookupError(f"process {pid} has ended")
+        return memoryview(mmap.mmap(opened, nbytes))
+    finally:
+        os.close(opened)
+
+
+def address_of(data: memoryview) -> int:
+    return ctypes.addressof(ctypes.c_char.from_buffer(data))
+
+
+class Block(NamedTuple):
+    """A part of a worker's memory that is used for one exchange."""
+
+    memory: Memory
+    offset: int
+    nbytes: int
+    size: int
+    """Its bytes, rounded up."""
+
+    @property
+    def data(self) -> memoryview:
+        return self.memory.data[self.offset : self.offset + self.nbytes]
+
+
+class _Outstanding(NamedTuple):
+    block: Block
+    is_read: Callable[[], bool]
+    wait: Callable[[], None]
+
+
+class Arena:
+    """Blocks for exchanges; a block is used again when all peers have read it. The blocks of the kept memory follow
+    each other and begin again at its start."""
+
+    def __init__(self) -> None:
+        self._count = 0
+        self._kept: Memory | None = None
+        self._outstanding: deque[_Outstanding] = deque()
+        self._nbytes = 0  # of outstanding blocks
+        self._bottom = self._top = 0  # where the oldest block of the kept memory begins, and where the newest ends
+
+    def allocate(self, nbytes: int) -> Block:
+        """A block that nobody reads. Waits for peers if too many bytes are outstanding."""
+        size = -(-max(nbytes, 1) // _ALIGNMENT) * _ALIGNMENT
+        self._release()
+        while self._outstanding and self._nbytes + size > MAX_OUTSTANDING:
+            self._outstanding[0].wait()
+            self._release()
+        offset = self._find_room(size)
+        if offset is None:
+            memory, offset = self._new_memory(size), 0
+        else:
+            if self._kept is None:
+                self._kept = self._new_memory(KEPT_BYTES)
+            memory = self._kept
+        memory.reserve(offset + size)
+        return Block(memory, offset, nbytes, size)
+
+    def hold(self, block: Block, is_read: Callable[[], bool], wait: Callable[[], None]) -> None:
+        """Keep a block until all peers have read it."""
+        self._outstanding.append(_Outstanding(block, is_read, wait))
+        self._nbytes += block.size
+        if block.memory is self._kept:
+            self._top = block.offset + block.size
+
+    def close(self) -> None:
+        for memory in {entry.block.memory for entry in self._outstanding} | {self._kept}:
+            if memory is not None:
+                memory.close()
+        self._outstanding.clear()
+        self._kept = None
+
+    def _new_memory(self, nbytes: int) -> Memory:
+        self._count += 1
+        return Memory(self._count, nbytes)
+
+    def _find_room(self, size: int) -> int | None:
+        """An offset of the kept memory: after the newest block, or at the start; None if there is no room."""
+        if self._top >= self._bottom:
+            if self._top + size <= KEPT_BYTES:
+                return self._top
+            return 0 if size < self._bottom else None
+        return self._top if self._top + size < self._bottom else None
+
+    def _release(self) -> None:
+        """Forget blocks that were read, oldest first."""
+        while self._outstanding and self._outstanding[0].is_read():
+            block = self._outstanding.popleft().block
+            self._nbytes -= block.size
+            if block.memory is not self._kept:
+                block.memory.close()
+                continue
+            rest = next((entry.block.offset for entry in self._outstanding if entry.block.memory is self._kept), None)
+            if rest is None:  # from the start again, where the pages are in use already
+                self._bottom = self._top = 0
+            else:
+                self._bottom = rest

@@ -1,0 +1,132 @@
+"""The words in shared memory by which the members of a group tell each other how far they are."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from typing import NamedTuple
+
+from gt.worker.exchange import futex
+from gt.worker.exchange.arena import KEPT_BYTES, Block, address_of, map_peer_memory
+from gt.worker.exchange.rendezvous import MEMBER_TIMEOUT, Member
+
+CHANNEL_BYTES = 4096
+SLOTS = 32  # exchanges that a member may be ahead of the others
+_SPIN_SECONDS = 30e-6  # before a member sleeps
+_CHECK_SECONDS = 0.05  # between two looks at the member that an exchange waits for
+
+# Words: the numbers of the last exchange published and of the last one finished, whether the member has given up the
+# group; then a slot for each of the last exchanges.
+_PUBLISHED, _FINISHED, _GIVEN_UP, _FIRST_SLOT = 0, 1, 2, 8
+_SLOT_WORDS = 8
+assert 8 * (_FIRST_SLOT + SLOTS * _SLOT_WORDS) <= CHANNEL_BYTES
+
+
+class Published(NamedTuple):
+    """What a member gives in an exchange: a block of one of its memories, given by number, file descriptor and size.
+    Number 0: none. `has_failed`: the member has no memory to give it in."""
+
+    memory: int
+    descriptor: int
+    memory_bytes: int
+    offset: int
+    nbytes: int
+    has_failed: int
+
+
+class Channel:
+    """The words of one member, which only that member writes."""
+
+    def __init__(self, data: memoryview) -> None:
+        self._words = data.cast("q")
+        self._address = address_of(data)
+
+    def publish(self, number: int, block: Block | None, *, has_failed: bool = False) -> None:
+        memory = block.memory if block is not None else None
+        if block is None or memory is None:
+            record = (0, 0, 0, 0, 0, int(has_failed))
+        else:
+            record = (memory.number, memory.descriptor, memory.nbytes, block.offset, block.nbytes, 0)
+        at = _slot(number)
+        for word, value in enumerate(record, at):
+            self._words[word] = value
+        self._write(_PUBLISHED, number)  # last: whoever sees the number sees all that was written before
+
+    def finish(self, number: int) -> None:
+        self._write(_FINISHED, number)
+
+    def give_up(self) -> None:
+        """No exchange of the group follows."""
+        self._words[_GIVEN_UP] = 1
+        futex.wake(self._address)
+        futex.wake(self._address + 8 * _FINISHED)
+
+    def _write(self, word: int, value: int) -> None:
+        self._words[word] = value
+        futex.wake(self._address + 8 * word)
+
+    @property
+    def finished(self) -> int:
+        return self._words[_FINISHED]
+
+    def has_reached(self, word: int, number: int) -> bool:
+        return self._words[word] >= number
+
+    def published(self, number: int) -> Published:
+        at = _slot(number)
+        return Published(*self._words[at : at + len(Published._fields)])
+
+    def wait(self, word: int, number: int, *, spins: bool, check: Callable[[], None]) -> None:
+        """Wait until a word has reached a number. `check` is called now and then, and raises if it never will."""
+        words = self._words
+        if spins:
+            end = time.perf_counter() + _SPIN_SECONDS
+            while words[word] < number and time.perf_counter() < end:
+                pass
+        deadline = time.monotonic() + MEMBER_TIMEOUT.total_seconds()
+        while (seen := words[word]) < number:
+            if words[_GIVEN_UP]:
+                raise RuntimeError("a member has given up the exchanges of its group, after an error of its own")
+            futex.wait(self._address + 8 * word, seen & 0xFFFFFFFF, _CHECK_SECONDS)
+            if words[word] < number:
+                check()
+                if time.monotonic() > deadline:
+                    raise TimeoutError(f"a member has not come to an exchange within {MEMBER_TIMEOUT}")
+
+
+def _slot(number: int) -> int:
+    return _FIRST_SLOT + number % SLOTS * _SLOT_WORDS
+
+
+class Peer:
+    """Another member of a group: its channel, and its memory as far as it is mapped. `check` raises if the peer is
+    lost."""
+
+    def __init__(self, member: Member, descriptor: int, check: Callable[[], None], *, spins: bool) -> None:
+        self._member = member
+        self._check = check
+        self._spins = spins
+        self._channel = Channel(map_peer_memory(member.pid, member.mark, descriptor, CHANNEL_BYTES))
+        self._kept: tuple[int, memoryview] = (0, memoryview(b""))
+
+    def has_finished(self, number: int) -> bool:
+        return self._channel.has_reached(_FINISHED, number)
+
+    def wait_for_finish(self, number: int) -> None:
+        self._channel.wait(_FINISHED, number, spins=self._spins, check=self._check)
+
+    def block(self, number: int) -> memoryview | None:
+        """Wait for an exchange, and return the memory that the peer gives in it; None if it has failed."""
+        self._channel.wait(_PUBLISHED, number, spins=self._spins, check=self._check)
+        found = self._channel.published(number)
+        if found.has_failed:
+            return None
+        data = self._kept[1] if found.memory == self._kept[0] else self._map(found)
+        return data[found.offset : found.offset + found.nbytes]
+
+    def _map(self, found: Published) -> memoryview:
+        member = self._member
+        data = map_peer_memory(member.pid, member.mark, found.descriptor, found.memory_bytes)
+        if found.memory_bytes == KEPT_BYTES:
+            self._kept = (found.memory, data)
+        return data

@@ -1,0 +1,390 @@
+"""The ways in which a process group exchanges the boxes of some tasks. Each work is launched when it is made."""
+
+from __future__ import annotations
+
+from collections.abc import Generator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any, NamedTuple, Protocol
+
+import torch
+
+from gt.core.meta import TensorMeta
+from gt.worker.engines.engine import Value
+from gt.worker.exchange.group_backends import GroupBackend
+from gt.worker.exchange.in_flight import InFlightSends
+from gt.worker.exchange.interface import MoveTask, Result
+from gt.worker.exchange.messages import MessageLayout
+from gt.worker.exchange.rendezvous import MEMBER_TIMEOUT
+from gt.worker.exchange.step_parts import Slices, StepPart, elements
+from gt.worker.failed_value import FailedValue
+
+
+class Entry(NamedTuple):
+    """A task and its position among the tasks of an exchange, which names its failure."""
+
+    position: int
+    task: MoveTask
+
+
+class ReceivedMessage(NamedTuple):
+    """A receive that was begun, and the memory it fills."""
+
+    work: Any
+    buffer: torch.Tensor
+
+
+class Group(Protocol):
+    """See ProcessGroup."""
+
+    worker: int
+    members: tuple[int, ...]
+    number: int
+    backend: GroupBackend
+    sends: InFlightSends
+    prefetched: dict[int, ReceivedMessage]
+
+    def buffer(self, nbytes: int) -> torch.Tensor: ...
+    def receive(self, peer: int, nbytes: int) -> ReceivedMessage: ...
+    def write_failure(self, number: int, task: int, failed: FailedValue) -> None: ...
+    def read_failure(self, number: int, task: int) -> FailedValue: ...
+
+
+class _Messages:
+    """The boxes of some tasks of one exchange, as bytes with flags."""
+
+    def __init__(self, group: Group, entries: Sequence[Entry]) -> None:
+        self.group = group
+        self.entries = entries
+        self.number = group.number
+
+    def write(self, buffer: torch.Tensor, layout: MessageLayout, boxes: Sequence[Slices | None]) -> None:
+        for place, ((position, task), slices) in enumerate(zip(self.entries, boxes, strict=True)):
+            if slices is not None:
+                failed = layout.write(buffer, task, place, slices)
+                if failed is not None:
+                    self.group.write_failure(self.number, position, failed)
+
+    def failure(self, place: int, messages: Mapping[int, _Message]) -> FailedValue | None:
+        """The failure of a task: this worker's own, or that of a peer whose message has a flag."""
+        position, task = self.entries[place]
+        if isinstance(task.value, FailedValue):
+            return task.value
+        if any(bool(layout.flag(buffer, place)) for layout, buffer in messages.values()):
+            return self.group.read_failure(self.number, position)
+        return None
+
+    def combine(self, place: int, messages: Mapping[int, _Message]) -> Result:
+        """The result of a task, from messages by sender."""
+        task = self.entries[place].task
+        part = task.part
+        if part.after is None:
+            return None
+        taken = {peer: messages[peer] for peer in part.peers}
+        failure = self.failure(place, taken)
+        if failure is not None:
+            return failure
+
+        def combine() -> Value:
+            boxes = {peer: layout.box(task.engine, buffer, place) for peer, (layout, buffer) in taken.items()}
+            own = [piece.source for addend in part.addends for piece in addend if piece.peer == part.worker]
+            if own:
+                boxes[part.worker] = task.box(own[0])
+            return part.combine(task.engine, boxes, owned=False)
+
+        return task.attempt(combine)
+
+    # Launching
+
+    def gather(self, layout: MessageLayout, given: Sequence[Slices]) -> _Rows:
+        """Every member gives all others the same boxes."""
+        mine = self.group.buffer(layout.nbytes)
+        self.write(mine, layout, given)
+        rows = self.group.buffer(len(self.group.members) * layout.nbytes)
+        return _Rows(self.group.backend.all_gather(rows, mine), layout, rows)
+
+    def all_to_all(self, layout: MessageLayout, given: Mapping[int, Sequence[Slices]]) -> _Rows:
+        """Every member gives each member boxes of its own, all of the same shapes."""
+        members = self.group.members
+        mine = self.group.buffer(len(members) * layout.nbytes)
+        for peer, boxes in given.items():
+            start = members.index(peer) * layout.nbytes
+            self.write(mine[start : start + layout.nbytes], layout, boxes)
+        rows = torch.empty_like(mine)
+        return _Rows(self.group.backend.all_to_all(rows, mine), layout, rows)
+
+    def received(self, rows: _Rows) -> dict[int, _Message]:
+        """Wait for one row of bytes from each member."""
+        wait(rows.work)
+        size = rows.layout.nbytes
+        return {
+            member: _Message(rows.layout, rows.buffer[rank * size : (rank + 1) * size])
+            for rank, member in enumerate(self.group.members)
+        }
+
+
+class _Message(NamedTuple):
+    layout: MessageLayout
+    buffer: torch.Tensor
+
+
+class _Rows(NamedTuple):
+    """A collective that fills one row of bytes for each member."""
+
+    work: Any
+    layout: MessageLayout
+    buffer: torch.Tensor
+
+
+class GatherWork:
+    """An all-gather of boxes of one shape."""
+
+    way = "all-gather"
+
+    def __init__(self, group: Group, entries: Sequence[Entry]) -> None:
+        self._messages = _Messages(group, entries)
+        parts = [entry.task.part for entry in entries]
+        self._rows = self._messages.gather(_even_layout(parts), [next(iter(part.gives.values()))[0] for part in parts])
+
+    def finish(self) -> list[Result]:
+        received = self._messages.received(self._rows)
+        return [self._messages.combine(place, received) for place in range(len(self._messages.entries))]
+
+
+class AllToAllWork:
+    """An all-to-all of boxes of one shape, which each member joins or reduces."""
+
+    way = "all-to-all"
+
+    def __init__(self, group: Group, entries: Sequence[Entry]) -> None:
+        self._messages = _Messages(group, entries)
+        parts = [entry.task.part for entry in entries]
+        given = {peer: [part.gives[peer][0] for part in parts] for peer in parts[0].gives}
+        self._rows = self._messages.all_to_all(_even_layout(parts), given)
+
+    def finish(self) -> list[Result]:
+        received = self._messages.received(self._rows)
+        return [self._messages.combine(place, received) for place in range(len(self._messages.entries))]
+
+
+class SumWork:
+    """All-reduces by the group itself, one for each dtype: flat values, then a flag for each task."""
+
+    way = "all-reduce"
+
+    def __init__(self, group: Group, entries: Sequence[Entry]) -> None:
+        self._group = group
+        self._number = group.number
+        self._entries = entries
+        by_dtype: dict[str, list[Entry]] = {}
+        for entry in entries:
+            by_dtype.setdefault(entry.task.part.dtype, []).append(entry)
+        self._launched = [(chosen, *self._launch(dtype, chosen)) for dtype, chosen in by_dtype.items()]
+
+    def _launch(self, dtype: str, entries: Sequence[Entry]) -> tuple[Any, torch.Tensor]:
+        sizes = [_size(task.part) for _, task in entries]
+        buffer = torch.zeros(sum(sizes) + len(entries), dtype=getattr(torch, dtype), device=self._group.backend.device)
+        start = 0
+        for place, ((position, task), size) in enumerate(zip(entries, sizes, strict=True)):
+            value = task.value
+            if not isinstance(value, FailedValue):
+                value = task.attempt(lambda: _copy_flat(task, buffer[start : start + size]))
+            if isinstance(value, FailedValue):
+                self._group.write_failure(self._number, position, value)
+                buffer[sum(sizes) + place] = 1
+            start += size
+        return self._group.backend.all_reduce(buffer), buffer
+
+    def finish(self) -> list[Result]:
+        found: dict[int, Result] = {}
+        for entries, work, buffer in self._launched:
+            wait(work)
+            flags = buffer[len(buffer) - len(entries) :].tolist()
+            start = 0
+            for flag, (position, task) in zip(flags, entries, strict=True):
+                segment = buffer[start : start + _size(task.part)]
+                found[position] = self._result(position, task, segment, is_flagged=bool(flag))
+                start += len(segment)
+        return [found[position] for position, _ in self._entries]
+
+    def _result(self, position: int, task: MoveTask, segment: torch.Tensor, *, is_flagged: bool) -> Result:
+        if isinstance(task.value, FailedValue):
+            return task.value
+        if is_flagged:
+            return self._group.read_failure(self._number, position)
+        return task.attempt(lambda: _from_flat(task, segment))
+
+
+class SegmentWork:
+    """All-reduces that the group cannot do as GT does: every member reduces one segment and gives it to the others."""
+
+    way = "all-to-all and all-gather"
+
+    def __init__(self, group: Group, entries: Sequence[Entry]) -> None:
+        self._group = group
+        self._entries = entries
+        count = len(group.members)
+        self._lengths = [-(-_size(task.part) // count) for _, task in entries]
+        metas = [_flat_meta(task, length) for (_, task), length in zip(entries, self._lengths, strict=True)]
+        self._layout = MessageLayout(metas)
+        padded = [_padded(task, length * count) for (_, task), length in zip(entries, self._lengths, strict=True)]
+        self._messages = _Messages(group, _with_values(entries, padded))
+        given = {
+            peer: [(slice(rank * length, (rank + 1) * length),) for length in self._lengths]
+            for rank, peer in enumerate(group.members)
+        }
+        self._rows = self._messages.all_to_all(self._layout, given)
+
+    def finish(self) -> list[Result]:
+        received = self._messages.received(self._rows)
+        totals = [self._reduce(place, received) for place in range(len(self._entries))]
+        messages = _Messages(self._group, _with_values(self._entries, totals))
+        gathered = messages.received(messages.gather(self._layout, [(slice(0, length),) for length in self._lengths]))
+        return [self._join(messages, place, gathered) for place in range(len(self._entries))]
+
+    def _reduce(self, place: int, received: Mapping[int, _Message]) -> Value | FailedValue:
+        failure = self._messages.failure(place, received)
+        if failure is not None:
+            return failure
+        task = self._entries[place].task
+
+        def reduce() -> Value:
+            segments = [layout.box(task.engine, buffer, place) for layout, buffer in received.values()]
+            return task.part.reduce(task.engine, segments)
+
+        return task.attempt(reduce)
+
+    def _join(self, messages: _Messages, place: int, gathered: Mapping[int, _Message]) -> Result:
+        failure = messages.failure(place, gathered)
+        if failure is not None:
+            return failure
+        task, length = self._entries[place].task, self._lengths[place]
+
+        def join() -> Value:
+            assert task.part.after is not None
+            total = task.engine.empty(task.part.after)
+            flat = task.engine.flat(total)
+            for rank, (layout, buffer) in enumerate(gathered.values()):
+                target = flat[rank * length : (rank + 1) * length]
+                target[...] = layout.box(task.engine, buffer, place)[: len(target)]
+            return total
+
+        return task.attempt(join)
+
+
+class PointToPointWork:
+    """Sends and receives. It waits for the values that it receives, and not for those that it sends. Where one peer has
+    ended, the boxes of the others are exchanged all the same, so that these stay in step."""
+
+    way = "point-to-point"
+
+    def __init__(self, group: Group, entries: Sequence[Entry]) -> None:
+        self._group = group
+        self._messages = _Messages(group, entries)
+        self._errors: list[Exception] = []
+        self._parts = [entry.task.part for entry in entries]
+        self._givers = [peer for peer in group.members if any(peer in part.peers for part in self._parts)]
+        self._takers = [peer for peer in group.members if any(peer in part.gives for part in self._parts)]
+        self._received: dict[int, ReceivedMessage] = {}
+        if self._givers:
+            self._received, group.prefetched = group.prefetched, {}
+        layouts = {peer: MessageLayout([_given_meta(part, peer) for part in self._parts]) for peer in self._takers}
+        group.sends.reserve(sum(layout.nbytes for layout in layouts.values()))
+        with group.backend.coalesced():
+            for peer, layout in layouts.items():
+                with collecting(self._errors):
+                    self._send(peer, layout)
+            for peer in self._givers:
+                with collecting(self._errors):
+                    if peer not in self._received:
+                        self._received[peer] = group.receive(peer, taken_layout(self._parts, peer).nbytes)
+
+    def _send(self, peer: int, layout: MessageLayout) -> None:
+        buffer = self._group.buffer(layout.nbytes)
+        boxes = [part.gives[peer][0] if peer in part.gives else None for part in self._parts]
+        self._messages.write(buffer, layout, boxes)
+        work = self._group.backend.send(buffer, self._group.members.index(peer))
+        self._group.sends.add(peer, [work], [buffer])
+
+    def finish(self) -> list[Result]:
+        messages: dict[int, _Message] = {}
+        for peer, (work, buffer) in self._received.items():
+            with collecting(self._errors):
+                wait(work)
+                messages[peer] = _Message(taken_layout(self._parts, peer), buffer)
+                self._group.sends.confirm(peer, except_last=int(peer in self._takers))
+        if self._errors:
+            raise self._errors[0]
+        return [self._messages.combine(place, messages) for place in range(len(self._parts))]
+
+
+def taken_layout(parts: Sequence[StepPart], peer: int) -> MessageLayout:
+    """The message of a peer with the boxes that this worker takes from it."""
+    return MessageLayout([_taken_meta(part, peer) for part in parts])
+
+
+def _taken_meta(part: StepPart, peer: int) -> TensorMeta | None:
+    return next((piece.meta for addend in part.addends for piece in addend if piece.peer == peer), None)
+
+
+def _given_meta(part: StepPart, peer: int) -> TensorMeta | None:
+    return part.gives[peer][1] if peer in part.gives else None
+
+
+def _even_layout(parts: Sequence[StepPart]) -> MessageLayout:
+    return MessageLayout([part.addends[0][0].meta for part in parts])
+
+
+def _with_values(entries: Sequence[Entry], values: Sequence[Value | FailedValue]) -> list[Entry]:
+    return [
+        Entry(position, task._replace(value=value)) for (position, task), value in zip(entries, values, strict=True)
+    ]
+
+
+def _size(part: StepPart) -> int:
+    assert part.before is not None
+    return elements(part.before)
+
+
+def _flat_meta(task: MoveTask, length: int) -> TensorMeta:
+    return TensorMeta((length,), (1,), 0, task.part.dtype)
+
+
+def _dense_flat(task: MoveTask) -> Value:
+    assert task.part.before is not None
+    return task.engine.flat(task.engine.with_strides(task.value, task.part.before.stride))
+
+
+def _padded(task: MoveTask, length: int) -> Value | FailedValue:
+    """The flat value, followed by elements that nobody reads."""
+    if isinstance(task.value, FailedValue):
+        return task.value
+
+    def pad() -> Value:
+        padded = task.engine.empty(_flat_meta(task, length))
+        padded[: _size(task.part)] = _dense_flat(task)
+        return padded
+
+    return task.attempt(pad)
+
+
+def _copy_flat(task: MoveTask, target: torch.Tensor) -> None:
+    target.copy_(torch.as_tensor(_dense_flat(task)))
+
+
+def _from_flat(task: MoveTask, segment: torch.Tensor) -> Value:
+    assert task.part.after is not None
+    total = task.engine.empty(task.part.after)
+    torch.as_tensor(task.engine.flat(total)).copy_(segment)
+    return total
+
+
+def wait(work: Any) -> None:
+    work.wait(MEMBER_TIMEOUT)
+
+
+@contextmanager
+def collecting(errors: list[Exception]) -> Generator[None]:
+    try:
+        yield
+    except Exception as error:
+        errors.append(error)

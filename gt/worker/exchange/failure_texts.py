@@ -1,0 +1,50 @@
+"""The failures that flags in exchanges stand for.
+
+A worker that has no value takes part in an exchange all the same, with a flag. It first writes the failure to the store
+at which workers meet; a worker that gets a flag reads it from there.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable
+
+import msgspec
+import torch.distributed as dist
+
+from gt.core.messages import Failure
+from gt.worker.failed_value import FailedValue
+
+_KEPT = 1024  # failures of this worker that stay in the store
+_encoder = msgspec.msgpack.Encoder()
+_decoder = msgspec.msgpack.Decoder(Failure)
+
+
+class FailureTexts:
+    """`store` returns the store, which workers may join anew."""
+
+    def __init__(self, store: Callable[[], dist.Store], worker: int) -> None:
+        self._store = store
+        self._worker = worker
+        self._written: deque[str] = deque()
+
+    def write(self, members: tuple[int, ...], number: int, task: int, failed: FailedValue) -> None:
+        """Write the failure of a task of the exchange with a number among some members. Any member may write it: all
+        failures of one task are equally good reasons."""
+        key = _key(members, number, task)
+        self._store().set(key, _encoder.encode(failed.failure))
+        self._written.append(key)
+        while len(self._written) > _KEPT:
+            self._store().delete_key(self._written.popleft())
+
+    def read(self, members: tuple[int, ...], number: int, task: int) -> FailedValue:
+        """The failure that a flag stands for."""
+        try:
+            return FailedValue(_decoder.decode(self._store().get(_key(members, number, task))))
+        except Exception as error:
+            text = f"a worker of {members} has no value for an exchange, and its failure cannot be read: {error}"
+            return FailedValue(Failure(self._worker, "exchange", (), 0, 0, "RuntimeError", text, ""))
+
+
+def _key(members: tuple[int, ...], number: int, task: int) -> str:
+    return f"failure {members} {number} {task}"

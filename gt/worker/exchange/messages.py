@@ -1,0 +1,71 @@
+"""Boxes of several tasks in one buffer of bytes, as process groups exchange them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+
+from gt.core.meta import TensorMeta
+from gt.worker.engines.engine import Engine, Value
+from gt.worker.exchange.interface import MoveTask
+from gt.worker.exchange.step_parts import Slices
+from gt.worker.failed_value import FailedValue
+
+_ALIGNMENT = 16  # of every box, so that it can be viewed as a tensor of any dtype
+
+
+class MessageLayout:
+    """One box for each task, None for tasks without one. Each box follows a flag, which tells that its sender has no
+    value."""
+
+    def __init__(self, metas: Sequence[TensorMeta | None]) -> None:
+        self.metas = tuple(metas)
+        self._offsets: list[int] = []
+        self.nbytes = 0
+        for meta in metas:
+            self._offsets.append(self.nbytes)
+            if meta is not None:
+                self.nbytes += _ALIGNMENT + -(-meta.nbytes // _ALIGNMENT) * _ALIGNMENT
+
+    def write(self, buffer: torch.Tensor, task: MoveTask, position: int, slices: Slices) -> FailedValue | None:
+        """Write one box of a task's value, or its flag; returns the failure that the flag stands for."""
+        value, at = task.value, self._offsets[position]
+        if not isinstance(value, FailedValue):
+            value = task.attempt(lambda: self._copy(buffer, position, task, slices))
+        is_failed = isinstance(value, FailedValue)
+        buffer[at] = is_failed
+        return value if is_failed else None
+
+    def _copy(self, buffer: torch.Tensor, position: int, task: MoveTask, slices: Slices) -> None:
+        value = task.box(slices)
+        if not isinstance(value, torch.Tensor):
+            part = task.engine.empty(self._meta(position))
+            part[...] = value
+            self._bytes(buffer, position).copy_(torch.as_tensor(task.engine.bytes_of(part)))
+            return
+        self._view(buffer, position).copy_(value)
+
+    def flag(self, buffer: torch.Tensor, position: int) -> torch.Tensor:
+        return buffer[self._offsets[position]]
+
+    def box(self, engine: Engine, buffer: torch.Tensor, position: int) -> Value:
+        """The box of a task, over the memory of the buffer if the engine can use that."""
+        if buffer.device.type != "cpu":
+            return self._view(buffer, position)
+        data = memoryview(self._bytes(buffer, position).numpy())
+        return engine.from_buffer(data, self._meta(position), True)
+
+    def _meta(self, position: int) -> TensorMeta:
+        meta = self.metas[position]
+        assert meta is not None
+        return meta
+
+    def _bytes(self, buffer: torch.Tensor, position: int) -> torch.Tensor:
+        start = self._offsets[position] + _ALIGNMENT
+        return buffer[start : start + self._meta(position).nbytes]
+
+    def _view(self, buffer: torch.Tensor, position: int) -> torch.Tensor:
+        meta = self._meta(position)
+        flat = self._bytes(buffer, position).view(getattr(torch, meta.dtype))
+        return flat.as_strided(meta.shape, meta.stride, flat.storage_offset())

@@ -1,0 +1,181 @@
+"""Exchanges between worker processes: one group for each set of workers that exchanges anything, made when it is first
+needed.
+
+The dispatcher orders all exchanges, so every member of one comes to it after the same exchanges.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+from collections import Counter
+from collections.abc import Sequence
+from functools import partial
+from typing import TypeAlias
+
+import torch
+import torch.distributed as dist
+
+from gt.worker.exchange import futex
+from gt.worker.exchange.arena import Arena, Memory
+from gt.worker.exchange.channels import CHANNEL_BYTES, Peer
+from gt.worker.exchange.collective_works import wait
+from gt.worker.exchange.failure_texts import FailureTexts
+from gt.worker.exchange.group_backends import GlooGroup, GroupBackend, NcclGroup, can_use_nccl
+from gt.worker.exchange.in_flight import InFlightSends
+from gt.worker.exchange.interface import LookAhead, MoveTask, Work
+from gt.worker.exchange.process_groups import ProcessGroup
+from gt.worker.exchange.rendezvous import CONNECT_TIMEOUT, LOOPBACK, MEMBER_TIMEOUT, Rendezvous
+from gt.worker.exchange.shared_groups import SharedGroup
+from gt.worker.exchange.step_parts import StepPart
+from gt.worker.exchange.torch_private import make_gloo_group, make_nccl_group
+
+log = logging.getLogger("gt.worker")
+AnyGroup: TypeAlias = SharedGroup | ProcessGroup
+
+
+class ProcessExchange:
+    """The groups of one worker. `transport` forces one way for all of them: "shared", "gloo" or "nccl"; with "", CPU
+    workers of one machine share memory, GPUs use NCCL, and others Gloo."""
+
+    def __init__(self, worker: int, device: str, look_ahead: LookAhead = lambda: None, transport: str = "") -> None:
+        self._worker = worker
+        self._device = torch.device(device)
+        self._transport = transport
+        self.rendezvous = Rendezvous(worker, _gpu(self._device), look_ahead)
+        self.groups: dict[tuple[int, ...], AnyGroup] = {}
+        self.in_flight = InFlightSends(wait)
+        self._arena = Arena()
+        self._texts = FailureTexts(self.rendezvous.require_store, worker)
+        self._ways: Counter[str] = Counter()
+        self._prefetching: ProcessGroup | None = None
+
+    def host_store(self) -> int:
+        return self.rendezvous.host_store()
+
+    def join_store(self, host: str, port: int, worker: int) -> None:
+        self.rendezvous.join_store(host, port, worker)
+
+    def lose_worker(self, worker: int) -> None:
+        self.rendezvous.lost.add(worker)
+
+    def leave(self) -> None:
+        for group in self.groups.values():
+            group.close()
+        self.groups.clear()
+        self._arena.close()
+        self._arena = Arena()
+        self.in_flight = InFlightSends(wait)
+        self.rendezvous.leave()
+
+    def required_workers(self, members: Sequence[int]) -> tuple[int, ...]:
+        """The members, and the worker that hosts the store."""
+        return tuple(dict.fromkeys((*members, self.rendezvous.host)))
+
+    def ways(self) -> dict[str, int]:
+        return dict(self._ways)
+
+    # Exchanges
+
+    def begin(self, tasks: Sequence[MoveTask]) -> Work:
+        return self.find_group(tasks[0].part.members).begin(tasks)
+
+    @property
+    def can_prefetch(self) -> bool:
+        """Not with NCCL, which matches sends and receives by their order; and one exchange at a time."""
+        group = self._prefetching
+        return self._device.type != "cuda" and (group is None or not group.prefetched)
+
+    def prefetch(self, part: StepPart) -> None:
+        group = self.groups.get(part.members)
+        if isinstance(group, ProcessGroup) and self.can_prefetch and group.prefetch(part):
+            self._prefetching = group
+
+    # Groups
+
+    def find_group(self, members: tuple[int, ...]) -> AnyGroup:
+        """The group of a set of workers, of which this is one. Ranks follow the order of `members`."""
+        found = self.groups.get(members)
+        if found is None:
+            found = self.groups[members] = self._make_group(members)
+        return found
+
+    def _make_group(self, members: tuple[int, ...]) -> AnyGroup:
+        """Raises on all members where one could not be connected, so that all of them skip the same exchange."""
+        store = self.rendezvous.new_attempt(members)
+        memory = self._new_channel()
+        descriptors = self.rendezvous.gather(store, members, "here", str(memory.descriptor) if memory else "")
+        self.rendezvous.require_running(members)  # a member may have come and ended before the last one came
+        if memory is not None:
+            shared = self._try_shared(store, members, memory, descriptors) if all(descriptors.values()) else None
+            if shared is not None:
+                return shared
+            memory.close()
+        if self._transport == "shared":
+            raise RuntimeError(f"GT_TRANSPORT=shared, but workers {members} cannot share memory")
+        return self._make_process_group(store, members)
+
+    def _new_channel(self) -> Memory | None:
+        """The words of this worker in a new group; None if this worker does not share memory."""
+        if self._device.type != "cpu" or self._transport not in ("", "shared") or not futex.is_available():
+            return None
+        try:
+            memory = Memory(0, CHANNEL_BYTES)
+            memory.reserve(CHANNEL_BYTES)
+        except OSError as error:
+            log.warning("worker %d has no memory to share with others: %s", self._worker, error)
+            return None
+        return memory
+
+    def _try_shared(
+        self, store: dist.Store, members: tuple[int, ...], memory: Memory, descriptors: dict[int, str]
+    ) -> SharedGroup | None:
+        """A group that shares memory, if every member can map that of all others. All members decide alike."""
+        peers: dict[int, Peer] = {}
+        problem = ""
+        try:
+            for worker in members:
+                if worker != self._worker:
+                    peers[worker] = self._map(worker, descriptors[worker], spins=len(members) <= (os.cpu_count() or 1))
+        except (OSError, ValueError) as error:
+            problem = f"worker {self._worker} cannot map the memory of worker {worker}: {error}"
+        problems = self.rendezvous.gather(store, members, "mapped", problem)
+        if any(problems.values()):
+            log.warning("workers %s do not share memory: %s", members, next(filter(None, problems.values())))
+            return None
+        return SharedGroup(self._worker, members, memory, peers, self._arena, self._texts, self._ways)
+
+    def _map(self, worker: int, descriptor: str, *, spins: bool) -> Peer:
+        member = self.rendezvous.find_member(worker)
+        if member is None or not member.is_here:
+            raise ValueError("it is on another machine")
+        return Peer(member, int(descriptor), partial(self.rendezvous.require_alive, worker), spins=spins)
+
+    def _make_process_group(self, store: dist.Store, members: tuple[int, ...]) -> ProcessGroup:
+        try:
+            backend, problem = self._connect(store, members), ""
+        except Exception as error:
+            problem = f"{type(error).__name__}: {error}"
+        for member, told in self.rendezvous.gather(store, members, "connected", problem).items():
+            if told:
+                raise RuntimeError(f"worker {member} is not connected with the others of workers {members}: {told}")
+        return ProcessGroup(self._worker, members, backend, self.in_flight, self._texts, self._ways)
+
+    def _connect(self, store: dist.Store, members: tuple[int, ...]) -> GroupBackend:
+        rank, size = members.index(self._worker), len(members)
+        found = [self.rendezvous.find_member(worker) for worker in members]
+        can_nccl = can_use_nccl([member.gpu for member in found if member is not None])
+        if self._transport == "gloo" or (not can_nccl and self._transport != "nccl"):
+            return GlooGroup(make_gloo_group(store, rank, size, LOOPBACK, CONNECT_TIMEOUT))
+        if not can_nccl:
+            raise RuntimeError(f"GT_TRANSPORT=nccl needs a GPU for each of workers {members}")
+        torch.cuda.set_device(self._device)
+        group = make_nccl_group(store, rank, size, MEMBER_TIMEOUT)
+        # All members are here now. A member with nothing to send or to receive does not come to the first exchange.
+        group.eager_connect_single_device(self._device)
+        return NcclGroup(group, self._device)
+
+
+def _gpu(device: torch.device) -> str:
+    """The uuid of a GPU, which is the same for all workers that share it, unlike its index; "" for other devices."""
+    return str(torch.cuda.get_device_properties(device).uuid) if device.type == "cuda" else ""

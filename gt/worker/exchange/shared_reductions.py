@@ -1,0 +1,177 @@
+"""All-reduces through shared memory that are too large for every member to read all of them.
+
+The flat values of several tasks follow each other as one vector. Each member reduces one segment of it, in the order of
+the members, and the others copy that. A long vector is reduced chunk by chunk, so that the parts of a chunk are still
+in the cache when the others read them, and so that it needs little shared memory.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from itertools import accumulate
+from typing import Protocol
+
+from gt.core.meta import ITEM_BYTES, TensorMeta
+from gt.sharding.boxes import Interval, balanced_cuts
+from gt.worker.engines.engine import Value
+from gt.worker.exchange.arena import Block
+from gt.worker.exchange.interface import MoveTask, Result
+from gt.worker.exchange.step_parts import StepPart, elements
+from gt.worker.failed_value import FailedValue
+
+ONE_SHOT_BYTES = 1 << 16  # up to here every member reads all values and reduces them for itself
+CHUNK_BYTES = 1 << 22
+_ALIGNMENT = 64
+
+
+class Group(Protocol):
+    """The exchanges of a group: see SharedGroup."""
+
+    worker: int
+    members: tuple[int, ...]
+
+    def next_number(self) -> int: ...
+    def allocate(self, nbytes: int) -> Block: ...
+    def publish(self, number: int, block: Block | None, *, has_failed: bool = False) -> None: ...
+    def block_of(self, peer: int, number: int) -> memoryview | None: ...
+    def finish(self, number: int) -> None: ...
+    def write_failure(self, number: int, task: int, failed: FailedValue) -> None: ...
+    def read_failure(self, number: int, task: int) -> FailedValue: ...
+
+
+def large_reductions(parts: Sequence[StepPart]) -> list[int]:
+    """The positions of all-reduces that members share out among them; none if all of them together are small."""
+    reduced = [position for position, part in enumerate(parts) if part.kind == "all-reduce"]
+    metas = [parts[position].before for position in reduced]
+    nbytes = sum(meta.nbytes for meta in metas if meta is not None)
+    return reduced if nbytes > ONE_SHOT_BYTES else []
+
+
+def all_reduce(group: Group, tasks: Sequence[MoveTask]) -> list[Result]:
+    """The totals of tasks; those of one dtype and reduction are one vector."""
+    kinds = dict.fromkeys((task.part.dtype, task.part.reduction) for task in tasks)
+    results: list[Result] = [None] * len(tasks)
+    for kind in kinds:
+        chosen = [number for number, task in enumerate(tasks) if (task.part.dtype, task.part.reduction) == kind]
+        reduced = _Vector(group, [tasks[number] for number in chosen]).reduce()
+        for number, result in zip(chosen, reduced, strict=True):
+            results[number] = result
+    return results
+
+
+class _Vector:
+    """The flat values of some tasks, one after the other. `failed` are the tasks that a member has no value for."""
+
+    def __init__(self, group: Group, tasks: Sequence[MoveTask]) -> None:
+        self._group = group
+        self._tasks = tasks
+        self._engine = tasks[0].engine
+        self._part = tasks[0].part
+        self._itemsize = ITEM_BYTES[self._part.dtype]
+        self._ends = list(accumulate(elements(task.part.before) for task in tasks if task.part.before is not None))
+        self._header = -(-len(tasks) // _ALIGNMENT) * _ALIGNMENT
+        sources = [self._flat_source(task) for task in tasks]
+        self._failed = {number: each for number, each in enumerate(sources) if isinstance(each, FailedValue)}
+        self._sources: list[Value] = sources
+        self._announced: set[int] = set()
+
+    def _flat_source(self, task: MoveTask) -> Value | FailedValue:
+        if isinstance(task.value, FailedValue):
+            return task.value
+        engine, meta = task.engine, task.part.before
+        assert meta is not None
+        return task.attempt(lambda: engine.flat(engine.with_strides(task.value, meta.stride)))
+
+    def reduce(self) -> list[Result]:
+        totals = [task.attempt(lambda: _empty(task)) for task in self._tasks]
+        flats = [None if isinstance(total, FailedValue) else self._engine.flat(total) for total in totals]
+        length = max(1, CHUNK_BYTES // self._itemsize)
+        for start in range(0, self._ends[-1], length):
+            self._reduce_chunk((start, min(start + length, self._ends[-1])), flats)
+        return [self._failed.get(number, total) for number, total in enumerate(totals)]
+
+    def _reduce_chunk(self, chunk: Interval, totals: Sequence[Value | None]) -> None:
+        """Give this member's chunk, reduce one segment of all members' chunks, give that, and copy the others'."""
+        group, (start, stop) = self._group, chunk
+        cuts = balanced_cuts(stop - start, (len(group.members),))
+        number = group.next_number()
+        own = self._give(number, stop - start, lambda data: self._copy_in(data, chunk))
+        addends = [own if member == group.worker else self._taken(member, number) for member in group.members]
+        low, high = cuts[group.members.index(group.worker)]
+        after = group.next_number()
+        total = self._give(after, high - low, lambda data: self._reduce_into(data, addends, slice(low, high)))
+        group.finish(number)
+        for member, (low, high) in zip(group.members, cuts, strict=True):
+            data = total if member == group.worker else self._taken(member, after)
+            if data is not None:
+                self._copy_out(data, (start + low, start + high), totals)
+        group.finish(after)
+
+    # Shared memory
+
+    def _give(self, number: int, length: int, fill: Callable[[Value], None]) -> Value | None:
+        """Publish so many elements; returns them. None if they could not be computed, which fails all tasks."""
+        group = self._group
+        try:
+            block = group.allocate(self._header + length * self._itemsize)
+            data = self._flat(block.data, length)
+            fill(data)
+        except Exception as error:
+            failed = self._tasks[0].fail("redistribute", (), error)
+            for task in range(len(self._tasks)):
+                self._failed.setdefault(task, failed)
+                group.write_failure(number, task, failed)
+            group.publish(number, None, has_failed=True)
+            return None
+        for task in range(len(self._tasks)):
+            block.data[task] = task in self._failed
+            if task in self._failed and task not in self._announced:
+                self._announced.add(task)
+                group.write_failure(number, task, self._failed[task])
+        group.publish(number, block)
+        return data
+
+    def _taken(self, member: int, number: int) -> Value | None:
+        """The elements that a member gives in an exchange; None if it could not compute them."""
+        block = self._group.block_of(member, number)
+        for task in range(len(self._tasks)):
+            if task not in self._failed and (block is None or block[task]):
+                self._failed[task] = self._group.read_failure(number, task)
+        return None if block is None else self._flat(block, (len(block) - self._header) // self._itemsize)
+
+    def _flat(self, data: memoryview, length: int) -> Value:
+        meta = TensorMeta((length,), (1,), 0, self._part.dtype)
+        return self._engine.from_buffer(data[self._header :], meta, True)
+
+    # Elements
+
+    def _copy_in(self, data: Value, chunk: Interval) -> None:
+        for task, own, place in self._overlaps(chunk):
+            if task not in self._failed:
+                data[place] = self._sources[task][own]
+
+    def _copy_out(self, data: Value, interval: Interval, totals: Sequence[Value | None]) -> None:
+        for task, own, place in self._overlaps(interval):
+            total = totals[task]
+            if total is not None:
+                total[own] = data[place]
+
+    def _reduce_into(self, data: Value, addends: Sequence[Value | None], segment: slice) -> None:
+        parts = [addend[segment] for addend in addends if addend is not None]
+        if len(parts) == len(addends) and segment.start < segment.stop:
+            data[...] = self._part.reduce(self._engine, parts)
+
+    def _overlaps(self, interval: Interval) -> Iterator[tuple[int, slice, slice]]:
+        """The tasks whose elements lie in an interval of the vector: where in the task, and where in the interval."""
+        low, high = interval
+        begin = 0
+        for task, end in enumerate(self._ends):
+            start, stop = max(low, begin), min(high, end)
+            if start < stop:
+                yield task, slice(start - begin, stop - begin), slice(start - low, stop - low)
+            begin = end
+
+
+def _empty(task: MoveTask) -> Value:
+    assert task.part.after is not None
+    return task.engine.empty(task.part.after)

@@ -1,0 +1,63 @@
+"""Computations of several workers over each transport. Worker processes are threads here, which share a store and map
+each other's memory as processes do."""
+
+import atexit
+from concurrent.futures import ThreadPoolExecutor
+
+import torch
+
+from gt.worker.exchange import ProcessExchange
+from gt.worker.exchange.in_process import run_interleaved
+
+PROCESS_TRANSPORTS = ("shared", "gloo")
+TRANSPORTS = ("memory", *PROCESS_TRANSPORTS)
+_WORKERS = 4
+_kept = {}
+
+
+def exchanges(count, transport="", **options):
+    """Exchanges of some workers, which have all joined the store of the first."""
+    found = [ProcessExchange(worker, "cpu", transport=transport, **options) for worker in range(count)]
+    port = found[0].host_store()
+    for exchange in found:
+        exchange.join_store("127.0.0.1", port, 0)
+    return found
+
+
+def kept_exchanges(transport):
+    """Exchanges that all tests of a process use, since connecting takes longer than most of them."""
+    if transport not in _kept:
+        found = _kept[transport] = exchanges(_WORKERS, transport)
+        atexit.register(lambda: [exchange.leave() for exchange in found])
+    return _kept[transport]
+
+
+def run_over(transport, computations):
+    """Run the computations of workers to their ends; returns what they return."""
+    results = {}
+
+    def note(worker, computation):
+        results[worker] = yield from computation
+
+    noted = {worker: note(worker, computation) for worker, computation in computations.items()}
+    if transport == "memory":
+        with torch.inference_mode():
+            run_interleaved(noted)
+        return results
+    found = kept_exchanges(transport)
+    with ThreadPoolExecutor(len(noted)) as threads:
+        ends = [threads.submit(drive, found[worker], computation) for worker, computation in noted.items()]
+        for end in ends:
+            end.result(60)
+    return results
+
+
+def drive(exchange, computation):
+    """Run a computation over the exchange of its worker."""
+    with torch.inference_mode():
+        try:
+            tasks = next(computation)
+            while True:
+                tasks = computation.send(exchange.begin(tasks).finish())
+        except StopIteration:
+            return
