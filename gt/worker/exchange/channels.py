@@ -13,11 +13,12 @@ from gt.worker.exchange.rendezvous import MEMBER_TIMEOUT, Member
 CHANNEL_BYTES = 4096
 SLOTS = 32  # exchanges that a member may be ahead of the others
 _SPIN_SECONDS = 30e-6  # before a member sleeps
+_FINISH_SECONDS = 0.001  # between two looks at a member that has not finished; it wakes waiting members, nearly always
 _CHECK_SECONDS = 0.05  # between two looks at the member that an exchange waits for
 
 # Words: the numbers of the last exchange published and of the last one finished, whether the member has given up the
-# group; then a slot for each of the last exchanges.
-_PUBLISHED, _FINISHED, _GIVEN_UP, _FIRST_SLOT = 0, 1, 2, 8
+# group, and whether it waits for others to finish; then a slot for each of the last exchanges.
+_PUBLISHED, _FINISHED, _GIVEN_UP, _WAITS, _FIRST_SLOT = 0, 1, 2, 3, 8
 _SLOT_WORDS = 8
 assert 8 * (_FIRST_SLOT + SLOTS * _SLOT_WORDS) <= CHANNEL_BYTES
 
@@ -50,10 +51,13 @@ class Channel:
         at = _slot(number)
         for word, value in enumerate(record, at):
             self._words[word] = value
-        self._write(_PUBLISHED, number)  # last: whoever sees the number sees all that was written before
+        self._words[_PUBLISHED] = number  # last: whoever sees the number sees all that was written before
+        futex.wake(self._address)
 
-    def finish(self, number: int) -> None:
-        self._write(_FINISHED, number)
+    def finish(self, number: int, *, wakes: bool) -> None:
+        self._words[_FINISHED] = number
+        if wakes:
+            futex.wake(self._address + 8 * _FINISHED)
 
     def give_up(self) -> None:
         """No exchange of the group follows."""
@@ -61,13 +65,14 @@ class Channel:
         futex.wake(self._address)
         futex.wake(self._address + 8 * _FINISHED)
 
-    def _write(self, word: int, value: int) -> None:
-        self._words[word] = value
-        futex.wake(self._address + 8 * word)
-
     @property
-    def finished(self) -> int:
-        return self._words[_FINISHED]
+    def waits(self) -> bool:
+        """Whether the member waits for others to finish. They may see that late, so it does not rely on being woken."""
+        return bool(self._words[_WAITS])
+
+    @waits.setter
+    def waits(self, value: bool) -> None:
+        self._words[_WAITS] = value
 
     def has_reached(self, word: int, number: int) -> bool:
         return self._words[word] >= number
@@ -76,9 +81,13 @@ class Channel:
         at = _slot(number)
         return Published(*self._words[at : at + len(Published._fields)])
 
-    def wait(self, word: int, number: int, *, spins: bool, check: Callable[[], None]) -> None:
+    def wait(
+        self, word: int, number: int, *, spins: bool, check: Callable[[], None], pause: float = _CHECK_SECONDS
+    ) -> None:
         """Wait until a word has reached a number. `check` is called now and then, and raises if it never will."""
         words = self._words
+        if words[word] >= number:
+            return
         if spins:
             end = time.perf_counter() + _SPIN_SECONDS
             while words[word] < number and time.perf_counter() < end:
@@ -87,7 +96,7 @@ class Channel:
         while (seen := words[word]) < number:
             if words[_GIVEN_UP]:
                 raise RuntimeError("a member has given up the exchanges of its group, after an error of its own")
-            futex.wait(self._address + 8 * word, seen & 0xFFFFFFFF, _CHECK_SECONDS)
+            futex.wait(self._address + 8 * word, seen & 0xFFFFFFFF, pause)
             if words[word] < number:
                 check()
                 if time.monotonic() > deadline:
@@ -109,11 +118,15 @@ class Peer:
         self._channel = Channel(map_peer_memory(member.pid, member.mark, descriptor, CHANNEL_BYTES))
         self._kept: tuple[int, memoryview] = (0, memoryview(b""))
 
+    @property
+    def waits(self) -> bool:
+        return self._channel.waits
+
     def has_finished(self, number: int) -> bool:
         return self._channel.has_reached(_FINISHED, number)
 
     def wait_for_finish(self, number: int) -> None:
-        self._channel.wait(_FINISHED, number, spins=self._spins, check=self._check)
+        self._channel.wait(_FINISHED, number, spins=self._spins, check=self._check, pause=_FINISH_SECONDS)
 
     def block(self, number: int) -> memoryview | None:
         """Wait for an exchange, and return the memory that the peer gives in it; None if it has failed."""

@@ -7,9 +7,10 @@ members have finished it.
 
 from __future__ import annotations
 
+import functools
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from typing import TypeVar
+from typing import NamedTuple, TypeVar
 
 from gt.core.meta import TensorMeta
 from gt.worker.engines.engine import Engine, Value
@@ -68,9 +69,8 @@ class SharedGroup:
     def next_number(self) -> int:
         """The number of the next exchange, once its slot is free."""
         self._number += 1
-        for peer in self._peers.values():
-            if not peer.has_finished(self._number - SLOTS):
-                peer.wait_for_finish(self._number - SLOTS)
+        if not self._is_finished(self._number - SLOTS):
+            self._wait_for_finish(self._number - SLOTS)
         return self._number
 
     def allocate(self, nbytes: int) -> Block:
@@ -86,14 +86,18 @@ class SharedGroup:
 
     def finish(self, number: int) -> None:
         """This member has taken all that it takes in an exchange."""
-        self._channel.finish(number)
+        self._channel.finish(number, wakes=any(peer.waits for peer in self._peers.values()))
 
     def _is_finished(self, number: int) -> bool:
         return all(peer.has_finished(number) for peer in self._peers.values())
 
     def _wait_for_finish(self, number: int) -> None:
-        for peer in self._peers.values():
-            peer.wait_for_finish(number)
+        self._channel.waits = True
+        try:
+            for peer in self._peers.values():
+                peer.wait_for_finish(number)
+        finally:
+            self._channel.waits = False
 
     # Failures
 
@@ -123,8 +127,7 @@ class SharedWork:
             for position, result in zip(self._others, taken, strict=True):
                 results[position] = result
         if self._reduced:
-            tasks = [self._tasks[position] for position in self._reduced]
-            totals = self._guarded(lambda: all_reduce(self._group, tasks))
+            totals = self._guarded(lambda: all_reduce(self._group, self._tasks_of(self._reduced)))
             for position, result in zip(self._reduced, totals, strict=True):
                 results[position] = result
         return results
@@ -139,20 +142,20 @@ class SharedWork:
 
     def _publish(self) -> None:
         """Copy the parts that others take boxes of into shared memory, each with a flag that tells a failure."""
-        group, tasks = self._group, [self._tasks[position] for position in self._others]
+        group, tasks = self._group, self._tasks_of(self._others)
         self._number = group.next_number()
         if not any(task.part.gives for task in tasks):
             group.publish(self._number, None)
             return
-        offsets, nbytes = _layout([task.part.before for task in tasks])
+        layout = _layout(tuple(task.part.before for task in tasks))
         try:
-            block = group.allocate(nbytes)
+            block = group.allocate(layout.nbytes)
         except OSError as error:
             for position, task in enumerate(tasks):
                 group.write_failure(self._number, position, task.fail("redistribute", (), error))
             group.publish(self._number, None, has_failed=True)
             return
-        for position, (task, offset) in enumerate(zip(tasks, offsets, strict=True)):
+        for position, (task, offset) in enumerate(zip(tasks, layout.offsets, strict=True)):
             value = task.value
             if task.part.gives and not isinstance(value, FailedValue):
                 value = task.attempt(lambda: _write(task, block.data, offset))
@@ -161,53 +164,71 @@ class SharedWork:
             block.data[position] = isinstance(value, FailedValue)
         group.publish(self._number, block)
 
+    def _tasks_of(self, positions: Sequence[int]) -> Sequence[MoveTask]:
+        return self._tasks if len(positions) == len(self._tasks) else [self._tasks[each] for each in positions]
+
     def _take(self) -> list[Result]:
-        group, tasks = self._group, [self._tasks[position] for position in self._others]
-        peers = {peer for task in tasks for peer in task.part.peers}
+        group, tasks = self._group, self._tasks_of(self._others)
+        takes_from = {peer for task in tasks for peer in task.part.peers}
         try:
-            blocks = {peer: group.block_of(peer, self._number) for peer in group.members if peer in peers}
-            return [self._combine(position, task, tasks, blocks) for position, task in enumerate(tasks)]
+            given = {peer: self._given(peer, tasks) for peer in group.members if peer in takes_from}
+            return [self._result(position, task, given) for position, task in enumerate(tasks)]
         finally:
             group.finish(self._number)
 
-    def _combine(
-        self, position: int, task: MoveTask, tasks: Sequence[MoveTask], blocks: Mapping[int, memoryview | None]
-    ) -> Result:
+    def _given(self, peer: int, tasks: Sequence[MoveTask]) -> _Given:
+        layout = _layout(tuple(task.part.before_of(peer) for task in tasks))
+        return _Given(self._group.block_of(peer, self._number), layout.offsets)
+
+    def _result(self, position: int, task: MoveTask, given: Mapping[int, _Given]) -> Result:
         part = task.part
         if part.after is None:
             return None
         if isinstance(task.value, FailedValue):
             return task.value
         for peer in part.peers:
-            block = blocks[peer]
-            if block is None or block[position]:
+            data = given[peer].data
+            if data is None or data[position]:
                 return self._group.read_failure(self._number, position)
-        return task.attempt(lambda: self._combined(position, task, tasks, blocks))
-
-    def _combined(
-        self, position: int, task: MoveTask, tasks: Sequence[MoveTask], blocks: Mapping[int, memoryview | None]
-    ) -> Value:
-        part, engine = task.part, task.engine
-        boxes: dict[int, Value] = {}
-        for addend in part.addends:
-            for piece in addend:
-                if piece.peer == part.worker:
-                    boxes[piece.peer] = task.box(piece.source)
-                    continue
-                offsets, _ = _layout([each.part.before_of(piece.peer) for each in tasks])
-                held = _view(engine, blocks[piece.peer], offsets[position], part.peers[piece.peer])
-                boxes[piece.peer] = held[piece.source]
-        return part.combine(engine, boxes, owned=False)
+        return task.attempt(lambda: _combine(position, task, given))
 
 
-def _layout(metas: Sequence[TensorMeta | None]) -> tuple[list[int], int]:
+class _Given(NamedTuple):
+    """The block that a peer gives in an exchange, and the offsets of its parts."""
+
+    data: memoryview | None
+    offsets: tuple[int, ...]
+
+
+class _Layout(NamedTuple):
+    offsets: tuple[int, ...]
+    nbytes: int
+
+
+@functools.lru_cache(maxsize=4096)
+def _layout(metas: tuple[TensorMeta | None, ...]) -> _Layout:
     """The offsets of parts in a block, after one flag for each, and the size of the block."""
     offsets, end = [], len(metas)
     for meta in metas:
         start = -(-end // _ALIGNMENT) * _ALIGNMENT
         offsets.append(start)
         end = start + (meta.nbytes if meta is not None else 0)
-    return offsets, end
+    return _Layout(tuple(offsets), end)
+
+
+def _combine(position: int, task: MoveTask, given: Mapping[int, _Given]) -> Value:
+    part = task.part
+    boxes: dict[int, Value] = {}
+    for addend in part.addends:
+        for piece in addend:
+            if piece.peer == part.worker:
+                boxes[piece.peer] = task.box(piece.source) if piece.is_part else task.value
+                continue
+            data, offsets = given[piece.peer]
+            assert data is not None
+            held = _view(task.engine, data, offsets[position], part.peers[piece.peer])
+            boxes[piece.peer] = held[piece.source] if piece.is_part else held
+    return part.combine(task.engine, boxes, owned=False)
 
 
 def _write(task: MoveTask, data: memoryview, offset: int) -> None:
@@ -216,6 +237,5 @@ def _write(task: MoveTask, data: memoryview, offset: int) -> None:
     _view(task.engine, data, offset, meta)[...] = task.value
 
 
-def _view(engine: Engine, data: memoryview | None, offset: int, meta: TensorMeta) -> Value:
-    assert data is not None
+def _view(engine: Engine, data: memoryview, offset: int, meta: TensorMeta) -> Value:
     return engine.from_buffer(data[offset : offset + meta.nbytes], meta, True)

@@ -159,7 +159,7 @@ class _Vector:
     def _reduce_into(self, data: Value, addends: Sequence[Value | None], segment: slice) -> None:
         parts = [addend[segment] for addend in addends if addend is not None]
         if len(parts) == len(addends) and segment.start < segment.stop:
-            data[...] = self._part.reduce(self._engine, parts)
+            self._part.reduce_into(self._engine, parts, data)
 
     def _overlaps(self, interval: Interval) -> Iterator[tuple[int, slice, slice]]:
         """The tasks whose elements lie in an interval of the vector: where in the task, and where in the interval."""

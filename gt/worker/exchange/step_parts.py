@@ -7,7 +7,7 @@ gives the same bits: addends are reduced in the order of the mesh, and short flo
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import NamedTuple, TypeAlias
 
 from gt.core.meta import ITEM_BYTES, TensorMeta, dense_strides
@@ -48,6 +48,8 @@ class Piece(NamedTuple):
     source: Slices
     target: Slices
     meta: TensorMeta
+    is_part: bool
+    """Whether it is less than the peer's part."""
 
 
 class StepPart:
@@ -68,6 +70,8 @@ class StepPart:
         self._strides = meta.stride
         self._shape = meta.shape
         self.members = exchange_group(step, worker) if moves else ()
+        self._befores: dict[int, TensorMeta | None] = {}
+        self._operators: dict[Engine, Callable[..., Value]] = {}
         self.before = self._part(step.source, worker)
         self.after = self._part(step.target, worker)
         self.reduction = step.source.kind if step.kind in ("all-reduce", "reduce-scatter", "reduce") else ""
@@ -87,8 +91,10 @@ class StepPart:
         return TensorMeta(shape, dense_strides(shape, self._strides), 0, self.dtype)
 
     def before_of(self, worker: int) -> TensorMeta | None:
-        """The meta of a worker's part before the step."""
-        return self._part(self.step.source, worker)
+        """The meta of a member's part before the step."""
+        if worker not in self._befores:
+            self._befores[worker] = self._part(self.step.source, worker)
+        return self._befores[worker]
 
     def _part(self, spec: ShardingSpec, worker: int) -> TensorMeta | None:
         return self._require_part(spec, worker) if worker in spec.mesh else None
@@ -102,7 +108,7 @@ class StepPart:
         if self.kind == "all-reduce":
             everything = tuple(slice(0, size) for size in self.after.shape)
             group = self.members or (self.worker,)
-            return tuple((Piece(peer, everything, everything, self.after),) for peer in group)
+            return tuple((Piece(peer, everything, everything, self.after, False),) for peer in group)
         target = local_box(self.step.target, self._shape, self.worker)
         taken = contributions if self.reduction else _as_one_addend
         return tuple(
@@ -116,7 +122,7 @@ class StepPart:
 
     def _piece(self, peer: int, box: Box, target: Box) -> Piece:
         source = local_box(self.step.source, self._shape, peer)
-        return Piece(peer, _within(source, box), _within(target, box), self.meta_of(box_shape(box)))
+        return Piece(peer, _within(source, box), _within(target, box), self.meta_of(box_shape(box)), source != box)
 
     def _gives(self) -> dict[int, tuple[Slices, TensorMeta]]:
         if self.before is None or not self.members:
@@ -170,10 +176,30 @@ class StepPart:
 
     def reduce(self, engine: Engine, parts: Sequence[Value]) -> Value:
         """Reduce parts in their order; short floats are summed in a wider dtype."""
-        dtype = accumulation_dtype(self.dtype) if self.reduction in ("sum", "prod") else self.dtype
-        operator = engine.resolve(_REDUCTIONS[self.reduction])
+        dtype = self._total_dtype()
+        operator = self._operators.get(engine)
+        if operator is None:
+            operator = self._operators[engine] = engine.resolve(_REDUCTIONS[self.reduction])
+        if dtype == self.dtype:
+            return functools.reduce(operator, parts)
         total = functools.reduce(operator, [_cast(engine, part, dtype) for part in parts])
         return _cast(engine, total, self.dtype)
+
+    def reduce_into(self, engine: Engine, parts: Sequence[Value], target: Value) -> None:
+        """Write the total of parts to memory that is there: the first use of new memory costs more than a sum."""
+        try:
+            operator = engine.resolve(_REDUCTIONS[self.reduction].rpartition(".")[0] + ".out")
+        except NotImplementedError:
+            operator = None
+        if operator is None or len(parts) < 2 or self._total_dtype() != self.dtype:
+            target[...] = self.reduce(engine, parts)
+            return
+        operator(parts[0], parts[1], out=target)
+        for part in parts[2:]:
+            operator(target, part, out=target)
+
+    def _total_dtype(self) -> str:
+        return accumulation_dtype(self.dtype) if self.reduction in ("sum", "prod") else self.dtype
 
     def _assemble(
         self, engine: Engine, pieces: Sequence[Piece], boxes: Mapping[int, Value], whole: Value | None, *, owned: bool
