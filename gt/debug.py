@@ -25,14 +25,15 @@ from gt.core.timeline import TimelineEvent, Transfer
 
 
 class CollectiveEvent(NamedTuple):
-    """One collective: its kind, the mesh axes it ran along, the payload bytes that all workers together received, and
-    the op and line that issued it."""
+    """One collective: its kind, the mesh axes it ran along, the payload bytes that all workers together received, the
+    op and line that issued it, and the way it went: "shared memory", "gloo all-reduce", "gloo point-to-point", ..."""
 
     kind: str
     axis: str
     bytes: int
     op: str
     line: str
+    way: str
 
 
 class Comm:
@@ -55,8 +56,18 @@ class Comm:
         self.pairs = {pair: count - self._before.get(pair, 0) for pair, count in after.items()}
         self.pairs = {pair: count for pair, count in self.pairs.items() if count}
         self.bytes = sum(self.pairs.values())
+        ways: dict[tuple[str, tuple[str, ...], int], list[str]] = {}
+        for way in answer.ways:
+            ways.setdefault((way.kind, way.axes, way.nbytes), []).append(way.way)
         self.events = [
-            CollectiveEvent(c.kind, " ".join(c.axes), c.nbytes, c.op, _site(self._session, c.site))
+            CollectiveEvent(
+                c.kind,
+                " ".join(c.axes),
+                c.nbytes,
+                c.op,
+                _site(self._session, c.site),
+                ", ".join(ways.get((c.kind, c.axes, c.nbytes), ())),
+            )
             for c in answer.collectives
         ]
 

@@ -14,6 +14,7 @@ from gt.core.messages import (
     DefineScope,
     DefineSite,
     EndStep,
+    ExchangeWay,
     Failed,
     Failure,
     Fetched,
@@ -232,8 +233,8 @@ REPORTS: list[Report] = [
     StoreReady(40000),
     Versions(own(19), ((own(5), VersionSpan(own(5), 0)), (own(6), VersionSpan(own(6), own(7), own(3), own(4))))),
     Progress(7, 1500),
-    Traffic(own(15), {0: 64, 3: 0}),
-    Stats(own(18), WorkerStats(7, 2, 64, {0: 64}, 1)),
+    Traffic(own(15), {0: 64, 3: 0}, (ExchangeWay("all-reduce", ("x",), 64, "shared memory"),)),
+    Stats(own(18), WorkerStats(7, 2, 64, {0: 64}, 1, {"shared memory": 3})),
     TimelineReport(own(17), (RAN, RAN), 5),
 ]
 

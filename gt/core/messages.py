@@ -26,6 +26,7 @@ MAX_BATCH = 1 << 16
 MAX_RECORDED = 1 << 20  # commands that a worker records at most
 COUNTED_BYTES = 1 << 16  # a read of this size or more counts by itself against the session's limit
 ACKNOWLEDGED_BYTES = 1 << 20  # a client acknowledges its other answers together, each time they add up to this size
+MAX_WAYS = 1024  # of collectives in a report
 RAN_AT_ONCE = 1 << 10  # recorded commands of each worker in one answer
 CURRENT, PREVIOUS, KEPT = range(3)  # versions of a tensor, see FetchTensor
 
@@ -486,11 +487,21 @@ class StoreReady(_Record, frozen=True):
     port: int
 
 
+class ExchangeWay(Struct, array_like=True, frozen=True):
+    """The way in which workers did a collective, which is given by its kind, axes and bytes: see Collective."""
+
+    kind: Name
+    axes: tuple[Axis, ...]
+    nbytes: int
+    way: Name
+
+
 class Traffic(_Record, frozen=True):
-    """Payload bytes that a worker has received, by sender."""
+    """Payload bytes that a worker has received, by sender, and the ways of its latest collectives."""
 
     request: Id
     received: dict[int, int]
+    ways: tuple[ExchangeWay, ...] = ()
 
 
 class WorkerStats(Struct, array_like=True, frozen=True):
@@ -500,6 +511,7 @@ class WorkerStats(Struct, array_like=True, frozen=True):
     - `tensors`, `bytes`: the number of tensors held, and their size
     - `received`: payload bytes from other workers, by sender
     - `restrided`: tensors copied into the strides that the signature declares
+    - `exchanges`: exchanges with other workers, by their way: "shared memory", "gloo all-reduce", ...
     """
 
     ops: int
@@ -507,6 +519,7 @@ class WorkerStats(Struct, array_like=True, frozen=True):
     bytes: int
     received: dict[int, int]
     restrided: int = 0
+    exchanges: dict[Name, int] = {}
 
 
 class Stats(_Record, frozen=True):
@@ -563,6 +576,7 @@ class TrafficRead(_Record, frozen=True):
     request: Id
     received: dict[int, dict[int, int]]
     collectives: tuple[Collective, ...]
+    ways: tuple[ExchangeWay, ...] = ()
 
 
 class StatsRead(_Record, frozen=True):

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from gt.core.errors import ProtocolError
 from gt.core.ids import MAX_RESULTS, session_of, short_id
 from gt.core.messages import (
+    MAX_WAYS,
     RAN_AT_ONCE,
     Answer,
     Failed,
@@ -99,6 +100,8 @@ class Requests:
         received = reply.stats.received if isinstance(reply, Stats) else received
         if len(received) > self._state.workers_joined:
             raise ProtocolError(f"bytes were received from {len(received)} workers, more than there ever were")
+        if isinstance(reply, Traffic) and len(reply.ways) > MAX_WAYS:
+            raise ProtocolError(f"the ways of {len(reply.ways)} collectives are over the limit of {MAX_WAYS}")
         if isinstance(reply, TimelineReport) and len(reply.ran) > RAN_AT_ONCE:
             raise ProtocolError(f"a timeline of {len(reply.ran)} commands is over the limit of {RAN_AT_ONCE}")
 
@@ -124,7 +127,8 @@ class Requests:
         if isinstance(reply, Traffic):
             received = {worker: reply.received for worker, reply in pending.replies if isinstance(reply, Traffic)}
             collectives = self._state.take_collectives(self._state.sessions[session_of(request)])
-            return TrafficRead(request, received, collectives)
+            ways = [way for _, reply in pending.replies if isinstance(reply, Traffic) for way in reply.ways]
+            return TrafficRead(request, received, collectives, tuple(dict.fromkeys(ways)))
         if isinstance(reply, Stats):
             stats = {worker: reply.stats for worker, reply in pending.replies if isinstance(reply, Stats)}
             return StatsRead(request, stats)

@@ -113,7 +113,7 @@ class Executor:
             WorkerAgreeOnStep: lambda command: self._steps.agree(command, self.tensors.pop(command.tokens, None)),
             WorkerEndStep: self._steps.end,
             Synchronize: self._synchronize,
-            WorkerReadTraffic: lambda command: self._report(Traffic(command.request, self._runner.traffic.by_peer())),
+            WorkerReadTraffic: self._read_traffic,
             ReadStats: self._read_stats,
             ReadTimeline: self._read_timeline,
             WorkerReportProgress: self._report_progress,
@@ -196,10 +196,16 @@ class Executor:
         scope = self.scopes.get((session_of(command.op_id), command.scope))
         return bound.op, scope.name if scope is not None else ""
 
+    def _read_traffic(self, command: WorkerReadTraffic) -> None:
+        traffic = self._runner.traffic
+        self._report(Traffic(command.request, traffic.by_peer(), traffic.ways(self.exchange)))
+
     def _read_stats(self, command: ReadStats) -> None:
         values = [value for value in self.tensors.values() if not isinstance(value, FailedValue)]
         nbytes = sum(int(value.nbytes) for value in values)
-        stats = WorkerStats(self._ops_run, len(values), nbytes, self._runner.traffic.by_peer(), self.engine.restrided)
+        received = self._runner.traffic.by_peer()
+        ways = self.exchange.ways()
+        stats = WorkerStats(self._ops_run, len(values), nbytes, received, self.engine.restrided, ways)
         self._report(Stats(command.request, stats))
 
     def _read_timeline(self, command: ReadTimeline) -> None:

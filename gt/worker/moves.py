@@ -28,9 +28,7 @@ class Mover:
         self._is_target = worker in target.mesh
         self._stride = self._target_stride(meta, target, worker)
         self.parts = [
-            StepPart(worker, meta, step, moves=nbytes > 0)
-            if worker in step.source.mesh or worker in step.target.mesh
-            else None
+            StepPart(worker, meta, step, nbytes) if worker in step.source.mesh or worker in step.target.mesh else None
             for step, nbytes in zip(plan.steps, plan.step_bytes, strict=True)
         ]
 

@@ -217,7 +217,7 @@ def test_commands_of_other_sessions_are_not_reported(recorder):
     recorder.take(1, 5)
     meta = TensorMeta((2,), (1,), 0, "float32")
     (step,) = plan_reshard((2,), 4, over("- + x"), over("-")).steps
-    run(recorder, FOREIGN, StepPart(0, meta, step, moves=True))
+    run(recorder, FOREIGN, StepPart(0, meta, step, nbytes=16))
     run(recorder, OP)
     ((told,), dropped) = recorder.take(1, 0)
     assert (told.op, told.swaps, dropped) == ("aten.x.default", (), 0)

@@ -33,6 +33,9 @@ class MemoryExchange:
     def required_workers(self, members: Sequence[int]) -> tuple[int, ...]:
         return tuple(members)
 
+    def way_of(self, part: StepPart) -> str:
+        return "memory"
+
     def ways(self) -> dict[str, int]:
         return {}
 

@@ -73,8 +73,11 @@ class Exchange(Protocol):
     def required_workers(self, members: Sequence[int]) -> tuple[int, ...]:
         """The workers without which an exchange among `members` fails."""
 
+    def way_of(self, part: StepPart) -> str:
+        """The way in which a part was exchanged, such as "shared memory" or "gloo all-reduce"."""
+
     def ways(self) -> dict[str, int]:
-        """How many exchanges went each way, such as "shared memory" or "gloo all-reduce"."""
+        """The number of exchanges by their way."""
 
     def host_store(self) -> int:
         """Start the store by which workers find each other; returns its port."""

@@ -72,6 +72,10 @@ class ProcessExchange:
         """The members, and the worker that hosts the store."""
         return tuple(dict.fromkeys((*members, self.rendezvous.host)))
 
+    def way_of(self, part: StepPart) -> str:
+        group = self.groups.get(part.members)
+        return group.way_of(part) if group is not None else "none"  # the group could not be made
+
     def ways(self) -> dict[str, int]:
         return dict(self._ways)
 

@@ -8,7 +8,8 @@ reduces as GT does. Other steps are sends and receives. Tasks of one kind go tog
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
+from typing import TypeAlias
 
 import torch
 
@@ -26,7 +27,7 @@ from gt.worker.exchange.collective_works import (
 from gt.worker.exchange.failure_texts import FailureTexts
 from gt.worker.exchange.group_backends import GroupBackend
 from gt.worker.exchange.in_flight import InFlightSends
-from gt.worker.exchange.interface import MoveTask, Result, Work
+from gt.worker.exchange.interface import MoveTask, Result
 from gt.worker.exchange.step_parts import StepPart
 from gt.worker.failed_value import FailedValue
 
@@ -63,7 +64,7 @@ class ProcessGroup:
 
     def prefetch(self, part: StepPart) -> bool:
         """Begin to receive the boxes of a later exchange, if it goes by sends and receives. Returns whether it does."""
-        if way_of(part) != PointToPointWork.way:
+        if work_of(part) is not PointToPointWork:
             return False
         for peer in part.peers:
             with collecting([]):  # a peer that has ended is noticed when its box is needed
@@ -83,8 +84,11 @@ class ProcessGroup:
     def read_failure(self, number: int, task: int) -> FailedValue:
         return self._texts.read(self.members, number, task)
 
-    def count(self, way: str) -> None:
-        self._ways[f"{self.backend.name} {way}"] += 1
+    def way_of(self, part: StepPart) -> str:
+        return f"{self.backend.name} {work_of(part).way}"
+
+    def count(self, entries: Sequence[Entry]) -> None:
+        self._ways[self.way_of(entries[0].task.part)] += 1
 
     def close(self) -> None:
         """The connections end with the last reference to the backend."""
@@ -95,14 +99,12 @@ class GroupWork:
 
     def __init__(self, group: ProcessGroup, tasks: Sequence[MoveTask]) -> None:
         self._count = len(tasks)
-        entries: dict[str, list[Entry]] = {}
+        entries: dict[_WorkType, list[Entry]] = {}
         for position, task in enumerate(tasks):
-            entries.setdefault(way_of(task.part), []).append(Entry(position, task))
-        self._works = [
-            (chosen, work(group, chosen)) for way, work in _WORKS.items() if (chosen := entries.get(way)) is not None
-        ]
-        for way in entries:
-            group.count(way)
+            entries.setdefault(work_of(task.part), []).append(Entry(position, task))
+        self._works = [(entries[work], work(group, entries[work])) for work in _IN_ORDER if work in entries]
+        for chosen in entries.values():
+            group.count(chosen)
 
     def finish(self) -> list[Result]:
         results: list[Result] = [None] * self._count
@@ -112,15 +114,16 @@ class GroupWork:
         return results
 
 
-_WORKS: dict[str, Callable[[ProcessGroup, Sequence[Entry]], Work]] = {
-    work.way: work for work in (SumWork, SegmentWork, GatherWork, AllToAllWork, PointToPointWork)
-}
+_WorkType: TypeAlias = (
+    type[SumWork] | type[SegmentWork] | type[GatherWork] | type[AllToAllWork] | type[PointToPointWork]
+)
+_IN_ORDER: tuple[_WorkType, ...] = (SumWork, SegmentWork, GatherWork, AllToAllWork, PointToPointWork)
 
 
-def way_of(part: StepPart) -> str:
-    """How a step goes. All members choose the same."""
+def work_of(part: StepPart) -> _WorkType:
+    """The work that does a step. All members choose the same."""
     if part.kind == "all-reduce":
-        return SumWork.way if part.reduction == "sum" and part.dtype in NATIVE_SUMS else SegmentWork.way
+        return SumWork if part.reduction == "sum" and part.dtype in NATIVE_SUMS else SegmentWork
     if not part.is_even:
-        return PointToPointWork.way
-    return GatherWork.way if part.kind == "all-gather" else AllToAllWork.way
+        return PointToPointWork
+    return GatherWork if part.kind == "all-gather" else AllToAllWork

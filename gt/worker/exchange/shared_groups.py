@@ -19,6 +19,7 @@ from gt.worker.exchange.channels import SLOTS, Channel, Peer
 from gt.worker.exchange.failure_texts import FailureTexts
 from gt.worker.exchange.interface import MoveTask, Result
 from gt.worker.exchange.shared_reductions import all_reduce, large_reductions
+from gt.worker.exchange.step_parts import StepPart
 from gt.worker.failed_value import FailedValue
 
 _ALIGNMENT = 64
@@ -53,8 +54,11 @@ class SharedGroup:
     def begin(self, tasks: Sequence[MoveTask]) -> SharedWork:
         if self._error is not None:
             raise RuntimeError(f"workers {self.members} exchange nothing any more: {self._error}")
-        self._ways["shared memory"] += 1
+        self._ways[self.way_of(tasks[0].part)] += 1
         return SharedWork(self, tasks)
+
+    def way_of(self, part: StepPart) -> str:
+        return "shared memory"
 
     def give_up(self, error: Exception) -> None:
         self._error = error

@@ -54,6 +54,7 @@ class Piece(NamedTuple):
 
 class StepPart:
     """`members` are all workers that exchange in the step, in the order of the mesh; none if nothing is exchanged.
+    `nbytes` are the bytes that all workers of the step receive together.
 
     `before` and `after` are the metas of the worker's part, None where it has none. `peers` are the metas of the parts
     of the workers that it takes from. `gives` are the boxes that others take from it. `addends` are the boxes that it
@@ -62,14 +63,15 @@ class StepPart:
     the same `recipe` take the same boxes, and get the same value.
     """
 
-    def __init__(self, worker: int, meta: TensorMeta, step: ReshardStep, moves: bool) -> None:
+    def __init__(self, worker: int, meta: TensorMeta, step: ReshardStep, nbytes: int) -> None:
         self.worker = worker
+        self.nbytes = nbytes
         self.kind = step.kind
         self.dtype = meta.dtype
         self.step = step
         self._strides = meta.stride
         self._shape = meta.shape
-        self.members = exchange_group(step, worker) if moves else ()
+        self.members = exchange_group(step, worker) if nbytes else ()
         self._befores: dict[int, TensorMeta | None] = {}
         self._operators: dict[Engine, Callable[..., Value]] = {}
         self.before = self._part(step.source, worker)

@@ -1,10 +1,12 @@
-"""Counts the bytes that a worker receives from others, as plans count them."""
+"""Counts the bytes that a worker receives from others, as plans count them, and notes the ways they came."""
 
 from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable
 
+from gt.core.messages import MAX_WAYS, ExchangeWay
+from gt.worker.exchange.interface import Exchange
 from gt.worker.exchange.step_parts import StepPart
 
 _MAX_PARTS = 4096
@@ -17,12 +19,20 @@ class TrafficCount:
     def __init__(self) -> None:
         self._runs: Counter[StepPart] = Counter()
         self._nbytes: Counter[int] = Counter()
+        self._latest: dict[tuple[str, tuple[str, ...], int], StepPart] = {}
 
     def add(self, parts: Iterable[StepPart]) -> None:
         for part in parts:
             self._runs[part] += 1
+            self._latest[part.kind, part.step.axes, part.nbytes] = part
         if len(self._runs) > _MAX_PARTS:  # parts of programs that are forgotten must not be kept
             self.by_peer()
+        while len(self._latest) > MAX_WAYS:
+            del self._latest[next(iter(self._latest))]
+
+    def ways(self, exchange: Exchange) -> tuple[ExchangeWay, ...]:
+        """The ways of the latest collectives."""
+        return tuple(ExchangeWay(*collective, exchange.way_of(part)) for collective, part in self._latest.items())
 
     def by_peer(self) -> dict[int, int]:
         """The bytes received since the worker began, by sender."""
