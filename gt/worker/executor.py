@@ -54,6 +54,7 @@ from gt.worker.exchange import Exchange
 from gt.worker.exchange.interface import Exchanging
 from gt.worker.failed_value import FailedValue
 from gt.worker.failure_records import make_failure
+from gt.worker.late_failures import LateFailures
 from gt.worker.op_runner import OpRunner
 from gt.worker.timeline_recorder import Recorder
 
@@ -97,6 +98,8 @@ class Executor:
         self._reports: list[ReportAndBytes] = []
         self._buffers: Iterator[Buffer] = iter(())
         self._progress_time = 0
+        flags = exchange.flags
+        self._late = LateFailures(self.tensors, flags) if flags is not None else None
         self._actions: dict[type, Callable[[Any], None]] = {
             RunOp: self._runner.run,
             FreeTensors: self._free,
@@ -105,11 +108,11 @@ class Executor:
             WorkerDefineScope: self._define_scope,
             ForgetOps: self._forget,
             WorkerCreateTensor: self._create,
-            QueryOp: self._runner.query,
+            QueryOp: self._query,
             WorkerFetchTensor: self._fetch,
             WorkerReviveTensor: self._revive,
             ReadVersions: self._read_versions,
-            WorkerBeginStep: lambda command: self._steps.begin(command, self.tensors),
+            WorkerBeginStep: self._begin_step,
             WorkerAgreeOnStep: lambda command: self._steps.agree(command, self.tensors.pop(command.tokens, None)),
             WorkerEndStep: self._steps.end,
             Synchronize: self._synchronize,
@@ -130,6 +133,8 @@ class Executor:
         self._reports = []
         self._buffers = iter(buffers)
         self._progress_time = self.recorder.clock()
+        if self._late is not None:
+            self._late.follow(commands)
         self._ops_run += [*map(type, commands)].count(RunOp)
         batch = self._runner.prefetch.follow(commands)
         if self.recorder.is_on:
@@ -260,8 +265,23 @@ class Executor:
         spans = tuple((ident, self._steps.span(ident, self.tensors[ident])) for ident in held)
         self._report(Versions(command.request, spans))
 
+    def _settle(self) -> None:
+        """Before a value leaves the worker: learn whether it has failed."""
+        if self._late is not None:
+            self._late.settle()
+
+    def _query(self, command: QueryOp) -> None:
+        self._settle()
+        self._runner.query(command)
+
+    def _begin_step(self, command: WorkerBeginStep) -> None:
+        """A step of an optimizer is skipped if a gradient has failed, so that must be known."""
+        self._settle()
+        self._steps.begin(command, self.tensors)
+
     def _fetch(self, command: WorkerFetchTensor) -> None:
         try:
+            self._settle()
             value = self._steps.version(command.id, self.tensors[command.id], command.version)
             if isinstance(value, FailedValue):
                 self._report(Failed(command.request, value.failure))
@@ -275,6 +295,7 @@ class Executor:
         self._report(Fetched(command.request, Segment(name, len(data))), data)
 
     def _synchronize(self, command: Synchronize) -> None:
+        self._settle()
         self.engine.synchronize()
         self._report(Synchronized(command.request))
 

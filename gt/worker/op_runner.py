@@ -171,6 +171,8 @@ class OpRunner:
         for ident, result in zip(command.outputs, results, strict=True):
             if result is not None:
                 self.tensors[ident] = result
+        if self._exchange.flags is not None:
+            self._exchange.flags.assign(command)
 
     def _counted(self, command: RunOp, computation: Exchanging) -> Exchanging:
         """Pass on the exchanges of a computation, and count the bytes received. Tokens of steps are no payload."""

@@ -13,7 +13,7 @@ from gt.worker.engines.engine import Value
 from gt.worker.exchange.group_backends import GroupBackend
 from gt.worker.exchange.in_flight import InFlightSends
 from gt.worker.exchange.interface import MoveTask, Result
-from gt.worker.exchange.messages import MessageLayout
+from gt.worker.exchange.messages import MessageLayout, write_flag
 from gt.worker.exchange.rendezvous import MEMBER_TIMEOUT
 from gt.worker.exchange.step_parts import Slices, StepPart, elements
 from gt.worker.failed_value import FailedValue
@@ -45,6 +45,8 @@ class Group(Protocol):
 
     def buffer(self, nbytes: int) -> torch.Tensor: ...
     def receive(self, peer: int, nbytes: int) -> ReceivedMessage: ...
+    def doubt(self) -> torch.Tensor | None: ...
+    def is_set(self, flags: Sequence[torch.Tensor], number: int, task: int) -> bool: ...
     def write_failure(self, number: int, task: int, failed: FailedValue) -> None: ...
     def read_failure(self, number: int, task: int) -> FailedValue: ...
 
@@ -60,7 +62,7 @@ class _Messages:
     def write(self, buffer: torch.Tensor, layout: MessageLayout, boxes: Sequence[Slices | None]) -> None:
         for place, ((position, task), slices) in enumerate(zip(self.entries, boxes, strict=True)):
             if slices is not None:
-                failed = layout.write(buffer, task, place, slices)
+                failed = layout.write(buffer, task, place, slices, self.group.doubt())
                 if failed is not None:
                     self.group.write_failure(self.number, position, failed)
 
@@ -69,7 +71,8 @@ class _Messages:
         position, task = self.entries[place]
         if isinstance(task.value, FailedValue):
             return task.value
-        if any(bool(layout.flag(buffer, place)) for layout, buffer in messages.values()):
+        flags = [layout.flag(buffer, place) for layout, buffer in messages.values()]
+        if self.group.is_set(flags, self.number, position):
             return self.group.read_failure(self.number, position)
         return None
 
@@ -190,7 +193,7 @@ class SumWork:
                 value = task.attempt(lambda: _copy_flat(task, buffer[start : start + size]))
             if isinstance(value, FailedValue):
                 self._group.write_failure(self._number, position, value)
-                buffer[sum(sizes) + place] = 1
+            write_flag(buffer[sum(sizes) + place], value, self._group.doubt())
             start += size
         return self._group.backend.all_reduce(buffer), buffer
 
@@ -198,18 +201,18 @@ class SumWork:
         found: dict[int, Result] = {}
         for entries, work, buffer in self._launched:
             wait(work)
-            flags = buffer[len(buffer) - len(entries) :].tolist()
+            flags = buffer[len(buffer) - len(entries) :]
             start = 0
             for flag, (position, task) in zip(flags, entries, strict=True):
                 segment = buffer[start : start + _size(task.part)]
-                found[position] = self._result(position, task, segment, is_flagged=bool(flag))
+                found[position] = self._result(position, task, segment, flag)
                 start += len(segment)
         return [found[position] for position, _ in self._entries]
 
-    def _result(self, position: int, task: MoveTask, segment: torch.Tensor, *, is_flagged: bool) -> Result:
+    def _result(self, position: int, task: MoveTask, segment: torch.Tensor, flag: torch.Tensor) -> Result:
         if isinstance(task.value, FailedValue):
             return task.value
-        if is_flagged:
+        if self._group.is_set([flag], self._number, position):
             return self._group.read_failure(self._number, position)
         return task.attempt(lambda: _from_flat(task, segment))
 

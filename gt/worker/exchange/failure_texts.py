@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable
+from datetime import timedelta
 
 import msgspec
 import torch.distributed as dist
@@ -15,6 +16,7 @@ import torch.distributed as dist
 from gt.core.messages import Failure
 from gt.worker.failed_value import FailedValue
 
+_ARRIVAL_TIME = timedelta(seconds=2)  # the store may get a failure after its flag has arrived
 _KEPT = 1024  # failures of this worker that stay in the store
 _encoder = msgspec.msgpack.Encoder()
 _decoder = msgspec.msgpack.Decoder(Failure)
@@ -38,12 +40,15 @@ class FailureTexts:
             self._store().delete_key(self._written.popleft())
 
     def read(self, members: tuple[int, ...], number: int, task: int) -> FailedValue:
-        """The failure that a flag stands for."""
+        """The failure that a flag stands for. There is none to be read if the store has ended, or if the member that
+        set the flag did not know the failure itself: see DeferredFlags."""
+        key = _key(members, number, task)
         try:
-            return FailedValue(_decoder.decode(self._store().get(_key(members, number, task))))
+            self._store().wait([key], _ARRIVAL_TIME)
+            return FailedValue(_decoder.decode(self._store().get(key)))
         except Exception as error:
-            text = f"a worker of {members} has no value for an exchange, and its failure cannot be read: {error}"
-            return FailedValue(Failure(self._worker, "exchange", (), 0, 0, "RuntimeError", text, ""))
+            text = f"one of workers {members} has no value for an exchange; its failure cannot be read: {error}"
+            return FailedValue(Failure(self._worker, "exchange", (), 0, 0, "RuntimeError", text, "", members))
 
 
 def _key(members: tuple[int, ...], number: int, task: int) -> str:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Generator, Sequence
+from collections.abc import Callable, Generator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from datetime import timedelta
 from typing import Any, TypeAlias
@@ -40,53 +40,87 @@ class GlooGroup:
         return self._group.recv([buffer], rank, 0)
 
 
+class CommunicationStream:
+    """The one stream of a GPU on which the exchanges of all its groups run, one after the other. Kernels of different
+    communicators that start in different orders on different GPUs would wait for each other for ever."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
+        self._stream = torch.cuda.Stream(device)
+
+    @contextmanager
+    def following(self, launch: Launch) -> Generator[None]:
+        """What is launched inside runs after all that the computation has launched. The host waits for nothing."""
+        self._stream.wait_stream(torch.cuda.current_stream(self._device))
+        with torch.cuda.stream(self._stream):
+            yield
+            launch.event = self._stream.record_event()
+
+    def use(self, *buffers: torch.Tensor) -> None:
+        """Memory that exchanges use is not given to others before they are done."""
+        for buffer in buffers:
+            buffer.record_stream(self._stream)
+
+
+class Launch:
+    """An exchange of a GPU that was launched, or will be when its sends and receives are complete."""
+
+    def __init__(self) -> None:
+        self.event: torch.cuda.Event | None = None
+
+    def wait(self, timeout: timedelta) -> None:
+        """Let the computation that follows wait for the exchange. The host does not wait, so needs no timeout."""
+        assert self.event is not None, "the sends and receives are launched together, before any of them is waited for"
+        self.event.wait()
+
+
 class NcclGroup:
     """A process group of GPUs. The sends and receives of one exchange are launched together, or they would wait for
-    each other. None has begun before the launch, so the launch is what callers wait for."""
+    each other."""
 
     name = "nccl"
 
-    def __init__(self, group: Any, device: torch.device) -> None:
+    def __init__(self, group: Any, device: torch.device, stream: CommunicationStream) -> None:
         self.device = device
         self._group = group
+        self._stream = stream
         self._launch = Launch()
 
     def all_reduce(self, buffer: torch.Tensor) -> Launch:
-        return Launch(self._group.allreduce([buffer]))
+        return self._launched(lambda: self._group.allreduce([buffer]), buffer)
 
     def all_gather(self, rows: torch.Tensor, mine: torch.Tensor) -> Launch:
-        return Launch(all_gather_bytes(self._group, rows, mine))
+        return self._launched(lambda: all_gather_bytes(self._group, rows, mine), rows, mine)
 
     def all_to_all(self, rows: torch.Tensor, mine: torch.Tensor) -> Launch:
-        return Launch(all_to_all_bytes(self._group, rows, mine))
+        return self._launched(lambda: all_to_all_bytes(self._group, rows, mine), rows, mine)
+
+    def _launched(self, collective: Callable[[], Any], *buffers: torch.Tensor) -> Launch:
+        launch = Launch()
+        with self._stream.following(launch):
+            collective().wait()  # NCCL has a stream of its own: ours waits for it, and the host does not
+        self._stream.use(*buffers)
+        return launch
 
     @contextmanager
     def coalesced(self) -> Generator[None]:
         launch = self._launch = Launch()
-        start_coalescing(self._group)
-        try:
-            yield
-        finally:
-            launch.work = end_coalescing(self._group)
+        with self._stream.following(launch):
+            start_coalescing(self._group)
+            try:
+                yield
+            finally:
+                end_coalescing(self._group).wait()
 
     def send(self, buffer: torch.Tensor, rank: int) -> Launch:
         self._group.send([buffer], rank, 0)
+        self._stream.use(buffer)
         return self._launch
 
     def receive(self, buffer: torch.Tensor, rank: int) -> Launch:
         self._group.recv([buffer], rank, 0)
+        self._stream.use(buffer)
         return self._launch
-
-
-class Launch:
-    """A collective, or the coalesced sends and receives of a group, whose `work` is set when they are launched."""
-
-    def __init__(self, work: Any = None) -> None:
-        self.work = work
-
-    def wait(self, timeout: timedelta) -> None:
-        """The GPU's stream waits and this thread does not, so the timeout is not needed."""
-        self.work.wait()
 
 
 GroupBackend: TypeAlias = GlooGroup | NcclGroup

@@ -23,6 +23,7 @@ class MemoryExchange:
     """The transport of virtual workers. `run_interleaved` runs their exchanges, so none ever begins."""
 
     can_prefetch = False
+    flags = None
 
     def begin(self, tasks: Sequence[MoveTask]) -> Work:
         raise AssertionError("run_interleaved runs the exchanges of virtual workers")

@@ -6,6 +6,7 @@ from collections.abc import Callable, Generator, Sequence
 from typing import Any, NamedTuple, Protocol, TypeAlias
 
 from gt.worker.engines.engine import Engine, Value
+from gt.worker.exchange.deferred_flags import DeferredFlags
 from gt.worker.exchange.step_parts import Slices, StepPart
 from gt.worker.failed_value import Fail, FailedValue
 
@@ -62,6 +63,10 @@ class Exchange(Protocol):
 
     def begin(self, tasks: Sequence[MoveTask]) -> Work:
         """Start tasks with the same members, as one exchange. All members begin their exchanges in the same order."""
+
+    @property
+    def flags(self) -> DeferredFlags | None:
+        """Flags that were not read, of workers that do not wait for their device; None for others."""
 
     @property
     def can_prefetch(self) -> bool:

@@ -28,14 +28,15 @@ class MessageLayout:
             if meta is not None:
                 self.nbytes += _ALIGNMENT + -(-meta.nbytes // _ALIGNMENT) * _ALIGNMENT
 
-    def write(self, buffer: torch.Tensor, task: MoveTask, position: int, slices: Slices) -> FailedValue | None:
+    def write(
+        self, buffer: torch.Tensor, task: MoveTask, position: int, slices: Slices, doubt: torch.Tensor | None
+    ) -> FailedValue | None:
         """Write one box of a task's value, or its flag; returns the failure that the flag stands for."""
         value, at = task.value, self._offsets[position]
         if not isinstance(value, FailedValue):
             value = task.attempt(lambda: self._copy(buffer, position, task, slices))
-        is_failed = isinstance(value, FailedValue)
-        buffer[at] = is_failed
-        return value if is_failed else None
+        write_flag(buffer[at], value, doubt)
+        return value if isinstance(value, FailedValue) else None
 
     def _copy(self, buffer: torch.Tensor, position: int, task: MoveTask, slices: Slices) -> None:
         value = task.box(slices)
@@ -69,3 +70,11 @@ class MessageLayout:
         meta = self._meta(position)
         flat = self._bytes(buffer, position).view(getattr(torch, meta.dtype))
         return flat.as_strided(meta.shape, meta.stride, flat.storage_offset())
+
+
+def write_flag(target: torch.Tensor, value: Value | FailedValue, doubt: torch.Tensor | None) -> None:
+    """Set a flag if a value has failed or, on the device, if that is in doubt."""
+    if isinstance(value, FailedValue) or doubt is None:
+        target.fill_(int(isinstance(value, FailedValue)))
+    else:
+        target.copy_(doubt)

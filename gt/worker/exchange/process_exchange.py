@@ -20,8 +20,15 @@ from gt.worker.exchange import futex
 from gt.worker.exchange.arena import Arena, Memory
 from gt.worker.exchange.channels import CHANNEL_BYTES, Peer
 from gt.worker.exchange.collective_works import wait
+from gt.worker.exchange.deferred_flags import DeferredFlags
 from gt.worker.exchange.failure_texts import FailureTexts
-from gt.worker.exchange.group_backends import GlooGroup, GroupBackend, NcclGroup, can_use_nccl
+from gt.worker.exchange.group_backends import (
+    CommunicationStream,
+    GlooGroup,
+    GroupBackend,
+    NcclGroup,
+    can_use_nccl,
+)
 from gt.worker.exchange.in_flight import InFlightSends
 from gt.worker.exchange.interface import LookAhead, MoveTask, Work
 from gt.worker.exchange.process_groups import ProcessGroup
@@ -47,6 +54,8 @@ class ProcessExchange:
         self.in_flight = InFlightSends(wait)
         self._arena = Arena()
         self._texts = FailureTexts(self.rendezvous.require_store, worker)
+        self.flags = DeferredFlags(self._device, self._texts) if self._device.type == "cuda" else None
+        self._stream: CommunicationStream | None = None
         self._ways: Counter[str] = Counter()
         self._prefetching: ProcessGroup | None = None
 
@@ -163,7 +172,7 @@ class ProcessExchange:
         for member, told in self.rendezvous.gather(store, members, "connected", problem).items():
             if told:
                 raise RuntimeError(f"worker {member} is not connected with the others of workers {members}: {told}")
-        return ProcessGroup(self._worker, members, backend, self.in_flight, self._texts, self._ways)
+        return ProcessGroup(self._worker, members, backend, self.in_flight, self._texts, self._ways, self.flags)
 
     def _connect(self, store: dist.Store, members: tuple[int, ...]) -> GroupBackend:
         rank, size = members.index(self._worker), len(members)
@@ -177,7 +186,8 @@ class ProcessExchange:
         group = make_nccl_group(store, rank, size, MEMBER_TIMEOUT)
         # All members are here now. A member with nothing to send or to receive does not come to the first exchange.
         group.eager_connect_single_device(self._device)
-        return NcclGroup(group, self._device)
+        self._stream = self._stream or CommunicationStream(self._device)
+        return NcclGroup(group, self._device, self._stream)
 
 
 def _gpu(device: torch.device) -> str:

@@ -24,6 +24,7 @@ from gt.worker.exchange.collective_works import (
     collecting,
     taken_layout,
 )
+from gt.worker.exchange.deferred_flags import DeferredFlags, FlagSource
 from gt.worker.exchange.failure_texts import FailureTexts
 from gt.worker.exchange.group_backends import GroupBackend
 from gt.worker.exchange.in_flight import InFlightSends
@@ -48,6 +49,7 @@ class ProcessGroup:
         sends: InFlightSends,
         texts: FailureTexts,
         ways: Counter[str],
+        flags: DeferredFlags | None = None,
     ) -> None:
         self.worker = worker
         self.members = members
@@ -57,6 +59,7 @@ class ProcessGroup:
         self.prefetched: dict[int, ReceivedMessage] = {}
         self._ways = ways
         self._texts = texts
+        self._flags = flags
 
     def begin(self, tasks: Sequence[MoveTask]) -> GroupWork:
         self.number += 1
@@ -77,6 +80,18 @@ class ProcessGroup:
 
     def buffer(self, nbytes: int) -> torch.Tensor:
         return torch.empty(nbytes, dtype=torch.uint8, device=self.backend.device)
+
+    def doubt(self) -> torch.Tensor | None:
+        """On the device: whether this worker's values may be wrong. None if it knows."""
+        return self._flags.doubt if self._flags is not None else None
+
+    def is_set(self, flags: Sequence[torch.Tensor], number: int, task: int) -> bool:
+        """Whether a flag of a task is set. Flags that are on a device are kept, and read later."""
+        if self._flags is None:
+            return any(bool(flag) for flag in flags)
+        for flag in flags:
+            self._flags.add(flag, FlagSource(self.members, number, task))
+        return False
 
     def write_failure(self, number: int, task: int, failed: FailedValue) -> None:
         self._texts.write(self.members, number, task, failed)

@@ -1,0 +1,70 @@
+"""Flags of exchanges between GPUs, which stay on the device until a value leaves the worker.
+
+Looking at a flag makes the host wait for the device, so that no work is launched ahead. Until the flags are read, a
+worker does not know whether what it has computed is right; it passes that on: its own flags in later exchanges are set
+if any flag that it has not read is set.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+
+from gt.core.messages import RunOp
+from gt.worker.exchange.failure_texts import FailureTexts
+from gt.worker.failed_value import FailedValue
+
+
+class FlagSource(NamedTuple):
+    """The task of an exchange that a flag belongs to, by which its failure is found."""
+
+    members: tuple[int, ...]
+    number: int
+    task: int
+
+
+class FlaggedCommand(NamedTuple):
+    """A command that took part in an exchange with a flag."""
+
+    command: RunOp
+    source: FlagSource
+
+
+class DeferredFlags:
+    """`doubt` is on the device, and not 0 if a flag that was not read is set."""
+
+    def __init__(self, device: torch.device, texts: FailureTexts) -> None:
+        self._texts = texts
+        self.doubt = torch.zeros((), dtype=torch.uint8, device=device)
+        self._flags: list[torch.Tensor] = []
+        self._sources: list[FlagSource] = []
+        self._commands: list[RunOp] = []
+
+    def add(self, flag: torch.Tensor, source: FlagSource) -> None:
+        """Keep a flag: an element of any dtype, set if it is not 0."""
+        is_set = (flag != 0).to(torch.uint8)
+        torch.maximum(self.doubt, is_set, out=self.doubt)
+        self._flags.append(is_set)
+        self._sources.append(source)
+
+    def assign(self, command: RunOp) -> None:
+        """The flags that were added since the last call are those of a command."""
+        self._commands += [command] * (len(self._flags) - len(self._commands))
+
+    def failure_of(self, source: FlagSource) -> FailedValue:
+        return self._texts.read(*source)
+
+    def __len__(self) -> int:
+        return len(self._flags)
+
+    def read(self) -> list[FlaggedCommand]:
+        """The commands whose flags are set. One copy to the host, and none if there are no flags."""
+        if not self._flags:
+            return []
+        flags, sources, commands = self._flags, self._sources, self._commands
+        self._flags, self._sources, self._commands = [], [], []
+        self.doubt.zero_()
+        values = torch.stack(flags).tolist()
+        pairs = map(FlaggedCommand, commands, sources)
+        return [pair for pair, flag in zip(pairs, values, strict=True) if flag]

@@ -1,0 +1,47 @@
+"""Failures that a worker learns of after it has run the commands that depend on them: those of flags that stay on the
+device.
+
+Wherever a value leaves the worker, the flags are read with it. If one is set, the worker goes through the commands that
+it has run since it last read them, and marks the results of the flagged ones, and of all that depend on them, as
+failed. Other values stay good.
+"""
+
+from __future__ import annotations
+
+from collections.abc import MutableMapping, Sequence
+
+from gt.core.messages import Command, RunOp
+from gt.worker.engines.engine import Value
+from gt.worker.exchange.deferred_flags import DeferredFlags
+from gt.worker.failed_value import FailedValue
+
+
+class LateFailures:
+    """`commands` are those run since the flags were last read."""
+
+    def __init__(self, tensors: MutableMapping[int, Value | FailedValue], flags: DeferredFlags) -> None:
+        self._tensors = tensors
+        self._flags = flags
+        self._commands: list[Command] = []
+
+    def follow(self, commands: Sequence[Command]) -> None:
+        """Remember a batch that is about to run."""
+        if not self._flags:  # what ran before has no flags to wait for
+            self._commands.clear()
+        self._commands += commands
+
+    def settle(self) -> None:
+        """Read the flags, and mark what has failed. A value may leave the worker after that."""
+        flagged = {id(command): source for command, source in reversed(self._flags.read())}
+        if not flagged:
+            return
+        failed: dict[int, FailedValue] = {}
+        for command in self._commands:
+            if isinstance(command, RunOp):
+                cause = next((failed[ident] for ident in command.inputs if ident in failed), None)
+                if cause is None and id(command) in flagged:
+                    cause = self._flags.failure_of(flagged[id(command)])
+                if cause is not None:
+                    failed.update(dict.fromkeys(command.outputs, cause))
+        for ident in failed.keys() & self._tensors.keys():
+            self._tensors[ident] = failed[ident]
