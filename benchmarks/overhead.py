@@ -158,13 +158,25 @@ def start_up(repeats: int) -> dict[str, float]:
     return {"torch": plain, "gt": ours, "more": ours - plain}
 
 
-def local_workers(count: int) -> float:
-    """Seconds until so many worker processes are ready."""
-    start = time.perf_counter()
-    gt.init(workers=count)
-    seconds = time.perf_counter() - start
-    gt.shutdown()
-    return seconds
+def local_workers(count: int, repeats: int) -> dict[str, float]:
+    """Seconds until one and so many worker processes are ready; and those of a program that imports torch and prints a
+    tensor, to which the ratio is."""
+    program = [sys.executable, "-c", "import torch; print(torch.ones(1))"]
+
+    def run_workers(number: int) -> float:
+        start = time.perf_counter()
+        gt.init(workers=number)
+        gt.synchronize()
+        seconds = time.perf_counter() - start
+        gt.shutdown()
+        return seconds
+
+    def run_torch() -> float:
+        return best(lambda: subprocess.run(program, check=True, capture_output=True), 1)
+
+    runs = [(run_torch(), run_workers(1), run_workers(count)) for _ in range(repeats)]
+    plain, one, several = map(min, zip(*runs, strict=True))
+    return {"torch": plain, "1 process": one, f"{count} processes": several, "ratio": several / plain}
 
 
 def measure(quick: bool) -> dict[str, object]:
@@ -187,8 +199,7 @@ def measure(quick: bool) -> dict[str, object]:
         results[f"us per small op, {workers} processes"] = small_ops(repeats, workers)
         gt.shutdown()
     results["s to start"] = start_up(2 if quick else 5)
-    if not quick:
-        results["s until 4 processes are ready"] = min(local_workers(4) for _ in range(3))
+    results["s until workers are ready"] = local_workers(4, 2 if quick else 5)
     return results
 
 

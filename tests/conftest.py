@@ -169,7 +169,8 @@ def quick_collections() -> None:
 
 def _leftovers() -> set[str]:
     threads = {f"thread {thread.name}" for thread in threading.enumerate() if thread.name.startswith("gt-")}
-    children = {f"process {child.pid} {' '.join(child.cmdline()[:4])}" for child in psutil.Process().children()}
+    processes = psutil.Process().children(recursive=True)
+    children = {f"process {process.pid} {' '.join(process.cmdline()[:4])}" for process in processes}
     children = {text for text in children if "gt." in text}
     directory = Path("/dev/shm")
     segments = (

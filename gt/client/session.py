@@ -65,6 +65,10 @@ from gt.wire.client_channel import ClientChannel
 
 MAX_CACHED_CALLS = 1 << 16
 FORGET_AT_ONCE = 1 << 16  # ops that one ForgetOps names
+FORKED = (
+    "this process was forked from one that uses GT, and a session belongs to one process; let the workers of a data "
+    "loader return plain tensors and move these to GT in the parent, or use num_workers=0"
+)
 FAREWELL_SECONDS = 2.0  # how long close() waits for work, to show its failures
 
 
@@ -316,10 +320,7 @@ class Session:
         """Close the copy of the session in a forked process, which must not touch sockets and memory that the parent
         goes on using."""
         self._ended = True
-        self._break_off(
-            "this process was forked from one that uses GT, and a session belongs to one process; let the workers of "
-            "a data loader return plain tensors and move these to GT in the parent, or use num_workers=0"
-        )
+        self._break_off(FORKED)
 
     def _break_off(self, reason: str) -> None:
         """Refuse every use from now on."""

@@ -8,74 +8,128 @@ import signal
 import subprocess
 import sys
 import tempfile
+import threading
 import time
-from collections.abc import Generator, Sequence
+from collections.abc import Generator
 from contextlib import contextmanager
+from multiprocessing.connection import Pipe
 from pathlib import Path
 
+import msgspec
 import torch
 
 from gt.core.errors import SettingsError, WorkerLost
 from gt.core.settings import Settings
 from gt.wire import shared_memory
-from gt.wire.lifeline import note_processes
+from gt.wire.worker_status import GRACE_SECONDS, WorkerStatus
 
-_GRACE_SECONDS = 3.0
+# The search for garbage would take a sixth of the time of the imports, and would write to pages that workers share.
+_FORK_SERVER = "import gc; gc.disable(); from gt.worker.fork_server import main; main()"
+_STARTING = " while starting"
+_ENDING_SECONDS = 2.0  # for the fork server, after the end of its workers
+_REPORT_SECONDS = 1.0  # for the report of an end that was noticed already
 
 
 class LocalProcesses:
-    """Runs `python -m gt.worker` for each worker. `endpoint` is the address of their dispatcher: a socket in a
-    directory that only this user can enter."""
+    """A fork server and its workers. `endpoint` is the address of their dispatcher: a socket in a directory that only
+    this user can enter."""
 
     def __init__(self, workers: int, settings: Settings) -> None:
         self._directory = _make_directory()
         self.endpoint = f"ipc://{self._directory}/server"
-        self._shows_logs = settings.verbose or settings.debug_worker
-        self._processes: dict[str, subprocess.Popen[bytes]] = {}
-        self._watchdog: subprocess.Popen[bytes] | None = None
+        self._count = workers
+        self._workers: dict[int, WorkerStatus] = {}  # by number
+        self._reports, theirs = Pipe()
+        self._receiving = threading.Lock()
+        self._fork_server: subprocess.Popen[bytes] | None = None
         try:
-            threads = max(1, (os.cpu_count() or 1) // workers)
-            for number in range(workers):
-                options = ["--backend", settings.backend, "--threads", str(threads), *_device_options(number)]
-                self._start(f"worker {number}", ["gt.worker", "--connect", self.endpoint, *options])
-            pids = [process.pid for process in self._processes.values()]
-            with _writing(self._directory):
-                note_processes(self._directory, [os.getpid(), *pids])
-            self._watchdog = _start_watchdog(self._directory, pids)
+            self._start(self._options(settings), theirs.fileno(), settings.verbose or settings.debug_worker)
         except BaseException:
             self.stop()
             raise
+        finally:
+            theirs.close()
 
-    def _start(self, name: str, arguments: list[str]) -> None:
+    def _options(self, settings: Settings) -> list[str]:
+        """The options of the fork server, and those that it passes to the workers."""
+        server = {"--client": os.getpid(), "--workers": self._count, "--gpus": torch.cuda.device_count()}
+        threads = max(1, (os.cpu_count() or 1) // self._count)
+        worker = {"--connect": self.endpoint, "--backend": settings.backend, "--threads": threads}
+        return [str(self._directory), *(str(part) for option in (server | worker).items() for part in option)]
+
+    def _start(self, options: list[str], standard_input: int, shows_logs: bool) -> None:
         with _writing(self._directory):
-            log = None if self._shows_logs else self._log(name).open("wb")
-        self._processes[name] = subprocess.Popen(
-            [sys.executable, "-m", *arguments, "--lifeline", str(self._directory)],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.DEVNULL,
-            stderr=log,
-            env=_environment(),
-            start_new_session=True,  # so that Ctrl-C interrupts the program only
-        )
-        if log is not None:
-            log.close()
+            log = None if shows_logs else self._log("fork-server").open("wb")
+        try:
+            self._fork_server = subprocess.Popen(
+                [sys.executable, "-c", _FORK_SERVER, *options, *(["--shows-logs"] if shows_logs else [])],
+                stdin=standard_input,
+                stdout=subprocess.DEVNULL,
+                stderr=log,
+                env=_environment(),
+                start_new_session=True,  # so that Ctrl-C interrupts the program only
+            )
+        finally:
+            if log is not None:
+                log.close()
 
     def _log(self, name: str) -> Path:
-        return self._directory / f"{name.replace(' ', '-')}.log"
+        return self._directory / f"{name}.log"
 
     def watch(self) -> None:
         """Raise WorkerLost if a process has ended while it was starting."""
-        for name, process in self._processes.items():
-            if process.poll() is not None:
-                ending = _ending(process) + " while starting" + self._last_output(name)
-                raise WorkerLost(f"{name} (pid {process.pid}) {ending}")
+        self._receive_all()
+        for worker in self._workers.values():
+            if worker.exit_code is not None:
+                raise WorkerLost(f"worker {worker.number} (pid {worker.pid}) {self._describe(worker, _STARTING)}")
+        if ending := self._fork_server_ending(0.0, _STARTING):
+            names = "worker 0" if self._count == 1 else f"workers 0 to {self._count - 1}"
+            raise WorkerLost(f"{names} cannot start: their {ending}")
 
     def ending(self, pid: int) -> str:
-        """The exit code or signal of one of these processes, with its last output; "" for other processes."""
-        for name, process in self._processes.items():
-            if process.pid == pid and _wait(process, 1.0):
-                return _ending(process) + self._last_output(name)
-        return ""
+        """The exit code or signal of one of these workers, with its last output; "" for other processes."""
+        deadline = time.monotonic() + _REPORT_SECONDS
+        self._receive_all()
+        while (worker := self._find(pid)) is not None and worker.exit_code is None:
+            if not self._receive(max(0.0, deadline - time.monotonic())):
+                break
+        if worker is None:
+            return ""
+        if worker.exit_code is not None:
+            return self._describe(worker)
+        ending = self._fork_server_ending(_REPORT_SECONDS)
+        return f"was killed, since its {ending}" if ending else ""
+
+    def _find(self, pid: int) -> WorkerStatus | None:
+        return next((worker for worker in self._workers.values() if worker.pid == pid), None)
+
+    def _describe(self, worker: WorkerStatus, when: str = "") -> str:
+        """How a worker has ended."""
+        assert worker.exit_code is not None
+        return _ending(worker.exit_code) + when + self._last_output(f"worker-{worker.number}")
+
+    def _fork_server_ending(self, seconds: float, when: str = "") -> str:
+        """How the fork server has ended, if it has or does so within some seconds."""
+        if self._fork_server is None or not _wait(self._fork_server, seconds):
+            return ""
+        how = _ending(self._fork_server.returncode) + when + self._last_output("fork-server")
+        return f"fork server (pid {self._fork_server.pid}) {how}"
+
+    def _receive_all(self) -> None:
+        while self._receive(0.0):
+            pass
+
+    def _receive(self, seconds: float) -> bool:
+        """Take a report of the fork server, waiting so long for it. Returns whether there was one."""
+        with self._receiving:
+            try:
+                if not self._reports.poll(seconds):
+                    return False
+                worker = msgspec.json.decode(self._reports.recv_bytes(), type=WorkerStatus)
+            except (EOFError, OSError):  # the fork server and all its workers have ended
+                return False
+            self._workers[worker.number] = worker
+            return True
 
     def _last_output(self, name: str) -> str:
         try:
@@ -86,20 +140,16 @@ class LocalProcesses:
 
     def stop(self) -> None:
         """End all processes: by SIGTERM, and by SIGKILL those that do not end in time."""
-        for process in self._processes.values():
-            if process.poll() is None:
-                process.terminate()
-        deadline = time.monotonic() + _GRACE_SECONDS
-        for process in self._processes.values():
-            if not _wait(process, max(0.0, deadline - time.monotonic())):
-                process.kill()
-                process.wait()
-            if process.stdin is not None:
-                process.stdin.close()
-            shared_memory.sweep(process.pid)
-        if self._watchdog is not None:
-            self._watchdog.kill()
-            self._watchdog.wait()
+        if self._fork_server is not None:
+            self._fork_server.terminate()
+            if not _wait(self._fork_server, GRACE_SECONDS + _ENDING_SECONDS):
+                self._fork_server.kill()
+                self._fork_server.wait()
+            while self._receive(_ENDING_SECONDS):  # until all workers have ended
+                pass
+        self._reports.close()
+        for worker in self._workers.values():
+            shared_memory.sweep(worker.pid)
         shutil.rmtree(self._directory, ignore_errors=True)
 
 
@@ -121,18 +171,6 @@ def _writing(what: Path | str) -> Generator[None]:
         ) from None
 
 
-def _start_watchdog(directory: Path, workers: Sequence[int]) -> subprocess.Popen[bytes]:
-    arguments = [str(os.getpid()), str(directory), *map(str, workers)]
-    return subprocess.Popen(
-        [sys.executable, "-S", "-m", "gt.launch.watchdog", *arguments],
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.DEVNULL,
-        stderr=subprocess.DEVNULL,
-        env=_environment(),
-        start_new_session=True,
-    )
-
-
 def _wait(process: subprocess.Popen[bytes], seconds: float) -> bool:
     try:
         process.wait(seconds)
@@ -141,16 +179,10 @@ def _wait(process: subprocess.Popen[bytes], seconds: float) -> bool:
     return True
 
 
-def _ending(process: subprocess.Popen[bytes]) -> str:
-    code = process.returncode
-    if code is not None and code < 0:
-        return f"was killed by {signal.Signals(-code).name}"
-    return f"ended with exit code {code}"
-
-
-def _device_options(number: int) -> list[str]:
-    count = torch.cuda.device_count()
-    return ["--device", f"cuda:{number % count}"] if count else []
+def _ending(exit_code: int) -> str:
+    if exit_code < 0:
+        return f"was killed by {signal.Signals(-exit_code).name}"
+    return f"ended with exit code {exit_code}"
 
 
 def _environment() -> dict[str, str]:

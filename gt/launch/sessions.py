@@ -17,14 +17,13 @@ from gt.client.session import Session
 from gt.client.tracebacks import ends_on_users_line
 from gt.core.errors import SessionError, SettingsError, nearest
 from gt.core.settings import BACKENDS, MODES, Settings, parse_address, read_settings
-from gt.launch.hosted_channel import HostedChannel
 from gt.launch.in_process_channel import InProcessChannel
 from gt.launch.local_processes import LocalProcesses
+from gt.launch.local_start import LocalStart
 from gt.monitor.instruction_log import open_log
 from gt.signals.registry import registry
 from gt.wire import shared_memory
 from gt.wire.keys import keys_directory
-from gt.wire.payloads import CopyBytes
 from gt.wire.socket_channel import SocketChannel
 from gt.wire.stderr_logging import configure_logging
 
@@ -32,15 +31,21 @@ _ENDED = "GT was shut down, and its tensors with it; call gt.init() to start aga
 
 
 class _Program:
-    """The worker processes of this program, and the number of workers that its first tensor starts."""
+    """The worker processes of this program, and the number of workers that its first tensor starts. `start` is that of
+    workers whose session was not needed yet; `closed_because` is why no session is opened before `gt.init`."""
 
     def __init__(self) -> None:
         self.workers_wanted = 0
+        self.start: LocalStart | None = None
         self.processes: LocalProcesses | None = None
-        self.ended = False
+        self.closed_because = ""
+
+    def is_running(self) -> bool:
+        return sessions.active is not None or self.start is not None
 
 
 _program = _Program()
+_inherited: list[LocalStart] = []  # kept after a fork, because freeing them would touch the parent's sockets
 
 
 @ends_on_users_line
@@ -49,17 +54,21 @@ def init(
 ) -> None:
     """Start GT. Without arguments: as the environment says, or with one worker in this process.
 
-    `workers=4` starts four worker processes; `mode="virtual"` makes them inside this process;
-    `server="localhost:12345"` joins a running server.
+    `workers=4` starts four worker processes, for which the first use of GT waits; `mode="virtual"` makes them inside
+    this process; `server="localhost:12345"` joins a running server.
     """
-    if sessions.active is not None:
+    if _program.is_running():
         raise SessionError("GT is running already; call gt.shutdown() first, or gt.init() before the first tensor")
     if workers is None and server is None:
         workers = _program.workers_wanted or None
     settings = _resolve(workers, mode, backend, server)
     configure_logging(settings)
-    _program.ended = False
-    sessions.activate(_open(settings))
+    _program.closed_because = ""
+    _prepare(settings)
+    if settings.mode == "local":
+        _program.start = LocalStart(settings)
+    else:
+        sessions.activate(_open(settings))
 
 
 @ends_on_users_line
@@ -71,10 +80,10 @@ def connect(address: str) -> None:
 @ends_on_users_line
 def gpu_workers(count: int) -> None:
     """Set how many worker processes the first tensor starts, with a GPU or a share of the CPU's cores each."""
-    if sessions.active is not None:
+    if _program.is_running():
         raise SessionError("gt.gpu_workers() must come before the first tensor: GT is running already")
     _program.workers_wanted = _check_count(count, "gt.gpu_workers")
-    _program.ended = False
+    _program.closed_because = ""
 
 
 def shutdown() -> None:
@@ -85,11 +94,14 @@ def shutdown() -> None:
         return
     session = sessions.active
     sessions.activate(None)
-    _program.ended = True
+    _program.closed_because = _ENDED
     _program.workers_wanted = 0
+    start, _program.start = _program.start, None
     try:
         if session is not None:
             session.close(_ENDED)
+        if start is not None:
+            start.stop()
     finally:
         processes, _program.processes = _program.processes, None
         if processes is not None:
@@ -103,11 +115,28 @@ def synchronize() -> None:
 
 
 def _connect_lazily() -> Session:
-    if _program.ended:
-        raise SessionError(_ENDED)
+    if _program.closed_because:
+        raise SessionError(_program.closed_because)
+    if _program.start is not None:
+        return _finish_start(_program.start)
     settings = _resolve(_program.workers_wanted or None, None, None, None)
     configure_logging(settings)
+    _prepare(settings)
+    if settings.mode == "local":
+        return _finish_start(LocalStart(settings))
     return _open(settings)
+
+
+def _finish_start(start: LocalStart) -> Session:
+    """Wait for workers that are starting. After a failure GT stays closed: an op that is tried again after `except`
+    must not run on another worker."""
+    _program.start, _program.processes = None, start.processes
+    try:
+        return start.open()
+    except BaseException as error:
+        _program.processes = None
+        _program.closed_because = f"GT could not start: {error or type(error).__name__}; call gt.init() to try again"
+        raise
 
 
 def _resolve(workers: int | None, mode: str | None, backend: str | None, server: str | None) -> Settings:
@@ -146,12 +175,13 @@ def _check_name(name: object, known: tuple[str, ...], what: str) -> str:
     return name
 
 
-def _open(settings: Settings) -> Session:
+def _prepare(settings: Settings) -> None:
     registry.current()  # raises for an invalid GT_CONFIG now, even if no scope is ever entered
     if settings.mode in ("local", "connected"):
         shared_memory.sweep_dead()
-    if settings.mode == "local":
-        return _open_local(settings)
+
+
+def _open(settings: Settings) -> Session:
     if settings.mode == "connected":
         return _open_connected(settings)
     channel = InProcessChannel(settings.workers or 1, settings.backend, open_log(settings.instruction_log))
@@ -161,7 +191,10 @@ def _open(settings: Settings) -> Session:
 def _open_connected(settings: Settings) -> Session:
     host, port = parse_address(settings.server)
     channel = SocketChannel(
-        f"tcp://{host}:{port}", _copy_bytes(settings), keys_directory(settings.keys), settings.heartbeat_timeout
+        f"tcp://{host}:{port}",
+        fill if settings.shares_memory else None,
+        keys_directory(settings.keys),
+        settings.heartbeat_timeout,
     )
     try:
         welcome = channel.greet(1, settings.timeout)
@@ -181,31 +214,13 @@ def _log_notice(settings: Settings, path: str) -> str:
     return f"{name} set it where the server at {settings.server} is started, to log the instructions of all its clients"
 
 
-def _open_local(settings: Settings) -> Session:
-    workers = settings.workers or 1
-    processes = _program.processes = LocalProcesses(workers, settings)
-    channel = None
-    try:
-        channel = HostedChannel(
-            processes, _copy_bytes(settings), open_log(settings.instruction_log), settings.heartbeat_timeout
-        )
-        welcome = channel.welcome(workers, settings.timeout)
-    except BaseException:
-        if channel is not None:
-            channel.close()
-        _program.processes = None
-        processes.stop()
-        raise
-    return Session(channel, welcome, settings.auto_shard)
-
-
-def _copy_bytes(settings: Settings) -> CopyBytes | None:
-    return fill if settings.shares_memory else None
-
-
 def _leave_to_parent() -> None:
     """After a fork: leave the parent's worker processes alone."""
     _program.processes = None
+    if _program.start is not None:
+        _inherited.append(_program.start)
+        _program.start = None
+        _program.closed_because = sessions.FORKED
 
 
 sessions.set_connector(_connect_lazily)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 
 from gt.core.errors import GTError, ServerLost
@@ -14,7 +15,7 @@ from gt.worker.process import WorkerProcess
 from gt.worker.termination import end_on_sigterm
 
 
-def main() -> int:
+def main(arguments: Sequence[str] | None = None) -> int:
     settings = read_settings()
     parser = argparse.ArgumentParser(prog="python -m gt.worker", description="Join a GT server as a worker.")
     parser.add_argument("--host", default="localhost", help="where the server is (default: localhost)")
@@ -24,7 +25,7 @@ def main() -> int:
     parser.add_argument("--threads", type=int, default=0, help="CPU threads to compute with (default: torch's choice)")
     parser.add_argument("--connect", default="", help=argparse.SUPPRESS)
     parser.add_argument("--lifeline", type=Path, metavar="DIRECTORY", help=argparse.SUPPRESS)
-    options = parser.parse_args()
+    options = parser.parse_args(arguments)
     configure_logging(settings)
     if options.lifeline is not None:
         end_with_parent(lambda: clear_up(options.lifeline))

@@ -93,10 +93,11 @@ def test_a_worker_that_dies_at_start_shows_its_last_output(tmp_path, monkeypatch
         "import sys\nif 'gt.worker' in ' '.join(sys.orig_argv): raise SystemExit('no room on this machine')\n"
     )
     monkeypatch.syspath_prepend(str(tmp_path))
+    gt.init(workers=1)
     with pytest.raises(
         gt.WorkerLost, match=r"(?s)worker 0 .*ended with exit code 1 while starting.*no room on this machine"
     ):
-        gt.init(workers=1)
+        gt.ones(3)
 
 
 SCRIPT = """

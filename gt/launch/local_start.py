@@ -1,0 +1,41 @@
+"""The start of worker processes: a program goes on while they import torch, and waits when it first needs them."""
+
+from __future__ import annotations
+
+from gt.client.host_data import fill
+from gt.client.session import Session
+from gt.core.settings import Settings
+from gt.launch.hosted_channel import HostedChannel
+from gt.launch.local_processes import LocalProcesses
+from gt.monitor.instruction_log import open_log
+
+
+class LocalStart:
+    """Worker processes that are starting, and the channel that their session will use."""
+
+    def __init__(self, settings: Settings) -> None:
+        self._settings = settings
+        self.workers = settings.workers or 1
+        self.processes = LocalProcesses(self.workers, settings)
+        copy = fill if settings.shares_memory else None
+        try:
+            self._channel = HostedChannel(
+                self.processes, copy, open_log(settings.instruction_log), settings.heartbeat_timeout
+            )
+        except BaseException:
+            self.processes.stop()
+            raise
+
+    def open(self) -> Session:
+        """The session, when all workers are ready. Raises WorkerLost if one of them has ended."""
+        try:
+            welcome = self._channel.welcome(self.workers, self._settings.timeout)
+        except BaseException:
+            self.stop()
+            raise
+        return Session(self._channel, welcome, self._settings.auto_shard)
+
+    def stop(self) -> None:
+        """End the workers before a session was opened."""
+        self._channel.close()
+        self.processes.stop()

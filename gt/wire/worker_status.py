@@ -1,0 +1,15 @@
+"""The record by which a fork server tells its program of the workers that it has started and that have ended."""
+
+from __future__ import annotations
+
+import msgspec
+
+GRACE_SECONDS = 3.0  # for workers that are told to end
+
+
+class WorkerStatus(msgspec.Struct, frozen=True):
+    """A worker that was forked. One that has ended has an exit code; it is negative for a signal."""
+
+    number: int
+    pid: int
+    exit_code: int | None = None
