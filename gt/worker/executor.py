@@ -171,8 +171,8 @@ class Executor:
                 del tensors[inputs[writes[0]]]
 
     def start(self, command: RunOp) -> Exchanging:
-        """A command that several virtual workers run together, as a computation that yields its exchanges. Its reports are
-        taken when it is done."""
+        """A command that several virtual workers run together, as a computation that yields its exchanges. Its reports
+        are taken when it is done."""
         self._ops_run += 1
         self._reports = []
         bound = self.ops[command.op_id]
