@@ -107,16 +107,35 @@ def _slot(number: int) -> int:
     return _FIRST_SLOT + number % SLOTS * _SLOT_WORDS
 
 
-class Peer:
-    """Another member of a group: its channel, and its memory as far as it is mapped. `check` raises if the peer is
-    lost."""
+class PeerMemory:
+    """The memory of another worker, as far as it is mapped. All groups with that worker share the mapping, since the
+    first use of each page of a mapping costs more than the copy."""
 
-    def __init__(self, member: Member, descriptor: int, check: Callable[[], None], *, spins: bool) -> None:
-        self._member = member
+    def __init__(self, member: Member) -> None:
+        self.member = member
+        self._number = 0
+        self._kept = memoryview(b"")
+
+    def block(self, found: Published) -> memoryview:
+        data = self._kept if found.memory == self._number else self._map(found)
+        return data[found.offset : found.offset + found.nbytes]
+
+    def _map(self, found: Published) -> memoryview:
+        data = map_peer_memory(self.member.pid, self.member.mark, found.descriptor, found.memory_bytes)
+        if found.memory_bytes == KEPT_BYTES:
+            self._number, self._kept = found.memory, data
+        return data
+
+
+class Peer:
+    """Another member of a group: its channel and its memory. `check` raises if the peer is lost."""
+
+    def __init__(self, memory: PeerMemory, descriptor: int, check: Callable[[], None], *, spins: bool) -> None:
+        self._memory = memory
         self._check = check
         self._spins = spins
+        member = memory.member
         self._channel = Channel(map_peer_memory(member.pid, member.mark, descriptor, CHANNEL_BYTES))
-        self._kept: tuple[int, memoryview] = (0, memoryview(b""))
 
     @property
     def waits(self) -> bool:
@@ -132,14 +151,4 @@ class Peer:
         """Wait for an exchange, and return the memory that the peer gives in it; None if it has failed."""
         self._channel.wait(_PUBLISHED, number, spins=self._spins, check=self._check)
         found = self._channel.published(number)
-        if found.has_failed:
-            return None
-        data = self._kept[1] if found.memory == self._kept[0] else self._map(found)
-        return data[found.offset : found.offset + found.nbytes]
-
-    def _map(self, found: Published) -> memoryview:
-        member = self._member
-        data = map_peer_memory(member.pid, member.mark, found.descriptor, found.memory_bytes)
-        if found.memory_bytes == KEPT_BYTES:
-            self._kept = (found.memory, data)
-        return data
+        return None if found.has_failed else self._memory.block(found)

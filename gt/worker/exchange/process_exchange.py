@@ -18,7 +18,7 @@ import torch.distributed as dist
 
 from gt.worker.exchange import futex
 from gt.worker.exchange.arena import Arena, Memory
-from gt.worker.exchange.channels import CHANNEL_BYTES, Peer
+from gt.worker.exchange.channels import CHANNEL_BYTES, Peer, PeerMemory
 from gt.worker.exchange.collective_works import wait
 from gt.worker.exchange.deferred_flags import DeferredFlags
 from gt.worker.exchange.failure_texts import FailureTexts
@@ -53,6 +53,7 @@ class ProcessExchange:
         self.groups: dict[tuple[int, ...], AnyGroup] = {}
         self.in_flight = InFlightSends(wait)
         self._arena = Arena()
+        self._peer_memory: dict[int, PeerMemory] = {}
         self._texts = FailureTexts(self.rendezvous.require_store, worker)
         self.flags = DeferredFlags(self._device, self._texts) if self._device.type == "cuda" else None
         self._stream: CommunicationStream | None = None
@@ -74,6 +75,7 @@ class ProcessExchange:
         self.groups.clear()
         self._arena.close()
         self._arena = Arena()
+        self._peer_memory.clear()
         self.in_flight = InFlightSends(wait)
         self.rendezvous.leave()
 
@@ -162,7 +164,8 @@ class ProcessExchange:
         member = self.rendezvous.find_member(worker)
         if member is None or not member.is_here:
             raise ValueError("it is on another machine")
-        return Peer(member, int(descriptor), partial(self.rendezvous.require_alive, worker), spins=spins)
+        memory = self._peer_memory.setdefault(worker, PeerMemory(member))
+        return Peer(memory, int(descriptor), partial(self.rendezvous.require_alive, worker), spins=spins)
 
     def _make_process_group(self, store: dist.Store, members: tuple[int, ...]) -> ProcessGroup:
         try:
