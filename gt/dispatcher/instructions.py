@@ -18,7 +18,9 @@ from gt.core.messages import (
     FreeTensors,
     Located,
     LocateTensor,
+    MemoryReport,
     QueryOp,
+    ReadMemory,
     ReadStats,
     ReadTimeline,
     ReadTraffic,
@@ -85,6 +87,7 @@ class Instructions:
             Synchronize: self._synchronize,
             ReadTraffic: self._read_traffic,
             ReadStats: self._read_stats,
+            ReadMemory: self._read_memory,
             ReadTimeline: self._read_timeline,
             DefineOp: self._define_op,
             ForgetOps: self._forget_ops,
@@ -256,6 +259,9 @@ class Instructions:
 
     def _read_stats(self, session: SessionRecord, read: ReadStats, _: Buffer | None) -> None:
         self._ask_all(read.request, read, Stats)
+
+    def _read_memory(self, session: SessionRecord, read: ReadMemory, _: Buffer | None) -> None:
+        self._ask_all(read.request, read, MemoryReport)
 
     def _read_timeline(self, session: SessionRecord, read: ReadTimeline, _: Buffer | None) -> None:
         self._ask_all(read.request, read, TimelineReport)

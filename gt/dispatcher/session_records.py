@@ -9,6 +9,7 @@ from gt.core.messages import (
     Collective,
     Failed,
     Fetched,
+    MemoryReport,
     Queried,
     Stats,
     Synchronized,
@@ -41,7 +42,9 @@ class DeadWorker(NamedTuple):
     last_op: str
 
 
-Reply: TypeAlias = Fetched | Queried | Failed | Synchronized | Versions | Traffic | Stats | TimelineReport
+Reply: TypeAlias = (
+    Fetched | Queried | Failed | Synchronized | Versions | Traffic | Stats | MemoryReport | TimelineReport
+)
 
 
 class PendingRequest(NamedTuple):

@@ -15,9 +15,11 @@ from gt.core.messages import (
     Fetched,
     ForgetOps,
     FreeTensors,
+    MemoryReport,
     OpFailed,
     Progress,
     QueryOp,
+    ReadMemory,
     ReadStats,
     ReadTimeline,
     ReadVersions,
@@ -42,6 +44,7 @@ from gt.core.messages import (
     WorkerHostStore,
     WorkerJoinStore,
     WorkerLosePeer,
+    WorkerMemory,
     WorkerReadTraffic,
     WorkerReportProgress,
     WorkerReviveTensor,
@@ -54,6 +57,7 @@ from gt.worker.exchange import Exchange
 from gt.worker.exchange.interface import Swapping
 from gt.worker.failed_value import FailedValue
 from gt.worker.failure_records import make_failure
+from gt.worker.memory_recorder import MemoryRecorder
 from gt.worker.op_runner import OpRunner
 from gt.worker.timeline_recorder import Recorder
 
@@ -89,6 +93,7 @@ class Executor:
         )
         self.tensors = self._runner.tensors
         self.ops = self._runner.ops
+        self._memory = MemoryRecorder(engine, self.tensors)
         self._steps = self._runner.steps
         self.scopes: dict[tuple[int, int], WorkerDefineScope] = {}
         self._ops_run = 0
@@ -115,6 +120,7 @@ class Executor:
             Synchronize: self._synchronize,
             WorkerReadTraffic: lambda command: self._report(Traffic(command.request, dict(self._runner.traffic))),
             ReadStats: self._read_stats,
+            ReadMemory: self._read_memory,
             ReadTimeline: self._read_timeline,
             WorkerReportProgress: self._report_progress,
             WorkerEndSession: self._end_session,
@@ -132,7 +138,9 @@ class Executor:
         self._progress_time = self.recorder.clock()
         self._ops_run += [*map(type, commands)].count(RunOp)
         batch = self._runner.prefetch.follow(commands)
-        if self.recorder.is_on:
+        if self._memory.is_on:
+            self._run_measured(batch)
+        elif self.recorder.is_on:
             self._run_recorded(batch)
         else:
             self._run_batch(batch)
@@ -173,6 +181,8 @@ class Executor:
         bound = self.ops[command.op_id]
         assert isinstance(bound, BoundProgram), "only programs exchange tensors"
         computation = self._runner.run_program(command, bound)
+        if self._memory.is_on:
+            computation = self._measured(command, computation)
         return self._recorded(command, computation) if self.recorder.is_on else computation
 
     def take_reports(self) -> list[ReportAndBytes]:
@@ -190,6 +200,17 @@ class Executor:
         with self.recorder.noting(command, self._describe):
             return (yield from computation)
 
+    def _run_measured(self, commands: Iterator[Command]) -> None:
+        for command in commands:
+            run = self._run_recorded if self.recorder.is_on else self._run_batch
+            run(iter((command,)))
+            self._memory.note(command)
+
+    def _measured(self, command: RunOp, computation: Swapping) -> Swapping:
+        result = yield from computation
+        self._memory.note(command)
+        return result
+
     def _describe(self, command: RunOp | QueryOp) -> tuple[str, str]:
         """The names of the op and of the scope of a command."""
         bound = self.ops[command.op_id]
@@ -201,6 +222,10 @@ class Executor:
         nbytes = sum(int(value.nbytes) for value in values)
         stats = WorkerStats(self._ops_run, len(values), nbytes, dict(self._runner.traffic), self.engine.restrided)
         self._report(Stats(command.request, stats))
+
+    def _read_memory(self, command: ReadMemory) -> None:
+        uses, most_copies = self._memory.take(session_of(command.request), goes_on=command.watch)
+        self._report(MemoryReport(command.request, WorkerMemory(uses, most_copies)))
 
     def _read_timeline(self, command: ReadTimeline) -> None:
         ran, dropped = self.recorder.take(session_of(command.request), command.limit)
@@ -284,6 +309,7 @@ class Executor:
         for session, code in [key for key in self.scopes if key[0] == command.session]:
             del self.scopes[session, code]
         self.recorder.forget(command.session)
+        self._memory.forget(command.session)
         self._steps.forget(command.session)
 
     # The store of the exchange

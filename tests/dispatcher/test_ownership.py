@@ -22,6 +22,7 @@ from gt.core.messages import (
     Instruction,
     LocateTensor,
     QueryOp,
+    ReadMemory,
     ReadStats,
     ReadTimeline,
     ReadTraffic,
@@ -63,6 +64,7 @@ NAMING = {
     "Synchronize": Synchronize,
     "ReadTraffic": lambda x: ReadTraffic(x, True),
     "ReadStats": ReadStats,
+    "ReadMemory": lambda x: ReadMemory(x, True),
     "ReadTimeline": lambda x: ReadTimeline(x, 1),
     "DefineOp": lambda x: DefineOp(x, ADD),
 }

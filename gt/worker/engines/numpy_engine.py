@@ -113,6 +113,10 @@ class NumPyEngine:
     def nbytes(self, value: Array) -> int:
         return value.nbytes
 
+    def storage(self, value: Array) -> tuple[int, int]:
+        owner = memory_owner(value)
+        return id(owner), getattr(owner, "nbytes", value.nbytes)
+
     def from_buffer(self, buffer: Buffer, meta: TensorMeta, owned: bool) -> Array:
         if not meta.nbytes:
             return self.empty(meta)

@@ -256,6 +256,10 @@ class PyTorchEngine:
     def nbytes(self, value: torch.Tensor) -> int:
         return value.numel() * value.itemsize
 
+    def storage(self, value: torch.Tensor) -> tuple[int, int]:
+        storage = value.untyped_storage()
+        return storage.data_ptr(), storage.nbytes()
+
     def from_buffer(self, buffer: Buffer, meta: TensorMeta, owned: bool) -> torch.Tensor:
         if not meta.nbytes:
             return self.empty(meta)
