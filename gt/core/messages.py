@@ -188,6 +188,12 @@ class FreeTensors(_Record, frozen=True):
     ids: Ids
 
 
+class DropCopies(_Record, frozen=True):
+    """Free the copies of tensors in other layouts than their own. An op that needs such a copy makes it again."""
+
+    ids: Ids
+
+
 class ForgetOps(_Record, frozen=True):
     """The session will not use these ops again."""
 
@@ -272,7 +278,7 @@ class ReadTimeline(_Record, frozen=True):
 
 
 Instruction = Union[
-    RunOp, QueryOp, FreeTensors, CreateTensor, Redistribute, FetchTensor, LocateTensor, Synchronize,
+    RunOp, QueryOp, FreeTensors, DropCopies, CreateTensor, Redistribute, FetchTensor, LocateTensor, Synchronize,
     BeginStep, EndStep, ReadVersions, ReadTraffic, ReadStats, ReadMemory, ReadTimeline, DefineOp, ForgetOps, DefineSite,
     DefineScope, Goodbye,
 ]  # fmt: skip

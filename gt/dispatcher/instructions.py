@@ -12,6 +12,7 @@ from gt.core.messages import (
     DefineOp,
     DefineScope,
     DefineSite,
+    DropCopies,
     EndStep,
     FetchTensor,
     ForgetOps,
@@ -76,6 +77,7 @@ class Instructions:
         self.actions: dict[type, Action] = {
             RunOp: self._run_op,
             FreeTensors: self._free,
+            DropCopies: self._drop_copies,
             QueryOp: self._query,
             CreateTensor: self._create,
             Redistribute: self._redistribute,
@@ -242,6 +244,9 @@ class Instructions:
     def _free(self, session: SessionRecord, free: FreeTensors, _: Buffer | None) -> None:
         for mesh, idents in self._state.free(free.ids).items():
             self._outgoing.command(mesh.workers, FreeTensors(tuple(idents)))
+
+    def _drop_copies(self, session: SessionRecord, drop: DropCopies, _: Buffer | None) -> None:
+        self._outgoing.free(self._state.drop_copies(drop.ids))
 
     def _locate(self, session: SessionRecord, locate: LocateTensor, _: Buffer | None) -> None:
         if locate.request in self._state.pending:

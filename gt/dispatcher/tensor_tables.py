@@ -173,6 +173,13 @@ class TensorTables:
             self.undo.drop(self.copies, ident)
         return copy
 
+    def drop_copies(self, idents: Sequence[int]) -> list[tuple[int, DeviceMesh]]:
+        """Remove all copies of tensors; returns their ids and meshes. Ids of other tensors, or of none, are ignored."""
+        copies = self.copies
+        found = [(ident, spec) for ident in idents if ident in copies for spec in copies[ident]]
+        dropped = [(self.drop_copy(ident, spec), spec.mesh) for ident, spec in dict.fromkeys(found)]
+        return [(copy, mesh) for copy, mesh in dropped if copy is not None]
+
     def remove(self, ident: int) -> list[tuple[int, DeviceMesh]]:
         """Remove a tensor and its copies; returns their ids and meshes, the tensor's own first."""
         if ident in self.missing:
