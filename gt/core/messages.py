@@ -51,7 +51,8 @@ class Segment(Struct, array_like=True, frozen=True):
 
 class Hello(_Record, frozen=True):
     """First message of a client or worker. `host` identifies the machine: peers on one machine share memory. `device`
-    is the device a worker computes on, and `progress` the shared-memory cell that shows its current command."""
+    is the device a worker computes on, `memory` the bytes of it, and `progress` the shared-memory cell that shows its
+    current command."""
 
     version: Name
     role: Name
@@ -60,6 +61,7 @@ class Hello(_Record, frozen=True):
     device: Name = ""
     progress: Name = ""
     wants_workers: int = 1
+    memory: Annotated[int, Meta(ge=0, lt=1 << 62)] = 0
 
 
 class WorkerInfo(Struct, array_like=True, frozen=True):

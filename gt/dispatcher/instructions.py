@@ -184,7 +184,9 @@ class Instructions:
         for ident in written:
             self._redistributor.gather_for_good(session, ident, mesh, query.site)
         places = policy is not None and policy.places
-        inputs = tuple(self._whole_input(session, query, op, ident, mesh, places) for ident in query.inputs)
+        inputs: tuple[int, ...] = ()
+        for ident in query.inputs:
+            inputs = (*inputs, self._whole_input(session, query, op, ident, mesh, places, inputs))
         self._plan_cache.define_on(session, mesh.workers, query.op_id)
         renewed = [(new, self._state.tensor(old).meta) for old, new in zip(written, query.written, strict=True)]
         copies = [copy for ident in written for copy in self._state.remove(ident)[1:]]
@@ -198,10 +200,19 @@ class Instructions:
         self._outgoing.free(copies)
 
     def _whole_input(
-        self, session: SessionRecord, query: QueryOp, op: OpRecord, ident: int, mesh: DeviceMesh, places: bool
+        self,
+        session: SessionRecord,
+        query: QueryOp,
+        op: OpRecord,
+        ident: int,
+        mesh: DeviceMesh,
+        places: bool,
+        in_use: tuple[int, ...],
     ) -> int:
         target = whole(mesh, len(self._state.tensor(ident).meta.shape))
-        return self._redistributor.in_layout(session, ident, target, op.signature.op, query.site, places=places)
+        return self._redistributor.in_layout(
+            session, ident, target, op.signature.op, query.site, places=places, in_use=in_use
+        )
 
     def _must_gather(self, ident: int, mesh: DeviceMesh) -> bool:
         """Whether a sharded tensor has no whole copy on a mesh."""

@@ -154,7 +154,8 @@ def _open(settings: Settings) -> Session:
         return _open_local(settings)
     if settings.mode == "connected":
         return _open_connected(settings)
-    channel = InProcessChannel(settings.workers or 1, settings.backend, open_log(settings.instruction_log))
+    observer = open_log(settings.instruction_log)
+    channel = InProcessChannel(settings.workers or 1, settings.backend, observer, settings.copy_limit)
     return Session(channel, channel.welcome(), settings.auto_shard)
 
 
@@ -187,7 +188,11 @@ def _open_local(settings: Settings) -> Session:
     channel = None
     try:
         channel = HostedChannel(
-            processes, _copy_bytes(settings), open_log(settings.instruction_log), settings.heartbeat_timeout
+            processes,
+            _copy_bytes(settings),
+            open_log(settings.instruction_log),
+            settings.heartbeat_timeout,
+            settings.copy_limit,
         )
         welcome = channel.welcome(workers, settings.timeout)
     except BaseException:

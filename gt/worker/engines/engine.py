@@ -17,11 +17,12 @@ Buffer: TypeAlias = memoryview | bytes | bytearray
 
 
 class Engine(Protocol):
-    """`restrided` counts the results that had other strides than those declared. With `checks_geometry`, geometry
-    is compared after every op and move. `is_torch_cpu` says whether ops run in torch's CPU kernels, whose strides
-    clients expect."""
+    """`memory` are the bytes of the device, 0 if they are not known. `restrided` counts the results that had other
+    strides than those declared. With `checks_geometry`, geometry is compared after every op and move.
+    `is_torch_cpu` says whether ops run in torch's CPU kernels, whose strides clients expect."""
 
     device: str
+    memory: int
     checks_geometry: bool
     is_torch_cpu: bool
     restrided: int

@@ -12,6 +12,7 @@ from gt.core.meta import TensorMeta, dense_strides, is_dense, memory_order
 from gt.core.signatures import Arg, Complex, DType, ListArg, MemoryFormat, Number, TorchLayout, ViewStep, WorkerDevice
 from gt.worker.engines.counter_rng import Region
 from gt.worker.engines.engine import Buffer
+from gt.worker.engines.host_memory import host_memory
 from gt.worker.engines.numpy_ops import OPS
 from gt.worker.engines.numpy_random import Draw
 from gt.worker.engines.numpy_types import Array, dtype_named
@@ -35,6 +36,7 @@ class NumPyEngine:
 
     def __init__(self, device: str = "", threads: int = 0, checks_geometry: bool = False, clears: bool = True) -> None:
         self.device = "cpu"
+        self.memory = host_memory()
         self.checks_geometry = checks_geometry
         self.restrided = 0
 

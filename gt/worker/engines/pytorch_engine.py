@@ -38,6 +38,7 @@ from gt.worker.engines.counter_rng import Region
 from gt.worker.engines.default_dtype import WithDefaultDtype, may_need_default, without_default_dtype
 from gt.worker.engines.device_fallbacks import DEVICE_FALLBACKS
 from gt.worker.engines.engine import Buffer
+from gt.worker.engines.host_memory import host_memory
 from gt.worker.engines.number_tensors import takes_number_as_tensor, with_number_as_tensor
 from gt.worker.engines.random_ops import COUNTER_BASED
 from gt.worker.engines.refused_ops import REFUSED
@@ -94,6 +95,7 @@ class PyTorchEngine:
         if threads:
             torch.set_num_threads(threads)
         self.device = str(self._device)
+        self.memory = _memory(self._device)
         self.checks_geometry = checks_geometry
         self._clears = clears
         self.is_torch_cpu = self._device.type == "cpu"
@@ -337,6 +339,10 @@ class PyTorchEngine:
                 "torch.distributed.init_process_group()"
             )
         return chosen
+
+
+def _memory(device: torch.device) -> int:
+    return torch.cuda.get_device_properties(device).total_memory if device.type == "cuda" else host_memory()
 
 
 def _device(name: str) -> torch.device:
