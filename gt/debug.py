@@ -124,8 +124,8 @@ class Memory:
         session = self._session = sessions.current()
         if session.is_measuring:
             raise SessionError("memory is being measured already; leave its block before entering another one")
-        session.is_measuring = True
         session.read_memory(watch=True)
+        session.is_measuring = True
         return self
 
     def __exit__(self, *error: object) -> None:

@@ -33,7 +33,7 @@ class InProcessChannel:
         self._observer = observer
         self.executors = [_make_executor(number, backend) for number in range(workers)]
         for executor in self.executors:
-            self.dispatcher.join_worker(executor.engine.device, "here", os.getpid(), executor.engine.memory)
+            self.dispatcher.join_worker(executor.engine.device, "here", os.getpid(), executor.engine.memory())
             self.dispatcher.make_ready(executor.worker)
         self._session = self.dispatcher.open_session("here", os.getpid())
         self._arrived: deque[tuple[Answer, Buffer | None]] = deque()

@@ -2,7 +2,7 @@
 
 import pytest
 
-from gt.core.messages import WorkerInfo
+from gt.core.messages import BeginStep, WorkerInfo
 from gt.dispatcher.copy_limit import default_limit
 from gt.dispatcher.session_records import WorkerRecord
 from tests.dispatcher_harness import (
@@ -78,6 +78,15 @@ def test_copies_of_one_query_do_not_drop_each_other():
     harness.define(OP2, signature("aten.no_such_query.default", 2))
     sent = told(harness.tell(query(OP2, (A, B), first=own(1 << 39), request=REQUEST)))
     assert not [line for line in sent if "free" in line]
+
+
+def test_gradients_of_one_step_do_not_drop_each_other():
+    """A worker learns from them that a gradient of another worker has no value."""
+    harness = limited_harness(0)
+    for source, gradient in ((A, D), (B, E)):
+        harness.redistribute(source, gradient, "-")
+    harness.tell(BeginStep(own(90), (D, E), (A, B), 0))
+    assert list(harness.state.copies) == [D, E]
 
 
 def test_workers_are_limited_one_by_one():

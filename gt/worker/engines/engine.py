@@ -17,15 +17,17 @@ Buffer: TypeAlias = memoryview | bytes | bytearray
 
 
 class Engine(Protocol):
-    """`memory` are the bytes of the device, 0 if they are not known. `restrided` counts the results that had other
-    strides than those declared. With `checks_geometry`, geometry is compared after every op and move.
-    `is_torch_cpu` says whether ops run in torch's CPU kernels, whose strides clients expect."""
+    """`restrided` counts the results that had other strides than those declared. With `checks_geometry`, geometry
+    is compared after every op and move. `is_torch_cpu` says whether ops run in torch's CPU kernels, whose strides
+    clients expect."""
 
     device: str
-    memory: int
     checks_geometry: bool
     is_torch_cpu: bool
     restrided: int
+
+    def memory(self) -> int:
+        """The bytes of memory that the device has; 0 if they are not known."""
 
     def isolated(self) -> AbstractContextManager[None]:
         """A context for running commands, without the modes, autocast and grad mode of the surrounding program."""

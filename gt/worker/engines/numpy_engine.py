@@ -36,9 +36,11 @@ class NumPyEngine:
 
     def __init__(self, device: str = "", threads: int = 0, checks_geometry: bool = False, clears: bool = True) -> None:
         self.device = "cpu"
-        self.memory = host_memory()
         self.checks_geometry = checks_geometry
         self.restrided = 0
+
+    def memory(self) -> int:
+        return host_memory()
 
     @contextmanager
     def isolated(self) -> Generator[None]:

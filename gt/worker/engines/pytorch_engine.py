@@ -95,7 +95,6 @@ class PyTorchEngine:
         if threads:
             torch.set_num_threads(threads)
         self.device = str(self._device)
-        self.memory = _memory(self._device)
         self.checks_geometry = checks_geometry
         self._clears = clears
         self.is_torch_cpu = self._device.type == "cpu"
@@ -103,6 +102,11 @@ class PyTorchEngine:
         self._allowed = frozenset(name for name in registered_ops() if name.partition("::")[0] in namespaces)
         self.group: dist.ProcessGroup | None = None
         self._shortcuts: dict[tuple[str, int], Callable[..., Any]] = {}
+
+    def memory(self) -> int:
+        if self._device.type != "cuda":
+            return host_memory()
+        return torch.cuda.get_device_properties(self._device).total_memory
 
     def isolated(self) -> AbstractContextManager[None]:
         return Isolation()
@@ -339,10 +343,6 @@ class PyTorchEngine:
                 "torch.distributed.init_process_group()"
             )
         return chosen
-
-
-def _memory(device: torch.device) -> int:
-    return torch.cuda.get_device_properties(device).total_memory if device.type == "cuda" else host_memory()
 
 
 def _device(name: str) -> torch.device:
