@@ -13,6 +13,7 @@ from gt.core.messages import (
     DefineOp,
     DefineScope,
     DefineSite,
+    DropCopies,
     EndStep,
     ExchangeWay,
     Failed,
@@ -28,11 +29,15 @@ from gt.core.messages import (
     Located,
     LocateTensor,
     Lost,
+    MemoryRead,
+    MemoryReport,
+    MemoryUse,
     OpFailed,
     Progress,
     Queried,
     QueryOp,
     Ran,
+    ReadMemory,
     ReadStats,
     ReadTimeline,
     ReadTraffic,
@@ -70,6 +75,7 @@ from gt.core.messages import (
     WorkerInfo,
     WorkerJoinStore,
     WorkerLosePeer,
+    WorkerMemory,
     WorkerReadTraffic,
     WorkerReportProgress,
     WorkerReviveTensor,
@@ -175,6 +181,7 @@ INSTRUCTIONS: list[Instruction] = [
     QueryOp(own(8), own(1), (own(5),), (own(9),), own(10), (False, -2, float("inf")), 0, 3),
     Redistribute(own(5), own(14), ROWS, 3),
     FreeTensors((own(5), own(6))),
+    DropCopies((own(5), own(6))),
     ForgetOps((own(1),)),
     FetchTensor(own(11), own(5)),
     LocateTensor(own(12), own(5)),
@@ -184,6 +191,7 @@ INSTRUCTIONS: list[Instruction] = [
     EndStep(own(21)),
     ReadTraffic(own(15), True),
     ReadStats(own(18)),
+    ReadMemory(own(18), True),
     ReadTimeline(own(17), 64),
     Goodbye("done"),
 ]
@@ -207,6 +215,7 @@ COMMANDS: list[Command] = [
     Synchronize(own(13)),
     WorkerReadTraffic(own(15)),
     ReadStats(own(18)),
+    ReadMemory(own(18), False),
     ReadTimeline(own(17), 64),
     WorkerReportProgress(7),
     WorkerEndSession(1),
@@ -228,6 +237,8 @@ _FROM_WORKERS = [
 
 RAN = Ran("aten.x.default", 3, "forward", 100, 190, (Swapped(110, 150, ((1, 64),), ((1, 32), (2, 0))),))
 
+MEMORY = WorkerMemory((MemoryUse(3, False, 64, 128), MemoryUse(0, True, 0, 32)), 48)
+
 REPORTS: list[Report] = [
     *_FROM_WORKERS,
     StoreReady(40000),
@@ -235,6 +246,7 @@ REPORTS: list[Report] = [
     Progress(7, 1500),
     Traffic(own(15), {0: 64, 3: 0}, (ExchangeWay("all-reduce", ("x",), 64, "shared memory"),)),
     Stats(own(18), WorkerStats(7, 2, 64, {0: 64}, 1, {"shared memory": 3})),
+    MemoryReport(own(18), MEMORY),
     TimelineReport(own(17), (RAN, RAN), 5),
 ]
 
@@ -244,6 +256,7 @@ ANSWERS: list[Answer] = [
     VersionsRead(own(19), (VersionSpan(own(5), 0), VersionSpan(0, 0))),
     TrafficRead(own(15), {0: {}, 1: {0: 64}}, (Collective("all-gather", ("dp", "tp"), 64, "aten.x.default", 3),)),
     StatsRead(own(18), {0: WorkerStats(7, 2, 64, {}), 1: WorkerStats(0, 0, 0, {0: 64})}),
+    MemoryRead(own(18), ((0, MEMORY), (1, WorkerMemory((), 0)))),
     TimelineRead(own(17), (WorkerTimeline(0, (RAN,), 5), WorkerTimeline(1, (), 0))),
     Lost(own(11), 1, 4242, "was killed by SIGKILL", "aten.mm.default (train.py:12)"),
     Joined(WorkerInfo(2, "cpu", "here", 4244)),

@@ -14,8 +14,10 @@ from torch.nn.parameter import is_lazy
 from gt.client import scope_stack
 from gt.client import session as sessions
 from gt.client.cached_calls import rebind
+from gt.client.copy_hooks import CopyHook, ParameterPlace
 from gt.client.storage import Storage, StorageView, TensorRef
 from gt.client.tensor import Tensor
+from gt.client.torch_patches.nn_modules import own_buffers, own_parameters
 from gt.core.errors import SignalError, nearest
 from gt.sharding.spec import DeviceMesh, whole
 from gt.signals.checks import REST
@@ -25,6 +27,7 @@ from gt.signals.resolution import resolve_mesh, resolve_spec
 
 log = logging.getLogger("gt.signals")
 _hooks: WeakKeyDictionary[torch.nn.Module, list[Any]] = WeakKeyDictionary()
+_copy_hooks: WeakKeyDictionary[torch.nn.Module, CopyHook] = WeakKeyDictionary()
 
 
 def apply_model_config(module: torch.nn.Module) -> None:
@@ -36,7 +39,8 @@ def apply_model_config(module: torch.nn.Module) -> None:
     _warn_of_unmatched(module, config)
     if not sessions.current().embedded:
         _lay_out(module, config)
-    _hook(module, config)
+        _hook_copies(module, config)
+    _hook_scopes(module, config)
 
 
 # Parameters
@@ -70,14 +74,16 @@ def _mesh(config: ModelConfig) -> DeviceMesh | None:
     return resolve_mesh(config.mesh, config.workers, connected, f"{at(config.source)}model")
 
 
-def lay_out_tensor(tensor: Tensor, name: str) -> None:
-    """Lay out one parameter or buffer by its name in the whole model."""
+def lay_out_tensor(tensor: Tensor, name: str, owner: torch.nn.Module, place: ParameterPlace) -> None:
+    """Lay out one parameter or buffer by its name in the whole model, and hook the module that owns it if it is cut."""
     config = registry.current().model
     mesh = None if config is None or sessions.current().embedded else _mesh(config)
     if config is not None and mesh is not None:
         with torch.no_grad():
             placed = tensor.detach().redistribute(placements=_spec(config, mesh, [name], tensor))
         rebind(tensor, placed._ref)
+        if mesh.size > 1 and _is_cut(config, name):
+            _copy_hook_of(owner).places.append(place)
 
 
 def _tensors(module: torch.nn.Module) -> Iterator[tuple[list[str], list[Tensor]]]:
@@ -136,7 +142,7 @@ class _ScopeHook:
         scope_stack.leave(self)
 
 
-def _hook(module: torch.nn.Module, config: ModelConfig) -> None:
+def _hook_scopes(module: torch.nn.Module, config: ModelConfig) -> None:
     for name, part in module.named_modules():
         entry = config.scope_for(name)
         if entry is None:
@@ -147,14 +153,56 @@ def _hook(module: torch.nn.Module, config: ModelConfig) -> None:
                 f"{at(entry.source)}{entry.signal!r} is not a configured signal; {nearest(entry.signal, known)}"
             )
         scope = _ScopeHook(entry.signal)
-        _hooks[part] = [
-            part.register_forward_pre_hook(scope, prepend=True),
-            part.register_forward_hook(scope.leave, always_call=True),
-        ]
+        _hooks.setdefault(part, []).extend(
+            [
+                part.register_forward_pre_hook(scope, prepend=True),
+                part.register_forward_hook(scope.leave, always_call=True),
+            ]
+        )
+
+
+def _hook_copies(module: torch.nn.Module, config: ModelConfig) -> None:
+    """Hook the parts whose parameters the configuration cuts, and the modules around them. These hooks come before
+    those that leave scopes, since scopes say whether copies are dropped."""
+    mesh = _mesh(config)
+    if mesh is None or mesh.size == 1:
+        return
+    hooks = {part: CopyHook(list(_cut_places(config, name, part))) for name, part in module.named_modules()}
+    for part, hook in hooks.items():
+        hook.inner = frozenset(
+            hooks[inside] for inside in part.modules() if inside is not part and hooks[inside].places
+        )
+        if hook.places or hook.inner:
+            _add_copy_hook(part, hook)
+
+
+def _add_copy_hook(part: torch.nn.Module, hook: CopyHook) -> None:
+    _copy_hooks[part] = hook
+    _hooks.setdefault(part, []).append(part.register_forward_hook(hook, always_call=True))
+
+
+def _copy_hook_of(part: torch.nn.Module) -> CopyHook:
+    if part not in _copy_hooks:
+        _add_copy_hook(part, CopyHook([]))
+    return _copy_hooks[part]
+
+
+def _cut_places(config: ModelConfig, name: str, part: torch.nn.Module) -> Iterator[ParameterPlace]:
+    """The parameters and buffers of a part itself that the configuration cuts."""
+    for table in (own_parameters(part), own_buffers(part)):
+        for key in table:
+            if _is_cut(config, f"{name}.{key}" if name else key):
+                yield ParameterPlace(table, key)
+
+
+def _is_cut(config: ModelConfig, name: str) -> bool:
+    entry = config.spec_for(name)
+    return entry is not None and any(dim for dim in entry.dims if dim != REST)
 
 
 def _unhook(module: torch.nn.Module) -> None:
     for part in module.modules():
+        _copy_hooks.pop(part, None)
         for hook in _hooks.pop(part, []):
             hook.remove()
 

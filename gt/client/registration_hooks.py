@@ -17,6 +17,7 @@ from torch.nn.modules import module as torch_modules
 from torch.nn.parameter import is_lazy
 from torch.utils.weak import WeakTensorKeyDictionary
 
+from gt.client.copy_hooks import ParameterPlace
 from gt.client.factory_mode import is_factory_mode_on
 from gt.client.model_layout import lay_out_tensor
 from gt.client.module_moving import move_module, move_tensor
@@ -48,9 +49,10 @@ def _on_tensor(table_of: Callable[[torch.nn.Module], dict[str, Any]]) -> Callabl
         if value.device.type != "cpu" or is_lazy(value):
             return None
         new = _moved_once(value)
-        replaced = table_of(module).get(name)
+        table = table_of(module)
+        replaced = table.get(name)
         if replaced is not None and replaced.device.type == "meta":
-            lay_out_tensor(new, _full_name(module, name))
+            lay_out_tensor(new, _full_name(module, name), module, ParameterPlace(table, name))
         return new
 
     return moved

@@ -41,7 +41,9 @@ from gt.core.messages import (
     Located,
     LocateTensor,
     Lost,
+    MemoryRead,
     Queried,
+    ReadMemory,
     ReadStats,
     ReadTimeline,
     ReadTraffic,
@@ -90,6 +92,7 @@ class Session:
         self.signatures: dict[int, Signature] = {}
         self.closed_because = ""  # the reason, if the session is closed
         self.is_recording = False  # whether the workers record the commands they run
+        self.is_measuring = False  # whether the workers record the memory of tensors
         self.sites = Sites(self._define_site)
         self.operands = OperandCache(self._upload_operand)
         self.inbox = Inbox(channel, self.sites, self._note_workers)
@@ -228,6 +231,15 @@ class Session:
         self.outbox.emit(ReadStats(request))
         answer, _ = self._answer(request)
         assert isinstance(answer, StatsRead)
+        return answer
+
+    def read_memory(self, watch: bool) -> MemoryRead:
+        """The memory that tensors of this session took on each worker; `watch`: record it from now on."""
+        self.outbox.flush()  # frees the tensors that were collected
+        request = next(self.ids)
+        self.outbox.emit(ReadMemory(request, watch))
+        answer, _ = self._answer(request)
+        assert isinstance(answer, MemoryRead)
         return answer
 
     def read_timeline(self, limit: int) -> TimelineRead:

@@ -39,6 +39,11 @@ def session_of(ident: int) -> int:
     return ident >> SESSION_SHIFT
 
 
+def is_copy(ident: int) -> bool:
+    """Whether the dispatcher gave the id, to a copy of a tensor."""
+    return FIRST_DISPATCHER_ID <= ident & ((1 << SESSION_SHIFT) - 1) < FIRST_QUERY_ID
+
+
 def short_id(ident: int) -> str:
     """An id for people, without its session: `12`, `c5` for a copy that the dispatcher made, and `q3` or `q3.1` for
     results of the session's query number 3."""

@@ -21,7 +21,7 @@ from gt.core.ids import FirstResultId, Id, Ids, NewId, NewIds, ScopeId, SiteId
 from gt.core.meta import TensorMeta
 from gt.core.signatures import Axis, Name, Number, PolicyRecord, Program, Signature, SpecRecord, Text
 
-PROTOCOL = 9
+PROTOCOL = 10
 MAX_BATCH = 1 << 16
 MAX_RECORDED = 1 << 20  # commands that a worker records at most
 COUNTED_BYTES = 1 << 16  # a read of this size or more counts by itself against the session's limit
@@ -52,7 +52,8 @@ class Segment(Struct, array_like=True, frozen=True):
 
 class Hello(_Record, frozen=True):
     """First message of a client or worker. `host` identifies the machine: peers on one machine share memory. `device`
-    is the device a worker computes on, and `progress` the shared-memory cell that shows its current command."""
+    is the device a worker computes on, `memory` the bytes of it, and `progress` the shared-memory cell that shows its
+    current command."""
 
     version: Name
     role: Name
@@ -61,6 +62,7 @@ class Hello(_Record, frozen=True):
     device: Name = ""
     progress: Name = ""
     wants_workers: int = 1
+    memory: Annotated[int, Meta(ge=0, lt=1 << 62)] = 0
 
 
 class WorkerInfo(Struct, array_like=True, frozen=True):
@@ -189,6 +191,12 @@ class FreeTensors(_Record, frozen=True):
     ids: Ids
 
 
+class DropCopies(_Record, frozen=True):
+    """Free the copies of tensors in other layouts than their own. An op that needs such a copy makes it again."""
+
+    ids: Ids
+
+
 class ForgetOps(_Record, frozen=True):
     """The session will not use these ops again."""
 
@@ -255,6 +263,14 @@ class ReadStats(_Record, frozen=True):
     request: Id
 
 
+class ReadMemory(_Record, frozen=True):
+    """Ask for the memory that the tensors of this session have taken since its last ReadMemory with `watch`."""
+
+    timeline_name: ClassVar = None
+    request: Id
+    watch: bool
+
+
 class ReadTimeline(_Record, frozen=True):
     """Take the oldest commands that workers have recorded for this session, at most RAN_AT_ONCE of each worker. From
     now on each worker records while it holds fewer than `limit`."""
@@ -265,8 +281,9 @@ class ReadTimeline(_Record, frozen=True):
 
 
 Instruction = Union[
-    RunOp, QueryOp, FreeTensors, CreateTensor, Redistribute, FetchTensor, LocateTensor, Synchronize, BeginStep, EndStep,
-    ReadVersions, ReadTraffic, ReadStats, ReadTimeline, DefineOp, ForgetOps, DefineSite, DefineScope, Goodbye,
+    RunOp, QueryOp, FreeTensors, DropCopies, CreateTensor, Redistribute, FetchTensor, LocateTensor, Synchronize,
+    BeginStep, EndStep, ReadVersions, ReadTraffic, ReadStats, ReadMemory, ReadTimeline, DefineOp, ForgetOps, DefineSite,
+    DefineScope, Goodbye,
 ]  # fmt: skip
 
 
@@ -390,7 +407,7 @@ class WorkerShutdown(_Record, frozen=True):
 Command = Union[
     RunOp, FreeTensors, DefineOp, WorkerDefineProgram, WorkerDefineScope, ForgetOps, WorkerCreateTensor, QueryOp,
     WorkerFetchTensor, WorkerReviveTensor, ReadVersions, WorkerBeginStep, WorkerAgreeOnStep, WorkerEndStep, Synchronize,
-    WorkerReadTraffic, ReadStats, ReadTimeline, WorkerReportProgress, WorkerEndSession, WorkerJoinStore,
+    WorkerReadTraffic, ReadStats, ReadMemory, ReadTimeline, WorkerReportProgress, WorkerEndSession, WorkerJoinStore,
     WorkerHostStore, WorkerLosePeer, WorkerShutdown,
 ]  # fmt: skip
 
@@ -527,6 +544,28 @@ class Stats(_Record, frozen=True):
     stats: WorkerStats
 
 
+class MemoryUse(Struct, array_like=True, frozen=True):
+    """The bytes that a worker holds for a line of the user's program, as tensors or as copies of tensors: now, and when
+    the worker held the most. `site` is 0 for memory that was taken before the recording."""
+
+    site: SiteId
+    is_copy: bool
+    live: int
+    peak: int
+
+
+class WorkerMemory(Struct, array_like=True, frozen=True):
+    """`most_copies` are the most bytes of copies at any time, which need not be that of the peak."""
+
+    uses: tuple[MemoryUse, ...]
+    most_copies: int
+
+
+class MemoryReport(_Record, tag="Memory", frozen=True):
+    request: Id
+    memory: WorkerMemory
+
+
 class Swapped(Struct, array_like=True, frozen=True):
     """One exchange of tensors during a command: its start, its end, and bytes by peer."""
 
@@ -556,8 +595,8 @@ class TimelineReport(_Record, tag="Timeline", frozen=True):
 
 
 Report = Union[
-    Fetched, Queried, Failed, OpFailed, Synchronized, Versions, Traffic, Stats, TimelineReport, Progress, StoreReady,
-    Goodbye,
+    Fetched, Queried, Failed, OpFailed, Synchronized, Versions, Traffic, Stats, MemoryReport, TimelineReport, Progress,
+    StoreReady, Goodbye,
 ]  # fmt: skip
 
 
@@ -582,6 +621,11 @@ class TrafficRead(_Record, frozen=True):
 class StatsRead(_Record, frozen=True):
     request: Id
     stats: dict[int, WorkerStats]
+
+
+class MemoryRead(_Record, frozen=True):
+    request: Id
+    workers: tuple[tuple[int, WorkerMemory], ...]
 
 
 class WorkerTimeline(Struct, array_like=True, frozen=True):
@@ -635,6 +679,6 @@ class Rejected(_Record, frozen=True):
 
 
 Answer = Union[
-    Fetched, Queried, Failed, OpFailed, Synchronized, VersionsRead, Located, TrafficRead, StatsRead, TimelineRead, Lost,
-    Joined, Gathered, Rejected, Welcome, Refused, Waiting, Goodbye,
+    Fetched, Queried, Failed, OpFailed, Synchronized, VersionsRead, Located, TrafficRead, StatsRead, MemoryRead,
+    TimelineRead, Lost, Joined, Gathered, Rejected, Welcome, Refused, Waiting, Goodbye,
 ]  # fmt: skip

@@ -17,7 +17,8 @@ MODES = ("embedded", "local", "virtual", "connected")
 
 
 class Settings(msgspec.Struct, frozen=True):
-    """`workers` 0, `mode` "", `transport` "" and `auto_shard` None mean that the user gave no value."""
+    """`workers` 0, `mode` "", `transport` "", `auto_shard` None and `copy_limit` None mean that the user gave no
+    value."""
 
     workers: int = 0
     server: str = ""
@@ -26,6 +27,7 @@ class Settings(msgspec.Struct, frozen=True):
     instruction_log: str = ""
     config: str = ""
     auto_shard: bool | None = None
+    copy_limit: int | None = None
     verbose: bool = False
     debug_client: bool = False
     debug_dispatcher: bool = False
@@ -67,6 +69,14 @@ def _seconds(text: str) -> float:
     return float(text)
 
 
+def _optional_bytes(text: str) -> int | None:
+    """A number of bytes, such as 1000, 512M or 8G."""
+    found = re.fullmatch("([0-9]{1,15})([KMGT]?)", text.upper())
+    if text and found is None:
+        raise ValueError("expected a number of bytes such as 1000, 512M or 8G")
+    return int(found[1]) << 10 * " KMGT".index(found[2] or " ") if found is not None else None
+
+
 def _backend(text: str) -> str:
     if text not in BACKENDS:
         raise ValueError(f"expected one of {', '.join(BACKENDS)}")
@@ -86,6 +96,7 @@ _VARIABLES: dict[str, tuple[str, Callable[[str], object]]] = {
     "GT_INSTRUCTION_LOG": ("instruction_log", str),
     "GT_CONFIG": ("config", str),
     "GT_AUTO_SHARD": ("auto_shard", _optional_flag),
+    "GT_COPY_LIMIT": ("copy_limit", _optional_bytes),
     "GT_VERBOSE": ("verbose", _flag),
     "GT_DEBUG_CLIENT": ("debug_client", _flag),
     "GT_DEBUG_DISPATCHER": ("debug_dispatcher", _flag),

@@ -31,7 +31,9 @@ class OptimizerSteps:
             gradient, parameter = state.tensor(gradient_id), state.tensor(parameter_id)
             targets.add(parameter.spec.mesh if parameter.spec.is_whole else parameter.spec)
             if gradient.meta.shape == parameter.meta.shape and not parameter.spec.partial:
-                moved = self._redistributor.in_layout(session, gradient_id, parameter.spec, "optimizer", begin.site)
+                moved = self._redistributor.in_layout(
+                    session, gradient_id, parameter.spec, "optimizer", begin.site, in_use=gradients
+                )
                 gradients.append(moved)
         state.set_halted(session, None if cause is None else HaltedStep(begin.step, cause))
         must_agree = cause is None and _differ(targets, session.workers & state.workers.keys())

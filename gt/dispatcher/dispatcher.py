@@ -28,9 +28,10 @@ log = logging.getLogger("gt.dispatcher")
 
 class Dispatcher:
     """Methods that carry out something return the messages to send, in the one order that all workers follow. The
-    `observer`, if there is one, sees each message."""
+    `observer`, if there is one, sees each message. `copy_limit` is the most bytes of copies on a worker (None: a part
+    of its memory)."""
 
-    def __init__(self, observer: Observer | None = None) -> None:
+    def __init__(self, observer: Observer | None = None, copy_limit: int | None = None) -> None:
         state = self.state = State()
         outgoing = self._outgoing = MessageQueue(state, observer)
         self._transactions = Transactions(state, outgoing)
@@ -41,16 +42,16 @@ class Dispatcher:
         self._fair_queue = FairQueue(state)
         self._reports = Reports(state, outgoing, self._transactions, self._requests, store)
         self._membership = Membership(
-            state, outgoing, self._transactions, redistributor, plan_cache, self._fair_queue, store
+            state, outgoing, self._transactions, redistributor, plan_cache, self._fair_queue, store, copy_limit
         )
         self._instructions = Instructions(state, outgoing, redistributor, self._requests, plan_cache)
         self._instructions.actions[Goodbye] = self._goodbye
 
     # Workers and sessions
 
-    def join_worker(self, device: str, host: str, pid: int) -> tuple[int, list[Outgoing]]:
-        """A new worker gets an id that no other worker had."""
-        ident = self._membership.join_worker(device, host, pid)
+    def join_worker(self, device: str, host: str, pid: int, memory: int = 0) -> tuple[int, list[Outgoing]]:
+        """A new worker gets an id that no other worker had. `memory` are the bytes of its device (0: not known)."""
+        ident = self._membership.join_worker(device, host, pid, memory)
         return ident, self._outgoing.take()
 
     def make_ready(self, worker: int) -> None:

@@ -12,13 +12,16 @@ from gt.core.messages import (
     DefineOp,
     DefineScope,
     DefineSite,
+    DropCopies,
     EndStep,
     FetchTensor,
     ForgetOps,
     FreeTensors,
     Located,
     LocateTensor,
+    MemoryReport,
     QueryOp,
+    ReadMemory,
     ReadStats,
     ReadTimeline,
     ReadTraffic,
@@ -74,6 +77,7 @@ class Instructions:
         self.actions: dict[type, Action] = {
             RunOp: self._run_op,
             FreeTensors: self._free,
+            DropCopies: self._drop_copies,
             QueryOp: self._query,
             CreateTensor: self._create,
             Redistribute: self._redistribute,
@@ -85,6 +89,7 @@ class Instructions:
             Synchronize: self._synchronize,
             ReadTraffic: self._read_traffic,
             ReadStats: self._read_stats,
+            ReadMemory: self._read_memory,
             ReadTimeline: self._read_timeline,
             DefineOp: self._define_op,
             ForgetOps: self._forget_ops,
@@ -179,7 +184,9 @@ class Instructions:
         for ident in written:
             self._redistributor.gather_for_good(session, ident, mesh, query.site)
         places = policy is not None and policy.places
-        inputs = tuple(self._whole_input(session, query, op, ident, mesh, places) for ident in query.inputs)
+        inputs: tuple[int, ...] = ()
+        for ident in query.inputs:
+            inputs = (*inputs, self._whole_input(session, query, op, ident, mesh, places, inputs))
         self._plan_cache.define_on(session, mesh.workers, query.op_id)
         renewed = [(new, self._state.tensor(old).meta) for old, new in zip(written, query.written, strict=True)]
         copies = [copy for ident in written for copy in self._state.remove(ident)[1:]]
@@ -193,10 +200,19 @@ class Instructions:
         self._outgoing.free(copies)
 
     def _whole_input(
-        self, session: SessionRecord, query: QueryOp, op: OpRecord, ident: int, mesh: DeviceMesh, places: bool
+        self,
+        session: SessionRecord,
+        query: QueryOp,
+        op: OpRecord,
+        ident: int,
+        mesh: DeviceMesh,
+        places: bool,
+        in_use: tuple[int, ...],
     ) -> int:
         target = whole(mesh, len(self._state.tensor(ident).meta.shape))
-        return self._redistributor.in_layout(session, ident, target, op.signature.op, query.site, places=places)
+        return self._redistributor.in_layout(
+            session, ident, target, op.signature.op, query.site, places=places, in_use=in_use
+        )
 
     def _must_gather(self, ident: int, mesh: DeviceMesh) -> bool:
         """Whether a sharded tensor has no whole copy on a mesh."""
@@ -240,6 +256,9 @@ class Instructions:
         for mesh, idents in self._state.free(free.ids).items():
             self._outgoing.command(mesh.workers, FreeTensors(tuple(idents)))
 
+    def _drop_copies(self, session: SessionRecord, drop: DropCopies, _: Buffer | None) -> None:
+        self._outgoing.free(self._state.drop_copies(drop.ids))
+
     def _locate(self, session: SessionRecord, locate: LocateTensor, _: Buffer | None) -> None:
         if locate.request in self._state.pending:
             raise IdInUse("request", locate.request)
@@ -256,6 +275,9 @@ class Instructions:
 
     def _read_stats(self, session: SessionRecord, read: ReadStats, _: Buffer | None) -> None:
         self._ask_all(read.request, read, Stats)
+
+    def _read_memory(self, session: SessionRecord, read: ReadMemory, _: Buffer | None) -> None:
+        self._ask_all(read.request, read, MemoryReport)
 
     def _read_timeline(self, session: SessionRecord, read: ReadTimeline, _: Buffer | None) -> None:
         self._ask_all(read.request, read, TimelineReport)

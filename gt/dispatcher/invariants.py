@@ -24,6 +24,8 @@ def _check_tensors(state: State) -> None:
     assert not state.tensors.keys() & state.missing.keys()
     assert state.copies.keys() <= state.tensors.keys() and all(state.copies.values())
     assert state.previous_values.keys() <= state.missing.keys()
+    in_order = {copy: (ident, spec) for ident, copies in state.copies.items() for spec, copy in copies.items()}
+    assert state.copy_order == in_order
     ids = [copy for copies in state.copies.values() for copy in copies.values()]
     ids += [previous.ident for previous in state.previous_values.values()]
     assert len(set(ids)) == len(ids) and not (state.tensors.keys() | state.missing.keys()) & set(ids)
@@ -32,6 +34,7 @@ def _check_tensors(state: State) -> None:
 def _check_byte_counts(state: State) -> None:
     """`bytes_on` is the sum over tensors, copies and previous values, which are on living workers."""
     counted: dict[DeviceMesh, int] = {}
+    of_copies = dict.fromkeys(state.copy_bytes, 0)
     previous = {previous.ident: previous.tensor for previous in state.previous_values.values()}
     for ident, tensor in (state.tensors | previous).items():
         assert tensor.spec.is_partition(tensor.meta.shape), (ident, tensor.spec)
@@ -39,6 +42,9 @@ def _check_byte_counts(state: State) -> None:
             assert set(spec.mesh.workers) <= state.workers.keys(), (ident, spec)
             assert len(spec.dims) == len(tensor.meta.shape), (ident, spec)
             counted[spec.mesh] = counted.get(spec.mesh, 0) + TensorRecord.of(tensor.meta, spec).nbytes
+        for spec in state.copies.get(ident, {}):
+            of_copies[spec.mesh] += TensorRecord.of(tensor.meta, spec).nbytes
+    assert of_copies == state.copy_bytes
     assert counted == {mesh: nbytes for mesh, nbytes in state.bytes_on.items() if nbytes or mesh in counted}
 
 

@@ -6,6 +6,7 @@ import logging
 from collections.abc import Sequence
 
 from gt.core.messages import Lost, Rejected, WorkerDefineScope, WorkerEndSession, WorkerLosePeer
+from gt.dispatcher.copy_limit import default_limit
 from gt.dispatcher.fair_queue import FairQueue
 from gt.dispatcher.group_store import GroupStore
 from gt.dispatcher.message_queue import MessageQueue
@@ -30,6 +31,7 @@ class Membership:
         plan_cache: PlanCache,
         fair_queue: FairQueue,
         store: GroupStore,
+        copy_limit: int | None = None,
     ) -> None:
         self._state = state
         self._outgoing = outgoing
@@ -38,10 +40,12 @@ class Membership:
         self._plan_cache = plan_cache
         self._fair_queue = fair_queue
         self._store = store
+        self._copy_limit = copy_limit
 
-    def join_worker(self, device: str, host: str, pid: int) -> int:
+    def join_worker(self, device: str, host: str, pid: int, memory: int) -> int:
         with self._transactions.begin():
-            ident = self._state.add_worker(device, host, pid).info.worker
+            ident = self._state.add_worker(device, host, pid, memory).info.worker
+            self._set_copy_limit()
             self._outgoing.observe("CONNECT", f"worker {ident}", None)
             for session in self._state.sessions.values():
                 for scope_id, scope in session.scopes.items():
@@ -49,6 +53,11 @@ class Membership:
                     self._outgoing.command((ident,), command)
             self._store.add_worker(ident)
         return ident
+
+    def _set_copy_limit(self) -> None:
+        """The limit that the user gave, or that of the workers that are there."""
+        default = default_limit(self._state.workers.values())
+        self._state.set_copy_limit(default if self._copy_limit is None else self._copy_limit)
 
     def make_ready(self, worker: int) -> None:
         """Let a worker get commands without a store: workers in one process need none."""
@@ -61,6 +70,7 @@ class Membership:
         with self._transactions.begin():
             self._outgoing.observe("DISCONNECT", f"worker {ident}", None)
             self._state.remove_worker(ident, dead)
+            self._set_copy_limit()
             if self._state.workers:
                 self._outgoing.command(tuple(self._state.workers), WorkerLosePeer(ident))
             reports.lose_worker(ident)

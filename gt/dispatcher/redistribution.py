@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 
 import msgspec
 
 from gt.core.messages import STEP_TOKEN, Collective, FreeTensors, RunOp, WorkerDefineProgram
 from gt.core.meta import TensorMeta
+from gt.dispatcher.copy_limit import copies_to_drop
 from gt.dispatcher.message_queue import MessageQueue
 from gt.dispatcher.op_definitions import CachedPlan
 from gt.dispatcher.planner import Plan, plan_move
@@ -43,14 +44,14 @@ class Redistributor:
     ) -> tuple[int, ...]:
         """The ids of a plan's inputs in the layouts that it needs, after the necessary moves."""
         as_they_are = [inputs[position] for position, spec in plan.sources if spec is None]
-        return tuple(
-            inputs[position]
-            if spec is None
-            else self.in_layout(
-                session, inputs[position], spec, op, site, keep=inputs[position] in as_they_are, places=places
-            )
-            for position, spec in plan.sources
-        )
+        moved: list[int] = []
+        for position, spec in plan.sources:
+            ident = inputs[position]
+            if spec is not None:
+                keep = ident in as_they_are
+                ident = self.in_layout(session, ident, spec, op, site, keep=keep, places=places, in_use=moved)
+            moved.append(ident)
+        return tuple(moved)
 
     def in_layout(
         self,
@@ -62,8 +63,10 @@ class Redistributor:
         *,
         keep: bool = False,
         places: bool = False,
+        in_use: Collection[int] = (),
     ) -> int:
-        """The id of a tensor in the layout that an op needs. A new copy stays until the tensor is freed or written.
+        """The id of a tensor in the layout that an op needs. A new copy stays until the tensor is freed or written, or
+        until it is dropped because there are too many copies; not for another copy of the same op, if it is `in_use`.
 
         The moved tensor replaces the original if the original is partial, or is not placed and the scope `places` it;
         but not if the op needs the original too (`keep`) or only a part of it.
@@ -71,21 +74,30 @@ class Redistributor:
         tensor = self._state.tensor(ident)
         if tensor.spec is spec:
             return ident
-        copies = self._state.copies.get(ident, {})
-        if spec in copies:
-            return copies[spec]
+        found = self._state.use_copy(ident, spec)
+        if found is not None:
+            return found
         may_replace = not spec.partial and not keep and spec.is_partition(tensor.meta.shape)
         is_reduced = may_replace and bool(tensor.spec.partial) and tensor.spec.mesh is spec.mesh
+        is_replaced = may_replace and places and not tensor.placed
+        if not is_reduced and not is_replaced:
+            self._make_room(tensor, spec, in_use)
         copy = ident if is_reduced else self._state.new_id(session)
         self.move(session, tensor, ident, copy, spec, op, site)
         if is_reduced:
             self._state.set_layout(ident, spec)
-        elif may_replace and places and not tensor.placed:
+        elif is_replaced:
             self._replace_with_copy(session, ident, copy, spec, site)
             return ident
         else:
             self._state.add_copy(ident, spec, copy)
         return copy
+
+    def _make_room(self, tensor: TensorRecord, spec: ShardingSpec, in_use: Collection[int]) -> None:
+        """Drop copies so that a new one does not exceed the limit."""
+        limit = self._state.copy_limit
+        for copy in () if limit is None else copies_to_drop(self._state, limit, tensor, spec, in_use):
+            self.drop_copy(*self._state.copy_order[copy])
 
     def _replace_with_copy(self, session: SessionRecord, ident: int, copy: int, spec: ShardingSpec, site: int) -> None:
         """Free a tensor in its old layout and give its id to the copy."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from operator import itemgetter
 
 from gt.core.errors import ProtocolError
 from gt.core.ids import MAX_RESULTS, session_of, short_id
@@ -13,6 +14,8 @@ from gt.core.messages import (
     Failed,
     Fetched,
     Lost,
+    MemoryRead,
+    MemoryReport,
     Queried,
     Stats,
     StatsRead,
@@ -132,6 +135,9 @@ class Requests:
         if isinstance(reply, Stats):
             stats = {worker: reply.stats for worker, reply in pending.replies if isinstance(reply, Stats)}
             return StatsRead(request, stats)
+        if isinstance(reply, MemoryReport):
+            memory = [(worker, reply.memory) for worker, reply in pending.replies if isinstance(reply, MemoryReport)]
+            return MemoryRead(request, tuple(sorted(memory, key=itemgetter(0))))
         if isinstance(reply, TimelineReport):
             timelines = [(worker, reply) for worker, reply in pending.replies if isinstance(reply, TimelineReport)]
             ran = tuple(WorkerTimeline(worker, timeline.ran, timeline.dropped) for worker, timeline in timelines)

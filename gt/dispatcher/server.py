@@ -48,10 +48,16 @@ NOTICE_SECONDS = 3.0
 class Server:
     """`descriptor` becomes readable when a message may have arrived, for a caller that does not block in `turn`. A peer
     that is silent for `silence` seconds is given up (0: never); `ended` are the processes of workers that were killed
-    for that. With `keys` only peers that have them are let in."""
+    for that. With `keys` only peers that have them are let in. `copy_limit`: see Dispatcher."""
 
     def __init__(
-        self, endpoint: str, observer: Observer | None = None, *, silence: float = 0, keys: ServerKeys | None = None
+        self,
+        endpoint: str,
+        observer: Observer | None = None,
+        *,
+        silence: float = 0,
+        keys: ServerKeys | None = None,
+        copy_limit: int | None = None,
     ) -> None:
         self._router = Router(endpoint, keys, TICK_MS, silence)
         self._silence = silence
@@ -60,7 +66,7 @@ class Server:
         self._next_check = self._next_notice = time.monotonic()
         self.ended: set[int] = set()
         self.descriptor = self._router.descriptor
-        self.dispatcher = Dispatcher(observer)
+        self.dispatcher = Dispatcher(observer, copy_limit)
         self.peers = PeerTable()
         self.delivery = Delivery(self._router, self.peers)
         log_path = "" if observer is None else observer.path

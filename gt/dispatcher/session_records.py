@@ -9,6 +9,7 @@ from gt.core.messages import (
     Collective,
     Failed,
     Fetched,
+    MemoryReport,
     Queried,
     Stats,
     Synchronized,
@@ -27,12 +28,14 @@ from gt.signals.policy import Policy
 @dataclass
 class WorkerRecord:
     """`known_ops` are the ids of the ops that were defined on the worker. A worker that is not `ready` cannot exchange
-    tensors with others yet and gets no work. `solo_mesh` is the mesh of this worker only."""
+    tensors with others yet and gets no work. `solo_mesh` is the mesh of this worker only. `memory` are the bytes of its
+    device (0: not known)."""
 
     info: WorkerInfo
     solo_mesh: DeviceMesh
     ready: bool = True
     known_ops: set[int] = field(default_factory=set)
+    memory: int = 0
 
 
 class DeadWorker(NamedTuple):
@@ -41,7 +44,9 @@ class DeadWorker(NamedTuple):
     last_op: str
 
 
-Reply: TypeAlias = Fetched | Queried | Failed | Synchronized | Versions | Traffic | Stats | TimelineReport
+Reply: TypeAlias = (
+    Fetched | Queried | Failed | Synchronized | Versions | Traffic | Stats | MemoryReport | TimelineReport
+)
 
 
 class PendingRequest(NamedTuple):

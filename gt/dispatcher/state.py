@@ -31,9 +31,11 @@ NAMES_KEPT = 1024  # of ops and programs of a session that were removed
 
 @dataclass
 class State(TensorTables):
-    """`pending` are unanswered requests by id, `dead_workers` those that were lost. `store` is the key-value store at
-    which process groups are formed, on the worker `store_host`."""
+    """`pending` are unanswered requests by id, `dead_workers` those that were lost. `copy_limit` is the most bytes of
+    copies on a worker (None: there is no limit). `store` is the key-value store at which process groups are formed, on
+    the worker `store_host`."""
 
+    copy_limit: int | None = None
     workers: dict[int, WorkerRecord] = field(default_factory=dict)
     sessions: dict[int, SessionRecord] = field(default_factory=dict)
     pending: dict[int, PendingRequest] = field(default_factory=dict)
@@ -53,11 +55,13 @@ class State(TensorTables):
 
     # Workers
 
-    def add_worker(self, device: str, host: str, pid: int) -> WorkerRecord:
+    def add_worker(self, device: str, host: str, pid: int, memory: int = 0) -> WorkerRecord:
         """A new worker gets an id that no other worker had."""
         ident = self.workers_joined
         self.undo.assign(self, "workers_joined", ident + 1)
-        worker = WorkerRecord(WorkerInfo(ident, device, host, pid), DeviceMesh([1], ["w"], [ident]), ready=False)
+        worker = WorkerRecord(
+            WorkerInfo(ident, device, host, pid), DeviceMesh([1], ["w"], [ident]), False, memory=memory
+        )
         self.undo.put(self.workers, ident, worker)
         return worker
 
@@ -69,6 +73,9 @@ class State(TensorTables):
     def set_ready(self, workers: Iterable[int], ready: bool = True) -> None:
         for ident in workers:
             self.undo.assign(self.workers[ident], "ready", ready)
+
+    def set_copy_limit(self, limit: int | None) -> None:
+        self.undo.assign(self, "copy_limit", limit)
 
     def set_store(self, host: int, store: WorkerJoinStore | None) -> None:
         self.undo.assign(self, "store_host", host)

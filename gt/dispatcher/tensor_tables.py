@@ -23,13 +23,16 @@ class TensorTables:
     """Tables by tensor id.
 
     `tensors` have a value, `missing` have none. `copies` are other layouts in which a tensor exists too, with the ids
-    of these copies on the workers. `previous_values` holds, for missing tensors that should have been written, the
-    value before the write. `may_resize` are tensors that an unanswered query may resize. `bytes_on` counts the bytes on
-    each worker of a mesh.
+    of these copies on the workers; `copy_order` has the tensor and the layout of each copy by the copy's id, the least
+    recently used first, and `copy_bytes` counts the bytes of copies on each worker of a mesh. `previous_values` holds,
+    for missing tensors that should have been written, the value before the write. `may_resize` are tensors that an
+    unanswered query may resize. `bytes_on` counts the bytes on each worker of a mesh, copies included.
     """
 
     tensors: dict[int, TensorRecord] = field(default_factory=dict)
     copies: dict[int, dict[ShardingSpec, int]] = field(default_factory=dict)
+    copy_order: dict[int, tuple[int, ShardingSpec]] = field(default_factory=dict)
+    copy_bytes: dict[DeviceMesh, int] = field(default_factory=dict)
     bytes_on: dict[DeviceMesh, int] = field(default_factory=dict)
     missing: dict[int, MissingValue] = field(default_factory=dict)
     previous_values: dict[int, PreviousValue] = field(default_factory=dict)
@@ -158,7 +161,16 @@ class TensorTables:
 
     def add_copy(self, ident: int, spec: ShardingSpec, copy: int) -> None:
         self.undo.put(self.copies, ident, {**self.copies.get(ident, {}), spec: copy})
-        self._count_bytes(spec.mesh, TensorRecord.of(self.tensors[ident].meta, spec).nbytes)
+        self.undo.put(self.copy_order, copy, (ident, spec))
+        self._count_copy(self.tensors[ident].meta, spec, 1)
+
+    def use_copy(self, ident: int, spec: ShardingSpec) -> int | None:
+        """The id of the copy in one layout, which is now the most recently used one; None if there is none. The order
+        is not recorded in the undo log: no value depends on it."""
+        copy = self.copies[ident].get(spec) if ident in self.copies else None
+        if copy is not None:
+            self.copy_order[copy] = self.copy_order.pop(copy)
+        return copy
 
     def drop_copy(self, ident: int, spec: ShardingSpec) -> int | None:
         """Remove the copy in one layout; returns its id, None if there is no such copy."""
@@ -166,12 +178,19 @@ class TensorTables:
         copy = rest.pop(spec, None)
         if copy is None:
             return None
-        self._count_bytes(spec.mesh, -TensorRecord.of(self.tensors[ident].meta, spec).nbytes)
+        self._forget_copy(copy, self.tensors[ident].meta, spec)
         if rest:
             self.undo.put(self.copies, ident, rest)
         else:
             self.undo.drop(self.copies, ident)
         return copy
+
+    def drop_copies(self, idents: Sequence[int]) -> list[tuple[int, DeviceMesh]]:
+        """Remove all copies of tensors; returns their ids and meshes. Ids of other tensors, or of none, are ignored."""
+        copies = self.copies
+        found = [(ident, spec) for ident in idents if ident in copies for spec in copies[ident]]
+        dropped = [(self.drop_copy(ident, spec), spec.mesh) for ident, spec in dict.fromkeys(found)]
+        return [(copy, mesh) for copy, mesh in dropped if copy is not None]
 
     def remove(self, ident: int) -> list[tuple[int, DeviceMesh]]:
         """Remove a tensor and its copies; returns their ids and meshes, the tensor's own first."""
@@ -185,7 +204,7 @@ class TensorTables:
         freed = [(ident, tensor.spec.mesh)]
         if ident in self.copies:
             for spec, copy in self.undo.drop(self.copies, ident).items():
-                self._count_bytes(spec.mesh, -TensorRecord.of(tensor.meta, spec).nbytes)
+                self._forget_copy(copy, tensor.meta, spec)
                 freed.append((copy, spec.mesh))
         return freed
 
@@ -215,6 +234,15 @@ class TensorTables:
             else:
                 freed[mesh] = [ident]
         return freed
+
+    def _forget_copy(self, copy: int, meta: TensorMeta, spec: ShardingSpec) -> None:
+        self.undo.drop(self.copy_order, copy)
+        self._count_copy(meta, spec, -1)
+
+    def _count_copy(self, meta: TensorMeta, spec: ShardingSpec, sign: int) -> None:
+        nbytes = sign * TensorRecord.of(meta, spec).nbytes
+        self.undo.put(self.copy_bytes, spec.mesh, self.copy_bytes.get(spec.mesh, 0) + nbytes)
+        self._count_bytes(spec.mesh, nbytes)
 
     def _count_bytes(self, mesh: DeviceMesh, nbytes: int) -> None:
         self.undo.put(self.bytes_on, mesh, self.bytes_on.get(mesh, 0) + nbytes)
@@ -294,8 +322,9 @@ class TensorTables:
 
     def forget_meshes_of(self, worker: int) -> None:
         """Drop the byte counts of meshes with a lost worker: no tensor is on them any more."""
-        for mesh in [mesh for mesh in self.bytes_on if worker in mesh]:
-            self.undo.drop(self.bytes_on, mesh)
+        for table in (self.bytes_on, self.copy_bytes):
+            for mesh in [mesh for mesh in table if worker in mesh]:
+                self.undo.drop(table, mesh)
 
 
 def _add_useless(losses: Losses, ident: int | None, mesh: DeviceMesh, worker: int) -> None:

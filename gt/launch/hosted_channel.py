@@ -29,12 +29,17 @@ class HostedChannel:
     is_asynchronous = True
 
     def __init__(
-        self, processes: LocalProcesses, copy: CopyBytes | None, observer: Observer | None = None, silence: float = 0
+        self,
+        processes: LocalProcesses,
+        copy: CopyBytes | None,
+        observer: Observer | None = None,
+        silence: float = 0,
+        copy_limit: int | None = None,
     ) -> None:
         self._processes = processes
         self._copy = copy
         try:
-            self._server = Server(processes.endpoint, observer, silence=silence)
+            self._server = Server(processes.endpoint, observer, silence=silence, copy_limit=copy_limit)
         except zmq.ZMQError as error:
             raise SessionError(
                 f"cannot listen at {processes.endpoint}: {error}; the directory for temporary files (TMPDIR) must be "

@@ -26,12 +26,14 @@ class InProcessChannel:
 
     is_asynchronous = False
 
-    def __init__(self, workers: int, backend: str, observer: Observer | None = None) -> None:
-        self.dispatcher = Dispatcher(observer)
+    def __init__(
+        self, workers: int, backend: str, observer: Observer | None = None, copy_limit: int | None = None
+    ) -> None:
+        self.dispatcher = Dispatcher(observer, copy_limit)
         self._observer = observer
         self.executors = [_make_executor(number, backend) for number in range(workers)]
         for executor in self.executors:
-            self.dispatcher.join_worker(executor.engine.device, "here", os.getpid())
+            self.dispatcher.join_worker(executor.engine.device, "here", os.getpid(), executor.engine.memory())
             self.dispatcher.make_ready(executor.worker)
         self._session = self.dispatcher.open_session("here", os.getpid())
         self._arrived: deque[tuple[Answer, Buffer | None]] = deque()

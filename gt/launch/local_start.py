@@ -19,8 +19,9 @@ class LocalStart:
         self.processes = LocalProcesses(self.workers, settings)
         copy = fill if settings.shares_memory else None
         try:
+            observer = open_log(settings.instruction_log)
             self._channel = HostedChannel(
-                self.processes, copy, open_log(settings.instruction_log), settings.heartbeat_timeout
+                self.processes, copy, observer, settings.heartbeat_timeout, settings.copy_limit
             )
         except BaseException:
             self.processes.stop()

@@ -184,7 +184,8 @@ def _prepare(settings: Settings) -> None:
 def _open(settings: Settings) -> Session:
     if settings.mode == "connected":
         return _open_connected(settings)
-    channel = InProcessChannel(settings.workers or 1, settings.backend, open_log(settings.instruction_log))
+    observer = open_log(settings.instruction_log)
+    channel = InProcessChannel(settings.workers or 1, settings.backend, observer, settings.copy_limit)
     return Session(channel, channel.welcome(), settings.auto_shard)
 
 

@@ -29,7 +29,13 @@ def main() -> int:
     try:
         endpoint = f"tcp://{require_loopback(options.host)}:{options.port}"
         secret, keys = make_keys()
-        server = Server(endpoint, open_log(settings.instruction_log), silence=settings.heartbeat_timeout, keys=secret)
+        server = Server(
+            endpoint,
+            open_log(settings.instruction_log),
+            silence=settings.heartbeat_timeout,
+            keys=secret,
+            copy_limit=settings.copy_limit,
+        )
         endpoint = server.endpoint
         try:
             directory = keys_directory(settings.keys)

@@ -18,6 +18,8 @@ from gt.signals.parser import read_config
 from gt.signals.resolution import resolve_mesh
 from gt.signals.schema import SCHEMA
 
+_COPIES = {None: "", True: "dropped", False: "kept"}
+
 
 def main(arguments: Sequence[str] | None = None) -> int:
     options = _parser().parse_args(arguments)
@@ -73,7 +75,7 @@ def _print(config: Config) -> None:
         console = Console(width=1 << 16)  # a pipe has no edge to wrap at
     if config.signals:
         rows = [_signal_row(name, signal) for name, signal in config.signals.items()]
-        console.print(_table("signal layout workers backward compile line", rows))
+        console.print(_table("signal layout workers backward compile copies line", rows))
     if config.model:
         console.print(_table("pattern layout signal line", list(_model_rows(config.model))))
         console.print(Text(f"model over {_grid(config.model)}workers {_numbers(config.model.workers)}"))
@@ -92,7 +94,8 @@ def _table(columns: str, rows: Sequence[Sequence[str]]) -> Table:
 
 def _signal_row(name: str, signal: SignalConfig) -> tuple[str, ...]:
     layout, workers = ("", "") if signal.shard is None else (_layout(signal.shard), _numbers(signal.shard.workers))
-    return name, layout, workers, signal.backward_signal or "", "yes" if signal.compile else "", _line(signal.source)
+    compiles, copies = "yes" if signal.compile else "", _COPIES[signal.reshard_after_forward]
+    return name, layout, workers, signal.backward_signal or "", compiles, copies, _line(signal.source)
 
 
 def _model_rows(model: ModelConfig) -> Iterator[tuple[str, ...]]:

@@ -84,12 +84,14 @@ class ShardConfig:
 @dataclass(frozen=True)
 class SignalConfig:
     """The configuration of a signal. `backward_signal` is the signal of its gradients, by default the same one.
-    `source` is the file and line of the configuration, or empty for Python."""
+    `reshard_after_forward`: whether gathered parameters are dropped when a module has run in the scope (None: as around
+    the scope). `source` is the file and line of the configuration, or empty for Python."""
 
     shard: ShardConfig | None = None
     backward_signal: str | None = None
     compile: bool = False
     source: str = field(default="", compare=False)
+    reshard_after_forward: bool | None = None
 
     def __post_init__(self) -> None:
         _raise_problems("SignalConfig", self._problems())
@@ -101,6 +103,9 @@ class SignalConfig:
             yield Problem((), text)
         if not isinstance(self.compile, bool):
             yield Problem((), f"compile has to be True or False, not {show(self.compile)}")
+        reshards = self.reshard_after_forward
+        if reshards is not None and not isinstance(reshards, bool):
+            yield Problem((), f"reshard_after_forward has to be True, False or None, not {show(reshards)}")
 
 
 @dataclass(frozen=True)

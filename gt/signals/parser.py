@@ -22,7 +22,7 @@ from gt.signals.config import (
 from gt.signals.document import Document, LineProblem, Plain, parse_document
 
 MAX_BYTES = 1 << 20
-SIGNAL_KEYS = ("shard", "replicate", "backward", "compile")
+SIGNAL_KEYS = ("shard", "replicate", "backward", "compile", "reshard_after_forward")
 SHARD_KEYS = ("axis", "workers", "mesh", "dims", "replicate")
 
 Known = Mapping[str, SignalConfig]
@@ -106,7 +106,7 @@ def _signal_problems(name: str, value: Plain, names: Collection[str]) -> Iterato
         return
     if "shard" in value and "replicate" in value:
         yield Problem(("replicate",), "shard and replicate exclude one another; write replicate inside of shard")
-    for key in ("replicate", "compile"):
+    for key in ("replicate", "compile", "reshard_after_forward"):
         if value.get(key) is not None and not isinstance(value[key], bool):
             yield Problem((key,), f"{key} has to be true or false, not {show(value[key])}")
     if value.get("shard") is not None:
@@ -197,4 +197,6 @@ def _signal(value: Mapping[str, Plain], source: str) -> SignalConfig:
     shard = ShardConfig(replicate=True) if value.get("replicate") else None
     if "shard" in value:
         shard = ShardConfig(**value["shard"])
-    return SignalConfig(shard, value.get("backward"), value.get("compile", False), source)
+    return SignalConfig(
+        shard, value.get("backward"), value.get("compile", False), source, value.get("reshard_after_forward")
+    )

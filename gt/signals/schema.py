@@ -87,6 +87,10 @@ _SIGNAL_SECTION: Json = {
         "replicate": _REPLICATE,
         "backward": {"description": "the signal that gradients run under", **_SIGNAL},
         "compile": {"description": "a compilation boundary; no effect yet", "type": "boolean"},
+        "reshard_after_forward": {
+            "description": "drop the gathered copies of a module's parameters when its forward has ended",
+            "type": "boolean",
+        },
     },
     "additionalProperties": False,
     "not": {"required": ["shard", "replicate"]},

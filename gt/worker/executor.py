@@ -15,9 +15,11 @@ from gt.core.messages import (
     Fetched,
     ForgetOps,
     FreeTensors,
+    MemoryReport,
     OpFailed,
     Progress,
     QueryOp,
+    ReadMemory,
     ReadStats,
     ReadTimeline,
     ReadVersions,
@@ -42,6 +44,7 @@ from gt.core.messages import (
     WorkerHostStore,
     WorkerJoinStore,
     WorkerLosePeer,
+    WorkerMemory,
     WorkerReadTraffic,
     WorkerReportProgress,
     WorkerReviveTensor,
@@ -55,6 +58,7 @@ from gt.worker.exchange.interface import Exchanging
 from gt.worker.failed_value import FailedValue
 from gt.worker.failure_records import make_failure
 from gt.worker.late_failures import LateFailures
+from gt.worker.memory_recorder import MemoryRecorder
 from gt.worker.op_runner import OpRunner
 from gt.worker.timeline_recorder import Recorder
 
@@ -90,6 +94,7 @@ class Executor:
         )
         self.tensors = self._runner.tensors
         self.ops = self._runner.ops
+        self._memory = MemoryRecorder(engine, self.tensors)
         self._steps = self._runner.steps
         self.scopes: dict[tuple[int, int], WorkerDefineScope] = {}
         self._ops_run = 0
@@ -118,6 +123,7 @@ class Executor:
             Synchronize: self._synchronize,
             WorkerReadTraffic: self._read_traffic,
             ReadStats: self._read_stats,
+            ReadMemory: self._read_memory,
             ReadTimeline: self._read_timeline,
             WorkerReportProgress: self._report_progress,
             WorkerEndSession: self._end_session,
@@ -137,7 +143,9 @@ class Executor:
             self._late.follow(commands)
         self._ops_run += [*map(type, commands)].count(RunOp)
         batch = self._runner.prefetch.follow(commands)
-        if self.recorder.is_on:
+        if self._memory.is_on:
+            self._run_measured(batch)
+        elif self.recorder.is_on:
             self._run_recorded(batch)
         else:
             self._run_batch(batch)
@@ -178,6 +186,8 @@ class Executor:
         bound = self.ops[command.op_id]
         assert isinstance(bound, BoundProgram), "only programs exchange tensors"
         computation = self._runner.run_program(command, bound)
+        if self._memory.is_on:
+            computation = self._measured(command, computation)
         return self._recorded(command, computation) if self.recorder.is_on else computation
 
     def take_reports(self) -> list[ReportAndBytes]:
@@ -194,6 +204,17 @@ class Executor:
     def _recorded(self, command: RunOp, computation: Exchanging) -> Exchanging:
         with self.recorder.noting(command, self._describe):
             return (yield from computation)
+
+    def _run_measured(self, commands: Iterator[Command]) -> None:
+        for command in commands:
+            run = self._run_recorded if self.recorder.is_on else self._run_batch
+            run(iter((command,)))
+            self._memory.note(command)
+
+    def _measured(self, command: RunOp, computation: Exchanging) -> Exchanging:
+        result = yield from computation
+        self._memory.note(command)
+        return result
 
     def _describe(self, command: RunOp | QueryOp) -> tuple[str, str]:
         """The names of the op and of the scope of a command."""
@@ -212,6 +233,10 @@ class Executor:
         ways = self.exchange.ways()
         stats = WorkerStats(self._ops_run, len(values), nbytes, received, self.engine.restrided, ways)
         self._report(Stats(command.request, stats))
+
+    def _read_memory(self, command: ReadMemory) -> None:
+        uses, most_copies = self._memory.take(session_of(command.request), goes_on=command.watch)
+        self._report(MemoryReport(command.request, WorkerMemory(uses, most_copies)))
 
     def _read_timeline(self, command: ReadTimeline) -> None:
         ran, dropped = self.recorder.take(session_of(command.request), command.limit)
@@ -311,6 +336,7 @@ class Executor:
         for session, code in [key for key in self.scopes if key[0] == command.session]:
             del self.scopes[session, code]
         self.recorder.forget(command.session)
+        self._memory.forget(command.session)
         self._steps.forget(command.session)
 
     # The store of the exchange

@@ -185,7 +185,9 @@ class WorkerProcess:
     def _greet(self, link: Link) -> Executor | None:
         """Shake hands with the server. None if the connection is lost before it answers."""
         name, progress = _make_progress()
-        hello = Hello(__version__, "worker", this_host(), os.getpid(), self._engine.device, name)
+        hello = Hello(
+            __version__, "worker", this_host(), os.getpid(), self._engine.device, name, memory=self._engine.memory()
+        )
         try:
             link.send(encode([hello]))
         except ConnectionLost:

@@ -2,7 +2,7 @@
 
 import msgspec
 
-from gt.core.messages import FreeTensors
+from gt.core.messages import DropCopies, FreeTensors
 from tests.dispatcher_harness import (
     OP,
     OP2,
@@ -33,6 +33,14 @@ def test_copies_are_freed_when_their_tensor_is_written():
     harness.define(OP2, ADD_)
     assert told(harness.tell(run(OP2, (A, A), (C,))))[-2:] == ["0 1: c4(A, A) -> C", "0 1: free c2"]
     assert harness.state.copies == {}
+
+
+def test_copies_are_dropped_on_request_and_made_again():
+    harness = gathered_harness()
+    assert told(harness.tell(DropCopies((A, A, B, own(77))))) == ["0 1: free c2"]
+    assert harness.state.copies == {}
+    assert told(harness.tell(run(OP, (A,), (C,)))) == ["0+1: c3(A) -> c4", "0 1: op(c4) -> C"]
+    assert told(harness.tell(DropCopies((A,)), DropCopies((A,)))) == ["0 1: free c4"]
 
 
 def test_an_input_that_is_read_and_written_is_one_tensor():

@@ -16,6 +16,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 from gt.core.ids import FIRST_QUERY_ID, MAX_RESULTS
 from gt.core.messages import (
     DefineOp,
+    DropCopies,
     Fetched,
     FetchTensor,
     ForgetOps,
@@ -101,8 +102,9 @@ class Programs(RuleBasedStateMachine):
         self.clients = {}
         self.answered = Counter()
 
-    @initialize(workers=st.integers(1, 4))
-    def begin(self, workers):
+    @initialize(workers=st.integers(1, 4), copy_limit=st.sampled_from([None, 0, SMALL.nbytes, LARGE.nbytes]))
+    def begin(self, workers, copy_limit):
+        self.dispatcher = Dispatcher(copy_limit=copy_limit)
         for _ in range(workers):
             self.join_worker()
         self.open_session()
@@ -247,6 +249,13 @@ class Programs(RuleBasedStateMachine):
         for ident in dead:
             del client.tensors[ident]
         self.tell(client, FreeTensors(tuple(sorted(dead))))
+
+    @precondition(someone_is_free)
+    @rule(data=st.data())
+    def drop_copies(self, data):
+        client = self.some_client(data)
+        if client.tensors:
+            self.tell(client, DropCopies((data.draw(st.sampled_from(list(client.tensors))),)))
 
     @precondition(someone_is_free)
     @rule(data=st.data(), ask=st.sampled_from([FetchTensor, LocateTensor]))

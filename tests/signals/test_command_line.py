@@ -39,13 +39,13 @@ def test_a_configuration_is_shown_as_tables(run):
     assert (code, err) == (0, "")
     assert words(out) == words(
         """
-        signal           layout                  workers  backward         compile  line
+        signal           layout                  workers  backward         compile  copies  line
         forward_layer1   axis 0                  0 1 2 3  backward_layer1  yes      1
         backward_layer1  axis 0                  0 1 2 3                            7
         grid             [dp, tp] of dp=2, tp=2  0 1 2 3                            9
         updates          replicated              0 1                                11
         everywhere       replicated              all                                13
-        stage_1                                                                     15
+        stage_1                                                            kept     15
         pattern              layout   signal   line
         *.c_fc.weight        [-, tp]           19
         *.ln_*               []                20

@@ -127,6 +127,7 @@ def test_a_message_stays_short():
         ({"backward_signal": "x" * 513}, "backward_signal has 513 characters"),
         ({"compile": 1}, "compile has to be True or False, not 1"),
         ({"compile": None}, "compile has to be True or False"),
+        ({"reshard_after_forward": 1}, "reshard_after_forward has to be True, False or None, not 1"),
     ],
 )
 def test_a_signal_that_makes_no_sense_is_refused(written, expected):

@@ -23,7 +23,7 @@ updates:
   shard: {replicate: true, workers: [0, 1]}
 everywhere:
   replicate: true
-stage_1: {}
+stage_1: {reshard_after_forward: false}
 model:
   mesh: {tp: 2}
   workers: [0, 1]
@@ -42,7 +42,7 @@ def test_every_key_is_read():
             "grid": SignalConfig(ShardConfig(mesh={"dp": 2, "tp": 2}, workers=FOUR, dims=["dp", "tp"])),
             "updates": SignalConfig(ShardConfig(replicate=True, workers=[0, 1])),
             "everywhere": SignalConfig(ShardConfig(replicate=True)),
-            "stage_1": SignalConfig(),
+            "stage_1": SignalConfig(reshard_after_forward=False),
         },
         ModelConfig(
             {"tp": 2}, [0, 1], {"*.c_fc.weight": [None, "tp"], "*.ln_*": []}, {"transformer.h.[0-5]": "stage_1"}
@@ -158,6 +158,7 @@ def test_signals_may_name_those_that_are_known():
         ("a:\n  shard: {axis: 0}\n  replicate: true\n", 3, "shard and replicate exclude one another"),
         ("a:\n  replicate: 1\n", 2, "replicate has to be true or false, not 1"),
         ("a:\n  compile: 'true'\n", 2, "compile has to be true or false, not 'true'"),
+        ("a:\n  reshard_after_forward: 1\n", 2, "reshard_after_forward has to be true or false, not 1"),
         ("a:\n  backward: 3\n", 2, "backward has to be text, not 3"),
         ("a:\n  backward: model\nmodel: {}\n", 2, "backward cannot be 'model'"),
         ("a:\n  backward: gradient\ngradients: {}\n", 2, "names signal 'gradient', .* did you mean 'gradients'?"),

@@ -67,8 +67,16 @@ def documents(draw):
         shard = draw(st.none() | shards())
         backward = draw(st.none() | st.sampled_from(keys[place + 1 :])) if keys[place + 1 :] else None
         compile = draw(st.booleans())
-        signals[key] = SignalConfig(None if shard is None else ShardConfig(**shard), backward, compile)
-        said = {"shard": shard and without_none(shard), "backward": backward, "compile": compile}
+        reshards = draw(st.none() | st.booleans())
+        signals[key] = SignalConfig(
+            None if shard is None else ShardConfig(**shard), backward, compile, reshard_after_forward=reshards
+        )
+        said = {
+            "shard": shard and without_none(shard),
+            "backward": backward,
+            "compile": compile,
+            "reshard_after_forward": reshards,
+        }
         plain[key] = without_none(said)
     model = draw(st.none() | models(keys))
     if model is not None:

@@ -1,4 +1,4 @@
-"""Nodes of autograd's graph: the one whose gradient is being computed, and the numbers of nodes."""
+"""Nodes of autograd's graph: the one whose gradient is being computed, and their numbers; the end of backward."""
 
 from __future__ import annotations
 
@@ -7,9 +7,18 @@ from operator import methodcaller
 from typing import Any
 
 import torch
+from torch.autograd import Variable
 
 current_node: Callable[[], Any] = torch._C._current_autograd_node  # type: ignore[attr-defined]
 # The number that the next node of this thread gets.
 next_sequence_number: Callable[[], int] = torch._C._autograd._get_sequence_nr  # type: ignore[attr-defined]
 sequence_number: Callable[[Any], int] = methodcaller("_sequence_nr")
+# The number of the backward that this thread runs.
+current_backward: Callable[[], int] = torch._C._current_graph_task_id  # type: ignore[attr-defined]
+NO_BACKWARD = -1
 FIRST_ACCUMULATING = 1 << 63  # nodes that accumulate gradients have numbers from here on
+
+
+def call_after_backward(function: Callable[[], None]) -> None:
+    """Call a function when the backward that this thread runs has ended; not if it raises."""
+    Variable._execution_engine.queue_callback(function)  # type: ignore[attr-defined]

@@ -26,6 +26,9 @@ class Engine(Protocol):
     is_torch_cpu: bool
     restrided: int
 
+    def memory(self) -> int:
+        """The bytes of memory that the device has; 0 if they are not known."""
+
     def isolated(self) -> AbstractContextManager[None]:
         """A context for running commands, without the modes, autocast and grad mode of the surrounding program."""
 
@@ -72,6 +75,9 @@ class Engine(Protocol):
     def meta(self, value: Value) -> TensorMeta: ...
 
     def nbytes(self, value: Value) -> int: ...
+
+    def storage(self, value: Value) -> tuple[int, int]:
+        """The address and the size in bytes of the memory that a tensor is in, maybe with others."""
 
     def from_buffer(self, buffer: Buffer, meta: TensorMeta, owned: bool) -> Value:
         """A tensor of the elements in a buffer, which are in the order of the tensor's strides: over the buffer's

@@ -12,6 +12,7 @@ from gt.core.meta import TensorMeta, dense_strides, is_dense, memory_order
 from gt.core.signatures import Arg, Complex, DType, ListArg, MemoryFormat, Number, TorchLayout, ViewStep, WorkerDevice
 from gt.worker.engines.counter_rng import Region
 from gt.worker.engines.engine import Buffer
+from gt.worker.engines.host_memory import host_memory
 from gt.worker.engines.numpy_ops import OPS
 from gt.worker.engines.numpy_random import Draw
 from gt.worker.engines.numpy_types import Array, dtype_named
@@ -37,6 +38,9 @@ class NumPyEngine:
         self.device = "cpu"
         self.checks_geometry = checks_geometry
         self.restrided = 0
+
+    def memory(self) -> int:
+        return host_memory()
 
     @contextmanager
     def isolated(self) -> Generator[None]:
@@ -112,6 +116,10 @@ class NumPyEngine:
 
     def nbytes(self, value: Array) -> int:
         return value.nbytes
+
+    def storage(self, value: Array) -> tuple[int, int]:
+        owner = memory_owner(value)
+        return id(owner), getattr(owner, "nbytes", value.nbytes)
 
     def from_buffer(self, buffer: Buffer, meta: TensorMeta, owned: bool) -> Array:
         if not meta.nbytes:

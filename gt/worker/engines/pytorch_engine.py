@@ -38,6 +38,7 @@ from gt.worker.engines.counter_rng import Region
 from gt.worker.engines.default_dtype import WithDefaultDtype, may_need_default, without_default_dtype
 from gt.worker.engines.device_fallbacks import DEVICE_FALLBACKS
 from gt.worker.engines.engine import Buffer
+from gt.worker.engines.host_memory import host_memory
 from gt.worker.engines.number_tensors import takes_number_as_tensor, with_number_as_tensor
 from gt.worker.engines.random_ops import COUNTER_BASED
 from gt.worker.engines.refused_ops import REFUSED
@@ -101,6 +102,11 @@ class PyTorchEngine:
         self._allowed = frozenset(name for name in registered_ops() if name.partition("::")[0] in namespaces)
         self.group: dist.ProcessGroup | None = None
         self._shortcuts: dict[tuple[str, int], Callable[..., Any]] = {}
+
+    def memory(self) -> int:
+        if self._device.type != "cuda":
+            return host_memory()
+        return torch.cuda.get_device_properties(self._device).total_memory
 
     def isolated(self) -> AbstractContextManager[None]:
         return Isolation()
@@ -255,6 +261,10 @@ class PyTorchEngine:
 
     def nbytes(self, value: torch.Tensor) -> int:
         return value.numel() * value.itemsize
+
+    def storage(self, value: torch.Tensor) -> tuple[int, int]:
+        storage = value.untyped_storage()
+        return storage.data_ptr(), storage.nbytes()
 
     def from_buffer(self, buffer: Buffer, meta: TensorMeta, owned: bool) -> torch.Tensor:
         if not meta.nbytes:

@@ -1,9 +1,12 @@
-"""Numbers of autograd's nodes, by which a gradient finds the signal scope of its op."""
+"""Numbers of autograd's nodes, by which a gradient finds the signal scope of its op, and the end of backward."""
 
 import torch
 
 from gt.client.torch_patches.autograd_nodes import (
     FIRST_ACCUMULATING,
+    NO_BACKWARD,
+    call_after_backward,
+    current_backward,
     current_node,
     next_sequence_number,
     sequence_number,
@@ -26,3 +29,32 @@ def test_the_current_node_is_known_in_backward_only():
     assert current_node() is None, "ops outside backward would be taken for gradients"
     y.sum().backward()
     assert seen[0] is not None, "gradients would run in the signal scope of the caller of backward()"
+
+
+def test_the_end_of_a_backward_is_noticed():
+    seen = []
+    x = torch.ones(2, requires_grad=True)
+    y = x * 2
+    y.register_hook(lambda gradient: call_after_backward(lambda: seen.append((current_backward(), x.grad))))
+    assert current_backward() == NO_BACKWARD
+    y.sum().backward()
+    assert len(seen) == 1 and seen[0][1] is not None, "copies of parameters would be kept after backward"
+
+
+def test_each_backward_has_a_number():
+    seen = []
+    for _ in range(2):
+        y = torch.ones(2, requires_grad=True) * 2
+        y.register_hook(lambda gradient: seen.append(current_backward()))
+        y.sum().backward()
+    assert seen[0] != seen[1] and NO_BACKWARD not in seen, "the end of a second backward would not be noticed"
+
+
+def test_a_hook_before_a_node_is_called_before_its_gradient():
+    seen = []
+    x = torch.ones(2, requires_grad=True)
+    y = x * 2
+    y.grad_fn.register_prehook(lambda gradients: seen.append("before"))
+    x.register_hook(lambda gradient: seen.append("gradient"))
+    y.sum().backward()
+    assert seen == ["before", "gradient"], "copies of parameters would be dropped before they are used"

@@ -1,0 +1,142 @@
+"""Records the memory that the tensors of a session take, for sessions that ask for it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import NamedTuple, TypeAlias
+
+from gt.core.ids import is_copy, session_of
+from gt.core.messages import Command, MemoryUse
+from gt.core.record_fields import id_fields
+from gt.worker.engines.engine import Engine, Value
+from gt.worker.failed_value import FailedValue
+
+Tensors: TypeAlias = Mapping[int, Value | FailedValue]
+
+
+class _User(NamedTuple):
+    """The line that memory was taken for, 0 if that was before the recording, and whether it holds a copy."""
+
+    site: int
+    is_copy: bool
+
+
+class _Block:
+    """Memory of one storage, which several tensors may share."""
+
+    __slots__ = ("nbytes", "tensors", "user")
+
+    def __init__(self, nbytes: int, user: _User) -> None:
+        self.nbytes = nbytes
+        self.tensors = 0
+        self.user = user
+
+
+class _Recording:
+    """The memory of one session. `live` are the bytes of each user now, `at_peak` those at the peak; the latter is None
+    while the peak is now, so that a growing use of memory is not copied at each step."""
+
+    def __init__(self) -> None:
+        self.live: dict[_User, int] = {}
+        self.most_copies = 0
+        self._total = self._copies = self._peak = 0
+        self._at_peak: dict[_User, int] | None = None
+        self._blocks: dict[int, _Block] = {}
+        self._address_of: dict[int, int] = {}
+
+    def add(self, ident: int, storage: tuple[int, int], user: _User) -> None:
+        address, nbytes = storage
+        block = self._blocks.get(address)
+        if block is None:
+            block = self._blocks[address] = _Block(0, user)
+        block.tensors += 1
+        self._address_of[ident] = address
+        self._count(block, nbytes)
+
+    def discard(self, ident: int) -> None:
+        address = self._address_of.pop(ident, None)
+        if address is None:
+            return
+        block = self._blocks[address]
+        block.tensors -= 1
+        if not block.tensors:
+            self._count(block, 0)
+            del self._blocks[address]
+
+    def holds(self, ident: int) -> bool:
+        return ident in self._address_of
+
+    def _count(self, block: _Block, nbytes: int) -> None:
+        """A block has this many bytes from now on."""
+        change = nbytes - block.nbytes
+        if change < 0 and self._at_peak is None:
+            self._at_peak = dict(self.live)
+        block.nbytes = nbytes
+        self.live[block.user] = self.live.get(block.user, 0) + change
+        self._total += change
+        if block.user.is_copy:
+            self._copies += change
+            self.most_copies = max(self.most_copies, self._copies)
+        if self._total > self._peak:
+            self._peak, self._at_peak = self._total, None
+
+    def uses(self) -> tuple[MemoryUse, ...]:
+        peak = self.live if self._at_peak is None else self._at_peak
+        users = [user for user in {**self.live, **peak} if self.live.get(user) or peak.get(user)]
+        return tuple(MemoryUse(*user, self.live.get(user, 0), peak.get(user, 0)) for user in users)
+
+
+class MemoryRecorder:
+    """`is_on` says whether any session asks for a recording. A worker reads it once per batch, so that recording costs
+    nothing while it is off."""
+
+    def __init__(self, engine: Engine, tensors: Tensors) -> None:
+        self.is_on = False
+        self._engine = engine
+        self._tensors = tensors
+        self._recordings: dict[int, _Recording] = {}
+
+    def take(self, session: int, *, goes_on: bool) -> tuple[tuple[MemoryUse, ...], int]:
+        """The memory of each user since the recording began, and the most bytes of copies. A new recording begins if
+        it `goes_on`."""
+        recording = self._recordings.pop(session, None)
+        if goes_on:
+            self._recordings[session] = self._begin(session)
+        self.is_on = bool(self._recordings)
+        return ((), 0) if recording is None else (recording.uses(), recording.most_copies)
+
+    def forget(self, session: int) -> None:
+        self._recordings.pop(session, None)
+        self.is_on = bool(self._recordings)
+
+    def _begin(self, session: int) -> _Recording:
+        recording = _Recording()
+        for ident in [ident for ident in self._tensors if session_of(ident) == session]:
+            self._update(recording, ident, 0)
+        return recording
+
+    def note(self, command: Command) -> None:
+        """Follow the tensors that a command has made or freed."""
+        site = getattr(command, "site", 0)
+        for ident in self._ids_of(command):
+            recording = self._recordings.get(session_of(ident))
+            if recording is not None:
+                self._update(recording, ident, site)
+
+    def _ids_of(self, command: Command) -> Iterator[int]:
+        """All ids of a command, those of new tensors first: they are made before others are freed."""
+        fields = id_fields(type(command))
+        yield from fields.new(command)
+        if fields.first_result is not None:
+            result = getattr(command, fields.first_result)
+            while result in self._tensors:
+                yield result
+                result += 1
+        yield from fields.all(command)
+
+    def _update(self, recording: _Recording, ident: int, site: int) -> None:
+        value = self._tensors.get(ident)
+        if value is None or isinstance(value, FailedValue):
+            recording.discard(ident)
+        elif not recording.holds(ident):
+            recording.add(ident, self._engine.storage(value), _User(site, is_copy(ident)))
