@@ -93,7 +93,11 @@ class GroupExchange:
         rank, size = members.index(self._worker), len(members)
         found = [self.rendezvous.find_member(worker) for worker in members]
         if not can_use_nccl([member.gpu for member in found if member is not None]):
-            return GlooGroup(make_gloo_group(store, rank, size, LOOPBACK, CONNECT_TIMEOUT))
+            return GlooGroup(
+                self.rendezvous.connect_running(
+                    members, lambda own: make_gloo_group(own, rank, size, LOOPBACK, CONNECT_TIMEOUT)
+                )
+            )
         torch.cuda.set_device(self._device)
         group = make_nccl_group(store, rank, size, MEMBER_TIMEOUT)
         # All members are here now. A member with nothing to send or to receive does not come to the first exchange.
