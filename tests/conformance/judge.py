@@ -32,6 +32,8 @@ _SEEDS = range(1, 17)
 
 # Whether an op is random is found out by running torch with other seeds; these give the same few values too often.
 _FEW_VALUES = ("bernoulli", "multinomial", "randint", "randint_like", "geometric")
+# Torch has another formula for the gradient of any tensor subclass (2.10), and for many forward derivatives.
+_FORMULAS_OF_SUBCLASSES = ("cumprod",)
 _UNINITIALISED = ("empty", "empty_like", "empty_strided", "empty_permuted", "new_empty", "new_empty_strided")
 
 
@@ -164,8 +166,7 @@ def _exactness(op: OpInfo, sums: bool, variant: Variant) -> Exactness:
         return Exactness.METADATA
     if sums:
         return Exactness.SUMS
-    # for norms and products of any tensor subclass torch has formulas of forward mode without writes in place
-    return Exactness.FORMULAS if variant.is_forward_mode else Exactness.VALUES
+    return Exactness.FORMULAS if variant.is_forward_mode or op.name in _FORMULAS_OF_SUBCLASSES else Exactness.VALUES
 
 
 def _is_random(
