@@ -244,6 +244,17 @@ def _of_images(result: torch.Tensor, format_: torch.memory_format, is_row: bool)
     return (*outer, last)
 
 
+def _stacked(arguments: Arguments, results: Sequence[torch.Tensor | None]) -> list[Strides | None]:
+    """Torch's kernel concatenates; the Python shape function of torch 2.10 gives other strides."""
+    tensors, (result,) = arguments["tensors"], results
+    if result is None or any(tensor.shape != tensors[0].shape for tensor in tensors):
+        return [None]
+    dim = arguments.get("dim", 0) % result.dim()
+    is_last = dim == result.dim() - 1
+    parts = [tensor.unsqueeze(dim) for tensor in tensors] if is_last else list(tensors)
+    return [run_shape_function(aten.cat.default, (parts, dim), {}).view(result.shape).stride()]
+
+
 _RULES: dict[str, StrideRule] = {
     "_fft_c2c": _fourier,
     "_fft_c2r": _fourier,
@@ -283,4 +294,5 @@ _RULES: dict[str, StrideRule] = {
     "replication_pad3d_backward": _like("self"),
     "roll": _rolled,
     "smooth_l1_loss_backward": _contiguous,
+    "stack": _stacked,
 }

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 
 from gt.core.messages import BeginStep, EndStep, FreeTensors, WorkerAgreeOnStep, WorkerBeginStep, WorkerEndStep
 from gt.dispatcher.message_queue import Buffer, MessageQueue
 from gt.dispatcher.redistribution import Redistributor
 from gt.dispatcher.session_records import HaltedStep, SessionRecord
 from gt.dispatcher.state import State
-from gt.sharding.spec import DeviceMesh, ShardingSpec
+from gt.dispatcher.tensor_records import TensorRecord
+from gt.sharding.spec import DeviceMesh, ShardingSpec, whole
 
 
 class OptimizerSteps:
@@ -30,9 +31,10 @@ class OptimizerSteps:
                 continue
             gradient, parameter = state.tensor(gradient_id), state.tensor(parameter_id)
             targets.add(parameter.spec.mesh if parameter.spec.is_whole else parameter.spec)
-            if gradient.meta.shape == parameter.meta.shape and not parameter.spec.partial:
+            spec = _layout_like(parameter, gradient.meta.shape)
+            if spec is not None:
                 moved = self._redistributor.in_layout(
-                    session, gradient_id, parameter.spec, "optimizer", begin.site, in_use=gradients
+                    session, gradient_id, spec, "optimizer", begin.site, in_use=gradients
                 )
                 gradients.append(moved)
         state.set_halted(session, None if cause is None else HaltedStep(begin.step, cause))
@@ -57,6 +59,23 @@ class OptimizerSteps:
     def end(self, session: SessionRecord, end: EndStep, _: Buffer | None) -> None:
         self._outgoing.command(tuple(self._state.workers), WorkerEndStep(end.end, session.halted is None))
         self._state.set_halted(session, None)
+
+
+def _layout_like(parameter: TensorRecord, shape: Sequence[int]) -> ShardingSpec | None:
+    """The layout of a parameter for its gradient, which may have more or fewer dims of one element, as that of a bias
+    has, or any shape if the parameter is whole. None if the parameter's layout does not fit the shape."""
+    spec, own = parameter.spec, parameter.meta.shape
+    if spec.is_whole:
+        return whole(spec.mesh, len(shape))
+    if spec.partial or tuple(shape) == own:
+        return None if spec.partial else spec
+    long = [position for position, size in enumerate(own) if size != 1]
+    if [own[position] for position in long] != [size for size in shape if size != 1]:
+        return None
+    remaining = iter(long)
+    sources = [None if size == 1 else next(remaining) for size in shape]
+    dims = [() if source is None else spec.dims[source] for source in sources]
+    return spec.replace(dims=dims, cuts=[None if source is None else spec.cuts[source] for source in sources])
 
 
 def _differ(targets: Collection[ShardingSpec | DeviceMesh], workers: Collection[int]) -> bool:

@@ -7,7 +7,7 @@ from typing import NamedTuple
 from gt.core.meta import ITEM_BYTES, TensorMeta
 from gt.dispatcher.errors import Cause
 from gt.sharding.cost import memory_bytes
-from gt.sharding.spec import DeviceMesh, ShardingSpec
+from gt.sharding.spec import DeviceMesh, ShardingSpec, whole
 
 
 class TensorRecord(NamedTuple):
@@ -51,7 +51,29 @@ class Losses(NamedTuple):
     promoted: list[tuple[int, int]]
 
 
-def mesh_without(mesh: DeviceMesh, worker: int) -> DeviceMesh | None:
+def mesh_without(mesh: DeviceMesh, *workers: int) -> DeviceMesh | None:
     """The other workers of a mesh as a one-dimensional mesh; None if there are none."""
-    rest = [member for member in mesh.workers if member != worker]
+    rest = [member for member in mesh.workers if member not in workers]
     return DeviceMesh([len(rest)], ["w"], rest) if rest else None
+
+
+def spec_without(spec: ShardingSpec, worker: int) -> ShardingSpec | None:
+    """The layout of a tensor on workers of its mesh that hold all of it without a lost one; None if elements are lost.
+
+    Of a tensor that is not whole these are the workers at other coordinates of an axis along which it is replicated:
+    the longest one, because all workers at the lost one's coordinate are left out."""
+    mesh = spec.mesh
+    if spec.is_whole:
+        rest = mesh_without(mesh, worker)
+        return None if rest is None else whole(rest, len(spec.dims))
+    size, axis = max(
+        [(mesh.axis_size(axis), axis) for axis in mesh.axis_names if axis not in (*spec.axes, *spec.partial)],
+        default=(1, ""),
+    )
+    if size == 1:
+        return None
+    position = mesh.axis_names.index(axis)
+    lost = mesh.coordinate(worker)[position]
+    workers = [member for member in mesh.workers if mesh.coordinate(member)[position] != lost]
+    shape = [size - (name == axis) for name, size in zip(mesh.axis_names, mesh.shape, strict=True)]
+    return spec.replace(mesh=DeviceMesh(shape, mesh.axis_names, workers))

@@ -13,7 +13,7 @@ from gt.core.ids import session_of, short_id
 from gt.core.messages import VersionSpan
 from gt.core.meta import TensorMeta
 from gt.dispatcher.errors import Cause, IdInUse, InvalidInstruction, NoValue, UnknownId
-from gt.dispatcher.tensor_records import Losses, MissingValue, PreviousValue, TensorRecord, mesh_without
+from gt.dispatcher.tensor_records import Losses, MissingValue, PreviousValue, TensorRecord, mesh_without, spec_without
 from gt.dispatcher.undo_log import UndoLog
 from gt.sharding.spec import DeviceMesh, ShardingSpec, whole
 
@@ -279,36 +279,49 @@ class TensorTables:
         self._count_bytes(previous.tensor.spec.mesh, previous.tensor.nbytes)
 
     def lose_parts(self, idents: Sequence[int], worker: int) -> Losses:
-        """Take a lost worker's parts from tensors. A tensor that other workers hold whole, or in a copy, keeps its
-        value; any other becomes a missing value."""
+        """Take a lost worker's parts from tensors. A tensor of which other workers hold all elements, or a copy, keeps
+        its value; any other becomes a missing value."""
         losses = Losses([], [])
         for ident in idents:
             if ident in self.previous_values:
                 self._lose_part_of_previous_value(losses, ident, worker)
                 continue
-            tensor = self.tensors[ident]
-            for spec in [spec for spec in self.copies.get(ident, {}) if worker in spec.mesh]:
-                _add_useless(losses, self.drop_copy(ident, spec), spec.mesh, worker)
-            if worker in tensor.spec.mesh:
-                self._lose_part(losses, ident, tensor, worker)
+            spec = self.tensors[ident].spec
+            is_affected = worker in spec.mesh
+            rest = spec_without(spec, worker) if is_affected else spec
+            self._lose_parts_of_copies(losses, ident, worker, is_needed=rest is None)
+            if is_affected:
+                self._lose_part(losses, ident, worker, rest)
         return losses
 
     def _lose_part_of_previous_value(self, losses: Losses, ident: int, worker: int) -> None:
         old, tensor, until = self.previous_values[ident]
         self._remove_previous_value(ident)
-        rest = mesh_without(tensor.spec.mesh, worker)
-        if rest is not None and tensor.spec.is_whole:
-            kept = TensorRecord.of(tensor.meta, whole(rest, len(tensor.meta.shape)), tensor.placed)
+        rest = spec_without(tensor.spec, worker)
+        if rest is not None:
+            kept = TensorRecord.of(tensor.meta, rest, tensor.placed)
             self._keep_previous_value(ident, PreviousValue(old, kept, until))
-        else:
-            _add_useless(losses, old, tensor.spec.mesh, worker)
+        _add_useless(losses, old, tensor.spec, rest, worker)
 
-    def _lose_part(self, losses: Losses, ident: int, tensor: TensorRecord, worker: int) -> None:
-        rest = mesh_without(tensor.spec.mesh, worker)
-        if rest is not None and tensor.spec.is_whole:
-            self.set_layout(ident, whole(rest, len(tensor.meta.shape)))
+    def _lose_parts_of_copies(self, losses: Losses, ident: int, worker: int, is_needed: bool) -> None:
+        """Copies of a tensor that has its value are made again when they are used: the lost worker may have been part
+        of the exchange that makes them. If copies are all that is left of the tensor, they are `needed`."""
+        for spec, copy in [item for item in self.copies.get(ident, {}).items() if worker in item[0].mesh]:
+            self.drop_copy(ident, spec)
+            rest = spec_without(spec, worker) if is_needed else None
+            if rest is not None and rest not in self.copies.get(ident, {}):
+                self.add_copy(ident, rest, copy)
+            else:
+                rest = None
+            _add_useless(losses, copy, spec, rest, worker)
+
+    def _lose_part(self, losses: Losses, ident: int, worker: int, rest: ShardingSpec | None) -> None:
+        """`rest` is the layout on other workers that hold all of the tensor, if there are such."""
+        tensor = self.tensors[ident]
+        _add_useless(losses, ident, tensor.spec, rest, worker)
+        if rest is not None:
+            self.set_layout(ident, rest)
             return
-        _add_useless(losses, ident, tensor.spec.mesh, worker)
         copies = self.copies.get(ident, {})
         spec = next((spec for spec in copies if spec.is_partition(tensor.meta.shape)), None)
         if spec is not None:
@@ -327,10 +340,11 @@ class TensorTables:
                 self.undo.drop(table, mesh)
 
 
-def _add_useless(losses: Losses, ident: int | None, mesh: DeviceMesh, worker: int) -> None:
-    rest = mesh_without(mesh, worker)
-    if ident is not None and rest is not None:
-        losses.useless.append((ident, rest))
+def _add_useless(losses: Losses, ident: int, spec: ShardingSpec, rest: ShardingSpec | None, worker: int) -> None:
+    """Note the parts of a tensor on workers that do not belong to the layout `rest` which is left of it."""
+    others = mesh_without(spec.mesh, worker, *(rest.mesh.workers if rest is not None else ()))
+    if others is not None:
+        losses.useless.append((ident, others))
 
 
 def _common_span(parts: Sequence[VersionSpan], until: int) -> VersionSpan:

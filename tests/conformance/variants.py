@@ -27,6 +27,7 @@ class Variant:
     stages: tuple[str, ...]
     steps: Callable[[OpInfo, Any, Side], Iterator[Any]]
     intended: Callable[[OpInfo, Any, Side], Iterator[Any]] | None = None
+    is_forward_mode: bool = False
 
 
 def forward_variant(grad: bool) -> Variant:
@@ -46,9 +47,10 @@ def written_variants(op: OpInfo, grad: bool) -> Iterator[Variant]:
 def tangent_variants(op: OpInfo) -> Iterator[Variant]:
     """Forward-mode derivatives, where an op has them."""
     if op.supports_forward_ad:
-        yield Variant(("tangent",), functools.partial(_tangents, op.op, False))
+        yield Variant(("tangent",), functools.partial(_tangents, op.op, False), is_forward_mode=True)
         if op.inplace_variant is not None and op.supports_inplace_autograd:
-            yield Variant(("inplace tangent",), functools.partial(_tangents, op.inplace_variant, True))
+            steps = functools.partial(_tangents, op.inplace_variant, True)
+            yield Variant(("inplace tangent",), steps, is_forward_mode=True)
 
 
 def _tangents(function: Callable[..., Any], writes: bool, op: OpInfo, sample: Any, side: Side) -> Iterator[Any]:

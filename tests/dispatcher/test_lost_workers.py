@@ -240,6 +240,41 @@ def test_a_copy_is_lost_with_one_of_its_workers():
     assert (harness.layout(A), harness.layout(B), harness.state.copies) == ("x on 0 1", "- on 2", {})
 
 
+def test_a_copy_that_is_left_on_some_of_its_workers_replaces_a_lost_original():
+    harness = sharded_harness(3)
+    harness.create(C, meta=LARGE)
+    harness.redistribute(C, B, "-", DeviceMesh([3], ["y"]))
+    harness.define(OP, signature("aten.no_such.default", 2, (SMALL,)))
+    harness.tell(run(OP, (A, B), (D,)))
+    harness.lose(1)
+    assert (harness.layout(A), harness.state.copies) == ("- on 0 2", {})
+
+
+@pytest.mark.parametrize(
+    ("text", "lost_worker", "left", "freed"),
+    [
+        ("x", 1, "x on 2 3", ["0: free D"]),  # workers 0 and 1 hold what 2 and 3 hold too
+        ("y", 1, "y on 0 2", ["3: free D"]),
+        ("- + x", 3, "- + x on 0 1", ["2: free D"]),
+        ("-", 3, "- on 0 1 2", []),
+    ],
+)
+def test_a_tensor_of_which_other_workers_hold_all_elements_keeps_its_value(text, lost_worker, left, freed):
+    harness = harness_with(4)
+    harness.redistribute(A, D, text, DeviceMesh([2, 2], ["y", "x"]))
+    sent = lost(harness.lose(lost_worker))
+    assert harness.layout(D) == left
+    assert [line for line in sent if "free D" in line] == freed
+
+
+@pytest.mark.parametrize("text", ["x y", "x + y"])
+def test_a_tensor_of_which_one_worker_holds_elements_alone_is_lost_with_it(text):
+    harness = harness_with(4)
+    harness.redistribute(A, D, text, DeviceMesh([2, 2], ["y", "x"]))
+    assert "0 2 3: free D" in lost(harness.lose(1))
+    assert D in harness.state.missing
+
+
 def test_an_op_on_a_lost_tensor_loses_its_results_and_keeps_the_other_inputs():
     harness = sharded_harness(3)
     harness.create(B, C)

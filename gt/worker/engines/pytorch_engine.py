@@ -41,7 +41,7 @@ from gt.worker.engines.engine import Buffer
 from gt.worker.engines.host_memory import host_memory
 from gt.worker.engines.number_tensors import takes_number_as_tensor, with_number_as_tensor
 from gt.worker.engines.random_ops import COUNTER_BASED
-from gt.worker.engines.refused_ops import REFUSED
+from gt.worker.engines.refused_ops import refusal
 from gt.worker.engines.schema_checks import check_constants
 from gt.worker.engines.torch_private import (
     Isolation,
@@ -120,7 +120,7 @@ class PyTorchEngine:
         qualified, overload = qualified_name(op)
         if (f"{qualified}.{overload}" if overload else qualified) not in self._allowed:
             raise NotImplementedError(f"{op} is not an op that this worker may run")
-        reason = REFUSED.get(qualified.partition("::")[2]) if qualified.startswith("aten::") else None
+        reason = refusal(qualified.partition("::")[2], overload) if qualified.startswith("aten::") else None
         if reason is not None:
             raise NotImplementedError(f"{op} is not an op that this worker may run: {reason}")
         if self._device.type != "cpu" and op in DEVICE_FALLBACKS:

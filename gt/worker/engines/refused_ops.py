@@ -6,6 +6,7 @@ _OUT_OF_BOUNDS = "it does not compare its strides with the memory that the tenso
 _ADDRESSES = "it gives a tensor whose bytes are a C++ object, addresses included"  # ops on such tensors take no others
 _PART = "it is a part of another op, which compares the arguments; alone it may read and write outside of memory"
 _SPARSE = "GT holds strided tensors, and it trusts indices that may be outside of memory"
+_NAMES = "GT's tensors have no names for their dims"  # torch 2.10 has such ops, 2.13 has none
 _QUANTIZED = "GT holds no quantized tensors, and it trusts sizes that may be outside of memory"
 
 _REASONS = {
@@ -22,6 +23,7 @@ _REASONS = {
         _sobol_engine_initialize_state _sobol_engine_initialize_state_ _sobol_engine_scramble
         _sobol_engine_scramble_
     """,
+    _NAMES: "align_as align_tensors align_to refine_names rename rename_",
     _SPARSE: """
         _convert_indices_from_coo_to_csr _convert_indices_from_csr_to_coo _nested_tensor_from_tensor_list
         _sparse_bsr_tensor_unsafe _sparse_bsc_tensor_unsafe _sparse_csc_tensor_unsafe _sparse_csr_tensor_unsafe
@@ -34,3 +36,8 @@ _REASONS = {
     """,
 }
 REFUSED = {name: reason for reason, names in _REASONS.items() for name in names.split()}
+
+
+def refusal(name: str, overload: str) -> str | None:
+    """Why an op of aten is not run; None if it may be. Overloads that take the names of dims are called after them."""
+    return REFUSED.get(name) or (_NAMES if "name" in overload.lower() else None)

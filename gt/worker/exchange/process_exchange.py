@@ -182,7 +182,11 @@ class ProcessExchange:
         found = [self.rendezvous.find_member(worker) for worker in members]
         can_nccl = can_use_nccl([member.gpu for member in found if member is not None])
         if self._transport == "gloo" or (not can_nccl and self._transport != "nccl"):
-            return GlooGroup(make_gloo_group(store, rank, size, LOOPBACK, CONNECT_TIMEOUT))
+            return GlooGroup(
+                self.rendezvous.connect_running(
+                    members, lambda own: make_gloo_group(own, rank, size, LOOPBACK, CONNECT_TIMEOUT)
+                )
+            )
         if not can_nccl:
             raise RuntimeError(f"GT_TRANSPORT=nccl needs a GPU for each of workers {members}")
         torch.cuda.set_device(self._device)

@@ -8,9 +8,12 @@ from __future__ import annotations
 import contextlib
 import os
 import socket
+import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future, wait
 from datetime import timedelta
+from typing import TypeVar
 
 import msgspec
 import torch.distributed as dist
@@ -22,6 +25,7 @@ LOOPBACK = "127.0.0.1"  # connections between workers are not authenticated
 CONNECT_TIMEOUT = timedelta(seconds=60)  # for the store to answer, and for members that have met to be connected
 MEMBER_TIMEOUT = timedelta(hours=1)  # for a member: it may have much to compute first, and one that dies is noticed
 LONGEST_PAUSE = 0.05  # seconds between two looks at the store
+Connection = TypeVar("Connection")
 _encoder = msgspec.msgpack.Encoder()
 
 
@@ -59,6 +63,7 @@ class Rendezvous:
         self._gpu = gpu
         self._hosted: dist.TCPStore | None = None
         self._store: dist.Store | None = None
+        self._address = "", 0
         self._attempts: dict[tuple[int, ...], int] = {}
 
     def host_store(self) -> int:
@@ -78,8 +83,8 @@ class Rendezvous:
 
     def join_store(self, host: str, port: int, worker: int) -> None:
         self.host = worker
-        store = dist.TCPStore(host, port, is_master=False, wait_for_workers=False, timeout=CONNECT_TIMEOUT)
-        self._store = dist.PrefixStore(f"hosted by {worker}", store)
+        self._address = host, port
+        self._store = self._new_connection()
         self._attempts.clear()
         member = Member(this_host(), os.getpid(), start_mark(os.getpid()), self._gpu)
         self._store.set(f"worker {self._worker}", _encoder.encode(member))
@@ -137,9 +142,34 @@ class Rendezvous:
         if worker in self.lost or (member is not None and member.has_ended):
             raise RuntimeError(f"worker {worker} is lost")
 
+    def connect_running(self, members: tuple[int, ...], connect: Callable[[dist.Store], Connection]) -> Connection:
+        """Call a function that connects the members, which waits for all of them. Raises where a member is lost
+        meanwhile: the call is then left to a thread of its own, which ends after CONNECT_TIMEOUT. It has its own
+        connection to the store, which is of no use for others while it waits."""
+        store = dist.PrefixStore(f"{members} {self._attempts[members]}", self._new_connection())
+        connecting: Future[Connection] = Future()
+        threading.Thread(
+            target=_call, args=(connecting, lambda: connect(store)), name="gt-connect", daemon=True
+        ).start()
+        while not wait((connecting,), LONGEST_PAUSE).done:
+            self.require_running(members)
+        return connecting.result()
+
+    def _new_connection(self) -> dist.Store:
+        host, port = self._address
+        store = dist.TCPStore(host, port, is_master=False, wait_for_workers=False, timeout=CONNECT_TIMEOUT)
+        return dist.PrefixStore(f"hosted by {self.host}", store)
+
     def find_member(self, worker: int) -> Member | None:
         """None for a worker that has not joined the store yet."""
         assert self._store is not None
         if worker not in self.members and self._store.check([f"worker {worker}"]):
             self.members[worker] = _decoder.decode(self._store.get(f"worker {worker}"))
         return self.members.get(worker)
+
+
+def _call(outcome: Future[Connection], function: Callable[[], Connection]) -> None:
+    try:
+        outcome.set_result(function())
+    except Exception as error:
+        outcome.set_exception(error)

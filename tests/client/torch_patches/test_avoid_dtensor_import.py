@@ -20,7 +20,8 @@ dist.destroy_process_group()
 
 def test_dtensor_works_after_ops_on_gt() -> None:
     code, out, err = finish(start("-c", OPS + USE))
-    assert (code, out.split("\n")[:2]) == (0, ["[] True", "True"]), err
+    said = [line for line in out.splitlines() if not line.startswith("[Gloo]")]  # torch 2.10 prints such lines
+    assert (code, said) == (0, ["[] True", "True"]), err
 
 
 def test_torch_lists_its_ops() -> None:

@@ -11,6 +11,7 @@ from gt.core.errors import SettingsError
 from gt.core.signatures import ViewStep
 from gt.worker.engines import NumPyEngine, PyTorchEngine, make_engine
 from gt.worker.engines.device_fallbacks import attention, attention_backward, lstm_layer, lstm_layer_backward
+from gt.worker.engines.refused_ops import refusal
 
 
 @pytest.mark.parametrize(
@@ -67,6 +68,15 @@ def test_no_op_that_may_run_takes_a_string_of_an_unknown_meaning():
         if strings - WORDS:
             with pytest.raises(NotImplementedError, match="may run: "):
                 engine.resolve(f"{qualified.replace('::', '.')}.{overload or 'default'}")
+
+
+@pytest.mark.parametrize(
+    ("name", "overload"), [("rand", "generator_with_names"), ("sum", "DimnameList_out"), ("rename_", "")]
+)
+def test_ops_with_names_of_dims_are_refused(name, overload):
+    """Torch 2.10 has them."""
+    assert "names for their dims" in refusal(name, overload)
+    assert refusal("sum", "dim_IntList") is None
 
 
 @pytest.mark.usefixtures("anywhere")

@@ -3,6 +3,7 @@
 import subprocess
 import sys
 import threading
+import time
 from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
 
@@ -110,6 +111,29 @@ def test_a_member_that_came_and_ended_is_not_connected_with():
     first.lose_worker(1)
     with pytest.raises(RuntimeError, match="worker 1 is lost"):
         give(first)
+
+
+def test_a_member_that_ends_while_it_connects_is_not_waited_for():
+    looks = []
+
+    def lose_at_second_look():
+        looks.append(1)
+        if len(looks) == 2:  # the first one is before members connect
+            first.lose_worker(1)
+
+    first = GroupExchange(0, "cpu", look_ahead=lose_at_second_look)
+    first.join_store("127.0.0.1", first.host_store(), 0)
+    second = GroupExchange(1, "cpu")
+    second.join_store("127.0.0.1", first.rendezvous._hosted.port, 0)
+    second.rendezvous.new_attempt((0, 1)).set("here 1", "")
+    began = time.monotonic()
+    with pytest.raises(RuntimeError, match="worker 1 is lost"):
+        give(first)
+    assert time.monotonic() - began < rendezvous.CONNECT_TIMEOUT.total_seconds() / 2
+    second._connect(second.rendezvous._store, (0, 1))  # so that the thread of the first one ends
+    for thread in threading.enumerate():
+        if thread.name == "gt-connect":
+            thread.join(60)
 
 
 def test_a_worker_that_has_no_reason_to_wait_does_not():
