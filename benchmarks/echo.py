@@ -22,21 +22,28 @@ NOTE, END = bytes(64), b""  # a note is as long as the messages of a small read
 
 
 @contextmanager
-def echoing() -> Iterator[Callable[[], object]]:
-    """Gives a function that makes one round."""
+def echoing(workers: int = 1) -> Iterator[Callable[[], object]]:
+    """Gives a function that makes one round: to all workers at once, and back from all."""
     with tempfile.TemporaryDirectory() as folder, zmq.Context() as context:
         endpoint = f"ipc://{folder}/echo"
         with open_socket(context, zmq.ROUTER, WAIT_MS) as socket:
             socket.bind(endpoint)
-            worker = subprocess.Popen([sys.executable, __file__, endpoint])
+            processes = [subprocess.Popen([sys.executable, __file__, endpoint]) for _ in range(workers)]
             try:
-                name, _ = hear(socket)
-                yield lambda: (send(socket, [name, NOTE]), hear(socket))
-                send(socket, [name, END])
-                worker.wait(WAIT_MS / 1000)
+                names = [hear(socket)[0] for _ in processes]
+                yield lambda: (send_all(socket, names, NOTE), [hear(socket) for _ in names])
+                send_all(socket, names, END)
+                for process in processes:
+                    process.wait(WAIT_MS / 1000)
             finally:
-                worker.kill()
-                worker.wait()
+                for process in processes:
+                    process.kill()
+                    process.wait()
+
+
+def send_all(socket: zmq.Socket[bytes], names: list[bytes], note: bytes) -> None:
+    for name in names:
+        send(socket, [name, note])
 
 
 def hear(socket: zmq.Socket[bytes]) -> list[bytes]:

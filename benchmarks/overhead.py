@@ -103,42 +103,46 @@ def gt_flush() -> None:
     sessions.current().outbox.flush()
 
 
-def round_trip(repeats: int) -> float:
-    """Microseconds for `x.sum().item()`."""
-    x = gt.ones(SIZE)
+def round_trip(repeats: int, workers: int = 1) -> float:
+    """Microseconds for `x.sum().item()`, of a tensor that is cut over the workers if there are several."""
+    x = gt.ones(SIZE) if workers == 1 else gt.ones(SIZE, mesh=gt.mesh(workers), placements=[gt.Shard(0)])
     x.sum().item()
     return best(lambda: [x.sum().item() for _ in range(50)], repeats) / 50 * 1e6
 
 
-def round_trip_to_process(repeats: int) -> dict[str, float]:
-    """Microseconds for the same with a worker process, and for the hops of it alone: how long it takes to wake a
+def round_trip_to_processes(repeats: int, workers: int = 1) -> dict[str, float]:
+    """Microseconds for the same with worker processes, and for the hops of it alone: how long it takes to wake a
     thread differs more between machines than anything that GT does."""
     times = {"read": 1e9, "bare echo": 1e9}
-    with echoing() as echo:
+    with echoing(workers) as echo:
         for _ in range(repeats):
-            times["read"] = min(times["read"], round_trip(1))
+            times["read"] = min(times["read"], round_trip(1, workers))
             times["bare echo"] = min(times["bare echo"], best(lambda: [echo() for _ in range(50)], 1) / 50 * 1e6)
     return {**times, "ratio": times["read"] / times["bare echo"], "more": times["read"] - times["bare echo"]}
 
 
-def bandwidth(repeats: int, megabytes: int) -> dict[str, float]:
-    """GB/s of an upload, a download, and a memcpy of the same size."""
+def bandwidth(repeats: int, megabytes: int, workers: int = 1) -> dict[str, float]:
+    """GB/s of an upload, a download, and a memcpy of the same size: of a tensor that is cut over the workers if there
+    are several. The memory between client and workers was used before."""
     x = torch.ones(megabytes << 18)
     target = torch.empty_like(x)
     gigabytes = x.nbytes / 1e9
+    mesh = gt.mesh(workers) if workers > 1 else None
 
-    def upload() -> None:
-        gt.to(x)
+    def upload() -> torch.Tensor:
+        ours = gt.to(x) if mesh is None else gt.distribute(x, mesh, [gt.Shard(0)])
         gt.synchronize()
+        return ours
 
-    ours = gt.to(x)
-    gt.synchronize()
-    return {
-        "memcpy": gigabytes / best(lambda: target.copy_(x), repeats),
-        "fresh memcpy": gigabytes / best(x.clone, repeats),
-        "upload": gigabytes / best(upload, repeats),
-        "download": gigabytes / best(ours.cpu, repeats),
-    }
+    ours = upload()
+    ours.cpu()
+    times = {"memcpy": 1e9, "fresh memcpy": 1e9, "upload": 1e9, "download": 1e9}
+    for _ in range(repeats):
+        times["memcpy"] = min(times["memcpy"], best(lambda: target.copy_(x), 1))
+        times["fresh memcpy"] = min(times["fresh memcpy"], best(x.clone, 1))
+        times["upload"] = min(times["upload"], best(upload, 1))
+        times["download"] = min(times["download"], best(ours.cpu, 1))
+    return {what: gigabytes / seconds for what, seconds in times.items()}
 
 
 def start_up(repeats: int) -> dict[str, float]:
@@ -191,12 +195,15 @@ def measure(quick: bool) -> dict[str, object]:
     }
     gt.shutdown()
     gt.init(workers=1)
-    results["us per round trip, one process"] = round_trip_to_process(repeats)
+    results["us per round trip, one process"] = round_trip_to_processes(repeats)
     results[f"GB/s of {megabytes} MB, one process"] = bandwidth(repeats, megabytes)
     gt.shutdown()
     for workers in (2,) if quick else (2, 8):
         gt.init(workers=workers)
         results[f"us per small op, {workers} processes"] = small_ops(repeats, workers)
+        if workers == 2:
+            results["us per round trip, 2 processes"] = round_trip_to_processes(repeats, workers)
+            results[f"GB/s of {megabytes} MB, 2 processes"] = bandwidth(repeats, megabytes, workers)
         gt.shutdown()
     results["s to start"] = start_up(2 if quick else 5)
     results["s until workers are ready"] = local_workers(4, 2 if quick else 5)

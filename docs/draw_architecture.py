@@ -84,7 +84,7 @@ ARROWS = [
     Arrow((135, 96), (135, 170), "aten ops", both_ways=True),
     Arrow((490, 96), (490, 170), "decisions"),
     Arrow((250, 205), (375, 205), "instructions", named(Instruction, "RunOp")),
-    Arrow((375, 265), (250, 265), "answers", named(Answer, "Fetched")),
+    Arrow((375, 265), (250, 265), "answers", named(Answer, "TensorRead")),
     Arrow((605, 205), (730, 205), "commands", named(Command, "RunOp")),
     Arrow((730, 265), (605, 265), "reports", named(Report, "Failed")),
     Arrow((605, 190), (730, 90)),

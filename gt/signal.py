@@ -47,6 +47,8 @@ def tensor(x: Any, name: str) -> Tensor:
     """A copy of a tensor in the layout of tensors that are created in the signal's scope. Gradients pass through."""
     if not isinstance(name, str) or not name:
         raise SignalError(f"the name of a signal is a text that is not empty, not {name!r}")
-    source = to_gt(x if isinstance(x, torch.Tensor) else torch.as_tensor(x))
+    source = x if isinstance(x, torch.Tensor) else torch.as_tensor(x)
     layout = sessions.current().resolve_scopes().layout(name, source.shape)
-    return source.clone() if layout is None else source.redistribute(placements=layout)  # type: ignore[return-value]
+    if layout is None and isinstance(source, Tensor):
+        return source.clone()  # type: ignore[return-value]
+    return to_gt(source, layout)

@@ -22,13 +22,13 @@ from gt.core.messages import (
     StoreReady,
     WorkerDefineProgram,
     WorkerFetchTensor,
-    WorkerReviveTensor,
 )
 from gt.core.meta import TensorMeta
 from gt.core.signatures import Number, Signature
 from gt.dispatcher.dispatcher import Dispatcher
 from gt.dispatcher.invariants import check_invariants
-from gt.dispatcher.message_queue import Buffer, Outgoing, ToClient, ToWorkers
+from gt.dispatcher.message_queue import Outgoing, ToClient, ToWorkers
+from gt.dispatcher.session_records import Buffer
 from gt.sharding.spec import DeviceMesh, ShardingSpec, whole
 from gt.sharding.spec_text import parse_spec
 from tests.records import NO_RULE, SMALL, own
@@ -114,7 +114,7 @@ class DispatcherHarness:
 
 
 def create(ident: int, meta: TensorMeta = SMALL, site: int = 0) -> CreateTensor:
-    return CreateTensor(ident, meta, Segment("", meta.nbytes), 0, site)
+    return CreateTensor(ident, meta, Segment("", meta.nbytes), None, site)
 
 
 def run(
@@ -188,8 +188,6 @@ def _print(command: Command) -> str:
             return f"free {_names(*ids)}"
         case ForgetOps(op_ids):
             return f"forget {_names(*op_ids)}"
-        case WorkerReviveTensor(ident, output):
-            return f"revive {_names(ident)} -> {_names(output)}"
         case WorkerFetchTensor(_, ident):
             return f"fetch {_names(ident)}"
     return kind(command)

@@ -11,8 +11,8 @@ import torch
 from torch.overrides import TorchFunctionMode
 
 from gt.client.factory_mode import FactoryMode
-from gt.client.geometry import TORCH_DTYPES
-from gt.client.model_layout import apply_model_config
+from gt.client.geometry import TORCH_DTYPES, dtype_name
+from gt.client.model_layout import apply_model_config, layouts_of_plain
 from gt.client.module_moving import move_module
 from gt.client.registration_hooks import keep_on_gt, watch_modules
 from gt.client.safetensors_hooks import LoadOneByOne
@@ -21,7 +21,8 @@ from gt.client.torch_patches.dispatch_modes import disable_current_modes
 from gt.client.torch_patches.pytree import tree_map_only
 from gt.client.tracebacks import ends_on_users_line
 from gt.core.errors import LayoutError, nearest
-from gt.sharding.placements import Layout, Placements, Replicate, Shard, placement_per_axis, require_mesh
+from gt.core.meta import TensorMeta, contiguous_strides
+from gt.sharding.placements import Layout, Placements, Replicate, Shard, placement_per_axis, require_mesh, spec_from
 from gt.sharding.spec import DeviceMesh, ShardingSpec
 
 
@@ -170,10 +171,14 @@ def layout_of(mesh: DeviceMesh | None, placements: Placements | None) -> Layout 
     return Layout(require_mesh(mesh), placements if is_spec else placement_per_axis(placements))  # type: ignore[arg-type]
 
 
-def _laid_out(x: Tensor, mesh: DeviceMesh | None, placements: Placements | None) -> Tensor:
-    """A tensor in the layout that the caller gave, if any."""
+def _laid_out(x: torch.Tensor, mesh: DeviceMesh | None, placements: Placements | None) -> Tensor:
+    """A tensor on GT in the layout that the caller gave, if any."""
     layout = layout_of(mesh, placements)
-    return x if layout is None else x.redistribute(layout.mesh, layout.placements)
+    if layout is None:
+        return to_gt(x)
+    shape = tuple(x.shape)
+    meta = TensorMeta(shape, contiguous_strides(shape), 0, dtype_name(x.dtype))
+    return to_gt(x, spec_from(layout.placements, layout.mesh, meta))
 
 
 @ends_on_users_line
@@ -186,7 +191,7 @@ def distribute(x: torch.Tensor, mesh: DeviceMesh, placements: Placements) -> Ten
         )
     if not isinstance(placements, ShardingSpec):
         require_mesh(mesh)
-    return to_gt(x).redistribute(mesh, placements)
+    return _laid_out(x, mesh, placements)
 
 
 @ends_on_users_line
@@ -238,9 +243,9 @@ def tensor(
     if isinstance(data, Tensor):
         copy: Any = data.detach().clone() if dtype is None else data.detach().to(dtype, copy=True)
     elif isinstance(data, torch.Tensor):
-        copy = to_gt(data.detach().to(dtype or data.dtype))
+        copy = data.detach().to(dtype or data.dtype)
     else:
-        copy = to_gt(torch.tensor(read_tensors_in(data), dtype=dtype))
+        copy = torch.tensor(read_tensors_in(data), dtype=dtype)
     return _laid_out(copy, mesh, placements).requires_grad_(requires_grad)  # type: ignore[return-value]
 
 
@@ -257,7 +262,7 @@ def as_tensor(
     dtype = dtype_of(dtype)
     if isinstance(data, Tensor):
         return _laid_out(data if dtype is None else data.to(dtype), mesh, placements)  # type: ignore[arg-type]
-    return _laid_out(to_gt(torch.as_tensor(read_tensors_in(data), dtype=dtype)), mesh, placements)
+    return _laid_out(torch.as_tensor(read_tensors_in(data), dtype=dtype), mesh, placements)
 
 
 @ends_on_users_line
@@ -269,7 +274,7 @@ def from_numpy(
     placements: Placements | None = None,
 ) -> Tensor:
     """A copy of an array on GT. Unlike torch.from_numpy it does not share memory: a worker may be elsewhere."""
-    return _laid_out(to_gt(torch.from_numpy(array)), mesh, placements).requires_grad_(requires_grad)  # type: ignore[return-value]
+    return _laid_out(torch.from_numpy(array), mesh, placements).requires_grad_(requires_grad)  # type: ignore[return-value]
 
 
 asarray = as_tensor
@@ -289,9 +294,9 @@ def to(what: Any) -> Any:
     if isinstance(what, torch.Tensor):
         return to_gt(what)
     if isinstance(what, torch.nn.Module):
-        move_module(what)
+        placed = move_module(what, layouts_of_plain(what))
         keep_on_gt(what)
-        apply_model_config(what)
+        apply_model_config(what, placed)
         return what
     if isinstance(what, np.ndarray):
         return from_numpy(what)

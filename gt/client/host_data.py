@@ -17,6 +17,8 @@ from gt.wire.client_channel import Buffer
 
 TorchFunction: TypeAlias = Callable[..., Any]
 
+_HUGE_PAGE_BYTES = 1 << 22  # memory of this size is worth huge pages
+
 # Python's operators on an array and a tensor arrive as NumPy's functions, with the meaning of torch's operators.
 _OPERATORS: dict[str, TorchFunction] = {
     "add": operator.add, "subtract": operator.sub, "multiply": operator.mul, "divide": operator.truediv,
@@ -86,19 +88,26 @@ def fill(target: memoryview, source: Buffer) -> None:
     torch.frombuffer(target, dtype=torch.uint8).copy_(torch.frombuffer(source, dtype=torch.uint8))
 
 
-def as_tensor(buffer: Buffer, geometry: Geometry) -> torch.Tensor:
-    """A plain tensor of row-major bytes, with the strides of a geometry."""
+def as_tensor(buffer: Buffer, geometry: Geometry, copies: bool = False) -> torch.Tensor:
+    """A plain tensor of row-major bytes, with the strides of a geometry. Unless it `copies`, it uses the memory of the
+    buffer where the strides are row-major."""
     if geometry.nbytes == 0:
-        return _empty(geometry)
+        return empty_dense(geometry)
     tensor = torch.frombuffer(buffer, dtype=geometry.dtype)
     if len(geometry.shape) != 1:
         tensor = tensor.as_strided(geometry.shape, geometry.row_major)
-    if geometry.stride == geometry.row_major or not is_dense(geometry.shape, geometry.stride):
+    if not copies and (geometry.stride == geometry.row_major or not is_dense(geometry.shape, geometry.stride)):
         return tensor
-    return _empty(geometry).copy_(tensor)
+    return empty_dense(geometry).copy_(tensor)
 
 
-def _empty(geometry: Geometry) -> torch.Tensor:
-    """Plain memory, also inside `with gt.device():`."""
+def empty_dense(geometry: Geometry) -> torch.Tensor:
+    """Plain memory, also inside `with gt.device():`, with the strides of a geometry if these leave no gaps, otherwise
+    row-major. Large memory has huge pages, which NumPy asks the system for: most of the cost of a copy to fresh memory
+    is page faults."""
+    stride = geometry.stride if is_dense(geometry.shape, geometry.stride) else geometry.row_major
+    if geometry.nbytes >= _HUGE_PAGE_BYTES:
+        memory = torch.frombuffer(np.empty(geometry.nbytes, np.uint8), dtype=geometry.dtype)
+        return memory.as_strided(geometry.shape, stride)
     with disable_current_modes():
-        return torch.empty_strided(geometry.shape, geometry.stride, dtype=geometry.dtype)
+        return torch.empty_strided(geometry.shape, stride, dtype=geometry.dtype)

@@ -14,8 +14,19 @@ from gt.client.call_sites import Sites
 from gt.client.error_text import describe_failure, describe_gathering, describe_loss, error_of_query
 from gt.client.interrupts import CriticalSection
 from gt.core.errors import GTError, OpError, ProtocolError, ServerLost, WorkerLost
-from gt.core.messages import Answer, Failed, Failure, Gathered, Joined, Lost, OpFailed, Refused, Rejected, Waiting
-from gt.wire.client_channel import Buffer, ClientChannel
+from gt.core.messages import (
+    Failed,
+    Failure,
+    Gathered,
+    Joined,
+    Lost,
+    OpFailed,
+    Refused,
+    Rejected,
+    Uploaded,
+    Waiting,
+)
+from gt.wire.client_channel import ClientChannel, Received
 
 log = logging.getLogger("gt.client")
 sharding_log = logging.getLogger("gt.sharding")
@@ -36,7 +47,7 @@ class Inbox:
         self._channel = channel
         self._sites = sites
         self._note_workers = note_workers
-        self._answers: dict[int, tuple[Answer, Buffer | None]] = {}
+        self._answers: dict[int, Received] = {}
         self._turn = threading.RLock()  # held by the thread that receives
         self._receiving = False
         self._received = threading.Condition()  # notified when that thread has received
@@ -47,7 +58,7 @@ class Inbox:
         self._status = ""
         self._known: deque[int] = deque(maxlen=REMEMBERED)
 
-    def wait(self, request: int, seconds: float = math.inf) -> tuple[Answer, Buffer | None]:
+    def wait(self, request: int, seconds: float = math.inf) -> Received:
         """The answer to a request. Raises the error that made an answer impossible, and TimeoutError after so many
         seconds. A long wait is explained on stderr."""
         found = self._answers.pop(request, None)
@@ -60,7 +71,7 @@ class Inbox:
                 raise
         return self._checked(found)
 
-    def _wait(self, request: int, seconds: float) -> tuple[Answer, Buffer | None]:
+    def _wait(self, request: int, seconds: float) -> Received:
         start = time.monotonic()
         notice = start + NOTICE_SECONDS
         while True:
@@ -88,6 +99,19 @@ class Inbox:
             self._refused = f"{type(error).__name__} has ended the session while it received"
             raise
 
+    def collect_now(self) -> None:
+        """Take all answers that have arrived, unless another thread is receiving. Raises ServerLost."""
+        with CriticalSection():
+            if not self._turn.acquire(blocking=False):
+                return
+            try:
+                while self.collect():
+                    pass
+            finally:
+                self._turn.release()
+                with self._received:
+                    self._received.notify_all()
+
     def _take(self) -> bool:
         if self._server_lost is not None:
             raise self._server_lost
@@ -96,7 +120,8 @@ class Inbox:
         except ServerLost as error:
             self._server_lost = error
             raise
-        for answer, buffer in arrived:
+        for received in arrived:
+            answer = received.answer
             if isinstance(answer, Joined | Lost):  # an answer to a request may tell of a loss before the news does
                 self._note_workers(answer)
             if isinstance(answer, OpFailed):
@@ -107,14 +132,14 @@ class Inbox:
                 self._refused = answer.reason
             elif isinstance(answer, Lost) and answer.request == 0:
                 log.warning("%s", describe_loss(answer, self._channel.how_it_ended(answer.pid)))
-            elif isinstance(answer, Joined):
+            elif isinstance(answer, Joined | Uploaded):
                 continue
             elif isinstance(answer, Gathered):
                 sharding_log.warning("%s", describe_gathering(answer, self._sites.lookup(answer.site)))
             elif answer.request in self._abandoned:  # type: ignore[union-attr]
                 self._abandoned.discard(answer.request)  # type: ignore[union-attr]
             else:
-                self._answers[answer.request] = (answer, buffer)  # type: ignore[union-attr]
+                self._answers[answer.request] = received  # type: ignore[union-attr]
         return bool(arrived)
 
     def unshown(self) -> list[Failure]:
@@ -161,10 +186,10 @@ class Inbox:
             self._known.append(failure.origin)
             self.failures = [other for other in self.failures if other.origin != failure.origin]
 
-    def _checked(self, found: tuple[Answer, Buffer | None]) -> tuple[Answer, Buffer | None]:
+    def _checked(self, found: Received) -> Received:
         if self._refused:
             raise ProtocolError(self._refused)
-        answer = found[0]
+        answer = found.answer
         if isinstance(answer, Failed):
             self._forget(answer.failure)
             if answer.is_own_failure:

@@ -19,7 +19,7 @@ from gt.client.storage import Storage, StorageView, TensorRef
 from gt.client.tensor import Tensor
 from gt.client.torch_patches.nn_modules import own_buffers, own_parameters
 from gt.core.errors import SignalError, nearest
-from gt.sharding.spec import DeviceMesh, whole
+from gt.sharding.spec import DeviceMesh, ShardingSpec, whole
 from gt.signals.checks import REST
 from gt.signals.config import ModelConfig, ModuleEntry, ParameterEntry, at
 from gt.signals.registry import registry
@@ -30,15 +30,16 @@ _hooks: WeakKeyDictionary[torch.nn.Module, list[Any]] = WeakKeyDictionary()
 _copy_hooks: WeakKeyDictionary[torch.nn.Module, CopyHook] = WeakKeyDictionary()
 
 
-def apply_model_config(module: torch.nn.Module) -> None:
-    """Lay out a module whose tensors are on GT, and hook its parts, if the configuration has a `model` section."""
+def apply_model_config(module: torch.nn.Module, placed: Iterable[torch.Tensor] = ()) -> None:
+    """Lay out a module whose tensors are on GT, and hook its parts, if the configuration has a `model` section. Tensors
+    that are `placed` have their layouts already."""
     config = registry.current().model
     _unhook(module)
     if config is None:
         return
     _warn_of_unmatched(module, config)
     if not sessions.current().embedded:
-        _lay_out(module, config)
+        _lay_out(module, config, {id(tensor) for tensor in placed})
         _hook_copies(module, config)
     _hook_scopes(module, config)
 
@@ -46,7 +47,20 @@ def apply_model_config(module: torch.nn.Module) -> None:
 # Parameters
 
 
-def _lay_out(module: torch.nn.Module, config: ModelConfig) -> None:
+def layouts_of_plain(module: torch.nn.Module) -> dict[int, ShardingSpec]:
+    """The layouts of the plain tensors of a module, by id(), if the configuration has a `model` section."""
+    config = registry.current().model
+    mesh = None if config is None or sessions.current().embedded else _mesh(config)
+    if config is None or mesh is None:
+        return {}
+    names: dict[int, tuple[torch.Tensor, list[str]]] = {}
+    for name, tensor in _named_tensors(module):
+        if not isinstance(tensor, Tensor) and not is_lazy(tensor):
+            names.setdefault(id(tensor), (tensor, []))[1].append(name)
+    return {ident: _spec(config, mesh, known, tensor) for ident, (tensor, known) in names.items()}
+
+
+def _lay_out(module: torch.nn.Module, config: ModelConfig, placed: set[int]) -> None:
     """Where the section has a mesh, every tensor is laid out on it: as its pattern says, or else whole on each
     worker."""
     mesh = _mesh(config)
@@ -55,16 +69,18 @@ def _lay_out(module: torch.nn.Module, config: ModelConfig) -> None:
     laid_out: dict[int, tuple[Storage, Storage]] = {}
     for names, tensors in sorted(_tensors(module), key=lambda named: named[1][0]._ref.path is not None):
         ref = tensors[0]._ref
+        if any(id(tensor) in placed for tensor in tensors):
+            continue
         if id(ref.storage) in laid_out:  # a view of another parameter
             new = laid_out[id(ref.storage)][1]
-            placed: TensorRef = StorageView(new, ref.path, ref.geometry)  # type: ignore[arg-type]
+            moved: TensorRef = StorageView(new, ref.path, ref.geometry)  # type: ignore[arg-type]
         else:
             with torch.no_grad():
-                placed = tensors[0].detach().redistribute(placements=_spec(config, mesh, names, tensors[0]))._ref
+                moved = tensors[0].detach().redistribute(placements=_spec(config, mesh, names, tensors[0]))._ref
             if ref is ref.storage:
-                laid_out[id(ref)] = ref.storage, placed.storage
+                laid_out[id(ref)] = ref.storage, moved.storage
         for tensor in tensors:
-            rebind(tensor, placed)
+            rebind(tensor, moved)
 
 
 def _mesh(config: ModelConfig) -> DeviceMesh | None:
@@ -74,27 +90,26 @@ def _mesh(config: ModelConfig) -> DeviceMesh | None:
     return resolve_mesh(config.mesh, config.workers, connected, f"{at(config.source)}model")
 
 
-def lay_out_tensor(tensor: Tensor, name: str, owner: torch.nn.Module, place: ParameterPlace) -> None:
-    """Lay out one parameter or buffer by its name in the whole model, and hook the module that owns it if it is cut."""
+def layout_by_name(tensor: torch.Tensor, name: str) -> ShardingSpec | None:
+    """The layout of one parameter or buffer, by its name in the whole model; None if the configuration has none."""
     config = registry.current().model
     mesh = None if config is None or sessions.current().embedded else _mesh(config)
-    if config is not None and mesh is not None:
-        with torch.no_grad():
-            placed = tensor.detach().redistribute(placements=_spec(config, mesh, [name], tensor))
-        rebind(tensor, placed._ref)
-        if mesh.size > 1 and _is_cut(config, name):
-            _copy_hook_of(owner).places.append(place)
+    return None if config is None or mesh is None else _spec(config, mesh, [name], tensor)
+
+
+def hook_by_name(name: str, owner: torch.nn.Module, place: ParameterPlace) -> None:
+    """Hook the module that owns a parameter, given by its name in the whole model, if the configuration cuts it."""
+    config = registry.current().model
+    mesh = None if config is None or sessions.current().embedded else _mesh(config)
+    if config is not None and mesh is not None and mesh.size > 1 and _is_cut(config, name):
+        _copy_hook_of(owner).places.append(place)
 
 
 def _tensors(module: torch.nn.Module) -> Iterator[tuple[list[str], list[Tensor]]]:
     """The names and handles of each distinct parameter and buffer, several if they share data. Those of lazy modules
     that have no shape yet are left out."""
     named: dict[int, tuple[list[str], dict[int, Tensor]]] = {}
-    pairs: Iterable[tuple[str, Any]] = [
-        *module.named_parameters(remove_duplicate=False),
-        *module.named_buffers(remove_duplicate=False),
-    ]
-    for name, tensor in pairs:
+    for name, tensor in _named_tensors(module):
         if not is_lazy(tensor):
             names, tensors = named.setdefault(id(tensor._ref), ([], {}))
             names.append(name)
@@ -103,7 +118,12 @@ def _tensors(module: torch.nn.Module) -> Iterator[tuple[list[str], list[Tensor]]
         yield names, list(tensors.values())
 
 
-def _spec(config: ModelConfig, mesh: DeviceMesh, names: Sequence[str], tensor: Tensor) -> Any:
+def _named_tensors(module: torch.nn.Module) -> Iterator[tuple[str, Any]]:
+    yield from module.named_parameters(remove_duplicate=False)
+    yield from module.named_buffers(remove_duplicate=False)
+
+
+def _spec(config: ModelConfig, mesh: DeviceMesh, names: Sequence[str], tensor: torch.Tensor) -> ShardingSpec:
     found = [(name, entry) for name in names if (entry := config.spec_for(name)) is not None]
     if not found:
         return whole(mesh, tensor.dim())

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterator, Sequence
-from typing import Any, TypeVar
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
 
 import torch
 from torch.nn.parameter import UninitializedBuffer, UninitializedParameter, is_lazy
@@ -13,21 +13,22 @@ from gt.client.factory_mode import FactoryMode, is_factory_mode_on
 from gt.client.subclasses import on_gt
 from gt.client.tensor import Tensor, to_gt
 from gt.client.torch_patches.nn_modules import mark_parameter, own_buffers, own_parameters, patch_lazy_construction
+from gt.sharding.spec import ShardingSpec
 
-Module = TypeVar("Module", bound=torch.nn.Module)
 
-
-def move_module(module: Module) -> Module:
-    """Move each distinct parameter and buffer of a module once, in place. Tensors that share memory share it on GT."""
+def move_module(module: torch.nn.Module, layouts: Mapping[int, ShardingSpec] | None = None) -> list[torch.Tensor]:
+    """Move each distinct parameter and buffer of a module once, in place. Tensors that share memory share it on GT.
+    `layouts` by id() of plain tensors; returns the tensors that were moved to theirs."""
     tables = [table for owner in module.modules() for table in (own_parameters(owner), own_buffers(owner))]
     values = {id(value): value for table in tables for value in table.values() if value is not None}
     data = _move_shared([value for value in values.values() if _may_share(value)])
-    moved = {ident: move_tensor(value, data.get(ident)) for ident, value in values.items()}
+    layouts = {ident: layout for ident, layout in (layouts or {}).items() if ident in values and ident not in data}
+    moved = {ident: move_tensor(value, data.get(ident), layouts.get(ident)) for ident, value in values.items()}
     for table in tables:
         for name, value in table.items():
             if value is not None:
                 table[name] = moved[id(value)]
-    return module
+    return [moved[ident] for ident in layouts]
 
 
 def _may_share(value: torch.Tensor) -> bool:
@@ -87,7 +88,7 @@ def _end(tensor: torch.Tensor) -> int:
     return tensor.storage_offset() + reach + 1
 
 
-def move_tensor(value: torch.Tensor, data: Tensor | None = None) -> torch.Tensor:
+def move_tensor(value: torch.Tensor, data: Tensor | None = None, layout: ShardingSpec | None = None) -> torch.Tensor:
     """A parameter or buffer on GT, with its gradient and its attributes. `data`: its data, if that is on GT
     already."""
     if isinstance(value, Tensor):
@@ -98,7 +99,7 @@ def move_tensor(value: torch.Tensor, data: Tensor | None = None) -> torch.Tensor
             isinstance(value, UninitializedParameter), value.requires_grad, value.dtype, value.__dict__
         )
     with torch.no_grad():
-        new: torch.Tensor = (to_gt(value.detach()) if data is None else data).data
+        new: torch.Tensor = (to_gt(value.detach(), layout) if data is None else data).data
     new.requires_grad_(value.requires_grad)
     new.__class__ = on_gt(type(value), Tensor)
     new.__dict__.update(value.__dict__)

@@ -15,7 +15,7 @@ from gt.client.interrupts import CriticalSection, is_inside
 from gt.client.storage import Storage, TensorRef
 from gt.core.errors import GTError, SessionError
 from gt.core.messages import CreateTensor, FreeTensors, Instruction
-from gt.wire.client_channel import Buffer, ClientChannel
+from gt.wire.client_channel import ClientChannel, Upload, as_buffer
 
 log = logging.getLogger("gt.client")
 
@@ -51,7 +51,7 @@ class Outbox:
         self._collect = collect
         self._pace = pace
         self._break_off = break_off
-        self._buffers: dict[int, Buffer] = {}
+        self._uploads: dict[int, Upload] = {}
         self._dead: deque[int] = deque()
         self._dead_cost = 0
         self._sent = 0
@@ -115,9 +115,9 @@ class Outbox:
         elif self._resting:
             self._filled.put(None)
 
-    def emit_upload(self, instruction: CreateTensor, buffer: Buffer, at_once: bool) -> None:
-        """The caller may reuse the buffer: a large upload is sent `at_once`, a small one is copied."""
-        self._buffers[instruction.id] = buffer if at_once else bytearray(buffer)
+    def emit_upload(self, instruction: CreateTensor, upload: Upload, at_once: bool) -> None:
+        """The caller may change the bytes: a large upload is sent `at_once`, a small one is copied."""
+        self._uploads[instruction.id] = upload if at_once else bytearray(as_buffer(upload))
         self.queue.append(instruction)
         if at_once:
             self.flush()
@@ -140,20 +140,20 @@ class Outbox:
 
     def flush(self) -> None:
         with CriticalSection():
-            batch, buffers = self._begin()
+            batch, uploads = self._begin()
             try:
                 if not batch:
                     return
                 self._sent += 1
                 self.tape.extend(batch)
-                log.debug("sending %d instructions and %d tensors", len(batch), len(buffers))
-                self._send(batch, buffers)
+                log.debug("sending %d instructions and %d tensors", len(batch), len(uploads))
+                self._send(batch, uploads)
             finally:
                 self._sending.release()
         if self._channel.is_asynchronous:
             self._pace(len(batch))
 
-    def _begin(self) -> tuple[list[Instruction], list[Buffer]]:
+    def _begin(self) -> tuple[list[Instruction], list[Upload]]:
         """Become the thread that sends, and take the batch to send. Never blocks on `_sending` while holding `lock`: a
         signal handler may need the other one."""
         while True:
@@ -163,9 +163,9 @@ class Outbox:
             with self._sending:
                 pass
 
-    def _send(self, batch: list[Instruction], buffers: list[Buffer]) -> None:
+    def _send(self, batch: list[Instruction], uploads: list[Upload]) -> None:
         try:
-            self._channel.send(batch, buffers)
+            self._channel.send(batch, uploads)
             if not self._channel.is_asynchronous:
                 self._collect()
         except GTError:
@@ -175,11 +175,11 @@ class Outbox:
             self._break_off(f"{name} has ended the session in the middle of its work")
             raise
 
-    def _take(self) -> tuple[list[Instruction], list[Buffer]]:
+    def _take(self) -> tuple[list[Instruction], list[Upload]]:
         self._free_dead()
         queue = self.queue
         batch = [queue.popleft() for _ in range(len(queue))]  # other threads may add more meanwhile
-        return batch, [self._buffers.pop(created.id) for created in batch if type(created) is CreateTensor]
+        return batch, [self._uploads.pop(created.id) for created in batch if type(created) is CreateTensor]
 
     def close(self) -> None:
         self._open = False

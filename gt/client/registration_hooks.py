@@ -19,10 +19,11 @@ from torch.utils.weak import WeakTensorKeyDictionary
 
 from gt.client.copy_hooks import ParameterPlace
 from gt.client.factory_mode import is_factory_mode_on
-from gt.client.model_layout import lay_out_tensor
+from gt.client.model_layout import hook_by_name, layout_by_name
 from gt.client.module_moving import move_module, move_tensor
 from gt.client.tensor import Tensor
 from gt.client.torch_patches.nn_modules import child_modules, own_buffers, own_parameters
+from gt.sharding.spec import ShardingSpec
 
 _modules_on_gt: WeakSet[torch.nn.Module] = WeakSet()
 _parents: WeakKeyDictionary[torch.nn.Module, ReferenceType[torch.nn.Module]] = WeakKeyDictionary()
@@ -48,12 +49,13 @@ def _on_tensor(table_of: Callable[[torch.nn.Module], dict[str, Any]]) -> Callabl
             return None
         if value.device.type != "cpu" or is_lazy(value):
             return None
-        new = _moved_once(value)
         table = table_of(module)
         replaced = table.get(name)
-        if replaced is not None and replaced.device.type == "meta":
-            lay_out_tensor(new, _full_name(module, name), module, ParameterPlace(table, name))
-        return new
+        if replaced is None or replaced.device.type != "meta":
+            return _moved_once(value, None)
+        full_name = _full_name(module, name)
+        hook_by_name(full_name, module, ParameterPlace(table, name))
+        return _moved_once(value, layout_by_name(value, full_name))
 
     return moved
 
@@ -76,12 +78,12 @@ def _is_on_gt(module: torch.nn.Module) -> bool:
     return False
 
 
-def _moved_once(value: torch.Tensor) -> Tensor:
-    """Move a tensor; one that is registered twice is one tensor on GT too."""
+def _moved_once(value: torch.Tensor, layout: ShardingSpec | None) -> Tensor:
+    """Move a tensor; one that is registered twice is one tensor on GT too, in the layout of the first time."""
     known = _moved.get(value)
     new = None if known is None else known()
     if new is None:
-        new = move_tensor(value)
+        new = move_tensor(value, layout=layout)
         _moved[value] = ref(new)
     return new  # type: ignore[return-value]
 

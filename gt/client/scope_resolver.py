@@ -37,6 +37,7 @@ class ScopeResolver:
         self._auto = auto
         self._next_id = itertools.count(1)
         self.scope_ids: dict[tuple[str, PolicyRecord | None, bool], int] = {}
+        self._policies: dict[int, Policy] = {}  # by scope id
         self._unknown: set[str] = set()
 
     def scope_id(self, refs: Sequence[TensorRef], geometry: Geometry | None) -> int:
@@ -101,6 +102,11 @@ class ScopeResolver:
         policy = self._policy(*found[0]) if found else None
         return Policy(policy).layout(tuple(shape)) if policy is not None else None
 
+    def layout_of_upload(self, shape: Sequence[int]) -> ShardingSpec | None:
+        """The layout of a tensor of host data that is created now; None if the scope names none."""
+        policy = self._policies.get(self.scope_id((), None))
+        return policy.layout(tuple(shape)) if policy is not None else None
+
     def _id_of_created(self, geometry: Geometry) -> int:
         """The id of the automatic scope, which cuts a created tensor over all workers; 0 if it stays whole."""
         shape, count = geometry.shape, len(self._session.workers)
@@ -116,6 +122,8 @@ class ScopeResolver:
         scope_id = self.scope_ids.get(key)
         if scope_id is None:
             scope_id = self.scope_ids[key] = next(self._next_id)
+            if policy is not None:
+                self._policies[scope_id] = Policy(policy)
             self._session.outbox.emit(DefineScope(scope_id, name, policy, compile_))
         return scope_id
 

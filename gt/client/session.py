@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import itertools
 import os
 import sys
@@ -17,7 +18,7 @@ from gt.client.call_sites import Site, Sites
 from gt.client.error_text import describe_failure, describe_unread
 from gt.client.flow_control import Pacing
 from gt.client.geometry import Geometry, forget_geometries, geometry_of, intern_geometry
-from gt.client.host_data import as_tensor, payload, strided
+from gt.client.host_data import payload, strided
 from gt.client.inbox import Inbox
 from gt.client.interrupts import require_outside
 from gt.client.operand_cache import MAX_BYTES, OperandCache
@@ -25,6 +26,7 @@ from gt.client.outbox import Outbox
 from gt.client.scope_resolver import ScopeResolver
 from gt.client.scope_stack import in_use, push
 from gt.client.storage import ROOT, Storage, TensorRef
+from gt.client.tensor_parts import assemble, write_parts
 from gt.core.errors import GTError, OpError, SessionError
 from gt.core.ids import FIRST_QUERY_ID, MAX_RESULTS, SESSION_SHIFT
 from gt.core.messages import (
@@ -33,7 +35,6 @@ from gt.core.messages import (
     DefineOp,
     DefineSite,
     Failure,
-    Fetched,
     FetchTensor,
     ForgetOps,
     Goodbye,
@@ -42,6 +43,7 @@ from gt.core.messages import (
     LocateTensor,
     Lost,
     MemoryRead,
+    MoreRoomNeeded,
     Queried,
     ReadMemory,
     ReadStats,
@@ -53,6 +55,7 @@ from gt.core.messages import (
     Segment,
     StatsRead,
     Synchronize,
+    TensorRead,
     TimelineRead,
     TrafficRead,
     VersionSpan,
@@ -62,8 +65,10 @@ from gt.core.messages import (
 from gt.core.meta import dense_strides, is_dense
 from gt.core.signatures import Input, Signature
 from gt.lazy_launch import load_launcher
+from gt.sharding.parts import distinct_parts
 from gt.sharding.spec import ShardingSpec, spec_of
-from gt.wire.client_channel import ClientChannel
+from gt.wire.client_channel import ClientChannel, Received, Upload, UploadWriter, as_buffer
+from gt.wire.shared_memory import SHARE_BYTES
 
 MAX_CACHED_CALLS = 1 << 16
 FORGET_AT_ONCE = 1 << 16  # ops that one ForgetOps names
@@ -156,10 +161,10 @@ class Session:
 
     # Uploads
 
-    def upload(self, tensor: torch.Tensor, is_operand: bool = False) -> Storage:
-        """A snapshot of a plain tensor's bytes as a new tensor on a worker, or laid out as the scope says. It has the
-        strides of the tensor, without gaps, as if torch had copied it to another device. An operand of an op is not
-        laid out, as the op says how it needs it, and has exactly the strides of the tensor."""
+    def upload(self, tensor: torch.Tensor, layout: ShardingSpec | None = None, *, is_operand: bool = False) -> Storage:
+        """A snapshot of a plain tensor's bytes as a new tensor: in a layout, or in that of the scope, or else on one
+        worker. It has the strides of the tensor, without gaps, as if torch had copied it to another device. An operand
+        of an op is not laid out, as the op says how it needs it, and has exactly the strides of the tensor."""
         self.require_open()
         require_outside()
         plain = strided(tensor)
@@ -167,14 +172,27 @@ class Session:
         if not is_operand and not is_dense(plain.shape, stride):
             stride = dense_strides(plain.shape, stride)
         geometry = intern_geometry(plain.shape, stride, 0, plain.dtype)
-        data = payload(plain)
+        if layout is None and not is_operand and self.scope_resolver is not None:
+            layout = self.scope_resolver.layout_of_upload(plain.shape)
+        partial = layout if layout is not None and layout.partial else None
+        layout = partial.replace(partial=()) if partial is not None else layout
+        data = self._bytes_of(plain, layout)
         storage = Storage(self, next(self.ids), geometry)
-        resolver = None if is_operand else self.scope_resolver
-        scope = 0 if resolver is None else resolver.scope_id((storage,), None)
         segment = Segment("", geometry.nbytes)
-        instruction = CreateTensor(storage.id, geometry.meta(), segment, scope, self.sites.current())
+        record = layout.record() if layout is not None else None
+        instruction = CreateTensor(storage.id, geometry.meta(), segment, record, self.sites.current())
+        if geometry.nbytes >= SHARE_BYTES and self._channel.is_asynchronous:
+            self.inbox.collect_now()  # an answer may tell that the memory of an earlier upload is free
         self.outbox.emit_upload(instruction, data, at_once=geometry.nbytes > MAX_BYTES)
-        return storage
+        return storage if partial is None else self.redistribute(storage, partial)
+
+    def _bytes_of(self, plain: torch.Tensor, layout: ShardingSpec | None) -> Upload:
+        """The bytes of an upload: the boxes of its layout one after another."""
+        parts = distinct_parts(layout, tuple(plain.shape)) if layout is not None else ()
+        if len(parts) < 2:
+            return payload(plain)
+        writer = UploadWriter(plain.numel() * plain.itemsize, functools.partial(write_parts, plain, parts))
+        return writer if writer.nbytes > MAX_BYTES else as_buffer(writer)
 
     def _upload_operand(self, tensor: torch.Tensor) -> Storage:
         return self.upload(tensor, is_operand=True)
@@ -185,13 +203,21 @@ class Session:
         """The value of a tensor as a plain one; waits until it is computed. `version` selects an earlier value."""
         self.require_open()
         storage = ref if isinstance(ref, Storage) else self.derive(ref)
+        nbytes = ref.geometry.nbytes
+        read = self._read(storage, version, nbytes)
+        if isinstance(read.answer, MoreRoomNeeded):
+            read = self._read(storage, version, read.answer.nbytes)
+        assert isinstance(read.answer, TensorRead)
+        layout = read.answer.layout
+        return assemble(read.buffers, None if layout is None else spec_of(layout), ref.geometry, read.is_shared)
+
+    def _read(self, storage: Storage, version: int, nbytes: int) -> Received:
+        """Read a tensor, with room for so many bytes."""
         request = next(self.ids)
         site = self.sites.current()
-        self.outbox.submit(lambda ids: FetchTensor(request, ids[0], version, site), [storage])
-        answer, buffer = self._answer(request)
-        assert isinstance(answer, Fetched) and buffer is not None
-        assert answer.segment.nbytes == ref.geometry.nbytes, "a worker's tensor has another size than its handle"
-        return as_tensor(buffer, ref.geometry)
+        place = Segment("", nbytes) if nbytes >= SHARE_BYTES else None
+        self.outbox.submit(lambda ids: FetchTensor(request, ids[0], version, site, place), [storage])
+        return self._answer(request)
 
     def derive(self, ref: TensorRef) -> Storage:
         """The value of a view as a tensor of its own."""
@@ -221,7 +247,7 @@ class Session:
         """The bytes moved between workers; `watch`: record collectives from now on."""
         request = next(self.ids)
         self.outbox.emit(ReadTraffic(request, watch))
-        answer, _ = self._answer(request)
+        answer = self._answer(request).answer
         assert isinstance(answer, TrafficRead)
         return answer
 
@@ -229,7 +255,7 @@ class Session:
         """Counters of each worker, and the memory it holds."""
         request = next(self.ids)
         self.outbox.emit(ReadStats(request))
-        answer, _ = self._answer(request)
+        answer = self._answer(request).answer
         assert isinstance(answer, StatsRead)
         return answer
 
@@ -238,7 +264,7 @@ class Session:
         self.outbox.flush()  # frees the tensors that were collected
         request = next(self.ids)
         self.outbox.emit(ReadMemory(request, watch))
-        answer, _ = self._answer(request)
+        answer = self._answer(request).answer
         assert isinstance(answer, MemoryRead)
         return answer
 
@@ -246,13 +272,13 @@ class Session:
         """Take commands that the workers have recorded; `limit`: how many each may keep from now on."""
         request = next(self.ids)
         self.outbox.emit(ReadTimeline(request, limit))
-        answer, _ = self._answer(request)
+        answer = self._answer(request).answer
         assert isinstance(answer, TimelineRead)
         return answer
 
     def read_query(self, request: int) -> Queried:
         """The answer to a QueryOp that was submitted."""
-        answer, _ = self._answer(request)
+        answer = self._answer(request).answer
         assert isinstance(answer, Queried)
         return answer
 
@@ -261,7 +287,7 @@ class Session:
         self.require_open()
         request = next(self.ids)
         self.outbox.submit(lambda ids: ReadVersions(request, ids), storages)
-        answer, _ = self._answer(request)
+        answer = self._answer(request).answer
         assert isinstance(answer, VersionsRead)
         return answer.spans
 
@@ -270,7 +296,7 @@ class Session:
         storage = ref if isinstance(ref, Storage) else self.derive(ref)
         request = next(self.ids)
         self.outbox.submit(lambda ids: LocateTensor(request, ids[0]), [storage])
-        answer, _ = self._answer(request)
+        answer = self._answer(request).answer
         assert isinstance(answer, Located)
         return spec_of(answer.layout)
 
@@ -289,7 +315,7 @@ class Session:
     def _describe(self, failure: Failure) -> str:
         return describe_failure(failure, self.sites.lookup(failure.site))
 
-    def _answer(self, request: int) -> Any:
+    def _answer(self, request: int) -> Received:
         self.outbox.flush()
         return self.inbox.wait(request)
 

@@ -253,12 +253,12 @@ class _Download(torch.autograd.Function):
 
 class _Upload(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, tensor: torch.Tensor) -> Tensor:
-        return _uploaded(tensor)
+    def forward(ctx: Any, tensor: torch.Tensor, layout: ShardingSpec | None) -> Tensor:
+        return _uploaded(tensor, layout)
 
     @staticmethod
-    def backward(ctx: Any, gradient: torch.Tensor) -> torch.Tensor:
-        return gradient.cpu()
+    def backward(ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor, None]:
+        return gradient.cpu(), None
 
 
 class _Redistribute(torch.autograd.Function):
@@ -271,8 +271,8 @@ class _Redistribute(torch.autograd.Function):
         return gradient, None
 
 
-def _uploaded(tensor: torch.Tensor) -> Tensor:
-    return wrap(Tensor, sessions.current().upload(tensor))  # type: ignore[return-value]
+def _uploaded(tensor: torch.Tensor, layout: ShardingSpec | None = None) -> Tensor:
+    return wrap(Tensor, sessions.current().upload(tensor, layout))  # type: ignore[return-value]
 
 
 _PLAIN_TYPES = (torch.Tensor, torch.nn.Parameter)
@@ -283,14 +283,16 @@ def to_host(tensor: torch.Tensor) -> torch.Tensor:
     return tensor._fetch() if isinstance(tensor, Tensor) else tensor
 
 
-def to_gt(tensor: torch.Tensor) -> Tensor:
-    """A tensor on GT: itself if it is one, otherwise an upload that gradients pass through."""
+def to_gt(tensor: torch.Tensor, layout: ShardingSpec | None = None) -> Tensor:
+    """A tensor on GT, in a layout if one is given: itself if it is one, otherwise an upload that gradients pass
+    through."""
     if isinstance(tensor, Tensor):
-        return tensor
+        return tensor if layout is None else tensor.redistribute(placements=layout)
     require_strided(tensor)
     require_values(tensor)
     plain = tensor.as_subclass(torch.Tensor) if has_memory(type(tensor)) else tensor
-    moved: Tensor = _Upload.apply(plain) if plain.requires_grad and torch.is_grad_enabled() else _uploaded(plain)
+    has_graph = plain.requires_grad and torch.is_grad_enabled()
+    moved: Tensor = _Upload.apply(plain, layout) if has_graph else _uploaded(plain, layout)
     if type(tensor) not in _PLAIN_TYPES and has_memory(type(tensor)):
         moved.__class__ = on_gt(type(tensor), Tensor)
         moved.__dict__.update(tensor.__dict__)

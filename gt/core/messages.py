@@ -7,7 +7,7 @@ a RunOp is an instruction and a command. In one process the same records are pas
 A record declares what other modules need to know about it, and `gt.core.record_fields` reads the declarations:
 
 - the types of its id fields say whose the ids are and which of them are new (`Id`, `NewId`, see `gt.core.ids`);
-- a field `segment` says that the bytes of a tensor travel with the record;
+- a field `segment` or `segments` says that the bytes of tensors travel with the record;
 - a command's `timeline_name` is its name in a recorded timeline, None if it is not recorded.
 """
 
@@ -41,10 +41,12 @@ class _Record(Struct, array_like=True, tag=True, frozen=True, gc=False):
 
 
 class Segment(Struct, array_like=True, frozen=True):
-    """The bytes of a tensor: in a named shared-memory segment or, with an empty name, after the message itself."""
+    """Bytes of a tensor: in a named shared-memory segment, from `offset` on, or, with an empty name, after the message
+    itself."""
 
     name: Name
     nbytes: Annotated[int, Meta(ge=0, lt=1 << 52)]
+    offset: Annotated[int, Meta(ge=0, lt=1 << 52)] = 0
 
 
 # Handshake
@@ -143,10 +145,14 @@ class DefineScope(_Record, frozen=True):
 
 
 class CreateTensor(_Record, frozen=True):
+    """A tensor of the client's bytes. Without a `layout` it goes to one worker. The bytes are those of the layout's
+    distinct boxes, one after another (`gt.sharding.parts`). Bytes in shared memory are answered with Uploaded, under
+    the id of the tensor."""
+
     id: NewId
     meta: TensorMeta
     segment: Segment
-    scope: ScopeId
+    layout: SpecRecord | None
     site: SiteId
 
 
@@ -206,12 +212,13 @@ class ForgetOps(_Record, frozen=True):
 
 class FetchTensor(_Record, frozen=True):
     """`version` PREVIOUS is the value before a write that was skipped, if there was one; KEPT is the value at the end
-    of the last complete step, if the tensor was written since."""
+    of the last complete step, if the tensor was written since. `place`: shared memory of the client for the bytes."""
 
     request: Id
     id: Id
     version: Version = CURRENT
     site: SiteId = 0
+    place: Segment | None = None
 
 
 class ReadVersions(_Record, frozen=True):
@@ -321,17 +328,8 @@ class WorkerFetchTensor(_Record, frozen=True):
     timeline_name: ClassVar = "fetch"
     request: Id
     id: Id
-    shared: bool
     version: Version = CURRENT
-
-
-class WorkerReviveTensor(_Record, frozen=True):
-    """Make a version of a tensor a tensor of its own."""
-
-    timeline_name: ClassVar = None
-    id: Id
-    output: NewId
-    version: Version
+    place: Segment | None = None
 
 
 class WorkerBeginStep(_Record, frozen=True):
@@ -406,7 +404,7 @@ class WorkerShutdown(_Record, frozen=True):
 
 Command = Union[
     RunOp, FreeTensors, DefineOp, WorkerDefineProgram, WorkerDefineScope, ForgetOps, WorkerCreateTensor, QueryOp,
-    WorkerFetchTensor, WorkerReviveTensor, ReadVersions, WorkerBeginStep, WorkerAgreeOnStep, WorkerEndStep, Synchronize,
+    WorkerFetchTensor, ReadVersions, WorkerBeginStep, WorkerAgreeOnStep, WorkerEndStep, Synchronize,
     WorkerReadTraffic, ReadStats, ReadMemory, ReadTimeline, WorkerReportProgress, WorkerEndSession, WorkerJoinStore,
     WorkerHostStore, WorkerLosePeer, WorkerShutdown,
 ]  # fmt: skip
@@ -435,8 +433,32 @@ Result: TypeAlias = Union[None, bool, int, float, Text, TensorMeta]
 
 
 class Fetched(_Record, frozen=True):
+    """The part of a tensor that a worker was asked for."""
+
     request: Id
     segment: Segment
+
+
+class TensorRead(_Record, tag="Fetched", frozen=True):
+    """The parts of a tensor, in the order of `gt.sharding.parts` for its layout; without a `layout`, one whole
+    tensor."""
+
+    request: Id
+    segments: tuple[Segment, ...]
+    layout: SpecRecord | None = None
+
+
+class MoreRoomNeeded(_Record, frozen=True):
+    """The answer to a read whose `place` is too small for all addends of a partial tensor."""
+
+    request: Id
+    nbytes: Annotated[int, Meta(ge=0, lt=1 << 52)]
+
+
+class Uploaded(_Record, frozen=True):
+    """The shared memory of an upload is no longer used: its workers have copied their parts, or none will."""
+
+    request: Id
 
 
 class Queried(_Record, frozen=True):
@@ -595,7 +617,8 @@ class TimelineReport(_Record, tag="Timeline", frozen=True):
 
 
 Report = Union[
-    Fetched, Queried, Failed, OpFailed, Synchronized, Versions, Traffic, Stats, MemoryReport, TimelineReport, Progress,
+    Fetched, Uploaded, Queried, Failed, OpFailed, Synchronized, Versions, Traffic, Stats, MemoryReport, TimelineReport,
+    Progress,
     StoreReady, Goodbye,
 ]  # fmt: skip
 
@@ -679,6 +702,6 @@ class Rejected(_Record, frozen=True):
 
 
 Answer = Union[
-    Fetched, Queried, Failed, OpFailed, Synchronized, VersionsRead, Located, TrafficRead, StatsRead, MemoryRead,
-    TimelineRead, Lost, Joined, Gathered, Rejected, Welcome, Refused, Waiting, Goodbye,
+    TensorRead, MoreRoomNeeded, Uploaded, Queried, Failed, OpFailed, Synchronized, VersionsRead, Located, TrafficRead,
+    StatsRead, MemoryRead, TimelineRead, Lost, Joined, Gathered, Rejected, Welcome, Refused, Waiting, Goodbye,
 ]  # fmt: skip

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Collection, Sequence
 
 from gt.core.messages import BeginStep, EndStep, FreeTensors, WorkerAgreeOnStep, WorkerBeginStep, WorkerEndStep
-from gt.dispatcher.message_queue import Buffer, MessageQueue
+from gt.dispatcher.message_queue import MessageQueue
 from gt.dispatcher.redistribution import Redistributor
-from gt.dispatcher.session_records import HaltedStep, SessionRecord
+from gt.dispatcher.session_records import Buffer, HaltedStep, SessionRecord
 from gt.dispatcher.state import State
 from gt.dispatcher.tensor_records import TensorRecord
 from gt.sharding.spec import DeviceMesh, ShardingSpec, whole

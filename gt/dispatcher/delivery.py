@@ -6,13 +6,13 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, TypeAlias
 
-from gt.core.messages import MAX_BATCH, Answer, Failed, Fetched, Lost, Rejected
+from gt.core.messages import MAX_BATCH, Answer, Failed, Lost, MoreRoomNeeded, Rejected, TensorRead
 from gt.dispatcher.message_queue import Outgoing, ToClient, ToWorkers
 from gt.dispatcher.peers import PeerTable
 from gt.wire.codec import Payload, encode_batches, encode_once, uncounted_bytes
 from gt.wire.connections import Router
 
-Deliver: TypeAlias = Callable[[Answer, Payload | None], None]
+Deliver: TypeAlias = Callable[[Answer, Sequence[Payload]], None]
 
 
 @dataclass
@@ -38,14 +38,16 @@ class Delivery:
         workers = self._peers.workers
         for item in outgoing:
             if isinstance(item, ToWorkers):
-                is_shared = len(item.workers) > 1 and item.buffer is None
+                payloads: Sequence[Any] = () if item.buffer is None else (item.buffer,)
+                is_shared = len(item.workers) > 1 and not payloads
                 message: Any = encode_once(item.command) if is_shared else item.command
                 identities = [workers.get(worker) for worker in item.workers]
             elif deliver := self.local_sessions.get(item.session):
-                deliver(item.answer, item.buffer)  # type: ignore[arg-type]
+                deliver(item.answer, item.buffers)  # type: ignore[arg-type]
                 continue
             else:
                 self._count_read(item)
+                payloads = item.buffers
                 message, identities = item.answer, [self._peers.clients.get(item.session)]
             for identity in identities:
                 if identity is None:
@@ -54,8 +56,8 @@ class Delivery:
                 if batch is None or len(batch.messages) == MAX_BATCH:
                     batch = self._new_batch(batches, identity)
                 batch.messages.append(message)
-                if item.buffer is not None:
-                    batch.payloads.append(item.buffer)  # type: ignore[arg-type]
+                if payloads:
+                    batch.payloads.extend(payloads)
         for identity, batch in batches.items():
             self.send_to(identity, batch.messages, batch.payloads)
 
@@ -71,10 +73,10 @@ class Delivery:
         peer = self._peers.client(item.session)
         if peer is None:
             return
-        if isinstance(item.answer, Failed | Lost | Rejected):
+        if isinstance(item.answer, Failed | Lost | Rejected | MoreRoomNeeded):
             peer.reading.end(item.answer.request)
-        elif isinstance(item.answer, Fetched):
-            peer.reading.note_fetched(item.answer)
+        elif isinstance(item.answer, TensorRead):
+            peer.reading.note_read(item.answer)
 
     def send_to(self, identity: bytes, messages: Sequence[Any], payloads: Sequence[Payload] = ()) -> None:
         batches = encode_batches(messages, payloads)

@@ -13,13 +13,13 @@ from gt.dispatcher.fair_queue import FairQueue
 from gt.dispatcher.group_store import GroupStore
 from gt.dispatcher.instructions import Instructions
 from gt.dispatcher.membership import Membership
-from gt.dispatcher.message_queue import Buffer, MessageQueue, Outgoing, ToClient, ToWorkers
+from gt.dispatcher.message_queue import MessageQueue, Outgoing, ToClient, ToWorkers
 from gt.dispatcher.plan_cache import PlanCache
 from gt.dispatcher.redistribution import Redistributor
 from gt.dispatcher.rejection import reject, reject_internal_error
 from gt.dispatcher.reports import Reports
 from gt.dispatcher.requests import Requests
-from gt.dispatcher.session_records import DeadWorker, SessionRecord
+from gt.dispatcher.session_records import Buffer, DeadWorker, SessionRecord
 from gt.dispatcher.state import State
 from gt.dispatcher.transactions import Transactions
 

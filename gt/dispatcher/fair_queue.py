@@ -14,8 +14,7 @@ from typing import NamedTuple
 from gt.core.errors import ProtocolError
 from gt.core.messages import CreateTensor, FetchTensor, Instruction, QueryOp, Redistribute, RunOp
 from gt.core.record_fields import PAYLOAD_RECORDS
-from gt.dispatcher.message_queue import Buffer
-from gt.dispatcher.session_records import SessionRecord
+from gt.dispatcher.session_records import Buffer, SessionRecord
 from gt.dispatcher.state import State
 
 # Cost is counted in units: one for each instruction, and one for each UNIT_BYTES that it reads or makes.

@@ -28,26 +28,31 @@ from gt.core.messages import (
     ReadVersions,
     Redistribute,
     RunOp,
+    Segment,
     Stats,
     Synchronize,
     Synchronized,
     TimelineReport,
     Traffic,
+    Uploaded,
     WorkerCreateTensor,
     WorkerDefineScope,
     WorkerReadTraffic,
 )
+from gt.core.meta import ITEM_BYTES
 from gt.dispatcher.atomic_steps import OptimizerSteps
 from gt.dispatcher.errors import IdInUse, InvalidInstruction, NoValue, NoWorkers
-from gt.dispatcher.message_queue import Buffer, MessageQueue, ToWorkers
+from gt.dispatcher.message_queue import MessageQueue, ToWorkers, split_bytes
 from gt.dispatcher.op_definitions import CachedPlan, OpRecord, layout_of, plan_key, require_layout_fit
 from gt.dispatcher.plan_cache import PlanCache
 from gt.dispatcher.redistribution import Redistributor
 from gt.dispatcher.requests import Requests
-from gt.dispatcher.session_records import Reply, ScopeRecord, SessionRecord
+from gt.dispatcher.session_records import Buffer, Reply, ScopeRecord, SessionRecord
 from gt.dispatcher.state import State
 from gt.dispatcher.tensor_reads import TensorReads
 from gt.dispatcher.tensor_records import TensorRecord
+from gt.sharding.boxes import box_shape
+from gt.sharding.parts import distinct_parts
 from gt.sharding.rules import is_linear_with
 from gt.sharding.spec import DeviceMesh, ShardingSpec, whole
 from gt.signals.policy import Policy
@@ -73,7 +78,7 @@ class Instructions:
         self._requests = requests
         self._plan_cache = plan_cache
         steps = OptimizerSteps(state, outgoing, redistributor)
-        reads = TensorReads(state, outgoing, redistributor, requests)
+        reads = TensorReads(state, outgoing, requests)
         self.actions: dict[type, Action] = {
             RunOp: self._run_op,
             FreeTensors: self._free,
@@ -223,24 +228,33 @@ class Instructions:
     # Tensors
 
     def _create(self, session: SessionRecord, create: CreateTensor, buffer: Buffer | None) -> None:
-        """Send a tensor to one worker; a scope's policy distributes it from there."""
+        """Send each worker of the layout its own part; without a layout, all to the worker with the fewest bytes."""
         self._state.require_new((create.id,))
-        policy = self._state.policy(session, create.scope)
-        if policy is None:
-            mesh, ident = self._state.least_loaded_mesh(), create.id
-        else:
-            self._plan_cache.require_workers(policy.mesh)
-            mesh, ident = self._state.workers[policy.mesh.workers[0]].solo_mesh, self._state.new_id(session)
-        tensor = TensorRecord.of(create.meta, whole(mesh, len(create.meta.shape)))
-        self._state.note_use(session.ident, mesh.workers)
-        command = WorkerCreateTensor(ident, create.meta, create.segment, create.site)
-        self._outgoing.command(mesh.workers, command, buffer)
-        if policy is not None:
-            spec = policy.layout(create.meta.shape)
-            self._redistributor.move(session, tensor, ident, create.id, spec, "upload", create.site)
-            self._outgoing.free([(ident, mesh)])
-            tensor = TensorRecord.of(create.meta, spec, placed=True)
-        self._state.add_tensor(create.id, tensor)
+        meta, segment = create.meta, create.segment
+        if segment.nbytes != meta.nbytes:
+            raise InvalidInstruction(f"{segment.nbytes} bytes cannot be a tensor {meta} of {meta.nbytes} bytes")
+        spec = self._layout_of_upload(create)
+        self._state.note_use(session.ident, spec.mesh.workers)
+        parts, offset = distinct_parts(spec, meta.shape), segment.offset
+        sizes = [part.elements * ITEM_BYTES[meta.dtype] for part in parts]
+        for part, nbytes, piece in zip(parts, sizes, split_bytes(buffer, sizes), strict=True):
+            own = Segment(segment.name, nbytes, offset)
+            command = WorkerCreateTensor(create.id, meta.part(box_shape(part.box)), own, create.site)
+            self._outgoing.command(part.workers, command, piece)
+            offset += nbytes if segment.name else 0
+        if segment.name:
+            self._requests.wait(create.id, spec.mesh.workers, Uploaded)
+        self._state.add_tensor(create.id, TensorRecord.of(meta, spec, placed=create.layout is not None or None))
+
+    def _layout_of_upload(self, create: CreateTensor) -> ShardingSpec:
+        if create.layout is None:
+            return whole(self._state.least_loaded_mesh(), len(create.meta.shape))
+        spec = layout_of(create.layout)
+        require_layout_fit(spec, create.meta)
+        self._plan_cache.require_workers(spec.mesh)
+        if spec.partial:
+            raise InvalidInstruction(f"[{spec}] is partial: upload a tensor that is not, and redistribute it")
+        return spec.normal(create.meta.shape)
 
     def _redistribute(self, session: SessionRecord, move: Redistribute, _: Buffer | None) -> None:
         self._state.require_new((move.output,))

@@ -60,10 +60,12 @@ def _check_owners(state: State) -> None:
 
 
 def _check_requests(state: State) -> None:
-    """No request waits for a lost worker."""
+    """No request waits for a lost worker, and a worker reads one part of a tensor."""
     assert not state.workers.keys() & state.dead_workers.keys()
     for request, pending in state.pending.items():
         assert pending.waiting_for and pending.waiting_for <= state.workers.keys(), (request, pending)
+        asked = [read.worker for read in pending.reads]
+        assert len(set(asked)) == len(asked) and (not asked or pending.waiting_for <= {*asked}), (request, pending)
     assert state.may_resize == {ident for pending in state.pending.values() for ident, _ in pending.written}
 
 

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import itertools
+from collections.abc import Iterable, Sequence
 from typing import TypeAlias
 
 import msgspec
@@ -10,10 +11,10 @@ import msgspec
 from gt.core.message_events import Direction, Event, Message, Observer
 from gt.core.messages import Answer, Command, DefineOp, DefineSite, FreeTensors
 from gt.core.record_fields import owner_of
+from gt.dispatcher.session_records import Buffer
 from gt.dispatcher.state import State
 from gt.sharding.spec import DeviceMesh
-
-Buffer: TypeAlias = memoryview | bytes | bytearray
+from gt.wire.codec import join
 
 
 class ToWorkers(msgspec.Struct, frozen=True, gc=False):
@@ -26,12 +27,26 @@ class ToWorkers(msgspec.Struct, frozen=True, gc=False):
 
 
 class ToClient(msgspec.Struct, frozen=True, gc=False):
+    """An answer, with the bytes of its segments."""
+
     session: int
     answer: Answer
-    buffer: Buffer | None = None
+    buffers: tuple[Buffer, ...] = ()
 
 
 Outgoing: TypeAlias = ToWorkers | ToClient
+
+
+def split_bytes(buffer: Buffer | None, sizes: Sequence[int]) -> list[Buffer | None]:
+    """The bytes of an upload in parts of these sizes. They are one buffer or, from a socket, several frames; there are
+    none if they are in shared memory."""
+    if len(sizes) == 1 or not buffer:
+        return [buffer] * len(sizes)
+    is_framed = isinstance(buffer, list)
+    data = memoryview(join(buffer) if is_framed else buffer)  # type: ignore[arg-type]
+    ends = itertools.accumulate(sizes)
+    parts = [data[end - size : end] for size, end in zip(sizes, ends, strict=True)]
+    return [[part] if is_framed else part for part in parts]  # type: ignore[misc]
 
 
 class MessageQueue:
@@ -56,10 +71,10 @@ class MessageQueue:
         for mesh, idents in by_mesh.items():
             self.command(mesh.workers, FreeTensors(tuple(idents)))
 
-    def answer(self, session: int, answer: Answer, buffer: Buffer | None = None) -> None:
+    def answer(self, session: int, answer: Answer, buffers: tuple[Buffer, ...] = ()) -> None:
         """Does nothing for a session that has ended."""
         if session in self._state.sessions:
-            self.queued.append(ToClient(session, answer, buffer))
+            self.queued.append(ToClient(session, answer, buffers))
 
     def take(self) -> list[Outgoing]:
         queued, self.queued = self.queued, []

@@ -11,9 +11,9 @@ from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 from gt.core.errors import ProtocolError
-from gt.core.messages import COUNTED_BYTES, Fetched, FetchTensor, Instruction
+from gt.core.messages import COUNTED_BYTES, FetchTensor, Instruction, TensorRead
 from gt.core.record_fields import PAYLOAD_RECORDS
-from gt.wire.codec import Payload
+from gt.wire.codec import Payload, read_bytes
 
 MAX_UNREAD = 1 << 28  # bytes; a read of any size may begin while fewer are unread
 MAX_SENT = 1 << 29  # unread bytes of answers, not counting reads of COUNTED_BYTES or more
@@ -91,10 +91,10 @@ class ReadLimits:
         if self.asked is not None and self.asked.request == request:
             self.asked = None
 
-    def note_fetched(self, fetched: Fetched) -> None:
+    def note_read(self, read: TensorRead) -> None:
         """A read is answered. From now on a small one counts as sent bytes."""
-        if fetched.segment.nbytes < COUNTED_BYTES:
-            self.end(fetched.request)
+        if read_bytes(read) < COUNTED_BYTES:
+            self.end(read.request)
 
     def note_sent(self, nbytes: int) -> None:
         self._sent += nbytes

@@ -19,6 +19,7 @@ from gt.core.messages import (
     Redistribute,
     Rejected,
     RunOp,
+    Uploaded,
 )
 from gt.core.signatures import Signature
 from gt.dispatcher.errors import Cause, InvalidInstruction, NoValue, NoWorkers
@@ -77,6 +78,8 @@ def lost(state: State, request: int, worker: int, site: int = 0) -> Lost:
 def _reject_without_value(state: State, session: SessionRecord, instruction: Instruction, cause: Cause) -> Rejection:
     """An input has no value: answer the request, and mark the outputs as missing."""
     freed = _lose_results(state, session, instruction, cause)
+    if isinstance(instruction, CreateTensor):
+        return Rejection(freed, _unused_memory(instruction))
     request = _request(instruction)
     if not request:
         return Rejection(freed)
@@ -94,7 +97,13 @@ def _reject_for_internal_error(
     freed = _lose_results(state, session, instruction, failure)
     if isinstance(instruction, QueryOp):
         return Rejection(freed, [Failed(instruction.request, failure, is_own_failure=True)])
-    return Rejection(freed, [OpFailed(session.ident, failure)])
+    unused = _unused_memory(instruction) if isinstance(instruction, CreateTensor) else []
+    return Rejection(freed, [OpFailed(session.ident, failure), *unused])
+
+
+def _unused_memory(create: CreateTensor) -> list[Answer]:
+    """The shared memory of an upload that no worker will read is the client's again."""
+    return [Uploaded(create.id)] if create.segment.name else []
 
 
 def _failure(

@@ -7,9 +7,9 @@ from gt.core.ids import session_of
 from gt.core.messages import Failed, OpFailed, StoreReady
 from gt.dispatcher.deferred_failures import DeferredFailure, DeferredFailures
 from gt.dispatcher.group_store import GroupStore
-from gt.dispatcher.message_queue import Buffer, MessageQueue
+from gt.dispatcher.message_queue import MessageQueue
 from gt.dispatcher.requests import Requests
-from gt.dispatcher.session_records import Reply
+from gt.dispatcher.session_records import Buffer, Reply
 from gt.dispatcher.state import State
 from gt.dispatcher.transactions import Transactions
 

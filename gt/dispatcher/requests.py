@@ -17,23 +17,26 @@ from gt.core.messages import (
     MemoryRead,
     MemoryReport,
     Queried,
+    Segment,
     Stats,
     StatsRead,
+    TensorRead,
     TimelineRead,
     TimelineReport,
     Traffic,
     TrafficRead,
+    Uploaded,
     Versions,
     VersionsRead,
     WorkerTimeline,
 )
 from gt.core.meta import TensorMeta
-from gt.dispatcher.message_queue import Buffer, MessageQueue
+from gt.dispatcher.message_queue import MessageQueue
 from gt.dispatcher.rejection import lost
-from gt.dispatcher.session_records import PendingRequest, Reply
+from gt.dispatcher.session_records import Buffer, PendingRequest, ReadPart, Reply
 from gt.dispatcher.state import State
 from gt.dispatcher.tensor_records import TensorRecord, mesh_without
-from gt.sharding.spec import DeviceMesh, whole
+from gt.sharding.spec import DeviceMesh, ShardingSpec, whole
 
 
 class Requests:
@@ -43,9 +46,13 @@ class Requests:
         self._state = state
         self._outgoing = outgoing
 
-    def wait(self, request: int, workers: Sequence[int], *expects: type[Reply], nbytes: int = -1) -> None:
-        """`expects`: the kinds of replies that workers may send; `nbytes`: the size of a read."""
-        self._state.add_request(request, PendingRequest(frozenset(workers), expects, nbytes=nbytes))
+    def wait(self, request: int, workers: Sequence[int], *expects: type[Reply]) -> None:
+        """`expects`: the kinds of replies that workers may send."""
+        self._state.add_request(request, PendingRequest(frozenset(workers), expects))
+
+    def wait_for_read(self, request: int, reads: Sequence[ReadPart], layout: ShardingSpec | None) -> None:
+        workers = frozenset(read.worker for read in reads)
+        self._state.add_request(request, PendingRequest(workers, (Fetched, Failed), reads=tuple(reads), layout=layout))
 
     def wait_for_query(
         self, request: int, mesh: DeviceMesh, first: int, written: Sequence[tuple[int, TensorMeta]]
@@ -74,7 +81,9 @@ class Requests:
             return
         self._require_own_bytes(worker, pending, reply)
         rest = pending._replace(waiting_for=pending.waiting_for - {worker}, replies=(*pending.replies, (worker, reply)))
-        self._proceed(reply.request, rest, buffer)
+        if buffer is not None and not pending.is_answered:
+            rest = rest._replace(buffers=(*rest.buffers, (worker, buffer)))
+        self._proceed(reply.request, rest)
 
     def is_waiting_for(self, worker: int, request: int) -> bool:
         pending = self._state.pending.get(request)
@@ -92,13 +101,13 @@ class Requests:
         return pending
 
     def _require_own_bytes(self, worker: int, pending: PendingRequest, reply: Reply) -> None:
-        """Check the sizes in a reply, and that its bytes are in memory of the worker's own."""
+        """Check the sizes in a reply, and that its bytes are in the memory that the client gave for them."""
         if isinstance(reply, Fetched):
-            segment, pid = reply.segment, self._state.workers[worker].info.pid
-            if pending.nbytes not in (-1, segment.nbytes):
-                raise ProtocolError(f"a tensor of {pending.nbytes} bytes was read as {segment.nbytes} bytes")
-            if segment.name and not segment.name.startswith(f"gt-{pid}-"):
-                raise ProtocolError(f"segment {segment.name} is not one of process {pid}")
+            (asked,) = [read for read in pending.reads if read.worker == worker]
+            if asked.nbytes not in (-1, reply.segment.nbytes):
+                raise ProtocolError(f"a tensor of {asked.nbytes} bytes was read as {reply.segment.nbytes} bytes")
+            if reply.segment.name and reply.segment != asked.place:
+                raise ProtocolError(f"segment {reply.segment.name} is not the one that worker {worker} was to write to")
         received = reply.received if isinstance(reply, Traffic) else ()
         received = reply.stats.received if isinstance(reply, Stats) else received
         if len(received) > self._state.workers_joined:
@@ -108,7 +117,7 @@ class Requests:
         if isinstance(reply, TimelineReport) and len(reply.ran) > RAN_AT_ONCE:
             raise ProtocolError(f"a timeline of {len(reply.ran)} commands is over the limit of {RAN_AT_ONCE}")
 
-    def _proceed(self, request: int, pending: PendingRequest, buffer: Buffer | None = None) -> None:
+    def _proceed(self, request: int, pending: PendingRequest) -> None:
         """Wait for the other workers, or answer the client."""
         if pending.waiting_for:
             self._state.set_request(request, pending)
@@ -118,7 +127,7 @@ class Requests:
             answer = self._answer(request, pending)
             if isinstance(answer, Failed):
                 answer = self._explained(answer)
-            self._outgoing.answer(session_of(request), answer, buffer)
+            self._outgoing.answer(session_of(request), answer, _buffers(pending, answer))
 
     def _explained(self, failed: Failed) -> Failed | Lost:
         """A failed exchange with a lost worker becomes the loss of that worker."""
@@ -126,6 +135,10 @@ class Requests:
         return failed if worker is None else lost(self._state, failed.request, worker, failed.failure.site)
 
     def _answer(self, request: int, pending: PendingRequest) -> Answer:
+        if pending.reads:
+            return _read(request, pending)
+        if Uploaded in pending.expects:
+            return Uploaded(request)
         reply = pending.replies[0][1]
         if isinstance(reply, Traffic):
             received = {worker: reply.received for worker, reply in pending.replies if isinstance(reply, Traffic)}
@@ -147,6 +160,7 @@ class Requests:
             return VersionsRead(request, tuple(self._state.span(ident, spans) for ident in pending.version_ids))
         if pending.mesh is not None:
             return self._queried(pending, pending.mesh)
+        assert not isinstance(reply, Fetched), "a read has parts"
         return reply
 
     def _queried(self, pending: PendingRequest, mesh: DeviceMesh) -> Queried | Failed:
@@ -174,16 +188,37 @@ class Requests:
 
     def lose_worker(self, worker: int) -> None:
         """Fail the requests that wait for a lost worker. A query waits for the other workers of its mesh, since each of
-        them gives the same answer."""
+        them gives the same answer; an upload waits for the others, which still read its bytes."""
         for request, pending in list(self._state.pending.items()):
             others = pending._replace(waiting_for=pending.waiting_for - {worker})
             rest = mesh_without(pending.mesh, worker) if pending.mesh is not None and worker in pending.mesh else None
             if rest is not None:
                 self._proceed(request, others._replace(mesh=rest))
+            elif worker in pending.waiting_for and Uploaded in pending.expects:
+                self._proceed(request, others)
             elif worker in pending.waiting_for:
                 if not pending.is_answered:
                     self._outgoing.answer(session_of(request), lost(self._state, request, worker))
-                self._proceed(request, others._replace(is_answered=True))
+                self._proceed(request, others._replace(is_answered=True, buffers=()))
+
+
+def _read(request: int, pending: PendingRequest) -> TensorRead | Failed:
+    """The parts of a tensor, or the failure of the first part that has failed."""
+    replies = dict(pending.replies)
+    in_order = [replies[read.worker] for read in pending.reads]
+    failed = next((reply for reply in in_order if isinstance(reply, Failed)), None)
+    if failed is not None:
+        return failed
+    segments: list[Segment] = [reply.segment for reply in in_order if isinstance(reply, Fetched)]
+    return TensorRead(request, tuple(segments), None if pending.layout is None else pending.layout.record())
+
+
+def _buffers(pending: PendingRequest, answer: Answer) -> tuple[Buffer, ...]:
+    """The bytes beside an answer, in the order of its parts."""
+    if not isinstance(answer, TensorRead):
+        return ()
+    buffers = dict(pending.buffers)
+    return tuple([buffers.get(read.worker, b"") for read in pending.reads])
 
 
 def _require_answer(pending: PendingRequest, reply: Reply) -> None:

@@ -14,6 +14,8 @@ from gt.core.message_events import Observer
 from gt.core.messages import (
     AckBytes,
     AckRead,
+    CreateTensor,
+    FetchTensor,
     Goodbye,
     Hello,
     Instruction,
@@ -174,8 +176,10 @@ class Server:
             if isinstance(instruction, AckBytes):
                 peer.reading.note_taken(instruction.nbytes)
                 continue
-            if type(instruction) in PAYLOAD_RECORDS:
-                _require_own_segment(peer, instruction.segment.name)  # type: ignore[union-attr]
+            if isinstance(instruction, CreateTensor):
+                _require_own_segment(peer, instruction.segment.name)
+            elif isinstance(instruction, FetchTensor) and instruction.place is not None:
+                _require_own_segment(peer, instruction.place.name)
             instructions.append(instruction)
         if any(type(instruction) is Goodbye for instruction in instructions):
             self.instruct(peer.ident, [Goodbye()], (), self.dispatcher.submit)
@@ -193,8 +197,9 @@ class Server:
         after the instructions before it."""
         reading, state = peer.reading, self.dispatcher.state
         while peer.ident in state.sessions and not self.dispatcher.is_waiting(peer.ident):
-            if reading.asked is not None and reading.asked.id in state.tensors:
-                reading.begin(reading.asked.request, state.tensors[reading.asked.id].meta.nbytes)
+            if reading.asked is not None and reading.asked.request in state.pending:
+                reads = state.pending[reading.asked.request].reads
+                reading.begin(reading.asked.request, sum(max(read.nbytes, 0) for read in reads))
             part = reading.next()
             reading.asked = part.read if part is not None else None
             if part is None:

@@ -11,17 +11,19 @@ from gt.core.messages import (
     Fetched,
     MemoryReport,
     Queried,
+    Segment,
     Stats,
     Synchronized,
     TimelineReport,
     Traffic,
+    Uploaded,
     Versions,
     WorkerInfo,
 )
 from gt.core.meta import TensorMeta
 from gt.dispatcher.errors import Cause, UnknownId
 from gt.dispatcher.op_definitions import CachedPlan, MoveKey, OpRecord
-from gt.sharding.spec import DeviceMesh
+from gt.sharding.spec import DeviceMesh, ShardingSpec
 from gt.signals.policy import Policy
 
 
@@ -45,24 +47,36 @@ class DeadWorker(NamedTuple):
 
 
 Reply: TypeAlias = (
-    Fetched | Queried | Failed | Synchronized | Versions | Traffic | Stats | MemoryReport | TimelineReport
+    Fetched | Uploaded | Queried | Failed | Synchronized | Versions | Traffic | Stats | MemoryReport | TimelineReport
 )
+Buffer: TypeAlias = memoryview | bytes | bytearray
+
+
+class ReadPart(NamedTuple):
+    """A part of a tensor that a worker was asked for: its size, -1 if unknown, and the client's memory for it, if
+    any."""
+
+    worker: int
+    nbytes: int
+    place: Segment | None = None
 
 
 class PendingRequest(NamedTuple):
     """A request that workers have not answered yet.
 
     `waiting_for` are the workers whose reply is missing, `expects` the kinds of replies they may send, `replies` those
-    that have arrived. `nbytes` is the size of a read, -1 if unknown. With `is_answered` the client was already told of
-    a lost worker, and the replies still on their way are dropped. `version_ids` are the tensors of a ReadVersions. Of a
-    query: the `mesh` that runs it, the `first` id of its results, and the new ids and previous metas of the tensors it
-    writes.
+    that have arrived, with the bytes beside them. With `is_answered` the client was already told of a lost worker, and
+    the replies still on their way are dropped. `version_ids` are the tensors of a ReadVersions. Of a read: its parts,
+    and the layout that they are of, None for a whole tensor. Of a query: the `mesh` that runs it, the `first` id of its
+    results, and the new ids and previous metas of the tensors it writes.
     """
 
     waiting_for: frozenset[int]
     expects: tuple[type[Reply], ...]
     replies: tuple[tuple[int, Reply], ...] = ()
-    nbytes: int = -1
+    buffers: tuple[tuple[int, Buffer], ...] = ()
+    reads: tuple[ReadPart, ...] = ()
+    layout: ShardingSpec | None = None
     is_answered: bool = False
     mesh: DeviceMesh | None = None
     first: int = 0

@@ -16,9 +16,9 @@ from gt.core.messages import Answer, Instruction, Welcome
 from gt.dispatcher.server import Server
 from gt.launch.local_processes import LocalProcesses
 from gt.wire import shared_memory
-from gt.wire.client_channel import CLOSED, Buffer
+from gt.wire.client_channel import CLOSED, Received, Upload
 from gt.wire.codec import Payload
-from gt.wire.payloads import CopyBytes, pack, unpack
+from gt.wire.payloads import CopyBytes, Payloads
 from gt.wire.wakeups import MessageWait
 
 
@@ -37,7 +37,7 @@ class HostedChannel:
         copy_limit: int | None = None,
     ) -> None:
         self._processes = processes
-        self._copy = copy
+        self._payloads = Payloads(copy)
         try:
             self._server = Server(processes.endpoint, observer, silence=silence, copy_limit=copy_limit)
         except zmq.ZMQError as error:
@@ -45,7 +45,7 @@ class HostedChannel:
                 f"cannot listen at {processes.endpoint}: {error}; the directory for temporary files (TMPDIR) must be "
                 f"writable, and its name short"
             ) from None
-        self._arrived: deque[tuple[Answer, Payload | None]] = deque()
+        self._arrived: deque[tuple[Answer, Sequence[Payload]]] = deque()
         self._session = 0
         self._closed = False
         self._lock = threading.Lock()
@@ -64,11 +64,11 @@ class HostedChannel:
         self._session = welcome.ident
         return welcome
 
-    def _deliver(self, answer: Answer, payload: Payload | None) -> None:
-        self._arrived.append((answer, payload))
+    def _deliver(self, answer: Answer, payloads: Sequence[Payload]) -> None:
+        self._arrived.append((answer, payloads))
 
-    def send(self, batch: Sequence[Instruction], buffers: Sequence[Buffer]) -> None:
-        packed, payloads = pack(batch, buffers, self._copy)
+    def send(self, batch: Sequence[Instruction], uploads: Sequence[Upload]) -> None:
+        packed, payloads = self._payloads.pack(batch, uploads)
         with self._lock:
             self._require_open()
             while self._server.turn(waits=False):  # so that it plans with all reports that have arrived
@@ -83,14 +83,14 @@ class HostedChannel:
             self._waiting.begin()
         self._waiting.wait(self._server.descriptor)
 
-    def receive(self) -> list[tuple[Answer, Buffer | None]]:
+    def receive(self) -> list[Received]:
         with self._lock:
             self._require_open()
             while not self._arrived and self._server.turn(waits=False):
                 pass
             arrived = [self._arrived.popleft() for _ in range(len(self._arrived))]
             self._waiting.wake()
-        return [unpack(answer, payload) for answer, payload in arrived]
+        return [self._payloads.unpack(answer, payloads) for answer, payloads in arrived]
 
     def _require_open(self) -> None:
         if self._closed:
@@ -104,4 +104,5 @@ class HostedChannel:
             self._closed = True
             self._server.close()
             self._waiting.close()
+        self._payloads.close()
         shared_memory.sweep(os.getpid())

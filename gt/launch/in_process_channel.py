@@ -10,11 +10,11 @@ from collections.abc import Sequence
 import numpy as np
 
 from gt.core.message_events import Observer
-from gt.core.messages import Answer, Command, Instruction, Report, RunOp, Welcome
+from gt.core.messages import Command, Instruction, Report, RunOp, Segment, Welcome
 from gt.dispatcher.dispatcher import Dispatcher
 from gt.dispatcher.message_queue import Outgoing, ToClient, ToWorkers
 from gt.version import __version__
-from gt.wire.client_channel import Buffer
+from gt.wire.client_channel import Buffer, Received, Upload, as_buffer
 from gt.worker.engines import make_engine
 from gt.worker.exchange import MemoryExchange
 from gt.worker.exchange.in_process import run_interleaved
@@ -36,13 +36,14 @@ class InProcessChannel:
             self.dispatcher.join_worker(executor.engine.device, "here", os.getpid(), executor.engine.memory())
             self.dispatcher.make_ready(executor.worker)
         self._session = self.dispatcher.open_session("here", os.getpid())
-        self._arrived: deque[tuple[Answer, Buffer | None]] = deque()
+        self._arrived: deque[Received] = deque()
 
     def welcome(self) -> Welcome:
         infos = tuple(worker.info for worker in self.dispatcher.state.workers.values())
         return Welcome(__version__, self._session, os.getpid(), "here", infos)
 
-    def send(self, batch: Sequence[Instruction], buffers: Sequence[Buffer]) -> None:
+    def send(self, batch: Sequence[Instruction], uploads: Sequence[Upload]) -> None:
+        buffers = [as_buffer(upload) for upload in uploads]
         self._deliver(self.dispatcher.instruct(self._session, batch, buffers))
 
     def _deliver(self, outgoing: Sequence[Outgoing]) -> None:
@@ -54,7 +55,7 @@ class InProcessChannel:
         waiting: dict[int, tuple[list[Command], list[Buffer]]] = {}
         for message in outgoing:
             if isinstance(message, ToClient):
-                self._arrived.append((message.answer, message.buffer))
+                self._arrived.append(Received(message.answer, message.buffers))
             elif message.exchanges:
                 self._run(waiting)
                 self._run_exchange(message)
@@ -72,11 +73,11 @@ class InProcessChannel:
         buffers: list[Buffer] = []
         for message in outgoing:
             if type(message) is ToClient:
-                self._arrived.append((message.answer, message.buffer))
+                self._arrived.append(Received(message.answer, message.buffers))
                 continue
             commands.append(message.command)  # type: ignore[union-attr]
-            if message.buffer is not None:
-                buffers.append(message.buffer)
+            if message.buffer is not None:  # type: ignore[union-attr]
+                buffers.append(message.buffer)  # type: ignore[union-attr]
         if commands:
             executor = self.executors[0]
             with executor.engine.isolated():
@@ -108,7 +109,7 @@ class InProcessChannel:
         """Answers are here when `send` returns, so this waits only for a batch that another thread is sending."""
         time.sleep(0.001)
 
-    def receive(self) -> list[tuple[Answer, Buffer | None]]:
+    def receive(self) -> list[Received]:
         arrived = []
         while self._arrived:  # one by one, since other threads append meanwhile
             arrived.append(self._arrived.popleft())
@@ -128,7 +129,7 @@ def _make_executor(worker: int, backend: str) -> Executor:
     return Executor(worker, engine, MemoryExchange(), _export, owns_buffers=False)
 
 
-def _export(nbytes: int, is_shared: bool, write: WriteBytes) -> tuple[str, memoryview]:
+def _export(nbytes: int, place: Segment | None, write: WriteBytes) -> tuple[Segment, memoryview]:
     data = np.empty(nbytes, dtype=np.uint8).data
     write(data)
-    return "", data
+    return Segment("", nbytes), data

@@ -16,6 +16,7 @@ from typing import TextIO
 from gt.core.errors import SettingsError
 from gt.core.ids import short_id
 from gt.core.message_events import Event, Observer
+from gt.core.record_fields import PAYLOAD_RECORDS, segments_of
 
 log = logging.getLogger("gt.dispatcher")
 _ROW = "{:>12}  {:>9}  {:<11}  {:<12}  {:<19}  {:>13}  {:<24}  {:<44}  {}\n"
@@ -82,8 +83,9 @@ def _name(event: Event) -> str:
 
 
 def _size(message: object) -> str:
-    segment = getattr(message, "segment", None)
-    return str(segment.nbytes) if segment is not None else "-"
+    if type(message) not in PAYLOAD_RECORDS:
+        return "-"
+    return str(sum(segment.nbytes for segment in segments_of(message)))
 
 
 def _ids(message: object) -> str:

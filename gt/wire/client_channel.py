@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Protocol, TypeAlias
+from collections.abc import Callable, Sequence
+from typing import NamedTuple, Protocol, TypeAlias
 
 from gt.core.messages import Answer, Instruction
 
@@ -12,20 +12,47 @@ Buffer: TypeAlias = memoryview | bytes | bytearray
 CLOSED = "the session was closed while another thread used it"
 
 
+class UploadWriter(NamedTuple):
+    """The bytes of an upload that are not in one piece: `write` copies them to memory of their size."""
+
+    nbytes: int
+    write: Callable[[memoryview], None]
+
+
+Upload: TypeAlias = Buffer | UploadWriter
+
+
+def as_buffer(upload: Upload) -> Buffer:
+    if not isinstance(upload, UploadWriter):
+        return upload
+    data = bytearray(upload.nbytes)
+    upload.write(memoryview(data))
+    return data
+
+
+class Received(NamedTuple):
+    """An answer, and the bytes of its segments. Those in shared memory are copied out by the client: the memory is used
+    again when the buffers are garbage."""
+
+    answer: Answer
+    buffers: Sequence[Buffer] = ()
+    is_shared: bool = False
+
+
 class ClientChannel(Protocol):
-    """The client's end of a connection. Buffers belong to the messages with a segment, in order, and may be reused
-    after `send`."""
+    """The client's end of a connection. Uploads belong to the messages with a segment, in order, and their memory may
+    be changed after `send`."""
 
     @property
     def is_asynchronous(self) -> bool:
         """Whether `send` returns before the work is done, so that the sender has to limit how far it runs ahead."""
 
-    def send(self, batch: Sequence[Instruction], buffers: Sequence[Buffer]) -> None: ...
+    def send(self, batch: Sequence[Instruction], uploads: Sequence[Upload]) -> None: ...
 
     def wait(self) -> None:
         """Wait a moment for an answer. Signals interrupt it, and other threads may use the channel meanwhile."""
 
-    def receive(self) -> list[tuple[Answer, Buffer | None]]:
+    def receive(self) -> list[Received]:
         """Some of the answers that have arrived; none if all were received. Raises ServerLost when no more can come."""
 
     def how_it_ended(self, pid: int) -> str:

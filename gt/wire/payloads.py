@@ -8,54 +8,95 @@ from typing import TypeAlias
 import msgspec
 
 from gt.core.errors import ProtocolError
-from gt.core.messages import Answer, CreateTensor, Fetched, Instruction, Rejected, Segment
-from gt.wire import shared_memory
-from gt.wire.client_channel import Buffer
-from gt.wire.codec import Frame, Payload, join
+from gt.core.messages import (
+    Answer,
+    CreateTensor,
+    Failed,
+    FetchTensor,
+    Instruction,
+    Lost,
+    MoreRoomNeeded,
+    Rejected,
+    TensorRead,
+    Uploaded,
+)
+from gt.wire.client_channel import Buffer, Received, Upload, UploadWriter, as_buffer
+from gt.wire.codec import Payload, join
+from gt.wire.segment_pool import SegmentPool
+from gt.wire.shared_memory import SHARE_BYTES
 
 CopyBytes: TypeAlias = Callable[[memoryview, Buffer], None]
 """Copies bytes into a shared segment."""
 
 
-def pack(
-    batch: Sequence[Instruction], buffers: Sequence[Buffer], copy: CopyBytes | None, session_secret: str = ""
-) -> tuple[list[Instruction], list[Payload]]:
-    """Put large buffers into shared memory, and the others into payloads. Without `copy` no memory is shared with the
-    workers. `session_secret` seals the names of segments."""
-    remaining = iter(buffers)
-    packed: list[Instruction] = []
-    payloads: list[Payload] = []
-    for instruction in batch:
-        if isinstance(instruction, CreateTensor):
-            instruction, payload = _pack_one(instruction, next(remaining), copy, session_secret)
-            payloads.append(payload)
-        packed.append(instruction)
-    return packed, payloads
+class Payloads:
+    """Puts the bytes of a client's messages into shared memory of its session, and takes those of answers out of it.
+    Without `copy` no memory is shared with the workers."""
+
+    def __init__(self, copy: CopyBytes | None) -> None:
+        self._copy = copy
+        self._pool = SegmentPool()
+
+    def open(self, session_secret: str, shares_memory: bool = True) -> None:
+        """The session has begun. `session_secret` seals the names of its segments."""
+        self._pool.session_secret = session_secret
+        if not shares_memory:
+            self._copy = None
+
+    def close(self) -> None:
+        self._pool.close()
+
+    def pack(self, batch: Sequence[Instruction], uploads: Sequence[Upload]) -> tuple[list[Instruction], list[Payload]]:
+        """Put large uploads into shared memory, and the others into payloads; give large reads a place there."""
+        remaining = iter(uploads)
+        packed: list[Instruction] = []
+        payloads: list[Payload] = []
+        for instruction in batch:
+            if isinstance(instruction, CreateTensor):
+                instruction, payload = self._pack_upload(instruction, next(remaining))
+                payloads.append(payload)
+            elif isinstance(instruction, FetchTensor) and instruction.place is not None:
+                instruction = self._pack_read(instruction, instruction.place.nbytes)
+            packed.append(instruction)
+        return packed, payloads
+
+    def _pack_upload(self, created: CreateTensor, upload: Upload) -> tuple[CreateTensor, Payload]:
+        nbytes = created.segment.nbytes
+        reserved = self._pool.reserve(created.id, nbytes) if self._copy is not None and nbytes >= SHARE_BYTES else None
+        if reserved is None or self._copy is None:
+            return created, [as_buffer(upload)]
+        segment, data = reserved
+        if isinstance(upload, UploadWriter):
+            upload.write(data)
+        else:
+            self._copy(data, upload)
+        return msgspec.structs.replace(created, segment=segment), []
+
+    def _pack_read(self, fetch: FetchTensor, nbytes: int) -> FetchTensor:
+        shares = self._copy is not None and nbytes >= SHARE_BYTES
+        reserved = self._pool.reserve(fetch.request, nbytes) if shares else None
+        return msgspec.structs.replace(fetch, place=reserved[0] if reserved is not None else None)
+
+    def unpack(self, answer: Answer, payloads: Sequence[Payload]) -> Received:
+        """An answer with its bytes. Where they are not in the memory that was given for them, it becomes a rejection of
+        that request only."""
+        if isinstance(answer, Uploaded | MoreRoomNeeded):
+            self._pool.release(answer.request)
+        elif isinstance(answer, Failed | Lost | Rejected):
+            self._pool.discard(answer.request)
+        if not isinstance(answer, TensorRead):
+            return Received(answer)
+        shared = [segment for segment in answer.segments if segment.name]
+        try:
+            taken = iter(self._pool.parts(answer.request, shared))
+        except ProtocolError as error:
+            return Received(Rejected(answer.request, str(error)))
+        buffers = [
+            next(taken) if segment.name else _joined(payload)
+            for segment, payload in zip(answer.segments, payloads, strict=True)
+        ]
+        return Received(answer, buffers, bool(shared))
 
 
-def _pack_one(
-    created: CreateTensor, buffer: Buffer, copy: CopyBytes | None, session_secret: str
-) -> tuple[CreateTensor, Payload]:
-    nbytes = created.segment.nbytes
-    if copy is None or nbytes < shared_memory.SHARE_BYTES:
-        return created, [buffer]
-    try:
-        name, segment = shared_memory.create(nbytes, session_secret=session_secret)
-    except OSError:  # there is too little shared memory
-        return created, [buffer]
-    copy(segment, buffer)
-    return msgspec.structs.replace(created, segment=Segment(name, nbytes)), []
-
-
-def unpack(answer: Answer, payload: Sequence[Frame] | None) -> tuple[Answer, Buffer | None]:
-    """An answer with its bytes. Where a segment was removed, because its worker has ended, the answer becomes a
-    rejection of that request only."""
-    if not isinstance(answer, Fetched):
-        return answer, None
-    segment = answer.segment
-    if not segment.name:
-        return answer, bytearray(join(payload or ())) if segment.nbytes else b""
-    try:
-        return answer, shared_memory.take(segment.name, segment.nbytes)
-    except ProtocolError as error:
-        return Rejected(answer.request, str(error)), None
+def _joined(payload: Payload) -> Buffer:
+    return bytearray(join(payload)) if payload else b""

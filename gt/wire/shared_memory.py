@@ -1,8 +1,9 @@
-"""Memory shared by processes of one machine: segments that carry one tensor, and those that show a worker's progress.
+"""Memory shared by processes of one machine: segments with the tensors of a session, and those that show a worker's
+progress.
 
-The sender makes a segment, and the receiver unlinks it as soon as it is mapped, so that nothing is left when either
-ends later. Segments that a dead process had not handed over are removed by `sweep`, or by `sweep_dead` if all
-processes that knew of them have ended.
+A client removes the names of its segments (`segment_pool.py`); a cell of progress is unlinked by the server as soon as
+it is mapped. Segments of a dead process are removed by `sweep`, or by `sweep_dead` if all processes that knew of them
+have ended.
 
 The name of a segment has the pid of the process that made it, its pid namespace, a count and a seal.
 """
@@ -93,22 +94,55 @@ def _reserve(descriptor: int, nbytes: int) -> None:
 
 def take(name: str, nbytes: int) -> memoryview:
     """Map a segment that a peer has made, and remove its name. Name, owner and size are checked before."""
-    if not _NAME.fullmatch(name):
-        raise ProtocolError(f"{name!r} is not the name of a shared segment")
+    data = _map(name)
+    if data.nbytes != nbytes:
+        raise ProtocolError(f"segment {name} has {data.nbytes} bytes, not the {nbytes} announced")
+    os.unlink(_DIRECTORY / name)
+    return data
+
+
+def _map(name: str) -> memoryview:
+    """Map a segment that a peer has made. All its pages are reserved, since a write to a missing one would kill this
+    process."""
     try:
-        descriptor = os.open(_DIRECTORY / name, os.O_RDWR | os.O_NOFOLLOW)
+        descriptor = os.open(path_of(name), os.O_RDWR | os.O_NOFOLLOW)
     except OSError as error:
         raise ProtocolError(f"segment {name} cannot be opened: {error}") from None
     try:
         status = os.fstat(descriptor)
-        if status.st_uid != os.getuid() or status.st_size != nbytes:
-            raise ProtocolError(f"segment {name} has {status.st_size} bytes, not the {nbytes} announced")
-        os.unlink(_DIRECTORY / name)
-        return memoryview(mmap.mmap(descriptor, nbytes))
+        if status.st_uid != os.getuid() or not stat.S_ISREG(status.st_mode):
+            raise ProtocolError(f"segment {name} is not a file of this user")
+        _reserve(descriptor, status.st_size)
+        return memoryview(mmap.mmap(descriptor, status.st_size))
     except (OSError, ValueError) as error:  # too many mappings; or an empty file, which cannot be mapped
-        raise ProtocolError(f"segment {name} of {nbytes} bytes cannot be mapped: {error}") from None
+        raise ProtocolError(f"segment {name} of {status.st_size} bytes cannot be mapped: {error}") from None
     finally:
         os.close(descriptor)
+
+
+def path_of(name: str) -> Path:
+    """The file of a segment. Raises ProtocolError for a name that is not one."""
+    if not _NAME.fullmatch(name):
+        raise ProtocolError(f"{name!r} is not the name of a shared segment")
+    return _DIRECTORY / name
+
+
+class AttachedSegments:
+    """The segments of clients that this process has mapped. They stay mapped until their names are removed, which is
+    noticed when the next one is mapped."""
+
+    def __init__(self) -> None:
+        self._mapped: dict[str, memoryview] = {}
+
+    def view(self, name: str, offset: int, nbytes: int) -> memoryview:
+        """Bytes of a segment. Name, owner and size are checked before."""
+        if name not in self._mapped:
+            self._mapped = {known: data for known, data in self._mapped.items() if path_of(known).exists()}
+            self._mapped[name] = _map(name)
+        data = self._mapped[name]
+        if offset + nbytes > data.nbytes:
+            raise ProtocolError(f"segment {name} has {data.nbytes} bytes, and {offset + nbytes} were announced")
+        return data[offset : offset + nbytes]
 
 
 def end() -> None:

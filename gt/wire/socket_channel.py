@@ -16,19 +16,19 @@ from gt.core.messages import (
     AckBytes,
     AckRead,
     Answer,
-    Fetched,
     Hello,
     Instruction,
     Refused,
+    TensorRead,
     Waiting,
     Welcome,
 )
 from gt.version import __version__
 from gt.wire import shared_memory
-from gt.wire.client_channel import CLOSED, Buffer
-from gt.wire.codec import MAX_INSTRUCTIONS, Decoder, Frame, encode, encode_batches, uncounted_bytes
+from gt.wire.client_channel import CLOSED, Received, Upload
+from gt.wire.codec import MAX_INSTRUCTIONS, Decoder, Frame, encode, encode_batches, read_bytes, uncounted_bytes
 from gt.wire.connections import Link, open_link
-from gt.wire.payloads import CopyBytes, pack, unpack
+from gt.wire.payloads import CopyBytes, Payloads
 from gt.wire.process_identity import is_running, start_mark, this_host
 from gt.wire.wakeups import MessageWait
 
@@ -45,11 +45,10 @@ class SocketChannel:
 
     def __init__(self, endpoint: str, copy: CopyBytes | None, keys: Path, silence: float) -> None:
         self._endpoint = endpoint
-        self._copy = copy
+        self._payloads = Payloads(copy)
         self._keys = keys
         self._silence = silence
         self._link: Link | None = None
-        self._session_secret = ""
         self._unacknowledged = 0  # bytes received that are not yet acknowledged to the server
         self._lock = threading.Lock()
         self._waiting = MessageWait(self._lock)
@@ -70,7 +69,7 @@ class SocketChannel:
                 self._reopen(hello)
                 continue
             frames = self._link.receive(waits=False)
-            for answer, _ in self._unpack(frames)[0] if frames is not None else ():
+            for answer, *_ in self._unpack(frames)[0] if frames is not None else ():
                 if isinstance(answer, Welcome):
                     self._note_server(answer)
                     return answer
@@ -92,14 +91,13 @@ class SocketChannel:
             self._link.send(encode([hello]))
 
     def _note_server(self, welcome: Welcome) -> None:
-        self._session_secret = welcome.session_secret
-        if welcome.host == this_host():
+        is_here = welcome.host == this_host()
+        self._payloads.open(welcome.session_secret, shares_memory=is_here)
+        if is_here:
             self._server = (welcome.pid, start_mark(welcome.pid))
-        else:
-            self._copy = None
 
-    def send(self, batch: Sequence[Instruction], buffers: Sequence[Buffer]) -> None:
-        packed, payloads = pack(batch, buffers, self._copy, self._session_secret)
+    def send(self, batch: Sequence[Instruction], uploads: Sequence[Upload]) -> None:
+        packed, payloads = self._payloads.pack(batch, uploads)
         messages = encode_batches(packed, payloads, MAX_INSTRUCTIONS)
         with self._lock:
             link = self._open_link()
@@ -119,7 +117,7 @@ class SocketChannel:
             self._waiting.begin()
         self._waiting.wait(link.descriptor)
 
-    def receive(self) -> list[tuple[Answer, Buffer | None]]:
+    def receive(self) -> list[Received]:
         with self._lock:
             link = self._open_link()
             frames = link.receive(waits=False)
@@ -133,15 +131,17 @@ class SocketChannel:
                 self._open_link().send(encode(acks))
         return answers
 
-    def _unpack(self, frames: Sequence[Frame]) -> tuple[list[tuple[Answer, Buffer | None]], list[AckRead | AckBytes]]:
+    def _unpack(self, frames: Sequence[Frame]) -> tuple[list[Received], list[AckRead | AckBytes]]:
         """The answers with their bytes, and the acknowledgements to send to the server."""
         answers, payloads = self._decoder.decode(frames)
         remaining = iter(payloads)
-        unpacked = [unpack(answer, next(remaining) if isinstance(answer, Fetched) else None) for answer in answers]
-        fetched = [answer for answer in answers if isinstance(answer, Fetched)]
-        acks: list[AckRead | AckBytes] = [
-            AckRead(answer.request) for answer in fetched if answer.segment.nbytes >= COUNTED_BYTES
+        counts = [len(answer.segments) if isinstance(answer, TensorRead) else 0 for answer in answers]
+        unpacked = [
+            self._payloads.unpack(answer, [next(remaining) for _ in range(count)])
+            for answer, count in zip(answers, counts, strict=True)
         ]
+        reads = [answer for answer in answers if isinstance(answer, TensorRead)]
+        acks: list[AckRead | AckBytes] = [AckRead(read.request) for read in reads if read_bytes(read) >= COUNTED_BYTES]
         self._unacknowledged += uncounted_bytes(answers, frames)
         if self._unacknowledged >= ACKNOWLEDGED_BYTES:
             acks.append(AckBytes(self._unacknowledged))
@@ -185,4 +185,5 @@ class SocketChannel:
             if self._link is not None:
                 self._link.close()
             self._waiting.close()
+        self._payloads.close()
         shared_memory.sweep(os.getpid())

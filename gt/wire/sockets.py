@@ -57,6 +57,8 @@ def has_message(socket: zmq.Socket[bytes]) -> bool:
 def receive(socket: zmq.Socket[bytes], *, waits: bool = True) -> list[bytes] | None:
     """A message, or None if none arrives in time. Hot path: with a receive timeout, since `poll` makes a poller for
     every call."""
+    if not waits and not has_message(socket):  # an exception takes longer
+        return None
     try:
         frames = [socket.recv(0 if waits else _NOW)]
     except zmq.Again:
@@ -69,6 +71,8 @@ def receive_from(
 ) -> tuple[list[bytes], int] | None:
     """A message of a router, which begins with the name of a peer; and the descriptor of the peer's connection, or -1
     if the name is one of `known`."""
+    if not waits and not has_message(socket):
+        return None
     try:
         frames = [socket.recv(0 if waits else _NOW)]
     except zmq.Again:

@@ -15,7 +15,7 @@ from typing import TextIO
 
 from gt.core.settings import Settings
 
-VISIBLE_LOGGERS = ("gt.dispatcher", "gt.worker", "gt.sharding", "gt.signals")
+VISIBLE_LOGGERS = ("gt.dispatcher", "gt.worker", "gt.sharding", "gt.signals", "gt.wire")
 """Loggers whose warnings are written without GT_VERBOSE. `gt.client` is not among them: a client raises its errors."""
 
 MAX_REPEATS = 20  # warnings of one kind that are written
@@ -131,7 +131,7 @@ class StderrHandler(logging.StreamHandler[TextIO]):
 def configure_logging(settings: Settings) -> None:
     """GT_VERBOSE shows INFO of all loggers on stderr, GT_DEBUG_* shows DEBUG of one role. Otherwise warnings and errors
     of VISIBLE_LOGGERS are shown: the loss of a worker, a bug in GT, an op that cannot run on shards, a signal that
-    names missing workers."""
+    names missing workers, too little shared memory."""
     levels = {
         "gt": logging.INFO if settings.verbose else None,
         "gt.client": logging.DEBUG if settings.debug_client else None,

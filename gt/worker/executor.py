@@ -32,6 +32,7 @@ from gt.core.messages import (
     Synchronized,
     TimelineReport,
     Traffic,
+    Uploaded,
     Versions,
     WorkerAgreeOnStep,
     WorkerBeginStep,
@@ -47,7 +48,6 @@ from gt.core.messages import (
     WorkerMemory,
     WorkerReadTraffic,
     WorkerReportProgress,
-    WorkerReviveTensor,
     WorkerStats,
 )
 from gt.worker.bound_ops import BoundOp, UnavailableOp
@@ -65,9 +65,9 @@ from gt.worker.timeline_recorder import Recorder
 log = logging.getLogger("gt.worker")
 ReportAndBytes: TypeAlias = tuple[Report, Buffer | None]
 WriteBytes: TypeAlias = Callable[[memoryview], None]
-Export: TypeAlias = Callable[[int, bool, WriteBytes], tuple[str, memoryview]]
-"""Makes memory for a tensor that leaves the worker: given its size, whether the reader shares memory with this process,
-and a function that writes the bytes. Returns the name of the shared segment, or "", and the memory."""
+Export: TypeAlias = Callable[[int, Segment | None, WriteBytes], tuple[Segment, memoryview]]
+"""Writes a tensor that leaves the worker to memory: given its size, the client's shared memory for it, if any, and a
+function that writes the bytes. Returns the segment and its memory."""
 
 
 class Executor:
@@ -115,7 +115,6 @@ class Executor:
             WorkerCreateTensor: self._create,
             QueryOp: self._query,
             WorkerFetchTensor: self._fetch,
-            WorkerReviveTensor: self._revive,
             ReadVersions: self._read_versions,
             WorkerBeginStep: self._begin_step,
             WorkerAgreeOnStep: lambda command: self._steps.agree(command, self.tensors.pop(command.tokens, None)),
@@ -267,23 +266,20 @@ class Executor:
 
     def _create(self, command: WorkerCreateTensor) -> None:
         try:
-            buffer = next(self._buffers)
-            self.tensors[command.id] = self.engine.from_buffer(buffer, command.meta, self._owns_buffers)
+            is_owned = self._owns_buffers and not command.segment.name
+            self.tensors[command.id] = self.engine.from_buffer(next(self._buffers), command.meta, is_owned)
         except Exception as error:
             failure = make_failure(self.worker, "upload", (str(command.meta),), command, error)
             self.tensors[command.id] = FailedValue(failure)
             self._report(OpFailed(session_of(command.id), failure))
+        if command.segment.name:
+            self._report(Uploaded(command.id))
 
     def _free(self, command: FreeTensors) -> None:
         for ident in command.ids:
             self.tensors.pop(ident, None)
         if self._steps.kept or self._steps.unwritten:
             self._steps.free(command.ids)
-
-    def _revive(self, command: WorkerReviveTensor) -> None:
-        if command.id in self.tensors:
-            version = self._steps.version(command.id, self.tensors[command.id], command.version)
-            self.tensors[command.output] = version.for_dependents() if isinstance(version, FailedValue) else version
 
     def _read_versions(self, command: ReadVersions) -> None:
         held = [ident for ident in command.ids if ident in self.tensors]
@@ -312,12 +308,12 @@ class Executor:
                 self._report(Failed(command.request, value.failure))
                 return
             write = partial(self.engine.read_into, value)
-            name, data = self._export(self.engine.nbytes(value), command.shared, write)
+            segment, data = self._export(self.engine.nbytes(value), command.place, write)
         except Exception as error:
             failure = make_failure(self.worker, "fetch", (), command, error)
             self._report(Failed(command.request, failure, is_own_failure=True))
             return
-        self._report(Fetched(command.request, Segment(name, len(data))), data)
+        self._report(Fetched(command.request, segment), data)
 
     def _synchronize(self, command: Synchronize) -> None:
         self._settle()

@@ -19,6 +19,7 @@ from gt.core.messages import (
     Hello,
     Refused,
     Report,
+    Segment,
     Welcome,
     WorkerCreateTensor,
     WorkerLosePeer,
@@ -57,6 +58,7 @@ class WorkerProcess:
         settings = settings or Settings()
         self._shares_memory = settings.shares_memory
         self._transport = settings.transport
+        self._segments = shared_memory.AttachedSegments()
         self._keys = keys_directory(settings.keys) if endpoint.startswith("tcp:") else Path()
         # The dispatcher of local workers is inside a program that its user may stop and continue, so silence says
         # nothing about it; the end of its process does.
@@ -222,18 +224,23 @@ class WorkerProcess:
 
     def _bytes(self, command: WorkerCreateTensor, payload: Sequence[Frame]) -> Buffer:
         segment = command.segment
-        return shared_memory.take(segment.name, segment.nbytes) if segment.name else join(payload)
+        if not segment.name:
+            return join(payload)
+        return self._segments.view(segment.name, segment.offset, segment.nbytes) if segment.nbytes else b""
 
-    def _export(self, nbytes: int, is_shared: bool, write: WriteBytes) -> tuple[str, memoryview]:
-        """Shared memory, if the client can map it, the tensor is large enough and a segment can be made."""
-        if is_shared and self._shares_memory and nbytes >= shared_memory.SHARE_BYTES:
+    def _export(self, nbytes: int, place: Segment | None, write: WriteBytes) -> tuple[Segment, memoryview]:
+        """The client's memory for a tensor, if it has given one that can be mapped."""
+        if place is not None and self._shares_memory and nbytes == place.nbytes:
             try:
-                return shared_memory.create(nbytes, write)
-            except OSError as error:
+                data = self._segments.view(place.name, place.offset, nbytes)
+            except ProtocolError as error:
                 log.warning("%d bytes are sent with the message, not shared: %s", nbytes, error)
+            else:
+                write(data)
+                return place, data
         data = memoryview(bytearray(nbytes))
         write(data)
-        return "", data
+        return Segment("", nbytes), data
 
     def _check_server(self) -> None:
         pid, mark = self._server

@@ -14,6 +14,7 @@ from gt.client.inbox import REMEMBERED, Inbox
 from gt.core.errors import OpError, ProtocolError, SessionError, WorkerLost
 from gt.core.messages import Failed, Lost, OpFailed, Refused, Synchronized
 from gt.launch.in_process_channel import InProcessChannel
+from gt.wire.client_channel import Received
 from tests.records import FAILURE, own
 
 REQUEST = own(50)
@@ -32,7 +33,7 @@ class Channel:
         return ""
 
     def receive(self):
-        return [(self.answers.pop(0), None)] if self.answers else []
+        return [Received(self.answers.pop(0))] if self.answers else []
 
 
 def failure(op, worker):
@@ -164,7 +165,7 @@ def test_a_signal_handler_that_interrupts_a_wait_may_not_wait():
             self.answers.append(Synchronized(REQUEST))
 
     inbox = Inbox(Interrupting(), Sites(lambda *_: None))
-    assert inbox.wait(REQUEST, 10)[0] == Synchronized(REQUEST)
+    assert inbox.wait(REQUEST, 10).answer == Synchronized(REQUEST)
 
 
 def test_the_answer_of_a_wait_that_was_given_up_is_not_kept():
@@ -194,5 +195,5 @@ def test_one_thread_receives_for_all():
     inbox = Inbox(channel, Sites(lambda *_: None))
     with ThreadPoolExecutor(6) as pool:
         answers = list(pool.map(inbox.wait, requests, timeout=60))
-    assert [answer for answer, _ in answers] == [Synchronized(request) for request in requests]
+    assert [received.answer for received in answers] == [Synchronized(request) for request in requests]
     assert channel.most == 1

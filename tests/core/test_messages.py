@@ -20,11 +20,12 @@ from gt.core.messages import (
     QueryOp,
     Redistribute,
     RunOp,
+    TensorRead,
     WorkerCreateTensor,
     WorkerDefineProgram,
 )
 from gt.core.meta import ITEM_BYTES, MAX_DIMS, MAX_ELEMENTS, TensorMeta
-from gt.core.record_fields import PAYLOAD_RECORDS, id_fields, owner_of
+from gt.core.record_fields import PAYLOAD_RECORDS, id_fields, owner_of, segments_of
 from gt.core.signatures import Arg, Complex, Input, ListArg, ProgramStep, Scalar, SpecRecord
 from gt.sharding.spec import spec_of
 from gt.wire.codec import Decoder, encode, header_of
@@ -57,8 +58,8 @@ def kinds_of(union):
 
 
 def round_trip(union, record):
-    segment = getattr(record, "segment", None)
-    payloads = [[bytes(segment.nbytes)] if not segment.name else []] if segment is not None else []
+    segments = segments_of(record) if type(record) in PAYLOAD_RECORDS else ()
+    payloads = [[bytes(segment.nbytes)] if not segment.name else [] for segment in segments]
     (decoded, *more), content = Decoder(union).decode([bytes(frame) for frame in encode([record], payloads)])
     assert not more
     assert content == payloads
@@ -197,8 +198,8 @@ def test_a_program_keeps_the_types_of_its_numbers():
     assert repr(round_trip(Command, record).program) == repr(PROGRAM)
 
 
-def test_the_records_with_payloads_are_those_with_a_segment():
-    assert {CreateTensor, WorkerCreateTensor, Fetched} == PAYLOAD_RECORDS
+def test_the_records_with_payloads_are_those_with_segments():
+    assert {CreateTensor, WorkerCreateTensor, Fetched, TensorRead} == PAYLOAD_RECORDS
 
 
 def test_commands_for_workers_alone_are_not_instructions():
@@ -212,7 +213,7 @@ def test_commands_for_workers_alone_are_not_instructions():
     [
         (RunOp(own(1), (own(2), own(3)), (own(4),), (5,), 6, 7), [1, 2, 3, 4], [4]),
         (QueryOp(own(1), own(2), (own(3),), (own(4),), own(5), (), 6, 7), [1, 2, 5, 3, 4], [4]),
-        (CreateTensor(own(1), SMALL, INLINE, 2, 3), [1], [1]),
+        (CreateTensor(own(1), SMALL, INLINE, None, 3), [1], [1]),
         (Redistribute(own(1), own(2), ROWS, 3), [1, 2], [2]),
         (FreeTensors((own(1), own(2))), [1, 2], []),
         (DefineSite(3, "train.py", 12, "step"), [], []),

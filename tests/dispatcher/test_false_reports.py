@@ -26,6 +26,7 @@ from gt.core.messages import (
     Stats,
     StoreReady,
     Synchronized,
+    TensorRead,
     TimelineReport,
     Traffic,
     Welcome,
@@ -84,7 +85,7 @@ class Client:
 
     def hear(self, kind):
         def has_come():
-            self.heard += [answer for answer, _ in self.channel.receive()]
+            self.heard += [received.answer for received in self.channel.receive()]
             return any(isinstance(answer, kind) for answer in self.heard)
 
         wait_until(has_come, what=kind.__name__)
@@ -101,7 +102,7 @@ def scene(endpoint):
         first = stack.enter_context(contextlib.closing(Client(endpoint)))
         other = stack.enter_context(contextlib.closing(Client(endpoint)))
         tensor, request = own(1, first.session), own(2, first.session)
-        first.channel.send([CreateTensor(tensor, SMALL, INLINE, 0, 0), FetchTensor(request, tensor)], [bytes(16)])
+        first.channel.send([CreateTensor(tensor, SMALL, INLINE, None, 0), FetchTensor(request, tensor)], [bytes(16)])
         assert liar.hear(WorkerFetchTensor).request == request
         yield liar, first, other, request
 
@@ -164,8 +165,8 @@ def test_a_worker_may_leave(scene):
 def test_an_honest_answer_is_passed_on(scene):
     liar, first, other, request = scene
     liar.link.send(encode([failed(first.session, own(1, first.session)), Fetched(request, INLINE)], [[bytes(16)]]))
-    first.hear(Fetched)
-    assert [type(answer) for answer in first.heard] == [OpFailed, Fetched]
+    first.hear(TensorRead)
+    assert [type(answer) for answer in first.heard] == [OpFailed, TensorRead]
     other.channel.receive()
     assert other.heard == []
 

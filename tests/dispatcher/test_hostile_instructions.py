@@ -190,10 +190,10 @@ def test_an_error_in_a_rule_answers_a_query(monkeypatch):
 def test_a_key_error_of_gt_is_not_an_error_of_the_client(monkeypatch, caplog):
     harness = harness_with()
 
-    def fail(*_, nbytes):
+    def fail(*_):
         raise KeyError(7)
 
-    monkeypatch.setattr(harness.dispatcher._requests, "wait", fail)
+    monkeypatch.setattr(harness.dispatcher._requests, "wait_for_read", fail)
     (answer,) = answers(harness.tell(FetchTensor(REQUEST, A)))
     assert answer.request == REQUEST and "This is a mistake of GT" in answer.reason and "KeyError: 7" in answer.reason
     assert "FetchTensor of client 1 failed" in caplog.text and "Traceback" in caplog.text
@@ -241,7 +241,7 @@ SIGNATURES = st.sampled_from(
 FIRSTS = st.sampled_from([own(FIRST_QUERY_ID), own(FIRST_QUERY_ID + MAX_RESULTS), own(FIRST_QUERY_ID + 1)])
 
 INSTRUCTIONS = st.one_of(
-    st.builds(CreateTensor, IDS, st.sampled_from([SMALL, LARGE]), st.just(INLINE), SCOPES, st.just(0)),
+    st.builds(CreateTensor, IDS, st.sampled_from([SMALL, LARGE]), st.just(INLINE), st.none() | LAYOUTS, st.just(0)),
     st.builds(RunOp, CODES, SOME, SOME, st.just(()), SCOPES, st.just(0)),
     st.builds(QueryOp, ASKS, CODES, SOME, SOME, FIRSTS, st.just(()), SCOPES, st.just(0)),
     st.builds(Redistribute, IDS, IDS, LAYOUTS, st.just(0)),

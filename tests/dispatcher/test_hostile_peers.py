@@ -59,7 +59,7 @@ def decoded(message):
 
 
 def test_the_server_answers(server):
-    server.hear(b"client", CreateTensor(own(1), SMALL, INLINE, 0, 0), payloads=[[bytes(16)]])
+    server.hear(b"client", CreateTensor(own(1), SMALL, INLINE, None, 0), payloads=[[bytes(16)]])
     assert server.hear(b"client", LocateTensor(own(2), own(1))) == [Located(own(2), at(0).record())]
 
 
@@ -95,7 +95,7 @@ BATCHES = {
     "another session's tensor": encode([FetchTensor(own(1), own(1, 2))]),
     "noise": [header_of(b"\xc1") + b"\xc1"],
     "no header": [b"", b""],
-    "missing bytes": encode([CreateTensor(own(1), SMALL, INLINE, 0, 0)]),
+    "missing bytes": encode([CreateTensor(own(1), SMALL, INLINE, None, 0)]),
     "an unknown op": encode([RunOp(own(1), (), (), (), 0, 0)]),
     "a layout of nothing": encode([Redistribute(own(1), own(2), SpecRecord(solo_mesh(0).record(), (("y",),)), 0)]),
     "an op that makes no sense": encode([DefineOp(own(1), RICH), RunOp(own(1), (own(2),), (own(3),), (), 0, 0)]),
@@ -110,7 +110,7 @@ def test_an_invalid_message_of_a_client_harms_no_other(server, frames):
     for _ in range(2):
         server.receive_frames(b"client", frames)
     server.receive_frames(b"client", encode([Synchronize(own(9))]))
-    server.hear(b"other", CreateTensor(own(1, 2), SMALL, INLINE, 0, 0), payloads=[[bytes(16)]])
+    server.hear(b"other", CreateTensor(own(1, 2), SMALL, INLINE, None, 0), payloads=[[bytes(16)]])
     assert server.hear(b"other", LocateTensor(own(2, 2), own(1, 2))) == [Located(own(2, 2), at(0).record())]
 
 
@@ -120,7 +120,7 @@ def test_an_error_of_gt_is_told_to_its_client_only(server, monkeypatch, caplog):
 
     monkeypatch.setattr("gt.dispatcher.plan_cache.plan_op", fail)
     server.hear(b"other", hello("client"))
-    server.hear(b"client", CreateTensor(own(1), SMALL, INLINE, 0, 0), payloads=[[bytes(16)]])
+    server.hear(b"client", CreateTensor(own(1), SMALL, INLINE, None, 0), payloads=[[bytes(16)]])
     batch = [
         DefineOp(own(2), signature("aten.relu.default", 1, (SMALL,))),
         RunOp(own(2), (own(1),), (own(3),), (), 0, 0),
@@ -140,7 +140,9 @@ def test_a_client_that_keeps_sending_noise_is_ignored(server):
 
 
 def test_a_repeated_request_id_costs_no_worker(server):
-    server.hear(b"client", CreateTensor(own(1), SMALL, INLINE, 0, 0), DefineOp(own(2), NONZERO), payloads=[[bytes(16)]])
+    server.hear(
+        b"client", CreateTensor(own(1), SMALL, INLINE, None, 0), DefineOp(own(2), NONZERO), payloads=[[bytes(16)]]
+    )
     server.hear(b"client", Synchronize(own(9)))
     (answer,) = server.hear(b"client", QueryOp(own(9), own(2), (own(1),), (), own(1 << 39), (), 0, 0))
     assert isinstance(answer, Rejected) and "request 9 is there already" in answer.reason
@@ -150,7 +152,7 @@ def test_a_repeated_request_id_costs_no_worker(server):
 
 NOISE = [header_of(b"\xc1") + b"\xc1"]
 WAITED_FOR = [
-    CreateTensor(own(1), SMALL, INLINE, 0, 0),
+    CreateTensor(own(1), SMALL, INLINE, None, 0),
     DefineOp(own(2), NONZERO),
     QueryOp(own(9), own(2), (own(1),), (), own(1 << 39), (), 0, 0),
 ]
@@ -187,7 +189,7 @@ def test_a_worker_with_an_unusable_report_is_reported_lost_to_waiting_clients(se
     assert answer.reason.startswith(f"was dismissed: its {type(report).__name__} cannot be used (ProtocolError: ")
     assert answer.last_op == ""
     server.hear(b"another", hello("worker"))
-    server.hear(b"client", CreateTensor(own(3), SMALL, INLINE, 0, 0), payloads=[[bytes(16)]])
+    server.hear(b"client", CreateTensor(own(3), SMALL, INLINE, None, 0), payloads=[[bytes(16)]])
     assert server.hear(b"client", LocateTensor(own(4), own(3))) == [Located(own(4), at(1).record())]
 
 
@@ -294,7 +296,7 @@ def test_a_client_that_wants_no_workers_is_refused_or_served(workers):
     server = RecordingServer()
     try:
         server.hear(b"client", hello("client", wants_workers=workers))
-        server.hear(b"client", CreateTensor(own(1), SMALL, INLINE, 0, 0), payloads=[[bytes(16)]])
+        server.hear(b"client", CreateTensor(own(1), SMALL, INLINE, None, 0), payloads=[[bytes(16)]])
         server.hear(b"client", Synchronize(own(2)))
     finally:
         server.close()

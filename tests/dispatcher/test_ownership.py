@@ -50,7 +50,7 @@ NAMING = {
     "FreeTensors": lambda x: FreeTensors((OURS, x)),
     "DropCopies": lambda x: DropCopies((OURS, x)),
     "ForgetOps": lambda x: ForgetOps((OURS, x)),
-    "CreateTensor": lambda x: CreateTensor(x, SMALL, INLINE, 0, 0),
+    "CreateTensor": lambda x: CreateTensor(x, SMALL, INLINE, None, 0),
     "Redistribute input": lambda x: Redistribute(x, OURS, ROWS, 0),
     "Redistribute output": lambda x: Redistribute(OURS, x, ROWS, 0),
     "FetchTensor request": lambda x: FetchTensor(x, OURS),

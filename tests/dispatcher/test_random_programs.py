@@ -292,14 +292,13 @@ class Programs(RuleBasedStateMachine):
         together = [member for member in head.workers if member in self.workers] if head.exchanges else [number]
         for member in together:
             for report in self.workers[member].step():
-                self.deliver(self.dispatcher.report(member, self.sized(report), None))
+                self.deliver(self.dispatcher.report(member, self.sized(member, report), None))
 
-    def sized(self, report):
+    def sized(self, worker, report):
         """Fill in the size of a read, which the simulated workers do not know."""
         pending = self.dispatcher.state.pending.get(report.request) if isinstance(report, Fetched) else None
-        if pending is None or pending.nbytes < 0:
-            return report
-        return Fetched(report.request, Segment("", pending.nbytes))
+        sizes = [read.nbytes for read in pending.reads if read.worker == worker] if pending is not None else []
+        return Fetched(report.request, Segment("", sizes[0])) if sizes and sizes[0] >= 0 else report
 
     # Invariants
 

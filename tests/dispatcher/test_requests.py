@@ -14,18 +14,20 @@ from gt.core.messages import (
     Segment,
     Synchronize,
     Synchronized,
+    TensorRead,
     WorkerFetchTensor,
 )
 from gt.dispatcher.message_queue import ToClient, ToWorkers
 from tests.dispatcher_harness import OP, REQUEST, A, B, C, D, DispatcherHarness, E, at, harness_with, query, run
-from tests.records import ADD, FAILURE, LARGE, NONZERO, RESIZE_, SMALL, own
+from tests.records import ADD, FAILURE, LARGE, NONZERO, RESIZE_, SHARED, SMALL, own
 
 
 def test_a_fetch_is_answered_by_the_worker_that_holds_the_tensor():
     harness = harness_with(2)
     fetched = Fetched(REQUEST, Segment("", 16))
-    assert harness.tell(FetchTensor(REQUEST, B)) == [ToWorkers((1,), WorkerFetchTensor(REQUEST, B, True))]
-    assert harness.report(1, fetched, b"0123456789abcdef") == [ToClient(1, fetched, b"0123456789abcdef")]
+    assert harness.tell(FetchTensor(REQUEST, B)) == [ToWorkers((1,), WorkerFetchTensor(REQUEST, B))]
+    read = TensorRead(REQUEST, (fetched.segment,))
+    assert harness.report(1, fetched, b"0123456789abcdef") == [ToClient(1, read, (b"0123456789abcdef",))]
     with pytest.raises(ProtocolError, match="worker 1 was not asked for request 200"):
         harness.report(1, fetched, b"again")
 
@@ -36,7 +38,9 @@ def test_memory_is_shared_on_one_machine_only(client, worker, shared):
     harness.join(host=worker)
     harness.open(host=client)
     harness.create(A)
-    assert harness.tell(FetchTensor(REQUEST, A)) == [ToWorkers((0,), WorkerFetchTensor(REQUEST, A, shared))]
+    fetch = FetchTensor(REQUEST, A, place=SHARED)
+    command = WorkerFetchTensor(REQUEST, A, place=SHARED if shared else None)
+    assert harness.tell(fetch) == [ToWorkers((0,), command)]
 
 
 def test_a_failed_fetch_is_answered_with_the_failure():

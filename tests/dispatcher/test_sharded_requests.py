@@ -13,6 +13,7 @@ from gt.core.messages import (
     ReadTraffic,
     Redistribute,
     Segment,
+    TensorRead,
     Traffic,
     TrafficRead,
     WorkerReadTraffic,
@@ -41,18 +42,15 @@ from tests.dispatcher_harness import (
 from tests.records import ADD_, FAILURE, LARGE, NO_RULE, NONZERO, RESIZE_, own
 
 
-@pytest.mark.parametrize("text", ["x", "- + x"])
-def test_a_read_gathers_on_one_worker_and_keeps_no_copy(text):
+@pytest.mark.parametrize(("text", "nbytes"), [("x", 8), ("- + x", 16)])
+def test_a_read_asks_all_holders_and_moves_nothing(text, nbytes):
     harness = sharded_harness(text=text)
-    assert told(harness.tell(FetchTensor(REQUEST, A))) == [
-        "0 1: define c3: redistribute",
-        "0+1: c3(A) -> c2",
-        "0: fetch c2",
-        "0: free c2",
-    ]
+    assert told(harness.tell(FetchTensor(REQUEST, A))) == ["0: fetch A", "1: fetch A"]
     assert (harness.layout(A), harness.state.copies) == (f"{text} on 0 1", {})
-    fetched = Fetched(REQUEST, Segment("", 16))
-    assert harness.report(0, fetched, b"0123456789abcdef") == [ToClient(1, fetched, b"0123456789abcdef")]
+    part = Segment("", nbytes)
+    assert harness.report(1, Fetched(REQUEST, part), b"right") == []
+    read = TensorRead(REQUEST, (part, part), over(text).record())
+    assert harness.report(0, Fetched(REQUEST, part), b"left") == [ToClient(1, read, (b"left", b"right"))]
 
 
 def test_a_whole_tensor_is_read_without_a_move():

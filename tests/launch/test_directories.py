@@ -8,7 +8,7 @@ import pytest
 
 from gt.core.messages import CreateTensor, Segment
 from gt.wire import shared_memory
-from gt.wire.payloads import pack
+from gt.wire.payloads import Payloads
 from tests.records import meta, own
 from tests.subprocesses import find_port, finish, running, start
 
@@ -88,9 +88,9 @@ def test_a_missing_directory_is_an_error_where_one_is_needed():
 def test_without_shared_memory_that_can_be_written_bytes_go_with_the_messages(monkeypatch, directory):
     monkeypatch.setattr(shared_memory, "_DIRECTORY", Path(directory))
     large = meta(1 << 20)
-    created = CreateTensor(own(1), large, Segment("", large.nbytes), 0, 0)
+    created = CreateTensor(own(1), large, Segment("", large.nbytes), None, 0)
     content = bytes(large.nbytes)
-    assert pack([created], [content], lambda *_: None) == ([created], [[content]])
+    assert Payloads(lambda *_: None).pack([created], [content]) == ([created], [[content]])
     shared_memory.sweep(os.getpid())
     shared_memory.sweep_dead()
 

@@ -1,5 +1,6 @@
 """A dispatcher in the client's process: its answers are handed over, and its errors are raised in the client."""
 
+import contextlib
 import os
 import signal
 import time
@@ -20,10 +21,14 @@ from gt.core.messages import (
     Segment,
     Synchronize,
     Synchronized,
+    TensorRead,
     Waiting,
 )
-from gt.wire import payloads, shared_memory
+from gt.wire import shared_memory
+from gt.wire.client_channel import Received
 from gt.wire.lifeline import clear_up, note_processes
+from gt.wire.payloads import Payloads
+from gt.wire.shared_memory import AttachedSegments
 from tests.dispatcher.recording_server import RecordingServer, hello
 from tests.records import INLINE, SMALL, own
 from tests.subprocesses import wait_until
@@ -47,7 +52,7 @@ def test_the_session_is_welcomed_as_a_client_is(server):
 
 def test_answers_are_handed_over_and_not_sent(server):
     server.sent.clear()
-    server.instruct(1, [CreateTensor(own(1), SMALL, INLINE, 0, 0)], [[bytes(16)]])
+    server.instruct(1, [CreateTensor(own(1), SMALL, INLINE, None, 0)], [[bytes(16)]])
     server.instruct(1, [LocateTensor(own(2), own(1)), Synchronize(own(3))], [])
     assert [to for to, _ in server.sent] == [b"worker", b"worker"]
     server.hear(b"worker", Synchronized(own(3)))
@@ -56,11 +61,11 @@ def test_answers_are_handed_over_and_not_sent(server):
 
 
 def test_the_bytes_of_an_answer_are_handed_over(server):
-    server.instruct(1, [CreateTensor(own(1), SMALL, INLINE, 0, 0)], [[bytes(16)]])
+    server.instruct(1, [CreateTensor(own(1), SMALL, INLINE, None, 0)], [[bytes(16)]])
     server.instruct(1, [FetchTensor(own(2), own(1))], [])
     server.hear(b"worker", Fetched(own(2), Segment("", 16)), payloads=[[bytes(range(16))]])
-    ((answer, payload),) = server.heard
-    assert payloads.unpack(answer, payload) == (answer, bytes(range(16)))
+    ((answer, carried),) = server.heard
+    assert Payloads(None).unpack(answer, carried) == Received(answer, [bytes(range(16))])
 
 
 def test_other_clients_can_join_and_get_their_own_answers(server):
@@ -85,7 +90,7 @@ def test_a_lost_worker_is_told_to_the_session(server):
 def test_an_error_of_gt_is_an_error_of_the_session(server, monkeypatch):
     monkeypatch.setattr(server.dispatcher, "instruct", lambda *_: 1 / 0)
     server.instruct(1, [Synchronize(own(1))], [])
-    assert server.heard == [(Rejected(0, "a mistake of GT: ZeroDivisionError: division by zero"), None)]
+    assert server.heard == [(Rejected(0, "a mistake of GT: ZeroDivisionError: division by zero"), ())]
 
 
 # Bytes of tensors
@@ -102,39 +107,48 @@ def directory(tmp_path, monkeypatch):
 
 
 def upload(nbytes):
-    return CreateTensor(own(1), SMALL, Segment("", nbytes), 0, 0)
+    return CreateTensor(own(1), SMALL, Segment("", nbytes), None, 0)
 
 
 def test_large_tensors_are_shared_and_small_ones_are_not(directory):
     large, small = bytes(shared_memory.SHARE_BYTES), bytes(8)
-    packed, carried = payloads.pack([upload(len(large)), Synchronize(own(2)), upload(8)], [large, small], fill)
-    assert [bool(packed[0].segment.name), packed[1], packed[2]] == [True, Synchronize(own(2)), upload(8)]
-    assert carried == [[], [small]]
-    assert bytes(shared_memory.take(packed[0].segment.name, len(large))) == large
+    with contextlib.closing(Payloads(fill)) as payloads:
+        packed, carried = payloads.pack([upload(len(large)), Synchronize(own(2)), upload(8)], [large, small])
+        assert [bool(packed[0].segment.name), packed[1], packed[2]] == [True, Synchronize(own(2)), upload(8)]
+        assert carried == [[], [small]]
+        assert bytes(AttachedSegments().view(packed[0].segment.name, 0, len(large))) == large
+    assert list(directory.iterdir()) == []
 
 
 def test_nothing_is_shared_with_workers_elsewhere(directory):
     large = bytes(shared_memory.SHARE_BYTES)
-    assert payloads.pack([upload(len(large))], [large], None) == ([upload(len(large))], [[large]])
+    assert Payloads(None).pack([upload(len(large))], [large]) == ([upload(len(large))], [[large]])
     assert list(directory.iterdir()) == []
 
 
-def test_bytes_travel_in_the_message_when_shared_memory_is_full(directory, monkeypatch):
+def test_bytes_travel_in_the_message_when_shared_memory_is_full(directory, monkeypatch, caplog, fault):
     def full(*_, **__):
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr(shared_memory, "create", full)
     large = bytes(shared_memory.SHARE_BYTES)
-    assert payloads.pack([upload(len(large))], [large], fill) == ([upload(len(large))], [[large]])
+    payloads = Payloads(fill)
+    fetch = FetchTensor(own(2), own(1), place=Segment("", len(large)))
+    for _ in range(2):
+        packed, carried = payloads.pack([upload(len(large)), fetch], [large])
+        assert (packed, carried) == ([upload(len(large)), FetchTensor(own(2), own(1))], [[large]])
+    assert [record.message.count("No space left") for record in caplog.records] == [1], "it is said once"
+    fault("`/dev/shm` is full", "tensors go with the messages")
 
 
-def test_bytes_that_are_gone_are_the_failure_of_one_request(directory):
-    """Their worker has died, and its segments were removed."""
-    gone = Fetched(own(1), Segment("gt-1-1-1-0123456789abcdef", 8))
-    answer, buffer = payloads.unpack(gone, None)
-    assert (type(answer), answer.request, buffer) == (Rejected, own(1), None)
-    assert "cannot be opened" in answer.reason
-    assert payloads.unpack(Synchronized(own(2)), None) == (Synchronized(own(2)), None)
+def test_bytes_that_are_elsewhere_are_the_failure_of_one_request(directory):
+    with contextlib.closing(Payloads(fill)) as payloads:
+        (fetch,), _ = payloads.pack([FetchTensor(own(1), own(5), place=Segment("", shared_memory.SHARE_BYTES))], [])
+        for segment in (Segment("gt-1-1-1-0123456789abcdef", 8), Segment(fetch.place.name, 1 << 30)):
+            received = payloads.unpack(TensorRead(own(1), (segment,)), [[]])
+            assert (type(received.answer), received.answer.request, received.buffers) == (Rejected, own(1), ())
+            assert "was not given for request" in received.answer.reason
+        assert payloads.unpack(Synchronized(own(2)), ()) == Received(Synchronized(own(2)))
 
 
 # Ends and losses

@@ -31,7 +31,7 @@ ASK = body_of(encode([Synchronize(own(1))]))
 
 
 def created(nbytes, name=""):
-    return CreateTensor(own(1), meta_of(nbytes, dtype="uint8"), Segment(name, nbytes), 0, 0)
+    return CreateTensor(own(1), meta_of(nbytes, dtype="uint8"), Segment(name, nbytes), None, 0)
 
 
 @pytest.mark.parametrize(

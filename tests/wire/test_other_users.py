@@ -27,7 +27,7 @@ from gt.wire.authentication import authenticate
 from gt.wire.codec import MAX_FRAME
 from gt.wire.keys import find_keys, keys_directory, make_keys, remove_keys, write_keys
 from tests.dispatcher.recording_server import RecordingServer, hello
-from tests.records import SMALL, own
+from tests.records import INLINE, SMALL, own
 from tests.subprocesses import running, start, start_server, wait_for_workers, wait_until
 
 NOBODY = 65534
@@ -245,10 +245,14 @@ def test_a_session_cannot_take_the_segment_of_another(tmp_path, monkeypatch, fau
         (thief,) = server.hear(b"thief", hello("client"))
         assert victim.session_secret and victim.session_secret != thief.session_secret
         name, _ = shared_memory.create(16, session_secret=victim.session_secret)
-        create = CreateTensor(own(1, thief.ident), SMALL, Segment(name, 16), 0, 0)
+        create = CreateTensor(own(1, thief.ident), SMALL, Segment(name, 16), None, 0)
         (refused,) = server.hear(b"thief", create)
         assert "is not one of session 2" in refused.reason and (tmp_path / name).exists()
-        server.hear(b"victim", CreateTensor(own(1, victim.ident), SMALL, Segment(name, 16), 0, 0))
+        server.hear(b"thief", CreateTensor(own(1, thief.ident), SMALL, INLINE, None, 0), payloads=[[bytes(16)]])
+        fetch = FetchTensor(own(2, thief.ident), own(1, thief.ident), place=Segment(name, 16))
+        (written,) = server.hear(b"thief", fetch)
+        assert written.reason == refused.reason, "a thief cannot have a worker write to it either"
+        server.hear(b"victim", CreateTensor(own(1, victim.ident), SMALL, Segment(name, 16), None, 0))
         (answer,) = server.hear(b"victim", LocateTensor(own(2), own(1)))
         assert isinstance(answer, Located)
         fault("a session names the segment of another's upload", "refused: " + refused.reason.split(" (server")[0])
@@ -295,7 +299,7 @@ def test_a_client_that_takes_nothing_is_given_a_limited_amount(server, fault):
             most = max(most, shutil.disk_usage("/dev/shm").used + worker.memory_info().rss - before)
             assert not main.poll()
         assert most < 500e6
-        assert [bytes(session.inbox.wait(ident)[1][:4]) for ident in idents] == [struct.pack("f", 1)] * 120
+        assert [bytes(session.inbox.wait(ident).buffers[0][:4]) for ident in idents] == [struct.pack("f", 1)] * 120
         fault("120 reads of 16 MB in one message", "all are answered; less than 500 MB of them exist at a time")
     finally:
         gt.shutdown()

@@ -1,7 +1,5 @@
 """No command of one session ends a worker, which serves other sessions too."""
 
-import errno
-
 import pytest
 import zmq
 
@@ -17,6 +15,7 @@ from gt.core.messages import (
     Segment,
     Synchronize,
     Synchronized,
+    Uploaded,
     WorkerCreateTensor,
     WorkerFetchTensor,
     WorkerHostStore,
@@ -82,9 +81,10 @@ def run(inputs, outputs):
     ("name", "nbytes"), [("gt-1-1-1-0123456789abcdef", 16), ("gt-1-1-1-0123456789abcdef", 0), ("x", 16)]
 )
 def test_a_segment_that_is_gone_is_a_failure_of_its_tensor_only(worker, name, nbytes):
-    (report,) = worker.send(create(A, SMALL, name, nbytes), create(B), payloads=[[], [bytes(16)]])
+    report, uploaded = worker.send(create(A, SMALL, name, nbytes), create(B), payloads=[[], [bytes(16)]])
     assert isinstance(report, OpFailed) and (report.failure.op, report.failure.origin) == ("upload", A)
-    assert [type(report) for report in worker.send(WorkerFetchTensor(1, A, True), WorkerFetchTensor(2, B, True))] == [
+    assert uploaded == Uploaded(A), "the client gets its memory back"
+    assert [type(report) for report in worker.send(WorkerFetchTensor(1, A), WorkerFetchTensor(2, B))] == [
         Failed,
         Fetched,
     ]
@@ -93,20 +93,26 @@ def test_a_segment_that_is_gone_is_a_failure_of_its_tensor_only(worker, name, nb
 def test_an_empty_segment_is_a_failure_of_its_tensor(worker, tmp_path, monkeypatch):
     monkeypatch.setattr(shared_memory, "_DIRECTORY", tmp_path)
     (tmp_path / "gt-1-1-1-0123456789abcdef").touch()
-    (report,) = worker.send(create(A, meta(0), "gt-1-1-1-0123456789abcdef", 0))
+    report, _ = worker.send(create(A, SMALL, "gt-1-1-1-0123456789abcdef"))
     assert report.failure.kind == "ProtocolError" and "cannot be mapped" in report.failure.message
 
 
-def test_bytes_travel_in_the_message_when_no_segment_can_be_made(worker, monkeypatch, fault):
-    def full(*_):
-        raise OSError(errno.ENOSPC, "No space left on device")
-
-    monkeypatch.setattr(shared_memory, "create", full)
+def test_a_tensor_is_written_to_the_clients_memory(worker, tmp_path, monkeypatch):
+    monkeypatch.setattr(shared_memory, "_DIRECTORY", tmp_path)
+    name, data = shared_memory.create(BIG.nbytes + 8)
     content = bytes(range(256)) * (BIG.nbytes // 256)
     worker.send(create(A, BIG, nbytes=BIG.nbytes), payloads=[[content]])
-    assert worker.send(WorkerFetchTensor(REQUEST, A, True)) == [Fetched(REQUEST, Segment("", BIG.nbytes))]
+    place = Segment(name, BIG.nbytes, 8)
+    assert worker.send(WorkerFetchTensor(REQUEST, A, place=place)) == [Fetched(REQUEST, place)]
+    assert bytes(data) == bytes(8) + content
+
+
+@pytest.mark.parametrize("gone", [Segment("gt-1-1-1-0123456789abcdef", BIG.nbytes), Segment("x", BIG.nbytes)])
+def test_bytes_travel_in_the_message_when_the_clients_memory_is_gone(worker, gone):
+    content = bytes(range(256)) * (BIG.nbytes // 256)
+    worker.send(create(A, BIG, nbytes=BIG.nbytes), payloads=[[content]])
+    assert worker.send(WorkerFetchTensor(REQUEST, A, place=gone)) == [Fetched(REQUEST, Segment("", BIG.nbytes))]
     assert worker.bytes == [content]
-    fault("`/dev/shm` is full", "tensors go with the messages")
 
 
 def test_a_tensor_that_cannot_be_read_fails_its_request_and_leaves_no_segment(worker, tmp_path, monkeypatch):
@@ -117,7 +123,7 @@ def test_a_tensor_that_cannot_be_read_fails_its_request_and_leaves_no_segment(wo
     (tmp_path / "segments").mkdir()
     worker.send(create(A, BIG, nbytes=BIG.nbytes), payloads=[[bytes(BIG.nbytes)]])
     monkeypatch.setattr(worker.executor.engine, "read_into", fail)
-    (answer,) = worker.send(WorkerFetchTensor(REQUEST, A, True))
+    (answer,) = worker.send(WorkerFetchTensor(REQUEST, A))
     failure = answer.failure
     assert isinstance(answer, Failed) and answer.is_own_failure
     assert (failure.op, failure.origin, failure.kind) == ("fetch", REQUEST, "MemoryError")
@@ -125,7 +131,7 @@ def test_a_tensor_that_cannot_be_read_fails_its_request_and_leaves_no_segment(wo
 
 
 def test_fetching_an_unknown_tensor_fails(worker):
-    (answer,) = worker.send(WorkerFetchTensor(REQUEST, A, False))
+    (answer,) = worker.send(WorkerFetchTensor(REQUEST, A))
     assert (answer.failure.op, answer.failure.kind) == ("fetch", "KeyError")
 
 

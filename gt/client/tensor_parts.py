@@ -1,0 +1,78 @@
+"""The parts of a tensor in a layout: cut out of a plain tensor for an upload, put together after a read."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import itertools
+from collections.abc import Callable, Sequence
+
+import torch
+
+from gt.client.geometry import DTYPE_NAMES, TORCH_DTYPES, Geometry
+from gt.client.host_data import as_tensor, empty_dense
+from gt.client.torch_patches.dispatch_modes import current_dispatch_modes, disable_current_modes
+from gt.core.meta import memory_order
+from gt.sharding.boxes import Box, box_shape
+from gt.sharding.dtypes import accumulation_dtype
+from gt.sharding.parts import Part, parts_to_read
+from gt.sharding.spec import ShardingSpec
+from gt.wire.client_channel import Buffer
+
+_REDUCTIONS: dict[str, Callable[[torch.Tensor, torch.Tensor], torch.Tensor]] = {
+    "sum": torch.add,
+    "prod": torch.mul,
+    "max": torch.maximum,
+    "min": torch.minimum,
+    "and": torch.logical_and,
+    "or": torch.logical_or,
+}
+
+
+def write_parts(tensor: torch.Tensor, parts: Sequence[Part], target: memoryview) -> None:
+    """Copy boxes of a plain tensor to memory, one after another, each in the order of the tensor's strides."""
+    if not len(target):
+        return
+    memory = torch.frombuffer(target, dtype=tensor.dtype)
+    order, start = memory_order(tensor.stride()), 0
+    for part in parts:
+        box = tensor[_slices(part.box)].permute(order)
+        memory[start : start + box.numel()].view(box.shape).copy_(box)
+        start += box.numel()
+
+
+def assemble(
+    buffers: Sequence[Buffer], layout: ShardingSpec | None, geometry: Geometry, is_shared: bool
+) -> torch.Tensor:
+    """A plain tensor of the parts that workers hold of it in a layout; without one, of the whole tensor. Partial values
+    are reduced as workers do: in their order, and in a wider dtype where sums need one. Memory that `is_shared` is
+    copied."""
+    if layout is None:
+        return as_tensor(buffers[0], geometry, copies=is_shared)
+    with disable_current_modes() if current_dispatch_modes() else contextlib.nullcontext():
+        parts = zip(parts_to_read(layout, tuple(geometry.shape)), buffers, strict=True)
+        addends = [list(group) for _, group in itertools.groupby(parts, key=lambda part: part[0].addend)]
+        if len(addends) == 1:
+            return _joined(addends[0], geometry, copies=is_shared)
+        return _reduced(layout.kind, [_joined(addend, geometry, copies=False) for addend in addends], geometry)
+
+
+def _joined(parts: Sequence[tuple[Part, Buffer]], geometry: Geometry, copies: bool) -> torch.Tensor:
+    """The tensor that consists of some boxes."""
+    if len(parts) == 1:
+        return as_tensor(parts[0][1], geometry, copies)
+    whole = empty_dense(geometry)
+    for part, buffer in parts:
+        whole[_slices(part.box)] = torch.frombuffer(buffer, dtype=geometry.dtype).view(box_shape(part.box))
+    return whole
+
+
+def _reduced(kind: str, addends: Sequence[torch.Tensor], geometry: Geometry) -> torch.Tensor:
+    name = DTYPE_NAMES[geometry.dtype]
+    wide = TORCH_DTYPES[accumulation_dtype(name)] if kind in ("sum", "prod") else geometry.dtype
+    total = functools.reduce(_REDUCTIONS[kind], [addend.to(wide) for addend in addends])
+    return total.to(geometry.dtype)
+
+
+def _slices(box: Box) -> tuple[slice, ...]:
+    return tuple([slice(start, stop) for start, stop in box])
