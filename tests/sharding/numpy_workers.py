@@ -93,9 +93,7 @@ def assemble(step, shape, worker, parts, network):
 def all_reduce(step, shape, parts, network):
     flat = {worker: part.ravel() for worker, part in parts.items()}
     groups = {worker: exchange_group(step, worker) for worker in parts}
-    plans = {
-        worker: (group, balanced_cuts(len(flat[worker]), (len(group),))) for worker, group in groups.items()
-    }
+    plans = {worker: (group, balanced_cuts(len(flat[worker]), (len(group),))) for worker, group in groups.items()}
     for worker, (peers, cuts) in plans.items():
         for peer, (start, stop) in zip(peers, cuts, strict=True):
             if peer != worker:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import time
 from collections.abc import Callable
 from typing import NamedTuple
@@ -20,6 +21,10 @@ _CHECK_SECONDS = 0.05  # between two looks at the member that an exchange waits 
 _PUBLISHED, _FINISHED, _GIVEN_UP, _FIRST_SLOT = 0, 1, 2, 8
 _SLOT_WORDS = 8
 assert 8 * (_FIRST_SLOT + SLOTS * _SLOT_WORDS) <= CHANNEL_BYTES
+
+
+class MemberGone(RuntimeError):
+    """A member takes no part in the exchanges of its group any more."""
 
 
 class Published(NamedTuple):
@@ -69,8 +74,9 @@ class Channel:
     def finished(self) -> int:
         return self._words[_FINISHED]
 
-    def has_reached(self, word: int, number: int) -> bool:
-        return self._words[word] >= number
+    @property
+    def has_given_up(self) -> bool:
+        return bool(self._words[_GIVEN_UP])
 
     def published(self, number: int) -> Published:
         at = _slot(number)
@@ -86,7 +92,7 @@ class Channel:
         deadline = time.monotonic() + MEMBER_TIMEOUT.total_seconds()
         while (seen := words[word]) < number:
             if words[_GIVEN_UP]:
-                raise RuntimeError("a member has given up the exchanges of its group, after an error of its own")
+                raise MemberGone("a member has given up the exchanges of its group, after an error of its own")
             futex.wait(self._address + 8 * word, seen & 0xFFFFFFFF, _CHECK_SECONDS)
             if words[word] < number:
                 check()
@@ -99,21 +105,33 @@ def _slot(number: int) -> int:
 
 
 class Peer:
-    """Another member of a group: its channel, and its memory as far as it is mapped. `check` raises if the peer is
-    lost."""
+    """Another member of a group: its channel, which is memory with a descriptor and a number, and its other memory as
+    far as it is mapped. `is_lost` says whether the peer's process has ended or was given up; it may raise to end a
+    wait."""
 
-    def __init__(self, member: Member, descriptor: int, check: Callable[[], None], *, spins: bool) -> None:
+    def __init__(
+        self, worker: int, member: Member, channel: tuple[int, int], is_lost: Callable[[], bool], *, spins: bool
+    ) -> None:
+        self._worker = worker
         self._member = member
-        self._check = check
+        self._is_lost = is_lost
+        self._is_gone = False
         self._spins = spins
-        self._channel = Channel(map_peer_memory(member.pid, member.mark, descriptor, CHANNEL_BYTES))
+        self._channel = Channel(map_peer_memory(member.pid, member.mark, *channel, CHANNEL_BYTES))
         self._kept: tuple[int, memoryview] = (0, memoryview(b""))
 
     def has_finished(self, number: int) -> bool:
-        return self._channel.has_reached(_FINISHED, number)
+        """Whether the peer reads nothing any more of an exchange."""
+        return self._channel.finished >= number or self._is_gone or self._channel.has_given_up
 
     def wait_for_finish(self, number: int) -> None:
-        self._channel.wait(_FINISHED, number, spins=self._spins, check=self._check)
+        with contextlib.suppress(MemberGone):
+            self._channel.wait(_FINISHED, number, spins=self._spins, check=self._check)
+
+    def _check(self) -> None:
+        self._is_gone = self._is_gone or self._is_lost()
+        if self._is_gone:
+            raise MemberGone(f"worker {self._worker} is lost")
 
     def block(self, number: int) -> memoryview | None:
         """Wait for an exchange, and return the memory that the peer gives in it; None if it has failed."""
@@ -126,7 +144,7 @@ class Peer:
 
     def _map(self, found: Published) -> memoryview:
         member = self._member
-        data = map_peer_memory(member.pid, member.mark, found.descriptor, found.memory_bytes)
+        data = map_peer_memory(member.pid, member.mark, found.descriptor, found.memory, found.memory_bytes)
         if found.memory_bytes == KEPT_BYTES:
             self._kept = (found.memory, data)
         return data

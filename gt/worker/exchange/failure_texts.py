@@ -39,8 +39,11 @@ class FailureTexts:
 
     def read(self, members: tuple[int, ...], number: int, task: int) -> FailedValue:
         """The failure that a flag stands for."""
+        key = _key(members, number, task)
         try:
-            return FailedValue(_decoder.decode(self._store().get(_key(members, number, task))))
+            if not self._store().check([key]):  # reading it would wait for somebody to write it
+                raise LookupError("it is no longer kept")
+            return FailedValue(_decoder.decode(self._store().get(key)))
         except Exception as error:
             text = f"a worker of {members} has no value for an exchange, and its failure cannot be read: {error}"
             return FailedValue(Failure(self._worker, "exchange", (), 0, 0, "RuntimeError", text, ""))

@@ -9,7 +9,13 @@ from typing import Any, TypeAlias
 
 import torch
 
-from gt.worker.exchange.torch_private import all_gather_bytes, all_to_all_bytes, end_coalescing, start_coalescing
+from gt.worker.exchange.torch_private import (
+    abort_gloo_group,
+    all_gather_bytes,
+    all_to_all_bytes,
+    end_coalescing,
+    start_coalescing,
+)
 
 
 class GlooGroup:
@@ -32,6 +38,9 @@ class GlooGroup:
 
     def coalesced(self) -> AbstractContextManager[None]:
         return nullcontext()
+
+    def abort(self) -> None:
+        abort_gloo_group(self._group)
 
     def send(self, buffer: torch.Tensor, rank: int) -> Any:
         return self._group.send([buffer], rank, 0)
@@ -69,6 +78,9 @@ class NcclGroup:
         finally:
             launch.work = end_coalescing(self._group)
 
+    def abort(self) -> None:
+        self._group.abort()
+
     def send(self, buffer: torch.Tensor, rank: int) -> Launch:
         self._group.send([buffer], rank, 0)
         return self._launch
@@ -87,6 +99,9 @@ class Launch:
     def wait(self, timeout: timedelta) -> None:
         """The GPU's stream waits and this thread does not, so the timeout is not needed."""
         self.work.wait()
+
+    def is_completed(self) -> bool:
+        return True
 
 
 GroupBackend: TypeAlias = GlooGroup | NcclGroup

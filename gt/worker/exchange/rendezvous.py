@@ -129,13 +129,12 @@ class Rendezvous:
                     f"worker {worker} (pid {member.pid}) has ended or left; workers {tuple(members)} cannot meet"
                 )
 
-    def require_alive(self, worker: int) -> None:
-        """Raise if a worker that has been met is lost or has ended. Does not need the store, whose host may have
+    def is_lost(self, worker: int) -> bool:
+        """Whether a worker that has been met is lost or has ended. Does not need the store, whose host may have
         ended."""
         self._look_ahead()
         member = self.members.get(worker)
-        if worker in self.lost or (member is not None and member.has_ended):
-            raise RuntimeError(f"worker {worker} is lost")
+        return worker in self.lost or (member is not None and member.has_ended)
 
     def find_member(self, worker: int) -> Member | None:
         """None for a worker that has not joined the store yet."""

@@ -89,7 +89,8 @@ class SharedGroup:
         self._channel.finish(number)
 
     def _is_finished(self, number: int) -> bool:
-        return all(peer.has_finished(number) for peer in self._peers.values())
+        """Whether no member reads the block of an exchange any more: this one may reduce its own block."""
+        return self._channel.finished >= number and all(peer.has_finished(number) for peer in self._peers.values())
 
     def _wait_for_finish(self, number: int) -> None:
         for peer in self._peers.values():

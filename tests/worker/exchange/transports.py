@@ -2,6 +2,7 @@
 each other's memory as processes do."""
 
 import atexit
+import contextlib
 from concurrent.futures import ThreadPoolExecutor
 
 import torch
@@ -22,6 +23,16 @@ def exchanges(count, transport="", **options):
     for exchange in found:
         exchange.join_store("127.0.0.1", port, 0)
     return found
+
+
+@contextlib.contextmanager
+def left(found):
+    """Exchanges that leave in the end."""
+    try:
+        yield found
+    finally:
+        for exchange in found:
+            exchange.leave()
 
 
 def kept_exchanges(transport):
