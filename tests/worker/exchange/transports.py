@@ -5,6 +5,7 @@ import atexit
 import contextlib
 from concurrent.futures import ThreadPoolExecutor
 
+import numpy as np
 import torch
 
 from gt.worker.exchange import ProcessExchange
@@ -52,7 +53,7 @@ def run_over(transport, computations):
 
     noted = {worker: note(worker, computation) for worker, computation in computations.items()}
     if transport == "memory":
-        with torch.inference_mode():
+        with torch.inference_mode(), np.errstate(all="ignore"):
             run_interleaved(noted)
         return results
     found = kept_exchanges(transport)
@@ -65,7 +66,7 @@ def run_over(transport, computations):
 
 def drive(exchange, computation):
     """Run a computation over the exchange of its worker."""
-    with torch.inference_mode():
+    with torch.inference_mode(), np.errstate(all="ignore"):
         try:
             tasks = next(computation)
             while True:
