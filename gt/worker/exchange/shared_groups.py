@@ -110,7 +110,7 @@ class SharedWork:
 
     def __init__(self, group: SharedGroup, tasks: Sequence[MoveTask]) -> None:
         self._group = group
-        self._tasks = tasks
+        self._tasks = list(tasks)
         self._reduced = large_reductions([task.part for task in tasks])
         self._others = [position for position in range(len(tasks)) if position not in self._reduced]
         self._number = 0
@@ -150,7 +150,7 @@ class SharedWork:
             block = group.allocate(nbytes)
         except OSError as error:
             for position, task in enumerate(tasks):
-                group.write_failure(self._number, position, task.fail("redistribute", (), error))
+                self._fail(position, task.fail("redistribute", (), error))
             group.publish(self._number, None, has_failed=True)
             return
         for position, (task, offset) in enumerate(zip(tasks, offsets, strict=True)):
@@ -158,9 +158,15 @@ class SharedWork:
             if task.part.gives and not isinstance(value, FailedValue):
                 value = task.attempt(lambda: _write(task, block.data, offset))
             if isinstance(value, FailedValue):
-                group.write_failure(self._number, position, value)
+                self._fail(position, value)
             block.data[position] = isinstance(value, FailedValue)
         group.publish(self._number, block)
+
+    def _fail(self, position: int, failed: FailedValue) -> None:
+        """A task of which this worker gives nothing fails here as well as on the others."""
+        self._group.write_failure(self._number, position, failed)
+        place = self._others[position]
+        self._tasks[place] = self._tasks[place]._replace(value=failed)
 
     def _take(self) -> list[Result]:
         group, tasks = self._group, [self._tasks[position] for position in self._others]
