@@ -109,6 +109,8 @@ _VARIABLES: dict[str, tuple[str, Callable[[str], object]]] = {
     "GT_KEYS": ("keys", str),
 }
 
+_REPLACED = {"GT_SHARED_MEMORY": "GT_TRANSPORT"}
+
 
 def read_settings(environ: Mapping[str, str] = os.environ) -> Settings:
     """Settings from `GT_*` variables. An invalid value raises SettingsError; an unknown name is a warning."""
@@ -117,7 +119,8 @@ def read_settings(environ: Mapping[str, str] = os.environ) -> Settings:
         if not name.startswith("GT_"):
             continue
         if name not in _VARIABLES:
-            warnings.warn(f"{name} is not a setting of GT and is ignored; {nearest(name, _VARIABLES)}", stacklevel=2)
+            hint = f"use {_REPLACED[name]}" if name in _REPLACED else nearest(name, _VARIABLES)
+            warnings.warn(f"{name} is not a setting of GT and is ignored; {hint}", stacklevel=2)
             continue
         field, parse = _VARIABLES[name]
         try:

@@ -16,7 +16,7 @@ from gt.wire.stderr_logging import configure_logging
 
 def test_without_variables_settings_are_the_defaults():
     assert read_settings({}) == Settings()
-    assert Settings() == Settings(workers=0, server="", backend="pytorch", mode="", shared_memory=True, timeout=60.0)
+    assert Settings() == Settings(workers=0, server="", backend="pytorch", mode="", transport="", timeout=60.0)
     assert (Settings().config, Settings().auto_shard) == ("", None)
 
 
@@ -41,10 +41,14 @@ def test_without_variables_settings_are_the_defaults():
         ("GT_DEBUG_CLIENT", "true", "debug_client", True),
         ("GT_DEBUG_DISPATCHER", "YES", "debug_dispatcher", True),
         ("GT_DEBUG_WORKER", "on", "debug_worker", True),
-        ("GT_SHARED_MEMORY", "0", "shared_memory", False),
-        ("GT_SHARED_MEMORY", "False", "shared_memory", False),
-        ("GT_SHARED_MEMORY", "no", "shared_memory", False),
-        ("GT_SHARED_MEMORY", "off", "shared_memory", False),
+        ("GT_DEBUG_WORKER", "0", "debug_worker", False),
+        ("GT_DEBUG_WORKER", "False", "debug_worker", False),
+        ("GT_DEBUG_WORKER", "no", "debug_worker", False),
+        ("GT_DEBUG_WORKER", "off", "debug_worker", False),
+        ("GT_TRANSPORT", "shared", "transport", "shared"),
+        ("GT_TRANSPORT", "gloo", "transport", "gloo"),
+        ("GT_TRANSPORT", "nccl", "transport", "nccl"),
+        ("GT_TRANSPORT", "", "transport", ""),
         ("GT_VERBOSE", "", "verbose", False),
         ("GT_TIMEOUT", "2.5", "timeout", 2.5),
         ("GT_HEARTBEAT_TIMEOUT", "5", "heartbeat_timeout", 5.0),
@@ -55,6 +59,11 @@ def test_a_variable_is_read(name, text, field, value):
     settings = read_settings({name: text})
     assert getattr(settings, field) == value
     assert type(getattr(settings, field)) is type(value)
+
+
+@pytest.mark.parametrize(("transport", "shares"), [("", True), ("shared", True), ("gloo", False), ("nccl", False)])
+def test_tensors_are_passed_in_shared_memory_unless_another_transport_is_forced(transport, shares):
+    assert Settings(transport=transport).shares_memory == shares
 
 
 def test_variables_are_read_together_and_others_are_left_alone():
@@ -77,7 +86,7 @@ def test_variables_are_read_together_and_others_are_left_alone():
         ("GT_DEBUG_CLIENT", "2", "expected 1 or 0"),
         ("GT_DEBUG_DISPATCHER", "2", "expected 1 or 0"),
         ("GT_DEBUG_WORKER", "2", "expected 1 or 0"),
-        ("GT_SHARED_MEMORY", "2", "expected 1 or 0"),
+        ("GT_TRANSPORT", "mpi", "expected one of shared, gloo, nccl"),
         ("GT_COPY_LIMIT", "-1", "a number of bytes such as 1000, 512M or 8G"),
         ("GT_COPY_LIMIT", "half", "a number of bytes"),
         ("GT_COPY_LIMIT", "G", "a number of bytes"),
@@ -102,6 +111,7 @@ def test_a_value_that_cannot_be_used_is_refused_by_name(name, text, expected):
         ("GT_BACKENDS", "did you mean 'GT_BACKEND'"),
         ("GT_INSTRUCTIONS_LOG", "did you mean 'GT_INSTRUCTION_LOG'"),
         ("GT_debug_worker", "GT_DEBUG_WORKER"),
+        ("GT_SHARED_MEMORY", "use GT_TRANSPORT"),
         ("GT_XYZZY", "known: GT_AUTO_SHARD, GT_BACKEND, .*GT_WORKERS"),
     ],
 )

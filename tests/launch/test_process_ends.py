@@ -206,7 +206,7 @@ def test_gpu_workers_before_the_first_tensor():
 
 
 def test_without_shared_memory(monkeypatch):
-    monkeypatch.setenv("GT_SHARED_MEMORY", "0")
+    monkeypatch.setenv("GT_TRANSPORT", "gloo")
     gt.init(workers=1)
     try:
         value = torch.randn(5_000_000)

@@ -22,15 +22,21 @@ _ALIGNMENT = 64
 
 
 class Memory:
-    """Memory that this process shares. `number` is unique in this process, unlike the descriptor."""
+    """Memory that this process shares. `number`, its inode, is unique on this machine, unlike the descriptor, which is
+    used again."""
 
-    def __init__(self, number: int, nbytes: int) -> None:
-        self.number = number
+    def __init__(self, nbytes: int, reserved: int = 0) -> None:
         self.nbytes = nbytes
         self._reserved = 0
-        self.descriptor = os.memfd_create(f"gt-{number}", os.MFD_CLOEXEC)
-        os.ftruncate(self.descriptor, nbytes)
-        self.data = memoryview(mmap.mmap(self.descriptor, nbytes))
+        self.descriptor = os.memfd_create("gt", os.MFD_CLOEXEC)
+        try:
+            self.number = os.fstat(self.descriptor).st_ino
+            os.ftruncate(self.descriptor, nbytes)
+            self.reserve(reserved)
+            self.data = memoryview(mmap.mmap(self.descriptor, nbytes))
+        except BaseException:
+            os.close(self.descriptor)
+            raise
 
     def reserve(self, nbytes: int) -> None:
         """Take pages from the system, so that a lack of memory is an error here, and not the end of the process."""
@@ -43,13 +49,16 @@ class Memory:
         os.close(self.descriptor)  # the mapping ends with the last view of it
 
 
-def map_peer_memory(pid: int, mark: str, descriptor: int, nbytes: int) -> memoryview:
-    """Map memory of another process, given by its pid and start mark. Raises OSError if the process has ended."""
+def map_peer_memory(pid: int, mark: str, descriptor: int, number: int, nbytes: int) -> memoryview:
+    """Map memory of another process, given by its pid and start mark. Raises OSError if the process has ended, or has
+    closed that memory and uses the descriptor for another file."""
     path = f"/proc/{pid}/fd/{descriptor}"
     opened = os.open(path, os.O_RDWR | os.O_CLOEXEC)
     try:
         if not is_running(pid, mark):
             raise ProcessLookupError(f"process {pid} has ended")
+        if os.fstat(opened).st_ino != number:
+            raise FileNotFoundError(f"process {pid} no longer shares this memory")
         return memoryview(mmap.mmap(opened, nbytes))
     finally:
         os.close(opened)
@@ -84,46 +93,53 @@ class Arena:
     each other and begin again at its start."""
 
     def __init__(self) -> None:
-        self._count = 0
         self._kept: Memory | None = None
         self._outstanding: deque[_Outstanding] = deque()
         self._nbytes = 0  # of outstanding blocks
+        self._unused: Memory | None = None  # memory of the last block, if it is not the kept one and was not held
         self._bottom = self._top = 0  # where the oldest block of the kept memory begins, and where the newest ends
 
     def allocate(self, nbytes: int) -> Block:
         """A block that nobody reads. Waits for peers if too many bytes are outstanding."""
         size = -(-max(nbytes, 1) // _ALIGNMENT) * _ALIGNMENT
+        self._close_unused()
         self._release()
         while self._outstanding and self._nbytes + size > MAX_OUTSTANDING:
             self._outstanding[0].wait()
-            self._release()
+            if not self._release():
+                break  # this worker itself has yet to finish that exchange
         offset = self._find_room(size)
         if offset is None:
-            memory, offset = self._new_memory(size), 0
+            memory, offset = Memory(size), 0
+            self._unused = memory
         else:
             if self._kept is None:
-                self._kept = self._new_memory(KEPT_BYTES)
+                self._kept = Memory(KEPT_BYTES)
             memory = self._kept
         memory.reserve(offset + size)
         return Block(memory, offset, nbytes, size)
 
     def hold(self, block: Block, is_read: Callable[[], bool], wait: Callable[[], None]) -> None:
-        """Keep a block until all peers have read it."""
+        """Keep a block until all peers have read it. `wait` waits for peers."""
+        self._unused = None
         self._outstanding.append(_Outstanding(block, is_read, wait))
         self._nbytes += block.size
         if block.memory is self._kept:
             self._top = block.offset + block.size
 
     def close(self) -> None:
+        self._close_unused()
         for memory in {entry.block.memory for entry in self._outstanding} | {self._kept}:
             if memory is not None:
                 memory.close()
         self._outstanding.clear()
         self._kept = None
 
-    def _new_memory(self, nbytes: int) -> Memory:
-        self._count += 1
-        return Memory(self._count, nbytes)
+    def _close_unused(self) -> None:
+        """Close the memory of a block that could not be filled, so that nobody was told of it."""
+        if self._unused is not None:
+            self._unused.close()
+            self._unused = None
 
     def _find_room(self, size: int) -> int | None:
         """An offset of the kept memory: after the newest block, or at the start; None if there is no room."""
@@ -133,8 +149,9 @@ class Arena:
             return 0 if size < self._bottom else None
         return self._top if self._top + size < self._bottom else None
 
-    def _release(self) -> None:
-        """Forget blocks that were read, oldest first."""
+    def _release(self) -> bool:
+        """Forget blocks that were read, oldest first. Returns whether there were any."""
+        count = len(self._outstanding)
         while self._outstanding and self._outstanding[0].is_read():
             block = self._outstanding.popleft().block
             self._nbytes -= block.size
@@ -146,3 +163,4 @@ class Arena:
                 self._bottom = self._top = 0
             else:
                 self._bottom = rest
+        return len(self._outstanding) < count

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import time
 from collections.abc import Callable
 from typing import NamedTuple
@@ -21,6 +22,10 @@ _CHECK_SECONDS = 0.05  # between two looks at the member that an exchange waits 
 _PUBLISHED, _FINISHED, _GIVEN_UP, _WAITS, _FIRST_SLOT = 0, 1, 2, 3, 8
 _SLOT_WORDS = 8
 assert 8 * (_FIRST_SLOT + SLOTS * _SLOT_WORDS) <= CHANNEL_BYTES
+
+
+class MemberGone(RuntimeError):
+    """A member takes no part in the exchanges of its group any more."""
 
 
 class Published(NamedTuple):
@@ -74,8 +79,13 @@ class Channel:
     def waits(self, value: bool) -> None:
         self._words[_WAITS] = value
 
-    def has_reached(self, word: int, number: int) -> bool:
-        return self._words[word] >= number
+    @property
+    def finished(self) -> int:
+        return self._words[_FINISHED]
+
+    @property
+    def has_given_up(self) -> bool:
+        return bool(self._words[_GIVEN_UP])
 
     def published(self, number: int) -> Published:
         at = _slot(number)
@@ -95,7 +105,7 @@ class Channel:
         deadline = time.monotonic() + MEMBER_TIMEOUT.total_seconds()
         while (seen := words[word]) < number:
             if words[_GIVEN_UP]:
-                raise RuntimeError("a member has given up the exchanges of its group, after an error of its own")
+                raise MemberGone("a member has given up the exchanges of its group, after an error of its own")
             futex.wait(self._address + 8 * word, seen & 0xFFFFFFFF, pause)
             if words[word] < number:
                 check()
@@ -121,31 +131,44 @@ class PeerMemory:
         return data[found.offset : found.offset + found.nbytes]
 
     def _map(self, found: Published) -> memoryview:
-        data = map_peer_memory(self.member.pid, self.member.mark, found.descriptor, found.memory_bytes)
+        pid, mark = self.member.pid, self.member.mark
+        data = map_peer_memory(pid, mark, found.descriptor, found.memory, found.memory_bytes)
         if found.memory_bytes == KEPT_BYTES:
             self._number, self._kept = found.memory, data
         return data
 
 
 class Peer:
-    """Another member of a group: its channel and its memory. `check` raises if the peer is lost."""
+    """Another member of a group: its memory, and its channel, which is memory with a descriptor and a number. `is_lost`
+    says whether the peer's process has ended or was given up; it may raise to end a wait."""
 
-    def __init__(self, memory: PeerMemory, descriptor: int, check: Callable[[], None], *, spins: bool) -> None:
+    def __init__(
+        self, worker: int, memory: PeerMemory, channel: tuple[int, int], is_lost: Callable[[], bool], *, spins: bool
+    ) -> None:
+        self._worker = worker
         self._memory = memory
-        self._check = check
+        self._is_lost = is_lost
+        self._is_gone = False
         self._spins = spins
         member = memory.member
-        self._channel = Channel(map_peer_memory(member.pid, member.mark, descriptor, CHANNEL_BYTES))
+        self._channel = Channel(map_peer_memory(member.pid, member.mark, *channel, CHANNEL_BYTES))
 
     @property
     def waits(self) -> bool:
         return self._channel.waits
 
     def has_finished(self, number: int) -> bool:
-        return self._channel.has_reached(_FINISHED, number)
+        """Whether the peer reads nothing any more of an exchange."""
+        return self._channel.finished >= number or self._is_gone or self._channel.has_given_up
 
     def wait_for_finish(self, number: int) -> None:
-        self._channel.wait(_FINISHED, number, spins=self._spins, check=self._check, pause=_FINISH_SECONDS)
+        with contextlib.suppress(MemberGone):
+            self._channel.wait(_FINISHED, number, spins=self._spins, check=self._check, pause=_FINISH_SECONDS)
+
+    def _check(self) -> None:
+        self._is_gone = self._is_gone or self._is_lost()
+        if self._is_gone:
+            raise MemberGone(f"worker {self._worker} is lost")
 
     def block(self, number: int) -> memoryview | None:
         """Wait for an exchange, and return the memory that the peer gives in it; None if it has failed."""

@@ -47,6 +47,7 @@ class Group(Protocol):
     def receive(self, peer: int, nbytes: int) -> ReceivedMessage: ...
     def doubt(self) -> torch.Tensor | None: ...
     def is_set(self, flags: Sequence[torch.Tensor], number: int, task: int) -> bool: ...
+    def wait(self, work: Any) -> None: ...
     def write_failure(self, number: int, task: int, failed: FailedValue) -> None: ...
     def read_failure(self, number: int, task: int) -> FailedValue: ...
 
@@ -117,7 +118,7 @@ class _Messages:
 
     def received(self, rows: _Rows) -> dict[int, _Message]:
         """Wait for one row of bytes from each member."""
-        wait(rows.work)
+        self.group.wait(rows.work)
         size = rows.layout.nbytes
         return {
             member: _Message(rows.layout, rows.buffer[rank * size : (rank + 1) * size])
@@ -200,7 +201,7 @@ class SumWork:
     def finish(self) -> list[Result]:
         found: dict[int, Result] = {}
         for entries, work, buffer in self._launched:
-            wait(work)
+            self._group.wait(work)
             flags = buffer[len(buffer) - len(entries) :]
             start = 0
             for flag, (position, task) in zip(flags, entries, strict=True):

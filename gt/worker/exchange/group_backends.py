@@ -9,7 +9,13 @@ from typing import Any, TypeAlias
 
 import torch
 
-from gt.worker.exchange.torch_private import all_gather_bytes, all_to_all_bytes, end_coalescing, start_coalescing
+from gt.worker.exchange.torch_private import (
+    abort_gloo_group,
+    all_gather_bytes,
+    all_to_all_bytes,
+    end_coalescing,
+    start_coalescing,
+)
 
 
 class GlooGroup:
@@ -32,6 +38,9 @@ class GlooGroup:
 
     def coalesced(self) -> AbstractContextManager[None]:
         return nullcontext()
+
+    def abort(self) -> None:
+        abort_gloo_group(self._group)
 
     def send(self, buffer: torch.Tensor, rank: int) -> Any:
         return self._group.send([buffer], rank, 0)
@@ -73,6 +82,9 @@ class Launch:
         assert self.event is not None, "the sends and receives are launched together, before any of them is waited for"
         self.event.wait()
 
+    def is_completed(self) -> bool:
+        return True
+
 
 class NcclGroup:
     """A process group of GPUs. The sends and receives of one exchange are launched together, or they would wait for
@@ -111,6 +123,9 @@ class NcclGroup:
                 yield
             finally:
                 end_coalescing(self._group).wait()
+
+    def abort(self) -> None:
+        self._group.abort()
 
     def send(self, buffer: torch.Tensor, rank: int) -> Launch:
         self._group.send([buffer], rank, 0)

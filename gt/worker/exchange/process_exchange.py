@@ -77,6 +77,7 @@ class ProcessExchange:
         self._arena = Arena()
         self._peer_memory.clear()
         self.in_flight = InFlightSends(wait)
+        self._prefetching = None
         self.rendezvous.leave()
 
     def required_workers(self, members: Sequence[int]) -> tuple[int, ...]:
@@ -119,31 +120,30 @@ class ProcessExchange:
         """Raises on all members where one could not be connected, so that all of them skip the same exchange."""
         store = self.rendezvous.new_attempt(members)
         memory = self._new_channel()
-        descriptors = self.rendezvous.gather(store, members, "here", str(memory.descriptor) if memory else "")
-        self.rendezvous.require_running(members)  # a member may have come and ended before the last one came
-        if memory is not None:
-            shared = self._try_shared(store, members, memory, descriptors) if all(descriptors.values()) else None
-            if shared is not None:
-                return shared
-            memory.close()
-        if self._transport == "shared":
-            raise RuntimeError(f"GT_TRANSPORT=shared, but workers {members} cannot share memory")
-        return self._make_process_group(store, members)
+        shared: SharedGroup | None = None
+        try:
+            channel = f"{memory.descriptor} {memory.number}" if memory is not None else ""
+            channels = self.rendezvous.gather(store, members, "here", channel)
+            self.rendezvous.require_running(members)  # a member may have come and ended before the last one came
+            if memory is not None and all(channels.values()):
+                shared = self._try_shared(store, members, memory, channels)
+        finally:
+            if memory is not None and shared is None:
+                memory.close()
+        return shared or self._make_process_group(store, members)
 
     def _new_channel(self) -> Memory | None:
         """The words of this worker in a new group; None if this worker does not share memory."""
         if self._device.type != "cpu" or self._transport not in ("", "shared") or not futex.is_available():
             return None
         try:
-            memory = Memory(0, CHANNEL_BYTES)
-            memory.reserve(CHANNEL_BYTES)
+            return Memory(CHANNEL_BYTES, reserved=CHANNEL_BYTES)
         except OSError as error:
             log.warning("worker %d has no memory to share with others: %s", self._worker, error)
             return None
-        return memory
 
     def _try_shared(
-        self, store: dist.Store, members: tuple[int, ...], memory: Memory, descriptors: dict[int, str]
+        self, store: dist.Store, members: tuple[int, ...], memory: Memory, channels: dict[int, str]
     ) -> SharedGroup | None:
         """A group that shares memory, if every member can map that of all others. All members decide alike."""
         peers: dict[int, Peer] = {}
@@ -151,7 +151,7 @@ class ProcessExchange:
         try:
             for worker in members:
                 if worker != self._worker:
-                    peers[worker] = self._map(worker, descriptors[worker], spins=len(members) <= (os.cpu_count() or 1))
+                    peers[worker] = self._map(worker, channels[worker], spins=len(members) <= (os.cpu_count() or 1))
         except (OSError, ValueError) as error:
             problem = f"worker {self._worker} cannot map the memory of worker {worker}: {error}"
         problems = self.rendezvous.gather(store, members, "mapped", problem)
@@ -160,12 +160,13 @@ class ProcessExchange:
             return None
         return SharedGroup(self._worker, members, memory, peers, self._arena, self._texts, self._ways)
 
-    def _map(self, worker: int, descriptor: str, *, spins: bool) -> Peer:
+    def _map(self, worker: int, channel: str, *, spins: bool) -> Peer:
         member = self.rendezvous.find_member(worker)
         if member is None or not member.is_here:
             raise ValueError("it is on another machine")
         memory = self._peer_memory.setdefault(worker, PeerMemory(member))
-        return Peer(memory, int(descriptor), partial(self.rendezvous.require_alive, worker), spins=spins)
+        descriptor, number = map(int, channel.split())
+        return Peer(worker, memory, (descriptor, number), partial(self.rendezvous.is_lost, worker), spins=spins)
 
     def _make_process_group(self, store: dist.Store, members: tuple[int, ...]) -> ProcessGroup:
         try:
@@ -175,16 +176,25 @@ class ProcessExchange:
         for member, told in self.rendezvous.gather(store, members, "connected", problem).items():
             if told:
                 raise RuntimeError(f"worker {member} is not connected with the others of workers {members}: {told}")
-        return ProcessGroup(self._worker, members, backend, self.in_flight, self._texts, self._ways, self.flags)
+        return ProcessGroup(
+            self._worker, members, backend, self.in_flight, self._texts, self._ways, self._check_members, self.flags
+        )
+
+    def _check_members(self, members: tuple[int, ...]) -> None:
+        for worker in members:
+            if worker != self._worker and self.rendezvous.is_lost(worker):
+                raise RuntimeError(f"worker {worker} is lost")
 
     def _connect(self, store: dist.Store, members: tuple[int, ...]) -> GroupBackend:
         rank, size = members.index(self._worker), len(members)
         found = [self.rendezvous.find_member(worker) for worker in members]
         can_nccl = can_use_nccl([member.gpu for member in found if member is not None])
+        if self._transport == "shared":
+            raise RuntimeError(f"GT_TRANSPORT=shared, but workers {members} cannot share memory")
         if self._transport == "gloo" or (not can_nccl and self._transport != "nccl"):
             return GlooGroup(
                 self.rendezvous.connect_running(
-                    members, lambda own: make_gloo_group(own, rank, size, LOOPBACK, CONNECT_TIMEOUT)
+                    members, lambda own: make_gloo_group(own, rank, size, LOOPBACK, CONNECT_TIMEOUT, MEMBER_TIMEOUT)
                 )
             )
         if not can_nccl:

@@ -8,8 +8,9 @@ reduces as GT does. Other steps are sends and receives. Tasks of one kind go tog
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
-from typing import TypeAlias
+from collections.abc import Callable, Sequence
+from datetime import timedelta
+from typing import Any, TypeAlias
 
 import torch
 
@@ -36,10 +37,13 @@ NATIVE_SUMS = ("float32", "float64", "int32", "int64")
 """The dtypes that Gloo and NCCL sum as GT does. Short floats need a wider dtype, NaN must pass a maximum, and boolean
 reductions have their own rules, so all other reductions are computed by the members."""
 
+_CHECK_SECONDS = timedelta(seconds=0.05)  # between two looks at the members that a collective waits for
+
 
 class ProcessGroup:
     """Exchanges among `members`, whose ranks follow their order. `number` counts the exchanges, so that members agree
-    on the names of failures; `ways` counts them by way."""
+    on the names of failures; `ways` counts them by way. `check` raises if one of some members is lost. After an error
+    of a collective no exchange follows: members would no longer count alike."""
 
     def __init__(
         self,
@@ -49,6 +53,7 @@ class ProcessGroup:
         sends: InFlightSends,
         texts: FailureTexts,
         ways: Counter[str],
+        check: Callable[[tuple[int, ...]], None],
         flags: DeferredFlags | None = None,
     ) -> None:
         self.worker = worker
@@ -60,10 +65,35 @@ class ProcessGroup:
         self._ways = ways
         self._texts = texts
         self._flags = flags
+        self._check = check
+        self._error: Exception | None = None
 
     def begin(self, tasks: Sequence[MoveTask]) -> GroupWork:
+        if self._error is not None:
+            raise RuntimeError(f"workers {self.members} exchange nothing any more: {self._error}")
         self.number += 1
         return GroupWork(self, tasks)
+
+    def wait(self, work: Any) -> None:
+        """Wait for a collective. Raises where a member is lost, and then ends the group, so that members which wait for
+        this one get an error too."""
+        try:
+            while not self._is_done(work):
+                self._check(self.members)
+        except Exception as error:
+            self._error = error
+            self.backend.abort()
+            raise
+
+    def _is_done(self, work: Any) -> bool:
+        try:
+            work.wait(_CHECK_SECONDS)
+        except RuntimeError:
+            if work.is_completed():
+                work.wait(_CHECK_SECONDS)  # raises again, unless it was completed meanwhile
+                return True
+            return False
+        return True
 
     def prefetch(self, part: StepPart) -> bool:
         """Begin to receive the boxes of a later exchange, if it goes by sends and receives. Returns whether it does."""
@@ -106,7 +136,7 @@ class ProcessGroup:
         self._ways[self.way_of(entries[0].task.part)] += 1
 
     def close(self) -> None:
-        """The connections end with the last reference to the backend."""
+        self.backend.abort()
 
 
 class GroupWork:

@@ -134,13 +134,12 @@ class Rendezvous:
                     f"worker {worker} (pid {member.pid}) has ended or left; workers {tuple(members)} cannot meet"
                 )
 
-    def require_alive(self, worker: int) -> None:
-        """Raise if a worker that has been met is lost or has ended. Does not need the store, whose host may have
+    def is_lost(self, worker: int) -> bool:
+        """Whether a worker that has been met is lost or has ended. Does not need the store, whose host may have
         ended."""
         self._look_ahead()
         member = self.members.get(worker)
-        if worker in self.lost or (member is not None and member.has_ended):
-            raise RuntimeError(f"worker {worker} is lost")
+        return worker in self.lost or (member is not None and member.has_ended)
 
     def connect_running(self, members: tuple[int, ...], connect: Callable[[dist.Store], Connection]) -> Connection:
         """Call a function that connects the members, which waits for all of them. Raises where a member is lost

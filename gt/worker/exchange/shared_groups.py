@@ -93,7 +93,8 @@ class SharedGroup:
         self._channel.finish(number, wakes=any(peer.waits for peer in self._peers.values()))
 
     def _is_finished(self, number: int) -> bool:
-        return all(peer.has_finished(number) for peer in self._peers.values())
+        """Whether no member reads the block of an exchange any more: this one may reduce its own block."""
+        return self._channel.finished >= number and all(peer.has_finished(number) for peer in self._peers.values())
 
     def _wait_for_finish(self, number: int) -> None:
         self._channel.waits = True
@@ -117,7 +118,7 @@ class SharedWork:
 
     def __init__(self, group: SharedGroup, tasks: Sequence[MoveTask]) -> None:
         self._group = group
-        self._tasks = tasks
+        self._tasks = list(tasks)
         self._reduced = large_reductions([task.part for task in tasks])
         self._others = [position for position in range(len(tasks)) if position not in self._reduced]
         self._number = 0
@@ -156,7 +157,7 @@ class SharedWork:
             block = group.allocate(layout.nbytes)
         except OSError as error:
             for position, task in enumerate(tasks):
-                group.write_failure(self._number, position, task.fail("redistribute", (), error))
+                self._fail(position, task.fail("redistribute", (), error))
             group.publish(self._number, None, has_failed=True)
             return
         for position, (task, offset) in enumerate(zip(tasks, layout.offsets, strict=True)):
@@ -164,12 +165,18 @@ class SharedWork:
             if task.part.gives and not isinstance(value, FailedValue):
                 value = task.attempt(lambda: _write(task, block.data, offset))
             if isinstance(value, FailedValue):
-                group.write_failure(self._number, position, value)
+                self._fail(position, value)
             block.data[position] = isinstance(value, FailedValue)
         group.publish(self._number, block)
 
     def _tasks_of(self, positions: Sequence[int]) -> Sequence[MoveTask]:
         return self._tasks if len(positions) == len(self._tasks) else [self._tasks[each] for each in positions]
+
+    def _fail(self, position: int, failed: FailedValue) -> None:
+        """A task of which this worker gives nothing fails here as well as on the others."""
+        self._group.write_failure(self._number, position, failed)
+        place = self._others[position]
+        self._tasks[place] = self._tasks[place]._replace(value=failed)
 
     def _take(self) -> list[Result]:
         group, tasks = self._group, self._tasks_of(self._others)

@@ -2,25 +2,42 @@
 
 from __future__ import annotations
 
+import contextlib
 from datetime import timedelta
 from typing import Any
 
 import torch
 import torch.distributed as dist
 
+_UNUSED_TAG = 1  # sends have the tag 0
 
-def make_gloo_group(store: dist.Store, rank: int, size: int, interface: str, timeout: timedelta) -> Any:
-    """A Gloo group that listens at one interface. Groups made by torch's public functions listen at others too."""
+
+def make_gloo_group(
+    store: dist.Store, rank: int, size: int, interface: str, connect_timeout: timedelta, timeout: timedelta
+) -> Any:
+    """A Gloo group that listens at one interface. Groups made by torch's public functions listen at others too. Members
+    must be connected within `connect_timeout`; a collective may take as long as `timeout`."""
     options = dist.ProcessGroupGloo._Options()
-    options._timeout = timeout
+    options._timeout = connect_timeout
     options._devices = [dist.ProcessGroupGloo.create_device(hostname=interface)]
-    return dist.ProcessGroupGloo(store, rank, size, options)
+    group = dist.ProcessGroupGloo(store, rank, size, options)
+    group.set_timeout(timeout)
+    return group
 
 
 def make_nccl_group(store: dist.Store, rank: int, size: int, timeout: timedelta) -> Any:
     options = dist.ProcessGroupNCCL.Options()
     options._timeout = timeout
     return dist.ProcessGroupNCCL(store, rank, size, options)
+
+
+def abort_gloo_group(group: Any) -> None:
+    """Close all connections, so that members which wait in a collective get an error. The group's own `abort` leaves
+    them open; a receive that times out closes them."""
+    for peer in range(group.size()):
+        if peer != group.rank():
+            with contextlib.suppress(RuntimeError):
+                group.recv([torch.empty(1, dtype=torch.uint8)], peer, _UNUSED_TAG).wait(timedelta(milliseconds=1))
 
 
 def start_coalescing(group: Any) -> None:

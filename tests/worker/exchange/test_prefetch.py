@@ -10,7 +10,6 @@ from gt.sharding.spec import DeviceMesh
 from gt.sharding.spec_text import parse_spec
 from gt.worker.bound_programs import BoundProgram
 from gt.worker.engines import make_engine
-from gt.worker.exchange.interface import Swap
 from gt.worker.exchange.prefetch import ReceivePrefetch
 from tests.dispatcher_harness import PAIR, at
 from tests.records import ADD, SMALL, own
@@ -38,30 +37,29 @@ def kernel(worker, *moves):
         (1, [(at(0), at(1))], [{0: 16}]),
         (0, [(at(0), at(1))], [{}]),
         (0, [(over("x"), over("-"))], [{1: 8}]),
+        (1, [(over("- + x"), over("-"))], [{0: 16}]),
         (0, [(over("-"), over("x"))], []),  # everybody has its part already
         (0, [(at(0), at(0))], []),
-        (1, [(over("- + x"), over("-"))], None),  # an all-reduce is two exchanges
         (1, [(at(0), at(1)), (at(1), at(0))], None),
     ],
 )
 def test_a_program_knows_its_one_exchange(worker, moves, receives):
-    swaps = kernel(worker, *moves).swaps
-    found = swaps and [{peer: meta.nbytes for peer, meta in swap.receives.items()} for swap in swaps]
-    assert found == receives
+    parts = kernel(worker, *moves).exchanges
+    assert (parts and [part.received for part in parts]) == receives
 
 
 def test_a_program_without_moves_exchanges_nothing():
     whole = Program((Whole(ADD, (0, 1), (2,)),), (0, 1), (2,))
-    assert BoundProgram(ENGINE, 0, "aten.add.Tensor", whole).swaps == []
+    assert BoundProgram(ENGINE, 0, "aten.add.Tensor", whole).exchanges == []
 
 
 KERNELS = {
     AS_IT_IS: object(),
     GET: kernel(1, (at(0), at(1))),
     SEND: kernel(1, (at(1), at(0))),
-    TWICE: kernel(1, (over("- + x"), over("-"))),
+    TWICE: kernel(1, (at(0), at(1)), (at(1), at(0))),
 }
-NEXT = Swap((0, 1), {}, {0: SMALL})
+(NEXT,) = KERNELS[GET].exchanges
 
 
 def run(code):

@@ -1,177 +1,52 @@
-"""Workers find each other and exchange values. Members are threads that share a store, as processes do."""
+"""Exchanges over process groups: which way a step goes, and the order of sends and receives."""
 
-import subprocess
-import sys
-import threading
-import time
-from concurrent.futures import ThreadPoolExecutor
-from datetime import timedelta
+from collections import Counter
+from contextlib import contextmanager
 
-import psutil
 import pytest
 import torch
-import torch.distributed as dist
 
-from gt.core.errors import ConnectionLost
-from gt.core.messages import Failure
-from gt.core.meta import TensorMeta
-from gt.wire.process_identity import start_mark, this_host
-from gt.worker.engines import make_engine
-from gt.worker.exchange import process_groups, rendezvous
-from gt.worker.exchange.group_backends import GlooGroup, NcclGroup, can_use_nccl
-from gt.worker.exchange.interface import Swap
-from gt.worker.exchange.process_groups import GroupExchange
-from gt.worker.exchange.rendezvous import Member
-from gt.worker.failed_value import FailedValue
+from gt.sharding.spec import DeviceMesh
+from gt.worker.exchange.deferred_flags import DeferredFlags
+from gt.worker.exchange.failure_texts import FailureTexts
+from gt.worker.exchange.group_backends import NcclGroup, can_use_nccl
+from gt.worker.exchange.in_flight import InFlightSends
+from gt.worker.exchange.process_groups import ProcessGroup, work_of
+from tests.dispatcher_harness import at, over
+from tests.worker.exchange.tasks import dense, part_of, task_of
 
-META = TensorMeta((2,), (1,), 0, "float32")
-ENGINE = make_engine("pytorch", "cpu")
+TRIO = DeviceMesh([3], ["x"], [0, 1, 2])
+GRID = DeviceMesh([2, 2], ["a", "b"], [0, 1, 2, 3])
+NATIVE = ("float32", "float64", "int32", "int64")
+DTYPES = (*NATIVE, "float16", "bfloat16", "int8", "int16", "uint8", "bool", "complex64")
 
 
-def exchanges(count):
-    """Exchanges of some workers, which have all joined the store of the first."""
-    found = [GroupExchange(worker, "cpu") for worker in range(count)]
-    port = found[0].host_store()
-    for exchange in found:
-        exchange.join_store("127.0.0.1", port, 0)
-    return found
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("reduction", ["sum", "prod", "max", "min", "and", "or"])
+def test_the_group_itself_reduces_only_sums_that_it_adds_as_gt_does(dtype, reduction):
+    part = part_of(0, dense((6,), dtype), over(f"- + x:{reduction}"), over("-"))
+    is_native = reduction == "sum" and dtype in NATIVE
+    assert work_of(part).way == ("all-reduce" if is_native else "all-to-all and all-gather")
 
 
-def give(exchange):
-    """Worker 0 sends two numbers to worker 1."""
-    if exchange._worker == 0:
-        return exchange.begin(Swap((0, 1), {1: (META, torch.tensor([1.0, 2.0]))}, {}), ENGINE).finish()
-    return exchange.begin(Swap((0, 1), {}, {0: META}), ENGINE).finish()
-
-
-def test_the_store_listens_at_the_loopback_interface_only():
-    (exchange,) = exchanges(1)
-    port = exchange.rendezvous._hosted.port
-    listening = [c.laddr.ip for c in psutil.Process().net_connections("inet") if c.laddr.port == port and not c.raddr]
-    assert listening == ["127.0.0.1"]
-
-
-def test_gloo_listens_at_the_loopback_interface_only():
-    before = set(psutil.Process().net_connections("inet"))
-    pair = exchanges(2)
-    with ThreadPoolExecutor(2) as threads:
-        list(threads.map(give, pair))
-    new = [c for c in psutil.Process().net_connections("inet") if c.status == "LISTEN" and c not in before]
-    assert len(new) == 3
-    assert {c.laddr.ip for c in new} == {"127.0.0.1"}
-
-
-def set_connect_timeout(monkeypatch, timeout):
-    for module in (process_groups, rendezvous):
-        monkeypatch.setattr(module, "CONNECT_TIMEOUT", timeout)
-
-
-def test_a_member_may_come_late(monkeypatch):
-    """The first member waits longer than connecting may take."""
-    looks, late = [], threading.Event()
-
-    def look(*process):
-        looks.append(process)
-        if len(looks) > 2 * 30:  # two members, and 50 ms between two looks
-            late.set()
-        return True
-
-    set_connect_timeout(monkeypatch, timedelta(seconds=1))
-    monkeypatch.setattr(rendezvous, "is_running", look)
-    first, second = exchanges(2)
-    with ThreadPoolExecutor(1) as threads:
-        giving = threads.submit(give, first)
-        assert late.wait(60)
-        assert give(second)[0].tolist() == [1.0, 2.0]
-        assert giving.result(60) == {}
-
-
-def test_a_member_that_has_ended_is_not_waited_for():
-    first, second = exchanges(2)
-    with subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE) as process:
-        member = Member(this_host(), process.pid, start_mark(process.pid), "")
-        second.rendezvous._store.set("worker 1", rendezvous._encoder.encode(member))
-        with ThreadPoolExecutor(1) as threads:
-            giving = threads.submit(give, first)
-            process.kill()
-            with pytest.raises(RuntimeError, match=rf"worker 1 \(pid {process.pid}\) has ended"):
-                giving.result(10)
-
-
-def test_a_member_that_is_lost_before_it_joins_the_store_is_not_waited_for():
-    first = GroupExchange(0, "cpu", look_ahead=lambda: first.lose_worker(1))
-    first.join_store("127.0.0.1", first.host_store(), 0)
-    with pytest.raises(RuntimeError, match=r"worker 1 is lost; workers \(0, 1\) cannot meet"):
-        give(first)
-
-
-def test_a_member_that_came_and_ended_is_not_connected_with():
-    first, second = exchanges(2)
-    second.rendezvous.new_attempt((0, 1)).set("here 1", "")
-    first.lose_worker(1)
-    with pytest.raises(RuntimeError, match="worker 1 is lost"):
-        give(first)
-
-
-def test_a_member_that_ends_while_it_connects_is_not_waited_for():
-    looks = []
-
-    def lose_at_second_look():
-        looks.append(1)
-        if len(looks) == 2:  # the first one is before members connect
-            first.lose_worker(1)
-
-    first = GroupExchange(0, "cpu", look_ahead=lose_at_second_look)
-    first.join_store("127.0.0.1", first.host_store(), 0)
-    second = GroupExchange(1, "cpu")
-    second.join_store("127.0.0.1", first.rendezvous._hosted.port, 0)
-    second.rendezvous.new_attempt((0, 1)).set("here 1", "")
-    began = time.monotonic()
-    with pytest.raises(RuntimeError, match="worker 1 is lost"):
-        give(first)
-    assert time.monotonic() - began < rendezvous.CONNECT_TIMEOUT.total_seconds() / 2
-    second._connect(second.rendezvous._store, (0, 1))  # so that the thread of the first one ends
-    for thread in threading.enumerate():
-        if thread.name == "gt-connect":
-            thread.join(60)
-
-
-def test_a_worker_that_has_no_reason_to_wait_does_not():
-    def end():
-        raise ConnectionLost("this worker was told to end")
-
-    exchange = GroupExchange(0, "cpu", look_ahead=end)
-    exchange.join_store("127.0.0.1", exchange.host_store(), 0)
-    with pytest.raises(ConnectionLost, match="told to end"):
-        give(exchange)
-
-
-def test_a_member_that_never_comes_is_given_up(monkeypatch):
-    monkeypatch.setattr(rendezvous, "MEMBER_TIMEOUT", timedelta(milliseconds=10))
-    first, _ = exchanges(2)
-    with pytest.raises(TimeoutError, match=r"not all of workers \(0, 1\) have come"):
-        give(first)
-
-
-def test_members_that_could_not_be_connected_skip_the_same_exchange_and_meet_again(monkeypatch):
-    """Keys that one of them left in the store do not matter."""
-    pair = exchanges(2)
-    connect = pair[0]._connect
-
-    def fail_once(store, members):
-        store.set("left", "behind")
-        monkeypatch.setattr(pair[0], "_connect", connect)
-        raise OSError("no buffer space available")
-
-    monkeypatch.setattr(pair[0], "_connect", fail_once)
-    set_connect_timeout(monkeypatch, timedelta(seconds=1))
-    with ThreadPoolExecutor(2) as threads:
-        for giving in [threads.submit(give, exchange) for exchange in pair]:
-            with pytest.raises(RuntimeError, match="worker 0 is not connected .* OSError: no buffer space"):
-                giving.result(60)
-        received = list(threads.map(give, pair))
-    assert received[0] == {}
-    assert received[1][0].tolist() == [1.0, 2.0]
+@pytest.mark.parametrize(
+    ("source", "target", "shape", "way"),
+    [
+        (over("x"), over("-"), (6,), "all-gather"),
+        (over("x"), over("-"), (5,), "point-to-point"),  # uneven
+        (over("x[0:1 1:6]"), over("-"), (6,), "point-to-point"),
+        (over("x, -"), over("-, x"), (4, 6), "all-to-all"),
+        (over("x, -"), over("-, x"), (4, 5), "point-to-point"),
+        (over("- + x"), over("x"), (6,), "all-to-all"),  # a reduce-scatter
+        (over("- + x"), over("x"), (5,), "point-to-point"),
+        (over("- + x"), at(0), (6,), "point-to-point"),
+        (at(0), over("-"), (6,), "point-to-point"),
+        (at(0), at(1), (6,), "point-to-point"),
+        (over("a, b", GRID), over("a, -", GRID), (4, 4), "all-gather"),
+    ],
+)
+def test_an_even_step_is_a_collective_and_others_are_sends(source, target, shape, way):
+    assert work_of(part_of(0, dense(shape), source, target)).way == way
 
 
 @pytest.mark.parametrize(
@@ -188,7 +63,7 @@ def test_nccl_is_used_between_gpus_of_one_worker_each(gpus, can):
 
 
 class FakeNccl:
-    """Records its calls. The end of coalescing fills the buffers: with the header of a tensor, and ones."""
+    """Records its calls. The end of coalescing fills the buffers: a flag of nought, and two ones."""
 
     def __init__(self, *_):
         self.calls, self.buffers = [], []
@@ -203,55 +78,66 @@ class FakeNccl:
     def _end_coalescing(self):
         self.calls.append(("end_coalescing",))
         for buffer in self.buffers:
-            buffer.copy_(torch.cat([torch.zeros(8, dtype=torch.uint8), torch.ones(2).view(torch.uint8)]))
+            buffer.zero_()
+            buffer[16:24] = torch.ones(2).view(torch.uint8)
         return self
+
+    def wait(self):
+        self.calls.append(("stream waits",))
+
+
+class FakeStream:
+    """The communication stream of a GPU; its events are waited for by the computation."""
+
+    def __init__(self, calls):
+        self.calls = calls
+
+    @contextmanager
+    def following(self, launch):
+        self.calls.append(("follow",))
+        yield
+        launch.event = self
+
+    def use(self, *buffers):
+        pass
 
     def wait(self):
         self.calls.append(("wait",))
 
 
+def nccl_group(flags=None):
+    nccl = FakeNccl()
+    sends = InFlightSends(lambda work: work.wait(None))
+    backend = NcclGroup(nccl, torch.device("cpu"), FakeStream(nccl.calls))
+    texts = FailureTexts(lambda: None, 0)
+    return nccl, sends, ProcessGroup(0, (0, 1, 2), backend, sends, texts, Counter(), lambda members: None, flags)
+
+
 def test_sends_and_receives_of_nccl_are_launched_together_and_waited_for_together():
-    exchange, group = GroupExchange(0, "cpu"), FakeNccl()
-    exchange.groups[0, 1, 2] = NcclGroup(group, torch.device("cpu"))
-    sent = (META, torch.zeros(2))
-    received = exchange.begin(Swap((0, 1, 2), {1: sent, 2: sent}, {1: META}), ENGINE).finish()
-    coalesced = [("start_coalescing",), ("send", 1, 0), ("send", 2, 0), ("recv", 1, 0), ("end_coalescing",)]
-    assert group.calls == [*coalesced, ("wait",)]
-    assert received[1].tolist() == [1.0, 1.0]
-    exchange.in_flight.confirm(2)
-    assert group.calls == [*coalesced, ("wait",), ("wait",)]
+    nccl, sends, group = nccl_group()
+    task = task_of(0, torch.zeros(2), over("x"), over("-", TRIO), dense((4,)))
+    (result,) = group.begin([task]).finish()
+    sent = [("start_coalescing",), ("send", 1, 0), ("send", 2, 0), ("recv", 1, 0), ("end_coalescing",)]
+    launched = [("follow",), *sent, ("stream waits",)]
+    assert nccl.calls == [*launched, ("wait",)]
+    assert result.tolist() == [0.0, 0.0, 1.0, 1.0]
+    sends.confirm(2)
+    assert nccl.calls == [*launched, ("wait",), ("wait",)]
 
 
-def test_a_group_of_gpus_is_connected_when_it_is_made(monkeypatch):
-    """Members with nothing to send or to receive would otherwise never take part."""
-    monkeypatch.setattr(dist, "ProcessGroupNCCL", FakeNccl, raising=False)
-    monkeypatch.setattr(FakeNccl, "Options", type("Options", (), {}), raising=False)
-    monkeypatch.setattr(torch.cuda, "set_device", lambda device: None)
-    (exchange,) = exchanges(1)
-    exchange._device = torch.device("cuda:0")
-    exchange.rendezvous.members[0] = Member(this_host(), 0, "", "GPU-1")
-    exchange.rendezvous.require_running = lambda members: None
-    group = exchange.find_group((0,))
-    assert isinstance(group, NcclGroup)
-    assert group._group.calls == [("eager_connect_single_device", torch.device("cuda:0"))]
+def test_a_collective_of_nccl_runs_on_the_communication_stream():
+    nccl, _, group = nccl_group()
+    nccl.allreduce = lambda buffers: (nccl.calls.append(("allreduce",)), nccl)[1]
+    task = task_of(0, torch.ones(2), over("- + x", TRIO), over("-", TRIO))
+    (result,) = group.begin([task]).finish()
+    assert nccl.calls == [("follow",), ("allreduce",), ("stream waits",), ("wait",)]
+    assert result.tolist() == [1.0, 1.0]
 
 
-def test_workers_that_share_a_gpu_exchange_through_the_memory_of_the_cpu():
-    pair = exchanges(2)
-    for exchange in pair:
-        exchange.rendezvous.members = {worker: Member(this_host(), 0, "", "GPU-1") for worker in (0, 1)}
-        exchange._device = torch.device("cuda:0")
-        exchange.rendezvous.require_running = lambda members: None
-    with ThreadPoolExecutor(2) as threads:
-        received = list(threads.map(give, pair))
-    assert received[1][0].tolist() == [1.0, 2.0]
-    assert all(isinstance(exchange.groups[0, 1], GlooGroup) for exchange in pair)
-
-
-def test_a_failure_travels_in_place_of_a_tensor():
-    failed = FailedValue(Failure(0, "aten.mm.default", (), 0, 0, "RuntimeError", "no", ""))
-    first, second = exchanges(2)
-    with ThreadPoolExecutor(1) as threads:
-        giving = threads.submit(lambda: first.begin(Swap((0, 1), {1: (META, failed)}, {}), ENGINE).finish())
-        assert give(second)[0].failure == failed.failure
-        giving.result(60)
+def test_a_flag_on_the_device_is_kept_and_the_value_is_given():
+    flags = DeferredFlags(torch.device("cpu"), FailureTexts(lambda: None, 0))
+    nccl, _, group = nccl_group(flags)
+    nccl.allreduce = lambda buffers: (buffers[0].add_(1), nccl)[1]  # another member's flag
+    task = task_of(0, torch.ones(2), over("- + x", TRIO), over("-", TRIO))
+    (result,) = group.begin([task]).finish()
+    assert result.tolist() == [2.0, 2.0] and len(flags) == 1 and flags.doubt.item() == 1

@@ -1,4 +1,4 @@
-"""Every transport of the table has all methods of the interface, and a swap over it gives the values sent."""
+"""Every transport has all methods of the interface, and a step over it gives the values sent."""
 
 import inspect
 from concurrent.futures import ThreadPoolExecutor
@@ -6,55 +6,58 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 import torch
 
-from gt.core.meta import TensorMeta
-from gt.worker.engines import make_engine
-from gt.worker.exchange import TRANSPORTS, Exchange, make_exchange
+from gt.worker.exchange import Exchange, MemoryExchange, ProcessExchange
 from gt.worker.exchange.in_process import run_interleaved
-from gt.worker.exchange.interface import Swap
+from tests.dispatcher_harness import at, over
+from tests.worker.exchange.tasks import dense, task_of
+from tests.worker.exchange.transports import PROCESS_TRANSPORTS, TRANSPORTS, exchanges, left, run_over
 
-META = TensorMeta((2,), (1,), 0, "float32")
-ENGINE = make_engine("pytorch", "cpu")
+
+@pytest.mark.parametrize("exchange", [MemoryExchange(), ProcessExchange(0, "cpu")], ids=lambda e: type(e).__name__)
+def test_a_transport_has_the_methods_of_the_interface(exchange):
+    names = [name for name, _ in inspect.getmembers(Exchange) if not name.startswith("_")]
+    assert len(names) == 9 and [name for name in names if not hasattr(exchange, name)] == []
+
+
+def gather_of(worker):
+    """Each of two workers has its own id, twice, and gets both."""
+    return task_of(worker, torch.full((2,), float(worker)), over("x"), over("-"), dense((4,)))
 
 
 @pytest.mark.parametrize("transport", TRANSPORTS)
-def test_a_transport_has_the_methods_of_the_interface(transport):
-    exchange = make_exchange(transport, 0, "cpu")
-    names = [name for name, _ in inspect.getmembers(Exchange) if not name.startswith("_")]
-    assert len(names) == 8 and [name for name in names if not hasattr(exchange, name)] == []
-
-
-def swap_of(worker):
-    """Each of two workers sends its own id, twice."""
-    peer = 1 - worker
-    return Swap((0, 1), {peer: (META, torch.full((2,), float(worker)))}, {peer: META})
-
-
-def test_virtual_workers_swap_values():
-    received = {}
-
+def test_workers_exchange_values(transport):
     def compute(worker):
-        received[worker] = yield swap_of(worker)
+        (result,) = yield [gather_of(worker)]
+        return result.tolist()
 
-    run_interleaved({worker: compute(worker) for worker in (0, 1)})
-    assert [received[0][1].tolist(), received[1][0].tolist()] == [[1.0, 1.0], [0.0, 0.0]]
+    results = run_over(transport, {worker: compute(worker) for worker in (0, 1)})
+    assert [results[0], results[1]] == [[0, 0, 1, 1]] * 2
 
 
-def test_worker_processes_swap_values_and_begin_without_waiting():
-    pair = [make_exchange("process groups", worker, "cpu") for worker in (0, 1)]
-    port = pair[0].host_store()
-    for exchange in pair:
-        exchange.join_store("127.0.0.1", port, 0)
-    with ThreadPoolExecutor(2) as threads:  # they have to meet once
-        begun = [threads.submit(exchange.begin, swap_of(worker), ENGINE) for worker, exchange in enumerate(pair)]
-        first, second = [each.result(60) for each in begun]
-    assert first.finish()[1].tolist() == [1.0, 1.0] and second.finish()[0].tolist() == [0.0, 0.0]
-    works = [exchange.begin(swap_of(worker), ENGINE) for worker, exchange in enumerate(pair)]
-    assert [work.finish()[1 - worker].tolist() for worker, work in enumerate(works)] == [[1.0, 1.0], [0.0, 0.0]]
+@pytest.mark.parametrize("transport", PROCESS_TRANSPORTS)
+def test_worker_processes_begin_without_waiting(transport):
+    with left(exchanges(2, transport)) as pair:
+        with ThreadPoolExecutor(2) as threads:  # they have to meet once
+            begun = [threads.submit(exchange.begin, [gather_of(worker)]) for worker, exchange in enumerate(pair)]
+            first = [each.result(60) for each in begun]
+        assert [work.finish()[0].tolist() for work in first] == [[0, 0, 1, 1]] * 2
+        second = [exchange.begin([gather_of(worker)]) for worker, exchange in enumerate(pair)]
+        assert [work.finish()[0].tolist() for work in second] == [[0, 0, 1, 1]] * 2
+
+
+@pytest.mark.parametrize(("transport", "way"), [("shared", "shared memory"), ("gloo", "gloo all-gather")])
+def test_an_exchange_counts_the_ways_it_went(transport, way):
+    with left(exchanges(2, transport)) as pair:
+        for _ in range(3):
+            with ThreadPoolExecutor(2) as threads:
+                list(threads.map(lambda worker: pair[worker].begin([gather_of(worker)]).finish(), (0, 1)))
+        assert [exchange.ways() for exchange in pair] == [{way: 3}] * 2
 
 
 def test_workers_that_wait_for_each_other_are_a_mistake():
     def compute(worker):
-        yield Swap((0, 1), {}, {1 - worker: META})
+        task = task_of(worker, torch.ones(2), at(worker), at(2))  # worker 2 never comes
+        yield [task]
 
     with pytest.raises(AssertionError, match=r"workers \[0, 1\] wait for each other"):
         run_interleaved({worker: compute(worker) for worker in (0, 1)})

@@ -2,8 +2,10 @@
 each other's memory as processes do."""
 
 import atexit
+import contextlib
 from concurrent.futures import ThreadPoolExecutor
 
+import numpy as np
 import torch
 
 from gt.worker.exchange import ProcessExchange
@@ -24,6 +26,16 @@ def exchanges(count, transport="", **options):
     return found
 
 
+@contextlib.contextmanager
+def left(found):
+    """Exchanges that leave in the end."""
+    try:
+        yield found
+    finally:
+        for exchange in found:
+            exchange.leave()
+
+
 def kept_exchanges(transport):
     """Exchanges that all tests of a process use, since connecting takes longer than most of them."""
     if transport not in _kept:
@@ -41,7 +53,7 @@ def run_over(transport, computations):
 
     noted = {worker: note(worker, computation) for worker, computation in computations.items()}
     if transport == "memory":
-        with torch.inference_mode():
+        with torch.inference_mode(), np.errstate(all="ignore"):
             run_interleaved(noted)
         return results
     found = kept_exchanges(transport)
@@ -54,7 +66,7 @@ def run_over(transport, computations):
 
 def drive(exchange, computation):
     """Run a computation over the exchange of its worker."""
-    with torch.inference_mode():
+    with torch.inference_mode(), np.errstate(all="ignore"):
         try:
             tasks = next(computation)
             while True:
