@@ -189,10 +189,8 @@ def _hook_copies(module: torch.nn.Module, config: ModelConfig) -> None:
         return
     hooks = {part: CopyHook(list(_cut_places(config, name, part))) for name, part in module.named_modules()}
     for part, hook in hooks.items():
-        hook.inner = frozenset(
-            hooks[inside] for inside in part.modules() if inside is not part and hooks[inside].places
-        )
-        if hook.places or hook.inner:
+        hook.inner = frozenset(hooks[inside] for inside in part.modules() if inside is not part)
+        if hook.places or any(inside.places for inside in hook.inner):
             _add_copy_hook(part, hook)
 
 

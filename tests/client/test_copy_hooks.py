@@ -153,6 +153,17 @@ def test_weights_are_gathered_once_more_for_backward(tmp_path):
     assert 0.9 * once < backward <= forward
 
 
+@pytest.mark.parametrize("is_reentrant", [False, True])
+def test_a_layer_that_is_computed_again_is_gathered_for_both(is_reentrant):
+    """Its forward inside backward and its backward use one copy."""
+    model, words = gt.to(GPT(is_reentrant)), torch.randint(0, WORDS, (8, 16))
+    loss = model(words).sum()
+    with gt.debug.comm() as c:
+        loss.backward()
+    gathered = sum(event.bytes for event in c.events if event.kind == "all-gather")
+    assert gathered <= (WORKERS - 1) * nbytes(model)
+
+
 def test_copies_stay_where_the_signal_says_so(tmp_path):
     load(tmp_path, KEEPS)
     model = gt.to(GPT())
