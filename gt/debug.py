@@ -25,14 +25,15 @@ from gt.core.timeline import TimelineEvent, Transfer
 
 
 class CollectiveEvent(NamedTuple):
-    """One collective: its kind, the mesh axes it ran along, the payload bytes that all workers together received, and
-    the op and line that issued it."""
+    """One collective: its kind, the mesh axes it ran along, the payload bytes that all workers together received, the
+    op and line that issued it, and the number of tensors that were exchanged together."""
 
     kind: str
     axis: str
     bytes: int
     op: str
     line: str
+    tensors: int = 1
 
 
 class Comm:
@@ -56,7 +57,7 @@ class Comm:
         self.pairs = {pair: count for pair, count in self.pairs.items() if count}
         self.bytes = sum(self.pairs.values())
         self.events = [
-            CollectiveEvent(c.kind, " ".join(c.axes), c.nbytes, c.op, _site(self._session, c.site))
+            CollectiveEvent(c.kind, " ".join(c.axes), c.nbytes, c.op, _site(self._session, c.site), c.tensors)
             for c in answer.collectives
         ]
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection
 
 from gt.core.messages import BeginStep, EndStep, FreeTensors, WorkerAgreeOnStep, WorkerBeginStep, WorkerEndStep
+from gt.dispatcher.gradient_buckets import GradientBuckets, layout_of_gradient
 from gt.dispatcher.message_queue import Buffer, MessageQueue
 from gt.dispatcher.redistribution import Redistributor
 from gt.dispatcher.session_records import HaltedStep, SessionRecord
@@ -13,15 +14,18 @@ from gt.sharding.spec import DeviceMesh, ShardingSpec
 
 
 class OptimizerSteps:
-    def __init__(self, state: State, outgoing: MessageQueue, redistributor: Redistributor) -> None:
+    def __init__(
+        self, state: State, outgoing: MessageQueue, redistributor: Redistributor, buckets: GradientBuckets
+    ) -> None:
         self._state = state
         self._outgoing = outgoing
         self._redistributor = redistributor
+        self._buckets = buckets
 
     def begin(self, session: SessionRecord, begin: BeginStep, _: Buffer | None) -> None:
         """Move gradients into the layouts of their parameters, so that no exchange can fail in the middle of the step.
         If a gradient has no value, the step is halted: it writes to no older tensor."""
-        state, gradients, cause = self._state, list(begin.gradients), None
+        state, layouts, cause = self._state, [], None
         targets: set[ShardingSpec | DeviceMesh] = set()
         for gradient_id, parameter_id in zip(begin.gradients, begin.parameters, strict=False):
             missing = state.missing.get(gradient_id) or state.missing.get(parameter_id)
@@ -30,12 +34,13 @@ class OptimizerSteps:
                 continue
             gradient, parameter = state.tensor(gradient_id), state.tensor(parameter_id)
             targets.add(parameter.spec.mesh if parameter.spec.is_whole else parameter.spec)
-            if gradient.meta.shape == parameter.meta.shape and not parameter.spec.partial:
-                moved = self._redistributor.in_layout(session, gradient_id, parameter.spec, "optimizer", begin.site)
-                gradients.append(moved)
+            layout = layout_of_gradient(gradient.meta, parameter)
+            if layout is not None:
+                layouts.append((gradient_id, layout))
+        moved = self._buckets.move_into(session, layouts, "optimizer", begin.site)
         state.set_halted(session, None if cause is None else HaltedStep(begin.step, cause))
         must_agree = cause is None and _differ(targets, session.workers & state.workers.keys())
-        self._begin_on_workers(session, begin, tuple(dict.fromkeys(gradients)), must_agree)
+        self._begin_on_workers(session, begin, tuple(dict.fromkeys((*begin.gradients, *moved))), must_agree)
 
     def _begin_on_workers(
         self, session: SessionRecord, begin: BeginStep, gradients: tuple[int, ...], must_agree: bool

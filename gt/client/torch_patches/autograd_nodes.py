@@ -13,3 +13,8 @@ current_node: Callable[[], Any] = torch._C._current_autograd_node  # type: ignor
 next_sequence_number: Callable[[], int] = torch._C._autograd._get_sequence_nr  # type: ignore[attr-defined]
 sequence_number: Callable[[Any], int] = methodcaller("_sequence_nr")
 FIRST_ACCUMULATING = 1 << 63  # nodes that accumulate gradients have numbers from here on
+
+
+def accumulated_parameter(node: Any) -> torch.Tensor | None:
+    """The tensor whose `.grad` a node accumulates; None for any other node."""
+    return node.variable if sequence_number(node) >= FIRST_ACCUMULATING else None

@@ -4,6 +4,7 @@ import torch
 
 from gt.client.torch_patches.autograd_nodes import (
     FIRST_ACCUMULATING,
+    accumulated_parameter,
     current_node,
     next_sequence_number,
     sequence_number,
@@ -26,3 +27,11 @@ def test_the_current_node_is_known_in_backward_only():
     assert current_node() is None, "ops outside backward would be taken for gradients"
     y.sum().backward()
     assert seen[0] is not None, "gradients would run in the signal scope of the caller of backward()"
+
+
+def test_the_node_that_accumulates_a_gradient_knows_its_parameter():
+    x = torch.ones(2, requires_grad=True)
+    y = x * 2
+    told = "gradients would be reduced one by one"
+    assert accumulated_parameter(y.grad_fn.next_functions[0][0]) is x, told
+    assert accumulated_parameter(y.grad_fn) is None, told
