@@ -6,12 +6,15 @@ import sys
 from collections.abc import Iterable
 from typing import NamedTuple, TextIO
 
+from msgspec.structs import astuple
+
 from gt.client import session as sessions
 from gt.client.session import Session
 from gt.core.errors import SessionError
 from gt.core.ids import short_id
 from gt.core.messages import (
     MAX_RECORDED,
+    Collective,
     CreateTensor,
     FetchTensor,
     FreeTensors,
@@ -29,13 +32,15 @@ from gt.core.timeline import TimelineEvent, Transfer
 
 class CollectiveEvent(NamedTuple):
     """One collective: its kind, the mesh axes it ran along, the payload bytes that all workers together received, the
-    op and line that issued it, and the way it went: "shared memory", "gloo all-reduce", "gloo point-to-point", ..."""
+    op and line that issued it, the number of tensors that were exchanged together, and the way it went: "shared
+    memory", "gloo all-reduce", "gloo point-to-point", ..."""
 
     kind: str
     axis: str
     bytes: int
     op: str
     line: str
+    tensors: int
     way: str
 
 
@@ -59,9 +64,7 @@ class Comm:
         self.pairs = {pair: count - self._before.get(pair, 0) for pair, count in after.items()}
         self.pairs = {pair: count for pair, count in self.pairs.items() if count}
         self.bytes = sum(self.pairs.values())
-        ways: dict[tuple[str, tuple[str, ...], int], list[str]] = {}
-        for way in answer.ways:
-            ways.setdefault((way.kind, way.axes, way.nbytes), []).append(way.way)
+        ways = _Ways(answer)
         self.events = [
             CollectiveEvent(
                 c.kind,
@@ -69,7 +72,8 @@ class Comm:
                 c.nbytes,
                 c.op,
                 _site(self._session, c.site),
-                ", ".join(ways.get((c.kind, c.axes, c.nbytes), ())),
+                c.tensors,
+                ways.of(c),
             )
             for c in answer.collectives
         ]
@@ -77,6 +81,21 @@ class Comm:
     def count(self, kind: str) -> int:
         """The number of collectives of a kind."""
         return sum(event.kind == kind for event in self.events)
+
+
+class _Ways:
+    """The ways of collectives. Workers tell them for single tensors; a bucket goes as its tensors would."""
+
+    def __init__(self, answer: TrafficRead) -> None:
+        self._exact: dict[tuple[object, ...], dict[str, None]] = {}
+        self._similar: dict[tuple[object, ...], dict[str, None]] = {}
+        for kind, axes, nbytes, way in map(astuple, answer.ways):
+            self._exact.setdefault((kind, axes, nbytes), {})[way] = None
+            self._similar.setdefault((kind, axes), {})[way] = None
+
+    def of(self, collective: Collective) -> str:
+        kind, axes = collective.kind, collective.axes
+        return ", ".join(self._exact.get((kind, axes, collective.nbytes)) or self._similar.get((kind, axes), ()))
 
 
 def comm() -> Comm:

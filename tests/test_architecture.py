@@ -56,6 +56,7 @@ PURE = (
     "signals/backward_chains.py", "signals/checks.py", "signals/config.py", "signals/document.py", "signals/parser.py",
     "signals/policy.py", "signals/resolution.py", "signals/schema.py",
     "dispatcher/deferred_failures.py", "dispatcher/dispatcher.py", "dispatcher/errors.py", "dispatcher/fair_queue.py",
+    "dispatcher/gradient_buckets.py",
     "dispatcher/group_store.py", "dispatcher/instructions.py", "dispatcher/invariants.py", "dispatcher/membership.py",
     "dispatcher/op_definitions.py", "dispatcher/atomic_steps.py", "dispatcher/message_queue.py",
     "dispatcher/ownership.py", "dispatcher/plan_cache.py", "dispatcher/planner.py", "dispatcher/rejection.py",

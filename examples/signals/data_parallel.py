@@ -83,7 +83,8 @@ def check(model: nn.Module, traffic: Traffic) -> None:
 
 def reductions(comm: Comm) -> int:
     """How many tensors were added up over the workers, but for the loss itself."""
-    return sum(event.kind in ("all-reduce", "reduce-scatter") and event.bytes > LOSS_BYTES for event in comm.events)
+    reduced = [event for event in comm.events if event.kind == "all-reduce" and event.bytes > LOSS_BYTES]
+    return sum(event.tensors for event in reduced)
 
 
 def main() -> None:

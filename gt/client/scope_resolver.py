@@ -42,40 +42,46 @@ class ScopeResolver:
 
     def scope_id(self, refs: Sequence[TensorRef], geometry: Geometry | None) -> int:
         """The id of an op's scope, 0 for none; `geometry` is that of its single result. Hot path."""
-        frame = top()
+        frame, is_gradient = top(), False
         autograd_node = current_node()
         if autograd_node is not None and (frame is None or frame.autograd_node is not autograd_node):
             number = sequence_number(autograd_node)
             if number >= FIRST_ACCUMULATING:
                 return 0  # accumulation runs where the gradient is
+            is_gradient = True
             forward = frame_of_node(number)
             frame = forward.backward_frame() if forward is not None else frame
         note_nodes(frame)
-        scope_id = self._id_of_frame(frame, refs) if frame is not None else 0
+        scope_id = self._id_of_frame(frame, refs, is_gradient) if frame is not None else 0
         return scope_id if scope_id or refs or geometry is None else self._id_of_created(geometry)
 
-    def _id_of_frame(self, frame: ScopeFrame, refs: Sequence[TensorRef]) -> int:
+    def _id_of_frame(self, frame: ScopeFrame, refs: Sequence[TensorRef], is_gradient: bool) -> int:
         resolved, workers = frame.resolved, self._session.workers
         if resolved is None or resolved[0] is not self or resolved[1] != registry.version or resolved[2] is not workers:
             resolved = frame.resolved = (self, registry.version, workers, *self._resolve(frame))
-        return resolved[4] if refs and all(map(_is_neutral, refs)) else resolved[3]
+        if refs and all(map(_is_neutral, refs)):
+            return resolved[4]
+        return resolved[5] if is_gradient else resolved[3]
 
     def _connected(self) -> list[int]:
         return [info.worker for info in self._session.workers]
 
-    def _resolve(self, frame: ScopeFrame) -> tuple[int, int]:
-        """The ids of a scope as it is configured now: for ops in general, and for ops on parameters alone, which
-        introduce no sharding. 0 if none of the frames is configured."""
+    def _resolve(self, frame: ScopeFrame) -> tuple[int, int, int]:
+        """The ids of a scope as it is configured now: for ops in general, for ops on parameters alone, which introduce
+        no sharding, and for gradients, whose partial results stay partial. 0 if none of the frames is configured."""
         found = self._configured(frame)
         if not found:
-            return 0, 0
+            return 0, 0, 0
         name, config = found[0]
         placed = next(((n, c) for n, c in found if c.shard is not None), None)
         policy = self._policy(*placed) if placed is not None else None
         scope_id = self._define(name, policy, config.compile)
         if policy is None:
-            return scope_id, scope_id
-        return scope_id, self._define(name, msgspec.structs.replace(policy, constrains=False), config.compile)
+            return scope_id, scope_id, scope_id
+        on_parameters = msgspec.structs.replace(policy, constrains=False)
+        of_gradients = msgspec.structs.replace(policy, keeps_partial=True)
+        neutral_id = self._define(name, on_parameters, config.compile)
+        return scope_id, neutral_id, self._define(name, of_gradients, config.compile)
 
     def _configured(self, frame: ScopeFrame | None) -> list[tuple[str, SignalConfig]]:
         """The configured signals of a stack, the innermost first."""

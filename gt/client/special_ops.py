@@ -12,6 +12,7 @@ from gt.client import session as sessions
 from gt.client.cached_calls import HandleType, rebind, wrap, wrap_view
 from gt.client.call_inference import to_wire
 from gt.client.geometry import Geometry, geometry_of, intern_geometry
+from gt.client.gradient_notes import note_gradient
 from gt.client.op_schema import OpSchema
 from gt.client.resizing import allocate, resize_handle
 from gt.client.storage import Storage, StorageView, TensorRef, restrided, storage_elements, strided_view, view_of
@@ -58,6 +59,12 @@ def _write_back(tensor: torch.Tensor, value: torch.Tensor) -> None:
 
 def _same(cls: HandleType, op: OpSchema, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     return wrap_view(cls, _ref(args[0]))
+
+
+def _detach(cls: HandleType, op: OpSchema, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    ref = _ref(args[0])
+    note_gradient(ref)
+    return wrap_view(cls, ref)
 
 
 def _item(cls: HandleType, op: OpSchema, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -250,7 +257,7 @@ def _never(cls: HandleType, op: OpSchema, args: tuple[Any, ...], kwargs: dict[st
 
 
 SPECIAL: dict[str, Special] = {
-    "aten.detach.default": _same,
+    "aten.detach.default": _detach,
     "aten.detach_.default": lambda cls, op, args, kwargs: args[0],
     "aten.alias.default": _same,
     "aten.lift_fresh.default": _same,

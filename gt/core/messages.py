@@ -229,6 +229,15 @@ class ReadVersions(_Record, frozen=True):
     ids: Ids
 
 
+class NoteGradient(_Record, frozen=True):
+    """Autograd has made a tensor the gradient of a parameter. A partial gradient is reduced together with others, into
+    the layout of its parameter, when its value is needed."""
+
+    gradient: Id
+    parameter: Id
+    site: SiteId
+
+
 class BeginStep(_Record, frozen=True):
     """An optimizer begins a step on parameters with these gradients. If a gradient has no value, the step writes to no
     tensor that was made before it."""
@@ -289,7 +298,8 @@ class ReadTimeline(_Record, frozen=True):
 
 Instruction = Union[
     RunOp, QueryOp, FreeTensors, DropCopies, CreateTensor, Redistribute, FetchTensor, LocateTensor, Synchronize,
-    BeginStep, EndStep, ReadVersions, ReadTraffic, ReadStats, ReadMemory, ReadTimeline, DefineOp, ForgetOps, DefineSite,
+    NoteGradient, BeginStep, EndStep, ReadVersions, ReadTraffic, ReadStats, ReadMemory, ReadTimeline, DefineOp,
+    ForgetOps, DefineSite,
     DefineScope, Goodbye,
 ]  # fmt: skip
 
@@ -624,14 +634,15 @@ Report = Union[
 
 
 class Collective(Struct, array_like=True, frozen=True):
-    """One communication step: its kind, the mesh axes it runs along, the bytes that all workers together receive, and
-    the op and site it is for."""
+    """One communication step: its kind, the mesh axes it runs along, the bytes that all workers together receive, the
+    op and site it is for, and the number of tensors that are exchanged together."""
 
     kind: Name
     axes: tuple[Axis, ...]
     nbytes: int
     op: Name
     site: SiteId = 0
+    tensors: int = 1
 
 
 class TrafficRead(_Record, frozen=True):

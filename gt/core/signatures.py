@@ -42,7 +42,8 @@ class PolicyRecord(Struct, array_like=True, frozen=True):
     """The mesh on which the ops of a scope run, and the layout of their results (see gt.signals.policy): `lead` are
     the axes that shard their first dims, `tail` the last ones; with `closed`, no other dim is sharded. With
     `constrains` False the policy gives only the mesh. With `places` False another scope may move the tensors that are
-    created in this one."""
+    created in this one. With `keeps_partial` a result that is partial along axes of the layout is left so, as the
+    gradient of a weight is."""
 
     mesh: MeshRecord
     lead: Annotated[tuple[tuple[Axis, ...], ...], Meta(max_length=64)] = ()
@@ -50,6 +51,7 @@ class PolicyRecord(Struct, array_like=True, frozen=True):
     closed: bool = False
     constrains: bool = True
     places: bool = True
+    keeps_partial: bool = False
 
 
 # Signatures: op calls without their tensors and scalars

@@ -2,27 +2,30 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection
 
 from gt.core.messages import BeginStep, EndStep, FreeTensors, WorkerAgreeOnStep, WorkerBeginStep, WorkerEndStep
+from gt.dispatcher.gradient_buckets import GradientBuckets, layout_of_gradient
 from gt.dispatcher.message_queue import MessageQueue
 from gt.dispatcher.redistribution import Redistributor
 from gt.dispatcher.session_records import Buffer, HaltedStep, SessionRecord
 from gt.dispatcher.state import State
-from gt.dispatcher.tensor_records import TensorRecord
-from gt.sharding.spec import DeviceMesh, ShardingSpec, whole
+from gt.sharding.spec import DeviceMesh, ShardingSpec
 
 
 class OptimizerSteps:
-    def __init__(self, state: State, outgoing: MessageQueue, redistributor: Redistributor) -> None:
+    def __init__(
+        self, state: State, outgoing: MessageQueue, redistributor: Redistributor, buckets: GradientBuckets
+    ) -> None:
         self._state = state
         self._outgoing = outgoing
         self._redistributor = redistributor
+        self._buckets = buckets
 
     def begin(self, session: SessionRecord, begin: BeginStep, _: Buffer | None) -> None:
         """Move gradients into the layouts of their parameters, so that no exchange can fail in the middle of the step.
         If a gradient has no value, the step is halted: it writes to no older tensor."""
-        state, gradients, cause = self._state, list(begin.gradients), None
+        state, layouts, cause = self._state, [], None
         targets: set[ShardingSpec | DeviceMesh] = set()
         for gradient_id, parameter_id in zip(begin.gradients, begin.parameters, strict=False):
             missing = state.missing.get(gradient_id) or state.missing.get(parameter_id)
@@ -31,15 +34,13 @@ class OptimizerSteps:
                 continue
             gradient, parameter = state.tensor(gradient_id), state.tensor(parameter_id)
             targets.add(parameter.spec.mesh if parameter.spec.is_whole else parameter.spec)
-            spec = _layout_like(parameter, gradient.meta.shape)
-            if spec is not None:
-                moved = self._redistributor.in_layout(
-                    session, gradient_id, spec, "optimizer", begin.site, in_use=gradients
-                )
-                gradients.append(moved)
+            layout = layout_of_gradient(gradient.meta, parameter)
+            if layout is not None:
+                layouts.append((gradient_id, layout))
+        moved = self._buckets.move_into(session, layouts, "optimizer", begin.site)
         state.set_halted(session, None if cause is None else HaltedStep(begin.step, cause))
         must_agree = cause is None and _differ(targets, session.workers & state.workers.keys())
-        self._begin_on_workers(session, begin, tuple(dict.fromkeys(gradients)), must_agree)
+        self._begin_on_workers(session, begin, tuple(dict.fromkeys((*begin.gradients, *moved))), must_agree)
 
     def _begin_on_workers(
         self, session: SessionRecord, begin: BeginStep, gradients: tuple[int, ...], must_agree: bool
@@ -59,23 +60,6 @@ class OptimizerSteps:
     def end(self, session: SessionRecord, end: EndStep, _: Buffer | None) -> None:
         self._outgoing.command(tuple(self._state.workers), WorkerEndStep(end.end, session.halted is None))
         self._state.set_halted(session, None)
-
-
-def _layout_like(parameter: TensorRecord, shape: Sequence[int]) -> ShardingSpec | None:
-    """The layout of a parameter for its gradient, which may have more or fewer dims of one element, as that of a bias
-    has, or any shape if the parameter is whole. None if the parameter's layout does not fit the shape."""
-    spec, own = parameter.spec, parameter.meta.shape
-    if spec.is_whole:
-        return whole(spec.mesh, len(shape))
-    if spec.partial or tuple(shape) == own:
-        return None if spec.partial else spec
-    long = [position for position, size in enumerate(own) if size != 1]
-    if [own[position] for position in long] != [size for size in shape if size != 1]:
-        return None
-    remaining = iter(long)
-    sources = [None if size == 1 else next(remaining) for size in shape]
-    dims = [() if source is None else spec.dims[source] for source in sources]
-    return spec.replace(dims=dims, cuts=[None if source is None else spec.cuts[source] for source in sources])
 
 
 def _differ(targets: Collection[ShardingSpec | DeviceMesh], workers: Collection[int]) -> bool:

@@ -20,6 +20,7 @@ from gt.core.messages import (
     Located,
     LocateTensor,
     MemoryReport,
+    NoteGradient,
     QueryOp,
     ReadMemory,
     ReadStats,
@@ -42,6 +43,7 @@ from gt.core.messages import (
 from gt.core.meta import ITEM_BYTES
 from gt.dispatcher.atomic_steps import OptimizerSteps
 from gt.dispatcher.errors import IdInUse, InvalidInstruction, NoValue, NoWorkers
+from gt.dispatcher.gradient_buckets import GradientBuckets
 from gt.dispatcher.message_queue import MessageQueue, ToWorkers, split_bytes
 from gt.dispatcher.op_definitions import CachedPlan, OpRecord, layout_of, plan_key, require_layout_fit
 from gt.dispatcher.plan_cache import PlanCache
@@ -77,8 +79,9 @@ class Instructions:
         self._redistributor = redistributor
         self._requests = requests
         self._plan_cache = plan_cache
-        steps = OptimizerSteps(state, outgoing, redistributor)
-        reads = TensorReads(state, outgoing, requests)
+        self._buckets = GradientBuckets(state, redistributor, plan_cache)
+        steps = OptimizerSteps(state, outgoing, redistributor, self._buckets)
+        self._reads = reads = TensorReads(state, outgoing, requests)
         self.actions: dict[type, Action] = {
             RunOp: self._run_op,
             FreeTensors: self._free,
@@ -86,8 +89,9 @@ class Instructions:
             QueryOp: self._query,
             CreateTensor: self._create,
             Redistribute: self._redistribute,
-            FetchTensor: reads.fetch,
+            FetchTensor: self._fetch,
             ReadVersions: reads.read_versions,
+            NoteGradient: self._buckets.note,
             BeginStep: steps.begin,
             EndStep: steps.end,
             LocateTensor: self._locate,
@@ -116,6 +120,8 @@ class Instructions:
             _require_no_old_write(session, [inputs[position] for position in writes])
         if state.missing and len(record.signature.fully_written) == 1:
             self._place_target(session, record, op)
+        if len(writes) == 1 and state.gradients and inputs[writes[0]] in state.gradients:
+            self._buckets.before_write(session, inputs, inputs[writes[0]], op.site)
         try:
             if len(inputs) == 2:  # a comprehension takes longer
                 specs: tuple[ShardingSpec, ...] = (tensors[inputs[0]].spec, tensors[inputs[1]].spec)
@@ -163,7 +169,11 @@ class Instructions:
     def _prepare(
         self, session: SessionRecord, record: OpRecord, op: RunOp, policy: Policy | None, cached: CachedPlan
     ) -> tuple[CachedPlan, tuple[int, ...]]:
-        """The plan for the scalars of a call, and its inputs in the layouts that the plan needs."""
+        """The plan for the scalars of a call, and its inputs in the layouts that the plan needs. If it needs the value
+        of a waiting gradient, the gradient is reduced first and the op planned anew."""
+        needs_value = cached.plan.reduces and bool(self._state.gradients)
+        if needs_value and self._buckets.reduce(session, op.inputs, record.signature.op, op.site):
+            cached = self._plan_cache.find_or_plan(session, record, op, policy)
         if cached.plan.linear and not is_linear_with(record.signature.op, op.scalars):
             cached = self._plan_cache.find_or_plan(session, record, op, policy, reduces_first=True)
         if cached.plan.gathered:
@@ -181,6 +191,7 @@ class Instructions:
         op.require_fit_of_query(query.inputs, query.written)
         self._state.require_new(query.written)
         self._state.reserve_results(session, query.first)
+        self._buckets.reduce(session, query.inputs, op.signature.op, query.site)
         policy = self._state.policy(session, query.scope)
         mesh = self._plan_cache.mesh_of_query(op, [self._state.tensor(ident) for ident in query.inputs], policy)
         if any(self._must_gather(ident, mesh) for ident in query.inputs):
@@ -256,8 +267,13 @@ class Instructions:
             raise InvalidInstruction(f"[{spec}] is partial: upload a tensor that is not, and redistribute it")
         return spec.normal(create.meta.shape)
 
+    def _fetch(self, session: SessionRecord, fetch: FetchTensor, buffer: Buffer | None) -> None:
+        self._buckets.reduce(session, (fetch.id,), "fetch", fetch.site)
+        self._reads.fetch(session, fetch, buffer)
+
     def _redistribute(self, session: SessionRecord, move: Redistribute, _: Buffer | None) -> None:
         self._state.require_new((move.output,))
+        self._buckets.reduce(session, (move.input,), "redistribute", move.site)
         tensor = self._state.tensor(move.input)
         spec = layout_of(move.layout)
         require_layout_fit(spec, tensor.meta)

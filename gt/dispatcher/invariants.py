@@ -13,6 +13,7 @@ from gt.sharding.spec import DeviceMesh
 def check_invariants(state: State) -> None:
     assert not state.undo.inverses, "a change was neither committed nor undone"
     _check_tensors(state)
+    _check_gradients(state)
     _check_byte_counts(state)
     _check_owners(state)
     _check_requests(state)
@@ -29,6 +30,14 @@ def _check_tensors(state: State) -> None:
     ids = [copy for copies in state.copies.values() for copy in copies.values()]
     ids += [previous.ident for previous in state.previous_values.values()]
     assert len(set(ids)) == len(ids) and not (state.tensors.keys() | state.missing.keys()) & set(ids)
+
+
+def _check_gradients(state: State) -> None:
+    """Gradients are partial tensors that can be reduced where they are, or were."""
+    for ident, gradient in state.gradients.items():
+        move, tensor = gradient.move, state.tensors[ident]
+        assert move.meta == tensor.meta and tensor.spec in (move.source, move.target), (ident, move, tensor)
+        assert move.source.partial and not move.target.partial and move.source.mesh is move.target.mesh, (ident, move)
 
 
 def _check_byte_counts(state: State) -> None:

@@ -9,7 +9,7 @@ from gt.core.errors import LayoutError
 from gt.core.meta import TensorMeta
 from gt.core.signatures import Signature, SpecRecord
 from gt.dispatcher.errors import InvalidInstruction
-from gt.dispatcher.planner import Plan
+from gt.dispatcher.planner import Plan, TensorMove
 from gt.dispatcher.tensor_records import TensorRecord
 from gt.sharding.placements import require_fit
 from gt.sharding.spec import ShardingSpec, spec_of
@@ -19,7 +19,7 @@ InputLayout: TypeAlias = ShardingSpec | tuple[ShardingSpec, ...]
 """The layout of an input; with copies, a tuple of its layout and theirs."""
 
 PlanKey: TypeAlias = tuple[Policy | InputLayout | tuple[int, int] | str, ...]
-MoveKey: TypeAlias = tuple[TensorMeta, ShardingSpec, ShardingSpec]
+MoveKey: TypeAlias = tuple[TensorMove, ...]
 _REDUCES_FIRST = "reduces first"
 
 

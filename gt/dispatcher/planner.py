@@ -10,11 +10,11 @@ from typing import NamedTuple
 
 from gt.core.messages import Collective
 from gt.core.meta import ITEM_BYTES, TensorMeta
-from gt.core.signatures import Move, Program, Signature, Whole
+from gt.core.signatures import Compute, Move, Program, Signature, Whole
 from gt.sharding.constraints import Target
 from gt.sharding.op_programs import build_op
 from gt.sharding.program_builder import ProgramBuilder, Register
-from gt.sharding.reshard import plan_reshard
+from gt.sharding.reshard import ReshardStep, plan_reshard
 from gt.sharding.spec import DeviceMesh, ShardingSpec, spec_of
 from gt.signals.policy import Policy
 
@@ -26,7 +26,7 @@ class Plan(NamedTuple):
     to (None: as it is). `results` are the metas and layouts of the new tensors, then of the new versions. `program` is
     None if the op runs unchanged on whole tensors. `collectives` are those of the program. `gathered` is the op without
     a rule that forces its inputs to be gathered, or "". A `linear` plan is valid only for scalars with which the op is
-    linear.
+    linear. `reduces`: the plan reduces partial inputs.
     """
 
     workers: tuple[int, ...]
@@ -36,6 +36,7 @@ class Plan(NamedTuple):
     collectives: tuple[Collective, ...] = ()
     gathered: str = ""
     linear: bool = False
+    reduces: bool = False
 
 
 def plan_op(
@@ -88,9 +89,47 @@ def mesh_with_most_bytes(inputs: Sequence[Register]) -> DeviceMesh | None:
 
 def plan_move(meta: TensorMeta, source: ShardingSpec, target: ShardingSpec) -> Plan:
     """Move a tensor to another layout."""
-    workers = tuple(dict.fromkeys((*source.mesh.workers, *target.mesh.workers)))
-    program = Program((Move(0, 1, meta, source.record(), target.record()),), (0,), (1,))
-    return Plan(workers, ((0, None),), ((meta, target),), program, collectives_of(program, "redistribute"))
+    return plan_moves([TensorMove(meta, source, target)])
+
+
+class TensorMove(NamedTuple):
+    """A move of a tensor between two layouts."""
+
+    meta: TensorMeta
+    source: ShardingSpec
+    target: ShardingSpec
+
+    @property
+    def exchange(self) -> tuple[object, ...]:
+        """Moves of which this is equal run as one exchange: the same collectives, along the same axes of the same
+        mesh, of elements of one dtype."""
+        kinds = [(step.kind, step.axes, nbytes > 0) for step, nbytes in self.steps()]
+        return self.meta.dtype, self.source.mesh, self.target.mesh, self.source.kind, *kinds
+
+    def steps(self) -> list[tuple[ReshardStep, int]]:
+        """The steps of the move, and the bytes that all workers together receive in each."""
+        plan = plan_reshard(self.meta.shape, ITEM_BYTES[self.meta.dtype], self.source, self.target)
+        return list(zip(plan.steps, plan.step_bytes, strict=True))
+
+
+def plan_moves(moves: Sequence[TensorMove]) -> Plan:
+    """Move tensors to other layouts in one exchange; `exchange` is the same for all of them."""
+    first = moves[0]
+    workers = tuple(dict.fromkeys((*first.source.mesh.workers, *first.target.mesh.workers)))
+    count = len(moves)
+    steps = [
+        Move(number, count + number, meta, source.record(), target.record())
+        for number, (meta, source, target) in enumerate(moves)
+    ]
+    program = Program(tuple(steps), tuple(range(count)), tuple(range(count, 2 * count)))
+    sources = tuple((number, None) for number in range(count))
+    results = tuple((move.meta, move.target) for move in moves)
+    collectives = tuple(
+        Collective(same[0][0].kind, same[0][0].axes, sum(nbytes for _, nbytes in same), "redistribute", 0, count)
+        for same in zip(*[move.steps() for move in moves], strict=True)
+        if same[0][1]
+    )
+    return Plan(workers, sources, results, program, collectives)
 
 
 def collectives_of(program: Program, op: str) -> tuple[Collective, ...]:
@@ -98,25 +137,34 @@ def collectives_of(program: Program, op: str) -> tuple[Collective, ...]:
     found = []
     for step in program.steps:
         if isinstance(step, Move):
-            itemsize = ITEM_BYTES[step.meta.dtype]
-            plan = plan_reshard(step.meta.shape, itemsize, spec_of(step.source), spec_of(step.target))
-            found += [
-                Collective(part.kind, part.axes, bytes_, op)
-                for part, bytes_ in zip(plan.steps, plan.step_bytes, strict=True)
-                if bytes_
-            ]
+            move = TensorMove(step.meta, spec_of(step.source), spec_of(step.target))
+            found += [Collective(part.kind, part.axes, nbytes, op) for part, nbytes in move.steps() if nbytes]
     return tuple(found)
+
+
+def _reduces_inputs(
+    builder: ProgramBuilder, program: Program, sources: Sequence[tuple[int, ShardingSpec | None]]
+) -> bool:
+    """Whether partial inputs, or views of them, are reduced before the op."""
+    taken = {register for register, (_, spec) in zip(program.takes, sources, strict=True) if spec is None}
+    for step in program.steps:
+        if isinstance(step, Compute) and step.is_view and taken.issuperset(step.inputs):
+            taken.update(step.outputs)
+        elif isinstance(step, Move) and step.input in taken and set(step.source.partial) - set(step.target.partial):
+            return True
+    return any(spec is not None and builder.spec(at).partial and not spec.partial for at, spec in sources)
 
 
 def _finish(
     signature: Signature, builder: ProgramBuilder, gives: tuple[int, ...], gathered: str, writes_all: bool
 ) -> Plan:
     program, sources = builder.finish(gives, signature.writes, writes_all)
+    reduces = _reduces_inputs(builder, program, sources)
     linear = builder.assumes_linearity
     results = tuple((builder.registers[register].meta, builder.spec(register)) for register in gives)
     workers = builder.mesh.workers
     if len(program.steps) == 1 and isinstance(program.steps[0], Whole):
         by_register = dict(zip(program.takes, sources, strict=True))
         as_called = tuple(by_register[register] for register in program.steps[0].inputs)
-        return Plan(workers, as_called, results, None, (), gathered)
-    return Plan(workers, sources, results, program, collectives_of(program, signature.op), gathered, linear)
+        return Plan(workers, as_called, results, None, (), gathered, reduces=reduces)
+    return Plan(workers, sources, results, program, collectives_of(program, signature.op), gathered, linear, reduces)

@@ -7,11 +7,10 @@ from collections.abc import Collection, Sequence
 import msgspec
 
 from gt.core.messages import STEP_TOKEN, Collective, FreeTensors, RunOp, WorkerDefineProgram
-from gt.core.meta import TensorMeta
 from gt.dispatcher.copy_limit import copies_to_drop
 from gt.dispatcher.message_queue import MessageQueue
-from gt.dispatcher.op_definitions import CachedPlan
-from gt.dispatcher.planner import Plan, plan_move
+from gt.dispatcher.op_definitions import CachedPlan, MoveKey
+from gt.dispatcher.planner import Plan, TensorMove, plan_moves
 from gt.dispatcher.session_records import SessionRecord
 from gt.dispatcher.state import State
 from gt.dispatcher.tensor_records import TensorRecord
@@ -31,7 +30,7 @@ class Redistributor:
         keeps `op_id`. `placed`: see TensorRecord.of."""
         results = tuple(TensorRecord.of(meta, spec, placed) for meta, spec in plan.results)
         moves_inputs = plan.sources != tuple((position, None) for position in range(input_count))
-        needs_preparation = moves_inputs or plan.linear or bool(plan.gathered)
+        needs_preparation = moves_inputs or plan.linear or plan.reduces or bool(plan.gathered)
         if plan.program is None:
             return CachedPlan(plan, op_id, results, moves_inputs, False, needs_preparation)
         program_id = self._state.define_program(session, op)
@@ -81,7 +80,7 @@ class Redistributor:
         is_reduced = may_replace and bool(tensor.spec.partial) and tensor.spec.mesh is spec.mesh
         is_replaced = may_replace and places and not tensor.placed
         if not is_reduced and not is_replaced:
-            self._make_room(tensor, spec, in_use)
+            self.make_room(tensor, spec, in_use)
         copy = ident if is_reduced else self._state.new_id(session)
         self.move(session, tensor, ident, copy, spec, op, site)
         if is_reduced:
@@ -93,7 +92,7 @@ class Redistributor:
             self._state.add_copy(ident, spec, copy)
         return copy
 
-    def _make_room(self, tensor: TensorRecord, spec: ShardingSpec, in_use: Collection[int]) -> None:
+    def make_room(self, tensor: TensorRecord, spec: ShardingSpec, in_use: Collection[int]) -> None:
         """Drop copies so that a new one does not exceed the limit."""
         limit = self._state.copy_limit
         for copy in () if limit is None else copies_to_drop(self._state, limit, tensor, spec, in_use):
@@ -119,32 +118,37 @@ class Redistributor:
         site: int,
     ) -> None:
         """Make a tensor with the value of the id `source` and the layout `spec` under the id `target`."""
-        cached = self._plan_of_move(session, tensor.meta, tensor.spec, spec)
+        self.move_together(session, [(source, target, TensorMove(tensor.meta, tensor.spec, spec))], op, site)
+
+    def move_together(
+        self, session: SessionRecord, moves: Sequence[tuple[int, int, TensorMove]], op: str, site: int
+    ) -> None:
+        """Move tensors in one exchange: for each the id it has, the id that the moved tensor gets, and the move."""
+        cached = self._plan_of_moves(session, tuple([move for _, _, move in moves]))
         self.note_collectives(session, cached.plan.collectives, site, op)
-        self._run(cached, source, target, site)
+        sources, targets = tuple([source for source, _, _ in moves]), tuple([target for _, target, _ in moves])
+        self._run(cached, sources, targets, site)
 
     def add_up(self, session: SessionRecord, workers: Sequence[int], token: int, tokens: int, site: int) -> None:
         """Sum the step tokens of some workers; each of them gets the sum."""
         mesh = DeviceMesh([len(workers)], ["w"], workers)
-        cached = self._plan_of_move(session, STEP_TOKEN, parse_spec("- + w", mesh), whole(mesh, 1))
-        self._run(cached, token, tokens, site)
+        cached = self._plan_of_moves(session, (TensorMove(STEP_TOKEN, parse_spec("- + w", mesh), whole(mesh, 1)),))
+        self._run(cached, (token,), (tokens,), site)
 
-    def _run(self, cached: CachedPlan, source: int, target: int, site: int) -> None:
-        command = RunOp(cached.op_id, (source,), (target,), (), 0, site)
+    def _run(self, cached: CachedPlan, sources: tuple[int, ...], targets: tuple[int, ...], site: int) -> None:
+        command = RunOp(cached.op_id, sources, targets, (), 0, site)
         self._outgoing.command(cached.plan.workers, command, None, cached.exchanges)
 
-    def _plan_of_move(
-        self, session: SessionRecord, meta: TensorMeta, source: ShardingSpec, target: ShardingSpec
-    ) -> CachedPlan:
-        cached = session.move_plans.get((meta, source, target))
+    def _plan_of_moves(self, session: SessionRecord, moves: MoveKey) -> CachedPlan:
+        cached = session.move_plans.get(moves)
         if cached is None:
-            cached = self.define_plan(session, plan_move(meta, source, target), 0, "redistribute", 1)
-            self._state.add_move(session, (meta, source, target), cached)
+            cached = self.define_plan(session, plan_moves(moves), 0, "redistribute", len(moves))
+            self._state.add_moves(session, moves, cached)
         return cached
 
     def rename(self, session: SessionRecord, tensor: TensorRecord, old: int, new: int, site: int) -> None:
         """Give a tensor on workers another id."""
-        cached = self._plan_of_move(session, tensor.meta, tensor.spec, tensor.spec)
+        cached = self._plan_of_moves(session, (TensorMove(tensor.meta, tensor.spec, tensor.spec),))
         workers = tensor.spec.mesh.workers
         self._outgoing.command(workers, RunOp(cached.op_id, (old,), (new,), (), 0, site))
         self._outgoing.command(workers, FreeTensors((old,)))

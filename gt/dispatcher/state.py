@@ -196,16 +196,20 @@ class State(TensorTables):
         self.undo.put(op.plans, key, plan)
         self.note_use(session_of(op.op_id), plan.plan.workers)
 
-    def add_move(self, session: SessionRecord, key: MoveKey, plan: CachedPlan) -> None:
+    def add_moves(self, session: SessionRecord, key: MoveKey, plan: CachedPlan) -> None:
         self.undo.put(session.move_plans, key, plan)
         self.note_use(session.ident, plan.plan.workers)
+
+    def forget_moves(self, session: SessionRecord, keys: Iterable[MoveKey]) -> list[CachedPlan]:
+        """Remove plans of moves; returns them."""
+        return [self.undo.drop(session.move_plans, key) for key in keys]
 
     def forget_ops(self, session: SessionRecord, op_ids: Iterable[int]) -> list[CachedPlan]:
         """Remove ops with their plans, and the plans of all moves; returns the plans."""
         ops = [self.undo.drop(session.ops, op_id) for op_id in dict.fromkeys(op_ids) if op_id in session.ops]
         for op in ops:
             self._keep_name(session, op.op_id, op.signature.op)
-        moves = [self.undo.drop(session.move_plans, key) for key in list(session.move_plans)]
+        moves = self.forget_moves(session, list(session.move_plans))
         return [*[plan for op in ops for plan in op.plans.values()], *moves]
 
     def forget_plans_on(self, session: SessionRecord, worker: int) -> list[CachedPlan]:

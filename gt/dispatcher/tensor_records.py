@@ -6,6 +6,7 @@ from typing import NamedTuple
 
 from gt.core.meta import ITEM_BYTES, TensorMeta
 from gt.dispatcher.errors import Cause
+from gt.dispatcher.planner import TensorMove
 from gt.sharding.cost import memory_bytes
 from gt.sharding.spec import DeviceMesh, ShardingSpec, whole
 
@@ -41,6 +42,16 @@ class PreviousValue(NamedTuple):
     ident: int
     tensor: TensorRecord
     until: int
+
+
+class GradientRecord(NamedTuple):
+    """A gradient of a parameter, partial or reduced already: the move that reduces it to the layout of its parameter,
+    which gradients it may share an exchange with (`TensorMove.exchange`), and the bytes that a worker holds of it while
+    it is partial."""
+
+    move: TensorMove
+    exchange: tuple[object, ...]
+    nbytes: int
 
 
 class Losses(NamedTuple):

@@ -13,7 +13,15 @@ from gt.core.ids import session_of, short_id
 from gt.core.messages import VersionSpan
 from gt.core.meta import TensorMeta
 from gt.dispatcher.errors import Cause, IdInUse, InvalidInstruction, NoValue, UnknownId
-from gt.dispatcher.tensor_records import Losses, MissingValue, PreviousValue, TensorRecord, mesh_without, spec_without
+from gt.dispatcher.tensor_records import (
+    GradientRecord,
+    Losses,
+    MissingValue,
+    PreviousValue,
+    TensorRecord,
+    mesh_without,
+    spec_without,
+)
 from gt.dispatcher.undo_log import UndoLog
 from gt.sharding.spec import DeviceMesh, ShardingSpec, whole
 
@@ -26,7 +34,9 @@ class TensorTables:
     of these copies on the workers; `copy_order` has the tensor and the layout of each copy by the copy's id, the least
     recently used first, and `copy_bytes` counts the bytes of copies on each worker of a mesh. `previous_values` holds,
     for missing tensors that should have been written, the value before the write. `may_resize` are tensors that an
-    unanswered query may resize. `bytes_on` counts the bytes on each worker of a mesh, copies included.
+    unanswered query may resize. `gradients` are gradients of parameters that were partial when autograd made them;
+    those that still are wait to be reduced together. `bytes_on` counts the bytes on each worker of a mesh, copies
+    included.
     """
 
     tensors: dict[int, TensorRecord] = field(default_factory=dict)
@@ -37,6 +47,7 @@ class TensorTables:
     missing: dict[int, MissingValue] = field(default_factory=dict)
     previous_values: dict[int, PreviousValue] = field(default_factory=dict)
     may_resize: set[int] = field(default_factory=set)
+    gradients: dict[int, GradientRecord] = field(default_factory=dict)
     undo: UndoLog = field(default_factory=UndoLog, compare=False, repr=False)
 
     # Lookup
@@ -111,6 +122,8 @@ class TensorTables:
         copies: Sequence[tuple[int, DeviceMesh]] = ()
         if writes:
             results = self._placed_like_inputs(writes, inputs, results)
+            if self.gradients:
+                self._follow_gradients(writes, inputs, outputs, results)
             copies = [copy for position in writes for copy in self._consume(inputs[position])]
         for position, tensor in enumerate(results):  # a zip takes longer
             tensors[outputs[position]] = tensor
@@ -142,6 +155,8 @@ class TensorTables:
         before = self.tensors[ident]
         after = TensorRecord.of(before.meta, spec, placed=True)
         self._count_bytes(before.spec.mesh, -before.nbytes)
+        if ident in self.gradients and spec not in self.gradients[ident].move:
+            self.undo.drop(self.gradients, ident)
         self.undo.put(self.tensors, ident, after)
         self._count_bytes(spec.mesh, after.nbytes)
 
@@ -200,6 +215,8 @@ class TensorTables:
         if ident not in self.tensors:
             return []
         tensor = self.undo.drop(self.tensors, ident)
+        if ident in self.gradients:
+            self.undo.drop(self.gradients, ident)
         self._count_bytes(tensor.spec.mesh, -tensor.nbytes)
         freed = [(ident, tensor.spec.mesh)]
         if ident in self.copies:
@@ -219,6 +236,9 @@ class TensorTables:
         """Remove tensors and their copies; returns their ids by mesh. Hot path, and like `apply_results` the last
         change of an instruction: not recorded in the undo log."""
         tensors, copies, bytes_on = self.tensors, self.copies, self.bytes_on
+        if self.gradients:
+            for ident in self.gradients.keys() & idents:
+                del self.gradients[ident]
         freed: dict[DeviceMesh, list[int]] = {}
         for ident in idents:
             tensor = tensors.get(ident)
@@ -234,6 +254,21 @@ class TensorTables:
             else:
                 freed[mesh] = [ident]
         return freed
+
+    # Gradients
+
+    def note_gradient(self, ident: int, gradient: GradientRecord) -> None:
+        self.undo.put(self.gradients, ident, gradient)
+
+    def _follow_gradients(
+        self, writes: Sequence[int], inputs: Sequence[int], outputs: Sequence[int], results: Sequence[TensorRecord]
+    ) -> None:
+        """A gradient that an op writes to is a gradient under its new id."""
+        first = len(outputs) - len(writes)
+        for number, position in enumerate(writes, first):
+            gradient = self.gradients.pop(inputs[position], None)
+            if gradient is not None and results[number].spec in gradient.move:
+                self.gradients[outputs[number]] = gradient
 
     def _forget_copy(self, copy: int, meta: TensorMeta, spec: ShardingSpec) -> None:
         self.undo.drop(self.copy_order, copy)

@@ -16,12 +16,14 @@ class DimConstraint(NamedTuple):
 
 
 class Constraint(NamedTuple):
-    """How a tensor should be laid out on a mesh."""
+    """How a tensor should be laid out on a mesh. With `keeps_partial` a tensor that is partial along axes of the
+    constraint is left as it is: it is reduced when its value is needed, to the layout that is needed then."""
 
     mesh: DeviceMesh
     dims: tuple[DimConstraint, ...]
     partial: tuple[str, ...] = ()
     kind: str = "sum"
+    keeps_partial: bool = False
 
     def __str__(self) -> str:
         dims = [
@@ -44,6 +46,8 @@ def satisfy(constraint: Constraint, given: ShardingSpec) -> ShardingSpec:
     """The layout nearest to `given` that satisfies a constraint: the constraint's axes cut the dims that it names, and
     open dims keep their other axes."""
     constrained = set(constraint.axes)
+    if constraint.keeps_partial and constrained.intersection(given.partial):
+        return given
     dims, cuts = [], []
     for dim, axes, cut in zip(constraint.dims, given.dims, given.cuts, strict=True):
         others = tuple([axis for axis in axes if axis not in constrained]) if dim.is_open else ()

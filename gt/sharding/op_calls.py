@@ -69,6 +69,19 @@ def with_inputs(value: Arg, change: Callable[[Input], Arg]) -> Arg:
     return value
 
 
+def functional_args(
+    args: Sequence[Arg], kwargs: Mapping[str, Arg], dropped: frozenset[int]
+) -> tuple[tuple[Arg, ...], dict[str, Arg]]:
+    """Arguments without those that are only written to (`out=`)."""
+    kept = {name: value for name, value in kwargs.items() if not _is_dropped(value, dropped)}
+    return tuple([value for value in args if not _is_dropped(value, dropped)]), kept
+
+
+def _is_dropped(value: Arg, dropped: frozenset[int]) -> bool:
+    positions = [found.index for found in inputs_in((value,), {})]
+    return bool(positions) and dropped.issuperset(positions)
+
+
 # --- An op as several ops ---------------------------------------------------------------------------------------------
 
 

@@ -6,11 +6,11 @@ import traceback
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
-from gt.core.signatures import Arg, Complex, Input, Signature
+from gt.core.signatures import Arg, Complex, Input, Move, Signature
 from gt.sharding.constraints import Constraint, Target, satisfy
 from gt.sharding.lowering import NoRule
-from gt.sharding.op_calls import OpCall, inputs_in, with_inputs
-from gt.sharding.program_builder import InPlaceWrite, ProgramBuilder, Register, functional_args
+from gt.sharding.op_calls import OpCall, functional_args, inputs_in, with_inputs
+from gt.sharding.program_builder import InPlaceWrite, ProgramBuilder, Register
 from gt.sharding.rules import is_linear_with
 from gt.sharding.spec import DeviceMesh, ShardingSpec
 
@@ -108,12 +108,34 @@ def _read_shards(builder: ProgramBuilder, signature: Signature, targets: Sequenc
 
 
 def _write_shards(builder: ProgramBuilder, signature: Signature, is_aliased: bool) -> tuple[int, ...]:
+    """A partial target stays partial if all tensors can stay as they are, as where partial values are added to it. Any
+    other write needs the reduced target."""
     if not signature.functional or (is_aliased and any(signature.paths)):
         raise NoRule(signature.op)
-    bases: dict[int, int] = {}
+    if any(builder.spec(position).partial for position in signature.writes) and not builder.reduces_first:
+        results = _write_partial(builder, signature)
+        if results is not None:
+            return results
+    return _write_to(builder, signature, {position: _reduced(builder, position) for position in signature.writes})
+
+
+def _write_partial(builder: ProgramBuilder, signature: Signature) -> tuple[int, ...] | None:
+    """Emit a write to targets as they are, partial ones included; None if some tensor has to change its layout."""
+    trial = builder.fork()
+    try:
+        results = _write_to(trial, signature, {position: position for position in signature.writes})
+    except NoRule:
+        return None
+    if trial.hoisted or any(isinstance(step, Move) for step in trial.steps):
+        return None
+    builder.adopt(trial)
+    return results
+
+
+def _write_to(builder: ProgramBuilder, signature: Signature, bases: dict[int, int]) -> tuple[int, ...]:
+    """Emit an op that writes; `bases` are the registers of its targets, by position."""
     views: dict[int, tuple[int, tuple[tuple[int, int], ...]]] = {}
     for position in signature.writes:
-        bases[position] = _reduced(builder, position)
         found = builder.view_in_place(bases[position], signature.paths[position])
         if found is None:
             raise NoRule(f"{signature.op} through {signature.paths[position][-1].op}")

@@ -6,12 +6,11 @@ the same program and derives its own part from the layouts.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Sequence
 from typing import NamedTuple
 
 from gt.core.meta import ITEM_BYTES, TensorMeta
 from gt.core.signatures import (
-    Arg,
     Compute,
     Input,
     Move,
@@ -81,11 +80,11 @@ class ProgramBuilder:
         self._view_origins: dict[int, tuple[OpCall, int, int]] = {}  # view to call, base register, position of result
         self._inputs = len(inputs)
         self._fixed = frozenset(fixed)
-        self._reduces_first = reduces_first
+        self.reduces_first = reduces_first
 
     def fork(self) -> ProgramBuilder:
         """A copy for trying out an alternative."""
-        other = ProgramBuilder(self.mesh, self.registers, self._fixed, reduces_first=self._reduces_first)
+        other = ProgramBuilder(self.mesh, self.registers, self._fixed, reduces_first=self.reduces_first)
         other.steps, other.hoisted, other.bytes = list(self.steps), dict(self.hoisted), self.bytes
         other._view_origins, other._inputs = dict(self._view_origins), self._inputs
         return other
@@ -165,7 +164,7 @@ class ProgramBuilder:
         expansion = entry.expand(call, specs) if entry is not None and entry.expand is not None else None
         try:
             copies = [self.registers[register].copies for register in registers]
-            choice = infer_output_sharding(call, specs, self.mesh, targets, copies, self._reduces_first)
+            choice = infer_output_sharding(call, specs, self.mesh, targets, copies, self.reduces_first)
         except NoRule:
             if expansion is None:
                 raise
@@ -174,7 +173,7 @@ class ProgramBuilder:
             assert choice is not None
             return choice
         trial = self.fork()
-        trial.results = trial.expand(expansion, registers, call.outputs)
+        trial.results = trial.expand(expansion, registers, call.outputs, targets)
         return trial if choice is None or trial.bytes - self.bytes < choice.bytes else choice
 
     def _compute(
@@ -221,11 +220,17 @@ class ProgramBuilder:
         return outputs
 
     def expand(
-        self, expansion: Expansion, registers: Sequence[int], outputs: Sequence[TensorMeta]
-    ) -> tuple[int, ...]:  # fmt: skip
-        """Emit the calls of an expansion. Its results have the memory format of `outputs`."""
+        self,
+        expansion: Expansion,
+        registers: Sequence[int],
+        outputs: Sequence[TensorMeta],
+        targets: Sequence[Target] = (),
+    ) -> tuple[int, ...]:
+        """Emit the calls of an expansion. Its results have the memory format of `outputs`, and its calls are laid out
+        for the `targets` of the results."""
         own = list(registers)
         result_metas = dict(zip(expansion.results, outputs, strict=True))
+        wanted = dict(zip(expansion.results, targets, strict=False))
         for expanded in expansion.calls:
             used = list(dict.fromkeys(value.index for value in inputs_in(expanded.args, expanded.kwargs)))
             positions = {register: position for position, register in enumerate(used)}
@@ -237,7 +242,8 @@ class ProgramBuilder:
             metas = tuple([self.registers[own[register]].meta for register in used])
             made = tuple([result_metas.get(index, meta) for index, meta in enumerate(expanded.outputs, len(own))])
             call = OpCall(expanded.op, args, kwargs, metas, made, expanded.output_positions)
-            own.extend(self.apply(call, [own[register] for register in used]))
+            made_targets = [wanted.get(index) for index in range(len(own), len(own) + len(made))]
+            own.extend(self.apply(call, [own[register] for register in used], made_targets))
         return tuple([own[register] for register in expansion.results])
 
     def emit_whole(self, signature: Signature, registers: Sequence[int]) -> tuple[int, ...]:
@@ -294,7 +300,7 @@ class ProgramBuilder:
             except NoRule:
                 return None
             results = choice.strategy.results
-            if choice.strategy.operands[0] is not before or any(spec.partial for spec in results):
+            if choice.strategy.operands[0] is not before or any(spec.partial != before.partial for spec in results):
                 return None
             made.append((len(self.steps), pick))
             register = self._compute(call, (register,), choice.strategy, is_view=True)[pick]
@@ -384,16 +390,3 @@ class ProgramBuilder:
 def view_call(step: ViewStep, source: TensorMeta) -> tuple[OpCall, int]:
     """A view step as a call, and the position of its result among the results of the call."""
     return OpCall(step.op, (Input(0), *step.args), step.kwargs, (source,), step.results), step.pick or 0
-
-
-def functional_args(
-    args: Sequence[Arg], kwargs: Mapping[str, Arg], dropped: frozenset[int]
-) -> tuple[tuple[Arg, ...], dict[str, Arg]]:
-    """Arguments without those that are only written to (`out=`)."""
-    kept = {name: value for name, value in kwargs.items() if not _is_dropped(value, dropped)}
-    return tuple([value for value in args if not _is_dropped(value, dropped)]), kept
-
-
-def _is_dropped(value: Arg, dropped: frozenset[int]) -> bool:
-    positions = [found.index for found in inputs_in((value,), {})]
-    return bool(positions) and dropped.issuperset(positions)

@@ -251,7 +251,13 @@ def _options(
 
 def _blows_up(passed: PartialPassthrough, operands: Sequence[Operand], results: Sequence[Result], axis: str) -> bool:
     """Whether passing partial values on costs nothing now and too much later: the largest operand's shards would become
-    partial values as large as the whole, or the results are larger than the partial operands."""
+    partial values as large as the whole, or the results are larger than the partial operands. Where a constraint
+    keeps partial values, as for gradients in a scope, only sums and multiples of them pass along its axes: with another
+    operand the op is that of an activation, which is reduced to the layout of the scope."""
+    others = [operand for position, operand in enumerate(operands) if position not in passed.operands]
+    targets = [result.target for result in results if isinstance(result.target, Constraint)]
+    if any(target.keeps_partial and axis in target.axes for target in targets) and any(o.shape for o in others):
+        return True
     sizes = {position: math.prod(operands[position].shape) for position in passed.operands}
     largest = max(sizes.values())
     partial = sum(size for position, size in sizes.items() if axis in operands[position].spec.partial)

@@ -46,7 +46,10 @@ class Policy:
         dims = self._dims(shape)
         if self._record.closed:
             return ShardingSpec(self.mesh, dims)
-        return Constraint(self.mesh, tuple([DimConstraint(axes) for axes in dims])) if any(dims) else None
+        if not any(dims):
+            return None
+        wanted = tuple([DimConstraint(axes) for axes in dims])
+        return Constraint(self.mesh, wanted, keeps_partial=self._record.keeps_partial)
 
     def layout(self, shape: Shape) -> ShardingSpec:
         """The layout of a tensor that is created in the scope."""

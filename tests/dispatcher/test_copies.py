@@ -119,9 +119,18 @@ def test_a_partial_tensor_that_is_also_used_unreduced_is_kept():
 
 
 def test_a_partial_tensor_may_be_added_to_itself():
-    """It reads a copy, which is freed afterwards."""
+    """Each worker adds its own part, and nothing is exchanged."""
     harness = scalar_harness()
     harness.define(OP, msgspec.structs.replace(ADD_, outputs=()))
+    sent = told(harness.tell(run(OP, (A, A), (B,))))
+    assert sent == ["0 1: define c2: aten.add_.Tensor", "0 1: c2(A, A) -> B"]
+    assert (harness.layout(B), harness.state.copies) == ("+ x on 0 1", {})
+
+
+def test_a_partial_tensor_may_be_multiplied_by_itself_in_place():
+    """It reads a reduced copy, which is freed afterwards."""
+    harness = scalar_harness()
+    harness.define(OP, signature("aten.mul_.Tensor", 2, writes=(0,), functional="aten.mul.Tensor"))
     sent = told(harness.tell(run(OP, (A, A), (B,))))
     assert sent[-2:] == ["0+1: c2(A, c3) -> B", "0 1: free c3"]
     assert (harness.layout(B), harness.state.copies) == (" on 0 1", {})

@@ -99,6 +99,12 @@ def test_a_partial_target_is_reduced_first():
     assert (show(found), kinds(found)) == ("0 1 2 3: a b -> [dp, -]", ["all-reduce"])
 
 
+def test_partial_values_are_added_to_a_partial_target_as_it_is():
+    found = plan(ADD_, "dp, - + tp", "dp, - + tp")
+    assert steps(found) == ["add in place"]
+    assert (show(found), kinds(found)) == ("0 1 2 3: a b -> [dp, - + tp]", [])
+
+
 def test_a_write_without_a_rule_restores_the_layout_of_its_target():
     found = plan(NO_RULE_, "dp, -")
     assert steps(found) == ["move [dp, -] to [-, -]", "whole no_such_", "move [-, -] to [dp, -]"]

@@ -153,7 +153,8 @@ def test_data_parallel_reduces_once_for_each_parameter(eight_workers, model):
         assert sum(event.bytes for event in moving(step.forward)) <= SCALARS
         reduced = [event for event in moving(step.backward) + moving(step.update) if event.bytes > SCALARS]
         assert {event.kind for event in reduced} == {"all-reduce"}
-        assert len(reduced) == len(list(ours.parameters()))
+        assert sum(event.tensors for event in reduced) == len(list(ours.parameters()))
+        assert len(reduced) <= 2, "all but the position embeddings are reduced together"
         assert sum(event.bytes for event in reduced) <= sum(2 * 3 * p.numel() * 4 for p in ours.parameters())
 
 

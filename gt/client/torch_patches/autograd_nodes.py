@@ -22,3 +22,8 @@ FIRST_ACCUMULATING = 1 << 63  # nodes that accumulate gradients have numbers fro
 def call_after_backward(function: Callable[[], None]) -> None:
     """Call a function when the backward that this thread runs has ended; not if it raises."""
     Variable._execution_engine.queue_callback(function)  # type: ignore[attr-defined]
+
+
+def accumulated_parameter(node: Any) -> torch.Tensor | None:
+    """The tensor whose `.grad` a node accumulates; None for any other node."""
+    return node.variable if sequence_number(node) >= FIRST_ACCUMULATING else None

@@ -5,6 +5,7 @@ import torch
 from gt.client.torch_patches.autograd_nodes import (
     FIRST_ACCUMULATING,
     NO_BACKWARD,
+    accumulated_parameter,
     call_after_backward,
     current_backward,
     current_node,
@@ -58,3 +59,11 @@ def test_a_hook_before_a_node_is_called_before_its_gradient():
     x.register_hook(lambda gradient: seen.append("gradient"))
     y.sum().backward()
     assert seen == ["before", "gradient"], "copies of parameters would be dropped before they are used"
+
+
+def test_the_node_that_accumulates_a_gradient_knows_its_parameter():
+    x = torch.ones(2, requires_grad=True)
+    y = x * 2
+    told = "gradients would be reduced one by one"
+    assert accumulated_parameter(y.grad_fn.next_functions[0][0]) is x, told
+    assert accumulated_parameter(y.grad_fn) is None, told

@@ -1,0 +1,19 @@
+"""Tells the dispatcher which tensors autograd makes gradients of parameters, so that they can be reduced together."""
+
+from __future__ import annotations
+
+from gt.client.storage import TensorRef
+from gt.client.torch_patches.autograd_nodes import accumulated_parameter, current_node
+from gt.core.messages import NoteGradient
+
+
+def note_gradient(ref: TensorRef) -> None:
+    """Called for each `detach`: autograd detaches a gradient before it makes it the `.grad` of a parameter. Does
+    nothing for any other tensor, and with one worker."""
+    node = current_node()
+    if node is None or ref.session.alone:
+        return
+    parameter = getattr(accumulated_parameter(node), "_ref", None)
+    if parameter is not None and parameter.session is ref.session:
+        site = ref.session.sites.current()
+        ref.session.outbox.submit(lambda ids: NoteGradient(ids[0], ids[1], site), (ref, parameter))

@@ -1,0 +1,181 @@
+"""Gradients of parameters, moved into the layouts of their parameters together: one exchange for each bucket.
+
+A gradient of a parameter that several workers hold is partial where the batch is cut. It stays partial until its value
+is needed, and is then reduced with others that are waiting. A gradient that is freed before is never reduced.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+
+from gt.core.ids import session_of
+from gt.core.messages import NoteGradient
+from gt.core.meta import TensorMeta
+from gt.dispatcher.plan_cache import PlanCache
+from gt.dispatcher.planner import TensorMove
+from gt.dispatcher.redistribution import Redistributor
+from gt.dispatcher.session_records import Buffer, SessionRecord
+from gt.dispatcher.state import State
+from gt.dispatcher.tensor_records import GradientRecord, TensorRecord
+from gt.sharding.spec import DimSpec, ShardingSpec, whole
+
+BUCKET_BYTES = 4 << 20  # of a worker's parts: a bucket with at least this many bytes is full
+MAX_TENSORS = 512  # of a bucket: its program has one step for each
+MAX_PLANS = 64  # of buckets of a session: a program whose gradients differ from step to step gives ever new ones
+
+
+class GradientBuckets:
+    def __init__(self, state: State, redistributor: Redistributor, plan_cache: PlanCache) -> None:
+        self._state = state
+        self._redistributor = redistributor
+        self._plan_cache = plan_cache
+
+    def note(self, session: SessionRecord, note: NoteGradient, _: Buffer | None) -> None:
+        """Let a partial gradient wait for others. If its parameter is cut, the gradient takes more memory than its
+        reduced part, and a full bucket is reduced immediately."""
+        state = self._state
+        gradient, parameter = state.tensors.get(note.gradient), state.tensors.get(note.parameter)
+        if gradient is None or parameter is None:
+            for ident in (note.gradient, note.parameter):
+                state.meta(ident)  # raises for an unknown id
+            return
+        target = layout_of_gradient(gradient.meta, parameter)
+        if not gradient.spec.partial or target is None or target.mesh is not gradient.spec.mesh:
+            return
+        move = TensorMove(gradient.meta, gradient.spec, target)
+        state.note_gradient(note.gradient, GradientRecord(move, move.exchange, gradient.nbytes))
+        if set(target.axes).intersection(gradient.spec.partial):
+            same = self._waiting_with(note.gradient)
+            if _is_full([state.gradients[ident].nbytes for ident in same]):
+                self._move(session, [(ident, state.gradients[ident].move) for ident in same], "backward", note.site)
+
+    def reduce(self, session: SessionRecord, idents: Iterable[int], op: str, site: int) -> bool:
+        """Reduce the waiting gradients among some tensors, each with as many of its neighbours in the order of backward
+        as a bucket takes. Returns whether there were any."""
+        needed = [ident for ident in idents if self._is_waiting(ident)]
+        for ident in needed:
+            if self._is_waiting(ident):
+                bucket = self._bucket_around(ident)
+                self._move(session, [(member, self._state.gradients[member].move) for member in bucket], op, site)
+        return bool(needed)
+
+    def before_write(self, session: SessionRecord, inputs: Sequence[int], target: int, site: int) -> None:
+        """Make a reduced gradient of a whole parameter partial again, if autograd adds a partial one to it: the sum is
+        reduced once, with others. Nothing is exchanged."""
+        state, tensor, move = self._state, self._state.tensors[target], self._state.gradients[target].move
+        others = [state.tensors.get(ident) for ident in inputs if ident != target]
+        is_sum = len(others) == 1 and others[0] is not None and others[0][:2] == (move.meta, move.source)
+        if is_sum and tensor.spec is move.target and move.target.is_whole:
+            self._redistributor.move(session, tensor, target, target, move.source, "backward", site)
+            state.set_layout(target, move.source)
+
+    def _is_waiting(self, ident: int) -> bool:
+        gradient = self._state.gradients.get(ident)
+        return gradient is not None and self._state.tensors[ident].spec is gradient.move.source
+
+    def move_into(
+        self, session: SessionRecord, targets: Sequence[tuple[int, ShardingSpec]], op: str, site: int
+    ) -> list[int]:
+        """Move gradients into layouts, in full buckets. Returns the ids under which they have these layouts."""
+        state = self._state
+        by_exchange: dict[tuple[object, ...], list[tuple[int, TensorMove]]] = {}
+        in_use = {copy for ident, target in targets if (copy := state.use_copy(ident, target)) is not None}
+        for ident, target in dict(targets).items():
+            tensor = state.tensor(ident)
+            if tensor.spec is not target and target not in state.copies.get(ident, {}):
+                move = TensorMove(tensor.meta, tensor.spec, target)
+                by_exchange.setdefault(move.exchange, []).append((ident, move))
+        for moves in by_exchange.values():
+            for bucket in self._buckets(moves):
+                self._move(session, bucket, op, site, in_use)
+                in_use.update(state.copies.get(ident, {}).get(move.target, ident) for ident, move in bucket)
+        return [state.copies.get(ident, {}).get(target, ident) for ident, target in targets]
+
+    def _buckets(self, moves: Sequence[tuple[int, TensorMove]]) -> Iterator[list[tuple[int, TensorMove]]]:
+        bucket: list[tuple[int, TensorMove]] = []
+        for ident, move in moves:
+            bucket.append((ident, move))
+            if _is_full([self._state.tensors[member].nbytes for member, _ in bucket]):
+                yield bucket
+                bucket = []
+        if bucket:
+            yield bucket
+
+    def _waiting_with(self, ident: int) -> list[int]:
+        """The waiting gradients that may share an exchange with one of them, which is included."""
+        gradients, session = self._state.gradients, session_of(ident)
+        exchange = gradients[ident].exchange
+        return [
+            other
+            for other, gradient in gradients.items()
+            if gradient.exchange == exchange and self._is_waiting(other) and session_of(other) == session
+        ]
+
+    def _bucket_around(self, ident: int) -> list[int]:
+        """A waiting gradient with those before it in the order of backward, then those after it, until it is full."""
+        same = self._waiting_with(ident)
+        position = same.index(ident)
+        bucket: list[int] = []
+        sizes: list[int] = []
+        for member in (*reversed(same[: position + 1]), *same[position + 1 :]):
+            bucket.append(member)
+            sizes.append(self._state.gradients[member].nbytes)
+            if _is_full(sizes):
+                break
+        return bucket
+
+    def _move(
+        self,
+        session: SessionRecord,
+        bucket: Sequence[tuple[int, TensorMove]],
+        op: str,
+        site: int,
+        in_use: Iterable[int] = (),
+    ) -> None:
+        """Move gradients in one exchange. The moved gradient replaces the one before, unless that is on other workers:
+        a fused optimizer writes to gradients, so it would not use a copy. Copies that are `in_use` are kept."""
+        state = self._state
+        kept = set(in_use)
+        self._limit_plans(session, tuple([move for _, move in bucket]))
+        is_replaced = bucket[0][1].source.mesh is bucket[0][1].target.mesh
+        for ident, move in () if is_replaced else bucket:
+            self._redistributor.make_room(state.tensor(ident), move.target, kept)
+        moves = [(ident, ident if is_replaced else state.new_id(session), move) for ident, move in bucket]
+        self._redistributor.move_together(session, moves, op, site)
+        for ident, moved, move in moves:
+            if moved == ident:
+                state.set_layout(ident, move.target)
+            else:
+                state.add_copy(ident, move.target, moved)
+
+    def _limit_plans(self, session: SessionRecord, moves: tuple[TensorMove, ...]) -> None:
+        """Forget the plans of all buckets if another one is too many."""
+        if len(moves) < 2 or moves in session.move_plans:
+            return
+        buckets = [key for key in session.move_plans if len(key) > 1]
+        if len(buckets) >= MAX_PLANS:
+            self._plan_cache.forget(session, self._state.forget_moves(session, buckets))
+
+
+def layout_of_gradient(gradient: TensorMeta, parameter: TensorRecord) -> ShardingSpec | None:
+    """The layout of a parameter for the storage of its gradient, which may have other dims of one element, or any shape
+    if the parameter is whole; None if the parameter's layout does not apply."""
+    spec = parameter.spec
+    if spec.partial or not spec.is_partition(parameter.meta.shape):
+        return None
+    if gradient.shape == parameter.meta.shape:
+        return spec
+    if spec.is_whole:
+        return whole(spec.mesh, len(gradient.shape))
+    sizes = [size for size in gradient.shape if size > 1]
+    cut = [(axes, cuts, size) for axes, cuts, size in zip(spec.dims, spec.cuts, parameter.meta.shape, strict=True)]
+    if sizes != [size for _, _, size in cut if size > 1] or any(axes for axes, _, size in cut if size == 1):
+        return None
+    own = iter([(axes, cuts) for axes, cuts, size in cut if size > 1])
+    none: tuple[DimSpec, None] = ((), None)
+    dims = [next(own) if size > 1 else none for size in gradient.shape]
+    return ShardingSpec(spec.mesh, [axes for axes, _ in dims], (), "sum", [cuts for _, cuts in dims])
+
+
+def _is_full(sizes: Sequence[int]) -> bool:
+    return sum(sizes) >= BUCKET_BYTES or len(sizes) >= MAX_TENSORS
