@@ -95,7 +95,8 @@ class _Ways:
 
     def of(self, collective: Collective) -> str:
         kind, axes = collective.kind, collective.axes
-        return ", ".join(self._exact.get((kind, axes, collective.nbytes)) or self._similar.get((kind, axes), ()))
+        exact = self._exact.get((kind, axes, collective.nbytes))
+        return ", ".join(exact if exact is not None else self._similar.get((kind, axes), {}))
 
 
 def comm() -> Comm:
