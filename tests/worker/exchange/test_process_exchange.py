@@ -20,7 +20,7 @@ from gt.worker.exchange.group_backends import GlooGroup, NcclGroup
 from gt.worker.exchange.process_groups import ProcessGroup
 from gt.worker.exchange.rendezvous import Member
 from gt.worker.exchange.shared_groups import SharedGroup
-from tests.dispatcher_harness import at
+from tests.dispatcher_harness import at, over
 from tests.worker.exchange.tasks import FAILING, task_of
 from tests.worker.exchange.test_process_groups import FakeNccl
 from tests.worker.exchange.transports import PROCESS_TRANSPORTS, exchanges, left
@@ -285,6 +285,20 @@ def test_a_failure_travels_in_place_of_a_tensor(pair):
         giving = threads.submit(give, first, FAILING)
         assert give(second).failure == FAILING.failure
         assert giving.result(60) is None
+
+
+@pytest.mark.parametrize("pair", ["gloo"], indirect=True)
+def test_a_collective_ends_when_a_member_is_lost_and_so_does_its_group(pair):
+    """As where the dispatcher gives up a worker that is stopped."""
+    both_give(pair)
+    reduced = [task_of(0, torch.ones(2), over("- + x"), over("-"))]
+    with ThreadPoolExecutor(1) as threads:
+        waiting = threads.submit(lambda: pair[0].begin(reduced).finish())
+        pair[0].lose_worker(1)
+        with pytest.raises(RuntimeError, match="worker 1 is lost"):
+            waiting.result(10)
+    with pytest.raises(RuntimeError, match="exchange nothing any more: worker 1 is lost"):
+        pair[0].begin(reduced)
 
 
 def test_the_worker_that_hosts_the_store_is_required_too(pair):
