@@ -16,7 +16,7 @@ import torch.distributed as dist
 from gt.core.messages import Failure
 from gt.worker.failed_value import FailedValue
 
-_ARRIVAL_TIME = timedelta(seconds=2)  # the store may get a failure after its flag has arrived
+_ARRIVAL_TIME = timedelta(milliseconds=500)  # the store may get a failure after its flag has arrived
 _KEPT = 1024  # failures of this worker that stay in the store
 _encoder = msgspec.msgpack.Encoder()
 _decoder = msgspec.msgpack.Decoder(Failure)
@@ -47,7 +47,7 @@ class FailureTexts:
             self._store().wait([key], _ARRIVAL_TIME)
             return FailedValue(_decoder.decode(self._store().get(key)))
         except Exception as error:
-            text = f"one of workers {members} has no value for an exchange; its failure cannot be read: {error}"
+            text = f"one of workers {members} has no value for an exchange; its failure is not in the store: {error}"
             return FailedValue(Failure(self._worker, "exchange", (), 0, 0, "RuntimeError", text, "", members))
 
 

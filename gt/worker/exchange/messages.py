@@ -29,7 +29,7 @@ class MessageLayout:
                 self.nbytes += _ALIGNMENT + -(-meta.nbytes // _ALIGNMENT) * _ALIGNMENT
 
     def write(
-        self, buffer: torch.Tensor, task: MoveTask, position: int, slices: Slices, doubt: torch.Tensor | None
+        self, buffer: torch.Tensor, task: MoveTask, position: int, slices: Slices, doubt: torch.Tensor | None = None
     ) -> FailedValue | None:
         """Write one box of a task's value, or its flag; returns the failure that the flag stands for."""
         value, at = task.value, self._offsets[position]

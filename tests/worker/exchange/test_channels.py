@@ -10,7 +10,7 @@ import pytest
 from gt.wire.process_identity import start_mark, this_host
 from gt.worker.exchange import futex
 from gt.worker.exchange.arena import Arena, Memory
-from gt.worker.exchange.channels import CHANNEL_BYTES, SLOTS, Channel, MemberGone, Peer
+from gt.worker.exchange.channels import CHANNEL_BYTES, SLOTS, Channel, MemberGone, Peer, PeerMemory
 from gt.worker.exchange.rendezvous import Member
 
 ME = Member(this_host(), os.getpid(), start_mark(os.getpid()), "")
@@ -25,7 +25,7 @@ class Pair:
         self.memory = Memory(CHANNEL_BYTES)
         self.channel = Channel(self.memory.data)
         self.arena = Arena()
-        self.peer = Peer(1, ME, (self.memory.descriptor, self.memory.number), self.look, spins=spins)
+        self.peer = Peer(1, PeerMemory(ME), (self.memory.descriptor, self.memory.number), self.look, spins=spins)
 
     def look(self):
         self.waiting.set()
@@ -121,7 +121,7 @@ def test_an_end_of_the_wait_itself_is_no_loss_of_the_peer(pair):
 
 
 def test_finished_exchanges_are_seen(pair):
-    pair.channel.finish(5)
+    pair.channel.finish(5, wakes=True)
     assert pair.peer.has_finished(5) and not pair.peer.has_finished(6)
 
 

@@ -257,6 +257,7 @@ def test_a_group_of_gpus_is_connected_when_it_is_made(monkeypatch):
     monkeypatch.setattr(dist, "ProcessGroupNCCL", FakeNccl, raising=False)
     monkeypatch.setattr(FakeNccl, "Options", type("Options", (), {}), raising=False)
     monkeypatch.setattr(torch.cuda, "set_device", lambda device: None)
+    monkeypatch.setattr(process_exchange, "CommunicationStream", lambda device: None)
     (exchange,) = exchanges(1)
     exchange._device = torch.device("cuda:0")
     exchange.rendezvous.members[0] = Member(this_host(), 0, "", "GPU-1")

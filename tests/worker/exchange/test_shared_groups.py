@@ -107,7 +107,7 @@ def test_memory_that_a_lost_member_has_not_read_is_used_again(trio, monkeypatch)
     files = len(os.listdir("/proc/self/fd"))
     for _ in range(20):
         assert {float(total.sum()) for total in reduce_all(trio[:2], size=50_000, mesh=pair)} == {100_000}
-    assert len(os.listdir("/proc/self/fd")) == files
+    assert len(os.listdir("/proc/self/fd")) <= files
     assert len(trio[0]._arena._outstanding) < 6
 
 
