@@ -20,6 +20,7 @@ from gt.dispatcher.tensor_records import GradientRecord, TensorRecord
 from gt.sharding.spec import DimSpec, ShardingSpec, whole
 
 BUCKET_BYTES = 4 << 20  # of a worker's parts: a bucket with at least this many bytes is full
+CUT_BUCKET_BYTES = 1 << 20  # of cut parameters: their partial gradients are larger than what is kept of them
 MAX_TENSORS = 512  # of a bucket: its program has one step for each
 MAX_PLANS = 64  # of buckets of a session: a program whose gradients differ from step to step gives ever new ones
 
@@ -46,7 +47,7 @@ class GradientBuckets:
         state.note_gradient(note.gradient, GradientRecord(move, move.exchange, gradient.nbytes))
         if set(target.axes).intersection(gradient.spec.partial):
             same = self._waiting_with(note.gradient)
-            if _is_full([state.gradients[ident].nbytes for ident in same]):
+            if _is_full([state.gradients[ident].nbytes for ident in same], CUT_BUCKET_BYTES):
                 self._move(session, [(ident, state.gradients[ident].move) for ident in same], "backward", note.site)
 
     def reduce(self, session: SessionRecord, idents: Iterable[int], op: str, site: int) -> bool:
@@ -95,7 +96,7 @@ class GradientBuckets:
         bucket: list[tuple[int, TensorMove]] = []
         for ident, move in moves:
             bucket.append((ident, move))
-            if _is_full([self._state.tensors[member].nbytes for member, _ in bucket]):
+            if _is_full([self._state.tensors[member].nbytes for member, _ in bucket], BUCKET_BYTES):
                 yield bucket
                 bucket = []
         if bucket:
@@ -120,7 +121,7 @@ class GradientBuckets:
         for member in (*reversed(same[: position + 1]), *same[position + 1 :]):
             bucket.append(member)
             sizes.append(self._state.gradients[member].nbytes)
-            if _is_full(sizes):
+            if _is_full(sizes, BUCKET_BYTES):
                 break
         return bucket
 
@@ -177,5 +178,5 @@ def layout_of_gradient(gradient: TensorMeta, parameter: TensorRecord) -> Shardin
     return ShardingSpec(spec.mesh, [axes for axes, _ in dims], (), "sum", [cuts for _, cuts in dims])
 
 
-def _is_full(sizes: Sequence[int]) -> bool:
-    return sum(sizes) >= BUCKET_BYTES or len(sizes) >= MAX_TENSORS
+def _is_full(sizes: Sequence[int], limit: int) -> bool:
+    return sum(sizes) >= limit or len(sizes) >= MAX_TENSORS

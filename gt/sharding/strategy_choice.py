@@ -63,7 +63,8 @@ def _constraint_rank(
     """How well a strategy serves constraints on the results, which name the axes `constrained`; 0 is best.
 
     0: these axes divide the op, or partial values that may stay partial pass it, and its operands stay as they are;
-    only results move. 1: the results satisfy the constraints as computed; operands move. 2: any other strategy."""
+    only results move. 1: the results satisfy the constraints as computed, and are not left partial; operands move.
+    2: any other strategy."""
     divided = {axis for sharding in strategy.assignment.values() for axis in sharding.axes}
     for result, given in zip(results, strategy.results, strict=True):
         if isinstance(result.target, Constraint) and result.target.keeps_partial:
@@ -71,7 +72,10 @@ def _constraint_rank(
     pairs = zip(operands, strategy.operands, strict=True)
     if constrained <= divided and all(_stays(operand.spec, needed, mesh, constrained) for operand, needed in pairs):
         return 0
-    satisfied = all(r.final_spec(given) is given for r, given in zip(results, strategy.results, strict=True))
+    satisfied = all(
+        r.final_spec(given) is given and constrained.isdisjoint(given.partial)
+        for r, given in zip(results, strategy.results, strict=True)
+    )
     return 1 if satisfied else 2
 
 

@@ -173,7 +173,7 @@ def test_sparse_tensors_are_refused_with_a_reason(embedded):
 @pytest.fixture
 def fresh_program(monkeypatch):
     """As if nothing had been started or shut down yet in this process."""
-    monkeypatch.setattr("gt.launch.sessions._program.ended", False)
+    monkeypatch.setattr("gt.launch.sessions._program.closed_because", "")
 
 
 def run_python(code, **environment):

@@ -83,8 +83,8 @@ def test_copies_of_one_query_do_not_drop_each_other():
 def test_gradients_of_one_step_do_not_drop_each_other():
     """A worker learns from them that a gradient of another worker has no value."""
     harness = limited_harness(0)
-    for source, gradient in ((A, D), (B, E)):
-        harness.redistribute(source, gradient, "-")
+    for source, gradient in ((A, D), (B, E)):  # on another mesh, or they would be replaced
+        harness.redistribute(source, gradient, "-", solo_mesh(0))
     harness.tell(BeginStep(own(90), (D, E), (A, B), 0))
     assert list(harness.state.copies) == [D, E]
 

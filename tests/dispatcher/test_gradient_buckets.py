@@ -128,7 +128,7 @@ def test_a_full_bucket_is_closed(monkeypatch):
 
 
 def test_a_full_bucket_of_gradients_of_cut_parameters_is_reduced_during_backward(monkeypatch):
-    monkeypatch.setattr(gradient_buckets, "BUCKET_BYTES", 2 * SMALL.nbytes)
+    monkeypatch.setattr(gradient_buckets, "CUT_BUCKET_BYTES", 2 * SMALL.nbytes)
     assert layouts(harness_with_gradients("x")) == ["x", "x", "- + x"]
     assert layouts(harness_with_gradients("-")) == ["- + x"] * 3
 

@@ -55,7 +55,7 @@ def there():
 
 def exchange():
     """A tensor that worker 0 cannot have without worker 1."""
-    return gt.ones(4, mesh=gt.mesh(2, ("dp",)), placements="dp").sum()
+    return gt.ones(4, mesh=gt.mesh(2, ("dp",)), placements="dp").redistribute(placements="-").sum()
 
 
 def status():

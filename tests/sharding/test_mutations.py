@@ -24,7 +24,7 @@ from gt.sharding.rules.support.local_programs import same_op, zeros
 from gt.sharding.spec import ShardingSpec, shard_index
 from gt.worker.bound_programs import BoundProgram
 from gt.worker.engines.counter_rng import Region
-from gt.worker.moves import Mover
+from gt.worker.exchange.step_parts import StepPart
 from tests.sharding.expansions import check_expansion
 from tests.sharding.simulate import check
 
@@ -339,25 +339,25 @@ def a_variance_has_a_mean_of_its_own_on_every_worker(patch):
 
 @caught_by(on_workers(product))
 def an_all_reduce_leaves_out_a_part(patch):
-    sound = Mover._reduce
-    patch.setattr(Mover, "_reduce", lambda self, kind, parts: sound(self, kind, parts[:-1]))
+    sound = StepPart.reduce
+    patch.setattr(StepPart, "reduce", lambda self, engine, parts: sound(self, engine, parts[:-1]))
 
 
 @caught_by(on_workers(scattered_product))
 def a_reduce_scatter_takes_one_part_twice(patch):
-    sound = Mover._reduce
-    patch.setattr(Mover, "_reduce", lambda self, kind, parts: sound(self, kind, [parts[0], *parts[:-1]]))
+    sound = StepPart.reduce
+    patch.setattr(StepPart, "reduce", lambda self, engine, parts: sound(self, engine, [parts[0], *parts[:-1]]))
 
 
 @caught_by(on_workers(gathered))
 def an_all_gather_mixes_up_its_parts(patch):
-    sound = Mover._assemble
+    sound = StepPart._assemble
 
-    def mixed(self: Mover, box: Box, parts: Any, whole: Any = None) -> Any:
-        swapped = [(place, part) for (place, _), (_, part) in zip(parts, parts[::-1], strict=True)]
-        return sound(self, box, swapped, whole)
+    def mixed(self: StepPart, engine: Any, pieces: Any, boxes: Any, whole: Any, *, owned: bool) -> Any:
+        swapped = dict(zip(boxes, reversed(boxes.values()), strict=True))
+        return sound(self, engine, pieces, swapped, whole, owned=owned)
 
-    patch.setattr(Mover, "_assemble", mixed)
+    patch.setattr(StepPart, "_assemble", mixed)
 
 
 @caught_by(on_workers(made_partial))

@@ -87,7 +87,9 @@ def test_records_of_another_direction_are_refused(direction):
     union, records = DIRECTIONS[direction]
     others = [record for _, sent in DIRECTIONS.values() for record in sent if type(record) not in map(type, records)]
     for record in others:
-        with pytest.raises(ProtocolError, match=f"Invalid value '{record.__struct_config__.tag}'"):
+        tag = record.__struct_config__.tag
+        has_namesake = any(tag == known.__struct_config__.tag for known in records)  # an answer and a report
+        with pytest.raises(ProtocolError, match="Expected `" if has_namesake else f"Invalid value '{tag}'"):
             Decoder(union).decode(encode([record]))
 
 
