@@ -15,5 +15,11 @@ def note_gradient(ref: TensorRef) -> None:
         return
     parameter = getattr(accumulated_parameter(node), "_ref", None)
     if parameter is not None and parameter.session is ref.session:
-        site = ref.session.sites.current()
-        ref.session.outbox.submit(lambda ids: NoteGradient(ids[0], ids[1], site), (ref, parameter))
+        site, is_transposed = ref.session.sites.current(), _is_transposed(ref)
+        ref.session.outbox.submit(lambda ids: NoteGradient(ids[0], ids[1], site, is_transposed), (ref, parameter))
+
+
+def _is_transposed(ref: TensorRef) -> bool:
+    """Whether a tensor is its storage with all dims in reverse order."""
+    view, whole = ref.geometry, ref.storage.geometry
+    return view is not whole and (view.shape, view.stride) == (whole.shape[::-1], whole.stride[::-1])

@@ -231,11 +231,13 @@ class ReadVersions(_Record, frozen=True):
 
 class NoteGradient(_Record, frozen=True):
     """Autograd has made a tensor the gradient of a parameter. A partial gradient is reduced together with others, into
-    the layout of its parameter, when its value is needed."""
+    the layout of its parameter, when its value is needed. `is_transposed`: the gradient is the tensor with its dims in
+    reverse order, as that of a linear layer's weight is."""
 
     gradient: Id
     parameter: Id
     site: SiteId
+    is_transposed: bool = False
 
 
 class BeginStep(_Record, frozen=True):

@@ -34,7 +34,8 @@ class OptimizerSteps:
                 continue
             gradient, parameter = state.tensor(gradient_id), state.tensor(parameter_id)
             targets.add(parameter.spec.mesh if parameter.spec.is_whole else parameter.spec)
-            layout = layout_of_gradient(gradient.meta, parameter)
+            noted = state.gradients.get(gradient_id)
+            layout = noted.move.target if noted is not None else layout_of_gradient(gradient.meta, parameter)
             if layout is not None:
                 layouts.append((gradient_id, layout))
         moved = self._buckets.move_into(session, layouts, "optimizer", begin.site)

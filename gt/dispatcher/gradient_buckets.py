@@ -40,7 +40,7 @@ class GradientBuckets:
             for ident in (note.gradient, note.parameter):
                 state.meta(ident)  # raises for an unknown id
             return
-        target = layout_of_gradient(gradient.meta, parameter)
+        target = layout_of_gradient(gradient.meta, parameter, is_transposed=note.is_transposed)
         if not gradient.spec.partial or target is None or target.mesh is not gradient.spec.mesh:
             return
         move = TensorMove(gradient.meta, gradient.spec, target)
@@ -158,18 +158,22 @@ class GradientBuckets:
             self._plan_cache.forget(session, self._state.forget_moves(session, buckets))
 
 
-def layout_of_gradient(gradient: TensorMeta, parameter: TensorRecord) -> ShardingSpec | None:
-    """The layout of a parameter for the storage of its gradient, which may have other dims of one element, or any shape
-    if the parameter is whole; None if the parameter's layout does not apply."""
-    spec = parameter.spec
-    if spec.partial or not spec.is_partition(parameter.meta.shape):
+def layout_of_gradient(
+    gradient: TensorMeta, parameter: TensorRecord, *, is_transposed: bool = False
+) -> ShardingSpec | None:
+    """The layout of a parameter for the storage of its gradient, which may have its dims in reverse order, other dims
+    of one element, or any shape if the parameter is whole; None if the parameter's layout does not apply."""
+    spec, shape = parameter.spec, parameter.meta.shape
+    if spec.partial or not spec.is_partition(shape):
         return None
-    if gradient.shape == parameter.meta.shape:
-        return spec
     if spec.is_whole:
         return whole(spec.mesh, len(gradient.shape))
+    if is_transposed:
+        spec, shape = spec.replace(dims=spec.dims[::-1], cuts=spec.cuts[::-1]), shape[::-1]
+    if gradient.shape == shape:
+        return spec
     sizes = [size for size in gradient.shape if size > 1]
-    cut = [(axes, cuts, size) for axes, cuts, size in zip(spec.dims, spec.cuts, parameter.meta.shape, strict=True)]
+    cut = [(axes, cuts, size) for axes, cuts, size in zip(spec.dims, spec.cuts, shape, strict=True)]
     if sizes != [size for _, _, size in cut if size > 1] or any(axes for axes, _, size in cut if size == 1):
         return None
     own = iter([(axes, cuts) for axes, cuts, size in cut if size > 1])

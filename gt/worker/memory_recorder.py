@@ -63,8 +63,8 @@ class _Recording:
             self._count(block, 0)
             del self._blocks[address]
 
-    def holds(self, ident: int) -> bool:
-        return ident in self._address_of
+    def holds(self, ident: int, address: int) -> bool:
+        return self._address_of.get(ident) == address
 
     def _count(self, block: _Block, nbytes: int) -> None:
         """A block has this many bytes from now on."""
@@ -138,5 +138,9 @@ class MemoryRecorder:
         value = self._tensors.get(ident)
         if value is None or isinstance(value, FailedValue):
             recording.discard(ident)
-        elif not recording.holds(ident):
-            recording.add(ident, self._engine.storage(value), _User(site, is_copy(ident)))
+            return
+        storage = self._engine.storage(value)
+        if recording.holds(ident, storage[0]):
+            return
+        recording.discard(ident)  # a reduced gradient replaces the partial one under the same id
+        recording.add(ident, storage, _User(site, is_copy(ident)))

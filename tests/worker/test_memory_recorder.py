@@ -41,6 +41,17 @@ class Worker:
         return self.recorder.take(1, goes_on=False)
 
 
+def test_a_tensor_that_replaces_another_under_its_id_is_counted_once():
+    """As a reduced gradient does with the partial one."""
+    tensors = {own(1): torch.zeros(1000)}
+    recorder = MemoryRecorder(PyTorchEngine("cpu"), tensors)
+    recorder.take(1, goes_on=True)
+    tensors[own(1)] = torch.zeros(10)
+    recorder.note(RunOp(own(9), (own(1),), (own(1),), (), 0, 3))
+    uses, _ = recorder.take(1, goes_on=False)
+    assert sum(use.live for use in uses) == 40
+
+
 def test_tensors_are_counted_by_line_now_and_at_the_peak(engine):
     worker = Worker(engine)
     worker.recorder.take(1, goes_on=True)
