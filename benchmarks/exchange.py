@@ -32,6 +32,7 @@ LAYOUTS = {
     "reduce-scatter": ("-, - + x", "x, -"),
     "all-to-all": ("x, -", "-, x"),
 }
+LIMIT = timedelta(seconds=60)
 Run = Callable[[], object]
 
 
@@ -90,12 +91,10 @@ def best(run: Run, group: dist.ProcessGroupGloo, repeats: int) -> float:
 def work(rank: int, members: int, port: int, sizes: tuple[int, ...], pipe: Connection) -> None:
     torch.set_num_threads(1)
     store = dist.TCPStore("127.0.0.1", port, is_master=False, wait_for_workers=False)
-    group = make_gloo_group(dist.PrefixStore("bare", store), rank, members, "127.0.0.1", timedelta(seconds=60))
+    group = make_gloo_group(dist.PrefixStore("bare", store), rank, members, "127.0.0.1", LIMIT, LIMIT)
     exchanges = {name: ProcessExchange(rank, "cpu", transport=name) for name in ("shared", "gloo")}
-    for name, exchange in exchanges.items():
-        exchange.join_store("127.0.0.1", port, 0)
-        exchange.rendezvous._store = dist.PrefixStore(name, store)
-        exchange.join_store("127.0.0.1", port, 0)
+    for number, exchange in enumerate(exchanges.values()):
+        exchange.join_store("127.0.0.1", port, number)  # the number keeps the keys of the two apart
     rows = []
     for kind in LAYOUTS:
         for nbytes in sizes:
@@ -122,7 +121,12 @@ def measure(members: int, sizes: tuple[int, ...]) -> list[tuple[str, int, dict[s
     ]
     for process in processes:
         process.start()
-    found = [here.recv() for _ in processes]
+    found = []
+    while len(found) < members:
+        if here.poll(1):
+            found.append(here.recv())
+        elif any(process.exitcode for process in processes):
+            raise RuntimeError("a member has ended with an error")
     for process in processes:
         process.join()
     return [
