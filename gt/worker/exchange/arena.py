@@ -15,7 +15,7 @@ from typing import NamedTuple
 
 from gt.wire.process_identity import is_running
 
-KEPT_BYTES = 1 << 26  # of the arena; larger values, and those for which it has no room, get memory of their own
+KEPT_BYTES = 1 << 27  # of the arena; larger values, and those for which it has no room, get memory of their own
 MAX_OUTSTANDING = 1 << 28  # bytes that peers have not read; over that a sender waits
 _STEP = 1 << 20  # the arena grows by so many bytes
 _ALIGNMENT = 64

@@ -1,8 +1,9 @@
 """All-reduces through shared memory that are too large for every member to read all of them.
 
 The flat values of several tasks follow each other as one vector. Each member reduces one segment of it, in the order of
-the members, and the others copy that. A long vector is reduced chunk by chunk, so that the parts of a chunk are still
-in the cache when the others read them, and so that it needs little shared memory.
+the members, and the others copy that; each of two members reduces all of it, which touches fewer bytes. A long vector
+is reduced chunk by chunk, so that the parts of a chunk are still in the cache when the others read them, and so that it
+needs little shared memory.
 """
 
 from __future__ import annotations
@@ -91,12 +92,31 @@ class _Vector:
         return [self._failed.get(number, total) for number, total in enumerate(totals)]
 
     def _reduce_chunk(self, chunk: Interval, totals: Sequence[Value | None]) -> None:
-        """Give this member's chunk, reduce one segment of all members' chunks, give that, and copy the others'."""
+        """Give this member's chunk, and reduce those of all members."""
+        group = self._group
+        number = group.next_number()
+        own = self._give(number, chunk[1] - chunk[0], lambda data: self._copy_in(data, chunk))
+        addends = [own if member == group.worker else self._taken(member, number) for member in group.members]
+        if len(group.members) == 2:
+            self._reduce_whole(chunk, addends, totals)
+            group.finish(number)
+        else:
+            self._reduce_segments(number, chunk, addends, totals)
+
+    def _reduce_whole(self, chunk: Interval, addends: Sequence[Value | None], totals: Sequence[Value | None]) -> None:
+        for task, own, place in self._overlaps(chunk):
+            total = totals[task]
+            if total is not None and task not in self._failed:
+                done = self._tasks[task].attempt(lambda: self._reduce_into(total[own], addends, place))
+                if isinstance(done, FailedValue):
+                    self._failed[task] = done
+
+    def _reduce_segments(
+        self, number: int, chunk: Interval, addends: Sequence[Value | None], totals: Sequence[Value | None]
+    ) -> None:
+        """Reduce this member's segment of a chunk, give that, and copy the others'."""
         group, (start, stop) = self._group, chunk
         cuts = balanced_cuts(stop - start, (len(group.members),))
-        number = group.next_number()
-        own = self._give(number, stop - start, lambda data: self._copy_in(data, chunk))
-        addends = [own if member == group.worker else self._taken(member, number) for member in group.members]
         low, high = cuts[group.members.index(group.worker)]
         after = group.next_number()
         total = self._give(after, high - low, lambda data: self._reduce_into(data, addends, slice(low, high)))
