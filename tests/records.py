@@ -6,6 +6,7 @@ from gt.core.ids import SESSION_SHIFT
 from gt.core.messages import (
     KEPT,
     Answer,
+    BeginModule,
     BeginStep,
     Collective,
     Command,
@@ -185,6 +186,7 @@ INSTRUCTIONS: list[Instruction] = [
     Redistribute(own(5), own(14), ROWS, 3),
     FreeTensors((own(5), own(6))),
     DropCopies((own(5), own(6))),
+    BeginModule(4, (own(5), own(6)), 6, (own(7),), 3),
     ForgetOps((own(1),)),
     FetchTensor(own(11), own(5)),
     FetchTensor(own(11), own(5), KEPT, 3, SHARED),

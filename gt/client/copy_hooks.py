@@ -1,27 +1,34 @@
-"""Hooks that drop the gathered copies of cut parameters when the module that used them has run, forward or backward.
+"""Hooks that tell the dispatcher when modules use their cut parameters: copies of these are gathered together when a
+module begins, forward or backward, and dropped when it has run.
 
 Eager code does not know the last use of a tensor, but a module has an end. A copy is dropped when the forward of its
 module ends; a gradient that needs it has it gathered again, and it is dropped when the backward of the next module
 begins, or when backward ends. A module's backward begins with the autograd nodes of its outputs: a hook on a node
 changes no tensor, as torch's full backward hooks do. Where a forward runs inside backward (checkpoints), nothing is
 dropped, since its backward follows. Dropping a copy never changes a value: an op that needs it gathers it again.
+
+Modules mostly run in the order of last time, so a module that begins also names the one that is likely to follow.
 """
 
 from __future__ import annotations
 
+import enum
+import itertools
 import threading
 from collections.abc import Iterable, Iterator
 from typing import Any, NamedTuple
+from weakref import ref
 
 import torch
 
 from gt.client import scope_stack
 from gt.client import session as sessions
+from gt.client.session import Session
 from gt.client.storage import Storage
 from gt.client.tensor import Tensor
 from gt.client.torch_patches.autograd_nodes import NO_BACKWARD, call_after_backward, current_backward, current_node
 from gt.client.torch_patches.pytree import tree_leaves
-from gt.core.messages import DropCopies
+from gt.core.messages import BeginModule, DropCopies
 from gt.signals.registry import registry
 
 
@@ -32,13 +39,38 @@ class ParameterPlace(NamedTuple):
     name: str
 
 
+class Direction(enum.IntEnum):
+    FORWARD = 0
+    BACKWARD = 1
+
+
 class CopyHook:
-    """A forward hook of a module. `places` are its own cut parameters, `inner` the hooks of the modules inside it: a
-    module may use the parameters of another one without calling it, as attention does."""
+    """The hooks of a module. `places` are its own cut parameters, `inner` the hooks of the modules inside it: a module
+    may use the parameters of another one without calling it, as attention does. `following` are the hooks of the
+    modules that ran after it last time, by direction."""
+
+    _numbers = itertools.count(1)
 
     def __init__(self, places: list[ParameterPlace]) -> None:
         self.places = places
         self.inner: frozenset[CopyHook] = frozenset()
+        self.following: dict[Direction, ref[CopyHook]] = {}
+        self._number = next(self._numbers)
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {"places": self.places, "inner": self.inner}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        """The hook of a copied model has a number of its own and learns its own order."""
+        self.__init__(state["places"])  # type: ignore[misc]
+        self.inner = state["inner"]
+
+    def number(self, direction: Direction) -> int:
+        return 2 * self._number + direction
+
+    def begin_forward(self, module: torch.nn.Module, args: Any) -> None:
+        if self.places and _reshards():
+            _order.begin(self, Direction.FORWARD)
 
     def __call__(self, module: torch.nn.Module, args: Any, output: Any) -> None:
         """`output` is None if the module has raised an exception."""
@@ -50,10 +82,12 @@ class CopyHook:
         if current_node() is not None and (nodes or output is None):
             _running.note_recomputed(self)
         else:
-            _drop([self])
+            _drop([self], kept=_order.expected())
 
     def _begin_backward(self, gradients: Any) -> None:
         _running.begin(self)
+        if self.places:
+            _order.begin(self, Direction.BACKWARD)
 
     def contains(self, other: CopyHook) -> bool:
         return other is self or other in self.inner
@@ -61,10 +95,13 @@ class CopyHook:
     def parameters(self) -> Iterator[Tensor]:
         """The cut parameters of the module and of those inside it."""
         for hook in (self, *self.inner):
-            for table, name in hook.places:
-                parameter = table.get(name)
-                if isinstance(parameter, Tensor):
-                    yield parameter
+            yield from hook.own_parameters()
+
+    def own_parameters(self) -> Iterator[Tensor]:
+        for table, name in self.places:
+            parameter = table.get(name)
+            if isinstance(parameter, Tensor):
+                yield parameter
 
 
 class _RunningBackward(threading.local):
@@ -77,10 +114,11 @@ class _RunningBackward(threading.local):
         self._number = NO_BACKWARD
 
     def begin(self, hook: CopyHook) -> None:
-        """The backward of a module begins, so that of the others is over, except for the modules around it."""
+        """The backward of a module begins, so that of the others is over, except for the modules around it, and for
+        those inside it that have the same output."""
         self._follow()
-        over = [other for other in self._begun if not other.contains(hook)]
-        self._begun = [*[other for other in self._begun if other.contains(hook) and other is not hook], hook]
+        over = [other for other in self._begun if not other.contains(hook) and not hook.contains(other)]
+        self._begun = [*[other for other in self._begun if other not in over and other is not hook], hook]
         self._recomputed.discard(hook)
         _drop(over)
 
@@ -101,10 +139,49 @@ class _RunningBackward(threading.local):
     def _end(self) -> None:
         over = [*self._begun, *self._recomputed]
         self._begun, self._recomputed, self._number = [], set(), NO_BACKWARD
+        _order.end(Direction.BACKWARD)
         _drop(over)
 
 
+class _ModuleOrder(threading.local):
+    """The module that began last in each direction, and the one that was expected to follow it. Weak, so that the
+    parameters of a model end with it."""
+
+    def __init__(self) -> None:
+        self._last: dict[Direction, ref[CopyHook]] = {}
+        self._expected: ref[CopyHook] | None = None
+
+    def begin(self, hook: CopyHook, direction: Direction) -> None:
+        """Tell the dispatcher that a module begins; its backward does with each of its outputs."""
+        last = self._last[direction]() if direction in self._last else None
+        if last is hook and direction is Direction.BACKWARD:
+            return
+        if last is not None and last is not hook:
+            last.following[direction] = ref(hook)
+        self._last[direction] = ref(hook)
+        if direction is Direction.BACKWARD:
+            self.end(Direction.FORWARD)  # the next forward does not follow this one
+        self._forget_expected(hook)
+        following = hook.following[direction]() if direction in hook.following else None
+        if following is not None:
+            self._expected = ref(following)
+        _begin_module(hook, following, direction)
+
+    def _forget_expected(self, hook: CopyHook) -> None:
+        """Drop what was gathered for another module than the one that follows."""
+        expected, self._expected = self.expected(), None
+        if expected is not None and expected is not hook:
+            _drop([expected])
+
+    def expected(self) -> CopyHook | None:
+        return self._expected() if self._expected is not None else None
+
+    def end(self, direction: Direction) -> None:
+        self._last.pop(direction, None)
+
+
 _running = _RunningBackward()
+_order = _ModuleOrder()
 
 
 def _reshards() -> bool:
@@ -118,16 +195,40 @@ def _reshards() -> bool:
     return True
 
 
-def _drop(hooks: Iterable[CopyHook]) -> None:
-    """Let the dispatcher drop the copies of the parameters of some modules."""
-    session = sessions.active
-    if session is None or session.closed_because:
+def _drop(hooks: Iterable[CopyHook], kept: CopyHook | None = None) -> None:
+    """Let the dispatcher drop the copies of the parameters of some modules, but not those that another one shares with
+    them."""
+    session = _open_session()
+    if session is None:
         return
-    found: dict[int, Storage] = {}
-    for hook in hooks:
-        for parameter in hook.parameters():
-            storage = parameter._ref.storage
-            if storage.session is session:
-                found[id(storage)] = storage
-    if found:
-        session.outbox.submit(DropCopies, list(found.values()))
+    shared = _storages(session, kept.own_parameters()) if kept is not None else []
+    found = _storages(session, itertools.chain.from_iterable(hook.parameters() for hook in hooks))
+    dropped = [storage for storage in found if not any(storage is other for other in shared)]
+    if dropped:
+        session.outbox.submit(DropCopies, dropped)
+
+
+def _begin_module(hook: CopyHook, following: CopyHook | None, direction: Direction) -> None:
+    session = _open_session()
+    if session is None:
+        return
+    own = _storages(session, hook.own_parameters())
+    ahead = _storages(session, following.own_parameters()) if following is not None else []
+    next_number = following.number(direction) if following is not None else 0
+    site = session.sites.current()
+
+    def begin(ids: tuple[int, ...]) -> BeginModule:
+        return BeginModule(hook.number(direction), ids[: len(own)], next_number, ids[len(own) :], site)
+
+    session.outbox.submit(begin, [*own, *ahead])
+
+
+def _open_session() -> Session | None:
+    session = sessions.active
+    return None if session is None or session.closed_because else session
+
+
+def _storages(session: Session, parameters: Iterable[Tensor]) -> list[Storage]:
+    """The storages of parameters, each once; only those of a session."""
+    found = {id(storage): storage for parameter in parameters if (storage := parameter._ref.storage).session is session}
+    return list(found.values())

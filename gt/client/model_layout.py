@@ -196,7 +196,9 @@ def _hook_copies(module: torch.nn.Module, config: ModelConfig) -> None:
 
 def _add_copy_hook(part: torch.nn.Module, hook: CopyHook) -> None:
     _copy_hooks[part] = hook
-    _hooks.setdefault(part, []).append(part.register_forward_hook(hook, always_call=True))
+    _hooks.setdefault(part, []).extend(
+        [part.register_forward_pre_hook(hook.begin_forward), part.register_forward_hook(hook, always_call=True)]
+    )
 
 
 def _copy_hook_of(part: torch.nn.Module) -> CopyHook:

@@ -21,7 +21,7 @@ from gt.core.ids import FirstResultId, Id, Ids, NewId, NewIds, ScopeId, SiteId
 from gt.core.meta import TensorMeta
 from gt.core.signatures import Axis, Name, Number, PolicyRecord, Program, Signature, SpecRecord, Text
 
-PROTOCOL = 10
+PROTOCOL = 11
 MAX_BATCH = 1 << 16
 MAX_RECORDED = 1 << 20  # commands that a worker records at most
 COUNTED_BYTES = 1 << 16  # a read of this size or more counts by itself against the session's limit
@@ -34,6 +34,7 @@ STEP_TOKEN = TensorMeta((1,), (1,), 0, "float32")
 Version: TypeAlias = Annotated[int, Meta(ge=CURRENT, le=KEPT)]
 Limit: TypeAlias = Annotated[int, Meta(ge=0, le=MAX_RECORDED)]
 Mark: TypeAlias = Annotated[int, Meta(ge=0, lt=1 << 62)]
+ModuleNumber: TypeAlias = Annotated[int, Meta(ge=0, lt=1 << 62)]
 
 
 class _Record(Struct, array_like=True, tag=True, frozen=True, gc=False):
@@ -55,7 +56,7 @@ class Segment(Struct, array_like=True, frozen=True):
 class Hello(_Record, frozen=True):
     """First message of a client or worker. `host` identifies the machine: peers on one machine share memory. `device`
     is the device a worker computes on, `memory` the bytes of it, and `progress` the shared-memory cell that shows its
-    current command."""
+    current command. A worker that `overlaps` computes while its exchanges go on."""
 
     version: Name
     role: Name
@@ -65,6 +66,7 @@ class Hello(_Record, frozen=True):
     progress: Name = ""
     wants_workers: int = 1
     memory: Annotated[int, Meta(ge=0, lt=1 << 62)] = 0
+    overlaps: bool = False
 
 
 class WorkerInfo(Struct, array_like=True, frozen=True):
@@ -203,6 +205,17 @@ class DropCopies(_Record, frozen=True):
     ids: Ids
 
 
+class BeginModule(_Record, frozen=True):
+    """A module is about to use its `parameters`, and the next one is likely to follow. The numbers, which the client
+    chooses, tell modules apart, and forward from backward."""
+
+    module: ModuleNumber
+    parameters: Ids
+    next_module: ModuleNumber
+    next_parameters: Ids
+    site: SiteId
+
+
 class ForgetOps(_Record, frozen=True):
     """The session will not use these ops again."""
 
@@ -300,9 +313,8 @@ class ReadTimeline(_Record, frozen=True):
 
 Instruction = Union[
     RunOp, QueryOp, FreeTensors, DropCopies, CreateTensor, Redistribute, FetchTensor, LocateTensor, Synchronize,
-    NoteGradient, BeginStep, EndStep, ReadVersions, ReadTraffic, ReadStats, ReadMemory, ReadTimeline, DefineOp,
-    ForgetOps, DefineSite,
-    DefineScope, Goodbye,
+    BeginModule, NoteGradient, BeginStep, EndStep, ReadVersions, ReadTraffic, ReadStats, ReadMemory, ReadTimeline,
+    DefineOp, ForgetOps, DefineSite, DefineScope, Goodbye,
 ]  # fmt: skip
 
 

@@ -49,9 +49,12 @@ class Dispatcher:
 
     # Workers and sessions
 
-    def join_worker(self, device: str, host: str, pid: int, memory: int = 0) -> tuple[int, list[Outgoing]]:
-        """A new worker gets an id that no other worker had. `memory` are the bytes of its device (0: not known)."""
-        ident = self._membership.join_worker(device, host, pid, memory)
+    def join_worker(
+        self, device: str, host: str, pid: int, memory: int = 0, *, overlaps: bool = False
+    ) -> tuple[int, list[Outgoing]]:
+        """A new worker gets an id that no other worker had. `memory` are the bytes of its device (0: not known); with
+        `overlaps` it computes while its exchanges go on."""
+        ident = self._membership.join_worker(device, host, pid, memory, overlaps=overlaps)
         return ident, self._outgoing.take()
 
     def make_ready(self, worker: int) -> None:

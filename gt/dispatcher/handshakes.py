@@ -64,7 +64,9 @@ class Handshakes:
             raise ProtocolError(f"segment {hello.progress} is not one of process {hello.pid}")
         progress: Sequence[int] = shared_memory.take(hello.progress, 16).cast("q") if shares else (0, 0)
         start_time = start_mark(hello.pid)  # before the worker joins: this fails if too many files are open
-        ident, outgoing = self._dispatcher.join_worker(hello.device, hello.host, hello.pid, hello.memory)
+        ident, outgoing = self._dispatcher.join_worker(
+            hello.device, hello.host, hello.pid, hello.memory, overlaps=hello.overlaps
+        )
         self._peers.add(identity, Peer(hello, ident, start_time, progress=progress))
         self._delivery.send_to(identity, [Welcome(__version__, ident, os.getpid(), this_host())])
         log.info("worker %d joined (%s, pid %d)", ident, hello.device, hello.pid)

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from typing import Any, TypeAlias
 
 from gt.core.messages import (
+    BeginModule,
     BeginStep,
     Command,
     CreateTensor,
@@ -45,6 +46,7 @@ from gt.dispatcher.atomic_steps import OptimizerSteps
 from gt.dispatcher.errors import IdInUse, InvalidInstruction, NoValue, NoWorkers
 from gt.dispatcher.gradient_buckets import GradientBuckets
 from gt.dispatcher.message_queue import MessageQueue, ToWorkers, split_bytes
+from gt.dispatcher.module_gathers import ModuleGathers
 from gt.dispatcher.op_definitions import CachedPlan, OpRecord, layout_of, plan_key, require_layout_fit
 from gt.dispatcher.plan_cache import PlanCache
 from gt.dispatcher.redistribution import Redistributor
@@ -86,6 +88,7 @@ class Instructions:
             RunOp: self._run_op,
             FreeTensors: self._free,
             DropCopies: self._drop_copies,
+            BeginModule: ModuleGathers(state, redistributor).begin,
             QueryOp: self._query,
             CreateTensor: self._create,
             Redistribute: self._redistribute,

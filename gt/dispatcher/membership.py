@@ -42,9 +42,9 @@ class Membership:
         self._store = store
         self._copy_limit = copy_limit
 
-    def join_worker(self, device: str, host: str, pid: int, memory: int) -> int:
+    def join_worker(self, device: str, host: str, pid: int, memory: int, *, overlaps: bool) -> int:
         with self._transactions.begin():
-            ident = self._state.add_worker(device, host, pid, memory).info.worker
+            ident = self._state.add_worker(device, host, pid, memory, overlaps=overlaps).info.worker
             self._set_copy_limit()
             self._outgoing.observe("CONNECT", f"worker {ident}", None)
             for session in self._state.sessions.values():

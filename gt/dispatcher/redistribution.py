@@ -90,6 +90,7 @@ class Redistributor:
             return ident
         else:
             self._state.add_copy(ident, spec, copy)
+            self._state.note_need(session, ident, TensorMove(tensor.meta, tensor.spec, spec))
         return copy
 
     def make_room(self, tensor: TensorRecord, spec: ShardingSpec, in_use: Collection[int]) -> None:

@@ -23,6 +23,7 @@ from gt.core.messages import (
 from gt.core.meta import TensorMeta
 from gt.dispatcher.errors import Cause, UnknownId
 from gt.dispatcher.op_definitions import CachedPlan, MoveKey, OpRecord
+from gt.dispatcher.planner import TensorMove
 from gt.sharding.spec import DeviceMesh, ShardingSpec
 from gt.signals.policy import Policy
 
@@ -31,13 +32,14 @@ from gt.signals.policy import Policy
 class WorkerRecord:
     """`known_ops` are the ids of the ops that were defined on the worker. A worker that is not `ready` cannot exchange
     tensors with others yet and gets no work. `solo_mesh` is the mesh of this worker only. `memory` are the bytes of its
-    device (0: not known)."""
+    device (0: not known). A worker that `overlaps` computes while its exchanges go on."""
 
     info: WorkerInfo
     solo_mesh: DeviceMesh
     ready: bool = True
     known_ops: set[int] = field(default_factory=set)
     memory: int = 0
+    overlaps: bool = False
 
 
 class DeadWorker(NamedTuple):
@@ -99,6 +101,13 @@ class HaltedStep(NamedTuple):
     cause: Cause
 
 
+class RunningModule(NamedTuple):
+    """The module of a client that began last, and the ids of its own parameters."""
+
+    module: int
+    parameters: tuple[int, ...]
+
+
 @dataclass
 class SessionRecord:
     """A client's session.
@@ -108,7 +117,8 @@ class SessionRecord:
     last ops and programs that were removed, which a worker may still run. `collectives` is filled while the client
     `watches` its traffic. `gatherings` are the (op, site) pairs whose gathering the client was told of. `ids_given`
     counts the ids that the dispatcher gave; results of queries take ids from `next_result` on. `halted` is set while a
-    step must not write. `workers` have run something for the session.
+    step must not write. `workers` have run something for the session. `modules` are the moves by which
+    ops of a module copied its parameters, by the number of the module and the position of the parameter.
     """
 
     ident: int
@@ -127,6 +137,8 @@ class SessionRecord:
     next_result: int = 0
     halted: HaltedStep | None = None
     workers: set[int] = field(default_factory=set)
+    running_module: RunningModule | None = None
+    modules: dict[int, dict[int, TensorMove]] = field(default_factory=dict)
 
     def op(self, op_id: int) -> OpRecord:
         found = self.ops.get(op_id)

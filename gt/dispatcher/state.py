@@ -14,10 +14,12 @@ from gt.core.ids import FIRST_DISPATCHER_ID, MAX_RESULTS, SESSION_SHIFT, session
 from gt.core.messages import Collective, Failure, WorkerInfo, WorkerJoinStore
 from gt.dispatcher.errors import IdInUse, InvalidInstruction, NoWorkers, UnknownId
 from gt.dispatcher.op_definitions import CachedPlan, MoveKey, OpRecord, PlanKey
+from gt.dispatcher.planner import TensorMove
 from gt.dispatcher.session_records import (
     DeadWorker,
     HaltedStep,
     PendingRequest,
+    RunningModule,
     ScopeRecord,
     SessionRecord,
     WorkerRecord,
@@ -27,6 +29,7 @@ from gt.sharding.spec import DeviceMesh
 from gt.signals.policy import Policy
 
 NAMES_KEPT = 1024  # of ops and programs of a session that were removed
+MODULES_KEPT = 1 << 14  # of a session: what each of its modules needs
 
 
 @dataclass
@@ -55,12 +58,16 @@ class State(TensorTables):
 
     # Workers
 
-    def add_worker(self, device: str, host: str, pid: int, memory: int = 0) -> WorkerRecord:
+    def add_worker(self, device: str, host: str, pid: int, memory: int = 0, *, overlaps: bool = False) -> WorkerRecord:
         """A new worker gets an id that no other worker had."""
         ident = self.workers_joined
         self.undo.assign(self, "workers_joined", ident + 1)
         worker = WorkerRecord(
-            WorkerInfo(ident, device, host, pid), DeviceMesh([1], ["w"], [ident]), False, memory=memory
+            WorkerInfo(ident, device, host, pid),
+            DeviceMesh([1], ["w"], [ident]),
+            ready=False,
+            memory=memory,
+            overlaps=overlaps,
         )
         self.undo.put(self.workers, ident, worker)
         return worker
@@ -139,6 +146,21 @@ class State(TensorTables):
 
     def set_halted(self, session: SessionRecord, halted: HaltedStep | None) -> None:
         self.undo.assign(session, "halted", halted)
+
+    def set_running_module(self, session: SessionRecord, module: int, parameters: Sequence[int]) -> None:
+        """From now on, copies that ops make of these parameters are what the module needs."""
+        self.undo.assign(session, "running_module", RunningModule(module, tuple(parameters)))
+
+    def note_need(self, session: SessionRecord, ident: int, move: TensorMove) -> None:
+        """An op has made a copy of a tensor by a move. If that is a parameter of the running module, the module needs
+        the copy each time it runs."""
+        running = session.running_module
+        if running is None or ident not in running.parameters:
+            return
+        if running.module not in session.modules and len(session.modules) >= MODULES_KEPT:
+            self.undo.drop(session.modules, next(iter(session.modules)))
+        known = session.modules.get(running.module, {})
+        self.undo.put(session.modules, running.module, {**known, running.parameters.index(ident): move})
 
     def set_watches(self, session: SessionRecord, watches: bool) -> None:
         self.undo.assign(session, "watches", watches)

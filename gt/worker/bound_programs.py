@@ -41,6 +41,7 @@ _STRIDE_FREE = {"aten.view.default": "aten.reshape.default", "aten._unsafe_view.
 class BoundProgram:
     """A program bound to an engine and a worker. `run` never raises: where a step fails, its results are `FailedValue`,
     so that all workers do the same exchanges. `exchanges` are the exchanges of a run; None where there may be several.
+    With `is_gather` the program only gathers tensors, in one exchange.
     `targets` are this worker's parts of inputs that need no value, as they are overwritten, by position.
     `direct` and `writes` as for a `BoundOp`: a program of one call on this worker's shards is as good as the op."""
 
@@ -58,6 +59,7 @@ class BoundProgram:
         parts = [part for step in moves for mover in step.movers for part in mover.parts if part and part.members]
         self.exchanges = parts if len(parts) < 2 else None
         self.is_local = not moves
+        self.is_gather = self._steps == moves and len(moves) == 1 and all(mover.is_gather for mover in moves[0].movers)
 
     def run(
         self,

@@ -139,7 +139,7 @@ class Executor:
         self._buffers = iter(buffers)
         self._progress_time = self.recorder.clock()
         if self._late is not None:
-            self._late.follow(commands)
+            self._late.follow(commands, goes_on=bool(self._runner.overlapped))
         self._ops_run += [*map(type, commands)].count(RunOp)
         batch = self._runner.prefetch.follow(commands)
         if self._memory.is_on:
@@ -208,6 +208,7 @@ class Executor:
         for command in commands:
             run = self._run_recorded if self.recorder.is_on else self._run_batch
             run(iter((command,)))
+            self._runner.overlapped.finish_all()
             self._memory.note(command)
 
     def _measured(self, command: RunOp, computation: Exchanging) -> Exchanging:
@@ -226,6 +227,7 @@ class Executor:
         self._report(Traffic(command.request, traffic.by_peer(), traffic.ways(self.exchange)))
 
     def _read_stats(self, command: ReadStats) -> None:
+        self._runner.overlapped.finish_all()
         values = [value for value in self.tensors.values() if not isinstance(value, FailedValue)]
         nbytes = sum(int(value.nbytes) for value in values)
         received = self._runner.traffic.by_peer()
@@ -234,6 +236,7 @@ class Executor:
         self._report(Stats(command.request, stats))
 
     def _read_memory(self, command: ReadMemory) -> None:
+        self._runner.overlapped.finish_all()
         uses, most_copies = self._memory.take(session_of(command.request), goes_on=command.watch)
         self._report(MemoryReport(command.request, WorkerMemory(uses, most_copies)))
 
@@ -276,18 +279,22 @@ class Executor:
             self._report(Uploaded(command.id))
 
     def _free(self, command: FreeTensors) -> None:
+        if self._runner.overlapped:
+            self._runner.overlapped.finish(command.ids)
         for ident in command.ids:
             self.tensors.pop(ident, None)
         if self._steps.kept or self._steps.unwritten:
             self._steps.free(command.ids)
 
     def _read_versions(self, command: ReadVersions) -> None:
+        self._runner.overlapped.finish_all()
         held = [ident for ident in command.ids if ident in self.tensors]
         spans = tuple((ident, self._steps.span(ident, self.tensors[ident])) for ident in held)
         self._report(Versions(command.request, spans))
 
     def _settle(self) -> None:
         """Before a value leaves the worker: learn whether it has failed."""
+        self._runner.overlapped.finish_all()
         if self._late is not None:
             self._late.settle()
 
@@ -326,6 +333,7 @@ class Executor:
         self._report(Progress(command.mark, self._progress_time - before))
 
     def _end_session(self, command: WorkerEndSession) -> None:
+        self._runner.overlapped.finish_all()
         for table in (self.tensors, self.ops):
             for ident in [ident for ident in table if session_of(ident) == command.session]:
                 del table[ident]  # type: ignore[attr-defined]

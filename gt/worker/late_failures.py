@@ -24,9 +24,9 @@ class LateFailures:
         self._flags = flags
         self._commands: list[Command] = []
 
-    def follow(self, commands: Sequence[Command]) -> None:
-        """Remember a batch that is about to run."""
-        if not self._flags:  # what ran before has no flags to wait for
+    def follow(self, commands: Sequence[Command], *, goes_on: bool = False) -> None:
+        """Remember a batch that is about to run. `goes_on`: an exchange of an earlier one has yet to arrive."""
+        if not self._flags and not goes_on:  # what ran before has no flags to wait for
             self._commands.clear()
         self._commands += commands
 

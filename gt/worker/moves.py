@@ -37,6 +37,11 @@ class Mover:
             return ()
         return meta.part(box_shape(local_box(target, meta.shape, worker))).stride
 
+    @property
+    def is_gather(self) -> bool:
+        """Whether the move is one all-gather."""
+        return len(self.parts) == 1 and self.parts[0] is not None and self.parts[0].kind == "all-gather"
+
     def finish(self, value: Result, fail: Fail) -> Result:
         """The part that this worker keeps, after the last step."""
         if not self.parts:

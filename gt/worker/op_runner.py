@@ -8,7 +8,7 @@ from typing import Any, TypeAlias
 
 from msgspec.structs import replace
 
-from gt.core.ids import MAX_RESULTS, session_of
+from gt.core.ids import MAX_RESULTS, is_copy, session_of
 from gt.core.messages import Failed, OpFailed, Queried, QueryOp, Report, Result, RunOp
 from gt.core.meta import TensorMeta
 from gt.worker.atomic_steps import OptimizerSteps
@@ -16,12 +16,13 @@ from gt.worker.bound_ops import BoundOp, UnavailableOp
 from gt.worker.bound_programs import BoundProgram
 from gt.worker.engines.engine import Engine, Value
 from gt.worker.exchange import Exchange
-from gt.worker.exchange.interface import Exchanging, MoveTask
+from gt.worker.exchange.interface import Exchanging, MoveTask, Work
 from gt.worker.exchange.interface import Result as MoveResult
 from gt.worker.exchange.prefetch import ReceivePrefetch
 from gt.worker.exchange.traffic import TrafficCount
 from gt.worker.failed_value import FailedValue
 from gt.worker.failure_records import make_failure, missing_output
+from gt.worker.overlapped_gathers import BegunGather, OverlappedGathers
 from gt.worker.timeline_recorder import Recorder
 
 log = logging.getLogger("gt.worker")
@@ -48,6 +49,7 @@ class OpRunner:
         self.traffic = TrafficCount()
         self.steps = OptimizerSteps(engine)
         self.prefetch = ReceivePrefetch()
+        self.overlapped = OverlappedGathers(self._finish_gather)
         self.progress = progress
         self._engine = engine
         self._exchange = exchange
@@ -58,9 +60,11 @@ class OpRunner:
         """Hot path: one call for every op that `Executor.run` does not run itself."""
         tensors, progress = self.tensors, self.progress
         progress[0], progress[1] = command.op_id, command.site
+        if self.overlapped:
+            self.overlapped.finish(command.inputs)
         bound = self.ops[command.op_id]
         if isinstance(bound, BoundProgram):
-            self._exchange_all(command, self.run_program(command, bound))
+            self._exchange_all(command, bound)
             return
         outputs = command.outputs
         if bound.writes and self.steps.sessions and self._skips_write(command, bound):
@@ -82,6 +86,9 @@ class OpRunner:
 
     def run_after_error(self, command: RunOp, bound: AnyBoundOp, error: Exception) -> None:
         """A direct call has raised. Run the op again where failures are reported, unless it may have begun to write."""
+        if self.overlapped.finish(command.inputs):  # an input was not there yet
+            self.run(command)
+            return
         values = [self.tensors.get(ident) for ident in command.inputs]
         if not bound.writes or any(value is None or isinstance(value, FailedValue) for value in values):
             self.run(command)
@@ -191,15 +198,37 @@ class OpRunner:
             if is_payload:
                 self.traffic.add(parts)
 
-    def _exchange_all(self, command: RunOp, computation: Exchanging) -> None:
-        """Run a program to its end, exchanging values with other processes."""
+    def _exchange_all(self, command: RunOp, bound: BoundProgram) -> None:
+        """Run a program to its end, exchanging values with other processes. A gather of copies is only begun, if it
+        arrives while this worker computes: copies are not used any more when their tensor is written, so it may be
+        written before they are finished."""
+        computation = self.run_program(command, bound)
         try:
             tasks = next(computation)
         except StopIteration:
             return
+        if bound.is_gather and all(map(is_copy, command.outputs)) and self._exchange.overlaps(tasks):
+            self._begin_gather(command, computation, tasks)
+        else:
+            self._resume(command, computation, self._exchange_tasks(command, tasks))
+
+    def _begin_gather(self, command: RunOp, computation: Exchanging, tasks: Sequence[MoveTask]) -> None:
+        try:
+            work = self._exchange.begin(tasks)
+        except Exception as error:
+            self._resume(command, computation, self._fail_exchange(command, tasks, error))
+        else:
+            self.overlapped.add(BegunGather(command, computation, tasks, work))
+
+    def _finish_gather(self, gather: BegunGather) -> None:
+        command, computation, tasks, work = gather
+        self._resume(command, computation, self._finish_exchange(command, tasks, work))
+
+    def _resume(self, command: RunOp, computation: Exchanging, results: Sequence[MoveResult]) -> None:
+        """Run the rest of a program, after an exchange."""
         try:
             while True:
-                tasks = computation.send(self._exchange_tasks(command, tasks))
+                results = self._exchange_tasks(command, computation.send(results))
         except StopIteration:
             self._prefetch_next()
 
@@ -212,15 +241,26 @@ class OpRunner:
 
     def _exchange_tasks(self, command: RunOp, tasks: Sequence[MoveTask]) -> Sequence[MoveResult]:
         try:
-            return self._exchange.begin(tasks).finish()
-        except Exception as error:  # a peer has ended, or the network between
-            members = tasks[0].part.members
-            log.warning("an exchange among workers %s failed: %s", members, error)
-            failure = make_failure(self.worker, "exchange", (), command, error)
-            failure = replace(failure, peers=self._exchange.required_workers(members))
-            self._report(OpFailed(session_of(command.op_id), failure))
-            failed = FailedValue(failure)
-            return [failed if task.part.after is not None else None for task in tasks]
+            work = self._exchange.begin(tasks)
+        except Exception as error:
+            return self._fail_exchange(command, tasks, error)
+        return self._finish_exchange(command, tasks, work)
+
+    def _finish_exchange(self, command: RunOp, tasks: Sequence[MoveTask], work: Work) -> Sequence[MoveResult]:
+        try:
+            return work.finish()
+        except Exception as error:
+            return self._fail_exchange(command, tasks, error)
+
+    def _fail_exchange(self, command: RunOp, tasks: Sequence[MoveTask], error: Exception) -> Sequence[MoveResult]:
+        """A peer has ended, or the network between."""
+        members = tasks[0].part.members
+        log.warning("an exchange among workers %s failed: %s", members, error)
+        failure = make_failure(self.worker, "exchange", (), command, error)
+        failure = replace(failure, peers=self._exchange.required_workers(members))
+        self._report(OpFailed(session_of(command.op_id), failure))
+        failed = FailedValue(failure)
+        return [failed if task.part.after is not None else None for task in tasks]
 
     # Queries
 

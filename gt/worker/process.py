@@ -34,7 +34,7 @@ from gt.wire.keys import keys_directory
 from gt.wire.process_identity import is_running, start_mark, this_host
 from gt.worker.engines import make_engine
 from gt.worker.engines.engine import Buffer
-from gt.worker.exchange import Exchange, ProcessExchange
+from gt.worker.exchange import Exchange, ProcessExchange, shares_memory
 from gt.worker.executor import Executor, WriteBytes
 
 log = logging.getLogger("gt.worker")
@@ -188,7 +188,14 @@ class WorkerProcess:
         """Shake hands with the server. None if the connection is lost before it answers."""
         name, progress = _make_progress()
         hello = Hello(
-            __version__, "worker", this_host(), os.getpid(), self._engine.device, name, memory=self._engine.memory()
+            __version__,
+            "worker",
+            this_host(),
+            os.getpid(),
+            self._engine.device,
+            name,
+            memory=self._engine.memory(),
+            overlaps=not shares_memory(self._engine.device, self._transport),
         )
         try:
             link.send(encode([hello]))

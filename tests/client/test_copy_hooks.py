@@ -1,6 +1,7 @@
 """Gathered copies of cut parameters are dropped after the forward and backward of their modules; values are torch's."""
 
 import copy
+import pickle
 
 import pytest
 import torch
@@ -9,6 +10,7 @@ from torch.nn import functional
 from torch.utils.checkpoint import checkpoint
 
 import gt
+from gt.client.copy_hooks import CopyHook, Direction
 
 WORKERS, WIDTH, LAYERS, WORDS = 4, 32, 4, 64
 FSDP = """
@@ -278,6 +280,73 @@ def test_a_copied_model_drops_its_own_copies():
     with gt.debug.memory() as m:
         model(torch.ones(8, 8))
     assert copies_of_workers(m) == {0} and most_copies(m) > 0
+
+
+def test_the_copy_of_a_model_that_has_run_does_not_gather_for_it():
+    model = gt.to(nn.Sequential(nn.Linear(8, 8), nn.Linear(8, 8)))
+    model(torch.ones(8, 8))
+    other = pickle.loads(pickle.dumps(copy.deepcopy(model)))
+    first, second = copy_hooks_of(other)
+    assert not first.following and {hook.number(Direction.FORWARD) for hook in (first, second)}.isdisjoint(
+        hook.number(Direction.FORWARD) for hook in copy_hooks_of(model)
+    )
+
+
+def copy_hooks_of(model):
+    return [hook for part in model for hook in part._forward_hooks.values() if isinstance(hook, CopyHook)]
+
+
+def exchanged(act):
+    """The numbers of tensors that are gathered together."""
+    with gt.debug.comm() as c:
+        act()
+    return [event.tensors for event in c.events if event.kind == "all-gather"]
+
+
+def test_the_parameters_of_a_module_are_gathered_together():
+    model = gt.to(nn.Sequential(nn.Linear(8, 8), nn.LayerNorm(8), nn.Linear(8, 8, bias=False)))
+    x = gt.to(torch.ones(8, 8, requires_grad=True))
+    one_by_one = exchanged(lambda: model(x).sum().backward())
+    together = exchanged(lambda: model(x).sum().backward())
+    assert together[:3] == [2, 2, 1]
+    assert sum(together) == sum(one_by_one) == len(one_by_one)
+
+
+def test_a_module_that_takes_another_way_has_torchs_values():
+    """The parameters of the module that followed last time were gathered for nothing, and are dropped."""
+    plain = nn.ModuleList([nn.Linear(16, 16) for _ in range(4)])
+    model = gt.to(copy.deepcopy(plain))
+    x = torch.randn(8, 16)
+    with gt.debug.memory() as m:
+        for order in ([0, 1, 2, 3], [0, 2, 1], [3, 3, 0], [1], [0, 1, 2, 3]):
+            expected, ours = x, gt.to(x)
+            for number in order:
+                expected, ours = plain[number](expected), model[number](ours)
+            expected.square().sum().backward()
+            ours.square().sum().backward()
+    for mine, theirs in zip(model.parameters(), plain.parameters(), strict=True):
+        torch.testing.assert_close(mine.grad.cpu(), theirs.grad, rtol=1e-4, atol=1e-4)
+    assert copies_of_workers(m) == {0}
+
+
+def test_gathers_that_overlap_give_torchs_values(tmp_path, monkeypatch):
+    """Over Gloo the parameters of the next module are gathered while a module computes."""
+    gt.shutdown()
+    monkeypatch.setenv("GT_TRANSPORT", "gloo")
+    gt.init(workers=2)
+    load(tmp_path, FSDP.replace("dp: 4", "dp: 2"))
+    plain = GPT()
+    model = gt.to(copy.deepcopy(plain))
+    optimizers = [torch.optim.SGD(each.parameters(), lr=0.1) for each in (plain, model)]
+    data = torch.randint(0, WORDS, (3, 8, 16))
+    losses = [step(plain, optimizers[0], words) for words in data]
+    assert [step(model, optimizers[1], gt.to(words)) for words in data] == pytest.approx(losses, rel=1e-4)
+    with gt.debug.memory() as m:
+        step(model, optimizers[1], gt.to(data[0]))
+    step(plain, optimizers[0], data[0])
+    for mine, theirs in zip(model.parameters(), plain.parameters(), strict=True):
+        torch.testing.assert_close(mine.detach().cpu(), theirs.detach(), rtol=1e-4, atol=1e-5)
+    assert 0 < most_copies(m) <= 2 * nbytes(plain.blocks[0])
 
 
 def test_a_weight_that_is_loaded_into_a_module_on_gt_is_followed():

@@ -193,7 +193,7 @@ def test_a_worker_with_an_unusable_report_is_reported_lost_to_waiting_clients(se
     assert server.hear(b"client", LocateTensor(own(4), own(3))) == [Located(own(4), at(1).record())]
 
 
-def fail(*_):
+def fail(*_, **__):
     raise ZeroDivisionError("of ours")
 
 

@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 from gt.core.errors import ProtocolError
 from gt.core.ids import FIRST_DISPATCHER_ID, FIRST_QUERY_ID, MAX_RESULTS, SESSION_SHIFT
 from gt.core.messages import (
+    BeginModule,
     BeginStep,
     CreateTensor,
     DefineOp,
@@ -50,6 +51,8 @@ NAMING = {
     "QueryOp first": lambda x: QueryOp(OURS, OURS, (OURS,), (OURS,), x, (), 0, 0),
     "FreeTensors": lambda x: FreeTensors((OURS, x)),
     "DropCopies": lambda x: DropCopies((OURS, x)),
+    "BeginModule": lambda x: BeginModule(1, (OURS, x), 0, (), 0),
+    "BeginModule next": lambda x: BeginModule(1, (OURS,), 2, (OURS, x), 0),
     "ForgetOps": lambda x: ForgetOps((OURS, x)),
     "CreateTensor": lambda x: CreateTensor(x, SMALL, INLINE, None, 0),
     "Redistribute input": lambda x: Redistribute(x, OURS, ROWS, 0),

@@ -28,6 +28,9 @@ class MemoryExchange:
     def begin(self, tasks: Sequence[MoveTask]) -> Work:
         raise AssertionError("run_interleaved runs the exchanges of virtual workers")
 
+    def overlaps(self, tasks: Sequence[MoveTask]) -> bool:
+        return False
+
     def prefetch(self, part: StepPart) -> None:
         """Values need no time to arrive."""
 

@@ -68,6 +68,10 @@ class Exchange(Protocol):
     def flags(self) -> DeferredFlags | None:
         """Flags that were not read, of workers that do not wait for their device; None for others."""
 
+    def overlaps(self, tasks: Sequence[MoveTask]) -> bool:
+        """Whether an exchange that has begun goes on by itself, so that the worker may compute before it finishes it,
+        and may finish it after later ones."""
+
     @property
     def can_prefetch(self) -> bool:
         """Whether `prefetch` has an effect now."""

@@ -19,7 +19,7 @@ import torch.distributed as dist
 from gt.worker.exchange import futex
 from gt.worker.exchange.arena import Arena, Memory
 from gt.worker.exchange.channels import CHANNEL_BYTES, Peer, PeerMemory
-from gt.worker.exchange.collective_works import wait
+from gt.worker.exchange.collective_works import GatherWork, wait
 from gt.worker.exchange.deferred_flags import DeferredFlags
 from gt.worker.exchange.failure_texts import FailureTexts
 from gt.worker.exchange.group_backends import (
@@ -31,7 +31,7 @@ from gt.worker.exchange.group_backends import (
 )
 from gt.worker.exchange.in_flight import InFlightSends
 from gt.worker.exchange.interface import LookAhead, MoveTask, Work
-from gt.worker.exchange.process_groups import ProcessGroup
+from gt.worker.exchange.process_groups import ProcessGroup, work_of
 from gt.worker.exchange.rendezvous import CONNECT_TIMEOUT, LOOPBACK, MEMBER_TIMEOUT, Rendezvous
 from gt.worker.exchange.shared_groups import SharedGroup
 from gt.worker.exchange.step_parts import StepPart
@@ -39,6 +39,11 @@ from gt.worker.exchange.torch_private import make_gloo_group, make_nccl_group
 
 log = logging.getLogger("gt.worker")
 AnyGroup: TypeAlias = SharedGroup | ProcessGroup
+
+
+def shares_memory(device: str, transport: str) -> bool:
+    """Whether a worker shares memory with others of its machine, if the user forces a `transport` or none."""
+    return device == "cpu" and transport in ("", "shared") and futex.is_available()
 
 
 class ProcessExchange:
@@ -96,6 +101,11 @@ class ProcessExchange:
     def begin(self, tasks: Sequence[MoveTask]) -> Work:
         return self.find_group(tasks[0].part.members).begin(tasks)
 
+    def overlaps(self, tasks: Sequence[MoveTask]) -> bool:
+        """Not through shared memory, where a member takes the parts of others itself."""
+        group = self.groups.get(tasks[0].part.members)
+        return isinstance(group, ProcessGroup) and all(work_of(task.part) is GatherWork for task in tasks)
+
     @property
     def can_prefetch(self) -> bool:
         """Not with NCCL, which matches sends and receives by their order; and one exchange at a time."""
@@ -134,7 +144,7 @@ class ProcessExchange:
 
     def _new_channel(self) -> Memory | None:
         """The words of this worker in a new group; None if this worker does not share memory."""
-        if self._device.type != "cpu" or self._transport not in ("", "shared") or not futex.is_available():
+        if not shares_memory(self._device.type, self._transport):
             return None
         try:
             return Memory(CHANNEL_BYTES, reserved=CHANNEL_BYTES)

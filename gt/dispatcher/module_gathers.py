@@ -1,0 +1,59 @@
+"""Gathers the cut parameters of a module together, when the module begins, instead of one by one as its ops need them.
+
+The client says which module begins, forward or backward, and which one is likely to follow. What a module needs is
+learned from its last run: the layouts in which its ops used its parameters. Where exchanges go on while workers
+compute, the parameters of the next module are gathered ahead.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from gt.core.messages import BeginModule
+from gt.dispatcher.copy_limit import copies_to_drop
+from gt.dispatcher.planner import TensorMove
+from gt.dispatcher.redistribution import Redistributor
+from gt.dispatcher.session_records import Buffer, SessionRecord
+from gt.dispatcher.state import State
+from gt.sharding.spec import DeviceMesh
+
+
+class ModuleGathers:
+    def __init__(self, state: State, redistributor: Redistributor) -> None:
+        self._state = state
+        self._redistributor = redistributor
+
+    def begin(self, session: SessionRecord, begin: BeginModule, _: Buffer | None) -> None:
+        self._state.set_running_module(session, begin.module, begin.parameters)
+        self._gather(session, begin.module, begin.parameters, begin.site)
+        if begin.next_parameters:
+            self._gather(session, begin.next_module, begin.next_parameters, begin.site, ahead=True)
+
+    def _gather(
+        self, session: SessionRecord, module: int, parameters: Sequence[int], site: int, *, ahead: bool = False
+    ) -> None:
+        """Copy the parameters of a module into the layouts of its last run. Those of one kind are one exchange."""
+        state = self._state
+        together: dict[tuple[object, ...], list[tuple[int, int, TensorMove]]] = {}
+        for position, move in session.modules.get(module, {}).items():
+            ident = parameters[position] if position < len(parameters) else 0
+            if self._lacks(ident, move) and (not ahead or self._overlaps(move.target.mesh)):
+                copy = state.new_id(session)
+                state.add_copy(ident, move.target, copy)
+                together.setdefault(move.exchange, []).append((ident, copy, move))
+        for moves in together.values():
+            self._redistributor.move_together(session, moves, "gather", site)
+
+    def _lacks(self, ident: int, move: TensorMove) -> bool:
+        """Whether a tensor can be copied by a move, has no such copy, and there is room for one."""
+        state, tensor, limit = self._state, self._state.tensors.get(ident), self._state.copy_limit
+        if tensor is None or tensor.meta != move.meta or tensor.spec is not move.source:
+            return False
+        if move.target in state.copies.get(ident, {}):
+            return False
+        return limit is None or not copies_to_drop(state, limit, tensor, move.target, ())
+
+    def _overlaps(self, mesh: DeviceMesh) -> bool:
+        """Whether the workers of a mesh compute while their exchanges go on: not those that share memory."""
+        workers = [self._state.workers[worker] for worker in mesh.workers]
+        return all(worker.overlaps for worker in workers) or len({worker.info.host for worker in workers}) > 1
