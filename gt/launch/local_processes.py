@@ -30,6 +30,7 @@ MEMORY_SETTINGS = {"GLIBC_TUNABLES": "glibc.malloc.hugetlb=1"}
 _FORK_SERVER = "import gc; gc.disable(); from gt.worker.fork_server import main; main()"
 _STARTING = " while starting"
 _ENDING_SECONDS = 2.0  # for the fork server, after the end of its workers
+_SHOWN_OUTPUT = 4000  # characters of a log: as many as a traceback of all threads has
 _REPORT_SECONDS = 1.0  # for the report of an end that was noticed already
 
 
@@ -139,7 +140,7 @@ class LocalProcesses:
             text = self._log(name).read_text(errors="replace").strip()
         except OSError:
             return ""
-        return f"; it said:\n{text[-2000:]}\n" if text else ""
+        return f"; it said:\n{text[-_SHOWN_OUTPUT:]}\n" if text else ""
 
     def stop(self) -> None:
         """End all processes: by SIGTERM, and by SIGKILL those that do not end in time."""

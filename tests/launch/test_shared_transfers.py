@@ -93,6 +93,7 @@ def test_a_program_that_only_uploads_uses_its_memory_again(two_processes):
     value = large()
     for _ in range(5):
         over_both(value, "x, -")
+    wait_until(lambda: sessions.current().inbox.collect_now() or not uploads_in_use())
     before = len(own_segments())
     for _ in range(40):
         over_both(value, "x, -")
