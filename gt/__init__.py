@@ -14,6 +14,7 @@ from gt.lazy_launch import load_launcher
 from gt.version import __version__
 
 if TYPE_CHECKING:
+    from gt import data as data
     from gt import debug as debug
     from gt import distributed as distributed
     from gt import nn as nn
@@ -112,7 +113,7 @@ _NAMES: dict[str, str] = {
     "gt.signals.registry": "get_config get_signal_config load_config register_config",
 }
 _MODULE_OF = {name: module for module, names in _NAMES.items() for name in names.split()}
-_SUBMODULES = ("debug", "distributed", "nn", "optim", "signal")
+_SUBMODULES = ("data", "debug", "distributed", "nn", "optim", "signal")
 
 __all__ = ["__version__", *_MODULE_OF, *_SUBMODULES]
 

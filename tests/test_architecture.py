@@ -26,6 +26,7 @@ ALLOWED = {
     "nn": "client optim",
     "optim": "client nn",
     "distributed": "client core sharding",
+    "data": "client core sharding",
     "debug": "client core",
     "signal": "client core",
     "lazy_launch": "",

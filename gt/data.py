@@ -1,0 +1,113 @@
+"""Batches on GT: `for x, y in gt.data.loader(dataloader):`.
+
+The next batches are on their way to the workers, each part to the worker that needs it, while the program uses the
+present one.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections import deque
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import nullcontext
+from typing import Any
+
+import torch
+
+from gt.client.creation import distribute
+from gt.client.scope import Scope
+from gt.client.tensor import Tensor, to_gt
+from gt.client.tracebacks import ends_on_users_line
+from gt.core.errors import LayoutError
+from gt.sharding.placements import Placements
+from gt.sharding.spec import DeviceMesh
+
+
+class Loader:
+    """The batches of a `torch.utils.data.DataLoader`, or of anything else that can be iterated, with their tensors on
+    GT. Other attributes are those of the loader itself."""
+
+    def __init__(
+        self,
+        batches: Iterable[Any],
+        signal: str | None,
+        mesh: DeviceMesh | None,
+        placements: Placements | None,
+        ahead: int,
+    ) -> None:
+        self._batches = batches
+        self._signal = signal
+        self._mesh = mesh
+        self._placements = placements
+        self._ahead = ahead
+
+    def __len__(self) -> int:
+        return len(self._batches)  # type: ignore[arg-type]
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("__"):
+            raise AttributeError(name)
+        return getattr(self._batches, name)
+
+    def __iter__(self) -> Iterator[Any]:
+        """An error of the loader is raised when its batch is due, as without GT."""
+        waiting: deque[Any] = deque()
+        error: Exception | None = None
+        batches = iter(self._batches)
+        while True:
+            try:
+                waiting.append(self._moved(next(batches)))
+            except StopIteration:
+                break
+            except Exception as raised:
+                error = raised
+                break
+            if len(waiting) > self._ahead:
+                yield waiting.popleft()
+        while waiting:
+            yield waiting.popleft()
+        if error is not None:
+            raise error
+
+    def _moved(self, batch: Any) -> Any:
+        with Scope(self._signal, None) if self._signal is not None else nullcontext():
+            return self._replaced(batch)
+
+    def _replaced(self, value: Any) -> Any:
+        """A batch with its tensors on GT: the containers that torch's `pin_memory` knows are made anew."""
+        if isinstance(value, torch.Tensor):
+            return self._laid_out(value)
+        if isinstance(value, Mapping):
+            new = copy.copy(value)
+            new.update({key: self._replaced(item) for key, item in value.items()})  # type: ignore[attr-defined]
+            return new
+        if isinstance(value, tuple) and hasattr(value, "_fields"):
+            return type(value)(*map(self._replaced, value))
+        if isinstance(value, list | tuple):
+            return type(value)(map(self._replaced, value))
+        return value
+
+    def _laid_out(self, tensor: torch.Tensor) -> Tensor:
+        if self._mesh is None:
+            return to_gt(tensor)
+        return distribute(tensor, self._mesh, self._placements)  # type: ignore[arg-type]
+
+
+@ends_on_users_line
+def loader(
+    batches: Iterable[Any],
+    *,
+    signal: str | None = None,
+    mesh: DeviceMesh | None = None,
+    placements: Placements | None = None,
+    ahead: int = 2,
+) -> Loader:
+    """Batches with their tensors on GT, `ahead` of them before they are used: laid out as a signal says, or by `mesh`
+    and `placements`; otherwise as the scope says in which the loop runs."""
+    if (mesh is None) != (placements is None):
+        raise LayoutError("gt.data.loader() needs both mesh= and placements=, or a signal=, or none of them")
+    if mesh is not None and signal is not None:
+        raise LayoutError("gt.data.loader() takes the layout of batches from signal= or from mesh=, not from both")
+    if ahead < 0:
+        raise ValueError(f"ahead={ahead}: the number of batches that are sent before they are used is 0 or more")
+    return Loader(batches, signal, mesh, placements, ahead)
