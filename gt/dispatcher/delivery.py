@@ -3,24 +3,31 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
-from typing import Any, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 
-from gt.core.messages import MAX_BATCH, Answer, Failed, Lost, MoreRoomNeeded, Rejected, TensorRead
+from gt.core.messages import Answer, Failed, Lost, MoreRoomNeeded, Rejected, TensorRead
 from gt.dispatcher.message_queue import Outgoing, ToClient, ToWorkers
 from gt.dispatcher.peers import PeerTable
-from gt.wire.codec import Payload, encode_batches, encode_once, uncounted_bytes
+from gt.wire.codec import (
+    EncodedRecords,
+    Frame,
+    Payload,
+    encode_batches,
+    encode_records,
+    join_records,
+    uncounted_bytes,
+)
 from gt.wire.connections import Router
 
 Deliver: TypeAlias = Callable[[Answer, Sequence[Payload]], None]
 
 
-@dataclass
-class _Batch:
-    """Messages for one peer that are sent together."""
+class _Run(NamedTuple):
+    """Consecutive commands for the same workers, with the bytes beside them."""
 
-    messages: list[Any] = field(default_factory=list)
-    payloads: list[Payload] = field(default_factory=list)
+    workers: tuple[int, ...]
+    commands: list[Any]
+    payloads: list[Payload]
 
 
 class Delivery:
@@ -32,41 +39,65 @@ class Delivery:
         self.local_sessions: dict[int, Deliver] = {}
 
     def send(self, outgoing: Sequence[Outgoing]) -> None:
-        """Each worker gets its commands in the order of the dispatcher. A command for several workers is encoded once.
-        Hot path: every command of every op passes here."""
-        batches: dict[bytes, _Batch] = {}
-        workers = self._peers.workers
+        """Each worker gets its commands in the order of the dispatcher. Every command of every op passes here; what it
+        costs does not grow with the number of workers."""
+        runs: list[_Run] = []
+        answers: dict[bytes, list[ToClient]] = {}
+        workers: tuple[int, ...] | None = None
         for item in outgoing:
-            if isinstance(item, ToWorkers):
-                payloads: Sequence[Any] = () if item.buffer is None else (item.buffer,)
-                is_shared = len(item.workers) > 1 and not payloads
-                message: Any = encode_once(item.command) if is_shared else item.command
-                identities = [workers.get(worker) for worker in item.workers]
-            elif deliver := self.local_sessions.get(item.session):
-                deliver(item.answer, item.buffers)  # type: ignore[arg-type]
+            if type(item) is not ToWorkers:
+                self._add_answer(answers, item)  # type: ignore[arg-type]
                 continue
-            else:
-                self._count_read(item)
-                payloads = item.buffers
-                message, identities = item.answer, [self._peers.clients.get(item.session)]
-            for identity in identities:
-                if identity is None:
-                    continue
-                batch = batches.get(identity)
-                if batch is None or len(batch.messages) == MAX_BATCH:
-                    batch = self._new_batch(batches, identity)
-                batch.messages.append(message)
-                if payloads:
-                    batch.payloads.extend(payloads)
-        for identity, batch in batches.items():
-            self.send_to(identity, batch.messages, batch.payloads)
+            if item.workers != workers:
+                workers = item.workers
+                runs.append(_Run(workers, [], []))
+                commands = runs[-1].commands
+            commands.append(item.command)
+            if item.buffer is not None:
+                runs[-1].payloads.append(item.buffer)  # type: ignore[arg-type]
+        if runs:
+            self._send_runs(runs)
+        for identity, items in answers.items():
+            payloads: list[Any] = [buffer for item in items for buffer in item.buffers]
+            self.send_to(identity, [item.answer for item in items], payloads)
 
-    def _new_batch(self, batches: dict[bytes, _Batch], identity: bytes) -> _Batch:
-        """Begin a batch for a peer, after sending the one that is full."""
-        if identity in batches:
-            self.send_to(identity, batches[identity].messages, batches[identity].payloads)
-        batches[identity] = _Batch()
-        return batches[identity]
+    def _add_answer(self, answers: dict[bytes, list[ToClient]], item: ToClient) -> None:
+        deliver = self.local_sessions.get(item.session)
+        if deliver is not None:
+            deliver(item.answer, item.buffers)  # type: ignore[arg-type]
+            return
+        self._count_read(item)
+        identity = self._peers.clients.get(item.session)
+        if identity is not None:
+            answers.setdefault(identity, []).append(item)
+
+    def _send_runs(self, runs: Sequence[_Run]) -> None:
+        """Send each worker its runs in one message. A run is encoded once, and so is a message that several workers
+        get."""
+        encoded = [encode_records(run.commands) for run in runs]
+        by_worker: dict[int, list[int]] = {}
+        for number, run in enumerate(runs):
+            for worker in run.workers:
+                by_worker.setdefault(worker, []).append(number)
+        messages: dict[tuple[int, ...], list[list[Frame]]] = {}
+        for worker, numbers in by_worker.items():
+            identity = self._peers.workers.get(worker)
+            if identity is None:
+                continue
+            key = tuple(numbers)
+            if key not in messages:
+                messages[key] = self._join(runs, encoded, numbers)
+            for frames in messages[key]:
+                self._router.send(identity, frames)
+
+    def _join(
+        self, runs: Sequence[_Run], encoded: Sequence[EncodedRecords], numbers: Sequence[int]
+    ) -> list[list[Frame]]:
+        payloads = [payload for number in numbers for payload in runs[number].payloads]
+        frames = join_records([encoded[number] for number in numbers], payloads)
+        if frames is not None:
+            return [frames]
+        return encode_batches([command for number in numbers for command in runs[number].commands], payloads)
 
     def _count_read(self, item: ToClient) -> None:
         """Tell the read limits of a session that a read was answered, or has failed."""

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Iterable, Sequence
-from typing import Any, Generic, TypeAlias, TypeVar
+from typing import Any, Generic, NamedTuple, TypeAlias, TypeVar
 
 import msgspec
 
@@ -44,10 +44,10 @@ def encode(messages: Sequence[Any], payloads: Iterable[Sequence[Frame]] = ()) ->
 def encode_batches(
     messages: Sequence[Any], payloads: Sequence[Sequence[Frame]] = (), limit: int = MAX_BODY
 ) -> list[list[Frame]]:
-    """One message, or several if the body of one would be over the limit. Raises ProtocolError for a single record
-    over the limit."""
+    """One message, or several if one would have too many records, or a body over the limit. Raises ProtocolError for a
+    single record over the limit."""
     body = _encoder.encode(messages)
-    if len(body) <= limit:
+    if len(body) <= limit and len(messages) <= MAX_BATCH:
         return [_frames(body, payloads)]
     if len(messages) == 1:
         raise ProtocolError(
@@ -96,9 +96,30 @@ def header_of(body: bytes) -> bytes:
     return _HEADER.pack(MAGIC, PROTOCOL, len(body))
 
 
-def encode_once(message: Any) -> msgspec.Raw:
-    """A record without a segment, encoded once for several calls of `encode`."""
-    return msgspec.Raw(_encoder.encode(message))
+class EncodedRecords(NamedTuple):
+    """Records that were encoded once, to be part of several messages."""
+
+    number: int
+    data: bytes
+
+
+def encode_records(records: Sequence[Any]) -> EncodedRecords:
+    body = _encoder.encode(records)
+    return EncodedRecords(len(records), body[len(_list_header(len(records))) :])
+
+
+def join_records(parts: Sequence[EncodedRecords], payloads: Iterable[Sequence[Frame]] = ()) -> list[Frame] | None:
+    """The message that `encode` gives for all these records; None if these are too many for one."""
+    number = sum([part.number for part in parts])
+    body = b"".join([_list_header(number), *[part.data for part in parts]])
+    return _frames(body, payloads) if len(body) <= MAX_BODY and number <= MAX_BATCH else None
+
+
+def _list_header(count: int) -> bytes:
+    """How the encoder begins a list: msgpack's fixarray, array 16 or array 32."""
+    if count < 16:
+        return bytes([0x90 | count])
+    return b"\xdc" + count.to_bytes(2, "big") if count < 1 << 16 else b"\xdd" + count.to_bytes(4, "big")
 
 
 class Decoder(Generic[Message]):

@@ -2,11 +2,13 @@
 
 import os
 
-from gt.core.messages import Hello
+from gt.core.messages import Answer, Command, Hello, Refused, Waiting, Welcome
 from gt.dispatcher.server import Server
 from gt.version import __version__
-from gt.wire.codec import encode
+from gt.wire.codec import Decoder, encode
 from gt.wire.process_identity import this_host
+
+EVERYTHING = Decoder(Command | Answer | Welcome | Refused | Waiting)
 
 
 class RecordingServer(Server):
@@ -15,9 +17,11 @@ class RecordingServer(Server):
     def __init__(self):
         super().__init__("tcp://127.0.0.1:*")
         self.sent = []
-        self.delivery.send_to = self._record
+        self.delivery._router = self
 
-    def _record(self, identity, messages, payloads=()):
+    def send(self, identity, frames):
+        """In place of the router: record what a peer would receive."""
+        messages, _ = EVERYTHING.decode(frames)
         self.sent += [(identity, message) for message in messages]
 
     def hear(self, identity, *messages, payloads=()):

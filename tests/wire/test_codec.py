@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from gt.core.errors import ProtocolError
 from gt.core.messages import MAX_BATCH, PROTOCOL, CreateTensor, Instruction, Segment, Synchronize
 from gt.wire import codec
-from gt.wire.codec import Decoder, encode, encode_batches, header_of, join, split
+from gt.wire.codec import Decoder, encode, encode_batches, encode_records, header_of, join, join_records, split
 from tests.dispatcher_harness import kind
 from tests.records import DIRECTIONS, INSTRUCTIONS, SHARED, own
 from tests.records import meta as meta_of
@@ -256,3 +256,20 @@ def test_a_payload_passed_on_is_the_same_frames(content, few):
         frames = encode([created(len(content))], [[content]])
         messages, payloads = INSTRUCTION.decode(frames)
         assert encode(messages, payloads) == frames
+
+
+@pytest.mark.parametrize("sizes", [(1,), (3, 2), (15,), (16,), (7, 8, 1), (65535,), (65536,), (65000, 536)])
+def test_records_that_were_encoded_once_are_the_same_message(sizes):
+    records = [Synchronize(own(number)) for number in range(sum(sizes))]
+    parts, first = [], 0
+    for size in sizes:
+        parts.append(encode_records(records[first : first + size]))
+        first += size
+    assert join_records(parts) == encode(records)
+
+
+def test_too_many_records_are_several_messages():
+    records = [Synchronize(own(number)) for number in range(MAX_BATCH + 1)]
+    assert join_records([encode_records(records)]) is None
+    decoded = [Decoder(Instruction).decode(frames)[0] for frames in encode_batches(records)]
+    assert len(decoded) == 2 and [record for batch in decoded for record in batch] == records
