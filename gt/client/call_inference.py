@@ -93,10 +93,11 @@ def _query_call(session: Session, op: OpSchema, template: CallTemplate, key: tup
         op_id = session.define(template.signature(op, outputs))
         present = tuple(output for output in outputs if output is not None)
         restore = _returned(op, lambda values: _structure(op)(_with_gaps(outputs, values)))
-        session.cache_call(key, WriteCall(op_id, present, template.writes, restore, op.random))
+        session.cache_call(key, WriteCall(op_id, present, template.writes, restore, template.random))
 
     op_id = session.define(template.signature(op, ()))
-    return QueryCall(op_id, template.writes, returned, op.random, cache_inferred if op.needs_worker_shape else None)
+    on_geometries = cache_inferred if op.needs_worker_shape else None
+    return QueryCall(op_id, template.writes, returned, template.random, on_geometries)
 
 
 def _inferred_call(
@@ -126,10 +127,10 @@ def _inferred_call(
     op_id = session.define(template.signature(op, geometries))
     if op.writes:
         returned = _returned(op, lambda values: tree_unflatten(_with_gaps(leaves, values), spec))
-        return WriteCall(op_id, outputs, template.writes, returned, op.random)
+        return WriteCall(op_id, outputs, template.writes, returned, template.random)
     if isinstance(result, torch.Tensor):
-        return SingleResultCall(op_id, outputs[0], op.random)
-    return MultiResultCall(op_id, outputs, _rebuild(result, leaves, spec), op.random)
+        return SingleResultCall(op_id, outputs[0], template.random)
+    return MultiResultCall(op_id, outputs, _rebuild(result, leaves, spec), template.random)
 
 
 def _apply_mask(op: OpSchema, args: tuple[Any, ...], kwargs: dict[str, Any], result: Any) -> Any:
@@ -280,6 +281,7 @@ class CallTemplate:
         refs: Sequence[TensorRef] = (),
         layout: Layout | None = None,
     ) -> None:
+        self.random = op.draws(args, kwargs)
         self._layout = layout
         self._tensors = 0
         self._scalars = 0
@@ -313,7 +315,7 @@ class CallTemplate:
             self.writes,
             metas,
             positions,
-            op.random,
+            self.random,
             default_dtype,
             op.functional,
             None if spec is None else spec.record(),

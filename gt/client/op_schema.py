@@ -62,6 +62,9 @@ _VALUE_MATTERS = {
     "aten::histc",  # equal ends of its bins mean those of all elements
 }  # fmt: skip
 
+# Arguments by which a random op takes no random numbers: a probability of 0, or False.
+_RANDOM_SWITCHES = ("dropout_p", "train", "training")
+
 # Arguments that ops write to although their schema does not declare it.
 _UNDECLARED_WRITES = {"aten::native_batch_norm": ("running_mean", "running_var")}
 
@@ -100,6 +103,7 @@ class OpSchema:
     - `is_special`: a function of special_ops.py or a decomposition runs it
     - `functional`: the op that computes the same without writing, for an op that writes, or ""
     - `leading`: the number of its first arguments that are tensors it only reads
+    - `random`: it may take random numbers; `draws` tells whether a call does
     - `mask`: the position of the argument that selects which results are computed, or -1
     - `writes_all`: it writes every element of its target and reads none of it
     - `reshapes`: it changes the shape of its first argument in place
@@ -108,6 +112,7 @@ class OpSchema:
     """
 
     __slots__ = (
+        "_random_switch",
         "aliases",
         "decomposition",
         "differs_in_evaluation",
@@ -155,15 +160,25 @@ class OpSchema:
         self.returns_list = len(schema.returns) == 1 and str(schema.returns[0].type).startswith("List")
         self.returned = tuple(_returned_argument(schema, r) for r in schema.returns)
         self.random = torch.Tag.nondeterministic_seeded in func.tags
+        self._random_switch = _random_switch(schema) if self.random else None
         self.functional = _functional(func) if self.writes else ""
         self.decomposition = _decomposition(func)
         self.split = _explicit_kernel(func) if self.name.startswith("aten._foreach_") else None
         self.is_special = special or self.reshapes or self.decomposition is not None or self.split is not None
 
+    def draws(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
+        """Whether a call with these arguments takes random numbers: attention without dropout takes none, and must
+        leave torch's generator as it was."""
+        if self._random_switch is None:
+            return self.random
+        position, argument = self._random_switch
+        given = args[position] if position < len(args) else kwargs.get(argument.name, argument.default_value)
+        return given is None or bool(given)
+
 
 def _kind(argument: Argument, op: str, undeclared_write: bool) -> ArgumentKind:
     kind = _KINDS.get(str(argument.type), ArgumentKind.CONSTANT)
-    if kind is ArgumentKind.SCALAR and op in _VALUE_MATTERS:
+    if kind is ArgumentKind.SCALAR and (op in _VALUE_MATTERS or argument.name in _RANDOM_SWITCHES):
         return ArgumentKind.CONSTANT
     if argument.name in ("pin_memory", "non_blocking"):
         return ArgumentKind.IGNORED
@@ -175,6 +190,12 @@ def _kind(argument: Argument, op: str, undeclared_write: bool) -> ArgumentKind:
     if written and kind is ArgumentKind.TENSORS:
         return ArgumentKind.TARGETS
     return kind
+
+
+def _random_switch(schema: FunctionSchema) -> tuple[int, Argument] | None:
+    """The argument, and its position, by which an op takes random numbers or none."""
+    arguments = enumerate(schema.arguments)
+    return next(((n, argument) for n, argument in arguments if argument.name in _RANDOM_SWITCHES), None)
 
 
 def _mask(schema: FunctionSchema) -> int:

@@ -367,7 +367,7 @@ class Session:
 
 
 _connect: Callable[[], Session] | None = None
-_connecting = threading.RLock()
+connecting = threading.RLock()
 active: Session | None = None
 
 
@@ -392,7 +392,7 @@ def activate(session: Session | None) -> None:
 
 
 def current() -> Session:
-    with _connecting:  # several threads may be the first
+    with connecting:  # several threads may be the first
         if active is None:
             if _connect is None:
                 load_launcher()
@@ -403,8 +403,8 @@ def current() -> Session:
 
 
 def _leave_to_parent() -> None:
-    global _connecting
-    _connecting = threading.RLock()
+    global connecting
+    connecting = threading.RLock()
     if active is not None:
         active.leave_to_parent()
 

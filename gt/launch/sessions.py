@@ -57,18 +57,19 @@ def init(
     `workers=4` starts four worker processes, for which the first use of GT waits; `mode="virtual"` makes them inside
     this process; `server="localhost:12345"` joins a running server.
     """
-    if _program.is_running():
-        raise SessionError("GT is running already; call gt.shutdown() first, or gt.init() before the first tensor")
-    if workers is None and server is None:
-        workers = _program.workers_wanted or None
-    settings = _resolve(workers, mode, backend, server)
-    configure_logging(settings)
-    _program.closed_because = ""
-    _prepare(settings)
-    if settings.mode == "local":
-        _program.start = LocalStart(settings)
-    else:
-        sessions.activate(_open(settings))
+    with sessions.connecting:  # another thread may start GT too, or wait for its workers
+        if _program.is_running():
+            raise SessionError("GT is running already; call gt.shutdown() first, or gt.init() before the first tensor")
+        if workers is None and server is None:
+            workers = _program.workers_wanted or None
+        settings = _resolve(workers, mode, backend, server)
+        configure_logging(settings)
+        _program.closed_because = ""
+        _prepare(settings)
+        if settings.mode == "local":
+            _program.start = LocalStart(settings)
+        else:
+            sessions.activate(_open(settings))
 
 
 @ends_on_users_line
@@ -135,7 +136,8 @@ def _finish_start(start: LocalStart) -> Session:
         return start.open()
     except BaseException as error:
         _program.processes = None
-        _program.closed_because = f"GT could not start: {error or type(error).__name__}; call gt.init() to try again"
+        reason = str(error) or type(error).__name__  # KeyboardInterrupt has no text
+        _program.closed_because = f"GT could not start: {reason}; call gt.init() to try again"
         raise
 
 

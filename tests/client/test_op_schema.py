@@ -23,6 +23,10 @@ def schema(func):
         (aten.native_batch_norm.default, "TENSOR TENSOR TENSOR TARGET TARGET CONSTANT SCALAR SCALAR"),
         (aten.rand.default, "CONSTANT CONSTANT CONSTANT DEVICE IGNORED"),
         (aten.bernoulli.default, "TENSOR GENERATOR"),
+        (
+            aten._scaled_dot_product_flash_attention_for_cpu.default,
+            "TENSOR TENSOR TENSOR CONSTANT CONSTANT TENSOR SCALAR",
+        ),
     ],
     ids=str,
 )
