@@ -29,6 +29,7 @@ MEMORY_SETTINGS = {"GLIBC_TUNABLES": "glibc.malloc.hugetlb=1"}
 # The search for garbage would take a sixth of the time of the imports, and would write to pages that workers share.
 _FORK_SERVER = "import gc; gc.disable(); from gt.worker.fork_server import main; main()"
 _STARTING = " while starting"
+_OUTPUT_LENGTH = 4000  # characters: the stacks of all threads of a worker that crashed
 _ENDING_SECONDS = 2.0  # for the fork server, after the end of its workers
 _REPORT_SECONDS = 1.0  # for the report of an end that was noticed already
 
@@ -139,7 +140,7 @@ class LocalProcesses:
             text = self._log(name).read_text(errors="replace").strip()
         except OSError:
             return ""
-        return f"; it said:\n{text[-2000:]}\n" if text else ""
+        return f"; it said:\n{text[-_OUTPUT_LENGTH:]}\n" if text else ""
 
     def stop(self) -> None:
         """End all processes: by SIGTERM, and by SIGKILL those that do not end in time."""
