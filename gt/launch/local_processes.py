@@ -18,6 +18,7 @@ from pathlib import Path
 import msgspec
 import torch
 
+from gt.core.cpus import usable_cpus
 from gt.core.errors import SettingsError, WorkerLost
 from gt.core.settings import Settings
 from gt.wire import shared_memory
@@ -57,7 +58,7 @@ class LocalProcesses:
     def _options(self, settings: Settings) -> list[str]:
         """The options of the fork server, and those that it passes to the workers."""
         server = {"--client": os.getpid(), "--workers": self._count, "--gpus": torch.cuda.device_count()}
-        threads = max(1, (os.cpu_count() or 1) // self._count)
+        threads = max(1, usable_cpus() // self._count)
         worker = {"--connect": self.endpoint, "--backend": settings.backend, "--threads": threads}
         return [str(self._directory), *(str(part) for option in (server | worker).items() for part in option)]
 
