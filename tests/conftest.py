@@ -119,6 +119,17 @@ def four_workers() -> Iterator[None]:
 
 
 @pytest.fixture
+def one_cpu() -> Iterator[None]:
+    """This process, and those that it starts, may use one CPU only."""
+    if not hasattr(os, "sched_setaffinity"):
+        pytest.skip("this system has no affinity of processes")
+    usable = os.sched_getaffinity(0)
+    os.sched_setaffinity(0, {min(usable)})
+    yield
+    os.sched_setaffinity(0, usable)
+
+
+@pytest.fixture
 def no_signals() -> Iterator[None]:
     """No signal is configured when the test begins, nor after it."""
     registry.clear()

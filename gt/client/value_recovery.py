@@ -20,7 +20,7 @@ from gt.client.storage import Storage
 from gt.client.tensor import Tensor
 from gt.core.errors import GTError, RecoveryError, WorkerLost
 from gt.core.messages import CURRENT, KEPT, PREVIOUS, VersionSpan
-from gt.core.meta import contiguous_strides
+from gt.sharding.spec import ShardingSpec
 
 log = logging.getLogger("gt.client")
 
@@ -303,14 +303,24 @@ def _parameters_of(optimizer: Optimizer) -> list[torch.Tensor]:
 
 
 def _restore(storage: Storage, value: torch.Tensor) -> None:
-    """Upload a value and exchange its id with the storage's: all handles and views of the storage refer to the new
-    value, and the old one is freed."""
+    """Upload a value in the layout of a storage and exchange its id with the storage's: all handles and views of the
+    storage refer to the new value, and the old one is freed."""
     session = storage.session
-    fresh = session.upload(value, is_operand=True)
-    if storage.geometry.stride != contiguous_strides(tuple(storage.geometry.shape)):
-        with torch.no_grad(), FactoryMode(Tensor):
-            strided = torch.empty_strided(storage.geometry.shape, storage.geometry.stride, dtype=storage.geometry.dtype)
-            fresh = strided.copy_(wrap(Tensor, fresh))._ref.storage  # type: ignore[attr-defined]
+    layout = None
     with contextlib.suppress(GTError):  # its layout may be lost: the first op that uses it places it
-        fresh = session.redistribute(fresh, session.locate(storage))
+        layout = session.locate(storage)
+    if value.stride() == storage.geometry.stride:
+        fresh = session.upload(value, layout, is_operand=True)
+    else:
+        fresh = _upload_with_gaps(storage, value, layout)
     session.outbox.swap_ids(storage, fresh)
+
+
+def _upload_with_gaps(storage: Storage, value: torch.Tensor, layout: ShardingSpec | None) -> Storage:
+    """A value in memory with the strides of a storage, which leave gaps: workers write it there."""
+    geometry = storage.geometry
+    plain = storage.session.upload(value, is_operand=True)
+    with torch.no_grad(), FactoryMode(Tensor):
+        strided = torch.empty_strided(geometry.shape, geometry.stride, dtype=geometry.dtype)
+        fresh: Storage = strided.copy_(wrap(Tensor, plain))._ref.storage  # type: ignore[attr-defined]
+    return fresh if layout is None else storage.session.redistribute(fresh, layout)

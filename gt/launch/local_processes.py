@@ -18,6 +18,7 @@ from pathlib import Path
 import msgspec
 import torch
 
+from gt.core.cpus import usable_cpus
 from gt.core.errors import SettingsError, WorkerLost
 from gt.core.settings import Settings
 from gt.wire import shared_memory
@@ -29,8 +30,8 @@ MEMORY_SETTINGS = {"GLIBC_TUNABLES": "glibc.malloc.hugetlb=1"}
 # The search for garbage would take a sixth of the time of the imports, and would write to pages that workers share.
 _FORK_SERVER = "import gc; gc.disable(); from gt.worker.fork_server import main; main()"
 _STARTING = " while starting"
+_OUTPUT_LENGTH = 4000  # characters: the stacks of all threads of a worker that crashed
 _ENDING_SECONDS = 2.0  # for the fork server, after the end of its workers
-_SHOWN_OUTPUT = 4000  # characters of a log: as many as a traceback of all threads has
 _REPORT_SECONDS = 1.0  # for the report of an end that was noticed already
 
 
@@ -57,7 +58,7 @@ class LocalProcesses:
     def _options(self, settings: Settings) -> list[str]:
         """The options of the fork server, and those that it passes to the workers."""
         server = {"--client": os.getpid(), "--workers": self._count, "--gpus": torch.cuda.device_count()}
-        threads = max(1, (os.cpu_count() or 1) // self._count)
+        threads = max(1, usable_cpus() // self._count)
         worker = {"--connect": self.endpoint, "--backend": settings.backend, "--threads": threads}
         return [str(self._directory), *(str(part) for option in (server | worker).items() for part in option)]
 
@@ -140,7 +141,7 @@ class LocalProcesses:
             text = self._log(name).read_text(errors="replace").strip()
         except OSError:
             return ""
-        return f"; it said:\n{text[-_SHOWN_OUTPUT:]}\n" if text else ""
+        return f"; it said:\n{text[-_OUTPUT_LENGTH:]}\n" if text else ""
 
     def stop(self) -> None:
         """End all processes: by SIGTERM, and by SIGKILL those that do not end in time."""

@@ -41,11 +41,21 @@ def build_op(
     reduces_first = reduces_first or not _is_linear_with_constants(signature)
     builder = ProgramBuilder(mesh, inputs, signature.writes, reduces_first=reduces_first)
     built = _build(builder, signature, inputs, aliased_inputs, targets)
+    results = built.results if signature.writes else [_reduced_already(built.builder, each) for each in built.results]
     moved = [
-        _move_to_target(built.builder, register, target)
-        for register, target in zip(built.results, targets, strict=False)
+        _move_to_target(built.builder, register, target) for register, target in zip(results, targets, strict=False)
     ]
-    return built._replace(results=(*moved, *built.results[len(targets) :]))
+    return built._replace(results=(*moved, *results[len(targets) :]))
+
+
+def _reduced_already(builder: ProgramBuilder, result: int) -> int:
+    """The register with the reduced value of a partial result, if the program reduces it for another step: those who
+    use the result need not reduce it again. Otherwise the result itself."""
+    if builder.spec(result).partial:
+        for step in builder.steps:
+            if isinstance(step, Move) and step.input == result and not builder.spec(step.output).partial:
+                return step.output
+    return result
 
 
 def _move_to_target(builder: ProgramBuilder, register: int, target: Target) -> int:

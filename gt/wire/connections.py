@@ -7,6 +7,7 @@ peer. A peer that connects again is a new peer.
 from __future__ import annotations
 
 import contextlib
+import select
 import time
 from collections.abc import Sequence
 from pathlib import Path
@@ -35,9 +36,14 @@ _LOSSES = (
 
 
 class Link:
-    """The connection of a client or worker to a dispatcher, with `keys` if it goes over TCP."""
+    """The connection of a client or worker to a dispatcher, with `keys` if it goes over TCP. `receive` waits for
+    `milliseconds`, or until the descriptor `interrupt` is readable."""
 
-    def __init__(self, endpoint: str, keys: MemberKeys | None, milliseconds: int, silence: float) -> None:
+    def __init__(
+        self, endpoint: str, keys: MemberKeys | None, milliseconds: int, silence: float, interrupt: int | None = None
+    ) -> None:
+        self._milliseconds = milliseconds
+        self._interrupt = interrupt
         self._context = zmq.Context()
         self._socket = open_socket(self._context, zmq.DEALER, milliseconds, silence)
         if keys is not None:
@@ -49,6 +55,10 @@ class Link:
         self._endpoint = endpoint
         self._socket.connect(endpoint)
         self.descriptor = int(self._socket.getsockopt(zmq.FD))
+        self._events = select.poll()
+        for descriptor in (self.descriptor, interrupt):
+            if descriptor is not None:
+                self._events.register(descriptor, select.POLLIN)
 
     @property
     def closed(self) -> bool:
@@ -84,7 +94,19 @@ class Link:
             raise ConnectionLost("the connection was lost") from None
 
     def receive(self, *, waits: bool = True) -> list[bytes] | None:
-        return receive(self._socket, waits=waits)
+        """A message, or None if none arrives in time."""
+        if waits and not has_message(self._socket):
+            self._wait()
+        return receive(self._socket, waits=False)
+
+    def _wait(self) -> None:
+        """Wait for a message. Not inside ZeroMQ, which waits on after a signal. The socket's descriptor becomes
+        readable for other reasons too."""
+        deadline = time.monotonic() + self._milliseconds / 1000
+        while (left := deadline - time.monotonic()) > 0:
+            happened = self._events.poll(left * 1000)
+            if any(descriptor == self._interrupt for descriptor, _ in happened) or has_message(self._socket):
+                return
 
     def has_message(self) -> bool:
         return has_message(self._socket)
@@ -98,12 +120,14 @@ class Link:
         self._context.term()
 
 
-def open_link(endpoint: str, directory: Path, milliseconds: int, silence: float) -> Link | None:
-    """A connection to the dispatcher at an endpoint; None if no dispatcher of this user answers."""
+def open_link(
+    endpoint: str, directory: Path, milliseconds: int, silence: float, interrupt: int | None = None
+) -> Link | None:
+    """A connection to the dispatcher at an endpoint; None if no dispatcher of this user answers. See Link."""
     keys = find_keys(directory, endpoint)
     if keys is None and not endpoint.startswith("ipc:"):
         return None
-    link = Link(endpoint, keys, milliseconds, silence)
+    link = Link(endpoint, keys, milliseconds, silence, interrupt)
     try:
         if link.is_opened():
             return link

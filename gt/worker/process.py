@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import logging
 import os
+import socket
 import time
 from collections import deque
 from collections.abc import MutableSequence, Sequence
@@ -64,6 +65,8 @@ class WorkerProcess:
         # nothing about it; the end of its process does.
         self._silence = 0.0 if endpoint.startswith("ipc:") else settings.heartbeat_timeout
         self._stopping = False
+        self._interrupt = socket.socketpair()  # ends waits for messages when the worker is told to stop
+        self._interrupt[1].setblocking(False)
         self._endpoint = endpoint
         self._link: Link | None = None
         self._exchange: Exchange | None = None
@@ -84,7 +87,7 @@ class WorkerProcess:
             if not self._stopping:  # a worker and its server are often told to end together
                 raise
         finally:
-            self._close()
+            self.close()
 
     def _run_once(self) -> None:
         """Join the server, and serve until the connection is lost."""
@@ -96,9 +99,9 @@ class WorkerProcess:
             with self._engine.isolated():
                 self._serve(executor)
         except ConnectionLost as error:
+            self._require_server()
             if self._stopping:
                 return
-            self._require_server()
             if isinstance(error, _Refusal):
                 self._count_refusal(error)
             log.warning(
@@ -106,7 +109,7 @@ class WorkerProcess:
             )
             if self._exchange is not None:
                 self._exchange.leave()
-            self._close()
+            self._close_link()
         except Exception as error:
             with contextlib.suppress(ConnectionLost):
                 self._send([Goodbye(f"{type(error).__name__}: {error}"[:4096])])
@@ -166,6 +169,8 @@ class WorkerProcess:
     def stop(self) -> None:
         """End the loop after the present batch; safe to call from a signal handler."""
         self._stopping = True
+        with contextlib.suppress(OSError):  # it is full, or the worker has ended already
+            self._interrupt[1].send(b"\0")
 
     def _join(self) -> Executor | None:
         """Wait for a server and join it. None if `stop` is called before that."""
@@ -174,14 +179,14 @@ class WorkerProcess:
             if time.monotonic() > notice:
                 log.warning("waiting for a server at %s; start one with: python -m gt.server", self._endpoint)
                 notice = time.monotonic() + 60
-            self._link = open_link(self._endpoint, self._keys, POLL_MS, self._silence)
+            self._link = open_link(self._endpoint, self._keys, POLL_MS, self._silence, self._interrupt[0].fileno())
             if self._link is None:
                 time.sleep(_RETRY_SECONDS)
                 continue
             executor = self._greet(self._link)
             if executor is not None:
                 return executor
-            self._close()
+            self._close_link()
         return None
 
     def _greet(self, link: Link) -> Executor | None:
@@ -257,11 +262,16 @@ class WorkerProcess:
     def _require_server(self) -> None:
         """Raise ServerLost if the server ends now: its connections may be lost a moment before its process ends."""
         end = time.monotonic() + _ENDING_SECONDS
-        while time.monotonic() < end:
+        while time.monotonic() < end and not self._stopping:
             self._check_server()
             time.sleep(_RETRY_SECONDS)
 
-    def _close(self) -> None:
+    def close(self) -> None:
+        self._close_link()
+        for end in self._interrupt:
+            end.close()
+
+    def _close_link(self) -> None:
         if self._link is not None:
             self._link.close()
         shared_memory.sweep(os.getpid())

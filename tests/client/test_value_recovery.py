@@ -151,6 +151,30 @@ def test_weights_that_are_cut_are_recovered(form):
         gt.shutdown()
 
 
+@pytest.mark.parametrize("layout", ["x, -", "-, x", "-, -"])
+@pytest.mark.parametrize("transposed", [False, True])
+def test_values_are_uploaded_straight_to_their_shards(four_workers, layout, transposed):
+    value = torch.arange(48.0).reshape(8, 6).t() if transposed else torch.arange(48.0).reshape(6, 8)
+    x = gt.distribute(value, gt.mesh(4, ("x",)), layout)
+    x.add_(gt.ones(10)[gt.tensor([100, 3])].sum())
+    with gt.debug.comm() as moved:
+        gt.recover(x)
+    assert (str(x.spec), x.stride(), moved.events) == (layout, value.stride(), [])
+    assert torch.equal(x.cpu(), value)
+
+
+@pytest.mark.parametrize("layout", ["x, -", "-, -"])
+def test_values_in_memory_with_gaps_are_recovered(four_workers, layout):
+    with gt.device():
+        x = torch.empty_strided((6, 4), (8, 2))
+    x.copy_(torch.arange(24.0).reshape(6, 4))
+    x = x.redistribute(gt.mesh(4, ("x",)), layout)
+    x.add_(gt.ones(10)[gt.tensor([100, 3])].sum())
+    gt.recover(x)
+    assert (str(x.spec), x.stride()) == (layout, (8, 2))
+    assert torch.equal(x.cpu(), torch.arange(24.0).reshape(6, 4))
+
+
 def test_a_large_tensor_written_between_steps_is_refused(embedded):
     model = gt.nn.Linear(4, 4)
     average = gt.zeros(300, 300)

@@ -102,6 +102,15 @@ def test_a_worker_computes_with_several_threads_after_the_fork():
         gt.shutdown()
 
 
+def test_a_worker_computes_with_the_cpus_that_the_program_may_use(one_cpu):
+    gt.init(workers=1)
+    try:
+        command = psutil.Process(sessions.current().workers[0].pid).cmdline()
+        assert command[command.index("--threads") + 1] == "1"
+    finally:
+        gt.shutdown()
+
+
 TELLS = """
 import json, os, random, signal, sys, torch
 from gt.worker import fork_server

@@ -68,8 +68,10 @@ def test_an_exchange_whose_peer_is_killed_is_the_loss_of_that_worker(seed):
         model = replicated(network(gt.nn), mesh)
         optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
         start = {name: value.cpu() for name, value in model.state_dict().items()}
-        plain = [torch.randn(48, 16) for _ in range(2)]
-        batches = [gt.distribute(gt.to(batch), mesh, "dp, -") for batch in plain]
+        plain = [torch.randn(48, 16) for _ in range(3)]
+        # Of the last batch every worker holds rows that no other has: without it, training may go on with replicas.
+        layouts = ["dp, -", "dp, -", f"{' '.join(names)}, -"]
+        batches = [gt.distribute(gt.to(batch), mesh, each) for batch, each in zip(plain, layouts, strict=True)]
         model(batches[0]).sum().item()
         victim = chance.choice(sessions.current().workers)
         timer = threading.Timer(chance.uniform(0.0, 0.4), os.kill, (victim.pid, signal.SIGKILL))

@@ -393,3 +393,33 @@ def test_any_sequence_of_uses_gives_torchs_gradients(pair, first):
         ours = run(weights_of(pair, 2), gt.shard(x, pair), uses)
         theirs = run([torch.ones(4, 4, requires_grad=True) for _ in range(2)], x, uses)
         assert ours == pytest.approx(theirs, rel=1e-4), uses
+
+
+def test_the_number_of_targets_is_reduced_once(four_workers):
+    """Forward divides by it, and backward too."""
+    logits = gt.distribute(torch.randn(8, 5), gt.mesh(4, ("x",)), "x, -").requires_grad_()
+    targets = gt.distribute(torch.arange(8) % 5, logits.spec.mesh, "x")
+    with gt.debug.comm() as moved:
+        loss = functional.cross_entropy(logits, targets)
+        loss.backward()
+    assert [event.op for event in moved.events] == ["aten.nll_loss_forward.default"] * 2
+    plain = logits.detach().cpu().requires_grad_()
+    functional.cross_entropy(plain, targets.cpu()).backward()
+    torch.testing.assert_close(logits.grad.cpu(), plain.grad)
+
+
+@pytest.mark.parametrize("shape", [(2, 2), (1, 4)])
+@pytest.mark.parametrize("activation", [functional.relu, torch.clone])
+def test_a_backward_from_a_sum_moves_one_activation_a_layer(four_workers, activation, shape):
+    """The gradient that it starts from is whole on all workers; the layers are data and tensor parallel."""
+    mesh = gt.mesh(shape, ("dp", "tp"))
+    layouts = ["tp, -", "-, tp"] * 2
+    shapes = [(16, 8), (8, 16)] * 2
+    weights = [gt.distribute(torch.randn(s), mesh, l).requires_grad_() for s, l in zip(shapes, layouts, strict=True)]
+    hidden = gt.distribute(torch.randn(12, 8), mesh, "dp, -")
+    for inner, outer in (weights[:2], weights[2:]):
+        hidden = activation(hidden @ inner.t()) @ outer.t()
+    total = hidden.sum()
+    with gt.debug.comm() as moved:
+        total.backward()
+    assert moved.bytes == 2 * (shape[1] - 1) * 12 * 8 * 4  # the all-reduce between the two layers

@@ -2,8 +2,10 @@
 
 import contextlib
 import signal
+import socket
 import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 
 import psutil
 import pytest
@@ -58,6 +60,17 @@ def test_another_connection_with_the_same_descriptor_is_another_peer(tmp_path):
         lost = []
         wait_until(lambda: lost.extend(router.take_lost()) or len(lost) == 5, what="the loss of five links")
         assert sorted(lost) == sorted(names) and len(set(names)) == 5
+
+
+def test_a_wait_for_a_message_can_be_interrupted(ends, tmp_path):
+    reading, writing = socket.socketpair()
+    with reading, writing:
+        link = open_link(f"ipc://{tmp_path}/router", tmp_path, 60_000, 0, reading.fileno())
+        with contextlib.closing(link), ThreadPoolExecutor(1) as threads:
+            waiting = threads.submit(link.receive)
+            assert not waiting.done()
+            writing.send(b"\0")
+            assert waiting.result(10) is None
 
 
 def test_a_link_tells_that_its_router_is_gone(tmp_path):
@@ -242,6 +255,7 @@ def test_a_worker_that_waits_for_one_that_was_given_up_goes_on(server, met, faul
 
 STOPPED = """
 import signal
+import socket
 signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGUSR1])
 import gt
 x = gt.ones(3)

@@ -57,7 +57,7 @@ class WorkerHarness:
         return reports
 
     def close(self):
-        self._worker._close()
+        self._worker.close()
         self._router.close(linger=0)
         self._context.term()
 

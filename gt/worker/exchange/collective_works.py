@@ -4,139 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Generator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import Any, NamedTuple, Protocol
+from typing import Any
 
 import torch
 
 from gt.core.meta import TensorMeta
 from gt.worker.engines.engine import Value
-from gt.worker.exchange.group_backends import GroupBackend
-from gt.worker.exchange.in_flight import InFlightSends
+from gt.worker.exchange.group_messages import Entry, GivenMessage, Group, GroupMessages, Message, ReceivedMessage
 from gt.worker.exchange.interface import MoveTask, Result
 from gt.worker.exchange.messages import MessageLayout, write_flag
 from gt.worker.exchange.rendezvous import MEMBER_TIMEOUT
-from gt.worker.exchange.step_parts import Slices, StepPart, elements
+from gt.worker.exchange.step_parts import StepPart, elements
 from gt.worker.failed_value import FailedValue
-
-
-class Entry(NamedTuple):
-    """A task and its position among the tasks of an exchange, which names its failure."""
-
-    position: int
-    task: MoveTask
-
-
-class ReceivedMessage(NamedTuple):
-    """A receive that was begun, and the memory it fills."""
-
-    work: Any
-    buffer: torch.Tensor
-
-
-class Group(Protocol):
-    """See ProcessGroup."""
-
-    worker: int
-    members: tuple[int, ...]
-    number: int
-    backend: GroupBackend
-    sends: InFlightSends
-    prefetched: dict[int, ReceivedMessage]
-
-    def buffer(self, nbytes: int) -> torch.Tensor: ...
-    def receive(self, peer: int, nbytes: int) -> ReceivedMessage: ...
-    def doubt(self) -> torch.Tensor | None: ...
-    def is_set(self, flags: Sequence[torch.Tensor], number: int, task: int) -> bool: ...
-    def wait(self, work: Any) -> None: ...
-    def write_failure(self, number: int, task: int, failed: FailedValue) -> None: ...
-    def read_failure(self, number: int, task: int) -> FailedValue: ...
-
-
-class _Messages:
-    """The boxes of some tasks of one exchange, as bytes with flags."""
-
-    def __init__(self, group: Group, entries: Sequence[Entry]) -> None:
-        self.group = group
-        self.entries = entries
-        self.number = group.number
-
-    def write(self, buffer: torch.Tensor, layout: MessageLayout, boxes: Sequence[Slices | None]) -> None:
-        for place, ((position, task), slices) in enumerate(zip(self.entries, boxes, strict=True)):
-            if slices is not None:
-                failed = layout.write(buffer, task, place, slices, self.group.doubt())
-                if failed is not None:
-                    self.group.write_failure(self.number, position, failed)
-
-    def failure(self, place: int, messages: Mapping[int, _Message]) -> FailedValue | None:
-        """The failure of a task: this worker's own, or that of a peer whose message has a flag."""
-        position, task = self.entries[place]
-        if isinstance(task.value, FailedValue):
-            return task.value
-        flags = [layout.flag(buffer, place) for layout, buffer in messages.values()]
-        if self.group.is_set(flags, self.number, position):
-            return self.group.read_failure(self.number, position)
-        return None
-
-    def combine(self, place: int, messages: Mapping[int, _Message]) -> Result:
-        """The result of a task, from messages by sender."""
-        task = self.entries[place].task
-        part = task.part
-        if part.after is None:
-            return None
-        taken = {peer: messages[peer] for peer in part.peers}
-        failure = self.failure(place, taken)
-        if failure is not None:
-            return failure
-
-        def combine() -> Value:
-            boxes = {peer: layout.box(task.engine, buffer, place) for peer, (layout, buffer) in taken.items()}
-            own = [piece.source for addend in part.addends for piece in addend if piece.peer == part.worker]
-            if own:
-                boxes[part.worker] = task.box(own[0])
-            return part.combine(task.engine, boxes, owned=False)
-
-        return task.attempt(combine)
-
-    # Launching
-
-    def gather(self, layout: MessageLayout, given: Sequence[Slices]) -> _Rows:
-        """Every member gives all others the same boxes."""
-        mine = self.group.buffer(layout.nbytes)
-        self.write(mine, layout, given)
-        rows = self.group.buffer(len(self.group.members) * layout.nbytes)
-        return _Rows(self.group.backend.all_gather(rows, mine), layout, rows)
-
-    def all_to_all(self, layout: MessageLayout, given: Mapping[int, Sequence[Slices]]) -> _Rows:
-        """Every member gives each member boxes of its own, all of the same shapes."""
-        members = self.group.members
-        mine = self.group.buffer(len(members) * layout.nbytes)
-        for peer, boxes in given.items():
-            start = members.index(peer) * layout.nbytes
-            self.write(mine[start : start + layout.nbytes], layout, boxes)
-        rows = torch.empty_like(mine)
-        return _Rows(self.group.backend.all_to_all(rows, mine), layout, rows)
-
-    def received(self, rows: _Rows) -> dict[int, _Message]:
-        """Wait for one row of bytes from each member."""
-        self.group.wait(rows.work)
-        size = rows.layout.nbytes
-        return {
-            member: _Message(rows.layout, rows.buffer[rank * size : (rank + 1) * size])
-            for rank, member in enumerate(self.group.members)
-        }
-
-
-class _Message(NamedTuple):
-    layout: MessageLayout
-    buffer: torch.Tensor
-
-
-class _Rows(NamedTuple):
-    """A collective that fills one row of bytes for each member."""
-
-    work: Any
-    layout: MessageLayout
-    buffer: torch.Tensor
 
 
 class GatherWork:
@@ -145,7 +24,7 @@ class GatherWork:
     way = "all-gather"
 
     def __init__(self, group: Group, entries: Sequence[Entry]) -> None:
-        self._messages = _Messages(group, entries)
+        self._messages = GroupMessages(group, entries)
         parts = [entry.task.part for entry in entries]
         self._rows = self._messages.gather(_even_layout(parts), [next(iter(part.gives.values()))[0] for part in parts])
 
@@ -160,7 +39,7 @@ class AllToAllWork:
     way = "all-to-all"
 
     def __init__(self, group: Group, entries: Sequence[Entry]) -> None:
-        self._messages = _Messages(group, entries)
+        self._messages = GroupMessages(group, entries)
         parts = [entry.task.part for entry in entries]
         given = {peer: [part.gives[peer][0] for part in parts] for peer in parts[0].gives}
         self._rows = self._messages.all_to_all(_even_layout(parts), given)
@@ -231,7 +110,7 @@ class SegmentWork:
         metas = [_flat_meta(task, length) for (_, task), length in zip(entries, self._lengths, strict=True)]
         self._layout = MessageLayout(metas)
         padded = [_padded(task, length * count) for (_, task), length in zip(entries, self._lengths, strict=True)]
-        self._messages = _Messages(group, _with_values(entries, padded))
+        self._messages = GroupMessages(group, _with_values(entries, padded))
         given = {
             peer: [(slice(rank * length, (rank + 1) * length),) for length in self._lengths]
             for rank, peer in enumerate(group.members)
@@ -241,11 +120,11 @@ class SegmentWork:
     def finish(self) -> list[Result]:
         received = self._messages.received(self._rows)
         totals = [self._reduce(place, received) for place in range(len(self._entries))]
-        messages = _Messages(self._group, _with_values(self._entries, totals))
+        messages = GroupMessages(self._group, _with_values(self._entries, totals))
         gathered = messages.received(messages.gather(self._layout, [(slice(0, length),) for length in self._lengths]))
         return [self._join(messages, place, gathered) for place in range(len(self._entries))]
 
-    def _reduce(self, place: int, received: Mapping[int, _Message]) -> Value | FailedValue:
+    def _reduce(self, place: int, received: Mapping[int, Message]) -> Value | FailedValue:
         failure = self._messages.failure(place, received)
         if failure is not None:
             return failure
@@ -257,7 +136,7 @@ class SegmentWork:
 
         return task.attempt(reduce)
 
-    def _join(self, messages: _Messages, place: int, gathered: Mapping[int, _Message]) -> Result:
+    def _join(self, messages: GroupMessages, place: int, gathered: Mapping[int, Message]) -> Result:
         failure = messages.failure(place, gathered)
         if failure is not None:
             return failure
@@ -283,7 +162,7 @@ class PointToPointWork:
 
     def __init__(self, group: Group, entries: Sequence[Entry]) -> None:
         self._group = group
-        self._messages = _Messages(group, entries)
+        self._messages = GroupMessages(group, entries)
         self._errors: list[Exception] = []
         self._parts = [entry.task.part for entry in entries]
         self._givers = [peer for peer in group.members if any(peer in part.peers for part in self._parts)]
@@ -293,28 +172,31 @@ class PointToPointWork:
             self._received, group.prefetched = group.prefetched, {}
         layouts = {peer: MessageLayout([_given_meta(part, peer) for part in self._parts]) for peer in self._takers}
         group.sends.reserve(sum(layout.nbytes for layout in layouts.values()))
+        given = {peer: self._given(peer, layout) for peer, layout in layouts.items()}
+        self._messages.write([*given.values()])
         with group.backend.coalesced():
-            for peer, layout in layouts.items():
+            for peer, message in given.items():
                 with collecting(self._errors):
-                    self._send(peer, layout)
+                    self._send(peer, message.buffer)
             for peer in self._givers:
                 with collecting(self._errors):
                     if peer not in self._received:
                         self._received[peer] = group.receive(peer, taken_layout(self._parts, peer).nbytes)
 
-    def _send(self, peer: int, layout: MessageLayout) -> None:
-        buffer = self._group.buffer(layout.nbytes)
+    def _given(self, peer: int, layout: MessageLayout) -> GivenMessage:
         boxes = [part.gives[peer][0] if peer in part.gives else None for part in self._parts]
-        self._messages.write(buffer, layout, boxes)
+        return GivenMessage(layout, self._group.buffer(layout.nbytes), boxes)
+
+    def _send(self, peer: int, buffer: torch.Tensor) -> None:
         work = self._group.backend.send(buffer, self._group.members.index(peer))
         self._group.sends.add(peer, [work], [buffer])
 
     def finish(self) -> list[Result]:
-        messages: dict[int, _Message] = {}
+        messages: dict[int, Message] = {}
         for peer, (work, buffer) in self._received.items():
             with collecting(self._errors):
                 wait(work)
-                messages[peer] = _Message(taken_layout(self._parts, peer), buffer)
+                messages[peer] = Message(taken_layout(self._parts, peer), buffer)
                 self._group.sends.confirm(peer, except_last=int(peer in self._takers))
         if self._errors:
             raise self._errors[0]

@@ -6,6 +6,7 @@ at which workers meet; a worker that gets a flag reads it from there.
 
 from __future__ import annotations
 
+import logging
 from collections import deque
 from collections.abc import Callable
 from datetime import timedelta
@@ -16,6 +17,7 @@ import torch.distributed as dist
 from gt.core.messages import Failure
 from gt.worker.failed_value import FailedValue
 
+log = logging.getLogger("gt.worker")
 _ARRIVAL_TIME = timedelta(milliseconds=500)  # the store may get a failure after its flag has arrived
 _KEPT = 1024  # failures of this worker that stay in the store
 _encoder = msgspec.msgpack.Encoder()
@@ -32,12 +34,16 @@ class FailureTexts:
 
     def write(self, members: tuple[int, ...], number: int, task: int, failed: FailedValue) -> None:
         """Write the failure of a task of the exchange with a number among some members. Any member may write it: all
-        failures of one task are equally good reasons."""
+        failures of one task are equally good reasons. A store that has ended takes no text; the flag of the task tells
+        the others all the same that it has failed."""
         key = _key(members, number, task)
-        self._store().set(key, _encoder.encode(failed.failure))
-        self._written.append(key)
-        while len(self._written) > _KEPT:
-            self._store().delete_key(self._written.popleft())
+        try:
+            self._store().set(key, _encoder.encode(failed.failure))
+            self._written.append(key)
+            while len(self._written) > _KEPT:
+                self._store().delete_key(self._written.popleft())
+        except Exception as error:
+            log.warning("the store has not taken the text of a failure: %s", error)
 
     def read(self, members: tuple[int, ...], number: int, task: int) -> FailedValue:
         """The failure that a flag stands for. There is none to be read if the store has ended, or if the member that

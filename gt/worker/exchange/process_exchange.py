@@ -7,7 +7,6 @@ The dispatcher orders all exchanges, so every member of one comes to it after th
 from __future__ import annotations
 
 import logging
-import os
 from collections import Counter
 from collections.abc import Sequence
 from functools import partial
@@ -16,6 +15,7 @@ from typing import TypeAlias
 import torch
 import torch.distributed as dist
 
+from gt.core.cpus import usable_cpus
 from gt.worker.exchange import futex
 from gt.worker.exchange.arena import Arena, Memory
 from gt.worker.exchange.channels import CHANNEL_BYTES, Peer, PeerMemory
@@ -157,11 +157,12 @@ class ProcessExchange:
     ) -> SharedGroup | None:
         """A group that shares memory, if every member can map that of all others. All members decide alike."""
         peers: dict[int, Peer] = {}
+        spins = len(members) <= usable_cpus()
         problem = ""
         try:
             for worker in members:
                 if worker != self._worker:
-                    peers[worker] = self._map(worker, channels[worker], spins=len(members) <= (os.cpu_count() or 1))
+                    peers[worker] = self._map(worker, channels[worker], spins=spins)
         except (OSError, ValueError) as error:
             problem = f"worker {self._worker} cannot map the memory of worker {worker}: {error}"
         problems = self.rendezvous.gather(store, members, "mapped", problem)

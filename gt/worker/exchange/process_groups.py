@@ -16,10 +16,8 @@ import torch
 
 from gt.worker.exchange.collective_works import (
     AllToAllWork,
-    Entry,
     GatherWork,
     PointToPointWork,
-    ReceivedMessage,
     SegmentWork,
     SumWork,
     collecting,
@@ -28,6 +26,7 @@ from gt.worker.exchange.collective_works import (
 from gt.worker.exchange.deferred_flags import DeferredFlags, FlagSource
 from gt.worker.exchange.failure_texts import FailureTexts
 from gt.worker.exchange.group_backends import GroupBackend
+from gt.worker.exchange.group_messages import Entry, ReceivedMessage
 from gt.worker.exchange.in_flight import InFlightSends
 from gt.worker.exchange.interface import MoveTask, Result
 from gt.worker.exchange.step_parts import StepPart

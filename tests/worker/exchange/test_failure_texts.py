@@ -35,3 +35,13 @@ def test_a_failure_whose_store_has_ended_is_still_a_failure():
 
     failure = FailureTexts(ended, 7).read(MEMBERS, 1, 0).failure
     assert failure.worker == 7 and "connection closed" in failure.message
+
+
+def test_a_store_that_has_ended_takes_no_text_and_raises_nothing(caplog):
+    """The members stay in step: the flag tells that the task has failed."""
+
+    def ended():
+        raise RuntimeError("connection closed")
+
+    FailureTexts(ended, 7).write(MEMBERS, 1, 0, FAILING)
+    assert "connection closed" in caplog.text

@@ -64,6 +64,13 @@ def test_gloo_listens_at_the_loopback_interface_only():
     assert {c.laddr.ip for c in new} == {"127.0.0.1"}
 
 
+def test_members_that_outnumber_their_cpus_do_not_wait_actively(one_cpu):
+    with left(exchanges(2, "shared")) as found:
+        both_give(found)
+        peers = [peer for exchange in found for peer in exchange.find_group((0, 1))._peers.values()]
+        assert [peer._spins for peer in peers] == [False, False]
+
+
 # Meeting
 
 

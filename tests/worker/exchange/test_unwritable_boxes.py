@@ -1,0 +1,58 @@
+"""A member that has a value and cannot give it to the others fails as they do, over each transport."""
+
+from operator import itemgetter
+
+import pytest
+import torch
+
+from gt.sharding.spec import DeviceMesh
+from gt.worker.exchange import collective_works, shared_groups
+from gt.worker.exchange.messages import MessageLayout
+from gt.worker.failed_value import FailedValue
+from tests.dispatcher_harness import over
+from tests.worker.exchange.tasks import dense, task_of
+from tests.worker.exchange.transports import PROCESS_TRANSPORTS, run_over
+
+WORKERS = 3
+GIVER = 1
+MESH = DeviceMesh([WORKERS], ["x"], range(WORKERS))
+MOVES = {  # the last number: boxes that a process group's giver can write before it fails
+    "all-reduce": ("- + x", "-", (6,), 0),
+    "all-reduce of maxima": ("- + x:max", "-", (6,), 2),
+    "all-gather": ("x", "-", (6,), 0),
+    "uneven all-gather": ("x", "-", (5,), 1),
+    "reduce-scatter": ("- + x", "x", (6,), 1),
+    "all-to-all": ("x, -", "-, x", (6, 6), 1),
+}
+
+
+def fail_at_giver(monkeypatch, owner, name, find_task, written=0):
+    """A function that writes boxes fails on the giver, after it has written some."""
+    write, calls = getattr(owner, name), []
+
+    def write_or_fail(*arguments):
+        if find_task(arguments).part.worker == GIVER:
+            calls.append(arguments)
+            if len(calls) > written:
+                raise MemoryError("no room")
+        return write(*arguments)
+
+    monkeypatch.setattr(owner, name, write_or_fail)
+
+
+@pytest.mark.parametrize("move", MOVES)
+@pytest.mark.parametrize("transport", PROCESS_TRANSPORTS)
+def test_a_member_that_cannot_give_its_boxes_fails_as_the_takers_do(monkeypatch, transport, move):
+    source, target, shape, written = MOVES[move]
+    fail_at_giver(monkeypatch, MessageLayout, "_copy", itemgetter(3), written)
+    fail_at_giver(monkeypatch, collective_works, "_copy_flat", itemgetter(0))
+    fail_at_giver(monkeypatch, shared_groups, "_write", itemgetter(0))
+
+    def compute(worker):
+        task = task_of(worker, None, over(source, MESH), over(target, MESH), dense(shape))
+        (result,) = yield [task._replace(value=torch.ones(task.part.before.shape))]
+        return result
+
+    results = run_over(transport, {worker: compute(worker) for worker in range(WORKERS)})
+    assert all(isinstance(result, FailedValue) for result in results.values()), results
+    assert {result.failure.message for result in results.values()} == {"no room"}
