@@ -28,6 +28,10 @@ os.environ["GT_KEYS"] = _keys.name  # of servers that tests start, and kill
 hypothesis.settings.register_profile("steady", deadline=None)  # how long an example takes says nothing here
 hypothesis.settings.load_profile("steady")
 
+# Tensors of tests are small: threads of one kernel wait for each other longer than they compute, the more so where two
+# processes run tests. Worker processes choose their own number.
+torch.set_num_threads(1)
+
 gt.init()
 (gt.ones(2, requires_grad=True) + 1).sum().backward()
 torch.optim.SGD([gt.ones(2, requires_grad=True)])  # imports dynamo and sympy, which are large
