@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import gc
 import os
-import tempfile
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -22,8 +21,6 @@ from tests import faults
 from tests.subprocesses import serving
 
 os.environ.setdefault("GT_CHECK_GEOMETRY", "1")  # of every result, in every process that a test starts
-_keys = tempfile.TemporaryDirectory(prefix="gt-keys-")
-os.environ["GT_KEYS"] = _keys.name  # of servers that tests start, and kill
 
 hypothesis.settings.register_profile("steady", deadline=None)  # how long an example takes says nothing here
 hypothesis.settings.load_profile("steady")
@@ -131,6 +128,15 @@ def no_signals() -> Iterator[None]:
 
 
 SHARED = {"two_processes", "eight_workers"}  # fixtures of a module, whose session outlives a test
+
+
+@pytest.fixture(autouse=True, scope="session")
+def server_keys(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """A directory for the keys of servers that tests start, and kill. pytest removes it some runs later, also if this
+    run is killed."""
+    with pytest.MonkeyPatch.context() as environment:
+        environment.setenv("GT_KEYS", str(tmp_path_factory.mktemp("keys")))
+        yield
 
 
 @pytest.fixture(autouse=True)

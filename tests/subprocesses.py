@@ -20,6 +20,11 @@ from gt.wire.keys import MemberKeys
 ROOT = Path(__file__).parents[1]
 
 
+def server_keys() -> Path:
+    """The directory of the keys of servers that tests start."""
+    return Path(os.environ["GT_KEYS"])
+
+
 @contextmanager
 def reserved_port() -> Iterator[int]:
     """A port that no other program is given, and at which nobody listens until the test starts a server there."""
@@ -46,7 +51,7 @@ def start_server(**environment: str) -> tuple[subprocess.Popen[str], int]:
     """A server, and the port that it was given by the system."""
     process = start("-m", "gt.server", "-p", "0", **environment)
     try:
-        return process, find_port(process, Path(environment.get("GT_KEYS") or os.environ["GT_KEYS"]))
+        return process, find_port(process, server_keys())
     except BaseException:
         process.kill()
         process.communicate()
