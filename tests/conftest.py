@@ -179,11 +179,16 @@ def quick_collections() -> None:
 
 def _leftovers() -> set[str]:
     threads = {f"thread {thread.name}" for thread in threading.enumerate() if thread.name.startswith("gt-")}
-    processes = psutil.Process().children(recursive=True)
+    processes = filter(_is_of_gt, psutil.Process().children(recursive=True))
     children = {f"process {process.pid} {' '.join(process.cmdline()[:4])}" for process in processes}
-    children = {text for text in children if "gt." in text}
     directory = Path("/dev/shm")
     segments = (
         {f"segment {path.name}" for path in directory.glob(f"gt-{os.getpid()}-*")} if directory.is_dir() else set()
     )
     return threads | children | segments
+
+
+def _is_of_gt(process: psutil.Process) -> bool:
+    command = " ".join(process.cmdline()[:4])
+    is_forked = "tests.program_server" in command and process.ppid() != os.getpid()
+    return "gt." in command or is_forked

@@ -20,7 +20,7 @@ import gt
 from gt.client import session as sessions
 from gt.wire import shared_memory
 from gt.wire.worker_status import WorkerStatus
-from tests.subprocesses import ROOT, finish, start, wait_until
+from tests.subprocesses import ROOT, finish, start, start_interpreter, wait_until
 
 
 @pytest.fixture
@@ -85,7 +85,7 @@ print(len(os.listdir("/proc/self/task")))
 
 
 def test_the_imports_of_the_fork_server_start_no_thread_and_do_not_use_cuda():
-    code, out, err = finish(start("-c", IMPORTS, OPENBLAS_NUM_THREADS="1"))
+    code, out, err = finish(start_interpreter("-c", IMPORTS, OPENBLAS_NUM_THREADS="1"))
     assert (code, out) == (0, "1\n"), err
 
 
