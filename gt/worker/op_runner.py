@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Mapping, MutableMapping, MutableSequence, Sequence
+from functools import partial
 from typing import Any, TypeAlias
 
 from msgspec.structs import replace
@@ -16,7 +17,7 @@ from gt.worker.bound_ops import BoundOp, UnavailableOp
 from gt.worker.bound_programs import BoundProgram
 from gt.worker.engines.engine import Engine, Value
 from gt.worker.exchange import Exchange
-from gt.worker.exchange.interface import Exchanging, MoveTask
+from gt.worker.exchange.interface import Exchanging, MoveTask, run_exchanges
 from gt.worker.exchange.interface import Result as MoveResult
 from gt.worker.exchange.prefetch import ReceivePrefetch
 from gt.worker.exchange.traffic import TrafficCount
@@ -193,14 +194,7 @@ class OpRunner:
 
     def _exchange_all(self, command: RunOp, computation: Exchanging) -> None:
         """Run a program to its end, exchanging values with other processes."""
-        try:
-            tasks = next(computation)
-        except StopIteration:
-            return
-        try:
-            while True:
-                tasks = computation.send(self._exchange_tasks(command, tasks))
-        except StopIteration:
+        if run_exchanges(computation, partial(self._exchange_tasks, command)):
             self._prefetch_next()
 
     def _prefetch_next(self) -> None:

@@ -46,6 +46,18 @@ Exchanging: TypeAlias = Generator[Sequence[MoveTask], Sequence[Result], Any]
 their results."""
 
 
+def run_exchanges(computation: Exchanging, exchange_tasks: Callable[[Sequence[MoveTask]], Sequence[Result]]) -> int:
+    """Run a computation to its end, each of its exchanges by a function. Returns the number of exchanges."""
+    count = 0
+    try:
+        tasks = next(computation)
+        while True:
+            count += 1
+            tasks = computation.send(exchange_tasks(tasks))
+    except StopIteration:
+        return count
+
+
 LookAhead: TypeAlias = Callable[[], None]
 """Called repeatedly while an exchange waits for its members: receives messages about lost workers and passes them on to
 `Exchange.lose_worker`. Raises where this worker has no reason to wait, because it ends or its server is lost."""
