@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import gc
 import os
 import threading
@@ -90,17 +89,22 @@ def embedded() -> Iterator[None]:
     gt.shutdown()
 
 
+@pytest.fixture(scope="session")
+def server_of_two() -> Iterator[int]:
+    """The port of a server with two workers, for all modules; starting them costs seconds."""
+    with serving(2) as port:
+        yield port
+
+
 @pytest.fixture(scope="module", params=["local", "by hand"])
 def two_processes(request: pytest.FixtureRequest) -> Iterator[str]:
-    """Two worker processes for all tests of a module, with the dispatcher in this process or in one of its own;
-    starting them costs seconds."""
-    with contextlib.ExitStack() as stack:
-        if request.param == "local":
-            gt.init(workers=2)
-        else:
-            gt.connect(f"localhost:{stack.enter_context(serving(2))}")
-        yield request.param
-        gt.shutdown()
+    """Two worker processes for all tests of a module, with the dispatcher in this process or in one of its own."""
+    if request.param == "local":
+        gt.init(workers=2)
+    else:
+        gt.connect(f"localhost:{request.getfixturevalue('server_of_two')}")
+    yield request.param
+    gt.shutdown()
 
 
 @pytest.fixture(scope="module")

@@ -277,7 +277,9 @@ def test_the_last_output_of_a_killed_worker_is_shown(monkeypatch):
 
 
 @pytest.mark.parametrize("stopped", ["fork server", "worker"])
-def test_a_stopped_process_ends_at_shutdown(stopped, temporary):
+def test_a_stopped_process_ends_at_shutdown(stopped, temporary, monkeypatch):
+    if stopped == "fork server":  # it is killed after this time; a fork server that runs gives its workers as much
+        monkeypatch.setattr("gt.launch.local_processes.GRACE_SECONDS", 0.0)
     with two_workers() as workers:
         server = fork_server()
         (server if stopped == "fork server" else workers[1]).suspend()
