@@ -27,6 +27,8 @@ lint: setup  ## style and types
 	$(RUN) -m ruff format --check .
 	$(RUN) -m mypy
 
+# Sources are compiled once, and not in each of the processes that tests start.
+test: export PYTHONDONTWRITEBYTECODE =
 test: lint  ## lint, types and tests (under 15 minutes on 2 cores)
 	$(RUN) -m pytest -m "not slow" -n 2 --dist loadfile
 

@@ -24,6 +24,7 @@ from gt.sharding.spec import DeviceMesh
 from gt.sharding.spec_text import parse_spec
 from gt.worker.engines import make_engine
 from gt.worker.exchange import ProcessExchange
+from gt.worker.exchange.interface import run_exchanges
 from gt.worker.exchange.torch_private import make_gloo_group
 from gt.worker.moves import Mover, run_moves
 
@@ -43,14 +44,9 @@ def fail(op: str, values: object, error: Exception) -> None:
     raise error
 
 
-def drive(exchange: ProcessExchange, mover: Mover, value: torch.Tensor) -> None:
+def move(exchange: ProcessExchange, mover: Mover, value: torch.Tensor) -> None:
     computation = run_moves([mover], [value], fail)  # type: ignore[arg-type]
-    try:
-        tasks = next(computation)
-        while True:
-            tasks = computation.send(exchange.begin(tasks).finish())
-    except StopIteration:
-        return
+    run_exchanges(computation, lambda tasks: exchange.begin(tasks).finish())
 
 
 def gt_run(exchange: ProcessExchange, rank: int, members: int, kind: str, nbytes: int) -> Run:
@@ -64,7 +60,7 @@ def gt_run(exchange: ProcessExchange, rank: int, members: int, kind: str, nbytes
     part = mover.parts[0]
     assert part is not None and part.before is not None
     value = torch.ones(part.before.shape)
-    return lambda: drive(exchange, mover, value)
+    return lambda: move(exchange, mover, value)
 
 
 def gloo_run(group: dist.ProcessGroupGloo, members: int, kind: str, nbytes: int) -> Run:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import gc
 import os
-import tempfile
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -22,11 +21,13 @@ from tests import faults
 from tests.subprocesses import serving
 
 os.environ.setdefault("GT_CHECK_GEOMETRY", "1")  # of every result, in every process that a test starts
-_keys = tempfile.TemporaryDirectory(prefix="gt-keys-")
-os.environ["GT_KEYS"] = _keys.name  # of servers that tests start, and kill
 
 hypothesis.settings.register_profile("steady", deadline=None)  # how long an example takes says nothing here
 hypothesis.settings.load_profile("steady")
+
+# Tensors of tests are small: threads of one kernel wait for each other longer than they compute, the more so where two
+# processes run tests. Worker processes choose their own number.
+torch.set_num_threads(1)
 
 gt.init()
 (gt.ones(2, requires_grad=True) + 1).sum().backward()
@@ -89,17 +90,22 @@ def embedded() -> Iterator[None]:
     gt.shutdown()
 
 
+@pytest.fixture(scope="session")
+def server_of_two() -> Iterator[int]:
+    """The port of a server with two workers, for all modules; starting them costs seconds."""
+    with serving(2) as port:
+        yield port
+
+
 @pytest.fixture(scope="module", params=["local", "by hand"])
 def two_processes(request: pytest.FixtureRequest) -> Iterator[str]:
-    """Two worker processes for all tests of a module, with the dispatcher in this process or in one of its own;
-    starting them costs seconds."""
-    with contextlib.ExitStack() as stack:
-        if request.param == "local":
-            gt.init(workers=2)
-        else:
-            gt.connect(f"localhost:{stack.enter_context(serving(2))}")
-        yield request.param
-        gt.shutdown()
+    """Two worker processes for all tests of a module, with the dispatcher in this process or in one of its own."""
+    if request.param == "local":
+        gt.init(workers=2)
+    else:
+        gt.connect(f"localhost:{request.getfixturevalue('server_of_two')}")
+    yield request.param
+    gt.shutdown()
 
 
 @pytest.fixture(scope="module")
@@ -138,6 +144,15 @@ def no_signals() -> Iterator[None]:
 
 
 SHARED = {"two_processes", "eight_workers"}  # fixtures of a module, whose session outlives a test
+
+
+@pytest.fixture(autouse=True, scope="session")
+def server_keys(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """A directory for the keys of servers that tests start, and kill. pytest removes it some runs later, also if this
+    run is killed."""
+    with pytest.MonkeyPatch.context() as environment:
+        environment.setenv("GT_KEYS", str(tmp_path_factory.mktemp("keys")))
+        yield
 
 
 @pytest.fixture(autouse=True)
@@ -180,11 +195,33 @@ def quick_collections() -> None:
 
 def _leftovers() -> set[str]:
     threads = {f"thread {thread.name}" for thread in threading.enumerate() if thread.name.startswith("gt-")}
-    processes = psutil.Process().children(recursive=True)
+    processes = filter(_is_of_gt, _descendants(psutil.Process()))
     children = {f"process {process.pid} {' '.join(process.cmdline()[:4])}" for process in processes}
-    children = {text for text in children if "gt." in text}
     directory = Path("/dev/shm")
     segments = (
         {f"segment {path.name}" for path in directory.glob(f"gt-{os.getpid()}-*")} if directory.is_dir() else set()
     )
     return threads | children | segments
+
+
+LISTS_CHILDREN = any(Path("/proc/self/task").glob("*/children"))
+
+
+def _descendants(process: psutil.Process) -> Iterator[psutil.Process]:
+    """All processes below one. Linux keeps lists of children; psutil reads the parents of all processes of the machine,
+    which takes 2 ms, twice for each test."""
+    if not LISTS_CHILDREN:
+        yield from process.children(recursive=True)
+        return
+    for path in Path(f"/proc/{process.pid}/task").glob("*/children"):
+        with contextlib.suppress(OSError, psutil.NoSuchProcess):  # it has ended meanwhile
+            for pid in path.read_text().split():
+                child = psutil.Process(int(pid))
+                yield child
+                yield from _descendants(child)
+
+
+def _is_of_gt(process: psutil.Process) -> bool:
+    command = " ".join(process.cmdline()[:4])
+    is_forked = "tests.program_server" in command and process.ppid() != os.getpid()
+    return "gt." in command or is_forked

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import contextlib
-import os
 import shutil
 import socket
 import struct
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
-from pathlib import Path
+
+from tests.subprocesses import server_keys
 
 
 class Proxy:
@@ -62,7 +62,7 @@ class Proxy:
 @contextmanager
 def proxied(port: int) -> Iterator[Proxy]:
     """A proxy of a server, whose keys are copied so that peers find them by the proxy's port."""
-    directory = Path(os.environ["GT_KEYS"])
+    directory = server_keys()
     proxy = Proxy(port)
     host = socket.gethostname()
     shutil.copy(directory / f"{host}-{port}", directory / f"{host}-{proxy.port}")

@@ -3,21 +3,30 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import os
 import signal
 import socket
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
+from typing import TypeAlias
 
 import msgspec
 
 from gt.wire.keys import MemberKeys
+from tests.forked_programs import CAN_FORK, ForkedProgram, ProgramServer
 
 ROOT = Path(__file__).parents[1]
+Program: TypeAlias = subprocess.Popen[str] | ForkedProgram
+
+
+def server_keys() -> Path:
+    """The directory of the keys of servers that tests start."""
+    return Path(os.environ["GT_KEYS"])
 
 
 @contextmanager
@@ -29,31 +38,49 @@ def reserved_port() -> Iterator[int]:
         yield reservation.getsockname()[1]
 
 
-def start(*arguments: str, **environment: str) -> subprocess.Popen[str]:
-    """A process that SIGINT interrupts, even where the tests themselves run in the background."""
+def start(*arguments: str, **environment: str) -> Program:
+    """A program, `-c code` or `-m module`, with torch imported already. A script is started by an interpreter, and so
+    is a server, which does without torch and ends sooner without it."""
+    if CAN_FORK and arguments[0] in ("-c", "-m") and arguments[1] != "gt.server":
+        return program_server().start(arguments, _environment(environment))
+    return start_interpreter(*arguments, **environment)
+
+
+@functools.cache
+def program_server() -> ProgramServer:
+    return ProgramServer(ROOT)
+
+
+def _environment(changes: Mapping[str, str]) -> dict[str, str]:
+    return {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", **changes}
+
+
+def start_interpreter(*arguments: str, **environment: str) -> subprocess.Popen[str]:
+    """A new interpreter, for tests of imports and for programs without torch. SIGINT interrupts it, even where
+    the tests themselves run in the background."""
     return subprocess.Popen(
         [sys.executable, *arguments],
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
         cwd=ROOT,
-        env={**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", **environment},
+        env=_environment(environment),
         preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),  # noqa: PLW1509
     )
 
 
-def start_server(**environment: str) -> tuple[subprocess.Popen[str], int]:
+def start_server(**environment: str) -> tuple[Program, int]:
     """A server, and the port that it was given by the system."""
     process = start("-m", "gt.server", "-p", "0", **environment)
     try:
-        return process, find_port(process, Path(environment.get("GT_KEYS") or os.environ["GT_KEYS"]))
+        return process, find_port(process, server_keys())
     except BaseException:
         process.kill()
         process.communicate()
         raise
 
 
-def find_port(process: subprocess.Popen[str], directory: Path) -> int:
+def find_port(process: Program, directory: Path) -> int:
     """The port of a server, read from the keys that it writes when it listens."""
     ports: list[int] = []
 
@@ -80,7 +107,7 @@ def serving(workers: int = 0, **environment: str) -> Iterator[int]:
         yield port
 
 
-def finish(process: subprocess.Popen[str], timeout: float = 60) -> tuple[int, str, str]:
+def finish(process: Program, timeout: float = 60) -> tuple[int, str, str]:
     try:
         out, err = process.communicate(timeout=timeout)
     except subprocess.TimeoutExpired:
@@ -91,7 +118,7 @@ def finish(process: subprocess.Popen[str], timeout: float = 60) -> tuple[int, st
 
 
 @contextmanager
-def running(*processes: subprocess.Popen[str]) -> Iterator[None]:
+def running(*processes: Program) -> Iterator[None]:
     """End the processes, whatever happens."""
     try:
         yield
@@ -120,7 +147,7 @@ channel.close()
 
 def wait_for_workers(port: int | str, count: int) -> None:
     """Wait until so many workers have joined a server."""
-    code, _, err = finish(start("-c", _PROBE.format(port=port, workers=count)), 90)
+    code, _, err = finish(start_interpreter("-c", _PROBE.format(port=port, workers=count)), 90)
     assert code == 0, err
 
 

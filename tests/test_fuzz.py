@@ -9,7 +9,6 @@ from collections.abc import Iterator
 from dataclasses import replace
 
 import pytest
-import torch
 
 from tests.fuzz.__main__ import failure
 from tests.fuzz.compare import close, difference, on_gt
@@ -18,14 +17,6 @@ from tests.fuzz.shrink import shrink
 
 SEEDS_A_TEST, TESTS = 40, 12
 LEFT, RIGHT = Leaf((4, 6), seed=1), Leaf((4, 6), "permuted", seed=2)
-
-
-@pytest.fixture(scope="module", autouse=True)
-def one_thread() -> Iterator[None]:
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
 
 
 @pytest.fixture(autouse=True)

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 import gt
-from tests.subprocesses import finish, start
+from tests.subprocesses import finish, start_interpreter
 
 SCRIPT = """
 import {module} as torch
@@ -87,7 +87,9 @@ def test_a_name_of_neither_gt_nor_torch_is_an_error() -> None:
 
 
 def test_importing_gt_does_not_import_torch() -> None:
-    code, _, err = finish(start("-c", "import sys, gt; hasattr(gt, '__path__'); assert 'torch' not in sys.modules"))
+    code, _, err = finish(
+        start_interpreter("-c", "import sys, gt; hasattr(gt, '__path__'); assert 'torch' not in sys.modules")
+    )
     assert code == 0, err
 
 

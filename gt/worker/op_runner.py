@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Mapping, MutableMapping, MutableSequence, Sequence
+from functools import partial
 from typing import Any, TypeAlias
 
 from msgspec.structs import replace
@@ -16,7 +17,7 @@ from gt.worker.bound_ops import BoundOp, UnavailableOp
 from gt.worker.bound_programs import BoundProgram
 from gt.worker.engines.engine import Engine, Value
 from gt.worker.exchange import Exchange
-from gt.worker.exchange.interface import Exchanging, MoveTask, Work
+from gt.worker.exchange.interface import Exchanging, MoveTask, Work, run_exchanges
 from gt.worker.exchange.interface import Result as MoveResult
 from gt.worker.exchange.prefetch import ReceivePrefetch
 from gt.worker.exchange.traffic import TrafficCount
@@ -226,11 +227,8 @@ class OpRunner:
 
     def _resume(self, command: RunOp, computation: Exchanging, results: Sequence[MoveResult]) -> None:
         """Run the rest of a program, after an exchange."""
-        try:
-            while True:
-                results = self._exchange_tasks(command, computation.send(results))
-        except StopIteration:
-            self._prefetch_next()
+        run_exchanges(computation, partial(self._exchange_tasks, command), results)
+        self._prefetch_next()
 
     def _prefetch_next(self) -> None:
         """Begin to receive the next tensor that a later command of the batch needs."""

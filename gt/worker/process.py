@@ -173,7 +173,8 @@ class WorkerProcess:
             self._interrupt[1].send(b"\0")
 
     def _join(self) -> Executor | None:
-        """Wait for a server and join it. None if `stop` is called before that."""
+        """Wait for a server and join it. None if `stop` is called before that. Raises ServerLost if a server that this
+        worker had joined has ended."""
         notice = time.monotonic() + 10
         while not self._stopping:
             if time.monotonic() > notice:
@@ -181,6 +182,7 @@ class WorkerProcess:
                 notice = time.monotonic() + 60
             self._link = open_link(self._endpoint, self._keys, POLL_MS, self._silence, self._interrupt[0].fileno())
             if self._link is None:
+                self._check_server()  # the one that this worker had joined may have ended meanwhile
                 time.sleep(_RETRY_SECONDS)
                 continue
             executor = self._greet(self._link)

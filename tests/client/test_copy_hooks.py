@@ -24,15 +24,6 @@ model:
 KEEPS = FSDP.replace("{shard", "{reshard_after_forward: false, shard", 1)
 
 
-@pytest.fixture(autouse=True, scope="module")
-def one_thread():
-    """One torch thread: on tiny shards, threads that wait for each other make kernels many times slower."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
-
-
 @pytest.fixture(autouse=True)
 def fsdp(four_workers, no_signals, tmp_path):
     load(tmp_path, FSDP)

@@ -1,16 +1,14 @@
 """Error messages: the operation, the reason and the remedy, on the user's line."""
 
 import inspect
-import os
 import pickle
-import subprocess
-import sys
 
 import pytest
 import torch
 from torch.utils.data import DataLoader, TensorDataset
 
 import gt
+from tests.subprocesses import finish, start
 
 
 def line():
@@ -176,18 +174,6 @@ def fresh_program(monkeypatch):
     monkeypatch.setattr("gt.launch.sessions._program.closed_because", "")
 
 
-def run_python(code, **environment):
-    return subprocess.run(
-        [sys.executable, "-c", code],
-        capture_output=True,
-        text=True,
-        timeout=100,
-        env={**os.environ, **environment},
-        cwd=os.path.dirname(os.path.dirname(__file__)),
-        check=False,
-    )
-
-
 @pytest.mark.parametrize(
     ("environment", "message"),
     [
@@ -207,9 +193,9 @@ def test_malformed_environment(fresh_program, monkeypatch, environment, message)
 
 
 def test_an_unknown_variable_is_pointed_out():
-    done = run_python("import gt; print(gt.ones(1).item())", GT_WORKER="2")
-    assert done.stdout == "1.0\n"
-    assert "GT_WORKER is not a setting of GT and is ignored; did you mean 'GT_WORKERS'?" in done.stderr
+    _, out, err = finish(start("-c", "import gt; print(gt.ones(1).item())", GT_WORKER="2"))
+    assert out == "1.0\n"
+    assert "GT_WORKER is not a setting of GT and is ignored; did you mean 'GT_WORKERS'?" in err
 
 
 FORKED = """
@@ -233,8 +219,8 @@ print(x.add_(1).tolist(), gt.ones(1 << 20).sum().item())
 
 @pytest.mark.parametrize("mode", [{}, {"workers": 1}], ids=["embedded", "processes"])
 def test_a_forked_child_gets_a_session_error(mode):
-    done = run_python(FORKED.format(mode=mode))
-    assert done.stdout == "refused\n" * 5 + "[2.0, 2.0] 1048576.0\n", done.stderr
+    _, out, err = finish(start("-c", FORKED.format(mode=mode)))
+    assert out == "refused\n" * 5 + "[2.0, 2.0] 1048576.0\n", err
 
 
 @pytest.mark.parametrize("context", ["spawn", "forkserver"])
@@ -262,17 +248,17 @@ except gt.SessionError as error:
 
 
 def test_the_workers_of_a_data_loader_over_gt_tensors_are_told():
-    done = run_python(DATA_LOADER)
-    assert done.stdout == "4\n", done.stderr
+    _, out, err = finish(start("-c", DATA_LOADER))
+    assert out == "4\n", err
 
 
 @pytest.mark.parametrize("mode", [{}, {"workers": 2}], ids=["embedded", "processes"])
 def test_an_unread_failure_is_printed_at_exit(mode):
     code = "import torch, gt; gt.init(**{}); y = torch.nn.functional.embedding(gt.tensor([7]), gt.ones(3, 2))"
-    done = run_python(code.format(mode))
-    (line,) = done.stderr.splitlines()
+    _, _, err = finish(start("-c", code.format(mode)))
+    (line,) = err.splitlines()
     assert "aten.embedding.default failed and its result was never read: IndexError" in line
-    assert "index out of range" in done.stderr
+    assert "index out of range" in err
 
 
 WRONG = {

@@ -1,8 +1,6 @@
 """A worker with an unrequested or impossible report is dismissed, and no session gets the report."""
 
 import contextlib
-import os
-from pathlib import Path
 
 import pytest
 
@@ -40,9 +38,7 @@ from gt.wire.socket_channel import SocketChannel
 from tests.dispatcher.recording_server import hello
 from tests.dispatcher_harness import REQUEST, A, harness_with
 from tests.records import FAILURE, INLINE, SMALL, own
-from tests.subprocesses import serving, wait_until
-
-KEYS = Path(os.environ["GT_KEYS"])
+from tests.subprocesses import server_keys, serving, wait_until
 
 
 @pytest.fixture(scope="module")
@@ -61,7 +57,7 @@ class Liar:
         self.ident = welcome.ident
 
     def _open(self, endpoint):
-        self.link = open_link(endpoint, KEYS, 10_000, 0)
+        self.link = open_link(endpoint, server_keys(), 10_000, 0)
         return self.link is not None
 
     def hear(self, kind):
@@ -79,7 +75,7 @@ class Liar:
 
 class Client:
     def __init__(self, endpoint):
-        self.channel = SocketChannel(endpoint, None, KEYS, 0)
+        self.channel = SocketChannel(endpoint, None, server_keys(), 0)
         self.session = self.channel.greet(1, 20).ident
         self.heard = []
 

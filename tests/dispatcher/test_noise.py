@@ -8,7 +8,6 @@ import socket
 import subprocess
 import sys
 import time
-from pathlib import Path
 
 import psutil
 import pytest
@@ -27,9 +26,7 @@ from gt.wire.socket_channel import SocketChannel
 from gt.wire.stderr_logging import MAX_REPEATS, REPEAT_SECONDS, StderrHandler
 from tests.dispatcher.recording_server import hello
 from tests.records import meta, own
-from tests.subprocesses import ROOT, find_port, running, start, start_server, wait_for_workers, wait_until
-
-KEYS = Path(os.environ["GT_KEYS"])
+from tests.subprocesses import ROOT, find_port, running, server_keys, start, start_server, wait_for_workers, wait_until
 
 
 def endpoint(port):
@@ -48,7 +45,7 @@ def server():
 @contextlib.contextmanager
 def dealer(port, most=0):
     """A connection of a member that takes at most so many messages by itself."""
-    keys = find_keys(KEYS, endpoint(port))
+    keys = find_keys(server_keys(), endpoint(port))
     with zmq.Context() as context, context.socket(zmq.DEALER) as dealer:
         dealer.setsockopt(zmq.LINGER, 0)
         dealer.setsockopt(zmq.RCVHWM, most)
@@ -65,7 +62,7 @@ def dealer(port, most=0):
 
 def test_noise_without_a_hello_is_cut_off_and_does_not_stop_the_server(server, fault):
     main, port = server
-    link = open_link(endpoint(port), KEYS, 10_000, 0)
+    link = open_link(endpoint(port), server_keys(), 10_000, 0)
     with contextlib.closing(link):
         for _ in range(5_000):
             link.send([b"noise" * 20])
@@ -216,7 +213,7 @@ def test_small_reads_that_are_not_taken_are_not_begun(server, fault):
 
 def test_small_reads_that_are_taken_late_are_all_answered(server):
     _, port = server
-    channel = SocketChannel(endpoint(port), None, KEYS, 0)
+    channel = SocketChannel(endpoint(port), None, server_keys(), 0)
     with contextlib.closing(channel):
         session = channel.greet(1, 30).ident
         channel.send([CreateTensor(own(1, session), ITEM, Segment("", ITEM.nbytes), None, 0)], [bytes(ITEM.nbytes)])
@@ -273,7 +270,7 @@ def test_a_client_that_claims_to_have_taken_more_than_it_was_sent_is_refused(ser
 def test_a_dropped_connection_is_lost_like_any_other(tmp_path):
     address = f"ipc://{tmp_path}/server"
     router = Router(address, None, 5000, 0)
-    with contextlib.closing(router), contextlib.closing(open_link(address, KEYS, 5000, 0)) as link:
+    with contextlib.closing(router), contextlib.closing(open_link(address, server_keys(), 5000, 0)) as link:
         link.send([b"hello"])
         name, _ = router.receive()
         router.drop(name)
@@ -292,7 +289,7 @@ def test_connections_beyond_a_limit_that_say_nothing_are_closed(fault):
         preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_NOFILE, (100, 256)),  # noqa: PLW1509
     )
     with running(main), contextlib.ExitStack() as stack:
-        port = find_port(main, KEYS)
+        port = find_port(main, server_keys())
         assert resource.prlimit(main.pid, resource.RLIMIT_NOFILE) == (256, 256)
         for _ in range(count):
             stranger = stack.enter_context(socket.socket())

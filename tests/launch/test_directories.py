@@ -10,7 +10,7 @@ from gt.core.messages import CreateTensor, Segment
 from gt.wire import shared_memory
 from gt.wire.payloads import Payloads
 from tests.records import meta, own
-from tests.subprocesses import find_port, finish, running, start
+from tests.subprocesses import find_port, finish, running, server_keys, start
 
 NO_HOME = """
 import os, pwd, runpy, sys
@@ -106,7 +106,7 @@ def test_programs_without_shared_memory_that_can_be_written_work():
     server = start("-c", "import runpy, sys" + WITHOUT + SERVES.format("server"), "0")
     with contextlib.ExitStack() as stack:
         stack.enter_context(running(server))
-        port = str(find_port(server, Path(os.environ["GT_KEYS"])))
+        port = str(find_port(server, server_keys()))
         worker = start("-c", "import runpy, sys" + WITHOUT + SERVES.format("worker"), port)
         stack.enter_context(running(worker))
         program = WITHOUT + CONNECTS.replace("sys.argv[1]", repr(port))

@@ -20,7 +20,7 @@ import gt
 from gt.client import session as sessions
 from gt.wire import shared_memory
 from gt.wire.worker_status import WorkerStatus
-from tests.subprocesses import ROOT, finish, start, wait_until
+from tests.subprocesses import ROOT, finish, start, start_interpreter, wait_until
 
 
 @pytest.fixture
@@ -85,7 +85,7 @@ print(len(os.listdir("/proc/self/task")))
 
 
 def test_the_imports_of_the_fork_server_start_no_thread_and_do_not_use_cuda():
-    code, out, err = finish(start("-c", IMPORTS, OPENBLAS_NUM_THREADS="1"))
+    code, out, err = finish(start_interpreter("-c", IMPORTS, OPENBLAS_NUM_THREADS="1"))
     assert (code, out) == (0, "1\n"), err
 
 
@@ -286,7 +286,9 @@ def test_the_last_output_of_a_killed_worker_is_shown(monkeypatch):
 
 
 @pytest.mark.parametrize("stopped", ["fork server", "worker"])
-def test_a_stopped_process_ends_at_shutdown(stopped, temporary):
+def test_a_stopped_process_ends_at_shutdown(stopped, temporary, monkeypatch):
+    if stopped == "fork server":  # it is killed after this time; a fork server that runs gives its workers as much
+        monkeypatch.setattr("gt.launch.local_processes.GRACE_SECONDS", 0.0)
     with two_workers() as workers:
         server = fork_server()
         (server if stopped == "fork server" else workers[1]).suspend()

@@ -72,14 +72,14 @@ def test_a_worker_killed_in_the_middle_of_work():
 
 
 def test_a_long_wait_prints_the_worker_that_it_waits_for(capfd, monkeypatch):
-    monkeypatch.setattr("gt.client.inbox.NOTICE_SECONDS", 4.0)
+    monkeypatch.setattr("gt.client.inbox.NOTICE_SECONDS", 1.0)
     gt.init(workers=1)
     process = psutil.Process(workers()[0].pid)
     try:
         x = gt.ones(3).exp()
         gt.synchronize()
         process.suspend()
-        threading.Timer(6.0, process.resume).start()
+        threading.Timer(3.0, process.resume).start()
         assert x.sum().item() > 0
         assert "waiting for" in (text := capfd.readouterr().err)
         assert "worker 0, which is at aten." in text
@@ -152,7 +152,9 @@ def test_nothing_is_left_of_a_program_that_is_killed_before_workers_have_taken_i
 
 FORKS = """
 import multiprocessing
-multiprocessing.get_context("fork").Process(target=time.sleep, args=(12,)).start()
+child = multiprocessing.get_context("fork").Process(target=time.sleep, args=(60,))
+child.start()
+print(child.pid, flush=True)
 os.kill(os.getpid(), signal.SIGKILL)
 """
 
@@ -162,9 +164,12 @@ def test_nothing_is_left_of_a_killed_program_whose_child_lives_on():
     with tempfile.TemporaryDirectory() as directory:
         script = SCRIPT.format(ending=FORKS)
         process = start("-c", script, GT_WORKERS="1", TMPDIR=directory)
-        (worker,) = map(int, process.stdout.readline().split())
-        wait_until(lambda: not psutil.pid_exists(worker), 10, f"the end of {worker}")
-        assert os.listdir(directory) == []
+        worker, child = (int(process.stdout.readline()) for _ in range(2))
+        try:
+            wait_until(lambda: not psutil.pid_exists(worker), 10, f"the end of {worker}")
+            assert os.listdir(directory) == []
+        finally:
+            os.kill(child, signal.SIGKILL)
         finish(process)
 
 

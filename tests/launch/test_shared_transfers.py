@@ -93,13 +93,15 @@ def test_a_program_that_only_uploads_uses_its_memory_again(two_processes):
     value = large()
     for _ in range(5):
         over_both(value, "x, -")
-    wait_until(lambda: sessions.current().inbox.collect_now() or not uploads_in_use())
+    wait_for_uploads()
     before = len(own_segments())
     for _ in range(40):
         over_both(value, "x, -")
-        wait_until(lambda: sessions.current().inbox.collect_now() or not uploads_in_use())
+        wait_for_uploads()
     assert len(own_segments()) <= before
 
 
-def uploads_in_use():
-    return sessions.current()._channel._payloads._pool._used
+def wait_for_uploads():
+    """Wait until no segment of an upload is in use."""
+    pool = sessions.current()._channel._payloads._pool
+    wait_until(lambda: sessions.current().inbox.collect_now() or not pool._used)

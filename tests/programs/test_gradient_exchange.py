@@ -15,15 +15,6 @@ VOCABULARY, WIDTH, LENGTH, BATCH = 24, 8, 6, 12
 STEPS = 2
 
 
-@pytest.fixture(autouse=True, scope="module")
-def one_thread():
-    """One torch thread: on tiny shards, threads that wait for each other make kernels many times slower."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
-
-
 class Block(nn.Module):
     def __init__(self):
         super().__init__()

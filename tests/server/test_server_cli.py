@@ -1,6 +1,5 @@
 """Server, workers and clients started from the command line, as in the README."""
 
-import os
 import signal
 import time
 
@@ -13,12 +12,13 @@ from gt.client import session as sessions
 from gt.core.messages import PROTOCOL, FetchTensor, Hello, Refused, Welcome
 from gt.version import __version__
 from gt.wire.codec import Decoder, encode, header_of
-from gt.wire.keys import find_keys, keys_directory
+from gt.wire.keys import find_keys
 from gt.wire.process_identity import this_host
 from tests.subprocesses import (
     finish,
     reserved_port,
     running,
+    server_keys,
     serving,
     start,
     start_server,
@@ -127,7 +127,7 @@ def raw(server):
     """A peer that sends frames of the test."""
     with zmq.Context() as context, context.socket(zmq.DEALER) as socket:
         endpoint = f"tcp://127.0.0.1:{server[0]}"
-        keys = find_keys(keys_directory(os.environ["GT_KEYS"]), endpoint)
+        keys = find_keys(server_keys(), endpoint)
         socket.setsockopt(zmq.LINGER, 0)
         socket.curve_serverkey, socket.curve_publickey, socket.curve_secretkey = [
             key.encode() for key in (keys.server, keys.public, keys.secret)

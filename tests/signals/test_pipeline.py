@@ -95,10 +95,7 @@ def test_two_stages_on_two_processes_overlap():
 
 @pytest.fixture
 def four_stages(four_workers):
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)  # on a busy machine threads of one op wait for one another
-    yield Pipeline(4, rows=128, width=192)
-    torch.set_num_threads(threads)
+    return Pipeline(4, rows=128, width=192)
 
 
 def test_four_stages_would_overlap(four_stages):

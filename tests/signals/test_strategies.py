@@ -21,15 +21,6 @@ GRID = {"mesh": {"dp": 2, "tp": 2}, "workers": ALL}
 ONE_NUMBER = 24  # bytes to sum one number over four workers
 
 
-@pytest.fixture(autouse=True, scope="module")
-def one_thread():
-    """One torch thread: on tiny shards, threads that wait for each other make kernels many times slower."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
-
-
 def configure(name, axis=None, workers=ALL, backward=None, **shard):
     gt.register_config(name, SignalConfig(ShardConfig(axis, workers, **shard), backward))
 

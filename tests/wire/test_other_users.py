@@ -25,10 +25,10 @@ from gt.launch.local_processes import LocalProcesses
 from gt.wire import shared_memory
 from gt.wire.authentication import authenticate
 from gt.wire.codec import MAX_FRAME
-from gt.wire.keys import find_keys, keys_directory, make_keys, remove_keys, write_keys
+from gt.wire.keys import find_keys, make_keys, remove_keys, write_keys
 from tests.dispatcher.recording_server import RecordingServer, hello
 from tests.records import INLINE, SMALL, own
-from tests.subprocesses import running, start, start_server, wait_for_workers, wait_until
+from tests.subprocesses import running, server_keys, start, start_server, wait_for_workers, wait_until
 
 NOBODY = 65534
 needs_root = pytest.mark.skipif(os.getuid() != 0, reason="only root can start a process of another user")
@@ -84,7 +84,7 @@ os._exit(0)
 def test_another_user_cannot_join_a_server(server, knows, fault):
     _, port = server
     endpoint = f"tcp://127.0.0.1:{port}"
-    keys = find_keys(keys_directory(os.environ["GT_KEYS"]), endpoint)
+    keys = find_keys(server_keys(), endpoint)
     other = zmq.curve_keypair()[0].decode()
     key = {"nothing": "", "another key": other, "the server's public key": keys.server}[knows]
     assert as_nobody(JOIN, endpoint, key) == "kept out"
@@ -96,7 +96,7 @@ def test_another_user_cannot_join_a_server(server, knows, fault):
 @needs_root
 def test_another_user_cannot_read_the_keys(server, fault):
     _, port = server
-    (path,) = Path(os.environ["GT_KEYS"]).glob(f"*-{port}")
+    (path,) = server_keys().glob(f"*-{port}")
     read = "try: print(open(sys.argv[1]).read())\nexcept OSError as error: print(type(error).__name__)"
     happened = as_nobody(read, path)
     assert happened == "PermissionError"

@@ -98,3 +98,32 @@ def test_a_worker_with_wrong_keys_ends(wrong_keys, fault):
     code, _, err = finish(start("-m", "gt.worker", "-p", str(port), "--threads", "1", GT_KEYS=str(directory)))
     assert code == 1 and "refuses the keys" in err.splitlines()[-1]
     fault("a worker has keys that its server does not know", "it ends with exit code 1 and the reason")
+
+
+LEAVES = """
+import os, signal, sys
+from gt.core.messages import Synchronize, Welcome
+from gt.version import __version__
+from gt.wire.codec import encode
+from gt.wire.connections import Router
+from gt.wire.process_identity import this_host
+router = Router(f"ipc://{sys.argv[1]}/server", None, 60_000, 0)
+name, _ = router.receive()
+router.send(name, encode([Welcome(__version__, 0, os.getpid(), this_host())]))
+router.send(name, encode([Synchronize(7)]))
+router.receive()
+router.close()
+signal.pause()
+"""
+
+
+def test_a_worker_that_waits_for_its_server_ends_with_it(tmp_path):
+    """A server may take long to end after its connections are closed."""
+    server = start("-c", LEAVES, str(tmp_path))
+    worker = start("-m", "gt.worker", "--connect", f"ipc://{tmp_path}/server", "--threads", "1")
+    with running(server, worker):
+        while "joins again without its tensors" not in (line := worker.stderr.readline()):
+            assert line, "the worker has ended"
+        server.kill()
+        code, _, err = finish(worker, 30)
+        assert (code, f"(pid {server.pid}) has ended" in err) == (1, True), err

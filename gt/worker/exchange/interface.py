@@ -46,6 +46,20 @@ Exchanging: TypeAlias = Generator[Sequence[MoveTask], Sequence[Result], Any]
 their results."""
 
 
+def run_exchanges(
+    computation: Exchanging,
+    exchange_tasks: Callable[[Sequence[MoveTask]], Sequence[Result]],
+    results: Sequence[Result] | None = None,
+) -> None:
+    """Run a computation to its end, each of its exchanges by a function: from its start, or from an exchange on that
+    had these results."""
+    try:
+        while True:
+            results = exchange_tasks(computation.send(results))  # type: ignore[arg-type]
+    except StopIteration:
+        return
+
+
 LookAhead: TypeAlias = Callable[[], None]
 """Called repeatedly while an exchange waits for its members: receives messages about lost workers and passes them on to
 `Exchange.lose_worker`. Raises where this worker has no reason to wait, because it ends or its server is lost."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 
 from tests.client.torch_patches.test_avoid_dynamo_import import OPS
-from tests.subprocesses import finish, start
+from tests.subprocesses import finish, start_interpreter
 
 USE = """
 import torch.distributed as dist
@@ -19,7 +19,7 @@ dist.destroy_process_group()
 
 
 def test_dtensor_works_after_ops_on_gt() -> None:
-    code, out, err = finish(start("-c", OPS + USE))
+    code, out, err = finish(start_interpreter("-c", OPS + USE))
     said = [line for line in out.splitlines() if not line.startswith("[Gloo]")]  # torch 2.10 prints such lines
     assert (code, said) == (0, ["[] True", "True"]), err
 

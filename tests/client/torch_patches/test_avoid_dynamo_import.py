@@ -8,7 +8,7 @@ import torch._compile
 from torch._C._dynamo import eval_frame
 
 from gt.client.torch_patches.avoid_dynamo_import import wrapped_function
-from tests.subprocesses import finish, start
+from tests.subprocesses import finish, start_interpreter
 
 OPS = """
 import gc, sys, torch, gt
@@ -41,7 +41,7 @@ print(compiled(gt.ones(2, 3)).item() == f(gt.ones(2, 3)).item())
 
 @pytest.mark.parametrize("use", [PLAIN, ON_GT], ids=["plain tensors", "GT tensors"])
 def test_ops_import_neither_dynamo_nor_dtensor_and_dynamo_works_after_them(use: str) -> None:
-    code, out, err = finish(start("-c", OPS + use))
+    code, out, err = finish(start_interpreter("-c", OPS + use))
     assert (code, out.split("\n")[:2]) == (0, ["[] True", "True"]), err
 
 

@@ -5,6 +5,7 @@ and descriptors are used again all the time.
 """
 
 import random
+import signal
 import sys
 import time
 
@@ -120,7 +121,7 @@ def main():
     exchange.join_store("127.0.0.1", port, workers)
     run(exchange, worker, seed, count, workers)
     print("done", flush=True)
-    sys.stdin.readline()  # the others may still read
+    signal.pause()  # the others may still read
 
 
 if __name__ == "__main__":

@@ -1,13 +1,11 @@
 """Random exchanges of four processes in groups that overlap, with delays and little memory: no value is wrong."""
 
 import contextlib
-import os
-import subprocess
-import sys
 
 import pytest
 
 from gt.worker.exchange import ProcessExchange
+from tests.subprocesses import running, start
 from tests.worker.exchange.transports import left
 
 WORKERS = 4
@@ -18,18 +16,15 @@ def run_members(transport, seed, count):
         store = ProcessExchange(WORKERS, "cpu")
         stack.enter_context(left([store]))
         port = store.host_store()
-        environ = {**os.environ, "PYTHONPATH": os.getcwd()}
         members = []
         for worker in range(WORKERS):
             arguments = [str(each) for each in (worker, WORKERS, seed, count, port, transport)]
-            command = [sys.executable, "-m", "tests.worker.exchange.stress_member", *arguments]
-            process = subprocess.Popen(
-                command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environ
-            )
-            stack.callback(process.kill)
-            members.append(process)
+            members.append(start("-m", "tests.worker.exchange.stress_member", *arguments))
+            stack.enter_context(running(members[-1]))
         said = [member.stdout.readline() for member in members]
-        errors = [member.communicate("\n", timeout=60)[1] for member in members]
+        for member in members:
+            member.kill()  # one that has failed has ended
+        errors = [member.communicate(timeout=60)[1] for member in members]
     assert said == ["done\n"] * WORKERS, f"seed {seed}: " + "\n".join(errors)
 
 

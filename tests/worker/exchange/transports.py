@@ -10,6 +10,7 @@ import torch
 
 from gt.worker.exchange import ProcessExchange
 from gt.worker.exchange.in_process import run_interleaved
+from gt.worker.exchange.interface import run_exchanges
 
 PROCESS_TRANSPORTS = ("shared", "gloo")
 TRANSPORTS = ("memory", *PROCESS_TRANSPORTS)
@@ -67,9 +68,4 @@ def run_over(transport, computations):
 def drive(exchange, computation):
     """Run a computation over the exchange of its worker."""
     with torch.inference_mode(), np.errstate(all="ignore"):
-        try:
-            tasks = next(computation)
-            while True:
-                tasks = computation.send(exchange.begin(tasks).finish())
-        except StopIteration:
-            return
+        run_exchanges(computation, lambda tasks: exchange.begin(tasks).finish())
