@@ -274,13 +274,13 @@ def test_a_leaving_worker_is_reported_with_its_last_op(server):
 
 def test_a_batch_over_the_limit_is_sent_in_several(server, monkeypatch):
     sent = []
-    monkeypatch.setattr("gt.dispatcher.delivery.MAX_BATCH", 3)
-    monkeypatch.setattr(server.delivery, "send_to", lambda *batch: sent.append(batch))
+    monkeypatch.setattr("gt.wire.codec.MAX_BATCH", 3)
+    monkeypatch.setattr(server, "send", lambda identity, frames: sent.append(frames))
     creates = [WorkerCreateTensor(own(number), SMALL, INLINE, 0) for number in range(5)]
     commands = [ToWorkers((0,), create, [bytes([create.id % 256]) * 16]) for create in creates]
     server.delivery.send([ToWorkers((0,), Synchronize(1)), *commands, ToWorkers((0,), Synchronize(2))])
-    batches = [Decoder(Command).decode(encode(messages, payloads)) for _, messages, payloads in sent]
-    assert [len(messages) for messages, _ in batches] == [3, 3, 1]
+    batches = [Decoder(Command).decode(frames) for frames in sent]
+    assert [len(messages) for messages, _ in batches] == [3, 2, 2]
     assert [message for messages, _ in batches for message in messages] == [
         Synchronize(1),
         *creates,
