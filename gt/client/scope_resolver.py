@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from gt.client.geometry import Geometry
-from gt.client.scope_stack import ScopeFrame, frame_of_node, note_nodes, top
+from gt.client.scope_stack import ScopeFrame, frame_of_node, in_use, note_nodes, top
 from gt.client.storage import TensorRef
 from gt.client.torch_patches.autograd_nodes import FIRST_ACCUMULATING, current_node, sequence_number
 from gt.core.messages import DefineScope
@@ -42,6 +42,8 @@ class ScopeResolver:
 
     def scope_id(self, refs: Sequence[TensorRef], geometry: Geometry | None) -> int:
         """The id of an op's scope, 0 for none; `geometry` is that of its single result. Hot path."""
+        if refs and not in_use():  # without scopes, only tensors that are created have a layout
+            return 0
         frame, is_gradient = top(), False
         autograd_node = current_node()
         if autograd_node is not None and (frame is None or frame.autograd_node is not autograd_node):
