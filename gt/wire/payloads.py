@@ -46,8 +46,12 @@ class Payloads:
     def close(self) -> None:
         self._pool.close()
 
-    def pack(self, batch: Sequence[Instruction], uploads: Sequence[Upload]) -> tuple[list[Instruction], list[Payload]]:
+    def pack(
+        self, batch: Sequence[Instruction], uploads: Sequence[Upload]
+    ) -> tuple[Sequence[Instruction], list[Payload]]:
         """Put large uploads into shared memory, and the others into payloads; give large reads a place there."""
+        if not uploads and FetchTensor not in set(map(type, batch)):  # most batches: ops only
+            return batch, []
         remaining = iter(uploads)
         packed: list[Instruction] = []
         payloads: list[Payload] = []
