@@ -84,7 +84,33 @@ def _optimizer_step(parameters: Sequence[torch.Tensor], *lists: Any, **options: 
                 raise UnknownShape
 
 
+def _loss_like_input(name: str) -> Callable[..., torch.Tensor]:
+    """Torch's shape functions promote the dtypes of the input and of the target; the kernels keep the input's."""
+    op = getattr(torch.ops.aten, name).default
+
+    def loss(self: torch.Tensor, target: torch.Tensor, *rest: Any, **options: Any) -> torch.Tensor:
+        return op(self, target, *rest, **options).to(self.dtype)  # type: ignore[no-any-return]
+
+    return loss
+
+
+def _gradient_like_input(name: str) -> Callable[..., torch.Tensor]:
+    op = getattr(torch.ops.aten, name).default
+
+    def gradient(
+        grad_output: torch.Tensor, self: torch.Tensor, target: torch.Tensor, *rest: Any, **options: Any
+    ) -> torch.Tensor:
+        return op(grad_output, self, target, *rest, **options).to(self.dtype)  # type: ignore[no-any-return]
+
+    return gradient
+
+
 SHAPE_FUNCTIONS: Mapping[str, Callable[..., Any]] = {
+    **{f"aten.{name}.default": _loss_like_input(name) for name in ("huber_loss", "soft_margin_loss")},
+    **{
+        f"aten.{name}.default": _gradient_like_input(name)
+        for name in ("mse_loss_backward", "smooth_l1_loss_backward", "soft_margin_loss_backward")
+    },
     "aten._grouped_mm.default": _grouped_mm,
     "aten.native_group_norm_backward.default": _group_norm_backward,
     **{

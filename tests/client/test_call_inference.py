@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from torch.nn import functional
 
 import gt
 from gt.client import session as sessions
@@ -119,3 +120,42 @@ def test_other_constants_are_refused():
 
 def test_geometries_of_equal_tensors_are_one():
     assert geometry_of(torch.empty(2, 3)) is geometry_of(torch.empty(2, 3))
+
+
+LOSSES = {
+    "mse": functional.mse_loss,
+    "smooth l1": functional.smooth_l1_loss,
+    "soft margin": functional.soft_margin_loss,
+    "huber": functional.huber_loss,
+    "l1": functional.l1_loss,
+}
+FLOATS = (torch.bfloat16, torch.float32, torch.float64)
+
+
+@pytest.mark.parametrize("loss", LOSSES.values(), ids=LOSSES)
+@pytest.mark.parametrize("of_target", FLOATS, ids=str)
+@pytest.mark.parametrize("of_input", FLOATS, ids=str)
+@pytest.mark.usefixtures("four_workers")
+def test_a_loss_of_two_dtypes_has_torchs(loss, of_input, of_target):
+    """Torch's shape functions promote the dtypes, and its kernels do not."""
+    x, y = torch.rand(8, 3).to(of_input), torch.rand(8, 3).to(of_target)
+    mesh = gt.mesh((4,), ("dp",))
+    theirs = outcome(lambda a: loss(a, y), x)
+    for put in (gt.to, lambda plain: gt.distribute(plain, mesh, [gt.Shard(0)])):
+        target = put(y)
+        ours = outcome(lambda a: loss(a, target), put(x))
+        assert ours[0] == theirs[0]
+        for mine, other in zip(ours[1:], theirs[1:], strict=True):
+            torch.testing.assert_close(mine, other)
+
+
+def outcome(loss, x):
+    """The dtypes, the value and the gradient of a loss; or that it raises."""
+    leaf = x.detach().requires_grad_()
+    try:
+        value = loss(leaf)
+        value.backward()
+        found = [value.detach().cpu(), leaf.grad.cpu()]
+    except (RuntimeError, gt.OpError):
+        return ["raises"]
+    return [[each.dtype for each in found], *found]
