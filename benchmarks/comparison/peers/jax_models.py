@@ -1,4 +1,4 @@
-"""The models of the workloads in JAX, with AdamW and SGD written out: the same sizes and formulas as in torch_models."""
+"""The models of the workloads in JAX, with AdamW and SGD written out: sizes and formulas are those of torch_models."""
 
 from __future__ import annotations
 

@@ -15,7 +15,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from benchmarks.comparison.peers.command import Measure, Request, cores, read_request, report
 
 COLLECTIVES = ("c10d", "_c10d_functional", "c10d_functional")
-WAITS = ("wait_tensor", "barrier", "monitored_barrier")
+NO_EXCHANGE = ("wait_tensor", "_wrap_tensor_autograd", "barrier", "monitored_barrier")
 
 
 def run_group(measures: dict[str, Measure]) -> None:
@@ -66,7 +66,7 @@ class Exchanges(TorchDispatchMode):
         if any(issubclass(kind, DTensor) for kind in types):
             return NotImplemented  # counted as the ops that it is made of
         result = func(*args, **(kwargs or {}))
-        if func.namespace in COLLECTIVES and func._opname not in WAITS:
+        if func.namespace in COLLECTIVES and func._opname not in NO_EXCHANGE:
             self.sizes.append(max((x.nbytes for x in _tensors((args, result))), default=0))
         return result
 
