@@ -122,27 +122,40 @@ VARIANTS: dict[str, tuple[Variant, ...]] = {
 }  # fmt: skip
 
 NO_GRADIENTS = "has no gradients"
+DATA_PARALLEL = "this step is data parallel, which is DDP's"
+STARTS_AS_TORCH = "starts as plain torch does, once for each process"
 NO_PARTS = "wraps modules for training; it has no tensors that are cut"
 # Why a peer has no row in a workload. The dispatcher is a peer of W9 only.
 DOES_NOT_APPLY: dict[str, dict[str, str]] = {
     "W1": {"ddp": NO_PARTS, "fsdp2": NO_PARTS},
     "W2": {"ddp": NO_PARTS, "fsdp2": NO_PARTS},
     "W3": {
-        "dtensor": "this step is data parallel, which is DDP's",
-        "fsdp2": "this step is data parallel, which is DDP's",
+        "dtensor": DATA_PARALLEL,
+        "fsdp2": DATA_PARALLEL,
         "dask": NO_GRADIENTS,
         "ray": NO_GRADIENTS,
     },
     "W4": {"dask": NO_GRADIENTS, "ray": NO_GRADIENTS},
     "W5": {"ddp": NO_PARTS, "fsdp2": NO_PARTS},
     "W6": {
-        "dtensor": "starts as plain torch does, once for each process",
-        "ddp": "starts as plain torch does, once for each process",
-        "fsdp2": "starts as plain torch does, once for each process",
+        "dtensor": STARTS_AS_TORCH,
+        "ddp": STARTS_AS_TORCH,
+        "fsdp2": STARTS_AS_TORCH,
     },
     "W7": {"ddp": NO_PARTS, "fsdp2": NO_PARTS},
-    "W8": {"dask": NO_GRADIENTS, "ray": NO_GRADIENTS},
-    "W10": {"jax": "its devices share the memory of one process", "dask": NO_GRADIENTS, "ray": NO_GRADIENTS},
+    "W8": {
+        "dtensor": DATA_PARALLEL,
+        "fsdp2": DATA_PARALLEL,
+        "dask": NO_GRADIENTS,
+        "ray": NO_GRADIENTS,
+    },
+    "W10": {
+        "dtensor": "its fully sharded way is FSDP2",
+        "ddp": "every process holds the whole model",
+        "jax": "its devices share the memory of one process",
+        "dask": NO_GRADIENTS,
+        "ray": NO_GRADIENTS,
+    },
 }
 
 

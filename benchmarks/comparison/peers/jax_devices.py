@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from typing import Any
 
@@ -22,6 +23,9 @@ class Devices:
     """The devices of a request, and the two layouts that are used on them."""
 
     def __init__(self, request: Request) -> None:
+        if request.way == "eager":
+            # XLA's threads. With as few as cores they may all wait in collectives of different ops, for ever.
+            os.environ.setdefault("NPROC", str(8 * request.workers))
         jax.config.update("jax_num_cpu_devices", request.workers)
         mesh = Mesh(jax.devices(), ("all",))
         self._rows, self._whole = NamedSharding(mesh, PartitionSpec("all")), NamedSharding(mesh, PartitionSpec())

@@ -1,7 +1,7 @@
 """Many clients in one process. Each sends batches of small ops that were encoded before, on a tensor that is cut over
 all workers, and waits for the end of all.
 
-    python -m benchmarks.comparison.peers.null_clients ENDPOINT CLIENTS WORKERS INSTRUCTIONS
+    python -m benchmarks.comparison.peers.null_clients ENDPOINT CLIENTS WORKERS OPS
 """
 
 from __future__ import annotations
@@ -65,13 +65,13 @@ class Client:
             setup.append(Redistribute(whole, cut, layout.record(), 0))
         content = bytes(meta.nbytes)
         send(self._socket, encode(setup, [[content], [content]]))
-        self.prepare(0)
+        self.prepare(BATCH)
         self.start()
         self.finish()
 
-    def prepare(self, instructions: int) -> int:
+    def prepare(self, ops: int) -> int:
         """Encode batches, and a question whose answer comes when all are done. Returns their number of ops."""
-        batches, inputs = instructions // BATCH, (self._base + 20, self._base + 21)
+        batches, inputs = max(1, ops // BATCH), (self._base + 20, self._base + 21)
         for _ in range(batches):
             outputs = tuple(range(self._last + 1, self._last + 1 + BATCH))
             self._last = outputs[-1]
@@ -106,12 +106,12 @@ class Client:
 
 
 def main() -> None:
-    endpoint, count, workers, instructions = sys.argv[1], *map(int, sys.argv[2:])
+    endpoint, count, workers, ops = sys.argv[1], *map(int, sys.argv[2:])
     raise_open_files_limit()
     context = zmq.Context()
     clients = [Client(context, endpoint, workers) for _ in range(count)]
     while True:
-        total = sum(client.prepare(instructions // count) for client in clients)
+        total = sum(client.prepare(ops // count) for client in clients)
         print("ready", flush=True)
         if not sys.stdin.readline():
             break

@@ -55,27 +55,41 @@ def main() -> None:
     raise_open_files_limit()
     context = zmq.Context()
     context.set(zmq.MAX_SOCKETS, 2 * count + 16)
+    sockets = [join(context, endpoint) for _ in range(count)]
+    serve(sockets)
+    for socket in sockets:
+        socket.close(linger=0)
+    context.term()
+
+
+def join(context: zmq.Context[zmq.Socket[bytes]], endpoint: str) -> zmq.Socket[bytes]:
+    """Waits for the dispatcher's answer: more connections at once than it has room for in its queue would fail."""
+    socket = open_socket(context, zmq.DEALER, WAIT_MS)
+    socket.connect(endpoint)
+    send(socket, encode([Hello(__version__, "worker", this_host(), os.getpid(), "cpu")]))
+    frames = receive(socket)
+    if frames is None:
+        raise TimeoutError(f"the dispatcher did not answer in {WAIT_MS / 1000:g} s")
+    if reports := answers(frames):
+        send(socket, encode(reports))
+    return socket
+
+
+def serve(sockets: list[zmq.Socket[bytes]]) -> None:
+    """Until the benchmark closes stdin."""
     poller = zmq.Poller()
     poller.register(sys.stdin.fileno(), zmq.POLLIN)
-    sockets = []
-    for _ in range(count):
-        socket = open_socket(context, zmq.DEALER, WAIT_MS)
-        socket.connect(endpoint)
-        send(socket, encode([Hello(__version__, "worker", this_host(), os.getpid(), "cpu")]))
+    for socket in sockets:
         poller.register(socket, zmq.POLLIN)
-        sockets.append(socket)
     is_open = True
     while is_open:
         for ready, _ in poller.poll(WAIT_MS):
-            if isinstance(ready, int):  # stdin: closed by the benchmark at its end
+            if isinstance(ready, int):  # stdin
                 is_open = False
                 continue
             while (frames := receive(ready, waits=False)) is not None:
                 if reports := answers(frames):
                     send(ready, encode(reports))
-    for socket in sockets:
-        socket.close(linger=0)
-    context.term()
 
 
 if __name__ == "__main__":
