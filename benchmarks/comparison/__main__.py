@@ -19,7 +19,6 @@ from benchmarks.comparison.pictures import draw
 from benchmarks.comparison.rounds import ROOT, PeerRunner, Result, run_rounds
 from benchmarks.comparison.tables import replace_between_markers, skipped, table
 
-ROUNDS = 3
 BUILD = ROOT / "build" / "bench"
 PAGE = ROOT / "docs" / "benchmarks.md"
 PICTURES = ROOT / "docs" / "benchmarks"
@@ -39,7 +38,7 @@ def read_arguments(arguments: list[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--only", type=lambda text: names(text, {**WORKLOADS}), default=list(WORKLOADS))
     parser.add_argument("--peers", type=lambda text: names(text, {**PEERS}), default=list(PEERS))
     parser.add_argument("--quick", action="store_true", help="one round of small sizes")
-    parser.add_argument("--rounds", type=int, default=0, help=f"rounds of each workload (default: {ROUNDS})")
+    parser.add_argument("--rounds", type=int, default=0, help="rounds of each workload (default: 2 or 3)")
     parser.add_argument("--build", type=Path, default=BUILD, help="directory for the environments of the peers")
     parser.add_argument("--json", type=Path, help="file for the raw figures (default: results.json in --build)")
     parser.add_argument("--write-docs", action="store_true", help="write the tables and pictures of docs/benchmarks.md")
@@ -74,12 +73,12 @@ def main() -> int:
         print(f"the load of this machine is {machine.load:.1f}: the figures will be noisy", file=sys.stderr)
     options.build.mkdir(parents=True, exist_ok=True)
     runner = PeerRunner(options.build, quick=options.quick)
-    rounds = options.rounds or (1 if options.quick else ROUNDS)
     raw: dict[str, object] = {"machine": asdict(machine), "started": time.strftime("%Y-%m-%d %H:%M:%S")}
     for name in options.only:
         chosen = variants(name, set(options.peers), quick=options.quick)
         if not chosen:
             continue
+        rounds = options.rounds or (1 if options.quick else WORKLOADS[name].rounds)
         results = run_rounds(name, chosen, rounds, runner.run)
         raw[name] = [asdict(result) for result in results]
         text = section(name, results, machine, options.peers)

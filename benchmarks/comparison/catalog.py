@@ -10,7 +10,7 @@ from benchmarks.comparison import sizes
 @dataclass(frozen=True)
 class Workload:
     """`unit` is that of the figures, `scale` the factor from seconds (or bytes) to it. Ratios are to the time of the
-    variant `baseline`, which runs first. `cases` are the columns of the table."""
+    variant `baseline`, which runs first. `cases` are the columns of the table, `rounds` how often each variant runs."""
 
     name: str
     title: str
@@ -18,6 +18,7 @@ class Workload:
     scale: float
     cases: tuple[str, ...]
     baseline: str = "torch"
+    rounds: int = 2
 
 
 @dataclass(frozen=True)
@@ -43,10 +44,10 @@ class Variant:
 WORKLOADS = {
     each.name: each
     for each in (
-        Workload("W1", "Small ops", "us an op", 1e6, ("numbers", "tensors")),
+        Workload("W1", "Small ops", "us an op", 1e6, ("numbers", "tensors"), rounds=3),
         Workload("W2", "A matrix product", "ms", 1e3, ("product",)),
-        Workload("W3", "A step of an MLP", "ms a step", 1e3, ("step",)),
-        Workload("W4", "A step of a GPT", "ms a step", 1e3, ("step",)),
+        Workload("W3", "A step of an MLP", "ms a step", 1e3, ("step",), rounds=3),
+        Workload("W4", "A step of a GPT", "ms a step", 1e3, ("step",), rounds=3),
         Workload("W4-growth", "The GPT's depth and batch", "ms a step", 1e3, tuple(sizes.GROWTH)),
         Workload("W5", "256 MB in and out", "ms", 1e3, ("in", "out")),
         Workload("W6", "Start to first result", "s", 1, ("start",)),

@@ -8,6 +8,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -42,6 +43,7 @@ def run_rounds(workload: str, variants: list[Variant], rounds: int, run: Run) ->
             if result.reason:
                 continue
             print(f"{workload}, round {number + 1} of {rounds}: {result.variant.label}", file=sys.stderr, flush=True)
+            start = time.monotonic()
             try:
                 found = run(workload, result.variant)
             except Unavailable as error:
@@ -50,6 +52,7 @@ def run_rounds(workload: str, variants: list[Variant], rounds: int, run: Run) ->
             else:
                 result.rounds.append(found["cases"])
                 result.versions = found["versions"]
+                print(f"  {time.monotonic() - start:.0f} s", file=sys.stderr, flush=True)
     return results
 
 

@@ -55,8 +55,8 @@ def transfer(request: Request) -> Cases:
 
 
 def start(request: Request) -> Cases:
-    program = "import dask.array; print((dask.array.ones(2, dtype='float32') + 1).sum().compute())"
-    return {"start": Case(sample_programs(program, 1 if request.quick else 3))}
+    program = "import dask.array; print((dask.array.ones(2, dtype='float32') + 1).sum().compute(), flush=True)"
+    return {"start": Case(sample_programs(program, 1 if request.quick else 2))}
 
 
 def read(request: Request) -> Cases:

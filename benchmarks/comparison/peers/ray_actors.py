@@ -106,7 +106,7 @@ def start(request: Request) -> Cases:
         "Sum = ray.remote(type('Sum', (), {'run': lambda self: (numpy.ones(2) + 1).sum()}))\n"
         "print(ray.get(Sum.remote().run.remote()), flush=True); ray.shutdown()"
     )
-    return {"start": Case(sample_programs(program, 1 if request.quick else 3))}
+    return {"start": Case(sample_programs(program, 1 if request.quick else 2))}
 
 
 def read(request: Request) -> Cases:
