@@ -16,6 +16,8 @@ from benchmarks.comparison.catalog import DOES_NOT_APPLY, PEERS, VARIANTS, WORKL
 from benchmarks.comparison.environments import Unavailable
 from benchmarks.comparison.figures import Cell, Row, find_rows
 from benchmarks.comparison.machine import Machine, describe_machine
+from benchmarks.comparison.peers.command import Request
+from benchmarks.comparison.peers.dispatcher import measure_workers
 from benchmarks.comparison.pictures import draw
 from benchmarks.comparison.rounds import Result, last_line, run_limited, run_rounds
 from benchmarks.comparison.tables import replace_between_markers, skipped, table
@@ -186,6 +188,12 @@ def test_this_machine_is_described():
 def test_changing_lengths_are_all_different():
     lengths = sizes.changing_lengths()
     assert len(set(lengths)) == len(lengths) > 60
+
+
+def test_the_dispatcher_serves_null_workers_and_clients():
+    case = measure_workers(2, Request("W9", workers=3, way="", quick=True))
+    assert len(case.samples) == 2
+    assert all(0 < sample < 1e-2 for sample in case.samples)
 
 
 @pytest.mark.slow
