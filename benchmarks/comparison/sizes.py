@@ -48,6 +48,7 @@ GROWTH = {
 }
 MEMORY_GPT = Transformer(layers=8, width=512, heads=8, batch=8)
 QUICK_MEMORY_GPT = Transformer()
+TINY_GPT = Transformer(layers=1, width=32, heads=4, length=16, batch=4, vocabulary=32)  # to load what a step needs
 STATE_BYTES = 16  # of a parameter in float32, its gradient and the two moments of AdamW
 
 

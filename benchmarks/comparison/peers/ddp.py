@@ -29,11 +29,16 @@ def mlp(request: Request) -> Cases:
     return {"step": Case(sample(step, request.budget, agree=agree))}
 
 
-def gpt_step(size: Transformer, request: Request) -> Case:
-    peak = PeakMemory([os.getpid()])
+def trainer(model: torch.nn.Module, size: Transformer) -> models.Step:
     x, y = models.gpt_batch(size)
+    return models.trainer(model, models.adamw(model), (own_part(x), own_part(y)))
+
+
+def gpt_step(size: Transformer, request: Request) -> Case:
+    trainer(DistributedDataParallel(models.GPT(sizes.TINY_GPT)), sizes.TINY_GPT)()
+    peak = PeakMemory([os.getpid()])
     model = DistributedDataParallel(models.GPT(size))
-    step = models.trainer(model, models.adamw(model), (own_part(x), own_part(y)))
+    step = trainer(model, size)
     samples = sample(step, request.budget, agree=agree)
     return Case(samples, {"peak MB": largest(peak.largest()) / 1e6} | exchanges(model))
 

@@ -20,7 +20,7 @@ from benchmarks.comparison.peers import torch_models as models
 from benchmarks.comparison.peers.command import Case, Cases, Request, sample
 from benchmarks.comparison.peers.process_group import Exchanges, agree, largest, run_group
 from benchmarks.comparison.peers.process_memory import PeakMemory
-from benchmarks.comparison.sizes import GPT
+from benchmarks.comparison.sizes import GPT, Transformer
 
 
 def first(x: torch.Tensor) -> float:
@@ -56,17 +56,23 @@ def product(request: Request) -> Cases:
     return {"product": Case(sample(step, request.budget, agree=agree))}
 
 
-def gpt(request: Request) -> Cases:
-    peak = PeakMemory([os.getpid()])
-    model = tensor_parallel(models.GPT(GPT), mesh_of(request))
-    batch = models.gpt_batch(GPT)
-    optimizer = models.adamw(model)
+def trainer(size: Transformer, mesh: DeviceMesh) -> models.Step:
+    model = tensor_parallel(models.GPT(size), mesh)
+    batch, optimizer = models.gpt_batch(size), models.adamw(model)
 
     def step() -> float:
         with loss_parallel():
             loss = models.train_step(model, optimizer, batch)
-        return first(loss) if isinstance(loss, DTensor) else loss.item()
+        return first(loss)
 
+    return step
+
+
+def gpt(request: Request) -> Cases:
+    mesh = mesh_of(request)
+    trainer(sizes.TINY_GPT, mesh)()
+    peak = PeakMemory([os.getpid()])
+    step = trainer(GPT, mesh)
     samples = sample(step, request.budget, agree=agree)
     extras = {"peak MB": largest(peak.largest()) / 1e6}
     with Exchanges() as exchanges:

@@ -39,6 +39,7 @@ def trainer(size: Transformer, request: Request) -> models.Step:
 
 
 def gpt(request: Request) -> Cases:
+    trainer(sizes.TINY_GPT, request)()
     peak = PeakMemory([os.getpid()])
     step = trainer(GPT, request)
     samples = sample(step, request.budget, agree=agree)
@@ -50,6 +51,7 @@ def gpt(request: Request) -> Cases:
 
 def memory(request: Request) -> Cases:
     size = sizes.QUICK_MEMORY_GPT if request.quick else sizes.MEMORY_GPT
+    trainer(sizes.TINY_GPT, request)()
     peak = PeakMemory([os.getpid()])
     step = trainer(size, request)
     for _ in range(3):

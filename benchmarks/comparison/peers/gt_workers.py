@@ -74,11 +74,16 @@ def mlp(request: Request) -> Cases:
     return {"step": Case(sample(models.trainer(model, models.sgd(model), (x, y)), request.budget))}
 
 
-def gpt_step(size: Transformer, request: Request) -> Case:
-    peak = PeakMemory(worker_pids(request))
+def trainer(size: Transformer) -> models.Step:
     model = gt.to(models.GPT(size))
     x, y = (gt.to(each) for each in models.gpt_batch(size))
-    step = models.trainer(model, models.adamw(model), (x, y))
+    return models.trainer(model, models.adamw(model), (x, y))
+
+
+def gpt_step(size: Transformer, request: Request) -> Case:
+    trainer(sizes.TINY_GPT)()
+    peak = PeakMemory(worker_pids(request))
+    step = trainer(size)
     samples = sample(step, request.budget)
     extras = {"peak MB": peak.largest() / 1e6}
     return Case(samples, extras | (exchanges(step, request.workers) if request.workers else {}))
@@ -147,10 +152,9 @@ def memory(request: Request) -> Cases:
     """Of the workers; the program's own process, which makes the model, is not counted."""
     begin(request)
     size = sizes.QUICK_MEMORY_GPT if request.quick else sizes.MEMORY_GPT
+    trainer(sizes.TINY_GPT)()
     peak = PeakMemory(worker_pids(request))
-    model = gt.to(models.GPT(size))
-    x, y = (gt.to(each) for each in models.gpt_batch(size))
-    step = models.trainer(model, models.adamw(model), (x, y))
+    step = trainer(size)
     for _ in range(3):
         step()
     return {"peak": Case([peak.largest()])}
