@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from benchmarks.comparison import sizes
 
@@ -58,8 +58,9 @@ WORKLOADS = {
             "The dispatcher alone",
             "us of CPU an op",
             1e6,
-            tuple(f"{count} workers" for count in sizes.DISPATCHER_WORKERS),
+            tuple(sizes.DISPATCHER_WORKERS),
             baseline="",
+            rounds=1,
         ),
         Workload("W10", "Memory of a fully sharded model", "MB a worker", 1e-6, ("peak",), baseline="ideal"),
     )
@@ -107,7 +108,7 @@ VARIANTS: dict[str, tuple[Variant, ...]] = {
         Variant("DTensor, 2 processes, tensor parallel", "dtensor", 2), Variant("FSDP2, 2 processes", "fsdp2", 2),
         Variant("JAX, 2 devices, eager", "jax", 2, "eager", in_quick=False), JAX_JIT,
     ),
-    "W4-growth": (TORCH, EMBEDDED, GT_DATA, DDP, JAX_JIT),
+    "W4-growth": tuple(replace(each, in_quick=False) for each in (TORCH, EMBEDDED, GT_DATA, DDP, JAX_JIT)),
     "W5": (TORCH, EMBEDDED, GT_2, DTENSOR, JAX_JIT, DASK, RAY),
     "W6": (TORCH, EMBEDDED, GT_2, JAX_EAGER, DASK, RAY),
     "W7": (TORCH, EMBEDDED, Variant("GT, 1 process", "gt", 1), GT_2, DTENSOR, JAX_EAGER, JAX_JIT, DASK, RAY),

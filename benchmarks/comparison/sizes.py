@@ -16,7 +16,7 @@ MLP_BATCH = 512
 TRANSFER_FLOATS = 64 << 20  # 256 MB
 QUICK_TRANSFER_FLOATS = 8 << 20
 
-DISPATCHER_WORKERS = (1, 8, 64, 512)
+DISPATCHER_WORKERS = {"1 worker": 1, "8 workers": 8, "64 workers": 64, "512 workers": 512}
 
 
 @dataclass(frozen=True)

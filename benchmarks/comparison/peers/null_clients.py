@@ -37,7 +37,7 @@ from gt.wire.process_identity import this_host
 from gt.wire.sockets import open_socket, receive, send
 
 WAIT_MS = 60_000
-BATCH = 200  # ops in a message; the tensors that they make are freed together in the same message
+BATCH = 200  # ops in a message, at most; the tensors that they make are freed together in the same message
 IDS_OF_A_SESSION = 40  # bits
 ANSWERS: Decoder[Any] = Decoder(Welcome | Waiting | Refused | Rejected | Synchronized)
 
@@ -65,21 +65,22 @@ class Client:
             setup.append(Redistribute(whole, cut, layout.record(), 0))
         content = bytes(meta.nbytes)
         send(self._socket, encode(setup, [[content], [content]]))
-        self.prepare(BATCH)
+        self.prepare(1)
         self.start()
         self.finish()
 
     def prepare(self, ops: int) -> int:
         """Encode batches, and a question whose answer comes when all are done. Returns their number of ops."""
-        batches, inputs = max(1, ops // BATCH), (self._base + 20, self._base + 21)
+        size, inputs = min(ops, BATCH), (self._base + 20, self._base + 21)
+        batches = ops // size
         for _ in range(batches):
-            outputs = tuple(range(self._last + 1, self._last + 1 + BATCH))
+            outputs = tuple(range(self._last + 1, self._last + 1 + size))
             self._last = outputs[-1]
             batch: list[object] = [RunOp(self._base + 1, inputs, (output,), (), 0, 0) for output in outputs]
             self._prepared.append(encode([*batch, FreeTensors(outputs)]))
         self._last += 1
         self._prepared.append(encode([Synchronize(self._last)]))
-        return batches * BATCH
+        return batches * size
 
     def start(self) -> None:
         for frames in self._prepared:
