@@ -8,6 +8,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -71,7 +72,8 @@ class PeerRunner:
         command = [self._python(variant.peer), "-m", f"benchmarks.comparison.peers.{PEERS[variant.peer].module}"]
         command += [workload, "--workers", str(variant.workers), "--way", variant.way, *["--quick"] * self._quick]
         limit = QUICK_LIMIT_SECONDS if self._quick else LIMIT_SECONDS
-        code, out, talk = run_limited(command, self._environment(), limit)
+        with tempfile.TemporaryDirectory(prefix="bench-") as folder:
+            code, out, talk = run_limited(command, self._environment(folder), limit)
         if code != 0:
             raise Unavailable(f"it was not done after {limit} s" if code is None else f"it failed: {last_line(talk)}")
         return json.loads(out.strip().splitlines()[-1])
@@ -85,14 +87,17 @@ class PeerRunner:
             self._unavailable[peer] = str(error)
             raise
 
-    def _environment(self) -> dict[str, str]:
-        """NumPy's products run on one thread in each chunk and actor. Compiled code is kept between rounds."""
+    def _environment(self, folder: str) -> dict[str, str]:
+        """NumPy's products run on one thread in each chunk and actor. Compiled code is kept between rounds, other files
+        go to `folder`."""
         return os.environ | {
             "PYTHONPATH": str(ROOT),
             "OPENBLAS_NUM_THREADS": "1",
             "JAX_PLATFORMS": "cpu",
             "TORCHINDUCTOR_CACHE_DIR": str((self._build / "inductor").absolute()),
             "RAY_USAGE_STATS_ENABLED": "0",
+            "RAY_TMPDIR": folder,
+            "TMPDIR": folder,
         }
 
 
