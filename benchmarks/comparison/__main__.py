@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import signal
 import sys
 import time
 from dataclasses import asdict
@@ -68,6 +69,7 @@ def write_docs(name: str, text: str, picture: str) -> None:
 
 def main() -> int:
     options = read_arguments()
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))  # ends the peer that runs
     machine = describe_machine()
     if machine.is_busy:
         print(f"the load of this machine is {machine.load:.1f}: the figures will be noisy", file=sys.stderr)
