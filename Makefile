@@ -6,7 +6,7 @@ STAMP := $(VENV)/.ready
 SECONDS ?= 60
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test lint test-slow test-torch conformance conformance-formats crash-detector faults fuzz benchmark bench-exchange clean
+.PHONY: help setup demo test lint test-slow test-torch conformance conformance-formats crash-detector faults fuzz bench benchmark bench-exchange clean
 
 help:  ## this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "%-20s %s\n", $$1, $$2}'
@@ -64,6 +64,9 @@ crash-detector: setup  ## index operands out of range against guard pages
 
 faults: setup  ## kill, stop and cut off processes; rewrites the table in docs/reliability.md
 	$(RUN) -m pytest -m fault --write-faults
+
+bench: setup  ## GT beside its peers; rewrites the tables in docs/benchmarks.md (about 20 minutes)
+	$(RUN) -m benchmarks.comparison --write-docs
 
 bench-exchange: setup  ## collectives between processes, beside Gloo's own and a copy
 	$(RUN) benchmarks/exchange.py

@@ -1,0 +1,179 @@
+"""GT: embedded in the program (no workers of its own), and on worker processes."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from pathlib import Path
+
+import torch
+
+import gt
+from benchmarks.comparison import sizes
+from benchmarks.comparison.peers import torch_models as models
+from benchmarks.comparison.peers.command import Case, Cases, Request, cores, run_peer, sample, sample_programs
+from benchmarks.comparison.peers.process_memory import PeakMemory, descendants
+from benchmarks.comparison.sizes import GPT, Transformer
+from benchmarks.echo import echoing
+
+PLANS = Path(__file__).parent / "plans"
+CHANGING_STEPS = 40
+# The payload bytes of a collective over p workers, as a multiple of the whole tensor: see docs/strategies.md.
+RECEIVED: dict[str, Callable[[int], float]] = {
+    "broadcast": lambda p: p - 1,
+    "all-gather": lambda p: p - 1,
+    "reduce-scatter": lambda p: p - 1,
+    "all-reduce": lambda p: 2 * (p - 1),
+    "scatter": lambda p: (p - 1) / p,
+    "all-to-all": lambda p: (p - 1) / p,
+}
+
+
+def begin(request: Request) -> None:
+    if not request.workers:
+        torch.set_num_threads(cores())
+        gt.init(mode="embedded")
+        return
+    gt.init(workers=request.workers)
+    if request.way:
+        gt.load_config(PLANS / f"{request.way}.yaml")
+    gt.synchronize()
+
+
+def cut(x: torch.Tensor, request: Request) -> torch.Tensor:
+    """A tensor whose rows are cut over the workers."""
+    if request.workers < 2:
+        return gt.to(x)
+    return gt.distribute(x, gt.mesh(request.workers), [gt.Shard(0)])
+
+
+def chain(request: Request) -> Cases:
+    begin(request)
+    x, parts = cut(torch.rand(sizes.CHAIN_SIZE, sizes.CHAIN_SIZE), request), 2 * sizes.CHAIN_LINKS
+    cases = {}
+    with torch.no_grad():
+        for name, operands in models.chain_operands().items():
+            factor, addend = (cut(y, request) if isinstance(y, torch.Tensor) else y for y in operands)
+            step = lambda: models.chain(x, factor, addend)[0, 0].item()
+            cases[name] = Case(sample(step, request.budget, parts=parts))
+    return cases
+
+
+def product(request: Request) -> Cases:
+    begin(request)
+    a = cut(torch.rand(sizes.PRODUCT_ROWS, sizes.PRODUCT_INNER), request)
+    b = torch.rand(sizes.PRODUCT_INNER, sizes.PRODUCT_COLUMNS)
+    whole = gt.distribute(b, gt.mesh(request.workers), [gt.Replicate()]) if request.workers > 1 else gt.to(b)
+    return {"product": Case(sample(lambda: (a @ whole)[0, 0].item(), request.budget))}
+
+
+def mlp(request: Request) -> Cases:
+    begin(request)
+    model = gt.to(models.mlp())
+    x, y = (gt.to(each) for each in models.mlp_batch())
+    return {"step": Case(sample(models.trainer(model, models.sgd(model), (x, y)), request.budget))}
+
+
+def trainer(size: Transformer) -> models.Step:
+    model = gt.to(models.GPT(size))
+    x, y = (gt.to(each) for each in models.gpt_batch(size))
+    return models.trainer(model, models.adamw(model), (x, y))
+
+
+def gpt_step(size: Transformer, request: Request) -> Case:
+    trainer(sizes.TINY_GPT)()
+    peak = PeakMemory(worker_pids(request))
+    step = trainer(size)
+    samples = sample(step, request.budget)
+    extras = {"peak MB": peak.largest() / 1e6}
+    return Case(samples, extras | (exchanges(step, request.workers) if request.workers else {}))
+
+
+def worker_pids(request: Request) -> list[int]:
+    return descendants(os.getpid()) if request.workers else [os.getpid()]
+
+
+def exchanges(step: models.Step, workers: int) -> dict[str, float]:
+    with gt.debug.comm() as comm:
+        step()
+    whole = [event.bytes / RECEIVED.get(event.kind, lambda _: 1)(workers) for event in comm.events]
+    return {"MB a step": sum(whole) / 1e6, "exchanges": len(whole)}
+
+
+def gpt(request: Request) -> Cases:
+    begin(request)
+    return {"step": gpt_step(GPT, request)}
+
+
+def growth(request: Request) -> Cases:
+    begin(request)
+    return {name: Case(gpt_step(size, request).samples) for name, size in sizes.GROWTH.items()}
+
+
+def transfer(request: Request) -> Cases:
+    begin(request)
+    x = torch.ones(sizes.QUICK_TRANSFER_FLOATS if request.quick else sizes.TRANSFER_FLOATS)
+
+    def upload() -> torch.Tensor:
+        ours = cut(x, request)
+        gt.synchronize()
+        return ours
+
+    ours = upload()
+    return {"in": Case(sample(upload, request.budget)), "out": Case(sample(ours.cpu, request.budget))}
+
+
+def start(request: Request) -> Cases:
+    program = "import gt; print((gt.ones(2) + 1).sum().item(), flush=True)"
+    environment = {"GT_WORKERS": str(request.workers)} if request.workers else {}
+    return {"start": Case(sample_programs(program, 1 if request.quick else 2, environment))}
+
+
+def read(request: Request) -> Cases:
+    begin(request)
+    x = cut(torch.ones(sizes.CHAIN_SIZE), request)
+    step = lambda: [x.sum().item() for _ in range(50)]
+    case = Case(sample(step, request.budget, parts=50))
+    if request.workers:
+        with echoing(request.workers) as echo:
+            echoes = sample(lambda: [echo() for _ in range(50)], request.budget / 2, parts=50)
+        case.extras["bare echo, us"] = sorted(echoes)[len(echoes) // 2] * 1e6
+    return {"read": case}
+
+
+def changing_batch(request: Request) -> Cases:
+    begin(request)
+    model = gt.to(models.GPT(GPT))
+    step = models.changing_trainer(model, models.adamw(model), gt.to)
+    return {"step": Case(sample(step, request.budget, agree=lambda count: min(count, CHANGING_STEPS)))}
+
+
+def memory(request: Request) -> Cases:
+    """Of the workers; the program's own process, which makes the model, is not counted."""
+    begin(request)
+    size = sizes.QUICK_MEMORY_GPT if request.quick else sizes.MEMORY_GPT
+    trainer(sizes.TINY_GPT)()
+    peak = PeakMemory(worker_pids(request))
+    step = trainer(size)
+    for _ in range(3):
+        step()
+    return {"peak": Case([peak.largest()])}
+
+
+MEASURES = {
+    "W1": chain,
+    "W2": product,
+    "W3": mlp,
+    "W4": gpt,
+    "W4-growth": growth,
+    "W5": transfer,
+    "W6": start,
+    "W7": read,
+    "W8": changing_batch,
+    "W10": memory,
+}
+
+if __name__ == "__main__":
+    torch.manual_seed(0)
+    run_peer(MEASURES, {"gt": gt.__version__, "torch": torch.__version__})
+    gt.shutdown()
