@@ -15,7 +15,7 @@ Tensors: TypeAlias = Mapping[int, Value | FailedValue]
 
 
 class _User(NamedTuple):
-    """The line that memory was taken for, 0 if that was before the recording, and whether it holds a copy."""
+    """The site that memory was taken for, 0 if that was before the recording; and whether the memory holds a copy."""
 
     site: int
     is_copy: bool
@@ -33,8 +33,8 @@ class _Block:
 
 
 class _Recording:
-    """The memory of one session. `live` are the bytes of each user now, `at_peak` those at the peak; the latter is None
-    while the peak is now, so that a growing use of memory is not copied at each step."""
+    """The memory of one session. `live` are the bytes of each user now, `_at_peak` those at the peak, which is None
+    while `live` is the peak, so that `live` is copied only when memory is freed after a peak."""
 
     def __init__(self) -> None:
         self.live: dict[_User, int] = {}
@@ -67,7 +67,7 @@ class _Recording:
         return self._address_of.get(ident) == address
 
     def _count(self, block: _Block, nbytes: int) -> None:
-        """A block has this many bytes from now on."""
+        """Set the size of a block, and update the totals and the peak."""
         change = nbytes - block.nbytes
         if change < 0 and self._at_peak is None:
             self._at_peak = dict(self.live)
@@ -97,8 +97,8 @@ class MemoryRecorder:
         self._recordings: dict[int, _Recording] = {}
 
     def take(self, session: int, *, goes_on: bool) -> tuple[tuple[MemoryUse, ...], int]:
-        """The memory of each user since the recording began, and the most bytes of copies. A new recording begins if
-        it `goes_on`."""
+        """End the recording of a session: returns the memory of each user, and the most bytes of copies. With `goes_on`
+        a new recording begins."""
         recording = self._recordings.pop(session, None)
         if goes_on:
             self._recordings[session] = self._begin(session)

@@ -17,7 +17,7 @@ from gt.wire.process_identity import is_running
 
 KEPT_BYTES = 1 << 27  # of the arena; larger values, and those for which it has no room, get memory of their own
 MAX_OUTSTANDING = 1 << 28  # bytes that peers have not read; over that a sender waits
-_STEP = 1 << 20  # the arena grows by so many bytes
+_STEP = 1 << 20  # pages are reserved in multiples of so many bytes
 _ALIGNMENT = 64
 
 
@@ -75,7 +75,7 @@ class Block(NamedTuple):
     offset: int
     nbytes: int
     size: int
-    """Its bytes, rounded up."""
+    """`nbytes`, rounded up to the alignment."""
 
     @property
     def data(self) -> memoryview:
@@ -136,7 +136,7 @@ class Arena:
         self._kept = None
 
     def _close_unused(self) -> None:
-        """Close the memory of a block that could not be filled, so that nobody was told of it."""
+        """Close the memory of a block that was never held: it could not be filled, and no peer knows of it."""
         if self._unused is not None:
             self._unused.close()
             self._unused = None

@@ -143,7 +143,7 @@ class ProcessExchange:
         return shared or self._make_process_group(store, members)
 
     def _new_channel(self) -> Memory | None:
-        """The words of this worker in a new group; None if this worker does not share memory."""
+        """Memory for the channel of this worker in a new group; None if this worker does not share memory."""
         if not shares_memory(self._device.type, self._transport):
             return None
         try:
