@@ -95,7 +95,7 @@ class Arena:
     def __init__(self) -> None:
         self._kept: Memory | None = None
         self._outstanding: deque[_Outstanding] = deque()
-        self._nbytes = 0  # of outstanding blocks
+        self._outstanding_bytes = 0
         self._unused: Memory | None = None  # memory of the last block, if it is not the kept one and was not held
         self._bottom = self._top = 0  # where the oldest block of the kept memory begins, and where the newest ends
 
@@ -104,7 +104,7 @@ class Arena:
         size = -(-max(nbytes, 1) // _ALIGNMENT) * _ALIGNMENT
         self._close_unused()
         self._release()
-        while self._outstanding and self._nbytes + size > MAX_OUTSTANDING:
+        while self._outstanding and self._outstanding_bytes + size > MAX_OUTSTANDING:
             self._outstanding[0].wait()
             if not self._release():
                 break  # this worker itself has yet to finish that exchange
@@ -123,7 +123,7 @@ class Arena:
         """Keep a block until all peers have read it. `wait` waits for peers."""
         self._unused = None
         self._outstanding.append(_Outstanding(block, is_read, wait))
-        self._nbytes += block.size
+        self._outstanding_bytes += block.size
         if block.memory is self._kept:
             self._top = block.offset + block.size
 
@@ -154,7 +154,7 @@ class Arena:
         count = len(self._outstanding)
         while self._outstanding and self._outstanding[0].is_read():
             block = self._outstanding.popleft().block
-            self._nbytes -= block.size
+            self._outstanding_bytes -= block.size
             if block.memory is not self._kept:
                 block.memory.close()
                 continue
