@@ -1,7 +1,6 @@
 """Batches on GT: `for x, y in gt.data.loader(dataloader):`.
 
-The next batches are on their way to the workers, each part to the worker that needs it, while the program uses the
-present one.
+While the program uses one batch, the next ones are already on their way to the workers: each worker gets its own part.
 """
 
 from __future__ import annotations
@@ -74,7 +73,7 @@ class Loader:
             return self._replaced(batch)
 
     def _replaced(self, value: Any) -> Any:
-        """A batch with its tensors on GT: the containers that torch's `pin_memory` knows are made anew."""
+        """A batch with its tensors on GT, in new containers of the kinds that torch's `pin_memory` knows."""
         if isinstance(value, torch.Tensor):
             return self._laid_out(value)
         if isinstance(value, Mapping):
@@ -102,8 +101,8 @@ def loader(
     placements: Placements | None = None,
     ahead: int = 2,
 ) -> Loader:
-    """Batches with their tensors on GT, `ahead` of them before they are used: laid out as a signal says, or by `mesh`
-    and `placements`; otherwise as the scope says in which the loop runs."""
+    """Batches with their tensors on GT; `ahead` is the number of batches that are sent before they are used. A signal,
+    or `mesh` and `placements`, give the layout of the tensors; otherwise the scope in which the loop runs."""
     if (mesh is None) != (placements is None):
         raise LayoutError("gt.data.loader() needs both mesh= and placements=, or a signal=, or none of them")
     if mesh is not None and signal is not None:

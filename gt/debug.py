@@ -84,7 +84,7 @@ class Comm:
 
 
 class _Ways:
-    """The ways of collectives. Workers tell them for single tensors; a bucket goes as its tensors would."""
+    """The ways of collectives. Workers report them for single tensors; a bucket has the ways of its tensors."""
 
     def __init__(self, answer: TrafficRead) -> None:
         self._exact: dict[tuple[object, ...], dict[str, None]] = {}

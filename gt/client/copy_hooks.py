@@ -2,12 +2,12 @@
 module begins, forward or backward, and dropped when it has run.
 
 Eager code does not know the last use of a tensor, but a module has an end. A copy is dropped when the forward of its
-module ends; a gradient that needs it has it gathered again, and it is dropped when the backward of the next module
-begins, or when backward ends. A module's backward begins with the autograd nodes of its outputs: a hook on a node
-changes no tensor, as torch's full backward hooks do. Where a forward runs inside backward (checkpoints), nothing is
+module ends. If a gradient needs it, it is gathered again, and dropped when the backward of the next module begins or
+when backward ends. A module's backward begins with the autograd nodes of its outputs, so these nodes get hooks: unlike
+torch's full backward hooks, they change no tensor. Where a forward runs inside backward (checkpoints), nothing is
 dropped, since its backward follows. Dropping a copy never changes a value: an op that needs it gathers it again.
 
-Modules mostly run in the order of last time, so a module that begins also names the one that is likely to follow.
+Modules mostly run in the same order each time, so the dispatcher is also told which module is likely to follow.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from gt.signals.registry import registry
 
 
 class ParameterPlace(NamedTuple):
-    """The table of a module in which a parameter is, and its name there. The parameter may be replaced."""
+    """A parameter as the table of its module and its name in it, because the parameter itself may be replaced."""
 
     table: dict[str, Any]
     name: str
@@ -73,7 +73,7 @@ class CopyHook:
             _order.begin(self, Direction.FORWARD)
 
     def __call__(self, module: torch.nn.Module, args: Any, output: Any) -> None:
-        """`output` is None if the module has raised an exception."""
+        """The forward of the module has ended. `output` is None if it has raised an exception."""
         if not _reshards():
             return
         nodes = {tensor.grad_fn for tensor in tree_leaves(output) if isinstance(tensor, Tensor)} - {None}
@@ -123,14 +123,14 @@ class _RunningBackward(threading.local):
         _drop(over)
 
     def note_recomputed(self, hook: CopyHook) -> None:
-        """Keep copies for a backward that follows at once."""
+        """Keep the copies of a module whose forward was computed again: its backward follows immediately."""
         self._follow()
         if hook not in self._begun:
             self._recomputed.add(hook)
 
     def _follow(self) -> None:
-        """Be called at the end of the backward that runs. One that raises is not ended: what is left of it goes with
-        the next one."""
+        """Have `_end` called at the end of the backward that runs. It is not called for a backward that raises: the
+        copies of that one are dropped with those of the next."""
         number = current_backward()
         if number not in (self._number, NO_BACKWARD):
             self._number = number
@@ -152,7 +152,7 @@ class _ModuleOrder(threading.local):
         self._expected: ref[CopyHook] | None = None
 
     def begin(self, hook: CopyHook, direction: Direction) -> None:
-        """Tell the dispatcher that a module begins; its backward does with each of its outputs."""
+        """Tell the dispatcher that a module begins. Its backward begins once for each output: only the first counts."""
         last = self._last[direction]() if direction in self._last else None
         if last is hook and direction is Direction.BACKWARD:
             return
@@ -168,7 +168,7 @@ class _ModuleOrder(threading.local):
         _begin_module(hook, following, direction)
 
     def _forget_expected(self, hook: CopyHook) -> None:
-        """Drop what was gathered for another module than the one that follows."""
+        """Drop the copies that were gathered for a module, if another one has followed instead."""
         expected, self._expected = self.expected(), None
         if expected is not None and expected is not hook:
             _drop([expected])
@@ -185,7 +185,7 @@ _order = _ModuleOrder()
 
 
 def _reshards() -> bool:
-    """What the innermost scope says that says something; true if none does."""
+    """`reshard_after_forward` of the innermost scope that sets it; True if none does."""
     frame = scope_stack.top()
     while frame is not None:
         config = registry.get(frame.name)
@@ -196,8 +196,7 @@ def _reshards() -> bool:
 
 
 def _drop(hooks: Iterable[CopyHook], kept: CopyHook | None = None) -> None:
-    """Let the dispatcher drop the copies of the parameters of some modules, but not those that another one shares with
-    them."""
+    """Let the dispatcher drop the copies of the parameters of some modules, except parameters that `kept` has too."""
     session = _open_session()
     if session is None:
         return

@@ -1,4 +1,4 @@
-"""Tells the dispatcher which tensors autograd makes gradients of parameters, so that they can be reduced together."""
+"""Tells the dispatcher which tensor is the gradient of which parameter, so that gradients are reduced together."""
 
 from __future__ import annotations
 
@@ -20,6 +20,6 @@ def note_gradient(ref: TensorRef) -> None:
 
 
 def _is_transposed(ref: TensorRef) -> bool:
-    """Whether a tensor is its storage with all dims in reverse order."""
+    """Whether a tensor is a view of its storage with all dims in reverse order."""
     view, whole = ref.geometry, ref.storage.geometry
     return view is not whole and (view.shape, view.stride) == (whole.shape[::-1], whole.stride[::-1])

@@ -18,7 +18,7 @@ from gt.sharding.spec import ShardingSpec
 
 def move_module(module: torch.nn.Module, layouts: Mapping[int, ShardingSpec] | None = None) -> list[torch.Tensor]:
     """Move each distinct parameter and buffer of a module once, in place. Tensors that share memory share it on GT.
-    `layouts` by id() of plain tensors; returns the tensors that were moved to theirs."""
+    `layouts` are those of plain tensors, by id(); returns the moved tensors that have them."""
     tables = [table for owner in module.modules() for table in (own_parameters(owner), own_buffers(owner))]
     values = {id(value): value for table in tables for value in table.values() if value is not None}
     data = _move_shared([value for value in values.values() if _may_share(value)])

@@ -62,7 +62,7 @@ _VALUE_MATTERS = {
     "aten::histc",  # equal ends of its bins mean those of all elements
 }  # fmt: skip
 
-# Arguments by which a random op takes no random numbers: a probability of 0, or False.
+# Arguments that switch off the random numbers of an op, by a probability of 0 or by False.
 _RANDOM_SWITCHES = ("dropout_p", "train", "training")
 
 # Arguments that ops write to although their schema does not declare it.
@@ -193,7 +193,7 @@ def _kind(argument: Argument, op: str, undeclared_write: bool) -> ArgumentKind:
 
 
 def _random_switch(schema: FunctionSchema) -> tuple[int, Argument] | None:
-    """The argument, and its position, by which an op takes random numbers or none."""
+    """The argument that can switch off the random numbers of an op, and its position."""
     arguments = enumerate(schema.arguments)
     return next(((n, argument) for n, argument in arguments if argument.name in _RANDOM_SWITCHES), None)
 

@@ -44,9 +44,9 @@ def write_parts(tensor: torch.Tensor, parts: Sequence[Part], target: memoryview)
 def assemble(
     buffers: Sequence[Buffer], layout: ShardingSpec | None, geometry: Geometry, is_shared: bool
 ) -> torch.Tensor:
-    """A plain tensor of the parts that workers hold of it in a layout; without one, of the whole tensor. Partial values
-    are reduced as workers do: in their order, and in a wider dtype where sums need one. Memory that `is_shared` is
-    copied."""
+    """A plain tensor, put together from the parts that workers hold of it in a layout; without a layout, `buffers` has
+    the whole tensor. Partial values are reduced as workers do: in the same order, and in a wider dtype where sums need
+    one. Memory that `is_shared` is copied."""
     if layout is None:
         return as_tensor(buffers[0], geometry, copies=is_shared)
     with disable_current_modes() if current_dispatch_modes() else contextlib.nullcontext():

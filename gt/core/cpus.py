@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-_GROUPS = Path("/sys/fs/cgroup")  # inside a container these are its own
+_GROUPS = Path("/sys/fs/cgroup")  # the control groups; inside a container, those of the container
 
 
 def usable_cpus(groups: Path = _GROUPS) -> int:
@@ -15,7 +15,7 @@ def usable_cpus(groups: Path = _GROUPS) -> int:
 
 
 def _quota(groups: Path) -> float:
-    """CPU time per time that a container may use; a large number if there is no limit."""
+    """The number of CPUs whose time a container may use; a large number if there is no limit."""
     text = _read(groups / "cpu.max")  # such as "150000 100000", or "max 100000"
     if not text:
         text = f"{_read(groups / 'cpu' / 'cpu.cfs_quota_us')} {_read(groups / 'cpu' / 'cpu.cfs_period_us')}"

@@ -40,7 +40,7 @@ def session_of(ident: int) -> int:
 
 
 def is_copy(ident: int) -> bool:
-    """Whether the dispatcher gave the id, to a copy of a tensor."""
+    """Whether an id of a tensor was given by the dispatcher, which gives ids to copies (and to tokens of steps)."""
     return FIRST_DISPATCHER_ID <= ident & ((1 << SESSION_SHIFT) - 1) < FIRST_QUERY_ID
 
 

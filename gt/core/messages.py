@@ -295,7 +295,8 @@ class ReadStats(_Record, frozen=True):
 
 
 class ReadMemory(_Record, frozen=True):
-    """Ask for the memory that the tensors of this session have taken since its last ReadMemory with `watch`."""
+    """Ask for the memory that the tensors of this session have taken since its last ReadMemory, if that had `watch`:
+    memory is recorded from now on."""
 
     timeline_name: ClassVar = None
     request: Id

@@ -25,8 +25,8 @@ def default_limit(workers: Iterable[WorkerRecord]) -> int | None:
 def copies_to_drop(
     tables: TensorTables, limit: int, tensor: TensorRecord, spec: ShardingSpec, in_use: Collection[int]
 ) -> list[int]:
-    """The least recently used copies that have to go so that a worker holds at most `limit` bytes of copies with a new
-    copy of a tensor; those `in_use` stay."""
+    """The least recently used copies to drop, so that no worker holds more than `limit` bytes of copies when it gets a
+    new copy of `tensor` in the layout `spec`. Copies that are `in_use` stay, even if the limit is exceeded."""
     nbytes = TensorRecord.of(tensor.meta, spec).nbytes
     if sum(tables.copy_bytes.values()) + nbytes <= limit:
         return []

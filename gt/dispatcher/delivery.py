@@ -39,8 +39,8 @@ class Delivery:
         self.local_sessions: dict[int, Deliver] = {}
 
     def send(self, outgoing: Sequence[Outgoing]) -> None:
-        """Each worker gets its commands in the order of the dispatcher. Every command of every op passes here; what it
-        costs does not grow with the number of workers."""
+        """Send each worker its commands in the order of the dispatcher, and each client its answers. Hot path: the cost
+        of a command must not grow with the number of its workers."""
         runs: list[_Run] = []
         answers: dict[bytes, list[ToClient]] = {}
         workers: tuple[int, ...] | None = None

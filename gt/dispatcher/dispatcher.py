@@ -28,8 +28,8 @@ log = logging.getLogger("gt.dispatcher")
 
 class Dispatcher:
     """Methods that carry out something return the messages to send, in the one order that all workers follow. The
-    `observer`, if there is one, sees each message. `copy_limit` is the most bytes of copies on a worker (None: a part
-    of its memory)."""
+    `observer`, if there is one, sees each message. `copy_limit` is the most bytes of copies on a worker (None: half
+    of the memory of the smallest worker)."""
 
     def __init__(self, observer: Observer | None = None, copy_limit: int | None = None) -> None:
         state = self.state = State()

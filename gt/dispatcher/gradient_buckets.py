@@ -22,7 +22,7 @@ from gt.sharding.spec import DimSpec, ShardingSpec, whole
 BUCKET_BYTES = 4 << 20  # of a worker's parts: a bucket with at least this many bytes is full
 CUT_BUCKET_BYTES = 1 << 20  # of cut parameters: their partial gradients are larger than what is kept of them
 MAX_TENSORS = 512  # of a bucket: its program has one step for each
-MAX_PLANS = 64  # of buckets of a session: a program whose gradients differ from step to step gives ever new ones
+MAX_PLANS = 64  # of buckets of a session: a program whose gradients differ from step to step needs ever new plans
 
 
 class GradientBuckets:
@@ -113,7 +113,7 @@ class GradientBuckets:
         ]
 
     def _bucket_around(self, ident: int) -> list[int]:
-        """A waiting gradient with those before it in the order of backward, then those after it, until it is full."""
+        """The bucket of a waiting gradient: first those before it in the order of backward, then those after it."""
         same = self._waiting_with(ident)
         position = same.index(ident)
         bucket: list[int] = []
@@ -133,8 +133,9 @@ class GradientBuckets:
         site: int,
         in_use: Iterable[int] = (),
     ) -> None:
-        """Move gradients in one exchange. The moved gradient replaces the one before, unless that is on other workers:
-        a fused optimizer writes to gradients, so it would not use a copy. Copies that are `in_use` are kept."""
+        """Move gradients in one exchange. On the same mesh a moved gradient replaces the original, because a fused
+        optimizer writes to gradients and so would not use a copy; on another mesh it is a copy. To make room for it,
+        copies that are not `in_use` may be dropped."""
         state = self._state
         kept = set(in_use)
         self._limit_plans(session, tuple([move for _, move in bucket]))

@@ -1,7 +1,7 @@
 """Gathers the cut parameters of a module together, when the module begins, instead of one by one as its ops need them.
 
-The client says which module begins, forward or backward, and which one is likely to follow. What a module needs is
-learned from its last run: the layouts in which its ops used its parameters. Where exchanges go on while workers
+The client says which module begins, forward or backward, and which one is likely to follow. The layouts in which a
+module needs its parameters are those in which its ops used them in earlier runs. Where exchanges go on while workers
 compute, the parameters of the next module are gathered ahead.
 """
 
@@ -32,7 +32,7 @@ class ModuleGathers:
     def _gather(
         self, session: SessionRecord, module: int, parameters: Sequence[int], site: int, *, ahead: bool = False
     ) -> None:
-        """Copy the parameters of a module into the layouts of its last run. Those of one kind are one exchange."""
+        """Copy the parameters of a module into the layouts it needs. Moves that can be one exchange go together."""
         state = self._state
         together: dict[tuple[object, ...], list[tuple[int, int, TensorMove]]] = {}
         for position, move in session.modules.get(module, {}).items():
@@ -45,7 +45,7 @@ class ModuleGathers:
             self._redistributor.move_together(session, moves, "gather", site)
 
     def _lacks(self, ident: int, move: TensorMove) -> bool:
-        """Whether a tensor can be copied by a move, has no such copy, and there is room for one."""
+        """Whether a move applies to a tensor, its copy does not exist yet, and fits without dropping other copies."""
         state, tensor, limit = self._state, self._state.tensors.get(ident), self._state.copy_limit
         if tensor is None or tensor.meta != move.meta or tensor.spec is not move.source:
             return False
@@ -54,6 +54,6 @@ class ModuleGathers:
         return limit is None or not copies_to_drop(state, limit, tensor, move.target, ())
 
     def _overlaps(self, mesh: DeviceMesh) -> bool:
-        """Whether the workers of a mesh compute while their exchanges go on: not those that share memory."""
+        """Whether the workers of a mesh compute while their exchanges go on. Workers that share memory do not."""
         workers = [self._state.workers[worker] for worker in mesh.workers]
         return all(worker.overlaps for worker in workers) or len({worker.info.host for worker in workers}) > 1

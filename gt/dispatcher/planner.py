@@ -101,8 +101,8 @@ class TensorMove(NamedTuple):
 
     @property
     def exchange(self) -> tuple[object, ...]:
-        """Moves of which this is equal run as one exchange: the same collectives, along the same axes of the same
-        mesh, of elements of one dtype."""
+        """A key: moves with equal keys can run as one exchange. They have the same collectives, along the same axes of
+        the same mesh, and elements of one dtype."""
         kinds = [(step.kind, step.axes, nbytes > 0) for step, nbytes in self.steps()]
         return self.meta.dtype, self.source.mesh, self.target.mesh, self.source.kind, *kinds
 

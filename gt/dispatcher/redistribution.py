@@ -65,7 +65,7 @@ class Redistributor:
         in_use: Collection[int] = (),
     ) -> int:
         """The id of a tensor in the layout that an op needs. A new copy stays until the tensor is freed or written, or
-        until it is dropped because there are too many copies; not for another copy of the same op, if it is `in_use`.
+        until it is dropped to make room for another one. Copies that are `in_use`, by the same op, are not dropped.
 
         The moved tensor replaces the original if the original is partial, or is not placed and the scope `places` it;
         but not if the op needs the original too (`keep`) or only a part of it.

@@ -29,7 +29,7 @@ from gt.sharding.spec import DeviceMesh
 from gt.signals.policy import Policy
 
 NAMES_KEPT = 1024  # of ops and programs of a session that were removed
-MODULES_KEPT = 1 << 14  # of a session: what each of its modules needs
+MODULES_KEPT = 1 << 14  # modules of a session whose needed layouts are remembered
 
 
 @dataclass
@@ -148,7 +148,7 @@ class State(TensorTables):
         self.undo.assign(session, "halted", halted)
 
     def set_running_module(self, session: SessionRecord, module: int, parameters: Sequence[int]) -> None:
-        """From now on, copies that ops make of these parameters are what the module needs."""
+        """From now on, copies that ops make of these parameters are noted as needed by the module."""
         self.undo.assign(session, "running_module", RunningModule(module, tuple(parameters)))
 
     def note_need(self, session: SessionRecord, ident: int, move: TensorMove) -> None:

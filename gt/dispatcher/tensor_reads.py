@@ -34,7 +34,7 @@ class TensorReads:
         self._read(session, fetch, version.ident, version.tensor.spec, version.tensor.meta)
 
     def _source(self, ident: int, spec: ShardingSpec, meta: TensorMeta) -> tuple[int, ShardingSpec]:
-        """The tensor or that copy of it which has the fewest bytes to read, and of these the fewest parts."""
+        """The id and layout to read: of the tensor or a copy, with the fewest bytes and then the fewest parts."""
         copies = self._state.copies.get(ident)
         if spec.is_whole or not copies:
             return ident, spec

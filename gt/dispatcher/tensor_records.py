@@ -46,8 +46,8 @@ class PreviousValue(NamedTuple):
 
 class GradientRecord(NamedTuple):
     """A gradient of a parameter, partial or reduced already: the move that reduces it to the layout of its parameter,
-    which gradients it may share an exchange with (`TensorMove.exchange`), and the bytes that a worker holds of it while
-    it is partial."""
+    the key of that move's exchange, which gradients with the same key may share, and the bytes that a worker holds of
+    the gradient while it is partial."""
 
     move: TensorMove
     exchange: tuple[object, ...]
@@ -72,7 +72,7 @@ def spec_without(spec: ShardingSpec, worker: int) -> ShardingSpec | None:
     """The layout of a tensor on workers of its mesh that hold all of it without a lost one; None if elements are lost.
 
     Of a tensor that is not whole these are the workers at other coordinates of an axis along which it is replicated:
-    the longest one, because all workers at the lost one's coordinate are left out."""
+    of the longest such axis, because all workers at the coordinate of the lost one are left out."""
     mesh = spec.mesh
     if spec.is_whole:
         rest = mesh_without(mesh, worker)

@@ -339,8 +339,8 @@ class TensorTables:
         _add_useless(losses, old, tensor.spec, rest, worker)
 
     def _lose_parts_of_copies(self, losses: Losses, ident: int, worker: int, is_needed: bool) -> None:
-        """Copies of a tensor that has its value are made again when they are used: the lost worker may have been part
-        of the exchange that makes them. If copies are all that is left of the tensor, they are `needed`."""
+        """Drop the copies on a lost worker: it may have been part of the exchange that makes them, and an op that needs
+        one makes it again. With `is_needed`, copies are all that is left of the tensor, and are kept where complete."""
         for spec, copy in [item for item in self.copies.get(ident, {}).items() if worker in item[0].mesh]:
             self.drop_copy(ident, spec)
             rest = spec_without(spec, worker) if is_needed else None

@@ -27,7 +27,7 @@ from gt.wire.worker_status import GRACE_SECONDS, WorkerStatus
 # glibc takes large memory in huge pages: a new result of 64 MB is written 3.5 times as fast as in small ones.
 MEMORY_SETTINGS = {"GLIBC_TUNABLES": "glibc.malloc.hugetlb=1"}
 
-# The search for garbage would take a sixth of the time of the imports, and would write to pages that workers share.
+# Garbage collection would take a sixth of the time of the imports, and would write to pages that workers share.
 _FORK_SERVER = "import gc; gc.disable(); from gt.worker.fork_server import main; main()"
 _STARTING = " while starting"
 _OUTPUT_LENGTH = 4000  # characters: the stacks of all threads of a worker that crashed

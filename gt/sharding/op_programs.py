@@ -49,8 +49,8 @@ def build_op(
 
 
 def _reduced_already(builder: ProgramBuilder, result: int) -> int:
-    """The register with the reduced value of a partial result, if the program reduces it for another step: those who
-    use the result need not reduce it again. Otherwise the result itself."""
+    """The register with the reduced value of a partial result, if the program reduces it for another step: later ops
+    need not reduce it again. Otherwise the result itself."""
     if builder.spec(result).partial:
         for step in builder.steps:
             if isinstance(step, Move) and step.input == result and not builder.spec(step.output).partial:

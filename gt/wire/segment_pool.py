@@ -1,5 +1,4 @@
-"""Shared segments of one session that are used again and again, since most of the cost of a fresh one is faulting in
-its pages.
+"""Shared segments of one session, which are used again, since most of the cost of a fresh one is faulting in its pages.
 
 The client makes them: it fills them for uploads, and workers fill them for reads. So all bytes of a session are in
 memory of that session, and one process removes them. A worker maps a segment once (`AttachedSegments`).
@@ -117,9 +116,8 @@ class SegmentPool:
         if used is None or any(part.name != used.name or part.offset + part.nbytes > used.nbytes for part in segments):
             raise ProtocolError(f"segment {segments[0].name} was not given for request {short_id(ident)}")
         data = used.data
-        owner = (ctypes.c_byte * data.nbytes).from_buffer(
-            data
-        )  # slices of a memoryview refer to the owner of its bytes
+        # slices of a memoryview refer to the owner of its bytes, which is garbage when all slices are
+        owner = (ctypes.c_byte * data.nbytes).from_buffer(data)
         weakref.finalize(owner, self._returned.append, ident).atexit = False
         view = memoryview(owner).cast("B")
         return [view[part.offset : part.offset + part.nbytes] for part in segments]

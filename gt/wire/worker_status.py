@@ -8,7 +8,7 @@ GRACE_SECONDS = 3.0  # for workers that are told to end
 
 
 class WorkerStatus(msgspec.Struct, frozen=True):
-    """A worker that was forked. One that has ended has an exit code; it is negative for a signal."""
+    """A worker that was forked. `exit_code` is None while it runs, and negative if a signal has ended it."""
 
     number: int
     pid: int

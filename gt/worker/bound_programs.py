@@ -40,10 +40,12 @@ _STRIDE_FREE = {"aten.view.default": "aten.reshape.default", "aten._unsafe_view.
 
 class BoundProgram:
     """A program bound to an engine and a worker. `run` never raises: where a step fails, its results are `FailedValue`,
-    so that all workers do the same exchanges. `exchanges` are the exchanges of a run; None where there may be several.
-    With `is_gather` the program only gathers tensors, in one exchange.
-    `targets` are this worker's parts of inputs that need no value, as they are overwritten, by position.
-    `direct` and `writes` as for a `BoundOp`: a program of one call on this worker's shards is as good as the op."""
+    so that all workers do the same exchanges.
+
+    `exchanges` has this worker's part in the exchange of a run, or is empty if there is none; it is None if there are
+    several. With `is_gather` the program only gathers tensors, in one exchange. `targets` are this worker's parts of
+    inputs that need no value, as they are overwritten, by position. `direct` and `writes` as for a `BoundOp`: a program
+    of one call on this worker's shards is as good as the op."""
 
     def __init__(self, engine: Engine, worker: int, op: str, program: Program) -> None:
         self.op = op

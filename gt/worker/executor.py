@@ -293,7 +293,7 @@ class Executor:
         self._report(Versions(command.request, spans))
 
     def _settle(self) -> None:
-        """Before a value leaves the worker: learn whether it has failed."""
+        """Finish exchanges and read flags: before a value leaves the worker, it must be known whether it has failed."""
         self._runner.overlapped.finish_all()
         if self._late is not None:
             self._late.settle()
@@ -303,7 +303,7 @@ class Executor:
         self._runner.query(command)
 
     def _begin_step(self, command: WorkerBeginStep) -> None:
-        """A step of an optimizer is skipped if a gradient has failed, so that must be known."""
+        """Settle first: a step of an optimizer is skipped if a gradient has failed."""
         self._settle()
         self._steps.begin(command, self.tensors)
 

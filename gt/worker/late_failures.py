@@ -25,13 +25,13 @@ class LateFailures:
         self._commands: list[Command] = []
 
     def follow(self, commands: Sequence[Command], *, goes_on: bool = False) -> None:
-        """Remember a batch that is about to run. `goes_on`: an exchange of an earlier one has yet to arrive."""
-        if not self._flags and not goes_on:  # what ran before has no flags to wait for
+        """Remember a batch that is about to run. `goes_on`: an exchange of an earlier batch has not finished."""
+        if not self._flags and not goes_on:  # no flag can belong to earlier commands any more
             self._commands.clear()
         self._commands += commands
 
     def settle(self) -> None:
-        """Read the flags, and mark what has failed. A value may leave the worker after that."""
+        """Read the flags, and mark the results that have failed. After that a value may leave the worker."""
         flagged = {id(command): source for command, source in reversed(self._flags.read())}
         if not flagged:
             return

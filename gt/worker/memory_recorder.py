@@ -14,8 +14,8 @@ from gt.worker.failed_value import FailedValue
 Tensors: TypeAlias = Mapping[int, Value | FailedValue]
 
 
-class _User(NamedTuple):
-    """The line that memory was taken for, 0 if that was before the recording, and whether it holds a copy."""
+class _Use(NamedTuple):
+    """The site that memory was taken for, 0 if that was before the recording; and whether the memory holds a copy."""
 
     site: int
     is_copy: bool
@@ -24,31 +24,31 @@ class _User(NamedTuple):
 class _Block:
     """Memory of one storage, which several tensors may share."""
 
-    __slots__ = ("nbytes", "tensors", "user")
+    __slots__ = ("nbytes", "tensors", "use")
 
-    def __init__(self, nbytes: int, user: _User) -> None:
+    def __init__(self, nbytes: int, use: _Use) -> None:
         self.nbytes = nbytes
         self.tensors = 0
-        self.user = user
+        self.use = use
 
 
 class _Recording:
-    """The memory of one session. `live` are the bytes of each user now, `at_peak` those at the peak; the latter is None
-    while the peak is now, so that a growing use of memory is not copied at each step."""
+    """The memory of one session. `live` are the bytes of each use now, `_at_peak` those at the peak, which is None
+    while `live` is the peak, so that `live` is copied only when memory is freed after a peak."""
 
     def __init__(self) -> None:
-        self.live: dict[_User, int] = {}
+        self.live: dict[_Use, int] = {}
         self.most_copies = 0
         self._total = self._copies = self._peak = 0
-        self._at_peak: dict[_User, int] | None = None
+        self._at_peak: dict[_Use, int] | None = None
         self._blocks: dict[int, _Block] = {}
         self._address_of: dict[int, int] = {}
 
-    def add(self, ident: int, storage: tuple[int, int], user: _User) -> None:
+    def add(self, ident: int, storage: tuple[int, int], use: _Use) -> None:
         address, nbytes = storage
         block = self._blocks.get(address)
         if block is None:
-            block = self._blocks[address] = _Block(0, user)
+            block = self._blocks[address] = _Block(0, use)
         block.tensors += 1
         self._address_of[ident] = address
         self._count(block, nbytes)
@@ -67,14 +67,14 @@ class _Recording:
         return self._address_of.get(ident) == address
 
     def _count(self, block: _Block, nbytes: int) -> None:
-        """A block has this many bytes from now on."""
+        """Set the size of a block, and update the totals and the peak."""
         change = nbytes - block.nbytes
         if change < 0 and self._at_peak is None:
             self._at_peak = dict(self.live)
         block.nbytes = nbytes
-        self.live[block.user] = self.live.get(block.user, 0) + change
+        self.live[block.use] = self.live.get(block.use, 0) + change
         self._total += change
-        if block.user.is_copy:
+        if block.use.is_copy:
             self._copies += change
             self.most_copies = max(self.most_copies, self._copies)
         if self._total > self._peak:
@@ -82,8 +82,8 @@ class _Recording:
 
     def uses(self) -> tuple[MemoryUse, ...]:
         peak = self.live if self._at_peak is None else self._at_peak
-        users = [user for user in {**self.live, **peak} if self.live.get(user) or peak.get(user)]
-        return tuple(MemoryUse(*user, self.live.get(user, 0), peak.get(user, 0)) for user in users)
+        uses = [use for use in {**self.live, **peak} if self.live.get(use) or peak.get(use)]
+        return tuple(MemoryUse(*use, self.live.get(use, 0), peak.get(use, 0)) for use in uses)
 
 
 class MemoryRecorder:
@@ -97,8 +97,8 @@ class MemoryRecorder:
         self._recordings: dict[int, _Recording] = {}
 
     def take(self, session: int, *, goes_on: bool) -> tuple[tuple[MemoryUse, ...], int]:
-        """The memory of each user since the recording began, and the most bytes of copies. A new recording begins if
-        it `goes_on`."""
+        """End the recording of a session: returns the memory of each use, and the most bytes of copies. With `goes_on`
+        a new recording begins."""
         recording = self._recordings.pop(session, None)
         if goes_on:
             self._recordings[session] = self._begin(session)
@@ -143,4 +143,4 @@ class MemoryRecorder:
         if recording.holds(ident, storage[0]):
             return
         recording.discard(ident)  # a reduced gradient replaces the partial one under the same id
-        recording.add(ident, storage, _User(site, is_copy(ident)))
+        recording.add(ident, storage, _Use(site, is_copy(ident)))

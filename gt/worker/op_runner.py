@@ -200,9 +200,9 @@ class OpRunner:
                 self.traffic.add(parts)
 
     def _exchange_all(self, command: RunOp, bound: BoundProgram) -> None:
-        """Run a program to its end, exchanging values with other processes. A gather of copies is only begun, if it
-        arrives while this worker computes: copies are not used any more when their tensor is written, so it may be
-        written before they are finished."""
+        """Run a program to its end, exchanging values with other processes. A gather of copies is only begun, if it can
+        arrive while this worker computes. Its tensor may be written before it is finished: the copy is then wrong, but
+        the dispatcher has dropped it with the write, so no op uses it."""
         computation = self.run_program(command, bound)
         try:
             tasks = next(computation)
@@ -251,7 +251,7 @@ class OpRunner:
             return self._fail_exchange(command, tasks, error)
 
     def _fail_exchange(self, command: RunOp, tasks: Sequence[MoveTask], error: Exception) -> Sequence[MoveResult]:
-        """A peer has ended, or the network between."""
+        """Report an exchange that failed as a whole, such as by the end of a peer; returns the failed results."""
         members = tasks[0].part.members
         log.warning("an exchange among workers %s failed: %s", members, error)
         failure = make_failure(self.worker, "exchange", (), command, error)

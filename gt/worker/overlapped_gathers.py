@@ -19,12 +19,12 @@ class BegunGather(NamedTuple):
 
 
 class OverlappedGathers:
-    """The gathers that have not been finished, by the ids of the tensors that they give. `finish` runs the rest of
-    one."""
+    """The gathers that have begun and are not finished, by the ids of the tensors that they give. `finish_gather` waits
+    for the exchange of one and stores its tensors."""
 
-    def __init__(self, finish: Callable[[BegunGather], None]) -> None:
+    def __init__(self, finish_gather: Callable[[BegunGather], None]) -> None:
         self._begun: dict[int, BegunGather] = {}
-        self._finish = finish
+        self._finish_gather = finish_gather
 
     def __bool__(self) -> bool:
         return bool(self._begun)
@@ -38,10 +38,10 @@ class OverlappedGathers:
         for gather in found.values():
             for ident in gather.command.outputs:
                 del self._begun[ident]
-            self._finish(gather)
+            self._finish_gather(gather)
         return bool(found)
 
     def finish_all(self) -> None:
-        """Before something that may look at any tensor."""
+        """Finish all gathers, before a command that may read any tensor."""
         if self._begun:
             self.finish(list(self._begun))

@@ -77,7 +77,7 @@ class Engine(Protocol):
     def nbytes(self, value: Value) -> int: ...
 
     def storage(self, value: Value) -> tuple[int, int]:
-        """The address and the size in bytes of the memory that a tensor is in, maybe with others."""
+        """The address and the size in bytes of the memory that a tensor is in, which it may share with others."""
 
     def from_buffer(self, buffer: Buffer, meta: TensorMeta, owned: bool) -> Value:
         """A tensor of the elements in a buffer, which are in the order of the tensor's strides: over the buffer's

@@ -39,5 +39,5 @@ REFUSED = {name: reason for reason, names in _REASONS.items() for name in names.
 
 
 def refusal(name: str, overload: str) -> str | None:
-    """Why an op of aten is not run; None if it may be. Overloads that take the names of dims are called after them."""
+    """Why an op of aten is not run; None if it may be. An overload with "name" in its own name takes names of dims."""
     return REFUSED.get(name) or (_NAMES if "name" in overload.lower() else None)

@@ -17,7 +17,7 @@ from gt.wire.process_identity import is_running
 
 KEPT_BYTES = 1 << 27  # of the arena; larger values, and those for which it has no room, get memory of their own
 MAX_OUTSTANDING = 1 << 28  # bytes that peers have not read; over that a sender waits
-_STEP = 1 << 20  # the arena grows by so many bytes
+_STEP = 1 << 20  # pages are reserved in multiples of so many bytes
 _ALIGNMENT = 64
 
 
@@ -75,7 +75,7 @@ class Block(NamedTuple):
     offset: int
     nbytes: int
     size: int
-    """Its bytes, rounded up."""
+    """`nbytes`, rounded up to the alignment."""
 
     @property
     def data(self) -> memoryview:
@@ -95,7 +95,7 @@ class Arena:
     def __init__(self) -> None:
         self._kept: Memory | None = None
         self._outstanding: deque[_Outstanding] = deque()
-        self._nbytes = 0  # of outstanding blocks
+        self._outstanding_bytes = 0
         self._unused: Memory | None = None  # memory of the last block, if it is not the kept one and was not held
         self._bottom = self._top = 0  # where the oldest block of the kept memory begins, and where the newest ends
 
@@ -104,7 +104,7 @@ class Arena:
         size = -(-max(nbytes, 1) // _ALIGNMENT) * _ALIGNMENT
         self._close_unused()
         self._release()
-        while self._outstanding and self._nbytes + size > MAX_OUTSTANDING:
+        while self._outstanding and self._outstanding_bytes + size > MAX_OUTSTANDING:
             self._outstanding[0].wait()
             if not self._release():
                 break  # this worker itself has yet to finish that exchange
@@ -123,7 +123,7 @@ class Arena:
         """Keep a block until all peers have read it. `wait` waits for peers."""
         self._unused = None
         self._outstanding.append(_Outstanding(block, is_read, wait))
-        self._nbytes += block.size
+        self._outstanding_bytes += block.size
         if block.memory is self._kept:
             self._top = block.offset + block.size
 
@@ -136,7 +136,7 @@ class Arena:
         self._kept = None
 
     def _close_unused(self) -> None:
-        """Close the memory of a block that could not be filled, so that nobody was told of it."""
+        """Close the memory of a block that was never held: it could not be filled, and no peer knows of it."""
         if self._unused is not None:
             self._unused.close()
             self._unused = None
@@ -154,7 +154,7 @@ class Arena:
         count = len(self._outstanding)
         while self._outstanding and self._outstanding[0].is_read():
             block = self._outstanding.popleft().block
-            self._nbytes -= block.size
+            self._outstanding_bytes -= block.size
             if block.memory is not self._kept:
                 block.memory.close()
                 continue

@@ -14,7 +14,7 @@ from gt.worker.exchange.rendezvous import MEMBER_TIMEOUT, Member
 CHANNEL_BYTES = 4096
 SLOTS = 32  # exchanges that a member may be ahead of the others
 _SPIN_SECONDS = 30e-6  # before a member sleeps
-_FINISH_SECONDS = 0.001  # between two looks at a member that has not finished; it wakes waiting members, nearly always
+_FINISH_SECONDS = 0.001  # between two looks at a member that has not finished; it may miss that others wait for it
 _CHECK_SECONDS = 0.05  # between two looks at the member that an exchange waits for
 
 # Words: the numbers of the last exchange published and of the last one finished, whether the member has given up the
@@ -29,8 +29,8 @@ class MemberGone(RuntimeError):
 
 
 class Published(NamedTuple):
-    """What a member gives in an exchange: a block of one of its memories, given by number, file descriptor and size.
-    Number 0: none. `has_failed`: the member has no memory to give it in."""
+    """The block that a member gives in an exchange, and the memory it is in: its number, file descriptor and size. The
+    number is 0 if the member gives no block. `has_failed`: it should have given one, and could not write it."""
 
     memory: int
     descriptor: int
@@ -139,8 +139,8 @@ class PeerMemory:
 
 
 class Peer:
-    """Another member of a group: its memory, and its channel, which is memory with a descriptor and a number. `is_lost`
-    says whether the peer's process has ended or was given up; it may raise to end a wait."""
+    """Another member of a group: its memory, and its channel, given by the descriptor and the number of the channel's
+    memory. `is_lost` says whether the peer's process has ended or was given up; it may raise to end a wait."""
 
     def __init__(
         self, worker: int, memory: PeerMemory, channel: tuple[int, int], is_lost: Callable[[], bool], *, spins: bool

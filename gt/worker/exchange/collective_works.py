@@ -1,4 +1,4 @@
-"""The ways in which a process group exchanges the boxes of some tasks. Each work is launched when it is made."""
+"""The ways in which a process group exchanges the boxes of some tasks. The constructor of a work launches it."""
 
 from __future__ import annotations
 

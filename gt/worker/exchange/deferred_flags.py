@@ -32,7 +32,7 @@ class FlaggedCommand(NamedTuple):
 
 
 class DeferredFlags:
-    """`doubt` is on the device, and not 0 if a flag that was not read is set."""
+    """The flags that were not read. `doubt` is a scalar on the device, which is not 0 if one of them is set."""
 
     def __init__(self, device: torch.device, texts: FailureTexts) -> None:
         self._texts = texts
@@ -49,7 +49,7 @@ class DeferredFlags:
         self._sources.append(source)
 
     def assign(self, command: RunOp) -> None:
-        """The flags that were added since the last call are those of a command."""
+        """Note that the flags which were added since the last call belong to a command."""
         self._commands += [command] * (len(self._flags) - len(self._commands))
 
     def failure_of(self, source: FlagSource) -> FailedValue:

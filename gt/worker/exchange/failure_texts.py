@@ -25,7 +25,7 @@ _decoder = msgspec.msgpack.Decoder(Failure)
 
 
 class FailureTexts:
-    """`store` returns the store, which workers may join anew."""
+    """`store` is a function, because a worker may join another store later."""
 
     def __init__(self, store: Callable[[], dist.Store], worker: int) -> None:
         self._store = store

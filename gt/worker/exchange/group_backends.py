@@ -59,14 +59,14 @@ class CommunicationStream:
 
     @contextmanager
     def following(self, launch: Launch) -> Generator[None]:
-        """What is launched inside runs after all that the computation has launched. The host waits for nothing."""
+        """Kernels launched inside run after all kernels that the computation has launched. The host does not wait."""
         self._stream.wait_stream(torch.cuda.current_stream(self._device))
         with torch.cuda.stream(self._stream):
             yield
             launch.event = self._stream.record_event()
 
     def use(self, *buffers: torch.Tensor) -> None:
-        """Memory that exchanges use is not given to others before they are done."""
+        """Keep the memory of buffers, even of freed ones, until the exchanges that use it are done."""
         for buffer in buffers:
             buffer.record_stream(self._stream)
 

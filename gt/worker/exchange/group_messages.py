@@ -17,7 +17,7 @@ from gt.worker.failed_value import FailedValue
 
 
 class Entry(NamedTuple):
-    """A task and its position among the tasks of an exchange, which names its failure."""
+    """A task and its position among the tasks of an exchange, under which its failure is written to the store."""
 
     position: int
     task: MoveTask
@@ -31,7 +31,7 @@ class ReceivedMessage(NamedTuple):
 
 
 class Group(Protocol):
-    """See ProcessGroup."""
+    """The members of ProcessGroup that messages need."""
 
     worker: int
     members: tuple[int, ...]

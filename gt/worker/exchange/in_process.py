@@ -20,7 +20,7 @@ _Yielded: TypeAlias = Sequence[MoveTask]
 
 
 class MemoryExchange:
-    """The transport of virtual workers. `run_interleaved` runs their exchanges, so none ever begins."""
+    """The transport of virtual workers. `run_interleaved` runs their exchanges, so `begin` is never called."""
 
     can_prefetch = False
     flags = None
@@ -116,7 +116,7 @@ def _combine(task: MoveTask, tasks: Mapping[int, MoveTask], totals: dict[_Holder
 
 
 def _combine_shared(task: MoveTask, tasks: Mapping[int, MoveTask], totals: dict[_Holders, Value]) -> Value:
-    """A box of the total of some holders, which others take boxes of too."""
+    """This worker's box of a total that other workers take boxes of too: the total is computed once, in `totals`."""
     part = task.part
     if part.holders not in totals:
         totals[part.holders] = part.reduce(task.engine, [tasks[holder].value for holder in part.holders])

@@ -51,8 +51,8 @@ def run_exchanges(
     exchange_tasks: Callable[[Sequence[MoveTask]], Sequence[Result]],
     results: Sequence[Result] | None = None,
 ) -> None:
-    """Run a computation to its end, each of its exchanges by a function: from its start, or from an exchange on that
-    had these results."""
+    """Run a computation to its end; `exchange_tasks` does its exchanges. `results` are those of the exchange that the
+    computation waits for; None if it has not started."""
     try:
         while True:
             results = exchange_tasks(computation.send(results))  # type: ignore[arg-type]
@@ -69,7 +69,8 @@ class Work(Protocol):
     """An exchange that has begun."""
 
     def finish(self) -> Sequence[Result]:
-        """Wait for the parts that this worker gets. Raises the first error, after all peers were served."""
+        """Wait for the parts that this worker gets. Raises an error of the whole exchange, such as a lost member. Where
+        a member has no value for a task, the result of that task is a FailedValue."""
 
 
 class Exchange(Protocol):

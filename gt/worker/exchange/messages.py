@@ -16,8 +16,8 @@ _ALIGNMENT = 16  # of every box, so that it can be viewed as a tensor of any dty
 
 
 class MessageLayout:
-    """One box for each task, None for tasks without one. Each box follows a flag, which tells that its sender has no
-    value."""
+    """The metas and offsets of one box for each task, None for tasks without one. A flag before each box tells whether
+    its sender has no value."""
 
     def __init__(self, metas: Sequence[TensorMeta | None]) -> None:
         self.metas = tuple(metas)

@@ -54,7 +54,7 @@ class ProcessExchange:
         self._worker = worker
         self._device = torch.device(device)
         self._transport = transport
-        self.rendezvous = Rendezvous(worker, _gpu(self._device), look_ahead)
+        self.rendezvous = Rendezvous(worker, _gpu_uuid(self._device), look_ahead)
         self.groups: dict[tuple[int, ...], AnyGroup] = {}
         self.in_flight = InFlightSends(wait)
         self._arena = Arena()
@@ -143,7 +143,7 @@ class ProcessExchange:
         return shared or self._make_process_group(store, members)
 
     def _new_channel(self) -> Memory | None:
-        """The words of this worker in a new group; None if this worker does not share memory."""
+        """Memory for the channel of this worker in a new group; None if this worker does not share memory."""
         if not shares_memory(self._device.type, self._transport):
             return None
         try:
@@ -218,6 +218,6 @@ class ProcessExchange:
         return NcclGroup(group, self._device, self._stream)
 
 
-def _gpu(device: torch.device) -> str:
+def _gpu_uuid(device: torch.device) -> str:
     """The uuid of a GPU, which is the same for all workers that share it, unlike its index; "" for other devices."""
     return str(torch.cuda.get_device_properties(device).uuid) if device.type == "cuda" else ""

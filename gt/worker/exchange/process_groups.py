@@ -1,8 +1,8 @@
 """Exchanges over a process group of torch.distributed.
 
 A step in which all members give and take boxes of one shape is a collective of the group: an all-gather or an
-all-to-all that moves bytes, which each member then combines, or a reduction where the table below says that the group
-reduces as GT does. Other steps are sends and receives. Tasks of one kind go together, in one buffer.
+all-to-all that moves bytes, which each member then combines, or a sum of the dtypes in NATIVE_SUMS. Other steps are
+sends and receives. Tasks of one kind share their messages.
 """
 
 from __future__ import annotations
@@ -111,7 +111,7 @@ class ProcessGroup:
         return torch.empty(nbytes, dtype=torch.uint8, device=self.backend.device)
 
     def doubt(self) -> torch.Tensor | None:
-        """On the device: whether this worker's values may be wrong. None if it knows."""
+        """A scalar on the device, not 0 if this worker's values may be wrong; None if no flags are deferred."""
         return self._flags.doubt if self._flags is not None else None
 
     def is_set(self, flags: Sequence[torch.Tensor], number: int, task: int) -> bool:

@@ -120,7 +120,8 @@ class Rendezvous:
         return {member: store.get(key).decode() for member, key in zip(members, keys, strict=True)}
 
     def require_running(self, members: Sequence[int]) -> None:
-        """A member that died before it joined the store has left no trace there: only the dispatcher knows of it."""
+        """Raise if a member is lost, has ended or has left. A member that died before it joined the store left no trace
+        there: only the dispatcher knows of it."""
         assert self._store is not None
         self._look_ahead()
         for worker in members:

@@ -1,8 +1,8 @@
 """Exchanges between CPU workers of one machine, through memory that they share.
 
 A member copies its part into its arena and publishes the number of the exchange; the others wait for that number and
-take their boxes straight from there. Nobody waits for a reader: the memory of an exchange is used again when all
-members have finished it.
+take their boxes straight from the arena. A member does not wait until the others have read its part: the memory of an
+exchange is used again when all members have finished it.
 """
 
 from __future__ import annotations
@@ -93,7 +93,7 @@ class SharedGroup:
         self._channel.finish(number, wakes=any(peer.waits for peer in self._peers.values()))
 
     def _is_finished(self, number: int) -> bool:
-        """Whether no member reads the block of an exchange any more: this one may reduce its own block."""
+        """Whether no member reads the block of an exchange any more. This member counts: it may reduce its block."""
         return self._channel.finished >= number and all(peer.has_finished(number) for peer in self._peers.values())
 
     def _wait_for_finish(self, number: int) -> None:
@@ -114,7 +114,7 @@ class SharedGroup:
 
 
 class SharedWork:
-    """One exchange, or several: a large all-reduce takes two for each of its chunks."""
+    """One exchange, or several: a large all-reduce takes one or two for each of its chunks."""
 
     def __init__(self, group: SharedGroup, tasks: Sequence[MoveTask]) -> None:
         self._group = group
@@ -138,7 +138,7 @@ class SharedWork:
         return results
 
     def _guarded(self, act: Callable[[], _T]) -> _T:
-        """Errors of single tasks are failures; any other ends the group."""
+        """Call a function, and give up the group if it raises. Errors of single tasks become failed values instead."""
         try:
             return act()
         except Exception as error:

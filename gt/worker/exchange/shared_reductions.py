@@ -1,9 +1,9 @@
 """All-reduces through shared memory that are too large for every member to read all of them.
 
 The flat values of several tasks follow each other as one vector. Each member reduces one segment of it, in the order of
-the members, and the others copy that; each of two members reduces all of it, which touches fewer bytes. A long vector
-is reduced chunk by chunk, so that the parts of a chunk are still in the cache when the others read them, and so that it
-needs little shared memory.
+the members, and the others copy the result. If there are only two members, each reduces the whole vector, which touches
+fewer bytes. A long vector is reduced chunk by chunk, so that the parts of a chunk are still in the cache when the
+others read them, and so that it needs little shared memory.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ class Group(Protocol):
 
 
 def large_reductions(parts: Sequence[StepPart]) -> list[int]:
-    """The positions of all-reduces that members share out among them; none if all of them together are small."""
+    """The positions of the all-reduces that this module does; none if all of them together are small."""
     reduced = [position for position, part in enumerate(parts) if part.kind == "all-reduce"]
     metas = [parts[position].before for position in reduced]
     nbytes = sum(meta.nbytes for meta in metas if meta is not None)
@@ -61,7 +61,7 @@ def all_reduce(group: Group, tasks: Sequence[MoveTask]) -> list[Result]:
 
 
 class _Vector:
-    """The flat values of some tasks, one after the other. `failed` are the tasks that a member has no value for."""
+    """The flat values of some tasks, one after the other. `_failed` has the failures of tasks without a result."""
 
     def __init__(self, group: Group, tasks: Sequence[MoveTask]) -> None:
         self._group = group
@@ -130,7 +130,7 @@ class _Vector:
     # Shared memory
 
     def _give(self, number: int, length: int, fill: Callable[[Value], None]) -> Value | None:
-        """Publish so many elements; returns them. None if they could not be computed, which fails all tasks."""
+        """Publish `length` elements, which `fill` writes; returns them. None if `fill` fails: then all tasks fail."""
         group = self._group
         try:
             block = group.allocate(self._header + length * self._itemsize)

@@ -60,7 +60,8 @@ class StepPart:
     of the workers that it takes from. `gives` are the boxes that others take from it. `addends` are the boxes that it
     takes, each addend a tuple; one addend if nothing is reduced. `received` are the bytes that the plan counts, by
     sender. `is_even` says whether all members take and give boxes of one shape, as native collectives do. Parts with
-    the same `recipe` take the same boxes, and get the same value.
+    the same `recipe` take the same boxes, and get the same value. `holders` are the workers that the addends are taken
+    from, if each addend is one box; otherwise it is empty.
     """
 
     def __init__(self, worker: int, meta: TensorMeta, step: ReshardStep, nbytes: int) -> None:
