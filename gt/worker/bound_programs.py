@@ -61,7 +61,8 @@ class BoundProgram:
         parts = [part for step in moves for mover in step.movers for part in mover.parts if part and part.members]
         self.exchanges = parts if len(parts) < 2 else None
         self.is_local = not moves
-        self.is_gather = self._steps == moves and len(moves) == 1 and all(mover.is_gather for mover in moves[0].movers)
+        is_one = self._steps == moves and len({part.members for part in parts}) == 1
+        self.is_gather = is_one and all(mover.is_gather for step in moves for mover in step.movers)
 
     def run(
         self,
