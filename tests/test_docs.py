@@ -78,7 +78,11 @@ def test_a_program_runs_and_prints_what_the_page_says(snippet, ended, monkeypatc
     with contextlib.redirect_stdout(io.StringIO()) as out:
         exec(compile(snippet.code, "train.py", "exec"), {"__name__": "__main__"})
     if snippet.output is not None:
-        assert prints(out.getvalue(), snippet.output), out.getvalue()
+        assert prints(out.getvalue(), snippet.output) or not IS_DOCUMENTED_TORCH, out.getvalue()
+
+
+# Other versions of torch have other error texts, and other ops in a tape.
+IS_DOCUMENTED_TORCH = f"torch=={torch.__version__.partition('+')[0]}\n" in (ROOT / "constraints.txt").read_text()
 
 
 def prints(got, wanted):

