@@ -7,6 +7,8 @@ from typing import Any
 
 import torch
 
+from gt.client.strides import run_shape_function
+
 _ALIGNMENT = 16  # bytes: rows of the operands and of the result of a grouped product start at a multiple of it
 
 
@@ -89,7 +91,7 @@ def _loss_like_input(name: str) -> Callable[..., torch.Tensor]:
     op = getattr(torch.ops.aten, name).default
 
     def loss(self: torch.Tensor, target: torch.Tensor, *rest: Any, **options: Any) -> torch.Tensor:
-        return op(self, target, *rest, **options).to(self.dtype)  # type: ignore[no-any-return]
+        return _with_dtype(run_shape_function(op, (self, target, *rest), options), self.dtype)
 
     return loss
 
@@ -100,9 +102,14 @@ def _gradient_like_input(name: str) -> Callable[..., torch.Tensor]:
     def gradient(
         grad_output: torch.Tensor, self: torch.Tensor, target: torch.Tensor, *rest: Any, **options: Any
     ) -> torch.Tensor:
-        return op(grad_output, self, target, *rest, **options).to(self.dtype)  # type: ignore[no-any-return]
+        return _with_dtype(run_shape_function(op, (grad_output, self, target, *rest), options), self.dtype)
 
     return gradient
+
+
+def _with_dtype(tensor: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+    """A tensor without bytes of another dtype, with the same strides."""
+    return torch.empty_strided(tensor.shape, tensor.stride(), dtype=dtype, device=tensor.device)
 
 
 SHAPE_FUNCTIONS: Mapping[str, Callable[..., Any]] = {

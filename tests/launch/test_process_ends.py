@@ -167,7 +167,7 @@ def test_nothing_is_left_of_a_killed_program_whose_child_lives_on():
         worker, child = (int(process.stdout.readline()) for _ in range(2))
         try:
             wait_until(lambda: not psutil.pid_exists(worker), 10, f"the end of {worker}")
-            assert os.listdir(directory) == []
+            wait_until(lambda: os.listdir(directory) == [], 10, "the end of the fork server")
         finally:
             os.kill(child, signal.SIGKILL)
         finish(process)
