@@ -34,6 +34,12 @@ def find_schema(op: str) -> Any:
     return torch._C._get_schema(*qualified_name(op))
 
 
+def find_tags(op: str) -> frozenset[str]:
+    """The names of an op's tags, such as `pointwise`."""
+    _, _, tags = torch._C._get_operation_overload(*qualified_name(op))
+    return frozenset(str(tag).partition(".")[2] for tag in tags)
+
+
 def find_python_function(op: str) -> Callable[..., Any] | None:
     """Torch's Python function of an op's name, such as `torch.add`, without the wrappers of the module `torch`."""
     return getattr(torch._C._VariableFunctions, op.split(".")[1], None)
