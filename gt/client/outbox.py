@@ -12,6 +12,7 @@ from queue import Empty, SimpleQueue
 from typing import Any
 
 from gt.client.interrupts import CriticalSection, is_inside
+from gt.client.segment_matcher import SegmentMatcher
 from gt.client.storage import Storage, TensorRef
 from gt.core.errors import GTError, SessionError
 from gt.core.messages import CreateTensor, FreeTensors, Instruction
@@ -34,7 +35,8 @@ class Outbox:
     that writes to one of them in between would give it a new id.
 
     `collect` takes the answers of workers in this process, which are complete when a batch was sent; `pace` blocks
-    if other workers are too far behind; `break_off` is called when a batch was sent in part.
+    if other workers are too far behind; `break_off` is called when a batch was sent in part. The `matcher` finds
+    repeated runs of ops in a batch.
     """
 
     def __init__(
@@ -43,6 +45,7 @@ class Outbox:
         collect: Callable[[], object],
         pace: Callable[[int], None],
         break_off: Callable[[str], None],
+        matcher: SegmentMatcher,
     ) -> None:
         self.lock = threading.RLock()
         self.tape: deque[Instruction] = deque(maxlen=TAPE)
@@ -51,6 +54,7 @@ class Outbox:
         self._collect = collect
         self._pace = pace
         self._break_off = break_off
+        self._matcher = matcher
         self._uploads: dict[int, Upload] = {}
         self._dead: deque[int] = deque()
         self._dead_cost = 0
@@ -111,7 +115,7 @@ class Outbox:
             self._free_dead()
         if len(self.queue) >= BATCH:
             if not is_inside():  # otherwise a finalizer or signal handler runs inside a flush: it must not flush
-                self.flush()
+                self.flush(is_final=False)
         elif self._resting:
             self._filled.put(None)
 
@@ -138,20 +142,30 @@ class Outbox:
         self._dead = deque(maxlen=0)
         self._resting = False
 
-    def flush(self) -> None:
+    def flush(self, *, is_final: bool = True) -> None:
+        """Send the queued instructions. If it is not `is_final`, the beginning of a repeated run of ops may stay."""
         with CriticalSection():
             batch, uploads = self._begin()
             try:
                 if not batch:
                     return
                 self._sent += 1
+                compressed, rest = self._matcher.compress(batch, is_final=is_final)
+                if rest:
+                    self._put_back(rest)
+                    del batch[-len(rest) :]
                 self.tape.extend(batch)
-                log.debug("sending %d instructions and %d tensors", len(batch), len(uploads))
-                self._send(batch, uploads)
+                log.debug("sending %d instructions and %d tensors", len(compressed), len(uploads))
+                if compressed:
+                    self._send(compressed, uploads)
             finally:
                 self._sending.release()
         if self._channel.is_asynchronous:
             self._pace(len(batch))
+
+    def _put_back(self, instructions: list[Instruction]) -> None:
+        with self.lock:
+            self.queue.extendleft(reversed(instructions))
 
     def _begin(self) -> tuple[list[Instruction], list[Upload]]:
         """Become the thread that sends, and take the batch to send. Never blocks on `_sending` while holding `lock`: a

@@ -25,6 +25,7 @@ from gt.client.operand_cache import MAX_BYTES, OperandCache
 from gt.client.outbox import Outbox
 from gt.client.scope_resolver import ScopeResolver
 from gt.client.scope_stack import in_use, push
+from gt.client.segment_matcher import SegmentMatcher
 from gt.client.storage import ROOT, Storage, TensorRef
 from gt.client.tensor_parts import assemble, write_parts
 from gt.core.errors import GTError, OpError, SessionError
@@ -63,6 +64,7 @@ from gt.core.messages import (
     Welcome,
 )
 from gt.core.meta import dense_strides, is_dense
+from gt.core.settings import HotPathSettings
 from gt.core.signatures import Input, Signature
 from gt.lazy_launch import load_launcher
 from gt.sharding.parts import distinct_parts
@@ -84,7 +86,13 @@ class Session:
     one worker; `embedded`: its only worker is in this process. `cached_calls` are the calls that were inferred before,
     by op, geometries and constants. `scope_resolver` finds the signal scope of each op; None if no op has one."""
 
-    def __init__(self, channel: ClientChannel, welcome: Welcome, auto_shard: bool | None = None) -> None:
+    def __init__(
+        self,
+        channel: ClientChannel,
+        welcome: Welcome,
+        auto_shard: bool | None = None,
+        hot_path: HotPathSettings = HotPathSettings(),
+    ) -> None:
         first = welcome.ident << SESSION_SHIFT
         self.welcome = welcome
         self.workers = welcome.workers
@@ -102,10 +110,11 @@ class Session:
         self.operands = OperandCache(self._upload_operand)
         self.inbox = Inbox(channel, self.sites, self._note_workers)
         self._pacing = Pacing(self._request_synchronization, self.inbox.wait)
-        self.outbox = Outbox(channel, self.inbox.collect, self._pacing.count, self._break_off)
+        self._op_ids = itertools.count(first + 1)
+        self.matcher = SegmentMatcher(hot_path, lambda: next(self._op_ids), lambda: self.signatures)
+        self.outbox = Outbox(channel, self.inbox.collect, self._pacing.count, self._break_off, self.matcher)
         self._auto_shard = auto_shard
         self._channel = channel
-        self._op_ids = itertools.count(first + 1)
         self._query_ids = itertools.count(first + FIRST_QUERY_ID, MAX_RESULTS)
         self._ended = False
         if in_use() or (not self.alone and auto_shard is not False):
@@ -145,6 +154,7 @@ class Session:
         """Keep an inferred call; when there are too many, forget all and start again."""
         if len(self.cached_calls) >= MAX_CACHED_CALLS:
             *old, newest = self.signatures
+            self.matcher.clear()
             self.cached_calls.clear()
             ROOT.children.clear()
             self.signatures = {newest: self.signatures[newest]}

@@ -23,6 +23,7 @@ from gt.core.signatures import Axis, Name, Number, PolicyRecord, Program, Signat
 
 PROTOCOL = 11
 MAX_BATCH = 1 << 16
+MAX_SEGMENT = 64  # ops of a segment
 MAX_RECORDED = 1 << 20  # commands that a worker records at most
 COUNTED_BYTES = 1 << 16  # a read of this size or more counts by itself against the session's limit
 ACKNOWLEDGED_BYTES = 1 << 20  # a client acknowledges its other answers together, each time they add up to this size
@@ -35,6 +36,8 @@ Version: TypeAlias = Annotated[int, Meta(ge=CURRENT, le=KEPT)]
 Limit: TypeAlias = Annotated[int, Meta(ge=0, le=MAX_RECORDED)]
 Mark: TypeAlias = Annotated[int, Meta(ge=0, lt=1 << 62)]
 ModuleNumber: TypeAlias = Annotated[int, Meta(ge=0, lt=1 << 62)]
+Slot: TypeAlias = Annotated[int, Meta(ge=0, lt=1 << 16)]
+Slots: TypeAlias = Annotated[tuple[Slot, ...], Meta(max_length=1 << 12)]
 
 
 class _Record(Struct, array_like=True, tag=True, frozen=True, gc=False):
@@ -168,6 +171,36 @@ class RunOp(_Record, frozen=True):
     scalars: tuple[Number, ...]
     scope: ScopeId
     site: SiteId
+
+
+class DefineSegment(_Record, frozen=True):
+    """A run of ops that a program repeats, described once; a RunSegment runs it. There is one entry for each op.
+
+    Tensors are named by slots: first the `externals`, which exist before the segment, then the outputs of the ops, in
+    order. `inputs` are slots; `outputs` are offsets of new ids from the `first` of a RunSegment; `scalars` are the
+    numbers of scalars of the ops."""
+
+    timeline_name: ClassVar = "define"
+    segment_id: Id
+    op_ids: Ids
+    externals: Slot
+    inputs: Annotated[tuple[Slots, ...], Meta(max_length=MAX_SEGMENT)]
+    outputs: Annotated[tuple[Slots, ...], Meta(max_length=MAX_SEGMENT)]
+    scalars: Annotated[tuple[Slot, ...], Meta(max_length=MAX_SEGMENT)]
+    scopes: Annotated[tuple[ScopeId, ...], Meta(max_length=MAX_SEGMENT)]
+    sites: Annotated[tuple[SiteId, ...], Meta(max_length=MAX_SEGMENT)]
+
+
+class RunSegment(_Record, frozen=True):
+    """Run the ops of a segment on `externals`, with the scalars of all ops in order. `dead` are the slots that nothing
+    after the segment uses: they are freed, each after its last use in it."""
+
+    timeline_name: ClassVar = "op"
+    segment_id: Id
+    first: NewId
+    externals: Ids
+    scalars: Annotated[tuple[Number, ...], Meta(max_length=1 << 16)]
+    dead: Slots
 
 
 class QueryOp(_Record, frozen=True):
@@ -313,7 +346,7 @@ class ReadTimeline(_Record, frozen=True):
 
 
 Instruction = Union[
-    RunOp, QueryOp, FreeTensors, DropCopies, CreateTensor, Redistribute, FetchTensor, LocateTensor, Synchronize,
+    RunOp, RunSegment, DefineSegment, QueryOp, FreeTensors, DropCopies, CreateTensor, Redistribute, FetchTensor, LocateTensor, Synchronize,
     BeginModule, NoteGradient, BeginStep, EndStep, ReadVersions, ReadTraffic, ReadStats, ReadMemory, ReadTimeline,
     DefineOp, ForgetOps, DefineSite, DefineScope, Goodbye,
 ]  # fmt: skip
@@ -428,7 +461,7 @@ class WorkerShutdown(_Record, frozen=True):
 
 
 Command = Union[
-    RunOp, FreeTensors, DefineOp, WorkerDefineProgram, WorkerDefineScope, ForgetOps, WorkerCreateTensor, QueryOp,
+    RunOp, RunSegment, DefineSegment, FreeTensors, DefineOp, WorkerDefineProgram, WorkerDefineScope, ForgetOps, WorkerCreateTensor, QueryOp,
     WorkerFetchTensor, ReadVersions, WorkerBeginStep, WorkerAgreeOnStep, WorkerEndStep, Synchronize,
     WorkerReadTraffic, ReadStats, ReadMemory, ReadTimeline, WorkerReportProgress, WorkerEndSession, WorkerJoinStore,
     WorkerHostStore, WorkerLosePeer, WorkerShutdown,

@@ -12,6 +12,7 @@ from gt.core.messages import (
     CreateTensor,
     DefineOp,
     DefineScope,
+    DefineSegment,
     DefineSite,
     DropCopies,
     EndStep,
@@ -30,6 +31,7 @@ from gt.core.messages import (
     ReadVersions,
     Redistribute,
     RunOp,
+    RunSegment,
     Segment,
     Stats,
     Synchronize,
@@ -51,6 +53,7 @@ from gt.dispatcher.op_definitions import CachedPlan, OpRecord, layout_of, plan_k
 from gt.dispatcher.plan_cache import PlanCache
 from gt.dispatcher.redistribution import Redistributor
 from gt.dispatcher.requests import Requests
+from gt.dispatcher.segments import RunPart, Segments
 from gt.dispatcher.session_records import Buffer, Reply, ScopeRecord, SessionRecord
 from gt.dispatcher.state import State
 from gt.dispatcher.tensor_reads import TensorReads
@@ -75,17 +78,22 @@ class Instructions:
         redistributor: Redistributor,
         requests: Requests,
         plan_cache: PlanCache,
+        segments: Segments,
     ) -> None:
         self._state = state
         self._outgoing = outgoing
         self._redistributor = redistributor
         self._requests = requests
         self._plan_cache = plan_cache
+        self._segments = segments
         self._buckets = GradientBuckets(state, redistributor, plan_cache)
         steps = OptimizerSteps(state, outgoing, redistributor, self._buckets)
         self._reads = reads = TensorReads(state, outgoing, requests)
         self.actions: dict[type, Action] = {
             RunOp: self._run_op,
+            RunPart: segments.run_part,
+            RunSegment: segments.refuse,
+            DefineSegment: segments.define,
             FreeTensors: self._free,
             DropCopies: self._drop_copies,
             BeginModule: ModuleGathers(state, redistributor).begin,
@@ -332,7 +340,11 @@ class Instructions:
         self._state.define_op(session, OpRecord.of(define.op_id, define.signature))
 
     def _forget_ops(self, session: SessionRecord, forget: ForgetOps, _: Buffer | None) -> None:
-        """Forget ops here and on the workers, with their plans and the plans of all moves."""
+        """Forget ops here and on the workers, with their plans and the plans of all moves, and segments: those named,
+        and those of forgotten ops."""
+        gone = set(forget.op_ids)
+        of_ops = [s for s, segment in session.segments.items() if any(op.op_id in gone for op in segment.body.ops)]
+        self._segments.forget(session, [*gone.intersection(session.segments), *of_ops])
         self._plan_cache.forget(session, self._state.forget_ops(session, forget.op_ids))
         for ident, worker in self._state.workers.items():
             known = tuple(worker.known_ops.intersection(forget.op_ids))

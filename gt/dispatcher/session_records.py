@@ -24,6 +24,7 @@ from gt.core.meta import TensorMeta
 from gt.dispatcher.errors import Cause, UnknownId
 from gt.dispatcher.op_definitions import CachedPlan, MoveKey, OpRecord
 from gt.dispatcher.planner import TensorMove
+from gt.dispatcher.segment_records import SegmentPart, SegmentRecord
 from gt.sharding.spec import DeviceMesh, ShardingSpec
 from gt.signals.policy import Policy
 
@@ -118,7 +119,8 @@ class SessionRecord:
     `watches` its traffic. `gatherings` are the (op, site) pairs whose gathering the client was told of. `ids_given`
     counts the ids that the dispatcher gave; results of queries take ids from `next_result` on. `halted` is set while a
     step must not write. `workers` have run something for the session. `modules` are the moves by which
-    ops of a module copied its parameters, by the number of the module and the position of the parameter.
+    ops of a module copied its parameters, by the number of the module and the position of the parameter. `segments` are
+    by id, and so are the `parts` that workers know of them.
     """
 
     ident: int
@@ -139,6 +141,8 @@ class SessionRecord:
     workers: set[int] = field(default_factory=set)
     running_module: RunningModule | None = None
     modules: dict[int, dict[int, TensorMove]] = field(default_factory=dict)
+    segments: dict[int, SegmentRecord] = field(default_factory=dict)
+    parts: dict[int, SegmentPart] = field(default_factory=dict)
 
     def op(self, op_id: int) -> OpRecord:
         found = self.ops.get(op_id)

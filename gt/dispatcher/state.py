@@ -15,6 +15,7 @@ from gt.core.messages import Collective, Failure, WorkerInfo, WorkerJoinStore
 from gt.dispatcher.errors import IdInUse, InvalidInstruction, NoWorkers, UnknownId
 from gt.dispatcher.op_definitions import CachedPlan, MoveKey, OpRecord, PlanKey
 from gt.dispatcher.planner import TensorMove
+from gt.dispatcher.segment_records import SegmentKey, SegmentRecord, SegmentSplit
 from gt.dispatcher.session_records import (
     DeadWorker,
     HaltedStep,
@@ -255,6 +256,33 @@ class State(TensorTables):
         self.undo.put(session.forgotten, op_id, name)
         if len(session.forgotten) > NAMES_KEPT:
             self.undo.drop(session.forgotten, next(iter(session.forgotten)))
+
+    # Segments
+
+    def define_segment(self, session: SessionRecord, segment: SegmentRecord) -> None:
+        self.undo.put(session.segments, segment.segment_id, segment)
+
+    def add_split(self, session: SessionRecord, segment: SegmentRecord, key: SegmentKey, split: SegmentSplit) -> None:
+        self.undo.put(segment.splits, key, split)
+        for part in split.parts:
+            self.undo.put(session.parts, part.part_id, part)
+
+    def forget_splits(self, session: SessionRecord, segment_ids: Iterable[int]) -> list[int]:
+        """Forget how segments are split; returns the ids of their parts."""
+        segments = [session.segments[ident] for ident in segment_ids]
+        splits = [self.undo.drop(segment.splits, key) for segment in segments for key in list(segment.splits)]
+        parts = [part.part_id for split in splits for part in split.parts]
+        for part_id in parts:
+            self.undo.drop(session.parts, part_id)
+        return parts
+
+    def forget_segments(self, session: SessionRecord, segment_ids: Iterable[int]) -> list[int]:
+        """Returns the ids of the parts of these segments."""
+        known = [ident for ident in dict.fromkeys(segment_ids) if ident in session.segments]
+        parts = self.forget_splits(session, known)
+        for ident in known:
+            self.undo.drop(session.segments, ident)
+        return parts
 
     # Requests
 

@@ -34,7 +34,7 @@ class LocalStart:
         except BaseException:
             self.stop()
             raise
-        return Session(self._channel, welcome, self._settings.auto_shard)
+        return Session(self._channel, welcome, self._settings.auto_shard, self._settings.hot_path)
 
     def stop(self) -> None:
         """End the workers before a session was opened."""

@@ -188,7 +188,7 @@ def _open(settings: Settings) -> Session:
         return _open_connected(settings)
     observer = open_log(settings.instruction_log)
     channel = InProcessChannel(settings.workers or 1, settings.backend, observer, settings.copy_limit)
-    return Session(channel, channel.welcome(), settings.auto_shard)
+    return Session(channel, channel.welcome(), settings.auto_shard, settings.hot_path)
 
 
 def _open_connected(settings: Settings) -> Session:
@@ -206,7 +206,7 @@ def _open_connected(settings: Settings) -> Session:
         raise
     if settings.instruction_log:
         print(f"gt: {_log_notice(settings, welcome.instruction_log)}", file=sys.stderr)
-    return Session(channel, welcome, settings.auto_shard)
+    return Session(channel, welcome, settings.auto_shard, settings.hot_path)
 
 
 def _log_notice(settings: Settings, path: str) -> str:

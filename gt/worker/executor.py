@@ -11,6 +11,7 @@ from gt.core.ids import session_of
 from gt.core.messages import (
     Command,
     DefineOp,
+    DefineSegment,
     Failed,
     Fetched,
     ForgetOps,
@@ -25,6 +26,7 @@ from gt.core.messages import (
     ReadVersions,
     Report,
     RunOp,
+    RunSegment,
     Segment,
     Stats,
     StoreReady,
@@ -50,8 +52,10 @@ from gt.core.messages import (
     WorkerReportProgress,
     WorkerStats,
 )
+from gt.core.segments import SegmentBody
 from gt.worker.bound_ops import BoundOp, UnavailableOp
 from gt.worker.bound_programs import BoundProgram
+from gt.worker.bound_segments import BoundSegment
 from gt.worker.engines.engine import Buffer, Engine
 from gt.worker.exchange import Exchange
 from gt.worker.exchange.interface import Exchanging
@@ -60,6 +64,7 @@ from gt.worker.failure_records import make_failure
 from gt.worker.late_failures import LateFailures
 from gt.worker.memory_recorder import MemoryRecorder
 from gt.worker.op_runner import OpRunner
+from gt.worker.segment_replay import SegmentReplay
 from gt.worker.timeline_recorder import Recorder
 
 log = logging.getLogger("gt.worker")
@@ -94,6 +99,8 @@ class Executor:
         )
         self.tensors = self._runner.tensors
         self.ops = self._runner.ops
+        self.segments: dict[int, BoundSegment] = {}
+        self._replay = SegmentReplay(self._runner)
         self._memory = MemoryRecorder(engine, self.tensors)
         self._steps = self._runner.steps
         self.scopes: dict[tuple[int, int], WorkerDefineScope] = {}
@@ -104,11 +111,13 @@ class Executor:
         self._buffers: Iterator[Buffer] = iter(())
         self._progress_time = 0
         flags = exchange.flags
-        self._late = LateFailures(self.tensors, flags) if flags is not None else None
+        self._late = LateFailures(self.tensors, flags, self._expand) if flags is not None else None
         self._actions: dict[type, Callable[[Any], None]] = {
             RunOp: self._runner.run,
+            RunSegment: self._run_segment,
             FreeTensors: self._free,
             DefineOp: self._define,
+            DefineSegment: self._define_segment,
             WorkerDefineProgram: self._define_program,
             WorkerDefineScope: self._define_scope,
             ForgetOps: self._forget,
@@ -143,9 +152,9 @@ class Executor:
         self._ops_run += [*map(type, commands)].count(RunOp)
         batch = self._runner.prefetch.follow(commands)
         if self._memory.is_on:
-            self._run_measured(batch)
+            self._run_measured(self._expanded(batch))
         elif self.recorder.is_on:
-            self._run_recorded(batch)
+            self._run_recorded(self._expanded(batch))
         else:
             self._run_batch(batch)
         return self._reports
@@ -176,6 +185,25 @@ class Executor:
                 continue
             if writes:
                 del tensors[inputs[writes[0]]]
+
+    def _run_segment(self, command: RunSegment) -> None:
+        segment = self.segments[command.segment_id]
+        self._ops_run += len(segment.body.ops)
+        self._replay.run(command, segment)
+
+    def _expanded(self, batch: Iterator[Command]) -> Iterator[Command]:
+        """The commands of a batch with those of its segments one by one, for recordings."""
+        for command in batch:
+            singles = self._expand(command)
+            if type(command) is RunSegment:
+                self._ops_run += [*map(type, singles)].count(RunOp)
+            yield from singles
+
+    def _expand(self, command: Command) -> Sequence[Command]:
+        """The commands that a command stands for."""
+        if type(command) is not RunSegment:
+            return (command,)
+        return self.segments[command.segment_id].body.expand(command)
 
     def start(self, command: RunOp) -> Exchanging:
         """A command that several virtual workers run together, as a computation that yields its exchanges. Its reports
@@ -255,6 +283,9 @@ class Executor:
         except Exception as error:
             self.ops[command.op_id] = UnavailableOp(command.signature, error)
 
+    def _define_segment(self, command: DefineSegment) -> None:
+        self.segments[command.segment_id] = BoundSegment(SegmentBody.of(command), self.ops)  # type: ignore[arg-type]
+
     def _define_program(self, command: WorkerDefineProgram) -> None:
         self.ops[command.op_id] = BoundProgram(self.engine, self.worker, command.op, command.program)
 
@@ -262,8 +293,11 @@ class Executor:
         self.scopes[command.session, command.scope_id] = command
 
     def _forget(self, command: ForgetOps) -> None:
+        if self._late is not None:
+            self._late.settle()  # it may need the definitions of segments that have run
         for op_id in command.op_ids:
             self.ops.pop(op_id, None)
+            self.segments.pop(op_id, None)
 
     # Tensors
 
@@ -334,7 +368,7 @@ class Executor:
 
     def _end_session(self, command: WorkerEndSession) -> None:
         self._runner.overlapped.finish_all()
-        for table in (self.tensors, self.ops):
+        for table in (self.tensors, self.ops, self.segments):
             for ident in [ident for ident in table if session_of(ident) == command.session]:
                 del table[ident]  # type: ignore[attr-defined]
         for session, code in [key for key in self.scopes if key[0] == command.session]:

@@ -81,7 +81,7 @@ class OpRunner:
             return
         if bound.output_count:
             for ident, result in zip(outputs, results, strict=False):
-                tensors[ident] = result if result is not None else self._missing(command, bound)
+                tensors[ident] = result if result is not None else self.missing(command, bound)
         if bound.writes:
             self._rename_written(bound, command.inputs, values, outputs[bound.output_count :])
 
@@ -100,6 +100,10 @@ class OpRunner:
         for position in bound.writes:
             self.tensors.pop(command.inputs[position], None)
         self.tensors.update(dict.fromkeys(command.outputs, failed.for_dependents()))
+
+    def fail(self, command: RunOp, bound: BoundOp | UnavailableOp, error: Exception) -> None:
+        """An op that is no direct call has raised an error, outside of `run`."""
+        self._fail(command, bound, [self.tensors[ident] for ident in command.inputs], error)
 
     def _skips_write(self, command: RunOp, bound: BoundOp | UnavailableOp) -> bool:
         """Whether an op that writes is left out, because it belongs to an optimizer step with a failed gradient."""
@@ -134,7 +138,7 @@ class OpRunner:
         value = self.tensors.get(ident)
         return value is not None and not isinstance(value, FailedValue)
 
-    def _missing(self, command: RunOp, bound: BoundOp | UnavailableOp) -> FailedValue:
+    def missing(self, command: RunOp, bound: BoundOp | UnavailableOp) -> FailedValue:
         """The op returned no tensor for an output of which the client has a handle; only reading it is a failure."""
         return FailedValue(missing_output(self.worker, bound.signature.op, command))
 

@@ -1,0 +1,144 @@
+"""Replays segments: all their ops on registers, or command by command where a replay is not possible."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from gt.core.messages import RunSegment
+from gt.worker.bound_programs import BoundProgram
+from gt.worker.bound_segments import BoundSegment, OtherStep, Variant, is_direct
+from gt.worker.failed_value import FailedValue
+from gt.worker.op_runner import OpRunner
+
+_NoneType = type(None)
+
+
+class SegmentReplay:
+    """Runs segments with the tensors, ops and optimizer steps of a runner."""
+
+    def __init__(self, runner: OpRunner) -> None:
+        self._runner = runner
+
+    def run(self, run: RunSegment, segment: BoundSegment) -> None:
+        """Hot path. `progress` shows the segment and the position in it. The externals that the segment frees are taken
+        out of the tensors first, so that each is freed after its last use."""
+        runner = self._runner
+        tensors, progress = runner.tensors, runner.progress
+        if runner.overlapped:
+            runner.overlapped.finish(run.externals)
+        registers: list[Any] = [*map(tensors.get, run.externals)]
+        kinds = set(map(type, registers))
+        if FailedValue in kinds or _NoneType in kinds or not self._may_write(run, segment):
+            self._run_commands(run, segment, 0)
+            return
+        variant = segment.variant(run.dead)
+        registers += run.scalars
+        for position in variant.taken:
+            del tensors[run.externals[position]]
+        append = registers.append
+        progress[0] = run.segment_id
+        try:
+            for block in variant.blocks:
+                if type(block) is list:
+                    for call, pick, clear, position in block:
+                        progress[1] = position
+                        append(call(*pick(registers)))
+                        for register in clear:
+                            registers[register] = None
+                else:
+                    self._run_other(run, segment, block, registers)  # type: ignore[arg-type]
+        except Exception as error:
+            self._go_on(run, segment, variant, registers, error)
+            return
+        first = run.first
+        for register, offset in variant.live:
+            tensors[first + offset] = registers[register]
+        self._forget_dead(run, segment)
+
+    def _may_write(self, run: RunSegment, segment: BoundSegment) -> bool:
+        """Whether the segment may be replayed as far as its writes to older tensors go. Tells the optimizer steps of
+        these writes, if they follow them."""
+        steps = self._runner.steps
+        if not segment.writes or not steps.sessions:
+            return True
+        written = [run.externals[old] for old, _ in segment.writes if old < segment.body.external_count]
+        if not any(map(steps.follows, written)):
+            return True
+        if segment.has_program_writes or steps.skip_reason(written) is not None:
+            return False
+        ids = segment.body.ids(run.first, run.externals)
+        for old, new in segment.writes:
+            steps.before_write([ids[old]], [ids[new]], self._runner.tensors.get)
+        return True
+
+    def _run_other(self, run: RunSegment, segment: BoundSegment, step: OtherStep, registers: list[Any]) -> None:
+        """Run an op that is no direct call: several results, views of inputs, or a program."""
+        op, bound, clear, position = step
+        self._runner.progress[1] = position
+        if isinstance(bound, BoundProgram):
+            self._run_program(run, segment, step, registers)
+        else:
+            values = [registers[segment.register(slot)] for slot in op.inputs]
+            results = bound.call(values, run.scalars[op.first_scalar : op.end_scalar])[: bound.output_count]
+            if any(result is None for result in results):
+                ids = segment.body.ids(run.first, run.externals)
+                missing = self._runner.missing(segment.body.command(op, ids, run.scalars), bound)
+                results = [missing if result is None else result for result in results]
+            registers += results
+            registers += [values[written] for written in bound.writes]
+        for register in clear:
+            registers[register] = None
+
+    def _run_program(self, run: RunSegment, segment: BoundSegment, step: OtherStep, registers: list[Any]) -> None:
+        """Run a program of several steps as a command, with its inputs and outputs stored for that time."""
+        tensors, body = self._runner.tensors, segment.body
+        ids = body.ids(run.first, run.externals)
+        command = body.command(step.op, ids, run.scalars)
+        lent = []
+        for slot, ident in zip(step.op.inputs, command.inputs, strict=True):
+            if ident not in tensors:
+                lent.append(ident)
+                tensors[ident] = registers[segment.register(slot)]
+        self._runner.run(command)
+        registers += [tensors.pop(ident, None) for ident in command.outputs]
+        for ident in lent:
+            tensors.pop(ident, None)
+        self._runner.progress[0] = run.segment_id
+
+    # Failures
+
+    def _go_on(
+        self, run: RunSegment, segment: BoundSegment, variant: Variant, registers: list[Any], error: Exception
+    ) -> None:
+        """An op has raised an error: report it, and run the ops after it command by command."""
+        position = segment.position(registers)
+        segment.restore(run, variant, registers, position, self._runner.tensors)
+        registers.clear()
+        op, bound = segment.body.ops[position], segment.bound[position]
+        command = segment.commands(run)[position]
+        if is_direct(op, bound):
+            self._runner.run_after_error(command, bound, error)
+        else:
+            assert not isinstance(bound, BoundProgram), "a program never raises"
+            self._runner.fail(command, bound, error)
+        self._run_commands(run, segment, position + 1)
+
+    def _run_commands(self, run: RunSegment, segment: BoundSegment, start: int) -> None:
+        for command in segment.commands(run)[start:]:
+            self._runner.run(command)
+        dead = self._dead(run, segment)
+        if self._runner.overlapped:
+            self._runner.overlapped.finish(dead)
+        for ident in dead:
+            self._runner.tensors.pop(ident, None)
+        self._forget_dead(run, segment)
+
+    def _forget_dead(self, run: RunSegment, segment: BoundSegment) -> None:
+        steps = self._runner.steps
+        if steps.kept or steps.unwritten:
+            steps.free(self._dead(run, segment))
+
+    def _dead(self, run: RunSegment, segment: BoundSegment) -> Sequence[int]:
+        ids = segment.body.ids(run.first, run.externals)
+        return [ids[slot] for slot in run.dead]
