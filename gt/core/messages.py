@@ -609,6 +609,8 @@ class WorkerStats(Struct, array_like=True, frozen=True):
     - `received`: payload bytes from other workers, by sender
     - `restrided`: tensors copied into the strides that the signature declares
     - `exchanges`: exchanges with other workers, by their way: "shared memory", "gloo all-reduce", ...
+    - `compiled`: runs of ops for which there is compiled code
+    - `compiled_runs`: how often such code ran in place of the ops
     """
 
     ops: int
@@ -617,6 +619,17 @@ class WorkerStats(Struct, array_like=True, frozen=True):
     received: dict[int, int]
     restrided: int = 0
     exchanges: dict[Name, int] = {}
+    compiled: int = 0
+    compiled_runs: int = 0
+
+
+class NotCompiled(_Record, frozen=True):
+    """News: ops of a scope with `compile` run one by one, from the one at `site` on. An answer to the client as well."""
+
+    session: int
+    scope: Name
+    site: SiteId
+    reason: Text
 
 
 class Stats(_Record, frozen=True):
@@ -677,7 +690,7 @@ class TimelineReport(_Record, tag="Timeline", frozen=True):
 Report = Union[
     Fetched, Uploaded, Queried, Failed, OpFailed, Synchronized, Versions, Traffic, Stats, MemoryReport, TimelineReport,
     Progress,
-    StoreReady, Goodbye,
+    StoreReady, NotCompiled, Goodbye,
 ]  # fmt: skip
 
 
@@ -762,5 +775,5 @@ class Rejected(_Record, frozen=True):
 
 Answer = Union[
     TensorRead, MoreRoomNeeded, Uploaded, Queried, Failed, OpFailed, Synchronized, VersionsRead, Located, TrafficRead,
-    StatsRead, MemoryRead, TimelineRead, Lost, Joined, Gathered, Rejected, Welcome, Refused, Waiting, Goodbye,
+    StatsRead, MemoryRead, TimelineRead, Lost, Joined, Gathered, NotCompiled, Rejected, Welcome, Refused, Waiting, Goodbye,
 ]  # fmt: skip

@@ -35,30 +35,16 @@ class NotDescribed(Exception):
     """An op that cannot be a step of a piece, with the reason."""
 
 
-def describe(bound: BoundOp | UnavailableOp | BoundProgram) -> DescribedOp:
-    """Raises NotDescribed."""
+def describe(bound: BoundOp | UnavailableOp | BoundProgram, count: int) -> DescribedOp:
+    """The calls of an op that takes `count` tensors. Raises NotDescribed."""
     if isinstance(bound, UnavailableOp):
         raise NotDescribed("this worker does not have it")
     if isinstance(bound, BoundProgram):
         return _ProgramCalls(bound.program, bound.worker).described()
     signature = bound.signature
-    return _whole(signature)
-
-
-def _whole(signature: Signature) -> DescribedOp:
-    inputs = tuple(range(input_count(signature)))
-    outputs = tuple(range(len(inputs), len(inputs) + len(signature.outputs)))
-    return DescribedOp((DescribedCall(signature, inputs, outputs),), (*outputs, *signature.writes))
-
-
-def input_count(signature: Signature) -> int:
-    return 1 + max((_last_input(arg) for arg in (*signature.args, *signature.kwargs.values())), default=-1)
-
-
-def _last_input(arg: Arg) -> int:
-    if isinstance(arg, Input):
-        return arg.index
-    return max((_last_input(item) for item in getattr(arg, "values", ())), default=-1)
+    outputs = tuple(range(count, count + len(signature.outputs)))
+    call = DescribedCall(signature, tuple(range(count)), outputs)
+    return DescribedOp((call,), (*outputs, *signature.writes))
 
 
 class _ProgramCalls:

@@ -12,20 +12,13 @@ from gt.worker.engines.torch_private import find_tags
 # Compiled code would check indices inside of a loop over elements: an exception there ends the process if the loop runs
 # in several threads, and may leave results half written.
 _INDEXING = frozenset(
-    "_embedding_bag _embedding_bag_forward_only _unsafe_index _unsafe_index_put _unsafe_masked_index embedding "
-    "_unsafe_masked_index_put_accumulate embedding_dense_backward embedding_renorm gather index index_add index_copy "
-    "index_fill index_put _index_put_impl index_reduce index_select kthvalue masked_scatter masked_select "
-    "max_unpool2d max_unpool3d multi_margin_loss multi_margin_loss_backward multilabel_margin_loss_forward "
-    "multilabel_margin_loss_backward nll_loss_forward nll_loss_backward nll_loss2d_forward nll_loss2d_backward put "
-    "scatter scatter_add scatter_reduce segment_reduce _segment_reduce_backward take take_along_dim one_hot bincount "
-    "adaptive_max_pool2d_backward adaptive_max_pool3d_backward fractional_max_pool2d_backward "
-    "fractional_max_pool3d_backward max_pool2d_with_indices_backward max_pool3d_with_indices_backward".split()
+    ["_embedding_bag", "_embedding_bag_forward_only", "_unsafe_index", "_unsafe_index_put", "_unsafe_masked_index", "embedding", "_unsafe_masked_index_put_accumulate", "embedding_dense_backward", "embedding_renorm", "gather", "index", "index_add", "index_copy", "index_fill", "index_put", "_index_put_impl", "index_reduce", "index_select", "kthvalue", "masked_scatter", "masked_select", "max_unpool2d", "max_unpool3d", "multi_margin_loss", "multi_margin_loss_backward", "multilabel_margin_loss_forward", "multilabel_margin_loss_backward", "nll_loss_forward", "nll_loss_backward", "nll_loss2d_forward", "nll_loss2d_backward", "put", "scatter", "scatter_add", "scatter_reduce", "segment_reduce", "_segment_reduce_backward", "take", "take_along_dim", "one_hot", "bincount", "adaptive_max_pool2d_backward", "adaptive_max_pool3d_backward", "fractional_max_pool2d_backward", "fractional_max_pool3d_backward", "max_pool2d_with_indices_backward", "max_pool3d_with_indices_backward"]
 )
 
 # Torch raises an error for a divisor of 0; compiled code ends the process.
-_DIVIDING = frozenset("div divide floor_divide remainder fmod gcd lcm".split())
+_DIVIDING = frozenset(["div", "divide", "floor_divide", "remainder", "fmod", "gcd", "lcm"])
 
-_FUSED = frozenset("_fused_adam _fused_adamw _fused_sgd _fused_adagrad".split())
+_FUSED = frozenset(["_fused_adam", "_fused_adamw", "_fused_sgd", "_fused_adagrad"])
 
 
 def reason_to_stay_eager(signature: Signature, inputs: Sequence[TensorMeta]) -> str | None:

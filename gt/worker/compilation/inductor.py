@@ -34,9 +34,7 @@ def find_vector_instructions() -> None:
     torch._inductor.cpu_vec_isa.pick_vec_isa()
 
 
-def compile_graph(
-    graph: torch.fx.GraphModule, inputs: Sequence[torch.Tensor], threads: int, directory: Path
-) -> Path:
+def compile_graph(graph: torch.fx.GraphModule, inputs: Sequence[torch.Tensor], threads: int, directory: Path) -> Path:
     """Compile a graph to a shared library in a directory (AOTInductor)."""
     options = {
         "aot_inductor.output_path": str(directory / "piece.so"),

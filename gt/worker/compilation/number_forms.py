@@ -105,7 +105,9 @@ def _for_each(form: Form) -> Form:
             return argument[position] if isinstance(argument, list) else argument
 
         return [
-            form(tensor, *[item(other, i) for other in others], **{name: item(other, i) for name, other in named.items()})
+            form(
+                tensor, *[item(other, i) for other in others], **{name: item(other, i) for name, other in named.items()}
+            )
             for i, tensor in enumerate(tensors)
         ]
 

@@ -74,7 +74,7 @@ class Compiled(Struct, array_like=True, frozen=True, tag=True):
     seconds: float
 
 
-class NotCompiled(Struct, array_like=True, frozen=True, tag=True):
+class CompileFailed(Struct, array_like=True, frozen=True, tag=True):
     """A piece cannot be compiled: because of the step number `step`, or as a whole (-1)."""
 
     key: Name
@@ -82,7 +82,7 @@ class NotCompiled(Struct, array_like=True, frozen=True, tag=True):
     step: Place = -1
 
 
-CompileAnswer: TypeAlias = Union[Compiled, NotCompiled]
+CompileAnswer: TypeAlias = Union[Compiled, CompileFailed]
 
 
 def needed_registers(steps: Sequence[PieceStep], count: int) -> list[int]:

@@ -3,14 +3,28 @@
 from __future__ import annotations
 
 import fcntl
+import hashlib
 import os
 import shutil
 import stat
+import tempfile
+import time
 from pathlib import Path
 
 SOCKET = "socket"
 LOG = "log"
 _LOCK = "lock"
+
+
+def shared_directory(endpoint: str) -> Path:
+    """The directory of the workers of this user that join the server at an endpoint."""
+    name = hashlib.sha256(endpoint.encode()).hexdigest()[:16]
+    return Path(tempfile.gettempdir()) / f"gt-compile-{os.getuid()}-{name}"
+
+
+def own_directory() -> Path:
+    """A directory for this process alone."""
+    return Path(tempfile.gettempdir()) / f"gt-compile-{os.getuid()}-{os.getpid()}-{time.monotonic_ns():x}"
 
 
 def make_private(directory: Path) -> None:

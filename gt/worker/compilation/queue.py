@@ -10,18 +10,20 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 import msgspec
 
 from gt.core.errors import ConnectionLost
+from gt.core.settings import CompileSettings
 from gt.worker.compilation import private_directory
 from gt.worker.compilation.frames import FrameReader, FrameWriter
-from gt.worker.compilation.pieces import CompileAnswer, CompileRequest, NotCompiled, Piece
+from gt.worker.compilation.pieces import CompileAnswer, CompileFailed, CompileRequest, Piece
 
 log = logging.getLogger("gt.compile")
 _CONNECT_SECONDS = 120.0  # a server imports torch's compiler before it listens
+_END_SECONDS = 5.0
 COMPILERS = ("g++", "clang++")
 
 
@@ -32,39 +34,47 @@ def find_compiler(environ: Mapping[str, str] = os.environ) -> str | None:
 
 
 class CompileQueue:
-    """Sends pieces to the compile server at a directory, and collects its answers. Each piece gets one answer."""
+    """Sends pieces to the compile server at a directory. Each piece gets one answer, which `poll` passes on. With
+    `is_alone` no other process uses the server, which ends when the queue is closed."""
 
-    def __init__(self, directory: Path, limit: float, niceness: int = 19) -> None:
+    def __init__(self, directory: Path, settings: CompileSettings, *, is_alone: bool = False) -> None:
         self._directory = directory
-        self._options = ["--limit", str(limit), "--nice", str(niceness)]
+        self._options = ["--limit", str(settings.seconds), "--nice", str(settings.niceness)]
         self._link: socket.socket | None = None
+        self._is_alone = is_alone
+        self._known: dict[str, CompileAnswer] = {}
         self._answers: list[CompileAnswer] = []
+        self._takers: dict[str, list[Callable[[CompileAnswer], None]]] = {}
         self._pending: dict[str, bytes] = {}
         self._decoder: msgspec.msgpack.Decoder[CompileAnswer] = msgspec.msgpack.Decoder(CompileAnswer)
         self._give_up = 0.0
         self._server: subprocess.Popen[bytes] | None = None
 
-    def submit(self, piece: Piece) -> str:
-        """Ask for a piece; returns its key."""
+    def submit(self, piece: Piece, take: Callable[[CompileAnswer], None]) -> None:
+        """Ask for a piece; `take` is called with the answer, by `poll`."""
         key = piece.key
-        if key not in self._pending:
+        self._takers.setdefault(key, []).append(take)
+        if key in self._known:
+            self._answers.append(self._known[key])
+        elif key not in self._pending:
             self._pending[key] = msgspec.msgpack.encode(CompileRequest(key, piece))
             self._give_up = time.monotonic() + _CONNECT_SECONDS
             if self._link is not None:
                 self._guarded(lambda: self._writer.write(self._pending[key]))
             else:
                 self._connect()
-        return key
 
-    def poll(self) -> list[CompileAnswer]:
-        """The answers that have come since the last call."""
+    def poll(self) -> None:
+        """Pass on the answers that have come since the last call."""
         if self._pending:
             if self._link is None:
                 self._connect()
             if self._link is not None:
                 self._guarded(self._receive)
         answers, self._answers = self._answers, []
-        return answers
+        for answer in answers:
+            for take in self._takers.pop(answer.key, []):
+                take(answer)
 
     @property
     def is_waiting(self) -> bool:
@@ -75,25 +85,38 @@ class CompileQueue:
         if self._link is not None:
             self._link.close()
             self._link = None
-        if self._server is not None and self._server.poll() is None:
-            self._server.returncode = 0  # it ends by itself, as it may serve other workers: not a child to wait for
+        if self._server is not None:
+            self._leave_server(self._server)
         self._pending.clear()
+        self._takers.clear()
         with contextlib.suppress(OSError):
             held = private_directory.lock(self._directory)
             if held is not None:
                 private_directory.remove(self._directory)
                 os.close(held)
 
+    def _leave_server(self, server: subprocess.Popen[bytes]) -> None:
+        if not self._is_alone:
+            server.returncode = server.poll() or 0  # it may serve other workers: not a child to wait for
+            return
+        server.terminate()
+        try:
+            server.wait(_END_SECONDS)
+        except subprocess.TimeoutExpired:
+            server.kill()
+            server.wait()
+
     def _receive(self) -> None:
         self._writer.write()
         for data in self._reader.read():
             answer = self._decoder.decode(data)
             if self._pending.pop(answer.key, None) is not None:
+                self._known[answer.key] = answer
                 self._answers.append(answer)
 
-    def _guarded(self, action: object) -> None:
+    def _guarded(self, action: Callable[[], object]) -> None:
         try:
-            action()  # type: ignore[operator]
+            action()
         except (ConnectionLost, msgspec.MsgspecError) as error:
             self._fail(f"the compile server has ended: {error}")
 
@@ -101,7 +124,7 @@ class CompileQueue:
         if self._link is not None:
             self._link.close()
             self._link = None
-        self._answers += [NotCompiled(key, reason) for key in self._pending]
+        self._answers += [CompileFailed(key, reason) for key in self._pending]
         self._pending.clear()
 
     def _connect(self) -> None:

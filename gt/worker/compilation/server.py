@@ -32,7 +32,7 @@ from gt.core.errors import ConnectionLost
 from gt.worker.compilation import private_directory
 from gt.worker.compilation.frames import FrameReader, FrameWriter
 from gt.worker.compilation.inductor import compile_graph, find_vector_instructions
-from gt.worker.compilation.pieces import CompileAnswer, Compiled, CompileRequest, NotCompiled, Piece
+from gt.worker.compilation.pieces import CompileAnswer, Compiled, CompileFailed, CompileRequest, Piece
 from gt.worker.compilation.tracing import UntraceableStep, trace
 
 log = logging.getLogger("gt.compile")
@@ -161,14 +161,14 @@ class CompileServer:
         try:
             answer = msgspec.msgpack.decode(data, type=CompileAnswer)
         except msgspec.MsgspecError:
-            answer = NotCompiled(job.key, f"the compiler process ended with status {status}")
+            answer = CompileFailed(job.key, f"the compiler process ended with status {status}")
         self._answer(answer)
 
     def _check_time(self) -> None:
         job = self._job
         if job is not None and (time.monotonic() > job.deadline or _cpu_seconds(job.pid) > self._limit):
             self._end_job()
-            self._answer(NotCompiled(job.key, f"it took longer than {self._limit:g} s (GT_COMPILE_TIMEOUT)"))
+            self._answer(CompileFailed(job.key, f"it took longer than {self._limit:g} s (GT_COMPILE_TIMEOUT)"))
 
     def _end_job(self) -> None:
         if self._job is not None:
@@ -218,10 +218,10 @@ def compile_piece(directory: Path, key: str, piece: Piece) -> CompileAnswer:
         traced = trace(piece)
         path = compile_graph(traced.graph, traced.inputs, piece.threads, directory)
     except UntraceableStep as error:
-        return NotCompiled(key, f"it cannot be traced: {error}", error.step)
+        return CompileFailed(key, f"it cannot be traced: {error}", error.step)
     except Exception as error:
         log.warning("a piece was not compiled", exc_info=True)
-        return NotCompiled(key, f"{type(error).__name__}: {error}"[:2000])
+        return CompileFailed(key, f"{type(error).__name__}: {error}"[:2000])
     seconds = time.monotonic() - began
     return Compiled(key, str(path), traced.takes, traced.writes, traced.outputs, seconds)
 

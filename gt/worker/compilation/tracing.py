@@ -107,9 +107,7 @@ class _TracedRun:
         if not self.numbers:
             return list(self._piece.scalars), given
         places = iter(range(self.numbers))
-        scalars = [
-            NumberTensor(given[0][next(places)]) if scalar is None else scalar for scalar in self._piece.scalars
-        ]
+        scalars = [NumberTensor(given[0][next(places)]) if scalar is None else scalar for scalar in self._piece.scalars]
         return scalars, given[1:]
 
     def _run_step(
