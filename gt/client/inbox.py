@@ -142,15 +142,20 @@ class Inbox:
                 log.warning("%s", describe_loss(answer, self._channel.how_it_ended(answer.pid)))
             elif isinstance(answer, Joined | Uploaded):
                 continue
-            elif isinstance(answer, NotCompiled):
-                signals_log.warning("%s", describe_eager_scope(answer, self._sites.lookup(answer.site)))
-            elif isinstance(answer, Gathered):
-                sharding_log.warning("%s", describe_gathering(answer, self._sites.lookup(answer.site)))
+            elif isinstance(answer, Gathered | NotCompiled):
+                self._tell(answer)
             elif answer.request in self._abandoned:  # type: ignore[union-attr]
                 self._abandoned.discard(answer.request)  # type: ignore[union-attr]
             else:
                 self._answers[answer.request] = received  # type: ignore[union-attr]
         return bool(arrived)
+
+    def _tell(self, news: Gathered | NotCompiled) -> None:
+        site = self._sites.lookup(news.site)
+        if isinstance(news, Gathered):
+            sharding_log.warning("%s", describe_gathering(news, site))
+        else:
+            signals_log.warning("%s", describe_eager_scope(news, site))
 
     def unshown(self) -> list[Failure]:
         """Failures that no read has shown, taken out of the inbox."""

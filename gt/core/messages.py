@@ -624,7 +624,7 @@ class WorkerStats(Struct, array_like=True, frozen=True):
 
 
 class NotCompiled(_Record, frozen=True):
-    """News: ops of a scope with `compile` run one by one, from the one at `site` on. An answer to the client as well."""
+    """News for the client as well: ops of a scope with `compile` run one by one, from the one at `site` on."""
 
     session: int
     scope: Name
@@ -775,5 +775,6 @@ class Rejected(_Record, frozen=True):
 
 Answer = Union[
     TensorRead, MoreRoomNeeded, Uploaded, Queried, Failed, OpFailed, Synchronized, VersionsRead, Located, TrafficRead,
-    StatsRead, MemoryRead, TimelineRead, Lost, Joined, Gathered, NotCompiled, Rejected, Welcome, Refused, Waiting, Goodbye,
+    StatsRead, MemoryRead, TimelineRead, Lost, Joined, Gathered, NotCompiled, Rejected, Welcome, Refused, Waiting,
+    Goodbye,
 ]  # fmt: skip

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 from array import array
 from collections.abc import Sequence
-from pathlib import Path
 
 import torch
 
 from gt.core.signatures import Number
 from gt.worker.compilation.comparison import difference
-from gt.worker.compilation.loaded_code import load_code
+from gt.worker.compilation.loaded_code import Code
 from gt.worker.compilation.pieces import Compiled, Piece
 
 
@@ -18,8 +17,8 @@ class CompiledCode:
     """Call it only for values that `fits`. It gives the live tensors of the piece, in order, and writes to the inputs
     at the positions `writes`. Live tensors share memory as those of the piece do."""
 
-    def __init__(self, piece: Piece, compiled: Compiled) -> None:
-        self._code = load_code(Path(compiled.path))
+    def __init__(self, piece: Piece, compiled: Compiled, code: Code) -> None:
+        self._code = code
         self._takes = compiled.takes
         self.writes = compiled.writes
         self._outputs = [(output.source, output.view) for output in compiled.outputs]
@@ -77,8 +76,8 @@ class CompiledCode:
         after: Sequence[torch.Tensor],
         expected: Sequence[torch.Tensor],
     ) -> str | None:
-        """Why the code does not do what the ops did, for inputs from before them (`with_own_memory`), inputs after them,
-        and their live tensors; None if it does."""
+        """Why the code does not do what the ops did, for inputs from before them (`with_own_memory`), inputs after
+        them, and their live tensors; None if it does."""
         self._note_shared_memory(values, scalars)
         found = self([*values], scalars)
         for position in self.writes:

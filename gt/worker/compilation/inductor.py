@@ -1,4 +1,4 @@
-"""The private parts of torch that the compile server uses. tests/worker/compilation/test_inductor.py tries each of them.
+"""The private parts of torch that the compile server uses. tests/worker/compilation/test_inductor.py tries each.
 
 Importing this module imports torch's compiler, which takes seconds: workers do not.
 """

@@ -1,7 +1,7 @@
 """Pieces: runs of ops between exchanges, as records that the compile server binds and traces by itself.
 
-A piece works on numbered registers: first its inputs, then the results of its steps. Equal pieces, such as the layers of
-a transformer, have the same key on all workers of a host, and are compiled once.
+A piece works on numbered registers: first its inputs, then the results of its steps. Equal pieces, such as the layers
+of a transformer, have the same key on all workers of a host, and are compiled once.
 """
 
 from __future__ import annotations

@@ -6,6 +6,7 @@ import logging
 import time
 from collections import Counter
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Any, TypeAlias
 
 import torch
@@ -17,6 +18,7 @@ from gt.core.segments import SegmentOp
 from gt.core.signatures import Number
 from gt.worker.bound_segments import Block, BoundSegment, Variant
 from gt.worker.compilation.compiled_code import CompiledCode
+from gt.worker.compilation.loaded_code import load_code
 from gt.worker.compilation.pieces import CompileAnswer, CompileFailed
 from gt.worker.compilation.queue import COMPILERS, CompileQueue, find_compiler
 from gt.worker.compilation.segment_pieces import PlacedPiece, find_runs, make_piece
@@ -249,7 +251,6 @@ class CompiledBlock:
         self._trial: CompiledCode | None = None
         self._asked = 0
         self._is_asked = False
-        self._eager_seconds = 0.0
 
     def submit(self) -> None:
         self._asked += 1
@@ -315,6 +316,8 @@ class CompiledBlock:
             return
         began = time.perf_counter()
         code(copies, scalars)
+        compiled = time.perf_counter() - began
+        log.info("%s: %.0f us compiled, %.0f us eager", self._describe(), compiled * 1e6, eager * 1e6)
         self._code = code
         self._hot.compiler.segments += 1
 
@@ -346,7 +349,7 @@ class CompiledBlock:
                 self._fail(f"{self._describe()} runs eagerly: {answer.reason}")
             return
         try:
-            self._trial = CompiledCode(self._placed.piece, answer)
+            self._trial = CompiledCode(self._placed.piece, answer, load_code(Path(answer.path)))
         except Exception as error:
             self._fail(f"{self._describe()} runs eagerly: its code cannot be loaded: {error}")
         else:

@@ -1,9 +1,9 @@
 """The compile server: one process for the workers of a host, which compiles pieces one after another at low priority.
 
 It forks a process for each piece, after torch's compiler was imported once: that process can be ended when it takes too
-long, together with the C++ compiler that it runs. The limit is one of CPU time, since a process of low priority may wait
-long for a CPU; in all it may take ten times as long. The server ends, and removes its directory, when its last worker has
-gone, however that ended: the kernel closes the connection.
+long, together with the C++ compiler that it runs. The limit is one of CPU time, since a process of low priority may
+wait long for a CPU; in all it may take ten times as long. The server ends, and removes its directory, when its last
+worker has gone, however that ended: the kernel closes the connection.
 """
 
 from __future__ import annotations
