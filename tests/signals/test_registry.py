@@ -187,18 +187,6 @@ def test_a_circle_that_python_closes_is_reported_with_the_line_of_the_file(regis
         registry.check_backward("b")
 
 
-def test_compile_is_logged_once_as_having_no_effect_yet(registry, write, caplog):
-    with caplog.at_level(logging.WARNING, "gt.signals"):
-        registry.register("a", ROWS)
-        registry.load(write("b: {}\nc: {compile: true}\nd: {compile: true}\n"))
-        registry.register("e", SignalConfig(compile=True))
-        registry.clear()
-        registry.register("e", SignalConfig(compile=True))
-    (record,) = caplog.records
-    assert (record.name, record.levelname) == ("gt.signals", "WARNING")
-    assert "compile of signal 'c'" in record.getMessage() and "config.yaml:2" in record.getMessage()
-    assert "no effect yet" in record.getMessage()
-
 
 @pytest.fixture
 def hasty_threads():

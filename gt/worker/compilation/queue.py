@@ -142,7 +142,11 @@ class CompileQueue:
         else:
             self._link = link
             self._reader, self._writer = FrameReader(link), FrameWriter(link)
-            self._guarded(lambda: [self._writer.write(request) for request in self._pending.values()])
+            self._guarded(self._send_pending)
+
+    def _send_pending(self) -> None:
+        for request in self._pending.values():
+            self._writer.write(request)
 
     def _start_server(self) -> None:
         """Start a server, unless one is about to listen."""

@@ -29,6 +29,7 @@ def step(x: torch.Tensor, p: torch.Tensor, m: torch.Tensor) -> list[torch.Tensor
 
 @needs_compiler
 @pytest.mark.timeout(900)
+@pytest.mark.filterwarnings("ignore")  # of torch, when it imports its compiler
 def test_compiled_code_does_what_the_ops_do(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path / "cache"))
     inputs = [torch.rand(8, 16), torch.rand(16, 16), torch.rand(16, 16)]

@@ -13,7 +13,9 @@ def number(value: float) -> NumberTensor:
     return NumberTensor(torch.tensor(value, dtype=torch.float64))
 
 
-def arguments(op: str, dtype: torch.dtype, *, is_form: bool, shape: tuple[int, ...]) -> tuple[list[object], dict[str, object]]:
+def arguments(
+    op: str, dtype: torch.dtype, *, is_form: bool, shape: tuple[int, ...]
+) -> tuple[list[object], dict[str, object]]:
     """Values for the parameters of an op: numbers of its type `number`, in a form or as they are."""
     generator = torch.Generator().manual_seed(0)
     args: list[object] = []
