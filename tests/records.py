@@ -8,6 +8,7 @@ from gt.core.messages import (
     Answer,
     BeginModule,
     BeginStep,
+    ByteRange,
     Collective,
     Command,
     CreateTensor,
@@ -50,7 +51,6 @@ from gt.core.messages import (
     Rejected,
     Report,
     RunOp,
-    Segment,
     Stats,
     StatsRead,
     StoreReady,
@@ -172,7 +172,7 @@ PROGRAM = Program(  # with an example of every kind of step
 FAILURE = Failure(
     2, "aten.mm.default", ("float32[2, 3]", "float32[4]"), 9, own(7), "RuntimeError", "shapes", "Traceback ..."
 )
-INLINE, SHARED = Segment("", 16), Segment("gt-1-1-2-0123456789abcdef", 16)
+INLINE, SHARED = ByteRange("", 16), ByteRange("gt-1-1-2-0123456789abcdef", 16)
 
 INSTRUCTIONS: list[Instruction] = [
     DefineOp(own(1), RICH),

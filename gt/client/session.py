@@ -31,6 +31,7 @@ from gt.core.errors import GTError, OpError, SessionError
 from gt.core.ids import FIRST_QUERY_ID, MAX_RESULTS, SESSION_SHIFT
 from gt.core.messages import (
     CURRENT,
+    ByteRange,
     CreateTensor,
     DefineOp,
     DefineSite,
@@ -52,7 +53,6 @@ from gt.core.messages import (
     ReadVersions,
     Redistribute,
     RunOp,
-    Segment,
     StatsRead,
     Synchronize,
     TensorRead,
@@ -178,9 +178,9 @@ class Session:
         layout = partial.replace(partial=()) if partial is not None else layout
         data = self._bytes_of(plain, layout)
         storage = Storage(self, next(self.ids), geometry)
-        segment = Segment("", geometry.nbytes)
+        byte_range = ByteRange("", geometry.nbytes)
         record = layout.record() if layout is not None else None
-        instruction = CreateTensor(storage.id, geometry.meta(), segment, record, self.sites.current())
+        instruction = CreateTensor(storage.id, geometry.meta(), byte_range, record, self.sites.current())
         if geometry.nbytes >= SHARE_BYTES and self._channel.is_asynchronous:
             self.inbox.collect_now()  # an answer may tell that the memory of an earlier upload is free
         self.outbox.emit_upload(instruction, data, at_once=geometry.nbytes > MAX_BYTES)
@@ -215,7 +215,7 @@ class Session:
         """Read a tensor, with room for so many bytes."""
         request = next(self.ids)
         site = self.sites.current()
-        place = Segment("", nbytes) if nbytes >= SHARE_BYTES else None
+        place = ByteRange("", nbytes) if nbytes >= SHARE_BYTES else None
         self.outbox.submit(lambda ids: FetchTensor(request, ids[0], version, site, place), [storage])
         return self._answer(request)
 

@@ -7,7 +7,7 @@ a RunOp is an instruction and a command. In one process the same records are pas
 A record declares what other modules need to know about it, and `gt.core.record_fields` reads the declarations:
 
 - the types of its id fields say whose the ids are and which of them are new (`Id`, `NewId`, see `gt.core.ids`);
-- a field `segment` or `segments` says that the bytes of tensors travel with the record;
+- a field `byte_range` or `byte_ranges` says that the bytes of tensors travel with the record;
 - a command's `timeline_name` is its name in a recorded timeline, None if it is not recorded.
 """
 
@@ -41,9 +41,8 @@ class _Record(Struct, array_like=True, tag=True, frozen=True, gc=False):
     """Base of all messages. Tagged by class name, so a union of records is decoded and validated in one pass."""
 
 
-class Segment(Struct, array_like=True, frozen=True):
-    """Bytes of a tensor: in a named shared-memory segment, from `offset` on, or, with an empty name, after the message
-    itself."""
+class ByteRange(Struct, array_like=True, frozen=True):
+    """Bytes of a tensor: in a named shared buffer, from `offset` on, or, with an empty name, after the message."""
 
     name: Name
     nbytes: Annotated[int, Meta(ge=0, lt=1 << 52)]
@@ -78,7 +77,7 @@ class WorkerInfo(Struct, array_like=True, frozen=True):
 
 class Welcome(_Record, frozen=True):
     """`ident` is a client's session or a worker's id. `session_secret` is known to the session only and marks its
-    shared-memory segments. `instruction_log` is the path of the server's log, if it writes one."""
+    shared buffers. `instruction_log` is the path of the server's log, if it writes one."""
 
     version: Name
     ident: int
@@ -153,7 +152,7 @@ class CreateTensor(_Record, frozen=True):
 
     id: NewId
     meta: TensorMeta
-    segment: Segment
+    byte_range: ByteRange
     layout: SpecRecord | None
     site: SiteId
 
@@ -231,7 +230,7 @@ class FetchTensor(_Record, frozen=True):
     id: Id
     version: Version = CURRENT
     site: SiteId = 0
-    place: Segment | None = None
+    place: ByteRange | None = None
 
 
 class ReadVersions(_Record, frozen=True):
@@ -345,7 +344,7 @@ class WorkerCreateTensor(_Record, frozen=True):
     timeline_name: ClassVar = "upload"
     id: NewId
     meta: TensorMeta
-    segment: Segment
+    byte_range: ByteRange
     site: SiteId
 
 
@@ -354,7 +353,7 @@ class WorkerFetchTensor(_Record, frozen=True):
     request: Id
     id: Id
     version: Version = CURRENT
-    place: Segment | None = None
+    place: ByteRange | None = None
 
 
 class WorkerBeginStep(_Record, frozen=True):
@@ -461,7 +460,7 @@ class Fetched(_Record, frozen=True):
     """The part of a tensor that a worker was asked for."""
 
     request: Id
-    segment: Segment
+    byte_range: ByteRange
 
 
 class TensorRead(_Record, tag="Fetched", frozen=True):
@@ -469,7 +468,7 @@ class TensorRead(_Record, tag="Fetched", frozen=True):
     tensor."""
 
     request: Id
-    segments: tuple[Segment, ...]
+    byte_ranges: tuple[ByteRange, ...]
     layout: SpecRecord | None = None
 
 

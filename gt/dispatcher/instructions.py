@@ -8,6 +8,7 @@ from typing import Any, TypeAlias
 from gt.core.messages import (
     BeginModule,
     BeginStep,
+    ByteRange,
     Command,
     CreateTensor,
     DefineOp,
@@ -30,7 +31,6 @@ from gt.core.messages import (
     ReadVersions,
     Redistribute,
     RunOp,
-    Segment,
     Stats,
     Synchronize,
     Synchronized,
@@ -244,19 +244,19 @@ class Instructions:
     def _create(self, session: SessionRecord, create: CreateTensor, buffer: Buffer | None) -> None:
         """Send each worker of the layout its own part; without a layout, all to the worker with the fewest bytes."""
         self._state.require_new((create.id,))
-        meta, segment = create.meta, create.segment
-        if segment.nbytes != meta.nbytes:
-            raise InvalidInstruction(f"{segment.nbytes} bytes cannot be a tensor {meta} of {meta.nbytes} bytes")
+        meta, byte_range = create.meta, create.byte_range
+        if byte_range.nbytes != meta.nbytes:
+            raise InvalidInstruction(f"{byte_range.nbytes} bytes cannot be a tensor {meta} of {meta.nbytes} bytes")
         spec = self._layout_of_upload(create)
         self._state.note_use(session.ident, spec.mesh.workers)
-        parts, offset = distinct_parts(spec, meta.shape), segment.offset
+        parts, offset = distinct_parts(spec, meta.shape), byte_range.offset
         sizes = [part.elements * ITEM_BYTES[meta.dtype] for part in parts]
         for part, nbytes, piece in zip(parts, sizes, split_bytes(buffer, sizes), strict=True):
-            own = Segment(segment.name, nbytes, offset)
+            own = ByteRange(byte_range.name, nbytes, offset)
             command = WorkerCreateTensor(create.id, meta.part(box_shape(part.box)), own, create.site)
             self._outgoing.command(part.workers, command, piece)
-            offset += nbytes if segment.name else 0
-        if segment.name:
+            offset += nbytes if byte_range.name else 0
+        if byte_range.name:
             self._requests.wait(create.id, spec.mesh.workers, Uploaded)
         self._state.add_tensor(create.id, TensorRecord.of(meta, spec, placed=create.layout is not None or None))
 

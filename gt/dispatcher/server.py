@@ -177,7 +177,7 @@ class Server:
                 peer.reading.note_taken(instruction.nbytes)
                 continue
             if isinstance(instruction, CreateTensor):
-                _require_own_segment(peer, instruction.segment.name)
+                _require_own_segment(peer, instruction.byte_range.name)
             elif isinstance(instruction, FetchTensor) and instruction.place is not None:
                 _require_own_segment(peer, instruction.place.name)
             instructions.append(instruction)

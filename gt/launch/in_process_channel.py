@@ -10,7 +10,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from gt.core.message_events import Observer
-from gt.core.messages import Command, Instruction, Report, RunOp, Segment, Welcome
+from gt.core.messages import ByteRange, Command, Instruction, Report, RunOp, Welcome
 from gt.dispatcher.dispatcher import Dispatcher
 from gt.dispatcher.message_queue import Outgoing, ToClient, ToWorkers
 from gt.version import __version__
@@ -129,7 +129,7 @@ def _make_executor(worker: int, backend: str) -> Executor:
     return Executor(worker, engine, MemoryExchange(), _export, owns_buffers=False)
 
 
-def _export(nbytes: int, place: Segment | None, write: WriteBytes) -> tuple[Segment, memoryview]:
+def _export(nbytes: int, place: ByteRange | None, write: WriteBytes) -> tuple[ByteRange, memoryview]:
     data = np.empty(nbytes, dtype=np.uint8).data
     write(data)
-    return Segment("", nbytes), data
+    return ByteRange("", nbytes), data

@@ -18,7 +18,7 @@ from dataclasses import dataclass, field
 
 from gt.core.errors import ProtocolError
 from gt.core.ids import short_id
-from gt.core.messages import Segment
+from gt.core.messages import ByteRange
 from gt.wire import shared_memory
 
 log = logging.getLogger("gt.wire")
@@ -53,7 +53,7 @@ class SegmentPool:
     _lock: threading.RLock = field(default_factory=threading.RLock)
     _has_warned: bool = False
 
-    def reserve(self, ident: int, nbytes: int) -> tuple[Segment, memoryview] | None:
+    def reserve(self, ident: int, nbytes: int) -> tuple[ByteRange, memoryview] | None:
         """A segment for an upload or read; None if there is too little shared memory."""
         with self._lock:
             while self._returned:
@@ -62,7 +62,7 @@ class SegmentPool:
             if segment is None:
                 return None
             self._used[ident] = segment
-            return Segment(segment.name, nbytes), segment.data[:nbytes]
+            return ByteRange(segment.name, nbytes), segment.data[:nbytes]
 
     def _take_free(self, nbytes: int) -> _KeptSegment | None:
         """The smallest free segment that fits. One much larger is left for larger tensors."""
@@ -106,7 +106,7 @@ class SegmentPool:
             if segment is not None:
                 segment.remove()
 
-    def parts(self, ident: int, segments: Sequence[Segment]) -> list[memoryview]:
+    def parts(self, ident: int, segments: Sequence[ByteRange]) -> list[memoryview]:
         """The parts of a read that are in its segment, each of which keeps the segment in use. Raises ProtocolError for
         parts that are not in it."""
         if not segments:

@@ -9,6 +9,7 @@ from typing import Any, TypeAlias
 
 from gt.core.ids import session_of
 from gt.core.messages import (
+    ByteRange,
     Command,
     DefineOp,
     Failed,
@@ -25,7 +26,6 @@ from gt.core.messages import (
     ReadVersions,
     Report,
     RunOp,
-    Segment,
     Stats,
     StoreReady,
     Synchronize,
@@ -65,9 +65,9 @@ from gt.worker.timeline_recorder import Recorder
 log = logging.getLogger("gt.worker")
 ReportAndBytes: TypeAlias = tuple[Report, Buffer | None]
 WriteBytes: TypeAlias = Callable[[memoryview], None]
-Export: TypeAlias = Callable[[int, Segment | None, WriteBytes], tuple[Segment, memoryview]]
+Export: TypeAlias = Callable[[int, ByteRange | None, WriteBytes], tuple[ByteRange, memoryview]]
 """Writes a tensor that leaves the worker to memory: given its size, the client's shared memory for it, if any, and a
-function that writes the bytes. Returns the segment and its memory."""
+function that writes the bytes. Returns the byte range and its memory."""
 
 
 class Executor:
@@ -269,13 +269,13 @@ class Executor:
 
     def _create(self, command: WorkerCreateTensor) -> None:
         try:
-            is_owned = self._owns_buffers and not command.segment.name
+            is_owned = self._owns_buffers and not command.byte_range.name
             self.tensors[command.id] = self.engine.from_buffer(next(self._buffers), command.meta, is_owned)
         except Exception as error:
             failure = make_failure(self.worker, "upload", (str(command.meta),), command, error)
             self.tensors[command.id] = FailedValue(failure)
             self._report(OpFailed(session_of(command.id), failure))
-        if command.segment.name:
+        if command.byte_range.name:
             self._report(Uploaded(command.id))
 
     def _free(self, command: FreeTensors) -> None:
@@ -315,12 +315,12 @@ class Executor:
                 self._report(Failed(command.request, value.failure))
                 return
             write = partial(self.engine.read_into, value)
-            segment, data = self._export(self.engine.nbytes(value), command.place, write)
+            byte_range, data = self._export(self.engine.nbytes(value), command.place, write)
         except Exception as error:
             failure = make_failure(self.worker, "fetch", (), command, error)
             self._report(Failed(command.request, failure, is_own_failure=True))
             return
-        self._report(Fetched(command.request, segment), data)
+        self._report(Fetched(command.request, byte_range), data)
 
     def _synchronize(self, command: Synchronize) -> None:
         self._settle()

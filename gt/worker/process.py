@@ -14,13 +14,13 @@ from typing import Any, cast
 
 from gt.core.errors import ConnectionLost, ProtocolError, ServerLost
 from gt.core.messages import (
+    ByteRange,
     Command,
     Fetched,
     Goodbye,
     Hello,
     Refused,
     Report,
-    Segment,
     Welcome,
     WorkerCreateTensor,
     WorkerLosePeer,
@@ -237,12 +237,12 @@ class WorkerProcess:
             self._send(reports, payloads)
 
     def _bytes(self, command: WorkerCreateTensor, payload: Sequence[Frame]) -> Buffer:
-        segment = command.segment
-        if not segment.name:
+        byte_range = command.byte_range
+        if not byte_range.name:
             return join(payload)
-        return self._segments.view(segment.name, segment.offset, segment.nbytes) if segment.nbytes else b""
+        return self._segments.view(byte_range.name, byte_range.offset, byte_range.nbytes) if byte_range.nbytes else b""
 
-    def _export(self, nbytes: int, place: Segment | None, write: WriteBytes) -> tuple[Segment, memoryview]:
+    def _export(self, nbytes: int, place: ByteRange | None, write: WriteBytes) -> tuple[ByteRange, memoryview]:
         """The client's memory for a tensor, if it has given one that can be mapped."""
         if place is not None and self._shares_memory and nbytes == place.nbytes:
             try:
@@ -254,7 +254,7 @@ class WorkerProcess:
                 return place, data
         data = memoryview(bytearray(nbytes))
         write(data)
-        return Segment("", nbytes), data
+        return ByteRange("", nbytes), data
 
     def _check_server(self) -> None:
         pid, mark = self._server
@@ -280,7 +280,7 @@ class WorkerProcess:
 
 
 def _is_inline(report: Any) -> bool:
-    return isinstance(report, Fetched) and not report.segment.name
+    return isinstance(report, Fetched) and not report.byte_range.name
 
 
 def _make_progress() -> tuple[str, MutableSequence[int]]:

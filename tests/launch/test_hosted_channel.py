@@ -12,13 +12,13 @@ import torch
 import gt
 from gt.client import session as sessions
 from gt.core.messages import (
+    ByteRange,
     CreateTensor,
     Fetched,
     FetchTensor,
     LocateTensor,
     Lost,
     Rejected,
-    Segment,
     Synchronize,
     Synchronized,
     TensorRead,
@@ -63,7 +63,7 @@ def test_answers_are_handed_over_and_not_sent(server):
 def test_the_bytes_of_an_answer_are_handed_over(server):
     server.instruct(1, [CreateTensor(own(1), SMALL, INLINE, None, 0)], [[bytes(16)]])
     server.instruct(1, [FetchTensor(own(2), own(1))], [])
-    server.hear(b"worker", Fetched(own(2), Segment("", 16)), payloads=[[bytes(range(16))]])
+    server.hear(b"worker", Fetched(own(2), ByteRange("", 16)), payloads=[[bytes(range(16))]])
     ((answer, carried),) = server.heard
     assert Payloads(None).unpack(answer, carried) == Received(answer, [bytes(range(16))])
 
@@ -107,16 +107,16 @@ def directory(tmp_path, monkeypatch):
 
 
 def upload(nbytes):
-    return CreateTensor(own(1), SMALL, Segment("", nbytes), None, 0)
+    return CreateTensor(own(1), SMALL, ByteRange("", nbytes), None, 0)
 
 
 def test_large_tensors_are_shared_and_small_ones_are_not(directory):
     large, small = bytes(shared_memory.SHARE_BYTES), bytes(8)
     with contextlib.closing(Payloads(fill)) as payloads:
         packed, carried = payloads.pack([upload(len(large)), Synchronize(own(2)), upload(8)], [large, small])
-        assert [bool(packed[0].segment.name), packed[1], packed[2]] == [True, Synchronize(own(2)), upload(8)]
+        assert [bool(packed[0].byte_range.name), packed[1], packed[2]] == [True, Synchronize(own(2)), upload(8)]
         assert carried == [[], [small]]
-        assert bytes(AttachedSegments().view(packed[0].segment.name, 0, len(large))) == large
+        assert bytes(AttachedSegments().view(packed[0].byte_range.name, 0, len(large))) == large
     assert list(directory.iterdir()) == []
 
 
@@ -133,7 +133,7 @@ def test_bytes_travel_in_the_message_when_shared_memory_is_full(directory, monke
     monkeypatch.setattr(shared_memory, "create", full)
     large = bytes(shared_memory.SHARE_BYTES)
     payloads = Payloads(fill)
-    fetch = FetchTensor(own(2), own(1), place=Segment("", len(large)))
+    fetch = FetchTensor(own(2), own(1), place=ByteRange("", len(large)))
     for _ in range(2):
         packed, carried = payloads.pack([upload(len(large)), fetch], [large])
         assert (packed, carried) == ([upload(len(large)), FetchTensor(own(2), own(1))], [[large]])
@@ -143,9 +143,9 @@ def test_bytes_travel_in_the_message_when_shared_memory_is_full(directory, monke
 
 def test_bytes_that_are_elsewhere_are_the_failure_of_one_request(directory):
     with contextlib.closing(Payloads(fill)) as payloads:
-        (fetch,), _ = payloads.pack([FetchTensor(own(1), own(5), place=Segment("", shared_memory.SHARE_BYTES))], [])
-        for segment in (Segment("gt-1-1-1-0123456789abcdef", 8), Segment(fetch.place.name, 1 << 30)):
-            received = payloads.unpack(TensorRead(own(1), (segment,)), [[]])
+        (fetch,), _ = payloads.pack([FetchTensor(own(1), own(5), place=ByteRange("", shared_memory.SHARE_BYTES))], [])
+        for byte_range in (ByteRange("gt-1-1-1-0123456789abcdef", 8), ByteRange(fetch.place.name, 1 << 30)):
+            received = payloads.unpack(TensorRead(own(1), (byte_range,)), [[]])
             assert (type(received.answer), received.answer.request, received.buffers) == (Rejected, own(1), ())
             assert "was not given for request" in received.answer.reason
         assert payloads.unpack(Synchronized(own(2)), ()) == Received(Synchronized(own(2)))

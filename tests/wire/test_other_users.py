@@ -19,7 +19,7 @@ import zmq
 import gt
 from gt.client import session as sessions
 from gt.core.errors import SettingsError
-from gt.core.messages import CreateTensor, FetchTensor, Located, LocateTensor, Refused, Rejected, Segment
+from gt.core.messages import ByteRange, CreateTensor, FetchTensor, Located, LocateTensor, Refused, Rejected
 from gt.dispatcher.message_queue import ToClient
 from gt.launch.local_processes import LocalProcesses
 from gt.wire import shared_memory
@@ -245,14 +245,14 @@ def test_a_session_cannot_take_the_segment_of_another(tmp_path, monkeypatch, fau
         (thief,) = server.hear(b"thief", hello("client"))
         assert victim.session_secret and victim.session_secret != thief.session_secret
         name, _ = shared_memory.create(16, session_secret=victim.session_secret)
-        create = CreateTensor(own(1, thief.ident), SMALL, Segment(name, 16), None, 0)
+        create = CreateTensor(own(1, thief.ident), SMALL, ByteRange(name, 16), None, 0)
         (refused,) = server.hear(b"thief", create)
         assert "is not one of session 2" in refused.reason and (tmp_path / name).exists()
         server.hear(b"thief", CreateTensor(own(1, thief.ident), SMALL, INLINE, None, 0), payloads=[[bytes(16)]])
-        fetch = FetchTensor(own(2, thief.ident), own(1, thief.ident), place=Segment(name, 16))
+        fetch = FetchTensor(own(2, thief.ident), own(1, thief.ident), place=ByteRange(name, 16))
         (written,) = server.hear(b"thief", fetch)
         assert written.reason == refused.reason, "a thief cannot have a worker write to it either"
-        server.hear(b"victim", CreateTensor(own(1, victim.ident), SMALL, Segment(name, 16), None, 0))
+        server.hear(b"victim", CreateTensor(own(1, victim.ident), SMALL, ByteRange(name, 16), None, 0))
         (answer,) = server.hear(b"victim", LocateTensor(own(2), own(1)))
         assert isinstance(answer, Located)
         fault("a session names the segment of another's upload", "refused: " + refused.reason.split(" (server")[0])

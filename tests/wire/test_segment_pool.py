@@ -6,7 +6,7 @@ import stat
 import pytest
 
 from gt.core.errors import ProtocolError
-from gt.core.messages import Segment
+from gt.core.messages import ByteRange
 from gt.wire import segment_pool, shared_memory
 from gt.wire.segment_pool import SegmentPool
 from gt.wire.shared_memory import AttachedSegments, is_made_with
@@ -84,7 +84,7 @@ def test_more_than_the_limit_is_not_kept(pool, directory, monkeypatch):
 def test_a_read_is_in_use_until_its_bytes_are_garbage(pool):
     segment, data = pool.reserve(1, SIZE)
     data[:4] = b"abcd"
-    left, right = pool.parts(1, [Segment(segment.name, 2), Segment(segment.name, 2, 2)])
+    left, right = pool.parts(1, [ByteRange(segment.name, 2), ByteRange(segment.name, 2, 2)])
     assert (bytes(left), bytes(right)) == (b"ab", b"cd")
     del left
     assert reserve(pool, 2) != segment.name
@@ -92,11 +92,11 @@ def test_a_read_is_in_use_until_its_bytes_are_garbage(pool):
     assert reserve(pool, 3) == segment.name
 
 
-@pytest.mark.parametrize("wrong", [Segment("gt-1-1-1-0123456789abcdef", 4), Segment("", SIZE, 1 << 20)])
+@pytest.mark.parametrize("wrong", [ByteRange("gt-1-1-1-0123456789abcdef", 4), ByteRange("", SIZE, 1 << 20)])
 def test_parts_outside_the_segment_are_refused(pool, wrong):
     segment, _ = pool.reserve(1, SIZE)
     with pytest.raises(ProtocolError, match="was not given for request"):
-        pool.parts(1, [Segment(wrong.name or segment.name, wrong.nbytes, wrong.offset)])
+        pool.parts(1, [ByteRange(wrong.name or segment.name, wrong.nbytes, wrong.offset)])
 
 
 def test_an_id_without_a_segment_is_ignored(pool):

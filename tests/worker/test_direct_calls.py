@@ -4,7 +4,7 @@ import pytest
 import torch
 
 import gt
-from gt.core.messages import DefineOp, Failed, OpFailed, RunOp, Segment, WorkerCreateTensor, WorkerFetchTensor
+from gt.core.messages import ByteRange, DefineOp, Failed, OpFailed, RunOp, WorkerCreateTensor, WorkerFetchTensor
 from gt.core.signatures import Input, ListArg, Scalar, Signature
 from gt.worker.bound_ops import BoundOp
 from gt.worker.direct_calls import bind_arguments, is_in_order
@@ -128,7 +128,7 @@ def test_a_direct_write_gives_its_tensor_a_new_id():
     engine = PyTorchEngine("cpu")
     executor = Executor(0, engine, MemoryExchange(), None, owns_buffers=False)
     meta = engine.meta(torch.zeros(2))
-    creates = [WorkerCreateTensor(ident, meta, Segment("", 0), 1) for ident in (LEFT, RIGHT)]
+    creates = [WorkerCreateTensor(ident, meta, ByteRange("", 0), 1) for ident in (LEFT, RIGHT)]
     signature = Signature("aten.add_.Tensor", (X, Y), {}, ((), ()), (0,), (), ())
     writes = [RunOp(OP, (old, RIGHT), (new,), (), 0, 1) for old, new in ((LEFT, FIRST), (FIRST, SECOND))]
     with engine.isolated():
@@ -143,7 +143,7 @@ def test_a_write_that_fails_is_not_run_again():
     calls = []
     executor = Executor(0, engine, MemoryExchange(), None, owns_buffers=False)
     meta = engine.meta(torch.zeros(2))
-    creates = [WorkerCreateTensor(ident, meta, Segment("", 0), 1) for ident in (LEFT, RIGHT)]
+    creates = [WorkerCreateTensor(ident, meta, ByteRange("", 0), 1) for ident in (LEFT, RIGHT)]
     signature = Signature("aten.add_.Tensor", (X, Y), {}, ((), ()), (0,), (), ())
     with engine.isolated():
         executor.run([DefineOp(OP, signature), *creates], [bytearray(meta.nbytes)] * 2)

@@ -4,6 +4,7 @@ import pytest
 import zmq
 
 from gt.core.messages import (
+    ByteRange,
     DefineOp,
     Failed,
     Fetched,
@@ -12,7 +13,6 @@ from gt.core.messages import (
     QueryOp,
     Report,
     RunOp,
-    Segment,
     Synchronize,
     Synchronized,
     Uploaded,
@@ -70,7 +70,7 @@ def worker(tmp_path):
 
 
 def create(ident, shape=SMALL, name="", nbytes=16):
-    return WorkerCreateTensor(ident, shape, Segment(name, nbytes), 0)
+    return WorkerCreateTensor(ident, shape, ByteRange(name, nbytes), 0)
 
 
 def run(inputs, outputs):
@@ -102,16 +102,16 @@ def test_a_tensor_is_written_to_the_clients_memory(worker, tmp_path, monkeypatch
     name, data = shared_memory.create(BIG.nbytes + 8)
     content = bytes(range(256)) * (BIG.nbytes // 256)
     worker.send(create(A, BIG, nbytes=BIG.nbytes), payloads=[[content]])
-    place = Segment(name, BIG.nbytes, 8)
+    place = ByteRange(name, BIG.nbytes, 8)
     assert worker.send(WorkerFetchTensor(REQUEST, A, place=place)) == [Fetched(REQUEST, place)]
     assert bytes(data) == bytes(8) + content
 
 
-@pytest.mark.parametrize("gone", [Segment("gt-1-1-1-0123456789abcdef", BIG.nbytes), Segment("x", BIG.nbytes)])
+@pytest.mark.parametrize("gone", [ByteRange("gt-1-1-1-0123456789abcdef", BIG.nbytes), ByteRange("x", BIG.nbytes)])
 def test_bytes_travel_in_the_message_when_the_clients_memory_is_gone(worker, gone):
     content = bytes(range(256)) * (BIG.nbytes // 256)
     worker.send(create(A, BIG, nbytes=BIG.nbytes), payloads=[[content]])
-    assert worker.send(WorkerFetchTensor(REQUEST, A, place=gone)) == [Fetched(REQUEST, Segment("", BIG.nbytes))]
+    assert worker.send(WorkerFetchTensor(REQUEST, A, place=gone)) == [Fetched(REQUEST, ByteRange("", BIG.nbytes))]
     assert worker.bytes == [content]
 
 
@@ -119,15 +119,15 @@ def test_a_tensor_that_cannot_be_read_fails_its_request_and_leaves_no_segment(wo
     def fail(*_):
         raise MemoryError("no room on the device")
 
-    monkeypatch.setattr(shared_memory, "_DIRECTORY", tmp_path / "segments")
-    (tmp_path / "segments").mkdir()
+    monkeypatch.setattr(shared_memory, "_DIRECTORY", tmp_path / "byte_ranges")
+    (tmp_path / "byte_ranges").mkdir()
     worker.send(create(A, BIG, nbytes=BIG.nbytes), payloads=[[bytes(BIG.nbytes)]])
     monkeypatch.setattr(worker.executor.engine, "read_into", fail)
     (answer,) = worker.send(WorkerFetchTensor(REQUEST, A))
     failure = answer.failure
     assert isinstance(answer, Failed) and answer.is_own_failure
     assert (failure.op, failure.origin, failure.kind) == ("fetch", REQUEST, "MemoryError")
-    assert list((tmp_path / "segments").iterdir()) == []
+    assert list((tmp_path / "byte_ranges").iterdir()) == []
 
 
 def test_fetching_an_unknown_tensor_fails(worker):
