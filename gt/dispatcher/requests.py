@@ -108,7 +108,7 @@ class Requests:
                 raise ProtocolError(f"a tensor of {asked.nbytes} bytes was read as {reply.byte_range.nbytes} bytes")
             if reply.byte_range.name and reply.byte_range != asked.place:
                 raise ProtocolError(
-                    f"segment {reply.byte_range.name} is not the one that worker {worker} was to write to"
+                    f"shared buffer {reply.byte_range.name} is not the one that worker {worker} was to write to"
                 )
         received = reply.received if isinstance(reply, Traffic) else ()
         received = reply.stats.received if isinstance(reply, Stats) else received

@@ -22,11 +22,11 @@ from gt.core.messages import (
 )
 from gt.wire.client_channel import Buffer, Received, Upload, UploadWriter, as_buffer
 from gt.wire.codec import Payload, join
-from gt.wire.segment_pool import SegmentPool
+from gt.wire.shared_buffer_pool import SharedBufferPool
 from gt.wire.shared_memory import SHARE_BYTES
 
 CopyBytes: TypeAlias = Callable[[memoryview, Buffer], None]
-"""Copies bytes into a shared segment."""
+"""Copies bytes into a shared buffer."""
 
 
 class Payloads:
@@ -35,10 +35,10 @@ class Payloads:
 
     def __init__(self, copy: CopyBytes | None) -> None:
         self._copy = copy
-        self._pool = SegmentPool()
+        self._pool = SharedBufferPool()
 
     def open(self, session_secret: str, shares_memory: bool = True) -> None:
-        """The session has begun. `session_secret` seals the names of its segments."""
+        """The session has begun. `session_secret` seals the names of its shared buffers."""
         self._pool.session_secret = session_secret
         if not shares_memory:
             self._copy = None

@@ -28,7 +28,7 @@ from gt.wire import shared_memory
 from gt.wire.client_channel import Received
 from gt.wire.lifeline import clear_up, note_processes
 from gt.wire.payloads import Payloads
-from gt.wire.shared_memory import AttachedSegments
+from gt.wire.shared_memory import AttachedBuffers
 from tests.dispatcher.recording_server import RecordingServer, hello
 from tests.records import INLINE, SMALL, own
 from tests.subprocesses import wait_until
@@ -116,7 +116,7 @@ def test_large_tensors_are_shared_and_small_ones_are_not(directory):
         packed, carried = payloads.pack([upload(len(large)), Synchronize(own(2)), upload(8)], [large, small])
         assert [bool(packed[0].byte_range.name), packed[1], packed[2]] == [True, Synchronize(own(2)), upload(8)]
         assert carried == [[], [small]]
-        assert bytes(AttachedSegments().view(packed[0].byte_range.name, 0, len(large))) == large
+        assert bytes(AttachedBuffers().view(packed[0].byte_range.name, 0, len(large))) == large
     assert list(directory.iterdir()) == []
 
 
@@ -177,7 +177,7 @@ def test_a_directory_whose_name_is_too_long_is_an_error(tmp_path, monkeypatch):
         gt.init(workers=1)
 
 
-def test_the_first_process_to_end_removes_the_segments_of_all(directory, tmp_path_factory):
+def test_the_first_process_to_end_removes_the_shared_buffers_of_all(directory, tmp_path_factory):
     """Also for those that were killed and could not."""
     family = tmp_path_factory.mktemp("family")
     note_processes(family, [111, 222])

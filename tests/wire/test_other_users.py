@@ -1,4 +1,4 @@
-"""Other users of the machine, and other sessions, can neither join a server nor read its keys and segments."""
+"""Other users of the machine, and other sessions, can neither join a server nor read its keys and shared buffers."""
 
 import contextlib
 import os
@@ -221,10 +221,10 @@ def test_a_server_that_was_killed_and_started_again_is_found(monkeypatch, fault)
             )
 
 
-# Segments
+# Shared buffers
 
 
-def test_a_segment_is_known_by_its_sessions_secret(tmp_path, monkeypatch):
+def test_a_shared_buffer_is_known_by_its_sessions_secret(tmp_path, monkeypatch):
     monkeypatch.setattr(shared_memory, "_DIRECTORY", tmp_path)
     name, _ = shared_memory.create(8, session_secret="ours")
     assert shared_memory.is_made_with(name, "ours")
@@ -236,7 +236,7 @@ def test_a_segment_is_known_by_its_sessions_secret(tmp_path, monkeypatch):
     )
 
 
-def test_a_session_cannot_take_the_segment_of_another(tmp_path, monkeypatch, fault):
+def test_a_session_cannot_take_the_shared_buffer_of_another(tmp_path, monkeypatch, fault):
     monkeypatch.setattr(shared_memory, "_DIRECTORY", tmp_path)
     server = RecordingServer()
     with contextlib.closing(server):
@@ -255,7 +255,9 @@ def test_a_session_cannot_take_the_segment_of_another(tmp_path, monkeypatch, fau
         server.hear(b"victim", CreateTensor(own(1, victim.ident), SMALL, ByteRange(name, 16), None, 0))
         (answer,) = server.hear(b"victim", LocateTensor(own(2), own(1)))
         assert isinstance(answer, Located)
-        fault("a session names the segment of another's upload", "refused: " + refused.reason.split(" (server")[0])
+        fault(
+            "a session names the shared buffer of another's upload", "refused: " + refused.reason.split(" (server")[0]
+        )
 
 
 # Limits

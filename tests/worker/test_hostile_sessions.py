@@ -80,7 +80,7 @@ def run(inputs, outputs):
 @pytest.mark.parametrize(
     ("name", "nbytes"), [("gt-1-1-1-0123456789abcdef", 16), ("gt-1-1-1-0123456789abcdef", 0), ("x", 16)]
 )
-def test_a_segment_that_is_gone_is_a_failure_of_its_tensor_only(worker, name, nbytes):
+def test_a_shared_buffer_that_is_gone_is_a_failure_of_its_tensor_only(worker, name, nbytes):
     report, uploaded = worker.send(create(A, SMALL, name, nbytes), create(B), payloads=[[], [bytes(16)]])
     assert isinstance(report, OpFailed) and (report.failure.op, report.failure.origin) == ("upload", A)
     assert uploaded == Uploaded(A), "the client gets its memory back"
@@ -90,7 +90,7 @@ def test_a_segment_that_is_gone_is_a_failure_of_its_tensor_only(worker, name, nb
     ]
 
 
-def test_an_empty_segment_is_a_failure_of_its_tensor(worker, tmp_path, monkeypatch):
+def test_an_empty_shared_buffer_is_a_failure_of_its_tensor(worker, tmp_path, monkeypatch):
     monkeypatch.setattr(shared_memory, "_DIRECTORY", tmp_path)
     (tmp_path / "gt-1-1-1-0123456789abcdef").touch()
     report, _ = worker.send(create(A, SMALL, "gt-1-1-1-0123456789abcdef"))
@@ -115,7 +115,7 @@ def test_bytes_travel_in_the_message_when_the_clients_memory_is_gone(worker, gon
     assert worker.bytes == [content]
 
 
-def test_a_tensor_that_cannot_be_read_fails_its_request_and_leaves_no_segment(worker, tmp_path, monkeypatch):
+def test_a_tensor_that_cannot_be_read_fails_its_request_and_leaves_no_shared_buffer(worker, tmp_path, monkeypatch):
     def fail(*_):
         raise MemoryError("no room on the device")
 

@@ -1,7 +1,7 @@
-"""Shared segments of one session, which are used again, since most of the cost of a fresh one is faulting in its pages.
+"""Shared buffers of one session, which are used again, since most of the cost of a fresh one is faulting in its pages.
 
 The client makes them: it fills them for uploads, and workers fill them for reads. So all bytes of a session are in
-memory of that session, and one process removes them. A worker maps a segment once (`AttachedSegments`).
+memory of that session, and one process removes them. A worker maps a buffer once (`AttachedBuffers`).
 """
 
 from __future__ import annotations
@@ -23,12 +23,12 @@ from gt.wire import shared_memory
 
 log = logging.getLogger("gt.wire")
 
-MAX_KEPT = 1 << 29  # bytes that a session keeps; larger segments are removed after their use
+MAX_KEPT = 1 << 29  # bytes that a session keeps; larger buffers are removed after their use
 _ALIGNMENT = 1 << 16
 
 
 @dataclass(eq=False)
-class _KeptSegment:
+class _KeptBuffer:
     name: str
     data: memoryview
 
@@ -42,43 +42,43 @@ class _KeptSegment:
 
 
 @dataclass
-class SegmentPool:
-    """`session_secret` seals the names. A segment is in use under the id of its upload or read until `release`, or
+class SharedBufferPool:
+    """`session_secret` seals the names. A buffer is in use under the id of its upload or read until `release`, or
     until the bytes that `parts` gave are garbage."""
 
     session_secret: str = ""
-    _free: list[_KeptSegment] = field(default_factory=list)  # the least recently used first
-    _used: dict[int, _KeptSegment] = field(default_factory=dict)
+    _free: list[_KeptBuffer] = field(default_factory=list)  # the least recently used first
+    _used: dict[int, _KeptBuffer] = field(default_factory=dict)
     _returned: deque[int] = field(default_factory=deque)  # finalizers of `parts` may run at any point: they only append
     _lock: threading.RLock = field(default_factory=threading.RLock)
     _has_warned: bool = False
 
     def reserve(self, ident: int, nbytes: int) -> tuple[ByteRange, memoryview] | None:
-        """A segment for an upload or read; None if there is too little shared memory."""
+        """A buffer for an upload or read; None if there is too little shared memory."""
         with self._lock:
             while self._returned:
                 self.release(self._returned.popleft())
-            segment = self._take_free(nbytes) or self._create(nbytes)
-            if segment is None:
+            buffer = self._take_free(nbytes) or self._create(nbytes)
+            if buffer is None:
                 return None
-            self._used[ident] = segment
-            return ByteRange(segment.name, nbytes), segment.data[:nbytes]
+            self._used[ident] = buffer
+            return ByteRange(buffer.name, nbytes), buffer.data[:nbytes]
 
-    def _take_free(self, nbytes: int) -> _KeptSegment | None:
-        """The smallest free segment that fits. One much larger is left for larger tensors."""
-        fitting = [segment for segment in self._free if nbytes <= segment.nbytes <= 4 * nbytes + _ALIGNMENT]
+    def _take_free(self, nbytes: int) -> _KeptBuffer | None:
+        """The smallest free buffer that fits. One much larger is left for larger tensors."""
+        fitting = [buffer for buffer in self._free if nbytes <= buffer.nbytes <= 4 * nbytes + _ALIGNMENT]
         if not fitting:
             return None
-        found = min(fitting, key=lambda segment: segment.nbytes)
+        found = min(fitting, key=lambda buffer: buffer.nbytes)
         self._free.remove(found)
         return found
 
-    def _create(self, nbytes: int) -> _KeptSegment | None:
+    def _create(self, nbytes: int) -> _KeptBuffer | None:
         size = _rounded(nbytes)
         while self._free and self._kept() + size > MAX_KEPT:
             self._free.pop(0).remove()
         try:
-            return _KeptSegment(*shared_memory.create(size, session_secret=self.session_secret))
+            return _KeptBuffer(*shared_memory.create(size, session_secret=self.session_secret))
         except OSError as error:
             if not self._has_warned:
                 self._has_warned = True
@@ -86,46 +86,48 @@ class SegmentPool:
             return None
 
     def _kept(self) -> int:
-        return sum(segment.nbytes for segment in (*self._free, *self._used.values()))
+        return sum(buffer.nbytes for buffer in (*self._free, *self._used.values()))
 
     def release(self, ident: int) -> None:
-        """The segment of an upload or read is no longer used. Does nothing for ids without one."""
+        """The buffer of an upload or read is no longer used. Does nothing for ids without one."""
         with self._lock:
-            segment = self._used.pop(ident, None)
-            if segment is None:
+            buffer = self._used.pop(ident, None)
+            if buffer is None:
                 return
-            if self._kept() + segment.nbytes > MAX_KEPT:
-                segment.remove()
+            if self._kept() + buffer.nbytes > MAX_KEPT:
+                buffer.remove()
             else:
-                self._free.append(segment)
+                self._free.append(buffer)
 
     def discard(self, ident: int) -> None:
-        """Remove the segment of a read that failed: some worker may still write to it."""
+        """Remove the buffer of a read that failed: some worker may still write to it."""
         with self._lock:
-            segment = self._used.pop(ident, None)
-            if segment is not None:
-                segment.remove()
+            buffer = self._used.pop(ident, None)
+            if buffer is not None:
+                buffer.remove()
 
-    def parts(self, ident: int, segments: Sequence[ByteRange]) -> list[memoryview]:
-        """The parts of a read that are in its segment, each of which keeps the segment in use. Raises ProtocolError for
+    def parts(self, ident: int, byte_ranges: Sequence[ByteRange]) -> list[memoryview]:
+        """The parts of a read that are in its buffer, each of which keeps the buffer in use. Raises ProtocolError for
         parts that are not in it."""
-        if not segments:
+        if not byte_ranges:
             self.release(ident)
             return []
         used = self._used.get(ident)
-        if used is None or any(part.name != used.name or part.offset + part.nbytes > used.nbytes for part in segments):
-            raise ProtocolError(f"segment {segments[0].name} was not given for request {short_id(ident)}")
+        if used is None or any(
+            part.name != used.name or part.offset + part.nbytes > used.nbytes for part in byte_ranges
+        ):
+            raise ProtocolError(f"shared buffer {byte_ranges[0].name} was not given for request {short_id(ident)}")
         data = used.data
         # slices of a memoryview refer to the owner of its bytes, which is garbage when all slices are
         owner = (ctypes.c_byte * data.nbytes).from_buffer(data)
         weakref.finalize(owner, self._returned.append, ident).atexit = False
         view = memoryview(owner).cast("B")
-        return [view[part.offset : part.offset + part.nbytes] for part in segments]
+        return [view[part.offset : part.offset + part.nbytes] for part in byte_ranges]
 
     def close(self) -> None:
         with self._lock:
-            for segment in (*self._free, *self._used.values()):
-                segment.remove()
+            for buffer in (*self._free, *self._used.values()):
+                buffer.remove()
             self._free.clear()
             self._used.clear()
 
