@@ -84,21 +84,21 @@ class SumWork:
             flags = buffer[len(buffer) - len(entries) :]
             start = 0
             for flag, (position, task) in zip(flags, entries, strict=True):
-                segment = buffer[start : start + _size(task.part)]
-                found[position] = self._result(position, task, segment, flag)
-                start += len(segment)
+                flat = buffer[start : start + _size(task.part)]
+                found[position] = self._result(position, task, flat, flag)
+                start += len(flat)
         return [found[position] for position, _ in self._entries]
 
-    def _result(self, position: int, task: MoveTask, segment: torch.Tensor, flag: torch.Tensor) -> Result:
+    def _result(self, position: int, task: MoveTask, flat: torch.Tensor, flag: torch.Tensor) -> Result:
         if isinstance(task.value, FailedValue):
             return task.value
         if self._group.is_set([flag], self._number, position):
             return self._group.read_failure(self._number, position)
-        return task.attempt(lambda: _from_flat(task, segment))
+        return task.attempt(lambda: _from_flat(task, flat))
 
 
-class SegmentWork:
-    """All-reduces that the group cannot do as GT does: every member reduces one segment and gives it to the others."""
+class SlicedReduceWork:
+    """All-reduces that the group cannot do as GT does: every member reduces one slice and gives it to the others."""
 
     way = "all-to-all and all-gather"
 
@@ -131,8 +131,8 @@ class SegmentWork:
         task = self._entries[place].task
 
         def reduce() -> Value:
-            segments = [layout.box(task.engine, buffer, place) for layout, buffer in received.values()]
-            return task.part.reduce(task.engine, segments)
+            slices = [layout.box(task.engine, buffer, place) for layout, buffer in received.values()]
+            return task.part.reduce(task.engine, slices)
 
         return task.attempt(reduce)
 
@@ -257,10 +257,10 @@ def _copy_flat(task: MoveTask, target: torch.Tensor) -> None:
     target.copy_(torch.as_tensor(_dense_flat(task)))
 
 
-def _from_flat(task: MoveTask, segment: torch.Tensor) -> Value:
+def _from_flat(task: MoveTask, flat: torch.Tensor) -> Value:
     assert task.part.after is not None
     total = task.engine.empty(task.part.after)
-    torch.as_tensor(task.engine.flat(total)).copy_(segment)
+    torch.as_tensor(task.engine.flat(total)).copy_(flat)
     return total
 
 

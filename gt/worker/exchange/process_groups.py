@@ -18,7 +18,7 @@ from gt.worker.exchange.collective_works import (
     AllToAllWork,
     GatherWork,
     PointToPointWork,
-    SegmentWork,
+    SlicedReduceWork,
     SumWork,
     collecting,
     taken_layout,
@@ -159,15 +159,15 @@ class GroupWork:
 
 
 _WorkType: TypeAlias = (
-    type[SumWork] | type[SegmentWork] | type[GatherWork] | type[AllToAllWork] | type[PointToPointWork]
+    type[SumWork] | type[SlicedReduceWork] | type[GatherWork] | type[AllToAllWork] | type[PointToPointWork]
 )
-_IN_ORDER: tuple[_WorkType, ...] = (SumWork, SegmentWork, GatherWork, AllToAllWork, PointToPointWork)
+_IN_ORDER: tuple[_WorkType, ...] = (SumWork, SlicedReduceWork, GatherWork, AllToAllWork, PointToPointWork)
 
 
 def work_of(part: StepPart) -> _WorkType:
     """The work that does a step. All members choose the same."""
     if part.kind == "all-reduce":
-        return SumWork if part.reduction == "sum" and part.dtype in NATIVE_SUMS else SegmentWork
+        return SumWork if part.reduction == "sum" and part.dtype in NATIVE_SUMS else SlicedReduceWork
     if not part.is_even:
         return PointToPointWork
     return GatherWork if part.kind == "all-gather" else AllToAllWork

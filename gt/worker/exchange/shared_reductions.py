@@ -1,6 +1,6 @@
 """All-reduces through shared memory that are too large for every member to read all of them.
 
-The flat values of several tasks follow each other as one vector. Each member reduces one segment of it, in the order of
+The flat values of several tasks follow each other as one vector. Each member reduces one slice of it, in the order of
 the members, and the others copy the result. If there are only two members, each reduces the whole vector, which touches
 fewer bytes. A long vector is reduced chunk by chunk, so that the parts of a chunk are still in the cache when the
 others read them, and so that it needs little shared memory.
@@ -101,7 +101,7 @@ class _Vector:
             self._reduce_whole(chunk, addends, totals)
             group.finish(number)
         else:
-            self._reduce_segments(number, chunk, addends, totals)
+            self._reduce_slices(number, chunk, addends, totals)
 
     def _reduce_whole(self, chunk: Interval, addends: Sequence[Value | None], totals: Sequence[Value | None]) -> None:
         for task, own, place in self._overlaps(chunk):
@@ -111,10 +111,10 @@ class _Vector:
                 if isinstance(done, FailedValue):
                     self._failed[task] = done
 
-    def _reduce_segments(
+    def _reduce_slices(
         self, number: int, chunk: Interval, addends: Sequence[Value | None], totals: Sequence[Value | None]
     ) -> None:
-        """Reduce this member's segment of a chunk, give that, and copy the others'."""
+        """Reduce this member's slice of a chunk, give that, and copy the others'."""
         group, (start, stop) = self._group, chunk
         cuts = balanced_cuts(stop - start, (len(group.members),))
         low, high = cuts[group.members.index(group.worker)]
@@ -176,9 +176,9 @@ class _Vector:
             if total is not None:
                 total[own] = data[place]
 
-    def _reduce_into(self, data: Value, addends: Sequence[Value | None], segment: slice) -> None:
-        parts = [addend[segment] for addend in addends if addend is not None]
-        if len(parts) == len(addends) and segment.start < segment.stop:
+    def _reduce_into(self, data: Value, addends: Sequence[Value | None], place: slice) -> None:
+        parts = [addend[place] for addend in addends if addend is not None]
+        if len(parts) == len(addends) and place.start < place.stop:
             self._part.reduce_into(self._engine, parts, data)
 
     def _overlaps(self, interval: Interval) -> Iterator[tuple[int, slice, slice]]:
