@@ -16,7 +16,7 @@ from gt.dispatcher.message_queue import Outgoing, ToClient, ToWorkers
 from gt.version import __version__
 from gt.wire.client_channel import Buffer, Received, Upload, as_buffer
 from gt.worker.engines import make_engine
-from gt.worker.exchange import MemoryExchange
+from gt.worker.exchange import InProcessExchange
 from gt.worker.exchange.in_process import run_interleaved
 from gt.worker.executor import Executor, WriteBytes
 
@@ -126,7 +126,7 @@ class InProcessChannel:
 
 def _make_executor(worker: int, backend: str) -> Executor:
     engine = make_engine(backend)
-    return Executor(worker, engine, MemoryExchange(), _export, owns_buffers=False)
+    return Executor(worker, engine, InProcessExchange(), _export, owns_buffers=False)
 
 
 def _export(nbytes: int, place: ByteRange | None, write: WriteBytes) -> tuple[ByteRange, memoryview]:

@@ -13,7 +13,7 @@ from gt.core.messages import (
     WorkerFetchTensor,
 )
 from gt.worker.engines import PyTorchEngine
-from gt.worker.exchange import MemoryExchange
+from gt.worker.exchange import InProcessExchange
 from gt.worker.executor import Executor
 from tests.records import ADD, ADD_, SMALL, meta, own, signature
 
@@ -23,7 +23,7 @@ SITE, OTHER = 9, 10
 
 def worker(number, op=ADD):
     """An executor that holds A and B, which cannot be added."""
-    executor = Executor(number, PyTorchEngine("cpu"), MemoryExchange(), None, owns_buffers=False)
+    executor = Executor(number, PyTorchEngine("cpu"), InProcessExchange(), None, owns_buffers=False)
     shapes = {A: SMALL, B: meta(3)}
     creates = [WorkerCreateTensor(ident, shape, ByteRange("", 0), SITE) for ident, shape in shapes.items()]
     assert executor.run([DefineOp(OP, op), *creates], [bytearray(shape.nbytes) for shape in shapes.values()]) == []

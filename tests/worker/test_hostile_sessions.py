@@ -26,7 +26,7 @@ from gt.wire import shared_memory
 from gt.wire.codec import Decoder, encode, join
 from gt.wire.connections import open_link
 from gt.worker.engines import PyTorchEngine
-from gt.worker.exchange.in_process import MemoryExchange
+from gt.worker.exchange.in_process import InProcessExchange
 from gt.worker.executor import Executor
 from gt.worker.failed_value import FailedValue
 from gt.worker.process import WorkerProcess
@@ -46,7 +46,7 @@ class WorkerHarness:
         self._router.bind(f"ipc://{directory}/server")
         self._worker = WorkerProcess(f"ipc://{directory}/server", "pytorch", "cpu")
         self._worker._link = open_link(f"ipc://{directory}/server", directory, 0, 0)
-        self.exchange = MemoryExchange()
+        self.exchange = InProcessExchange()
         self.executor = Executor(0, PyTorchEngine("cpu"), self.exchange, self._worker._export, owns_buffers=True)
 
     def send(self, *commands, payloads=()):

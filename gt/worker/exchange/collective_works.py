@@ -10,9 +10,9 @@ import torch
 
 from gt.core.meta import TensorMeta
 from gt.worker.engines.engine import Value
-from gt.worker.exchange.group_messages import Entry, GivenMessage, Group, GroupMessages, Message, ReceivedMessage
+from gt.worker.exchange.group_messages import Entry, GivenMessage, GroupMessages, Message, MessageGroup, ReceivedMessage
 from gt.worker.exchange.interface import MoveTask, Result
-from gt.worker.exchange.messages import MessageLayout, write_flag
+from gt.worker.exchange.message_layout import MessageLayout, write_flag
 from gt.worker.exchange.rendezvous import MEMBER_TIMEOUT
 from gt.worker.exchange.step_parts import StepPart, elements
 from gt.worker.failed_value import FailedValue
@@ -23,7 +23,7 @@ class GatherWork:
 
     way = "all-gather"
 
-    def __init__(self, group: Group, entries: Sequence[Entry]) -> None:
+    def __init__(self, group: MessageGroup, entries: Sequence[Entry]) -> None:
         self._messages = GroupMessages(group, entries)
         parts = [entry.task.part for entry in entries]
         self._rows = self._messages.gather(_even_layout(parts), [next(iter(part.gives.values()))[0] for part in parts])
@@ -38,7 +38,7 @@ class AllToAllWork:
 
     way = "all-to-all"
 
-    def __init__(self, group: Group, entries: Sequence[Entry]) -> None:
+    def __init__(self, group: MessageGroup, entries: Sequence[Entry]) -> None:
         self._messages = GroupMessages(group, entries)
         parts = [entry.task.part for entry in entries]
         given = {peer: [part.gives[peer][0] for part in parts] for peer in parts[0].gives}
@@ -54,7 +54,7 @@ class SumWork:
 
     way = "all-reduce"
 
-    def __init__(self, group: Group, entries: Sequence[Entry]) -> None:
+    def __init__(self, group: MessageGroup, entries: Sequence[Entry]) -> None:
         self._group = group
         self._number = group.number
         self._entries = entries
@@ -102,7 +102,7 @@ class SlicedReduceWork:
 
     way = "all-to-all and all-gather"
 
-    def __init__(self, group: Group, entries: Sequence[Entry]) -> None:
+    def __init__(self, group: MessageGroup, entries: Sequence[Entry]) -> None:
         self._group = group
         self._entries = entries
         count = len(group.members)
@@ -160,7 +160,7 @@ class PointToPointWork:
 
     way = "point-to-point"
 
-    def __init__(self, group: Group, entries: Sequence[Entry]) -> None:
+    def __init__(self, group: MessageGroup, entries: Sequence[Entry]) -> None:
         self._group = group
         self._messages = GroupMessages(group, entries)
         self._errors: list[Exception] = []

@@ -11,7 +11,7 @@ from gt.worker.engines.engine import Value
 from gt.worker.exchange.group_backends import GroupBackend
 from gt.worker.exchange.in_flight import InFlightSends
 from gt.worker.exchange.interface import MoveTask, Result
-from gt.worker.exchange.messages import MessageLayout
+from gt.worker.exchange.message_layout import MessageLayout
 from gt.worker.exchange.step_parts import Slices, first_failure
 from gt.worker.failed_value import FailedValue
 
@@ -30,7 +30,7 @@ class ReceivedMessage(NamedTuple):
     buffer: torch.Tensor
 
 
-class Group(Protocol):
+class MessageGroup(Protocol):
     """The members of ProcessGroup that messages need."""
 
     worker: int
@@ -52,7 +52,7 @@ class Group(Protocol):
 class GroupMessages:
     """The boxes of some tasks of one exchange, as bytes with flags."""
 
-    def __init__(self, group: Group, entries: Sequence[Entry]) -> None:
+    def __init__(self, group: MessageGroup, entries: Sequence[Entry]) -> None:
         self.group = group
         self.entries = list(entries)
         self.number = group.number

@@ -19,7 +19,7 @@ _Holders: TypeAlias = tuple[int, ...]
 _Yielded: TypeAlias = Sequence[MoveTask]
 
 
-class MemoryExchange:
+class InProcessExchange:
     """The transport of virtual workers. `run_interleaved` runs their exchanges, so `begin` is never called."""
 
     can_prefetch = False
@@ -66,7 +66,7 @@ def run_interleaved(computations: Mapping[int, Exchanging]) -> None:
         assert ready is not None, f"workers {sorted(waiting)} wait for each other"
         members = ready[0].part.members
         columns = zip(*[waiting.pop(member) for member in members], strict=True)
-        results = [exchange_in_memory(dict(zip(members, column, strict=True))) for column in columns]
+        results = [exchange_in_process(dict(zip(members, column, strict=True))) for column in columns]
         for member in members:
             _advance(member, computations[member], [column[member] for column in results], waiting)
 
@@ -86,7 +86,7 @@ def _advance(
         return
 
 
-def exchange_in_memory(tasks: Mapping[int, MoveTask]) -> dict[int, Result]:
+def exchange_in_process(tasks: Mapping[int, MoveTask]) -> dict[int, Result]:
     """The results of one task of each member. No result shares memory with a value, or with another result."""
     failed = {worker: task.value for worker, task in tasks.items() if isinstance(task.value, FailedValue)}
     recipes = {task.part.recipe: task.part.holders for task in tasks.values()}

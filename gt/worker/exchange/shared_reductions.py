@@ -25,7 +25,7 @@ CHUNK_BYTES = 1 << 22
 _ALIGNMENT = 64
 
 
-class Group(Protocol):
+class ReductionGroup(Protocol):
     """The exchanges of a group: see SharedGroup."""
 
     worker: int
@@ -48,7 +48,7 @@ def large_reductions(parts: Sequence[StepPart]) -> list[int]:
     return reduced if nbytes > ONE_SHOT_BYTES else []
 
 
-def all_reduce(group: Group, tasks: Sequence[MoveTask]) -> list[Result]:
+def all_reduce(group: ReductionGroup, tasks: Sequence[MoveTask]) -> list[Result]:
     """The totals of tasks; those of one dtype and reduction are one vector."""
     kinds = dict.fromkeys((task.part.dtype, task.part.reduction) for task in tasks)
     results: list[Result] = [None] * len(tasks)
@@ -63,7 +63,7 @@ def all_reduce(group: Group, tasks: Sequence[MoveTask]) -> list[Result]:
 class _Vector:
     """The flat values of some tasks, one after the other. `_failed` has the failures of tasks without a result."""
 
-    def __init__(self, group: Group, tasks: Sequence[MoveTask]) -> None:
+    def __init__(self, group: ReductionGroup, tasks: Sequence[MoveTask]) -> None:
         self._group = group
         self._tasks = tasks
         self._engine = tasks[0].engine
