@@ -39,8 +39,8 @@ def session_of(ident: int) -> int:
     return ident >> SESSION_SHIFT
 
 
-def is_copy(ident: int) -> bool:
-    """Whether an id of a tensor was given by the dispatcher, which gives ids to copies (and to tokens of steps)."""
+def is_dispatcher_id(ident: int) -> bool:
+    """Whether the dispatcher gave an id: to a copy of a tensor, the token of a step, or a program."""
     return FIRST_DISPATCHER_ID <= ident & ((1 << SESSION_SHIFT) - 1) < FIRST_QUERY_ID
 
 

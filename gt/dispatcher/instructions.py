@@ -42,17 +42,17 @@ from gt.core.messages import (
     WorkerReadTraffic,
 )
 from gt.core.meta import ITEM_BYTES
-from gt.dispatcher.atomic_steps import OptimizerSteps
 from gt.dispatcher.errors import IdInUse, InvalidInstruction, NoValue, NoWorkers
 from gt.dispatcher.gradient_buckets import GradientBuckets
 from gt.dispatcher.message_queue import MessageQueue, ToWorkers, split_bytes
 from gt.dispatcher.module_gathers import ModuleGathers
-from gt.dispatcher.op_definitions import CachedPlan, OpRecord, layout_of, plan_key, require_layout_fit
+from gt.dispatcher.op_definitions import CachedPlan, OpRecord, layout_from_record, plan_key, require_layout_fit
 from gt.dispatcher.plan_cache import PlanCache
 from gt.dispatcher.redistribution import Redistributor
 from gt.dispatcher.requests import Requests
 from gt.dispatcher.session_records import Buffer, Reply, ScopeRecord, SessionRecord
 from gt.dispatcher.state import State
+from gt.dispatcher.step_coordinator import StepCoordinator
 from gt.dispatcher.tensor_reads import TensorReads
 from gt.dispatcher.tensor_records import TensorRecord
 from gt.sharding.boxes import box_shape
@@ -82,7 +82,7 @@ class Instructions:
         self._requests = requests
         self._plan_cache = plan_cache
         self._buckets = GradientBuckets(state, redistributor, plan_cache)
-        steps = OptimizerSteps(state, outgoing, redistributor, self._buckets)
+        steps = StepCoordinator(state, outgoing, redistributor, self._buckets)
         self._reads = reads = TensorReads(state, outgoing, requests)
         self.actions: dict[type, Action] = {
             RunOp: self._run_op,
@@ -263,7 +263,7 @@ class Instructions:
     def _layout_of_upload(self, create: CreateTensor) -> ShardingSpec:
         if create.layout is None:
             return whole(self._state.least_loaded_mesh(), len(create.meta.shape))
-        spec = layout_of(create.layout)
+        spec = layout_from_record(create.layout)
         require_layout_fit(spec, create.meta)
         self._plan_cache.require_workers(spec.mesh)
         if spec.partial:
@@ -278,7 +278,7 @@ class Instructions:
         self._state.require_new((move.output,))
         self._buckets.reduce(session, (move.input,), "redistribute", move.site)
         tensor = self._state.tensor(move.input)
-        spec = layout_of(move.layout)
+        spec = layout_from_record(move.layout)
         require_layout_fit(spec, tensor.meta)
         self._plan_cache.require_workers(spec.mesh)
         target = spec.normal(tensor.meta.shape)

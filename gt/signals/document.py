@@ -116,7 +116,7 @@ def _scalar(node: yaml.ScalarNode) -> Plain:
     return UnsupportedValue(show(text).strip("'\""))
 
 
-class _Loader(yaml.SafeLoader):
+class _NodeLoader(yaml.SafeLoader):
     """Composes nodes only, so that no tag constructs an object. Limits nesting and aliases."""
 
     depth = 0
@@ -137,7 +137,7 @@ class _Loader(yaml.SafeLoader):
 
 def parse_document(text: str, file: str) -> Document:
     try:
-        root = yaml.compose(text, Loader=_Loader)
+        root = yaml.compose(text, Loader=_NodeLoader)
     except yaml.MarkedYAMLError as error:
         mark = error.problem_mark or error.context_mark
         line = 1 if mark is None else mark.line + 1

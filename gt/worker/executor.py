@@ -60,7 +60,7 @@ from gt.worker.failure_records import make_failure
 from gt.worker.late_failures import LateFailures
 from gt.worker.memory_recorder import MemoryRecorder
 from gt.worker.op_runner import OpRunner
-from gt.worker.timeline_recorder import Recorder
+from gt.worker.timeline_recorder import TimelineRecorder
 
 log = logging.getLogger("gt.worker")
 ReportAndBytes: TypeAlias = tuple[Report, Buffer | None]
@@ -88,7 +88,7 @@ class Executor:
         self.worker = worker
         self.engine = engine
         self.exchange = exchange
-        self.recorder = Recorder()
+        self.recorder = TimelineRecorder()
         self._runner = OpRunner(
             worker, engine, exchange, self.recorder, self._report, progress if progress is not None else [0, 0]
         )

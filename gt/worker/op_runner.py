@@ -9,7 +9,7 @@ from typing import Any, TypeAlias
 
 from msgspec.structs import replace
 
-from gt.core.ids import MAX_RESULTS, is_copy, session_of
+from gt.core.ids import MAX_RESULTS, is_dispatcher_id, session_of
 from gt.core.messages import Failed, OpFailed, Queried, QueryOp, Report, Result, RunOp
 from gt.core.meta import TensorMeta
 from gt.worker.atomic_steps import OptimizerSteps
@@ -24,7 +24,7 @@ from gt.worker.exchange.traffic import TrafficCount
 from gt.worker.failed_value import FailedValue
 from gt.worker.failure_records import make_failure, missing_output
 from gt.worker.overlapped_gathers import BegunGather, OverlappedGathers
-from gt.worker.timeline_recorder import Recorder
+from gt.worker.timeline_recorder import TimelineRecorder
 
 log = logging.getLogger("gt.worker")
 AnyBoundOp: TypeAlias = BoundOp | UnavailableOp | BoundProgram
@@ -40,7 +40,7 @@ class OpRunner:
         worker: int,
         engine: Engine,
         exchange: Exchange,
-        recorder: Recorder,
+        recorder: TimelineRecorder,
         report: Callable[[Report], None],
         progress: MutableSequence[int],
     ) -> None:
@@ -208,7 +208,7 @@ class OpRunner:
             tasks = next(computation)
         except StopIteration:
             return
-        if bound.is_gather and all(map(is_copy, command.outputs)) and self._exchange.overlaps(tasks):
+        if bound.is_gather and all(map(is_dispatcher_id, command.outputs)) and self._exchange.overlaps(tasks):
             self._begin_gather(command, computation, tasks)
         else:
             self._resume(command, computation, self._exchange_tasks(command, tasks))

@@ -96,7 +96,7 @@ def test_an_error_of_gt_is_an_error_of_the_session(server, monkeypatch):
 # Bytes of tensors
 
 
-def fill(target, source):
+def copy_bytes(target, source):
     target[:] = source
 
 
@@ -112,7 +112,7 @@ def upload(nbytes):
 
 def test_large_tensors_are_shared_and_small_ones_are_not(directory):
     large, small = bytes(shared_memory.SHARE_BYTES), bytes(8)
-    with contextlib.closing(Payloads(fill)) as payloads:
+    with contextlib.closing(Payloads(copy_bytes)) as payloads:
         packed, carried = payloads.pack([upload(len(large)), Synchronize(own(2)), upload(8)], [large, small])
         assert [bool(packed[0].byte_range.name), packed[1], packed[2]] == [True, Synchronize(own(2)), upload(8)]
         assert carried == [[], [small]]
@@ -132,7 +132,7 @@ def test_bytes_travel_in_the_message_when_shared_memory_is_full(directory, monke
 
     monkeypatch.setattr(shared_memory, "create", full)
     large = bytes(shared_memory.SHARE_BYTES)
-    payloads = Payloads(fill)
+    payloads = Payloads(copy_bytes)
     fetch = FetchTensor(own(2), own(1), place=ByteRange("", len(large)))
     for _ in range(2):
         packed, carried = payloads.pack([upload(len(large)), fetch], [large])
@@ -142,7 +142,7 @@ def test_bytes_travel_in_the_message_when_shared_memory_is_full(directory, monke
 
 
 def test_bytes_that_are_elsewhere_are_the_failure_of_one_request(directory):
-    with contextlib.closing(Payloads(fill)) as payloads:
+    with contextlib.closing(Payloads(copy_bytes)) as payloads:
         (fetch,), _ = payloads.pack([FetchTensor(own(1), own(5), place=ByteRange("", shared_memory.SHARE_BYTES))], [])
         for byte_range in (ByteRange("gt-1-1-1-0123456789abcdef", 8), ByteRange(fetch.place.name, 1 << 30)):
             received = payloads.unpack(TensorRead(own(1), (byte_range,)), [[]])

@@ -64,7 +64,7 @@ def map_peer_memory(pid: int, mark: str, descriptor: int, number: int, nbytes: i
         os.close(opened)
 
 
-def address_of(data: memoryview) -> int:
+def memory_address(data: memoryview) -> int:
     return ctypes.addressof(ctypes.c_char.from_buffer(data))
 
 

@@ -195,7 +195,7 @@ class PointToPointWork:
         messages: dict[int, Message] = {}
         for peer, (work, buffer) in self._received.items():
             with collecting(self._errors):
-                wait(work)
+                wait_for_collective(work)
                 messages[peer] = Message(taken_layout(self._parts, peer), buffer)
                 self._group.sends.confirm(peer, except_last=int(peer in self._takers))
         if self._errors:
@@ -264,7 +264,7 @@ def _from_flat(task: MoveTask, flat: torch.Tensor) -> Value:
     return total
 
 
-def wait(work: Any) -> None:
+def wait_for_collective(work: Any) -> None:
     work.wait(MEMBER_TIMEOUT)
 
 

@@ -18,7 +18,7 @@ import torch.distributed as dist
 from gt.core.cpus import usable_cpus
 from gt.worker.exchange import futex
 from gt.worker.exchange.arena import Arena, MemoryFile
-from gt.worker.exchange.collective_works import GatherWork, wait
+from gt.worker.exchange.collective_works import GatherWork, wait_for_collective
 from gt.worker.exchange.deferred_flags import DeferredFlags
 from gt.worker.exchange.failure_texts import FailureTexts
 from gt.worker.exchange.group_backends import (
@@ -56,7 +56,7 @@ class ProcessExchange:
         self._transport = transport
         self.rendezvous = Rendezvous(worker, _gpu_uuid(self._device), look_ahead)
         self.groups: dict[tuple[int, ...], AnyGroup] = {}
-        self.in_flight = InFlightSends(wait)
+        self.in_flight = InFlightSends(wait_for_collective)
         self._arena = Arena()
         self._peer_memory: dict[int, PeerMemory] = {}
         self._texts = FailureTexts(self.rendezvous.require_store, worker)
@@ -81,7 +81,7 @@ class ProcessExchange:
         self._arena.close()
         self._arena = Arena()
         self._peer_memory.clear()
-        self.in_flight = InFlightSends(wait)
+        self.in_flight = InFlightSends(wait_for_collective)
         self._prefetching = None
         self.rendezvous.leave()
 
