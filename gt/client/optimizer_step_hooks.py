@@ -25,7 +25,7 @@ MIN_STEPS = 16  # kept for every optimizer, however large its state is
 _MAX_ELEMENTS = 1 << 12  # of a plain tensor in a snapshot
 
 ON_WORKERS, NOT_KEPT = object(), object()  # in a snapshot, in place of a GT tensor, and of a value that is not kept
-State: TypeAlias = dict[torch.Tensor, dict[str, Any]]
+OptimizerState: TypeAlias = dict[torch.Tensor, dict[str, Any]]
 
 
 class OptimizerStep:
@@ -34,7 +34,7 @@ class OptimizerStep:
 
     __slots__ = ("begin", "end", "state")
 
-    def __init__(self, begin: int, state: State) -> None:
+    def __init__(self, begin: int, state: OptimizerState) -> None:
         self.begin = begin
         self.end = 0
         self.state = state
@@ -121,7 +121,7 @@ def _end(session: Session, optimizers: Sequence[Optimizer]) -> None:
         _histories[optimizer].steps[-1].end = ended.end
 
 
-def snapshot(optimizer: Optimizer) -> State:
+def snapshot(optimizer: Optimizer) -> OptimizerState:
     """A copy of an optimizer's state, without GT tensors."""
     return {
         parameter: {name: _copy_of(value) for name, value in entries.items()}
@@ -140,7 +140,7 @@ def _copy_of(value: Any) -> Any:
     return value if value is None or isinstance(value, int | float | str) else NOT_KEPT
 
 
-def restore_state(optimizer: Optimizer, state: State) -> None:
+def restore_state(optimizer: Optimizer, state: OptimizerState) -> None:
     """Give an optimizer the state of a snapshot, without its GT tensors; entries that are not in it are deleted."""
     for parameter in [parameter for parameter in optimizer.state if parameter not in state]:
         del optimizer.state[parameter]

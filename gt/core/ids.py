@@ -24,14 +24,14 @@ class IdRole(Enum):
 
 _RANGE = Meta(ge=0, lt=1 << 62)
 _COUNT = Meta(max_length=1 << 20)
-_Number: TypeAlias = Annotated[int, _RANGE]
-SiteId: TypeAlias = _Number
-ScopeId: TypeAlias = _Number
+_Int: TypeAlias = Annotated[int, _RANGE]
+SiteId: TypeAlias = _Int
+ScopeId: TypeAlias = _Int
 """Ids of sites and of scopes: each session numbers its own from 1, without the session's bits; 0 is none."""
 Id: TypeAlias = Annotated[int, _RANGE, IdRole.OWNED]
-Ids: TypeAlias = Annotated[tuple[_Number, ...], _COUNT, IdRole.OWNED]
+Ids: TypeAlias = Annotated[tuple[_Int, ...], _COUNT, IdRole.OWNED]
 NewId: TypeAlias = Annotated[int, _RANGE, IdRole.NEW]
-NewIds: TypeAlias = Annotated[tuple[_Number, ...], _COUNT, IdRole.NEW]
+NewIds: TypeAlias = Annotated[tuple[_Int, ...], _COUNT, IdRole.NEW]
 FirstResultId: TypeAlias = Annotated[int, _RANGE, IdRole.FIRST_RESULT]
 
 

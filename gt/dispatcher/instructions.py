@@ -190,22 +190,22 @@ class Instructions:
 
     def _query(self, session: SessionRecord, query: QueryOp, _: Buffer | None) -> None:
         """A query runs on whole tensors, since the shapes of its results are not known before."""
-        op = session.op(query.op_id)
-        op.require_fit_of_query(query.inputs, query.written)
+        record = session.op(query.op_id)
+        record.require_fit_of_query(query.inputs, query.written)
         self._state.require_new(query.written)
         self._state.reserve_results(session, query.first)
-        self._buckets.reduce(session, query.inputs, op.signature.op, query.site)
+        self._buckets.reduce(session, query.inputs, record.signature.op, query.site)
         policy = self._state.policy(session, query.scope)
-        mesh = self._plan_cache.mesh_of_query(op, [self._state.tensor(ident) for ident in query.inputs], policy)
+        mesh = self._plan_cache.mesh_of_query(record, [self._state.tensor(ident) for ident in query.inputs], policy)
         if any(self._must_gather(ident, mesh) for ident in query.inputs):
-            self._plan_cache.tell_of_gathering(session, op.signature.op, query.site, is_query=True)
-        written = [query.inputs[position] for position in op.signature.writes]
+            self._plan_cache.tell_of_gathering(session, record.signature.op, query.site, is_query=True)
+        written = [query.inputs[position] for position in record.signature.writes]
         for ident in written:
             self._redistributor.gather_for_good(session, ident, mesh, query.site)
         places = policy is not None and policy.places
         inputs: tuple[int, ...] = ()
         for ident in query.inputs:
-            inputs = (*inputs, self._whole_input(session, query, op, ident, mesh, places, inputs))
+            inputs = (*inputs, self._whole_input(session, query, record, ident, mesh, places, inputs))
         self._plan_cache.define_on(session, mesh.workers, query.op_id)
         renewed = [(new, self._state.tensor(old).meta) for old, new in zip(written, query.written, strict=True)]
         copies = [copy for ident in written for copy in self._state.remove(ident)[1:]]
@@ -222,7 +222,7 @@ class Instructions:
         self,
         session: SessionRecord,
         query: QueryOp,
-        op: OpRecord,
+        record: OpRecord,
         ident: int,
         mesh: DeviceMesh,
         places: bool,
@@ -230,7 +230,7 @@ class Instructions:
     ) -> int:
         target = whole(mesh, len(self._state.tensor(ident).meta.shape))
         return self._redistributor.in_layout(
-            session, ident, target, op.signature.op, query.site, places=places, in_use=in_use
+            session, ident, target, record.signature.op, query.site, places=places, in_use=in_use
         )
 
     def _must_gather(self, ident: int, mesh: DeviceMesh) -> bool:

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple, TypeAlias
 import yaml
 
 from gt.core.errors import SignalError
-from gt.signals.checks import Path, show
+from gt.signals.checks import KeyPath, show
 
 MAX_DEPTH = 32
 MAX_ALIASES = 1000
@@ -50,7 +50,7 @@ class Document:
         self._root = root
         self.value = self._read(root)
 
-    def line(self, path: Path) -> int:
+    def line(self, path: KeyPath) -> int:
         """The line of a key or list item; if it does not exist, that of the nearest enclosing value."""
         node, line = self._root, self._root.start_mark.line
         for step in path:

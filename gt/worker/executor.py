@@ -88,13 +88,18 @@ class Executor:
         self.worker = worker
         self.engine = engine
         self.exchange = exchange
-        self.recorder = TimelineRecorder()
+        self._timeline_recorder = TimelineRecorder()
         self._runner = OpRunner(
-            worker, engine, exchange, self.recorder, self._report, progress if progress is not None else [0, 0]
+            worker,
+            engine,
+            exchange,
+            self._timeline_recorder,
+            self._report,
+            progress if progress is not None else [0, 0],
         )
         self.tensors = self._runner.tensors
         self.ops = self._runner.ops
-        self._memory = MemoryRecorder(engine, self.tensors)
+        self._memory_recorder = MemoryRecorder(engine, self.tensors)
         self._steps = self._runner.steps
         self.scopes: dict[tuple[int, int], WorkerDefineScope] = {}
         self._ops_run = 0
@@ -137,14 +142,14 @@ class Executor:
         log.debug("worker %d: %d commands, %d tensors held", self.worker, len(commands), len(self.tensors))
         self._reports = []
         self._buffers = iter(buffers)
-        self._progress_time = self.recorder.clock()
+        self._progress_time = self._timeline_recorder.clock()
         if self._late is not None:
             self._late.follow(commands, goes_on=bool(self._runner.overlapped))
         self._ops_run += [*map(type, commands)].count(RunOp)
         batch = self._runner.prefetch.follow(commands)
-        if self._memory.is_on:
+        if self._memory_recorder.is_on:
             self._run_measured(batch)
-        elif self.recorder.is_on:
+        elif self._timeline_recorder.is_on:
             self._run_recorded(batch)
         else:
             self._run_batch(batch)
@@ -185,9 +190,9 @@ class Executor:
         bound = self.ops[command.op_id]
         assert isinstance(bound, BoundProgram), "only programs exchange tensors"
         computation = self._runner.run_program(command, bound)
-        if self._memory.is_on:
+        if self._memory_recorder.is_on:
             computation = self._measured(command, computation)
-        return self._recorded(command, computation) if self.recorder.is_on else computation
+        return self._recorded(command, computation) if self._timeline_recorder.is_on else computation
 
     def take_reports(self) -> list[ReportAndBytes]:
         reports, self._reports = self._reports, []
@@ -197,23 +202,23 @@ class Executor:
 
     def _run_recorded(self, commands: Iterator[Command]) -> None:
         for command in commands:
-            with self.recorder.noting(command, self._describe):
+            with self._timeline_recorder.noting(command, self._describe):
                 self._actions[type(command)](command)
 
     def _recorded(self, command: RunOp, computation: Exchanging) -> Exchanging:
-        with self.recorder.noting(command, self._describe):
+        with self._timeline_recorder.noting(command, self._describe):
             return (yield from computation)
 
     def _run_measured(self, commands: Iterator[Command]) -> None:
         for command in commands:
-            run = self._run_recorded if self.recorder.is_on else self._run_batch
+            run = self._run_recorded if self._timeline_recorder.is_on else self._run_batch
             run(iter((command,)))
             self._runner.overlapped.finish_all()
-            self._memory.note(command)
+            self._memory_recorder.note(command)
 
     def _measured(self, command: RunOp, computation: Exchanging) -> Exchanging:
         result = yield from computation
-        self._memory.note(command)
+        self._memory_recorder.note(command)
         return result
 
     def _describe(self, command: RunOp | QueryOp) -> tuple[str, str]:
@@ -237,11 +242,11 @@ class Executor:
 
     def _read_memory(self, command: ReadMemory) -> None:
         self._runner.overlapped.finish_all()
-        uses, most_copies = self._memory.take(session_of(command.request), goes_on=command.watch)
+        uses, most_copies = self._memory_recorder.take(session_of(command.request), goes_on=command.watch)
         self._report(MemoryReport(command.request, WorkerMemory(uses, most_copies)))
 
     def _read_timeline(self, command: ReadTimeline) -> None:
-        ran, dropped = self.recorder.take(session_of(command.request), command.limit)
+        ran, dropped = self._timeline_recorder.take(session_of(command.request), command.limit)
         self._report(TimelineReport(command.request, ran, dropped))
 
     def _report(self, report: Report, buffer: Buffer | None = None) -> None:
@@ -329,7 +334,7 @@ class Executor:
 
     def _report_progress(self, command: WorkerReportProgress) -> None:
         self.engine.synchronize()
-        before, self._progress_time = self._progress_time, self.recorder.clock()
+        before, self._progress_time = self._progress_time, self._timeline_recorder.clock()
         self._report(Progress(command.mark, self._progress_time - before))
 
     def _end_session(self, command: WorkerEndSession) -> None:
@@ -337,10 +342,10 @@ class Executor:
         for table in (self.tensors, self.ops):
             for ident in [ident for ident in table if session_of(ident) == command.session]:
                 del table[ident]  # type: ignore[attr-defined]
-        for session, code in [key for key in self.scopes if key[0] == command.session]:
-            del self.scopes[session, code]
-        self.recorder.forget(command.session)
-        self._memory.forget(command.session)
+        for session, scope_id in [key for key in self.scopes if key[0] == command.session]:
+            del self.scopes[session, scope_id]
+        self._timeline_recorder.forget(command.session)
+        self._memory_recorder.forget(command.session)
         self._steps.forget(command.session)
 
     # The store of the exchange

@@ -17,8 +17,7 @@ from gt.worker.bound_ops import BoundOp, UnavailableOp
 from gt.worker.bound_programs import BoundProgram
 from gt.worker.engines.engine import Engine, Value
 from gt.worker.exchange import Exchange
-from gt.worker.exchange.interface import Exchanging, MoveTask, Work, run_exchanges
-from gt.worker.exchange.interface import Result as MoveResult
+from gt.worker.exchange.interface import Exchanging, MoveResult, MoveTask, Work, run_exchanges
 from gt.worker.exchange.prefetch import ReceivePrefetch
 from gt.worker.exchange.traffic import TrafficCount
 from gt.worker.failed_value import FailedValue
@@ -40,7 +39,7 @@ class OpRunner:
         worker: int,
         engine: Engine,
         exchange: Exchange,
-        recorder: TimelineRecorder,
+        timeline_recorder: TimelineRecorder,
         report: Callable[[Report], None],
         progress: MutableSequence[int],
     ) -> None:
@@ -54,7 +53,7 @@ class OpRunner:
         self.progress = progress
         self._engine = engine
         self._exchange = exchange
-        self._recorder = recorder
+        self._timeline_recorder = timeline_recorder
         self._report = report
 
     def run(self, command: RunOp) -> None:
@@ -191,11 +190,11 @@ class OpRunner:
                 tasks = next(computation) if results is None else computation.send(results)
             except StopIteration as done:
                 return done.value
-            began = self._recorder.clock() if self._recorder.is_on else 0
+            began = self._timeline_recorder.clock() if self._timeline_recorder.is_on else 0
             results = yield tasks
             parts = [task.part for task in tasks]
             if began:
-                self._recorder.note_exchange(parts, began)
+                self._timeline_recorder.note_exchange(parts, began)
             if is_payload:
                 self.traffic.add(parts)
 

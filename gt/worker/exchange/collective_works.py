@@ -10,8 +10,15 @@ import torch
 
 from gt.core.meta import TensorMeta
 from gt.worker.engines.engine import Value
-from gt.worker.exchange.group_messages import Entry, GivenMessage, GroupMessages, Message, MessageGroup, ReceivedMessage
-from gt.worker.exchange.interface import MoveTask, Result
+from gt.worker.exchange.group_messages import (
+    BoxMessage,
+    Entry,
+    GivenMessage,
+    GroupMessages,
+    MessageGroup,
+    ReceivedMessage,
+)
+from gt.worker.exchange.interface import MoveResult, MoveTask
 from gt.worker.exchange.message_layout import MessageLayout, write_flag
 from gt.worker.exchange.rendezvous import MEMBER_TIMEOUT
 from gt.worker.exchange.step_parts import StepPart, elements
@@ -28,7 +35,7 @@ class GatherWork:
         parts = [entry.task.part for entry in entries]
         self._rows = self._messages.gather(_even_layout(parts), [next(iter(part.gives.values()))[0] for part in parts])
 
-    def finish(self) -> list[Result]:
+    def finish(self) -> list[MoveResult]:
         received = self._messages.received(self._rows)
         return [self._messages.combine(place, received) for place in range(len(self._messages.entries))]
 
@@ -44,7 +51,7 @@ class AllToAllWork:
         given = {peer: [part.gives[peer][0] for part in parts] for peer in parts[0].gives}
         self._rows = self._messages.all_to_all(_even_layout(parts), given)
 
-    def finish(self) -> list[Result]:
+    def finish(self) -> list[MoveResult]:
         received = self._messages.received(self._rows)
         return [self._messages.combine(place, received) for place in range(len(self._messages.entries))]
 
@@ -77,8 +84,8 @@ class SumWork:
             start += size
         return self._group.backend.all_reduce(buffer), buffer
 
-    def finish(self) -> list[Result]:
-        found: dict[int, Result] = {}
+    def finish(self) -> list[MoveResult]:
+        found: dict[int, MoveResult] = {}
         for entries, work, buffer in self._launched:
             self._group.wait(work)
             flags = buffer[len(buffer) - len(entries) :]
@@ -89,7 +96,7 @@ class SumWork:
                 start += len(flat)
         return [found[position] for position, _ in self._entries]
 
-    def _result(self, position: int, task: MoveTask, flat: torch.Tensor, flag: torch.Tensor) -> Result:
+    def _result(self, position: int, task: MoveTask, flat: torch.Tensor, flag: torch.Tensor) -> MoveResult:
         if isinstance(task.value, FailedValue):
             return task.value
         if self._group.is_set([flag], self._number, position):
@@ -117,14 +124,14 @@ class SlicedReduceWork:
         }
         self._rows = self._messages.all_to_all(self._layout, given)
 
-    def finish(self) -> list[Result]:
+    def finish(self) -> list[MoveResult]:
         received = self._messages.received(self._rows)
         totals = [self._reduce(place, received) for place in range(len(self._entries))]
         messages = GroupMessages(self._group, _with_values(self._entries, totals))
         gathered = messages.received(messages.gather(self._layout, [(slice(0, length),) for length in self._lengths]))
         return [self._join(messages, place, gathered) for place in range(len(self._entries))]
 
-    def _reduce(self, place: int, received: Mapping[int, Message]) -> Value | FailedValue:
+    def _reduce(self, place: int, received: Mapping[int, BoxMessage]) -> Value | FailedValue:
         failure = self._messages.failure(place, received)
         if failure is not None:
             return failure
@@ -136,7 +143,7 @@ class SlicedReduceWork:
 
         return task.attempt(reduce)
 
-    def _join(self, messages: GroupMessages, place: int, gathered: Mapping[int, Message]) -> Result:
+    def _join(self, messages: GroupMessages, place: int, gathered: Mapping[int, BoxMessage]) -> MoveResult:
         failure = messages.failure(place, gathered)
         if failure is not None:
             return failure
@@ -191,12 +198,12 @@ class PointToPointWork:
         work = self._group.backend.send(buffer, self._group.members.index(peer))
         self._group.sends.add(peer, [work], [buffer])
 
-    def finish(self) -> list[Result]:
-        messages: dict[int, Message] = {}
+    def finish(self) -> list[MoveResult]:
+        messages: dict[int, BoxMessage] = {}
         for peer, (work, buffer) in self._received.items():
             with collecting(self._errors):
                 wait_for_collective(work)
-                messages[peer] = Message(taken_layout(self._parts, peer), buffer)
+                messages[peer] = BoxMessage(taken_layout(self._parts, peer), buffer)
                 self._group.sends.confirm(peer, except_last=int(peer in self._takers))
         if self._errors:
             raise self._errors[0]

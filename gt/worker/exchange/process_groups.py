@@ -28,7 +28,7 @@ from gt.worker.exchange.failure_texts import FailureTexts
 from gt.worker.exchange.group_backends import GroupBackend
 from gt.worker.exchange.group_messages import Entry, ReceivedMessage
 from gt.worker.exchange.in_flight import InFlightSends
-from gt.worker.exchange.interface import MoveTask, Result
+from gt.worker.exchange.interface import MoveResult, MoveTask
 from gt.worker.exchange.step_parts import StepPart
 from gt.worker.failed_value import FailedValue
 
@@ -150,8 +150,8 @@ class GroupWork:
         for chosen in entries.values():
             group.count(chosen)
 
-    def finish(self) -> list[Result]:
-        results: list[Result] = [None] * self._count
+    def finish(self) -> list[MoveResult]:
+        results: list[MoveResult] = [None] * self._count
         for entries, work in self._works:
             for entry, result in zip(entries, work.finish(), strict=True):
                 results[entry.position] = result

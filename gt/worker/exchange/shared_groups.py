@@ -16,7 +16,7 @@ from gt.core.meta import TensorMeta
 from gt.worker.engines.engine import Engine, Value
 from gt.worker.exchange.arena import Arena, Block, MemoryFile
 from gt.worker.exchange.failure_texts import FailureTexts
-from gt.worker.exchange.interface import MoveTask, Result
+from gt.worker.exchange.interface import MoveResult, MoveTask
 from gt.worker.exchange.member_status import SLOTS, GroupPeer, MemberStatus
 from gt.worker.exchange.shared_reductions import all_reduce, large_reductions
 from gt.worker.exchange.step_parts import StepPart
@@ -125,8 +125,8 @@ class SharedWork:
         if self._others:
             self._guarded(self._publish)
 
-    def finish(self) -> list[Result]:
-        results: list[Result] = [None] * len(self._tasks)
+    def finish(self) -> list[MoveResult]:
+        results: list[MoveResult] = [None] * len(self._tasks)
         if self._others:
             taken = self._guarded(self._take)
             for position, result in zip(self._others, taken, strict=True):
@@ -178,7 +178,7 @@ class SharedWork:
         place = self._others[position]
         self._tasks[place] = self._tasks[place]._replace(value=failed)
 
-    def _take(self) -> list[Result]:
+    def _take(self) -> list[MoveResult]:
         group, tasks = self._group, self._tasks_of(self._others)
         takes_from = {peer for task in tasks for peer in task.part.peers}
         try:
@@ -191,7 +191,7 @@ class SharedWork:
         layout = _layout(tuple(task.part.before_of(peer) for task in tasks))
         return _Given(self._group.block_of(peer, self._number), layout.offsets)
 
-    def _result(self, position: int, task: MoveTask, given: Mapping[int, _Given]) -> Result:
+    def _result(self, position: int, task: MoveTask, given: Mapping[int, _Given]) -> MoveResult:
         part = task.part
         if part.after is None:
             return None

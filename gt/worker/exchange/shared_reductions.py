@@ -16,7 +16,7 @@ from gt.core.meta import ITEM_BYTES, TensorMeta
 from gt.sharding.boxes import Interval, balanced_cuts
 from gt.worker.engines.engine import Value
 from gt.worker.exchange.arena import Block
-from gt.worker.exchange.interface import MoveTask, Result
+from gt.worker.exchange.interface import MoveResult, MoveTask
 from gt.worker.exchange.step_parts import StepPart, elements
 from gt.worker.failed_value import FailedValue
 
@@ -48,10 +48,10 @@ def large_reductions(parts: Sequence[StepPart]) -> list[int]:
     return reduced if nbytes > ONE_SHOT_BYTES else []
 
 
-def all_reduce(group: ReductionGroup, tasks: Sequence[MoveTask]) -> list[Result]:
+def all_reduce(group: ReductionGroup, tasks: Sequence[MoveTask]) -> list[MoveResult]:
     """The totals of tasks; those of one dtype and reduction are one vector."""
     kinds = dict.fromkeys((task.part.dtype, task.part.reduction) for task in tasks)
-    results: list[Result] = [None] * len(tasks)
+    results: list[MoveResult] = [None] * len(tasks)
     for kind in kinds:
         chosen = [number for number, task in enumerate(tasks) if (task.part.dtype, task.part.reduction) == kind]
         reduced = _Vector(group, [tasks[number] for number in chosen]).reduce()
@@ -83,7 +83,7 @@ class _Vector:
         assert meta is not None
         return task.attempt(lambda: engine.flat(engine.with_strides(task.value, meta.stride)))
 
-    def reduce(self) -> list[Result]:
+    def reduce(self) -> list[MoveResult]:
         totals = [task.attempt(lambda: _empty(task)) for task in self._tasks]
         flats = [None if isinstance(total, FailedValue) else self._engine.flat(total) for total in totals]
         length = max(1, CHUNK_BYTES // self._itemsize)
