@@ -311,7 +311,7 @@ def _copied(ref: TensorRef, copies: dict[int, tuple[Storage, Storage]]) -> Tenso
     return copy if ref.path is None else StorageView(copy, ref.path, ref.geometry)
 
 
-class _Storage:
+class _PickledStorage:
     """The bytes of a storage as an object to pickle: a pickler recognises an object that it has pickled before."""
 
     __slots__ = ("__weakref__", "_storage")
@@ -323,10 +323,10 @@ class _Storage:
         return restore, (self._storage.session.fetch(self._storage), False, False)
 
 
-_storages: WeakValueDictionary[int, _Storage] = WeakValueDictionary()  # by id(), while they are being pickled
+_storages: WeakValueDictionary[int, _PickledStorage] = WeakValueDictionary()  # by id(), while they are being pickled
 
 
-def _storage_of(ref: TensorRef) -> _Storage | None:
+def _storage_of(ref: TensorRef) -> _PickledStorage | None:
     """The object to pickle for a tensor so that it stays tied to others of its storage. None if the tensor is not
     given by strides, or if the storage has gaps, which are not restored."""
     storage = ref.storage
@@ -334,7 +334,7 @@ def _storage_of(ref: TensorRef) -> _Storage | None:
     reinterpreted = storage.geometry.dtype is not ref.geometry.dtype or any(step.op in REINTERPRETING for step in steps)
     if reinterpreted or not is_dense(storage.geometry.shape, storage.geometry.stride):
         return None
-    return _storages.setdefault(id(storage), _Storage(storage))
+    return _storages.setdefault(id(storage), _PickledStorage(storage))
 
 
 def restore(value: torch.Tensor, requires_grad: bool, is_parameter: bool) -> Tensor:

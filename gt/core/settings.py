@@ -25,6 +25,9 @@ class HotPathSettings(msgspec.Struct, frozen=True):
     repetitions: int = 2
 
 
+DEFAULT_HOT_PATH = HotPathSettings()
+
+
 class Settings(msgspec.Struct, frozen=True):
     """`workers` 0, `mode` "", `transport` "", `auto_shard` None and `copy_limit` None mean that the user gave no
     value."""

@@ -27,7 +27,7 @@ class ToWorkers(msgspec.Struct, frozen=True, gc=False):
 
 
 class ToClient(msgspec.Struct, frozen=True, gc=False):
-    """An answer, with the bytes of its segments."""
+    """An answer, with the bytes of its byte ranges."""
 
     session: int
     answer: Answer

@@ -48,7 +48,7 @@ class RunPart(NamedTuple):
 
     def instructions(self) -> list[RunOp]:
         """The instructions of the client for which it stands."""
-        return list(_commands(self.body, self.run, self.part.start, self.part.end))
+        return list(self.body.expand_range(self.run, self.part.start, self.part.end, {}))  # type: ignore[arg-type]
 
 
 Single: TypeAlias = Instruction | RunPart
@@ -106,41 +106,43 @@ class Segments:
         body = segment.body
         key = self._layouts(run.externals)
         split = segment.splits.get(key) if key is not None else None
-        left: Sequence[int] = run.dead
         if split is not None:
-            left = yield from self._run_split(session, body, split, run)
-        else:
-            planned = yield from self._run_singly(session, body, run)
-            if key is not None and planned is not None:
-                self._split(session, segment, key, planned)
-        if left:
-            yield FreeTensors(tuple([body.id(run, slot) for slot in left]))
+            yield from self._run_split(session, body, split, run)
+            return
+        planned = yield from self._run_singly(session, body, run)
+        if key is not None and planned is not None:
+            self._split(session, segment, key, planned)
 
     def _run_split(
         self, session: SessionRecord, body: SegmentBody, split: SegmentSplit, run: RunSegment
-    ) -> Generator[Single, None, Sequence[int]]:
-        """Returns the dead slots that are still to be freed."""
-        position, singly = 0, frozenset[int]()
-        variants, left = _variants(body, split, run.dead)
+    ) -> Iterator[Single]:
+        position = 0
+        variants, all_frees, other_frees = _variants(body, split, run.dead)
         for part, variant in zip(split.parts, variants, strict=True):
             if position < part.start:
-                yield from _commands(body, run, position, part.start)
-            if self._can_replay(session, part, variant, body, run):
-                yield RunPart(part, variant, body, run)
-            else:
-                yield from _commands(body, run, part.start, part.end)
-                singly |= variant.gone
+                yield from body.expand_range(run, position, part.start, other_frees)
             position = part.end
-        yield from _commands(body, run, position, len(body.ops))
-        return [slot for slot in run.dead if slot in left or slot in singly] if singly else left
+            if not self._can_replay(session, part, variant, body, run):
+                yield from body.expand_range(run, part.start, part.end, all_frees)
+                continue
+            yield RunPart(part, variant, body, run)
+            if other_frees:
+                left = [slot for place in range(part.start, part.end) for slot in other_frees.get(place, ())]
+                if left:
+                    yield FreeTensors(tuple([body.id(run, slot) for slot in left]))
+        yield from body.expand_range(run, position, len(body.ops), other_frees)
 
     def _run_singly(
         self, session: SessionRecord, body: SegmentBody, run: RunSegment
     ) -> Generator[Single, None, list[PlannedOp] | None]:
         """Run the ops one by one; returns how each was planned, or None if one of them gave no value."""
         planned: list[PlannedOp] | None = []
-        for op, command in zip(body.ops, _commands(body, run, 0, len(body.ops)), strict=True):
-            layouts = self._layouts(command.inputs)
+        ops = iter(body.ops)
+        for command in body.expand(run):
+            if type(command) is not RunOp:
+                yield command
+                continue
+            op, layouts = next(ops), self._layouts(command.inputs)
             yield command
             results = [self._state.tensors.get(ident) for ident in command.outputs]
             if planned is None or layouts is None or any(result is None for result in results):
@@ -243,24 +245,17 @@ class Segments:
         self._state.commit()
 
 
-def _commands(body: SegmentBody, run: RunSegment, start: int, end: int) -> Iterator[RunOp]:
-    """The instructions for which a range of the ops of a run stands."""
-    if start < end:
-        ids = body.ids(run.first, run.externals)
-        for op in body.ops[start:end]:
-            yield body.command(op, ids, run.scalars)
-
-
 def _variants(body: SegmentBody, split: SegmentSplit, dead: tuple[int, ...]) -> SplitVariant:
     """The consequences of the dead slots of a run."""
     found = split.variants.get(dead)
     if found is None:
         if len(split.variants) >= MAX_VARIANTS:
             split.variants.clear()
-        last_use = {slot: position for position, op in enumerate(body.ops) for slot in (*op.inputs, *op.outputs)}
-        parts = tuple(variant_of(part, frozenset(dead), last_use) for part in split.parts)
-        left = tuple(slot for slot in dead if not any(slot in part.gone for part in parts))
-        found = split.variants[dead] = SplitVariant(parts, left)
+        frees = body.last_uses(dead)
+        last_use = {slot: position for position, slots in frees.items() for slot in slots}
+        parts = tuple(variant_of(part, last_use) for part in split.parts)
+        left = [slot for slot in dead if not any(slot in part.gone for part in parts)]
+        found = split.variants[dead] = SplitVariant(parts, frees, body.last_uses(left))
     return found
 
 

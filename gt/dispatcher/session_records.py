@@ -6,12 +6,12 @@ from dataclasses import dataclass, field
 from typing import NamedTuple, TypeAlias
 
 from gt.core.messages import (
+    ByteRange,
     Collective,
     Failed,
     Fetched,
     MemoryReport,
     Queried,
-    Segment,
     Stats,
     Synchronized,
     TimelineReport,
@@ -61,7 +61,7 @@ class ReadPart(NamedTuple):
 
     worker: int
     nbytes: int
-    place: Segment | None = None
+    place: ByteRange | None = None
 
 
 class PendingRequest(NamedTuple):

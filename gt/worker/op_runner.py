@@ -9,7 +9,7 @@ from typing import Any, TypeAlias
 
 from msgspec.structs import replace
 
-from gt.core.ids import MAX_RESULTS, is_copy, session_of
+from gt.core.ids import MAX_RESULTS, is_dispatcher_id, session_of
 from gt.core.messages import Failed, OpFailed, Queried, QueryOp, Report, Result, RunOp
 from gt.core.meta import TensorMeta
 from gt.worker.atomic_steps import OptimizerSteps
@@ -17,14 +17,13 @@ from gt.worker.bound_ops import BoundOp, UnavailableOp
 from gt.worker.bound_programs import BoundProgram
 from gt.worker.engines.engine import Engine, Value
 from gt.worker.exchange import Exchange
-from gt.worker.exchange.interface import Exchanging, MoveTask, Work, run_exchanges
-from gt.worker.exchange.interface import Result as MoveResult
+from gt.worker.exchange.interface import Exchanging, MoveResult, MoveTask, Work, run_exchanges
 from gt.worker.exchange.prefetch import ReceivePrefetch
 from gt.worker.exchange.traffic import TrafficCount
 from gt.worker.failed_value import FailedValue
 from gt.worker.failure_records import make_failure, missing_output
 from gt.worker.overlapped_gathers import BegunGather, OverlappedGathers
-from gt.worker.timeline_recorder import Recorder
+from gt.worker.timeline_recorder import TimelineRecorder
 
 log = logging.getLogger("gt.worker")
 AnyBoundOp: TypeAlias = BoundOp | UnavailableOp | BoundProgram
@@ -40,7 +39,7 @@ class OpRunner:
         worker: int,
         engine: Engine,
         exchange: Exchange,
-        recorder: Recorder,
+        timeline_recorder: TimelineRecorder,
         report: Callable[[Report], None],
         progress: MutableSequence[int],
     ) -> None:
@@ -54,7 +53,7 @@ class OpRunner:
         self.progress = progress
         self._engine = engine
         self._exchange = exchange
-        self._recorder = recorder
+        self._timeline_recorder = timeline_recorder
         self._report = report
 
     def run(self, command: RunOp) -> None:
@@ -155,6 +154,14 @@ class OpRunner:
         for position, ident in zip(bound.writes, renamed, strict=True):
             self.tensors[ident] = values[position]
 
+    def free(self, idents: Sequence[int]) -> None:
+        if self.overlapped:
+            self.overlapped.finish(idents)
+        for ident in idents:
+            self.tensors.pop(ident, None)
+        if self.steps.kept or self.steps.unwritten:
+            self.steps.free(idents)
+
     # Programs
 
     def run_program(self, command: RunOp, bound: BoundProgram) -> Exchanging:
@@ -195,11 +202,11 @@ class OpRunner:
                 tasks = next(computation) if results is None else computation.send(results)
             except StopIteration as done:
                 return done.value
-            began = self._recorder.clock() if self._recorder.is_on else 0
+            began = self._timeline_recorder.clock() if self._timeline_recorder.is_on else 0
             results = yield tasks
             parts = [task.part for task in tasks]
             if began:
-                self._recorder.note_exchange(parts, began)
+                self._timeline_recorder.note_exchange(parts, began)
             if is_payload:
                 self.traffic.add(parts)
 
@@ -212,7 +219,7 @@ class OpRunner:
             tasks = next(computation)
         except StopIteration:
             return
-        if bound.is_gather and all(map(is_copy, command.outputs)) and self._exchange.overlaps(tasks):
+        if bound.is_gather and all(map(is_dispatcher_id, command.outputs)) and self._exchange.overlaps(tasks):
             self._begin_gather(command, computation, tasks)
         else:
             self._resume(command, computation, self._exchange_tasks(command, tasks))

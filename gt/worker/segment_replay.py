@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any
 
-from gt.core.messages import RunSegment
+from gt.core.messages import RunOp, RunSegment
 from gt.worker.bound_programs import BoundProgram
 from gt.worker.bound_segments import BoundSegment, OtherStep, Variant, is_direct
 from gt.worker.failed_value import FailedValue
@@ -116,29 +115,26 @@ class SegmentReplay:
         segment.restore(run, variant, registers, position, self._runner.tensors)
         registers.clear()
         op, bound = segment.body.ops[position], segment.bound[position]
-        command = segment.commands(run)[position]
+        command = segment.body.command(op, segment.body.ids(run.first, run.externals), run.scalars)
         if is_direct(op, bound):
             self._runner.run_after_error(command, bound, error)
         else:
             assert not isinstance(bound, BoundProgram), "a program never raises"
             self._runner.fail(command, bound, error)
+        frees = segment.body.last_uses(run.dead)
+        if position in frees:
+            self._runner.free([segment.body.id(run, slot) for slot in frees[position]])
         self._run_commands(run, segment, position + 1)
 
     def _run_commands(self, run: RunSegment, segment: BoundSegment, start: int) -> None:
-        for command in segment.commands(run)[start:]:
-            self._runner.run(command)
-        dead = self._dead(run, segment)
-        if self._runner.overlapped:
-            self._runner.overlapped.finish(dead)
-        for ident in dead:
-            self._runner.tensors.pop(ident, None)
-        self._forget_dead(run, segment)
+        body = segment.body
+        for command in body.expand_range(run, start, len(body.ops), body.last_uses(run.dead)):
+            if isinstance(command, RunOp):
+                self._runner.run(command)
+            else:
+                self._runner.free(command.ids)
 
     def _forget_dead(self, run: RunSegment, segment: BoundSegment) -> None:
         steps = self._runner.steps
         if steps.kept or steps.unwritten:
-            steps.free(self._dead(run, segment))
-
-    def _dead(self, run: RunSegment, segment: BoundSegment) -> Sequence[int]:
-        ids = segment.body.ids(run.first, run.externals)
-        return [ids[slot] for slot in run.dead]
+            steps.free([segment.body.id(run, slot) for slot in run.dead])
