@@ -14,7 +14,7 @@ from itertools import chain
 from typing import NamedTuple, TypeAlias
 
 from gt.client.segment_templates import Match, OpRun, Template, Tokens
-from gt.core.messages import MAX_SEGMENT, FreeTensors, Instruction, NoteGradient, RunOp
+from gt.core.messages import MAX_SEGMENT, ForgetOps, FreeTensors, Instruction, NoteGradient, RunOp
 from gt.core.settings import HotPathSettings
 from gt.core.signatures import Signature
 
@@ -81,8 +81,11 @@ class SegmentMatcher:
         self._signatures = signatures
         self._starts: dict[int, list[_Candidate]] = {}
         self._candidates = 0
+        self._defined: list[int] = []
+        self._forgotten: list[int] = []
         self._unseen: list[RunOp] = []  # the last ops that belong to no run seen before: they become one
         self._unseen_tensors = 0
+        self._joined: set[tuple[Template, Template]] = set()
         self._is_stale = False
         self._last: Template | None = None
         self._expected: Template | None = None
@@ -99,16 +102,27 @@ class SegmentMatcher:
     def _clear(self) -> None:
         self._is_stale = False
         self._starts, self._candidates = {}, 0
+        self._forgotten, self._defined = [*self._forgotten, *self._defined], []
         self._unseen, self._unseen_tensors = [], 0
         self._last = self._expected = None
+        self._joined.clear()
 
     def compress(self, batch: list[Instruction], *, is_final: bool) -> tuple[list[Instruction], list[Instruction]]:
         """The batch with its repeated runs as RunSegments, and the instructions at its end that may begin a segment
         whose other ops are still to come: they are left for the next batch. There are none if `is_final`."""
         if self._is_stale:
             self._clear()
+        if not self._settings.is_on:
+            return batch, []
+        sent, rest = self._compress(batch, is_final)
+        if self._forgotten:
+            sent.append(ForgetOps(tuple(self._forgotten)))
+            self._forgotten = []
+        return sent, rest
+
+    def _compress(self, batch: list[Instruction], is_final: bool) -> tuple[list[Instruction], list[Instruction]]:
         codes = bytes(map(_code_of, map(type, batch)))
-        if not self._settings.is_on or _OP not in codes:
+        if _OP not in codes:
             return batch, []
         sent: list[Instruction] = []
         start = 0
@@ -166,6 +180,8 @@ class SegmentMatcher:
                 continue
             self._end_unseen()
             if found.match is not None:
+                if segments and segments[-1].end == position:
+                    self._join(run, segments[-1], found)
                 segments.append(found)
                 self._follow(found.match.template)
                 self._hits += 1
@@ -207,6 +223,7 @@ class SegmentMatcher:
         if match is None or (notes and _is_noted(match, notes)):
             return _Found(end)
         candidate.templates.append(template)
+        self._defined.append(template.definition.segment_id)
         self._segments += 1
         return _Found(end, match, is_new=True)
 
@@ -230,6 +247,18 @@ class SegmentMatcher:
 
     # Candidates
 
+    def _join(self, run: OpRun, first: _Found, second: _Found) -> None:
+        """Two segments follow each other: if they are short enough, remember them as one run. Segments are short where
+        a program was interrupted in its first steps, which had to define their ops."""
+        assert first.match is not None and second.match is not None
+        start = first.match.start
+        joined = first.match.template, second.match.template
+        if second.end - start > MAX_SEGMENT or joined in self._joined:
+            return
+        if len(first.match.inputs) + len(second.match.inputs) < MAX_TENSORS:
+            self._joined.add(joined)
+            self._add_candidate(Tokens(run, start, second.end))
+
     def _add_unseen(self, op: RunOp) -> None:
         self._unseen.append(op)
         self._unseen_tensors += len(op.inputs) + len(op.outputs)
@@ -243,13 +272,15 @@ class SegmentMatcher:
         ops, self._unseen, self._unseen_tensors = self._unseen, [], 0
         if len(ops) < self._settings.shortest or any(not op.outputs for op in ops):
             return
-        if self._candidates >= MAX_CANDIDATES:
-            self._starts, self._candidates = {}, 0
-        run = OpRun(ops)
-        candidates = self._starts.setdefault(run.op_ids[0], [])
+        self._add_candidate(Tokens(OpRun(ops), 0, len(ops)))
+
+    def _add_candidate(self, tokens: Tokens) -> None:
+        if self._candidates >= MAX_CANDIDATES or len(self._defined) >= MAX_CANDIDATES:
+            self._clear()
+        candidates = self._starts.setdefault(tokens.op_ids[0], [])
         if len(candidates) >= MAX_OF_START:
             candidates.remove(min(candidates, key=lambda candidate: candidate.count))
-        candidates.append(_Candidate(Tokens(run, 0, len(ops))))
+        candidates.append(_Candidate(tokens))
         candidates.sort(key=lambda candidate: -candidate.tokens.count)  # the longest first
         self._candidates += 1
 

@@ -610,6 +610,7 @@ class WorkerStats(Struct, array_like=True, frozen=True):
     - `received`: payload bytes from other workers, by sender
     - `restrided`: tensors copied into the strides that the signature declares
     - `exchanges`: exchanges with other workers, by their way: "shared memory", "gloo all-reduce", ...
+    - `segments`: repeated runs of ops that the worker knows; it has replayed `replayed_ops` of their ops
     """
 
     ops: int
@@ -618,6 +619,8 @@ class WorkerStats(Struct, array_like=True, frozen=True):
     received: dict[int, int]
     restrided: int = 0
     exchanges: dict[Name, int] = {}
+    segments: int = 0
+    replayed_ops: int = 0
 
 
 class Stats(_Record, frozen=True):

@@ -53,9 +53,9 @@ class GradientBuckets:
     def reduce(self, session: SessionRecord, idents: Iterable[int], op: str, site: int) -> bool:
         """Reduce the waiting gradients among some tensors, each with as many of its neighbours in the order of backward
         as a bucket takes. Returns whether there were any."""
-        needed = [ident for ident in idents if self._is_waiting(ident)]
+        needed = [ident for ident in idents if self._state.is_waiting(ident)]
         for ident in needed:
-            if self._is_waiting(ident):
+            if self._state.is_waiting(ident):
                 bucket = self._bucket_around(ident)
                 self._move(session, [(member, self._state.gradients[member].move) for member in bucket], op, site)
         return bool(needed)
@@ -69,10 +69,6 @@ class GradientBuckets:
         if is_sum and tensor.spec is move.target and move.target.is_whole:
             self._redistributor.move(session, tensor, target, target, move.source, "backward", site)
             state.set_layout(target, move.source)
-
-    def _is_waiting(self, ident: int) -> bool:
-        gradient = self._state.gradients.get(ident)
-        return gradient is not None and self._state.tensors[ident].spec is gradient.move.source
 
     def move_into(
         self, session: SessionRecord, targets: Sequence[tuple[int, ShardingSpec]], op: str, site: int
@@ -109,7 +105,7 @@ class GradientBuckets:
         return [
             other
             for other, gradient in gradients.items()
-            if gradient.exchange == exchange and self._is_waiting(other) and session_of(other) == session
+            if gradient.exchange == exchange and self._state.is_waiting(other) and session_of(other) == session
         ]
 
     def _bucket_around(self, ident: int) -> list[int]:

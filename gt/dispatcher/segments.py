@@ -173,8 +173,11 @@ class Segments:
         externals = [body.id(run, slot) for slot in part.externals]
         if session.halted is not None or self._layouts(externals) != part.layouts:
             return False
-        if state.gradients and not state.gradients.keys().isdisjoint(externals):
-            return False
+        gradients = state.gradients.keys() & externals if state.gradients else ()
+        if gradients:
+            written = {body.id(run, old) for old, _ in part.written}
+            if any(ident in written or state.is_waiting(ident) for ident in gradients):
+                return False
         if part.linear and not all(is_linear_with(op, scalars[first:end]) for op, first, end in part.linear):
             return False
         new = [body.id(run, slot) for slot, _ in variant.results]
@@ -219,9 +222,9 @@ class Segments:
 
     def _plan(self, session: SessionRecord, op: SegmentOp, layouts: tuple[InputLayout, ...]) -> CachedPlan | None:
         """The plan of an op for inputs of these layouts; None if it depends on more: on the load of the workers, or on
-        inputs that are the same tensor."""
+        inputs that the op also writes to."""
         record = session.ops[op.op_id]
-        if record.signature.writes and len(set(op.inputs)) < len(op.inputs):
+        if record.aliased_inputs(op.inputs):
             return None
         policy = self._state.policy(session, op.scope)
         key = plan_key(policy, layouts)

@@ -265,7 +265,16 @@ class Executor:
         nbytes = sum(int(value.nbytes) for value in values)
         received = self._runner.traffic.by_peer()
         ways = self.exchange.ways()
-        stats = WorkerStats(self._ops_run, len(values), nbytes, received, self.engine.restrided, ways)
+        stats = WorkerStats(
+            self._ops_run,
+            len(values),
+            nbytes,
+            received,
+            self.engine.restrided,
+            ways,
+            len(self.segments),
+            self._replay.ops_replayed,
+        )
         self._report(Stats(command.request, stats))
 
     def _read_memory(self, command: ReadMemory) -> None:

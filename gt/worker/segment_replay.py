@@ -14,10 +14,12 @@ _NoneType = type(None)
 
 
 class SegmentReplay:
-    """Runs segments with the tensors, ops and optimizer steps of a runner."""
+    """Runs segments with the tensors, ops and optimizer steps of a runner. `ops_replayed` counts the ops of complete
+    replays."""
 
     def __init__(self, runner: OpRunner) -> None:
         self._runner = runner
+        self.ops_replayed = 0
 
     def run(self, run: RunSegment, segment: BoundSegment) -> None:
         """Hot path. `progress` shows the segment and the position in it. The externals that the segment frees are taken
@@ -54,6 +56,7 @@ class SegmentReplay:
         for register, offset in variant.live:
             tensors[first + offset] = registers[register]
         self._forget_dead(run, segment)
+        self.ops_replayed += len(segment.body.ops)
 
     def _may_write(self, run: RunSegment, segment: BoundSegment) -> bool:
         """Whether the segment may be replayed as far as its writes to older tensors go. Tells the optimizer steps of

@@ -156,6 +156,42 @@ def test_deviations_are_counted_with_their_lines() -> None:
     assert any(reason == "another op, shape or constant" for reason, _ in stats.deviations)
 
 
+def test_statistics_tell_of_segments_and_deviations() -> None:
+    def program() -> Any:
+        x = gt.ones(4)
+        for step in range(8):
+            for _ in range(10):
+                x = x * 0.5
+                x = x + 1.0
+            if step == 6:
+                x = x.exp()
+            x = x - 3.0
+            x.sum().item()
+        return gt.debug.get_worker_stats()
+
+    stats, _ = run(program, 1, None, is_on=True)
+    assert stats[0].segments >= 1 and stats[0].ops > stats[0].replayed_ops > 40
+    assert stats.hot_paths.segments >= 1 and stats.hot_paths.hits >= 3
+    lines = [line for reason, line in stats.hot_paths.deviations if reason == "another op, shape or constant"]
+    assert lines and all("test_segments.py" in line for line in lines)
+
+
+def test_segments_are_forgotten_when_there_are_too_many(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("gt.client.segment_matcher.MAX_CANDIDATES", 3)
+
+    def program() -> Any:
+        x = gt.ones(4)
+        for size in range(1, 9):
+            for _ in range(6):
+                for _ in range(size):
+                    x = x * 0.5
+                    x = x + size
+                x.sum().item()
+        return value(x)
+
+    assert check(program).segments > 3
+
+
 def test_a_changed_number_is_no_deviation() -> None:
     def program() -> Any:
         x, results = gt.ones(4), []
