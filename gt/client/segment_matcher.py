@@ -85,7 +85,7 @@ class SegmentMatcher:
         self._forgotten: list[int] = []
         self._unseen: list[RunOp] = []  # the last ops that belong to no run seen before: they become one
         self._unseen_tensors = 0
-        self._joined: set[tuple[Template, Template]] = set()
+        self._joined: set[tuple[int, ...]] = set()
         self._is_stale = False
         self._last: Template | None = None
         self._expected: Template | None = None
@@ -174,23 +174,26 @@ class SegmentMatcher:
             if found is None:
                 if is_open and candidates is not None and self._may_go_on(run, position, candidates):
                     return segments, position
-                self._note_deviation(run, position)
+                self._misses += 1
+                self._expect(None, run, position)
                 self._add_unseen(run.ops[position])
                 position += 1
                 continue
+            if found.match is not None:
+                self._join(run, segments, position, found.end)
+                segments.append(found)
             self._end_unseen()
             if found.match is not None:
-                if segments and segments[-1].end == position:
-                    self._join(run, segments[-1], found)
-                segments.append(found)
-                self._follow(found.match.template)
+                self._expect(found.match.template, run, position)
                 self._hits += 1
                 self._ops += found.end - position
             else:
-                self._last = self._expected = None
+                self._expect(None, run, position)
                 self._misses += found.end - position
             position = found.end
         if not is_open:
+            if segments:
+                self._join(run, segments, count, count)
             self._end_unseen()
         return segments, count
 
@@ -231,33 +234,35 @@ class SegmentMatcher:
         """Whether the ops from `start` on are the beginning of a run seen before."""
         return any(candidate.tokens.match_beginning(run, start) for candidate in candidates)
 
-    def _follow(self, template: Template) -> None:
-        if self._last is not None:
-            self._last.successor = template
-        self._last, self._expected = template, template.successor
-
-    def _note_deviation(self, run: OpRun, position: int) -> None:
-        self._misses += 1
-        if self._expected is not None:
+    def _expect(self, found: Template | None, run: OpRun, position: int) -> None:
+        """Note the segment that was found, or None, and count a deviation if another one was expected."""
+        if self._expected is not None and self._expected is not found:
             place, reason = self._expected.tokens.first_difference(run, position)
             key = (reason, run.sites[place])
             if key in self._deviations or len(self._deviations) < MAX_DEVIATIONS:
                 self._deviations[key] += 1
-        self._last = self._expected = None
+        if self._last is not None and found is not None:
+            self._last.successor = found
+        self._last, self._expected = found, found.successor if found is not None else None
 
     # Candidates
 
-    def _join(self, run: OpRun, first: _Found, second: _Found) -> None:
-        """Two segments follow each other: if they are short enough, remember them as one run. Segments are short where
-        a program was interrupted in its first steps, which had to define their ops."""
-        assert first.match is not None and second.match is not None
-        start = first.match.start
-        joined = first.match.template, second.match.template
-        if second.end - start > MAX_SEGMENT or joined in self._joined:
+    def _join(self, run: OpRun, segments: list[_Found], start: int, end: int) -> None:
+        """Ops from `start` to `end` were seen before, and follow a segment or ops that were not. If all of them are
+        short enough, remember them as one run. Segments are short where a program was interrupted in its first steps,
+        which had to define their ops; in later steps they follow each other."""
+        begin = segments[-1].match.start if segments and segments[-1].match is not None else 0
+        unseen = start - (segments[-1].end if segments else 0)
+        if segments and end - begin > MAX_SEGMENT:
+            begin = segments[-1].end
+        joined = tuple(run.op_ids[begin:end])
+        if begin == start or not self._settings.shortest <= end - begin <= MAX_SEGMENT:
             return
-        if len(first.match.inputs) + len(second.match.inputs) < MAX_TENSORS:
+        if joined in self._joined or unseen > len(self._unseen):
+            return
+        if sum(map(len, run.inputs[begin:end])) < MAX_TENSORS:
             self._joined.add(joined)
-            self._add_candidate(Tokens(run, start, second.end))
+            self._add_candidate(Tokens(run, begin, end))
 
     def _add_unseen(self, op: RunOp) -> None:
         self._unseen.append(op)

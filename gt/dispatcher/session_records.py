@@ -120,7 +120,8 @@ class SessionRecord:
     counts the ids that the dispatcher gave; results of queries take ids from `next_result` on. `halted` is set while a
     step must not write. `workers` have run something for the session. `modules` are the moves by which
     ops of a module copied its parameters, by the number of the module and the position of the parameter. `segments` are
-    by id, and so are the `parts` that workers know of them.
+    by id, and so are the `parts` that workers know of them. A session `accumulates` if it adds up the gradients of
+    several backwards.
     """
 
     ident: int
@@ -143,6 +144,7 @@ class SessionRecord:
     modules: dict[int, dict[int, TensorMove]] = field(default_factory=dict)
     segments: dict[int, SegmentRecord] = field(default_factory=dict)
     parts: dict[int, SegmentPart] = field(default_factory=dict)
+    accumulates: bool = False
 
     def op(self, op_id: int) -> OpRecord:
         found = self.ops.get(op_id)

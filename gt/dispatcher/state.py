@@ -103,6 +103,11 @@ class State(TensorTables):
                     loads[worker] += nbytes
         return self.workers[min(ready, key=lambda ident: (loads[ident], ident))].solo_mesh
 
+    def overlaps(self, mesh: DeviceMesh) -> bool:
+        """Whether the workers of a mesh compute while their exchanges go on. Workers that share memory do not."""
+        workers = [self.workers[worker] for worker in mesh.workers]
+        return all(worker.overlaps for worker in workers) or len({worker.info.host for worker in workers}) > 1
+
     def lost_peer(self, failure: Failure) -> int | None:
         """The lost worker that explains a failed exchange, if there is one."""
         return next((worker for worker in failure.peers if worker in self.dead_workers), None)
@@ -162,6 +167,11 @@ class State(TensorTables):
             self.undo.drop(session.modules, next(iter(session.modules)))
         known = session.modules.get(running.module, {})
         self.undo.put(session.modules, running.module, {**known, running.parameters.index(ident): move})
+
+    def note_accumulation(self, session: SessionRecord) -> None:
+        """The session adds up gradients of several backwards."""
+        if not session.accumulates:
+            self.undo.assign(session, "accumulates", True)
 
     def set_watches(self, session: SessionRecord, watches: bool) -> None:
         self.undo.assign(session, "watches", watches)

@@ -38,9 +38,9 @@ class Mover:
         return meta.part(box_shape(local_box(target, meta.shape, worker))).stride
 
     @property
-    def is_gather(self) -> bool:
-        """Whether the move is one all-gather."""
-        return len(self.parts) == 1 and self.parts[0] is not None and self.parts[0].kind == "all-gather"
+    def kind(self) -> str:
+        """The kind of the collective that the move is, such as "all-gather"; empty if it is not one collective."""
+        return self.parts[0].kind if len(self.parts) == 1 and self.parts[0] is not None else ""
 
     def finish(self, value: MoveResult, fail: Fail) -> MoveResult:
         """The part that this worker keeps, after the last step."""

@@ -18,7 +18,7 @@ import torch.distributed as dist
 from gt.core.cpus import usable_cpus
 from gt.worker.exchange import futex
 from gt.worker.exchange.arena import Arena, MemoryFile
-from gt.worker.exchange.collective_works import GatherWork, wait_for_collective
+from gt.worker.exchange.collective_works import GatherWork, SumWork, wait_for_collective
 from gt.worker.exchange.deferred_flags import DeferredFlags
 from gt.worker.exchange.failure_texts import FailureTexts
 from gt.worker.exchange.group_backends import (
@@ -39,6 +39,7 @@ from gt.worker.exchange.torch_private import make_gloo_group, make_nccl_group
 
 log = logging.getLogger("gt.worker")
 AnyGroup: TypeAlias = SharedGroup | ProcessGroup
+_GOING_ON = (GatherWork, SumWork)  # works that need this worker only to begin and to finish them
 
 
 def shares_memory(device: str, transport: str) -> bool:
@@ -104,7 +105,7 @@ class ProcessExchange:
     def overlaps(self, tasks: Sequence[MoveTask]) -> bool:
         """Not through shared memory, where a member takes the parts of others itself."""
         group = self.groups.get(tasks[0].part.members)
-        return isinstance(group, ProcessGroup) and all(work_of(task.part) is GatherWork for task in tasks)
+        return isinstance(group, ProcessGroup) and all(work_of(task.part) in _GOING_ON for task in tasks)
 
     @property
     def can_prefetch(self) -> bool:
