@@ -14,6 +14,7 @@ from typing import Any
 import torch
 
 from gt.client.cached_calls import CachedCall
+from gt.client.call_families import CallFamilies
 from gt.client.call_sites import Site, Sites
 from gt.client.error_text import describe_failure, describe_unread
 from gt.client.flow_control import Pacing
@@ -84,7 +85,8 @@ FAREWELL_SECONDS = 2.0  # how long close() waits for work, to show its failures
 class Session:
     """`workers` are the connected ones, as far as the dispatcher has reported. `alone`: the session never had more than
     one worker; `embedded`: its only worker is in this process. `cached_calls` are the calls that were inferred before,
-    by op, geometries and constants. `scope_resolver` finds the signal scope of each op; None if no op has one."""
+    by op, geometries and constants, and `families` what is known of calls with other sizes. `scope_resolver` finds the
+    signal scope of each op; None if no op has one."""
 
     def __init__(
         self,
@@ -102,6 +104,7 @@ class Session:
         self.on_cpu = all(worker.device == "cpu" for worker in welcome.workers)
         self.scope_resolver: ScopeResolver | None = None
         self.cached_calls: dict[tuple[Any, ...], Any] = {}
+        self.families = CallFamilies()
         self.signatures: dict[int, Signature] = {}
         self.closed_because = ""  # the reason, if the session is closed
         self.is_recording = False  # whether the workers record the commands they run
