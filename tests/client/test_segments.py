@@ -16,6 +16,7 @@ from gt.client import session as sessions
 from gt.client.segment_matcher import HotPathStats
 
 MODES = [(1, None), (2, "virtual"), (3, "virtual")]
+WITH_PROCESSES = [*MODES, (2, "local")]
 SIZE = 6
 
 
@@ -52,7 +53,7 @@ def value(tensor: torch.Tensor) -> Any:
         return str(error).split("\n  ")[0]
 
 
-@pytest.mark.parametrize(("workers", "mode"), MODES)
+@pytest.mark.parametrize(("workers", "mode"), WITH_PROCESSES)
 def test_a_chain_becomes_segments(workers: int, mode: str | None) -> None:
     def program() -> Any:
         x = gt.arange(float(SIZE * SIZE)).reshape(SIZE, SIZE).clone()
@@ -65,7 +66,7 @@ def test_a_chain_becomes_segments(workers: int, mode: str | None) -> None:
     assert stats.ops > 600
 
 
-@pytest.mark.parametrize(("workers", "mode"), MODES)
+@pytest.mark.parametrize(("workers", "mode"), WITH_PROCESSES)
 def test_training_steps_become_segments(workers: int, mode: str | None) -> None:
     def program() -> Any:
         model = gt.to(torch.nn.Sequential(torch.nn.Linear(8, 16), torch.nn.GELU(), torch.nn.Linear(16, 4)))
