@@ -45,6 +45,18 @@ class Tensor(ValueReads, InPlaceViews):
     __torch_dispatch__ = classmethod(dispatch)  # type: ignore[assignment]
     user_type: type[torch.Tensor] = torch.Tensor  # the class of its plain copies
 
+    def __new__(cls, *args: Any, requires_grad: bool | None = None, _marked: bool = False, **kwargs: Any) -> Any:
+        """With `requires_grad`, a parameter: accelerate calls `type(parameter)(data, requires_grad=...)`, also with all
+        attributes of the parameter. Otherwise what `torch.Tensor` makes of the arguments, on GT."""
+        if requires_grad is not None:
+            (data,) = args
+            return torch.nn.Parameter(data if data.is_meta else to_gt(data), requires_grad)
+        if args and isinstance(args[0], Tensor):
+            return super().__new__(cls, *args, **kwargs)
+        new = to_gt(torch.Tensor(*args, **kwargs))
+        new.__class__ = cls
+        return new
+
     @property
     def _is_param(self) -> bool:
         """The flag that makes torch take a tensor of a subclass for a parameter. The storage is marked too, for signal

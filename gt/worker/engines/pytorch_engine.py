@@ -228,7 +228,10 @@ class PyTorchEngine:
         if value.is_conj() or value.is_neg():
             return value.resolve_conj().resolve_neg()
         if value.layout is not torch.strided:
-            raise NotImplementedError(f"a result of layout {value.layout} cannot be kept; GT holds strided tensors")
+            raise NotImplementedError(
+                f"a result of layout {value.layout} cannot be kept; GT holds strided tensors: leave it dense "
+                f"(sparse=False of an embedding), or make it of tensor.cpu()"
+            )
         return value
 
     def with_strides(self, value: torch.Tensor, stride: tuple[int, ...]) -> torch.Tensor:
