@@ -19,6 +19,7 @@ from gt.client.cached_calls import rebind, wrap, wrap_view
 from gt.client.host_data import from_array, torch_call
 from gt.client.inplace_views import InPlaceViews
 from gt.client.layouts import LocalShard, read_layout, read_shards
+from gt.client.operators import install_operators
 from gt.client.printing import SHOWN_ELEMENTS, describe, edges
 from gt.client.remote_storage import RemoteStorage, address_of, no_memory
 from gt.client.safetensors_hooks import let_libraries_read
@@ -373,6 +374,7 @@ def _restored(tensor: Tensor, requires_grad: bool, is_parameter: bool) -> Tensor
 
 keep_dtensor_out(Tensor, dispatch)
 hide_from_dynamo(dispatch)
+install_operators(Tensor)
 make_subclasses_on_gt(Tensor)
 patch_data_property(Tensor)
 refuse_other_processes(Tensor)

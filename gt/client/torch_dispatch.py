@@ -50,10 +50,7 @@ def dispatch(
 ) -> Any:
     """The `__torch_dispatch__` of GT tensors. `layout`: the layout of a factory's result."""
     try:
-        op = _schemas.get(func)
-        if op is None:
-            refuse_op(func)
-            op = _schemas[func] = OpSchema(func, special=str(func) in SPECIAL)
+        op = _schemas.get(func) or schema_for(func)
         session = sessions.active or sessions.current()
         if op.is_special and not (op.split and session.alone):
             return _run_special(cls, op, args, kwargs or {})
@@ -86,6 +83,15 @@ def dispatch(
     except Exception as error:
         leave_out_own_frames(error)
         raise
+
+
+def schema_for(func: OpOverload) -> OpSchema:
+    """The facts about an op, read at its first use."""
+    op = _schemas.get(func)
+    if op is None:
+        refuse_op(func)
+        op = _schemas[func] = OpSchema(func, special=str(func) in SPECIAL)
+    return op
 
 
 def _classify_and_run(
@@ -125,7 +131,7 @@ def _classify_and_run(
     except _NotOnWorkers:
         return run_on_host(cls, op.func, args, kwargs or {})
     if op.writes:
-        key.append(_alias_pattern(refs))
+        key.append(alias_pattern(refs))
     if layout is not None:
         key.append(layout)
     cache_key = tuple(key)
@@ -223,7 +229,7 @@ def _take_plain(session: Session, value: Any, key: list[Any], refs: list[TensorR
         key.append(value)
 
 
-def _alias_pattern(refs: list[TensorRef]) -> tuple[int, ...] | None:
+def alias_pattern(refs: list[TensorRef]) -> tuple[int, ...] | None:
     """For each tensor of a call, the first position with the same storage; None if all storages differ. A write to
     one changes the others."""
     if len(refs) == 1:
