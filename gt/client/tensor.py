@@ -29,6 +29,7 @@ from gt.client.torch_dispatch import dispatch
 from gt.client.torch_patches.avoid_dtensor_import import keep_dtensor_out
 from gt.client.torch_patches.avoid_dynamo_import import hide_from_dynamo
 from gt.client.torch_patches.data_property import patch_data_property
+from gt.client.torch_patches.optimizer_defaults import patch_optimizer_defaults
 from gt.client.torch_patches.pytree import tree_map, tree_map_only
 from gt.client.torch_patches.wrapper_tensors import no_torch_function
 from gt.client.tracebacks import ends_on_users_line
@@ -377,5 +378,6 @@ hide_from_dynamo(dispatch)
 install_operators(Tensor)
 make_subclasses_on_gt(Tensor)
 patch_data_property(Tensor)
+patch_optimizer_defaults(Tensor)
 refuse_other_processes(Tensor)
 torch.serialization.add_safe_globals([restore, restore_part, restore_subclass])
