@@ -52,7 +52,7 @@ def dispatch(
     try:
         op = _schemas.get(func) or schema_for(func)
         session = sessions.active or sessions.current()
-        if op.is_special and not (op.split and session.alone):
+        if op.is_special and not (op.joins or (op.split and session.alone)):
             return _run_special(cls, op, args, kwargs or {})
         if not kwargs and len(args) <= op.leading and layout is None:
             cache_key: tuple[Any, ...]
@@ -129,7 +129,7 @@ def _classify_and_run(
                 key.append(name)
                 _take(session, op.kwarg_kinds[name], value, key, refs, scalars)
     except _NotOnWorkers:
-        return run_on_host(cls, op.func, args, kwargs or {})
+        return _run_special(cls, op, args, kwargs or {}) if op.split else run_on_host(cls, op.func, args, kwargs or {})
     if op.writes:
         key.append(alias_pattern(refs))
     if layout is not None:
@@ -143,7 +143,7 @@ def _classify_and_run(
 
 def _run_special(cls: HandleType, op: OpSchema, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """Run an op that is not one instruction: one of special_ops.py, or one that is composed of others. A list of
-    tensors is split if there are several workers, since its tensors may be on different ones."""
+    tensors is split if some of them are in this process, and for a few ops if there are several workers."""
     special = SPECIAL.get(op.name) or (reshape_in_place if op.reshapes else None)
     if special is not None:
         return special(cls, op, args, kwargs)
