@@ -7,6 +7,7 @@ import pytest
 import torch
 
 import gt
+from gt.client.torch_patches import optimizer_defaults
 from gt.client.torch_patches.optimizer_defaults import SAME_BITS
 
 NAMES = {"adadelta": "Adadelta", "adagrad": "Adagrad", "adam": "AdamW", "rmsprop": "RMSprop", "rprop": "Rprop"}
@@ -58,3 +59,26 @@ def test_both_implementations_have_the_same_bits(name, dtype):
             results.append(parameters)
         told = f"torch has changed {name}: default steps on GT would round in another way than torch's"
         assert all(map(torch.equal, *results)), told
+
+
+def test_lists_of_tensors_on_gt_are_buckets(embedded, monkeypatch):
+    monkeypatch.setattr(optimizer_defaults, "BUCKET_BYTES", 16)
+    parameters, others = [gt.ones(size) for size in (1, 4, 2, 2, 1)], [None, gt.ones(4), None, gt.ones(2), None]
+    grouped = torch.optim.Optimizer._group_tensors_by_device_and_dtype([parameters, others, []], with_indices=True)
+    sizes = [[tensor.numel() for tensor in lists[0]] for lists, _ in grouped.values()]
+    told = "a step would hold intermediate results of all parameters at once"
+    assert sizes == [[1, 4], [2, 2], [1]] and [indices for _, indices in grouped.values()] == [[0, 1], [2, 3], [4]], (
+        told
+    )
+    assert [lists[2] for lists, _ in grouped.values()] == [[], [], []]
+    assert [[other is None for other in lists[1]] for lists, _ in grouped.values()] == [
+        [True, False],
+        [True, False],
+        [True],
+    ]
+    assert all(len(key) == 2 for key in grouped), "fused optimizers take keys apart"
+
+
+def test_lists_of_plain_tensors_are_torchs():
+    (key,) = torch.optim.Optimizer._group_tensors_by_device_and_dtype([[torch.ones(2), torch.ones(3)]])
+    assert key == (torch.device("cpu"), torch.float32)
