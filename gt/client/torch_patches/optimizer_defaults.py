@@ -9,7 +9,7 @@ results of one bucket at a time are in memory.
 from __future__ import annotations
 
 import functools
-import importlib
+import sys
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -27,7 +27,7 @@ BUCKET_BYTES = 4 << 20  # of parameters, whole; those of gradients are as large
 def patch_optimizer_defaults(handle: type[torch.Tensor]) -> None:
     """Let optimizers whose parameters are all on GT use the implementation on lists, unless the user chose one."""
     for name in SAME_BITS:
-        module = importlib.import_module(f"torch.optim.{name}")
+        module = sys.modules[f"torch.optim.{name}"]
         setattr(module, _NAME, _preferring_lists(getattr(module, _NAME), handle))
     group: Any = _in_buckets(Optimizer._group_tensors_by_device_and_dtype, handle)
     Optimizer._group_tensors_by_device_and_dtype = staticmethod(group)  # type: ignore[method-assign]
