@@ -19,6 +19,7 @@ from gt.client.cached_calls import rebind, wrap, wrap_view
 from gt.client.host_data import from_array, torch_call
 from gt.client.inplace_views import InPlaceViews
 from gt.client.layouts import LocalShard, read_layout, read_shards
+from gt.client.operators import install_operators
 from gt.client.printing import SHOWN_ELEMENTS, describe, edges
 from gt.client.remote_storage import RemoteStorage, address_of, no_memory
 from gt.client.safetensors_hooks import let_libraries_read
@@ -28,6 +29,7 @@ from gt.client.torch_dispatch import dispatch
 from gt.client.torch_patches.avoid_dtensor_import import keep_dtensor_out
 from gt.client.torch_patches.avoid_dynamo_import import hide_from_dynamo
 from gt.client.torch_patches.data_property import patch_data_property
+from gt.client.torch_patches.optimizer_defaults import patch_optimizer_defaults
 from gt.client.torch_patches.pytree import tree_map, tree_map_only
 from gt.client.torch_patches.wrapper_tensors import no_torch_function
 from gt.client.tracebacks import ends_on_users_line
@@ -385,7 +387,9 @@ def _restored(tensor: Tensor, requires_grad: bool, is_parameter: bool) -> Tensor
 
 keep_dtensor_out(Tensor, dispatch)
 hide_from_dynamo(dispatch)
+install_operators(Tensor)
 make_subclasses_on_gt(Tensor)
 patch_data_property(Tensor)
+patch_optimizer_defaults(Tensor)
 refuse_other_processes(Tensor)
 torch.serialization.add_safe_globals([restore, restore_part, restore_subclass])

@@ -59,6 +59,7 @@ from gt.dispatcher.step_coordinator import StepCoordinator
 from gt.dispatcher.tensor_reads import TensorReads
 from gt.dispatcher.tensor_records import TensorRecord
 from gt.sharding.boxes import box_shape
+from gt.sharding.list_parts import is_on_lists, leaders, part_of
 from gt.sharding.parts import distinct_parts
 from gt.sharding.rules import is_linear_with
 from gt.sharding.spec import DeviceMesh, ShardingSpec, whole
@@ -119,7 +120,7 @@ class Instructions:
 
     # Ops
 
-    def _run_op(self, session: SessionRecord, op: RunOp, _: Buffer | None) -> None:
+    def _run_op(self, session: SessionRecord, op: RunOp, _: Buffer | None) -> None:  # noqa: PLR0912  (hot path)
         """Hot path: an op with a cached plan takes about 1.5 us, so calls are avoided and cases are written out."""
         state = self._state
         record = session.ops.get(op.op_id) or session.op(op.op_id)
@@ -142,6 +143,8 @@ class Instructions:
             cached = record.plans[plan_key(policy, layouts)]
         except KeyError:
             cached = None
+            if is_on_lists(record.signature) and self._run_by_mesh(session, record, op):
+                return
         if len(outputs) != 1 or outputs[0] in tensors or state.missing or state.may_resize:
             state.require_new(outputs)
         if cached is None or len(outputs) != record.output_count or (writes and record.aliased_inputs(inputs)):
@@ -159,6 +162,26 @@ class Instructions:
         self._outgoing.queued.append(ToWorkers(cached.plan.workers, command, None, cached.exchanges))
         if copies:
             self._outgoing.free(copies)
+
+    def _run_by_mesh(self, session: SessionRecord, record: OpRecord, op: RunOp) -> bool:
+        """Run an op on lists whose tensors are on different meshes as one op for each of these. Returns whether they
+        are."""
+        record.require_fit(op.inputs, op.outputs)
+        by_mesh: dict[DeviceMesh, list[int]] = {}
+        for position, leader in enumerate(leaders(record.signature)):
+            by_mesh.setdefault(self._state.tensor(op.inputs[leader]).spec.mesh, []).append(position)
+        if len(by_mesh) < 2:
+            return False
+        for positions in by_mesh.values():
+            chosen = tuple(positions)
+            found = record.parts.get(chosen)
+            if found is None:
+                found = self._state.add_part(session, record, chosen, part_of(record.signature, chosen))
+            inputs = tuple([op.inputs[position] for position in found.part.inputs])
+            outputs = tuple([op.outputs[position] for position in found.part.outputs])
+            scalars = tuple([op.scalars[position] for position in found.part.scalars])
+            self._run_op(session, RunOp(found.op_id, inputs, outputs, scalars, op.scope, op.site), None)
+        return True
 
     def _place_target(self, session: SessionRecord, record: OpRecord, op: RunOp) -> None:
         """Give a target without a value a layout again, if the op writes all of it without reading it: that of its
@@ -342,12 +365,14 @@ class Instructions:
     def _forget_ops(self, session: SessionRecord, forget: ForgetOps, _: Buffer | None) -> None:
         """Forget ops here and on the workers, with their plans and the plans of all moves, and segments: those named,
         and those of forgotten ops."""
-        gone = set(forget.op_ids)
+        records = [session.ops[op_id] for op_id in forget.op_ids if op_id in session.ops]
+        op_ids = (*forget.op_ids, *[part.op_id for record in records for part in record.parts.values()])
+        gone = set(op_ids)
         of_ops = [s for s, segment in session.segments.items() if any(op.op_id in gone for op in segment.body.ops)]
         self._segments.forget(session, [*gone.intersection(session.segments), *of_ops])
-        self._plan_cache.forget(session, self._state.forget_ops(session, forget.op_ids))
+        self._plan_cache.forget(session, self._state.forget_ops(session, op_ids))
         for ident, worker in self._state.workers.items():
-            known = tuple(worker.known_ops.intersection(forget.op_ids))
+            known = tuple(worker.known_ops.intersection(op_ids))
             if known:
                 self._state.note_ops_forgotten(ident, known)
                 self._outgoing.command((ident,), ForgetOps(known))

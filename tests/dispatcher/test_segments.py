@@ -131,13 +131,13 @@ def test_forgotten_ops_take_their_segments_with_them():
     harness.tell(CHAIN, chain(20))
     sent = commands(harness.tell(ForgetOps((OP3,))))
     assert any(isinstance(command, ForgetOps) and len(command.op_ids) == 1 for command in sent)
-    assert not harness.state.sessions[1].segments and not harness.state.sessions[1].parts
+    assert not harness.state.sessions[1].segments and not harness.state.sessions[1].segment_parts
 
 
 def test_a_worker_that_replays_is_described_by_its_op():
     harness = harness_with_ops()
     harness.tell(CHAIN, chain(20))
-    (part,) = harness.state.sessions[1].parts
+    (part,) = harness.state.sessions[1].segment_parts
     assert harness.dispatcher.describe_op(part, 1) == "aten.relu.default"
 
 
