@@ -58,11 +58,11 @@ class Outbox:
         self._uploads: dict[int, Upload] = {}
         self._dead: deque[int] = deque()
         self._dead_cost = 0
-        self._sent = 0
+        self._batches_sent = 0
         self._sending = threading.RLock()
         self._filled: SimpleQueue[None] = SimpleQueue()  # wakes the idle thread; finalizers may call nothing else
-        self._resting = False
-        self._open = True
+        self._is_resting = False
+        self._is_open = True
         self._idler = threading.Thread(target=self._flush_when_idle, name="gt-idle-flush", daemon=True)
         self._idler.start()
 
@@ -70,7 +70,7 @@ class Outbox:
         """Queue an instruction without the lock: it names no tensors, or no other thread runs. Hot path."""
         queue = self.queue
         queue.append(instruction)
-        if self._dead_cost >= FREE_BYTES or len(queue) >= BATCH or self._resting:
+        if self._dead_cost >= FREE_BYTES or len(queue) >= BATCH or self._is_resting:
             self._trigger()
 
     def submit(
@@ -88,7 +88,7 @@ class Outbox:
                 self._queue_write(instruction, written, new_ids)
             else:
                 self.queue.append(instruction)
-        if self._dead_cost >= FREE_BYTES or len(self.queue) >= BATCH or self._resting:
+        if self._dead_cost >= FREE_BYTES or len(self.queue) >= BATCH or self._is_resting:
             self._trigger()
         return instruction
 
@@ -116,7 +116,7 @@ class Outbox:
         if len(self.queue) >= BATCH:
             if not is_inside():  # otherwise a finalizer or signal handler runs inside a flush: it must not flush
                 self.flush(is_final=False)
-        elif self._resting:
+        elif self._is_resting:
             self._filled.put(None)
 
     def emit_upload(self, instruction: CreateTensor, upload: Upload, at_once: bool) -> None:
@@ -125,7 +125,7 @@ class Outbox:
         self.queue.append(instruction)
         if at_once:
             self.flush()
-        elif self._resting:
+        elif self._is_resting:
             self._filled.put(None)
 
     def release(self, ident: int, nbytes: int) -> None:
@@ -133,14 +133,14 @@ class Outbox:
         notes the id and wakes the idle thread."""
         self._dead.append(ident)
         self._dead_cost += nbytes + FREE_BYTES // FREE_COUNT
-        if self._resting:
+        if self._is_resting:
             self._filled.put(None)
 
     def refuse(self, reason: str) -> None:
         """Refuse instructions from now on, and ignore tensors that are collected."""
         self.queue = _ClosedQueue(reason)
         self._dead = deque(maxlen=0)
-        self._resting = False
+        self._is_resting = False
 
     def flush(self, *, is_final: bool = True) -> None:
         """Send the queued instructions. If it is not `is_final`, the beginning of a repeated run of ops may stay."""
@@ -149,7 +149,7 @@ class Outbox:
             try:
                 if not batch:
                     return
-                self._sent += 1
+                self._batches_sent += 1
                 compressed, rest = self._matcher.compress(batch, is_final=is_final)
                 if rest:
                     self._put_back(rest)
@@ -196,7 +196,7 @@ class Outbox:
         return batch, [self._uploads.pop(created.id) for created in batch if type(created) is CreateTensor]
 
     def close(self) -> None:
-        self._open = False
+        self._is_open = False
         self._filled.put(None)
         if self._idler is not threading.current_thread():
             self._idler.join(timeout=5)
@@ -221,9 +221,9 @@ class Outbox:
         """Poll the outbox, and rest when it stays empty. Threads that fill it need not wake this one while it polls:
         waking it for every batch cost more than the ops of the batch."""
         seen, quiet = (0, 0), 0
-        while self._open:
+        while self._is_open:
             time.sleep(IDLE_SECONDS)
-            now = (self._sent, len(self.queue) + len(self._dead))
+            now = (self._batches_sent, len(self.queue) + len(self._dead))
             if now[1] and now == seen:
                 self._flush_quietly()
             quiet = 0 if now[1] else quiet + 1
@@ -236,11 +236,11 @@ class Outbox:
         with contextlib.suppress(Empty):
             while True:
                 self._filled.get_nowait()
-        self._resting = True
-        # Checked after `_resting` is set: an instruction queued from now on wakes this thread.
-        if not self.queue and not self._dead and self._open:
+        self._is_resting = True
+        # Checked after `_is_resting` is set: an instruction queued from now on wakes this thread.
+        if not self.queue and not self._dead and self._is_open:
             self._filled.get()
-        self._resting = False
+        self._is_resting = False
 
     def _flush_quietly(self) -> None:
         try:

@@ -14,7 +14,7 @@ from itertools import chain
 from typing import NamedTuple, TypeAlias
 
 from gt.client.segment_templates import Match, OpRun, Template, Tokens
-from gt.core.messages import MAX_SEGMENT, FreeTensors, Instruction, NoteGradient, RunOp
+from gt.core.messages import MAX_SEGMENT, ForgetOps, FreeTensors, Instruction, NoteGradient, RunOp
 from gt.core.settings import HotPathSettings
 from gt.core.signatures import Signature
 
@@ -81,8 +81,11 @@ class SegmentMatcher:
         self._signatures = signatures
         self._starts: dict[int, list[_Candidate]] = {}
         self._candidates = 0
+        self._defined: list[int] = []
+        self._forgotten: list[int] = []
         self._unseen: list[RunOp] = []  # the last ops that belong to no run seen before: they become one
         self._unseen_tensors = 0
+        self._joined: set[tuple[int, ...]] = set()
         self._is_stale = False
         self._last: Template | None = None
         self._expected: Template | None = None
@@ -99,16 +102,27 @@ class SegmentMatcher:
     def _clear(self) -> None:
         self._is_stale = False
         self._starts, self._candidates = {}, 0
+        self._forgotten, self._defined = [*self._forgotten, *self._defined], []
         self._unseen, self._unseen_tensors = [], 0
         self._last = self._expected = None
+        self._joined.clear()
 
     def compress(self, batch: list[Instruction], *, is_final: bool) -> tuple[list[Instruction], list[Instruction]]:
         """The batch with its repeated runs as RunSegments, and the instructions at its end that may begin a segment
         whose other ops are still to come: they are left for the next batch. There are none if `is_final`."""
         if self._is_stale:
             self._clear()
+        if not self._settings.is_on:
+            return batch, []
+        sent, rest = self._compress(batch, is_final)
+        if self._forgotten:
+            sent.append(ForgetOps(tuple(self._forgotten)))
+            self._forgotten = []
+        return sent, rest
+
+    def _compress(self, batch: list[Instruction], is_final: bool) -> tuple[list[Instruction], list[Instruction]]:
         codes = bytes(map(_code_of, map(type, batch)))
-        if not self._settings.is_on or _OP not in codes:
+        if _OP not in codes:
             return batch, []
         sent: list[Instruction] = []
         start = 0
@@ -160,21 +174,26 @@ class SegmentMatcher:
             if found is None:
                 if is_open and candidates is not None and self._may_go_on(run, position, candidates):
                     return segments, position
-                self._note_deviation(run, position)
+                self._misses += 1
+                self._expect(None, run, position)
                 self._add_unseen(run.ops[position])
                 position += 1
                 continue
+            if found.match is not None:
+                self._join(run, segments, position, found.end)
+                segments.append(found)
             self._end_unseen()
             if found.match is not None:
-                segments.append(found)
-                self._follow(found.match.template)
+                self._expect(found.match.template, run, position)
                 self._hits += 1
                 self._ops += found.end - position
             else:
-                self._last = self._expected = None
+                self._expect(None, run, position)
                 self._misses += found.end - position
             position = found.end
         if not is_open:
+            if segments:
+                self._join(run, segments, count, count)
             self._end_unseen()
         return segments, count
 
@@ -207,6 +226,7 @@ class SegmentMatcher:
         if match is None or (notes and _is_noted(match, notes)):
             return _Found(end)
         candidate.templates.append(template)
+        self._defined.append(template.definition.segment_id)
         self._segments += 1
         return _Found(end, match, is_new=True)
 
@@ -214,21 +234,35 @@ class SegmentMatcher:
         """Whether the ops from `start` on are the beginning of a run seen before."""
         return any(candidate.tokens.match_beginning(run, start) for candidate in candidates)
 
-    def _follow(self, template: Template) -> None:
-        if self._last is not None:
-            self._last.successor = template
-        self._last, self._expected = template, template.successor
-
-    def _note_deviation(self, run: OpRun, position: int) -> None:
-        self._misses += 1
-        if self._expected is not None:
+    def _expect(self, found: Template | None, run: OpRun, position: int) -> None:
+        """Note the segment that was found, or None, and count a deviation if another one was expected."""
+        if self._expected is not None and self._expected is not found:
             place, reason = self._expected.tokens.first_difference(run, position)
             key = (reason, run.sites[place])
             if key in self._deviations or len(self._deviations) < MAX_DEVIATIONS:
                 self._deviations[key] += 1
-        self._last = self._expected = None
+        if self._last is not None and found is not None:
+            self._last.successor = found
+        self._last, self._expected = found, found.successor if found is not None else None
 
     # Candidates
+
+    def _join(self, run: OpRun, segments: list[_Found], start: int, end: int) -> None:
+        """Ops from `start` to `end` were seen before, and follow a segment or ops that were not. If all of them are
+        short enough, remember them as one run. Segments are short where a program was interrupted in its first steps,
+        which had to define their ops; in later steps they follow each other."""
+        begin = segments[-1].match.start if segments and segments[-1].match is not None else 0
+        unseen = start - (segments[-1].end if segments else 0)
+        if segments and end - begin > MAX_SEGMENT:
+            begin = segments[-1].end
+        joined = tuple(run.op_ids[begin:end])
+        if begin == start or not self._settings.shortest <= end - begin <= MAX_SEGMENT:
+            return
+        if joined in self._joined or unseen > len(self._unseen):
+            return
+        if sum(map(len, run.inputs[begin:end])) < MAX_TENSORS:
+            self._joined.add(joined)
+            self._add_candidate(Tokens(run, begin, end))
 
     def _add_unseen(self, op: RunOp) -> None:
         self._unseen.append(op)
@@ -243,13 +277,15 @@ class SegmentMatcher:
         ops, self._unseen, self._unseen_tensors = self._unseen, [], 0
         if len(ops) < self._settings.shortest or any(not op.outputs for op in ops):
             return
-        if self._candidates >= MAX_CANDIDATES:
-            self._starts, self._candidates = {}, 0
-        run = OpRun(ops)
-        candidates = self._starts.setdefault(run.op_ids[0], [])
+        self._add_candidate(Tokens(OpRun(ops), 0, len(ops)))
+
+    def _add_candidate(self, tokens: Tokens) -> None:
+        if self._candidates >= MAX_CANDIDATES or len(self._defined) >= MAX_CANDIDATES:
+            self._clear()
+        candidates = self._starts.setdefault(tokens.op_ids[0], [])
         if len(candidates) >= MAX_OF_START:
             candidates.remove(min(candidates, key=lambda candidate: candidate.count))
-        candidates.append(_Candidate(Tokens(run, 0, len(ops))))
+        candidates.append(_Candidate(tokens))
         candidates.sort(key=lambda candidate: -candidate.tokens.count)  # the longest first
         self._candidates += 1
 

@@ -93,8 +93,8 @@ class Match(NamedTuple):
 
 
 class Template:
-    """A segment as the client compares it with later ops. `successor` is the segment that followed it last. `overwrites`
-    are the ids, as slots, that the segment writes to."""
+    """A segment as the client compares it with later ops. `successor` is the segment that followed it last.
+    `overwrites` are the slots of tensors that the segment writes to."""
 
     def __init__(
         self, segment_id: int, tokens: Tokens, ops: Sequence[RunOp], signatures: Mapping[int, Signature]

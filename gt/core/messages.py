@@ -7,7 +7,7 @@ a RunOp is an instruction and a command. In one process the same records are pas
 A record declares what other modules need to know about it, and `gt.core.record_fields` reads the declarations:
 
 - the types of its id fields say whose the ids are and which of them are new (`Id`, `NewId`, see `gt.core.ids`);
-- a field `segment` or `segments` says that the bytes of tensors travel with the record;
+- a field `byte_range` or `byte_ranges` says that the bytes of tensors travel with the record;
 - a command's `timeline_name` is its name in a recorded timeline, None if it is not recorded.
 """
 
@@ -21,7 +21,7 @@ from gt.core.ids import FirstResultId, Id, Ids, NewId, NewIds, ScopeId, SiteId
 from gt.core.meta import TensorMeta
 from gt.core.signatures import Axis, Name, Number, PolicyRecord, Program, Signature, SpecRecord, Text
 
-PROTOCOL = 11
+PROTOCOL = 12
 MAX_BATCH = 1 << 16
 MAX_SEGMENT = 64  # ops of a segment
 MAX_RECORDED = 1 << 20  # commands that a worker records at most
@@ -44,9 +44,8 @@ class _Record(Struct, array_like=True, tag=True, frozen=True, gc=False):
     """Base of all messages. Tagged by class name, so a union of records is decoded and validated in one pass."""
 
 
-class Segment(Struct, array_like=True, frozen=True):
-    """Bytes of a tensor: in a named shared-memory segment, from `offset` on, or, with an empty name, after the message
-    itself."""
+class ByteRange(Struct, array_like=True, frozen=True):
+    """Bytes of a tensor: in a named shared buffer, from `offset` on, or, with an empty name, after the message."""
 
     name: Name
     nbytes: Annotated[int, Meta(ge=0, lt=1 << 52)]
@@ -81,7 +80,7 @@ class WorkerInfo(Struct, array_like=True, frozen=True):
 
 class Welcome(_Record, frozen=True):
     """`ident` is a client's session or a worker's id. `session_secret` is known to the session only and marks its
-    shared-memory segments. `instruction_log` is the path of the server's log, if it writes one."""
+    shared buffers. `instruction_log` is the path of the server's log, if it writes one."""
 
     version: Name
     ident: int
@@ -156,7 +155,7 @@ class CreateTensor(_Record, frozen=True):
 
     id: NewId
     meta: TensorMeta
-    segment: Segment
+    byte_range: ByteRange
     layout: SpecRecord | None
     site: SiteId
 
@@ -264,7 +263,7 @@ class FetchTensor(_Record, frozen=True):
     id: Id
     version: Version = CURRENT
     site: SiteId = 0
-    place: Segment | None = None
+    place: ByteRange | None = None
 
 
 class ReadVersions(_Record, frozen=True):
@@ -346,9 +345,10 @@ class ReadTimeline(_Record, frozen=True):
 
 
 Instruction = Union[
-    RunOp, RunSegment, DefineSegment, QueryOp, FreeTensors, DropCopies, CreateTensor, Redistribute, FetchTensor, LocateTensor, Synchronize,
+    RunOp, RunSegment, QueryOp, FreeTensors, DropCopies, CreateTensor, Redistribute, FetchTensor, LocateTensor,
+    Synchronize,
     BeginModule, NoteGradient, BeginStep, EndStep, ReadVersions, ReadTraffic, ReadStats, ReadMemory, ReadTimeline,
-    DefineOp, ForgetOps, DefineSite, DefineScope, Goodbye,
+    DefineOp, DefineSegment, ForgetOps, DefineSite, DefineScope, Goodbye,
 ]  # fmt: skip
 
 
@@ -378,7 +378,7 @@ class WorkerCreateTensor(_Record, frozen=True):
     timeline_name: ClassVar = "upload"
     id: NewId
     meta: TensorMeta
-    segment: Segment
+    byte_range: ByteRange
     site: SiteId
 
 
@@ -387,7 +387,7 @@ class WorkerFetchTensor(_Record, frozen=True):
     request: Id
     id: Id
     version: Version = CURRENT
-    place: Segment | None = None
+    place: ByteRange | None = None
 
 
 class WorkerBeginStep(_Record, frozen=True):
@@ -461,7 +461,8 @@ class WorkerShutdown(_Record, frozen=True):
 
 
 Command = Union[
-    RunOp, RunSegment, DefineSegment, FreeTensors, DefineOp, WorkerDefineProgram, WorkerDefineScope, ForgetOps, WorkerCreateTensor, QueryOp,
+    RunOp, RunSegment, FreeTensors, DefineOp, DefineSegment, WorkerDefineProgram, WorkerDefineScope, ForgetOps,
+    WorkerCreateTensor, QueryOp,
     WorkerFetchTensor, ReadVersions, WorkerBeginStep, WorkerAgreeOnStep, WorkerEndStep, Synchronize,
     WorkerReadTraffic, ReadStats, ReadMemory, ReadTimeline, WorkerReportProgress, WorkerEndSession, WorkerJoinStore,
     WorkerHostStore, WorkerLosePeer, WorkerShutdown,
@@ -494,7 +495,7 @@ class Fetched(_Record, frozen=True):
     """The part of a tensor that a worker was asked for."""
 
     request: Id
-    segment: Segment
+    byte_range: ByteRange
 
 
 class TensorRead(_Record, tag="Fetched", frozen=True):
@@ -502,7 +503,7 @@ class TensorRead(_Record, tag="Fetched", frozen=True):
     tensor."""
 
     request: Id
-    segments: tuple[Segment, ...]
+    byte_ranges: tuple[ByteRange, ...]
     layout: SpecRecord | None = None
 
 
@@ -609,6 +610,7 @@ class WorkerStats(Struct, array_like=True, frozen=True):
     - `received`: payload bytes from other workers, by sender
     - `restrided`: tensors copied into the strides that the signature declares
     - `exchanges`: exchanges with other workers, by their way: "shared memory", "gloo all-reduce", ...
+    - `segments`: repeated runs of ops that the worker knows; it has replayed `replayed_ops` of their ops
     - `compiled`: runs of ops for which there is compiled code
     - `compiled_runs`: how often such code ran in place of the ops
     """
@@ -619,6 +621,8 @@ class WorkerStats(Struct, array_like=True, frozen=True):
     received: dict[int, int]
     restrided: int = 0
     exchanges: dict[Name, int] = {}
+    segments: int = 0
+    replayed_ops: int = 0
     compiled: int = 0
     compiled_runs: int = 0
 

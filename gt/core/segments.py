@@ -6,7 +6,7 @@ client would have sent, and the FreeTensors of the tensors that died in it.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import accumulate
 from typing import NamedTuple, TypeAlias
 
@@ -76,13 +76,33 @@ class SegmentBody(NamedTuple):
             op.site,
         )
 
+    def last_uses(self, slots: Iterable[int]) -> dict[int, tuple[int, ...]]:
+        """By position of an op, the slots that it is the last to use or make."""
+        wanted = set(slots)
+        found: dict[int, tuple[int, ...]] = {}
+        for position in reversed(range(len(self.ops))):
+            op = self.ops[position]
+            used = tuple(slot for slot in dict.fromkeys((*op.inputs, *op.outputs)) if slot in wanted)
+            if used:
+                found[position] = used
+                wanted.difference_update(used)
+        return found
+
     def expand(self, run: RunSegment) -> list[Expanded]:
         """The instructions, or commands, for which a RunSegment stands."""
+        return list(self.expand_range(run, 0, len(self.ops), self.last_uses(run.dead)))
+
+    def expand_range(
+        self, run: RunSegment, start: int, end: int, frees: Mapping[int, tuple[int, ...]]
+    ) -> Iterator[Expanded]:
+        """Those of a range of its ops; `frees` are the slots to free after an op, by its position."""
+        if start >= end:
+            return
         ids = self.ids(run.first, run.externals)
-        expanded: list[Expanded] = [self.command(op, ids, run.scalars) for op in self.ops]
-        if run.dead:
-            expanded.append(FreeTensors(tuple([ids[slot] for slot in run.dead])))
-        return expanded
+        for position in range(start, end):
+            yield self.command(self.ops[position], ids, run.scalars)
+            if position in frees:
+                yield FreeTensors(tuple([ids[slot] for slot in frees[position]]))
 
 
 Expanded: TypeAlias = RunOp | FreeTensors

@@ -25,6 +25,9 @@ class HotPathSettings(msgspec.Struct, frozen=True):
     repetitions: int = 2
 
 
+DEFAULT_HOT_PATH = HotPathSettings()
+
+
 class CompileSettings(msgspec.Struct, frozen=True):
     """`is_automatic`: runs of ops that repeat often are compiled without a signal that asks for it; `seconds`: the
     limit for one of them; `niceness`: that of the process that compiles."""

@@ -220,8 +220,8 @@ class Dispatcher:
             return ""
         if session is None:
             return "an op of a session that has ended"
-        if op_id in session.parts:  # a worker that replays a part shows the position in it
-            ops = session.parts[op_id].body.ops
+        if op_id in session.segment_parts:  # a worker that replays a part shows the position in it
+            ops = session.segment_parts[op_id].body.ops
             op = ops[min(site_id, len(ops) - 1)]
             op_id, site_id = op.op_id, op.site
         site = f" ({session.site(site_id)})" if site_id in session.sites else ""  # a move may have no site

@@ -27,7 +27,7 @@ class ToWorkers(msgspec.Struct, frozen=True, gc=False):
 
 
 class ToClient(msgspec.Struct, frozen=True, gc=False):
-    """An answer, with the bytes of its segments."""
+    """An answer, with the bytes of its byte ranges."""
 
     session: int
     answer: Answer
@@ -95,7 +95,7 @@ class MessageQueue:
         if not isinstance(command, RunSegment):
             return (command,)
         session = self._state.sessions.get(owner_of(command))
-        part = session.parts.get(command.segment_id) if session is not None else None
+        part = session.segment_parts.get(command.segment_id) if session is not None else None
         return part.body.expand(command) if part is not None else (command,)
 
     def observe(self, direction: Direction, peer: str, message: Message | None) -> None:

@@ -161,10 +161,10 @@ def _linear(planned: Sequence[PlannedOp]) -> list[LinearOp]:
     ]
 
 
-def variant_of(part: SegmentPart, dead: frozenset[int], last_use: Mapping[int, int]) -> PartVariant:
-    """`last_use` is the position of the last op that names a slot. An external is freed by the part if all its workers,
-    and no others, have it."""
-    dying = {slot for slot in dead if part.start <= last_use[slot] < part.end}
+def variant_of(part: SegmentPart, last_use: Mapping[int, int]) -> PartVariant:
+    """`last_use` are the dead slots of a run, with the position of the last op that uses them. An external is freed by
+    the part if all its workers, and no others, have it."""
+    dying = {slot for slot, position in last_use.items() if part.start <= position < part.end}
     written = dict(part.written)
     freed = [
         slot

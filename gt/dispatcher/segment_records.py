@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import NamedTuple, TypeAlias
 
@@ -62,10 +63,12 @@ class PartVariant(NamedTuple):
 
 
 class SplitVariant(NamedTuple):
-    """The variant of each part, and the dead slots that are left to be freed if all parts are replayed."""
+    """The variant of each part; and the dead slots by the position of the last op that uses them: all of them, and
+    those that no part frees."""
 
     parts: tuple[PartVariant, ...]
-    left: tuple[int, ...]
+    all_frees: Mapping[int, tuple[int, ...]]
+    other_frees: Mapping[int, tuple[int, ...]]
 
 
 @dataclass

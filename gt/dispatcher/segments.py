@@ -48,7 +48,7 @@ class RunPart(NamedTuple):
 
     def instructions(self) -> list[RunOp]:
         """The instructions of the client for which it stands."""
-        return list(_commands(self.body, self.run, self.part.start, self.part.end))
+        return list(self.body.expand_range(self.run, self.part.start, self.part.end, {}))  # type: ignore[arg-type]
 
 
 Single: TypeAlias = Instruction | RunPart
@@ -106,41 +106,43 @@ class Segments:
         body = segment.body
         key = self._layouts(run.externals)
         split = segment.splits.get(key) if key is not None else None
-        left: Sequence[int] = run.dead
         if split is not None:
-            left = yield from self._run_split(session, body, split, run)
-        else:
-            planned = yield from self._run_singly(session, body, run)
-            if key is not None and planned is not None:
-                self._split(session, segment, key, planned)
-        if left:
-            yield FreeTensors(tuple([body.id(run, slot) for slot in left]))
+            yield from self._run_split(session, body, split, run)
+            return
+        planned = yield from self._run_singly(session, body, run)
+        if key is not None and planned is not None:
+            self._split(session, segment, key, planned)
 
     def _run_split(
         self, session: SessionRecord, body: SegmentBody, split: SegmentSplit, run: RunSegment
-    ) -> Generator[Single, None, Sequence[int]]:
-        """Returns the dead slots that are still to be freed."""
-        position, singly = 0, frozenset[int]()
-        variants, left = _variants(body, split, run.dead)
+    ) -> Iterator[Single]:
+        position = 0
+        variants, all_frees, other_frees = _variants(body, split, run.dead)
         for part, variant in zip(split.parts, variants, strict=True):
             if position < part.start:
-                yield from _commands(body, run, position, part.start)
-            if self._can_replay(session, part, variant, body, run):
-                yield RunPart(part, variant, body, run)
-            else:
-                yield from _commands(body, run, part.start, part.end)
-                singly |= variant.gone
+                yield from body.expand_range(run, position, part.start, other_frees)
             position = part.end
-        yield from _commands(body, run, position, len(body.ops))
-        return [slot for slot in run.dead if slot in left or slot in singly] if singly else left
+            if not self._can_replay(session, part, variant, body, run):
+                yield from body.expand_range(run, part.start, part.end, all_frees)
+                continue
+            yield RunPart(part, variant, body, run)
+            if other_frees:
+                left = [slot for place in range(part.start, part.end) for slot in other_frees.get(place, ())]
+                if left:
+                    yield FreeTensors(tuple([body.id(run, slot) for slot in left]))
+        yield from body.expand_range(run, position, len(body.ops), other_frees)
 
     def _run_singly(
         self, session: SessionRecord, body: SegmentBody, run: RunSegment
     ) -> Generator[Single, None, list[PlannedOp] | None]:
         """Run the ops one by one; returns how each was planned, or None if one of them gave no value."""
         planned: list[PlannedOp] | None = []
-        for op, command in zip(body.ops, _commands(body, run, 0, len(body.ops)), strict=True):
-            layouts = self._layouts(command.inputs)
+        ops = iter(body.ops)
+        for command in body.expand(run):
+            if type(command) is not RunOp:
+                yield command
+                continue
+            op, layouts = next(ops), self._layouts(command.inputs)
             yield command
             results = [self._state.tensors.get(ident) for ident in command.outputs]
             if planned is None or layouts is None or any(result is None for result in results):
@@ -171,8 +173,11 @@ class Segments:
         externals = [body.id(run, slot) for slot in part.externals]
         if session.halted is not None or self._layouts(externals) != part.layouts:
             return False
-        if state.gradients and not state.gradients.keys().isdisjoint(externals):
-            return False
+        gradients = state.gradients.keys() & externals if state.gradients else ()
+        if gradients:
+            written = {body.id(run, old) for old, _ in part.written}
+            if any(ident in written or state.is_waiting(ident) for ident in gradients):
+                return False
         if part.linear and not all(is_linear_with(op, scalars[first:end]) for op, first, end in part.linear):
             return False
         new = [body.id(run, slot) for slot, _ in variant.results]
@@ -217,9 +222,9 @@ class Segments:
 
     def _plan(self, session: SessionRecord, op: SegmentOp, layouts: tuple[InputLayout, ...]) -> CachedPlan | None:
         """The plan of an op for inputs of these layouts; None if it depends on more: on the load of the workers, or on
-        inputs that are the same tensor."""
+        inputs that the op also writes to."""
         record = session.ops[op.op_id]
-        if record.signature.writes and len(set(op.inputs)) < len(op.inputs):
+        if record.aliased_inputs(op.inputs):
             return None
         policy = self._state.policy(session, op.scope)
         key = plan_key(policy, layouts)
@@ -243,24 +248,17 @@ class Segments:
         self._state.commit()
 
 
-def _commands(body: SegmentBody, run: RunSegment, start: int, end: int) -> Iterator[RunOp]:
-    """The instructions for which a range of the ops of a run stands."""
-    if start < end:
-        ids = body.ids(run.first, run.externals)
-        for op in body.ops[start:end]:
-            yield body.command(op, ids, run.scalars)
-
-
 def _variants(body: SegmentBody, split: SegmentSplit, dead: tuple[int, ...]) -> SplitVariant:
     """The consequences of the dead slots of a run."""
     found = split.variants.get(dead)
     if found is None:
         if len(split.variants) >= MAX_VARIANTS:
             split.variants.clear()
-        last_use = {slot: position for position, op in enumerate(body.ops) for slot in (*op.inputs, *op.outputs)}
-        parts = tuple(variant_of(part, frozenset(dead), last_use) for part in split.parts)
-        left = tuple(slot for slot in dead if not any(slot in part.gone for part in parts))
-        found = split.variants[dead] = SplitVariant(parts, left)
+        frees = body.last_uses(dead)
+        last_use = {slot: position for position, slots in frees.items() for slot in slots}
+        parts = tuple(variant_of(part, last_use) for part in split.parts)
+        left = [slot for slot in dead if not any(slot in part.gone for part in parts)]
+        found = split.variants[dead] = SplitVariant(parts, frees, body.last_uses(left))
     return found
 
 

@@ -6,12 +6,12 @@ from dataclasses import dataclass, field
 from typing import NamedTuple, TypeAlias
 
 from gt.core.messages import (
+    ByteRange,
     Collective,
     Failed,
     Fetched,
     MemoryReport,
     Queried,
-    Segment,
     Stats,
     Synchronized,
     TimelineReport,
@@ -61,7 +61,7 @@ class ReadPart(NamedTuple):
 
     worker: int
     nbytes: int
-    place: Segment | None = None
+    place: ByteRange | None = None
 
 
 class PendingRequest(NamedTuple):
@@ -120,7 +120,8 @@ class SessionRecord:
     counts the ids that the dispatcher gave; results of queries take ids from `next_result` on. `halted` is set while a
     step must not write. `workers` have run something for the session. `modules` are the moves by which
     ops of a module copied its parameters, by the number of the module and the position of the parameter. `segments` are
-    by id, and so are the `parts` that workers know of them.
+    by id, and so are the `segment_parts` that workers know. A session `accumulates` if it adds up the gradients of
+    several backwards.
     """
 
     ident: int
@@ -142,7 +143,8 @@ class SessionRecord:
     running_module: RunningModule | None = None
     modules: dict[int, dict[int, TensorMove]] = field(default_factory=dict)
     segments: dict[int, SegmentRecord] = field(default_factory=dict)
-    parts: dict[int, SegmentPart] = field(default_factory=dict)
+    segment_parts: dict[int, SegmentPart] = field(default_factory=dict)
+    accumulates: bool = False
 
     def op(self, op_id: int) -> OpRecord:
         found = self.ops.get(op_id)

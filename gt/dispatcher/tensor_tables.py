@@ -140,6 +140,8 @@ class TensorTables:
         copies = [copy for ident in written for copy in self._consume(ident)]
         for ident in freed:
             self._consume(ident)
+            if self.gradients:
+                self.gradients.pop(ident, None)
         for ident, tensor in results:
             tensors[ident] = tensor
             mesh = tensor.spec.mesh
@@ -271,6 +273,11 @@ class TensorTables:
         return freed
 
     # Gradients
+
+    def is_waiting(self, ident: int) -> bool:
+        """Whether a tensor is a gradient that waits to be reduced with others."""
+        gradient = self.gradients.get(ident)
+        return gradient is not None and self.tensors[ident].spec is gradient.move.source
 
     def note_gradient(self, ident: int, gradient: GradientRecord) -> None:
         self.undo.put(self.gradients, ident, gradient)

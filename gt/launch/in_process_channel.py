@@ -10,7 +10,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from gt.core.message_events import Observer
-from gt.core.messages import Command, Instruction, Report, RunOp, Segment, Welcome
+from gt.core.messages import ByteRange, Command, Instruction, Report, RunOp, Welcome
 from gt.core.settings import CompileSettings
 from gt.dispatcher.dispatcher import Dispatcher
 from gt.dispatcher.message_queue import Outgoing, ToClient, ToWorkers
@@ -19,7 +19,7 @@ from gt.wire.client_channel import Buffer, Received, Upload, as_buffer
 from gt.worker.compilation.private_directory import own_directory
 from gt.worker.compilation.queue import CompileQueue
 from gt.worker.engines import make_engine
-from gt.worker.exchange import MemoryExchange
+from gt.worker.exchange import InProcessExchange
 from gt.worker.exchange.in_process import run_interleaved
 from gt.worker.executor import Executor, WriteBytes
 
@@ -52,7 +52,7 @@ class InProcessChannel:
         return Executor(
             worker,
             make_engine(backend),
-            MemoryExchange(),
+            InProcessExchange(),
             _export,
             owns_buffers=False,
             compile_queue=self._compile_queue,
@@ -146,7 +146,7 @@ class InProcessChannel:
             self._observer.close()
 
 
-def _export(nbytes: int, place: Segment | None, write: WriteBytes) -> tuple[Segment, memoryview]:
+def _export(nbytes: int, place: ByteRange | None, write: WriteBytes) -> tuple[ByteRange, memoryview]:
     data = np.empty(nbytes, dtype=np.uint8).data
     write(data)
-    return Segment("", nbytes), data
+    return ByteRange("", nbytes), data

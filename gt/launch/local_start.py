@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from gt.client.host_data import fill
+from gt.client.host_data import copy_bytes
 from gt.client.session import Session
 from gt.core.settings import Settings
 from gt.launch.hosted_channel import HostedChannel
@@ -17,7 +17,7 @@ class LocalStart:
         self._settings = settings
         self.workers = settings.workers or 1
         self.processes = LocalProcesses(self.workers, settings)
-        copy = fill if settings.shares_memory else None
+        copy = copy_bytes if settings.shares_memory else None
         try:
             observer = open_log(settings.instruction_log)
             self._channel = HostedChannel(

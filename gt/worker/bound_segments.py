@@ -1,4 +1,4 @@
-"""Segments prepared for replay: the ops of a repeated run on one worker, called one after another on a list of registers.
+"""Segments prepared for replay: the ops of a repeated run on one worker, called in order on a list of registers.
 
 A replay does what the commands of the segment would do one by one, without looking up ids, records and ops for each:
 values stay in registers, and only those that outlive the segment are stored under their ids. Where something fails, the
@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping, MutableMapping, Sequence
 from operator import itemgetter
 from typing import Any, NamedTuple, Protocol, TypeAlias
 
-from gt.core.messages import RunOp, RunSegment
+from gt.core.messages import RunSegment
 from gt.core.segments import SegmentBody, SegmentOp
 from gt.worker.bound_ops import BoundOp, UnavailableOp
 from gt.worker.bound_programs import BoundProgram
@@ -146,10 +146,6 @@ class BoundSegment:
         """The op whose outputs are not among the registers yet, as its step has failed."""
         done = len(registers) - self.body.scalar_count
         return next(number for number, op in enumerate(self.body.ops) if op.outputs[-1] >= done)
-
-    def commands(self, run: RunSegment) -> list[RunOp]:
-        ids = self.body.ids(run.first, run.externals)
-        return [self.body.command(op, ids, run.scalars) for op in self.body.ops]
 
     def restore(self, run: RunSegment, variant: Variant, registers: list[Any], position: int, tensors: Tensors) -> None:
         """Store all values under their ids, as they would be if the commands before `position` had run one by one."""

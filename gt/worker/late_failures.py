@@ -9,6 +9,7 @@ failed. Other values stay good.
 from __future__ import annotations
 
 from collections.abc import Callable, MutableMapping, Sequence
+from itertools import chain
 
 from gt.core.messages import Command, RunOp
 from gt.worker.engines.engine import Value
@@ -43,7 +44,7 @@ class LateFailures:
         if not flagged:
             return
         failed: dict[int, FailedValue] = {}
-        for command in [single for command in self._commands for single in self._expand(command)]:
+        for command in chain.from_iterable(map(self._expand, self._commands)):
             if isinstance(command, RunOp):
                 cause = next((failed[ident] for ident in command.inputs if ident in failed), None)
                 if cause is None and id(command) in flagged:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from gt.core.messages import RunSegment
+from gt.core.messages import RunOp, RunSegment
 from gt.worker.bound_programs import BoundProgram
 from gt.worker.bound_segments import Block, BoundSegment, OtherStep, Variant, is_direct
 from gt.worker.compilation.segment_compiler import CompiledCodeError, SegmentCompiler
@@ -16,11 +16,13 @@ _NoneType = type(None)
 
 
 class SegmentReplay:
-    """Runs segments with the tensors, ops and optimizer steps of a runner."""
+    """Runs segments with the tensors, ops and optimizer steps of a runner. `ops_replayed` counts the ops of complete
+    replays."""
 
     def __init__(self, runner: OpRunner, compiler: SegmentCompiler | None) -> None:
         self._runner = runner
         self._compiler = compiler
+        self.ops_replayed = 0
 
     def run(self, run: RunSegment, segment: BoundSegment) -> None:
         """Hot path. `progress` shows the segment and the position in it. The externals that the segment frees are taken
@@ -52,6 +54,7 @@ class SegmentReplay:
         for register, offset in variant.live:
             tensors[first + offset] = registers[register]
         self._forget_dead(run, segment)
+        self.ops_replayed += len(segment.body.ops)
 
     def _run_blocks(
         self, run: RunSegment, segment: BoundSegment, blocks: Sequence[Block], registers: list[Any]
@@ -130,21 +133,24 @@ class SegmentReplay:
         segment.restore(run, variant, registers, position, self._runner.tensors)
         registers.clear()
         op, bound = segment.body.ops[position], segment.bound[position]
-        command = segment.commands(run)[position]
+        command = segment.body.command(op, segment.body.ids(run.first, run.externals), run.scalars)
         if is_direct(op, bound):
             self._runner.run_after_error(command, bound, error)
         else:
             assert not isinstance(bound, BoundProgram), "a program never raises"
             self._runner.fail(command, bound, error)
+        frees = segment.body.last_uses(run.dead)
+        if position in frees:
+            self._runner.free([segment.body.id(run, slot) for slot in frees[position]])
         self._run_commands(run, segment, position + 1)
 
     def _go_on_unwritten(
         self, run: RunSegment, segment: BoundSegment, variant: Variant, registers: list[Any], error: CompiledCodeError
     ) -> None:
         """Compiled code has failed: the tensors that it writes to have no value any more. The ops run one by one."""
-        failed = self._runner.report_failure(
-            segment.commands(run)[error.position], segment.bound[error.position].op, error.error
-        )
+        op, ids = segment.body.ops[error.position], segment.body.ids(run.first, run.externals)
+        command = segment.body.command(op, ids, run.scalars)
+        failed = self._runner.report_failure(command, segment.bound[error.position].op, error.error)
         for register in error.written:
             registers[register] = failed
         segment.restore(run, variant, registers, error.position, self._runner.tensors)
@@ -152,20 +158,14 @@ class SegmentReplay:
         self._run_commands(run, segment, error.position)
 
     def _run_commands(self, run: RunSegment, segment: BoundSegment, start: int) -> None:
-        for command in segment.commands(run)[start:]:
-            self._runner.run(command)
-        dead = self._dead(run, segment)
-        if self._runner.overlapped:
-            self._runner.overlapped.finish(dead)
-        for ident in dead:
-            self._runner.tensors.pop(ident, None)
-        self._forget_dead(run, segment)
+        body = segment.body
+        for command in body.expand_range(run, start, len(body.ops), body.last_uses(run.dead)):
+            if isinstance(command, RunOp):
+                self._runner.run(command)
+            else:
+                self._runner.free(command.ids)
 
     def _forget_dead(self, run: RunSegment, segment: BoundSegment) -> None:
         steps = self._runner.steps
         if steps.kept or steps.unwritten:
-            steps.free(self._dead(run, segment))
-
-    def _dead(self, run: RunSegment, segment: BoundSegment) -> Sequence[int]:
-        ids = segment.body.ids(run.first, run.externals)
-        return [ids[slot] for slot in run.dead]
+            steps.free([segment.body.id(run, slot) for slot in run.dead])

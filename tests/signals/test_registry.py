@@ -1,6 +1,5 @@
 """The current configuration, from files and Python; the later one counts."""
 
-import logging
 import sys
 import threading
 

@@ -59,7 +59,7 @@ def server_of(directory: Path) -> psutil.Process:
 
 
 def test_each_piece_gets_one_answer_for_all_who_ask(directory: Path) -> None:
-    first, second = CompileQueue(directory, SETTINGS), CompileQueue(directory, SETTINGS)
+    first, second = CompileQueue(directory, SETTINGS, is_alone=True), CompileQueue(directory, SETTINGS)
     taken: list[CompileAnswer] = []
     others: list[CompileAnswer] = []
     first.submit(untraceable(), taken.append)
@@ -72,8 +72,8 @@ def test_each_piece_gets_one_answer_for_all_who_ask(directory: Path) -> None:
     assert all(isinstance(answer, CompileFailed) and answer.step == 0 for answer in (*taken, *others))
     assert len({answer.key for answer in (*taken, *others)}) == 2
     assert server_of(directory).nice() == psutil.Process().nice()
-    first.close()
     second.close()
+    first.close()
 
 
 def test_a_server_that_ends_answers_nothing_more(directory: Path) -> None:
