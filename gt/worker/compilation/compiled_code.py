@@ -9,8 +9,8 @@ import torch
 
 from gt.core.signatures import Number
 from gt.worker.compilation.comparison import difference
-from gt.worker.compilation.loaded_code import Code
 from gt.worker.compilation.pieces import Compiled, Piece
+from gt.worker.engines.torch_private import Code
 
 
 class CompiledCode:

@@ -18,11 +18,11 @@ from gt.core.segments import SegmentOp
 from gt.core.signatures import Number
 from gt.worker.bound_segments import Block, BoundSegment, Variant
 from gt.worker.compilation.compiled_code import CompiledCode
-from gt.worker.compilation.loaded_code import load_code
 from gt.worker.compilation.pieces import CompileAnswer, CompileFailed
 from gt.worker.compilation.queue import COMPILERS, CompileQueue, find_compiler
 from gt.worker.compilation.segment_pieces import PlacedPiece, find_runs, make_piece
 from gt.worker.engines.engine import Engine
+from gt.worker.engines.torch_private import load_code
 
 log = logging.getLogger("gt.compile")
 RUNS_IN_A_SCOPE = 2  # of a segment before it is compiled

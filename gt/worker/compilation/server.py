@@ -31,8 +31,8 @@ import torch
 from gt.core.errors import ConnectionLost
 from gt.worker.compilation import private_directory
 from gt.worker.compilation.frames import FrameReader, FrameWriter
-from gt.worker.compilation.inductor import compile_graph, find_vector_instructions
 from gt.worker.compilation.pieces import CompileAnswer, Compiled, CompileFailed, CompileRequest, Piece
+from gt.worker.compilation.torch_private import compile_graph, find_vector_instructions
 from gt.worker.compilation.tracing import UntraceableStep, trace
 
 log = logging.getLogger("gt.compile")

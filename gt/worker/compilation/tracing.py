@@ -8,9 +8,9 @@ from typing import Any, NamedTuple, TypeAlias
 import torch
 
 from gt.worker.bound_ops import BoundOp
-from gt.worker.compilation.inductor import fake_mode, trace_function
 from gt.worker.compilation.number_forms import NUMBER_FORMS, NumberTensor, has_numbers
 from gt.worker.compilation.pieces import Output, Piece, PieceStep
+from gt.worker.compilation.torch_private import fake_mode, trace_function
 from gt.worker.engines.default_dtype import WithDefaultDtype, without_default_dtype
 from gt.worker.engines.pytorch_engine import PyTorchEngine
 from gt.worker.engines.torch_private import storage_identity

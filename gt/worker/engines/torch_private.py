@@ -5,10 +5,14 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Generator
 from contextlib import AbstractContextManager, contextmanager
-from typing import Any
+from pathlib import Path
+from typing import Any, TypeAlias
 
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
+
+Code: TypeAlias = Callable[[list[torch.Tensor]], list[torch.Tensor]]
+"""Compiled code."""
 
 
 def qualified_name(op: str) -> tuple[str, str]:
@@ -43,6 +47,11 @@ def find_tags(op: str) -> frozenset[str]:
 def find_python_function(op: str) -> Callable[..., Any] | None:
     """Torch's Python function of an op's name, such as `torch.add`, without the wrappers of the module `torch`."""
     return getattr(torch._C._VariableFunctions, op.split(".")[1], None)
+
+
+def load_code(path: Path) -> Code:
+    """The function in a shared library that AOTInductor has made for the CPU. Torch's compiler is not imported."""
+    return torch._C._aoti.AOTIModelContainerRunnerCpu(str(path), 1).run  # type: ignore[no-any-return]
 
 
 def storage_identity(tensor: torch.Tensor) -> int:

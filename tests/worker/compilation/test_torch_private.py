@@ -7,9 +7,9 @@ import pytest
 import torch
 
 from gt.worker.compilation.compiled_code import CompiledCode
-from gt.worker.compilation.inductor import compile_graph, fake_mode, find_vector_instructions, trace_function
-from gt.worker.compilation.loaded_code import load_code
+from gt.worker.compilation.torch_private import compile_graph, fake_mode, find_vector_instructions, trace_function
 from gt.worker.compilation.tracing import trace
+from gt.worker.engines.torch_private import load_code
 from tests.worker.compilation.recorded_pieces import answer_of, needs_compiler, record, run_both
 
 

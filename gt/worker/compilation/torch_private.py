@@ -1,4 +1,4 @@
-"""The private parts of torch that the compile server uses. tests/worker/compilation/test_inductor.py tries each.
+"""The private parts of torch that the compile server uses. tests/worker/compilation/test_torch_private.py tries them.
 
 Importing this module imports torch's compiler, which takes seconds: workers do not.
 """
