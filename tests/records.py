@@ -259,6 +259,7 @@ REPORTS: list[Report] = [
     Fetched(own(11), SHARED),
     Fetched(own(11), INLINE),
     StoreReady(40000),
+    NotCompiled(1, "forward", 3, "a reason"),
     Versions(own(19), ((own(5), VersionSpan(own(5), 0)), (own(6), VersionSpan(own(6), own(7), own(3), own(4))))),
     Progress(7, 1500),
     Traffic(own(15), {0: 64, 3: 0}, (ExchangeWay("all-reduce", ("x",), 64, "shared memory"),)),

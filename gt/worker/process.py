@@ -84,8 +84,7 @@ class WorkerProcess:
         self._refusals: list[float] = []  # their times
         self._engine = make_engine(backend, device, threads, clears=True)
         self._compiles_all = settings.auto_compile
-        directory = compile_directory or shared_directory(endpoint)
-        self._compile_queue = CompileQueue(directory, settings.compiling)
+        self._compile_queue = CompileQueue(lambda: compile_directory or shared_directory(endpoint), settings.compiling)
         self._server = (0, "")
 
     def run(self) -> None:

@@ -186,7 +186,6 @@ def test_a_circle_that_python_closes_is_reported_with_the_line_of_the_file(regis
         registry.check_backward("b")
 
 
-
 @pytest.fixture
 def hasty_threads():
     """Threads that switch as often as possible."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import logging
 import os
 import shutil
@@ -34,11 +35,12 @@ def find_compiler(environ: Mapping[str, str] = os.environ) -> str | None:
 
 
 class CompileQueue:
-    """Sends pieces to the compile server at a directory. Each piece gets one answer, which `poll` passes on. With
-    `is_alone` no other process uses the server, which ends when the queue is closed."""
+    """Sends pieces to the compile server at a directory, which `locate` gives at the first use. Each piece gets one
+    answer, which `poll` passes on. With `is_alone` no other process uses the server, which ends when the queue is
+    closed."""
 
-    def __init__(self, directory: Path, settings: CompileSettings, *, is_alone: bool = False) -> None:
-        self._directory = directory
+    def __init__(self, locate: Callable[[], Path], settings: CompileSettings, *, is_alone: bool = False) -> None:
+        self._locate = functools.cache(locate)
         self._options = ["--limit", str(settings.seconds), "--nice", str(settings.niceness)]
         self._link: socket.socket | None = None
         self._is_alone = is_alone
@@ -48,6 +50,7 @@ class CompileQueue:
         self._pending: dict[str, bytes] = {}
         self._decoder: msgspec.msgpack.Decoder[CompileAnswer] = msgspec.msgpack.Decoder(CompileAnswer)
         self._give_up = 0.0
+        self._is_used = False
         self._server: subprocess.Popen[bytes] | None = None
 
     def submit(self, piece: Piece, take: Callable[[CompileAnswer], None]) -> None:
@@ -89,10 +92,12 @@ class CompileQueue:
             self._leave_server(self._server)
         self._pending.clear()
         self._takers.clear()
+        if not self._is_used:
+            return
         with contextlib.suppress(OSError):
-            held = private_directory.lock(self._directory)
+            held = private_directory.lock(self._locate())
             if held is not None:
-                private_directory.remove(self._directory)
+                private_directory.remove(self._locate())
                 os.close(held)
 
     def _leave_server(self, server: subprocess.Popen[bytes]) -> None:
@@ -129,9 +134,10 @@ class CompileQueue:
 
     def _connect(self) -> None:
         link = socket.socket(socket.AF_UNIX)
+        self._is_used = True
         try:
-            private_directory.make_private(self._directory)
-            link.connect(str(self._directory / private_directory.SOCKET))
+            private_directory.make_private(self._locate())
+            link.connect(str(self._locate() / private_directory.SOCKET))
             link.setblocking(False)
         except (FileNotFoundError, ConnectionRefusedError):
             link.close()
@@ -156,7 +162,7 @@ class CompileQueue:
         if time.monotonic() > self._give_up:
             self._fail(f"the compile server did not answer within {_CONNECT_SECONDS:g} s")
             return
-        held = private_directory.lock(self._directory)
+        held = private_directory.lock(self._locate())
         if held is None:
             return
         try:
@@ -168,11 +174,11 @@ class CompileQueue:
 
     def _spawn(self, held: int) -> subprocess.Popen[bytes]:
         """All files of the compiler go to the private directory. The server holds the lock until it ends."""
-        directory = str(self._directory)
+        directory = str(self._locate())
         environ = {name: value for name, value in os.environ.items() if not name.startswith(("GT_", "TORCHINDUCTOR_"))}
         environ |= {"TMPDIR": directory, "TORCHINDUCTOR_CACHE_DIR": f"{directory}/cache"}
         environ |= {"TORCHINDUCTOR_COMPILE_THREADS": "1", "CXX": find_compiler() or "", "OMP_NUM_THREADS": "1"}
-        with open(self._directory / private_directory.LOG, "wb") as output:
+        with open(self._locate() / private_directory.LOG, "wb") as output:
             return subprocess.Popen(
                 [sys.executable, "-m", "gt.worker.compilation", directory, *self._options],
                 env=environ, stdin=subprocess.DEVNULL, stdout=output, stderr=output, pass_fds=[held],
@@ -181,5 +187,5 @@ class CompileQueue:
 
     def _last_words(self) -> str:
         with contextlib.suppress(OSError):
-            return (self._directory / private_directory.LOG).read_text(errors="replace").strip()[-500:]
+            return (self._locate() / private_directory.LOG).read_text(errors="replace").strip()[-500:]
         return ""

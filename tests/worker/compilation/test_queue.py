@@ -59,7 +59,7 @@ def server_of(directory: Path) -> psutil.Process:
 
 
 def test_each_piece_gets_one_answer_for_all_who_ask(directory: Path) -> None:
-    first, second = CompileQueue(directory, SETTINGS, is_alone=True), CompileQueue(directory, SETTINGS)
+    first, second = CompileQueue(lambda: directory, SETTINGS, is_alone=True), CompileQueue(lambda: directory, SETTINGS)
     taken: list[CompileAnswer] = []
     others: list[CompileAnswer] = []
     first.submit(untraceable(), taken.append)
@@ -77,7 +77,7 @@ def test_each_piece_gets_one_answer_for_all_who_ask(directory: Path) -> None:
 
 
 def test_a_server_that_ends_answers_nothing_more(directory: Path) -> None:
-    queue = CompileQueue(directory, SETTINGS, is_alone=True)
+    queue = CompileQueue(lambda: directory, SETTINGS, is_alone=True)
     taken: list[CompileAnswer] = []
     queue.submit(untraceable(), taken.append)
     answers(queue, 1, taken)
@@ -95,7 +95,7 @@ from pathlib import Path
 from gt.core.settings import CompileSettings
 from gt.worker.compilation.queue import CompileQueue
 from tests.worker.compilation.test_queue import untraceable
-queue = CompileQueue(Path(sys.argv[1]), CompileSettings(niceness=0))
+queue = CompileQueue(lambda: Path(sys.argv[1]), CompileSettings(niceness=0))
 taken = []
 queue.submit(untraceable(), taken.append)
 while not taken:
