@@ -47,7 +47,9 @@ def test_a_form_gives_what_the_op_gives(op: str, dtype: torch.dtype, shape: tupl
     expected = find_overload(op)(*args, **named)
     expected = args[0] if expected is None else expected
     args, named = arguments(op, dtype, is_form=True, shape=shape)
-    torch.testing.assert_close(NUMBER_FORMS[op](*args, **named), expected)
+    # Where a difference is small, torch's kernels for shorter floats have rounded its parts before.
+    rounding = {"atol": 2 * torch.finfo(dtype).eps, "rtol": 1.6e-2} if dtype.itemsize == 2 else {}
+    torch.testing.assert_close(NUMBER_FORMS[op](*args, **named), expected, **rounding)
 
 
 @pytest.mark.parametrize("op", ["aten.add.Tensor", "aten.mul.Tensor", "aten.div.Tensor", "aten.gt.Scalar"])
