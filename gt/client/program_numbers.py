@@ -1,0 +1,264 @@
+"""The numbers of a recorded program: which are constants, which are random keys, and which an optimizer computes."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+from torch.optim.optimizer import Optimizer
+
+from gt.client.optimizer_numbers import NoStandIn, OpNumbers, StandIn
+from gt.client.optimizer_step_hooks import note_step, optimizer_of_step, snapshot
+from gt.client.random_keys import KeyPlan
+from gt.client.recorded_calls import RecordedCall, Table
+from gt.client.session import Session
+from gt.client.tensor import Tensor
+from gt.core.messages import BeginStep, EndStep, RunOp
+
+
+class VaryingNumber(Exception):
+    """A number of an op differs between calls, and nothing tells what it will be in the next one."""
+
+
+class StepPlace(NamedTuple):
+    """A step of an optimizer in a recorded call: the instructions between its begin and its end, the slots of their
+    ids, and the parameters."""
+
+    first: int
+    last: int
+    begin: int
+    end: int
+    parameters: list[Tensor]
+
+
+class StepNumbers:
+    """The numbers of one optimizer in one recorded call. Made before the call, from the state of the optimizer then;
+    `place` and `numbers` are known after it, if the call has one step of the optimizer that its stand-in understands.
+    `numbers` are the kinds of parameters, and the positions in the sequences of their ops, by position of an
+    instruction."""
+
+    def __init__(self, optimizer: Optimizer) -> None:
+        self.optimizer = optimizer
+        self.place: StepPlace | None = None
+        self.numbers: dict[int, tuple[int, int]] = {}
+        self.settings = [_mark_settings(group) for group in optimizer.param_groups]
+        self._stand_in: StandIn | None = None
+        self._kinds: dict[int, int] = {}
+        try:
+            parameters = [tensor for group in optimizer.param_groups for tensor in group["params"]]
+            self._stand_in = StandIn(optimizer, parameters)
+            self._kinds = dict(zip(map(id, parameters), self._stand_in.kind_of, strict=True))
+            self._stand_in.advance()
+        except NoStandIn:
+            self._stand_in = None
+
+    def changed_setting(self) -> str | None:
+        """A setting of the optimizer that the call has assigned, even if it has the same value."""
+        for group, settings in zip(self.optimizer.param_groups, self.settings, strict=False):
+            for name, value in settings.items():
+                if group.get(name) is not value:
+                    return name
+        return None
+
+    def align(self, recorded: RecordedCall, tensors: Sequence[Tensor]) -> None:
+        """Find the step of the optimizer in a recorded call."""
+        self.place = self._find(recorded, tensors)
+        if self.place is None or self._stand_in is None:
+            return
+        instructions = recorded.recording.instructions
+        signatures = recorded.recording.session.signatures
+        expected: list[tuple[int, int, OpNumbers]] = []
+        for parameter in self.place.parameters:
+            kind = self._kinds[id(parameter)]
+            expected.extend((kind, number, op) for number, op in enumerate(self._stand_in.sequences[kind]))
+        found = [
+            (position, signatures[instruction.op_id].op, instruction.scalars)
+            for position, instruction in enumerate(instructions)
+            if self.place.first < position < self.place.last and isinstance(instruction, RunOp)
+        ]
+        if len(found) == len(expected) and all(
+            name == op[0] and same_numbers(scalars, op[1])
+            for (_, name, scalars), (_, _, op) in zip(found, expected, strict=True)
+        ):
+            self.numbers = {each[0]: (kind, number) for each, (kind, number, _) in zip(found, expected, strict=True)}
+
+    def _find(self, recorded: RecordedCall, tensors: Sequence[Tensor]) -> StepPlace | None:
+        found: list[StepPlace] = []
+        slots, instructions = recorded.slots, recorded.recording.instructions
+        for first, begun in enumerate(instructions):
+            if not isinstance(begun, BeginStep) or optimizer_of_step(begun.step) is not self.optimizer:
+                continue
+            last = next(n for n, each in enumerate(instructions) if n > first and isinstance(each, EndStep))
+            sources = [recorded.sources[slot] for ident in begun.parameters if (slot := slots[ident]) < len(recorded.sources)]
+            if len(sources) < len(begun.parameters) or any(source.kind != "handle" for source in sources):
+                return None
+            parameters = [tensors[source.position] for source in sources]
+            end = instructions[last]
+            assert isinstance(end, EndStep)
+            found.append(StepPlace(first, last, slots[begun.step], slots[end.end], parameters))
+        return found[0] if len(found) == 1 else None
+
+
+class NumberPlan:
+    """`groups` are the positions in `scalars` of the numbers of each RunOp, in order."""
+
+    def __init__(
+        self,
+        groups: list[int],
+        scalars: list[tuple[Any, ...]],
+        keys: KeyPlan,
+        random: list[tuple[int, int]],
+        steps: list[_RepeatedStep],
+    ) -> None:
+        self.groups = groups
+        self.scalars = scalars
+        self._keys = keys
+        self._random = random
+        self._steps = steps
+
+    def prepare(self) -> bool:
+        """Compute the numbers of the next call; False if its ops would be others."""
+        return all(step.prepare() for step in self._steps)
+
+    def draw(self) -> tuple[tuple[Any, ...], ...]:
+        """The numbers of this call."""
+        scalars = self.scalars.copy()
+        if self._random:
+            keys = self._keys.draw()
+            for group, key in self._random:
+                scalars[group] = (*scalars[group][:-1], keys[key])
+        for step in self._steps:
+            step.fill(scalars)
+        return tuple(scalars)
+
+    def commit(self, session: Session, table: Table) -> None:
+        """Note the steps of optimizers that the call has made."""
+        for step in self._steps:
+            step.commit(session, table)
+
+
+class _RepeatedStep:
+    """A step of an optimizer in a program. `groups` are the positions in the program's scalars of the numbers of each
+    op of each kind of parameter. Without a stand-in, the settings of the optimizer must stay as they are."""
+
+    def __init__(self, steps: StepNumbers, groups: dict[tuple[int, int], int]) -> None:
+        assert steps.place is not None
+        self._optimizer = steps.optimizer
+        self._place = steps.place
+        self._settings = None if groups else steps.settings
+        self._groups: list[tuple[int, int, int]] = []
+        self._stand_in: StandIn | None = None
+        if groups:
+            self._stand_in = StandIn(steps.optimizer, steps.place.parameters)
+            assert steps._stand_in is not None
+            kinds = {steps._kinds[id(p)]: kind for p, kind in zip(_in_order(self._stand_in), self._stand_in.kind_of)}
+            self._groups = [(kinds[kind], number, group) for (kind, number), group in groups.items()]
+            self._names = [[name for name, _ in steps._stand_in.sequences[old]] for old in kinds]
+
+    def prepare(self) -> bool:
+        if self._stand_in is None:
+            return [_settings(group) for group in self._optimizer.param_groups] == self._settings
+        if not self._stand_in.is_in_step():
+            return False
+        sequences = self._stand_in.advance()
+        return [[name for name, _ in sequence] for sequence in sequences] == self._names
+
+    def fill(self, scalars: list[tuple[Any, ...]]) -> None:
+        if self._stand_in is not None:
+            sequences = self._stand_in.sequences
+            for kind, number, group in self._groups:
+                scalars[group] = sequences[kind][number][1]
+
+    def commit(self, session: Session, table: Table) -> None:
+        state = self._stand_in.commit() if self._stand_in is not None else snapshot(self._optimizer)
+        note_step(session, self._optimizer, table[self._place.begin], table[self._place.end], state)
+
+
+def _in_order(stand_in: StandIn) -> list[Any]:
+    """The parameters of a stand-in, in the order of `kind_of`."""
+    remaining = [iter(kind.parameters) for kind in stand_in.kinds]
+    return [next(remaining[kind]) for kind in stand_in.kind_of]
+
+
+def plan_numbers(
+    calls: Sequence[RecordedCall], keys: KeyPlan, steps: Sequence[Sequence[StepNumbers]]
+) -> NumberPlan:
+    """Tell constants from numbers that change, by comparing calls. `steps` are those of the optimizers in each call."""
+    last = calls[-1].recording
+    key_of = dict(keys.places)
+    aligned = [each for each in zip(*steps, strict=True) if all(step.place is not None for step in each)]
+    by_position: dict[int, tuple[int, int, int]] = {}
+    for number, each in enumerate(aligned):
+        if all(step.numbers.keys() == each[-1].numbers.keys() for step in each):
+            by_position.update((position, (number, *found)) for position, found in each[-1].numbers.items())
+    groups: list[int] = []
+    scalars: list[tuple[Any, ...]] = []
+    random: list[tuple[int, int]] = []
+    known: dict[Any, int] = {}
+    for position, instruction in enumerate(last.instructions):
+        if not isinstance(instruction, RunOp):
+            continue
+        identity: Any = by_position.get(position)
+        if identity is None and position in key_of:
+            identity = ("random", position)
+            random.append((len(scalars), key_of[position]))
+        _require_same(calls, position, by_position, key_of)
+        if identity is None:
+            identity = tuple(map(_bits, instruction.scalars))
+        if identity not in known:
+            known[identity] = len(scalars)
+            scalars.append(instruction.scalars)
+        groups.append(known[identity])
+    repeated = []
+    for number, each in enumerate(aligned):
+        own = {identity[1:]: group for identity, group in known.items() if _is_of_step(identity, number)}
+        repeated.append(_RepeatedStep(each[-1], own))
+    return NumberPlan(groups, scalars, keys, random, repeated)
+
+
+def _is_of_step(identity: Any, number: int) -> bool:
+    return len(identity) == 3 and isinstance(identity[0], int) and identity[0] == number
+
+
+def _require_same(
+    calls: Sequence[RecordedCall], position: int, by_position: dict[int, Any], key_of: dict[int, int]
+) -> None:
+    if position in by_position:
+        return
+    ops = [each.recording.instructions[position] for each in calls]
+    scalars = [op.scalars[:-1] if position in key_of else op.scalars for op in ops]  # type: ignore[union-attr]
+    if all(same_numbers(scalars[0], other) for other in scalars[1:]):
+        return
+    recording = calls[-1].recording
+    op_name = recording.session.signatures[ops[-1].op_id].op  # type: ignore[union-attr]
+    changing = [values for values in zip(*scalars, strict=True) if len(set(map(_bits, values))) > 1]
+    raise VaryingNumber(
+        f"{recording.line(position)}: {op_name} gets a number that changes from call to call "
+        f"({', '.join(map(str, changing[0]))}) and is not an argument; pass it as an argument, use a tensor, or, if an "
+        "optimizer computes it, pass that optimizer in state="
+    )
+
+
+def same_numbers(first: Sequence[Any], second: Sequence[Any]) -> bool:
+    """Whether numbers are equal bit for bit."""
+    return len(first) == len(second) and all(map(_same, first, second))
+
+
+def _same(first: Any, second: Any) -> bool:
+    return bool(_bits(first) == _bits(second))
+
+
+def _bits(number: Any) -> Any:
+    return (type(number), number.hex() if isinstance(number, float) else number)
+
+
+def _settings(group: dict[str, Any]) -> dict[str, Any]:
+    return {name: value for name, value in group.items() if name != "params"}
+
+
+def _mark_settings(group: dict[str, Any]) -> dict[str, Any]:
+    """The settings of a group of parameters, with new objects for numbers: code that assigns one replaces the object."""
+    for name, value in group.items():
+        if type(value) is float:
+            group[name] = -(-value)
+    return _settings(group)

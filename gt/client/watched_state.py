@@ -1,0 +1,247 @@
+"""The objects that a function uses without getting them as arguments: variables of its closure, globals, attributes.
+
+`gt.compile` skips a function only while these are what they were when it was recorded: the same tensors, modules and
+functions, and equal numbers. They are found by walking from the function through closures, globals that its code
+names, modules, optimizers, containers and instances of the program's own classes.
+"""
+
+from __future__ import annotations
+
+import functools
+import sys
+import sysconfig
+import types
+from collections import deque
+from collections.abc import Iterator, Sequence
+from operator import getitem, is_
+from typing import Any
+
+import torch
+from torch.optim.optimizer import Optimizer
+
+from gt.client.tensor import Tensor
+
+_NUMBERS = (int, float, bool, complex, str, bytes, type(None), torch.dtype, torch.Size, range, slice)
+_MAX_ITEMS = 4096  # of a container that is walked; of a larger one only the length is watched
+_MAX_WATCHED = 1 << 16
+_FOLDERS = tuple(sysconfig.get_path(name) for name in ("purelib", "platlib", "stdlib"))
+_TABLES = ("_parameters", "_buffers", "_modules")
+_HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
+_MISSING = object()
+
+
+class WatchedState:
+    """What a walk has found. `tensors` are the GT tensors, `plain` the tensors of this process, `optimizers` the
+    optimizers; each once. Entries are watched as an owner (a dict or a list) and a key; `names` are their names for
+    people."""
+
+    def __init__(self, roots: Sequence[tuple[str, object]]) -> None:
+        self.roots = roots
+        self.tensors: list[Tensor] = []
+        self.plain: list[torch.Tensor] = []
+        self.optimizers: list[Optimizer] = []
+        self.names: list[str] = []
+        self._owners: list[Any] = []
+        self._keys: list[Any] = []
+        self._values: list[Any] = []
+        self._containers: list[Any] = []
+        self._lengths: list[int] = []
+        self._seen: dict[int, object] = {}  # kept, so that no other object gets the same id()
+        self._words: set[str] = set()  # names in the code of the functions that were found
+        self._attributes: list[tuple[str, dict[str, Any]]] = []
+        self._pending: deque[tuple[str, object]] = deque(roots)
+        self._walk()
+
+    # Comparing
+
+    def first_change(self) -> str | None:
+        """The name of something that is not what it was; None if everything is."""
+        lengths = list(map(len, self._containers))
+        if lengths != self._lengths:
+            position = next(n for n, length in enumerate(lengths) if length != self._lengths[n])
+            return next(
+                (name for name, owner in zip(self.names, self._owners) if owner is self._containers[position]),
+                "a container",
+            )
+        try:
+            values = list(map(getitem, self._owners, self._keys))
+        except (KeyError, IndexError):
+            return "an attribute that was deleted"
+        if all(map(is_, values, self._values)):
+            return None
+        return next(self._changes(values), None)
+
+    def _changes(self, values: Sequence[Any]) -> Iterator[str]:
+        for position, (now, before) in enumerate(zip(values, self._values, strict=True)):
+            if now is before:
+                continue
+            if type(now) is type(before) and isinstance(now, _NUMBERS) and (now == before or now != now != before):
+                self._values[position] = now  # compared by identity next time
+                continue
+            yield self.names[position]
+
+    # Walking
+
+    def _walk(self) -> None:
+        while self._pending and len(self._values) < _MAX_WATCHED:
+            name, value = self._pending.popleft()
+            if isinstance(value, _NUMBERS) or id(value) in self._seen:
+                continue
+            self._seen[id(value)] = value
+            self._visit(name, value)
+        for name, attributes in self._attributes:
+            for key, value in attributes.items():
+                if isinstance(value, _NUMBERS) and key in self._words:
+                    self._watch(f"{name}.{key}", attributes, key, value)
+
+    def _visit(self, name: str, value: Any) -> None:  # noqa: PLR0912  (one branch for each kind of object)
+        if isinstance(value, torch.Tensor):
+            (self.tensors if isinstance(value, Tensor) else self.plain).append(value)  # type: ignore[arg-type]
+        elif isinstance(value, torch.nn.Module):
+            self._visit_module(name, value)
+        elif isinstance(value, Optimizer):
+            self._visit_optimizer(name, value)
+        elif isinstance(value, dict | list | tuple | set | frozenset | deque):
+            self._visit_container(name, value)
+        elif isinstance(value, types.FunctionType):
+            self._visit_function(name, value)
+        elif isinstance(value, types.MethodType):
+            self._pending.extend([(name, value.__func__), (_owner_name(name), value.__self__)])
+        elif isinstance(value, functools.partial):
+            self._pending.extend([(name, value.func), (name, value.args), (name, value.keywords)])
+        elif isinstance(value, types.CellType | type | types.ModuleType | types.BuiltinFunctionType):
+            pass
+        elif hasattr(value, "__dict__"):
+            self._visit_instance(name, value)
+
+    def _visit_module(self, name: str, module: torch.nn.Module) -> None:
+        attributes = vars(module)
+        self._read_class(type(module))
+        for table in _TABLES:
+            self._container(name, attributes[table])
+            for key, value in attributes[table].items():
+                self._watch(f"{name}.{key}", attributes[table], key, value)
+        for key, value in attributes.items():
+            if key in _HOOKS:
+                self._container(f"{name}.{key}", value)
+                self._pending.extend((f"{name}.{key}", hook) for hook in value.values())
+            elif not key.startswith("_"):
+                self._watch(f"{name}.{key}", attributes, key, value)
+
+    def _visit_optimizer(self, name: str, optimizer: Optimizer) -> None:
+        """The numbers of its groups and its state in this process are not watched: see `optimizer_numbers`."""
+        self.optimizers.append(optimizer)
+        for key in ("param_groups", "state"):  # load_state_dict replaces both
+            self._seen[id(vars(optimizer)[key])] = vars(optimizer)[key]
+            self._watch(f"{name}.{key}", vars(optimizer), key, vars(optimizer)[key])
+        self._container(f"{name}.param_groups", optimizer.param_groups)
+        for group in optimizer.param_groups:
+            self._container(f"{name}.param_groups", group["params"])
+            for position, parameter in enumerate(group["params"]):
+                self._watch(f"{name}.param_groups", group["params"], position, parameter)
+        self._container(f"{name}.state", optimizer.state)
+        for entries in optimizer.state.values():
+            if isinstance(entries, dict):
+                self._container(f"{name}.state", entries)
+                for key, value in entries.items():
+                    if isinstance(value, torch.Tensor):
+                        self._watch(f"{name}.state[...][{key!r}]", entries, key, value)
+
+    def _visit_container(self, name: str, value: Any) -> None:
+        if not isinstance(value, tuple | frozenset):
+            self._container(name, value)
+        if len(value) > _MAX_ITEMS:
+            return
+        if isinstance(value, dict | list):
+            items = value.items() if isinstance(value, dict) else enumerate(value)
+            for key, item in items:
+                self._watch(f"{name}[{key!r}]", value, key, item)
+        else:
+            self._pending.extend((name, item) for item in value)
+
+    def _visit_function(self, name: str, function: types.FunctionType) -> None:
+        if _is_library(function.__module__):
+            return
+        cells = zip(function.__code__.co_freevars, function.__closure__ or (), strict=True)
+        for variable, cell in cells:
+            content = _Cell(cell)
+            self._watch(variable, content, 0, content[0])
+        if function.__defaults__ or function.__kwdefaults__:
+            self._pending.extend([(name, function.__defaults__), (name, function.__kwdefaults__)])
+        variables = function.__globals__
+        for word in _words_of(function.__code__):
+            self._words.add(word)
+            value = variables.get(word, _MISSING)
+            if value is _MISSING or isinstance(value, types.ModuleType | type | types.BuiltinFunctionType):
+                continue
+            self._watch(word, variables, word, value)
+
+    def _visit_instance(self, name: str, value: Any) -> None:
+        """An instance of another class. Numbers of the program's own objects are watched if some code names them, for
+        they may be counters of something else."""
+        attributes = vars(value)
+        if _is_library(type(value).__module__):
+            for key, item in list(attributes.items()):
+                if isinstance(item, _NUMBERS) and not key.startswith("_"):
+                    self._watch(f"{name}.{key}", attributes, key, item)
+            return
+        self._attributes.append((name, attributes))
+        self._read_class(type(value))
+        for key, item in list(attributes.items()):
+            if not isinstance(item, _NUMBERS):
+                self._watch(f"{name}.{key}", attributes, key, item)
+
+    def _read_class(self, kind: type) -> None:
+        """Note the words in the methods of a class of the program, and visit what its methods use."""
+        for base in kind.__mro__:
+            if _is_library(base.__module__) or id(base) in self._seen:
+                continue
+            self._seen[id(base)] = base
+            for function in vars(base).values():
+                inner = function.fget if isinstance(function, property) else getattr(function, "__func__", function)
+                if isinstance(inner, types.FunctionType):
+                    self._pending.append((f"{base.__name__}.{inner.__name__}", inner))
+
+    def _watch(self, name: str, owner: Any, key: Any, value: Any) -> None:
+        self.names.append(name)
+        self._owners.append(owner)
+        self._keys.append(key)
+        self._values.append(value)
+        self._pending.append((name, value))
+
+    def _container(self, name: str, value: Any) -> None:
+        self._containers.append(value)
+        self._lengths.append(len(value))
+
+
+class _Cell:
+    """A variable of a closure, as an owner with one entry."""
+
+    def __init__(self, cell: types.CellType) -> None:
+        self._cell = cell
+
+    def __getitem__(self, key: int) -> Any:
+        try:
+            return self._cell.cell_contents
+        except ValueError:  # the variable has no value yet
+            return None
+
+
+@functools.cache
+def _words_of(code: types.CodeType) -> frozenset[str]:
+    """The names of globals and attributes in a code object and in those of functions inside it."""
+    inner = [_words_of(constant) for constant in code.co_consts if isinstance(constant, types.CodeType)]
+    return frozenset(code.co_names).union(*inner)
+
+
+@functools.cache
+def _is_library(module: str | None) -> bool:
+    """Whether a module is not the program's own."""
+    if module is None or module.split(".")[0] in ("gt", "builtins"):
+        return True
+    file = getattr(sys.modules.get(module), "__file__", None) or ""
+    return module != "__main__" and (not file or file.startswith(_FOLDERS))
+
+
+def _owner_name(name: str) -> str:
+    return name.rpartition(".")[0] or name
