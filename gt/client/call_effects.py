@@ -29,14 +29,17 @@ class NotRepeatable(Exception):
 
 
 class CallTensors:
-    """The GT tensors that a call may use: its arguments first, then those of the function's state. Holds no gradient, so
-    that one that the call resets is freed."""
+    """The GT tensors that a call may use: its arguments first, then those of the function's state. `plain` are the plain
+    tensors of this state; `counts` those of them, by id(), that belong to the state of optimizers. Holds no gradient,
+    so that one that the call resets is freed."""
 
-    def __init__(self, tensors: Sequence[Tensor], plain: Sequence[torch.Tensor]) -> None:
+    def __init__(self, tensors: Sequence[Tensor], plain: Sequence[torch.Tensor], counts: set[int]) -> None:
         self.tensors = tensors
         self.plain = plain
+        self.plain_versions = list(map(version_of, plain))
+        self.counts = counts
         self.refs: list[TensorRef] = list(map(read_ref, tensors))
-        self.versions = list(map(_version, tensors))
+        self.versions = list(map(version_of, tensors))
         gradients = list(map(_gradient, tensors))
         self.gradients = [gradient._ref.storage.id if gradient is not None else 0 for gradient in gradients]
         self.gradient_keys = [gradient._ref.key if gradient is not None else None for gradient in gradients]
@@ -103,28 +106,33 @@ class Conclusion:
     # Storages
 
     def _source(self, storage: Storage, ident: int) -> Source:
-        operand = self._recording.operands.get(id(storage))
-        if operand is not None:
-            return self._operand(*operand)
+        if id(storage) in self._recording.operands:
+            return self._operand(storage, self._recording.operands[id(storage)])
         if id(storage) in self._handles:
-            return Source("handle", self._handles[id(storage)])
+            return Source("handle", (self._handles[id(storage)],))
         if ident in self._gradients:
-            return Source("grad", self._gradients[ident])
+            return Source("grad", (self._gradients[ident],))
         position = self._recording.first_use.get(ident, len(self._recording.instructions))
         raise NotRepeatable(
             f"{self._recording.line(position)} uses a tensor that gt.compile does not find among the function's "
             "arguments, variables and attributes; pass it as an argument, or in state="
         )
 
-    def _operand(self, storage: Storage, tensor: torch.Tensor) -> Source:
-        if id(tensor) in self._plain:
-            return Source("plain", self._plain[id(tensor)])
+    def _operand(self, storage: Storage, uses: Sequence[tuple[torch.Tensor, int]]) -> Source:
+        """The plain tensors that an external was uploaded from; they had the same content."""
+        known = [(self._plain[id(tensor)], version) for tensor, version in uses if id(tensor) in self._plain]
+        positions = tuple(dict.fromkeys(position for position, _ in known))
+        line = self._recording.line(self._recording.first_use.get(storage.id, 0))
+        if len(known) == len(uses) and all(id(tensor) in self._before.counts for tensor, _ in uses):
+            if all(version == version_of(self._before.plain[position]) for position, version in known):
+                return Source("count", positions)
+        if any(version != self._before.plain_versions[position] for position, version in known):
+            raise NotRepeatable(f"{line} uses a plain tensor that the function changes; have it on GT")
+        if len(known) == len(uses):
+            return Source("plain", positions)
         if storage.geometry.nbytes > MAX_BYTES:
-            position = self._recording.first_use.get(storage.id, 0)
-            raise NotRepeatable(
-                f"{self._recording.line(position)} uses a plain tensor that the function makes; make it on GT"
-            )
-        return Source("constant", 0, storage)
+            raise NotRepeatable(f"{line} uses a large plain tensor that the function makes; make it on GT")
+        return Source("constant", positions, storage)
 
     def _locate(self, storage: Storage) -> int:
         """A storage as the number of an external, or as the id that the call gave it."""
@@ -184,7 +192,7 @@ class Conclusion:
 
     def _versions(self) -> Iterable[tuple[int, int]]:
         for position, (tensor, version) in enumerate(zip(self._before.tensors, self._before.versions, strict=True)):
-            if (written := _version(tensor) - version) > 0:
+            if (written := version_of(tensor) - version) > 0:
                 yield position, written
 
     def _require_nothing_else_alive(self, kept: set[int]) -> None:
@@ -206,5 +214,5 @@ def _gradient(tensor: Tensor) -> Any:
     return gradient if isinstance(gradient, Tensor) else None
 
 
-def _version(tensor: Tensor) -> int:
+def version_of(tensor: torch.Tensor) -> int:
     return 0 if tensor.is_inference() else tensor._version

@@ -64,7 +64,8 @@ class Draw(NamedTuple):
 class Recording:
     """The instructions of one call. `externals` are the tensors that it used and did not make, by their ids at that
     time; `alive` the tensors that it made and that still exist, by id, with the positions of the instructions that
-    made them; `operands` the plain tensors that it used, by the id() of their storages. `void` tells why the recording
+    made them; `operands` the plain tensors that it used, with their versions then, by the id()
+    of their storages, which tensors with the same content share. `void` tells why the recording
     cannot be repeated, if it cannot."""
 
     def __init__(self, session: Session) -> None:
@@ -78,7 +79,7 @@ class Recording:
         self.lost: list[int] = []  # externals, or tensors unknown to the recording, that were collected in the call
         self.draws: list[Draw] = []
         self.random_state = torch.get_rng_state()
-        self.operands: dict[int, tuple[Storage, torch.Tensor]] = {}
+        self.operands: dict[int, list[tuple[torch.Tensor, int]]] = {}
         self.void = ""
 
     def line(self, position: int) -> str:
@@ -198,7 +199,8 @@ class CallRecorder:
             storage = self._operands.storage_of(tensor)
         finally:
             self._is_operand = False
-        self.recording.operands[id(storage)] = storage, tensor
+        version = 0 if tensor.is_inference() else tensor._version
+        self.recording.operands.setdefault(id(storage), []).append((tensor, version))
         return storage
 
     # What is refused

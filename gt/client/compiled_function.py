@@ -7,7 +7,7 @@ import functools
 import types
 import warnings
 from collections.abc import Callable, Iterable, Sequence
-from operator import attrgetter, is_
+from operator import attrgetter, eq, is_
 from threading import Lock, get_ident
 from typing import Any, overload
 
@@ -15,11 +15,11 @@ import torch
 
 from gt.client import scope_stack
 from gt.client import session as sessions
-from gt.client.call_effects import CallTensors, Conclusion, NotRepeatable, read_ref, read_requires_grad
+from gt.client.call_effects import CallTensors, Conclusion, NotRepeatable, read_ref, read_requires_grad, version_of
 from gt.client.call_recorder import CallRecorder, Recording
 from gt.client.program_numbers import NumberPlan, StepNumbers, VaryingNumber, plan_numbers
 from gt.client.random_keys import plan_keys
-from gt.client.recorded_calls import RecordedCall, RecordedProgram
+from gt.client.recorded_calls import RecordedCall, RecordedProgram, Source
 from gt.client.session import Session
 from gt.client.storage import Storage
 from gt.client.tensor import Tensor, to_gt
@@ -146,7 +146,7 @@ class CompiledFunction:
         self._told.add(reason)
         self.reasons.append(reason)
         name = getattr(self._function, "__qualname__", type(self._function).__name__)
-        warnings.warn(f"gt.compile runs the code of {name} in every call: {reason}", RuntimeWarning, stacklevel=4)
+        warnings.warn(f"gt.compile runs the code of {name} in every call: {reason}", RuntimeWarning, stacklevel=5)
 
     def __get__(self, instance: Any, owner: type | None = None) -> Any:
         return self if instance is None else types.MethodType(self, instance)
@@ -288,8 +288,10 @@ class _Attempt:
         self.watched = WatchedState(roots)
         arguments = {id(tensor) for tensor in call.tensors}
         others = [tensor for tensor in self.watched.tensors if id(tensor) not in arguments]
-        self.before = CallTensors([*_unique(call.tensors), *others], self.watched.plain)
-        self.steps = [StepNumbers(optimizer) for optimizer in self.watched.optimizers]
+        optimizers = self.watched.optimizers
+        counts = {id(value) for each in optimizers for entries in each.state.values() for value in entries.values()}
+        self.before = CallTensors([*_unique(call.tensors), *others], self.watched.plain, counts)
+        self.steps = [StepNumbers(optimizer) for optimizer in optimizers]
         self.recorded: RecordedCall
 
     def run(self, function: Callable[..., Any]) -> Any:
@@ -302,9 +304,6 @@ class _Attempt:
             except NotRepeatable as error:
                 self.reason = str(error)
         self.reason = self.reason or self._reason(recording)
-        if not self.reason:
-            for steps in self.steps:
-                steps.align(self.recorded, self.before.tensors)
         return output
 
     def _reason(self, recording: Recording) -> str:
@@ -315,6 +314,14 @@ class _Attempt:
         for steps in self.steps:
             if setting := steps.changed_setting():
                 return f"it sets {setting!r} of an optimizer, which a skipped call would not; set it outside"
+        for steps in self.steps:
+            steps.align(self.recorded, self.before.tensors)
+        counted = {id(tensor) for steps in self.steps for tensor in steps.counts()}
+        for tensor, version in zip(self.before.plain, self.before.plain_versions, strict=True):
+            if id(tensor) not in counted and version_of(tensor) != version:
+                if id(tensor) in self.before.counts:
+                    return "GT cannot tell the numbers of an optimizer's next steps from those of the last ones"
+                return "it writes to a plain tensor, which a skipped call would not; have that tensor on GT"
         self.keys = plan_keys(recording)
         if self.keys is None:
             return "it uses or sets torch's random generator for something else than ops on GT tensors"
@@ -347,6 +354,12 @@ class _SkippableCall:
         self._keys = list(map(_key, self._refs))
         self._storages = self._storage_pattern(tensors)
         self._requires_grad = list(map(read_requires_grad, self._others))
+        sources = self._program.sources
+        self._shared_operands = [
+            each for each in sources if each.kind in ("plain", "constant") and len(each.positions) > (each.constant is None)
+        ]
+        self._constant_plain = _unchanged_plain(attempts)
+        self._plain_versions = list(map(version_of, self._constant_plain))
         self._with_gradient = _seen_gradients([attempt.before for attempt in attempts])
 
     def holds(self, call: _Call) -> bool:
@@ -364,6 +377,7 @@ class _SkippableCall:
             list(map(read_requires_grad, others)) == self._requires_grad
             and self._storage_pattern(tensors) == self._storages
             and self._gradients_match(tensors)
+            and self._operands_match(call.session)
             and self._numbers.prepare()
         )
 
@@ -371,21 +385,30 @@ class _SkippableCall:
         """Send the instructions, and have the effects, of the recorded call."""
         session, program = call.session, self._program
         tensors = [*_unique(call.tensors), *self._others]
+        scalars = self._numbers.draw()
         externals = [self._external(session, source, tensors) for source in program.sources]
-        table = program.emit(session, externals, self._numbers.draw())
+        table = program.emit(session, externals, scalars)
         self._numbers.commit(session, table)
         results = program.apply_effects(session, table, externals, tensors)
         return tree_unflatten(results, program.effects.structure)
 
-    def _external(self, session: Session, source: Any, tensors: Sequence[Tensor]) -> Storage:
-        if source.kind == "handle":
-            return tensors[source.position]._ref.storage
-        if source.kind == "grad":
-            return tensors[source.position].grad._ref.storage  # type: ignore[union-attr]
-        if source.kind == "plain":
-            return session.operands.storage_of(self._plain[source.position])
-        assert source.constant is not None
-        return source.constant
+    def _external(self, session: Session, source: Source, tensors: Sequence[Tensor]) -> Storage:
+        kind, positions, constant = source
+        if kind == "handle":
+            return tensors[positions[0]]._ref.storage
+        if constant is not None:
+            return constant
+        if kind == "grad":
+            return tensors[positions[0]].grad._ref.storage  # type: ignore[union-attr]
+        return session.operands.storage_of(self._plain[positions[0]])
+
+    def _operands_match(self, session: Session) -> bool:
+        """Whether plain tensors that had the same content still have, and those that were constant are."""
+        for _, positions, constant in self._shared_operands:
+            storages = {id(session.operands.storage_of(self._plain[position])) for position in positions}
+            if len(storages) > 1 or (constant is not None and storages != {id(constant)}):
+                return False
+        return all(map(eq, map(version_of, self._constant_plain), self._plain_versions))
 
     def _storage_pattern(self, tensors: Sequence[Tensor]) -> tuple[int, ...]:
         return _pattern(map(_storage, tensors))
@@ -404,6 +427,15 @@ def _seen_gradients(calls: Sequence[CallTensors]) -> list[tuple[bool, set[Any]]]
         (any(not each.gradients[position] for each in calls), {each.gradient_keys[position] for each in calls})
         for position in range(len(calls[0].tensors))
     ]
+
+
+def _unchanged_plain(attempts: Sequence[_Attempt]) -> list[torch.Tensor]:
+    """The plain tensors that nothing has written to in all recorded calls: the function may have computed constants
+    from them. Others change from call to call, and the calls agree nevertheless."""
+    first, last = attempts[0].before, attempts[-1].before
+    versions = {id(tensor): version for tensor, version in zip(first.plain, first.plain_versions, strict=True)}
+    pairs = zip(last.plain, last.plain_versions, strict=True)
+    return [tensor for tensor, version in pairs if versions.get(id(tensor)) == version]
 
 
 def _unique(tensors: Sequence[Tensor]) -> list[Tensor]:

@@ -3,8 +3,8 @@
 A step's ops have numbers that change: Adam's depend on the count of steps, and every optimizer's on the learning rate.
 `gt.compile` does not run the step, so it runs the same code on a stand-in: an optimizer of the same class, with the same
 settings and the same counts, whose parameters are plain tensors with one element. The numbers that the stand-in passes
-to torch's ops are, bit for bit, those that the optimizer would pass. Parameters that agree in all that decides these
-numbers (their group, counts and dims) share one parameter of the stand-in.
+to torch's ops are, bit for bit, those that the optimizer would pass. If it steps on one parameter after another, those
+that agree in all that decides these numbers (their group, counts and dims) share one parameter of the stand-in.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ import torch
 from torch.optim.optimizer import Optimizer
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from gt.client import session as sessions
 from gt.client.op_schema import ArgumentKind, OpSchema
 from gt.client.optimizer_step_hooks import State, copy_of
 from gt.client.special_ops import SPECIAL
@@ -30,105 +31,135 @@ _version = attrgetter("_version")
 
 
 class StandIn:
-    """`parameters` are those that the optimizer would step on: all that have gradients when it steps, in its order."""
+    """`parameters` are those that the optimizer would step on. `is_whole`: it steps on them together, as the foreach and
+    fused versions of optimizers do; otherwise on one after another."""
 
-    def __init__(self, optimizer: Optimizer, parameters: Sequence[torch.Tensor]) -> None:
+    def __init__(self, optimizer: Optimizer, parameters: Sequence[torch.Tensor], is_whole: bool) -> None:
         self.optimizer = optimizer
-        self.kinds: list[_ParameterKind] = []
-        self.kind_of: list[int] = []
+        self.sequences: list[list[OpNumbers]] = []
+        self.is_whole = is_whole
+        self._kind_of: dict[int, int] = {}  # by id() of a parameter
         stepped = {id(parameter) for parameter in parameters}
-        found: dict[Any, int] = {}
+        members: dict[Any, _Member] = {}
         for number, group in enumerate(optimizer.param_groups):
             for parameter in group["params"]:
                 if id(parameter) not in stepped:
                     continue
                 entries = optimizer.state.get(parameter, {})
-                key = (number, parameter.dim(), parameter.dtype, _described(entries))
-                if key not in found:
-                    found[key] = len(self.kinds)
-                    self.kinds.append(_ParameterKind(optimizer, number))
-                self.kinds[found[key]].add(parameter)
-                self.kind_of.append(found[key])
-        self.sequences: list[list[OpNumbers]] = []
+                key = (number, parameter.dim(), parameter.dtype, _described(entries), is_whole and id(parameter))
+                if key not in members:
+                    members[key] = _Member(optimizer, number, parameter)
+                members[key].add(parameter)
+                self._kind_of[id(parameter)] = list(members).index(key) if not is_whole else 0
+        found = list(members.values())
+        self._steppers = [_Stepper(optimizer, each) for each in ([found] if is_whole else [[one] for one in found])]
 
     def advance(self) -> list[list[OpNumbers]]:
         """The ops and numbers of the next step, for each kind of parameter."""
-        self.sequences = [kind.step() for kind in self.kinds]
+        self.sequences = [stepper.step() for stepper in self._steppers]
         return self.sequences
 
+    def expected(self, parameters: Sequence[torch.Tensor]) -> list[tuple[int, int, OpNumbers]]:
+        """The ops of a step on some of its parameters, after `advance`: the kind of parameter, the position among the
+        ops of this kind, and the op."""
+        kinds = [0] if self.is_whole else [self._kind_of[id(parameter)] for parameter in parameters]
+        return [(kind, number, op) for kind in kinds for number, op in enumerate(self.sequences[kind])]
+
+    def kind_of(self, parameter: torch.Tensor) -> int:
+        return self._kind_of[id(parameter)]
+
     def is_in_step(self) -> bool:
-        """Whether all parameters of a kind still have the same counts."""
-        return all(kind.is_in_step() for kind in self.kinds)
+        """Whether nothing else has changed the counts of the optimizer."""
+        return all(member.is_in_step() for stepper in self._steppers for member in stepper.members)
+
+    def counts(self) -> list[torch.Tensor]:
+        """The tensors of the optimizer's state in this process."""
+        plain = [member.plain for stepper in self._steppers for member in stepper.members]
+        return [tensor for tensors in plain for each in tensors.values() for tensor in each]
 
     def commit(self) -> State:
         """Give the optimizer the counts that its stand-in has after the step. Returns its state before, as
         `optimizer_step_hooks.snapshot` does."""
         before: State = {}
-        for kind in self.kinds:
-            before.update(kind.commit())
+        for stepper in self._steppers:
+            for member in stepper.members:
+                before.update(member.commit())
         return before
 
 
-class _ParameterKind:
-    """Parameters of one group with the same counts, and the stand-in for all of them."""
+class _Member:
+    """A parameter of a stand-in, for some parameters of the optimizer."""
 
-    def __init__(self, optimizer: Optimizer, group: int) -> None:
-        self.parameters: list[torch.Tensor] = []
-        self._optimizer = optimizer
-        self._group = group
-        self._plain: dict[str, list[torch.Tensor]] = {}  # tensors of the optimizer's state in this process, by name
+    def __init__(self, optimizer: Optimizer, group: int, parameter: torch.Tensor) -> None:
+        self.parameter = torch.zeros((1,) * parameter.dim(), dtype=parameter.dtype, requires_grad=True)
+        self.parameter.grad = torch.ones_like(self.parameter)
+        self.group = group
+        self.plain: dict[str, list[torch.Tensor]] = {}  # tensors of the optimizer's state in this process, by name
+        self._originals: list[torch.Tensor] = []
         self._versions: dict[str, list[int]] = {}
-        stand_in = object.__new__(type(optimizer))
-        attributes = {key: value for key, value in vars(optimizer).items() if key != "step"}
-        stand_in.__dict__.update(attributes, **{hooks: OrderedDict() for hooks in _HOOKS})
-        self._stand_in: Any = stand_in
-        self._parameter = torch.zeros(())
+        self._state = optimizer.state
+        self._after: dict[str, Any] = {}
 
     def add(self, parameter: torch.Tensor) -> None:
-        if not self.parameters:
-            self._parameter = torch.zeros((1,) * parameter.dim(), dtype=parameter.dtype, requires_grad=True)
-            self._parameter.grad = torch.ones_like(self._parameter)
-        self.parameters.append(parameter)
-        for name, value in self._optimizer.state.get(parameter, {}).items():
+        self._originals.append(parameter)
+        for name, value in self._state.get(parameter, {}).items():
             if isinstance(value, torch.Tensor) and not hasattr(value, "_ref"):
-                self._plain.setdefault(name, []).append(value)
+                self.plain.setdefault(name, []).append(value)
                 self._versions.setdefault(name, []).append(value._version)
 
     def is_in_step(self) -> bool:
-        return all(list(map(_version, tensors)) == self._versions[name] for name, tensors in self._plain.items())
+        return all(list(map(_version, tensors)) == self._versions[name] for name, tensors in self.plain.items())
+
+    def state(self, remote: list[torch.Tensor]) -> dict[str, Any]:
+        """The state of the parameter before a step. `remote` gets the tensors in it that stand for GT tensors."""
+        self._after = {}
+        for name, value in self._state.get(self._originals[0], {}).items():
+            self._after[name] = value
+            if hasattr(value, "_ref"):
+                self._after[name] = torch.ones((1,) * value.dim(), dtype=value.dtype)
+                remote.append(self._after[name])
+            elif isinstance(value, torch.Tensor):
+                self._after[name] = value.clone()
+        return self._after
+
+    def commit(self) -> State:
+        before = {name: copy_of(value) for name, value in self._state.get(self._originals[0], {}).items()}
+        with torch.no_grad():
+            for name, tensors in self.plain.items():
+                torch._foreach_copy_(tensors, [self._after[name]] * len(tensors))  # type: ignore[attr-defined]
+                self._versions[name] = list(map(_version, tensors))
+        numbers = {name: value for name, value in self._after.items() if isinstance(value, int | float)}
+        if numbers:
+            for parameter in self._originals:
+                self._state[parameter].update(numbers)
+        return dict.fromkeys(self._originals, before) if before else {}
+
+
+class _Stepper:
+    """Runs the code of an optimizer's step on other parameters."""
+
+    def __init__(self, optimizer: Optimizer, members: list[_Member]) -> None:
+        self.members = members
+        self._optimizer = optimizer
+        self._stand_in: Any = object.__new__(type(optimizer))
+        attributes = {key: value for key, value in vars(optimizer).items() if key != "step"}
+        self._stand_in.__dict__.update(attributes, **{hooks: OrderedDict() for hooks in _HOOKS})
 
     def step(self) -> list[OpNumbers]:
-        optimizer = self._optimizer
-        entries = optimizer.state.get(self.parameters[0], {})
+        remote: list[torch.Tensor] = []
         self._stand_in.state = defaultdict(dict)
-        remote = [self._parameter, self._parameter.grad]
-        for name, value in entries.items():
-            copy = value
-            if isinstance(value, torch.Tensor):
-                is_remote = hasattr(value, "_ref")
-                copy = torch.ones((1,) * value.dim(), dtype=value.dtype) if is_remote else value.clone()
-                remote.extend([copy] if is_remote else [])
-            self._stand_in.state[self._parameter][name] = copy
-        group = {**optimizer.param_groups[self._group], "params": [self._parameter]}
-        self._stand_in.param_groups = [group]
-        step = type(optimizer).step
+        for member in self.members:
+            remote.extend([member.parameter, member.parameter.grad])  # type: ignore[list-item]
+            if state := member.state(remote):
+                self._stand_in.state[member.parameter] = state
+        self._stand_in.param_groups = [
+            {**group, "params": [member.parameter for member in self.members if member.group == number]}
+            for number, group in enumerate(self._optimizer.param_groups)
+        ]
+        step = type(self._optimizer).step
         with _OpList(remote) as ops:
             getattr(step, "__wrapped__", step)(self._stand_in)
         return ops.found
-
-    def commit(self) -> State:
-        after = self._stand_in.state[self._parameter]
-        entries = self._optimizer.state
-        before = {name: copy_of(value) for name, value in entries[self.parameters[0]].items()}
-        with torch.no_grad():
-            for name, tensors in self._plain.items():
-                torch._foreach_copy_(tensors, [after[name]] * len(tensors))  # type: ignore[attr-defined]
-                self._versions[name] = list(map(_version, tensors))
-        numbers = {name: value for name, value in after.items() if isinstance(value, int | float)}
-        if numbers:
-            for parameter in self.parameters:
-                entries[parameter].update(numbers)
-        return dict.fromkeys(self.parameters, before)
 
 
 class _OpList(TorchDispatchMode):
@@ -141,15 +172,20 @@ class _OpList(TorchDispatchMode):
         super().__init__()
         self.found: list[OpNumbers] = []
         self._remote = {id(tensor): tensor for tensor in remote}
+        self._splits = sessions.active is not None and not sessions.active.alone
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        is_remote = any(id(value) in self._remote for value in tree_leaves((args, kwargs)))
+        schema = self._schemas.get(func)
+        if schema is None:
+            schema = self._schemas[func] = OpSchema(func, special=str(func) in SPECIAL)
+        if is_remote and self._splits and schema.split is not None:  # as `dispatch` does
+            with self:
+                return schema.split(*args, **(kwargs or {}))
         result = func(*args, **(kwargs or {}))
-        if any(id(value) in self._remote for value in tree_leaves((args, kwargs))):
+        if is_remote:
             self._remote.update((id(value), value) for value in tree_leaves(result) if isinstance(value, torch.Tensor))
-            schema = self._schemas.get(func)
-            if schema is None:
-                schema = self._schemas[func] = OpSchema(func, special=str(func) in SPECIAL)
-            if not (schema.is_special or schema.aliases):
+            if schema.split is not None or not (schema.is_special or schema.aliases):
                 self.found.append((schema.name, numbers_of(schema, args, kwargs or {})))
         return result
 

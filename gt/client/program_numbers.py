@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
+import torch
 from torch.optim.optimizer import Optimizer
 
-from gt.client.optimizer_numbers import NoStandIn, OpNumbers, StandIn
-from gt.client.optimizer_step_hooks import note_step, optimizer_of_step, snapshot
+from gt.client.optimizer_numbers import NoStandIn, StandIn
+from gt.client.optimizer_step_hooks import State, note_step, optimizer_of_step, snapshot
 from gt.client.random_keys import KeyPlan
 from gt.client.recorded_calls import RecordedCall, Table
 from gt.client.session import Session
@@ -33,24 +35,21 @@ class StepPlace(NamedTuple):
 
 class StepNumbers:
     """The numbers of one optimizer in one recorded call. Made before the call, from the state of the optimizer then;
-    `place` and `numbers` are known after it, if the call has one step of the optimizer that its stand-in understands.
-    `numbers` are the kinds of parameters, and the positions in the sequences of their ops, by position of an
-    instruction."""
+    `place` is known after it, if the call has one step of the optimizer, and `numbers` if a stand-in understands the
+    step: the kinds of parameters, and the positions in the sequences of their ops, by position of an instruction."""
 
     def __init__(self, optimizer: Optimizer) -> None:
         self.optimizer = optimizer
         self.place: StepPlace | None = None
         self.numbers: dict[int, tuple[int, int]] = {}
+        self.is_whole = False
         self.settings = [_mark_settings(group) for group in optimizer.param_groups]
-        self._stand_in: StandIn | None = None
-        self._kinds: dict[int, int] = {}
-        try:
-            parameters = [tensor for group in optimizer.param_groups for tensor in group["params"]]
-            self._stand_in = StandIn(optimizer, parameters)
-            self._kinds = dict(zip(map(id, parameters), self._stand_in.kind_of, strict=True))
-            self._stand_in.advance()
-        except NoStandIn:
-            self._stand_in = None
+        parameters = [tensor for group in optimizer.param_groups for tensor in group["params"]]
+        self._stand_ins: dict[bool, StandIn] = {}
+        for is_whole in (False, True):
+            with contextlib.suppress(NoStandIn):
+                self._stand_ins[is_whole] = StandIn(optimizer, parameters, is_whole)
+                self._stand_ins[is_whole].advance()
 
     def changed_setting(self) -> str | None:
         """A setting of the optimizer that the call has assigned, even if it has the same value."""
@@ -60,27 +59,45 @@ class StepNumbers:
                     return name
         return None
 
+    def counts(self) -> list[torch.Tensor]:
+        """The tensors of this process that the step changes."""
+        return self._stand_ins[self.is_whole].counts() if self.numbers else []
+
     def align(self, recorded: RecordedCall, tensors: Sequence[Tensor]) -> None:
         """Find the step of the optimizer in a recorded call."""
         self.place = self._find(recorded, tensors)
-        if self.place is None or self._stand_in is None:
+        if self.place is None:
             return
-        instructions = recorded.recording.instructions
         signatures = recorded.recording.session.signatures
-        expected: list[tuple[int, int, OpNumbers]] = []
-        for parameter in self.place.parameters:
-            kind = self._kinds[id(parameter)]
-            expected.extend((kind, number, op) for number, op in enumerate(self._stand_in.sequences[kind]))
         found = [
             (position, signatures[instruction.op_id].op, instruction.scalars)
-            for position, instruction in enumerate(instructions)
+            for position, instruction in enumerate(recorded.recording.instructions)
             if self.place.first < position < self.place.last and isinstance(instruction, RunOp)
         ]
-        if len(found) == len(expected) and all(
-            name == op[0] and same_numbers(scalars, op[1])
-            for (_, name, scalars), (_, _, op) in zip(found, expected, strict=True)
-        ):
-            self.numbers = {each[0]: (kind, number) for each, (kind, number, _) in zip(found, expected, strict=True)}
+        for is_whole, stand_in in self._stand_ins.items():
+            expected = stand_in.expected(self.place.parameters)
+            if len(found) == len(expected) and all(
+                name == op[0] and same_numbers(scalars, op[1])
+                for (_, name, scalars), (_, _, op) in zip(found, expected, strict=True)
+            ):
+                pairs = zip(found, expected, strict=True)
+                self.numbers = {position: (kind, number) for (position, _, _), (kind, number, _) in pairs}
+                self.is_whole = is_whole
+                return
+
+    def repeated(self) -> StandIn:
+        """A stand-in for the next steps, on the same parameters."""
+        assert self.place is not None
+        return StandIn(self.optimizer, self.place.parameters, self.is_whole)
+
+    def kinds(self, later: StandIn) -> dict[int, int]:
+        """The kinds of parameters in this call, by their numbers, as the numbers of a later stand-in."""
+        assert self.place is not None
+        now = self._stand_ins[self.is_whole]
+        return {now.kind_of(parameter): later.kind_of(parameter) for parameter in self.place.parameters}
+
+    def names(self) -> list[list[str]]:
+        return [[name for name, _ in sequence] for sequence in self._stand_ins[self.is_whole].sequences]
 
     def _find(self, recorded: RecordedCall, tensors: Sequence[Tensor]) -> StepPlace | None:
         found: list[StepPlace] = []
@@ -92,7 +109,7 @@ class StepNumbers:
             sources = [recorded.sources[slot] for ident in begun.parameters if (slot := slots[ident]) < len(recorded.sources)]
             if len(sources) < len(begun.parameters) or any(source.kind != "handle" for source in sources):
                 return None
-            parameters = [tensors[source.position] for source in sources]
+            parameters = [tensors[source.positions[0]] for source in sources]
             end = instructions[last]
             assert isinstance(end, EndStep)
             found.append(StepPlace(first, last, slots[begun.step], slots[end.end], parameters))
@@ -145,39 +162,48 @@ class _RepeatedStep:
         assert steps.place is not None
         self._optimizer = steps.optimizer
         self._place = steps.place
-        self._settings = None if groups else steps.settings
+        self._settings = steps.settings
         self._groups: list[tuple[int, int, int]] = []
         self._stand_in: StandIn | None = None
-        if groups:
-            self._stand_in = StandIn(steps.optimizer, steps.place.parameters)
-            assert steps._stand_in is not None
-            kinds = {steps._kinds[id(p)]: kind for p, kind in zip(_in_order(self._stand_in), self._stand_in.kind_of)}
+        self._state: State = {}
+        if steps.numbers:
+            self._stand_in = steps.repeated()
+            kinds = steps.kinds(self._stand_in)
             self._groups = [(kinds[kind], number, group) for (kind, number), group in groups.items()]
-            self._names = [[name for name, _ in steps._stand_in.sequences[old]] for old in kinds]
+            names = steps.names()
+            self._names = [names[old] for old, _ in sorted(kinds.items(), key=lambda pair: pair[1])]
 
     def prepare(self) -> bool:
         if self._stand_in is None:
             return [_settings(group) for group in self._optimizer.param_groups] == self._settings
-        if not self._stand_in.is_in_step():
+        if not self._stand_in.is_in_step() and not self._follow():
             return False
         sequences = self._stand_in.advance()
         return [[name for name, _ in sequence] for sequence in sequences] == self._names
 
+    def _follow(self) -> bool:
+        """Take the counts of an optimizer that has made steps elsewhere, if its parameters are still of the same
+        kinds."""
+        assert self._stand_in is not None
+        try:
+            later = StandIn(self._optimizer, self._place.parameters, self._stand_in.is_whole)
+        except NoStandIn:
+            return False
+        if any(later.kind_of(each) != self._stand_in.kind_of(each) for each in self._place.parameters):
+            return False
+        self._stand_in = later
+        return True
+
     def fill(self, scalars: list[tuple[Any, ...]]) -> None:
+        """Set the numbers of the step, and the counts of the optimizer."""
+        self._state = self._stand_in.commit() if self._stand_in is not None else snapshot(self._optimizer)
         if self._stand_in is not None:
             sequences = self._stand_in.sequences
             for kind, number, group in self._groups:
                 scalars[group] = sequences[kind][number][1]
 
     def commit(self, session: Session, table: Table) -> None:
-        state = self._stand_in.commit() if self._stand_in is not None else snapshot(self._optimizer)
-        note_step(session, self._optimizer, table[self._place.begin], table[self._place.end], state)
-
-
-def _in_order(stand_in: StandIn) -> list[Any]:
-    """The parameters of a stand-in, in the order of `kind_of`."""
-    remaining = [iter(kind.parameters) for kind in stand_in.kinds]
-    return [next(remaining[kind]) for kind in stand_in.kind_of]
+        note_step(session, self._optimizer, table[self._place.begin], table[self._place.end], self._state)
 
 
 def plan_numbers(
@@ -189,7 +215,7 @@ def plan_numbers(
     aligned = [each for each in zip(*steps, strict=True) if all(step.place is not None for step in each)]
     by_position: dict[int, tuple[int, int, int]] = {}
     for number, each in enumerate(aligned):
-        if all(step.numbers.keys() == each[-1].numbers.keys() for step in each):
+        if each[-1].numbers and all(step.numbers.keys() == each[-1].numbers.keys() for step in each):
             by_position.update((position, (number, *found)) for position, found in each[-1].numbers.items())
     groups: list[int] = []
     scalars: list[tuple[Any, ...]] = []

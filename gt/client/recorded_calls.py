@@ -50,11 +50,12 @@ Table: TypeAlias = tuple[int, ...]
 
 
 class Source(NamedTuple):
-    """An external: the storage of a tensor of the call (`handle`) or of its gradient (`grad`), both by position; a
-    plain tensor of the function's state (`plain`), or a constant that the function makes (`constant`)."""
+    """An external: the storage of a tensor of the call (`handle`) or of its gradient (`grad`), by position; plain tensors
+    of the function's state, all with the same content (`plain`), or those of an optimizer's state after its step
+    (`count`); or a constant that the function makes, and with it plain tensors that have its content (`constant`)."""
 
     kind: str
-    position: int
+    positions: tuple[int, ...]
     constant: Storage | None = None
 
 
