@@ -18,6 +18,7 @@ from gt.client.recorded_calls import Effects, RecordedCall, RefTemplate, Same, S
 from gt.client.storage import Storage, TensorRef
 from gt.client.tensor import Tensor
 from gt.client.torch_patches.pytree import tree_flatten, tree_unflatten
+from gt.client.traced_numbers import TracedFloat
 
 _CONSTANTS = (int, float, bool, complex, str, bytes, type(None), torch.dtype, torch.Size, torch.device)
 read_ref = attrgetter("_ref")
@@ -74,8 +75,8 @@ class Conclusion:
                 templates.append(self._template(leaf))
                 values.append(result_handle(type(leaf), leaf._ref, leaf.requires_grad))
             elif isinstance(leaf, _CONSTANTS):
-                templates.append(leaf)
-                values.append(leaf)
+                values.append(leaf.pin() if isinstance(leaf, TracedFloat) else leaf)
+                templates.append(values[-1])
             else:
                 kind = "a plain tensor" if isinstance(leaf, torch.Tensor) else f"an object of type {type(leaf).__name__}"
                 raise NotRepeatable(f"it returns {kind}; return GT tensors, and numbers that do not change")

@@ -17,7 +17,7 @@ from gt.client import scope_stack
 from gt.client import session as sessions
 from gt.client.call_effects import CallTensors, Conclusion, NotRepeatable, read_ref, read_requires_grad, version_of
 from gt.client.call_recorder import CallRecorder, Recording
-from gt.client.program_numbers import NumberPlan, StepNumbers, VaryingNumber, plan_numbers
+from gt.client.program_numbers import NumberPlan, StepNumbers, VaryingNumber, plan_numbers, same_number
 from gt.client.random_keys import plan_keys
 from gt.client.recorded_calls import RecordedCall, RecordedProgram, Source
 from gt.client.session import Session
@@ -25,6 +25,7 @@ from gt.client.storage import Storage
 from gt.client.tensor import Tensor, to_gt
 from gt.client.torch_patches.autograd_nodes import current_node
 from gt.client.torch_patches.pytree import tree_flatten, tree_unflatten
+from gt.client.traced_numbers import NumberTrace
 from gt.client.tracebacks import ends_on_users_line
 from gt.client.watched_state import WatchedState
 from gt.signals.registry import registry
@@ -172,7 +173,7 @@ class _Call:
     """One call: its arguments with plain tensors moved to GT, and the key of everything that decides which recording
     it may repeat, except for the state of the function."""
 
-    __slots__ = ("args", "key", "kwargs", "objects", "session", "tensors")
+    __slots__ = ("args", "floats", "key", "kwargs", "leaves", "objects", "session", "structure", "tensors")
 
     def __init__(self, session: Session, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         leaves, structure = tree_flatten((args, kwargs))
@@ -182,6 +183,8 @@ class _Call:
             leaves = [_on_gt(leaf) for leaf in leaves]
             args, kwargs = tree_unflatten(leaves, structure)
         self.args, self.kwargs = args, kwargs
+        self.leaves, self.structure = leaves, structure
+        self.floats = [leaf for leaf in leaves if type(leaf) is float]
         self.tensors: list[Tensor] = [leaf for leaf in leaves if isinstance(leaf, Tensor)]
         self.key = (
             structure,
@@ -196,9 +199,19 @@ class _Call:
             session.workers,
         )
 
+    def traced(self, trace: NumberTrace) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        """The arguments with traced floats."""
+        if not trace.traced:
+            return self.args, self.kwargs
+        traced = iter(trace.traced)
+        leaves = [next(traced) if type(leaf) is float else leaf for leaf in self.leaves]
+        return tree_unflatten(leaves, self.structure)  # type: ignore[no-any-return]
+
     def _described(self, leaf: Any) -> Any:
         if isinstance(leaf, Tensor):
             return leaf._ref.key, leaf.requires_grad, leaf.is_leaf, type(leaf)
+        if type(leaf) is float:
+            return float
         if isinstance(leaf, _NUMBERS):
             return type(leaf), leaf
         self.objects.append((f"an argument of type {type(leaf).__name__}", leaf))
@@ -247,6 +260,7 @@ class _Variant:
         self.programs: list[_SkippableCall] = []
         self.refused = ""
         self._calls: list[_Attempt] = []
+        self._earlier: list[_Attempt] = []  # a call of each program, which tells constants from arguments
         self._attempts = 0
         self._last_reason = ""
 
@@ -265,11 +279,14 @@ class _Variant:
         if len(self._calls) < RECORDED_CALLS:
             return output, self._give_up_after(self._last_reason)
         try:
-            self.programs.append(_SkippableCall(self._calls))
+            earlier = [each for each in self._earlier if not attempt.difference(each)]
+            self.programs.append(_SkippableCall(self._calls, earlier))
         except VaryingNumber as error:
             self.refused = str(error)
+        attempt.forget_tensors()
+        self._earlier.append(attempt)
         self._calls, self._attempts = [], 0
-        if len(self.programs) >= MAX_PROGRAMS:
+        if len(self.programs) >= MAX_PROGRAMS and not self.refused:
             self.refused = f"it was recorded {MAX_PROGRAMS} times for the same arguments, and its state still changes"
         return output, self.refused
 
@@ -292,11 +309,13 @@ class _Attempt:
         counts = {id(value) for each in optimizers for entries in each.state.values() for value in entries.values()}
         self.before = CallTensors([*_unique(call.tensors), *others], self.watched.plain, counts)
         self.steps = [StepNumbers(optimizer) for optimizer in optimizers]
+        self.trace = NumberTrace(call.floats)
         self.recorded: RecordedCall
 
     def run(self, function: Callable[..., Any]) -> Any:
+        args, kwargs = self.call.traced(self.trace)
         with CallRecorder(self.call.session) as recording:
-            output = function(*self.call.args, **self.call.kwargs)
+            output = function(*args, **kwargs)
             try:
                 conclusion = Conclusion(recording, self.before)
                 output, templates, structure = conclusion.results(output)
@@ -328,22 +347,37 @@ class _Attempt:
         return ""
 
     def difference(self, other: _Attempt) -> str | None:
-        return self.recorded.difference(other.recorded) or (
-            "the order of random ops" if self.keys.places != other.keys.places else None  # type: ignore[union-attr]
-        )
+        """Where two calls differ; None if they do the same, up to their numbers."""
+        assert self.keys is not None
+        assert other.keys is not None
+        mine, others = self.trace, other.trace
+        if any(not same_number(mine.arguments[n], others.arguments[n]) for n in mine.pinned | others.pinned):
+            return "it compares a float argument, which changes"
+        if self.keys.places != other.keys.places:
+            return "the order of random ops"
+        return self.recorded.difference(other.recorded)
+
+    def forget_tensors(self) -> None:
+        """Keep what tells numbers from constants only."""
+        self.recorded.recording.externals.clear()
+        self.recorded.recording.operands.clear()
+        del self.call, self.before, self.watched, self.steps
 
 
 class _SkippableCall:
     """A recorded call that is repeated without its function, as long as it `holds`."""
 
-    def __init__(self, attempts: Sequence[_Attempt]) -> None:
+    def __init__(self, attempts: Sequence[_Attempt], earlier: Sequence[_Attempt]) -> None:
         last = attempts[-1]
         recorded = last.recorded
         self._watched = WatchedState(last.watched.roots)
         self._signatures = last.call.session.signatures
         assert last.keys is not None
         self._numbers: NumberPlan = plan_numbers(
-            [attempt.recorded for attempt in attempts], last.keys, [attempt.steps for attempt in attempts]
+            [attempt.recorded for attempt in (*earlier, *attempts)],
+            last.keys,
+            [attempt.steps for attempt in attempts],
+            [attempt.trace for attempt in (*earlier, *attempts)],
         )
         self._program = RecordedProgram(recorded, self._numbers.groups, self._numbers.scalars)
         tensors = last.before.tensors
@@ -378,14 +412,14 @@ class _SkippableCall:
             and self._storage_pattern(tensors) == self._storages
             and self._gradients_match(tensors)
             and self._operands_match(call.session)
-            and self._numbers.prepare()
+            and self._numbers.prepare(call.floats)
         )
 
     def run(self, call: _Call) -> Any:
         """Send the instructions, and have the effects, of the recorded call."""
         session, program = call.session, self._program
         tensors = [*_unique(call.tensors), *self._others]
-        scalars = self._numbers.draw()
+        scalars = self._numbers.draw(call.floats)
         externals = [self._external(session, source, tensors) for source in program.sources]
         table = program.emit(session, externals, scalars)
         self._numbers.commit(session, table)

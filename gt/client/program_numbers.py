@@ -11,10 +11,12 @@ from torch.optim.optimizer import Optimizer
 
 from gt.client.optimizer_numbers import NoStandIn, StandIn
 from gt.client.optimizer_step_hooks import State, note_step, optimizer_of_step, snapshot
+from gt.client.call_recorder import Recording
 from gt.client.random_keys import KeyPlan
 from gt.client.recorded_calls import RecordedCall, Table
 from gt.client.session import Session
 from gt.client.tensor import Tensor
+from gt.client.traced_numbers import NumberTrace
 from gt.core.messages import BeginStep, EndStep, RunOp
 
 
@@ -116,6 +118,13 @@ class StepNumbers:
         return found[0] if len(found) == 1 else None
 
 
+class _ArgumentNumbers(NamedTuple):
+    """Numbers of an op, some of which are computed from the floats among the call's arguments."""
+
+    group: int
+    numbers: tuple[Any, ...]
+
+
 class NumberPlan:
     """`groups` are the positions in `scalars` of the numbers of each RunOp, in order."""
 
@@ -126,20 +135,28 @@ class NumberPlan:
         keys: KeyPlan,
         random: list[tuple[int, int]],
         steps: list[_RepeatedStep],
+        arguments: list[_ArgumentNumbers],
+        pinned: dict[int, float],
     ) -> None:
         self.groups = groups
+        self._arguments = arguments
+        self._pinned = list(pinned.items())
         self.scalars = scalars
         self._keys = keys
         self._random = random
         self._steps = steps
 
-    def prepare(self) -> bool:
-        """Compute the numbers of the next call; False if its ops would be others."""
-        return all(step.prepare() for step in self._steps)
+    def prepare(self, arguments: Sequence[float]) -> bool:
+        """Compute the numbers of the next call; False if its ops would be others. `arguments` are its floats."""
+        return all(same_number(arguments[position], value) for position, value in self._pinned) and all(
+            step.prepare() for step in self._steps
+        )
 
-    def draw(self) -> tuple[tuple[Any, ...], ...]:
+    def draw(self, arguments: Sequence[float]) -> tuple[tuple[Any, ...], ...]:
         """The numbers of this call."""
         scalars = self.scalars.copy()
+        for group, numbers in self._arguments:
+            scalars[group] = tuple([each(arguments) if callable(each) else each for each in numbers])
         if self._random:
             keys = self._keys.draw()
             for group, key in self._random:
@@ -207,9 +224,13 @@ class _RepeatedStep:
 
 
 def plan_numbers(
-    calls: Sequence[RecordedCall], keys: KeyPlan, steps: Sequence[Sequence[StepNumbers]]
+    calls: Sequence[RecordedCall],
+    keys: KeyPlan,
+    steps: Sequence[Sequence[StepNumbers]],
+    traces: Sequence[NumberTrace],
 ) -> NumberPlan:
-    """Tell constants from numbers that change, by comparing calls. `steps` are those of the optimizers in each call."""
+    """Tell constants from numbers that change, by comparing calls. `steps` are those of the optimizers in the last calls,
+    `traces` the numbers that were computed from the arguments of each call."""
     last = calls[-1].recording
     key_of = dict(keys.places)
     aligned = [each for each in zip(*steps, strict=True) if all(step.place is not None for step in each)]
@@ -220,17 +241,21 @@ def plan_numbers(
     groups: list[int] = []
     scalars: list[tuple[Any, ...]] = []
     random: list[tuple[int, int]] = []
+    arguments: list[_ArgumentNumbers] = []
     known: dict[Any, int] = {}
     for position, instruction in enumerate(last.instructions):
         if not isinstance(instruction, RunOp):
             continue
         identity: Any = by_position.get(position)
-        if identity is None and position in key_of:
-            identity = ("random", position)
-            random.append((len(scalars), key_of[position]))
-        _require_same(calls, position, by_position, key_of)
         if identity is None:
+            numbers = _explained(calls, position, position in key_of, traces)
             identity = tuple(map(_bits, instruction.scalars))
+            if position in key_of:
+                identity = ("random", position)
+                random.append((len(scalars), key_of[position]))
+            if any(map(callable, numbers)):
+                identity = ("argument", position)
+                arguments.append(_ArgumentNumbers(len(scalars), numbers))
         if identity not in known:
             known[identity] = len(scalars)
             scalars.append(instruction.scalars)
@@ -239,38 +264,66 @@ def plan_numbers(
     for number, each in enumerate(aligned):
         own = {identity[1:]: group for identity, group in known.items() if _is_of_step(identity, number)}
         repeated.append(_RepeatedStep(each[-1], own))
-    return NumberPlan(groups, scalars, keys, random, repeated)
+    return NumberPlan(groups, scalars, keys, random, repeated, arguments, _pinned(traces))
+
+
+def _pinned(traces: Sequence[NumberTrace]) -> dict[int, float]:
+    """The float arguments whose values must stay as they were: those that did not change from call to call, and those
+    that the function compares with something."""
+    last = traces[-1]
+    return {
+        position: value
+        for position, value in enumerate(last.arguments)
+        if any(position in trace.pinned for trace in traces)
+        or all(same_number(trace.arguments[position], value) for trace in traces)
+    }
 
 
 def _is_of_step(identity: Any, number: int) -> bool:
     return len(identity) == 3 and isinstance(identity[0], int) and identity[0] == number
 
 
-def _require_same(
-    calls: Sequence[RecordedCall], position: int, by_position: dict[int, Any], key_of: dict[int, int]
-) -> None:
-    if position in by_position:
-        return
+def _explained(
+    calls: Sequence[RecordedCall], position: int, is_random: bool, traces: Sequence[NumberTrace]
+) -> tuple[Any, ...]:
+    """The numbers of an op: itself for a constant, a function of the call's floats for one that changes."""
     ops = [each.recording.instructions[position] for each in calls]
-    scalars = [op.scalars[:-1] if position in key_of else op.scalars for op in ops]  # type: ignore[union-attr]
-    if all(same_numbers(scalars[0], other) for other in scalars[1:]):
-        return
-    recording = calls[-1].recording
-    op_name = recording.session.signatures[ops[-1].op_id].op  # type: ignore[union-attr]
-    changing = [values for values in zip(*scalars, strict=True) if len(set(map(_bits, values))) > 1]
+    found: list[Any] = []
+    for values in zip(*[op.scalars for op in ops], strict=True):  # type: ignore[union-attr]
+        is_key = is_random and len(found) + 1 == len(ops[-1].scalars)  # type: ignore[union-attr]
+        if is_key or all(same_number(values[0], other) for other in values[1:]):
+            found.append(values[-1])
+        else:
+            found.append(_expression(values, traces) or _refuse(calls[-1].recording, position, values))
+    return tuple(found)
+
+
+def _expression(values: Sequence[Any], traces: Sequence[NumberTrace]) -> Any:
+    """A function of the arguments that gives a number in all calls; None if there is none."""
+    counts = {len(trace.values) for trace in traces}
+    if len(counts) > 1:
+        return None
+    for number, traced in enumerate(zip(*[trace.values for trace in traces], strict=True)):
+        if same_numbers(traced, values):
+            return traces[-1].expressions[number]
+    return None
+
+
+def _refuse(recording: Recording, position: int, values: Sequence[Any]) -> Any:
+    op = recording.session.signatures[recording.instructions[position].op_id].op  # type: ignore[union-attr]
     raise VaryingNumber(
-        f"{recording.line(position)}: {op_name} gets a number that changes from call to call "
-        f"({', '.join(map(str, changing[0]))}) and is not an argument; pass it as an argument, use a tensor, or, if an "
-        "optimizer computes it, pass that optimizer in state="
+        f"{recording.line(position)}: {op} gets a number that changes from call to call "
+        f"({', '.join(map(str, values))}) and is not computed from a float argument; pass it as an argument, use a "
+        "tensor (capturable=True), or, if an optimizer computes it, pass that optimizer in state="
     )
 
 
 def same_numbers(first: Sequence[Any], second: Sequence[Any]) -> bool:
     """Whether numbers are equal bit for bit."""
-    return len(first) == len(second) and all(map(_same, first, second))
+    return len(first) == len(second) and all(map(same_number, first, second))
 
 
-def _same(first: Any, second: Any) -> bool:
+def same_number(first: Any, second: Any) -> bool:
     return bool(_bits(first) == _bits(second))
 
 
