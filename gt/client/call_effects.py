@@ -40,6 +40,7 @@ class CallTensors:
         self.plain_versions = list(map(version_of, plain))
         self.counts = counts
         self.refs: list[TensorRef] = list(map(read_ref, tensors))
+        self.storage_ids = [ref.storage.id for ref in self.refs]
         self.versions = list(map(version_of, tensors))
         gradients = list(map(_gradient, tensors))
         self.gradients = [gradient._ref.storage.id if gradient is not None else 0 for gradient in gradients]

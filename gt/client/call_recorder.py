@@ -6,19 +6,22 @@ cannot be repeated without the function, a read for example, is refused here, on
 
 from __future__ import annotations
 
+import random
 from collections.abc import Callable, Sequence
 from threading import get_ident
 from types import TracebackType
 from typing import Any, NamedTuple
 
+import numpy as np
 import torch
 
-from gt.client import cached_calls
+from gt.client import cached_calls, scope_stack
 from gt.client.op_schema import OpSchema
 from gt.client.operand_cache import OperandCache
 from gt.client.outbox import Outbox
 from gt.client.session import Session
 from gt.client.storage import Storage, TensorRef
+from gt.client.torch_patches.dispatch_modes import current_function_modes
 from gt.core.errors import CompileError
 from gt.core.messages import (
     BeginModule,
@@ -79,13 +82,44 @@ class Recording:
         self.lost: list[int] = []  # externals, or tensors unknown to the recording, that were collected in the call
         self.draws: list[Draw] = []
         self.random_state = torch.get_rng_state()
+        self.ambient = ambient_state()
+        self._host_random = _host_random()
         self.operands: dict[int, list[tuple[torch.Tensor, int]]] = {}
         self.void = ""
+
+    def side_effect(self) -> str | None:
+        """A setting of the process, or a random generator that is not torch's, that the call has changed."""
+        if ambient_state() != self.ambient:
+            return "it leaves torch's grad mode, default dtype, autocast or a signal scope other than they were"
+        if _host_random() != self._host_random:
+            return "it uses random numbers of Python or NumPy"
+        return None
 
     def line(self, position: int) -> str:
         """The line of the program that emitted an instruction."""
         site = getattr(self.instructions[position], "site", 0) if position < len(self.instructions) else 0
         return line_of(self.session, site)
+
+
+def ambient_state() -> tuple[Any, ...]:
+    """The settings of torch and GT, besides the arguments of a call, that decide what a function does."""
+    scopes = []
+    frame = scope_stack.top()
+    while frame is not None:
+        scopes.append((frame.name, frame.backward))
+        frame = frame.outer
+    return (
+        torch.is_grad_enabled(),
+        torch.is_inference_mode_enabled(),
+        torch.get_default_dtype(),
+        torch.is_autocast_enabled("cpu") and torch.get_autocast_dtype("cpu"),
+        tuple(map(type, current_function_modes())),
+        tuple(scopes),
+    )
+
+
+def _host_random() -> tuple[Any, ...]:
+    return random.getstate(), str(np.random.get_state())
 
 
 def line_of(session: Session, site: int) -> str:

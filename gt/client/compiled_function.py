@@ -8,15 +8,15 @@ import types
 import warnings
 from collections.abc import Callable, Iterable, Sequence
 from operator import attrgetter, eq, is_
-from threading import Lock, get_ident
+from threading import Lock, RLock, get_ident
 from typing import Any, overload
 
 import torch
 
-from gt.client import scope_stack
 from gt.client import session as sessions
 from gt.client.call_effects import CallTensors, Conclusion, NotRepeatable, read_ref, read_requires_grad, version_of
-from gt.client.call_recorder import CallRecorder, Recording
+from gt.client.call_recorder import CallRecorder, Recording, ambient_state
+from gt.client.interrupts import CriticalSection
 from gt.client.program_numbers import NumberPlan, StepNumbers, VaryingNumber, plan_numbers, same_number
 from gt.client.random_keys import plan_keys
 from gt.client.recorded_calls import RecordedCall, RecordedProgram, Source
@@ -24,6 +24,7 @@ from gt.client.session import Session
 from gt.client.storage import Storage
 from gt.client.tensor import Tensor, to_gt
 from gt.client.torch_patches.autograd_nodes import current_node
+from gt.client.torch_patches.dispatch_modes import current_dispatch_modes
 from gt.client.torch_patches.pytree import tree_flatten, tree_unflatten
 from gt.client.traced_numbers import NumberTrace
 from gt.client.tracebacks import ends_on_users_line
@@ -86,7 +87,8 @@ class CompiledFunction:
     def __init__(self, function: Callable[..., Any], state: Iterable[object]) -> None:
         self._function = function
         self._state = list(state)
-        self._session: Session | None = None
+        self._epoch: tuple[object, ...] = ()
+        self._lock = RLock()
         self._variants: dict[tuple[Any, ...], _Variant] = {}
         self._told: set[str] = set()
         self.recorded = 0
@@ -98,25 +100,29 @@ class CompiledFunction:
 
     @ends_on_users_line
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        if _recording_thread == get_ident() or current_node() is not None:
-            return self._function(*args, **kwargs)  # part of the outer function's recording, or of a backward
+        if _recording_thread == get_ident() or current_node() is not None or current_dispatch_modes():
+            return self._function(*args, **kwargs)  # part of another recording or of a backward, or intercepted
         session = sessions.active or sessions.current()
         session.require_open()
         call = _Call(session, args, kwargs)
-        if session is not self._session:
-            self._session = session
+        with self._lock:
+            program, variant = self._find(call)
+            if program is not None:
+                self.skipped += 1
+                return program.run(call)
+        if variant is None or variant.refused:
+            return self._function(*args, **kwargs)
+        return self._record(variant, call)
+
+    def _find(self, call: _Call) -> tuple[_SkippableCall | None, _Variant | None]:
+        """The program to run for a call, or else the variant to record it in."""
+        epoch = (call.session, call.session.workers, registry.version)
+        if epoch != self._epoch:  # another session, other workers or other signals: recorded anew
+            self._epoch = epoch
             self._variants.clear()
-        variant = self._variants.get(call.key)
-        if variant is None:
-            variant = self._add_variant(call.key)
-        if variant is not None:
-            for program in variant.programs:
-                if program.holds(call):
-                    self.skipped += 1
-                    return program.run(call)
-            if not variant.refused:
-                return self._record(variant, call)
-        return self._function(*args, **kwargs)
+        variant = self._variants.get(call.key) or self._add_variant(call.key)
+        programs = variant.programs if variant is not None else []
+        return next((program for program in reversed(programs) if program.holds(call)), None), variant
 
     def _add_variant(self, key: tuple[Any, ...]) -> _Variant | None:
         if len(self._variants) >= MAX_VARIANTS:
@@ -189,14 +195,8 @@ class _Call:
         self.key = (
             structure,
             tuple(map(self._described, leaves)),
-            _pattern(map(_storage, self.tensors)),
-            torch.is_grad_enabled(),
-            torch.is_inference_mode_enabled(),
-            torch.get_default_dtype(),
-            torch.is_autocast_enabled("cpu") and torch.get_autocast_dtype("cpu"),
-            _scopes(),
-            registry.version,
-            session.workers,
+            _pattern(map(id, map(_storage, self.tensors))),
+            ambient_state(),
         )
 
     def traced(self, trace: NumberTrace) -> tuple[tuple[Any, ...], dict[str, Any]]:
@@ -237,20 +237,10 @@ def _on_gt(leaf: Any) -> Any:
     return to_gt(leaf) if isinstance(leaf, torch.Tensor) else leaf
 
 
-def _pattern(storages: Iterable[Storage]) -> tuple[int, ...]:
+def _pattern(storages: Iterable[int]) -> tuple[int, ...]:
     """For each storage the first position of the same one."""
     first: dict[int, int] = {}
-    return tuple([first.setdefault(id(storage), position) for position, storage in enumerate(storages)])
-
-
-def _scopes() -> tuple[tuple[str, str | None], ...]:
-    """The signal scopes that are entered, the innermost first."""
-    found = []
-    frame = scope_stack.top()
-    while frame is not None:
-        found.append((frame.name, frame.backward))
-        frame = frame.outer
-    return tuple(found)
+    return tuple([first.setdefault(storage, position) for position, storage in enumerate(storages)])
 
 
 class _Variant:
@@ -259,10 +249,9 @@ class _Variant:
     def __init__(self) -> None:
         self.programs: list[_SkippableCall] = []
         self.refused = ""
-        self._calls: list[_Attempt] = []
+        self._pending: list[list[_Attempt]] = []  # calls that agree with each other, too few yet
         self._earlier: list[_Attempt] = []  # a call of each program, which tells constants from arguments
         self._attempts = 0
-        self._last_reason = ""
 
     def record(self, function: Callable[..., Any], call: _Call, roots: Sequence[tuple[str, object]]) -> tuple[Any, str]:
         """Run the function and record it. Returns what it returns, and why it will not be skipped, if so."""
@@ -270,22 +259,23 @@ class _Variant:
         output = attempt.run(function)
         self._attempts += 1
         if attempt.reason:
-            self._calls.clear()
             return output, self._give_up_after(attempt.reason)
-        if self._calls and (difference := attempt.difference(self._calls[-1])):
-            self._calls.clear()
-            self._last_reason = f"its calls differ: {difference}"
-        self._calls.append(attempt)
-        if len(self._calls) < RECORDED_CALLS:
-            return output, self._give_up_after(self._last_reason)
+        differences = [attempt.difference(calls[-1]) for calls in self._pending]
+        calls = next((calls for calls, found in zip(self._pending, differences, strict=True) if not found), [])
+        if not calls:
+            self._pending = [*self._pending[1 - MAX_PROGRAMS :], calls]
+        calls.append(attempt)
+        if len(calls) < RECORDED_CALLS:
+            return output, self._give_up_after(f"its calls differ: {differences[-1] if differences else ''}")
         try:
             earlier = [each for each in self._earlier if not attempt.difference(each)]
-            self.programs.append(_SkippableCall(self._calls, earlier))
+            self.programs.append(_SkippableCall(calls, earlier))
         except VaryingNumber as error:
             self.refused = str(error)
         attempt.forget_tensors()
         self._earlier.append(attempt)
-        self._calls, self._attempts = [], 0
+        self._pending.remove(calls)
+        self._attempts = 0
         if len(self.programs) >= MAX_PROGRAMS and not self.refused:
             self.refused = f"it was recorded {MAX_PROGRAMS} times for the same arguments, and its state still changes"
         return output, self.refused
@@ -326,9 +316,9 @@ class _Attempt:
         return output
 
     def _reason(self, recording: Recording) -> str:
-        if recording.void:
-            return recording.void
-        if changed := self.watched.first_change():
+        if reason := recording.void or recording.side_effect():
+            return reason
+        if changed := self.watched.change_inside():
             return f"it changes {changed}, which a skipped call would not; change it outside of the function"
         for steps in self.steps:
             if setting := steps.changed_setting():
@@ -380,13 +370,16 @@ class _SkippableCall:
             [attempt.trace for attempt in (*earlier, *attempts)],
         )
         self._program = RecordedProgram(recorded, self._numbers.groups, self._numbers.scalars)
-        tensors = last.before.tensors
+        before, tensors = last.before, last.before.tensors
         self._arguments = len(_unique(last.call.tensors))
         self._others: list[Tensor] = list(tensors[self._arguments :])
+        self._in_state = {id(tensor): tensor for tensor in last.watched.tensors}
+        self._state_arguments = [tensor if id(tensor) in self._in_state else None for tensor in last.call.tensors]
+        self._used_gradients = [each.positions[0] for each in recorded.sources if each.kind == "grad"]
         self._plain = last.before.plain
         self._refs = list(map(read_ref, self._others))
         self._keys = list(map(_key, self._refs))
-        self._storages = self._storage_pattern(tensors)
+        self._storages = _pattern([*before.storage_ids, *[before.gradients[n] for n in self._used_gradients]])
         self._requires_grad = list(map(read_requires_grad, self._others))
         sources = self._program.sources
         self._shared_operands = [
@@ -400,6 +393,9 @@ class _SkippableCall:
         """Whether everything is as it was when the call was recorded, up to values and numbers."""
         if call.session.signatures is not self._signatures or self._watched.first_change() is not None:
             return False
+        mine = [tensor if id(tensor) in self._in_state else None for tensor in call.tensors]
+        if not all(map(is_, mine, self._state_arguments)):
+            return False
         others = self._others
         refs = list(map(read_ref, others))
         if not all(map(is_, refs, self._refs)):
@@ -409,8 +405,8 @@ class _SkippableCall:
         tensors = [*_unique(call.tensors), *others]
         return (
             list(map(read_requires_grad, others)) == self._requires_grad
-            and self._storage_pattern(tensors) == self._storages
             and self._gradients_match(tensors)
+            and self._storage_pattern(tensors) == self._storages
             and self._operands_match(call.session)
             and self._numbers.prepare(call.floats)
         )
@@ -421,9 +417,11 @@ class _SkippableCall:
         tensors = [*_unique(call.tensors), *self._others]
         scalars = self._numbers.draw(call.floats)
         externals = [self._external(session, source, tensors) for source in program.sources]
-        table = program.emit(session, externals, scalars)
-        self._numbers.commit(session, table)
-        results = program.apply_effects(session, table, externals, tensors)
+        with CriticalSection():
+            table = program.emit(session, externals, scalars)
+            self._numbers.commit(session, table)
+            results = program.apply_effects(session, table, externals, tensors)
+        session.outbox.send_if_full()
         return tree_unflatten(results, program.effects.structure)
 
     def _external(self, session: Session, source: Source, tensors: Sequence[Tensor]) -> Storage:
@@ -445,7 +443,9 @@ class _SkippableCall:
         return all(map(eq, map(version_of, self._constant_plain), self._plain_versions))
 
     def _storage_pattern(self, tensors: Sequence[Tensor]) -> tuple[int, ...]:
-        return _pattern(map(_storage, tensors))
+        """Which of the tensors, and of the gradients that the call uses, share storages."""
+        gradients = [tensors[position].grad for position in self._used_gradients]
+        return _pattern(map(id, map(_storage, [*tensors, *gradients])))
 
     def _gradients_match(self, tensors: Sequence[Tensor]) -> bool:
         for tensor, (without, present) in zip(tensors, self._with_gradient, strict=True):
@@ -469,7 +469,7 @@ def _unchanged_plain(attempts: Sequence[_Attempt]) -> list[torch.Tensor]:
     first, last = attempts[0].before, attempts[-1].before
     versions = {id(tensor): version for tensor, version in zip(first.plain, first.plain_versions, strict=True)}
     pairs = zip(last.plain, last.plain_versions, strict=True)
-    return [tensor for tensor, version in pairs if versions.get(id(tensor)) == version]
+    return [tensor for tensor, version in pairs if id(tensor) not in last.counts and versions.get(id(tensor)) == version]
 
 
 def _unique(tensors: Sequence[Tensor]) -> list[Tensor]:

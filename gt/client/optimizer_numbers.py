@@ -16,12 +16,12 @@ from typing import Any, TypeAlias
 
 import torch
 from torch.optim.optimizer import Optimizer
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from gt.client import session as sessions
 from gt.client.op_schema import ArgumentKind, OpSchema
 from gt.client.optimizer_step_hooks import State, copy_of
 from gt.client.special_ops import SPECIAL
+from gt.client.torch_patches.dispatch_modes import UntracedMode
 from gt.client.torch_patches.pytree import tree_leaves
 from gt.core.errors import GTError
 
@@ -126,7 +126,7 @@ class _Member:
         before = {name: copy_of(value) for name, value in self._state.get(self._originals[0], {}).items()}
         with torch.no_grad():
             for name, tensors in self.plain.items():
-                torch._foreach_copy_(tensors, [self._after[name]] * len(tensors))  # type: ignore[attr-defined]
+                torch.ops.aten._foreach_copy_.default(tensors, [self._after[name]] * len(tensors))
                 self._versions[name] = list(map(_version, tensors))
         numbers = {name: value for name, value in self._after.items() if isinstance(value, int | float)}
         if numbers:
@@ -162,7 +162,7 @@ class _Stepper:
         return ops.found
 
 
-class _OpList(TorchDispatchMode):
+class _OpList(UntracedMode):
     """Notes the ops on the tensors that stand for GT tensors, with those of their numbers that are no constants of
     GT's calls."""
 

@@ -17,6 +17,7 @@ from operator import getitem, is_
 from typing import Any
 
 import torch
+from torch.optim.lr_scheduler import LRScheduler
 from torch.optim.optimizer import Optimizer
 
 from gt.client.tensor import Tensor
@@ -27,6 +28,7 @@ _MAX_WATCHED = 1 << 16
 _FOLDERS = tuple(sysconfig.get_path(name) for name in ("purelib", "platlib", "stdlib"))
 _TABLES = ("_parameters", "_buffers", "_modules")
 _HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
+_READS_OF_SCHEDULES = ("get_last_lr", "get_lr", "_last_lr", "last_epoch")
 _MISSING = object()
 
 
@@ -49,10 +51,17 @@ class WatchedState:
         self._seen: dict[int, object] = {}  # kept, so that no other object gets the same id()
         self._words: set[str] = set()  # names in the code of the functions that were found
         self._attributes: list[tuple[str, dict[str, Any]]] = []
+        self._schedules: list[tuple[str, dict[str, Any]]] = []
+        self._counters: list[tuple[str, dict[str, Any], str, Any]] = []
         self._pending: deque[tuple[str, object]] = deque(roots)
         self._walk()
 
     # Comparing
+
+    def change_inside(self) -> str | None:
+        """The name of something that the function has changed: what `first_change` finds, or a counter of a schedule."""
+        moved = (name for name, owner, key, value in self._counters if owner.get(key, _MISSING) != value)
+        return self.first_change() or next(moved, None)
 
     def first_change(self) -> str | None:
         """The name of something that is not what it was; None if everything is."""
@@ -89,6 +98,8 @@ class WatchedState:
                 continue
             self._seen[id(value)] = value
             self._visit(name, value)
+        for name, attributes in self._schedules:
+            self._visit_schedule(name, attributes)
         for name, attributes in self._attributes:
             for key, value in attributes.items():
                 if isinstance(value, _NUMBERS) and key in self._words:
@@ -101,6 +112,8 @@ class WatchedState:
             self._visit_module(name, value)
         elif isinstance(value, Optimizer):
             self._visit_optimizer(name, value)
+        elif isinstance(value, LRScheduler):
+            self._schedules.append((name, vars(value)))
         elif isinstance(value, dict | list | tuple | set | frozenset | deque):
             self._visit_container(name, value)
         elif isinstance(value, types.FunctionType):
@@ -146,6 +159,16 @@ class WatchedState:
                 for key, value in entries.items():
                     if isinstance(value, torch.Tensor):
                         self._watch(f"{name}.state[...][{key!r}]", entries, key, value)
+
+    def _visit_schedule(self, name: str, attributes: dict[str, Any]) -> None:
+        """A schedule changes between the calls, outside of the function, which matters only if it reads the schedule:
+        the rates come through the optimizer."""
+        numbers = [(key, value) for key, value in attributes.items() if isinstance(value, _NUMBERS)]
+        for key, value in numbers:
+            if self._words.isdisjoint(_READS_OF_SCHEDULES):
+                self._counters.append((f"{name}.{key}", attributes, key, value))
+            else:
+                self._watch(f"{name}.{key}", attributes, key, value)
 
     def _visit_container(self, name: str, value: Any) -> None:
         if not isinstance(value, tuple | frozenset):
