@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from gt import nn as nn
     from gt import optim as optim
     from gt import signal as signal
-    from gt.client.compiled_function import compile as compile
+    from gt.client.compilation.compiled_function import compile as compile  # noqa: A004
     from gt.client.creation import arange as arange
     from gt.client.creation import as_tensor as as_tensor
     from gt.client.creation import asarray as asarray
@@ -101,7 +101,7 @@ _NAMES: dict[str, str] = {
         "manual_seed normal ones ones_like rand rand_like randint randint_like randn randn_like randperm "
         "replicate scalar_tensor shard tensor to tril_indices triu_indices zeros zeros_like"
     ),
-    "gt.client.compiled_function": "compile",
+    "gt.client.compilation.compiled_function": "compile",
     "gt.client.opt_einsum_functions": "tensordot transpose",
     "gt.client.layouts": "mesh",
     "gt.client.value_recovery": "recover",

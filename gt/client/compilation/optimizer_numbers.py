@@ -1,8 +1,8 @@
 """The numbers of an optimizer's step, computed by the optimizer's own code.
 
 A step's ops have numbers that change: Adam's depend on the count of steps, and every optimizer's on the learning rate.
-`gt.compile` does not run the step, so it runs the same code on a stand-in: an optimizer of the same class, with the same
-settings and the same counts, whose parameters are plain tensors with one element. The numbers that the stand-in passes
+`gt.compile` does not run the step, so it runs the same code on a stand-in: an optimizer of the same class, with the
+same settings and counts, whose parameters are plain tensors with one element. The numbers that the stand-in passes
 to torch's ops are, bit for bit, those that the optimizer would pass. If it steps on one parameter after another, those
 that agree in all that decides these numbers (their group, counts and dims) share one parameter of the stand-in.
 """
@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections import OrderedDict, defaultdict
 from collections.abc import Sequence
 from operator import attrgetter
-from typing import Any, TypeAlias
+from typing import Any, ClassVar, TypeAlias
 
 import torch
 from torch.optim.optimizer import Optimizer
@@ -31,8 +31,8 @@ _version = attrgetter("_version")
 
 
 class StandIn:
-    """`parameters` are those that the optimizer would step on. `is_whole`: it steps on them together, as the foreach and
-    fused versions of optimizers do; otherwise on one after another."""
+    """`parameters` are those that the optimizer would step on. `is_whole`: it steps on them together, as the foreach
+    and fused versions of optimizers do; otherwise on one after another."""
 
     def __init__(self, optimizer: Optimizer, parameters: Sequence[torch.Tensor], is_whole: bool) -> None:
         self.optimizer = optimizer
@@ -166,7 +166,7 @@ class _OpList(UntracedMode):
     """Notes the ops on the tensors that stand for GT tensors, with those of their numbers that are no constants of
     GT's calls."""
 
-    _schemas: dict[Any, OpSchema] = {}
+    _schemas: ClassVar[dict[Any, OpSchema]] = {}
 
     def __init__(self, remote: Sequence[torch.Tensor | None]) -> None:
         super().__init__()
@@ -193,7 +193,10 @@ class _OpList(UntracedMode):
 def numbers_of(schema: OpSchema, args: Sequence[Any], kwargs: dict[str, Any]) -> tuple[Any, ...]:
     """The numbers of a call that `dispatch` sends with it."""
     numbers: list[Any] = []
-    given = [*zip(schema.kinds, args, strict=False), *[(schema.kwarg_kinds[name], value) for name, value in kwargs.items()]]
+    given = [
+        *zip(schema.kinds, args, strict=False),
+        *[(schema.kwarg_kinds[name], value) for name, value in kwargs.items()],
+    ]
     for kind, value in given:
         if kind in (ArgumentKind.TENSOR, ArgumentKind.SCALAR) and type(value) in (int, float, bool):
             numbers.append(value)

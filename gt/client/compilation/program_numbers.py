@@ -4,19 +4,20 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Sequence
+from operator import neg
 from typing import Any, NamedTuple
 
 import torch
 from torch.optim.optimizer import Optimizer
 
-from gt.client.optimizer_numbers import NoStandIn, StandIn
+from gt.client.compilation.call_recorder import Recording
+from gt.client.compilation.optimizer_numbers import NoStandIn, StandIn
+from gt.client.compilation.random_keys import KeyPlan
+from gt.client.compilation.recorded_calls import RecordedCall, Table
+from gt.client.compilation.traced_numbers import NumberTrace
 from gt.client.optimizer_step_hooks import State, note_step, optimizer_of_step, snapshot
-from gt.client.call_recorder import Recording
-from gt.client.random_keys import KeyPlan
-from gt.client.recorded_calls import RecordedCall, Table
 from gt.client.session import Session
 from gt.client.tensor import Tensor
-from gt.client.traced_numbers import NumberTrace
 from gt.core.messages import BeginStep, EndStep, RunOp
 
 
@@ -108,7 +109,9 @@ class StepNumbers:
             if not isinstance(begun, BeginStep) or optimizer_of_step(begun.step) is not self.optimizer:
                 continue
             last = next(n for n, each in enumerate(instructions) if n > first and isinstance(each, EndStep))
-            sources = [recorded.sources[slot] for ident in begun.parameters if (slot := slots[ident]) < len(recorded.sources)]
+            sources = [
+                recorded.sources[slot] for ident in begun.parameters if (slot := slots[ident]) < len(recorded.sources)
+            ]
             if len(sources) < len(begun.parameters) or any(source.kind != "handle" for source in sources):
                 return None
             parameters = [tensors[source.positions[0]] for source in sources]
@@ -229,8 +232,8 @@ def plan_numbers(
     steps: Sequence[Sequence[StepNumbers]],
     traces: Sequence[NumberTrace],
 ) -> NumberPlan:
-    """Tell constants from numbers that change, by comparing calls. `steps` are those of the optimizers in the last calls,
-    `traces` the numbers that were computed from the arguments of each call."""
+    """Tell constants from numbers that change, by comparing calls. `steps` are those of the optimizers in the last
+    calls, `traces` the numbers that were computed from the arguments of each call."""
     last = calls[-1].recording
     key_of = dict(keys.places)
     aligned = [each for each in zip(*steps, strict=True) if all(step.place is not None for step in each)]
@@ -336,8 +339,8 @@ def _settings(group: dict[str, Any]) -> dict[str, Any]:
 
 
 def _mark_settings(group: dict[str, Any]) -> dict[str, Any]:
-    """The settings of a group of parameters, with new objects for numbers: code that assigns one replaces the object."""
+    """The settings of a group of parameters, with new objects for numbers: code that assigns one replaces it."""
     for name, value in group.items():
         if type(value) is float:
-            group[name] = -(-value)
+            group[name] = neg(neg(value))
     return _settings(group)

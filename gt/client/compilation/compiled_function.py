@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import functools
 import types
 import warnings
 from collections.abc import Callable, Iterable, Sequence
@@ -14,21 +13,28 @@ from typing import Any, overload
 import torch
 
 from gt.client import session as sessions
-from gt.client.call_effects import CallTensors, Conclusion, NotRepeatable, read_ref, read_requires_grad, version_of
-from gt.client.call_recorder import CallRecorder, Recording, ambient_state
+from gt.client.compilation.call_effects import (
+    CallTensors,
+    Conclusion,
+    NotRepeatable,
+    read_ref,
+    read_requires_grad,
+    version_of,
+)
+from gt.client.compilation.call_recorder import CallRecorder, Recording, ambient_state
+from gt.client.compilation.program_numbers import NumberPlan, StepNumbers, VaryingNumber, plan_numbers, same_number
+from gt.client.compilation.random_keys import plan_keys
+from gt.client.compilation.recorded_calls import RecordedCall, RecordedProgram, Source
+from gt.client.compilation.traced_numbers import NumberTrace
+from gt.client.compilation.watched_state import WatchedState
 from gt.client.interrupts import CriticalSection
-from gt.client.program_numbers import NumberPlan, StepNumbers, VaryingNumber, plan_numbers, same_number
-from gt.client.random_keys import plan_keys
-from gt.client.recorded_calls import RecordedCall, RecordedProgram, Source
 from gt.client.session import Session
 from gt.client.storage import Storage
 from gt.client.tensor import Tensor, to_gt
 from gt.client.torch_patches.autograd_nodes import current_node
 from gt.client.torch_patches.dispatch_modes import current_dispatch_modes
 from gt.client.torch_patches.pytree import tree_flatten, tree_unflatten
-from gt.client.traced_numbers import NumberTrace
 from gt.client.tracebacks import ends_on_users_line
-from gt.client.watched_state import WatchedState
 from gt.signals.registry import registry
 
 RECORDED_CALLS = 3  # calls that must agree before the function is skipped
@@ -85,7 +91,7 @@ class CompiledFunction:
     `reasons` tell why calls were not skipped."""
 
     def __init__(self, function: Callable[..., Any], state: Iterable[object]) -> None:
-        self._function = function
+        self._function = self.__wrapped__ = function
         self._state = list(state)
         self._epoch: tuple[object, ...] = ()
         self._lock = RLock()
@@ -383,7 +389,9 @@ class _SkippableCall:
         self._requires_grad = list(map(read_requires_grad, self._others))
         sources = self._program.sources
         self._shared_operands = [
-            each for each in sources if each.kind in ("plain", "constant") and len(each.positions) > (each.constant is None)
+            each
+            for each in sources
+            if each.kind in ("plain", "constant") and len(each.positions) > (each.constant is None)
         ]
         self._constant_plain = _unchanged_plain(attempts)
         self._plain_versions = list(map(version_of, self._constant_plain))
@@ -469,7 +477,9 @@ def _unchanged_plain(attempts: Sequence[_Attempt]) -> list[torch.Tensor]:
     first, last = attempts[0].before, attempts[-1].before
     versions = {id(tensor): version for tensor, version in zip(first.plain, first.plain_versions, strict=True)}
     pairs = zip(last.plain, last.plain_versions, strict=True)
-    return [tensor for tensor, version in pairs if id(tensor) not in last.counts and versions.get(id(tensor)) == version]
+    return [
+        tensor for tensor, version in pairs if id(tensor) not in last.counts and versions.get(id(tensor)) == version
+    ]
 
 
 def _unique(tensors: Sequence[Tensor]) -> list[Tensor]:

@@ -18,7 +18,7 @@ from transformers import GPT2Config, GPT2LMHeadModel, LlamaConfig, LlamaForCausa
 
 import gt
 from gt.client import session as sessions
-from gt.client.compiled_function import MAX_ATTEMPTS, MAX_VARIANTS
+from gt.client.compilation.compiled_function import MAX_ATTEMPTS, MAX_VARIANTS
 from gt.core.messages import RunOp
 
 CALLS = 9
@@ -120,6 +120,11 @@ def compare(make, get_step=lambda training: training.step, skipped=4, **options)
         assert_equal(run(training, step, **options), expected)
     assert step.skipped >= skipped, step.reasons
     return training, step
+
+
+def call(function, x, times):
+    for _ in range(times):
+        function(x)
 
 
 # Training
@@ -290,7 +295,7 @@ def test_an_average_of_the_weights(anywhere):
             with torch.no_grad():
                 for mean, parameter in zip(training.average.parameters(), training.model.parameters(), strict=True):
                     mean.lerp_(parameter, 0.1)
-            return [parameter.sum() for parameter in training.average.parameters()][0] + loss.detach()
+            return next(training.average.parameters()).sum() + loss.detach()
 
         return step
 
@@ -539,16 +544,16 @@ def test_new_shapes_are_recorded_anew():
 def test_the_number_of_recordings_is_bounded():
     function = gt.compile(lambda x: x + 1)
     with pytest.warns(RuntimeWarning, match=f"more than {MAX_VARIANTS} kinds of arguments"):
-        for size in range(1, MAX_VARIANTS + 3):
-            assert function(gt.zeros(size)).tolist() == [1.0] * size
+        results = [function(gt.zeros(size)).tolist() for size in range(1, MAX_VARIANTS + 3)]
+    assert results == [[1.0] * size for size in range(1, MAX_VARIANTS + 3)]
 
 
 @pytest.mark.parametrize("change", ["training", "grad mode", "dtype", "requires_grad", "attribute", "global", "weight"])
 def test_a_changed_state_is_recorded_anew(change, monkeypatch):
     model = gt.to(nn.Sequential(nn.Dropout(1.0), nn.Linear(2, 2, bias=False)))
     monkeypatch.setitem(globals(), "FACTOR", 2.0)
-    function = gt.compile(lambda x: (model(x) * FACTOR + torch.ones(1).to(torch.get_default_dtype())))  # noqa: F821
-    plain = lambda x: function._function(x)  # noqa: E731
+    function = gt.compile(lambda x: model(x) * FACTOR + torch.ones(1).to(torch.get_default_dtype()))  # noqa: F821
+    plain = lambda x: function._function(x)
     x = gt.ones(1, 2)
 
     def check():
@@ -707,7 +712,9 @@ def test_whole_numbers_and_texts_are_recorded_by_value():
     compiled = gt.compile(function)
     for _ in range(5):
         for power, name in ((2, "power"), (3, "power"), (3, "product")):
-            assert compiled(gt.full((1,), 2.0), power, name).item() == function(torch.full((1,), 2.0), power, name).item()
+            assert (
+                compiled(gt.full((1,), 2.0), power, name).item() == function(torch.full((1,), 2.0), power, name).item()
+            )
     assert compiled.skipped == 6
 
 
@@ -718,7 +725,9 @@ def test_a_number_that_changes_names_its_line():
     def function(x):
         return x * (1.0 / next(steps))  # this line
 
-    with pytest.warns(RuntimeWarning, match=r"test_compiled_function.py:\d+: aten.mul.* changes from call to call") as seen:
+    with pytest.warns(
+        RuntimeWarning, match=r"test_compiled_function.py:\d+: aten.mul.* changes from call to call"
+    ) as seen:
         results = [function(gt.ones(1)).item() for _ in range(8)]
     assert results == pytest.approx([1.0 / n for n in range(1, 9)])
     assert len(seen) == 1
@@ -741,8 +750,7 @@ def test_a_counter_that_the_function_changes():
     model = Counting()
     compiled = gt.compile(model)
     with pytest.warns(RuntimeWarning, match="it changes .*calls"):
-        for _ in range(MAX_ATTEMPTS + 1):
-            compiled(gt.ones(1))
+        call(compiled, gt.ones(1), MAX_ATTEMPTS + 1)
     assert model.calls == MAX_ATTEMPTS + 1
 
 
@@ -773,8 +781,7 @@ def test_a_schedule_or_a_rate_that_is_set_inside_is_refused(inside):
 def test_random_numbers_of_this_process_are_refused(draw):
     function = gt.compile(lambda x: x + (1.0 if draw() > 2 else 2.0))
     with pytest.warns(RuntimeWarning, match="random"):
-        for _ in range(MAX_ATTEMPTS):
-            function(gt.ones(1))
+        call(function, gt.ones(1), MAX_ATTEMPTS)
     assert function.skipped == 0
 
 
@@ -828,8 +835,7 @@ def test_writing_to_a_plain_tensor_is_refused():
 
     function = gt.compile(count_up)
     with pytest.warns(RuntimeWarning, match="writes to a plain tensor"):
-        for _ in range(MAX_ATTEMPTS + 1):
-            function(gt.ones(1))
+        call(function, gt.ones(1), MAX_ATTEMPTS + 1)
     assert count.item() == MAX_ATTEMPTS + 1
 
 
@@ -868,8 +874,7 @@ def test_a_tensor_that_is_kept_elsewhere_is_refused():
 
     compiled = gt.compile(function)
     with pytest.warns(RuntimeWarning, match=r"test_compiled_function.py:\d+ makes a tensor that is still in use"):
-        for _ in range(MAX_ATTEMPTS + 1):
-            compiled(gt.ones(1))
+        call(compiled, gt.ones(1), MAX_ATTEMPTS + 1)
     assert len(kept) == MAX_ATTEMPTS + 1
 
 
@@ -881,8 +886,7 @@ def test_a_tensor_that_nobody_finds_is_refused_and_state_helps():
     holder.weight = gt.ones(2)
     function = gt.compile(lambda x: x * holder.weight)
     with pytest.warns(RuntimeWarning, match="does not find"):
-        for _ in range(MAX_ATTEMPTS):
-            function(gt.ones(2))
+        call(function, gt.ones(2), MAX_ATTEMPTS)
     helped = gt.compile(lambda x: x * holder.weight, state=[holder.weight])
     for _ in range(5):
         helped(gt.ones(2))

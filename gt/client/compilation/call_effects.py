@@ -1,6 +1,7 @@
 """The effects of a recorded call on the tensors of the program: gradients, storages, versions, results.
 
-`CallTensors` notes the tensors that a call may use before it runs; `conclude` compares them with what they are after it.
+`CallTensors` notes the tensors that a call may use before it runs; a `Conclusion` compares them with what they are
+after it.
 """
 
 from __future__ import annotations
@@ -12,13 +13,21 @@ from typing import Any
 
 import torch
 
-from gt.client.call_recorder import Recording
+from gt.client.compilation.call_recorder import Recording
+from gt.client.compilation.recorded_calls import (
+    Effects,
+    RecordedCall,
+    RefTemplate,
+    Same,
+    Source,
+    own_ids,
+    result_handle,
+)
+from gt.client.compilation.traced_numbers import TracedFloat
 from gt.client.operand_cache import MAX_BYTES
-from gt.client.recorded_calls import Effects, RecordedCall, RefTemplate, Same, Source, own_ids, result_handle
 from gt.client.storage import Storage, TensorRef
 from gt.client.tensor import Tensor
 from gt.client.torch_patches.pytree import tree_flatten, tree_unflatten
-from gt.client.traced_numbers import TracedFloat
 
 _CONSTANTS = (int, float, bool, complex, str, bytes, type(None), torch.dtype, torch.Size, torch.device)
 read_ref = attrgetter("_ref")
@@ -30,9 +39,9 @@ class NotRepeatable(Exception):
 
 
 class CallTensors:
-    """The GT tensors that a call may use: its arguments first, then those of the function's state. `plain` are the plain
-    tensors of this state; `counts` those of them, by id(), that belong to the state of optimizers. Holds no gradient,
-    so that one that the call resets is freed."""
+    """The GT tensors that a call may use: its arguments first, then those of the function's state. `plain` are the
+    plain tensors of this state; `counts` those of them, by id(), that belong to the state of optimizers. Holds no
+    gradient, so that one that the call resets is freed."""
 
     def __init__(self, tensors: Sequence[Tensor], plain: Sequence[torch.Tensor], counts: set[int]) -> None:
         self.tensors = tensors
@@ -79,7 +88,9 @@ class Conclusion:
                 values.append(leaf.pin() if isinstance(leaf, TracedFloat) else leaf)
                 templates.append(values[-1])
             else:
-                kind = "a plain tensor" if isinstance(leaf, torch.Tensor) else f"an object of type {type(leaf).__name__}"
+                kind = (
+                    "a plain tensor" if isinstance(leaf, torch.Tensor) else f"an object of type {type(leaf).__name__}"
+                )
                 raise NotRepeatable(f"it returns {kind}; return GT tensors, and numbers that do not change")
         return tree_unflatten(values, structure), templates, structure
 
@@ -125,9 +136,9 @@ class Conclusion:
         known = [(self._plain[id(tensor)], version) for tensor, version in uses if id(tensor) in self._plain]
         positions = tuple(dict.fromkeys(position for position, _ in known))
         line = self._recording.line(self._recording.first_use.get(storage.id, 0))
-        if len(known) == len(uses) and all(id(tensor) in self._before.counts for tensor, _ in uses):
-            if all(version == version_of(self._before.plain[position]) for position, version in known):
-                return Source("count", positions)
+        are_counts = len(known) == len(uses) and all(id(tensor) in self._before.counts for tensor, _ in uses)
+        if are_counts and all(version == version_of(self._before.plain[position]) for position, version in known):
+            return Source("count", positions)
         if any(version != self._before.plain_versions[position] for position, version in known):
             raise NotRepeatable(f"{line} uses a plain tensor that the function changes; have it on GT")
         if len(known) == len(uses):
@@ -164,7 +175,8 @@ class Conclusion:
         """A template with the slot of its storage."""
         if not isinstance(template, RefTemplate) or template.slot < len(self._storages):
             return template
-        return template._replace(slot=slots[template.slot])
+        _, *others = template
+        return RefTemplate(slots[template.slot], *others)
 
     def _slots(self) -> dict[int, int]:
         recording = self._recording

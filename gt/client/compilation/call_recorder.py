@@ -240,7 +240,7 @@ class CallRecorder:
     # What is refused
 
     def _check(self, instruction: Instruction) -> None:
-        if isinstance(instruction, RECORDED) or isinstance(instruction, _NOT_RECORDED):
+        if isinstance(instruction, (*RECORDED, *_NOT_RECORDED)):
             return
         if isinstance(instruction, QueryOp):
             op = self._session.signatures[instruction.op_id].op

@@ -81,11 +81,9 @@ def _pinning(name: str) -> Callable[..., Any]:
     return method
 
 
-for _name in (
-    "add radd sub rsub mul rmul truediv rtruediv pow rpow floordiv rfloordiv mod rmod neg pos abs"
-).split():  # fmt: skip
+_ARITHMETIC = "add radd sub rsub mul rmul truediv rtruediv pow rpow floordiv rfloordiv mod rmod neg pos abs"
+_PINNING = "eq ne lt le gt ge bool int hash trunc floor ceil round divmod rdivmod str repr format"
+for _name in _ARITHMETIC.split():
     setattr(TracedFloat, f"__{_name}__", _arithmetic(f"__{_name}__"))
-for _name in "eq ne lt le gt ge bool int hash trunc floor ceil round divmod rdivmod str repr format".split():
-    setattr(TracedFloat, f"__{_name}__", _pinning(f"__{_name}__"))
-for _name in ("is_integer", "hex", "as_integer_ratio"):
+for _name in [*[f"__{name}__" for name in _PINNING.split()], "is_integer", "hex", "as_integer_ratio"]:
     setattr(TracedFloat, _name, _pinning(_name))

@@ -7,13 +7,13 @@ from typing import NamedTuple
 
 import torch
 
-from gt.client.call_recorder import Recording
+from gt.client.compilation.call_recorder import Recording
 
 
 class KeyPlan(NamedTuple):
-    """`counts` are the keys to draw from each generator, `places` the positions of
-    instructions that take a key, with the position of that key among all that are drawn. Two ops have the same key if the second
-    computes the first again, as checkpointing does."""
+    """`counts` are the keys to draw from each generator, `places` the positions of instructions that take a key, with
+    the position of that key among all that are drawn. Two ops have the same key if the second computes the first
+    again, as checkpointing does."""
 
     counts: tuple[tuple[torch.Generator, int], ...]
     places: tuple[tuple[int, int], ...]
@@ -38,7 +38,7 @@ def plan_keys(recording: Recording) -> KeyPlan | None:
             states.append(state)
             found.append([])
         which = next(n for n, other in enumerate(generators) if other is generator)
-        key = recording.instructions[position].scalars[-1]  # type: ignore[union-attr]
+        key = int(recording.instructions[position].scalars[-1])  # type: ignore[union-attr]
         if key not in found[which]:
             found[which].append(key)
         uses.append((position, which, found[which].index(key)))

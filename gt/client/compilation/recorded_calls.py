@@ -1,5 +1,5 @@
-"""A call of a function as data: the instructions it emits, with slots in place of ids, and the effects it has on tensors
-of the program. `gt.compile` records several calls, compares them, and repeats the last one as a RecordedProgram.
+"""A call of a function as data: the instructions it emits, with slots in place of ids, and its effects on tensors of
+the program. `gt.compile` records several calls, compares them, and repeats the last one as a RecordedProgram.
 
 A slot is a place in the table of ids of one call: first the tensors that the call uses and does not make (externals),
 then the tensors that it makes, in the order of their ids.
@@ -15,7 +15,7 @@ from typing import Any, NamedTuple, TypeAlias
 import torch
 
 from gt.client.cached_calls import rebind, wrap_view
-from gt.client.call_recorder import Recording
+from gt.client.compilation.call_recorder import Recording
 from gt.client.geometry import Geometry
 from gt.client.outbox import FREE_BYTES, FREE_COUNT
 from gt.client.session import Session
@@ -50,9 +50,9 @@ Table: TypeAlias = tuple[int, ...]
 
 
 class Source(NamedTuple):
-    """An external: the storage of a tensor of the call (`handle`) or of its gradient (`grad`), by position; plain tensors
-    of the function's state, all with the same content (`plain`), or those of an optimizer's state after its step
-    (`count`); or a constant that the function makes, and with it plain tensors that have its content (`constant`)."""
+    """An external: the storage of a tensor of the call (`handle`) or of its gradient (`grad`), by position; plain
+    tensors of the function's state, all with the same content (`plain`), or those of an optimizer's state after its
+    step (`count`); or a constant that the function makes, and plain tensors that have its content (`constant`)."""
 
     kind: str
     positions: tuple[int, ...]
@@ -204,7 +204,9 @@ class RecordedProgram:
 
         return session.outbox.submit_all(build, externals, self.writes)
 
-    def apply_effects(self, session: Session, table: Table, externals: Sequence[Storage], tensors: Sequence[Tensor]) -> Any:
+    def apply_effects(
+        self, session: Session, table: Table, externals: Sequence[Storage], tensors: Sequence[Tensor]
+    ) -> Any:
         """Give the tensors of the program their new gradients and storages, and return the results."""
         storages: dict[int, Storage] = dict(enumerate(externals))
         effects = self.effects

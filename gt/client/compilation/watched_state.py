@@ -7,6 +7,7 @@ names, modules, optimizers, containers and instances of the program's own classe
 
 from __future__ import annotations
 
+import dis
 import functools
 import sys
 import sysconfig
@@ -50,7 +51,8 @@ class WatchedState:
         self._lengths: list[int] = []
         self._seen: dict[int, object] = {}  # kept, so that no other object gets the same id()
         self._words: set[str] = set()  # names in the code of the functions that were found
-        self._attributes: list[tuple[str, dict[str, Any]]] = []
+        self._attributes: list[tuple[str, dict[str, Any], set[str]]] = []  # of instances: those not visited yet
+        self._classes: list[tuple[type, set[str]]] = []  # classes of the program, and methods not visited yet
         self._schedules: list[tuple[str, dict[str, Any]]] = []
         self._counters: list[tuple[str, dict[str, Any], str, Any]] = []
         self._pending: deque[tuple[str, object]] = deque(roots)
@@ -59,7 +61,7 @@ class WatchedState:
     # Comparing
 
     def change_inside(self) -> str | None:
-        """The name of something that the function has changed: what `first_change` finds, or a counter of a schedule."""
+        """The name of something that the function has changed: also a counter of a schedule."""
         moved = (name for name, owner, key, value in self._counters if owner.get(key, _MISSING) != value)
         return self.first_change() or next(moved, None)
 
@@ -68,10 +70,9 @@ class WatchedState:
         lengths = list(map(len, self._containers))
         if lengths != self._lengths:
             position = next(n for n, length in enumerate(lengths) if length != self._lengths[n])
-            return next(
-                (name for name, owner in zip(self.names, self._owners) if owner is self._containers[position]),
-                "a container",
-            )
+            changed = self._containers[position]
+            names = (self.names[n] for n, owner in enumerate(self._owners) if owner is changed)
+            return next(names, "a container")
         try:
             values = list(map(getitem, self._owners, self._keys))
         except (KeyError, IndexError):
@@ -84,7 +85,7 @@ class WatchedState:
         for position, (now, before) in enumerate(zip(values, self._values, strict=True)):
             if now is before:
                 continue
-            if type(now) is type(before) and isinstance(now, _NUMBERS) and (now == before or now != now != before):
+            if type(now) is type(before) and isinstance(now, _NUMBERS) and _is_equal(now, before):
                 self._values[position] = now  # compared by identity next time
                 continue
             yield self.names[position]
@@ -93,19 +94,27 @@ class WatchedState:
 
     def _walk(self) -> None:
         while self._pending and len(self._values) < _MAX_WATCHED:
-            name, value = self._pending.popleft()
-            if isinstance(value, _NUMBERS) or id(value) in self._seen:
-                continue
-            self._seen[id(value)] = value
-            self._visit(name, value)
+            while self._pending:
+                name, value = self._pending.popleft()
+                if not isinstance(value, _NUMBERS) and id(value) not in self._seen:
+                    self._seen[id(value)] = value
+                    self._visit(name, value)
+            self._visit_named()
         for name, attributes in self._schedules:
             self._visit_schedule(name, attributes)
-        for name, attributes in self._attributes:
-            for key, value in attributes.items():
-                if isinstance(value, _NUMBERS) and key in self._words:
-                    self._watch(f"{name}.{key}", attributes, key, value)
 
-    def _visit(self, name: str, value: Any) -> None:  # noqa: PLR0912  (one branch for each kind of object)
+    def _visit_named(self) -> None:
+        """Visit methods and attributes that the code found so far names: others may be counters of something else."""
+        for base, names in self._classes:
+            for name in [name for name in names if name in self._words or name.startswith("__") or name == "forward"]:
+                names.remove(name)
+                self._pending.append((f"{base.__name__}.{name}", _function_of(vars(base)[name])))
+        for owner, attributes, names in self._attributes:
+            for name in [name for name in names if name in self._words]:
+                names.remove(name)
+                self._watch(f"{owner}.{name}", attributes, name, attributes[name])
+
+    def _visit(self, name: str, value: Any) -> None:
         if isinstance(value, torch.Tensor):
             (self.tensors if isinstance(value, Tensor) else self.plain).append(value)  # type: ignore[arg-type]
         elif isinstance(value, torch.nn.Module):
@@ -192,38 +201,36 @@ class WatchedState:
         if function.__defaults__ or function.__kwdefaults__:
             self._pending.extend([(name, function.__defaults__), (name, function.__kwdefaults__)])
         variables = function.__globals__
-        for word in _words_of(function.__code__):
-            self._words.add(word)
+        self._words |= _words_of(function.__code__)
+        for word in _globals_of(function.__code__):
             value = variables.get(word, _MISSING)
             if value is _MISSING or isinstance(value, types.ModuleType | type | types.BuiltinFunctionType):
                 continue
             self._watch(word, variables, word, value)
 
     def _visit_instance(self, name: str, value: Any) -> None:
-        """An instance of another class. Numbers of the program's own objects are watched if some code names them, for
-        they may be counters of something else."""
+        """An instance of another class. Of the program's own classes, those attributes matter that some code names."""
         attributes = vars(value)
+        if type(value).__module__.startswith("gt."):
+            self._pending.append((name, attributes.get("__wrapped__")))  # another function of gt.compile
+            return
         if _is_library(type(value).__module__):
             for key, item in list(attributes.items()):
                 if isinstance(item, _NUMBERS) and not key.startswith("_"):
                     self._watch(f"{name}.{key}", attributes, key, item)
             return
-        self._attributes.append((name, attributes))
+        self._attributes.append((name, attributes, set(attributes)))
         self._read_class(type(value))
-        for key, item in list(attributes.items()):
-            if not isinstance(item, _NUMBERS):
-                self._watch(f"{name}.{key}", attributes, key, item)
 
     def _read_class(self, kind: type) -> None:
-        """Note the words in the methods of a class of the program, and visit what its methods use."""
+        """Note the methods of a class of the program, which are visited if some code names them."""
         for base in kind.__mro__:
             if _is_library(base.__module__) or id(base) in self._seen:
                 continue
             self._seen[id(base)] = base
-            for function in vars(base).values():
-                inner = function.fget if isinstance(function, property) else getattr(function, "__func__", function)
-                if isinstance(inner, types.FunctionType):
-                    self._pending.append((f"{base.__name__}.{inner.__name__}", inner))
+            self._classes.append(
+                (base, {name for name, value in vars(base).items() if _function_of(value) is not None})
+            )
 
     def _watch(self, name: str, owner: Any, key: Any, value: Any) -> None:
         self.names.append(name)
@@ -250,11 +257,25 @@ class _Cell:
             return None
 
 
+def _function_of(value: Any) -> Any:
+    """The function of a method or property; None for any other attribute of a class."""
+    inner = value.fget if isinstance(value, property) else getattr(value, "__func__", value)
+    return inner if isinstance(inner, types.FunctionType) or hasattr(inner, "__wrapped__") else None
+
+
 @functools.cache
 def _words_of(code: types.CodeType) -> frozenset[str]:
     """The names of globals and attributes in a code object and in those of functions inside it."""
     inner = [_words_of(constant) for constant in code.co_consts if isinstance(constant, types.CodeType)]
     return frozenset(code.co_names).union(*inner)
+
+
+@functools.cache
+def _globals_of(code: types.CodeType) -> frozenset[str]:
+    """The globals that a code object and those inside it read, without the names of attributes."""
+    inner = [_globals_of(constant) for constant in code.co_consts if isinstance(constant, types.CodeType)]
+    own = [each.argval for each in dis.get_instructions(code) if each.opname in ("LOAD_GLOBAL", "LOAD_NAME")]
+    return frozenset(own).union(*inner)
 
 
 @functools.cache
@@ -264,6 +285,11 @@ def _is_library(module: str | None) -> bool:
         return True
     file = getattr(sys.modules.get(module), "__file__", None) or ""
     return module != "__main__" and (not file or file.startswith(_FOLDERS))
+
+
+def _is_equal(first: Any, second: Any) -> bool:
+    """Whether two numbers are equal: floats bit for bit."""
+    return bool(first.hex() == second.hex() if isinstance(first, float) else first == second)
 
 
 def _owner_name(name: str) -> str:
