@@ -175,7 +175,7 @@ class Conclusion:
         """A template with the slot of its storage."""
         if not isinstance(template, RefTemplate) or template.slot < len(self._storages):
             return template
-        _, *others = template
+        others: Any = template[1:]
         return RefTemplate(slots[template.slot], *others)
 
     def _slots(self) -> dict[int, int]:

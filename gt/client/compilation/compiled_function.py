@@ -266,7 +266,7 @@ class _Variant:
         self._attempts += 1
         if attempt.reason:
             return output, self._give_up_after(attempt.reason)
-        differences = [attempt.difference(calls[-1]) for calls in self._pending]
+        differences = [attempt.other_state(calls[-1]) or attempt.difference(calls[-1]) for calls in self._pending]
         calls = next((calls for calls, found in zip(self._pending, differences, strict=True) if not found), [])
         if not calls:
             self._pending = [*self._pending[1 - MAX_PROGRAMS :], calls]
@@ -352,6 +352,18 @@ class _Attempt:
         if self.keys.places != other.keys.places:
             return "the order of random ops"
         return self.recorded.difference(other.recorded)
+
+    def other_state(self, other: _Attempt) -> str | None:
+        """Whether another call found other objects: its tensors then have other positions."""
+        arguments = len(_unique(self.call.tensors))
+        pairs = (
+            (self.before.tensors[arguments:], other.before.tensors[arguments:]),
+            (self.before.plain, other.before.plain),
+            (self.watched.optimizers, other.watched.optimizers),
+        )
+        if any(len(mine) != len(others) or not all(map(is_, mine, others)) for mine, others in pairs):
+            return "it uses other tensors or optimizers"
+        return None
 
     def forget_tensors(self) -> None:
         """Keep what tells numbers from constants only."""

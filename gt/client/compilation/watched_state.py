@@ -51,8 +51,8 @@ class WatchedState:
         self._lengths: list[int] = []
         self._seen: dict[int, object] = {}  # kept, so that no other object gets the same id()
         self._words: set[str] = set()  # names in the code of the functions that were found
-        self._attributes: list[tuple[str, dict[str, Any], set[str]]] = []  # of instances: those not visited yet
-        self._classes: list[tuple[type, set[str]]] = []  # classes of the program, and methods not visited yet
+        self._attributes: list[tuple[str, dict[str, Any], list[str]]] = []  # of instances: those not visited yet
+        self._classes: list[tuple[type, list[str]]] = []  # classes of the program, and methods not visited yet
         self._schedules: list[tuple[str, dict[str, Any]]] = []
         self._counters: list[tuple[str, dict[str, Any], str, Any]] = []
         self._pending: deque[tuple[str, object]] = deque(roots)
@@ -219,7 +219,7 @@ class WatchedState:
                 if isinstance(item, _NUMBERS) and not key.startswith("_"):
                     self._watch(f"{name}.{key}", attributes, key, item)
             return
-        self._attributes.append((name, attributes, set(attributes)))
+        self._attributes.append((name, attributes, list(attributes)))
         self._read_class(type(value))
 
     def _read_class(self, kind: type) -> None:
