@@ -157,8 +157,11 @@ class _Stepper:
             for number, group in enumerate(self._optimizer.param_groups)
         ]
         step = type(self._optimizer).step
-        with _OpList(remote) as ops:
-            getattr(step, "__wrapped__", step)(self._stand_in)
+        try:
+            with _OpList(remote) as ops:
+                getattr(step, "__wrapped__", step)(self._stand_in)
+        except Exception as error:  # of the optimizer's code, which has never seen such parameters
+            raise NoStandIn from error
         return ops.found
 
 

@@ -198,7 +198,10 @@ class _RepeatedStep:
             return [_settings(group) for group in self._optimizer.param_groups] == self._settings
         if not self._stand_in.is_in_step() and not self._follow():
             return False
-        sequences = self._stand_in.advance()
+        try:
+            sequences = self._stand_in.advance()
+        except NoStandIn:
+            return False
         return [[name for name, _ in sequence] for sequence in sequences] == self._names
 
     def _follow(self) -> bool:

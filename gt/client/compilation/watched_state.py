@@ -30,6 +30,9 @@ _FOLDERS = tuple(sysconfig.get_path(name) for name in ("purelib", "platlib", "st
 _TABLES = ("_parameters", "_buffers", "_modules")
 _HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
 _READS_OF_SCHEDULES = ("get_last_lr", "get_lr", "_last_lr", "last_epoch")
+# Methods with such names that run when an object is made, copied, shown or deleted.
+_NOT_CALLED = ("__init__", "__new__", "__init_subclass__", "__repr__", "__str__", "__del__", "__reduce__", "__reduce_ex__",
+               "__getstate__", "__setstate__", "__copy__", "__deepcopy__")  # fmt: skip
 _MISSING = object()
 
 
@@ -106,7 +109,7 @@ class WatchedState:
     def _visit_named(self) -> None:
         """Visit methods and attributes that the code found so far names: others may be counters of something else."""
         for base, names in self._classes:
-            for name in [name for name in names if name in self._words or name.startswith("__") or name == "forward"]:
+            for name in [name for name in names if name in self._words or _is_implicit(name)]:
                 names.remove(name)
                 self._pending.append((f"{base.__name__}.{name}", _function_of(vars(base)[name])))
         for owner, attributes, names in self._attributes:
@@ -228,9 +231,8 @@ class WatchedState:
             if _is_library(base.__module__) or id(base) in self._seen:
                 continue
             self._seen[id(base)] = base
-            self._classes.append(
-                (base, {name for name, value in vars(base).items() if _function_of(value) is not None})
-            )
+            methods = [name for name, value in vars(base).items() if _function_of(value) is not None]
+            self._classes.append((base, methods))
 
     def _watch(self, name: str, owner: Any, key: Any, value: Any) -> None:
         self.names.append(name)
@@ -261,6 +263,11 @@ def _function_of(value: Any) -> Any:
     """The function of a method or property; None for any other attribute of a class."""
     inner = value.fget if isinstance(value, property) else getattr(value, "__func__", value)
     return inner if isinstance(inner, types.FunctionType) or hasattr(inner, "__wrapped__") else None
+
+
+def _is_implicit(method: str) -> bool:
+    """Whether code may call a method without its name: an operator, for example."""
+    return method == "forward" or (method.startswith("__") and method not in _NOT_CALLED)
 
 
 @functools.cache
