@@ -530,6 +530,71 @@ def test_an_argument_that_is_also_part_of_the_state():
     assert function(gt.zeros(2)).tolist() == [1.0, 1.0]
 
 
+def test_gradients_of_arguments(anywhere):
+    def penalised(x):
+        loss = (x * x * x).sum()
+        (gradient,) = torch.autograd.grad(loss, x, create_graph=True)
+        (gradient.square().sum() + loss).backward()
+        return gradient.detach()
+
+    compiled = gt.compile(penalised)
+    for number in range(6):
+        x, plain = gt.full((3,), float(number)), torch.full((3,), float(number))
+        x.requires_grad_(), plain.requires_grad_()
+        assert torch.equal(compiled(x).cpu(), penalised(plain))
+        assert torch.equal(x.grad.cpu(), plain.grad)
+    assert compiled.skipped == 3
+
+
+def test_an_argument_with_a_gradient_accumulates():
+    compiled = gt.compile(lambda x: (x * 2).sum().backward())
+    x = gt.ones(2, requires_grad=True)
+    for number in range(6):
+        assert compiled(x) is None
+        assert x.grad.tolist() == [2.0 * (number + 1)] * 2
+    x.grad = None
+    compiled(x)
+    assert x.grad.tolist() == [2.0, 2.0]
+    assert compiled.skipped
+
+
+def test_tied_weights(anywhere):
+    def tied():
+        first, second = nn.Linear(8, 8), nn.Linear(8, 8)
+        second.weight = first.weight
+        return nn.Sequential(first, nn.Tanh(), second, nn.Linear(8, 4))
+
+    compare(lambda: Training(tied, torch.optim.AdamW))
+
+
+def test_frozen_parameters_and_unused_ones():
+    def partly():
+        model = mlp()
+        model[0].weight.requires_grad_(False)
+        model.register_parameter("unused", nn.Parameter(torch.ones(2)))
+        return model
+
+    compare(lambda: Training(partly, torch.optim.AdamW))
+
+
+def test_two_optimizers():
+    def make():
+        training = Training(mlp, lambda p: torch.optim.AdamW(list(p)[:2], lr=0.01))
+        training.other = torch.optim.SGD(list(training.model.parameters())[2:], lr=0.1, momentum=0.5)
+        return training
+
+    def step_of(training):
+        def step():
+            loss = training.step()
+            training.other.step()
+            training.other.zero_grad()
+            return loss
+
+        return step
+
+    compare(make, step_of)
+
+
 # What is recorded anew
 
 
