@@ -114,7 +114,7 @@ class OpRecord(NamedTuple):
             raise InvalidInstruction(
                 f"{signature.op} writes to {len(writes)} inputs, {len(signature.fully_written)} of them fully written"
             )
-        layout = layout_of(signature.layout) if signature.layout is not None else None
+        layout = layout_from_record(signature.layout) if signature.layout is not None else None
         if layout is not None:
             for meta in outputs:
                 require_layout_fit(layout, meta)
@@ -122,7 +122,7 @@ class OpRecord(NamedTuple):
         return cls(op_id, signature, input_count, len(outputs) + len(writes), layout, {}, nbytes, {})
 
 
-def layout_of(record: SpecRecord) -> ShardingSpec:
+def layout_from_record(record: SpecRecord) -> ShardingSpec:
     """The layout that a client describes. Raises InvalidInstruction if there is no such layout."""
     try:
         return spec_of(record)
