@@ -4,7 +4,8 @@ A step's ops have numbers that change: Adam's depend on the count of steps, and 
 `gt.compile` does not run the step, so it runs the same code on a stand-in: an optimizer of the same class, with the
 same settings and counts, whose parameters are plain tensors with one element. The numbers that the stand-in passes
 to torch's ops are, bit for bit, those that the optimizer would pass. If it steps on one parameter after another, those
-that agree in all that decides these numbers (their group, counts and dims) share one parameter of the stand-in.
+that agree in what mostly decides these numbers (their group and counts) share one parameter of the stand-in; recorded
+calls show whether that is so.
 """
 
 from __future__ import annotations
@@ -22,7 +23,6 @@ from gt.client.op_schema import ArgumentKind, OpSchema
 from gt.client.optimizer_step_hooks import OptimizerState, copy_of
 from gt.client.special_ops import SPECIAL
 from gt.client.torch_patches.dispatch_modes import UntracedMode
-from gt.client.torch_patches.pytree import tree_leaves
 from gt.core.errors import GTError
 
 OpNumbers: TypeAlias = tuple[str, tuple[Any, ...]]  # the name of an op, and its numbers
@@ -46,7 +46,7 @@ class StandIn:
                 if id(parameter) not in stepped:
                     continue
                 entries = optimizer.state.get(parameter, {})
-                key = (number, parameter.dim(), parameter.dtype, _described(entries), is_whole and id(parameter))
+                key = (number, parameter.dtype, _described(entries), is_whole and id(parameter))
                 if key not in members:
                     members[key] = _Member(optimizer, number, parameter)
                 members[key].add(parameter)
@@ -177,8 +177,13 @@ class _OpList(UntracedMode):
         self._remote = {id(tensor): tensor for tensor in remote}
         self._splits = sessions.active is not None and not sessions.active.alone
 
+    def _is_remote(self, value: Any) -> bool:
+        if isinstance(value, list | tuple):
+            return any(map(self._is_remote, value))
+        return id(value) in self._remote
+
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        is_remote = any(id(value) in self._remote for value in tree_leaves((args, kwargs)))
+        is_remote = any(map(self._is_remote, args)) or (bool(kwargs) and any(map(self._is_remote, kwargs.values())))
         schema = self._schemas.get(func)
         if schema is None:
             schema = self._schemas[func] = OpSchema(func, special=str(func) in SPECIAL)
@@ -187,7 +192,8 @@ class _OpList(UntracedMode):
                 return schema.split(*args, **(kwargs or {}))
         result = func(*args, **(kwargs or {}))
         if is_remote:
-            self._remote.update((id(value), value) for value in tree_leaves(result) if isinstance(value, torch.Tensor))
+            results = result if isinstance(result, tuple | list) else (result,)
+            self._remote.update((id(value), value) for value in results if isinstance(value, torch.Tensor))
             if schema.split is not None or not (schema.is_special or schema.aliases):
                 self.found.append((schema.name, numbers_of(schema, args, kwargs or {})))
         return result
@@ -219,7 +225,7 @@ def _described(entries: Any) -> Any:
 
 def _description(value: Any) -> Any:
     if hasattr(value, "_ref"):
-        return value.dim(), value.dtype
+        return value.dtype
     if isinstance(value, torch.Tensor):
         if value.numel() > 16:
             raise NoStandIn
