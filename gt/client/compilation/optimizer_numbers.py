@@ -23,6 +23,7 @@ from gt.client.op_schema import ArgumentKind, OpSchema
 from gt.client.optimizer_step_hooks import OptimizerState, copy_of
 from gt.client.special_ops import SPECIAL
 from gt.client.torch_patches.dispatch_modes import UntracedMode
+from gt.client.torch_patches.optimizer_defaults import standing_for
 from gt.core.errors import GTError
 
 OpNumbers: TypeAlias = tuple[str, tuple[Any, ...]]  # the name of an op, and its numbers
@@ -32,9 +33,16 @@ _version = attrgetter("_version")
 
 class StandIn:
     """`parameters` are those that the optimizer would step on. `is_whole`: it steps on them together, as the foreach
-    and fused versions of optimizers do; otherwise on one after another."""
+    and fused versions of optimizers do; otherwise on one after another. `before` is an earlier state of the optimizer,
+    from which it steps; without it, it steps from the present one."""
 
-    def __init__(self, optimizer: Optimizer, parameters: Sequence[torch.Tensor], is_whole: bool) -> None:
+    def __init__(
+        self,
+        optimizer: Optimizer,
+        parameters: Sequence[torch.Tensor],
+        is_whole: bool,
+        before: OptimizerState | None = None,
+    ) -> None:
         self.optimizer = optimizer
         self.sequences: list[list[OpNumbers]] = []
         self.is_whole = is_whole
@@ -48,7 +56,7 @@ class StandIn:
                 entries = optimizer.state.get(parameter, {})
                 key = (number, parameter.dtype, _described(entries), is_whole and id(parameter))
                 if key not in members:
-                    members[key] = _Member(optimizer, number, parameter)
+                    members[key] = _Member(optimizer, number, parameter, before)
                 members[key].add(parameter)
                 self._kind_of[id(parameter)] = list(members).index(key) if not is_whole else 0
         found = list(members.values())
@@ -90,14 +98,18 @@ class StandIn:
 class _Member:
     """A parameter of a stand-in, for some parameters of the optimizer."""
 
-    def __init__(self, optimizer: Optimizer, group: int, parameter: torch.Tensor) -> None:
+    def __init__(
+        self, optimizer: Optimizer, group: int, parameter: torch.Tensor, before: OptimizerState | None
+    ) -> None:
         self.parameter = torch.zeros((1,) * parameter.dim(), dtype=parameter.dtype, requires_grad=True)
         self.parameter.grad = torch.ones_like(self.parameter)
         self.group = group
+        self.nbytes = parameter.nbytes
         self.plain: dict[str, list[torch.Tensor]] = {}  # tensors of the optimizer's state in this process, by name
         self._originals: list[torch.Tensor] = []
         self._versions: dict[str, list[int]] = {}
         self._state = optimizer.state
+        self._before = before
         self._after: dict[str, Any] = {}
 
     def add(self, parameter: torch.Tensor) -> None:
@@ -113,7 +125,8 @@ class _Member:
     def state(self, remote: list[torch.Tensor]) -> dict[str, Any]:
         """The state of the parameter before a step. `remote` gets the tensors in it that stand for GT tensors."""
         self._after = {}
-        for name, value in self._state.get(self._originals[0], {}).items():
+        state = self._state if self._before is None else self._before
+        for name, value in state.get(self._originals[0], {}).items():
             self._after[name] = value
             if hasattr(value, "_ref"):
                 self._after[name] = torch.ones((1,) * value.dim(), dtype=value.dtype)
@@ -158,7 +171,8 @@ class _Stepper:
         ]
         step = type(self._optimizer).step
         try:
-            with _OpList(remote) as ops:
+            sizes = {id(member.parameter): member.nbytes for member in self.members}
+            with _OpList(remote) as ops, standing_for(sizes):
                 getattr(step, "__wrapped__", step)(self._stand_in)
         except Exception as error:  # of the optimizer's code, which has never seen such parameters
             raise NoStandIn from error
@@ -187,7 +201,7 @@ class _OpList(UntracedMode):
         schema = self._schemas.get(func)
         if schema is None:
             schema = self._schemas[func] = OpSchema(func, special=str(func) in SPECIAL)
-        if is_remote and self._splits and schema.split is not None:  # as `dispatch` does
+        if is_remote and self._splits and schema.split is not None and not schema.joins:  # as `dispatch` does
             with self:
                 return schema.split(*args, **(kwargs or {}))
         result = func(*args, **(kwargs or {}))
@@ -197,6 +211,19 @@ class _OpList(UntracedMode):
             if schema.split is not None or not (schema.is_special or schema.aliases):
                 self.found.append((schema.name, numbers_of(schema, args, kwargs or {})))
         return result
+
+
+def copy_state(optimizer: Optimizer) -> OptimizerState:
+    """The state of an optimizer with copies of its plain tensors."""
+
+    def copied(value: Any) -> Any:
+        return value.clone() if isinstance(value, torch.Tensor) and not hasattr(value, "_ref") else value
+
+    return {
+        parameter: {name: copied(value) for name, value in entries.items()}
+        for parameter, entries in optimizer.state.items()
+        if isinstance(entries, dict)
+    }
 
 
 def numbers_of(schema: OpSchema, args: Sequence[Any], kwargs: dict[str, Any]) -> tuple[Any, ...]:

@@ -11,7 +11,7 @@ import torch
 from torch.optim.optimizer import Optimizer
 
 from gt.client.compilation.call_recorder import Recording
-from gt.client.compilation.optimizer_numbers import NoStandIn, StandIn
+from gt.client.compilation.optimizer_numbers import NoStandIn, StandIn, copy_state
 from gt.client.compilation.random_keys import KeyPlan
 from gt.client.compilation.recorded_calls import RecordedCall, Table
 from gt.client.compilation.traced_numbers import NumberTrace
@@ -48,11 +48,11 @@ class StepNumbers:
         self.is_whole = False
         self.settings = [_mark_settings(group) for group in optimizer.param_groups]
         parameters = [tensor for group in optimizer.param_groups for tensor in group["params"]]
+        self._before = copy_state(optimizer)
         self._stand_ins: dict[bool, StandIn] = {}
-        for is_whole in (False, True):
-            with contextlib.suppress(NoStandIn):
-                self._stand_ins[is_whole] = StandIn(optimizer, parameters, is_whole)
-                self._stand_ins[is_whole].advance()
+        with contextlib.suppress(NoStandIn):
+            self._stand_ins[False] = StandIn(optimizer, parameters, is_whole=False)
+            self._stand_ins[False].advance()
 
     def changed_setting(self) -> str | None:
         """A setting of the optimizer that the call has assigned, even if it has the same value."""
@@ -71,6 +71,9 @@ class StepNumbers:
         self.place = self._find(recorded, tensors)
         if self.place is None:
             return
+        with contextlib.suppress(NoStandIn):  # the parameters of a step together are known only now
+            self._stand_ins[True] = StandIn(self.optimizer, self.place.parameters, is_whole=True, before=self._before)
+            self._stand_ins[True].advance()
         signatures = recorded.recording.session.signatures
         found = [
             (position, signatures[instruction.op_id].op, instruction.scalars)
