@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from gt import nn as nn
     from gt import optim as optim
     from gt import signal as signal
+    from gt.client.compilation.compiled_function import compile as compile  # noqa: A004
     from gt.client.creation import arange as arange
     from gt.client.creation import as_tensor as as_tensor
     from gt.client.creation import asarray as asarray
@@ -65,6 +66,7 @@ if TYPE_CHECKING:
     from gt.client.opt_einsum_functions import transpose as transpose
     from gt.client.tensor import Tensor as Tensor
     from gt.client.value_recovery import recover as recover
+    from gt.core.errors import CompileError as CompileError
     from gt.core.errors import GTError as GTError
     from gt.core.errors import LayoutError as LayoutError
     from gt.core.errors import OpError as OpError
@@ -99,12 +101,14 @@ _NAMES: dict[str, str] = {
         "manual_seed normal ones ones_like rand rand_like randint randint_like randn randn_like randperm "
         "replicate scalar_tensor shard tensor to tril_indices triu_indices zeros zeros_like"
     ),
+    "gt.client.compilation.compiled_function": "compile",
     "gt.client.opt_einsum_functions": "tensordot transpose",
     "gt.client.layouts": "mesh",
     "gt.client.value_recovery": "recover",
     "gt.client.tensor": "Tensor",
     "gt.core.errors": (
-        "GTError LayoutError OpError RecoveryError ServerLost SessionError SettingsError SignalError WorkerLost"
+        "CompileError GTError LayoutError OpError RecoveryError ServerLost SessionError SettingsError SignalError "
+        "WorkerLost"
     ),
     "gt.launch.sessions": "connect gpu_workers init shutdown synchronize",
     "gt.sharding.placements": "Partial Replicate Shard",

@@ -75,7 +75,7 @@ class SingleResultCall:
         result = Storage(session, next(session.ids), self.geometry)
         scope = 0 if session.scope_resolver is None else session.scope_resolver.scope_id(refs, self.geometry)
         site = session.sites.current(3)
-        if _thread_count() > 1:
+        if _thread_count() > 1 or session.is_traced:
             outputs = (result.id,)
             session.outbox.submit(lambda ids: RunOp(self.op_id, ids, outputs, tuple(scalars), scope, site), refs)
         else:  # only the flushing thread runs besides, and it makes no ops: no lock, which costs a tenth of an op
@@ -257,4 +257,9 @@ def draw_key(args: tuple[Any, ...], kwargs: dict[str, Any] | None) -> int:
     generator = (kwargs or {}).get("generator")
     if generator is None:
         generator = next((a for a in args if isinstance(a, torch.Generator)), None)
+    if before_draw is not None:
+        before_draw(generator)
     return int(torch.empty((), dtype=torch.int64).random_(generator=generator))
+
+
+before_draw: Callable[[torch.Generator | None], None] | None = None  # called with the generator of each key

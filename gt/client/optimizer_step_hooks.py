@@ -121,16 +121,33 @@ def _end(session: Session, optimizers: Sequence[Optimizer]) -> None:
         _histories[optimizer].steps[-1].end = ended.end
 
 
+def note_step(session: Session, optimizer: Optimizer, begin: int, end: int, state: OptimizerState) -> None:
+    """Add a step to the history of an optimizer whose instructions were repeated by gt.compile."""
+    history = _histories.get(optimizer)
+    if history is None or (history.steps and not _belongs_to(history.steps[-1], session)):
+        history = _histories[optimizer] = StepHistory()
+    history.add(OptimizerStep(begin, state))
+    history.steps[-1].end = end
+
+
+def optimizer_of_step(begin: int) -> Optimizer | None:
+    """The optimizer that began a step, among its last ones."""
+    for optimizer, history in list(_histories.items()):
+        if any(step.begin == begin for step in history.steps):
+            return optimizer
+    return None
+
+
 def snapshot(optimizer: Optimizer) -> OptimizerState:
     """A copy of an optimizer's state, without GT tensors."""
     return {
-        parameter: {name: _copy_of(value) for name, value in entries.items()}
+        parameter: {name: copy_of(value) for name, value in entries.items()}
         for parameter, entries in optimizer.state.items()
         if isinstance(entries, dict)
     }
 
 
-def _copy_of(value: Any) -> Any:
+def copy_of(value: Any) -> Any:
     if hasattr(value, "_ref"):
         return ON_WORKERS
     if isinstance(value, torch.Tensor):

@@ -92,6 +92,27 @@ class Outbox:
             self._trigger()
         return instruction
 
+    def submit_all(
+        self,
+        build: Callable[[tuple[int, ...]], tuple[tuple[int, ...], Sequence[Instruction]]],
+        storages: Sequence[Storage],
+        writes: Sequence[tuple[int, int]],
+    ) -> tuple[int, ...]:
+        """Queue the instructions that `build` makes of the ids of storages, together with a table of ids, which is
+        returned. `writes` are storages that get new ids, by position, and the positions of these ids in the table. The
+        caller is in a critical section, and calls `send_if_full` after it."""
+        with self.lock:
+            table, instructions = build(tuple([storage.id for storage in storages]))
+            self.queue.extend(instructions)
+            for storage, ident in writes:
+                storages[storage].id = table[ident]
+        return table
+
+    def send_if_full(self) -> None:
+        """Send what was queued if it makes a batch."""
+        if self._dead_cost >= FREE_BYTES or len(self.queue) >= BATCH or self._is_resting:
+            self._trigger()
+
     def _queue_write(self, instruction: Instruction, written: Sequence[Storage], new_ids: Sequence[int]) -> None:
         """An interrupt may come at any point: storages get their new ids if and only if the instruction is queued."""
         before = [storage.id for storage in written]

@@ -108,6 +108,7 @@ class Session:
         self.signatures: dict[int, Signature] = {}
         self.closed_because = ""  # the reason, if the session is closed
         self.is_recording = False  # whether the workers record the commands they run
+        self.is_traced = False  # whether gt.compile records the instructions of a call
         self.is_measuring = False  # whether the workers record the memory of tensors
         self.sites = Sites(self._define_site)
         self.operands = OperandCache(self._upload_operand)

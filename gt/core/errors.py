@@ -7,6 +7,7 @@
     ├── SessionError         GT used in the wrong state (after shutdown, in a forked child)
     ├── ProtocolError        a message from a peer that violates the protocol
     ├── RecoveryError        values of an earlier moment of the program that cannot be recovered
+    ├── CompileError         a read or another effect inside a function of gt.compile; a backward outside of it
     ├── OpError              an op failed on a worker; also a RuntimeError, as torch's own would be
     └── ConnectionLost       the connection to a peer has ended
         ├── WorkerLost       a worker died; its tensors are lost
@@ -46,6 +47,10 @@ class ProtocolError(GTError, RuntimeError):
 
 
 class RecoveryError(GTError, RuntimeError):
+    pass
+
+
+class CompileError(GTError, RuntimeError):
     pass
 
 

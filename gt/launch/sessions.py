@@ -10,10 +10,12 @@ from typing import Any
 import msgspec
 
 from gt.client import session as sessions
+from gt.client.compilation import compiled_function
 from gt.client.host_data import copy_bytes
 from gt.client.interrupts import defer, is_inside
 from gt.client.optimizer_step_hooks import register_step_hooks
 from gt.client.session import Session
+from gt.client.torch_patches.compile_function import patch_compile
 from gt.client.tracebacks import ends_on_users_line
 from gt.core.errors import SessionError, SettingsError, nearest
 from gt.core.settings import BACKENDS, MODES, Settings, parse_address, read_settings
@@ -230,5 +232,6 @@ def _leave_to_parent() -> None:
 
 sessions.set_connector(_connect_lazily)
 register_step_hooks()
+patch_compile(compiled_function.compile)
 atexit.register(shutdown)
 os.register_at_fork(after_in_child=_leave_to_parent)

@@ -1,0 +1,1 @@
+"""gt.compile: calls that are recorded and repeated without their Python code."""

@@ -1,0 +1,232 @@
+"""The effects of a recorded call on the tensors of the program: gradients, storages, versions, results.
+
+`CallTensors` notes the tensors that a call may use before it runs; a `Conclusion` compares them with what they are
+after it.
+"""
+
+from __future__ import annotations
+
+import gc
+from collections.abc import Iterable, Sequence
+from operator import attrgetter
+from typing import Any
+
+import torch
+
+from gt.client.compilation.call_recorder import Recording
+from gt.client.compilation.recorded_calls import (
+    Effects,
+    RecordedCall,
+    RefTemplate,
+    Same,
+    Source,
+    own_ids,
+    result_handle,
+)
+from gt.client.compilation.traced_numbers import TracedFloat
+from gt.client.operand_cache import MAX_BYTES
+from gt.client.storage import Storage, TensorRef
+from gt.client.tensor import Tensor
+from gt.client.torch_patches.pytree import tree_flatten, tree_unflatten
+
+_CONSTANTS = (int, float, bool, complex, str, bytes, type(None), torch.dtype, torch.Size, torch.device)
+read_ref = attrgetter("_ref")
+read_requires_grad = attrgetter("requires_grad")
+
+
+class NotRepeatable(Exception):
+    """A recorded call has an effect that cannot be repeated without its function."""
+
+
+class CallTensors:
+    """The GT tensors that a call may use: its arguments first, then those of the function's state. `plain` are the
+    plain tensors of this state; `counts` those of them, by id(), that belong to the state of optimizers. Holds no
+    gradient, so that one that the call resets is freed."""
+
+    def __init__(self, tensors: Sequence[Tensor], plain: Sequence[torch.Tensor], counts: set[int]) -> None:
+        self.tensors = tensors
+        self.plain = plain
+        self.plain_versions = list(map(version_of, plain))
+        self.counts = counts
+        self.refs: list[TensorRef] = list(map(read_ref, tensors))
+        self.storage_ids = [ref.storage.id for ref in self.refs]
+        self.versions = list(map(version_of, tensors))
+        gradients = list(map(_gradient, tensors))
+        self.gradients = [gradient._ref.storage.id if gradient is not None else 0 for gradient in gradients]
+        self.gradient_keys = [gradient._ref.key if gradient is not None else None for gradient in gradients]
+
+
+class Conclusion:
+    """Makes a RecordedCall of a recording. `output` is what the function has returned."""
+
+    def __init__(self, recording: Recording, before: CallTensors) -> None:
+        self._recording = recording
+        self._before = before
+        self._storages: list[Storage] = list(recording.externals.values())
+        self._index = {id(storage): number for number, storage in enumerate(self._storages)}
+        self._first_ids = list(recording.externals)
+        handles = {id(ref.storage): position for position, ref in reversed(list(enumerate(before.refs)))}
+        gradients = {ident: position for position, ident in enumerate(before.gradients) if ident}
+        self._handles, self._gradients = handles, gradients
+        self._plain = {id(tensor): position for position, tensor in enumerate(before.plain)}
+        self._sources = [self._source(storage, ident) for ident, storage in recording.externals.items()]
+
+    def results(self, output: Any) -> tuple[Any, list[Any], Any]:
+        """The output to give to the caller, without graphs, and the templates and the structure of its parts."""
+        leaves, structure = tree_flatten(output)
+        position_of = {id(tensor): position for position, tensor in enumerate(self._before.tensors)}
+        templates: list[Any] = []
+        values: list[Any] = []
+        for leaf in leaves:
+            if id(leaf) in position_of:
+                templates.append(Same(position_of[id(leaf)]))
+                values.append(leaf)
+            elif isinstance(leaf, Tensor):
+                templates.append(self._template(leaf))
+                values.append(result_handle(type(leaf), leaf._ref, leaf.requires_grad))
+            elif isinstance(leaf, _CONSTANTS):
+                values.append(leaf.pin() if isinstance(leaf, TracedFloat) else leaf)
+                templates.append(values[-1])
+            else:
+                kind = (
+                    "a plain tensor" if isinstance(leaf, torch.Tensor) else f"an object of type {type(leaf).__name__}"
+                )
+                raise NotRepeatable(f"it returns {kind}; return GT tensors, and numbers that do not change")
+        return tree_unflatten(values, structure), templates, structure
+
+    def call(self, templates: list[Any], structure: Any) -> RecordedCall:
+        recording = self._recording
+        gradients = tuple(self._new_gradients())
+        rebound = tuple(self._rebound())
+        versions = tuple(self._versions())
+        kept = [*templates, *[template for _, template in (*gradients, *rebound)]]
+        self._require_nothing_else_alive({each.slot for each in kept if isinstance(each, RefTemplate)})
+        slots = self._slots()
+        writes = [
+            (number, slots[storage.id])
+            for number, (storage, ident) in enumerate(zip(self._storages, self._first_ids, strict=True))
+            if storage.id != ident
+        ]
+        effects = Effects(
+            tuple((position, self._numbered(template, slots)) for position, template in gradients),
+            tuple((position, self._numbered(template, slots)) for position, template in rebound),
+            versions,
+            tuple(self._numbered(template, slots) for template in templates),
+            structure,
+        )
+        return RecordedCall(recording, self._sources, slots, tuple(writes), effects)
+
+    # Storages
+
+    def _source(self, storage: Storage, ident: int) -> Source:
+        if id(storage) in self._recording.operands:
+            return self._operand(storage, self._recording.operands[id(storage)])
+        if id(storage) in self._handles:
+            return Source("handle", (self._handles[id(storage)],))
+        if ident in self._gradients:
+            return Source("grad", (self._gradients[ident],))
+        position = self._recording.first_use.get(ident, len(self._recording.instructions))
+        raise NotRepeatable(
+            f"{self._recording.line(position)} uses a tensor that gt.compile does not find among the function's "
+            "arguments, variables and attributes; pass it as an argument, or in state="
+        )
+
+    def _operand(self, storage: Storage, uses: Sequence[tuple[torch.Tensor, int]]) -> Source:
+        """The plain tensors that an external was uploaded from; they had the same content."""
+        known = [(self._plain[id(tensor)], version) for tensor, version in uses if id(tensor) in self._plain]
+        positions = tuple(dict.fromkeys(position for position, _ in known))
+        line = self._recording.line(self._recording.first_use.get(storage.id, 0))
+        are_counts = len(known) == len(uses) and all(id(tensor) in self._before.counts for tensor, _ in uses)
+        if are_counts and all(version == version_of(self._before.plain[position]) for position, version in known):
+            return Source("count", positions)
+        if any(version != self._before.plain_versions[position] for position, version in known):
+            raise NotRepeatable(f"{line} uses a plain tensor that the function changes; have it on GT")
+        if len(known) == len(uses):
+            return Source("plain", positions)
+        if storage.geometry.nbytes > MAX_BYTES:
+            raise NotRepeatable(f"{line} uses a large plain tensor that the function makes; make it on GT")
+        return Source("constant", positions, storage)
+
+    def _locate(self, storage: Storage) -> int:
+        """A storage as the number of an external, or as the id that the call gave it."""
+        if id(storage) in self._index:
+            return self._index[id(storage)]
+        if storage.id in self._recording.made:
+            return storage.id
+        self._sources.append(self._source(storage, storage.id))
+        self._index[id(storage)] = len(self._storages)
+        self._storages.append(storage)
+        self._first_ids.append(storage.id)
+        return self._index[id(storage)]
+
+    def _template(self, tensor: Tensor) -> RefTemplate:
+        ref, storage = tensor._ref, tensor._ref.storage
+        return RefTemplate(
+            self._locate(storage),
+            ref.path,
+            ref.geometry,
+            storage.geometry,
+            type(tensor),
+            tensor.requires_grad,
+            storage.is_parameter,
+        )
+
+    def _numbered(self, template: Any, slots: dict[int, int]) -> Any:
+        """A template with the slot of its storage."""
+        if not isinstance(template, RefTemplate) or template.slot < len(self._storages):
+            return template
+        others: Any = template[1:]
+        return RefTemplate(slots[template.slot], *others)
+
+    def _slots(self) -> dict[int, int]:
+        recording = self._recording
+        made = sorted([*recording.made, *own_ids(recording.instructions)])
+        return {ident: slot for slot, ident in enumerate([*self._first_ids, *made])}
+
+    # Effects
+
+    def _new_gradients(self) -> Iterable[tuple[int, RefTemplate | None]]:
+        for position, (tensor, before) in enumerate(zip(self._before.tensors, self._before.gradients, strict=True)):
+            gradient = _gradient(tensor)
+            if gradient is None:
+                if before:
+                    yield position, None
+                continue
+            storage = gradient._ref.storage
+            if storage.id == before or (before and self._recording.externals.get(before) is storage):
+                continue
+            if gradient.requires_grad:
+                raise NotRepeatable("it makes gradients with a graph (create_graph=True)")
+            yield position, self._template(gradient)
+
+    def _rebound(self) -> Iterable[tuple[int, RefTemplate]]:
+        for position, (tensor, ref) in enumerate(zip(self._before.tensors, self._before.refs, strict=True)):
+            if tensor._ref is not ref:
+                yield position, self._template(tensor)
+
+    def _versions(self) -> Iterable[tuple[int, int]]:
+        for position, (tensor, version) in enumerate(zip(self._before.tensors, self._before.versions, strict=True)):
+            if (written := version_of(tensor) - version) > 0:
+                yield position, written
+
+    def _require_nothing_else_alive(self, kept: set[int]) -> None:
+        """Refuse a call that leaves tensors somewhere else than in its results: a skipped call would not."""
+        alive = self._recording.alive
+        kept = kept | {storage.id for storage in self._storages}
+        if alive.keys() - kept:
+            gc.collect()
+        for ident in sorted(alive.keys() - kept):
+            raise NotRepeatable(
+                f"{self._recording.line(alive[ident])} makes a tensor that is still in use after the call, and is not "
+                "among the results; return it"
+            )
+
+
+def _gradient(tensor: Tensor) -> Any:
+    """The gradient of a leaf on GT, None for any other tensor."""
+    gradient = tensor.grad if tensor.is_leaf else None
+    return gradient if isinstance(gradient, Tensor) else None
+
+
+def version_of(tensor: torch.Tensor) -> int:
+    return 0 if tensor.is_inference() else tensor._version

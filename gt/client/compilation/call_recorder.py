@@ -1,0 +1,277 @@
+"""Records the instructions that one call of a function emits, for `gt.compile`.
+
+While the function runs, a CallRecorder is the outbox of its session: it notes each instruction and passes it on. What
+cannot be repeated without the function, a read for example, is refused here, on the line of the program that does it.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Sequence
+from threading import get_ident
+from types import TracebackType
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+
+from gt.client import cached_calls, scope_stack
+from gt.client.op_schema import OpSchema
+from gt.client.operand_cache import OperandCache
+from gt.client.outbox import Outbox
+from gt.client.session import Session
+from gt.client.storage import Storage, TensorRef
+from gt.client.torch_patches.dispatch_modes import current_function_modes
+from gt.core.errors import CompileError
+from gt.core.messages import (
+    BeginModule,
+    BeginStep,
+    CreateTensor,
+    DefineOp,
+    DefineScope,
+    DefineSite,
+    DropCopies,
+    EndStep,
+    ForgetOps,
+    FreeTensors,
+    Instruction,
+    NoteGradient,
+    QueryOp,
+    Redistribute,
+    RunOp,
+    Synchronize,
+)
+from gt.core.record_fields import id_fields
+from gt.wire.client_channel import Upload
+
+RECORDED = (RunOp, Redistribute, NoteGradient, BeginStep, EndStep, BeginModule, DropCopies)
+_NOT_RECORDED = (DefineOp, DefineScope, DefineSite, ForgetOps, FreeTensors, Synchronize)
+
+
+class Death(NamedTuple):
+    """A tensor that was collected when `position` instructions had been emitted."""
+
+    position: int
+    id: int
+    nbytes: int
+
+
+class Draw(NamedTuple):
+    """A random key was drawn for the instruction at `position`, by a generator that was in `state` before."""
+
+    position: int
+    generator: torch.Generator
+    state: torch.Tensor
+
+
+class Recording:
+    """The instructions of one call. `externals` are the tensors that it used and did not make, by their ids at that
+    time; `alive` the tensors that it made and that still exist, by id, with the positions of the instructions that
+    made them; `operands` the plain tensors that it used, with their versions then, by the id()
+    of their storages, which tensors with the same content share. `void` tells why the recording
+    cannot be repeated, if it cannot."""
+
+    def __init__(self, session: Session) -> None:
+        self.session = session
+        self.instructions: list[Instruction] = []
+        self.externals: dict[int, Storage] = {}
+        self.first_use: dict[int, int] = {}  # positions of instructions, by id of an external
+        self.alive: dict[int, int] = {}
+        self.made: dict[int, int] = {}
+        self.deaths: list[Death] = []
+        self.lost: list[int] = []  # externals, or tensors unknown to the recording, that were collected in the call
+        self.draws: list[Draw] = []
+        self.random_state = torch.get_rng_state()
+        self.ambient = ambient_state()
+        self._host_random = _host_random()
+        self.operands: dict[int, list[tuple[torch.Tensor, int]]] = {}
+        self.void = ""
+
+    def side_effect(self) -> str | None:
+        """A setting of the process, or a random generator that is not torch's, that the call has changed."""
+        if ambient_state() != self.ambient:
+            return "it leaves torch's grad mode, default dtype, autocast or a signal scope other than they were"
+        if _host_random() != self._host_random:
+            return "it uses random numbers of Python or NumPy"
+        return None
+
+    def line(self, position: int) -> str:
+        """The line of the program that emitted an instruction."""
+        site = getattr(self.instructions[position], "site", 0) if position < len(self.instructions) else 0
+        return line_of(self.session, site)
+
+
+def ambient_state() -> tuple[Any, ...]:
+    """The settings of torch and GT, besides the arguments of a call, that decide what a function does."""
+    scopes = []
+    frame = scope_stack.top()
+    while frame is not None:
+        scopes.append((frame.name, frame.backward))
+        frame = frame.outer
+    return (
+        torch.is_grad_enabled(),
+        torch.is_inference_mode_enabled(),
+        torch.get_default_dtype(),
+        torch.is_autocast_enabled("cpu") and torch.get_autocast_dtype("cpu"),
+        tuple(map(type, current_function_modes())),
+        tuple(scopes),
+    )
+
+
+def _host_random() -> tuple[Any, ...]:
+    return random.getstate(), str(np.random.get_state())
+
+
+def line_of(session: Session, site: int) -> str:
+    found = session.sites.lookup(site)
+    return f"{found.file}:{found.line}"
+
+
+class CallRecorder:
+    """The outbox of a session while a call is recorded, as a context. Instructions of other threads pass."""
+
+    def __init__(self, session: Session) -> None:
+        self.recording = Recording(session)
+        self._session = session
+        self._outbox: Outbox = session.outbox
+        self._operands: OperandCache = session.operands
+        self._thread = get_ident()
+        self._is_operand = False
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._outbox, name)
+
+    def __enter__(self) -> Recording:
+        session = self._session
+        session.is_traced = True
+        session.outbox = self  # type: ignore[assignment]
+        session.operands = _RecordedOperands(self, self._operands)  # type: ignore[assignment]
+        cached_calls.before_draw = self._note_draw
+        return self.recording
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, _: TracebackType | None) -> None:
+        session = self._session
+        cached_calls.before_draw = None
+        session.outbox, session.operands, session.is_traced = self._outbox, self._operands, False
+
+    # The interface of the outbox
+
+    def emit(self, instruction: Instruction) -> None:
+        if get_ident() == self._thread:
+            self._check(instruction)
+            self._note(instruction)
+        self._outbox.emit(instruction)
+
+    def submit(
+        self,
+        build: Callable[[tuple[int, ...]], Any],
+        refs: Sequence[TensorRef],
+        written: Sequence[Storage] = (),
+        new_ids: Sequence[int] = (),
+    ) -> Any:
+        if get_ident() != self._thread:
+            return self._outbox.submit(build, refs, written, new_ids)
+
+        def noted(ids: tuple[int, ...]) -> Any:  # with the outbox's lock held
+            instruction = build(ids)
+            self._check(instruction)
+            self._note_uses(refs)
+            for storage in written:
+                self.recording.alive.pop(storage.id, None)
+            self._note(instruction)
+            return instruction
+
+        return self._outbox.submit(noted, refs, written, new_ids)
+
+    def emit_upload(self, instruction: CreateTensor, upload: Upload, at_once: bool) -> None:
+        if get_ident() == self._thread and not self._is_operand:
+            raise CompileError(self._refusal("uploads data to GT", "upload it before the call and pass it as argument"))
+        self._outbox.emit_upload(instruction, upload, at_once)
+
+    def release(self, ident: int, nbytes: int) -> None:
+        recording = self.recording
+        if ident in recording.alive:
+            del recording.alive[ident]
+            recording.deaths.append(Death(len(recording.instructions), ident, nbytes))
+        else:
+            recording.lost.append(ident)
+        self._outbox.release(ident, nbytes)
+
+    # What is noted
+
+    def _note_uses(self, refs: Sequence[TensorRef]) -> None:
+        recording = self.recording
+        for ref in refs:
+            storage = ref.storage
+            if storage.id not in recording.made and storage.id not in recording.externals:
+                recording.externals[storage.id] = storage
+                recording.first_use[storage.id] = len(recording.instructions)
+
+    def _note(self, instruction: Instruction) -> None:
+        recording = self.recording
+        if isinstance(instruction, RECORDED):
+            position = len(recording.instructions)
+            recording.instructions.append(instruction)
+            for ident in id_fields(type(instruction)).new(instruction):
+                recording.made[ident] = recording.alive[ident] = position
+        elif isinstance(instruction, ForgetOps):
+            recording.void = "the session has forgotten its ops"
+        elif isinstance(instruction, QueryOp):
+            recording.void = "a worker was asked for the shapes of an op"
+
+    def _note_draw(self, generator: torch.Generator | None) -> None:
+        if get_ident() != self._thread:
+            return
+        drawn = generator or torch.default_generator
+        self.recording.draws.append(Draw(len(self.recording.instructions), drawn, drawn.get_state()))
+
+    def operand(self, tensor: torch.Tensor) -> Storage:
+        if get_ident() != self._thread:
+            return self._operands.storage_of(tensor)
+        self._is_operand = True
+        try:
+            storage = self._operands.storage_of(tensor)
+        finally:
+            self._is_operand = False
+        version = 0 if tensor.is_inference() else tensor._version
+        self.recording.operands.setdefault(id(storage), []).append((tensor, version))
+        return storage
+
+    # What is refused
+
+    def _check(self, instruction: Instruction) -> None:
+        if isinstance(instruction, (*RECORDED, *_NOT_RECORDED)):
+            return
+        if isinstance(instruction, QueryOp):
+            op = self._session.signatures[instruction.op_id].op
+            if not _only_first_time(op):
+                raise CompileError(self._refusal(f"waits for the result of {op}", "its shape depends on data"))
+            return
+        raise CompileError(
+            self._refusal("reads a value from the workers", "return the tensor and read it after the call")
+        )
+
+    def _refusal(self, deed: str, remedy: str) -> str:
+        line = line_of(self._session, self._session.sites.current())
+        return f"{line}: a function of gt.compile {deed}, which a call that skips the function could not do; {remedy}"
+
+
+class _RecordedOperands:
+    """The operand cache of a session while a call is recorded."""
+
+    def __init__(self, recorder: CallRecorder, operands: OperandCache) -> None:
+        self._recorder = recorder
+        self._operands = operands
+
+    def storage_of(self, tensor: torch.Tensor) -> Storage:
+        return self._recorder.operand(tensor)
+
+    def forget(self) -> None:
+        self._operands.forget()
+
+
+def _only_first_time(op: str) -> bool:
+    """Whether an op waits for a worker in its first call only."""
+    namespace, name, overload = op.split(".")
+    func = getattr(getattr(getattr(torch.ops, namespace), name), overload)
+    return OpSchema(func, special=False).needs_worker_shape

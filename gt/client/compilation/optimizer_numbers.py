@@ -1,0 +1,266 @@
+"""The numbers of an optimizer's step, computed by the optimizer's own code.
+
+A step's ops have numbers that change: Adam's depend on the count of steps, and every optimizer's on the learning rate.
+`gt.compile` does not run the step, so it runs the same code on a stand-in: an optimizer of the same class, with the
+same settings and counts, whose parameters are plain tensors with one element. The numbers that the stand-in passes
+to torch's ops are, bit for bit, those that the optimizer would pass. If it steps on one parameter after another, those
+that agree in what mostly decides these numbers (their group and counts) share one parameter of the stand-in; recorded
+calls show whether that is so.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict, defaultdict
+from collections.abc import Sequence
+from operator import attrgetter
+from typing import Any, ClassVar, TypeAlias
+
+import torch
+from torch.optim.optimizer import Optimizer
+
+from gt.client import session as sessions
+from gt.client.op_schema import ArgumentKind, OpSchema
+from gt.client.optimizer_step_hooks import OptimizerState, copy_of
+from gt.client.special_ops import SPECIAL
+from gt.client.torch_patches.dispatch_modes import UntracedMode
+from gt.client.torch_patches.optimizer_defaults import standing_for
+from gt.core.errors import GTError
+
+OpNumbers: TypeAlias = tuple[str, tuple[Any, ...]]  # the name of an op, and its numbers
+_HOOKS = ("_optimizer_step_pre_hooks", "_optimizer_step_post_hooks")
+_version = attrgetter("_version")
+
+
+class StandIn:
+    """`parameters` are those that the optimizer would step on. `is_whole`: it steps on them together, as the foreach
+    and fused versions of optimizers do; otherwise on one after another. `before` is an earlier state of the optimizer,
+    from which it steps; without it, it steps from the present one."""
+
+    def __init__(
+        self,
+        optimizer: Optimizer,
+        parameters: Sequence[torch.Tensor],
+        is_whole: bool,
+        before: OptimizerState | None = None,
+    ) -> None:
+        self.optimizer = optimizer
+        self.sequences: list[list[OpNumbers]] = []
+        self.is_whole = is_whole
+        self._kind_of: dict[int, int] = {}  # by id() of a parameter
+        stepped = {id(parameter) for parameter in parameters}
+        members: dict[Any, _Member] = {}
+        for number, group in enumerate(optimizer.param_groups):
+            for parameter in group["params"]:
+                if id(parameter) not in stepped:
+                    continue
+                entries = optimizer.state.get(parameter, {})
+                key = (number, parameter.dtype, _described(entries), is_whole and id(parameter))
+                if key not in members:
+                    members[key] = _Member(optimizer, number, parameter, before)
+                members[key].add(parameter)
+                self._kind_of[id(parameter)] = list(members).index(key) if not is_whole else 0
+        found = list(members.values())
+        self._steppers = [_Stepper(optimizer, each) for each in ([found] if is_whole else [[one] for one in found])]
+
+    def advance(self) -> list[list[OpNumbers]]:
+        """The ops and numbers of the next step, for each kind of parameter."""
+        self.sequences = [stepper.step() for stepper in self._steppers]
+        return self.sequences
+
+    def expected(self, parameters: Sequence[torch.Tensor]) -> list[tuple[int, int, OpNumbers]]:
+        """The ops of a step on some of its parameters, after `advance`: the kind of parameter, the position among the
+        ops of this kind, and the op."""
+        kinds = [0] if self.is_whole else [self._kind_of[id(parameter)] for parameter in parameters]
+        return [(kind, number, op) for kind in kinds for number, op in enumerate(self.sequences[kind])]
+
+    def kind_of(self, parameter: torch.Tensor) -> int:
+        return self._kind_of[id(parameter)]
+
+    def is_in_step(self) -> bool:
+        """Whether nothing else has changed the counts of the optimizer."""
+        return all(member.is_in_step() for stepper in self._steppers for member in stepper.members)
+
+    def counts(self) -> list[torch.Tensor]:
+        """The tensors of the optimizer's state in this process."""
+        plain = [member.plain for stepper in self._steppers for member in stepper.members]
+        return [tensor for tensors in plain for each in tensors.values() for tensor in each]
+
+    def commit(self) -> OptimizerState:
+        """Give the optimizer the counts that its stand-in has after the step. Returns its state before, as
+        `optimizer_step_hooks.snapshot` does."""
+        before: OptimizerState = {}
+        for stepper in self._steppers:
+            for member in stepper.members:
+                before.update(member.commit())
+        return before
+
+
+class _Member:
+    """A parameter of a stand-in, for some parameters of the optimizer."""
+
+    def __init__(
+        self, optimizer: Optimizer, group: int, parameter: torch.Tensor, before: OptimizerState | None
+    ) -> None:
+        self.parameter = torch.zeros((1,) * parameter.dim(), dtype=parameter.dtype, requires_grad=True)
+        self.parameter.grad = torch.ones_like(self.parameter)
+        self.group = group
+        self.nbytes = parameter.nbytes
+        self.plain: dict[str, list[torch.Tensor]] = {}  # tensors of the optimizer's state in this process, by name
+        self._originals: list[torch.Tensor] = []
+        self._versions: dict[str, list[int]] = {}
+        self._state = optimizer.state
+        self._before = before
+        self._after: dict[str, Any] = {}
+
+    def add(self, parameter: torch.Tensor) -> None:
+        self._originals.append(parameter)
+        for name, value in self._state.get(parameter, {}).items():
+            if isinstance(value, torch.Tensor) and not hasattr(value, "_ref"):
+                self.plain.setdefault(name, []).append(value)
+                self._versions.setdefault(name, []).append(value._version)
+
+    def is_in_step(self) -> bool:
+        return all(list(map(_version, tensors)) == self._versions[name] for name, tensors in self.plain.items())
+
+    def state(self, remote: list[torch.Tensor]) -> dict[str, Any]:
+        """The state of the parameter before a step. `remote` gets the tensors in it that stand for GT tensors."""
+        self._after = {}
+        state = self._state if self._before is None else self._before
+        for name, value in state.get(self._originals[0], {}).items():
+            self._after[name] = value
+            if hasattr(value, "_ref"):
+                self._after[name] = torch.ones((1,) * value.dim(), dtype=value.dtype)
+                remote.append(self._after[name])
+            elif isinstance(value, torch.Tensor):
+                self._after[name] = value.clone()
+        return self._after
+
+    def commit(self) -> OptimizerState:
+        before = {name: copy_of(value) for name, value in self._state.get(self._originals[0], {}).items()}
+        with torch.no_grad():
+            for name, tensors in self.plain.items():
+                torch.ops.aten._foreach_copy_.default(tensors, [self._after[name]] * len(tensors))
+                self._versions[name] = list(map(_version, tensors))
+        numbers = {name: value for name, value in self._after.items() if isinstance(value, int | float)}
+        if numbers:
+            for parameter in self._originals:
+                self._state[parameter].update(numbers)
+        return dict.fromkeys(self._originals, before) if before else {}
+
+
+class _Stepper:
+    """Runs the code of an optimizer's step on other parameters."""
+
+    def __init__(self, optimizer: Optimizer, members: list[_Member]) -> None:
+        self.members = members
+        self._optimizer = optimizer
+        self._stand_in: Any = object.__new__(type(optimizer))
+        attributes = {key: value for key, value in vars(optimizer).items() if key != "step"}
+        self._stand_in.__dict__.update(attributes, **{hooks: OrderedDict() for hooks in _HOOKS})
+
+    def step(self) -> list[OpNumbers]:
+        remote: list[torch.Tensor] = []
+        self._stand_in.state = defaultdict(dict)
+        for member in self.members:
+            remote.extend([member.parameter, member.parameter.grad])  # type: ignore[list-item]
+            if state := member.state(remote):
+                self._stand_in.state[member.parameter] = state
+        self._stand_in.param_groups = [
+            {**group, "params": [member.parameter for member in self.members if member.group == number]}
+            for number, group in enumerate(self._optimizer.param_groups)
+        ]
+        step = type(self._optimizer).step
+        try:
+            sizes = {id(member.parameter): member.nbytes for member in self.members}
+            with _OpList(remote) as ops, standing_for(sizes):
+                getattr(step, "__wrapped__", step)(self._stand_in)
+        except Exception as error:  # of the optimizer's code, which has never seen such parameters
+            raise NoStandIn from error
+        return ops.found
+
+
+class _OpList(UntracedMode):
+    """Notes the ops on the tensors that stand for GT tensors, with those of their numbers that are no constants of
+    GT's calls."""
+
+    _schemas: ClassVar[dict[Any, OpSchema]] = {}
+
+    def __init__(self, remote: Sequence[torch.Tensor | None]) -> None:
+        super().__init__()
+        self.found: list[OpNumbers] = []
+        self._remote = {id(tensor): tensor for tensor in remote}
+        self._splits = sessions.active is not None and not sessions.active.alone
+
+    def _is_remote(self, value: Any) -> bool:
+        if isinstance(value, list | tuple):
+            return any(map(self._is_remote, value))
+        return id(value) in self._remote
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        is_remote = any(map(self._is_remote, args)) or (bool(kwargs) and any(map(self._is_remote, kwargs.values())))
+        schema = self._schemas.get(func)
+        if schema is None:
+            schema = self._schemas[func] = OpSchema(func, special=str(func) in SPECIAL)
+        if is_remote and self._splits and schema.split is not None and not schema.joins:  # as `dispatch` does
+            with self:
+                return schema.split(*args, **(kwargs or {}))
+        result = func(*args, **(kwargs or {}))
+        if is_remote:
+            results = result if isinstance(result, tuple | list) else (result,)
+            self._remote.update((id(value), value) for value in results if isinstance(value, torch.Tensor))
+            if schema.split is not None or not (schema.is_special or schema.aliases):
+                self.found.append((schema.name, numbers_of(schema, args, kwargs or {})))
+        return result
+
+
+def copy_state(optimizer: Optimizer) -> OptimizerState:
+    """The state of an optimizer with copies of its plain tensors."""
+
+    def copied(value: Any) -> Any:
+        return value.clone() if isinstance(value, torch.Tensor) and not hasattr(value, "_ref") else value
+
+    return {
+        parameter: {name: copied(value) for name, value in entries.items()}
+        for parameter, entries in optimizer.state.items()
+        if isinstance(entries, dict)
+    }
+
+
+def numbers_of(schema: OpSchema, args: Sequence[Any], kwargs: dict[str, Any]) -> tuple[Any, ...]:
+    """The numbers of a call that `dispatch` sends with it."""
+    numbers: list[Any] = []
+    given = [
+        *zip(schema.kinds, args, strict=False),
+        *[(schema.kwarg_kinds[name], value) for name, value in kwargs.items()],
+    ]
+    for kind, value in given:
+        if kind in (ArgumentKind.TENSOR, ArgumentKind.SCALAR) and type(value) in (int, float, bool):
+            numbers.append(value)
+        elif kind is ArgumentKind.SCALARS and value is not None:
+            numbers.extend(value)
+        elif kind is ArgumentKind.TENSORS and value is not None:
+            numbers.extend(item for item in value if type(item) in (int, float, bool))
+    return tuple(numbers)
+
+
+def _described(entries: Any) -> Any:
+    """What decides the numbers of a parameter's step, of its state."""
+    if not isinstance(entries, dict):
+        raise NoStandIn
+    return tuple((name, _description(value)) for name, value in entries.items())
+
+
+def _description(value: Any) -> Any:
+    if hasattr(value, "_ref"):
+        return value.dtype
+    if isinstance(value, torch.Tensor):
+        if value.numel() > 16:
+            raise NoStandIn
+        return tuple(value.shape), value.dtype, *value.flatten().tolist()
+    if value is None or isinstance(value, int | float | str):
+        return value
+    raise NoStandIn
+
+
+class NoStandIn(GTError):
+    """The numbers of an optimizer depend on something else than its settings and counts."""

@@ -1,0 +1,352 @@
+"""The numbers of a recorded program: which are constants, which are random keys, and which an optimizer computes."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Sequence
+from operator import neg
+from typing import Any, NamedTuple
+
+import torch
+from torch.optim.optimizer import Optimizer
+
+from gt.client.compilation.call_recorder import Recording
+from gt.client.compilation.optimizer_numbers import NoStandIn, StandIn, copy_state
+from gt.client.compilation.random_keys import KeyPlan
+from gt.client.compilation.recorded_calls import RecordedCall, Table
+from gt.client.compilation.traced_numbers import NumberTrace
+from gt.client.optimizer_step_hooks import OptimizerState, note_step, optimizer_of_step, snapshot
+from gt.client.session import Session
+from gt.client.tensor import Tensor
+from gt.core.messages import BeginStep, EndStep, RunOp
+
+
+class VaryingNumber(Exception):
+    """A number of an op differs between calls, and nothing tells what it will be in the next one."""
+
+
+class StepPlace(NamedTuple):
+    """A step of an optimizer in a recorded call: the instructions between its begin and its end, the slots of their
+    ids, and the parameters."""
+
+    first: int
+    last: int
+    begin: int
+    end: int
+    parameters: list[Tensor]
+
+
+class StepNumbers:
+    """The numbers of one optimizer in one recorded call. Made before the call, from the state of the optimizer then;
+    `place` is known after it, if the call has one step of the optimizer, and `numbers` if a stand-in understands the
+    step: the kinds of parameters, and the positions in the sequences of their ops, by position of an instruction."""
+
+    def __init__(self, optimizer: Optimizer) -> None:
+        self.optimizer = optimizer
+        self.place: StepPlace | None = None
+        self.numbers: dict[int, tuple[int, int]] = {}
+        self.is_whole = False
+        self.settings = [_mark_settings(group) for group in optimizer.param_groups]
+        parameters = [tensor for group in optimizer.param_groups for tensor in group["params"]]
+        self._before = copy_state(optimizer)
+        self._stand_ins: dict[bool, StandIn] = {}
+        with contextlib.suppress(NoStandIn):
+            self._stand_ins[False] = StandIn(optimizer, parameters, is_whole=False)
+            self._stand_ins[False].advance()
+
+    def changed_setting(self) -> str | None:
+        """A setting of the optimizer that the call has assigned, even if it has the same value."""
+        for group, settings in zip(self.optimizer.param_groups, self.settings, strict=False):
+            for name, value in settings.items():
+                if group.get(name) is not value:
+                    return name
+        return None
+
+    def counts(self) -> list[torch.Tensor]:
+        """The tensors of this process that the step changes."""
+        return self._stand_ins[self.is_whole].counts() if self.numbers else []
+
+    def align(self, recorded: RecordedCall, tensors: Sequence[Tensor]) -> None:
+        """Find the step of the optimizer in a recorded call."""
+        self.place = self._find(recorded, tensors)
+        if self.place is None:
+            return
+        with contextlib.suppress(NoStandIn):  # the parameters of a step together are known only now
+            self._stand_ins[True] = StandIn(self.optimizer, self.place.parameters, is_whole=True, before=self._before)
+            self._stand_ins[True].advance()
+        signatures = recorded.recording.session.signatures
+        found = [
+            (position, signatures[instruction.op_id].op, instruction.scalars)
+            for position, instruction in enumerate(recorded.recording.instructions)
+            if self.place.first < position < self.place.last and isinstance(instruction, RunOp)
+        ]
+        for is_whole, stand_in in self._stand_ins.items():
+            expected = stand_in.expected(self.place.parameters)
+            if len(found) == len(expected) and all(
+                name == op[0] and same_numbers(scalars, op[1])
+                for (_, name, scalars), (_, _, op) in zip(found, expected, strict=True)
+            ):
+                pairs = zip(found, expected, strict=True)
+                self.numbers = {position: (kind, number) for (position, _, _), (kind, number, _) in pairs}
+                self.is_whole = is_whole
+                return
+
+    def repeated(self) -> StandIn:
+        """A stand-in for the next steps, on the same parameters."""
+        assert self.place is not None
+        return StandIn(self.optimizer, self.place.parameters, self.is_whole)
+
+    def kinds(self, later: StandIn) -> dict[int, int]:
+        """The kinds of parameters in this call, by their numbers, as the numbers of a later stand-in."""
+        assert self.place is not None
+        now = self._stand_ins[self.is_whole]
+        return {now.kind_of(parameter): later.kind_of(parameter) for parameter in self.place.parameters}
+
+    def names(self) -> list[list[str]]:
+        return [[name for name, _ in sequence] for sequence in self._stand_ins[self.is_whole].sequences]
+
+    def _find(self, recorded: RecordedCall, tensors: Sequence[Tensor]) -> StepPlace | None:
+        found: list[StepPlace] = []
+        slots, instructions = recorded.slots, recorded.recording.instructions
+        for first, begun in enumerate(instructions):
+            if not isinstance(begun, BeginStep) or optimizer_of_step(begun.step) is not self.optimizer:
+                continue
+            last = next(n for n, each in enumerate(instructions) if n > first and isinstance(each, EndStep))
+            sources = [
+                recorded.sources[slot] for ident in begun.parameters if (slot := slots[ident]) < len(recorded.sources)
+            ]
+            if len(sources) < len(begun.parameters) or any(source.kind != "handle" for source in sources):
+                return None
+            parameters = [tensors[source.positions[0]] for source in sources]
+            end = instructions[last]
+            assert isinstance(end, EndStep)
+            found.append(StepPlace(first, last, slots[begun.step], slots[end.end], parameters))
+        return found[0] if len(found) == 1 else None
+
+
+class _ArgumentNumbers(NamedTuple):
+    """Numbers of an op, some of which are computed from the floats among the call's arguments."""
+
+    group: int
+    numbers: tuple[Any, ...]
+
+
+class NumberPlan:
+    """`groups` are the positions in `scalars` of the numbers of each RunOp, in order."""
+
+    def __init__(
+        self,
+        groups: list[int],
+        scalars: list[tuple[Any, ...]],
+        keys: KeyPlan,
+        random: list[tuple[int, int]],
+        steps: list[_RepeatedStep],
+        arguments: list[_ArgumentNumbers],
+        pinned: dict[int, float],
+    ) -> None:
+        self.groups = groups
+        self._arguments = arguments
+        self._pinned = list(pinned.items())
+        self.scalars = scalars
+        self._keys = keys
+        self._random = random
+        self._steps = steps
+
+    def prepare(self, arguments: Sequence[float]) -> bool:
+        """Compute the numbers of the next call; False if its ops would be others. `arguments` are its floats."""
+        return all(same_number(arguments[position], value) for position, value in self._pinned) and all(
+            step.prepare() for step in self._steps
+        )
+
+    def draw(self, arguments: Sequence[float]) -> tuple[tuple[Any, ...], ...]:
+        """The numbers of this call."""
+        scalars = self.scalars.copy()
+        for group, numbers in self._arguments:
+            scalars[group] = tuple([each(arguments) if callable(each) else each for each in numbers])
+        if self._random:
+            keys = self._keys.draw()
+            for group, key in self._random:
+                scalars[group] = (*scalars[group][:-1], keys[key])
+        for step in self._steps:
+            step.fill(scalars)
+        return tuple(scalars)
+
+    def commit(self, session: Session, table: Table) -> None:
+        """Note the steps of optimizers that the call has made."""
+        for step in self._steps:
+            step.commit(session, table)
+
+
+class _RepeatedStep:
+    """A step of an optimizer in a program. `groups` are the positions in the program's scalars of the numbers of each
+    op of each kind of parameter. Without a stand-in, the settings of the optimizer must stay as they are."""
+
+    def __init__(self, steps: StepNumbers, groups: dict[tuple[int, int], int]) -> None:
+        assert steps.place is not None
+        self._optimizer = steps.optimizer
+        self._place = steps.place
+        self._settings = steps.settings
+        self._groups: list[tuple[int, int, int]] = []
+        self._stand_in: StandIn | None = None
+        self._state: OptimizerState = {}
+        if steps.numbers:
+            self._stand_in = steps.repeated()
+            kinds = steps.kinds(self._stand_in)
+            self._groups = [(kinds[kind], number, group) for (kind, number), group in groups.items()]
+            names = steps.names()
+            self._names = [names[old] for old, _ in sorted(kinds.items(), key=lambda pair: pair[1])]
+
+    def prepare(self) -> bool:
+        if self._stand_in is None:
+            return [_settings(group) for group in self._optimizer.param_groups] == self._settings
+        if not self._stand_in.is_in_step() and not self._follow():
+            return False
+        try:
+            sequences = self._stand_in.advance()
+        except NoStandIn:
+            return False
+        return [[name for name, _ in sequence] for sequence in sequences] == self._names
+
+    def _follow(self) -> bool:
+        """Take the counts of an optimizer that has made steps elsewhere, if its parameters are still of the same
+        kinds."""
+        assert self._stand_in is not None
+        try:
+            later = StandIn(self._optimizer, self._place.parameters, self._stand_in.is_whole)
+        except NoStandIn:
+            return False
+        if any(later.kind_of(each) != self._stand_in.kind_of(each) for each in self._place.parameters):
+            return False
+        self._stand_in = later
+        return True
+
+    def fill(self, scalars: list[tuple[Any, ...]]) -> None:
+        """Set the numbers of the step, and the counts of the optimizer."""
+        self._state = self._stand_in.commit() if self._stand_in is not None else snapshot(self._optimizer)
+        if self._stand_in is not None:
+            sequences = self._stand_in.sequences
+            for kind, number, group in self._groups:
+                scalars[group] = sequences[kind][number][1]
+
+    def commit(self, session: Session, table: Table) -> None:
+        note_step(session, self._optimizer, table[self._place.begin], table[self._place.end], self._state)
+
+
+def plan_numbers(
+    calls: Sequence[RecordedCall],
+    keys: KeyPlan,
+    steps: Sequence[Sequence[StepNumbers]],
+    traces: Sequence[NumberTrace],
+) -> NumberPlan:
+    """Tell constants from numbers that change, by comparing calls. `steps` are those of the optimizers in the last
+    calls, `traces` the numbers that were computed from the arguments of each call."""
+    last = calls[-1].recording
+    key_of = dict(keys.places)
+    aligned = [each for each in zip(*steps, strict=True) if all(step.place is not None for step in each)]
+    by_position: dict[int, tuple[int, int, int]] = {}
+    for number, each in enumerate(aligned):
+        if each[-1].numbers and all(step.numbers.keys() == each[-1].numbers.keys() for step in each):
+            by_position.update((position, (number, *found)) for position, found in each[-1].numbers.items())
+    groups: list[int] = []
+    scalars: list[tuple[Any, ...]] = []
+    random: list[tuple[int, int]] = []
+    arguments: list[_ArgumentNumbers] = []
+    known: dict[Any, int] = {}
+    for position, instruction in enumerate(last.instructions):
+        if not isinstance(instruction, RunOp):
+            continue
+        identity: Any = by_position.get(position)
+        if identity is None:
+            numbers = _explained(calls, position, position in key_of, traces)
+            identity = tuple(map(_bits, instruction.scalars))
+            if position in key_of:
+                identity = ("random", position)
+                random.append((len(scalars), key_of[position]))
+            if any(map(callable, numbers)):
+                identity = ("argument", position)
+                arguments.append(_ArgumentNumbers(len(scalars), numbers))
+        if identity not in known:
+            known[identity] = len(scalars)
+            scalars.append(instruction.scalars)
+        groups.append(known[identity])
+    repeated = []
+    for number, each in enumerate(aligned):
+        own = {identity[1:]: group for identity, group in known.items() if _is_of_step(identity, number)}
+        repeated.append(_RepeatedStep(each[-1], own))
+    return NumberPlan(groups, scalars, keys, random, repeated, arguments, _pinned(traces))
+
+
+def _pinned(traces: Sequence[NumberTrace]) -> dict[int, float]:
+    """The float arguments whose values must stay as they were: those that did not change from call to call, and those
+    that the function compares with something."""
+    last = traces[-1]
+    return {
+        position: value
+        for position, value in enumerate(last.arguments)
+        if any(position in trace.pinned for trace in traces)
+        or all(same_number(trace.arguments[position], value) for trace in traces)
+    }
+
+
+def _is_of_step(identity: Any, number: int) -> bool:
+    return len(identity) == 3 and isinstance(identity[0], int) and identity[0] == number
+
+
+def _explained(
+    calls: Sequence[RecordedCall], position: int, is_random: bool, traces: Sequence[NumberTrace]
+) -> tuple[Any, ...]:
+    """The numbers of an op: itself for a constant, a function of the call's floats for one that changes."""
+    ops = [each.recording.instructions[position] for each in calls]
+    found: list[Any] = []
+    for values in zip(*[op.scalars for op in ops], strict=True):  # type: ignore[union-attr]
+        is_key = is_random and len(found) + 1 == len(ops[-1].scalars)  # type: ignore[union-attr]
+        if is_key or all(same_number(values[0], other) for other in values[1:]):
+            found.append(values[-1])
+        else:
+            found.append(_expression(values, traces) or _refuse(calls[-1].recording, position, values))
+    return tuple(found)
+
+
+def _expression(values: Sequence[Any], traces: Sequence[NumberTrace]) -> Any:
+    """A function of the arguments that gives a number in all calls; None if there is none."""
+    counts = {len(trace.values) for trace in traces}
+    if len(counts) > 1:
+        return None
+    for number, traced in enumerate(zip(*[trace.values for trace in traces], strict=True)):
+        if same_numbers(traced, values):
+            return traces[-1].expressions[number]
+    return None
+
+
+def _refuse(recording: Recording, position: int, values: Sequence[Any]) -> Any:
+    op = recording.session.signatures[recording.instructions[position].op_id].op  # type: ignore[union-attr]
+    raise VaryingNumber(
+        f"{recording.line(position)}: {op} gets a number that changes from call to call "
+        f"({', '.join(map(str, values))}) and is not computed from a float argument; pass it as an argument, use a "
+        "tensor (capturable=True), or, if an optimizer computes it, pass that optimizer in state="
+    )
+
+
+def same_numbers(first: Sequence[Any], second: Sequence[Any]) -> bool:
+    """Whether numbers are equal bit for bit."""
+    return len(first) == len(second) and all(map(same_number, first, second))
+
+
+def same_number(first: Any, second: Any) -> bool:
+    return bool(_bits(first) == _bits(second))
+
+
+def _bits(number: Any) -> Any:
+    return (type(number), number.hex() if isinstance(number, float) else number)
+
+
+def _settings(group: dict[str, Any]) -> dict[str, Any]:
+    return {name: value for name, value in group.items() if name != "params"}
+
+
+def _mark_settings(group: dict[str, Any]) -> dict[str, Any]:
+    """The settings of a group of parameters, with new objects for numbers: code that assigns one replaces it."""
+    for name, value in group.items():
+        if type(value) is float:
+            group[name] = neg(neg(value))
+    return _settings(group)

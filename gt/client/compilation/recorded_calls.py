@@ -1,0 +1,309 @@
+"""A call of a function as data: the instructions it emits, with slots in place of ids, and its effects on tensors of
+the program. `gt.compile` records several calls, compares them, and repeats the last one as a RecordedProgram.
+
+A slot is a place in the table of ids of one call: first the tensors that the call uses and does not make (externals),
+then the tensors that it makes, in the order of their ids.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from itertools import islice, repeat
+from operator import attrgetter, call, itemgetter
+from typing import Any, NamedTuple, TypeAlias
+
+import torch
+
+from gt.client.cached_calls import rebind, wrap_view
+from gt.client.compilation.call_recorder import Recording
+from gt.client.geometry import Geometry
+from gt.client.outbox import FREE_BYTES, FREE_COUNT
+from gt.client.session import Session
+from gt.client.storage import Storage, StorageView, TensorRef, ViewPath
+from gt.client.tensor import Tensor
+from gt.core.errors import CompileError
+from gt.core.messages import (
+    BeginModule,
+    BeginStep,
+    DropCopies,
+    EndStep,
+    FreeTensors,
+    Instruction,
+    NoteGradient,
+    Redistribute,
+    RunOp,
+)
+
+# The fields of recorded instructions that hold ids; the other fields are the same in every call.
+_ID_FIELDS: dict[type[Any], tuple[str, ...]] = {
+    RunOp: ("inputs", "outputs"),
+    Redistribute: ("input", "output"),
+    NoteGradient: ("gradient", "parameter"),
+    BeginStep: ("step", "gradients", "parameters"),
+    EndStep: ("end",),
+    BeginModule: ("parameters", "next_parameters"),
+    DropCopies: ("ids",),
+}
+_OWN_IDS = {BeginStep: "step", EndStep: "end"}  # ids that name no tensor
+_VARYING = ("scalars", "site")  # fields that may differ between calls
+Table: TypeAlias = tuple[int, ...]
+
+
+class Source(NamedTuple):
+    """An external: the storage of a tensor of the call (`handle`) or of its gradient (`grad`), by position; plain
+    tensors of the function's state, all with the same content (`plain`), or those of an optimizer's state after its
+    step (`count`); or a constant that the function makes, and plain tensors that have its content (`constant`)."""
+
+    kind: str
+    positions: tuple[int, ...]
+    constant: Storage | None = None
+
+
+class RefTemplate(NamedTuple):
+    """A tensor that exists after a call: its storage by slot, and the view of it."""
+
+    slot: int
+    path: ViewPath | None
+    geometry: Geometry
+    storage_geometry: Geometry
+    kind: type[Any]
+    requires_grad: bool
+    is_parameter: bool
+
+
+class Same(NamedTuple):
+    """A result that is one of the tensors of the call itself."""
+
+    position: int
+
+
+class Effects(NamedTuple):
+    """What a call changes besides values: the tensors of the call by position, with their new gradients (None: reset)
+    and new storages, with the number of writes that autograd counts; and the results."""
+
+    gradients: tuple[tuple[int, RefTemplate | None], ...]
+    rebound: tuple[tuple[int, RefTemplate], ...]
+    versions: tuple[tuple[int, int], ...]
+    results: tuple[Any, ...]
+    structure: Any
+
+
+class RecordedCall:
+    """One recorded call. `shape` are its instructions without ids, scalars and sites: two calls with equal shapes do
+    the same. `writes` are the externals that got new ids, with the slots of these."""
+
+    def __init__(
+        self,
+        recording: Recording,
+        sources: list[Source],
+        slots: dict[int, int],
+        writes: tuple[tuple[int, int], ...],
+        effects: Effects,
+    ) -> None:
+        self.recording = recording
+        self.sources = sources
+        self.writes = writes
+        self.effects = effects
+        self.slots = slots
+        self.shape = [_shape(instruction, slots) for instruction in recording.instructions]
+        self.deaths = [(death.position, slots[death.id], death.nbytes) for death in recording.deaths]
+
+    def difference(self, other: RecordedCall) -> str | None:
+        """Where two calls do not do the same; None if they do, up to their numbers."""
+        for position, (mine, others) in enumerate(zip(self.shape, other.shape, strict=False)):
+            if mine != others:
+                return self.recording.line(position)
+        if len(self.shape) != len(other.shape):
+            longer = max(self, other, key=lambda each: len(each.shape))
+            return longer.recording.line(min(len(self.shape), len(other.shape)))
+        if self.sources != other.sources:
+            external = next(n for n, (a, b) in enumerate(zip(self.sources, other.sources, strict=False)) if a != b)
+            return self.recording.line(list(self.recording.first_use.values())[external])
+        if self.writes != other.writes or self.effects != other.effects:
+            return "the gradients or the results"
+        return None
+
+
+def _shape(instruction: Instruction, slots: dict[int, int]) -> tuple[Any, ...]:
+    kind = type(instruction)
+    named = _ID_FIELDS[kind]
+    fields: list[Any] = [kind]
+    for name in kind.__struct_fields__:
+        value = getattr(instruction, name)
+        if name in named:
+            fields.append(slots[value] if isinstance(value, int) else tuple([slots[ident] for ident in value]))
+        elif name not in _VARYING:
+            fields.append(value)
+    return tuple(fields)
+
+
+def own_ids(instructions: Sequence[Instruction]) -> list[int]:
+    """The ids of a call's instructions that name no tensors."""
+    return [getattr(each, _OWN_IDS[type(each)]) for each in instructions if type(each) in _OWN_IDS]
+
+
+Numbers: TypeAlias = Callable[[], Sequence[Any]]
+
+
+class RecordedProgram:
+    """The instructions of a recorded call for any ids and numbers.
+
+    `scalars` are the distinct tuples of numbers of its ops. A caller that changes numbers passes another list."""
+
+    def __init__(self, recorded: RecordedCall, scalar_groups: Sequence[int], scalars: list[tuple[Any, ...]]) -> None:
+        instructions = recorded.recording.instructions
+        slots = recorded.slots
+        self.sources = recorded.sources
+        self.writes = recorded.writes
+        self.effects = recorded.effects
+        self.made = len(slots) - len(recorded.sources)
+        self.scalars = scalars
+        ops = [each for each in instructions if isinstance(each, RunOp)]
+        self._ops = [each.op_id for each in ops]
+        self._inputs = [_picker([slots[ident] for ident in each.inputs]) for each in ops]
+        self._outputs = [_picker([slots[ident] for ident in each.outputs]) for each in ops]
+        self._scopes = [each.scope for each in ops]
+        self._sites = [each.site for each in ops]
+        self._pick_scalars = _picker(scalar_groups)
+        others: list[Callable[[Table], Instruction]] = []
+        order: list[int] = []
+        frees = _placed_frees(recorded.deaths)
+        numbers = iter(range(len(ops)))
+        for position, instruction in enumerate(instructions):
+            if position in frees:
+                order.append(len(ops) + len(others))
+                others.append(_free(frees[position]))
+            if isinstance(instruction, RunOp):
+                order.append(next(numbers))
+            else:
+                order.append(len(ops) + len(others))
+                others.append(_builder(instruction, slots))
+        for position in sorted(place for place in frees if place >= len(instructions)):
+            order.append(len(ops) + len(others))
+            others.append(_free(frees[position]))
+        self._others = others
+        self._order = _picker(order)
+
+    def __len__(self) -> int:
+        return len(self._ops) + len(self._others)
+
+    def instructions(self, table: Table, scalars: Sequence[tuple[Any, ...]]) -> Sequence[Instruction]:
+        """The instructions of one call, in order."""
+        inputs = map(call, self._inputs, repeat(table))
+        outputs = map(call, self._outputs, repeat(table))
+        ops = list(map(RunOp, self._ops, inputs, outputs, self._pick_scalars(scalars), self._scopes, self._sites))
+        ops.extend([build(table) for build in self._others])  # type: ignore[misc]
+        return self._order(tuple(ops))  # type: ignore[no-any-return]
+
+    def emit(self, session: Session, externals: Sequence[Storage], scalars: Sequence[tuple[Any, ...]]) -> Table:
+        """Queue the instructions of one call. Returns its table of ids."""
+
+        def build(ids: tuple[int, ...]) -> tuple[Table, Sequence[Instruction]]:
+            table = (*ids, *islice(session.ids, self.made))
+            return table, self.instructions(table, scalars)
+
+        return session.outbox.submit_all(build, externals, self.writes)
+
+    def apply_effects(
+        self, session: Session, table: Table, externals: Sequence[Storage], tensors: Sequence[Tensor]
+    ) -> Any:
+        """Give the tensors of the program their new gradients and storages, and return the results."""
+        storages: dict[int, Storage] = dict(enumerate(externals))
+        effects = self.effects
+
+        def ref_of(template: RefTemplate) -> TensorRef:
+            storage = storages.get(template.slot)
+            if storage is None:
+                storage = Storage(session, table[template.slot], template.storage_geometry, template.is_parameter)
+                storages[template.slot] = storage
+            return storage if template.path is None else StorageView(storage, template.path, template.geometry)
+
+        for position, gradient in effects.gradients:
+            tensors[position].grad = None if gradient is None else wrap_view(gradient.kind, ref_of(gradient))
+        for position, template in effects.rebound:
+            rebind(tensors[position], ref_of(template))
+        bumped = [tensors[position] for position, count in effects.versions for _ in range(count)]
+        if bumped:
+            torch.autograd.graph.increment_version(bumped)
+        return [_result(result, ref_of, tensors) for result in effects.results]
+
+
+def _result(result: Any, ref_of: Callable[[RefTemplate], TensorRef], tensors: Sequence[Tensor]) -> Any:
+    if isinstance(result, Same):
+        return tensors[result.position]
+    if isinstance(result, RefTemplate):
+        return result_handle(result.kind, ref_of(result), result.requires_grad)
+    return result
+
+
+def result_handle(kind: type[Any], ref: TensorRef, requires_grad: bool) -> torch.Tensor:
+    """A handle for a result. One that requires a gradient refuses to compute it."""
+    if not requires_grad:
+        return wrap_view(kind, ref)
+    return _WithoutGraph.apply(_anchor(), kind, ref)  # type: ignore[no-any-return]
+
+
+class _WithoutGraph(torch.autograd.Function):
+    """Makes a result that requires a gradient: its graph is not kept, since calls that skip the function have none."""
+
+    @staticmethod
+    def forward(ctx: Any, anchor: torch.Tensor, kind: type[Any], ref: TensorRef) -> torch.Tensor:
+        return wrap_view(kind, ref)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: torch.Tensor) -> Any:
+        raise CompileError(
+            "backward through a result of a function of gt.compile, which keeps no graph: call backward inside of the "
+            "function, as in `def step(x): loss = model(x).mean(); loss.backward(); return loss`"
+        )
+
+
+def _anchor() -> torch.Tensor:
+    return torch.zeros((), requires_grad=True)
+
+
+def _picker(positions: Sequence[int]) -> Callable[[Any], Any]:
+    """A function that picks items of a tuple, as a tuple."""
+    if len(positions) > 1:
+        return itemgetter(*positions)
+    return itemgetter(slice(positions[0], positions[0] + 1) if positions else slice(0, 0))
+
+
+def _builder(instruction: Instruction, slots: dict[int, int]) -> Callable[[Table], Instruction]:
+    """A function that makes an instruction of a table of ids."""
+    kind = type(instruction)
+    fields: list[Callable[[Table], Any]] = []
+    for name in kind.__struct_fields__:
+        value = getattr(instruction, name)
+        if name not in _ID_FIELDS[kind]:
+            fields.append(lambda table, value=value: value)  # type: ignore[misc]
+        elif isinstance(value, int):
+            fields.append(itemgetter(slots[value]))
+        else:
+            fields.append(_picker([slots[ident] for ident in value]))
+    return lambda table: kind(*[field(table) for field in fields])  # type: ignore[return-value]
+
+
+def _free(slots: Sequence[int]) -> Callable[[Table], FreeTensors]:
+    pick = _picker(slots)
+    return lambda table: FreeTensors(pick(table))
+
+
+def _placed_frees(deaths: Sequence[tuple[int, int, int]]) -> dict[int, list[int]]:
+    """The slots to free before each instruction: as the outbox frees tensors, when enough of them are dead."""
+    placed: dict[int, list[int]] = {}
+    waiting: list[int] = []
+    cost, last = 0, 0
+    for position, slot, nbytes in deaths:
+        if cost >= FREE_BYTES and position > last:
+            placed.setdefault(last, []).extend(waiting)
+            waiting, cost = [], 0
+        waiting.append(slot)
+        cost += nbytes + FREE_BYTES // FREE_COUNT
+        last = position
+    if waiting:
+        placed.setdefault(1 << 60, []).extend(waiting)
+    return placed
+
+
+id_of, key_of, ref_of_tensor = attrgetter("id"), attrgetter("key"), attrgetter("_ref")
