@@ -10,7 +10,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 
-from gt.core.messages import CreateTensor, DefineOp, FreeTensors, Redistribute, RunOp, Segment
+from gt.core.messages import ByteRange, CreateTensor, DefineOp, FreeTensors, Redistribute, RunOp
 from gt.core.meta import TensorMeta, contiguous_strides
 from gt.core.signatures import Input, Signature
 from gt.dispatcher.dispatcher import Dispatcher
@@ -53,7 +53,7 @@ def cached(workers: int) -> float:
     setup: list[object] = [DefineOp(SESSION + 1, product(400, 300, 200))]
     for place, (shape, layout) in enumerate(zip([(400, 300), (300, 200)], layouts, strict=True)):
         described = meta(*shape)
-        setup.append(CreateTensor(SESSION + 10 + place, described, Segment("", described.nbytes), None, 0))
+        setup.append(CreateTensor(SESSION + 10 + place, described, ByteRange("", described.nbytes), None, 0))
         setup.append(Redistribute(SESSION + 10 + place, SESSION + 20 + place, layout.record(), 0))
     dispatcher.instruct(session, setup, [b"", b""])  # type: ignore[arg-type]
     ids = iter(range(SESSION + 100, SESSION + 10_000_000))

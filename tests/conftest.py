@@ -198,10 +198,12 @@ def _leftovers() -> set[str]:
     processes = filter(_is_of_gt, _descendants(psutil.Process()))
     children = {f"process {process.pid} {' '.join(process.cmdline()[:4])}" for process in processes}
     directory = Path("/dev/shm")
-    segments = (
-        {f"segment {path.name}" for path in directory.glob(f"gt-{os.getpid()}-*")} if directory.is_dir() else set()
+    buffers = (
+        {f"shared buffer {path.name}" for path in directory.glob(f"gt-{os.getpid()}-*")}
+        if directory.is_dir()
+        else set()
     )
-    return threads | children | segments
+    return threads | children | buffers
 
 
 LISTS_CHILDREN = any(Path("/proc/self/task").glob("*/children"))

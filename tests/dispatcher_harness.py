@@ -8,6 +8,7 @@ from gt.core.ids import FIRST_DISPATCHER_ID, short_id
 from gt.core.message_events import Observer
 from gt.core.messages import (
     Answer,
+    ByteRange,
     Command,
     CreateTensor,
     DefineOp,
@@ -18,7 +19,6 @@ from gt.core.messages import (
     Redistribute,
     Report,
     RunOp,
-    Segment,
     StoreReady,
     WorkerDefineProgram,
     WorkerFetchTensor,
@@ -114,7 +114,7 @@ class DispatcherHarness:
 
 
 def create(ident: int, meta: TensorMeta = SMALL, site: int = 0) -> CreateTensor:
-    return CreateTensor(ident, meta, Segment("", meta.nbytes), None, site)
+    return CreateTensor(ident, meta, ByteRange("", meta.nbytes), None, site)
 
 
 def run(

@@ -8,11 +8,13 @@ from gt.core.messages import (
     Answer,
     BeginModule,
     BeginStep,
+    ByteRange,
     Collective,
     Command,
     CreateTensor,
     DefineOp,
     DefineScope,
+    DefineSegment,
     DefineSite,
     DropCopies,
     EndStep,
@@ -50,7 +52,7 @@ from gt.core.messages import (
     Rejected,
     Report,
     RunOp,
-    Segment,
+    RunSegment,
     Stats,
     StatsRead,
     StoreReady,
@@ -172,9 +174,13 @@ PROGRAM = Program(  # with an example of every kind of step
 FAILURE = Failure(
     2, "aten.mm.default", ("float32[2, 3]", "float32[4]"), 9, own(7), "RuntimeError", "shapes", "Traceback ..."
 )
-INLINE, SHARED = Segment("", 16), Segment("gt-1-1-2-0123456789abcdef", 16)
+INLINE, SHARED = ByteRange("", 16), ByteRange("gt-1-1-2-0123456789abcdef", 16)
+
+SEGMENT = DefineSegment(own(30), (own(2), own(2)), 1, ((0,), (0, 1)), ((0,), (1,)), (0, 1), (0, 4), (3, 3))
 
 INSTRUCTIONS: list[Instruction] = [
+    SEGMENT,
+    RunSegment(own(30), own(40), (own(5),), (0.5,), (0, 1)),
     DefineOp(own(1), RICH),
     DefineOp(own(2), ZEROS),
     DefineSite(3, "train.py", 12, "step"),
@@ -204,6 +210,8 @@ INSTRUCTIONS: list[Instruction] = [
 ]
 
 COMMANDS: list[Command] = [
+    SEGMENT,
+    RunSegment(own(30), own(40), (own(5),), (0.5,), ()),
     DefineOp(own(1), RICH),
     WorkerDefineProgram(own(16), "aten.x.default", PROGRAM),
     WorkerDefineScope(1, 2, "forward", True),

@@ -59,7 +59,7 @@ PURE = (
     "dispatcher/deferred_failures.py", "dispatcher/dispatcher.py", "dispatcher/errors.py", "dispatcher/fair_queue.py",
     "dispatcher/gradient_buckets.py",
     "dispatcher/group_store.py", "dispatcher/instructions.py", "dispatcher/invariants.py", "dispatcher/membership.py",
-    "dispatcher/op_definitions.py", "dispatcher/atomic_steps.py", "dispatcher/message_queue.py",
+    "dispatcher/op_definitions.py", "dispatcher/step_coordinator.py", "dispatcher/message_queue.py",
     "dispatcher/ownership.py", "dispatcher/plan_cache.py", "dispatcher/planner.py", "dispatcher/rejection.py",
     "dispatcher/session_records.py",
     "dispatcher/redistribution.py", "dispatcher/reports.py", "dispatcher/requests.py", "dispatcher/state.py",

@@ -140,6 +140,14 @@ def test_other_factories_make_gt_tensors(embedded: None, make: object) -> None:
     assert isinstance(gt.normal(0.0, 1.0, (2,)), gt.Tensor)
 
 
+@pytest.mark.parametrize("arguments", [([1.0, 2.0],), (np.ones((2, 3)),), (torch.arange(3.0),), (0, 3), ()])
+def test_the_class_makes_tensors_as_torchs_does(anywhere: str, arguments: tuple[object, ...]) -> None:
+    made, expected = gt.Tensor(*arguments), torch.Tensor(*arguments)
+    assert isinstance(made, gt.Tensor)
+    torch.testing.assert_close(made.cpu(), expected)
+    assert (made + 1).shape == gt.Tensor(made).shape == expected.shape
+
+
 def test_opt_einsum_stays_on_gt_and_keeps_gradients(anywhere: str) -> None:
     opt_einsum = pytest.importorskip("opt_einsum")
     x, y, z = torch.randn(3, 4), torch.randn(4, 5), torch.randn(5, 2)

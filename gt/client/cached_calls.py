@@ -89,11 +89,11 @@ class SingleResultCall:
 class MultiResultCall:
     """An op with several results, all new tensors."""
 
-    __slots__ = ("op_id", "outputs", "random", "rebuild")
+    __slots__ = ("geometries", "op_id", "random", "rebuild")
 
-    def __init__(self, op_id: int, outputs: tuple[Geometry, ...], rebuild: Rebuild, random: bool) -> None:
+    def __init__(self, op_id: int, geometries: tuple[Geometry, ...], rebuild: Rebuild, random: bool) -> None:
         self.op_id = op_id
-        self.outputs = outputs
+        self.geometries = geometries
         self.rebuild = rebuild
         self.random = random
 
@@ -102,7 +102,7 @@ class MultiResultCall:
     ) -> Any:
         if self.random:
             scalars.append(draw_key(args, kwargs))
-        results = [Storage(session, next(session.ids), geometry) for geometry in self.outputs]
+        results = [Storage(session, next(session.ids), geometry) for geometry in self.geometries]
         outputs = tuple([result.id for result in results])
         scope = 0 if session.scope_resolver is None else session.scope_resolver.scope_id(refs, None)
         site = session.sites.current()
@@ -114,12 +114,12 @@ class ViewCall:
     """An op whose results are views: no instruction is sent, each result is a storage and a path. `same`: the result is
     the input itself; `strided`: the results are plain strided memory of the storage."""
 
-    __slots__ = ("outputs", "rebuild", "same", "steps", "strided", "wrap")
+    __slots__ = ("geometries", "rebuild", "same", "steps", "strided", "wrap")
 
     def __init__(
         self,
         steps: tuple[ViewStep, ...],
-        outputs: tuple[Geometry, ...],
+        geometries: tuple[Geometry, ...],
         rebuild: Rebuild | None,
         same: bool,
         strided: bool,
@@ -127,7 +127,7 @@ class ViewCall:
     ) -> None:
         self.steps = steps
         self.wrap = wrap_view if lazy else wrap
-        self.outputs = outputs
+        self.geometries = geometries
         self.rebuild = rebuild
         self.same = same
         self.strided = strided
@@ -140,7 +140,7 @@ class ViewCall:
             return self.wrap(cls, ref)
         views = [
             self.wrap(cls, view_of(ref, (self, pick), step, geometry, self.strided))
-            for pick, (step, geometry) in enumerate(zip(self.steps, self.outputs, strict=True))
+            for pick, (step, geometry) in enumerate(zip(self.steps, self.geometries, strict=True))
         ]
         return views[0] if self.rebuild is None else self.rebuild(views)
 
@@ -148,13 +148,13 @@ class ViewCall:
 class WriteCall:
     """An op that writes to some of its arguments. `writes`: their positions among the tensors of the call."""
 
-    __slots__ = ("op_id", "outputs", "random", "returned", "writes")
+    __slots__ = ("geometries", "op_id", "random", "returned", "writes")
 
     def __init__(
-        self, op_id: int, outputs: tuple[Geometry, ...], writes: tuple[int, ...], returned: Returned, random: bool
+        self, op_id: int, geometries: tuple[Geometry, ...], writes: tuple[int, ...], returned: Returned, random: bool
     ) -> None:
         self.op_id = op_id
-        self.outputs = outputs
+        self.geometries = geometries
         self.writes = writes
         self.returned = returned
         self.random = random
@@ -164,7 +164,7 @@ class WriteCall:
     ) -> Any:
         if self.random:
             scalars.append(draw_key(args, kwargs))
-        results = [Storage(session, next(session.ids), geometry) for geometry in self.outputs]
+        results = [Storage(session, next(session.ids), geometry) for geometry in self.geometries]
         written = [refs[position].storage for position in self.writes]
         new_ids = [next(session.ids) for _ in written]
         outputs = (*[result.id for result in results], *new_ids)

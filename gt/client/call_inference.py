@@ -22,6 +22,7 @@ from gt.client.cached_calls import (
     ViewCall,
     WriteCall,
 )
+from gt.client.call_families import Inferred, RuledCall
 from gt.client.geometry import Geometry, dtype_name, geometry_of, intern_geometry
 from gt.client.op_schema import ArgumentKind, OpSchema
 from gt.client.refused_calls import check_arguments
@@ -76,9 +77,14 @@ def infer_call(
         if ref.session is not session:
             ref.session.require_open()
             raise SessionError("this tensor belongs to another session than the one that is active")
+    ruled = session.families.apply_rule(op, args, kwargs, key, refs)
+    known = None if ruled is None else session.families.infer(ruled)
     template = CallTemplate(op, args, kwargs, refs, layout)
     try:
-        call = _inferred_call(session, op, args, kwargs, template, refs)
+        if known is not None:
+            call = _functional_call(session, op, template, refs, known)
+        else:
+            call = _inferred_call(session, op, args, kwargs, template, refs, ruled)
     except Unknown:
         call = _query_call(session, op, template, key)
     session.cache_call(key, call)
@@ -107,6 +113,7 @@ def _inferred_call(
     kwargs: dict[str, Any],
     template: CallTemplate,
     refs: list[TensorRef],
+    ruled: RuledCall | None,
 ) -> CachedCall:
     if op.needs_worker_shape and not _is_same_everywhere(op, args, kwargs, refs):
         raise Unknown
@@ -118,8 +125,11 @@ def _inferred_call(
     if op.returns_python or resized:
         raise Unknown
     result = _apply_mask(op, args, kwargs, result)
-    if op.aliases:
-        return _view_call(op, template, refs[0], result)
+    inferred = None if op.writes else _flat_results(op, result)
+    if inferred is not None:
+        if ruled is not None:
+            session.families.learn(ruled, inferred)
+        return _functional_call(session, op, template, refs, inferred)
     fresh = [value for value, name in zip(_as_results(op, result), op.returned, strict=False) if name is None]
     leaves, spec = tree_flatten(fresh if op.writes else result)
     geometries = [None if leaf is None else _fresh_geometry(leaf) for leaf in leaves]
@@ -128,9 +138,34 @@ def _inferred_call(
     if op.writes:
         returned = _returned(op, lambda values: tree_unflatten(_with_gaps(leaves, values), spec))
         return WriteCall(op_id, outputs, template.writes, returned, template.random)
-    if isinstance(result, torch.Tensor):
+    return MultiResultCall(
+        op_id, outputs, lambda values: tree_unflatten(_with_gaps(leaves, values), spec), template.random
+    )
+
+
+def _flat_results(op: OpSchema, result: Any) -> Inferred | None:
+    """The results of an op that writes nothing; None if they are nested."""
+    several = list if isinstance(result, list) else tuple if isinstance(result, tuple) else None
+    values = list(result) if several else [result]
+    if not all(value is None or isinstance(value, torch.Tensor) for value in values):
+        return None
+    geometry = geometry_of if op.aliases else _fresh_geometry
+    return Inferred(several, tuple(None if value is None else geometry(value) for value in values))
+
+
+def _functional_call(
+    session: Session, op: OpSchema, template: CallTemplate, refs: Sequence[TensorRef], inferred: Inferred
+) -> CachedCall:
+    """The call of an op that writes nothing."""
+    container, geometries = inferred
+    if op.aliases:
+        return _view_call(op, template, refs[0], inferred)
+    op_id = session.define(template.signature(op, geometries))
+    outputs = tuple(geometry for geometry in geometries if geometry is not None)
+    if container is None:
         return SingleResultCall(op_id, outputs[0], template.random)
-    return MultiResultCall(op_id, outputs, _rebuild(result, leaves, spec), template.random)
+    rebuild = container if None not in geometries else lambda values: tuple(_with_gaps(geometries, values))
+    return MultiResultCall(op_id, outputs, rebuild, template.random)
 
 
 def _apply_mask(op: OpSchema, args: tuple[Any, ...], kwargs: dict[str, Any], result: Any) -> Any:
@@ -220,27 +255,18 @@ def _fresh_geometry(tensor: torch.Tensor) -> Geometry:
     return intern_geometry(tensor.shape, tensor.stride(), 0, tensor.dtype)
 
 
-def _view_call(op: OpSchema, template: CallTemplate, ref: TensorRef, result: Any) -> ViewCall:
-    source = ref.geometry
-    several = isinstance(result, list | tuple)
-    outputs = tuple(geometry_of(view) for view in (result if several else [result]))
+def _view_call(op: OpSchema, template: CallTemplate, ref: TensorRef, inferred: Inferred) -> ViewCall:
+    source, container = ref.geometry, inferred.container
+    outputs = tuple(output for output in inferred.geometries if output is not None)
     metas = tuple(output.meta() for output in outputs)
     steps = tuple(
-        ViewStep(op.name, template.args[1:], template.kwargs, pick if several else None, None, metas)
+        ViewStep(op.name, template.args[1:], template.kwargs, None if container is None else pick, None, metas)
         for pick in range(len(outputs))
     )
-    same = not several and outputs[0] is source and not op.reinterprets
+    same = container is None and outputs[0] is source and not op.reinterprets
     strided = not op.reinterprets and all(output.dtype is source.dtype for output in outputs)
     lazy = op.reinterprets or is_lazy(ref)
-    return ViewCall(steps, outputs, type(result) if several else None, same, strided, lazy)
-
-
-def _rebuild(result: Any, leaves: list[Any], spec: Any) -> Rebuild:
-    if type(result) in (tuple, list) and all(leaf is item for leaf, item in zip(leaves, result, strict=False)):
-        if None not in leaves:
-            return type(result)
-        return lambda values: tuple(_with_gaps(leaves, values))
-    return lambda values: tree_unflatten(_with_gaps(leaves, values), spec)
+    return ViewCall(steps, outputs, container, same, strided, lazy)
 
 
 def _with_gaps(leaves: Sequence[object], values: Sequence[Any]) -> list[Any]:

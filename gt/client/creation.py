@@ -14,7 +14,7 @@ from gt.client.factory_mode import FactoryMode
 from gt.client.geometry import TORCH_DTYPES, dtype_name
 from gt.client.model_layout import apply_model_config, layouts_of_plain
 from gt.client.module_moving import move_module
-from gt.client.registration_hooks import keep_on_gt, watch_modules
+from gt.client.registration_hooks import keep_on_gt, move_assigned_tensors, watch_modules
 from gt.client.safetensors_hooks import LoadOneByOne
 from gt.client.tensor import Tensor, to_gt, to_host
 from gt.client.torch_patches.dispatch_modes import disable_current_modes
@@ -62,6 +62,8 @@ class _DeviceScope(FactoryMode):
         super().__exit__(*error)
         self._list_reads.__exit__(*error)
         self._lazy_loading.__exit__(*error)
+        if error[0] is None:
+            move_assigned_tensors()
 
 
 class _ListReads(TorchFunctionMode):

@@ -25,9 +25,12 @@ class Geometry:
 
     They share it within a session: a tensor of an ended session never matches a cached call of a new one, so that
     inference sees it and raises.
+
+    `family` is the same for tensors of one rank and dtype, of which the same dims have no element, one or several, and
+    which are either all row-major or all not.
     """
 
-    __slots__ = ("__weakref__", "dtype", "nbytes", "offset", "row_major", "shape", "stride")
+    __slots__ = ("__weakref__", "dtype", "family", "nbytes", "offset", "row_major", "shape", "stride")
 
     def __init__(self, shape: torch.Size, stride: tuple[int, ...], offset: int, dtype: torch.dtype) -> None:
         self.shape = shape
@@ -36,6 +39,7 @@ class Geometry:
         self.dtype = dtype
         self.nbytes = math.prod(shape) * dtype.itemsize
         self.row_major = contiguous_strides(shape)
+        self.family = (dtype, tuple([min(size, 2) for size in shape]), stride == self.row_major)
 
     def __repr__(self) -> str:
         return f"{DTYPE_NAMES[self.dtype]}{list(self.shape)}"

@@ -83,12 +83,12 @@ def payload(tensor: torch.Tensor) -> memoryview:
     return memoryview(memory.as_strided((memory.numel(),), (1,)).view(torch.uint8).numpy())
 
 
-def fill(target: memoryview, source: Buffer) -> None:
+def copy_bytes(target: memoryview, source: Buffer) -> None:
     """Copy bytes with all cores: most of the time goes into faulting in the pages of the target."""
     torch.frombuffer(target, dtype=torch.uint8).copy_(torch.frombuffer(source, dtype=torch.uint8))
 
 
-def as_tensor(buffer: Buffer, geometry: Geometry, copies: bool = False) -> torch.Tensor:
+def tensor_of_bytes(buffer: Buffer, geometry: Geometry, copies: bool = False) -> torch.Tensor:
     """A plain tensor of row-major bytes, with the strides of a geometry. Unless it `copies`, it uses the memory of the
     buffer where the strides are row-major."""
     if geometry.nbytes == 0:

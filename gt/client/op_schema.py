@@ -85,6 +85,13 @@ _DEVICE_DEPENDENT_IN_HALF = {"aten::native_layer_norm", "aten::native_group_norm
 # Of these, ops that differ in evaluation mode too: some devices give no statistics.
 _DEVICE_DEPENDENT_IN_EVALUATION = {"aten::native_batch_norm", "aten::_native_batch_norm_legit"}
 
+# Ops on lists that are split if there are several workers: results of other shapes than the tensors, or written tensors
+# that need no value before, each of which may be without one.
+_SPLIT_LISTS = {
+    "aten::_foreach_norm", "aten::_foreach_max", "aten::_foreach_powsum", "aten::_foreach_mm", "aten::_foreach_zero_",
+    "aten::_foreach_copy_",
+}  # fmt: skip
+
 # Ops that write every element of their target and read none of it.
 _WRITES_ALL = {
     "aten::zero_", "aten::fill_", "aten::copy_", "aten::normal_", "aten::uniform_", "aten::random_", "aten::bernoulli_",
@@ -108,7 +115,8 @@ class OpSchema:
     - `writes_all`: it writes every element of its target and reads none of it
     - `reshapes`: it changes the shape of its first argument in place
     - `returned`: for each result, the name of the written argument that it is, or None
-    - `split`: its implementation one tensor at a time, for an op on lists of tensors
+    - `split`: its implementation one tensor at a time, for an op on lists of tensors; `joins` if it is one instruction
+      with any number of workers
     """
 
     __slots__ = (
@@ -120,6 +128,7 @@ class OpSchema:
         "func",
         "functional",
         "is_special",
+        "joins",
         "kinds",
         "kwarg_kinds",
         "leading",
@@ -164,6 +173,7 @@ class OpSchema:
         self.functional = _functional(func) if self.writes else ""
         self.decomposition = _decomposition(func)
         self.split = _explicit_kernel(func) if self.name.startswith("aten._foreach_") else None
+        self.joins = self.split is not None and schema.name not in _SPLIT_LISTS
         self.is_special = special or self.reshapes or self.decomposition is not None or self.split is not None
 
     def draws(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:

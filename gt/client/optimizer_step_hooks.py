@@ -25,16 +25,16 @@ MIN_STEPS = 16  # kept for every optimizer, however large its state is
 _MAX_ELEMENTS = 1 << 12  # of a plain tensor in a snapshot
 
 ON_WORKERS, NOT_KEPT = object(), object()  # in a snapshot, in place of a GT tensor, and of a value that is not kept
-State: TypeAlias = dict[torch.Tensor, dict[str, Any]]
+OptimizerState: TypeAlias = dict[torch.Tensor, dict[str, Any]]
 
 
-class Step:
+class OptimizerStep:
     """`begin` and `end` are ids, which increase in program order; `end` is 0 until the step has ended. `state` is a
     snapshot from before the step."""
 
     __slots__ = ("begin", "end", "state")
 
-    def __init__(self, begin: int, state: State) -> None:
+    def __init__(self, begin: int, state: OptimizerState) -> None:
         self.begin = begin
         self.end = 0
         self.state = state
@@ -44,18 +44,18 @@ class StepHistory:
     """The last steps of an optimizer. `is_complete`: none was dropped."""
 
     def __init__(self) -> None:
-        self.steps: deque[Step] = deque()
+        self.steps: deque[OptimizerStep] = deque()
         self.is_complete = True
         self._entries = 0
 
-    def add(self, step: Step) -> None:
+    def add(self, step: OptimizerStep) -> None:
         self.steps.append(step)
         self._entries += 1 + len(step.state)
         while len(self.steps) > MIN_STEPS and self._entries > MAX_ENTRIES:
             self._entries -= 1 + len(self.steps.popleft().state)
             self.is_complete = False
 
-    def first_after(self, point: int) -> Step | None:
+    def first_after(self, point: int) -> OptimizerStep | None:
         """The first step that began after a point of the program, which is an id."""
         return next((step for step in self.steps if step.begin > point), None)
 
@@ -93,7 +93,7 @@ def record_point(session: Session, optimizers: Sequence[Optimizer]) -> None:
     _end(session, optimizers)
 
 
-def _belongs_to(step: Step, session: Session) -> bool:
+def _belongs_to(step: OptimizerStep, session: Session) -> bool:
     return session_of(step.begin) == session.welcome.ident
 
 
@@ -103,7 +103,7 @@ def _begin(
     history = _histories.get(optimizer)
     if history is None or (history.steps and not _belongs_to(history.steps[-1], session)):
         history = _histories[optimizer] = StepHistory()
-    history.add(Step(_emit_begin(session, gradients, parameters), snapshot(optimizer)))
+    history.add(OptimizerStep(_emit_begin(session, gradients, parameters), snapshot(optimizer)))
 
 
 def _emit_begin(session: Session, gradients: Sequence[torch.Tensor], parameters: Sequence[torch.Tensor]) -> int:
@@ -121,12 +121,12 @@ def _end(session: Session, optimizers: Sequence[Optimizer]) -> None:
         _histories[optimizer].steps[-1].end = ended.end
 
 
-def note_step(session: Session, optimizer: Optimizer, begin: int, end: int, state: State) -> None:
+def note_step(session: Session, optimizer: Optimizer, begin: int, end: int, state: OptimizerState) -> None:
     """Add a step to the history of an optimizer whose instructions were repeated by gt.compile."""
     history = _histories.get(optimizer)
     if history is None or (history.steps and not _belongs_to(history.steps[-1], session)):
         history = _histories[optimizer] = StepHistory()
-    history.add(Step(begin, state))
+    history.add(OptimizerStep(begin, state))
     history.steps[-1].end = end
 
 
@@ -138,7 +138,7 @@ def optimizer_of_step(begin: int) -> Optimizer | None:
     return None
 
 
-def snapshot(optimizer: Optimizer) -> State:
+def snapshot(optimizer: Optimizer) -> OptimizerState:
     """A copy of an optimizer's state, without GT tensors."""
     return {
         parameter: {name: copy_of(value) for name, value in entries.items()}
@@ -157,7 +157,7 @@ def copy_of(value: Any) -> Any:
     return value if value is None or isinstance(value, int | float | str) else NOT_KEPT
 
 
-def restore_state(optimizer: Optimizer, state: State) -> None:
+def restore_state(optimizer: Optimizer, state: OptimizerState) -> None:
     """Give an optimizer the state of a snapshot, without its GT tensors; entries that are not in it are deleted."""
     for parameter in [parameter for parameter in optimizer.state if parameter not in state]:
         del optimizer.state[parameter]

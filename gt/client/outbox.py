@@ -12,6 +12,7 @@ from queue import Empty, SimpleQueue
 from typing import Any
 
 from gt.client.interrupts import CriticalSection, is_inside
+from gt.client.segment_matcher import SegmentMatcher
 from gt.client.storage import Storage, TensorRef
 from gt.core.errors import GTError, SessionError
 from gt.core.messages import CreateTensor, FreeTensors, Instruction
@@ -34,7 +35,8 @@ class Outbox:
     that writes to one of them in between would give it a new id.
 
     `collect` takes the answers of workers in this process, which are complete when a batch was sent; `pace` blocks
-    if other workers are too far behind; `break_off` is called when a batch was sent in part.
+    if other workers are too far behind; `break_off` is called when a batch was sent in part. The `matcher` finds
+    repeated runs of ops in a batch.
     """
 
     def __init__(
@@ -43,6 +45,7 @@ class Outbox:
         collect: Callable[[], object],
         pace: Callable[[int], None],
         break_off: Callable[[str], None],
+        matcher: SegmentMatcher,
     ) -> None:
         self.lock = threading.RLock()
         self.tape: deque[Instruction] = deque(maxlen=TAPE)
@@ -51,14 +54,15 @@ class Outbox:
         self._collect = collect
         self._pace = pace
         self._break_off = break_off
+        self._matcher = matcher
         self._uploads: dict[int, Upload] = {}
         self._dead: deque[int] = deque()
         self._dead_cost = 0
-        self._sent = 0
+        self._batches_sent = 0
         self._sending = threading.RLock()
         self._filled: SimpleQueue[None] = SimpleQueue()  # wakes the idle thread; finalizers may call nothing else
-        self._resting = False
-        self._open = True
+        self._is_resting = False
+        self._is_open = True
         self._idler = threading.Thread(target=self._flush_when_idle, name="gt-idle-flush", daemon=True)
         self._idler.start()
 
@@ -66,7 +70,7 @@ class Outbox:
         """Queue an instruction without the lock: it names no tensors, or no other thread runs. Hot path."""
         queue = self.queue
         queue.append(instruction)
-        if self._dead_cost >= FREE_BYTES or len(queue) >= BATCH or self._resting:
+        if self._dead_cost >= FREE_BYTES or len(queue) >= BATCH or self._is_resting:
             self._trigger()
 
     def submit(
@@ -84,7 +88,7 @@ class Outbox:
                 self._queue_write(instruction, written, new_ids)
             else:
                 self.queue.append(instruction)
-        if self._dead_cost >= FREE_BYTES or len(self.queue) >= BATCH or self._resting:
+        if self._dead_cost >= FREE_BYTES or len(self.queue) >= BATCH or self._is_resting:
             self._trigger()
         return instruction
 
@@ -106,7 +110,7 @@ class Outbox:
 
     def send_if_full(self) -> None:
         """Send what was queued if it makes a batch."""
-        if self._dead_cost >= FREE_BYTES or len(self.queue) >= BATCH or self._resting:
+        if self._dead_cost >= FREE_BYTES or len(self.queue) >= BATCH or self._is_resting:
             self._trigger()
 
     def _queue_write(self, instruction: Instruction, written: Sequence[Storage], new_ids: Sequence[int]) -> None:
@@ -132,8 +136,8 @@ class Outbox:
             self._free_dead()
         if len(self.queue) >= BATCH:
             if not is_inside():  # otherwise a finalizer or signal handler runs inside a flush: it must not flush
-                self.flush()
-        elif self._resting:
+                self.flush(is_final=False)
+        elif self._is_resting:
             self._filled.put(None)
 
     def emit_upload(self, instruction: CreateTensor, upload: Upload, at_once: bool) -> None:
@@ -142,7 +146,7 @@ class Outbox:
         self.queue.append(instruction)
         if at_once:
             self.flush()
-        elif self._resting:
+        elif self._is_resting:
             self._filled.put(None)
 
     def release(self, ident: int, nbytes: int) -> None:
@@ -150,29 +154,39 @@ class Outbox:
         notes the id and wakes the idle thread."""
         self._dead.append(ident)
         self._dead_cost += nbytes + FREE_BYTES // FREE_COUNT
-        if self._resting:
+        if self._is_resting:
             self._filled.put(None)
 
     def refuse(self, reason: str) -> None:
         """Refuse instructions from now on, and ignore tensors that are collected."""
         self.queue = _ClosedQueue(reason)
         self._dead = deque(maxlen=0)
-        self._resting = False
+        self._is_resting = False
 
-    def flush(self) -> None:
+    def flush(self, *, is_final: bool = True) -> None:
+        """Send the queued instructions. If it is not `is_final`, the beginning of a repeated run of ops may stay."""
         with CriticalSection():
             batch, uploads = self._begin()
             try:
                 if not batch:
                     return
-                self._sent += 1
+                self._batches_sent += 1
+                compressed, rest = self._matcher.compress(batch, is_final=is_final)
+                if rest:
+                    self._put_back(rest)
+                    del batch[-len(rest) :]
                 self.tape.extend(batch)
-                log.debug("sending %d instructions and %d tensors", len(batch), len(uploads))
-                self._send(batch, uploads)
+                log.debug("sending %d instructions and %d tensors", len(compressed), len(uploads))
+                if compressed:
+                    self._send(compressed, uploads)
             finally:
                 self._sending.release()
         if self._channel.is_asynchronous:
             self._pace(len(batch))
+
+    def _put_back(self, instructions: list[Instruction]) -> None:
+        with self.lock:
+            self.queue.extendleft(reversed(instructions))
 
     def _begin(self) -> tuple[list[Instruction], list[Upload]]:
         """Become the thread that sends, and take the batch to send. Never blocks on `_sending` while holding `lock`: a
@@ -203,7 +217,7 @@ class Outbox:
         return batch, [self._uploads.pop(created.id) for created in batch if type(created) is CreateTensor]
 
     def close(self) -> None:
-        self._open = False
+        self._is_open = False
         self._filled.put(None)
         if self._idler is not threading.current_thread():
             self._idler.join(timeout=5)
@@ -228,9 +242,9 @@ class Outbox:
         """Poll the outbox, and rest when it stays empty. Threads that fill it need not wake this one while it polls:
         waking it for every batch cost more than the ops of the batch."""
         seen, quiet = (0, 0), 0
-        while self._open:
+        while self._is_open:
             time.sleep(IDLE_SECONDS)
-            now = (self._sent, len(self.queue) + len(self._dead))
+            now = (self._batches_sent, len(self.queue) + len(self._dead))
             if now[1] and now == seen:
                 self._flush_quietly()
             quiet = 0 if now[1] else quiet + 1
@@ -243,11 +257,11 @@ class Outbox:
         with contextlib.suppress(Empty):
             while True:
                 self._filled.get_nowait()
-        self._resting = True
-        # Checked after `_resting` is set: an instruction queued from now on wakes this thread.
-        if not self.queue and not self._dead and self._open:
+        self._is_resting = True
+        # Checked after `_is_resting` is set: an instruction queued from now on wakes this thread.
+        if not self.queue and not self._dead and self._is_open:
             self._filled.get()
-        self._resting = False
+        self._is_resting = False
 
     def _flush_quietly(self) -> None:
         try:

@@ -2,7 +2,8 @@
 
 A module is on GT if `gt.to` has moved it, or if a parameter, a buffer or a child was registered in it inside
 `gt.device()`. So adapters that a library adds to a model, a new head, and the weights that `from_pretrained` loads are
-on GT. Torch calls the hooks for every registration in any module.
+on GT. Torch calls the hooks for every registration in any module. Tensors that a library puts into the tables of a
+module itself are moved at the end of `gt.device()`.
 """
 
 from __future__ import annotations
@@ -25,7 +26,11 @@ from gt.client.tensor import Tensor
 from gt.client.torch_patches.nn_modules import child_modules, own_buffers, own_parameters
 from gt.sharding.spec import ShardingSpec
 
+# Libraries whose modules hold a model and the parameters that they add to it (prompts).
+_WRAPPERS = ("peft",)
+
 _modules_on_gt: WeakSet[torch.nn.Module] = WeakSet()
+_built: WeakSet[torch.nn.Module] = WeakSet()  # modules with parts that were registered in a scope of `gt.device()`
 _parents: WeakKeyDictionary[torch.nn.Module, ReferenceType[torch.nn.Module]] = WeakKeyDictionary()
 _moved: Any = WeakTensorKeyDictionary()  # plain tensor, by identity, to a weak reference of the moved one
 
@@ -45,28 +50,59 @@ def watch_modules() -> None:
 
 def _on_tensor(table_of: Callable[[torch.nn.Module], dict[str, Any]]) -> Callable[[torch.nn.Module, str, Any], Any]:
     def moved(module: torch.nn.Module, name: str, value: Any) -> Any:
-        if isinstance(value, Tensor) or not isinstance(value, torch.Tensor) or not _is_on_gt(module):
-            return None
-        if value.device.type != "cpu" or is_lazy(value):
+        if not _is_plain(value) or not _is_on_gt(module):
             return None
         table = table_of(module)
         replaced = table.get(name)
         if replaced is None or replaced.device.type != "meta":
             return _moved_once(value, None)
-        full_name = _full_name(module, name)
-        hook_by_name(full_name, module, ParameterPlace(table, name))
-        return _moved_once(value, layout_by_name(value, full_name))
+        return _moved_by_name(value, module, ParameterPlace(table, name))
 
     return moved
 
 
+def move_assigned_tensors() -> None:
+    """Move to GT the plain tensors of modules that were built in `gt.device()`. Libraries that load weights into the
+    tables of a module (accelerate) call no hook."""
+    for module in _built:
+        for table in (own_parameters(module), own_buffers(module)):
+            for name, value in table.items():
+                if _is_plain(value):
+                    table[name] = _moved_by_name(value, module, ParameterPlace(table, name))
+    _built.clear()
+
+
+def _is_plain(value: Any) -> bool:
+    if isinstance(value, Tensor) or not isinstance(value, torch.Tensor):
+        return False
+    return value.device.type == "cpu" and not is_lazy(value)
+
+
+def _moved_by_name(value: torch.Tensor, module: torch.nn.Module, place: ParameterPlace) -> Tensor:
+    """A tensor in the layout that the configuration has for its name."""
+    full_name = _full_name(module, place.name)
+    hook_by_name(full_name, module, place)
+    return _moved_once(value, layout_by_name(value, full_name))
+
+
 def _on_module(module: torch.nn.Module, name: str, part: Any) -> None:
-    if not isinstance(part, torch.nn.Module) or not _is_on_gt(module):
+    if not isinstance(part, torch.nn.Module):
         return
+    if part in _modules_on_gt and _is_wrapper(module):
+        _modules_on_gt.add(module)
+        return
+    if not _is_on_gt(module):
+        return
+    if is_factory_mode_on():
+        _built.update([module, *part.modules()])
     _parents[part] = ref(module)
     if not any(value.device.type == "meta" for value in [*part.parameters(), *part.buffers()]):
         move_module(part)
     keep_on_gt(part)
+
+
+def _is_wrapper(module: torch.nn.Module) -> bool:
+    return any(kind.__module__.partition(".")[0] in _WRAPPERS for kind in type(module).__mro__)
 
 
 def _is_on_gt(module: torch.nn.Module) -> bool:

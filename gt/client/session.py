@@ -14,6 +14,7 @@ from typing import Any
 import torch
 
 from gt.client.cached_calls import CachedCall
+from gt.client.call_families import CallFamilies
 from gt.client.call_sites import Site, Sites
 from gt.client.error_text import describe_failure, describe_unread
 from gt.client.flow_control import Pacing
@@ -25,12 +26,14 @@ from gt.client.operand_cache import MAX_BYTES, OperandCache
 from gt.client.outbox import Outbox
 from gt.client.scope_resolver import ScopeResolver
 from gt.client.scope_stack import in_use, push
+from gt.client.segment_matcher import SegmentMatcher
 from gt.client.storage import ROOT, Storage, TensorRef
 from gt.client.tensor_parts import assemble, write_parts
 from gt.core.errors import GTError, OpError, SessionError
 from gt.core.ids import FIRST_QUERY_ID, MAX_RESULTS, SESSION_SHIFT
 from gt.core.messages import (
     CURRENT,
+    ByteRange,
     CreateTensor,
     DefineOp,
     DefineSite,
@@ -52,7 +55,6 @@ from gt.core.messages import (
     ReadVersions,
     Redistribute,
     RunOp,
-    Segment,
     StatsRead,
     Synchronize,
     TensorRead,
@@ -63,6 +65,7 @@ from gt.core.messages import (
     Welcome,
 )
 from gt.core.meta import dense_strides, is_dense
+from gt.core.settings import DEFAULT_HOT_PATH, HotPathSettings
 from gt.core.signatures import Input, Signature
 from gt.lazy_launch import load_launcher
 from gt.sharding.parts import distinct_parts
@@ -82,9 +85,16 @@ FAREWELL_SECONDS = 2.0  # how long close() waits for work, to show its failures
 class Session:
     """`workers` are the connected ones, as far as the dispatcher has reported. `alone`: the session never had more than
     one worker; `embedded`: its only worker is in this process. `cached_calls` are the calls that were inferred before,
-    by op, geometries and constants. `scope_resolver` finds the signal scope of each op; None if no op has one."""
+    by op, geometries and constants, and `families` what is known of calls with other sizes. `scope_resolver` finds the
+    signal scope of each op; None if no op has one."""
 
-    def __init__(self, channel: ClientChannel, welcome: Welcome, auto_shard: bool | None = None) -> None:
+    def __init__(
+        self,
+        channel: ClientChannel,
+        welcome: Welcome,
+        auto_shard: bool | None = None,
+        hot_path: HotPathSettings = DEFAULT_HOT_PATH,
+    ) -> None:
         first = welcome.ident << SESSION_SHIFT
         self.welcome = welcome
         self.workers = welcome.workers
@@ -94,6 +104,7 @@ class Session:
         self.on_cpu = all(worker.device == "cpu" for worker in welcome.workers)
         self.scope_resolver: ScopeResolver | None = None
         self.cached_calls: dict[tuple[Any, ...], Any] = {}
+        self.families = CallFamilies()
         self.signatures: dict[int, Signature] = {}
         self.closed_because = ""  # the reason, if the session is closed
         self.is_recording = False  # whether the workers record the commands they run
@@ -103,10 +114,11 @@ class Session:
         self.operands = OperandCache(self._upload_operand)
         self.inbox = Inbox(channel, self.sites, self._note_workers)
         self._pacing = Pacing(self._request_synchronization, self.inbox.wait)
-        self.outbox = Outbox(channel, self.inbox.collect, self._pacing.count, self._break_off)
+        self._op_ids = itertools.count(first + 1)
+        self.matcher = SegmentMatcher(hot_path, lambda: next(self._op_ids), lambda: self.signatures)
+        self.outbox = Outbox(channel, self.inbox.collect, self._pacing.count, self._break_off, self.matcher)
         self._auto_shard = auto_shard
         self._channel = channel
-        self._op_ids = itertools.count(first + 1)
         self._query_ids = itertools.count(first + FIRST_QUERY_ID, MAX_RESULTS)
         self._ended = False
         if in_use() or (not self.alone and auto_shard is not False):
@@ -146,6 +158,7 @@ class Session:
         """Keep an inferred call; when there are too many, forget all and start again."""
         if len(self.cached_calls) >= MAX_CACHED_CALLS:
             *old, newest = self.signatures
+            self.matcher.clear()
             self.cached_calls.clear()
             ROOT.children.clear()
             self.signatures = {newest: self.signatures[newest]}
@@ -179,9 +192,9 @@ class Session:
         layout = partial.replace(partial=()) if partial is not None else layout
         data = self._bytes_of(plain, layout)
         storage = Storage(self, next(self.ids), geometry)
-        segment = Segment("", geometry.nbytes)
+        byte_range = ByteRange("", geometry.nbytes)
         record = layout.record() if layout is not None else None
-        instruction = CreateTensor(storage.id, geometry.meta(), segment, record, self.sites.current())
+        instruction = CreateTensor(storage.id, geometry.meta(), byte_range, record, self.sites.current())
         if geometry.nbytes >= SHARE_BYTES and self._channel.is_asynchronous:
             self.inbox.collect_now()  # an answer may tell that the memory of an earlier upload is free
         self.outbox.emit_upload(instruction, data, at_once=geometry.nbytes > MAX_BYTES)
@@ -216,7 +229,7 @@ class Session:
         """Read a tensor, with room for so many bytes."""
         request = next(self.ids)
         site = self.sites.current()
-        place = Segment("", nbytes) if nbytes >= SHARE_BYTES else None
+        place = ByteRange("", nbytes) if nbytes >= SHARE_BYTES else None
         self.outbox.submit(lambda ids: FetchTensor(request, ids[0], version, site, place), [storage])
         return self._answer(request)
 

@@ -62,6 +62,12 @@ def _functions(func: OpOverload) -> tuple[Callable[..., Any], StrideRule | None]
     return func, rule or (_iterated if iterates else None)
 
 
+def has_own_strides(func: OpOverload) -> bool:
+    """Whether an op has a rule of its own for the strides of its results, or is pointwise and does not iterate over its
+    operands."""
+    return schema_of(func).name.removeprefix("aten::") in _RULES or packet_name(func) in _NOT_ITERATED
+
+
 def _cast(args: Sequence[Any], result: Any) -> tuple[list[Any], bool]:
     """The operands of a pointwise op, and whether one was replaced. On the CPU such an op first copies operands of
     other dtypes than the one that it computes in, and a copy has no gaps."""

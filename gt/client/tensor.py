@@ -19,6 +19,7 @@ from gt.client.cached_calls import rebind, wrap, wrap_view
 from gt.client.host_data import from_array, torch_call
 from gt.client.inplace_views import InPlaceViews
 from gt.client.layouts import LocalShard, read_layout, read_shards
+from gt.client.operators import install_operators
 from gt.client.printing import SHOWN_ELEMENTS, describe, edges
 from gt.client.remote_storage import RemoteStorage, address_of, no_memory
 from gt.client.safetensors_hooks import let_libraries_read
@@ -28,6 +29,7 @@ from gt.client.torch_dispatch import dispatch
 from gt.client.torch_patches.avoid_dtensor_import import keep_dtensor_out
 from gt.client.torch_patches.avoid_dynamo_import import hide_from_dynamo
 from gt.client.torch_patches.data_property import patch_data_property
+from gt.client.torch_patches.optimizer_defaults import patch_optimizer_defaults
 from gt.client.torch_patches.pytree import tree_map, tree_map_only
 from gt.client.torch_patches.wrapper_tensors import no_torch_function
 from gt.client.tracebacks import ends_on_users_line
@@ -44,6 +46,18 @@ class Tensor(ValueReads, InPlaceViews):
     __torch_function__ = no_torch_function
     __torch_dispatch__ = classmethod(dispatch)  # type: ignore[assignment]
     user_type: type[torch.Tensor] = torch.Tensor  # the class of its plain copies
+
+    def __new__(cls, *args: Any, requires_grad: bool | None = None, _marked: bool = False, **kwargs: Any) -> Any:
+        """With `requires_grad`, a parameter: accelerate calls `type(parameter)(data, requires_grad=...)`, also with all
+        attributes of the parameter. Otherwise what `torch.Tensor` makes of the arguments, on GT."""
+        if requires_grad is not None:
+            (data,) = args
+            return torch.nn.Parameter(data if data.is_meta else to_gt(data), requires_grad)
+        if args and isinstance(args[0], Tensor):
+            return super().__new__(cls, *args, **kwargs)
+        new = to_gt(torch.Tensor(*args, **kwargs))
+        new.__class__ = cls
+        return new
 
     @property
     def _is_param(self) -> bool:
@@ -311,7 +325,7 @@ def _copied(ref: TensorRef, copies: dict[int, tuple[Storage, Storage]]) -> Tenso
     return copy if ref.path is None else StorageView(copy, ref.path, ref.geometry)
 
 
-class _Storage:
+class _PickledStorage:
     """The bytes of a storage as an object to pickle: a pickler recognises an object that it has pickled before."""
 
     __slots__ = ("__weakref__", "_storage")
@@ -323,10 +337,10 @@ class _Storage:
         return restore, (self._storage.session.fetch(self._storage), False, False)
 
 
-_storages: WeakValueDictionary[int, _Storage] = WeakValueDictionary()  # by id(), while they are being pickled
+_storages: WeakValueDictionary[int, _PickledStorage] = WeakValueDictionary()  # by id(), while they are being pickled
 
 
-def _storage_of(ref: TensorRef) -> _Storage | None:
+def _storage_of(ref: TensorRef) -> _PickledStorage | None:
     """The object to pickle for a tensor so that it stays tied to others of its storage. None if the tensor is not
     given by strides, or if the storage has gaps, which are not restored."""
     storage = ref.storage
@@ -334,7 +348,7 @@ def _storage_of(ref: TensorRef) -> _Storage | None:
     reinterpreted = storage.geometry.dtype is not ref.geometry.dtype or any(step.op in REINTERPRETING for step in steps)
     if reinterpreted or not is_dense(storage.geometry.shape, storage.geometry.stride):
         return None
-    return _storages.setdefault(id(storage), _Storage(storage))
+    return _storages.setdefault(id(storage), _PickledStorage(storage))
 
 
 def restore(value: torch.Tensor, requires_grad: bool, is_parameter: bool) -> Tensor:
@@ -373,7 +387,9 @@ def _restored(tensor: Tensor, requires_grad: bool, is_parameter: bool) -> Tensor
 
 keep_dtensor_out(Tensor, dispatch)
 hide_from_dynamo(dispatch)
+install_operators(Tensor)
 make_subclasses_on_gt(Tensor)
 patch_data_property(Tensor)
+patch_optimizer_defaults(Tensor)
 refuse_other_processes(Tensor)
 torch.serialization.add_safe_globals([restore, restore_part, restore_subclass])

@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 import torch
 
 from gt.client.geometry import DTYPE_NAMES, TORCH_DTYPES, Geometry
-from gt.client.host_data import as_tensor, empty_dense
+from gt.client.host_data import empty_dense, tensor_of_bytes
 from gt.client.torch_patches.dispatch_modes import current_dispatch_modes, disable_current_modes
 from gt.core.meta import memory_order
 from gt.sharding.boxes import Box, box_shape
@@ -48,7 +48,7 @@ def assemble(
     the whole tensor. Partial values are reduced as workers do: in the same order, and in a wider dtype where sums need
     one. Memory that `is_shared` is copied."""
     if layout is None:
-        return as_tensor(buffers[0], geometry, copies=is_shared)
+        return tensor_of_bytes(buffers[0], geometry, copies=is_shared)
     with disable_current_modes() if current_dispatch_modes() else contextlib.nullcontext():
         parts = zip(parts_to_read(layout, tuple(geometry.shape)), buffers, strict=True)
         addends = [list(group) for _, group in itertools.groupby(parts, key=lambda part: part[0].addend)]
@@ -60,7 +60,7 @@ def assemble(
 def _joined(parts: Sequence[tuple[Part, Buffer]], geometry: Geometry, copies: bool) -> torch.Tensor:
     """The tensor that consists of some boxes."""
     if len(parts) == 1:
-        return as_tensor(parts[0][1], geometry, copies)
+        return tensor_of_bytes(parts[0][1], geometry, copies)
     whole = empty_dense(geometry)
     for part, buffer in parts:
         whole[_slices(part.box)] = torch.frombuffer(buffer, dtype=geometry.dtype).view(box_shape(part.box))

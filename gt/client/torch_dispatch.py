@@ -50,12 +50,9 @@ def dispatch(
 ) -> Any:
     """The `__torch_dispatch__` of GT tensors. `layout`: the layout of a factory's result."""
     try:
-        op = _schemas.get(func)
-        if op is None:
-            refuse_op(func)
-            op = _schemas[func] = OpSchema(func, special=str(func) in SPECIAL)
+        op = _schemas.get(func) or schema_for(func)
         session = sessions.active or sessions.current()
-        if op.is_special and not (op.split and session.alone):
+        if op.is_special and not (op.joins or (op.split and session.alone)):
             return _run_special(cls, op, args, kwargs or {})
         if not kwargs and len(args) <= op.leading and layout is None:
             cache_key: tuple[Any, ...]
@@ -86,6 +83,15 @@ def dispatch(
     except Exception as error:
         leave_out_own_frames(error)
         raise
+
+
+def schema_for(func: OpOverload) -> OpSchema:
+    """The facts about an op, read at its first use."""
+    op = _schemas.get(func)
+    if op is None:
+        refuse_op(func)
+        op = _schemas[func] = OpSchema(func, special=str(func) in SPECIAL)
+    return op
 
 
 def _classify_and_run(
@@ -123,9 +129,9 @@ def _classify_and_run(
                 key.append(name)
                 _take(session, op.kwarg_kinds[name], value, key, refs, scalars)
     except _NotOnWorkers:
-        return run_on_host(cls, op.func, args, kwargs or {})
+        return _run_special(cls, op, args, kwargs or {}) if op.split else run_on_host(cls, op.func, args, kwargs or {})
     if op.writes:
-        key.append(_alias_pattern(refs))
+        key.append(alias_pattern(refs))
     if layout is not None:
         key.append(layout)
     cache_key = tuple(key)
@@ -137,7 +143,7 @@ def _classify_and_run(
 
 def _run_special(cls: HandleType, op: OpSchema, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """Run an op that is not one instruction: one of special_ops.py, or one that is composed of others. A list of
-    tensors is split if there are several workers, since its tensors may be on different ones."""
+    tensors is split if some of them are in this process, and for a few ops if there are several workers."""
     special = SPECIAL.get(op.name) or (reshape_in_place if op.reshapes else None)
     if special is not None:
         return special(cls, op, args, kwargs)
@@ -223,7 +229,7 @@ def _take_plain(session: Session, value: Any, key: list[Any], refs: list[TensorR
         key.append(value)
 
 
-def _alias_pattern(refs: list[TensorRef]) -> tuple[int, ...] | None:
+def alias_pattern(refs: list[TensorRef]) -> tuple[int, ...] | None:
     """For each tensor of a call, the first position with the same storage; None if all storages differ. A write to
     one changes the others."""
     if len(refs) == 1:

@@ -14,7 +14,7 @@ from torch.optim.optimizer import Optimizer
 from gt.client import optimizer_step_hooks
 from gt.client.cached_calls import wrap
 from gt.client.factory_mode import FactoryMode
-from gt.client.optimizer_step_hooks import NOT_KEPT, ON_WORKERS, Step, StepHistory
+from gt.client.optimizer_step_hooks import NOT_KEPT, ON_WORKERS, OptimizerStep, StepHistory
 from gt.client.session import Session
 from gt.client.storage import Storage
 from gt.client.tensor import Tensor
@@ -60,7 +60,7 @@ class RecoveryPoint(NamedTuple):
     at: int
     versions: list[tuple[RecoveryTarget, int]]
     missing: list[str]
-    after: list[tuple[Optimizer, Step]]
+    after: list[tuple[Optimizer, OptimizerStep]]
 
 
 def recover(*targets: torch.Tensor | torch.nn.Module | Optimizer) -> None:
@@ -192,7 +192,7 @@ def _candidates(session: Session, targets: Sequence[RecoveryTarget], histories: 
 def _point_at(
     session: Session, at: int, targets: Sequence[RecoveryTarget], optimizers: Sequence[Optimizer]
 ) -> RecoveryPoint:
-    after: list[tuple[Optimizer, Step]] = []
+    after: list[tuple[Optimizer, OptimizerStep]] = []
     missing: list[str] = []
     for optimizer in optimizers:
         history = optimizer_step_hooks.history_of(session, optimizer)
@@ -218,7 +218,7 @@ def _precedes_steps(target: RecoveryTarget, histories: Sequence[StepHistory]) ->
     )
 
 
-def _existed(target: RecoveryTarget, after: Sequence[tuple[Optimizer, Step]]) -> bool:
+def _existed(target: RecoveryTarget, after: Sequence[tuple[Optimizer, OptimizerStep]]) -> bool:
     """Whether a tensor existed before the first step after a point: state that the step made is deleted again."""
     if target.entry is None:
         return True
@@ -226,7 +226,7 @@ def _existed(target: RecoveryTarget, after: Sequence[tuple[Optimizer, Step]]) ->
     return all(target.entry.name in state.get(target.entry.parameter, {}) for state in states)
 
 
-def _lost_entries(optimizer: Optimizer, step: Step) -> list[str]:
+def _lost_entries(optimizer: Optimizer, step: OptimizerStep) -> list[str]:
     """The names of entries of an optimizer's state that the snapshot does not have, or that are no GT tensors any
     more."""
     return [

@@ -24,14 +24,14 @@ class IdRole(Enum):
 
 _RANGE = Meta(ge=0, lt=1 << 62)
 _COUNT = Meta(max_length=1 << 20)
-_Number: TypeAlias = Annotated[int, _RANGE]
-SiteId: TypeAlias = _Number
-ScopeId: TypeAlias = _Number
+_Int: TypeAlias = Annotated[int, _RANGE]
+SiteId: TypeAlias = _Int
+ScopeId: TypeAlias = _Int
 """Ids of sites and of scopes: each session numbers its own from 1, without the session's bits; 0 is none."""
 Id: TypeAlias = Annotated[int, _RANGE, IdRole.OWNED]
-Ids: TypeAlias = Annotated[tuple[_Number, ...], _COUNT, IdRole.OWNED]
+Ids: TypeAlias = Annotated[tuple[_Int, ...], _COUNT, IdRole.OWNED]
 NewId: TypeAlias = Annotated[int, _RANGE, IdRole.NEW]
-NewIds: TypeAlias = Annotated[tuple[_Number, ...], _COUNT, IdRole.NEW]
+NewIds: TypeAlias = Annotated[tuple[_Int, ...], _COUNT, IdRole.NEW]
 FirstResultId: TypeAlias = Annotated[int, _RANGE, IdRole.FIRST_RESULT]
 
 
@@ -39,8 +39,8 @@ def session_of(ident: int) -> int:
     return ident >> SESSION_SHIFT
 
 
-def is_copy(ident: int) -> bool:
-    """Whether an id of a tensor was given by the dispatcher, which gives ids to copies (and to tokens of steps)."""
+def is_dispatcher_id(ident: int) -> bool:
+    """Whether the dispatcher gave an id: to a copy of a tensor, the token of a step, or a program."""
     return FIRST_DISPATCHER_ID <= ident & ((1 << SESSION_SHIFT) - 1) < FIRST_QUERY_ID
 
 

@@ -7,7 +7,7 @@ a RunOp is an instruction and a command. In one process the same records are pas
 A record declares what other modules need to know about it, and `gt.core.record_fields` reads the declarations:
 
 - the types of its id fields say whose the ids are and which of them are new (`Id`, `NewId`, see `gt.core.ids`);
-- a field `segment` or `segments` says that the bytes of tensors travel with the record;
+- a field `byte_range` or `byte_ranges` says that the bytes of tensors travel with the record;
 - a command's `timeline_name` is its name in a recorded timeline, None if it is not recorded.
 """
 
@@ -21,8 +21,9 @@ from gt.core.ids import FirstResultId, Id, Ids, NewId, NewIds, ScopeId, SiteId
 from gt.core.meta import TensorMeta
 from gt.core.signatures import Axis, Name, Number, PolicyRecord, Program, Signature, SpecRecord, Text
 
-PROTOCOL = 11
+PROTOCOL = 12
 MAX_BATCH = 1 << 16
+MAX_SEGMENT = 64  # ops of a segment
 MAX_RECORDED = 1 << 20  # commands that a worker records at most
 COUNTED_BYTES = 1 << 16  # a read of this size or more counts by itself against the session's limit
 ACKNOWLEDGED_BYTES = 1 << 20  # a client acknowledges its other answers together, each time they add up to this size
@@ -35,15 +36,16 @@ Version: TypeAlias = Annotated[int, Meta(ge=CURRENT, le=KEPT)]
 Limit: TypeAlias = Annotated[int, Meta(ge=0, le=MAX_RECORDED)]
 Mark: TypeAlias = Annotated[int, Meta(ge=0, lt=1 << 62)]
 ModuleNumber: TypeAlias = Annotated[int, Meta(ge=0, lt=1 << 62)]
+Slot: TypeAlias = Annotated[int, Meta(ge=0, lt=1 << 16)]
+Slots: TypeAlias = Annotated[tuple[Slot, ...], Meta(max_length=1 << 12)]
 
 
 class _Record(Struct, array_like=True, tag=True, frozen=True, gc=False):
     """Base of all messages. Tagged by class name, so a union of records is decoded and validated in one pass."""
 
 
-class Segment(Struct, array_like=True, frozen=True):
-    """Bytes of a tensor: in a named shared-memory segment, from `offset` on, or, with an empty name, after the message
-    itself."""
+class ByteRange(Struct, array_like=True, frozen=True):
+    """Bytes of a tensor: in a named shared buffer, from `offset` on, or, with an empty name, after the message."""
 
     name: Name
     nbytes: Annotated[int, Meta(ge=0, lt=1 << 52)]
@@ -78,7 +80,7 @@ class WorkerInfo(Struct, array_like=True, frozen=True):
 
 class Welcome(_Record, frozen=True):
     """`ident` is a client's session or a worker's id. `session_secret` is known to the session only and marks its
-    shared-memory segments. `instruction_log` is the path of the server's log, if it writes one."""
+    shared buffers. `instruction_log` is the path of the server's log, if it writes one."""
 
     version: Name
     ident: int
@@ -153,7 +155,7 @@ class CreateTensor(_Record, frozen=True):
 
     id: NewId
     meta: TensorMeta
-    segment: Segment
+    byte_range: ByteRange
     layout: SpecRecord | None
     site: SiteId
 
@@ -168,6 +170,36 @@ class RunOp(_Record, frozen=True):
     scalars: tuple[Number, ...]
     scope: ScopeId
     site: SiteId
+
+
+class DefineSegment(_Record, frozen=True):
+    """A run of ops that a program repeats, described once; a RunSegment runs it. There is one entry for each op.
+
+    Tensors are named by slots: first the `externals`, which exist before the segment, then the outputs of the ops, in
+    order. `inputs` are slots; `outputs` are offsets of new ids from the `first` of a RunSegment; `scalars` are the
+    numbers of scalars of the ops."""
+
+    timeline_name: ClassVar = "define"
+    segment_id: Id
+    op_ids: Ids
+    externals: Slot
+    inputs: Annotated[tuple[Slots, ...], Meta(max_length=MAX_SEGMENT)]
+    outputs: Annotated[tuple[Slots, ...], Meta(max_length=MAX_SEGMENT)]
+    scalars: Annotated[tuple[Slot, ...], Meta(max_length=MAX_SEGMENT)]
+    scopes: Annotated[tuple[ScopeId, ...], Meta(max_length=MAX_SEGMENT)]
+    sites: Annotated[tuple[SiteId, ...], Meta(max_length=MAX_SEGMENT)]
+
+
+class RunSegment(_Record, frozen=True):
+    """Run the ops of a segment on `externals`, with the scalars of all ops in order. `dead` are the slots that nothing
+    after the segment uses: they are freed, each after its last use in it."""
+
+    timeline_name: ClassVar = "op"
+    segment_id: Id
+    first: NewId
+    externals: Ids
+    scalars: Annotated[tuple[Number, ...], Meta(max_length=1 << 16)]
+    dead: Slots
 
 
 class QueryOp(_Record, frozen=True):
@@ -231,7 +263,7 @@ class FetchTensor(_Record, frozen=True):
     id: Id
     version: Version = CURRENT
     site: SiteId = 0
-    place: Segment | None = None
+    place: ByteRange | None = None
 
 
 class ReadVersions(_Record, frozen=True):
@@ -313,9 +345,10 @@ class ReadTimeline(_Record, frozen=True):
 
 
 Instruction = Union[
-    RunOp, QueryOp, FreeTensors, DropCopies, CreateTensor, Redistribute, FetchTensor, LocateTensor, Synchronize,
+    RunOp, RunSegment, QueryOp, FreeTensors, DropCopies, CreateTensor, Redistribute, FetchTensor, LocateTensor,
+    Synchronize,
     BeginModule, NoteGradient, BeginStep, EndStep, ReadVersions, ReadTraffic, ReadStats, ReadMemory, ReadTimeline,
-    DefineOp, ForgetOps, DefineSite, DefineScope, Goodbye,
+    DefineOp, DefineSegment, ForgetOps, DefineSite, DefineScope, Goodbye,
 ]  # fmt: skip
 
 
@@ -345,7 +378,7 @@ class WorkerCreateTensor(_Record, frozen=True):
     timeline_name: ClassVar = "upload"
     id: NewId
     meta: TensorMeta
-    segment: Segment
+    byte_range: ByteRange
     site: SiteId
 
 
@@ -354,7 +387,7 @@ class WorkerFetchTensor(_Record, frozen=True):
     request: Id
     id: Id
     version: Version = CURRENT
-    place: Segment | None = None
+    place: ByteRange | None = None
 
 
 class WorkerBeginStep(_Record, frozen=True):
@@ -428,7 +461,8 @@ class WorkerShutdown(_Record, frozen=True):
 
 
 Command = Union[
-    RunOp, FreeTensors, DefineOp, WorkerDefineProgram, WorkerDefineScope, ForgetOps, WorkerCreateTensor, QueryOp,
+    RunOp, RunSegment, FreeTensors, DefineOp, DefineSegment, WorkerDefineProgram, WorkerDefineScope, ForgetOps,
+    WorkerCreateTensor, QueryOp,
     WorkerFetchTensor, ReadVersions, WorkerBeginStep, WorkerAgreeOnStep, WorkerEndStep, Synchronize,
     WorkerReadTraffic, ReadStats, ReadMemory, ReadTimeline, WorkerReportProgress, WorkerEndSession, WorkerJoinStore,
     WorkerHostStore, WorkerLosePeer, WorkerShutdown,
@@ -461,7 +495,7 @@ class Fetched(_Record, frozen=True):
     """The part of a tensor that a worker was asked for."""
 
     request: Id
-    segment: Segment
+    byte_range: ByteRange
 
 
 class TensorRead(_Record, tag="Fetched", frozen=True):
@@ -469,7 +503,7 @@ class TensorRead(_Record, tag="Fetched", frozen=True):
     tensor."""
 
     request: Id
-    segments: tuple[Segment, ...]
+    byte_ranges: tuple[ByteRange, ...]
     layout: SpecRecord | None = None
 
 
@@ -576,6 +610,7 @@ class WorkerStats(Struct, array_like=True, frozen=True):
     - `received`: payload bytes from other workers, by sender
     - `restrided`: tensors copied into the strides that the signature declares
     - `exchanges`: exchanges with other workers, by their way: "shared memory", "gloo all-reduce", ...
+    - `segments`: repeated runs of ops that the worker knows; it has replayed `replayed_ops` of their ops
     """
 
     ops: int
@@ -584,6 +619,8 @@ class WorkerStats(Struct, array_like=True, frozen=True):
     received: dict[int, int]
     restrided: int = 0
     exchanges: dict[Name, int] = {}
+    segments: int = 0
+    replayed_ops: int = 0
 
 
 class Stats(_Record, frozen=True):

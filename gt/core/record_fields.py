@@ -14,7 +14,7 @@ from typing import Any, NamedTuple, TypeAlias, get_args, get_type_hints
 from msgspec import Struct
 
 from gt.core.ids import IdRole, session_of
-from gt.core.messages import Answer, Command, Instruction, Report, Segment
+from gt.core.messages import Answer, ByteRange, Command, Instruction, Report
 
 ReadIds: TypeAlias = Callable[[Any], Sequence[int]]
 
@@ -74,11 +74,11 @@ PAYLOAD_RECORDS = frozenset(
     kind
     for union in (Instruction, Command, Report, Answer)
     for kind in get_args(union)
-    if {"segment", "segments"} & {*kind.__struct_fields__}
+    if {"byte_range", "byte_ranges"} & {*kind.__struct_fields__}
 )
 """The records with the bytes of tensors. The bytes travel beside the records, in the same order."""
 
 
-def segments_of(record: Any) -> tuple[Segment, ...]:
-    """The segments of one of the PAYLOAD_RECORDS."""
-    return record.segments if "segments" in record.__struct_fields__ else (record.segment,)
+def byte_ranges_of(record: Any) -> tuple[ByteRange, ...]:
+    """The byte ranges of one of the PAYLOAD_RECORDS."""
+    return record.byte_ranges if "byte_ranges" in record.__struct_fields__ else (record.byte_range,)

@@ -16,6 +16,18 @@ TRANSPORTS = ("shared", "gloo", "nccl")
 MODES = ("embedded", "local", "virtual", "connected")
 
 
+class HotPathSettings(msgspec.Struct, frozen=True):
+    """Whether repeated runs of ops are sent as segments; `shortest`: the fewest ops of one; `repetitions`: how often a
+    run is seen before it is one."""
+
+    is_on: bool = True
+    shortest: int = 8
+    repetitions: int = 2
+
+
+DEFAULT_HOT_PATH = HotPathSettings()
+
+
 class Settings(msgspec.Struct, frozen=True):
     """`workers` 0, `mode` "", `transport` "", `auto_shard` None and `copy_limit` None mean that the user gave no
     value."""
@@ -38,6 +50,13 @@ class Settings(msgspec.Struct, frozen=True):
     timeout: float = 60.0
     heartbeat_timeout: float = 60.0
     keys: str = ""
+    hotpath: bool = True
+    hotpath_min_seq: int = 8
+    hotpath_threshold: int = 2
+
+    @property
+    def hot_path(self) -> HotPathSettings:
+        return HotPathSettings(self.hotpath, self.hotpath_min_seq, self.hotpath_threshold)
 
     @property
     def shares_memory(self) -> bool:
@@ -107,6 +126,9 @@ _VARIABLES: dict[str, tuple[str, Callable[[str], object]]] = {
     "GT_TIMEOUT": ("timeout", _seconds),
     "GT_HEARTBEAT_TIMEOUT": ("heartbeat_timeout", _seconds),
     "GT_KEYS": ("keys", str),
+    "GT_HOTPATH": ("hotpath", _flag),
+    "GT_HOTPATH_MIN_SEQ": ("hotpath_min_seq", _count),
+    "GT_HOTPATH_THRESHOLD": ("hotpath_threshold", _count),
 }
 
 _REPLACED = {"GT_SHARED_MEMORY": "GT_TRANSPORT"}

@@ -116,7 +116,7 @@ class ViewStep(Struct, array_like=True, frozen=True):
     results: tuple[TensorMeta, ...] = ()
 
 
-Path: TypeAlias = Annotated[tuple[ViewStep, ...], Meta(max_length=4096)]
+ViewSteps: TypeAlias = Annotated[tuple[ViewStep, ...], Meta(max_length=4096)]
 
 
 class Signature(Struct, array_like=True, frozen=True):
@@ -134,7 +134,7 @@ class Signature(Struct, array_like=True, frozen=True):
     op: Name
     args: tuple[Arg, ...]
     kwargs: dict[Name, Arg]
-    paths: tuple[Path, ...]
+    paths: tuple[ViewSteps, ...]
     writes: tuple[int, ...]
     outputs: tuple[TensorMeta, ...]
     positions: tuple[int, ...]

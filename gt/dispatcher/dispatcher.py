@@ -3,11 +3,20 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 from gt.core.ids import session_of
 from gt.core.message_events import Observer
-from gt.core.messages import Goodbye, Instruction, Progress, Rejected, Report, WorkerInfo, WorkerReportProgress
+from gt.core.messages import (
+    Goodbye,
+    Instruction,
+    Progress,
+    Rejected,
+    Report,
+    RunSegment,
+    WorkerInfo,
+    WorkerReportProgress,
+)
 from gt.core.record_fields import PAYLOAD_RECORDS
 from gt.dispatcher.fair_queue import FairQueue
 from gt.dispatcher.group_store import GroupStore
@@ -19,6 +28,7 @@ from gt.dispatcher.redistribution import Redistributor
 from gt.dispatcher.rejection import reject, reject_internal_error
 from gt.dispatcher.reports import Reports
 from gt.dispatcher.requests import Requests
+from gt.dispatcher.segments import RunPart, Segments, Single
 from gt.dispatcher.session_records import Buffer, DeadWorker, SessionRecord
 from gt.dispatcher.state import State
 from gt.dispatcher.transactions import Transactions
@@ -41,10 +51,19 @@ class Dispatcher:
         self._requests = Requests(state, outgoing)
         self._fair_queue = FairQueue(state)
         self._reports = Reports(state, outgoing, self._transactions, self._requests, store)
+        segments = self._segments = Segments(state, outgoing, plan_cache)
         self._membership = Membership(
-            state, outgoing, self._transactions, redistributor, plan_cache, self._fair_queue, store, copy_limit
+            state,
+            outgoing,
+            self._transactions,
+            redistributor,
+            plan_cache,
+            segments,
+            self._fair_queue,
+            store,
+            copy_limit,
         )
-        self._instructions = Instructions(state, outgoing, redistributor, self._requests, plan_cache)
+        self._instructions = Instructions(state, outgoing, redistributor, self._requests, plan_cache, segments)
         self._instructions.actions[Goodbye] = self._goodbye
 
     # Workers and sessions
@@ -125,10 +144,13 @@ class Dispatcher:
         actions, outgoing = self._instructions.actions, self._outgoing
         inverses, queued = self.state.undo.inverses, outgoing.queued
         observed = outgoing.observer is not None
-        for instruction in batch:
+        singles: Iterable[Single] = batch
+        if RunSegment in map(type, batch):
+            singles = self._segments.expanded(session, batch)
+        for instruction in singles:
             start = len(queued)
             if observed:
-                outgoing.observe("RECV", f"client {ident}", instruction)
+                self._observe_received(ident, instruction)
             buffer = next(remaining) if buffers and type(instruction) in PAYLOAD_RECORDS else None
             try:
                 actions[type(instruction)](session, instruction, buffer)
@@ -143,7 +165,12 @@ class Dispatcher:
                 break
         return outgoing.take()
 
-    def _reject(self, session: SessionRecord, instruction: Instruction, error: Exception) -> None:
+    def _observe_received(self, ident: int, instruction: Single) -> None:
+        for received in instruction.instructions() if type(instruction) is RunPart else (instruction,):
+            self._outgoing.observe("RECV", f"client {ident}", received)  # type: ignore[arg-type]
+
+    def _reject(self, session: SessionRecord, single: Single, error: Exception) -> None:
+        instruction = single.run if isinstance(single, RunPart) else single
         start = len(self._outgoing.queued)
         try:
             rejection = reject(self.state, session, instruction, error)
@@ -193,5 +220,9 @@ class Dispatcher:
             return ""
         if session is None:
             return "an op of a session that has ended"
+        if op_id in session.segment_parts:  # a worker that replays a part shows the position in it
+            ops = session.segment_parts[op_id].body.ops
+            op = ops[min(site_id, len(ops) - 1)]
+            op_id, site_id = op.op_id, op.site
         site = f" ({session.site(site_id)})" if site_id in session.sites else ""  # a move may have no site
         return f"{session.op_name(op_id) or 'an op that was forgotten'}{site}"

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from gt.core.errors import ProtocolError
-from gt.core.messages import CreateTensor, FetchTensor, Instruction, QueryOp, Redistribute, RunOp
+from gt.core.messages import CreateTensor, FetchTensor, Instruction, QueryOp, Redistribute, RunOp, RunSegment
 from gt.core.record_fields import PAYLOAD_RECORDS
 from gt.dispatcher.session_records import Buffer, SessionRecord
 from gt.dispatcher.state import State
@@ -115,6 +115,10 @@ class FairQueue:
             op = session.ops.get(instruction.op_id)
             nbytes = sum(tensors[ident].nbytes for ident in instruction.inputs if ident in tensors)
             return 1 + (nbytes + (op.nbytes if op is not None else 0)) // UNIT_BYTES
+        if isinstance(instruction, RunSegment):
+            segment = session.segments.get(instruction.segment_id)
+            nbytes = sum(tensors[ident].nbytes for ident in instruction.externals if ident in tensors)
+            return 1 if segment is None else len(segment.body.ops) + (nbytes + 2 * segment.nbytes) // UNIT_BYTES
         if isinstance(instruction, CreateTensor):
             return 1 + instruction.meta.nbytes // UNIT_BYTES
         if isinstance(instruction, FetchTensor | Redistribute):

@@ -32,8 +32,9 @@ class GradientBuckets:
         self._plan_cache = plan_cache
 
     def note(self, session: SessionRecord, note: NoteGradient, _: Buffer | None) -> None:
-        """Let a partial gradient wait for others. If its parameter is cut, the gradient takes more memory than its
-        reduced part, and a full bucket is reduced immediately."""
+        """Let a partial gradient wait for others. A full bucket is reduced immediately if the parameters are cut, since
+        their gradients take more memory than the reduced parts, or if the exchange goes on while backward does. The
+        latter not in a session that adds up gradients, which are reduced once, at the end."""
         state = self._state
         gradient, parameter = state.tensors.get(note.gradient), state.tensors.get(note.parameter)
         if gradient is None or parameter is None:
@@ -45,17 +46,19 @@ class GradientBuckets:
             return
         move = TensorMove(gradient.meta, gradient.spec, target)
         state.note_gradient(note.gradient, GradientRecord(move, move.exchange, gradient.nbytes))
-        if set(target.axes).intersection(gradient.spec.partial):
+        is_cut = bool(set(target.axes).intersection(gradient.spec.partial))
+        if is_cut or (not session.accumulates and state.overlaps(target.mesh)):
             same = self._waiting_with(note.gradient)
-            if _is_full([state.gradients[ident].nbytes for ident in same], CUT_BUCKET_BYTES):
+            limit = CUT_BUCKET_BYTES if is_cut else BUCKET_BYTES
+            if _is_full([state.gradients[ident].nbytes for ident in same], limit):
                 self._move(session, [(ident, state.gradients[ident].move) for ident in same], "backward", note.site)
 
     def reduce(self, session: SessionRecord, idents: Iterable[int], op: str, site: int) -> bool:
         """Reduce the waiting gradients among some tensors, each with as many of its neighbours in the order of backward
         as a bucket takes. Returns whether there were any."""
-        needed = [ident for ident in idents if self._is_waiting(ident)]
+        needed = [ident for ident in idents if self._state.is_waiting(ident)]
         for ident in needed:
-            if self._is_waiting(ident):
+            if self._state.is_waiting(ident):
                 bucket = self._bucket_around(ident)
                 self._move(session, [(member, self._state.gradients[member].move) for member in bucket], op, site)
         return bool(needed)
@@ -67,12 +70,9 @@ class GradientBuckets:
         others = [state.tensors.get(ident) for ident in inputs if ident != target]
         is_sum = len(others) == 1 and others[0] is not None and others[0][:2] == (move.meta, move.source)
         if is_sum and tensor.spec is move.target and move.target.is_whole:
+            state.note_accumulation(session)
             self._redistributor.move(session, tensor, target, target, move.source, "backward", site)
             state.set_layout(target, move.source)
-
-    def _is_waiting(self, ident: int) -> bool:
-        gradient = self._state.gradients.get(ident)
-        return gradient is not None and self._state.tensors[ident].spec is gradient.move.source
 
     def move_into(
         self, session: SessionRecord, targets: Sequence[tuple[int, ShardingSpec]], op: str, site: int
@@ -109,7 +109,7 @@ class GradientBuckets:
         return [
             other
             for other, gradient in gradients.items()
-            if gradient.exchange == exchange and self._is_waiting(other) and session_of(other) == session
+            if gradient.exchange == exchange and self._state.is_waiting(other) and session_of(other) == session
         ]
 
     def _bucket_around(self, ident: int) -> list[int]:

@@ -61,7 +61,7 @@ class Handshakes:
     def _welcome_worker(self, identity: bytes, hello: Hello) -> None:
         shares = hello.progress and hello.host == this_host()
         if shares and not hello.progress.startswith(f"gt-{hello.pid}-"):
-            raise ProtocolError(f"segment {hello.progress} is not one of process {hello.pid}")
+            raise ProtocolError(f"shared buffer {hello.progress} is not one of process {hello.pid}")
         progress: Sequence[int] = shared_memory.take(hello.progress, 16).cast("q") if shares else (0, 0)
         start_time = start_mark(hello.pid)  # before the worker joins: this fails if too many files are open
         ident, outgoing = self._dispatcher.join_worker(

@@ -8,10 +8,12 @@ from typing import Any, TypeAlias
 from gt.core.messages import (
     BeginModule,
     BeginStep,
+    ByteRange,
     Command,
     CreateTensor,
     DefineOp,
     DefineScope,
+    DefineSegment,
     DefineSite,
     DropCopies,
     EndStep,
@@ -30,7 +32,7 @@ from gt.core.messages import (
     ReadVersions,
     Redistribute,
     RunOp,
-    Segment,
+    RunSegment,
     Stats,
     Synchronize,
     Synchronized,
@@ -42,20 +44,22 @@ from gt.core.messages import (
     WorkerReadTraffic,
 )
 from gt.core.meta import ITEM_BYTES
-from gt.dispatcher.atomic_steps import OptimizerSteps
 from gt.dispatcher.errors import IdInUse, InvalidInstruction, NoValue, NoWorkers
 from gt.dispatcher.gradient_buckets import GradientBuckets
 from gt.dispatcher.message_queue import MessageQueue, ToWorkers, split_bytes
 from gt.dispatcher.module_gathers import ModuleGathers
-from gt.dispatcher.op_definitions import CachedPlan, OpRecord, layout_of, plan_key, require_layout_fit
+from gt.dispatcher.op_definitions import CachedPlan, OpRecord, layout_from_record, plan_key, require_layout_fit
 from gt.dispatcher.plan_cache import PlanCache
 from gt.dispatcher.redistribution import Redistributor
 from gt.dispatcher.requests import Requests
+from gt.dispatcher.segments import RunPart, Segments
 from gt.dispatcher.session_records import Buffer, Reply, ScopeRecord, SessionRecord
 from gt.dispatcher.state import State
+from gt.dispatcher.step_coordinator import StepCoordinator
 from gt.dispatcher.tensor_reads import TensorReads
 from gt.dispatcher.tensor_records import TensorRecord
 from gt.sharding.boxes import box_shape
+from gt.sharding.list_parts import is_on_lists, leaders, part_of
 from gt.sharding.parts import distinct_parts
 from gt.sharding.rules import is_linear_with
 from gt.sharding.spec import DeviceMesh, ShardingSpec, whole
@@ -75,17 +79,22 @@ class Instructions:
         redistributor: Redistributor,
         requests: Requests,
         plan_cache: PlanCache,
+        segments: Segments,
     ) -> None:
         self._state = state
         self._outgoing = outgoing
         self._redistributor = redistributor
         self._requests = requests
         self._plan_cache = plan_cache
+        self._segments = segments
         self._buckets = GradientBuckets(state, redistributor, plan_cache)
-        steps = OptimizerSteps(state, outgoing, redistributor, self._buckets)
+        steps = StepCoordinator(state, outgoing, redistributor, self._buckets)
         self._reads = reads = TensorReads(state, outgoing, requests)
         self.actions: dict[type, Action] = {
             RunOp: self._run_op,
+            RunPart: segments.run_part,
+            RunSegment: segments.refuse,
+            DefineSegment: segments.define,
             FreeTensors: self._free,
             DropCopies: self._drop_copies,
             BeginModule: ModuleGathers(state, redistributor).begin,
@@ -111,7 +120,7 @@ class Instructions:
 
     # Ops
 
-    def _run_op(self, session: SessionRecord, op: RunOp, _: Buffer | None) -> None:
+    def _run_op(self, session: SessionRecord, op: RunOp, _: Buffer | None) -> None:  # noqa: PLR0912  (hot path)
         """Hot path: an op with a cached plan takes about 1.5 us, so calls are avoided and cases are written out."""
         state = self._state
         record = session.ops.get(op.op_id) or session.op(op.op_id)
@@ -134,6 +143,8 @@ class Instructions:
             cached = record.plans[plan_key(policy, layouts)]
         except KeyError:
             cached = None
+            if is_on_lists(record.signature) and self._run_by_mesh(session, record, op):
+                return
         if len(outputs) != 1 or outputs[0] in tensors or state.missing or state.may_resize:
             state.require_new(outputs)
         if cached is None or len(outputs) != record.output_count or (writes and record.aliased_inputs(inputs)):
@@ -151,6 +162,26 @@ class Instructions:
         self._outgoing.queued.append(ToWorkers(cached.plan.workers, command, None, cached.exchanges))
         if copies:
             self._outgoing.free(copies)
+
+    def _run_by_mesh(self, session: SessionRecord, record: OpRecord, op: RunOp) -> bool:
+        """Run an op on lists whose tensors are on different meshes as one op for each of these. Returns whether they
+        are."""
+        record.require_fit(op.inputs, op.outputs)
+        by_mesh: dict[DeviceMesh, list[int]] = {}
+        for position, leader in enumerate(leaders(record.signature)):
+            by_mesh.setdefault(self._state.tensor(op.inputs[leader]).spec.mesh, []).append(position)
+        if len(by_mesh) < 2:
+            return False
+        for positions in by_mesh.values():
+            chosen = tuple(positions)
+            found = record.parts.get(chosen)
+            if found is None:
+                found = self._state.add_part(session, record, chosen, part_of(record.signature, chosen))
+            inputs = tuple([op.inputs[position] for position in found.part.inputs])
+            outputs = tuple([op.outputs[position] for position in found.part.outputs])
+            scalars = tuple([op.scalars[position] for position in found.part.scalars])
+            self._run_op(session, RunOp(found.op_id, inputs, outputs, scalars, op.scope, op.site), None)
+        return True
 
     def _place_target(self, session: SessionRecord, record: OpRecord, op: RunOp) -> None:
         """Give a target without a value a layout again, if the op writes all of it without reading it: that of its
@@ -190,22 +221,22 @@ class Instructions:
 
     def _query(self, session: SessionRecord, query: QueryOp, _: Buffer | None) -> None:
         """A query runs on whole tensors, since the shapes of its results are not known before."""
-        op = session.op(query.op_id)
-        op.require_fit_of_query(query.inputs, query.written)
+        record = session.op(query.op_id)
+        record.require_fit_of_query(query.inputs, query.written)
         self._state.require_new(query.written)
         self._state.reserve_results(session, query.first)
-        self._buckets.reduce(session, query.inputs, op.signature.op, query.site)
+        self._buckets.reduce(session, query.inputs, record.signature.op, query.site)
         policy = self._state.policy(session, query.scope)
-        mesh = self._plan_cache.mesh_of_query(op, [self._state.tensor(ident) for ident in query.inputs], policy)
+        mesh = self._plan_cache.mesh_of_query(record, [self._state.tensor(ident) for ident in query.inputs], policy)
         if any(self._must_gather(ident, mesh) for ident in query.inputs):
-            self._plan_cache.tell_of_gathering(session, op.signature.op, query.site, is_query=True)
-        written = [query.inputs[position] for position in op.signature.writes]
+            self._plan_cache.tell_of_gathering(session, record.signature.op, query.site, is_query=True)
+        written = [query.inputs[position] for position in record.signature.writes]
         for ident in written:
             self._redistributor.gather_for_good(session, ident, mesh, query.site)
         places = policy is not None and policy.places
         inputs: tuple[int, ...] = ()
         for ident in query.inputs:
-            inputs = (*inputs, self._whole_input(session, query, op, ident, mesh, places, inputs))
+            inputs = (*inputs, self._whole_input(session, query, record, ident, mesh, places, inputs))
         self._plan_cache.define_on(session, mesh.workers, query.op_id)
         renewed = [(new, self._state.tensor(old).meta) for old, new in zip(written, query.written, strict=True)]
         copies = [copy for ident in written for copy in self._state.remove(ident)[1:]]
@@ -222,7 +253,7 @@ class Instructions:
         self,
         session: SessionRecord,
         query: QueryOp,
-        op: OpRecord,
+        record: OpRecord,
         ident: int,
         mesh: DeviceMesh,
         places: bool,
@@ -230,7 +261,7 @@ class Instructions:
     ) -> int:
         target = whole(mesh, len(self._state.tensor(ident).meta.shape))
         return self._redistributor.in_layout(
-            session, ident, target, op.signature.op, query.site, places=places, in_use=in_use
+            session, ident, target, record.signature.op, query.site, places=places, in_use=in_use
         )
 
     def _must_gather(self, ident: int, mesh: DeviceMesh) -> bool:
@@ -244,26 +275,26 @@ class Instructions:
     def _create(self, session: SessionRecord, create: CreateTensor, buffer: Buffer | None) -> None:
         """Send each worker of the layout its own part; without a layout, all to the worker with the fewest bytes."""
         self._state.require_new((create.id,))
-        meta, segment = create.meta, create.segment
-        if segment.nbytes != meta.nbytes:
-            raise InvalidInstruction(f"{segment.nbytes} bytes cannot be a tensor {meta} of {meta.nbytes} bytes")
+        meta, byte_range = create.meta, create.byte_range
+        if byte_range.nbytes != meta.nbytes:
+            raise InvalidInstruction(f"{byte_range.nbytes} bytes cannot be a tensor {meta} of {meta.nbytes} bytes")
         spec = self._layout_of_upload(create)
         self._state.note_use(session.ident, spec.mesh.workers)
-        parts, offset = distinct_parts(spec, meta.shape), segment.offset
+        parts, offset = distinct_parts(spec, meta.shape), byte_range.offset
         sizes = [part.elements * ITEM_BYTES[meta.dtype] for part in parts]
         for part, nbytes, piece in zip(parts, sizes, split_bytes(buffer, sizes), strict=True):
-            own = Segment(segment.name, nbytes, offset)
+            own = ByteRange(byte_range.name, nbytes, offset)
             command = WorkerCreateTensor(create.id, meta.part(box_shape(part.box)), own, create.site)
             self._outgoing.command(part.workers, command, piece)
-            offset += nbytes if segment.name else 0
-        if segment.name:
+            offset += nbytes if byte_range.name else 0
+        if byte_range.name:
             self._requests.wait(create.id, spec.mesh.workers, Uploaded)
         self._state.add_tensor(create.id, TensorRecord.of(meta, spec, placed=create.layout is not None or None))
 
     def _layout_of_upload(self, create: CreateTensor) -> ShardingSpec:
         if create.layout is None:
             return whole(self._state.least_loaded_mesh(), len(create.meta.shape))
-        spec = layout_of(create.layout)
+        spec = layout_from_record(create.layout)
         require_layout_fit(spec, create.meta)
         self._plan_cache.require_workers(spec.mesh)
         if spec.partial:
@@ -278,7 +309,7 @@ class Instructions:
         self._state.require_new((move.output,))
         self._buckets.reduce(session, (move.input,), "redistribute", move.site)
         tensor = self._state.tensor(move.input)
-        spec = layout_of(move.layout)
+        spec = layout_from_record(move.layout)
         require_layout_fit(spec, tensor.meta)
         self._plan_cache.require_workers(spec.mesh)
         target = spec.normal(tensor.meta.shape)
@@ -332,10 +363,16 @@ class Instructions:
         self._state.define_op(session, OpRecord.of(define.op_id, define.signature))
 
     def _forget_ops(self, session: SessionRecord, forget: ForgetOps, _: Buffer | None) -> None:
-        """Forget ops here and on the workers, with their plans and the plans of all moves."""
-        self._plan_cache.forget(session, self._state.forget_ops(session, forget.op_ids))
+        """Forget ops here and on the workers, with their plans and the plans of all moves, and segments: those named,
+        and those of forgotten ops."""
+        records = [session.ops[op_id] for op_id in forget.op_ids if op_id in session.ops]
+        op_ids = (*forget.op_ids, *[part.op_id for record in records for part in record.parts.values()])
+        gone = set(op_ids)
+        of_ops = [s for s, segment in session.segments.items() if any(op.op_id in gone for op in segment.body.ops)]
+        self._segments.forget(session, [*gone.intersection(session.segments), *of_ops])
+        self._plan_cache.forget(session, self._state.forget_ops(session, op_ids))
         for ident, worker in self._state.workers.items():
-            known = tuple(worker.known_ops.intersection(forget.op_ids))
+            known = tuple(worker.known_ops.intersection(op_ids))
             if known:
                 self._state.note_ops_forgotten(ident, known)
                 self._outgoing.command((ident,), ForgetOps(known))

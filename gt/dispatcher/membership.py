@@ -14,6 +14,7 @@ from gt.dispatcher.plan_cache import PlanCache
 from gt.dispatcher.redistribution import Redistributor
 from gt.dispatcher.rejection import describe_internal_error
 from gt.dispatcher.reports import Reports
+from gt.dispatcher.segments import Segments
 from gt.dispatcher.session_records import DeadWorker, SessionRecord
 from gt.dispatcher.state import State
 from gt.dispatcher.transactions import Transactions
@@ -29,6 +30,7 @@ class Membership:
         transactions: Transactions,
         redistributor: Redistributor,
         plan_cache: PlanCache,
+        segments: Segments,
         fair_queue: FairQueue,
         store: GroupStore,
         copy_limit: int | None = None,
@@ -38,6 +40,7 @@ class Membership:
         self._transactions = transactions
         self._redistributor = redistributor
         self._plan_cache = plan_cache
+        self._segments = segments
         self._fair_queue = fair_queue
         self._store = store
         self._copy_limit = copy_limit
@@ -101,6 +104,7 @@ class Membership:
         self._outgoing.free(losses.useless)
         for ident, copy in losses.promoted:
             self._redistributor.rename(session, self._state.tensors[ident], copy, ident, 0)
+        self._segments.forget_parts(session)
         self._plan_cache.forget(session, self._state.forget_plans_on(session, worker))
         self._outgoing.answer(session.ident, Lost(0, worker, *self._state.dead_workers[worker]))
 

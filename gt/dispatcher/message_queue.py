@@ -9,7 +9,7 @@ from typing import TypeAlias
 import msgspec
 
 from gt.core.message_events import Direction, Event, Message, Observer
-from gt.core.messages import Answer, Command, DefineOp, DefineSite, FreeTensors
+from gt.core.messages import Answer, Command, DefineOp, DefineSite, FreeTensors, RunSegment
 from gt.core.record_fields import owner_of
 from gt.dispatcher.session_records import Buffer
 from gt.dispatcher.state import State
@@ -27,7 +27,7 @@ class ToWorkers(msgspec.Struct, frozen=True, gc=False):
 
 
 class ToClient(msgspec.Struct, frozen=True, gc=False):
-    """An answer, with the bytes of its segments."""
+    """An answer, with the bytes of its byte ranges."""
 
     session: int
     answer: Answer
@@ -86,8 +86,17 @@ class MessageQueue:
             if isinstance(message, ToClient):
                 self.observe("SEND", f"client {message.session}", message.answer)
             else:
-                for worker in message.workers:
-                    self.observe("WORKER_SEND", f"worker {worker}", message.command)
+                for command in self._expanded(message.command):
+                    for worker in message.workers:
+                        self.observe("WORKER_SEND", f"worker {worker}", command)
+
+    def _expanded(self, command: Command) -> Sequence[Command]:
+        """The commands that a command stands for: a segment's own."""
+        if not isinstance(command, RunSegment):
+            return (command,)
+        session = self._state.sessions.get(owner_of(command))
+        part = session.segment_parts.get(command.segment_id) if session is not None else None
+        return part.body.expand(command) if part is not None else (command,)
 
     def observe(self, direction: Direction, peer: str, message: Message | None) -> None:
         """Show the observer a message, with the names of its op and site."""

@@ -15,7 +15,6 @@ from gt.dispatcher.planner import TensorMove
 from gt.dispatcher.redistribution import Redistributor
 from gt.dispatcher.session_records import Buffer, SessionRecord
 from gt.dispatcher.state import State
-from gt.sharding.spec import DeviceMesh
 
 
 class ModuleGathers:
@@ -37,7 +36,7 @@ class ModuleGathers:
         together: dict[tuple[object, ...], list[tuple[int, int, TensorMove]]] = {}
         for position, move in session.modules.get(module, {}).items():
             ident = parameters[position] if position < len(parameters) else 0
-            if self._lacks(ident, move) and (not ahead or self._overlaps(move.target.mesh)):
+            if self._lacks(ident, move) and (not ahead or self._state.overlaps(move.target.mesh)):
                 copy = state.new_id(session)
                 state.add_copy(ident, move.target, copy)
                 together.setdefault(move.exchange, []).append((ident, copy, move))
@@ -52,8 +51,3 @@ class ModuleGathers:
         if move.target in state.copies.get(ident, {}):
             return False
         return limit is None or not copies_to_drop(state, limit, tensor, move.target, ())
-
-    def _overlaps(self, mesh: DeviceMesh) -> bool:
-        """Whether the workers of a mesh compute while their exchanges go on. Workers that share memory do not."""
-        workers = [self._state.workers[worker] for worker in mesh.workers]
-        return all(worker.overlaps for worker in workers) or len({worker.info.host for worker in workers}) > 1

@@ -11,6 +11,7 @@ from gt.core.signatures import Signature, SpecRecord
 from gt.dispatcher.errors import InvalidInstruction
 from gt.dispatcher.planner import Plan, TensorMove
 from gt.dispatcher.tensor_records import TensorRecord
+from gt.sharding.list_parts import ListPart
 from gt.sharding.placements import require_fit
 from gt.sharding.spec import ShardingSpec, spec_of
 from gt.signals.policy import Policy
@@ -53,9 +54,17 @@ class CachedPlan(NamedTuple):
     needs_preparation: bool
 
 
+class OpPart(NamedTuple):
+    """A part of an op on lists, and the id under which the session has it."""
+
+    op_id: int
+    part: ListPart
+
+
 class OpRecord(NamedTuple):
     """A signature and the plans made for it. `output_count` counts new tensors and new versions. `layout` is that of
-    the outputs, if the user gave one, and `nbytes` their size."""
+    the outputs, if the user gave one, and `nbytes` their size. `parts` are the same op on some positions of its lists,
+    for an op whose tensors were on different meshes."""
 
     op_id: int
     signature: Signature
@@ -64,6 +73,7 @@ class OpRecord(NamedTuple):
     layout: ShardingSpec | None
     plans: dict[PlanKey, CachedPlan]
     nbytes: int
+    parts: dict[tuple[int, ...], OpPart]
 
     def aliased_inputs(self, inputs: tuple[int, ...]) -> dict[int, int]:
         """Maps each input that aliases a written one to that one's position. Raises InvalidInstruction for a tensor
@@ -104,15 +114,15 @@ class OpRecord(NamedTuple):
             raise InvalidInstruction(
                 f"{signature.op} writes to {len(writes)} inputs, {len(signature.fully_written)} of them fully written"
             )
-        layout = layout_of(signature.layout) if signature.layout is not None else None
+        layout = layout_from_record(signature.layout) if signature.layout is not None else None
         if layout is not None:
             for meta in outputs:
                 require_layout_fit(layout, meta)
         nbytes = sum(meta.nbytes for meta in outputs)
-        return cls(op_id, signature, input_count, len(outputs) + len(writes), layout, {}, nbytes)
+        return cls(op_id, signature, input_count, len(outputs) + len(writes), layout, {}, nbytes, {})
 
 
-def layout_of(record: SpecRecord) -> ShardingSpec:
+def layout_from_record(record: SpecRecord) -> ShardingSpec:
     """The layout that a client describes. Raises InvalidInstruction if there is no such layout."""
     try:
         return spec_of(record)

@@ -15,7 +15,7 @@ from gt.sharding.constraints import Target
 from gt.sharding.op_programs import build_op
 from gt.sharding.program_builder import ProgramBuilder, Register
 from gt.sharding.reshard import ReshardStep, plan_reshard
-from gt.sharding.spec import DeviceMesh, ShardingSpec, spec_of
+from gt.sharding.spec import DeviceMesh, ShardingSpec, spec_of, whole
 from gt.signals.policy import Policy
 
 
@@ -73,10 +73,19 @@ def plan_op(
         targets = [policy.target(meta.shape) if inputs else policy.layout(meta.shape) for meta in signature.outputs]
     else:
         mesh = mesh_with_most_bytes(inputs) or fallback
+        if all(register.spec is whole(mesh, len(register.meta.shape)) for register in inputs):
+            return _plan_whole(signature, mesh)
     built = build_op(signature, mesh, inputs, targets, aliased_inputs or {}, reduces_first=reduces_first)
     is_sharded = any(spec.mesh.size > 1 and any(spec.dims) for _, spec, _ in inputs)
     writes_all = bool(signature.fully_written) and not aliased_inputs
     return _finish(signature, built.builder, built.results, built.gathered if is_sharded else "", writes_all)
+
+
+def _plan_whole(signature: Signature, mesh: DeviceMesh) -> Plan:
+    """The plan of an op that writes nothing, all of whose inputs are whole on the mesh already."""
+    sources = tuple([(position, None) for position in range(len(signature.paths))])
+    results = tuple([(meta, whole(mesh, len(meta.shape))) for meta in signature.outputs])
+    return Plan(mesh.workers, sources, results, None)
 
 
 def mesh_with_most_bytes(inputs: Sequence[Register]) -> DeviceMesh | None:

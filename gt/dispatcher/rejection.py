@@ -103,7 +103,7 @@ def _reject_for_internal_error(
 
 def _unused_memory(create: CreateTensor) -> list[Answer]:
     """The shared memory of an upload that no worker will read is the client's again."""
-    return [Uploaded(create.id)] if create.segment.name else []
+    return [Uploaded(create.id)] if create.byte_range.name else []
 
 
 def _failure(

@@ -11,13 +11,13 @@ from gt.core.messages import (
     MAX_WAYS,
     RAN_AT_ONCE,
     Answer,
+    ByteRange,
     Failed,
     Fetched,
     Lost,
     MemoryRead,
     MemoryReport,
     Queried,
-    Segment,
     Stats,
     StatsRead,
     TensorRead,
@@ -104,10 +104,12 @@ class Requests:
         """Check the sizes in a reply, and that its bytes are in the memory that the client gave for them."""
         if isinstance(reply, Fetched):
             (asked,) = [read for read in pending.reads if read.worker == worker]
-            if asked.nbytes not in (-1, reply.segment.nbytes):
-                raise ProtocolError(f"a tensor of {asked.nbytes} bytes was read as {reply.segment.nbytes} bytes")
-            if reply.segment.name and reply.segment != asked.place:
-                raise ProtocolError(f"segment {reply.segment.name} is not the one that worker {worker} was to write to")
+            if asked.nbytes not in (-1, reply.byte_range.nbytes):
+                raise ProtocolError(f"a tensor of {asked.nbytes} bytes was read as {reply.byte_range.nbytes} bytes")
+            if reply.byte_range.name and reply.byte_range != asked.place:
+                raise ProtocolError(
+                    f"shared buffer {reply.byte_range.name} is not the one that worker {worker} was to write to"
+                )
         received = reply.received if isinstance(reply, Traffic) else ()
         received = reply.stats.received if isinstance(reply, Stats) else received
         if len(received) > self._state.workers_joined:
@@ -209,8 +211,8 @@ def _read(request: int, pending: PendingRequest) -> TensorRead | Failed:
     failed = next((reply for reply in in_order if isinstance(reply, Failed)), None)
     if failed is not None:
         return failed
-    segments: list[Segment] = [reply.segment for reply in in_order if isinstance(reply, Fetched)]
-    return TensorRead(request, tuple(segments), None if pending.layout is None else pending.layout.record())
+    byte_ranges: list[ByteRange] = [reply.byte_range for reply in in_order if isinstance(reply, Fetched)]
+    return TensorRead(request, tuple(byte_ranges), None if pending.layout is None else pending.layout.record())
 
 
 def _buffers(pending: PendingRequest, answer: Answer) -> tuple[Buffer, ...]:

@@ -177,9 +177,9 @@ class Server:
                 peer.reading.note_taken(instruction.nbytes)
                 continue
             if isinstance(instruction, CreateTensor):
-                _require_own_segment(peer, instruction.segment.name)
+                _require_own_buffer(peer, instruction.byte_range.name)
             elif isinstance(instruction, FetchTensor) and instruction.place is not None:
-                _require_own_segment(peer, instruction.place.name)
+                _require_own_buffer(peer, instruction.place.name)
             instructions.append(instruction)
         if any(type(instruction) is Goodbye for instruction in instructions):
             self.instruct(peer.ident, [Goodbye()], (), self.dispatcher.submit)
@@ -361,6 +361,6 @@ class Server:
                 self.delivery.send(self.dispatcher.take())
 
 
-def _require_own_segment(peer: Peer, name: str) -> None:
+def _require_own_buffer(peer: Peer, name: str) -> None:
     if name and not shared_memory.is_made_with(name, peer.session_secret):
-        raise ProtocolError(f"segment {name} is not one of session {peer.ident}")
+        raise ProtocolError(f"shared buffer {name} is not one of session {peer.ident}")

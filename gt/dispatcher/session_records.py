@@ -6,12 +6,12 @@ from dataclasses import dataclass, field
 from typing import NamedTuple, TypeAlias
 
 from gt.core.messages import (
+    ByteRange,
     Collective,
     Failed,
     Fetched,
     MemoryReport,
     Queried,
-    Segment,
     Stats,
     Synchronized,
     TimelineReport,
@@ -24,6 +24,7 @@ from gt.core.meta import TensorMeta
 from gt.dispatcher.errors import Cause, UnknownId
 from gt.dispatcher.op_definitions import CachedPlan, MoveKey, OpRecord
 from gt.dispatcher.planner import TensorMove
+from gt.dispatcher.segment_records import SegmentPart, SegmentRecord
 from gt.sharding.spec import DeviceMesh, ShardingSpec
 from gt.signals.policy import Policy
 
@@ -60,7 +61,7 @@ class ReadPart(NamedTuple):
 
     worker: int
     nbytes: int
-    place: Segment | None = None
+    place: ByteRange | None = None
 
 
 class PendingRequest(NamedTuple):
@@ -118,7 +119,9 @@ class SessionRecord:
     `watches` its traffic. `gatherings` are the (op, site) pairs whose gathering the client was told of. `ids_given`
     counts the ids that the dispatcher gave; results of queries take ids from `next_result` on. `halted` is set while a
     step must not write. `workers` have run something for the session. `modules` are the moves by which
-    ops of a module copied its parameters, by the number of the module and the position of the parameter.
+    ops of a module copied its parameters, by the number of the module and the position of the parameter. `segments` are
+    by id, and so are the `segment_parts` that workers know. A session `accumulates` if it adds up the gradients of
+    several backwards.
     """
 
     ident: int
@@ -139,6 +142,9 @@ class SessionRecord:
     workers: set[int] = field(default_factory=set)
     running_module: RunningModule | None = None
     modules: dict[int, dict[int, TensorMove]] = field(default_factory=dict)
+    segments: dict[int, SegmentRecord] = field(default_factory=dict)
+    segment_parts: dict[int, SegmentPart] = field(default_factory=dict)
+    accumulates: bool = False
 
     def op(self, op_id: int) -> OpRecord:
         found = self.ops.get(op_id)

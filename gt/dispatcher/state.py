@@ -13,8 +13,9 @@ from gt.core.errors import ProtocolError
 from gt.core.ids import FIRST_DISPATCHER_ID, MAX_RESULTS, SESSION_SHIFT, session_of, short_id
 from gt.core.messages import Collective, Failure, WorkerInfo, WorkerJoinStore
 from gt.dispatcher.errors import IdInUse, InvalidInstruction, NoWorkers, UnknownId
-from gt.dispatcher.op_definitions import CachedPlan, MoveKey, OpRecord, PlanKey
+from gt.dispatcher.op_definitions import CachedPlan, MoveKey, OpPart, OpRecord, PlanKey
 from gt.dispatcher.planner import TensorMove
+from gt.dispatcher.segment_records import SegmentKey, SegmentRecord, SegmentSplit
 from gt.dispatcher.session_records import (
     DeadWorker,
     HaltedStep,
@@ -25,6 +26,7 @@ from gt.dispatcher.session_records import (
     WorkerRecord,
 )
 from gt.dispatcher.tensor_tables import TensorTables
+from gt.sharding.list_parts import ListPart
 from gt.sharding.spec import DeviceMesh
 from gt.signals.policy import Policy
 
@@ -102,6 +104,11 @@ class State(TensorTables):
                     loads[worker] += nbytes
         return self.workers[min(ready, key=lambda ident: (loads[ident], ident))].solo_mesh
 
+    def overlaps(self, mesh: DeviceMesh) -> bool:
+        """Whether the workers of a mesh compute while their exchanges go on. Workers that share memory do not."""
+        workers = [self.workers[worker] for worker in mesh.workers]
+        return all(worker.overlaps for worker in workers) or len({worker.info.host for worker in workers}) > 1
+
     def lost_peer(self, failure: Failure) -> int | None:
         """The lost worker that explains a failed exchange, if there is one."""
         return next((worker for worker in failure.peers if worker in self.dead_workers), None)
@@ -162,6 +169,11 @@ class State(TensorTables):
         known = session.modules.get(running.module, {})
         self.undo.put(session.modules, running.module, {**known, running.parameters.index(ident): move})
 
+    def note_accumulation(self, session: SessionRecord) -> None:
+        """The session adds up gradients of several backwards."""
+        if not session.accumulates:
+            self.undo.assign(session, "accumulates", True)
+
     def set_watches(self, session: SessionRecord, watches: bool) -> None:
         self.undo.assign(session, "watches", watches)
 
@@ -189,6 +201,13 @@ class State(TensorTables):
 
     def define_op(self, session: SessionRecord, op: OpRecord) -> None:
         self.undo.put(session.ops, op.op_id, op)
+
+    def add_part(self, session: SessionRecord, op: OpRecord, chosen: tuple[int, ...], part: ListPart) -> OpPart:
+        """Define a part of an op on lists as an op with an id of the dispatcher's own."""
+        added = OpPart(self.new_id(session), part)
+        self.undo.put(op.parts, chosen, added)
+        self.define_op(session, OpRecord.of(added.op_id, part.signature))
+        return added
 
     def define_site(self, session: SessionRecord, site_id: int, file: str, line: int) -> None:
         self.undo.put(session.sites, site_id, (file, line))
@@ -255,6 +274,33 @@ class State(TensorTables):
         self.undo.put(session.forgotten, op_id, name)
         if len(session.forgotten) > NAMES_KEPT:
             self.undo.drop(session.forgotten, next(iter(session.forgotten)))
+
+    # Segments
+
+    def define_segment(self, session: SessionRecord, segment: SegmentRecord) -> None:
+        self.undo.put(session.segments, segment.segment_id, segment)
+
+    def add_split(self, session: SessionRecord, segment: SegmentRecord, key: SegmentKey, split: SegmentSplit) -> None:
+        self.undo.put(segment.splits, key, split)
+        for part in split.parts:
+            self.undo.put(session.segment_parts, part.part_id, part)
+
+    def forget_splits(self, session: SessionRecord, segment_ids: Iterable[int]) -> list[int]:
+        """Forget how segments are split; returns the ids of their parts."""
+        segments = [session.segments[ident] for ident in segment_ids]
+        splits = [self.undo.drop(segment.splits, key) for segment in segments for key in list(segment.splits)]
+        parts = [part.part_id for split in splits for part in split.parts]
+        for part_id in parts:
+            self.undo.drop(session.segment_parts, part_id)
+        return parts
+
+    def forget_segments(self, session: SessionRecord, segment_ids: Iterable[int]) -> list[int]:
+        """Returns the ids of the parts of these segments."""
+        known = [ident for ident in dict.fromkeys(segment_ids) if ident in session.segments]
+        parts = self.forget_splits(session, known)
+        for ident in known:
+            self.undo.drop(session.segments, ident)
+        return parts
 
     # Requests
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from gt.core.messages import CURRENT, FetchTensor, MoreRoomNeeded, ReadVersions, Segment, WorkerFetchTensor
+from gt.core.messages import CURRENT, ByteRange, FetchTensor, MoreRoomNeeded, ReadVersions, WorkerFetchTensor
 from gt.core.meta import ITEM_BYTES, TensorMeta
 from gt.dispatcher.errors import NoWorkers
 from gt.dispatcher.message_queue import MessageQueue
@@ -62,7 +62,7 @@ class TensorReads:
         reads: list[ReadPart] = []
         for worker, nbytes in zip(workers, sizes, strict=True):
             shares = place is not None and nbytes > 0 and session.host == self._state.workers[worker].info.host
-            own = Segment(place.name, nbytes, place.offset + offset) if place is not None and shares else None
+            own = ByteRange(place.name, nbytes, place.offset + offset) if place is not None and shares else None
             reads.append(ReadPart(worker, nbytes, own))
             self._outgoing.command((worker,), WorkerFetchTensor(fetch.request, ident, fetch.version, own))
             offset += nbytes

@@ -131,6 +131,23 @@ class TensorTables:
             bytes_on[mesh] = bytes_on.get(mesh, 0) + tensor.nbytes
         return copies
 
+    def apply_segment(
+        self, written: Sequence[int], freed: Sequence[int], results: Sequence[tuple[int, TensorRecord]]
+    ) -> Sequence[tuple[int, DeviceMesh]]:
+        """The same for all ops of a part of a segment: tensors that it writes to or frees are removed, and those of its
+        results that outlive it are added."""
+        tensors, bytes_on = self.tensors, self.bytes_on
+        copies = [copy for ident in written for copy in self._consume(ident)]
+        for ident in freed:
+            self._consume(ident)
+            if self.gradients:
+                self.gradients.pop(ident, None)
+        for ident, tensor in results:
+            tensors[ident] = tensor
+            mesh = tensor.spec.mesh
+            bytes_on[mesh] = bytes_on.get(mesh, 0) + tensor.nbytes
+        return copies
+
     def _consume(self, ident: int) -> list[tuple[int, DeviceMesh]]:
         if ident in self.copies:
             return self.remove(ident)[1:]
@@ -256,6 +273,11 @@ class TensorTables:
         return freed
 
     # Gradients
+
+    def is_waiting(self, ident: int) -> bool:
+        """Whether a tensor is a gradient that waits to be reduced with others."""
+        gradient = self.gradients.get(ident)
+        return gradient is not None and self.tensors[ident].spec is gradient.move.source
 
     def note_gradient(self, ident: int, gradient: GradientRecord) -> None:
         self.undo.put(self.gradients, ident, gradient)

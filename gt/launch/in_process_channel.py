@@ -10,13 +10,13 @@ from collections.abc import Sequence
 import numpy as np
 
 from gt.core.message_events import Observer
-from gt.core.messages import Command, Instruction, Report, RunOp, Segment, Welcome
+from gt.core.messages import ByteRange, Command, Instruction, Report, RunOp, Welcome
 from gt.dispatcher.dispatcher import Dispatcher
 from gt.dispatcher.message_queue import Outgoing, ToClient, ToWorkers
 from gt.version import __version__
 from gt.wire.client_channel import Buffer, Received, Upload, as_buffer
 from gt.worker.engines import make_engine
-from gt.worker.exchange import MemoryExchange
+from gt.worker.exchange import InProcessExchange
 from gt.worker.exchange.in_process import run_interleaved
 from gt.worker.executor import Executor, WriteBytes
 
@@ -126,10 +126,10 @@ class InProcessChannel:
 
 def _make_executor(worker: int, backend: str) -> Executor:
     engine = make_engine(backend)
-    return Executor(worker, engine, MemoryExchange(), _export, owns_buffers=False)
+    return Executor(worker, engine, InProcessExchange(), _export, owns_buffers=False)
 
 
-def _export(nbytes: int, place: Segment | None, write: WriteBytes) -> tuple[Segment, memoryview]:
+def _export(nbytes: int, place: ByteRange | None, write: WriteBytes) -> tuple[ByteRange, memoryview]:
     data = np.empty(nbytes, dtype=np.uint8).data
     write(data)
-    return Segment("", nbytes), data
+    return ByteRange("", nbytes), data

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from gt.client.host_data import fill
+from gt.client.host_data import copy_bytes
 from gt.client.session import Session
 from gt.core.settings import Settings
 from gt.launch.hosted_channel import HostedChannel
@@ -17,7 +17,7 @@ class LocalStart:
         self._settings = settings
         self.workers = settings.workers or 1
         self.processes = LocalProcesses(self.workers, settings)
-        copy = fill if settings.shares_memory else None
+        copy = copy_bytes if settings.shares_memory else None
         try:
             observer = open_log(settings.instruction_log)
             self._channel = HostedChannel(
@@ -34,7 +34,7 @@ class LocalStart:
         except BaseException:
             self.stop()
             raise
-        return Session(self._channel, welcome, self._settings.auto_shard)
+        return Session(self._channel, welcome, self._settings.auto_shard, self._settings.hot_path)
 
     def stop(self) -> None:
         """End the workers before a session was opened."""

@@ -11,7 +11,7 @@ import msgspec
 
 from gt.client import session as sessions
 from gt.client.compilation import compiled_function
-from gt.client.host_data import fill
+from gt.client.host_data import copy_bytes
 from gt.client.interrupts import defer, is_inside
 from gt.client.optimizer_step_hooks import register_step_hooks
 from gt.client.session import Session
@@ -32,7 +32,7 @@ from gt.wire.stderr_logging import configure_logging
 _ENDED = "GT was shut down, and its tensors with it; call gt.init() to start again"
 
 
-class _Program:
+class _LaunchState:
     """The worker processes of this program, and the number of workers that its first tensor starts. `start` is that of
     workers whose session was not needed yet; `closed_because` is why no session is opened before `gt.init`."""
 
@@ -46,7 +46,7 @@ class _Program:
         return sessions.active is not None or self.start is not None
 
 
-_program = _Program()
+_state = _LaunchState()
 _inherited: list[LocalStart] = []  # kept after a fork, because freeing them would touch the parent's sockets
 
 
@@ -60,16 +60,16 @@ def init(
     this process; `server="localhost:12345"` joins a running server.
     """
     with sessions.connecting:  # another thread may start GT too, or wait for its workers
-        if _program.is_running():
+        if _state.is_running():
             raise SessionError("GT is running already; call gt.shutdown() first, or gt.init() before the first tensor")
         if workers is None and server is None:
-            workers = _program.workers_wanted or None
+            workers = _state.workers_wanted or None
         settings = _resolve(workers, mode, backend, server)
         configure_logging(settings)
-        _program.closed_because = ""
+        _state.closed_because = ""
         _prepare(settings)
         if settings.mode == "local":
-            _program.start = LocalStart(settings)
+            _state.start = LocalStart(settings)
         else:
             sessions.activate(_open(settings))
 
@@ -83,10 +83,10 @@ def connect(address: str) -> None:
 @ends_on_users_line
 def gpu_workers(count: int) -> None:
     """Set how many worker processes the first tensor starts, with a GPU or a share of the CPU's cores each."""
-    if _program.is_running():
+    if _state.is_running():
         raise SessionError("gt.gpu_workers() must come before the first tensor: GT is running already")
-    _program.workers_wanted = _check_count(count, "gt.gpu_workers")
-    _program.closed_because = ""
+    _state.workers_wanted = _check_count(count, "gt.gpu_workers")
+    _state.closed_because = ""
 
 
 def shutdown() -> None:
@@ -97,16 +97,16 @@ def shutdown() -> None:
         return
     session = sessions.active
     sessions.activate(None)
-    _program.closed_because = _ENDED
-    _program.workers_wanted = 0
-    start, _program.start = _program.start, None
+    _state.closed_because = _ENDED
+    _state.workers_wanted = 0
+    start, _state.start = _state.start, None
     try:
         if session is not None:
             session.close(_ENDED)
         if start is not None:
             start.stop()
     finally:
-        processes, _program.processes = _program.processes, None
+        processes, _state.processes = _state.processes, None
         if processes is not None:
             processes.stop()
 
@@ -118,11 +118,11 @@ def synchronize() -> None:
 
 
 def _connect_lazily() -> Session:
-    if _program.closed_because:
-        raise SessionError(_program.closed_because)
-    if _program.start is not None:
-        return _finish_start(_program.start)
-    settings = _resolve(_program.workers_wanted or None, None, None, None)
+    if _state.closed_because:
+        raise SessionError(_state.closed_because)
+    if _state.start is not None:
+        return _finish_start(_state.start)
+    settings = _resolve(_state.workers_wanted or None, None, None, None)
     configure_logging(settings)
     _prepare(settings)
     if settings.mode == "local":
@@ -133,13 +133,13 @@ def _connect_lazily() -> Session:
 def _finish_start(start: LocalStart) -> Session:
     """Wait for workers that are starting. After a failure GT stays closed: an op that is tried again after `except`
     must not run on another worker."""
-    _program.start, _program.processes = None, start.processes
+    _state.start, _state.processes = None, start.processes
     try:
         return start.open()
     except BaseException as error:
-        _program.processes = None
+        _state.processes = None
         reason = str(error) or type(error).__name__  # KeyboardInterrupt has no text
-        _program.closed_because = f"GT could not start: {reason}; call gt.init() to try again"
+        _state.closed_because = f"GT could not start: {reason}; call gt.init() to try again"
         raise
 
 
@@ -190,14 +190,14 @@ def _open(settings: Settings) -> Session:
         return _open_connected(settings)
     observer = open_log(settings.instruction_log)
     channel = InProcessChannel(settings.workers or 1, settings.backend, observer, settings.copy_limit)
-    return Session(channel, channel.welcome(), settings.auto_shard)
+    return Session(channel, channel.welcome(), settings.auto_shard, settings.hot_path)
 
 
 def _open_connected(settings: Settings) -> Session:
     host, port = parse_address(settings.server)
     channel = SocketChannel(
         f"tcp://{host}:{port}",
-        fill if settings.shares_memory else None,
+        copy_bytes if settings.shares_memory else None,
         keys_directory(settings.keys),
         settings.heartbeat_timeout,
     )
@@ -208,7 +208,7 @@ def _open_connected(settings: Settings) -> Session:
         raise
     if settings.instruction_log:
         print(f"gt: {_log_notice(settings, welcome.instruction_log)}", file=sys.stderr)
-    return Session(channel, welcome, settings.auto_shard)
+    return Session(channel, welcome, settings.auto_shard, settings.hot_path)
 
 
 def _log_notice(settings: Settings, path: str) -> str:
@@ -221,11 +221,11 @@ def _log_notice(settings: Settings, path: str) -> str:
 
 def _leave_to_parent() -> None:
     """After a fork: leave the parent's worker processes alone."""
-    _program.processes = None
-    if _program.start is not None:
-        _inherited.append(_program.start)
-        _program.start = None
-        _program.closed_because = sessions.FORKED
+    _state.processes = None
+    if _state.start is not None:
+        _inherited.append(_state.start)
+        _state.start = None
+        _state.closed_because = sessions.FORKED
 
 
 sessions.set_connector(_connect_lazily)

@@ -16,7 +16,7 @@ from typing import TextIO
 from gt.core.errors import SettingsError
 from gt.core.ids import short_id
 from gt.core.message_events import Event, Observer
-from gt.core.record_fields import PAYLOAD_RECORDS, segments_of
+from gt.core.record_fields import PAYLOAD_RECORDS, byte_ranges_of
 
 log = logging.getLogger("gt.dispatcher")
 _ROW = "{:>12}  {:>9}  {:<11}  {:<12}  {:<19}  {:>13}  {:<24}  {:<44}  {}\n"
@@ -85,7 +85,7 @@ def _name(event: Event) -> str:
 def _size(message: object) -> str:
     if type(message) not in PAYLOAD_RECORDS:
         return "-"
-    return str(sum(segment.nbytes for segment in segments_of(message)))
+    return str(sum(byte_range.nbytes for byte_range in byte_ranges_of(message)))
 
 
 def _ids(message: object) -> str:

@@ -90,8 +90,8 @@ def received(shape: Shape, source: ShardingSpec, target: ShardingSpec) -> IntArr
     if not axes or not is_all_reduce(source, target):
         return addends * sizes - _own(shape, source, target)
     share, more = np.divmod(sizes, addends)
-    segments = share + (shard_indices(source.mesh, axes) < more)
-    return (addends - 1) * segments + sizes - segments
+    slice_sizes = share + (shard_indices(source.mesh, axes) < more)
+    return (addends - 1) * slice_sizes + sizes - slice_sizes
 
 
 def _own(shape: Shape, source: ShardingSpec, target: ShardingSpec) -> IntArray:

@@ -7,15 +7,28 @@ them together into a worker program.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Sequence
+from typing import TypeAlias
 
 from gt.core.meta import ITEM_BYTES, TensorMeta
+from gt.core.signatures import Arg
 from gt.sharding.constraints import Target
 from gt.sharding.op_calls import LocalContext, LocalProgram, OpCall
 from gt.sharding.rules import lower, rule_of
 from gt.sharding.spec import DeviceMesh, ShardingSpec, compute_local_shape
 from gt.sharding.strategies import Operand, Result
 from gt.sharding.strategy_choice import Choice, propagate_sharding
+
+_FrozenCall: TypeAlias = tuple[
+    str,
+    tuple[Arg, ...],
+    tuple[tuple[str, Arg], ...],
+    tuple[TensorMeta, ...],
+    tuple[TensorMeta, ...],
+    tuple[int, ...],
+]
+"""The fields of an OpCall, which can be hashed."""
 
 
 class NoRule(Exception):
@@ -36,6 +49,22 @@ def infer_output_sharding(
     - `copies`: per input, layouts of the copies that exist of it
     - `reduces_first`: the op neither takes nor gives partial values
     """
+    frozen = (call.op, call.args, tuple(call.kwargs.items()), call.inputs, call.outputs, call.output_positions)
+    return _infer(frozen, tuple(specs), mesh, tuple(targets), tuple(copies), reduces_first)
+
+
+# A new length of a sequence needs most choices several times: of views that several ops take, and of weights.
+@functools.lru_cache(maxsize=1 << 12)
+def _infer(
+    frozen: _FrozenCall,
+    specs: tuple[ShardingSpec, ...],
+    mesh: DeviceMesh,
+    targets: tuple[Target, ...],
+    copies: tuple[tuple[ShardingSpec, ...], ...],
+    reduces_first: bool,
+) -> Choice:
+    op, args, kwargs, inputs, outputs, positions = frozen
+    call = OpCall(op, args, dict(kwargs), inputs, outputs, positions)
     rule = rule_of(call)
     if rule is None:
         raise NoRule(call.op)

@@ -28,9 +28,10 @@ from gt.sharding.dead_steps import drop_unused, registers_read
 from gt.sharding.lowering import NoRule, infer_output_sharding
 from gt.sharding.op_calls import Expansion, OpCall, has_scalars, inputs_in, with_inputs
 from gt.sharding.rules import entry_of
+from gt.sharding.rules.entry import LayOut
 from gt.sharding.spec import DeviceMesh, ShardingSpec, whole
-from gt.sharding.strategies import OpStrategy
-from gt.sharding.strategy_choice import Choice
+from gt.sharding.strategies import Operand, OpStrategy
+from gt.sharding.strategy_choice import Choice, moved_bytes
 
 
 class Register(NamedTuple):
@@ -161,6 +162,8 @@ class ProgramBuilder:
         """The best strategy of the op's rule, or a fork with the steps of the op's expansion, and its `results`."""
         specs = [self.spec(register) for register in registers]
         entry = entry_of(call.op)
+        if entry is not None and entry.lay_out is not None:
+            return self._lay_out(entry.lay_out, call, registers, targets)
         expansion = entry.expand(call, specs) if entry is not None and entry.expand is not None else None
         try:
             copies = [self.registers[register].copies for register in registers]
@@ -175,6 +178,15 @@ class ProgramBuilder:
         trial = self.fork()
         trial.results = trial.expand(expansion, registers, call.outputs, targets)
         return trial if choice is None or trial.bytes - self.bytes < choice.bytes else choice
+
+    def _lay_out(self, lay_out: LayOut, call: OpCall, registers: Sequence[int], targets: Sequence[Target]) -> Choice:
+        """The strategy that the op's entry chooses itself."""
+        own = [self.registers[register] for register in registers]
+        operands = [Operand(meta.shape, ITEM_BYTES[meta.dtype], spec, copies) for meta, spec, copies in own]
+        strategy = lay_out(call, operands, list(targets) or [None] * len(call.outputs), self.mesh)
+        if strategy is None:
+            raise NoRule(call.op)
+        return Choice(strategy, sum(map(moved_bytes, operands, strategy.operands)))
 
     def _compute(
         self,

@@ -8,7 +8,7 @@ from the specs and its own id:
   reduction;
 * "reduce-scatter" and "reduce": the boxes are addends. `contributions` groups them by addend, in the order of
   reduction, so that results do not depend on timing;
-* "all-reduce": each worker of an `exchange_group` reduces one segment of the flat local tensor for the others.
+* "all-reduce": each worker of an `exchange_group` reduces one slice of the flat local tensor for the others.
 
 Between two workers at most one box travels in a step, in each direction.
 """

@@ -91,6 +91,13 @@ def _stays(spec: ShardingSpec, needed: ShardingSpec, mesh: DeviceMesh, constrain
     )
 
 
+def moved_bytes(operand: Operand, needed: ShardingSpec) -> int:
+    """The bytes that move to give an operand a layout. Copies are free."""
+    if operand.spec is needed or needed in operand.copies:
+        return 0
+    return reshard_bytes(operand.shape, operand.itemsize, operand.spec, needed)
+
+
 def _moved(strategy: OpStrategy, operands: Sequence[Operand], results: Sequence[Result]) -> tuple[int, tuple[int, int]]:
     """The bytes that a strategy moves, and the numbers of results and of operands that it moves."""
     moved = operands_changed = results_changed = 0

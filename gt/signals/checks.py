@@ -26,13 +26,13 @@ MAX_AXES = 16
 MAX_WORKERS = 1 << 16
 AXIS_NAME = "[A-Za-z_][A-Za-z0-9_]{0,63}"
 
-Path: TypeAlias = tuple[str | int, ...]
+KeyPath: TypeAlias = tuple[str | int, ...]
 
 
 class Problem(NamedTuple):
     """An error in a value, and the keys and list indices that lead to the value."""
 
-    path: Path
+    path: KeyPath
     text: str
 
 
@@ -149,7 +149,7 @@ def mesh_axes(mesh: object) -> list[str] | None:
     return None if pairs is None else [name for name, _ in pairs if isinstance(name, str)]
 
 
-def dims_problems(path: Path, dims: object, axes: Collection[str] | None) -> Iterator[Problem]:
+def dims_problems(path: KeyPath, dims: object, axes: Collection[str] | None) -> Iterator[Problem]:
     """The problems of a layout over a mesh with these axes; None if the mesh itself is wrong, which is reported
     separately."""
     if not is_list(dims):
@@ -171,7 +171,7 @@ def dims_problems(path: Path, dims: object, axes: Collection[str] | None) -> Ite
             yield from _axis_problems((*path, position), dim, axes, used)
 
 
-def _axis_problems(path: Path, axis: object, axes: Collection[str] | None, used: set[str]) -> Iterator[Problem]:
+def _axis_problems(path: KeyPath, axis: object, axes: Collection[str] | None, used: set[str]) -> Iterator[Problem]:
     if not isinstance(axis, str) or axis in ("", NOT_CUT, REST):
         text = f'{show(axis)} is not an axis of a mesh; use a name, a list of names, or "-" for a dim that is not cut'
         yield Problem(path, text)

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple, TypeAlias
 import yaml
 
 from gt.core.errors import SignalError
-from gt.signals.checks import Path, show
+from gt.signals.checks import KeyPath, show
 
 MAX_DEPTH = 32
 MAX_ALIASES = 1000
@@ -50,7 +50,7 @@ class Document:
         self._root = root
         self.value = self._read(root)
 
-    def line(self, path: Path) -> int:
+    def line(self, path: KeyPath) -> int:
         """The line of a key or list item; if it does not exist, that of the nearest enclosing value."""
         node, line = self._root, self._root.start_mark.line
         for step in path:
@@ -116,7 +116,7 @@ def _scalar(node: yaml.ScalarNode) -> Plain:
     return UnsupportedValue(show(text).strip("'\""))
 
 
-class _Loader(yaml.SafeLoader):
+class _NodeLoader(yaml.SafeLoader):
     """Composes nodes only, so that no tag constructs an object. Limits nesting and aliases."""
 
     depth = 0
@@ -137,7 +137,7 @@ class _Loader(yaml.SafeLoader):
 
 def parse_document(text: str, file: str) -> Document:
     try:
-        root = yaml.compose(text, Loader=_Loader)
+        root = yaml.compose(text, Loader=_NodeLoader)
     except yaml.MarkedYAMLError as error:
         mark = error.problem_mark or error.context_mark
         line = 1 if mark is None else mark.line + 1

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import os
 from collections.abc import Collection, Iterable, Iterator, Mapping
-from pathlib import Path as FilePath
+from pathlib import Path
 
 from gt.core.errors import SignalError, nearest
 from gt.signals.backward_chains import backward_cycles, cycle_text, unknown_backward
-from gt.signals.checks import MODEL, RESERVED, Path, Problem, mesh_axes, name_problem, shard_problems, show
+from gt.signals.checks import MODEL, RESERVED, KeyPath, Problem, mesh_axes, name_problem, shard_problems, show
 from gt.signals.config import (
     Config,
     ModelConfig,
@@ -32,7 +32,7 @@ def read_config(path: str | os.PathLike[str], known: Known | None = None) -> Con
     """The configuration in a file. Its signals may name each other and the `known` ones."""
     file = os.fspath(path)
     try:
-        with FilePath(file).open("rb") as stream:
+        with Path(file).open("rb") as stream:
             content = stream.read(MAX_BYTES + 1)
     except (OSError, ValueError) as error:
         why = error.strerror if isinstance(error, OSError) else error
@@ -152,7 +152,7 @@ def _model_problems(value: Plain, names: Collection[str]) -> Iterator[Problem]:
             yield Problem((module.pattern,), _unknown_scope(module, names, mesh_axes(value.get("mesh")) or ()))
 
 
-def _hint(key: Path | str | int) -> str:
+def _hint(key: KeyPath | str | int) -> str:
     """A hint for a pattern that looks like a misplaced or misspelt key."""
     if key in SIGNAL_KEYS:
         return f"; {MODEL!r} is not a signal: use another name for one"

@@ -31,8 +31,8 @@ def as_buffer(upload: Upload) -> Buffer:
 
 
 class Received(NamedTuple):
-    """An answer, and the bytes of its segments. Those in shared memory are copied out by the client: the memory is used
-    again when the buffers are garbage."""
+    """An answer, and the bytes of its byte ranges. Those in shared memory are copied out by the client: the memory is
+    used again when the buffers are garbage."""
 
     answer: Answer
     buffers: Sequence[Buffer] = ()
@@ -40,8 +40,8 @@ class Received(NamedTuple):
 
 
 class ClientChannel(Protocol):
-    """The client's end of a connection. Uploads belong to the messages with a segment, in order, and their memory may
-    be changed after `send`."""
+    """The client's end of a connection. Uploads belong to the messages with a byte range, in order, and their memory
+    may be changed after `send`."""
 
     @property
     def is_asynchronous(self) -> bool:

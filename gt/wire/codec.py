@@ -17,7 +17,7 @@ import msgspec
 
 from gt.core.errors import ProtocolError
 from gt.core.messages import COUNTED_BYTES, MAX_BATCH, PROTOCOL, TensorRead
-from gt.core.record_fields import PAYLOAD_RECORDS, segments_of
+from gt.core.record_fields import PAYLOAD_RECORDS, byte_ranges_of
 
 Frame: TypeAlias = bytes | bytearray | memoryview
 Payload: TypeAlias = list[Frame]
@@ -36,7 +36,7 @@ _encoder = msgspec.msgpack.Encoder()
 
 
 def encode(messages: Sequence[Any], payloads: Iterable[Sequence[Frame]] = ()) -> list[Frame]:
-    """One message. `payloads` are the bytes of the segments of its records, in order; empty if they are in shared
+    """One message. `payloads` are the bytes of the byte ranges of its records, in order; empty if they are in shared
     memory."""
     return _frames(_encoder.encode(messages), payloads)
 
@@ -55,7 +55,7 @@ def encode_batches(
             f"shorter arguments"
         )
     middle = len(messages) // 2
-    carried = sum([len(segments_of(message)) for message in messages[:middle] if type(message) in PAYLOAD_RECORDS])
+    carried = sum([len(byte_ranges_of(message)) for message in messages[:middle] if type(message) in PAYLOAD_RECORDS])
     return [
         *encode_batches(messages[:middle], payloads[:carried], limit),
         *encode_batches(messages[middle:], payloads[carried:], limit),
@@ -83,13 +83,13 @@ def _frames(body: bytes, payloads: Iterable[Sequence[Frame]]) -> list[Frame]:
 def uncounted_bytes(messages: Sequence[Any], frames: Sequence[Frame]) -> int:
     """The size of a message to a client, without the large tensors, whose arrival the client confirms one by one."""
     reads = [message for message in messages if type(message) is TensorRead and read_bytes(message) >= COUNTED_BYTES]
-    counted = [segment.nbytes for read in reads for segment in read.segments if not segment.name]
+    counted = [byte_range.nbytes for read in reads for byte_range in read.byte_ranges if not byte_range.name]
     return sum(map(len, frames)) - sum(counted)
 
 
 def read_bytes(read: TensorRead) -> int:
     """The size of a tensor that was read, with all addends of a partial one."""
-    return sum([segment.nbytes for segment in read.segments])
+    return sum([byte_range.nbytes for byte_range in read.byte_ranges])
 
 
 def header_of(body: bytes) -> bytes:
@@ -130,8 +130,8 @@ class Decoder(Generic[Message]):
         self._limit = limit
 
     def decode(self, frames: Sequence[Frame]) -> tuple[list[Message], list[Payload]]:
-        """The records, and the payloads of their segments, as `encode` takes them. Raises ProtocolError for malformed
-        messages."""
+        """The records, and the payloads of their byte ranges, as `encode` takes them. Raises ProtocolError for
+        malformed messages."""
         body, inline, count = split(frames, self._limit)
         try:
             messages = self._decoder.decode(body)
@@ -142,9 +142,9 @@ class Decoder(Generic[Message]):
         if len(messages) > MAX_BATCH:
             raise ProtocolError(f"a batch of {len(messages)} messages is over the limit of {MAX_BATCH}")
         carrying = [message for message in messages if type(message) in PAYLOAD_RECORDS]
-        segments = [segment for message in carrying for segment in segments_of(message)]
+        byte_ranges = [byte_range for message in carrying for byte_range in byte_ranges_of(message)]
         return messages, _payloads(
-            [0 if segment.name else segment.nbytes for segment in segments], inline, frames, count
+            [0 if byte_range.name else byte_range.nbytes for byte_range in byte_ranges], inline, frames, count
         )
 
 

@@ -22,11 +22,11 @@ from gt.core.messages import (
 )
 from gt.wire.client_channel import Buffer, Received, Upload, UploadWriter, as_buffer
 from gt.wire.codec import Payload, join
-from gt.wire.segment_pool import SegmentPool
+from gt.wire.shared_buffer_pool import SharedBufferPool
 from gt.wire.shared_memory import SHARE_BYTES
 
 CopyBytes: TypeAlias = Callable[[memoryview, Buffer], None]
-"""Copies bytes into a shared segment."""
+"""Copies bytes into a shared buffer."""
 
 
 class Payloads:
@@ -35,10 +35,10 @@ class Payloads:
 
     def __init__(self, copy: CopyBytes | None) -> None:
         self._copy = copy
-        self._pool = SegmentPool()
+        self._pool = SharedBufferPool()
 
     def open(self, session_secret: str, shares_memory: bool = True) -> None:
-        """The session has begun. `session_secret` seals the names of its segments."""
+        """The session has begun. `session_secret` seals the names of its shared buffers."""
         self._pool.session_secret = session_secret
         if not shares_memory:
             self._copy = None
@@ -65,16 +65,16 @@ class Payloads:
         return packed, payloads
 
     def _pack_upload(self, created: CreateTensor, upload: Upload) -> tuple[CreateTensor, Payload]:
-        nbytes = created.segment.nbytes
+        nbytes = created.byte_range.nbytes
         reserved = self._pool.reserve(created.id, nbytes) if self._copy is not None and nbytes >= SHARE_BYTES else None
         if reserved is None or self._copy is None:
             return created, [as_buffer(upload)]
-        segment, data = reserved
+        byte_range, data = reserved
         if isinstance(upload, UploadWriter):
             upload.write(data)
         else:
             self._copy(data, upload)
-        return msgspec.structs.replace(created, segment=segment), []
+        return msgspec.structs.replace(created, byte_range=byte_range), []
 
     def _pack_read(self, fetch: FetchTensor, nbytes: int) -> FetchTensor:
         shares = self._copy is not None and nbytes >= SHARE_BYTES
@@ -90,14 +90,14 @@ class Payloads:
             self._pool.discard(answer.request)
         if not isinstance(answer, TensorRead):
             return Received(answer)
-        shared = [segment for segment in answer.segments if segment.name]
+        shared = [byte_range for byte_range in answer.byte_ranges if byte_range.name]
         try:
             taken = iter(self._pool.parts(answer.request, shared))
         except ProtocolError as error:
             return Received(Rejected(answer.request, str(error)))
         buffers = [
-            next(taken) if segment.name else _joined(payload)
-            for segment, payload in zip(answer.segments, payloads, strict=True)
+            next(taken) if byte_range.name else _joined(payload)
+            for byte_range, payload in zip(answer.byte_ranges, payloads, strict=True)
         ]
         return Received(answer, buffers, bool(shared))
 

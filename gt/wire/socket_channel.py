@@ -135,7 +135,7 @@ class SocketChannel:
         """The answers with their bytes, and the acknowledgements to send to the server."""
         answers, payloads = self._decoder.decode(frames)
         remaining = iter(payloads)
-        counts = [len(answer.segments) if isinstance(answer, TensorRead) else 0 for answer in answers]
+        counts = [len(answer.byte_ranges) if isinstance(answer, TensorRead) else 0 for answer in answers]
         unpacked = [
             self._payloads.unpack(answer, [next(remaining) for _ in range(count)])
             for answer, count in zip(answers, counts, strict=True)

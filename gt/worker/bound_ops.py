@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, TypeAlias
 
 from gt.core.meta import TensorMeta, same_places
-from gt.core.signatures import Arg, Input, ListArg, MemoryFormat, Number, Path, Scalar, Signature
+from gt.core.signatures import Arg, Input, ListArg, MemoryFormat, Number, Scalar, Signature, ViewSteps
 from gt.worker.direct_calls import DirectCall, bind_arguments, is_in_order
 from gt.worker.engines.counter_rng import Region
 from gt.worker.engines.engine import Engine, Value
@@ -174,7 +174,7 @@ class UnavailableOp:
 class BoundView:
     """A path of view ops. Where the strides of this worker's tensor do not allow a view, the result is a copy."""
 
-    def __init__(self, engine: Engine, path: Path) -> None:
+    def __init__(self, engine: Engine, path: ViewSteps) -> None:
         self._steps = [engine.make_view(step) for step in path]
 
     def of(self, value: Value) -> Value:

@@ -43,9 +43,9 @@ class BoundProgram:
     so that all workers do the same exchanges.
 
     `exchanges` has this worker's part in the exchange of a run, or is empty if there is none; it is None if there are
-    several. With `is_gather` the program only gathers tensors, in one exchange. `targets` are this worker's parts of
-    inputs that need no value, as they are overwritten, by position. `direct` and `writes` as for a `BoundOp`: a program
-    of one call on this worker's shards is as good as the op."""
+    several. `collective` is the kind of the one collective that the program consists of, or empty. `targets` are this
+    worker's parts of inputs that need no value, as they are overwritten, by position. `direct` and `writes` as for a
+    `BoundOp`: a program of one call on this worker's shards is as good as the op."""
 
     def __init__(self, engine: Engine, worker: int, op: str, program: Program) -> None:
         self.op = op
@@ -62,7 +62,8 @@ class BoundProgram:
         self.exchanges = parts if len(parts) < 2 else None
         self.is_local = not moves
         is_one = self._steps == moves and len({part.members for part in parts}) == 1
-        self.is_gather = is_one and all(mover.is_gather for step in moves for mover in step.movers)
+        kinds = {mover.kind for step in moves for mover in step.movers} if is_one else set()
+        self.collective = kinds.pop() if len(kinds) == 1 else ""
 
     def run(
         self,

@@ -9,8 +9,10 @@ from typing import Any, TypeAlias
 
 from gt.core.ids import session_of
 from gt.core.messages import (
+    ByteRange,
     Command,
     DefineOp,
+    DefineSegment,
     Failed,
     Fetched,
     ForgetOps,
@@ -25,7 +27,7 @@ from gt.core.messages import (
     ReadVersions,
     Report,
     RunOp,
-    Segment,
+    RunSegment,
     Stats,
     StoreReady,
     Synchronize,
@@ -50,8 +52,10 @@ from gt.core.messages import (
     WorkerReportProgress,
     WorkerStats,
 )
+from gt.core.segments import SegmentBody
 from gt.worker.bound_ops import BoundOp, UnavailableOp
 from gt.worker.bound_programs import BoundProgram
+from gt.worker.bound_segments import BoundSegment
 from gt.worker.engines.engine import Buffer, Engine
 from gt.worker.exchange import Exchange
 from gt.worker.exchange.interface import Exchanging
@@ -60,14 +64,15 @@ from gt.worker.failure_records import make_failure
 from gt.worker.late_failures import LateFailures
 from gt.worker.memory_recorder import MemoryRecorder
 from gt.worker.op_runner import OpRunner
-from gt.worker.timeline_recorder import Recorder
+from gt.worker.segment_replay import SegmentReplay
+from gt.worker.timeline_recorder import TimelineRecorder
 
 log = logging.getLogger("gt.worker")
 ReportAndBytes: TypeAlias = tuple[Report, Buffer | None]
 WriteBytes: TypeAlias = Callable[[memoryview], None]
-Export: TypeAlias = Callable[[int, Segment | None, WriteBytes], tuple[Segment, memoryview]]
+Export: TypeAlias = Callable[[int, ByteRange | None, WriteBytes], tuple[ByteRange, memoryview]]
 """Writes a tensor that leaves the worker to memory: given its size, the client's shared memory for it, if any, and a
-function that writes the bytes. Returns the segment and its memory."""
+function that writes the bytes. Returns the byte range and its memory."""
 
 
 class Executor:
@@ -88,13 +93,20 @@ class Executor:
         self.worker = worker
         self.engine = engine
         self.exchange = exchange
-        self.recorder = Recorder()
+        self._timeline_recorder = TimelineRecorder()
         self._runner = OpRunner(
-            worker, engine, exchange, self.recorder, self._report, progress if progress is not None else [0, 0]
+            worker,
+            engine,
+            exchange,
+            self._timeline_recorder,
+            self._report,
+            progress if progress is not None else [0, 0],
         )
         self.tensors = self._runner.tensors
         self.ops = self._runner.ops
-        self._memory = MemoryRecorder(engine, self.tensors)
+        self.segments: dict[int, BoundSegment] = {}
+        self._replay = SegmentReplay(self._runner)
+        self._memory_recorder = MemoryRecorder(engine, self.tensors)
         self._steps = self._runner.steps
         self.scopes: dict[tuple[int, int], WorkerDefineScope] = {}
         self._ops_run = 0
@@ -104,11 +116,13 @@ class Executor:
         self._buffers: Iterator[Buffer] = iter(())
         self._progress_time = 0
         flags = exchange.flags
-        self._late = LateFailures(self.tensors, flags) if flags is not None else None
+        self._late = LateFailures(self.tensors, flags, self._expand) if flags is not None else None
         self._actions: dict[type, Callable[[Any], None]] = {
             RunOp: self._runner.run,
-            FreeTensors: self._free,
+            RunSegment: self._run_segment,
+            FreeTensors: lambda command: self._runner.free(command.ids),
             DefineOp: self._define,
+            DefineSegment: self._define_segment,
             WorkerDefineProgram: self._define_program,
             WorkerDefineScope: self._define_scope,
             ForgetOps: self._forget,
@@ -137,15 +151,15 @@ class Executor:
         log.debug("worker %d: %d commands, %d tensors held", self.worker, len(commands), len(self.tensors))
         self._reports = []
         self._buffers = iter(buffers)
-        self._progress_time = self.recorder.clock()
+        self._progress_time = self._timeline_recorder.clock()
         if self._late is not None:
             self._late.follow(commands, goes_on=bool(self._runner.overlapped))
         self._ops_run += [*map(type, commands)].count(RunOp)
         batch = self._runner.prefetch.follow(commands)
-        if self._memory.is_on:
-            self._run_measured(batch)
-        elif self.recorder.is_on:
-            self._run_recorded(batch)
+        if self._memory_recorder.is_on:
+            self._run_measured(self._expanded(batch))
+        elif self._timeline_recorder.is_on:
+            self._run_recorded(self._expanded(batch))
         else:
             self._run_batch(batch)
         return self._reports
@@ -177,6 +191,25 @@ class Executor:
             if writes:
                 del tensors[inputs[writes[0]]]
 
+    def _run_segment(self, command: RunSegment) -> None:
+        segment = self.segments[command.segment_id]
+        self._ops_run += len(segment.body.ops)
+        self._replay.run(command, segment)
+
+    def _expanded(self, batch: Iterator[Command]) -> Iterator[Command]:
+        """The commands of a batch with those of its segments one by one, for recordings."""
+        for command in batch:
+            singles = self._expand(command)
+            if type(command) is RunSegment:
+                self._ops_run += [*map(type, singles)].count(RunOp)
+            yield from singles
+
+    def _expand(self, command: Command) -> Sequence[Command]:
+        """The commands that a command stands for."""
+        if type(command) is not RunSegment:
+            return (command,)
+        return self.segments[command.segment_id].body.expand(command)
+
     def start(self, command: RunOp) -> Exchanging:
         """A command that several virtual workers run together, as a computation that yields its exchanges. Its reports
         are taken when it is done."""
@@ -185,9 +218,9 @@ class Executor:
         bound = self.ops[command.op_id]
         assert isinstance(bound, BoundProgram), "only programs exchange tensors"
         computation = self._runner.run_program(command, bound)
-        if self._memory.is_on:
+        if self._memory_recorder.is_on:
             computation = self._measured(command, computation)
-        return self._recorded(command, computation) if self.recorder.is_on else computation
+        return self._recorded(command, computation) if self._timeline_recorder.is_on else computation
 
     def take_reports(self) -> list[ReportAndBytes]:
         reports, self._reports = self._reports, []
@@ -197,23 +230,23 @@ class Executor:
 
     def _run_recorded(self, commands: Iterator[Command]) -> None:
         for command in commands:
-            with self.recorder.noting(command, self._describe):
+            with self._timeline_recorder.noting(command, self._describe):
                 self._actions[type(command)](command)
 
     def _recorded(self, command: RunOp, computation: Exchanging) -> Exchanging:
-        with self.recorder.noting(command, self._describe):
+        with self._timeline_recorder.noting(command, self._describe):
             return (yield from computation)
 
     def _run_measured(self, commands: Iterator[Command]) -> None:
         for command in commands:
-            run = self._run_recorded if self.recorder.is_on else self._run_batch
+            run = self._run_recorded if self._timeline_recorder.is_on else self._run_batch
             run(iter((command,)))
             self._runner.overlapped.finish_all()
-            self._memory.note(command)
+            self._memory_recorder.note(command)
 
     def _measured(self, command: RunOp, computation: Exchanging) -> Exchanging:
         result = yield from computation
-        self._memory.note(command)
+        self._memory_recorder.note(command)
         return result
 
     def _describe(self, command: RunOp | QueryOp) -> tuple[str, str]:
@@ -232,16 +265,25 @@ class Executor:
         nbytes = sum(int(value.nbytes) for value in values)
         received = self._runner.traffic.by_peer()
         ways = self.exchange.ways()
-        stats = WorkerStats(self._ops_run, len(values), nbytes, received, self.engine.restrided, ways)
+        stats = WorkerStats(
+            self._ops_run,
+            len(values),
+            nbytes,
+            received,
+            self.engine.restrided,
+            ways,
+            len(self.segments),
+            self._replay.ops_replayed,
+        )
         self._report(Stats(command.request, stats))
 
     def _read_memory(self, command: ReadMemory) -> None:
         self._runner.overlapped.finish_all()
-        uses, most_copies = self._memory.take(session_of(command.request), goes_on=command.watch)
+        uses, most_copies = self._memory_recorder.take(session_of(command.request), goes_on=command.watch)
         self._report(MemoryReport(command.request, WorkerMemory(uses, most_copies)))
 
     def _read_timeline(self, command: ReadTimeline) -> None:
-        ran, dropped = self.recorder.take(session_of(command.request), command.limit)
+        ran, dropped = self._timeline_recorder.take(session_of(command.request), command.limit)
         self._report(TimelineReport(command.request, ran, dropped))
 
     def _report(self, report: Report, buffer: Buffer | None = None) -> None:
@@ -255,6 +297,9 @@ class Executor:
         except Exception as error:
             self.ops[command.op_id] = UnavailableOp(command.signature, error)
 
+    def _define_segment(self, command: DefineSegment) -> None:
+        self.segments[command.segment_id] = BoundSegment(SegmentBody.of(command), self.ops)  # type: ignore[arg-type]
+
     def _define_program(self, command: WorkerDefineProgram) -> None:
         self.ops[command.op_id] = BoundProgram(self.engine, self.worker, command.op, command.program)
 
@@ -262,29 +307,24 @@ class Executor:
         self.scopes[command.session, command.scope_id] = command
 
     def _forget(self, command: ForgetOps) -> None:
+        if self._late is not None:
+            self._late.settle()  # it may need the definitions of segments that have run
         for op_id in command.op_ids:
             self.ops.pop(op_id, None)
+            self.segments.pop(op_id, None)
 
     # Tensors
 
     def _create(self, command: WorkerCreateTensor) -> None:
         try:
-            is_owned = self._owns_buffers and not command.segment.name
+            is_owned = self._owns_buffers and not command.byte_range.name
             self.tensors[command.id] = self.engine.from_buffer(next(self._buffers), command.meta, is_owned)
         except Exception as error:
             failure = make_failure(self.worker, "upload", (str(command.meta),), command, error)
             self.tensors[command.id] = FailedValue(failure)
             self._report(OpFailed(session_of(command.id), failure))
-        if command.segment.name:
+        if command.byte_range.name:
             self._report(Uploaded(command.id))
-
-    def _free(self, command: FreeTensors) -> None:
-        if self._runner.overlapped:
-            self._runner.overlapped.finish(command.ids)
-        for ident in command.ids:
-            self.tensors.pop(ident, None)
-        if self._steps.kept or self._steps.unwritten:
-            self._steps.free(command.ids)
 
     def _read_versions(self, command: ReadVersions) -> None:
         self._runner.overlapped.finish_all()
@@ -315,12 +355,12 @@ class Executor:
                 self._report(Failed(command.request, value.failure))
                 return
             write = partial(self.engine.read_into, value)
-            segment, data = self._export(self.engine.nbytes(value), command.place, write)
+            byte_range, data = self._export(self.engine.nbytes(value), command.place, write)
         except Exception as error:
             failure = make_failure(self.worker, "fetch", (), command, error)
             self._report(Failed(command.request, failure, is_own_failure=True))
             return
-        self._report(Fetched(command.request, segment), data)
+        self._report(Fetched(command.request, byte_range), data)
 
     def _synchronize(self, command: Synchronize) -> None:
         self._settle()
@@ -329,18 +369,18 @@ class Executor:
 
     def _report_progress(self, command: WorkerReportProgress) -> None:
         self.engine.synchronize()
-        before, self._progress_time = self._progress_time, self.recorder.clock()
+        before, self._progress_time = self._progress_time, self._timeline_recorder.clock()
         self._report(Progress(command.mark, self._progress_time - before))
 
     def _end_session(self, command: WorkerEndSession) -> None:
         self._runner.overlapped.finish_all()
-        for table in (self.tensors, self.ops):
+        for table in (self.tensors, self.ops, self.segments):
             for ident in [ident for ident in table if session_of(ident) == command.session]:
                 del table[ident]  # type: ignore[attr-defined]
-        for session, code in [key for key in self.scopes if key[0] == command.session]:
-            del self.scopes[session, code]
-        self.recorder.forget(command.session)
-        self._memory.forget(command.session)
+        for session, scope_id in [key for key in self.scopes if key[0] == command.session]:
+            del self.scopes[session, scope_id]
+        self._timeline_recorder.forget(command.session)
+        self._memory_recorder.forget(command.session)
         self._steps.forget(command.session)
 
     # The store of the exchange

@@ -8,7 +8,8 @@ failed. Other values stay good.
 
 from __future__ import annotations
 
-from collections.abc import MutableMapping, Sequence
+from collections.abc import Callable, MutableMapping, Sequence
+from itertools import chain
 
 from gt.core.messages import Command, RunOp
 from gt.worker.engines.engine import Value
@@ -17,11 +18,18 @@ from gt.worker.failed_value import FailedValue
 
 
 class LateFailures:
-    """`commands` are those run since the flags were last read."""
+    """`commands` are those run since the flags were last read; `expand` gives the commands that a segment stands
+    for."""
 
-    def __init__(self, tensors: MutableMapping[int, Value | FailedValue], flags: DeferredFlags) -> None:
+    def __init__(
+        self,
+        tensors: MutableMapping[int, Value | FailedValue],
+        flags: DeferredFlags,
+        expand: Callable[[Command], Sequence[Command]],
+    ) -> None:
         self._tensors = tensors
         self._flags = flags
+        self._expand = expand
         self._commands: list[Command] = []
 
     def follow(self, commands: Sequence[Command], *, goes_on: bool = False) -> None:
@@ -36,7 +44,7 @@ class LateFailures:
         if not flagged:
             return
         failed: dict[int, FailedValue] = {}
-        for command in self._commands:
+        for command in chain.from_iterable(map(self._expand, self._commands)):
             if isinstance(command, RunOp):
                 cause = next((failed[ident] for ident in command.inputs if ident in failed), None)
                 if cause is None and id(command) in flagged:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import NamedTuple, TypeAlias
 
-from gt.core.ids import is_copy, session_of
+from gt.core.ids import is_dispatcher_id, session_of
 from gt.core.messages import Command, MemoryUse
 from gt.core.record_fields import id_fields
 from gt.worker.engines.engine import Engine, Value
@@ -21,7 +21,7 @@ class _Use(NamedTuple):
     is_copy: bool
 
 
-class _Block:
+class _StorageMemory:
     """Memory of one storage, which several tensors may share."""
 
     __slots__ = ("nbytes", "tensors", "use")
@@ -32,7 +32,7 @@ class _Block:
         self.use = use
 
 
-class _Recording:
+class _MemoryRecording:
     """The memory of one session. `live` are the bytes of each use now, `_at_peak` those at the peak, which is None
     while `live` is the peak, so that `live` is copied only when memory is freed after a peak."""
 
@@ -41,40 +41,40 @@ class _Recording:
         self.most_copies = 0
         self._total = self._copies = self._peak = 0
         self._at_peak: dict[_Use, int] | None = None
-        self._blocks: dict[int, _Block] = {}
+        self._held: dict[int, _StorageMemory] = {}
         self._address_of: dict[int, int] = {}
 
     def add(self, ident: int, storage: tuple[int, int], use: _Use) -> None:
         address, nbytes = storage
-        block = self._blocks.get(address)
-        if block is None:
-            block = self._blocks[address] = _Block(0, use)
-        block.tensors += 1
+        held = self._held.get(address)
+        if held is None:
+            held = self._held[address] = _StorageMemory(0, use)
+        held.tensors += 1
         self._address_of[ident] = address
-        self._count(block, nbytes)
+        self._count(held, nbytes)
 
     def discard(self, ident: int) -> None:
         address = self._address_of.pop(ident, None)
         if address is None:
             return
-        block = self._blocks[address]
-        block.tensors -= 1
-        if not block.tensors:
-            self._count(block, 0)
-            del self._blocks[address]
+        held = self._held[address]
+        held.tensors -= 1
+        if not held.tensors:
+            self._count(held, 0)
+            del self._held[address]
 
     def holds(self, ident: int, address: int) -> bool:
         return self._address_of.get(ident) == address
 
-    def _count(self, block: _Block, nbytes: int) -> None:
-        """Set the size of a block, and update the totals and the peak."""
-        change = nbytes - block.nbytes
+    def _count(self, held: _StorageMemory, nbytes: int) -> None:
+        """Set the size of a storage, and update the totals and the peak."""
+        change = nbytes - held.nbytes
         if change < 0 and self._at_peak is None:
             self._at_peak = dict(self.live)
-        block.nbytes = nbytes
-        self.live[block.use] = self.live.get(block.use, 0) + change
+        held.nbytes = nbytes
+        self.live[held.use] = self.live.get(held.use, 0) + change
         self._total += change
-        if block.use.is_copy:
+        if held.use.is_copy:
             self._copies += change
             self.most_copies = max(self.most_copies, self._copies)
         if self._total > self._peak:
@@ -94,7 +94,7 @@ class MemoryRecorder:
         self.is_on = False
         self._engine = engine
         self._tensors = tensors
-        self._recordings: dict[int, _Recording] = {}
+        self._recordings: dict[int, _MemoryRecording] = {}
 
     def take(self, session: int, *, goes_on: bool) -> tuple[tuple[MemoryUse, ...], int]:
         """End the recording of a session: returns the memory of each use, and the most bytes of copies. With `goes_on`
@@ -109,8 +109,8 @@ class MemoryRecorder:
         self._recordings.pop(session, None)
         self.is_on = bool(self._recordings)
 
-    def _begin(self, session: int) -> _Recording:
-        recording = _Recording()
+    def _begin(self, session: int) -> _MemoryRecording:
+        recording = _MemoryRecording()
         for ident in [ident for ident in self._tensors if session_of(ident) == session]:
             self._update(recording, ident, 0)
         return recording
@@ -134,7 +134,7 @@ class MemoryRecorder:
                 result += 1
         yield from fields.all(command)
 
-    def _update(self, recording: _Recording, ident: int, site: int) -> None:
+    def _update(self, recording: _MemoryRecording, ident: int, site: int) -> None:
         value = self._tensors.get(ident)
         if value is None or isinstance(value, FailedValue):
             recording.discard(ident)
@@ -143,4 +143,4 @@ class MemoryRecorder:
         if recording.holds(ident, storage[0]):
             return
         recording.discard(ident)  # a reduced gradient replaces the partial one under the same id
-        recording.add(ident, storage, _Use(site, is_copy(ident)))
+        recording.add(ident, storage, _Use(site, is_dispatcher_id(ident)))

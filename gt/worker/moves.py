@@ -10,7 +10,7 @@ from gt.sharding.boxes import box_shape
 from gt.sharding.reshard import plan_reshard
 from gt.sharding.spec import ShardingSpec, local_box
 from gt.worker.engines.engine import Engine, Value
-from gt.worker.exchange.interface import Exchanging, MoveTask, Result, attempt
+from gt.worker.exchange.interface import Exchanging, MoveResult, MoveTask, attempt
 from gt.worker.exchange.step_parts import StepPart
 from gt.worker.failed_value import Fail, FailedValue
 
@@ -38,11 +38,11 @@ class Mover:
         return meta.part(box_shape(local_box(target, meta.shape, worker))).stride
 
     @property
-    def is_gather(self) -> bool:
-        """Whether the move is one all-gather."""
-        return len(self.parts) == 1 and self.parts[0] is not None and self.parts[0].kind == "all-gather"
+    def kind(self) -> str:
+        """The kind of the collective that the move is, such as "all-gather"; empty if it is not one collective."""
+        return self.parts[0].kind if len(self.parts) == 1 and self.parts[0] is not None else ""
 
-    def finish(self, value: Result, fail: Fail) -> Result:
+    def finish(self, value: MoveResult, fail: Fail) -> MoveResult:
         """The part that this worker keeps, after the last step."""
         if not self.parts:
             return self._copy(value, fail) if self._is_target else None
@@ -50,10 +50,10 @@ class Mover:
             return value.for_dependents() if value is not None else None
         return attempt(lambda: self.engine.with_strides(value, self._stride), fail)
 
-    def _copy(self, value: Result, fail: Fail) -> Result:
+    def _copy(self, value: MoveResult, fail: Fail) -> MoveResult:
         return value if isinstance(value, FailedValue) else attempt(lambda: self.engine.copy(value), fail)
 
-    def run_alone(self, part: StepPart, value: Result, fail: Fail) -> Result:
+    def run_alone(self, part: StepPart, value: MoveResult, fail: Fail) -> MoveResult:
         """A step in which nothing is exchanged."""
         if part.after is None or isinstance(value, FailedValue):
             return value if part.after is not None else None
@@ -62,7 +62,7 @@ class Mover:
         return attempt(lambda: part.combine(self.engine, boxes, owned=False), fail)
 
 
-def run_moves(movers: Sequence[Mover], values: Sequence[Result], fail: Fail) -> Exchanging:
+def run_moves(movers: Sequence[Mover], values: Sequence[MoveResult], fail: Fail) -> Exchanging:
     """Run independent moves side by side; steps with the same members are one exchange. Returns this worker's parts."""
     held = list(values)
     for number in range(max(len(mover.parts) for mover in movers)):

@@ -9,7 +9,7 @@ from typing import Any, TypeAlias
 
 from msgspec.structs import replace
 
-from gt.core.ids import MAX_RESULTS, is_copy, session_of
+from gt.core.ids import MAX_RESULTS, is_dispatcher_id, session_of
 from gt.core.messages import Failed, OpFailed, Queried, QueryOp, Report, Result, RunOp
 from gt.core.meta import TensorMeta
 from gt.worker.atomic_steps import OptimizerSteps
@@ -17,14 +17,13 @@ from gt.worker.bound_ops import BoundOp, UnavailableOp
 from gt.worker.bound_programs import BoundProgram
 from gt.worker.engines.engine import Engine, Value
 from gt.worker.exchange import Exchange
-from gt.worker.exchange.interface import Exchanging, MoveTask, Work, run_exchanges
-from gt.worker.exchange.interface import Result as MoveResult
+from gt.worker.exchange.interface import Exchanging, MoveResult, MoveTask, Work, run_exchanges
 from gt.worker.exchange.prefetch import ReceivePrefetch
 from gt.worker.exchange.traffic import TrafficCount
 from gt.worker.failed_value import FailedValue
 from gt.worker.failure_records import make_failure, missing_output
-from gt.worker.overlapped_gathers import BegunGather, OverlappedGathers
-from gt.worker.timeline_recorder import Recorder
+from gt.worker.overlapped_exchanges import BegunExchange, OverlappedExchanges
+from gt.worker.timeline_recorder import TimelineRecorder
 
 log = logging.getLogger("gt.worker")
 AnyBoundOp: TypeAlias = BoundOp | UnavailableOp | BoundProgram
@@ -40,7 +39,7 @@ class OpRunner:
         worker: int,
         engine: Engine,
         exchange: Exchange,
-        recorder: Recorder,
+        timeline_recorder: TimelineRecorder,
         report: Callable[[Report], None],
         progress: MutableSequence[int],
     ) -> None:
@@ -50,11 +49,11 @@ class OpRunner:
         self.traffic = TrafficCount()
         self.steps = OptimizerSteps(engine)
         self.prefetch = ReceivePrefetch()
-        self.overlapped = OverlappedGathers(self._finish_gather)
+        self.overlapped = OverlappedExchanges(self._finish_begun)
         self.progress = progress
         self._engine = engine
         self._exchange = exchange
-        self._recorder = recorder
+        self._timeline_recorder = timeline_recorder
         self._report = report
 
     def run(self, command: RunOp) -> None:
@@ -81,7 +80,7 @@ class OpRunner:
             return
         if bound.output_count:
             for ident, result in zip(outputs, results, strict=False):
-                tensors[ident] = result if result is not None else self._missing(command, bound)
+                tensors[ident] = result if result is not None else self.missing(command, bound)
         if bound.writes:
             self._rename_written(bound, command.inputs, values, outputs[bound.output_count :])
 
@@ -100,6 +99,10 @@ class OpRunner:
         for position in bound.writes:
             self.tensors.pop(command.inputs[position], None)
         self.tensors.update(dict.fromkeys(command.outputs, failed.for_dependents()))
+
+    def fail(self, command: RunOp, bound: BoundOp | UnavailableOp, error: Exception) -> None:
+        """An op that is no direct call has raised an error, outside of `run`."""
+        self._fail(command, bound, [self.tensors[ident] for ident in command.inputs], error)
 
     def _skips_write(self, command: RunOp, bound: BoundOp | UnavailableOp) -> bool:
         """Whether an op that writes is left out, because it belongs to an optimizer step with a failed gradient."""
@@ -134,7 +137,7 @@ class OpRunner:
         value = self.tensors.get(ident)
         return value is not None and not isinstance(value, FailedValue)
 
-    def _missing(self, command: RunOp, bound: BoundOp | UnavailableOp) -> FailedValue:
+    def missing(self, command: RunOp, bound: BoundOp | UnavailableOp) -> FailedValue:
         """The op returned no tensor for an output of which the client has a handle; only reading it is a failure."""
         return FailedValue(missing_output(self.worker, bound.signature.op, command))
 
@@ -150,6 +153,14 @@ class OpRunner:
             self.tensors.pop(inputs[position], None)
         for position, ident in zip(bound.writes, renamed, strict=True):
             self.tensors[ident] = values[position]
+
+    def free(self, idents: Sequence[int]) -> None:
+        if self.overlapped:
+            self.overlapped.finish(idents)
+        for ident in idents:
+            self.tensors.pop(ident, None)
+        if self.steps.kept or self.steps.unwritten:
+            self.steps.free(idents)
 
     # Programs
 
@@ -191,38 +202,43 @@ class OpRunner:
                 tasks = next(computation) if results is None else computation.send(results)
             except StopIteration as done:
                 return done.value
-            began = self._recorder.clock() if self._recorder.is_on else 0
+            began = self._timeline_recorder.clock() if self._timeline_recorder.is_on else 0
             results = yield tasks
             parts = [task.part for task in tasks]
             if began:
-                self._recorder.note_exchange(parts, began)
+                self._timeline_recorder.note_exchange(parts, began)
             if is_payload:
                 self.traffic.add(parts)
 
     def _exchange_all(self, command: RunOp, bound: BoundProgram) -> None:
-        """Run a program to its end, exchanging values with other processes. A gather of copies is only begun, if it can
-        arrive while this worker computes. Its tensor may be written before it is finished: the copy is then wrong, but
-        the dispatcher has dropped it with the write, so no op uses it."""
+        """Run a program to its end, exchanging values with other processes. An exchange that can go on while this
+        worker computes is only begun: a gather of copies, or a reduction of gradients that replaces them. The tensor of
+        a gather may be written before it is finished: the copy is then wrong, but the dispatcher has dropped it with
+        the write, so no op uses it."""
         computation = self.run_program(command, bound)
         try:
             tasks = next(computation)
         except StopIteration:
             return
-        if bound.is_gather and all(map(is_copy, command.outputs)) and self._exchange.overlaps(tasks):
-            self._begin_gather(command, computation, tasks)
+        is_gather = bound.collective == "all-gather" and all(map(is_dispatcher_id, command.outputs))
+        is_reduction = bound.collective == "all-reduce" and command.inputs == command.outputs
+        if (is_gather or is_reduction) and self._exchange.overlaps(tasks):
+            self._begin_exchange(command, computation, tasks)
         else:
             self._resume(command, computation, self._exchange_tasks(command, tasks))
 
-    def _begin_gather(self, command: RunOp, computation: Exchanging, tasks: Sequence[MoveTask]) -> None:
+    def _begin_exchange(self, command: RunOp, computation: Exchanging, tasks: Sequence[MoveTask]) -> None:
         try:
             work = self._exchange.begin(tasks)
         except Exception as error:
             self._resume(command, computation, self._fail_exchange(command, tasks, error))
         else:
-            self.overlapped.add(BegunGather(command, computation, tasks, work))
+            for ident in command.outputs:  # a partial gradient must not be taken for the reduced one
+                self.tensors.pop(ident, None)
+            self.overlapped.add(BegunExchange(command, computation, tasks, work))
 
-    def _finish_gather(self, gather: BegunGather) -> None:
-        command, computation, tasks, work = gather
+    def _finish_begun(self, begun: BegunExchange) -> None:
+        command, computation, tasks, work = begun
         self._resume(command, computation, self._finish_exchange(command, tasks, work))
 
     def _resume(self, command: RunOp, computation: Exchanging, results: Sequence[MoveResult]) -> None:

@@ -14,13 +14,13 @@ from typing import Any, cast
 
 from gt.core.errors import ConnectionLost, ProtocolError, ServerLost
 from gt.core.messages import (
+    ByteRange,
     Command,
     Fetched,
     Goodbye,
     Hello,
     Refused,
     Report,
-    Segment,
     Welcome,
     WorkerCreateTensor,
     WorkerLosePeer,
@@ -59,7 +59,7 @@ class WorkerProcess:
         settings = settings or Settings()
         self._shares_memory = settings.shares_memory
         self._transport = settings.transport
-        self._segments = shared_memory.AttachedSegments()
+        self._attached = shared_memory.AttachedBuffers()
         self._keys = keys_directory(settings.keys) if endpoint.startswith("tcp:") else Path()
         # The dispatcher of local workers is inside a program that its user may stop and continue, so silence says
         # nothing about it; the end of its process does.
@@ -229,7 +229,7 @@ class WorkerProcess:
             commands.pop()
             self.stop()
         created = [command for command in commands if isinstance(command, WorkerCreateTensor)]
-        # Lazily: the segments of a client that has left are removed, which must fail its tensors only.
+        # Lazily: the shared buffers of a client that has left are removed, which must fail its tensors only.
         outgoing = executor.run(commands, map(self._bytes, created, payloads))
         if outgoing:
             reports: list[Report] = [report for report, _ in outgoing]
@@ -237,16 +237,16 @@ class WorkerProcess:
             self._send(reports, payloads)
 
     def _bytes(self, command: WorkerCreateTensor, payload: Sequence[Frame]) -> Buffer:
-        segment = command.segment
-        if not segment.name:
+        byte_range = command.byte_range
+        if not byte_range.name:
             return join(payload)
-        return self._segments.view(segment.name, segment.offset, segment.nbytes) if segment.nbytes else b""
+        return self._attached.view(byte_range.name, byte_range.offset, byte_range.nbytes) if byte_range.nbytes else b""
 
-    def _export(self, nbytes: int, place: Segment | None, write: WriteBytes) -> tuple[Segment, memoryview]:
+    def _export(self, nbytes: int, place: ByteRange | None, write: WriteBytes) -> tuple[ByteRange, memoryview]:
         """The client's memory for a tensor, if it has given one that can be mapped."""
         if place is not None and self._shares_memory and nbytes == place.nbytes:
             try:
-                data = self._segments.view(place.name, place.offset, nbytes)
+                data = self._attached.view(place.name, place.offset, nbytes)
             except ProtocolError as error:
                 log.warning("%d bytes are sent with the message, not shared: %s", nbytes, error)
             else:
@@ -254,7 +254,7 @@ class WorkerProcess:
                 return place, data
         data = memoryview(bytearray(nbytes))
         write(data)
-        return Segment("", nbytes), data
+        return ByteRange("", nbytes), data
 
     def _check_server(self) -> None:
         pid, mark = self._server
@@ -280,7 +280,7 @@ class WorkerProcess:
 
 
 def _is_inline(report: Any) -> bool:
-    return isinstance(report, Fetched) and not report.segment.name
+    return isinstance(report, Fetched) and not report.byte_range.name
 
 
 def _make_progress() -> tuple[str, MutableSequence[int]]:

@@ -20,7 +20,7 @@ Describe: TypeAlias = Callable[[RunOp | QueryOp], tuple[str, str]]
 """The names of the op and of the scope of a command."""
 
 
-class _Recording:
+class _TimelineRecording:
     """The recorded commands of one session; `dropped` counts those that came when `limit` were held."""
 
     def __init__(self) -> None:
@@ -29,20 +29,20 @@ class _Recording:
         self.dropped = 0
 
 
-class Recorder:
+class TimelineRecorder:
     """`is_on` says whether any session asks for a timeline. A worker reads it once per batch, so that recording costs
     nothing while it is off."""
 
     def __init__(self, clock: Callable[[], int] = time.monotonic_ns) -> None:
         self.is_on = False
         self.clock = clock
-        self._recordings: dict[int, _Recording] = {}
+        self._recordings: dict[int, _TimelineRecording] = {}
         self._swaps: list[Swapped] = []
 
     def take(self, session: int, limit: int) -> tuple[tuple[Ran, ...], int]:
         """The oldest commands recorded, and how many were dropped since the last call. From now on at most `limit` are
         held; 0 ends the recording."""
-        recording = self._recordings.setdefault(session, _Recording())
+        recording = self._recordings.setdefault(session, _TimelineRecording())
         taken = tuple(recording.ran.popleft() for _ in range(min(RAN_AT_ONCE, len(recording.ran))))
         dropped, recording.dropped = recording.dropped, 0
         recording.limit = limit
@@ -81,7 +81,7 @@ class Recorder:
         recording = self._recordings.get(session)
         return session if recording is not None and recording.limit else 0
 
-    def _note(self, recording: _Recording, ran: Ran) -> None:
+    def _note(self, recording: _TimelineRecording, ran: Ran) -> None:
         if len(recording.ran) < recording.limit:
             recording.ran.append(ran)
         else:

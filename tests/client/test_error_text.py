@@ -171,7 +171,7 @@ def test_sparse_tensors_are_refused_with_a_reason(embedded):
 @pytest.fixture
 def fresh_program(monkeypatch):
     """As if nothing had been started or shut down yet in this process."""
-    monkeypatch.setattr("gt.launch.sessions._program.closed_because", "")
+    monkeypatch.setattr("gt.launch.sessions._state.closed_because", "")
 
 
 @pytest.mark.parametrize(

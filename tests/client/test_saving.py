@@ -99,6 +99,48 @@ def test_a_pretrained_model_is_loaded_onto_gt(anywhere: str, tmp_path: Path) -> 
     torch.testing.assert_close(values(other), values(model), rtol=0, atol=0)
 
 
+DIFFUSION_PLAN = """
+model:
+  mesh: {tp: 2}
+  "*.conv1.weight": [tp, -, -, -]
+"""
+
+
+def test_a_pretrained_diffusion_model_is_loaded_onto_gt(tmp_path: Path) -> None:
+    """Its library makes parameters of their own class, and puts loaded ones into the tables of modules."""
+    diffusers = pytest.importorskip("diffusers")
+    model = diffusers.AutoencoderKL(block_out_channels=(8,), norm_num_groups=4, sample_size=8)
+    model.save_pretrained(tmp_path)
+    (tmp_path / "plan.yaml").write_text(DIFFUSION_PLAN)
+    gt.init(workers=2, mode="virtual")
+    gt.load_config(tmp_path / "plan.yaml")
+    try:
+        with gt.device():
+            other = diffusers.AutoencoderKL.from_pretrained(tmp_path)
+        assert all(isinstance(value, gt.Tensor) for value in [*other.parameters(), *other.buffers()])
+        assert all(isinstance(value, torch.nn.Parameter) for value in other.parameters())
+        assert str(other.encoder.mid_block.resnets[0].conv1.weight.spec) == "tp, -, -, -"
+        assert str(other.encoder.mid_block.resnets[0].conv2.weight.spec) == "-, -, -, -"
+        torch.testing.assert_close(values(other), values(model), rtol=0, atol=0)
+        x = torch.randn(2, 3, 8, 8)
+        torch.testing.assert_close(other(gt.to(x)).sample.cpu(), model(x).sample, rtol=1e-4, atol=1e-4)
+    finally:
+        registry.clear()
+        gt.shutdown()
+
+
+@pytest.mark.parametrize("requires_grad", [True, False])
+def test_the_class_of_a_parameter_makes_parameters(embedded: None, requires_grad: bool) -> None:
+    parameter = torch.nn.Parameter(gt.ones(2))
+    for data in (torch.zeros(3), gt.zeros(3)):
+        made = type(parameter)(data, **{**parameter.__dict__, "requires_grad": requires_grad})
+        assert isinstance(made, gt.Tensor) and isinstance(made, torch.nn.Parameter)
+        assert (made.tolist(), made.requires_grad) == ([0.0] * 3, requires_grad)
+    empty = type(parameter)(parameter.to("meta"), requires_grad=requires_grad)
+    assert type(empty) is torch.nn.Parameter and empty.is_meta
+    assert type(parameter)([1.0, 2.0]).tolist() == [1.0, 2.0]
+
+
 def test_weights_that_a_file_lacks_are_made_on_gt(embedded: None, tmp_path: Path) -> None:
     small_model().transformer.save_pretrained(tmp_path)
     with gt.device():

@@ -83,7 +83,7 @@ def test_dead_tensors_are_freed_when_nothing_else_happens(embedded):
     gt.synchronize()
     session = sessions.current()
     deadline = time.monotonic() + 20
-    while not session.outbox._resting:
+    while not session.outbox._is_resting:
         assert time.monotonic() < deadline
         time.sleep(0.01)
     store = session._channel.executors[0].tensors

@@ -49,6 +49,20 @@ def test_sparse_operands_name_the_remedy(embedded: None, mix: object) -> None:
 
 
 @pytest.mark.parametrize(
+    "make",
+    [
+        lambda x: x.to_sparse(),
+        lambda x: x.to_sparse_csr(),
+        lambda x: torch.sparse_coo_tensor(gt.tensor([[0, 1, 2]]), x, (3, 3)),
+        lambda x: torch.nn.functional.embedding(gt.tensor([1]), x.requires_grad_(), sparse=True).sum().backward(),
+    ],
+)
+def test_sparse_results_name_the_remedy(embedded: None, make: object) -> None:
+    with pytest.raises(NotImplementedError, match=r"GT holds strided tensors.*sparse=False.*tensor.cpu\(\)"):
+        make(gt.ones(3, 3))
+
+
+@pytest.mark.parametrize(
     "mix",
     [
         lambda x, nested: x + nested,

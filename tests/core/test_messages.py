@@ -25,7 +25,7 @@ from gt.core.messages import (
     WorkerDefineProgram,
 )
 from gt.core.meta import ITEM_BYTES, MAX_DIMS, MAX_ELEMENTS, TensorMeta
-from gt.core.record_fields import PAYLOAD_RECORDS, id_fields, owner_of, segments_of
+from gt.core.record_fields import PAYLOAD_RECORDS, byte_ranges_of, id_fields, owner_of
 from gt.core.signatures import Arg, Complex, Input, ListArg, ProgramStep, Scalar, SpecRecord
 from gt.sharding.spec import spec_of
 from gt.wire.codec import Decoder, encode, header_of
@@ -58,8 +58,8 @@ def kinds_of(union):
 
 
 def round_trip(union, record):
-    segments = segments_of(record) if type(record) in PAYLOAD_RECORDS else ()
-    payloads = [[bytes(segment.nbytes)] if not segment.name else [] for segment in segments]
+    byte_ranges = byte_ranges_of(record) if type(record) in PAYLOAD_RECORDS else ()
+    payloads = [[bytes(byte_range.nbytes)] if not byte_range.name else [] for byte_range in byte_ranges]
     (decoded, *more), content = Decoder(union).decode([bytes(frame) for frame in encode([record], payloads)])
     assert not more
     assert content == payloads
@@ -198,7 +198,7 @@ def test_a_program_keeps_the_types_of_its_numbers():
     assert repr(round_trip(Command, record).program) == repr(PROGRAM)
 
 
-def test_the_records_with_payloads_are_those_with_segments():
+def test_the_records_with_payloads_are_those_with_byte_ranges():
     assert {CreateTensor, WorkerCreateTensor, Fetched, TensorRead} == PAYLOAD_RECORDS
 
 

@@ -4,6 +4,7 @@ from collections import deque
 
 from gt.core.ids import session_of
 from gt.core.messages import (
+    ByteRange,
     DefineOp,
     Fetched,
     ForgetOps,
@@ -11,7 +12,6 @@ from gt.core.messages import (
     Queried,
     QueryOp,
     RunOp,
-    Segment,
     StoreReady,
     Synchronize,
     Synchronized,
@@ -73,7 +73,7 @@ class SimulatedWorker:
                     del self.held[ident]
             case WorkerFetchTensor(request, ident):
                 assert ident in self.held
-                return [Fetched(request, Segment("", SMALL.nbytes))]
+                return [Fetched(request, ByteRange("", SMALL.nbytes))]
             case Synchronize(request):
                 return [Synchronized(request)]
             case WorkerReadTraffic(request):

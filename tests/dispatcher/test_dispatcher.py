@@ -3,6 +3,7 @@
 import msgspec
 
 from gt.core.messages import (
+    ByteRange,
     DefineOp,
     ForgetOps,
     FreeTensors,
@@ -11,7 +12,6 @@ from gt.core.messages import (
     Queried,
     Rejected,
     RunOp,
-    Segment,
     Synchronize,
     Synchronized,
     WorkerCreateTensor,
@@ -220,7 +220,7 @@ def test_host_data_goes_to_the_least_loaded_worker_with_its_bytes():
     harness.create(C)
     buffer = b"0123456789abcdef"
     assert harness.tell(create(D, site=3), buffers=[buffer]) == [
-        ToWorkers((1,), WorkerCreateTensor(D, SMALL, Segment("", 16), 3), buffer)
+        ToWorkers((1,), WorkerCreateTensor(D, SMALL, ByteRange("", 16), 3), buffer)
     ]
 
 

@@ -7,6 +7,7 @@ import pytest
 from gt.core.errors import ProtocolError
 from gt.core.messages import (
     RAN_AT_ONCE,
+    ByteRange,
     Command,
     CreateTensor,
     Failed,
@@ -20,7 +21,6 @@ from gt.core.messages import (
     Ran,
     ReadTimeline,
     ReadTraffic,
-    Segment,
     Stats,
     StoreReady,
     Synchronized,
@@ -109,8 +109,8 @@ def failed(session, origin):
 
 STATS = WorkerStats(0, 0, 0, {})
 LIES = {
-    "a read of another size": lambda request, other: Fetched(request, Segment("", 8)),
-    "memory of another process": lambda request, other: Fetched(request, Segment("gt-1-1-1-0123456789abcdef", 16)),
+    "a read of another size": lambda request, other: Fetched(request, ByteRange("", 8)),
+    "memory of another process": lambda request, other: Fetched(request, ByteRange("gt-1-1-1-0123456789abcdef", 16)),
     "a read again": lambda request, other: Fetched(request + 1, INLINE),
     "a read of another session": lambda request, other: Fetched(own(2, other), INLINE),
     "a query": lambda request, other: Queried(request + 1, (), ()),
@@ -133,7 +133,7 @@ LIES = {
 def test_a_worker_with_a_false_report_is_dismissed_and_the_report_is_dropped(scene, lie):
     liar, first, other, request = scene
     told = lie(request, other.session)
-    payloads = [[bytes(told.segment.nbytes)]] if isinstance(told, Fetched) and not told.segment.name else []
+    payloads = [[bytes(told.byte_range.nbytes)]] if isinstance(told, Fetched) and not told.byte_range.name else []
     liar.link.send(encode([told], payloads or ([[]] if isinstance(told, Fetched) else ())))
     liar.hear(WorkerShutdown)
     for client in (first, other):
@@ -146,7 +146,7 @@ def test_a_worker_with_a_false_report_is_dismissed_and_the_report_is_dropped(sce
 
 def test_a_read_that_is_answered_with_too_few_bytes_is_as_documented(scene, fault):
     liar, first, _, request = scene
-    liar.link.send(encode([Fetched(request, Segment("", 8))], [[bytes(8)]]))
+    liar.link.send(encode([Fetched(request, ByteRange("", 8))], [[bytes(8)]]))
     first.hear(Lost)
     fault("a worker answers a read with too few bytes", "dismissed: " + first.heard[0].reason.partition("used ")[2])
 

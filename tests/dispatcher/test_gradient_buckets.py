@@ -2,7 +2,16 @@
 
 import pytest
 
-from gt.core.messages import BeginStep, FetchTensor, FreeTensors, NoteGradient, ReadTraffic, Redistribute, Rejected
+from gt.core.messages import (
+    BeginStep,
+    FetchTensor,
+    FreeTensors,
+    NoteGradient,
+    ReadTraffic,
+    Redistribute,
+    Rejected,
+    StoreReady,
+)
 from gt.dispatcher import gradient_buckets
 from gt.dispatcher.gradient_buckets import layout_of_gradient
 from gt.dispatcher.planner import TensorMove, plan_moves
@@ -279,3 +288,38 @@ def test_an_op_without_a_rule_reduces_gradients_together():
     harness.define(OP2, NO_RULE)
     assert exchanges(harness.tell(run(OP2, (FIRST,), (RESULT,)))) == ["11, 12, 13) -> 11, 12, 13"]
     assert harness.state.copies == {}
+
+
+# Overlap
+
+
+def overlapping_harness(monkeypatch, size: int) -> DispatcherHarness:
+    """Workers that compute while they exchange, buckets of `size` bytes, and parameters without gradients."""
+    monkeypatch.setattr(gradient_buckets, "BUCKET_BYTES", size)
+    harness = DispatcherHarness(0)
+    for number in range(2):
+        harness.dispatcher.join_worker("cpu", "here", number, overlaps=True)
+    harness.report(0, StoreReady(40000))
+    harness.open()
+    harness.create(SOURCE)
+    for gradient, parameter in zip(GRADIENTS, PARAMETERS, strict=True):
+        harness.redistribute(SOURCE, parameter, "-")
+        harness.redistribute(SOURCE, gradient, "- + x")
+    return harness
+
+
+def test_a_full_bucket_is_reduced_during_backward_if_the_exchange_goes_on_beside_it(monkeypatch):
+    harness = overlapping_harness(monkeypatch, 32)
+    sent = [exchanges(harness.tell(NoteGradient(*pair, 0))) for pair in zip(GRADIENTS, PARAMETERS, strict=True)]
+    assert sent == [[], ["11, 12) -> 11, 12"], []]
+    assert layouts(harness) == ["-", "-", "- + x"]
+
+
+def test_gradients_that_are_added_up_are_reduced_once(monkeypatch):
+    harness = overlapping_harness(monkeypatch, 16)
+    harness.define(OP2, ADD_)
+    harness.tell(NoteGradient(FIRST, PARAMETERS[0], 0))
+    assert layouts(harness)[0] == "-"
+    harness.tell(run(OP2, (FIRST, SECOND), (RESULT,)))
+    assert str(harness.state.tensors[RESULT].spec) == "- + x"
+    assert exchanges(harness.tell(NoteGradient(THIRD, PARAMETERS[2], 0))) == []

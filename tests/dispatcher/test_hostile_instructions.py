@@ -14,6 +14,7 @@ from gt.core.messages import (
     CreateTensor,
     DefineOp,
     DefineScope,
+    DefineSegment,
     DefineSite,
     Failed,
     Fetched,
@@ -31,6 +32,7 @@ from gt.core.messages import (
     Redistribute,
     Rejected,
     RunOp,
+    RunSegment,
     StoreReady,
     Synchronize,
     Synchronized,
@@ -240,7 +242,27 @@ SIGNATURES = st.sampled_from(
 )
 FIRSTS = st.sampled_from([own(FIRST_QUERY_ID), own(FIRST_QUERY_ID + MAX_RESULTS), own(FIRST_QUERY_ID + 1)])
 
+SEGMENTS = st.sampled_from([own(110), own(111), OP])
+SLOTS = st.lists(st.integers(0, 4), max_size=3).map(tuple)
+
+
+def segments(count):
+    """Definitions of segments with so many ops, most of them wrong."""
+    each = [st.tuples(*[one] * count) for one in (SLOTS, SLOTS, st.integers(0, 1), SCOPES, st.integers(0, 1))]
+    inputs, outputs, scalars, scopes, sites = each
+    known = st.tuples(*[CODES] * count)
+    return st.builds(DefineSegment, SEGMENTS, known, st.integers(0, 3), inputs, outputs, scalars, scopes, sites)
+
+
+CHAIN = DefineSegment(
+    own(110), (OP, OP, OP), 2, ((0, 1), (2, 0), (3, 1)), ((0,), (1,), (2,)), (0,) * 3, (0,) * 3, (0,) * 3
+)
+
 INSTRUCTIONS = st.one_of(
+    st.integers(1, 3).flatmap(segments),
+    st.just(CHAIN),
+    st.builds(RunSegment, SEGMENTS, IDS, SOME, st.just(()), SLOTS),
+    st.builds(RunSegment, st.just(own(110)), st.just(C), st.just((A, B)), st.just(()), SLOTS),
     st.builds(CreateTensor, IDS, st.sampled_from([SMALL, LARGE]), st.just(INLINE), st.none() | LAYOUTS, st.just(0)),
     st.builds(RunOp, CODES, SOME, SOME, st.just(()), SCOPES, st.just(0)),
     st.builds(QueryOp, ASKS, CODES, SOME, SOME, FIRSTS, st.just(()), SCOPES, st.just(0)),
@@ -318,7 +340,8 @@ def test_any_instruction_is_carried_out_whole_or_not_at_all(events):
         history.append(sent)
         replies = answers(sent)
         assert "mistake of GT" not in repr(replies)
-        if any(isinstance(reply, Rejected) for reply in replies):
+        is_segment = event[0] == "instruct" and isinstance(event[1], RunSegment)  # a batch of instructions
+        if any(isinstance(reply, Rejected) for reply in replies) and not is_segment:
             assert dispatcher.state == before and not any(isinstance(message, ToWorkers) for message in sent)
         asked.update(dispatcher.state.pending.keys() - before.pending.keys())
         asked.update([reply.request for reply in replies if is_answered_at_once(reply, before)])

@@ -223,7 +223,8 @@ def test_a_planted_file_of_a_dead_process_does_not_end_the_server(server, monkey
     server.turn(waits=False)
     assert set(server.peers.by_identity) == {b"worker", b"client"}
     fault(
-        "a directory with the name of a dead client's segment is in `/dev/shm`", "it stays there, and nothing happens"
+        "a directory with the name of a dead client's shared buffer is in `/dev/shm`",
+        "it stays there, and nothing happens",
     )
 
 

@@ -85,8 +85,8 @@ def test_workers_of_several_machines_overlap():
     harness = DispatcherHarness()
     harness.join(host="there")
     gathers = harness.dispatcher._instructions.actions[BeginModule].__self__
-    assert gathers._overlaps(PAIR)
-    assert not learned().dispatcher._instructions.actions[BeginModule].__self__._overlaps(PAIR)
+    assert gathers._state.overlaps(PAIR)
+    assert not learned().state.overlaps(PAIR)
 
 
 def test_a_parameter_that_was_written_is_gathered_under_its_new_id():

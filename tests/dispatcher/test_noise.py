@@ -14,7 +14,7 @@ import pytest
 import zmq
 
 from gt.core.errors import ProtocolError
-from gt.core.messages import AckBytes, CreateTensor, FetchTensor, Instruction, Refused, Segment, TensorRead, Welcome
+from gt.core.messages import AckBytes, ByteRange, CreateTensor, FetchTensor, Instruction, Refused, TensorRead, Welcome
 from gt.dispatcher import read_limits
 from gt.dispatcher.pending_connections import PendingConnections
 from gt.dispatcher.read_limits import ReadLimits
@@ -196,7 +196,7 @@ def test_small_reads_that_are_not_taken_are_not_begun(server, fault):
         ((welcome,), _) = Decoder(Welcome).decode(client.recv_multipart())
         session = welcome.ident
         before = process.memory_info().rss
-        created = CreateTensor(own(1, session), ITEM, Segment("", ITEM.nbytes), None, 0)
+        created = CreateTensor(own(1, session), ITEM, ByteRange("", ITEM.nbytes), None, 0)
         client.send_multipart(encode([created], [[bytes(ITEM.nbytes)]]))
         for number in range(2, 4 * COUNT, 500):
             requests = range(own(number, session), own(number + 500, session))
@@ -216,7 +216,7 @@ def test_small_reads_that_are_taken_late_are_all_answered(server):
     channel = SocketChannel(endpoint(port), None, server_keys(), 0)
     with contextlib.closing(channel):
         session = channel.greet(1, 30).ident
-        channel.send([CreateTensor(own(1, session), ITEM, Segment("", ITEM.nbytes), None, 0)], [bytes(ITEM.nbytes)])
+        channel.send([CreateTensor(own(1, session), ITEM, ByteRange("", ITEM.nbytes), None, 0)], [bytes(ITEM.nbytes)])
         channel.send([FetchTensor(own(number, session), own(1, session)) for number in range(2, COUNT)], [])
         time.sleep(2)
         fetched, deadline = 0, time.monotonic() + 60
@@ -250,7 +250,7 @@ def test_a_small_read_counts_from_its_beginning(monkeypatch):
     session.begin(own(2), 100)
     session.queue([FetchTensor(own(3), own(1))], [])
     assert session.next() is None
-    session.note_read(TensorRead(own(2), (Segment("", 100),)))
+    session.note_read(TensorRead(own(2), (ByteRange("", 100),)))
     assert session.next() is not None
 
 

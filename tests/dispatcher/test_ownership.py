@@ -14,6 +14,7 @@ from gt.core.messages import (
     CreateTensor,
     DefineOp,
     DefineScope,
+    DefineSegment,
     DefineSite,
     DropCopies,
     EndStep,
@@ -32,6 +33,7 @@ from gt.core.messages import (
     ReadVersions,
     Redistribute,
     RunOp,
+    RunSegment,
     Synchronize,
 )
 from gt.dispatcher.ownership import require_ownership
@@ -75,6 +77,11 @@ NAMING = {
     "ReadMemory": lambda x: ReadMemory(x, True),
     "ReadTimeline": lambda x: ReadTimeline(x, 1),
     "DefineOp": lambda x: DefineOp(x, ADD),
+    "DefineSegment": lambda x: DefineSegment(x, (OURS,), 0, ((),), ((0,),), (0,), (0,), (0,)),
+    "DefineSegment op": lambda x: DefineSegment(OURS, (OURS, x), 0, ((),), ((0,),), (0,), (0,), (0,)),
+    "RunSegment": lambda x: RunSegment(x, OURS, (OURS,), (), ()),
+    "RunSegment first": lambda x: RunSegment(OURS, x, (OURS,), (), ()),
+    "RunSegment external": lambda x: RunSegment(OURS, OURS, (OURS, x), (), ()),
 }
 NAMELESS = {DefineSite, DefineScope, Goodbye}  # their codes are looked up in the session's own tables
 
@@ -89,7 +96,7 @@ def test_an_id_of_another_session_is_refused(make, foreign):
         require_ownership(1, instruction)
 
 
-ONLY_NEW = {"RunOp output", "QueryOp written", "CreateTensor", "Redistribute output"}
+ONLY_NEW = {"RunSegment first", "RunOp output", "QueryOp written", "CreateTensor", "Redistribute output"}
 LOW = [own(0), OURS, own(FIRST_DISPATCHER_ID - MAX_RESULTS)]
 RUNS = [own(FIRST_QUERY_ID), own((1 << SESSION_SHIFT) - MAX_RESULTS)]
 

@@ -140,15 +140,15 @@ def test_a_created_tensor_has_the_layout_that_the_user_gives(text, name):
 
 
 def test_an_op_gives_the_layout_that_the_user_asks_for():
-    wished = msgspec.structs.replace(MM, layout=parse_spec("dp, tp", MESH).record())
-    assert show(plan(wished, "dp, -", "-, tp")) == "0 1 2 3: a b -> [dp, tp]"
-    found = plan(wished, "-, tp", "tp, -")
+    constrained = msgspec.structs.replace(MM, layout=parse_spec("dp, tp", MESH).record())
+    assert show(plan(constrained, "dp, -", "-, tp")) == "0 1 2 3: a b -> [dp, tp]"
+    found = plan(constrained, "-, tp", "tp, -")
     assert [spec for _, spec in found.results] == [parse_spec("dp, tp", MESH)]
 
 
 def test_the_result_of_an_op_without_a_rule_is_sharded_afterwards():
-    wished = msgspec.structs.replace(NO_RULE, layout=parse_spec("dp, -", MESH).record())
-    found = plan(wished, "-, tp")
+    constrained = msgspec.structs.replace(NO_RULE, layout=parse_spec("dp, -", MESH).record())
+    found = plan(constrained, "-, tp")
     assert show(found) == "0 1 2 3: a>[-, -] -> [dp, -]"
     assert steps(found) == ["whole no_such", "move [-, -] to [dp, -]"]
 

@@ -15,6 +15,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 
 from gt.core.ids import FIRST_QUERY_ID, MAX_RESULTS
 from gt.core.messages import (
+    ByteRange,
     DefineOp,
     DropCopies,
     Fetched,
@@ -29,7 +30,6 @@ from gt.core.messages import (
     Redistribute,
     Rejected,
     RunOp,
-    Segment,
     Synchronize,
 )
 from gt.dispatcher.dispatcher import Dispatcher
@@ -298,7 +298,7 @@ class Programs(RuleBasedStateMachine):
         """Fill in the size of a read, which the simulated workers do not know."""
         pending = self.dispatcher.state.pending.get(report.request) if isinstance(report, Fetched) else None
         sizes = [read.nbytes for read in pending.reads if read.worker == worker] if pending is not None else []
-        return Fetched(report.request, Segment("", sizes[0])) if sizes and sizes[0] >= 0 else report
+        return Fetched(report.request, ByteRange("", sizes[0])) if sizes and sizes[0] >= 0 else report
 
     # Invariants
 

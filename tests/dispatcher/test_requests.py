@@ -4,6 +4,7 @@ import pytest
 
 from gt.core.errors import ProtocolError
 from gt.core.messages import (
+    ByteRange,
     Failed,
     Fetched,
     FetchTensor,
@@ -11,7 +12,6 @@ from gt.core.messages import (
     LocateTensor,
     Queried,
     QueryOp,
-    Segment,
     Synchronize,
     Synchronized,
     TensorRead,
@@ -24,9 +24,9 @@ from tests.records import ADD, FAILURE, LARGE, NONZERO, RESIZE_, SHARED, SMALL, 
 
 def test_a_fetch_is_answered_by_the_worker_that_holds_the_tensor():
     harness = harness_with(2)
-    fetched = Fetched(REQUEST, Segment("", 16))
+    fetched = Fetched(REQUEST, ByteRange("", 16))
     assert harness.tell(FetchTensor(REQUEST, B)) == [ToWorkers((1,), WorkerFetchTensor(REQUEST, B))]
-    read = TensorRead(REQUEST, (fetched.segment,))
+    read = TensorRead(REQUEST, (fetched.byte_range,))
     assert harness.report(1, fetched, b"0123456789abcdef") == [ToClient(1, read, (b"0123456789abcdef",))]
     with pytest.raises(ProtocolError, match="worker 1 was not asked for request 200"):
         harness.report(1, fetched, b"again")

@@ -5,6 +5,7 @@ import pytest
 
 from gt.core.errors import ProtocolError
 from gt.core.messages import (
+    ByteRange,
     CreateTensor,
     Failed,
     Fetched,
@@ -13,7 +14,6 @@ from gt.core.messages import (
     Lost,
     MoreRoomNeeded,
     Rejected,
-    Segment,
     TensorRead,
     Uploaded,
     WorkerCreateTensor,
@@ -35,7 +35,7 @@ from tests.dispatcher_harness import (
 )
 from tests.records import FAILURE, INLINE, SHARED, SMALL, meta
 
-HALF = Segment("", 8)
+HALF = ByteRange("", 8)
 OTHER = msgspec.structs.replace(FAILURE, message="another")
 
 
@@ -53,7 +53,7 @@ def test_the_first_holder_of_each_part_is_asked():
     harness = DispatcherHarness(4)
     harness.open()
     mesh = DeviceMesh((2, 2), ("dp", "tp"))
-    harness.tell(CreateTensor(A, meta(4, 4), Segment("", 64), over("dp, -", mesh).record(), 0))
+    harness.tell(CreateTensor(A, meta(4, 4), ByteRange("", 64), over("dp, -", mesh).record(), 0))
     assert told(harness.tell(FetchTensor(REQUEST, A))) == ["0: fetch A", "2: fetch A"]
 
 
@@ -138,15 +138,15 @@ def test_a_holder_that_replies_twice_is_refused():
 
 
 @pytest.mark.parametrize(
-    "segment",
-    [Segment("", 16), msgspec.structs.replace(SHARED, nbytes=8), Segment("gt-1-1-1-0123456789abcdef", 8, 8)],
-    ids=["size", "place of another", "segment of another"],
+    "byte_range",
+    [ByteRange("", 16), msgspec.structs.replace(SHARED, nbytes=8), ByteRange("gt-1-1-1-0123456789abcdef", 8, 8)],
+    ids=["size", "place of another", "shared buffer of another"],
 )
-def test_a_reply_in_another_place_is_refused(segment):
+def test_a_reply_in_another_place_is_refused(byte_range):
     harness = sharded_harness(text="x")
     harness.tell(FetchTensor(REQUEST, A, place=SHARED))
     with pytest.raises(ProtocolError, match="is not the one|was read as"):
-        harness.report(1, Fetched(REQUEST, segment), b"")
+        harness.report(1, Fetched(REQUEST, byte_range), b"")
 
 
 def test_a_holder_may_send_its_part_with_the_message():
@@ -155,14 +155,14 @@ def test_a_holder_may_send_its_part_with_the_message():
     own = msgspec.structs.replace(SHARED, nbytes=8)
     harness.report(0, Fetched(REQUEST, own), b"")
     (answer,) = answers(harness.report(1, Fetched(REQUEST, HALF), b"12345678"))
-    assert answer.segments == (own, HALF)
+    assert answer.byte_ranges == (own, HALF)
 
 
 # Uploads
 
 
-def upload(text, segment=INLINE, ident=A, of=SMALL):
-    return CreateTensor(ident, of, segment, over(text).record(), 3)
+def upload(text, byte_range=INLINE, ident=A, of=SMALL):
+    return CreateTensor(ident, of, byte_range, over(text).record(), 3)
 
 
 def test_each_worker_gets_its_own_part():
@@ -185,7 +185,7 @@ def test_shared_memory_is_the_clients_again_when_all_workers_have_their_parts():
     harness = DispatcherHarness(2)
     harness.open()
     sent = harness.tell(upload("x", SHARED), buffers=[[]])
-    assert [out.command.segment.offset for out in sent] == [0, 8]
+    assert [out.command.byte_range.offset for out in sent] == [0, 8]
     assert harness.report(1, Uploaded(A)) == []
     harness.tell(FreeTensors((A,)))
     assert harness.report(0, Uploaded(A)) == [ToClient(1, Uploaded(A))]
@@ -215,7 +215,7 @@ def test_shared_memory_of_an_upload_without_workers_is_the_clients_again():
 
 @pytest.mark.parametrize(
     "wrong",
-    [upload("- + x"), upload("x", Segment("", 8)), upload("x, -"), upload("x[0:1 1:3]")],
+    [upload("- + x"), upload("x", ByteRange("", 8)), upload("x, -"), upload("x[0:1 1:3]")],
     ids=["partial", "size", "rank", "cuts"],
 )
 def test_a_layout_that_does_not_fit_is_refused(wrong):

@@ -3,6 +3,7 @@
 import pytest
 
 from gt.core.messages import (
+    ByteRange,
     Collective,
     Failed,
     Fetched,
@@ -12,7 +13,6 @@ from gt.core.messages import (
     Queried,
     ReadTraffic,
     Redistribute,
-    Segment,
     TensorRead,
     Traffic,
     TrafficRead,
@@ -47,7 +47,7 @@ def test_a_read_asks_all_holders_and_moves_nothing(text, nbytes):
     harness = sharded_harness(text=text)
     assert told(harness.tell(FetchTensor(REQUEST, A))) == ["0: fetch A", "1: fetch A"]
     assert (harness.layout(A), harness.state.copies) == (f"{text} on 0 1", {})
-    part = Segment("", nbytes)
+    part = ByteRange("", nbytes)
     assert harness.report(1, Fetched(REQUEST, part), b"right") == []
     read = TensorRead(REQUEST, (part, part), over(text).record())
     assert harness.report(0, Fetched(REQUEST, part), b"left") == [ToClient(1, read, (b"left", b"right"))]

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from gt.core.messages import CreateTensor, Segment
+from gt.core.messages import ByteRange, CreateTensor
 from gt.wire import shared_memory
 from gt.wire.payloads import Payloads
 from tests.records import meta, own
@@ -88,7 +88,7 @@ def test_a_missing_directory_is_an_error_where_one_is_needed():
 def test_without_shared_memory_that_can_be_written_bytes_go_with_the_messages(monkeypatch, directory):
     monkeypatch.setattr(shared_memory, "_DIRECTORY", Path(directory))
     large = meta(1 << 20)
-    created = CreateTensor(own(1), large, Segment("", large.nbytes), None, 0)
+    created = CreateTensor(own(1), large, ByteRange("", large.nbytes), None, 0)
     content = bytes(large.nbytes)
     assert Payloads(lambda *_: None).pack([created], [content]) == ([created], [[content]])
     shared_memory.sweep(os.getpid())

@@ -12,13 +12,13 @@ import torch
 import gt
 from gt.client import session as sessions
 from gt.core.messages import (
+    ByteRange,
     CreateTensor,
     Fetched,
     FetchTensor,
     LocateTensor,
     Lost,
     Rejected,
-    Segment,
     Synchronize,
     Synchronized,
     TensorRead,
@@ -28,7 +28,7 @@ from gt.wire import shared_memory
 from gt.wire.client_channel import Received
 from gt.wire.lifeline import clear_up, note_processes
 from gt.wire.payloads import Payloads
-from gt.wire.shared_memory import AttachedSegments
+from gt.wire.shared_memory import AttachedBuffers
 from tests.dispatcher.recording_server import RecordingServer, hello
 from tests.records import INLINE, SMALL, own
 from tests.subprocesses import wait_until
@@ -63,7 +63,7 @@ def test_answers_are_handed_over_and_not_sent(server):
 def test_the_bytes_of_an_answer_are_handed_over(server):
     server.instruct(1, [CreateTensor(own(1), SMALL, INLINE, None, 0)], [[bytes(16)]])
     server.instruct(1, [FetchTensor(own(2), own(1))], [])
-    server.hear(b"worker", Fetched(own(2), Segment("", 16)), payloads=[[bytes(range(16))]])
+    server.hear(b"worker", Fetched(own(2), ByteRange("", 16)), payloads=[[bytes(range(16))]])
     ((answer, carried),) = server.heard
     assert Payloads(None).unpack(answer, carried) == Received(answer, [bytes(range(16))])
 
@@ -96,7 +96,7 @@ def test_an_error_of_gt_is_an_error_of_the_session(server, monkeypatch):
 # Bytes of tensors
 
 
-def fill(target, source):
+def copy_bytes(target, source):
     target[:] = source
 
 
@@ -107,16 +107,16 @@ def directory(tmp_path, monkeypatch):
 
 
 def upload(nbytes):
-    return CreateTensor(own(1), SMALL, Segment("", nbytes), None, 0)
+    return CreateTensor(own(1), SMALL, ByteRange("", nbytes), None, 0)
 
 
 def test_large_tensors_are_shared_and_small_ones_are_not(directory):
     large, small = bytes(shared_memory.SHARE_BYTES), bytes(8)
-    with contextlib.closing(Payloads(fill)) as payloads:
+    with contextlib.closing(Payloads(copy_bytes)) as payloads:
         packed, carried = payloads.pack([upload(len(large)), Synchronize(own(2)), upload(8)], [large, small])
-        assert [bool(packed[0].segment.name), packed[1], packed[2]] == [True, Synchronize(own(2)), upload(8)]
+        assert [bool(packed[0].byte_range.name), packed[1], packed[2]] == [True, Synchronize(own(2)), upload(8)]
         assert carried == [[], [small]]
-        assert bytes(AttachedSegments().view(packed[0].segment.name, 0, len(large))) == large
+        assert bytes(AttachedBuffers().view(packed[0].byte_range.name, 0, len(large))) == large
     assert list(directory.iterdir()) == []
 
 
@@ -132,8 +132,8 @@ def test_bytes_travel_in_the_message_when_shared_memory_is_full(directory, monke
 
     monkeypatch.setattr(shared_memory, "create", full)
     large = bytes(shared_memory.SHARE_BYTES)
-    payloads = Payloads(fill)
-    fetch = FetchTensor(own(2), own(1), place=Segment("", len(large)))
+    payloads = Payloads(copy_bytes)
+    fetch = FetchTensor(own(2), own(1), place=ByteRange("", len(large)))
     for _ in range(2):
         packed, carried = payloads.pack([upload(len(large)), fetch], [large])
         assert (packed, carried) == ([upload(len(large)), FetchTensor(own(2), own(1))], [[large]])
@@ -142,10 +142,10 @@ def test_bytes_travel_in_the_message_when_shared_memory_is_full(directory, monke
 
 
 def test_bytes_that_are_elsewhere_are_the_failure_of_one_request(directory):
-    with contextlib.closing(Payloads(fill)) as payloads:
-        (fetch,), _ = payloads.pack([FetchTensor(own(1), own(5), place=Segment("", shared_memory.SHARE_BYTES))], [])
-        for segment in (Segment("gt-1-1-1-0123456789abcdef", 8), Segment(fetch.place.name, 1 << 30)):
-            received = payloads.unpack(TensorRead(own(1), (segment,)), [[]])
+    with contextlib.closing(Payloads(copy_bytes)) as payloads:
+        (fetch,), _ = payloads.pack([FetchTensor(own(1), own(5), place=ByteRange("", shared_memory.SHARE_BYTES))], [])
+        for byte_range in (ByteRange("gt-1-1-1-0123456789abcdef", 8), ByteRange(fetch.place.name, 1 << 30)):
+            received = payloads.unpack(TensorRead(own(1), (byte_range,)), [[]])
             assert (type(received.answer), received.answer.request, received.buffers) == (Rejected, own(1), ())
             assert "was not given for request" in received.answer.reason
         assert payloads.unpack(Synchronized(own(2)), ()) == Received(Synchronized(own(2)))
@@ -177,7 +177,7 @@ def test_a_directory_whose_name_is_too_long_is_an_error(tmp_path, monkeypatch):
         gt.init(workers=1)
 
 
-def test_the_first_process_to_end_removes_the_segments_of_all(directory, tmp_path_factory):
+def test_the_first_process_to_end_removes_the_shared_buffers_of_all(directory, tmp_path_factory):
     """Also for those that were killed and could not."""
     family = tmp_path_factory.mktemp("family")
     note_processes(family, [111, 222])

@@ -147,7 +147,9 @@ def test_nothing_is_left_of_a_program_that_is_killed_before_workers_have_taken_i
         wait_until(lambda: not any(map(psutil.pid_exists, pids)), what=f"the end of {pids}")
         assert os.listdir(directory) == []
     assert [path for pid in pids for path in shared_memory._DIRECTORY.glob(f"gt-{pid}-*")] == []
-    fault("a program is killed in the middle of an upload", "its workers end; no process, segment or socket is left")
+    fault(
+        "a program is killed in the middle of an upload", "its workers end; no process, shared buffer or socket is left"
+    )
 
 
 FORKS = """

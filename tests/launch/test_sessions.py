@@ -41,7 +41,7 @@ def test_gt_cannot_be_started_while_a_thread_waits_for_its_workers():
     gt.init(workers=1)
     first = threading.Thread(target=gt.synchronize)
     first.start()
-    wait_until(lambda: sessions._program.start is None, what="the thread that waits for the workers")
+    wait_until(lambda: sessions._state.start is None, what="the thread that waits for the workers")
     with pytest.raises(gt.SessionError, match="running already"):
         gt.init(workers=1)
     first.join(60)

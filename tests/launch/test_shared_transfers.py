@@ -8,7 +8,7 @@ import torch
 
 import gt
 from gt.client import session as sessions
-from gt.wire import segment_pool
+from gt.wire import shared_buffer_pool
 from tests.subprocesses import wait_until
 
 SIDE = 600  # 1.4 MB
@@ -23,7 +23,7 @@ def over_both(value, layout):
     return gt.distribute(value, gt.mesh(2, ("x",)), layout)
 
 
-def own_segments():
+def own_buffers():
     return {path.name for path in Path("/dev/shm").glob(f"gt-{os.getpid()}-*")}
 
 
@@ -64,14 +64,14 @@ def test_what_was_uploaded_may_be_changed_at_once(two_processes):
 def test_memory_is_used_again(two_processes):
     value = large()
     over_both(value, "-, -").cpu()
-    before = len(own_segments())
+    before = len(own_buffers())
     for _ in range(20):
         assert torch.equal(over_both(value, "-, -").cpu(), value)
-    assert len(own_segments()) <= before + 2
+    assert len(own_buffers()) <= before + 2
 
 
 def test_more_memory_than_the_limit_is_not_kept(two_processes, monkeypatch):
-    monkeypatch.setattr(segment_pool, "MAX_KEPT", 1 << 20)
+    monkeypatch.setattr(shared_buffer_pool, "MAX_KEPT", 1 << 20)
     value = large()
     for layout in LAYOUTS * 2:
         assert torch.equal(over_both(value, layout).cpu(), value)
@@ -84,7 +84,7 @@ def test_more_memory_than_the_limit_is_not_kept(two_processes, monkeypatch):
 
 @pytest.mark.parametrize("layout", LAYOUTS[:3])
 def test_without_shared_memory_the_parts_go_with_the_messages(two_processes, layout, monkeypatch):
-    monkeypatch.setattr(segment_pool.SegmentPool, "reserve", lambda *_: None)
+    monkeypatch.setattr(shared_buffer_pool.SharedBufferPool, "reserve", lambda *_: None)
     value = large()
     assert torch.equal(over_both(value, layout).cpu(), value)
 
@@ -94,14 +94,14 @@ def test_a_program_that_only_uploads_uses_its_memory_again(two_processes):
     for _ in range(5):
         over_both(value, "x, -")
     wait_for_uploads()
-    before = len(own_segments())
+    before = len(own_buffers())
     for _ in range(40):
         over_both(value, "x, -")
         wait_for_uploads()
-    assert len(own_segments()) <= before
+    assert len(own_buffers()) <= before
 
 
 def wait_for_uploads():
-    """Wait until no segment of an upload is in use."""
+    """Wait until no shared buffer of an upload is in use."""
     pool = sessions.current()._channel._payloads._pool
     wait_until(lambda: sessions.current().inbox.collect_now() or not pool._used)

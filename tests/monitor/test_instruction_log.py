@@ -12,6 +12,7 @@ import gt
 from gt.core.errors import SettingsError
 from gt.core.ids import SESSION_SHIFT, session_of
 from gt.core.messages import (
+    ByteRange,
     DefineOp,
     DefineScope,
     DefineSite,
@@ -29,7 +30,6 @@ from gt.core.messages import (
     ReadTraffic,
     Redistribute,
     RunOp,
-    Segment,
     Stats,
     Synchronize,
     Synchronized,
@@ -55,7 +55,7 @@ def converse(harness):
     harness.define(OP, ADD)
     harness.define(OP2, NONZERO)
     harness.tell(run(OP, (A, B), (C,), site=1), FetchTensor(REQUEST, C))
-    harness.report(0, Fetched(REQUEST, Segment("", 16)), bytes(16))
+    harness.report(0, Fetched(REQUEST, ByteRange("", 16)), bytes(16))
     harness.tell(query(OP2, (C,), first=D, request=REQUEST2))
     harness.report(0, Queried(REQUEST2, (SMALL,), ()))
     harness.tell(Synchronize(own(202)), FreeTensors((A, B, C, D)))

@@ -79,6 +79,30 @@ def test_adapters_are_moved_to_gt_and_trained_as_in_torch(anywhere: str, kind: s
     on_both(program)
 
 
+@pytest.mark.parametrize("kind", ["PrefixTuningConfig", "PromptTuningConfig", "PromptEncoderConfig"])
+def test_prompts_are_moved_to_gt_and_trained_as_in_torch(anywhere: str, kind: str) -> None:
+    """The library's own module holds them, beside the model."""
+    peft = pytest.importorskip("peft")
+    config = getattr(peft, kind)(num_virtual_tokens=2, task_type="CAUSAL_LM")
+
+    def program(to: Callable[[Any], Any]) -> list[float]:
+        base = to(small_model())
+        torch.manual_seed(1)
+        model = peft.get_peft_model(base, config)
+        assert all(isinstance(value, gt.Tensor) == (to is gt.to) for value in model.parameters())
+        optimizer = torch.optim.AdamW([value for value in model.parameters() if value.requires_grad], lr=0.01)
+        ids, losses = torch.arange(16).view(2, 8), []
+        for _ in range(2):
+            loss = model(input_ids=to(ids), labels=to(ids)).loss
+            optimizer.zero_grad()
+            loss.backward()
+            optimizer.step()
+            losses.append(loss.item())
+        return losses
+
+    on_both(program)
+
+
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("init", ["pissa", "pissa_niter_4", "olora", "orthogonal"])
 def test_adapters_that_start_from_a_factorisation_of_the_weights(anywhere: str, init: str) -> None:

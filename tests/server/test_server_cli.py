@@ -9,11 +9,12 @@ import zmq
 
 import gt
 from gt.client import session as sessions
-from gt.core.messages import PROTOCOL, FetchTensor, Hello, Refused, Welcome
+from gt.core.messages import PROTOCOL, CreateTensor, FetchTensor, Hello, Refused, Welcome
 from gt.version import __version__
 from gt.wire.codec import Decoder, encode, header_of
 from gt.wire.keys import find_keys
 from gt.wire.process_identity import this_host
+from tests.records import INLINE, SMALL, own
 from tests.subprocesses import (
     finish,
     reserved_port,
@@ -170,6 +171,24 @@ def test_another_sessions_tensor_is_refused(raw, server):
         assert isinstance(answer, Refused)
         assert "not its own" in answer.reason
         assert secret.tolist() == [42.0, 42.0]
+    finally:
+        gt.shutdown()
+
+
+def test_a_client_that_claims_to_be_elsewhere_is_known_to_have_left(raw, server):
+    """Its pid means nothing here: the end of its connection is the end of its session."""
+    gt.connect(f"localhost:{server[0]}")
+    try:
+
+        def held():
+            return sum(stats.bytes for stats in gt.debug.get_worker_stats().values())
+
+        before = held()
+        welcome = ask(raw, encode([Hello(__version__, "client", "another machine", 1)]))
+        raw.send_multipart(encode([CreateTensor(own(1, welcome.ident), SMALL, INLINE, None, 0)], [[bytes(16)]]))
+        wait_until(lambda: held() > before, what="the tensor")
+        raw.close()
+        wait_until(lambda: held() == before, what="the end of the session")
     finally:
         gt.shutdown()
 

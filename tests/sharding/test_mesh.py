@@ -69,11 +69,11 @@ def test_an_axis_group_runs_along_some_axes(worker, axes, members):
 @laws
 def test_axis_groups_divide_a_mesh(mesh, data):
     axes = data.draw(st.permutations(mesh.axis_names))[: data.draw(st.integers(0, len(mesh.shape)))]
-    fibres = {mesh.axis_group(worker, axes) for worker in mesh.workers}
-    assert sorted(itertools.chain(*fibres)) == sorted(mesh.workers)
+    groups = {mesh.axis_group(worker, axes) for worker in mesh.workers}
+    assert sorted(itertools.chain(*groups)) == sorted(mesh.workers)
     assert all(worker in mesh.axis_group(worker, axes) for worker in mesh.workers)
     other = [position for position, axis in enumerate(mesh.axis_names) if axis not in axes]
-    for axis_group in fibres:
+    for axis_group in groups:
         assert len(axis_group) == math.prod([mesh.axis_size(axis) for axis in axes])
         assert len({tuple([mesh.coordinate(worker)[position] for position in other]) for worker in axis_group}) == 1
 

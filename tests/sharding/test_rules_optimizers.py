@@ -1,8 +1,15 @@
-"""Fused optimizers, shard by shard and tensor by tensor."""
+"""Fused optimizers, shard by shard and tensor by tensor, and the layouts of pointwise ops on lists."""
 
 import pytest
 import torch
 
+from gt.core.signatures import Input, ListArg
+from gt.sharding.op_calls import OpCall
+from gt.sharding.rules import entry_of
+from gt.sharding.rules.support.expansion_builder import contiguous_meta
+from gt.sharding.spec import DeviceMesh
+from gt.sharding.spec_text import parse_spec
+from gt.sharding.strategies import Operand
 from tests.sharding.expansions import check_expansion
 from tests.sharding.simulate import check
 
@@ -47,3 +54,42 @@ def test_unscaling_finds_what_is_infinite(last):
     found, scale = torch.zeros(()), torch.tensor(0.5)
     check(op, gradients[:1], found, scale)
     check_expansion(op, gradients, found, scale, cut=["x, -", "x", "", ""])
+
+
+X, Y = DeviceMesh((2,), ("x",)), DeviceMesh((2,), ("x",), (2, 3))
+
+
+def lay_out(operands: str, targets: str = "", shapes=((6, 4), (6, 4), (6, 4))) -> str | None:
+    """The layouts of three tensors at one position of three lists, and of the result."""
+    metas = [contiguous_meta(shape, "float32") for shape in shapes]
+    lists = [ListArg((Input(position),)) for position in range(len(metas))]
+    call = OpCall("aten._foreach_addcdiv.Scalar", tuple(lists), {}, tuple(metas), (metas[0],))
+    specs = [
+        parse_spec(text.strip().removeprefix("other "), Y if "other" in text else X) for text in operands.split("/")
+    ]
+    given = [Operand(meta.shape, 4, spec) for meta, spec in zip(metas, specs, strict=True)]
+    entry = entry_of(call.op)
+    strategy = entry.lay_out(call, given, [parse_spec(targets, X) if targets else None], X)
+    return strategy and " / ".join(map(str, (*strategy.operands, *strategy.results)))
+
+
+@pytest.mark.parametrize(
+    ("operands", "target", "layouts"),
+    [
+        ("x, - / x, - / x, -", "", "x, - / x, - / x, - / x, -"),
+        ("-, - / x, - / x, -", "", "x, - / x, - / x, - / x, -"),  # cutting a copy moves nothing
+        ("-, - / x, - / x, -", "-, -", "-, - / -, - / -, - / -, -"),  # the written tensor keeps its layout
+        ("x, - / -, - + x / x, -", "", "x, - / x, - / x, - / x, -"),  # a partial one is reduced
+        ("other x, - / -, x / other -, -", "", "-, x / -, x / -, x / -, x"),
+    ],
+)
+def test_tensors_at_one_position_of_lists_have_one_layout(operands, target, layouts):
+    assert lay_out(operands, target) == layouts
+
+
+def test_a_partial_tensor_is_not_written():
+    assert lay_out("-, - + x / x, - / x, -", "-, - + x") is None
+
+
+def test_tensors_of_other_shapes_are_whole():
+    assert lay_out("x, - / x / x, -", shapes=((6, 4), (4,), (6, 4))) == "-, - / - / -, - / -, -"

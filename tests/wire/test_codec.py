@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gt.core.errors import ProtocolError
-from gt.core.messages import MAX_BATCH, PROTOCOL, CreateTensor, Instruction, Segment, Synchronize
+from gt.core.messages import MAX_BATCH, PROTOCOL, ByteRange, CreateTensor, Instruction, Synchronize
 from gt.wire import codec
 from gt.wire.codec import Decoder, encode, encode_batches, encode_records, header_of, join, join_records, split
 from tests.dispatcher_harness import kind
@@ -31,7 +31,7 @@ ASK = body_of(encode([Synchronize(own(1))]))
 
 
 def created(nbytes, name=""):
-    return CreateTensor(own(1), meta_of(nbytes, dtype="uint8"), Segment(name, nbytes), None, 0)
+    return CreateTensor(own(1), meta_of(nbytes, dtype="uint8"), ByteRange(name, nbytes), None, 0)
 
 
 @pytest.mark.parametrize(
@@ -74,7 +74,7 @@ def test_another_protocol_is_refused_with_both_versions():
         split([header + ASK])
 
 
-@pytest.mark.parametrize("record", [record for record in INSTRUCTIONS if not hasattr(record, "segment")], ids=kind)
+@pytest.mark.parametrize("record", [record for record in INSTRUCTIONS if not hasattr(record, "byte_range")], ids=kind)
 def test_a_body_cut_anywhere_is_refused(record):
     body = body_of(encode([record]))
     for length in range(len(body)):

@@ -1,4 +1,4 @@
-"""Other users of the machine, and other sessions, can neither join a server nor read its keys and segments."""
+"""Other users of the machine, and other sessions, can neither join a server nor read its keys and shared buffers."""
 
 import contextlib
 import os
@@ -19,7 +19,7 @@ import zmq
 import gt
 from gt.client import session as sessions
 from gt.core.errors import SettingsError
-from gt.core.messages import CreateTensor, FetchTensor, Located, LocateTensor, Refused, Rejected, Segment
+from gt.core.messages import ByteRange, CreateTensor, FetchTensor, Located, LocateTensor, Refused, Rejected
 from gt.dispatcher.message_queue import ToClient
 from gt.launch.local_processes import LocalProcesses
 from gt.wire import shared_memory
@@ -221,10 +221,10 @@ def test_a_server_that_was_killed_and_started_again_is_found(monkeypatch, fault)
             )
 
 
-# Segments
+# Shared buffers
 
 
-def test_a_segment_is_known_by_its_sessions_secret(tmp_path, monkeypatch):
+def test_a_shared_buffer_is_known_by_its_sessions_secret(tmp_path, monkeypatch):
     monkeypatch.setattr(shared_memory, "_DIRECTORY", tmp_path)
     name, _ = shared_memory.create(8, session_secret="ours")
     assert shared_memory.is_made_with(name, "ours")
@@ -236,7 +236,7 @@ def test_a_segment_is_known_by_its_sessions_secret(tmp_path, monkeypatch):
     )
 
 
-def test_a_session_cannot_take_the_segment_of_another(tmp_path, monkeypatch, fault):
+def test_a_session_cannot_take_the_shared_buffer_of_another(tmp_path, monkeypatch, fault):
     monkeypatch.setattr(shared_memory, "_DIRECTORY", tmp_path)
     server = RecordingServer()
     with contextlib.closing(server):
@@ -245,17 +245,19 @@ def test_a_session_cannot_take_the_segment_of_another(tmp_path, monkeypatch, fau
         (thief,) = server.hear(b"thief", hello("client"))
         assert victim.session_secret and victim.session_secret != thief.session_secret
         name, _ = shared_memory.create(16, session_secret=victim.session_secret)
-        create = CreateTensor(own(1, thief.ident), SMALL, Segment(name, 16), None, 0)
+        create = CreateTensor(own(1, thief.ident), SMALL, ByteRange(name, 16), None, 0)
         (refused,) = server.hear(b"thief", create)
         assert "is not one of session 2" in refused.reason and (tmp_path / name).exists()
         server.hear(b"thief", CreateTensor(own(1, thief.ident), SMALL, INLINE, None, 0), payloads=[[bytes(16)]])
-        fetch = FetchTensor(own(2, thief.ident), own(1, thief.ident), place=Segment(name, 16))
+        fetch = FetchTensor(own(2, thief.ident), own(1, thief.ident), place=ByteRange(name, 16))
         (written,) = server.hear(b"thief", fetch)
         assert written.reason == refused.reason, "a thief cannot have a worker write to it either"
-        server.hear(b"victim", CreateTensor(own(1, victim.ident), SMALL, Segment(name, 16), None, 0))
+        server.hear(b"victim", CreateTensor(own(1, victim.ident), SMALL, ByteRange(name, 16), None, 0))
         (answer,) = server.hear(b"victim", LocateTensor(own(2), own(1)))
         assert isinstance(answer, Located)
-        fault("a session names the segment of another's upload", "refused: " + refused.reason.split(" (server")[0])
+        fault(
+            "a session names the shared buffer of another's upload", "refused: " + refused.reason.split(" (server")[0]
+        )
 
 
 # Limits

@@ -1,4 +1,4 @@
-"""Segments that carry a tensor between two processes of a machine, in a directory of the test's own."""
+"""Shared buffers that carry a tensor between two processes of a machine, in a directory of the test's own."""
 
 import errno
 import os
@@ -28,7 +28,7 @@ def names(directory):
 
 
 @pytest.mark.parametrize("nbytes", [1, 8, 4095, 4096, 4097, 1 << 20])
-def test_a_taken_segment_has_the_bytes_that_were_written(directory, nbytes):
+def test_a_taken_shared_buffer_has_the_bytes_that_were_written(directory, nbytes):
     content = os.urandom(nbytes)
     name, written = shared_memory.create(nbytes)
     written[:] = content
@@ -57,17 +57,17 @@ def test_memory_outlives_the_name(directory):
     assert bytes(taken) == b"12345678"
 
 
-def test_only_this_user_can_read_a_segment(directory):
+def test_only_this_user_can_read_a_shared_buffer(directory):
     name, _ = shared_memory.create(8)
     assert stat.S_IMODE((directory / name).stat().st_mode) == 0o600
 
 
-def test_no_two_segments_have_the_same_name(directory):
+def test_no_two_shared_buffers_have_the_same_name(directory):
     made = [shared_memory.create(1)[0] for _ in range(20)]
     assert len(set(made)) == 20
 
 
-def test_a_segment_is_taken_once(directory):
+def test_a_shared_buffer_is_taken_once(directory):
     name, _ = shared_memory.create(8)
     shared_memory.take(name, 8)
     with pytest.raises(ProtocolError, match=name):
@@ -97,13 +97,13 @@ def test_another_size_than_announced_is_refused(directory, announced):
         "gt--1-1-1-0123456789abcdef",
     ],
 )
-def test_an_invalid_segment_name_is_refused(directory, name):
-    with pytest.raises(ProtocolError, match="is not the name of a shared segment"):
+def test_an_invalid_shared_buffer_name_is_refused(directory, name):
+    with pytest.raises(ProtocolError, match="is not the name of a shared buffer"):
         shared_memory.take(name, 8)
 
 
 @given(st.text() | st.from_regex(shared_memory._NAME))
-def test_an_unknown_segment_name_is_refused(name):
+def test_an_unknown_shared_buffer_name_is_refused(name):
     with pytest.raises(ProtocolError):
         shared_memory.take(name, 8)
 
@@ -118,18 +118,18 @@ def test_a_link_to_another_file_is_refused(directory):
 
 
 @pytest.mark.parametrize("nbytes", [8, 4097, 1 << 20])
-def test_the_memory_of_a_segment_is_allocated_before_it_is_written(directory, nbytes):
+def test_the_memory_of_a_shared_buffer_is_allocated_before_it_is_written(directory, nbytes):
     name, _ = shared_memory.create(nbytes)
     assert (directory / name).stat().st_blocks * 512 >= nbytes
 
 
-def test_a_segment_that_cannot_be_made_leaves_nothing(directory):
+def test_a_shared_buffer_that_cannot_be_made_leaves_nothing(directory):
     with pytest.raises(OSError, match="Invalid argument"):
         shared_memory.create(0)
     assert names(directory) == []
 
 
-def test_a_segment_without_enough_memory_leaves_nothing(directory, monkeypatch):
+def test_a_shared_buffer_without_enough_memory_leaves_nothing(directory, monkeypatch):
     def full(*_):
         raise OSError(errno.ENOSPC, "No space left on device")
 
@@ -139,26 +139,26 @@ def test_a_segment_without_enough_memory_leaves_nothing(directory, monkeypatch):
     assert names(directory) == []
 
 
-def test_a_segment_that_cannot_be_filled_leaves_nothing(directory):
+def test_a_shared_buffer_that_cannot_be_filled_leaves_nothing(directory):
     with pytest.raises(ZeroDivisionError):
         shared_memory.create(8, lambda data: data[0] // 0)
     assert names(directory) == []
 
 
-def test_an_empty_segment_is_refused(directory):
+def test_an_empty_shared_buffer_is_refused(directory):
     (directory / "gt-1-1-1-0123456789abcdef").touch()
     with pytest.raises(ProtocolError, match="gt-1-1-1-0123456789abcdef of 0 bytes cannot be mapped"):
         shared_memory.take("gt-1-1-1-0123456789abcdef", 0)
 
 
-def test_sweep_removes_segments_that_were_not_taken(directory):
+def test_sweep_removes_shared_buffers_that_were_not_taken(directory):
     for _ in range(3):
         shared_memory.create(8)
     shared_memory.sweep(os.getpid())
     assert names(directory) == []
 
 
-def test_sweep_leaves_segments_of_other_processes(directory):
+def test_sweep_leaves_shared_buffers_of_other_processes(directory):
     name, _ = shared_memory.create(8)
     shared_memory.sweep(os.getpid() // 10)  # its digits begin ours
     assert names(directory) == [name]
@@ -191,14 +191,14 @@ def name_of(pid, namespace=None):
     return f"gt-{pid}-{process_namespace() if namespace is None else namespace}-0-0123456789abcdef"
 
 
-def test_segments_of_dead_processes_are_swept(directory, dead):
+def test_shared_buffers_of_dead_processes_are_swept(directory, dead):
     (directory / name_of(dead)).touch()
     living, _ = shared_memory.create(8)
     shared_memory.sweep_dead()
     assert names(directory) == [living]
 
 
-def test_segments_of_other_process_namespaces_are_not_swept(directory, dead):
+def test_shared_buffers_of_other_process_namespaces_are_not_swept(directory, dead):
     (directory / name_of(dead, process_namespace() + 1)).touch()
     (directory / name_of(dead, 0)).touch()
     shared_memory.sweep_dead()
@@ -206,7 +206,7 @@ def test_segments_of_other_process_namespaces_are_not_swept(directory, dead):
 
 
 @pytest.mark.parametrize("plant", ["mkdir", "fifo", "symlink", "dangling", "loop", "socket"])
-def test_other_files_named_like_segments_of_dead_processes_are_not_swept(directory, dead, plant):
+def test_other_files_named_like_shared_buffers_of_dead_processes_are_not_swept(directory, dead, plant):
     path, other = directory / name_of(dead), directory / "other"
     other.touch()
     {
@@ -222,7 +222,7 @@ def test_other_files_named_like_segments_of_dead_processes_are_not_swept(directo
 
 
 @pytest.mark.skipif(os.getuid() != 0, reason="only root can make files of another user")
-def test_segments_of_other_users_stay(directory, dead):
+def test_shared_buffers_of_other_users_stay(directory, dead):
     path = directory / name_of(dead)
     path.touch()
     os.chown(path, 65534, 65534)
@@ -245,26 +245,26 @@ LEAVES = "import os; from gt.wire import shared_memory; shared_memory.create(8);
 
 @pytest.mark.skipif(not shared_memory._IS_LOCAL or not process_namespace(), reason="there is nothing to sweep")
 @pytest.mark.parametrize("who", ["a server", "a session"])
-def test_the_next_server_or_program_sweeps_segments_of_killed_processes(who, fault):
+def test_the_next_server_or_program_sweeps_shared_buffers_of_killed_processes(who, fault):
     killed = subprocess.Popen([sys.executable, "-c", LEAVES], cwd=ROOT)
     killed.wait(timeout=60)
     left = [*shared_memory._DIRECTORY.glob(f"gt-{killed.pid}-*")]
     assert len(left) == 1
     if who == "a server":
         with serving():
-            wait_until(lambda: not left[0].exists(), what="the removal of the segment")
+            wait_until(lambda: not left[0].exists(), what="the removal of the shared buffer")
     else:
         gt.init(workers=1)
         gt.shutdown()
     assert not left[0].exists()
-    fault("all processes that know of a segment are killed", "the next server or session of the user removes it")
+    fault("all processes that know of a shared buffer are killed", "the next server or session of the user removes it")
 
 
-def test_a_process_that_ends_makes_no_more_segments(directory, monkeypatch):
+def test_a_process_that_ends_makes_no_more_shared_buffers(directory, monkeypatch):
     monkeypatch.setattr(shared_memory, "_ended", type(shared_memory._ended)())
     shared_memory.create(8)
     shared_memory.end()
-    with pytest.raises(OSError, match="makes no more segments"):
+    with pytest.raises(OSError, match="makes no more shared buffers"):
         shared_memory.create(8)
     shared_memory.sweep(os.getpid())
     assert names(directory) == []

@@ -4,12 +4,12 @@ import pytest
 import torch
 
 import gt
-from gt.core.messages import DefineOp, Failed, OpFailed, RunOp, Segment, WorkerCreateTensor, WorkerFetchTensor
+from gt.core.messages import ByteRange, DefineOp, Failed, OpFailed, RunOp, WorkerCreateTensor, WorkerFetchTensor
 from gt.core.signatures import Input, ListArg, Scalar, Signature
 from gt.worker.bound_ops import BoundOp
 from gt.worker.direct_calls import bind_arguments, is_in_order
 from gt.worker.engines import PyTorchEngine
-from gt.worker.exchange import MemoryExchange
+from gt.worker.exchange import InProcessExchange
 from gt.worker.executor import Executor
 from tests.records import own
 
@@ -126,9 +126,9 @@ OP, LEFT, RIGHT, FIRST, SECOND, REQUEST = own(100), *map(own, range(1, 5)), own(
 
 def test_a_direct_write_gives_its_tensor_a_new_id():
     engine = PyTorchEngine("cpu")
-    executor = Executor(0, engine, MemoryExchange(), None, owns_buffers=False)
+    executor = Executor(0, engine, InProcessExchange(), None, owns_buffers=False)
     meta = engine.meta(torch.zeros(2))
-    creates = [WorkerCreateTensor(ident, meta, Segment("", 0), 1) for ident in (LEFT, RIGHT)]
+    creates = [WorkerCreateTensor(ident, meta, ByteRange("", 0), 1) for ident in (LEFT, RIGHT)]
     signature = Signature("aten.add_.Tensor", (X, Y), {}, ((), ()), (0,), (), ())
     writes = [RunOp(OP, (old, RIGHT), (new,), (), 0, 1) for old, new in ((LEFT, FIRST), (FIRST, SECOND))]
     with engine.isolated():
@@ -141,9 +141,9 @@ def test_a_write_that_fails_is_not_run_again():
     """The first call makes the op direct; the second one writes half of its target and raises."""
     engine = PyTorchEngine("cpu")
     calls = []
-    executor = Executor(0, engine, MemoryExchange(), None, owns_buffers=False)
+    executor = Executor(0, engine, InProcessExchange(), None, owns_buffers=False)
     meta = engine.meta(torch.zeros(2))
-    creates = [WorkerCreateTensor(ident, meta, Segment("", 0), 1) for ident in (LEFT, RIGHT)]
+    creates = [WorkerCreateTensor(ident, meta, ByteRange("", 0), 1) for ident in (LEFT, RIGHT)]
     signature = Signature("aten.add_.Tensor", (X, Y), {}, ((), ()), (0,), (), ())
     with engine.isolated():
         executor.run([DefineOp(OP, signature), *creates], [bytearray(meta.nbytes)] * 2)

@@ -3,17 +3,17 @@
 import pytest
 
 from gt.core.messages import (
+    ByteRange,
     DefineOp,
     Failed,
     OpFailed,
     QueryOp,
     RunOp,
-    Segment,
     WorkerCreateTensor,
     WorkerFetchTensor,
 )
 from gt.worker.engines import PyTorchEngine
-from gt.worker.exchange import MemoryExchange
+from gt.worker.exchange import InProcessExchange
 from gt.worker.executor import Executor
 from tests.records import ADD, ADD_, SMALL, meta, own, signature
 
@@ -23,9 +23,9 @@ SITE, OTHER = 9, 10
 
 def worker(number, op=ADD):
     """An executor that holds A and B, which cannot be added."""
-    executor = Executor(number, PyTorchEngine("cpu"), MemoryExchange(), None, owns_buffers=False)
+    executor = Executor(number, PyTorchEngine("cpu"), InProcessExchange(), None, owns_buffers=False)
     shapes = {A: SMALL, B: meta(3)}
-    creates = [WorkerCreateTensor(ident, shape, Segment("", 0), SITE) for ident, shape in shapes.items()]
+    creates = [WorkerCreateTensor(ident, shape, ByteRange("", 0), SITE) for ident, shape in shapes.items()]
     assert executor.run([DefineOp(OP, op), *creates], [bytearray(shape.nbytes) for shape in shapes.values()]) == []
     return executor
 
@@ -67,5 +67,5 @@ def test_the_origin_of_a_failed_query_is_its_request():
 
 def test_the_origin_of_a_failed_upload_is_its_tensor():
     executor = worker(0)
-    (report,) = reports_of(executor, WorkerCreateTensor(C, meta(9), Segment("", 0), SITE), buffers=[bytearray(2)])
+    (report,) = reports_of(executor, WorkerCreateTensor(C, meta(9), ByteRange("", 0), SITE), buffers=[bytearray(2)])
     assert isinstance(report, OpFailed) and (report.failure.op, report.failure.origin) == ("upload", C)

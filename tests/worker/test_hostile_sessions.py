@@ -4,6 +4,7 @@ import pytest
 import zmq
 
 from gt.core.messages import (
+    ByteRange,
     DefineOp,
     Failed,
     Fetched,
@@ -12,7 +13,6 @@ from gt.core.messages import (
     QueryOp,
     Report,
     RunOp,
-    Segment,
     Synchronize,
     Synchronized,
     Uploaded,
@@ -26,7 +26,7 @@ from gt.wire import shared_memory
 from gt.wire.codec import Decoder, encode, join
 from gt.wire.connections import open_link
 from gt.worker.engines import PyTorchEngine
-from gt.worker.exchange.in_process import MemoryExchange
+from gt.worker.exchange.in_process import InProcessExchange
 from gt.worker.executor import Executor
 from gt.worker.failed_value import FailedValue
 from gt.worker.process import WorkerProcess
@@ -46,7 +46,7 @@ class WorkerHarness:
         self._router.bind(f"ipc://{directory}/server")
         self._worker = WorkerProcess(f"ipc://{directory}/server", "pytorch", "cpu")
         self._worker._link = open_link(f"ipc://{directory}/server", directory, 0, 0)
-        self.exchange = MemoryExchange()
+        self.exchange = InProcessExchange()
         self.executor = Executor(0, PyTorchEngine("cpu"), self.exchange, self._worker._export, owns_buffers=True)
 
     def send(self, *commands, payloads=()):
@@ -70,7 +70,7 @@ def worker(tmp_path):
 
 
 def create(ident, shape=SMALL, name="", nbytes=16):
-    return WorkerCreateTensor(ident, shape, Segment(name, nbytes), 0)
+    return WorkerCreateTensor(ident, shape, ByteRange(name, nbytes), 0)
 
 
 def run(inputs, outputs):
@@ -80,7 +80,7 @@ def run(inputs, outputs):
 @pytest.mark.parametrize(
     ("name", "nbytes"), [("gt-1-1-1-0123456789abcdef", 16), ("gt-1-1-1-0123456789abcdef", 0), ("x", 16)]
 )
-def test_a_segment_that_is_gone_is_a_failure_of_its_tensor_only(worker, name, nbytes):
+def test_a_shared_buffer_that_is_gone_is_a_failure_of_its_tensor_only(worker, name, nbytes):
     report, uploaded = worker.send(create(A, SMALL, name, nbytes), create(B), payloads=[[], [bytes(16)]])
     assert isinstance(report, OpFailed) and (report.failure.op, report.failure.origin) == ("upload", A)
     assert uploaded == Uploaded(A), "the client gets its memory back"
@@ -90,7 +90,7 @@ def test_a_segment_that_is_gone_is_a_failure_of_its_tensor_only(worker, name, nb
     ]
 
 
-def test_an_empty_segment_is_a_failure_of_its_tensor(worker, tmp_path, monkeypatch):
+def test_an_empty_shared_buffer_is_a_failure_of_its_tensor(worker, tmp_path, monkeypatch):
     monkeypatch.setattr(shared_memory, "_DIRECTORY", tmp_path)
     (tmp_path / "gt-1-1-1-0123456789abcdef").touch()
     report, _ = worker.send(create(A, SMALL, "gt-1-1-1-0123456789abcdef"))
@@ -102,32 +102,32 @@ def test_a_tensor_is_written_to_the_clients_memory(worker, tmp_path, monkeypatch
     name, data = shared_memory.create(BIG.nbytes + 8)
     content = bytes(range(256)) * (BIG.nbytes // 256)
     worker.send(create(A, BIG, nbytes=BIG.nbytes), payloads=[[content]])
-    place = Segment(name, BIG.nbytes, 8)
+    place = ByteRange(name, BIG.nbytes, 8)
     assert worker.send(WorkerFetchTensor(REQUEST, A, place=place)) == [Fetched(REQUEST, place)]
     assert bytes(data) == bytes(8) + content
 
 
-@pytest.mark.parametrize("gone", [Segment("gt-1-1-1-0123456789abcdef", BIG.nbytes), Segment("x", BIG.nbytes)])
+@pytest.mark.parametrize("gone", [ByteRange("gt-1-1-1-0123456789abcdef", BIG.nbytes), ByteRange("x", BIG.nbytes)])
 def test_bytes_travel_in_the_message_when_the_clients_memory_is_gone(worker, gone):
     content = bytes(range(256)) * (BIG.nbytes // 256)
     worker.send(create(A, BIG, nbytes=BIG.nbytes), payloads=[[content]])
-    assert worker.send(WorkerFetchTensor(REQUEST, A, place=gone)) == [Fetched(REQUEST, Segment("", BIG.nbytes))]
+    assert worker.send(WorkerFetchTensor(REQUEST, A, place=gone)) == [Fetched(REQUEST, ByteRange("", BIG.nbytes))]
     assert worker.bytes == [content]
 
 
-def test_a_tensor_that_cannot_be_read_fails_its_request_and_leaves_no_segment(worker, tmp_path, monkeypatch):
+def test_a_tensor_that_cannot_be_read_fails_its_request_and_leaves_no_shared_buffer(worker, tmp_path, monkeypatch):
     def fail(*_):
         raise MemoryError("no room on the device")
 
-    monkeypatch.setattr(shared_memory, "_DIRECTORY", tmp_path / "segments")
-    (tmp_path / "segments").mkdir()
+    monkeypatch.setattr(shared_memory, "_DIRECTORY", tmp_path / "byte_ranges")
+    (tmp_path / "byte_ranges").mkdir()
     worker.send(create(A, BIG, nbytes=BIG.nbytes), payloads=[[bytes(BIG.nbytes)]])
     monkeypatch.setattr(worker.executor.engine, "read_into", fail)
     (answer,) = worker.send(WorkerFetchTensor(REQUEST, A))
     failure = answer.failure
     assert isinstance(answer, Failed) and answer.is_own_failure
     assert (failure.op, failure.origin, failure.kind) == ("fetch", REQUEST, "MemoryError")
-    assert list((tmp_path / "segments").iterdir()) == []
+    assert list((tmp_path / "byte_ranges").iterdir()) == []
 
 
 def test_fetching_an_unknown_tensor_fails(worker):

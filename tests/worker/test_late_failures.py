@@ -25,7 +25,7 @@ def late_failures(*flags):
     """A worker that has run an exchange from id 1 to 2, then ops of other ids, all on real values."""
     tensors = {ident: torch.ones(1) for ident in range(1, 8)}
     deferred = DeferredFlags(torch.device("cpu"), Texts())
-    late = LateFailures(tensors, deferred)
+    late = LateFailures(tensors, deferred, lambda command: (command,))
     exchange = run((1,), (2,))
     commands = [run((1,), (3,)), exchange, run((2, 3), (4,)), run((4,), (5,)), run((3,), (6,))]
     late.follow(commands)

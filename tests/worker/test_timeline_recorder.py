@@ -23,7 +23,7 @@ from gt.core.meta import TensorMeta
 from gt.dispatcher.message_queue import ToClient, ToWorkers
 from gt.sharding.reshard import plan_reshard
 from gt.worker.exchange.step_parts import StepPart
-from gt.worker.timeline_recorder import Recorder
+from gt.worker.timeline_recorder import TimelineRecorder
 from tests.dispatcher_harness import REQUEST, REQUEST2, answers, harness_with, over
 from tests.records import RAN, own
 
@@ -188,7 +188,7 @@ FOREIGN = RunOp(own(1, 2), (), (), (), 0, 3)
 def recorder():
     """Its clock shows 10, 20, 30, ..."""
     ticks = itertools.count(10, 10)
-    return Recorder(lambda: next(ticks))
+    return TimelineRecorder(lambda: next(ticks))
 
 
 def run(recorder, command, part=None):

@@ -13,6 +13,7 @@ from typing import Any
 import zmq
 
 from gt.core.messages import (
+    ByteRange,
     CreateTensor,
     DefineOp,
     FreeTensors,
@@ -21,7 +22,6 @@ from gt.core.messages import (
     Refused,
     Rejected,
     RunOp,
-    Segment,
     Synchronize,
     Synchronized,
     Waiting,
@@ -61,7 +61,7 @@ class Client:
         setup: list[object] = [DefineOp(self._base + 1, multiply)]
         for place in range(2):
             whole, cut = self._base + 10 + place, self._base + 20 + place
-            setup.append(CreateTensor(whole, meta, Segment("", meta.nbytes), None, 0))
+            setup.append(CreateTensor(whole, meta, ByteRange("", meta.nbytes), None, 0))
             setup.append(Redistribute(whole, cut, layout.record(), 0))
         content = bytes(meta.nbytes)
         send(self._socket, encode(setup, [[content], [content]]))

@@ -20,7 +20,7 @@ from torch.optim.optimizer import Optimizer
 
 from gt.client import session as sessions
 from gt.client.op_schema import ArgumentKind, OpSchema
-from gt.client.optimizer_step_hooks import State, copy_of
+from gt.client.optimizer_step_hooks import OptimizerState, copy_of
 from gt.client.special_ops import SPECIAL
 from gt.client.torch_patches.dispatch_modes import UntracedMode
 from gt.core.errors import GTError
@@ -77,10 +77,10 @@ class StandIn:
         plain = [member.plain for stepper in self._steppers for member in stepper.members]
         return [tensor for tensors in plain for each in tensors.values() for tensor in each]
 
-    def commit(self) -> State:
+    def commit(self) -> OptimizerState:
         """Give the optimizer the counts that its stand-in has after the step. Returns its state before, as
         `optimizer_step_hooks.snapshot` does."""
-        before: State = {}
+        before: OptimizerState = {}
         for stepper in self._steppers:
             for member in stepper.members:
                 before.update(member.commit())
@@ -122,7 +122,7 @@ class _Member:
                 self._after[name] = value.clone()
         return self._after
 
-    def commit(self) -> State:
+    def commit(self) -> OptimizerState:
         before = {name: copy_of(value) for name, value in self._state.get(self._originals[0], {}).items()}
         with torch.no_grad():
             for name, tensors in self.plain.items():

@@ -15,7 +15,7 @@ from gt.client.compilation.optimizer_numbers import NoStandIn, StandIn
 from gt.client.compilation.random_keys import KeyPlan
 from gt.client.compilation.recorded_calls import RecordedCall, Table
 from gt.client.compilation.traced_numbers import NumberTrace
-from gt.client.optimizer_step_hooks import State, note_step, optimizer_of_step, snapshot
+from gt.client.optimizer_step_hooks import OptimizerState, note_step, optimizer_of_step, snapshot
 from gt.client.session import Session
 from gt.client.tensor import Tensor
 from gt.core.messages import BeginStep, EndStep, RunOp
@@ -185,7 +185,7 @@ class _RepeatedStep:
         self._settings = steps.settings
         self._groups: list[tuple[int, int, int]] = []
         self._stand_in: StandIn | None = None
-        self._state: State = {}
+        self._state: OptimizerState = {}
         if steps.numbers:
             self._stand_in = steps.repeated()
             kinds = steps.kinds(self._stand_in)

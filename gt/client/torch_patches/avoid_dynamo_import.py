@@ -50,5 +50,6 @@ def wrapped_function(function: Any) -> Any:
 
 def hide_from_dynamo(function: Callable[..., Any]) -> None:
     """Make dynamo run a function without tracing it, if it compiles a program that uses GT tensors."""
+    function._torchdynamo_disable = True  # type: ignore[attr-defined]
     skip = eval_frame._FrameAction.SKIP
     eval_frame.set_code_exec_strategy(function.__code__, eval_frame._FrameExecStrategy(skip, skip))

@@ -6,12 +6,15 @@ import cmath
 from collections.abc import Callable, Sequence
 from typing import NamedTuple, TypeAlias
 
+from gt.sharding.constraints import Target
 from gt.sharding.factors import OpShardingRule
 from gt.sharding.op_calls import Expansion, OpCall
-from gt.sharding.spec import ShardingSpec
+from gt.sharding.spec import DeviceMesh, ShardingSpec
+from gt.sharding.strategies import Operand, OpStrategy
 
 RuleFunction: TypeAlias = Callable[[OpCall], OpShardingRule | None]
 Expand: TypeAlias = Callable[[OpCall, Sequence[ShardingSpec]], Expansion | None]
+LayOut: TypeAlias = Callable[[OpCall, Sequence[Operand], Sequence[Target], DeviceMesh], OpStrategy | None]
 
 
 class OpEntry(NamedTuple):
@@ -22,11 +25,14 @@ class OpEntry(NamedTuple):
       moves fewer bytes than every strategy of the rule
     - `is_linear_with`: whether the op is linear with a scalar argument, so that partial values may pass: 0 * inf is not
       0, and quotients by 0 do not add up
+    - `lay_out`: the strategy of a call, chosen without a rule: for ops on lists, whose tensors are independent of each
+      other; None if the call has none
     """
 
     rule: RuleFunction
     expand: Expand | None = None
     is_linear_with: Callable[[complex], bool] = cmath.isfinite
+    lay_out: LayOut | None = None
 
 
 def for_ops(entry: OpEntry, names: str) -> dict[str, OpEntry]:

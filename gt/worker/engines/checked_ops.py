@@ -21,6 +21,7 @@ from gt.worker.engines.argument_checks import (
     compact,
     contiguous,
     dense,
+    in_range,
     length,
     no_overlap,
     same_dtype,
@@ -28,6 +29,8 @@ from gt.worker.engines.argument_checks import (
     shapes,
 )
 from gt.worker.engines.torch_private import find_schema
+
+_MOST_ELEMENTS = 1 << 48  # more than any tensor has
 
 # Ops and their checks. The name of an op stands for all its overloads and its in-place variant; a name with an overload
 # stands for that one only.
@@ -58,10 +61,17 @@ def _pool_gradient(forward: str, arguments: str, spatial: int) -> tuple[Check, .
     return (*[length(name, 1, spatial) for name in lists], as_forward_gives(forward, arguments, "grad_output"))
 
 
+def _padding(name: str) -> Check:
+    """Kernels add padding to a size without a check of overflow, and then read beyond the tensor."""
+    return in_range(name, lambda _: _MOST_ELEMENTS, lowest=-_MOST_ELEMENTS)
+
+
 def _pad_gradient(kind: str, spatial: int) -> tuple[Check, ...]:
     forward = as_forward_gives(f"aten.{kind}_pad{spatial}d.default", "self padding", "grad_output")
-    return (length("padding", 2 * spatial), forward)
+    return (_padding("padding"), length("padding", 2 * spatial), forward)
 
+
+_PADS = [(kind, spatial) for kind in ("reflection", "replication") for spatial in (1, 2, 3)]
 
 _MAX_POOL = "self kernel_size stride padding dilation ceil_mode"
 _AVG_POOL = "self kernel_size stride padding ceil_mode count_include_pad divisor_override"
@@ -150,11 +160,10 @@ CHECKS: dict[str, tuple[Check, ...]] = {
         as_forward_gives("aten.grid_sampler_3d.default", _GRID, "grad_output"),
         family.grid_has_no_nan,
     ),
-    **{
-        f"{kind}_pad{spatial}d_backward": _pad_gradient(kind, spatial)
-        for kind in ("reflection", "replication")
-        for spatial in (1, 2, 3)
-    },
+    **{f"{kind}_pad{spatial}d": (_padding("padding"),) for kind, spatial in _PADS},
+    **{f"{kind}_pad{spatial}d_backward": _pad_gradient(kind, spatial) for kind, spatial in _PADS},
+    "pad": (_padding("pad"),),
+    "_pad_enum": (_padding("pad"),),
     "unfold_backward": (family.valid_unfold_gradient,),
     "median.dim": (compact("self"),),  # of an expanded tensor torch copies the wrong memory
     "median.dim_values": (compact("self"),),

@@ -52,7 +52,7 @@ class Region(NamedTuple):
         return first, dims[::-1]
 
 
-def whole(shape: tuple[int, ...]) -> Region:
+def whole_region(shape: tuple[int, ...]) -> Region:
     return Region(shape, tuple((0, size) for size in shape))
 
 
@@ -64,13 +64,13 @@ class Distribution(NamedTuple):
     write: Callable[[torch.Tensor, torch.Tensor, torch.Tensor], object]
 
 
-def fill(key: int, region: Region | None, target: torch.Tensor, distribution: Distribution) -> torch.Tensor:
+def fill_random(key: int, region: Region | None, target: torch.Tensor, distribution: Distribution) -> torch.Tensor:
     """Write the random numbers of a region to a tensor of its size, in row-major order whatever its strides."""
-    region = region or whole(tuple(target.shape))
+    region = region or whole_region(tuple(target.shape))
     assert region.size == target.shape, f"{region} is not of the size {tuple(target.shape)}"
     if target.is_complex():
         pairs = Region((*region.shape, 2), (*region.box, (0, 2)))
-        fill(key, pairs, torch.view_as_real(target), distribution)
+        fill_random(key, pairs, torch.view_as_real(target), distribution)
         return target
     out = target if target.is_contiguous() else torch.empty(target.shape, dtype=target.dtype, device=target.device)
     flat = out.view(-1)

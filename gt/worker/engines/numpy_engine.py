@@ -22,8 +22,8 @@ from gt.worker.engines.numpy_views import (
     copy_with_strides,
     element_strides,
     empty_strided,
+    make_strided_view,
     memory_owner,
-    strided_view,
     with_strides,
 )
 
@@ -98,7 +98,7 @@ class NumPyEngine:
         kwargs = {name: self.literal(arg) for name, arg in step.kwargs.items()}
         if step.op == "aten.as_strided.default":
             size, strides, offset = args
-            return strided_view(size, strides, offset, step.strides or ())
+            return make_strided_view(size, strides, offset, step.strides or ())
         function, pick = _found(step.op, VIEWS), step.pick
         if pick is None:
             return lambda value: function(value, *args, **kwargs)

@@ -10,7 +10,7 @@ from typing import NamedTuple, TypeAlias
 import numpy as np
 import torch
 
-from gt.worker.engines.counter_rng import ROUNDS, Region, key_words, whole
+from gt.worker.engines.counter_rng import ROUNDS, Region, key_words, whole_region
 from gt.worker.engines.numpy_types import FLOAT32, INT64, Array, NumPyDType, cast
 from gt.worker.engines.numpy_views import Shape
 from gt.worker.engines.random_ops import check_by_torch, check_permutation_by_torch
@@ -24,7 +24,7 @@ class Draw(NamedTuple):
 
     def words(self, size: Shape, width: int) -> Array:
         """Signed integers of so many random bits."""
-        region = self.region or whole(tuple(size))
+        region = self.region or whole_region(tuple(size))
         assert region.size == tuple(size), f"{region} is not of the size {size}"
         index: Array = np.zeros(1, np.uint64)
         for count, (begin, end) in zip(region.shape, region.box, strict=True):
@@ -92,7 +92,7 @@ def _randint_below(draw: Draw, high: int, size: Shape, dtype: NumPyDType | None 
 
 def _randperm(draw: Draw, count: int, dtype: NumPyDType | None = None, **_: object) -> Array:
     check_permutation_by_torch(count, getattr(torch, (dtype or INT64).name))
-    ((start, stop),) = (draw.region or whole((count,))).box
+    ((start, stop),) = (draw.region or whole_region((count,))).box
     return cast(np.argsort(Draw(draw.key, None).words((count,), 64))[start:stop], dtype or INT64)
 
 

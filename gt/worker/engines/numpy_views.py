@@ -24,7 +24,7 @@ def empty_strided(shape: Shape, strides: Shape, dtype: NumPyDType) -> Array:
     return array_at(np.zeros(memory_span(shape, strides), dtype), shape, strides, 0)
 
 
-def strided_view(shape: Shape, strides: Shape, offset: int, assumed: Shape) -> Callable[[Array], Array]:
+def make_strided_view(shape: Shape, strides: Shape, offset: int, assumed: Shape) -> Callable[[Array], Array]:
     """as_strided on the storage that the client assumes: one that starts at the tensor and has strides `assumed`."""
 
     def view(array: Array) -> Array:

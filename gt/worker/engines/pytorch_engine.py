@@ -102,6 +102,7 @@ class PyTorchEngine:
         self._allowed = frozenset(name for name in registered_ops() if name.partition("::")[0] in namespaces)
         self.group: dist.ProcessGroup | None = None
         self._shortcuts: dict[tuple[str, int], Callable[..., Any]] = {}
+        self._overloads: dict[str, Callable[..., Any]] = {}  # of ops that were resolved, which are as many as torch has
 
     def memory(self) -> int:
         if self._device.type != "cuda":
@@ -117,6 +118,12 @@ class PyTorchEngine:
         return WithDefaultDtype(self._overload(op), torch.float32)
 
     def _overload(self, op: str) -> Callable[..., Any]:
+        found = self._overloads.get(op)
+        if found is None:
+            found = self._overloads[op] = self._find_overload(op)
+        return found
+
+    def _find_overload(self, op: str) -> Callable[..., Any]:
         qualified, overload = qualified_name(op)
         if (f"{qualified}.{overload}" if overload else qualified) not in self._allowed:
             raise NotImplementedError(f"{op} is not an op that this worker may run")
@@ -221,7 +228,10 @@ class PyTorchEngine:
         if value.is_conj() or value.is_neg():
             return value.resolve_conj().resolve_neg()
         if value.layout is not torch.strided:
-            raise NotImplementedError(f"a result of layout {value.layout} cannot be kept; GT holds strided tensors")
+            raise NotImplementedError(
+                f"a result of layout {value.layout} cannot be kept; GT holds strided tensors: leave it dense "
+                f"(sparse=False of an embedding), or make it of tensor.cpu()"
+            )
         return value
 
     def with_strides(self, value: torch.Tensor, stride: tuple[int, ...]) -> torch.Tensor:

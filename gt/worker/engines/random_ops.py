@@ -13,7 +13,7 @@ from typing import Any, TypeAlias
 
 import torch
 
-from gt.worker.engines.counter_rng import Distribution, Region, fill, whole
+from gt.worker.engines.counter_rng import Distribution, Region, fill_random, whole_region
 
 RandomFunction: TypeAlias = Callable[..., Any]
 Params: TypeAlias = tuple[Any, ...]
@@ -181,7 +181,7 @@ def _op(method: str, make_target: Callable[..., tuple[torch.Tensor, Params]]) ->
     def run(key: int, region: Region | None, *args: Any, generator: None = None, **kwargs: Any) -> torch.Tensor:
         target, params = make_target(*args, **kwargs)
         check_by_torch(method, target.dtype, params)
-        return fill(key, region, target, DISTRIBUTIONS[method](target.dtype, *params))
+        return fill_random(key, region, target, DISTRIBUTIONS[method](target.dtype, *params))
 
     return run
 
@@ -195,7 +195,7 @@ def _bernoulli_by(make_target: Callable[..., tuple[torch.Tensor, Params]]) -> Ra
         limits = torch.stack(p.aminmax()).cpu() if p.numel() else torch.empty(0, dtype=p.dtype)
         torch.empty(limits.shape, dtype=target.dtype).bernoulli_(limits, generator=torch.Generator())
         numbers = torch.empty(target.shape, dtype=torch.float64, device=target.device)
-        return target.copy_(fill(key, region, numbers, _uniform(torch.float64)) < p.expand(target.shape))
+        return target.copy_(fill_random(key, region, numbers, _uniform(torch.float64)) < p.expand(target.shape))
 
     return run
 
@@ -218,7 +218,7 @@ def _normal_by(
     target = torch.empty(size, dtype=dtype, device=device) if out is None else out.resize_(size)
     _check_deviations(std)
     check_by_torch("normal_", target.dtype, ())
-    return fill(key, region, target, _normal(target.dtype)).mul_(std).add_(mean)
+    return fill_random(key, region, target, _normal(target.dtype)).mul_(std).add_(mean)
 
 
 def _check_deviations(std: torch.Tensor | float) -> None:
@@ -235,7 +235,7 @@ def _native_dropout(
     if train is False:
         return input.clone(), torch.ones_like(input, dtype=torch.bool)
     check_by_torch("bernoulli_", torch.bool, (1.0 - p,))
-    mask = fill(key, region, torch.empty_like(input, dtype=torch.bool), _bernoulli(torch.bool, 1.0 - p))
+    mask = fill_random(key, region, torch.empty_like(input, dtype=torch.bool), _bernoulli(torch.bool, 1.0 - p))
     return input.mul(mask).mul_(1.0 / (1.0 - p) if p < 1 else 0.0), mask
 
 
@@ -253,8 +253,8 @@ def _randperm(
     wanted, where = (dtype, device) if out is None else (out.dtype, out.device)
     check_permutation_by_torch(count, wanted)
     bits = torch.empty(count, dtype=torch.int64, device=where)
-    fill(key, None, bits, Distribution(64, lambda words, real, out: out.copy_(words)))
-    ((start, stop),) = (region or whole((count,))).box
+    fill_random(key, None, bits, Distribution(64, lambda words, real, out: out.copy_(words)))
+    ((start, stop),) = (region or whole_region((count,))).box
     order = bits.argsort()[start:stop].to(wanted)
     return order if out is None else out.resize_(order.shape).copy_(order)
 

@@ -6,7 +6,9 @@ process in some ops.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Mapping, Sequence
+from typing import NamedTuple
 
 from gt.core.signatures import Arg, DType, MemoryFormat, TorchLayout
 from gt.worker.engines.torch_private import find_schema
@@ -20,17 +22,39 @@ _KINDS = {
 
 def check_constants(op: str, args: Sequence[Arg], kwargs: Mapping[str, Arg]) -> None:
     """Raise TypeError for an argument of a type that the schema does not allow."""
-    parameters = find_schema(op).arguments
-    given = dict(zip([parameter.name for parameter in parameters], args, strict=False)) | dict(kwargs)
-    for argument in parameters:
-        if argument.name in given:
-            _check(f"{op}: {argument.name}", str(argument.real_type), given[argument.name])
+    positional, named = _expected(op)
+    for parameter, value in zip(positional, args, strict=False):
+        if parameter is not None:
+            parameter.check(op, value)
+    for name, value in kwargs.items():
+        if name in named:
+            named[name].check(op, value)
 
 
-def _check(what: str, kind: str, value: Arg) -> None:
-    optional = kind.startswith("Optional[")
+class _Parameter(NamedTuple):
+    """A parameter that has to be checked: the record that a value must be, and whether it may be None."""
+
+    name: str
+    record: type
+    noun: str
+    is_optional: bool
+
+    def check(self, op: str, value: Arg) -> None:
+        if value is None and not self.is_optional:
+            raise TypeError(f"{op}: {self.name} must be {self.noun}, and is missing")
+        if value is not None and not isinstance(value, self.record):
+            raise TypeError(f"{op}: {self.name} must be {self.noun}, not {value!r}")
+
+
+@functools.cache
+def _expected(op: str) -> tuple[tuple[_Parameter | None, ...], dict[str, _Parameter]]:
+    """The parameters of an op in order, None for those that take any value, and by name."""
+    found = tuple(_parameter(argument.name, str(argument.real_type)) for argument in find_schema(op).arguments)
+    return found, {parameter.name: parameter for parameter in found if parameter is not None}
+
+
+def _parameter(name: str, kind: str) -> _Parameter | None:
+    is_optional = kind.startswith("Optional[")
     record, noun = _KINDS.get(kind.removeprefix("Optional[").removesuffix("]"), (object, "a tensor"))
-    if value is None and not optional and (record is not object or kind == "Tensor"):
-        raise TypeError(f"{what} must be {noun}, and is missing")
-    if value is not None and not isinstance(value, record):
-        raise TypeError(f"{what} must be {noun}, not {value!r}")
+    takes_none = is_optional or (record is object and kind != "Tensor")
+    return None if takes_none and record is object else _Parameter(name, record, noun, takes_none)

@@ -21,9 +21,9 @@ _STEP = 1 << 20  # pages are reserved in multiples of so many bytes
 _ALIGNMENT = 64
 
 
-class Memory:
-    """Memory that this process shares. `number`, its inode, is unique on this machine, unlike the descriptor, which is
-    used again."""
+class MemoryFile:
+    """A file in memory that this process shares. `number`, its inode, is unique on this machine, unlike the descriptor,
+    which is used again."""
 
     def __init__(self, nbytes: int, reserved: int = 0) -> None:
         self.nbytes = nbytes
@@ -64,14 +64,14 @@ def map_peer_memory(pid: int, mark: str, descriptor: int, number: int, nbytes: i
         os.close(opened)
 
 
-def address_of(data: memoryview) -> int:
+def memory_address(data: memoryview) -> int:
     return ctypes.addressof(ctypes.c_char.from_buffer(data))
 
 
 class Block(NamedTuple):
     """A part of a worker's memory that is used for one exchange."""
 
-    memory: Memory
+    memory: MemoryFile
     offset: int
     nbytes: int
     size: int
@@ -93,10 +93,10 @@ class Arena:
     each other and begin again at its start."""
 
     def __init__(self) -> None:
-        self._kept: Memory | None = None
+        self._kept: MemoryFile | None = None
         self._outstanding: deque[_Outstanding] = deque()
         self._outstanding_bytes = 0
-        self._unused: Memory | None = None  # memory of the last block, if it is not the kept one and was not held
+        self._unused: MemoryFile | None = None  # memory of the last block, if it is not the kept one and was not held
         self._bottom = self._top = 0  # where the oldest block of the kept memory begins, and where the newest ends
 
     def allocate(self, nbytes: int) -> Block:
@@ -110,11 +110,11 @@ class Arena:
                 break  # this worker itself has yet to finish that exchange
         offset = self._find_room(size)
         if offset is None:
-            memory, offset = Memory(size), 0
+            memory, offset = MemoryFile(size), 0
             self._unused = memory
         else:
             if self._kept is None:
-                self._kept = Memory(KEPT_BYTES)
+                self._kept = MemoryFile(KEPT_BYTES)
             memory = self._kept
         memory.reserve(offset + size)
         return Block(memory, offset, nbytes, size)

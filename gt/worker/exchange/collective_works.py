@@ -10,9 +10,16 @@ import torch
 
 from gt.core.meta import TensorMeta
 from gt.worker.engines.engine import Value
-from gt.worker.exchange.group_messages import Entry, GivenMessage, Group, GroupMessages, Message, ReceivedMessage
-from gt.worker.exchange.interface import MoveTask, Result
-from gt.worker.exchange.messages import MessageLayout, write_flag
+from gt.worker.exchange.group_messages import (
+    BoxMessage,
+    Entry,
+    GivenMessage,
+    GroupMessages,
+    MessageGroup,
+    ReceivedMessage,
+)
+from gt.worker.exchange.interface import MoveResult, MoveTask
+from gt.worker.exchange.message_layout import MessageLayout, write_flag
 from gt.worker.exchange.rendezvous import MEMBER_TIMEOUT
 from gt.worker.exchange.step_parts import StepPart, elements
 from gt.worker.failed_value import FailedValue
@@ -23,12 +30,12 @@ class GatherWork:
 
     way = "all-gather"
 
-    def __init__(self, group: Group, entries: Sequence[Entry]) -> None:
+    def __init__(self, group: MessageGroup, entries: Sequence[Entry]) -> None:
         self._messages = GroupMessages(group, entries)
         parts = [entry.task.part for entry in entries]
         self._rows = self._messages.gather(_even_layout(parts), [next(iter(part.gives.values()))[0] for part in parts])
 
-    def finish(self) -> list[Result]:
+    def finish(self) -> list[MoveResult]:
         received = self._messages.received(self._rows)
         return [self._messages.combine(place, received) for place in range(len(self._messages.entries))]
 
@@ -38,13 +45,13 @@ class AllToAllWork:
 
     way = "all-to-all"
 
-    def __init__(self, group: Group, entries: Sequence[Entry]) -> None:
+    def __init__(self, group: MessageGroup, entries: Sequence[Entry]) -> None:
         self._messages = GroupMessages(group, entries)
         parts = [entry.task.part for entry in entries]
         given = {peer: [part.gives[peer][0] for part in parts] for peer in parts[0].gives}
         self._rows = self._messages.all_to_all(_even_layout(parts), given)
 
-    def finish(self) -> list[Result]:
+    def finish(self) -> list[MoveResult]:
         received = self._messages.received(self._rows)
         return [self._messages.combine(place, received) for place in range(len(self._messages.entries))]
 
@@ -54,7 +61,7 @@ class SumWork:
 
     way = "all-reduce"
 
-    def __init__(self, group: Group, entries: Sequence[Entry]) -> None:
+    def __init__(self, group: MessageGroup, entries: Sequence[Entry]) -> None:
         self._group = group
         self._number = group.number
         self._entries = entries
@@ -77,32 +84,32 @@ class SumWork:
             start += size
         return self._group.backend.all_reduce(buffer), buffer
 
-    def finish(self) -> list[Result]:
-        found: dict[int, Result] = {}
+    def finish(self) -> list[MoveResult]:
+        found: dict[int, MoveResult] = {}
         for entries, work, buffer in self._launched:
             self._group.wait(work)
             flags = buffer[len(buffer) - len(entries) :]
             start = 0
             for flag, (position, task) in zip(flags, entries, strict=True):
-                segment = buffer[start : start + _size(task.part)]
-                found[position] = self._result(position, task, segment, flag)
-                start += len(segment)
+                flat = buffer[start : start + _size(task.part)]
+                found[position] = self._result(position, task, flat, flag)
+                start += len(flat)
         return [found[position] for position, _ in self._entries]
 
-    def _result(self, position: int, task: MoveTask, segment: torch.Tensor, flag: torch.Tensor) -> Result:
+    def _result(self, position: int, task: MoveTask, flat: torch.Tensor, flag: torch.Tensor) -> MoveResult:
         if isinstance(task.value, FailedValue):
             return task.value
         if self._group.is_set([flag], self._number, position):
             return self._group.read_failure(self._number, position)
-        return task.attempt(lambda: _from_flat(task, segment))
+        return task.attempt(lambda: _from_flat(task, flat))
 
 
-class SegmentWork:
-    """All-reduces that the group cannot do as GT does: every member reduces one segment and gives it to the others."""
+class SlicedReduceWork:
+    """All-reduces that the group cannot do as GT does: every member reduces one slice and gives it to the others."""
 
     way = "all-to-all and all-gather"
 
-    def __init__(self, group: Group, entries: Sequence[Entry]) -> None:
+    def __init__(self, group: MessageGroup, entries: Sequence[Entry]) -> None:
         self._group = group
         self._entries = entries
         count = len(group.members)
@@ -117,26 +124,26 @@ class SegmentWork:
         }
         self._rows = self._messages.all_to_all(self._layout, given)
 
-    def finish(self) -> list[Result]:
+    def finish(self) -> list[MoveResult]:
         received = self._messages.received(self._rows)
         totals = [self._reduce(place, received) for place in range(len(self._entries))]
         messages = GroupMessages(self._group, _with_values(self._entries, totals))
         gathered = messages.received(messages.gather(self._layout, [(slice(0, length),) for length in self._lengths]))
         return [self._join(messages, place, gathered) for place in range(len(self._entries))]
 
-    def _reduce(self, place: int, received: Mapping[int, Message]) -> Value | FailedValue:
+    def _reduce(self, place: int, received: Mapping[int, BoxMessage]) -> Value | FailedValue:
         failure = self._messages.failure(place, received)
         if failure is not None:
             return failure
         task = self._entries[place].task
 
         def reduce() -> Value:
-            segments = [layout.box(task.engine, buffer, place) for layout, buffer in received.values()]
-            return task.part.reduce(task.engine, segments)
+            slices = [layout.box(task.engine, buffer, place) for layout, buffer in received.values()]
+            return task.part.reduce(task.engine, slices)
 
         return task.attempt(reduce)
 
-    def _join(self, messages: GroupMessages, place: int, gathered: Mapping[int, Message]) -> Result:
+    def _join(self, messages: GroupMessages, place: int, gathered: Mapping[int, BoxMessage]) -> MoveResult:
         failure = messages.failure(place, gathered)
         if failure is not None:
             return failure
@@ -160,7 +167,7 @@ class PointToPointWork:
 
     way = "point-to-point"
 
-    def __init__(self, group: Group, entries: Sequence[Entry]) -> None:
+    def __init__(self, group: MessageGroup, entries: Sequence[Entry]) -> None:
         self._group = group
         self._messages = GroupMessages(group, entries)
         self._errors: list[Exception] = []
@@ -191,12 +198,12 @@ class PointToPointWork:
         work = self._group.backend.send(buffer, self._group.members.index(peer))
         self._group.sends.add(peer, [work], [buffer])
 
-    def finish(self) -> list[Result]:
-        messages: dict[int, Message] = {}
+    def finish(self) -> list[MoveResult]:
+        messages: dict[int, BoxMessage] = {}
         for peer, (work, buffer) in self._received.items():
             with collecting(self._errors):
-                wait(work)
-                messages[peer] = Message(taken_layout(self._parts, peer), buffer)
+                wait_for_collective(work)
+                messages[peer] = BoxMessage(taken_layout(self._parts, peer), buffer)
                 self._group.sends.confirm(peer, except_last=int(peer in self._takers))
         if self._errors:
             raise self._errors[0]
@@ -257,14 +264,14 @@ def _copy_flat(task: MoveTask, target: torch.Tensor) -> None:
     target.copy_(torch.as_tensor(_dense_flat(task)))
 
 
-def _from_flat(task: MoveTask, segment: torch.Tensor) -> Value:
+def _from_flat(task: MoveTask, flat: torch.Tensor) -> Value:
     assert task.part.after is not None
     total = task.engine.empty(task.part.after)
-    torch.as_tensor(task.engine.flat(total)).copy_(segment)
+    torch.as_tensor(task.engine.flat(total)).copy_(flat)
     return total
 
 
-def wait(work: Any) -> None:
+def wait_for_collective(work: Any) -> None:
     work.wait(MEMBER_TIMEOUT)
 
 

@@ -10,8 +10,8 @@ import torch
 from gt.worker.engines.engine import Value
 from gt.worker.exchange.group_backends import GroupBackend
 from gt.worker.exchange.in_flight import InFlightSends
-from gt.worker.exchange.interface import MoveTask, Result
-from gt.worker.exchange.messages import MessageLayout
+from gt.worker.exchange.interface import MoveResult, MoveTask
+from gt.worker.exchange.message_layout import MessageLayout
 from gt.worker.exchange.step_parts import Slices, first_failure
 from gt.worker.failed_value import FailedValue
 
@@ -30,7 +30,7 @@ class ReceivedMessage(NamedTuple):
     buffer: torch.Tensor
 
 
-class Group(Protocol):
+class MessageGroup(Protocol):
     """The members of ProcessGroup that messages need."""
 
     worker: int
@@ -52,7 +52,7 @@ class Group(Protocol):
 class GroupMessages:
     """The boxes of some tasks of one exchange, as bytes with flags."""
 
-    def __init__(self, group: Group, entries: Sequence[Entry]) -> None:
+    def __init__(self, group: MessageGroup, entries: Sequence[Entry]) -> None:
         self.group = group
         self.entries = list(entries)
         self.number = group.number
@@ -76,7 +76,7 @@ class GroupMessages:
             return None
         return message.layout.write(message.buffer, self.entries[place].task, place, slices, self.group.doubt())
 
-    def failure(self, place: int, messages: Mapping[int, Message]) -> FailedValue | None:
+    def failure(self, place: int, messages: Mapping[int, BoxMessage]) -> FailedValue | None:
         """The failure of a task: this worker's own, or that of a peer whose message has a flag."""
         position, task = self.entries[place]
         if isinstance(task.value, FailedValue):
@@ -86,7 +86,7 @@ class GroupMessages:
             return self.group.read_failure(self.number, position)
         return None
 
-    def combine(self, place: int, messages: Mapping[int, Message]) -> Result:
+    def combine(self, place: int, messages: Mapping[int, BoxMessage]) -> MoveResult:
         """The result of a task, from messages by sender."""
         task = self.entries[place].task
         part = task.part
@@ -126,17 +126,17 @@ class GroupMessages:
         rows = torch.empty_like(mine)
         return MessageRows(self.group.backend.all_to_all(rows, mine), layout, rows)
 
-    def received(self, rows: MessageRows) -> dict[int, Message]:
+    def received(self, rows: MessageRows) -> dict[int, BoxMessage]:
         """Wait for one row of bytes from each member."""
         self.group.wait(rows.work)
         size = rows.layout.nbytes
         return {
-            member: Message(rows.layout, rows.buffer[rank * size : (rank + 1) * size])
+            member: BoxMessage(rows.layout, rows.buffer[rank * size : (rank + 1) * size])
             for rank, member in enumerate(self.group.members)
         }
 
 
-class Message(NamedTuple):
+class BoxMessage(NamedTuple):
     layout: MessageLayout
     buffer: torch.Tensor
 

@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from typing import TypeAlias
 
 from gt.worker.engines.engine import Value
-from gt.worker.exchange.interface import Exchanging, MoveTask, Result, Work
+from gt.worker.exchange.interface import Exchanging, MoveResult, MoveTask, Work
 from gt.worker.exchange.step_parts import StepPart
 from gt.worker.failed_value import FailedValue
 
@@ -19,7 +19,7 @@ _Holders: TypeAlias = tuple[int, ...]
 _Yielded: TypeAlias = Sequence[MoveTask]
 
 
-class MemoryExchange:
+class InProcessExchange:
     """The transport of virtual workers. `run_interleaved` runs their exchanges, so `begin` is never called."""
 
     can_prefetch = False
@@ -66,7 +66,7 @@ def run_interleaved(computations: Mapping[int, Exchanging]) -> None:
         assert ready is not None, f"workers {sorted(waiting)} wait for each other"
         members = ready[0].part.members
         columns = zip(*[waiting.pop(member) for member in members], strict=True)
-        results = [exchange_in_memory(dict(zip(members, column, strict=True))) for column in columns]
+        results = [exchange_in_process(dict(zip(members, column, strict=True))) for column in columns]
         for member in members:
             _advance(member, computations[member], [column[member] for column in results], waiting)
 
@@ -77,7 +77,7 @@ def _have_all_come(tasks: _Yielded, waiting: Mapping[int, _Yielded]) -> bool:
 
 
 def _advance(
-    worker: int, computation: Exchanging, results: Sequence[Result] | None, waiting: dict[int, _Yielded]
+    worker: int, computation: Exchanging, results: Sequence[MoveResult] | None, waiting: dict[int, _Yielded]
 ) -> None:
     """Run a computation to its next exchange."""
     try:
@@ -86,14 +86,14 @@ def _advance(
         return
 
 
-def exchange_in_memory(tasks: Mapping[int, MoveTask]) -> dict[int, Result]:
+def exchange_in_process(tasks: Mapping[int, MoveTask]) -> dict[int, MoveResult]:
     """The results of one task of each member. No result shares memory with a value, or with another result."""
     failed = {worker: task.value for worker, task in tasks.items() if isinstance(task.value, FailedValue)}
     recipes = {task.part.recipe: task.part.holders for task in tasks.values()}
     reduced_for = Counter(holders for holders in recipes.values() if holders)
     made: dict[object, Value] = {}
     totals: dict[_Holders, Value] = {}
-    results: dict[int, Result] = {}
+    results: dict[int, MoveResult] = {}
     for worker, task in tasks.items():
         part = task.part
         failure = next((failed[peer] for peer in (worker, *part.peers) if peer in failed), None) if failed else None

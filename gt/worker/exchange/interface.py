@@ -10,7 +10,7 @@ from gt.worker.exchange.deferred_flags import DeferredFlags
 from gt.worker.exchange.step_parts import Slices, StepPart
 from gt.worker.failed_value import Fail, FailedValue
 
-Result: TypeAlias = "Value | FailedValue | None"
+MoveResult: TypeAlias = "Value | FailedValue | None"
 """A worker's part of a tensor after a step; None if the worker gets no part of it."""
 
 
@@ -41,15 +41,15 @@ def attempt(compute: Callable[[], Value], fail: Fail) -> Value | FailedValue:
         return fail("redistribute", (), error)
 
 
-Exchanging: TypeAlias = Generator[Sequence[MoveTask], Sequence[Result], Any]
+Exchanging: TypeAlias = Generator[Sequence[MoveTask], Sequence[MoveResult], Any]
 """A computation that yields the tasks of every exchange it needs, which have the same members, and is resumed with
 their results."""
 
 
 def run_exchanges(
     computation: Exchanging,
-    exchange_tasks: Callable[[Sequence[MoveTask]], Sequence[Result]],
-    results: Sequence[Result] | None = None,
+    exchange_tasks: Callable[[Sequence[MoveTask]], Sequence[MoveResult]],
+    results: Sequence[MoveResult] | None = None,
 ) -> None:
     """Run a computation to its end; `exchange_tasks` does its exchanges. `results` are those of the exchange that the
     computation waits for; None if it has not started."""
@@ -68,7 +68,7 @@ LookAhead: TypeAlias = Callable[[], None]
 class Work(Protocol):
     """An exchange that has begun."""
 
-    def finish(self) -> Sequence[Result]:
+    def finish(self) -> Sequence[MoveResult]:
         """Wait for the parts that this worker gets. Raises an error of the whole exchange, such as a lost member. Where
         a member has no value for a task, the result of that task is a FailedValue."""
 

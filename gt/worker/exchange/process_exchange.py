@@ -17,9 +17,8 @@ import torch.distributed as dist
 
 from gt.core.cpus import usable_cpus
 from gt.worker.exchange import futex
-from gt.worker.exchange.arena import Arena, Memory
-from gt.worker.exchange.channels import CHANNEL_BYTES, Peer, PeerMemory
-from gt.worker.exchange.collective_works import GatherWork, wait
+from gt.worker.exchange.arena import Arena, MemoryFile
+from gt.worker.exchange.collective_works import GatherWork, SumWork, wait_for_collective
 from gt.worker.exchange.deferred_flags import DeferredFlags
 from gt.worker.exchange.failure_texts import FailureTexts
 from gt.worker.exchange.group_backends import (
@@ -31,6 +30,7 @@ from gt.worker.exchange.group_backends import (
 )
 from gt.worker.exchange.in_flight import InFlightSends
 from gt.worker.exchange.interface import LookAhead, MoveTask, Work
+from gt.worker.exchange.member_status import STATUS_BYTES, GroupPeer, PeerMemory
 from gt.worker.exchange.process_groups import ProcessGroup, work_of
 from gt.worker.exchange.rendezvous import CONNECT_TIMEOUT, LOOPBACK, MEMBER_TIMEOUT, Rendezvous
 from gt.worker.exchange.shared_groups import SharedGroup
@@ -39,6 +39,7 @@ from gt.worker.exchange.torch_private import make_gloo_group, make_nccl_group
 
 log = logging.getLogger("gt.worker")
 AnyGroup: TypeAlias = SharedGroup | ProcessGroup
+_GOING_ON = (GatherWork, SumWork)  # works that need this worker only to begin and to finish them
 
 
 def shares_memory(device: str, transport: str) -> bool:
@@ -56,7 +57,7 @@ class ProcessExchange:
         self._transport = transport
         self.rendezvous = Rendezvous(worker, _gpu_uuid(self._device), look_ahead)
         self.groups: dict[tuple[int, ...], AnyGroup] = {}
-        self.in_flight = InFlightSends(wait)
+        self.in_flight = InFlightSends(wait_for_collective)
         self._arena = Arena()
         self._peer_memory: dict[int, PeerMemory] = {}
         self._texts = FailureTexts(self.rendezvous.require_store, worker)
@@ -81,7 +82,7 @@ class ProcessExchange:
         self._arena.close()
         self._arena = Arena()
         self._peer_memory.clear()
-        self.in_flight = InFlightSends(wait)
+        self.in_flight = InFlightSends(wait_for_collective)
         self._prefetching = None
         self.rendezvous.leave()
 
@@ -104,7 +105,7 @@ class ProcessExchange:
     def overlaps(self, tasks: Sequence[MoveTask]) -> bool:
         """Not through shared memory, where a member takes the parts of others itself."""
         group = self.groups.get(tasks[0].part.members)
-        return isinstance(group, ProcessGroup) and all(work_of(task.part) is GatherWork for task in tasks)
+        return isinstance(group, ProcessGroup) and all(work_of(task.part) in _GOING_ON for task in tasks)
 
     @property
     def can_prefetch(self) -> bool:
@@ -129,40 +130,40 @@ class ProcessExchange:
     def _make_group(self, members: tuple[int, ...]) -> AnyGroup:
         """Raises on all members where one could not be connected, so that all of them skip the same exchange."""
         store = self.rendezvous.new_attempt(members)
-        memory = self._new_channel()
+        memory = self._new_status()
         shared: SharedGroup | None = None
         try:
-            channel = f"{memory.descriptor} {memory.number}" if memory is not None else ""
-            channels = self.rendezvous.gather(store, members, "here", channel)
+            status = f"{memory.descriptor} {memory.number}" if memory is not None else ""
+            statuses = self.rendezvous.gather(store, members, "here", status)
             self.rendezvous.require_running(members)  # a member may have come and ended before the last one came
-            if memory is not None and all(channels.values()):
-                shared = self._try_shared(store, members, memory, channels)
+            if memory is not None and all(statuses.values()):
+                shared = self._try_shared(store, members, memory, statuses)
         finally:
             if memory is not None and shared is None:
                 memory.close()
         return shared or self._make_process_group(store, members)
 
-    def _new_channel(self) -> Memory | None:
-        """Memory for the channel of this worker in a new group; None if this worker does not share memory."""
+    def _new_status(self) -> MemoryFile | None:
+        """Memory for the status of this worker in a new group; None if this worker does not share memory."""
         if not shares_memory(self._device.type, self._transport):
             return None
         try:
-            return Memory(CHANNEL_BYTES, reserved=CHANNEL_BYTES)
+            return MemoryFile(STATUS_BYTES, reserved=STATUS_BYTES)
         except OSError as error:
             log.warning("worker %d has no memory to share with others: %s", self._worker, error)
             return None
 
     def _try_shared(
-        self, store: dist.Store, members: tuple[int, ...], memory: Memory, channels: dict[int, str]
+        self, store: dist.Store, members: tuple[int, ...], memory: MemoryFile, statuses: dict[int, str]
     ) -> SharedGroup | None:
         """A group that shares memory, if every member can map that of all others. All members decide alike."""
-        peers: dict[int, Peer] = {}
+        peers: dict[int, GroupPeer] = {}
         spins = len(members) <= usable_cpus()
         problem = ""
         try:
             for worker in members:
                 if worker != self._worker:
-                    peers[worker] = self._map(worker, channels[worker], spins=spins)
+                    peers[worker] = self._map(worker, statuses[worker], spins=spins)
         except (OSError, ValueError) as error:
             problem = f"worker {self._worker} cannot map the memory of worker {worker}: {error}"
         problems = self.rendezvous.gather(store, members, "mapped", problem)
@@ -171,13 +172,13 @@ class ProcessExchange:
             return None
         return SharedGroup(self._worker, members, memory, peers, self._arena, self._texts, self._ways)
 
-    def _map(self, worker: int, channel: str, *, spins: bool) -> Peer:
+    def _map(self, worker: int, status: str, *, spins: bool) -> GroupPeer:
         member = self.rendezvous.find_member(worker)
         if member is None or not member.is_here:
             raise ValueError("it is on another machine")
         memory = self._peer_memory.setdefault(worker, PeerMemory(member))
-        descriptor, number = map(int, channel.split())
-        return Peer(worker, memory, (descriptor, number), partial(self.rendezvous.is_lost, worker), spins=spins)
+        descriptor, number = map(int, status.split())
+        return GroupPeer(worker, memory, (descriptor, number), partial(self.rendezvous.is_lost, worker), spins=spins)
 
     def _make_process_group(self, store: dist.Store, members: tuple[int, ...]) -> ProcessGroup:
         try:

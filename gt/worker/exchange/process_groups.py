@@ -18,7 +18,7 @@ from gt.worker.exchange.collective_works import (
     AllToAllWork,
     GatherWork,
     PointToPointWork,
-    SegmentWork,
+    SlicedReduceWork,
     SumWork,
     collecting,
     taken_layout,
@@ -28,7 +28,7 @@ from gt.worker.exchange.failure_texts import FailureTexts
 from gt.worker.exchange.group_backends import GroupBackend
 from gt.worker.exchange.group_messages import Entry, ReceivedMessage
 from gt.worker.exchange.in_flight import InFlightSends
-from gt.worker.exchange.interface import MoveTask, Result
+from gt.worker.exchange.interface import MoveResult, MoveTask
 from gt.worker.exchange.step_parts import StepPart
 from gt.worker.failed_value import FailedValue
 
@@ -150,8 +150,8 @@ class GroupWork:
         for chosen in entries.values():
             group.count(chosen)
 
-    def finish(self) -> list[Result]:
-        results: list[Result] = [None] * self._count
+    def finish(self) -> list[MoveResult]:
+        results: list[MoveResult] = [None] * self._count
         for entries, work in self._works:
             for entry, result in zip(entries, work.finish(), strict=True):
                 results[entry.position] = result
@@ -159,15 +159,15 @@ class GroupWork:
 
 
 _WorkType: TypeAlias = (
-    type[SumWork] | type[SegmentWork] | type[GatherWork] | type[AllToAllWork] | type[PointToPointWork]
+    type[SumWork] | type[SlicedReduceWork] | type[GatherWork] | type[AllToAllWork] | type[PointToPointWork]
 )
-_IN_ORDER: tuple[_WorkType, ...] = (SumWork, SegmentWork, GatherWork, AllToAllWork, PointToPointWork)
+_IN_ORDER: tuple[_WorkType, ...] = (SumWork, SlicedReduceWork, GatherWork, AllToAllWork, PointToPointWork)
 
 
 def work_of(part: StepPart) -> _WorkType:
     """The work that does a step. All members choose the same."""
     if part.kind == "all-reduce":
-        return SumWork if part.reduction == "sum" and part.dtype in NATIVE_SUMS else SegmentWork
+        return SumWork if part.reduction == "sum" and part.dtype in NATIVE_SUMS else SlicedReduceWork
     if not part.is_even:
         return PointToPointWork
     return GatherWork if part.kind == "all-gather" else AllToAllWork

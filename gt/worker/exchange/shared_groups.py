@@ -14,10 +14,10 @@ from typing import NamedTuple, TypeVar
 
 from gt.core.meta import TensorMeta
 from gt.worker.engines.engine import Engine, Value
-from gt.worker.exchange.arena import Arena, Block, Memory
-from gt.worker.exchange.channels import SLOTS, Channel, Peer
+from gt.worker.exchange.arena import Arena, Block, MemoryFile
 from gt.worker.exchange.failure_texts import FailureTexts
-from gt.worker.exchange.interface import MoveTask, Result
+from gt.worker.exchange.interface import MoveResult, MoveTask
+from gt.worker.exchange.member_status import SLOTS, GroupPeer, MemberStatus
 from gt.worker.exchange.shared_reductions import all_reduce, large_reductions
 from gt.worker.exchange.step_parts import StepPart
 from gt.worker.failed_value import FailedValue
@@ -34,8 +34,8 @@ class SharedGroup:
         self,
         worker: int,
         members: tuple[int, ...],
-        memory: Memory,
-        peers: Mapping[int, Peer],
+        memory: MemoryFile,
+        peers: Mapping[int, GroupPeer],
         arena: Arena,
         texts: FailureTexts,
         ways: Counter[str],
@@ -43,7 +43,7 @@ class SharedGroup:
         self.worker = worker
         self.members = members
         self._memory = memory
-        self._channel = Channel(memory.data)
+        self._status = MemberStatus(memory.data)
         self._peers = peers
         self._arena = arena
         self._texts = texts
@@ -62,10 +62,10 @@ class SharedGroup:
 
     def give_up(self, error: Exception) -> None:
         self._error = error
-        self._channel.give_up()
+        self._status.give_up()
 
     def close(self) -> None:
-        self._channel.give_up()
+        self._status.give_up()
         self._memory.close()
 
     # One exchange
@@ -83,26 +83,26 @@ class SharedGroup:
     def publish(self, number: int, block: Block | None, *, has_failed: bool = False) -> None:
         if block is not None:
             self._arena.hold(block, lambda: self._is_finished(number), lambda: self._wait_for_finish(number))
-        self._channel.publish(number, block, has_failed=has_failed)
+        self._status.publish(number, block, has_failed=has_failed)
 
     def block_of(self, peer: int, number: int) -> memoryview | None:
         return self._peers[peer].block(number)
 
     def finish(self, number: int) -> None:
         """This member has taken all that it takes in an exchange."""
-        self._channel.finish(number, wakes=any(peer.waits for peer in self._peers.values()))
+        self._status.finish(number, wakes=any(peer.waits for peer in self._peers.values()))
 
     def _is_finished(self, number: int) -> bool:
         """Whether no member reads the block of an exchange any more. This member counts: it may reduce its block."""
-        return self._channel.finished >= number and all(peer.has_finished(number) for peer in self._peers.values())
+        return self._status.finished >= number and all(peer.has_finished(number) for peer in self._peers.values())
 
     def _wait_for_finish(self, number: int) -> None:
-        self._channel.waits = True
+        self._status.waits = True
         try:
             for peer in self._peers.values():
                 peer.wait_for_finish(number)
         finally:
-            self._channel.waits = False
+            self._status.waits = False
 
     # Failures
 
@@ -125,8 +125,8 @@ class SharedWork:
         if self._others:
             self._guarded(self._publish)
 
-    def finish(self) -> list[Result]:
-        results: list[Result] = [None] * len(self._tasks)
+    def finish(self) -> list[MoveResult]:
+        results: list[MoveResult] = [None] * len(self._tasks)
         if self._others:
             taken = self._guarded(self._take)
             for position, result in zip(self._others, taken, strict=True):
@@ -178,7 +178,7 @@ class SharedWork:
         place = self._others[position]
         self._tasks[place] = self._tasks[place]._replace(value=failed)
 
-    def _take(self) -> list[Result]:
+    def _take(self) -> list[MoveResult]:
         group, tasks = self._group, self._tasks_of(self._others)
         takes_from = {peer for task in tasks for peer in task.part.peers}
         try:
@@ -191,7 +191,7 @@ class SharedWork:
         layout = _layout(tuple(task.part.before_of(peer) for task in tasks))
         return _Given(self._group.block_of(peer, self._number), layout.offsets)
 
-    def _result(self, position: int, task: MoveTask, given: Mapping[int, _Given]) -> Result:
+    def _result(self, position: int, task: MoveTask, given: Mapping[int, _Given]) -> MoveResult:
         part = task.part
         if part.after is None:
             return None
@@ -211,20 +211,20 @@ class _Given(NamedTuple):
     offsets: tuple[int, ...]
 
 
-class _Layout(NamedTuple):
+class _BlockLayout(NamedTuple):
     offsets: tuple[int, ...]
     nbytes: int
 
 
 @functools.lru_cache(maxsize=4096)
-def _layout(metas: tuple[TensorMeta | None, ...]) -> _Layout:
+def _layout(metas: tuple[TensorMeta | None, ...]) -> _BlockLayout:
     """The offsets of parts in a block, after one flag for each, and the size of the block."""
     offsets, end = [], len(metas)
     for meta in metas:
         start = -(-end // _ALIGNMENT) * _ALIGNMENT
         offsets.append(start)
         end = start + (meta.nbytes if meta is not None else 0)
-    return _Layout(tuple(offsets), end)
+    return _BlockLayout(tuple(offsets), end)
 
 
 def _combine(position: int, task: MoveTask, given: Mapping[int, _Given]) -> Value:

@@ -1,6 +1,6 @@
 """All-reduces through shared memory that are too large for every member to read all of them.
 
-The flat values of several tasks follow each other as one vector. Each member reduces one segment of it, in the order of
+The flat values of several tasks follow each other as one vector. Each member reduces one slice of it, in the order of
 the members, and the others copy the result. If there are only two members, each reduces the whole vector, which touches
 fewer bytes. A long vector is reduced chunk by chunk, so that the parts of a chunk are still in the cache when the
 others read them, and so that it needs little shared memory.
@@ -16,7 +16,7 @@ from gt.core.meta import ITEM_BYTES, TensorMeta
 from gt.sharding.boxes import Interval, balanced_cuts
 from gt.worker.engines.engine import Value
 from gt.worker.exchange.arena import Block
-from gt.worker.exchange.interface import MoveTask, Result
+from gt.worker.exchange.interface import MoveResult, MoveTask
 from gt.worker.exchange.step_parts import StepPart, elements
 from gt.worker.failed_value import FailedValue
 
@@ -25,7 +25,7 @@ CHUNK_BYTES = 1 << 22
 _ALIGNMENT = 64
 
 
-class Group(Protocol):
+class ReductionGroup(Protocol):
     """The exchanges of a group: see SharedGroup."""
 
     worker: int
@@ -48,10 +48,10 @@ def large_reductions(parts: Sequence[StepPart]) -> list[int]:
     return reduced if nbytes > ONE_SHOT_BYTES else []
 
 
-def all_reduce(group: Group, tasks: Sequence[MoveTask]) -> list[Result]:
+def all_reduce(group: ReductionGroup, tasks: Sequence[MoveTask]) -> list[MoveResult]:
     """The totals of tasks; those of one dtype and reduction are one vector."""
     kinds = dict.fromkeys((task.part.dtype, task.part.reduction) for task in tasks)
-    results: list[Result] = [None] * len(tasks)
+    results: list[MoveResult] = [None] * len(tasks)
     for kind in kinds:
         chosen = [number for number, task in enumerate(tasks) if (task.part.dtype, task.part.reduction) == kind]
         reduced = _Vector(group, [tasks[number] for number in chosen]).reduce()
@@ -63,7 +63,7 @@ def all_reduce(group: Group, tasks: Sequence[MoveTask]) -> list[Result]:
 class _Vector:
     """The flat values of some tasks, one after the other. `_failed` has the failures of tasks without a result."""
 
-    def __init__(self, group: Group, tasks: Sequence[MoveTask]) -> None:
+    def __init__(self, group: ReductionGroup, tasks: Sequence[MoveTask]) -> None:
         self._group = group
         self._tasks = tasks
         self._engine = tasks[0].engine
@@ -83,7 +83,7 @@ class _Vector:
         assert meta is not None
         return task.attempt(lambda: engine.flat(engine.with_strides(task.value, meta.stride)))
 
-    def reduce(self) -> list[Result]:
+    def reduce(self) -> list[MoveResult]:
         totals = [task.attempt(lambda: _empty(task)) for task in self._tasks]
         flats = [None if isinstance(total, FailedValue) else self._engine.flat(total) for total in totals]
         length = max(1, CHUNK_BYTES // self._itemsize)
@@ -101,7 +101,7 @@ class _Vector:
             self._reduce_whole(chunk, addends, totals)
             group.finish(number)
         else:
-            self._reduce_segments(number, chunk, addends, totals)
+            self._reduce_slices(number, chunk, addends, totals)
 
     def _reduce_whole(self, chunk: Interval, addends: Sequence[Value | None], totals: Sequence[Value | None]) -> None:
         for task, own, place in self._overlaps(chunk):
@@ -111,10 +111,10 @@ class _Vector:
                 if isinstance(done, FailedValue):
                     self._failed[task] = done
 
-    def _reduce_segments(
+    def _reduce_slices(
         self, number: int, chunk: Interval, addends: Sequence[Value | None], totals: Sequence[Value | None]
     ) -> None:
-        """Reduce this member's segment of a chunk, give that, and copy the others'."""
+        """Reduce this member's slice of a chunk, give that, and copy the others'."""
         group, (start, stop) = self._group, chunk
         cuts = balanced_cuts(stop - start, (len(group.members),))
         low, high = cuts[group.members.index(group.worker)]
@@ -176,9 +176,9 @@ class _Vector:
             if total is not None:
                 total[own] = data[place]
 
-    def _reduce_into(self, data: Value, addends: Sequence[Value | None], segment: slice) -> None:
-        parts = [addend[segment] for addend in addends if addend is not None]
-        if len(parts) == len(addends) and segment.start < segment.stop:
+    def _reduce_into(self, data: Value, addends: Sequence[Value | None], place: slice) -> None:
+        parts = [addend[place] for addend in addends if addend is not None]
+        if len(parts) == len(addends) and place.start < place.stop:
             self._part.reduce_into(self._engine, parts, data)
 
     def _overlaps(self, interval: Interval) -> Iterator[tuple[int, slice, slice]]:

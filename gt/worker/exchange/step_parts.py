@@ -144,11 +144,11 @@ class StepPart:
             pieces = [piece for addend in self.addends for piece in addend if piece.peer in self.peers]
             return {piece.peer: piece.meta.nbytes for piece in pieces}
         itemsize = ITEM_BYTES[self.dtype]
-        cuts = self.segments()
+        cuts = self.reduced_slices()
         size = {peer: itemsize * (stop - start) for peer, (start, stop) in zip(self.members, cuts, strict=True)}
         return {peer: size[self.worker] + size[peer] for peer in self.peers}
 
-    def segments(self) -> Cuts:
+    def reduced_slices(self) -> Cuts:
         """Of an all-reduce: the interval of the flat part that each member reduces for the others."""
         assert self.after is not None
         return balanced_cuts(elements(self.after), (len(self.members),)) if self.members else ()
@@ -157,7 +157,7 @@ class StepPart:
     def sent(self) -> dict[int, int]:
         """The bytes that the plan counts, by receiver."""
         if self.kind == "all-reduce":
-            return self.received  # every member sends a segment and the total of its own one, as it receives them
+            return self.received  # every member sends a slice and the total of its own one, as it receives them
         return {peer: meta.nbytes for peer, (_, meta) in self.gives.items()}
 
     # Values

@@ -7,7 +7,7 @@ import torch
 from hypothesis import strategies as st
 
 from gt.worker.engines import NumPyEngine, PyTorchEngine, counter_rng
-from gt.worker.engines.counter_rng import Distribution, Region, fill
+from gt.worker.engines.counter_rng import Distribution, Region, fill_random
 
 ENGINE, REFERENCE = PyTorchEngine("cpu"), NumPyEngine()
 BITS = Distribution(64, lambda words, real, out: out.copy_(words))
@@ -20,7 +20,7 @@ def draw(op, key, *args, region=None, engine=ENGINE, **kwargs):
 
 
 def bits(key, *shape, region=None):
-    return fill(key, region, torch.empty(shape, dtype=torch.int64), BITS)
+    return fill_random(key, region, torch.empty(shape, dtype=torch.int64), BITS)
 
 
 def zeros(shape, dtype=torch.float32):

@@ -12,6 +12,7 @@ from gt.worker.engines import PyTorchEngine
 
 aten = torch.ops.aten
 FAR = 1 << 33  # an index of no mapped memory
+MOST = (1 << 63) - 1  # twice this is -2
 
 
 def full(value, *shape):
@@ -79,6 +80,13 @@ WRONG = {
     ),
     "reflection_pad1d_backward": ((ones(1, 6), ones(9, 4), [1, 1]), "grad_output has shape [1, 6]"),
     "replication_pad2d_backward": ((ones(1, 6, 6), ones(9, 4, 4), [1] * 4), "grad_output has shape [1, 6, 6]"),
+    "reflection_pad1d": ((ones(1, 2, 9), [-MOST - 1] * 2), "padding has values from -9223372036854775808"),
+    "reflection_pad3d_backward": ((ones(1, 4, 4, 4), ones(1, 4, 4, 4), [-MOST - 1] * 6), "padding has values"),
+    "replication_pad2d": ((ones(1, 9, 9), [MOST, MOST, 0, 0]), "padding has values from 0 to 9223372036854775807"),
+    "replication_pad3d.out": ((ones(1, 4, 4, 4), [MOST] * 6), {"out": ones(1, 4, 4, 4)}, "padding has values"),
+    "replication_pad1d_backward": ((ones(1, 4), ones(1, 6), [MOST, MOST]), "padding has values"),
+    "pad": ((ones(1, 2, 9, 9), [MOST, MOST, 0, 0], "replicate"), "pad has values"),
+    "_pad_enum": ((ones(1, 2, 9, 9), [MOST, MOST, 0, 0], 2), "pad has values"),
     "grid_sampler_2d_backward": (
         (ones(1, 3, 5, 5), ones(2, 3, 5, 5), ones(2, 5, 5, 2), 0, 0, False, [True, True]),
         "grad_output has shape [1, 3, 5, 5]",

@@ -218,7 +218,7 @@ CLOSE = {torch.float64: 1e-12, torch.float32: 1e-5, torch.bfloat16: 0.03}
 @pytest.mark.parametrize("dtype", CLOSE)
 @pytest.mark.parametrize("is_causal", [False, True])
 @pytest.mark.parametrize("masked", [False, True])
-def test_portable_attention_equals_the_cpus(is_causal, masked, dtype):
+def test_the_fallback_attention_equals_the_cpus(is_causal, masked, dtype):
     q, k, v = (torch.randn(2, 3, 5, 8, dtype=dtype) for _ in range(3))
     mask = None if is_causal or not masked else torch.randn(5, 5, dtype=dtype)
     out, lse = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu(q, k, v, 0.0, is_causal, attn_mask=mask)
@@ -235,7 +235,7 @@ def test_portable_attention_equals_the_cpus(is_causal, masked, dtype):
 
 
 @pytest.mark.parametrize("reverse", [False, True])
-def test_the_portable_lstm_equals_torchs(reverse):
+def test_the_fallback_lstm_equals_torchs(reverse):
     lstm = torch.nn.LSTM(4, 5, bidirectional=True)
     suffix = "_reverse" if reverse else ""
     weights = [getattr(lstm, f"{name}_l0{suffix}") for name in ("weight_ih", "weight_hh", "bias_ih", "bias_hh")]

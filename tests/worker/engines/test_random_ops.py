@@ -14,7 +14,7 @@ from gt.core.meta import TensorMeta
 from gt.core.signatures import Input, ListArg, Signature, ViewStep
 from gt.worker.bound_ops import BoundOp
 from gt.worker.engines import refused_ops
-from gt.worker.engines.counter_rng import Region, whole
+from gt.worker.engines.counter_rng import Region, whole_region
 from gt.worker.engines.numpy_random import RANDOM
 from gt.worker.engines.random_ops import COUNTER_BASED, DISTRIBUTIONS, WIDTHS
 from tests.subprocesses import ROOT
@@ -56,7 +56,7 @@ def test_a_kernel_writes_into_a_view():
 
 def test_an_op_that_is_not_counter_based_refuses_a_region():
     with pytest.raises(NotImplementedError, match=r"aten\.multinomial\.default is not counter-based"):
-        draw("aten.multinomial.default", 1, torch.ones(4), 2, region=whole((2,)))
+        draw("aten.multinomial.default", 1, torch.ones(4), 2, region=whole_region((2,)))
 
 
 def test_an_op_that_is_not_counter_based_follows_its_key():

@@ -7,7 +7,7 @@ import pytest
 
 from gt.wire.process_identity import start_mark
 from gt.worker.exchange import arena as arenas
-from gt.worker.exchange.arena import KEPT_BYTES, MAX_OUTSTANDING, Arena, Memory, map_peer_memory
+from gt.worker.exchange.arena import KEPT_BYTES, MAX_OUTSTANDING, Arena, MemoryFile, map_peer_memory
 
 HALF = KEPT_BYTES // 2
 
@@ -171,7 +171,7 @@ def own():
 
 
 def test_a_peer_sees_what_is_written(own):
-    memory = Memory(8192)
+    memory = MemoryFile(8192)
     files = open_files()
     seen = map_peer_memory(*own, memory.descriptor, memory.number, 8192)
     memory.data[5000] = 7
@@ -183,17 +183,17 @@ def test_a_peer_sees_what_is_written(own):
 
 
 def test_a_process_that_has_ended_has_no_memory(own):
-    memory = Memory(8192)
+    memory = MemoryFile(8192)
     with pytest.raises(OSError, match="has ended"):
         map_peer_memory(own[0], "another start", memory.descriptor, memory.number, 8192)
     memory.close()
 
 
 def test_memory_is_not_mistaken_for_later_memory_with_the_same_descriptor(own):
-    first = Memory(8192)
+    first = MemoryFile(8192)
     descriptor, number = first.descriptor, first.number
     first.close()
-    second = Memory(8192)
+    second = MemoryFile(8192)
     assert second.descriptor == descriptor
     with pytest.raises(FileNotFoundError, match="no longer shares"):
         map_peer_memory(*own, descriptor, number, 8192)

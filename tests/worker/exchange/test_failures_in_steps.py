@@ -11,7 +11,7 @@ import gt
 from gt.core.messages import FreeTensors, RunOp, WorkerBeginStep, WorkerCreateTensor, WorkerEndSession
 from gt.launch.in_process_channel import InProcessChannel
 from gt.worker.engines import PyTorchEngine
-from gt.worker.exchange import MemoryExchange
+from gt.worker.exchange import InProcessExchange
 from gt.worker.exchange.in_process import run_interleaved
 from gt.worker.executor import Executor
 from gt.worker.failed_value import FailedValue
@@ -94,8 +94,10 @@ def export(nbytes, is_shared, write):
     return "", data
 
 
-def run_in_memory(script, failing, position):
-    executors = [Executor(worker, FailingEngine(), MemoryExchange(), export, owns_buffers=False) for worker in (0, 1)]
+def run_in_process(script, failing, position):
+    executors = [
+        Executor(worker, FailingEngine(), InProcessExchange(), export, owns_buffers=False) for worker in (0, 1)
+    ]
     done = [0, 0]
     with PyTorchEngine().isolated():
         for workers, command, data in script.entries:
@@ -197,7 +199,7 @@ def train(batch, first, second):
 def check_positions(script, transport, failing, positions):
     has_failed = False
     for position in positions:
-        expected = run_in_memory(script, failing, position)
+        expected = run_in_process(script, failing, position)
         has_failed |= any(isinstance(value, FailedValue) for values in expected for value in values.values())
         command = script.of(failing)[position][0]
         label = f"op {command.op_id} at position {position} of worker {failing} over {transport}"
@@ -209,7 +211,7 @@ def check_positions(script, transport, failing, positions):
 @pytest.mark.parametrize("transport", PROCESS_TRANSPORTS)
 def test_without_a_failure_values_are_those_of_virtual_workers(scripts, layout, transport):
     script = scripts[layout]
-    expected = run_in_memory(script, 1, -1)
+    expected = run_in_process(script, 1, -1)
     values = [value for values in expected for value in values.values()]
     assert len(values) > 50 and not any(isinstance(value, FailedValue) for value in values)
     assert_same(script, run_in_threads(script, 2, 0, transport), expected, transport, layout)

@@ -222,7 +222,7 @@ def refuse_to_map(worker, descriptor, *, spins):
 
 def test_workers_where_one_has_no_memory_to_share_use_gloo(monkeypatch, caplog):
     with left(exchanges(2)) as pair:
-        monkeypatch.setattr(pair[0], "_new_channel", lambda: None)
+        monkeypatch.setattr(pair[0], "_new_status", lambda: None)
         both_give(pair)
         assert all(isinstance(exchange.groups[0, 1].backend, GlooGroup) for exchange in pair)
 

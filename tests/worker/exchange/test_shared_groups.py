@@ -8,7 +8,7 @@ import torch
 
 from gt.sharding.spec import DeviceMesh
 from gt.worker.exchange import arena
-from gt.worker.exchange.channels import SLOTS, MemberGone
+from gt.worker.exchange.member_status import SLOTS, MemberGone
 from gt.worker.exchange.shared_reductions import CHUNK_BYTES
 from gt.worker.failed_value import FailedValue
 from tests.dispatcher_harness import at, over

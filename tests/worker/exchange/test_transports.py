@@ -6,14 +6,14 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 import torch
 
-from gt.worker.exchange import Exchange, MemoryExchange, ProcessExchange
+from gt.worker.exchange import Exchange, InProcessExchange, ProcessExchange
 from gt.worker.exchange.in_process import run_interleaved
 from tests.dispatcher_harness import at, over
 from tests.worker.exchange.tasks import dense, task_of
 from tests.worker.exchange.transports import PROCESS_TRANSPORTS, TRANSPORTS, exchanges, left, run_over
 
 
-@pytest.mark.parametrize("exchange", [MemoryExchange(), ProcessExchange(0, "cpu")], ids=lambda e: type(e).__name__)
+@pytest.mark.parametrize("exchange", [InProcessExchange(), ProcessExchange(0, "cpu")], ids=lambda e: type(e).__name__)
 def test_a_transport_has_the_methods_of_the_interface(exchange):
     names = [name for name, _ in inspect.getmembers(Exchange) if not name.startswith("_")]
     assert len(names) == 12 and [name for name in names if not hasattr(exchange, name)] == []

@@ -7,7 +7,7 @@ import torch
 
 from gt.sharding.spec import DeviceMesh
 from gt.worker.exchange import collective_works, shared_groups
-from gt.worker.exchange.messages import MessageLayout
+from gt.worker.exchange.message_layout import MessageLayout
 from gt.worker.failed_value import FailedValue
 from tests.dispatcher_harness import over
 from tests.worker.exchange.tasks import dense, task_of

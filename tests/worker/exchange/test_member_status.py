@@ -9,23 +9,23 @@ import pytest
 
 from gt.wire.process_identity import start_mark, this_host
 from gt.worker.exchange import futex
-from gt.worker.exchange.arena import Arena, Memory
-from gt.worker.exchange.channels import CHANNEL_BYTES, SLOTS, Channel, MemberGone, Peer, PeerMemory
+from gt.worker.exchange.arena import Arena, MemoryFile
+from gt.worker.exchange.member_status import SLOTS, STATUS_BYTES, GroupPeer, MemberGone, MemberStatus, PeerMemory
 from gt.worker.exchange.rendezvous import Member
 
 ME = Member(this_host(), os.getpid(), start_mark(os.getpid()), "")
 
 
 class Pair:
-    """A member's channel, and the same as another one sees it."""
+    """A member's status, and the same as another one sees it."""
 
     def __init__(self, spins):
         self.lost = threading.Event()
         self.waiting = threading.Event()
-        self.memory = Memory(CHANNEL_BYTES)
-        self.channel = Channel(self.memory.data)
+        self.memory = MemoryFile(STATUS_BYTES)
+        self.status = MemberStatus(self.memory.data)
         self.arena = Arena()
-        self.peer = Peer(1, PeerMemory(ME), (self.memory.descriptor, self.memory.number), self.look, spins=spins)
+        self.peer = GroupPeer(1, PeerMemory(ME), (self.memory.descriptor, self.memory.number), self.look, spins=spins)
 
     def look(self):
         self.waiting.set()
@@ -35,7 +35,7 @@ class Pair:
         block = self.arena.allocate(len(text))
         block.data[:] = text
         self.arena.hold(block, lambda: False, lambda: None)
-        self.channel.publish(number, block)
+        self.status.publish(number, block)
 
 
 @pytest.fixture(params=[True, False], ids=["spins", "sleeps"])
@@ -86,12 +86,12 @@ def test_a_lost_peer_ends_a_wait_within_a_second(pair):
 
 
 def test_a_member_that_gives_up_ends_the_waits_of_others(pair):
-    assert seconds_until_raised(pair, lambda: pair.peer.block(1), pair.channel.give_up) < 1
+    assert seconds_until_raised(pair, lambda: pair.peer.block(1), pair.status.give_up) < 1
 
 
 def test_what_was_published_before_giving_up_can_be_taken(pair):
     pair.publish(1, b"last")
-    pair.channel.give_up()
+    pair.status.give_up()
     assert bytes(pair.peer.block(1)) == b"last"
     with pytest.raises(MemberGone):
         pair.peer.block(2)
@@ -103,7 +103,7 @@ def test_a_member_that_is_gone_reads_nothing_any_more(pair, end):
     if end == "lost":
         pair.lost.set()
     else:
-        pair.channel.give_up()
+        pair.status.give_up()
     pair.peer.wait_for_finish(1)
     assert pair.peer.has_finished(1)
 
@@ -121,7 +121,7 @@ def test_an_end_of_the_wait_itself_is_no_loss_of_the_peer(pair):
 
 
 def test_finished_exchanges_are_seen(pair):
-    pair.channel.finish(5, wakes=True)
+    pair.status.finish(5, wakes=True)
     assert pair.peer.has_finished(5) and not pair.peer.has_finished(6)
 
 
@@ -134,14 +134,14 @@ def test_slots_are_used_again(pair):
 
 
 def test_a_member_without_memory_gives_nothing(pair):
-    pair.channel.publish(1, None, has_failed=True)
+    pair.status.publish(1, None, has_failed=True)
     assert pair.peer.block(1) is None
 
 
 def test_a_wait_for_a_word_that_has_changed_does_not_sleep():
-    memory = Memory(CHANNEL_BYTES)
-    channel = Channel(memory.data)
+    memory = MemoryFile(STATUS_BYTES)
+    status = MemberStatus(memory.data)
     start = time.monotonic()
-    futex.wait(channel._address, 1, 30)
+    futex.wait(status._address, 1, 30)
     assert time.monotonic() - start < 10
     memory.close()

@@ -5,7 +5,7 @@ import pytest
 import torch
 
 from gt.worker.engines import NumPyEngine
-from gt.worker.exchange.messages import MessageLayout
+from gt.worker.exchange.message_layout import MessageLayout
 from tests.dispatcher_harness import over
 from tests.worker.exchange.tasks import ENGINE, FAILING, dense, task_of
 

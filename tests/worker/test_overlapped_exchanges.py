@@ -1,4 +1,4 @@
-"""Gathers over a process group are begun by their command and finished when their tensors are needed."""
+"""Exchanges over a process group are begun by their command and finished when their tensors are needed."""
 
 import threading
 
@@ -7,9 +7,12 @@ import torch
 
 from gt.core.ids import FIRST_DISPATCHER_ID, SESSION_SHIFT
 from gt.core.messages import (
+    DefineOp,
+    DefineSegment,
     FreeTensors,
     ReadStats,
     RunOp,
+    RunSegment,
     Stats,
     Synchronize,
     WorkerDefineProgram,
@@ -24,7 +27,7 @@ from gt.worker.engines import make_engine
 from gt.worker.executor import Executor
 from gt.worker.failed_value import FailedValue
 from gt.worker.failure_records import make_failure
-from tests.records import own
+from tests.records import ADD, own
 from tests.worker.exchange.transports import exchanges, left
 
 SOURCE, GATHER = own(1), own(90)
@@ -32,6 +35,9 @@ COPY = (1 << SESSION_SHIFT) + FIRST_DISPATCHER_ID + 5
 PAIR = DeviceMesh([2], ["x"], [0, 1])
 WHOLE = TensorMeta((4,), (1,), 0, "float32")
 MOVE = TensorMove(WHOLE, parse_spec("x", PAIR), parse_spec("-", PAIR))
+REDUCE, GRADIENTS = own(91), (own(2), own(3))
+SUM = TensorMove(WHOLE, parse_spec("- + x", PAIR), parse_spec("-", PAIR))
+ADDS = own(92)
 
 
 @pytest.fixture(params=["gloo", "shared"])
@@ -153,3 +159,53 @@ def test_a_member_that_has_ended_fails_the_gather_when_it_is_needed(over_gloo):
     reports = run_all([first], [gather(), Synchronize(own(80))])
     assert isinstance(first.tensors[COPY], FailedValue)
     assert [type(report).__name__ for report, _ in reports[0]] == ["OpFailed", "Synchronized"]
+
+
+# Reductions
+
+
+def with_gradients(executors):
+    """Two gradients, whose sums over the workers are 10 and 30, and a program that reduces them."""
+    connect(executors)
+    program = plan_moves([SUM, SUM]).program
+    run_all(executors, [WorkerDefineProgram(REDUCE, "redistribute", program), DefineOp(ADDS, ADD)])
+    for worker, executor in enumerate(executors):
+        for ident, value in zip(GRADIENTS, (5.0, 15.0), strict=True):
+            executor.tensors[ident] = torch.full((4,), value + worker - 0.5)
+    return RunOp(REDUCE, GRADIENTS, GRADIENTS, (), 0, 0)
+
+
+def test_a_reduction_goes_on_until_a_gradient_is_needed(over_gloo):
+    reduce = with_gradients(over_gloo)
+    run_all(over_gloo, [reduce])
+    assert all(executor._runner.overlapped and GRADIENTS[0] not in executor.tensors for executor in over_gloo)
+    run_all(over_gloo, [RunOp(ADDS, GRADIENTS, (own(60),), (), 0, 0)])
+    for executor in over_gloo:
+        assert executor.tensors[own(60)].tolist() == [40.0] * 4
+        assert executor.tensors[GRADIENTS[0]].tolist() == [10.0] * 4
+
+
+@pytest.mark.parametrize("need", [FreeTensors(GRADIENTS), WorkerEndSession(1)], ids=["free", "end of session"])
+def test_a_reduction_that_is_not_needed_leaves_nothing(over_gloo, need):
+    reduce = with_gradients(over_gloo)
+    run_all(over_gloo, [reduce, need])
+    assert not any(executor._runner.overlapped for executor in over_gloo)
+    assert all(executor.tensors.keys().isdisjoint(GRADIENTS) for executor in over_gloo)
+
+
+def test_a_segment_waits_for_the_reduction_of_its_externals(over_gloo):
+    reduce = with_gradients(over_gloo)
+    segment = DefineSegment(own(93), (ADDS, ADDS), 2, ((0, 1), (2, 0)), ((0,), (1,)), (0, 0), (0, 0), (0, 0))
+    run_all(over_gloo, [segment, reduce, RunSegment(own(93), own(70), GRADIENTS, (), (2,))])
+    for executor in over_gloo:
+        assert executor.tensors[own(71)].tolist() == [50.0] * 4
+
+
+def test_a_failed_gradient_fails_on_all_workers(over_gloo):
+    reduce = with_gradients(over_gloo)
+    failure = make_failure(1, "aten.mm.default", (), reduce, RuntimeError("no"))
+    over_gloo[1].tensors[GRADIENTS[0]] = FailedValue(failure)
+    run_all(over_gloo, [reduce, Synchronize(own(80))])
+    for executor in over_gloo:
+        assert isinstance(executor.tensors[GRADIENTS[0]], FailedValue)
+        assert executor.tensors[GRADIENTS[1]].tolist() == [30.0] * 4

@@ -13,7 +13,7 @@ from gt.dispatcher.state import State
 from gt.sharding.spec import DeviceMesh, ShardingSpec
 
 
-class OptimizerSteps:
+class StepCoordinator:
     def __init__(
         self, state: State, outgoing: MessageQueue, redistributor: Redistributor, buckets: GradientBuckets
     ) -> None:

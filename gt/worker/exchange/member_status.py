@@ -8,10 +8,10 @@ from collections.abc import Callable
 from typing import NamedTuple
 
 from gt.worker.exchange import futex
-from gt.worker.exchange.arena import KEPT_BYTES, Block, address_of, map_peer_memory
+from gt.worker.exchange.arena import KEPT_BYTES, Block, map_peer_memory, memory_address
 from gt.worker.exchange.rendezvous import MEMBER_TIMEOUT, Member
 
-CHANNEL_BYTES = 4096
+STATUS_BYTES = 4096
 SLOTS = 32  # exchanges that a member may be ahead of the others
 _SPIN_SECONDS = 30e-6  # before a member sleeps
 _FINISH_SECONDS = 0.001  # between two looks at a member that has not finished; it may miss that others wait for it
@@ -21,7 +21,7 @@ _CHECK_SECONDS = 0.05  # between two looks at the member that an exchange waits 
 # group, and whether it waits for others to finish; then a slot for each of the last exchanges.
 _PUBLISHED, _FINISHED, _GIVEN_UP, _WAITS, _FIRST_SLOT = 0, 1, 2, 3, 8
 _SLOT_WORDS = 8
-assert 8 * (_FIRST_SLOT + SLOTS * _SLOT_WORDS) <= CHANNEL_BYTES
+assert 8 * (_FIRST_SLOT + SLOTS * _SLOT_WORDS) <= STATUS_BYTES
 
 
 class MemberGone(RuntimeError):
@@ -40,12 +40,12 @@ class Published(NamedTuple):
     has_failed: int
 
 
-class Channel:
-    """The words of one member, which only that member writes."""
+class MemberStatus:
+    """The status of one member: words in shared memory, which only that member writes."""
 
     def __init__(self, data: memoryview) -> None:
         self._words = data.cast("q")
-        self._address = address_of(data)
+        self._address = memory_address(data)
 
     def publish(self, number: int, block: Block | None, *, has_failed: bool = False) -> None:
         memory = block.memory if block is not None else None
@@ -138,12 +138,12 @@ class PeerMemory:
         return data
 
 
-class Peer:
-    """Another member of a group: its memory, and its channel, given by the descriptor and the number of the channel's
-    memory. `is_lost` says whether the peer's process has ended or was given up; it may raise to end a wait."""
+class GroupPeer:
+    """Another member of a group: its memory, and its status, given by the descriptor and the number of its memory
+    file. `is_lost` says whether the peer's process has ended or was given up; it may raise to end a wait."""
 
     def __init__(
-        self, worker: int, memory: PeerMemory, channel: tuple[int, int], is_lost: Callable[[], bool], *, spins: bool
+        self, worker: int, memory: PeerMemory, status: tuple[int, int], is_lost: Callable[[], bool], *, spins: bool
     ) -> None:
         self._worker = worker
         self._memory = memory
@@ -151,19 +151,19 @@ class Peer:
         self._is_gone = False
         self._spins = spins
         member = memory.member
-        self._channel = Channel(map_peer_memory(member.pid, member.mark, *channel, CHANNEL_BYTES))
+        self._status = MemberStatus(map_peer_memory(member.pid, member.mark, *status, STATUS_BYTES))
 
     @property
     def waits(self) -> bool:
-        return self._channel.waits
+        return self._status.waits
 
     def has_finished(self, number: int) -> bool:
         """Whether the peer reads nothing any more of an exchange."""
-        return self._channel.finished >= number or self._is_gone or self._channel.has_given_up
+        return self._status.finished >= number or self._is_gone or self._status.has_given_up
 
     def wait_for_finish(self, number: int) -> None:
         with contextlib.suppress(MemberGone):
-            self._channel.wait(_FINISHED, number, spins=self._spins, check=self._check, pause=_FINISH_SECONDS)
+            self._status.wait(_FINISHED, number, spins=self._spins, check=self._check, pause=_FINISH_SECONDS)
 
     def _check(self) -> None:
         self._is_gone = self._is_gone or self._is_lost()
@@ -172,6 +172,6 @@ class Peer:
 
     def block(self, number: int) -> memoryview | None:
         """Wait for an exchange, and return the memory that the peer gives in it; None if it has failed."""
-        self._channel.wait(_PUBLISHED, number, spins=self._spins, check=self._check)
-        found = self._channel.published(number)
+        self._status.wait(_PUBLISHED, number, spins=self._spins, check=self._check)
+        found = self._status.published(number)
         return None if found.has_failed else self._memory.block(found)

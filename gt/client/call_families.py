@@ -1,0 +1,139 @@
+"""Families of calls: calls of an op that differ only in their sizes, whose results are known from an earlier one.
+
+All calls of a family have the same op, constants and dtypes, tensors of the same ranks, and empty dims and dims of one
+element in the same places. Torch has inferred the first call of a family; its dtypes and its validity are those of all.
+Their shapes and strides come from the op's rule (shape_rules.py), which is used only if it gave torch's own result for
+the first call.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple, TypeAlias
+
+import torch
+
+from gt.client.geometry import Geometry, intern_geometry
+from gt.client.op_schema import OpSchema
+from gt.client.shape_rules import Results, ShapeRule, Strided, rule_of
+from gt.client.storage import TensorRef, ViewPath, is_lazy
+from gt.client.torch_patches.op_registry import schema_of
+
+MAX_FAMILIES = 1 << 14
+
+FamilyKey: TypeAlias = tuple[Any, ...]
+
+
+class Inferred(NamedTuple):
+    """The results of a call: `container` is the type of a list or tuple of them, or None for a single tensor."""
+
+    container: type | None
+    geometries: tuple[Geometry | None, ...]
+
+
+class RuledCall(NamedTuple):
+    """The family of a call, and its results by the op's rule."""
+
+    family: FamilyKey
+    results: Results
+
+
+class _Family(NamedTuple):
+    container: type | None
+    dtypes: tuple[torch.dtype | None, ...]
+
+
+class CallFamilies:
+    """The families whose first call torch has inferred; None for one where the rule gave another result."""
+
+    def __init__(self) -> None:
+        self._families: dict[FamilyKey, _Family | None] = {}
+        self._rules: dict[OpSchema, _OpRule | None] = {}
+
+    def __len__(self) -> int:
+        return len(self._families)
+
+    def apply_rule(
+        self, op: OpSchema, args: Sequence[Any], kwargs: dict[str, Any], key: tuple[Any, ...], refs: Sequence[TensorRef]
+    ) -> RuledCall | None:
+        """The call by the rule of its op; None if the op has no rule, or the rule does not know."""
+        if op not in self._rules:
+            rule = rule_of(op.func)
+            self._rules[op] = None if rule is None else _OpRule(op, rule)
+        found = self._rules[op]
+        return None if found is None else found.apply(args, kwargs, key, refs)
+
+    def infer(self, call: RuledCall) -> Inferred | None:
+        """The results of a call, if torch has inferred one of its family before."""
+        family = self._families.get(call.family)
+        if family is None or call.results is None:
+            return None
+        dtypes = family.dtypes
+        if len(dtypes) != len(call.results):
+            if family.container is None or len(set(dtypes)) != 1:
+                return None
+            dtypes = dtypes[:1] * len(call.results)  # a list of parts, as many as the size gives
+        pairs = list(zip(call.results, dtypes, strict=True))
+        if any((result is None) != (dtype is None) for result, dtype in pairs):
+            return None
+        return Inferred(family.container, tuple([_geometry(result, dtype) for result, dtype in pairs]))
+
+    def learn(self, call: RuledCall, inferred: Inferred) -> None:
+        """Compare the rule's results of a call with those that torch has inferred."""
+        if call.family in self._families or call.results is None:
+            return
+        if len(self._families) >= MAX_FAMILIES:
+            self._families.clear()
+        dtypes = tuple(None if found is None else found.dtype for found in inferred.geometries)
+        agrees = [None if g is None else (tuple(g.shape), g.stride, g.offset) for g in inferred.geometries] == [
+            None if result is None else tuple(result) for result in call.results
+        ]
+        self._families[call.family] = _Family(inferred.container, dtypes) if agrees else None
+
+
+def _geometry(result: Strided | None, dtype: torch.dtype | None) -> Geometry | None:
+    if result is None or dtype is None:
+        return None
+    return intern_geometry(torch.Size(result.shape), result.stride, result.offset, dtype)
+
+
+class _OpRule:
+    """The rule of an op, applied to the arguments of a call."""
+
+    def __init__(self, op: OpSchema, rule: ShapeRule) -> None:
+        self._rule = rule
+        self._names = frozenset([a.name for a in schema_of(op.func).arguments if a.kwarg_only])
+
+    def apply(
+        self, args: Sequence[Any], kwargs: dict[str, Any], key: tuple[Any, ...], refs: Sequence[TensorRef]
+    ) -> RuledCall | None:
+        if not self._names.issuperset(kwargs) or any(ref.path is not None and is_lazy(ref) for ref in refs):
+            return None
+        remaining = iter(refs)
+        given = [_with_geometries(value, remaining) for value in args]
+        named = {name: _with_geometries(value, remaining) for name, value in kwargs.items()}
+        results = self._rule.apply(*given, **named)
+        return None if results is None else RuledCall(self._family(key, refs), results)
+
+    def _family(self, key: tuple[Any, ...], refs: Sequence[TensorRef]) -> FamilyKey:
+        """The key of a call, with the families of its tensors in place of their geometries."""
+        family = [None if type(part) is Geometry or type(part) is ViewPath else part for part in key]
+        constants = map(_without_sizes, family) if self._rule.takes_sizes else family
+        return (*constants, *[ref.geometry.family for ref in refs])
+
+
+def _with_geometries(value: Any, refs: Any) -> Any:
+    if isinstance(value, torch.Tensor):
+        return next(refs).geometry
+    if type(value) in (list, tuple) and value and isinstance(value[0], torch.Tensor):
+        return [_with_geometries(item, refs) for item in value]
+    return value
+
+
+def _without_sizes(part: Any) -> Any:
+    """A constant of a key without the sizes in it, except for those of no element or one."""
+    if type(part) is int:
+        return int
+    if isinstance(part, tuple) and all(type(size) is int for size in part):
+        return tuple([max(-1, min(size, 2)) for size in part])
+    return part

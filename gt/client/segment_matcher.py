@@ -1,0 +1,363 @@
+"""Finds repeated runs of ops in the batches that a program sends, and sends each as one instruction.
+
+A run of up to 64 ops that was seen before becomes a segment: it is defined once, and each repetition is a RunSegment.
+All is decided when a batch is sent, with the ops in hand: an op that is not as expected is sent as it is, and nothing
+has to be taken back. Ops are compared by op, shapes, constants, lines, scopes and the pattern of their tensors; scalars
+and random keys may differ.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from itertools import chain
+from typing import NamedTuple, TypeAlias
+
+from gt.client.segment_templates import Match, OpRun, Template, Tokens
+from gt.core.messages import MAX_SEGMENT, ForgetOps, FreeTensors, Instruction, NoteGradient, RunOp
+from gt.core.settings import HotPathSettings
+from gt.core.signatures import Signature
+
+MAX_CANDIDATES = 1 << 12  # runs that are remembered
+MAX_OF_START = 8  # remembered runs that begin with the same op
+MAX_TEMPLATES = 4  # segments of the same ops with other patterns of tensors
+MAX_DEVIATIONS = 256  # reasons and lines that are counted
+MAX_TENSORS = 1 << 11  # inputs and outputs of a segment's ops
+
+Aside: TypeAlias = FreeTensors | NoteGradient
+"""An instruction between ops that may be delayed to the end of a segment."""
+
+
+class _Codes(dict[type, int]):
+    """A number for each kind of instruction, so that batches can be searched as bytes."""
+
+    def __missing__(self, kind: type) -> int:
+        return _BARRIER
+
+
+_OP, _ASIDE, _BARRIER = range(3)
+_code_of = _Codes({RunOp: _OP, FreeTensors: _ASIDE, NoteGradient: _ASIDE}).__getitem__
+
+
+class HotPathStats(NamedTuple):
+    """`segments` are the repeated runs of ops that were defined; one was sent `hits` times, with `ops` ops in all;
+    `misses` are ops that were sent one by one. `deviations` counts, by reason and site, how often the program did not
+    go on as it had before."""
+
+    segments: int
+    hits: int
+    ops: int
+    misses: int
+    deviations: dict[tuple[str, int], int]
+
+
+class _Candidate:
+    """A run of ops that was seen `count` times, and the segments that were made of it."""
+
+    __slots__ = ("count", "templates", "tokens")
+
+    def __init__(self, tokens: Tokens) -> None:
+        self.tokens = tokens
+        self.count = 1
+        self.templates: list[Template] = []
+
+
+class _Found(NamedTuple):
+    """Ops of a run that were seen before, up to `end`: as a segment, which is new or not, or without one."""
+
+    end: int
+    match: Match | None = None
+    is_new: bool = False
+
+
+class SegmentMatcher:
+    """`new_id` gives ids to segments; `signatures` are those of the ops. Used by one thread at a time."""
+
+    def __init__(
+        self, settings: HotPathSettings, new_id: Callable[[], int], signatures: Callable[[], Mapping[int, Signature]]
+    ) -> None:
+        self._settings = settings
+        self._new_id = new_id
+        self._signatures = signatures
+        self._starts: dict[int, list[_Candidate]] = {}
+        self._candidates = 0
+        self._defined: list[int] = []
+        self._forgotten: list[int] = []
+        self._unseen: list[RunOp] = []  # the last ops that belong to no run seen before: they become one
+        self._unseen_tensors = 0
+        self._joined: set[tuple[int, ...]] = set()
+        self._is_stale = False
+        self._last: Template | None = None
+        self._expected: Template | None = None
+        self._segments = self._hits = self._ops = self._misses = 0
+        self._deviations: Counter[tuple[str, int]] = Counter()
+
+    def stats(self) -> HotPathStats:
+        return HotPathStats(self._segments, self._hits, self._ops, self._misses, dict(self._deviations))
+
+    def clear(self) -> None:
+        """Forget all segments at the next batch, because ops that they name are forgotten. Any thread may call this."""
+        self._is_stale = True
+
+    def _clear(self) -> None:
+        self._is_stale = False
+        self._starts, self._candidates = {}, 0
+        self._forgotten, self._defined = [*self._forgotten, *self._defined], []
+        self._unseen, self._unseen_tensors = [], 0
+        self._last = self._expected = None
+        self._joined.clear()
+
+    def compress(self, batch: list[Instruction], *, is_final: bool) -> tuple[list[Instruction], list[Instruction]]:
+        """The batch with its repeated runs as RunSegments, and the instructions at its end that may begin a segment
+        whose other ops are still to come: they are left for the next batch. There are none if `is_final`."""
+        if self._is_stale:
+            self._clear()
+        if not self._settings.is_on:
+            return batch, []
+        sent, rest = self._compress(batch, is_final)
+        if self._forgotten:
+            sent.append(ForgetOps(tuple(self._forgotten)))
+            self._forgotten = []
+        return sent, rest
+
+    def _compress(self, batch: list[Instruction], is_final: bool) -> tuple[list[Instruction], list[Instruction]]:
+        codes = bytes(map(_code_of, map(type, batch)))
+        if _OP not in codes:
+            return batch, []
+        sent: list[Instruction] = []
+        start = 0
+        while start < len(batch):
+            begin = codes.find(_OP, start)
+            if begin < 0:
+                break
+            sent += batch[start:begin]
+            barrier = codes.find(_BARRIER, begin)
+            end = barrier if barrier >= 0 else len(batch)
+            is_open = barrier < 0 and not is_final
+            kept = self._compress_run(batch[begin:end], codes[begin:end], sent, is_open)
+            if kept < end - begin:
+                return sent, batch[begin + kept :]
+            start = end
+        return sent + batch[start:], []
+
+    def _compress_run(
+        self, instructions: list[Instruction], codes: bytes, sent: list[Instruction], is_open: bool
+    ) -> int:
+        """Compress RunOps with others beside them. `is_open`: more of them may follow. Returns the number of the first
+        instruction that is left for the next batch."""
+        ops: list[RunOp] = instructions  # type: ignore[assignment]
+        asides: list[tuple[int, Aside]] = []  # each with the number of ops before it
+        if _ASIDE in codes:
+            ops, number = [], codes.find(_ASIDE)
+            begin = 0
+            while number >= 0:
+                ops += instructions[begin:number]  # type: ignore[arg-type]
+                asides.append((len(ops), instructions[number]))  # type: ignore[arg-type]
+                begin, number = number + 1, codes.find(_ASIDE, number + 1)
+            ops += instructions[begin:]  # type: ignore[arg-type]
+        found, kept = self._find(OpRun(ops), asides, is_open)
+        asides = [aside for aside in asides if aside[0] <= kept]
+        self._send(ops[:kept], found, asides, sent)
+        return kept + len(asides) if kept < len(ops) else len(codes)
+
+    # Finding
+
+    def _find(self, run: OpRun, asides: Sequence[tuple[int, Aside]], is_open: bool) -> tuple[list[_Found], int]:
+        """The segments in a run, and the number of ops to send now."""
+        notes = [(place, aside) for place, aside in asides if type(aside) is NoteGradient]
+        starts, count = self._starts, len(run.ops)
+        segments: list[_Found] = []
+        position = 0
+        while position < count:
+            candidates = starts.get(run.op_ids[position])
+            found = self._find_at(run, position, candidates, notes) if candidates is not None else None
+            if found is None:
+                if is_open and candidates is not None and self._may_go_on(run, position, candidates):
+                    return segments, position
+                self._misses += 1
+                self._expect(None, run, position)
+                self._add_unseen(run.ops[position])
+                position += 1
+                continue
+            if found.match is not None:
+                self._join(run, segments, position, found.end)
+                segments.append(found)
+            self._end_unseen()
+            if found.match is not None:
+                self._expect(found.match.template, run, position)
+                self._hits += 1
+                self._ops += found.end - position
+            else:
+                self._expect(None, run, position)
+                self._misses += found.end - position
+            position = found.end
+        if not is_open:
+            if segments:
+                self._join(run, segments, count, count)
+            self._end_unseen()
+        return segments, count
+
+    def _find_at(
+        self, run: OpRun, start: int, candidates: list[_Candidate], notes: Sequence[tuple[int, NoteGradient]]
+    ) -> _Found | None:
+        """The longest run seen before that begins at `start`. Hot path."""
+        for candidate in candidates:
+            if candidate.tokens.match(run, start):
+                return self._repeat(run, start, candidate, notes)
+        return None
+
+    def _repeat(
+        self, run: OpRun, start: int, candidate: _Candidate, notes: Sequence[tuple[int, NoteGradient]]
+    ) -> _Found:
+        """A candidate is repeated: as one of its segments, as a new one, or, if it may not be one yet, without."""
+        end = start + candidate.tokens.count
+        for template in candidate.templates:
+            match = template.match(run, start)
+            if match is not None and not (notes and _is_noted(match, notes)):
+                return _Found(end, match)
+        candidate.count += 1
+        if candidate.count < self._settings.repetitions or len(candidate.templates) >= MAX_TEMPLATES:
+            return _Found(end)
+        signatures = self._signatures()
+        if not signatures.keys() >= set(candidate.tokens.op_ids):
+            return _Found(end)  # ops that are about to be forgotten
+        template = Template(self._new_id(), candidate.tokens, run.ops[start:end], signatures)
+        match = template.match(run, start)
+        if match is None or (notes and _is_noted(match, notes)):
+            return _Found(end)
+        candidate.templates.append(template)
+        self._defined.append(template.definition.segment_id)
+        self._segments += 1
+        return _Found(end, match, is_new=True)
+
+    def _may_go_on(self, run: OpRun, start: int, candidates: list[_Candidate]) -> bool:
+        """Whether the ops from `start` on are the beginning of a run seen before."""
+        return any(candidate.tokens.match_beginning(run, start) for candidate in candidates)
+
+    def _expect(self, found: Template | None, run: OpRun, position: int) -> None:
+        """Note the segment that was found, or None, and count a deviation if another one was expected."""
+        if self._expected is not None and self._expected is not found:
+            place, reason = self._expected.tokens.first_difference(run, position)
+            key = (reason, run.sites[place])
+            if key in self._deviations or len(self._deviations) < MAX_DEVIATIONS:
+                self._deviations[key] += 1
+        if self._last is not None and found is not None:
+            self._last.successor = found
+        self._last, self._expected = found, found.successor if found is not None else None
+
+    # Candidates
+
+    def _join(self, run: OpRun, segments: list[_Found], start: int, end: int) -> None:
+        """Ops from `start` to `end` were seen before, and follow a segment or ops that were not. If all of them are
+        short enough, remember them as one run. Segments are short where a program was interrupted in its first steps,
+        which had to define their ops; in later steps they follow each other."""
+        begin = segments[-1].match.start if segments and segments[-1].match is not None else 0
+        unseen = start - (segments[-1].end if segments else 0)
+        if segments and end - begin > MAX_SEGMENT:
+            begin = segments[-1].end
+        joined = tuple(run.op_ids[begin:end])
+        if begin == start or not self._settings.shortest <= end - begin <= MAX_SEGMENT:
+            return
+        if joined in self._joined or unseen > len(self._unseen):
+            return
+        if sum(map(len, run.inputs[begin:end])) < MAX_TENSORS:
+            self._joined.add(joined)
+            self._add_candidate(Tokens(run, begin, end))
+
+    def _add_unseen(self, op: RunOp) -> None:
+        self._unseen.append(op)
+        self._unseen_tensors += len(op.inputs) + len(op.outputs)
+        if len(self._unseen) >= MAX_SEGMENT or self._unseen_tensors >= MAX_TENSORS:
+            self._end_unseen()
+
+    def _end_unseen(self) -> None:
+        """Remember the ops that belong to no run seen before as one."""
+        if not self._unseen:
+            return
+        ops, self._unseen, self._unseen_tensors = self._unseen, [], 0
+        if len(ops) < self._settings.shortest or any(not op.outputs for op in ops):
+            return
+        self._add_candidate(Tokens(OpRun(ops), 0, len(ops)))
+
+    def _add_candidate(self, tokens: Tokens) -> None:
+        if self._candidates >= MAX_CANDIDATES or len(self._defined) >= MAX_CANDIDATES:
+            self._clear()
+        candidates = self._starts.setdefault(tokens.op_ids[0], [])
+        if len(candidates) >= MAX_OF_START:
+            candidates.remove(min(candidates, key=lambda candidate: candidate.count))
+        candidates.append(_Candidate(tokens))
+        candidates.sort(key=lambda candidate: -candidate.tokens.count)  # the longest first
+        self._candidates += 1
+
+    # Sending
+
+    def _send(
+        self, ops: list[RunOp], found: list[_Found], asides: list[tuple[int, Aside]], sent: list[Instruction]
+    ) -> None:
+        """Add the instructions of a run to `sent`: its segments, the ops between them, and those beside them, which are
+        sent after the segment in which they are."""
+        dead, freed = _dead_ids(ops, found, asides) if asides else ([set[int]()] * len(found), set[int]())
+        position, later = 0, iter([*asides, (len(ops) + 1, None)])
+        place, aside = next(later)
+        for number, segment in enumerate([*found, None]):
+            start = segment.match.start if segment is not None and segment.match is not None else len(ops)
+            while place <= start and aside is not None:
+                sent += ops[position:place]
+                position = max(position, place)
+                _add_aside(aside, freed, sent)
+                place, aside = next(later)
+            sent += ops[position:start]
+            if segment is None or segment.match is None:
+                break
+            if segment.is_new:
+                sent.append(segment.match.template.definition)
+            sent.append(segment.match.instruction(dead[number]))
+            position = segment.end
+            while place < position and aside is not None:
+                _add_aside(aside, freed, sent)
+                place, aside = next(later)
+
+
+def _dead_ids(
+    ops: list[RunOp], found: list[_Found], asides: list[tuple[int, Aside]]
+) -> tuple[list[set[int]], set[int]]:
+    """For each segment, the freed ids whose last use is in it; and the other freed ids. Hot path."""
+    frees = [aside.ids for _, aside in asides if type(aside) is FreeTensors]
+    freed = set(chain.from_iterable(frees))
+    notes = [(aside.gradient, aside.parameter) for _, aside in asides if type(aside) is NoteGradient]
+    others = freed.intersection(chain.from_iterable(notes))
+    freed -= others
+    dead: list[set[int]] = []
+    end = len(ops)
+    for segment in reversed(found):  # the first segment from the end that names an id is the last to use it
+        match = segment.match
+        assert match is not None
+        if segment.end < end:
+            after = freed.intersection(chain.from_iterable([op.inputs for op in ops[segment.end : end]]))
+            freed -= after
+            others |= after
+        dead.append(freed.intersection(chain(match.externals, match.outputs)))
+        freed -= dead[-1]
+        end = match.start
+    dead.reverse()
+    return dead, others | freed
+
+
+def _add_aside(aside: Aside, freed: set[int], sent: list[Instruction]) -> None:
+    if type(aside) is not FreeTensors:
+        sent.append(aside)
+        return
+    ids = aside.ids if freed.issuperset(aside.ids) else tuple([ident for ident in aside.ids if ident in freed])
+    if ids:
+        sent.append(aside if ids is aside.ids else FreeTensors(ids))
+
+
+def _is_noted(match: Match, notes: Sequence[tuple[int, NoteGradient]]) -> bool:
+    """Whether a gradient or parameter that is noted within a segment is overwritten by it: a note that was delayed to
+    its end would name a tensor that is gone."""
+    ids = (*match.externals, *match.outputs)
+    overwritten = {ids[slot] for slot in match.template.overwrites}
+    return any(
+        match.start < place < match.end and not overwritten.isdisjoint((note.gradient, note.parameter))
+        for place, note in notes
+    )

@@ -1,0 +1,71 @@
+"""Replaces the choice between the implementations of an optimizer, and the lists of the one on lists, for parameters on
+GT.
+
+Torch's optimizers update plain CPU parameters one by one, with about 12 ops for each. Their other implementation, on
+lists of tensors, takes the same 12 ops for all of them together. Here the lists are buckets, and the intermediate
+results of one bucket at a time are in memory.
+"""
+
+from __future__ import annotations
+
+import functools
+import sys
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+from torch.optim import Optimizer
+
+# Optimizers whose two implementations round in the same way: every element has the same bits. Those of ASGD, NAdam and
+# RAdam do not, nor does Adamax with a tensor as learning rate.
+SAME_BITS = ("adadelta", "adagrad", "adam", "rmsprop", "rprop", "sgd")
+_DTYPES = (torch.float32, torch.float64)  # in which they do; in half precision they round at other points
+_NAME = "_default_to_fused_or_foreach"
+BUCKET_BYTES = 4 << 20  # of parameters, whole; those of gradients are as large
+
+
+def patch_optimizer_defaults(handle: type[torch.Tensor]) -> None:
+    """Let optimizers whose parameters are all on GT use the implementation on lists, unless the user chose one."""
+    for name in SAME_BITS:
+        module = sys.modules[f"torch.optim.{name}"]
+        setattr(module, _NAME, _preferring_lists(getattr(module, _NAME), handle))
+    group: Any = _in_buckets(Optimizer._group_tensors_by_device_and_dtype, handle)
+    Optimizer._group_tensors_by_device_and_dtype = staticmethod(group)  # type: ignore[method-assign]
+
+
+def _preferring_lists(choose: Callable[..., tuple[bool, bool]], handle: type[torch.Tensor]) -> Callable[..., Any]:
+    @functools.wraps(choose)
+    def choose_implementation(
+        params: list[torch.Tensor], differentiable: bool, use_fused: bool = False
+    ) -> tuple[bool, bool]:
+        fused, lists = choose(params, differentiable, use_fused)
+        if not (fused or lists or differentiable) and params:
+            lists = all(type(each) is handle and each.dtype in _DTYPES for each in params)
+        return fused, lists
+
+    return choose_implementation
+
+
+def _in_buckets(group: Callable[..., dict[Any, Any]], handle: type[torch.Tensor]) -> Callable[..., Any]:
+    @functools.wraps(group)
+    def group_in_buckets(tensorlistlist: list[list[Any]], with_indices: bool = False) -> dict[Any, Any]:
+        """The keys of torch's groups are pairs, whose second part nobody reads."""
+        groups = group(tensorlistlist, with_indices)
+        if not tensorlistlist[0] or type(tensorlistlist[0][0]) is not handle:
+            return groups
+        return {
+            (device, (dtype, bucket.start)): ([each[bucket] for each in lists], indices[bucket])
+            for (device, dtype), (lists, indices) in groups.items()
+            for bucket in _buckets(lists[0])
+        }
+
+    return group_in_buckets
+
+
+def _buckets(tensors: list[torch.Tensor]) -> Iterator[slice]:
+    start = size = 0
+    for number, tensor in enumerate(tensors, 1):
+        size += tensor.nbytes
+        if size >= BUCKET_BYTES or number == len(tensors):
+            yield slice(start, number)
+            start, size = number, 0

@@ -1,0 +1,300 @@
+"""Runs of segments: parts that workers replay, and the ops between them, planned one by one.
+
+A segment first runs as the instructions that it stands for. The layouts and plans seen then tell which of its ops are
+local: on the same workers, with known plans that move and exchange nothing. Consecutive local ops become a part. Later
+runs with the same layouts send one command for each part. Wherever the state is not as it was, the ops of a part are
+planned one by one, which is always right.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Generator, Iterable, Iterator, Sequence
+from typing import NamedTuple, TypeAlias
+
+from gt.core.ids import FIRST_DISPATCHER_ID, SESSION_SHIFT
+from gt.core.messages import DefineSegment, ForgetOps, FreeTensors, Instruction, RunOp, RunSegment
+from gt.core.segments import SegmentBody, SegmentOp
+from gt.dispatcher.errors import IdInUse, InvalidInstruction, UnknownId
+from gt.dispatcher.message_queue import MessageQueue, ToWorkers
+from gt.dispatcher.op_definitions import CachedPlan, InputLayout, plan_key
+from gt.dispatcher.plan_cache import PlanCache
+from gt.dispatcher.segment_parts import PlannedOp, find_parts, make_part, variant_of
+from gt.dispatcher.segment_records import (
+    PartVariant,
+    SegmentKey,
+    SegmentPart,
+    SegmentRecord,
+    SegmentSplit,
+    SplitVariant,
+)
+from gt.dispatcher.session_records import Buffer, SessionRecord
+from gt.dispatcher.state import State
+from gt.dispatcher.tensor_records import TensorRecord
+from gt.sharding.rules import is_linear_with
+from gt.sharding.spec import ShardingSpec
+
+MAX_SPLITS = 8  # of a segment, for different layouts
+MAX_VARIANTS = 16  # of a split, for different dead slots
+MAX_SEGMENTS = 1 << 13  # of a session
+
+
+class RunPart(NamedTuple):
+    """Replay a part of a client's segment, `body`, in a `run` of it: an instruction of the dispatcher to itself."""
+
+    part: SegmentPart
+    variant: PartVariant
+    body: SegmentBody
+    run: RunSegment
+
+    def instructions(self) -> list[RunOp]:
+        """The instructions of the client for which it stands."""
+        return list(self.body.expand_range(self.run, self.part.start, self.part.end, {}))  # type: ignore[arg-type]
+
+
+Single: TypeAlias = Instruction | RunPart
+"""An instruction that is carried out in a transaction of its own."""
+
+
+class Segments:
+    def __init__(self, state: State, outgoing: MessageQueue, plan_cache: PlanCache) -> None:
+        self._state = state
+        self._outgoing = outgoing
+        self._plan_cache = plan_cache
+
+    # Definitions
+
+    def define(self, session: SessionRecord, definition: DefineSegment, _: Buffer | None) -> None:
+        if definition.segment_id in session.segments or definition.segment_id in session.ops:
+            raise IdInUse("segment", definition.segment_id)
+        if len(session.segments) >= MAX_SEGMENTS:
+            raise InvalidInstruction(f"a session has at most {MAX_SEGMENTS} segments")
+        body = _checked_body(session, definition)
+        nbytes = sum(session.ops[op.op_id].nbytes for op in body.ops)
+        self._state.define_segment(session, SegmentRecord(definition.segment_id, body, nbytes))
+
+    def forget(self, session: SessionRecord, segment_ids: Iterable[int]) -> None:
+        """Forget segments, here and on the workers."""
+        self._forget_on_workers(self._state.forget_segments(session, segment_ids))
+
+    def forget_parts(self, session: SessionRecord) -> None:
+        """Forget how all segments of a session are split."""
+        self._forget_on_workers(self._state.forget_splits(session, list(session.segments)))
+
+    def _forget_on_workers(self, parts: Sequence[int]) -> None:
+        if parts and self._state.workers:
+            self._outgoing.command(tuple(self._state.workers), ForgetOps(tuple(parts)))
+
+    # Runs
+
+    def expanded(self, session: SessionRecord, batch: Sequence[Instruction]) -> Iterator[Single]:
+        """The instructions of a batch, where a RunSegment is replaced by its parts and ops. Each must be carried out
+        before the next one is taken, because that depends on the state. An invalid RunSegment is left as it is."""
+        for instruction in batch:
+            segment = session.segments.get(instruction.segment_id) if type(instruction) is RunSegment else None
+            if segment is None or not _fits(session, segment.body, instruction):  # type: ignore[arg-type]
+                yield instruction
+            else:
+                yield from self._run(session, segment, instruction)  # type: ignore[arg-type]
+
+    def refuse(self, session: SessionRecord, run: RunSegment, _: Buffer | None) -> None:
+        """Raise an error for a RunSegment that is invalid."""
+        if run.segment_id not in session.segments:
+            raise UnknownId("segment", run.segment_id)
+        raise InvalidInstruction(f"a run of segment {run.segment_id} does not fit its definition")
+
+    def _run(self, session: SessionRecord, segment: SegmentRecord, run: RunSegment) -> Iterator[Single]:
+        body = segment.body
+        key = self._layouts(run.externals)
+        split = segment.splits.get(key) if key is not None else None
+        if split is not None:
+            yield from self._run_split(session, body, split, run)
+            return
+        planned = yield from self._run_singly(session, body, run)
+        if key is not None and planned is not None:
+            self._split(session, segment, key, planned)
+
+    def _run_split(
+        self, session: SessionRecord, body: SegmentBody, split: SegmentSplit, run: RunSegment
+    ) -> Iterator[Single]:
+        position = 0
+        variants, all_frees, other_frees = _variants(body, split, run.dead)
+        for part, variant in zip(split.parts, variants, strict=True):
+            if position < part.start:
+                yield from body.expand_range(run, position, part.start, other_frees)
+            position = part.end
+            if not self._can_replay(session, part, variant, body, run):
+                yield from body.expand_range(run, part.start, part.end, all_frees)
+                continue
+            yield RunPart(part, variant, body, run)
+            if other_frees:
+                left = [slot for place in range(part.start, part.end) for slot in other_frees.get(place, ())]
+                if left:
+                    yield FreeTensors(tuple([body.id(run, slot) for slot in left]))
+        yield from body.expand_range(run, position, len(body.ops), other_frees)
+
+    def _run_singly(
+        self, session: SessionRecord, body: SegmentBody, run: RunSegment
+    ) -> Generator[Single, None, list[PlannedOp] | None]:
+        """Run the ops one by one; returns how each was planned, or None if one of them gave no value."""
+        planned: list[PlannedOp] | None = []
+        ops = iter(body.ops)
+        for command in body.expand(run):
+            if type(command) is not RunOp:
+                yield command
+                continue
+            op, layouts = next(ops), self._layouts(command.inputs)
+            yield command
+            results = [self._state.tensors.get(ident) for ident in command.outputs]
+            if planned is None or layouts is None or any(result is None for result in results):
+                planned = None
+            else:
+                planned.append(self._planned(session, op, layouts, results))  # type: ignore[arg-type]
+        return planned
+
+    def _layouts(self, idents: Sequence[int]) -> SegmentKey | None:
+        """The layouts of tensors, with those of their copies; None if one of them has no value."""
+        tensors = self._state.tensors
+        try:
+            specs = [tensors[ident].spec for ident in idents]
+        except KeyError:
+            return None
+        return self._plan_cache.with_copies(specs, idents) if self._state.copies else tuple(specs)
+
+    def _can_replay(
+        self,
+        session: SessionRecord,
+        part: SegmentPart,
+        variant: PartVariant,
+        body: SegmentBody,
+        run: RunSegment,
+    ) -> bool:
+        """Whether planning the ops one by one would give the same commands."""
+        state, scalars = self._state, run.scalars
+        externals = [body.id(run, slot) for slot in part.externals]
+        if session.halted is not None or self._layouts(externals) != part.layouts:
+            return False
+        gradients = state.gradients.keys() & externals if state.gradients else ()
+        if gradients:
+            written = {body.id(run, old) for old, _ in part.written}
+            if any(ident in written or state.is_waiting(ident) for ident in gradients):
+                return False
+        if part.linear and not all(is_linear_with(op, scalars[first:end]) for op, first, end in part.linear):
+            return False
+        new = [body.id(run, slot) for slot, _ in variant.results]
+        return all(ident not in table for table in (state.tensors, state.missing, state.may_resize) for ident in new)
+
+    def run_part(self, session: SessionRecord, running: RunPart, _: Buffer | None) -> None:
+        """Send a part to its workers, and change the state as its ops would. Hot path."""
+        part, variant, body, run = running
+        state, scalars = self._state, run.scalars
+        if part.placed:
+            state.mark_placed([body.id(run, slot) for slot in part.placed])
+        sources = [
+            body.id(run, slot) if spec is None else self._copy(body.id(run, slot), spec) for slot, spec in part.sources
+        ]
+        results = [(body.id(run, slot), record) for slot, record in variant.results]
+        written = [body.id(run, old) for old, _ in part.written]
+        if written:
+            placed = {body.id(run, new): state.tensors[body.id(run, old)].placed for old, new in part.written}
+            results = [(ident, _with_placed(record, placed.get(ident, record.placed))) for ident, record in results]
+        copies = state.apply_segment(written, [body.id(run, slot) for slot in variant.freed], results)
+        own = scalars if part.body.scalar_count == len(scalars) else scalars[part.first_scalar : part.end_scalar]
+        command = RunSegment(part.part_id, run.first, tuple(sources), own, variant.dead)
+        self._outgoing.queued.append(ToWorkers(part.workers, command))
+        if copies:
+            self._outgoing.free(copies)
+
+    def _copy(self, ident: int, spec: ShardingSpec) -> int:
+        copy = self._state.use_copy(ident, spec)
+        assert copy is not None, "the layouts of a part's externals include those of their copies"
+        return copy
+
+    # Splits
+
+    def _planned(
+        self, session: SessionRecord, op: SegmentOp, layouts: tuple[InputLayout, ...], results: Sequence[TensorRecord]
+    ) -> PlannedOp:
+        signature = session.ops[op.op_id].signature
+        policy = self._state.policy(session, op.scope)
+        places = policy is not None and policy.places
+        cached = self._plan(session, op, layouts)
+        return PlannedOp(op, signature.op, signature.writes, layouts, tuple(results), cached, places)
+
+    def _plan(self, session: SessionRecord, op: SegmentOp, layouts: tuple[InputLayout, ...]) -> CachedPlan | None:
+        """The plan of an op for inputs of these layouts; None if it depends on more: on the load of the workers, or on
+        inputs that the op also writes to."""
+        record = session.ops[op.op_id]
+        if record.aliased_inputs(op.inputs):
+            return None
+        policy = self._state.policy(session, op.scope)
+        key = plan_key(policy, layouts)
+        if key:
+            return record.plans.get(key)
+        is_fixed = record.layout is not None or len(self._state.workers) == 1
+        return next(iter(record.plans.values())) if is_fixed and len(record.plans) == 1 else None
+
+    def _split(
+        self, session: SessionRecord, segment: SegmentRecord, key: SegmentKey, planned: Sequence[PlannedOp]
+    ) -> None:
+        """Split a segment into parts, and define these on their workers. Between two instructions: committed here."""
+        if len(segment.splits) >= MAX_SPLITS:
+            self._forget_on_workers(self._state.forget_splits(session, [segment.segment_id]))
+        parts: list[SegmentPart] = []
+        for place in find_parts(planned):
+            part, definition = make_part(segment.body, planned, place, self._state.new_id(session))
+            self._outgoing.command(part.workers, definition)
+            parts.append(part)
+        self._state.add_split(session, segment, key, SegmentSplit(tuple(parts)))
+        self._state.commit()
+
+
+def _variants(body: SegmentBody, split: SegmentSplit, dead: tuple[int, ...]) -> SplitVariant:
+    """The consequences of the dead slots of a run."""
+    found = split.variants.get(dead)
+    if found is None:
+        if len(split.variants) >= MAX_VARIANTS:
+            split.variants.clear()
+        frees = body.last_uses(dead)
+        last_use = {slot: position for position, slots in frees.items() for slot in slots}
+        parts = tuple(variant_of(part, last_use) for part in split.parts)
+        left = [slot for slot in dead if not any(slot in part.gone for part in parts)]
+        found = split.variants[dead] = SplitVariant(parts, frees, body.last_uses(left))
+    return found
+
+
+def _with_placed(record: TensorRecord, placed: bool) -> TensorRecord:
+    return record if record.placed == placed else record._replace(placed=placed)
+
+
+def _fits(session: SessionRecord, body: SegmentBody, run: RunSegment) -> bool:
+    """Whether the numbers of a run's tensors and scalars fit, all its ids are different and its dead slots exist."""
+    end = (session.ident << SESSION_SHIFT) + FIRST_DISPATCHER_ID
+    externals = run.externals
+    return (
+        len(externals) == body.external_count
+        and len(run.scalars) == body.scalar_count
+        and len(set(externals)) == len(externals)
+        and run.first + body.offsets[-1] < end
+        and (not run.dead or max(run.dead) < body.external_count + len(body.offsets))
+        and len(set(run.dead)) == len(run.dead)
+    )
+
+
+def _checked_body(session: SessionRecord, definition: DefineSegment) -> SegmentBody:
+    """The body of a segment. Raises InvalidInstruction if an op is not known, or the slots do not fit."""
+    lengths = {len(definition.op_ids), len(definition.inputs), len(definition.outputs), len(definition.scalars)}
+    if len({*lengths, len(definition.scopes), len(definition.sites)}) != 1 or not definition.op_ids:
+        raise InvalidInstruction("a segment has one entry for each op, and at least one op")
+    body = SegmentBody.of(definition)
+    if list(body.offsets) != sorted(set(body.offsets)):
+        raise InvalidInstruction("the ids of a segment's outputs do not increase")
+    gone: set[int] = set()
+    for op in body.ops:
+        record = session.op(op.op_id)
+        if len(op.inputs) != record.input_count or len(op.outputs) != record.output_count or not op.outputs:
+            raise InvalidInstruction(f"{record.signature.op} of a segment has other numbers of tensors")
+        if any(slot >= op.outputs[0] or slot in gone for slot in op.inputs):
+            raise InvalidInstruction(f"{record.signature.op} of a segment uses a tensor that is not there")
+        record.aliased_inputs(op.inputs)
+        gone.update(op.inputs[position] for position in record.signature.writes)
+    return body

@@ -1,0 +1,143 @@
+"""Replays segments: all their ops on registers, or command by command where a replay is not possible."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from gt.core.messages import RunOp, RunSegment
+from gt.worker.bound_programs import BoundProgram
+from gt.worker.bound_segments import BoundSegment, OtherStep, Variant, is_direct
+from gt.worker.failed_value import FailedValue
+from gt.worker.op_runner import OpRunner
+
+_NoneType = type(None)
+
+
+class SegmentReplay:
+    """Runs segments with the tensors, ops and optimizer steps of a runner. `ops_replayed` counts the ops of complete
+    replays."""
+
+    def __init__(self, runner: OpRunner) -> None:
+        self._runner = runner
+        self.ops_replayed = 0
+
+    def run(self, run: RunSegment, segment: BoundSegment) -> None:
+        """Hot path. `progress` shows the segment and the position in it. The externals that the segment frees are taken
+        out of the tensors first, so that each is freed after its last use."""
+        runner = self._runner
+        tensors, progress = runner.tensors, runner.progress
+        if runner.overlapped:
+            runner.overlapped.finish(run.externals)
+        registers: list[Any] = [*map(tensors.get, run.externals)]
+        kinds = set(map(type, registers))
+        if FailedValue in kinds or _NoneType in kinds or not self._may_write(run, segment):
+            self._run_commands(run, segment, 0)
+            return
+        variant = segment.variant(run.dead)
+        registers += run.scalars
+        for position in variant.taken:
+            del tensors[run.externals[position]]
+        append = registers.append
+        progress[0] = run.segment_id
+        try:
+            for block in variant.blocks:
+                if type(block) is list:
+                    for call, pick, clear, position in block:
+                        progress[1] = position
+                        append(call(*pick(registers)))
+                        for register in clear:
+                            registers[register] = None
+                else:
+                    self._run_other(run, segment, block, registers)  # type: ignore[arg-type]
+        except Exception as error:
+            self._go_on(run, segment, variant, registers, error)
+            return
+        first = run.first
+        for register, offset in variant.live:
+            tensors[first + offset] = registers[register]
+        self._forget_dead(run, segment)
+        self.ops_replayed += len(segment.body.ops)
+
+    def _may_write(self, run: RunSegment, segment: BoundSegment) -> bool:
+        """Whether the segment may be replayed as far as its writes to older tensors go. Tells the optimizer steps of
+        these writes, if they follow them."""
+        steps = self._runner.steps
+        if not segment.writes or not steps.sessions:
+            return True
+        written = [run.externals[old] for old, _ in segment.writes if old < segment.body.external_count]
+        if not any(map(steps.follows, written)):
+            return True
+        if segment.has_program_writes or steps.skip_reason(written) is not None:
+            return False
+        ids = segment.body.ids(run.first, run.externals)
+        for old, new in segment.writes:
+            steps.before_write([ids[old]], [ids[new]], self._runner.tensors.get)
+        return True
+
+    def _run_other(self, run: RunSegment, segment: BoundSegment, step: OtherStep, registers: list[Any]) -> None:
+        """Run an op that is no direct call: several results, views of inputs, or a program."""
+        op, bound, clear, position = step
+        self._runner.progress[1] = position
+        if isinstance(bound, BoundProgram):
+            self._run_program(run, segment, step, registers)
+        else:
+            values = [registers[segment.register(slot)] for slot in op.inputs]
+            results = bound.call(values, run.scalars[op.first_scalar : op.end_scalar])[: bound.output_count]
+            if any(result is None for result in results):
+                ids = segment.body.ids(run.first, run.externals)
+                missing = self._runner.missing(segment.body.command(op, ids, run.scalars), bound)
+                results = [missing if result is None else result for result in results]
+            registers += results
+            registers += [values[written] for written in bound.writes]
+        for register in clear:
+            registers[register] = None
+
+    def _run_program(self, run: RunSegment, segment: BoundSegment, step: OtherStep, registers: list[Any]) -> None:
+        """Run a program of several steps as a command, with its inputs and outputs stored for that time."""
+        tensors, body = self._runner.tensors, segment.body
+        ids = body.ids(run.first, run.externals)
+        command = body.command(step.op, ids, run.scalars)
+        lent = []
+        for slot, ident in zip(step.op.inputs, command.inputs, strict=True):
+            if ident not in tensors:
+                lent.append(ident)
+                tensors[ident] = registers[segment.register(slot)]
+        self._runner.run(command)
+        registers += [tensors.pop(ident, None) for ident in command.outputs]
+        for ident in lent:
+            tensors.pop(ident, None)
+        self._runner.progress[0] = run.segment_id
+
+    # Failures
+
+    def _go_on(
+        self, run: RunSegment, segment: BoundSegment, variant: Variant, registers: list[Any], error: Exception
+    ) -> None:
+        """An op has raised an error: report it, and run the ops after it command by command."""
+        position = segment.position(registers)
+        segment.restore(run, variant, registers, position, self._runner.tensors)
+        registers.clear()
+        op, bound = segment.body.ops[position], segment.bound[position]
+        command = segment.body.command(op, segment.body.ids(run.first, run.externals), run.scalars)
+        if is_direct(op, bound):
+            self._runner.run_after_error(command, bound, error)
+        else:
+            assert not isinstance(bound, BoundProgram), "a program never raises"
+            self._runner.fail(command, bound, error)
+        frees = segment.body.last_uses(run.dead)
+        if position in frees:
+            self._runner.free([segment.body.id(run, slot) for slot in frees[position]])
+        self._run_commands(run, segment, position + 1)
+
+    def _run_commands(self, run: RunSegment, segment: BoundSegment, start: int) -> None:
+        body = segment.body
+        for command in body.expand_range(run, start, len(body.ops), body.last_uses(run.dead)):
+            if isinstance(command, RunOp):
+                self._runner.run(command)
+            else:
+                self._runner.free(command.ids)
+
+    def _forget_dead(self, run: RunSegment, segment: BoundSegment) -> None:
+        steps = self._runner.steps
+        if steps.kept or steps.unwritten:
+            steps.free([segment.body.id(run, slot) for slot in run.dead])

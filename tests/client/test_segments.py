@@ -1,0 +1,360 @@
+"""Programs whose repeated ops are sent as segments give the same values and errors as without."""
+
+from __future__ import annotations
+
+import gc
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+import gt
+from gt.client import session as sessions
+from gt.client.segment_matcher import HotPathStats
+
+MODES = [(1, None), (2, "virtual"), (3, "virtual")]
+WITH_PROCESSES = [*MODES, (2, "local")]
+SIZE = 6
+
+
+def run(program: Callable[[], Any], workers: int, mode: str | None, is_on: bool) -> tuple[Any, HotPathStats]:
+    """The result of a program in a session of its own, and the statistics of its hot paths."""
+    with pytest.MonkeyPatch.context() as environment:
+        environment.setenv("GT_HOTPATH", str(int(is_on)))
+        environment.setenv("GT_HOTPATH_MIN_SEQ", "2")
+        gt.init(workers=workers, mode=mode or "embedded")
+        try:
+            torch.manual_seed(0)
+            result = program()
+            gc.collect()
+            assert sessions.active is not None
+            sessions.active.wait_for_work()
+            return result, sessions.active.matcher.stats()
+        finally:
+            gt.shutdown()
+
+
+def check(program: Callable[[], Any], workers: int = 1, mode: str | None = None) -> HotPathStats:
+    """Run a program with and without segments, and compare the results."""
+    expected, _ = run(program, workers, mode, is_on=False)
+    found, stats = run(program, workers, mode, is_on=True)
+    assert repr(found) == repr(expected)
+    return stats
+
+
+def value(tensor: torch.Tensor) -> Any:
+    """The bits of a tensor, or the error of reading it."""
+    try:
+        return tensor.cpu().tolist()
+    except gt.OpError as error:
+        return str(error).split("\n  ")[0]
+
+
+@pytest.mark.parametrize(("workers", "mode"), WITH_PROCESSES)
+def test_a_chain_becomes_segments(workers: int, mode: str | None) -> None:
+    def program() -> Any:
+        x = gt.arange(float(SIZE * SIZE)).reshape(SIZE, SIZE).clone()
+        for step in range(400):
+            x = x * (1 + step / 1000)
+            x = x - 0.5
+        return value(x)
+
+    stats = check(program, workers, mode)
+    assert stats.ops > 600
+
+
+@pytest.mark.parametrize(("workers", "mode"), WITH_PROCESSES)
+def test_training_steps_become_segments(workers: int, mode: str | None) -> None:
+    def program() -> Any:
+        model = gt.to(torch.nn.Sequential(torch.nn.Linear(8, 16), torch.nn.GELU(), torch.nn.Linear(16, 4)))
+        optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
+        losses = []
+        for step in range(12):
+            x = gt.to(torch.randn(SIZE, 8))
+            loss = torch.nn.functional.mse_loss(torch.nn.functional.dropout(model(x), 0.1), x[:, :4])
+            optimizer.zero_grad()
+            loss.backward()
+            optimizer.step()
+            optimizer.param_groups[0]["lr"] *= 0.9
+            if step % 3 == 0:
+                losses.append(loss.item())
+        return losses, [value(p) for p in model.parameters()]
+
+    stats = check(program, workers, mode)
+    assert stats.hits > 10
+
+
+@pytest.mark.parametrize(("workers", "mode"), MODES)
+@pytest.mark.parametrize("position", range(8))
+def test_a_failure_at_any_position(position: int, workers: int, mode: str | None) -> None:
+    """An op of the sixth repetition fails on the worker; others, and other repetitions, are not touched."""
+
+    def program() -> Any:
+        x = gt.ones(SIZE, SIZE)
+        kept, failures = [], []
+        rows = gt.arange(SIZE)
+        for step in range(9):
+            y = x.clone()
+            index = rows + (100 if step == 5 else 0)
+            for place in range(8):
+                if place == position:
+                    picked = y.index_select(0, index)
+                else:
+                    y = y * 1.5
+                    y += 1.0
+                z = y.max(dim=1)
+            kept += [value(y), value(z.values), value(z.indices)]
+            failures.append(value(picked))
+        return kept, failures
+
+    stats = check(program, workers, mode)
+    assert stats.hits > 2
+
+
+@pytest.mark.parametrize(("workers", "mode"), MODES)
+@pytest.mark.parametrize("position", range(6))
+def test_dependents_of_a_failure_inside_a_segment(position: int, workers: int, mode: str | None) -> None:
+    """The failed value is used, and overwritten, by later ops of its segment."""
+
+    def program() -> Any:
+        results = []
+        rows = gt.arange(SIZE)
+        x = gt.ones(SIZE, SIZE)
+        for step in range(6):
+            y = x + 1.0
+            weight = gt.zeros(SIZE, SIZE)
+            for place in range(6):
+                if place == position:
+                    y = y.index_select(0, rows + (100 if step == 4 else 0))
+                y = y * 2.0
+                weight += 1.0
+                weight.add_(y)
+            results.append((value(y), value(weight)))
+        return results
+
+    check(program, workers, mode)
+
+
+def test_deviations_are_counted_with_their_lines() -> None:
+    def program() -> Any:
+        x = gt.ones(4)
+        for step in range(12):
+            for _ in range(8):
+                x = x * 1.25
+                x = x + 1.0
+            if step == 9:
+                x = x.exp()
+            x = x - 3.0
+            x = x / 2.0
+            x.sum().item()
+        return value(x)
+
+    _, stats = run(program, 1, None, is_on=True)
+    assert stats.segments and stats.hits
+    assert any(reason == "another op, shape or constant" for reason, _ in stats.deviations)
+
+
+def test_statistics_tell_of_segments_and_deviations() -> None:
+    def program() -> Any:
+        x = gt.ones(4)
+        for step in range(8):
+            for _ in range(10):
+                x = x * 0.5
+                x = x + 1.0
+            if step == 6:
+                x = x.exp()
+            x = x - 3.0
+            x.sum().item()
+        return gt.debug.get_worker_stats()
+
+    stats, _ = run(program, 1, None, is_on=True)
+    assert stats[0].segments >= 1 and stats[0].ops > stats[0].replayed_ops > 40
+    assert stats.hot_paths.segments >= 1 and stats.hot_paths.hits >= 3
+    lines = [line for reason, line in stats.hot_paths.deviations if reason == "another op, shape or constant"]
+    assert lines and all("test_segments.py" in line for line in lines)
+
+
+def test_segments_are_forgotten_when_there_are_too_many(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("gt.client.segment_matcher.MAX_CANDIDATES", 3)
+
+    def program() -> Any:
+        x = gt.ones(4)
+        for size in range(1, 9):
+            for _ in range(6):
+                for _ in range(size):
+                    x = x * 0.5
+                    x = x + size
+                x.sum().item()
+        return value(x)
+
+    assert check(program).segments > 3
+
+
+def test_a_changed_number_is_no_deviation() -> None:
+    def program() -> Any:
+        x, results = gt.ones(4), []
+        for step in range(20):
+            for place in range(8):
+                x = x * (step + place / 10)
+                x = x - step
+            results.append(value(x))
+            x = gt.ones(4) * 0.5
+        return results
+
+    stats = check(program)
+    assert stats.ops > stats.misses
+
+
+@pytest.mark.parametrize("operands", ["same", "other"])
+def test_the_pattern_of_tensors_is_compared(operands: str) -> None:
+    """The same ops at the same lines, on the same tensor twice or on two tensors."""
+
+    def program() -> Any:
+        a, b = gt.ones(4), gt.full((4,), 2.0)
+        results = []
+        for step in range(16):
+            left, right = (a, a if (step % 3 == 2) == (operands == "same") else b)
+            y = left + right
+            for _ in range(8):
+                y = y * left
+                y = y - right
+            right += 1.0
+            results.append(value(y))
+        return results, value(a), value(b)
+
+    check(program)
+
+
+def test_memory_is_freed_inside_a_segment() -> None:
+    """A chain of large tensors never holds more than a few of them on the worker."""
+
+    def program() -> Any:
+        x = gt.zeros(256, 1024)
+        with gt.debug.memory() as memory:
+            for _ in range(6):
+                for _ in range(40):
+                    x = x + 1.0
+                x.sum().item()
+        return memory.peak
+
+    with_segments, _ = run(program, 1, None, is_on=True)
+    without, _ = run(program, 1, None, is_on=False)
+    assert with_segments <= without
+
+
+def test_nothing_is_left_on_the_worker() -> None:
+    def program() -> Any:
+        x = gt.ones(8)
+        for _ in range(300):
+            x = (x * 2.0 - 1.0).relu()
+        x.sum().item()
+        del x
+        gc.collect()
+        return gt.debug.get_worker_stats()[0].tensors
+
+    assert run(program, 1, None, is_on=True)[0] == run(program, 1, None, is_on=False)[0]
+
+
+def test_the_tape_shows_the_ops_of_segments() -> None:
+    def program() -> Any:
+        x = gt.ones(4)
+        for _ in range(40):
+            x = x * 2.0
+            x = x + 1.0
+        value(x)
+        assert sessions.active is not None
+        return [type(instruction).__name__ for instruction in sessions.active.outbox.tape]
+
+    check(program)
+
+
+def test_the_timeline_shows_the_ops_of_segments() -> None:
+    def program() -> Any:
+        def chain(x: torch.Tensor) -> torch.Tensor:
+            for _ in range(40):
+                x = x * 2.0
+                x = x + 1.0
+            return x
+
+        x = gt.ones(4)
+        for _ in range(3):
+            value(chain(x))
+        with gt.debug.timeline() as timeline:
+            value(chain(x))
+        return [(event.op, event.line) for event in timeline.events if event.op.startswith("aten")]
+
+    stats = check(program)
+    assert stats.hits > 3
+
+
+# Random programs
+
+STEPS = st.one_of(
+    st.tuples(st.sampled_from(["mul", "add", "sub", "add_", "mul_"]), st.integers(0, 3), st.floats(-2, 2, width=16)),
+    st.tuples(st.sampled_from(["plus", "times", "plus_", "matmul", "copy_"]), st.integers(0, 3), st.integers(0, 3)),
+    st.tuples(st.sampled_from(["relu", "max", "rand", "view_", "row_", "transpose", "new", "drop"]), st.integers(0, 3)),
+    st.tuples(st.sampled_from(["read", "pick"]), st.integers(0, 3), st.integers(0, 11)),
+    st.tuples(st.just("branch"), st.integers(0, 3), st.integers(2, 4)),
+)
+
+
+def interpret(steps: list[tuple[Any, ...]], count: int) -> Any:  # noqa: PLR0912  (one branch for each kind of step)
+    """Run the steps several times on four tensors; numbers change from time to time."""
+    tensors = [gt.full((SIZE, SIZE), 0.25 * (n + 1)) for n in range(4)]
+    rows, log = gt.arange(SIZE), []
+    for repetition in range(count):
+        for kind, n, *rest in steps:
+            x = tensors[n]
+            if kind == "mul":
+                tensors[n] = x * (rest[0] + repetition / 8)
+            elif kind == "add":
+                tensors[n] = x + rest[0]
+            elif kind == "sub":
+                tensors[n] = x - rest[0]
+            elif kind == "add_":
+                x += rest[0]
+            elif kind == "mul_":
+                x.mul_(rest[0])
+            elif kind == "plus":
+                tensors[n] = x + tensors[rest[0]]
+            elif kind == "times":
+                tensors[n] = x * tensors[rest[0]]
+            elif kind == "plus_":
+                x += tensors[rest[0]]
+            elif kind == "matmul":
+                tensors[n] = (x @ tensors[rest[0]]).tanh()
+            elif kind == "copy_":
+                x.copy_(tensors[rest[0]])
+            elif kind == "relu":
+                tensors[n] = x.relu()
+            elif kind == "max":
+                tensors[n] = x.max(dim=1, keepdim=True).values + x * 0.5
+            elif kind == "rand":
+                tensors[n] = x + torch.rand_like(x)
+            elif kind == "view_":
+                x[1:3] *= 0.5
+            elif kind == "row_":
+                x.t()[0] = 1.5
+            elif kind == "transpose":
+                tensors[n] = x.t() + 0.125
+            elif kind == "new":
+                tensors[n] = gt.full((SIZE, SIZE), 0.5)
+            elif kind == "drop":
+                tensors[n] = tensors[(n + 1) % 4]
+            elif kind == "read" and repetition == rest[0]:
+                log.append(value(x))
+            elif kind == "pick":
+                tensors[n] = x.index_select(0, rows + (100 if repetition == rest[0] else 0))
+            elif kind == "branch" and repetition % rest[0] == 0:
+                tensors[n] = x.cos()
+    return log, [value(tensor) for tensor in tensors]
+
+
+@pytest.mark.parametrize(("workers", "mode"), MODES)
+@settings(max_examples=25, deadline=None, suppress_health_check=list(HealthCheck))
+@given(steps=st.lists(STEPS, min_size=3, max_size=14), count=st.integers(4, 9))
+def test_random_programs(workers: int, mode: str | None, steps: list[tuple[Any, ...]], count: int) -> None:
+    check(lambda: interpret(steps, count), workers, mode)

@@ -1,0 +1,217 @@
+"""Segments: a run of one has the effects of the instructions that it stands for, with fewer messages."""
+
+from __future__ import annotations
+
+import itertools
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from gt.core.messages import DefineOp, DefineSegment, FetchTensor, ForgetOps, FreeTensors, Rejected, RunOp, RunSegment
+from gt.core.segments import SegmentBody
+from gt.dispatcher.message_queue import ToWorkers
+from tests.dispatcher_harness import OP, OP2, REQUEST, A, B, C, DispatcherHarness, answers, create, harness_with
+from tests.records import ADD, ADD_, SMALL, own, signature
+
+OP3, SEGMENT = own(102), own(110)
+RELU = signature("aten.relu.default", 1, (SMALL,))
+OPS = {OP: ADD, OP2: ADD_, OP3: RELU}
+CHAIN = DefineSegment(
+    SEGMENT,
+    (OP, OP3, OP, OP),
+    2,
+    ((0, 1), (2,), (3, 0), (4, 1)),
+    ((0,), (1,), (2,), (3,)),
+    (0,) * 4,
+    (0,) * 4,
+    (1,) * 4,
+)
+
+
+def harness_with_ops(workers: int = 1, layout: str = "") -> DispatcherHarness:
+    """A and B, on one worker or over two, and the ops."""
+    harness = harness_with(workers)
+    if layout:
+        for ident in (A, B):
+            harness.redistribute(ident, own(ident + 50), layout)
+    for op_id, op in OPS.items():
+        harness.define(op_id, op)
+    return harness
+
+
+def chain(first: int, dead: tuple[int, ...] = (2, 3, 4), externals: tuple[int, ...] = (A, B)) -> RunSegment:
+    return RunSegment(SEGMENT, own(first), externals, (), dead)
+
+
+def commands(outgoing: list[object]) -> list[object]:
+    return [out.command for out in outgoing if isinstance(out, ToWorkers)]
+
+
+def test_the_first_run_is_planned_op_by_op_and_the_next_are_one_command():
+    harness = harness_with_ops()
+    harness.tell(CHAIN)
+    first = commands(harness.tell(chain(20)))
+    assert [type(command) for command in first if type(command) is not DefineOp] == [
+        RunOp, RunOp, FreeTensors, RunOp, FreeTensors, RunOp, FreeTensors, DefineSegment,
+    ]  # fmt: skip
+    (again,) = commands(harness.tell(chain(30)))
+    assert isinstance(again, RunSegment) and again.externals == (A, B) and again.dead == (2, 3, 4)
+    assert harness.state.tensors.keys() == {A, B, own(23), own(33)}
+
+
+def test_externals_that_die_are_freed_by_the_part():
+    harness = harness_with_ops()
+    harness.tell(CHAIN, chain(20), create(C))
+    (command,) = commands(harness.tell(chain(30, dead=(0, 2, 3, 4), externals=(C, B))))
+    assert isinstance(command, RunSegment) and command.dead == (0, 2, 3, 4)
+    assert C not in harness.state.tensors
+
+
+def test_other_layouts_are_planned_anew():
+    harness = harness_with_ops(2)
+    harness.redistribute(A, own(50), "x")
+    harness.redistribute(B, own(51), "x")
+    harness.tell(CHAIN)
+    for externals, first in (((A, A + 50), 20), ((own(50), own(51)), 30), ((own(50), own(51)), 40)):
+        if externals[1] not in harness.state.tensors:
+            continue
+        sent = commands(harness.tell(chain(first, externals=externals)))
+    assert [type(command) for command in sent] == [RunSegment]
+    assert harness.layout(own(43)) == "x on 0 1"
+
+
+INVALID = {
+    "unknown": RunSegment(own(111), own(20), (A, B), (), ()),
+    "too few externals": RunSegment(SEGMENT, own(20), (A,), (), ()),
+    "one external twice": RunSegment(SEGMENT, own(20), (A, A), (), ()),
+    "scalars": RunSegment(SEGMENT, own(20), (A, B), (1.0,), ()),
+    "a dead slot that is not there": RunSegment(SEGMENT, own(20), (A, B), (), (6,)),
+    "a dead slot twice": RunSegment(SEGMENT, own(20), (A, B), (), (2, 2)),
+}
+
+
+@pytest.mark.parametrize("run", INVALID.values(), ids=INVALID.keys())
+def test_an_invalid_run_is_refused(run):
+    harness = harness_with_ops()
+    harness.tell(CHAIN)
+    (answer,) = answers(harness.tell(run))
+    assert isinstance(answer, Rejected)
+    assert harness.state.tensors.keys() == {A, B}
+
+
+WRONG = {
+    "an op that is not known": ((own(103),), 1, ((0,),), ((0,),)),
+    "too few inputs": ((OP,), 1, ((0,),), ((0,),)),
+    "a slot from the future": ((OP3,), 1, ((1,),), ((0,),)),
+    "ids that do not increase": ((OP3, OP3), 1, ((0,), (0,)), ((1,), (0,))),
+    "a tensor that was overwritten": ((OP2, OP3), 2, ((0, 1), (0,)), ((0,), (1,))),
+    "no ops": ((), 1, (), ()),
+}
+
+
+@pytest.mark.parametrize("wrong", WRONG.values(), ids=WRONG.keys())
+def test_an_invalid_definition_is_refused(wrong):
+    harness = harness_with_ops()
+    op_ids, externals, inputs, outputs = wrong
+    zeros = (0,) * len(op_ids)
+    (answer,) = answers(harness.tell(DefineSegment(SEGMENT, op_ids, externals, inputs, outputs, zeros, zeros, zeros)))
+    assert isinstance(answer, Rejected) and not harness.state.sessions[1].segments
+
+
+def test_a_segment_is_defined_once():
+    harness = harness_with_ops()
+    harness.tell(CHAIN)
+    (answer,) = answers(harness.tell(CHAIN))
+    assert isinstance(answer, Rejected) and "is there already" in answer.reason
+
+
+def test_forgotten_ops_take_their_segments_with_them():
+    harness = harness_with_ops()
+    harness.tell(CHAIN, chain(20))
+    sent = commands(harness.tell(ForgetOps((OP3,))))
+    assert any(isinstance(command, ForgetOps) and len(command.op_ids) == 1 for command in sent)
+    assert not harness.state.sessions[1].segments and not harness.state.sessions[1].segment_parts
+
+
+def test_a_worker_that_replays_is_described_by_its_op():
+    harness = harness_with_ops()
+    harness.tell(CHAIN, chain(20))
+    (part,) = harness.state.sessions[1].segment_parts
+    assert harness.dispatcher.describe_op(part, 1) == "aten.relu.default"
+
+
+def test_after_a_loss_dependents_have_no_value():
+    harness = harness_with_ops(2)
+    harness.tell(CHAIN, chain(20), chain(30))
+    harness.lose(0)
+    harness.tell(chain(40))
+    (answer,) = answers(harness.tell(FetchTensor(REQUEST, own(43))))
+    assert type(answer).__name__ == "Lost"
+
+
+# Laws
+
+PROGRAMS = st.lists(
+    st.tuples(st.sampled_from([OP, OP2, OP3]), st.integers(0, 9), st.integers(0, 9)), min_size=3, max_size=9
+)
+
+
+def definition(program):
+    """A valid segment with two externals, of ops whose inputs are given by numbers."""
+    there, op_ids, inputs, outputs = [0, 1], [], [], []
+    for number, (op_id, first, second) in enumerate(program):
+        picked = [there[first % len(there)], there[second % len(there)]][: len(OPS[op_id].args)]
+        if op_id == OP2:
+            if picked[0] == picked[1]:
+                op_id = OP
+            else:
+                there.remove(picked[0])
+        op_ids.append(op_id)
+        inputs.append(tuple(picked))
+        outputs.append((number,))
+        there.append(2 + number)
+    zeros = (0,) * len(op_ids)
+    return DefineSegment(SEGMENT, tuple(op_ids), 2, tuple(inputs), tuple(outputs), zeros, zeros, zeros), there
+
+
+@settings(max_examples=150, deadline=None)
+@given(
+    program=PROGRAMS,
+    dying=st.lists(st.booleans(), min_size=12, max_size=12),
+    layouts=st.sampled_from([("", ""), ("x", "x"), ("x", "-"), ("- + x", "x"), ("- + x", "- + x")]),
+    losing=st.integers(0, 6),
+    runs=st.integers(2, 4),
+)
+def test_a_run_has_the_effects_of_its_instructions(program, dying, layouts, losing, runs):
+    defined, there = definition(program)
+    body = SegmentBody.of(defined)
+    dead = tuple(slot for slot, dies in zip(there, dying, strict=False) if dies)
+    states = []
+    for is_expanded in (False, True):
+        harness = harness_with_ops(2)
+        ids = itertools.count(1000)
+        if not is_expanded:
+            harness.tell(defined)
+        for number in range(runs):
+            externals = []
+            for layout in layouts:
+                ident = own(next(ids))
+                harness.create(ident)
+                if layout:
+                    moved = own(next(ids))
+                    harness.redistribute(ident, moved, layout)
+                    ident = moved
+                externals.append(ident)
+            run = RunSegment(SEGMENT, own(2000 + 100 * number), tuple(externals), (), dead)
+            harness.tell(*(body.expand(run) if is_expanded else [run]))
+            if losing == number:
+                harness.lose(1)
+        states.append(harness.state)
+    with_segments, without = states
+    assert with_segments.tensors == without.tensors
+    assert with_segments.missing.keys() == without.missing.keys()
+    assert {ident: set(copies) for ident, copies in with_segments.copies.items()} == {
+        ident: set(copies) for ident, copies in without.copies.items()
+    }
+    assert with_segments.bytes_on == without.bytes_on
