@@ -83,6 +83,7 @@ COMPILED = Variant("torch, compiled", "torch", way="compiled", in_quick=False)
 EMBEDDED = Variant("GT, embedded", "gt")
 GT_2 = Variant("GT, 2 processes", "gt", 2)
 GT_DATA = Variant("GT, 2 processes, data parallel", "gt", 2, "data_parallel")
+GT_DATA_COMPILED = Variant("GT, 2 processes, data parallel, gt.compile", "gt", 2, "data_parallel compiled")
 DDP = Variant("DDP, 2 processes", "ddp", 2)
 JAX_EAGER = Variant("JAX, 2 devices, eager", "jax", 2, "eager")
 JAX_JIT = Variant("JAX, 2 devices, jit", "jax", 2, "jit")
@@ -93,6 +94,7 @@ RAY = Variant("Ray, 2 actors", "ray", 2)
 VARIANTS: dict[str, tuple[Variant, ...]] = {
     "W1": (
         TORCH, COMPILED, EMBEDDED, GT_2, Variant("GT, 8 processes", "gt", 8, in_quick=False),
+        Variant("GT, 2 processes, gt.compile", "gt", 2, "compiled"),
         Variant("DTensor, 1 process", "dtensor", 1, in_quick=False), DTENSOR,
         Variant("DTensor, 8 processes", "dtensor", 8, in_quick=False),
         Variant("JAX, 1 device, eager", "jax", 1, "eager", in_quick=False), JAX_EAGER,
@@ -101,9 +103,10 @@ VARIANTS: dict[str, tuple[Variant, ...]] = {
         Variant("JAX, 2 devices, jit of the loop", "jax", 2, "jit loop"), DASK, RAY,
     ),
     "W2": (TORCH, EMBEDDED, GT_2, DTENSOR, JAX_EAGER, JAX_JIT, DASK, RAY),
-    "W3": (TORCH, COMPILED, EMBEDDED, GT_DATA, DDP, JAX_EAGER, JAX_JIT),
+    "W3": (TORCH, COMPILED, EMBEDDED, GT_DATA, GT_DATA_COMPILED, DDP, JAX_EAGER, JAX_JIT),
     "W4": (
-        TORCH, COMPILED, EMBEDDED, GT_DATA, Variant("GT, 2 processes, tensor parallel", "gt", 2, "tensor_parallel"),
+        TORCH, COMPILED, EMBEDDED, GT_DATA, GT_DATA_COMPILED,
+        Variant("GT, 2 processes, tensor parallel", "gt", 2, "tensor_parallel"),
         Variant("GT, 2 processes, fully sharded", "gt", 2, "fully_sharded"), DDP,
         Variant("DTensor, 2 processes, tensor parallel", "dtensor", 2), Variant("FSDP2, 2 processes", "fsdp2", 2),
         Variant("JAX, 2 devices, eager", "jax", 2, "eager", in_quick=False), JAX_JIT,
@@ -114,8 +117,8 @@ VARIANTS: dict[str, tuple[Variant, ...]] = {
     "W7": (TORCH, EMBEDDED, Variant("GT, 1 process", "gt", 1), GT_2, DTENSOR, JAX_EAGER, JAX_JIT, DASK, RAY),
     "W8": (TORCH, COMPILED, EMBEDDED, GT_DATA, DDP, Variant("JAX, 2 devices, jit", "jax", 2, "jit", in_quick=False)),
     "W9": tuple(
-        Variant(f"{count} client{'s' * (count > 1)}", "dispatcher", count, in_quick=count < 100)
-        for count in (1, 10, 100)
+        Variant(f"{count} client{'s' * (count > 1)}{way and ', '}{way}", "dispatcher", count, way, in_quick=count < 100)
+        for way in ("", "in segments") for count in (1, 10, 100)
     ),
     "W10": (
         Variant("ideal", "torch", 2), Variant("GT, 2 processes, fully sharded", "gt", 2, "fully_sharded"),

@@ -190,8 +190,9 @@ def test_changing_lengths_are_all_different():
     assert len(set(lengths)) == len(lengths) > 60
 
 
-def test_the_dispatcher_serves_null_workers_and_clients():
-    samples, rate = measure_workers(2, Request("W9", workers=3, way="", quick=True))
+@pytest.mark.parametrize("way", ["", "in segments"])
+def test_the_dispatcher_serves_null_workers_and_clients(way):
+    samples, rate = measure_workers(2, Request("W9", workers=3, way=way, quick=True))
     assert len(samples) == 2
     assert all(0 < sample < 1e-2 for sample in samples)
     assert rate > 0
@@ -205,4 +206,4 @@ def test_a_quick_run_of_torch_and_gt(tmp_path):
     assert code == 0, err
     assert "| GT, 2 processes |" in out
     labels = [each["variant"]["label"] for each in json.loads(raw.read_text())["W1"]]
-    assert labels == ["torch", "GT, embedded", "GT, 2 processes"]
+    assert labels == ["torch", "GT, embedded", "GT, 2 processes", "GT, 2 processes, gt.compile"]

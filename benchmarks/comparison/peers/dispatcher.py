@@ -24,6 +24,7 @@ OPS, QUICK_OPS = 40_000, 8_000  # of all clients together, for up to MANY worker
 MANY = 16
 QUICK_WORKERS = 8
 ROUNDS = 2
+SEGMENT = 50  # ops of a segment, where they are sent in segments
 LIMIT_SECONDS = 60
 END_SECONDS = 10
 
@@ -47,7 +48,10 @@ def measure_workers(workers: int, request: Request) -> tuple[list[float], float]
         stack.callback(server.close)
         null_workers = stack.enter_context(Members("null_workers", server.endpoint, workers))
         turn_until(server, lambda: len(server.dispatcher.ready_workers()) == workers, null_workers)
-        clients = stack.enter_context(Members("null_clients", server.endpoint, request.workers, workers, total))
+        segment = SEGMENT if request.way else 1
+        clients = stack.enter_context(
+            Members("null_clients", server.endpoint, request.workers, workers, total, segment)
+        )
         samples, rates = [], []
         for _ in range(ROUNDS):
             turn_until(server, clients.has_line, clients)

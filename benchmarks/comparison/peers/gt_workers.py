@@ -17,6 +17,7 @@ from benchmarks.comparison.sizes import GPT, Transformer
 from benchmarks.echo import echoing
 
 PLANS = Path(__file__).parent / "plans"
+COMPILED = "compiled"  # the end of a way
 CHANGING_STEPS = 40
 # The payload bytes of a collective over p workers, as a multiple of the whole tensor: see docs/strategies.md.
 RECEIVED: dict[str, Callable[[int], float]] = {
@@ -35,9 +36,14 @@ def begin(request: Request) -> None:
         gt.init(mode="embedded")
         return
     gt.init(workers=request.workers)
-    if request.way:
-        gt.load_config(PLANS / f"{request.way}.yaml")
+    if plan := request.way.removesuffix(COMPILED).strip():
+        gt.load_config(PLANS / f"{plan}.yaml")
     gt.synchronize()
+
+
+def is_compiled(request: Request) -> bool:
+    """Whether the step is a function of gt.compile."""
+    return request.way.endswith(COMPILED)
 
 
 def cut(x: torch.Tensor, request: Request) -> torch.Tensor:
@@ -54,7 +60,8 @@ def chain(request: Request) -> Cases:
     with torch.no_grad():
         for name, operands in models.chain_operands().items():
             factor, addend = (cut(y, request) if isinstance(y, torch.Tensor) else y for y in operands)
-            step = lambda: models.chain(x, factor, addend)[0, 0].item()
+            run = gt.compile(models.chain) if is_compiled(request) else models.chain
+            step = lambda: run(x, factor, addend)[0, 0].item()
             cases[name] = Case(sample(step, request.budget, parts=parts))
     return cases
 
@@ -71,19 +78,28 @@ def mlp(request: Request) -> Cases:
     begin(request)
     model = gt.to(models.mlp())
     x, y = (gt.to(each) for each in models.mlp_batch())
-    return {"step": Case(sample(models.trainer(model, models.sgd(model), (x, y)), request.budget))}
+    return {"step": Case(sample(step_of(model, models.sgd(model), (x, y), request), request.budget))}
 
 
-def trainer(size: Transformer) -> models.Step:
+def step_of(
+    model: torch.nn.Module, optimizer: torch.optim.Optimizer, batch: models.Batch, request: Request
+) -> models.Step:
+    if not is_compiled(request):
+        return models.trainer(model, optimizer, batch)
+    train = gt.compile(models.train_step)
+    return lambda: train(model, optimizer, batch).item()
+
+
+def trainer(size: Transformer, request: Request) -> models.Step:
     model = gt.to(models.GPT(size))
     x, y = (gt.to(each) for each in models.gpt_batch(size))
-    return models.trainer(model, models.adamw(model), (x, y))
+    return step_of(model, models.adamw(model), (x, y), request)
 
 
 def gpt_step(size: Transformer, request: Request) -> Case:
-    trainer(sizes.TINY_GPT)()
+    trainer(sizes.TINY_GPT, request)()
     peak = PeakMemory(worker_pids(request))
-    step = trainer(size)
+    step = trainer(size, request)
     samples = sample(step, request.budget)
     extras = {"peak MB": peak.largest() / 1e6}
     return Case(samples, extras | (exchanges(step, request.workers) if request.workers else {}))
@@ -152,9 +168,9 @@ def memory(request: Request) -> Cases:
     """Of the workers; the program's own process, which makes the model, is not counted."""
     begin(request)
     size = sizes.QUICK_MEMORY_GPT if request.quick else sizes.MEMORY_GPT
-    trainer(sizes.TINY_GPT)()
+    trainer(sizes.TINY_GPT, request)()
     peak = PeakMemory(worker_pids(request))
-    step = trainer(size)
+    step = trainer(size, request)
     for _ in range(3):
         step()
     return {"peak": Case([peak.largest()])}

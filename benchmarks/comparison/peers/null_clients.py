@@ -1,7 +1,7 @@
 """Many clients in one process. Each sends batches of small ops that were encoded before, on a tensor that is cut over
 all workers, and waits for the end of all.
 
-    python -m benchmarks.comparison.peers.null_clients ENDPOINT CLIENTS WORKERS OPS
+    python -m benchmarks.comparison.peers.null_clients ENDPOINT CLIENTS WORKERS OPS OPS_OF_A_SEGMENT
 """
 
 from __future__ import annotations
@@ -16,12 +16,14 @@ from gt.core.messages import (
     ByteRange,
     CreateTensor,
     DefineOp,
+    DefineSegment,
     FreeTensors,
     Hello,
     Redistribute,
     Refused,
     Rejected,
     RunOp,
+    RunSegment,
     Synchronize,
     Synchronized,
     Waiting,
@@ -43,13 +45,14 @@ ANSWERS: Decoder[Any] = Decoder(Welcome | Waiting | Refused | Rejected | Synchro
 
 
 class Client:
-    def __init__(self, context: zmq.Context[zmq.Socket[bytes]], endpoint: str, workers: int) -> None:
+    def __init__(self, context: zmq.Context[zmq.Socket[bytes]], endpoint: str, workers: int, segment: int) -> None:
         self._socket = open_socket(context, zmq.DEALER, WAIT_MS)
         self._socket.connect(endpoint)
         self._send([Hello(__version__, "client", this_host(), os.getpid(), wants_workers=workers)])
         self._base = self._wait_for(Welcome).ident << IDS_OF_A_SESSION
         self._last = self._base + 100
         self._prepared: list[list[Frame]] = []
+        self._segment = segment
         self._define(workers)
 
     def _define(self, workers: int) -> None:
@@ -64,20 +67,35 @@ class Client:
             setup.append(CreateTensor(whole, meta, ByteRange("", meta.nbytes), None, 0))
             setup.append(Redistribute(whole, cut, layout.record(), 0))
         content = bytes(meta.nbytes)
+        if self._segment > 1:
+            setup.append(self._definition())
         send(self._socket, encode(setup, [[content], [content]]))
-        self.prepare(1)
+        self.prepare(self._segment)
         self.start()
         self.finish()
 
+    def _definition(self) -> DefineSegment:
+        """A segment of products of the two tensors."""
+        count = self._segment
+        none = (0,) * count
+        outputs = tuple((offset,) for offset in range(count))
+        return DefineSegment(self._base + 2, (self._base + 1,) * count, 2, ((0, 1),) * count, outputs, none, none, none)
+
+    def _ops(self, outputs: tuple[int, ...], inputs: tuple[int, int]) -> list[object]:
+        if self._segment == 1:
+            batch = [RunOp(self._base + 1, inputs, (output,), (), 0, 0) for output in outputs]
+            return [*batch, FreeTensors(outputs)]
+        dead = tuple(range(2, 2 + self._segment))
+        return [RunSegment(self._base + 2, first, inputs, (), dead) for first in outputs[:: self._segment]]
+
     def prepare(self, ops: int) -> int:
         """Encode batches, and a question whose answer comes when all are done. Returns their number of ops."""
-        size, inputs = min(ops, BATCH), (self._base + 20, self._base + 21)
+        size, inputs = min(ops // self._segment * self._segment, BATCH), (self._base + 20, self._base + 21)
         batches = ops // size
         for _ in range(batches):
             outputs = tuple(range(self._last + 1, self._last + 1 + size))
             self._last = outputs[-1]
-            batch: list[object] = [RunOp(self._base + 1, inputs, (output,), (), 0, 0) for output in outputs]
-            self._prepared.append(encode([*batch, FreeTensors(outputs)]))
+            self._prepared.append(encode(self._ops(outputs, inputs)))
         self._last += 1
         self._prepared.append(encode([Synchronize(self._last)]))
         return batches * size
@@ -107,10 +125,10 @@ class Client:
 
 
 def main() -> None:
-    endpoint, count, workers, ops = sys.argv[1], *map(int, sys.argv[2:])
+    endpoint, count, workers, ops, segment = sys.argv[1], *map(int, sys.argv[2:])
     raise_open_files_limit()
     context = zmq.Context()
-    clients = [Client(context, endpoint, workers) for _ in range(count)]
+    clients = [Client(context, endpoint, workers, segment) for _ in range(count)]
     while True:
         total = sum(client.prepare(ops // count) for client in clients)
         print("ready", flush=True)
