@@ -23,6 +23,7 @@ from gt.client.op_schema import ArgumentKind, OpSchema
 from gt.client.optimizer_step_hooks import OptimizerState, copy_of
 from gt.client.special_ops import SPECIAL
 from gt.client.torch_patches.dispatch_modes import UntracedMode
+from gt.client.torch_patches.optimizer_defaults import standing_for
 from gt.core.errors import GTError
 
 OpNumbers: TypeAlias = tuple[str, tuple[Any, ...]]  # the name of an op, and its numbers
@@ -62,6 +63,8 @@ class StandIn:
     def expected(self, parameters: Sequence[torch.Tensor]) -> list[tuple[int, int, OpNumbers]]:
         """The ops of a step on some of its parameters, after `advance`: the kind of parameter, the position among the
         ops of this kind, and the op."""
+        if any(id(parameter) not in self._kind_of for parameter in parameters):
+            return []
         kinds = [0] if self.is_whole else [self._kind_of[id(parameter)] for parameter in parameters]
         return [(kind, number, op) for kind in kinds for number, op in enumerate(self.sequences[kind])]
 
@@ -106,6 +109,10 @@ class _Member:
             if isinstance(value, torch.Tensor) and not hasattr(value, "_ref"):
                 self.plain.setdefault(name, []).append(value)
                 self._versions.setdefault(name, []).append(value._version)
+
+    @property
+    def original(self) -> torch.Tensor:
+        return self._originals[0]
 
     def is_in_step(self) -> bool:
         return all(list(map(_version, tensors)) == self._versions[name] for name, tensors in self.plain.items())
@@ -158,7 +165,7 @@ class _Stepper:
         ]
         step = type(self._optimizer).step
         try:
-            with _OpList(remote) as ops:
+            with standing_for({id(each.parameter): each.original for each in self.members}), _OpList(remote) as ops:
                 getattr(step, "__wrapped__", step)(self._stand_in)
         except Exception as error:  # of the optimizer's code, which has never seen such parameters
             raise NoStandIn from error
@@ -187,7 +194,7 @@ class _OpList(UntracedMode):
         schema = self._schemas.get(func)
         if schema is None:
             schema = self._schemas[func] = OpSchema(func, special=str(func) in SPECIAL)
-        if is_remote and self._splits and schema.split is not None:  # as `dispatch` does
+        if is_remote and self._splits and schema.split is not None and not schema.joins:  # as `dispatch` does
             with self:
                 return schema.split(*args, **(kwargs or {}))
         result = func(*args, **(kwargs or {}))

@@ -37,17 +37,19 @@ class StepPlace(NamedTuple):
 
 
 class StepNumbers:
-    """The numbers of one optimizer in one recorded call. Made before the call, from the state of the optimizer then;
-    `place` is known after it, if the call has one step of the optimizer, and `numbers` if a stand-in understands the
-    step: the kinds of parameters, and the positions in the sequences of their ops, by position of an instruction."""
+    """The numbers of one optimizer in one recorded call. Made before the call, from the state of the optimizer then,
+    for the parameters that it has `stepped` on in the call before, or for all. `place` is known after the call, if this
+    has one step of the optimizer, and `numbers` if a stand-in understands the step: the kinds of parameters, and the
+    positions in the sequences of their ops, by position of an instruction."""
 
-    def __init__(self, optimizer: Optimizer) -> None:
+    def __init__(self, optimizer: Optimizer, stepped: Sequence[Tensor] | None) -> None:
         self.optimizer = optimizer
         self.place: StepPlace | None = None
         self.numbers: dict[int, tuple[int, int]] = {}
         self.is_whole = False
         self.settings = [_mark_settings(group) for group in optimizer.param_groups]
-        parameters = [tensor for group in optimizer.param_groups for tensor in group["params"]]
+        everything = [tensor for group in optimizer.param_groups for tensor in group["params"]]
+        parameters = everything if stepped is None else stepped
         self._stand_ins: dict[bool, StandIn] = {}
         for is_whole in (False, True):
             with contextlib.suppress(NoStandIn):

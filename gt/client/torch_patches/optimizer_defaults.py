@@ -8,6 +8,7 @@ results of one bucket at a time are in memory.
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import sys
 from collections.abc import Callable, Iterator
@@ -22,6 +23,20 @@ SAME_BITS = ("adadelta", "adagrad", "adam", "rmsprop", "rprop", "sgd")
 _DTYPES = (torch.float32, torch.float64)  # in which they do; in half precision they round at other points
 _NAME = "_default_to_fused_or_foreach"
 BUCKET_BYTES = 4 << 20  # of parameters, whole; those of gradients are as large
+# Plain tensors, by id(), that optimizers treat as the parameters on GT for which they stand: see `standing_for`.
+_originals: dict[int, torch.Tensor] = {}
+
+
+@contextlib.contextmanager
+def standing_for(originals: dict[int, torch.Tensor]) -> Iterator[None]:
+    """Let plain tensors, given by id(), be taken for parameters on GT: optimizers choose the same implementation and
+    the same lists for them."""
+    _originals.update(originals)
+    try:
+        yield
+    finally:
+        for ident in originals:
+            del _originals[ident]
 
 
 def patch_optimizer_defaults(handle: type[torch.Tensor]) -> None:
@@ -40,7 +55,7 @@ def _preferring_lists(choose: Callable[..., tuple[bool, bool]], handle: type[tor
     ) -> tuple[bool, bool]:
         fused, lists = choose(params, differentiable, use_fused)
         if not (fused or lists or differentiable) and params:
-            lists = all(type(each) is handle and each.dtype in _DTYPES for each in params)
+            lists = all(_is_on_gt(each, handle) and each.dtype in _DTYPES for each in params)
         return fused, lists
 
     return choose_implementation
@@ -51,7 +66,7 @@ def _in_buckets(group: Callable[..., dict[Any, Any]], handle: type[torch.Tensor]
     def group_in_buckets(tensorlistlist: list[list[Any]], with_indices: bool = False) -> dict[Any, Any]:
         """The keys of torch's groups are pairs, whose second part nobody reads."""
         groups = group(tensorlistlist, with_indices)
-        if not tensorlistlist[0] or type(tensorlistlist[0][0]) is not handle:
+        if not tensorlistlist[0] or not _is_on_gt(tensorlistlist[0][0], handle):
             return groups
         return {
             (device, (dtype, bucket.start)): ([each[bucket] for each in lists], indices[bucket])
@@ -62,10 +77,14 @@ def _in_buckets(group: Callable[..., dict[Any, Any]], handle: type[torch.Tensor]
     return group_in_buckets
 
 
+def _is_on_gt(tensor: torch.Tensor, handle: type[torch.Tensor]) -> bool:
+    return type(tensor) is handle or (bool(_originals) and id(tensor) in _originals)
+
+
 def _buckets(tensors: list[torch.Tensor]) -> Iterator[slice]:
     start = size = 0
     for number, tensor in enumerate(tensors, 1):
-        size += tensor.nbytes
+        size += _originals.get(id(tensor), tensor).nbytes
         if size >= BUCKET_BYTES or number == len(tensors):
             yield slice(start, number)
             start, size = number, 0

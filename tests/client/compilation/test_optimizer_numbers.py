@@ -17,9 +17,9 @@ def optimizer_of(kind, **options):
 def test_the_numbers_of_sgd_follow_its_rate(embedded):
     optimizer, parameters = optimizer_of(torch.optim.SGD, lr=0.5)
     stand_in = StandIn(optimizer, parameters, is_whole=False)
-    assert stand_in.advance() == [[("aten.add_.Tensor", (-0.5,))]]
+    assert stand_in.advance() == [[("aten._foreach_add_.List", (-0.5,))]]
     optimizer.param_groups[0]["lr"] = 0.25
-    assert stand_in.advance() == [[("aten.add_.Tensor", (-0.25,))]]
+    assert stand_in.advance() == [[("aten._foreach_add_.List", (-0.25,))]]
 
 
 def test_the_optimizer_changes_only_when_it_is_told(embedded):
