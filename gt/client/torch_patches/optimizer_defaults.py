@@ -77,6 +77,12 @@ def _in_buckets(group: Callable[..., dict[Any, Any]], handle: type[torch.Tensor]
     return group_in_buckets
 
 
+def bucket_sizes(parameters: list[torch.Tensor]) -> list[int]:
+    """The lengths of the lists into which the implementation on lists cuts the parameters of a group."""
+    groups = Optimizer._group_tensors_by_device_and_dtype([parameters], with_indices=True)  # type: ignore[list-item]
+    return [len(indices) for _, indices in groups.values()]
+
+
 def _is_on_gt(tensor: torch.Tensor, handle: type[torch.Tensor]) -> bool:
     return type(tensor) is handle or (bool(_originals) and id(tensor) in _originals)
 
