@@ -7,7 +7,7 @@ import linecache
 import torch
 
 from gt.client.call_sites import Site
-from gt.core.messages import Failure, Gathered, Lost
+from gt.core.messages import Failure, Gathered, Lost, NotCompiled
 
 
 def describe_failure(failure: Failure, site: Site) -> str:
@@ -59,6 +59,12 @@ def describe_gathering(gathered: Gathered, site: Site) -> str:
     else:
         reason = "has no sharding rule for this call: its inputs are gathered and it runs whole"
     return f"{gathered.op} {reason} ({file}:{line})"
+
+
+def describe_eager_scope(news: NotCompiled, site: Site) -> str:
+    file, line, _ = site
+    scope = f"signal {news.scope!r}: " if news.scope else ""
+    return f"{scope}{news.reason} ({file}:{line})"
 
 
 def describe_loss(lost: Lost, how_it_ended: str, site: Site | None = None) -> str:

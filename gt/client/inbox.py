@@ -11,7 +11,13 @@ from collections import deque
 from collections.abc import Callable
 
 from gt.client.call_sites import Sites
-from gt.client.error_text import describe_failure, describe_gathering, describe_loss, error_of_query
+from gt.client.error_text import (
+    describe_eager_scope,
+    describe_failure,
+    describe_gathering,
+    describe_loss,
+    error_of_query,
+)
 from gt.client.interrupts import CriticalSection
 from gt.core.errors import GTError, OpError, ProtocolError, ServerLost, WorkerLost
 from gt.core.messages import (
@@ -20,6 +26,7 @@ from gt.core.messages import (
     Gathered,
     Joined,
     Lost,
+    NotCompiled,
     OpFailed,
     Refused,
     Rejected,
@@ -30,6 +37,7 @@ from gt.wire.client_channel import ClientChannel, Received
 
 log = logging.getLogger("gt.client")
 sharding_log = logging.getLogger("gt.sharding")
+signals_log = logging.getLogger("gt.signals")
 
 POLL_SECONDS = 0.05  # how long a thread receives for all, or waits for the thread that does; defers Ctrl-C
 NOTICE_SECONDS = 10.0  # a wait this long is explained on stderr
@@ -134,13 +142,20 @@ class Inbox:
                 log.warning("%s", describe_loss(answer, self._channel.how_it_ended(answer.pid)))
             elif isinstance(answer, Joined | Uploaded):
                 continue
-            elif isinstance(answer, Gathered):
-                sharding_log.warning("%s", describe_gathering(answer, self._sites.lookup(answer.site)))
+            elif isinstance(answer, Gathered | NotCompiled):
+                self._tell(answer)
             elif answer.request in self._abandoned:  # type: ignore[union-attr]
                 self._abandoned.discard(answer.request)  # type: ignore[union-attr]
             else:
                 self._answers[answer.request] = received  # type: ignore[union-attr]
         return bool(arrived)
+
+    def _tell(self, news: Gathered | NotCompiled) -> None:
+        site = self._sites.lookup(news.site)
+        if isinstance(news, Gathered):
+            sharding_log.warning("%s", describe_gathering(news, site))
+        else:
+            signals_log.warning("%s", describe_eager_scope(news, site))
 
     def unshown(self) -> list[Failure]:
         """Failures that no read has shown, taken out of the inbox."""

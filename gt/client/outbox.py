@@ -171,22 +171,11 @@ class Outbox:
                 if not batch:
                     return
                 self._batches_sent += 1
-                compressed, rest = self._matcher.compress(batch, is_final=is_final)
-                if rest:
-                    self._put_back(rest)
-                    del batch[-len(rest) :]
-                self.tape.extend(batch)
-                log.debug("sending %d instructions and %d tensors", len(compressed), len(uploads))
-                if compressed:
-                    self._send(compressed, uploads)
+                self._send(batch, uploads, is_final)
             finally:
                 self._sending.release()
         if self._channel.is_asynchronous:
             self._pace(len(batch))
-
-    def _put_back(self, instructions: list[Instruction]) -> None:
-        with self.lock:
-            self.queue.extendleft(reversed(instructions))
 
     def _begin(self) -> tuple[list[Instruction], list[Upload]]:
         """Become the thread that sends, and take the batch to send. Never blocks on `_sending` while holding `lock`: a
@@ -198,9 +187,19 @@ class Outbox:
             with self._sending:
                 pass
 
-    def _send(self, batch: list[Instruction], uploads: list[Upload]) -> None:
+    def _send(self, batch: list[Instruction], uploads: list[Upload], is_final: bool) -> None:
+        """Send a batch, with its repeated runs of ops as segments. The instructions at its end that stay in the queue
+        are removed from it."""
         try:
-            self._channel.send(batch, uploads)
+            compressed, rest = self._matcher.compress(batch, is_final=is_final)
+            if rest:
+                with self.lock:
+                    self.queue.extendleft(reversed(rest))
+                del batch[-len(rest) :]
+            self.tape.extend(batch)
+            log.debug("sending %d instructions and %d tensors", len(compressed), len(uploads))
+            if compressed:
+                self._channel.send(compressed, uploads)
             if not self._channel.is_asynchronous:
                 self._collect()
         except GTError:

@@ -18,7 +18,7 @@ from gt.core.messages import MAX_SEGMENT, ForgetOps, FreeTensors, Instruction, N
 from gt.core.settings import HotPathSettings
 from gt.core.signatures import Signature
 
-MAX_CANDIDATES = 1 << 12  # runs that are remembered
+MAX_CANDIDATES = 1 << 11  # runs that are remembered, and segments
 MAX_OF_START = 8  # remembered runs that begin with the same op
 MAX_TEMPLATES = 4  # segments of the same ops with other patterns of tensors
 MAX_DEVIATIONS = 256  # reasons and lines that are counted

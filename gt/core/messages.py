@@ -611,6 +611,8 @@ class WorkerStats(Struct, array_like=True, frozen=True):
     - `restrided`: tensors copied into the strides that the signature declares
     - `exchanges`: exchanges with other workers, by their way: "shared memory", "gloo all-reduce", ...
     - `segments`: repeated runs of ops that the worker knows; it has replayed `replayed_ops` of their ops
+    - `compiled`: runs of ops for which there is compiled code
+    - `compiled_runs`: how often such code ran in place of the ops
     """
 
     ops: int
@@ -621,6 +623,17 @@ class WorkerStats(Struct, array_like=True, frozen=True):
     exchanges: dict[Name, int] = {}
     segments: int = 0
     replayed_ops: int = 0
+    compiled: int = 0
+    compiled_runs: int = 0
+
+
+class NotCompiled(_Record, frozen=True):
+    """News for the client as well: ops of a scope with `compile` run one by one, from the one at `site` on."""
+
+    session: int
+    scope: Name
+    site: SiteId
+    reason: Text
 
 
 class Stats(_Record, frozen=True):
@@ -681,7 +694,7 @@ class TimelineReport(_Record, tag="Timeline", frozen=True):
 Report = Union[
     Fetched, Uploaded, Queried, Failed, OpFailed, Synchronized, Versions, Traffic, Stats, MemoryReport, TimelineReport,
     Progress,
-    StoreReady, Goodbye,
+    StoreReady, NotCompiled, Goodbye,
 ]  # fmt: skip
 
 
@@ -766,5 +779,6 @@ class Rejected(_Record, frozen=True):
 
 Answer = Union[
     TensorRead, MoreRoomNeeded, Uploaded, Queried, Failed, OpFailed, Synchronized, VersionsRead, Located, TrafficRead,
-    StatsRead, MemoryRead, TimelineRead, Lost, Joined, Gathered, Rejected, Welcome, Refused, Waiting, Goodbye,
+    StatsRead, MemoryRead, TimelineRead, Lost, Joined, Gathered, NotCompiled, Rejected, Welcome, Refused, Waiting,
+    Goodbye,
 ]  # fmt: skip

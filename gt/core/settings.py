@@ -28,6 +28,15 @@ class HotPathSettings(msgspec.Struct, frozen=True):
 DEFAULT_HOT_PATH = HotPathSettings()
 
 
+class CompileSettings(msgspec.Struct, frozen=True):
+    """`is_automatic`: runs of ops that repeat often are compiled without a signal that asks for it; `seconds`: the
+    limit for one of them; `niceness`: that of the process that compiles."""
+
+    is_automatic: bool = False
+    seconds: float = 300.0
+    niceness: int = 19
+
+
 class Settings(msgspec.Struct, frozen=True):
     """`workers` 0, `mode` "", `transport` "", `auto_shard` None and `copy_limit` None mean that the user gave no
     value."""
@@ -44,6 +53,10 @@ class Settings(msgspec.Struct, frozen=True):
     debug_client: bool = False
     debug_dispatcher: bool = False
     debug_worker: bool = False
+    debug_compile: bool = False
+    auto_compile: bool = False
+    compile_timeout: float = 300.0
+    compile_nice: int = 19
     check_geometry: bool = False
     transport: str = ""
     full_traceback: bool = False
@@ -57,6 +70,15 @@ class Settings(msgspec.Struct, frozen=True):
     @property
     def hot_path(self) -> HotPathSettings:
         return HotPathSettings(self.hotpath, self.hotpath_min_seq, self.hotpath_threshold)
+
+    @property
+    def compiling(self) -> CompileSettings:
+        return CompileSettings(self.auto_compile, self.compile_timeout, self.compile_nice)
+
+    @property
+    def shows_workers(self) -> bool:
+        """Whether the logs of workers are shown."""
+        return self.verbose or self.debug_worker or self.debug_compile
 
     @property
     def shares_memory(self) -> bool:
@@ -86,6 +108,12 @@ def _seconds(text: str) -> float:
     if not 0 < float(text) < float("inf"):
         raise ValueError("expected a positive number of seconds")
     return float(text)
+
+
+def _niceness(text: str) -> int:
+    if not 0 <= int(text) <= 19:
+        raise ValueError("expected a whole number from 0 to 19")
+    return int(text)
 
 
 def _optional_bytes(text: str) -> int | None:
@@ -126,6 +154,10 @@ _VARIABLES: dict[str, tuple[str, Callable[[str], object]]] = {
     "GT_TIMEOUT": ("timeout", _seconds),
     "GT_HEARTBEAT_TIMEOUT": ("heartbeat_timeout", _seconds),
     "GT_KEYS": ("keys", str),
+    "GT_AUTO_COMPILE": ("auto_compile", _flag),
+    "GT_COMPILE_TIMEOUT": ("compile_timeout", _seconds),
+    "GT_COMPILE_NICE": ("compile_nice", _niceness),
+    "GT_DEBUG_COMPILE": ("debug_compile", _flag),
     "GT_HOTPATH": ("hotpath", _flag),
     "GT_HOTPATH_MIN_SEQ": ("hotpath_min_seq", _count),
     "GT_HOTPATH_THRESHOLD": ("hotpath_threshold", _count),

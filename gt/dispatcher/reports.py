@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from gt.core.errors import ProtocolError
 from gt.core.ids import session_of
-from gt.core.messages import Failed, OpFailed, StoreReady
+from gt.core.messages import Failed, NotCompiled, OpFailed, StoreReady
 from gt.dispatcher.deferred_failures import DeferredFailure, DeferredFailures
 from gt.dispatcher.group_store import GroupStore
 from gt.dispatcher.message_queue import MessageQueue
@@ -27,7 +27,7 @@ class Reports:
         self._store = store
         self._deferred_failures = DeferredFailures(state)
 
-    def take(self, worker: int, report: OpFailed | StoreReady | Reply, buffer: Buffer | None) -> None:
+    def take(self, worker: int, report: OpFailed | StoreReady | NotCompiled | Reply, buffer: Buffer | None) -> None:
         if isinstance(report, OpFailed):
             self._require_own_failure(worker, report)
         elif isinstance(report, Failed):
@@ -39,6 +39,8 @@ class Reports:
                 self._pass_on((worker, report))
             elif isinstance(report, StoreReady):
                 self._store.announce(worker, report)
+            elif isinstance(report, NotCompiled):
+                self._pass_on_news(worker, report)
             else:
                 self._requests.add_reply(worker, report, buffer)
 
@@ -63,6 +65,13 @@ class Reports:
                 self._requests.add_reply(worker, report, None)
         elif self._state.lost_peer(report.failure) is None and not self._state.has_ended(report.session):
             self._outgoing.answer(report.session, report)
+
+    def _pass_on_news(self, worker: int, news: NotCompiled) -> None:
+        if self._state.has_ended(news.session):
+            return
+        if worker not in self._state.sessions[news.session].workers:
+            raise ProtocolError(f"worker {worker} was given nothing of session {news.session} that could be compiled")
+        self._outgoing.answer(news.session, news)
 
     def _require_own_failure(self, worker: int, failed: OpFailed) -> None:
         """A worker may report failures only to sessions whose ops it runs."""

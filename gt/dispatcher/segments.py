@@ -35,7 +35,7 @@ from gt.sharding.spec import ShardingSpec
 
 MAX_SPLITS = 8  # of a segment, for different layouts
 MAX_VARIANTS = 16  # of a split, for different dead slots
-MAX_SEGMENTS = 1 << 13  # of a session
+MAX_SEGMENTS = 3 << 10  # of a session; clients forget theirs at two thirds of that
 
 
 class RunPart(NamedTuple):

@@ -11,10 +11,13 @@ import numpy as np
 
 from gt.core.message_events import Observer
 from gt.core.messages import ByteRange, Command, Instruction, Report, RunOp, Welcome
+from gt.core.settings import CompileSettings
 from gt.dispatcher.dispatcher import Dispatcher
 from gt.dispatcher.message_queue import Outgoing, ToClient, ToWorkers
 from gt.version import __version__
 from gt.wire.client_channel import Buffer, Received, Upload, as_buffer
+from gt.worker.compilation.private_directory import own_directory
+from gt.worker.compilation.queue import CompileQueue
 from gt.worker.engines import make_engine
 from gt.worker.exchange import InProcessExchange
 from gt.worker.exchange.in_process import run_interleaved
@@ -27,16 +30,34 @@ class InProcessChannel:
     is_asynchronous = False
 
     def __init__(
-        self, workers: int, backend: str, observer: Observer | None = None, copy_limit: int | None = None
+        self,
+        workers: int,
+        backend: str,
+        observer: Observer | None = None,
+        copy_limit: int | None = None,
+        compiling: CompileSettings | None = None,
     ) -> None:
+        compiling = compiling or CompileSettings()
+        self._compile_queue = CompileQueue(own_directory, compiling, is_alone=True)
         self.dispatcher = Dispatcher(observer, copy_limit)
         self._observer = observer
-        self.executors = [_make_executor(number, backend) for number in range(workers)]
+        self.executors = [self._make_executor(number, backend, compiling) for number in range(workers)]
         for executor in self.executors:
             self.dispatcher.join_worker(executor.engine.device, "here", os.getpid(), executor.engine.memory())
             self.dispatcher.make_ready(executor.worker)
         self._session = self.dispatcher.open_session("here", os.getpid())
         self._arrived: deque[Received] = deque()
+
+    def _make_executor(self, worker: int, backend: str, compiling: CompileSettings) -> Executor:
+        return Executor(
+            worker,
+            make_engine(backend),
+            InProcessExchange(),
+            _export,
+            owns_buffers=False,
+            compile_queue=self._compile_queue,
+            compiles_all=compiling.is_automatic,
+        )
 
     def welcome(self) -> Welcome:
         infos = tuple(worker.info for worker in self.dispatcher.state.workers.values())
@@ -119,14 +140,10 @@ class InProcessChannel:
         return ""
 
     def close(self) -> None:
+        self._compile_queue.close()
         self.executors.clear()
         if self._observer is not None:
             self._observer.close()
-
-
-def _make_executor(worker: int, backend: str) -> Executor:
-    engine = make_engine(backend)
-    return Executor(worker, engine, InProcessExchange(), _export, owns_buffers=False)
 
 
 def _export(nbytes: int, place: ByteRange | None, write: WriteBytes) -> tuple[ByteRange, memoryview]:

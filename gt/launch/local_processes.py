@@ -48,7 +48,7 @@ class LocalProcesses:
         self._receiving = threading.Lock()
         self._fork_server: subprocess.Popen[bytes] | None = None
         try:
-            self._start(self._options(settings), theirs.fileno(), settings.verbose or settings.debug_worker)
+            self._start(self._options(settings), theirs.fileno(), settings.shows_workers)
         except BaseException:
             self.stop()
             raise

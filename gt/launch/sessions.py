@@ -189,7 +189,9 @@ def _open(settings: Settings) -> Session:
     if settings.mode == "connected":
         return _open_connected(settings)
     observer = open_log(settings.instruction_log)
-    channel = InProcessChannel(settings.workers or 1, settings.backend, observer, settings.copy_limit)
+    channel = InProcessChannel(
+        settings.workers or 1, settings.backend, observer, settings.copy_limit, settings.compiling
+    )
     return Session(channel, channel.welcome(), settings.auto_shard, settings.hot_path)
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import os
 import threading
 from collections.abc import Mapping
@@ -14,8 +13,6 @@ from gt.signals.checks import name_problem, show
 from gt.signals.config import Config, SignalConfig, at
 from gt.signals.parser import read_config
 
-_log = logging.getLogger("gt.signals")
-
 
 class Registry:
     """The configuration and its version. Readers take one immutable `Config`; only a change takes the lock."""
@@ -26,7 +23,6 @@ class Registry:
         self._config = Config()
         self._version = 0
         self._is_started = False
-        self._has_warned = False
 
     @property
     def version(self) -> int:
@@ -94,16 +90,7 @@ class Registry:
         before = self._config
         self._config = Config({**before.signals, **added.signals}, added.model or before.model)
         self._version += self._config != before
-        self._warn_of_compile(added)
         return added
-
-    def _warn_of_compile(self, added: Config) -> None:
-        asked = [(name, config) for name, config in added.signals.items() if config.compile]
-        if asked and not self._has_warned:
-            self._has_warned = True
-            name, config = asked[0]
-            where = f" ({config.source})" if config.source else ""
-            _log.warning("compile of signal %r%s has no effect yet; its ops run one by one", name, where)
 
 
 registry = Registry()

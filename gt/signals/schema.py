@@ -86,7 +86,7 @@ _SIGNAL_SECTION: Json = {
         "shard": {"$ref": "#/$defs/shard"},
         "replicate": _REPLICATE,
         "backward": {"description": "the signal that gradients run under", **_SIGNAL},
-        "compile": {"description": "a compilation boundary; no effect yet", "type": "boolean"},
+        "compile": {"description": "a compilation boundary: its ops are compiled on the workers", "type": "boolean"},
         "reshard_after_forward": {
             "description": "drop the gathered copies of a module's parameters when its forward has ended",
             "type": "boolean",

@@ -15,7 +15,7 @@ from typing import TextIO
 
 from gt.core.settings import Settings
 
-VISIBLE_LOGGERS = ("gt.dispatcher", "gt.worker", "gt.sharding", "gt.signals", "gt.wire")
+VISIBLE_LOGGERS = ("gt.dispatcher", "gt.worker", "gt.sharding", "gt.signals", "gt.wire", "gt.compile")
 """Loggers whose warnings are written without GT_VERBOSE. `gt.client` is not among them: a client raises its errors."""
 
 MAX_REPEATS = 20  # warnings of one kind that are written
@@ -137,6 +137,7 @@ def configure_logging(settings: Settings) -> None:
         "gt.client": logging.DEBUG if settings.debug_client else None,
         "gt.dispatcher": logging.DEBUG if settings.debug_dispatcher else None,
         "gt.worker": logging.DEBUG if settings.debug_worker else None,
+        "gt.compile": logging.INFO if settings.debug_compile else None,
     }
     root = logging.getLogger("gt")
     if not any(isinstance(handler, logging.NullHandler) for handler in root.handlers):

@@ -29,9 +29,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     configure_logging(settings)
     if options.lifeline is not None:
         end_with_parent(lambda: clear_up(options.lifeline))
+    compiling = options.lifeline / "compile" if options.lifeline is not None else None
     try:
         endpoint = options.connect or f"tcp://{require_loopback(options.host)}:{options.port}"
-        worker = WorkerProcess(endpoint, options.backend, options.device, options.threads, settings)
+        worker = WorkerProcess(endpoint, options.backend, options.device, options.threads, settings, compiling)
         end_on_sigterm(worker.stop)
         worker.run()
     except KeyboardInterrupt:

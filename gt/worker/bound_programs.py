@@ -35,7 +35,7 @@ from gt.worker.moves import Mover, run_moves
 Registers: TypeAlias = dict[int, Any]
 
 # The view ops need strides that a shard may not have.
-_STRIDE_FREE = {"aten.view.default": "aten.reshape.default", "aten._unsafe_view.default": "aten.reshape.default"}
+STRIDE_FREE = {"aten.view.default": "aten.reshape.default", "aten._unsafe_view.default": "aten.reshape.default"}
 
 
 class BoundProgram:
@@ -51,7 +51,7 @@ class BoundProgram:
         self.op = op
         self.program = program
         self._engine = engine
-        self._worker = worker
+        self.worker = worker
         self._views: dict[int, Callable[[Value], Value]] = {}
         self.writes = program.consumes
         self.direct: DirectCall | None = None
@@ -110,11 +110,11 @@ class BoundProgram:
             register = self.program.takes[position]
             for step in self.program.steps:
                 if isinstance(step, Move) and step.input == register:
-                    found[position] = create_sharded_output(step.meta, spec_of(step.source), self._worker)
+                    found[position] = create_sharded_output(step.meta, spec_of(step.source), self.worker)
                 elif isinstance(step, Compute) and register in step.inputs[: len(step.operand_specs)]:
                     place = step.inputs.index(register)
                     meta, spec = step.inputs_meta[place], spec_of(step.operand_specs[place])
-                    found[position] = create_sharded_output(meta, spec, self._worker)
+                    found[position] = create_sharded_output(meta, spec, self.worker)
                 elif isinstance(step, Whole) and register in step.inputs:
                     written = step.signature.writes.index(step.inputs.index(register))
                     found[position] = step.signature.fully_written[written]
@@ -124,7 +124,7 @@ class BoundProgram:
 
     def _prepare(self, number: int, step: ProgramStep) -> Any:
         if isinstance(step, Move):
-            mover = Mover(self._engine, self._worker, step.meta, spec_of(step.source), spec_of(step.target))
+            mover = Mover(self._engine, self.worker, step.meta, spec_of(step.source), spec_of(step.target))
             return _Moves([step.input], [step.output], [mover])
         if isinstance(step, Whole):
             written = [step.inputs[position] for position in step.signature.writes]
@@ -166,14 +166,14 @@ class BoundProgram:
         operands = tuple(map(spec_of, step.operand_specs))
         results = tuple(map(spec_of, step.result_specs))
         call = OpCall(step.op, step.args, step.kwargs, step.inputs_meta, step.outputs_meta, step.positions)
-        shard = LocalContext(call, operands, results, self._worker)
+        shard = LocalContext(call, operands, results, self.worker)
         region = self._region(step, shard) if step.random else None
         local = get_shard_args(shard)
-        if step.in_place is not None and _is_the_op(local, call) and not step.random:
+        if step.in_place is not None and is_the_op(local, call) and not step.random:
             bound = BoundOp(self._engine, step.in_place)
             direct = bound if self._is_single(step) and len(step.into) == 1 else None
             return self._checked(step, results, self._in_place(bound, step), direct)
-        if step.is_view and _is_view(local):
+        if step.is_view and is_view(local):
             return self._checked(step, results, self._view(number, local.calls[0]))
         ops = [self._bind_call(part, step, region) for part in local.calls]
         is_one_call = len(ops) == 1 and local.results == (len(call.inputs),) and not step.into
@@ -194,7 +194,7 @@ class BoundProgram:
         differ, these and all later results are copied into the memory format of the whole result; otherwise, if the
         program is one call, of the op `direct`, that is called directly from then on."""
         pairs = zip(step.outputs_meta, results, strict=True)
-        expected = [create_sharded_output(meta, spec, self._worker) for meta, spec in pairs]
+        expected = [create_sharded_output(meta, spec, self.worker) for meta, spec in pairs]
         cast = self._engine.resolve("aten._to_copy.default") if step.casts else None
         dtypes = [self._engine.literal(DType(meta.dtype)) for meta in step.outputs_meta]
         fresh = [not step.is_view and not (step.into and step.into[position] >= 0) for position in range(len(expected))]
@@ -269,14 +269,14 @@ class BoundProgram:
     def _bind_call(self, part: LocalCall, step: Compute, region: Region | None) -> BoundOp:
         """One op of a lowering. Its inputs are all registers so far, so its signature has no view paths."""
         random = step.random and part.op == step.op
-        op = _STRIDE_FREE.get(part.op, part.op)
+        op = STRIDE_FREE.get(part.op, part.op)
         signature = Signature(op, part.args, dict(part.kwargs), (), (), (), (), random, step.default_dtype)
         return BoundOp(self._engine, signature, region if random else None)
 
     def _region(self, step: Compute, shard: LocalContext) -> Region:
         """The part of the whole result for which this worker draws random numbers."""
         shape = step.outputs_meta[0].shape
-        return Region(shape, local_box(shard.results[0], shape, self._worker))
+        return Region(shape, local_box(shard.results[0], shape, self.worker))
 
 
 _Run: TypeAlias = Callable[[list[Value], tuple[Number, ...]], list[Any]]
@@ -284,7 +284,7 @@ _Action: TypeAlias = Callable[[Registers, tuple[Number, ...], Fail], bool]
 """A step on registers; returns whether it may have written to a tensor that existed before."""
 
 
-def _is_view(local: LocalProgram) -> bool:
+def is_view(local: LocalProgram) -> bool:
     """Whether the lowering of a view op is one view op of this worker's shard."""
     if len(local.calls) != 1:
         return False
@@ -292,7 +292,7 @@ def _is_view(local: LocalProgram) -> bool:
     return call.args[:1] == (Input(0),) and call.op != "aten.as_strided.default"
 
 
-def _is_the_op(local: LocalProgram, call: OpCall) -> bool:
+def is_the_op(local: LocalProgram, call: OpCall) -> bool:
     """Whether the lowering of an op is the op itself with its own arguments."""
     if len(local.calls) != 1 or local.results != tuple(range(len(call.inputs), len(call.inputs) + len(call.outputs))):
         return False

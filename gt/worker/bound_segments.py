@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, MutableMapping, Sequence
 from operator import itemgetter
-from typing import Any, NamedTuple, TypeAlias
+from typing import Any, NamedTuple, Protocol, TypeAlias
 
 from gt.core.messages import RunSegment
 from gt.core.segments import SegmentBody, SegmentOp
@@ -44,23 +44,35 @@ class OtherStep(NamedTuple):
     position: int
 
 
+class BlockRunner(Protocol):
+    """A block that runs itself: it takes the registers, to which it adds the results of its ops, and a function that
+    runs blocks on them."""
+
+    def run(self, registers: list[Any], run_blocks: Callable[[Sequence[Block]], None]) -> None: ...
+
+
+Block: TypeAlias = "list[DirectStep] | OtherStep | BlockRunner"
+
+
 class Variant(NamedTuple):
     """A segment prepared for a set of slots that die in it. `blocks` are direct steps that follow each other, and other
     steps between them. `taken` are the externals that the segment frees or writes to; `live` are the registers and the
     id offsets of the results that outlive it."""
 
-    blocks: tuple[list[DirectStep] | OtherStep, ...]
+    blocks: tuple[Block, ...]
     taken: tuple[int, ...]
     live: tuple[tuple[int, int], ...]
 
 
 class BoundSegment:
     """`writes` are the slots of tensors that the segment writes to and that existed before it, each with the slot of
-    the version that the write gives, in order. `has_program_writes`: a program among its ops writes."""
+    the version that the write gives, in order. `has_program_writes`: a program among its ops writes. `hot` has what the
+    compiler keeps for a set of dead slots."""
 
     def __init__(self, body: SegmentBody, ops: Mapping[int, AnyBoundOp]) -> None:
         self.body = body
         self.bound = [ops[op.op_id] for op in body.ops]
+        self.hot: dict[tuple[int, ...], Any] = {}
         self._variants: dict[tuple[int, ...], Variant] = {}
         self._renamed = {old: new for op, bound in self._pairs() for old, new in _renamed(op, bound)}
         self.has_program_writes = any(isinstance(bound, BoundProgram) and bound.writes for bound in self.bound)
@@ -80,6 +92,7 @@ class BoundSegment:
         if found is None:
             if len(self._variants) >= MAX_VARIANTS:
                 self._variants.clear()
+                self.hot.clear()
             found = self._variants[dead] = self._prepare(frozenset(dead))
         return found
 
@@ -87,7 +100,7 @@ class BoundSegment:
         body, renamed = self.body, self._renamed
         ends = dead | renamed.keys()
         clears = self._clears(ends)
-        blocks: list[list[DirectStep] | OtherStep] = []
+        blocks: list[Block] = []
         for position, (op, bound) in enumerate(self._pairs()):
             clear = tuple(map(self.register, clears[position]))
             if not is_direct(op, bound):

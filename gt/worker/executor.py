@@ -18,6 +18,7 @@ from gt.core.messages import (
     ForgetOps,
     FreeTensors,
     MemoryReport,
+    NotCompiled,
     OpFailed,
     Progress,
     QueryOp,
@@ -56,6 +57,8 @@ from gt.core.segments import SegmentBody
 from gt.worker.bound_ops import BoundOp, UnavailableOp
 from gt.worker.bound_programs import BoundProgram
 from gt.worker.bound_segments import BoundSegment
+from gt.worker.compilation.queue import CompileQueue
+from gt.worker.compilation.segment_compiler import SegmentCompiler
 from gt.worker.engines.engine import Buffer, Engine
 from gt.worker.exchange import Exchange
 from gt.worker.exchange.interface import Exchanging
@@ -89,6 +92,8 @@ class Executor:
         *,
         owns_buffers: bool,
         progress: MutableSequence[int] | None = None,
+        compile_queue: CompileQueue | None = None,
+        compiles_all: bool = False,
     ) -> None:
         self.worker = worker
         self.engine = engine
@@ -105,7 +110,12 @@ class Executor:
         self.tensors = self._runner.tensors
         self.ops = self._runner.ops
         self.segments: dict[int, BoundSegment] = {}
-        self._replay = SegmentReplay(self._runner)
+        self._compiler = (
+            SegmentCompiler(engine, compile_queue, self._compiles, self._tell_not_compiled, is_automatic=compiles_all)
+            if compile_queue is not None
+            else None
+        )
+        self._replay = SegmentReplay(self._runner, self._compiler)
         self._memory_recorder = MemoryRecorder(engine, self.tensors)
         self._steps = self._runner.steps
         self.scopes: dict[tuple[int, int], WorkerDefineScope] = {}
@@ -265,6 +275,7 @@ class Executor:
         nbytes = sum(int(value.nbytes) for value in values)
         received = self._runner.traffic.by_peer()
         ways = self.exchange.ways()
+        compiled = (self._compiler.segments, self._compiler.runs) if self._compiler is not None else (0, 0)
         stats = WorkerStats(
             self._ops_run,
             len(values),
@@ -274,6 +285,7 @@ class Executor:
             ways,
             len(self.segments),
             self._replay.ops_replayed,
+            *compiled,
         )
         self._report(Stats(command.request, stats))
 
@@ -305,6 +317,14 @@ class Executor:
 
     def _define_scope(self, command: WorkerDefineScope) -> None:
         self.scopes[command.session, command.scope_id] = command
+
+    def _compiles(self, session: int, scope_id: int) -> bool:
+        scope = self.scopes.get((session, scope_id))
+        return scope is not None and scope.compile
+
+    def _tell_not_compiled(self, session: int, scope_id: int, site: int, reason: str) -> None:
+        scope = self.scopes.get((session, scope_id))
+        self._report(NotCompiled(session, scope.name if scope is not None else "", site, reason))
 
     def _forget(self, command: ForgetOps) -> None:
         if self._late is not None:
@@ -382,6 +402,8 @@ class Executor:
         self._timeline_recorder.forget(command.session)
         self._memory_recorder.forget(command.session)
         self._steps.forget(command.session)
+        if self._compiler is not None:
+            self._compiler.forget(command.session)
 
     # The store of the exchange
 

@@ -104,6 +104,11 @@ class OpRunner:
         """An op that is no direct call has raised an error, outside of `run`."""
         self._fail(command, bound, [self.tensors[ident] for ident in command.inputs], error)
 
+    def report_failure(self, command: RunOp, op: str, error: Exception) -> FailedValue:
+        failed = FailedValue(make_failure(self.worker, op, (), command, error))
+        self._report(OpFailed(session_of(command.op_id), failed.failure))
+        return failed.for_dependents()
+
     def _skips_write(self, command: RunOp, bound: BoundOp | UnavailableOp) -> bool:
         """Whether an op that writes is left out, because it belongs to an optimizer step with a failed gradient."""
         written = [command.inputs[position] for position in bound.writes]

@@ -33,6 +33,8 @@ from gt.wire.codec import Decoder, Frame, encode, encode_batches, join
 from gt.wire.connections import Link, open_link
 from gt.wire.keys import keys_directory
 from gt.wire.process_identity import is_running, start_mark, this_host
+from gt.worker.compilation.private_directory import shared_directory
+from gt.worker.compilation.queue import CompileQueue
 from gt.worker.engines import make_engine
 from gt.worker.engines.engine import Buffer
 from gt.worker.exchange import Exchange, ProcessExchange, shares_memory
@@ -54,7 +56,13 @@ class WorkerProcess:
     """The connection to the server, and the engine. Everything else is made anew each time the worker joins."""
 
     def __init__(
-        self, endpoint: str, backend: str, device: str = "", threads: int = 0, settings: Settings | None = None
+        self,
+        endpoint: str,
+        backend: str,
+        device: str = "",
+        threads: int = 0,
+        settings: Settings | None = None,
+        compile_directory: Path | None = None,
     ) -> None:
         settings = settings or Settings()
         self._shares_memory = settings.shares_memory
@@ -75,6 +83,8 @@ class WorkerProcess:
         self._commands: Decoder[Command | Refused] = Decoder(Command | Refused)
         self._refusals: list[float] = []  # their times
         self._engine = make_engine(backend, device, threads, clears=True)
+        self._compiles_all = settings.auto_compile
+        self._compile_queue = CompileQueue(lambda: compile_directory or shared_directory(endpoint), settings.compiling)
         self._server = (0, "")
 
     def run(self) -> None:
@@ -218,7 +228,16 @@ class WorkerProcess:
         self._exchange = ProcessExchange(answer.ident, self._engine.device, self._look_ahead, self._transport)
         self._ahead.clear()
         self._refused_ahead = ""
-        return Executor(answer.ident, self._engine, self._exchange, self._export, owns_buffers=True, progress=progress)
+        return Executor(
+            answer.ident,
+            self._engine,
+            self._exchange,
+            self._export,
+            owns_buffers=True,
+            progress=progress,
+            compile_queue=self._compile_queue,
+            compiles_all=self._compiles_all,
+        )
 
     def _run_batch(self, executor: Executor, frames: Sequence[Frame]) -> None:
         received, payloads = self._commands.decode(frames)
@@ -269,6 +288,7 @@ class WorkerProcess:
             time.sleep(_RETRY_SECONDS)
 
     def close(self) -> None:
+        self._compile_queue.close()
         self._close_link()
         for end in self._interrupt:
             end.close()

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 from gt.core.messages import RunOp, RunSegment
 from gt.worker.bound_programs import BoundProgram
-from gt.worker.bound_segments import BoundSegment, OtherStep, Variant, is_direct
+from gt.worker.bound_segments import Block, BoundSegment, OtherStep, Variant, is_direct
+from gt.worker.compilation.segment_compiler import CompiledCodeError, SegmentCompiler
 from gt.worker.failed_value import FailedValue
 from gt.worker.op_runner import OpRunner
 
@@ -17,8 +19,9 @@ class SegmentReplay:
     """Runs segments with the tensors, ops and optimizer steps of a runner. `ops_replayed` counts the ops of complete
     replays."""
 
-    def __init__(self, runner: OpRunner) -> None:
+    def __init__(self, runner: OpRunner, compiler: SegmentCompiler | None) -> None:
         self._runner = runner
+        self._compiler = compiler
         self.ops_replayed = 0
 
     def run(self, run: RunSegment, segment: BoundSegment) -> None:
@@ -37,18 +40,13 @@ class SegmentReplay:
         registers += run.scalars
         for position in variant.taken:
             del tensors[run.externals[position]]
-        append = registers.append
         progress[0] = run.segment_id
         try:
-            for block in variant.blocks:
-                if type(block) is list:
-                    for call, pick, clear, position in block:
-                        progress[1] = position
-                        append(call(*pick(registers)))
-                        for register in clear:
-                            registers[register] = None
-                else:
-                    self._run_other(run, segment, block, registers)  # type: ignore[arg-type]
+            blocks = variant.blocks if self._compiler is None else self._compiler.blocks(run, segment, variant)
+            self._run_blocks(run, segment, blocks, registers)
+        except CompiledCodeError as error:
+            self._go_on_unwritten(run, segment, variant, registers, error)
+            return
         except Exception as error:
             self._go_on(run, segment, variant, registers, error)
             return
@@ -57,6 +55,23 @@ class SegmentReplay:
             tensors[first + offset] = registers[register]
         self._forget_dead(run, segment)
         self.ops_replayed += len(segment.body.ops)
+
+    def _run_blocks(
+        self, run: RunSegment, segment: BoundSegment, blocks: Sequence[Block], registers: list[Any]
+    ) -> None:
+        """Hot path."""
+        progress, append = self._runner.progress, registers.append
+        for block in blocks:
+            if type(block) is list:
+                for call, pick, clear, position in block:
+                    progress[1] = position
+                    append(call(*pick(registers)))
+                    for register in clear:
+                        registers[register] = None
+            elif type(block) is OtherStep:
+                self._run_other(run, segment, block, registers)
+            else:
+                block.run(registers, lambda inner: self._run_blocks(run, segment, inner, registers))  # type: ignore[union-attr]
 
     def _may_write(self, run: RunSegment, segment: BoundSegment) -> bool:
         """Whether the segment may be replayed as far as its writes to older tensors go. Tells the optimizer steps of
@@ -128,6 +143,19 @@ class SegmentReplay:
         if position in frees:
             self._runner.free([segment.body.id(run, slot) for slot in frees[position]])
         self._run_commands(run, segment, position + 1)
+
+    def _go_on_unwritten(
+        self, run: RunSegment, segment: BoundSegment, variant: Variant, registers: list[Any], error: CompiledCodeError
+    ) -> None:
+        """Compiled code has failed: the tensors that it writes to have no value any more. The ops run one by one."""
+        op, ids = segment.body.ops[error.position], segment.body.ids(run.first, run.externals)
+        command = segment.body.command(op, ids, run.scalars)
+        failed = self._runner.report_failure(command, segment.bound[error.position].op, error.error)
+        for register in error.written:
+            registers[register] = failed
+        segment.restore(run, variant, registers, error.position, self._runner.tensors)
+        registers.clear()
+        self._run_commands(run, segment, error.position)
 
     def _run_commands(self, run: RunSegment, segment: BoundSegment, start: int) -> None:
         body = segment.body

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import gc
+import threading
 from collections.abc import Callable
 from typing import Any
 
@@ -288,6 +290,73 @@ def test_the_timeline_shows_the_ops_of_segments() -> None:
 
     stats = check(program)
     assert stats.hits > 3
+
+
+@pytest.mark.parametrize(("workers", "mode"), MODES)
+def test_threads_interleave_their_ops(workers: int, mode: str | None) -> None:
+    """The queue mixes the ops of threads: segments are found in the mixture or not, and values are those of each."""
+
+    def program() -> Any:
+        results: dict[int, Any] = {}
+
+        def chain(number: int) -> None:
+            x = gt.full((SIZE, SIZE), float(number))
+            for step in range(60):
+                for _ in range(4):
+                    x = x * 0.75
+                    x = x + number
+                if step % 20 == number:
+                    x = x.cos()
+                if step % 25 == 24:
+                    value(x)
+            results[number] = value(x)
+
+        threads = [threading.Thread(target=chain, args=(number,)) for number in range(3)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join(120)
+        return [results[number] for number in range(3)]
+
+    check(program, workers, mode)
+
+
+@pytest.mark.parametrize(("workers", "mode"), MODES)
+def test_scopes_change_between_repetitions(workers: int, mode: str | None) -> None:
+    """Ops in another scope, or in none, are other ops: they run where their scope says."""
+
+    def program() -> Any:
+        rows = gt.ShardConfig(axis=0, workers=list(range(workers)))
+        gt.register_config("rows", gt.SignalConfig(shard=rows))
+        x, specs = gt.ones(SIZE, SIZE), []
+        for step in range(18):
+            scope = contextlib.nullcontext() if step % 3 == 2 else gt.signal.context("rows")
+            with scope:
+                for _ in range(5):
+                    x = x * 0.5
+                    x = x + 1.0
+            specs.append(str(x.spec))
+        return specs, value(x)
+
+    assert check(program, workers, mode).hits > 5
+
+
+@pytest.mark.parametrize(("workers", "mode"), MODES)
+def test_a_program_goes_on_after_an_exception_of_its_own(workers: int, mode: str | None) -> None:
+    def program() -> Any:
+        x, errors = gt.ones(SIZE, SIZE), []
+        for step in range(16):
+            try:
+                for place in range(6):
+                    x = x * 1.25
+                    if step == 11 and place == 3:
+                        x = x @ gt.ones(SIZE + 1)
+                    x = x - 0.5
+            except RuntimeError as error:
+                errors.append(type(error).__name__)
+        return value(x), errors
+
+    check(program, workers, mode)
 
 
 # Random programs

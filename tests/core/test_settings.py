@@ -112,7 +112,7 @@ def test_a_value_that_cannot_be_used_is_refused_by_name(name, text, expected):
         ("GT_INSTRUCTIONS_LOG", "did you mean 'GT_INSTRUCTION_LOG'"),
         ("GT_debug_worker", "GT_DEBUG_WORKER"),
         ("GT_SHARED_MEMORY", "use GT_TRANSPORT"),
-        ("GT_XYZZY", "known: GT_AUTO_SHARD, GT_BACKEND, .*GT_WORKERS"),
+        ("GT_XYZZY", "known: GT_AUTO_COMPILE, GT_AUTO_SHARD, .*GT_WORKERS"),
     ],
 )
 def test_an_unknown_variable_is_warned_of_with_the_nearest_name(name, hint):

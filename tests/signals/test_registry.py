@@ -1,6 +1,5 @@
 """The current configuration, from files and Python; the later one counts."""
 
-import logging
 import sys
 import threading
 
@@ -185,19 +184,6 @@ def test_a_circle_that_python_closes_is_reported_with_the_line_of_the_file(regis
     registry.register("b", SignalConfig(backward_signal="a"))
     with pytest.raises(SignalError, match="config.yaml:1: signal 'a': .*circle: b -> a -> b"):
         registry.check_backward("b")
-
-
-def test_compile_is_logged_once_as_having_no_effect_yet(registry, write, caplog):
-    with caplog.at_level(logging.WARNING, "gt.signals"):
-        registry.register("a", ROWS)
-        registry.load(write("b: {}\nc: {compile: true}\nd: {compile: true}\n"))
-        registry.register("e", SignalConfig(compile=True))
-        registry.clear()
-        registry.register("e", SignalConfig(compile=True))
-    (record,) = caplog.records
-    assert (record.name, record.levelname) == ("gt.signals", "WARNING")
-    assert "compile of signal 'c'" in record.getMessage() and "config.yaml:2" in record.getMessage()
-    assert "no effect yet" in record.getMessage()
 
 
 @pytest.fixture

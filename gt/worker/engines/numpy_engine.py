@@ -13,7 +13,7 @@ from gt.core.signatures import Arg, Complex, DType, ListArg, MemoryFormat, Numbe
 from gt.worker.engines.counter_rng import Region
 from gt.worker.engines.engine import Buffer
 from gt.worker.engines.host_memory import host_memory
-from gt.worker.engines.numpy_ops import OPS
+from gt.worker.engines.numpy_ops import OPS, on_lists
 from gt.worker.engines.numpy_random import Draw
 from gt.worker.engines.numpy_types import Array, dtype_named
 from gt.worker.engines.numpy_views import (
@@ -51,7 +51,7 @@ class NumPyEngine:
     # Ops
 
     def resolve(self, op: str) -> Callable[..., Any]:
-        return _found(op, OPS)
+        return on_lists(op) or _found(op, OPS)
 
     def check_constants(self, op: str, args: Sequence[Arg], kwargs: Mapping[str, Arg]) -> None:
         """NumPy's functions check their arguments."""

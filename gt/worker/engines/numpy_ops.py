@@ -304,3 +304,26 @@ OPS: dict[str, Op] = {
     **VIEWS,
     "aten.view.default": _view,
 }
+
+
+def on_lists(op: str) -> Op | None:
+    """An op on lists of arrays, as the op on their elements, one position after another; None for any other op."""
+    _, listed, name = op.partition("aten._foreach_")
+    base = name.partition(".")[0]
+    single = next((OPS[found] for kind in _SINGLE if (found := f"aten.{base}.{kind}") in OPS), None)
+    if not listed or single is None:
+        return None
+
+    def run(first: Sequence[Array], *args: Any, **kwargs: Any) -> list[Any]:
+        def at(position: int, value: Any) -> Any:
+            return value[position] if isinstance(value, list | tuple) else value
+
+        return [
+            single(own, *[at(n, arg) for arg in args], **{name: at(n, value) for name, value in kwargs.items()})
+            for n, own in enumerate(first)
+        ]
+
+    return run
+
+
+_SINGLE = ("Tensor", "default", "Scalar")  # overloads on single tensors, the first that exists

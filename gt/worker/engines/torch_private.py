@@ -5,10 +5,14 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Generator
 from contextlib import AbstractContextManager, contextmanager
-from typing import Any
+from pathlib import Path
+from typing import Any, TypeAlias
 
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
+
+Code: TypeAlias = Callable[[list[torch.Tensor]], list[torch.Tensor]]
+"""Compiled code."""
 
 
 def qualified_name(op: str) -> tuple[str, str]:
@@ -34,9 +38,20 @@ def find_schema(op: str) -> Any:
     return torch._C._get_schema(*qualified_name(op))
 
 
+def find_tags(op: str) -> frozenset[str]:
+    """The names of an op's tags, such as `pointwise`."""
+    _, _, tags = torch._C._get_operation_overload(*qualified_name(op))
+    return frozenset(str(tag).partition(".")[2] for tag in tags)
+
+
 def find_python_function(op: str) -> Callable[..., Any] | None:
     """Torch's Python function of an op's name, such as `torch.add`, without the wrappers of the module `torch`."""
     return getattr(torch._C._VariableFunctions, op.split(".")[1], None)
+
+
+def load_code(path: Path) -> Code:
+    """The function in a shared library that AOTInductor has made for the CPU. Torch's compiler is not imported."""
+    return torch._C._aoti.AOTIModelContainerRunnerCpu(str(path), 1).run  # type: ignore[no-any-return]
 
 
 def storage_identity(tensor: torch.Tensor) -> int:

@@ -1,0 +1,1 @@
+"""Compiles runs of ops by Inductor, in the background."""

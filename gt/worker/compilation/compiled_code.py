@@ -1,0 +1,117 @@
+"""Compiled code of a piece, as a function of the piece's inputs and scalars."""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Sequence
+
+import torch
+
+from gt.core.signatures import Number
+from gt.worker.compilation.comparison import difference
+from gt.worker.compilation.pieces import Compiled, Piece
+from gt.worker.engines.torch_private import Code
+
+
+class CompiledCode:
+    """Call it only for values that `fits`. It gives the live tensors of the piece, in order, and writes to the inputs
+    at the positions `writes`. Live tensors share memory as those of the piece do."""
+
+    def __init__(self, piece: Piece, compiled: Compiled, code: Code) -> None:
+        self._code = code
+        self._takes = compiled.takes
+        self.writes = compiled.writes
+        self._outputs = [(output.source, output.view) for output in compiled.outputs]
+        self._count = len(piece.inputs)
+        self._geometry = [(meta.shape, meta.stride, getattr(torch, meta.dtype)) for meta in piece.inputs]
+        self._constants = [(place, value) for place, value in enumerate(piece.scalars) if value is not None]
+        self._numbers = [place for place, value in enumerate(piece.scalars) if value is None]
+        self._memory = array("d", [0.0] * len(self._numbers))
+        self._vector = torch.frombuffer(self._memory, dtype=torch.float64) if self._numbers else None
+        self._copied: frozenset[int] | None = None
+
+    def fits(self, values: Sequence[torch.Tensor]) -> bool:
+        """Whether tensors have the shapes, strides and dtypes of the piece, and share no memory that it writes."""
+        for value, (shape, stride, dtype) in zip(values, self._geometry, strict=True):
+            if value.stride() != stride or value.shape != shape or value.dtype is not dtype:
+                return False
+        if not self.writes:
+            return True
+        places = [value.untyped_storage().data_ptr() for value in values]
+        return all(places.count(places[position]) == 1 for position in self.writes)
+
+    def has_constants(self, scalars: Sequence[Number]) -> bool:
+        """Whether scalars have the values that the code was compiled for."""
+        return all(
+            type(scalars[place]) is type(value) and scalars[place] == value for place, value in self._constants
+        ) and all(type(scalars[place]) is float for place in self._numbers)
+
+    def __call__(self, values: Sequence[torch.Tensor], scalars: Sequence[Number]) -> list[torch.Tensor]:
+        given = [values[position] for position in self._takes]
+        if self._vector is not None:
+            memory = self._memory
+            for number, place in enumerate(self._numbers):
+                memory[number] = scalars[place]
+            given.insert(0, self._vector)
+        results = self._code(given)
+        if self._copied:
+            results = [_copy(made) if place in self._copied else made for place, made in enumerate(results)]
+        outputs = []
+        for source, view in self._outputs:
+            tensor = results[source - self._count] if source >= self._count else values[source]
+            if view is not None:
+                size, stride, offset = view
+                tensor = tensor.as_strided(size, stride, offset + tensor.storage_offset())
+            outputs.append(tensor)
+        return outputs
+
+    def with_own_memory(self, values: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+        """The same inputs, with copies of those that the code writes to."""
+        return [_copy(value) if position in self.writes else value for position, value in enumerate(values)]
+
+    def compare(
+        self,
+        values: Sequence[torch.Tensor],
+        scalars: Sequence[Number],
+        after: Sequence[torch.Tensor],
+        expected: Sequence[torch.Tensor],
+    ) -> str | None:
+        """Why the code does not do what the ops did, for inputs from before them (`with_own_memory`), inputs after
+        them, and their live tensors; None if it does."""
+        self._note_shared_memory(values, scalars)
+        found = self([*values], scalars)
+        for position in self.writes:
+            reason = difference(values[position], after[position])
+            if reason is not None:
+                return f"an input that is written to differs: {reason}"
+        for made, wanted in zip(found, expected, strict=True):
+            reason = difference(made, wanted)
+            if reason is not None:
+                return f"a result differs: {reason}"
+            if made.stride() != wanted.stride():
+                return f"a result has strides {made.stride()} instead of {wanted.stride()}"
+        return None
+
+    def _note_shared_memory(self, values: Sequence[torch.Tensor], scalars: Sequence[Number]) -> None:
+        """Find the results of the code that are in memory of other results or of inputs: they are copied, since those
+        of the ops one by one are in memory of their own."""
+        self._copied = None
+        fresh = [_copy(value) for value in values]
+        given = [fresh[position] for position in self._takes]
+        if self._vector is not None:
+            self._memory[:] = array("d", [float(scalars[place]) for place in self._numbers])
+            given.insert(0, self._vector)
+        results = self._code(given)
+        used = {tensor.untyped_storage().data_ptr() for tensor in given}
+        copied = set()
+        for place, result in enumerate(results):
+            address = result.untyped_storage().data_ptr()
+            size = result.untyped_storage().nbytes()
+            if result.numel() and (address in used or size > 2 * result.numel() * result.itemsize + 64):
+                copied.add(place)
+            used.add(address)
+        self._copied = frozenset(copied)
+
+
+def _copy(value: torch.Tensor) -> torch.Tensor:
+    return torch.empty_strided(value.shape, value.stride(), dtype=value.dtype, device=value.device).copy_(value)

@@ -1,0 +1,147 @@
+"""Traces a piece on tensors without memory: its ops as a graph, and how its live tensors follow from the results."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple, TypeAlias
+
+import torch
+
+from gt.worker.bound_ops import BoundOp
+from gt.worker.compilation.number_forms import NUMBER_FORMS, NumberTensor, has_numbers
+from gt.worker.compilation.pieces import Output, Piece, PieceStep
+from gt.worker.compilation.torch_private import fake_mode, trace_function
+from gt.worker.engines.default_dtype import WithDefaultDtype, without_default_dtype
+from gt.worker.engines.pytorch_engine import PyTorchEngine
+from gt.worker.engines.torch_private import storage_identity
+
+Graph: TypeAlias = torch.fx.GraphModule
+
+
+class UntraceableStep(Exception):
+    """The step with this number cannot be traced."""
+
+    def __init__(self, step: int, reason: str) -> None:
+        super().__init__(reason)
+        self.step = step
+
+
+class TracedPiece(NamedTuple):
+    """`graph` is a function of `inputs`: see `Compiled`."""
+
+    graph: Graph
+    inputs: list[torch.Tensor]
+    takes: tuple[int, ...]
+    writes: tuple[int, ...]
+    outputs: tuple[Output, ...]
+
+
+class TracingEngine(PyTorchEngine):
+    """The engine of the CPU for tensors without memory, with number forms for numbers that are not constants."""
+
+    def __init__(self) -> None:
+        super().__init__("cpu")
+
+    def aliases(self, view: torch.Tensor, base: torch.Tensor) -> bool:
+        return storage_identity(view) == storage_identity(base)
+
+    def shortcut(self, op: str, values: Sequence[torch.Tensor], scalars: Any = ()) -> Callable[..., Any]:
+        return self.resolve(op)
+
+    def resolve(self, op: str) -> Callable[..., Any]:
+        plain = without_default_dtype(super().resolve(op))
+        form = NUMBER_FORMS.get(op, plain)
+
+        def run(*args: Any, **kwargs: Any) -> Any:
+            return form(*args, **kwargs) if has_numbers((*args, *kwargs.values())) else plain(*args, **kwargs)
+
+        return WithDefaultDtype(run, torch.float32)
+
+
+def trace(piece: Piece) -> TracedPiece:
+    """Raises UntraceableStep."""
+    engine = TracingEngine()
+    run = _TracedRun(engine, piece)
+    with fake_mode(), torch.no_grad():
+        inputs = [engine.empty(meta) for meta in piece.inputs]
+        takes = run.takes
+        given = [inputs[position] for position in takes]
+        if run.numbers:
+            given.insert(0, torch.empty(run.numbers, dtype=torch.float64))
+        graph = trace_function(run, given)
+    return TracedPiece(graph, given, takes, run.writes, run.outputs)
+
+
+class _TracedRun:
+    """A piece as a function of tensors. A call notes which inputs it writes, and the `outputs`."""
+
+    def __init__(self, engine: TracingEngine, piece: Piece) -> None:
+        self._engine = engine
+        self._piece = piece
+        self._ops = [self._bind(number, step) for number, step in enumerate(piece.steps)]
+        written = {step.inputs[position] for step in piece.steps for position in step.signature.writes}
+        used = {register for step in piece.steps for register in step.inputs}
+        self.numbers = sum(scalar is None for scalar in piece.scalars)
+        self.takes = tuple(register for register in range(len(piece.inputs)) if register in used)
+        self.writes = tuple(register for register in self.takes if register in written)
+        self.outputs: tuple[Output, ...] = ()
+
+    def _bind(self, number: int, step: PieceStep) -> BoundOp:
+        try:
+            return BoundOp(self._engine, step.signature)
+        except Exception as error:
+            raise UntraceableStep(number, f"{step.signature.op}: {error}") from error
+
+    def __call__(self, *given: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        scalars, tensors = self._scalars(given)
+        registers: dict[int, torch.Tensor] = dict(zip(self.takes, tensors, strict=True))
+        for number, (bound, step) in enumerate(zip(self._ops, self._piece.steps, strict=True)):
+            try:
+                self._run_step(bound, step, registers, scalars)
+            except Exception as error:
+                reason = f"{step.signature.op}: {type(error).__name__}: {error}"
+                raise UntraceableStep(number, reason.splitlines()[0][:1000]) from error
+        return self._results(registers)
+
+    def _scalars(self, given: Sequence[torch.Tensor]) -> tuple[list[Any], Sequence[torch.Tensor]]:
+        if not self.numbers:
+            return list(self._piece.scalars), given
+        places = iter(range(self.numbers))
+        scalars = [NumberTensor(given[0][next(places)]) if scalar is None else scalar for scalar in self._piece.scalars]
+        return scalars, given[1:]
+
+    def _run_step(
+        self, bound: BoundOp, step: PieceStep, registers: dict[int, torch.Tensor], scalars: Sequence[Any]
+    ) -> None:
+        values = [registers[register] for register in step.inputs]
+        results = bound.call(values, tuple(scalars[position] for position in step.scalars))
+        if len(results) < len(step.outputs):
+            raise RuntimeError(f"it gives {len(results)} tensors where {len(step.outputs)} were expected")
+        strides = step.strides or (None,) * len(results)
+        for register, result, stride in zip(step.outputs, results, strides, strict=False):
+            if register >= 0:
+                if not isinstance(result, torch.Tensor):
+                    raise TypeError("it gives no tensor for an output")
+                registers[register] = result if stride is None else self._engine.with_strides(result, stride)
+
+    def _results(self, registers: dict[int, torch.Tensor]) -> tuple[torch.Tensor, ...]:
+        """The tensors that the graph gives: the first one in each memory that is new and has live tensors."""
+        owners: dict[int, int] = {}
+        for register, tensor in registers.items():
+            owners.setdefault(storage_identity(tensor), register)
+        count = len(self._piece.inputs)
+        owned = [owners[storage_identity(registers[register])] for register in self._piece.live]
+        results = [register for register in dict.fromkeys(owned) if register >= count]
+        places = {register: count + number for number, register in enumerate(results)}
+        self.outputs = tuple(
+            _output(registers[register], registers[owner], places.get(owner, owner))
+            for register, owner in zip(self._piece.live, owned, strict=True)
+        )
+        return tuple(registers[register] for register in results)
+
+
+def _output(tensor: torch.Tensor, owner: torch.Tensor, source: int) -> Output:
+    if tensor is owner:
+        return Output(source)
+    offset = int(tensor.storage_offset()) - int(owner.storage_offset())
+    return Output(source, (tuple(map(int, tensor.shape)), tuple(map(int, tensor.stride())), offset))

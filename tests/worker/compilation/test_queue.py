@@ -1,0 +1,126 @@
+"""The compile server: started by the first worker that needs it, ended with the last."""
+
+import os
+import signal
+import stat
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import psutil
+import pytest
+import torch
+
+from gt.core.settings import CompileSettings
+from gt.core.signatures import Input, Signature
+from gt.worker.compilation.pieces import CompileAnswer, CompileFailed, Piece, PieceStep
+from gt.worker.compilation.private_directory import make_private
+from gt.worker.compilation.queue import CompileQueue, find_compiler
+from tests.subprocesses import start
+from tests.worker.compilation.recorded_pieces import meta_of
+
+pytestmark = pytest.mark.timeout(300)
+SETTINGS = CompileSettings(niceness=0)
+
+
+def untraceable(size: int = 4) -> Piece:
+    """A piece that the server refuses before it runs a C++ compiler."""
+    step = PieceStep(Signature("aten.nonzero.default", (Input(0),), {}, (), (), (), ()), (0,), (), (1,))
+    return Piece((step,), (meta_of(torch.ones(size)),), (), (1,))
+
+
+@pytest.fixture
+def directory(tmp_path: Path) -> Iterator[Path]:
+    yield tmp_path / "compile"
+    wait_for(lambda: not (tmp_path / "compile").exists())
+
+
+def wait_for(condition: object, seconds: float = 100.0) -> None:
+    end = time.monotonic() + seconds
+    while not condition():  # type: ignore[operator]
+        assert time.monotonic() < end, "it takes too long"
+        time.sleep(0.05)
+
+
+def answers(queue: CompileQueue, count: int, taken: list[CompileAnswer]) -> list[CompileAnswer]:
+    def has_all() -> bool:
+        queue.poll()
+        return len(taken) >= count
+
+    wait_for(has_all)
+    return taken
+
+
+def server_of(directory: Path) -> psutil.Process:
+    (found,) = [
+        process for process in psutil.process_iter(["cmdline"]) if str(directory) in (process.info["cmdline"] or ())
+    ]
+    return found
+
+
+def test_each_piece_gets_one_answer_for_all_who_ask(directory: Path) -> None:
+    first, second = CompileQueue(lambda: directory, SETTINGS, is_alone=True), CompileQueue(lambda: directory, SETTINGS)
+    taken: list[CompileAnswer] = []
+    others: list[CompileAnswer] = []
+    first.submit(untraceable(), taken.append)
+    first.submit(untraceable(), taken.append)
+    second.submit(untraceable(), others.append)
+    second.submit(untraceable(5), others.append)
+    assert stat.S_IMODE(directory.stat().st_mode) == 0o700
+    answers(first, 2, taken)
+    answers(second, 2, others)
+    assert all(isinstance(answer, CompileFailed) and answer.step == 0 for answer in (*taken, *others))
+    assert len({answer.key for answer in (*taken, *others)}) == 2
+    assert server_of(directory).nice() == psutil.Process().nice()
+    second.close()
+    first.close()
+
+
+def test_a_server_that_ends_answers_nothing_more(directory: Path) -> None:
+    queue = CompileQueue(lambda: directory, SETTINGS, is_alone=True)
+    taken: list[CompileAnswer] = []
+    queue.submit(untraceable(), taken.append)
+    answers(queue, 1, taken)
+    os.kill(server_of(directory).pid, signal.SIGSTOP)
+    queue.submit(untraceable(5), taken.append)
+    os.kill(server_of(directory).pid, signal.SIGKILL)
+    *_, last = answers(queue, 2, taken)
+    assert isinstance(last, CompileFailed) and "server has ended" in last.reason
+    queue.close()
+
+
+WORKER = """
+import sys, time
+from pathlib import Path
+from gt.core.settings import CompileSettings
+from gt.worker.compilation.queue import CompileQueue
+from tests.worker.compilation.test_queue import untraceable
+queue = CompileQueue(lambda: Path(sys.argv[1]), CompileSettings(niceness=0))
+taken = []
+queue.submit(untraceable(), taken.append)
+while not taken:
+    queue.poll()
+    time.sleep(0.05)
+print("answered", flush=True)
+time.sleep(1000)
+"""
+
+
+def test_the_server_ends_with_a_worker_that_is_killed(directory: Path) -> None:
+    worker = start("-c", WORKER, str(directory))
+    assert worker.stdout is not None and worker.stdout.readline() == "answered\n"
+    server = server_of(directory)
+    worker.kill()
+    worker.communicate()
+    wait_for(lambda: not server.is_running() or server.status() == psutil.STATUS_ZOMBIE)
+
+
+def test_a_directory_of_somebody_else_is_not_used(tmp_path: Path) -> None:
+    (tmp_path / "compile").mkdir(mode=0o755)
+    with pytest.raises(PermissionError, match="not a private directory"):
+        make_private(tmp_path / "compile")
+
+
+@pytest.mark.parametrize("environ", [{"PATH": "/nowhere"}, {"PATH": os.environ["PATH"], "CXX": "no-such-compiler"}])
+def test_without_a_compiler_none_is_found(environ: dict[str, str]) -> None:
+    assert find_compiler(environ) is None
