@@ -258,11 +258,13 @@ class _Variant:
         self._pending: list[list[_Attempt]] = []  # calls that agree with each other, too few yet
         self._earlier: list[_Attempt] = []  # a call of each program, which tells constants from arguments
         self._attempts = 0
+        self._stepped: dict[int, list[Tensor]] = {}  # parameters of steps in the last call, by id() of the optimizer
 
     def record(self, function: Callable[..., Any], call: _Call, roots: Sequence[tuple[str, object]]) -> tuple[Any, str]:
         """Run the function and record it. Returns what it returns, and why it will not be skipped, if so."""
-        attempt = _Attempt(call, roots)
+        attempt = _Attempt(call, roots, self._stepped)
         output = attempt.run(function)
+        self._stepped.update((id(steps.optimizer), steps.place.parameters) for steps in attempt.steps if steps.place)
         self._attempts += 1
         if attempt.reason:
             return output, self._give_up_after(attempt.reason)
@@ -295,7 +297,7 @@ class _Variant:
 class _Attempt:
     """A call that is recorded. `reason` tells why it cannot be repeated, if so."""
 
-    def __init__(self, call: _Call, roots: Sequence[tuple[str, object]]) -> None:
+    def __init__(self, call: _Call, roots: Sequence[tuple[str, object]], stepped: dict[int, list[Tensor]]) -> None:
         self.call = call
         self.reason = ""
         self.watched = WatchedState(roots)
@@ -304,7 +306,7 @@ class _Attempt:
         optimizers = self.watched.optimizers
         counts = {id(value) for each in optimizers for entries in each.state.values() for value in entries.values()}
         self.before = CallTensors([*_unique(call.tensors), *others], self.watched.plain, counts)
-        self.steps = [StepNumbers(optimizer) for optimizer in optimizers]
+        self.steps = [StepNumbers(optimizer, stepped.get(id(optimizer))) for optimizer in optimizers]
         self.trace = NumberTrace(call.floats)
         self.recorded: RecordedCall
 
@@ -322,6 +324,8 @@ class _Attempt:
         return output
 
     def _reason(self, recording: Recording) -> str:
+        for steps in self.steps:
+            steps.align(self.recorded, self.before.tensors)
         if reason := recording.void or recording.side_effect():
             return reason
         if changed := self.watched.change_inside():
@@ -329,8 +333,6 @@ class _Attempt:
         for steps in self.steps:
             if setting := steps.changed_setting():
                 return f"it sets {setting!r} of an optimizer, which a skipped call would not; set it outside"
-        for steps in self.steps:
-            steps.align(self.recorded, self.before.tensors)
         counted = {id(tensor) for steps in self.steps for tensor in steps.counts()}
         for tensor, version in zip(self.before.plain, self.before.plain_versions, strict=True):
             if id(tensor) not in counted and version_of(tensor) != version:

@@ -3,17 +3,18 @@
 A step's ops have numbers that change: Adam's depend on the count of steps, and every optimizer's on the learning rate.
 `gt.compile` does not run the step, so it runs the same code on a stand-in: an optimizer of the same class, with the
 same settings and counts, whose parameters are plain tensors with one element. The numbers that the stand-in passes
-to torch's ops are, bit for bit, those that the optimizer would pass. If it steps on one parameter after another, those
-that agree in what mostly decides these numbers (their group and counts) share one parameter of the stand-in; recorded
-calls show whether that is so.
+to torch's ops are, bit for bit, those that the optimizer would pass. Parameters that agree in
+what mostly decides these numbers (their group and counts) share one parameter of the stand-in; recorded calls show
+whether that is so.
 """
 
 from __future__ import annotations
 
 from collections import OrderedDict, defaultdict
 from collections.abc import Sequence
+from enum import Enum
 from operator import attrgetter
-from typing import Any, ClassVar, TypeAlias
+from typing import Any, ClassVar, NamedTuple, TypeAlias
 
 import torch
 from torch.optim.optimizer import Optimizer
@@ -23,29 +24,44 @@ from gt.client.op_schema import ArgumentKind, OpSchema
 from gt.client.optimizer_step_hooks import OptimizerState, copy_of
 from gt.client.special_ops import SPECIAL
 from gt.client.torch_patches.dispatch_modes import UntracedMode
-from gt.client.torch_patches.optimizer_defaults import standing_for
+from gt.client.torch_patches.optimizer_defaults import bucket_sizes, standing_for
 from gt.core.errors import GTError
 
-OpNumbers: TypeAlias = tuple[str, tuple[Any, ...]]  # the name of an op, and its numbers
+NumberPlace: TypeAlias = tuple[int, int, int]
+"""Where a stand-in has the numbers of an op: the kind of parameter, the position among the ops of this kind, and the
+number of parameters that the op takes together."""
 _HOOKS = ("_optimizer_step_pre_hooks", "_optimizer_step_post_hooks")
 _version = attrgetter("_version")
 
 
-class StandIn:
-    """`parameters` are those that the optimizer would step on. `is_whole`: it steps on them together, as the foreach
-    and fused versions of optimizers do; otherwise on one after another. `before` is an earlier state of the optimizer,
-    from which it steps; without it, it steps from the present one."""
+class Stepping(Enum):
+    """How an optimizer steps on its parameters, as a stand-in sees it."""
 
-    def __init__(
-        self,
-        optimizer: Optimizer,
-        parameters: Sequence[torch.Tensor],
-        is_whole: bool,
-        before: OptimizerState | None = None,
-    ) -> None:
+    EACH = "one after another"
+    LISTS = "those of a group together, in buckets, and all of a group are of one kind"
+    WHOLE = "anyhow: each parameter has one of its own in the stand-in, which takes longer"
+
+
+class OpNumbers(NamedTuple):
+    """An op of a step. `has_list`: its numbers are a list, with one for each parameter."""
+
+    name: str
+    numbers: tuple[Any, ...]
+    has_list: bool
+
+    def of(self, parameters: int) -> tuple[Any, ...]:
+        """The numbers if the op takes several parameters, for each of which this one stands."""
+        return self.numbers * parameters if self.has_list else self.numbers
+
+
+class StandIn:
+    """`parameters` are those that the optimizer would step on."""
+
+    def __init__(self, optimizer: Optimizer, parameters: Sequence[torch.Tensor], stepping: Stepping) -> None:
+        is_whole = stepping is Stepping.WHOLE
         self.optimizer = optimizer
         self.sequences: list[list[OpNumbers]] = []
-        self.is_whole = is_whole
+        self.stepping = stepping
         self._kind_of: dict[int, int] = {}  # by id() of a parameter
         stepped = {id(parameter) for parameter in parameters}
         members: dict[Any, _Member] = {}
@@ -56,7 +72,7 @@ class StandIn:
                 entries = optimizer.state.get(parameter, {})
                 key = (number, parameter.dtype, _described(entries), is_whole and id(parameter))
                 if key not in members:
-                    members[key] = _Member(optimizer, number, parameter, before)
+                    members[key] = _Member(optimizer, number, parameter)
                 members[key].add(parameter)
                 self._kind_of[id(parameter)] = list(members).index(key) if not is_whole else 0
         found = list(members.values())
@@ -67,11 +83,36 @@ class StandIn:
         self.sequences = [stepper.step() for stepper in self._steppers]
         return self.sequences
 
-    def expected(self, parameters: Sequence[torch.Tensor]) -> list[tuple[int, int, OpNumbers]]:
-        """The ops of a step on some of its parameters, after `advance`: the kind of parameter, the position among the
-        ops of this kind, and the op."""
-        kinds = [0] if self.is_whole else [self._kind_of[id(parameter)] for parameter in parameters]
-        return [(kind, number, op) for kind in kinds for number, op in enumerate(self.sequences[kind])]
+    def expected(self, parameters: Sequence[torch.Tensor]) -> list[NumberPlace]:
+        """The ops of a step on some of its parameters, after `advance`; empty if it does not know them."""
+        if any(id(parameter) not in self._kind_of for parameter in parameters):
+            return []
+        if self.stepping is Stepping.WHOLE:
+            runs = [(0, 1)]
+        elif self.stepping is Stepping.EACH:
+            runs = [(self._kind_of[id(parameter)], 1) for parameter in parameters]
+        else:
+            runs = self._buckets({id(parameter) for parameter in parameters})
+        return [(kind, number, count) for kind, count in runs for number in range(len(self.sequences[kind]))]
+
+    def _buckets(self, stepped: set[int]) -> list[tuple[int, int]]:
+        """The kinds and the sizes of the lists that the optimizer steps on together; empty if kinds are mixed."""
+        found: list[tuple[int, int]] = []
+        for group in self.optimizer.param_groups:
+            members = [parameter for parameter in group["params"] if id(parameter) in stepped]
+            kinds = {self._kind_of[id(parameter)] for parameter in members}
+            if len(kinds) > 1:
+                return []
+            found.extend((kind, size) for kind in kinds for size in bucket_sizes(members))
+        return found
+
+    def names(self) -> list[list[str]]:
+        """The ops of a step, for each kind of parameter."""
+        return [[op.name for op in sequence] for sequence in self.sequences]
+
+    def numbers(self, place: NumberPlace) -> tuple[Any, ...]:
+        kind, number, count = place
+        return self.sequences[kind][number].of(count)
 
     def kind_of(self, parameter: torch.Tensor) -> int:
         return self._kind_of[id(parameter)]
@@ -98,18 +139,14 @@ class StandIn:
 class _Member:
     """A parameter of a stand-in, for some parameters of the optimizer."""
 
-    def __init__(
-        self, optimizer: Optimizer, group: int, parameter: torch.Tensor, before: OptimizerState | None
-    ) -> None:
+    def __init__(self, optimizer: Optimizer, group: int, parameter: torch.Tensor) -> None:
         self.parameter = torch.zeros((1,) * parameter.dim(), dtype=parameter.dtype, requires_grad=True)
         self.parameter.grad = torch.ones_like(self.parameter)
         self.group = group
-        self.nbytes = parameter.nbytes
         self.plain: dict[str, list[torch.Tensor]] = {}  # tensors of the optimizer's state in this process, by name
         self._originals: list[torch.Tensor] = []
         self._versions: dict[str, list[int]] = {}
         self._state = optimizer.state
-        self._before = before
         self._after: dict[str, Any] = {}
 
     def add(self, parameter: torch.Tensor) -> None:
@@ -119,14 +156,17 @@ class _Member:
                 self.plain.setdefault(name, []).append(value)
                 self._versions.setdefault(name, []).append(value._version)
 
+    @property
+    def original(self) -> torch.Tensor:
+        return self._originals[0]
+
     def is_in_step(self) -> bool:
         return all(list(map(_version, tensors)) == self._versions[name] for name, tensors in self.plain.items())
 
     def state(self, remote: list[torch.Tensor]) -> dict[str, Any]:
         """The state of the parameter before a step. `remote` gets the tensors in it that stand for GT tensors."""
         self._after = {}
-        state = self._state if self._before is None else self._before
-        for name, value in state.get(self._originals[0], {}).items():
+        for name, value in self._state.get(self._originals[0], {}).items():
             self._after[name] = value
             if hasattr(value, "_ref"):
                 self._after[name] = torch.ones((1,) * value.dim(), dtype=value.dtype)
@@ -171,8 +211,7 @@ class _Stepper:
         ]
         step = type(self._optimizer).step
         try:
-            sizes = {id(member.parameter): member.nbytes for member in self.members}
-            with _OpList(remote) as ops, standing_for(sizes):
+            with standing_for({id(each.parameter): each.original for each in self.members}), _OpList(remote) as ops:
                 getattr(step, "__wrapped__", step)(self._stand_in)
         except Exception as error:  # of the optimizer's code, which has never seen such parameters
             raise NoStandIn from error
@@ -209,26 +248,14 @@ class _OpList(UntracedMode):
             results = result if isinstance(result, tuple | list) else (result,)
             self._remote.update((id(value), value) for value in results if isinstance(value, torch.Tensor))
             if schema.split is not None or not (schema.is_special or schema.aliases):
-                self.found.append((schema.name, numbers_of(schema, args, kwargs or {})))
+                self.found.append(_op_numbers(schema, args, kwargs or {}))
         return result
 
 
-def copy_state(optimizer: Optimizer) -> OptimizerState:
-    """The state of an optimizer with copies of its plain tensors."""
-
-    def copied(value: Any) -> Any:
-        return value.clone() if isinstance(value, torch.Tensor) and not hasattr(value, "_ref") else value
-
-    return {
-        parameter: {name: copied(value) for name, value in entries.items()}
-        for parameter, entries in optimizer.state.items()
-        if isinstance(entries, dict)
-    }
-
-
-def numbers_of(schema: OpSchema, args: Sequence[Any], kwargs: dict[str, Any]) -> tuple[Any, ...]:
-    """The numbers of a call that `dispatch` sends with it."""
+def _op_numbers(schema: OpSchema, args: Sequence[Any], kwargs: dict[str, Any]) -> OpNumbers:
+    """An op with the numbers of a call that `dispatch` sends with it."""
     numbers: list[Any] = []
+    has_list = False
     given = [
         *zip(schema.kinds, args, strict=False),
         *[(schema.kwarg_kinds[name], value) for name, value in kwargs.items()],
@@ -238,9 +265,8 @@ def numbers_of(schema: OpSchema, args: Sequence[Any], kwargs: dict[str, Any]) ->
             numbers.append(value)
         elif kind is ArgumentKind.SCALARS and value is not None:
             numbers.extend(value)
-        elif kind is ArgumentKind.TENSORS and value is not None:
-            numbers.extend(item for item in value if type(item) in (int, float, bool))
-    return tuple(numbers)
+            has_list = True
+    return OpNumbers(schema.name, tuple(numbers), has_list)
 
 
 def _described(entries: Any) -> Any:

@@ -11,7 +11,7 @@ import torch
 from torch.optim.optimizer import Optimizer
 
 from gt.client.compilation.call_recorder import Recording
-from gt.client.compilation.optimizer_numbers import NoStandIn, StandIn, copy_state
+from gt.client.compilation.optimizer_numbers import NoStandIn, NumberPlace, StandIn, Stepping
 from gt.client.compilation.random_keys import KeyPlan
 from gt.client.compilation.recorded_calls import RecordedCall, Table
 from gt.client.compilation.traced_numbers import NumberTrace
@@ -37,22 +37,25 @@ class StepPlace(NamedTuple):
 
 
 class StepNumbers:
-    """The numbers of one optimizer in one recorded call. Made before the call, from the state of the optimizer then;
-    `place` is known after it, if the call has one step of the optimizer, and `numbers` if a stand-in understands the
-    step: the kinds of parameters, and the positions in the sequences of their ops, by position of an instruction."""
+    """The numbers of one optimizer in one recorded call. Made before the call, from the state of the optimizer then,
+    for the parameters that it has `stepped` on in the call before, or for all. `place` is known after the call, if this
+    has one step of the optimizer, and `numbers` if a stand-in understands the step: the kinds of parameters, and the
+    positions in the sequences of their ops, by position of an instruction."""
 
-    def __init__(self, optimizer: Optimizer) -> None:
+    def __init__(self, optimizer: Optimizer, stepped: Sequence[Tensor] | None) -> None:
         self.optimizer = optimizer
         self.place: StepPlace | None = None
-        self.numbers: dict[int, tuple[int, int]] = {}
-        self.is_whole = False
+        self.numbers: dict[int, NumberPlace] = {}
+        self._stepping = Stepping.EACH
         self.settings = [_mark_settings(group) for group in optimizer.param_groups]
-        parameters = [tensor for group in optimizer.param_groups for tensor in group["params"]]
-        self._before = copy_state(optimizer)
-        self._stand_ins: dict[bool, StandIn] = {}
-        with contextlib.suppress(NoStandIn):
-            self._stand_ins[False] = StandIn(optimizer, parameters, is_whole=False)
-            self._stand_ins[False].advance()
+        everything = [tensor for group in optimizer.param_groups for tensor in group["params"]]
+        parameters = everything if stepped is None else stepped
+        self._stand_ins: dict[Stepping, StandIn] = {}
+        for stepping in Stepping:
+            with contextlib.suppress(NoStandIn):
+                stand_in = StandIn(optimizer, parameters, stepping)
+                stand_in.advance()
+                self._stand_ins[stepping] = stand_in
 
     def changed_setting(self) -> str | None:
         """A setting of the optimizer that the call has assigned, even if it has the same value."""
@@ -64,46 +67,43 @@ class StepNumbers:
 
     def counts(self) -> list[torch.Tensor]:
         """The tensors of this process that the step changes."""
-        return self._stand_ins[self.is_whole].counts() if self.numbers else []
+        return self._stand_ins[self._stepping].counts() if self.numbers else []
 
     def align(self, recorded: RecordedCall, tensors: Sequence[Tensor]) -> None:
         """Find the step of the optimizer in a recorded call."""
         self.place = self._find(recorded, tensors)
         if self.place is None:
             return
-        with contextlib.suppress(NoStandIn):  # the parameters of a step together are known only now
-            self._stand_ins[True] = StandIn(self.optimizer, self.place.parameters, is_whole=True, before=self._before)
-            self._stand_ins[True].advance()
         signatures = recorded.recording.session.signatures
         found = [
             (position, signatures[instruction.op_id].op, instruction.scalars)
             for position, instruction in enumerate(recorded.recording.instructions)
             if self.place.first < position < self.place.last and isinstance(instruction, RunOp)
         ]
-        for is_whole, stand_in in self._stand_ins.items():
-            expected = stand_in.expected(self.place.parameters)
-            if len(found) == len(expected) and all(
-                name == op[0] and same_numbers(scalars, op[1])
-                for (_, name, scalars), (_, _, op) in zip(found, expected, strict=True)
+        for stepping, stand_in in self._stand_ins.items():
+            places = stand_in.expected(self.place.parameters)
+            names = [stand_in.sequences[kind][number].name for kind, number, _ in places]
+            if [name for _, name, _ in found] == names and all(
+                same_numbers(scalars, stand_in.numbers(place))
+                for (_, _, scalars), place in zip(found, places, strict=True)
             ):
-                pairs = zip(found, expected, strict=True)
-                self.numbers = {position: (kind, number) for (position, _, _), (kind, number, _) in pairs}
-                self.is_whole = is_whole
+                self.numbers = {position: place for (position, _, _), place in zip(found, places, strict=True)}
+                self._stepping = stepping
                 return
 
     def repeated(self) -> StandIn:
         """A stand-in for the next steps, on the same parameters."""
         assert self.place is not None
-        return StandIn(self.optimizer, self.place.parameters, self.is_whole)
+        return StandIn(self.optimizer, self.place.parameters, self._stepping)
 
     def kinds(self, later: StandIn) -> dict[int, int]:
         """The kinds of parameters in this call, by their numbers, as the numbers of a later stand-in."""
         assert self.place is not None
-        now = self._stand_ins[self.is_whole]
+        now = self._stand_ins[self._stepping]
         return {now.kind_of(parameter): later.kind_of(parameter) for parameter in self.place.parameters}
 
     def names(self) -> list[list[str]]:
-        return [[name for name, _ in sequence] for sequence in self._stand_ins[self.is_whole].sequences]
+        return self._stand_ins[self._stepping].names()
 
     def _find(self, recorded: RecordedCall, tensors: Sequence[Tensor]) -> StepPlace | None:
         found: list[StepPlace] = []
@@ -181,20 +181,20 @@ class _RepeatedStep:
     """A step of an optimizer in a program. `groups` are the positions in the program's scalars of the numbers of each
     op of each kind of parameter. Without a stand-in, the settings of the optimizer must stay as they are."""
 
-    def __init__(self, steps: StepNumbers, groups: dict[tuple[int, int], int]) -> None:
+    def __init__(self, steps: StepNumbers, groups: dict[NumberPlace, int]) -> None:
         assert steps.place is not None
         self._optimizer = steps.optimizer
         self._place = steps.place
         self._settings = steps.settings
-        self._groups: list[tuple[int, int, int]] = []
+        self._groups: list[tuple[NumberPlace, int]] = []
         self._stand_in: StandIn | None = None
         self._state: OptimizerState = {}
         if steps.numbers:
             self._stand_in = steps.repeated()
             kinds = steps.kinds(self._stand_in)
-            self._groups = [(kinds[kind], number, group) for (kind, number), group in groups.items()]
+            self._groups = [((kinds[kind], number, size), group) for (kind, number, size), group in groups.items()]
             names = steps.names()
-            self._names = [names[old] for old, _ in sorted(kinds.items(), key=lambda pair: pair[1])]
+            self._names = {kinds[kind]: names[kind] for kind in kinds}
 
     def prepare(self) -> bool:
         if self._stand_in is None:
@@ -202,17 +202,17 @@ class _RepeatedStep:
         if not self._stand_in.is_in_step() and not self._follow():
             return False
         try:
-            sequences = self._stand_in.advance()
+            self._stand_in.advance()
         except NoStandIn:
             return False
-        return [[name for name, _ in sequence] for sequence in sequences] == self._names
+        return self._names == dict(enumerate(self._stand_in.names()))
 
     def _follow(self) -> bool:
         """Take the counts of an optimizer that has made steps elsewhere, if its parameters are still of the same
         kinds."""
         assert self._stand_in is not None
         try:
-            later = StandIn(self._optimizer, self._place.parameters, self._stand_in.is_whole)
+            later = StandIn(self._optimizer, self._place.parameters, self._stand_in.stepping)
         except NoStandIn:
             return False
         if any(later.kind_of(each) != self._stand_in.kind_of(each) for each in self._place.parameters):
@@ -224,9 +224,8 @@ class _RepeatedStep:
         """Set the numbers of the step, and the counts of the optimizer."""
         self._state = self._stand_in.commit() if self._stand_in is not None else snapshot(self._optimizer)
         if self._stand_in is not None:
-            sequences = self._stand_in.sequences
-            for kind, number, group in self._groups:
-                scalars[group] = sequences[kind][number][1]
+            for place, group in self._groups:
+                scalars[group] = self._stand_in.numbers(place)
 
     def commit(self, session: Session, table: Table) -> None:
         note_step(session, self._optimizer, table[self._place.begin], table[self._place.end], self._state)
@@ -243,7 +242,7 @@ def plan_numbers(
     last = calls[-1].recording
     key_of = dict(keys.places)
     aligned = [each for each in zip(*steps, strict=True) if all(step.place is not None for step in each)]
-    by_position: dict[int, tuple[int, int, int]] = {}
+    by_position: dict[int, tuple[int, int, int, int]] = {}
     for number, each in enumerate(aligned):
         if each[-1].numbers and all(step.numbers.keys() == each[-1].numbers.keys() for step in each):
             by_position.update((position, (number, *found)) for position, found in each[-1].numbers.items())
@@ -289,7 +288,7 @@ def _pinned(traces: Sequence[NumberTrace]) -> dict[int, float]:
 
 
 def _is_of_step(identity: Any, number: int) -> bool:
-    return len(identity) == 3 and isinstance(identity[0], int) and identity[0] == number
+    return len(identity) == 4 and isinstance(identity[0], int) and identity[0] == number
 
 
 def _explained(

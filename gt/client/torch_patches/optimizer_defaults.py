@@ -8,10 +8,10 @@ results of one bucket at a time are in memory.
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import sys
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
@@ -23,21 +23,20 @@ SAME_BITS = ("adadelta", "adagrad", "adam", "rmsprop", "rprop", "sgd")
 _DTYPES = (torch.float32, torch.float64)  # in which they do; in half precision they round at other points
 _NAME = "_default_to_fused_or_foreach"
 BUCKET_BYTES = 4 << 20  # of parameters, whole; those of gradients are as large
-_stand_ins: dict[int, int] = {}  # by id() of plain tensors that stand for GT tensors: the sizes of these
+# Plain tensors, by id(), that optimizers treat as the parameters on GT for which they stand: see `standing_for`.
+_originals: dict[int, torch.Tensor] = {}
 
 
-@contextmanager
-def standing_for(sizes: Mapping[int, int]) -> Iterator[None]:
-    """Within the block, treat plain tensors, given by their id(), as GT tensors of these sizes in bytes."""
-    _stand_ins.update(sizes)
+@contextlib.contextmanager
+def standing_for(originals: dict[int, torch.Tensor]) -> Iterator[None]:
+    """Let plain tensors, given by id(), be taken for parameters on GT: optimizers choose the same implementation and
+    the same lists for them."""
+    _originals.update(originals)
     try:
         yield
     finally:
-        _stand_ins.clear()
-
-
-def _is_on_gt(tensor: torch.Tensor, handle: type[torch.Tensor]) -> bool:
-    return type(tensor) is handle or id(tensor) in _stand_ins
+        for ident in originals:
+            del _originals[ident]
 
 
 def patch_optimizer_defaults(handle: type[torch.Tensor]) -> None:
@@ -78,10 +77,20 @@ def _in_buckets(group: Callable[..., dict[Any, Any]], handle: type[torch.Tensor]
     return group_in_buckets
 
 
+def bucket_sizes(parameters: list[torch.Tensor]) -> list[int]:
+    """The lengths of the lists into which the implementation on lists cuts the parameters of a group."""
+    groups = Optimizer._group_tensors_by_device_and_dtype([parameters], with_indices=True)  # type: ignore[list-item]
+    return [len(indices) for _, indices in groups.values()]
+
+
+def _is_on_gt(tensor: torch.Tensor, handle: type[torch.Tensor]) -> bool:
+    return type(tensor) is handle or (bool(_originals) and id(tensor) in _originals)
+
+
 def _buckets(tensors: list[torch.Tensor]) -> Iterator[slice]:
     start = size = 0
     for number, tensor in enumerate(tensors, 1):
-        size += _stand_ins.get(id(tensor), tensor.nbytes)
+        size += _originals.get(id(tensor), tensor).nbytes
         if size >= BUCKET_BYTES or number == len(tensors):
             yield slice(start, number)
             start, size = number, 0

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 import gt
-from gt.client.compilation.optimizer_numbers import NoStandIn, StandIn
+from gt.client.compilation.optimizer_numbers import NoStandIn, StandIn, Stepping
 
 
 def optimizer_of(kind, **options):
@@ -16,17 +16,17 @@ def optimizer_of(kind, **options):
 
 def test_the_numbers_of_sgd_follow_its_rate(embedded):
     optimizer, parameters = optimizer_of(torch.optim.SGD, lr=0.5)
-    stand_in = StandIn(optimizer, parameters, is_whole=False)
-    assert stand_in.advance() == [[("aten._foreach_add_.List", (-0.5,))]]
+    stand_in = StandIn(optimizer, parameters, Stepping.EACH)
+    assert stand_in.advance() == [[("aten._foreach_add_.List", (-0.5,), False)]]
     optimizer.param_groups[0]["lr"] = 0.25
-    assert stand_in.advance() == [[("aten._foreach_add_.List", (-0.25,))]]
+    assert stand_in.advance() == [[("aten._foreach_add_.List", (-0.25,), False)]]
 
 
 def test_the_optimizer_changes_only_when_it_is_told(embedded):
     optimizer, parameters = optimizer_of(torch.optim.Adam)
     optimizer.step()
     before = [parameter.detach().clone() for parameter in parameters]
-    stand_in = StandIn(optimizer, parameters, is_whole=False)
+    stand_in = StandIn(optimizer, parameters, Stepping.EACH)
     first, again = stand_in.advance(), stand_in.advance()
     assert first == again
     assert all(torch.equal(one.cpu(), other.cpu()) for one, other in zip(before, parameters, strict=True))
@@ -39,7 +39,7 @@ def test_the_optimizer_changes_only_when_it_is_told(embedded):
 def test_steps_elsewhere_are_noticed(embedded):
     optimizer, parameters = optimizer_of(torch.optim.Adam)
     optimizer.step()
-    stand_in = StandIn(optimizer, parameters, is_whole=False)
+    stand_in = StandIn(optimizer, parameters, Stepping.EACH)
     assert stand_in.is_in_step()
     optimizer.step()
     assert not stand_in.is_in_step()
@@ -49,7 +49,7 @@ def test_hooks_of_the_optimizer_do_not_run(embedded):
     optimizer, parameters = optimizer_of(torch.optim.SGD)
     called = []
     optimizer.register_step_pre_hook(lambda *_: called.append(1))
-    StandIn(optimizer, parameters, is_whole=False).advance()
+    StandIn(optimizer, parameters, Stepping.EACH).advance()
     assert called == []
 
 
@@ -57,7 +57,7 @@ def test_large_plain_state_has_no_stand_in(embedded):
     optimizer, parameters = optimizer_of(torch.optim.SGD)
     optimizer.state[parameters[0]]["history"] = torch.zeros(100)
     with pytest.raises(NoStandIn):
-        StandIn(optimizer, parameters, is_whole=False)
+        StandIn(optimizer, parameters, Stepping.EACH)
 
 
 def test_code_that_needs_the_real_parameters_has_no_stand_in(embedded):
@@ -67,4 +67,4 @@ def test_code_that_needs_the_real_parameters_has_no_stand_in(embedded):
 
     optimizer, parameters = optimizer_of(Sized)
     with pytest.raises(NoStandIn):
-        StandIn(optimizer, parameters, is_whole=False).advance()
+        StandIn(optimizer, parameters, Stepping.EACH).advance()
