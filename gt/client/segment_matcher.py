@@ -13,7 +13,7 @@ from collections.abc import Callable, Mapping, Sequence
 from itertools import chain
 from typing import NamedTuple, TypeAlias
 
-from gt.client.segment_templates import Match, OpRun, Template, Tokens
+from gt.client.segment_templates import Match, OpRun, Template, Tokens, are_in_order
 from gt.core.messages import MAX_SEGMENT, ForgetOps, FreeTensors, Instruction, NoteGradient, RunOp
 from gt.core.settings import HotPathSettings
 from gt.core.signatures import Signature
@@ -221,6 +221,8 @@ class SegmentMatcher:
         signatures = self._signatures()
         if not signatures.keys() >= set(candidate.tokens.op_ids):
             return _Found(end)  # ops that are about to be forgotten
+        if not are_in_order(run.outputs[start:end]):
+            return _Found(end)
         template = Template(self._new_id(), candidate.tokens, run.ops[start:end], signatures)
         match = template.match(run, start)
         if match is None or (notes and _is_noted(match, notes)):

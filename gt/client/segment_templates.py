@@ -13,7 +13,7 @@ from typing import Any, NamedTuple, TypeAlias
 
 from msgspec.structs import astuple
 
-from gt.core.messages import DefineSegment, RunOp, RunSegment
+from gt.core.messages import MAX_SLOT, DefineSegment, RunOp, RunSegment
 from gt.core.signatures import Number, Signature
 
 _Pick: TypeAlias = Callable[[Sequence[Any]], tuple[Any, ...]]
@@ -159,6 +159,13 @@ class Template:
             self._dead = tuple(slot for slot, ident in enumerate(ids) if ident in dead)
             self._pick_dead = _picker(self._dead)
         return self._dead
+
+
+def are_in_order(outputs: Sequence[tuple[int, ...]]) -> bool:
+    """Whether the new ids of ops increase, and are near enough to each other for a segment. Those of several threads
+    may not be: an id is given before its op is queued."""
+    ids = list(chain.from_iterable(outputs))
+    return ids == sorted(ids) and ids[-1] - ids[0] <= MAX_SLOT
 
 
 def _picker(places: Sequence[int]) -> _Pick:

@@ -24,6 +24,7 @@ from gt.core.signatures import Axis, Name, Number, PolicyRecord, Program, Signat
 PROTOCOL = 12
 MAX_BATCH = 1 << 16
 MAX_SEGMENT = 64  # ops of a segment
+MAX_SLOT = (1 << 16) - 1  # of a tensor in a segment; and the largest difference between its new ids
 MAX_RECORDED = 1 << 20  # commands that a worker records at most
 COUNTED_BYTES = 1 << 16  # a read of this size or more counts by itself against the session's limit
 ACKNOWLEDGED_BYTES = 1 << 20  # a client acknowledges its other answers together, each time they add up to this size
@@ -36,7 +37,7 @@ Version: TypeAlias = Annotated[int, Meta(ge=CURRENT, le=KEPT)]
 Limit: TypeAlias = Annotated[int, Meta(ge=0, le=MAX_RECORDED)]
 Mark: TypeAlias = Annotated[int, Meta(ge=0, lt=1 << 62)]
 ModuleNumber: TypeAlias = Annotated[int, Meta(ge=0, lt=1 << 62)]
-Slot: TypeAlias = Annotated[int, Meta(ge=0, lt=1 << 16)]
+Slot: TypeAlias = Annotated[int, Meta(ge=0, le=MAX_SLOT)]
 Slots: TypeAlias = Annotated[tuple[Slot, ...], Meta(max_length=1 << 12)]
 
 

@@ -89,6 +89,11 @@ def _infer(
     return choice._replace(strategy=choice.strategy._replace(operands=unmoved))
 
 
+def forget_choices() -> None:
+    """Forget the strategies that were chosen: a rule has changed."""
+    _infer.cache_clear()
+
+
 def get_shard_args(shard: LocalContext) -> LocalProgram:
     """The ops that one worker runs for a call, with the arguments for its shards."""
     return lower(shard)

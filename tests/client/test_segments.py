@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import gc
+import itertools
 import threading
 from collections.abc import Callable
 from typing import Any
@@ -15,7 +16,10 @@ from hypothesis import strategies as st
 
 import gt
 from gt.client import session as sessions
-from gt.client.segment_matcher import HotPathStats
+from gt.client.segment_matcher import HotPathStats, SegmentMatcher
+from gt.core.messages import MAX_SLOT, RunOp
+from gt.core.settings import HotPathSettings
+from tests.records import ADD
 
 MODES = [(1, None), (2, "virtual"), (3, "virtual")]
 WITH_PROCESSES = [*MODES, (2, "local")]
@@ -319,6 +323,32 @@ def test_threads_interleave_their_ops(workers: int, mode: str | None) -> None:
         return [results[number] for number in range(3)]
 
     check(program, workers, mode)
+
+
+def eager_matcher() -> SegmentMatcher:
+    """A matcher that makes segments of all runs of two ops."""
+    return SegmentMatcher(HotPathSettings(shortest=2, repetitions=1), itertools.count(900).__next__, lambda: {1: ADD})
+
+
+def test_ids_that_threads_took_out_of_order_are_no_segment() -> None:
+    """An id is given before its op is queued: another thread's op may come between."""
+    matcher = SegmentMatcher(
+        HotPathSettings(shortest=2, repetitions=1), itertools.count(900).__next__, lambda: {1: ADD}
+    )
+    for first in (100, 200, 300):
+        ids = [first + 1, first, first + 2, first + 3]
+        sent, rest = matcher.compress([RunOp(1, (5, 6), (ident,), (), 0, 0) for ident in ids], is_final=True)
+        assert [type(instruction) for instruction in sent] == [RunOp] * 4 and not rest
+
+
+def test_ids_that_are_far_apart_are_no_segment() -> None:
+    matcher = SegmentMatcher(
+        HotPathSettings(shortest=2, repetitions=1), itertools.count(900).__next__, lambda: {1: ADD}
+    )
+    for first in (100, 1 << 20, 1 << 21):
+        ids = [first, first + 1, first + MAX_SLOT + 1]
+        sent, _ = matcher.compress([RunOp(1, (5, 6), (ident,), (), 0, 0) for ident in ids], is_final=True)
+        assert [type(instruction) for instruction in sent] == [RunOp] * 3
 
 
 @pytest.mark.parametrize(("workers", "mode"), MODES)

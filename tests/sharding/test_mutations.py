@@ -15,6 +15,7 @@ from gt.core.signatures import Arg, Input
 from gt.sharding import factors, op_calls, reshard, rules, strategies
 from gt.sharding.boxes import Box, Shape, balanced_cuts, box_shape
 from gt.sharding.factors import OpShardingRule, Window, bind
+from gt.sharding.lowering import forget_choices
 from gt.sharding.op_calls import LocalBuilder, LocalContext, LocalProgram, OpCall
 from gt.sharding.rules import attention, cat_split, embedding, matmul, pointwise, reduction, slicing, softmax
 from gt.sharding.rules.entry import OpEntry
@@ -65,6 +66,7 @@ def forget() -> None:
     """Clear the caches, which may hold results of the broken or of the sound code."""
     for cached in (rules.entry_of, reshard.plan_reshard, reshard.pulls, reshard.pushes, reshard.contributions):
         cached.cache_clear()
+    forget_choices()
 
 
 # --- How to break things ----------------------------------------------------------------------------------------------

@@ -11,7 +11,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 import torch
@@ -64,17 +64,30 @@ def _preferring_lists(choose: Callable[..., tuple[bool, bool]], handle: type[tor
 def _in_buckets(group: Callable[..., dict[Any, Any]], handle: type[torch.Tensor]) -> Callable[..., Any]:
     @functools.wraps(group)
     def group_in_buckets(tensorlistlist: list[list[Any]], with_indices: bool = False) -> dict[Any, Any]:
-        """The keys of torch's groups are pairs, whose second part nobody reads."""
         groups = group(tensorlistlist, with_indices)
         if not tensorlistlist[0] or not _is_on_gt(tensorlistlist[0][0], handle):
             return groups
-        return {
-            (device, (dtype, bucket.start)): ([each[bucket] for each in lists], indices[bucket])
-            for (device, dtype), (lists, indices) in groups.items()
+        return _BucketedGroups(
+            (key, ([each[bucket] for each in lists], indices[bucket]))
+            for key, (lists, indices) in groups.items()
             for bucket in _buckets(lists[0])
-        }
+        )
 
     return group_in_buckets
+
+
+class _BucketedGroups(dict[Any, Any]):
+    """The buckets of torch's groups, by device and dtype: several may have the same key. Optimizers go through all."""
+
+    def __init__(self, pairs: Iterable[tuple[Any, Any]]) -> None:
+        self._pairs = list(pairs)
+        super().__init__(self._pairs)
+
+    def items(self) -> Any:
+        return self._pairs
+
+    def values(self) -> Any:
+        return [value for _, value in self._pairs]
 
 
 def bucket_sizes(parameters: list[torch.Tensor]) -> list[int]:
