@@ -17,7 +17,8 @@ from hypothesis import strategies as st
 import gt
 from gt.client import session as sessions
 from gt.client.segment_matcher import HotPathStats, SegmentMatcher
-from gt.core.messages import MAX_SLOT, RunOp
+from gt.core.messages import MAX_SLOT, DefineSegment, RunOp, RunSegment
+from gt.core.segments import SegmentBody
 from gt.core.settings import HotPathSettings
 from tests.records import ADD
 
@@ -339,6 +340,27 @@ def test_ids_that_threads_took_out_of_order_are_no_segment() -> None:
         ids = [first + 1, first, first + 2, first + 3]
         sent, rest = matcher.compress([RunOp(1, (5, 6), (ident,), (), 0, 0) for ident in ids], is_final=True)
         assert [type(instruction) for instruction in sent] == [RunOp] * 4 and not rest
+
+
+@pytest.mark.parametrize("other", [(0, 0), (1, 1), (1, 0), (-1, 1), (0, -1)])
+def test_segments_stand_for_the_very_ops(other: tuple[int, int]) -> None:
+    """The same three ops on other results of the run, or on tensors from before it, are another segment."""
+    matcher, bodies = eager_matcher(), {}
+    for first, picks in ((100, (0, 1)), (200, (0, 1)), (300, other), (400, (0, 1)), (500, other)):
+        ids = [5 if pick < 0 else first + pick for pick in picks]
+        inputs = [(5, 6), (first, 6), (ids[0], ids[1])]
+        ops = [RunOp(1, each, (first + number,), (), 0, 0) for number, each in enumerate(inputs)]
+        sent, _ = matcher.compress(list(ops), is_final=True)
+        expanded: list[Any] = []
+        for instruction in sent:
+            if isinstance(instruction, DefineSegment):
+                bodies[instruction.segment_id] = SegmentBody.of(instruction)
+            elif isinstance(instruction, RunSegment):
+                expanded += bodies[instruction.segment_id].expand(instruction)
+            else:
+                expanded.append(instruction)
+        assert expanded == ops
+    assert matcher.stats().hits >= 2
 
 
 def test_ids_that_are_far_apart_are_no_segment() -> None:
