@@ -8,7 +8,17 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gt.core.messages import DefineOp, DefineSegment, FetchTensor, ForgetOps, FreeTensors, Rejected, RunOp, RunSegment
+from gt.core.messages import (
+    DefineOp,
+    DefineSegment,
+    FetchTensor,
+    ForgetOps,
+    FreeTensors,
+    NoteGradient,
+    Rejected,
+    RunOp,
+    RunSegment,
+)
 from gt.core.segments import SegmentBody
 from gt.dispatcher.message_queue import ToWorkers
 from tests.dispatcher_harness import OP, OP2, REQUEST, A, B, C, DispatcherHarness, answers, create, harness_with
@@ -215,3 +225,21 @@ def test_a_run_has_the_effects_of_its_instructions(program, dying, layouts, losi
         ident: set(copies) for ident, copies in without.copies.items()
     }
     assert with_segments.bytes_on == without.bytes_on
+
+
+def test_a_gradient_that_a_segment_writes_to_stays_a_gradient():
+    """It has another id then, under which it is reduced with others, as after a single op."""
+    harness = harness_with_ops(2)
+    parameter, gradient = own(60), own(61)
+    harness.redistribute(A, parameter, "-")
+    harness.redistribute(A, gradient, "- + x")
+    harness.tell(NoteGradient(gradient, parameter, 0), RunOp(OP3, (gradient,), (own(62),), (), 0, 0))
+    assert harness.layout(gradient) == "- on 0 1" and gradient in harness.state.gradients
+    inputs, outputs, zeros = ((0, 1), (2,), (3, 1), (4, 3)), ((0,), (1,), (2,), (3,)), (0,) * 4
+    harness.tell(DefineSegment(SEGMENT, (OP2, OP3, OP, OP), 2, inputs, outputs, zeros, zeros, zeros))
+    for number, target in enumerate((own(70), own(71), gradient)):
+        if target != gradient:
+            harness.redistribute(A, target, "-")
+        sent = commands(harness.tell(RunSegment(SEGMENT, own(300 + 10 * number), (target, parameter), (), (3, 4))))
+    assert RunSegment not in map(type, sent), "a replay would not follow the gradient"
+    assert harness.state.gradients.keys() == {own(320)}
