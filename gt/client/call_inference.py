@@ -22,11 +22,11 @@ from gt.client.cached_calls import (
     ViewCall,
     WriteCall,
 )
-from gt.client.call_families import Inferred, RuledCall
 from gt.client.geometry import Geometry, dtype_name, geometry_of, intern_geometry
 from gt.client.op_schema import ArgumentKind, OpSchema
 from gt.client.refused_calls import check_arguments
 from gt.client.resizing import ResizingCall
+from gt.client.rule_inference import Inferred, RuledCall
 from gt.client.session import Session
 from gt.client.shape_functions import SHAPE_FUNCTIONS
 from gt.client.storage import CONJUGATE, NEGATE, TensorRef, is_lazy, reinterpreted

@@ -14,7 +14,6 @@ from typing import Any
 import torch
 
 from gt.client.cached_calls import CachedCall
-from gt.client.call_families import CallFamilies
 from gt.client.call_sites import Site, Sites
 from gt.client.error_text import describe_failure, describe_unread
 from gt.client.flow_control import Pacing
@@ -24,6 +23,7 @@ from gt.client.inbox import Inbox
 from gt.client.interrupts import require_outside
 from gt.client.operand_cache import MAX_BYTES, OperandCache
 from gt.client.outbox import Outbox
+from gt.client.rule_inference import RuleInference
 from gt.client.scope_resolver import ScopeResolver
 from gt.client.scope_stack import in_use, push
 from gt.client.segment_matcher import SegmentMatcher
@@ -104,7 +104,7 @@ class Session:
         self.on_cpu = all(worker.device == "cpu" for worker in welcome.workers)
         self.scope_resolver: ScopeResolver | None = None
         self.cached_calls: dict[tuple[Any, ...], Any] = {}
-        self.families = CallFamilies()
+        self.families = RuleInference()
         self.signatures: dict[int, Signature] = {}
         self.closed_because = ""  # the reason, if the session is closed
         self.is_recording = False  # whether the workers record the commands they run

@@ -2,7 +2,7 @@
 
 A rule computes with the geometries of its tensors in some microseconds, where torch's shape function takes some
 hundred. It gives exactly torch's result, or None where it does not know: for shapes that do not fit, for operands that
-are not row-major in most rules, and for empty tensors. `call_families.py` says when a rule is trusted.
+are not row-major in most rules, and for empty tensors. `rule_inference.py` says when a rule is trusted.
 """
 
 from __future__ import annotations

@@ -43,7 +43,7 @@ class _Family(NamedTuple):
     dtypes: tuple[torch.dtype | None, ...]
 
 
-class CallFamilies:
+class RuleInference:
     """The families whose first call torch has inferred; None for one where the rule gave another result."""
 
     def __init__(self) -> None:

@@ -7,7 +7,7 @@ import torch
 from torch.nn import functional
 
 import gt
-from gt.client import call_families, call_inference
+from gt.client import call_inference, rule_inference
 from gt.client import session as sessions
 from gt.client.shape_rules import ShapeRule, Strided
 from gt.core.errors import OpError
