@@ -14,8 +14,8 @@ from typing import Any, NamedTuple, TypeAlias
 import torch
 
 from gt.client.geometry import Geometry
-from gt.client.iterated_strides import Ints, broadcast, iterated_strides, view_strides
 from gt.client.strides import has_own_strides
+from gt.client.tensor_iterator import Ints, broadcast, iterated_strides, view_strides
 from gt.client.torch_patches.op_registry import OpOverload, schema_of
 from gt.core.meta import contiguous_strides, is_dense
 

@@ -6,7 +6,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gt.client.iterated_strides import broadcast, iterated_strides, view_strides
+from gt.client.tensor_iterator import broadcast, iterated_strides, view_strides
 
 SIZES = st.sampled_from([1, 1, 2, 3])
 KERNELS = {1: torch.neg, 2: torch.mul, 3: torch.addcmul}
