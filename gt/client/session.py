@@ -21,7 +21,6 @@ from gt.client.geometry import Geometry, forget_geometries, geometry_of, intern_
 from gt.client.host_data import payload, strided
 from gt.client.inbox import Inbox
 from gt.client.interrupts import require_outside
-from gt.client.operand_cache import MAX_BYTES, OperandCache
 from gt.client.outbox import Outbox
 from gt.client.rule_inference import RuleInference
 from gt.client.scope_resolver import ScopeResolver
@@ -29,6 +28,7 @@ from gt.client.scope_stack import in_use, push
 from gt.client.segment_matcher import SegmentMatcher
 from gt.client.storage import ROOT, Storage, TensorRef
 from gt.client.tensor_parts import assemble, write_parts
+from gt.client.upload_cache import MAX_BYTES, UploadCache
 from gt.core.errors import GTError, OpError, SessionError
 from gt.core.ids import FIRST_QUERY_ID, MAX_RESULTS, SESSION_SHIFT
 from gt.core.messages import (
@@ -111,7 +111,7 @@ class Session:
         self.is_traced = False  # whether gt.compile records the instructions of a call
         self.is_measuring = False  # whether the workers record the memory of tensors
         self.sites = Sites(self._define_site)
-        self.operands = OperandCache(self._upload_operand)
+        self.operands = UploadCache(self._upload_operand)
         self.inbox = Inbox(channel, self.sites, self._note_workers)
         self._pacing = Pacing(self._request_synchronization, self.inbox.wait)
         self._op_ids = itertools.count(first + 1)

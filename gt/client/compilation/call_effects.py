@@ -24,10 +24,10 @@ from gt.client.compilation.recorded_calls import (
     result_handle,
 )
 from gt.client.compilation.traced_numbers import TracedFloat
-from gt.client.operand_cache import MAX_BYTES
 from gt.client.storage import Storage, TensorRef
 from gt.client.tensor import Tensor
 from gt.client.torch_patches.pytree import tree_flatten, tree_unflatten
+from gt.client.upload_cache import MAX_BYTES
 
 _CONSTANTS = (int, float, bool, complex, str, bytes, type(None), torch.dtype, torch.Size, torch.device)
 read_ref = attrgetter("_ref")

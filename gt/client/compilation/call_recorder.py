@@ -17,11 +17,11 @@ import torch
 
 from gt.client import cached_calls, scope_stack
 from gt.client.op_schema import OpSchema
-from gt.client.operand_cache import OperandCache
 from gt.client.outbox import Outbox
 from gt.client.session import Session
 from gt.client.storage import Storage, TensorRef
 from gt.client.torch_patches.dispatch_modes import current_function_modes
+from gt.client.upload_cache import UploadCache
 from gt.core.errors import CompileError
 from gt.core.messages import (
     BeginModule,
@@ -134,7 +134,7 @@ class CallRecorder:
         self.recording = Recording(session)
         self._session = session
         self._outbox: Outbox = session.outbox
-        self._operands: OperandCache = session.operands
+        self._operands: UploadCache = session.operands
         self._thread = get_ident()
         self._is_operand = False
 
@@ -145,7 +145,7 @@ class CallRecorder:
         session = self._session
         session.is_traced = True
         session.outbox = self  # type: ignore[assignment]
-        session.operands = _RecordedOperands(self, self._operands)  # type: ignore[assignment]
+        session.operands = _RecordedUploads(self, self._operands)  # type: ignore[assignment]
         cached_calls.before_draw = self._note_draw
         return self.recording
 
@@ -256,10 +256,10 @@ class CallRecorder:
         return f"{line}: a function of gt.compile {deed}, which a call that skips the function could not do; {remedy}"
 
 
-class _RecordedOperands:
+class _RecordedUploads:
     """The operand cache of a session while a call is recorded."""
 
-    def __init__(self, recorder: CallRecorder, operands: OperandCache) -> None:
+    def __init__(self, recorder: CallRecorder, operands: UploadCache) -> None:
         self._recorder = recorder
         self._operands = operands
 
