@@ -23,8 +23,8 @@ from gt.client.cached_calls import (
     WriteCall,
 )
 from gt.client.geometry import Geometry, dtype_name, geometry_of, intern_geometry
+from gt.client.kernel_checks import check_arguments
 from gt.client.op_schema import ArgumentKind, OpSchema
-from gt.client.refused_calls import check_arguments
 from gt.client.resizing import ResizingCall
 from gt.client.rule_inference import Inferred, RuledCall
 from gt.client.session import Session
