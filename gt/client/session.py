@@ -22,12 +22,12 @@ from gt.client.host_data import payload, strided
 from gt.client.inbox import Inbox
 from gt.client.interrupts import require_outside
 from gt.client.outbox import Outbox
+from gt.client.part_assembly import assemble, write_parts
 from gt.client.rule_inference import RuleInference
 from gt.client.scope_resolver import ScopeResolver
 from gt.client.scope_stack import in_use, push
 from gt.client.segment_matcher import SegmentMatcher
 from gt.client.storage import ROOT, Storage, TensorRef
-from gt.client.tensor_parts import assemble, write_parts
 from gt.client.upload_cache import MAX_BYTES, UploadCache
 from gt.core.errors import GTError, OpError, SessionError
 from gt.core.ids import FIRST_QUERY_ID, MAX_RESULTS, SESSION_SHIFT
