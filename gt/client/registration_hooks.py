@@ -18,8 +18,8 @@ from torch.nn.modules import module as torch_modules
 from torch.nn.parameter import is_lazy
 from torch.utils.weak import WeakTensorKeyDictionary
 
-from gt.client.copy_hooks import ParameterPlace
 from gt.client.factory_mode import is_factory_mode_on
+from gt.client.gather_hooks import ParameterPlace
 from gt.client.model_layout import hook_by_name, layout_by_name
 from gt.client.module_moving import move_module, move_tensor
 from gt.client.tensor import Tensor

@@ -10,7 +10,7 @@ from torch.nn import functional
 from torch.utils.checkpoint import checkpoint
 
 import gt
-from gt.client.copy_hooks import CopyHook, Direction
+from gt.client.gather_hooks import Direction, GatherHook
 
 WORKERS, WIDTH, LAYERS, WORDS = 4, 32, 4, 64
 FSDP = """
@@ -285,7 +285,7 @@ def test_the_copy_of_a_model_that_has_run_does_not_gather_for_it():
 
 
 def copy_hooks_of(model):
-    return [hook for part in model for hook in part._forward_hooks.values() if isinstance(hook, CopyHook)]
+    return [hook for part in model for hook in part._forward_hooks.values() if isinstance(hook, GatherHook)]
 
 
 def exchanged(act):

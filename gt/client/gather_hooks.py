@@ -44,7 +44,7 @@ class Direction(enum.IntEnum):
     BACKWARD = 1
 
 
-class CopyHook:
+class GatherHook:
     """The hooks of a module. `places` are its own cut parameters, `inner` the hooks of the modules inside it: a module
     may use the parameters of another one without calling it, as attention does. `following` are the hooks of the
     modules that ran after it last time, by direction."""
@@ -53,8 +53,8 @@ class CopyHook:
 
     def __init__(self, places: list[ParameterPlace]) -> None:
         self.places = places
-        self.inner: frozenset[CopyHook] = frozenset()
-        self.following: dict[Direction, ref[CopyHook]] = {}
+        self.inner: frozenset[GatherHook] = frozenset()
+        self.following: dict[Direction, ref[GatherHook]] = {}
         self._number = next(self._numbers)
 
     def __getstate__(self) -> dict[str, Any]:
@@ -89,7 +89,7 @@ class CopyHook:
         if self.places:
             _order.begin(self, Direction.BACKWARD)
 
-    def contains(self, other: CopyHook) -> bool:
+    def contains(self, other: GatherHook) -> bool:
         return other is self or other in self.inner
 
     def parameters(self) -> Iterator[Tensor]:
@@ -109,11 +109,11 @@ class _RunningBackward(threading.local):
     their backward, which is still to come. A thread has one; a backward inside another one shares it."""
 
     def __init__(self) -> None:
-        self._begun: list[CopyHook] = []
-        self._recomputed: set[CopyHook] = set()
+        self._begun: list[GatherHook] = []
+        self._recomputed: set[GatherHook] = set()
         self._number = NO_BACKWARD
 
-    def begin(self, hook: CopyHook) -> None:
+    def begin(self, hook: GatherHook) -> None:
         """The backward of a module begins, so that of the others is over, except for the modules around it, and for
         those inside it that have the same output."""
         self._follow()
@@ -122,7 +122,7 @@ class _RunningBackward(threading.local):
         self._recomputed.discard(hook)
         _drop(over)
 
-    def note_recomputed(self, hook: CopyHook) -> None:
+    def note_recomputed(self, hook: GatherHook) -> None:
         """Keep the copies of a module whose forward was computed again: its backward follows immediately."""
         self._follow()
         if hook not in self._begun:
@@ -148,10 +148,10 @@ class _ModuleOrder(threading.local):
     parameters of a model end with it."""
 
     def __init__(self) -> None:
-        self._last: dict[Direction, ref[CopyHook]] = {}
-        self._expected: ref[CopyHook] | None = None
+        self._last: dict[Direction, ref[GatherHook]] = {}
+        self._expected: ref[GatherHook] | None = None
 
-    def begin(self, hook: CopyHook, direction: Direction) -> None:
+    def begin(self, hook: GatherHook, direction: Direction) -> None:
         """Tell the dispatcher that a module begins. Its backward begins once for each output: only the first counts."""
         last = self._last[direction]() if direction in self._last else None
         if last is hook and direction is Direction.BACKWARD:
@@ -167,13 +167,13 @@ class _ModuleOrder(threading.local):
             self._expected = ref(following)
         _begin_module(hook, following, direction)
 
-    def _forget_expected(self, hook: CopyHook) -> None:
+    def _forget_expected(self, hook: GatherHook) -> None:
         """Drop the copies that were gathered for a module, if another one has followed instead."""
         expected, self._expected = self.expected(), None
         if expected is not None and expected is not hook:
             _drop([expected])
 
-    def expected(self) -> CopyHook | None:
+    def expected(self) -> GatherHook | None:
         return self._expected() if self._expected is not None else None
 
     def end(self, direction: Direction) -> None:
@@ -195,7 +195,7 @@ def _reshards() -> bool:
     return True
 
 
-def _drop(hooks: Iterable[CopyHook], kept: CopyHook | None = None) -> None:
+def _drop(hooks: Iterable[GatherHook], kept: GatherHook | None = None) -> None:
     """Let the dispatcher drop the copies of the parameters of some modules, except parameters that `kept` has too."""
     session = _open_session()
     if session is None:
@@ -207,7 +207,7 @@ def _drop(hooks: Iterable[CopyHook], kept: CopyHook | None = None) -> None:
         session.outbox.submit(DropCopies, dropped)
 
 
-def _begin_module(hook: CopyHook, following: CopyHook | None, direction: Direction) -> None:
+def _begin_module(hook: GatherHook, following: GatherHook | None, direction: Direction) -> None:
     session = _open_session()
     if session is None:
         return
