@@ -12,8 +12,8 @@ from gt.client import session as sessions
 from gt.client.cached_calls import HandleType, rebind, wrap, wrap_view
 from gt.client.call_inference import to_wire
 from gt.client.geometry import Geometry, geometry_of, intern_geometry
-from gt.client.gradient_notes import note_gradient
 from gt.client.op_schema import OpSchema
+from gt.client.parameter_gradients import note_gradient
 from gt.client.resizing import allocate, resize_handle
 from gt.client.storage import Storage, StorageView, TensorRef, restrided, storage_elements, strided_view, view_of
 from gt.client.torch_patches.kernel_overrides import override_kernel, run_original
