@@ -28,7 +28,7 @@ from gt.client.op_schema import ArgumentKind, OpSchema
 from gt.client.resizing import ResizingCall
 from gt.client.rule_inference import Inferred, RuledCall
 from gt.client.session import Session
-from gt.client.shape_functions import SHAPE_FUNCTIONS
+from gt.client.shape_function_overrides import SHAPE_FUNCTIONS
 from gt.client.storage import CONJUGATE, NEGATE, TensorRef, is_lazy, reinterpreted
 from gt.client.strides import run_shape_function
 from gt.client.torch_patches.avoid_dynamo_import import keep_dynamo_out
