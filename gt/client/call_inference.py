@@ -24,13 +24,13 @@ from gt.client.cached_calls import (
 )
 from gt.client.geometry import Geometry, dtype_name, geometry_of, intern_geometry
 from gt.client.kernel_checks import check_arguments
+from gt.client.kernel_strides import run_shape_function
 from gt.client.op_schema import ArgumentKind, OpSchema
 from gt.client.resizing import ResizingCall
 from gt.client.rule_inference import Inferred, RuledCall
 from gt.client.session import Session
 from gt.client.shape_function_overrides import SHAPE_FUNCTIONS
 from gt.client.storage import CONJUGATE, NEGATE, TensorRef, is_lazy, reinterpreted
-from gt.client.strides import run_shape_function
 from gt.client.torch_patches.avoid_dynamo_import import keep_dynamo_out
 from gt.client.torch_patches.op_registry import has_kernel, schema_of
 from gt.client.torch_patches.pytree import tree_flatten, tree_unflatten

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple, TypeAlias
 import torch
 
 from gt.client.geometry import Geometry
-from gt.client.strides import has_own_strides
+from gt.client.kernel_strides import has_own_strides
 from gt.client.tensor_iterator import Ints, broadcast, iterated_strides, view_strides
 from gt.client.torch_patches.op_registry import OpOverload, schema_of
 from gt.core.meta import contiguous_strides, is_dense
@@ -83,7 +83,7 @@ def _iterated(*args: Any, **kwargs: Any) -> Results:
     return [Strided(shape, stride)]
 
 
-_MAX_OPERANDS = 3  # as in strides.py
+_MAX_OPERANDS = 3  # as in kernel_strides.py
 _NUMBERS = frozenset((bool, int, float, complex))
 _BY_VALUE = ("aten.pow.Scalar",)  # its strides depend on the number
 

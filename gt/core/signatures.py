@@ -105,7 +105,7 @@ Arg: TypeAlias = Union[
 
 class ViewStep(Struct, array_like=True, frozen=True):
     """One view op on the path from a storage's base to an alias of it. `args` follow the tensor. `pick` selects one
-    output of an op with several (split, unbind). `strides` are those of the viewed tensor, for an op that depends on
+    output of an op with several (split, unbind). `kernel_strides` are those of the viewed tensor, for an op that depends on
     them (as_strided). `results` are the metas of all outputs."""
 
     op: Name
