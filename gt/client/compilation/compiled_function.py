@@ -22,7 +22,7 @@ from gt.client.compilation.call_effects import (
     version_of,
 )
 from gt.client.compilation.call_recorder import CallRecorder, Recording, ambient_state
-from gt.client.compilation.program_numbers import NumberPlan, StepNumbers, VaryingNumber, plan_numbers, same_number
+from gt.client.compilation.number_plan import NumberPlan, StepNumbers, VaryingNumber, plan_numbers, same_number
 from gt.client.compilation.random_keys import plan_keys
 from gt.client.compilation.recorded_calls import RecordedCall, RecordedProgram, Source
 from gt.client.compilation.traced_numbers import NumberTrace
