@@ -23,7 +23,7 @@ from gt.client.compilation.recorded_calls import (
     own_ids,
     result_handle,
 )
-from gt.client.compilation.traced_numbers import TracedFloat
+from gt.client.compilation.traced_floats import TracedFloat
 from gt.client.storage import Storage, TensorRef
 from gt.client.tensor import Tensor
 from gt.client.torch_patches.pytree import tree_flatten, tree_unflatten

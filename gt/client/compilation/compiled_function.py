@@ -25,7 +25,7 @@ from gt.client.compilation.call_recorder import CallRecorder, Recording, ambient
 from gt.client.compilation.number_plan import NumberPlan, StepNumbers, VaryingNumber, plan_numbers, same_number
 from gt.client.compilation.random_keys import plan_keys
 from gt.client.compilation.recorded_calls import RecordedCall, RecordedProgram, Source
-from gt.client.compilation.traced_numbers import NumberTrace
+from gt.client.compilation.traced_floats import NumberTrace
 from gt.client.compilation.watched_state import WatchedState
 from gt.client.interrupts import CriticalSection
 from gt.client.session import Session
