@@ -10,7 +10,7 @@ from gt.launch.local_processes import LocalProcesses
 from gt.monitor.instruction_log import open_log
 
 
-class LocalStart:
+class PendingSession:
     """Worker processes that are starting, and the channel that their session will use."""
 
     def __init__(self, settings: Settings) -> None:
