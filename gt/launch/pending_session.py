@@ -5,7 +5,7 @@ from __future__ import annotations
 from gt.client.host_data import copy_bytes
 from gt.client.session import Session
 from gt.core.settings import Settings
-from gt.launch.hosted_channel import HostedChannel
+from gt.launch.hosted_dispatcher_channel import HostedDispatcherChannel
 from gt.launch.local_processes import LocalProcesses
 from gt.monitor.instruction_log import open_log
 
@@ -20,7 +20,7 @@ class PendingSession:
         copy = copy_bytes if settings.shares_memory else None
         try:
             observer = open_log(settings.instruction_log)
-            self._channel = HostedChannel(
+            self._channel = HostedDispatcherChannel(
                 self.processes, copy, observer, settings.heartbeat_timeout, settings.copy_limit
             )
         except BaseException:

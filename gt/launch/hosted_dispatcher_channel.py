@@ -22,7 +22,7 @@ from gt.wire.payloads import CopyBytes, Payloads
 from gt.wire.wakeups import MessageWait
 
 
-class HostedChannel:
+class HostedDispatcherChannel:
     """The server is polled only inside `send` and `receive`. `copy` writes to memory shared with the workers (None:
     none is shared). A worker that is silent for `silence` seconds is given up."""
 
