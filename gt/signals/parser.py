@@ -7,7 +7,7 @@ from collections.abc import Collection, Iterable, Iterator, Mapping
 from pathlib import Path
 
 from gt.core.errors import SignalError, nearest
-from gt.signals.backward_chains import backward_cycles, cycle_text, unknown_backward
+from gt.signals.backward_signals import backward_cycles, cycle_text, unknown_backward
 from gt.signals.checks import MODEL, RESERVED, KeyPath, Problem, mesh_axes, name_problem, shard_problems, show
 from gt.signals.config import (
     Config,
