@@ -4,7 +4,7 @@ A client sends *instructions* to the dispatcher, the dispatcher sends *commands*
 back, and the dispatcher sends *answers* to clients. A record that clients and the dispatcher both send is one class:
 a RunOp is an instruction and a command. In one process the same records are passed by reference.
 
-A record declares what other modules need to know about it, and `gt.core.record_fields` reads the declarations:
+A record declares what other modules need to know about it, and `gt.core.message_fields` reads the declarations:
 
 - the types of its id fields say whose the ids are and which of them are new (`Id`, `NewId`, see `gt.core.ids`);
 - a field `byte_range` or `byte_ranges` says that the bytes of tensors travel with the record;

@@ -16,7 +16,7 @@ from typing import TextIO
 from gt.core.errors import SettingsError
 from gt.core.ids import short_id
 from gt.core.message_events import Event, Observer
-from gt.core.record_fields import PAYLOAD_RECORDS, byte_ranges_of
+from gt.core.message_fields import PAYLOAD_RECORDS, byte_ranges_of
 
 log = logging.getLogger("gt.dispatcher")
 _ROW = "{:>12}  {:>9}  {:<11}  {:<12}  {:<19}  {:>13}  {:<24}  {:<44}  {}\n"

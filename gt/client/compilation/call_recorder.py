@@ -23,6 +23,7 @@ from gt.client.storage import Storage, TensorRef
 from gt.client.torch_patches.dispatch_modes import current_function_modes
 from gt.client.upload_cache import UploadCache
 from gt.core.errors import CompileError
+from gt.core.message_fields import id_fields
 from gt.core.messages import (
     BeginModule,
     BeginStep,
@@ -41,7 +42,6 @@ from gt.core.messages import (
     RunOp,
     Synchronize,
 )
-from gt.core.record_fields import id_fields
 from gt.wire.client_channel import Upload
 
 RECORDED = (RunOp, Redistribute, NoteGradient, BeginStep, EndStep, BeginModule, DropCopies)
