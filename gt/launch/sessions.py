@@ -15,7 +15,7 @@ from gt.client.host_data import copy_bytes
 from gt.client.interrupts import defer, is_inside
 from gt.client.optimizer_step_hooks import register_step_hooks
 from gt.client.session import Session
-from gt.client.torch_patches.compile_function import patch_compile
+from gt.client.torch_patches.torch_compile import patch_compile
 from gt.client.tracebacks import ends_on_users_line
 from gt.core.errors import SessionError, SettingsError, nearest
 from gt.core.settings import BACKENDS, MODES, Settings, parse_address, read_settings
