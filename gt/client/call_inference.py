@@ -77,8 +77,8 @@ def infer_call(
         if ref.session is not session:
             ref.session.require_open()
             raise SessionError("this tensor belongs to another session than the one that is active")
-    ruled = session.families.apply_rule(op, args, kwargs, key, refs)
-    known = None if ruled is None else session.families.infer(ruled)
+    ruled = session.rule_inference.apply_rule(op, args, kwargs, key, refs)
+    known = None if ruled is None else session.rule_inference.infer(ruled)
     template = CallTemplate(op, args, kwargs, refs, layout)
     try:
         if known is not None:
@@ -128,7 +128,7 @@ def _inferred_call(
     inferred = None if op.writes else _flat_results(op, result)
     if inferred is not None:
         if ruled is not None:
-            session.families.learn(ruled, inferred)
+            session.rule_inference.learn(ruled, inferred)
         return _functional_call(session, op, template, refs, inferred)
     fresh = [value for value, name in zip(_as_results(op, result), op.returned, strict=False) if name is None]
     leaves, spec = tree_flatten(fresh if op.writes else result)

@@ -85,7 +85,7 @@ FAREWELL_SECONDS = 2.0  # how long close() waits for work, to show its failures
 class Session:
     """`workers` are the connected ones, as far as the dispatcher has reported. `alone`: the session never had more than
     one worker; `embedded`: its only worker is in this process. `cached_calls` are the calls that were inferred before,
-    by op, geometries and constants, and `families` what is known of calls with other sizes. `scope_resolver` finds the
+    by op, geometries and constants, and `rule_inference` infers calls with other sizes. `scope_resolver` finds the
     signal scope of each op; None if no op has one."""
 
     def __init__(
@@ -104,14 +104,14 @@ class Session:
         self.on_cpu = all(worker.device == "cpu" for worker in welcome.workers)
         self.scope_resolver: ScopeResolver | None = None
         self.cached_calls: dict[tuple[Any, ...], Any] = {}
-        self.families = RuleInference()
+        self.rule_inference = RuleInference()
         self.signatures: dict[int, Signature] = {}
         self.closed_because = ""  # the reason, if the session is closed
         self.is_recording = False  # whether the workers record the commands they run
         self.is_traced = False  # whether gt.compile records the instructions of a call
         self.is_measuring = False  # whether the workers record the memory of tensors
         self.sites = Sites(self._define_site)
-        self.operands = UploadCache(self._upload_operand)
+        self.upload_cache = UploadCache(self._upload_operand)
         self.inbox = Inbox(channel, self.sites, self._note_workers)
         self._pacing = Pacing(self._request_synchronization, self.inbox.wait)
         self._op_ids = itertools.count(first + 1)
@@ -135,7 +135,7 @@ class Session:
         lay on a lost worker, or were uploaded while there was none, are uploaded anew."""
         if isinstance(news, Lost) and all(info.worker != news.worker for info in self.workers):
             return  # an answer to a request told of this loss before
-        self.operands.forget()
+        self.upload_cache.forget()
         others = [info for info in self.workers if not isinstance(news, Lost) or info.worker != news.worker]
         if isinstance(news, Joined):
             others = [*[info for info in others if info.worker != news.worker.worker], news.worker]

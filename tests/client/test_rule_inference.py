@@ -116,7 +116,7 @@ def test_the_table_of_families_does_not_grow_without_bound(embedded, monkeypatch
     monkeypatch.setattr(rule_inference, "MAX_FAMILIES", 4)
     for rank in range(1, 12):
         same(-gt.ones([2] * rank), -torch.ones([2] * rank))
-    assert len(sessions.current().families) <= 4
+    assert len(sessions.current().rule_inference) <= 4
 
 
 def test_gradients_that_a_mask_excludes(embedded):

@@ -134,7 +134,7 @@ class CallRecorder:
         self.recording = Recording(session)
         self._session = session
         self._outbox: Outbox = session.outbox
-        self._operands: UploadCache = session.operands
+        self._upload_cache: UploadCache = session.upload_cache
         self._thread = get_ident()
         self._is_operand = False
 
@@ -145,14 +145,14 @@ class CallRecorder:
         session = self._session
         session.is_traced = True
         session.outbox = self  # type: ignore[assignment]
-        session.operands = _RecordedUploads(self, self._operands)  # type: ignore[assignment]
+        session.upload_cache = _RecordedUploads(self, self._upload_cache)  # type: ignore[assignment]
         cached_calls.before_draw = self._note_draw
         return self.recording
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, _: TracebackType | None) -> None:
         session = self._session
         cached_calls.before_draw = None
-        session.outbox, session.operands, session.is_traced = self._outbox, self._operands, False
+        session.outbox, session.upload_cache, session.is_traced = self._outbox, self._upload_cache, False
 
     # The interface of the outbox
 
@@ -227,10 +227,10 @@ class CallRecorder:
 
     def operand(self, tensor: torch.Tensor) -> Storage:
         if get_ident() != self._thread:
-            return self._operands.storage_of(tensor)
+            return self._upload_cache.storage_of(tensor)
         self._is_operand = True
         try:
-            storage = self._operands.storage_of(tensor)
+            storage = self._upload_cache.storage_of(tensor)
         finally:
             self._is_operand = False
         version = 0 if tensor.is_inference() else tensor._version
@@ -257,17 +257,17 @@ class CallRecorder:
 
 
 class _RecordedUploads:
-    """The operand cache of a session while a call is recorded."""
+    """The upload cache of a session while a call is recorded."""
 
-    def __init__(self, recorder: CallRecorder, operands: UploadCache) -> None:
+    def __init__(self, recorder: CallRecorder, upload_cache: UploadCache) -> None:
         self._recorder = recorder
-        self._operands = operands
+        self._upload_cache = upload_cache
 
     def storage_of(self, tensor: torch.Tensor) -> Storage:
         return self._recorder.operand(tensor)
 
     def forget(self) -> None:
-        self._operands.forget()
+        self._upload_cache.forget()
 
 
 def _only_first_time(op: str) -> bool:

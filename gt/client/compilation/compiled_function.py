@@ -454,12 +454,12 @@ class _SkippableCall:
             return constant
         if kind == "grad":
             return tensors[positions[0]].grad._ref.storage  # type: ignore[union-attr]
-        return session.operands.storage_of(self._plain[positions[0]])
+        return session.upload_cache.storage_of(self._plain[positions[0]])
 
     def _operands_match(self, session: Session) -> bool:
         """Whether plain tensors that had the same content still have, and those that were constant are."""
         for _, positions, constant in self._shared_operands:
-            storages = {id(session.operands.storage_of(self._plain[position])) for position in positions}
+            storages = {id(session.upload_cache.storage_of(self._plain[position])) for position in positions}
             if len(storages) > 1 or (constant is not None and storages != {id(constant)}):
                 return False
         return all(map(eq, map(version_of, self._constant_plain), self._plain_versions))
