@@ -1,6 +1,6 @@
 """The effects of a recorded call on the tensors of the program: gradients, storages, versions, results.
 
-`CallTensors` notes the tensors that a call may use before it runs; a `Conclusion` compares them with what they are
+`CallTensors` notes the tensors that a call may use before it runs; a `RecordedCallBuilder` compares them with what they are
 after it.
 """
 
@@ -56,7 +56,7 @@ class CallTensors:
         self.gradient_keys = [gradient._ref.key if gradient is not None else None for gradient in gradients]
 
 
-class Conclusion:
+class RecordedCallBuilder:
     """Makes a RecordedCall of a recording. `output` is what the function has returned."""
 
     def __init__(self, recording: Recording, before: CallTensors) -> None:

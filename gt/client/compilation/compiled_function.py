@@ -15,8 +15,8 @@ import torch
 from gt.client import session as sessions
 from gt.client.compilation.call_effects import (
     CallTensors,
-    Conclusion,
     NotRepeatable,
+    RecordedCallBuilder,
     read_ref,
     read_requires_grad,
     version_of,
@@ -315,9 +315,9 @@ class _Attempt:
         with CallRecorder(self.call.session) as recording:
             output = function(*args, **kwargs)
             try:
-                conclusion = Conclusion(recording, self.before)
-                output, templates, structure = conclusion.results(output)
-                self.recorded = conclusion.call(templates, structure)
+                builder = RecordedCallBuilder(recording, self.before)
+                output, templates, structure = builder.results(output)
+                self.recorded = builder.call(templates, structure)
             except NotRepeatable as error:
                 self.reason = str(error)
         self.reason = self.reason or self._reason(recording)
