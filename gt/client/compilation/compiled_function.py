@@ -24,7 +24,7 @@ from gt.client.compilation.call_effects import (
 from gt.client.compilation.call_recorder import CallRecorder, Recording, ambient_state
 from gt.client.compilation.number_plan import NumberPlan, StepNumbers, VaryingNumber, plan_numbers, same_number
 from gt.client.compilation.random_keys import plan_keys
-from gt.client.compilation.recorded_calls import RecordedCall, RecordedProgram, Source
+from gt.client.compilation.recorded_calls import RecordedCall, ReplayTemplate, Source
 from gt.client.compilation.traced_floats import NumberTrace
 from gt.client.compilation.watched_state import WatchedState
 from gt.client.interrupts import CriticalSection
@@ -389,7 +389,7 @@ class _SkippableCall:
             [attempt.steps for attempt in attempts],
             [attempt.trace for attempt in (*earlier, *attempts)],
         )
-        self._program = RecordedProgram(recorded, self._numbers.groups, self._numbers.scalars)
+        self._program = ReplayTemplate(recorded, self._numbers.groups, self._numbers.scalars)
         before, tensors = last.before, last.before.tensors
         self._arguments = len(_unique(last.call.tensors))
         self._others: list[Tensor] = list(tensors[self._arguments :])

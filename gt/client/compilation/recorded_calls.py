@@ -1,5 +1,5 @@
 """A call of a function as data: the instructions it emits, with slots in place of ids, and its effects on tensors of
-the program. `gt.compile` records several calls, compares them, and repeats the last one as a RecordedProgram.
+the program. `gt.compile` records several calls, compares them, and repeats the last one as a ReplayTemplate.
 
 A slot is a place in the table of ids of one call: first the tensors that the call uses and does not make (externals),
 then the tensors that it makes, in the order of their ids.
@@ -145,7 +145,7 @@ def own_ids(instructions: Sequence[Instruction]) -> list[int]:
 Numbers: TypeAlias = Callable[[], Sequence[Any]]
 
 
-class RecordedProgram:
+class ReplayTemplate:
     """The instructions of a recorded call for any ids and numbers.
 
     `scalars` are the distinct tuples of numbers of its ops. A caller that changes numbers passes another list."""
