@@ -18,7 +18,7 @@ from gt.client.compilation.recorded_calls import (
     Effects,
     RecordedCall,
     RefTemplate,
-    Same,
+    ReturnedInput,
     Source,
     own_ids,
     result_handle,
@@ -79,7 +79,7 @@ class RecordedCallBuilder:
         values: list[Any] = []
         for leaf in leaves:
             if id(leaf) in position_of:
-                templates.append(Same(position_of[id(leaf)]))
+                templates.append(ReturnedInput(position_of[id(leaf)]))
                 values.append(leaf)
             elif isinstance(leaf, Tensor):
                 templates.append(self._template(leaf))

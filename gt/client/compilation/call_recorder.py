@@ -48,7 +48,7 @@ RECORDED = (RunOp, Redistribute, NoteGradient, BeginStep, EndStep, BeginModule, 
 _NOT_RECORDED = (DefineOp, DefineScope, DefineSite, ForgetOps, FreeTensors, Synchronize)
 
 
-class Death(NamedTuple):
+class CollectedTensor(NamedTuple):
     """A tensor that was collected when `position` instructions had been emitted."""
 
     position: int
@@ -56,7 +56,7 @@ class Death(NamedTuple):
     nbytes: int
 
 
-class Draw(NamedTuple):
+class KeyDraw(NamedTuple):
     """A random key was drawn for the instruction at `position`, by a generator that was in `state` before."""
 
     position: int
@@ -78,9 +78,9 @@ class Recording:
         self.first_use: dict[int, int] = {}  # positions of instructions, by id of an external
         self.alive: dict[int, int] = {}
         self.made: dict[int, int] = {}
-        self.deaths: list[Death] = []
+        self.collected: list[CollectedTensor] = []
         self.lost: list[int] = []  # externals, or tensors unknown to the recording, that were collected in the call
-        self.draws: list[Draw] = []
+        self.draws: list[KeyDraw] = []
         self.random_state = torch.get_rng_state()
         self.ambient = ambient_state()
         self._host_random = _host_random()
@@ -192,7 +192,7 @@ class CallRecorder:
         recording = self.recording
         if ident in recording.alive:
             del recording.alive[ident]
-            recording.deaths.append(Death(len(recording.instructions), ident, nbytes))
+            recording.collected.append(CollectedTensor(len(recording.instructions), ident, nbytes))
         else:
             recording.lost.append(ident)
         self._outbox.release(ident, nbytes)
@@ -223,7 +223,7 @@ class CallRecorder:
         if get_ident() != self._thread:
             return
         drawn = generator or torch.default_generator
-        self.recording.draws.append(Draw(len(self.recording.instructions), drawn, drawn.get_state()))
+        self.recording.draws.append(KeyDraw(len(self.recording.instructions), drawn, drawn.get_state()))
 
     def operand(self, tensor: torch.Tensor) -> Storage:
         if get_ident() != self._thread:

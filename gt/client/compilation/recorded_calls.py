@@ -71,7 +71,7 @@ class RefTemplate(NamedTuple):
     is_parameter: bool
 
 
-class Same(NamedTuple):
+class ReturnedInput(NamedTuple):
     """A result that is one of the tensors of the call itself."""
 
     position: int
@@ -106,7 +106,7 @@ class RecordedCall:
         self.effects = effects
         self.slots = slots
         self.shape = [_shape(instruction, slots) for instruction in recording.instructions]
-        self.deaths = [(death.position, slots[death.id], death.nbytes) for death in recording.deaths]
+        self.collected = [(tensor.position, slots[tensor.id], tensor.nbytes) for tensor in recording.collected]
 
     def difference(self, other: RecordedCall) -> str | None:
         """Where two calls do not do the same; None if they do, up to their numbers."""
@@ -167,7 +167,7 @@ class ReplayTemplate:
         self._pick_scalars = _picker(scalar_groups)
         others: list[Callable[[Table], Instruction]] = []
         order: list[int] = []
-        frees = _placed_frees(recorded.deaths)
+        frees = _placed_frees(recorded.collected)
         numbers = iter(range(len(ops)))
         for position, instruction in enumerate(instructions):
             if position in frees:
@@ -229,7 +229,7 @@ class ReplayTemplate:
 
 
 def _result(result: Any, ref_of: Callable[[RefTemplate], TensorRef], tensors: Sequence[Tensor]) -> Any:
-    if isinstance(result, Same):
+    if isinstance(result, ReturnedInput):
         return tensors[result.position]
     if isinstance(result, RefTemplate):
         return result_handle(result.kind, ref_of(result), result.requires_grad)
@@ -289,12 +289,12 @@ def _free(slots: Sequence[int]) -> Callable[[Table], FreeTensors]:
     return lambda table: FreeTensors(pick(table))
 
 
-def _placed_frees(deaths: Sequence[tuple[int, int, int]]) -> dict[int, list[int]]:
+def _placed_frees(collected: Sequence[tuple[int, int, int]]) -> dict[int, list[int]]:
     """The slots to free before each instruction: as the outbox frees tensors, when enough of them are dead."""
     placed: dict[int, list[int]] = {}
     waiting: list[int] = []
     cost, last = 0, 0
-    for position, slot, nbytes in deaths:
+    for position, slot, nbytes in collected:
         if cost >= FREE_BYTES and position > last:
             placed.setdefault(last, []).extend(waiting)
             waiting, cost = [], 0
