@@ -39,7 +39,7 @@ class ParameterPlace(NamedTuple):
     name: str
 
 
-class Direction(enum.IntEnum):
+class ModulePass(enum.IntEnum):
     FORWARD = 0
     BACKWARD = 1
 
@@ -54,7 +54,7 @@ class GatherHook:
     def __init__(self, places: list[ParameterPlace]) -> None:
         self.places = places
         self.inner: frozenset[GatherHook] = frozenset()
-        self.following: dict[Direction, ref[GatherHook]] = {}
+        self.following: dict[ModulePass, ref[GatherHook]] = {}
         self._number = next(self._numbers)
 
     def __getstate__(self) -> dict[str, Any]:
@@ -65,12 +65,12 @@ class GatherHook:
         self.__init__(state["places"])  # type: ignore[misc]
         self.inner = state["inner"]
 
-    def number(self, direction: Direction) -> int:
+    def number(self, direction: ModulePass) -> int:
         return 2 * self._number + direction
 
     def begin_forward(self, module: torch.nn.Module, args: Any) -> None:
         if self.places and _reshards():
-            _order.begin(self, Direction.FORWARD)
+            _order.begin(self, ModulePass.FORWARD)
 
     def __call__(self, module: torch.nn.Module, args: Any, output: Any) -> None:
         """The forward of the module has ended. `output` is None if it has raised an exception."""
@@ -87,7 +87,7 @@ class GatherHook:
     def _begin_backward(self, gradients: Any) -> None:
         _running.begin(self)
         if self.places:
-            _order.begin(self, Direction.BACKWARD)
+            _order.begin(self, ModulePass.BACKWARD)
 
     def contains(self, other: GatherHook) -> bool:
         return other is self or other in self.inner
@@ -139,7 +139,7 @@ class _RunningBackward(threading.local):
     def _end(self) -> None:
         over = [*self._begun, *self._recomputed]
         self._begun, self._recomputed, self._number = [], set(), NO_BACKWARD
-        _order.end(Direction.BACKWARD)
+        _order.end(ModulePass.BACKWARD)
         _drop(over)
 
 
@@ -148,19 +148,19 @@ class _ModuleOrder(threading.local):
     parameters of a model end with it."""
 
     def __init__(self) -> None:
-        self._last: dict[Direction, ref[GatherHook]] = {}
+        self._last: dict[ModulePass, ref[GatherHook]] = {}
         self._expected: ref[GatherHook] | None = None
 
-    def begin(self, hook: GatherHook, direction: Direction) -> None:
+    def begin(self, hook: GatherHook, direction: ModulePass) -> None:
         """Tell the dispatcher that a module begins. Its backward begins once for each output: only the first counts."""
         last = self._last[direction]() if direction in self._last else None
-        if last is hook and direction is Direction.BACKWARD:
+        if last is hook and direction is ModulePass.BACKWARD:
             return
         if last is not None and last is not hook:
             last.following[direction] = ref(hook)
         self._last[direction] = ref(hook)
-        if direction is Direction.BACKWARD:
-            self.end(Direction.FORWARD)  # the next forward does not follow this one
+        if direction is ModulePass.BACKWARD:
+            self.end(ModulePass.FORWARD)  # the next forward does not follow this one
         self._forget_expected(hook)
         following = hook.following[direction]() if direction in hook.following else None
         if following is not None:
@@ -176,7 +176,7 @@ class _ModuleOrder(threading.local):
     def expected(self) -> GatherHook | None:
         return self._expected() if self._expected is not None else None
 
-    def end(self, direction: Direction) -> None:
+    def end(self, direction: ModulePass) -> None:
         self._last.pop(direction, None)
 
 
@@ -207,7 +207,7 @@ def _drop(hooks: Iterable[GatherHook], kept: GatherHook | None = None) -> None:
         session.outbox.submit(DropCopies, dropped)
 
 
-def _begin_module(hook: GatherHook, following: GatherHook | None, direction: Direction) -> None:
+def _begin_module(hook: GatherHook, following: GatherHook | None, direction: ModulePass) -> None:
     session = _open_session()
     if session is None:
         return
