@@ -64,7 +64,7 @@ class StandIn:
         self.stepping = stepping
         self._kind_of: dict[int, int] = {}  # by id() of a parameter
         stepped = {id(parameter) for parameter in parameters}
-        members: dict[Any, _Member] = {}
+        members: dict[Any, _StandInParameter] = {}
         for number, group in enumerate(optimizer.param_groups):
             for parameter in group["params"]:
                 if id(parameter) not in stepped:
@@ -72,7 +72,7 @@ class StandIn:
                 entries = optimizer.state.get(parameter, {})
                 key = (number, parameter.dtype, _described(entries), is_whole and id(parameter))
                 if key not in members:
-                    members[key] = _Member(optimizer, number, parameter)
+                    members[key] = _StandInParameter(optimizer, number, parameter)
                 members[key].add(parameter)
                 self._kind_of[id(parameter)] = list(members).index(key) if not is_whole else 0
         found = list(members.values())
@@ -136,7 +136,7 @@ class StandIn:
         return before
 
 
-class _Member:
+class _StandInParameter:
     """A parameter of a stand-in, for some parameters of the optimizer."""
 
     def __init__(self, optimizer: Optimizer, group: int, parameter: torch.Tensor) -> None:
@@ -191,7 +191,7 @@ class _Member:
 class _Stepper:
     """Runs the code of an optimizer's step on other parameters."""
 
-    def __init__(self, optimizer: Optimizer, members: list[_Member]) -> None:
+    def __init__(self, optimizer: Optimizer, members: list[_StandInParameter]) -> None:
         self.members = members
         self._optimizer = optimizer
         self._stand_in: Any = object.__new__(type(optimizer))
