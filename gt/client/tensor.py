@@ -78,7 +78,7 @@ class Tensor(ValueReads, InPlaceViews):
     @ends_on_users_line
     def cpu(self, memory_format: torch.memory_format = torch.preserve_format) -> torch.Tensor:
         """A plain tensor with this value. Differentiable: its gradient comes back to GT."""
-        copy = _Download.apply(self)
+        copy = _DownloadFunction.apply(self)
         return copy if self.user_type is torch.Tensor else copy.as_subclass(self.user_type)  # type: ignore[no-any-return]
 
     @ends_on_users_line
@@ -135,7 +135,7 @@ class Tensor(ValueReads, InPlaceViews):
             mesh = placements.mesh if isinstance(placements, ShardingSpec) else self.spec.mesh
         if placements is None:
             placements = [Replicate()] * len(require_mesh(mesh).shape)
-        return _Redistribute.apply(self, spec_from(placements, require_mesh(mesh), self._ref.geometry.meta()))  # type: ignore[no-any-return]
+        return _RedistributeFunction.apply(self, spec_from(placements, require_mesh(mesh), self._ref.geometry.meta()))  # type: ignore[no-any-return]
 
     def full_tensor(self) -> torch.Tensor:
         """The whole value as a plain tensor, as DTensor's method of this name; the same as `cpu()`."""
@@ -255,7 +255,7 @@ class Tensor(ValueReads, InPlaceViews):
         raise RuntimeError(no_memory("share_memory_()"))
 
 
-class _Download(torch.autograd.Function):
+class _DownloadFunction(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, tensor: Tensor) -> torch.Tensor:
         return tensor._fetch()
@@ -265,7 +265,7 @@ class _Download(torch.autograd.Function):
         return to_gt(gradient)
 
 
-class _Upload(torch.autograd.Function):
+class _UploadFunction(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, tensor: torch.Tensor, layout: ShardingSpec | None) -> Tensor:
         return _uploaded(tensor, layout)
@@ -275,7 +275,7 @@ class _Upload(torch.autograd.Function):
         return gradient.cpu(), None
 
 
-class _Redistribute(torch.autograd.Function):
+class _RedistributeFunction(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, tensor: Tensor, spec: ShardingSpec) -> Tensor:
         return wrap(Tensor, tensor._ref.session.redistribute(tensor._ref, spec))  # type: ignore[return-value]
@@ -306,7 +306,7 @@ def to_gt(tensor: torch.Tensor, layout: ShardingSpec | None = None) -> Tensor:
     require_values(tensor)
     plain = tensor.as_subclass(torch.Tensor) if has_memory(type(tensor)) else tensor
     has_graph = plain.requires_grad and torch.is_grad_enabled()
-    moved: Tensor = _Upload.apply(plain, layout) if has_graph else _uploaded(plain, layout)
+    moved: Tensor = _UploadFunction.apply(plain, layout) if has_graph else _uploaded(plain, layout)
     if type(tensor) not in _PLAIN_TYPES and has_memory(type(tensor)):
         moved.__class__ = on_gt(type(tensor), Tensor)
         moved.__dict__.update(tensor.__dict__)
