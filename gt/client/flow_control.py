@@ -10,7 +10,7 @@ INTERVAL = 4096  # instructions between two marks
 MAX_MARKS = 4  # marks that may be unanswered
 
 
-class Pacing:
+class FlowControl:
     """`send_mark` sends a request that is answered when all work before it is done, and returns its id; `wait` waits
     for the answer."""
 

@@ -16,7 +16,7 @@ import torch
 from gt.client.cached_calls import CachedCall
 from gt.client.call_sites import Site, Sites
 from gt.client.error_text import describe_failure, describe_unread
-from gt.client.flow_control import Pacing
+from gt.client.flow_control import FlowControl
 from gt.client.geometry import Geometry, forget_geometries, geometry_of, intern_geometry
 from gt.client.host_data import payload, strided
 from gt.client.inbox import Inbox
@@ -113,10 +113,10 @@ class Session:
         self.sites = Sites(self._define_site)
         self.upload_cache = UploadCache(self._upload_operand)
         self.inbox = Inbox(channel, self.sites, self._note_workers)
-        self._pacing = Pacing(self._request_synchronization, self.inbox.wait)
+        self._flow_control = FlowControl(self._request_synchronization, self.inbox.wait)
         self._op_ids = itertools.count(first + 1)
         self.matcher = SegmentMatcher(hot_path, lambda: next(self._op_ids), lambda: self.signatures)
-        self.outbox = Outbox(channel, self.inbox.collect, self._pacing.count, self._break_off, self.matcher)
+        self.outbox = Outbox(channel, self.inbox.collect, self._flow_control.count, self._break_off, self.matcher)
         self._auto_shard = auto_shard
         self._channel = channel
         self._query_ids = itertools.count(first + FIRST_QUERY_ID, MAX_RESULTS)
