@@ -29,7 +29,7 @@ from gt.signals.checks import (
 __all__ = [
     "REST",
     "Config",
-    "Dims",
+    "AxesPerDim",
     "Mesh",
     "ModelConfig",
     "ModuleEntry",
@@ -59,7 +59,7 @@ class ShardConfig:
     axis: int | None
     workers: tuple[int, ...] | None
     mesh: Mesh | None
-    dims: Dims | None
+    dims: AxesPerDim | None
     replicate: bool
 
     def __init__(
@@ -203,7 +203,7 @@ def at(source: str) -> str:
     return f"{source}: " if source else ""
 
 
-def normalise_dims(dims: DimsArgument) -> Dims:
+def normalise_dims(dims: DimsArgument) -> AxesPerDim:
     return tuple([_dim(dim) for dim in dims])
 
 
