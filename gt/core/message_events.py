@@ -9,7 +9,7 @@ import msgspec
 from gt.core.messages import Answer, Command, Hello, Instruction, Report, StoreReady
 
 Direction: TypeAlias = Literal["RECV", "SEND", "WORKER_SEND", "WORKER_RECV", "CONNECT", "DISCONNECT"]
-Message: TypeAlias = Instruction | Command | Report | Answer | Hello | StoreReady
+ObservedMessage: TypeAlias = Instruction | Command | Report | Answer | Hello | StoreReady
 
 
 class Event(msgspec.Struct, frozen=True):
@@ -17,7 +17,7 @@ class Event(msgspec.Struct, frozen=True):
 
     direction: Direction
     peer: str
-    message: Message | None
+    message: ObservedMessage | None
     op: str
     site: str
 
