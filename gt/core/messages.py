@@ -35,7 +35,7 @@ CURRENT, PREVIOUS, KEPT = range(3)  # versions of a tensor, see FetchTensor
 STEP_TOKEN = TensorMeta((1,), (1,), 0, "float32")
 Version: TypeAlias = Annotated[int, Meta(ge=CURRENT, le=KEPT)]
 Limit: TypeAlias = Annotated[int, Meta(ge=0, le=MAX_RECORDED)]
-Mark: TypeAlias = Annotated[int, Meta(ge=0, lt=1 << 62)]
+MarkNumber: TypeAlias = Annotated[int, Meta(ge=0, lt=1 << 62)]
 ModuleNumber: TypeAlias = Annotated[int, Meta(ge=0, lt=1 << 62)]
 Slot: TypeAlias = Annotated[int, Meta(ge=0, le=MAX_SLOT)]
 Slots: TypeAlias = Annotated[tuple[Slot, ...], Meta(max_length=1 << 12)]
@@ -425,7 +425,7 @@ class WorkerReportProgress(_Record, frozen=True):
     """Send Progress when all earlier commands are done."""
 
     timeline_name: ClassVar = None
-    mark: Mark
+    mark: MarkNumber
 
 
 class WorkerEndSession(_Record, frozen=True):
@@ -489,7 +489,7 @@ class Failure(Struct, array_like=True, frozen=True):
     peers: tuple[int, ...] = ()
 
 
-Result: TypeAlias = Union[None, bool, int, float, Text, TensorMeta]
+QueryResult: TypeAlias = Union[None, bool, int, float, Text, TensorMeta]
 
 
 class Fetched(_Record, frozen=True):
@@ -525,7 +525,7 @@ class Queried(_Record, frozen=True):
     """The results of a query, and the metas of the tensors it wrote: an op may resize its `out`."""
 
     request: Id
-    results: tuple[Result, ...]
+    results: tuple[QueryResult, ...]
     written: tuple[TensorMeta, ...]
 
 
@@ -578,7 +578,7 @@ class Progress(_Record, frozen=True):
     """All commands before a mark are done; those since the previous mark, or since the start of the batch, took
     `nanoseconds`."""
 
-    mark: Mark
+    mark: MarkNumber
     nanoseconds: Annotated[int, Meta(ge=0, lt=1 << 62)]
 
 

@@ -57,44 +57,44 @@ class PolicyRecord(Struct, array_like=True, frozen=True):
 # Signatures: op calls without their tensors and scalars
 
 
-class _Arg(Struct, tag=True, frozen=True):
+class _TaggedArg(Struct, tag=True, frozen=True):
     """Base of the arguments that are not literals."""
 
 
-class Input(_Arg, tag="in", frozen=True):
+class Input(_TaggedArg, tag="in", frozen=True):
     """The input tensor at position `index` of the instruction."""
 
     index: int
 
 
-class Scalar(_Arg, tag="scalar", frozen=True):
+class Scalar(_TaggedArg, tag="scalar", frozen=True):
     """The scalar at position `index` of the instruction. Its value does not change the shapes."""
 
     index: int
 
 
-class DType(_Arg, tag="dtype", frozen=True):
+class DType(_TaggedArg, tag="dtype", frozen=True):
     name: Name
 
 
-class TorchLayout(_Arg, tag="layout", frozen=True):
+class TorchLayout(_TaggedArg, tag="layout", frozen=True):
     name: Name
 
 
-class MemoryFormat(_Arg, tag="format", frozen=True):
+class MemoryFormat(_TaggedArg, tag="format", frozen=True):
     name: Name
 
 
-class Complex(_Arg, tag="complex", frozen=True):
+class Complex(_TaggedArg, tag="complex", frozen=True):
     real: float
     imag: float
 
 
-class WorkerDevice(_Arg, tag="here", frozen=True):
+class WorkerDevice(_TaggedArg, tag="here", frozen=True):
     """A device argument: the device of the worker that runs the op."""
 
 
-class ListArg(_Arg, tag="items", frozen=True):
+class ListArg(_TaggedArg, tag="items", frozen=True):
     values: tuple[Arg, ...]
 
 
