@@ -27,7 +27,7 @@ from gt.client.kernel_checks import check_arguments
 from gt.client.kernel_strides import run_shape_function
 from gt.client.op_schema import ArgumentKind, OpSchema
 from gt.client.resizing import ResizingCall
-from gt.client.rule_inference import Inferred, RuledCall
+from gt.client.rule_inference import InferredResults, RuledCall
 from gt.client.session import Session
 from gt.client.shape_function_overrides import SHAPE_FUNCTIONS
 from gt.client.storage import CONJUGATE, NEGATE, TensorRef, is_lazy, reinterpreted
@@ -59,7 +59,7 @@ _LAZY_KEYS = {CONJUGATE: "Conjugate", NEGATE: "Negative"}  # dispatch keys of ke
 keep_dynamo_out()
 
 
-class Unknown(Exception):
+class UnknownResult(Exception):
     """Torch's shape functions do not know the result of a call."""
 
 
@@ -85,7 +85,7 @@ def infer_call(
             call = _functional_call(session, op, template, refs, known)
         else:
             call = _inferred_call(session, op, args, kwargs, template, refs, ruled)
-    except Unknown:
+    except UnknownResult:
         call = _query_call(session, op, template, key)
     session.cache_call(key, call)
     return call
@@ -116,14 +116,14 @@ def _inferred_call(
     ruled: RuledCall | None,
 ) -> CachedCall:
     if op.needs_worker_shape and not _is_same_everywhere(op, args, kwargs, refs):
-        raise Unknown
+        raise UnknownResult
     result, resized = infer_result(op, args, kwargs, refs, session.on_cpu)
     reshaped = [refs[position] for position, found in resized.items() if found.shape != refs[position].geometry.shape]
     has_out = any(argument.is_out for argument in schema_of(op.func).arguments)
     if has_out and any(ref is not ref.storage for ref in reshaped):  # an op in place may not resize its target
         return ResizingCall(op, resized)
     if op.returns_python or resized:
-        raise Unknown
+        raise UnknownResult
     result = _apply_mask(op, args, kwargs, result)
     inferred = None if op.writes else _flat_results(op, result)
     if inferred is not None:
@@ -143,18 +143,18 @@ def _inferred_call(
     )
 
 
-def _flat_results(op: OpSchema, result: Any) -> Inferred | None:
+def _flat_results(op: OpSchema, result: Any) -> InferredResults | None:
     """The results of an op that writes nothing; None if they are nested."""
     several = list if isinstance(result, list) else tuple if isinstance(result, tuple) else None
     values = list(result) if several else [result]
     if not all(value is None or isinstance(value, torch.Tensor) for value in values):
         return None
     geometry = geometry_of if op.aliases else _fresh_geometry
-    return Inferred(several, tuple(None if value is None else geometry(value) for value in values))
+    return InferredResults(several, tuple(None if value is None else geometry(value) for value in values))
 
 
 def _functional_call(
-    session: Session, op: OpSchema, template: CallTemplate, refs: Sequence[TensorRef], inferred: Inferred
+    session: Session, op: OpSchema, template: CallTemplate, refs: Sequence[TensorRef], inferred: InferredResults
 ) -> CachedCall:
     """The call of an op that writes nothing."""
     container, geometries = inferred
@@ -189,9 +189,9 @@ def infer_result(
     op: OpSchema, args: tuple[Any, ...], kwargs: dict[str, Any], refs: list[TensorRef], on_cpu: bool
 ) -> tuple[Any, dict[int, Geometry]]:
     """The result of an op for tensors without bytes, and the new geometries of the inputs that it resizes, by position.
-    Raises Unknown if its kernel may give another result; `on_cpu`: the workers have the same kernels as this
+    Raises UnknownResult if its kernel may give another result; `on_cpu`: the workers have the same kernels as this
     process."""
-    metas = _Metas(refs, op)
+    metas = _MetaArguments(refs, op)
     meta_args = [metas.argument(kind, value) for kind, value in zip(op.kinds, args, strict=False)]
     meta_kwargs = {name: metas.argument(op.kwarg_kinds[name], value) for name, value in kwargs.items()}
     meta_kwargs.pop("pin_memory", None)
@@ -202,12 +202,12 @@ def infer_result(
         result = run_shape_function(op.func, meta_args, meta_kwargs) if own is None else own(*meta_args, **meta_kwargs)
         check_arguments(op, meta_args, meta_kwargs, result, on_cpu)
     except Exception as error:
-        raise Unknown from error
+        raise UnknownResult from error
     written = {position: geometry_of(meta) for position, meta in metas.written.items()}
     return result, {position: found for position, found in written.items() if found is not refs[position].geometry}
 
 
-class _Metas:
+class _MetaArguments:
     """The arguments of a call with tensors without bytes in place of GT tensors; `written` are those that the op writes
     to, by position. Lazily conjugated or negated operands are copied first, as torch copies them, except for
     ops that make views and those with kernels for lazy operands. A class and not a nested function: a function that
@@ -251,11 +251,11 @@ def _as_results(op: OpSchema, result: Any) -> list[Any]:
 def _fresh_geometry(tensor: torch.Tensor) -> Geometry:
     """The geometry of a new tensor, which has a storage of its own even if torch's shape function gave a view."""
     if tensor.layout is not torch.strided:
-        raise Unknown
+        raise UnknownResult
     return intern_geometry(tensor.shape, tensor.stride(), 0, tensor.dtype)
 
 
-def _view_call(op: OpSchema, template: CallTemplate, ref: TensorRef, inferred: Inferred) -> ViewCall:
+def _view_call(op: OpSchema, template: CallTemplate, ref: TensorRef, inferred: InferredResults) -> ViewCall:
     source, container = ref.geometry, inferred.container
     outputs = tuple(output for output in inferred.geometries if output is not None)
     metas = tuple(output.meta() for output in outputs)

@@ -24,7 +24,7 @@ MAX_FAMILIES = 1 << 14
 FamilyKey: TypeAlias = tuple[Any, ...]
 
 
-class Inferred(NamedTuple):
+class InferredResults(NamedTuple):
     """The results of a call: `container` is the type of a list or tuple of them, or None for a single tensor."""
 
     container: type | None
@@ -63,7 +63,7 @@ class RuleInference:
         found = self._rules[op]
         return None if found is None else found.apply(args, kwargs, key, refs)
 
-    def infer(self, call: RuledCall) -> Inferred | None:
+    def infer(self, call: RuledCall) -> InferredResults | None:
         """The results of a call, if torch has inferred one of its family before."""
         family = self._families.get(call.family)
         if family is None or call.results is None:
@@ -76,9 +76,9 @@ class RuleInference:
         pairs = list(zip(call.results, dtypes, strict=True))
         if any((result is None) != (dtype is None) for result, dtype in pairs):
             return None
-        return Inferred(family.container, tuple([_geometry(result, dtype) for result, dtype in pairs]))
+        return InferredResults(family.container, tuple([_geometry(result, dtype) for result, dtype in pairs]))
 
-    def learn(self, call: RuledCall, inferred: Inferred) -> None:
+    def learn(self, call: RuledCall, inferred: InferredResults) -> None:
         """Compare the rule's results of a call with those that torch has inferred."""
         if call.family in self._families or call.results is None:
             return
