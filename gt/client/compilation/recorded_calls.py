@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from itertools import islice, repeat
-from operator import attrgetter, call, itemgetter
+from operator import call, itemgetter
 from typing import Any, NamedTuple, TypeAlias
 
 import torch
@@ -304,6 +304,3 @@ def _placed_frees(collected: Sequence[tuple[int, int, int]]) -> dict[int, list[i
     if waiting:
         placed.setdefault(1 << 60, []).extend(waiting)
     return placed
-
-
-id_of, key_of, ref_of_tensor = attrgetter("id"), attrgetter("key"), attrgetter("_ref")
