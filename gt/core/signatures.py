@@ -20,10 +20,11 @@ Number: TypeAlias = Union[bool, int, float]
 # Layouts: the part of a tensor that each worker of a mesh holds (see gt.sharding.spec)
 
 Axis: TypeAlias = Annotated[str, Meta(max_length=64)]
-Interval: TypeAlias = tuple[int, int]
 
 
 class MeshRecord(Struct, array_like=True, frozen=True):
+    """A grid of workers: its size and name per axis, and the workers in row-major order."""
+
     shape: Annotated[tuple[int, ...], Meta(max_length=16)]
     axis_names: tuple[Axis, ...]
     workers: Annotated[tuple[int, ...], Meta(max_length=1 << 16)]
@@ -31,11 +32,14 @@ class MeshRecord(Struct, array_like=True, frozen=True):
 
 
 class SpecRecord(Struct, array_like=True, frozen=True):
+    """The layout of a tensor: per dim the axes that cut it, and the axes along which its shards are partial, to be
+    reduced by `kind`. `cuts` are the intervals of the shards of each dim, None for balanced shards."""
+
     mesh: MeshRecord
     dims: Annotated[tuple[tuple[Axis, ...], ...], Meta(max_length=64)]
     partial: tuple[Axis, ...] = ()
     kind: Axis = "sum"
-    cuts: tuple[Union[None, tuple[Interval, ...]], ...] = ()
+    cuts: tuple[Union[None, tuple[tuple[int, int], ...]], ...] = ()
 
 
 class PolicyRecord(Struct, array_like=True, frozen=True):
@@ -105,7 +109,7 @@ Arg: TypeAlias = Union[
 
 class ViewStep(Struct, array_like=True, frozen=True):
     """One view op on the path from a storage's base to an alias of it. `args` follow the tensor. `pick` selects one
-    output of an op with several (split, unbind). `kernel_strides` are those of the viewed tensor, for an op that depends on
+    output of an op with several (split, unbind). `strides` are those of the viewed tensor, for an op that depends on
     them (as_strided). `results` are the metas of all outputs."""
 
     op: Name

@@ -66,7 +66,7 @@ class Program:
 
 @dataclass(frozen=True)
 class Run:
-    """What a side made: the registers, and the gradients of leaves that need one. `kernel_strides` are those of both."""
+    """What a side made: the registers, and the gradients of leaves that need one. `strides` are those of both."""
 
     registers: list[torch.Tensor]
     gradients: list[torch.Tensor | None]

@@ -1,7 +1,7 @@
 """The effects of a recorded call on the tensors of the program: gradients, storages, versions, results.
 
-`CallTensors` notes the tensors that a call may use before it runs; a `RecordedCallBuilder` compares them with what they are
-after it.
+`CallTensors` holds the state of these tensors before the call. A `RecordedCallBuilder` compares it with their state
+after the call.
 """
 
 from __future__ import annotations

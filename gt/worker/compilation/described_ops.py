@@ -16,7 +16,7 @@ from gt.worker.bound_programs import STRIDE_FREE, BoundProgram, is_the_op, is_vi
 
 class DescribedCall(NamedTuple):
     """A call of an op: tensors by number, first those that the whole op takes. `outputs` are the numbers of its new
-    tensors (-1: not used). `kernel_strides` as in a PieceStep."""
+    tensors (-1: not used). `strides` as in a PieceStep."""
 
     signature: Signature
     inputs: tuple[int, ...]

@@ -23,7 +23,7 @@ Place: TypeAlias = Annotated[int, Meta(ge=-1, lt=1 << 20)]
 
 class PieceStep(Struct, array_like=True, frozen=True):
     """An op on registers. `scalars` are positions among the scalars of the piece, `outputs` the registers of its new
-    tensors in order (-1: nobody needs it). A result gets the `kernel_strides` at its position, if there are any."""
+    tensors in order (-1: nobody needs it). A result gets the `strides` at its position, if there are any."""
 
     signature: Signature
     inputs: tuple[Register, ...]
