@@ -15,7 +15,8 @@ import torch
 
 from gt.client.geometry import Geometry, intern_geometry
 from gt.client.op_schema import OpSchema
-from gt.client.shape_rules import Results, ShapeRule, Strided, rule_of
+from gt.client.shape_rules import rule_of
+from gt.client.shape_rules.shape_rule import Results, ShapeRule, Strided
 from gt.client.storage import TensorRef, ViewPath, is_lazy
 from gt.client.torch_patches.op_registry import schema_of
 

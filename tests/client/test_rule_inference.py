@@ -9,7 +9,7 @@ from torch.nn import functional
 import gt
 from gt.client import call_inference, rule_inference
 from gt.client import session as sessions
-from gt.client.shape_rules import ShapeRule, Strided
+from gt.client.shape_rules.shape_rule import ShapeRule, Strided
 from gt.core.errors import OpError
 
 aten = torch.ops.aten
