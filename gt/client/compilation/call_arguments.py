@@ -19,8 +19,8 @@ _NUMBERS = (int, float, bool, str, bytes, type(None), torch.dtype)
 
 
 class CallArguments:
-    """One call: its arguments with plain tensors moved to GT, and the key of everything that decides which recording
-    it may repeat, except for the state of the function."""
+    """The arguments of one call, with plain tensors moved to GT. Calls with the same `key` may repeat the same
+    recording if the state of the function is the same too."""
 
     __slots__ = ("args", "floats", "key", "kwargs", "leaves", "objects", "session", "structure", "tensors")
 
@@ -51,6 +51,7 @@ class CallArguments:
         return tree_unflatten(leaves, self.structure)  # type: ignore[no-any-return]
 
     def _described(self, leaf: Any) -> Any:
+        """A leaf of the arguments as a part of the key, without values that may change: of tensors and floats."""
         if isinstance(leaf, Tensor):
             return leaf._ref.key, leaf.requires_grad, leaf.is_leaf, type(leaf)
         if type(leaf) is float:
@@ -62,7 +63,7 @@ class CallArguments:
 
 
 class _Identity:
-    """An object as a part of a key, by identity."""
+    """An object in a key, compared by identity."""
 
     __slots__ = ("value",)
 
@@ -81,7 +82,7 @@ def _on_gt(leaf: Any) -> Any:
 
 
 def storage_pattern(storages: Iterable[int]) -> tuple[int, ...]:
-    """For each storage the first position of the same one."""
+    """For each storage, the first position at which it occurs."""
     first: dict[int, int] = {}
     return tuple([first.setdefault(storage, position) for position, storage in enumerate(storages)])
 

@@ -1,7 +1,8 @@
 """Records the instructions that one call of a function emits, for `gt.compile`.
 
-While the function runs, a CallRecorder is the outbox of its session: it notes each instruction and passes it on. What
-cannot be repeated without the function, a read for example, is refused here, on the line of the program that does it.
+While the function runs, a CallRecorder is the outbox of its session: it notes each instruction and passes it on. It
+refuses instructions that cannot be repeated without the function, such as reads, on the line of the program that issues
+them.
 """
 
 from __future__ import annotations
@@ -57,7 +58,7 @@ class CollectedTensor(NamedTuple):
 
 
 class KeyDraw(NamedTuple):
-    """A random key was drawn for the instruction at `position`, by a generator that was in `state` before."""
+    """A random key that `generator`, in `state`, gave for the instruction at `position`."""
 
     position: int
     generator: torch.Generator
@@ -65,11 +66,15 @@ class KeyDraw(NamedTuple):
 
 
 class Recording:
-    """The instructions of one call. `externals` are the tensors that it used and did not make, by their ids at that
-    time; `alive` the tensors that it made and that still exist, by id, with the positions of the instructions that
-    made them; `operands` the plain tensors that it used, with their versions then, by the id()
-    of their storages, which tensors with the same content share. `void` tells why the recording
-    cannot be repeated, if it cannot."""
+    """The instructions of one call, and the tensors that they name.
+
+    - `externals`: the tensors that the call used and did not make, by their ids at that time
+    - `made`: the tensors that the call made, by id, with the positions of the instructions that made them
+    - `alive`: those of them that still exist
+    - `operands`: the plain tensors that the call used, with their versions then, by the id() of the storages that they
+      were uploaded to; tensors with the same content share one
+    - `void`: the reason why the recording cannot be repeated, or an empty text
+    """
 
     def __init__(self, session: Session) -> None:
         self.session = session
@@ -102,7 +107,7 @@ class Recording:
 
 
 def ambient_state() -> tuple[Any, ...]:
-    """The settings of torch and GT, besides the arguments of a call, that decide what a function does."""
+    """The settings of torch and GT that may change the instructions of a function, besides its arguments."""
     scopes = []
     frame = scope_stack.top()
     while frame is not None:
@@ -128,7 +133,7 @@ def line_of(session: Session, site: int) -> str:
 
 
 class CallRecorder:
-    """The outbox of a session while a call is recorded, as a context. Instructions of other threads pass."""
+    """Inside `with`, the outbox of a session: records the instructions of this thread, and passes on all of them."""
 
     def __init__(self, session: Session) -> None:
         self.recording = Recording(session)
@@ -197,7 +202,7 @@ class CallRecorder:
             recording.lost.append(ident)
         self._outbox.release(ident, nbytes)
 
-    # What is noted
+    # Notes
 
     def _note_uses(self, refs: Sequence[TensorRef]) -> None:
         recording = self.recording
@@ -226,6 +231,7 @@ class CallRecorder:
         self.recording.draws.append(KeyDraw(len(self.recording.instructions), drawn, drawn.get_state()))
 
     def operand(self, tensor: torch.Tensor) -> Storage:
+        """The upload of a plain tensor that an op of the call uses."""
         if get_ident() != self._thread:
             return self._upload_cache.storage_of(tensor)
         self._is_operand = True
@@ -237,7 +243,7 @@ class CallRecorder:
         self.recording.operands.setdefault(id(storage), []).append((tensor, version))
         return storage
 
-    # What is refused
+    # Refusals
 
     def _check(self, instruction: Instruction) -> None:
         if isinstance(instruction, (*RECORDED, *_NOT_RECORDED)):

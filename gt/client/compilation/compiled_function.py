@@ -63,8 +63,8 @@ def compile(function: Callable[..., Any] | None = None, *, state: Iterable[objec
 
 
 class CompiledFunction:
-    """A function of `gt.compile`. `recorded` and `skipped` count its calls that ran the code and that did not;
-    `reasons` tell why calls were not skipped."""
+    """A function of `gt.compile`. `recorded` counts the calls that ran its code while they were recorded, `skipped`
+    those that did not run it; `reasons` tell why calls were not skipped."""
 
     def __init__(self, function: Callable[..., Any], state: Iterable[object]) -> None:
         self._function = self.__wrapped__ = function
@@ -83,7 +83,7 @@ class CompiledFunction:
     @ends_on_users_line
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         if _recording_thread == get_ident() or current_node() is not None or current_dispatch_modes():
-            return self._function(*args, **kwargs)  # part of another recording or of a backward, or intercepted
+            return self._function(*args, **kwargs)  # inside another recording, a backward or a dispatch mode
         session = sessions.active or sessions.current()
         session.require_open()
         call = CallArguments(session, args, kwargs)
@@ -132,6 +132,7 @@ class CompiledFunction:
         return output
 
     def _tell(self, reason: str) -> None:
+        """Warn once that calls run the code, and why."""
         if reason in self._told:
             return
         self._told.add(reason)

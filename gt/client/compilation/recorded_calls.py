@@ -50,9 +50,13 @@ Table: TypeAlias = tuple[int, ...]
 
 
 class Source(NamedTuple):
-    """An external: the storage of a tensor of the call (`handle`) or of its gradient (`grad`), by position; plain
-    tensors of the function's state, all with the same content (`plain`), or those of an optimizer's state after its
-    step (`count`); or a constant that the function makes, and plain tensors that have its content (`constant`)."""
+    """The origin of an external. `positions` are those of the tensors that it comes from; the kinds are:
+
+    - `handle`, `grad`: a tensor of the call, or its gradient
+    - `plain`: plain tensors of the function's state, all with the same content
+    - `count`: plain tensors of an optimizer's state, after its step
+    - `constant`: the upload of a plain tensor that the function makes, and plain tensors with the same content
+    """
 
     kind: str
     positions: tuple[int, ...]
@@ -78,8 +82,8 @@ class ReturnedInput(NamedTuple):
 
 
 class Effects(NamedTuple):
-    """What a call changes besides values: the tensors of the call by position, with their new gradients (None: reset)
-    and new storages, with the number of writes that autograd counts; and the results."""
+    """The effects of a call besides new values. By position of a tensor of the call: new gradients (None: reset), new
+    storages (`rebound`), and the number of writes that autograd counts (`versions`); then the results."""
 
     gradients: tuple[tuple[int, RefTemplate | None], ...]
     rebound: tuple[tuple[int, RefTemplate], ...]
@@ -89,8 +93,9 @@ class Effects(NamedTuple):
 
 
 class RecordedCall:
-    """One recorded call. `shape` are its instructions without ids, scalars and sites: two calls with equal shapes do
-    the same. `writes` are the externals that got new ids, with the slots of these."""
+    """One recorded call. `shape` are its instructions with slots in place of ids, and without scalars and sites: calls
+    with equal shapes run the same ops on the same tensors. `writes` are the externals that got new ids, with the slots
+    of these ids."""
 
     def __init__(
         self,
@@ -109,7 +114,7 @@ class RecordedCall:
         self.collected = [(tensor.position, slots[tensor.id], tensor.nbytes) for tensor in recording.collected]
 
     def difference(self, other: RecordedCall) -> str | None:
-        """Where two calls do not do the same; None if they do, up to their numbers."""
+        """The first line at which two calls differ, or another difference; None if they differ in numbers only."""
         for position, (mine, others) in enumerate(zip(self.shape, other.shape, strict=False)):
             if mine != others:
                 return self.recording.line(position)
@@ -237,14 +242,14 @@ def _result(result: Any, ref_of: Callable[[RefTemplate], TensorRef], tensors: Se
 
 
 def result_handle(kind: type[Any], ref: TensorRef, requires_grad: bool) -> torch.Tensor:
-    """A handle for a result. One that requires a gradient refuses to compute it."""
+    """A handle for a result. A backward through a result that requires a gradient raises CompileError."""
     if not requires_grad:
         return wrap_view(kind, ref)
     return _WithoutGraph.apply(_anchor(), kind, ref)  # type: ignore[no-any-return]
 
 
 class _WithoutGraph(torch.autograd.Function):
-    """Makes a result that requires a gradient: its graph is not kept, since calls that skip the function have none."""
+    """Makes a result that requires a gradient but has no graph, as the results of a skipped call have none."""
 
     @staticmethod
     def forward(ctx: Any, anchor: torch.Tensor, kind: type[Any], ref: TensorRef) -> torch.Tensor:
@@ -270,7 +275,7 @@ def _picker(positions: Sequence[int]) -> Callable[[Any], Any]:
 
 
 def _builder(instruction: Instruction, slots: dict[int, int]) -> Callable[[Table], Instruction]:
-    """A function that makes an instruction of a table of ids."""
+    """A function that makes the same instruction with the ids of another table."""
     kind = type(instruction)
     fields: list[Callable[[Table], Any]] = []
     for name in kind.__struct_fields__:

@@ -18,7 +18,7 @@ from gt.client.tensor import Tensor
 
 
 class RecordingAttempt:
-    """A call that is recorded. `reason` tells why it cannot be repeated, if so."""
+    """One call of a function, recorded. `reason` tells why it cannot be repeated; it is empty if it can."""
 
     def __init__(
         self, call: CallArguments, roots: Sequence[tuple[str, object]], stepped: dict[int, list[Tensor]]
@@ -36,6 +36,7 @@ class RecordingAttempt:
         self.recorded: RecordedCall
 
     def run(self, function: Callable[..., Any]) -> Any:
+        """Run the function, record its instructions and effects, and return its output."""
         args, kwargs = self.call.traced(self.trace)
         with CallRecorder(self.call.session) as recording:
             output = function(*args, **kwargs)
@@ -49,6 +50,7 @@ class RecordingAttempt:
         return output
 
     def _reason(self, recording: Recording) -> str:
+        """The reason why the recording cannot be repeated, or an empty text."""
         for steps in self.steps:
             steps.align(self.recorded, self.before.tensors)
         if reason := recording.void or recording.side_effect():
@@ -70,7 +72,7 @@ class RecordingAttempt:
         return ""
 
     def difference(self, other: RecordingAttempt) -> str | None:
-        """Where two calls differ; None if they do the same, up to their numbers."""
+        """How two calls differ; None if they differ in numbers only."""
         assert self.keys is not None
         assert other.keys is not None
         mine, others = self.trace, other.trace
@@ -81,7 +83,8 @@ class RecordingAttempt:
         return self.recorded.difference(other.recorded)
 
     def state_difference(self, other: RecordingAttempt) -> str | None:
-        """Whether another call found other objects: its tensors then have other positions."""
+        """How the objects that two calls found differ; None if they are the same. Positions of tensors in recordings
+        can be compared only if they are."""
         arguments = len(unique_tensors(self.call.tensors))
         pairs = (
             (self.before.tensors[arguments:], other.before.tensors[arguments:]),
@@ -93,7 +96,7 @@ class RecordingAttempt:
         return None
 
     def forget_tensors(self) -> None:
-        """Keep what tells numbers from constants only."""
+        """Release the tensors of the call, and keep the numbers that later calls are compared with."""
         self.recorded.recording.externals.clear()
         self.recorded.recording.operands.clear()
         del self.call, self.before, self.watched, self.steps

@@ -24,7 +24,7 @@ _read_key = attrgetter("key")
 
 
 class ReplayableCall:
-    """A recorded call that is repeated without its function, as long as it `applies_to`."""
+    """A recorded call that GT repeats in place of later calls to which it applies."""
 
     def __init__(self, attempts: Sequence[RecordingAttempt], earlier: Sequence[RecordingAttempt]) -> None:
         last = attempts[-1]
@@ -61,7 +61,7 @@ class ReplayableCall:
         self._with_gradient = _seen_gradients([attempt.before for attempt in attempts])
 
     def applies_to(self, call: CallArguments) -> bool:
-        """Whether everything is as it was when the call was recorded, up to values and numbers."""
+        """Whether a call finds the state that the recorded call found, apart from the values of tensors and numbers."""
         if call.session.signatures is not self._signatures or self._watched.first_change() is not None:
             return False
         mine = [tensor if id(tensor) in self._in_state else None for tensor in call.tensors]
@@ -83,7 +83,7 @@ class ReplayableCall:
         )
 
     def run(self, call: CallArguments) -> Any:
-        """Send the instructions, and have the effects, of the recorded call."""
+        """Send the instructions of the recorded call, apply its effects, and return its results."""
         session, template = call.session, self._template
         tensors = [*unique_tensors(call.tensors), *self._others]
         scalars = self._numbers.draw(call.floats)
@@ -96,6 +96,7 @@ class ReplayableCall:
         return tree_unflatten(results, template.effects.structure)
 
     def _external(self, session: Session, source: Source, tensors: Sequence[Tensor]) -> Storage:
+        """The storage that an external has in this call."""
         kind, positions, constant = source
         if kind == "handle":
             return tensors[positions[0]]._ref.storage
@@ -106,7 +107,7 @@ class ReplayableCall:
         return session.upload_cache.storage_of(self._plain[positions[0]])
 
     def _operands_match(self, session: Session) -> bool:
-        """Whether plain tensors that had the same content still have, and those that were constant are."""
+        """Whether plain tensors that shared one content still do, and constant ones were not written to."""
         for _, positions, constant in self._shared_operands:
             storages = {id(session.upload_cache.storage_of(self._plain[position])) for position in positions}
             if len(storages) > 1 or (constant is not None and storages != {id(constant)}):
@@ -114,11 +115,12 @@ class ReplayableCall:
         return all(map(eq, map(version_of, self._constant_plain), self._plain_versions))
 
     def _storage_pattern(self, tensors: Sequence[Tensor]) -> tuple[int, ...]:
-        """Which of the tensors, and of the gradients that the call uses, share storages."""
+        """The pattern in which the tensors, and the gradients that the call uses, share storages."""
         gradients = [tensors[position].grad for position in self._used_gradients]
         return storage_pattern(map(id, map(read_storage, [*tensors, *gradients])))
 
     def _gradients_match(self, tensors: Sequence[Tensor]) -> bool:
+        """Whether each tensor has a gradient, or none, as in one of the recorded calls."""
         for tensor, (without, present) in zip(tensors, self._with_gradient, strict=True):
             if tensor.is_leaf:
                 gradient = tensor.grad
@@ -128,6 +130,7 @@ class ReplayableCall:
 
 
 def _seen_gradients(calls: Sequence[CallTensors]) -> list[tuple[bool, set[Any]]]:
+    """For each tensor, whether it was without gradient before one of the calls, and the keys of its gradients."""
     return [
         (any(not each.gradients[position] for each in calls), {each.gradient_keys[position] for each in calls})
         for position in range(len(calls[0].tensors))
@@ -135,8 +138,8 @@ def _seen_gradients(calls: Sequence[CallTensors]) -> list[tuple[bool, set[Any]]]
 
 
 def _unchanged_plain(attempts: Sequence[RecordingAttempt]) -> list[torch.Tensor]:
-    """The plain tensors that nothing has written to in all recorded calls: the function may have computed constants
-    from them. Others change from call to call, and the calls agree nevertheless."""
+    """The plain tensors that were not written to between the recorded calls: the function may have computed constants
+    from them. The others changed while the calls agreed, so that the calls do not depend on them."""
     first, last = attempts[0].before, attempts[-1].before
     versions = {id(tensor): version for tensor, version in zip(first.plain, first.plain_versions, strict=True)}
     pairs = zip(last.plain, last.plain_versions, strict=True)

@@ -17,20 +17,23 @@ MAX_REPLAYABLE = 8  # recordings for the same arguments, for different states of
 
 
 class Specialization:
-    """The recordings for one kind of arguments. `refused` tells why no more calls are recorded, if so."""
+    """The recordings of a function for one kind of arguments. `refused` tells why no further call is recorded; it is
+    empty if calls still are."""
 
     def __init__(self) -> None:
         self.replayable: list[ReplayableCall] = []
         self.refused = ""
-        self._pending: list[list[RecordingAttempt]] = []  # calls that agree with each other, too few yet
-        self._earlier: list[RecordingAttempt] = []  # a call of each program, which tells constants from arguments
+        self._pending: list[list[RecordingAttempt]] = []  # groups of calls that agree, each too small yet
+        self._earlier: list[
+            RecordingAttempt
+        ] = []  # the last call of each replayable one, to tell constants from arguments
         self._attempts = 0
         self._stepped: dict[int, list[Tensor]] = {}  # parameters of steps in the last call, by id() of the optimizer
 
     def record(
         self, function: Callable[..., Any], call: CallArguments, roots: Sequence[tuple[str, object]]
     ) -> tuple[Any, str]:
-        """Run the function and record it. Returns what it returns, and why it will not be skipped, if so."""
+        """Run the function and record it. Returns its output, and why later calls are not skipped, if so."""
         attempt = RecordingAttempt(call, roots, self._stepped)
         output = attempt.run(function)
         self._stepped.update((id(steps.optimizer), steps.place.parameters) for steps in attempt.steps if steps.place)
