@@ -1,8 +1,8 @@
 """Infers the call of an op that is not cached: its signature, and the geometries of its results by torch's shape
-functions.
+functions or by shape rules.
 
-Where these do not know the result (its shape depends on the data, or torch has no shape function) or raise, the call is
-a query: a worker runs it and the client waits, so that a wrong call raises torch's own error on the user's line.
+If the shape function is missing, cannot tell the shape, which depends on data, or raises, the call is a query: a worker
+runs it and the client waits, so that a wrong call raises torch's own error on the user's line.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ keep_dynamo_out()
 
 
 class UnknownResult(Exception):
-    """Torch's shape functions do not know the result of a call."""
+    """Only a worker can tell the result of a call, or whether it is valid: the call becomes a query."""
 
 
 def infer_call(
@@ -115,6 +115,7 @@ def _inferred_call(
     refs: list[TensorRef],
     ruled: RuledCall | None,
 ) -> CachedCall:
+    """The call by torch's shape function. Raises UnknownResult. `ruled`: the same call by its rule, to be compared."""
     if op.needs_worker_shape and not _is_same_everywhere(op, args, kwargs, refs):
         raise UnknownResult
     result, resized = infer_result(op, args, kwargs, refs, session.on_cpu)
@@ -128,7 +129,7 @@ def _inferred_call(
     inferred = None if op.writes else _flat_results(op, result)
     if inferred is not None:
         if ruled is not None:
-            session.rule_inference.learn(ruled, inferred)
+            session.rule_inference.compare(ruled, inferred)
         return _functional_call(session, op, template, refs, inferred)
     fresh = [value for value, name in zip(_as_results(op, result), op.returned, strict=False) if name is None]
     leaves, spec = tree_flatten(fresh if op.writes else result)
@@ -178,7 +179,7 @@ def _apply_mask(op: OpSchema, args: tuple[Any, ...], kwargs: dict[str, Any], res
 
 
 def _is_same_everywhere(op: OpSchema, args: Sequence[Any], kwargs: dict[str, Any], refs: Sequence[TensorRef]) -> bool:
-    """Whether an op whose results differ by device gives the same on every device in this call."""
+    """Whether an op whose results may differ by device gives the same geometries on every device in this call."""
     if any(ref.geometry.dtype not in (torch.float32, torch.float64) for ref in refs):
         return False
     given = dict(zip(op.kwarg_kinds, args, strict=False)) | kwargs
@@ -208,10 +209,10 @@ def infer_result(
 
 
 class _MetaArguments:
-    """The arguments of a call with tensors without bytes in place of GT tensors; `written` are those that the op writes
-    to, by position. Lazily conjugated or negated operands are copied first, as torch copies them, except for
-    ops that make views and those with kernels for lazy operands. A class and not a nested function: a function that
-    calls itself is a reference cycle, which would keep the call's tensors until the next collection."""
+    """Replaces GT tensors among the arguments of a call by tensors without bytes; `written` are those that the op
+    writes to, by position. Lazily conjugated or negated operands are copied, as torch copies them, except for ops that
+    make views and ops with kernels for lazy operands. A class and not a nested function: a function that calls itself
+    is a reference cycle, which would keep the call's tensors until the next collection."""
 
     def __init__(self, refs: list[TensorRef], op: OpSchema) -> None:
         self.written: dict[int, torch.Tensor] = {}
@@ -276,14 +277,15 @@ def _with_gaps(leaves: Sequence[object], values: Sequence[Any]) -> list[Any]:
 
 
 def _structure(op: OpSchema) -> Rebuild:
-    """Makes the result of an op of the flat results of a query."""
+    """A function that gives the flat results of a query the structure of the op's return value."""
     if op.returns_list:
         return lambda values: [values]
     return list
 
 
 def _returned(op: OpSchema, restore: Rebuild) -> Returned:
-    """Makes the results in the schema's order; a result that is a written argument is the caller's own object."""
+    """A function that returns results in the schema's order: new tensors by `restore`, and written arguments as the
+    caller's own objects."""
     names = [argument.name for argument in schema_of(op.func).arguments]
 
     def returned(values: list[Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:

@@ -1,5 +1,5 @@
-"""Hooks that tell the dispatcher when modules use their cut parameters: copies of these are gathered together when a
-module begins, forward or backward, and dropped when it has run.
+"""Hooks that tell the dispatcher when modules use their cut parameters: whole copies of them are gathered when a module
+begins its forward or backward, and dropped when it has run.
 
 Eager code does not know the last use of a tensor, but a module has an end. A copy is dropped when the forward of its
 module ends. If a gradient needs it, it is gathered again, and dropped when the backward of the next module begins or
@@ -40,6 +40,8 @@ class ParameterPlace(NamedTuple):
 
 
 class ModulePass(enum.IntEnum):
+    """A pass through a module."""
+
     FORWARD = 0
     BACKWARD = 1
 
@@ -47,7 +49,7 @@ class ModulePass(enum.IntEnum):
 class GatherHook:
     """The hooks of a module. `places` are its own cut parameters, `inner` the hooks of the modules inside it: a module
     may use the parameters of another one without calling it, as attention does. `following` are the hooks of the
-    modules that ran after it last time, by direction."""
+    modules that ran after it last time, by pass."""
 
     _numbers = itertools.count(1)
 
@@ -144,8 +146,8 @@ class _RunningBackward(threading.local):
 
 
 class _ModuleOrder(threading.local):
-    """The module that began last in each direction, and the one that was expected to follow it. Weak, so that the
-    parameters of a model end with it."""
+    """The module that began last in each pass, and the one that was expected to follow it. Holds weak references, so
+    that the parameters of a model are freed with it."""
 
     def __init__(self) -> None:
         self._last: dict[ModulePass, ref[GatherHook]] = {}

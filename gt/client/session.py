@@ -83,10 +83,14 @@ FAREWELL_SECONDS = 2.0  # how long close() waits for work, to show its failures
 
 
 class Session:
-    """`workers` are the connected ones, as far as the dispatcher has reported. `alone`: the session never had more than
-    one worker; `embedded`: its only worker is in this process. `cached_calls` are the calls that were inferred before,
-    by op, geometries and constants, and `rule_inference` infers calls with other sizes. `scope_resolver` finds the
-    signal scope of each op; None if no op has one."""
+    """A program's session with a dispatcher.
+
+    - `workers`: the connected workers, as far as the dispatcher has reported
+    - `alone`: the session never had more than one worker; `embedded`: its only worker is in this process
+    - `cached_calls`: the calls that were inferred before, by op, geometries and constants
+    - `rule_inference`: infers calls that differ from inferred ones in sizes only
+    - `scope_resolver`: finds the signal scope of each op; None if no op has one
+    """
 
     def __init__(
         self,

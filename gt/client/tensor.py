@@ -49,7 +49,7 @@ class Tensor(ValueReads, InPlaceViews):
 
     def __new__(cls, *args: Any, requires_grad: bool | None = None, _marked: bool = False, **kwargs: Any) -> Any:
         """With `requires_grad`, a parameter: accelerate calls `type(parameter)(data, requires_grad=...)`, also with all
-        attributes of the parameter. Otherwise what `torch.Tensor` makes of the arguments, on GT."""
+        attributes of the parameter. Otherwise the tensor that `torch.Tensor` makes of the arguments, on GT."""
         if requires_grad is not None:
             (data,) = args
             return torch.nn.Parameter(data if data.is_meta else to_gt(data), requires_grad)
@@ -246,7 +246,7 @@ class Tensor(ValueReads, InPlaceViews):
         return RemoteStorage(self._ref.storage, self.itemsize)
 
     def _typed_storage(self) -> Any:
-        """What the workers of a data loader call to put batches into shared memory."""
+        """Raises an error. The workers of a data loader call this to put batches into shared memory."""
         self._ref.session.require_open()
         raise RuntimeError(no_memory("a typed storage"))
 

@@ -23,6 +23,8 @@ class Event(msgspec.Struct, frozen=True):
 
 
 class Observer(Protocol):
+    """Receives every event of a dispatcher; `path` is the file that it writes to, if any."""
+
     def __call__(self, event: Event) -> None: ...
 
     @property

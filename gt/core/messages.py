@@ -1,4 +1,4 @@
-"""Every record that crosses a process. Reading this page teaches the system.
+"""Every record that crosses a process. To learn the system, read this page.
 
 A client sends *instructions* to the dispatcher, the dispatcher sends *commands* to workers, workers send *reports*
 back, and the dispatcher sends *answers* to clients. A record that clients and the dispatcher both send is one class:
@@ -93,6 +93,8 @@ class Welcome(_Record, frozen=True):
 
 
 class Refused(_Record, frozen=True):
+    """The dispatcher does not accept a client or worker, whose handshake ends here."""
+
     reason: Text
 
 
@@ -125,6 +127,8 @@ class AckBytes(_Record, frozen=True):
 
 
 class DefineOp(_Record, frozen=True):
+    """An op call without its tensors and scalars, described once and then named by its id."""
+
     timeline_name: ClassVar = "define"
     op_id: Id
     signature: Signature

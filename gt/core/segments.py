@@ -27,8 +27,8 @@ class SegmentOp(NamedTuple):
 
 
 class SegmentBody(NamedTuple):
-    """`offsets` are those of the ids of outputs from the first one, in the order of slots. `scalar_count` is the number
-    of scalars of all ops."""
+    """The definition of a segment, prepared for expansion. `offsets` are the differences between the ids of outputs and
+    the first of these ids, in the order of slots. `scalar_count` is the number of scalars of all ops."""
 
     external_count: int
     ops: tuple[SegmentOp, ...]
@@ -77,7 +77,7 @@ class SegmentBody(NamedTuple):
         )
 
     def last_uses(self, slots: Iterable[int]) -> dict[int, tuple[int, ...]]:
-        """By position of an op, the slots that it is the last to use or make."""
+        """For each op, by position, those of the slots that no later op uses."""
         wanted = set(slots)
         found: dict[int, tuple[int, ...]] = {}
         for position in reversed(range(len(self.ops))):
@@ -95,7 +95,8 @@ class SegmentBody(NamedTuple):
     def expand_range(
         self, run: RunSegment, start: int, end: int, frees: Mapping[int, tuple[int, ...]]
     ) -> Iterator[Expanded]:
-        """Those of a range of its ops; `frees` are the slots to free after an op, by its position."""
+        """The same for a range of the segment's ops. `frees` are the slots to free after an op, by the op's
+        position."""
         if start >= end:
             return
         ids = self.ids(run.first, run.externals)

@@ -23,8 +23,9 @@ from gt.wire.wakeups import MessageWait
 
 
 class HostedDispatcherChannel:
-    """The server is polled only inside `send` and `receive`. `copy` writes to memory shared with the workers (None:
-    none is shared). A worker that is silent for `silence` seconds is given up."""
+    """A channel to a dispatcher in this process, whose server is polled only inside `send` and `receive`. `copy` writes
+    to memory shared with the workers (None: none is shared). A worker that is silent for `silence` seconds counts as
+    lost."""
 
     is_asynchronous = True
 

@@ -1,4 +1,5 @@
-"""The start of worker processes: a program goes on while they import torch, and waits when it first needs them."""
+"""`PendingSession`: a session whose worker processes are starting. The program goes on while they import torch, and
+waits when it first needs them."""
 
 from __future__ import annotations
 

@@ -35,6 +35,8 @@ def open_log(path: str) -> Observer | None:
 
 
 class InstructionLog:
+    """An observer that writes one line for each event to a file."""
+
     def __init__(self, file: TextIO, path: str = "") -> None:
         self._file = file
         self.path = path

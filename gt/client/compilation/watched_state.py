@@ -31,10 +31,10 @@ _TABLES = ("_parameters", "_buffers", "_modules")
 _HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
 _READS_OF_SCHEDULES = ("get_last_lr", "get_lr", "_last_lr", "last_epoch")
 # Special methods that run when an object is made, copied, shown or deleted, and not when a function computes with it.
-_NOT_CALLED = frozenset(
-    f"__{name}__"
-    for name in "init new init_subclass repr str del reduce reduce_ex getstate setstate copy deepcopy".split()
-)
+_NOT_CALLED = {
+    "__init__", "__new__", "__init_subclass__", "__repr__", "__str__", "__del__", "__reduce__", "__reduce_ex__",
+    "__getstate__", "__setstate__", "__copy__", "__deepcopy__",
+}  # fmt: skip
 _MISSING = object()
 
 
