@@ -1,4 +1,4 @@
-"""Cached calls: how an op with given geometries and constants is emitted, and what it returns.
+"""Cached calls: ops with given geometries and constants, which only need tensors and scalars to be emitted.
 
 Everything in the `run` methods is a hot path.
 """

@@ -92,6 +92,8 @@ def infer_call(
 
 
 def _query_call(session: Session, op: OpSchema, template: CallTemplate, key: tuple[Any, ...]) -> QueryCall:
+    """A call that waits for a worker. If only its geometries were unknown, the first answer replaces it by one that
+    does not wait."""
     returned = _returned(op, _structure(op))
 
     def cache_inferred(outputs: list[Geometry | None]) -> None:
@@ -220,6 +222,7 @@ class _MetaArguments:
         self._remaining = enumerate(refs)
 
     def argument(self, kind: ArgumentKind, value: Any) -> Any:
+        """An argument without GT tensors, generators and devices of this process."""
         if kind in _LIST_KINDS and value is not None:
             inner = ArgumentKind.TENSOR if kind is ArgumentKind.TENSORS else ArgumentKind.TARGET
             return [self.argument(inner, item) for item in value]
@@ -331,6 +334,8 @@ class CallTemplate:
         self.fully_written = tuple([refs[position].geometry.meta() for position in self.writes]) if is_whole else ()
 
     def signature(self, op: OpSchema, outputs: Sequence[Geometry | None]) -> Signature:
+        """The signature of the call. `outputs` are the geometries of its results, none if only a worker can tell
+        them."""
         metas = tuple(output.meta() for output in outputs if output is not None)
         positions = tuple(position for position, output in enumerate(outputs) if output is not None)
         default_dtype = dtype_name(torch.get_default_dtype())
@@ -351,6 +356,7 @@ class CallTemplate:
         )
 
     def _argument(self, kind: ArgumentKind, value: Any) -> Arg:
+        """An argument in wire form."""
         if kind in _LIST_KINDS and value is not None:
             inner = ArgumentKind.TENSOR if kind is ArgumentKind.TENSORS else ArgumentKind.TARGET
             return ListArg(tuple(self._argument(inner, item) for item in value))

@@ -67,8 +67,8 @@ class GatherHook:
         self.__init__(state["places"])  # type: ignore[misc]
         self.inner = state["inner"]
 
-    def number(self, direction: ModulePass) -> int:
-        return 2 * self._number + direction
+    def number(self, module_pass: ModulePass) -> int:
+        return 2 * self._number + module_pass
 
     def begin_forward(self, module: torch.nn.Module, args: Any) -> None:
         if self.places and _reshards():
@@ -153,21 +153,21 @@ class _ModuleOrder(threading.local):
         self._last: dict[ModulePass, ref[GatherHook]] = {}
         self._expected: ref[GatherHook] | None = None
 
-    def begin(self, hook: GatherHook, direction: ModulePass) -> None:
+    def begin(self, hook: GatherHook, module_pass: ModulePass) -> None:
         """Tell the dispatcher that a module begins. Its backward begins once for each output: only the first counts."""
-        last = self._last[direction]() if direction in self._last else None
-        if last is hook and direction is ModulePass.BACKWARD:
+        last = self._last[module_pass]() if module_pass in self._last else None
+        if last is hook and module_pass is ModulePass.BACKWARD:
             return
         if last is not None and last is not hook:
-            last.following[direction] = ref(hook)
-        self._last[direction] = ref(hook)
-        if direction is ModulePass.BACKWARD:
+            last.following[module_pass] = ref(hook)
+        self._last[module_pass] = ref(hook)
+        if module_pass is ModulePass.BACKWARD:
             self.end(ModulePass.FORWARD)  # the next forward does not follow this one
         self._forget_expected(hook)
-        following = hook.following[direction]() if direction in hook.following else None
+        following = hook.following[module_pass]() if module_pass in hook.following else None
         if following is not None:
             self._expected = ref(following)
-        _begin_module(hook, following, direction)
+        _begin_module(hook, following, module_pass)
 
     def _forget_expected(self, hook: GatherHook) -> None:
         """Drop the copies that were gathered for a module, if another one has followed instead."""
@@ -178,8 +178,8 @@ class _ModuleOrder(threading.local):
     def expected(self) -> GatherHook | None:
         return self._expected() if self._expected is not None else None
 
-    def end(self, direction: ModulePass) -> None:
-        self._last.pop(direction, None)
+    def end(self, module_pass: ModulePass) -> None:
+        self._last.pop(module_pass, None)
 
 
 _running = _RunningBackward()
@@ -209,17 +209,18 @@ def _drop(hooks: Iterable[GatherHook], kept: GatherHook | None = None) -> None:
         session.outbox.submit(DropCopies, dropped)
 
 
-def _begin_module(hook: GatherHook, following: GatherHook | None, direction: ModulePass) -> None:
+def _begin_module(hook: GatherHook, following: GatherHook | None, module_pass: ModulePass) -> None:
+    """Tell the dispatcher that a module begins, and which one is likely to follow."""
     session = _open_session()
     if session is None:
         return
     own = _storages(session, hook.own_parameters())
     ahead = _storages(session, following.own_parameters()) if following is not None else []
-    next_number = following.number(direction) if following is not None else 0
+    next_number = following.number(module_pass) if following is not None else 0
     site = session.sites.current()
 
     def begin(ids: tuple[int, ...]) -> BeginModule:
-        return BeginModule(hook.number(direction), ids[: len(own)], next_number, ids[len(own) :], site)
+        return BeginModule(hook.number(module_pass), ids[: len(own)], next_number, ids[len(own) :], site)
 
     session.outbox.submit(begin, [*own, *ahead])
 

@@ -124,6 +124,7 @@ def _named_tensors(module: torch.nn.Module) -> Iterator[tuple[str, Any]]:
 
 
 def _spec(config: ModelConfig, mesh: DeviceMesh, names: Sequence[str], tensor: torch.Tensor) -> ShardingSpec:
+    """The layout of a tensor with these names. Raises SignalError if the section contradicts itself, or the shape."""
     found = [(name, entry) for name in names if (entry := config.spec_for(name)) is not None]
     if not found:
         return whole(mesh, tensor.dim())
@@ -163,6 +164,7 @@ class _ScopeHook:
 
 
 def _hook_scopes(module: torch.nn.Module, config: ModelConfig) -> None:
+    """Make the parts that the section names run in their scopes."""
     for name, part in module.named_modules():
         entry = config.scope_for(name)
         if entry is None:

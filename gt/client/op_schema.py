@@ -187,6 +187,7 @@ class OpSchema:
 
 
 def _kind(argument: Argument, op: str, undeclared_write: bool) -> ArgumentKind:
+    """The kind of an argument, by its type and by the exceptions listed above."""
     kind = _KINDS.get(str(argument.type), ArgumentKind.CONSTANT)
     if kind is ArgumentKind.SCALAR and (op in _VALUE_MATTERS or argument.name in _RANDOM_SWITCHES):
         return ArgumentKind.CONSTANT

@@ -110,6 +110,7 @@ class _OpRule:
     def apply(
         self, args: Sequence[Any], kwargs: dict[str, Any], key: tuple[Any, ...], refs: Sequence[TensorRef]
     ) -> RuledCall | None:
+        """The call by this rule; None for lazy operands, for unusual keywords and if the rule does not cover it."""
         if not self._names.issuperset(kwargs) or any(ref.path is not None and is_lazy(ref) for ref in refs):
             return None
         remaining = iter(refs)

@@ -123,6 +123,7 @@ class SegmentMatcher:
         return sent, rest
 
     def _compress(self, batch: list[Instruction], is_final: bool) -> tuple[list[Instruction], list[Instruction]]:
+        """Compress each run of a batch. Instructions that may not be delayed separate runs."""
         codes = bytes(map(_code_of, map(type, batch)))
         if _OP not in codes:
             return batch, []

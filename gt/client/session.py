@@ -350,6 +350,7 @@ class Session:
             raise SessionError(self.closed_because)
 
     def close(self, reason: str) -> None:
+        """End the session: show failures that no read has shown, say goodbye, and refuse every use with a reason."""
         if self._ended:
             return
         self._ended = True
@@ -410,6 +411,7 @@ def activate(session: Session | None) -> None:
 
 
 def current() -> Session:
+    """The active session; the first use of GT opens it."""
     with connecting:  # several threads may be the first
         if active is None:
             if _connect is None:

@@ -137,6 +137,7 @@ def _meta_of(value: Any) -> Any:
 
 
 def _set_source(cls: HandleType, op: OpSchema, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """`set_`: the handle becomes another tensor, a view of another tensor's storage, or empty."""
     tensor, source = args[0], args[1] if len(args) > 1 else None
     if source is None:
         empty = intern_geometry(torch.Size([0]), (1,), 0, tensor.dtype)

@@ -41,6 +41,8 @@ from gt.sharding.spec import DeviceMesh, ShardingSpec
 
 
 class Tensor(ValueReads, InPlaceViews):
+    """A tensor on GT: a torch tensor without bytes, which refers to a storage or a view of one (`_ref`)."""
+
     __slots__ = ("_ref",)
     _ref: TensorRef
     __torch_function__ = no_torch_function
@@ -256,6 +258,8 @@ class Tensor(ValueReads, InPlaceViews):
 
 
 class _DownloadFunction(torch.autograd.Function):
+    """`cpu()` for autograd: the gradient is uploaded."""
+
     @staticmethod
     def forward(ctx: Any, tensor: Tensor) -> torch.Tensor:
         return tensor._fetch()
@@ -266,6 +270,8 @@ class _DownloadFunction(torch.autograd.Function):
 
 
 class _UploadFunction(torch.autograd.Function):
+    """`gt.to(tensor)` for autograd: the gradient is downloaded."""
+
     @staticmethod
     def forward(ctx: Any, tensor: torch.Tensor, layout: ShardingSpec | None) -> Tensor:
         return _uploaded(tensor, layout)
@@ -276,6 +282,8 @@ class _UploadFunction(torch.autograd.Function):
 
 
 class _RedistributeFunction(torch.autograd.Function):
+    """`redistribute()` for autograd: the gradient keeps its layout."""
+
     @staticmethod
     def forward(ctx: Any, tensor: Tensor, spec: ShardingSpec) -> Tensor:
         return wrap(Tensor, tensor._ref.session.redistribute(tensor._ref, spec))  # type: ignore[return-value]

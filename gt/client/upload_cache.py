@@ -26,6 +26,7 @@ class UploadCache:
         self._lock = threading.RLock()
 
     def storage_of(self, tensor: torch.Tensor) -> Storage:
+        """The upload of a plain tensor: an earlier one if the tensor is small and its content was uploaded before."""
         if tensor.numel() * tensor.itemsize > MAX_BYTES:
             return self._upload(tensor)
         plain = strided(tensor)

@@ -73,6 +73,8 @@ class Hello(_Record, frozen=True):
 
 
 class WorkerInfo(Struct, array_like=True, frozen=True):
+    """A worker, as a client sees it."""
+
     worker: int
     device: Name
     host: Name
@@ -307,11 +309,15 @@ class EndStep(_Record, frozen=True):
 
 
 class LocateTensor(_Record, frozen=True):
+    """Ask for the layout of a tensor."""
+
     request: Id
     id: Id
 
 
 class Synchronize(_Record, frozen=True):
+    """Ask for an answer when all earlier work is done."""
+
     timeline_name: ClassVar = "synchronize"
     request: Id
 
@@ -380,6 +386,8 @@ class WorkerDefineScope(_Record, frozen=True):
 
 
 class WorkerCreateTensor(_Record, frozen=True):
+    """Make a tensor of bytes that the client has uploaded."""
+
     timeline_name: ClassVar = "upload"
     id: NewId
     meta: TensorMeta
@@ -388,6 +396,8 @@ class WorkerCreateTensor(_Record, frozen=True):
 
 
 class WorkerFetchTensor(_Record, frozen=True):
+    """Report the part of a tensor that the worker holds."""
+
     timeline_name: ClassVar = "fetch"
     request: Id
     id: Id
@@ -587,6 +597,8 @@ class Progress(_Record, frozen=True):
 
 
 class StoreReady(_Record, frozen=True):
+    """A worker has started the key-value store."""
+
     port: int
 
 
@@ -716,6 +728,8 @@ class Collective(Struct, array_like=True, frozen=True):
 
 
 class TrafficRead(_Record, frozen=True):
+    """The answer to ReadTraffic."""
+
     request: Id
     received: dict[int, dict[int, int]]
     collectives: tuple[Collective, ...]
@@ -744,6 +758,8 @@ class TimelineRead(_Record, frozen=True):
 
 
 class Located(_Record, frozen=True):
+    """The answer to LocateTensor."""
+
     request: Id
     layout: SpecRecord
 

@@ -37,6 +37,7 @@ class SegmentBody(NamedTuple):
 
     @classmethod
     def of(cls, definition: DefineSegment) -> SegmentBody:
+        """The body of a definition."""
         ends = list(accumulate(definition.scalars))
         first_slots = accumulate(map(len, definition.outputs), initial=definition.externals)
         ops = tuple(

@@ -196,6 +196,7 @@ def _open(settings: Settings) -> Session:
 
 
 def _open_connected(settings: Settings) -> Session:
+    """A session with a running server."""
     host, port = parse_address(settings.server)
     channel = SocketChannel(
         f"tcp://{host}:{port}",

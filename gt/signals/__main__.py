@@ -22,6 +22,7 @@ _COPIES = {None: "", True: "dropped", False: "kept"}
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
+    """Run the command, and return its exit code."""
     options = _parser().parse_args(arguments)
     if options.command == "schema":
         print(json.dumps(SCHEMA, indent=2))

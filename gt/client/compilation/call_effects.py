@@ -189,6 +189,7 @@ class RecordedCallBuilder:
     # Effects
 
     def _new_gradients(self) -> Iterable[tuple[int, RefTemplate | None]]:
+        """The positions of tensors whose gradients the call has replaced, with the new gradients (None: reset)."""
         for position, (tensor, before) in enumerate(zip(self._before.tensors, self._before.gradients, strict=True)):
             gradient = _gradient(tensor)
             if gradient is None:

@@ -8,7 +8,7 @@ them.
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from threading import get_ident
 from types import TracebackType
 from typing import Any, NamedTuple
@@ -18,7 +18,7 @@ import torch
 
 from gt.client import cached_calls, scope_stack
 from gt.client.op_schema import OpSchema
-from gt.client.outbox import Outbox
+from gt.client.outbox import BuildInstruction, Outbox
 from gt.client.session import Session
 from gt.client.storage import Storage, TensorRef
 from gt.client.torch_patches.dispatch_modes import current_function_modes
@@ -169,7 +169,7 @@ class CallRecorder:
 
     def submit(
         self,
-        build: Callable[[tuple[int, ...]], Any],
+        build: BuildInstruction,
         refs: Sequence[TensorRef],
         written: Sequence[Storage] = (),
         new_ids: Sequence[int] = (),

@@ -116,6 +116,7 @@ class CompiledFunction:
         return specialization
 
     def _record(self, specialization: Specialization, call: CallArguments) -> Any:
+        """Run the code and record the call, unless another thread is recording."""
         global _recording_thread
         if not _recording.acquire(blocking=False):  # another thread records
             return self._function(*call.args, **call.kwargs)

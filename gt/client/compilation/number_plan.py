@@ -106,6 +106,7 @@ class StepNumbers:
         return self._stand_ins[self._stepping].names()
 
     def _find(self, recorded: RecordedCall, tensors: Sequence[Tensor]) -> StepPlace | None:
+        """The only step of the optimizer in the call; None if it has none or several, or steps on unknown tensors."""
         found: list[StepPlace] = []
         slots, instructions = recorded.slots, recorded.recording.instructions
         for first, begun in enumerate(instructions):
@@ -198,6 +199,7 @@ class _RepeatedStep:
             self._names = {kinds[kind]: names[kind] for kind in kinds}
 
     def prepare(self) -> bool:
+        """Compute the numbers of the next step; False if the step would have other ops."""
         if self._stand_in is None:
             return [_settings(group) for group in self._optimizer.param_groups] == self._settings
         if not self._stand_in.is_in_step() and not self._follow():
@@ -278,7 +280,7 @@ def plan_numbers(
 
 def _pinned(traces: Sequence[NumberTrace]) -> dict[int, float]:
     """The float arguments whose values must stay as they were: those that did not change from call to call, and those
-    that the function compares with something."""
+    that the function compares or converts."""
     last = traces[-1]
     return {
         position: value

@@ -177,6 +177,7 @@ class _StandInParameter:
         return self._after
 
     def commit(self) -> OptimizerState:
+        """Give the optimizer the counts after the step, and return its state before."""
         before = {name: copy_of(value) for name, value in self._state.get(self._originals[0], {}).items()}
         with torch.no_grad():
             for name, tensors in self.plain.items():
@@ -200,6 +201,7 @@ class _Stepper:
         self._stand_in.__dict__.update(attributes, **{hooks: OrderedDict() for hooks in _HOOKS})
 
     def step(self) -> list[OpNumbers]:
+        """Run the code of the step, and return the numbers of its ops."""
         remote: list[torch.Tensor] = []
         self._stand_in.state = defaultdict(dict)
         for member in self.members:
