@@ -158,7 +158,7 @@ class Inbox:
         else:
             signals_log.warning("%s", describe_eager_scope(news, site))
 
-    def unshown(self) -> list[Failure]:
+    def take_unread_failures(self) -> list[Failure]:
         """Failures that no read has shown, taken out of the inbox."""
         with self._failures_lock:
             failures, self.failures = self.failures, []

@@ -16,7 +16,7 @@ from msgspec.structs import astuple
 from gt.core.messages import MAX_SLOT, DefineSegment, RunOp, RunSegment
 from gt.core.signatures import Number, Signature
 
-_Pick: TypeAlias = Callable[[Sequence[Any]], tuple[Any, ...]]
+_TuplePicker: TypeAlias = Callable[[Sequence[Any]], tuple[Any, ...]]
 
 
 class OpRun:
@@ -169,7 +169,7 @@ def are_in_order(outputs: Sequence[tuple[int, ...]]) -> bool:
     return ids == sorted(ids) and ids[-1] - ids[0] <= MAX_SLOT
 
 
-def _picker(places: Sequence[int]) -> _Pick:
+def _picker(places: Sequence[int]) -> _TuplePicker:
     """A function that returns the items of a sequence at some places as a tuple. `itemgetter` does so for two and more
     places only."""
     if len(places) > 1:

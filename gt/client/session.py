@@ -322,7 +322,7 @@ class Session:
         """Wait for all work. Raises failures that no read has shown, so that none is lost."""
         self.require_open()
         self.wait_for_work()
-        if failures := self.inbox.unshown():
+        if failures := self.inbox.take_unread_failures():
             raise OpError("\n\n".join(map(self._describe, failures)))
 
     def wait_for_work(self) -> None:
@@ -370,7 +370,7 @@ class Session:
             self.inbox.wait(request, FAREWELL_SECONDS)
         except TimeoutError:
             print("gt: workers were still at work at the end; what fails of that is not shown", file=sys.stderr)
-        for failure in self.inbox.unshown():
+        for failure in self.inbox.take_unread_failures():
             print(f"gt: {describe_unread(failure, self.sites.lookup(failure.site))}", file=sys.stderr)
 
     def leave_to_parent(self) -> None:

@@ -22,7 +22,7 @@ from gt.client.layouts import LocalShard, read_layout, read_shards
 from gt.client.operators import install_operators
 from gt.client.printing import SHOWN_ELEMENTS, describe, edges
 from gt.client.remote_storage import RemoteStorage, address_of, no_memory
-from gt.client.safetensors_hooks import let_libraries_read
+from gt.client.safetensors_hooks import patch_safetensors
 from gt.client.storage import REINTERPRETING, Storage, StorageView, TensorRef
 from gt.client.subclasses import has_memory, make_subclasses_on_gt, on_gt
 from gt.client.torch_dispatch import dispatch
@@ -240,11 +240,11 @@ class Tensor(ValueReads, InPlaceViews):
 
     def untyped_storage(self) -> Any:
         """The size and the identity of the storage, without its bytes."""
-        let_libraries_read(Tensor)
+        patch_safetensors(Tensor)
         return RemoteStorage(self._ref.storage)
 
     def storage(self) -> Any:
-        let_libraries_read(Tensor)
+        patch_safetensors(Tensor)
         return RemoteStorage(self._ref.storage, self.itemsize)
 
     def _typed_storage(self) -> Any:
