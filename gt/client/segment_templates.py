@@ -6,15 +6,15 @@ and scopes, then of the ids of tensors, relative to the first id that the run gi
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from itertools import chain
 from operator import itemgetter
 from typing import Any, NamedTuple, TypeAlias
 
 from msgspec.structs import astuple
 
-from gt.core.messages import MAX_SLOT, DefineSegment, RunOp, RunSegment
-from gt.core.signatures import Number, Signature
+from gt.core.messages import MAX_SLOT, BetweenOps, DefineSegment, RunOp, RunSegment
+from gt.core.signatures import Number
 
 _Pick: TypeAlias = Callable[[Sequence[Any]], tuple[Any, ...]]
 
@@ -86,19 +86,18 @@ class Match(NamedTuple):
     outputs: tuple[int, ...]
     scalars: tuple[Number, ...]
 
-    def instruction(self, dead: set[int]) -> RunSegment:
-        """The instruction for it. `dead` are ids that nothing uses after it."""
+    def instruction(self, dead: set[int], between: tuple[BetweenOps, ...]) -> RunSegment:
+        """The instruction for it. `dead` are ids that nothing uses after it; `between` are instructions between its
+        ops."""
         slots = self.template.dead_slots(self, dead) if dead else ()
-        return RunSegment(self.template.definition.segment_id, self.first, self.externals, self.scalars, slots)
+        segment_id = self.template.definition.segment_id
+        return RunSegment(segment_id, self.first, self.externals, self.scalars, slots, between)
 
 
 class Template:
-    """A segment as the client compares it with later ops. `successor` is the segment that followed it last.
-    `overwrites` are the slots of tensors that the segment writes to."""
+    """A segment as the client compares it with later ops. `successor` is the segment that followed it last."""
 
-    def __init__(
-        self, segment_id: int, tokens: Tokens, ops: Sequence[RunOp], signatures: Mapping[int, Signature]
-    ) -> None:
+    def __init__(self, segment_id: int, tokens: Tokens, ops: Sequence[RunOp]) -> None:
         self.tokens = tokens
         self.successor: Template | None = None
         outputs = [ident for op in ops for ident in op.outputs]
@@ -116,7 +115,6 @@ class Template:
         self._pick_externals = _picker([inputs.index(ident) for ident in externals])
         self._repeat = _picker([external_of[ident] for ident in inputs if ident in external_of])
         slots = external_of | {ident: len(externals) + slot for ident, slot in slot_of.items()}
-        self.overwrites = tuple(slots[op.inputs[position]] for op in ops for position in signatures[op.op_id].writes)
         self._dead: tuple[int, ...] = ()
         self._pick_dead = _picker(())
         self.definition = DefineSegment(
