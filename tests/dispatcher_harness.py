@@ -129,9 +129,9 @@ def query(
     return QueryOp(request, op_id, inputs, written, first, (), 0, 0)
 
 
-def harness_with(workers: int = 1) -> DispatcherHarness:
+def harness_with(workers: int = 1, observer: Observer | None = None) -> DispatcherHarness:
     """Session 1, and A, B of 16 bytes each: on workers 0 and 1 where there are two."""
-    harness = DispatcherHarness(workers)
+    harness = DispatcherHarness(workers, observer)
     harness.open()
     harness.create(A, B)
     return harness

@@ -9,12 +9,23 @@ of their tensors; scalars and random keys may differ.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from itertools import chain
-from typing import NamedTuple, TypeAlias
+from typing import NamedTuple, TypeAlias, get_args
 
 from gt.client.segment_templates import Match, OpRun, Template, Tokens, are_in_order
-from gt.core.messages import MAX_SEGMENT, ForgetOps, FreeTensors, Instruction, NoteGradient, RunOp
+from gt.core.message_fields import id_fields
+from gt.core.messages import (
+    MAX_SEGMENT,
+    BeginModule,
+    BetweenOps,
+    DropCopies,
+    ForgetOps,
+    FreeTensors,
+    Instruction,
+    NoteGradient,
+    RunOp,
+)
 from gt.core.settings import HotPathSettings
 from gt.core.signatures import Signature
 
@@ -24,8 +35,9 @@ MAX_TEMPLATES = 4  # segments of the same ops with other patterns of tensors
 MAX_DEVIATIONS = 256  # reasons and lines that are counted
 MAX_TENSORS = 1 << 11  # inputs and outputs of a segment's ops
 
-Aside: TypeAlias = FreeTensors | NoteGradient
-"""An instruction between ops that may be delayed to the end of a segment."""
+Aside: TypeAlias = FreeTensors | NoteGradient | BeginModule | DropCopies
+"""An instruction that does not end a run of ops. A FreeTensors is delayed to the end of a segment, the others are sent
+with it."""
 
 
 class _Codes(dict[type, int]):
@@ -36,7 +48,7 @@ class _Codes(dict[type, int]):
 
 
 _OP, _ASIDE, _BARRIER = range(3)
-_code_of = _Codes({RunOp: _OP, FreeTensors: _ASIDE, NoteGradient: _ASIDE}).__getitem__
+_code_of = _Codes({RunOp: _OP, **dict.fromkeys(get_args(Aside), _ASIDE)}).__getitem__
 
 
 class HotPathStats(NamedTuple):
@@ -123,7 +135,7 @@ class SegmentMatcher:
         return sent, rest
 
     def _compress(self, batch: list[Instruction], is_final: bool) -> tuple[list[Instruction], list[Instruction]]:
-        """Compress each run of a batch. Instructions that may not be delayed separate runs."""
+        """Compress each run of a batch. Instructions that are neither RunOps nor asides separate runs."""
         codes = bytes(map(_code_of, map(type, batch)))
         if _OP not in codes:
             return batch, []
@@ -146,7 +158,7 @@ class SegmentMatcher:
     def _compress_run(
         self, instructions: list[Instruction], codes: bytes, sent: list[Instruction], is_open: bool
     ) -> int:
-        """Compress a run of RunOps with delayable instructions between them, and add it to `sent`. `is_open`: the run
+        """Compress a run of RunOps with asides between them, and add it to `sent`. `is_open`: the run
         may go on in the next batch. Returns the number of instructions that were sent."""
         ops: list[RunOp] = instructions  # type: ignore[assignment]
         asides: list[tuple[int, Aside]] = []  # each with the number of ops before it
@@ -158,22 +170,21 @@ class SegmentMatcher:
                 asides.append((len(ops), instructions[number]))  # type: ignore[arg-type]
                 begin, number = number + 1, codes.find(_ASIDE, number + 1)
             ops += instructions[begin:]  # type: ignore[arg-type]
-        found, kept = self._find(OpRun(ops), asides, is_open)
+        found, kept = self._find(OpRun(ops), is_open)
         asides = [aside for aside in asides if aside[0] <= kept]
         self._send(ops[:kept], found, asides, sent)
         return kept + len(asides) if kept < len(ops) else len(codes)
 
     # Finding
 
-    def _find(self, run: OpRun, asides: Sequence[tuple[int, Aside]], is_open: bool) -> tuple[list[_Found], int]:
+    def _find(self, run: OpRun, is_open: bool) -> tuple[list[_Found], int]:
         """The segments in a run, and the number of ops to send in this batch."""
-        notes = [(place, aside) for place, aside in asides if type(aside) is NoteGradient]
         starts, count = self._starts, len(run.ops)
         segments: list[_Found] = []
         position = 0
         while position < count:
             candidates = starts.get(run.op_ids[position])
-            found = self._find_at(run, position, candidates, notes) if candidates is not None else None
+            found = self._find_at(run, position, candidates) if candidates is not None else None
             if found is None:
                 if is_open and candidates is not None and self._may_go_on(run, position, candidates):
                     return segments, position
@@ -200,24 +211,20 @@ class SegmentMatcher:
             self._end_unseen()
         return segments, count
 
-    def _find_at(
-        self, run: OpRun, start: int, candidates: list[_Candidate], notes: Sequence[tuple[int, NoteGradient]]
-    ) -> _Found | None:
+    def _find_at(self, run: OpRun, start: int, candidates: list[_Candidate]) -> _Found | None:
         """The longest run seen before that begins at `start`. Hot path."""
         for candidate in candidates:
             if candidate.tokens.match(run, start):
-                return self._repeat(run, start, candidate, notes)
+                return self._repeat(run, start, candidate)
         return None
 
-    def _repeat(
-        self, run: OpRun, start: int, candidate: _Candidate, notes: Sequence[tuple[int, NoteGradient]]
-    ) -> _Found:
+    def _repeat(self, run: OpRun, start: int, candidate: _Candidate) -> _Found:
         """The repetition of a candidate: by one of its segments, by a new segment, or by none if it is too early for
         one."""
         end = start + candidate.tokens.count
         for template in candidate.templates:
             match = template.match(run, start)
-            if match is not None and not (notes and _is_noted(match, notes)):
+            if match is not None:
                 return _Found(end, match)
         candidate.count += 1
         if candidate.count < self._settings.repetitions or len(candidate.templates) >= MAX_TEMPLATES:
@@ -227,9 +234,9 @@ class SegmentMatcher:
             return _Found(end)  # ops that are about to be forgotten
         if not are_in_order(run.outputs[start:end]):
             return _Found(end)
-        template = Template(self._new_id(), candidate.tokens, run.ops[start:end], signatures)
+        template = Template(self._new_id(), candidate.tokens, run.ops[start:end])
         match = template.match(run, start)
-        if match is None or (notes and _is_noted(match, notes)):
+        if match is None:
             return _Found(end)
         candidate.templates.append(template)
         self._defined.append(template.definition.segment_id)
@@ -300,8 +307,7 @@ class SegmentMatcher:
     def _send(
         self, ops: list[RunOp], found: list[_Found], asides: list[tuple[int, Aside]], sent: list[Instruction]
     ) -> None:
-        """Add the instructions of a run to `sent`: its segments, the ops between them, and the delayable instructions,
-        each after the segment in which it was issued."""
+        """Add the instructions of a run to `sent`: its segments, the ops between them, and the asides."""
         dead, freed = _dead_ids(ops, found, asides) if asides else ([set[int]()] * len(found), set[int]())
         position, later = 0, iter([*asides, (len(ops) + 1, None)])
         place, aside = next(later)
@@ -317,11 +323,16 @@ class SegmentMatcher:
                 break
             if segment.is_new:
                 sent.append(segment.match.template.definition)
-            sent.append(segment.match.instruction(dead[number]))
-            position = segment.end
+            position, between, frees = segment.end, [], []
             while place < position and aside is not None:
-                _add_aside(aside, freed, sent)
+                if isinstance(aside, FreeTensors):
+                    frees.append(aside)
+                else:
+                    between.append(BetweenOps(place - start, aside))
                 place, aside = next(later)
+            sent.append(segment.match.instruction(dead[number], tuple(between)))
+            for each in frees:
+                _add_aside(each, freed, sent)
 
 
 def _dead_ids(
@@ -330,8 +341,8 @@ def _dead_ids(
     """For each segment, the freed ids whose last use is in it; and the other freed ids. Hot path."""
     frees = [aside.ids for _, aside in asides if type(aside) is FreeTensors]
     freed = set(chain.from_iterable(frees))
-    notes = [(aside.gradient, aside.parameter) for _, aside in asides if type(aside) is NoteGradient]
-    others = freed.intersection(chain.from_iterable(notes))
+    named = [id_fields(type(aside)).all(aside) for _, aside in asides if type(aside) is not FreeTensors]
+    others = freed.intersection(chain.from_iterable(named))
     freed -= others
     dead: list[set[int]] = []
     end = len(ops)
@@ -356,14 +367,3 @@ def _add_aside(aside: Aside, freed: set[int], sent: list[Instruction]) -> None:
     ids = aside.ids if freed.issuperset(aside.ids) else tuple([ident for ident in aside.ids if ident in freed])
     if ids:
         sent.append(aside if ids is aside.ids else FreeTensors(ids))
-
-
-def _is_noted(match: Match, notes: Sequence[tuple[int, NoteGradient]]) -> bool:
-    """Whether a segment overwrites a gradient or parameter of a NoteGradient that was issued within it. Such a note
-    must not be delayed to the segment's end, where its tensor no longer exists."""
-    ids = (*match.externals, *match.outputs)
-    overwritten = {ids[slot] for slot in match.template.overwrites}
-    return any(
-        match.start < place < match.end and not overwritten.isdisjoint((note.gradient, note.parameter))
-        for place, note in notes
-    )

@@ -6,15 +6,15 @@ lines and scopes, then those of tensor ids relative to the first new id of the r
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from itertools import chain
 from operator import itemgetter
 from typing import Any, NamedTuple, TypeAlias
 
 from msgspec.structs import astuple
 
-from gt.core.messages import MAX_SLOT, DefineSegment, RunOp, RunSegment
-from gt.core.signatures import Number, Signature
+from gt.core.messages import MAX_SLOT, BetweenOps, DefineSegment, RunOp, RunSegment
+from gt.core.signatures import Number
 
 _TuplePicker: TypeAlias = Callable[[Sequence[Any]], tuple[Any, ...]]
 
@@ -87,19 +87,19 @@ class Match(NamedTuple):
     outputs: tuple[int, ...]
     scalars: tuple[Number, ...]
 
-    def instruction(self, dead: set[int]) -> RunSegment:
-        """The RunSegment of this repetition. `dead` are ids that no later instruction uses."""
+    def instruction(self, dead: set[int], between: tuple[BetweenOps, ...]) -> RunSegment:
+        """The RunSegment of this repetition. `dead` are ids that no later instruction uses; `between` are instructions
+        between its ops."""
         slots = self.template.dead_slots(self, dead) if dead else ()
-        return RunSegment(self.template.definition.segment_id, self.first, self.externals, self.scalars, slots)
+        segment_id = self.template.definition.segment_id
+        return RunSegment(segment_id, self.first, self.externals, self.scalars, slots, between)
 
 
 class Template:
     """The definition of a segment, and the functions that compare later ops with it. `successor` is the segment that
-    followed last time; `overwrites` are the slots of the tensors that the segment writes to."""
+    followed last time."""
 
-    def __init__(
-        self, segment_id: int, tokens: Tokens, ops: Sequence[RunOp], signatures: Mapping[int, Signature]
-    ) -> None:
+    def __init__(self, segment_id: int, tokens: Tokens, ops: Sequence[RunOp]) -> None:
         self.tokens = tokens
         self.successor: Template | None = None
         outputs = [ident for op in ops for ident in op.outputs]
@@ -117,7 +117,6 @@ class Template:
         self._pick_externals = _picker([inputs.index(ident) for ident in externals])
         self._repeat = _picker([external_of[ident] for ident in inputs if ident in external_of])
         slots = external_of | {ident: len(externals) + slot for ident, slot in slot_of.items()}
-        self.overwrites = tuple(slots[op.inputs[position]] for op in ops for position in signatures[op.op_id].writes)
         self._dead: tuple[int, ...] = ()
         self._pick_dead = _picker(())
         self.definition = DefineSegment(

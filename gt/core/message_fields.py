@@ -20,9 +20,10 @@ ReadIds: TypeAlias = Callable[[Any], Sequence[int]]
 
 
 class IdFields(NamedTuple):
-    """Functions that read the ids of a record: all of them, and those that it gives to new tensors. `first_result`
-    is the name of the field with the first id of a query's results."""
+    """Functions that read the ids of a record: all of them, and those that it gives to new tensors. `names` are the
+    fields with ids, and `first_result` is the one with the first id of a query's results."""
 
+    names: frozenset[str]
     all: ReadIds
     new: ReadIds
     first_result: str | None
@@ -36,7 +37,7 @@ def id_fields(kind: type[Struct]) -> IdFields:
     tuples = frozenset(name for name in roles if get_args(hints[name])[0] is not int)
     new = [name for name, role in roles.items() if role is IdRole.NEW]
     first_result = next((name for name, role in roles.items() if role is IdRole.FIRST_RESULT), None)
-    return IdFields(_reader(roles, tuples), _reader(new, tuples), first_result)
+    return IdFields(frozenset(roles), _reader(roles, tuples), _reader(new, tuples), first_result)
 
 
 def _role(hint: object) -> IdRole | None:

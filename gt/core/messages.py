@@ -21,7 +21,7 @@ from gt.core.ids import FirstResultId, Id, Ids, NewId, NewIds, ScopeId, SiteId
 from gt.core.meta import TensorMeta
 from gt.core.signatures import Axis, Name, Number, PolicyRecord, Program, Signature, SpecRecord, Text
 
-PROTOCOL = 12
+PROTOCOL = 13
 MAX_BATCH = 1 << 16
 MAX_SEGMENT = 64  # ops of a segment
 MAX_SLOT = (1 << 16) - 1  # of a tensor in a segment; and the largest difference between its new ids
@@ -197,9 +197,18 @@ class DefineSegment(_Record, frozen=True):
     sites: Annotated[tuple[SiteId, ...], Meta(max_length=MAX_SEGMENT)]
 
 
+class BetweenOps(Struct, array_like=True, frozen=True):
+    """An instruction that is carried out in the middle of a segment, before the op at `position`."""
+
+    position: Slot
+    instruction: NoteGradient | BeginModule | DropCopies
+
+
 class RunSegment(_Record, frozen=True):
     """Run the ops of a segment on `externals`, with the scalars of all ops in order. `dead` are the slots that nothing
-    after the segment uses: they are freed, each after its last use in it."""
+    after the segment uses: they are freed, each after its last use in it.
+
+    `between` are instructions that the dispatcher carries out between the ops; workers get none."""
 
     timeline_name: ClassVar = "op"
     segment_id: Id
@@ -207,6 +216,7 @@ class RunSegment(_Record, frozen=True):
     externals: Ids
     scalars: Annotated[tuple[Number, ...], Meta(max_length=1 << 16)]
     dead: Slots
+    between: Annotated[tuple[BetweenOps, ...], Meta(max_length=1 << 12)] = ()
 
 
 class QueryOp(_Record, frozen=True):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Container, Mapping, Sequence
 from typing import NamedTuple
 
 from gt.core.messages import DefineSegment
@@ -29,23 +29,26 @@ class PlannedOp(NamedTuple):
     places: bool
 
 
-def find_parts(ops: Sequence[PlannedOp]) -> list[range]:
-    """The parts of a segment, as ranges of ops, the longest possible from the start on."""
+def find_parts(ops: Sequence[PlannedOp], cuts: Container[int] = ()) -> list[range]:
+    """The parts of a segment, as ranges of ops, the longest possible from the start on. None goes beyond one of the
+    positions in `cuts`, at which other instructions send commands."""
     parts: list[range] = []
     start = 0
     while start < len(ops):
-        end = _end_of_part(ops, start)
+        end = _end_of_part(ops, start, cuts)
         if end - start >= MIN_PART:
             parts.append(range(start, end))
         start = max(end, start + 1)
     return parts
 
 
-def _end_of_part(ops: Sequence[PlannedOp], start: int) -> int:
+def _end_of_part(ops: Sequence[PlannedOp], start: int, cuts: Container[int]) -> int:
     made: set[int] = set()
     workers: tuple[int, ...] | None = None
     for position in range(start, len(ops)):
         planned = ops[position]
+        if position in cuts and position > start:
+            return position
         if planned.cached is None or not _is_local(planned, planned.cached, made):
             return position
         if workers is not None and planned.cached.plan.workers != workers:

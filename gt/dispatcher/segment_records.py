@@ -11,8 +11,11 @@ from gt.dispatcher.op_definitions import InputLayout
 from gt.dispatcher.tensor_records import TensorRecord
 from gt.sharding.spec import ShardingSpec
 
-SegmentKey: TypeAlias = tuple[InputLayout, ...]
-"""The layouts of a segment's externals, with those of their copies."""
+Layouts: TypeAlias = tuple[InputLayout, ...]
+"""The layouts of the externals of a segment or part, with those of their copies."""
+
+SegmentKey: TypeAlias = tuple[Layouts, tuple[int, ...]]
+"""The layouts of a segment's externals, and the positions of the instructions between its ops."""
 
 
 class LinearOp(NamedTuple):
@@ -40,7 +43,7 @@ class SegmentPart(NamedTuple):
     workers: tuple[int, ...]
     body: SegmentBody
     externals: tuple[int, ...]
-    layouts: SegmentKey
+    layouts: Layouts
     sources: tuple[tuple[int, ShardingSpec | None], ...]
     written: tuple[tuple[int, int], ...]
     outputs: range
@@ -82,7 +85,7 @@ class SegmentSplit:
 
 @dataclass
 class SegmentRecord:
-    """A segment of a client. `nbytes` is the size of all its outputs. `splits` are by the layouts of the externals."""
+    """A segment of a client. `nbytes` is the size of all its outputs."""
 
     segment_id: int
     body: SegmentBody

@@ -1,18 +1,30 @@
 """Runs of segments: parts that workers replay, and the ops between them, planned one by one.
 
 A segment first runs as the instructions that it stands for. The layouts and plans seen then tell which of its ops are
-local: on the same workers, with known plans that move and exchange nothing. Consecutive local ops become a part. Later
-runs with the same layouts send one command for each part. Wherever the state is not as it was, the ops of a part are
+local: on the same workers, with known plans that move and exchange nothing. Consecutive local ops become a part. A part
+ends where an instruction between the ops sends commands, to gather parameters for example. Later runs with the same
+layouts send one command for each part. Wherever the state is not as it was, the ops of a part are
 planned one by one, which is always right.
 """
 
 from __future__ import annotations
 
-from collections.abc import Generator, Iterable, Iterator, Sequence
+from collections.abc import Container, Generator, Iterable, Iterator, Mapping, Sequence
+from operator import le
 from typing import NamedTuple, TypeAlias
 
 from gt.core.ids import FIRST_DISPATCHER_ID, SESSION_SHIFT
-from gt.core.messages import DefineSegment, ForgetOps, FreeTensors, Instruction, RunOp, RunSegment
+from gt.core.messages import (
+    BeginModule,
+    DefineSegment,
+    DropCopies,
+    ForgetOps,
+    FreeTensors,
+    Instruction,
+    NoteGradient,
+    RunOp,
+    RunSegment,
+)
 from gt.core.segments import SegmentBody, SegmentOp
 from gt.dispatcher.errors import IdInUse, InvalidInstruction, UnknownId
 from gt.dispatcher.message_queue import MessageQueue, ToWorkers
@@ -20,6 +32,7 @@ from gt.dispatcher.op_definitions import CachedPlan, InputLayout, plan_key
 from gt.dispatcher.plan_cache import PlanCache
 from gt.dispatcher.segment_parts import PlannedOp, find_parts, make_part, variant_of
 from gt.dispatcher.segment_records import (
+    Layouts,
     PartVariant,
     SegmentKey,
     SegmentPart,
@@ -104,14 +117,15 @@ class Segments:
 
     def _run(self, session: SessionRecord, segment: SegmentRecord, run: RunSegment) -> Iterator[Single]:
         body = segment.body
-        key = self._layouts(run.externals)
+        layouts = self._layouts(run.externals)
+        key = None if layouts is None else (layouts, tuple([between.position for between in run.between]))
         split = segment.splits.get(key) if key is not None else None
         if split is not None:
             yield from self._run_split(session, body, split, run)
             return
-        planned = yield from self._run_singly(session, body, run)
+        planned, cuts = yield from self._run_singly(session, body, run)
         if key is not None and planned is not None:
-            self._split(session, segment, key, planned)
+            self._split(session, segment, key, planned, cuts)
 
     def _run_split(
         self, session: SessionRecord, body: SegmentBody, split: SegmentSplit, run: RunSegment
@@ -120,38 +134,46 @@ class Segments:
         variants, all_frees, other_frees = _variants(body, split, run.dead)
         for part, variant in zip(split.parts, variants, strict=True):
             if position < part.start:
-                yield from body.expand_range(run, position, part.start, other_frees)
+                yield from _one_by_one(body, run, position, part.start, other_frees)
             position = part.end
             if not self._can_replay(session, part, variant, body, run):
-                yield from body.expand_range(run, part.start, part.end, all_frees)
+                yield from _one_by_one(body, run, part.start, part.end, all_frees)
                 continue
             yield RunPart(part, variant, body, run)
+            if run.between:
+                yield from [each.instruction for each in run.between if part.start < each.position <= part.end]
             if other_frees:
                 left = [slot for place in range(part.start, part.end) for slot in other_frees.get(place, ())]
                 if left:
                     yield FreeTensors(tuple([body.id(run, slot) for slot in left]))
-        yield from body.expand_range(run, position, len(body.ops), other_frees)
+        yield from _one_by_one(body, run, position, len(body.ops), other_frees)
 
     def _run_singly(
         self, session: SessionRecord, body: SegmentBody, run: RunSegment
-    ) -> Generator[Single, None, list[PlannedOp] | None]:
-        """Run the ops one by one; returns how each was planned, or None if one of them gave no value."""
+    ) -> Generator[Single, None, tuple[list[PlannedOp] | None, set[int]]]:
+        """Run the ops one by one. Returns how each was planned, or None if one of them gave no value; and the positions
+        at which instructions between the ops sent commands, or may do so another time."""
         planned: list[PlannedOp] | None = []
-        ops = iter(body.ops)
-        for command in body.expand(run):
+        cuts: set[int] = set()
+        position, sent = 0, self._outgoing.queued
+        for command in _one_by_one(body, run, 0, len(body.ops), body.last_uses(run.dead)):
             if type(command) is not RunOp:
+                before = len(sent)
                 yield command
+                if type(command) in (BeginModule, DropCopies) or (type(command) is NoteGradient and len(sent) > before):
+                    cuts.add(position)
                 continue
-            op, layouts = next(ops), self._layouts(command.inputs)
+            op, layouts = body.ops[position], self._layouts(command.inputs)
+            position += 1
             yield command
             results = [self._state.tensors.get(ident) for ident in command.outputs]
             if planned is None or layouts is None or any(result is None for result in results):
                 planned = None
             else:
                 planned.append(self._planned(session, op, layouts, results))  # type: ignore[arg-type]
-        return planned
+        return planned, cuts
 
-    def _layouts(self, idents: Sequence[int]) -> SegmentKey | None:
+    def _layouts(self, idents: Sequence[int]) -> Layouts | None:
         """The layouts of tensors, with those of their copies; None if one of them has no value."""
         tensors = self._state.tensors
         try:
@@ -170,6 +192,8 @@ class Segments:
     ) -> bool:
         """Whether planning the ops one by one would give the same commands."""
         state, scalars = self._state, run.scalars
+        if run.between and not _can_delay(part, variant, body, run):
+            return False
         externals = [body.id(run, slot) for slot in part.externals]
         if session.halted is not None or self._layouts(externals) != part.layouts:
             return False
@@ -234,18 +258,46 @@ class Segments:
         return next(iter(record.plans.values())) if is_fixed and len(record.plans) == 1 else None
 
     def _split(
-        self, session: SessionRecord, segment: SegmentRecord, key: SegmentKey, planned: Sequence[PlannedOp]
+        self,
+        session: SessionRecord,
+        segment: SegmentRecord,
+        key: SegmentKey,
+        planned: Sequence[PlannedOp],
+        cuts: Container[int],
     ) -> None:
         """Split a segment into parts, and define these on their workers. Between two instructions: committed here."""
         if len(segment.splits) >= MAX_SPLITS:
             self._forget_on_workers(self._state.forget_splits(session, [segment.segment_id]))
         parts: list[SegmentPart] = []
-        for place in find_parts(planned):
+        for place in find_parts(planned, cuts):
             part, definition = make_part(segment.body, planned, place, self._state.new_id(session))
             self._outgoing.command(part.workers, definition)
             parts.append(part)
         self._state.add_split(session, segment, key, SegmentSplit(tuple(parts)))
         self._state.commit()
+
+
+def _one_by_one(
+    body: SegmentBody, run: RunSegment, start: int, end: int, frees: Mapping[int, tuple[int, ...]]
+) -> Iterator[Instruction]:
+    """The instructions of a range of a segment's ops, with those between the ops and after the last one."""
+    position = start
+    for between in run.between:
+        if start < between.position <= end:
+            yield from body.expand_range(run, position, between.position, frees)
+            yield between.instruction
+            position = between.position
+    yield from body.expand_range(run, position, end, frees)
+
+
+def _can_delay(part: SegmentPart, variant: PartVariant, body: SegmentBody, run: RunSegment) -> bool:
+    """Whether the instructions between the ops of a part may follow it: notes of gradients that still exist then."""
+    inside = [each.instruction for each in run.between if part.start < each.position < part.end]
+    if not inside:
+        return True
+    gone = {slot for slot, _ in part.written}.union(part.outputs).difference([slot for slot, _ in variant.results])
+    ids = {body.id(run, slot) for slot in gone}
+    return all(type(note) is NoteGradient and ids.isdisjoint((note.gradient, note.parameter)) for note in inside)
 
 
 def _variants(body: SegmentBody, split: SegmentSplit, dead: tuple[int, ...]) -> SplitVariant:
@@ -277,7 +329,13 @@ def _fits(session: SessionRecord, body: SegmentBody, run: RunSegment) -> bool:
         and run.first + body.offsets[-1] < end
         and (not run.dead or max(run.dead) < body.external_count + len(body.offsets))
         and len(set(run.dead)) == len(run.dead)
+        and (not run.between or _are_places([between.position for between in run.between], len(body.ops)))
     )
+
+
+def _are_places(positions: Sequence[int], count: int) -> bool:
+    """Whether positions are between the ops of a segment, in order."""
+    return positions[0] > 0 and positions[-1] < count and all(map(le, positions, positions[1:]))
 
 
 def _checked_body(session: SessionRecord, definition: DefineSegment) -> SegmentBody:

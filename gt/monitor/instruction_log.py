@@ -13,10 +13,12 @@ import time
 from pathlib import Path
 from typing import TextIO
 
+from msgspec import Struct
+
 from gt.core.errors import SettingsError
 from gt.core.ids import short_id
 from gt.core.message_events import Event, Observer
-from gt.core.message_fields import PAYLOAD_RECORDS, byte_ranges_of
+from gt.core.message_fields import PAYLOAD_RECORDS, byte_ranges_of, id_fields
 
 log = logging.getLogger("gt.dispatcher")
 _ROW = "{:>12}  {:>9}  {:<11}  {:<12}  {:<19}  {:>13}  {:<24}  {:<44}  {}\n"
@@ -90,12 +92,13 @@ def _size(message: object) -> str:
     return str(sum(byte_range.nbytes for byte_range in byte_ranges_of(message)))
 
 
-def _ids(message: object) -> str:
+def _ids(message: Struct | None) -> str:
     """Ids without their session: `1,2->3`."""
-    single = getattr(message, "id", None)
-    inputs = (single,) if single is not None else getattr(message, "ids", getattr(message, "inputs", ()))
-    outputs = getattr(message, "outputs", ())
-    text = _id_list(inputs) + (f"->{_id_list(outputs)}" if outputs else "")
+    names = id_fields(type(message)).names if message is not None else frozenset()
+    ids = {name: getattr(message, name) for name in ("id", "ids", "inputs", "outputs") if name in names}
+    outputs = ids.pop("outputs", ())
+    first = next(iter(ids.values()), ())
+    text = _id_list(first if isinstance(first, tuple) else (first,)) + (f"->{_id_list(outputs)}" if outputs else "")
     return _shorten(text, 24) or "-"
 
 

@@ -11,6 +11,7 @@ from gt.core.ids import FIRST_DISPATCHER_ID, FIRST_QUERY_ID, MAX_RESULTS, SESSIO
 from gt.core.messages import (
     BeginModule,
     BeginStep,
+    BetweenOps,
     CreateTensor,
     DefineOp,
     DefineScope,
@@ -82,6 +83,7 @@ NAMING = {
     "RunSegment": lambda x: RunSegment(x, OURS, (OURS,), (), ()),
     "RunSegment first": lambda x: RunSegment(OURS, x, (OURS,), (), ()),
     "RunSegment external": lambda x: RunSegment(OURS, OURS, (OURS, x), (), ()),
+    "RunSegment between": lambda x: RunSegment(OURS, OURS, (OURS,), (), (), (BetweenOps(1, DropCopies((OURS, x))),)),
 }
 NAMELESS = {DefineSite, DefineScope, Goodbye}  # their codes are looked up in the session's own tables
 
@@ -92,7 +94,7 @@ NAMELESS = {DefineSite, DefineScope, Goodbye}  # their codes are looked up in th
 )
 def test_an_id_of_another_session_is_refused(make, foreign):
     instruction = make(foreign)
-    with pytest.raises(ProtocolError, match=f"{type(instruction).__name__} of session 1 names {foreign}"):
+    with pytest.raises(ProtocolError, match=f"of session 1 names {foreign}"):
         require_ownership(1, instruction)
 
 

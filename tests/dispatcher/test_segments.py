@@ -3,14 +3,20 @@
 from __future__ import annotations
 
 import itertools
+from operator import itemgetter
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
+from gt.core.message_events import Event, Observer
 from gt.core.messages import (
+    BeginModule,
+    BetweenOps,
     DefineOp,
     DefineSegment,
+    DropCopies,
     FetchTensor,
     ForgetOps,
     FreeTensors,
@@ -39,9 +45,9 @@ CHAIN = DefineSegment(
 )
 
 
-def harness_with_ops(workers: int = 1, layout: str = "") -> DispatcherHarness:
+def harness_with_ops(workers: int = 1, layout: str = "", observer: Observer | None = None) -> DispatcherHarness:
     """A and B, on one worker or over two, and the ops."""
-    harness = harness_with(workers)
+    harness = harness_with(workers, observer)
     if layout:
         for ident in (A, B):
             harness.redistribute(ident, own(ident + 50), layout)
@@ -98,6 +104,11 @@ INVALID = {
     "scalars": RunSegment(SEGMENT, own(20), (A, B), (1.0,), ()),
     "a dead slot that is not there": RunSegment(SEGMENT, own(20), (A, B), (), (6,)),
     "a dead slot twice": RunSegment(SEGMENT, own(20), (A, B), (), (2, 2)),
+    "an instruction before the ops": RunSegment(SEGMENT, own(20), (A, B), (), (), (BetweenOps(0, DropCopies((A,))),)),
+    "an instruction after the ops": RunSegment(SEGMENT, own(20), (A, B), (), (), (BetweenOps(4, DropCopies((A,))),)),
+    "instructions in another order": RunSegment(
+        SEGMENT, own(20), (A, B), (), (), (BetweenOps(2, DropCopies((A,))), BetweenOps(1, DropCopies((A,))))
+    ),
 }
 
 
@@ -185,6 +196,25 @@ def definition(program):
     return DefineSegment(SEGMENT, tuple(op_ids), 2, tuple(inputs), tuple(outputs), zeros, zeros, zeros), there
 
 
+def instruction(kind, run, position):
+    """An instruction before an op of a run, about its externals and the result of the op before. All of them may be
+    gone by then."""
+    if kind is NoteGradient:
+        return NoteGradient(run.first + position - 1, run.externals[0], 0)
+    return DropCopies(run.externals) if kind is DropCopies else BeginModule(1, run.externals, 2, (), 0)
+
+
+def expand(body, run, between):
+    """The instructions that a run stands for."""
+    instructions, ops = [], 0
+    for each in body.expand(run):
+        if isinstance(each, RunOp):
+            instructions += [placed.instruction for placed in between if placed.position == ops]
+            ops += 1
+        instructions.append(each)
+    return instructions
+
+
 @settings(max_examples=150, deadline=None)
 @given(
     program=PROGRAMS,
@@ -192,14 +222,17 @@ def definition(program):
     layouts=st.sampled_from([("", ""), ("x", "x"), ("x", "-"), ("- + x", "x"), ("- + x", "- + x")]),
     losing=st.integers(0, 6),
     runs=st.integers(2, 4),
+    placed=st.lists(st.tuples(st.integers(1, 8), st.sampled_from([NoteGradient, DropCopies, BeginModule])), max_size=3),
 )
-def test_a_run_has_the_effects_of_its_instructions(program, dying, layouts, losing, runs):
+def test_a_run_has_the_effects_of_its_instructions(program, dying, layouts, losing, runs, placed):
     defined, there = definition(program)
     body = SegmentBody.of(defined)
+    placed = sorted([each for each in placed if each[0] < len(program)], key=itemgetter(0))
     dead = tuple(slot for slot, dies in zip(there, dying, strict=False) if dies)
-    states = []
+    states, asides = [], []
     for is_expanded in (False, True):
-        harness = harness_with_ops(2)
+        events: list[Event] = []
+        harness = harness_with_ops(2, observer=events.append)
         ids = itertools.count(1000)
         if not is_expanded:
             harness.tell(defined)
@@ -214,10 +247,14 @@ def test_a_run_has_the_effects_of_its_instructions(program, dying, layouts, losi
                     ident = moved
                 externals.append(ident)
             run = RunSegment(SEGMENT, own(2000 + 100 * number), tuple(externals), (), dead)
-            harness.tell(*(body.expand(run) if is_expanded else [run]))
+            between = tuple([BetweenOps(place, instruction(kind, run, place)) for place, kind in placed])
+            harness.tell(*(expand(body, run, between) if is_expanded else [replace(run, between=between)]))
             if losing == number:
                 harness.lose(1)
         states.append(harness.state)
+        received = [event.message for event in events if event.direction == "RECV"]
+        asides.append([message for message in received if isinstance(message, NoteGradient | DropCopies | BeginModule)])
+    assert asides[0] == asides[1]
     with_segments, without = states
     assert with_segments.tensors == without.tensors
     assert with_segments.missing.keys() == without.missing.keys()

@@ -11,6 +11,7 @@ import pytest
 import gt
 from gt.core.errors import SettingsError
 from gt.core.ids import SESSION_SHIFT, session_of
+from gt.core.message_events import Event
 from gt.core.messages import (
     ByteRange,
     DefineOp,
@@ -40,11 +41,12 @@ from gt.core.messages import (
 from gt.monitor.instruction_log import InstructionLog, open_log
 from gt.sharding.spec import DeviceMesh
 from tests.dispatcher_harness import OP, OP2, REQUEST, REQUEST2, A, B, C, D, DispatcherHarness, create, over, query, run
-from tests.records import ADD, FAILURE, NONZERO, SMALL, own, signature
+from tests.records import ADD, ANSWERS, COMMANDS, FAILURE, INSTRUCTIONS, NONZERO, REPORTS, SMALL, own, signature
 
 COLUMNS = ("elapsed s", "seq", "direction", "peer", "command", "bytes", "ids", "op", "site")
 TO_THE_RIGHT = {"elapsed s", "seq", "bytes"}
 GOLDEN = Path(__file__).parent / "instruction_log.txt"
+MESSAGES = [*INSTRUCTIONS, *COMMANDS, *REPORTS, *ANSWERS]
 LONG_OP = "aten._scaled_dot_product_flash_attention_for_cpu_backward.default"
 
 
@@ -129,6 +131,14 @@ def test_every_column_begins_at_the_same_place():
     lines = logged(converse)
     assert len(lines) > 20
     assert misaligned(lines) == []
+
+
+@pytest.mark.parametrize("message", MESSAGES, ids=lambda each: type(each).__name__)
+def test_every_message_is_a_line(message):
+    file = io.StringIO()
+    InstructionLog(file)(Event("RECV", "client 1", message, "", ""))
+    (line,) = fields(file.getvalue().splitlines())
+    assert line["command"] == message.__struct_config__.tag
 
 
 def test_long_names_and_many_ids_do_not_move_the_columns():
