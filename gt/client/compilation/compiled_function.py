@@ -389,7 +389,7 @@ class _SkippableCall:
             [attempt.steps for attempt in attempts],
             [attempt.trace for attempt in (*earlier, *attempts)],
         )
-        self._program = RecordedProgram(recorded, self._numbers.groups, self._numbers.scalars)
+        self._program = RecordedProgram(recorded, self._numbers.groups, self._numbers.scalars, last.call.session)
         before, tensors = last.before, last.before.tensors
         self._arguments = len(_unique(last.call.tensors))
         self._others: list[Tensor] = list(tensors[self._arguments :])
