@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import NamedTuple, TextIO
 
 from msgspec.structs import astuple
@@ -23,6 +23,7 @@ from gt.core.messages import (
     QueryOp,
     Ran,
     RunOp,
+    RunSegment,
     TrafficRead,
     WorkerMemory,
     WorkerStats,
@@ -287,13 +288,19 @@ def tape(count: int = 50) -> list[str]:
     """The most recent instructions, oldest first, one line each."""
     session = sessions.current()
     session.outbox.flush()
-    lines = [_line(session, instruction) for instruction in session.outbox.tape]
+    lines = [_line(session, each) for instruction in session.outbox.tape for each in _expanded(session, instruction)]
     return [line for line in lines if line][-count:]
 
 
 def print_tape(count: int = 50, file: TextIO | None = None) -> None:
     """Print the most recent instructions: `%3 = aten.mm.default(%1, %2)  train.py:12`."""
     print("\n".join(tape(count)), file=file or sys.stdout)
+
+
+def _expanded(session: Session, instruction: Instruction) -> Sequence[Instruction]:
+    """The instructions that an instruction stands for: those of the ops, if `gt.compile` has sent a segment."""
+    body = session.segment_bodies.get(instruction.segment_id) if isinstance(instruction, RunSegment) else None
+    return body.expand(instruction) if body is not None else (instruction,)  # type: ignore[arg-type]
 
 
 def _line(session: Session, instruction: Instruction) -> str:

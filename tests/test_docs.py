@@ -1,6 +1,7 @@
 """The documentation is true: its programs run, its links lead somewhere, and every public name is in it.
 
-A fence ```python is a program and runs as `train.py`; ```python no-run is only compiled. A fence ```text output after a
+A fence ```python is a program and runs as `train.py`; ```python slow runs in the slow tests, where a C++ compiler is
+there; ```python no-run is only compiled. A fence ```text output after a
 program is what it prints, where `...` stands for anything.
 """
 
@@ -22,6 +23,7 @@ from gt.core.settings import _VARIABLES, Settings
 from gt.signals.parser import parse_config
 from gt.signals.registry import registry
 from tests.subprocesses import ROOT, finish, start
+from tests.worker.compilation.recorded_pieces import needs_compiler
 
 GUIDES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
 PAGES = [*GUIDES, *sorted((ROOT / "examples").glob("*.md")), *sorted((ROOT / "gt").rglob("README.md"))]
@@ -38,7 +40,7 @@ class Snippet:
     page: str
     line: int
     code: str
-    runs: bool
+    info: str
     output: str | None
 
     def __str__(self):
@@ -51,11 +53,12 @@ def snippets(path):
         if fence["info"].startswith("python"):
             printed = following["body"] if following is not None and following["info"] == "text output" else None
             line = text.count("\n", 0, fence.start()) + 1
-            yield Snippet(str(path.relative_to(ROOT)), line, fence["body"], fence["info"] == "python", printed)
+            yield Snippet(str(path.relative_to(ROOT)), line, fence["body"], fence["info"], printed)
 
 
 SNIPPETS = [snippet for path in PAGES for snippet in snippets(path)]
-PROGRAMS = [snippet for snippet in SNIPPETS if snippet.runs]
+PROGRAMS = [snippet for snippet in SNIPPETS if snippet.info == "python"]
+SLOW_PROGRAMS = [snippet for snippet in SNIPPETS if snippet.info == "python slow"]
 
 
 @pytest.fixture
@@ -81,6 +84,15 @@ def test_a_program_runs_and_prints_what_the_page_says(snippet, ended, monkeypatc
         assert prints(out.getvalue(), snippet.output) or not IS_DOCUMENTED_TORCH, out.getvalue()
 
 
+@needs_compiler
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+@pytest.mark.parametrize("snippet", SLOW_PROGRAMS, ids=str)
+def test_a_slow_program_runs_and_prints_what_the_page_says(snippet, ended, monkeypatch):
+    monkeypatch.setenv("GT_CHECK_GEOMETRY", "0")
+    test_a_program_runs_and_prints_what_the_page_says(snippet, ended, monkeypatch)
+
+
 # Other versions of torch have other error texts, and other ops in a tape.
 IS_DOCUMENTED_TORCH = f"torch=={torch.__version__.partition('+')[0]}\n" in (ROOT / "constraints.txt").read_text()
 
@@ -99,7 +111,7 @@ def test_an_output_that_differs_from_the_page_is_found():
 
 def test_most_snippets_run():
     assert len(PROGRAMS) >= 15
-    assert len(SNIPPETS) - len(PROGRAMS) <= 3
+    assert len(SNIPPETS) - len(PROGRAMS) - len(SLOW_PROGRAMS) <= 3
 
 
 CONFIGURATIONS = [

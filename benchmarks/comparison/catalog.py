@@ -84,6 +84,9 @@ EMBEDDED = Variant("GT, embedded", "gt")
 GT_2 = Variant("GT, 2 processes", "gt", 2)
 GT_DATA = Variant("GT, 2 processes, data parallel", "gt", 2, "data_parallel")
 GT_DATA_COMPILED = Variant("GT, 2 processes, data parallel, gt.compile", "gt", 2, "data_parallel compiled")
+GT_DATA_INDUCTOR = Variant(
+    "GT, 2 processes, data parallel, gt.compile, GT_AUTO_COMPILE", "gt", 2, "data_parallel inductor", in_quick=False
+)
 DDP = Variant("DDP, 2 processes", "ddp", 2)
 JAX_EAGER = Variant("JAX, 2 devices, eager", "jax", 2, "eager")
 JAX_JIT = Variant("JAX, 2 devices, jit", "jax", 2, "jit")
@@ -95,6 +98,7 @@ VARIANTS: dict[str, tuple[Variant, ...]] = {
     "W1": (
         TORCH, COMPILED, EMBEDDED, GT_2, Variant("GT, 8 processes", "gt", 8, in_quick=False),
         Variant("GT, 2 processes, gt.compile", "gt", 2, "compiled"),
+        Variant("GT, 2 processes, gt.compile, GT_AUTO_COMPILE", "gt", 2, "inductor", in_quick=False),
         Variant("DTensor, 1 process", "dtensor", 1, in_quick=False), DTENSOR,
         Variant("DTensor, 8 processes", "dtensor", 8, in_quick=False),
         Variant("JAX, 1 device, eager", "jax", 1, "eager", in_quick=False), JAX_EAGER,
@@ -103,9 +107,9 @@ VARIANTS: dict[str, tuple[Variant, ...]] = {
         Variant("JAX, 2 devices, jit of the loop", "jax", 2, "jit loop"), DASK, RAY,
     ),
     "W2": (TORCH, EMBEDDED, GT_2, DTENSOR, JAX_EAGER, JAX_JIT, DASK, RAY),
-    "W3": (TORCH, COMPILED, EMBEDDED, GT_DATA, GT_DATA_COMPILED, DDP, JAX_EAGER, JAX_JIT),
+    "W3": (TORCH, COMPILED, EMBEDDED, GT_DATA, GT_DATA_COMPILED, GT_DATA_INDUCTOR, DDP, JAX_EAGER, JAX_JIT),
     "W4": (
-        TORCH, COMPILED, EMBEDDED, GT_DATA, GT_DATA_COMPILED,
+        TORCH, COMPILED, EMBEDDED, GT_DATA, GT_DATA_COMPILED, GT_DATA_INDUCTOR,
         Variant("GT, 2 processes, tensor parallel", "gt", 2, "tensor_parallel"),
         Variant("GT, 2 processes, fully sharded", "gt", 2, "fully_sharded"), DDP,
         Variant("DTensor, 2 processes, tensor parallel", "dtensor", 2), Variant("FSDP2, 2 processes", "fsdp2", 2),

@@ -64,6 +64,7 @@ class Outbox:
         self._uploads: dict[int, Upload] = {}
         self._dead: deque[int] = deque()
         self._dead_cost = 0
+        self._extra_ops = 0  # of queued segments
         self._batches_sent = 0
         self._sending = threading.RLock()
         self._filled: SimpleQueue[None] = SimpleQueue()  # wakes the idle thread; finalizers may call nothing else
@@ -103,20 +104,25 @@ class Outbox:
         build: Callable[[tuple[int, ...]], tuple[tuple[int, ...], Sequence[Instruction]]],
         storages: Sequence[Storage],
         writes: Sequence[tuple[int, int]],
+        extra_ops: int,
     ) -> tuple[int, ...]:
         """Queue the instructions that `build` makes of the ids of storages, together with a table of ids, which is
-        returned. `writes` are storages that get new ids, by position, and the positions of these ids in the table. The
-        caller is in a critical section, and calls `send_if_full` after it."""
+        returned. `writes` are storages that get new ids, by position, and the positions of these ids in the table.
+        `extra_ops` is the number of ops beyond one for each instruction. The caller is in a critical section, and calls
+        `send_if_full` after it."""
         with self.lock:
             table, instructions = build(tuple([storage.id for storage in storages]))
             self.queue.extend(instructions)
+            self._extra_ops += extra_ops
             for storage, ident in writes:
                 storages[storage].id = table[ident]
         return table
 
     def send_if_full(self) -> None:
         """Send the queue if it is long enough for a batch."""
-        if self._dead_cost >= FREE_BYTES or len(self.queue) >= BATCH or self._is_resting:
+        if self._extra_ops >= BATCH and not is_inside():
+            self.flush(is_final=False)
+        elif self._dead_cost >= FREE_BYTES or len(self.queue) >= BATCH or self._is_resting:
             self._trigger()
 
     def _queue_write(self, instruction: Instruction, written: Sequence[Storage], new_ids: Sequence[int]) -> None:
@@ -172,7 +178,7 @@ class Outbox:
     def flush(self, *, is_final: bool = True) -> None:
         """Send the queued instructions. If it is not `is_final`, the beginning of a repeated run of ops may stay."""
         with CriticalSection():
-            batch, uploads = self._begin()
+            batch, uploads, extra_ops = self._begin()
             try:
                 if not batch:
                     return
@@ -181,9 +187,9 @@ class Outbox:
             finally:
                 self._sending.release()
         if self._channel.is_asynchronous:
-            self._pace(len(batch))
+            self._pace(len(batch) + extra_ops)
 
-    def _begin(self) -> tuple[list[Instruction], list[Upload]]:
+    def _begin(self) -> tuple[list[Instruction], list[Upload], int]:
         """Become the thread that sends, and take the batch to send. Never blocks on `_sending` while holding `lock`: a
         signal handler may need the other one."""
         while True:
@@ -215,11 +221,14 @@ class Outbox:
             self._break_off(f"{name} has ended the session in the middle of its work")
             raise
 
-    def _take(self) -> tuple[list[Instruction], list[Upload]]:
+    def _take(self) -> tuple[list[Instruction], list[Upload], int]:
+        """The queued instructions, their uploads, and the number of ops beyond one for each instruction."""
         self._free_dead()
         queue = self.queue
+        extra_ops, self._extra_ops = self._extra_ops, 0
         batch = [queue.popleft() for _ in range(len(queue))]  # other threads may add more meanwhile
-        return batch, [self._uploads.pop(created.id) for created in batch if type(created) is CreateTensor]
+        uploads = [self._uploads.pop(created.id) for created in batch if type(created) is CreateTensor]
+        return batch, uploads, extra_ops
 
     def close(self) -> None:
         self._is_open = False

@@ -106,8 +106,19 @@ class SegmentMatcher:
         self._segments = self._hits = self._ops = self._misses = 0
         self._deviations: Counter[tuple[str, int]] = Counter()
 
+    @property
+    def shortest(self) -> int | None:
+        """The fewest ops of a segment; None if there are no segments."""
+        return self._settings.shortest if self._settings.is_on else None
+
     def stats(self) -> HotPathStats:
         return HotPathStats(self._segments, self._hits, self._ops, self._misses, dict(self._deviations))
+
+    def count_runs(self, hits: int, ops: int, *, new: int = 0) -> None:
+        """Count segments that `gt.compile` has sent, and those of them that are new."""
+        self._segments += new
+        self._hits += hits
+        self._ops += ops
 
     def clear(self) -> None:
         """Forget all segments at the next batch, because ops that they name are forgotten. Any thread may call this."""

@@ -165,7 +165,7 @@ def are_in_order(outputs: Sequence[tuple[int, ...]]) -> bool:
     """Whether the new ids of ops increase, and are near enough to each other for a segment. Ops of several threads may
     have ids in another order, because an id is taken before its op is queued."""
     ids = list(chain.from_iterable(outputs))
-    return ids == sorted(ids) and ids[-1] - ids[0] <= MAX_SLOT
+    return bool(ids) and ids == sorted(ids) and ids[-1] - ids[0] <= MAX_SLOT
 
 
 def _picker(places: Sequence[int]) -> _TuplePicker:

@@ -65,6 +65,7 @@ from gt.core.messages import (
     Welcome,
 )
 from gt.core.meta import dense_strides, is_dense
+from gt.core.segments import SegmentBody
 from gt.core.settings import DEFAULT_HOT_PATH, HotPathSettings
 from gt.core.signatures import Input, Signature
 from gt.lazy_launch import load_launcher
@@ -110,6 +111,7 @@ class Session:
         self.cached_calls: dict[tuple[Any, ...], Any] = {}
         self.rule_inference = RuleInference()
         self.signatures: dict[int, Signature] = {}
+        self.segment_bodies: dict[int, SegmentBody] = {}  # of the segments that gt.compile has defined
         self.closed_because = ""  # the reason, if the session is closed
         self.is_recording = False  # whether the workers record the commands they run
         self.is_traced = False  # whether gt.compile records the instructions of a call
@@ -119,7 +121,7 @@ class Session:
         self.inbox = Inbox(channel, self.sites, self._note_workers)
         self._flow_control = FlowControl(self._request_synchronization, self.inbox.wait)
         self._op_ids = itertools.count(first + 1)
-        self.matcher = SegmentMatcher(hot_path, lambda: next(self._op_ids), lambda: self.signatures)
+        self.matcher = SegmentMatcher(hot_path, self.new_op_id, lambda: self.signatures)
         self.outbox = Outbox(channel, self.inbox.collect, self._flow_control.count, self._break_off, self.matcher)
         self._auto_shard = auto_shard
         self._channel = channel
@@ -152,8 +154,12 @@ class Session:
 
     # Definitions
 
+    def new_op_id(self) -> int:
+        """An id for an op or a segment."""
+        return next(self._op_ids)
+
     def define(self, signature: Signature) -> int:
-        op_id = next(self._op_ids)
+        op_id = self.new_op_id()
         self.signatures[op_id] = signature
         self.outbox.emit(DefineOp(op_id, signature))
         return op_id

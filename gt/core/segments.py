@@ -10,7 +10,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import accumulate
 from typing import NamedTuple, TypeAlias
 
-from gt.core.messages import DefineSegment, FreeTensors, RunOp, RunSegment
+from gt.core.messages import BeginModule, DefineSegment, DropCopies, FreeTensors, NoteGradient, RunOp, RunSegment
 from gt.core.signatures import Number
 
 
@@ -90,14 +90,30 @@ class SegmentBody(NamedTuple):
         return found
 
     def expand(self, run: RunSegment) -> list[Expanded]:
-        """The instructions, or commands, for which a RunSegment stands."""
+        """The instructions for which a RunSegment stands."""
         return list(self.expand_range(run, 0, len(self.ops), self.last_uses(run.dead)))
+
+    def commands(self, run: RunSegment) -> list[RunOp | FreeTensors]:
+        """The commands for which a RunSegment to workers stands."""
+        return list(self.expand_ops(run, 0, len(self.ops), self.last_uses(run.dead)))
 
     def expand_range(
         self, run: RunSegment, start: int, end: int, frees: Mapping[int, tuple[int, ...]]
     ) -> Iterator[Expanded]:
-        """The same for a range of the segment's ops. `frees` are the slots to free after an op, by the op's
-        position."""
+        """The same for a range of the segment's ops, with the instructions between them and after the last one. `frees`
+        are the slots to free after an op, by the op's position."""
+        position = start
+        for between in run.between:
+            if start < between.position <= end:
+                yield from self.expand_ops(run, position, between.position, frees)
+                yield between.instruction
+                position = between.position
+        yield from self.expand_ops(run, position, end, frees)
+
+    def expand_ops(
+        self, run: RunSegment, start: int, end: int, frees: Mapping[int, tuple[int, ...]]
+    ) -> Iterator[RunOp | FreeTensors]:
+        """A range of the segment's ops, without the instructions between them."""
         if start >= end:
             return
         ids = self.ids(run.first, run.externals)
@@ -107,4 +123,4 @@ class SegmentBody(NamedTuple):
                 yield FreeTensors(tuple([ids[slot] for slot in frees[position]]))
 
 
-Expanded: TypeAlias = RunOp | FreeTensors
+Expanded: TypeAlias = RunOp | FreeTensors | NoteGradient | BeginModule | DropCopies

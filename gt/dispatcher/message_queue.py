@@ -96,7 +96,7 @@ class MessageQueue:
             return (command,)
         session = self._state.sessions.get(owner_of(command))
         part = session.segment_parts.get(command.segment_id) if session is not None else None
-        return part.body.expand(command) if part is not None else (command,)
+        return part.body.commands(command) if part is not None else (command,)
 
     def observe(self, direction: Direction, peer: str, message: ObservedMessage | None) -> None:
         """Show the observer a message, with the names of its op and site."""

@@ -9,7 +9,7 @@ planned one by one, which is always right.
 
 from __future__ import annotations
 
-from collections.abc import Container, Generator, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Container, Generator, Iterable, Iterator, Sequence
 from operator import le
 from typing import NamedTuple, TypeAlias
 
@@ -61,7 +61,7 @@ class RunPart(NamedTuple):
 
     def instructions(self) -> list[RunOp]:
         """The instructions of the client for which it stands."""
-        return list(self.body.expand_range(self.run, self.part.start, self.part.end, {}))  # type: ignore[arg-type]
+        return list(self.body.expand_ops(self.run, self.part.start, self.part.end, {}))  # type: ignore[arg-type]
 
 
 Single: TypeAlias = Instruction | RunPart
@@ -134,10 +134,10 @@ class Segments:
         variants, all_frees, other_frees = _variants(body, split, run.dead)
         for part, variant in zip(split.parts, variants, strict=True):
             if position < part.start:
-                yield from _one_by_one(body, run, position, part.start, other_frees)
+                yield from body.expand_range(run, position, part.start, other_frees)
             position = part.end
             if not self._can_replay(session, part, variant, body, run):
-                yield from _one_by_one(body, run, part.start, part.end, all_frees)
+                yield from body.expand_range(run, part.start, part.end, all_frees)
                 continue
             yield RunPart(part, variant, body, run)
             if run.between:
@@ -146,7 +146,7 @@ class Segments:
                 left = [slot for place in range(part.start, part.end) for slot in other_frees.get(place, ())]
                 if left:
                     yield FreeTensors(tuple([body.id(run, slot) for slot in left]))
-        yield from _one_by_one(body, run, position, len(body.ops), other_frees)
+        yield from body.expand_range(run, position, len(body.ops), other_frees)
 
     def _run_singly(
         self, session: SessionRecord, body: SegmentBody, run: RunSegment
@@ -156,7 +156,7 @@ class Segments:
         planned: list[PlannedOp] | None = []
         cuts: set[int] = set()
         position, sent = 0, self._outgoing.queued
-        for command in _one_by_one(body, run, 0, len(body.ops), body.last_uses(run.dead)):
+        for command in body.expand_range(run, 0, len(body.ops), body.last_uses(run.dead)):
             if type(command) is not RunOp:
                 before = len(sent)
                 yield command
@@ -275,19 +275,6 @@ class Segments:
             parts.append(part)
         self._state.add_split(session, segment, key, SegmentSplit(tuple(parts)))
         self._state.commit()
-
-
-def _one_by_one(
-    body: SegmentBody, run: RunSegment, start: int, end: int, frees: Mapping[int, tuple[int, ...]]
-) -> Iterator[Instruction]:
-    """The instructions of a range of a segment's ops, with those between the ops and after the last one."""
-    position = start
-    for between in run.between:
-        if start < between.position <= end:
-            yield from body.expand_range(run, position, between.position, frees)
-            yield between.instruction
-            position = between.position
-    yield from body.expand_range(run, position, end, frees)
 
 
 def _can_delay(part: SegmentPart, variant: PartVariant, body: SegmentBody, run: RunSegment) -> bool:

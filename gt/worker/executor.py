@@ -218,7 +218,7 @@ class Executor:
         """The commands that a command stands for."""
         if type(command) is not RunSegment:
             return (command,)
-        return self.segments[command.segment_id].body.expand(command)
+        return self.segments[command.segment_id].body.commands(command)
 
     def start(self, command: RunOp) -> Exchanging:
         """A command that several virtual workers run together, as a computation that yields its exchanges. Its reports

@@ -159,7 +159,7 @@ class SegmentReplay:
 
     def _run_commands(self, run: RunSegment, segment: BoundSegment, start: int) -> None:
         body = segment.body
-        for command in body.expand_range(run, start, len(body.ops), body.last_uses(run.dead)):
+        for command in body.expand_ops(run, start, len(body.ops), body.last_uses(run.dead)):
             if isinstance(command, RunOp):
                 self._runner.run(command)
             else:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -17,7 +18,9 @@ from benchmarks.comparison.sizes import GPT, Transformer
 from benchmarks.echo import echoing
 
 PLANS = Path(__file__).parent / "plans"
-COMPILED = "compiled"  # the end of a way
+COMPILED, INDUCTOR = "compiled", "inductor"  # ends of a way
+COMPILATION_SECONDS = 100  # a limit
+QUIET_SECONDS = 12  # without new code: everything is compiled
 CHANGING_STEPS = 40
 # The payload bytes of a collective over p workers, as a multiple of the whole tensor: see docs/strategies.md.
 RECEIVED: dict[str, Callable[[int], float]] = {
@@ -31,19 +34,34 @@ RECEIVED: dict[str, Callable[[int], float]] = {
 
 
 def begin(request: Request) -> None:
+    if request.way.endswith(INDUCTOR):
+        os.environ |= {"GT_AUTO_COMPILE": "1", "GT_COMPILE_NICE": "0"}
     if not request.workers:
         torch.set_num_threads(cores())
         gt.init(mode="embedded")
         return
     gt.init(workers=request.workers)
-    if plan := request.way.removesuffix(COMPILED).strip():
+    if plan := request.way.removesuffix(COMPILED).removesuffix(INDUCTOR).strip():
         gt.load_config(PLANS / f"{plan}.yaml")
     gt.synchronize()
 
 
 def is_compiled(request: Request) -> bool:
     """Whether the step is a function of gt.compile."""
-    return request.way.endswith(COMPILED)
+    return request.way.endswith((COMPILED, INDUCTOR))
+
+
+def warm(step: models.Step, request: Request) -> models.Step:
+    """The step, after the workers have compiled their code, if they do."""
+    end = time.monotonic() + (COMPILATION_SECONDS if request.way.endswith(INDUCTOR) else 0)
+    last, changed = 0, time.monotonic()
+    while time.monotonic() < min(end, changed + QUIET_SECONDS if last else end):
+        step()
+        time.sleep(0.2)  # compilation takes the cores
+        count = sum(stats.compiled for stats in gt.debug.get_worker_stats().values())
+        if count != last:
+            last, changed = count, time.monotonic()
+    return step
 
 
 def cut(x: torch.Tensor, request: Request) -> torch.Tensor:
@@ -62,7 +80,7 @@ def chain(request: Request) -> Cases:
             factor, addend = (cut(y, request) if isinstance(y, torch.Tensor) else y for y in operands)
             run = gt.compile(models.chain) if is_compiled(request) else models.chain
             step = lambda: run(x, factor, addend)[0, 0].item()
-            cases[name] = Case(sample(step, request.budget, parts=parts))
+            cases[name] = Case(sample(warm(step, request), request.budget, parts=parts))
     return cases
 
 
@@ -87,7 +105,7 @@ def step_of(
     if not is_compiled(request):
         return models.trainer(model, optimizer, batch)
     train = gt.compile(models.train_step)
-    return lambda: train(model, optimizer, batch).item()
+    return warm(lambda: train(model, optimizer, batch).item(), request)
 
 
 def trainer(size: Transformer, request: Request) -> models.Step:

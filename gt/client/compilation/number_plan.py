@@ -12,8 +12,9 @@ from torch.optim.optimizer import Optimizer
 
 from gt.client.compilation.call_recorder import Recording
 from gt.client.compilation.optimizer_numbers import NoStandIn, NumberPlace, StandIn, Stepping
+from gt.client.compilation.program_segments import Table
 from gt.client.compilation.random_keys import KeyPlan
-from gt.client.compilation.recorded_calls import RecordedCall, Table
+from gt.client.compilation.recorded_calls import RecordedCall
 from gt.client.compilation.traced_floats import NumberTrace
 from gt.client.optimizer_step_hooks import OptimizerState, note_step, optimizer_of_step, snapshot
 from gt.client.session import Session

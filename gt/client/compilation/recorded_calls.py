@@ -8,16 +8,16 @@ then the tensors that it makes, in the order of their ids.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from itertools import islice, repeat
-from operator import call, itemgetter
+from itertools import islice
+from operator import itemgetter
 from typing import Any, NamedTuple, TypeAlias
 
 import torch
 
 from gt.client.cached_calls import rebind, wrap_view
 from gt.client.compilation.call_recorder import Recording
+from gt.client.compilation.program_segments import Build, SegmentedProgram, Table, defined_segments, picker
 from gt.client.geometry import Geometry
-from gt.client.outbox import FREE_BYTES, FREE_COUNT
 from gt.client.session import Session
 from gt.client.storage import Storage, StorageView, TensorRef, ViewPath
 from gt.client.tensor import Tensor
@@ -27,7 +27,6 @@ from gt.core.messages import (
     BeginStep,
     DropCopies,
     EndStep,
-    FreeTensors,
     Instruction,
     NoteGradient,
     Redistribute,
@@ -46,7 +45,6 @@ _ID_FIELDS: dict[type[Any], tuple[str, ...]] = {
 }
 _OWN_IDS = {BeginStep: "step", EndStep: "end"}  # ids that name no tensor
 _VARYING = ("scalars", "site")  # fields that may differ between calls
-Table: TypeAlias = tuple[int, ...]
 
 
 class Source(NamedTuple):
@@ -111,7 +109,6 @@ class RecordedCall:
         self.effects = effects
         self.slots = slots
         self.shape = [_shape(instruction, slots) for instruction in recording.instructions]
-        self.collected = [(tensor.position, slots[tensor.id], tensor.nbytes) for tensor in recording.collected]
 
     def difference(self, other: RecordedCall) -> str | None:
         """The first line at which two calls differ, or another difference; None if they differ in numbers only."""
@@ -155,59 +152,48 @@ class ReplayTemplate:
 
     `scalars` are the distinct tuples of numbers of its ops. A caller that changes numbers passes another list."""
 
-    def __init__(self, recorded: RecordedCall, scalar_groups: Sequence[int], scalars: list[tuple[Any, ...]]) -> None:
-        instructions = recorded.recording.instructions
-        slots = recorded.slots
+    def __init__(
+        self, recorded: RecordedCall, scalar_groups: Sequence[int], scalars: list[tuple[Any, ...]], session: Session
+    ) -> None:
+        self._instructions = recorded.recording.instructions
+        self._slots = recorded.slots
+        self._dying = [tensor.id for tensor in recorded.recording.collected]
         self.sources = recorded.sources
         self.writes = recorded.writes
         self.effects = recorded.effects
-        self.made = len(slots) - len(recorded.sources)
         self.scalars = scalars
-        ops = [each for each in instructions if isinstance(each, RunOp)]
-        self._ops = [each.op_id for each in ops]
-        self._inputs = [_picker([slots[ident] for ident in each.inputs]) for each in ops]
-        self._outputs = [_picker([slots[ident] for ident in each.outputs]) for each in ops]
-        self._scopes = [each.scope for each in ops]
-        self._sites = [each.site for each in ops]
-        self._pick_scalars = _picker(scalar_groups)
-        others: list[Callable[[Table], Instruction]] = []
-        order: list[int] = []
-        frees = _placed_frees(recorded.collected)
-        numbers = iter(range(len(ops)))
-        for position, instruction in enumerate(instructions):
-            if position in frees:
-                order.append(len(ops) + len(others))
-                others.append(_free(frees[position]))
-            if isinstance(instruction, RunOp):
-                order.append(next(numbers))
-            else:
-                order.append(len(ops) + len(others))
-                others.append(_builder(instruction, slots))
-        for position in sorted(place for place in frees if place >= len(instructions)):
-            order.append(len(ops) + len(others))
-            others.append(_free(frees[position]))
-        self._others = others
-        self._order = _picker(order)
+        self._made = len(recorded.slots) - len(recorded.sources)
+        self._pick_scalars = picker(scalar_groups)
+        self._program = self._in_segments(session.matcher.shortest)
+        self._is_defined = False
 
-    def __len__(self) -> int:
-        return len(self._ops) + len(self._others)
-
-    def instructions(self, table: Table, scalars: Sequence[tuple[Any, ...]]) -> Sequence[Instruction]:
-        """The instructions of one call, in order."""
-        inputs = map(call, self._inputs, repeat(table))
-        outputs = map(call, self._outputs, repeat(table))
-        ops = list(map(RunOp, self._ops, inputs, outputs, self._pick_scalars(scalars), self._scopes, self._sites))
-        ops.extend([build(table) for build in self._others])  # type: ignore[misc]
-        return self._order(tuple(ops))  # type: ignore[no-any-return]
+    def _in_segments(self, shortest: int | None) -> SegmentedProgram:
+        builds = [_builder(instruction, self._slots) for instruction in self._instructions]
+        return SegmentedProgram(self._instructions, builds, self._slots, self._dying, shortest)
 
     def emit(self, session: Session, externals: Sequence[Storage], scalars: Sequence[tuple[Any, ...]]) -> Table:
         """Queue the instructions of one call. Returns its table of ids."""
 
         def build(ids: tuple[int, ...]) -> tuple[Table, Sequence[Instruction]]:
-            table = (*ids, *islice(session.ids, self.made))
-            return table, self.instructions(table, scalars)
+            definitions = () if self._is_defined else self._define(session)
+            segments = len(self._program.segments)
+            session.matcher.count_runs(segments, self._program.op_count, new=segments if definitions else 0)
+            made = tuple(islice(session.ids, self._made))
+            while made and made[-1] - made[0] >= self._made:  # another thread took some between
+                made = tuple(islice(session.ids, self._made))
+            table = (*ids, *made)
+            return table, [*definitions, *self._program.instructions(table, self._pick_scalars(scalars))]
 
-        return session.outbox.submit_all(build, externals, self.writes)
+        return session.outbox.submit_all(build, externals, self.writes, self._program.op_count)
+
+    def _define(self, session: Session) -> Sequence[Instruction]:
+        """The instructions that define the segments, before the first call. A session that has too many others gets the
+        ops one by one."""
+        self._is_defined = True
+        definitions = defined_segments(session).define(session, self._program)
+        if definitions is None:
+            self._program = self._in_segments(None)
+        return definitions or ()
 
     def apply_effects(
         self, session: Session, table: Table, externals: Sequence[Storage], tensors: Sequence[Tensor]
@@ -267,15 +253,13 @@ def _anchor() -> torch.Tensor:
     return torch.zeros((), requires_grad=True)
 
 
-def _picker(positions: Sequence[int]) -> Callable[[Any], Any]:
-    """A function that picks items of a tuple, as a tuple."""
-    if len(positions) > 1:
-        return itemgetter(*positions)
-    return itemgetter(slice(positions[0], positions[0] + 1) if positions else slice(0, 0))
-
-
-def _builder(instruction: Instruction, slots: dict[int, int]) -> Callable[[Table], Instruction]:
-    """A function that makes the same instruction with the ids of another table."""
+def _builder(instruction: Instruction, slots: dict[int, int]) -> Build:
+    """A function that makes an instruction of a table of ids, and of its scalars if it is an op."""
+    if isinstance(instruction, RunOp):
+        op_id, scope, site = instruction.op_id, instruction.scope, instruction.site
+        inputs = picker([slots[ident] for ident in instruction.inputs])
+        outputs = picker([slots[ident] for ident in instruction.outputs])
+        return lambda table, scalars: RunOp(op_id, inputs(table), outputs(table), scalars, scope, site)
     kind = type(instruction)
     fields: list[Callable[[Table], Any]] = []
     for name in kind.__struct_fields__:
@@ -285,27 +269,5 @@ def _builder(instruction: Instruction, slots: dict[int, int]) -> Callable[[Table
         elif isinstance(value, int):
             fields.append(itemgetter(slots[value]))
         else:
-            fields.append(_picker([slots[ident] for ident in value]))
+            fields.append(picker([slots[ident] for ident in value]))
     return lambda table: kind(*[field(table) for field in fields])  # type: ignore[return-value]
-
-
-def _free(slots: Sequence[int]) -> Callable[[Table], FreeTensors]:
-    pick = _picker(slots)
-    return lambda table: FreeTensors(pick(table))
-
-
-def _placed_frees(collected: Sequence[tuple[int, int, int]]) -> dict[int, list[int]]:
-    """The slots to free before each instruction: as the outbox frees tensors, when enough of them are dead."""
-    placed: dict[int, list[int]] = {}
-    waiting: list[int] = []
-    cost, last = 0, 0
-    for position, slot, nbytes in collected:
-        if cost >= FREE_BYTES and position > last:
-            placed.setdefault(last, []).extend(waiting)
-            waiting, cost = [], 0
-        waiting.append(slot)
-        cost += nbytes + FREE_BYTES // FREE_COUNT
-        last = position
-    if waiting:
-        placed.setdefault(1 << 60, []).extend(waiting)
-    return placed

@@ -38,7 +38,7 @@ class ReplayableCall:
             [attempt.steps for attempt in attempts],
             [attempt.trace for attempt in (*earlier, *attempts)],
         )
-        self._template = ReplayTemplate(recorded, self._numbers.groups, self._numbers.scalars)
+        self._template = ReplayTemplate(recorded, self._numbers.groups, self._numbers.scalars, last.call.session)
         before, tensors = last.before, last.before.tensors
         self._arguments = len(unique_tensors(last.call.tensors))
         self._others: list[Tensor] = list(tensors[self._arguments :])

@@ -1,0 +1,167 @@
+"""Recorded calls as segments: they stand for the recorded instructions, and free dying tensors after their last use."""
+
+import gc
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import gt
+from gt.client import session as sessions
+from gt.client.compilation import program_segments
+from gt.client.compilation.program_segments import SegmentedProgram
+from gt.client.compilation.recorded_calls import _builder
+from gt.core.message_fields import id_fields
+from gt.core.messages import (
+    BeginStep,
+    DefineSegment,
+    DropCopies,
+    ForgetOps,
+    FreeTensors,
+    NoteGradient,
+    RunOp,
+    RunSegment,
+)
+from gt.core.segments import SegmentBody
+from tests.records import own
+
+OP, EXTERNALS, MOVED = own(1), (own(5), own(6)), 1000
+
+
+@st.composite
+def calls(draw):
+    """The instructions of a call, with numbers for tensors, and the tensors that die."""
+    there, instructions, ident = list(EXTERNALS), [], own(100)
+    for _ in range(draw(st.integers(1, 90))):
+        kind = draw(st.sampled_from(["op"] * 12 + ["note", "drop", "step", "idle"]))
+        used = tuple(draw(st.lists(st.sampled_from(there), min_size=1, max_size=2)))
+        if kind in ("op", "idle"):
+            outputs = tuple(range(ident, ident + draw(st.integers(1, 2)))) if kind == "op" else ()
+            ident += len(outputs)
+            scalars = (0.5,) * draw(st.integers(0, 2))
+            instructions.append(RunOp(OP, used, outputs, scalars, len(instructions) % 3, 7))
+            there += outputs
+        elif kind == "note":
+            instructions.append(NoteGradient(used[0], used[-1], 7))
+        elif kind == "drop":
+            instructions.append(DropCopies(used))
+        else:
+            instructions.append(BeginStep(ident, used, used, 7))
+            ident += 1
+    made = [ident for ident in there if ident not in EXTERNALS]
+    return instructions, [ident for ident in made if draw(st.booleans())], ident
+
+
+def numbered(instructions, dying, end, shortest):
+    idents = [*EXTERNALS, *range(own(100), end)]
+    slots = {ident: slot for slot, ident in enumerate(idents)}
+    builds = [_builder(instruction, slots) for instruction in instructions]
+    return SegmentedProgram(instructions, builds, slots, dying, shortest), idents
+
+
+@settings(max_examples=120, deadline=None)
+@given(calls(), st.sampled_from([1, 8, None]))
+def test_segments_stand_for_the_recorded_instructions(call, shortest):
+    instructions, dying, end = call
+    program, idents = numbered(instructions, dying, end, shortest)
+    bodies = {}
+    for number, segment in enumerate(program.segments):
+        bodies[own(900 + number)] = SegmentBody.of(segment.define(own(900 + number)))
+    table = tuple(ident + MOVED for ident in idents)
+    scalars = [each.scalars for each in instructions if isinstance(each, RunOp)]
+    expanded = []
+    for emitted in program.instructions(table, scalars):
+        is_segment = isinstance(emitted, RunSegment)
+        expanded += bodies[emitted.segment_id].expand(emitted) if is_segment else [emitted]
+    assert (shortest is None) <= (not program.segments)
+    kept = [each for each in expanded if not isinstance(each, FreeTensors)]
+    unmoved, _ = numbered(instructions, dying, end, None)
+    assert kept == [each for each in unmoved.instructions(table, scalars) if not isinstance(each, FreeTensors)]
+    freed = [ident for each in expanded if isinstance(each, FreeTensors) for ident in each.ids]
+    assert sorted(freed) == sorted(ident + MOVED for ident in dying)
+    for position, each in enumerate(expanded):
+        if isinstance(each, FreeTensors):
+            later = {ident for other in expanded[position + 1 :] for ident in id_fields(type(other)).all(other)}
+            assert later.isdisjoint(each.ids)
+
+
+def steps(count=40):
+    @gt.compile
+    def step(x):
+        for _ in range(count):
+            x = x * 1.5 - 0.25
+        return x
+
+    return step
+
+
+@pytest.fixture
+def ended():
+    yield
+    gt.shutdown()
+
+
+@pytest.fixture
+def sent(ended, monkeypatch):
+    gt.init()
+    outbox = sessions.current().outbox
+    batches = []
+    send = outbox._channel.send
+    monkeypatch.setattr(outbox._channel, "send", lambda batch, uploads: (batches.extend(batch), send(batch, uploads)))
+    return batches
+
+
+def test_a_skipped_call_sends_segments(sent):
+    step, x = steps(), gt.ones(3)
+    for _ in range(5):
+        step(x)
+    gt.synchronize()
+    sent.clear()
+    result = step(x)
+    gt.synchronize()
+    assert [type(each) for each in sent if isinstance(each, RunSegment | RunOp)] == [RunSegment, RunSegment]
+    expected = torch.ones(3)
+    for _ in range(40):
+        expected = expected * 1.5 - 0.25
+    assert torch.equal(result.cpu(), expected)
+
+
+def test_the_tape_shows_the_ops_of_a_skipped_call(ended):
+    gt.init()
+    step, x = steps(), gt.ones(3)
+    for _ in range(5):
+        step(x)
+    lines = gt.debug.tape(60)
+    assert sum("aten.mul" in line and "test_program_segments.py" in line for line in lines) >= 10
+    assert gt.debug.get_worker_stats().hot_paths.hits >= 2
+
+
+def test_segments_of_a_function_that_is_gone_are_forgotten(sent):
+    for _ in range(2):
+        step, x = steps(), gt.ones(3)
+        for _ in range(5):
+            step(x)
+        gt.synchronize()
+        del step
+        gc.collect()
+    defined = [each.segment_id for each in sent if isinstance(each, DefineSegment)]
+    forgotten = [ident for each in sent if isinstance(each, ForgetOps) for ident in each.op_ids]
+    assert forgotten and set(forgotten) <= set(defined)
+
+
+def test_a_session_with_too_many_segments_gets_ops(sent, monkeypatch):
+    monkeypatch.setattr(program_segments, "MAX_SEGMENTS", 1)
+    step, x = steps(), gt.ones(3)
+    results = [step(x) for _ in range(6)]
+    assert all(torch.equal(result.cpu(), results[0].cpu()) for result in results)
+    assert step.skipped == 3
+
+
+def test_without_segments_ops_are_sent_one_by_one(ended, monkeypatch):
+    monkeypatch.setenv("GT_HOTPATH", "0")
+    gt.init()
+    step, x = steps(), gt.ones(3)
+    results = [step(x) for _ in range(6)]
+    assert all(torch.equal(result.cpu(), results[0].cpu()) for result in results)
+    assert step.skipped == 3 and gt.debug.get_worker_stats().hot_paths.hits == 0
