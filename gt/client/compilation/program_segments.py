@@ -1,6 +1,6 @@
 """The instructions of a recorded call as segments: a skipped call sends one RunSegment for up to 64 ops.
 
-Segments are defined when a program is first repeated. Which tensors die in a segment is known from the recording.
+Segments are defined when a recorded call is first repeated. The recording tells which tensors die in each segment.
 """
 
 from __future__ import annotations
@@ -88,8 +88,8 @@ class _Segment:
         self.count = len(ops)
 
     def frees(self, ident: int) -> bool:
-        """Whether a tensor that nothing uses later may die in the segment: the instructions between its ops do not name
-        it."""
+        """Whether a tensor that no later instruction uses may die in the segment: it may not if an instruction between
+        the segment's ops names it."""
         return ident in self._slots and ident not in self._kept
 
     def set_dead(self, idents: Iterable[int]) -> None:
@@ -135,8 +135,8 @@ class SegmentedProgram:
         self.op_count = sum(segment.count for segment in self.segments)
 
     def _place_deaths(self, dying: Iterable[int], slots: Mapping[int, int]) -> list[Build | None]:
-        """Let each tensor die in the segment that uses it last, or free it after the instruction that does. Returns
-        what picks the ids to free after each item."""
+        """Let each tensor die in the segment that uses it last, or free it after the single instruction that does.
+        Returns, for each item, a function that picks the ids to free after it from a table."""
         last_use = {ident: number for number, item in enumerate(self._items) for ident in item.named}
         by_item: dict[int, list[int]] = {}
         for ident in dying:
@@ -163,6 +163,7 @@ class SegmentedProgram:
 def _split(
     instructions: Sequence[Instruction], builds: Sequence[Build], slots: Mapping[int, int], shortest: int | None
 ) -> Iterator[_Single | _Segment]:
+    """The items of a call, in order."""
     numbers = _op_numbers(instructions)
     for run in _runs(instructions):
         ops = [(number, each) for number in run if isinstance(each := instructions[number], RunOp)]
@@ -186,7 +187,7 @@ def _split(
 
 
 def _op_numbers(instructions: Sequence[Instruction]) -> list[int | None]:
-    """For each instruction its number among the ops; None if it is another one."""
+    """For each instruction its number among the ops; None if it is no op."""
     numbers: list[int | None] = []
     count = 0
     for instruction in instructions:
@@ -197,7 +198,7 @@ def _op_numbers(instructions: Sequence[Instruction]) -> list[int | None]:
 
 
 def _runs(instructions: Sequence[Instruction]) -> Iterator[range]:
-    """Ranges of instructions that may be one segment each, beginning with an op, and the others one by one."""
+    """Splits instructions into ranges: those that may become a segment, which begin with an op, and single ones."""
     start = count = tensors = 0
     for number, instruction in enumerate(instructions):
         is_op = isinstance(instruction, RunOp) and bool(instruction.outputs)
@@ -250,6 +251,7 @@ _defined: WeakKeyDictionary[Session, DefinedSegments] = WeakKeyDictionary()
 
 
 def defined_segments(session: Session) -> DefinedSegments:
+    """The segments of a session; a new table if the session has forgotten its ops."""
     found = _defined.get(session)
     if found is None or found.signatures is not session.signatures:
         found = _defined[session] = DefinedSegments(session)

@@ -187,8 +187,8 @@ class ReplayTemplate:
         return session.outbox.submit_all(build, externals, self.writes, self._program.op_count)
 
     def _define(self, session: Session) -> Sequence[Instruction]:
-        """The instructions that define the segments, before the first call. A session that has too many others gets the
-        ops one by one."""
+        """The instructions that define the segments, sent before the first repetition. If the session has too many
+        segments already, none is defined, and the ops are sent one by one."""
         self._is_defined = True
         definitions = defined_segments(session).define(session, self._program)
         if definitions is None:
@@ -254,7 +254,8 @@ def _anchor() -> torch.Tensor:
 
 
 def _builder(instruction: Instruction, slots: dict[int, int]) -> Build:
-    """A function that makes an instruction of a table of ids, and of its scalars if it is an op."""
+    """A function that makes the same instruction with the ids of another table, and with other scalars if it is an
+    op."""
     if isinstance(instruction, RunOp):
         op_id, scope, site = instruction.op_id, instruction.scope, instruction.site
         inputs = picker([slots[ident] for ident in instruction.inputs])
