@@ -84,8 +84,8 @@ def test_plain_operands_are_uploaded_once_for_each_content(embedded):
     x = gt.ones(2)
     results = [run(aten.add.Tensor, x, torch.tensor([1.0, 2.0])) for _ in range(2)]
     assert [result.tolist() for result in results] == [[2, 3]] * 2
-    operands = sessions.current().operands
-    assert operands.storage_of(torch.tensor([1.0, 2.0])) is operands.storage_of(torch.tensor([1.0, 2.0]))
+    uploads = sessions.current().upload_cache
+    assert uploads.storage_of(torch.tensor([1.0, 2.0])) is uploads.storage_of(torch.tensor([1.0, 2.0]))
 
 
 def test_a_write_to_aliases_is_another_call(embedded, inferred):
