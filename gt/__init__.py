@@ -64,8 +64,8 @@ if TYPE_CHECKING:
     from gt.client.layouts import mesh as mesh
     from gt.client.opt_einsum_functions import tensordot as tensordot
     from gt.client.opt_einsum_functions import transpose as transpose
+    from gt.client.recovery import recover as recover
     from gt.client.tensor import Tensor as Tensor
-    from gt.client.value_recovery import recover as recover
     from gt.core.errors import CompileError as CompileError
     from gt.core.errors import GTError as GTError
     from gt.core.errors import LayoutError as LayoutError
@@ -104,7 +104,7 @@ _NAMES: dict[str, str] = {
     "gt.client.compilation.compiled_function": "compile",
     "gt.client.opt_einsum_functions": "tensordot transpose",
     "gt.client.layouts": "mesh",
-    "gt.client.value_recovery": "recover",
+    "gt.client.recovery": "recover",
     "gt.client.tensor": "Tensor",
     "gt.core.errors": (
         "CompileError GTError LayoutError OpError RecoveryError ServerLost SessionError SettingsError SignalError "

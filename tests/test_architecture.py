@@ -54,7 +54,7 @@ COMMANDS = ["gt/sharding/coverage.py"]  # run by a person to compare the rules w
 # Decisions are made without sockets, clocks or threads; acting is the business of the servers.
 PURE = (
     "core", "sharding",
-    "signals/backward_chains.py", "signals/checks.py", "signals/config.py", "signals/document.py", "signals/parser.py",
+    "signals/backward_signals.py", "signals/checks.py", "signals/config.py", "signals/document.py", "signals/parser.py",
     "signals/policy.py", "signals/resolution.py", "signals/schema.py",
     "dispatcher/deferred_failures.py", "dispatcher/dispatcher.py", "dispatcher/errors.py", "dispatcher/fair_queue.py",
     "dispatcher/gradient_buckets.py",

@@ -1,4 +1,4 @@
-"""Cached calls: how an op with given geometries and constants is emitted, and what it returns.
+"""Cached calls: ops with given geometries and constants, which only need tensors and scalars to be emitted.
 
 Everything in the `run` methods is a hot path.
 """
@@ -37,9 +37,9 @@ def wrap(cls: HandleType, ref: TensorRef) -> torch.Tensor:
 
 
 def wrap_view(cls: HandleType, ref: TensorRef) -> torch.Tensor:
-    """A handle of a view that may be conjugated or negated lazily, which torch knows from two bits of a tensor. The
-    path gives the value; with the bits `is_conj()` is true, and torch copies such an operand where it would copy a
-    plain one."""
+    """A handle of a view, which may be conjugated or negated lazily. The value comes from the view's path; the handle
+    also gets torch's two bits for this, so that `is_conj()` is true and torch copies the operand where it copies plain
+    ones."""
     handle = wrap(cls, ref)
     lazy = reinterpreted(ref) if ref.path is not None else None
     if lazy:
@@ -49,6 +49,9 @@ def wrap_view(cls: HandleType, ref: TensorRef) -> torch.Tensor:
 
 
 class CachedCall(Protocol):
+    """An op with given geometries and constants. `run` emits it for some tensors and scalars, and returns its
+    results."""
+
     def run(
         self, cls: HandleType, session: Session, refs: list[TensorRef], scalars: list[Any], args: Any, kwargs: Any
     ) -> Any: ...
@@ -112,7 +115,8 @@ class MultiResultCall:
 
 class ViewCall:
     """An op whose results are views: no instruction is sent, each result is a storage and a path. `same`: the result is
-    the input itself; `strided`: the results are plain strided memory of the storage."""
+    the input itself; `strided`: the results are plain strided memory of the storage; `lazy`: they may be conjugated or
+    negated lazily."""
 
     __slots__ = ("geometries", "rebuild", "same", "steps", "strided", "wrap")
 
@@ -177,7 +181,7 @@ class WriteCall:
 
 
 class QueryCall:
-    """An op whose results only a worker knows: the call waits for the answer. `on_geometries` is called with the
+    """An op whose results only a worker can tell: the call waits for its answer. `on_geometries` is called with the
     geometries of the results, None for a result that is no tensor."""
 
     __slots__ = ("on_geometries", "op_id", "random", "returned", "writes")

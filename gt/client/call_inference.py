@@ -1,8 +1,8 @@
 """Infers the call of an op that is not cached: its signature, and the geometries of its results by torch's shape
-functions.
+functions or by shape rules.
 
-Where these do not know the result (its shape depends on the data, or torch has no shape function) or raise, the call is
-a query: a worker runs it and the client waits, so that a wrong call raises torch's own error on the user's line.
+If the shape function is missing, cannot tell the shape, which depends on data, or raises, the call is a query: a worker
+runs it and the client waits, so that a wrong call raises torch's own error on the user's line.
 """
 
 from __future__ import annotations
@@ -22,15 +22,15 @@ from gt.client.cached_calls import (
     ViewCall,
     WriteCall,
 )
-from gt.client.call_families import Inferred, RuledCall
 from gt.client.geometry import Geometry, dtype_name, geometry_of, intern_geometry
+from gt.client.kernel_checks import check_arguments
+from gt.client.kernel_strides import run_shape_function
 from gt.client.op_schema import ArgumentKind, OpSchema
-from gt.client.refused_calls import check_arguments
 from gt.client.resizing import ResizingCall
+from gt.client.rule_inference import InferredResults, RuledCall
 from gt.client.session import Session
-from gt.client.shape_functions import SHAPE_FUNCTIONS
+from gt.client.shape_function_overrides import SHAPE_FUNCTIONS
 from gt.client.storage import CONJUGATE, NEGATE, TensorRef, is_lazy, reinterpreted
-from gt.client.strides import run_shape_function
 from gt.client.torch_patches.avoid_dynamo_import import keep_dynamo_out
 from gt.client.torch_patches.op_registry import has_kernel, schema_of
 from gt.client.torch_patches.pytree import tree_flatten, tree_unflatten
@@ -59,8 +59,8 @@ _LAZY_KEYS = {CONJUGATE: "Conjugate", NEGATE: "Negative"}  # dispatch keys of ke
 keep_dynamo_out()
 
 
-class Unknown(Exception):
-    """Torch's shape functions do not know the result of a call."""
+class UnknownResult(Exception):
+    """Only a worker can tell the result of a call, or whether it is valid: the call becomes a query."""
 
 
 def infer_call(
@@ -77,21 +77,23 @@ def infer_call(
         if ref.session is not session:
             ref.session.require_open()
             raise SessionError("this tensor belongs to another session than the one that is active")
-    ruled = session.families.apply_rule(op, args, kwargs, key, refs)
-    known = None if ruled is None else session.families.infer(ruled)
+    ruled = session.rule_inference.apply_rule(op, args, kwargs, key, refs)
+    known = None if ruled is None else session.rule_inference.infer(ruled)
     template = CallTemplate(op, args, kwargs, refs, layout)
     try:
         if known is not None:
             call = _functional_call(session, op, template, refs, known)
         else:
             call = _inferred_call(session, op, args, kwargs, template, refs, ruled)
-    except Unknown:
+    except UnknownResult:
         call = _query_call(session, op, template, key)
     session.cache_call(key, call)
     return call
 
 
 def _query_call(session: Session, op: OpSchema, template: CallTemplate, key: tuple[Any, ...]) -> QueryCall:
+    """A call that waits for a worker. If only its geometries were unknown, the first answer replaces it by one that
+    does not wait."""
     returned = _returned(op, _structure(op))
 
     def cache_inferred(outputs: list[Geometry | None]) -> None:
@@ -115,20 +117,21 @@ def _inferred_call(
     refs: list[TensorRef],
     ruled: RuledCall | None,
 ) -> CachedCall:
+    """The call by torch's shape function. Raises UnknownResult. `ruled`: the same call by its rule, to be compared."""
     if op.needs_worker_shape and not _is_same_everywhere(op, args, kwargs, refs):
-        raise Unknown
+        raise UnknownResult
     result, resized = infer_result(op, args, kwargs, refs, session.on_cpu)
     reshaped = [refs[position] for position, found in resized.items() if found.shape != refs[position].geometry.shape]
     has_out = any(argument.is_out for argument in schema_of(op.func).arguments)
     if has_out and any(ref is not ref.storage for ref in reshaped):  # an op in place may not resize its target
         return ResizingCall(op, resized)
     if op.returns_python or resized:
-        raise Unknown
+        raise UnknownResult
     result = _apply_mask(op, args, kwargs, result)
     inferred = None if op.writes else _flat_results(op, result)
     if inferred is not None:
         if ruled is not None:
-            session.families.learn(ruled, inferred)
+            session.rule_inference.compare(ruled, inferred)
         return _functional_call(session, op, template, refs, inferred)
     fresh = [value for value, name in zip(_as_results(op, result), op.returned, strict=False) if name is None]
     leaves, spec = tree_flatten(fresh if op.writes else result)
@@ -143,18 +146,18 @@ def _inferred_call(
     )
 
 
-def _flat_results(op: OpSchema, result: Any) -> Inferred | None:
+def _flat_results(op: OpSchema, result: Any) -> InferredResults | None:
     """The results of an op that writes nothing; None if they are nested."""
     several = list if isinstance(result, list) else tuple if isinstance(result, tuple) else None
     values = list(result) if several else [result]
     if not all(value is None or isinstance(value, torch.Tensor) for value in values):
         return None
     geometry = geometry_of if op.aliases else _fresh_geometry
-    return Inferred(several, tuple(None if value is None else geometry(value) for value in values))
+    return InferredResults(several, tuple(None if value is None else geometry(value) for value in values))
 
 
 def _functional_call(
-    session: Session, op: OpSchema, template: CallTemplate, refs: Sequence[TensorRef], inferred: Inferred
+    session: Session, op: OpSchema, template: CallTemplate, refs: Sequence[TensorRef], inferred: InferredResults
 ) -> CachedCall:
     """The call of an op that writes nothing."""
     container, geometries = inferred
@@ -178,7 +181,7 @@ def _apply_mask(op: OpSchema, args: tuple[Any, ...], kwargs: dict[str, Any], res
 
 
 def _is_same_everywhere(op: OpSchema, args: Sequence[Any], kwargs: dict[str, Any], refs: Sequence[TensorRef]) -> bool:
-    """Whether an op whose results differ by device gives the same on every device in this call."""
+    """Whether an op whose results may differ by device gives the same geometries on every device in this call."""
     if any(ref.geometry.dtype not in (torch.float32, torch.float64) for ref in refs):
         return False
     given = dict(zip(op.kwarg_kinds, args, strict=False)) | kwargs
@@ -189,9 +192,9 @@ def infer_result(
     op: OpSchema, args: tuple[Any, ...], kwargs: dict[str, Any], refs: list[TensorRef], on_cpu: bool
 ) -> tuple[Any, dict[int, Geometry]]:
     """The result of an op for tensors without bytes, and the new geometries of the inputs that it resizes, by position.
-    Raises Unknown if its kernel may give another result; `on_cpu`: the workers have the same kernels as this
+    Raises UnknownResult if its kernel may give another result; `on_cpu`: the workers have the same kernels as this
     process."""
-    metas = _Metas(refs, op)
+    metas = _MetaArguments(refs, op)
     meta_args = [metas.argument(kind, value) for kind, value in zip(op.kinds, args, strict=False)]
     meta_kwargs = {name: metas.argument(op.kwarg_kinds[name], value) for name, value in kwargs.items()}
     meta_kwargs.pop("pin_memory", None)
@@ -202,16 +205,16 @@ def infer_result(
         result = run_shape_function(op.func, meta_args, meta_kwargs) if own is None else own(*meta_args, **meta_kwargs)
         check_arguments(op, meta_args, meta_kwargs, result, on_cpu)
     except Exception as error:
-        raise Unknown from error
+        raise UnknownResult from error
     written = {position: geometry_of(meta) for position, meta in metas.written.items()}
     return result, {position: found for position, found in written.items() if found is not refs[position].geometry}
 
 
-class _Metas:
-    """The arguments of a call with tensors without bytes in place of GT tensors; `written` are those that the op writes
-    to, by position. Lazily conjugated or negated operands are copied first, as torch copies them, except for
-    ops that make views and those with kernels for lazy operands. A class and not a nested function: a function that
-    calls itself is a reference cycle, which would keep the call's tensors until the next collection."""
+class _MetaArguments:
+    """Replaces GT tensors among the arguments of a call by tensors without bytes; `written` are those that the op
+    writes to, by position. Lazily conjugated or negated operands are copied, as torch copies them, except for ops that
+    make views and ops with kernels for lazy operands. A class and not a nested function: a function that calls itself
+    is a reference cycle, which would keep the call's tensors until the next collection."""
 
     def __init__(self, refs: list[TensorRef], op: OpSchema) -> None:
         self.written: dict[int, torch.Tensor] = {}
@@ -219,6 +222,7 @@ class _Metas:
         self._remaining = enumerate(refs)
 
     def argument(self, kind: ArgumentKind, value: Any) -> Any:
+        """An argument without GT tensors, generators and devices of this process."""
         if kind in _LIST_KINDS and value is not None:
             inner = ArgumentKind.TENSOR if kind is ArgumentKind.TENSORS else ArgumentKind.TARGET
             return [self.argument(inner, item) for item in value]
@@ -251,11 +255,11 @@ def _as_results(op: OpSchema, result: Any) -> list[Any]:
 def _fresh_geometry(tensor: torch.Tensor) -> Geometry:
     """The geometry of a new tensor, which has a storage of its own even if torch's shape function gave a view."""
     if tensor.layout is not torch.strided:
-        raise Unknown
+        raise UnknownResult
     return intern_geometry(tensor.shape, tensor.stride(), 0, tensor.dtype)
 
 
-def _view_call(op: OpSchema, template: CallTemplate, ref: TensorRef, inferred: Inferred) -> ViewCall:
+def _view_call(op: OpSchema, template: CallTemplate, ref: TensorRef, inferred: InferredResults) -> ViewCall:
     source, container = ref.geometry, inferred.container
     outputs = tuple(output for output in inferred.geometries if output is not None)
     metas = tuple(output.meta() for output in outputs)
@@ -276,14 +280,15 @@ def _with_gaps(leaves: Sequence[object], values: Sequence[Any]) -> list[Any]:
 
 
 def _structure(op: OpSchema) -> Rebuild:
-    """Makes the result of an op of the flat results of a query."""
+    """A function that gives the flat results of a query the structure of the op's return value."""
     if op.returns_list:
         return lambda values: [values]
     return list
 
 
 def _returned(op: OpSchema, restore: Rebuild) -> Returned:
-    """Makes the results in the schema's order; a result that is a written argument is the caller's own object."""
+    """A function that returns results in the schema's order: new tensors by `restore`, and written arguments as the
+    caller's own objects."""
     names = [argument.name for argument in schema_of(op.func).arguments]
 
     def returned(values: list[Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -329,6 +334,8 @@ class CallTemplate:
         self.fully_written = tuple([refs[position].geometry.meta() for position in self.writes]) if is_whole else ()
 
     def signature(self, op: OpSchema, outputs: Sequence[Geometry | None]) -> Signature:
+        """The signature of the call. `outputs` are the geometries of its results, none if only a worker can tell
+        them."""
         metas = tuple(output.meta() for output in outputs if output is not None)
         positions = tuple(position for position, output in enumerate(outputs) if output is not None)
         default_dtype = dtype_name(torch.get_default_dtype())
@@ -349,6 +356,7 @@ class CallTemplate:
         )
 
     def _argument(self, kind: ArgumentKind, value: Any) -> Arg:
+        """An argument in wire form."""
         if kind in _LIST_KINDS and value is not None:
             inner = ArgumentKind.TENSOR if kind is ArgumentKind.TENSORS else ArgumentKind.TARGET
             return ListArg(tuple(self._argument(inner, item) for item in value))

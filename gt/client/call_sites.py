@@ -12,6 +12,8 @@ from gt.client.tracebacks import OWN_FOLDERS
 
 
 class Site(NamedTuple):
+    """A line of the user's program."""
+
     file: str
     line: int
     function: str

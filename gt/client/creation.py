@@ -27,6 +27,8 @@ from gt.sharding.spec import DeviceMesh, ShardingSpec
 
 
 class _DeviceType(type):
+    """Makes `isinstance(x, gt.device)` true for torch's devices."""
+
     def __instancecheck__(cls, instance: object) -> bool:
         return isinstance(instance, torch.device)
 
@@ -46,6 +48,8 @@ class device(metaclass=_DeviceType):  # noqa: N801
 
 
 class _DeviceScope(FactoryMode):
+    """The context of `with gt.device():`."""
+
     def __init__(self, cls: type[torch.Tensor]) -> None:
         super().__init__(cls)
         self._list_reads = _ListReads()
@@ -159,6 +163,7 @@ def dtype_of(dtype: torch.dtype | str | None) -> torch.dtype | None:
 
 
 def layout_of(mesh: DeviceMesh | None, placements: Placements | None) -> Layout | None:
+    """The layout that the arguments `mesh` and `placements` give; None without them."""
     if mesh is None and placements is None:
         return None
     if mesh is None:

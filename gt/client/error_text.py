@@ -11,6 +11,7 @@ from gt.core.messages import Failure, Gathered, Lost, NotCompiled
 
 
 def describe_failure(failure: Failure, site: Site) -> str:
+    """A failure for the exception that a read of its result raises."""
     lines = [
         _quote(site),
         f"  issued {failure.op}({', '.join(failure.inputs)}), which failed {where_it_failed(failure)}:",
@@ -53,6 +54,7 @@ def error_of_query(failure: Failure) -> Exception:
 
 
 def describe_gathering(gathered: Gathered, site: Site) -> str:
+    """The warning that the inputs of an op are gathered."""
     file, line, _ = site
     if gathered.is_query:
         reason = "runs whole on gathered inputs, since the program waits for its results"

@@ -10,9 +10,9 @@ INTERVAL = 4096  # instructions between two marks
 MAX_MARKS = 4  # marks that may be unanswered
 
 
-class Pacing:
-    """`send_mark` sends a request that is answered when all work before it is done, and returns its id; `wait` waits
-    for the answer."""
+class FlowControl:
+    """Blocks a client whose workers are too far behind. `send_mark` sends a request that is answered when all work
+    before it is done, and returns the request's id; `wait` waits for its answer."""
 
     def __init__(self, send_mark: Callable[[], int], wait: Callable[[int], object]) -> None:
         self._send_mark = send_mark

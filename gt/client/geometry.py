@@ -1,5 +1,4 @@
-"""Geometries: interned shape, strides, offset and dtype, the part of a tensor that the inference of calls depends
-on."""
+"""Geometries: the interned shape, strides, offset and dtype of a tensor, on which the inference of calls depends."""
 
 from __future__ import annotations
 
@@ -21,13 +20,13 @@ def dtype_name(dtype: torch.dtype) -> str:
 
 
 class Geometry:
-    """Compared and hashed by identity: two tensors of the same shape, strides, offset and dtype share one Geometry.
+    """The shape, strides, offset and dtype of tensors. Equal ones are one object, compared and hashed by identity.
 
-    They share it within a session: a tensor of an ended session never matches a cached call of a new one, so that
-    inference sees it and raises.
+    That holds within a session. A tensor of an ended session never matches a cached call of a new one, so that the call
+    is inferred, which raises.
 
-    `family` is the same for tensors of one rank and dtype, of which the same dims have no element, one or several, and
-    which are either all row-major or all not.
+    `family` is equal for tensors of the same rank and dtype that have empty dims and dims of one element in the same
+    places, and are both row-major or both not.
     """
 
     __slots__ = ("__weakref__", "dtype", "family", "nbytes", "offset", "row_major", "shape", "stride")

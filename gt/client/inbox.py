@@ -121,6 +121,7 @@ class Inbox:
                     self._received.notify_all()
 
     def _take(self) -> bool:
+        """Receive answers: keep those to requests, and act on news. Returns whether there were any."""
         if self._server_lost is not None:
             raise self._server_lost
         try:
@@ -157,7 +158,7 @@ class Inbox:
         else:
             signals_log.warning("%s", describe_eager_scope(news, site))
 
-    def unshown(self) -> list[Failure]:
+    def take_unread_failures(self) -> list[Failure]:
         """Failures that no read has shown, taken out of the inbox."""
         with self._failures_lock:
             failures, self.failures = self.failures, []
@@ -202,6 +203,7 @@ class Inbox:
             self.failures = [other for other in self.failures if other.origin != failure.origin]
 
     def _checked(self, found: Received) -> Received:
+        """An answer with the result of a request. Raises the error that came in place of a result."""
         if self._refused:
             raise ProtocolError(self._refused)
         answer = found.answer

@@ -11,6 +11,8 @@ from gt.client.torch_patches.wrapper_tensors import is_view, swap_tensors
 
 
 class InPlaceViews(torch.Tensor):
+    """Methods of `gt.Tensor` that turn it into a view of itself."""
+
     __slots__ = ()
     _ref: TensorRef
 

@@ -14,7 +14,7 @@ from torch.nn.parameter import is_lazy
 from gt.client import scope_stack
 from gt.client import session as sessions
 from gt.client.cached_calls import rebind
-from gt.client.copy_hooks import CopyHook, ParameterPlace
+from gt.client.gather_hooks import GatherHook, ParameterPlace
 from gt.client.storage import Storage, StorageView, TensorRef
 from gt.client.tensor import Tensor
 from gt.client.torch_patches.nn_modules import own_buffers, own_parameters
@@ -27,7 +27,7 @@ from gt.signals.resolution import resolve_mesh, resolve_spec
 
 log = logging.getLogger("gt.signals")
 _hooks: WeakKeyDictionary[torch.nn.Module, list[Any]] = WeakKeyDictionary()
-_copy_hooks: WeakKeyDictionary[torch.nn.Module, CopyHook] = WeakKeyDictionary()
+_gather_hooks: WeakKeyDictionary[torch.nn.Module, GatherHook] = WeakKeyDictionary()
 
 
 def apply_model_config(module: torch.nn.Module, placed: Iterable[torch.Tensor] = ()) -> None:
@@ -40,7 +40,7 @@ def apply_model_config(module: torch.nn.Module, placed: Iterable[torch.Tensor] =
     _warn_of_unmatched(module, config)
     if not sessions.current().embedded:
         _lay_out(module, config, {id(tensor) for tensor in placed})
-        _hook_copies(module, config)
+        _hook_gathers(module, config)
     _hook_scopes(module, config)
 
 
@@ -102,7 +102,7 @@ def hook_by_name(name: str, owner: torch.nn.Module, place: ParameterPlace) -> No
     config = registry.current().model
     mesh = None if config is None or sessions.current().embedded else _mesh(config)
     if config is not None and mesh is not None and mesh.size > 1 and _is_cut(config, name):
-        _copy_hook_of(owner).places.append(place)
+        _gather_hook_of(owner).places.append(place)
 
 
 def _tensors(module: torch.nn.Module) -> Iterator[tuple[list[str], list[Tensor]]]:
@@ -124,6 +124,7 @@ def _named_tensors(module: torch.nn.Module) -> Iterator[tuple[str, Any]]:
 
 
 def _spec(config: ModelConfig, mesh: DeviceMesh, names: Sequence[str], tensor: torch.Tensor) -> ShardingSpec:
+    """The layout of a tensor with these names. Raises SignalError if the section contradicts itself, or the shape."""
     found = [(name, entry) for name in names if (entry := config.spec_for(name)) is not None]
     if not found:
         return whole(mesh, tensor.dim())
@@ -163,6 +164,7 @@ class _ScopeHook:
 
 
 def _hook_scopes(module: torch.nn.Module, config: ModelConfig) -> None:
+    """Make the parts that the section names run in their scopes."""
     for name, part in module.named_modules():
         entry = config.scope_for(name)
         if entry is None:
@@ -181,30 +183,30 @@ def _hook_scopes(module: torch.nn.Module, config: ModelConfig) -> None:
         )
 
 
-def _hook_copies(module: torch.nn.Module, config: ModelConfig) -> None:
+def _hook_gathers(module: torch.nn.Module, config: ModelConfig) -> None:
     """Hook the parts whose parameters the configuration cuts, and the modules around them. These hooks come before
     those that leave scopes, since scopes say whether copies are dropped."""
     mesh = _mesh(config)
     if mesh is None or mesh.size == 1:
         return
-    hooks = {part: CopyHook(list(_cut_places(config, name, part))) for name, part in module.named_modules()}
+    hooks = {part: GatherHook(list(_cut_places(config, name, part))) for name, part in module.named_modules()}
     for part, hook in hooks.items():
         hook.inner = frozenset(hooks[inside] for inside in part.modules() if inside is not part)
         if hook.places or any(inside.places for inside in hook.inner):
-            _add_copy_hook(part, hook)
+            _add_gather_hook(part, hook)
 
 
-def _add_copy_hook(part: torch.nn.Module, hook: CopyHook) -> None:
-    _copy_hooks[part] = hook
+def _add_gather_hook(part: torch.nn.Module, hook: GatherHook) -> None:
+    _gather_hooks[part] = hook
     _hooks.setdefault(part, []).extend(
         [part.register_forward_pre_hook(hook.begin_forward), part.register_forward_hook(hook, always_call=True)]
     )
 
 
-def _copy_hook_of(part: torch.nn.Module) -> CopyHook:
-    if part not in _copy_hooks:
-        _add_copy_hook(part, CopyHook([]))
-    return _copy_hooks[part]
+def _gather_hook_of(part: torch.nn.Module) -> GatherHook:
+    if part not in _gather_hooks:
+        _add_gather_hook(part, GatherHook([]))
+    return _gather_hooks[part]
 
 
 def _cut_places(config: ModelConfig, name: str, part: torch.nn.Module) -> Iterator[ParameterPlace]:
@@ -222,7 +224,7 @@ def _is_cut(config: ModelConfig, name: str) -> bool:
 
 def _unhook(module: torch.nn.Module) -> None:
     for part in module.modules():
-        _copy_hooks.pop(part, None)
+        _gather_hooks.pop(part, None)
         for hook in _hooks.pop(part, []):
             hook.remove()
 

@@ -109,7 +109,7 @@ class OpSchema:
       float64 need no report if it `differs_only_in_half`, and none in training if it `differs_in_evaluation`
     - `is_special`: a function of special_ops.py or a decomposition runs it
     - `functional`: the op that computes the same without writing, for an op that writes, or ""
-    - `leading`: the number of its first arguments that are tensors it only reads
+    - `leading`: how many of its first arguments are tensors that it only reads
     - `random`: it may take random numbers; `draws` tells whether a call does
     - `mask`: the position of the argument that selects which results are computed, or -1
     - `writes_all`: it writes every element of its target and reads none of it
@@ -187,6 +187,7 @@ class OpSchema:
 
 
 def _kind(argument: Argument, op: str, undeclared_write: bool) -> ArgumentKind:
+    """The kind of an argument, by its type and by the exceptions listed above."""
     kind = _KINDS.get(str(argument.type), ArgumentKind.CONSTANT)
     if kind is ArgumentKind.SCALAR and (op in _VALUE_MATTERS or argument.name in _RANDOM_SWITCHES):
         return ArgumentKind.CONSTANT

@@ -1,8 +1,11 @@
-"""Python's operators of GT tensors, without torch's way into `__torch_dispatch__` where torch has nothing to do.
+"""Python's operators of GT tensors, which bypass torch's dispatcher for cached calls.
 
-That way takes more than half of the client's time for an op with a number. An operator takes the cached call that
-`dispatch` has made of the same op before, if no gradient is recorded and nothing intercepts ops. In every other case,
-the first call with new shapes among them, it is torch's own operator. Everything in this file is a hot path.
+Torch's dispatcher takes more than half of the client's time for an op with a number. An operator runs the cached call
+that `dispatch` has made of the same op before, if no gradient is recorded and nothing intercepts ops. In every other
+case, such as the first call with new shapes, it calls torch's own operator.
+
+Everything in this file is a hot path. `_binary` and `_in_place` repeat their checks, since a shared function would be
+one more call in every op.
 """
 
 from __future__ import annotations
@@ -18,7 +21,7 @@ from gt.client.cached_calls import HandleType, SingleResultCall, WriteCall
 from gt.client.op_schema import ArgumentKind, OpSchema
 from gt.client.torch_dispatch import alias_pattern, schema_for
 from gt.client.torch_patches.avoid_dynamo_import import hide_from_dynamo
-from gt.client.torch_patches.interception import is_intercepted
+from gt.client.torch_patches.op_interception import is_intercepted
 from gt.client.torch_patches.op_registry import OpOverload
 from gt.client.tracebacks import leave_out_own_frames
 
@@ -37,11 +40,12 @@ class Overloads(NamedTuple):
 
 
 def _both(overload: OpOverload) -> Overloads:
-    """An op whose overload for tensors also takes numbers."""
+    """The overloads of an op whose overload for tensors also takes numbers."""
     return Overloads(overload, overload)
 
 
 def _each(packet: Any) -> Overloads:
+    """The overloads of an op with one for numbers and one for tensors."""
     return Overloads(packet.Scalar, packet.Tensor)
 
 
@@ -77,8 +81,8 @@ BINARY: dict[str, Overloads] = {
     "mul": _both(_aten.mul.Tensor),
     "div": _both(_aten.div.Tensor),
 }
-# The operator of the right operand, which Python calls first if the left one is a plain tensor: GT's class is derived
-# from torch's. Then it is torch's operator of the left one, the second name.
+# Operators of the right operand, each with that of the left operand and its overload. If the left operand is a plain
+# tensor, Python calls the right one's first, because GT's class is derived from torch's: torch's left one has to run.
 REFLECTED: dict[str, tuple[str, OpOverload]] = {
     "__radd__": ("__add__", _aten.add.Tensor),
     "__rsub__": ("__sub__", _aten.rsub.Scalar),
@@ -120,7 +124,7 @@ def _install(handle: HandleType, name: str, operator: Operator) -> None:
 
 
 def _of_left_operand(reflected: Operator, forward: Operator) -> Operator:
-    """Torch's operator of the right operand, or that of the left one if this is a tensor."""
+    """Torch's operator for a reflected call: `forward` of the left operand if this is a tensor, else `reflected`."""
 
     def operator(right: torch.Tensor, left: Any) -> Any:
         return forward(left, right) if isinstance(left, torch.Tensor) else reflected(right, left)
@@ -129,6 +133,7 @@ def _of_left_operand(reflected: Operator, forward: Operator) -> Operator:
 
 
 def _unary(handle: HandleType, original: Operator, overload: OpOverload) -> Operator:
+    """An operator of one tensor; `original` is torch's."""
     op = schema_for(overload)
 
     def operator(self: Any) -> Any:
@@ -150,6 +155,7 @@ def _unary(handle: HandleType, original: Operator, overload: OpOverload) -> Oper
 
 
 def _binary(handle: HandleType, original: Operator, overloads: Overloads) -> Operator:
+    """An operator of a tensor and a number or another tensor; `original` is torch's."""
     number, tensors = _schemas(overloads)
     value_matters = number is not None and number.kinds[1] is ArgumentKind.CONSTANT
 
@@ -183,8 +189,9 @@ def _binary(handle: HandleType, original: Operator, overloads: Overloads) -> Ope
 
 
 def _in_place(handle: HandleType, original: Operator, overloads: Overloads) -> Operator:
-    """Autograd compares the versions of the tensors that it has saved, so every write counts as one, as in torch.
-    Inference tensors have none: torch refuses to write to them outside of inference mode."""
+    """An operator that writes to its left operand; `original` is torch's. Autograd compares the versions of the tensors
+    that it has saved, so every write increments the version, as in torch. Inference tensors have none: torch's own
+    operator refuses to write to them outside of inference mode."""
     number, tensors = _schemas(overloads)
 
     def operator(self: Any, other: Any) -> Any:
@@ -217,7 +224,7 @@ def _in_place(handle: HandleType, original: Operator, overloads: Overloads) -> O
 
 
 def _method(operator: Operator, original: Operator) -> Operator:
-    """The method of an operator, which may have more arguments."""
+    """The method of the same op as an operator. With more arguments than the operator it calls torch's `original`."""
 
     def method(self: Any, *args: Any, **options: Any) -> Any:
         try:

@@ -148,6 +148,7 @@ def snapshot(optimizer: Optimizer) -> OptimizerState:
 
 
 def copy_of(value: Any) -> Any:
+    """An entry of an optimizer's state for a snapshot."""
     if hasattr(value, "_ref"):
         return ON_WORKERS
     if isinstance(value, torch.Tensor):

@@ -9,7 +9,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Sequence
 from queue import Empty, SimpleQueue
-from typing import Any
+from typing import Any, TypeAlias
 
 from gt.client.interrupts import CriticalSection, is_inside
 from gt.client.segment_matcher import SegmentMatcher
@@ -30,9 +30,15 @@ FREE_AT_ONCE = 1 << 14  # tensors that one FreeTensors names
 TAPE = 1024  # sent instructions that are kept for gt.debug
 
 
+BuildInstruction: TypeAlias = Callable[[tuple[int, ...]], Any]
+"""Makes the instruction that names tensors with these ids."""
+
+
 class Outbox:
-    """`lock` is held from reading the ids of tensors until the instruction that names them is queued: another thread
-    that writes to one of them in between would give it a new id.
+    """Queues instructions, and sends them in batches.
+
+    `lock` is held from reading the ids of tensors until the instruction that names them is queued: another thread that
+    writes to one of them in between would give it a new id.
 
     `collect` takes the answers of workers in this process, which are complete when a batch was sent; `pace` blocks
     if other workers are too far behind; `break_off` is called when a batch was sent in part. The `matcher` finds
@@ -76,7 +82,7 @@ class Outbox:
 
     def submit(
         self,
-        build: Callable[[tuple[int, ...]], Any],
+        build: BuildInstruction,
         refs: Sequence[TensorRef],
         written: Sequence[Storage] = (),
         new_ids: Sequence[int] = (),
@@ -113,7 +119,7 @@ class Outbox:
         return table
 
     def send_if_full(self) -> None:
-        """Send what was queued if it makes a batch."""
+        """Send the queue if it is long enough for a batch."""
         if self._extra_ops >= BATCH and not is_inside():
             self.flush(is_final=False)
         elif self._dead_cost >= FREE_BYTES or len(self.queue) >= BATCH or self._is_resting:
@@ -137,7 +143,7 @@ class Outbox:
             first.id, second.id = second.id, first.id
 
     def _trigger(self) -> None:
-        """Send or wake the idle thread, after something was queued."""
+        """Send the queue, or wake the idle thread, after an instruction was queued."""
         if self._dead_cost >= FREE_BYTES:
             self._free_dead()
         if len(self.queue) >= BATCH:
@@ -281,6 +287,8 @@ class Outbox:
 
 
 class _ClosedQueue(deque[Instruction]):
+    """The queue of a closed outbox: it refuses instructions, and tells why."""
+
     def __init__(self, reason: str) -> None:
         super().__init__()
         self._reason = reason

@@ -25,6 +25,7 @@ def describe(tensor: torch.Tensor, values: torch.Tensor | None, spec: ShardingSp
 
 
 def describe_layout(spec: ShardingSpec) -> str:
+    """The layout of a tensor as `repr` shows it."""
     workers = spec.mesh.workers
     if len(workers) == 1:
         return f"worker {workers[0]}"

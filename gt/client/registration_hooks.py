@@ -18,8 +18,8 @@ from torch.nn.modules import module as torch_modules
 from torch.nn.parameter import is_lazy
 from torch.utils.weak import WeakTensorKeyDictionary
 
-from gt.client.copy_hooks import ParameterPlace
 from gt.client.factory_mode import is_factory_mode_on
+from gt.client.gather_hooks import ParameterPlace
 from gt.client.model_layout import hook_by_name, layout_by_name
 from gt.client.module_moving import move_module, move_tensor
 from gt.client.tensor import Tensor
@@ -36,7 +36,7 @@ _moved: Any = WeakTensorKeyDictionary()  # plain tensor, by identity, to a weak 
 
 
 def keep_on_gt(module: torch.nn.Module) -> None:
-    """From now on move to GT all that is registered in a module and its children."""
+    """Move to GT, from now on, every tensor and module that is registered in a module and its children."""
     watch_modules()
     _modules_on_gt.update(module.modules())
 
@@ -86,6 +86,7 @@ def _moved_by_name(value: torch.Tensor, module: torch.nn.Module, place: Paramete
 
 
 def _on_module(module: torch.nn.Module, name: str, part: Any) -> None:
+    """Called for each module that is registered in another one: moves it to GT if the other one is there."""
     if not isinstance(part, torch.nn.Module):
         return
     if part in _modules_on_gt and _is_wrapper(module):

@@ -62,6 +62,7 @@ def grow(cls: HandleType, ref: TensorRef, geometry: Geometry) -> TensorRef:
 
 
 def allocate(cls: HandleType, geometry: Geometry) -> Storage:
+    """A new storage without values."""
     handle = cls.__torch_dispatch__(  # type: ignore[attr-defined]
         torch.ops.aten.empty_strided.default,
         (),

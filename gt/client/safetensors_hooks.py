@@ -12,7 +12,7 @@ from typing import Any
 _READERS = {"safetensors.torch": ("_to_ndarray", "_tobytes")}
 
 
-def let_libraries_read(tensor_type: Any) -> None:
+def patch_safetensors(tensor_type: Any) -> None:
     """Make safetensors, if it is loaded, read copies of GT tensors. Called when the storage of a tensor is asked
     for, which safetensors does before it writes a tensor, so that the order of imports does not matter."""
     for module_name, names in _READERS.items():

@@ -90,6 +90,8 @@ class _Marks:
 
 
 class _Thread(threading.local):
+    """The marks of each thread."""
+
     def __init__(self) -> None:
         self.marks = _Marks()
         _all_marks.add(self.marks)

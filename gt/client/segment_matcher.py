@@ -1,9 +1,9 @@
 """Finds repeated runs of ops in the batches that a program sends, and sends each as one instruction.
 
 A run of up to 64 ops that was seen before becomes a segment: it is defined once, and each repetition is a RunSegment.
-All is decided when a batch is sent, with the ops in hand: an op that is not as expected is sent as it is, and nothing
-has to be taken back. Ops are compared by op, shapes, constants, lines, scopes and the pattern of their tensors; scalars
-and random keys may differ.
+Repetitions are found when a batch is sent, among ops that the program has already issued: an unexpected op is sent by
+itself, and no instruction has to be revoked. Ops are compared by op, shapes, constants, lines, scopes and the pattern
+of their tensors; scalars and random keys may differ.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from itertools import chain
 from typing import NamedTuple, TypeAlias, get_args
 
 from gt.client.segment_templates import Match, OpRun, Template, Tokens, are_in_order
+from gt.core.message_fields import id_fields
 from gt.core.messages import (
     MAX_SEGMENT,
     BeginModule,
@@ -25,7 +26,6 @@ from gt.core.messages import (
     NoteGradient,
     RunOp,
 )
-from gt.core.record_fields import id_fields
 from gt.core.settings import HotPathSettings
 from gt.core.signatures import Signature
 
@@ -52,9 +52,9 @@ _code_of = _Codes({RunOp: _OP, **dict.fromkeys(get_args(Aside), _ASIDE)}).__geti
 
 
 class HotPathStats(NamedTuple):
-    """`segments` are the repeated runs of ops that were defined; one was sent `hits` times, with `ops` ops in all;
-    `misses` are ops that were sent one by one. `deviations` counts, by reason and site, how often the program did not
-    go on as it had before."""
+    """`segments` counts the repeated runs of ops that were defined, `hits` the RunSegments that were sent, `ops` the
+    ops in these, and `misses` the ops that were sent one by one. `deviations` counts, by reason and site, how often
+    another op came than the one that followed last time."""
 
     segments: int
     hits: int
@@ -75,7 +75,8 @@ class _Candidate:
 
 
 class _Found(NamedTuple):
-    """Ops of a run that were seen before, up to `end`: as a segment, which is new or not, or without one."""
+    """A repetition of a candidate, which ends before the op `end` of a run. `match`: its segment, None if no segment
+    may be used; `is_new`: the segment still has to be defined."""
 
     end: int
     match: Match | None = None
@@ -83,7 +84,8 @@ class _Found(NamedTuple):
 
 
 class SegmentMatcher:
-    """`new_id` gives ids to segments; `signatures` are those of the ops. Used by one thread at a time."""
+    """Replaces repeated runs of ops in batches by RunSegments. `new_id` gives ids to segments; `signatures` are those
+    of the ops. Used by one thread at a time."""
 
     def __init__(
         self, settings: HotPathSettings, new_id: Callable[[], int], signatures: Callable[[], Mapping[int, Signature]]
@@ -144,6 +146,7 @@ class SegmentMatcher:
         return sent, rest
 
     def _compress(self, batch: list[Instruction], is_final: bool) -> tuple[list[Instruction], list[Instruction]]:
+        """Compress each run of a batch. Instructions that may not be delayed separate runs."""
         codes = bytes(map(_code_of, map(type, batch)))
         if _OP not in codes:
             return batch, []
@@ -166,8 +169,8 @@ class SegmentMatcher:
     def _compress_run(
         self, instructions: list[Instruction], codes: bytes, sent: list[Instruction], is_open: bool
     ) -> int:
-        """Compress RunOps with others beside them. `is_open`: more of them may follow. Returns the number of the first
-        instruction that is left for the next batch."""
+        """Compress a run of RunOps with delayable instructions between them, and add it to `sent`. `is_open`: the run
+        may go on in the next batch. Returns the number of instructions that were sent."""
         ops: list[RunOp] = instructions  # type: ignore[assignment]
         asides: list[tuple[int, Aside]] = []  # each with the number of ops before it
         if _ASIDE in codes:
@@ -186,7 +189,7 @@ class SegmentMatcher:
     # Finding
 
     def _find(self, run: OpRun, is_open: bool) -> tuple[list[_Found], int]:
-        """The segments in a run, and the number of ops to send now."""
+        """The segments in a run, and the number of ops to send in this batch."""
         starts, count = self._starts, len(run.ops)
         segments: list[_Found] = []
         position = 0
@@ -227,7 +230,8 @@ class SegmentMatcher:
         return None
 
     def _repeat(self, run: OpRun, start: int, candidate: _Candidate) -> _Found:
-        """A candidate is repeated: as one of its segments, as a new one, or, if it may not be one yet, without."""
+        """The repetition of a candidate: by one of its segments, by a new segment, or by none if it is too early for
+        one."""
         end = start + candidate.tokens.count
         for template in candidate.templates:
             match = template.match(run, start)
@@ -268,9 +272,9 @@ class SegmentMatcher:
     # Candidates
 
     def _join(self, run: OpRun, segments: list[_Found], start: int, end: int) -> None:
-        """Ops from `start` to `end` were seen before, and follow a segment or ops that were not. If all of them are
-        short enough, remember them as one run. Segments are short where a program was interrupted in its first steps,
-        which had to define their ops; in later steps they follow each other."""
+        """Remember a repetition, from `start` to `end`, together with the segment or the unseen ops before it as one
+        longer candidate, if that is not too long. The first steps of a program define ops between their ops, which
+        makes candidates short; in later steps these follow each other."""
         begin = segments[-1].match.start if segments and segments[-1].match is not None else 0
         unseen = start - (segments[-1].end if segments else 0)
         if segments and end - begin > MAX_SEGMENT:
@@ -291,7 +295,7 @@ class SegmentMatcher:
             self._end_unseen()
 
     def _end_unseen(self) -> None:
-        """Remember the ops that belong to no run seen before as one."""
+        """Make a candidate of the last ops that belong to no candidate."""
         if not self._unseen:
             return
         ops, self._unseen, self._unseen_tensors = self._unseen, [], 0

@@ -1,7 +1,7 @@
-"""Templates of segments: repeated runs of ops, compared with the ops of a batch by a few calls for a whole run.
+"""Templates of segments, which are compared with the ops of a batch by a few calls for a whole run of ops.
 
-Comparing op by op in Python would cost as much as planning the ops. So a template compares sequences: of op ids, lines
-and scopes, then of the ids of tensors, relative to the first id that the run gives.
+Comparing op by op in Python would cost as much as planning the ops. So a template compares sequences: those of op ids,
+lines and scopes, then those of tensor ids relative to the first new id of the run.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from msgspec.structs import astuple
 from gt.core.messages import MAX_SLOT, BetweenOps, DefineSegment, RunOp, RunSegment
 from gt.core.signatures import Number
 
-_Pick: TypeAlias = Callable[[Sequence[Any]], tuple[Any, ...]]
+_TuplePicker: TypeAlias = Callable[[Sequence[Any]], tuple[Any, ...]]
 
 
 class OpRun:
@@ -32,7 +32,8 @@ class OpRun:
 
 
 class Tokens:
-    """The ops of a run without their tensors and scalars. A repetition has the same."""
+    """The ops of a run without their tensors and scalars: their op ids, sites and scopes. Repetitions have equal
+    tokens."""
 
     __slots__ = ("count", "op_ids", "scopes", "sites")
 
@@ -41,7 +42,7 @@ class Tokens:
         self.op_ids, self.sites, self.scopes = run.op_ids[start:end], run.sites[start:end], run.scopes[start:end]
 
     def match(self, run: OpRun, start: int) -> bool:
-        """Whether the ops of a run from `start` on are these."""
+        """Whether the ops of a run, from `start` on, have these tokens."""
         end = start + self.count
         return (
             run.op_ids[start:end] == self.op_ids
@@ -50,7 +51,7 @@ class Tokens:
         )
 
     def match_beginning(self, run: OpRun, start: int) -> bool:
-        """Whether the run ends before these ops do, and agrees with them until then."""
+        """Whether a run ends too early for all of these tokens, and agrees with them as far as it goes."""
         count = len(run.op_ids) - start
         return (
             count < self.count
@@ -60,7 +61,7 @@ class Tokens:
         )
 
     def first_difference(self, run: OpRun, start: int) -> tuple[int, str]:
-        """The position of the first op of a run that is not one of these, and the kind of the difference."""
+        """The position of the first op of a run that differs from these tokens, and the kind of the difference."""
         for position in range(start, min(start + self.count, len(run.op_ids))):
             if run.op_ids[position] != self.op_ids[position - start]:
                 return position, "another op, shape or constant"
@@ -87,15 +88,16 @@ class Match(NamedTuple):
     scalars: tuple[Number, ...]
 
     def instruction(self, dead: set[int], between: tuple[BetweenOps, ...]) -> RunSegment:
-        """The instruction for it. `dead` are ids that nothing uses after it; `between` are instructions between its
-        ops."""
+        """The RunSegment of this repetition. `dead` are ids that no later instruction uses; `between` are instructions
+        between its ops."""
         slots = self.template.dead_slots(self, dead) if dead else ()
         segment_id = self.template.definition.segment_id
         return RunSegment(segment_id, self.first, self.externals, self.scalars, slots, between)
 
 
 class Template:
-    """A segment as the client compares it with later ops. `successor` is the segment that followed it last."""
+    """The definition of a segment, and the functions that compare later ops with it. `successor` is the segment that
+    followed last time."""
 
     def __init__(self, segment_id: int, tokens: Tokens, ops: Sequence[RunOp]) -> None:
         self.tokens = tokens
@@ -160,14 +162,15 @@ class Template:
 
 
 def are_in_order(outputs: Sequence[tuple[int, ...]]) -> bool:
-    """Whether the new ids of ops increase, and are near enough to each other for a segment. Those of several threads
-    may not be: an id is given before its op is queued."""
+    """Whether the new ids of ops increase, and are near enough to each other for a segment. Ops of several threads may
+    have ids in another order, because an id is taken before its op is queued."""
     ids = list(chain.from_iterable(outputs))
     return bool(ids) and ids == sorted(ids) and ids[-1] - ids[0] <= MAX_SLOT
 
 
-def _picker(places: Sequence[int]) -> _Pick:
-    """A function that picks places of a sequence, as a tuple also if there is one or none."""
+def _picker(places: Sequence[int]) -> _TuplePicker:
+    """A function that returns the items of a sequence at some places as a tuple. `itemgetter` does so for two and more
+    places only."""
     if len(places) > 1:
         return itemgetter(*places)
     if not places:

@@ -14,21 +14,21 @@ from typing import Any
 import torch
 
 from gt.client.cached_calls import CachedCall
-from gt.client.call_families import CallFamilies
 from gt.client.call_sites import Site, Sites
 from gt.client.error_text import describe_failure, describe_unread
-from gt.client.flow_control import Pacing
+from gt.client.flow_control import FlowControl
 from gt.client.geometry import Geometry, forget_geometries, geometry_of, intern_geometry
 from gt.client.host_data import payload, strided
 from gt.client.inbox import Inbox
 from gt.client.interrupts import require_outside
-from gt.client.operand_cache import MAX_BYTES, OperandCache
 from gt.client.outbox import Outbox
+from gt.client.part_assembly import assemble, write_parts
+from gt.client.rule_inference import RuleInference
 from gt.client.scope_resolver import ScopeResolver
 from gt.client.scope_stack import in_use, push
 from gt.client.segment_matcher import SegmentMatcher
 from gt.client.storage import ROOT, Storage, TensorRef
-from gt.client.tensor_parts import assemble, write_parts
+from gt.client.upload_cache import MAX_BYTES, UploadCache
 from gt.core.errors import GTError, OpError, SessionError
 from gt.core.ids import FIRST_QUERY_ID, MAX_RESULTS, SESSION_SHIFT
 from gt.core.messages import (
@@ -84,10 +84,14 @@ FAREWELL_SECONDS = 2.0  # how long close() waits for work, to show its failures
 
 
 class Session:
-    """`workers` are the connected ones, as far as the dispatcher has reported. `alone`: the session never had more than
-    one worker; `embedded`: its only worker is in this process. `cached_calls` are the calls that were inferred before,
-    by op, geometries and constants, and `families` what is known of calls with other sizes. `scope_resolver` finds the
-    signal scope of each op; None if no op has one."""
+    """A program's session with a dispatcher.
+
+    - `workers`: the connected workers, as far as the dispatcher has reported
+    - `alone`: the session never had more than one worker; `embedded`: its only worker is in this process
+    - `cached_calls`: the calls that were inferred before, by op, geometries and constants
+    - `rule_inference`: infers calls that differ from inferred ones in sizes only
+    - `scope_resolver`: finds the signal scope of each op; None if no op has one
+    """
 
     def __init__(
         self,
@@ -105,7 +109,7 @@ class Session:
         self.on_cpu = all(worker.device == "cpu" for worker in welcome.workers)
         self.scope_resolver: ScopeResolver | None = None
         self.cached_calls: dict[tuple[Any, ...], Any] = {}
-        self.families = CallFamilies()
+        self.rule_inference = RuleInference()
         self.signatures: dict[int, Signature] = {}
         self.segment_bodies: dict[int, SegmentBody] = {}  # of the segments that gt.compile has defined
         self.closed_because = ""  # the reason, if the session is closed
@@ -113,12 +117,12 @@ class Session:
         self.is_traced = False  # whether gt.compile records the instructions of a call
         self.is_measuring = False  # whether the workers record the memory of tensors
         self.sites = Sites(self._define_site)
-        self.operands = OperandCache(self._upload_operand)
+        self.upload_cache = UploadCache(self._upload_operand)
         self.inbox = Inbox(channel, self.sites, self._note_workers)
-        self._pacing = Pacing(self._request_synchronization, self.inbox.wait)
+        self._flow_control = FlowControl(self._request_synchronization, self.inbox.wait)
         self._op_ids = itertools.count(first + 1)
         self.matcher = SegmentMatcher(hot_path, self.new_op_id, lambda: self.signatures)
-        self.outbox = Outbox(channel, self.inbox.collect, self._pacing.count, self._break_off, self.matcher)
+        self.outbox = Outbox(channel, self.inbox.collect, self._flow_control.count, self._break_off, self.matcher)
         self._auto_shard = auto_shard
         self._channel = channel
         self._query_ids = itertools.count(first + FIRST_QUERY_ID, MAX_RESULTS)
@@ -137,7 +141,7 @@ class Session:
         lay on a lost worker, or were uploaded while there was none, are uploaded anew."""
         if isinstance(news, Lost) and all(info.worker != news.worker for info in self.workers):
             return  # an answer to a request told of this loss before
-        self.operands.forget()
+        self.upload_cache.forget()
         others = [info for info in self.workers if not isinstance(news, Lost) or info.worker != news.worker]
         if isinstance(news, Joined):
             others = [*[info for info in others if info.worker != news.worker.worker], news.worker]
@@ -324,7 +328,7 @@ class Session:
         """Wait for all work. Raises failures that no read has shown, so that none is lost."""
         self.require_open()
         self.wait_for_work()
-        if failures := self.inbox.unshown():
+        if failures := self.inbox.take_unread_failures():
             raise OpError("\n\n".join(map(self._describe, failures)))
 
     def wait_for_work(self) -> None:
@@ -352,6 +356,7 @@ class Session:
             raise SessionError(self.closed_because)
 
     def close(self, reason: str) -> None:
+        """End the session: show failures that no read has shown, say goodbye, and refuse every use with a reason."""
         if self._ended:
             return
         self._ended = True
@@ -371,7 +376,7 @@ class Session:
             self.inbox.wait(request, FAREWELL_SECONDS)
         except TimeoutError:
             print("gt: workers were still at work at the end; what fails of that is not shown", file=sys.stderr)
-        for failure in self.inbox.unshown():
+        for failure in self.inbox.take_unread_failures():
             print(f"gt: {describe_unread(failure, self.sites.lookup(failure.site))}", file=sys.stderr)
 
     def leave_to_parent(self) -> None:
@@ -412,6 +417,7 @@ def activate(session: Session | None) -> None:
 
 
 def current() -> Session:
+    """The active session; the first use of GT opens it."""
     with connecting:  # several threads may be the first
         if active is None:
             if _connect is None:

@@ -12,8 +12,8 @@ from gt.client import session as sessions
 from gt.client.cached_calls import HandleType, rebind, wrap, wrap_view
 from gt.client.call_inference import to_wire
 from gt.client.geometry import Geometry, geometry_of, intern_geometry
-from gt.client.gradient_notes import note_gradient
 from gt.client.op_schema import OpSchema
+from gt.client.parameter_gradients import note_gradient
 from gt.client.resizing import allocate, resize_handle
 from gt.client.storage import Storage, StorageView, TensorRef, restrided, storage_elements, strided_view, view_of
 from gt.client.torch_patches.kernel_overrides import override_kernel, run_original
@@ -137,6 +137,7 @@ def _meta_of(value: Any) -> Any:
 
 
 def _set_source(cls: HandleType, op: OpSchema, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """`set_`: the handle becomes another tensor, a view of another tensor's storage, or empty."""
     tensor, source = args[0], args[1] if len(args) > 1 else None
     if source is None:
         empty = intern_geometry(torch.Size([0]), (1,), 0, tensor.dtype)

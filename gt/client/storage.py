@@ -72,6 +72,8 @@ Storage.key = Storage.geometry  # the same slot by another name, which costs not
 
 
 class StorageView:
+    """A view of a storage, given by its path."""
+
     __slots__ = ("geometry", "path", "storage")
     key: ClassVar[ViewPath]
     id = property(attrgetter("storage.id"))

@@ -22,7 +22,7 @@ from gt.client.layouts import LocalShard, read_layout, read_shards
 from gt.client.operators import install_operators
 from gt.client.printing import SHOWN_ELEMENTS, describe, edges
 from gt.client.remote_storage import RemoteStorage, address_of, no_memory
-from gt.client.safetensors_hooks import let_libraries_read
+from gt.client.safetensors_hooks import patch_safetensors
 from gt.client.storage import REINTERPRETING, Storage, StorageView, TensorRef
 from gt.client.subclasses import has_memory, make_subclasses_on_gt, on_gt
 from gt.client.torch_dispatch import dispatch
@@ -41,6 +41,8 @@ from gt.sharding.spec import DeviceMesh, ShardingSpec
 
 
 class Tensor(ValueReads, InPlaceViews):
+    """A tensor on GT: a torch tensor without bytes, which refers to a storage or a view of one (`_ref`)."""
+
     __slots__ = ("_ref",)
     _ref: TensorRef
     __torch_function__ = no_torch_function
@@ -49,7 +51,7 @@ class Tensor(ValueReads, InPlaceViews):
 
     def __new__(cls, *args: Any, requires_grad: bool | None = None, _marked: bool = False, **kwargs: Any) -> Any:
         """With `requires_grad`, a parameter: accelerate calls `type(parameter)(data, requires_grad=...)`, also with all
-        attributes of the parameter. Otherwise what `torch.Tensor` makes of the arguments, on GT."""
+        attributes of the parameter. Otherwise the tensor that `torch.Tensor` makes of the arguments, on GT."""
         if requires_grad is not None:
             (data,) = args
             return torch.nn.Parameter(data if data.is_meta else to_gt(data), requires_grad)
@@ -78,7 +80,7 @@ class Tensor(ValueReads, InPlaceViews):
     @ends_on_users_line
     def cpu(self, memory_format: torch.memory_format = torch.preserve_format) -> torch.Tensor:
         """A plain tensor with this value. Differentiable: its gradient comes back to GT."""
-        copy = _Download.apply(self)
+        copy = _DownloadFunction.apply(self)
         return copy if self.user_type is torch.Tensor else copy.as_subclass(self.user_type)  # type: ignore[no-any-return]
 
     @ends_on_users_line
@@ -135,7 +137,7 @@ class Tensor(ValueReads, InPlaceViews):
             mesh = placements.mesh if isinstance(placements, ShardingSpec) else self.spec.mesh
         if placements is None:
             placements = [Replicate()] * len(require_mesh(mesh).shape)
-        return _Redistribute.apply(self, spec_from(placements, require_mesh(mesh), self._ref.geometry.meta()))  # type: ignore[no-any-return]
+        return _RedistributeFunction.apply(self, spec_from(placements, require_mesh(mesh), self._ref.geometry.meta()))  # type: ignore[no-any-return]
 
     def full_tensor(self) -> torch.Tensor:
         """The whole value as a plain tensor, as DTensor's method of this name; the same as `cpu()`."""
@@ -238,15 +240,15 @@ class Tensor(ValueReads, InPlaceViews):
 
     def untyped_storage(self) -> Any:
         """The size and the identity of the storage, without its bytes."""
-        let_libraries_read(Tensor)
+        patch_safetensors(Tensor)
         return RemoteStorage(self._ref.storage)
 
     def storage(self) -> Any:
-        let_libraries_read(Tensor)
+        patch_safetensors(Tensor)
         return RemoteStorage(self._ref.storage, self.itemsize)
 
     def _typed_storage(self) -> Any:
-        """What the workers of a data loader call to put batches into shared memory."""
+        """Raises an error. The workers of a data loader call this to put batches into shared memory."""
         self._ref.session.require_open()
         raise RuntimeError(no_memory("a typed storage"))
 
@@ -255,7 +257,9 @@ class Tensor(ValueReads, InPlaceViews):
         raise RuntimeError(no_memory("share_memory_()"))
 
 
-class _Download(torch.autograd.Function):
+class _DownloadFunction(torch.autograd.Function):
+    """`cpu()` for autograd: the gradient is uploaded."""
+
     @staticmethod
     def forward(ctx: Any, tensor: Tensor) -> torch.Tensor:
         return tensor._fetch()
@@ -265,7 +269,9 @@ class _Download(torch.autograd.Function):
         return to_gt(gradient)
 
 
-class _Upload(torch.autograd.Function):
+class _UploadFunction(torch.autograd.Function):
+    """`gt.to(tensor)` for autograd: the gradient is downloaded."""
+
     @staticmethod
     def forward(ctx: Any, tensor: torch.Tensor, layout: ShardingSpec | None) -> Tensor:
         return _uploaded(tensor, layout)
@@ -275,7 +281,9 @@ class _Upload(torch.autograd.Function):
         return gradient.cpu(), None
 
 
-class _Redistribute(torch.autograd.Function):
+class _RedistributeFunction(torch.autograd.Function):
+    """`redistribute()` for autograd: the gradient keeps its layout."""
+
     @staticmethod
     def forward(ctx: Any, tensor: Tensor, spec: ShardingSpec) -> Tensor:
         return wrap(Tensor, tensor._ref.session.redistribute(tensor._ref, spec))  # type: ignore[return-value]
@@ -306,7 +314,7 @@ def to_gt(tensor: torch.Tensor, layout: ShardingSpec | None = None) -> Tensor:
     require_values(tensor)
     plain = tensor.as_subclass(torch.Tensor) if has_memory(type(tensor)) else tensor
     has_graph = plain.requires_grad and torch.is_grad_enabled()
-    moved: Tensor = _Upload.apply(plain, layout) if has_graph else _uploaded(plain, layout)
+    moved: Tensor = _UploadFunction.apply(plain, layout) if has_graph else _uploaded(plain, layout)
     if type(tensor) not in _PLAIN_TYPES and has_memory(type(tensor)):
         moved.__class__ = on_gt(type(tensor), Tensor)
         moved.__dict__.update(tensor.__dict__)

@@ -224,7 +224,7 @@ def _take_plain(session: Session, value: Any, key: list[Any], refs: list[TensorR
     elif isinstance(value, torch.Tensor):
         require_strided(value)
         require_values(value)
-        _take_ref(session.operands.storage_of(value), key, refs)
+        _take_ref(session.upload_cache.storage_of(value), key, refs)
     else:
         key.append(value)
 

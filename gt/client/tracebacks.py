@@ -15,8 +15,8 @@ from gt.core.settings import shows_full_tracebacks
 
 OWN_FOLDERS = (str(Path(__file__).parents[1]) + os.sep, str(Path(torch.__file__).parent) + os.sep)
 
-Arguments = ParamSpec("Arguments")
-Result = TypeVar("Result")
+P = ParamSpec("P")
+R = TypeVar("R")
 
 
 def leave_out_own_frames(error: Exception) -> None:
@@ -31,11 +31,11 @@ def leave_out_own_frames(error: Exception) -> None:
     error.__context__ = context
 
 
-def ends_on_users_line(function: Callable[Arguments, Result]) -> Callable[Arguments, Result]:
+def ends_on_users_line(function: Callable[P, R]) -> Callable[P, R]:
     """Decorates functions that users call: tracebacks of their exceptions have no frame of GT."""
 
     @functools.wraps(function)
-    def call(*args: Arguments.args, **kwargs: Arguments.kwargs) -> Result:
+    def call(*args: P.args, **kwargs: P.kwargs) -> R:
         try:
             return function(*args, **kwargs)
         except Exception as error:

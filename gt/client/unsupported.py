@@ -29,6 +29,7 @@ def require_strided(tensor: torch.Tensor) -> None:
 
 
 def require_values(tensor: torch.Tensor) -> None:
+    """Raise for a tensor of device "meta"."""
     if tensor.is_meta:
         raise NotImplementedError(
             "a tensor of device 'meta' has no values that could be moved to GT; make one there, with "

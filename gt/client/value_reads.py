@@ -12,6 +12,8 @@ from gt.client.tracebacks import ends_on_users_line
 
 
 class ValueReads(torch.Tensor):
+    """Methods of `gt.Tensor` that read its value."""
+
     __slots__ = ()
     _ref: TensorRef
 

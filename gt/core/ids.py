@@ -15,7 +15,7 @@ FIRST_DISPATCHER_ID = 1 << (SESSION_SHIFT - 2)  # ids from here on: the dispatch
 
 
 class IdRole(Enum):
-    """The meaning of an id field of a message. `gt.core.record_fields` reads it from the field's type."""
+    """The meaning of an id field of a message. `gt.core.message_fields` reads it from the field's type."""
 
     OWNED = auto()  # an id of the session that the message belongs to
     NEW = auto()  # also of that session, and given to a new tensor by the message

@@ -9,7 +9,7 @@ import msgspec
 from gt.core.messages import Answer, Command, Hello, Instruction, Report, StoreReady
 
 Direction: TypeAlias = Literal["RECV", "SEND", "WORKER_SEND", "WORKER_RECV", "CONNECT", "DISCONNECT"]
-Message: TypeAlias = Instruction | Command | Report | Answer | Hello | StoreReady
+ObservedMessage: TypeAlias = Instruction | Command | Report | Answer | Hello | StoreReady
 
 
 class Event(msgspec.Struct, frozen=True):
@@ -17,12 +17,14 @@ class Event(msgspec.Struct, frozen=True):
 
     direction: Direction
     peer: str
-    message: Message | None
+    message: ObservedMessage | None
     op: str
     site: str
 
 
 class Observer(Protocol):
+    """Receives every event of a dispatcher; `path` is the file that it writes to, if any."""
+
     def __call__(self, event: Event) -> None: ...
 
     @property

@@ -1,10 +1,10 @@
-"""Every record that crosses a process. Reading this page teaches the system.
+"""Every record that crosses a process. To learn the system, read this page.
 
 A client sends *instructions* to the dispatcher, the dispatcher sends *commands* to workers, workers send *reports*
 back, and the dispatcher sends *answers* to clients. A record that clients and the dispatcher both send is one class:
 a RunOp is an instruction and a command. In one process the same records are passed by reference.
 
-A record declares what other modules need to know about it, and `gt.core.record_fields` reads the declarations:
+A record declares what other modules need to know about it, and `gt.core.message_fields` reads the declarations:
 
 - the types of its id fields say whose the ids are and which of them are new (`Id`, `NewId`, see `gt.core.ids`);
 - a field `byte_range` or `byte_ranges` says that the bytes of tensors travel with the record;
@@ -35,7 +35,7 @@ CURRENT, PREVIOUS, KEPT = range(3)  # versions of a tensor, see FetchTensor
 STEP_TOKEN = TensorMeta((1,), (1,), 0, "float32")
 Version: TypeAlias = Annotated[int, Meta(ge=CURRENT, le=KEPT)]
 Limit: TypeAlias = Annotated[int, Meta(ge=0, le=MAX_RECORDED)]
-Mark: TypeAlias = Annotated[int, Meta(ge=0, lt=1 << 62)]
+MarkNumber: TypeAlias = Annotated[int, Meta(ge=0, lt=1 << 62)]
 ModuleNumber: TypeAlias = Annotated[int, Meta(ge=0, lt=1 << 62)]
 Slot: TypeAlias = Annotated[int, Meta(ge=0, le=MAX_SLOT)]
 Slots: TypeAlias = Annotated[tuple[Slot, ...], Meta(max_length=1 << 12)]
@@ -73,6 +73,8 @@ class Hello(_Record, frozen=True):
 
 
 class WorkerInfo(Struct, array_like=True, frozen=True):
+    """A worker, as a client sees it."""
+
     worker: int
     device: Name
     host: Name
@@ -93,6 +95,8 @@ class Welcome(_Record, frozen=True):
 
 
 class Refused(_Record, frozen=True):
+    """The dispatcher does not accept a client or worker, whose handshake ends here."""
+
     reason: Text
 
 
@@ -125,6 +129,8 @@ class AckBytes(_Record, frozen=True):
 
 
 class DefineOp(_Record, frozen=True):
+    """An op call without its tensors and scalars, described once and then named by its id."""
+
     timeline_name: ClassVar = "define"
     op_id: Id
     signature: Signature
@@ -313,11 +319,15 @@ class EndStep(_Record, frozen=True):
 
 
 class LocateTensor(_Record, frozen=True):
+    """Ask for the layout of a tensor."""
+
     request: Id
     id: Id
 
 
 class Synchronize(_Record, frozen=True):
+    """Ask for an answer when all earlier work is done."""
+
     timeline_name: ClassVar = "synchronize"
     request: Id
 
@@ -386,6 +396,8 @@ class WorkerDefineScope(_Record, frozen=True):
 
 
 class WorkerCreateTensor(_Record, frozen=True):
+    """Make a tensor of bytes that the client has uploaded."""
+
     timeline_name: ClassVar = "upload"
     id: NewId
     meta: TensorMeta
@@ -394,6 +406,8 @@ class WorkerCreateTensor(_Record, frozen=True):
 
 
 class WorkerFetchTensor(_Record, frozen=True):
+    """Report the part of a tensor that the worker holds."""
+
     timeline_name: ClassVar = "fetch"
     request: Id
     id: Id
@@ -435,7 +449,7 @@ class WorkerReportProgress(_Record, frozen=True):
     """Send Progress when all earlier commands are done."""
 
     timeline_name: ClassVar = None
-    mark: Mark
+    mark: MarkNumber
 
 
 class WorkerEndSession(_Record, frozen=True):
@@ -499,7 +513,7 @@ class Failure(Struct, array_like=True, frozen=True):
     peers: tuple[int, ...] = ()
 
 
-Result: TypeAlias = Union[None, bool, int, float, Text, TensorMeta]
+QueryResult: TypeAlias = Union[None, bool, int, float, Text, TensorMeta]
 
 
 class Fetched(_Record, frozen=True):
@@ -535,7 +549,7 @@ class Queried(_Record, frozen=True):
     """The results of a query, and the metas of the tensors it wrote: an op may resize its `out`."""
 
     request: Id
-    results: tuple[Result, ...]
+    results: tuple[QueryResult, ...]
     written: tuple[TensorMeta, ...]
 
 
@@ -588,11 +602,13 @@ class Progress(_Record, frozen=True):
     """All commands before a mark are done; those since the previous mark, or since the start of the batch, took
     `nanoseconds`."""
 
-    mark: Mark
+    mark: MarkNumber
     nanoseconds: Annotated[int, Meta(ge=0, lt=1 << 62)]
 
 
 class StoreReady(_Record, frozen=True):
+    """A worker has started the key-value store."""
+
     port: int
 
 
@@ -722,6 +738,8 @@ class Collective(Struct, array_like=True, frozen=True):
 
 
 class TrafficRead(_Record, frozen=True):
+    """The answer to ReadTraffic."""
+
     request: Id
     received: dict[int, dict[int, int]]
     collectives: tuple[Collective, ...]
@@ -750,6 +768,8 @@ class TimelineRead(_Record, frozen=True):
 
 
 class Located(_Record, frozen=True):
+    """The answer to LocateTensor."""
+
     request: Id
     layout: SpecRecord
 

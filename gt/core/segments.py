@@ -27,8 +27,8 @@ class SegmentOp(NamedTuple):
 
 
 class SegmentBody(NamedTuple):
-    """`offsets` are those of the ids of outputs from the first one, in the order of slots. `scalar_count` is the number
-    of scalars of all ops."""
+    """The definition of a segment, prepared for expansion. `offsets` are the differences between the ids of outputs and
+    the first of these ids, in the order of slots. `scalar_count` is the number of scalars of all ops."""
 
     external_count: int
     ops: tuple[SegmentOp, ...]
@@ -37,6 +37,7 @@ class SegmentBody(NamedTuple):
 
     @classmethod
     def of(cls, definition: DefineSegment) -> SegmentBody:
+        """The body of a definition."""
         ends = list(accumulate(definition.scalars))
         first_slots = accumulate(map(len, definition.outputs), initial=definition.externals)
         ops = tuple(
@@ -77,7 +78,7 @@ class SegmentBody(NamedTuple):
         )
 
     def last_uses(self, slots: Iterable[int]) -> dict[int, tuple[int, ...]]:
-        """By position of an op, the slots that it is the last to use or make."""
+        """For each op, by position, those of the slots that no later op uses."""
         wanted = set(slots)
         found: dict[int, tuple[int, ...]] = {}
         for position in reversed(range(len(self.ops))):

@@ -20,10 +20,11 @@ Number: TypeAlias = Union[bool, int, float]
 # Layouts: the part of a tensor that each worker of a mesh holds (see gt.sharding.spec)
 
 Axis: TypeAlias = Annotated[str, Meta(max_length=64)]
-Interval: TypeAlias = tuple[int, int]
 
 
 class MeshRecord(Struct, array_like=True, frozen=True):
+    """A grid of workers: its size and name per axis, and the workers in row-major order."""
+
     shape: Annotated[tuple[int, ...], Meta(max_length=16)]
     axis_names: tuple[Axis, ...]
     workers: Annotated[tuple[int, ...], Meta(max_length=1 << 16)]
@@ -31,11 +32,14 @@ class MeshRecord(Struct, array_like=True, frozen=True):
 
 
 class SpecRecord(Struct, array_like=True, frozen=True):
+    """The layout of a tensor: per dim the axes that cut it, and the axes along which its shards are partial, to be
+    reduced by `kind`. `cuts` are the intervals of the shards of each dim, None for balanced shards."""
+
     mesh: MeshRecord
     dims: Annotated[tuple[tuple[Axis, ...], ...], Meta(max_length=64)]
     partial: tuple[Axis, ...] = ()
     kind: Axis = "sum"
-    cuts: tuple[Union[None, tuple[Interval, ...]], ...] = ()
+    cuts: tuple[Union[None, tuple[tuple[int, int], ...]], ...] = ()
 
 
 class PolicyRecord(Struct, array_like=True, frozen=True):
@@ -57,44 +61,44 @@ class PolicyRecord(Struct, array_like=True, frozen=True):
 # Signatures: op calls without their tensors and scalars
 
 
-class _Arg(Struct, tag=True, frozen=True):
+class _TaggedArg(Struct, tag=True, frozen=True):
     """Base of the arguments that are not literals."""
 
 
-class Input(_Arg, tag="in", frozen=True):
+class Input(_TaggedArg, tag="in", frozen=True):
     """The input tensor at position `index` of the instruction."""
 
     index: int
 
 
-class Scalar(_Arg, tag="scalar", frozen=True):
+class Scalar(_TaggedArg, tag="scalar", frozen=True):
     """The scalar at position `index` of the instruction. Its value does not change the shapes."""
 
     index: int
 
 
-class DType(_Arg, tag="dtype", frozen=True):
+class DType(_TaggedArg, tag="dtype", frozen=True):
     name: Name
 
 
-class TorchLayout(_Arg, tag="layout", frozen=True):
+class TorchLayout(_TaggedArg, tag="layout", frozen=True):
     name: Name
 
 
-class MemoryFormat(_Arg, tag="format", frozen=True):
+class MemoryFormat(_TaggedArg, tag="format", frozen=True):
     name: Name
 
 
-class Complex(_Arg, tag="complex", frozen=True):
+class Complex(_TaggedArg, tag="complex", frozen=True):
     real: float
     imag: float
 
 
-class WorkerDevice(_Arg, tag="here", frozen=True):
+class WorkerDevice(_TaggedArg, tag="here", frozen=True):
     """A device argument: the device of the worker that runs the op."""
 
 
-class ListArg(_Arg, tag="items", frozen=True):
+class ListArg(_TaggedArg, tag="items", frozen=True):
     values: tuple[Arg, ...]
 
 

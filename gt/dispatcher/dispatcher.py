@@ -7,6 +7,7 @@ from collections.abc import Iterable, Sequence
 
 from gt.core.ids import session_of
 from gt.core.message_events import Observer
+from gt.core.message_fields import PAYLOAD_RECORDS
 from gt.core.messages import (
     Goodbye,
     Instruction,
@@ -17,7 +18,6 @@ from gt.core.messages import (
     WorkerInfo,
     WorkerReportProgress,
 )
-from gt.core.record_fields import PAYLOAD_RECORDS
 from gt.dispatcher.fair_queue import FairQueue
 from gt.dispatcher.group_store import GroupStore
 from gt.dispatcher.instructions import Instructions

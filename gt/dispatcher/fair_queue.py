@@ -12,8 +12,8 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from gt.core.errors import ProtocolError
+from gt.core.message_fields import PAYLOAD_RECORDS
 from gt.core.messages import CreateTensor, FetchTensor, Instruction, QueryOp, Redistribute, RunOp, RunSegment
-from gt.core.record_fields import PAYLOAD_RECORDS
 from gt.dispatcher.session_records import Buffer, SessionRecord
 from gt.dispatcher.state import State
 

@@ -8,9 +8,9 @@ from typing import TypeAlias
 
 import msgspec
 
-from gt.core.message_events import Direction, Event, Message, Observer
+from gt.core.message_events import Direction, Event, ObservedMessage, Observer
+from gt.core.message_fields import owner_of
 from gt.core.messages import Answer, Command, DefineOp, DefineSite, FreeTensors, RunSegment
-from gt.core.record_fields import owner_of
 from gt.dispatcher.session_records import Buffer
 from gt.dispatcher.state import State
 from gt.sharding.spec import DeviceMesh
@@ -98,7 +98,7 @@ class MessageQueue:
         part = session.segment_parts.get(command.segment_id) if session is not None else None
         return part.body.commands(command) if part is not None else (command,)
 
-    def observe(self, direction: Direction, peer: str, message: Message | None) -> None:
+    def observe(self, direction: Direction, peer: str, message: ObservedMessage | None) -> None:
         """Show the observer a message, with the names of its op and site."""
         if self.observer is None:
             return

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from gt.core.errors import ProtocolError
 from gt.core.ids import FIRST_DISPATCHER_ID, FIRST_QUERY_ID, MAX_RESULTS, SESSION_SHIFT
+from gt.core.message_fields import id_fields
 from gt.core.messages import AckBytes, AckRead, Instruction, RunSegment
-from gt.core.record_fields import id_fields
 
 _END = 1 << SESSION_SHIFT
 

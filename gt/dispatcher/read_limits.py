@@ -11,8 +11,8 @@ from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 from gt.core.errors import ProtocolError
+from gt.core.message_fields import PAYLOAD_RECORDS
 from gt.core.messages import COUNTED_BYTES, FetchTensor, Instruction, TensorRead
-from gt.core.record_fields import PAYLOAD_RECORDS
 from gt.wire.codec import Payload, read_bytes
 
 MAX_UNREAD = 1 << 28  # bytes; a read of any size may begin while fewer are unread

@@ -11,6 +11,7 @@ from typing import Any
 
 from gt.core.errors import ProtocolError
 from gt.core.message_events import Observer
+from gt.core.message_fields import PAYLOAD_RECORDS
 from gt.core.messages import (
     AckBytes,
     AckRead,
@@ -26,7 +27,6 @@ from gt.core.messages import (
     Welcome,
     WorkerShutdown,
 )
-from gt.core.record_fields import PAYLOAD_RECORDS
 from gt.dispatcher.delivery import Deliver, Delivery
 from gt.dispatcher.dispatcher import Dispatcher
 from gt.dispatcher.handshakes import Handshakes, isolated

@@ -34,6 +34,8 @@ def matmul(
 
 
 class _MatmulWithLayout(torch.autograd.Function):
+    """A product in a given layout, for autograd."""
+
     @staticmethod
     def forward(ctx: Any, a: Tensor, b: Tensor, layout: Layout) -> torch.Tensor:
         ctx.save_for_backward(a, b)

@@ -25,7 +25,7 @@ from gt.worker.executor import Executor, WriteBytes
 
 
 class InProcessChannel:
-    """`send` returns when everything it asked for is done."""
+    """A channel to a dispatcher and workers in this process. `send` returns when the workers have run its commands."""
 
     is_asynchronous = False
 

@@ -15,13 +15,13 @@ from gt.client.host_data import copy_bytes
 from gt.client.interrupts import defer, is_inside
 from gt.client.optimizer_step_hooks import register_step_hooks
 from gt.client.session import Session
-from gt.client.torch_patches.compile_function import patch_compile
+from gt.client.torch_patches.torch_compile import patch_compile
 from gt.client.tracebacks import ends_on_users_line
 from gt.core.errors import SessionError, SettingsError, nearest
 from gt.core.settings import BACKENDS, MODES, Settings, parse_address, read_settings
 from gt.launch.in_process_channel import InProcessChannel
 from gt.launch.local_processes import LocalProcesses
-from gt.launch.local_start import LocalStart
+from gt.launch.pending_session import PendingSession
 from gt.monitor.instruction_log import open_log
 from gt.signals.registry import registry
 from gt.wire import shared_memory
@@ -38,7 +38,7 @@ class _LaunchState:
 
     def __init__(self) -> None:
         self.workers_wanted = 0
-        self.start: LocalStart | None = None
+        self.start: PendingSession | None = None
         self.processes: LocalProcesses | None = None
         self.closed_because = ""
 
@@ -47,7 +47,7 @@ class _LaunchState:
 
 
 _state = _LaunchState()
-_inherited: list[LocalStart] = []  # kept after a fork, because freeing them would touch the parent's sockets
+_inherited: list[PendingSession] = []  # kept after a fork, because freeing them would touch the parent's sockets
 
 
 @ends_on_users_line
@@ -69,7 +69,7 @@ def init(
         _state.closed_because = ""
         _prepare(settings)
         if settings.mode == "local":
-            _state.start = LocalStart(settings)
+            _state.start = PendingSession(settings)
         else:
             sessions.activate(_open(settings))
 
@@ -126,11 +126,11 @@ def _connect_lazily() -> Session:
     configure_logging(settings)
     _prepare(settings)
     if settings.mode == "local":
-        return _finish_start(LocalStart(settings))
+        return _finish_start(PendingSession(settings))
     return _open(settings)
 
 
-def _finish_start(start: LocalStart) -> Session:
+def _finish_start(start: PendingSession) -> Session:
     """Wait for workers that are starting. After a failure GT stays closed: an op that is tried again after `except`
     must not run on another worker."""
     _state.start, _state.processes = None, start.processes
@@ -196,6 +196,7 @@ def _open(settings: Settings) -> Session:
 
 
 def _open_connected(settings: Settings) -> Session:
+    """A session with a running server."""
     host, port = parse_address(settings.server)
     channel = SocketChannel(
         f"tcp://{host}:{port}",

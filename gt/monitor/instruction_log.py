@@ -18,7 +18,7 @@ from msgspec import Struct
 from gt.core.errors import SettingsError
 from gt.core.ids import short_id
 from gt.core.message_events import Event, Observer
-from gt.core.record_fields import PAYLOAD_RECORDS, byte_ranges_of, id_fields
+from gt.core.message_fields import PAYLOAD_RECORDS, byte_ranges_of, id_fields
 
 log = logging.getLogger("gt.dispatcher")
 _ROW = "{:>12}  {:>9}  {:<11}  {:<12}  {:<19}  {:>13}  {:<24}  {:<44}  {}\n"
@@ -37,6 +37,8 @@ def open_log(path: str) -> Observer | None:
 
 
 class InstructionLog:
+    """An observer that writes one line for each event to a file."""
+
     def __init__(self, file: TextIO, path: str = "") -> None:
         self._file = file
         self.path = path

@@ -13,7 +13,7 @@ from rich.text import Text
 
 from gt.core.errors import SignalError
 from gt.signals.checks import NOT_CUT, REST, show_mesh
-from gt.signals.config import Config, Dims, ModelConfig, ShardConfig, SignalConfig
+from gt.signals.config import AxesPerDim, Config, ModelConfig, ShardConfig, SignalConfig
 from gt.signals.parser import read_config
 from gt.signals.resolution import resolve_mesh
 from gt.signals.schema import SCHEMA
@@ -22,6 +22,7 @@ _COPIES = {None: "", True: "dropped", False: "kept"}
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
+    """Run the command, and return its exit code."""
     options = _parser().parse_args(arguments)
     if options.command == "schema":
         print(json.dumps(SCHEMA, indent=2))
@@ -111,7 +112,7 @@ def _layout(shard: ShardConfig) -> str:
     return "replicated" if shard.replicate else f"axis {shard.axis}"
 
 
-def _dims(dims: Dims) -> str:
+def _dims(dims: AxesPerDim) -> str:
     """The text of a spec: `[dp, -]`, with the axes of one dim separated by spaces."""
     return f"[{', '.join(dim if dim == REST else ' '.join(dim) or NOT_CUT for dim in dims)}]"
 

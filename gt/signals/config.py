@@ -28,8 +28,8 @@ from gt.signals.checks import (
 
 __all__ = [
     "REST",
+    "AxesPerDim",
     "Config",
-    "Dims",
     "Mesh",
     "ModelConfig",
     "ModuleEntry",
@@ -42,7 +42,7 @@ __all__ = [
 Mesh: TypeAlias = tuple[tuple[str, int], ...]
 """The axes of a mesh and their sizes, major to minor."""
 
-Dims: TypeAlias = tuple[tuple[str, ...] | Literal["..."], ...]
+AxesPerDim: TypeAlias = tuple[tuple[str, ...] | Literal["..."], ...]
 """Per dim, the axes that cut it, major to minor; `...` is any number of dims that are not cut."""
 
 MeshArgument: TypeAlias = Mapping[str, int] | Sequence[tuple[str, int]]
@@ -59,7 +59,7 @@ class ShardConfig:
     axis: int | None
     workers: tuple[int, ...] | None
     mesh: Mesh | None
-    dims: Dims | None
+    dims: AxesPerDim | None
     replicate: bool
 
     def __init__(
@@ -113,7 +113,7 @@ class ParameterEntry:
     """The layout of parameters and buffers whose name matches the pattern."""
 
     pattern: str
-    dims: Dims
+    dims: AxesPerDim
     source: str = field(default="", compare=False)
 
 
@@ -203,7 +203,7 @@ def at(source: str) -> str:
     return f"{source}: " if source else ""
 
 
-def normalise_dims(dims: DimsArgument) -> Dims:
+def normalise_dims(dims: DimsArgument) -> AxesPerDim:
     return tuple([_dim(dim) for dim in dims])
 
 

@@ -36,6 +36,8 @@ class UnsupportedValue:
 
 
 class LineProblem(NamedTuple):
+    """An error in a file, and its line."""
+
     line: int
     text: str
 
@@ -83,6 +85,7 @@ class Document:
         return UnsupportedValue(node.tag.replace(_TAG, "!!"))
 
     def _read_keys(self, node: yaml.MappingNode) -> dict[str, tuple[yaml.Node, yaml.Node]]:
+        """The entries of a mapping, by key; adds problems of keys."""
         entries = self._entries[id(node)] = {}
         for key, value in node.value:
             line = key.start_mark.line + 1
@@ -136,6 +139,7 @@ class _NodeLoader(yaml.SafeLoader):
 
 
 def parse_document(text: str, file: str) -> Document:
+    """The document in a YAML text. Raises SignalError with the line of the error."""
     try:
         root = yaml.compose(text, Loader=_NodeLoader)
     except yaml.MarkedYAMLError as error:

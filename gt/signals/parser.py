@@ -7,7 +7,7 @@ from collections.abc import Collection, Iterable, Iterator, Mapping
 from pathlib import Path
 
 from gt.core.errors import SignalError, nearest
-from gt.signals.backward_chains import backward_cycles, cycle_text, unknown_backward
+from gt.signals.backward_signals import backward_cycles, cycle_text, unknown_backward
 from gt.signals.checks import MODEL, RESERVED, KeyPath, Problem, mesh_axes, name_problem, shard_problems, show
 from gt.signals.config import (
     Config,
@@ -66,6 +66,7 @@ def _line(problem: LineProblem) -> int:
 
 
 def _line_problems(document: Document, known: Known) -> Iterator[LineProblem]:
+    """The problems of signals, of the model section, and of cycles of backward signals."""
     signals = {name: value for name, value in document.value.items() if name != MODEL}
     names = {*signals, *known}
     for name, value in signals.items():
@@ -175,6 +176,8 @@ def _entries(model: Mapping[str, Plain]) -> tuple[list[ParameterEntry], list[Mod
 
 
 def _build(document: Document, file: str) -> Config:
+    """The configuration of a document without problems."""
+
     def source(*path: str) -> str:
         return f"{file}:{document.line(path)}"
 

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 
 from gt.core.errors import SignalError
 from gt.core.settings import read_settings
-from gt.signals.backward_chains import backward_chain, cycle_text, unknown_backward
+from gt.signals.backward_signals import backward_chain, cycle_text, unknown_backward
 from gt.signals.checks import name_problem, show
 from gt.signals.config import Config, SignalConfig, at
 from gt.signals.parser import read_config

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from gt.core.errors import SignalError
 from gt.core.signatures import PolicyRecord
 from gt.sharding.spec import DeviceMesh, DimSpec, ShardingSpec
-from gt.signals.config import REST, Dims, ShardConfig
+from gt.signals.config import REST, AxesPerDim, ShardConfig
 from gt.signals.policy import align_dims
 
 ROW = "w"  # the axis of a mesh that is a row of workers
@@ -47,12 +47,12 @@ def resolve_mesh(
     return DeviceMesh(sizes, [name for name, _ in axes] if axes else [ROW], chosen)
 
 
-def resolve_spec(dims: Dims, mesh: DeviceMesh, rank: int) -> ShardingSpec:
+def resolve_spec(dims: AxesPerDim, mesh: DeviceMesh, rank: int) -> ShardingSpec:
     """The layout that a configuration gives a tensor of some rank."""
     return ShardingSpec(mesh, align_dims(*_split_at_rest(dims), rank))
 
 
-def _split_at_rest(dims: Dims) -> tuple[tuple[DimSpec, ...], tuple[DimSpec, ...]]:
+def _split_at_rest(dims: AxesPerDim) -> tuple[tuple[DimSpec, ...], tuple[DimSpec, ...]]:
     """The axes of the dims before and after `...`."""
     if REST not in dims:
         return _axes(dims), ()
@@ -60,5 +60,5 @@ def _split_at_rest(dims: Dims) -> tuple[tuple[DimSpec, ...], tuple[DimSpec, ...]
     return _axes(dims[:position]), _axes(dims[position + 1 :])
 
 
-def _axes(dims: Dims) -> tuple[DimSpec, ...]:
+def _axes(dims: AxesPerDim) -> tuple[DimSpec, ...]:
     return tuple([dim for dim in dims if not isinstance(dim, str)])

@@ -16,8 +16,8 @@ from typing import Any, Generic, NamedTuple, TypeAlias, TypeVar
 import msgspec
 
 from gt.core.errors import ProtocolError
+from gt.core.message_fields import PAYLOAD_RECORDS, byte_ranges_of
 from gt.core.messages import COUNTED_BYTES, MAX_BATCH, PROTOCOL, TensorRead
-from gt.core.record_fields import PAYLOAD_RECORDS, byte_ranges_of
 
 Frame: TypeAlias = bytes | bytearray | memoryview
 Payload: TypeAlias = list[Frame]

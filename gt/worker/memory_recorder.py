@@ -6,8 +6,8 @@ from collections.abc import Iterator, Mapping
 from typing import NamedTuple, TypeAlias
 
 from gt.core.ids import is_dispatcher_id, session_of
+from gt.core.message_fields import id_fields
 from gt.core.messages import Command, MemoryUse
-from gt.core.record_fields import id_fields
 from gt.worker.engines.engine import Engine, Value
 from gt.worker.failed_value import FailedValue
 

@@ -10,7 +10,7 @@ from typing import Any, TypeAlias
 from msgspec.structs import replace
 
 from gt.core.ids import MAX_RESULTS, is_dispatcher_id, session_of
-from gt.core.messages import Failed, OpFailed, Queried, QueryOp, Report, Result, RunOp
+from gt.core.messages import Failed, OpFailed, Queried, QueryOp, QueryResult, Report, RunOp
 from gt.core.meta import TensorMeta
 from gt.worker.atomic_steps import OptimizerSteps
 from gt.worker.bound_ops import BoundOp, UnavailableOp
@@ -324,7 +324,7 @@ class OpRunner:
             if not isinstance(value, FailedValue):
                 self.tensors[ident] = self._engine.resizable(value)
 
-    def _keep_result(self, first: int, results: list[Any], position: int) -> Result:
+    def _keep_result(self, first: int, results: list[Any], position: int) -> QueryResult:
         """Store one result of a query, if it is a tensor; returns its meta, or the plain value."""
         result = results[position]
         if not self._engine.is_tensor(result):

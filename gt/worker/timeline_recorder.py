@@ -8,8 +8,8 @@ from collections.abc import Callable, Generator, Sequence
 from contextlib import contextmanager
 from typing import TypeAlias, get_args
 
+from gt.core.message_fields import owner_of
 from gt.core.messages import RAN_AT_ONCE, Command, QueryOp, Ran, RunOp, Swapped, WorkerCreateTensor
-from gt.core.record_fields import owner_of
 from gt.worker.exchange.step_parts import StepPart
 
 # by command: its name in a timeline, None if it is not recorded; a command that declares none fails here

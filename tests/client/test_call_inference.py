@@ -7,7 +7,7 @@ from torch.nn import functional
 import gt
 from gt.client import session as sessions
 from gt.client.cached_calls import MultiResultCall, QueryCall, SingleResultCall, ViewCall, WriteCall
-from gt.client.call_inference import CallTemplate, Unknown, infer_call, infer_result, to_wire
+from gt.client.call_inference import CallTemplate, UnknownResult, infer_call, infer_result, to_wire
 from gt.client.geometry import geometry_of
 from gt.client.op_schema import OpSchema
 from gt.client.storage import Storage
@@ -75,7 +75,7 @@ def test_a_target_that_the_op_resizes_is_noticed(embedded):
 
 def test_a_wrong_dtype_is_unknown(embedded):
     x = gt.ones(3)
-    with pytest.raises(Unknown):
+    with pytest.raises(UnknownResult):
         infer_result(OpSchema(aten.bitwise_not.default, False), (x,), {}, [x._ref], on_cpu=True)
 
 

@@ -48,11 +48,11 @@ def inbox_of(*answers):
     return Inbox(Channel(*answers), Sites(lambda *_: None))
 
 
-def unshown(inbox):
+def unread(inbox):
     """The ops and workers of the failures that no read has shown, when all answers are received."""
     while inbox.collect():
         pass
-    return [(found.origin - own(0), found.worker) for found in inbox.unshown()]
+    return [(found.origin - own(0), found.worker) for found in inbox.take_unread_failures()]
 
 
 def read(inbox):
@@ -70,18 +70,18 @@ ANSWERS = {"read": SHOWN, "7 on 0": report(7, 0), "7 on 1": report(7, 1), "8 on 
 def test_a_failure_that_a_read_shows_is_not_reported_again(order):
     inbox = inbox_of(*[ANSWERS[name] for name in order.split(", ")])
     read(inbox)
-    assert unshown(inbox) == [(8, 1)]
+    assert unread(inbox) == [(8, 1)]
 
 
 def test_reports_of_several_workers_are_one_failure():
-    assert unshown(inbox_of(report(7, 1), report(8, 0), report(7, 0), report(8, 1))) == [(7, 1), (8, 0)]
+    assert unread(inbox_of(report(7, 1), report(8, 0), report(7, 0), report(8, 1))) == [(7, 1), (8, 0)]
 
 
 def test_a_failure_that_was_taken_is_not_reported_again_by_another_worker():
     inbox = inbox_of(report(7, 0), Synchronized(REQUEST), report(7, 1))
     inbox.wait(REQUEST)
-    assert [found.worker for found in inbox.unshown()] == [0]
-    assert unshown(inbox) == []
+    assert [found.worker for found in inbox.take_unread_failures()] == [0]
+    assert unread(inbox) == []
 
 
 def test_a_failure_can_be_read_again():
@@ -91,17 +91,17 @@ def test_a_failure_can_be_read_again():
 
 
 def test_failures_of_one_line_are_distinct():
-    assert unshown(inbox_of(*[report(op) for op in (1, 2, 3)])) == [(1, 0), (2, 0), (3, 0)]
+    assert unread(inbox_of(*[report(op) for op in (1, 2, 3)])) == [(1, 0), (2, 0), (3, 0)]
 
 
 def test_a_failure_without_identity_is_always_reported():
     nameless = OpFailed(1, msgspec.structs.replace(FAILURE, origin=0))
-    assert len(unshown(inbox_of(nameless, nameless))) == 2
+    assert len(unread(inbox_of(nameless, nameless))) == 2
 
 
 def test_only_the_last_failures_are_recognised_again():
     inbox = inbox_of(*[report(op) for op in range(3 * REMEMBERED)], report(0, 1), report(3 * REMEMBERED - 1, 1))
-    assert unshown(inbox)[3 * REMEMBERED :] == [(0, 1)]
+    assert unread(inbox)[3 * REMEMBERED :] == [(0, 1)]
 
 
 def test_answers_that_come_while_others_are_taken_are_not_lost():

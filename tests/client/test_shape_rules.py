@@ -1,4 +1,4 @@
-"""The rules of shape_rules.py against torch: the results of its CPU kernels for the samples of its op database."""
+"""The rules of shape_rules against torch: the results of its CPU kernels for the samples of its op database."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves, tree_map_only
 
 from gt.client.geometry import geometry_of
-from gt.client.shape_rules import _RULES, rule_of
+from gt.client.shape_rules import RULES, rule_of
 from gt.core.meta import same_places
 from tests.conformance.formats import FORMATS, FormattedSide, applies_to
 from tests.conformance.opdb import ops_by_name
@@ -94,4 +94,4 @@ def test_rules_give_what_torch_gives_in_all_formats_and_dtypes():
     dtypes = [torch.float32, torch.int64, torch.bool, torch.bfloat16, torch.complex64]
     checker = _check(_NAMES, ["", *FORMATS], dtypes, 12)
     assert not checker.wrong, "\n".join(checker.wrong[:20])
-    assert not set(_RULES) - checker.known
+    assert not set(RULES) - checker.known

@@ -8,6 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gt.core.errors import ProtocolError
+from gt.core.message_fields import PAYLOAD_RECORDS, byte_ranges_of, id_fields, owner_of
 from gt.core.messages import (
     Command,
     CreateTensor,
@@ -25,7 +26,6 @@ from gt.core.messages import (
     WorkerDefineProgram,
 )
 from gt.core.meta import ITEM_BYTES, MAX_DIMS, MAX_ELEMENTS, TensorMeta
-from gt.core.record_fields import PAYLOAD_RECORDS, byte_ranges_of, id_fields, owner_of
 from gt.core.signatures import Arg, Complex, Input, ListArg, ProgramStep, Scalar, SpecRecord
 from gt.sharding.spec import spec_of
 from gt.wire.codec import Decoder, encode, header_of

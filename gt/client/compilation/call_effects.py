@@ -1,7 +1,7 @@
 """The effects of a recorded call on the tensors of the program: gradients, storages, versions, results.
 
-`CallTensors` notes the tensors that a call may use before it runs; a `Conclusion` compares them with what they are
-after it.
+`CallTensors` holds the state of these tensors before the call. A `RecordedCallBuilder` compares it with their state
+after the call.
 """
 
 from __future__ import annotations
@@ -18,16 +18,16 @@ from gt.client.compilation.recorded_calls import (
     Effects,
     RecordedCall,
     RefTemplate,
-    Same,
+    ReturnedInput,
     Source,
     own_ids,
     result_handle,
 )
-from gt.client.compilation.traced_numbers import TracedFloat
-from gt.client.operand_cache import MAX_BYTES
+from gt.client.compilation.traced_floats import TracedFloat
 from gt.client.storage import Storage, TensorRef
 from gt.client.tensor import Tensor
 from gt.client.torch_patches.pytree import tree_flatten, tree_unflatten
+from gt.client.upload_cache import MAX_BYTES
 
 _CONSTANTS = (int, float, bool, complex, str, bytes, type(None), torch.dtype, torch.Size, torch.device)
 read_ref = attrgetter("_ref")
@@ -39,9 +39,9 @@ class NotRepeatable(Exception):
 
 
 class CallTensors:
-    """The GT tensors that a call may use: its arguments first, then those of the function's state. `plain` are the
-    plain tensors of this state; `counts` those of them, by id(), that belong to the state of optimizers. Holds no
-    gradient, so that one that the call resets is freed."""
+    """The tensors that a call may use, as they are before it: the GT tensors among its arguments, then those of the
+    function's state. `plain` are the plain tensors of this state; `counts` are the id()s of those that belong to
+    optimizers. Holds ids of gradients and no gradients, so that a gradient that the call resets is freed."""
 
     def __init__(self, tensors: Sequence[Tensor], plain: Sequence[torch.Tensor], counts: set[int]) -> None:
         self.tensors = tensors
@@ -56,8 +56,9 @@ class CallTensors:
         self.gradient_keys = [gradient._ref.key if gradient is not None else None for gradient in gradients]
 
 
-class Conclusion:
-    """Makes a RecordedCall of a recording. `output` is what the function has returned."""
+class RecordedCallBuilder:
+    """Makes a RecordedCall of a recording and of the tensors before the call. Raises NotRepeatable if the call has an
+    effect that cannot be repeated."""
 
     def __init__(self, recording: Recording, before: CallTensors) -> None:
         self._recording = recording
@@ -72,14 +73,14 @@ class Conclusion:
         self._sources = [self._source(storage, ident) for ident, storage in recording.externals.items()]
 
     def results(self, output: Any) -> tuple[Any, list[Any], Any]:
-        """The output to give to the caller, without graphs, and the templates and the structure of its parts."""
+        """The function's output without autograd graphs, and the templates and the structure of its leaves."""
         leaves, structure = tree_flatten(output)
         position_of = {id(tensor): position for position, tensor in enumerate(self._before.tensors)}
         templates: list[Any] = []
         values: list[Any] = []
         for leaf in leaves:
             if id(leaf) in position_of:
-                templates.append(Same(position_of[id(leaf)]))
+                templates.append(ReturnedInput(position_of[id(leaf)]))
                 values.append(leaf)
             elif isinstance(leaf, Tensor):
                 templates.append(self._template(leaf))
@@ -95,6 +96,7 @@ class Conclusion:
         return tree_unflatten(values, structure), templates, structure
 
     def call(self, templates: list[Any], structure: Any) -> RecordedCall:
+        """The recorded call. `templates` and `structure` are those of its results."""
         recording = self._recording
         gradients = tuple(self._new_gradients())
         rebound = tuple(self._rebound())
@@ -119,6 +121,7 @@ class Conclusion:
     # Storages
 
     def _source(self, storage: Storage, ident: int) -> Source:
+        """The source of an external, which had the id `ident` when the call first used it."""
         if id(storage) in self._recording.operands:
             return self._operand(storage, self._recording.operands[id(storage)])
         if id(storage) in self._handles:
@@ -132,7 +135,7 @@ class Conclusion:
         )
 
     def _operand(self, storage: Storage, uses: Sequence[tuple[torch.Tensor, int]]) -> Source:
-        """The plain tensors that an external was uploaded from; they had the same content."""
+        """The source of an external that was uploaded from plain tensors, all with the same content."""
         known = [(self._plain[id(tensor)], version) for tensor, version in uses if id(tensor) in self._plain]
         positions = tuple(dict.fromkeys(position for position, _ in known))
         line = self._recording.line(self._recording.first_use.get(storage.id, 0))
@@ -148,7 +151,7 @@ class Conclusion:
         return Source("constant", positions, storage)
 
     def _locate(self, storage: Storage) -> int:
-        """A storage as the number of an external, or as the id that the call gave it."""
+        """The number of a storage among the externals, or the id that the call gave to a storage that it made."""
         if id(storage) in self._index:
             return self._index[id(storage)]
         if storage.id in self._recording.made:
@@ -172,7 +175,7 @@ class Conclusion:
         )
 
     def _numbered(self, template: Any, slots: dict[int, int]) -> Any:
-        """A template with the slot of its storage."""
+        """A template with the slot of its storage in place of an id."""
         if not isinstance(template, RefTemplate) or template.slot < len(self._storages):
             return template
         others: Any = template[1:]
@@ -186,6 +189,7 @@ class Conclusion:
     # Effects
 
     def _new_gradients(self) -> Iterable[tuple[int, RefTemplate | None]]:
+        """The positions of tensors whose gradients the call has replaced, with the new gradients (None: reset)."""
         for position, (tensor, before) in enumerate(zip(self._before.tensors, self._before.gradients, strict=True)):
             gradient = _gradient(tensor)
             if gradient is None:
@@ -210,7 +214,7 @@ class Conclusion:
                 yield position, written
 
     def _require_nothing_else_alive(self, kept: set[int]) -> None:
-        """Refuse a call that leaves tensors somewhere else than in its results: a skipped call would not."""
+        """Refuse a call whose tensors are still referenced outside of its results: a skipped call makes none."""
         alive = self._recording.alive
         kept = kept | {storage.id for storage in self._storages}
         if alive.keys() - kept:

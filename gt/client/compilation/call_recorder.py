@@ -1,13 +1,14 @@
 """Records the instructions that one call of a function emits, for `gt.compile`.
 
-While the function runs, a CallRecorder is the outbox of its session: it notes each instruction and passes it on. What
-cannot be repeated without the function, a read for example, is refused here, on the line of the program that does it.
+While the function runs, a CallRecorder is the outbox of its session: it notes each instruction and passes it on. It
+refuses instructions that cannot be repeated without the function, such as reads, on the line of the program that issues
+them.
 """
 
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from threading import get_ident
 from types import TracebackType
 from typing import Any, NamedTuple
@@ -17,12 +18,13 @@ import torch
 
 from gt.client import cached_calls, scope_stack
 from gt.client.op_schema import OpSchema
-from gt.client.operand_cache import OperandCache
-from gt.client.outbox import Outbox
+from gt.client.outbox import BuildInstruction, Outbox
 from gt.client.session import Session
 from gt.client.storage import Storage, TensorRef
 from gt.client.torch_patches.dispatch_modes import current_function_modes
+from gt.client.upload_cache import UploadCache
 from gt.core.errors import CompileError
+from gt.core.message_fields import id_fields
 from gt.core.messages import (
     BeginModule,
     BeginStep,
@@ -41,14 +43,13 @@ from gt.core.messages import (
     RunOp,
     Synchronize,
 )
-from gt.core.record_fields import id_fields
 from gt.wire.client_channel import Upload
 
 RECORDED = (RunOp, Redistribute, NoteGradient, BeginStep, EndStep, BeginModule, DropCopies)
 _NOT_RECORDED = (DefineOp, DefineScope, DefineSite, ForgetOps, FreeTensors, Synchronize)
 
 
-class Death(NamedTuple):
+class CollectedTensor(NamedTuple):
     """A tensor that was collected when `position` instructions had been emitted."""
 
     position: int
@@ -56,8 +57,8 @@ class Death(NamedTuple):
     nbytes: int
 
 
-class Draw(NamedTuple):
-    """A random key was drawn for the instruction at `position`, by a generator that was in `state` before."""
+class KeyDraw(NamedTuple):
+    """A random key that `generator`, in `state`, gave for the instruction at `position`."""
 
     position: int
     generator: torch.Generator
@@ -65,11 +66,15 @@ class Draw(NamedTuple):
 
 
 class Recording:
-    """The instructions of one call. `externals` are the tensors that it used and did not make, by their ids at that
-    time; `alive` the tensors that it made and that still exist, by id, with the positions of the instructions that
-    made them; `operands` the plain tensors that it used, with their versions then, by the id()
-    of their storages, which tensors with the same content share. `void` tells why the recording
-    cannot be repeated, if it cannot."""
+    """The instructions of one call, and the tensors that they name.
+
+    - `externals`: the tensors that the call used and did not make, by their ids at that time
+    - `made`: the tensors that the call made, by id, with the positions of the instructions that made them
+    - `alive`: those of them that still exist
+    - `operands`: the plain tensors that the call used, with their versions then, by the id() of the storages that they
+      were uploaded to; tensors with the same content share one
+    - `void`: the reason why the recording cannot be repeated, or an empty text
+    """
 
     def __init__(self, session: Session) -> None:
         self.session = session
@@ -78,9 +83,9 @@ class Recording:
         self.first_use: dict[int, int] = {}  # positions of instructions, by id of an external
         self.alive: dict[int, int] = {}
         self.made: dict[int, int] = {}
-        self.deaths: list[Death] = []
+        self.collected: list[CollectedTensor] = []
         self.lost: list[int] = []  # externals, or tensors unknown to the recording, that were collected in the call
-        self.draws: list[Draw] = []
+        self.draws: list[KeyDraw] = []
         self.random_state = torch.get_rng_state()
         self.ambient = ambient_state()
         self._host_random = _host_random()
@@ -102,7 +107,7 @@ class Recording:
 
 
 def ambient_state() -> tuple[Any, ...]:
-    """The settings of torch and GT, besides the arguments of a call, that decide what a function does."""
+    """The settings of torch and GT that may change the instructions of a function, besides its arguments."""
     scopes = []
     frame = scope_stack.top()
     while frame is not None:
@@ -128,13 +133,13 @@ def line_of(session: Session, site: int) -> str:
 
 
 class CallRecorder:
-    """The outbox of a session while a call is recorded, as a context. Instructions of other threads pass."""
+    """Inside `with`, the outbox of a session: records the instructions of this thread, and passes on all of them."""
 
     def __init__(self, session: Session) -> None:
         self.recording = Recording(session)
         self._session = session
         self._outbox: Outbox = session.outbox
-        self._operands: OperandCache = session.operands
+        self._upload_cache: UploadCache = session.upload_cache
         self._thread = get_ident()
         self._is_operand = False
 
@@ -145,14 +150,14 @@ class CallRecorder:
         session = self._session
         session.is_traced = True
         session.outbox = self  # type: ignore[assignment]
-        session.operands = _RecordedOperands(self, self._operands)  # type: ignore[assignment]
+        session.upload_cache = _RecordedUploads(self, self._upload_cache)  # type: ignore[assignment]
         cached_calls.before_draw = self._note_draw
         return self.recording
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, _: TracebackType | None) -> None:
         session = self._session
         cached_calls.before_draw = None
-        session.outbox, session.operands, session.is_traced = self._outbox, self._operands, False
+        session.outbox, session.upload_cache, session.is_traced = self._outbox, self._upload_cache, False
 
     # The interface of the outbox
 
@@ -164,7 +169,7 @@ class CallRecorder:
 
     def submit(
         self,
-        build: Callable[[tuple[int, ...]], Any],
+        build: BuildInstruction,
         refs: Sequence[TensorRef],
         written: Sequence[Storage] = (),
         new_ids: Sequence[int] = (),
@@ -192,12 +197,12 @@ class CallRecorder:
         recording = self.recording
         if ident in recording.alive:
             del recording.alive[ident]
-            recording.deaths.append(Death(len(recording.instructions), ident, nbytes))
+            recording.collected.append(CollectedTensor(len(recording.instructions), ident, nbytes))
         else:
             recording.lost.append(ident)
         self._outbox.release(ident, nbytes)
 
-    # What is noted
+    # Notes
 
     def _note_uses(self, refs: Sequence[TensorRef]) -> None:
         recording = self.recording
@@ -223,21 +228,22 @@ class CallRecorder:
         if get_ident() != self._thread:
             return
         drawn = generator or torch.default_generator
-        self.recording.draws.append(Draw(len(self.recording.instructions), drawn, drawn.get_state()))
+        self.recording.draws.append(KeyDraw(len(self.recording.instructions), drawn, drawn.get_state()))
 
     def operand(self, tensor: torch.Tensor) -> Storage:
+        """The upload of a plain tensor that an op of the call uses."""
         if get_ident() != self._thread:
-            return self._operands.storage_of(tensor)
+            return self._upload_cache.storage_of(tensor)
         self._is_operand = True
         try:
-            storage = self._operands.storage_of(tensor)
+            storage = self._upload_cache.storage_of(tensor)
         finally:
             self._is_operand = False
         version = 0 if tensor.is_inference() else tensor._version
         self.recording.operands.setdefault(id(storage), []).append((tensor, version))
         return storage
 
-    # What is refused
+    # Refusals
 
     def _check(self, instruction: Instruction) -> None:
         if isinstance(instruction, (*RECORDED, *_NOT_RECORDED)):
@@ -256,18 +262,18 @@ class CallRecorder:
         return f"{line}: a function of gt.compile {deed}, which a call that skips the function could not do; {remedy}"
 
 
-class _RecordedOperands:
-    """The operand cache of a session while a call is recorded."""
+class _RecordedUploads:
+    """The upload cache of a session while a call is recorded."""
 
-    def __init__(self, recorder: CallRecorder, operands: OperandCache) -> None:
+    def __init__(self, recorder: CallRecorder, upload_cache: UploadCache) -> None:
         self._recorder = recorder
-        self._operands = operands
+        self._upload_cache = upload_cache
 
     def storage_of(self, tensor: torch.Tensor) -> Storage:
         return self._recorder.operand(tensor)
 
     def forget(self) -> None:
-        self._operands.forget()
+        self._upload_cache.forget()
 
 
 def _only_first_time(op: str) -> bool:

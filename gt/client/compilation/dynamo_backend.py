@@ -1,7 +1,7 @@
-"""The entry of torch's list of backends under which it finds "gt" in a program that has not used GT before.
+"""The entry point under which torch finds the backend "gt" in a program that has not used GT before.
 
-Such a program has no tensors on GT, and torch.compile would run its code as it is: it is told so. Afterwards
-`torch.compile(model, backend="gt")` is `gt.compile(model)`.
+Such a program has no tensors on GT, and torch.compile would run its code uncompiled. So this module raises an error
+that says so. In a program that uses GT, `torch.compile(model, backend="gt")` is `gt.compile(model)`.
 """
 
 from __future__ import annotations

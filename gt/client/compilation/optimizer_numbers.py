@@ -1,11 +1,11 @@
 """The numbers of an optimizer's step, computed by the optimizer's own code.
 
-A step's ops have numbers that change: Adam's depend on the count of steps, and every optimizer's on the learning rate.
-`gt.compile` does not run the step, so it runs the same code on a stand-in: an optimizer of the same class, with the
-same settings and counts, whose parameters are plain tensors with one element. The numbers that the stand-in passes
-to torch's ops are, bit for bit, those that the optimizer would pass. Parameters that agree in
-what mostly decides these numbers (their group and counts) share one parameter of the stand-in; recorded calls show
-whether that is so.
+The ops of a step have numbers that change: Adam's depend on the count of steps, and every optimizer's on the learning
+rate. `gt.compile` does not run the step on the GT tensors; it runs the same code on a stand-in: an optimizer of the
+same class, with the same settings and counts, whose parameters are plain tensors with one element. The numbers that the
+stand-in passes to torch's ops are, bit for bit, those that the optimizer would pass. Parameters of the same group and
+with the same counts are of one kind, and share one parameter of the stand-in. Recorded calls show whether the numbers
+of a kind are indeed equal.
 """
 
 from __future__ import annotations
@@ -28,34 +28,34 @@ from gt.client.torch_patches.optimizer_defaults import bucket_sizes, standing_fo
 from gt.core.errors import GTError
 
 NumberPlace: TypeAlias = tuple[int, int, int]
-"""Where a stand-in has the numbers of an op: the kind of parameter, the position among the ops of this kind, and the
+"""The place of an op's numbers in a stand-in: the kind of parameter, the position among the ops of this kind, and the
 number of parameters that the op takes together."""
 _HOOKS = ("_optimizer_step_pre_hooks", "_optimizer_step_post_hooks")
 _version = attrgetter("_version")
 
 
 class Stepping(Enum):
-    """How an optimizer steps on its parameters, as a stand-in sees it."""
+    """The order in which an optimizer steps on its parameters."""
 
-    EACH = "one after another"
-    LISTS = "those of a group together, in buckets, and all of a group are of one kind"
-    WHOLE = "anyhow: each parameter has one of its own in the stand-in, which takes longer"
+    EACH = "parameter by parameter"
+    LISTS = "all parameters of a group together, in buckets; those of a group are of one kind"
+    WHOLE = "any order: the stand-in has a parameter for each of the optimizer's, and takes longer"
 
 
 class OpNumbers(NamedTuple):
-    """An op of a step. `has_list`: its numbers are a list, with one for each parameter."""
+    """The numbers of one op of a step. `has_list`: they are a list with one number for each parameter."""
 
     name: str
     numbers: tuple[Any, ...]
     has_list: bool
 
     def of(self, parameters: int) -> tuple[Any, ...]:
-        """The numbers if the op takes several parameters, for each of which this one stands."""
+        """The numbers of an op on several parameters of the same kind."""
         return self.numbers * parameters if self.has_list else self.numbers
 
 
 class StandIn:
-    """`parameters` are those that the optimizer would step on."""
+    """Stands in for an optimizer: computes the numbers of its steps. `parameters` are those that it would step on."""
 
     def __init__(self, optimizer: Optimizer, parameters: Sequence[torch.Tensor], stepping: Stepping) -> None:
         is_whole = stepping is Stepping.WHOLE
@@ -64,7 +64,7 @@ class StandIn:
         self.stepping = stepping
         self._kind_of: dict[int, int] = {}  # by id() of a parameter
         stepped = {id(parameter) for parameter in parameters}
-        members: dict[Any, _Member] = {}
+        members: dict[Any, _StandInParameter] = {}
         for number, group in enumerate(optimizer.param_groups):
             for parameter in group["params"]:
                 if id(parameter) not in stepped:
@@ -72,7 +72,7 @@ class StandIn:
                 entries = optimizer.state.get(parameter, {})
                 key = (number, parameter.dtype, _described(entries), is_whole and id(parameter))
                 if key not in members:
-                    members[key] = _Member(optimizer, number, parameter)
+                    members[key] = _StandInParameter(optimizer, number, parameter)
                 members[key].add(parameter)
                 self._kind_of[id(parameter)] = list(members).index(key) if not is_whole else 0
         found = list(members.values())
@@ -84,7 +84,8 @@ class StandIn:
         return self.sequences
 
     def expected(self, parameters: Sequence[torch.Tensor]) -> list[NumberPlace]:
-        """The ops of a step on some of its parameters, after `advance`; empty if it does not know them."""
+        """The places of the numbers of a step on some parameters, op by op; empty for unknown parameters. Called after
+        `advance`."""
         if any(id(parameter) not in self._kind_of for parameter in parameters):
             return []
         if self.stepping is Stepping.WHOLE:
@@ -118,7 +119,7 @@ class StandIn:
         return self._kind_of[id(parameter)]
 
     def is_in_step(self) -> bool:
-        """Whether nothing else has changed the counts of the optimizer."""
+        """Whether the counts of the optimizer are those that this stand-in has read or set last."""
         return all(member.is_in_step() for stepper in self._steppers for member in stepper.members)
 
     def counts(self) -> list[torch.Tensor]:
@@ -136,8 +137,8 @@ class StandIn:
         return before
 
 
-class _Member:
-    """A parameter of a stand-in, for some parameters of the optimizer."""
+class _StandInParameter:
+    """A parameter of a stand-in, which stands for all parameters of one kind."""
 
     def __init__(self, optimizer: Optimizer, group: int, parameter: torch.Tensor) -> None:
         self.parameter = torch.zeros((1,) * parameter.dim(), dtype=parameter.dtype, requires_grad=True)
@@ -176,6 +177,7 @@ class _Member:
         return self._after
 
     def commit(self) -> OptimizerState:
+        """Give the optimizer the counts after the step, and return its state before."""
         before = {name: copy_of(value) for name, value in self._state.get(self._originals[0], {}).items()}
         with torch.no_grad():
             for name, tensors in self.plain.items():
@@ -191,7 +193,7 @@ class _Member:
 class _Stepper:
     """Runs the code of an optimizer's step on other parameters."""
 
-    def __init__(self, optimizer: Optimizer, members: list[_Member]) -> None:
+    def __init__(self, optimizer: Optimizer, members: list[_StandInParameter]) -> None:
         self.members = members
         self._optimizer = optimizer
         self._stand_in: Any = object.__new__(type(optimizer))
@@ -199,6 +201,7 @@ class _Stepper:
         self._stand_in.__dict__.update(attributes, **{hooks: OrderedDict() for hooks in _HOOKS})
 
     def step(self) -> list[OpNumbers]:
+        """Run the code of the step, and return the numbers of its ops."""
         remote: list[torch.Tensor] = []
         self._stand_in.state = defaultdict(dict)
         for member in self.members:
@@ -219,8 +222,7 @@ class _Stepper:
 
 
 class _OpList(UntracedMode):
-    """Notes the ops on the tensors that stand for GT tensors, with those of their numbers that are no constants of
-    GT's calls."""
+    """Notes the ops on tensors that stand for GT tensors, and the numbers that GT sends with such ops."""
 
     _schemas: ClassVar[dict[Any, OpSchema]] = {}
 
@@ -253,7 +255,7 @@ class _OpList(UntracedMode):
 
 
 def _op_numbers(schema: OpSchema, args: Sequence[Any], kwargs: dict[str, Any]) -> OpNumbers:
-    """An op with the numbers of a call that `dispatch` sends with it."""
+    """The numbers that `dispatch` sends with an op."""
     numbers: list[Any] = []
     has_list = False
     given = [
@@ -270,7 +272,7 @@ def _op_numbers(schema: OpSchema, args: Sequence[Any], kwargs: dict[str, Any]) -
 
 
 def _described(entries: Any) -> Any:
-    """What decides the numbers of a parameter's step, of its state."""
+    """The part of a parameter's state that decides the numbers of its step."""
     if not isinstance(entries, dict):
         raise NoStandIn
     return tuple((name, _description(value)) for name, value in entries.items())
@@ -289,4 +291,4 @@ def _description(value: Any) -> Any:
 
 
 class NoStandIn(GTError):
-    """The numbers of an optimizer depend on something else than its settings and counts."""
+    """A stand-in cannot compute the numbers of an optimizer, which depend on more than its settings and counts."""

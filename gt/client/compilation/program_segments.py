@@ -15,6 +15,7 @@ from weakref import WeakKeyDictionary, finalize
 from gt.client.segment_matcher import MAX_TENSORS
 from gt.client.segment_templates import are_in_order
 from gt.client.session import Session
+from gt.core.message_fields import id_fields
 from gt.core.messages import (
     MAX_SEGMENT,
     BeginModule,
@@ -28,7 +29,6 @@ from gt.core.messages import (
     RunOp,
     RunSegment,
 )
-from gt.core.record_fields import id_fields
 from gt.core.segments import SegmentBody
 
 MAX_SEGMENTS = 1 << 10  # of the recorded programs of a session; the dispatcher limits those of a session

@@ -27,7 +27,7 @@ class KeyPlan(NamedTuple):
 
 
 def plan_keys(recording: Recording) -> KeyPlan | None:
-    """The keys that a recorded call has drawn; None if something else has used or set a generator meanwhile."""
+    """The keys that a recorded call has drawn; None if a generator was also used otherwise, or set, during the call."""
     generators: list[torch.Generator] = [torch.default_generator]
     states: list[torch.Tensor] = [recording.random_state]
     found: list[list[int]] = [[]]  # the keys of each generator
@@ -52,7 +52,7 @@ def plan_keys(recording: Recording) -> KeyPlan | None:
 
 
 def _gives(state: torch.Tensor, keys: Sequence[int], end: torch.Tensor) -> bool:
-    """Whether a generator in a state gives these keys and is in the state `end` then."""
+    """Whether a generator in `state` gives these keys, and is in the state `end` after the last one."""
     generator = torch.Generator()
     generator.set_state(state)
     drawn = torch.empty(len(keys), dtype=torch.int64).random_(generator=generator).tolist()

@@ -1,5 +1,5 @@
 """A call of a function as data: the instructions it emits, with slots in place of ids, and its effects on tensors of
-the program. `gt.compile` records several calls, compares them, and repeats the last one as a RecordedProgram.
+the program. `gt.compile` records several calls, compares them, and repeats the last one as a ReplayTemplate.
 
 A slot is a place in the table of ids of one call: first the tensors that the call uses and does not make (externals),
 then the tensors that it makes, in the order of their ids.
@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from itertools import islice
-from operator import attrgetter, itemgetter
+from operator import itemgetter
 from typing import Any, NamedTuple, TypeAlias
 
 import torch
@@ -48,9 +48,13 @@ _VARYING = ("scalars", "site")  # fields that may differ between calls
 
 
 class Source(NamedTuple):
-    """An external: the storage of a tensor of the call (`handle`) or of its gradient (`grad`), by position; plain
-    tensors of the function's state, all with the same content (`plain`), or those of an optimizer's state after its
-    step (`count`); or a constant that the function makes, and plain tensors that have its content (`constant`)."""
+    """The origin of an external. `positions` are those of the tensors that it comes from; the kinds are:
+
+    - `handle`, `grad`: a tensor of the call, or its gradient
+    - `plain`: plain tensors of the function's state, all with the same content
+    - `count`: plain tensors of an optimizer's state, after its step
+    - `constant`: the upload of a plain tensor that the function makes, and plain tensors with the same content
+    """
 
     kind: str
     positions: tuple[int, ...]
@@ -69,15 +73,15 @@ class RefTemplate(NamedTuple):
     is_parameter: bool
 
 
-class Same(NamedTuple):
+class ReturnedInput(NamedTuple):
     """A result that is one of the tensors of the call itself."""
 
     position: int
 
 
 class Effects(NamedTuple):
-    """What a call changes besides values: the tensors of the call by position, with their new gradients (None: reset)
-    and new storages, with the number of writes that autograd counts; and the results."""
+    """The effects of a call besides new values. By position of a tensor of the call: new gradients (None: reset), new
+    storages (`rebound`), and the number of writes that autograd counts (`versions`); then the results."""
 
     gradients: tuple[tuple[int, RefTemplate | None], ...]
     rebound: tuple[tuple[int, RefTemplate], ...]
@@ -87,8 +91,9 @@ class Effects(NamedTuple):
 
 
 class RecordedCall:
-    """One recorded call. `shape` are its instructions without ids, scalars and sites: two calls with equal shapes do
-    the same. `writes` are the externals that got new ids, with the slots of these."""
+    """One recorded call. `shape` are its instructions with slots in place of ids, and without scalars and sites: calls
+    with equal shapes run the same ops on the same tensors. `writes` are the externals that got new ids, with the slots
+    of these ids."""
 
     def __init__(
         self,
@@ -106,7 +111,7 @@ class RecordedCall:
         self.shape = [_shape(instruction, slots) for instruction in recording.instructions]
 
     def difference(self, other: RecordedCall) -> str | None:
-        """Where two calls do not do the same; None if they do, up to their numbers."""
+        """The first line at which two calls differ, or another difference; None if they differ in numbers only."""
         for position, (mine, others) in enumerate(zip(self.shape, other.shape, strict=False)):
             if mine != others:
                 return self.recording.line(position)
@@ -142,7 +147,7 @@ def own_ids(instructions: Sequence[Instruction]) -> list[int]:
 Numbers: TypeAlias = Callable[[], Sequence[Any]]
 
 
-class RecordedProgram:
+class ReplayTemplate:
     """The instructions of a recorded call for any ids and numbers.
 
     `scalars` are the distinct tuples of numbers of its ops. A caller that changes numbers passes another list."""
@@ -152,7 +157,7 @@ class RecordedProgram:
     ) -> None:
         self._instructions = recorded.recording.instructions
         self._slots = recorded.slots
-        self._dying = [death.id for death in recorded.recording.deaths]
+        self._dying = [tensor.id for tensor in recorded.recording.collected]
         self.sources = recorded.sources
         self.writes = recorded.writes
         self.effects = recorded.effects
@@ -215,7 +220,7 @@ class RecordedProgram:
 
 
 def _result(result: Any, ref_of: Callable[[RefTemplate], TensorRef], tensors: Sequence[Tensor]) -> Any:
-    if isinstance(result, Same):
+    if isinstance(result, ReturnedInput):
         return tensors[result.position]
     if isinstance(result, RefTemplate):
         return result_handle(result.kind, ref_of(result), result.requires_grad)
@@ -223,14 +228,14 @@ def _result(result: Any, ref_of: Callable[[RefTemplate], TensorRef], tensors: Se
 
 
 def result_handle(kind: type[Any], ref: TensorRef, requires_grad: bool) -> torch.Tensor:
-    """A handle for a result. One that requires a gradient refuses to compute it."""
+    """A handle for a result. A backward through a result that requires a gradient raises CompileError."""
     if not requires_grad:
         return wrap_view(kind, ref)
     return _WithoutGraph.apply(_anchor(), kind, ref)  # type: ignore[no-any-return]
 
 
 class _WithoutGraph(torch.autograd.Function):
-    """Makes a result that requires a gradient: its graph is not kept, since calls that skip the function have none."""
+    """Makes a result that requires a gradient but has no graph, as the results of a skipped call have none."""
 
     @staticmethod
     def forward(ctx: Any, anchor: torch.Tensor, kind: type[Any], ref: TensorRef) -> torch.Tensor:
@@ -266,6 +271,3 @@ def _builder(instruction: Instruction, slots: dict[int, int]) -> Build:
         else:
             fields.append(picker([slots[ident] for ident in value]))
     return lambda table: kind(*[field(table) for field in fields])  # type: ignore[return-value]
-
-
-id_of, key_of, ref_of_tensor = attrgetter("id"), attrgetter("key"), attrgetter("_ref")

@@ -30,31 +30,18 @@ _FOLDERS = tuple(sysconfig.get_path(name) for name in ("purelib", "platlib", "st
 _TABLES = ("_parameters", "_buffers", "_modules")
 _HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
 _READS_OF_SCHEDULES = ("get_last_lr", "get_lr", "_last_lr", "last_epoch")
-# Methods with such names that run when an object is made, copied, shown or deleted.
-_NOT_CALLED = frozenset(
-    f"__{name}__"
-    for name in [
-        "init",
-        "new",
-        "init_subclass",
-        "repr",
-        "str",
-        "del",
-        "reduce",
-        "reduce_ex",
-        "getstate",
-        "setstate",
-        "copy",
-        "deepcopy",
-    ]
-)
+# Special methods that run when an object is made, copied, shown or deleted, and not when a function computes with it.
+_NOT_CALLED = {
+    "__init__", "__new__", "__init_subclass__", "__repr__", "__str__", "__del__", "__reduce__", "__reduce_ex__",
+    "__getstate__", "__setstate__", "__copy__", "__deepcopy__",
+}  # fmt: skip
 _MISSING = object()
 
 
 class WatchedState:
-    """What a walk has found. `tensors` are the GT tensors, `plain` the tensors of this process, `optimizers` the
-    optimizers; each once. Entries are watched as an owner (a dict or a list) and a key; `names` are their names for
-    people."""
+    """The objects that can be reached from `roots`, and their values at the time of the walk. `tensors` are the GT
+    tensors, `plain` the tensors of this process, `optimizers` the optimizers, each once. A watched entry is an owner (a
+    dict or a list) with a key; `names` are the names of entries in warnings."""
 
     def __init__(self, roots: Sequence[tuple[str, object]]) -> None:
         self.roots = roots
@@ -79,12 +66,12 @@ class WatchedState:
     # Comparing
 
     def change_inside(self) -> str | None:
-        """The name of something that the function has changed: also a counter of a schedule."""
+        """The name of an entry that the function has changed, counters of schedules included; None if it has not."""
         moved = (name for name, owner, key, value in self._counters if owner.get(key, _MISSING) != value)
         return self.first_change() or next(moved, None)
 
     def first_change(self) -> str | None:
-        """The name of something that is not what it was; None if everything is."""
+        """The name of an entry whose value or length has changed since the walk; None if none has."""
         lengths = list(map(len, self._containers))
         if lengths != self._lengths:
             position = next(n for n, length in enumerate(lengths) if length != self._lengths[n])
@@ -122,7 +109,8 @@ class WatchedState:
             self._visit_schedule(name, attributes)
 
     def _visit_named(self) -> None:
-        """Visit methods and attributes that the code found so far names: others may be counters of something else."""
+        """Visit the methods and attributes that are named in the code found so far. The function does not use others,
+        which may be counters of other code."""
         for base, names in self._classes:
             for name in [name for name in names if name in self._words or _is_implicit(name)]:
                 names.remove(name)
@@ -158,38 +146,39 @@ class WatchedState:
         attributes = vars(module)
         self._read_class(type(module))
         for table in _TABLES:
-            self._container(name, attributes[table])
+            self._watch_length(attributes[table])
             for key, value in attributes[table].items():
                 self._watch(f"{name}.{key}", attributes[table], key, value)
         for key, value in attributes.items():
             if key in _HOOKS:
-                self._container(f"{name}.{key}", value)
+                self._watch_length(value)
                 self._pending.extend((f"{name}.{key}", hook) for hook in value.values())
             elif not key.startswith("_"):
                 self._watch(f"{name}.{key}", attributes, key, value)
 
     def _visit_optimizer(self, name: str, optimizer: Optimizer) -> None:
-        """The numbers of its groups and its state in this process are not watched: see `optimizer_numbers`."""
+        """Watch the parameters and the state of an optimizer, but not its settings and counts, which may change
+        (`optimizer_numbers.py`)."""
         self.optimizers.append(optimizer)
         for key in ("param_groups", "state"):  # load_state_dict replaces both
             self._seen[id(vars(optimizer)[key])] = vars(optimizer)[key]
             self._watch(f"{name}.{key}", vars(optimizer), key, vars(optimizer)[key])
-        self._container(f"{name}.param_groups", optimizer.param_groups)
+        self._watch_length(optimizer.param_groups)
         for group in optimizer.param_groups:
-            self._container(f"{name}.param_groups", group["params"])
+            self._watch_length(group["params"])
             for position, parameter in enumerate(group["params"]):
                 self._watch(f"{name}.param_groups", group["params"], position, parameter)
-        self._container(f"{name}.state", optimizer.state)
+        self._watch_length(optimizer.state)
         for entries in optimizer.state.values():
             if isinstance(entries, dict):
-                self._container(f"{name}.state", entries)
+                self._watch_length(entries)
                 for key, value in entries.items():
                     if isinstance(value, torch.Tensor):
                         self._watch(f"{name}.state[...][{key!r}]", entries, key, value)
 
     def _visit_schedule(self, name: str, attributes: dict[str, Any]) -> None:
-        """A schedule changes between the calls, outside of the function, which matters only if it reads the schedule:
-        the rates come through the optimizer."""
+        """Watch the counters of a learning-rate schedule if the function reads them. Otherwise they may change between
+        calls: the rates reach the function through the optimizer."""
         numbers = [(key, value) for key, value in attributes.items() if isinstance(value, _NUMBERS)]
         for key, value in numbers:
             if self._words.isdisjoint(_READS_OF_SCHEDULES):
@@ -199,7 +188,7 @@ class WatchedState:
 
     def _visit_container(self, name: str, value: Any) -> None:
         if not isinstance(value, tuple | frozenset):
-            self._container(name, value)
+            self._watch_length(value)
         if len(value) > _MAX_ITEMS:
             return
         if isinstance(value, dict | list):
@@ -227,7 +216,8 @@ class WatchedState:
             self._watch(word, variables, word, value)
 
     def _visit_instance(self, name: str, value: Any) -> None:
-        """An instance of another class. Of the program's own classes, those attributes matter that some code names."""
+        """Watch the attributes of another object: of a class of the program, those that are named in code; of a class
+        of a library, the public numbers."""
         attributes = vars(value)
         if type(value).__module__.startswith("gt."):
             self._pending.append((name, attributes.get("__wrapped__")))  # another function of gt.compile
@@ -241,7 +231,7 @@ class WatchedState:
         self._read_class(type(value))
 
     def _read_class(self, kind: type) -> None:
-        """Note the methods of a class of the program, which are visited if some code names them."""
+        """Note the methods of a class of the program, to be visited when they are named in code."""
         for base in kind.__mro__:
             if _is_library(base.__module__) or id(base) in self._seen:
                 continue
@@ -256,7 +246,7 @@ class WatchedState:
         self._values.append(value)
         self._pending.append((name, value))
 
-    def _container(self, name: str, value: Any) -> None:
+    def _watch_length(self, value: Any) -> None:
         self._containers.append(value)
         self._lengths.append(len(value))
 
@@ -281,7 +271,7 @@ def _function_of(value: Any) -> Any:
 
 
 def _is_implicit(method: str) -> bool:
-    """Whether code may call a method without its name: an operator, for example."""
+    """Whether a method may be called without being named, as operators are."""
     return method == "forward" or (method.startswith("__") and method not in _NOT_CALLED)
 
 

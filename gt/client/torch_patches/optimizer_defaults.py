@@ -1,9 +1,8 @@
-"""Replaces the choice between the implementations of an optimizer, and the lists of the one on lists, for parameters on
-GT.
+"""Makes torch's optimizers update parameters on GT in lists of tensors, by their implementation "foreach".
 
-Torch's optimizers update plain CPU parameters one by one, with about 12 ops for each. Their other implementation, on
-lists of tensors, takes the same 12 ops for all of them together. Here the lists are buckets, and the intermediate
-results of one bucket at a time are in memory.
+Torch's optimizers update plain CPU parameters one by one, with about 12 ops for each. "foreach" takes the same 12 ops
+for a whole list of parameters. For parameters on GT it becomes the default, and its lists are cut into buckets, so that
+the intermediate results of only one bucket at a time are in memory.
 """
 
 from __future__ import annotations
@@ -23,14 +22,14 @@ SAME_BITS = ("adadelta", "adagrad", "adam", "rmsprop", "rprop", "sgd")
 _DTYPES = (torch.float32, torch.float64)  # in which they do; in half precision they round at other points
 _NAME = "_default_to_fused_or_foreach"
 BUCKET_BYTES = 4 << 20  # of parameters, whole; those of gradients are as large
-# Plain tensors, by id(), that optimizers treat as the parameters on GT for which they stand: see `standing_for`.
+# By the id() of a plain tensor, the parameter on GT for which it stands: see `standing_for`.
 _originals: dict[int, torch.Tensor] = {}
 
 
 @contextlib.contextmanager
 def standing_for(originals: dict[int, torch.Tensor]) -> Iterator[None]:
-    """Let plain tensors, given by id(), be taken for parameters on GT: optimizers choose the same implementation and
-    the same lists for them."""
+    """Inside, optimizers treat plain tensors, given by id(), as the parameters on GT for which they stand: they choose
+    the same implementation and the same lists."""
     _originals.update(originals)
     try:
         yield
@@ -40,7 +39,7 @@ def standing_for(originals: dict[int, torch.Tensor]) -> Iterator[None]:
 
 
 def patch_optimizer_defaults(handle: type[torch.Tensor]) -> None:
-    """Let optimizers whose parameters are all on GT use the implementation on lists, unless the user chose one."""
+    """Let optimizers whose parameters are all on GT use "foreach", unless the user chose an implementation."""
     for name in SAME_BITS:
         module = sys.modules[f"torch.optim.{name}"]
         setattr(module, _NAME, _preferring_lists(getattr(module, _NAME), handle))
@@ -77,7 +76,8 @@ def _in_buckets(group: Callable[..., dict[Any, Any]], handle: type[torch.Tensor]
 
 
 class _BucketedGroups(dict[Any, Any]):
-    """The buckets of torch's groups, by device and dtype: several may have the same key. Optimizers go through all."""
+    """The buckets of torch's groups, by device and dtype. A mapping with repeated keys: optimizers go through all its
+    items."""
 
     def __init__(self, pairs: Iterable[tuple[Any, Any]]) -> None:
         self._pairs = list(pairs)
@@ -91,7 +91,7 @@ class _BucketedGroups(dict[Any, Any]):
 
 
 def bucket_sizes(parameters: list[torch.Tensor]) -> list[int]:
-    """The lengths of the lists into which the implementation on lists cuts the parameters of a group."""
+    """The lengths of the lists into which "foreach" cuts the parameters of a group."""
     groups = Optimizer._group_tensors_by_device_and_dtype([parameters], with_indices=True)  # type: ignore[list-item]
     return [len(indices) for _, indices in groups.values()]
 

@@ -18,7 +18,8 @@ from transformers import GPT2Config, GPT2LMHeadModel, LlamaConfig, LlamaForCausa
 
 import gt
 from gt.client import session as sessions
-from gt.client.compilation.compiled_function import MAX_ATTEMPTS, MAX_VARIANTS
+from gt.client.compilation.compiled_function import MAX_SPECIALIZATIONS
+from gt.client.compilation.specialization import MAX_ATTEMPTS
 from gt.core.messages import RunOp
 
 CALLS = 9
@@ -608,9 +609,9 @@ def test_new_shapes_are_recorded_anew():
 
 def test_the_number_of_recordings_is_bounded():
     function = gt.compile(lambda x: x + 1)
-    with pytest.warns(RuntimeWarning, match=f"more than {MAX_VARIANTS} kinds of arguments"):
-        results = [function(gt.zeros(size)).tolist() for size in range(1, MAX_VARIANTS + 3)]
-    assert results == [[1.0] * size for size in range(1, MAX_VARIANTS + 3)]
+    with pytest.warns(RuntimeWarning, match=f"more than {MAX_SPECIALIZATIONS} kinds of arguments"):
+        results = [function(gt.zeros(size)).tolist() for size in range(1, MAX_SPECIALIZATIONS + 3)]
+    assert results == [[1.0] * size for size in range(1, MAX_SPECIALIZATIONS + 3)]
 
 
 @pytest.mark.parametrize("change", ["training", "grad mode", "dtype", "requires_grad", "attribute", "global", "weight"])

@@ -12,6 +12,7 @@ from gt.client import session as sessions
 from gt.client.compilation import program_segments
 from gt.client.compilation.program_segments import SegmentedProgram
 from gt.client.compilation.recorded_calls import _builder
+from gt.core.message_fields import id_fields
 from gt.core.messages import (
     BeginStep,
     DefineSegment,
@@ -22,7 +23,6 @@ from gt.core.messages import (
     RunOp,
     RunSegment,
 )
-from gt.core.record_fields import id_fields
 from gt.core.segments import SegmentBody
 from tests.records import own
 

@@ -1,4 +1,4 @@
-"""Strides computed from shapes and strides alone, against torch's kernels on plain tensors."""
+"""Strides that the client computes for pointwise ops and views, against torch's kernels on plain tensors."""
 
 import math
 
@@ -6,7 +6,8 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gt.client.iterated_strides import broadcast, iterated_strides, view_strides
+from gt.client.shape_rules.views import view_strides
+from gt.client.tensor_iterator import broadcast, iterated_strides
 
 SIZES = st.sampled_from([1, 1, 2, 3])
 KERNELS = {1: torch.neg, 2: torch.mul, 3: torch.addcmul}

@@ -16,7 +16,7 @@ MAX_BYTES = 1 << 16  # of a tensor that is kept
 MAX_TENSORS = 512
 
 
-class OperandCache:
+class UploadCache:
     """Uploads by content; the least recently used is dropped first. Models make the same masks and numbers again and
     again. By content and not by identity, because NumPy may write to a tensor's memory unseen."""
 
@@ -26,6 +26,7 @@ class OperandCache:
         self._lock = threading.RLock()
 
     def storage_of(self, tensor: torch.Tensor) -> Storage:
+        """The upload of a plain tensor: an earlier one if the tensor is small and its content was uploaded before."""
         if tensor.numel() * tensor.itemsize > MAX_BYTES:
             return self._upload(tensor)
         plain = strided(tensor)

@@ -1,9 +1,8 @@
-"""Families of calls: calls of an op that differ only in their sizes, whose results are known from an earlier one.
+"""Infers the results of calls by shape rules (`shape_rules`), which is faster than by torch's shape functions.
 
-All calls of a family have the same op, constants and dtypes, tensors of the same ranks, and empty dims and dims of one
-element in the same places. Torch has inferred the first call of a family; its dtypes and its validity are those of all.
-Their shapes and strides come from the op's rule (shape_rules.py), which is used only if it gave torch's own result for
-the first call.
+Calls of an op that differ only in sizes are a family: they have the same constants and dtypes, tensors of the same
+ranks, and empty dims and dims of one element in the same places. Torch infers the first call of a family. If the rule
+of the op gives the same result, the rule infers the other calls; their dtypes are those of the first call.
 """
 
 from __future__ import annotations
@@ -15,7 +14,8 @@ import torch
 
 from gt.client.geometry import Geometry, intern_geometry
 from gt.client.op_schema import OpSchema
-from gt.client.shape_rules import Results, ShapeRule, Strided, rule_of
+from gt.client.shape_rules import rule_of
+from gt.client.shape_rules.shape_rule import Results, ShapeRule, Strided
 from gt.client.storage import TensorRef, ViewPath, is_lazy
 from gt.client.torch_patches.op_registry import schema_of
 
@@ -24,30 +24,33 @@ MAX_FAMILIES = 1 << 14
 FamilyKey: TypeAlias = tuple[Any, ...]
 
 
-class Inferred(NamedTuple):
-    """The results of a call: `container` is the type of a list or tuple of them, or None for a single tensor."""
+class InferredResults(NamedTuple):
+    """The geometries of a call's results. `container` is the type of a list or tuple of results, None for one
+    tensor."""
 
     container: type | None
     geometries: tuple[Geometry | None, ...]
 
 
 class RuledCall(NamedTuple):
-    """The family of a call, and its results by the op's rule."""
+    """A call to which the rule of its op applies: its family, and its results by the rule."""
 
     family: FamilyKey
     results: Results
 
 
 class _Family(NamedTuple):
+    """The container and the dtypes of the results, which all calls of a family share."""
+
     container: type | None
     dtypes: tuple[torch.dtype | None, ...]
 
 
-class CallFamilies:
-    """The families whose first call torch has inferred; None for one where the rule gave another result."""
+class RuleInference:
+    """Infers calls by rules that have given torch's result for the first call of their family."""
 
     def __init__(self) -> None:
-        self._families: dict[FamilyKey, _Family | None] = {}
+        self._families: dict[FamilyKey, _Family | None] = {}  # None: the rule gave another result than torch
         self._rules: dict[OpSchema, _OpRule | None] = {}
 
     def __len__(self) -> int:
@@ -56,15 +59,15 @@ class CallFamilies:
     def apply_rule(
         self, op: OpSchema, args: Sequence[Any], kwargs: dict[str, Any], key: tuple[Any, ...], refs: Sequence[TensorRef]
     ) -> RuledCall | None:
-        """The call by the rule of its op; None if the op has no rule, or the rule does not know."""
+        """The results of a call by the rule of its op; None if the op has no rule, or the rule does not cover it."""
         if op not in self._rules:
             rule = rule_of(op.func)
             self._rules[op] = None if rule is None else _OpRule(op, rule)
         found = self._rules[op]
         return None if found is None else found.apply(args, kwargs, key, refs)
 
-    def infer(self, call: RuledCall) -> Inferred | None:
-        """The results of a call, if torch has inferred one of its family before."""
+    def infer(self, call: RuledCall) -> InferredResults | None:
+        """The results of a call, if torch has confirmed the rule for its family; None otherwise."""
         family = self._families.get(call.family)
         if family is None or call.results is None:
             return None
@@ -72,14 +75,14 @@ class CallFamilies:
         if len(dtypes) != len(call.results):
             if family.container is None or len(set(dtypes)) != 1:
                 return None
-            dtypes = dtypes[:1] * len(call.results)  # a list of parts, as many as the size gives
+            dtypes = dtypes[:1] * len(call.results)  # the number of parts of a split depends on the size
         pairs = list(zip(call.results, dtypes, strict=True))
         if any((result is None) != (dtype is None) for result, dtype in pairs):
             return None
-        return Inferred(family.container, tuple([_geometry(result, dtype) for result, dtype in pairs]))
+        return InferredResults(family.container, tuple([_geometry(result, dtype) for result, dtype in pairs]))
 
-    def learn(self, call: RuledCall, inferred: Inferred) -> None:
-        """Compare the rule's results of a call with those that torch has inferred."""
+    def compare(self, call: RuledCall, inferred: InferredResults) -> None:
+        """Compare the rule's results of a family's first call with those that torch has inferred."""
         if call.family in self._families or call.results is None:
             return
         if len(self._families) >= MAX_FAMILIES:
@@ -107,6 +110,7 @@ class _OpRule:
     def apply(
         self, args: Sequence[Any], kwargs: dict[str, Any], key: tuple[Any, ...], refs: Sequence[TensorRef]
     ) -> RuledCall | None:
+        """The call by this rule; None for lazy operands, for unusual keywords and if the rule does not cover it."""
         if not self._names.issuperset(kwargs) or any(ref.path is not None and is_lazy(ref) for ref in refs):
             return None
         remaining = iter(refs)
@@ -116,13 +120,14 @@ class _OpRule:
         return None if results is None else RuledCall(self._family(key, refs), results)
 
     def _family(self, key: tuple[Any, ...], refs: Sequence[TensorRef]) -> FamilyKey:
-        """The key of a call, with the families of its tensors in place of their geometries."""
+        """The cache key of a call, with the families of its tensors in place of their geometries."""
         family = [None if type(part) is Geometry or type(part) is ViewPath else part for part in key]
         constants = map(_without_sizes, family) if self._rule.takes_sizes else family
         return (*constants, *[ref.geometry.family for ref in refs])
 
 
 def _with_geometries(value: Any, refs: Any) -> Any:
+    """An argument with geometries in place of tensors; `refs` are the remaining tensors of the call."""
     if isinstance(value, torch.Tensor):
         return next(refs).geometry
     if type(value) in (list, tuple) and value and isinstance(value[0], torch.Tensor):
@@ -131,7 +136,7 @@ def _with_geometries(value: Any, refs: Any) -> Any:
 
 
 def _without_sizes(part: Any) -> Any:
-    """A constant of a key without the sizes in it, except for those of no element or one."""
+    """A constant of a cache key for any sizes: lists keep whether a size is -1, 0, 1 or larger."""
     if type(part) is int:
         return int
     if isinstance(part, tuple) and all(type(size) is int for size in part):

@@ -1,4 +1,4 @@
-"""State of torch in which it does more with an op than to record its gradient and to dispatch it."""
+"""Whether modes, transforms, traces or profiles of torch see ops, besides autograd and the dispatcher."""
 
 from __future__ import annotations
 

@@ -5,7 +5,7 @@ import torch
 
 import gt
 from gt.client.compilation.compiled_function import CompiledFunction
-from gt.client.torch_patches.compile_function import original
+from gt.client.torch_patches.torch_compile import original
 from tests.subprocesses import finish, start_interpreter
 
 

@@ -1,8 +1,8 @@
-"""Strides of results as torch's C++ gives them, from shapes and strides alone: of kernels that iterate over operands
-(`TensorIterator`), and of views.
+"""Shapes and strides of the results of torch's `TensorIterator`, with which pointwise kernels iterate over operands.
 
-Torch's shape functions give the same, but need tensors and some hundred microseconds. Each function follows the C++
-function that it names; tests compare them on random shapes and strides.
+They are computed from the shapes and strides of the operands. Torch's shape functions give the same results, but need
+tensors and some hundred microseconds. Each function follows the C++ function that its docstring names; tests compare
+them with torch's kernels on random shapes and strides.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ _CHANNELS_LAST = (0, 2, 3, 1)  # dims of an image from the outermost to the inne
 
 
 def broadcast(shapes: Sequence[Ints]) -> Ints | None:
-    """The shape to which all shapes expand, or None if there is none."""
+    """The shape to which all shapes expand, or None if they do not fit."""
     first = shapes[0]
     if all(shape == first for shape in shapes):
         return tuple(first)
@@ -100,24 +100,3 @@ def _compare(left: int, right: int, shape: Ints, strides: Sequence[Ints]) -> int
         if shape[left] > shape[right]:
             return 1
     return 0
-
-
-def view_strides(shape: Ints, stride: Ints, new: Ints) -> Ints | None:
-    """The strides of `tensor.view(new)` for a tensor with elements and as many as `new` has; None if there is no such
-    view: `computeStride`."""
-    if not shape:
-        return (1,) * len(new)
-    strides = [0] * len(new)
-    at, step, old_count, new_count = len(new) - 1, stride[-1], 1, 1
-    for dim in reversed(range(len(shape))):
-        old_count *= shape[dim]
-        if dim and (shape[dim - 1] == 1 or stride[dim - 1] == old_count * step):
-            continue  # the next dim continues this one in memory
-        while at >= 0 and (new_count < old_count or new[at] == 1):
-            strides[at] = new_count * step
-            new_count *= new[at]
-            at -= 1
-        if new_count != old_count:
-            return None
-        step, old_count, new_count = stride[dim - 1], 1, 1
-    return tuple(strides) if at < 0 else None

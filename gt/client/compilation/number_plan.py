@@ -1,4 +1,4 @@
-"""The numbers of a recorded program: which are constants, which are random keys, and which an optimizer computes."""
+"""Plans the numbers of repeated calls: constants, random keys, functions of float arguments, numbers of optimizers."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from gt.client.compilation.optimizer_numbers import NoStandIn, NumberPlace, Stan
 from gt.client.compilation.program_segments import Table
 from gt.client.compilation.random_keys import KeyPlan
 from gt.client.compilation.recorded_calls import RecordedCall
-from gt.client.compilation.traced_numbers import NumberTrace
+from gt.client.compilation.traced_floats import NumberTrace
 from gt.client.optimizer_step_hooks import OptimizerState, note_step, optimizer_of_step, snapshot
 from gt.client.session import Session
 from gt.client.tensor import Tensor
@@ -23,12 +23,12 @@ from gt.core.messages import BeginStep, EndStep, RunOp
 
 
 class VaryingNumber(Exception):
-    """A number of an op differs between calls, and nothing tells what it will be in the next one."""
+    """A number of an op differs between calls, and is neither a random key nor computed from known numbers."""
 
 
 class StepPlace(NamedTuple):
-    """A step of an optimizer in a recorded call: the instructions between its begin and its end, the slots of their
-    ids, and the parameters."""
+    """A step of an optimizer in a recorded call: the positions of its first and last instruction, the slots of the
+    step's begin and end, and its parameters."""
 
     first: int
     last: int
@@ -38,10 +38,10 @@ class StepPlace(NamedTuple):
 
 
 class StepNumbers:
-    """The numbers of one optimizer in one recorded call. Made before the call, from the state of the optimizer then,
-    for the parameters that it has `stepped` on in the call before, or for all. `place` is known after the call, if this
-    has one step of the optimizer, and `numbers` if a stand-in understands the step: the kinds of parameters, and the
-    positions in the sequences of their ops, by position of an instruction."""
+    """The numbers of one optimizer in one recorded call. Made before the call from the state of the optimizer, for the
+    parameters that it has `stepped` on in the call before, or for all. After the call, `align` sets `place` if the call
+    has one step of the optimizer, and `numbers` if a stand-in gives all numbers of this step: for each instruction, by
+    position, the place of its numbers in the stand-in."""
 
     def __init__(self, optimizer: Optimizer, stepped: Sequence[Tensor] | None) -> None:
         self.optimizer = optimizer
@@ -71,7 +71,7 @@ class StepNumbers:
         return self._stand_ins[self._stepping].counts() if self.numbers else []
 
     def align(self, recorded: RecordedCall, tensors: Sequence[Tensor]) -> None:
-        """Find the step of the optimizer in a recorded call."""
+        """Find the step of the optimizer in a recorded call, and the stand-in that gives its numbers."""
         self.place = self._find(recorded, tensors)
         if self.place is None:
             return
@@ -98,7 +98,7 @@ class StepNumbers:
         return StandIn(self.optimizer, self.place.parameters, self._stepping)
 
     def kinds(self, later: StandIn) -> dict[int, int]:
-        """The kinds of parameters in this call, by their numbers, as the numbers of a later stand-in."""
+        """For each kind of parameter of this call, the number of the same kind in a later stand-in."""
         assert self.place is not None
         now = self._stand_ins[self._stepping]
         return {now.kind_of(parameter): later.kind_of(parameter) for parameter in self.place.parameters}
@@ -107,6 +107,7 @@ class StepNumbers:
         return self._stand_ins[self._stepping].names()
 
     def _find(self, recorded: RecordedCall, tensors: Sequence[Tensor]) -> StepPlace | None:
+        """The only step of the optimizer in the call; None if it has none or several, or steps on unknown tensors."""
         found: list[StepPlace] = []
         slots, instructions = recorded.slots, recorded.recording.instructions
         for first, begun in enumerate(instructions):
@@ -133,7 +134,8 @@ class _ArgumentNumbers(NamedTuple):
 
 
 class NumberPlan:
-    """`groups` are the positions in `scalars` of the numbers of each RunOp, in order."""
+    """Computes the numbers of each repetition of a call. `scalars` are the distinct tuples of numbers; `groups` has,
+    for each RunOp in order, the position of its numbers in `scalars`."""
 
     def __init__(
         self,
@@ -154,13 +156,13 @@ class NumberPlan:
         self._steps = steps
 
     def prepare(self, arguments: Sequence[float]) -> bool:
-        """Compute the numbers of the next call; False if its ops would be others. `arguments` are its floats."""
+        """Prepare the numbers of the next call; False if the call would have other ops. `arguments` are its floats."""
         return all(same_number(arguments[position], value) for position, value in self._pinned) and all(
             step.prepare() for step in self._steps
         )
 
     def draw(self, arguments: Sequence[float]) -> tuple[tuple[Any, ...], ...]:
-        """The numbers of this call."""
+        """The numbers of the prepared call. Draws its random keys and advances the counts of optimizers."""
         scalars = self.scalars.copy()
         for group, numbers in self._arguments:
             scalars[group] = tuple([each(arguments) if callable(each) else each for each in numbers])
@@ -173,14 +175,14 @@ class NumberPlan:
         return tuple(scalars)
 
     def commit(self, session: Session, table: Table) -> None:
-        """Note the steps of optimizers that the call has made."""
+        """Add the call's steps to the histories of their optimizers."""
         for step in self._steps:
             step.commit(session, table)
 
 
 class _RepeatedStep:
-    """A step of an optimizer in a program. `groups` are the positions in the program's scalars of the numbers of each
-    op of each kind of parameter. Without a stand-in, the settings of the optimizer must stay as they are."""
+    """A step of an optimizer in a repeated call. `groups` are the positions in the plan's scalars of the numbers that
+    the stand-in has at each place. Without a stand-in, the settings of the optimizer must stay as they are."""
 
     def __init__(self, steps: StepNumbers, groups: dict[NumberPlace, int]) -> None:
         assert steps.place is not None
@@ -198,6 +200,7 @@ class _RepeatedStep:
             self._names = {kinds[kind]: names[kind] for kind in kinds}
 
     def prepare(self) -> bool:
+        """Compute the numbers of the next step; False if the step would have other ops."""
         if self._stand_in is None:
             return [_settings(group) for group in self._optimizer.param_groups] == self._settings
         if not self._stand_in.is_in_step() and not self._follow():
@@ -222,7 +225,7 @@ class _RepeatedStep:
         return True
 
     def fill(self, scalars: list[tuple[Any, ...]]) -> None:
-        """Set the numbers of the step, and the counts of the optimizer."""
+        """Set the numbers of the step in `scalars`, and advance the counts of the optimizer."""
         self._state = self._stand_in.commit() if self._stand_in is not None else snapshot(self._optimizer)
         if self._stand_in is not None:
             for place, group in self._groups:
@@ -238,8 +241,8 @@ def plan_numbers(
     steps: Sequence[Sequence[StepNumbers]],
     traces: Sequence[NumberTrace],
 ) -> NumberPlan:
-    """Tell constants from numbers that change, by comparing calls. `steps` are those of the optimizers in the last
-    calls, `traces` the numbers that were computed from the arguments of each call."""
+    """Find, by comparing calls, which numbers are constants and how to compute the others. `steps` are those of the
+    optimizers in the last calls, `traces` the numbers that were computed from the arguments of each call."""
     last = calls[-1].recording
     key_of = dict(keys.places)
     aligned = [each for each in zip(*steps, strict=True) if all(step.place is not None for step in each)]
@@ -278,7 +281,7 @@ def plan_numbers(
 
 def _pinned(traces: Sequence[NumberTrace]) -> dict[int, float]:
     """The float arguments whose values must stay as they were: those that did not change from call to call, and those
-    that the function compares with something."""
+    that the function compares or converts."""
     last = traces[-1]
     return {
         position: value
@@ -295,7 +298,7 @@ def _is_of_step(identity: Any, number: int) -> bool:
 def _explained(
     calls: Sequence[RecordedCall], position: int, is_random: bool, traces: Sequence[NumberTrace]
 ) -> tuple[Any, ...]:
-    """The numbers of an op: itself for a constant, a function of the call's floats for one that changes."""
+    """The numbers of an op: a constant as itself, a number that changes as a function of the call's floats."""
     ops = [each.recording.instructions[position] for each in calls]
     found: list[Any] = []
     for values in zip(*[op.scalars for op in ops], strict=True):  # type: ignore[union-attr]
@@ -308,7 +311,7 @@ def _explained(
 
 
 def _expression(values: Sequence[Any], traces: Sequence[NumberTrace]) -> Any:
-    """A function of the arguments that gives a number in all calls; None if there is none."""
+    """The function of the float arguments that gives these values, one in each call; None if none was traced."""
     counts = {len(trace.values) for trace in traces}
     if len(counts) > 1:
         return None
@@ -345,7 +348,8 @@ def _settings(group: dict[str, Any]) -> dict[str, Any]:
 
 
 def _mark_settings(group: dict[str, Any]) -> dict[str, Any]:
-    """The settings of a group of parameters, with new objects for numbers: code that assigns one replaces it."""
+    """The settings of a group of parameters. Floats are replaced by new objects, so that an assignment is noticed even
+    if it assigns an equal value."""
     for name, value in group.items():
         if type(value) is float:
             group[name] = neg(neg(value))

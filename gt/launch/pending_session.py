@@ -1,16 +1,17 @@
-"""The start of worker processes: a program goes on while they import torch, and waits when it first needs them."""
+"""`PendingSession`: a session whose worker processes are starting. The program goes on while they import torch, and
+waits when it first needs them."""
 
 from __future__ import annotations
 
 from gt.client.host_data import copy_bytes
 from gt.client.session import Session
 from gt.core.settings import Settings
-from gt.launch.hosted_channel import HostedChannel
+from gt.launch.hosted_dispatcher_channel import HostedDispatcherChannel
 from gt.launch.local_processes import LocalProcesses
 from gt.monitor.instruction_log import open_log
 
 
-class LocalStart:
+class PendingSession:
     """Worker processes that are starting, and the channel that their session will use."""
 
     def __init__(self, settings: Settings) -> None:
@@ -20,7 +21,7 @@ class LocalStart:
         copy = copy_bytes if settings.shares_memory else None
         try:
             observer = open_log(settings.instruction_log)
-            self._channel = HostedChannel(
+            self._channel = HostedDispatcherChannel(
                 self.processes, copy, observer, settings.heartbeat_timeout, settings.copy_limit
             )
         except BaseException:

@@ -7,7 +7,7 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from gt.client.operators import BINARY, IN_PLACE, REFLECTED, UNARY
-from gt.client.torch_patches.interception import is_intercepted
+from gt.client.torch_patches.op_interception import is_intercepted
 
 
 def test_nothing_intercepts_by_default():

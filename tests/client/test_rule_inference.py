@@ -7,9 +7,9 @@ import torch
 from torch.nn import functional
 
 import gt
-from gt.client import call_families, call_inference
+from gt.client import call_inference, rule_inference
 from gt.client import session as sessions
-from gt.client.shape_rules import ShapeRule, Strided
+from gt.client.shape_rules.shape_rule import ShapeRule, Strided
 from gt.core.errors import OpError
 
 aten = torch.ops.aten
@@ -106,17 +106,17 @@ def test_empty_tensors_are_left_to_torch(inferred):
 
 def test_a_rule_that_differs_from_torch_is_not_used(inferred, monkeypatch):
     wrong = ShapeRule(lambda *args, **kwargs: [Strided((1,), (1,))])
-    monkeypatch.setattr(call_families, "rule_of", lambda func: wrong)
+    monkeypatch.setattr(rule_inference, "rule_of", lambda func: wrong)
     for length in (3, 4, 5):
         assert (-gt.ones(length)).shape == (length,)
     assert inferred.count("aten.neg.default") == 3
 
 
 def test_the_table_of_families_does_not_grow_without_bound(embedded, monkeypatch):
-    monkeypatch.setattr(call_families, "MAX_FAMILIES", 4)
+    monkeypatch.setattr(rule_inference, "MAX_FAMILIES", 4)
     for rank in range(1, 12):
         same(-gt.ones([2] * rank), -torch.ones([2] * rank))
-    assert len(sessions.current().families) <= 4
+    assert len(sessions.current().rule_inference) <= 4
 
 
 def test_gradients_that_a_mask_excludes(embedded):

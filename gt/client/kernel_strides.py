@@ -26,8 +26,8 @@ from gt.client.torch_patches.pytree import tree_flatten, tree_unflatten
 from gt.core.meta import contiguous_strides, dense_strides, is_dense, memory_order
 
 Strides: TypeAlias = tuple[int, ...]
-Arguments: TypeAlias = dict[str, Any]
-StrideRule: TypeAlias = Callable[[Arguments, Sequence[torch.Tensor | None]], Sequence[Strides | None]]
+NamedArguments: TypeAlias = dict[str, Any]
+StrideRule: TypeAlias = Callable[[NamedArguments, Sequence[torch.Tensor | None]], Sequence[Strides | None]]
 """Gives the strides of an op's results from its arguments by name and the results of the shape function; None if the
 latter have the right strides."""
 
@@ -92,7 +92,7 @@ def _restrided(tensor: Any, stride: Strides | None) -> Any:
     return torch.empty_strided(tensor.shape, stride, dtype=tensor.dtype, device="meta")
 
 
-def _iterated(arguments: Arguments, results: Sequence[torch.Tensor | None]) -> list[Strides | None]:
+def _iterated(arguments: NamedArguments, results: Sequence[torch.Tensor | None]) -> list[Strides | None]:
     """A kernel that iterates over its operands gives its result strides like theirs; the C++ shape functions of a few
     ops compute them."""
     operands = [value for value in arguments.values() if isinstance(value, torch.Tensor)]
@@ -116,27 +116,27 @@ def _memory(tensor: torch.Tensor) -> torch.Tensor:
     return tensor.as_strided((count,), (1,), 0)
 
 
-def _scaled(arguments: Arguments, results: Sequence[torch.Tensor | None]) -> list[Strides | None]:
+def _scaled(arguments: NamedArguments, results: Sequence[torch.Tensor | None]) -> list[Strides | None]:
     """`ldexp` multiplies by a power, which is contiguous."""
     power = run_shape_function(aten.pow.Scalar, (2.0, arguments["other"]), {})
     return _iterated({"self": arguments["self"], "other": power}, results)
 
 
-def _contiguous(arguments: Arguments, results: Sequence[torch.Tensor | None]) -> list[Strides | None]:
+def _contiguous(arguments: NamedArguments, results: Sequence[torch.Tensor | None]) -> list[Strides | None]:
     return [None if result is None else contiguous_strides(tuple(result.shape)) for result in results]
 
 
 def _like(name: str) -> StrideRule:
     """The memory format of an argument, if it is a channels-last one; otherwise contiguous."""
 
-    def rule(arguments: Arguments, results: Sequence[torch.Tensor | None]) -> list[Strides | None]:
+    def rule(arguments: NamedArguments, results: Sequence[torch.Tensor | None]) -> list[Strides | None]:
         format_ = _suggested_format(arguments[name])
         return [None if result is None else _in_format(result, format_) for result in results]
 
     return rule
 
 
-def _rolled(arguments: Arguments, results: Sequence[torch.Tensor | None]) -> Sequence[Strides | None]:
+def _rolled(arguments: NamedArguments, results: Sequence[torch.Tensor | None]) -> Sequence[Strides | None]:
     """Torch rolls a tensor dim by dim, by concatenating its two parts; without dims as if it were flat. Where nothing
     moves along a dim, one part is empty and contiguous, and then the result is contiguous too."""
     source, dims = arguments["self"], arguments.get("dims")
@@ -146,7 +146,7 @@ def _rolled(arguments: Arguments, results: Sequence[torch.Tensor | None]) -> Seq
     return (_like("self") if moves else _contiguous)(arguments, results)
 
 
-def _angle(arguments: Arguments, results: Sequence[torch.Tensor | None]) -> Sequence[Strides | None]:
+def _angle(arguments: NamedArguments, results: Sequence[torch.Tensor | None]) -> Sequence[Strides | None]:
     return (_contiguous if arguments["self"].is_complex() else _iterated)(arguments, results)
 
 
@@ -182,7 +182,7 @@ def _in_format(tensor: torch.Tensor, format_: torch.memory_format) -> Strides:
 def _columns(*positions: int) -> StrideRule:
     """Matrices with contiguous columns, as LAPACK gives them, at these positions of the results."""
 
-    def rule(arguments: Arguments, results: Sequence[torch.Tensor | None]) -> list[Strides | None]:
+    def rule(arguments: NamedArguments, results: Sequence[torch.Tensor | None]) -> list[Strides | None]:
         return [
             _of_columns(result) if position in positions and result is not None else None
             for position, result in enumerate(results)
@@ -199,7 +199,7 @@ def _of_columns(matrices: torch.Tensor) -> Strides:
     return dense_strides(matrices.shape, ranks)
 
 
-def _fourier(arguments: Arguments, results: Sequence[torch.Tensor | None]) -> list[Strides | None]:
+def _fourier(arguments: NamedArguments, results: Sequence[torch.Tensor | None]) -> list[Strides | None]:
     """MKL transforms the last dims of memory: the dims of the batch lie around them, in the order of their strides."""
     source, dims = arguments["self"], [dim % arguments["self"].dim() for dim in arguments["dim"]]
     (result,) = results
@@ -218,7 +218,7 @@ def _fourier(arguments: Arguments, results: Sequence[torch.Tensor | None]) -> li
     return [dense_strides(result.shape, [-order.index(dim) for dim in range(result.dim())])]
 
 
-def _convolution(arguments: Arguments, results: Sequence[torch.Tensor | None]) -> list[Strides | None]:
+def _convolution(arguments: NamedArguments, results: Sequence[torch.Tensor | None]) -> list[Strides | None]:
     """The memory format of the kernel that torch selects. One-dimensional images are computed as two-dimensional ones
     of one row."""
     given = {name: arguments.get(name) for name in ("stride", "padding", "dilation", "output_padding")}
@@ -250,7 +250,7 @@ def _of_images(result: torch.Tensor, format_: torch.memory_format, is_row: bool)
     return (*outer, last)
 
 
-def _stacked(arguments: Arguments, results: Sequence[torch.Tensor | None]) -> list[Strides | None]:
+def _stacked(arguments: NamedArguments, results: Sequence[torch.Tensor | None]) -> list[Strides | None]:
     """Torch's kernel concatenates; the Python shape function of torch 2.10 gives other strides."""
     tensors, (result,) = arguments["tensors"], results
     if result is None or any(tensor.shape != tensors[0].shape for tensor in tensors):

@@ -1,5 +1,5 @@
-"""Hooks that tell the dispatcher when modules use their cut parameters: copies of these are gathered together when a
-module begins, forward or backward, and dropped when it has run.
+"""Hooks that tell the dispatcher when modules use their cut parameters: whole copies of them are gathered when a module
+begins its forward or backward, and dropped when it has run.
 
 Eager code does not know the last use of a tensor, but a module has an end. A copy is dropped when the forward of its
 module ends. If a gradient needs it, it is gathered again, and dropped when the backward of the next module begins or
@@ -39,22 +39,24 @@ class ParameterPlace(NamedTuple):
     name: str
 
 
-class Direction(enum.IntEnum):
+class ModulePass(enum.IntEnum):
+    """A pass through a module."""
+
     FORWARD = 0
     BACKWARD = 1
 
 
-class CopyHook:
+class GatherHook:
     """The hooks of a module. `places` are its own cut parameters, `inner` the hooks of the modules inside it: a module
     may use the parameters of another one without calling it, as attention does. `following` are the hooks of the
-    modules that ran after it last time, by direction."""
+    modules that ran after it last time, by pass."""
 
     _numbers = itertools.count(1)
 
     def __init__(self, places: list[ParameterPlace]) -> None:
         self.places = places
-        self.inner: frozenset[CopyHook] = frozenset()
-        self.following: dict[Direction, ref[CopyHook]] = {}
+        self.inner: frozenset[GatherHook] = frozenset()
+        self.following: dict[ModulePass, ref[GatherHook]] = {}
         self._number = next(self._numbers)
 
     def __getstate__(self) -> dict[str, Any]:
@@ -65,12 +67,12 @@ class CopyHook:
         self.__init__(state["places"])  # type: ignore[misc]
         self.inner = state["inner"]
 
-    def number(self, direction: Direction) -> int:
-        return 2 * self._number + direction
+    def number(self, module_pass: ModulePass) -> int:
+        return 2 * self._number + module_pass
 
     def begin_forward(self, module: torch.nn.Module, args: Any) -> None:
         if self.places and _reshards():
-            _order.begin(self, Direction.FORWARD)
+            _order.begin(self, ModulePass.FORWARD)
 
     def __call__(self, module: torch.nn.Module, args: Any, output: Any) -> None:
         """The forward of the module has ended. `output` is None if it has raised an exception."""
@@ -87,9 +89,9 @@ class CopyHook:
     def _begin_backward(self, gradients: Any) -> None:
         _running.begin(self)
         if self.places:
-            _order.begin(self, Direction.BACKWARD)
+            _order.begin(self, ModulePass.BACKWARD)
 
-    def contains(self, other: CopyHook) -> bool:
+    def contains(self, other: GatherHook) -> bool:
         return other is self or other in self.inner
 
     def parameters(self) -> Iterator[Tensor]:
@@ -109,11 +111,11 @@ class _RunningBackward(threading.local):
     their backward, which is still to come. A thread has one; a backward inside another one shares it."""
 
     def __init__(self) -> None:
-        self._begun: list[CopyHook] = []
-        self._recomputed: set[CopyHook] = set()
+        self._begun: list[GatherHook] = []
+        self._recomputed: set[GatherHook] = set()
         self._number = NO_BACKWARD
 
-    def begin(self, hook: CopyHook) -> None:
+    def begin(self, hook: GatherHook) -> None:
         """The backward of a module begins, so that of the others is over, except for the modules around it, and for
         those inside it that have the same output."""
         self._follow()
@@ -122,7 +124,7 @@ class _RunningBackward(threading.local):
         self._recomputed.discard(hook)
         _drop(over)
 
-    def note_recomputed(self, hook: CopyHook) -> None:
+    def note_recomputed(self, hook: GatherHook) -> None:
         """Keep the copies of a module whose forward was computed again: its backward follows immediately."""
         self._follow()
         if hook not in self._begun:
@@ -139,45 +141,45 @@ class _RunningBackward(threading.local):
     def _end(self) -> None:
         over = [*self._begun, *self._recomputed]
         self._begun, self._recomputed, self._number = [], set(), NO_BACKWARD
-        _order.end(Direction.BACKWARD)
+        _order.end(ModulePass.BACKWARD)
         _drop(over)
 
 
 class _ModuleOrder(threading.local):
-    """The module that began last in each direction, and the one that was expected to follow it. Weak, so that the
-    parameters of a model end with it."""
+    """The module that began last in each pass, and the one that was expected to follow it. Holds weak references, so
+    that the parameters of a model are freed with it."""
 
     def __init__(self) -> None:
-        self._last: dict[Direction, ref[CopyHook]] = {}
-        self._expected: ref[CopyHook] | None = None
+        self._last: dict[ModulePass, ref[GatherHook]] = {}
+        self._expected: ref[GatherHook] | None = None
 
-    def begin(self, hook: CopyHook, direction: Direction) -> None:
+    def begin(self, hook: GatherHook, module_pass: ModulePass) -> None:
         """Tell the dispatcher that a module begins. Its backward begins once for each output: only the first counts."""
-        last = self._last[direction]() if direction in self._last else None
-        if last is hook and direction is Direction.BACKWARD:
+        last = self._last[module_pass]() if module_pass in self._last else None
+        if last is hook and module_pass is ModulePass.BACKWARD:
             return
         if last is not None and last is not hook:
-            last.following[direction] = ref(hook)
-        self._last[direction] = ref(hook)
-        if direction is Direction.BACKWARD:
-            self.end(Direction.FORWARD)  # the next forward does not follow this one
+            last.following[module_pass] = ref(hook)
+        self._last[module_pass] = ref(hook)
+        if module_pass is ModulePass.BACKWARD:
+            self.end(ModulePass.FORWARD)  # the next forward does not follow this one
         self._forget_expected(hook)
-        following = hook.following[direction]() if direction in hook.following else None
+        following = hook.following[module_pass]() if module_pass in hook.following else None
         if following is not None:
             self._expected = ref(following)
-        _begin_module(hook, following, direction)
+        _begin_module(hook, following, module_pass)
 
-    def _forget_expected(self, hook: CopyHook) -> None:
+    def _forget_expected(self, hook: GatherHook) -> None:
         """Drop the copies that were gathered for a module, if another one has followed instead."""
         expected, self._expected = self.expected(), None
         if expected is not None and expected is not hook:
             _drop([expected])
 
-    def expected(self) -> CopyHook | None:
+    def expected(self) -> GatherHook | None:
         return self._expected() if self._expected is not None else None
 
-    def end(self, direction: Direction) -> None:
-        self._last.pop(direction, None)
+    def end(self, module_pass: ModulePass) -> None:
+        self._last.pop(module_pass, None)
 
 
 _running = _RunningBackward()
@@ -195,7 +197,7 @@ def _reshards() -> bool:
     return True
 
 
-def _drop(hooks: Iterable[CopyHook], kept: CopyHook | None = None) -> None:
+def _drop(hooks: Iterable[GatherHook], kept: GatherHook | None = None) -> None:
     """Let the dispatcher drop the copies of the parameters of some modules, except parameters that `kept` has too."""
     session = _open_session()
     if session is None:
@@ -207,17 +209,18 @@ def _drop(hooks: Iterable[CopyHook], kept: CopyHook | None = None) -> None:
         session.outbox.submit(DropCopies, dropped)
 
 
-def _begin_module(hook: CopyHook, following: CopyHook | None, direction: Direction) -> None:
+def _begin_module(hook: GatherHook, following: GatherHook | None, module_pass: ModulePass) -> None:
+    """Tell the dispatcher that a module begins, and which one is likely to follow."""
     session = _open_session()
     if session is None:
         return
     own = _storages(session, hook.own_parameters())
     ahead = _storages(session, following.own_parameters()) if following is not None else []
-    next_number = following.number(direction) if following is not None else 0
+    next_number = following.number(module_pass) if following is not None else 0
     site = session.sites.current()
 
     def begin(ids: tuple[int, ...]) -> BeginModule:
-        return BeginModule(hook.number(direction), ids[: len(own)], next_number, ids[len(own) :], site)
+        return BeginModule(hook.number(module_pass), ids[: len(own)], next_number, ids[len(own) :], site)
 
     session.outbox.submit(begin, [*own, *ahead])
 

@@ -38,6 +38,8 @@ class NumberTrace:
 
 
 class TracedFloat(float):
+    """A float that notes in a NumberTrace how it was computed, and which arguments its value pins."""
+
     __slots__ = ("expression", "roots", "trace")
     trace: NumberTrace
     expression: Expression
@@ -72,6 +74,8 @@ def _arithmetic(name: str) -> Callable[..., Any]:
 
 
 def _pinning(name: str) -> Callable[..., Any]:
+    """The method of an operator whose result the code may branch on: it pins the number's arguments."""
+
     compute = getattr(float, name)
 
     def method(self: TracedFloat, *others: Any) -> Any:

@@ -8,6 +8,7 @@ from gt.core.errors import nearest
 
 
 def unknown_backward(backward: str, known: Iterable[str]) -> str:
+    """The problem of a backward signal that has no configuration."""
     return f"backward names signal {backward!r}, which is not configured; {nearest(backward, known)}"
 
 

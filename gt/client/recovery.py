@@ -91,8 +91,8 @@ def recover(*targets: torch.Tensor | torch.nn.Module | Optimizer) -> None:
 
 
 def _require_on_workers(targets: Sequence[Any]) -> None:
-    """Raises if a target has plain tensors, which GT cannot bring back, or if there is nothing to bring back. The
-    state of an optimizer may be plain: its history has it."""
+    """Raise if a target has plain tensors, which GT cannot restore, or if no target has a tensor on GT. The state of an
+    optimizer may be plain, since its history has snapshots of it."""
     if not targets:
         raise TypeError(
             "gt.recover needs the tensors, modules and optimizers to bring back: gt.recover(model, optimizer)"
@@ -116,6 +116,7 @@ def _is_plain(tensor: Any) -> bool:
 
 
 def _recover_session(session: Session, targets: Sequence[RecoveryTarget], optimizers: Sequence[Optimizer]) -> None:
+    """Restore the tensors and optimizers of one session to the last point that can be read."""
     point = _last_point(session, targets, optimizers)
     try:
         values = [(target.storage, session.fetch(target.storage, version)) for target, version in point.versions]
@@ -192,6 +193,7 @@ def _candidates(session: Session, targets: Sequence[RecoveryTarget], histories: 
 def _point_at(
     session: Session, at: int, targets: Sequence[RecoveryTarget], optimizers: Sequence[Optimizer]
 ) -> RecoveryPoint:
+    """The recovery point at an id, with the names of the values that cannot be restored."""
     after: list[tuple[Optimizer, OptimizerStep]] = []
     missing: list[str] = []
     for optimizer in optimizers:
@@ -273,6 +275,7 @@ def _tensors(target: Any) -> Iterator[tuple[str, Storage, StateEntry | None]]:
 
 
 def _named_tensors(target: Any) -> Iterator[tuple[str, Any, StateEntry | None]]:
+    """The tensors of a tensor, module or optimizer, with their names and entries of state."""
     if isinstance(target, torch.nn.Module):
         for name, tensor in (*target.named_parameters(), *target.named_buffers()):
             yield name, tensor, None

@@ -22,9 +22,10 @@ from gt.wire.payloads import CopyBytes, Payloads
 from gt.wire.wakeups import MessageWait
 
 
-class HostedChannel:
-    """The server is polled only inside `send` and `receive`. `copy` writes to memory shared with the workers (None:
-    none is shared). A worker that is silent for `silence` seconds is given up."""
+class HostedDispatcherChannel:
+    """A channel to a dispatcher in this process, whose server is polled only inside `send` and `receive`. `copy` writes
+    to memory shared with the workers (None: none is shared). A worker that is silent for `silence` seconds counts as
+    lost."""
 
     is_asynchronous = True
 

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 import gt
 from gt.client import session as sessions
 from gt.client.geometry import geometry_of
-from gt.client.tensor_parts import assemble, write_parts
+from gt.client.part_assembly import assemble, write_parts
 from gt.sharding.parts import distinct_parts, parts_to_read
 from gt.sharding.spec import DeviceMesh
 from gt.sharding.spec_text import parse_spec

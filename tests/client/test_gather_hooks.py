@@ -10,7 +10,7 @@ from torch.nn import functional
 from torch.utils.checkpoint import checkpoint
 
 import gt
-from gt.client.copy_hooks import CopyHook, Direction
+from gt.client.gather_hooks import GatherHook, ModulePass
 
 WORKERS, WIDTH, LAYERS, WORDS = 4, 32, 4, 64
 FSDP = """
@@ -279,13 +279,13 @@ def test_the_copy_of_a_model_that_has_run_does_not_gather_for_it():
     model(torch.ones(8, 8))
     other = pickle.loads(pickle.dumps(copy.deepcopy(model)))
     first, second = copy_hooks_of(other)
-    assert not first.following and {hook.number(Direction.FORWARD) for hook in (first, second)}.isdisjoint(
-        hook.number(Direction.FORWARD) for hook in copy_hooks_of(model)
+    assert not first.following and {hook.number(ModulePass.FORWARD) for hook in (first, second)}.isdisjoint(
+        hook.number(ModulePass.FORWARD) for hook in copy_hooks_of(model)
     )
 
 
 def copy_hooks_of(model):
-    return [hook for part in model for hook in part._forward_hooks.values() if isinstance(hook, CopyHook)]
+    return [hook for part in model for hook in part._forward_hooks.values() if isinstance(hook, GatherHook)]
 
 
 def exchanged(act):

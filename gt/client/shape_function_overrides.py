@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from gt.client.strides import run_shape_function
+from gt.client.kernel_strides import run_shape_function
 
 _ALIGNMENT = 16  # bytes: rows of the operands and of the result of a grouped product start at a multiple of it
 

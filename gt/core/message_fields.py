@@ -31,6 +31,7 @@ class IdFields(NamedTuple):
 
 @cache
 def id_fields(kind: type[Struct]) -> IdFields:
+    """The id fields of a kind of record, read from its declaration once."""
     hints = get_type_hints(kind, include_extras=True)
     roles = {name: role for name, hint in hints.items() if (role := _role(hint)) is not None}
     tuples = frozenset(name for name in roles if get_args(hints[name])[0] is not int)

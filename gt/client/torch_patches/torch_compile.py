@@ -1,5 +1,8 @@
-"""`torch.compile` with the backend "gt", which torch's compiler would run without compiling: dynamo does not trace GT's
-code, and never calls a backend for GT tensors."""
+"""Replaces `torch.compile` for the backend "gt" by `gt.compile`.
+
+Torch's compiler would run such a function without compiling it: dynamo does not trace GT's code, and never calls a
+backend for GT tensors.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +14,7 @@ import torch
 
 BACKEND = "gt"
 original = torch.compile
-# Arguments of torch.compile that have no meaning for GT, and the values that ask for nothing.
+# Arguments of torch.compile that have no meaning for GT, and the values that are accepted and ignored.
 _IGNORED: dict[str, tuple[Any, ...]] = {"fullgraph": (False, True), "dynamic": (None, False, True), "name": (None,)}
 
 

@@ -5,7 +5,7 @@ import math
 import pytest
 import torch
 
-from gt.client.compilation.traced_numbers import NumberTrace
+from gt.client.compilation.traced_floats import NumberTrace
 
 
 @pytest.mark.parametrize("compute", [

@@ -1,0 +1,92 @@
+"""The arguments of a call of a compiled function, and the key under which its recordings are found."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from operator import attrgetter
+from typing import Any
+
+import torch
+
+from gt.client.compilation.call_recorder import ambient_state
+from gt.client.compilation.traced_floats import NumberTrace
+from gt.client.session import Session
+from gt.client.tensor import Tensor, to_gt
+from gt.client.torch_patches.pytree import tree_flatten, tree_unflatten
+
+read_storage = attrgetter("_ref.storage")
+_NUMBERS = (int, float, bool, str, bytes, type(None), torch.dtype)
+
+
+class CallArguments:
+    """The arguments of one call, with plain tensors moved to GT. Calls with the same `key` may repeat the same
+    recording if the state of the function is the same too."""
+
+    __slots__ = ("args", "floats", "key", "kwargs", "leaves", "objects", "session", "structure", "tensors")
+
+    def __init__(self, session: Session, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        leaves, structure = tree_flatten((args, kwargs))
+        self.session = session
+        self.objects: list[tuple[str, object]] = []
+        if any(isinstance(leaf, torch.Tensor) and not isinstance(leaf, Tensor) for leaf in leaves):
+            leaves = [_on_gt(leaf) for leaf in leaves]
+            args, kwargs = tree_unflatten(leaves, structure)
+        self.args, self.kwargs = args, kwargs
+        self.leaves, self.structure = leaves, structure
+        self.floats = [leaf for leaf in leaves if type(leaf) is float]
+        self.tensors: list[Tensor] = [leaf for leaf in leaves if isinstance(leaf, Tensor)]
+        self.key = (
+            structure,
+            tuple(map(self._described, leaves)),
+            storage_pattern(map(id, map(read_storage, self.tensors))),
+            ambient_state(),
+        )
+
+    def traced(self, trace: NumberTrace) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        """The arguments with traced floats."""
+        if not trace.traced:
+            return self.args, self.kwargs
+        traced = iter(trace.traced)
+        leaves = [next(traced) if type(leaf) is float else leaf for leaf in self.leaves]
+        return tree_unflatten(leaves, self.structure)  # type: ignore[no-any-return]
+
+    def _described(self, leaf: Any) -> Any:
+        """A leaf of the arguments as a part of the key, without values that may change: of tensors and floats."""
+        if isinstance(leaf, Tensor):
+            return leaf._ref.key, leaf.requires_grad, leaf.is_leaf, type(leaf)
+        if type(leaf) is float:
+            return float
+        if isinstance(leaf, _NUMBERS):
+            return type(leaf), leaf
+        self.objects.append((f"an argument of type {type(leaf).__name__}", leaf))
+        return _Identity(leaf)
+
+
+class _Identity:
+    """An object in a key, compared by identity."""
+
+    __slots__ = ("value",)
+
+    def __init__(self, value: object) -> None:
+        self.value = value
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, _Identity) and other.value is self.value
+
+    def __hash__(self) -> int:
+        return id(self.value)
+
+
+def _on_gt(leaf: Any) -> Any:
+    return to_gt(leaf) if isinstance(leaf, torch.Tensor) else leaf
+
+
+def storage_pattern(storages: Iterable[int]) -> tuple[int, ...]:
+    """For each storage, the first position at which it occurs."""
+    first: dict[int, int] = {}
+    return tuple([first.setdefault(storage, position) for position, storage in enumerate(storages)])
+
+
+def unique_tensors(tensors: Sequence[Tensor]) -> list[Tensor]:
+    """Tensors, each once."""
+    return list({id(tensor): tensor for tensor in tensors}.values()) if len(tensors) > 1 else list(tensors)

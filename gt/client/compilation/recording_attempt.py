@@ -1,0 +1,102 @@
+"""One call of a compiled function that runs its Python code while GT records its instructions."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from operator import is_
+from typing import Any
+
+from gt.client.compilation.call_arguments import CallArguments, unique_tensors
+from gt.client.compilation.call_effects import CallTensors, NotRepeatable, RecordedCallBuilder, version_of
+from gt.client.compilation.call_recorder import CallRecorder, Recording
+from gt.client.compilation.number_plan import StepNumbers, same_number
+from gt.client.compilation.random_keys import plan_keys
+from gt.client.compilation.recorded_calls import RecordedCall
+from gt.client.compilation.traced_floats import NumberTrace
+from gt.client.compilation.watched_state import WatchedState
+from gt.client.tensor import Tensor
+
+
+class RecordingAttempt:
+    """One call of a function, recorded. `reason` tells why it cannot be repeated; it is empty if it can."""
+
+    def __init__(
+        self, call: CallArguments, roots: Sequence[tuple[str, object]], stepped: dict[int, list[Tensor]]
+    ) -> None:
+        self.call = call
+        self.reason = ""
+        self.watched = WatchedState(roots)
+        arguments = {id(tensor) for tensor in call.tensors}
+        others = [tensor for tensor in self.watched.tensors if id(tensor) not in arguments]
+        optimizers = self.watched.optimizers
+        counts = {id(value) for each in optimizers for entries in each.state.values() for value in entries.values()}
+        self.before = CallTensors([*unique_tensors(call.tensors), *others], self.watched.plain, counts)
+        self.steps = [StepNumbers(optimizer, stepped.get(id(optimizer))) for optimizer in optimizers]
+        self.trace = NumberTrace(call.floats)
+        self.recorded: RecordedCall
+
+    def run(self, function: Callable[..., Any]) -> Any:
+        """Run the function, record its instructions and effects, and return its output."""
+        args, kwargs = self.call.traced(self.trace)
+        with CallRecorder(self.call.session) as recording:
+            output = function(*args, **kwargs)
+            try:
+                builder = RecordedCallBuilder(recording, self.before)
+                output, templates, structure = builder.results(output)
+                self.recorded = builder.call(templates, structure)
+            except NotRepeatable as error:
+                self.reason = str(error)
+        self.reason = self.reason or self._reason(recording)
+        return output
+
+    def _reason(self, recording: Recording) -> str:
+        """The reason why the recording cannot be repeated, or an empty text."""
+        for steps in self.steps:
+            steps.align(self.recorded, self.before.tensors)
+        if reason := recording.void or recording.side_effect():
+            return reason
+        if changed := self.watched.change_inside():
+            return f"it changes {changed}, which a skipped call would not; change it outside of the function"
+        for steps in self.steps:
+            if setting := steps.changed_setting():
+                return f"it sets {setting!r} of an optimizer, which a skipped call would not; set it outside"
+        counted = {id(tensor) for steps in self.steps for tensor in steps.counts()}
+        for tensor, version in zip(self.before.plain, self.before.plain_versions, strict=True):
+            if id(tensor) not in counted and version_of(tensor) != version:
+                if id(tensor) in self.before.counts:
+                    return "GT cannot tell the numbers of an optimizer's next steps from those of the last ones"
+                return "it writes to a plain tensor, which a skipped call would not; have that tensor on GT"
+        self.keys = plan_keys(recording)
+        if self.keys is None:
+            return "it uses or sets torch's random generator for something else than ops on GT tensors"
+        return ""
+
+    def difference(self, other: RecordingAttempt) -> str | None:
+        """How two calls differ; None if they differ in numbers only."""
+        assert self.keys is not None
+        assert other.keys is not None
+        mine, others = self.trace, other.trace
+        if any(not same_number(mine.arguments[n], others.arguments[n]) for n in mine.pinned | others.pinned):
+            return "it compares a float argument, which changes"
+        if self.keys.places != other.keys.places:
+            return "the order of random ops"
+        return self.recorded.difference(other.recorded)
+
+    def state_difference(self, other: RecordingAttempt) -> str | None:
+        """How the objects that two calls found differ; None if they are the same. Positions of tensors in recordings
+        can be compared only if they are."""
+        arguments = len(unique_tensors(self.call.tensors))
+        pairs = (
+            (self.before.tensors[arguments:], other.before.tensors[arguments:]),
+            (self.before.plain, other.before.plain),
+            (self.watched.optimizers, other.watched.optimizers),
+        )
+        if any(len(mine) != len(others) or not all(map(is_, mine, others)) for mine, others in pairs):
+            return "it uses other tensors or optimizers"
+        return None
+
+    def forget_tensors(self) -> None:
+        """Release the tensors of the call, and keep the numbers that later calls are compared with."""
+        self.recorded.recording.externals.clear()
+        self.recorded.recording.operands.clear()
+        del self.call, self.before, self.watched, self.steps

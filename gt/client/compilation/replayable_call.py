@@ -1,0 +1,148 @@
+"""A recorded call that GT repeats without its function, and the conditions under which it may."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from operator import attrgetter, eq, is_
+from typing import Any
+
+import torch
+
+from gt.client.compilation.call_arguments import CallArguments, read_storage, storage_pattern, unique_tensors
+from gt.client.compilation.call_effects import CallTensors, read_ref, read_requires_grad, version_of
+from gt.client.compilation.number_plan import NumberPlan, plan_numbers
+from gt.client.compilation.recorded_calls import ReplayTemplate, Source
+from gt.client.compilation.recording_attempt import RecordingAttempt
+from gt.client.compilation.watched_state import WatchedState
+from gt.client.interrupts import CriticalSection
+from gt.client.session import Session
+from gt.client.storage import Storage
+from gt.client.tensor import Tensor
+from gt.client.torch_patches.pytree import tree_unflatten
+
+_read_key = attrgetter("key")
+
+
+class ReplayableCall:
+    """A recorded call that GT repeats in place of later calls to which it applies."""
+
+    def __init__(self, attempts: Sequence[RecordingAttempt], earlier: Sequence[RecordingAttempt]) -> None:
+        last = attempts[-1]
+        recorded = last.recorded
+        self._watched = WatchedState(last.watched.roots)
+        self._signatures = last.call.session.signatures
+        assert last.keys is not None
+        self._numbers: NumberPlan = plan_numbers(
+            [attempt.recorded for attempt in (*earlier, *attempts)],
+            last.keys,
+            [attempt.steps for attempt in attempts],
+            [attempt.trace for attempt in (*earlier, *attempts)],
+        )
+        self._template = ReplayTemplate(recorded, self._numbers.groups, self._numbers.scalars, last.call.session)
+        before, tensors = last.before, last.before.tensors
+        self._arguments = len(unique_tensors(last.call.tensors))
+        self._others: list[Tensor] = list(tensors[self._arguments :])
+        self._in_state = {id(tensor): tensor for tensor in last.watched.tensors}
+        self._state_arguments = [tensor if id(tensor) in self._in_state else None for tensor in last.call.tensors]
+        self._used_gradients = [each.positions[0] for each in recorded.sources if each.kind == "grad"]
+        self._plain = last.before.plain
+        self._refs = list(map(read_ref, self._others))
+        self._keys = list(map(_read_key, self._refs))
+        self._storages = storage_pattern([*before.storage_ids, *[before.gradients[n] for n in self._used_gradients]])
+        self._requires_grad = list(map(read_requires_grad, self._others))
+        sources = self._template.sources
+        self._shared_operands = [
+            each
+            for each in sources
+            if each.kind in ("plain", "constant") and len(each.positions) > (each.constant is None)
+        ]
+        self._constant_plain = _unchanged_plain(attempts)
+        self._plain_versions = list(map(version_of, self._constant_plain))
+        self._with_gradient = _seen_gradients([attempt.before for attempt in attempts])
+
+    def applies_to(self, call: CallArguments) -> bool:
+        """Whether a call finds the state that the recorded call found, apart from the values of tensors and numbers."""
+        if call.session.signatures is not self._signatures or self._watched.first_change() is not None:
+            return False
+        mine = [tensor if id(tensor) in self._in_state else None for tensor in call.tensors]
+        if not all(map(is_, mine, self._state_arguments)):
+            return False
+        others = self._others
+        refs = list(map(read_ref, others))
+        if not all(map(is_, refs, self._refs)):
+            if not all(map(is_, map(_read_key, refs), self._keys)):
+                return False
+            self._refs = refs
+        tensors = [*unique_tensors(call.tensors), *others]
+        return (
+            list(map(read_requires_grad, others)) == self._requires_grad
+            and self._gradients_match(tensors)
+            and self._storage_pattern(tensors) == self._storages
+            and self._operands_match(call.session)
+            and self._numbers.prepare(call.floats)
+        )
+
+    def run(self, call: CallArguments) -> Any:
+        """Send the instructions of the recorded call, apply its effects, and return its results."""
+        session, template = call.session, self._template
+        tensors = [*unique_tensors(call.tensors), *self._others]
+        scalars = self._numbers.draw(call.floats)
+        externals = [self._external(session, source, tensors) for source in template.sources]
+        with CriticalSection():
+            table = template.emit(session, externals, scalars)
+            self._numbers.commit(session, table)
+            results = template.apply_effects(session, table, externals, tensors)
+        session.outbox.send_if_full()
+        return tree_unflatten(results, template.effects.structure)
+
+    def _external(self, session: Session, source: Source, tensors: Sequence[Tensor]) -> Storage:
+        """The storage that an external has in this call."""
+        kind, positions, constant = source
+        if kind == "handle":
+            return tensors[positions[0]]._ref.storage
+        if constant is not None:
+            return constant
+        if kind == "grad":
+            return tensors[positions[0]].grad._ref.storage  # type: ignore[union-attr]
+        return session.upload_cache.storage_of(self._plain[positions[0]])
+
+    def _operands_match(self, session: Session) -> bool:
+        """Whether plain tensors that shared one content still do, and constant ones were not written to."""
+        for _, positions, constant in self._shared_operands:
+            storages = {id(session.upload_cache.storage_of(self._plain[position])) for position in positions}
+            if len(storages) > 1 or (constant is not None and storages != {id(constant)}):
+                return False
+        return all(map(eq, map(version_of, self._constant_plain), self._plain_versions))
+
+    def _storage_pattern(self, tensors: Sequence[Tensor]) -> tuple[int, ...]:
+        """The pattern in which the tensors, and the gradients that the call uses, share storages."""
+        gradients = [tensors[position].grad for position in self._used_gradients]
+        return storage_pattern(map(id, map(read_storage, [*tensors, *gradients])))
+
+    def _gradients_match(self, tensors: Sequence[Tensor]) -> bool:
+        """Whether each tensor has a gradient, or none, as in one of the recorded calls."""
+        for tensor, (without, present) in zip(tensors, self._with_gradient, strict=True):
+            if tensor.is_leaf:
+                gradient = tensor.grad
+                if (gradient is None and not without) or (gradient is not None and gradient._ref.key not in present):
+                    return False
+        return True
+
+
+def _seen_gradients(calls: Sequence[CallTensors]) -> list[tuple[bool, set[Any]]]:
+    """For each tensor, whether it was without gradient before one of the calls, and the keys of its gradients."""
+    return [
+        (any(not each.gradients[position] for each in calls), {each.gradient_keys[position] for each in calls})
+        for position in range(len(calls[0].tensors))
+    ]
+
+
+def _unchanged_plain(attempts: Sequence[RecordingAttempt]) -> list[torch.Tensor]:
+    """The plain tensors that were not written to between the recorded calls: the function may have computed constants
+    from them. The others changed while the calls agreed, so that the calls do not depend on them."""
+    first, last = attempts[0].before, attempts[-1].before
+    versions = {id(tensor): version for tensor, version in zip(first.plain, first.plain_versions, strict=True)}
+    pairs = zip(last.plain, last.plain_versions, strict=True)
+    return [
+        tensor for tensor, version in pairs if id(tensor) not in last.counts and versions.get(id(tensor)) == version
+    ]

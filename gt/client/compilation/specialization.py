@@ -1,0 +1,66 @@
+"""The recordings of a compiled function for one kind of arguments."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from gt.client.compilation.call_arguments import CallArguments
+from gt.client.compilation.number_plan import VaryingNumber
+from gt.client.compilation.recording_attempt import RecordingAttempt
+from gt.client.compilation.replayable_call import ReplayableCall
+from gt.client.tensor import Tensor
+
+RECORDED_CALLS = 3  # calls that must agree before the function is skipped
+MAX_ATTEMPTS = 12  # recorded calls after which a function that does not repeat itself is no longer recorded
+MAX_REPLAYABLE = 8  # recordings for the same arguments, for different states of the function
+
+
+class Specialization:
+    """The recordings of a function for one kind of arguments. `refused` tells why no further call is recorded; it is
+    empty if calls still are."""
+
+    def __init__(self) -> None:
+        self.replayable: list[ReplayableCall] = []
+        self.refused = ""
+        self._pending: list[list[RecordingAttempt]] = []  # groups of calls that agree, each too small yet
+        self._earlier: list[
+            RecordingAttempt
+        ] = []  # the last call of each replayable one, to tell constants from arguments
+        self._attempts = 0
+        self._stepped: dict[int, list[Tensor]] = {}  # parameters of steps in the last call, by id() of the optimizer
+
+    def record(
+        self, function: Callable[..., Any], call: CallArguments, roots: Sequence[tuple[str, object]]
+    ) -> tuple[Any, str]:
+        """Run the function and record it. Returns its output, and why later calls are not skipped, if so."""
+        attempt = RecordingAttempt(call, roots, self._stepped)
+        output = attempt.run(function)
+        self._stepped.update((id(steps.optimizer), steps.place.parameters) for steps in attempt.steps if steps.place)
+        self._attempts += 1
+        if attempt.reason:
+            return output, self._give_up_after(attempt.reason)
+        differences = [attempt.state_difference(calls[-1]) or attempt.difference(calls[-1]) for calls in self._pending]
+        calls = next((calls for calls, found in zip(self._pending, differences, strict=True) if not found), [])
+        if not calls:
+            self._pending = [*self._pending[1 - MAX_REPLAYABLE :], calls]
+        calls.append(attempt)
+        if len(calls) < RECORDED_CALLS:
+            return output, self._give_up_after(f"its calls differ: {differences[-1] if differences else ''}")
+        try:
+            earlier = [each for each in self._earlier if not attempt.difference(each)]
+            self.replayable.append(ReplayableCall(calls, earlier))
+        except VaryingNumber as error:
+            self.refused = str(error)
+        attempt.forget_tensors()
+        self._earlier.append(attempt)
+        self._pending.remove(calls)
+        self._attempts = 0
+        if len(self.replayable) >= MAX_REPLAYABLE and not self.refused:
+            self.refused = f"it was recorded {MAX_REPLAYABLE} times for the same arguments, and its state still changes"
+        return output, self.refused
+
+    def _give_up_after(self, reason: str) -> str:
+        if self._attempts >= MAX_ATTEMPTS:
+            self.refused = reason
+        return self.refused
