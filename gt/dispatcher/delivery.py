@@ -100,14 +100,14 @@ class Delivery:
         return encode_batches([command for number in numbers for command in runs[number].commands], payloads)
 
     def _count_read(self, item: ToClient) -> None:
-        """Tell the read limits of a session that a read was answered, or has failed."""
+        """Tell the backpressure of a session that a read was answered, or has failed."""
         peer = self._peers.client(item.session)
         if peer is None:
             return
         if isinstance(item.answer, Failed | Lost | Rejected | MoreRoomNeeded):
-            peer.reading.end(item.answer.request)
+            peer.backpressure.end(item.answer.request)
         elif isinstance(item.answer, TensorRead):
-            peer.reading.note_read(item.answer)
+            peer.backpressure.note_read(item.answer)
 
     def send_to(self, identity: bytes, messages: Sequence[Any], payloads: Sequence[Payload] = ()) -> None:
         batches = encode_batches(messages, payloads)
@@ -115,4 +115,4 @@ class Delivery:
             self._router.send(identity, frames)
         peer = self._peers.by_identity.get(identity)
         if peer is not None and peer.is_client:
-            peer.reading.note_sent(uncounted_bytes(messages, [frame for frames in batches for frame in frames]))
+            peer.backpressure.note_sent(uncounted_bytes(messages, [frame for frames in batches for frame in frames]))

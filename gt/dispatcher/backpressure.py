@@ -1,4 +1,4 @@
-"""Limits on the answers that a session has requested but not read yet.
+"""Backpressure on a session: its instructions wait while it has requested too many answers that it has not read.
 
 The bytes of an answer occupy memory of a worker, of the server or shared memory until the client has read them. Over
 the limit, the further instructions of the client are queued in the server, in their order.
@@ -21,7 +21,7 @@ MAX_QUEUED = 1 << 17  # queued instructions
 MAX_QUEUED_BYTES = 1 << 30  # of their payloads
 
 
-class BatchPart(NamedTuple):
+class BatchSlice(NamedTuple):
     """Instructions of which only the last one may be a read, with their payloads."""
 
     instructions: Sequence[Instruction]
@@ -37,8 +37,8 @@ class BatchPart(NamedTuple):
         return sum(len(frame) for payload in self.payloads for frame in payload)
 
 
-class ReadLimits:
-    """The reads of one session. `asked` is the latest read, until its size is counted.
+class Backpressure:
+    """The unread answers and the waiting instructions of one session. `asked` is a read of which the size is not known.
 
     A read of COUNTED_BYTES or more counts until the client sends AckRead, a smaller one until its answer is sent. All
     other bytes sent to the client count until it sends AckBytes.
@@ -49,16 +49,16 @@ class ReadLimits:
         self._reads: dict[int, int] = {}  # bytes by request
         self._unread = 0  # their sum
         self._sent = 0
-        self._queue: deque[BatchPart] = deque()
+        self._queue: deque[BatchSlice] = deque()
         self._queued = 0  # queued instructions
         self._queued_bytes = 0
 
     def queue(self, batch: Sequence[Instruction], payloads: Sequence[Payload]) -> None:
         """Queue instructions. Raises ProtocolError over a limit that no client reaches which reads its answers."""
-        for part in parts_of(batch, payloads):
-            self._queue.append(part)
-            self._queued += len(part.instructions)
-            self._queued_bytes += part.nbytes
+        for batch_slice in split_after_reads(batch, payloads):
+            self._queue.append(batch_slice)
+            self._queued += len(batch_slice.instructions)
+            self._queued_bytes += batch_slice.nbytes
         too_many = self._queued > MAX_QUEUED or self._queued_bytes > MAX_QUEUED_BYTES
         if len(self._queue) > 1 and too_many:
             raise ProtocolError(
@@ -66,19 +66,19 @@ class ReadLimits:
                 f"{self._unread + self._sent} bytes that were asked for are not taken"
             )
 
-    def next(self) -> BatchPart | None:
+    def next(self) -> BatchSlice | None:
         """The next instructions that may be carried out now, if any."""
         if not self._queue or self._is_full(self._queue[0]):
             return None
-        part = self._queue.popleft()
-        self._queued -= len(part.instructions)
-        self._queued_bytes -= part.nbytes
-        return part
+        batch_slice = self._queue.popleft()
+        self._queued -= len(batch_slice.instructions)
+        self._queued_bytes -= batch_slice.nbytes
+        return batch_slice
 
-    def _is_full(self, part: BatchPart) -> bool:
-        """Whether a part has to wait. A read waits for all unread bytes, other instructions for small answers only:
+    def _is_full(self, batch_slice: BatchSlice) -> bool:
+        """Whether a slice has to wait. A read waits for all unread bytes, other instructions for small answers only:
         they may be answered with failures."""
-        unread = self._sent + self._unread if part.read is not None else self._sent
+        unread = self._sent + self._unread if batch_slice.read is not None else self._sent
         return unread >= MAX_UNREAD
 
     def begin(self, request: int, nbytes: int) -> None:
@@ -110,13 +110,13 @@ class ReadLimits:
             raise ProtocolError(f"{self._sent} bytes of answers are not taken, and the limit is {MAX_SENT}")
 
 
-def parts_of(batch: Sequence[Instruction], payloads: Sequence[Payload]) -> Iterator[BatchPart]:
+def split_after_reads(batch: Sequence[Instruction], payloads: Sequence[Payload]) -> Iterator[BatchSlice]:
     """A batch split after each of its reads."""
     start = carried = 0
     for end in [end for end, instruction in enumerate(batch, 1) if type(instruction) is FetchTensor]:
-        part = batch[start:end]
-        count = sum(type(instruction) in PAYLOAD_RECORDS for instruction in part)
-        yield BatchPart(part, payloads[carried : carried + count])
+        instructions = batch[start:end]
+        count = sum(type(instruction) in PAYLOAD_RECORDS for instruction in instructions)
+        yield BatchSlice(instructions, payloads[carried : carried + count])
         start, carried = end, carried + count
     if start < len(batch):
-        yield BatchPart(batch[start:], payloads[carried:])
+        yield BatchSlice(batch[start:], payloads[carried:])
