@@ -59,7 +59,7 @@ from gt.dispatcher.step_coordinator import StepCoordinator
 from gt.dispatcher.tensor_reads import TensorReads
 from gt.dispatcher.tensor_records import TensorRecord
 from gt.sharding.boxes import box_shape
-from gt.sharding.list_parts import is_on_lists, leaders, part_of
+from gt.sharding.foreach_subsets import first_list_inputs, is_foreach, subset_of
 from gt.sharding.parts import distinct_parts
 from gt.sharding.rules import is_linear_with
 from gt.sharding.spec import DeviceMesh, ShardingSpec, whole
@@ -143,7 +143,7 @@ class Instructions:
             cached = record.plans[plan_key(policy, layouts)]
         except KeyError:
             cached = None
-            if is_on_lists(record.signature) and self._run_by_mesh(session, record, op):
+            if is_foreach(record.signature) and self._run_by_mesh(session, record, op):
                 return
         if len(outputs) != 1 or outputs[0] in tensors or state.missing or state.may_resize:
             state.require_new(outputs)
@@ -164,22 +164,22 @@ class Instructions:
             self._outgoing.free(copies)
 
     def _run_by_mesh(self, session: SessionRecord, record: OpRecord, op: RunOp) -> bool:
-        """Run an op on lists whose tensors are on different meshes as one op for each of these. Returns whether they
-        are."""
+        """Run a foreach op as one op for each mesh that its tensors are on. Returns False, and runs nothing, if they
+        are all on one mesh."""
         record.require_fit(op.inputs, op.outputs)
         by_mesh: dict[DeviceMesh, list[int]] = {}
-        for position, leader in enumerate(leaders(record.signature)):
-            by_mesh.setdefault(self._state.tensor(op.inputs[leader]).spec.mesh, []).append(position)
+        for position, first_input in enumerate(first_list_inputs(record.signature)):
+            by_mesh.setdefault(self._state.tensor(op.inputs[first_input]).spec.mesh, []).append(position)
         if len(by_mesh) < 2:
             return False
         for positions in by_mesh.values():
             chosen = tuple(positions)
-            found = record.parts.get(chosen)
+            found = record.subsets.get(chosen)
             if found is None:
-                found = self._state.add_part(session, record, chosen, part_of(record.signature, chosen))
-            inputs = tuple([op.inputs[position] for position in found.part.inputs])
-            outputs = tuple([op.outputs[position] for position in found.part.outputs])
-            scalars = tuple([op.scalars[position] for position in found.part.scalars])
+                found = self._state.define_subset(session, record, chosen, subset_of(record.signature, chosen))
+            inputs = tuple([op.inputs[position] for position in found.subset.inputs])
+            outputs = tuple([op.outputs[position] for position in found.subset.outputs])
+            scalars = tuple([op.scalars[position] for position in found.subset.scalars])
             self._run_op(session, RunOp(found.op_id, inputs, outputs, scalars, op.scope, op.site), None)
         return True
 
@@ -366,7 +366,7 @@ class Instructions:
         """Forget ops here and on the workers, with their plans and the plans of all moves, and segments: those named,
         and those of forgotten ops."""
         records = [session.ops[op_id] for op_id in forget.op_ids if op_id in session.ops]
-        op_ids = (*forget.op_ids, *[part.op_id for record in records for part in record.parts.values()])
+        op_ids = (*forget.op_ids, *[subset.op_id for record in records for subset in record.subsets.values()])
         gone = set(op_ids)
         of_ops = [s for s, segment in session.segments.items() if any(op.op_id in gone for op in segment.body.ops)]
         self._segments.forget(session, [*gone.intersection(session.segments), *of_ops])

@@ -13,7 +13,7 @@ from gt.core.errors import ProtocolError
 from gt.core.ids import FIRST_DISPATCHER_ID, MAX_RESULTS, SESSION_SHIFT, session_of, short_id
 from gt.core.messages import Collective, Failure, WorkerInfo, WorkerJoinStore
 from gt.dispatcher.errors import IdInUse, InvalidInstruction, NoWorkers, UnknownId
-from gt.dispatcher.op_definitions import CachedPlan, MoveKey, OpPart, OpRecord, PlanKey
+from gt.dispatcher.op_definitions import CachedPlan, MoveKey, OpRecord, PlanKey, SubsetOp
 from gt.dispatcher.planner import TensorMove
 from gt.dispatcher.segment_records import SegmentKey, SegmentRecord, SegmentSplit
 from gt.dispatcher.session_records import (
@@ -26,7 +26,7 @@ from gt.dispatcher.session_records import (
     WorkerRecord,
 )
 from gt.dispatcher.tensor_tables import TensorTables
-from gt.sharding.list_parts import ListPart
+from gt.sharding.foreach_subsets import ForeachSubset
 from gt.sharding.spec import DeviceMesh
 from gt.signals.policy import Policy
 
@@ -202,11 +202,13 @@ class State(TensorTables):
     def define_op(self, session: SessionRecord, op: OpRecord) -> None:
         self.undo.put(session.ops, op.op_id, op)
 
-    def add_part(self, session: SessionRecord, op: OpRecord, chosen: tuple[int, ...], part: ListPart) -> OpPart:
-        """Define a part of an op on lists as an op with an id of the dispatcher's own."""
-        added = OpPart(self.new_id(session), part)
-        self.undo.put(op.parts, chosen, added)
-        self.define_op(session, OpRecord.of(added.op_id, part.signature))
+    def define_subset(
+        self, session: SessionRecord, op: OpRecord, chosen: tuple[int, ...], subset: ForeachSubset
+    ) -> SubsetOp:
+        """Define a foreach op on the `chosen` positions of its lists as an op with an id of the dispatcher's own."""
+        added = SubsetOp(self.new_id(session), subset)
+        self.undo.put(op.subsets, chosen, added)
+        self.define_op(session, OpRecord.of(added.op_id, subset.signature))
         return added
 
     def define_site(self, session: SessionRecord, site_id: int, file: str, line: int) -> None:

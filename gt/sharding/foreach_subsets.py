@@ -1,4 +1,7 @@
-"""Ops on lists of tensors, as the same op on some positions of the lists: their tensors may be on different workers."""
+"""Foreach ops, which take lists of tensors, restricted to some positions of their lists.
+
+The tensors at different positions may be on different workers, which then run the op on subsets of the positions.
+"""
 
 from __future__ import annotations
 
@@ -8,9 +11,9 @@ from typing import NamedTuple
 from gt.core.signatures import Arg, Input, ListArg, Scalar, Signature
 
 
-class ListPart(NamedTuple):
-    """The same op on some positions of its lists. `inputs`, `outputs` and `scalars` are the positions of its own among
-    those of the whole call; the outputs are new tensors, then new versions."""
+class ForeachSubset(NamedTuple):
+    """A foreach op on some positions of its lists. `inputs`, `outputs` and `scalars` are those that the subset uses, as
+    positions among those of the whole call; the outputs are new tensors, then new versions."""
 
     signature: Signature
     inputs: tuple[int, ...]
@@ -18,14 +21,14 @@ class ListPart(NamedTuple):
     scalars: tuple[int, ...]
 
 
-def is_on_lists(signature: Signature) -> bool:
-    """Whether an op takes lists of tensors, and treats those of one position independently of the others."""
+def is_foreach(signature: Signature) -> bool:
+    """Whether an op takes lists of tensors and computes each position of the lists independently of the others."""
     return signature.op.startswith("aten._foreach_")
 
 
-def leaders(signature: Signature) -> tuple[int, ...]:
-    """The inputs of the first list of tensors, one for each position; the written ones of an op that writes. Empty if
-    the call is not on lists of one length, with a result for each position."""
+def first_list_inputs(signature: Signature) -> tuple[int, ...]:
+    """The inputs in the first list of tensors, one for each position; an op that writes, writes to these. Empty if the
+    lists differ in length, or if there is not one result for each position."""
     lists = [arg.values for arg in (*signature.args, *signature.kwargs.values()) if isinstance(arg, ListArg)]
     found = [[value.index for value in values if isinstance(value, Input)] for values in lists]
     first = next(filter(None, found), [])
@@ -34,8 +37,8 @@ def leaders(signature: Signature) -> tuple[int, ...]:
     return tuple(first) if is_regular and is_known else ()
 
 
-def part_of(signature: Signature, chosen: Sequence[int]) -> ListPart:
-    """The part of a call for the chosen positions of its lists."""
+def subset_of(signature: Signature, chosen: Sequence[int]) -> ForeachSubset:
+    """A call on the chosen positions of its lists."""
     args = [_chosen(arg, chosen) for arg in signature.args]
     kwargs = {name: _chosen(arg, chosen) for name, arg in signature.kwargs.items()}
     leaves = [
@@ -46,7 +49,7 @@ def part_of(signature: Signature, chosen: Sequence[int]) -> ListPart:
     numbers = ({old: new for new, old in enumerate(inputs)}, {old: new for new, old in enumerate(scalars)})
     written = [number for number, position in enumerate(signature.writes) if position in numbers[0]]
     made = list(chosen) if signature.outputs else []
-    part = Signature(
+    restricted = Signature(
         signature.op,
         tuple([_renumbered(arg, *numbers) for arg in args]),
         {name: _renumbered(arg, *numbers) for name, arg in kwargs.items()},
@@ -61,7 +64,7 @@ def part_of(signature: Signature, chosen: Sequence[int]) -> ListPart:
         tuple([signature.fully_written[number] for number in written]) if signature.fully_written else (),
     )
     versions = [len(signature.outputs) + number for number in written]
-    return ListPart(part, tuple(inputs), (*made, *versions), tuple(scalars))
+    return ForeachSubset(restricted, tuple(inputs), (*made, *versions), tuple(scalars))
 
 
 def _chosen(arg: Arg, positions: Sequence[int]) -> Arg:
