@@ -17,10 +17,10 @@ from gt.core.meta import TensorMeta
 from gt.core.segments import SegmentOp
 from gt.core.signatures import Number
 from gt.worker.bound_segments import Block, BoundSegment, Variant
+from gt.worker.compilation.compilable_runs import PlacedUnit, find_runs, make_unit
+from gt.worker.compilation.compile_units import CompileAnswer, CompileFailed
 from gt.worker.compilation.compiled_code import CompiledCode
-from gt.worker.compilation.pieces import CompileAnswer, CompileFailed
 from gt.worker.compilation.queue import COMPILERS, CompileQueue, find_compiler
-from gt.worker.compilation.segment_pieces import PlacedPiece, find_runs, make_piece
 from gt.worker.engines.engine import Engine
 from gt.worker.engines.torch_private import load_code
 
@@ -114,7 +114,7 @@ class SegmentCompiler:
 
 
 class HotSegment:
-    """A segment with a set of dead slots, in stages: some runs, one that notes shapes, and then pieces. When it
+    """A segment with a set of dead slots, in stages: some runs, one that notes shapes, and then units. When it
     `is_settled`, it runs with the same `blocks` each time."""
 
     def __init__(self, compiler: SegmentCompiler, run: RunSegment, segment: BoundSegment, variant: Variant) -> None:
@@ -173,25 +173,25 @@ class HotSegment:
         position = 0
         for place in runs:
             blocks += _joined(steps[position : place.start])
-            blocks.append(CompiledBlock(self, self._piece(place, scalars), _joined(steps[place.start : place.stop])))
+            blocks.append(CompiledBlock(self, self._unit(place, scalars), _joined(steps[place.start : place.stop])))
             position = place.stop
         self.blocks = [*blocks, *_joined(steps[position:])]
         for block in self.blocks:
             if isinstance(block, CompiledBlock):
                 block.submit()
 
-    def _piece(self, place: range, scalars: Sequence[Number]) -> PlacedPiece:
+    def _unit(self, place: range, scalars: Sequence[Number]) -> PlacedUnit:
         body = self._segment.body
         later = {slot for op in body.ops[place.stop :] for slot in op.inputs}
         kept = {self._slot(register) for register, _ in self._variant.live}
-        return make_piece(self._segment, place, self._metas, frozenset(later | kept), scalars, torch.get_num_threads())
+        return make_unit(self._segment, place, self._metas, frozenset(later | kept), scalars, torch.get_num_threads())
 
     def _slot(self, register: int) -> int:
         body = self._segment.body
         return register if register < body.external_count else register - body.scalar_count
 
     def refuse(self, position: int, reason: str) -> None:
-        """An op cannot be traced: the next run finds the pieces before and after it."""
+        """An op cannot be traced: the next run finds the units before and after it."""
         self._refused[position] = reason
         self.blocks = self._variant.blocks
         self.is_settled = False
@@ -237,7 +237,7 @@ class CompiledCodeError(Exception):
 class CompiledBlock:
     """Ops of a segment that are run by compiled code, once that is there and was found to do the same."""
 
-    def __init__(self, hot: HotSegment, placed: PlacedPiece, blocks: Sequence[Block]) -> None:
+    def __init__(self, hot: HotSegment, placed: PlacedUnit, blocks: Sequence[Block]) -> None:
         self._hot = hot
         self._placed = placed
         self._blocks = blocks
@@ -255,7 +255,7 @@ class CompiledBlock:
     def submit(self) -> None:
         self._asked += 1
         self._is_asked = True
-        self._hot.compiler.queue.submit(self._placed.piece, self._take)
+        self._hot.compiler.queue.submit(self._placed.unit, self._take)
 
     def run(self, registers: list[Any], run_blocks: RunBlocks) -> None:
         """Hot path."""
@@ -330,11 +330,9 @@ class CompiledBlock:
             self._is_asked = True
             self._fail(f"{self._describe()} runs eagerly: numbers change that compiled code has as constants")
             return
-        piece = self._placed.piece
-        kept = tuple(None if old is None else new for old, new in zip(piece.scalars, scalars, strict=True))
-        self._placed = self._placed._replace(
-            piece=type(piece)(piece.steps, piece.inputs, kept, piece.live, piece.threads)
-        )
+        unit = self._placed.unit
+        kept = tuple(None if old is None else new for old, new in zip(unit.scalars, scalars, strict=True))
+        self._placed = self._placed._replace(unit=type(unit)(unit.steps, unit.inputs, kept, unit.live, unit.threads))
         self.submit()
 
     def _take(self, answer: CompileAnswer) -> None:
@@ -349,7 +347,7 @@ class CompiledBlock:
                 self._fail(f"{self._describe()} runs eagerly: {answer.reason}")
             return
         try:
-            self._trial = CompiledCode(self._placed.piece, answer, load_code(Path(answer.path)))
+            self._trial = CompiledCode(self._placed.unit, answer, load_code(Path(answer.path)))
         except Exception as error:
             self._fail(f"{self._describe()} runs eagerly: its code cannot be loaded: {error}")
         else:

@@ -1,4 +1,4 @@
-"""The ops of a worker as steps of pieces: what a bound op or a local program calls, one op after another."""
+"""The ops of a worker as steps of units: what a bound op or a local program calls, one op after another."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ from gt.worker.bound_ops import BoundOp, UnavailableOp
 from gt.worker.bound_programs import STRIDE_FREE, BoundProgram, is_the_op, is_view
 
 
-class DescribedCall(NamedTuple):
+class FlattenedCall(NamedTuple):
     """A call of an op: tensors by number, first those that the whole op takes. `outputs` are the numbers of its new
-    tensors (-1: not used). `strides` as in a PieceStep."""
+    tensors (-1: not used). `strides` as in a UnitStep."""
 
     signature: Signature
     inputs: tuple[int, ...]
@@ -24,27 +24,27 @@ class DescribedCall(NamedTuple):
     strides: tuple[tuple[int, ...] | None, ...] = ()
 
 
-class DescribedOp(NamedTuple):
+class FlattenedOp(NamedTuple):
     """The calls of an op. `gives` are the numbers of its outputs, in order; those of written tensors are the inputs."""
 
-    calls: tuple[DescribedCall, ...]
+    calls: tuple[FlattenedCall, ...]
     gives: tuple[int, ...]
 
 
-class NotDescribed(Exception):
-    """An op that cannot be a step of a piece, with the reason."""
+class CannotFlatten(Exception):
+    """An op that cannot be a step of a unit, with the reason."""
 
 
-def describe(bound: BoundOp | UnavailableOp | BoundProgram, count: int) -> DescribedOp:
-    """The calls of an op that takes `count` tensors. Raises NotDescribed."""
+def flatten_op(bound: BoundOp | UnavailableOp | BoundProgram, count: int) -> FlattenedOp:
+    """The calls of an op that takes `count` tensors. Raises CannotFlatten."""
     if isinstance(bound, UnavailableOp):
-        raise NotDescribed("this worker does not have it")
+        raise CannotFlatten("this worker does not have it")
     if isinstance(bound, BoundProgram):
-        return _ProgramCalls(bound.program, bound.worker).described()
+        return _ProgramCalls(bound.program, bound.worker).flattened()
     signature = bound.signature
     outputs = tuple(range(count, count + len(signature.outputs)))
-    call = DescribedCall(signature, tuple(range(count)), outputs)
-    return DescribedOp((call,), (*outputs, *signature.writes))
+    call = FlattenedCall(signature, tuple(range(count)), outputs)
+    return FlattenedOp((call,), (*outputs, *signature.writes))
 
 
 class _ProgramCalls:
@@ -55,21 +55,21 @@ class _ProgramCalls:
         self._worker = worker
         self._numbers = {register: number for number, register in enumerate(program.takes)}
         self._count = len(program.takes)
-        self._calls: list[DescribedCall] = []
+        self._calls: list[FlattenedCall] = []
 
-    def described(self) -> DescribedOp:
+    def flattened(self) -> FlattenedOp:
         for step in self._program.steps:
             if isinstance(step, Whole):
                 inputs = tuple(self._numbers[register] for register in step.inputs)
-                self._calls.append(DescribedCall(step.signature, inputs, self._new(step.outputs)))
+                self._calls.append(FlattenedCall(step.signature, inputs, self._new(step.outputs)))
             elif isinstance(step, Compute):
                 self._compute(step)
             else:
-                raise NotDescribed(f"it has a step of kind {type(step).__name__}")
+                raise CannotFlatten(f"it has a step of kind {type(step).__name__}")
         try:
-            return DescribedOp(tuple(self._calls), tuple(self._numbers[register] for register in self._program.gives))
+            return FlattenedOp(tuple(self._calls), tuple(self._numbers[register] for register in self._program.gives))
         except KeyError:
-            raise NotDescribed("it gives no tensor on this worker") from None
+            raise CannotFlatten("it gives no tensor on this worker") from None
 
     def _new(self, registers: Sequence[int]) -> tuple[int, ...]:
         numbers = tuple(range(self._count, self._count + len(registers)))
@@ -83,7 +83,7 @@ class _ProgramCalls:
 
     def _compute(self, step: Compute) -> None:
         if step.random:
-            raise NotDescribed("it draws random numbers")
+            raise CannotFlatten("it draws random numbers")
         results = tuple(map(spec_of, step.result_specs))
         call = OpCall(step.op, step.args, step.kwargs, step.inputs_meta, step.outputs_meta, step.positions)
         shard = LocalContext(call, tuple(map(spec_of, step.operand_specs)), results, self._worker)
@@ -93,11 +93,11 @@ class _ProgramCalls:
         expected = [create_sharded_output(meta, spec, self._worker) for meta, spec in pairs]
         if step.in_place is not None and is_the_op(local, call):
             fresh = [register for register, into in zip(step.outputs, step.into, strict=True) if into < 0]
-            self._calls.append(DescribedCall(step.in_place, tuple(inputs), self._new(fresh)))
+            self._calls.append(FlattenedCall(step.in_place, tuple(inputs), self._new(fresh)))
         elif step.is_view and is_view(local):
             (part,) = local.calls
             signature = _signature(part.op, part.args, part.kwargs, step)
-            self._calls.append(DescribedCall(signature, tuple(inputs[:1]), self._new(step.outputs)))
+            self._calls.append(FlattenedCall(signature, tuple(inputs[:1]), self._new(step.outputs)))
             return
         else:
             values = inputs[: len(call.inputs)]
@@ -126,7 +126,7 @@ class _ProgramCalls:
         made = [self._fresh() for _ in places]
         for place, number in zip(places, made, strict=True):
             outputs[place] = number
-        self._calls.append(DescribedCall(signature, tuple(values), tuple(outputs)))
+        self._calls.append(FlattenedCall(signature, tuple(values), tuple(outputs)))
         return made
 
     def _results(self, step: Compute, made: Sequence[int], expected: Sequence[TensorMeta]) -> None:
@@ -136,10 +136,10 @@ class _ProgramCalls:
             if step.casts:
                 cast = Signature("aten._to_copy.default", (Input(0),), {"dtype": DType(meta.dtype)}, (), (), (), ())
                 before, number = number, self._fresh()
-                self._calls.append(DescribedCall(cast, (before,), (number,)))
+                self._calls.append(FlattenedCall(cast, (before,), (number,)))
             if into >= 0:
                 copy = Signature("aten.copy_.default", (Input(0), Input(1)), {}, (), (0,), (), ())
-                self._calls.append(DescribedCall(copy, (self._numbers[into], number), ()))
+                self._calls.append(FlattenedCall(copy, (self._numbers[into], number), ()))
             else:
                 self._restride(number, meta)
                 self._numbers[register] = number

@@ -3,14 +3,14 @@
 import pytest
 import torch
 
-from gt.worker.compilation.number_forms import NUMBER_FORMS, NumberTensor
+from gt.worker.compilation.dynamic_scalars import DYNAMIC_FORMS, DynamicScalar
 from gt.worker.engines.torch_private import find_overload, find_schema
 
 DTYPES = [torch.float32, torch.float64, torch.bfloat16, torch.float16]
 
 
-def number(value: float) -> NumberTensor:
-    return NumberTensor(torch.tensor(value, dtype=torch.float64))
+def number(value: float) -> DynamicScalar:
+    return DynamicScalar(torch.tensor(value, dtype=torch.float64))
 
 
 def arguments(
@@ -41,7 +41,7 @@ def arguments(
 
 @pytest.mark.parametrize("shape", [(3, 5), ()])
 @pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("op", NUMBER_FORMS)
+@pytest.mark.parametrize("op", DYNAMIC_FORMS)
 def test_a_form_gives_what_the_op_gives(op: str, dtype: torch.dtype, shape: tuple[int, ...]) -> None:
     args, named = arguments(op, dtype, is_form=False, shape=shape)
     expected = find_overload(op)(*args, **named)
@@ -49,10 +49,10 @@ def test_a_form_gives_what_the_op_gives(op: str, dtype: torch.dtype, shape: tupl
     args, named = arguments(op, dtype, is_form=True, shape=shape)
     # Where a difference is small, torch's kernels for shorter floats have rounded its parts before.
     rounding = {"atol": 2 * torch.finfo(dtype).eps, "rtol": 1.6e-2} if dtype.itemsize == 2 else {}
-    torch.testing.assert_close(NUMBER_FORMS[op](*args, **named), expected, **rounding)
+    torch.testing.assert_close(DYNAMIC_FORMS[op](*args, **named), expected, **rounding)
 
 
 @pytest.mark.parametrize("op", ["aten.add.Tensor", "aten.mul.Tensor", "aten.div.Tensor", "aten.gt.Scalar"])
 def test_a_number_in_place_of_a_tensor(op: str) -> None:
     for x in (torch.arange(4), torch.tensor(2), torch.rand(3), torch.rand(3).bfloat16()):
-        torch.testing.assert_close(NUMBER_FORMS[op](x, number(1.3)), find_overload(op)(x, 1.3))
+        torch.testing.assert_close(DYNAMIC_FORMS[op](x, number(1.3)), find_overload(op)(x, 1.3))

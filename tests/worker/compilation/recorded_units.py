@@ -1,4 +1,4 @@
-"""Pieces made of the ops that a function runs, and ways to run them."""
+"""Compile units made of the ops that a function runs, and ways to run them."""
 
 from __future__ import annotations
 
@@ -13,16 +13,16 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from gt.client.call_inference import to_wire
 from gt.core.meta import TensorMeta
 from gt.core.signatures import Input, ListArg, Scalar, Signature
+from gt.worker.compilation.compile_units import Compiled, CompileUnit, UnitStep
 from gt.worker.compilation.compiled_code import CompiledCode
-from gt.worker.compilation.number_forms import NUMBER_FORMS
-from gt.worker.compilation.pieces import Compiled, Piece, PieceStep
-from gt.worker.compilation.tracing import TracedPiece, trace
+from gt.worker.compilation.dynamic_scalars import DYNAMIC_FORMS
+from gt.worker.compilation.tracing import TracedUnit, trace
 
 needs_compiler = pytest.mark.skipif(shutil.which("g++") is None, reason="there is no C++ compiler (g++)")
 
 
 class Recorded(NamedTuple):
-    piece: Piece
+    unit: CompileUnit
     scalars: tuple[Any, ...]
 
 
@@ -36,7 +36,7 @@ class _Recorder(TorchDispatchMode):
         self.registers = {id(tensor): number for number, tensor in enumerate(inputs)}
         self.kept = list(inputs)
         self.count = len(inputs)
-        self.steps: list[PieceStep] = []
+        self.steps: list[UnitStep] = []
         self.scalars: list[Any] = []
         self.constant: set[int] = set()
 
@@ -80,9 +80,9 @@ class _Recorder(TorchDispatchMode):
         signature = Signature(
             str(func), tuple(wired), named, (), writes, tuple(map(meta_of, fresh)), () if writes else positions
         )
-        if str(func) not in NUMBER_FORMS:
+        if str(func) not in DYNAMIC_FORMS:
             self.constant.update(numbers)
-        self.steps.append(PieceStep(signature, inputs, tuple(numbers), outputs))
+        self.steps.append(UnitStep(signature, inputs, tuple(numbers), outputs))
         return result
 
 
@@ -94,7 +94,9 @@ def record(function: Callable[..., Sequence[torch.Tensor]], inputs: Sequence[tor
         results = function(*copies)
     kept = tuple(value if n in recorder.constant else None for n, value in enumerate(recorder.scalars))
     live = tuple(recorder.registers[id(result)] for result in results)
-    return Recorded(Piece(tuple(recorder.steps), tuple(map(meta_of, copies)), kept, live), tuple(recorder.scalars))
+    return Recorded(
+        CompileUnit(tuple(recorder.steps), tuple(map(meta_of, copies)), kept, live), tuple(recorder.scalars)
+    )
 
 
 def copy(tensor: torch.Tensor) -> torch.Tensor:
@@ -102,13 +104,13 @@ def copy(tensor: torch.Tensor) -> torch.Tensor:
     return made.requires_grad_() if tensor.requires_grad else made
 
 
-def code_of(piece: Piece) -> CompiledCode:
-    """The piece as code that is traced and not compiled."""
-    traced = trace(piece)
-    return CompiledCode(piece, answer_of(traced), lambda given: list(traced.graph(*given)))
+def code_of(unit: CompileUnit) -> CompiledCode:
+    """The unit as code that is traced and not compiled."""
+    traced = trace(unit)
+    return CompiledCode(unit, answer_of(traced), lambda given: list(traced.graph(*given)))
 
 
-def answer_of(traced: TracedPiece, path: str = "") -> Compiled:
+def answer_of(traced: TracedUnit, path: str = "") -> Compiled:
     return Compiled("key", path, traced.takes, traced.writes, traced.outputs, 0.0)
 
 

@@ -12,11 +12,11 @@ from typing import Any, TypeAlias
 
 import torch
 
-Form: TypeAlias = Callable[..., Any]
-"""Takes the arguments of the op, with 0-dim float64 tensors (`NumberTensor`) in place of some numbers."""
+DynamicForm: TypeAlias = Callable[..., Any]
+"""Takes the arguments of the op, with 0-dim float64 tensors (`DynamicScalar`) in place of some numbers."""
 
 
-class NumberTensor:
+class DynamicScalar:
     """A number that is known when the code runs: a 0-dim float64 tensor. A class of its own, because a 0-dim tensor
     promotes dtypes in another way."""
 
@@ -24,12 +24,14 @@ class NumberTensor:
         self.tensor = tensor
 
 
-def has_numbers(values: Sequence[Any]) -> bool:
-    return any(isinstance(value, NumberTensor) or (isinstance(value, list) and has_numbers(value)) for value in values)
+def has_dynamic_scalars(values: Sequence[Any]) -> bool:
+    return any(
+        isinstance(value, DynamicScalar) or (isinstance(value, list) and has_dynamic_scalars(value)) for value in values
+    )
 
 
 def _result_dtype(values: Sequence[Any]) -> torch.dtype:
-    plain = [1.0 if isinstance(value, NumberTensor) else value for value in values if value is not None]
+    plain = [1.0 if isinstance(value, DynamicScalar) else value for value in values if value is not None]
     if len(plain) == 1:
         return torch.result_type(plain[0], plain[0])
     tensors = [value for value in plain if isinstance(value, torch.Tensor)]
@@ -44,12 +46,12 @@ def _opmath(dtype: torch.dtype) -> torch.dtype:
 
 
 def _cast(value: Any, dtype: torch.dtype) -> Any:
-    if isinstance(value, NumberTensor):
+    if isinstance(value, DynamicScalar):
         return value.tensor.to(dtype)
     return value.to(dtype) if isinstance(value, torch.Tensor) else value
 
 
-def _computed(formula: Form) -> Form:
+def _computed(formula: DynamicForm) -> DynamicForm:
     """A formula in the dtype in which torch computes, rounded to the dtype of the result."""
 
     def run(*args: Any, **kwargs: Any) -> torch.Tensor:
@@ -61,10 +63,10 @@ def _computed(formula: Form) -> Form:
     return run
 
 
-def _compared(compare: Form) -> Form:
+def _compared(compare: DynamicForm) -> DynamicForm:
     """A comparison with a number of the tensor's dtype."""
 
-    def run(left: torch.Tensor, right: NumberTensor) -> torch.Tensor:
+    def run(left: torch.Tensor, right: DynamicScalar) -> torch.Tensor:
         dtype = _result_dtype((left, right))
         return compare(left.to(dtype), _cast(right, dtype))
 
@@ -84,20 +86,20 @@ def _clamp(value: Any, min: Any = None, max: Any = None) -> Any:
     return raised if max is None else torch.where(raised > max, max, raised)
 
 
-def _fill(value: torch.Tensor, number: NumberTensor) -> torch.Tensor:
+def _fill(value: torch.Tensor, number: DynamicScalar) -> torch.Tensor:
     return number.tensor.to(value.dtype).expand(value.shape)
 
 
-def _masked_fill(value: torch.Tensor, mask: torch.Tensor, number: NumberTensor) -> torch.Tensor:
+def _masked_fill(value: torch.Tensor, mask: torch.Tensor, number: DynamicScalar) -> torch.Tensor:
     return torch.where(mask, number.tensor.to(value.dtype), value)
 
 
-def _writing(form: Form) -> Form:
+def _writing(form: DynamicForm) -> DynamicForm:
     """The in-place variant of an op."""
     return lambda target, *args, **kwargs: target.copy_(form(target, *args, **kwargs))
 
 
-def _for_each(form: Form) -> Form:
+def _for_each(form: DynamicForm) -> DynamicForm:
     """The variant of an op for lists of tensors; a number is that of all of them, a list has one for each."""
 
     def run(tensors: list[Any], *others: Any, **named: Any) -> list[Any]:
@@ -124,7 +126,7 @@ _ADDCMUL = _computed(lambda base, left, right, value=1: base + _scaled(left, val
 _ADDCDIV = _computed(lambda base, left, right, value=1: base + _scaled(left, value) / right)
 _CLAMP = _computed(_clamp)
 
-_PLAIN: dict[str, Form] = {
+_PLAIN: dict[str, DynamicForm] = {
     **dict.fromkeys(["add.Tensor", "add.Scalar"], _ADD),
     **dict.fromkeys(["sub.Tensor", "sub.Scalar"], _SUB),
     "rsub.Scalar": _computed(lambda left, right, alpha=1: right - _scaled(left, alpha)),
@@ -138,7 +140,7 @@ _PLAIN: dict[str, Form] = {
     "clamp_min.default": _CLAMP,
     "clamp_max.default": _computed(lambda value, most: _clamp(value, None, most)),
 }
-_UNROUNDED: dict[str, Form] = {
+_UNROUNDED: dict[str, DynamicForm] = {
     "fill.Scalar": _fill,
     "masked_fill.Scalar": _masked_fill,
     "eq.Scalar": _compared(torch.eq),
@@ -148,7 +150,7 @@ _UNROUNDED: dict[str, Form] = {
     "gt.Scalar": _compared(torch.gt),
     "ge.Scalar": _compared(torch.ge),
 }
-_FOR_EACH: dict[str, Form] = {
+_FOR_EACH: dict[str, DynamicForm] = {
     **{f"_foreach_{name}.{kind}": form for kind in ("Scalar", "ScalarList") for name, form in (
         ("add", _ADD), ("sub", _SUB), ("mul", _MUL), ("div", _DIV), ("addcmul", _ADDCMUL), ("addcdiv", _ADDCDIV),
         ("lerp", _LERP), ("clamp_min", _CLAMP),
@@ -160,14 +162,14 @@ _FOR_EACH: dict[str, Form] = {
 }  # fmt: skip
 
 
-def _in_place(forms: dict[str, Form]) -> dict[str, Form]:
+def _in_place(forms: dict[str, DynamicForm]) -> dict[str, DynamicForm]:
     return {name.replace(".", "_.", 1): _writing(form) for name, form in forms.items()}
 
 
 _PER_TENSOR = _PLAIN | _UNROUNDED | _in_place(_PLAIN | _UNROUNDED) | {"pow_.Scalar": _writing(_POW)}
 _PER_LIST = {name: _for_each(form) for name, form in (_FOR_EACH | _in_place(_FOR_EACH)).items()}
 
-NUMBER_FORMS: dict[str, Form] = {
+DYNAMIC_FORMS: dict[str, DynamicForm] = {
     f"aten.{name}": form
     for name, form in (_PER_TENSOR | _PER_LIST).items()
     if name not in ("rsub_.Scalar", "pow_.Tensor_Scalar")  # there are no such overloads
