@@ -20,7 +20,7 @@ from gt.worker.compilation.private_directory import own_directory
 from gt.worker.compilation.queue import CompileQueue
 from gt.worker.engines import make_engine
 from gt.worker.exchange import InProcessExchange
-from gt.worker.exchange.in_process import run_interleaved
+from gt.worker.exchange.in_process_exchange import run_interleaved
 from gt.worker.executor import Executor, WriteBytes
 
 

@@ -13,7 +13,7 @@ from itertools import chain
 
 from gt.core.messages import Command, RunOp
 from gt.worker.engines.engine import Value
-from gt.worker.exchange.deferred_flags import DeferredFlags
+from gt.worker.exchange.deferred_failure_flags import DeferredFailureFlags
 from gt.worker.failed_value import FailedValue
 
 
@@ -24,7 +24,7 @@ class LateFailures:
     def __init__(
         self,
         tensors: MutableMapping[int, Value | FailedValue],
-        flags: DeferredFlags,
+        flags: DeferredFailureFlags,
         expand: Callable[[Command], Sequence[Command]],
     ) -> None:
         self._tensors = tensors

@@ -12,7 +12,6 @@ from msgspec.structs import replace
 from gt.core.ids import MAX_RESULTS, is_dispatcher_id, session_of
 from gt.core.messages import Failed, OpFailed, Queried, QueryOp, Report, Result, RunOp
 from gt.core.meta import TensorMeta
-from gt.worker.atomic_steps import OptimizerSteps
 from gt.worker.bound_ops import BoundOp, UnavailableOp
 from gt.worker.bound_programs import BoundProgram
 from gt.worker.engines.engine import Engine, Value
@@ -22,6 +21,7 @@ from gt.worker.exchange.prefetch import ReceivePrefetch
 from gt.worker.exchange.traffic import TrafficCount
 from gt.worker.failed_value import FailedValue
 from gt.worker.failure_records import make_failure, missing_output
+from gt.worker.optimizer_steps import OptimizerSteps
 from gt.worker.overlapped_exchanges import BegunExchange, OverlappedExchanges
 from gt.worker.timeline_recorder import TimelineRecorder
 

@@ -12,7 +12,7 @@ from gt.core.meta import TensorMeta, dense_strides, is_dense, memory_order
 from gt.core.signatures import Arg, Complex, DType, ListArg, MemoryFormat, Number, TorchLayout, ViewStep, WorkerDevice
 from gt.worker.engines.counter_rng import Region
 from gt.worker.engines.engine import Buffer
-from gt.worker.engines.host_memory import host_memory
+from gt.worker.engines.host_memory_size import host_memory
 from gt.worker.engines.numpy_ops import OPS, on_lists
 from gt.worker.engines.numpy_random import Draw
 from gt.worker.engines.numpy_types import Array, dtype_named

@@ -9,7 +9,7 @@ import torch
 
 from gt.worker.engines.engine import Value
 from gt.worker.exchange.group_backends import GroupBackend
-from gt.worker.exchange.in_flight import InFlightSends
+from gt.worker.exchange.in_flight_sends import InFlightSends
 from gt.worker.exchange.interface import MoveResult, MoveTask
 from gt.worker.exchange.message_layout import MessageLayout
 from gt.worker.exchange.step_parts import Slices, first_failure

@@ -6,7 +6,7 @@ from collections.abc import Callable, Generator, Sequence
 from typing import Any, NamedTuple, Protocol, TypeAlias
 
 from gt.worker.engines.engine import Engine, Value
-from gt.worker.exchange.deferred_flags import DeferredFlags
+from gt.worker.exchange.deferred_failure_flags import DeferredFailureFlags
 from gt.worker.exchange.step_parts import Slices, StepPart
 from gt.worker.failed_value import Fail, FailedValue
 
@@ -80,7 +80,7 @@ class Exchange(Protocol):
         """Start tasks with the same members, as one exchange. All members begin their exchanges in the same order."""
 
     @property
-    def flags(self) -> DeferredFlags | None:
+    def flags(self) -> DeferredFailureFlags | None:
         """Flags that were not read, of workers that do not wait for their device; None for others."""
 
     def overlaps(self, tasks: Sequence[MoveTask]) -> bool:

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from typing import NamedTuple
 
 from gt.worker.exchange import futex
-from gt.worker.exchange.arena import KEPT_BYTES, Block, map_peer_memory, memory_address
+from gt.worker.exchange.arena import KEPT_BYTES, ArenaBlock, map_peer_memory, memory_address
 from gt.worker.exchange.rendezvous import MEMBER_TIMEOUT, Member
 
 STATUS_BYTES = 4096
@@ -47,7 +47,7 @@ class MemberStatus:
         self._words = data.cast("q")
         self._address = memory_address(data)
 
-    def publish(self, number: int, block: Block | None, *, has_failed: bool = False) -> None:
+    def publish(self, number: int, block: ArenaBlock | None, *, has_failed: bool = False) -> None:
         memory = block.memory if block is not None else None
         if block is None or memory is None:
             record = (0, 0, 0, 0, 0, int(has_failed))

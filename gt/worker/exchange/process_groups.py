@@ -23,11 +23,11 @@ from gt.worker.exchange.collective_works import (
     collecting,
     taken_layout,
 )
-from gt.worker.exchange.deferred_flags import DeferredFlags, FlagSource
-from gt.worker.exchange.failure_texts import FailureTexts
+from gt.worker.exchange.deferred_failure_flags import DeferredFailureFlags, FlagSource
+from gt.worker.exchange.failure_store import FailureStore
 from gt.worker.exchange.group_backends import GroupBackend
 from gt.worker.exchange.group_messages import Entry, ReceivedMessage
-from gt.worker.exchange.in_flight import InFlightSends
+from gt.worker.exchange.in_flight_sends import InFlightSends
 from gt.worker.exchange.interface import MoveResult, MoveTask
 from gt.worker.exchange.step_parts import StepPart
 from gt.worker.failed_value import FailedValue
@@ -50,10 +50,10 @@ class ProcessGroup:
         members: tuple[int, ...],
         backend: GroupBackend,
         sends: InFlightSends,
-        texts: FailureTexts,
+        failures: FailureStore,
         ways: Counter[str],
         check: Callable[[tuple[int, ...]], None],
-        flags: DeferredFlags | None = None,
+        flags: DeferredFailureFlags | None = None,
     ) -> None:
         self.worker = worker
         self.members = members
@@ -62,7 +62,7 @@ class ProcessGroup:
         self.number = 0
         self.prefetched: dict[int, ReceivedMessage] = {}
         self._ways = ways
-        self._texts = texts
+        self._failures = failures
         self._flags = flags
         self._check = check
         self._error: Exception | None = None
@@ -123,10 +123,10 @@ class ProcessGroup:
         return False
 
     def write_failure(self, number: int, task: int, failed: FailedValue) -> None:
-        self._texts.write(self.members, number, task, failed)
+        self._failures.write(self.members, number, task, failed)
 
     def read_failure(self, number: int, task: int) -> FailedValue:
-        return self._texts.read(self.members, number, task)
+        return self._failures.read(self.members, number, task)
 
     def way_of(self, part: StepPart) -> str:
         return f"{self.backend.name} {work_of(part).way}"

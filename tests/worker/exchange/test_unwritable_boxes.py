@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from gt.sharding.spec import DeviceMesh
-from gt.worker.exchange import collective_works, shared_groups
+from gt.worker.exchange import collective_works, shared_memory_groups
 from gt.worker.exchange.message_layout import MessageLayout
 from gt.worker.failed_value import FailedValue
 from tests.dispatcher_harness import over
@@ -46,7 +46,7 @@ def test_a_member_that_cannot_give_its_boxes_fails_as_the_takers_do(monkeypatch,
     source, target, shape, written = MOVES[move]
     fail_at_giver(monkeypatch, MessageLayout, "_copy", itemgetter(3), written)
     fail_at_giver(monkeypatch, collective_works, "_copy_flat", itemgetter(0))
-    fail_at_giver(monkeypatch, shared_groups, "_write", itemgetter(0))
+    fail_at_giver(monkeypatch, shared_memory_groups, "_write", itemgetter(0))
 
     def compute(worker):
         task = task_of(worker, None, over(source, MESH), over(target, MESH), dense(shape))

@@ -15,7 +15,7 @@ from typing import Protocol
 from gt.core.meta import ITEM_BYTES, TensorMeta
 from gt.sharding.boxes import Interval, balanced_cuts
 from gt.worker.engines.engine import Value
-from gt.worker.exchange.arena import Block
+from gt.worker.exchange.arena import ArenaBlock
 from gt.worker.exchange.interface import MoveResult, MoveTask
 from gt.worker.exchange.step_parts import StepPart, elements
 from gt.worker.failed_value import FailedValue
@@ -26,14 +26,14 @@ _ALIGNMENT = 64
 
 
 class ReductionGroup(Protocol):
-    """The exchanges of a group: see SharedGroup."""
+    """The exchanges of a group: see SharedMemoryGroup."""
 
     worker: int
     members: tuple[int, ...]
 
     def next_number(self) -> int: ...
-    def allocate(self, nbytes: int) -> Block: ...
-    def publish(self, number: int, block: Block | None, *, has_failed: bool = False) -> None: ...
+    def allocate(self, nbytes: int) -> ArenaBlock: ...
+    def publish(self, number: int, block: ArenaBlock | None, *, has_failed: bool = False) -> None: ...
     def block_of(self, peer: int, number: int) -> memoryview | None: ...
     def finish(self, number: int) -> None: ...
     def write_failure(self, number: int, task: int, failed: FailedValue) -> None: ...

@@ -3,7 +3,7 @@
 import psutil
 import pytest
 
-from gt.worker.engines import host_memory as subject
+from gt.worker.engines import host_memory_size as subject
 from gt.worker.engines.numpy_engine import NumPyEngine
 from gt.worker.engines.pytorch_engine import PyTorchEngine
 

@@ -14,11 +14,11 @@ from typing import NamedTuple, TypeVar
 
 from gt.core.meta import TensorMeta
 from gt.worker.engines.engine import Engine, Value
-from gt.worker.exchange.arena import Arena, Block, MemoryFile
-from gt.worker.exchange.failure_texts import FailureTexts
+from gt.worker.exchange.arena import Arena, ArenaBlock, MemoryFile
+from gt.worker.exchange.failure_store import FailureStore
 from gt.worker.exchange.interface import MoveResult, MoveTask
 from gt.worker.exchange.member_status import SLOTS, GroupPeer, MemberStatus
-from gt.worker.exchange.shared_reductions import all_reduce, large_reductions
+from gt.worker.exchange.shared_memory_reductions import all_reduce, large_reductions
 from gt.worker.exchange.step_parts import StepPart
 from gt.worker.failed_value import FailedValue
 
@@ -26,7 +26,7 @@ _ALIGNMENT = 64
 _T = TypeVar("_T")
 
 
-class SharedGroup:
+class SharedMemoryGroup:
     """Exchanges among `members`, which all do the same ones in the same order. `peers` are the others. After an error
     of the group itself, such as a lost member, no exchange of it follows: members would no longer count alike."""
 
@@ -37,7 +37,7 @@ class SharedGroup:
         memory: MemoryFile,
         peers: Mapping[int, GroupPeer],
         arena: Arena,
-        texts: FailureTexts,
+        failures: FailureStore,
         ways: Counter[str],
     ) -> None:
         self.worker = worker
@@ -46,16 +46,16 @@ class SharedGroup:
         self._status = MemberStatus(memory.data)
         self._peers = peers
         self._arena = arena
-        self._texts = texts
+        self._failures = failures
         self._ways = ways
         self._number = 0
         self._error: Exception | None = None
 
-    def begin(self, tasks: Sequence[MoveTask]) -> SharedWork:
+    def begin(self, tasks: Sequence[MoveTask]) -> SharedMemoryWork:
         if self._error is not None:
             raise RuntimeError(f"workers {self.members} exchange nothing any more: {self._error}")
         self._ways[self.way_of(tasks[0].part)] += 1
-        return SharedWork(self, tasks)
+        return SharedMemoryWork(self, tasks)
 
     def way_of(self, part: StepPart) -> str:
         return "shared memory"
@@ -77,10 +77,10 @@ class SharedGroup:
             self._wait_for_finish(self._number - SLOTS)
         return self._number
 
-    def allocate(self, nbytes: int) -> Block:
+    def allocate(self, nbytes: int) -> ArenaBlock:
         return self._arena.allocate(nbytes)
 
-    def publish(self, number: int, block: Block | None, *, has_failed: bool = False) -> None:
+    def publish(self, number: int, block: ArenaBlock | None, *, has_failed: bool = False) -> None:
         if block is not None:
             self._arena.hold(block, lambda: self._is_finished(number), lambda: self._wait_for_finish(number))
         self._status.publish(number, block, has_failed=has_failed)
@@ -107,16 +107,16 @@ class SharedGroup:
     # Failures
 
     def write_failure(self, number: int, task: int, failed: FailedValue) -> None:
-        self._texts.write(self.members, number, task, failed)
+        self._failures.write(self.members, number, task, failed)
 
     def read_failure(self, number: int, task: int) -> FailedValue:
-        return self._texts.read(self.members, number, task)
+        return self._failures.read(self.members, number, task)
 
 
-class SharedWork:
+class SharedMemoryWork:
     """One exchange, or several: a large all-reduce takes one or two for each of its chunks."""
 
-    def __init__(self, group: SharedGroup, tasks: Sequence[MoveTask]) -> None:
+    def __init__(self, group: SharedMemoryGroup, tasks: Sequence[MoveTask]) -> None:
         self._group = group
         self._tasks = list(tasks)
         self._reduced = large_reductions([task.part for task in tasks])

@@ -24,7 +24,7 @@ _encoder = msgspec.msgpack.Encoder()
 _decoder = msgspec.msgpack.Decoder(Failure)
 
 
-class FailureTexts:
+class FailureStore:
     """`store` is a function, because a worker may join another store later."""
 
     def __init__(self, store: Callable[[], dist.Store], worker: int) -> None:
@@ -47,7 +47,7 @@ class FailureTexts:
 
     def read(self, members: tuple[int, ...], number: int, task: int) -> FailedValue:
         """The failure that a flag stands for. There is none to be read if the store has ended, or if the member that
-        set the flag did not know the failure itself: see DeferredFlags."""
+        set the flag did not know the failure itself: see DeferredFailureFlags."""
         key = _key(members, number, task)
         try:
             self._store().wait([key], _ARRIVAL_TIME)

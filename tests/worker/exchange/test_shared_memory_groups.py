@@ -9,7 +9,7 @@ import torch
 from gt.sharding.spec import DeviceMesh
 from gt.worker.exchange import arena
 from gt.worker.exchange.member_status import SLOTS, MemberGone
-from gt.worker.exchange.shared_reductions import CHUNK_BYTES
+from gt.worker.exchange.shared_memory_reductions import CHUNK_BYTES
 from gt.worker.failed_value import FailedValue
 from tests.dispatcher_harness import at, over
 from tests.worker.exchange.tasks import ENGINE, FAILING, dense, task_of

@@ -12,7 +12,7 @@ from typing import NamedTuple
 import torch
 
 from gt.core.messages import RunOp
-from gt.worker.exchange.failure_texts import FailureTexts
+from gt.worker.exchange.failure_store import FailureStore
 from gt.worker.failed_value import FailedValue
 
 
@@ -31,11 +31,11 @@ class FlaggedCommand(NamedTuple):
     source: FlagSource
 
 
-class DeferredFlags:
+class DeferredFailureFlags:
     """The flags that were not read. `doubt` is a scalar on the device, which is not 0 if one of them is set."""
 
-    def __init__(self, device: torch.device, texts: FailureTexts) -> None:
-        self._texts = texts
+    def __init__(self, device: torch.device, failures: FailureStore) -> None:
+        self._failures = failures
         self.doubt = torch.zeros((), dtype=torch.uint8, device=device)
         self._flags: list[torch.Tensor] = []
         self._sources: list[FlagSource] = []
@@ -53,7 +53,7 @@ class DeferredFlags:
         self._commands += [command] * (len(self._flags) - len(self._commands))
 
     def failure_of(self, source: FlagSource) -> FailedValue:
-        return self._texts.read(*source)
+        return self._failures.read(*source)
 
     def __len__(self) -> int:
         return len(self._flags)

@@ -10,7 +10,7 @@ import torch
 
 import gt
 from gt.client import session as sessions
-from gt.worker.exchange.in_flight import InFlightSends
+from gt.worker.exchange.in_flight_sends import InFlightSends
 
 BUFFER = torch.zeros(10, dtype=torch.uint8)
 
