@@ -42,10 +42,10 @@ class BoundProgram:
     """A program bound to an engine and a worker. `run` never raises: where a step fails, its results are `FailedValue`,
     so that all workers do the same exchanges.
 
-    `exchanges` has this worker's part in the exchange of a run, or is empty if there is none; it is None if there are
-    several. `collective` is the kind of the one collective that the program consists of, or empty. `targets` are this
-    worker's parts of inputs that need no value, as they are overwritten, by position. `direct` and `writes` as for a
-    `BoundOp`: a program of one call on this worker's shards is as good as the op."""
+    `exchanges` has this worker's local step of the exchange of a run, or is empty if there is no exchange; it is None
+    if there are several. `collective` is the kind of the one collective that the program consists of, or empty.
+    `targets` are this worker's parts of inputs that need no value, as they are overwritten, by position. `direct` and
+    `writes` as for a `BoundOp`: a program of one call on this worker's shards is as good as the op."""
 
     def __init__(self, engine: Engine, worker: int, op: str, program: Program) -> None:
         self.op = op
@@ -58,10 +58,11 @@ class BoundProgram:
         self._steps = _side_by_side([self._prepare(number, step) for number, step in enumerate(program.steps)])
         self.targets = self._targets() if program.writes_all else {}
         moves = [step for step in self._steps if isinstance(step, _Moves)]
-        parts = [part for step in moves for mover in step.movers for part in mover.parts if part and part.members]
-        self.exchanges = parts if len(parts) < 2 else None
+        all_steps = [local for step in moves for mover in step.movers for local in mover.steps]
+        local_steps = [local for local in all_steps if local and local.members]
+        self.exchanges = local_steps if len(local_steps) < 2 else None
         self.is_local = not moves
-        is_one = self._steps == moves and len({part.members for part in parts}) == 1
+        is_one = self._steps == moves and len({local.members for local in local_steps}) == 1
         kinds = {mover.kind for step in moves for mover in step.movers} if is_one else set()
         self.collective = kinds.pop() if len(kinds) == 1 else ""
 
@@ -175,7 +176,7 @@ class BoundProgram:
             return self._checked(step, results, self._in_place(bound, step), direct)
         if step.is_view and is_view(local):
             return self._checked(step, results, self._view(number, local.calls[0]))
-        ops = [self._bind_call(part, step, region) for part in local.calls]
+        ops = [self._bind_call(local_call, step, region) for local_call in local.calls]
         is_one_call = len(ops) == 1 and local.results == (len(call.inputs),) and not step.into
         direct = ops[0] if is_one_call and self._is_single(step) else None
         return self._checked(step, results, self._lowered(step, call, local, ops), direct)
@@ -237,12 +238,13 @@ class BoundProgram:
 
         def run(values: list[Value], scalars: tuple[Number, ...]) -> list[Any]:
             registers = values[:count]
-            for bound, part in zip(ops, local.calls, strict=True):
+            for bound, local_call in zip(ops, local.calls, strict=True):
                 outputs = bound.call(registers, scalars)
-                used = [outputs[position] for position in part.output_positions] if part.output_positions else outputs
+                used = [outputs[p] for p in local_call.output_positions] if local_call.output_positions else outputs
                 present = [value for value in used if value is not None]
-                if len(present) != part.outputs:
-                    raise RuntimeError(f"{part.op} gave {len(present)} tensors where {part.outputs} were expected")
+                if len(present) != local_call.outputs:
+                    expected = local_call.outputs
+                    raise RuntimeError(f"{local_call.op} gave {len(present)} tensors where {expected} were expected")
                 registers += present
             results = [registers[position] for position in local.results]
             targets = iter(values[len(step.inputs) :])
@@ -266,11 +268,11 @@ class BoundProgram:
         self._views[number] = view
         return lambda values, scalars: list(views) if isinstance(views := view(values[0]), list | tuple) else [views]
 
-    def _bind_call(self, part: LocalCall, step: Compute, region: Region | None) -> BoundOp:
+    def _bind_call(self, call: LocalCall, step: Compute, region: Region | None) -> BoundOp:
         """One op of a lowering. Its inputs are all registers so far, so its signature has no view paths."""
-        random = step.random and part.op == step.op
-        op = STRIDE_FREE.get(part.op, part.op)
-        signature = Signature(op, part.args, dict(part.kwargs), (), (), (), (), random, step.default_dtype)
+        random = step.random and call.op == step.op
+        op = STRIDE_FREE.get(call.op, call.op)
+        signature = Signature(op, call.args, dict(call.kwargs), (), (), (), (), random, step.default_dtype)
         return BoundOp(self._engine, signature, region if random else None)
 
     def _region(self, step: Compute, shard: LocalContext) -> Region:

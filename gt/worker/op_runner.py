@@ -209,11 +209,11 @@ class OpRunner:
                 return done.value
             began = self._timeline_recorder.clock() if self._timeline_recorder.is_on else 0
             results = yield tasks
-            parts = [task.part for task in tasks]
+            steps = [task.step for task in tasks]
             if began:
-                self._timeline_recorder.note_exchange(parts, began)
+                self._timeline_recorder.note_exchange(steps, began)
             if is_payload:
-                self.traffic.add(parts)
+                self.traffic.add(steps)
 
     def _exchange_all(self, command: RunOp, bound: BoundProgram) -> None:
         """Run a program to its end, exchanging values with other processes. An exchange that can go on while this
@@ -254,9 +254,9 @@ class OpRunner:
     def _prefetch_next(self) -> None:
         """Begin to receive the next tensor that a later command of the batch needs."""
         if self._exchange.can_prefetch:
-            part = self.prefetch.next_receive(self.ops)
-            if part is not None:
-                self._exchange.prefetch(part)
+            step = self.prefetch.next_receive(self.ops)
+            if step is not None:
+                self._exchange.prefetch(step)
 
     def _exchange_tasks(self, command: RunOp, tasks: Sequence[MoveTask]) -> Sequence[MoveResult]:
         try:
@@ -273,13 +273,13 @@ class OpRunner:
 
     def _fail_exchange(self, command: RunOp, tasks: Sequence[MoveTask], error: Exception) -> Sequence[MoveResult]:
         """Report an exchange that failed as a whole, such as by the end of a peer; returns the failed results."""
-        members = tasks[0].part.members
+        members = tasks[0].step.members
         log.warning("an exchange among workers %s failed: %s", members, error)
         failure = make_failure(self.worker, "exchange", (), command, error)
         failure = replace(failure, peers=self._exchange.required_workers(members))
         self._report(OpFailed(session_of(command.op_id), failure))
         failed = FailedValue(failure)
-        return [failed if task.part.after is not None else None for task in tasks]
+        return [failed if task.step.after is not None else None for task in tasks]
 
     # Queries
 

@@ -12,7 +12,7 @@ from typing import TypeAlias
 
 from gt.worker.engines.engine import Value
 from gt.worker.exchange.interface import Exchanging, MoveResult, MoveTask, Work
-from gt.worker.exchange.step_parts import StepPart
+from gt.worker.exchange.local_steps import LocalStep
 from gt.worker.failed_value import FailedValue
 
 _Holders: TypeAlias = tuple[int, ...]
@@ -31,13 +31,13 @@ class InProcessExchange:
     def overlaps(self, tasks: Sequence[MoveTask]) -> bool:
         return False
 
-    def prefetch(self, part: StepPart) -> None:
+    def prefetch(self, step: LocalStep) -> None:
         """Values need no time to arrive."""
 
     def required_workers(self, members: Sequence[int]) -> tuple[int, ...]:
         return tuple(members)
 
-    def way_of(self, part: StepPart) -> str:
+    def way_of(self, step: LocalStep) -> str:
         return "memory"
 
     def ways(self) -> dict[str, int]:
@@ -64,7 +64,7 @@ def run_interleaved(computations: Mapping[int, Exchanging]) -> None:
     while waiting:
         ready = next((tasks for tasks in waiting.values() if _have_all_come(tasks, waiting)), None)
         assert ready is not None, f"workers {sorted(waiting)} wait for each other"
-        members = ready[0].part.members
+        members = ready[0].step.members
         columns = zip(*[waiting.pop(member) for member in members], strict=True)
         results = [exchange_in_process(dict(zip(members, column, strict=True))) for column in columns]
         for member in members:
@@ -72,8 +72,8 @@ def run_interleaved(computations: Mapping[int, Exchanging]) -> None:
 
 
 def _have_all_come(tasks: _Yielded, waiting: Mapping[int, _Yielded]) -> bool:
-    members = tasks[0].part.members
-    return all(member in waiting and waiting[member][0].part.members == members for member in members)
+    members = tasks[0].step.members
+    return all(member in waiting and waiting[member][0].step.members == members for member in members)
 
 
 def _advance(
@@ -89,38 +89,38 @@ def _advance(
 def exchange_in_process(tasks: Mapping[int, MoveTask]) -> dict[int, MoveResult]:
     """The results of one task of each member. No result shares memory with a value, or with another result."""
     failed = {worker: task.value for worker, task in tasks.items() if isinstance(task.value, FailedValue)}
-    recipes = {task.part.recipe: task.part.holders for task in tasks.values()}
+    recipes = {task.step.recipe: task.step.holders for task in tasks.values()}
     reduced_for = Counter(holders for holders in recipes.values() if holders)
     made: dict[object, Value] = {}
     totals: dict[_Holders, Value] = {}
     results: dict[int, MoveResult] = {}
     for worker, task in tasks.items():
-        part = task.part
-        failure = next((failed[peer] for peer in (worker, *part.peers) if peer in failed), None) if failed else None
-        if part.after is None or failure is not None:
-            results[worker] = failure if part.after is not None else None
-        elif part.recipe in made:
-            results[worker] = task.attempt(lambda: task.engine.copy(made[part.recipe]))
+        step = task.step
+        failure = next((failed[peer] for peer in (worker, *step.peers) if peer in failed), None) if failed else None
+        if step.after is None or failure is not None:
+            results[worker] = failure if step.after is not None else None
+        elif step.recipe in made:
+            results[worker] = task.attempt(lambda: task.engine.copy(made[step.recipe]))
         else:
-            combine = _combine_shared if reduced_for[part.holders] > 1 else _combine
+            combine = _combine_shared if reduced_for[step.holders] > 1 else _combine
             results[worker] = task.attempt(lambda: combine(task, tasks, totals))
             if not isinstance(results[worker], FailedValue):
-                made[part.recipe] = results[worker]
+                made[step.recipe] = results[worker]
     return results
 
 
 def _combine(task: MoveTask, tasks: Mapping[int, MoveTask], totals: dict[_Holders, Value]) -> Value:
-    pieces = [piece for addend in task.part.addends for piece in addend]
-    boxes = {piece.peer: tasks[piece.peer].box(piece.source) for piece in pieces}
-    return task.part.combine(task.engine, boxes, owned=False)
+    taken_boxes = [box for addend in task.step.addends for box in addend]
+    boxes = {box.peer: tasks[box.peer].box(box.source) for box in taken_boxes}
+    return task.step.combine(task.engine, boxes, owned=False)
 
 
 def _combine_shared(task: MoveTask, tasks: Mapping[int, MoveTask], totals: dict[_Holders, Value]) -> Value:
     """This worker's box of a total that other workers take boxes of too: the total is computed once, in `totals`."""
-    part = task.part
-    if part.holders not in totals:
-        totals[part.holders] = part.reduce(task.engine, [tasks[holder].value for holder in part.holders])
-    assert part.after is not None
-    box = task.engine.empty(part.after)
-    box[...] = totals[part.holders][part.addends[0][0].source]
+    step = task.step
+    if step.holders not in totals:
+        totals[step.holders] = step.reduce(task.engine, [tasks[holder].value for holder in step.holders])
+    assert step.after is not None
+    box = task.engine.empty(step.after)
+    box[...] = totals[step.holders][step.addends[0][0].source]
     return box

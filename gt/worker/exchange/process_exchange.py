@@ -30,11 +30,11 @@ from gt.worker.exchange.group_backends import (
 )
 from gt.worker.exchange.in_flight_sends import InFlightSends
 from gt.worker.exchange.interface import LookAhead, MoveTask, Work
+from gt.worker.exchange.local_steps import LocalStep
 from gt.worker.exchange.member_status import STATUS_BYTES, GroupPeer, PeerMemory
 from gt.worker.exchange.process_groups import ProcessGroup, work_of
 from gt.worker.exchange.rendezvous import CONNECT_TIMEOUT, LOOPBACK, MEMBER_TIMEOUT, Rendezvous
 from gt.worker.exchange.shared_memory_groups import SharedMemoryGroup
-from gt.worker.exchange.step_parts import StepPart
 from gt.worker.exchange.torch_private import make_gloo_group, make_nccl_group
 
 log = logging.getLogger("gt.worker")
@@ -90,9 +90,9 @@ class ProcessExchange:
         """The members, and the worker that hosts the store."""
         return tuple(dict.fromkeys((*members, self.rendezvous.host)))
 
-    def way_of(self, part: StepPart) -> str:
-        group = self.groups.get(part.members)
-        return group.way_of(part) if group is not None else "none"  # the group could not be made
+    def way_of(self, step: LocalStep) -> str:
+        group = self.groups.get(step.members)
+        return group.way_of(step) if group is not None else "none"  # the group could not be made
 
     def ways(self) -> dict[str, int]:
         return dict(self._ways)
@@ -100,12 +100,12 @@ class ProcessExchange:
     # Exchanges
 
     def begin(self, tasks: Sequence[MoveTask]) -> Work:
-        return self.find_group(tasks[0].part.members).begin(tasks)
+        return self.find_group(tasks[0].step.members).begin(tasks)
 
     def overlaps(self, tasks: Sequence[MoveTask]) -> bool:
         """Not through shared memory, where a member takes the parts of others itself."""
-        group = self.groups.get(tasks[0].part.members)
-        return isinstance(group, ProcessGroup) and all(work_of(task.part) in _GOING_ON for task in tasks)
+        group = self.groups.get(tasks[0].step.members)
+        return isinstance(group, ProcessGroup) and all(work_of(task.step) in _GOING_ON for task in tasks)
 
     @property
     def can_prefetch(self) -> bool:
@@ -113,9 +113,9 @@ class ProcessExchange:
         group = self._prefetching
         return self._device.type != "cuda" and (group is None or not group.prefetched)
 
-    def prefetch(self, part: StepPart) -> None:
-        group = self.groups.get(part.members)
-        if isinstance(group, ProcessGroup) and self.can_prefetch and group.prefetch(part):
+    def prefetch(self, step: LocalStep) -> None:
+        group = self.groups.get(step.members)
+        if isinstance(group, ProcessGroup) and self.can_prefetch and group.prefetch(step):
             self._prefetching = group
 
     # Groups

@@ -17,9 +17,9 @@ from gt.worker.engines.engine import Engine, Value
 from gt.worker.exchange.arena import Arena, ArenaBlock, MemoryFile
 from gt.worker.exchange.failure_store import FailureStore
 from gt.worker.exchange.interface import MoveResult, MoveTask
+from gt.worker.exchange.local_steps import LocalStep
 from gt.worker.exchange.member_status import SLOTS, GroupPeer, MemberStatus
 from gt.worker.exchange.shared_memory_reductions import all_reduce, large_reductions
-from gt.worker.exchange.step_parts import StepPart
 from gt.worker.failed_value import FailedValue
 
 _ALIGNMENT = 64
@@ -54,10 +54,10 @@ class SharedMemoryGroup:
     def begin(self, tasks: Sequence[MoveTask]) -> SharedMemoryWork:
         if self._error is not None:
             raise RuntimeError(f"workers {self.members} exchange nothing any more: {self._error}")
-        self._ways[self.way_of(tasks[0].part)] += 1
+        self._ways[self.way_of(tasks[0].step)] += 1
         return SharedMemoryWork(self, tasks)
 
-    def way_of(self, part: StepPart) -> str:
+    def way_of(self, step: LocalStep) -> str:
         return "shared memory"
 
     def give_up(self, error: Exception) -> None:
@@ -119,7 +119,7 @@ class SharedMemoryWork:
     def __init__(self, group: SharedMemoryGroup, tasks: Sequence[MoveTask]) -> None:
         self._group = group
         self._tasks = list(tasks)
-        self._reduced = large_reductions([task.part for task in tasks])
+        self._reduced = large_reductions([task.step for task in tasks])
         self._others = [position for position in range(len(tasks)) if position not in self._reduced]
         self._number = 0
         if self._others:
@@ -149,10 +149,10 @@ class SharedMemoryWork:
         """Copy the parts that others take boxes of into shared memory, each with a flag that tells a failure."""
         group, tasks = self._group, self._tasks_of(self._others)
         self._number = group.next_number()
-        if not any(task.part.gives for task in tasks):
+        if not any(task.step.gives for task in tasks):
             group.publish(self._number, None)
             return
-        layout = _layout(tuple(task.part.before for task in tasks))
+        layout = _layout(tuple(task.step.before for task in tasks))
         try:
             block = group.allocate(layout.nbytes)
         except OSError as error:
@@ -162,7 +162,7 @@ class SharedMemoryWork:
             return
         for position, (task, offset) in enumerate(zip(tasks, layout.offsets, strict=True)):
             value = task.value
-            if task.part.gives and not isinstance(value, FailedValue):
+            if task.step.gives and not isinstance(value, FailedValue):
                 value = task.attempt(lambda: _write(task, block.data, offset))
             if isinstance(value, FailedValue):
                 self._fail(position, value)
@@ -180,7 +180,7 @@ class SharedMemoryWork:
 
     def _take(self) -> list[MoveResult]:
         group, tasks = self._group, self._tasks_of(self._others)
-        takes_from = {peer for task in tasks for peer in task.part.peers}
+        takes_from = {peer for task in tasks for peer in task.step.peers}
         try:
             given = {peer: self._given(peer, tasks) for peer in group.members if peer in takes_from}
             return [self._result(position, task, given) for position, task in enumerate(tasks)]
@@ -188,16 +188,16 @@ class SharedMemoryWork:
             group.finish(self._number)
 
     def _given(self, peer: int, tasks: Sequence[MoveTask]) -> _Given:
-        layout = _layout(tuple(task.part.before_of(peer) for task in tasks))
+        layout = _layout(tuple(task.step.before_of(peer) for task in tasks))
         return _Given(self._group.block_of(peer, self._number), layout.offsets)
 
     def _result(self, position: int, task: MoveTask, given: Mapping[int, _Given]) -> MoveResult:
-        part = task.part
-        if part.after is None:
+        step = task.step
+        if step.after is None:
             return None
         if isinstance(task.value, FailedValue):
             return task.value
-        for peer in part.peers:
+        for peer in step.peers:
             data = given[peer].data
             if data is None or data[position]:
                 return self._group.read_failure(self._number, position)
@@ -228,22 +228,22 @@ def _layout(metas: tuple[TensorMeta | None, ...]) -> _BlockLayout:
 
 
 def _combine(position: int, task: MoveTask, given: Mapping[int, _Given]) -> Value:
-    part = task.part
+    step = task.step
     boxes: dict[int, Value] = {}
-    for addend in part.addends:
-        for piece in addend:
-            if piece.peer == part.worker:
-                boxes[piece.peer] = task.box(piece.source) if piece.is_part else task.value
+    for addend in step.addends:
+        for box in addend:
+            if box.peer == step.worker:
+                boxes[box.peer] = task.box(box.source) if box.is_part else task.value
                 continue
-            data, offsets = given[piece.peer]
+            data, offsets = given[box.peer]
             assert data is not None
-            held = _view(task.engine, data, offsets[position], part.peers[piece.peer])
-            boxes[piece.peer] = held[piece.source] if piece.is_part else held
-    return part.combine(task.engine, boxes, owned=False)
+            held = _view(task.engine, data, offsets[position], step.peers[box.peer])
+            boxes[box.peer] = held[box.source] if box.is_part else held
+    return step.combine(task.engine, boxes, owned=False)
 
 
 def _write(task: MoveTask, data: memoryview, offset: int) -> None:
-    meta = task.part.before
+    meta = task.step.before
     assert meta is not None
     _view(task.engine, data, offset, meta)[...] = task.value
 

@@ -17,7 +17,7 @@ from gt.sharding.boxes import Interval, balanced_cuts
 from gt.worker.engines.engine import Value
 from gt.worker.exchange.arena import ArenaBlock
 from gt.worker.exchange.interface import MoveResult, MoveTask
-from gt.worker.exchange.step_parts import StepPart, elements
+from gt.worker.exchange.local_steps import LocalStep, elements
 from gt.worker.failed_value import FailedValue
 
 ONE_SHOT_BYTES = 1 << 16  # up to here every member reads all values and reduces them for itself
@@ -40,20 +40,20 @@ class ReductionGroup(Protocol):
     def read_failure(self, number: int, task: int) -> FailedValue: ...
 
 
-def large_reductions(parts: Sequence[StepPart]) -> list[int]:
+def large_reductions(steps: Sequence[LocalStep]) -> list[int]:
     """The positions of the all-reduces that this module does; none if all of them together are small."""
-    reduced = [position for position, part in enumerate(parts) if part.kind == "all-reduce"]
-    metas = [parts[position].before for position in reduced]
+    reduced = [position for position, step in enumerate(steps) if step.kind == "all-reduce"]
+    metas = [steps[position].before for position in reduced]
     nbytes = sum(meta.nbytes for meta in metas if meta is not None)
     return reduced if nbytes > ONE_SHOT_BYTES else []
 
 
 def all_reduce(group: ReductionGroup, tasks: Sequence[MoveTask]) -> list[MoveResult]:
     """The totals of tasks; those of one dtype and reduction are one vector."""
-    kinds = dict.fromkeys((task.part.dtype, task.part.reduction) for task in tasks)
+    kinds = dict.fromkeys((task.step.dtype, task.step.reduction) for task in tasks)
     results: list[MoveResult] = [None] * len(tasks)
     for kind in kinds:
-        chosen = [number for number, task in enumerate(tasks) if (task.part.dtype, task.part.reduction) == kind]
+        chosen = [number for number, task in enumerate(tasks) if (task.step.dtype, task.step.reduction) == kind]
         reduced = _Vector(group, [tasks[number] for number in chosen]).reduce()
         for number, result in zip(chosen, reduced, strict=True):
             results[number] = result
@@ -67,9 +67,9 @@ class _Vector:
         self._group = group
         self._tasks = tasks
         self._engine = tasks[0].engine
-        self._part = tasks[0].part
-        self._itemsize = ITEM_BYTES[self._part.dtype]
-        self._ends = list(accumulate(elements(task.part.before) for task in tasks if task.part.before is not None))
+        self._step = tasks[0].step
+        self._itemsize = ITEM_BYTES[self._step.dtype]
+        self._ends = list(accumulate(elements(task.step.before) for task in tasks if task.step.before is not None))
         self._header = -(-len(tasks) // _ALIGNMENT) * _ALIGNMENT
         sources = [self._flat_source(task) for task in tasks]
         self._failed = {number: each for number, each in enumerate(sources) if isinstance(each, FailedValue)}
@@ -79,7 +79,7 @@ class _Vector:
     def _flat_source(self, task: MoveTask) -> Value | FailedValue:
         if isinstance(task.value, FailedValue):
             return task.value
-        engine, meta = task.engine, task.part.before
+        engine, meta = task.engine, task.step.before
         assert meta is not None
         return task.attempt(lambda: engine.flat(engine.with_strides(task.value, meta.stride)))
 
@@ -160,7 +160,7 @@ class _Vector:
         return None if block is None else self._flat(block, (len(block) - self._header) // self._itemsize)
 
     def _flat(self, data: memoryview, length: int) -> Value:
-        meta = TensorMeta((length,), (1,), 0, self._part.dtype)
+        meta = TensorMeta((length,), (1,), 0, self._step.dtype)
         return self._engine.from_buffer(data[self._header :], meta, True)
 
     # Elements
@@ -177,9 +177,9 @@ class _Vector:
                 total[own] = data[place]
 
     def _reduce_into(self, data: Value, addends: Sequence[Value | None], place: slice) -> None:
-        parts = [addend[place] for addend in addends if addend is not None]
-        if len(parts) == len(addends) and place.start < place.stop:
-            self._part.reduce_into(self._engine, parts, data)
+        slices = [addend[place] for addend in addends if addend is not None]
+        if len(slices) == len(addends) and place.start < place.stop:
+            self._step.reduce_into(self._engine, slices, data)
 
     def _overlaps(self, interval: Interval) -> Iterator[tuple[int, slice, slice]]:
         """The tasks whose elements lie in an interval of the vector: where in the task, and where in the interval."""
@@ -193,5 +193,5 @@ class _Vector:
 
 
 def _empty(task: MoveTask) -> Value:
-    assert task.part.after is not None
-    return task.engine.empty(task.part.after)
+    assert task.step.after is not None
+    return task.engine.empty(task.step.after)

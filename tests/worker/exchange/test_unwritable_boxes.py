@@ -31,7 +31,7 @@ def fail_at_giver(monkeypatch, owner, name, find_task, written=0):
     write, calls = getattr(owner, name), []
 
     def write_or_fail(*arguments):
-        if find_task(arguments).part.worker == GIVER:
+        if find_task(arguments).step.worker == GIVER:
             calls.append(arguments)
             if len(calls) > written:
                 raise MemoryError("no room")
@@ -50,7 +50,7 @@ def test_a_member_that_cannot_give_its_boxes_fails_as_the_takers_do(monkeypatch,
 
     def compute(worker):
         task = task_of(worker, None, over(source, MESH), over(target, MESH), dense(shape))
-        (result,) = yield [task._replace(value=torch.ones(task.part.before.shape))]
+        (result,) = yield [task._replace(value=torch.ones(task.step.before.shape))]
         return result
 
     results = run_over(transport, {worker: compute(worker) for worker in range(WORKERS)})

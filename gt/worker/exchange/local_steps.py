@@ -1,7 +1,8 @@
-"""One worker's part in one step of a move: the boxes it gives and takes, and how it combines those it takes.
+"""Local steps: the boxes that one worker gives and takes in one step of a move, and how it combines those it takes.
 
-Transports differ in how a box travels. They all give the boxes of a step to `StepPart.combine`, so that every transport
-gives the same bits: addends are reduced in the order of the mesh, and short floats are summed in a wider dtype.
+Transports differ in how a box travels. They all give the boxes of a step to `LocalStep.combine`, so that every
+transport gives the same bits: addends are reduced in the order of the mesh, and short floats are summed in a wider
+dtype.
 """
 
 from __future__ import annotations
@@ -40,7 +41,7 @@ _REDUCTIONS = {
 }
 
 
-class Piece(NamedTuple):
+class TakenBox(NamedTuple):
     """A box that a worker takes from `peer`, which may be the worker itself: its place in the peer's part before the
     step, its place in the worker's part after the step, and its meta."""
 
@@ -52,40 +53,46 @@ class Piece(NamedTuple):
     """Whether it is less than the peer's part."""
 
 
-class StepPart:
-    """`members` are all workers that exchange in the step, in the order of the mesh; none if nothing is exchanged.
+class LocalStep:
+    """One step of a move, as one worker sees it.
+
+    `members` are all workers that exchange in the step, in the order of the mesh; none if nothing is exchanged.
     `nbytes` are the bytes that all workers of the step receive together.
 
     `before` and `after` are the metas of the worker's part, None where it has none. `peers` are the metas of the parts
     of the workers that it takes from. `gives` are the boxes that others take from it. `addends` are the boxes that it
     takes, each addend a tuple; one addend if nothing is reduced. `received` are the bytes that the plan counts, by
-    sender. `is_even` says whether all members take and give boxes of one shape, as native collectives do. Parts with
-    the same `recipe` take the same boxes, and get the same value. `holders` are the workers that the addends are taken
+    sender. `is_even` says whether all members take and give boxes of one shape, as native collectives do. Steps with
+    the same `recipe` take the same boxes, and give the same value. `holders` are the workers that the addends are taken
     from, if each addend is one box; otherwise it is empty.
     """
 
-    def __init__(self, worker: int, meta: TensorMeta, step: ReshardStep, nbytes: int) -> None:
+    def __init__(self, worker: int, meta: TensorMeta, reshard_step: ReshardStep, nbytes: int) -> None:
         self.worker = worker
         self.nbytes = nbytes
-        self.kind = step.kind
+        self.kind = reshard_step.kind
         self.dtype = meta.dtype
-        self.step = step
+        self.reshard_step = reshard_step
         self._strides = meta.stride
         self._shape = meta.shape
-        self.members = exchange_group(step, worker) if nbytes else ()
+        self.members = exchange_group(reshard_step, worker) if nbytes else ()
         self._befores: dict[int, TensorMeta | None] = {}
         self._operators: dict[Engine, Callable[..., Value]] = {}
-        self.before = self._part(step.source, worker)
-        self.after = self._part(step.target, worker)
-        self.reduction = step.source.kind if step.kind in ("all-reduce", "reduce-scatter", "reduce") else ""
+        self.before = self._part(reshard_step.source, worker)
+        self.after = self._part(reshard_step.target, worker)
+        self.reduction = reshard_step.source.kind if self.kind in ("all-reduce", "reduce-scatter", "reduce") else ""
         self.addends = self._addends()
-        self.recipe = (source_replica(step, worker), local_box(step.target, meta.shape, worker)) if self.after else ()
+        target = reshard_step.target
+        self.recipe = (
+            (source_replica(reshard_step, worker), local_box(target, meta.shape, worker)) if self.after else ()
+        )
         self.holders = self._holders()
-        takes_from = {piece.peer for addend in self.addends for piece in addend} - {worker}
-        self.peers = {peer: self._require_part(step.source, peer) for peer in self.members if peer in takes_from}
+        takes_from = {box.peer for addend in self.addends for box in addend} - {worker}
+        source = reshard_step.source
+        self.peers = {peer: self._require_part(source, peer) for peer in self.members if peer in takes_from}
         self.gives = self._gives()
         self.received = self._received()
-        self.is_even = bool(self.members) and has_equal_boxes(step, meta.shape, self.members)
+        self.is_even = bool(self.members) and has_equal_boxes(reshard_step, meta.shape, self.members)
 
     # Boxes
 
@@ -96,7 +103,7 @@ class StepPart:
     def before_of(self, worker: int) -> TensorMeta | None:
         """The meta of a member's part before the step."""
         if worker not in self._befores:
-            self._befores[worker] = self._part(self.step.source, worker)
+            self._befores[worker] = self._part(self.reshard_step.source, worker)
         return self._befores[worker]
 
     def _part(self, spec: ShardingSpec, worker: int) -> TensorMeta | None:
@@ -105,27 +112,27 @@ class StepPart:
     def _require_part(self, spec: ShardingSpec, worker: int) -> TensorMeta:
         return self.meta_of(box_shape(local_box(spec, self._shape, worker)))
 
-    def _addends(self) -> tuple[tuple[Piece, ...], ...]:
+    def _addends(self) -> tuple[tuple[TakenBox, ...], ...]:
         if self.after is None:
             return ()
         if self.kind == "all-reduce":
             everything = tuple(slice(0, size) for size in self.after.shape)
             group = self.members or (self.worker,)
-            return tuple((Piece(peer, everything, everything, self.after, False),) for peer in group)
-        target = local_box(self.step.target, self._shape, self.worker)
+            return tuple((TakenBox(peer, everything, everything, self.after, False),) for peer in group)
+        target = local_box(self.reshard_step.target, self._shape, self.worker)
         taken = contributions if self.reduction else _as_one_addend
         return tuple(
-            tuple(self._piece(pull.peer, pull.box, target) for pull in addend)
-            for addend in taken(self.step, self._shape, self.worker)
+            tuple(self._taken_box(pull.peer, pull.box, target) for pull in addend)
+            for addend in taken(self.reshard_step, self._shape, self.worker)
         )
 
     def _holders(self) -> tuple[int, ...]:
         is_one_each = self.reduction and all(len(addend) == 1 for addend in self.addends)
         return tuple(addend[0].peer for addend in self.addends) if is_one_each else ()
 
-    def _piece(self, peer: int, box: Box, target: Box) -> Piece:
-        source = local_box(self.step.source, self._shape, peer)
-        return Piece(peer, _within(source, box), _within(target, box), self.meta_of(box_shape(box)), source != box)
+    def _taken_box(self, peer: int, box: Box, target: Box) -> TakenBox:
+        source = local_box(self.reshard_step.source, self._shape, peer)
+        return TakenBox(peer, _within(source, box), _within(target, box), self.meta_of(box_shape(box)), source != box)
 
     def _gives(self) -> dict[int, tuple[Slices, TensorMeta]]:
         if self.before is None or not self.members:
@@ -133,16 +140,16 @@ class StepPart:
         if self.kind == "all-reduce":
             everything = tuple(slice(0, size) for size in self.before.shape)
             return {peer: (everything, self.before) for peer in self.members if peer != self.worker}
-        own = local_box(self.step.source, self._shape, self.worker)
+        own = local_box(self.reshard_step.source, self._shape, self.worker)
         return {
             push.peer: (_within(own, push.box), self.meta_of(box_shape(push.box)))
-            for push in pushes(self.step, self._shape, self.worker)
+            for push in pushes(self.reshard_step, self._shape, self.worker)
         }
 
     def _received(self) -> dict[int, int]:
         if self.kind != "all-reduce":
-            pieces = [piece for addend in self.addends for piece in addend if piece.peer in self.peers]
-            return {piece.peer: piece.meta.nbytes for piece in pieces}
+            taken = [box for addend in self.addends for box in addend if box.peer in self.peers]
+            return {box.peer: box.meta.nbytes for box in taken}
         itemsize = ITEM_BYTES[self.dtype]
         cuts = self.reduced_slices()
         size = {peer: itemsize * (stop - start) for peer, (start, stop) in zip(self.members, cuts, strict=True)}
@@ -167,53 +174,53 @@ class StepPart:
         memory of others: the result has none of it."""
         assert self.after is not None
         if self.kind == "to-partial":
-            start = self._identity(engine, self.step.target.kind)
+            start = self._identity(engine, self.reshard_step.target.kind)
             return self._assemble(engine, self.addends[0] if self.addends else (), boxes, start, owned=owned)
         if not self.reduction:
             return self._assemble(engine, self.addends[0] if self.addends else (), boxes, None, owned=owned)
-        parts = [self._assemble(engine, addend, boxes, None, owned=True) for addend in self.addends]
-        if not parts:
+        addends = [self._assemble(engine, addend, boxes, None, owned=True) for addend in self.addends]
+        if not addends:
             return engine.empty(self.after)
-        total = self.reduce(engine, parts)
-        return total if owned or len(parts) > 1 else engine.copy(total)
+        total = self.reduce(engine, addends)
+        return total if owned or len(addends) > 1 else engine.copy(total)
 
-    def reduce(self, engine: Engine, parts: Sequence[Value]) -> Value:
-        """Reduce parts in their order; short floats are summed in a wider dtype."""
+    def reduce(self, engine: Engine, addends: Sequence[Value]) -> Value:
+        """Reduce addends in their order; short floats are summed in a wider dtype."""
         dtype = self._total_dtype()
         operator = self._operators.get(engine)
         if operator is None:
             operator = self._operators[engine] = engine.resolve(_REDUCTIONS[self.reduction])
         if dtype == self.dtype:
-            return functools.reduce(operator, parts)
-        total = functools.reduce(operator, [_cast(engine, part, dtype) for part in parts])
+            return functools.reduce(operator, addends)
+        total = functools.reduce(operator, [_cast(engine, addend, dtype) for addend in addends])
         return _cast(engine, total, self.dtype)
 
-    def reduce_into(self, engine: Engine, parts: Sequence[Value], target: Value) -> None:
-        """Write the total of parts to memory that is there: the first use of new memory costs more than a sum."""
+    def reduce_into(self, engine: Engine, addends: Sequence[Value], target: Value) -> None:
+        """Write the total of addends to existing memory: the first use of new memory costs more than a sum."""
         try:
             operator = engine.resolve(_REDUCTIONS[self.reduction].rpartition(".")[0] + ".out")
         except NotImplementedError:
             operator = None
-        if operator is None or len(parts) < 2 or self._total_dtype() != self.dtype:
-            target[...] = self.reduce(engine, parts)
+        if operator is None or len(addends) < 2 or self._total_dtype() != self.dtype:
+            target[...] = self.reduce(engine, addends)
             return
-        operator(parts[0], parts[1], out=target)
-        for part in parts[2:]:
-            operator(target, part, out=target)
+        operator(addends[0], addends[1], out=target)
+        for addend in addends[2:]:
+            operator(target, addend, out=target)
 
     def _total_dtype(self) -> str:
         return accumulation_dtype(self.dtype) if self.reduction in ("sum", "prod") else self.dtype
 
     def _assemble(
-        self, engine: Engine, pieces: Sequence[Piece], boxes: Mapping[int, Value], whole: Value | None, *, owned: bool
+        self, engine: Engine, taken: Sequence[TakenBox], boxes: Mapping[int, Value], whole: Value | None, *, owned: bool
     ) -> Value:
         assert self.after is not None
-        if owned and whole is None and len(pieces) == 1 and pieces[0].meta.shape == self.after.shape:
-            return boxes[pieces[0].peer]
+        if owned and whole is None and len(taken) == 1 and taken[0].meta.shape == self.after.shape:
+            return boxes[taken[0].peer]
         if whole is None:
             whole = engine.empty(self.after)
-        for piece in pieces:
-            whole[piece.target] = boxes[piece.peer]
+        for box in taken:
+            whole[box.target] = boxes[box.peer]
         return whole
 
     def _identity(self, engine: Engine, kind: str) -> Value:
@@ -242,6 +249,6 @@ def _within(outer: Box, inner: Box) -> Slices:
     return tuple(slice(low - start, high - start) for (start, _), (low, high) in zip(outer, inner, strict=True))
 
 
-def _as_one_addend(step: ReshardStep, shape: Shape, worker: int) -> tuple[tuple[Pull, ...], ...]:
-    taken = pulls(step, shape, worker)
+def _as_one_addend(reshard_step: ReshardStep, shape: Shape, worker: int) -> tuple[tuple[Pull, ...], ...]:
+    taken = pulls(reshard_step, shape, worker)
     return (taken,) if taken else ()
