@@ -59,8 +59,8 @@ from gt.dispatcher.step_coordinator import StepCoordinator
 from gt.dispatcher.tensor_reads import TensorReads
 from gt.dispatcher.tensor_records import TensorRecord
 from gt.sharding.boxes import box_shape
+from gt.sharding.distinct_parts import distinct_parts
 from gt.sharding.foreach_subsets import first_list_inputs, is_foreach, subset_of
-from gt.sharding.parts import distinct_parts
 from gt.sharding.rules import is_linear_with
 from gt.sharding.spec import DeviceMesh, ShardingSpec, whole
 from gt.signals.policy import Policy

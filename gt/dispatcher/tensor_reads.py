@@ -9,7 +9,7 @@ from gt.dispatcher.message_queue import MessageQueue
 from gt.dispatcher.requests import Requests
 from gt.dispatcher.session_records import Buffer, ReadPart, SessionRecord
 from gt.dispatcher.state import State
-from gt.sharding.parts import Part, parts_to_read
+from gt.sharding.distinct_parts import TensorPart, parts_to_read
 from gt.sharding.spec import ShardingSpec
 
 
@@ -78,5 +78,5 @@ class TensorReads:
         self._outgoing.command(workers, ReadVersions(read.request, idents))
 
 
-def _cost(parts: tuple[Part, ...]) -> tuple[int, int]:
+def _cost(parts: tuple[TensorPart, ...]) -> tuple[int, int]:
     return sum([part.elements for part in parts]), len(parts)

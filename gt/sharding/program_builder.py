@@ -30,7 +30,7 @@ from gt.sharding.op_calls import Expansion, OpCall, has_scalars, inputs_in, with
 from gt.sharding.rules import entry_of
 from gt.sharding.rules.entry import LayOut
 from gt.sharding.spec import DeviceMesh, ShardingSpec, whole
-from gt.sharding.strategies import Operand, OpStrategy
+from gt.sharding.strategies import OpOperand, OpStrategy
 from gt.sharding.strategy_choice import Choice, moved_bytes
 
 
@@ -182,7 +182,7 @@ class ProgramBuilder:
     def _lay_out(self, lay_out: LayOut, call: OpCall, registers: Sequence[int], targets: Sequence[Target]) -> Choice:
         """The strategy that the op's entry chooses itself."""
         own = [self.registers[register] for register in registers]
-        operands = [Operand(meta.shape, ITEM_BYTES[meta.dtype], spec, copies) for meta, spec, copies in own]
+        operands = [OpOperand(meta.shape, ITEM_BYTES[meta.dtype], spec, copies) for meta, spec, copies in own]
         strategy = lay_out(call, operands, list(targets) or [None] * len(call.outputs), self.mesh)
         if strategy is None:
             raise NoRule(call.op)

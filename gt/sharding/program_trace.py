@@ -24,7 +24,7 @@ from gt.sharding.rules import rule_of
 LEVELS = (1, 2, 3, 4, 5)
 
 
-class RecordedOp(NamedTuple):
+class TracedOp(NamedTuple):
     """A call, and the names of its inputs and outputs."""
 
     call: OpCall
@@ -32,12 +32,12 @@ class RecordedOp(NamedTuple):
     outputs: tuple[str, ...]
 
 
-class RecordedProgram(NamedTuple):
+class ProgramTrace(NamedTuple):
     """Ops in the order of execution, and the meta of each named value. Values are immutable: an op that writes gives a
     new value."""
 
     values: Mapping[str, TensorMeta]
-    ops: tuple[RecordedOp, ...]
+    ops: tuple[TracedOp, ...]
 
 
 @dataclass(frozen=True, eq=False)
@@ -95,7 +95,7 @@ class Flow:
         return both, both
 
 
-def flows_of(program: RecordedProgram) -> list[Flow]:
+def flows_of(program: ProgramTrace) -> list[Flow]:
     """The flows of all ops that have a rule."""
     reads = Counter(name for op in program.ops for name in op.inputs)
     found: list[Flow] = []
@@ -106,7 +106,7 @@ def flows_of(program: RecordedProgram) -> list[Flow]:
     return [flow for flow in found if flow.cuttable and len(flow.tensors) > 1]
 
 
-def _flows(number: int, op: RecordedOp, rule: OpShardingRule, is_read_once: bool) -> Iterator[Flow]:
+def _flows(number: int, op: TracedOp, rule: OpShardingRule, is_read_once: bool) -> Iterator[Flow]:
     """One flow for the operands with the most factors, and one for each broadcast operand. The only operand of an op is
     broadcast if the result has more factors."""
     operands = [_flow_tensor(value, dims) for value, dims in zip(op.inputs, rule.operands, strict=True)]

@@ -13,7 +13,7 @@ from gt.sharding.hop_traffic import shard_indices, worker_boxes
 from gt.sharding.spec import ShardingSpec
 
 
-class Part(NamedTuple):
+class TensorPart(NamedTuple):
     """A box of a tensor, and the workers that hold it, in the order of the mesh. Of a partial tensor, workers with the
     same `addend` hold one of the values that are reduced, in the order of these numbers."""
 
@@ -27,7 +27,7 @@ class Part(NamedTuple):
 
 
 @functools.lru_cache(maxsize=8192)
-def distinct_parts(spec: ShardingSpec, shape: Shape) -> tuple[Part, ...]:
+def distinct_parts(spec: ShardingSpec, shape: Shape) -> tuple[TensorPart, ...]:
     """Every part once, empty ones included: by addend, then in the order of the mesh."""
     boxes = worker_boxes(spec, shape)
     addends = shard_indices(spec.mesh, spec.partial).tolist()
@@ -35,11 +35,11 @@ def distinct_parts(spec: ShardingSpec, shape: Shape) -> tuple[Part, ...]:
     holders: dict[tuple[int, Box], list[int]] = {}
     for worker, addend, (starts, stops) in zip(spec.mesh.workers, addends, edges, strict=True):
         holders.setdefault((addend, tuple(zip(starts, stops, strict=True))), []).append(worker)
-    return tuple([Part(box, addend, tuple(holders[addend, box])) for addend, box in sorted(holders, key=_addend)])
+    return tuple([TensorPart(box, addend, tuple(holders[addend, box])) for addend, box in sorted(holders, key=_addend)])
 
 
 @functools.lru_cache(maxsize=8192)
-def parts_to_read(spec: ShardingSpec, shape: Shape) -> tuple[Part, ...]:
+def parts_to_read(spec: ShardingSpec, shape: Shape) -> tuple[TensorPart, ...]:
     """The parts that make up the value. Of a tensor without elements, one empty part: it may have failed."""
     parts = distinct_parts(spec, shape)
     return tuple([part for part in parts if part.elements]) or parts[:1]
