@@ -17,7 +17,7 @@ from gt.sharding.boxes import Box, box_shape
 from gt.sharding.distinct_parts import TensorPart, parts_to_read
 from gt.sharding.dtypes import accumulation_dtype
 from gt.sharding.spec import ShardingSpec
-from gt.wire.client_channel import Buffer
+from gt.wire.codec import Buffer
 
 _REDUCTIONS: dict[str, Callable[[torch.Tensor, torch.Tensor], torch.Tensor]] = {
     "sum": torch.add,

@@ -14,10 +14,11 @@ from gt.core.meta import TensorMeta
 from gt.dispatcher.plan_cache import PlanCache
 from gt.dispatcher.planner import TensorMove
 from gt.dispatcher.redistribution import Redistributor
-from gt.dispatcher.session_records import Buffer, SessionRecord
+from gt.dispatcher.session_records import SessionRecord
 from gt.dispatcher.state import State
 from gt.dispatcher.tensor_records import GradientRecord, TensorRecord
 from gt.sharding.spec import DimSpec, ShardingSpec, whole
+from gt.wire.codec import Buffer
 
 BUCKET_BYTES = 4 << 20  # of a worker's parts: a bucket with at least this many bytes is full
 CUT_BUCKET_BYTES = 1 << 20  # of cut parameters: their partial gradients are larger than what is kept of them

@@ -53,7 +53,7 @@ from gt.dispatcher.plan_cache import PlanCache
 from gt.dispatcher.redistribution import Redistributor
 from gt.dispatcher.requests import Requests
 from gt.dispatcher.segments import RunPart, Segments
-from gt.dispatcher.session_records import Buffer, Reply, ScopeRecord, SessionRecord
+from gt.dispatcher.session_records import Reply, ScopeRecord, SessionRecord
 from gt.dispatcher.state import State
 from gt.dispatcher.step_coordinator import StepCoordinator
 from gt.dispatcher.tensor_reads import TensorReads
@@ -64,8 +64,9 @@ from gt.sharding.foreach_subsets import first_list_inputs, is_foreach, subset_of
 from gt.sharding.rules import is_linear_with
 from gt.sharding.spec import DeviceMesh, ShardingSpec, whole
 from gt.signals.policy import Policy
+from gt.wire.codec import Buffer
 
-Action: TypeAlias = Callable[[SessionRecord, Any, Buffer | None], None]
+InstructionAction: TypeAlias = Callable[[SessionRecord, Any, Buffer | None], None]
 """Carries out one kind of instruction. Raises an exception of `errors.py` if that is not possible."""
 
 
@@ -90,7 +91,7 @@ class Instructions:
         self._buckets = GradientBuckets(state, redistributor, plan_cache)
         steps = StepCoordinator(state, outgoing, redistributor, self._buckets)
         self._reads = reads = TensorReads(state, outgoing, requests)
-        self.actions: dict[type, Action] = {
+        self.actions: dict[type, InstructionAction] = {
             RunOp: self._run_op,
             RunPart: segments.run_part,
             RunSegment: segments.refuse,

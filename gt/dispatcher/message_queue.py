@@ -11,10 +11,9 @@ import msgspec
 from gt.core.message_events import Direction, Event, Message, Observer
 from gt.core.messages import Answer, Command, DefineOp, DefineSite, FreeTensors, RunSegment
 from gt.core.record_fields import owner_of
-from gt.dispatcher.session_records import Buffer
 from gt.dispatcher.state import State
 from gt.sharding.spec import DeviceMesh
-from gt.wire.codec import join
+from gt.wire.codec import Buffer, join
 
 
 class ToWorkers(msgspec.Struct, frozen=True, gc=False):

@@ -13,8 +13,9 @@ from gt.core.messages import BeginModule
 from gt.dispatcher.copy_limit import copies_to_drop
 from gt.dispatcher.planner import TensorMove
 from gt.dispatcher.redistribution import Redistributor
-from gt.dispatcher.session_records import Buffer, SessionRecord
+from gt.dispatcher.session_records import SessionRecord
 from gt.dispatcher.state import State
+from gt.wire.codec import Buffer
 
 
 class ModuleGathers:

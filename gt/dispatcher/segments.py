@@ -27,11 +27,12 @@ from gt.dispatcher.segment_records import (
     SegmentSplit,
     SplitVariant,
 )
-from gt.dispatcher.session_records import Buffer, SessionRecord
+from gt.dispatcher.session_records import SessionRecord
 from gt.dispatcher.state import State
 from gt.dispatcher.tensor_records import TensorRecord
 from gt.sharding.rules import is_linear_with
 from gt.sharding.spec import ShardingSpec
+from gt.wire.codec import Buffer
 
 MAX_SPLITS = 8  # of a segment, for different layouts
 MAX_VARIANTS = 16  # of a split, for different dead slots

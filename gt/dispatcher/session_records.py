@@ -27,6 +27,7 @@ from gt.dispatcher.planner import TensorMove
 from gt.dispatcher.segment_records import SegmentPart, SegmentRecord
 from gt.sharding.spec import DeviceMesh, ShardingSpec
 from gt.signals.policy import Policy
+from gt.wire.codec import Buffer
 
 
 @dataclass
@@ -52,7 +53,6 @@ class DeadWorker(NamedTuple):
 Reply: TypeAlias = (
     Fetched | Uploaded | Queried | Failed | Synchronized | Versions | Traffic | Stats | MemoryReport | TimelineReport
 )
-Buffer: TypeAlias = memoryview | bytes | bytearray
 
 
 class ReadPart(NamedTuple):

@@ -7,10 +7,11 @@ from gt.core.meta import ITEM_BYTES, TensorMeta
 from gt.dispatcher.errors import NoWorkers
 from gt.dispatcher.message_queue import MessageQueue
 from gt.dispatcher.requests import Requests
-from gt.dispatcher.session_records import Buffer, ReadPart, SessionRecord
+from gt.dispatcher.session_records import ReadPart, SessionRecord
 from gt.dispatcher.state import State
 from gt.sharding.distinct_parts import TensorPart, parts_to_read
 from gt.sharding.spec import ShardingSpec
+from gt.wire.codec import Buffer
 
 
 class TensorReads:

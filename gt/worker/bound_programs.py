@@ -139,7 +139,7 @@ class BoundProgram:
         run = _or_raising(lambda: self._local_op(number, step))
         return _ComputeStep(step.op, (*step.inputs, *into), step.outputs, run, writes=bool(into))
 
-    def _write_back(self, step: WriteBack) -> _Action:
+    def _write_back(self, step: WriteBack) -> _StepAction:
         def write_back(registers: Registers, scalars: tuple[Number, ...], fail: Fail) -> bool:
             base, view = registers[step.base], registers[step.view]
             if isinstance(view, FailedValue):
@@ -162,7 +162,7 @@ class BoundProgram:
 
     # Ops on shards
 
-    def _local_op(self, number: int, step: Compute) -> _Run:
+    def _local_op(self, number: int, step: Compute) -> _LocalFunction:
         """This worker's part of an op."""
         operands = tuple(map(spec_of, step.operand_specs))
         results = tuple(map(spec_of, step.result_specs))
@@ -189,8 +189,8 @@ class BoundProgram:
         return is_plain and gives and len(program.steps) == 1 and program.takes == step.inputs
 
     def _checked(
-        self, step: Compute, results: Sequence[ShardingSpec], run: _Run, direct: BoundOp | None = None
-    ) -> _Run:
+        self, step: Compute, results: Sequence[ShardingSpec], run: _LocalFunction, direct: BoundOp | None = None
+    ) -> _LocalFunction:
         """The first results are compared with the parts that the plan expects of this worker. Where their strides
         differ, these and all later results are copied into the memory format of the whole result; otherwise, if the
         program is one call, of the op `direct`, that is called directly from then on."""
@@ -231,7 +231,7 @@ class BoundProgram:
             differ |= is_fresh and found.stride != meta.stride
         return differ
 
-    def _lowered(self, step: Compute, call: OpCall, local: LocalProgram, ops: Sequence[BoundOp]) -> _Run:
+    def _lowered(self, step: Compute, call: OpCall, local: LocalProgram, ops: Sequence[BoundOp]) -> _LocalFunction:
         """The ops on shards that the lowering of an op consists of."""
         count = len(call.inputs)
         copy = self._engine.resolve("aten.copy_.default") if any(r >= 0 for r in step.into) else None
@@ -255,7 +255,7 @@ class BoundProgram:
 
         return run
 
-    def _in_place(self, bound: BoundOp, step: Compute) -> _Run:
+    def _in_place(self, bound: BoundOp, step: Compute) -> _LocalFunction:
         def run(values: list[Value], scalars: tuple[Number, ...]) -> list[Any]:
             fresh = iter(bound.call(values[: len(step.inputs)], scalars))
             targets = iter(values[len(step.inputs) :])
@@ -263,7 +263,7 @@ class BoundProgram:
 
         return run
 
-    def _view(self, number: int, local: LocalCall) -> _Run:
+    def _view(self, number: int, local: LocalCall) -> _LocalFunction:
         view = self._engine.make_view(ViewStep(local.op, local.args[1:], dict(local.kwargs)))
         self._views[number] = view
         return lambda values, scalars: list(views) if isinstance(views := view(values[0]), list | tuple) else [views]
@@ -281,8 +281,8 @@ class BoundProgram:
         return Region(shape, local_box(shard.results[0], shape, self.worker))
 
 
-_Run: TypeAlias = Callable[[list[Value], tuple[Number, ...]], list[Any]]
-_Action: TypeAlias = Callable[[Registers, tuple[Number, ...], Fail], bool]
+_LocalFunction: TypeAlias = Callable[[list[Value], tuple[Number, ...]], list[Any]]
+_StepAction: TypeAlias = Callable[[Registers, tuple[Number, ...], Fail], bool]
 """A step on registers; returns whether it may have written to a tensor that existed before."""
 
 
@@ -301,7 +301,7 @@ def is_the_op(local: LocalProgram, call: OpCall) -> bool:
     return local.calls[0][:3] == (call.op, call.args, dict(call.kwargs))
 
 
-def _or_raising(make: Callable[[], _Run]) -> _Run:
+def _or_raising(make: Callable[[], _LocalFunction]) -> _LocalFunction:
     """An op that cannot be prepared raises when it is run, so that the other steps and the other workers go on."""
     try:
         return make()
@@ -309,7 +309,7 @@ def _or_raising(make: Callable[[], _Run]) -> _Run:
         return _raising(error)
 
 
-def _raising(error: Exception) -> _Run:
+def _raising(error: Exception) -> _LocalFunction:
     def run(values: list[Value], scalars: tuple[Number, ...]) -> list[Any]:
         raise error
 
@@ -346,7 +346,7 @@ class _ComputeStep:
         op: str,
         inputs: Sequence[int],
         outputs: Sequence[int],
-        run: _Run,
+        run: _LocalFunction,
         written: Sequence[int] = (),
         *,
         writes: bool,

@@ -54,12 +54,13 @@ from gt.core.messages import (
     WorkerStats,
 )
 from gt.core.segments import SegmentBody
+from gt.wire.codec import Buffer
 from gt.worker.bound_ops import BoundOp, UnavailableOp
 from gt.worker.bound_programs import BoundProgram
 from gt.worker.bound_segments import BoundSegment
 from gt.worker.compilation.queue import CompileQueue
 from gt.worker.compilation.segment_compiler import SegmentCompiler
-from gt.worker.engines.engine import Buffer, Engine
+from gt.worker.engines.engine import Engine
 from gt.worker.exchange import Exchange
 from gt.worker.exchange.interface import Exchanging
 from gt.worker.failed_value import FailedValue

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Mapping, MutableMapping, MutableSequence, Sequence
 from functools import partial
-from typing import Any, TypeAlias
+from typing import Any
 
 from msgspec.structs import replace
 
@@ -14,6 +14,7 @@ from gt.core.messages import Failed, OpFailed, Queried, QueryOp, Report, Result,
 from gt.core.meta import TensorMeta
 from gt.worker.bound_ops import BoundOp, UnavailableOp
 from gt.worker.bound_programs import BoundProgram
+from gt.worker.bound_segments import AnyBoundOp
 from gt.worker.engines.engine import Engine, Value
 from gt.worker.exchange import Exchange
 from gt.worker.exchange.interface import Exchanging, MoveResult, MoveTask, Work, run_exchanges
@@ -26,7 +27,6 @@ from gt.worker.overlapped_exchanges import BegunExchange, OverlappedExchanges
 from gt.worker.timeline_recorder import TimelineRecorder
 
 log = logging.getLogger("gt.worker")
-AnyBoundOp: TypeAlias = BoundOp | UnavailableOp | BoundProgram
 
 
 class OpRunner:

@@ -29,14 +29,13 @@ from gt.core.messages import (
 from gt.core.settings import Settings
 from gt.version import __version__
 from gt.wire import shared_memory
-from gt.wire.codec import Decoder, Frame, encode, encode_batches, join
+from gt.wire.codec import Buffer, Decoder, Frame, encode, encode_batches, join
 from gt.wire.connections import Link, open_link
 from gt.wire.keys import keys_directory
 from gt.wire.process_identity import is_running, start_mark, this_host
 from gt.worker.compilation.private_directory import shared_directory
 from gt.worker.compilation.queue import CompileQueue
 from gt.worker.engines import make_engine
-from gt.worker.engines.engine import Buffer
 from gt.worker.exchange import Exchange, ProcessExchange, shares_memory
 from gt.worker.executor import Executor, WriteBytes
 
