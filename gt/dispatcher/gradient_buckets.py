@@ -34,8 +34,8 @@ class GradientBuckets:
 
     def note(self, session: SessionRecord, note: NoteGradient, _: Buffer | None) -> None:
         """Let a partial gradient wait for others. A full bucket is reduced immediately if the parameters are cut, since
-        their gradients take more memory than the reduced parts, or if the exchange goes on while backward does. The
-        latter not in a session that adds up gradients, which are reduced once, at the end."""
+        their gradients take more memory than the reduced parts, or if the exchange goes on while backward does and the
+        session does not add up gradients. Added gradients are reduced once, at the end."""
         state = self._state
         gradient, parameter = state.tensors.get(note.gradient), state.tensors.get(note.parameter)
         if gradient is None or parameter is None:
@@ -56,7 +56,7 @@ class GradientBuckets:
 
     def reduce(self, session: SessionRecord, idents: Iterable[int], op: str, site: int) -> bool:
         """Reduce the waiting gradients among some tensors, each with as many of its neighbours in the order of backward
-        as a bucket takes. Returns whether there were any."""
+        as a bucket takes. Returns whether any gradient was waiting."""
         needed = [ident for ident in idents if self._state.is_waiting(ident)]
         for ident in needed:
             if self._state.is_waiting(ident):

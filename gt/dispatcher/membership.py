@@ -58,7 +58,7 @@ class Membership:
         return ident
 
     def _set_copy_limit(self) -> None:
-        """The limit that the user gave, or that of the workers that are there."""
+        """Set the limit that the user gave or, without one, the default for the present workers."""
         default = default_limit(self._state.workers.values())
         self._state.set_copy_limit(default if self._copy_limit is None else self._copy_limit)
 

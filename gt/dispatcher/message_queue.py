@@ -90,7 +90,7 @@ class MessageQueue:
                         self.observe("WORKER_SEND", f"worker {worker}", command)
 
     def _expanded(self, command: Command) -> Sequence[Command]:
-        """The commands that a command stands for: a segment's own."""
+        """The commands that a RunSegment stands for; any other command alone."""
         if not isinstance(command, RunSegment):
             return (command,)
         session = self._state.sessions.get(owner_of(command))

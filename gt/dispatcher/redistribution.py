@@ -1,4 +1,4 @@
-"""Tensors in the layouts that ops need: moved, copied and renamed on the workers."""
+"""Moves, copies and renames tensors on the workers, so that ops find them in the layouts that they need."""
 
 from __future__ import annotations
 
@@ -130,7 +130,7 @@ class Redistributor:
         sources, targets = tuple([source for source, _, _ in moves]), tuple([target for _, target, _ in moves])
         self._run(cached, sources, targets, site)
 
-    def add_up(self, session: SessionRecord, workers: Sequence[int], token: int, tokens: int, site: int) -> None:
+    def sum_tokens(self, session: SessionRecord, workers: Sequence[int], token: int, tokens: int, site: int) -> None:
         """Sum the step tokens of some workers; each of them gets the sum."""
         mesh = DeviceMesh([len(workers)], ["w"], workers)
         cached = self._plan_of_moves(session, (TensorMove(STEP_TOKEN, parse_spec("- + w", mesh), whole(mesh, 1)),))

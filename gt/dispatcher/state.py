@@ -159,8 +159,8 @@ class State(TensorTables):
         self.undo.assign(session, "running_module", RunningModule(module, tuple(parameters)))
 
     def note_need(self, session: SessionRecord, ident: int, move: TensorMove) -> None:
-        """An op has made a copy of a tensor by a move. If that is a parameter of the running module, the module needs
-        the copy each time it runs."""
+        """Note that an op has made a copy of a tensor by a move. If the tensor is a parameter of the running module,
+        the module needs the copy each time it runs."""
         running = session.running_module
         if running is None or ident not in running.parameters:
             return

@@ -55,7 +55,7 @@ class StepCoordinator:
             return
         token, tokens = self._state.new_id(session), self._state.new_id(session)
         self._outgoing.command(tuple(workers), WorkerBeginStep(begin.step, gradients, token))
-        self._redistributor.add_up(session, ready, token, tokens, begin.site)
+        self._redistributor.sum_tokens(session, ready, token, tokens, begin.site)
         self._outgoing.command(tuple(ready), WorkerAgreeOnStep(begin.step, tokens))
         self._outgoing.command(tuple(workers), FreeTensors((token,)))
 

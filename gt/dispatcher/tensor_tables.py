@@ -134,8 +134,9 @@ class TensorTables:
     def apply_segment(
         self, written: Sequence[int], freed: Sequence[int], results: Sequence[tuple[int, TensorRecord]]
     ) -> Sequence[tuple[int, DeviceMesh]]:
-        """The same for all ops of a part of a segment: tensors that it writes to or frees are removed, and those of its
-        results that outlive it are added."""
+        """Apply the results of a part of a segment: remove the tensors that it writes to or frees, and add those of its
+        results that outlive it. Returns the copies of the written tensors, to be freed. Hot path, and not recorded in
+        the undo log, as in `apply_results`."""
         tensors, bytes_on = self.tensors, self.bytes_on
         copies = [copy for ident in written for copy in self._consume(ident)]
         for ident in freed:
@@ -149,6 +150,7 @@ class TensorTables:
         return copies
 
     def _consume(self, ident: int) -> list[tuple[int, DeviceMesh]]:
+        """Remove a tensor that was written or freed; returns its copies. Only one with copies is in the undo log."""
         if ident in self.copies:
             return self.remove(ident)[1:]
         tensor = self.tensors.pop(ident)

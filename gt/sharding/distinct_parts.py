@@ -1,4 +1,4 @@
-"""The distinct parts of a tensor in a layout: what a client uploads once, and what it reads to get the value.
+"""The distinct parts of a tensor in a layout: a client uploads each of them once, and reads each to get the value.
 
 Client and dispatcher derive the same parts in the same order from the layout, so their messages need not describe them.
 """

@@ -216,7 +216,7 @@ class Executor:
             yield from singles
 
     def _expand(self, command: Command) -> Sequence[Command]:
-        """The commands that a command stands for."""
+        """The commands that a RunSegment stands for; any other command alone."""
         if type(command) is not RunSegment:
             return (command,)
         return self.segments[command.segment_id].body.expand(command)

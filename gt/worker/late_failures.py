@@ -1,9 +1,9 @@
-"""Failures that a worker learns of after it has run the commands that depend on them: those of flags that stay on the
+"""Failures that a worker learns of after it has run the commands that depend on them, from flags that stay on the
 device.
 
-Wherever a value leaves the worker, the flags are read with it. If one is set, the worker goes through the commands that
-it has run since it last read them, and marks the results of the flagged ones, and of all that depend on them, as
-failed. Other values stay good.
+The flags are read before a value leaves the worker. If one is set, the worker goes through the commands that it has run
+since it last read flags, and marks the results of the flagged commands, and of all that depend on them, as failed.
+Other values stay valid.
 """
 
 from __future__ import annotations

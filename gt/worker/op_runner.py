@@ -85,8 +85,9 @@ class OpRunner:
             self._rename_written(bound, command.inputs, values, outputs[bound.output_count :])
 
     def run_after_error(self, command: RunOp, bound: AnyBoundOp, error: Exception) -> None:
-        """A direct call has raised. Run the op again where failures are reported, unless it may have begun to write."""
-        if self.overlapped.finish(command.inputs):  # an input was not there yet
+        """Deal with the error of a direct call: run the op again by `run`, which reports failures, unless the op may
+        have begun to write."""
+        if self.overlapped.finish(command.inputs):  # an input was still being exchanged
             self.run(command)
             return
         values = [self.tensors.get(ident) for ident in command.inputs]
@@ -101,7 +102,7 @@ class OpRunner:
         self.tensors.update(dict.fromkeys(command.outputs, failed.for_dependents()))
 
     def fail(self, command: RunOp, bound: BoundOp | UnavailableOp, error: Exception) -> None:
-        """An op that is no direct call has raised an error, outside of `run`."""
+        """Report the error of an op that is no direct call, which was not called by `run`."""
         self._fail(command, bound, [self.tensors[ident] for ident in command.inputs], error)
 
     def report_failure(self, command: RunOp, op: str, error: Exception) -> FailedValue:
@@ -143,7 +144,8 @@ class OpRunner:
         return value is not None and not isinstance(value, FailedValue)
 
     def missing(self, command: RunOp, bound: BoundOp | UnavailableOp) -> FailedValue:
-        """The op returned no tensor for an output of which the client has a handle; only reading it is a failure."""
+        """The value of an output for which the op returned no tensor, although the client has a handle for it: only
+        reading it is a failure."""
         return FailedValue(missing_output(self.worker, bound.signature.op, command))
 
     def _rename_written(

@@ -87,16 +87,17 @@ class OptimizerSteps:
         self._update()
 
     def note_unwritten(self, ids: Iterable[tuple[int, int]]) -> None:
-        """Tensors have new ids, each given with its id before, and were not written."""
+        """Note tensors that have new ids, each given with its id before, although nothing was written to them."""
         self.unwritten.update(ids)
         self._update()
 
     def follows(self, ident: int) -> bool:
-        """Whether a write to a tensor has to be told to `before_write`, or may be skipped. Hot path."""
+        """Whether a write to a tensor must be announced by `before_write`, and perhaps skipped. Hot path."""
         return self._follows_all or ident in self.kept
 
     def _update(self) -> None:
-        """Within a step of which no gradient has failed, no write is skipped and nothing is copied."""
+        """Note whether writes to all tensors must be announced: not inside steps without a failed gradient, where no
+        write is skipped and nothing is copied."""
         is_free = all(session.begun and session.failed is None for session in self.sessions.values())
         self._follows_all = bool(self.unwritten) or not is_free
 

@@ -1,4 +1,4 @@
-"""Finds the runs of ops in a segment that are compiled together, as units. Pure functions."""
+"""Finds runs of ops in a segment that can be compiled together, and makes a unit of each. Pure functions."""
 
 from __future__ import annotations
 
@@ -26,9 +26,10 @@ class UncompiledOp(NamedTuple):
 
 
 class PlacedUnit(NamedTuple):
-    """A unit of a segment: the positions of its ops, the slots of its inputs, the scalars of the segment that are its
-    scalars, and for each slot that its ops make, in order, the position among the live tensors of the unit, or None.
-    `op_of_step` are the positions of the ops that its steps belong to."""
+    """A compile unit and its place in a segment. `ops` are the positions of its ops, `inputs` the slots of its inputs,
+    and `scalars` the positions of its scalars among those of the segment. `outputs` has, for each slot that its ops
+    make, the position among the live tensors of the unit, or None. `op_of_step` has, for each step, the position of its
+    op."""
 
     ops: range
     unit: CompileUnit
@@ -73,6 +74,7 @@ def find_runs(
 
 
 def _reason(segment: BoundSegment, op: SegmentOp, position: int, metas: Mapping[int, TensorMeta]) -> str | None:
+    """Why an op of a segment cannot be compiled; None if it can."""
     try:
         flattened = flatten_op(segment.bound[position], len(op.inputs))
     except CannotFlatten as error:
@@ -92,7 +94,8 @@ def make_unit(
     scalars: Sequence[Number],
     threads: int,
 ) -> PlacedUnit:
-    """`needed` are the slots that are used after the run, and `scalars` those of a run of the segment."""
+    """The compile unit of the ops at some positions. `needed` are the slots that are used after these ops, and
+    `scalars` those with which the segment runs."""
     flattened = [flatten_op(segment.bound[position], len(segment.body.ops[position].inputs)) for position in ops]
     made = {slot for position in ops for slot in segment.body.ops[position].outputs}
     used = (slot for position in ops for slot in segment.body.ops[position].inputs)
@@ -129,7 +132,8 @@ def make_unit(
 def _constants(
     scalars: Sequence[Number], segment: BoundSegment, ops: range, flattened: Sequence[FlattenedOp], first: int
 ) -> tuple[Number | None, ...]:
-    """None for floats that may change from call to call: all calls that use them have dynamic forms."""
+    """The scalars that the code has as constants. None for a float that may change from call to call, because all calls
+    that use it have dynamic forms."""
     kept: list[Number | None] = [None if type(scalar) is float else scalar for scalar in scalars]
     for position, calls in zip(ops, flattened, strict=True):
         start = segment.body.ops[position].first_scalar - first

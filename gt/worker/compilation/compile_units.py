@@ -1,4 +1,4 @@
-"""Compile units: runs of ops between exchanges, as records that the compile server binds and traces by itself.
+"""Compile units: runs of ops between exchanges, as records that workers send to the compile server, and its answers.
 
 A unit works on numbered registers: first its inputs, then the results of its steps. Equal units, such as the layers
 of a transformer, have the same key on all workers of a host, and are compiled once.
@@ -23,7 +23,7 @@ OptionalIndex: TypeAlias = Annotated[int, Meta(ge=-1, lt=1 << 20)]
 
 class UnitStep(Struct, array_like=True, frozen=True):
     """An op on registers. `scalars` are positions among the scalars of the unit, `outputs` the registers of its new
-    tensors in order (-1: nobody needs it). A result gets the `strides` at its position, if there are any."""
+    tensors in order (-1: it is not needed). A result gets the `strides` at its position, if there are any."""
 
     signature: Signature
     inputs: tuple[Index, ...]
@@ -33,9 +33,9 @@ class UnitStep(Struct, array_like=True, frozen=True):
 
 
 class CompileUnit(Struct, array_like=True, frozen=True):
-    """`inputs` are the metas of the first registers. A scalar is None if its value may differ from call to call, and
-    otherwise the value that the code is compiled for. `live` are the registers whose tensors are needed afterwards;
-    `threads` is the number of threads to compute with."""
+    """Ops that are compiled together. `inputs` are the metas of the first registers. A scalar is None if its value may
+    differ from call to call, and otherwise the value that the code is compiled for. `live` are the registers whose
+    tensors are needed afterwards; `threads` is the number of threads to compute with."""
 
     steps: Annotated[tuple[UnitStep, ...], Meta(max_length=MAX_STEPS)]
     inputs: tuple[TensorMeta, ...]

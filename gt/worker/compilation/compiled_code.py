@@ -14,8 +14,9 @@ from gt.worker.engines.torch_private import Code
 
 
 class CompiledCode:
-    """Call it only for values that `fits`. It gives the live tensors of the unit, in order, and writes to the inputs
-    at the positions `writes`. Live tensors share memory as those of the unit do."""
+    """The code of a unit, to be called only with tensors that `fits` accepts and scalars that `has_constants` accepts.
+    It returns the live tensors of the unit, in order, and writes to the inputs at the positions `writes`. The live
+    tensors share memory with inputs and each other as those of the ops do."""
 
     def __init__(self, unit: CompileUnit, compiled: Compiled, code: Code) -> None:
         self._code = code
@@ -76,8 +77,9 @@ class CompiledCode:
         after: Sequence[torch.Tensor],
         expected: Sequence[torch.Tensor],
     ) -> str | None:
-        """Why the code does not do what the ops did, for inputs from before them (`with_own_memory`), inputs after
-        them, and their live tensors; None if it does."""
+        """How the results of the code differ from those of the ops; None if they agree. `values` are the inputs from
+        before the ops (`with_own_memory`), `after` the inputs after them, and `expected` the live tensors that the ops
+        gave."""
         self._note_shared_memory(values, scalars)
         found = self([*values], scalars)
         for position in self.writes:
@@ -93,8 +95,8 @@ class CompiledCode:
         return None
 
     def _note_shared_memory(self, values: Sequence[torch.Tensor], scalars: Sequence[Number]) -> None:
-        """Find the results of the code that are in memory of other results or of inputs: they are copied, since those
-        of the ops one by one are in memory of their own."""
+        """Find the results of the code that share memory with other results or with inputs. Calls copy them, since the
+        corresponding results of the ops have memory of their own."""
         self._copied = None
         fresh = [_copy(value) for value in values]
         given = [fresh[position] for position in self._takes]

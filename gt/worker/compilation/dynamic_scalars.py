@@ -1,7 +1,7 @@
-"""Ops with numbers as ops with 0-dim tensors, so that compiled code takes numbers that change, such as learning rates.
+"""Dynamic scalars: numbers that compiled code takes as 0-dim tensors because they change, such as learning rates.
 
-A form computes what torch's kernels compute: in float32 for shorter floats, with the number rounded to that dtype.
-Numbers at all other places of arguments are constants of the compiled code.
+The dynamic form of an op computes the same as torch's kernel does with a number: in float32 for shorter floats, with
+the number rounded to that dtype. Numbers of ops without a dynamic form are constants of the compiled code.
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ DynamicForm: TypeAlias = Callable[..., Any]
 
 
 class DynamicScalar:
-    """A number that is known when the code runs: a 0-dim float64 tensor. A class of its own, because a 0-dim tensor
-    promotes dtypes in another way."""
+    """A number that is known only when the code runs, as a 0-dim float64 tensor. A class of its own, because torch
+    promotes the dtypes of a 0-dim tensor and of a number by different rules."""
 
     def __init__(self, tensor: torch.Tensor) -> None:
         self.tensor = tensor

@@ -1,4 +1,4 @@
-"""The ops of a worker as steps of units: what a bound op or a local program calls, one op after another."""
+"""Flattens the ops of a worker: a bound op, or a program on shards, as calls of ops, one after another."""
 
 from __future__ import annotations
 
@@ -15,8 +15,9 @@ from gt.worker.bound_programs import STRIDE_FREE, BoundProgram, is_the_op, is_vi
 
 
 class FlattenedCall(NamedTuple):
-    """A call of an op: tensors by number, first those that the whole op takes. `outputs` are the numbers of its new
-    tensors (-1: not used). `strides` as in a UnitStep."""
+    """One call among those of a flattened op. Tensors are numbered: first the inputs of the flattened op, then the
+    results of its calls. `outputs` are the numbers of the call's new tensors (-1: not used). `strides` as in a
+    UnitStep."""
 
     signature: Signature
     inputs: tuple[int, ...]
@@ -25,18 +26,20 @@ class FlattenedCall(NamedTuple):
 
 
 class FlattenedOp(NamedTuple):
-    """The calls of an op. `gives` are the numbers of its outputs, in order; those of written tensors are the inputs."""
+    """The calls that an op consists of. `gives` are the numbers of its outputs, in order; the output for a written
+    tensor has the number of the written input."""
 
     calls: tuple[FlattenedCall, ...]
     gives: tuple[int, ...]
 
 
 class CannotFlatten(Exception):
-    """An op that cannot be a step of a unit, with the reason."""
+    """Why an op has no list of calls that could be compiled."""
 
 
 def flatten_op(bound: BoundOp | UnavailableOp | BoundProgram, count: int) -> FlattenedOp:
-    """The calls of an op that takes `count` tensors. Raises CannotFlatten."""
+    """The calls of an op that takes `count` tensors. Raises CannotFlatten if the op cannot be part of a compile
+    unit."""
     if isinstance(bound, UnavailableOp):
         raise CannotFlatten("this worker does not have it")
     if isinstance(bound, BoundProgram):
@@ -48,7 +51,7 @@ def flatten_op(bound: BoundOp | UnavailableOp | BoundProgram, count: int) -> Fla
 
 
 class _ProgramCalls:
-    """The calls of a program on one worker. Its registers are renamed: first the inputs of the program."""
+    """The calls of a program on one worker. `_numbers` maps the registers of the program to the numbers of tensors."""
 
     def __init__(self, program: Program, worker: int) -> None:
         self._program = program

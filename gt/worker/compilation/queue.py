@@ -84,7 +84,7 @@ class CompileQueue:
         return bool(self._pending or self._answers)
 
     def close(self) -> None:
-        """Leave the server, which ends with its last worker. Whoever finds no server removes the directory."""
+        """Leave the server, which ends with its last worker. If there is no server, remove its directory."""
         if self._link is not None:
             self._link.close()
             self._link = None

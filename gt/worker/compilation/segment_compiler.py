@@ -1,4 +1,4 @@
-"""Compiles the ops of segments in the background: eager until the code is there, and where it cannot be used."""
+"""Compiles the ops of segments in the background. Ops run eagerly until their code is ready, or if it does not fit."""
 
 from __future__ import annotations
 
@@ -36,8 +36,9 @@ TellFailure: TypeAlias = Callable[[int, int, int, str], None]
 
 
 class SegmentCompiler:
-    """`compiles` tells whether the ops of a session's scope are to be compiled; with `is_automatic` all are that run
-    often. `segments` counts the runs of ops that have code, `runs` how often code ran instead of ops."""
+    """Decides which segments of a worker are compiled, and when. `compiles` tells whether the ops of a session's scope
+    are to be compiled; with `is_automatic` all ops that run often are. `segments` counts the runs of ops that have
+    code, and `runs` how often code ran in place of ops."""
 
     def __init__(
         self,
@@ -70,7 +71,7 @@ class SegmentCompiler:
             return hot.blocks
         try:
             return hot.next_blocks(run)
-        except Exception as error:  # ours: the ops themselves must not fail because of it
+        except Exception as error:  # an internal error: the ops must not fail because of it
             log.warning("a segment is not compiled: %s", error, exc_info=True)
             hot.is_settled = True
             return variant.blocks
@@ -86,7 +87,7 @@ class SegmentCompiler:
         return RUNS_IN_A_SCOPE if asked else RUNS_BY_ITSELF
 
     def obstacle(self) -> str | None:
-        """Why nothing can be compiled on this worker."""
+        """Why this worker cannot compile anything; None if it can."""
         if not self._engine.is_torch_cpu:
             return (
                 f"compile: true works on CPU workers of the engine pytorch, not on {self._engine.device}; runs eagerly"
@@ -114,8 +115,9 @@ class SegmentCompiler:
 
 
 class HotSegment:
-    """A segment with a set of dead slots, in stages: some runs, one that notes shapes, and then units. When it
-    `is_settled`, it runs with the same `blocks` each time."""
+    """The compilation of a segment for one set of dead slots, in stages: a few runs that are only counted, one run that
+    notes the metas of all tensors, and then runs of compiled blocks. Once it `is_settled`, every run has the same
+    `blocks`."""
 
     def __init__(self, compiler: SegmentCompiler, run: RunSegment, segment: BoundSegment, variant: Variant) -> None:
         self._compiler = compiler
@@ -191,7 +193,7 @@ class HotSegment:
         return register if register < body.external_count else register - body.scalar_count
 
     def refuse(self, position: int, reason: str) -> None:
-        """An op cannot be traced: the next run finds the units before and after it."""
+        """Leave an op uncompiled that cannot be traced: the next run finds units before and after it."""
         self._refused[position] = reason
         self.blocks = self._variant.blocks
         self.is_settled = False
@@ -211,7 +213,7 @@ class HotSegment:
 
 
 class NotingBlock:
-    """A step of a segment, whose results are noted."""
+    """Runs a step of a segment, and notes the metas of its results."""
 
     def __init__(self, hot: HotSegment, step: Block) -> None:
         self._hot = hot
@@ -235,7 +237,8 @@ class CompiledCodeError(Exception):
 
 
 class CompiledBlock:
-    """Ops of a segment that are run by compiled code, once that is there and was found to do the same."""
+    """The ops of a compile unit in a segment. Their code runs in their place once it was compiled and has given the
+    same results as the ops."""
 
     def __init__(self, hot: HotSegment, placed: PlacedUnit, blocks: Sequence[Block]) -> None:
         self._hot = hot
@@ -284,8 +287,8 @@ class CompiledBlock:
     def _call(
         self, code: CompiledCode, values: list[torch.Tensor], scalars: Sequence[Number]
     ) -> list[torch.Tensor] | None:
-        """The results of the code; None if it has failed and the ops can run in its place. Ops whose values may be
-        invalid are not compiled, so this is rare: memory that is missing."""
+        """The results of the code; None if it has failed and the ops can run in its place. Failures are rare, such as a
+        lack of memory: ops that check values are not compiled."""
         try:
             return code(values, scalars)
         except Exception as error:
@@ -322,7 +325,7 @@ class CompiledBlock:
         self._hot.compiler.segments += 1
 
     def _compile_again(self, scalars: Sequence[Number]) -> None:
-        """Numbers that are constants of the code have changed."""
+        """Ask for code with other constants, because numbers that the code has as constants have changed."""
         if self._is_asked:
             return
         self._code = self._trial = None
@@ -336,7 +339,7 @@ class CompiledBlock:
         self.submit()
 
     def _take(self, answer: CompileAnswer) -> None:
-        """The compile server has answered."""
+        """Load the code that the compile server has made, or tell why there is none."""
         self._is_asked = False
         if isinstance(answer, CompileFailed):
             log.info("%s is not compiled: %s", self._describe(), answer.reason)
@@ -364,7 +367,7 @@ class CompiledBlock:
 
 
 def _steps(blocks: Sequence[Block]) -> list[Block]:
-    """Blocks of one op each."""
+    """The steps of blocks, as blocks of one op each."""
     return [step for block in blocks for step in ([[one] for one in block] if isinstance(block, list) else [block])]
 
 

@@ -3,7 +3,7 @@
 It forks a process for each unit, after torch's compiler was imported once: that process can be ended when it takes too
 long, together with the C++ compiler that it runs. The limit is one of CPU time, since a process of low priority may
 wait long for a CPU; in all it may take ten times as long. The server ends, and removes its directory, when its last
-worker has gone, however that ended: the kernel closes the connection.
+worker has ended, of which the kernel tells it by closing the connection.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ class _Job(NamedTuple):
 
 
 class _Worker:
-    """A connection, and what is read from and written to it."""
+    """The connection of a worker, with the reader and the writer of its frames."""
 
     def __init__(self, link: socket.socket) -> None:
         self.link = link

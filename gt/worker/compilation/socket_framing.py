@@ -18,14 +18,14 @@ def frame(data: bytes) -> bytes:
 
 
 class FrameReader:
-    """Collects what arrives at a socket that does not block."""
+    """Receives frames from a socket that does not block."""
 
     def __init__(self, link: socket.socket) -> None:
         self._link = link
         self._data = bytearray()
 
     def read(self) -> Iterator[bytes]:
-        """The frames that are complete. Raises ConnectionLost when the peer has closed its end."""
+        """The frames that have arrived completely. Raises ConnectionLost when the peer has closed its end."""
         is_closed = False
         try:
             while data := self._link.recv(_CHUNK):
@@ -53,14 +53,14 @@ class FrameReader:
 
 
 class FrameWriter:
-    """Sends frames over a socket that does not block; what does not fit waits for the next call."""
+    """Sends frames over a socket that does not block. Bytes that the socket does not take wait for the next call."""
 
     def __init__(self, link: socket.socket) -> None:
         self._link = link
         self._data = bytearray()
 
     def write(self, data: bytes = b"") -> None:
-        """Send a frame, if given, after what waits. Raises ConnectionLost."""
+        """Send the waiting bytes, and then a frame if one is given. Raises ConnectionLost."""
         if data:
             self._data += frame(data)
         try:

@@ -19,7 +19,7 @@ Graph: TypeAlias = torch.fx.GraphModule
 
 
 class UntraceableStep(Exception):
-    """The step with this number cannot be traced."""
+    """Raised for the step of a unit that cannot be traced."""
 
     def __init__(self, step: int, reason: str) -> None:
         super().__init__(reason)
@@ -27,7 +27,7 @@ class UntraceableStep(Exception):
 
 
 class TracedUnit(NamedTuple):
-    """`graph` is a function of `inputs`: see `Compiled`."""
+    """A unit as a graph, and the fields of `Compiled` that follow from it. `inputs` are tensors without memory."""
 
     graph: Graph
     inputs: list[torch.Tensor]
@@ -59,7 +59,7 @@ class TracingEngine(PyTorchEngine):
 
 
 def trace(unit: CompileUnit) -> TracedUnit:
-    """Raises UntraceableStep."""
+    """The graph of a unit. Raises UntraceableStep."""
     engine = TracingEngine()
     run = _TracedRun(engine, unit)
     with fake_mode(), torch.no_grad():

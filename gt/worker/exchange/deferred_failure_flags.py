@@ -1,8 +1,8 @@
 """Flags of exchanges between GPUs, which stay on the device until a value leaves the worker.
 
-Looking at a flag makes the host wait for the device, so that no work is launched ahead. Until the flags are read, a
-worker does not know whether what it has computed is right; it passes that on: its own flags in later exchanges are set
-if any flag that it has not read is set.
+Reading a flag would make the host wait for the device, and no work could be launched ahead. Until the flags are read,
+the values that the worker has computed from flagged ones may be wrong. So its own flags in later exchanges are set, on
+the device, if any flag is set that it has not read.
 """
 
 from __future__ import annotations
@@ -17,7 +17,8 @@ from gt.worker.failed_value import FailedValue
 
 
 class FlagSource(NamedTuple):
-    """The task of an exchange that a flag belongs to, by which its failure is found."""
+    """The task that a flag belongs to: its position in the exchange with a number among some members. The failure
+    behind the flag is found by these three."""
 
     members: tuple[int, ...]
     number: int
@@ -25,14 +26,15 @@ class FlagSource(NamedTuple):
 
 
 class FlaggedCommand(NamedTuple):
-    """A command that took part in an exchange with a flag."""
+    """A command whose exchange had a flag that is set, and the source of the flag."""
 
     command: RunOp
     source: FlagSource
 
 
 class DeferredFailureFlags:
-    """The flags that were not read. `doubt` is a scalar on the device, which is not 0 if one of them is set."""
+    """The flags that this worker has not read. `doubt` is a scalar on the device, which is not 0 if one of them is
+    set."""
 
     def __init__(self, device: torch.device, failures: FailureStore) -> None:
         self._failures = failures
@@ -59,7 +61,7 @@ class DeferredFailureFlags:
         return len(self._flags)
 
     def read(self) -> list[FlaggedCommand]:
-        """The commands whose flags are set. One copy to the host, and none if there are no flags."""
+        """The commands whose flags are set. All flags are copied to the host together."""
         if not self._flags:
             return []
         flags, sources, commands = self._flags, self._sources, self._commands

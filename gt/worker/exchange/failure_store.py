@@ -1,7 +1,7 @@
-"""The failures that flags in exchanges stand for.
+"""The failures that flags in exchanges stand for, in the key-value store of the workers.
 
-A worker that has no value takes part in an exchange all the same, with a flag. It first writes the failure to the store
-at which workers meet; a worker that gets a flag reads it from there.
+A worker without a value takes part in an exchange all the same, with a flag. It first writes its failure to the store
+at which workers meet, and a worker that receives the flag reads the failure from there.
 """
 
 from __future__ import annotations
@@ -25,7 +25,8 @@ _decoder = msgspec.msgpack.Decoder(Failure)
 
 
 class FailureStore:
-    """`store` is a function, because a worker may join another store later."""
+    """Writes and reads failures by their exchange and task. `store` is a function, because a worker may join another
+    store later."""
 
     def __init__(self, store: Callable[[], dist.Store], worker: int) -> None:
         self._store = store
@@ -33,9 +34,9 @@ class FailureStore:
         self._written: deque[str] = deque()
 
     def write(self, members: tuple[int, ...], number: int, task: int, failed: FailedValue) -> None:
-        """Write the failure of a task of the exchange with a number among some members. Any member may write it: all
-        failures of one task are equally good reasons. A store that has ended takes no text; the flag of the task tells
-        the others all the same that it has failed."""
+        """Write the failure of a task of the exchange with a number among some members. Several members may write one:
+        any failure of a task explains it. If the store has ended, the others learn from the flag alone that the task
+        has failed."""
         key = _key(members, number, task)
         try:
             self._store().set(key, _encoder.encode(failed.failure))
@@ -46,8 +47,8 @@ class FailureStore:
             log.warning("the store has not taken the text of a failure: %s", error)
 
     def read(self, members: tuple[int, ...], number: int, task: int) -> FailedValue:
-        """The failure that a flag stands for. There is none to be read if the store has ended, or if the member that
-        set the flag did not know the failure itself: see DeferredFailureFlags."""
+        """The failure that a flag stands for. The store has none if its host has ended, or if the member that set the
+        flag did not know the failure itself (see DeferredFailureFlags): then the result says so."""
         key = _key(members, number, task)
         try:
             self._store().wait([key], _ARRIVAL_TIME)

@@ -31,7 +31,7 @@ class ReceivedMessage(NamedTuple):
 
 
 class MessageGroup(Protocol):
-    """The members of ProcessGroup that messages need."""
+    """The attributes and methods of ProcessGroup that messages need."""
 
     worker: int
     members: tuple[int, ...]
@@ -137,6 +137,8 @@ class GroupMessages:
 
 
 class BoxMessage(NamedTuple):
+    """The bytes of a message that was received, and their layout."""
+
     layout: MessageLayout
     buffer: torch.Tensor
 

@@ -92,7 +92,7 @@ class Exchange(Protocol):
         """Whether `prefetch` has an effect now."""
 
     def prefetch(self, step: LocalStep) -> None:
-        """Start to receive the values of a later exchange: the next one in which this worker receives any."""
+        """Start to receive the values of the next exchange in which this worker receives any."""
 
     def required_workers(self, members: Sequence[int]) -> tuple[int, ...]:
         """The workers without which an exchange among `members` fails."""

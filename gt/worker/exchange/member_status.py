@@ -65,7 +65,7 @@ class MemberStatus:
             futex.wake(self._address + 8 * _FINISHED)
 
     def give_up(self) -> None:
-        """No exchange of the group follows."""
+        """Tell the others that this member does no more exchanges of the group."""
         self._words[_GIVEN_UP] = 1
         futex.wake(self._address)
         futex.wake(self._address + 8 * _FINISHED)
@@ -94,7 +94,8 @@ class MemberStatus:
     def wait(
         self, word: int, number: int, *, spins: bool, check: Callable[[], None], pause: float = _CHECK_SECONDS
     ) -> None:
-        """Wait until a word has reached a number. `check` is called now and then, and raises if it never will."""
+        """Wait until a word has reached a number. `check` is called after every `pause`, and raises if the member is
+        lost."""
         words = self._words
         if words[word] >= number:
             return
