@@ -22,7 +22,8 @@ from gt.worker.compilation.queue import CompileQueue
 from gt.worker.engines import make_engine
 from gt.worker.exchange import InProcessExchange
 from gt.worker.exchange.in_process_exchange import run_interleaved
-from gt.worker.executor import Executor, WriteBytes
+from gt.worker.executor import Executor
+from gt.worker.tensor_transfers import WriteBytes
 
 
 class InProcessChannel:

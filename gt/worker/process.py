@@ -37,7 +37,8 @@ from gt.worker.compilation.private_directory import shared_directory
 from gt.worker.compilation.queue import CompileQueue
 from gt.worker.engines import make_engine
 from gt.worker.exchange import Exchange, ProcessExchange, shares_memory
-from gt.worker.executor import Executor, WriteBytes
+from gt.worker.executor import Executor
+from gt.worker.tensor_transfers import WriteBytes
 
 log = logging.getLogger("gt.worker")
 POLL_MS = 500
