@@ -51,9 +51,10 @@ from gt.dispatcher.module_gathers import ModuleGathers
 from gt.dispatcher.op_definitions import CachedPlan, OpRecord, layout_from_record, plan_key, require_layout_fit
 from gt.dispatcher.plan_cache import PlanCache
 from gt.dispatcher.redistribution import Redistributor
+from gt.dispatcher.request_records import Reply
 from gt.dispatcher.requests import Requests
 from gt.dispatcher.segments import RunPart, Segments
-from gt.dispatcher.session_records import Reply, ScopeRecord, SessionRecord
+from gt.dispatcher.session_records import ScopeRecord, SessionRecord
 from gt.dispatcher.state import State
 from gt.dispatcher.step_coordinator import StepCoordinator
 from gt.dispatcher.tensor_reads import TensorReads

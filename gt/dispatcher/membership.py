@@ -15,9 +15,10 @@ from gt.dispatcher.redistribution import Redistributor
 from gt.dispatcher.rejection import describe_internal_error
 from gt.dispatcher.reports import Reports
 from gt.dispatcher.segments import Segments
-from gt.dispatcher.session_records import DeadWorker, SessionRecord
+from gt.dispatcher.session_records import SessionRecord
 from gt.dispatcher.state import State
 from gt.dispatcher.transactions import Transactions
+from gt.dispatcher.worker_records import DeadWorker
 
 log = logging.getLogger("gt.dispatcher")
 

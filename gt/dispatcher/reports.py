@@ -8,8 +8,8 @@ from gt.core.messages import Failed, NotCompiled, OpFailed, StoreReady
 from gt.dispatcher.deferred_failures import DeferredFailure, DeferredFailures
 from gt.dispatcher.group_store import GroupStore
 from gt.dispatcher.message_queue import MessageQueue
+from gt.dispatcher.request_records import Reply
 from gt.dispatcher.requests import Requests
-from gt.dispatcher.session_records import Reply
 from gt.dispatcher.state import State
 from gt.dispatcher.transactions import Transactions
 from gt.wire.codec import Buffer

@@ -15,17 +15,11 @@ from gt.core.messages import Collective, Failure, WorkerInfo, WorkerJoinStore
 from gt.dispatcher.errors import IdInUse, InvalidInstruction, NoWorkers, UnknownId
 from gt.dispatcher.op_definitions import CachedPlan, MoveKey, OpRecord, PlanKey, SubsetOp
 from gt.dispatcher.planner import TensorMove
+from gt.dispatcher.request_records import PendingRequest
 from gt.dispatcher.segment_records import SegmentKey, SegmentRecord, SegmentSplit
-from gt.dispatcher.session_records import (
-    DeadWorker,
-    HaltedStep,
-    PendingRequest,
-    RunningModule,
-    ScopeRecord,
-    SessionRecord,
-    WorkerRecord,
-)
-from gt.dispatcher.tensor_tables import TensorTables
+from gt.dispatcher.session_records import HaltedStep, RunningModule, ScopeRecord, SessionRecord
+from gt.dispatcher.tensor_losses import TensorLosses
+from gt.dispatcher.worker_records import DeadWorker, WorkerRecord
 from gt.sharding.foreach_subsets import ForeachSubset
 from gt.sharding.spec import DeviceMesh
 from gt.signals.policy import Policy
@@ -35,7 +29,7 @@ MODULES_KEPT = 1 << 14  # modules of a session whose needed layouts are remember
 
 
 @dataclass
-class State(TensorTables):
+class State(TensorLosses):
     """`pending` are unanswered requests by id, `dead_workers` those that were lost. `copy_limit` is the most bytes of
     copies on a worker (None: there is no limit). `store` is the key-value store at which process groups are formed, on
     the worker `store_host`."""

@@ -6,8 +6,9 @@ from gt.core.messages import CURRENT, ByteRange, FetchTensor, MoreRoomNeeded, Re
 from gt.core.meta import ITEM_BYTES, TensorMeta
 from gt.dispatcher.errors import NoWorkers
 from gt.dispatcher.message_queue import MessageQueue
+from gt.dispatcher.request_records import ReadPart
 from gt.dispatcher.requests import Requests
-from gt.dispatcher.session_records import ReadPart, SessionRecord
+from gt.dispatcher.session_records import SessionRecord
 from gt.dispatcher.state import State
 from gt.sharding.distinct_parts import TensorPart, parts_to_read
 from gt.sharding.spec import ShardingSpec
