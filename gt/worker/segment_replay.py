@@ -8,7 +8,8 @@ from typing import Any
 from gt.core.messages import RunOp, RunSegment
 from gt.worker.bound_programs import BoundProgram
 from gt.worker.bound_segments import Block, BoundSegment, OtherStep, Variant, is_direct
-from gt.worker.compilation.segment_compiler import CompiledCodeError, SegmentCompiler
+from gt.worker.compilation.compiled_blocks import CompiledCodeError
+from gt.worker.compilation.segment_compiler import SegmentCompiler
 from gt.worker.failed_value import FailedValue
 from gt.worker.op_runner import OpRunner
 

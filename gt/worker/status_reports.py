@@ -18,6 +18,7 @@ from gt.core.messages import (
     WorkerReadTraffic,
     WorkerStats,
 )
+from gt.worker.compilation.compiled_blocks import CompileCounts
 from gt.worker.compilation.segment_compiler import SegmentCompiler
 from gt.worker.engines.engine import Engine
 from gt.worker.exchange import Exchange
@@ -61,7 +62,7 @@ class StatusReports:
     def read_stats(self, command: ReadStats) -> None:
         self._runner.overlapped.finish_all()
         values = [value for value in self._runner.tensors.values() if not isinstance(value, FailedValue)]
-        compiled = (self._compiler.segments, self._compiler.runs) if self._compiler is not None else (0, 0)
+        compiled = self._compiler.counts if self._compiler is not None else CompileCounts()
         stats = WorkerStats(
             self.ops_run,
             len(values),
@@ -71,7 +72,8 @@ class StatusReports:
             self._exchange.ways(),
             len(self._segments),
             self._replay.ops_replayed,
-            *compiled,
+            compiled.segments,
+            compiled.runs,
         )
         self._report(Stats(command.request, stats))
 
