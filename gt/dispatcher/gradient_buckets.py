@@ -27,6 +27,8 @@ MAX_PLANS = 64  # of buckets of a session: a program whose gradients differ from
 
 
 class GradientBuckets:
+    """Collects the partial gradients of parameters, and reduces them bucket by bucket."""
+
     def __init__(self, state: State, redistributor: Redistributor, plan_cache: PlanCache) -> None:
         self._state = state
         self._redistributor = redistributor

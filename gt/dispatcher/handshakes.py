@@ -39,6 +39,8 @@ class _WaitingClient:
 
 
 class Handshakes:
+    """Answers the hellos of workers and clients."""
+
     def __init__(self, dispatcher: Dispatcher, peers: PeerTable, delivery: Delivery, log_path: str) -> None:
         self._dispatcher = dispatcher
         self._peers = peers

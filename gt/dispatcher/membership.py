@@ -24,6 +24,8 @@ log = logging.getLogger("gt.dispatcher")
 
 
 class Membership:
+    """Adds and removes workers and sessions."""
+
     def __init__(
         self,
         state: State,

@@ -19,6 +19,8 @@ from gt.wire.codec import Buffer
 
 
 class ModuleGathers:
+    """Gathers the parameters of each module that begins."""
+
     def __init__(self, state: State, redistributor: Redistributor) -> None:
         self._state = state
         self._redistributor = redistributor

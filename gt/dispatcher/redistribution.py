@@ -19,6 +19,8 @@ from gt.sharding.spec_text import parse_spec
 
 
 class Redistributor:
+    """Gives tensors other layouts, by commands to the workers that hold them."""
+
     def __init__(self, state: State, outgoing: MessageQueue) -> None:
         self._state = state
         self._outgoing = outgoing

@@ -38,8 +38,8 @@ from gt.version import __version__
 from gt.wire import shared_memory
 from gt.wire.codec import MAX_HELLO, MAX_INSTRUCTIONS, Decoder, Frame, Payload
 from gt.wire.connections import Router
-from gt.wire.keys import ServerKeys
 from gt.wire.process_identity import is_running, is_stopped, start_mark
+from gt.wire.server_keys import ServerKeys
 
 log = logging.getLogger("gt.dispatcher")
 

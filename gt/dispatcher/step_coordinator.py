@@ -15,6 +15,8 @@ from gt.wire.codec import Buffer
 
 
 class StepCoordinator:
+    """Begins and ends the optimizer steps of clients on the workers."""
+
     def __init__(
         self, state: State, outgoing: MessageQueue, redistributor: Redistributor, buckets: GradientBuckets
     ) -> None:

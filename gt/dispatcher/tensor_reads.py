@@ -16,6 +16,8 @@ from gt.wire.codec import Buffer
 
 
 class TensorReads:
+    """Asks the workers for the parts of tensors that clients read."""
+
     def __init__(self, state: State, outgoing: MessageQueue, requests: Requests) -> None:
         self._state = state
         self._outgoing = outgoing

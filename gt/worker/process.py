@@ -31,8 +31,8 @@ from gt.version import __version__
 from gt.wire import shared_memory
 from gt.wire.codec import Buffer, Decoder, Frame, encode, encode_batches, join
 from gt.wire.connections import Link, open_link
-from gt.wire.keys import keys_directory
 from gt.wire.process_identity import is_running, start_mark, this_host
+from gt.wire.server_keys import keys_directory
 from gt.worker.compilation.private_directory import shared_directory
 from gt.worker.compilation.queue import CompileQueue
 from gt.worker.engines import make_engine

@@ -21,7 +21,7 @@ from gt.dispatcher.pending_connections import PendingConnections
 from gt.wire.codec import Decoder, encode
 from gt.wire.connections import Router, open_link
 from gt.wire.file_descriptors import open_files_limit
-from gt.wire.keys import find_keys
+from gt.wire.server_keys import find_keys
 from gt.wire.socket_channel import SocketChannel
 from gt.wire.stderr_logging import MAX_REPEATS, REPEAT_SECONDS, StderrHandler
 from tests.dispatcher.recording_server import hello

@@ -25,7 +25,7 @@ from gt.launch.local_processes import LocalProcesses
 from gt.wire import shared_memory
 from gt.wire.authentication import authenticate
 from gt.wire.codec import MAX_FRAME
-from gt.wire.keys import find_keys, make_keys, remove_keys, write_keys
+from gt.wire.server_keys import find_keys, make_keys, remove_keys, write_keys
 from tests.dispatcher.recording_server import RecordingServer, hello
 from tests.records import INLINE, SMALL, own
 from tests.subprocesses import running, server_keys, start, start_server, wait_for_workers, wait_until
