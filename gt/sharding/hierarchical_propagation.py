@@ -1,4 +1,4 @@
-"""Layouts for all values of a recorded program, propagated from constraints on some of them. For experiments: the
+"""Layouts for all values of a program trace, propagated from constraints on some of them. For experiments: the
 dispatcher plans op by op and does not use it.
 
 The algorithm of Shardy, in three nested loops:

@@ -1,4 +1,4 @@
-"""Recorded programs, and their flows: the paths along which mesh axes propagate from tensor to tensor of an op.
+"""Traces of programs, and their flows: the paths along which mesh axes propagate from tensor to tensor of an op.
 
 Levels order the paths from certain to uncertain. Each level adds to the one before:
 

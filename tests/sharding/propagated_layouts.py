@@ -1,4 +1,4 @@
-"""Runs a recorded program through propagation, and prints the layouts that are found."""
+"""Runs the trace of a program through propagation, and prints the layouts that are found."""
 
 from gt.sharding.hierarchical_propagation import Propagation, run_hierarchical_propagation_pass
 from gt.sharding.program_trace import ProgramTrace

@@ -1,4 +1,4 @@
-"""The memory of the machine, or of the container that the worker is in."""
+"""The size of the memory of the machine, or of the container that the worker is in."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Python numbers as kept tensors: torch makes a tensor of a number at every call, which takes as long as a small op."""
+"""A cache of tensors for Python numbers: torch makes a tensor of a number at every call, as slowly as a small op."""
 
 from __future__ import annotations
 
