@@ -21,7 +21,7 @@ from gt.sharding.spec import DimSpec, ShardingSpec, whole
 from gt.wire.codec import Buffer
 
 BUCKET_BYTES = 4 << 20  # of a worker's parts: a bucket with at least this many bytes is full
-CUT_BUCKET_BYTES = 1 << 20  # of cut parameters: their partial gradients are larger than what is kept of them
+CUT_BUCKET_BYTES = 1 << 20  # of cut parameters: their partial gradients are larger than the reduced parts
 MAX_TENSORS = 512  # of a bucket: its program has one step for each
 MAX_PLANS = 64  # of buckets of a session: a program whose gradients differ from step to step needs ever new plans
 

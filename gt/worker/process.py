@@ -304,7 +304,7 @@ def _is_inline(report: Any) -> bool:
 
 
 def _make_progress() -> tuple[str, MutableSequence[int]]:
-    """Shared memory that shows the last op begun, and its name. Without shared memory nobody else can see it."""
+    """Shared memory that shows the last op begun, and its name. Without shared memory, plain memory and no name."""
     try:
         name, cell = shared_memory.create(16)
     except OSError as error:

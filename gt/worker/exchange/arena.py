@@ -100,7 +100,7 @@ class Arena:
         self._bottom = self._top = 0  # where the oldest block of the kept memory begins, and where the newest ends
 
     def allocate(self, nbytes: int) -> ArenaBlock:
-        """A block that nobody reads. Waits for peers if too many bytes are outstanding."""
+        """A block that no peer reads. Waits for peers if too many bytes are outstanding."""
         size = -(-max(nbytes, 1) // _ALIGNMENT) * _ALIGNMENT
         self._close_unused()
         self._release()

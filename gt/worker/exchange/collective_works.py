@@ -248,7 +248,7 @@ def _dense_flat(task: MoveTask) -> Value:
 
 
 def _padded(task: MoveTask, length: int) -> Value | FailedValue:
-    """The flat value, followed by elements that nobody reads."""
+    """The flat value, followed by elements that no member reads."""
     if isinstance(task.value, FailedValue):
         return task.value
 

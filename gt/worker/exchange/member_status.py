@@ -56,7 +56,7 @@ class MemberStatus:
         at = _slot(number)
         for word, value in enumerate(record, at):
             self._words[word] = value
-        self._words[_PUBLISHED] = number  # last: whoever sees the number sees all that was written before
+        self._words[_PUBLISHED] = number  # last: a member that sees the number sees all earlier writes
         futex.wake(self._address)
 
     def finish(self, number: int, *, wakes: bool) -> None:
