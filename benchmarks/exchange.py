@@ -57,9 +57,9 @@ def gt_run(exchange: ProcessExchange, rank: int, members: int, kind: str, nbytes
     mover = Mover(
         make_engine("pytorch"), rank, TensorMeta(shape, contiguous_strides(shape), 0, "float32"), source, target
     )
-    part = mover.parts[0]
-    assert part is not None and part.before is not None
-    value = torch.ones(part.before.shape)
+    step = mover.steps[0]
+    assert step is not None and step.before is not None
+    value = torch.ones(step.before.shape)
     return lambda: move(exchange, mover, value)
 
 

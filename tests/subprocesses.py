@@ -17,7 +17,7 @@ from typing import TypeAlias
 
 import msgspec
 
-from gt.wire.keys import MemberKeys
+from gt.wire.server_keys import MemberKeys
 from tests.forked_programs import CAN_FORK, ForkedProgram, ProgramServer
 
 ROOT = Path(__file__).parents[1]
@@ -138,7 +138,7 @@ def running(*processes: Program) -> Iterator[None]:
 _PROBE = """
 from gt.core.settings import read_settings
 from gt.wire.socket_channel import SocketChannel
-from gt.wire.keys import keys_directory
+from gt.wire.server_keys import keys_directory
 channel = SocketChannel("tcp://127.0.0.1:{port}", None, keys_directory(read_settings().keys), 0)
 channel.greet({workers}, 60)
 channel.close()

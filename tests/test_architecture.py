@@ -59,13 +59,16 @@ PURE = (
     "dispatcher/deferred_failures.py", "dispatcher/dispatcher.py", "dispatcher/errors.py", "dispatcher/fair_queue.py",
     "dispatcher/gradient_buckets.py",
     "dispatcher/group_store.py", "dispatcher/instructions.py", "dispatcher/invariants.py", "dispatcher/membership.py",
-    "dispatcher/op_definitions.py", "dispatcher/step_coordinator.py", "dispatcher/message_queue.py",
+    "dispatcher/op_definitions.py", "dispatcher/op_instructions.py", "dispatcher/step_coordinator.py",
+    "dispatcher/message_queue.py",
     "dispatcher/ownership.py", "dispatcher/plan_cache.py", "dispatcher/planner.py", "dispatcher/rejection.py",
     "dispatcher/session_records.py",
     "dispatcher/redistribution.py", "dispatcher/reports.py", "dispatcher/requests.py", "dispatcher/state.py",
-    "dispatcher/tensor_reads.py", "dispatcher/tensor_records.py", "dispatcher/tensor_tables.py",
+    "dispatcher/request_records.py", "dispatcher/tensor_losses.py", "dispatcher/tensor_reads.py",
+    "dispatcher/tensor_records.py", "dispatcher/tensor_tables.py", "dispatcher/worker_records.py",
     "dispatcher/transactions.py", "dispatcher/undo_log.py",
     "worker/executor.py", "worker/op_runner.py", "worker/bound_programs.py", "worker/moves.py",
+    "worker/scope_table.py", "worker/status_reports.py", "worker/tensor_transfers.py",
 )  # fmt: skip
 IMPURE = {"zmq", "socket", "time", "datetime", "threading", "subprocess", "asyncio", "select", "signal"}
 

@@ -13,7 +13,7 @@ from gt.client.geometry import Geometry
 from gt.client.torch_patches.dispatch_modes import disable_current_modes
 from gt.client.torch_patches.wrapper_tensors import is_zero_tensor
 from gt.core.meta import is_dense, memory_order
-from gt.wire.client_channel import Buffer
+from gt.wire.codec import Buffer
 
 TorchFunction: TypeAlias = Callable[..., Any]
 

@@ -14,10 +14,10 @@ from gt.client.host_data import empty_dense, tensor_of_bytes
 from gt.client.torch_patches.dispatch_modes import current_dispatch_modes, disable_current_modes
 from gt.core.meta import memory_order
 from gt.sharding.boxes import Box, box_shape
+from gt.sharding.distinct_parts import TensorPart, parts_to_read
 from gt.sharding.dtypes import accumulation_dtype
-from gt.sharding.parts import Part, parts_to_read
 from gt.sharding.spec import ShardingSpec
-from gt.wire.client_channel import Buffer
+from gt.wire.codec import Buffer
 
 _REDUCTIONS: dict[str, Callable[[torch.Tensor, torch.Tensor], torch.Tensor]] = {
     "sum": torch.add,
@@ -29,7 +29,7 @@ _REDUCTIONS: dict[str, Callable[[torch.Tensor, torch.Tensor], torch.Tensor]] = {
 }
 
 
-def write_parts(tensor: torch.Tensor, parts: Sequence[Part], target: memoryview) -> None:
+def write_parts(tensor: torch.Tensor, parts: Sequence[TensorPart], target: memoryview) -> None:
     """Copy boxes of a plain tensor to memory, one after another, each in the order of the tensor's strides."""
     if not len(target):
         return
@@ -57,7 +57,7 @@ def assemble(
         return _reduced(layout.kind, [_joined(addend, geometry, copies=False) for addend in addends], geometry)
 
 
-def _joined(parts: Sequence[tuple[Part, Buffer]], geometry: Geometry, copies: bool) -> torch.Tensor:
+def _joined(parts: Sequence[tuple[TensorPart, Buffer]], geometry: Geometry, copies: bool) -> torch.Tensor:
     """The tensor that consists of some boxes."""
     if len(parts) == 1:
         return tensor_of_bytes(parts[0][1], geometry, copies)

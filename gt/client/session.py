@@ -69,7 +69,7 @@ from gt.core.segments import SegmentBody
 from gt.core.settings import DEFAULT_HOT_PATH, HotPathSettings
 from gt.core.signatures import Input, Signature
 from gt.lazy_launch import load_launcher
-from gt.sharding.parts import distinct_parts
+from gt.sharding.distinct_parts import distinct_parts
 from gt.sharding.spec import ShardingSpec, spec_of
 from gt.wire.client_channel import ClientChannel, Received, Upload, UploadWriter, as_buffer
 from gt.wire.shared_memory import SHARE_BYTES

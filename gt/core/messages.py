@@ -157,8 +157,8 @@ class DefineScope(_Record, frozen=True):
 
 class CreateTensor(_Record, frozen=True):
     """A tensor of the client's bytes. Without a `layout` it goes to one worker. The bytes are those of the layout's
-    distinct boxes, one after another (`gt.sharding.parts`). Bytes in shared memory are answered with Uploaded, under
-    the id of the tensor."""
+    distinct boxes, one after another (`gt.sharding.distinct_parts`). Bytes in shared memory are answered with Uploaded,
+    under the id of the tensor."""
 
     id: NewId
     meta: TensorMeta
@@ -524,7 +524,7 @@ class Fetched(_Record, frozen=True):
 
 
 class TensorRead(_Record, tag="Fetched", frozen=True):
-    """The parts of a tensor, in the order of `gt.sharding.parts` for its layout; without a `layout`, one whole
+    """The parts of a tensor, in the order of `gt.sharding.distinct_parts` for its layout; without a `layout`, one whole
     tensor."""
 
     request: Id

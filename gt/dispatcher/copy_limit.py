@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable
 
-from gt.dispatcher.session_records import WorkerRecord
 from gt.dispatcher.tensor_records import TensorRecord
 from gt.dispatcher.tensor_tables import TensorTables
+from gt.dispatcher.worker_records import WorkerRecord
 from gt.sharding.spec import ShardingSpec
 
 SHARE_OF_COPIES = 0.5  # of a worker's memory, if the user names no limit

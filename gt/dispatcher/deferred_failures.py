@@ -20,6 +20,8 @@ DeferredFailure: TypeAlias = tuple[int, OpFailed | Failed]
 
 
 class DeferredFailures:
+    """Failures of exchanges that wait for the loss of a worker to explain them."""
+
     def __init__(self, state: State) -> None:
         self._state = state
         self._deferred: list[tuple[int, DeferredFailure]] = []  # with the number of the check that releases it

@@ -22,7 +22,7 @@ from gt.wire.connections import Router
 Deliver: TypeAlias = Callable[[Answer, Sequence[Payload]], None]
 
 
-class _Run(NamedTuple):
+class _CommandRun(NamedTuple):
     """Consecutive commands for the same workers, with the bytes beside them."""
 
     workers: tuple[int, ...]
@@ -41,7 +41,7 @@ class Delivery:
     def send(self, outgoing: Sequence[Outgoing]) -> None:
         """Send each worker its commands in the order of the dispatcher, and each client its answers. Hot path: the cost
         of a command must not grow with the number of its workers."""
-        runs: list[_Run] = []
+        runs: list[_CommandRun] = []
         answers: dict[bytes, list[ToClient]] = {}
         workers: tuple[int, ...] | None = None
         for item in outgoing:
@@ -50,7 +50,7 @@ class Delivery:
                 continue
             if item.workers != workers:
                 workers = item.workers
-                runs.append(_Run(workers, [], []))
+                runs.append(_CommandRun(workers, [], []))
                 commands = runs[-1].commands
             commands.append(item.command)
             if item.buffer is not None:
@@ -71,7 +71,7 @@ class Delivery:
         if identity is not None:
             answers.setdefault(identity, []).append(item)
 
-    def _send_runs(self, runs: Sequence[_Run]) -> None:
+    def _send_runs(self, runs: Sequence[_CommandRun]) -> None:
         """Send each worker its runs in one message. A run is encoded once, and so is a message that several workers
         get."""
         encoded = [encode_records(run.commands) for run in runs]
@@ -91,7 +91,7 @@ class Delivery:
                 self._router.send(identity, frames)
 
     def _join(
-        self, runs: Sequence[_Run], encoded: Sequence[EncodedRecords], numbers: Sequence[int]
+        self, runs: Sequence[_CommandRun], encoded: Sequence[EncodedRecords], numbers: Sequence[int]
     ) -> list[list[Frame]]:
         payloads = [payload for number in numbers for payload in runs[number].payloads]
         frames = join_records([encoded[number] for number in numbers], payloads)
@@ -100,14 +100,14 @@ class Delivery:
         return encode_batches([command for number in numbers for command in runs[number].commands], payloads)
 
     def _count_read(self, item: ToClient) -> None:
-        """Tell the read limits of a session that a read was answered, or has failed."""
+        """Tell the backpressure of a session that a read was answered, or has failed."""
         peer = self._peers.client(item.session)
         if peer is None:
             return
         if isinstance(item.answer, Failed | Lost | Rejected | MoreRoomNeeded):
-            peer.reading.end(item.answer.request)
+            peer.backpressure.end(item.answer.request)
         elif isinstance(item.answer, TensorRead):
-            peer.reading.note_read(item.answer)
+            peer.backpressure.note_read(item.answer)
 
     def send_to(self, identity: bytes, messages: Sequence[Any], payloads: Sequence[Payload] = ()) -> None:
         batches = encode_batches(messages, payloads)
@@ -115,4 +115,4 @@ class Delivery:
             self._router.send(identity, frames)
         peer = self._peers.by_identity.get(identity)
         if peer is not None and peer.is_client:
-            peer.reading.note_sent(uncounted_bytes(messages, [frame for frames in batches for frame in frames]))
+            peer.backpressure.note_sent(uncounted_bytes(messages, [frame for frames in batches for frame in frames]))

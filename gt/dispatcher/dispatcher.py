@@ -29,9 +29,11 @@ from gt.dispatcher.rejection import reject, reject_internal_error
 from gt.dispatcher.reports import Reports
 from gt.dispatcher.requests import Requests
 from gt.dispatcher.segments import RunPart, Segments, Single
-from gt.dispatcher.session_records import Buffer, DeadWorker, SessionRecord
+from gt.dispatcher.session_records import SessionRecord
 from gt.dispatcher.state import State
 from gt.dispatcher.transactions import Transactions
+from gt.dispatcher.worker_records import DeadWorker
+from gt.wire.codec import Buffer
 
 log = logging.getLogger("gt.dispatcher")
 

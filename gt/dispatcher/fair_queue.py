@@ -14,8 +14,9 @@ from typing import NamedTuple
 from gt.core.errors import ProtocolError
 from gt.core.message_fields import PAYLOAD_RECORDS
 from gt.core.messages import CreateTensor, FetchTensor, Instruction, QueryOp, Redistribute, RunOp, RunSegment
-from gt.dispatcher.session_records import Buffer, SessionRecord
+from gt.dispatcher.session_records import SessionRecord
 from gt.dispatcher.state import State
+from gt.wire.codec import Buffer
 
 # Cost is counted in units: one for each instruction, and one for each UNIT_BYTES that it reads or makes.
 # Both take a worker about 10 us.
@@ -35,7 +36,9 @@ class Turn(NamedTuple):
     cost: int
 
 
-class _Mark(NamedTuple):
+class _UnfinishedTurn(NamedTuple):
+    """A turn that some workers have not finished."""
+
     session: int
     cost: int
     workers: set[int]
@@ -70,7 +73,7 @@ class FairQueue:
     def __init__(self, state: State) -> None:
         self._state = state
         self._clients: dict[int, _ClientQueue] = {}
-        self._marks: dict[int, _Mark] = {}
+        self._marks: dict[int, _UnfinishedTurn] = {}
         self._last_mark = 0
 
     def add(self, session: int, batch: Sequence[Instruction], buffers: Sequence[Buffer]) -> None:
@@ -129,7 +132,7 @@ class FairQueue:
     def begin(self, turn: Turn, workers: Sequence[int]) -> int:
         """Note that a turn was sent to workers; returns the mark at which each of them reports progress."""
         self._last_mark += 1
-        self._marks[self._last_mark] = _Mark(turn.session, turn.cost, set(workers))
+        self._marks[self._last_mark] = _UnfinishedTurn(turn.session, turn.cost, set(workers))
         unfinished = self._clients[turn.session].unfinished
         for worker in workers:
             unfinished[worker] = unfinished.get(worker, 0) + turn.cost
@@ -147,7 +150,7 @@ class FairQueue:
         if client is not None:
             client.note_pace(nanoseconds / found.cost)
 
-    def _discharge(self, mark: int, found: _Mark, worker: int) -> None:
+    def _discharge(self, mark: int, found: _UnfinishedTurn, worker: int) -> None:
         found.workers.discard(worker)
         if not found.workers:
             del self._marks[mark]

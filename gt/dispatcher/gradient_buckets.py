@@ -14,18 +14,21 @@ from gt.core.meta import TensorMeta
 from gt.dispatcher.plan_cache import PlanCache
 from gt.dispatcher.planner import TensorMove
 from gt.dispatcher.redistribution import Redistributor
-from gt.dispatcher.session_records import Buffer, SessionRecord
+from gt.dispatcher.session_records import SessionRecord
 from gt.dispatcher.state import State
 from gt.dispatcher.tensor_records import GradientRecord, TensorRecord
 from gt.sharding.spec import DimSpec, ShardingSpec, whole
+from gt.wire.codec import Buffer
 
 BUCKET_BYTES = 4 << 20  # of a worker's parts: a bucket with at least this many bytes is full
-CUT_BUCKET_BYTES = 1 << 20  # of cut parameters: their partial gradients are larger than what is kept of them
+CUT_BUCKET_BYTES = 1 << 20  # of cut parameters: their partial gradients are larger than the reduced parts
 MAX_TENSORS = 512  # of a bucket: its program has one step for each
 MAX_PLANS = 64  # of buckets of a session: a program whose gradients differ from step to step needs ever new plans
 
 
 class GradientBuckets:
+    """Collects the partial gradients of parameters, and reduces them bucket by bucket."""
+
     def __init__(self, state: State, redistributor: Redistributor, plan_cache: PlanCache) -> None:
         self._state = state
         self._redistributor = redistributor
@@ -33,8 +36,8 @@ class GradientBuckets:
 
     def note(self, session: SessionRecord, note: NoteGradient, _: Buffer | None) -> None:
         """Let a partial gradient wait for others. A full bucket is reduced immediately if the parameters are cut, since
-        their gradients take more memory than the reduced parts, or if the exchange goes on while backward does. The
-        latter not in a session that adds up gradients, which are reduced once, at the end."""
+        their gradients take more memory than the reduced parts, or if the exchange goes on while backward does and the
+        session does not add up gradients. Added gradients are reduced once, at the end."""
         state = self._state
         gradient, parameter = state.tensors.get(note.gradient), state.tensors.get(note.parameter)
         if gradient is None or parameter is None:
@@ -55,7 +58,7 @@ class GradientBuckets:
 
     def reduce(self, session: SessionRecord, idents: Iterable[int], op: str, site: int) -> bool:
         """Reduce the waiting gradients among some tensors, each with as many of its neighbours in the order of backward
-        as a bucket takes. Returns whether there were any."""
+        as a bucket takes. Returns whether any gradient was waiting."""
         needed = [ident for ident in idents if self._state.is_waiting(ident)]
         for ident in needed:
             if self._state.is_waiting(ident):

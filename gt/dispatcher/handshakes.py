@@ -22,7 +22,7 @@ log = logging.getLogger("gt.dispatcher")
 
 
 @contextmanager
-def isolated(what: str) -> Generator[None]:
+def internal_errors_logged(what: str) -> Generator[None]:
     """Around the work for one peer: an internal error is logged, and the other peers are served."""
     try:
         yield
@@ -39,6 +39,8 @@ class _WaitingClient:
 
 
 class Handshakes:
+    """Answers the hellos of workers and clients."""
+
     def __init__(self, dispatcher: Dispatcher, peers: PeerTable, delivery: Delivery, log_path: str) -> None:
         self._dispatcher = dispatcher
         self._peers = peers
@@ -84,7 +86,7 @@ class Handshakes:
             return
         ready = self._dispatcher.ready_workers()
         for identity, client in list(self._waiting.items()):
-            with isolated("the welcome of a client"):
+            with internal_errors_logged("the welcome of a client"):
                 if len(ready) >= max(1, client.hello.wants_workers):
                     del self._waiting[identity]
                     self._welcome_client(identity, client.hello, ready)

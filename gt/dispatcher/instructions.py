@@ -1,4 +1,4 @@
-"""Instructions of clients, planned one by one: each changes the state and queues commands for the workers."""
+"""The actions of all kinds of instructions: each changes the state and queues commands for the workers."""
 
 from __future__ import annotations
 
@@ -44,28 +44,29 @@ from gt.core.messages import (
     WorkerReadTraffic,
 )
 from gt.core.meta import ITEM_BYTES
-from gt.dispatcher.errors import IdInUse, InvalidInstruction, NoValue, NoWorkers
+from gt.dispatcher.errors import IdInUse, InvalidInstruction, NoWorkers
 from gt.dispatcher.gradient_buckets import GradientBuckets
-from gt.dispatcher.message_queue import MessageQueue, ToWorkers, split_bytes
+from gt.dispatcher.message_queue import MessageQueue, split_bytes
 from gt.dispatcher.module_gathers import ModuleGathers
-from gt.dispatcher.op_definitions import CachedPlan, OpRecord, layout_from_record, plan_key, require_layout_fit
+from gt.dispatcher.op_definitions import OpRecord, layout_from_record, require_layout_fit
+from gt.dispatcher.op_instructions import OpInstructions
 from gt.dispatcher.plan_cache import PlanCache
 from gt.dispatcher.redistribution import Redistributor
+from gt.dispatcher.request_records import Reply
 from gt.dispatcher.requests import Requests
 from gt.dispatcher.segments import RunPart, Segments
-from gt.dispatcher.session_records import Buffer, Reply, ScopeRecord, SessionRecord
+from gt.dispatcher.session_records import ScopeRecord, SessionRecord
 from gt.dispatcher.state import State
 from gt.dispatcher.step_coordinator import StepCoordinator
 from gt.dispatcher.tensor_reads import TensorReads
 from gt.dispatcher.tensor_records import TensorRecord
 from gt.sharding.boxes import box_shape
-from gt.sharding.list_parts import is_on_lists, leaders, part_of
-from gt.sharding.parts import distinct_parts
-from gt.sharding.rules import is_linear_with
-from gt.sharding.spec import DeviceMesh, ShardingSpec, whole
+from gt.sharding.distinct_parts import distinct_parts
+from gt.sharding.spec import ShardingSpec, whole
 from gt.signals.policy import Policy
+from gt.wire.codec import Buffer
 
-Action: TypeAlias = Callable[[SessionRecord, Any, Buffer | None], None]
+InstructionAction: TypeAlias = Callable[[SessionRecord, Any, Buffer | None], None]
 """Carries out one kind of instruction. Raises an exception of `errors.py` if that is not possible."""
 
 
@@ -88,17 +89,18 @@ class Instructions:
         self._plan_cache = plan_cache
         self._segments = segments
         self._buckets = GradientBuckets(state, redistributor, plan_cache)
+        ops = OpInstructions(state, outgoing, redistributor, requests, plan_cache, self._buckets)
         steps = StepCoordinator(state, outgoing, redistributor, self._buckets)
         self._reads = reads = TensorReads(state, outgoing, requests)
-        self.actions: dict[type, Action] = {
-            RunOp: self._run_op,
+        self.actions: dict[type, InstructionAction] = {
+            RunOp: ops.run_op,
             RunPart: segments.run_part,
             RunSegment: segments.refuse,
             DefineSegment: segments.define,
             FreeTensors: self._free,
             DropCopies: self._drop_copies,
             BeginModule: ModuleGathers(state, redistributor).begin,
-            QueryOp: self._query,
+            QueryOp: ops.query,
             CreateTensor: self._create,
             Redistribute: self._redistribute,
             FetchTensor: self._fetch,
@@ -118,158 +120,6 @@ class Instructions:
             DefineScope: self._define_scope,
         }
 
-    # Ops
-
-    def _run_op(self, session: SessionRecord, op: RunOp, _: Buffer | None) -> None:  # noqa: PLR0912  (hot path)
-        """Hot path: an op with a cached plan takes about 1.5 us, so calls are avoided and cases are written out."""
-        state = self._state
-        record = session.ops.get(op.op_id) or session.op(op.op_id)
-        inputs, outputs = op.inputs, op.outputs
-        tensors = state.tensors
-        policy = state.policy(session, op.scope) if op.scope else None
-        writes = record.signature.writes
-        if writes and session.halted is not None:
-            _require_no_old_write(session, [inputs[position] for position in writes])
-        if state.missing and len(record.signature.fully_written) == 1:
-            self._place_target(session, record, op)
-        if len(writes) == 1 and state.gradients and inputs[writes[0]] in state.gradients:
-            self._buckets.before_write(session, inputs, inputs[writes[0]], op.site)
-        try:
-            if len(inputs) == 2:  # a comprehension takes longer
-                specs: tuple[ShardingSpec, ...] = (tensors[inputs[0]].spec, tensors[inputs[1]].spec)
-            else:
-                specs = tuple([tensors[ident].spec for ident in inputs])
-            layouts = self._plan_cache.with_copies(specs, inputs) if state.copies else specs
-            cached = record.plans[plan_key(policy, layouts)]
-        except KeyError:
-            cached = None
-            if is_on_lists(record.signature) and self._run_by_mesh(session, record, op):
-                return
-        if len(outputs) != 1 or outputs[0] in tensors or state.missing or state.may_resize:
-            state.require_new(outputs)
-        if cached is None or len(outputs) != record.output_count or (writes and record.aliased_inputs(inputs)):
-            cached = self._plan_cache.find_or_plan(session, record, op, policy)
-        if cached.needs_preparation:
-            cached, inputs = self._prepare(session, record, op, policy, cached)
-        if policy is not None and policy.places:
-            state.mark_placed([op.inputs[position] for position, spec in cached.plan.sources if spec is None])
-        if session.watches:
-            self._redistributor.note_collectives(session, cached.plan.collectives, op.site)
-        copies = state.apply_results(writes, op.inputs, outputs, cached.results)
-        op_id = cached.op_id
-        is_unchanged = op_id == op.op_id and inputs is op.inputs
-        command = op if is_unchanged else RunOp(op_id, inputs, outputs, op.scalars, op.scope, op.site)
-        self._outgoing.queued.append(ToWorkers(cached.plan.workers, command, None, cached.exchanges))
-        if copies:
-            self._outgoing.free(copies)
-
-    def _run_by_mesh(self, session: SessionRecord, record: OpRecord, op: RunOp) -> bool:
-        """Run an op on lists whose tensors are on different meshes as one op for each of these. Returns whether they
-        are."""
-        record.require_fit(op.inputs, op.outputs)
-        by_mesh: dict[DeviceMesh, list[int]] = {}
-        for position, leader in enumerate(leaders(record.signature)):
-            by_mesh.setdefault(self._state.tensor(op.inputs[leader]).spec.mesh, []).append(position)
-        if len(by_mesh) < 2:
-            return False
-        for positions in by_mesh.values():
-            chosen = tuple(positions)
-            found = record.parts.get(chosen)
-            if found is None:
-                found = self._state.add_part(session, record, chosen, part_of(record.signature, chosen))
-            inputs = tuple([op.inputs[position] for position in found.part.inputs])
-            outputs = tuple([op.outputs[position] for position in found.part.outputs])
-            scalars = tuple([op.scalars[position] for position in found.part.scalars])
-            self._run_op(session, RunOp(found.op_id, inputs, outputs, scalars, op.scope, op.site), None)
-        return True
-
-    def _place_target(self, session: SessionRecord, record: OpRecord, op: RunOp) -> None:
-        """Give a target without a value a layout again, if the op writes all of it without reading it: that of its
-        previous value, or one worker. The workers give it memory when the op runs."""
-        record.require_fit(op.inputs, op.outputs)
-        state, writes = self._state, record.signature.writes
-        ident = op.inputs[writes[0]]
-        others = [other for position, other in enumerate(op.inputs) if position != writes[0]]
-        if ident not in state.missing or any(other in state.missing for other in others):
-            return
-        previous = state.previous_values.get(ident)
-        if previous is not None and not previous.tensor.spec.partial:
-            spec = previous.tensor.spec
-        else:
-            spec = whole(state.least_loaded_mesh(), len(state.meta(ident).shape))
-        self._outgoing.free(state.renew(ident, spec))
-        state.note_use(session.ident, spec.mesh.workers)
-
-    def _prepare(
-        self, session: SessionRecord, record: OpRecord, op: RunOp, policy: Policy | None, cached: CachedPlan
-    ) -> tuple[CachedPlan, tuple[int, ...]]:
-        """The plan for the scalars of a call, and its inputs in the layouts that the plan needs. If it needs the value
-        of a waiting gradient, the gradient is reduced first and the op planned anew."""
-        needs_value = cached.plan.reduces and bool(self._state.gradients)
-        if needs_value and self._buckets.reduce(session, op.inputs, record.signature.op, op.site):
-            cached = self._plan_cache.find_or_plan(session, record, op, policy)
-        if cached.plan.linear and not is_linear_with(record.signature.op, op.scalars):
-            cached = self._plan_cache.find_or_plan(session, record, op, policy, reduces_first=True)
-        if cached.plan.gathered:
-            self._plan_cache.tell_of_gathering(session, cached.plan.gathered, op.site)
-        if not cached.moves_inputs:
-            return cached, op.inputs
-        places = policy is not None and policy.places
-        return cached, self._redistributor.inputs_of(
-            session, cached.plan, op.inputs, record.signature.op, op.site, places
-        )
-
-    def _query(self, session: SessionRecord, query: QueryOp, _: Buffer | None) -> None:
-        """A query runs on whole tensors, since the shapes of its results are not known before."""
-        record = session.op(query.op_id)
-        record.require_fit_of_query(query.inputs, query.written)
-        self._state.require_new(query.written)
-        self._state.reserve_results(session, query.first)
-        self._buckets.reduce(session, query.inputs, record.signature.op, query.site)
-        policy = self._state.policy(session, query.scope)
-        mesh = self._plan_cache.mesh_of_query(record, [self._state.tensor(ident) for ident in query.inputs], policy)
-        if any(self._must_gather(ident, mesh) for ident in query.inputs):
-            self._plan_cache.tell_of_gathering(session, record.signature.op, query.site, is_query=True)
-        written = [query.inputs[position] for position in record.signature.writes]
-        for ident in written:
-            self._redistributor.gather_for_good(session, ident, mesh, query.site)
-        places = policy is not None and policy.places
-        inputs: tuple[int, ...] = ()
-        for ident in query.inputs:
-            inputs = (*inputs, self._whole_input(session, query, record, ident, mesh, places, inputs))
-        self._plan_cache.define_on(session, mesh.workers, query.op_id)
-        renewed = [(new, self._state.tensor(old).meta) for old, new in zip(written, query.written, strict=True)]
-        copies = [copy for ident in written for copy in self._state.remove(ident)[1:]]
-        for ident, meta in renewed:
-            self._state.add_tensor(ident, TensorRecord.of(meta, whole(mesh, len(meta.shape))))
-        self._requests.wait_for_query(query.request, mesh, query.first, renewed)
-        command = QueryOp(
-            query.request, query.op_id, inputs, query.written, query.first, query.scalars, query.scope, query.site
-        )
-        self._outgoing.command(mesh.workers, command)
-        self._outgoing.free(copies)
-
-    def _whole_input(
-        self,
-        session: SessionRecord,
-        query: QueryOp,
-        record: OpRecord,
-        ident: int,
-        mesh: DeviceMesh,
-        places: bool,
-        in_use: tuple[int, ...],
-    ) -> int:
-        target = whole(mesh, len(self._state.tensor(ident).meta.shape))
-        return self._redistributor.in_layout(
-            session, ident, target, record.signature.op, query.site, places=places, in_use=in_use
-        )
-
-    def _must_gather(self, ident: int, mesh: DeviceMesh) -> bool:
-        """Whether a sharded tensor has no whole copy on a mesh."""
-        spec = self._state.tensor(ident).spec
-        target = whole(mesh, len(spec.dims))
-        return spec.mesh.size > 1 and any(spec.dims) and target not in self._state.copies.get(ident, {})
-
     # Tensors
 
     def _create(self, session: SessionRecord, create: CreateTensor, buffer: Buffer | None) -> None:
@@ -282,10 +132,10 @@ class Instructions:
         self._state.note_use(session.ident, spec.mesh.workers)
         parts, offset = distinct_parts(spec, meta.shape), byte_range.offset
         sizes = [part.elements * ITEM_BYTES[meta.dtype] for part in parts]
-        for part, nbytes, piece in zip(parts, sizes, split_bytes(buffer, sizes), strict=True):
+        for part, nbytes, data in zip(parts, sizes, split_bytes(buffer, sizes), strict=True):
             own = ByteRange(byte_range.name, nbytes, offset)
             command = WorkerCreateTensor(create.id, meta.part(box_shape(part.box)), own, create.site)
-            self._outgoing.command(part.workers, command, piece)
+            self._outgoing.command(part.workers, command, data)
             offset += nbytes if byte_range.name else 0
         if byte_range.name:
             self._requests.wait(create.id, spec.mesh.workers, Uploaded)
@@ -366,7 +216,7 @@ class Instructions:
         """Forget ops here and on the workers, with their plans and the plans of all moves, and segments: those named,
         and those of forgotten ops."""
         records = [session.ops[op_id] for op_id in forget.op_ids if op_id in session.ops]
-        op_ids = (*forget.op_ids, *[part.op_id for record in records for part in record.parts.values()])
+        op_ids = (*forget.op_ids, *[subset.op_id for record in records for subset in record.subsets.values()])
         gone = set(op_ids)
         of_ops = [s for s, segment in session.segments.items() if any(op.op_id in gone for op in segment.body.ops)]
         self._segments.forget(session, [*gone.intersection(session.segments), *of_ops])
@@ -388,9 +238,3 @@ class Instructions:
         self._state.define_scope(session, define.scope_id, ScopeRecord(define.name, policy, define.compile))
         command = WorkerDefineScope(session.ident, define.scope_id, define.name, define.compile)
         self._outgoing.command(tuple(self._state.workers), command)
-
-
-def _require_no_old_write(session: SessionRecord, written: list[int]) -> None:
-    """A halted step must not write to tensors that are older than itself."""
-    if session.halted is not None and min(written) < session.halted.step:
-        raise NoValue(session.halted.cause, "a gradient of the step")

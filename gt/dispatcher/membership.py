@@ -15,14 +15,17 @@ from gt.dispatcher.redistribution import Redistributor
 from gt.dispatcher.rejection import describe_internal_error
 from gt.dispatcher.reports import Reports
 from gt.dispatcher.segments import Segments
-from gt.dispatcher.session_records import DeadWorker, SessionRecord
+from gt.dispatcher.session_records import SessionRecord
 from gt.dispatcher.state import State
 from gt.dispatcher.transactions import Transactions
+from gt.dispatcher.worker_records import DeadWorker
 
 log = logging.getLogger("gt.dispatcher")
 
 
 class Membership:
+    """Adds and removes workers and sessions."""
+
     def __init__(
         self,
         state: State,
@@ -58,7 +61,7 @@ class Membership:
         return ident
 
     def _set_copy_limit(self) -> None:
-        """The limit that the user gave, or that of the workers that are there."""
+        """Set the limit that the user gave or, without one, the default for the present workers."""
         default = default_limit(self._state.workers.values())
         self._state.set_copy_limit(default if self._copy_limit is None else self._copy_limit)
 

@@ -11,10 +11,9 @@ import msgspec
 from gt.core.message_events import Direction, Event, ObservedMessage, Observer
 from gt.core.message_fields import owner_of
 from gt.core.messages import Answer, Command, DefineOp, DefineSite, FreeTensors, RunSegment
-from gt.dispatcher.session_records import Buffer
 from gt.dispatcher.state import State
 from gt.sharding.spec import DeviceMesh
-from gt.wire.codec import join
+from gt.wire.codec import Buffer, join
 
 
 class ToWorkers(msgspec.Struct, frozen=True, gc=False):
@@ -91,7 +90,7 @@ class MessageQueue:
                         self.observe("WORKER_SEND", f"worker {worker}", command)
 
     def _expanded(self, command: Command) -> Sequence[Command]:
-        """The commands that a command stands for: a segment's own."""
+        """The commands that a RunSegment stands for; any other command alone."""
         if not isinstance(command, RunSegment):
             return (command,)
         session = self._state.sessions.get(owner_of(command))

@@ -13,11 +13,14 @@ from gt.core.messages import BeginModule
 from gt.dispatcher.copy_limit import copies_to_drop
 from gt.dispatcher.planner import TensorMove
 from gt.dispatcher.redistribution import Redistributor
-from gt.dispatcher.session_records import Buffer, SessionRecord
+from gt.dispatcher.session_records import SessionRecord
 from gt.dispatcher.state import State
+from gt.wire.codec import Buffer
 
 
 class ModuleGathers:
+    """Gathers the parameters of each module that begins."""
+
     def __init__(self, state: State, redistributor: Redistributor) -> None:
         self._state = state
         self._redistributor = redistributor

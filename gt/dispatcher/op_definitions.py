@@ -11,7 +11,7 @@ from gt.core.signatures import Signature, SpecRecord
 from gt.dispatcher.errors import InvalidInstruction
 from gt.dispatcher.planner import Plan, TensorMove
 from gt.dispatcher.tensor_records import TensorRecord
-from gt.sharding.list_parts import ListPart
+from gt.sharding.foreach_subsets import ForeachSubset
 from gt.sharding.placements import require_fit
 from gt.sharding.spec import ShardingSpec, spec_of
 from gt.signals.policy import Policy
@@ -54,17 +54,17 @@ class CachedPlan(NamedTuple):
     needs_preparation: bool
 
 
-class OpPart(NamedTuple):
-    """A part of an op on lists, and the id under which the session has it."""
+class SubsetOp(NamedTuple):
+    """A foreach op on some positions of its lists, and the id under which the session has it."""
 
     op_id: int
-    part: ListPart
+    subset: ForeachSubset
 
 
 class OpRecord(NamedTuple):
     """A signature and the plans made for it. `output_count` counts new tensors and new versions. `layout` is that of
-    the outputs, if the user gave one, and `nbytes` their size. `parts` are the same op on some positions of its lists,
-    for an op whose tensors were on different meshes."""
+    the outputs, if the user gave one, and `nbytes` their size. `subsets` are the same op on some positions of its
+    lists, by these positions, for a foreach op whose tensors were on different meshes."""
 
     op_id: int
     signature: Signature
@@ -73,7 +73,7 @@ class OpRecord(NamedTuple):
     layout: ShardingSpec | None
     plans: dict[PlanKey, CachedPlan]
     nbytes: int
-    parts: dict[tuple[int, ...], OpPart]
+    subsets: dict[tuple[int, ...], SubsetOp]
 
     def aliased_inputs(self, inputs: tuple[int, ...]) -> dict[int, int]:
         """Maps each input that aliases a written one to that one's position. Raises InvalidInstruction for a tensor

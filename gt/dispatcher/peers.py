@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from gt.core.messages import Hello
-from gt.dispatcher.read_limits import ReadLimits
+from gt.dispatcher.backpressure import Backpressure
 from gt.wire.process_identity import this_host
 
 
@@ -22,7 +22,7 @@ class Peer:
     malformed_messages: int = 0
     progress: Sequence[int] = (0, 0)
     session_secret: str = ""
-    reading: ReadLimits = field(default_factory=ReadLimits)
+    backpressure: Backpressure = field(default_factory=Backpressure)
     lost: bool = False
 
     @property

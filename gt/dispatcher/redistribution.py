@@ -1,4 +1,4 @@
-"""Tensors in the layouts that ops need: moved, copied and renamed on the workers."""
+"""Moves, copies and renames tensors on the workers, so that ops find them in the layouts that they need."""
 
 from __future__ import annotations
 
@@ -19,6 +19,8 @@ from gt.sharding.spec_text import parse_spec
 
 
 class Redistributor:
+    """Gives tensors other layouts, by commands to the workers that hold them."""
+
     def __init__(self, state: State, outgoing: MessageQueue) -> None:
         self._state = state
         self._outgoing = outgoing
@@ -130,7 +132,7 @@ class Redistributor:
         sources, targets = tuple([source for source, _, _ in moves]), tuple([target for _, target, _ in moves])
         self._run(cached, sources, targets, site)
 
-    def add_up(self, session: SessionRecord, workers: Sequence[int], token: int, tokens: int, site: int) -> None:
+    def sum_tokens(self, session: SessionRecord, workers: Sequence[int], token: int, tokens: int, site: int) -> None:
         """Sum the step tokens of some workers; each of them gets the sum."""
         mesh = DeviceMesh([len(workers)], ["w"], workers)
         cached = self._plan_of_moves(session, (TensorMove(STEP_TOKEN, parse_spec("- + w", mesh), whole(mesh, 1)),))

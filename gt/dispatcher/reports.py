@@ -8,10 +8,11 @@ from gt.core.messages import Failed, NotCompiled, OpFailed, StoreReady
 from gt.dispatcher.deferred_failures import DeferredFailure, DeferredFailures
 from gt.dispatcher.group_store import GroupStore
 from gt.dispatcher.message_queue import MessageQueue
+from gt.dispatcher.request_records import Reply
 from gt.dispatcher.requests import Requests
-from gt.dispatcher.session_records import Buffer, Reply
 from gt.dispatcher.state import State
 from gt.dispatcher.transactions import Transactions
+from gt.wire.codec import Buffer
 
 
 class Reports:
@@ -40,7 +41,7 @@ class Reports:
             elif isinstance(report, StoreReady):
                 self._store.announce(worker, report)
             elif isinstance(report, NotCompiled):
-                self._pass_on_news(worker, report)
+                self._pass_on_not_compiled(worker, report)
             else:
                 self._requests.add_reply(worker, report, buffer)
 
@@ -66,12 +67,12 @@ class Reports:
         elif self._state.lost_peer(report.failure) is None and not self._state.has_ended(report.session):
             self._outgoing.answer(report.session, report)
 
-    def _pass_on_news(self, worker: int, news: NotCompiled) -> None:
-        if self._state.has_ended(news.session):
+    def _pass_on_not_compiled(self, worker: int, report: NotCompiled) -> None:
+        if self._state.has_ended(report.session):
             return
-        if worker not in self._state.sessions[news.session].workers:
-            raise ProtocolError(f"worker {worker} was given nothing of session {news.session} that could be compiled")
-        self._outgoing.answer(news.session, news)
+        if worker not in self._state.sessions[report.session].workers:
+            raise ProtocolError(f"worker {worker} was given nothing of session {report.session} that could be compiled")
+        self._outgoing.answer(report.session, report)
 
     def _require_own_failure(self, worker: int, failed: OpFailed) -> None:
         """A worker may report failures only to sessions whose ops it runs."""

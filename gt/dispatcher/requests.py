@@ -33,10 +33,11 @@ from gt.core.messages import (
 from gt.core.meta import TensorMeta
 from gt.dispatcher.message_queue import MessageQueue
 from gt.dispatcher.rejection import lost
-from gt.dispatcher.session_records import Buffer, PendingRequest, ReadPart, Reply
+from gt.dispatcher.request_records import PendingRequest, ReadPart, Reply
 from gt.dispatcher.state import State
 from gt.dispatcher.tensor_records import TensorRecord, mesh_without
 from gt.sharding.spec import DeviceMesh, ShardingSpec, whole
+from gt.wire.codec import Buffer
 
 
 class Requests:

@@ -16,9 +16,9 @@ MIN_PART = 3  # ops that are worth a part
 
 
 class PlannedOp(NamedTuple):
-    """An op of a segment as it was planned: its name and written positions, the layouts of its inputs before, its
-    outputs after, and the plan that it has for these layouts, None if that depends on more. `places`: its scope keeps
-    tensors in their layouts."""
+    """An op of a segment as it was planned in one run. `writes` are the positions of the inputs that it writes to,
+    `layouts` those of its inputs before the op, and `results` its outputs. `cached` is its plan for these layouts; None
+    if the layouts alone do not determine the plan. `places`: its scope keeps tensors in their layouts."""
 
     op: SegmentOp
     name: str
@@ -30,8 +30,8 @@ class PlannedOp(NamedTuple):
 
 
 def find_parts(ops: Sequence[PlannedOp], cuts: Container[int] = ()) -> list[range]:
-    """The parts of a segment, as ranges of ops, the longest possible from the start on. None goes beyond one of the
-    positions in `cuts`, at which other instructions send commands."""
+    """The longest parts that a segment can be split into from its first op on, as ranges of positions of ops. No part
+    goes on over a position in `cuts`, at which other instructions send commands."""
     parts: list[range] = []
     start = 0
     while start < len(ops):
@@ -43,6 +43,7 @@ def find_parts(ops: Sequence[PlannedOp], cuts: Container[int] = ()) -> list[rang
 
 
 def _end_of_part(ops: Sequence[PlannedOp], start: int, cuts: Container[int]) -> int:
+    """The position of the first op that cannot belong to a part which begins at `start`."""
     made: set[int] = set()
     workers: tuple[int, ...] | None = None
     for position in range(start, len(ops)):
@@ -59,8 +60,8 @@ def _end_of_part(ops: Sequence[PlannedOp], start: int, cuts: Container[int]) -> 
 
 
 def _is_local(planned: PlannedOp, cached: CachedPlan, made: set[int]) -> bool:
-    """Whether the commands of an op are one command that exchanges nothing. Inputs in other layouts than they have must
-    be copies that exist; tensors `made` in the part have none."""
+    """Whether an op is one command without an exchange. An input that the op needs in another layout must have a copy
+    in that layout; tensors `made` in the part have no copies."""
     if cached.exchanges or cached.plan.collectives:
         return False
     if [result.spec for result in cached.results] != [result.spec for result in planned.results]:
@@ -77,7 +78,7 @@ def _is_local(planned: PlannedOp, cached: CachedPlan, made: set[int]) -> bool:
 def make_part(
     body: SegmentBody, ops: Sequence[PlannedOp], place: range, part_id: int
 ) -> tuple[SegmentPart, DefineSegment]:
-    """A part, and its definition for the workers."""
+    """The part of a segment at the positions `place`, and its definition for the workers."""
     planned = ops[place.start : place.stop]
     outputs = range(planned[0].op.outputs[0], planned[-1].op.outputs[-1] + 1)
     layouts: dict[int, InputLayout] = {}
@@ -141,7 +142,7 @@ def _local_slots(
 def _versions(
     planned: Sequence[PlannedOp], outputs: range
 ) -> tuple[tuple[tuple[int, int], ...], tuple[tuple[int, TensorRecord], ...]]:
-    """The externals that a part writes to, with the slots of their last versions, and its results."""
+    """The externals that a part writes to, each with the slot of its last version, and the results of the part."""
     root_of: dict[int, int] = {}
     written: dict[int, int] = {}
     results: dict[int, TensorRecord] = {}
@@ -157,6 +158,7 @@ def _versions(
 
 
 def _linear(planned: Sequence[PlannedOp]) -> list[LinearOp]:
+    """The ops of a part whose plans are valid only while the ops are linear."""
     return [
         LinearOp(op.name, op.op.first_scalar, op.op.end_scalar)
         for op in planned
@@ -165,8 +167,8 @@ def _linear(planned: Sequence[PlannedOp]) -> list[LinearOp]:
 
 
 def variant_of(part: SegmentPart, last_use: Mapping[int, int]) -> PartVariant:
-    """`last_use` are the dead slots of a run, with the position of the last op that uses them. An external is freed by
-    the part if all its workers, and no others, have it."""
+    """The consequences for a part of the slots that die in a run. `last_use` maps each dead slot to the position of the
+    last op that uses it. The part frees an external that is exactly on the workers of the part."""
     dying = {slot for slot, position in last_use.items() if part.start <= position < part.end}
     written = dict(part.written)
     freed = [

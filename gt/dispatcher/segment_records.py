@@ -55,9 +55,9 @@ class SegmentPart(NamedTuple):
 
 
 class PartVariant(NamedTuple):
-    """The consequences of the dead slots of a run for one part: `dead` are the slots of the workers' segment that die
-    in it, `freed` the externals among them, and `gone` all dead slots that need no FreeTensors any more, both as slots
-    of the client's segment. `results` are the new tensors that outlive the part."""
+    """The consequences for one part of the slots that die in a run. `dead` are the slots that die in the part, as slots
+    of the workers' segment. As slots of the client's segment, `freed` are the externals among them, and `gone` all of
+    them, which need no FreeTensors. `results` are the new tensors that outlive the part."""
 
     dead: tuple[int, ...]
     freed: tuple[int, ...]
@@ -66,8 +66,8 @@ class PartVariant(NamedTuple):
 
 
 class SplitVariant(NamedTuple):
-    """The variant of each part; and the dead slots by the position of the last op that uses them: all of them, and
-    those that no part frees."""
+    """The consequences for all parts of the slots that die in a run: the variant of each part, and the dead slots by
+    the position of the last op that uses them. `all_frees` has all of them, `other_frees` those that no part frees."""
 
     parts: tuple[PartVariant, ...]
     all_frees: Mapping[int, tuple[int, ...]]
@@ -76,8 +76,8 @@ class SplitVariant(NamedTuple):
 
 @dataclass
 class SegmentSplit:
-    """The parts of a segment, in order; the ops between them are planned one by one. `variants` are by the dead slots
-    of a run."""
+    """The parts of a segment, in order; the ops between them are planned one by one. `variants` has an entry for each
+    set of dead slots."""
 
     parts: tuple[SegmentPart, ...]
     variants: dict[tuple[int, ...], SplitVariant] = field(default_factory=dict, compare=False)

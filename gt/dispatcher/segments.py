@@ -3,8 +3,8 @@
 A segment first runs as the instructions that it stands for. The layouts and plans seen then tell which of its ops are
 local: on the same workers, with known plans that move and exchange nothing. Consecutive local ops become a part. A part
 ends where an instruction between the ops sends commands, to gather parameters for example. Later runs with the same
-layouts send one command for each part. Wherever the state is not as it was, the ops of a part are
-planned one by one, which is always right.
+layouts send one command for each part. Where the state has changed so that the plans of a part may not hold, its ops
+are planned one by one, as they would be without a segment.
 """
 
 from __future__ import annotations
@@ -40,11 +40,12 @@ from gt.dispatcher.segment_records import (
     SegmentSplit,
     SplitVariant,
 )
-from gt.dispatcher.session_records import Buffer, SessionRecord
+from gt.dispatcher.session_records import SessionRecord
 from gt.dispatcher.state import State
 from gt.dispatcher.tensor_records import TensorRecord
 from gt.sharding.rules import is_linear_with
 from gt.sharding.spec import ShardingSpec
+from gt.wire.codec import Buffer
 
 MAX_SPLITS = 8  # of a segment, for different layouts
 MAX_VARIANTS = 16  # of a split, for different dead slots
@@ -52,7 +53,7 @@ MAX_SEGMENTS = 3 << 10  # of a session; clients forget theirs at two thirds of t
 
 
 class RunPart(NamedTuple):
-    """Replay a part of a client's segment, `body`, in a `run` of it: an instruction of the dispatcher to itself."""
+    """The dispatcher's own instruction to replay a part of a segment: `body` is the client's segment, `run` its run."""
 
     part: SegmentPart
     variant: PartVariant
@@ -60,7 +61,7 @@ class RunPart(NamedTuple):
     run: RunSegment
 
     def instructions(self) -> list[RunOp]:
-        """The instructions of the client for which it stands."""
+        """The client's instructions that the replay takes the place of."""
         return list(self.body.expand_ops(self.run, self.part.start, self.part.end, {}))  # type: ignore[arg-type]
 
 
@@ -69,6 +70,8 @@ Single: TypeAlias = Instruction | RunPart
 
 
 class Segments:
+    """Defines, splits and runs the segments of all sessions."""
+
     def __init__(self, state: State, outgoing: MessageQueue, plan_cache: PlanCache) -> None:
         self._state = state
         self._outgoing = outgoing
@@ -101,7 +104,8 @@ class Segments:
 
     def expanded(self, session: SessionRecord, batch: Sequence[Instruction]) -> Iterator[Single]:
         """The instructions of a batch, where a RunSegment is replaced by its parts and ops. Each must be carried out
-        before the next one is taken, because that depends on the state. An invalid RunSegment is left as it is."""
+        before the next one is taken: the state decides whether the next one is a part. An invalid RunSegment is left as
+        it is."""
         for instruction in batch:
             segment = session.segments.get(instruction.segment_id) if type(instruction) is RunSegment else None
             if segment is None or not _fits(session, segment.body, instruction):  # type: ignore[arg-type]
@@ -190,7 +194,7 @@ class Segments:
         body: SegmentBody,
         run: RunSegment,
     ) -> bool:
-        """Whether planning the ops one by one would give the same commands."""
+        """Whether planning the ops of a part one by one would give the same commands as replaying it."""
         state, scalars = self._state, run.scalars
         if run.between and not _can_delay(part, variant, body, run):
             return False
@@ -245,8 +249,8 @@ class Segments:
         return PlannedOp(op, signature.op, signature.writes, layouts, tuple(results), cached, places)
 
     def _plan(self, session: SessionRecord, op: SegmentOp, layouts: tuple[InputLayout, ...]) -> CachedPlan | None:
-        """The plan of an op for inputs of these layouts; None if it depends on more: on the load of the workers, or on
-        inputs that the op also writes to."""
+        """The plan of an op for inputs of these layouts; None if the plan also depends on the load of the workers, or
+        on inputs that the op writes to."""
         record = session.ops[op.op_id]
         if record.aliased_inputs(op.inputs):
             return None
@@ -265,7 +269,8 @@ class Segments:
         planned: Sequence[PlannedOp],
         cuts: Container[int],
     ) -> None:
-        """Split a segment into parts, and define these on their workers. Between two instructions: committed here."""
+        """Split a segment into parts, and define these on their workers. This happens between two transactions, so the
+        changes are committed here."""
         if len(segment.splits) >= MAX_SPLITS:
             self._forget_on_workers(self._state.forget_splits(session, [segment.segment_id]))
         parts: list[SegmentPart] = []
@@ -288,7 +293,7 @@ def _can_delay(part: SegmentPart, variant: PartVariant, body: SegmentBody, run: 
 
 
 def _variants(body: SegmentBody, split: SegmentSplit, dead: tuple[int, ...]) -> SplitVariant:
-    """The consequences of the dead slots of a run."""
+    """The consequences of the dead slots of a run for all parts, worked out once for each set of dead slots."""
     found = split.variants.get(dead)
     if found is None:
         if len(split.variants) >= MAX_VARIANTS:

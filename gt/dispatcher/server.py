@@ -29,7 +29,7 @@ from gt.core.messages import (
 )
 from gt.dispatcher.delivery import Deliver, Delivery
 from gt.dispatcher.dispatcher import Dispatcher
-from gt.dispatcher.handshakes import Handshakes, isolated
+from gt.dispatcher.handshakes import Handshakes, internal_errors_logged
 from gt.dispatcher.message_queue import Outgoing, ToClient
 from gt.dispatcher.ownership import require_ownership
 from gt.dispatcher.peers import Peer, PeerTable
@@ -38,8 +38,8 @@ from gt.version import __version__
 from gt.wire import shared_memory
 from gt.wire.codec import MAX_HELLO, MAX_INSTRUCTIONS, Decoder, Frame, Payload
 from gt.wire.connections import Router
-from gt.wire.keys import ServerKeys
 from gt.wire.process_identity import is_running, is_stopped, start_mark
+from gt.wire.server_keys import ServerKeys
 
 log = logging.getLogger("gt.dispatcher")
 
@@ -102,7 +102,7 @@ class Server:
             self._check_all(now)
         if now >= self._next_notice:
             self._next_notice = now + NOTICE_SECONDS
-            with isolated("telling clients for whom they wait"):
+            with internal_errors_logged("telling clients for whom they wait"):
                 self._explain_waits()
         return message is not None
 
@@ -119,7 +119,7 @@ class Server:
 
     def close(self) -> None:
         for identity in self.peers.workers.values():
-            with isolated("the end of a worker"):
+            with internal_errors_logged("the end of a worker"):
                 self.delivery.send_to(identity, [WorkerShutdown()])
         self._router.close()
         if self._observer is not None:
@@ -140,7 +140,7 @@ class Server:
                 self._receive_reports(peer, frames)
         except ProtocolError as error:
             log.warning("refused a message: %s", error)
-            with isolated("a refusal"):
+            with internal_errors_logged("a refusal"):
                 self.delivery.send_to(identity, [Refused(f"{error} (server: GT {__version__})")])
                 self._count_malformed_message(identity, peer)
         except Exception:  # an internal error: the other peers are served
@@ -171,10 +171,10 @@ class Server:
         for instruction in batch:
             require_ownership(peer.ident, instruction)
             if isinstance(instruction, AckRead):
-                peer.reading.end(instruction.request)
+                peer.backpressure.end(instruction.request)
                 continue
             if isinstance(instruction, AckBytes):
-                peer.reading.note_taken(instruction.nbytes)
+                peer.backpressure.note_taken(instruction.nbytes)
                 continue
             if isinstance(instruction, CreateTensor):
                 _require_own_buffer(peer, instruction.byte_range.name)
@@ -186,25 +186,25 @@ class Server:
             self._forget(peer)
             return
         try:
-            peer.reading.queue(instructions, payloads)
+            peer.backpressure.queue(instructions, payloads)
         except ProtocolError as error:
             self._give_up_client(peer, f"was ended: {error}")
             return
         self._proceed(peer)
 
     def _proceed(self, peer: Peer) -> None:
-        """Carry out the instructions of a session as far as its read limits allow. The size of a read is known only
+        """Carry out the instructions of a session as far as its backpressure allows. The size of a read is known only
         after the instructions before it."""
-        reading, state = peer.reading, self.dispatcher.state
+        backpressure, state = peer.backpressure, self.dispatcher.state
         while peer.ident in state.sessions and not self.dispatcher.is_waiting(peer.ident):
-            if reading.asked is not None and reading.asked.request in state.pending:
-                reads = state.pending[reading.asked.request].reads
-                reading.begin(reading.asked.request, sum(max(read.nbytes, 0) for read in reads))
-            part = reading.next()
-            reading.asked = part.read if part is not None else None
-            if part is None:
+            if backpressure.asked is not None and backpressure.asked.request in state.pending:
+                reads = state.pending[backpressure.asked.request].reads
+                backpressure.begin(backpressure.asked.request, sum(max(read.nbytes, 0) for read in reads))
+            batch_slice = backpressure.next()
+            backpressure.asked = batch_slice.read if batch_slice is not None else None
+            if batch_slice is None:
                 return
-            self.instruct(peer.ident, part.instructions, part.payloads, self.dispatcher.submit)
+            self.instruct(peer.ident, batch_slice.instructions, batch_slice.payloads, self.dispatcher.submit)
 
     def instruct(
         self,
@@ -252,7 +252,7 @@ class Server:
     def _explain_waits(self) -> None:
         """Tell waiting clients which workers they wait for, and the current op of each."""
         for session, workers in self.dispatcher.waits().items():
-            with isolated(f"telling client {session} for whom it waits"):
+            with internal_errors_logged(f"telling client {session} for whom it waits"):
                 described = [self._describe(worker) for worker in sorted(workers) if worker in self.peers.workers]
                 self.delivery.send([ToClient(session, Waiting(f"for {', '.join(described)}"))])
 
@@ -265,13 +265,13 @@ class Server:
     def _check_all(self, now: float) -> None:
         """Check the processes and connections of all peers."""
         for peer in list(self.peers.by_identity.values()):
-            with isolated(f"the check of {peer.hello.role} {peer.ident}"):
+            with internal_errors_logged(f"the check of {peer.hello.role} {peer.ident}"):
                 self._check(peer)
         for identity in self._pending_connections.take_due(now):
             self._router.drop(identity)
         for identity in self._router.take_lost():
             self._note_connection_end(identity)
-        with isolated("failures that were deferred until this check"):
+        with internal_errors_logged("failures that were deferred until this check"):
             self.delivery.send(self.dispatcher.note_process_check())
 
     def _note_connection_end(self, identity: bytes) -> None:
@@ -291,11 +291,11 @@ class Server:
         elif peer.lost:
             self._give_up_worker(peer)
         elif peer.is_client:
-            self._check_reading(peer)
+            self._check_backpressure(peer)
 
-    def _check_reading(self, peer: Peer) -> None:
+    def _check_backpressure(self, peer: Peer) -> None:
         try:
-            peer.reading.require_taken()
+            peer.backpressure.require_taken()
         except ProtocolError as error:
             self._give_up_client(peer, f"was ended: {error}")
             return
@@ -304,7 +304,7 @@ class Server:
     def _reap(self, peer: Peer) -> None:
         """The process of a peer has ended."""
         self._forget(peer)
-        with isolated("the removal of shared memory"):
+        with internal_errors_logged("the removal of shared memory"):
             if not start_mark(peer.hello.pid):  # no new process has its pid
                 shared_memory.sweep(peer.hello.pid)
         if peer.is_client:
@@ -319,7 +319,7 @@ class Server:
         if peer.is_of_this_machine and is_stopped(peer.hello.pid):
             reason = f"was stopped for {self._silence:g} s (GT_HEARTBEAT_TIMEOUT), and ended for that"
             self.ended.add(peer.hello.pid)
-            with isolated(f"the end of worker {peer.ident}"):
+            with internal_errors_logged(f"the end of worker {peer.ident}"):
                 os.kill(peer.hello.pid, signal.SIGKILL)
         self._forget(peer)
         self._lose_worker(peer, reason)
@@ -327,7 +327,7 @@ class Server:
     def _give_up_client(self, peer: Peer, reason: str) -> None:
         log.warning("client %d (pid %d) %s", peer.ident, peer.hello.pid, reason)
         identity = self.peers.clients[peer.ident]
-        with isolated("a refusal"):
+        with internal_errors_logged("a refusal"):
             self.delivery.send_to(identity, [Refused(f"the session {reason} (server: GT {__version__})")])
         self._forget(peer)
         if not peer.lost:
@@ -347,7 +347,7 @@ class Server:
         log.info("%s %d has left", peer.hello.role, peer.ident)
 
     def _end_session(self, peer: Peer) -> None:
-        with isolated(f"the end of client {peer.ident}"):
+        with internal_errors_logged(f"the end of client {peer.ident}"):
             self.delivery.send(self.dispatcher.end_session(peer.ident))
 
     def _lose_worker(self, peer: Peer, reason: str) -> None:
@@ -357,7 +357,7 @@ class Server:
             self.delivery.send(self.dispatcher.lose_worker(peer.ident, reason, last))
         except Exception:  # an internal error: the other peers are served
             log.exception("the loss of worker %d could not be dealt with", peer.ident)
-            with isolated("the messages about a lost worker"):
+            with internal_errors_logged("the messages about a lost worker"):
                 self.delivery.send(self.dispatcher.take())
 
 

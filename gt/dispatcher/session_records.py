@@ -1,90 +1,16 @@
-"""Records of workers, sessions and requests. `State` owns and changes them."""
+"""Records of sessions: the definitions and the progress of each client. `State` owns and changes them."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import NamedTuple, TypeAlias
+from typing import NamedTuple
 
-from gt.core.messages import (
-    ByteRange,
-    Collective,
-    Failed,
-    Fetched,
-    MemoryReport,
-    Queried,
-    Stats,
-    Synchronized,
-    TimelineReport,
-    Traffic,
-    Uploaded,
-    Versions,
-    WorkerInfo,
-)
-from gt.core.meta import TensorMeta
+from gt.core.messages import Collective
 from gt.dispatcher.errors import Cause, UnknownId
 from gt.dispatcher.op_definitions import CachedPlan, MoveKey, OpRecord
 from gt.dispatcher.planner import TensorMove
 from gt.dispatcher.segment_records import SegmentPart, SegmentRecord
-from gt.sharding.spec import DeviceMesh, ShardingSpec
 from gt.signals.policy import Policy
-
-
-@dataclass
-class WorkerRecord:
-    """`known_ops` are the ids of the ops that were defined on the worker. A worker that is not `ready` cannot exchange
-    tensors with others yet and gets no work. `solo_mesh` is the mesh of this worker only. `memory` are the bytes of its
-    device (0: not known). A worker that `overlaps` computes while its exchanges go on."""
-
-    info: WorkerInfo
-    solo_mesh: DeviceMesh
-    ready: bool = True
-    known_ops: set[int] = field(default_factory=set)
-    memory: int = 0
-    overlaps: bool = False
-
-
-class DeadWorker(NamedTuple):
-    pid: int
-    reason: str
-    last_op: str
-
-
-Reply: TypeAlias = (
-    Fetched | Uploaded | Queried | Failed | Synchronized | Versions | Traffic | Stats | MemoryReport | TimelineReport
-)
-Buffer: TypeAlias = memoryview | bytes | bytearray
-
-
-class ReadPart(NamedTuple):
-    """A part of a tensor that a worker was asked for: its size, -1 if unknown, and the client's memory for it, if
-    any."""
-
-    worker: int
-    nbytes: int
-    place: ByteRange | None = None
-
-
-class PendingRequest(NamedTuple):
-    """A request that workers have not answered yet.
-
-    `waiting_for` are the workers whose reply is missing, `expects` the kinds of replies they may send, `replies` those
-    that have arrived, with the bytes beside them. With `is_answered` the client was already told of a lost worker, and
-    the replies still on their way are dropped. `version_ids` are the tensors of a ReadVersions. Of a read: its parts,
-    and the layout that they are of, None for a whole tensor. Of a query: the `mesh` that runs it, the `first` id of its
-    results, and the new ids and previous metas of the tensors it writes.
-    """
-
-    waiting_for: frozenset[int]
-    expects: tuple[type[Reply], ...]
-    replies: tuple[tuple[int, Reply], ...] = ()
-    buffers: tuple[tuple[int, Buffer], ...] = ()
-    reads: tuple[ReadPart, ...] = ()
-    layout: ShardingSpec | None = None
-    is_answered: bool = False
-    mesh: DeviceMesh | None = None
-    first: int = 0
-    written: tuple[tuple[int, TensorMeta], ...] = ()
-    version_ids: tuple[int, ...] = ()
 
 
 class ScopeRecord(NamedTuple):

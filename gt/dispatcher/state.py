@@ -13,20 +13,14 @@ from gt.core.errors import ProtocolError
 from gt.core.ids import FIRST_DISPATCHER_ID, MAX_RESULTS, SESSION_SHIFT, session_of, short_id
 from gt.core.messages import Collective, Failure, WorkerInfo, WorkerJoinStore
 from gt.dispatcher.errors import IdInUse, InvalidInstruction, NoWorkers, UnknownId
-from gt.dispatcher.op_definitions import CachedPlan, MoveKey, OpPart, OpRecord, PlanKey
+from gt.dispatcher.op_definitions import CachedPlan, MoveKey, OpRecord, PlanKey, SubsetOp
 from gt.dispatcher.planner import TensorMove
+from gt.dispatcher.request_records import PendingRequest
 from gt.dispatcher.segment_records import SegmentKey, SegmentRecord, SegmentSplit
-from gt.dispatcher.session_records import (
-    DeadWorker,
-    HaltedStep,
-    PendingRequest,
-    RunningModule,
-    ScopeRecord,
-    SessionRecord,
-    WorkerRecord,
-)
-from gt.dispatcher.tensor_tables import TensorTables
-from gt.sharding.list_parts import ListPart
+from gt.dispatcher.session_records import HaltedStep, RunningModule, ScopeRecord, SessionRecord
+from gt.dispatcher.tensor_losses import TensorLosses
+from gt.dispatcher.worker_records import DeadWorker, WorkerRecord
+from gt.sharding.foreach_subsets import ForeachSubset
 from gt.sharding.spec import DeviceMesh
 from gt.signals.policy import Policy
 
@@ -35,7 +29,7 @@ MODULES_KEPT = 1 << 14  # modules of a session whose needed layouts are remember
 
 
 @dataclass
-class State(TensorTables):
+class State(TensorLosses):
     """`pending` are unanswered requests by id, `dead_workers` those that were lost. `copy_limit` is the most bytes of
     copies on a worker (None: there is no limit). `store` is the key-value store at which process groups are formed, on
     the worker `store_host`."""
@@ -159,8 +153,8 @@ class State(TensorTables):
         self.undo.assign(session, "running_module", RunningModule(module, tuple(parameters)))
 
     def note_need(self, session: SessionRecord, ident: int, move: TensorMove) -> None:
-        """An op has made a copy of a tensor by a move. If that is a parameter of the running module, the module needs
-        the copy each time it runs."""
+        """Note that an op has made a copy of a tensor by a move. If the tensor is a parameter of the running module,
+        the module needs the copy each time it runs."""
         running = session.running_module
         if running is None or ident not in running.parameters:
             return
@@ -202,11 +196,13 @@ class State(TensorTables):
     def define_op(self, session: SessionRecord, op: OpRecord) -> None:
         self.undo.put(session.ops, op.op_id, op)
 
-    def add_part(self, session: SessionRecord, op: OpRecord, chosen: tuple[int, ...], part: ListPart) -> OpPart:
-        """Define a part of an op on lists as an op with an id of the dispatcher's own."""
-        added = OpPart(self.new_id(session), part)
-        self.undo.put(op.parts, chosen, added)
-        self.define_op(session, OpRecord.of(added.op_id, part.signature))
+    def define_subset(
+        self, session: SessionRecord, op: OpRecord, chosen: tuple[int, ...], subset: ForeachSubset
+    ) -> SubsetOp:
+        """Define a foreach op on the `chosen` positions of its lists as an op with an id of the dispatcher's own."""
+        added = SubsetOp(self.new_id(session), subset)
+        self.undo.put(op.subsets, chosen, added)
+        self.define_op(session, OpRecord.of(added.op_id, subset.signature))
         return added
 
     def define_site(self, session: SessionRecord, site_id: int, file: str, line: int) -> None:

@@ -8,12 +8,15 @@ from gt.core.messages import BeginStep, EndStep, FreeTensors, WorkerAgreeOnStep,
 from gt.dispatcher.gradient_buckets import GradientBuckets, layout_of_gradient
 from gt.dispatcher.message_queue import MessageQueue
 from gt.dispatcher.redistribution import Redistributor
-from gt.dispatcher.session_records import Buffer, HaltedStep, SessionRecord
+from gt.dispatcher.session_records import HaltedStep, SessionRecord
 from gt.dispatcher.state import State
 from gt.sharding.spec import DeviceMesh, ShardingSpec
+from gt.wire.codec import Buffer
 
 
 class StepCoordinator:
+    """Begins and ends the optimizer steps of clients on the workers."""
+
     def __init__(
         self, state: State, outgoing: MessageQueue, redistributor: Redistributor, buckets: GradientBuckets
     ) -> None:
@@ -54,7 +57,7 @@ class StepCoordinator:
             return
         token, tokens = self._state.new_id(session), self._state.new_id(session)
         self._outgoing.command(tuple(workers), WorkerBeginStep(begin.step, gradients, token))
-        self._redistributor.add_up(session, ready, token, tokens, begin.site)
+        self._redistributor.sum_tokens(session, ready, token, tokens, begin.site)
         self._outgoing.command(tuple(ready), WorkerAgreeOnStep(begin.step, tokens))
         self._outgoing.command(tuple(workers), FreeTensors((token,)))
 

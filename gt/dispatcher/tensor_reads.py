@@ -6,14 +6,18 @@ from gt.core.messages import CURRENT, ByteRange, FetchTensor, MoreRoomNeeded, Re
 from gt.core.meta import ITEM_BYTES, TensorMeta
 from gt.dispatcher.errors import NoWorkers
 from gt.dispatcher.message_queue import MessageQueue
+from gt.dispatcher.request_records import ReadPart
 from gt.dispatcher.requests import Requests
-from gt.dispatcher.session_records import Buffer, ReadPart, SessionRecord
+from gt.dispatcher.session_records import SessionRecord
 from gt.dispatcher.state import State
-from gt.sharding.parts import Part, parts_to_read
+from gt.sharding.distinct_parts import TensorPart, parts_to_read
 from gt.sharding.spec import ShardingSpec
+from gt.wire.codec import Buffer
 
 
 class TensorReads:
+    """Asks the workers for the parts of tensors that clients read."""
+
     def __init__(self, state: State, outgoing: MessageQueue, requests: Requests) -> None:
         self._state = state
         self._outgoing = outgoing
@@ -78,5 +82,5 @@ class TensorReads:
         self._outgoing.command(workers, ReadVersions(read.request, idents))
 
 
-def _cost(parts: tuple[Part, ...]) -> tuple[int, int]:
+def _cost(parts: tuple[TensorPart, ...]) -> tuple[int, int]:
     return sum([part.elements for part in parts]), len(parts)

@@ -1,7 +1,7 @@
 """The tensors of all sessions: their layouts, copies and sizes, and those without a value.
 
-The base of `State`. Only `state.py` and this file change the state, through the undo log; `apply_results` and `free`,
-each the last change of an instruction, are not recorded.
+The base of `TensorLosses`, which is the base of `State`. Only the files of these three change the state, through the
+undo log; `apply_results`, `apply_segment` and `free`, each the last change of an instruction, are not recorded.
 """
 
 from __future__ import annotations
@@ -12,16 +12,8 @@ from dataclasses import dataclass, field
 from gt.core.ids import session_of, short_id
 from gt.core.messages import VersionSpan
 from gt.core.meta import TensorMeta
-from gt.dispatcher.errors import Cause, IdInUse, InvalidInstruction, NoValue, UnknownId
-from gt.dispatcher.tensor_records import (
-    GradientRecord,
-    Losses,
-    MissingValue,
-    PreviousValue,
-    TensorRecord,
-    mesh_without,
-    spec_without,
-)
+from gt.dispatcher.errors import IdInUse, InvalidInstruction, NoValue, UnknownId
+from gt.dispatcher.tensor_records import GradientRecord, MissingValue, PreviousValue, TensorRecord
 from gt.dispatcher.undo_log import UndoLog
 from gt.sharding.spec import DeviceMesh, ShardingSpec, whole
 
@@ -134,8 +126,9 @@ class TensorTables:
     def apply_segment(
         self, written: Sequence[int], freed: Sequence[int], results: Sequence[tuple[int, TensorRecord]]
     ) -> Sequence[tuple[int, DeviceMesh]]:
-        """The same for all ops of a part of a segment: tensors that it writes to or frees are removed, and those of its
-        results that outlive it are added."""
+        """Apply the results of a part of a segment: remove the tensors that it writes to or frees, and add those of its
+        results that outlive it. Returns the copies of the written tensors, to be freed. Hot path, and not recorded in
+        the undo log, as in `apply_results`."""
         tensors, bytes_on = self.tensors, self.bytes_on
         copies = [copy for ident in written for copy in self._consume(ident)]
         for ident in freed:
@@ -149,6 +142,7 @@ class TensorTables:
         return copies
 
     def _consume(self, ident: int) -> list[tuple[int, DeviceMesh]]:
+        """Remove a tensor that was written or freed; returns its copies. Only one with copies is in the undo log."""
         if ident in self.copies:
             return self.remove(ident)[1:]
         tensor = self.tensors.pop(ident)
@@ -249,6 +243,10 @@ class TensorTables:
         self._count_bytes(previous.tensor.spec.mesh, -previous.tensor.nbytes)
         return [(previous.ident, previous.tensor.spec.mesh)]
 
+    def _keep_previous_value(self, ident: int, previous: PreviousValue) -> None:
+        self.undo.put(self.previous_values, ident, previous)
+        self._count_bytes(previous.tensor.spec.mesh, previous.tensor.nbytes)
+
     def free(self, idents: Sequence[int]) -> dict[DeviceMesh, list[int]]:
         """Remove tensors and their copies; returns their ids by mesh. Hot path, and like `apply_results` the last
         change of an instruction: not recorded in the undo log."""
@@ -272,6 +270,20 @@ class TensorTables:
                 freed[mesh] = [ident]
         return freed
 
+    # Byte counts
+
+    def _forget_copy(self, copy: int, meta: TensorMeta, spec: ShardingSpec) -> None:
+        self.undo.drop(self.copy_order, copy)
+        self._count_copy(meta, spec, -1)
+
+    def _count_copy(self, meta: TensorMeta, spec: ShardingSpec, sign: int) -> None:
+        nbytes = sign * TensorRecord.of(meta, spec).nbytes
+        self.undo.put(self.copy_bytes, spec.mesh, self.copy_bytes.get(spec.mesh, 0) + nbytes)
+        self._count_bytes(spec.mesh, nbytes)
+
+    def _count_bytes(self, mesh: DeviceMesh, nbytes: int) -> None:
+        self.undo.put(self.bytes_on, mesh, self.bytes_on.get(mesh, 0) + nbytes)
+
     # Gradients
 
     def is_waiting(self, ident: int) -> bool:
@@ -291,117 +303,6 @@ class TensorTables:
             gradient = self.gradients.pop(inputs[position], None)
             if gradient is not None and results[number].spec in gradient.move:
                 self.gradients[outputs[number]] = gradient
-
-    def _forget_copy(self, copy: int, meta: TensorMeta, spec: ShardingSpec) -> None:
-        self.undo.drop(self.copy_order, copy)
-        self._count_copy(meta, spec, -1)
-
-    def _count_copy(self, meta: TensorMeta, spec: ShardingSpec, sign: int) -> None:
-        nbytes = sign * TensorRecord.of(meta, spec).nbytes
-        self.undo.put(self.copy_bytes, spec.mesh, self.copy_bytes.get(spec.mesh, 0) + nbytes)
-        self._count_bytes(spec.mesh, nbytes)
-
-    def _count_bytes(self, mesh: DeviceMesh, nbytes: int) -> None:
-        self.undo.put(self.bytes_on, mesh, self.bytes_on.get(mesh, 0) + nbytes)
-
-    # Missing values
-
-    def mark_missing(self, ident: int, meta: TensorMeta, cause: Cause) -> None:
-        """Add a tensor without a value."""
-        self.undo.put(self.missing, ident, MissingValue(meta, cause))
-
-    def mark_write_failed(self, old: int, new: int, cause: Cause) -> list[tuple[int, DeviceMesh]]:
-        """A tensor that should have been written continues under its new id without a value. The value before the write
-        is kept until the tensor is freed. Returns the copies, to be freed."""
-        self.mark_missing(new, self.meta(old), cause)
-        if old in self.missing:
-            self.undo.drop(self.missing, old)
-            if old in self.previous_values:
-                self.undo.put(self.previous_values, new, self.undo.drop(self.previous_values, old))
-            return []
-        tensor = self.tensors[old]
-        copies = self.remove(old)[1:]
-        self._keep_previous_value(new, PreviousValue(old, tensor, new))
-        return copies
-
-    def renew(self, ident: int, spec: ShardingSpec) -> list[tuple[int, DeviceMesh]]:
-        """A tensor without a value is about to be overwritten, in a layout. Returns its previous value, to be freed."""
-        meta = self.missing[ident].meta
-        freed = self.remove(ident)
-        self.add_tensor(ident, TensorRecord.of(meta, spec))
-        return freed
-
-    def _keep_previous_value(self, ident: int, previous: PreviousValue) -> None:
-        self.undo.put(self.previous_values, ident, previous)
-        self._count_bytes(previous.tensor.spec.mesh, previous.tensor.nbytes)
-
-    def lose_parts(self, idents: Sequence[int], worker: int) -> Losses:
-        """Take a lost worker's parts from tensors. A tensor of which other workers hold all elements, or a copy, keeps
-        its value; any other becomes a missing value."""
-        losses = Losses([], [])
-        for ident in idents:
-            if ident in self.previous_values:
-                self._lose_part_of_previous_value(losses, ident, worker)
-                continue
-            spec = self.tensors[ident].spec
-            is_affected = worker in spec.mesh
-            rest = spec_without(spec, worker) if is_affected else spec
-            self._lose_parts_of_copies(losses, ident, worker, is_needed=rest is None)
-            if is_affected:
-                self._lose_part(losses, ident, worker, rest)
-        return losses
-
-    def _lose_part_of_previous_value(self, losses: Losses, ident: int, worker: int) -> None:
-        old, tensor, until = self.previous_values[ident]
-        self._remove_previous_value(ident)
-        rest = spec_without(tensor.spec, worker)
-        if rest is not None:
-            kept = TensorRecord.of(tensor.meta, rest, tensor.placed)
-            self._keep_previous_value(ident, PreviousValue(old, kept, until))
-        _add_useless(losses, old, tensor.spec, rest, worker)
-
-    def _lose_parts_of_copies(self, losses: Losses, ident: int, worker: int, is_needed: bool) -> None:
-        """Drop the copies on a lost worker: it may have been part of the exchange that makes them, and an op that needs
-        one makes it again. With `is_needed`, copies are all that is left of the tensor, and are kept where complete."""
-        for spec, copy in [item for item in self.copies.get(ident, {}).items() if worker in item[0].mesh]:
-            self.drop_copy(ident, spec)
-            rest = spec_without(spec, worker) if is_needed else None
-            if rest is not None and rest not in self.copies.get(ident, {}):
-                self.add_copy(ident, rest, copy)
-            else:
-                rest = None
-            _add_useless(losses, copy, spec, rest, worker)
-
-    def _lose_part(self, losses: Losses, ident: int, worker: int, rest: ShardingSpec | None) -> None:
-        """`rest` is the layout on other workers that hold all of the tensor, if there are such."""
-        tensor = self.tensors[ident]
-        _add_useless(losses, ident, tensor.spec, rest, worker)
-        if rest is not None:
-            self.set_layout(ident, rest)
-            return
-        copies = self.copies.get(ident, {})
-        spec = next((spec for spec in copies if spec.is_partition(tensor.meta.shape)), None)
-        if spec is not None:
-            losses.promoted.append((ident, copies[spec]))
-            self.drop_copy(ident, spec)
-            self.set_layout(ident, spec)
-        else:
-            losses.useless.extend((copy, spec.mesh) for spec, copy in copies.items())
-            self.remove(ident)
-            self.mark_missing(ident, tensor.meta, worker)
-
-    def forget_meshes_of(self, worker: int) -> None:
-        """Drop the byte counts of meshes with a lost worker: no tensor is on them any more."""
-        for table in (self.bytes_on, self.copy_bytes):
-            for mesh in [mesh for mesh in table if worker in mesh]:
-                self.undo.drop(table, mesh)
-
-
-def _add_useless(losses: Losses, ident: int, spec: ShardingSpec, rest: ShardingSpec | None, worker: int) -> None:
-    """Note the parts of a tensor on workers that do not belong to the layout `rest` which is left of it."""
-    others = mesh_without(spec.mesh, worker, *(rest.mesh.workers if rest is not None else ()))
-    if others is not None:
-        losses.useless.append((ident, others))
 
 
 def _common_span(parts: Sequence[VersionSpan], until: int) -> VersionSpan:

@@ -10,6 +10,8 @@ from gt.dispatcher.state import State
 
 
 class Transactions:
+    """Commits or rolls back changes of the state together with the messages that they queued."""
+
     def __init__(self, state: State, outgoing: MessageQueue) -> None:
         self._state = state
         self._outgoing = outgoing

@@ -15,13 +15,15 @@ from gt.core.settings import CompileSettings
 from gt.dispatcher.dispatcher import Dispatcher
 from gt.dispatcher.message_queue import Outgoing, ToClient, ToWorkers
 from gt.version import __version__
-from gt.wire.client_channel import Buffer, Received, Upload, as_buffer
+from gt.wire.client_channel import Received, Upload, as_buffer
+from gt.wire.codec import Buffer
 from gt.worker.compilation.private_directory import own_directory
 from gt.worker.compilation.queue import CompileQueue
 from gt.worker.engines import make_engine
 from gt.worker.exchange import InProcessExchange
-from gt.worker.exchange.in_process import run_interleaved
-from gt.worker.executor import Executor, WriteBytes
+from gt.worker.exchange.in_process_exchange import run_interleaved
+from gt.worker.executor import Executor
+from gt.worker.tensor_transfers import WriteBytes
 
 
 class InProcessChannel:

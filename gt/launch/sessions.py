@@ -25,7 +25,7 @@ from gt.launch.pending_session import PendingSession
 from gt.monitor.instruction_log import open_log
 from gt.signals.registry import registry
 from gt.wire import shared_memory
-from gt.wire.keys import keys_directory
+from gt.wire.server_keys import keys_directory
 from gt.wire.socket_channel import SocketChannel
 from gt.wire.stderr_logging import configure_logging
 

@@ -13,7 +13,7 @@ from gt.core.settings import read_settings, require_loopback
 from gt.dispatcher.server import Server
 from gt.monitor.instruction_log import open_log
 from gt.wire import shared_memory
-from gt.wire.keys import keys_directory, make_keys, remove_keys, write_keys
+from gt.wire.server_keys import keys_directory, make_keys, remove_keys, write_keys
 from gt.wire.stderr_logging import configure_logging
 
 

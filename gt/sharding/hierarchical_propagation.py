@@ -1,11 +1,11 @@
-"""Layouts for all values of a recorded program, propagated from constraints on some of them. For experiments: the
+"""Layouts for all values of a program trace, propagated from constraints on some of them. For experiments: the
 dispatcher plans op by op and does not use it.
 
 The algorithm of Shardy, in three nested loops:
 
 * priorities of the user's constraints: a dim is cut in the round of its priority, and its axes are reserved for it
   until then;
-* levels of recorded_program.py: certain paths before uncertain ones;
+* levels of program_trace.py: certain paths before uncertain ones;
 * eagerness: `basic` gives a factor the axes that all tensors of an op accept; `aggressive` then gives them to each
   tensor that accepts them, and if two factors compete for an axis, the larger tensor decides.
 
@@ -23,7 +23,7 @@ from gt.core.errors import LayoutError
 from gt.sharding.boxes import balanced_cuts
 from gt.sharding.constraints import Constraint, DimConstraint
 from gt.sharding.factors import Dim, FactorRef
-from gt.sharding.recorded_program import LEVELS, Flow, FlowTensor, RecordedProgram, flows_of
+from gt.sharding.program_trace import LEVELS, Flow, FlowTensor, ProgramTrace, flows_of
 from gt.sharding.spec import DeviceMesh, DimSpec
 
 BASIC, AGGRESSIVE = "basic", "aggressive"
@@ -78,7 +78,7 @@ class Propagation(NamedTuple):
 
 
 def run_hierarchical_propagation_pass(
-    program: RecordedProgram, mesh: DeviceMesh, constraints: Mapping[str, Constraint], eagerness: str = AGGRESSIVE
+    program: ProgramTrace, mesh: DeviceMesh, constraints: Mapping[str, Constraint], eagerness: str = AGGRESSIVE
 ) -> Propagation:
     """A layout on one mesh for every value of a program, from constraints on some of them."""
     if eagerness not in EAGERNESS:
@@ -95,7 +95,7 @@ def run_hierarchical_propagation_pass(
     return state.finish()
 
 
-def _check_constraint(program: RecordedProgram, mesh: DeviceMesh, value: str, constraint: Constraint) -> None:
+def _check_constraint(program: ProgramTrace, mesh: DeviceMesh, value: str, constraint: Constraint) -> None:
     if value not in program.values:
         near = difflib.get_close_matches(value, program.values, 1)
         hint = f"; did you mean {near[0]!r}?" if near else ""
@@ -113,7 +113,7 @@ def _check_constraint(program: RecordedProgram, mesh: DeviceMesh, value: str, co
 class _PropagationState:
     """The layouts so far. Axes are only ever added, as the minor ones of a dim."""
 
-    def __init__(self, program: RecordedProgram, mesh: DeviceMesh, constraints: Mapping[str, Constraint]) -> None:
+    def __init__(self, program: ProgramTrace, mesh: DeviceMesh, constraints: Mapping[str, Constraint]) -> None:
         self._mesh = mesh
         self._program = program
         free = {value: Constraint(mesh, (DimConstraint(),) * len(meta.shape)) for value, meta in program.values.items()}

@@ -17,7 +17,7 @@ from gt.sharding.constraints import Target
 from gt.sharding.op_calls import LocalContext, LocalProgram, OpCall
 from gt.sharding.rules import lower, rule_of
 from gt.sharding.spec import DeviceMesh, ShardingSpec, compute_local_shape
-from gt.sharding.strategies import Operand, Result
+from gt.sharding.strategies import OpOperand, OpResult
 from gt.sharding.strategy_choice import Choice, propagate_sharding
 
 _FrozenCall: TypeAlias = tuple[
@@ -74,11 +74,11 @@ def _infer(
     )
     needed = specs if rule.reads_values else [spec.replace(partial=()) for spec in specs]
     operands = [
-        Operand(meta.shape, ITEM_BYTES[meta.dtype], spec, own_copies)
+        OpOperand(meta.shape, ITEM_BYTES[meta.dtype], spec, own_copies)
         for meta, spec, own_copies in zip(call.inputs, needed, copies or [()] * len(specs), strict=True)
     ]
     results = [
-        Result(meta.shape, ITEM_BYTES[meta.dtype], target)
+        OpResult(meta.shape, ITEM_BYTES[meta.dtype], target)
         for meta, target in zip(call.outputs, list(targets) or [None] * len(call.outputs), strict=True)
     ]
     choice = propagate_sharding(rule, operands, results, mesh)

@@ -1,4 +1,4 @@
-"""Builds worker programs: op calls on shards, moves between layouts, and writes through views.
+"""Builds worker programs: op calls on shards, moves between layouts, and views.
 
 A worker program works on numbered registers, each of which holds a tensor in one layout. Every worker of the mesh runs
 the same program and derives its own part from the layouts.
@@ -30,7 +30,7 @@ from gt.sharding.op_calls import Expansion, OpCall, has_scalars, inputs_in, with
 from gt.sharding.rules import entry_of
 from gt.sharding.rules.entry import LayOut
 from gt.sharding.spec import DeviceMesh, ShardingSpec, whole
-from gt.sharding.strategies import Operand, OpStrategy
+from gt.sharding.strategies import OpOperand, OpStrategy
 from gt.sharding.strategy_choice import Choice, moved_bytes
 
 
@@ -131,7 +131,7 @@ class ProgramBuilder:
         direct = reshard_bytes(meta.shape, ITEM_BYTES[meta.dtype], source, target)
         if choice.strategy.results[pick] is not target or choice.bytes > direct:
             return None
-        return self._compute(call, (base,), choice.strategy, is_view=True)[pick]
+        return self.compute(call, (base,), choice.strategy, is_view=True)[pick]
 
     def _new(self, meta: TensorMeta, spec: ShardingSpec) -> int:
         self.registers.append(Register(meta, spec))
@@ -152,13 +152,13 @@ class ProgramBuilder:
         default_dtype: str = "float32",
     ) -> tuple[int, ...]:
         """Emit an op by the cheapest strategy of its rule, or expanded into several ops if that moves fewer bytes."""
-        choice = self._choose(call, registers, targets)
+        choice = self.choose(call, registers, targets)
         if isinstance(choice, ProgramBuilder):
             self.adopt(choice)
             return choice.results
-        return self._compute(call, registers, choice.strategy, random=random, default_dtype=default_dtype)
+        return self.compute(call, registers, choice.strategy, random=random, default_dtype=default_dtype)
 
-    def _choose(self, call: OpCall, registers: Sequence[int], targets: Sequence[Target]) -> Choice | ProgramBuilder:
+    def choose(self, call: OpCall, registers: Sequence[int], targets: Sequence[Target]) -> Choice | ProgramBuilder:
         """The best strategy of the op's rule, or a fork with the steps of the op's expansion, and its `results`."""
         specs = [self.spec(register) for register in registers]
         entry = entry_of(call.op)
@@ -182,13 +182,13 @@ class ProgramBuilder:
     def _lay_out(self, lay_out: LayOut, call: OpCall, registers: Sequence[int], targets: Sequence[Target]) -> Choice:
         """The strategy that the op's entry chooses itself."""
         own = [self.registers[register] for register in registers]
-        operands = [Operand(meta.shape, ITEM_BYTES[meta.dtype], spec, copies) for meta, spec, copies in own]
+        operands = [OpOperand(meta.shape, ITEM_BYTES[meta.dtype], spec, copies) for meta, spec, copies in own]
         strategy = lay_out(call, operands, list(targets) or [None] * len(call.outputs), self.mesh)
         if strategy is None:
             raise NoRule(call.op)
         return Choice(strategy, sum(map(moved_bytes, operands, strategy.operands)))
 
-    def _compute(
+    def compute(
         self,
         call: OpCall,
         registers: Sequence[int],
@@ -200,6 +200,7 @@ class ProgramBuilder:
         is_view: bool = False,
         casts: bool = False,
     ) -> tuple[int, ...]:
+        """Emit a call by a strategy, after moves of its inputs; returns the registers of its outputs."""
         inputs = self.reshard_inputs(registers, strategy)
         into = write.into if write is not None else ()
         outputs = tuple(
@@ -281,14 +282,14 @@ class ProgramBuilder:
         self.steps.append(Refuse(signature.op, reason, outputs))
         return outputs
 
-    # Views and writes
+    # Views
 
     def view(self, register: int, steps: Sequence[ViewStep]) -> int:
         """The register of a view. Moves the tensor before a view op that cannot carry its layout."""
         for step in steps:
             call, pick = view_call(step, self.registers[register].meta)
             choice = infer_output_sharding(call, [self.spec(register)], self.mesh)
-            made = self._compute(call, (register,), choice.strategy, is_view=True)[pick]
+            made = self.compute(call, (register,), choice.strategy, is_view=True)[pick]
             self._view_origins[made] = (call, register, pick)
             copies = self._copies_of_view(call, pick, self.registers[register].copies)
             self.registers[made] = self.registers[made]._replace(copies=copies)
@@ -315,53 +316,8 @@ class ProgramBuilder:
             if choice.strategy.operands[0] is not before or any(spec.partial != before.partial for spec in results):
                 return None
             made.append((len(self.steps), pick))
-            register = self._compute(call, (register,), choice.strategy, is_view=True)[pick]
+            register = self.compute(call, (register,), choice.strategy, is_view=True)[pick]
         return register, tuple(made)
-
-    def write(
-        self,
-        call: OpCall,
-        registers: Sequence[int],
-        write: InPlaceWrite,
-        *,
-        random: bool = False,
-        default_dtype: str = "float32",
-    ) -> tuple[int, ...]:
-        """Emit an op that writes to registers. Returns the registers of all its outputs."""
-        targets = [None if register < 0 else self.spec(register) for register in write.into]
-        specs = [self.spec(register) for register in registers]
-        choice = self._choose(call, registers, targets)
-        if isinstance(choice, ProgramBuilder):
-            self.adopt(choice)
-            return self._copy_results(write, choice.results)
-        given, needed = choice.strategy.results, choice.strategy.operands
-        fits = all(target is None or target is spec for target, spec in zip(targets, given, strict=True))
-        stays = all(spec is specs[p] for p, spec in enumerate(needed) if registers[p] in write.into)
-        if fits and stays:
-            return self._compute(
-                call, registers, choice.strategy, random=random, default_dtype=default_dtype, write=write
-            )
-        results = self._compute(
-            call, registers, choice.strategy, random=random, default_dtype=default_dtype, casts=True
-        )
-        return self._copy_results(write, results)
-
-    def _copy_results(self, write: InPlaceWrite, results: Sequence[int]) -> tuple[int, ...]:
-        """Emit copies of newly allocated results into the registers that they are written to."""
-        return tuple(
-            [
-                result if target < 0 else self._copy_into(target, result)
-                for target, result in zip(write.into, results, strict=True)
-            ]
-        )
-
-    def _copy_into(self, target: int, result: int) -> int:
-        meta, spec, _ = self.registers[target]
-        moved = self.move(result, spec)
-        call = OpCall("aten.copy.default", (Input(0), Input(1)), {}, (meta, self.registers[moved].meta), (meta,))
-        signature = Signature("aten.copy_.default", call.args, {}, ((), ()), (0,), (), ())
-        strategy = OpStrategy((spec, self.spec(moved)), (spec,), {})
-        return self._compute(call, (target, moved), strategy, write=InPlaceWrite((target,), signature))[0]
 
     def write_back(self, base: int, view: int, steps: tuple[tuple[int, int], ...]) -> None:
         """Emit a copy of a written view into its base, for workers on which the two do not share memory."""

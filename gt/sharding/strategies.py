@@ -26,7 +26,7 @@ class FactorSharding(NamedTuple):
     cuts: Cuts | None = None
 
 
-class Operand(NamedTuple):
+class OpOperand(NamedTuple):
     """A tensor that an op takes, its layout, and the layouts of copies that exist of it."""
 
     shape: Shape
@@ -35,7 +35,7 @@ class Operand(NamedTuple):
     copies: tuple[ShardingSpec, ...] = ()
 
 
-class Result(NamedTuple):
+class OpResult(NamedTuple):
     """A tensor that an op gives. `target`: its required layout, or how some mesh axes must cut it; None: any layout."""
 
     shape: Shape
@@ -203,8 +203,8 @@ def _spec_of(
 
 def strategies_of(
     rule: OpShardingRule,
-    operands: Sequence[Operand],
-    results: Sequence[Result],
+    operands: Sequence[OpOperand],
+    results: Sequence[OpResult],
     mesh: DeviceMesh,
     projected: Sequence[Mapping[str, FactorSharding]],
 ) -> Iterator[OpStrategy]:
@@ -230,14 +230,14 @@ def strategies_of(
                 yield strategy
 
 
-def _axes_in_use(operands: Sequence[Operand], results: Sequence[Result], mesh: DeviceMesh) -> set[str]:
+def _axes_in_use(operands: Sequence[OpOperand], results: Sequence[OpResult], mesh: DeviceMesh) -> set[str]:
     targets = [result.target for result in results if result.target is not None]
     specs = [*[operand.spec for operand in operands], *targets]
     return {axis for spec in specs if spec.mesh is mesh for axis in (*spec.axes, *spec.partial)}
 
 
 def _options(
-    rule: OpShardingRule, operands: Sequence[Operand], results: Sequence[Result], axis: str, used: set[str]
+    rule: OpShardingRule, operands: Sequence[OpOperand], results: Sequence[OpResult], axis: str, used: set[str]
 ) -> list[str | PartialPassthrough | None]:
     if axis not in used:
         return [None]
@@ -249,7 +249,9 @@ def _options(
     return [*cuttable, *passthroughs, None]
 
 
-def _blows_up(passed: PartialPassthrough, operands: Sequence[Operand], results: Sequence[Result], axis: str) -> bool:
+def _blows_up(
+    passed: PartialPassthrough, operands: Sequence[OpOperand], results: Sequence[OpResult], axis: str
+) -> bool:
     """Whether passing partial values on costs nothing now and too much later: the largest operand's shards would become
     partial values as large as the whole, or the results are larger than the partial operands. Where a constraint
     keeps partial values, as for gradients in a scope, only sums and multiples of them pass along its axes: with another

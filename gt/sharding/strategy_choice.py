@@ -14,7 +14,7 @@ from gt.sharding.constraints import Constraint
 from gt.sharding.cost import memory_bytes, reshard_bytes
 from gt.sharding.factors import OpShardingRule
 from gt.sharding.spec import DeviceMesh, ShardingSpec
-from gt.sharding.strategies import Operand, OpStrategy, Result, project, strategies_of
+from gt.sharding.strategies import OpOperand, OpResult, OpStrategy, project, strategies_of
 
 
 class Choice(NamedTuple):
@@ -25,7 +25,7 @@ class Choice(NamedTuple):
 
 
 def propagate_sharding(
-    rule: OpShardingRule, operands: Sequence[Operand], results: Sequence[Result], mesh: DeviceMesh
+    rule: OpShardingRule, operands: Sequence[OpOperand], results: Sequence[OpResult], mesh: DeviceMesh
 ) -> Choice:
     """The cheapest strategy on a mesh: the fewest bytes moved, then the fewest unrequested cuts, then the fewest
     changed results and operands, then the least memory.
@@ -55,8 +55,8 @@ def propagate_sharding(
 
 def _constraint_rank(
     strategy: OpStrategy,
-    operands: Sequence[Operand],
-    results: Sequence[Result],
+    operands: Sequence[OpOperand],
+    results: Sequence[OpResult],
     mesh: DeviceMesh,
     constrained: set[str],
 ) -> int:
@@ -91,14 +91,16 @@ def _stays(spec: ShardingSpec, needed: ShardingSpec, mesh: DeviceMesh, constrain
     )
 
 
-def moved_bytes(operand: Operand, needed: ShardingSpec) -> int:
+def moved_bytes(operand: OpOperand, needed: ShardingSpec) -> int:
     """The bytes that move to give an operand a layout. Copies are free."""
     if operand.spec is needed or needed in operand.copies:
         return 0
     return reshard_bytes(operand.shape, operand.itemsize, operand.spec, needed)
 
 
-def _moved(strategy: OpStrategy, operands: Sequence[Operand], results: Sequence[Result]) -> tuple[int, tuple[int, int]]:
+def _moved(
+    strategy: OpStrategy, operands: Sequence[OpOperand], results: Sequence[OpResult]
+) -> tuple[int, tuple[int, int]]:
     """The bytes that a strategy moves, and the numbers of results and of operands that it moves."""
     moved = operands_changed = results_changed = 0
     for operand, needed in zip(operands, strategy.operands, strict=True):
@@ -113,7 +115,7 @@ def _moved(strategy: OpStrategy, operands: Sequence[Operand], results: Sequence[
     return moved, (results_changed, operands_changed)
 
 
-def _rank(strategy: OpStrategy, results: Sequence[Result], moved: int, cut: set[str]) -> tuple[int, int, int]:
+def _rank(strategy: OpStrategy, results: Sequence[OpResult], moved: int, cut: set[str]) -> tuple[int, int, int]:
     """Whether bytes move, how many now and later, and the number of cuts that no layout asked for."""
     free = [
         (result, result.final_spec(given))
@@ -125,12 +127,12 @@ def _rank(strategy: OpStrategy, results: Sequence[Result], moved: int, cut: set[
     return int(moved > 0), moved + pending, unrequested
 
 
-def _memory(strategy: OpStrategy, results: Sequence[Result]) -> int:
+def _memory(strategy: OpStrategy, results: Sequence[OpResult]) -> int:
     pairs = zip(results, strategy.results, strict=True)
     return sum(memory_bytes(given, result.shape, result.itemsize) for result, given in pairs)
 
 
-def _pending(result: Result, given: ShardingSpec, cut: set[str]) -> int:
+def _pending(result: OpResult, given: ShardingSpec, cut: set[str]) -> int:
     """The bytes that a result's layout will cost later: to reduce partial values, and to gather unrequested cuts."""
     size = given.mesh.axis_size
     unrequested = [axis for axis in given.axes if axis not in cut]

@@ -6,8 +6,7 @@ from collections.abc import Callable, Sequence
 from typing import NamedTuple, Protocol, TypeAlias
 
 from gt.core.messages import Answer, Instruction
-
-Buffer: TypeAlias = memoryview | bytes | bytearray
+from gt.wire.codec import Buffer
 
 CLOSED = "the session was closed while another thread used it"
 

@@ -19,9 +19,11 @@ from gt.core.errors import ProtocolError
 from gt.core.message_fields import PAYLOAD_RECORDS, byte_ranges_of
 from gt.core.messages import COUNTED_BYTES, MAX_BATCH, PROTOCOL, TensorRead
 
+Buffer: TypeAlias = bytes | bytearray | memoryview
+"""Bytes of a tensor in one piece."""
 Frame: TypeAlias = bytes | bytearray | memoryview
 Payload: TypeAlias = list[Frame]
-Message = TypeVar("Message")
+AnyMessage = TypeVar("AnyMessage")
 
 MAGIC = b"GT"
 CHUNK = PIECE = 1 << 20
@@ -122,14 +124,14 @@ def _list_header(count: int) -> bytes:
     return b"\xdc" + count.to_bytes(2, "big") if count < 1 << 16 else b"\xdd" + count.to_bytes(4, "big")
 
 
-class Decoder(Generic[Message]):
+class Decoder(Generic[AnyMessage]):
     """Decodes the messages of one direction: records of `union` only, in bodies of at most `limit` bytes."""
 
     def __init__(self, union: Any, limit: int = MAX_BODY) -> None:
         self._decoder = msgspec.msgpack.Decoder(list[union])
         self._limit = limit
 
-    def decode(self, frames: Sequence[Frame]) -> tuple[list[Message], list[Payload]]:
+    def decode(self, frames: Sequence[Frame]) -> tuple[list[AnyMessage], list[Payload]]:
         """The records, and the payloads of their byte ranges, as `encode` takes them. Raises ProtocolError for
         malformed messages."""
         body, inline, count = split(frames, self._limit)

@@ -20,7 +20,7 @@ from gt.core.errors import ConnectionLost, SettingsError
 from gt.wire.authentication import Authenticator
 from gt.wire.codec import Frame
 from gt.wire.file_descriptors import open_files_limit, raise_open_files_limit, shut_down
-from gt.wire.keys import MemberKeys, ServerKeys, find_keys
+from gt.wire.server_keys import MemberKeys, ServerKeys, find_keys
 from gt.wire.sockets import has_message, open_socket, receive, receive_from, send
 
 MAX_QUEUED = 1 << 16  # messages that a server queues for each peer, and from each peer

@@ -20,8 +20,8 @@ from gt.core.messages import (
     TensorRead,
     Uploaded,
 )
-from gt.wire.client_channel import Buffer, Received, Upload, UploadWriter, as_buffer
-from gt.wire.codec import Payload, join
+from gt.wire.client_channel import Received, Upload, UploadWriter, as_buffer
+from gt.wire.codec import Buffer, Payload, join
 from gt.wire.shared_buffer_pool import SharedBufferPool
 from gt.wire.shared_memory import SHARE_BYTES
 

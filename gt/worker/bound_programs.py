@@ -42,10 +42,10 @@ class BoundProgram:
     """A program bound to an engine and a worker. `run` never raises: where a step fails, its results are `FailedValue`,
     so that all workers do the same exchanges.
 
-    `exchanges` has this worker's part in the exchange of a run, or is empty if there is none; it is None if there are
-    several. `collective` is the kind of the one collective that the program consists of, or empty. `targets` are this
-    worker's parts of inputs that need no value, as they are overwritten, by position. `direct` and `writes` as for a
-    `BoundOp`: a program of one call on this worker's shards is as good as the op."""
+    `exchanges` has this worker's local step of the exchange of a run, or is empty if there is no exchange; it is None
+    if there are several. `collective` is the kind of the one collective that the program consists of, or empty.
+    `targets` are this worker's parts of inputs that need no value, as they are overwritten, by position. `direct` and
+    `writes` as for a `BoundOp`: a program of one call on this worker's shards is as good as the op."""
 
     def __init__(self, engine: Engine, worker: int, op: str, program: Program) -> None:
         self.op = op
@@ -58,10 +58,11 @@ class BoundProgram:
         self._steps = _side_by_side([self._prepare(number, step) for number, step in enumerate(program.steps)])
         self.targets = self._targets() if program.writes_all else {}
         moves = [step for step in self._steps if isinstance(step, _Moves)]
-        parts = [part for step in moves for mover in step.movers for part in mover.parts if part and part.members]
-        self.exchanges = parts if len(parts) < 2 else None
+        all_steps = [local for step in moves for mover in step.movers for local in mover.steps]
+        local_steps = [local for local in all_steps if local and local.members]
+        self.exchanges = local_steps if len(local_steps) < 2 else None
         self.is_local = not moves
-        is_one = self._steps == moves and len({part.members for part in parts}) == 1
+        is_one = self._steps == moves and len({local.members for local in local_steps}) == 1
         kinds = {mover.kind for step in moves for mover in step.movers} if is_one else set()
         self.collective = kinds.pop() if len(kinds) == 1 else ""
 
@@ -138,7 +139,7 @@ class BoundProgram:
         run = _or_raising(lambda: self._local_op(number, step))
         return _ComputeStep(step.op, (*step.inputs, *into), step.outputs, run, writes=bool(into))
 
-    def _write_back(self, step: WriteBack) -> _Action:
+    def _write_back(self, step: WriteBack) -> _StepAction:
         def write_back(registers: Registers, scalars: tuple[Number, ...], fail: Fail) -> bool:
             base, view = registers[step.base], registers[step.view]
             if isinstance(view, FailedValue):
@@ -161,7 +162,7 @@ class BoundProgram:
 
     # Ops on shards
 
-    def _local_op(self, number: int, step: Compute) -> _Run:
+    def _local_op(self, number: int, step: Compute) -> _LocalFunction:
         """This worker's part of an op."""
         operands = tuple(map(spec_of, step.operand_specs))
         results = tuple(map(spec_of, step.result_specs))
@@ -175,7 +176,7 @@ class BoundProgram:
             return self._checked(step, results, self._in_place(bound, step), direct)
         if step.is_view and is_view(local):
             return self._checked(step, results, self._view(number, local.calls[0]))
-        ops = [self._bind_call(part, step, region) for part in local.calls]
+        ops = [self._bind_call(local_call, step, region) for local_call in local.calls]
         is_one_call = len(ops) == 1 and local.results == (len(call.inputs),) and not step.into
         direct = ops[0] if is_one_call and self._is_single(step) else None
         return self._checked(step, results, self._lowered(step, call, local, ops), direct)
@@ -188,8 +189,8 @@ class BoundProgram:
         return is_plain and gives and len(program.steps) == 1 and program.takes == step.inputs
 
     def _checked(
-        self, step: Compute, results: Sequence[ShardingSpec], run: _Run, direct: BoundOp | None = None
-    ) -> _Run:
+        self, step: Compute, results: Sequence[ShardingSpec], run: _LocalFunction, direct: BoundOp | None = None
+    ) -> _LocalFunction:
         """The first results are compared with the parts that the plan expects of this worker. Where their strides
         differ, these and all later results are copied into the memory format of the whole result; otherwise, if the
         program is one call, of the op `direct`, that is called directly from then on."""
@@ -230,19 +231,20 @@ class BoundProgram:
             differ |= is_fresh and found.stride != meta.stride
         return differ
 
-    def _lowered(self, step: Compute, call: OpCall, local: LocalProgram, ops: Sequence[BoundOp]) -> _Run:
+    def _lowered(self, step: Compute, call: OpCall, local: LocalProgram, ops: Sequence[BoundOp]) -> _LocalFunction:
         """The ops on shards that the lowering of an op consists of."""
         count = len(call.inputs)
         copy = self._engine.resolve("aten.copy_.default") if any(r >= 0 for r in step.into) else None
 
         def run(values: list[Value], scalars: tuple[Number, ...]) -> list[Any]:
             registers = values[:count]
-            for bound, part in zip(ops, local.calls, strict=True):
+            for bound, local_call in zip(ops, local.calls, strict=True):
                 outputs = bound.call(registers, scalars)
-                used = [outputs[position] for position in part.output_positions] if part.output_positions else outputs
+                used = [outputs[p] for p in local_call.output_positions] if local_call.output_positions else outputs
                 present = [value for value in used if value is not None]
-                if len(present) != part.outputs:
-                    raise RuntimeError(f"{part.op} gave {len(present)} tensors where {part.outputs} were expected")
+                if len(present) != local_call.outputs:
+                    expected = local_call.outputs
+                    raise RuntimeError(f"{local_call.op} gave {len(present)} tensors where {expected} were expected")
                 registers += present
             results = [registers[position] for position in local.results]
             targets = iter(values[len(step.inputs) :])
@@ -253,7 +255,7 @@ class BoundProgram:
 
         return run
 
-    def _in_place(self, bound: BoundOp, step: Compute) -> _Run:
+    def _in_place(self, bound: BoundOp, step: Compute) -> _LocalFunction:
         def run(values: list[Value], scalars: tuple[Number, ...]) -> list[Any]:
             fresh = iter(bound.call(values[: len(step.inputs)], scalars))
             targets = iter(values[len(step.inputs) :])
@@ -261,16 +263,16 @@ class BoundProgram:
 
         return run
 
-    def _view(self, number: int, local: LocalCall) -> _Run:
+    def _view(self, number: int, local: LocalCall) -> _LocalFunction:
         view = self._engine.make_view(ViewStep(local.op, local.args[1:], dict(local.kwargs)))
         self._views[number] = view
         return lambda values, scalars: list(views) if isinstance(views := view(values[0]), list | tuple) else [views]
 
-    def _bind_call(self, part: LocalCall, step: Compute, region: Region | None) -> BoundOp:
+    def _bind_call(self, call: LocalCall, step: Compute, region: Region | None) -> BoundOp:
         """One op of a lowering. Its inputs are all registers so far, so its signature has no view paths."""
-        random = step.random and part.op == step.op
-        op = STRIDE_FREE.get(part.op, part.op)
-        signature = Signature(op, part.args, dict(part.kwargs), (), (), (), (), random, step.default_dtype)
+        random = step.random and call.op == step.op
+        op = STRIDE_FREE.get(call.op, call.op)
+        signature = Signature(op, call.args, dict(call.kwargs), (), (), (), (), random, step.default_dtype)
         return BoundOp(self._engine, signature, region if random else None)
 
     def _region(self, step: Compute, shard: LocalContext) -> Region:
@@ -279,8 +281,8 @@ class BoundProgram:
         return Region(shape, local_box(shard.results[0], shape, self.worker))
 
 
-_Run: TypeAlias = Callable[[list[Value], tuple[Number, ...]], list[Any]]
-_Action: TypeAlias = Callable[[Registers, tuple[Number, ...], Fail], bool]
+_LocalFunction: TypeAlias = Callable[[list[Value], tuple[Number, ...]], list[Any]]
+_StepAction: TypeAlias = Callable[[Registers, tuple[Number, ...], Fail], bool]
 """A step on registers; returns whether it may have written to a tensor that existed before."""
 
 
@@ -299,7 +301,7 @@ def is_the_op(local: LocalProgram, call: OpCall) -> bool:
     return local.calls[0][:3] == (call.op, call.args, dict(call.kwargs))
 
 
-def _or_raising(make: Callable[[], _Run]) -> _Run:
+def _or_raising(make: Callable[[], _LocalFunction]) -> _LocalFunction:
     """An op that cannot be prepared raises when it is run, so that the other steps and the other workers go on."""
     try:
         return make()
@@ -307,7 +309,7 @@ def _or_raising(make: Callable[[], _Run]) -> _Run:
         return _raising(error)
 
 
-def _raising(error: Exception) -> _Run:
+def _raising(error: Exception) -> _LocalFunction:
     def run(values: list[Value], scalars: tuple[Number, ...]) -> list[Any]:
         raise error
 
@@ -344,7 +346,7 @@ class _ComputeStep:
         op: str,
         inputs: Sequence[int],
         outputs: Sequence[int],
-        run: _Run,
+        run: _LocalFunction,
         written: Sequence[int] = (),
         *,
         writes: bool,

@@ -1,8 +1,8 @@
 """Segments prepared for replay: the ops of a repeated run on one worker, called in order on a list of registers.
 
 A replay does what the commands of the segment would do one by one, without looking up ids, records and ops for each:
-values stay in registers, and only those that outlive the segment are stored under their ids. Where something fails, the
-values are stored under their ids and the rest of the segment runs command by command.
+values stay in registers, and only those that outlive the segment are stored under their ids. If an op fails, all values
+are stored under their ids and the rest of the segment runs command by command.
 """
 
 from __future__ import annotations
@@ -27,7 +27,8 @@ MAX_VARIANTS = 8  # of a segment: sets of slots that die in it
 
 
 class DirectStep(NamedTuple):
-    """A direct call: its arguments as registers, the registers to clear after it, and its position in the segment."""
+    """A direct call: `pick` takes its arguments from the registers, `clear` are the registers to clear after it, and
+    `position` is that of its op in the segment."""
 
     call: DirectCall
     pick: Pick
@@ -36,7 +37,8 @@ class DirectStep(NamedTuple):
 
 
 class OtherStep(NamedTuple):
-    """An op that has several results, views of its inputs, or is a program: its registers, and those to clear."""
+    """An op that is no direct call: it has several results, takes views of its inputs, or is a program. `clear` and
+    `position` as in DirectStep."""
 
     op: SegmentOp
     bound: AnyBoundOp
@@ -65,9 +67,9 @@ class Variant(NamedTuple):
 
 
 class BoundSegment:
-    """`writes` are the slots of tensors that the segment writes to and that existed before it, each with the slot of
-    the version that the write gives, in order. `has_program_writes`: a program among its ops writes. `hot` has what the
-    compiler keeps for a set of dead slots."""
+    """A segment with its ops bound to an engine. `writes` are the slots of tensors that the segment writes to and that
+    existed before it, each with the slot of the new version, in order. `has_program_writes`: a program among its ops
+    writes. `hot` has the state of the compiler for each set of dead slots."""
 
     def __init__(self, body: SegmentBody, ops: Mapping[int, AnyBoundOp]) -> None:
         self.body = body
@@ -143,7 +145,7 @@ class BoundSegment:
         return range(first + op.first_scalar, first + op.end_scalar)
 
     def position(self, registers: Sequence[Any]) -> int:
-        """The op whose outputs are not among the registers yet, as its step has failed."""
+        """The position of the op that has failed: the first one whose outputs are not among the registers."""
         done = len(registers) - self.body.scalar_count
         return next(number for number, op in enumerate(self.body.ops) if op.outputs[-1] >= done)
 
@@ -170,7 +172,8 @@ def _renamed(op: SegmentOp, bound: AnyBoundOp) -> list[tuple[int, int]]:
 
 
 def _picker(registers: Sequence[int]) -> Pick:
-    """A function that picks the arguments of a call, as a sequence also if there is one or none."""
+    """A function that picks the arguments of a call from the registers, always as a sequence: `itemgetter` of one
+    register would give the bare value."""
     if len(registers) > 1:
         return itemgetter(*registers)
     first = registers[0] if registers else 0

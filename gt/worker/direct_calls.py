@@ -28,8 +28,8 @@ def bind_arguments(
     scalars: int,
     literal: Callable[[Arg], Any],
 ) -> DirectCall | None:
-    """The function of an op as a direct call for so many tensors and scalars, not all of which need be its arguments.
-    None where a list among its arguments has tensors or scalars in it."""
+    """The function of an op as a direct call for commands with so many tensors and scalars, some of which may not be
+    arguments of the op. None if a list among its arguments contains tensors or scalars."""
     if any(map(_is_mixed, (*args, *kwargs.values()))):
         return None
     sources = [_source(arg, tensors) for arg in args]
@@ -61,4 +61,5 @@ def _source(arg: Arg, tensors: int) -> int | None:
 
 
 def _is_mixed(arg: Arg) -> bool:
+    """Whether an argument is a list that contains tensors or scalars."""
     return isinstance(arg, ListArg) and any(isinstance(item, Input | Scalar) or _is_mixed(item) for item in arg.values)

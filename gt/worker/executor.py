@@ -4,22 +4,16 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Iterable, Iterator, MutableSequence, Sequence
-from functools import partial
 from typing import Any, TypeAlias
 
 from gt.core.ids import session_of
 from gt.core.messages import (
-    ByteRange,
     Command,
     DefineOp,
     DefineSegment,
-    Failed,
-    Fetched,
     ForgetOps,
     FreeTensors,
-    MemoryReport,
     NotCompiled,
-    OpFailed,
     Progress,
     QueryOp,
     ReadMemory,
@@ -29,14 +23,9 @@ from gt.core.messages import (
     Report,
     RunOp,
     RunSegment,
-    Stats,
     StoreReady,
     Synchronize,
     Synchronized,
-    TimelineReport,
-    Traffic,
-    Uploaded,
-    Versions,
     WorkerAgreeOnStep,
     WorkerBeginStep,
     WorkerCreateTensor,
@@ -48,38 +37,34 @@ from gt.core.messages import (
     WorkerHostStore,
     WorkerJoinStore,
     WorkerLosePeer,
-    WorkerMemory,
     WorkerReadTraffic,
     WorkerReportProgress,
-    WorkerStats,
 )
 from gt.core.segments import SegmentBody
+from gt.wire.codec import Buffer
 from gt.worker.bound_ops import BoundOp, UnavailableOp
 from gt.worker.bound_programs import BoundProgram
 from gt.worker.bound_segments import BoundSegment
 from gt.worker.compilation.queue import CompileQueue
 from gt.worker.compilation.segment_compiler import SegmentCompiler
-from gt.worker.engines.engine import Buffer, Engine
+from gt.worker.engines.engine import Engine
 from gt.worker.exchange import Exchange
 from gt.worker.exchange.interface import Exchanging
-from gt.worker.failed_value import FailedValue
-from gt.worker.failure_records import make_failure
 from gt.worker.late_failures import LateFailures
 from gt.worker.memory_recorder import MemoryRecorder
 from gt.worker.op_runner import OpRunner
+from gt.worker.scope_table import ScopeTable
 from gt.worker.segment_replay import SegmentReplay
+from gt.worker.status_reports import StatusReports
+from gt.worker.tensor_transfers import Export, TensorTransfers
 from gt.worker.timeline_recorder import TimelineRecorder
 
 log = logging.getLogger("gt.worker")
 ReportAndBytes: TypeAlias = tuple[Report, Buffer | None]
-WriteBytes: TypeAlias = Callable[[memoryview], None]
-Export: TypeAlias = Callable[[int, ByteRange | None, WriteBytes], tuple[ByteRange, memoryview]]
-"""Writes a tensor that leaves the worker to memory: given its size, the client's shared memory for it, if any, and a
-function that writes the bytes. Returns the byte range and its memory."""
 
 
 class Executor:
-    """The state of a worker: tensors in `tensors`, ops in `ops`, scopes, optimizer steps and recordings. A command
+    """The state of a worker: `tensors`, `ops` and `segments` by id, scopes, optimizer steps and recordings. A command
     that fails leaves `FailedValue` in place of its results, and the commands after it go on. `progress` is memory in
     which others can see the op and the site of the last op begun."""
 
@@ -98,56 +83,64 @@ class Executor:
         self.worker = worker
         self.engine = engine
         self.exchange = exchange
-        self._timeline_recorder = TimelineRecorder()
-        self._runner = OpRunner(
-            worker,
-            engine,
-            exchange,
-            self._timeline_recorder,
-            self._report,
-            progress if progress is not None else [0, 0],
-        )
+        self.segments: dict[int, BoundSegment] = {}
+        self._reports: list[ReportAndBytes] = []
+        self._progress_time = 0
+        self._scopes = ScopeTable()
+        self._timeline = TimelineRecorder()
+        place = progress if progress is not None else [0, 0]
+        self._runner = OpRunner(worker, engine, exchange, self._timeline, self._report, place)
         self.tensors = self._runner.tensors
         self.ops = self._runner.ops
-        self.segments: dict[int, BoundSegment] = {}
-        self._compiler = (
-            SegmentCompiler(engine, compile_queue, self._compiles, self._tell_not_compiled, is_automatic=compiles_all)
-            if compile_queue is not None
-            else None
-        )
-        self._replay = SegmentReplay(self._runner, self._compiler)
-        self._memory_recorder = MemoryRecorder(engine, self.tensors)
         self._steps = self._runner.steps
-        self.scopes: dict[tuple[int, int], WorkerDefineScope] = {}
-        self._ops_run = 0
-        self._export = export
-        self._owns_buffers = owns_buffers
-        self._reports: list[ReportAndBytes] = []
-        self._buffers: Iterator[Buffer] = iter(())
-        self._progress_time = 0
+        self._memory = MemoryRecorder(engine, self.tensors)
+        self._compiler = self._make_compiler(compile_queue, compiles_all) if compile_queue is not None else None
+        self._replay = SegmentReplay(self._runner, self._compiler)
         flags = exchange.flags
         self._late = LateFailures(self.tensors, flags, self._expand) if flags is not None else None
-        self._actions: dict[type, Callable[[Any], None]] = {
+        self._transfers = TensorTransfers(
+            self._runner, engine, export, self._settle, self._report, owns_buffers=owns_buffers
+        )
+        self._status = StatusReports(
+            engine,
+            exchange,
+            self._runner,
+            self.segments,
+            self._replay,
+            self._compiler,
+            self._memory,
+            self._timeline,
+            self._report,
+        )
+        self._actions = self._make_actions()
+
+    def _make_compiler(self, queue: CompileQueue, is_automatic: bool) -> SegmentCompiler:
+        compiles, tell = self._scopes.compiles, self._tell_not_compiled
+        return SegmentCompiler(self.engine, queue, compiles, tell, is_automatic=is_automatic)
+
+    def _make_actions(self) -> dict[type, Callable[[Any], None]]:
+        """The function that carries out a command, by the kind of the command."""
+        return {
             RunOp: self._runner.run,
             RunSegment: self._run_segment,
             FreeTensors: lambda command: self._runner.free(command.ids),
             DefineOp: self._define,
             DefineSegment: self._define_segment,
             WorkerDefineProgram: self._define_program,
-            WorkerDefineScope: self._define_scope,
+            WorkerDefineScope: self._scopes.define,
             ForgetOps: self._forget,
-            WorkerCreateTensor: self._create,
+            WorkerCreateTensor: self._transfers.create,
             QueryOp: self._query,
-            WorkerFetchTensor: self._fetch,
-            ReadVersions: self._read_versions,
+            WorkerFetchTensor: self._transfers.fetch,
+            ReadVersions: self._transfers.read_versions,
             WorkerBeginStep: self._begin_step,
             WorkerAgreeOnStep: lambda command: self._steps.agree(command, self.tensors.pop(command.tokens, None)),
             WorkerEndStep: self._steps.end,
             Synchronize: self._synchronize,
-            WorkerReadTraffic: self._read_traffic,
-            ReadStats: self._read_stats,
-            ReadMemory: self._read_memory,
-            ReadTimeline: self._read_timeline,
+            WorkerReadTraffic: self._status.read_traffic,
+            ReadStats: self._status.read_stats,
+            ReadMemory: self._status.read_memory,
+            ReadTimeline: self._status.read_timeline,
             WorkerReportProgress: self._report_progress,
             WorkerEndSession: self._end_session,
             WorkerHostStore: self._host_store,
@@ -160,15 +153,15 @@ class Executor:
         create tensors, in order; each is read when its command runs, so that an error of it fails that tensor only."""
         log.debug("worker %d: %d commands, %d tensors held", self.worker, len(commands), len(self.tensors))
         self._reports = []
-        self._buffers = iter(buffers)
-        self._progress_time = self._timeline_recorder.clock()
+        self._transfers.buffers = iter(buffers)
+        self._progress_time = self._timeline.clock()
         if self._late is not None:
             self._late.follow(commands, goes_on=bool(self._runner.overlapped))
-        self._ops_run += [*map(type, commands)].count(RunOp)
+        self._status.ops_run += [*map(type, commands)].count(RunOp)
         batch = self._runner.prefetch.follow(commands)
-        if self._memory_recorder.is_on:
+        if self._memory.is_on:
             self._run_measured(self._expanded(batch))
-        elif self._timeline_recorder.is_on:
+        elif self._timeline.is_on:
             self._run_recorded(self._expanded(batch))
         else:
             self._run_batch(batch)
@@ -203,7 +196,7 @@ class Executor:
 
     def _run_segment(self, command: RunSegment) -> None:
         segment = self.segments[command.segment_id]
-        self._ops_run += len(segment.body.ops)
+        self._status.ops_run += len(segment.body.ops)
         self._replay.run(command, segment)
 
     def _expanded(self, batch: Iterator[Command]) -> Iterator[Command]:
@@ -211,11 +204,11 @@ class Executor:
         for command in batch:
             singles = self._expand(command)
             if type(command) is RunSegment:
-                self._ops_run += [*map(type, singles)].count(RunOp)
+                self._status.ops_run += [*map(type, singles)].count(RunOp)
             yield from singles
 
     def _expand(self, command: Command) -> Sequence[Command]:
-        """The commands that a command stands for."""
+        """The commands that a RunSegment stands for; any other command alone."""
         if type(command) is not RunSegment:
             return (command,)
         return self.segments[command.segment_id].body.commands(command)
@@ -223,14 +216,14 @@ class Executor:
     def start(self, command: RunOp) -> Exchanging:
         """A command that several virtual workers run together, as a computation that yields its exchanges. Its reports
         are taken when it is done."""
-        self._ops_run += 1
+        self._status.ops_run += 1
         self._reports = []
         bound = self.ops[command.op_id]
         assert isinstance(bound, BoundProgram), "only programs exchange tensors"
         computation = self._runner.run_program(command, bound)
-        if self._memory_recorder.is_on:
+        if self._memory.is_on:
             computation = self._measured(command, computation)
-        return self._recorded(command, computation) if self._timeline_recorder.is_on else computation
+        return self._recorded(command, computation) if self._timeline.is_on else computation
 
     def take_reports(self) -> list[ReportAndBytes]:
         reports, self._reports = self._reports, []
@@ -240,63 +233,28 @@ class Executor:
 
     def _run_recorded(self, commands: Iterator[Command]) -> None:
         for command in commands:
-            with self._timeline_recorder.noting(command, self._describe):
+            with self._timeline.noting(command, self._describe):
                 self._actions[type(command)](command)
 
     def _recorded(self, command: RunOp, computation: Exchanging) -> Exchanging:
-        with self._timeline_recorder.noting(command, self._describe):
+        with self._timeline.noting(command, self._describe):
             return (yield from computation)
 
     def _run_measured(self, commands: Iterator[Command]) -> None:
         for command in commands:
-            run = self._run_recorded if self._timeline_recorder.is_on else self._run_batch
+            run = self._run_recorded if self._timeline.is_on else self._run_batch
             run(iter((command,)))
             self._runner.overlapped.finish_all()
-            self._memory_recorder.note(command)
+            self._memory.note(command)
 
     def _measured(self, command: RunOp, computation: Exchanging) -> Exchanging:
         result = yield from computation
-        self._memory_recorder.note(command)
+        self._memory.note(command)
         return result
 
     def _describe(self, command: RunOp | QueryOp) -> tuple[str, str]:
         """The names of the op and of the scope of a command."""
-        bound = self.ops[command.op_id]
-        scope = self.scopes.get((session_of(command.op_id), command.scope))
-        return bound.op, scope.name if scope is not None else ""
-
-    def _read_traffic(self, command: WorkerReadTraffic) -> None:
-        traffic = self._runner.traffic
-        self._report(Traffic(command.request, traffic.by_peer(), traffic.ways(self.exchange)))
-
-    def _read_stats(self, command: ReadStats) -> None:
-        self._runner.overlapped.finish_all()
-        values = [value for value in self.tensors.values() if not isinstance(value, FailedValue)]
-        nbytes = sum(int(value.nbytes) for value in values)
-        received = self._runner.traffic.by_peer()
-        ways = self.exchange.ways()
-        compiled = (self._compiler.segments, self._compiler.runs) if self._compiler is not None else (0, 0)
-        stats = WorkerStats(
-            self._ops_run,
-            len(values),
-            nbytes,
-            received,
-            self.engine.restrided,
-            ways,
-            len(self.segments),
-            self._replay.ops_replayed,
-            *compiled,
-        )
-        self._report(Stats(command.request, stats))
-
-    def _read_memory(self, command: ReadMemory) -> None:
-        self._runner.overlapped.finish_all()
-        uses, most_copies = self._memory_recorder.take(session_of(command.request), goes_on=command.watch)
-        self._report(MemoryReport(command.request, WorkerMemory(uses, most_copies)))
-
-    def _read_timeline(self, command: ReadTimeline) -> None:
-        ran, dropped = self._timeline_recorder.take(session_of(command.request), command.limit)
-        self._report(TimelineReport(command.request, ran, dropped))
+        return self.ops[command.op_id].op, self._scopes.name(session_of(command.op_id), command.scope)
 
     def _report(self, report: Report, buffer: Buffer | None = None) -> None:
         self._reports.append((report, buffer))
@@ -315,16 +273,8 @@ class Executor:
     def _define_program(self, command: WorkerDefineProgram) -> None:
         self.ops[command.op_id] = BoundProgram(self.engine, self.worker, command.op, command.program)
 
-    def _define_scope(self, command: WorkerDefineScope) -> None:
-        self.scopes[command.session, command.scope_id] = command
-
-    def _compiles(self, session: int, scope_id: int) -> bool:
-        scope = self.scopes.get((session, scope_id))
-        return scope is not None and scope.compile
-
     def _tell_not_compiled(self, session: int, scope_id: int, site: int, reason: str) -> None:
-        scope = self.scopes.get((session, scope_id))
-        self._report(NotCompiled(session, scope.name if scope is not None else "", site, reason))
+        self._report(NotCompiled(session, self._scopes.name(session, scope_id), site, reason))
 
     def _forget(self, command: ForgetOps) -> None:
         if self._late is not None:
@@ -333,24 +283,7 @@ class Executor:
             self.ops.pop(op_id, None)
             self.segments.pop(op_id, None)
 
-    # Tensors
-
-    def _create(self, command: WorkerCreateTensor) -> None:
-        try:
-            is_owned = self._owns_buffers and not command.byte_range.name
-            self.tensors[command.id] = self.engine.from_buffer(next(self._buffers), command.meta, is_owned)
-        except Exception as error:
-            failure = make_failure(self.worker, "upload", (str(command.meta),), command, error)
-            self.tensors[command.id] = FailedValue(failure)
-            self._report(OpFailed(session_of(command.id), failure))
-        if command.byte_range.name:
-            self._report(Uploaded(command.id))
-
-    def _read_versions(self, command: ReadVersions) -> None:
-        self._runner.overlapped.finish_all()
-        held = [ident for ident in command.ids if ident in self.tensors]
-        spans = tuple((ident, self._steps.span(ident, self.tensors[ident])) for ident in held)
-        self._report(Versions(command.request, spans))
+    # Values
 
     def _settle(self) -> None:
         """Finish exchanges and read flags: before a value leaves the worker, it must be known whether it has failed."""
@@ -367,21 +300,6 @@ class Executor:
         self._settle()
         self._steps.begin(command, self.tensors)
 
-    def _fetch(self, command: WorkerFetchTensor) -> None:
-        try:
-            self._settle()
-            value = self._steps.version(command.id, self.tensors[command.id], command.version)
-            if isinstance(value, FailedValue):
-                self._report(Failed(command.request, value.failure))
-                return
-            write = partial(self.engine.read_into, value)
-            byte_range, data = self._export(self.engine.nbytes(value), command.place, write)
-        except Exception as error:
-            failure = make_failure(self.worker, "fetch", (), command, error)
-            self._report(Failed(command.request, failure, is_own_failure=True))
-            return
-        self._report(Fetched(command.request, byte_range), data)
-
     def _synchronize(self, command: Synchronize) -> None:
         self._settle()
         self.engine.synchronize()
@@ -389,7 +307,7 @@ class Executor:
 
     def _report_progress(self, command: WorkerReportProgress) -> None:
         self.engine.synchronize()
-        before, self._progress_time = self._progress_time, self._timeline_recorder.clock()
+        before, self._progress_time = self._progress_time, self._timeline.clock()
         self._report(Progress(command.mark, self._progress_time - before))
 
     def _end_session(self, command: WorkerEndSession) -> None:
@@ -397,10 +315,9 @@ class Executor:
         for table in (self.tensors, self.ops, self.segments):
             for ident in [ident for ident in table if session_of(ident) == command.session]:
                 del table[ident]  # type: ignore[attr-defined]
-        for session, scope_id in [key for key in self.scopes if key[0] == command.session]:
-            del self.scopes[session, scope_id]
-        self._timeline_recorder.forget(command.session)
-        self._memory_recorder.forget(command.session)
+        self._scopes.forget(command.session)
+        self._timeline.forget(command.session)
+        self._memory.forget(command.session)
         self._steps.forget(command.session)
         if self._compiler is not None:
             self._compiler.forget(command.session)

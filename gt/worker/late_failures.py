@@ -1,9 +1,9 @@
-"""Failures that a worker learns of after it has run the commands that depend on them: those of flags that stay on the
+"""Failures that a worker learns of after it has run the commands that depend on them, from flags that stay on the
 device.
 
-Wherever a value leaves the worker, the flags are read with it. If one is set, the worker goes through the commands that
-it has run since it last read them, and marks the results of the flagged ones, and of all that depend on them, as
-failed. Other values stay good.
+The flags are read before a value leaves the worker. If one is set, the worker goes through the commands that it has run
+since it last read flags, and marks the results of the flagged commands, and of all that depend on them, as failed.
+Other values stay valid.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from itertools import chain
 
 from gt.core.messages import Command, RunOp
 from gt.worker.engines.engine import Value
-from gt.worker.exchange.deferred_flags import DeferredFlags
+from gt.worker.exchange.deferred_failure_flags import DeferredFailureFlags
 from gt.worker.failed_value import FailedValue
 
 
@@ -24,7 +24,7 @@ class LateFailures:
     def __init__(
         self,
         tensors: MutableMapping[int, Value | FailedValue],
-        flags: DeferredFlags,
+        flags: DeferredFailureFlags,
         expand: Callable[[Command], Sequence[Command]],
     ) -> None:
         self._tensors = tensors

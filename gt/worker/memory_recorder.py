@@ -11,7 +11,7 @@ from gt.core.messages import Command, MemoryUse
 from gt.worker.engines.engine import Engine, Value
 from gt.worker.failed_value import FailedValue
 
-Tensors: TypeAlias = Mapping[int, Value | FailedValue]
+HeldTensors: TypeAlias = Mapping[int, Value | FailedValue]
 
 
 class _Use(NamedTuple):
@@ -90,7 +90,7 @@ class MemoryRecorder:
     """`is_on` says whether any session asks for a recording. A worker reads it once per batch, so that recording costs
     nothing while it is off."""
 
-    def __init__(self, engine: Engine, tensors: Tensors) -> None:
+    def __init__(self, engine: Engine, tensors: HeldTensors) -> None:
         self.is_on = False
         self._engine = engine
         self._tensors = tensors

@@ -1,4 +1,4 @@
-"""Moves of tensors from one layout to another: the part of one worker, with the exchanges it needs."""
+"""Moves of tensors from one layout to another, as one worker takes part in them, with the exchanges they need."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from gt.sharding.reshard import plan_reshard
 from gt.sharding.spec import ShardingSpec, local_box
 from gt.worker.engines.engine import Engine, Value
 from gt.worker.exchange.interface import Exchanging, MoveResult, MoveTask, attempt
-from gt.worker.exchange.step_parts import StepPart
+from gt.worker.exchange.local_steps import LocalStep
 from gt.worker.failed_value import Fail, FailedValue
 
 
 class Mover:
-    """Moves a tensor of a given meta from one spec to another. `parts` has one entry for each step, None for steps that
-    this worker takes no part in. A worker that is in only one of the meshes only sends or only receives. An error on
-    one worker is sent as a failure in place of the tensor, so that all workers do the same exchanges."""
+    """Moves a tensor of a given meta from one spec to another. `steps` are this worker's local steps, None for a step
+    that it takes no part in. A worker that is in only one of the meshes only sends or only receives. An error on one
+    worker is sent as a failure in place of the tensor, so that all workers do the same exchanges."""
 
     def __init__(
         self, engine: Engine, worker: int, meta: TensorMeta, source: ShardingSpec, target: ShardingSpec
@@ -27,8 +27,8 @@ class Mover:
         plan = plan_reshard(meta.shape, ITEM_BYTES[meta.dtype], source, target)
         self._is_target = worker in target.mesh
         self._stride = self._target_stride(meta, target, worker)
-        self.parts = [
-            StepPart(worker, meta, step, nbytes) if worker in step.source.mesh or worker in step.target.mesh else None
+        self.steps = [
+            LocalStep(worker, meta, step, nbytes) if worker in step.source.mesh or worker in step.target.mesh else None
             for step, nbytes in zip(plan.steps, plan.step_bytes, strict=True)
         ]
 
@@ -40,11 +40,11 @@ class Mover:
     @property
     def kind(self) -> str:
         """The kind of the collective that the move is, such as "all-gather"; empty if it is not one collective."""
-        return self.parts[0].kind if len(self.parts) == 1 and self.parts[0] is not None else ""
+        return self.steps[0].kind if len(self.steps) == 1 and self.steps[0] is not None else ""
 
     def finish(self, value: MoveResult, fail: Fail) -> MoveResult:
         """The part that this worker keeps, after the last step."""
-        if not self.parts:
+        if not self.steps:
             return self._copy(value, fail) if self._is_target else None
         if value is None or isinstance(value, FailedValue):
             return value.for_dependents() if value is not None else None
@@ -53,32 +53,32 @@ class Mover:
     def _copy(self, value: MoveResult, fail: Fail) -> MoveResult:
         return value if isinstance(value, FailedValue) else attempt(lambda: self.engine.copy(value), fail)
 
-    def run_alone(self, part: StepPart, value: MoveResult, fail: Fail) -> MoveResult:
+    def run_alone(self, step: LocalStep, value: MoveResult, fail: Fail) -> MoveResult:
         """A step in which nothing is exchanged."""
-        if part.after is None or isinstance(value, FailedValue):
-            return value if part.after is not None else None
+        if step.after is None or isinstance(value, FailedValue):
+            return value if step.after is not None else None
         held: Value = value
-        boxes = {piece.peer: held[piece.source] for addend in part.addends for piece in addend}
-        return attempt(lambda: part.combine(self.engine, boxes, owned=False), fail)
+        boxes = {box.peer: held[box.source] for addend in step.addends for box in addend}
+        return attempt(lambda: step.combine(self.engine, boxes, owned=False), fail)
 
 
 def run_moves(movers: Sequence[Mover], values: Sequence[MoveResult], fail: Fail) -> Exchanging:
     """Run independent moves side by side; steps with the same members are one exchange. Returns this worker's parts."""
     held = list(values)
-    for number in range(max(len(mover.parts) for mover in movers)):
+    for number in range(max(len(mover.steps) for mover in movers)):
         batches: _Batches = {}
         for position, mover in enumerate(movers):
-            part = mover.parts[number] if number < len(mover.parts) else None
-            if part is not None and part.members:
-                batches.setdefault(part.members, []).append((position, part))
-            elif part is not None:
-                held[position] = mover.run_alone(part, held[position], fail)
+            step = mover.steps[number] if number < len(mover.steps) else None
+            if step is not None and step.members:
+                batches.setdefault(step.members, []).append((position, step))
+            elif step is not None:
+                held[position] = mover.run_alone(step, held[position], fail)
         for batch in batches.values():
-            results = yield [MoveTask(movers[position].engine, part, held[position], fail) for position, part in batch]
+            results = yield [MoveTask(movers[position].engine, step, held[position], fail) for position, step in batch]
             for (position, _), result in zip(batch, results, strict=True):
                 held[position] = result
     return [mover.finish(value, fail) for mover, value in zip(movers, held, strict=True)]
 
 
-_Batches: TypeAlias = dict[tuple[int, ...], list[tuple[int, StepPart]]]
-"""Positions and parts of moves, by the members of their exchange."""
+_Batches: TypeAlias = dict[tuple[int, ...], list[tuple[int, LocalStep]]]
+"""Positions of moves, and local steps of them, by the members of their exchange."""

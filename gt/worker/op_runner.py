@@ -5,16 +5,16 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Mapping, MutableMapping, MutableSequence, Sequence
 from functools import partial
-from typing import Any, TypeAlias
+from typing import Any
 
 from msgspec.structs import replace
 
 from gt.core.ids import MAX_RESULTS, is_dispatcher_id, session_of
 from gt.core.messages import Failed, OpFailed, Queried, QueryOp, QueryResult, Report, RunOp
 from gt.core.meta import TensorMeta
-from gt.worker.atomic_steps import OptimizerSteps
 from gt.worker.bound_ops import BoundOp, UnavailableOp
 from gt.worker.bound_programs import BoundProgram
+from gt.worker.bound_segments import AnyBoundOp
 from gt.worker.engines.engine import Engine, Value
 from gt.worker.exchange import Exchange
 from gt.worker.exchange.interface import Exchanging, MoveResult, MoveTask, Work, run_exchanges
@@ -22,11 +22,11 @@ from gt.worker.exchange.prefetch import ReceivePrefetch
 from gt.worker.exchange.traffic import TrafficCount
 from gt.worker.failed_value import FailedValue
 from gt.worker.failure_records import make_failure, missing_output
+from gt.worker.optimizer_steps import OptimizerSteps
 from gt.worker.overlapped_exchanges import BegunExchange, OverlappedExchanges
 from gt.worker.timeline_recorder import TimelineRecorder
 
 log = logging.getLogger("gt.worker")
-AnyBoundOp: TypeAlias = BoundOp | UnavailableOp | BoundProgram
 
 
 class OpRunner:
@@ -85,8 +85,9 @@ class OpRunner:
             self._rename_written(bound, command.inputs, values, outputs[bound.output_count :])
 
     def run_after_error(self, command: RunOp, bound: AnyBoundOp, error: Exception) -> None:
-        """A direct call has raised. Run the op again where failures are reported, unless it may have begun to write."""
-        if self.overlapped.finish(command.inputs):  # an input was not there yet
+        """Deal with the error of a direct call: run the op again by `run`, which reports failures, unless the op may
+        have begun to write."""
+        if self.overlapped.finish(command.inputs):  # an input was still being exchanged
             self.run(command)
             return
         values = [self.tensors.get(ident) for ident in command.inputs]
@@ -101,7 +102,7 @@ class OpRunner:
         self.tensors.update(dict.fromkeys(command.outputs, failed.for_dependents()))
 
     def fail(self, command: RunOp, bound: BoundOp | UnavailableOp, error: Exception) -> None:
-        """An op that is no direct call has raised an error, outside of `run`."""
+        """Report the error of an op that is no direct call, which was not called by `run`."""
         self._fail(command, bound, [self.tensors[ident] for ident in command.inputs], error)
 
     def report_failure(self, command: RunOp, op: str, error: Exception) -> FailedValue:
@@ -143,7 +144,8 @@ class OpRunner:
         return value is not None and not isinstance(value, FailedValue)
 
     def missing(self, command: RunOp, bound: BoundOp | UnavailableOp) -> FailedValue:
-        """The op returned no tensor for an output of which the client has a handle; only reading it is a failure."""
+        """The value of an output for which the op returned no tensor, although the client has a handle for it: only
+        reading it is a failure."""
         return FailedValue(missing_output(self.worker, bound.signature.op, command))
 
     def _rename_written(
@@ -209,11 +211,11 @@ class OpRunner:
                 return done.value
             began = self._timeline_recorder.clock() if self._timeline_recorder.is_on else 0
             results = yield tasks
-            parts = [task.part for task in tasks]
+            steps = [task.step for task in tasks]
             if began:
-                self._timeline_recorder.note_exchange(parts, began)
+                self._timeline_recorder.note_exchange(steps, began)
             if is_payload:
-                self.traffic.add(parts)
+                self.traffic.add(steps)
 
     def _exchange_all(self, command: RunOp, bound: BoundProgram) -> None:
         """Run a program to its end, exchanging values with other processes. An exchange that can go on while this
@@ -254,9 +256,9 @@ class OpRunner:
     def _prefetch_next(self) -> None:
         """Begin to receive the next tensor that a later command of the batch needs."""
         if self._exchange.can_prefetch:
-            part = self.prefetch.next_receive(self.ops)
-            if part is not None:
-                self._exchange.prefetch(part)
+            step = self.prefetch.next_receive(self.ops)
+            if step is not None:
+                self._exchange.prefetch(step)
 
     def _exchange_tasks(self, command: RunOp, tasks: Sequence[MoveTask]) -> Sequence[MoveResult]:
         try:
@@ -273,13 +275,13 @@ class OpRunner:
 
     def _fail_exchange(self, command: RunOp, tasks: Sequence[MoveTask], error: Exception) -> Sequence[MoveResult]:
         """Report an exchange that failed as a whole, such as by the end of a peer; returns the failed results."""
-        members = tasks[0].part.members
+        members = tasks[0].step.members
         log.warning("an exchange among workers %s failed: %s", members, error)
         failure = make_failure(self.worker, "exchange", (), command, error)
         failure = replace(failure, peers=self._exchange.required_workers(members))
         self._report(OpFailed(session_of(command.op_id), failure))
         failed = FailedValue(failure)
-        return [failed if task.part.after is not None else None for task in tasks]
+        return [failed if task.step.after is not None else None for task in tasks]
 
     # Queries
 

@@ -29,16 +29,16 @@ from gt.core.messages import (
 from gt.core.settings import Settings
 from gt.version import __version__
 from gt.wire import shared_memory
-from gt.wire.codec import Decoder, Frame, encode, encode_batches, join
+from gt.wire.codec import Buffer, Decoder, Frame, encode, encode_batches, join
 from gt.wire.connections import Link, open_link
-from gt.wire.keys import keys_directory
 from gt.wire.process_identity import is_running, start_mark, this_host
+from gt.wire.server_keys import keys_directory
 from gt.worker.compilation.private_directory import shared_directory
 from gt.worker.compilation.queue import CompileQueue
 from gt.worker.engines import make_engine
-from gt.worker.engines.engine import Buffer
 from gt.worker.exchange import Exchange, ProcessExchange, shares_memory
-from gt.worker.executor import Executor, WriteBytes
+from gt.worker.executor import Executor
+from gt.worker.tensor_transfers import WriteBytes
 
 log = logging.getLogger("gt.worker")
 POLL_MS = 500
@@ -304,7 +304,7 @@ def _is_inline(report: Any) -> bool:
 
 
 def _make_progress() -> tuple[str, MutableSequence[int]]:
-    """Shared memory that shows the last op begun, and its name. Without shared memory nobody else can see it."""
+    """Shared memory that shows the last op begun, and its name. Without shared memory, plain memory and no name."""
     try:
         name, cell = shared_memory.create(16)
     except OSError as error:

@@ -8,7 +8,8 @@ from typing import Any
 from gt.core.messages import RunOp, RunSegment
 from gt.worker.bound_programs import BoundProgram
 from gt.worker.bound_segments import Block, BoundSegment, OtherStep, Variant, is_direct
-from gt.worker.compilation.segment_compiler import CompiledCodeError, SegmentCompiler
+from gt.worker.compilation.compiled_blocks import CompiledCodeError
+from gt.worker.compilation.segment_compiler import SegmentCompiler
 from gt.worker.failed_value import FailedValue
 from gt.worker.op_runner import OpRunner
 
@@ -74,8 +75,8 @@ class SegmentReplay:
                 block.run(registers, lambda inner: self._run_blocks(run, segment, inner, registers))  # type: ignore[union-attr]
 
     def _may_write(self, run: RunSegment, segment: BoundSegment) -> bool:
-        """Whether the segment may be replayed as far as its writes to older tensors go. Tells the optimizer steps of
-        these writes, if they follow them."""
+        """Whether the optimizer steps let a replay write to the tensors that the segment writes to. If so, tells the
+        steps of the writes that they follow."""
         steps = self._runner.steps
         if not segment.writes or not steps.sessions:
             return True
@@ -90,7 +91,7 @@ class SegmentReplay:
         return True
 
     def _run_other(self, run: RunSegment, segment: BoundSegment, step: OtherStep, registers: list[Any]) -> None:
-        """Run an op that is no direct call: several results, views of inputs, or a program."""
+        """Run an op that is no direct call."""
         op, bound, clear, position = step
         self._runner.progress[1] = position
         if isinstance(bound, BoundProgram):
@@ -108,7 +109,7 @@ class SegmentReplay:
             registers[register] = None
 
     def _run_program(self, run: RunSegment, segment: BoundSegment, step: OtherStep, registers: list[Any]) -> None:
-        """Run a program of several steps as a command, with its inputs and outputs stored for that time."""
+        """Run a program of several steps as a command. Its inputs and outputs are stored under their ids meanwhile."""
         tensors, body = self._runner.tensors, segment.body
         ids = body.ids(run.first, run.externals)
         command = body.command(step.op, ids, run.scalars)
@@ -128,7 +129,7 @@ class SegmentReplay:
     def _go_on(
         self, run: RunSegment, segment: BoundSegment, variant: Variant, registers: list[Any], error: Exception
     ) -> None:
-        """An op has raised an error: report it, and run the ops after it command by command."""
+        """Report the error that an op has raised, and run the ops after it command by command."""
         position = segment.position(registers)
         segment.restore(run, variant, registers, position, self._runner.tensors)
         registers.clear()
@@ -147,7 +148,8 @@ class SegmentReplay:
     def _go_on_unwritten(
         self, run: RunSegment, segment: BoundSegment, variant: Variant, registers: list[Any], error: CompiledCodeError
     ) -> None:
-        """Compiled code has failed: the tensors that it writes to have no value any more. The ops run one by one."""
+        """Compiled code has failed: mark the tensors that it writes to as failed, and run its ops and all later ones
+        command by command."""
         op, ids = segment.body.ops[error.position], segment.body.ids(run.first, run.externals)
         command = segment.body.command(op, ids, run.scalars)
         failed = self._runner.report_failure(command, segment.bound[error.position].op, error.error)

@@ -10,7 +10,7 @@ from typing import TypeAlias, get_args
 
 from gt.core.message_fields import owner_of
 from gt.core.messages import RAN_AT_ONCE, Command, QueryOp, Ran, RunOp, Swapped, WorkerCreateTensor
-from gt.worker.exchange.step_parts import StepPart
+from gt.worker.exchange.local_steps import LocalStep
 
 # by command: its name in a timeline, None if it is not recorded; a command that declares none fails here
 _TIMELINE_NAMES: dict[type, str | None] = {kind: kind.timeline_name for kind in get_args(Command)}
@@ -87,11 +87,11 @@ class TimelineRecorder:
         else:
             recording.dropped += 1
 
-    def note_exchange(self, parts: Sequence[StepPart], start: int) -> None:
+    def note_exchange(self, steps: Sequence[LocalStep], start: int) -> None:
         """Record an exchange that has ended, of the command that is running."""
         sends: Counter[int] = Counter()
         receives: Counter[int] = Counter()
-        for part in parts:
-            sends.update(part.sent)
-            receives.update(part.received)
+        for step in steps:
+            sends.update(step.sent)
+            receives.update(step.received)
         self._swaps.append(Swapped(start, self.clock(), tuple(sends.items()), tuple(receives.items())))

@@ -12,7 +12,7 @@ import gt
 from gt.client import session as sessions
 from gt.client.geometry import geometry_of
 from gt.client.part_assembly import assemble, write_parts
-from gt.sharding.parts import distinct_parts, parts_to_read
+from gt.sharding.distinct_parts import distinct_parts, parts_to_read
 from gt.sharding.spec import DeviceMesh
 from gt.sharding.spec_text import parse_spec
 from gt.worker.failed_value import FailedValue

@@ -4,7 +4,7 @@ import pytest
 
 from gt.core.messages import BeginStep, WorkerInfo
 from gt.dispatcher.copy_limit import default_limit
-from gt.dispatcher.session_records import WorkerRecord
+from gt.dispatcher.worker_records import WorkerRecord
 from tests.dispatcher_harness import (
     OP,
     OP2,

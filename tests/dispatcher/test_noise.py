@@ -15,13 +15,13 @@ import zmq
 
 from gt.core.errors import ProtocolError
 from gt.core.messages import AckBytes, ByteRange, CreateTensor, FetchTensor, Instruction, Refused, TensorRead, Welcome
-from gt.dispatcher import read_limits
+from gt.dispatcher import backpressure
+from gt.dispatcher.backpressure import Backpressure
 from gt.dispatcher.pending_connections import PendingConnections
-from gt.dispatcher.read_limits import ReadLimits
 from gt.wire.codec import Decoder, encode
 from gt.wire.connections import Router, open_link
 from gt.wire.file_descriptors import open_files_limit
-from gt.wire.keys import find_keys
+from gt.wire.server_keys import find_keys
 from gt.wire.socket_channel import SocketChannel
 from gt.wire.stderr_logging import MAX_REPEATS, REPEAT_SECONDS, StderrHandler
 from tests.dispatcher.recording_server import hello
@@ -229,9 +229,9 @@ def test_small_reads_that_are_taken_late_are_all_answered(server):
 
 
 def test_sent_bytes_count_until_they_are_taken(monkeypatch):
-    monkeypatch.setattr(read_limits, "MAX_UNREAD", 100)
-    monkeypatch.setattr(read_limits, "MAX_SENT", 200)
-    session = ReadLimits()
+    monkeypatch.setattr(backpressure, "MAX_UNREAD", 100)
+    monkeypatch.setattr(backpressure, "MAX_SENT", 200)
+    session = Backpressure()
     session.queue([Instruction.__args__[0](own(1), (), (), (), 0, 0), FetchTensor(own(2), own(1))], [])
     session.note_sent(100)
     assert session.next() is None
@@ -245,8 +245,8 @@ def test_sent_bytes_count_until_they_are_taken(monkeypatch):
 
 
 def test_a_small_read_counts_from_its_beginning(monkeypatch):
-    monkeypatch.setattr(read_limits, "MAX_UNREAD", 100)
-    session = ReadLimits()
+    monkeypatch.setattr(backpressure, "MAX_UNREAD", 100)
+    session = Backpressure()
     session.begin(own(2), 100)
     session.queue([FetchTensor(own(3), own(1))], [])
     assert session.next() is None

@@ -15,8 +15,8 @@ from gt.core.settings import read_settings
 from gt.version import __version__
 from gt.wire.codec import encode
 from gt.wire.connections import open_link
-from gt.wire.keys import keys_directory
 from gt.wire.process_identity import this_host
+from gt.wire.server_keys import keys_directory
 from gt.worker.termination import GRACE_SECONDS
 from tests.subprocesses import finish, running, start, start_server, wait_for_workers, wait_until
 

@@ -12,8 +12,8 @@ from gt.client import session as sessions
 from gt.core.messages import PROTOCOL, CreateTensor, FetchTensor, Hello, Refused, Welcome
 from gt.version import __version__
 from gt.wire.codec import Decoder, encode, header_of
-from gt.wire.keys import find_keys
 from gt.wire.process_identity import this_host
+from gt.wire.server_keys import find_keys
 from tests.records import INLINE, SMALL, own
 from tests.subprocesses import (
     finish,

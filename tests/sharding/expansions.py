@@ -17,7 +17,7 @@ from gt.sharding.op_calls import ExpandedCall, Expansion, LocalContext, OpCall, 
 from gt.sharding.rules import entry_of, lower, rule_of
 from gt.sharding.spec import DeviceMesh, ShardingSpec
 from gt.sharding.spec_text import parse_spec
-from gt.sharding.strategies import Operand, Result
+from gt.sharding.strategies import OpOperand, OpResult
 from gt.sharding.strategy_choice import propagate_sharding
 from tests.sharding.simulate import encode, flat, join, meta_of, resolve, run, split
 
@@ -80,10 +80,10 @@ def run_call(
     rule = rule_of(call)
     assert rule is not None, f"{expanded.op} has no rule"
     operands = [
-        Operand(meta.shape, ITEM_BYTES[meta.dtype], layouts[position])
+        OpOperand(meta.shape, ITEM_BYTES[meta.dtype], layouts[position])
         for meta, position in zip(call.inputs, used, strict=True)
     ]
-    results = [Result(meta.shape, ITEM_BYTES[meta.dtype]) for meta in expanded.outputs]
+    results = [OpResult(meta.shape, ITEM_BYTES[meta.dtype]) for meta in expanded.outputs]
     strategy, nbytes = propagate_sharding(rule, operands, results, mesh)
     held = [split(tensor, spec) for tensor, spec in zip(tensors, strategy.operands, strict=True)]
     local = {

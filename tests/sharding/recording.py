@@ -15,7 +15,7 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from gt.sharding.op_calls import OpCall
-from gt.sharding.recorded_program import RecordedOp, RecordedProgram
+from gt.sharding.program_trace import ProgramTrace, TracedOp
 from tests.sharding.simulate import encode, flat, meta_of
 
 
@@ -25,7 +25,7 @@ class Recorder(TorchDispatchMode):
         self.names: dict[int, str] = {}
         self.kept: list[torch.Tensor] = []  # an id is a name only while its tensor lives
         self.values: dict[str, Any] = {}
-        self.ops: list[RecordedOp] = []
+        self.ops: list[TracedOp] = []
 
     def name(self, tensor: torch.Tensor, wanted: str) -> str:
         numbered = (wanted if not n else f"{wanted}_{n}" for n in range(len(self.values) + 1))
@@ -48,11 +48,11 @@ class Recorder(TorchDispatchMode):
         inputs = tuple([self.names[id(tensor)] for tensor in given])
         outputs = tuple([self.name(tensor, func._opname) for tensor in results])
         call = OpCall(str(func), call_args, call_kwargs, tuple(map(meta_of, given)), tuple(map(meta_of, results)))
-        self.ops.append(RecordedOp(call, inputs, outputs))
+        self.ops.append(TracedOp(call, inputs, outputs))
         return result
 
 
-def record(function: Callable[..., Any], **shapes: tuple[int, ...] | torch.Tensor) -> RecordedProgram:
+def record(function: Callable[..., Any], **shapes: tuple[int, ...] | torch.Tensor) -> ProgramTrace:
     """Arguments are shapes of float tensors, or meta tensors. Results get the names result, result_1, ..."""
     recorder = Recorder()
     given = {
@@ -67,5 +67,5 @@ def record(function: Callable[..., Any], **shapes: tuple[int, ...] | torch.Tenso
     def new(names: tuple[str, ...]) -> tuple[str, ...]:
         return tuple([renamed.get(name, name) for name in names])
 
-    ops = [RecordedOp(op.call, new(op.inputs), new(op.outputs)) for op in recorder.ops]
-    return RecordedProgram({renamed.get(name, name): meta for name, meta in recorder.values.items()}, tuple(ops))
+    ops = [TracedOp(op.call, new(op.inputs), new(op.outputs)) for op in recorder.ops]
+    return ProgramTrace({renamed.get(name, name): meta for name, meta in recorder.values.items()}, tuple(ops))

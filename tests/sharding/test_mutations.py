@@ -25,7 +25,7 @@ from gt.sharding.rules.support.local_programs import same_op, zeros
 from gt.sharding.spec import ShardingSpec, shard_index
 from gt.worker.bound_programs import BoundProgram
 from gt.worker.engines.counter_rng import Region
-from gt.worker.exchange.step_parts import StepPart
+from gt.worker.exchange.local_steps import LocalStep
 from tests.sharding.expansions import check_expansion
 from tests.sharding.simulate import check
 
@@ -341,25 +341,25 @@ def a_variance_has_a_mean_of_its_own_on_every_worker(patch):
 
 @caught_by(on_workers(product))
 def an_all_reduce_leaves_out_a_part(patch):
-    sound = StepPart.reduce
-    patch.setattr(StepPart, "reduce", lambda self, engine, parts: sound(self, engine, parts[:-1]))
+    sound = LocalStep.reduce
+    patch.setattr(LocalStep, "reduce", lambda self, engine, parts: sound(self, engine, parts[:-1]))
 
 
 @caught_by(on_workers(scattered_product))
 def a_reduce_scatter_takes_one_part_twice(patch):
-    sound = StepPart.reduce
-    patch.setattr(StepPart, "reduce", lambda self, engine, parts: sound(self, engine, [parts[0], *parts[:-1]]))
+    sound = LocalStep.reduce
+    patch.setattr(LocalStep, "reduce", lambda self, engine, parts: sound(self, engine, [parts[0], *parts[:-1]]))
 
 
 @caught_by(on_workers(gathered))
 def an_all_gather_mixes_up_its_parts(patch):
-    sound = StepPart._assemble
+    sound = LocalStep._assemble
 
-    def mixed(self: StepPart, engine: Any, pieces: Any, boxes: Any, whole: Any, *, owned: bool) -> Any:
+    def mixed(self: LocalStep, engine: Any, pieces: Any, boxes: Any, whole: Any, *, owned: bool) -> Any:
         swapped = dict(zip(boxes, reversed(boxes.values()), strict=True))
         return sound(self, engine, pieces, swapped, whole, owned=owned)
 
-    patch.setattr(StepPart, "_assemble", mixed)
+    patch.setattr(LocalStep, "_assemble", mixed)
 
 
 @caught_by(on_workers(made_partial))

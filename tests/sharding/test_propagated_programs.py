@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from torch.nn import functional
 
 from gt.sharding.hierarchical_propagation import run_hierarchical_propagation_pass
-from gt.sharding.recorded_program import RecordedProgram
+from gt.sharding.program_trace import ProgramTrace
 from gt.sharding.spec import DeviceMesh
 from gt.sharding.spec_text import parse_constraint
 from tests.sharding.propagated_layouts import GRID, MESH, found
@@ -50,7 +50,7 @@ def block(ids, embedding, norm, wq, wk, wv, wo, w1, w2, head):
     return functional.linear(x, head), attended
 
 
-def recorded_block() -> RecordedProgram:
+def recorded_block() -> ProgramTrace:
     square, ids = (64, 64), torch.empty(8, 16, dtype=torch.int64, device="meta")
     return record(
         block, ids=ids, embedding=(96, 64), norm=(64,), wq=square, wk=square, wv=square, wo=square, w1=(256, 64),
@@ -87,7 +87,7 @@ SIZES = st.sampled_from([1, 2, 3, 4, 6, 8, 12])
 
 
 @st.composite
-def programs(draw) -> RecordedProgram:
+def programs(draw) -> ProgramTrace:
     """Random ops on matrices, of which most shapes fit together."""
     rows, columns = draw(SIZES), draw(SIZES)
     plan = draw(st.lists(st.tuples(st.integers(0, 8), st.integers(0, 99), st.integers(0, 99)), min_size=1, max_size=8))

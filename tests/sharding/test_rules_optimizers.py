@@ -9,7 +9,7 @@ from gt.sharding.rules import entry_of
 from gt.sharding.rules.support.expansion_builder import contiguous_meta
 from gt.sharding.spec import DeviceMesh
 from gt.sharding.spec_text import parse_spec
-from gt.sharding.strategies import Operand
+from gt.sharding.strategies import OpOperand
 from tests.sharding.expansions import check_expansion
 from tests.sharding.simulate import check
 
@@ -67,7 +67,7 @@ def lay_out(operands: str, targets: str = "", shapes=((6, 4), (6, 4), (6, 4))) -
     specs = [
         parse_spec(text.strip().removeprefix("other "), Y if "other" in text else X) for text in operands.split("/")
     ]
-    given = [Operand(meta.shape, 4, spec) for meta, spec in zip(metas, specs, strict=True)]
+    given = [OpOperand(meta.shape, 4, spec) for meta, spec in zip(metas, specs, strict=True)]
     entry = entry_of(call.op)
     strategy = entry.lay_out(call, given, [parse_spec(targets, X) if targets else None], X)
     return strategy and " / ".join(map(str, (*strategy.operands, *strategy.results)))

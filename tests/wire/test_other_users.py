@@ -25,7 +25,7 @@ from gt.launch.local_processes import LocalProcesses
 from gt.wire import shared_memory
 from gt.wire.authentication import authenticate
 from gt.wire.codec import MAX_FRAME
-from gt.wire.keys import find_keys, make_keys, remove_keys, write_keys
+from gt.wire.server_keys import find_keys, make_keys, remove_keys, write_keys
 from tests.dispatcher.recording_server import RecordingServer, hello
 from tests.records import INLINE, SMALL, own
 from tests.subprocesses import running, server_keys, start, start_server, wait_for_workers, wait_until
@@ -308,8 +308,8 @@ def test_a_client_that_takes_nothing_is_given_a_limited_amount(server, fault):
 
 
 def test_a_session_that_makes_the_server_hold_too_much_is_ended(monkeypatch, fault):
-    monkeypatch.setattr("gt.dispatcher.read_limits.MAX_UNREAD", 0)
-    monkeypatch.setattr("gt.dispatcher.read_limits.MAX_QUEUED", 5)
+    monkeypatch.setattr("gt.dispatcher.backpressure.MAX_UNREAD", 0)
+    monkeypatch.setattr("gt.dispatcher.backpressure.MAX_QUEUED", 5)
     server = RecordingServer()
     with contextlib.closing(server):
         server.hear(b"worker", hello("worker"))
@@ -326,7 +326,7 @@ def test_a_failed_read_no_longer_counts(monkeypatch):
     with contextlib.closing(server):
         server.hear(b"worker", hello("worker"))
         server.hear(b"client", hello("client"))
-        server.peers.by_identity[b"client"].reading.begin(own(1), 1 << 30)
+        server.peers.by_identity[b"client"].backpressure.begin(own(1), 1 << 30)
         assert server.hear(b"client", FetchTensor(own(2), own(99))) == []
         server.delivery.send([ToClient(1, Rejected(own(1), "gone"))])
         server._check(server.peers.by_identity[b"client"])

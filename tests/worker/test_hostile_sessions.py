@@ -26,7 +26,7 @@ from gt.wire import shared_memory
 from gt.wire.codec import Decoder, encode, join
 from gt.wire.connections import open_link
 from gt.worker.engines import PyTorchEngine
-from gt.worker.exchange.in_process import InProcessExchange
+from gt.worker.exchange.in_process_exchange import InProcessExchange
 from gt.worker.executor import Executor
 from gt.worker.failed_value import FailedValue
 from gt.worker.process import WorkerProcess

@@ -3,7 +3,7 @@
 import torch
 
 from gt.core.messages import Failure, RunOp
-from gt.worker.exchange.deferred_flags import DeferredFlags, FlagSource
+from gt.worker.exchange.deferred_failure_flags import DeferredFailureFlags, FlagSource
 from gt.worker.failed_value import FailedValue
 from gt.worker.late_failures import LateFailures
 
@@ -24,7 +24,7 @@ def run(inputs, outputs):
 def late_failures(*flags):
     """A worker that has run an exchange from id 1 to 2, then ops of other ids, all on real values."""
     tensors = {ident: torch.ones(1) for ident in range(1, 8)}
-    deferred = DeferredFlags(torch.device("cpu"), Texts())
+    deferred = DeferredFailureFlags(torch.device("cpu"), Texts())
     late = LateFailures(tensors, deferred, lambda command: (command,))
     exchange = run((1,), (2,))
     commands = [run((1,), (3,)), exchange, run((2, 3), (4,)), run((4,), (5,)), run((3,), (6,))]

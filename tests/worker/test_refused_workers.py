@@ -12,8 +12,8 @@ from gt.core.messages import Hello, Refused, Report, Synchronize, Synchronized, 
 from gt.version import __version__
 from gt.wire.codec import Decoder, encode
 from gt.wire.connections import Router, open_link
-from gt.wire.keys import find_keys, make_keys, write_keys
 from gt.wire.process_identity import this_host
+from gt.wire.server_keys import find_keys, make_keys, write_keys
 from tests.subprocesses import finish, running, start
 
 ANY = Decoder(Hello | Report)

@@ -22,7 +22,7 @@ from gt.core.messages import (
 from gt.core.meta import TensorMeta
 from gt.dispatcher.message_queue import ToClient, ToWorkers
 from gt.sharding.reshard import plan_reshard
-from gt.worker.exchange.step_parts import StepPart
+from gt.worker.exchange.local_steps import LocalStep
 from gt.worker.timeline_recorder import TimelineRecorder
 from tests.dispatcher_harness import REQUEST, REQUEST2, answers, harness_with, over
 from tests.records import RAN, own
@@ -191,10 +191,10 @@ def recorder():
     return TimelineRecorder(lambda: next(ticks))
 
 
-def run(recorder, command, part=None):
+def run(recorder, command, step=None):
     with recorder.noting(command, lambda command: ("aten.x.default", "forward")):
-        if part is not None:
-            recorder.note_exchange([part], recorder.clock())
+        if step is not None:
+            recorder.note_exchange([step], recorder.clock())
 
 
 def test_a_recorder_is_on_while_a_session_records(recorder):
@@ -217,7 +217,7 @@ def test_commands_of_other_sessions_are_not_reported(recorder):
     recorder.take(1, 5)
     meta = TensorMeta((2,), (1,), 0, "float32")
     (step,) = plan_reshard((2,), 4, over("- + x"), over("-")).steps
-    run(recorder, FOREIGN, StepPart(0, meta, step, nbytes=16))
+    run(recorder, FOREIGN, LocalStep(0, meta, step, nbytes=16))
     run(recorder, OP)
     ((told,), dropped) = recorder.take(1, 0)
     assert (told.op, told.swaps, dropped) == ("aten.x.default", (), 0)

@@ -10,11 +10,11 @@ from gt.sharding.constraints import Target
 from gt.sharding.factors import OpShardingRule
 from gt.sharding.op_calls import Expansion, OpCall
 from gt.sharding.spec import DeviceMesh, ShardingSpec
-from gt.sharding.strategies import Operand, OpStrategy
+from gt.sharding.strategies import OpOperand, OpStrategy
 
 RuleFunction: TypeAlias = Callable[[OpCall], OpShardingRule | None]
 Expand: TypeAlias = Callable[[OpCall, Sequence[ShardingSpec]], Expansion | None]
-LayOut: TypeAlias = Callable[[OpCall, Sequence[Operand], Sequence[Target], DeviceMesh], OpStrategy | None]
+LayOut: TypeAlias = Callable[[OpCall, Sequence[OpOperand], Sequence[Target], DeviceMesh], OpStrategy | None]
 
 
 class OpEntry(NamedTuple):

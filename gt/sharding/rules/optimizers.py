@@ -17,12 +17,12 @@ from gt.sharding.rules.pointwise import elementwise
 from gt.sharding.rules.support.dims import dim_names, rule_text
 from gt.sharding.rules.support.expansion_builder import ExpansionBuilder
 from gt.sharding.spec import DeviceMesh, ShardingSpec, whole
-from gt.sharding.strategies import Operand, OpStrategy
+from gt.sharding.strategies import OpOperand, OpStrategy
 from gt.sharding.strategy_choice import moved_bytes
 
 
 def _lay_out_lists(
-    call: OpCall, operands: Sequence[Operand], targets: Sequence[Target], mesh: DeviceMesh
+    call: OpCall, operands: Sequence[OpOperand], targets: Sequence[Target], mesh: DeviceMesh
 ) -> OpStrategy | None:
     """The tensors at one position of all lists have one layout: that of the written one, or the one of theirs to which
     the fewest bytes move. An operand that is no list is whole, and so are tensors of different shapes. None if a
@@ -43,7 +43,7 @@ def _lay_out_lists(
     return OpStrategy(tuple(needed), tuple(results), {})
 
 
-def _common_layout(operands: Sequence[Operand], target: Target, mesh: DeviceMesh) -> ShardingSpec:
+def _common_layout(operands: Sequence[OpOperand], target: Target, mesh: DeviceMesh) -> ShardingSpec:
     """The layout of tensors of one shape: the required one, or the one of theirs to which the fewest bytes move."""
     if isinstance(target, ShardingSpec):
         return target

@@ -16,7 +16,7 @@ from gt.worker.compilation.server import run_server
 def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m gt.worker.compilation", description=__doc__)
     parser.add_argument("directory", type=Path, help="a private directory")
-    parser.add_argument("--limit", type=float, default=300.0, help="seconds for a piece")
+    parser.add_argument("--limit", type=float, default=300.0, help="seconds for a unit")
     parser.add_argument("--nice", type=int, default=19, help="added to the niceness of this process")
     options = parser.parse_args(arguments)
     warnings.simplefilter("ignore")

@@ -1,4 +1,4 @@
-"""Compiled code of a piece, as a function of the piece's inputs and scalars."""
+"""Compiled code of a unit, as a function of the unit's inputs and scalars."""
 
 from __future__ import annotations
 
@@ -9,29 +9,30 @@ import torch
 
 from gt.core.signatures import Number
 from gt.worker.compilation.comparison import difference
-from gt.worker.compilation.pieces import Compiled, Piece
+from gt.worker.compilation.compile_units import Compiled, CompileUnit
 from gt.worker.engines.torch_private import Code
 
 
 class CompiledCode:
-    """Call it only for values that `fits`. It gives the live tensors of the piece, in order, and writes to the inputs
-    at the positions `writes`. Live tensors share memory as those of the piece do."""
+    """The code of a unit, to be called only with tensors that `fits` accepts and scalars that `has_constants` accepts.
+    It returns the live tensors of the unit, in order, and writes to the inputs at the positions `writes`. The live
+    tensors share memory with inputs and each other as those of the ops do."""
 
-    def __init__(self, piece: Piece, compiled: Compiled, code: Code) -> None:
+    def __init__(self, unit: CompileUnit, compiled: Compiled, code: Code) -> None:
         self._code = code
         self._takes = compiled.takes
         self.writes = compiled.writes
         self._outputs = [(output.source, output.view) for output in compiled.outputs]
-        self._count = len(piece.inputs)
-        self._geometry = [(meta.shape, meta.stride, getattr(torch, meta.dtype)) for meta in piece.inputs]
-        self._constants = [(place, value) for place, value in enumerate(piece.scalars) if value is not None]
-        self._numbers = [place for place, value in enumerate(piece.scalars) if value is None]
+        self._count = len(unit.inputs)
+        self._geometry = [(meta.shape, meta.stride, getattr(torch, meta.dtype)) for meta in unit.inputs]
+        self._constants = [(place, value) for place, value in enumerate(unit.scalars) if value is not None]
+        self._numbers = [place for place, value in enumerate(unit.scalars) if value is None]
         self._memory = array("d", [0.0] * len(self._numbers))
         self._vector = torch.frombuffer(self._memory, dtype=torch.float64) if self._numbers else None
         self._copied: frozenset[int] | None = None
 
     def fits(self, values: Sequence[torch.Tensor]) -> bool:
-        """Whether tensors have the shapes, strides and dtypes of the piece, and share no memory that it writes."""
+        """Whether tensors have the shapes, strides and dtypes of the unit, and share no memory that it writes."""
         for value, (shape, stride, dtype) in zip(values, self._geometry, strict=True):
             if value.stride() != stride or value.shape != shape or value.dtype is not dtype:
                 return False
@@ -76,8 +77,9 @@ class CompiledCode:
         after: Sequence[torch.Tensor],
         expected: Sequence[torch.Tensor],
     ) -> str | None:
-        """Why the code does not do what the ops did, for inputs from before them (`with_own_memory`), inputs after
-        them, and their live tensors; None if it does."""
+        """How the results of the code differ from those of the ops; None if they agree. `values` are the inputs from
+        before the ops (`with_own_memory`), `after` the inputs after them, and `expected` the live tensors that the ops
+        gave."""
         self._note_shared_memory(values, scalars)
         found = self([*values], scalars)
         for position in self.writes:
@@ -93,8 +95,8 @@ class CompiledCode:
         return None
 
     def _note_shared_memory(self, values: Sequence[torch.Tensor], scalars: Sequence[Number]) -> None:
-        """Find the results of the code that are in memory of other results or of inputs: they are copied, since those
-        of the ops one by one are in memory of their own."""
+        """Find the results of the code that share memory with other results or with inputs. Calls copy them, since the
+        corresponding results of the ops have memory of their own."""
         self._copied = None
         fresh = [_copy(value) for value in values]
         given = [fresh[position] for position in self._takes]

@@ -19,8 +19,8 @@ import msgspec
 from gt.core.errors import ConnectionLost
 from gt.core.settings import CompileSettings
 from gt.worker.compilation import private_directory
-from gt.worker.compilation.frames import FrameReader, FrameWriter
-from gt.worker.compilation.pieces import CompileAnswer, CompileFailed, CompileRequest, Piece
+from gt.worker.compilation.compile_units import CompileAnswer, CompileFailed, CompileRequest, CompileUnit
+from gt.worker.compilation.socket_framing import FrameReader, FrameWriter
 
 log = logging.getLogger("gt.compile")
 _CONNECT_SECONDS = 120.0  # a server imports torch's compiler before it listens
@@ -35,7 +35,7 @@ def find_compiler(environ: Mapping[str, str] = os.environ) -> str | None:
 
 
 class CompileQueue:
-    """Sends pieces to the compile server at a directory, which `locate` gives at the first use. Each piece gets one
+    """Sends units to the compile server at a directory, which `locate` gives at the first use. Each unit gets one
     answer, which `poll` passes on. With `is_alone` no other process uses the server, which ends when the queue is
     closed."""
 
@@ -53,14 +53,14 @@ class CompileQueue:
         self._is_used = False
         self._server: subprocess.Popen[bytes] | None = None
 
-    def submit(self, piece: Piece, take: Callable[[CompileAnswer], None]) -> None:
-        """Ask for a piece; `take` is called with the answer, by `poll`."""
-        key = piece.key
+    def submit(self, unit: CompileUnit, take: Callable[[CompileAnswer], None]) -> None:
+        """Ask for a unit; `take` is called with the answer, by `poll`."""
+        key = unit.key
         self._takers.setdefault(key, []).append(take)
         if key in self._known:
             self._answers.append(self._known[key])
         elif key not in self._pending:
-            self._pending[key] = msgspec.msgpack.encode(CompileRequest(key, piece))
+            self._pending[key] = msgspec.msgpack.encode(CompileRequest(key, unit))
             self._give_up = time.monotonic() + _CONNECT_SECONDS
             if self._link is not None:
                 self._guarded(lambda: self._writer.write(self._pending[key]))
@@ -84,7 +84,7 @@ class CompileQueue:
         return bool(self._pending or self._answers)
 
     def close(self) -> None:
-        """Leave the server, which ends with its last worker. Whoever finds no server removes the directory."""
+        """Leave the server, which ends with its last worker. If there is no server, remove its directory."""
         if self._link is not None:
             self._link.close()
             self._link = None

@@ -1,4 +1,4 @@
-"""Compiles the ops of segments in the background: eager until the code is there, and where it cannot be used."""
+"""Compiles the ops of segments in the background. Ops run eagerly until their code is ready, or if it does not fit."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ import logging
 import time
 from collections import Counter
 from collections.abc import Callable, Sequence
-from pathlib import Path
 from typing import Any, TypeAlias
 
 import torch
@@ -17,27 +16,23 @@ from gt.core.meta import TensorMeta
 from gt.core.segments import SegmentOp
 from gt.core.signatures import Number
 from gt.worker.bound_segments import Block, BoundSegment, Variant
-from gt.worker.compilation.compiled_code import CompiledCode
-from gt.worker.compilation.pieces import CompileAnswer, CompileFailed
+from gt.worker.compilation.compilable_runs import PlacedUnit, find_runs, make_unit
+from gt.worker.compilation.compiled_blocks import CompileCounts, CompiledBlock, RunBlocks, joined_steps, split_steps
 from gt.worker.compilation.queue import COMPILERS, CompileQueue, find_compiler
-from gt.worker.compilation.segment_pieces import PlacedPiece, find_runs, make_piece
 from gt.worker.engines.engine import Engine
-from gt.worker.engines.torch_private import load_code
 
 log = logging.getLogger("gt.compile")
 RUNS_IN_A_SCOPE = 2  # of a segment before it is compiled
 RUNS_BY_ITSELF = 16  # the same, without a signal that asks for it
-MAX_CONSTANTS = 4  # sets of constants that one run of ops is compiled for
 POLL_SECONDS = 0.02
 
-RunBlocks: TypeAlias = Callable[[Sequence[Block]], None]
 TellFailure: TypeAlias = Callable[[int, int, int, str], None]
 """Takes the session, scope and site of ops that are not compiled, and the reason."""
 
 
 class SegmentCompiler:
-    """`compiles` tells whether the ops of a session's scope are to be compiled; with `is_automatic` all are that run
-    often. `segments` counts the runs of ops that have code, `runs` how often code ran instead of ops."""
+    """Decides which segments of a worker are compiled, and when. `compiles` tells whether the ops of a session's scope
+    are to be compiled; with `is_automatic` all ops that run often are."""
 
     def __init__(
         self,
@@ -55,8 +50,7 @@ class SegmentCompiler:
         self._is_automatic = is_automatic
         self._next_poll = 0.0
         self._told: set[tuple[int, str]] = set()
-        self.segments = 0
-        self.runs = 0
+        self.counts = CompileCounts()
 
     def blocks(self, run: RunSegment, segment: BoundSegment, variant: Variant) -> Sequence[Block]:
         """The blocks to run a segment with. Hot path."""
@@ -70,7 +64,7 @@ class SegmentCompiler:
             return hot.blocks
         try:
             return hot.next_blocks(run)
-        except Exception as error:  # ours: the ops themselves must not fail because of it
+        except Exception as error:  # an internal error: the ops must not fail because of it
             log.warning("a segment is not compiled: %s", error, exc_info=True)
             hot.is_settled = True
             return variant.blocks
@@ -86,7 +80,7 @@ class SegmentCompiler:
         return RUNS_IN_A_SCOPE if asked else RUNS_BY_ITSELF
 
     def obstacle(self) -> str | None:
-        """Why nothing can be compiled on this worker."""
+        """Why this worker cannot compile anything; None if it can."""
         if not self._engine.is_torch_cpu:
             return (
                 f"compile: true works on CPU workers of the engine pytorch, not on {self._engine.device}; runs eagerly"
@@ -114,8 +108,9 @@ class SegmentCompiler:
 
 
 class HotSegment:
-    """A segment with a set of dead slots, in stages: some runs, one that notes shapes, and then pieces. When it
-    `is_settled`, it runs with the same `blocks` each time."""
+    """The compilation of a segment for one set of dead slots, in stages: a few runs that are only counted, one run that
+    notes the metas of all tensors, and then runs of compiled blocks. Once it `is_settled`, every run has the same
+    `blocks`."""
 
     def __init__(self, compiler: SegmentCompiler, run: RunSegment, segment: BoundSegment, variant: Variant) -> None:
         self._compiler = compiler
@@ -137,7 +132,7 @@ class HotSegment:
         if self._noted < len(self._segment.body.ops):
             self._metas.clear()
             self._noted = 0
-            return [NotingBlock(self, step) for step in _steps(self._variant.blocks)]
+            return [NotingBlock(self, step) for step in split_steps(self._variant.blocks)]
         self._prepare(run.scalars)
         return self.blocks
 
@@ -168,39 +163,36 @@ class HotSegment:
         runs, eager = find_runs(self._segment, self._wanted, self._metas, self._refused)
         for op, reason in Counter((found.op, found.reason) for found in eager):
             log.info("%s stays eager: %s", op, reason)
-        steps = _steps(self._variant.blocks)
+        steps = split_steps(self._variant.blocks)
         blocks: list[Block] = []
         position = 0
         for place in runs:
-            blocks += _joined(steps[position : place.start])
-            blocks.append(CompiledBlock(self, self._piece(place, scalars), _joined(steps[place.start : place.stop])))
+            blocks += joined_steps(steps[position : place.start])
+            placed, own = self._unit(place, scalars), joined_steps(steps[place.start : place.stop])
+            blocks.append(CompiledBlock(self, self._compiler.queue, self._compiler.counts, placed, own))
             position = place.stop
-        self.blocks = [*blocks, *_joined(steps[position:])]
+        self.blocks = [*blocks, *joined_steps(steps[position:])]
         for block in self.blocks:
             if isinstance(block, CompiledBlock):
                 block.submit()
 
-    def _piece(self, place: range, scalars: Sequence[Number]) -> PlacedPiece:
+    def _unit(self, place: range, scalars: Sequence[Number]) -> PlacedUnit:
         body = self._segment.body
         later = {slot for op in body.ops[place.stop :] for slot in op.inputs}
         kept = {self._slot(register) for register, _ in self._variant.live}
-        return make_piece(self._segment, place, self._metas, frozenset(later | kept), scalars, torch.get_num_threads())
+        return make_unit(self._segment, place, self._metas, frozenset(later | kept), scalars, torch.get_num_threads())
 
     def _slot(self, register: int) -> int:
         body = self._segment.body
         return register if register < body.external_count else register - body.scalar_count
 
     def refuse(self, position: int, reason: str) -> None:
-        """An op cannot be traced: the next run finds the pieces before and after it."""
+        """Leave an op uncompiled that cannot be traced: the next run finds units before and after it."""
         self._refused[position] = reason
         self.blocks = self._variant.blocks
         self.is_settled = False
 
-    # For blocks
-
-    @property
-    def compiler(self) -> SegmentCompiler:
-        return self._compiler
+    # For compiled blocks
 
     @property
     def segment(self) -> BoundSegment:
@@ -211,7 +203,7 @@ class HotSegment:
 
 
 class NotingBlock:
-    """A step of a segment, whose results are noted."""
+    """Runs a step of a segment, and notes the metas of its results."""
 
     def __init__(self, hot: HotSegment, step: Block) -> None:
         self._hot = hot
@@ -222,164 +214,3 @@ class NotingBlock:
         self._hot.note_inputs(registers)
         run_blocks([self._step])
         self._hot.note_results(registers, start)
-
-
-class CompiledCodeError(Exception):
-    """Compiled code has failed, and may have begun to write to the tensors in these registers."""
-
-    def __init__(self, written: Sequence[int], position: int, error: Exception) -> None:
-        super().__init__(str(error))
-        self.written = written
-        self.position = position
-        self.error = error
-
-
-class CompiledBlock:
-    """Ops of a segment that are run by compiled code, once that is there and was found to do the same."""
-
-    def __init__(self, hot: HotSegment, placed: PlacedPiece, blocks: Sequence[Block]) -> None:
-        self._hot = hot
-        self._placed = placed
-        self._blocks = blocks
-        segment = hot.segment
-        self._inputs = [segment.register(slot) for slot in placed.inputs]
-        first = segment.body.external_count
-        self._scalars = slice(first + placed.scalars[0], first + placed.scalars[-1] + 1) if placed.scalars else slice(0)
-        self._outputs = placed.outputs
-        self._clear = [register for step in _steps(blocks) for register in _clear_of(step)]
-        self._code: CompiledCode | None = None
-        self._trial: CompiledCode | None = None
-        self._asked = 0
-        self._is_asked = False
-
-    def submit(self) -> None:
-        self._asked += 1
-        self._is_asked = True
-        self._hot.compiler.queue.submit(self._placed.piece, self._take)
-
-    def run(self, registers: list[Any], run_blocks: RunBlocks) -> None:
-        """Hot path."""
-        if self._code is None and self._trial is None:
-            run_blocks(self._blocks)
-            return
-        values = [registers[register] for register in self._inputs]
-        scalars = registers[self._scalars]
-        code = self._code or self._trial
-        assert code is not None
-        if not code.has_constants(scalars):
-            self._compile_again(scalars)
-        elif code.fits(values):
-            if self._code is None:
-                self._try(values, scalars, registers, run_blocks)
-                return
-            outputs = self._call(code, values, scalars)
-            if outputs is not None:
-                self._hot.compiler.runs += 1
-                registers += [None if place is None else outputs[place] for place in self._outputs]
-                for register in self._clear:
-                    registers[register] = None
-                return
-        run_blocks(self._blocks)
-
-    def _call(
-        self, code: CompiledCode, values: list[torch.Tensor], scalars: Sequence[Number]
-    ) -> list[torch.Tensor] | None:
-        """The results of the code; None if it has failed and the ops can run in its place. Ops whose values may be
-        invalid are not compiled, so this is rare: memory that is missing."""
-        try:
-            return code(values, scalars)
-        except Exception as error:
-            self._fail(f"{self._describe()} runs eagerly: its compiled code has failed: {error}")
-            if code.writes:
-                written = [self._inputs[position] for position in code.writes]
-                raise CompiledCodeError(written, self._placed.ops.start, error) from error
-            return None
-
-    def _try(
-        self, values: list[torch.Tensor], scalars: Sequence[Number], registers: list[Any], run_blocks: RunBlocks
-    ) -> None:
-        """Run the ops, and the code on copies; use the code from now on if both agree."""
-        code, self._trial = self._trial, None
-        assert code is not None
-        copies = code.with_own_memory(values)
-        start, began = len(registers), time.perf_counter()
-        run_blocks(self._blocks)
-        eager = time.perf_counter() - began
-        made = registers[start:]
-        expected = [made[number] for number, place in enumerate(self._outputs) if place is not None]
-        try:
-            reason = code.compare(copies, scalars, values, expected)
-        except Exception as error:
-            reason = f"{type(error).__name__}: {error}"
-        if reason is not None:
-            self._fail(f"compiled code of {self._describe()} is not used: {reason}")
-            return
-        began = time.perf_counter()
-        code(copies, scalars)
-        compiled = time.perf_counter() - began
-        log.info("%s: %.0f us compiled, %.0f us eager", self._describe(), compiled * 1e6, eager * 1e6)
-        self._code = code
-        self._hot.compiler.segments += 1
-
-    def _compile_again(self, scalars: Sequence[Number]) -> None:
-        """Numbers that are constants of the code have changed."""
-        if self._is_asked:
-            return
-        self._code = self._trial = None
-        if self._asked >= MAX_CONSTANTS:
-            self._is_asked = True
-            self._fail(f"{self._describe()} runs eagerly: numbers change that compiled code has as constants")
-            return
-        piece = self._placed.piece
-        kept = tuple(None if old is None else new for old, new in zip(piece.scalars, scalars, strict=True))
-        self._placed = self._placed._replace(
-            piece=type(piece)(piece.steps, piece.inputs, kept, piece.live, piece.threads)
-        )
-        self.submit()
-
-    def _take(self, answer: CompileAnswer) -> None:
-        """The compile server has answered."""
-        self._is_asked = False
-        if isinstance(answer, CompileFailed):
-            log.info("%s is not compiled: %s", self._describe(), answer.reason)
-            if answer.step >= 0:
-                position = self._placed.op_of_step[answer.step]
-                self._hot.refuse(position, answer.reason)
-            else:
-                self._fail(f"{self._describe()} runs eagerly: {answer.reason}")
-            return
-        try:
-            self._trial = CompiledCode(self._placed.piece, answer, load_code(Path(answer.path)))
-        except Exception as error:
-            self._fail(f"{self._describe()} runs eagerly: its code cannot be loaded: {error}")
-        else:
-            log.info("%s was compiled in %.1f s", self._describe(), answer.seconds)
-
-    def _fail(self, reason: str) -> None:
-        self._code = self._trial = None
-        log.info("%s", reason)
-        self._hot.tell(self._placed.ops.start, reason)
-
-    def _describe(self) -> str:
-        names = [self._hot.segment.bound[position].op for position in self._placed.ops]
-        return f"{len(names)} ops from {names[0]} to {names[-1]}"
-
-
-def _steps(blocks: Sequence[Block]) -> list[Block]:
-    """Blocks of one op each."""
-    return [step for block in blocks for step in ([[one] for one in block] if isinstance(block, list) else [block])]
-
-
-def _joined(steps: Sequence[Block]) -> list[Block]:
-    """Direct steps that follow each other as one block."""
-    joined: list[Block] = []
-    for step in steps:
-        if joined and isinstance(step, list) and isinstance(joined[-1], list):
-            joined[-1] = [*joined[-1], *step]
-        else:
-            joined.append(step)
-    return joined
-
-
-def _clear_of(step: Block) -> Sequence[int]:
-    return step[0].clear if isinstance(step, list) else step.clear  # type: ignore[union-attr]

@@ -1,9 +1,9 @@
-"""The compile server: one process for the workers of a host, which compiles pieces one after another at low priority.
+"""The compile server: one process for the workers of a host, which compiles units one after another at low priority.
 
-It forks a process for each piece, after torch's compiler was imported once: that process can be ended when it takes too
+It forks a process for each unit, after torch's compiler was imported once: that process can be ended when it takes too
 long, together with the C++ compiler that it runs. The limit is one of CPU time, since a process of low priority may
 wait long for a CPU; in all it may take ten times as long. The server ends, and removes its directory, when its last
-worker has gone, however that ended: the kernel closes the connection.
+worker has ended, of which the kernel tells it by closing the connection.
 """
 
 from __future__ import annotations
@@ -30,8 +30,8 @@ import torch
 
 from gt.core.errors import ConnectionLost
 from gt.worker.compilation import private_directory
-from gt.worker.compilation.frames import FrameReader, FrameWriter
-from gt.worker.compilation.pieces import CompileAnswer, Compiled, CompileFailed, CompileRequest, Piece
+from gt.worker.compilation.compile_units import CompileAnswer, Compiled, CompileFailed, CompileRequest, CompileUnit
+from gt.worker.compilation.socket_framing import FrameReader, FrameWriter
 from gt.worker.compilation.torch_private import compile_graph, find_vector_instructions
 from gt.worker.compilation.tracing import UntraceableStep, trace
 
@@ -50,7 +50,7 @@ class _Job(NamedTuple):
 
 
 class _Worker:
-    """A connection, and what is read from and written to it."""
+    """The connection of a worker, with the reader and the writer of its frames."""
 
     def __init__(self, link: socket.socket) -> None:
         self.link = link
@@ -68,7 +68,7 @@ class CompileServer:
         self._workers: set[_Worker] = set()
         self._answers: dict[str, bytes] = {}
         self._waiting: dict[str, list[_Worker]] = {}
-        self._queue: deque[tuple[str, Piece]] = deque()
+        self._queue: deque[tuple[str, CompileUnit]] = deque()
         self._job: _Job | None = None
         self._requests = msgspec.msgpack.Decoder(CompileRequest)
         self._started = time.monotonic()
@@ -119,7 +119,7 @@ class CompileServer:
             self._waiting[key].append(worker)
         else:
             self._waiting[key] = [worker]
-            self._queue.append((key, request.piece))
+            self._queue.append((key, request.unit))
 
     def _drop(self, worker: _Worker) -> None:
         self._selector.unregister(worker.link)
@@ -138,7 +138,7 @@ class CompileServer:
     def _start_job(self) -> None:
         if self._job is not None or not self._queue:
             return
-        key, piece = self._queue.popleft()
+        key, unit = self._queue.popleft()
         if not any(worker in self._workers for worker in self._waiting[key]):
             del self._waiting[key]
             return
@@ -146,13 +146,13 @@ class CompileServer:
         pid = os.fork()
         if not pid:
             os.close(reading)
-            _compile_and_exit(self._directory, key, piece, writing, self._limit)
+            _compile_and_exit(self._directory, key, unit, writing, self._limit)
         os.close(writing)
         self._job = _Job(key, pid, reading, time.monotonic() + _WAITING_FACTOR * self._limit)
         self._selector.register(reading, selectors.EVENT_READ, self._finish_job)
 
     def _finish_job(self) -> None:
-        """The process of a piece has written its answer, or has ended without one."""
+        """The process of a unit has written its answer, or has ended without one."""
         job = self._job
         assert job is not None
         with open(job.pipe, "rb", closefd=False) as pipe:
@@ -192,8 +192,8 @@ def _cpu_seconds(pid: int) -> float:
     return sum(map(int, fields[11:15])) / os.sysconf("SC_CLK_TCK")
 
 
-def _compile_and_exit(directory: Path, key: str, piece: Piece, pipe: int, limit: float) -> NoReturn:
-    """Compile a piece in a process of its own, and write the answer."""
+def _compile_and_exit(directory: Path, key: str, unit: CompileUnit, pipe: int, limit: float) -> NoReturn:
+    """Compile a unit in a process of its own, and write the answer."""
     parent = os.getppid()
     try:
         os.setpgid(0, 0)
@@ -203,24 +203,24 @@ def _compile_and_exit(directory: Path, key: str, piece: Piece, pipe: int, limit:
         if sys.platform == "linux":
             ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
         if os.getppid() == parent:
-            answer = msgspec.msgpack.encode(compile_piece(directory / key[:32], key, piece))
+            answer = msgspec.msgpack.encode(compile_unit(directory / key[:32], key, unit))
             with open(pipe, "wb") as target:
                 target.write(answer)
     finally:
         os._exit(0)
 
 
-def compile_piece(directory: Path, key: str, piece: Piece) -> CompileAnswer:
+def compile_unit(directory: Path, key: str, unit: CompileUnit) -> CompileAnswer:
     began = time.monotonic()
     try:
-        torch.set_num_threads(piece.threads)
+        torch.set_num_threads(unit.threads)
         directory.mkdir(mode=0o700)
-        traced = trace(piece)
-        path = compile_graph(traced.graph, traced.inputs, piece.threads, directory)
+        traced = trace(unit)
+        path = compile_graph(traced.graph, traced.inputs, unit.threads, directory)
     except UntraceableStep as error:
         return CompileFailed(key, f"it cannot be traced: {error}", error.step)
     except Exception as error:
-        log.warning("a piece was not compiled", exc_info=True)
+        log.warning("a unit was not compiled", exc_info=True)
         return CompileFailed(key, f"{type(error).__name__}: {error}"[:2000])
     seconds = time.monotonic() - began
     return Compiled(key, str(path), traced.takes, traced.writes, traced.outputs, seconds)

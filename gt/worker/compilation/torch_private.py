@@ -37,7 +37,7 @@ def find_vector_instructions() -> None:
 def compile_graph(graph: torch.fx.GraphModule, inputs: Sequence[torch.Tensor], threads: int, directory: Path) -> Path:
     """Compile a graph to a shared library in a directory (AOTInductor)."""
     options = {
-        "aot_inductor.output_path": str(directory / "piece.so"),
+        "aot_inductor.output_path": str(directory / "unit.so"),
         "compile_threads": 1,
         "cpp.threads": threads,
         "aot_inductor.precompile_headers": shutil.which("openssl") is not None,  # torch runs it for a checksum

@@ -1,4 +1,4 @@
-"""Traces a piece on tensors without memory: its ops as a graph, and how its live tensors follow from the results."""
+"""Traces a unit on tensors without memory: its ops as a graph, and how its live tensors follow from the results."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from typing import Any, NamedTuple, TypeAlias
 import torch
 
 from gt.worker.bound_ops import BoundOp
-from gt.worker.compilation.number_forms import NUMBER_FORMS, NumberTensor, has_numbers
-from gt.worker.compilation.pieces import Output, Piece, PieceStep
+from gt.worker.compilation.compile_units import CompileUnit, Output, UnitStep
+from gt.worker.compilation.dynamic_scalars import DYNAMIC_FORMS, DynamicScalar, has_dynamic_scalars
 from gt.worker.compilation.torch_private import fake_mode, trace_function
 from gt.worker.engines.default_dtype import WithDefaultDtype, without_default_dtype
 from gt.worker.engines.pytorch_engine import PyTorchEngine
@@ -19,15 +19,15 @@ Graph: TypeAlias = torch.fx.GraphModule
 
 
 class UntraceableStep(Exception):
-    """The step with this number cannot be traced."""
+    """Raised for the step of a unit that cannot be traced."""
 
     def __init__(self, step: int, reason: str) -> None:
         super().__init__(reason)
         self.step = step
 
 
-class TracedPiece(NamedTuple):
-    """`graph` is a function of `inputs`: see `Compiled`."""
+class TracedUnit(NamedTuple):
+    """A unit as a graph, and the fields of `Compiled` that follow from it. `inputs` are tensors without memory."""
 
     graph: Graph
     inputs: list[torch.Tensor]
@@ -37,7 +37,7 @@ class TracedPiece(NamedTuple):
 
 
 class TracingEngine(PyTorchEngine):
-    """The engine of the CPU for tensors without memory, with number forms for numbers that are not constants."""
+    """The engine of the CPU for tensors without memory, with dynamic forms for numbers that are not constants."""
 
     def __init__(self) -> None:
         super().__init__("cpu")
@@ -50,43 +50,43 @@ class TracingEngine(PyTorchEngine):
 
     def resolve(self, op: str) -> Callable[..., Any]:
         plain = without_default_dtype(super().resolve(op))
-        form = NUMBER_FORMS.get(op, plain)
+        form = DYNAMIC_FORMS.get(op, plain)
 
         def run(*args: Any, **kwargs: Any) -> Any:
-            return form(*args, **kwargs) if has_numbers((*args, *kwargs.values())) else plain(*args, **kwargs)
+            return form(*args, **kwargs) if has_dynamic_scalars((*args, *kwargs.values())) else plain(*args, **kwargs)
 
         return WithDefaultDtype(run, torch.float32)
 
 
-def trace(piece: Piece) -> TracedPiece:
-    """Raises UntraceableStep."""
+def trace(unit: CompileUnit) -> TracedUnit:
+    """The graph of a unit. Raises UntraceableStep."""
     engine = TracingEngine()
-    run = _TracedRun(engine, piece)
+    run = _TracedRun(engine, unit)
     with fake_mode(), torch.no_grad():
-        inputs = [engine.empty(meta) for meta in piece.inputs]
+        inputs = [engine.empty(meta) for meta in unit.inputs]
         takes = run.takes
         given = [inputs[position] for position in takes]
         if run.numbers:
             given.insert(0, torch.empty(run.numbers, dtype=torch.float64))
         graph = trace_function(run, given)
-    return TracedPiece(graph, given, takes, run.writes, run.outputs)
+    return TracedUnit(graph, given, takes, run.writes, run.outputs)
 
 
 class _TracedRun:
-    """A piece as a function of tensors. A call notes which inputs it writes, and the `outputs`."""
+    """A unit as a function of tensors. A call notes which inputs it writes, and the `outputs`."""
 
-    def __init__(self, engine: TracingEngine, piece: Piece) -> None:
+    def __init__(self, engine: TracingEngine, unit: CompileUnit) -> None:
         self._engine = engine
-        self._piece = piece
-        self._ops = [self._bind(number, step) for number, step in enumerate(piece.steps)]
-        written = {step.inputs[position] for step in piece.steps for position in step.signature.writes}
-        used = {register for step in piece.steps for register in step.inputs}
-        self.numbers = sum(scalar is None for scalar in piece.scalars)
-        self.takes = tuple(register for register in range(len(piece.inputs)) if register in used)
+        self._unit = unit
+        self._ops = [self._bind(number, step) for number, step in enumerate(unit.steps)]
+        written = {step.inputs[position] for step in unit.steps for position in step.signature.writes}
+        used = {register for step in unit.steps for register in step.inputs}
+        self.numbers = sum(scalar is None for scalar in unit.scalars)
+        self.takes = tuple(register for register in range(len(unit.inputs)) if register in used)
         self.writes = tuple(register for register in self.takes if register in written)
         self.outputs: tuple[Output, ...] = ()
 
-    def _bind(self, number: int, step: PieceStep) -> BoundOp:
+    def _bind(self, number: int, step: UnitStep) -> BoundOp:
         try:
             return BoundOp(self._engine, step.signature)
         except Exception as error:
@@ -95,7 +95,7 @@ class _TracedRun:
     def __call__(self, *given: torch.Tensor) -> tuple[torch.Tensor, ...]:
         scalars, tensors = self._scalars(given)
         registers: dict[int, torch.Tensor] = dict(zip(self.takes, tensors, strict=True))
-        for number, (bound, step) in enumerate(zip(self._ops, self._piece.steps, strict=True)):
+        for number, (bound, step) in enumerate(zip(self._ops, self._unit.steps, strict=True)):
             try:
                 self._run_step(bound, step, registers, scalars)
             except Exception as error:
@@ -105,13 +105,13 @@ class _TracedRun:
 
     def _scalars(self, given: Sequence[torch.Tensor]) -> tuple[list[Any], Sequence[torch.Tensor]]:
         if not self.numbers:
-            return list(self._piece.scalars), given
+            return list(self._unit.scalars), given
         places = iter(range(self.numbers))
-        scalars = [NumberTensor(given[0][next(places)]) if scalar is None else scalar for scalar in self._piece.scalars]
+        scalars = [DynamicScalar(given[0][next(places)]) if scalar is None else scalar for scalar in self._unit.scalars]
         return scalars, given[1:]
 
     def _run_step(
-        self, bound: BoundOp, step: PieceStep, registers: dict[int, torch.Tensor], scalars: Sequence[Any]
+        self, bound: BoundOp, step: UnitStep, registers: dict[int, torch.Tensor], scalars: Sequence[Any]
     ) -> None:
         values = [registers[register] for register in step.inputs]
         results = bound.call(values, tuple(scalars[position] for position in step.scalars))
@@ -129,13 +129,13 @@ class _TracedRun:
         owners: dict[int, int] = {}
         for register, tensor in registers.items():
             owners.setdefault(storage_identity(tensor), register)
-        count = len(self._piece.inputs)
-        owned = [owners[storage_identity(registers[register])] for register in self._piece.live]
+        count = len(self._unit.inputs)
+        owned = [owners[storage_identity(registers[register])] for register in self._unit.live]
         results = [register for register in dict.fromkeys(owned) if register >= count]
         places = {register: count + number for number, register in enumerate(results)}
         self.outputs = tuple(
             _output(registers[register], registers[owner], places.get(owner, owner))
-            for register, owner in zip(self._piece.live, owned, strict=True)
+            for register, owner in zip(self._unit.live, owned, strict=True)
         )
         return tuple(registers[register] for register in results)
 

@@ -13,14 +13,14 @@ import torch
 
 from gt.core.meta import contiguous_strides, memory_span
 
-Arguments: TypeAlias = Mapping[str, Any]
-Check: TypeAlias = Callable[[Arguments], "dict[str, Any] | None"]
+NamedArguments: TypeAlias = Mapping[str, Any]
+Check: TypeAlias = Callable[[NamedArguments], "dict[str, Any] | None"]
 
 
 def no_overlap(*written: str) -> Check:
     """For kernels that write to a given tensor: each element has memory of its own."""
 
-    def check(given: Arguments) -> None:
+    def check(given: NamedArguments) -> None:
         for name in written:
             for tensor in listed(given.get(name)):
                 if memory_span(tensor.shape, tensor.stride()) < tensor.numel():
@@ -37,7 +37,7 @@ def shapes(pattern: str) -> Check:
     `...` any number of dims at the end or at the start. Missing tensors match."""
     wanted = [(name.strip(), dims.split()) for name, _, dims in (part.partition(":") for part in pattern.split(";"))]
 
-    def check(given: Arguments) -> None:
+    def check(given: NamedArguments) -> None:
         sizes: dict[str, int] = {}
         for name, dims in wanted:
             tensor = given.get(name)
@@ -65,7 +65,7 @@ def _fits(shape: tuple[int, ...], dims: Sequence[str], sizes: dict[str, int]) ->
 def same_shape(*names: str) -> Check:
     """Tensors of one shape; lists are compared item by item. Missing tensors and empty lists match."""
 
-    def check(given: Arguments) -> None:
+    def check(given: NamedArguments) -> None:
         present = [(name, listed(given[name])) for name in names if given.get(name) is not None]
         present = [(name, tensors) for name, tensors in present if tensors]
         for name, tensors in present[1:]:
@@ -79,7 +79,7 @@ def same_shape(*names: str) -> Check:
 
 
 def same_dtype(*names: str) -> Check:
-    def check(given: Arguments) -> None:
+    def check(given: NamedArguments) -> None:
         present = [(name, tensor) for name in names for tensor in listed(given.get(name))]
         for name, tensor in present[1:]:
             first, expected = present[0][0], present[0][1].dtype
@@ -89,10 +89,10 @@ def same_dtype(*names: str) -> Check:
     return check
 
 
-def in_range(name: str, size: Callable[[Arguments], int], lowest: int = 0) -> Check:
+def in_range(name: str, size: Callable[[NamedArguments], int], lowest: int = 0) -> Check:
     """Indices that are at least `lowest` and below a size that depends on other arguments."""
 
-    def check(given: Arguments) -> None:
+    def check(given: NamedArguments) -> None:
         indices = given.get(name)
         if indices is None:
             return
@@ -115,7 +115,7 @@ def as_forward_gives(forward: str, arguments: str, *names: str) -> Check:
     """Tensors of the shape that torch's shape function gives for the forward op of these arguments."""
     used = arguments.split()
 
-    def check(given: Arguments) -> None:
+    def check(given: NamedArguments) -> None:
         values = tuple(_hashable(given.get(name)) for name in used)
         require_shape(given, names, _forward_shape(forward, values), f"{forward} gives that of {used[0]}")
 
@@ -147,7 +147,7 @@ class _ShapeAndDtype(NamedTuple):
     dtype: torch.dtype
 
 
-def require_shape(given: Arguments, names: Sequence[str], expected: Sequence[int], why: str) -> None:
+def require_shape(given: NamedArguments, names: Sequence[str], expected: Sequence[int], why: str) -> None:
     for name in names:
         if given.get(name) is not None and tuple(given[name].shape) != tuple(expected):
             raise ValueError(f"{name} has shape {list(given[name].shape)}, but must have {list(expected)}: {why}")
@@ -156,7 +156,7 @@ def require_shape(given: Arguments, names: Sequence[str], expected: Sequence[int
 def compact(*names: str) -> Check:
     """For kernels that assume tensors without gaps or overlaps: copies of other tensors, in the same memory format."""
 
-    def check(given: Arguments) -> dict[str, Any]:
+    def check(given: NamedArguments) -> dict[str, Any]:
         return {
             name: value.contiguous() for name in names if (value := given.get(name)) is not None and has_gaps(value)
         }
@@ -168,7 +168,7 @@ def contiguous(*names: str) -> Check:
     """For kernels that assume row-major tensors: row-major copies, with row-major strides also in dims of size 1,
     because the results of some kernels depend on these."""
 
-    def check(given: Arguments) -> dict[str, Any]:
+    def check(given: NamedArguments) -> dict[str, Any]:
         return {name: row_major(given[name]) for name in names if given.get(name) is not None}
 
     return check
@@ -185,7 +185,7 @@ def has_gaps(tensor: torch.Tensor) -> bool:
 def dense(*names: str) -> Check:
     """Contiguous tensors, for kernels that write to them and assume memory without gaps."""
 
-    def check(given: Arguments) -> None:
+    def check(given: NamedArguments) -> None:
         for name in names:
             if not given[name].is_contiguous():
                 raise ValueError(f"{name} has strides {given[name].stride()}; it must be contiguous to be written to")
@@ -196,7 +196,7 @@ def dense(*names: str) -> Check:
 def length(name: str, *lengths: int) -> Check:
     """A list with one of the given lengths."""
 
-    def check(given: Arguments) -> None:
+    def check(given: NamedArguments) -> None:
         if len(given[name]) not in lengths:
             wanted = " or ".join(str(each) for each in lengths)
             raise ValueError(f"{name} has {len(given[name])} numbers, but must have {wanted}")

@@ -8,12 +8,11 @@ from typing import Any, Protocol, TypeAlias
 
 from gt.core.meta import TensorMeta
 from gt.core.signatures import Arg, Number, ViewStep
+from gt.wire.codec import Buffer
 from gt.worker.engines.counter_rng import Region
 
 Value: TypeAlias = Any
 """A tensor of the engine: torch.Tensor or numpy.ndarray."""
-
-Buffer: TypeAlias = memoryview | bytes | bytearray
 
 
 class Engine(Protocol):

@@ -10,11 +10,11 @@ import numpy as np
 
 from gt.core.meta import TensorMeta, dense_strides, is_dense, memory_order
 from gt.core.signatures import Arg, Complex, DType, ListArg, MemoryFormat, Number, TorchLayout, ViewStep, WorkerDevice
+from gt.wire.codec import Buffer
 from gt.worker.engines.counter_rng import Region
-from gt.worker.engines.engine import Buffer
-from gt.worker.engines.host_memory import host_memory
+from gt.worker.engines.host_memory_size import host_memory
 from gt.worker.engines.numpy_ops import OPS, on_lists
-from gt.worker.engines.numpy_random import Draw
+from gt.worker.engines.numpy_random import RandomSource
 from gt.worker.engines.numpy_types import Array, dtype_named
 from gt.worker.engines.numpy_views import (
     VIEWS,
@@ -71,7 +71,7 @@ class NumPyEngine:
         return None if isinstance(arg, WorkerDevice) else arg
 
     def seeded(self, op: str, function: Callable[..., Any], region: Region | None) -> Callable[..., Any]:
-        return lambda key, *args, **kwargs: function(Draw(key, region), *args, **kwargs)
+        return lambda key, *args, **kwargs: function(RandomSource(key, region), *args, **kwargs)
 
     def with_default_dtype(self, dtype: str, function: Callable[..., Any]) -> Callable[..., Any]:
         raise NotImplementedError(f"the numpy backend has no default dtype but float32, and this op needs {dtype}")

@@ -17,12 +17,12 @@ from gt.worker.engines.numpy_types import (
     dtype_of_number,
     promote,
 )
-from gt.worker.engines.numpy_views import Shape, empty_strided
+from gt.worker.engines.numpy_views import Sizes, empty_strided
 
 Factory: TypeAlias = Callable[..., Array]
 
 
-def _full(size: Shape, value: Operand, dtype: NumPyDType | None = None, **_: object) -> Array:
+def _full(size: Sizes, value: Operand, dtype: NumPyDType | None = None, **_: object) -> Array:
     return np.full(size, cast(value, dtype or dtype_of_number(value)))
 
 
@@ -30,7 +30,7 @@ def _full_like(like: Array, value: Operand, dtype: NumPyDType | None = None, **_
     return np.full_like(like, cast(value, dtype or like.dtype), dtype)
 
 
-def _new_full(like: Array, size: Shape, value: Operand, dtype: NumPyDType | None = None, **_: object) -> Array:
+def _new_full(like: Array, size: Sizes, value: Operand, dtype: NumPyDType | None = None, **_: object) -> Array:
     return np.full(size, cast(value, dtype or like.dtype))
 
 
@@ -47,7 +47,7 @@ _zeros, _zeros_like, _new_zeros = _filled_with(0)
 _ones, _ones_like, _new_ones = _filled_with(1)
 
 
-def _empty_strided(size: Shape, strides: Shape, dtype: NumPyDType | None = None, **_: object) -> Array:
+def _empty_strided(size: Sizes, strides: Sizes, dtype: NumPyDType | None = None, **_: object) -> Array:
     return empty_strided(size, strides, dtype or FLOAT32)
 
 

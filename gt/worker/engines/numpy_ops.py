@@ -1,7 +1,7 @@
 """Aten ops on arrays: a table from the names of overloads to small functions with the same arguments.
 
 Results never share memory with arguments, and are arrays even if NumPy would return a number. Random ops take a
-`Draw` first.
+`RandomSource` first.
 """
 
 from __future__ import annotations

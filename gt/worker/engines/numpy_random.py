@@ -12,17 +12,17 @@ import torch
 
 from gt.worker.engines.counter_rng import ROUNDS, Region, key_words, whole_region
 from gt.worker.engines.numpy_types import FLOAT32, INT64, Array, NumPyDType, cast
-from gt.worker.engines.numpy_views import Shape
+from gt.worker.engines.numpy_views import Sizes
 from gt.worker.engines.random_ops import check_by_torch, check_permutation_by_torch
 
 
-class Draw(NamedTuple):
+class RandomSource(NamedTuple):
     """The first argument of a random op: its key, and the part of the whole tensor to compute."""
 
     key: int
     region: Region | None
 
-    def words(self, size: Shape, width: int) -> Array:
+    def words(self, size: Sizes, width: int) -> Array:
         """Signed integers of so many random bits."""
         region = self.region or whole_region(tuple(size))
         assert region.size == tuple(size), f"{region} is not of the size {size}"
@@ -37,7 +37,7 @@ class Draw(NamedTuple):
 
 
 RandomOp: TypeAlias = Callable[..., Array]
-Sampler: TypeAlias = Callable[[Draw, Shape, NumPyDType], Array]
+Sampler: TypeAlias = Callable[[RandomSource, Sizes, NumPyDType], Array]
 
 
 def _check(method: str, dtype: NumPyDType, *params: float) -> None:
@@ -47,17 +47,17 @@ def _check(method: str, dtype: NumPyDType, *params: float) -> None:
 # Computed in float64
 
 
-def _uniform(draw: Draw, size: Shape, dtype: NumPyDType) -> Array:
+def _uniform(source: RandomSource, size: Sizes, dtype: NumPyDType) -> Array:
     """Numbers in [0, 1), of as many bits as the dtype has, so that none is rounded to 1."""
     width = np.finfo(dtype).nmant + 1
-    return draw.words(size, width) * 2.0**-width + 0.5
+    return source.words(size, width) * 2.0**-width + 0.5
 
 
 _inverse = np.vectorize(lambda x: math.copysign(NormalDist().inv_cdf((1 - abs(x)) / 2), x), otypes=[np.float64])
 
 
-def _normal(draw: Draw, size: Shape, dtype: NumPyDType) -> Array:
-    return np.asarray(_inverse((draw.words(size, 53) + 0.5) * 2.0**-52))
+def _normal(source: RandomSource, size: Sizes, dtype: NumPyDType) -> Array:
+    return np.asarray(_inverse((source.words(size, 53) + 0.5) * 2.0**-52))
 
 
 # Ops
@@ -66,60 +66,62 @@ def _normal(draw: Draw, size: Shape, dtype: NumPyDType) -> Array:
 def _drawn(method: str, sample: Sampler) -> tuple[RandomOp, RandomOp]:
     """Two factories of random tensors, such as `rand` and `rand_like`."""
 
-    def of_size(draw: Draw, size: Shape, dtype: NumPyDType | None = None, **_: object) -> Array:
+    def of_size(source: RandomSource, size: Sizes, dtype: NumPyDType | None = None, **_: object) -> Array:
         _check(method, dtype or FLOAT32)
         if (dtype or FLOAT32).kind == "c":
             raise NotImplementedError("the numpy backend draws no complex numbers; use the pytorch backend")
-        return cast(sample(draw, size, dtype or FLOAT32), dtype or FLOAT32)
+        return cast(sample(source, size, dtype or FLOAT32), dtype or FLOAT32)
 
-    return of_size, lambda draw, like, dtype=None, **_: of_size(draw, like.shape, dtype or like.dtype)
+    return of_size, lambda source, like, dtype=None, **_: of_size(source, like.shape, dtype or like.dtype)
 
 
 _rand, _rand_like = _drawn("uniform_", _uniform)
 _randn, _randn_like = _drawn("normal_", _normal)
 
 
-def _randint(draw: Draw, low: int, high: int, size: Shape, dtype: NumPyDType | None = None, **_: object) -> Array:
+def _randint(
+    source: RandomSource, low: int, high: int, size: Sizes, dtype: NumPyDType | None = None, **_: object
+) -> Array:
     _check("random_", dtype or INT64, low, high)
-    words, span = draw.words(size, 64), high - low
+    words, span = source.words(size, 64), high - low
     rest = words % span if span < 2**63 else (words.view(np.uint64) % np.uint64(span)).view(np.int64)
     return cast(rest + low, dtype or INT64)
 
 
-def _randint_below(draw: Draw, high: int, size: Shape, dtype: NumPyDType | None = None, **_: object) -> Array:
-    return _randint(draw, 0, high, size, dtype)
+def _randint_below(source: RandomSource, high: int, size: Sizes, dtype: NumPyDType | None = None, **_: object) -> Array:
+    return _randint(source, 0, high, size, dtype)
 
 
-def _randperm(draw: Draw, count: int, dtype: NumPyDType | None = None, **_: object) -> Array:
+def _randperm(source: RandomSource, count: int, dtype: NumPyDType | None = None, **_: object) -> Array:
     check_permutation_by_torch(count, getattr(torch, (dtype or INT64).name))
-    ((start, stop),) = (draw.region or whole_region((count,))).box
-    return cast(np.argsort(Draw(draw.key, None).words((count,), 64))[start:stop], dtype or INT64)
+    ((start, stop),) = (source.region or whole_region((count,))).box
+    return cast(np.argsort(RandomSource(source.key, None).words((count,), 64))[start:stop], dtype or INT64)
 
 
-def _uniform_(draw: Draw, target: Array, low: float = 0.0, high: float = 1.0) -> Array:
+def _uniform_(source: RandomSource, target: Array, low: float = 0.0, high: float = 1.0) -> Array:
     _check("uniform_", target.dtype, low, high)
     rounded = cast(high, target.dtype)
     highest = rounded if rounded < high else np.nextafter(rounded, cast(-np.inf, target.dtype))
-    numbers = _uniform(draw, target.shape, target.dtype) * (high - low) + low
+    numbers = _uniform(source, target.shape, target.dtype) * (high - low) + low
     np.copyto(target, np.minimum(numbers, max(low, float(highest))), casting="same_kind")
     return target
 
 
-def _normal_(draw: Draw, target: Array, mean: float = 0.0, std: float = 1.0) -> Array:
+def _normal_(source: RandomSource, target: Array, mean: float = 0.0, std: float = 1.0) -> Array:
     _check("normal_", target.dtype, mean, std)
-    np.copyto(target, _normal(draw, target.shape, target.dtype) * std + mean, casting="same_kind")
+    np.copyto(target, _normal(source, target.shape, target.dtype) * std + mean, casting="same_kind")
     return target
 
 
-def _bernoulli(draw: Draw, probability: Array) -> Array:
+def _bernoulli(source: RandomSource, probability: Array) -> Array:
     for limit in (probability.min(initial=0), probability.max(initial=1)):
         _check("bernoulli_", probability.dtype, float(limit))
-    return cast(_uniform(draw, probability.shape, np.dtype(np.float64)) < probability, probability.dtype)
+    return cast(_uniform(source, probability.shape, np.dtype(np.float64)) < probability, probability.dtype)
 
 
-def _bernoulli_(draw: Draw, target: Array, probability: float = 0.5) -> Array:
+def _bernoulli_(source: RandomSource, target: Array, probability: float = 0.5) -> Array:
     _check("bernoulli_", target.dtype, probability)
-    np.copyto(target, _uniform(draw, target.shape, np.dtype(np.float64)) < probability, casting="unsafe")
+    np.copyto(target, _uniform(source, target.shape, np.dtype(np.float64)) < probability, casting="unsafe")
     return target
 
 

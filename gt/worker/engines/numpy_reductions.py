@@ -22,38 +22,39 @@ from gt.worker.engines.numpy_types import (
 )
 
 Reduction: TypeAlias = Callable[..., Any]
-Dims: TypeAlias = int | Sequence[int] | None
+TorchDims: TypeAlias = int | Sequence[int] | None
+"""The argument `dim` of a reduction."""
 
 
-def _axes(array: Array, dims: Dims) -> tuple[int, ...] | None:
+def _axes(array: Array, dims: TorchDims) -> tuple[int, ...] | None:
     """NumPy's axes of torch's dims. No dims means all of them, and so does any dim of a 0-d tensor."""
     if dims is None or array.ndim == 0:
         return None
     return (dims,) if isinstance(dims, int) else tuple(dims) or None
 
 
-def _count(array: Array, dims: Dims) -> int:
+def _count(array: Array, dims: TorchDims) -> int:
     return math.prod([array.shape[axis] for axis in _axes(array, dims) or range(array.ndim)])
 
 
-def _sum(array: Array, dims: Dims = None, keepdim: bool = False, dtype: NumPyDType | None = None) -> Array:
+def _sum(array: Array, dims: TorchDims = None, keepdim: bool = False, dtype: NumPyDType | None = None) -> Array:
     dtype = dtype or summed_dtype(array)
     return cast(wide(cast(array, dtype)).sum(_axes(array, dims), keepdims=keepdim), dtype)
 
 
-def _prod(array: Array, dim: Dims = None, keepdim: bool = False, dtype: NumPyDType | None = None) -> Array:
+def _prod(array: Array, dim: TorchDims = None, keepdim: bool = False, dtype: NumPyDType | None = None) -> Array:
     dtype = dtype or summed_dtype(array)
     return cast(wide(cast(array, dtype)).prod(_axes(array, dim), keepdims=keepdim), dtype)
 
 
-def _mean(array: Array, dims: Dims = None, keepdim: bool = False, dtype: NumPyDType | None = None) -> Array:
+def _mean(array: Array, dims: TorchDims = None, keepdim: bool = False, dtype: NumPyDType | None = None) -> Array:
     dtype = dtype or array.dtype
     if category(dtype) < category(FLOAT16):
         raise RuntimeError(f"mean(): the dtype must be floating point or complex, not {dtype}; pass dtype=")
     return cast(_sum(wide(cast(array, dtype)), dims, keepdim) / _count(array, dims), dtype)
 
 
-def _var(array: Array, dims: Dims = None, correction: float | None = None, keepdim: bool = False) -> Array:
+def _var(array: Array, dims: TorchDims = None, correction: float | None = None, keepdim: bool = False) -> Array:
     # not np.var, which warns where torch returns nan
     if category(array.dtype) < category(FLOAT16):
         raise RuntimeError(f"std and var only support floating point dtypes, not {array.dtype}")
@@ -62,12 +63,12 @@ def _var(array: Array, dims: Dims = None, correction: float | None = None, keepd
     return cast(_sum(deviation * deviation, dims, keepdim) / np.asarray(freedom, deviation.dtype), array.dtype)
 
 
-def _std(array: Array, dims: Dims = None, correction: float | None = None, keepdim: bool = False) -> Array:
+def _std(array: Array, dims: TorchDims = None, correction: float | None = None, keepdim: bool = False) -> Array:
     return np.asarray(np.sqrt(_var(array, dims, correction, keepdim)))
 
 
 def _extreme(function: Callable[..., Any]) -> Reduction:
-    def run(array: Array, dims: Dims = None, keepdim: bool = False) -> Array:
+    def run(array: Array, dims: TorchDims = None, keepdim: bool = False) -> Array:
         return np.asarray(function(array, axis=_axes(array, dims), keepdims=keepdim))
 
     return run
@@ -81,7 +82,7 @@ def _where_extreme(function: Callable[..., Any]) -> Reduction:
 
 
 def _truth(function: Callable[..., Any]) -> Reduction:
-    def run(array: Array, dims: Dims = None, keepdim: bool = False) -> Array:
+    def run(array: Array, dims: TorchDims = None, keepdim: bool = False) -> Array:
         found = function(array, axis=_axes(array, dims), keepdims=keepdim)
         return cast(found, UINT8 if array.dtype == UINT8 else BOOL)
 

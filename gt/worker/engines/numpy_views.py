@@ -11,7 +11,7 @@ from numpy.lib.stride_tricks import as_strided
 from gt.core.meta import memory_span
 from gt.worker.engines.numpy_types import Array, NumPyDType
 
-Shape: TypeAlias = Sequence[int]
+Sizes: TypeAlias = Sequence[int]
 ViewOp: TypeAlias = Callable[..., Array | list[Array]]
 
 
@@ -19,12 +19,12 @@ def element_strides(array: Array) -> tuple[int, ...]:
     return tuple(stride // array.itemsize for stride in array.strides)
 
 
-def empty_strided(shape: Shape, strides: Shape, dtype: NumPyDType) -> Array:
+def empty_strided(shape: Sizes, strides: Sizes, dtype: NumPyDType) -> Array:
     """Zeros, since `as_strided` may show the gaps between the elements."""
     return array_at(np.zeros(memory_span(shape, strides), dtype), shape, strides, 0)
 
 
-def make_strided_view(shape: Shape, strides: Shape, offset: int, assumed: Shape) -> Callable[[Array], Array]:
+def make_strided_view(shape: Sizes, strides: Sizes, offset: int, assumed: Sizes) -> Callable[[Array], Array]:
     """as_strided on the storage that the client assumes: one that starts at the tensor and has strides `assumed`."""
 
     def view(array: Array) -> Array:
@@ -35,27 +35,27 @@ def make_strided_view(shape: Shape, strides: Shape, offset: int, assumed: Shape)
     return view
 
 
-def with_strides(array: Array, strides: Shape) -> Array:
+def with_strides(array: Array, strides: Sizes) -> Array:
     """The array with these strides: over the same memory if they differ in dims of size 1 only, otherwise a copy."""
     if not _has_strides(array, strides):
         return copy_with_strides(strides, array)
     return as_strided(array, array.shape, [stride * array.itemsize for stride in strides])
 
 
-def copy_with_strides(strides: Shape, array: Array) -> Array:
+def copy_with_strides(strides: Sizes, array: Array) -> Array:
     """A copy of an array with these strides, which may let equal elements share memory."""
     target = empty_strided(array.shape, strides, array.dtype)
     np.copyto(target, array)
     return target
 
 
-def _has_strides(array: Array, strides: Shape) -> bool:
+def _has_strides(array: Array, strides: Sizes) -> bool:
     """Whether an array has these strides in all dims of more than one element."""
     found = zip(array.shape, element_strides(array), strides, strict=True)
     return all(size <= 1 or stride == wanted for size, stride, wanted in found)
 
 
-def array_at(memory: Array, shape: Shape, strides: Shape, offset: int) -> Array:
+def array_at(memory: Array, shape: Sizes, strides: Sizes, offset: int) -> Array:
     """An array over a part of flat memory. Checked, because NumPy's as_strided reads beyond the end."""
     reach = memory_span(shape, strides)
     if offset < 0 or min(strides, default=0) < 0 or (reach and offset + reach > memory.size):
@@ -71,7 +71,7 @@ def memory_owner(array: Array) -> object:
     return holder
 
 
-def _expand(array: Array, shape: Shape, *, implicit: bool = False) -> Array:
+def _expand(array: Array, shape: Sizes, *, implicit: bool = False) -> Array:
     kept = (1,) * (len(shape) - array.ndim) + array.shape
     wide = np.broadcast_to(array, [have if want == -1 else want for have, want in zip(kept, shape, strict=True)])
     return as_strided(array, wide.shape, wide.strides)  # broadcast_to's own result is read-only
@@ -83,7 +83,7 @@ def _t(array: Array) -> Array:
     return array.T
 
 
-def _squeeze(array: Array, dims: Shape) -> Array:
+def _squeeze(array: Array, dims: Sizes) -> Array:
     return np.squeeze(array, tuple(dim for dim in dims if array.ndim and array.shape[dim] == 1))
 
 
@@ -104,7 +104,7 @@ def _split(array: Array, size: int, dim: int = 0) -> list[Array]:
     return [_along(array, dim, slice(at, at + size)) for at in range(0, max(array.shape[dim], 1), max(size, 1))]
 
 
-def _split_with_sizes(array: Array, sizes: Shape, dim: int = 0) -> list[Array]:
+def _split_with_sizes(array: Array, sizes: Sizes, dim: int = 0) -> list[Array]:
     ends = [sum(sizes[: position + 1]) for position in range(len(sizes))]
     return [_along(array, dim, slice(end - size, end)) for size, end in zip(sizes, ends, strict=True)]
 

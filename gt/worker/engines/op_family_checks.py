@@ -10,8 +10,8 @@ from typing import Any
 import torch
 
 from gt.worker.engines.argument_checks import (
-    Arguments,
     Check,
+    NamedArguments,
     has_gaps,
     in_range,
     listed,
@@ -21,7 +21,7 @@ from gt.worker.engines.argument_checks import (
 )
 
 
-def dims_exist(given: Arguments) -> None:
+def dims_exist(given: NamedArguments) -> None:
     rank = given["self"].dim()
     wrong = [dim for dim in given["dim"] if not -max(rank, 1) <= dim < max(rank, 1)]
     if wrong:
@@ -30,13 +30,13 @@ def dims_exist(given: Arguments) -> None:
         raise ValueError(f"dim {list(given['dim'])} has the same dim twice")
 
 
-def has_running_statistics(given: Arguments) -> None:
+def has_running_statistics(given: NamedArguments) -> None:
     training = given.get("training", given.get("train", True))
     if not training and (given.get("running_mean") is None or given.get("running_var") is None):
         raise ValueError("running_mean and running_var are needed if training is False")
 
 
-def saved_statistics(given: Arguments) -> None:
+def saved_statistics(given: NamedArguments) -> None:
     """Statistics of the batch, which the forward op saves in training only."""
     channels = given["input"].shape[1]
     for name in {"save_mean", "save_invstd", "save_var"} & set(given):
@@ -45,7 +45,7 @@ def saved_statistics(given: Arguments) -> None:
             raise ValueError(f"{name} must have the {channels} numbers that the forward op saved")
 
 
-def valid_ctc(given: Arguments) -> None:
+def valid_ctc(given: NamedArguments) -> None:
     """Targets are class indices up to `target_lengths`; the rest is padding, which is never read."""
     steps, batch, classes = given["log_probs"].shape
     targets, lengths = given["targets"], _as_list(given["target_lengths"])
@@ -66,7 +66,7 @@ def valid_ctc(given: Arguments) -> None:
     in_range("blank", lambda _: classes)({"blank": [given["blank"]]})
 
 
-def valid_ctc_backward(given: Arguments) -> None:
+def valid_ctc_backward(given: NamedArguments) -> None:
     steps, batch, _ = given["log_probs"].shape
     lengths = _as_list(given["target_lengths"])
     positions = 2 * max(lengths, default=0) + 1
@@ -78,7 +78,7 @@ def _as_list(value: Any) -> list[int]:
     return [int(number) for number in value.reshape(-1).tolist()] if isinstance(value, torch.Tensor) else list(value)
 
 
-def valid_fused_step(given: Arguments) -> None:
+def valid_fused_step(given: NamedArguments) -> None:
     """Lists of equal lengths, except those that the settings make unnecessary, which are empty."""
     number = len(given["self"])
     needed = {"grads", "exp_avgs", "exp_avg_sqs", "state_sums", "state_steps"} & set(given)
@@ -93,7 +93,7 @@ def valid_fused_step(given: Arguments) -> None:
                 raise ValueError(f"{name} must have tensors of one number, but has shape {list(tensor.shape)}")
 
 
-def same_strides(given: Arguments) -> dict[str, Any]:
+def same_strides(given: NamedArguments) -> dict[str, Any]:
     """Fused steps walk through the memory of a parameter, its gradient and its state at once, so these need equal
     strides. A gradient with other strides is copied; the state is written to, so it cannot be."""
     for name in ("self", "exp_avgs", "exp_avg_sqs", "max_exp_avg_sqs", "state_sums", "momentum_buffer_list"):
@@ -108,7 +108,7 @@ def same_strides(given: Arguments) -> dict[str, Any]:
     return {"grads": [torch.empty_like(parameter).copy_(gradient) for gradient, parameter in pairs]}
 
 
-def valid_bags(given: Arguments) -> None:
+def valid_bags(given: NamedArguments) -> None:
     """Offsets are the starts of bags, in the order of the indices."""
     offsets, number = given["offsets"], given["indices"].numel()
     if offsets.numel() == 0 < number:
@@ -118,7 +118,7 @@ def valid_bags(given: Arguments) -> None:
         raise ValueError("offsets must ascend")
 
 
-def same_length(given: Arguments) -> None:
+def same_length(given: NamedArguments) -> None:
     if len(given["self"]) != len(given["src"]):
         raise ValueError(f"self has {len(given['self'])} tensors, but src has {len(given['src'])}")
 
@@ -126,13 +126,13 @@ def same_length(given: Arguments) -> None:
 def last_dims_contiguous(*names: str) -> Check:
     """For attention, which assumes that the last dim of its inputs has stride 1: contiguous copies of other tensors."""
 
-    def check(given: Arguments) -> dict[str, Any]:
+    def check(given: NamedArguments) -> dict[str, Any]:
         return {name: given[name].contiguous() for name in names if given[name].stride(-1) != 1}
 
     return check
 
 
-def valid_attention(given: Arguments) -> None:
+def valid_attention(given: NamedArguments) -> None:
     shapes("query: B H _ E; key: B G S E; value: B G S E")(given)
     (batch, heads, rows, _), (_, groups, columns, _) = given["query"].shape, given["key"].shape
     if 0 in given["query"].shape or 0 in given["key"].shape or heads % groups:
@@ -150,13 +150,13 @@ def _require_broadcast(name: str, tensor: torch.Tensor, shape: Sequence[int]) ->
         raise ValueError(f"{name} has shape {list(tensor.shape)}, which does not broadcast to {list(shape)}")
 
 
-def valid_attention_backward(given: Arguments) -> None:
+def valid_attention_backward(given: NamedArguments) -> None:
     query = given["query"]
     require_shape(given, ("grad_out", "out"), tuple(query.shape), "the forward op gives the shape of query")
     require_shape(given, ("logsumexp",), tuple(query.shape[:-1]), "one number for each row of query")
 
 
-def valid_segments(given: Arguments) -> None:
+def valid_segments(given: NamedArguments) -> None:
     """Segments inside of `data`: no negative lengths, ascending offsets, no end after the last row."""
     data, axis = given["data"], given["axis"]
     segments = given["lengths"] if given.get("lengths") is not None else given.get("offsets")
@@ -171,7 +171,7 @@ def valid_segments(given: Arguments) -> None:
     in_range("segments' ends", lambda _: data.shape[axis] + 1)({"segments' ends": ends})
 
 
-def valid_segments_backward(given: Arguments) -> None:
+def valid_segments_backward(given: NamedArguments) -> None:
     data, axis = given["data"], given["axis"]
     by_length = given.get("lengths") is not None
     segments = given["lengths"] if by_length else given["offsets"]
@@ -183,7 +183,7 @@ def valid_segments_backward(given: Arguments) -> None:
 def pooled(spatial: int) -> Check:
     """For the gradient of pooling over `spatial` dims: an index into a plane of `self` per element of the result."""
 
-    def check(given: Arguments) -> None:
+    def check(given: NamedArguments) -> None:
         same_shape("grad_output", "indices")(given)
         input, gradient = given["self"], given["grad_output"]
         if (
@@ -203,18 +203,18 @@ def pooled(spatial: int) -> Check:
     return check
 
 
-def grid_has_no_nan(given: Arguments) -> None:
+def grid_has_no_nan(given: NamedArguments) -> None:
     """Paddings other than zeros clip coordinates to the border, which does not work for nan."""
     if given["padding_mode"] != 0 and bool(given["grid"].isnan().any()):
         raise ValueError("grid contains nan, which is no coordinate of the input")
 
 
-def valid_unfold_gradient(given: Arguments) -> None:
+def valid_unfold_gradient(given: NamedArguments) -> None:
     source = torch.empty(given["input_sizes"], device="meta").unfold(given["dim"], given["size"], given["step"])
     require_shape(given, ("grad_in",), tuple(source.shape), f"unfold gives that of {list(given['input_sizes'])}")
 
 
-def valid_norm_gradient(given: Arguments) -> None:
+def valid_norm_gradient(given: NamedArguments) -> None:
     input, inner = given["input"], tuple(given["normalized_shape"])
     outer = input.dim() - len(inner)
     if not inner or outer < 0 or tuple(input.shape[outer:]) != inner:
@@ -225,7 +225,7 @@ def valid_norm_gradient(given: Arguments) -> None:
             raise ValueError(f"{name} has shape {list(given[name].shape)}, but must have a number for each row")
 
 
-def valid_group_norm(given: Arguments) -> None:
+def valid_group_norm(given: NamedArguments) -> None:
     batch, channels, size, groups = given["N"], given["C"], given["HxW"], given["group"]
     input = given["input"]
     if min(batch, channels, size) < 0 or groups < 1 or channels % groups or input.numel() != batch * channels * size:
@@ -236,20 +236,20 @@ def valid_group_norm(given: Arguments) -> None:
     require_shape(given, ("mean", "rstd"), (batch, groups), "one number for each group")
 
 
-def group_norm_in_rows(given: Arguments) -> dict[str, Any] | None:
+def group_norm_in_rows(given: NamedArguments) -> dict[str, Any] | None:
     """The kernel for channels-last memory writes the gradient of the input also if it has no memory for that."""
     if given["output_mask"][0]:
         return None
     return {name: given[name].contiguous() for name in ("grad_out", "input")}
 
 
-def valid_class_indices(given: Arguments) -> None:
+def valid_class_indices(given: NamedArguments) -> None:
     """Targets are class indices or `ignore_index`."""
     target, ignored = given["target"], given["ignore_index"]
     in_range("target", lambda _: given["self"].shape[-1])({"target": target[target != ignored]})
 
 
-def valid_pivots(given: Arguments) -> None:
+def valid_pivots(given: NamedArguments) -> None:
     """Row numbers from 1 on. Negative ones stand for 2 x 2 blocks, so they come in pairs."""
     factors, pivots = given["LD"], given["pivots"]
     size = factors.shape[-1] if factors.dim() >= 2 else 0
@@ -262,19 +262,19 @@ def valid_pivots(given: Arguments) -> None:
             raise IndexError(f"pivots {row} have a block of one row; negative ones come in pairs")
 
 
-def valid_lu_pivots(given: Arguments) -> None:
+def valid_lu_pivots(given: NamedArguments) -> None:
     factors, pivots = given["LU_data"], given["LU_pivots"]
     if factors.dim() < 2 or tuple(pivots.shape) != (*factors.shape[:-2], min(factors.shape[-2:])):
         raise ValueError(f"LU_pivots of shape {list(pivots.shape)} do not fit LU_data of shape {list(factors.shape)}")
     in_range("LU_pivots", lambda _: factors.shape[-2] + 1, lowest=1)(given)
 
 
-def is_finite(given: Arguments) -> None:
+def is_finite(given: NamedArguments) -> None:
     if not bool(given["self"].isfinite().all()):
         raise ValueError("self must not contain infs or nans")
 
 
-def quotient_exists(given: Arguments) -> None:
+def quotient_exists(given: NamedArguments) -> None:
     """The processor traps if the lowest integer is divided by -1, because the quotient is out of range."""
     dividend, divisor = given["self"], given["other"]
     if given["rounding_mode"] != "trunc" or dividend.dtype.is_floating_point or dividend.dtype not in _LOWEST:
@@ -283,7 +283,7 @@ def quotient_exists(given: Arguments) -> None:
         raise ValueError(f"{_LOWEST[dividend.dtype]} divided by -1 is not in the range of {dividend.dtype}")
 
 
-def multiple_exists(given: Arguments) -> None:
+def multiple_exists(given: NamedArguments) -> None:
     for name in ("self", "other"):
         if given[name].dtype in _LOWEST and _has_lowest(given[name]):
             raise ValueError(f"{name} contains {_LOWEST[given[name].dtype]}, whose absolute value is not in its range")
@@ -296,24 +296,24 @@ def _has_lowest(tensor: torch.Tensor) -> bool:
     return bool((tensor == _LOWEST[tensor.dtype]).any())
 
 
-def power_exists(given: Arguments) -> None:
+def power_exists(given: NamedArguments) -> None:
     if given["n"] <= _LOWEST[torch.int64]:
         raise ValueError(f"the power {given['n']} has no positive counterpart in 64 bits")
 
 
-def steps_advance(given: Arguments) -> None:
+def steps_advance(given: NamedArguments) -> None:
     out = given.get("out")
     dtype = out.dtype if out is not None else given.get("dtype")
     if dtype is not None and not (dtype.is_floating_point or dtype.is_complex) and int(given["step"]) == 0:
         raise ValueError(f"step {given['step']} is 0 as {dtype}")
 
 
-def result_has_strides(given: Arguments) -> None:
+def result_has_strides(given: NamedArguments) -> None:
     if 0 in given["out"].stride():
         raise ValueError(f"out has strides {given['out'].stride()}; those of 0 cannot be written to")
 
 
-def scales_fit(given: Arguments) -> None:
+def scales_fit(given: NamedArguments) -> None:
     """Antialiasing computes from the scale which rows of the input it reads, without comparing them with the size: the
     middle of the last row of the result must be inside of the input."""
     sizes = given["self"].shape[-2:]
@@ -323,7 +323,7 @@ def scales_fit(given: Arguments) -> None:
             raise ValueError(f"{name} {scale} of {before} does not reach the {after} of output_size")
 
 
-def valid_weight_norm(given: Arguments) -> None:
+def valid_weight_norm(given: NamedArguments) -> None:
     vector, dim = given["v"], given["dim"]
     if not vector.numel() or dim not in (0, vector.dim() - 1):
         raise ValueError(f"v of shape {list(vector.shape)} has no norms over all dims but {dim}")
@@ -331,13 +331,13 @@ def valid_weight_norm(given: Arguments) -> None:
     require_shape(given, ("g",), expected, "one number for each norm of v")
 
 
-def valid_weight_norm_gradient(given: Arguments) -> None:
+def valid_weight_norm_gradient(given: NamedArguments) -> None:
     valid_weight_norm({"v": given["saved_v"], "g": given["saved_g"], "dim": given["dim"]})
     same_shape("saved_v", "grad_w")(given)
     same_shape("saved_g", "saved_norms")(given)
 
 
-def valid_rnn(given: Arguments) -> None:
+def valid_rnn(given: NamedArguments) -> None:
     """One layer and direction of an LSTM."""
     hidden = given["hidden_size"]
     input = given["input"]
@@ -351,7 +351,7 @@ def valid_rnn(given: Arguments) -> None:
         raise ValueError(f"all tensors must be of the dtype of input, {input.dtype}")
 
 
-def valid_rnn_gradient(given: Arguments) -> None:
+def valid_rnn_gradient(given: NamedArguments) -> None:
     """The arguments of the forward op and its results, with a workspace of the size that it gives."""
     names = {"weight0": "weight1", "weight1": "weight2", "weight2": "weight3", "weight3": "weight4", "cx_": "cx_tmp"}
     valid_rnn({**given, **{name: given[here] for name, here in names.items()}})

@@ -32,16 +32,16 @@ from gt.core.signatures import (
     ViewStep,
     WorkerDevice,
 )
+from gt.wire.codec import Buffer
 from gt.worker.engines.checked_ops import checked, has_checks
 from gt.worker.engines.cleared_memory import clear, cleared, leaves_unwritten
 from gt.worker.engines.counter_rng import Region
 from gt.worker.engines.default_dtype import WithDefaultDtype, may_need_default, without_default_dtype
 from gt.worker.engines.device_fallbacks import DEVICE_FALLBACKS
-from gt.worker.engines.engine import Buffer
-from gt.worker.engines.host_memory import host_memory
-from gt.worker.engines.number_tensors import takes_number_as_tensor, with_number_as_tensor
+from gt.worker.engines.host_memory_size import host_memory
 from gt.worker.engines.random_ops import COUNTER_BASED
 from gt.worker.engines.refused_ops import refusal
+from gt.worker.engines.scalar_tensor_cache import takes_number_as_tensor, with_number_as_tensor
 from gt.worker.engines.schema_checks import check_constants
 from gt.worker.engines.torch_private import (
     Isolation,

@@ -31,7 +31,7 @@ def check_constants(op: str, args: Sequence[Arg], kwargs: Mapping[str, Arg]) -> 
             named[name].check(op, value)
 
 
-class _Parameter(NamedTuple):
+class _CheckedParameter(NamedTuple):
     """A parameter that has to be checked: the record that a value must be, and whether it may be None."""
 
     name: str
@@ -47,14 +47,14 @@ class _Parameter(NamedTuple):
 
 
 @functools.cache
-def _expected(op: str) -> tuple[tuple[_Parameter | None, ...], dict[str, _Parameter]]:
+def _expected(op: str) -> tuple[tuple[_CheckedParameter | None, ...], dict[str, _CheckedParameter]]:
     """The parameters of an op in order, None for those that take any value, and by name."""
     found = tuple(_parameter(argument.name, str(argument.real_type)) for argument in find_schema(op).arguments)
     return found, {parameter.name: parameter for parameter in found if parameter is not None}
 
 
-def _parameter(name: str, kind: str) -> _Parameter | None:
+def _parameter(name: str, kind: str) -> _CheckedParameter | None:
     is_optional = kind.startswith("Optional[")
     record, noun = _KINDS.get(kind.removeprefix("Optional[").removesuffix("]"), (object, "a tensor"))
     takes_none = is_optional or (record is object and kind != "Tensor")
-    return None if takes_none and record is object else _Parameter(name, record, noun, takes_none)
+    return None if takes_none and record is object else _CheckedParameter(name, record, noun, takes_none)

@@ -1,6 +1,6 @@
 """Exchanges of tensors between workers."""
 
-from gt.worker.exchange.in_process import InProcessExchange
+from gt.worker.exchange.in_process_exchange import InProcessExchange
 from gt.worker.exchange.interface import Exchange
 from gt.worker.exchange.process_exchange import ProcessExchange, shares_memory
 

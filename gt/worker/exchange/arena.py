@@ -68,7 +68,7 @@ def memory_address(data: memoryview) -> int:
     return ctypes.addressof(ctypes.c_char.from_buffer(data))
 
 
-class Block(NamedTuple):
+class ArenaBlock(NamedTuple):
     """A part of a worker's memory that is used for one exchange."""
 
     memory: MemoryFile
@@ -83,7 +83,7 @@ class Block(NamedTuple):
 
 
 class _Outstanding(NamedTuple):
-    block: Block
+    block: ArenaBlock
     is_read: Callable[[], bool]
     wait: Callable[[], None]
 
@@ -99,8 +99,8 @@ class Arena:
         self._unused: MemoryFile | None = None  # memory of the last block, if it is not the kept one and was not held
         self._bottom = self._top = 0  # where the oldest block of the kept memory begins, and where the newest ends
 
-    def allocate(self, nbytes: int) -> Block:
-        """A block that nobody reads. Waits for peers if too many bytes are outstanding."""
+    def allocate(self, nbytes: int) -> ArenaBlock:
+        """A block that no peer reads. Waits for peers if too many bytes are outstanding."""
         size = -(-max(nbytes, 1) // _ALIGNMENT) * _ALIGNMENT
         self._close_unused()
         self._release()
@@ -117,9 +117,9 @@ class Arena:
                 self._kept = MemoryFile(KEPT_BYTES)
             memory = self._kept
         memory.reserve(offset + size)
-        return Block(memory, offset, nbytes, size)
+        return ArenaBlock(memory, offset, nbytes, size)
 
-    def hold(self, block: Block, is_read: Callable[[], bool], wait: Callable[[], None]) -> None:
+    def hold(self, block: ArenaBlock, is_read: Callable[[], bool], wait: Callable[[], None]) -> None:
         """Keep a block until all peers have read it. `wait` waits for peers."""
         self._unused = None
         self._outstanding.append(_Outstanding(block, is_read, wait))

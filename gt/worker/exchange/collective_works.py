@@ -19,9 +19,9 @@ from gt.worker.exchange.group_messages import (
     ReceivedMessage,
 )
 from gt.worker.exchange.interface import MoveResult, MoveTask
+from gt.worker.exchange.local_steps import LocalStep, elements
 from gt.worker.exchange.message_layout import MessageLayout, write_flag
 from gt.worker.exchange.rendezvous import MEMBER_TIMEOUT
-from gt.worker.exchange.step_parts import StepPart, elements
 from gt.worker.failed_value import FailedValue
 
 
@@ -32,8 +32,8 @@ class GatherWork:
 
     def __init__(self, group: MessageGroup, entries: Sequence[Entry]) -> None:
         self._messages = GroupMessages(group, entries)
-        parts = [entry.task.part for entry in entries]
-        self._rows = self._messages.gather(_even_layout(parts), [next(iter(part.gives.values()))[0] for part in parts])
+        steps = [entry.task.step for entry in entries]
+        self._rows = self._messages.gather(_even_layout(steps), [next(iter(step.gives.values()))[0] for step in steps])
 
     def finish(self) -> list[MoveResult]:
         received = self._messages.received(self._rows)
@@ -47,9 +47,9 @@ class AllToAllWork:
 
     def __init__(self, group: MessageGroup, entries: Sequence[Entry]) -> None:
         self._messages = GroupMessages(group, entries)
-        parts = [entry.task.part for entry in entries]
-        given = {peer: [part.gives[peer][0] for part in parts] for peer in parts[0].gives}
-        self._rows = self._messages.all_to_all(_even_layout(parts), given)
+        steps = [entry.task.step for entry in entries]
+        given = {peer: [step.gives[peer][0] for step in steps] for peer in steps[0].gives}
+        self._rows = self._messages.all_to_all(_even_layout(steps), given)
 
     def finish(self) -> list[MoveResult]:
         received = self._messages.received(self._rows)
@@ -67,11 +67,11 @@ class SumWork:
         self._entries = entries
         by_dtype: dict[str, list[Entry]] = {}
         for entry in entries:
-            by_dtype.setdefault(entry.task.part.dtype, []).append(entry)
+            by_dtype.setdefault(entry.task.step.dtype, []).append(entry)
         self._launched = [(chosen, *self._launch(dtype, chosen)) for dtype, chosen in by_dtype.items()]
 
     def _launch(self, dtype: str, entries: Sequence[Entry]) -> tuple[Any, torch.Tensor]:
-        sizes = [_size(task.part) for _, task in entries]
+        sizes = [_size(task.step) for _, task in entries]
         buffer = torch.zeros(sum(sizes) + len(entries), dtype=getattr(torch, dtype), device=self._group.backend.device)
         start = 0
         for place, ((position, task), size) in enumerate(zip(entries, sizes, strict=True)):
@@ -91,7 +91,7 @@ class SumWork:
             flags = buffer[len(buffer) - len(entries) :]
             start = 0
             for flag, (position, task) in zip(flags, entries, strict=True):
-                flat = buffer[start : start + _size(task.part)]
+                flat = buffer[start : start + _size(task.step)]
                 found[position] = self._result(position, task, flat, flag)
                 start += len(flat)
         return [found[position] for position, _ in self._entries]
@@ -113,7 +113,7 @@ class SlicedReduceWork:
         self._group = group
         self._entries = entries
         count = len(group.members)
-        self._lengths = [-(-_size(task.part) // count) for _, task in entries]
+        self._lengths = [-(-_size(task.step) // count) for _, task in entries]
         metas = [_flat_meta(task, length) for (_, task), length in zip(entries, self._lengths, strict=True)]
         self._layout = MessageLayout(metas)
         padded = [_padded(task, length * count) for (_, task), length in zip(entries, self._lengths, strict=True)]
@@ -139,7 +139,7 @@ class SlicedReduceWork:
 
         def reduce() -> Value:
             slices = [layout.box(task.engine, buffer, place) for layout, buffer in received.values()]
-            return task.part.reduce(task.engine, slices)
+            return task.step.reduce(task.engine, slices)
 
         return task.attempt(reduce)
 
@@ -150,8 +150,8 @@ class SlicedReduceWork:
         task, length = self._entries[place].task, self._lengths[place]
 
         def join() -> Value:
-            assert task.part.after is not None
-            total = task.engine.empty(task.part.after)
+            assert task.step.after is not None
+            total = task.engine.empty(task.step.after)
             flat = task.engine.flat(total)
             for rank, (layout, buffer) in enumerate(gathered.values()):
                 target = flat[rank * length : (rank + 1) * length]
@@ -171,13 +171,13 @@ class PointToPointWork:
         self._group = group
         self._messages = GroupMessages(group, entries)
         self._errors: list[Exception] = []
-        self._parts = [entry.task.part for entry in entries]
-        self._givers = [peer for peer in group.members if any(peer in part.peers for part in self._parts)]
-        self._takers = [peer for peer in group.members if any(peer in part.gives for part in self._parts)]
+        self._steps = [entry.task.step for entry in entries]
+        self._givers = [peer for peer in group.members if any(peer in step.peers for step in self._steps)]
+        self._takers = [peer for peer in group.members if any(peer in step.gives for step in self._steps)]
         self._received: dict[int, ReceivedMessage] = {}
         if self._givers:
             self._received, group.prefetched = group.prefetched, {}
-        layouts = {peer: MessageLayout([_given_meta(part, peer) for part in self._parts]) for peer in self._takers}
+        layouts = {peer: MessageLayout([_given_meta(step, peer) for step in self._steps]) for peer in self._takers}
         group.sends.reserve(sum(layout.nbytes for layout in layouts.values()))
         given = {peer: self._given(peer, layout) for peer, layout in layouts.items()}
         self._messages.write([*given.values()])
@@ -188,10 +188,10 @@ class PointToPointWork:
             for peer in self._givers:
                 with collecting(self._errors):
                     if peer not in self._received:
-                        self._received[peer] = group.receive(peer, taken_layout(self._parts, peer).nbytes)
+                        self._received[peer] = group.receive(peer, taken_layout(self._steps, peer).nbytes)
 
     def _given(self, peer: int, layout: MessageLayout) -> GivenMessage:
-        boxes = [part.gives[peer][0] if peer in part.gives else None for part in self._parts]
+        boxes = [step.gives[peer][0] if peer in step.gives else None for step in self._steps]
         return GivenMessage(layout, self._group.buffer(layout.nbytes), boxes)
 
     def _send(self, peer: int, buffer: torch.Tensor) -> None:
@@ -203,28 +203,28 @@ class PointToPointWork:
         for peer, (work, buffer) in self._received.items():
             with collecting(self._errors):
                 wait_for_collective(work)
-                messages[peer] = BoxMessage(taken_layout(self._parts, peer), buffer)
+                messages[peer] = BoxMessage(taken_layout(self._steps, peer), buffer)
                 self._group.sends.confirm(peer, except_last=int(peer in self._takers))
         if self._errors:
             raise self._errors[0]
-        return [self._messages.combine(place, messages) for place in range(len(self._parts))]
+        return [self._messages.combine(place, messages) for place in range(len(self._steps))]
 
 
-def taken_layout(parts: Sequence[StepPart], peer: int) -> MessageLayout:
+def taken_layout(steps: Sequence[LocalStep], peer: int) -> MessageLayout:
     """The message of a peer with the boxes that this worker takes from it."""
-    return MessageLayout([_taken_meta(part, peer) for part in parts])
+    return MessageLayout([_taken_meta(step, peer) for step in steps])
 
 
-def _taken_meta(part: StepPart, peer: int) -> TensorMeta | None:
-    return next((piece.meta for addend in part.addends for piece in addend if piece.peer == peer), None)
+def _taken_meta(step: LocalStep, peer: int) -> TensorMeta | None:
+    return next((box.meta for addend in step.addends for box in addend if box.peer == peer), None)
 
 
-def _given_meta(part: StepPart, peer: int) -> TensorMeta | None:
-    return part.gives[peer][1] if peer in part.gives else None
+def _given_meta(step: LocalStep, peer: int) -> TensorMeta | None:
+    return step.gives[peer][1] if peer in step.gives else None
 
 
-def _even_layout(parts: Sequence[StepPart]) -> MessageLayout:
-    return MessageLayout([part.addends[0][0].meta for part in parts])
+def _even_layout(steps: Sequence[LocalStep]) -> MessageLayout:
+    return MessageLayout([step.addends[0][0].meta for step in steps])
 
 
 def _with_values(entries: Sequence[Entry], values: Sequence[Value | FailedValue]) -> list[Entry]:
@@ -233,28 +233,28 @@ def _with_values(entries: Sequence[Entry], values: Sequence[Value | FailedValue]
     ]
 
 
-def _size(part: StepPart) -> int:
-    assert part.before is not None
-    return elements(part.before)
+def _size(step: LocalStep) -> int:
+    assert step.before is not None
+    return elements(step.before)
 
 
 def _flat_meta(task: MoveTask, length: int) -> TensorMeta:
-    return TensorMeta((length,), (1,), 0, task.part.dtype)
+    return TensorMeta((length,), (1,), 0, task.step.dtype)
 
 
 def _dense_flat(task: MoveTask) -> Value:
-    assert task.part.before is not None
-    return task.engine.flat(task.engine.with_strides(task.value, task.part.before.stride))
+    assert task.step.before is not None
+    return task.engine.flat(task.engine.with_strides(task.value, task.step.before.stride))
 
 
 def _padded(task: MoveTask, length: int) -> Value | FailedValue:
-    """The flat value, followed by elements that nobody reads."""
+    """The flat value, followed by elements that no member reads."""
     if isinstance(task.value, FailedValue):
         return task.value
 
     def pad() -> Value:
         padded = task.engine.empty(_flat_meta(task, length))
-        padded[: _size(task.part)] = _dense_flat(task)
+        padded[: _size(task.step)] = _dense_flat(task)
         return padded
 
     return task.attempt(pad)
@@ -265,8 +265,8 @@ def _copy_flat(task: MoveTask, target: torch.Tensor) -> None:
 
 
 def _from_flat(task: MoveTask, flat: torch.Tensor) -> Value:
-    assert task.part.after is not None
-    total = task.engine.empty(task.part.after)
+    assert task.step.after is not None
+    total = task.engine.empty(task.step.after)
     torch.as_tensor(task.engine.flat(total)).copy_(flat)
     return total
 

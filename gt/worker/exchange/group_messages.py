@@ -9,10 +9,10 @@ import torch
 
 from gt.worker.engines.engine import Value
 from gt.worker.exchange.group_backends import GroupBackend
-from gt.worker.exchange.in_flight import InFlightSends
+from gt.worker.exchange.in_flight_sends import InFlightSends
 from gt.worker.exchange.interface import MoveResult, MoveTask
+from gt.worker.exchange.local_steps import Slices, first_failure
 from gt.worker.exchange.message_layout import MessageLayout
-from gt.worker.exchange.step_parts import Slices, first_failure
 from gt.worker.failed_value import FailedValue
 
 
@@ -31,7 +31,7 @@ class ReceivedMessage(NamedTuple):
 
 
 class MessageGroup(Protocol):
-    """The members of ProcessGroup that messages need."""
+    """The attributes and methods of ProcessGroup that messages need."""
 
     worker: int
     members: tuple[int, ...]
@@ -89,20 +89,20 @@ class GroupMessages:
     def combine(self, place: int, messages: Mapping[int, BoxMessage]) -> MoveResult:
         """The result of a task, from messages by sender."""
         task = self.entries[place].task
-        part = task.part
-        if part.after is None:
+        step = task.step
+        if step.after is None:
             return None
-        taken = {peer: messages[peer] for peer in part.peers}
+        taken = {peer: messages[peer] for peer in step.peers}
         failure = self.failure(place, taken)
         if failure is not None:
             return failure
 
         def combine() -> Value:
             boxes = {peer: layout.box(task.engine, buffer, place) for peer, (layout, buffer) in taken.items()}
-            own = [piece.source for addend in part.addends for piece in addend if piece.peer == part.worker]
+            own = [box.source for addend in step.addends for box in addend if box.peer == step.worker]
             if own:
-                boxes[part.worker] = task.box(own[0])
-            return part.combine(task.engine, boxes, owned=False)
+                boxes[step.worker] = task.box(own[0])
+            return step.combine(task.engine, boxes, owned=False)
 
         return task.attempt(combine)
 
@@ -137,6 +137,8 @@ class GroupMessages:
 
 
 class BoxMessage(NamedTuple):
+    """The bytes of a message that was received, and their layout."""
+
     layout: MessageLayout
     buffer: torch.Tensor
 

@@ -6,8 +6,8 @@ from collections.abc import Callable, Generator, Sequence
 from typing import Any, NamedTuple, Protocol, TypeAlias
 
 from gt.worker.engines.engine import Engine, Value
-from gt.worker.exchange.deferred_flags import DeferredFlags
-from gt.worker.exchange.step_parts import Slices, StepPart
+from gt.worker.exchange.deferred_failure_flags import DeferredFailureFlags
+from gt.worker.exchange.local_steps import LocalStep, Slices
 from gt.worker.failed_value import Fail, FailedValue
 
 MoveResult: TypeAlias = "Value | FailedValue | None"
@@ -15,12 +15,12 @@ MoveResult: TypeAlias = "Value | FailedValue | None"
 
 
 class MoveTask(NamedTuple):
-    """One step of a move, as one worker takes part in it: `value` is its part before the step, a tensor of `engine`. A
+    """A step of a move for one worker to do: `value` is its part of the tensor before the step, made by `engine`. A
     `FailedValue` takes the place of a tensor that could not be computed, so that no member waits for it. `fail` reports
     an exception of this worker."""
 
     engine: Engine
-    part: StepPart
+    step: LocalStep
     value: Value | FailedValue | None
     fail: Fail
 
@@ -80,7 +80,7 @@ class Exchange(Protocol):
         """Start tasks with the same members, as one exchange. All members begin their exchanges in the same order."""
 
     @property
-    def flags(self) -> DeferredFlags | None:
+    def flags(self) -> DeferredFailureFlags | None:
         """Flags that were not read, of workers that do not wait for their device; None for others."""
 
     def overlaps(self, tasks: Sequence[MoveTask]) -> bool:
@@ -91,14 +91,14 @@ class Exchange(Protocol):
     def can_prefetch(self) -> bool:
         """Whether `prefetch` has an effect now."""
 
-    def prefetch(self, part: StepPart) -> None:
-        """Start to receive the values of a later exchange: the next one in which this worker receives any."""
+    def prefetch(self, step: LocalStep) -> None:
+        """Start to receive the values of the next exchange in which this worker receives any."""
 
     def required_workers(self, members: Sequence[int]) -> tuple[int, ...]:
         """The workers without which an exchange among `members` fails."""
 
-    def way_of(self, part: StepPart) -> str:
-        """The way in which a part was exchanged, such as "shared memory" or "gloo all-reduce"."""
+    def way_of(self, step: LocalStep) -> str:
+        """The way in which a step was exchanged, such as "shared memory" or "gloo all-reduce"."""
 
     def ways(self) -> dict[str, int]:
         """The number of exchanges by their way."""

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from typing import NamedTuple
 
 from gt.worker.exchange import futex
-from gt.worker.exchange.arena import KEPT_BYTES, Block, map_peer_memory, memory_address
+from gt.worker.exchange.arena import KEPT_BYTES, ArenaBlock, map_peer_memory, memory_address
 from gt.worker.exchange.rendezvous import MEMBER_TIMEOUT, Member
 
 STATUS_BYTES = 4096
@@ -47,7 +47,7 @@ class MemberStatus:
         self._words = data.cast("q")
         self._address = memory_address(data)
 
-    def publish(self, number: int, block: Block | None, *, has_failed: bool = False) -> None:
+    def publish(self, number: int, block: ArenaBlock | None, *, has_failed: bool = False) -> None:
         memory = block.memory if block is not None else None
         if block is None or memory is None:
             record = (0, 0, 0, 0, 0, int(has_failed))
@@ -56,7 +56,7 @@ class MemberStatus:
         at = _slot(number)
         for word, value in enumerate(record, at):
             self._words[word] = value
-        self._words[_PUBLISHED] = number  # last: whoever sees the number sees all that was written before
+        self._words[_PUBLISHED] = number  # last: a member that sees the number sees all earlier writes
         futex.wake(self._address)
 
     def finish(self, number: int, *, wakes: bool) -> None:
@@ -65,7 +65,7 @@ class MemberStatus:
             futex.wake(self._address + 8 * _FINISHED)
 
     def give_up(self) -> None:
-        """No exchange of the group follows."""
+        """Tell the others that this member does no more exchanges of the group."""
         self._words[_GIVEN_UP] = 1
         futex.wake(self._address)
         futex.wake(self._address + 8 * _FINISHED)
@@ -94,7 +94,8 @@ class MemberStatus:
     def wait(
         self, word: int, number: int, *, spins: bool, check: Callable[[], None], pause: float = _CHECK_SECONDS
     ) -> None:
-        """Wait until a word has reached a number. `check` is called now and then, and raises if it never will."""
+        """Wait until a word has reached a number. `check` is called after every `pause`, and raises if the member is
+        lost."""
         words = self._words
         if words[word] >= number:
             return

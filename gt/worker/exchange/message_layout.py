@@ -9,7 +9,7 @@ import torch
 from gt.core.meta import TensorMeta
 from gt.worker.engines.engine import Engine, Value
 from gt.worker.exchange.interface import MoveTask
-from gt.worker.exchange.step_parts import Slices
+from gt.worker.exchange.local_steps import Slices
 from gt.worker.failed_value import FailedValue
 
 _ALIGNMENT = 16  # of every box, so that it can be viewed as a tensor of any dtype
@@ -41,9 +41,9 @@ class MessageLayout:
     def _copy(self, buffer: torch.Tensor, position: int, task: MoveTask, slices: Slices) -> None:
         value = task.box(slices)
         if not isinstance(value, torch.Tensor):
-            part = task.engine.empty(self._meta(position))
-            part[...] = value
-            self._bytes(buffer, position).copy_(torch.as_tensor(task.engine.bytes_of(part)))
+            box = task.engine.empty(self._meta(position))
+            box[...] = value
+            self._bytes(buffer, position).copy_(torch.as_tensor(task.engine.bytes_of(box)))
             return
         self._view(buffer, position).copy_(value)
 

@@ -12,7 +12,7 @@ from typing import Any
 
 from gt.core.messages import Command, RunOp
 from gt.worker.bound_programs import BoundProgram
-from gt.worker.exchange.step_parts import StepPart
+from gt.worker.exchange.local_steps import LocalStep
 
 
 class ReceivePrefetch:
@@ -29,7 +29,7 @@ class ReceivePrefetch:
         self._searched = 0
         return self._iterator
 
-    def next_receive(self, ops: Mapping[int, Any]) -> StepPart | None:
+    def next_receive(self, ops: Mapping[int, Any]) -> LocalStep | None:
         """The first exchange of the commands ahead in which this worker receives; each is returned once. None also
         where the batch has yet to define an op, or a program has several exchanges."""
         begun = len(self._commands) - length_hint(self._iterator)
@@ -44,9 +44,9 @@ class ReceivePrefetch:
             if isinstance(bound, BoundProgram):
                 if bound.exchanges is None:
                     return None
-                for part in bound.exchanges:
-                    if part.peers:
+                for step in bound.exchanges:
+                    if step.peers:
                         self._searched = position + 1
-                        return part
+                        return step
         self._searched = len(self._commands)
         return None

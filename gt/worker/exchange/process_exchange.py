@@ -19,8 +19,8 @@ from gt.core.cpus import usable_cpus
 from gt.worker.exchange import futex
 from gt.worker.exchange.arena import Arena, MemoryFile
 from gt.worker.exchange.collective_works import GatherWork, SumWork, wait_for_collective
-from gt.worker.exchange.deferred_flags import DeferredFlags
-from gt.worker.exchange.failure_texts import FailureTexts
+from gt.worker.exchange.deferred_failure_flags import DeferredFailureFlags
+from gt.worker.exchange.failure_store import FailureStore
 from gt.worker.exchange.group_backends import (
     CommunicationStream,
     GlooGroup,
@@ -28,17 +28,17 @@ from gt.worker.exchange.group_backends import (
     NcclGroup,
     can_use_nccl,
 )
-from gt.worker.exchange.in_flight import InFlightSends
+from gt.worker.exchange.in_flight_sends import InFlightSends
 from gt.worker.exchange.interface import LookAhead, MoveTask, Work
+from gt.worker.exchange.local_steps import LocalStep
 from gt.worker.exchange.member_status import STATUS_BYTES, GroupPeer, PeerMemory
 from gt.worker.exchange.process_groups import ProcessGroup, work_of
 from gt.worker.exchange.rendezvous import CONNECT_TIMEOUT, LOOPBACK, MEMBER_TIMEOUT, Rendezvous
-from gt.worker.exchange.shared_groups import SharedGroup
-from gt.worker.exchange.step_parts import StepPart
+from gt.worker.exchange.shared_memory_groups import SharedMemoryGroup
 from gt.worker.exchange.torch_private import make_gloo_group, make_nccl_group
 
 log = logging.getLogger("gt.worker")
-AnyGroup: TypeAlias = SharedGroup | ProcessGroup
+AnyGroup: TypeAlias = SharedMemoryGroup | ProcessGroup
 _GOING_ON = (GatherWork, SumWork)  # works that need this worker only to begin and to finish them
 
 
@@ -60,8 +60,8 @@ class ProcessExchange:
         self.in_flight = InFlightSends(wait_for_collective)
         self._arena = Arena()
         self._peer_memory: dict[int, PeerMemory] = {}
-        self._texts = FailureTexts(self.rendezvous.require_store, worker)
-        self.flags = DeferredFlags(self._device, self._texts) if self._device.type == "cuda" else None
+        self._failures = FailureStore(self.rendezvous.require_store, worker)
+        self.flags = DeferredFailureFlags(self._device, self._failures) if self._device.type == "cuda" else None
         self._stream: CommunicationStream | None = None
         self._ways: Counter[str] = Counter()
         self._prefetching: ProcessGroup | None = None
@@ -90,9 +90,9 @@ class ProcessExchange:
         """The members, and the worker that hosts the store."""
         return tuple(dict.fromkeys((*members, self.rendezvous.host)))
 
-    def way_of(self, part: StepPart) -> str:
-        group = self.groups.get(part.members)
-        return group.way_of(part) if group is not None else "none"  # the group could not be made
+    def way_of(self, step: LocalStep) -> str:
+        group = self.groups.get(step.members)
+        return group.way_of(step) if group is not None else "none"  # the group could not be made
 
     def ways(self) -> dict[str, int]:
         return dict(self._ways)
@@ -100,12 +100,12 @@ class ProcessExchange:
     # Exchanges
 
     def begin(self, tasks: Sequence[MoveTask]) -> Work:
-        return self.find_group(tasks[0].part.members).begin(tasks)
+        return self.find_group(tasks[0].step.members).begin(tasks)
 
     def overlaps(self, tasks: Sequence[MoveTask]) -> bool:
         """Not through shared memory, where a member takes the parts of others itself."""
-        group = self.groups.get(tasks[0].part.members)
-        return isinstance(group, ProcessGroup) and all(work_of(task.part) in _GOING_ON for task in tasks)
+        group = self.groups.get(tasks[0].step.members)
+        return isinstance(group, ProcessGroup) and all(work_of(task.step) in _GOING_ON for task in tasks)
 
     @property
     def can_prefetch(self) -> bool:
@@ -113,9 +113,9 @@ class ProcessExchange:
         group = self._prefetching
         return self._device.type != "cuda" and (group is None or not group.prefetched)
 
-    def prefetch(self, part: StepPart) -> None:
-        group = self.groups.get(part.members)
-        if isinstance(group, ProcessGroup) and self.can_prefetch and group.prefetch(part):
+    def prefetch(self, step: LocalStep) -> None:
+        group = self.groups.get(step.members)
+        if isinstance(group, ProcessGroup) and self.can_prefetch and group.prefetch(step):
             self._prefetching = group
 
     # Groups
@@ -131,7 +131,7 @@ class ProcessExchange:
         """Raises on all members where one could not be connected, so that all of them skip the same exchange."""
         store = self.rendezvous.new_attempt(members)
         memory = self._new_status()
-        shared: SharedGroup | None = None
+        shared: SharedMemoryGroup | None = None
         try:
             status = f"{memory.descriptor} {memory.number}" if memory is not None else ""
             statuses = self.rendezvous.gather(store, members, "here", status)
@@ -155,7 +155,7 @@ class ProcessExchange:
 
     def _try_shared(
         self, store: dist.Store, members: tuple[int, ...], memory: MemoryFile, statuses: dict[int, str]
-    ) -> SharedGroup | None:
+    ) -> SharedMemoryGroup | None:
         """A group that shares memory, if every member can map that of all others. All members decide alike."""
         peers: dict[int, GroupPeer] = {}
         spins = len(members) <= usable_cpus()
@@ -170,7 +170,7 @@ class ProcessExchange:
         if any(problems.values()):
             log.warning("workers %s do not share memory: %s", members, next(filter(None, problems.values())))
             return None
-        return SharedGroup(self._worker, members, memory, peers, self._arena, self._texts, self._ways)
+        return SharedMemoryGroup(self._worker, members, memory, peers, self._arena, self._failures, self._ways)
 
     def _map(self, worker: int, status: str, *, spins: bool) -> GroupPeer:
         member = self.rendezvous.find_member(worker)
@@ -189,7 +189,7 @@ class ProcessExchange:
             if told:
                 raise RuntimeError(f"worker {member} is not connected with the others of workers {members}: {told}")
         return ProcessGroup(
-            self._worker, members, backend, self.in_flight, self._texts, self._ways, self._check_members, self.flags
+            self._worker, members, backend, self.in_flight, self._failures, self._ways, self._check_members, self.flags
         )
 
     def _check_members(self, members: tuple[int, ...]) -> None:

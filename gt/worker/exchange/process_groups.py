@@ -23,13 +23,13 @@ from gt.worker.exchange.collective_works import (
     collecting,
     taken_layout,
 )
-from gt.worker.exchange.deferred_flags import DeferredFlags, FlagSource
-from gt.worker.exchange.failure_texts import FailureTexts
+from gt.worker.exchange.deferred_failure_flags import DeferredFailureFlags, FlagSource
+from gt.worker.exchange.failure_store import FailureStore
 from gt.worker.exchange.group_backends import GroupBackend
 from gt.worker.exchange.group_messages import Entry, ReceivedMessage
-from gt.worker.exchange.in_flight import InFlightSends
+from gt.worker.exchange.in_flight_sends import InFlightSends
 from gt.worker.exchange.interface import MoveResult, MoveTask
-from gt.worker.exchange.step_parts import StepPart
+from gt.worker.exchange.local_steps import LocalStep
 from gt.worker.failed_value import FailedValue
 
 NATIVE_SUMS = ("float32", "float64", "int32", "int64")
@@ -50,10 +50,10 @@ class ProcessGroup:
         members: tuple[int, ...],
         backend: GroupBackend,
         sends: InFlightSends,
-        texts: FailureTexts,
+        failures: FailureStore,
         ways: Counter[str],
         check: Callable[[tuple[int, ...]], None],
-        flags: DeferredFlags | None = None,
+        flags: DeferredFailureFlags | None = None,
     ) -> None:
         self.worker = worker
         self.members = members
@@ -62,7 +62,7 @@ class ProcessGroup:
         self.number = 0
         self.prefetched: dict[int, ReceivedMessage] = {}
         self._ways = ways
-        self._texts = texts
+        self._failures = failures
         self._flags = flags
         self._check = check
         self._error: Exception | None = None
@@ -94,13 +94,13 @@ class ProcessGroup:
             return False
         return True
 
-    def prefetch(self, part: StepPart) -> bool:
+    def prefetch(self, step: LocalStep) -> bool:
         """Begin to receive the boxes of a later exchange, if it goes by sends and receives. Returns whether it does."""
-        if work_of(part) is not PointToPointWork:
+        if work_of(step) is not PointToPointWork:
             return False
-        for peer in part.peers:
+        for peer in step.peers:
             with collecting([]):  # a peer that has ended is noticed when its box is needed
-                self.prefetched[peer] = self.receive(peer, taken_layout([part], peer).nbytes)
+                self.prefetched[peer] = self.receive(peer, taken_layout([step], peer).nbytes)
         return True
 
     def receive(self, peer: int, nbytes: int) -> ReceivedMessage:
@@ -123,16 +123,16 @@ class ProcessGroup:
         return False
 
     def write_failure(self, number: int, task: int, failed: FailedValue) -> None:
-        self._texts.write(self.members, number, task, failed)
+        self._failures.write(self.members, number, task, failed)
 
     def read_failure(self, number: int, task: int) -> FailedValue:
-        return self._texts.read(self.members, number, task)
+        return self._failures.read(self.members, number, task)
 
-    def way_of(self, part: StepPart) -> str:
-        return f"{self.backend.name} {work_of(part).way}"
+    def way_of(self, step: LocalStep) -> str:
+        return f"{self.backend.name} {work_of(step).way}"
 
     def count(self, entries: Sequence[Entry]) -> None:
-        self._ways[self.way_of(entries[0].task.part)] += 1
+        self._ways[self.way_of(entries[0].task.step)] += 1
 
     def close(self) -> None:
         self.backend.abort()
@@ -145,7 +145,7 @@ class GroupWork:
         self._count = len(tasks)
         entries: dict[_WorkType, list[Entry]] = {}
         for position, task in enumerate(tasks):
-            entries.setdefault(work_of(task.part), []).append(Entry(position, task))
+            entries.setdefault(work_of(task.step), []).append(Entry(position, task))
         self._works = [(entries[work], work(group, entries[work])) for work in _IN_ORDER if work in entries]
         for chosen in entries.values():
             group.count(chosen)
@@ -164,10 +164,10 @@ _WorkType: TypeAlias = (
 _IN_ORDER: tuple[_WorkType, ...] = (SumWork, SlicedReduceWork, GatherWork, AllToAllWork, PointToPointWork)
 
 
-def work_of(part: StepPart) -> _WorkType:
+def work_of(step: LocalStep) -> _WorkType:
     """The work that does a step. All members choose the same."""
-    if part.kind == "all-reduce":
-        return SumWork if part.reduction == "sum" and part.dtype in NATIVE_SUMS else SlicedReduceWork
-    if not part.is_even:
+    if step.kind == "all-reduce":
+        return SumWork if step.reduction == "sum" and step.dtype in NATIVE_SUMS else SlicedReduceWork
+    if not step.is_even:
         return PointToPointWork
-    return GatherWork if part.kind == "all-gather" else AllToAllWork
+    return GatherWork if step.kind == "all-gather" else AllToAllWork

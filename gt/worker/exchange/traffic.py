@@ -7,37 +7,37 @@ from collections.abc import Iterable
 
 from gt.core.messages import MAX_WAYS, ExchangeWay
 from gt.worker.exchange.interface import Exchange
-from gt.worker.exchange.step_parts import StepPart
+from gt.worker.exchange.local_steps import LocalStep
 
-_MAX_PARTS = 4096
+_MAX_STEPS = 4096
 
 
 class TrafficCount:
-    """Counts how often each part of a move ran, and the bytes by sender only when asked: a part may have hundreds of
+    """Counts how often each local step ran, and the bytes by sender only when asked: a step may have hundreds of
     senders."""
 
     def __init__(self) -> None:
-        self._runs: Counter[StepPart] = Counter()
+        self._runs: Counter[LocalStep] = Counter()
         self._nbytes: Counter[int] = Counter()
-        self._latest: dict[tuple[str, tuple[str, ...], int], StepPart] = {}
+        self._latest: dict[tuple[str, tuple[str, ...], int], LocalStep] = {}
 
-    def add(self, parts: Iterable[StepPart]) -> None:
-        for part in parts:
-            self._runs[part] += 1
-            self._latest[part.kind, part.step.axes, part.nbytes] = part
-        if len(self._runs) > _MAX_PARTS:  # parts of programs that are forgotten must not be kept
+    def add(self, steps: Iterable[LocalStep]) -> None:
+        for step in steps:
+            self._runs[step] += 1
+            self._latest[step.kind, step.reshard_step.axes, step.nbytes] = step
+        if len(self._runs) > _MAX_STEPS:  # steps of programs that are forgotten must not be kept
             self.by_peer()
         while len(self._latest) > MAX_WAYS:
             del self._latest[next(iter(self._latest))]
 
     def ways(self, exchange: Exchange) -> tuple[ExchangeWay, ...]:
         """The ways of the latest collectives."""
-        return tuple(ExchangeWay(*collective, exchange.way_of(part)) for collective, part in self._latest.items())
+        return tuple(ExchangeWay(*collective, exchange.way_of(step)) for collective, step in self._latest.items())
 
     def by_peer(self) -> dict[int, int]:
         """The bytes received since the worker began, by sender."""
-        for part, runs in self._runs.items():
-            for peer, nbytes in part.received.items():
+        for step, runs in self._runs.items():
+            for peer, nbytes in step.received.items():
                 self._nbytes[peer] += runs * nbytes
         self._runs.clear()
         return dict(self._nbytes)

@@ -13,20 +13,20 @@ import torch
 
 from gt.core.settings import CompileSettings
 from gt.core.signatures import Input, Signature
-from gt.worker.compilation.pieces import CompileAnswer, CompileFailed, Piece, PieceStep
+from gt.worker.compilation.compile_units import CompileAnswer, CompileFailed, CompileUnit, UnitStep
 from gt.worker.compilation.private_directory import make_private
 from gt.worker.compilation.queue import CompileQueue, find_compiler
 from tests.subprocesses import start
-from tests.worker.compilation.recorded_pieces import meta_of
+from tests.worker.compilation.recorded_units import meta_of
 
 pytestmark = pytest.mark.timeout(300)
 SETTINGS = CompileSettings(niceness=0)
 
 
-def untraceable(size: int = 4) -> Piece:
-    """A piece that the server refuses before it runs a C++ compiler."""
-    step = PieceStep(Signature("aten.nonzero.default", (Input(0),), {}, (), (), (), ()), (0,), (), (1,))
-    return Piece((step,), (meta_of(torch.ones(size)),), (), (1,))
+def untraceable(size: int = 4) -> CompileUnit:
+    """A unit that the server refuses before it runs a C++ compiler."""
+    step = UnitStep(Signature("aten.nonzero.default", (Input(0),), {}, (), (), (), ()), (0,), (), (1,))
+    return CompileUnit((step,), (meta_of(torch.ones(size)),), (), (1,))
 
 
 @pytest.fixture
@@ -58,7 +58,7 @@ def server_of(directory: Path) -> psutil.Process:
     return found
 
 
-def test_each_piece_gets_one_answer_for_all_who_ask(directory: Path) -> None:
+def test_each_unit_gets_one_answer_for_all_who_ask(directory: Path) -> None:
     first, second = CompileQueue(lambda: directory, SETTINGS, is_alone=True), CompileQueue(lambda: directory, SETTINGS)
     taken: list[CompileAnswer] = []
     others: list[CompileAnswer] = []

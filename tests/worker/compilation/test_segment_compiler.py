@@ -8,7 +8,7 @@ import pytest
 import torch
 
 import gt
-from tests.worker.compilation.recorded_pieces import needs_compiler
+from tests.worker.compilation.recorded_units import needs_compiler
 
 
 @pytest.fixture

@@ -10,7 +10,7 @@ from gt.worker.compilation.compiled_code import CompiledCode
 from gt.worker.compilation.torch_private import compile_graph, fake_mode, find_vector_instructions, trace_function
 from gt.worker.compilation.tracing import trace
 from gt.worker.engines.torch_private import load_code
-from tests.worker.compilation.recorded_pieces import answer_of, needs_compiler, record, run_both
+from tests.worker.compilation.recorded_units import answer_of, needs_compiler, record, run_both
 
 
 def test_a_function_is_traced_on_tensors_without_memory() -> None:
@@ -34,11 +34,11 @@ def test_compiled_code_does_what_the_ops_do(tmp_path: Path, monkeypatch: pytest.
     monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path / "cache"))
     inputs = [torch.rand(8, 16), torch.rand(16, 16), torch.rand(16, 16)]
     recorded = record(step, inputs)
-    traced = trace(recorded.piece)
+    traced = trace(recorded.unit)
     find_vector_instructions()
     path = compile_graph(traced.graph, traced.inputs, 1, tmp_path)
     assert tmp_path in path.parents and os.access(path, os.R_OK)
-    code = CompiledCode(recorded.piece, answer_of(traced), load_code(path))
+    code = CompiledCode(recorded.unit, answer_of(traced), load_code(path))
     assert run_both(step, inputs, code, recorded.scalars) is None
 
     def with_other_numbers(x: torch.Tensor, p: torch.Tensor, m: torch.Tensor) -> list[torch.Tensor]:

@@ -1,4 +1,4 @@
-"""Pieces traced to graphs: the graph of a piece does what its ops do."""
+"""Compile units traced to graphs: the graph of a unit does what its ops do."""
 
 from collections.abc import Callable, Sequence
 
@@ -7,9 +7,9 @@ import torch
 from torch import nn
 
 from gt.core.signatures import Input, Signature
-from gt.worker.compilation.pieces import Piece, PieceStep
+from gt.worker.compilation.compile_units import CompileUnit, UnitStep
 from gt.worker.compilation.tracing import UntraceableStep, trace
-from tests.worker.compilation.recorded_pieces import code_of, copy, meta_of, record, run_both
+from tests.worker.compilation.recorded_units import code_of, copy, meta_of, record, run_both
 
 F = nn.functional
 
@@ -110,19 +110,19 @@ CASES: dict[str, tuple[Callable[..., Sequence[torch.Tensor]], Callable[[], list[
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_the_graph_of_a_piece_does_what_its_ops_do(case: str) -> None:
+def test_the_graph_of_a_unit_does_what_its_ops_do(case: str) -> None:
     function, make = CASES[case]
     torch.manual_seed(0)
     inputs = make()
     recorded = record(function, inputs)
-    assert run_both(function, inputs, code_of(recorded.piece), recorded.scalars) is None
+    assert run_both(function, inputs, code_of(recorded.unit), recorded.scalars) is None
 
 
 def test_changed_numbers_need_no_new_code() -> None:
     inputs = [torch.rand(4, 6) for _ in range(4)]
     recorded = record(adamw, inputs)
-    assert set(recorded.piece.scalars) == {None}
-    code = code_of(recorded.piece)
+    assert set(recorded.unit.scalars) == {None}
+    code = code_of(recorded.unit)
 
     def slower(p: torch.Tensor, g: torch.Tensor, m: torch.Tensor, v: torch.Tensor) -> list[torch.Tensor]:
         p.mul_(0.9999)
@@ -136,7 +136,7 @@ def test_changed_numbers_need_no_new_code() -> None:
 
 def test_live_tensors_share_memory_as_those_of_the_ops_do() -> None:
     x = torch.randn(6, 8)
-    y, first, second, part, other = code_of(record(views, [x]).piece)([x], (1.5, 2.0))
+    y, first, second, part, other = code_of(record(views, [x]).unit)([x], (1.5, 2.0))
     memory = [tensor.untyped_storage().data_ptr() for tensor in (x, y, first, second, part, other)]
     assert memory[1] == memory[2] == memory[3]
     assert memory[4] == memory[0]
@@ -145,7 +145,7 @@ def test_live_tensors_share_memory_as_those_of_the_ops_do() -> None:
 
 def test_written_inputs_that_share_memory_do_not_fit() -> None:
     p, g, m, v = [torch.rand(4, 6) for _ in range(4)]
-    code = code_of(record(adamw, [p, g, m, v]).piece)
+    code = code_of(record(adamw, [p, g, m, v]).unit)
     assert code.fits([p, g, m, v])
     assert not code.fits([p, p, m, v])
     assert not code.fits([p, g, m, torch.rand(6, 4).t()])
@@ -154,15 +154,15 @@ def test_written_inputs_that_share_memory_do_not_fit() -> None:
 def test_a_constant_of_another_value_does_not_fit() -> None:
     x = torch.randn(4, 4)
     recorded = record(lambda x: [F.leaky_relu(x, 0.1) * 2.0], [x])
-    code = code_of(recorded.piece)
-    assert recorded.piece.scalars == (0.1, None)
+    code = code_of(recorded.unit)
+    assert recorded.unit.scalars == (0.1, None)
     assert code.has_constants((0.1, 5.0))
     assert not code.has_constants((0.2, 2.0))
     assert not code.has_constants((0.1, 2))
 
 
-def test_equal_pieces_have_the_same_key() -> None:
-    first, second, third = [record(chain, [torch.randn(8, size)]).piece.key for size in (8, 8, 4)]
+def test_equal_units_have_the_same_key() -> None:
+    first, second, third = [record(chain, [torch.randn(8, size)]).unit.key for size in (8, 8, 4)]
     assert first == second != third
 
 
@@ -170,16 +170,16 @@ def test_an_op_that_cannot_be_traced_is_named() -> None:
     x = torch.randn(4)
     meta = meta_of(x)
     steps = [
-        PieceStep(Signature("aten.neg.default", (Input(0),), {}, (), (), (meta,), (0,)), (0,), (), (1,)),
-        PieceStep(Signature("aten.nonzero.default", (Input(0),), {}, (), (), (), ()), (1,), (), (2,)),
+        UnitStep(Signature("aten.neg.default", (Input(0),), {}, (), (), (meta,), (0,)), (0,), (), (1,)),
+        UnitStep(Signature("aten.nonzero.default", (Input(0),), {}, (), (), (), ()), (1,), (), (2,)),
     ]
     with pytest.raises(UntraceableStep, match="aten.nonzero.default: .*") as caught:
-        trace(Piece(tuple(steps), (meta,), (), (2,)))
+        trace(CompileUnit(tuple(steps), (meta,), (), (2,)))
     assert caught.value.step == 1
 
 
 def test_inputs_are_not_changed_by_a_trace() -> None:
     inputs = [torch.rand(4, 6) for _ in range(4)]
     before = [copy(tensor) for tensor in inputs]
-    code_of(record(adamw, inputs).piece)
+    code_of(record(adamw, inputs).unit)
     assert all(map(torch.equal, inputs, before))

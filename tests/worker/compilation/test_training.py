@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 import gt
-from tests.worker.compilation.recorded_pieces import needs_compiler
+from tests.worker.compilation.recorded_units import needs_compiler
 
 F = nn.functional
 

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gt.worker.engines.counter_rng import Region, key_words, mix
-from gt.worker.engines.numpy_random import Draw
+from gt.worker.engines.numpy_random import RandomSource
 from gt.worker.engines.random_ops import COUNTER_BASED
 from tests.worker.engines.random_cases import (
     CASES,
@@ -73,7 +73,7 @@ def test_the_bits_are_a_function_of_key_and_index(region, key):
     expected = np.array([mix(start + int(place) * step) for place in places.reshape(-1)], np.uint64).view(np.int64)
     found = bits(key, *region.size, region=region)
     assert np.array_equal(found.numpy().reshape(-1), expected)
-    assert np.array_equal(Draw(key, region).words(region.size, 64).reshape(-1), expected)
+    assert np.array_equal(RandomSource(key, region).words(region.size, 64).reshape(-1), expected)
 
 
 def test_the_numbers_of_a_key_stay_the_same():

@@ -13,7 +13,7 @@ import torch
 
 from gt.core.messages import Failure
 from gt.sharding.spec import DeviceMesh
-from gt.worker.exchange import ProcessExchange, arena, member_status, shared_reductions
+from gt.worker.exchange import ProcessExchange, arena, member_status, shared_memory_reductions
 from gt.worker.failed_value import FailedValue
 from gt.worker.moves import Mover, run_moves
 from tests.dispatcher_harness import at, over
@@ -28,8 +28,8 @@ KINDS = ("all-reduce", "all-gather", "reduce-scatter", "broadcast", "send", "max
 def use_little_memory():
     arena.KEPT_BYTES = member_status.KEPT_BYTES = 1 << 18
     arena.MAX_OUTSTANDING = 1 << 20
-    shared_reductions.CHUNK_BYTES = 1 << 16
-    shared_reductions.ONE_SHOT_BYTES = 1 << 12
+    shared_memory_reductions.CHUNK_BYTES = 1 << 16
+    shared_memory_reductions.ONE_SHOT_BYTES = 1 << 12
 
 
 def whole_of(step, number, size):

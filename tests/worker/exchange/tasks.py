@@ -19,12 +19,12 @@ def dense(shape, dtype="float32"):
     return TensorMeta(shape, contiguous_strides(shape), 0, dtype)
 
 
-def part_of(worker, meta, source, target):
-    """A worker's part in a move of one step."""
-    (part,) = Mover(ENGINE, worker, meta, source, target).parts
-    return part
+def step_of(worker, meta, source, target):
+    """One worker's view of a move of one step."""
+    (step,) = Mover(ENGINE, worker, meta, source, target).steps
+    return step
 
 
 def task_of(worker, value, source, target, meta=None, engine=ENGINE):
     """A worker's task in a move of one step; `meta` is that of two floats unless given."""
-    return MoveTask(engine, part_of(worker, meta or dense((2,)), source, target), value, fail)
+    return MoveTask(engine, step_of(worker, meta or dense((2,)), source, target), value, fail)

@@ -129,7 +129,7 @@ def test_moves_along_different_axes_are_exchanges_of_their_own_groups(transport)
 
     def work(worker):
         movers = [Mover(ENGINE, worker, dense(shape, dtype), *specs) for shape, dtype, *specs in moves]
-        values = [torch.full(mover.parts[0].before.shape, 2.0**worker) for mover in movers]
+        values = [torch.full(mover.steps[0].before.shape, 2.0**worker) for mover in movers]
         return (yield from run_moves(movers, values, fail))
 
     found, expected = [run_over(way, {worker: work(worker) for worker in range(4)}) for way in (transport, "memory")]

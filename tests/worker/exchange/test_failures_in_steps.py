@@ -12,7 +12,7 @@ from gt.core.messages import FreeTensors, RunOp, WorkerBeginStep, WorkerCreateTe
 from gt.launch.in_process_channel import InProcessChannel
 from gt.worker.engines import PyTorchEngine
 from gt.worker.exchange import InProcessExchange
-from gt.worker.exchange.in_process import run_interleaved
+from gt.worker.exchange.in_process_exchange import run_interleaved
 from gt.worker.executor import Executor
 from gt.worker.failed_value import FailedValue
 from tests.worker.exchange.transports import PROCESS_TRANSPORTS, kept_exchanges

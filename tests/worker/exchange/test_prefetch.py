@@ -44,8 +44,8 @@ def kernel(worker, *moves):
     ],
 )
 def test_a_program_knows_its_one_exchange(worker, moves, receives):
-    parts = kernel(worker, *moves).exchanges
-    assert (parts and [part.received for part in parts]) == receives
+    steps = kernel(worker, *moves).exchanges
+    assert (steps and [step.received for step in steps]) == receives
 
 
 def test_a_program_without_moves_exchanges_nothing():

@@ -19,7 +19,7 @@ from gt.worker.exchange import ProcessExchange, futex, process_exchange, rendezv
 from gt.worker.exchange.group_backends import GlooGroup, NcclGroup
 from gt.worker.exchange.process_groups import ProcessGroup
 from gt.worker.exchange.rendezvous import Member
-from gt.worker.exchange.shared_groups import SharedGroup
+from gt.worker.exchange.shared_memory_groups import SharedMemoryGroup
 from tests.dispatcher_harness import at, over
 from tests.worker.exchange.tasks import FAILING, task_of
 from tests.worker.exchange.test_process_groups import FakeNccl
@@ -200,7 +200,7 @@ def test_a_failed_meeting_leaves_no_file_open(monkeypatch, pair):
 
 
 @pytest.mark.parametrize(
-    ("transport", "kind"), [("", SharedGroup), ("shared", SharedGroup), ("gloo", ProcessGroup)], ids=str
+    ("transport", "kind"), [("", SharedMemoryGroup), ("shared", SharedMemoryGroup), ("gloo", ProcessGroup)], ids=str
 )
 def test_cpu_workers_of_one_machine_share_memory_unless_they_are_told_otherwise(transport, kind):
     with left(exchanges(2, transport)) as pair:

@@ -7,13 +7,13 @@ import pytest
 import torch
 
 from gt.sharding.spec import DeviceMesh
-from gt.worker.exchange.deferred_flags import DeferredFlags
-from gt.worker.exchange.failure_texts import FailureTexts
+from gt.worker.exchange.deferred_failure_flags import DeferredFailureFlags
+from gt.worker.exchange.failure_store import FailureStore
 from gt.worker.exchange.group_backends import NcclGroup, can_use_nccl
-from gt.worker.exchange.in_flight import InFlightSends
+from gt.worker.exchange.in_flight_sends import InFlightSends
 from gt.worker.exchange.process_groups import ProcessGroup, work_of
 from tests.dispatcher_harness import at, over
-from tests.worker.exchange.tasks import dense, part_of, task_of
+from tests.worker.exchange.tasks import dense, step_of, task_of
 
 TRIO = DeviceMesh([3], ["x"], [0, 1, 2])
 GRID = DeviceMesh([2, 2], ["a", "b"], [0, 1, 2, 3])
@@ -24,9 +24,9 @@ DTYPES = (*NATIVE, "float16", "bfloat16", "int8", "int16", "uint8", "bool", "com
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("reduction", ["sum", "prod", "max", "min", "and", "or"])
 def test_the_group_itself_reduces_only_sums_that_it_adds_as_gt_does(dtype, reduction):
-    part = part_of(0, dense((6,), dtype), over(f"- + x:{reduction}"), over("-"))
+    step = step_of(0, dense((6,), dtype), over(f"- + x:{reduction}"), over("-"))
     is_native = reduction == "sum" and dtype in NATIVE
-    assert work_of(part).way == ("all-reduce" if is_native else "all-to-all and all-gather")
+    assert work_of(step).way == ("all-reduce" if is_native else "all-to-all and all-gather")
 
 
 @pytest.mark.parametrize(
@@ -46,7 +46,7 @@ def test_the_group_itself_reduces_only_sums_that_it_adds_as_gt_does(dtype, reduc
     ],
 )
 def test_an_even_step_is_a_collective_and_others_are_sends(source, target, shape, way):
-    assert work_of(part_of(0, dense(shape), source, target)).way == way
+    assert work_of(step_of(0, dense(shape), source, target)).way == way
 
 
 @pytest.mark.parametrize(
@@ -109,8 +109,8 @@ def nccl_group(flags=None):
     nccl = FakeNccl()
     sends = InFlightSends(lambda work: work.wait(None))
     backend = NcclGroup(nccl, torch.device("cpu"), FakeStream(nccl.calls))
-    texts = FailureTexts(lambda: None, 0)
-    return nccl, sends, ProcessGroup(0, (0, 1, 2), backend, sends, texts, Counter(), lambda members: None, flags)
+    failures = FailureStore(lambda: None, 0)
+    return nccl, sends, ProcessGroup(0, (0, 1, 2), backend, sends, failures, Counter(), lambda members: None, flags)
 
 
 def test_sends_and_receives_of_nccl_are_launched_together_and_waited_for_together():
@@ -135,7 +135,7 @@ def test_a_collective_of_nccl_runs_on_the_communication_stream():
 
 
 def test_a_flag_on_the_device_is_kept_and_the_value_is_given():
-    flags = DeferredFlags(torch.device("cpu"), FailureTexts(lambda: None, 0))
+    flags = DeferredFailureFlags(torch.device("cpu"), FailureStore(lambda: None, 0))
     nccl, _, group = nccl_group(flags)
     nccl.allreduce = lambda buffers: (buffers[0].add_(1), nccl)[1]  # another member's flag
     task = task_of(0, torch.ones(2), over("- + x", TRIO), over("-", TRIO))

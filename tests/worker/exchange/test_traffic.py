@@ -3,11 +3,11 @@
 from gt.worker.exchange import traffic
 from gt.worker.exchange.traffic import TrafficCount
 from tests.dispatcher_harness import at, over
-from tests.worker.exchange.tasks import dense, part_of
+from tests.worker.exchange.tasks import dense, step_of
 
-GATHER = part_of(0, dense((6,)), over("x"), over("-"))
-REDUCE = part_of(0, dense((5,)), over("- + x"), over("-"))
-SEND = part_of(0, dense((4,)), at(0), at(1))
+GATHER = step_of(0, dense((6,)), over("x"), over("-"))
+REDUCE = step_of(0, dense((5,)), over("- + x"), over("-"))
+SEND = step_of(0, dense((4,)), at(0), at(1))
 
 
 def test_bytes_are_counted_by_sender():
@@ -19,9 +19,9 @@ def test_bytes_are_counted_by_sender():
 
 
 def test_parts_are_not_kept(monkeypatch):
-    monkeypatch.setattr(traffic, "_MAX_PARTS", 3)
+    monkeypatch.setattr(traffic, "_MAX_STEPS", 3)
     count = TrafficCount()
     for _ in range(10):
-        count.add([part_of(0, dense((6,)), over("x"), over("-"))])
+        count.add([step_of(0, dense((6,)), over("x"), over("-"))])
         assert len(count._runs) <= 3
     assert count.by_peer() == {1: 120}

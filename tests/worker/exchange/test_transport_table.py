@@ -9,7 +9,7 @@ from gt.core.meta import ITEM_BYTES, TensorMeta
 from gt.sharding.spec import DeviceMesh, compute_local_shape
 from gt.worker.engines import NumPyEngine
 from gt.worker.exchange.process_groups import NATIVE_SUMS
-from gt.worker.exchange.shared_reductions import CHUNK_BYTES, ONE_SHOT_BYTES
+from gt.worker.exchange.shared_memory_reductions import CHUNK_BYTES, ONE_SHOT_BYTES
 from gt.worker.moves import Mover, run_moves
 from tests.dispatcher_harness import at, over
 from tests.worker.exchange.tasks import ENGINE, dense, fail

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from gt.worker.exchange import Exchange, InProcessExchange, ProcessExchange
-from gt.worker.exchange.in_process import run_interleaved
+from gt.worker.exchange.in_process_exchange import run_interleaved
 from tests.dispatcher_harness import at, over
 from tests.worker.exchange.tasks import dense, task_of
 from tests.worker.exchange.transports import PROCESS_TRANSPORTS, TRANSPORTS, exchanges, left, run_over

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from gt.sharding.spec import DeviceMesh
-from gt.worker.exchange import collective_works, shared_groups
+from gt.worker.exchange import collective_works, shared_memory_groups
 from gt.worker.exchange.message_layout import MessageLayout
 from gt.worker.failed_value import FailedValue
 from tests.dispatcher_harness import over
@@ -31,7 +31,7 @@ def fail_at_giver(monkeypatch, owner, name, find_task, written=0):
     write, calls = getattr(owner, name), []
 
     def write_or_fail(*arguments):
-        if find_task(arguments).part.worker == GIVER:
+        if find_task(arguments).step.worker == GIVER:
             calls.append(arguments)
             if len(calls) > written:
                 raise MemoryError("no room")
@@ -46,11 +46,11 @@ def test_a_member_that_cannot_give_its_boxes_fails_as_the_takers_do(monkeypatch,
     source, target, shape, written = MOVES[move]
     fail_at_giver(monkeypatch, MessageLayout, "_copy", itemgetter(3), written)
     fail_at_giver(monkeypatch, collective_works, "_copy_flat", itemgetter(0))
-    fail_at_giver(monkeypatch, shared_groups, "_write", itemgetter(0))
+    fail_at_giver(monkeypatch, shared_memory_groups, "_write", itemgetter(0))
 
     def compute(worker):
         task = task_of(worker, None, over(source, MESH), over(target, MESH), dense(shape))
-        (result,) = yield [task._replace(value=torch.ones(task.part.before.shape))]
+        (result,) = yield [task._replace(value=torch.ones(task.step.before.shape))]
         return result
 
     results = run_over(transport, {worker: compute(worker) for worker in range(WORKERS)})

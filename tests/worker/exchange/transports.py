@@ -9,7 +9,7 @@ import numpy as np
 import torch
 
 from gt.worker.exchange import ProcessExchange
-from gt.worker.exchange.in_process import run_interleaved
+from gt.worker.exchange.in_process_exchange import run_interleaved
 from gt.worker.exchange.interface import run_exchanges
 
 PROCESS_TRANSPORTS = ("shared", "gloo")

@@ -1,0 +1,122 @@
+"""Backpressure on a session: its instructions wait while it has requested too many answers that it has not read.
+
+The bytes of an answer occupy memory of a worker, of the server or shared memory until the client has read them. Over
+the limit, the further instructions of the client are queued in the server, in their order.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterator, Sequence
+from typing import NamedTuple
+
+from gt.core.errors import ProtocolError
+from gt.core.message_fields import PAYLOAD_RECORDS
+from gt.core.messages import COUNTED_BYTES, FetchTensor, Instruction, TensorRead
+from gt.wire.codec import Payload, read_bytes
+
+MAX_UNREAD = 1 << 28  # bytes; a read of any size may begin while fewer are unread
+MAX_SENT = 1 << 29  # unread bytes of answers, not counting reads of COUNTED_BYTES or more
+MAX_QUEUED = 1 << 17  # queued instructions
+MAX_QUEUED_BYTES = 1 << 30  # of their payloads
+
+
+class BatchSlice(NamedTuple):
+    """Instructions of which only the last one may be a read, with their payloads."""
+
+    instructions: Sequence[Instruction]
+    payloads: Sequence[Payload]
+
+    @property
+    def read(self) -> FetchTensor | None:
+        last = self.instructions[-1]
+        return last if type(last) is FetchTensor else None
+
+    @property
+    def nbytes(self) -> int:
+        return sum(len(frame) for payload in self.payloads for frame in payload)
+
+
+class Backpressure:
+    """The unread answers and the waiting instructions of one session. `asked` is a read of which the size is not known.
+
+    A read of COUNTED_BYTES or more counts until the client sends AckRead, a smaller one until its answer is sent. All
+    other bytes sent to the client count until it sends AckBytes.
+    """
+
+    def __init__(self) -> None:
+        self.asked: FetchTensor | None = None
+        self._reads: dict[int, int] = {}  # bytes by request
+        self._unread = 0  # their sum
+        self._sent = 0
+        self._queue: deque[BatchSlice] = deque()
+        self._queued = 0  # queued instructions
+        self._queued_bytes = 0
+
+    def queue(self, batch: Sequence[Instruction], payloads: Sequence[Payload]) -> None:
+        """Queue instructions. Raises ProtocolError over a limit that no client reaches which reads its answers."""
+        for batch_slice in split_after_reads(batch, payloads):
+            self._queue.append(batch_slice)
+            self._queued += len(batch_slice.instructions)
+            self._queued_bytes += batch_slice.nbytes
+        too_many = self._queued > MAX_QUEUED or self._queued_bytes > MAX_QUEUED_BYTES
+        if len(self._queue) > 1 and too_many:
+            raise ProtocolError(
+                f"{self._queued} instructions with {self._queued_bytes} bytes wait because "
+                f"{self._unread + self._sent} bytes that were asked for are not taken"
+            )
+
+    def next(self) -> BatchSlice | None:
+        """The next instructions that may be carried out now, if any."""
+        if not self._queue or self._is_full(self._queue[0]):
+            return None
+        batch_slice = self._queue.popleft()
+        self._queued -= len(batch_slice.instructions)
+        self._queued_bytes -= batch_slice.nbytes
+        return batch_slice
+
+    def _is_full(self, batch_slice: BatchSlice) -> bool:
+        """Whether a slice has to wait. A read waits for all unread bytes, other instructions for small answers only:
+        they may be answered with failures."""
+        unread = self._sent + self._unread if batch_slice.read is not None else self._sent
+        return unread >= MAX_UNREAD
+
+    def begin(self, request: int, nbytes: int) -> None:
+        self._unread += nbytes - self._reads.get(request, 0)
+        self._reads[request] = nbytes
+
+    def end(self, request: int) -> None:
+        """A read was received by the client, or has failed."""
+        self._unread -= self._reads.pop(request, 0)
+        if self.asked is not None and self.asked.request == request:
+            self.asked = None
+
+    def note_read(self, read: TensorRead) -> None:
+        """A read is answered. From now on a small one counts as sent bytes."""
+        if read_bytes(read) < COUNTED_BYTES:
+            self.end(read.request)
+
+    def note_sent(self, nbytes: int) -> None:
+        self._sent += nbytes
+
+    def note_taken(self, nbytes: int) -> None:
+        if nbytes > self._sent:
+            raise ProtocolError(f"{nbytes} bytes cannot be taken: {self._sent} were sent")
+        self._sent -= nbytes
+
+    def require_taken(self) -> None:
+        """Raises ProtocolError if too many bytes that were sent are unread."""
+        if self._sent > MAX_SENT:
+            raise ProtocolError(f"{self._sent} bytes of answers are not taken, and the limit is {MAX_SENT}")
+
+
+def split_after_reads(batch: Sequence[Instruction], payloads: Sequence[Payload]) -> Iterator[BatchSlice]:
+    """A batch split after each of its reads."""
+    start = carried = 0
+    for end in [end for end, instruction in enumerate(batch, 1) if type(instruction) is FetchTensor]:
+        instructions = batch[start:end]
+        count = sum(type(instruction) in PAYLOAD_RECORDS for instruction in instructions)
+        yield BatchSlice(instructions, payloads[carried : carried + count])
+        start, carried = end, carried + count
+    if start < len(batch):
+        yield BatchSlice(batch[start:], payloads[carried:])

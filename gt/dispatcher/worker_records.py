@@ -1,0 +1,31 @@
+"""Records of workers, living and lost. `State` owns and changes them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+from gt.core.messages import WorkerInfo
+from gt.sharding.spec import DeviceMesh
+
+
+@dataclass
+class WorkerRecord:
+    """A worker that has joined. `known_ops` are the ids of the ops that were defined on the worker. A worker that is
+    not `ready` cannot exchange tensors with others yet and gets no work. `solo_mesh` is the mesh of this worker only.
+    `memory` are the bytes of its device (0: not known). A worker that `overlaps` computes while its exchanges go on."""
+
+    info: WorkerInfo
+    solo_mesh: DeviceMesh
+    ready: bool = True
+    known_ops: set[int] = field(default_factory=set)
+    memory: int = 0
+    overlaps: bool = False
+
+
+class DeadWorker(NamedTuple):
+    """The process of a worker that was lost, the reason of the loss, and the op that it ran last."""
+
+    pid: int
+    reason: str
+    last_op: str

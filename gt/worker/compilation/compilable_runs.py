@@ -1,0 +1,154 @@
+"""Finds runs of ops in a segment that can be compiled together, and makes a unit of each. Pure functions."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import NamedTuple
+
+from gt.core.meta import TensorMeta
+from gt.core.segments import SegmentOp
+from gt.core.signatures import Arg, ListArg, Number, Scalar
+from gt.worker.bound_segments import BoundSegment
+from gt.worker.compilation.compile_units import MAX_STEPS, CompileUnit, UnitStep
+from gt.worker.compilation.dynamic_scalars import DYNAMIC_FORMS
+from gt.worker.compilation.flattened_ops import CannotFlatten, FlattenedOp, flatten_op
+from gt.worker.compilation.uncompiled_ops import reason_to_stay_eager
+
+MIN_CALLS = 3  # of a unit that is worth compiling
+
+
+class UncompiledOp(NamedTuple):
+    """An op of a segment that is not compiled, and why."""
+
+    position: int
+    op: str
+    reason: str
+
+
+class PlacedUnit(NamedTuple):
+    """A compile unit and its place in a segment. `ops` are the positions of its ops, `inputs` the slots of its inputs,
+    and `scalars` the positions of its scalars among those of the segment. `outputs` has, for each slot that its ops
+    make, the position among the live tensors of the unit, or None. `op_of_step` has, for each step, the position of its
+    op."""
+
+    ops: range
+    unit: CompileUnit
+    inputs: tuple[int, ...]
+    scalars: tuple[int, ...]
+    outputs: tuple[int | None, ...]
+    op_of_step: tuple[int, ...]
+
+
+def find_runs(
+    segment: BoundSegment,
+    is_wanted: Callable[[SegmentOp], bool],
+    metas: Mapping[int, TensorMeta],
+    refused: Mapping[int, str],
+) -> tuple[list[range], list[UncompiledOp]]:
+    """Runs of ops that can be compiled, and the wanted ops that cannot; those in `refused` cannot either. A run ends
+    where the scope changes. `metas` are those of the tensors in slots."""
+    runs: list[range] = []
+    uncompiled: list[UncompiledOp] = []
+    start, calls = 0, 0
+
+    def end_run(end: int) -> None:
+        if calls >= MIN_CALLS:
+            runs.append(range(start, end))
+
+    for position, op in enumerate(segment.body.ops):
+        bound = segment.bound[position]
+        reason = refused.get(position) or _reason(segment, op, position, metas) if is_wanted(op) else ""
+        if reason:
+            uncompiled.append(UncompiledOp(position, bound.op, reason))
+        if reason is not None:
+            end_run(position)
+            start, calls = position + 1, 0
+            continue
+        added = len(flatten_op(bound, len(op.inputs)).calls)
+        if calls and (op.scope != segment.body.ops[start].scope or calls + added > MAX_STEPS):
+            end_run(position)
+            start, calls = position, 0
+        calls += added
+    end_run(len(segment.body.ops))
+    return runs, uncompiled
+
+
+def _reason(segment: BoundSegment, op: SegmentOp, position: int, metas: Mapping[int, TensorMeta]) -> str | None:
+    """Why an op of a segment cannot be compiled; None if it can."""
+    try:
+        flattened = flatten_op(segment.bound[position], len(op.inputs))
+    except CannotFlatten as error:
+        return str(error)
+    if any(slot not in metas for slot in op.inputs):
+        return "an input has no value"
+    inputs = [metas[slot] for slot in op.inputs]
+    reasons = (reason_to_stay_eager(call.signature, inputs) for call in flattened.calls)
+    return next((reason for reason in reasons if reason is not None), None)
+
+
+def make_unit(
+    segment: BoundSegment,
+    ops: range,
+    metas: Mapping[int, TensorMeta],
+    needed: frozenset[int],
+    scalars: Sequence[Number],
+    threads: int,
+) -> PlacedUnit:
+    """The compile unit of the ops at some positions. `needed` are the slots that are used after these ops, and
+    `scalars` those with which the segment runs."""
+    flattened = [flatten_op(segment.bound[position], len(segment.body.ops[position].inputs)) for position in ops]
+    made = {slot for position in ops for slot in segment.body.ops[position].outputs}
+    used = (slot for position in ops for slot in segment.body.ops[position].inputs)
+    inputs = tuple(dict.fromkeys(slot for slot in used if slot not in made))
+    register_of = {slot: register for register, slot in enumerate(inputs)}
+    first_scalar, end_scalar = segment.body.ops[ops.start].first_scalar, segment.body.ops[ops.stop - 1].end_scalar
+    count = len(inputs)
+    steps: list[UnitStep] = []
+    op_of_step: list[int] = []
+    for position, calls in zip(ops, flattened, strict=True):
+        op = segment.body.ops[position]
+        places = tuple(range(op.first_scalar - first_scalar, op.end_scalar - first_scalar))
+        registers = {number: register_of[slot] for number, slot in enumerate(op.inputs)}
+        for call in calls.calls:
+            for number in call.outputs:
+                if number >= 0:
+                    registers[number], count = count, count + 1
+            outputs = tuple(registers[number] if number >= 0 else -1 for number in call.outputs)
+            taken = tuple(registers[number] for number in call.inputs)
+            steps.append(UnitStep(call.signature, taken, places, outputs, call.strides))
+            op_of_step.append(position)
+        register_of |= {slot: registers[number] for slot, number in zip(op.outputs, calls.gives, strict=True)}
+    slots = [slot for position in ops for slot in segment.body.ops[position].outputs]
+    live = [slot for slot in slots if slot in needed]
+    chosen = range(first_scalar, end_scalar)
+    kept = _constants([scalars[place] for place in chosen], segment, ops, flattened, first_scalar)
+    unit = CompileUnit(
+        tuple(steps), tuple(metas[slot] for slot in inputs), kept, tuple(register_of[slot] for slot in live), threads
+    )
+    outputs_of = tuple(live.index(slot) if slot in needed else None for slot in slots)
+    return PlacedUnit(ops, unit, inputs, tuple(chosen), outputs_of, tuple(op_of_step))
+
+
+def _constants(
+    scalars: Sequence[Number], segment: BoundSegment, ops: range, flattened: Sequence[FlattenedOp], first: int
+) -> tuple[Number | None, ...]:
+    """The scalars that the code has as constants. None for a float that may change from call to call, because all calls
+    that use it have dynamic forms."""
+    kept: list[Number | None] = [None if type(scalar) is float else scalar for scalar in scalars]
+    for position, calls in zip(ops, flattened, strict=True):
+        start = segment.body.ops[position].first_scalar - first
+        for call in calls.calls:
+            if call.signature.op not in DYNAMIC_FORMS:
+                for index in _scalars_in((*call.signature.args, *call.signature.kwargs.values())):
+                    kept[start + index] = scalars[start + index]
+    return tuple(kept)
+
+
+def _scalars_in(args: Sequence[Arg]) -> list[int]:
+    found: list[int] = []
+    for arg in args:
+        if isinstance(arg, Scalar):
+            found.append(arg.index)
+        elif isinstance(arg, ListArg):
+            found += _scalars_in(arg.values)
+    return found

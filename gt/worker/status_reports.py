@@ -1,0 +1,87 @@
+"""Answers requests about a worker: its traffic, its statistics, and the recordings of its memory and timeline."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sized
+
+from gt.core.ids import session_of
+from gt.core.messages import (
+    MemoryReport,
+    ReadMemory,
+    ReadStats,
+    ReadTimeline,
+    Report,
+    Stats,
+    TimelineReport,
+    Traffic,
+    WorkerMemory,
+    WorkerReadTraffic,
+    WorkerStats,
+)
+from gt.worker.compilation.compiled_blocks import CompileCounts
+from gt.worker.compilation.segment_compiler import SegmentCompiler
+from gt.worker.engines.engine import Engine
+from gt.worker.exchange import Exchange
+from gt.worker.failed_value import FailedValue
+from gt.worker.memory_recorder import MemoryRecorder
+from gt.worker.op_runner import OpRunner
+from gt.worker.segment_replay import SegmentReplay
+from gt.worker.timeline_recorder import TimelineRecorder
+
+
+class StatusReports:
+    """`ops_run` counts the ops of all commands, those of segments included."""
+
+    def __init__(
+        self,
+        engine: Engine,
+        exchange: Exchange,
+        runner: OpRunner,
+        segments: Sized,
+        replay: SegmentReplay,
+        compiler: SegmentCompiler | None,
+        memory_recorder: MemoryRecorder,
+        timeline_recorder: TimelineRecorder,
+        report: Callable[[Report], None],
+    ) -> None:
+        self.ops_run = 0
+        self._engine = engine
+        self._exchange = exchange
+        self._runner = runner
+        self._segments = segments
+        self._replay = replay
+        self._compiler = compiler
+        self._memory_recorder = memory_recorder
+        self._timeline_recorder = timeline_recorder
+        self._report = report
+
+    def read_traffic(self, command: WorkerReadTraffic) -> None:
+        traffic = self._runner.traffic
+        self._report(Traffic(command.request, traffic.by_peer(), traffic.ways(self._exchange)))
+
+    def read_stats(self, command: ReadStats) -> None:
+        self._runner.overlapped.finish_all()
+        values = [value for value in self._runner.tensors.values() if not isinstance(value, FailedValue)]
+        compiled = self._compiler.counts if self._compiler is not None else CompileCounts()
+        stats = WorkerStats(
+            self.ops_run,
+            len(values),
+            sum(int(value.nbytes) for value in values),
+            self._runner.traffic.by_peer(),
+            self._engine.restrided,
+            self._exchange.ways(),
+            len(self._segments),
+            self._replay.ops_replayed,
+            compiled.segments,
+            compiled.runs,
+        )
+        self._report(Stats(command.request, stats))
+
+    def read_memory(self, command: ReadMemory) -> None:
+        self._runner.overlapped.finish_all()
+        uses, most_copies = self._memory_recorder.take(session_of(command.request), goes_on=command.watch)
+        self._report(MemoryReport(command.request, WorkerMemory(uses, most_copies)))
+
+    def read_timeline(self, command: ReadTimeline) -> None:
+        ran, dropped = self._timeline_recorder.take(session_of(command.request), command.limit)
+        self._report(TimelineReport(command.request, ran, dropped))

@@ -1,0 +1,95 @@
+"""Uploads and reads of tensors: how the bytes of clients become tensors of a worker, and tensors become bytes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from functools import partial
+from typing import Protocol, TypeAlias
+
+from gt.core.ids import session_of
+from gt.core.messages import (
+    ByteRange,
+    Failed,
+    Fetched,
+    OpFailed,
+    ReadVersions,
+    Report,
+    Uploaded,
+    Versions,
+    WorkerCreateTensor,
+    WorkerFetchTensor,
+)
+from gt.wire.codec import Buffer
+from gt.worker.engines.engine import Engine
+from gt.worker.failed_value import FailedValue
+from gt.worker.failure_records import make_failure
+from gt.worker.op_runner import OpRunner
+
+WriteBytes: TypeAlias = Callable[[memoryview], None]
+Export: TypeAlias = Callable[[int, ByteRange | None, WriteBytes], tuple[ByteRange, memoryview]]
+"""Writes a tensor that leaves the worker to memory: given its size, the client's shared memory for it, if any, and a
+function that writes the bytes. Returns the byte range and its memory."""
+
+
+class ReportWithBytes(Protocol):
+    def __call__(self, report: Report, buffer: Buffer | None = None) -> None: ...
+
+
+class TensorTransfers:
+    """Creates and reads the tensors of a runner. `buffers` are the bytes of the tensors that the present batch creates.
+    `owns_buffers`: a tensor may use the memory of its buffer. `settle` makes sure that failures are known before a
+    value leaves the worker."""
+
+    def __init__(
+        self,
+        runner: OpRunner,
+        engine: Engine,
+        export: Export,
+        settle: Callable[[], None],
+        report: ReportWithBytes,
+        *,
+        owns_buffers: bool,
+    ) -> None:
+        self.buffers: Iterator[Buffer] = iter(())
+        self._runner = runner
+        self._engine = engine
+        self._export = export
+        self._settle = settle
+        self._report = report
+        self._owns_buffers = owns_buffers
+
+    def create(self, command: WorkerCreateTensor) -> None:
+        tensors = self._runner.tensors
+        try:
+            is_owned = self._owns_buffers and not command.byte_range.name
+            tensors[command.id] = self._engine.from_buffer(next(self.buffers), command.meta, is_owned)
+        except Exception as error:
+            failure = make_failure(self._runner.worker, "upload", (str(command.meta),), command, error)
+            tensors[command.id] = FailedValue(failure)
+            self._report(OpFailed(session_of(command.id), failure))
+        if command.byte_range.name:
+            self._report(Uploaded(command.id))
+
+    def fetch(self, command: WorkerFetchTensor) -> None:
+        """Send the bytes of a tensor, or of an earlier version of it, to the client."""
+        try:
+            self._settle()
+            value = self._runner.steps.version(command.id, self._runner.tensors[command.id], command.version)
+            if isinstance(value, FailedValue):
+                self._report(Failed(command.request, value.failure))
+                return
+            write = partial(self._engine.read_into, value)
+            byte_range, data = self._export(self._engine.nbytes(value), command.place, write)
+        except Exception as error:
+            failure = make_failure(self._runner.worker, "fetch", (), command, error)
+            self._report(Failed(command.request, failure, is_own_failure=True))
+            return
+        self._report(Fetched(command.request, byte_range), data)
+
+    def read_versions(self, command: ReadVersions) -> None:
+        """Tell the client which versions of tensors it can read."""
+        runner = self._runner
+        runner.overlapped.finish_all()
+        held = [ident for ident in command.ids if ident in runner.tensors]
+        spans = tuple((ident, runner.steps.span(ident, runner.tensors[ident])) for ident in held)
+        self._report(Versions(command.request, spans))
