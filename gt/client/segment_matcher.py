@@ -35,7 +35,7 @@ MAX_TEMPLATES = 4  # segments of the same ops with other patterns of tensors
 MAX_DEVIATIONS = 256  # reasons and lines that are counted
 MAX_TENSORS = 1 << 11  # inputs and outputs of a segment's ops
 
-Aside: TypeAlias = FreeTensors | NoteGradient | BeginModule | DropCopies
+Interleaved: TypeAlias = FreeTensors | NoteGradient | BeginModule | DropCopies
 """An instruction that does not end a run of ops. A FreeTensors is delayed to the end of a segment, the others are sent
 with it."""
 
@@ -47,8 +47,8 @@ class _Codes(dict[type, int]):
         return _BARRIER
 
 
-_OP, _ASIDE, _BARRIER = range(3)
-_code_of = _Codes({RunOp: _OP, **dict.fromkeys(get_args(Aside), _ASIDE)}).__getitem__
+_OP, _INTERLEAVED, _BARRIER = range(3)
+_code_of = _Codes({RunOp: _OP, **dict.fromkeys(get_args(Interleaved), _INTERLEAVED)}).__getitem__
 
 
 class HotPathStats(NamedTuple):
@@ -146,7 +146,7 @@ class SegmentMatcher:
         return sent, rest
 
     def _compress(self, batch: list[Instruction], is_final: bool) -> tuple[list[Instruction], list[Instruction]]:
-        """Compress each run of a batch. Instructions that are neither RunOps nor asides separate runs."""
+        """Compress each run of a batch. Runs end at instructions that are neither RunOps nor Interleaved."""
         codes = bytes(map(_code_of, map(type, batch)))
         if _OP not in codes:
             return batch, []
@@ -169,22 +169,22 @@ class SegmentMatcher:
     def _compress_run(
         self, instructions: list[Instruction], codes: bytes, sent: list[Instruction], is_open: bool
     ) -> int:
-        """Compress a run of RunOps with asides between them, and add it to `sent`. `is_open`: the run
-        may go on in the next batch. Returns the number of instructions that were sent."""
+        """Compress a run of RunOps with other instructions between them, and add it to `sent`. `is_open`: the run may
+        go on in the next batch. Returns the number of instructions that were sent."""
         ops: list[RunOp] = instructions  # type: ignore[assignment]
-        asides: list[tuple[int, Aside]] = []  # each with the number of ops before it
-        if _ASIDE in codes:
-            ops, number = [], codes.find(_ASIDE)
+        interleaved: list[tuple[int, Interleaved]] = []  # each with the number of ops before it
+        if _INTERLEAVED in codes:
+            ops, number = [], codes.find(_INTERLEAVED)
             begin = 0
             while number >= 0:
                 ops += instructions[begin:number]  # type: ignore[arg-type]
-                asides.append((len(ops), instructions[number]))  # type: ignore[arg-type]
-                begin, number = number + 1, codes.find(_ASIDE, number + 1)
+                interleaved.append((len(ops), instructions[number]))  # type: ignore[arg-type]
+                begin, number = number + 1, codes.find(_INTERLEAVED, number + 1)
             ops += instructions[begin:]  # type: ignore[arg-type]
         found, kept = self._find(OpRun(ops), is_open)
-        asides = [aside for aside in asides if aside[0] <= kept]
-        self._send(ops[:kept], found, asides, sent)
-        return kept + len(asides) if kept < len(ops) else len(codes)
+        interleaved = [other for other in interleaved if other[0] <= kept]
+        self._send(ops[:kept], found, interleaved, sent)
+        return kept + len(interleaved) if kept < len(ops) else len(codes)
 
     # Finding
 
@@ -316,43 +316,44 @@ class SegmentMatcher:
     # Sending
 
     def _send(
-        self, ops: list[RunOp], found: list[_Found], asides: list[tuple[int, Aside]], sent: list[Instruction]
+        self, ops: list[RunOp], found: list[_Found], interleaved: list[tuple[int, Interleaved]], sent: list[Instruction]
     ) -> None:
-        """Add the instructions of a run to `sent`: its segments, the ops between them, and the asides."""
-        dead, freed = _dead_ids(ops, found, asides) if asides else ([set[int]()] * len(found), set[int]())
-        position, later = 0, iter([*asides, (len(ops) + 1, None)])
-        place, aside = next(later)
+        """Add the instructions of a run to `sent`: its segments, the ops between them, and the `interleaved`
+        instructions, each with the number of ops before it."""
+        dead, freed = _dead_ids(ops, found, interleaved) if interleaved else ([set[int]()] * len(found), set[int]())
+        position, later = 0, iter([*interleaved, (len(ops) + 1, None)])
+        place, other = next(later)
         for number, segment in enumerate([*found, None]):
             start = segment.match.start if segment is not None and segment.match is not None else len(ops)
-            while place <= start and aside is not None:
+            while place <= start and other is not None:
                 sent += ops[position:place]
                 position = max(position, place)
-                _add_aside(aside, freed, sent)
-                place, aside = next(later)
+                _add_interleaved(other, freed, sent)
+                place, other = next(later)
             sent += ops[position:start]
             if segment is None or segment.match is None:
                 break
             if segment.is_new:
                 sent.append(segment.match.template.definition)
             position, between, frees = segment.end, [], []
-            while place < position and aside is not None:
-                if isinstance(aside, FreeTensors):
-                    frees.append(aside)
+            while place < position and other is not None:
+                if isinstance(other, FreeTensors):
+                    frees.append(other)
                 else:
-                    between.append(BetweenOps(place - start, aside))
-                place, aside = next(later)
+                    between.append(BetweenOps(place - start, other))
+                place, other = next(later)
             sent.append(segment.match.instruction(dead[number], tuple(between)))
             for each in frees:
-                _add_aside(each, freed, sent)
+                _add_interleaved(each, freed, sent)
 
 
 def _dead_ids(
-    ops: list[RunOp], found: list[_Found], asides: list[tuple[int, Aside]]
+    ops: list[RunOp], found: list[_Found], interleaved: list[tuple[int, Interleaved]]
 ) -> tuple[list[set[int]], set[int]]:
     """For each segment, the freed ids whose last use is in it; and the other freed ids. Hot path."""
-    frees = [aside.ids for _, aside in asides if type(aside) is FreeTensors]
+    frees = [other.ids for _, other in interleaved if type(other) is FreeTensors]
     freed = set(chain.from_iterable(frees))
-    named = [id_fields(type(aside)).all(aside) for _, aside in asides if type(aside) is not FreeTensors]
+    named = [id_fields(type(other)).all(other) for _, other in interleaved if type(other) is not FreeTensors]
     others = freed.intersection(chain.from_iterable(named))
     freed -= others
     dead: list[set[int]] = []
@@ -371,10 +372,10 @@ def _dead_ids(
     return dead, others | freed
 
 
-def _add_aside(aside: Aside, freed: set[int], sent: list[Instruction]) -> None:
-    if type(aside) is not FreeTensors:
-        sent.append(aside)
+def _add_interleaved(other: Interleaved, freed: set[int], sent: list[Instruction]) -> None:
+    if type(other) is not FreeTensors:
+        sent.append(other)
         return
-    ids = aside.ids if freed.issuperset(aside.ids) else tuple([ident for ident in aside.ids if ident in freed])
+    ids = other.ids if freed.issuperset(other.ids) else tuple([ident for ident in other.ids if ident in freed])
     if ids:
-        sent.append(aside if ids is aside.ids else FreeTensors(ids))
+        sent.append(other if ids is other.ids else FreeTensors(ids))

@@ -258,12 +258,12 @@ def segments(count):
     return st.builds(DefineSegment, SEGMENTS, known, st.integers(0, 3), inputs, outputs, scalars, scopes, sites)
 
 
-ASIDES = st.one_of(
+INTERLEAVED = st.one_of(
     st.builds(NoteGradient, IDS, IDS, st.just(0)),
     st.builds(DropCopies, SOME),
     st.builds(BeginModule, st.integers(0, 3), SOME, st.integers(0, 3), SOME, st.just(0)),
 )
-BETWEEN = st.lists(st.builds(BetweenOps, st.integers(0, 3), ASIDES), max_size=3).map(tuple)
+BETWEEN = st.lists(st.builds(BetweenOps, st.integers(0, 3), INTERLEAVED), max_size=3).map(tuple)
 CHAIN = DefineSegment(
     own(110), (OP, OP, OP), 2, ((0, 1), (2, 0), (3, 1)), ((0,), (1,), (2,)), (0,) * 3, (0,) * 3, (0,) * 3
 )
@@ -271,7 +271,7 @@ CHAIN = DefineSegment(
 INSTRUCTIONS = st.one_of(
     st.integers(1, 3).flatmap(segments),
     st.just(CHAIN),
-    ASIDES,
+    INTERLEAVED,
     st.builds(RunSegment, SEGMENTS, IDS, SOME, st.just(()), SLOTS),
     st.builds(RunSegment, st.just(own(110)), st.just(C), st.just((A, B)), st.just(()), SLOTS, BETWEEN),
     st.builds(CreateTensor, IDS, st.sampled_from([SMALL, LARGE]), st.just(INLINE), st.none() | LAYOUTS, st.just(0)),

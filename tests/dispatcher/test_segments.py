@@ -229,7 +229,7 @@ def test_a_run_has_the_effects_of_its_instructions(program, dying, layouts, losi
     body = SegmentBody.of(defined)
     placed = sorted([each for each in placed if each[0] < len(program)], key=itemgetter(0))
     dead = tuple(slot for slot, dies in zip(there, dying, strict=False) if dies)
-    states, asides = [], []
+    states, interleaved = [], []
     for is_expanded in (False, True):
         events: list[Event] = []
         harness = harness_with_ops(2, observer=events.append)
@@ -253,8 +253,10 @@ def test_a_run_has_the_effects_of_its_instructions(program, dying, layouts, losi
                 harness.lose(1)
         states.append(harness.state)
         received = [event.message for event in events if event.direction == "RECV"]
-        asides.append([message for message in received if isinstance(message, NoteGradient | DropCopies | BeginModule)])
-    assert asides[0] == asides[1]
+        interleaved.append(
+            [message for message in received if isinstance(message, NoteGradient | DropCopies | BeginModule)]
+        )
+    assert interleaved[0] == interleaved[1]
     with_segments, without = states
     assert with_segments.tensors == without.tensors
     assert with_segments.missing.keys() == without.missing.keys()
