@@ -19,7 +19,7 @@ import torch
 from echo import echoing
 
 import gt
-from gt.client import session as sessions
+from gt.client import active_session
 
 OPS = 4  # in one link of the chain
 SIZE = 64
@@ -44,7 +44,7 @@ def per_op(repeats: int, links: int = 250) -> dict[str, float]:
     """Microseconds an op: torch's own, GT's, and GT's split into client, planner and executor."""
     x, weight = torch.randn(SIZE, SIZE) * 0.01, torch.randn(SIZE, SIZE) * 0.01
     ours = gt.to(x), gt.to(weight)
-    channel = sessions.current()._channel
+    channel = active_session.current()._channel
     deliver = channel._deliver
     count = links * OPS * 1e-6
 
@@ -100,7 +100,7 @@ def small_ops(repeats: int, workers: int = 0, links: int = 300) -> dict[str, flo
 
 
 def gt_flush() -> None:
-    sessions.current().outbox.flush()
+    active_session.current().outbox.flush()
 
 
 def round_trip(repeats: int, workers: int = 1) -> float:

@@ -8,7 +8,7 @@ from typing import NamedTuple, TextIO
 
 from msgspec.structs import astuple
 
-from gt.client import session as sessions
+from gt.client import active_session
 from gt.client.session import Session
 from gt.core.errors import SessionError
 from gt.core.ids import short_id
@@ -55,7 +55,7 @@ class Comm:
         self.events: list[CollectiveEvent] = []
 
     def __enter__(self) -> Comm:
-        self._session = sessions.current()
+        self._session = active_session.current()
         self._before = _by_pair(self._session.read_traffic(watch=True))
         return self
 
@@ -131,7 +131,7 @@ def get_worker_stats() -> StatsOfWorkers:
     """The counters of each worker since its start, and its memory now, after all ops issued so far:
     `gt.debug.get_worker_stats()[0].bytes`; and the repeated runs of ops that this program has sent as one message:
     `gt.debug.get_worker_stats().hot_paths.hits`."""
-    session = sessions.current()
+    session = active_session.current()
     stats = StatsOfWorkers(session.read_stats().stats)
     found = session.matcher.stats()
     deviations = {(reason, _site(session, site)): count for (reason, site), count in found.deviations.items()}
@@ -177,7 +177,7 @@ class Memory:
         self.workers: dict[int, MemoryOfWorker] = {}
 
     def __enter__(self) -> Memory:
-        session = self._session = sessions.current()
+        session = self._session = active_session.current()
         if session.is_measuring:
             raise SessionError("memory is being measured already; leave its block before entering another one")
         session.read_memory(watch=True)
@@ -226,7 +226,7 @@ class Timeline:
         self._limit = limit
 
     def __enter__(self) -> Timeline:
-        session = self._session = sessions.current()
+        session = self._session = active_session.current()
         if session.is_recording:
             raise SessionError("a timeline is being recorded already; leave its block before entering another one")
         while self._read(0):
@@ -286,7 +286,7 @@ def _event(session: Session, worker: int, ran: Ran) -> TimelineEvent:
 
 def tape(count: int = 50) -> list[str]:
     """The most recent instructions, oldest first, one line each."""
-    session = sessions.current()
+    session = active_session.current()
     session.outbox.flush()
     lines = [_line(session, each) for instruction in session.outbox.tape for each in _expanded(session, instruction)]
     return [line for line in lines if line][-count:]

@@ -11,8 +11,7 @@ from typing import Any
 
 import torch
 
-from gt.client import scope_stack
-from gt.client import session as sessions
+from gt.client import active_session, scope_stack
 from gt.client.scope import Scope
 from gt.client.tensor import Tensor, to_gt
 from gt.core.errors import SignalError
@@ -26,7 +25,7 @@ def context(name: str, *, backward: str | None = None) -> Scope:
 
 def enter(name: str, *, backward: str | None = None) -> None:
     """Enter a scope; `exit` with the same name leaves it."""
-    sessions.enter_scope(name, backward)
+    active_session.enter_scope(name, backward)
 
 
 def exit(name: str) -> None:
@@ -48,7 +47,7 @@ def tensor(x: Any, name: str) -> Tensor:
     if not isinstance(name, str) or not name:
         raise SignalError(f"the name of a signal is a text that is not empty, not {name!r}")
     source = x if isinstance(x, torch.Tensor) else torch.as_tensor(x)
-    layout = sessions.current().resolve_scopes().layout(name, source.shape)
+    layout = active_session.current().resolve_scopes().layout(name, source.shape)
     if layout is None and isinstance(source, Tensor):
         return source.clone()  # type: ignore[return-value]
     return to_gt(source, layout)

@@ -15,7 +15,8 @@ import pytest
 import torch
 
 import gt
-from gt.client import session as sessions
+from gt.client import active_session
+from gt.client.session import Session
 from gt.signals.registry import registry
 from tests import faults
 from tests.subprocesses import serving
@@ -169,21 +170,21 @@ def nothing_left_behind(request: pytest.FixtureRequest) -> Iterator[None]:
     if len(_opened) > opened:
         gc.collect()  # tensors and sessions end now, and not in the middle of another test
     if not shared:
-        assert sessions.active is None, "the test did not call gt.shutdown()"
+        assert active_session.active is None, "the test did not call gt.shutdown()"
         after = _leftovers()
         assert after <= before, f"left behind: {after - before}"
 
 
 _opened: list[None] = []
-_activate = sessions.activate
+_activate = active_session.activate
 
 
-def _count_and_activate(session: sessions.Session | None) -> None:
+def _count_and_activate(session: Session | None) -> None:
     _opened.append(None)
     _activate(session)
 
 
-sessions.activate = _count_and_activate
+active_session.activate = _count_and_activate
 
 
 @pytest.fixture(autouse=True, scope="module")

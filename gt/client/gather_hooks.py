@@ -21,8 +21,7 @@ from weakref import ref
 
 import torch
 
-from gt.client import scope_stack
-from gt.client import session as sessions
+from gt.client import active_session, scope_stack
 from gt.client.session import Session
 from gt.client.storage import Storage
 from gt.client.tensor import Tensor
@@ -226,7 +225,7 @@ def _begin_module(hook: GatherHook, following: GatherHook | None, module_pass: M
 
 
 def _open_session() -> Session | None:
-    session = sessions.active
+    session = active_session.active
     return None if session is None or session.closed_because else session
 
 

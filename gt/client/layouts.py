@@ -7,7 +7,7 @@ import operator
 from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple
 
-from gt.client import session as sessions
+from gt.client import active_session
 from gt.client.storage import TensorRef
 from gt.client.tracebacks import ends_on_users_line
 from gt.core.errors import LayoutError
@@ -29,7 +29,7 @@ def mesh(
 ) -> DeviceMesh:
     """A grid of workers: `gt.mesh((2, 4), ("dp", "tp"))`. Without `workers` it takes the first connected ones."""
     sizes = _mesh_sizes(shape)
-    connected = [info.worker for info in sessions.current().workers]
+    connected = [info.worker for info in active_session.current().workers]
     count = math.prod(sizes)
     chosen = list(workers) or connected[: max(count, 0)]
     missing = [worker for worker in chosen if worker not in connected]

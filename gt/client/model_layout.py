@@ -11,8 +11,7 @@ from weakref import WeakKeyDictionary
 import torch
 from torch.nn.parameter import is_lazy
 
-from gt.client import scope_stack
-from gt.client import session as sessions
+from gt.client import active_session, scope_stack
 from gt.client.cached_calls import rebind
 from gt.client.gather_hooks import GatherHook, ParameterPlace
 from gt.client.storage import Storage, StorageView, TensorRef
@@ -38,7 +37,7 @@ def apply_model_config(module: torch.nn.Module, placed: Iterable[torch.Tensor] =
     if config is None:
         return
     _warn_of_unmatched(module, config)
-    if not sessions.current().embedded:
+    if not active_session.current().embedded:
         _lay_out(module, config, {id(tensor) for tensor in placed})
         _hook_gathers(module, config)
     _hook_scopes(module, config)
@@ -50,7 +49,7 @@ def apply_model_config(module: torch.nn.Module, placed: Iterable[torch.Tensor] =
 def layouts_of_plain(module: torch.nn.Module) -> dict[int, ShardingSpec]:
     """The layouts of the plain tensors of a module, by id(), if the configuration has a `model` section."""
     config = registry.current().model
-    mesh = None if config is None or sessions.current().embedded else _mesh(config)
+    mesh = None if config is None or active_session.current().embedded else _mesh(config)
     if config is None or mesh is None:
         return {}
     names: dict[int, tuple[torch.Tensor, list[str]]] = {}
@@ -86,21 +85,21 @@ def _lay_out(module: torch.nn.Module, config: ModelConfig, placed: set[int]) -> 
 def _mesh(config: ModelConfig) -> DeviceMesh | None:
     if config.mesh is None and config.workers is None:
         return None
-    connected = [info.worker for info in sessions.current().workers]
+    connected = [info.worker for info in active_session.current().workers]
     return resolve_mesh(config.mesh, config.workers, connected, f"{at(config.source)}model")
 
 
 def layout_by_name(tensor: torch.Tensor, name: str) -> ShardingSpec | None:
     """The layout of one parameter or buffer, by its name in the whole model; None if the configuration has none."""
     config = registry.current().model
-    mesh = None if config is None or sessions.current().embedded else _mesh(config)
+    mesh = None if config is None or active_session.current().embedded else _mesh(config)
     return None if config is None or mesh is None else _spec(config, mesh, [name], tensor)
 
 
 def hook_by_name(name: str, owner: torch.nn.Module, place: ParameterPlace) -> None:
     """Hook the module that owns a parameter, given by its name in the whole model, if the configuration cuts it."""
     config = registry.current().model
-    mesh = None if config is None or sessions.current().embedded else _mesh(config)
+    mesh = None if config is None or active_session.current().embedded else _mesh(config)
     if config is not None and mesh is not None and mesh.size > 1 and _is_cut(config, name):
         _gather_hook_of(owner).places.append(place)
 
@@ -157,7 +156,7 @@ class _ScopeHook:
         frame = scope_stack.top()
         if frame is not None and isinstance(frame.owner, _ScopeHook) and frame.owner.signal == self.signal:
             return
-        sessions.enter_scope(self.signal, owner=self)
+        active_session.enter_scope(self.signal, owner=self)
 
     def leave(self, module: torch.nn.Module, args: Any, output: Any) -> None:
         scope_stack.leave(self)

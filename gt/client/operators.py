@@ -16,7 +16,7 @@ from typing import Any, NamedTuple, TypeAlias
 import torch
 from torch.autograd.graph import increment_version
 
-from gt.client import session as sessions
+from gt.client import active_session
 from gt.client.cached_calls import HandleType, SingleResultCall, WriteCall
 from gt.client.op_schema import ArgumentKind, OpSchema
 from gt.client.torch_dispatch import alias_pattern, schema_for
@@ -138,7 +138,7 @@ def _unary(handle: HandleType, original: Operator, overload: OpOverload) -> Oper
 
     def operator(self: Any) -> Any:
         try:
-            session = sessions.active
+            session = active_session.active
             if session is None or type(self) is not handle or is_intercepted():
                 return original(self)
             if not (_records_gradients() and self.requires_grad):
@@ -161,7 +161,7 @@ def _binary(handle: HandleType, original: Operator, overloads: Overloads) -> Ope
 
     def operator(self: Any, other: Any) -> Any:
         try:
-            session = sessions.active
+            session = active_session.active
             if session is None or type(self) is not handle or is_intercepted():
                 return original(self, other)
             if not (_records_gradients() and self.requires_grad):
@@ -196,7 +196,7 @@ def _in_place(handle: HandleType, original: Operator, overloads: Overloads) -> O
 
     def operator(self: Any, other: Any) -> Any:
         try:
-            session = sessions.active
+            session = active_session.active
             if session is None or type(self) is not handle or is_intercepted():
                 return original(self, other)
             if not (_records_gradients() and self.requires_grad):

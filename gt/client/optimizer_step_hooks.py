@@ -15,7 +15,7 @@ from torch.optim.optimizer import (
     register_optimizer_step_pre_hook,
 )
 
-from gt.client import session as sessions
+from gt.client import active_session
 from gt.client.session import Session
 from gt.core.ids import session_of
 from gt.core.messages import BeginStep, EndStep
@@ -178,7 +178,7 @@ def restore_state(optimizer: Optimizer, state: OptimizerState) -> None:
 
 def _session_of(optimizer: Optimizer) -> Session | None:
     """The active session, if an optimizer has parameters on GT."""
-    session = sessions.active
+    session = active_session.active
     if session is None or session.closed_because:
         return None
     groups = optimizer.param_groups
@@ -206,7 +206,7 @@ def _after_step(optimizer: Optimizer, args: tuple[Any, ...], kwargs: dict[str, A
 
 def _is_on_gt(tensor: Any) -> bool:
     ref = getattr(tensor, "_ref", None)
-    return ref is not None and ref.session is sessions.active
+    return ref is not None and ref.session is active_session.active
 
 
 def register_step_hooks() -> None:

@@ -8,8 +8,7 @@ from collections.abc import Callable
 from types import TracebackType
 from typing import Any, TypeVar
 
-from gt.client import scope_stack
-from gt.client import session as sessions
+from gt.client import active_session, scope_stack
 from gt.core.errors import SignalError
 
 Function = TypeVar("Function", bound=Callable[..., Any])
@@ -23,7 +22,7 @@ class Scope:
         self.backward = backward
 
     def __enter__(self) -> Scope:
-        sessions.enter_scope(self.name, self.backward, self)
+        active_session.enter_scope(self.name, self.backward, self)
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, _: TracebackType | None) -> None:

@@ -1,14 +1,12 @@
-"""A program's session with a dispatcher: ids, definitions, uploads, reads and its end; the active session."""
+"""A program's session with a dispatcher: ids, definitions, uploads, reads and its end."""
 
 from __future__ import annotations
 
 import contextlib
 import functools
 import itertools
-import os
 import sys
-import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -17,7 +15,7 @@ from gt.client.cached_calls import CachedCall
 from gt.client.call_sites import Site, Sites
 from gt.client.error_text import describe_failure, describe_unread
 from gt.client.flow_control import FlowControl
-from gt.client.geometry import Geometry, forget_geometries, geometry_of, intern_geometry
+from gt.client.geometry import Geometry, geometry_of, intern_geometry
 from gt.client.host_data import payload, strided
 from gt.client.inbox import Inbox
 from gt.client.interrupts import require_outside
@@ -25,7 +23,7 @@ from gt.client.outbox import Outbox
 from gt.client.part_assembly import assemble, write_parts
 from gt.client.rule_inference import RuleInference
 from gt.client.scope_resolver import ScopeResolver
-from gt.client.scope_stack import in_use, push
+from gt.client.scope_stack import in_use
 from gt.client.segment_matcher import SegmentMatcher
 from gt.client.storage import ROOT, Storage, TensorRef
 from gt.client.upload_cache import MAX_BYTES, UploadCache
@@ -68,7 +66,6 @@ from gt.core.meta import dense_strides, is_dense
 from gt.core.segments import SegmentBody
 from gt.core.settings import DEFAULT_HOT_PATH, HotPathSettings
 from gt.core.signatures import Input, Signature
-from gt.lazy_launch import load_launcher
 from gt.sharding.distinct_parts import distinct_parts
 from gt.sharding.spec import ShardingSpec, spec_of
 from gt.wire.client_channel import ClientChannel, Received, Upload, UploadWriter, as_buffer
@@ -389,50 +386,3 @@ class Session:
         """Refuse every use from now on."""
         self.closed_because = reason
         self.outbox.refuse(reason)
-
-
-_connect: Callable[[], Session] | None = None
-connecting = threading.RLock()
-active: Session | None = None
-
-
-def set_connector(connect: Callable[[], Session]) -> None:
-    """Set the function that makes the session of a program's first op; `gt.launch` does."""
-    global _connect
-    _connect = connect
-
-
-def enter_scope(name: str, backward: str | None = None, owner: object = None) -> None:
-    """Enter a signal scope; the active session, if any, finds the scope of each op from then on."""
-    push(name, backward, owner)
-    if active is not None:
-        active.resolve_scopes()
-
-
-def activate(session: Session | None) -> None:
-    global active
-    active = session
-    forget_geometries()
-    ROOT.children.clear()
-
-
-def current() -> Session:
-    """The active session; the first use of GT opens it."""
-    with connecting:  # several threads may be the first
-        if active is None:
-            if _connect is None:
-                load_launcher()
-            assert _connect is not None, "gt.launch sets the connector when it is loaded"
-            activate(_connect())
-        assert active is not None
-        return active
-
-
-def _leave_to_parent() -> None:
-    global connecting
-    connecting = threading.RLock()
-    if active is not None:
-        active.leave_to_parent()
-
-
-os.register_at_fork(after_in_child=_leave_to_parent)

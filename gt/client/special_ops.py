@@ -8,7 +8,7 @@ from typing import Any, TypeAlias
 
 import torch
 
-from gt.client import session as sessions
+from gt.client import active_session
 from gt.client.cached_calls import HandleType, rebind, wrap, wrap_view
 from gt.client.call_inference import to_wire
 from gt.client.geometry import Geometry, geometry_of, intern_geometry
@@ -52,7 +52,7 @@ def run_on_host(cls: HandleType, func: Any, args: tuple[Any, ...], kwargs: dict[
 
 def _write_back(tensor: torch.Tensor, value: torch.Tensor) -> None:
     if tensor.shape != value.shape:
-        rebind(tensor, sessions.current().upload(value))
+        rebind(tensor, active_session.current().upload(value))
     else:
         tensor.copy_(value)
 
@@ -250,7 +250,7 @@ def _is_set_to(cls: HandleType, op: OpSchema, args: tuple[Any, ...], kwargs: dic
 
 def _ref(tensor: torch.Tensor) -> TensorRef:
     ref: TensorRef | None = getattr(tensor, "_ref", None)
-    return sessions.current().upload(tensor) if ref is None else ref
+    return active_session.current().upload(tensor) if ref is None else ref
 
 
 def _never(cls: HandleType, op: OpSchema, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:

@@ -14,7 +14,7 @@ from weakref import WeakValueDictionary
 import numpy as np
 import torch
 
-from gt.client import session as sessions
+from gt.client import active_session
 from gt.client.cached_calls import rebind, wrap, wrap_view
 from gt.client.host_data import from_array, torch_call
 from gt.client.inplace_views import InPlaceViews
@@ -294,7 +294,7 @@ class _RedistributeFunction(torch.autograd.Function):
 
 
 def _uploaded(tensor: torch.Tensor, layout: ShardingSpec | None = None) -> Tensor:
-    return wrap(Tensor, sessions.current().upload(tensor, layout))  # type: ignore[return-value]
+    return wrap(Tensor, active_session.current().upload(tensor, layout))  # type: ignore[return-value]
 
 
 _PLAIN_TYPES = (torch.Tensor, torch.nn.Parameter)

@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from gt.client import session as sessions
+from gt.client import active_session
 from gt.client.cached_calls import CachedCall, HandleType
 from gt.client.call_inference import infer_call
 from gt.client.factory_mode import FactoryMode
@@ -51,7 +51,7 @@ def dispatch(
     """The `__torch_dispatch__` of GT tensors. `layout`: the layout of a factory's result."""
     try:
         op = _schemas.get(func) or schema_for(func)
-        session = sessions.active or sessions.current()
+        session = active_session.active or active_session.current()
         if op.is_special and not (op.joins or (op.split and session.alone)):
             return _run_special(cls, op, args, kwargs or {})
         if not kwargs and len(args) <= op.leading and layout is None:

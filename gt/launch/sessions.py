@@ -9,12 +9,12 @@ from typing import Any
 
 import msgspec
 
-from gt.client import session as sessions
+from gt.client import active_session
 from gt.client.compilation import compiled_function
 from gt.client.host_data import copy_bytes
 from gt.client.interrupts import defer, is_inside
 from gt.client.optimizer_step_hooks import register_step_hooks
-from gt.client.session import Session
+from gt.client.session import FORKED, Session
 from gt.client.torch_patches.torch_compile import patch_compile
 from gt.client.tracebacks import ends_on_users_line
 from gt.core.errors import SessionError, SettingsError, nearest
@@ -43,7 +43,7 @@ class _LaunchState:
         self.closed_because = ""
 
     def is_running(self) -> bool:
-        return sessions.active is not None or self.start is not None
+        return active_session.active is not None or self.start is not None
 
 
 _state = _LaunchState()
@@ -59,7 +59,7 @@ def init(
     `workers=4` starts four worker processes, for which the first use of GT waits; `mode="virtual"` makes them inside
     this process; `server="localhost:12345"` joins a running server.
     """
-    with sessions.connecting:  # another thread may start GT too, or wait for its workers
+    with active_session.connecting:  # another thread may start GT too, or wait for its workers
         if _state.is_running():
             raise SessionError("GT is running already; call gt.shutdown() first, or gt.init() before the first tensor")
         if workers is None and server is None:
@@ -71,7 +71,7 @@ def init(
         if settings.mode == "local":
             _state.start = PendingSession(settings)
         else:
-            sessions.activate(_open(settings))
+            active_session.activate(_open(settings))
 
 
 @ends_on_users_line
@@ -95,8 +95,8 @@ def shutdown() -> None:
     if is_inside():
         defer(shutdown)
         return
-    session = sessions.active
-    sessions.activate(None)
+    session = active_session.active
+    active_session.activate(None)
     _state.closed_because = _ENDED
     _state.workers_wanted = 0
     start, _state.start = _state.start, None
@@ -114,7 +114,7 @@ def shutdown() -> None:
 @ends_on_users_line
 def synchronize() -> None:
     """Wait until all ops so far are done. Raises a failure that no read has raised yet."""
-    sessions.current().synchronize()
+    active_session.current().synchronize()
 
 
 def _connect_lazily() -> Session:
@@ -228,10 +228,10 @@ def _leave_to_parent() -> None:
     if _state.start is not None:
         _inherited.append(_state.start)
         _state.start = None
-        _state.closed_because = sessions.FORKED
+        _state.closed_because = FORKED
 
 
-sessions.set_connector(_connect_lazily)
+active_session.set_connector(_connect_lazily)
 register_step_hooks()
 patch_compile(compiled_function.compile)
 atexit.register(shutdown)

@@ -5,7 +5,7 @@ import torch
 from torch.nn import functional
 
 import gt
-from gt.client import session as sessions
+from gt.client import active_session
 from gt.client.cached_calls import MultiResultCall, QueryCall, SingleResultCall, ViewCall, WriteCall
 from gt.client.call_inference import CallTemplate, UnknownResult, infer_call, infer_result, to_wire
 from gt.client.geometry import geometry_of
@@ -24,7 +24,7 @@ def refs_of(args):
 
 def infer(func, *args, **kwargs):
     refs = refs_of(args)
-    return infer_call(sessions.current(), OpSchema(func, False), args, kwargs, (func, "test"), refs)
+    return infer_call(active_session.current(), OpSchema(func, False), args, kwargs, (func, "test"), refs)
 
 
 CALLS = [
@@ -44,7 +44,7 @@ def test_the_kind_of_a_call(embedded, func, args, kind):
 
 
 def test_a_call_is_cached_and_its_op_defined(embedded):
-    session = sessions.current()
+    session = active_session.current()
     call = infer(aten.add.Tensor, gt.ones(3), 2.5)
     signature = session.signatures[call.op_id]
     assert session.cached_calls[aten.add.Tensor, "test"] is call

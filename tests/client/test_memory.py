@@ -8,14 +8,14 @@ import pytest
 import torch
 
 import gt
-from gt.client import session as sessions
+from gt.client import active_session
 from gt.dispatcher.invariants import check_invariants
 
 
 def held():
     """Ids held by the dispatcher and tensors held by the workers of this process, of which there are as many."""
     gt.synchronize()
-    channel = sessions.current()._channel
+    channel = active_session.current()._channel
     state = channel.dispatcher.state
     check_invariants(state)
     for executor in channel.executors:
@@ -134,7 +134,7 @@ def test_cached_calls_are_bounded(embedded, monkeypatch):
     x = gt.arange(1000.0)
     for size in range(1, 400):
         assert x[:size].sum().item() == size * (size - 1) / 2
-    session = sessions.current()
+    session = active_session.current()
     assert len(session.cached_calls) <= 100
     executor = session._channel.executors[0]
     gt.synchronize()
@@ -147,7 +147,7 @@ def test_cached_moves_are_bounded(pair, monkeypatch):
     for size in range(1, 100):
         gt.distribute(torch.ones(size), pair, gt.Shard(0)).cumsum(0).tolist()
     gt.synchronize()
-    channel = sessions.current()._channel
+    channel = active_session.current()._channel
     session = channel.dispatcher.state.sessions[1]
     assert max(len(session.program_names), len(session.move_plans), *[len(e.ops) for e in channel.executors]) <= 150
 
@@ -171,7 +171,7 @@ def train(steps):
         if number % (steps // 10) == steps // 10 - 1:
             loss.item()
             gc.collect()
-            session = sessions.current()
+            session = active_session.current()
             samples.append((held(), len(session.cached_calls), len(session.signatures), process.memory_info().rss))
     return samples
 

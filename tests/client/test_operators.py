@@ -12,7 +12,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 import gt
-from gt.client import session as sessions
+from gt.client import active_session
 from gt.client.torch_dispatch import dispatch
 
 TWO = [operator.add, operator.sub, operator.mul, operator.truediv, operator.floordiv, operator.mod, operator.pow]
@@ -328,7 +328,7 @@ def test_parameters():
 
 def test_an_operator_is_issued_by_the_users_line():
     x = gt.ones(3)
-    session = sessions.current()
+    session = active_session.current()
     for _ in range(2):
         before = len(session.outbox.tape) + len(session.outbox.queue)
         lines = [x * 3, -x, x.mul(3.0), x.add_(1), 2 - x]

@@ -7,7 +7,8 @@ import pytest
 import torch
 
 import gt
-from gt.client import session as sessions
+from gt.client import active_session
+from gt.client.session import Session
 
 torch.manual_seed(0)
 MODEL = torch.nn.Sequential(torch.nn.Linear(4, 6), torch.nn.Tanh(), torch.nn.Linear(6, 2))
@@ -43,13 +44,13 @@ def waits(monkeypatch):
     """Notes each time that the client waits for a worker."""
     noted = []
     for name in ("read_query", "fetch"):
-        method = getattr(sessions.Session, name)
+        method = getattr(Session, name)
 
         def noting(self, *args, method=method):
             noted.append(method)
             return method(self, *args)
 
-        monkeypatch.setattr(sessions.Session, name, noting)
+        monkeypatch.setattr(Session, name, noting)
     return noted
 
 
@@ -148,7 +149,7 @@ def test_layouts_stay_those_of_the_parameters(two_workers):
 
 
 def instructions_of(run):
-    session = sessions.current()
+    session = active_session.current()
     session.outbox.flush()
     session.outbox.tape.clear()
     run()
@@ -223,12 +224,12 @@ def test_a_schedule_does_not_make_steps_dearer(two_workers):
             parameter.grad = LAYOUTS["cut"](torch.ones(4, 2))
         optimizer.param_groups[0]["lr"] *= 0.9
         optimizer.step()
-        defined.append(len(sessions.current().signatures))
+        defined.append(len(active_session.current().signatures))
     assert defined[1] == defined[-1]
 
 
 def test_lists_whose_tensors_are_apart_run_again_after_calls_were_forgotten(two_workers, monkeypatch):
-    monkeypatch.setattr(sessions, "MAX_CACHED_CALLS", 2)
+    monkeypatch.setattr("gt.client.session.MAX_CACHED_CALLS", 2)
     lists = [LAYOUTS["apart"](torch.ones(shape)) for shape in ((2,), (2, 2))]
     for _ in range(3):
         torch._foreach_mul_(lists, 2.0)

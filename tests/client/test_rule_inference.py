@@ -7,8 +7,7 @@ import torch
 from torch.nn import functional
 
 import gt
-from gt.client import call_inference, rule_inference
-from gt.client import session as sessions
+from gt.client import active_session, call_inference, rule_inference
 from gt.client.shape_rules.shape_rule import ShapeRule, Strided
 from gt.core.errors import OpError
 
@@ -116,7 +115,7 @@ def test_the_table_of_families_does_not_grow_without_bound(embedded, monkeypatch
     monkeypatch.setattr(rule_inference, "MAX_FAMILIES", 4)
     for rank in range(1, 12):
         same(-gt.ones([2] * rank), -torch.ones([2] * rank))
-    assert len(sessions.current().rule_inference) <= 4
+    assert len(active_session.current().rule_inference) <= 4
 
 
 def test_gradients_that_a_mask_excludes(embedded):

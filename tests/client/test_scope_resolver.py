@@ -9,7 +9,7 @@ import torch
 
 import gt
 from gt import ShardConfig, SignalConfig
-from gt.client import session as sessions
+from gt.client import active_session
 from gt.core.errors import SignalError
 from tests.signals.recorded_scopes import configure, layout_and_workers
 
@@ -63,7 +63,7 @@ def test_compile_reaches_the_workers(four_workers):
     with gt.signal.context("s"):
         gt.zeros(4)
     gt.synchronize()
-    executors = sessions.current()._channel.executors
+    executors = active_session.current()._channel.executors
     assert {(scope.name, scope.compile) for e in executors for scope in e.scopes.values()} == {("s", True)}
 
 

@@ -15,7 +15,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 import gt
-from gt.client import session as sessions
+from gt.client import active_session
 from gt.client.segment_matcher import HotPathStats, SegmentMatcher
 from gt.core.messages import MAX_SLOT, DefineSegment, RunOp, RunSegment
 from gt.core.segments import SegmentBody
@@ -37,9 +37,9 @@ def run(program: Callable[[], Any], workers: int, mode: str | None, is_on: bool)
             torch.manual_seed(0)
             result = program()
             gc.collect()
-            assert sessions.active is not None
-            sessions.active.wait_for_work()
-            return result, sessions.active.matcher.stats()
+            assert active_session.active is not None
+            active_session.active.wait_for_work()
+            return result, active_session.active.matcher.stats()
         finally:
             gt.shutdown()
 
@@ -272,8 +272,8 @@ def test_the_tape_shows_the_ops_of_segments() -> None:
             x = x * 2.0
             x = x + 1.0
         value(x)
-        assert sessions.active is not None
-        return [type(instruction).__name__ for instruction in sessions.active.outbox.tape]
+        assert active_session.active is not None
+        return [type(instruction).__name__ for instruction in active_session.active.outbox.tape]
 
     check(program)
 

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 import gt
-from gt.client import session as sessions
+from gt.client import active_session
 from gt.client.op_schema import OpSchema
 from gt.client.resizing import allocate, grow
 from gt.client.special_ops import SPECIAL, reshape_in_place, run_on_host
@@ -20,7 +20,7 @@ def run(func, *args, **kwargs):
 @pytest.fixture
 def emitted(embedded):
     """The number of instructions queued so far."""
-    return lambda: len(sessions.current().outbox.queue)
+    return lambda: len(active_session.current().outbox.queue)
 
 
 def test_every_special_op_exists():
@@ -58,7 +58,7 @@ def test_resize_within_the_storage_keeps_it_and_beyond_it_grows(embedded):
 def test_grow_copies_the_old_bytes(embedded):
     x = gt.arange(3.0)
     larger = gt.empty(5)._ref.geometry
-    assert sessions.current().fetch(grow(Tensor, x._ref, larger))[:3].tolist() == [0, 1, 2]
+    assert active_session.current().fetch(grow(Tensor, x._ref, larger))[:3].tolist() == [0, 1, 2]
     assert allocate(Tensor, larger).geometry is larger
 
 

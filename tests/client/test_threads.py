@@ -9,8 +9,7 @@ import pytest
 import torch
 
 import gt
-from gt.client import cached_calls
-from gt.client import session as sessions
+from gt.client import active_session, cached_calls
 from gt.client.outbox import FREE_AT_ONCE
 from gt.core.messages import RunOp
 from tests.subprocesses import finish, start
@@ -81,7 +80,7 @@ def test_tensors_are_freed_while_other_threads_create_them(anywhere, switching):
 def test_dead_tensors_are_freed_when_nothing_else_happens(embedded):
     x = gt.ones(1000)
     gt.synchronize()
-    session = sessions.current()
+    session = active_session.current()
     deadline = time.monotonic() + 20
     while not session.outbox._is_resting:
         assert time.monotonic() < deadline
@@ -137,7 +136,7 @@ def test_a_thread_reads_while_another_waits(two_processes):
 
 
 def test_more_tensors_are_freed_than_fit_one_instruction(two_processes):
-    session = sessions.current()
+    session = active_session.current()
     for _ in range(5 * FREE_AT_ONCE):
         session.outbox.release(next(session.ids), 0)
     assert gt.ones(3).sum().item() == 3

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 import gt
-from gt.client import session as sessions
+from gt.client import active_session
 from gt.client import torch_dispatch as dispatching
 from gt.client.tensor import Tensor
 from gt.client.torch_dispatch import dispatch
@@ -84,7 +84,7 @@ def test_plain_operands_are_uploaded_once_for_each_content(embedded):
     x = gt.ones(2)
     results = [run(aten.add.Tensor, x, torch.tensor([1.0, 2.0])) for _ in range(2)]
     assert [result.tolist() for result in results] == [[2, 3]] * 2
-    uploads = sessions.current().upload_cache
+    uploads = active_session.current().upload_cache
     assert uploads.storage_of(torch.tensor([1.0, 2.0])) is uploads.storage_of(torch.tensor([1.0, 2.0]))
 
 

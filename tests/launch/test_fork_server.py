@@ -17,7 +17,7 @@ import pytest
 import torch
 
 import gt
-from gt.client import session as sessions
+from gt.client import active_session
 from gt.wire import shared_memory
 from gt.wire.worker_status import WorkerStatus
 from tests.subprocesses import ROOT, finish, start, start_interpreter, wait_until
@@ -36,7 +36,7 @@ def two_workers():
     """The processes of two workers."""
     gt.init(workers=2)
     try:
-        yield [psutil.Process(info.pid) for info in sessions.current().workers]
+        yield [psutil.Process(info.pid) for info in active_session.current().workers]
     finally:
         gt.shutdown()
 
@@ -93,7 +93,7 @@ def test_a_worker_computes_with_several_threads_after_the_fork():
     """A pool of threads from before the fork would hang."""
     gt.init(workers=1)
     try:
-        worker = psutil.Process(sessions.current().workers[0].pid)
+        worker = psutil.Process(active_session.current().workers[0].pid)
         before = worker.num_threads()
         x = torch.rand(600, 600)
         torch.testing.assert_close((gt.to(x) @ gt.to(x)).softmax(0).cpu(), (x @ x).softmax(0))
@@ -105,7 +105,7 @@ def test_a_worker_computes_with_several_threads_after_the_fork():
 def test_a_worker_computes_with_the_cpus_that_the_program_may_use(one_cpu):
     gt.init(workers=1)
     try:
-        command = psutil.Process(sessions.current().workers[0].pid).cmdline()
+        command = psutil.Process(active_session.current().workers[0].pid).cmdline()
         assert command[command.index("--threads") + 1] == "1"
     finally:
         gt.shutdown()
@@ -277,7 +277,7 @@ def test_the_last_output_of_a_killed_worker_is_shown(monkeypatch):
     try:
         x = gt.ones(3)
         gt.synchronize()
-        os.kill(sessions.current().workers[0].pid, signal.SIGABRT)
+        os.kill(active_session.current().workers[0].pid, signal.SIGABRT)
         with pytest.raises(gt.WorkerLost, match=r"(?s)was killed by SIGABRT; it said:.*Fatal Python error: Aborted"):
             while True:
                 x.sum().item()
@@ -297,7 +297,7 @@ def test_a_stopped_process_ends_at_shutdown(stopped, temporary, monkeypatch):
 
 PROGRAM = """
 import gt, os, psutil, signal
-from gt.client import session
+from gt.client import active_session
 gt.init(workers=2)
 (server,) = psutil.Process().children()
 {use}

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 import gt
-from gt.client import session as sessions
+from gt.client import active_session
 from tests.subprocesses import wait_until
 
 
@@ -24,11 +24,11 @@ def test_a_holder_that_is_killed_during_a_read_fails_it_once(killed):
             gt.distribute(value, gt.mesh(1, workers=[1 - killed]), [gt.Replicate()]),
         ]
         gt.synchronize()
-        process = psutil.Process(sessions.current().welcome.workers[killed].pid)
+        process = psutil.Process(active_session.current().welcome.workers[killed].pid)
         process.suspend()
         with ThreadPoolExecutor() as pool:
             read = pool.submit(kept[0].cpu)
-            state = sessions.current()._channel._server.dispatcher.state
+            state = active_session.current()._channel._server.dispatcher.state
             wait_until(lambda: [pending.waiting_for for pending in state.pending.values()] == [{killed}])
             os.kill(process.pid, signal.SIGKILL)
             with pytest.raises(gt.WorkerLost, match=f"worker {killed}"):

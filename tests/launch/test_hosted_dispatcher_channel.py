@@ -10,7 +10,7 @@ import pytest
 import torch
 
 import gt
-from gt.client import session as sessions
+from gt.client import active_session
 from gt.core.messages import (
     ByteRange,
     CreateTensor,
@@ -160,8 +160,8 @@ def test_new_tensors_go_to_the_workers_that_are_left():
     try:
         kept = [gt.to(torch.ones(3)) for _ in range(2)]
         assert [tensor.sum().item() for tensor in kept] == [3, 3]
-        os.kill(sessions.current().welcome.workers[1].pid, signal.SIGKILL)
-        server = sessions.current()._channel._server
+        os.kill(active_session.current().welcome.workers[1].pid, signal.SIGKILL)
+        server = active_session.current()._channel._server
         dispatcher = server.dispatcher
         wait_until(lambda: not server.turn(waits=False) and len(dispatcher.ready_workers()) == 1, what="the loss")
         new = [gt.to(torch.ones(3)) + number for number in range(10)]
@@ -207,7 +207,7 @@ def test_workers_that_take_too_long_to_start_are_an_error(tmp_path, monkeypatch)
 def test_a_session_that_is_closed_while_a_thread_waits_tells_it(monkeypatch):
     monkeypatch.setattr("gt.client.session.FAREWELL_SECONDS", 0.0)
     gt.init(workers=1)
-    session = sessions.current()
+    session = active_session.current()
     x = gt.randn(1500, 1500)
     for _ in range(100):
         x = (x @ x) * 1e-3
@@ -221,7 +221,7 @@ def test_a_session_that_is_closed_while_a_thread_waits_tells_it(monkeypatch):
 
 def test_a_closed_channel_refuses_messages():
     gt.init(workers=1)
-    channel = sessions.current()._channel
+    channel = active_session.current()._channel
     gt.shutdown()
     with pytest.raises(gt.SessionError, match="closed"):
         channel.send([Synchronize(own(1))], [])

@@ -11,13 +11,13 @@ import pytest
 import torch
 
 import gt
-from gt.client import session as sessions
+from gt.client import active_session
 from gt.wire import shared_memory
 from tests.subprocesses import finish, start, wait_until
 
 
 def workers():
-    return {info.worker: info for info in sessions.current().welcome.workers}
+    return {info.worker: info for info in active_session.current().welcome.workers}
 
 
 def workers_of(tensor):
@@ -58,7 +58,7 @@ def test_a_worker_killed_in_the_middle_of_work():
         x = gt.randn(1200, 1200)
         for _ in range(60):
             x = (x @ x) * 1e-3
-        session = sessions.current()
+        session = active_session.current()
         session.outbox.flush()
         os.kill(workers()[0].pid, signal.SIGKILL)
         start_time = time.monotonic()
@@ -102,9 +102,9 @@ def test_a_worker_that_dies_at_start_shows_its_last_output(tmp_path, monkeypatch
 
 SCRIPT = """
 import gt, os, signal, sys, time
-from gt.client import session
+from gt.client import active_session
 x = gt.ones(3)
-print(*[info.pid for info in session.current().welcome.workers], flush=True)
+print(*[info.pid for info in active_session.current().welcome.workers], flush=True)
 {ending}
 """
 
@@ -134,7 +134,7 @@ import torch
 y = gt.ones(1500, 1500)
 for _ in range(60): y = y @ y * 1e-3
 kept = [gt.to(torch.ones(1 << 20)) for _ in range(4)]
-session.current().outbox.flush()
+active_session.current().outbox.flush()
 os.kill(os.getpid(), signal.SIGKILL)
 """
 
@@ -176,7 +176,7 @@ def test_nothing_is_left_of_a_killed_program_whose_child_lives_on():
 
 
 STOPS = """
-os.kill(session.current().welcome.workers[0].pid, signal.SIGSTOP)
+os.kill(active_session.current().welcome.workers[0].pid, signal.SIGSTOP)
 os.kill(os.getpid(), signal.SIGKILL)
 """
 

@@ -7,12 +7,12 @@ import pytest
 import torch
 
 import gt
-from gt.client import session as sessions
+from gt.client import active_session
 from gt.core.cpus import usable_cpus
 
 
 def workers():
-    return {info.worker: info for info in sessions.current().welcome.workers}
+    return {info.worker: info for info in active_session.current().welcome.workers}
 
 
 def workers_of(tensor):

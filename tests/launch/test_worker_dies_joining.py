@@ -9,7 +9,7 @@ import pytest
 import torch
 
 import gt
-from gt.client import session as sessions
+from gt.client import active_session
 from gt.core.messages import Hello
 from gt.core.settings import read_settings
 from gt.version import __version__
@@ -50,7 +50,7 @@ def mute_worker(port):
 
 def there():
     gt.zeros(1, mesh=gt.mesh(1, ("dp",)), placements="-").sum().item()
-    return sessions.current().workers
+    return active_session.current().workers
 
 
 def exchange():
@@ -59,7 +59,7 @@ def exchange():
 
 
 def status():
-    return sessions.current().inbox._status
+    return active_session.current().inbox._status
 
 
 def wait_in_exchange():

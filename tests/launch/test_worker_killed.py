@@ -13,7 +13,7 @@ import pytest
 import torch
 
 import gt
-from gt.client import session as sessions
+from gt.client import active_session
 
 ROUNDS = 6
 MESHES = [((3,), ("dp",)), ((2, 2), ("dp", "tp"))]  # weights are replicated along dp and cut along tp
@@ -73,7 +73,7 @@ def test_an_exchange_whose_peer_is_killed_is_the_loss_of_that_worker(seed):
         layouts = ["dp, -", "dp, -", f"{' '.join(names)}, -"]
         batches = [gt.distribute(gt.to(batch), mesh, each) for batch, each in zip(plain, layouts, strict=True)]
         model(batches[0]).sum().item()
-        victim = chance.choice(sessions.current().workers)
+        victim = chance.choice(active_session.current().workers)
         timer = threading.Timer(chance.uniform(0.0, 0.4), os.kill, (victim.pid, signal.SIGKILL))
         timer.start()
         with pytest.raises(gt.WorkerLost, match=rf"worker {victim.worker} \(pid {victim.pid}\)") as caught:

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 import gt
-from gt.client import session as sessions
+from gt.client import active_session
 from tests.subprocesses import running, serving, start, wait_until
 
 
@@ -25,11 +25,11 @@ def there():
     """The workers that the session knows of, after a read that lets it receive the latest."""
     with contextlib.suppress(gt.WorkerLost):
         gt.ones(1).sum().item()
-    return [info.worker for info in sessions.current().workers]
+    return [info.worker for info in active_session.current().workers]
 
 
 def kill(worker):
-    (info,) = [info for info in sessions.current().workers if info.worker == worker]
+    (info,) = [info for info in active_session.current().workers if info.worker == worker]
     os.kill(info.pid, signal.SIGKILL)
     wait_until(lambda: worker not in there(), what="the loss of the worker")
 
@@ -71,7 +71,7 @@ def test_weights_of_the_step_in_which_a_worker_is_lost_can_be_recovered(hears):
             step(x, w)
         before = w.cpu()
         expected = torch.ones(3, 2).T @ (torch.ones(3, 2) @ before + 1)
-        os.kill(sessions.current().workers[2].pid, signal.SIGKILL)
+        os.kill(active_session.current().workers[2].pid, signal.SIGKILL)
         if hears:
             wait_until(lambda: 2 not in there(), what="the loss of the worker")
         gradients = [step(x, w) for _ in range(2)]
@@ -98,7 +98,7 @@ def test_plain_operands_that_went_to_a_lost_worker_are_uploaded_anew():
         x = gt.replicate(gt.ones(3), gt.mesh(2))
         assert x.sum().item() == 3
         plain = [torch.full((3,), float(number)) for number in range(8)]
-        os.kill(sessions.current().workers[1].pid, signal.SIGKILL)
+        os.kill(active_session.current().workers[1].pid, signal.SIGKILL)
         issued = [x + operand for operand in plain]  # before the loss is known
         wait_until(lambda: 1 not in there(), what="the loss of the worker")
         assert [(x + operand).sum().item() for operand in plain] == [3.0 + 3 * number for number in range(8)]
@@ -115,7 +115,7 @@ def test_a_lost_tensor_that_is_overwritten_has_a_value_again(layout):
         lost = gt.distribute(gt.ones(2, 2), mesh, "dp, -")
         former = gt.distribute(gt.ones(2, 2), mesh, layout)
         assert lost.sum().item() == former.sum().item() == 4
-        os.kill(sessions.current().workers[1].pid, signal.SIGKILL)
+        os.kill(active_session.current().workers[1].pid, signal.SIGKILL)
         wait_until(lambda: 1 not in there(), what="the loss of the worker")
         former.add_(lost)
         for tensor in (lost, former):

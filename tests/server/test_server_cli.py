@@ -8,7 +8,7 @@ import pytest
 import zmq
 
 import gt
-from gt.client import session as sessions
+from gt.client import active_session
 from gt.core.messages import PROTOCOL, CreateTensor, FetchTensor, Hello, Refused, Welcome
 from gt.version import __version__
 from gt.wire.codec import Decoder, encode, header_of
@@ -69,8 +69,8 @@ def test_connect_and_compute(server):
     try:
         x = gt.randn(30, 30)
         assert (x @ x).shape == (30, 30)
-        assert len(sessions.current().welcome.workers) == 2
-        assert {info.worker for info in sessions.current().welcome.workers} == {0, 1}
+        assert len(active_session.current().welcome.workers) == 2
+        assert {info.worker for info in active_session.current().welcome.workers} == {0, 1}
     finally:
         gt.shutdown()
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import gt
 from gt import ShardConfig, SignalConfig
-from gt.client import session as sessions
+from gt.client import active_session
 from gt.core.messages import DefineScope, RunOp
 
 ALL = [0, 1, 2, 3]
@@ -21,7 +21,7 @@ def layout_and_workers(x):
 
 def scopes_of(work):
     """The result of `work`, and the ops that it issued, each with the name of its scope (`~`: without constraints)."""
-    session = sessions.current()
+    session = active_session.current()
     session.outbox.flush()
     sent = []
     send, session._channel.send = (

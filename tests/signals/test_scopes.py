@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 import gt
 from gt import ShardConfig, SignalConfig
-from gt.client import session as sessions
+from gt.client import active_session
 from tests.signals.recorded_scopes import configure, layout_and_workers
 
 
@@ -271,7 +271,7 @@ def test_numbers_do_not_depend_on_scopes(program, data):
         y.square().mean().backward()
         return y, x.grad, w.grad
 
-    if sessions.active is None:
+    if active_session.active is None:
         gt.init(workers=4, mode="virtual")
     try:
         ours = [None if t is None else t.cpu() for t in run(gt.tensor(x), gt.tensor(w))]

@@ -13,7 +13,7 @@ import torch
 import zmq
 
 import gt
-from gt.client import session as sessions
+from gt.client import active_session
 from gt.core.errors import ConnectionLost
 from gt.wire.connections import Router, open_link
 from tests.proxies import proxied
@@ -144,7 +144,7 @@ def test_a_worker_whose_link_is_lost_is_given_up_and_joins_again_with_nothing(se
                 assert "joins again without its tensors" in said_by(worker, "was lost")
                 wait_for_workers(port, 1)
                 assert (gt.ones(3) + 1).sum().item() == 6
-                assert sessions.current().locate(gt.ones(3)._ref).mesh.workers == (1,)
+                assert active_session.current().locate(gt.ones(3)._ref).mesh.workers == (1,)
                 fault(f"the connection of a worker {how}", error.value)
                 fault(f"the same worker, after its connection {how}", "joined again with nothing, as worker 1")
             finally:
@@ -213,7 +213,7 @@ def test_a_stopped_worker_is_given_up_and_ended(monkeypatch, caplog, fault):
     try:
         x = gt.ones(3)
         gt.synchronize()
-        process = psutil.Process(sessions.current().welcome.workers[0].pid)
+        process = psutil.Process(active_session.current().welcome.workers[0].pid)
         process.suspend()
         ended = r"was stopped for 1 s \(GT_HEARTBEAT_TIMEOUT\), and ended for that"
         with pytest.raises(gt.WorkerLost, match=ended) as error:

@@ -17,7 +17,7 @@ import torch
 import zmq
 
 import gt
-from gt.client import session as sessions
+from gt.client import active_session
 from gt.core.errors import SettingsError
 from gt.core.messages import ByteRange, CreateTensor, FetchTensor, Located, LocateTensor, Refused, Rejected
 from gt.dispatcher.message_queue import ToClient
@@ -287,7 +287,7 @@ def test_a_client_that_takes_nothing_is_given_a_limited_amount(server, fault):
     main, port = server
     gt.connect(f"localhost:{port}")
     try:
-        session = sessions.current()
+        session = active_session.current()
         worker = psutil.Process(session.welcome.workers[0].pid)
         x = gt.to(torch.ones(1 << 22))
         gt.synchronize()

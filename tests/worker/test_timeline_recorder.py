@@ -7,7 +7,7 @@ import pytest
 import torch
 
 import gt
-from gt.client import session as sessions
+from gt.client import active_session
 from gt.core.messages import (
     RAN_AT_ONCE,
     FreeTensors,
@@ -136,7 +136,7 @@ def test_timelines_do_not_nest(embedded):
 
 
 def test_events_of_one_block_are_not_in_the_next(embedded):
-    session = sessions.current()
+    session = active_session.current()
     session.read_timeline(1000)
     gt.ones(3).exp()
     with gt.debug.timeline() as t:

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable
 from threading import Lock, RLock, get_ident
 from typing import Any, overload
 
-from gt.client import session as sessions
+from gt.client import active_session
 from gt.client.compilation.call_arguments import CallArguments
 from gt.client.compilation.replayable_call import ReplayableCall
 from gt.client.compilation.specialization import Specialization
@@ -84,7 +84,7 @@ class CompiledFunction:
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         if _recording_thread == get_ident() or current_node() is not None or current_dispatch_modes():
             return self._function(*args, **kwargs)  # inside another recording, a backward or a dispatch mode
-        session = sessions.active or sessions.current()
+        session = active_session.active or active_session.current()
         session.require_open()
         call = CallArguments(session, args, kwargs)
         with self._lock:

@@ -19,7 +19,7 @@ from typing import Any, ClassVar, NamedTuple, TypeAlias
 import torch
 from torch.optim.optimizer import Optimizer
 
-from gt.client import session as sessions
+from gt.client import active_session
 from gt.client.op_schema import ArgumentKind, OpSchema
 from gt.client.optimizer_step_hooks import OptimizerState, copy_of
 from gt.client.special_ops import SPECIAL
@@ -230,7 +230,7 @@ class _OpList(UntracedMode):
         super().__init__()
         self.found: list[OpNumbers] = []
         self._remote = {id(tensor): tensor for tensor in remote}
-        self._splits = sessions.active is not None and not sessions.active.alone
+        self._splits = active_session.active is not None and not active_session.active.alone
 
     def _is_remote(self, value: Any) -> bool:
         if isinstance(value, list | tuple):

@@ -17,7 +17,7 @@ from torch.utils.checkpoint import checkpoint
 from transformers import GPT2Config, GPT2LMHeadModel, LlamaConfig, LlamaForCausalLM
 
 import gt
-from gt.client import session as sessions
+from gt.client import active_session
 from gt.client.compilation.compiled_function import MAX_SPECIALIZATIONS
 from gt.client.compilation.specialization import MAX_ATTEMPTS
 from gt.core.messages import RunOp
@@ -362,7 +362,7 @@ def test_a_skipped_call_sends_the_instructions_of_the_function():
 
     x = gt.randn(4)
     results = [chain(x) for _ in range(6)]
-    outbox = sessions.active.outbox
+    outbox = active_session.active.outbox
     outbox.flush()
     ops = [each for each in outbox.tape if isinstance(each, RunOp)]
     last, before = ops[-60:], ops[-120:-60]
@@ -396,7 +396,7 @@ def test_results_are_freed_when_they_are_dropped():
         result = step(x)
     ident = result._ref.id
     del result
-    outbox = sessions.active.outbox
+    outbox = active_session.active.outbox
     outbox.flush()
     assert ident in [ident for each in outbox.tape if type(each).__name__ == "FreeTensors" for ident in each.ids]
 
@@ -732,7 +732,7 @@ def test_a_lost_worker(processes):
     for _ in range(5):
         function(x)
     skipped = function.skipped
-    sessions.active.workers = tuple(sessions.active.workers[:1])  # as after the news of a loss
+    active_session.active.workers = tuple(active_session.active.workers[:1])  # as after the news of a loss
     assert function(x).tolist() == [2.0, 3.0, 4.0, 5.0]
     assert function.skipped == skipped
 
@@ -1095,7 +1095,7 @@ def test_nothing_is_kept_alive():
     ids = [x._ref.id, result._ref.id]
     del x, result
     gc.collect()
-    outbox = sessions.active.outbox
+    outbox = active_session.active.outbox
     outbox.flush()
     freed = {ident for each in outbox.tape if type(each).__name__ == "FreeTensors" for ident in each.ids}
     assert freed >= set(ids)

@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import gt
-from gt.client import session as sessions
+from gt.client import active_session
 from gt.client.compilation import program_segments
 from gt.client.compilation.program_segments import SegmentedProgram
 from gt.client.compilation.recorded_calls import _builder
@@ -105,7 +105,7 @@ def ended():
 @pytest.fixture
 def sent(ended, monkeypatch):
     gt.init()
-    outbox = sessions.current().outbox
+    outbox = active_session.current().outbox
     batches = []
     send = outbox._channel.send
     monkeypatch.setattr(outbox._channel, "send", lambda batch, uploads: (batches.extend(batch), send(batch, uploads)))

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 import gt
-from gt.client import session as sessions
+from gt.client import active_session
 from gt.worker.exchange.in_flight_sends import InFlightSends
 
 BUFFER = torch.zeros(10, dtype=torch.uint8)
@@ -75,7 +75,7 @@ def on(worker):
 @contextlib.contextmanager
 def stopped(worker):
     """A worker process that does nothing meanwhile; gives its pid."""
-    pid = sessions.current().welcome.workers[worker].pid
+    pid = active_session.current().welcome.workers[worker].pid
     os.kill(pid, signal.SIGSTOP)
     try:
         yield pid
@@ -112,7 +112,7 @@ def test_a_peer_that_dies_in_an_exchange_is_noticed(victim, have_met):
             sent = kept.redistribute(on(victim), "-, -")
             awaited = lost.redistribute(on(1 - victim), "-, -") if victim == 0 else sent
             after = kept + 1
-            sessions.current().outbox.flush()
+            active_session.current().outbox.flush()
             os.kill(pid, signal.SIGKILL)
         start = time.monotonic()
         with pytest.raises((gt.WorkerLost, gt.OpError)):

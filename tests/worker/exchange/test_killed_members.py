@@ -9,7 +9,7 @@ import pytest
 import torch
 
 import gt
-from gt.client import session as sessions
+from gt.client import active_session
 from tests.worker.exchange.transports import PROCESS_TRANSPORTS
 
 SIZE = 4 << 20  # elements: an all-reduce of several chunks
@@ -17,7 +17,7 @@ SECONDS = 20
 
 
 def pid_of(worker):
-    return sessions.current().welcome.workers[worker].pid
+    return active_session.current().welcome.workers[worker].pid
 
 
 def open_memory(pid):
@@ -44,7 +44,7 @@ def check_death(victim, exchanges_before):
         partial.redistribute(mesh, "-")
     gt.synchronize()
     totals = [partial.redistribute(mesh, "-") for _ in range(8)]
-    sessions.current().outbox.flush()
+    active_session.current().outbox.flush()
     os.kill(pid_of(victim), signal.SIGKILL)
     start = time.monotonic()
     with pytest.raises((gt.WorkerLost, gt.OpError)):
