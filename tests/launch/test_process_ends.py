@@ -79,10 +79,19 @@ def test_a_long_wait_prints_the_worker_that_it_waits_for(capfd, monkeypatch):
         x = gt.ones(3).exp()
         gt.synchronize()
         process.suspend()
-        threading.Timer(3.0, process.resume).start()
-        assert x.sum().item() > 0
-        assert "waiting for" in (text := capfd.readouterr().err)
-        assert "worker 0, which is at aten." in text
+        sums: list[float] = []
+        reading = threading.Thread(target=lambda: sums.append(x.sum().item()))
+        reading.start()
+        printed: list[str] = []
+
+        def is_told() -> bool:
+            printed.append(capfd.readouterr().err)
+            return "worker 0, which is at aten." in "".join(printed)
+
+        wait_until(is_told, what="the name of the worker that is waited for")
+        process.resume()
+        reading.join(60)
+        assert sums[0] > 0 and "waiting for" in "".join(printed)
     finally:
         process.resume()
         gt.shutdown()
