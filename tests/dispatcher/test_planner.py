@@ -5,6 +5,7 @@ import msgspec
 import pytest
 
 from gt.core.signatures import Input, ListArg, Scalar, Signature
+from gt.dispatcher import planner
 from gt.dispatcher.planner import plan_move, plan_op
 from gt.sharding.spec import DeviceMesh, whole
 from gt.sharding.spec_text import parse_spec
@@ -44,6 +45,17 @@ def plan_whole(inputs, writes=()):
 )
 def test_an_op_runs_where_most_of_its_inputs_are(inputs, expected):
     assert plan_whole(inputs) == expected
+
+
+@pytest.mark.parametrize("op", [ADD, MM, RELU, NO_RULE], ids=lambda op: op.op)
+@pytest.mark.parametrize("mesh", [solo_mesh(1), MESH, OTHER], ids=str)
+def test_whole_inputs_need_no_search(op, mesh, monkeypatch):
+    """The short way gives the plan that the search for the cheapest one gives."""
+    metas = [meta(4, 4)] * len(op.paths)
+    specs = [whole(mesh, 2)] * len(metas)
+    short = plan_op(op, metas, specs, solo_mesh(0))
+    monkeypatch.setattr(planner, "whole", lambda *_: None)
+    assert plan_op(op, metas, specs, solo_mesh(0)) == short
 
 
 @pytest.mark.parametrize(
