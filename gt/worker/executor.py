@@ -86,7 +86,7 @@ class Executor:
         self.segments: dict[int, BoundSegment] = {}
         self._reports: list[ReportAndBytes] = []
         self._progress_time = 0
-        self._scopes = ScopeTable()
+        self.scopes = ScopeTable()
         self._timeline = TimelineRecorder()
         place = progress if progress is not None else [0, 0]
         self._runner = OpRunner(worker, engine, exchange, self._timeline, self._report, place)
@@ -115,7 +115,7 @@ class Executor:
         self._actions = self._make_actions()
 
     def _make_compiler(self, queue: CompileQueue, is_automatic: bool) -> SegmentCompiler:
-        compiles, tell = self._scopes.compiles, self._tell_not_compiled
+        compiles, tell = self.scopes.compiles, self._tell_not_compiled
         return SegmentCompiler(self.engine, queue, compiles, tell, is_automatic=is_automatic)
 
     def _make_actions(self) -> dict[type, Callable[[Any], None]]:
@@ -127,7 +127,7 @@ class Executor:
             DefineOp: self._define,
             DefineSegment: self._define_segment,
             WorkerDefineProgram: self._define_program,
-            WorkerDefineScope: self._scopes.define,
+            WorkerDefineScope: self.scopes.define,
             ForgetOps: self._forget,
             WorkerCreateTensor: self._transfers.create,
             QueryOp: self._query,
@@ -254,7 +254,7 @@ class Executor:
 
     def _describe(self, command: RunOp | QueryOp) -> tuple[str, str]:
         """The names of the op and of the scope of a command."""
-        return self.ops[command.op_id].op, self._scopes.name(session_of(command.op_id), command.scope)
+        return self.ops[command.op_id].op, self.scopes.name(session_of(command.op_id), command.scope)
 
     def _report(self, report: Report, buffer: Buffer | None = None) -> None:
         self._reports.append((report, buffer))
@@ -274,7 +274,7 @@ class Executor:
         self.ops[command.op_id] = BoundProgram(self.engine, self.worker, command.op, command.program)
 
     def _tell_not_compiled(self, session: int, scope_id: int, site: int, reason: str) -> None:
-        self._report(NotCompiled(session, self._scopes.name(session, scope_id), site, reason))
+        self._report(NotCompiled(session, self.scopes.name(session, scope_id), site, reason))
 
     def _forget(self, command: ForgetOps) -> None:
         if self._late is not None:
@@ -315,7 +315,7 @@ class Executor:
         for table in (self.tensors, self.ops, self.segments):
             for ident in [ident for ident in table if session_of(ident) == command.session]:
                 del table[ident]  # type: ignore[attr-defined]
-        self._scopes.forget(command.session)
+        self.scopes.forget(command.session)
         self._timeline.forget(command.session)
         self._memory.forget(command.session)
         self._steps.forget(command.session)

@@ -14,6 +14,10 @@ class ScopeTable:
     def define(self, scope: WorkerDefineScope) -> None:
         self._scopes[scope.session, scope.scope_id] = scope
 
+    def defined(self) -> list[WorkerDefineScope]:
+        """All scopes."""
+        return list(self._scopes.values())
+
     def name(self, session: int, scope_id: int) -> str:
         """The name of a scope; "" outside of any scope."""
         scope = self._scopes.get((session, scope_id))
