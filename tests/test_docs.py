@@ -23,7 +23,7 @@ from gt.core.settings import _VARIABLES, Settings
 from gt.signals.parser import parse_config
 from gt.signals.registry import registry
 from tests.subprocesses import ROOT, finish, start
-from tests.worker.compilation.recorded_pieces import needs_compiler
+from tests.worker.compilation.recorded_units import needs_compiler
 
 GUIDES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
 PAGES = [*GUIDES, *sorted((ROOT / "examples").glob("*.md")), *sorted((ROOT / "gt").rglob("README.md"))]
