@@ -188,7 +188,7 @@ def differences(
 
 def values_of(dtype: torch.dtype) -> dict[str, list[torch.Tensor]]:
     """Sets of tensors of shape (SIDE, SIDE) that ops are called on."""
-    return {name: [_cast(value, dtype) for value in values] for name, values in _float_sets().items()}
+    return {name: [_cast(value, dtype).contiguous() for value in values] for name, values in _float_sets().items()}
 
 
 def _cast(value: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
