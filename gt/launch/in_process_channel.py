@@ -40,7 +40,7 @@ class InProcessChannel:
         compiling: CompileSettings | None = None,
     ) -> None:
         compiling = compiling or CompileSettings()
-        self._compile_queue = CompileQueue(own_directory, compiling, is_alone=True)
+        self._compile_queue = CompileQueue(own_directory, compiling)
         self.dispatcher = Dispatcher(observer, copy_limit)
         self._observer = observer
         self.executors = [self._make_executor(number, backend, compiling) for number in range(workers)]

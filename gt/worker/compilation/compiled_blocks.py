@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol, TypeAlias
 
@@ -27,9 +27,9 @@ RunBlocks: TypeAlias = Callable[[Sequence[Block]], None]
 
 @dataclass
 class CompileCounts:
-    """`segments` counts the runs of ops that have code, and `runs` how often code ran in place of ops."""
+    """`units` are the keys of the units that have code, and `runs` counts how often code ran in place of ops."""
 
-    segments: int = 0
+    units: set[str] = field(default_factory=set)
     runs: int = 0
 
 
@@ -148,7 +148,7 @@ class CompiledBlock:
         compiled = time.perf_counter() - began
         log.info("%s: %.0f us compiled, %.0f us eager", self._describe(), compiled * 1e6, eager * 1e6)
         self._code = code
-        self._counts.segments += 1
+        self._counts.units.add(self._placed.unit.key)
 
     def _compile_again(self, scalars: Sequence[Number]) -> None:
         """Ask for code with other constants, because numbers that the code has as constants have changed."""

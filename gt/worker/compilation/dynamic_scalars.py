@@ -78,7 +78,19 @@ def _scaled(value: Any, alpha: Any) -> Any:
 
 
 def _lerp(start: Any, end: Any, weight: Any) -> Any:
-    return torch.where(weight < 0.5, start + weight * (end - start), end - (end - start) * (1 - weight))
+    return torch.where(weight.abs() < 0.5, start + weight * (end - start), end - (end - start) * (1 - weight))
+
+
+def _root_or_power(value: Any, exponent: Any) -> Any:
+    root = torch.where(exponent == 0.5, value.sqrt(), torch.pow(value, exponent))
+    return torch.where(exponent == -0.5, value.rsqrt(), root)
+
+
+def _pow(value: torch.Tensor, exponent: Any) -> torch.Tensor:
+    """Torch's kernels take roots for the exponents 0.5 and -0.5, except those of float16. Roots and powers differ for
+    -0.0 and -inf."""
+    formula = torch.pow if value.dtype is torch.float16 else _root_or_power
+    return _computed(formula)(value, exponent)  # type: ignore[no-any-return]
 
 
 def _clamp(value: Any, min: Any = None, max: Any = None) -> Any:
@@ -120,7 +132,6 @@ _ADD = _computed(lambda left, right, alpha=1: left + _scaled(right, alpha))
 _SUB = _computed(lambda left, right, alpha=1: left - _scaled(right, alpha))
 _MUL = _computed(lambda left, right: left * right)
 _DIV = _computed(lambda left, right: left / right)
-_POW = _computed(torch.pow)
 _LERP = _computed(_lerp)
 _ADDCMUL = _computed(lambda base, left, right, value=1: base + _scaled(left, value) * right)
 _ADDCDIV = _computed(lambda base, left, right, value=1: base + _scaled(left, value) / right)
@@ -132,12 +143,13 @@ _PLAIN: dict[str, DynamicForm] = {
     "rsub.Scalar": _computed(lambda left, right, alpha=1: right - _scaled(left, alpha)),
     **dict.fromkeys(["mul.Tensor", "mul.Scalar"], _MUL),
     **dict.fromkeys(["div.Tensor", "div.Scalar"], _DIV),
-    "pow.Tensor_Scalar": _POW,
+    "pow.Tensor_Scalar": _pow,
     "lerp.Scalar": _LERP,
     "addcmul.default": _ADDCMUL,
     "addcdiv.default": _ADDCDIV,
     "clamp.default": _CLAMP,
     "clamp_min.default": _CLAMP,
+    "threshold_backward.default": _computed(lambda grad, value, threshold: torch.where(value <= threshold, 0, grad)),
     "clamp_max.default": _computed(lambda value, most: _clamp(value, None, most)),
 }
 _UNROUNDED: dict[str, DynamicForm] = {
@@ -155,8 +167,8 @@ _FOR_EACH: dict[str, DynamicForm] = {
         ("add", _ADD), ("sub", _SUB), ("mul", _MUL), ("div", _DIV), ("addcmul", _ADDCMUL), ("addcdiv", _ADDCDIV),
         ("lerp", _LERP), ("clamp_min", _CLAMP),
     )},
-    "_foreach_pow.Scalar": _POW,
-    "_foreach_pow.ScalarList": _POW,
+    "_foreach_pow.Scalar": _pow,
+    "_foreach_pow.ScalarList": _pow,
     "_foreach_add.List": _ADD,
     "_foreach_sub.List": _SUB,
 }  # fmt: skip
@@ -166,12 +178,12 @@ def _in_place(forms: dict[str, DynamicForm]) -> dict[str, DynamicForm]:
     return {name.replace(".", "_.", 1): _writing(form) for name, form in forms.items()}
 
 
-_PER_TENSOR = _PLAIN | _UNROUNDED | _in_place(_PLAIN | _UNROUNDED) | {"pow_.Scalar": _writing(_POW)}
+_PER_TENSOR = _PLAIN | _UNROUNDED | _in_place(_PLAIN | _UNROUNDED) | {"pow_.Scalar": _writing(_pow)}
 _PER_LIST = {name: _for_each(form) for name, form in (_FOR_EACH | _in_place(_FOR_EACH)).items()}
 
 DYNAMIC_FORMS: dict[str, DynamicForm] = {
     f"aten.{name}": form
     for name, form in (_PER_TENSOR | _PER_LIST).items()
-    if name not in ("rsub_.Scalar", "pow_.Tensor_Scalar")  # there are no such overloads
+    if name not in ("rsub_.Scalar", "pow_.Tensor_Scalar", "threshold_backward_.default")  # there are no such overloads
 }
 """Forms by overload."""

@@ -13,7 +13,9 @@ from pathlib import Path
 
 SOCKET = "socket"
 LOG = "log"
-_LOCK = "lock"
+PROCESS = "process"
+SERVER_LOCK = "lock"
+WORKERS_LOCK = "workers"
 
 
 def shared_directory(endpoint: str) -> Path:
@@ -35,15 +37,17 @@ def make_private(directory: Path) -> None:
         raise PermissionError(f"{directory} is not a private directory of this user")
 
 
-def lock(directory: Path) -> int | None:
-    """The descriptor of the lock of a directory, which its compile server holds; None if another one has it."""
-    descriptor = os.open(directory / _LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+def lock(directory: Path, name: str, *, is_shared: bool = False) -> int | None:
+    """The descriptor of a lock of a directory; None if another process has it, or has removed the directory."""
+    descriptor = os.open(directory / name, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        os.close(descriptor)
-        return None
-    return descriptor
+        fcntl.flock(descriptor, (fcntl.LOCK_SH if is_shared else fcntl.LOCK_EX) | fcntl.LOCK_NB)
+        if os.path.samestat(os.fstat(descriptor), os.stat(directory / name)):
+            return descriptor
+    except (BlockingIOError, FileNotFoundError):
+        pass
+    os.close(descriptor)
+    return None
 
 
 def remove(directory: Path) -> None:

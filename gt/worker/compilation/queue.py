@@ -2,16 +2,11 @@
 
 from __future__ import annotations
 
-import contextlib
 import functools
 import logging
-import os
-import shutil
 import socket
-import subprocess
-import sys
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from pathlib import Path
 
 import msgspec
@@ -20,38 +15,30 @@ from gt.core.errors import ConnectionLost
 from gt.core.settings import CompileSettings
 from gt.worker.compilation import private_directory
 from gt.worker.compilation.compile_units import CompileAnswer, CompileFailed, CompileRequest, CompileUnit
+from gt.worker.compilation.server_process import ServerProcess
 from gt.worker.compilation.socket_framing import FrameReader, FrameWriter
 
 log = logging.getLogger("gt.compile")
 _CONNECT_SECONDS = 120.0  # a server imports torch's compiler before it listens
-_END_SECONDS = 5.0
-COMPILERS = ("g++", "clang++")
-
-
-def find_compiler(environ: Mapping[str, str] = os.environ) -> str | None:
-    """The C++ compiler of this machine: that of the variable CXX, or the first one of COMPILERS."""
-    names = (environ["CXX"].split()[0],) if environ.get("CXX", "").strip() else COMPILERS
-    return next((name for name in names if shutil.which(name, path=environ.get("PATH"))), None)
+_MAX_RESTARTS = 2  # as `_replace_server` says
 
 
 class CompileQueue:
     """Sends units to the compile server at a directory, which `locate` gives at the first use. Each unit gets one
-    answer, which `poll` passes on. With `is_alone` no other process uses the server, which ends when the queue is
-    closed."""
+    answer, which `poll` passes on. A server that is killed is replaced, and the units that it had are sent again."""
 
-    def __init__(self, locate: Callable[[], Path], settings: CompileSettings, *, is_alone: bool = False) -> None:
+    def __init__(self, locate: Callable[[], Path], settings: CompileSettings) -> None:
         self._locate = functools.cache(locate)
         self._options = ["--limit", str(settings.seconds), "--nice", str(settings.niceness)]
         self._link: socket.socket | None = None
-        self._is_alone = is_alone
         self._known: dict[str, CompileAnswer] = {}
         self._answers: list[CompileAnswer] = []
         self._takers: dict[str, list[Callable[[CompileAnswer], None]]] = {}
         self._pending: dict[str, bytes] = {}
         self._decoder: msgspec.msgpack.Decoder[CompileAnswer] = msgspec.msgpack.Decoder(CompileAnswer)
         self._give_up = 0.0
-        self._is_used = False
-        self._server: subprocess.Popen[bytes] | None = None
+        self._restarts = 0
+        self._process: ServerProcess | None = None
 
     def submit(self, unit: CompileUnit, take: Callable[[CompileAnswer], None]) -> None:
         """Ask for a unit; `take` is called with the answer, by `poll`."""
@@ -84,32 +71,18 @@ class CompileQueue:
         return bool(self._pending or self._answers)
 
     def close(self) -> None:
-        """Leave the server, which ends with its last worker. If there is no server, remove its directory."""
+        """Leave the server, which ends with its last worker."""
+        self._close_link()
+        self._pending.clear()
+        self._takers.clear()
+        if self._process is not None:
+            self._process.leave()
+            self._process = None
+
+    def _close_link(self) -> None:
         if self._link is not None:
             self._link.close()
             self._link = None
-        if self._server is not None:
-            self._leave_server(self._server)
-        self._pending.clear()
-        self._takers.clear()
-        if not self._is_used:
-            return
-        with contextlib.suppress(OSError):
-            held = private_directory.lock(self._locate())
-            if held is not None:
-                private_directory.remove(self._locate())
-                os.close(held)
-
-    def _leave_server(self, server: subprocess.Popen[bytes]) -> None:
-        if not self._is_alone:
-            server.returncode = server.poll() or 0  # it may serve other workers: not a child to wait for
-            return
-        server.terminate()
-        try:
-            server.wait(_END_SECONDS)
-        except subprocess.TimeoutExpired:
-            server.kill()
-            server.wait()
 
     def _receive(self) -> None:
         self._writer.write()
@@ -123,20 +96,37 @@ class CompileQueue:
         try:
             action()
         except (ConnectionLost, msgspec.MsgspecError) as error:
-            self._fail(f"the compile server has ended: {error}")
+            log.info("the connection to the compile server is lost: %s", error)
+            self._replace_server()
+
+    def _replace_server(self) -> None:
+        """The next `poll` starts another server, unless that was done often enough."""
+        self._close_link()
+        reason = self._server.describe_end()
+        if self._restarts >= _MAX_RESTARTS:
+            self._fail(f"{reason}, for the third time")
+            return
+        self._restarts += 1
+        self._give_up = time.monotonic() + _CONNECT_SECONDS
+        log.info("%s; another one is started", reason)
 
     def _fail(self, reason: str) -> None:
-        if self._link is not None:
-            self._link.close()
-            self._link = None
+        self._close_link()
         self._answers += [CompileFailed(key, reason) for key in self._pending]
         self._pending.clear()
 
+    @property
+    def _server(self) -> ServerProcess:
+        if self._process is None:
+            self._process = ServerProcess(self._locate(), self._options)
+        return self._process
+
     def _connect(self) -> None:
         link = socket.socket(socket.AF_UNIX)
-        self._is_used = True
         try:
-            private_directory.make_private(self._locate())
+            if not self._server.join():
+                link.close()
+                return
             link.connect(str(self._locate() / private_directory.SOCKET))
             link.setblocking(False)
         except (FileNotFoundError, ConnectionRefusedError):
@@ -156,36 +146,15 @@ class CompileQueue:
 
     def _start_server(self) -> None:
         """Start a server, unless one is about to listen."""
-        if self._server is not None and self._server.poll() is not None:
-            self._fail(f"the compile server ended with status {self._server.returncode}: {self._last_words()}")
-            return
-        if time.monotonic() > self._give_up:
+        status = self._server.status()
+        if status is not None and status < 0:
+            self._replace_server()
+        elif status is not None:
+            self._fail(self._server.describe_end())
+        elif time.monotonic() > self._give_up:
             self._fail(f"the compile server did not answer within {_CONNECT_SECONDS:g} s")
-            return
-        held = private_directory.lock(self._locate())
-        if held is None:
-            return
-        try:
-            self._server = self._spawn(held)
-        except OSError as error:
-            self._fail(f"the compile server cannot be started: {error}")
-        finally:
-            os.close(held)
-
-    def _spawn(self, held: int) -> subprocess.Popen[bytes]:
-        """All files of the compiler go to the private directory. The server holds the lock until it ends."""
-        directory = str(self._locate())
-        environ = {name: value for name, value in os.environ.items() if not name.startswith(("GT_", "TORCHINDUCTOR_"))}
-        environ |= {"TMPDIR": directory, "TORCHINDUCTOR_CACHE_DIR": f"{directory}/cache"}
-        environ |= {"TORCHINDUCTOR_COMPILE_THREADS": "1", "CXX": find_compiler() or "", "OMP_NUM_THREADS": "1"}
-        with open(self._locate() / private_directory.LOG, "wb") as output:
-            return subprocess.Popen(
-                [sys.executable, "-m", "gt.worker.compilation", directory, *self._options],
-                env=environ, stdin=subprocess.DEVNULL, stdout=output, stderr=output, pass_fds=[held],
-                start_new_session=True, cwd=directory,
-            )  # fmt: skip
-
-    def _last_words(self) -> str:
-        with contextlib.suppress(OSError):
-            return (self._locate() / private_directory.LOG).read_text(errors="replace").strip()[-500:]
-        return ""
+        else:
+            try:
+                self._server.start()
+            except OSError as error:
+                self._fail(f"the compile server cannot be started: {error}")

@@ -18,7 +18,8 @@ from gt.core.signatures import Number
 from gt.worker.bound_segments import Block, BoundSegment, Variant
 from gt.worker.compilation.compilable_runs import PlacedUnit, find_runs, make_unit
 from gt.worker.compilation.compiled_blocks import CompileCounts, CompiledBlock, RunBlocks, joined_steps, split_steps
-from gt.worker.compilation.queue import COMPILERS, CompileQueue, find_compiler
+from gt.worker.compilation.queue import CompileQueue
+from gt.worker.compilation.toolchain import COMPILERS, find_compiler
 from gt.worker.engines.engine import Engine
 
 log = logging.getLogger("gt.compile")

@@ -18,6 +18,7 @@ import selectors
 import signal
 import socket
 import sys
+import tempfile
 import time
 from collections import deque
 from collections.abc import Callable
@@ -157,18 +158,22 @@ class CompileServer:
         assert job is not None
         with open(job.pipe, "rb", closefd=False) as pipe:
             data = pipe.read()
-        status = self._reap(job)
+        status, used = self._reap(job)
         try:
             answer = msgspec.msgpack.decode(data, type=CompileAnswer)
         except msgspec.MsgspecError:
             answer = CompileFailed(job.key, f"the compiler process ended with status {status}")
-        self._answer(answer)
+        is_late = isinstance(answer, CompileFailed) and used > self._limit
+        self._answer(self._too_long(job) if is_late else answer)
 
     def _check_time(self) -> None:
         job = self._job
         if job is not None and (time.monotonic() > job.deadline or _cpu_seconds(job.pid) > self._limit):
             self._end_job()
-            self._answer(CompileFailed(job.key, f"it took longer than {self._limit:g} s (GT_COMPILE_TIMEOUT)"))
+            self._answer(self._too_long(job))
+
+    def _too_long(self, job: _Job) -> CompileFailed:
+        return CompileFailed(job.key, f"it took longer than {self._limit:g} s (GT_COMPILE_TIMEOUT)")
 
     def _end_job(self) -> None:
         if self._job is not None:
@@ -176,11 +181,13 @@ class CompileServer:
                 os.killpg(self._job.pid, signal.SIGKILL)
             self._reap(self._job)
 
-    def _reap(self, job: _Job) -> int:
+    def _reap(self, job: _Job) -> tuple[int, float]:
+        """The exit status of a job, and the CPU time that it and its children took."""
         self._selector.unregister(job.pipe)
         os.close(job.pipe)
         self._job = None
-        return os.waitstatus_to_exitcode(os.waitpid(job.pid, 0)[1])
+        _, status, usage = os.wait4(job.pid, 0)
+        return os.waitstatus_to_exitcode(status), usage.ru_utime + usage.ru_stime
 
 
 def _cpu_seconds(pid: int) -> float:
@@ -197,13 +204,13 @@ def _compile_and_exit(directory: Path, key: str, unit: CompileUnit, pipe: int, l
     parent = os.getppid()
     try:
         os.setpgid(0, 0)
-        seconds = max(1, math.ceil(limit))
+        seconds = math.ceil(limit) + 1  # the server ends this process before, unless it is late
         resource.setrlimit(resource.RLIMIT_CPU, (seconds, seconds))  # also of each process that this one starts
         signal.signal(signal.SIGTERM, signal.SIG_DFL)
         if sys.platform == "linux":
             ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
         if os.getppid() == parent:
-            answer = msgspec.msgpack.encode(compile_unit(directory / key[:32], key, unit))
+            answer = msgspec.msgpack.encode(compile_unit(directory, key, unit))
             with open(pipe, "wb") as target:
                 target.write(answer)
     finally:
@@ -211,12 +218,13 @@ def _compile_and_exit(directory: Path, key: str, unit: CompileUnit, pipe: int, l
 
 
 def compile_unit(directory: Path, key: str, unit: CompileUnit) -> CompileAnswer:
+    """Compile a unit in a new directory: an earlier server may have left one for the same unit."""
     began = time.monotonic()
     try:
         torch.set_num_threads(unit.threads)
-        directory.mkdir(mode=0o700)
         traced = trace(unit)
-        path = compile_graph(traced.graph, traced.inputs, unit.threads, directory)
+        own = Path(tempfile.mkdtemp(prefix=f"{key[:16]}-", dir=directory))
+        path = compile_graph(traced.graph, traced.inputs, unit.threads, own)
     except UntraceableStep as error:
         return CompileFailed(key, f"it cannot be traced: {error}", error.step)
     except Exception as error:

@@ -56,3 +56,25 @@ def test_a_form_gives_what_the_op_gives(op: str, dtype: torch.dtype, shape: tupl
 def test_a_number_in_place_of_a_tensor(op: str) -> None:
     for x in (torch.arange(4), torch.tensor(2), torch.rand(3), torch.rand(3).bfloat16()):
         torch.testing.assert_close(DYNAMIC_FORMS[op](x, number(1.3)), find_overload(op)(x, 1.3))
+
+
+@pytest.mark.parametrize(
+    ("op", "tensors", "value"),
+    [
+        ("aten.pow.Tensor_Scalar", ["base"], 0.5),
+        ("aten.pow.Tensor_Scalar", ["base"], -0.5),
+        ("aten.lerp.Scalar", ["base", "end"], -2.5),
+        ("aten.lerp.Scalar", ["base", "end"], -0.25),
+        ("aten.threshold_backward.default", ["end", "base"], 0.1),
+    ],
+)
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_a_form_takes_the_branches_of_the_kernel(op: str, tensors: list[str], value: float, dtype: torch.dtype) -> None:
+    inf, nan = float("inf"), float("nan")
+    values = {
+        "base": torch.tensor([-0.0, 0.0, -inf, inf, nan, 2.0, 0.1], dtype=dtype),
+        "end": torch.tensor([1.0, inf, 0.0, 3.0, 2.0, inf, 1.0], dtype=dtype),
+    }
+    given = [values[name] for name in tensors]
+    found = DYNAMIC_FORMS[op](*given, number(value))
+    torch.testing.assert_close(found, find_overload(op)(*given, value), equal_nan=True)

@@ -15,9 +15,10 @@ from gt.core.settings import CompileSettings
 from gt.core.signatures import Input, Signature
 from gt.worker.compilation.compile_units import CompileAnswer, CompileFailed, CompileUnit, UnitStep
 from gt.worker.compilation.private_directory import make_private
-from gt.worker.compilation.queue import CompileQueue, find_compiler
+from gt.worker.compilation.queue import CompileQueue
+from gt.worker.compilation.toolchain import find_compiler
 from tests.subprocesses import start
-from tests.worker.compilation.recorded_units import meta_of
+from tests.worker.compilation.recorded_units import meta_of, record
 
 pytestmark = pytest.mark.timeout(300)
 SETTINGS = CompileSettings(niceness=0)
@@ -59,7 +60,7 @@ def server_of(directory: Path) -> psutil.Process:
 
 
 def test_each_unit_gets_one_answer_for_all_who_ask(directory: Path) -> None:
-    first, second = CompileQueue(lambda: directory, SETTINGS, is_alone=True), CompileQueue(lambda: directory, SETTINGS)
+    first, second = CompileQueue(lambda: directory, SETTINGS), CompileQueue(lambda: directory, SETTINGS)
     taken: list[CompileAnswer] = []
     others: list[CompileAnswer] = []
     first.submit(untraceable(), taken.append)
@@ -76,16 +77,47 @@ def test_each_unit_gets_one_answer_for_all_who_ask(directory: Path) -> None:
     first.close()
 
 
-def test_a_server_that_ends_answers_nothing_more(directory: Path) -> None:
-    queue = CompileQueue(lambda: directory, SETTINGS, is_alone=True)
+def test_a_server_that_is_killed_is_replaced_twice(directory: Path) -> None:
+    queue = CompileQueue(lambda: directory, SETTINGS)
     taken: list[CompileAnswer] = []
     queue.submit(untraceable(), taken.append)
     answers(queue, 1, taken)
-    os.kill(server_of(directory).pid, signal.SIGSTOP)
-    queue.submit(untraceable(5), taken.append)
-    os.kill(server_of(directory).pid, signal.SIGKILL)
-    *_, last = answers(queue, 2, taken)
-    assert isinstance(last, CompileFailed) and "server has ended" in last.reason
+    for size in (5, 6, 7):
+        os.kill(server_of(directory).pid, signal.SIGSTOP)
+        queue.submit(untraceable(size), taken.append)
+        os.kill(server_of(directory).pid, signal.SIGKILL)
+        answers(queue, size - 3, taken)
+    *replaced, last = taken
+    assert all(isinstance(answer, CompileFailed) and "traced" in answer.reason for answer in replaced)
+    assert isinstance(last, CompileFailed)
+    assert last.reason == "the compile server was ended by SIGKILL, for the third time"
+    queue.close()
+
+
+def test_a_stopped_server_ends_with_its_last_worker(directory: Path) -> None:
+    first, second = CompileQueue(lambda: directory, SETTINGS), CompileQueue(lambda: directory, SETTINGS)
+    taken: list[CompileAnswer] = []
+    for queue in (first, second):
+        queue.submit(untraceable(), taken.append)
+        answers(queue, 1, taken)
+        taken.clear()
+    server = server_of(directory)
+    server.suspend()
+    first.close()
+    assert server.is_running() and directory.exists()
+    second.close()
+    assert server.status() == psutil.STATUS_ZOMBIE
+    server.wait()
+    assert not directory.exists()
+
+
+def test_a_unit_that_takes_too_long_is_given_up_with_the_limit(directory: Path) -> None:
+    queue = CompileQueue(lambda: directory, CompileSettings(niceness=0, seconds=0.01))
+    taken: list[CompileAnswer] = []
+    queue.submit(record(lambda x: [x.sin().cos() + 1], [torch.ones(4)]).unit, taken.append)
+    (answer,) = answers(queue, 1, taken)
+    assert isinstance(answer, CompileFailed)
+    assert answer.reason == "it took longer than 0.01 s (GT_COMPILE_TIMEOUT)"
     queue.close()
 
 

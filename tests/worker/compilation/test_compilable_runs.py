@@ -1,0 +1,109 @@
+"""Runs of ops in a segment that can be compiled together, and the units that are made of them."""
+
+from collections.abc import Mapping, Sequence
+
+import pytest
+
+from gt.core.meta import TensorMeta
+from gt.core.segments import SegmentBody, SegmentOp
+from gt.core.signatures import Input, Scalar, Signature
+from gt.worker.bound_ops import BoundOp
+from gt.worker.bound_segments import BoundSegment
+from gt.worker.compilation.compilable_runs import MIN_CALLS, UncompiledOp, find_runs, make_unit
+from gt.worker.engines.pytorch_engine import PyTorchEngine
+
+ENGINE = PyTorchEngine("cpu")
+META = TensorMeta((4,), (1,), 0, "float32")
+OPS = {
+    "neg": Signature("aten.neg.default", (Input(0),), {}, (), (), (META,), (0,)),
+    "mul": Signature("aten.mul.Scalar", (Input(0), Scalar(0)), {}, (), (), (META,), (0,)),
+    "leaky": Signature("aten.leaky_relu.default", (Input(0), Scalar(0)), {}, (), (), (META,), (0,)),
+    "add_": Signature("aten.add_.Tensor", (Input(0), Input(1)), {}, (), (0,), (), ()),
+    "nonzero": Signature("aten.nonzero.default", (Input(0),), {}, (), (), (META,), (0,)),
+}
+
+
+def make_segment(names: str, scopes: Sequence[int] = ()) -> BoundSegment:
+    """A chain of ops on one tensor: each takes the result of the one before, and `add_` the first tensor too."""
+    ops, scalars = [], 0
+    for slot, name in enumerate(names.split()):
+        count = 1 if name in ("mul", "leaky") else 0
+        inputs = (slot, 0) if name == "add_" else (slot,)
+        scope = scopes[slot] if scopes else 0
+        ops.append(SegmentOp(list(OPS).index(name), inputs, (slot + 1,), scalars, scalars + count, scope, 0))
+        scalars += count
+    bound = {number: BoundOp(ENGINE, signature) for number, signature in enumerate(OPS.values())}
+    return BoundSegment(SegmentBody(1, tuple(ops), tuple(range(len(ops))), scalars), bound)
+
+
+def metas(segment: BoundSegment) -> dict[int, TensorMeta]:
+    return dict.fromkeys(range(len(segment.body.ops) + 1), META)
+
+
+def runs_in(
+    segment: BoundSegment, refused: Mapping[int, str] | None = None, scopes: Sequence[int] = (0, 1)
+) -> list[range]:
+    return find_runs(segment, lambda op: op.scope in scopes, metas(segment), refused or {})[0]
+
+
+def test_ops_that_follow_each_other_are_one_run() -> None:
+    assert runs_in(make_segment("neg mul add_ neg")) == [range(4)]
+
+
+def test_few_ops_are_not_worth_it() -> None:
+    assert runs_in(make_segment(" ".join(["neg"] * (MIN_CALLS - 1)))) == []
+
+
+def test_an_op_that_stays_eager_cuts_a_run_and_is_named() -> None:
+    segment = make_segment("neg neg neg nonzero neg neg neg")
+    runs, eager = find_runs(segment, lambda op: True, metas(segment), {})
+    assert runs == [range(3), range(4, 7)]
+    reason = "its result depends on values (dynamic_output_shape)"
+    assert eager == [UncompiledOp(3, "aten.nonzero.default", reason)]
+
+
+def test_a_refused_op_cuts_a_run() -> None:
+    assert runs_in(make_segment("neg neg neg neg neg neg neg"), {3: "it cannot be traced"}) == [range(3), range(4, 7)]
+
+
+def test_a_run_ends_with_its_scope() -> None:
+    segment = make_segment("neg neg neg neg neg neg", [0, 0, 0, 1, 1, 1])
+    assert runs_in(segment) == [range(3), range(3, 6)]
+    assert runs_in(segment, scopes=[1]) == [range(3, 6)]
+
+
+def test_an_input_without_a_value_is_not_compiled() -> None:
+    segment = make_segment("neg neg neg")
+    assert find_runs(segment, lambda op: True, {}, {})[0] == []
+
+
+def test_a_unit_has_the_inputs_steps_and_live_tensors_of_its_ops() -> None:
+    segment = make_segment("neg neg mul add_ leaky neg")
+    placed = make_unit(segment, range(1, 5), metas(segment), frozenset([3, 5]), [2.0, 0.1], 1)
+    assert placed.inputs == (1, 0)
+    assert [step.signature.op.split(".")[1] for step in placed.unit.steps] == ["neg", "mul", "add_", "leaky_relu"]
+    assert [(step.inputs, step.outputs) for step in placed.unit.steps] == [
+        ((0,), (2,)),
+        ((2,), (3,)),
+        ((3, 1), ()),
+        ((3,), (4,)),
+    ]
+    assert placed.unit.live == (3, 4)
+    assert placed.outputs == (None, 0, None, 1)
+    assert placed.op_of_step == (1, 2, 3, 4)
+
+
+def test_a_number_is_a_constant_where_the_op_has_no_dynamic_form() -> None:
+    segment = make_segment("mul leaky mul")
+    placed = make_unit(segment, range(3), metas(segment), frozenset([3]), [2.0, 0.1, 3], 1)
+    assert placed.unit.scalars == (None, 0.1, 3)
+    assert placed.scalars == (0, 1, 2)
+
+
+@pytest.mark.parametrize("first", [0, 4])
+def test_equal_runs_are_equal_units(first: int) -> None:
+    segment = make_segment("neg mul neg nonzero neg mul neg")
+    run = range(first, first + 3)
+    unit = make_unit(segment, run, metas(segment), frozenset([first + 3]), [1.0, 2.0], 1).unit
+    other = make_unit(segment, range(3), metas(segment), frozenset([3]), [1.0, 2.0], 1).unit
+    assert unit.key == other.key
