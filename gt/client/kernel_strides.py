@@ -303,6 +303,16 @@ def _convolution(arguments: NamedArguments, results: Sequence[torch.Tensor | Non
     return [None if result is None or result.dim() == 1 else _of_images(result, format_, is_row) for result in results]
 
 
+def _convolution_gradients(
+    arguments: NamedArguments, results: Sequence[torch.Tensor | None]
+) -> Sequence[Strides | None]:  # fmt: skip
+    """Of a convolution of no images the gradients are zeros like the operands."""
+    source, weight = arguments["input"], arguments["weight"]
+    if source.numel() or weight.dim() == 3:
+        return _convolution(arguments, results)
+    return [*[_without_gaps(operand) for operand in (source, weight)], *[None for _ in results[2:]]]
+
+
 def _of_images(result: torch.Tensor, format_: torch.memory_format, is_row: bool) -> Strides:
     if not is_row:
         return _in_format(result, format_)
@@ -343,7 +353,7 @@ _RULES: dict[str, StrideRule] = {
     "channel_shuffle": _like("self"),
     "clone": _preserved(),
     "convolution": _convolution,
-    "convolution_backward": _convolution,
+    "convolution_backward": _convolution_gradients,
     "empty_like": _preserved(),
     "flip": _preserved(),
     "floor_divide": _iterated,

@@ -400,3 +400,14 @@ def test_strides_of_one_channel_are_torchs(
 def test_a_one_hot_of_a_permuted_tensor_is_row_major(workers: int) -> None:
     labels = (torch.arange(6) % 2).view(2, 3)
     assert_same(F.one_hot(gt.to(labels).t(), 2), F.one_hot(labels.t(), 2))
+
+
+@pytest.mark.parametrize("channels", [1, 3])
+def test_gradients_of_a_convolution_of_no_images_have_torchs_strides(workers: int, channels: int) -> None:
+    gradients = []
+    for place in (torch.Tensor.clone, gt.to):
+        batch, weight = place(images(0, channels, 4, 4)), place(images(2, channels, 3, 3))
+        F.conv2d(batch.requires_grad_(), weight.requires_grad_()).sum().backward()
+        gradients.append((batch.grad, weight.grad))
+    for expected, found in zip(*gradients, strict=True):
+        assert_same(found, expected)
