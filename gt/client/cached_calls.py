@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
 import torch
 
 from gt.client.geometry import Geometry, geometry_from_meta
+from gt.client.interrupts import require_outside
 from gt.client.storage import CONJUGATE, NEGATE, Storage, TensorRef, reinterpreted, view_of
 from gt.client.torch_patches.pytree import tree_leaves
 from gt.client.torch_patches.wrapper_tensors import make_handle, set_conjugated, set_metadata, set_negated
@@ -203,6 +204,7 @@ class QueryCall:
     def run(
         self, cls: HandleType, session: Session, refs: list[TensorRef], scalars: list[Any], args: Any, kwargs: Any
     ) -> Any:
+        require_outside()  # before the query is queued
         if self.random:
             scalars.append(draw_key(args, kwargs))
         written = [refs[position].storage for position in self.writes]

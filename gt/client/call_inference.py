@@ -8,6 +8,7 @@ runs it and the client waits, so that a wrong call raises torch's own error on t
 from __future__ import annotations
 
 from collections.abc import Sequence
+from threading import get_ident
 from typing import Any
 
 import torch
@@ -23,7 +24,7 @@ from gt.client.cached_calls import (
     WriteCall,
 )
 from gt.client.geometry import Geometry, dtype_name, geometry_of, intern_geometry
-from gt.client.kernel_checks import check_arguments
+from gt.client.kernel_checks import check_arguments, check_overlaps
 from gt.client.kernel_strides import run_shape_function
 from gt.client.op_schema import ArgumentKind, OpSchema
 from gt.client.resizing import ResizingCall
@@ -56,6 +57,13 @@ _LIST_KINDS = (ArgumentKind.TENSORS, ArgumentKind.TARGETS, ArgumentKind.TARGETS_
 _LAZY_KEYS = {CONJUGATE: "Conjugate", NEGATE: "Negative"}  # dispatch keys of kernels that take lazy operands
 
 
+_ATTEMPTS = 3
+UNKNOWN_INSIDE = (
+    "{} was issued in the middle of GT's own work (in a signal handler or a finalizer), and its result cannot be "
+    "inferred there; let it set a flag, and issue the op when the program goes on"
+)
+_inferring: dict[int, int] = {}  # for each thread that infers a call: how many others were inferred in the middle of it
+
 keep_dynamo_out()
 
 
@@ -72,21 +80,66 @@ def infer_call(
     refs: list[TensorRef],
     layout: Layout | None = None,
 ) -> CachedCall:
-    """Make the cached call of an op with these arguments."""
+    """Make the cached call of an op with these arguments. A signal handler or a finalizer may issue an op in the middle
+    of this. That op is inferred too, if torch can do it: torch may be in the middle of importing a module."""
     for ref in refs:
         if ref.session is not session:
             ref.session.require_open()
             raise SessionError("this tensor belongs to another session than the one that is active")
+    thread = get_ident()
+    if thread in _inferring:
+        _inferring[thread] += 1
+        try:
+            return _infer(session, op, args, kwargs, key, refs, layout)
+        except UnknownResult as error:
+            raise SessionError(UNKNOWN_INSIDE.format(op.name)) from error
+    _inferring[thread] = 0
+    try:
+        return _infer_outside(session, op, args, kwargs, key, refs, layout)
+    finally:
+        del _inferring[thread]
+
+
+def _infer_outside(
+    session: Session,
+    op: OpSchema,
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+    key: tuple[Any, ...],
+    refs: list[TensorRef],
+    layout: Layout | None,
+) -> CachedCall:
+    """The call of an op that the program issues: a query if torch cannot infer it. If another op was inferred in the
+    middle, torch may have failed because of that, and is asked again."""
+    for _ in range(_ATTEMPTS):
+        others = _inferring[get_ident()]
+        try:
+            return _infer(session, op, args, kwargs, key, refs, layout)
+        except UnknownResult:
+            if others == _inferring[get_ident()]:
+                break
+    call = _query_call(session, op, CallTemplate(op, args, kwargs, refs, layout), key)
+    session.cache_call(key, call)
+    return call
+
+
+def _infer(
+    session: Session,
+    op: OpSchema,
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+    key: tuple[Any, ...],
+    refs: list[TensorRef],
+    layout: Layout | None,
+) -> CachedCall:
+    """The call of an op, by its rule or by torch. Raises UnknownResult."""
     ruled = session.rule_inference.apply_rule(op, args, kwargs, key, refs)
     known = None if ruled is None else session.rule_inference.infer(ruled)
     template = CallTemplate(op, args, kwargs, refs, layout)
-    try:
-        if known is not None:
-            call = _functional_call(session, op, template, refs, known)
-        else:
-            call = _inferred_call(session, op, args, kwargs, template, refs, ruled)
-    except UnknownResult:
-        call = _query_call(session, op, template, key)
+    if known is not None:
+        call = _functional_call(session, op, template, refs, known)
+    else:
+        call = _inferred_call(session, op, args, kwargs, template, refs, ruled)
     session.cache_call(key, call)
     return call
 
@@ -204,6 +257,7 @@ def infer_result(
         own = SHAPE_FUNCTIONS.get(op.name)
         result = run_shape_function(op.func, meta_args, meta_kwargs) if own is None else own(*meta_args, **meta_kwargs)
         check_arguments(op, meta_args, meta_kwargs, result, on_cpu)
+        check_overlaps(op, refs, metas.written)
     except Exception as error:
         raise UnknownResult from error
     written = {position: geometry_of(meta) for position, meta in metas.written.items()}

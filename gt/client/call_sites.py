@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
 import sys
-import threading
 from collections.abc import Callable
 from types import CodeType, FrameType
 from typing import NamedTuple
@@ -34,8 +34,8 @@ class Sites:
         self._is_own_file: dict[str, bool] = {}
         self._ids: dict[tuple[int, int], int] = {}
         self._code_objects: list[CodeType] = []  # kept alive, because their ids are keys
-        self._lock = threading.Lock()
-        self._sites: list[Site] = [_UNKNOWN]
+        self._numbers = itertools.count(1)
+        self._sites: dict[int, Site] = {0: _UNKNOWN}
 
     def current(self, depth: int = 2) -> int:
         """The id of the line that is running; the innermost `depth` frames are known to be GT's. Hot path."""
@@ -55,13 +55,12 @@ class Sites:
 
     def _add(self, key: tuple[int, int], frame: FrameType) -> int:
         site = Site(frame.f_code.co_filename, frame.f_lineno or 0, frame.f_code.co_name)
-        with self._lock:
-            site_id = len(self._sites)
-            self._sites.append(site)
-            self._code_objects.append(frame.f_code)
+        site_id = next(self._numbers)  # no lock: a signal handler may add a site in the middle of this
+        self._sites[site_id] = site
+        self._code_objects.append(frame.f_code)
         self._define(site_id, site)
         self._ids[key] = site_id
         return site_id
 
     def lookup(self, site_id: int) -> Site:
-        return self._sites[site_id] if site_id < len(self._sites) else _UNKNOWN
+        return self._sites.get(site_id, _UNKNOWN)

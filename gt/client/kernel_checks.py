@@ -7,16 +7,20 @@ seen.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from typing import Any
 
 import torch
 
+from gt.client.geometry import Geometry
 from gt.client.op_schema import OpSchema
+from gt.client.storage import TensorRef
 from gt.client.torch_patches.dispatch_modes import disable_current_modes
-from gt.client.torch_patches.op_registry import schema_of
+from gt.client.torch_patches.op_registry import packet_name, schema_of
 from gt.client.torch_patches.pytree import tree_leaves, tree_map
+from gt.core.meta import is_dense, memory_span
 
+_MOST_CATEGORIES = 1 << 24  # of `multinomial`
 _MASKS = (torch.bool, torch.uint8)
 
 
@@ -29,8 +33,40 @@ def check_arguments(op: OpSchema, args: Sequence[Any], kwargs: dict[str, Any], r
     special = _CHECKS.get(schema_of(op.func).name)
     if special is not None:
         special(*args, **kwargs)
-    if on_cpu and torch.Tag.pointwise in op.func.tags and not op.random:
+    if op.random:
+        return
+    if on_cpu and torch.Tag.pointwise in op.func.tags:
         _try_on_one_element(op, args, kwargs, result)
+    elif len({leaf.dtype for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, torch.Tensor)}) > 1:
+        _try_dtypes(op, args, kwargs)
+
+
+def check_overlaps(op: OpSchema, refs: Sequence[TensorRef], written: Collection[int]) -> None:
+    """Raise MayBeRefused if the elements of a written tensor share memory, or if an input shares some of it. These are
+    the cases that torch finds without comparing all addresses. `written` are the positions of written tensors."""
+    for position in written:
+        target, geometry = refs[position], refs[position].geometry
+        if any(step == 0 and size > 1 for size, step in zip(geometry.shape, geometry.stride, strict=True)):
+            raise MayBeRefused
+        others = [ref for place, ref in enumerate(refs) if place != position and ref.storage is target.storage]
+        if any(_overlaps(op, geometry, other.geometry) for other in others):
+            raise MayBeRefused
+
+
+def _overlaps(op: OpSchema, target: Geometry, other: Geometry) -> bool:
+    """Whether a tensor without gaps shares memory with another one. Pointwise ops may read what they write, if both are
+    the same elements."""
+    if not (is_dense(target.shape, target.stride) and is_dense(other.shape, other.stride)):
+        return False
+    (start, end), (first, last) = _bytes_of(target), _bytes_of(other)
+    if (start, end) == (first, last) and target.stride == other.stride:
+        return torch.Tag.pointwise not in op.func.tags and packet_name(op.func) != "copy_"
+    return start < last and first < end
+
+
+def _bytes_of(tensor: Geometry) -> tuple[int, int]:
+    start = tensor.offset * tensor.dtype.itemsize
+    return start, start + tensor.nbytes
 
 
 def _try_on_one_element(op: OpSchema, args: Sequence[Any], kwargs: dict[str, Any], result: Any) -> None:
@@ -44,6 +80,33 @@ def _try_on_one_element(op: OpSchema, args: Sequence[Any], kwargs: dict[str, Any
 
 def _one_element(value: Any) -> Any:
     return torch.ones([1] * value.dim(), dtype=value.dtype) if isinstance(value, torch.Tensor) else value
+
+
+def _try_dtypes(op: OpSchema, args: Sequence[Any], kwargs: dict[str, Any]) -> None:
+    """Run an op on one element of each tensor: raises MayBeRefused if it refuses these dtypes. It may also refuse one
+    element for other reasons: it refuses the dtypes if it says so, or if it takes tensors of one dtype."""
+    given, named = tree_map(_zero, (tuple(args), kwargs))
+    dtype = next(leaf.dtype for leaf in tree_leaves((given, named)) if isinstance(leaf, torch.Tensor))
+    refusal = _refusal(op, given, named)
+    if refusal is None:
+        return
+    given, named = tree_map(lambda leaf: leaf.to(dtype) if isinstance(leaf, torch.Tensor) else leaf, (given, named))
+    if "type" in str(refusal) or _refusal(op, given, named) is None:
+        raise MayBeRefused
+
+
+def _refusal(op: OpSchema, args: Sequence[Any], kwargs: dict[str, Any]) -> Exception | None:
+    """The error of an op for plain tensors; None if it takes them."""
+    try:
+        with disable_current_modes():
+            op.func(*args, **kwargs)
+    except Exception as error:
+        return error
+    return None
+
+
+def _zero(value: Any) -> Any:
+    return torch.zeros([1] * value.dim(), dtype=value.dtype) if isinstance(value, torch.Tensor) else value
 
 
 def _dtype_of(value: Any) -> torch.dtype | None:
@@ -63,6 +126,57 @@ def _check_not_empty(tensor: torch.Tensor, *_: Any, **__: Any) -> None:
         raise MayBeRefused
 
 
+def _check_transposed_convolution(
+    source: torch.Tensor,
+    weight: torch.Tensor,
+    bias: torch.Tensor | None,
+    stride: Sequence[int],
+    padding: Sequence[int],
+    dilation: Sequence[int],
+    transposed: bool,
+    output_padding: Sequence[int],
+    groups: int,
+) -> None:
+    """The output padding must be smaller than the stride or the dilation. Kernels differ in whether they give an empty
+    result, by the size of the batch too."""
+    if not transposed:
+        return
+    sizes = [(source.shape[dim] - 1) * stride[dim - 2] + dilation[dim - 2] * (weight.shape[dim] - 1) + 1
+             - 2 * padding[dim - 2] + output_padding[dim - 2] for dim in range(2, source.dim())]  # fmt: skip
+    limits = zip(output_padding, stride, dilation, strict=True)
+    if min(sizes) < 1 or any(extra >= max(step, gap) for extra, step, gap in limits):
+        raise MayBeRefused
+
+
+def _check_mask(tensor: torch.Tensor, mask: torch.Tensor, *_: Any) -> None:
+    if mask.dtype is not torch.bool:
+        raise MayBeRefused
+
+
+def _check_boundaries(tensor: torch.Tensor, boundaries: torch.Tensor, *_: Any, **__: Any) -> None:
+    if boundaries.dim() != 1:
+        raise MayBeRefused
+
+
+def _check_samples(
+    weights: torch.Tensor, count: int, replacement: bool = False, *, out: torch.Tensor | None = None, **_: Any
+) -> None:
+    """The dtypes of the weights and of the samples, and the number of samples."""
+    most = _MOST_CATEGORIES if replacement else weights.shape[-1]
+    if out is not None and out.dtype is not torch.int64:
+        raise MayBeRefused
+    if not weights.is_floating_point() or not 0 < count <= most or weights.shape[-1] > _MOST_CATEGORIES:
+        raise MayBeRefused
+
+
+def _check_fits_storage(
+    tensor: torch.Tensor, source: torch.Tensor, size: Sequence[int], stride: Sequence[int], offset: int | None = None
+) -> None:
+    """A copy of the tensor must have all elements of the view."""
+    if (offset or 0) + memory_span(size, stride) > tensor.numel():
+        raise MayBeRefused
+
+
 _CHECKS: dict[str, Callable[..., None]] = {
     "aten::index_put": _check_values_fit,
     "aten::index_put_": _check_values_fit,
@@ -73,4 +187,17 @@ _CHECKS: dict[str, Callable[..., None]] = {
     "aten::aminmax": _check_not_empty,
     "aten::argmax": _check_not_empty,
     "aten::argmin": _check_not_empty,
+    "aten::median": _check_not_empty,
+    "aten::nanmedian": _check_not_empty,
+    "aten::mode": _check_not_empty,
+    "aten::kthvalue": _check_not_empty,
+    "aten::_fft_c2c": _check_not_empty,
+    "aten::_fft_c2r": _check_not_empty,
+    "aten::_fft_r2c": _check_not_empty,
+    "aten::masked_scatter": _check_mask,
+    "aten::masked_scatter_": _check_mask,
+    "aten::bucketize": _check_boundaries,
+    "aten::multinomial": _check_samples,
+    "aten::as_strided_scatter": _check_fits_storage,
+    "aten::convolution": _check_transposed_convolution,
 }

@@ -13,6 +13,7 @@ from typing import Any, TypeAlias
 
 import torch
 
+from gt.client.tensor_iterator import broadcast, iterated_strides
 from gt.client.torch_patches.conv_backend import conv_memory_format
 from gt.client.torch_patches.op_registry import (
     DispatchKey,
@@ -33,6 +34,7 @@ latter have the right strides."""
 
 aten = torch.ops.aten
 _STRUCTURED = DispatchKey.CompositeExplicitAutogradNonFunctional
+_COMPOSITE = DispatchKey.CompositeExplicitAutograd
 
 
 def run_shape_function(func: OpOverload, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
@@ -58,6 +60,8 @@ def _functions(func: OpOverload) -> tuple[Callable[..., Any], StrideRule | None]
         return func, rule
     if has_kernel(func, _STRUCTURED):
         return kernel_of(func, _STRUCTURED), rule
+    if rule is None and _wraps_numbers(func):
+        return func, _iterated_with_numbers
     iterates = torch.Tag.pointwise in func.tags and packet_name(func) not in _NOT_ITERATED
     return func, rule or (_iterated if iterates else None)
 
@@ -66,6 +70,11 @@ def has_own_strides(func: OpOverload) -> bool:
     """Whether an op has a rule of its own for the strides of its results, or is pointwise and does not iterate over its
     operands."""
     return schema_of(func).name.removeprefix("aten::") in _RULES or packet_name(func) in _NOT_ITERATED
+
+
+def _wraps_numbers(func: OpOverload) -> bool:
+    """Whether a pointwise op calls another one on the CPU, with tensors in place of its numbers."""
+    return torch.Tag.pointwise in func.tags and has_kernel(func, _COMPOSITE) and not has_kernel(func, DispatchKey.CPU)
 
 
 def _cast(args: Sequence[Any], result: Any) -> tuple[list[Any], bool]:
@@ -93,27 +102,32 @@ def _restrided(tensor: Any, stride: Strides | None) -> Any:
 
 
 def _iterated(arguments: NamedArguments, results: Sequence[torch.Tensor | None]) -> list[Strides | None]:
-    """A kernel that iterates over its operands gives its result strides like theirs; the C++ shape functions of a few
-    ops compute them."""
+    """A kernel that iterates over its operands gives its result strides like theirs."""
+    return _iterate([value for value in arguments.values() if isinstance(value, torch.Tensor)], 0, results)
+
+
+def _iterated_with_numbers(arguments: NamedArguments, results: Sequence[torch.Tensor | None]) -> list[Strides | None]:
+    """As `_iterated`, with a tensor for each number that is an operand. It changes the order of dims with the same
+    stride."""
     operands = [value for value in arguments.values() if isinstance(value, torch.Tensor)]
-    if not 0 < len(operands) <= len(_ITERATED):
+    numbers = [name for name in ("self", "other") if isinstance(arguments.get(name), int | float | complex)]
+    return _iterate(operands, len(numbers), results)
+
+
+def _iterate(
+    operands: Sequence[torch.Tensor], numbers: int, results: Sequence[torch.Tensor | None]
+) -> list[Strides | None]:
+    strided = [(tuple(operand.shape), operand.stride()) for operand in operands]
+    shape = broadcast([own for own, _ in strided]) if strided else None
+    if shape is None or 0 in shape:
         return [None for _ in results]
-    twins = [torch.empty_like(_memory(o), dtype=torch.float32).as_strided(o.shape, o.stride()) for o in operands]
-    stride = kernel_of(_ITERATED[len(twins) - 1], _STRUCTURED)(*twins).stride()
-    shape = torch.broadcast_shapes(*[operand.shape for operand in operands])
+    stride = iterated_strides(shape, [*strided, *[((), ())] * numbers])
     return [stride if result is not None and result.shape == shape else None for result in results]
 
 
 # Pointwise ops that do not iterate over their operands as they are; their shape functions are right.
-_NOT_ITERATED = ("clone", "masked_fill", "mvlgamma")
+_NOT_ITERATED = ("mvlgamma",)
 _NOT_CAST = ("where",)  # pointwise ops that take operands of several dtypes as they are
-_ITERATED = (aten.neg.default, aten.mul.Tensor, aten.addcmul.default)
-
-
-def _memory(tensor: torch.Tensor) -> torch.Tensor:
-    """A tensor over all of the storage of a tensor without bytes."""
-    count = tensor.untyped_storage().nbytes() // tensor.itemsize
-    return tensor.as_strided((count,), (1,), 0)
 
 
 def _scaled(arguments: NamedArguments, results: Sequence[torch.Tensor | None]) -> list[Strides | None]:
@@ -136,14 +150,60 @@ def _like(name: str) -> StrideRule:
     return rule
 
 
+def _preserved(name: str = "self") -> StrideRule:
+    """The strides of an argument, as `empty_like` keeps them; a tensor with gaps or overlaps keeps the order of its
+    dims. `memory_format` asks for other strides."""
+
+    def rule(arguments: NamedArguments, results: Sequence[torch.Tensor | None]) -> list[Strides | None]:
+        source, format_ = arguments[name], arguments.get("memory_format")
+        keeps = format_ in (None, torch.preserve_format)
+        stride = _without_gaps(source) if keeps else _in_format(source, format_)
+        return [stride if result is not None and result.shape == source.shape else None for result in results]
+
+    return rule
+
+
+def _without_gaps(tensor: torch.Tensor) -> Strides:
+    """The strides of a tensor without gaps, or dense ones with the dims in the same order: `infer_dense_strides`."""
+    shape, stride = tuple(tensor.shape), tensor.stride()
+    if 0 in shape:
+        return torch.empty_like(tensor).stride()
+    return stride if is_dense(shape, stride) else iterated_strides(shape, [(shape, stride)])
+
+
+def _batch_norm(arguments: NamedArguments, results: Sequence[torch.Tensor | None]) -> list[Strides | None]:
+    """Images that are row-major stay so, also those of one channel, which are channels-last too."""
+    source = arguments["input"]
+    format_ = torch.contiguous_format if source.is_contiguous() else _suggested_format(source)
+    return [None if result is None else _in_format(result, format_) for result in results]
+
+
 def _rolled(arguments: NamedArguments, results: Sequence[torch.Tensor | None]) -> Sequence[Strides | None]:
-    """Torch rolls a tensor dim by dim, by concatenating its two parts; without dims as if it were flat. Where nothing
-    moves along a dim, one part is empty and contiguous, and then the result is contiguous too."""
+    """Torch rolls a tensor dim by dim, by concatenating its two parts; without dims as if it were flat."""
     source, dims = arguments["self"], arguments.get("dims")
     if not dims or not source.numel():
         return _contiguous(arguments, results)
-    moves = all(shift % source.shape[dim] for shift, dim in zip(arguments["shifts"], dims, strict=True))
-    return (_like("self") if moves else _contiguous)(arguments, results)
+    for shift, dim in zip(arguments["shifts"], dims, strict=True):
+        size = source.shape[dim]
+        parts = source.split([shift % size, size - shift % size], dim)[::-1]
+        source = run_shape_function(aten.cat.default, (parts, dim), {})
+    return [source.stride()]
+
+
+def _rotated(arguments: NamedArguments, results: Sequence[torch.Tensor | None]) -> Sequence[Strides | None]:
+    """Torch flips one or two dims, and exchanges them."""
+    source, turns = arguments["self"], arguments.get("k", 1) % 4
+    stride = list(_without_gaps(source))
+    if turns == 0:
+        return _contiguous(arguments, results)
+    if turns != 2:
+        first, second = arguments.get("dims", (0, 1))
+        stride[first], stride[second] = stride[second], stride[first]
+    return [tuple(stride)]
+
+
+def _prelu_gradients(arguments: NamedArguments, results: Sequence[torch.Tensor | None]) -> list[Strides | None]:
+    return _iterate([arguments[name] for name in ("self", "weight", "grad_output")], 0, results)
 
 
 def _angle(arguments: NamedArguments, results: Sequence[torch.Tensor | None]) -> Sequence[Strides | None]:
@@ -243,6 +303,16 @@ def _convolution(arguments: NamedArguments, results: Sequence[torch.Tensor | Non
     return [None if result is None or result.dim() == 1 else _of_images(result, format_, is_row) for result in results]
 
 
+def _convolution_gradients(
+    arguments: NamedArguments, results: Sequence[torch.Tensor | None]
+) -> Sequence[Strides | None]:  # fmt: skip
+    """Of a convolution of no images the gradients are zeros like the operands."""
+    source, weight = arguments["input"], arguments["weight"]
+    if source.numel() or weight.dim() == 3:
+        return _convolution(arguments, results)
+    return [*[_without_gaps(operand) for operand in (source, weight)], *[None for _ in results[2:]]]
+
+
 def _of_images(result: torch.Tensor, format_: torch.memory_format, is_row: bool) -> Strides:
     if not is_row:
         return _in_format(result, format_)
@@ -258,38 +328,67 @@ def _stacked(arguments: NamedArguments, results: Sequence[torch.Tensor | None]) 
     dim = arguments.get("dim", 0) % result.dim()
     is_last = dim == result.dim() - 1
     parts = [tensor.unsqueeze(dim) for tensor in tensors] if is_last else list(tensors)
-    return [run_shape_function(aten.cat.default, (parts, dim), {}).view(result.shape).stride()]
+    joined = run_shape_function(aten.cat.default, (parts, dim), {})
+    return [(joined if is_last else joined.view(result.shape)).stride()]
 
 
 _RULES: dict[str, StrideRule] = {
+    "_batch_norm_with_update": _batch_norm,
+    "_conj_physical": _preserved(),
+    "deg2rad": _preserved(),
+    "rad2deg": _preserved(),
     "_fft_c2c": _fourier,
     "_fft_c2r": _fourier,
     "_fft_r2c": _fourier,
-    "_batch_norm_with_update": _like("input"),
-    "_native_batch_norm_legit": _like("input"),
+    "_native_batch_norm_legit": _batch_norm,
+    "_prelu_kernel": _preserved(),
+    "_prelu_kernel_backward": _prelu_gradients,
+    "_to_copy": _preserved(),
+    "_unsafe_index_put": _preserved(),
+    "_unsafe_masked_index_put_accumulate": _preserved(),
     "angle": _angle,
-    "batch_norm_backward": _like("input"),
+    "batch_norm_backward": _batch_norm,
+    "binary_cross_entropy": _preserved(),
+    "binary_cross_entropy_backward": _preserved(),
     "channel_shuffle": _like("self"),
+    "clone": _preserved(),
     "convolution": _convolution,
-    "convolution_backward": _convolution,
+    "convolution_backward": _convolution_gradients,
+    "empty_like": _preserved(),
+    "flip": _preserved(),
     "floor_divide": _iterated,
-    "hardtanh_backward": _iterated,
+    "full_like": _preserved(),
     "glu_backward": _contiguous,
+    "hardtanh": _preserved(),
+    "hardtanh_backward": _iterated,
+    "huber_loss": _preserved(),
     "huber_loss_backward": _contiguous,
+    "index_fill": _preserved(),
+    "index_put": _preserved(),
     "ldexp": _scaled,
     "linalg_eig": _columns(1),
     "log_sigmoid_forward": _contiguous,
+    "masked_fill": _contiguous,
+    "masked_scatter": _contiguous,
     "max_unpool2d": _like("self"),
     "mse_loss_backward": _contiguous,
-    "native_batch_norm": _like("input"),
-    "native_batch_norm_backward": _like("input"),
+    "native_batch_norm": _batch_norm,
+    "native_batch_norm_backward": _batch_norm,
     "native_channel_shuffle": _like("self"),
     "native_dropout_backward": _iterated,
+    "native_group_norm": _like("input"),
+    "native_group_norm_backward": _like("input"),
+    "native_layer_norm": _contiguous,
     "native_layer_norm_backward": _contiguous,
     "nonzero_static": _contiguous,
     "normal": _contiguous,
+    "ones_like": _preserved(),
     "pixel_shuffle": _like("self"),
     "pixel_unshuffle": _like("self"),
+    "put": _preserved(),
+    "rand_like": _preserved(),
+    "randint_like": _preserved(),
+    "randn_like": _preserved(),
     "reflection_pad2d": _like("self"),
     "reflection_pad2d_backward": _like("self"),
     "reflection_pad3d": _like("self"),
@@ -299,6 +398,9 @@ _RULES: dict[str, StrideRule] = {
     "replication_pad3d": _like("self"),
     "replication_pad3d_backward": _like("self"),
     "roll": _rolled,
+    "rot90": _rotated,
     "smooth_l1_loss_backward": _contiguous,
+    "sort": _preserved(),
     "stack": _stacked,
+    "zeros_like": _preserved(),
 }

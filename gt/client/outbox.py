@@ -8,6 +8,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
+from itertools import chain, repeat
 from queue import Empty, SimpleQueue
 from typing import Any, TypeAlias
 
@@ -126,17 +127,10 @@ class Outbox:
             self._trigger()
 
     def _queue_write(self, instruction: Instruction, written: Sequence[Storage], new_ids: Sequence[int]) -> None:
-        """An interrupt may come at any point: storages get their new ids if and only if the instruction is queued."""
-        before = [storage.id for storage in written]
-        try:
-            for storage, ident in zip(written, new_ids, strict=True):
-                storage.id = ident
-            self.queue.append(instruction)
-        except BaseException:
-            if not self.queue or self.queue[-1] is not instruction:
-                for storage, ident in zip(written, before, strict=True):
-                    storage.id = ident
-            raise
+        """Storages get their new ids when the instruction is queued, in one call of C: Python runs signal handlers
+        after it. A handler's op in between would name an id that no instruction has made."""
+        steps = chain(map(self.queue.append, (instruction,)), map(setattr, written, repeat("id"), new_ids))
+        deque(steps, maxlen=0)
 
     def swap_ids(self, first: Storage, second: Storage) -> None:
         with self.lock:

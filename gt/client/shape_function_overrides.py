@@ -71,8 +71,9 @@ def _group_norm_backward(
     *rest: Any,
 ) -> tuple[torch.Tensor | None, ...]:
     """Torch's shape function gives all gradients the dtype of the weights, which may be wider than the input's."""
-    made = torch.ops.aten.native_group_norm_backward.default(grad_out, input, mean, rstd, weight, *rest)
-    return (None if made[0] is None else made[0].to(input.dtype), *made[1:])
+    op = torch.ops.aten.native_group_norm_backward.default
+    made = run_shape_function(op, (grad_out, input, mean, rstd, weight, *rest), {})
+    return (None if made[0] is None else _with_dtype(made[0], input.dtype), *made[1:])
 
 
 def _optimizer_step(parameters: Sequence[torch.Tensor], *lists: Any, **options: Any) -> None:

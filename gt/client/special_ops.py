@@ -198,7 +198,15 @@ def _pack_gradient(
     return _pad(gradient, batch_sizes, batch_first, 0, shape[1] if batch_first else shape[0])[0]
 
 
-# Torch decomposes these before they reach a tensor's class, and then accesses memory.
+def _one_hot(labels: torch.Tensor, num_classes: int = -1) -> torch.Tensor:
+    """Torch compares the labels of a tensor subclass with all classes, which keeps the order of dims; for other tensors
+    it writes into row-major zeros."""
+    made = run_original(torch.ops.aten.one_hot.default, labels, num_classes)
+    return made.contiguous()  # type: ignore[no-any-return]
+
+
+# Torch decomposes these before they reach a tensor's class, and then accesses memory or takes another formula.
+override_kernel("one_hot", _one_hot)
 override_kernel("_pad_packed_sequence", _pad)
 override_kernel("_pack_padded_sequence_backward", _pack_gradient)
 

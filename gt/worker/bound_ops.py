@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any, TypeAlias
 
-from gt.core.meta import TensorMeta, same_places
+from gt.core.meta import TensorMeta
 from gt.core.signatures import Arg, Input, ListArg, MemoryFormat, Number, Scalar, Signature, ViewSteps
 from gt.worker.direct_calls import DirectCall, bind_arguments, is_in_order
 from gt.worker.engines.counter_rng import Region
@@ -147,7 +147,7 @@ class BoundOp:
     def _require_strides(self, declared: TensorMeta, found: TensorMeta) -> None:
         """Raise if torch's CPU kernel gives other strides than the declared ones, where geometry is checked."""
         is_torch = self._engine.checks_geometry and self._engine.is_torch_cpu and not self.signature.random
-        if is_torch and not same_places(declared.shape, declared.stride, found.stride):
+        if is_torch and 0 not in declared.shape:
             op = self.signature.op
             raise RuntimeError(f"{op} gave {found} with strides {found.stride}; it should be {declared.stride}")
 

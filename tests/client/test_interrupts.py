@@ -6,7 +6,10 @@ import threading
 
 import pytest
 
-from gt.client import interrupts
+import gt
+from gt.client import call_inference, interrupts
+from gt.client import session as sessions
+from gt.client.cached_calls import QueryCall
 from gt.client.interrupts import CriticalSection, is_inside
 from gt.core.errors import SessionError
 from tests.subprocesses import finish, start
@@ -292,3 +295,65 @@ print(reads > 0, y[0].item() == rounds)
 def test_a_slow_signal_handler_and_an_idle_flush_do_not_wait_for_each_other(mode):
     code, out, err = finish(start("-c", SLOW_HANDLER.format(mode=mode)), 60)
     assert (code, out) == (0, "True True\n"), err
+
+
+@pytest.fixture
+def usr1():
+    """Sets the handler of SIGUSR1 for a test, in a session."""
+    gt.init()
+    before = signal.getsignal(signal.SIGUSR1)
+    yield lambda action: signal.signal(signal.SIGUSR1, lambda number, frame: action())
+    signal.signal(signal.SIGUSR1, before)
+    gt.shutdown()
+
+
+def strike_in_inference(monkeypatch, fails=()):
+    """Raises SIGUSR1 in the middle of the first inference. Those of the named ops, in order, fail."""
+    original, left, struck = call_inference.run_shape_function, list(fails), []
+
+    def run(func, args, kwargs):
+        if not struck:
+            struck.append(func)
+            signal.raise_signal(signal.SIGUSR1)
+        if left and str(func) == left[0]:
+            left.pop(0)
+            raise ImportError("of a module that is only partly imported")
+        return original(func, args, kwargs)
+
+    monkeypatch.setattr(call_inference, "run_shape_function", run)
+
+
+def queries():
+    return [call for call in sessions.current().cached_calls.values() if isinstance(call, QueryCall)]
+
+
+def test_a_handler_issues_an_op_in_the_middle_of_an_inference(usr1, monkeypatch):
+    base, made = gt.ones(3), []
+    usr1(lambda: made.append(base.exp()))
+    strike_in_inference(monkeypatch)
+    assert base.sin().tolist() == pytest.approx([0.8414709] * 3)
+    assert made[0].tolist() == pytest.approx([2.7182818] * 3)
+
+
+def test_an_op_of_a_handler_that_torch_cannot_infer_is_refused_and_can_be_repeated(usr1, monkeypatch):
+    base, errors = gt.ones(3), []
+
+    def handler():
+        with pytest.raises(SessionError, match="set a flag") as found:
+            base.exp()
+        errors.append(found.value)
+
+    usr1(handler)
+    strike_in_inference(monkeypatch, ["aten.exp.default", "aten.sin.default"])
+    assert base.sin().tolist() == pytest.approx([0.8414709] * 3)
+    assert base.exp().tolist() == pytest.approx([2.7182818] * 3)
+    assert len(errors) == 1 and not queries()
+
+
+def test_a_query_of_a_handler_in_a_block_is_refused_before_it_is_queued(usr1):
+    base = gt.ones(3)
+    base.nonzero()
+    gt.synchronize()
+    with CriticalSection(), pytest.raises(SessionError, match="nothing can be read"):
+        base.nonzero()
+    assert not sessions.current().outbox.queue

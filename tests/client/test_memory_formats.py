@@ -362,3 +362,52 @@ def test_third_party_models_train_in_channels_last(make, count):
             assert_same(found, wanted, 1e-3)
     finally:
         gt.shutdown()
+
+
+def one_channel(*shape: int) -> torch.Tensor:
+    """Images of one channel whose strides are those of channels-last."""
+    _, _, height, width = shape
+    return torch.randn(shape).as_strided(shape, (height * width, 1, width, 1))
+
+
+@pytest.mark.parametrize("is_warm", [False, True], ids=["new", "known"])
+@pytest.mark.parametrize(
+    "start",
+    [
+        lambda x: F.batch_norm(x, None, None, training=True),
+        lambda x: F.group_norm(x, 1),
+        lambda x: F.layer_norm(x, x.shape[-1:]),
+        lambda x: x.masked_fill(x > 1, 0),
+        lambda x: x.roll(1, 0),
+        lambda x: x.flip(0),
+        lambda x: x * 2,
+        torch.zeros_like,
+    ],
+)
+def test_strides_of_one_channel_are_torchs(
+    workers: int, start: Callable[[torch.Tensor], torch.Tensor], is_warm: bool
+) -> None:
+    """The next convolution or concatenation takes its memory format from them."""
+    if is_warm:
+        start(gt.to(images(2, 3, 4, 4)))
+    plain, weight = one_channel(2, 1, 4, 4), torch.randn(4, 1, 1, 1)
+    expected, found = start(plain), start(gt.to(plain))
+    assert_same(found, expected)
+    assert_same(F.conv2d(found, gt.to(weight)), F.conv2d(expected, weight))
+    assert_same(torch.cat([found] * 3, 1), torch.cat([expected] * 3, 1))
+
+
+def test_a_one_hot_of_a_permuted_tensor_is_row_major(workers: int) -> None:
+    labels = (torch.arange(6) % 2).view(2, 3)
+    assert_same(F.one_hot(gt.to(labels).t(), 2), F.one_hot(labels.t(), 2))
+
+
+@pytest.mark.parametrize("channels", [1, 3])
+def test_gradients_of_a_convolution_of_no_images_have_torchs_strides(workers: int, channels: int) -> None:
+    gradients = []
+    for place in (torch.Tensor.clone, gt.to):
+        batch, weight = place(images(0, channels, 4, 4)), place(images(2, channels, 3, 3))
+        F.conv2d(batch.requires_grad_(), weight.requires_grad_()).sum().backward()
+        gradients.append((batch.grad, weight.grad))
+    for expected, found in zip(*gradients, strict=True):
+        assert_same(found, expected)

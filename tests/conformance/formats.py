@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch.utils._pytree import tree_leaves
+from torch.utils._pytree import tree_leaves, tree_map_only
 
 from tests.conformance.sides import Side
 
@@ -16,12 +16,14 @@ from tests.conformance.sides import Side
 @dataclass(frozen=True, slots=True)
 class Format:
     """`stored` is a plain tensor in the memory that a side is given, `viewed` the operand as a view of that memory,
-    where it `applies` to a tensor. Ops cannot write to a format in which elements share memory."""
+    where it `applies` to a tensor. Ops cannot write to a format in which elements share memory. `shrunk` makes the
+    tensors of samples smaller first."""
 
     applies: Callable[[torch.Tensor], bool]
     stored: Callable[[torch.Tensor], torch.Tensor]
     viewed: Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
     is_writable: bool = True
+    shrunk: Callable[[torch.Tensor], torch.Tensor] | None = None
 
 
 def _itself(stored: torch.Tensor, tensor: torch.Tensor) -> torch.Tensor:
@@ -47,6 +49,39 @@ def _every_second(tensor: torch.Tensor) -> tuple[slice, ...]:
     return tuple([slice(None, None, 2)] * tensor.dim())
 
 
+def _with_one(dims: Sequence[int], order: Callable[[int], Sequence[int]], ranks: Sequence[int], odd: int = 0) -> Format:
+    """Tensors of these ranks with one element in each of these dims, laid out in an order of dims, the outermost first;
+    `odd` is the stride of dims of one element, if torch would not give it. Vectors that belong to channels get one
+    element too."""
+
+    shrinking = (1, *ranks) if dims == (1,) else ranks
+
+    def shrunk(tensor: torch.Tensor) -> torch.Tensor:
+        if tensor.layout is not torch.strided or not tensor.numel() or tensor.dim() not in shrinking:
+            return tensor
+        found = tensor.detach()
+        for dim in dims if tensor.dim() > 1 else (0,):
+            found = found.narrow(dim, 0, 1)
+        return found.clone(memory_format=torch.contiguous_format).requires_grad_(tensor.requires_grad)
+
+    def viewed(stored: torch.Tensor, tensor: torch.Tensor) -> torch.Tensor:
+        strides, step = [0] * stored.dim(), 1
+        for dim in reversed(order(stored.dim())):
+            strides[dim] = odd if odd and stored.shape[dim] == 1 else step
+            step *= stored.shape[dim]
+        return stored.as_strided(stored.shape, strides)
+
+    return Format(lambda tensor: tensor.dim() in ranks, lambda tensor: tensor.contiguous(), viewed, shrunk=shrunk)
+
+
+def _channels_inside(rank: int) -> Sequence[int]:
+    return (0, *range(2, rank), 1)
+
+
+def _backwards(rank: int) -> Sequence[int]:
+    return range(rank)[::-1]
+
+
 FORMATS = {
     "channels_last": _channels_last(4, torch.channels_last),
     "channels_last_3d": _channels_last(5, torch.channels_last_3d),
@@ -67,6 +102,11 @@ FORMATS = {
         _with_gaps,
         lambda stored, tensor: stored[_every_second(tensor)],
     ),
+    "one channel": _with_one((1,), _channels_inside, (4, 5)),
+    "one pixel": _with_one((-1, -2), _channels_inside, (4, 5)),
+    "one image": _with_one((0,), _channels_inside, (4, 5)),
+    "one row": _with_one((0,), _backwards, (2, 3, 4, 5)),
+    "one column": _with_one((-1,), range, (2, 3, 4, 5), odd=3),
 }
 
 
@@ -97,6 +137,15 @@ class FormattedSide:
 def applies_to(format_: Format, sample: Any) -> bool:
     tensors = [leaf for leaf in tree_leaves((sample.input, sample.args, sample.kwargs)) if _is_strided(leaf)]
     return any(format_.applies(tensor) for tensor in tensors)
+
+
+def shrink(format_: Format, sample: Any) -> Any:
+    """A sample with smaller tensors, if the format has only such."""
+    if format_.shrunk is None:
+        return sample
+    given = (sample.input, sample.args, sample.kwargs)
+    sample.input, sample.args, sample.kwargs = tree_map_only(torch.Tensor, format_.shrunk, given)
+    return sample
 
 
 def _is_strided(leaf: Any) -> bool:

@@ -14,7 +14,7 @@ import torch
 from torch.testing._internal.common_methods_invocations import op_db
 from torch.testing._internal.opinfo.core import OpInfo
 
-from tests.conformance.formats import FORMATS, applies_to
+from tests.conformance.formats import FORMATS, applies_to, shrink
 from tests.conformance.judge import judge
 from tests.conformance.sides import GTSide
 from tests.conformance.variants import (
@@ -101,7 +101,7 @@ def run_task(task: Task, gt_side: GTSide) -> TaskReport:
     samples = op.sample_inputs("cpu", dtype, requires_grad=grad)
     format_ = FORMATS.get(task.format)
     if format_ is not None:
-        samples = (sample for sample in samples if applies_to(format_, sample))
+        samples = (shrink(format_, sample) for sample in samples if applies_to(format_, sample))
     counts: set[int] = set()
     for number, sample in enumerate(itertools.islice(samples, task.samples)):
         if task.masks and differentiable(sample) in counts:
