@@ -216,9 +216,11 @@ class RecordedCallBuilder:
     def _require_nothing_else_alive(self, kept: set[int]) -> None:
         """Refuse a call whose tensors are still referenced outside of its results: a skipped call makes none."""
         alive = self._recording.alive
+        self._recording.note_collected()
         kept = kept | {storage.id for storage in self._storages}
         if alive.keys() - kept:
             gc.collect()
+            self._recording.note_collected()
         for ident in sorted(alive.keys() - kept):
             raise NotRepeatable(
                 f"{self._recording.line(alive[ident])} makes a tensor that is still in use after the call, and is not "
