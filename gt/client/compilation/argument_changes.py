@@ -16,6 +16,7 @@ from typing import Any, NamedTuple
 import torch
 
 from gt.client.compilation.call_arguments import CallArguments
+from gt.client.compilation.object_state import ObjectState
 from gt.client.compilation.traced_floats import NumberTrace, TracedFloat
 from gt.client.tensor import Tensor
 from gt.client.torch_patches.autograd_nodes import gradient_hooks
@@ -102,6 +103,7 @@ class ArgumentChanges:
             for own, moved in call.moved
             if not own.is_inference() and not moved.is_inference()
         ]
+        self._objects = [(name, ObjectState(value)) for name, value in call.objects]
         self._properties = [
             *[TensorProperties(f"the argument {name_of.get(id(each), '')}", each) for each in call.tensors],
             *[TensorProperties(f"the plain argument {each.name}", each.own) for each in self._plain],
@@ -142,6 +144,9 @@ class ArgumentChanges:
         if written or rewritten:
             name = (written or rewritten)[0].name
             return f"it writes to the plain tensor {name}, which a skipped call would not; have that tensor on GT"
+        for name, state in self._objects:
+            if state.is_changed() or state.is_unknown():
+                return f"it changes {name}, which a skipped call would not; change it outside of the function"
         if changed:
             return (
                 f"it changes attributes, hooks, gradients or requires_grad of {changed[0].name}, which a skipped call "

@@ -6,9 +6,11 @@ from collections.abc import Iterable, Sequence
 from operator import attrgetter
 from typing import Any
 
+import numpy as np
 import torch
 
 from gt.client.compilation.call_recorder import ambient_state
+from gt.client.compilation.object_state import digest
 from gt.client.compilation.traced_floats import NumberTrace
 from gt.client.session import Session
 from gt.client.tensor import Tensor, to_gt
@@ -16,6 +18,7 @@ from gt.client.torch_patches.autograd_nodes import gradient_hooks
 from gt.client.torch_patches.pytree import tree_flatten, tree_unflatten
 
 read_storage = attrgetter("_ref.storage")
+_COMPARED = (np.ndarray, set, bytearray)  # compared by content, which nothing else notices
 _NUMBERS = (int, float, bool, str, bytes, type(None), torch.dtype)
 
 
@@ -81,7 +84,7 @@ class CallArguments:
         if isinstance(leaf, _NUMBERS):
             return type(leaf), leaf
         self.objects.append((f"an argument of type {type(leaf).__name__}", leaf))
-        return _Identity(leaf)
+        return (_Identity(leaf), digest(leaf)) if isinstance(leaf, _COMPARED) else _Identity(leaf)
 
 
 def _marks(tensor: Tensor) -> Any:
