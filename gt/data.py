@@ -6,11 +6,13 @@ While the program uses one batch, the next ones are already on their way to the 
 from __future__ import annotations
 
 import copy
-from collections import deque
-from collections.abc import Iterable, Iterator, Mapping
+import dataclasses
+from collections import UserList, deque
+from collections.abc import Iterable, Iterator, Mapping, MutableMapping
 from contextlib import nullcontext
 from typing import Any
 
+import numpy as np
 import torch
 
 from gt.client.creation import distribute
@@ -73,18 +75,43 @@ class Loader:
             return self._replaced(batch)
 
     def _replaced(self, value: Any) -> Any:
-        """A batch with its tensors on GT, in new containers of the kinds that torch's `pin_memory` knows."""
+        """A batch with its tensors and NumPy arrays on GT, in new containers of the kinds that torch's `pin_memory`
+        knows, and in new dataclasses."""
         if isinstance(value, torch.Tensor):
             return self._laid_out(value)
+        if isinstance(value, np.ndarray):
+            return self._replaced_array(value)
         if isinstance(value, Mapping):
-            new = copy.copy(value)
-            new.update({key: self._replaced(item) for key, item in value.items()})  # type: ignore[attr-defined]
-            return new
+            return self._replaced_mapping(value)
         if isinstance(value, tuple) and hasattr(value, "_fields"):
             return type(value)(*map(self._replaced, value))
-        if isinstance(value, list | tuple):
+        if isinstance(value, list | tuple | deque | UserList):
             return type(value)(map(self._replaced, value))
+        if dataclasses.is_dataclass(value) and not isinstance(value, type):
+            return self._replaced_dataclass(value)
         return value
+
+    def _replaced_array(self, array: np.ndarray[Any, Any]) -> Any:
+        """An array on GT; itself if torch has no such dtype."""
+        try:
+            tensor = torch.from_numpy(np.array(array))  # a copy: torch warns of memory that is read-only
+        except TypeError:
+            return array
+        return self._laid_out(tensor)
+
+    def _replaced_mapping(self, mapping: Mapping[Any, Any]) -> Any:
+        items = {key: self._replaced(item) for key, item in mapping.items()}
+        if not isinstance(mapping, MutableMapping):
+            return items
+        new = copy.copy(mapping)
+        new.update(items)
+        return new
+
+    def _replaced_dataclass(self, value: Any) -> Any:
+        new = copy.copy(value)
+        for field in dataclasses.fields(value):
+            object.__setattr__(new, field.name, self._replaced(getattr(value, field.name)))  # it may be frozen
+        return new
 
     def _laid_out(self, tensor: torch.Tensor) -> Tensor:
         if self._mesh is None:

@@ -1,7 +1,10 @@
 """`gt.data.loader`: batches on GT, ahead of their use."""
 
-from collections import namedtuple
+import dataclasses
+from collections import UserList, deque, namedtuple
+from types import MappingProxyType
 
+import numpy as np
 import pytest
 import torch
 from torch.utils.data import DataLoader, TensorDataset
@@ -10,6 +13,12 @@ from transformers import BatchEncoding
 import gt
 
 Pair = namedtuple("Pair", "x y")
+
+
+@dataclasses.dataclass(frozen=True)
+class Labelled:
+    x: torch.Tensor
+    label: str = "one"
 
 
 @pytest.fixture(autouse=True)
@@ -142,3 +151,23 @@ def test_batches_that_are_not_used_are_freed():
 def test_wrong_options_are_refused(options, message):
     with pytest.raises((gt.LayoutError, ValueError), match=message):
         gt.data.loader([], **options)
+
+
+def test_tensors_in_dataclasses_are_moved():
+    batch = Labelled(torch.ones(2))
+    (found,) = gt.data.loader([batch])
+    assert isinstance(found, Labelled) and isinstance(found.x, gt.Tensor) and found.label == "one"
+    assert not isinstance(batch.x, gt.Tensor)
+
+
+@pytest.mark.parametrize("wrap", [deque, UserList, lambda items: MappingProxyType({0: items[0]})])
+def test_tensors_in_other_containers_are_moved(wrap):
+    (found,) = gt.data.loader([wrap([torch.ones(2)])])
+    assert isinstance(found[0], gt.Tensor)
+
+
+def test_arrays_are_moved_unless_torch_has_no_such_dtype():
+    read_only, texts = np.ones(2, dtype=np.float32), np.array(["one"])
+    read_only.flags.writeable = False
+    found, same = gt.data.loader([read_only, texts])
+    assert isinstance(found, gt.Tensor) and found.tolist() == [1, 1] and same is texts

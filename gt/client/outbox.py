@@ -7,14 +7,15 @@ import logging
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Sequence
-from itertools import chain, repeat
+from collections.abc import Callable, Iterator, Sequence
+from itertools import chain, filterfalse, islice, repeat
+from operator import attrgetter
 from queue import Empty, SimpleQueue
 from typing import Any, TypeAlias
 
 from gt.client.interrupts import CriticalSection, is_inside
 from gt.client.segment_matcher import SegmentMatcher
-from gt.client.storage import Storage, TensorRef
+from gt.client.storage import Storage, TensorRef, collect_into, is_collected_into
 from gt.core.errors import GTError, SessionError
 from gt.core.messages import CreateTensor, FreeTensors, Instruction
 from gt.wire.client_channel import ClientChannel, Upload, as_buffer
@@ -23,13 +24,17 @@ log = logging.getLogger("gt.client")
 
 BATCH = 256  # instructions that make a batch worth sending
 IDLE_SECONDS = 0.01  # an outbox that has not changed for this long is sent
-REST_AFTER = 50  # empty polls after which the idle thread sleeps until it is woken
+REST_AFTER = 50  # empty polls after which the idle thread sleeps until it is woken by an instruction
+REST_SECONDS = 0.25  # how often the idle thread looks for dead tensors then: finalizers do not wake it
 # So many dead tensors, or dead bytes, make a FreeTensors worth sending: `_dead_cost` adds up both. Few bytes: memory
 # that is freed soon is still in the cache when it is allocated again, which matters more than the cost of freeing.
 FREE_COUNT, FREE_BYTES = 64, 1 << 17
+_COST_OF_EACH = FREE_BYTES // FREE_COUNT
 FREE_AT_ONCE = 1 << 14  # tensors that one FreeTensors names
 TAPE = 1024  # sent instructions that are kept for gt.debug
 
+_read_id = attrgetter("id")
+_is_of_closed_session = attrgetter("session.closed_because")
 
 BuildInstruction: TypeAlias = Callable[[tuple[int, ...]], Any]
 """Makes the instruction that names tensors with these ids."""
@@ -44,6 +49,9 @@ class Outbox:
     `collect` takes the answers of workers in this process, which are complete when a batch was sent; `pace` blocks
     if other workers are too far behind; `break_off` is called when a batch was sent in part. The `matcher` finds
     repeated runs of ops in a batch.
+
+    `collected` gets the storages that are no longer referenced, at any point of any thread. A recorder of `gt.compile`
+    has them held there until it has noted them, and passes them on with `pass_on`.
     """
 
     def __init__(
@@ -63,14 +71,18 @@ class Outbox:
         self._break_off = break_off
         self._matcher = matcher
         self._uploads: dict[int, Upload] = {}
-        self._dead: deque[int] = deque()
+        self.collected: deque[Storage] = deque()
+        self._dead = self.collected  # storages to free: another deque while a recorder holds those that are collected
+        self._unsent_ids: list[int] = []  # of dead tensors, after an interrupt
         self._dead_cost = 0
+        self._counted = 0  # of `_dead`, in the cost
         self._extra_ops = 0  # of queued segments
         self._batches_sent = 0
         self._sending = threading.RLock()
-        self._filled: SimpleQueue[None] = SimpleQueue()  # wakes the idle thread; finalizers may call nothing else
+        self._filled: SimpleQueue[None] = SimpleQueue()  # wakes the idle thread
         self._is_resting = False
         self._is_open = True
+        collect_into(self.collected)
         self._idler = threading.Thread(target=self._flush_when_idle, name="gt-idle-flush", daemon=True)
         self._idler.start()
 
@@ -78,6 +90,8 @@ class Outbox:
         """Queue an instruction without the lock: it names no tensors, or no other thread runs. Hot path."""
         queue = self.queue
         queue.append(instruction)
+        if len(self._dead) != self._counted:
+            self._count_dead()
         if self._dead_cost >= FREE_BYTES or len(queue) >= BATCH or self._is_resting:
             self._trigger()
 
@@ -96,6 +110,8 @@ class Outbox:
                 self._queue_write(instruction, written, new_ids)
             else:
                 self.queue.append(instruction)
+        if len(self._dead) != self._counted:
+            self._count_dead()
         if self._dead_cost >= FREE_BYTES or len(self.queue) >= BATCH or self._is_resting:
             self._trigger()
         return instruction
@@ -121,6 +137,7 @@ class Outbox:
 
     def send_if_full(self) -> None:
         """Send the queue if it is long enough for a batch."""
+        self._count_dead()
         if self._extra_ops >= BATCH and not is_inside():
             self.flush(is_final=False)
         elif self._dead_cost >= FREE_BYTES or len(self.queue) >= BATCH or self._is_resting:
@@ -155,18 +172,39 @@ class Outbox:
         elif self._is_resting:
             self._filled.put(None)
 
-    def release(self, ident: int, nbytes: int) -> None:
-        """Note that a tensor was collected. Finalizers call this at any point of any thread, so it only
-        notes the id and wakes the idle thread."""
-        self._dead.append(ident)
-        self._dead_cost += nbytes + FREE_BYTES // FREE_COUNT
-        if self._is_resting:
-            self._filled.put(None)
+    def _count_dead(self) -> None:
+        """Add the tensors that have died since the last time to the cost. Hot path: most often one has."""
+        dead = self._dead
+        count = len(dead)
+        try:
+            if count - self._counted == 1:
+                self._dead_cost += dead[-1].geometry.nbytes + _COST_OF_EACH
+            else:
+                self._dead_cost += sum([dead[n].geometry.nbytes + _COST_OF_EACH for n in range(self._counted, count)])
+        except IndexError:  # another thread has freed some
+            count = 0
+        self._counted = count
+
+    def hold_collected(self) -> None:
+        """Free only those storages from now on that `pass_on` names."""
+        self._dead = deque()
+
+    def pass_on(self, count: int) -> None:
+        """Free the first storages of `collected`, which are held."""
+        _move(self.collected, self._dead, count)
+
+    def free_collected(self) -> None:
+        """Free storages when they are collected, after `hold_collected`."""
+        held, self._dead = self._dead, self.collected
+        _move(held, self._dead, len(held))
 
     def refuse(self, reason: str) -> None:
         """Refuse instructions from now on, and ignore tensors that are collected."""
         self.queue = _ClosedQueue(reason)
-        self._dead = deque(maxlen=0)
+        if is_collected_into(self.collected):
+            collect_into(deque(maxlen=0))
+        self._dead.clear()
+        self.collected.clear()
         self._is_resting = False
 
     def flush(self, *, is_final: bool = True) -> None:
@@ -231,20 +269,24 @@ class Outbox:
             self._idler.join(timeout=5)
 
     def _free_dead(self) -> None:
-        self._dead_cost = 0
-        while self._dead:
-            ids = self._take_dead()
-            if ids:
-                self.queue.append(FreeTensors(tuple(ids)))
+        self._dead_cost = self._counted = 0
+        while self._dead or self._unsent_ids:
+            self._free(min(len(self._dead), FREE_AT_ONCE))
 
-    def _take_dead(self) -> list[int]:
-        ids: list[int] = []
+    def _free(self, count: int) -> None:
+        """Queue a FreeTensors for dead tensors. An interrupt may come at any point, and loses none of them."""
+        ids, self._unsent_ids = self._unsent_ids, []
+        message = None
         try:
-            for _ in range(min(len(self._dead), FREE_AT_ONCE)):
-                ids.append(self._dead.popleft())
-        except IndexError:  # other threads take from it too
-            pass
-        return ids
+            with contextlib.suppress(IndexError):  # other threads take from it too
+                ids.extend(map(_read_id, filterfalse(_is_of_closed_session, _popping(self._dead, count))))
+            if ids:
+                message = FreeTensors(tuple(ids))
+                self.queue.append(message)
+        except BaseException:
+            if message is None or not self.queue or self.queue[-1] is not message:
+                self._unsent_ids = ids
+            raise
 
     def _flush_when_idle(self) -> None:
         """Poll the outbox, and rest when it stays empty. Threads that fill it need not wake this one while it polls:
@@ -267,8 +309,9 @@ class Outbox:
                 self._filled.get_nowait()
         self._is_resting = True
         # Checked after `_is_resting` is set: an instruction queued from now on wakes this thread.
-        if not self.queue and not self._dead and self._is_open:
-            self._filled.get()
+        while not self.queue and not self._dead and self._is_open:
+            with contextlib.suppress(Empty):
+                self._filled.get(timeout=REST_SECONDS)
         self._is_resting = False
 
     def _flush_quietly(self) -> None:
@@ -278,6 +321,17 @@ class Outbox:
             log.info("an idle flush failed; the next read tells why", exc_info=True)
         except Exception:
             log.exception("an idle flush failed")
+
+
+def _popping(storages: deque[Storage], count: int) -> Iterator[Storage]:
+    """Storages as they are removed from a deque. Made of C functions: so is what consumes it, and no interrupt comes
+    between."""
+    return islice(iter(storages.popleft, None), count)
+
+
+def _move(source: deque[Storage], target: deque[Storage], count: int) -> None:
+    with contextlib.suppress(IndexError):  # another thread takes from it too
+        target.extend(_popping(source, count))
 
 
 class _ClosedQueue(deque[Instruction]):

@@ -8,6 +8,8 @@ same geometry (`detach`, `.data`) share one.
 
 from __future__ import annotations
 
+from collections import deque
+from functools import lru_cache
 from operator import attrgetter
 from typing import TYPE_CHECKING, ClassVar, TypeAlias
 
@@ -60,15 +62,26 @@ class Storage(msgspec.Struct, eq=False):
     path: ClassVar[ViewPath | None] = None
     key: ClassVar[Geometry]
 
-    def __del__(self) -> None:
-        self.session.outbox.release(self.id, self.geometry.nbytes)
-
     @property
     def storage(self) -> Storage:
         return self
 
 
 Storage.key = Storage.geometry  # the same slot by another name, which costs nothing to read
+
+
+def collect_into(collected: deque[Storage]) -> None:
+    """Append storages that are no longer referenced to a deque, in place of the one before.
+
+    The finalizer is a C function: Python drops exceptions that are raised in finalizers, and so would lose a Ctrl-C
+    that comes while a finalizer runs Python code. `lru_cache` without a cache calls the method of the deque with the
+    storage, and is a descriptor in C. A storage is finalized once, so it is freed when it leaves the deque.
+    """
+    Storage.__del__ = lru_cache(maxsize=0)(collected.append)  # type: ignore[attr-defined]
+
+
+def is_collected_into(collected: deque[Storage]) -> bool:
+    return Storage.__del__.__wrapped__.__self__ is collected  # type: ignore[attr-defined, no-any-return]
 
 
 class StorageView:

@@ -12,7 +12,7 @@ import torch
 import torch.nn.functional as F  # noqa: N812
 
 import gt
-from gt.client import session as sessions
+from gt.client import active_session
 from gt.client.cached_calls import QueryCall
 
 FLOATS, INTS, DOUBLES = torch.ones(3, 3), torch.ones(3, 3, dtype=torch.int64), torch.ones(3, 3, dtype=torch.float64)
@@ -110,7 +110,7 @@ def test_a_write_that_overlaps_is_refused_at_once(write: Callable[[torch.Tensor]
 def test_right_calls_of_several_dtypes_do_not_wait(call: Callable[[torch.Tensor, torch.Tensor], object]) -> None:
     with session():
         call(gt.to(FLOATS), gt.to(INTS))
-        calls = sessions.current().cached_calls.values()
+        calls = active_session.current().cached_calls.values()
         assert not [made for made in calls if isinstance(made, QueryCall)]
 
 

@@ -1,5 +1,8 @@
 """Storages and paths of views, without torch's dispatch."""
 
+import sys
+from collections import deque
+
 import pytest
 import torch
 
@@ -9,6 +12,8 @@ from gt.client.storage import (
     NEGATE,
     ROOT,
     Storage,
+    collect_into,
+    is_collected_into,
     is_lazy,
     reinterpreted,
     restrided,
@@ -19,17 +24,8 @@ from gt.client.storage import (
 from gt.core.signatures import ViewStep
 
 
-class Outbox:
-    def __init__(self):
-        self.released = []
-
-    def release(self, ident, nbytes):
-        self.released.append((ident, nbytes))
-
-
 class Session:
-    def __init__(self):
-        self.outbox = Outbox()
+    pass
 
 
 def storage(*shape, dtype=torch.float32):
@@ -44,11 +40,28 @@ def step(name):
     return ViewStep(name, (), {})
 
 
-def test_a_storage_that_is_collected_is_released_with_its_size():
-    made = storage(2, 3)
-    outbox = made.session.outbox
+@pytest.fixture
+def collected():
+    before, storages = Storage.__del__, deque()
+    collect_into(storages)
+    yield storages
+    Storage.__del__ = before
+
+
+def test_a_storage_is_collected_once(collected):
+    storage(2, 3)
+    assert [(each.id, each.geometry.nbytes) for each in collected] == [(7, 24)]
+    collected.clear()
+    assert not collected and is_collected_into(collected)
+
+
+def test_no_python_code_runs_while_a_storage_is_collected(collected):
+    """Python drops what is raised in a finalizer: an interrupt there would be lost."""
+    made, entered = storage(2, 3), []
+    sys.setprofile(lambda frame, event, function: entered.append((event, function)))
     del made
-    assert outbox.released == [(7, 24)]
+    sys.setprofile(None)
+    assert [event for event, function in entered if event == "call"] == [] and len(collected) == 1
 
 
 def test_a_view_has_the_current_id_of_its_storage():

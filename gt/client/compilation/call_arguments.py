@@ -6,30 +6,40 @@ from collections.abc import Iterable, Sequence
 from operator import attrgetter
 from typing import Any
 
+import numpy as np
 import torch
 
 from gt.client.compilation.call_recorder import ambient_state
+from gt.client.compilation.object_state import digest
 from gt.client.compilation.traced_floats import NumberTrace
 from gt.client.session import Session
 from gt.client.tensor import Tensor, to_gt
+from gt.client.torch_patches.autograd_nodes import gradient_hooks
 from gt.client.torch_patches.pytree import tree_flatten, tree_unflatten
 
 read_storage = attrgetter("_ref.storage")
+_COMPARED = (np.ndarray, set, bytearray)  # compared by content, which nothing else notices
 _NUMBERS = (int, float, bool, str, bytes, type(None), torch.dtype)
 
 
 class CallArguments:
     """The arguments of one call, with plain tensors moved to GT. Calls with the same `key` may repeat the same
-    recording if the state of the function is the same too."""
+    recording if the state of the function is the same too. `own_args` and `own_kwargs` are the caller's, `moved` the
+    plain tensors among them and their copies on GT."""
 
-    __slots__ = ("args", "floats", "key", "kwargs", "leaves", "objects", "session", "structure", "tensors")
+    __slots__ = (
+        "args", "floats", "key", "kwargs", "leaves", "moved", "objects", "own_args", "own_kwargs", "session",
+        "structure", "tensors",
+    )  # fmt: skip
 
     def __init__(self, session: Session, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         leaves, structure = tree_flatten((args, kwargs))
         self.session = session
         self.objects: list[tuple[str, object]] = []
+        self.own_args, self.own_kwargs = args, kwargs
+        self.moved: list[tuple[torch.Tensor, Tensor]] = []
         if any(isinstance(leaf, torch.Tensor) and not isinstance(leaf, Tensor) for leaf in leaves):
-            leaves = [_on_gt(leaf) for leaf in leaves]
+            leaves = self._move(leaves)
             args, kwargs = tree_unflatten(leaves, structure)
         self.args, self.kwargs = args, kwargs
         self.leaves, self.structure = leaves, structure
@@ -38,9 +48,24 @@ class CallArguments:
         self.key = (
             structure,
             tuple(map(self._described, leaves)),
+            storage_pattern(map(id, self.tensors)),
             storage_pattern(map(id, map(read_storage, self.tensors))),
             ambient_state(),
         )
+
+    def _move(self, leaves: list[Any]) -> list[Any]:
+        """The leaves with plain tensors moved to GT, each once."""
+        copies: dict[int, Tensor] = {}
+        for leaf in leaves:
+            if isinstance(leaf, torch.Tensor) and not isinstance(leaf, Tensor) and id(leaf) not in copies:
+                copies[id(leaf)] = moved = to_gt(leaf)
+                moved.__dict__.update(leaf.__dict__)
+                self.moved.append((leaf, moved))
+        return [copies.get(id(leaf), leaf) for leaf in leaves]
+
+    def own_tensor(self, value: Any) -> Any:
+        """The caller's plain tensor for its copy on GT; any other object as it is."""
+        return next((own for own, moved in self.moved if moved is value), value)
 
     def traced(self, trace: NumberTrace) -> tuple[tuple[Any, ...], dict[str, Any]]:
         """The arguments with traced floats."""
@@ -53,13 +78,23 @@ class CallArguments:
     def _described(self, leaf: Any) -> Any:
         """A leaf of the arguments as a part of the key, without values that may change: of tensors and floats."""
         if isinstance(leaf, Tensor):
-            return leaf._ref.key, leaf.requires_grad, leaf.is_leaf, type(leaf)
+            return leaf._ref.key, leaf.requires_grad, leaf.is_leaf, type(leaf), _marks(leaf)
         if type(leaf) is float:
             return float
         if isinstance(leaf, _NUMBERS):
             return type(leaf), leaf
         self.objects.append((f"an argument of type {type(leaf).__name__}", leaf))
-        return _Identity(leaf)
+        return (_Identity(leaf), digest(leaf)) if isinstance(leaf, _COMPARED) else _Identity(leaf)
+
+
+def _marks(tensor: Tensor) -> Any:
+    """The attributes and hooks of a tensor, on which the ops of a function may depend."""
+    attributes = tensor.__dict__
+    hooks = gradient_hooks(tensor)
+    if not attributes and not hooks and not tensor.retains_grad:
+        return None
+    described = [(name, (type(v), v) if isinstance(v, _NUMBERS) else _Identity(v)) for name, v in attributes.items()]
+    return tensor.retains_grad, tuple(map(_Identity, hooks)), tuple(described)
 
 
 class _Identity:
@@ -75,10 +110,6 @@ class _Identity:
 
     def __hash__(self) -> int:
         return id(self.value)
-
-
-def _on_gt(leaf: Any) -> Any:
-    return to_gt(leaf) if isinstance(leaf, torch.Tensor) else leaf
 
 
 def storage_pattern(storages: Iterable[int]) -> tuple[int, ...]:

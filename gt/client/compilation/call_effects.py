@@ -7,17 +7,22 @@ after the call.
 from __future__ import annotations
 
 import gc
-from collections.abc import Iterable, Sequence
+from collections.abc import Container, Iterable, Sequence
 from operator import attrgetter
 from typing import Any
 
 import torch
+from torch.nn.parameter import is_lazy
 
+from gt.client.compilation.argument_changes import MUTABLE, ArgumentChanges
 from gt.client.compilation.call_recorder import Recording
 from gt.client.compilation.recorded_calls import (
     Effects,
     RecordedCall,
     RefTemplate,
+    ReturnedAgain,
+    ReturnedContainer,
+    ReturnedGradient,
     ReturnedInput,
     Source,
     own_ids,
@@ -26,6 +31,7 @@ from gt.client.compilation.recorded_calls import (
 from gt.client.compilation.traced_floats import TracedFloat
 from gt.client.storage import Storage, TensorRef
 from gt.client.tensor import Tensor
+from gt.client.torch_patches.autograd_nodes import gradient_hooks
 from gt.client.torch_patches.pytree import tree_flatten, tree_unflatten
 from gt.client.upload_cache import MAX_BYTES
 
@@ -60,8 +66,9 @@ class RecordedCallBuilder:
     """Makes a RecordedCall of a recording and of the tensors before the call. Raises NotRepeatable if the call has an
     effect that cannot be repeated."""
 
-    def __init__(self, recording: Recording, before: CallTensors) -> None:
+    def __init__(self, recording: Recording, before: CallTensors, arguments: ArgumentChanges) -> None:
         self._recording = recording
+        self._arguments = arguments
         self._before = before
         self._storages: list[Storage] = list(recording.externals.values())
         self._index = {id(storage): number for number, storage in enumerate(self._storages)}
@@ -72,28 +79,50 @@ class RecordedCallBuilder:
         self._plain = {id(tensor): position for position, tensor in enumerate(before.plain)}
         self._sources = [self._source(storage, ident) for ident, storage in recording.externals.items()]
 
-    def results(self, output: Any) -> tuple[Any, list[Any], Any]:
-        """The function's output without autograd graphs, and the templates and the structure of its leaves."""
-        leaves, structure = tree_flatten(output)
-        position_of = {id(tensor): position for position, tensor in enumerate(self._before.tensors)}
+    def results(self, output: Any, known: Container[int]) -> tuple[Any, list[Any], Any]:
+        """The function's output without autograd graphs, and the templates and the structure of its leaves. `known` are
+        the id()s of containers that exist before the call."""
+        leaves, structure = self._flattened(output, known)
+        tensors = self._before.tensors
+        templates_of: dict[int, Any] = {id(tensor.grad): ReturnedGradient(n) for n, tensor in _with_gradients(tensors)}
+        templates_of.update((id(tensor), ReturnedInput(n)) for n, tensor in enumerate(tensors))
+        templates_of.update((ident, ReturnedContainer(n)) for ident, n in self._arguments.numbers.items())
         templates: list[Any] = []
         values: list[Any] = []
-        for leaf in leaves:
-            if id(leaf) in position_of:
-                templates.append(ReturnedInput(position_of[id(leaf)]))
-                values.append(leaf)
-            elif isinstance(leaf, Tensor):
-                templates.append(self._template(leaf))
-                values.append(result_handle(type(leaf), leaf._ref, leaf.requires_grad))
-            elif isinstance(leaf, _CONSTANTS):
-                values.append(leaf.pin() if isinstance(leaf, TracedFloat) else leaf)
+        for number, leaf in enumerate(leaves):
+            template = templates_of.get(id(leaf))
+            if template is None and not isinstance(leaf, Tensor):
+                values.append(_constant(leaf))
                 templates.append(values[-1])
+                continue
+            if isinstance(template, ReturnedAgain):
+                values.append(values[template.number])
+            elif template is not None:
+                values.append(self._arguments.own(leaf))
             else:
-                kind = (
-                    "a plain tensor" if isinstance(leaf, torch.Tensor) else f"an object of type {type(leaf).__name__}"
-                )
-                raise NotRepeatable(f"it returns {kind}; return GT tensors, and numbers that do not change")
+                _require_bare(leaf)
+                template = self._template(leaf)
+                values.append(result_handle(type(leaf), leaf._ref, leaf.requires_grad, leaf.is_leaf))
+                templates_of[id(leaf)] = ReturnedAgain(number)
+            templates.append(template)
         return tree_unflatten(values, structure), templates, structure
+
+    def _flattened(self, output: Any, known: Container[int]) -> tuple[list[Any], Any]:
+        """The leaves of an output, with containers among the arguments as leaves."""
+        seen: set[int] = set()
+
+        def is_argument(value: Any) -> bool:
+            if id(value) in self._arguments.containers and isinstance(value, MUTABLE):
+                return True
+            if isinstance(value, MUTABLE):
+                if id(value) in known:
+                    raise NotRepeatable("it returns a container that it does not make; return a copy")
+                if id(value) in seen:
+                    raise NotRepeatable("it returns one container in two places; return a copy")
+                seen.add(id(value))
+            return False
+
+        return tree_flatten(output, is_leaf=is_argument)
 
     def call(self, templates: list[Any], structure: Any) -> RecordedCall:
         """The recorded call. `templates` and `structure` are those of its results."""
@@ -172,6 +201,7 @@ class RecordedCallBuilder:
             type(tensor),
             tensor.requires_grad,
             storage.is_parameter,
+            tensor.is_leaf,
         )
 
     def _numbered(self, template: Any, slots: dict[int, int]) -> Any:
@@ -216,14 +246,35 @@ class RecordedCallBuilder:
     def _require_nothing_else_alive(self, kept: set[int]) -> None:
         """Refuse a call whose tensors are still referenced outside of its results: a skipped call makes none."""
         alive = self._recording.alive
+        self._recording.note_collected()
         kept = kept | {storage.id for storage in self._storages}
         if alive.keys() - kept:
             gc.collect()
+            self._recording.note_collected()
         for ident in sorted(alive.keys() - kept):
             raise NotRepeatable(
                 f"{self._recording.line(alive[ident])} makes a tensor that is still in use after the call, and is not "
                 "among the results; return it"
             )
+
+
+def _constant(leaf: Any) -> Any:
+    """A result that is no tensor, and is the same in every call."""
+    if not isinstance(leaf, _CONSTANTS):
+        kind = "a plain tensor" if isinstance(leaf, torch.Tensor) else f"an object of type {type(leaf).__name__}"
+        raise NotRepeatable(f"it returns {kind}; return GT tensors, and numbers that do not change")
+    return leaf.pin() if isinstance(leaf, TracedFloat) else leaf
+
+
+def _require_bare(result: Tensor) -> None:
+    """Refuse a result with attributes, hooks or a gradient, which a skipped call would not give to its result."""
+    has_gradient = (result.is_leaf or result.retains_grad) and result.grad is not None
+    if result.__dict__ or gradient_hooks(result) or has_gradient or result.retains_grad:
+        raise NotRepeatable("it sets attributes, hooks or a gradient of a result; set them outside of the function")
+
+
+def _with_gradients(tensors: Sequence[Tensor]) -> Iterable[tuple[int, Tensor]]:
+    return ((n, tensor) for n, tensor in enumerate(tensors) if _gradient(tensor) is not None)
 
 
 def _gradient(tensor: Tensor) -> Any:
@@ -233,4 +284,4 @@ def _gradient(tensor: Tensor) -> Any:
 
 
 def version_of(tensor: torch.Tensor) -> int:
-    return 0 if tensor.is_inference() else tensor._version
+    return 0 if is_lazy(tensor) or tensor.is_inference() else tensor._version

@@ -78,19 +78,28 @@ class Recording:
 
     def __init__(self, session: Session) -> None:
         self.session = session
+        self._outbox = session.outbox
         self.instructions: list[Instruction] = []
         self.externals: dict[int, Storage] = {}
         self.first_use: dict[int, int] = {}  # positions of instructions, by id of an external
         self.alive: dict[int, int] = {}
         self.made: dict[int, int] = {}
         self.collected: list[CollectedTensor] = []
-        self.lost: list[int] = []  # externals, or tensors unknown to the recording, that were collected in the call
         self.draws: list[KeyDraw] = []
         self.random_state = torch.get_rng_state()
         self.ambient = ambient_state()
         self._host_random = _host_random()
         self.operands: dict[int, list[tuple[torch.Tensor, int]]] = {}
         self.void = ""
+
+    def note_collected(self) -> None:
+        """Note the tensors that were collected since the last instruction, and have them freed."""
+        count = len(self._outbox.collected)
+        for storage in list(self._outbox.collected)[:count]:
+            if storage.id in self.alive:
+                del self.alive[storage.id]
+                self.collected.append(CollectedTensor(len(self.instructions), storage.id, storage.geometry.nbytes))
+        self._outbox.pass_on(count)
 
     def side_effect(self) -> str | None:
         """A setting of the process, or a random generator that is not torch's, that the call has changed."""
@@ -152,17 +161,21 @@ class CallRecorder:
         session.outbox = self  # type: ignore[assignment]
         session.upload_cache = _RecordedUploads(self, self._upload_cache)  # type: ignore[assignment]
         cached_calls.before_draw = self._note_draw
+        self._outbox.hold_collected()
+        self._outbox.pass_on(len(self._outbox.collected))
         return self.recording
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, _: TracebackType | None) -> None:
         session = self._session
         cached_calls.before_draw = None
+        self._outbox.free_collected()
         session.outbox, session.upload_cache, session.is_traced = self._outbox, self._upload_cache, False
 
     # The interface of the outbox
 
     def emit(self, instruction: Instruction) -> None:
         if get_ident() == self._thread:
+            self.recording.note_collected()
             self._check(instruction)
             self._note(instruction)
         self._outbox.emit(instruction)
@@ -178,6 +191,7 @@ class CallRecorder:
             return self._outbox.submit(build, refs, written, new_ids)
 
         def noted(ids: tuple[int, ...]) -> Any:  # with the outbox's lock held
+            self.recording.note_collected()
             instruction = build(ids)
             self._check(instruction)
             self._note_uses(refs)
@@ -192,15 +206,6 @@ class CallRecorder:
         if get_ident() == self._thread and not self._is_operand:
             raise CompileError(self._refusal("uploads data to GT", "upload it before the call and pass it as argument"))
         self._outbox.emit_upload(instruction, upload, at_once)
-
-    def release(self, ident: int, nbytes: int) -> None:
-        recording = self.recording
-        if ident in recording.alive:
-            del recording.alive[ident]
-            recording.collected.append(CollectedTensor(len(recording.instructions), ident, nbytes))
-        else:
-            recording.lost.append(ident)
-        self._outbox.release(ident, nbytes)
 
     # Notes
 

@@ -13,12 +13,11 @@ from gt.client import active_session
 from gt.client.compilation.call_arguments import CallArguments
 from gt.client.compilation.replayable_call import ReplayableCall
 from gt.client.compilation.specialization import Specialization
+from gt.client.compilation.specialization_table import MAX_SPECIALIZATIONS, SpecializationTable
 from gt.client.torch_patches.autograd_nodes import current_node
 from gt.client.torch_patches.dispatch_modes import current_dispatch_modes
 from gt.client.tracebacks import ends_on_users_line
 from gt.signals.registry import registry
-
-MAX_SPECIALIZATIONS = 32  # kinds of arguments for which one function is recorded
 
 _recording = Lock()  # held by the thread that records a call
 _recording_thread = 0
@@ -71,7 +70,7 @@ class CompiledFunction:
         self._state = list(state)
         self._epoch: tuple[object, ...] = ()
         self._lock = RLock()
-        self._specializations: dict[tuple[Any, ...], Specialization] = {}
+        self._specializations = SpecializationTable()
         self._told: set[str] = set()
         self.recorded = 0
         self.skipped = 0
@@ -102,18 +101,13 @@ class CompiledFunction:
         if epoch != self._epoch:  # another session, other workers or other signals: recorded anew
             self._epoch = epoch
             self._specializations.clear()
-        specialization = self._specializations.get(call.key) or self._specialize(call.key)
-        recorded = specialization.replayable if specialization is not None else []
-        return next((each for each in reversed(recorded) if each.applies_to(call)), None), specialization
-
-    def _specialize(self, key: tuple[Any, ...]) -> Specialization | None:
-        if len(self._specializations) >= MAX_SPECIALIZATIONS:
+        specialization = self._specializations.find(call)
+        if specialization is None:
             self._tell(
                 f"it was called with more than {MAX_SPECIALIZATIONS} kinds of arguments; other kinds are not recorded"
             )
-            return None
-        specialization = self._specializations[key] = Specialization()
-        return specialization
+        recorded = specialization.replayable if specialization is not None else []
+        return next((each for each in reversed(recorded) if each.applies_to(call)), None), specialization
 
     def _record(self, specialization: Specialization, call: CallArguments) -> Any:
         """Run the code and record the call, unless another thread is recording."""
@@ -140,6 +134,9 @@ class CompiledFunction:
         self.reasons.append(reason)
         name = getattr(self._function, "__qualname__", type(self._function).__name__)
         warnings.warn(f"gt.compile runs the code of {name} in every call: {reason}", RuntimeWarning, stacklevel=5)
+
+    def __set_name__(self, owner: type, name: str) -> None:
+        self._specializations.is_method = True
 
     def __get__(self, instance: Any, owner: type | None = None) -> Any:
         return self if instance is None else types.MethodType(self, instance)

@@ -71,12 +71,31 @@ class RefTemplate(NamedTuple):
     kind: type[Any]
     requires_grad: bool
     is_parameter: bool
+    is_leaf: bool
 
 
 class ReturnedInput(NamedTuple):
     """A result that is one of the tensors of the call itself."""
 
     position: int
+
+
+class ReturnedGradient(NamedTuple):
+    """A result that is the gradient of one of the tensors of the call."""
+
+    position: int
+
+
+class ReturnedContainer(NamedTuple):
+    """A result that is one of the containers among the arguments of the call."""
+
+    number: int
+
+
+class ReturnedAgain(NamedTuple):
+    """A result that is the same object as an earlier result."""
+
+    number: int
 
 
 class Effects(NamedTuple):
@@ -196,9 +215,15 @@ class ReplayTemplate:
         return definitions or ()
 
     def apply_effects(
-        self, session: Session, table: Table, externals: Sequence[Storage], tensors: Sequence[Tensor]
+        self,
+        session: Session,
+        table: Table,
+        externals: Sequence[Storage],
+        tensors: Sequence[Tensor],
+        containers: Sequence[Any],
     ) -> Any:
-        """Give the tensors of the program their new gradients and storages, and return the results."""
+        """Give the tensors of the program their new gradients and storages, and return the results. `containers` are
+        those among the arguments, if a result is one of them."""
         storages: dict[int, Storage] = dict(enumerate(externals))
         effects = self.effects
 
@@ -216,21 +241,34 @@ class ReplayTemplate:
         bumped = [tensors[position] for position, count in effects.versions for _ in range(count)]
         if bumped:
             torch.autograd.graph.increment_version(bumped)
-        return [_result(result, ref_of, tensors) for result in effects.results]
+        results: list[Any] = []
+        for result in effects.results:
+            results.append(_result(result, ref_of, tensors, containers, results))
+        return results
 
 
-def _result(result: Any, ref_of: Callable[[RefTemplate], TensorRef], tensors: Sequence[Tensor]) -> Any:
+def _result(
+    result: Any,
+    ref_of: Callable[[RefTemplate], TensorRef],
+    tensors: Sequence[Tensor],
+    containers: Sequence[Any],
+    earlier: Sequence[Any],
+) -> Any:
+    if isinstance(result, RefTemplate):
+        return result_handle(result.kind, ref_of(result), result.requires_grad, result.is_leaf)
     if isinstance(result, ReturnedInput):
         return tensors[result.position]
-    if isinstance(result, RefTemplate):
-        return result_handle(result.kind, ref_of(result), result.requires_grad)
-    return result
+    if isinstance(result, ReturnedGradient):
+        return tensors[result.position].grad
+    if isinstance(result, ReturnedContainer):
+        return containers[result.number]
+    return earlier[result.number] if isinstance(result, ReturnedAgain) else result
 
 
-def result_handle(kind: type[Any], ref: TensorRef, requires_grad: bool) -> torch.Tensor:
-    """A handle for a result. A backward through a result that requires a gradient raises CompileError."""
-    if not requires_grad:
-        return wrap_view(kind, ref)
+def result_handle(kind: type[Any], ref: TensorRef, requires_grad: bool, is_leaf: bool) -> torch.Tensor:
+    """A handle for a result. A backward through a result that has a graph in the function raises CompileError."""
+    if is_leaf:
+        return wrap_view(kind, ref).requires_grad_(requires_grad)
     return _WithoutGraph.apply(_anchor(), kind, ref)  # type: ignore[no-any-return]
 
 

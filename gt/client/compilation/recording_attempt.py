@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 from operator import is_
 from typing import Any
 
+from gt.client.compilation.argument_changes import ArgumentChanges
 from gt.client.compilation.call_arguments import CallArguments, unique_tensors
 from gt.client.compilation.call_effects import CallTensors, NotRepeatable, RecordedCallBuilder, version_of
 from gt.client.compilation.call_recorder import CallRecorder, Recording
@@ -37,16 +38,21 @@ class RecordingAttempt:
 
     def run(self, function: Callable[..., Any]) -> Any:
         """Run the function, record its instructions and effects, and return its output."""
-        args, kwargs = self.call.traced(self.trace)
-        with CallRecorder(self.call.session) as recording:
-            output = function(*args, **kwargs)
-            try:
-                builder = RecordedCallBuilder(recording, self.before)
-                output, templates, structure = builder.results(output)
-                self.recorded = builder.call(templates, structure)
-            except NotRepeatable as error:
-                self.reason = str(error)
-        self.reason = self.reason or self._reason(recording)
+        others = self.before.tensors[len(unique_tensors(self.call.tensors)) :]
+        arguments = ArgumentChanges(function, self.call, self.trace, others)
+        try:
+            with CallRecorder(self.call.session) as recording:
+                output = function(*arguments.args, **arguments.kwargs)
+                try:
+                    builder = RecordedCallBuilder(recording, self.before, arguments)
+                    output, templates, structure = builder.results(output, self.watched.known_ids)
+                    self.recorded = builder.call(templates, structure)
+                except NotRepeatable as error:
+                    self.reason = str(error)
+                    output = arguments.restored(output)
+        finally:
+            changed = arguments.apply()
+        self.reason = self.reason or changed or self._reason(recording)
         return output
 
     def _reason(self, recording: Recording) -> str:

@@ -8,10 +8,11 @@ from typing import Any
 
 import torch
 
+from gt.client.compilation.argument_changes import containers_in
 from gt.client.compilation.call_arguments import CallArguments, read_storage, storage_pattern, unique_tensors
 from gt.client.compilation.call_effects import CallTensors, read_ref, read_requires_grad, version_of
 from gt.client.compilation.number_plan import NumberPlan, plan_numbers
-from gt.client.compilation.recorded_calls import ReplayTemplate, Source
+from gt.client.compilation.recorded_calls import ReplayTemplate, ReturnedContainer, Source
 from gt.client.compilation.recording_attempt import RecordingAttempt
 from gt.client.compilation.watched_state import WatchedState
 from gt.client.interrupts import CriticalSection
@@ -45,6 +46,9 @@ class ReplayableCall:
         self._in_state = {id(tensor): tensor for tensor in last.watched.tensors}
         self._state_arguments = [tensor if id(tensor) in self._in_state else None for tensor in last.call.tensors]
         self._used_gradients = [each.positions[0] for each in recorded.sources if each.kind == "grad"]
+        returned = any(isinstance(each, ReturnedContainer) for each in recorded.effects.results)
+        found = containers_in(last.call.own_args, last.call.own_kwargs) if returned else ()
+        self._containers = storage_pattern(map(id, found))  # among the arguments; empty if none is a result
         self._plain = last.before.plain
         self._refs = list(map(read_ref, self._others))
         self._keys = list(map(_read_key, self._refs))
@@ -65,7 +69,7 @@ class ReplayableCall:
         if call.session.signatures is not self._signatures or self._watched.first_change() is not None:
             return False
         mine = [tensor if id(tensor) in self._in_state else None for tensor in call.tensors]
-        if not all(map(is_, mine, self._state_arguments)):
+        if not all(map(is_, mine, self._state_arguments)) or not self._containers_match(call):
             return False
         others = self._others
         refs = list(map(read_ref, others))
@@ -86,13 +90,19 @@ class ReplayableCall:
         """Send the instructions of the recorded call, apply its effects, and return its results."""
         session, template = call.session, self._template
         tensors = [*unique_tensors(call.tensors), *self._others]
-        scalars = self._numbers.draw(call.floats)
-        externals = [self._external(session, source, tensors) for source in template.sources]
-        with CriticalSection():
+        containers = containers_in(call.own_args, call.own_kwargs) if self._containers else ()
+        # Uploads may wait, and a critical section must not. The counts of optimizers are small, and known in it only.
+        uploaded = [each.kind != "count" and self._external(session, each, tensors) for each in template.sources]
+        with CriticalSection():  # an interrupt comes when the counts, the ops and the effects of a step are done
+            scalars = self._numbers.draw(call.floats)
+            pairs = zip(template.sources, uploaded, strict=True)
+            externals = [found or self._external(session, source, tensors) for source, found in pairs]
             table = template.emit(session, externals, scalars)
             self._numbers.commit(session, table)
-            results = template.apply_effects(session, table, externals, tensors)
+            results = template.apply_effects(session, table, externals, tensors, containers)
         session.outbox.send_if_full()
+        if call.moved:
+            results = list(map(call.own_tensor, results))
         return tree_unflatten(results, template.effects.structure)
 
     def _external(self, session: Session, source: Source, tensors: Sequence[Tensor]) -> Storage:
@@ -113,6 +123,12 @@ class ReplayableCall:
             if len(storages) > 1 or (constant is not None and storages != {id(constant)}):
                 return False
         return all(map(eq, map(version_of, self._constant_plain), self._plain_versions))
+
+    def _containers_match(self, call: CallArguments) -> bool:
+        """Whether containers that are returned are shared between arguments as in the recorded call."""
+        if not self._containers:
+            return True
+        return storage_pattern(map(id, containers_in(call.own_args, call.own_kwargs))) == self._containers
 
     def _storage_pattern(self, tensors: Sequence[Tensor]) -> tuple[int, ...]:
         """The pattern in which the tensors, and the gradients that the call uses, share storages."""

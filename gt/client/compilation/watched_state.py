@@ -13,7 +13,7 @@ import sys
 import sysconfig
 import types
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Container, Iterator, Sequence
 from operator import getitem, is_
 from typing import Any
 
@@ -62,6 +62,11 @@ class WatchedState:
         self._counters: list[tuple[str, dict[str, Any], str, Any]] = []
         self._pending: deque[tuple[str, object]] = deque(roots)
         self._walk()
+
+    @property
+    def known_ids(self) -> Container[int]:
+        """The id()s of the objects that were found."""
+        return self._seen
 
     # Comparing
 

@@ -19,6 +19,12 @@ NO_BACKWARD = -1
 FIRST_ACCUMULATING = 1 << 63  # nodes that accumulate gradients have numbers from here on
 
 
+def gradient_hooks(tensor: torch.Tensor) -> list[Any]:
+    """The hooks of a tensor that backward calls with its gradient."""
+    before, after = tensor._backward_hooks, tensor._post_accumulate_grad_hooks
+    return [*(before or {}).values(), *(after or {}).values()] if before or after else []
+
+
 def call_after_backward(function: Callable[[], None]) -> None:
     """Call a function when the backward that this thread runs has ended; not if it raises."""
     Variable._execution_engine.queue_callback(function)  # type: ignore[attr-defined]

@@ -18,8 +18,8 @@ from transformers import GPT2Config, GPT2LMHeadModel, LlamaConfig, LlamaForCausa
 
 import gt
 from gt.client import active_session
-from gt.client.compilation.compiled_function import MAX_SPECIALIZATIONS
 from gt.client.compilation.specialization import MAX_ATTEMPTS
+from gt.client.compilation.specialization_table import MAX_SPECIALIZATIONS
 from gt.core.messages import RunOp
 
 CALLS = 9

@@ -1,0 +1,81 @@
+"""The content of an object among the arguments of a call, to notice that a call has changed it.
+
+Modules and optimizers are watched by `watched_state.py`, and so are attributes of the program's own objects that its
+code names. This is for the others: arrays, sets, generators of random numbers, iterators, objects of the standard
+library.
+"""
+
+from __future__ import annotations
+
+import pickle
+import random
+import sys
+import types
+from collections import UserDict, UserList
+from hashlib import blake2b
+from typing import Any
+
+import torch
+from torch.optim.optimizer import Optimizer
+
+_WITH_CONTENT = (random.Random, UserDict, UserList)
+_ELSEWHERE = (torch.Tensor, torch.nn.Module, Optimizer, type, types.FunctionType, types.MethodType, types.ModuleType)
+
+
+class ObjectState:
+    """The state of an object before a call. `is_changed` compares it with the state after the call."""
+
+    def __init__(self, value: object) -> None:
+        self._value = value
+        self._before = self._read()
+
+    def _read(self) -> Any:
+        value = self._value
+        if isinstance(value, _ELSEWHERE):
+            return None
+        if isinstance(value, torch.Generator):
+            return value.get_state().tolist()
+        if type(getattr(value, "__dict__", None)) is not dict or _is_of_standard_library(value):
+            return digest(value)
+        return list(map(_described, vars(value).items()))
+
+    def is_changed(self) -> bool:
+        return bool(self._read() != self._before)
+
+    def is_unknown(self) -> bool:
+        """Whether a call may have changed the object unseen: an iterator that cannot be compared."""
+        return self._before is None and hasattr(self._value, "__next__")
+
+
+def _is_of_standard_library(value: object) -> bool:
+    return type(value).__module__.partition(".")[0] in sys.stdlib_module_names or isinstance(value, _WITH_CONTENT)
+
+
+def digest(value: object) -> bytes | None:
+    """A hash of the content of an object, without that of tensors and modules in it; None if it has none."""
+    sink = _Sink()
+    try:
+        _Pickler(sink, protocol=5).dump(value)
+    except Exception:  # of the object's own code: it cannot be pickled
+        return None
+    return sink.digest()
+
+
+class _Sink:
+    """A file that keeps the hash of its content only."""
+
+    def __init__(self) -> None:
+        hashed = blake2b(digest_size=16)
+        self.write = hashed.update
+        self.digest = hashed.digest
+
+
+class _Pickler(pickle.Pickler):
+    def persistent_id(self, value: object) -> str | None:
+        return str(id(value)) if isinstance(value, _ELSEWHERE) else None
+
+
+def _described(item: tuple[str, object]) -> Any:
+    """An attribute: a number by value, any other object by identity."""
+    name, value = item
+    return name, (type(value), repr(value)) if isinstance(value, int | float | str | bool) else id(value)
