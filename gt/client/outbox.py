@@ -90,8 +90,16 @@ class Outbox:
         """Queue an instruction without the lock: it names no tensors, or no other thread runs. Hot path."""
         queue = self.queue
         queue.append(instruction)
-        if len(self._dead) != self._counted:
-            self._count_dead()
+        dead = self._dead
+        if (count := len(dead)) != self._counted:
+            if count - self._counted == 1:  # as most often: not worth a call
+                try:
+                    self._dead_cost += dead[-1].geometry.nbytes + _COST_OF_EACH
+                    self._counted = count
+                except IndexError:  # another thread has freed it
+                    self._counted = 0
+            else:
+                self._count_dead()
         if self._dead_cost >= FREE_BYTES or len(queue) >= BATCH or self._is_resting:
             self._trigger()
 
@@ -173,14 +181,11 @@ class Outbox:
             self._filled.put(None)
 
     def _count_dead(self) -> None:
-        """Add the tensors that have died since the last time to the cost. Hot path: most often one has."""
+        """Add the tensors that have died since the last time to the cost."""
         dead = self._dead
         count = len(dead)
         try:
-            if count - self._counted == 1:
-                self._dead_cost += dead[-1].geometry.nbytes + _COST_OF_EACH
-            else:
-                self._dead_cost += sum([dead[n].geometry.nbytes + _COST_OF_EACH for n in range(self._counted, count)])
+            self._dead_cost += sum([dead[n].geometry.nbytes + _COST_OF_EACH for n in range(self._counted, count)])
         except IndexError:  # another thread has freed some
             count = 0
         self._counted = count
