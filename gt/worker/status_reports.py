@@ -72,7 +72,7 @@ class StatusReports:
             self._exchange.ways(),
             len(self._segments),
             self._replay.ops_replayed,
-            len(compiled.units),
+            len(compiled.codes),
             compiled.runs,
         )
         self._report(Stats(command.request, stats))

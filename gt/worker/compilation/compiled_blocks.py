@@ -27,9 +27,10 @@ RunBlocks: TypeAlias = Callable[[Sequence[Block]], None]
 
 @dataclass
 class CompileCounts:
-    """`units` are the keys of the units that have code, and `runs` counts how often code ran in place of ops."""
+    """`codes` has the code of units by their keys, once it has given the same results as the ops. `runs` counts how
+    often code ran in place of ops."""
 
-    units: set[str] = field(default_factory=set)
+    codes: dict[str, CompiledCode] = field(default_factory=dict)
     runs: int = 0
 
 
@@ -82,6 +83,11 @@ class CompiledBlock:
         self._is_asked = False
 
     def submit(self) -> None:
+        """Ask for code, unless an equal run of ops has code already: cuts between segments move, so that segments with
+        the same runs of ops come again and again."""
+        self._code = self._counts.codes.get(self._placed.unit.key)
+        if self._code is not None:
+            return
         self._asked += 1
         self._is_asked = True
         self._queue.submit(self._placed.unit, self._take)
@@ -148,7 +154,7 @@ class CompiledBlock:
         compiled = time.perf_counter() - began
         log.info("%s: %.0f us compiled, %.0f us eager", self._describe(), compiled * 1e6, eager * 1e6)
         self._code = code
-        self._counts.units.add(self._placed.unit.key)
+        self._counts.codes[self._placed.unit.key] = code
 
     def _compile_again(self, scalars: Sequence[Number]) -> None:
         """Ask for code with other constants, because numbers that the code has as constants have changed."""
@@ -184,6 +190,7 @@ class CompiledBlock:
 
     def _fail(self, reason: str) -> None:
         self._code = self._trial = None
+        self._counts.codes.pop(self._placed.unit.key, None)
         log.info("%s", reason)
         self._owner.tell(self._placed.ops.start, reason)
 

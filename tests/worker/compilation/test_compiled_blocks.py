@@ -105,3 +105,30 @@ def test_tensors_that_failing_code_has_begun_to_write_have_failed(compiled_scope
     with pytest.raises(RuntimeError, match="no memory"):
         state.cpu()
     torch.testing.assert_close(x.cpu() + other.cpu(), torch.full((4, 4), 2.0))
+
+
+def train_with_dropout(*, compiles: bool) -> list[torch.Tensor]:
+    gt.init(workers=2, mode="virtual")
+    rows = gt.ShardConfig(axis=0, workers=[0, 1])
+    gt.register_config("forward", gt.SignalConfig(shard=rows, backward_signal="backward", compile=compiles))
+    gt.register_config("backward", gt.SignalConfig(shard=rows, compile=compiles))
+    torch.manual_seed(0)
+    layers = [torch.nn.Linear(8, 16), torch.nn.GELU(), torch.nn.Dropout(0.3), torch.nn.LayerNorm(16)]
+    model = gt.to(torch.nn.Sequential(*layers, torch.nn.Linear(16, 16), torch.nn.Tanh(), torch.nn.Dropout(0.3)))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    x = gt.to(torch.randn(8, 8))
+    for _ in range(20):
+        optimizer.zero_grad()
+        with gt.signal.context("forward"):
+            loss = (model(x) ** 2).mean()
+        loss.backward()
+        optimizer.step()
+        loss.item()
+    assert bool(counts()[1]) == compiles
+    trained = [parameter.detach().cpu() for parameter in model.parameters()]
+    gt.shutdown()
+    return trained
+
+
+def test_dropout_in_a_compiled_scope_draws_the_same_numbers(traced_code: TracedCode) -> None:
+    torch.testing.assert_close(train_with_dropout(compiles=True), train_with_dropout(compiles=False))
