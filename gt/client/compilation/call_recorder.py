@@ -7,16 +7,15 @@ them.
 
 from __future__ import annotations
 
-import random
 from collections.abc import Sequence
 from threading import get_ident
 from types import TracebackType
 from typing import Any, NamedTuple
 
-import numpy as np
 import torch
 
 from gt.client import cached_calls, scope_stack
+from gt.client.compilation.random_generators import host_random
 from gt.client.op_schema import OpSchema
 from gt.client.outbox import BuildInstruction, Outbox
 from gt.client.session import Session
@@ -88,7 +87,7 @@ class Recording:
         self.draws: list[KeyDraw] = []
         self.random_state = torch.get_rng_state()
         self.ambient = ambient_state()
-        self._host_random = _host_random()
+        self._host_random = host_random()
         self.operands: dict[int, list[tuple[torch.Tensor, int]]] = {}
         self.void = ""
 
@@ -104,8 +103,8 @@ class Recording:
     def side_effect(self) -> str | None:
         """A setting of the process, or a random generator that is not torch's, that the call has changed."""
         if ambient_state() != self.ambient:
-            return "it leaves torch's grad mode, default dtype, autocast or a signal scope other than they were"
-        if _host_random() != self._host_random:
+            return "it leaves torch's grad mode, default dtype, autocast, another setting or a signal scope changed"
+        if host_random() != self._host_random:
             return "it uses random numbers of Python or NumPy"
         return None
 
@@ -127,13 +126,15 @@ def ambient_state() -> tuple[Any, ...]:
         torch.is_inference_mode_enabled(),
         torch.get_default_dtype(),
         torch.is_autocast_enabled("cpu") and torch.get_autocast_dtype("cpu"),
-        tuple(map(type, current_function_modes())),
+        torch.is_autocast_enabled("cuda") and torch.get_autocast_dtype("cuda"),
+        torch.is_autocast_cache_enabled(),
+        torch.are_deterministic_algorithms_enabled(),
+        torch.is_deterministic_algorithms_warn_only_enabled(),
+        torch.get_float32_matmul_precision(),
+        torch.is_anomaly_enabled(),
+        tuple([(type(mode), getattr(mode, "device", None)) for mode in current_function_modes()]),
         tuple(scopes),
     )
-
-
-def _host_random() -> tuple[Any, ...]:
-    return random.getstate(), str(np.random.get_state())
 
 
 def line_of(session: Session, site: int) -> str:

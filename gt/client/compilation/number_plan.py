@@ -48,7 +48,9 @@ class StepNumbers:
         self.place: StepPlace | None = None
         self.numbers: dict[int, NumberPlace] = {}
         self._stepping = Stepping.EACH
+        self.is_stepped = False
         self.settings = [_mark_settings(group) for group in optimizer.param_groups]
+        self._counts_before = _counts(optimizer)
         everything = [tensor for group in optimizer.param_groups for tensor in group["params"]]
         parameters = everything if stepped is None else stepped
         self._stand_ins: dict[Stepping, StandIn] = {}
@@ -65,6 +67,10 @@ class StepNumbers:
                 if group.get(name) is not value:
                     return name
         return None
+
+    def has_changed_counts(self) -> bool:
+        """Whether the call has changed numbers of the optimizer's state that no stand-in counts."""
+        return not self.numbers and _counts(self.optimizer) != self._counts_before
 
     def counts(self) -> list[torch.Tensor]:
         """The tensors of this process that the step changes."""
@@ -113,6 +119,7 @@ class StepNumbers:
         for first, begun in enumerate(instructions):
             if not isinstance(begun, BeginStep) or optimizer_of_step(begun.step) is not self.optimizer:
                 continue
+            self.is_stepped = True
             last = next(n for n, each in enumerate(instructions) if n > first and isinstance(each, EndStep))
             sources = [
                 recorded.sources[slot] for ident in begun.parameters if (slot := slots[ident]) < len(recorded.sources)
@@ -146,10 +153,12 @@ class NumberPlan:
         steps: list[_RepeatedStep],
         arguments: list[_ArgumentNumbers],
         pinned: dict[int, float],
+        fixed: list[StepNumbers],
     ) -> None:
         self.groups = groups
         self._arguments = arguments
         self._pinned = list(pinned.items())
+        self._fixed = [(each.optimizer, each.settings) for each in fixed]
         self.scalars = scalars
         self._keys = keys
         self._random = random
@@ -157,8 +166,10 @@ class NumberPlan:
 
     def prepare(self, arguments: Sequence[float]) -> bool:
         """Prepare the numbers of the next call; False if the call would have other ops. `arguments` are its floats."""
-        return all(same_number(arguments[position], value) for position, value in self._pinned) and all(
-            step.prepare() for step in self._steps
+        return (
+            all(same_number(arguments[position], value) for position, value in self._pinned)
+            and all(has_settings(optimizer, settings) for optimizer, settings in self._fixed)
+            and all(step.prepare() for step in self._steps)
         )
 
     def draw(self, arguments: Sequence[float]) -> tuple[tuple[Any, ...], ...]:
@@ -202,7 +213,7 @@ class _RepeatedStep:
     def prepare(self) -> bool:
         """Compute the numbers of the next step; False if the step would have other ops."""
         if self._stand_in is None:
-            return [_settings(group) for group in self._optimizer.param_groups] == self._settings
+            return has_settings(self._optimizer, self._settings)
         if not self._stand_in.is_in_step() and not self._follow():
             return False
         try:
@@ -276,7 +287,8 @@ def plan_numbers(
     for number, each in enumerate(aligned):
         own = {identity[1:]: group for identity, group in known.items() if _is_of_step(identity, number)}
         repeated.append(_RepeatedStep(each[-1], own))
-    return NumberPlan(groups, scalars, keys, random, repeated, arguments, _pinned(traces))
+    fixed = [each[-1] for each in zip(*steps, strict=True) if each not in aligned and each[-1].is_stepped]
+    return NumberPlan(groups, scalars, keys, random, repeated, arguments, _pinned(traces), fixed)
 
 
 def _pinned(traces: Sequence[NumberTrace]) -> dict[int, float]:
@@ -341,6 +353,16 @@ def same_number(first: Any, second: Any) -> bool:
 
 def _bits(number: Any) -> Any:
     return (type(number), number.hex() if isinstance(number, float) else number)
+
+
+def has_settings(optimizer: Optimizer, settings: list[dict[str, Any]]) -> bool:
+    return [_settings(group) for group in optimizer.param_groups] == settings
+
+
+def _counts(optimizer: Optimizer) -> list[Any]:
+    """The numbers in the state of an optimizer."""
+    entries = [each for each in optimizer.state.values() if isinstance(each, dict)]
+    return [(key, value) for each in entries for key, value in each.items() if isinstance(value, int | float)]
 
 
 def _settings(group: dict[str, Any]) -> dict[str, Any]:

@@ -10,7 +10,8 @@ of a kind are indeed equal.
 
 from __future__ import annotations
 
-from collections import OrderedDict, defaultdict
+import copy
+from collections import OrderedDict, defaultdict, deque
 from collections.abc import Sequence
 from enum import Enum
 from operator import attrgetter
@@ -31,6 +32,7 @@ NumberPlace: TypeAlias = tuple[int, int, int]
 """The place of an op's numbers in a stand-in: the kind of parameter, the position among the ops of this kind, and the
 number of parameters that the op takes together."""
 _HOOKS = ("_optimizer_step_pre_hooks", "_optimizer_step_post_hooks")
+_WRITTEN = (ArgumentKind.TARGET, ArgumentKind.TARGETS, ArgumentKind.TARGETS_OR_COPIES)
 _version = attrgetter("_version")
 
 
@@ -197,24 +199,29 @@ class _Stepper:
         self.members = members
         self._optimizer = optimizer
         self._stand_in: Any = object.__new__(type(optimizer))
-        attributes = {key: value for key, value in vars(optimizer).items() if key != "step"}
+        attributes = {key: _own_copy(value) for key, value in vars(optimizer).items() if key != "step"}
         self._stand_in.__dict__.update(attributes, **{hooks: OrderedDict() for hooks in _HOOKS})
 
     def step(self) -> list[OpNumbers]:
         """Run the code of the step, and return the numbers of its ops."""
         remote: list[torch.Tensor] = []
+        own: list[torch.Tensor] = []
         self._stand_in.state = defaultdict(dict)
         for member in self.members:
             remote.extend([member.parameter, member.parameter.grad])  # type: ignore[list-item]
             if state := member.state(remote):
                 self._stand_in.state[member.parameter] = state
+                own.extend(value for value in state.values() if isinstance(value, torch.Tensor))
         self._stand_in.param_groups = [
             {**group, "params": [member.parameter for member in self.members if member.group == number]}
             for number, group in enumerate(self._optimizer.param_groups)
         ]
         step = type(self._optimizer).step
         try:
-            with standing_for({id(each.parameter): each.original for each in self.members}), _OpList(remote) as ops:
+            with (
+                standing_for({id(each.parameter): each.original for each in self.members}),
+                _OpList(remote, own) as ops,
+            ):
                 getattr(step, "__wrapped__", step)(self._stand_in)
         except Exception as error:  # of the optimizer's code, which has never seen such parameters
             raise NoStandIn from error
@@ -222,14 +229,16 @@ class _Stepper:
 
 
 class _OpList(UntracedMode):
-    """Notes the ops on tensors that stand for GT tensors, and the numbers that GT sends with such ops."""
+    """Notes the ops on tensors that stand for GT tensors, and the numbers that GT sends with such ops. `remote` are
+    these tensors, `own` the others that the stand-in may write to."""
 
     _schemas: ClassVar[dict[Any, OpSchema]] = {}
 
-    def __init__(self, remote: Sequence[torch.Tensor | None]) -> None:
+    def __init__(self, remote: Sequence[torch.Tensor | None], own: Sequence[torch.Tensor]) -> None:
         super().__init__()
         self.found: list[OpNumbers] = []
         self._remote = {id(tensor): tensor for tensor in remote}
+        self._own = {**self._remote, **{id(tensor): tensor for tensor in own}}
         self._splits = active_session.active is not None and not active_session.active.alone
 
     def _is_remote(self, value: Any) -> bool:
@@ -237,38 +246,55 @@ class _OpList(UntracedMode):
             return any(map(self._is_remote, value))
         return id(value) in self._remote
 
+    def _require_own(self, schema: OpSchema, args: Sequence[Any], kwargs: dict[str, Any]) -> None:
+        """Refuse an op on the optimizer's own tensors: the step of a stand-in must not change anything."""
+        for kind, value in _with_kinds(schema, args, kwargs):
+            for tensor in value if isinstance(value, list | tuple) else (value,):
+                is_foreign = isinstance(tensor, torch.Tensor) and id(tensor) not in self._own
+                if is_foreign and (kind in _WRITTEN or hasattr(tensor, "_ref")):
+                    raise NoStandIn
+
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         is_remote = any(map(self._is_remote, args)) or (bool(kwargs) and any(map(self._is_remote, kwargs.values())))
         schema = self._schemas.get(func)
         if schema is None:
             schema = self._schemas[func] = OpSchema(func, special=str(func) in SPECIAL)
+        self._require_own(schema, args, kwargs or {})
         if is_remote and self._splits and schema.split is not None and not schema.joins:  # as `dispatch` does
             with self:
                 return schema.split(*args, **(kwargs or {}))
         result = func(*args, **(kwargs or {}))
+        results = result if isinstance(result, tuple | list) else (result,)
+        self._own.update((id(value), value) for value in results if isinstance(value, torch.Tensor))
         if is_remote:
-            results = result if isinstance(result, tuple | list) else (result,)
             self._remote.update((id(value), value) for value in results if isinstance(value, torch.Tensor))
             if schema.split is not None or not (schema.is_special or schema.aliases):
                 self.found.append(_op_numbers(schema, args, kwargs or {}))
         return result
 
 
+def _with_kinds(schema: OpSchema, args: Sequence[Any], kwargs: dict[str, Any]) -> list[tuple[ArgumentKind, Any]]:
+    """The arguments of an op, with their kinds."""
+    given = zip(schema.kinds, args, strict=False)
+    return [*given, *[(schema.kwarg_kinds[name], value) for name, value in kwargs.items()]]
+
+
 def _op_numbers(schema: OpSchema, args: Sequence[Any], kwargs: dict[str, Any]) -> OpNumbers:
     """The numbers that `dispatch` sends with an op."""
     numbers: list[Any] = []
     has_list = False
-    given = [
-        *zip(schema.kinds, args, strict=False),
-        *[(schema.kwarg_kinds[name], value) for name, value in kwargs.items()],
-    ]
-    for kind, value in given:
+    for kind, value in _with_kinds(schema, args, kwargs):
         if kind in (ArgumentKind.TENSOR, ArgumentKind.SCALAR) and type(value) in (int, float, bool):
             numbers.append(value)
         elif kind is ArgumentKind.SCALARS and value is not None:
             numbers.extend(value)
             has_list = True
     return OpNumbers(schema.name, tuple(numbers), has_list)
+
+
+def _own_copy(value: Any) -> Any:
+    """An attribute of an optimizer for its stand-in, which must not change the optimizer's containers."""
+    return copy.copy(value) if type(value) in (list, dict, set, deque) else value
 
 
 def _described(entries: Any) -> Any:

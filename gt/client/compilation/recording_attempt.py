@@ -6,6 +6,8 @@ from collections.abc import Callable, Sequence
 from operator import is_
 from typing import Any
 
+import torch
+
 from gt.client.compilation.argument_changes import ArgumentChanges
 from gt.client.compilation.call_arguments import CallArguments, unique_tensors
 from gt.client.compilation.call_effects import CallTensors, NotRepeatable, RecordedCallBuilder, version_of
@@ -52,7 +54,7 @@ class RecordingAttempt:
                     output = arguments.restored(output)
         finally:
             changed = arguments.apply()
-        self.reason = self.reason or changed or self._reason(recording)
+        self.reason = self.watched.unknown or self.reason or changed or self._reason(recording)
         return output
 
     def _reason(self, recording: Recording) -> str:
@@ -66,6 +68,8 @@ class RecordingAttempt:
         for steps in self.steps:
             if setting := steps.changed_setting():
                 return f"it sets {setting!r} of an optimizer, which a skipped call would not; set it outside"
+            if steps.has_changed_counts():
+                return "it counts the steps of an optimizer in a way that a skipped call would not"
         counted = {id(tensor) for steps in self.steps for tensor in steps.counts()}
         for tensor, version in zip(self.before.plain, self.before.plain_versions, strict=True):
             if id(tensor) not in counted and version_of(tensor) != version:
@@ -73,9 +77,19 @@ class RecordingAttempt:
                     return "GT cannot tell the numbers of an optimizer's next steps from those of the last ones"
                 return "it writes to a plain tensor, which a skipped call would not; have that tensor on GT"
         self.keys = plan_keys(recording)
-        if self.keys is None:
+        if self.keys is None or self._draws_elsewhere(recording):
             return "it uses or sets torch's random generator for something else than ops on GT tensors"
         return ""
+
+    def _draws_elsewhere(self, recording: Recording) -> bool:
+        """Whether a generator of the program has given numbers to something else than ops on GT. Torch makes a new
+        object for the generator of each op, so that generators are told by their states."""
+        for generator, before in self.watched.generators:
+            now = generator.get_state()
+            draws = (each for each in recording.draws if torch.equal(each.state, before))
+            if not torch.equal(now, before) and not any(torch.equal(each.generator.get_state(), now) for each in draws):
+                return True
+        return False
 
     def difference(self, other: RecordingAttempt) -> str | None:
         """How two calls differ; None if they differ in numbers only."""

@@ -38,6 +38,8 @@ class Specialization:
         output = attempt.run(function)
         self._stepped.update((id(steps.optimizer), steps.place.parameters) for steps in attempt.steps if steps.place)
         self._attempts += 1
+        if attempt.watched.unknown:
+            self.refused = attempt.reason
         if attempt.reason:
             return output, self._give_up_after(attempt.reason)
         differences = [attempt.state_difference(calls[-1]) or attempt.difference(calls[-1]) for calls in self._pending]

@@ -1,67 +1,95 @@
 """The objects that a function uses without getting them as arguments: variables of its closure, globals, attributes.
 
-`gt.compile` skips a function only while these are what they were when it was recorded: the same tensors, modules and
-functions, and equal numbers. They are found by walking from the function through closures, globals that its code
-names, modules, optimizers, containers and instances of the program's own classes.
+`gt.compile` skips a function only while these are what they were when it was recorded. They are found by walking from
+the function through closures, globals that its code names, modules, optimizers, containers and other objects. Each is
+of one of three kinds: a value that never changes; an object whose state GT compares; or an object whose state GT does
+not know, and then the function is not skipped (`unknown`).
 """
 
 from __future__ import annotations
 
-import dis
+import array
+import builtins
+import contextvars
 import functools
+import operator
+import os
+import random
 import sys
-import sysconfig
 import types
+import weakref
 from collections import deque
-from collections.abc import Container, Iterator, Sequence
-from operator import getitem, is_
+from collections.abc import Callable, Container, Mapping, Sequence
 from typing import Any
 
+import numpy as np
 import torch
 from torch.optim.lr_scheduler import LRScheduler
 from torch.optim.optimizer import Optimizer
 
+from gt.client.compilation.known_types import (
+    NUMBERS,
+    describe_type,
+    is_constant,
+    is_library,
+    is_opaque,
+    is_python_class,
+)
+from gt.client.compilation.named_in_code import names_in
+from gt.client.compilation.random_generators import GENERATORS, state_of
+from gt.client.compilation.referring_objects import referred_objects
+from gt.client.compilation.watched_values import MISSING, WatchedValues, item_name
 from gt.client.tensor import Tensor
+from gt.client.torch_patches.global_hooks import GLOBAL_MODULE_HOOKS, GLOBAL_STEP_HOOKS
 
-_NUMBERS = (int, float, bool, complex, str, bytes, type(None), torch.dtype, torch.Size, range, slice)
-_MAX_ITEMS = 4096  # of a container that is walked; of a larger one only the length is watched
-_MAX_WATCHED = 1 << 16
-_FOLDERS = tuple(sysconfig.get_path(name) for name in ("purelib", "platlib", "stdlib"))
+_MAX_WATCHED = 1 << 17
+_MAX_BYTES = 1 << 18  # of an array that is compared
 _TABLES = ("_parameters", "_buffers", "_modules")
-_HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
+# Attributes of modules that do not change a call, or change only together with another one.
+_IGNORED = {
+    "_non_persistent_buffers_set", "_state_dict_hooks", "_state_dict_pre_hooks", "_load_state_dict_pre_hooks",
+    "_load_state_dict_post_hooks", "_forward_hooks_with_kwargs", "_forward_hooks_always_called",
+    "_forward_pre_hooks_with_kwargs",
+}  # fmt: skip
+_HOOKS_OF_TENSORS = ("_backward_hooks", "_post_accumulate_grad_hooks")
 _READS_OF_SCHEDULES = ("get_last_lr", "get_lr", "_last_lr", "last_epoch")
+_READS_OF_ENVIRONMENT = ("environ", "environb", "getenv", "getenvb", "expandvars")
+# Builtins that reach variables which the code does not name.
+_UNBOUNDED = ("globals", "eval", "exec", "__import__")
 # Special methods that run when an object is made, copied, shown or deleted, and not when a function computes with it.
 _NOT_CALLED = {
     "__init__", "__new__", "__init_subclass__", "__repr__", "__str__", "__del__", "__reduce__", "__reduce_ex__",
     "__getstate__", "__setstate__", "__copy__", "__deepcopy__",
 }  # fmt: skip
-_MISSING = object()
+# Entries of a class that are not read by name.
+_NOT_READ = {"__dict__", "__weakref__", "__module__", "__doc__", "__annotations__", "__slots__", "__hash__"}
+_BUFFERS = (np.ndarray, bytearray, array.array, memoryview)
 
 
 class WatchedState:
     """The objects that can be reached from `roots`, and their values at the time of the walk. `tensors` are the GT
-    tensors, `plain` the tensors of this process, `optimizers` the optimizers, each once. A watched entry is an owner (a
-    dict or a list) with a key; `names` are the names of entries in warnings."""
+    tensors, `plain` the tensors of this process, `optimizers` the optimizers, `generators` torch's random generators
+    with their states, each once. `unknown` tells why a function with these roots is never skipped, or is empty."""
 
     def __init__(self, roots: Sequence[tuple[str, object]]) -> None:
         self.roots = roots
         self.tensors: list[Tensor] = []
         self.plain: list[torch.Tensor] = []
         self.optimizers: list[Optimizer] = []
-        self.names: list[str] = []
-        self._owners: list[Any] = []
-        self._keys: list[Any] = []
-        self._values: list[Any] = []
-        self._containers: list[Any] = []
-        self._lengths: list[int] = []
+        self.generators: list[tuple[torch.Generator, torch.Tensor]] = []
+        self.unknown = ""
+        self._values = WatchedValues()
         self._seen: dict[int, object] = {}  # kept, so that no other object gets the same id()
-        self._words: set[str] = set()  # names in the code of the functions that were found
-        self._attributes: list[tuple[str, dict[str, Any], list[str]]] = []  # of instances: those not visited yet
-        self._classes: list[tuple[type, list[str]]] = []  # classes of the program, and methods not visited yet
+        self._named: list[tuple[str, Mapping[str, Any], set[str], bool]] = []  # mappings, and names not visited yet
+        self._classes: set[type] = set()
+        self._slots: list[tuple[str, object, list[str]]] = []
+        self._settings: list[tuple[str, dict[str, Any], set[str]]] = []  # groups of parameters of optimizers
+        self._words_of_steps: set[str] = set()
         self._schedules: list[tuple[str, dict[str, Any]]] = []
-        self._counters: list[tuple[str, dict[str, Any], str, Any]] = []
-        self._pending: deque[tuple[str, object]] = deque(roots)
+        self._inside: list[tuple[str, Callable[[], Any], Any]] = []  # may change between calls, but not in a call
+        self._pending: deque[tuple[str, object, bool]] = deque((name, root, False) for name, root in roots)
         self._walk()
+        self._values.remember()
 
     @property
     def known_ids(self) -> Container[int]:
@@ -71,243 +99,360 @@ class WatchedState:
     # Comparing
 
     def change_inside(self) -> str | None:
-        """The name of an entry that the function has changed, counters of schedules included; None if it has not."""
-        moved = (name for name, owner, key, value in self._counters if owner.get(key, _MISSING) != value)
+        """The name of a value that the function has changed, counters of schedules and random generators included;
+        None if it has not."""
+        moved = (name for name, read, value in self._inside if read() != value)
         return self.first_change() or next(moved, None)
 
     def first_change(self) -> str | None:
-        """The name of an entry whose value or length has changed since the walk; None if none has."""
-        lengths = list(map(len, self._containers))
-        if lengths != self._lengths:
-            position = next(n for n, length in enumerate(lengths) if length != self._lengths[n])
-            changed = self._containers[position]
-            names = (self.names[n] for n, owner in enumerate(self._owners) if owner is changed)
-            return next(names, "a container")
-        try:
-            values = list(map(getitem, self._owners, self._keys))
-        except (KeyError, IndexError):
-            return "an attribute that was deleted"
-        if all(map(is_, values, self._values)):
-            return None
-        return next(self._changes(values), None)
-
-    def _changes(self, values: Sequence[Any]) -> Iterator[str]:
-        for position, (now, before) in enumerate(zip(values, self._values, strict=True)):
-            if now is before:
-                continue
-            if type(now) is type(before) and isinstance(now, _NUMBERS) and _is_equal(now, before):
-                self._values[position] = now  # compared by identity next time
-                continue
-            yield self.names[position]
+        """The name of a value that has changed since the walk; None if none has."""
+        return self._values.first_change()
 
     # Walking
 
     def _walk(self) -> None:
-        while self._pending and len(self._values) < _MAX_WATCHED:
-            while self._pending:
-                name, value = self._pending.popleft()
-                if not isinstance(value, _NUMBERS) and id(value) not in self._seen:
+        while self._pending and not self.unknown:
+            while self._pending and not self.unknown:
+                name, value, is_trusted = self._pending.popleft()
+                if id(value) not in self._seen and not is_constant(value):
                     self._seen[id(value)] = value
-                    self._visit(name, value)
+                    self._visit(name, value, is_trusted)
             self._visit_named()
+            if len(self._values) > _MAX_WATCHED:
+                self.unknown = f"it uses more than {_MAX_WATCHED} values besides its arguments"
         for name, attributes in self._schedules:
-            self._visit_schedule(name, attributes)
+            self._watch_schedule(name, attributes)
 
-    def _visit_named(self) -> None:
-        """Visit the methods and attributes that are named in the code found so far. The function does not use others,
-        which may be counters of other code."""
-        for base, names in self._classes:
-            for name in [name for name in names if name in self._words or _is_implicit(name)]:
-                names.remove(name)
-                self._pending.append((f"{base.__name__}.{name}", _function_of(vars(base)[name])))
-        for owner, attributes, names in self._attributes:
-            for name in [name for name in names if name in self._words]:
-                names.remove(name)
-                self._watch(f"{owner}.{name}", attributes, name, attributes[name])
-
-    def _visit(self, name: str, value: Any) -> None:
-        if isinstance(value, torch.Tensor):
-            (self.tensors if isinstance(value, Tensor) else self.plain).append(value)  # type: ignore[arg-type]
-        elif isinstance(value, torch.nn.Module):
-            self._visit_module(name, value)
-        elif isinstance(value, Optimizer):
-            self._visit_optimizer(name, value)
-        elif isinstance(value, LRScheduler):
-            self._schedules.append((name, vars(value)))
-        elif isinstance(value, dict | list | tuple | set | frozenset | deque):
-            self._visit_container(name, value)
-        elif isinstance(value, types.FunctionType):
-            self._visit_function(name, value)
-        elif isinstance(value, types.MethodType):
-            self._pending.extend([(name, value.__func__), (_owner_name(name), value.__self__)])
-        elif isinstance(value, functools.partial):
-            self._pending.extend([(name, value.func), (name, value.args), (name, value.keywords)])
-        elif isinstance(value, types.CellType | type | types.ModuleType | types.BuiltinFunctionType):
+    def _visit(self, name: str, value: Any, is_trusted: bool) -> None:
+        visit = next((visit for kinds, visit in _VISITS if isinstance(value, kinds)), None)
+        if visit is not None:
+            visit(self, name, value)
+        elif (referred := referred_objects(value)) is not None:
+            for each in referred:
+                self._reach(name, each)
+        elif type(value).__module__.split(".")[0] == "gt":
+            self._reach(name, getattr(value, "__dict__", {}).get("__wrapped__"))  # another function of gt.compile
+        elif is_opaque(value):
             pass
-        elif hasattr(value, "__dict__"):
+        elif is_python_class(type(value)):  # type: ignore[arg-type]
             self._visit_instance(name, value)
+        elif not is_trusted:
+            self.unknown = (
+                f"it uses {name}, {describe_type(value)}, and GT cannot tell whether its state changes; use it outside "
+                "of the function"
+            )
+
+    def _visit_references(self, name: str, value: Any) -> None:
+        """Watch the object that a weak reference or a context variable refers to now."""
+        read = functools.partial(value.get, MISSING) if isinstance(value, contextvars.ContextVar) else value
+        self._values.add_attribute(name, _Reading(read), "value")
+        self._reach(name, read())
+
+    def _visit_getter(self, name: str, getter: Any) -> None:
+        given = getter.__reduce__()[1]
+        self._values.words.update(word for path in given if isinstance(path, str) for word in path.split("."))
+        self._values.all_words |= isinstance(getter, operator.methodcaller)
+        self._reach(name, given)
+
+    def _visit_python_module(self, name: str, module: types.ModuleType) -> None:
+        if not is_library(module.__name__):
+            self._watch_named(name, vars(module))
+
+    def _visit_tensor(self, name: str, tensor: torch.Tensor) -> None:
+        (self.tensors if isinstance(tensor, Tensor) else self.plain).append(tensor)  # type: ignore[arg-type]
+        self._watch_items(f"{name}.", vars(tensor))
+        if tensor.requires_grad:
+            for hooks in _HOOKS_OF_TENSORS:
+                if getattr(tensor, hooks) is None:
+                    self._values.add_no_hooks(f"the hooks of {name}", tensor, hooks)
+                else:
+                    self._watch_attribute(f"the hooks of {name}", tensor, hooks)
 
     def _visit_module(self, name: str, module: torch.nn.Module) -> None:
+        if not self._seen.get(id(GLOBAL_MODULE_HOOKS)):
+            self._seen[id(GLOBAL_MODULE_HOOKS)] = GLOBAL_MODULE_HOOKS
+            for hooks in GLOBAL_MODULE_HOOKS:
+                self._reach("the hooks of all modules", hooks)
         attributes = vars(module)
-        self._read_class(type(module))
-        for table in _TABLES:
-            self._watch_length(attributes[table])
-            for key, value in attributes[table].items():
-                self._watch(f"{name}.{key}", attributes[table], key, value)
+        self._values.add_object(name, module)
+        self._visit_class(name, type(module))
+        self._seen[id(attributes)] = attributes
+        self._values.add_attributes(f"{name}.", attributes)
         for key, value in attributes.items():
-            if key in _HOOKS:
-                self._watch_length(value)
-                self._pending.extend((f"{name}.{key}", hook) for hook in value.values())
-            elif not key.startswith("_"):
-                self._watch(f"{name}.{key}", attributes, key, value)
+            if key in _TABLES and isinstance(value, dict):
+                self._watch_items(f"{name}.", value, is_table=True)
+            elif key not in _IGNORED:
+                self._reach(f"{name}.{key}", value)
 
     def _visit_optimizer(self, name: str, optimizer: Optimizer) -> None:
-        """Watch the parameters and the state of an optimizer, but not its settings and counts, which may change
-        (`optimizer_numbers.py`)."""
+        """Watch the attributes, the parameters and the state of an optimizer, but not its counts, which may change, nor
+        its settings, unless the function reads them (`optimizer_numbers.py`)."""
         self.optimizers.append(optimizer)
-        for key in ("param_groups", "state"):  # load_state_dict replaces both
-            self._seen[id(vars(optimizer)[key])] = vars(optimizer)[key]
-            self._watch(f"{name}.{key}", vars(optimizer), key, vars(optimizer)[key])
-        self._watch_length(optimizer.param_groups)
-        for group in optimizer.param_groups:
-            self._watch_length(group["params"])
-            for position, parameter in enumerate(group["params"]):
-                self._watch(f"{name}.param_groups", group["params"], position, parameter)
-        self._watch_length(optimizer.state)
+        for hooks in GLOBAL_STEP_HOOKS:
+            self._reach("the hooks of all optimizers", hooks)
+        self._visit_class(name, type(optimizer))
+        for part in (optimizer.param_groups, optimizer.state):
+            self._seen[id(part)] = part
+        self._watch_items(f"{name}.", vars(optimizer))
+        self._values.add_container(f"{name}.param_groups", optimizer.param_groups)
+        for number, group in enumerate(optimizer.param_groups):
+            self._reach(f"{name}.param_groups", group["params"])
+            self._settings.append((f"{name}.param_groups[{number}]", group, {*group, "params"} - {"params"}))
+        self._values.add_container(f"{name}.state", optimizer.state)
         for entries in optimizer.state.values():
-            if isinstance(entries, dict):
-                self._watch_length(entries)
-                for key, value in entries.items():
-                    if isinstance(value, torch.Tensor):
-                        self._watch(f"{name}.state[...][{key!r}]", entries, key, value)
+            if not isinstance(entries, dict):
+                self._reach(f"{name}.state", entries)
+            elif not any(isinstance(value, NUMBERS) for value in entries.values()):
+                self._watch_items(f"{name}.state.", entries, is_table=True)
+            else:
+                self._values.add_content(f"{name}.state", functools.partial(tuple, entries))
+                for key in [key for key, value in entries.items() if not isinstance(value, NUMBERS)]:
+                    self._watch_entry(f"{name}.state[...][{key!r}]", entries, key)
 
-    def _visit_schedule(self, name: str, attributes: dict[str, Any]) -> None:
+    def _visit_schedule(self, name: str, schedule: LRScheduler) -> None:
+        self._schedules.append((name, vars(schedule)))
+        self._visit_class(name, type(schedule))
+
+    def _watch_schedule(self, name: str, attributes: dict[str, Any]) -> None:
         """Watch the counters of a learning-rate schedule if the function reads them. Otherwise they may change between
         calls: the rates reach the function through the optimizer."""
-        numbers = [(key, value) for key, value in attributes.items() if isinstance(value, _NUMBERS)]
-        for key, value in numbers:
-            if self._words.isdisjoint(_READS_OF_SCHEDULES):
-                self._counters.append((f"{name}.{key}", attributes, key, value))
+        is_read = not self._values.words.isdisjoint(_READS_OF_SCHEDULES)
+        for key in [key for key, value in attributes.items() if isinstance(value, NUMBERS)]:
+            if is_read or key in self._values.words:
+                self._values.add_entry(f"{name}.{key}", attributes, key)
             else:
-                self._watch(f"{name}.{key}", attributes, key, value)
+                self._watch_inside(f"{name}.{key}", functools.partial(attributes.get, key))
 
     def _visit_container(self, name: str, value: Any) -> None:
-        if not isinstance(value, tuple | frozenset):
-            self._watch_length(value)
-        if len(value) > _MAX_ITEMS:
-            return
-        if isinstance(value, dict | list):
-            items = value.items() if isinstance(value, dict) else enumerate(value)
-            for key, item in items:
-                self._watch(f"{name}[{key!r}]", value, key, item)
+        if isinstance(value, tuple | frozenset):
+            for item in value:
+                self._reach(name, item)
         else:
-            self._pending.extend((name, item) for item in value)
+            self._watch_items(name, value)
+        if not is_library(type(value).__module__):  # a class of the program
+            self._visit_instance(name, value)
 
     def _visit_function(self, name: str, function: types.FunctionType) -> None:
-        if _is_library(function.__module__):
+        """Watch the variables that a function of the program uses. Functions of libraries are trusted, but not the
+        functions of the program that they call, such as those that they decorate."""
+        is_own = not is_library(function.__globals__.get("__name__"))
+        if not is_own and not (function.__closure__ or "__wrapped__" in vars(function)):
             return
-        cells = zip(function.__code__.co_freevars, function.__closure__ or (), strict=True)
-        for variable, cell in cells:
-            content = _Cell(cell)
-            self._watch(variable, content, 0, content[0])
-        if function.__defaults__ or function.__kwdefaults__:
-            self._pending.extend([(name, function.__defaults__), (name, function.__kwdefaults__)])
-        variables = function.__globals__
-        self._words |= _words_of(function.__code__)
-        for word in _globals_of(function.__code__):
-            value = variables.get(word, _MISSING)
-            if value is _MISSING or isinstance(value, types.ModuleType | type | types.BuiltinFunctionType):
-                continue
-            self._watch(word, variables, word, value)
+        for variable, cell in zip(function.__code__.co_freevars, function.__closure__ or (), strict=True):
+            self._visit_cell(variable, cell, is_trusted=not is_own)
+        if not is_own:
+            self._reach(name, vars(function).get("__wrapped__"), is_trusted=True)
+            return
+        for attribute in ("__code__", "__defaults__", "__kwdefaults__"):
+            self._watch_attribute(f"{name}.{attribute}", function, attribute)
+        self._watch_items(f"{name}.", vars(function))
+        self._read_names(name, function)
+
+    def _read_names(self, name: str, function: types.FunctionType) -> None:
+        """Watch the globals that a function names, and note the names of attributes."""
+        names, variables = names_in(function.__code__), function.__globals__
+        self._note_words(name, names.words)
+        self._values.all_words |= names.reads_all
+        for word in names.globals:
+            if word not in variables and word in _UNBOUNDED:
+                self.unknown = f"its code calls {word}(), so that GT cannot tell which variables it reads"
+                return
+            self._watch_entry(word, variables, word)
+            if word not in variables:
+                self._watch_entry(word, vars(builtins), word)
+        if "import_module" in names.words:
+            self.unknown = "its code calls import_module(), so that GT cannot tell which modules it reads"
+        for imported, level in names.imports:
+            module = _absolute_name(imported, level, variables)
+            self._watch_entry(f"the module {module}", sys.modules, module)
+
+    def _note_words(self, name: str, words: frozenset[str]) -> None:
+        self._values.words |= words
+        if not name.startswith("the optimizer class"):
+            self._words_of_steps |= words
+        if not words.isdisjoint(_READS_OF_ENVIRONMENT):
+            self._reach("os.environ", vars(os.environ)["_data"])
 
     def _visit_instance(self, name: str, value: Any) -> None:
-        """Watch the attributes of another object: of a class of the program, those that are named in code; of a class
-        of a library, the public numbers."""
-        attributes = vars(value)
-        if type(value).__module__.startswith("gt."):
-            self._pending.append((name, attributes.get("__wrapped__")))  # another function of gt.compile
+        """Watch the attributes of another object: those that are named in code, or all if code of a library may read
+        them."""
+        kind = type(value)
+        self._values.add_object(name, value)
+        self._visit_class(name, kind)
+        reads_all = any(base is not object and is_library(base.__module__) for base in kind.__mro__)
+        attributes = getattr(value, "__dict__", None)
+        if isinstance(attributes, dict):
+            if reads_all:
+                self._watch_items(f"{name}.", attributes)
+            else:
+                self._watch_named(name, attributes)
+        slots = [
+            key
+            for base in kind.__mro__
+            for key, entry in vars(base).items()
+            if isinstance(entry, types.MemberDescriptorType)
+        ]
+        if slots:
+            self._slots.append((name, value, slots))
+            if reads_all:
+                self._visit_slots(slots, name, value, slots)
+
+    def _visit_class(self, name: str, kind: type) -> None:
+        """Watch the attributes of a class of the program, and of its bases, that are named in code."""
+        for base in [*kind.__mro__, *type.mro(type(kind))]:
+            if not is_library(base.__module__) and base not in self._classes:
+                self._classes.add(base)
+                self._watch_named(_class_name(base), vars(base), is_class=True)
+
+    def _visit_generator(self, name: str, generator: Any) -> None:
+        if isinstance(generator, torch.Generator):
+            if generator is not torch.default_generator:
+                self.generators.append((generator, generator.get_state()))
+        elif isinstance(generator, random.SystemRandom):
+            self.unknown = f"it uses {name}, which draws random numbers outside of GT"
+        else:
+            self._watch_inside(name, functools.partial(state_of, generator))
+
+    def _visit_buffer(self, name: str, value: Any) -> None:
+        size = (
+            value.nbytes if isinstance(value, np.ndarray | memoryview) else len(value) * getattr(value, "itemsize", 1)
+        )
+        if size > _MAX_BYTES or getattr(value, "dtype", None) is np.dtype(object):
+            self.unknown = (
+                f"it uses {name}, {describe_type(value)} of {size} bytes, which GT does not compare at each call; have "
+                "it as a tensor, or pass it as an argument"
+            )
+        else:
+            self._values.add_content(name, functools.partial(_content, value))
+
+    # Attributes that are named in code
+
+    def _visit_named(self) -> None:
+        """Visit the attributes that are named in the code found so far. The function does not use others, which may be
+        counters of other code."""
+        words, reads_all = self._values.words, self._values.all_words
+        for owner, mapping, names, is_class in self._named:
+            for name in [name for name in names if name in words or reads_all or _is_implicit(name)]:
+                names.remove(name)
+                if is_class and name in _NOT_CALLED and name not in words:
+                    continue
+                self._watch_entry(f"{owner}.{name}", mapping, name)
+        for name, value, slots in self._slots:
+            self._visit_slots([slot for slot in slots if slot in words or reads_all], name, value, slots)
+        for owner, group, names in self._settings:
+            self._visit_settings(owner, group, names)
+
+    def _visit_slots(self, found: Sequence[str], name: str, value: object, slots: list[str]) -> None:
+        for slot in list(found):
+            slots.remove(slot)
+            self._watch_attribute(f"{name}.{slot}", value, slot)
+
+    def _visit_settings(self, owner: str, group: dict[str, Any], names: set[str]) -> None:
+        """Watch the settings of an optimizer that other code than its own reads."""
+        words = self._words_of_steps
+        if "param_groups" not in words:
             return
-        if _is_library(type(value).__module__):
-            for key, item in list(attributes.items()):
-                if isinstance(item, _NUMBERS) and not key.startswith("_"):
-                    self._watch(f"{name}.{key}", attributes, key, item)
-            return
-        self._attributes.append((name, attributes, list(attributes)))
-        self._read_class(type(value))
+        for name in [name for name in names if name in words or not words.isdisjoint(("items", "values"))]:
+            names.remove(name)
+            self._watch_entry(f"{owner}[{name!r}]", group, name)
 
-    def _read_class(self, kind: type) -> None:
-        """Note the methods of a class of the program, to be visited when they are named in code."""
-        for base in kind.__mro__:
-            if _is_library(base.__module__) or id(base) in self._seen:
-                continue
-            self._seen[id(base)] = base
-            methods = [name for name, value in vars(base).items() if _function_of(value) is not None]
-            self._classes.append((base, methods))
+    # Watching
 
-    def _watch(self, name: str, owner: Any, key: Any, value: Any) -> None:
-        self.names.append(name)
-        self._owners.append(owner)
-        self._keys.append(key)
-        self._values.append(value)
-        self._pending.append((name, value))
+    def _reach(self, name: str, value: object, is_trusted: bool = False) -> None:
+        if value is not None:
+            self._pending.append((name, value, is_trusted))
 
-    def _watch_length(self, value: Any) -> None:
-        self._containers.append(value)
-        self._lengths.append(len(value))
+    def _watch_items(self, name: str, value: Any, is_table: bool = False) -> None:
+        """Watch a container and its items. The name of a table of attributes ends with a dot."""
+        self._seen[id(value)] = value
+        self._values.add_container(name, value, is_table)
+        if isinstance(value, dict):
+            for key, item in value.items():
+                self._reach(name, key)
+                self._reach(item_name(name, key), item)
+        else:
+            for number, item in enumerate(value):
+                self._reach(f"{name}[{number}]", item)
 
+    def _watch_named(self, name: str, mapping: Mapping[str, Any], is_class: bool = False) -> None:
+        self._named.append((name, mapping, set(mapping) - (_NOT_READ if is_class else set()), is_class))
+        self._values.add_named(name, mapping)
 
-class _Cell:
-    """A variable of a closure, as an owner with one entry."""
+    def _watch_entry(self, name: str, owner: Any, key: Any) -> None:
+        self._values.add_entry(name, owner, key)
+        self._reach(name, owner.get(key))
 
-    def __init__(self, cell: types.CellType) -> None:
-        self._cell = cell
+    def _watch_attribute(self, name: str, value: object, attribute: str) -> None:
+        self._values.add_attribute(name, value, attribute)
+        self._reach(name, getattr(value, attribute, None))
 
-    def __getitem__(self, key: int) -> Any:
+    def _visit_cell(self, variable: str, cell: types.CellType, is_trusted: bool = False) -> None:
         try:
-            return self._cell.cell_contents
+            content = cell.cell_contents
         except ValueError:  # the variable has no value yet
-            return None
+            self._values.add_content(variable, functools.partial(_is_empty, cell))
+            return
+        self._values.add_attribute(variable, cell, "cell_contents")
+        self._reach(variable, content, is_trusted)
+
+    def _watch_inside(self, name: str, read: Callable[[], Any]) -> None:
+        self._inside.append((name, read, read()))
 
 
-def _function_of(value: Any) -> Any:
-    """The function of a method or property; None for any other attribute of a class."""
-    inner = value.fget if isinstance(value, property) else getattr(value, "__func__", value)
-    return inner if isinstance(inner, types.FunctionType) or hasattr(inner, "__wrapped__") else None
+class _Reading:
+    """A value that a function reads, as an attribute."""
+
+    def __init__(self, read: Callable[[], Any]) -> None:
+        self._read = read
+
+    @property
+    def value(self) -> Any:
+        return self._read()
 
 
-def _is_implicit(method: str) -> bool:
-    """Whether a method may be called without being named, as operators are."""
-    return method == "forward" or (method.startswith("__") and method not in _NOT_CALLED)
-
-
-@functools.cache
-def _words_of(code: types.CodeType) -> frozenset[str]:
-    """The names of globals and attributes in a code object and in those of functions inside it."""
-    inner = [_words_of(constant) for constant in code.co_consts if isinstance(constant, types.CodeType)]
-    return frozenset(code.co_names).union(*inner)
-
-
-@functools.cache
-def _globals_of(code: types.CodeType) -> frozenset[str]:
-    """The globals that a code object and those inside it read, without the names of attributes."""
-    inner = [_globals_of(constant) for constant in code.co_consts if isinstance(constant, types.CodeType)]
-    own = [each.argval for each in dis.get_instructions(code) if each.opname in ("LOAD_GLOBAL", "LOAD_NAME")]
-    return frozenset(own).union(*inner)
-
-
-@functools.cache
-def _is_library(module: str | None) -> bool:
-    """Whether a module is not the program's own."""
-    if module is None or module.split(".")[0] in ("gt", "builtins"):
+def _is_empty(cell: types.CellType) -> bool:
+    try:
+        return cell.cell_contents is MISSING
+    except ValueError:
         return True
-    file = getattr(sys.modules.get(module), "__file__", None) or ""
-    return module != "__main__" and (not file or file.startswith(_FOLDERS))
 
 
-def _is_equal(first: Any, second: Any) -> bool:
-    """Whether two numbers are equal: floats bit for bit."""
-    return bool(first.hex() == second.hex() if isinstance(first, float) else first == second)
+def _content(value: Any) -> Any:
+    """The content of an array."""
+    if isinstance(value, np.ndarray):
+        return value.dtype.str, value.shape, value.tobytes()
+    return bytes(value)
 
 
-def _owner_name(name: str) -> str:
-    return name.rpartition(".")[0] or name
+def _absolute_name(module: str, level: int, variables: dict[str, Any]) -> str:
+    if not level:
+        return module
+    package = variables.get("__package__") or variables.get("__name__", "").rpartition(".")[0]
+    parent = package.rsplit(".", level - 1)[0]
+    return f"{parent}.{module}" if module else parent
+
+
+def _is_implicit(name: str) -> bool:
+    """Whether a method may be called without being named, as operators are."""
+    return name == "forward" or (name.startswith("__") and name not in _NOT_CALLED)
+
+
+def _class_name(kind: type) -> str:
+    return f"the optimizer class {kind.__name__}" if issubclass(kind, Optimizer) else kind.__name__
+
+
+_VISITS: tuple[tuple[Any, Callable[[WatchedState, str, Any], None]], ...] = (
+    (torch.Tensor, WatchedState._visit_tensor),
+    (torch.nn.Module, WatchedState._visit_module),
+    (Optimizer, WatchedState._visit_optimizer),
+    (LRScheduler, WatchedState._visit_schedule),
+    ((dict, list, tuple, set, frozenset, deque), WatchedState._visit_container),
+    (types.FunctionType, WatchedState._visit_function),
+    (type, WatchedState._visit_class),
+    (types.ModuleType, WatchedState._visit_python_module),
+    (types.CellType, WatchedState._visit_cell),
+    (GENERATORS, WatchedState._visit_generator),
+    (_BUFFERS, WatchedState._visit_buffer),
+    ((weakref.ref, contextvars.ContextVar), WatchedState._visit_references),
+    ((operator.attrgetter, operator.methodcaller), WatchedState._visit_getter),
+)

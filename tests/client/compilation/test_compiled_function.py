@@ -785,16 +785,21 @@ def test_whole_numbers_and_texts_are_recorded_by_value():
 
 
 def test_a_number_that_changes_names_its_line():
-    steps = iter(range(1, 100))
+    steps = 0
 
     @gt.compile
     def function(x):
-        return x * (1.0 / next(steps))  # this line
+        return x * (1.0 / steps)  # this line
+
+    def next_call():
+        nonlocal steps
+        steps += 1
+        return function(gt.ones(1)).item()
 
     with pytest.warns(
         RuntimeWarning, match=r"test_compiled_function.py:\d+: aten.mul.* changes from call to call"
     ) as seen:
-        results = [function(gt.ones(1)).item() for _ in range(8)]
+        results = [next_call() for _ in range(8)]
     assert results == pytest.approx([1.0 / n for n in range(1, 9)])
     assert len(seen) == 1
     lines = enumerate(Path(__file__).read_text().splitlines(), 1)
@@ -944,16 +949,12 @@ def test_a_tensor_that_is_kept_elsewhere_is_refused():
     assert len(kept) == MAX_ATTEMPTS + 1
 
 
-def test_a_tensor_that_nobody_finds_is_refused_and_state_helps():
-    class Holder:
-        __slots__ = ("weight",)
-
-    holder = Holder()
-    holder.weight = gt.ones(2)
-    function = gt.compile(lambda x: x * holder.weight)
+def test_a_tensor_that_nobody_finds_is_refused_and_state_helps(monkeypatch):
+    monkeypatch.setattr(math, "weight", gt.ones(2), raising=False)
+    function = gt.compile(lambda x: x * math.weight)
     with pytest.warns(RuntimeWarning, match="does not find"):
         call(function, gt.ones(2), MAX_ATTEMPTS)
-    helped = gt.compile(lambda x: x * holder.weight, state=[holder.weight])
+    helped = gt.compile(lambda x: x * math.weight, state=[math.weight])
     for _ in range(5):
         helped(gt.ones(2))
     assert helped.skipped == 2
@@ -1032,7 +1033,7 @@ def test_other_threads_go_on_while_a_call_is_recorded():
     assert [compiled(gt.ones(1)).item() for _ in range(6)] == [3.0] * 6
     thread.join()
     assert results == [2.0 * number for number in range(5)]
-    assert compiled.skipped == 3
+    assert compiled.skipped == 2  # the first call sets the events
 
 
 def test_threads_that_call_the_same_function():

@@ -1,0 +1,76 @@
+"""The names in the code of a function: globals and attributes that it may read, modules that it imports."""
+
+from __future__ import annotations
+
+import dis
+import functools
+import types
+from collections.abc import Iterator
+from typing import NamedTuple
+
+# Functions that read attributes whose names are not in the code, apart from `getattr` and the like.
+_READ_ALL = {
+    "vars", "dir", "__dict__", "asdict", "astuple", "attrgetter", "getmembers", "copy", "deepcopy", "replace",
+    "__getattribute__", "__getstate__",
+}  # fmt: skip
+_READ_ONE = {"getattr", "setattr", "hasattr", "delattr"}
+_LOADS = ("LOAD_FAST", "LOAD_FAST_CHECK", "LOAD_FAST_BORROW", "LOAD_DEREF", "LOAD_GLOBAL", "LOAD_NAME", "LOAD_CONST")
+_GLOBALS = ("LOAD_GLOBAL", "LOAD_NAME", "STORE_GLOBAL", "DELETE_GLOBAL")
+
+
+class NamesInCode(NamedTuple):
+    """`words` are all names and texts in a code object and in those inside it, `globals` the variables of the module
+    that it names, `imports` the modules that it imports, with their levels. `reads_all`: it may read attributes whose
+    names are not among the words."""
+
+    words: frozenset[str]
+    globals: frozenset[str]
+    imports: frozenset[tuple[str, int]]
+    reads_all: bool
+
+
+@functools.cache
+def names_in(code: types.CodeType) -> NamesInCode:
+    instructions = list(dis.get_instructions(code))
+    inner = [names_in(constant) for constant in code.co_consts if isinstance(constant, types.CodeType)]
+    words = {*code.co_names, *_texts(code.co_consts)}
+    used = {each.argval for each in instructions if each.opname in _GLOBALS}
+    imports = {
+        (each.argval, instructions[n - 2].argval or 0)
+        for n, each in enumerate(instructions)
+        if each.opname == "IMPORT_NAME"
+    }
+    reads_all = not words.isdisjoint(_READ_ALL) or any(
+        each.argval in _READ_ONE and not _is_literal(instructions[n + 1 :])
+        for n, each in enumerate(instructions)
+        if each.opname in ("LOAD_GLOBAL", "LOAD_NAME")
+    )
+    return NamesInCode(
+        frozenset(words).union(*[each.words for each in inner]),
+        frozenset(used).union(*[each.globals for each in inner]),
+        frozenset(imports).union(*[each.imports for each in inner]),
+        reads_all or any(each.reads_all for each in inner),
+    )
+
+
+def _texts(constants: tuple[object, ...]) -> Iterator[str]:
+    for constant in constants:
+        if isinstance(constant, str):
+            yield constant
+        elif isinstance(constant, tuple):
+            yield from _texts(constant)
+
+
+def _is_literal(following: list[dis.Instruction]) -> bool:
+    """Whether the second argument of a call, whose arguments are loaded by the following instructions, is a text in
+    the code: `getattr(model, "scale")`."""
+    loaded = 0
+    for each in following:
+        if each.opname in ("LOAD_ATTR", "PUSH_NULL", "CACHE"):
+            continue
+        if each.opname not in _LOADS:
+            return False
+        loaded += 1
+        if loaded == 2:
+            return each.opname == "LOAD_CONST" and isinstance(each.argval, str)
+    return False
