@@ -16,14 +16,12 @@ from gt.client.kernel_strides import run_shape_function
 from gt.client.op_schema import OpSchema
 from gt.client.shape_function_overrides import SHAPE_FUNCTIONS
 from gt.client.torch_patches.op_registry import OpOverload
-from tests.conformance.formats import FORMATS, FormattedSide, applies_to, shrink
+from tests.conformance.formats import FORMATS, FormattedSide, applies_to, can_have, shrink
 from tests.conformance.opdb import ops_by_name
 from tests.conformance.sides import PlainSide
 from tests.conformance.variants import forward_variant
 
 OPS_A_TEST = 80
-# Kernels that access memory beyond tensors whose sizes do not fit.
-_NOT_SHRUNK = ("lu_unpack", "_segment_reduce", "linalg.lu_solve", "linalg.householder_product", "ormqr")
 _NAMES = sorted(ops_by_name(), key=str.lower)
 _CHUNKS = [_NAMES[start : start + OPS_A_TEST] for start in range(0, len(_NAMES), OPS_A_TEST)]
 
@@ -82,7 +80,7 @@ def _check(names: list[str], formats: list[str], dtypes: list[torch.dtype], coun
     checker = StrideChecker()
     for name, dtype, format_name in itertools.product(names, dtypes, formats):
         op, format_ = ops_by_name()[name], FORMATS[format_name]
-        if dtype not in op.dtypes or name.startswith(_NOT_SHRUNK):
+        if dtype not in op.dtypes or not can_have(format_, name):
             continue
         grad = op.supports_autograd and dtype in op.supported_backward_dtypes("cpu") and dtype.is_floating_point
         samples = op.sample_inputs("cpu", dtype, requires_grad=grad)

@@ -13,12 +13,12 @@ from torch.utils._pytree import tree_leaves, tree_map_only
 
 from gt.client.geometry import geometry_of
 from gt.client.shape_rules import RULES, rule_of
-from tests.conformance.formats import FORMATS, FormattedSide, applies_to, shrink
+from tests.conformance.formats import FORMATS, FormattedSide, applies_to, can_have, shrink
 from tests.conformance.opdb import ops_by_name
 from tests.conformance.sides import PlainSide
 from tests.conformance.variants import forward_variant
 
-SAMPLES = 3
+SAMPLES = 2
 OPS_A_TEST = 80
 _NAMES = sorted(ops_by_name(), key=str.lower)
 _CHUNKS = [_NAMES[start : start + OPS_A_TEST] for start in range(0, len(_NAMES), OPS_A_TEST)]
@@ -71,6 +71,8 @@ def _check(names: list[str], formats: list[str], dtypes: list[torch.dtype], coun
             continue
         grad = op.supports_autograd and dtype in op.supported_backward_dtypes("cpu") and dtype.is_floating_point
         for format_ in (FORMATS.get(name) for name in formats):
+            if format_ is not None and not can_have(format_, name):
+                continue
             samples = op.sample_inputs("cpu", dtype, requires_grad=grad)
             if format_ is not None:
                 samples = (shrink(format_, sample) for sample in samples if applies_to(format_, sample))
@@ -84,7 +86,7 @@ def _check(names: list[str], formats: list[str], dtypes: list[torch.dtype], coun
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("names", _CHUNKS, ids=lambda names: f"{names[0]}..{names[-1]}")
 def test_rules_give_what_torch_gives(names):
-    checker = _check(names, ["", "permuted", "stepped", "one row", "one channel"], [torch.float32], SAMPLES)
+    checker = _check(names, ["", "permuted", "stepped", "one row"], [torch.float32], SAMPLES)
     assert not checker.wrong, "\n".join(checker.wrong[:20])
 
 

@@ -134,6 +134,15 @@ class FormattedSide:
         return self._side.factories()
 
 
+# Kernels of torch that access memory beyond tensors whose sizes do not fit together.
+_NOT_SHRUNK = ("lu_unpack", "_segment_reduce", "linalg.lu_solve", "linalg.householder_product", "ormqr")
+
+
+def can_have(format_: Format, op: str) -> bool:
+    """Whether the samples of an op can be given a format."""
+    return format_.shrunk is None or not op.startswith(_NOT_SHRUNK)
+
+
 def applies_to(format_: Format, sample: Any) -> bool:
     tensors = [leaf for leaf in tree_leaves((sample.input, sample.args, sample.kwargs)) if _is_strided(leaf)]
     return any(format_.applies(tensor) for tensor in tensors)

@@ -14,7 +14,7 @@ import torch
 from torch.testing._internal.common_methods_invocations import op_db
 from torch.testing._internal.opinfo.core import OpInfo
 
-from tests.conformance.formats import FORMATS, applies_to, shrink
+from tests.conformance.formats import FORMATS, applies_to, can_have, shrink
 from tests.conformance.judge import judge
 from tests.conformance.sides import GTSide
 from tests.conformance.variants import (
@@ -100,6 +100,8 @@ def run_task(task: Task, gt_side: GTSide) -> TaskReport:
     torch.manual_seed(0)
     samples = op.sample_inputs("cpu", dtype, requires_grad=grad)
     format_ = FORMATS.get(task.format)
+    if format_ is not None and not can_have(format_, task.op):
+        return report
     if format_ is not None:
         samples = (shrink(format_, sample) for sample in samples if applies_to(format_, sample))
     counts: set[int] = set()

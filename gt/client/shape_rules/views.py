@@ -111,6 +111,8 @@ def _expand(tensor: Geometry, size: Sequence[int], *, implicit: bool = False) ->
         if wanted < 0 or own not in (1, wanted):
             return None
         shape[dim], stride[dim] = wanted, step if wanted == own else 0
+    if not tensor.shape:
+        stride = [0] * len(size)
     return [Strided(tuple(shape), tuple(stride), tensor.offset)]
 
 
