@@ -50,12 +50,11 @@ class WatchedValues:
 
     def add_container(self, name: str, value: Any, is_table: bool = False) -> None:
         """Compare the items of a dict, list, deque or set, and their order. `is_table`: the names of a dict's items
-        never change."""
+        never change, and none moves to another dict."""
         if not value:
             self._empty.append((name, value))
         elif is_table:
             self._tables.add(name, value)
-            self._sized.append((name, value))
         else:
             (self._dicts if isinstance(value, dict) else self._sequences).add(name, value)
             self._sized.append((name, value))
