@@ -6,6 +6,7 @@ bytes of this array are compared. Only if they differ, values are compared one b
 
 from __future__ import annotations
 
+import types
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import chain, repeat
 from operator import contains, getitem, is_
@@ -247,3 +248,28 @@ def _read_entries(owners: Sequence[Any], keys: Sequence[Any]) -> Iterator[Any]:
 
 def _read_attributes(values: Sequence[Any], names: Sequence[Any]) -> Iterator[Any]:
     return map(getattr, values, names, repeat(MISSING))
+
+
+class Reading:
+    """A value that a function reads, as an attribute."""
+
+    def __init__(self, read: Callable[[], Any]) -> None:
+        self._read = read
+
+    @property
+    def value(self) -> Any:
+        return self._read()
+
+
+def is_empty(cell: types.CellType) -> bool:
+    try:
+        return cell.cell_contents is MISSING
+    except ValueError:
+        return True
+
+
+def content_of(value: Any) -> Any:
+    """The content of an array."""
+    if isinstance(value, np.ndarray):
+        return value.dtype.str, value.shape, value.tobytes()
+    return bytes(value)
