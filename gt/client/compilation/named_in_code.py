@@ -6,7 +6,7 @@ import dis
 import functools
 import types
 from collections.abc import Iterator
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 # Functions that read attributes whose names are not in the code, apart from `getattr` and the like.
 _READ_ALL = {
@@ -16,6 +16,12 @@ _READ_ALL = {
 _READ_ONE = {"getattr", "setattr", "hasattr", "delattr"}
 _LOADS = ("LOAD_FAST", "LOAD_FAST_CHECK", "LOAD_FAST_BORROW", "LOAD_DEREF", "LOAD_GLOBAL", "LOAD_NAME", "LOAD_CONST")
 _GLOBALS = ("LOAD_GLOBAL", "LOAD_NAME", "STORE_GLOBAL", "DELETE_GLOBAL")
+
+# Special methods that run when an object is made, copied, shown or deleted, and not when a function computes with it.
+NOT_CALLED = {
+    "__init__", "__new__", "__init_subclass__", "__repr__", "__str__", "__del__", "__reduce__", "__reduce_ex__",
+    "__getstate__", "__setstate__", "__copy__", "__deepcopy__",
+}  # fmt: skip
 
 
 class NamesInCode(NamedTuple):
@@ -74,3 +80,17 @@ def _is_literal(following: list[dis.Instruction]) -> bool:
         if loaded == 2:
             return each.opname == "LOAD_CONST" and isinstance(each.argval, str)
     return False
+
+
+def absolute_name(module: str, level: int, variables: dict[str, Any]) -> str:
+    """The full name of a module that a function with these globals imports."""
+    if not level:
+        return module
+    package = variables.get("__package__") or variables.get("__name__", "").rpartition(".")[0]
+    parent = package.rsplit(".", level - 1)[0]
+    return f"{parent}.{module}" if module else parent
+
+
+def is_implicit(name: str) -> bool:
+    """Whether a method may be called without being named, as operators are."""
+    return name == "forward" or (name.startswith("__") and name not in NOT_CALLED)

@@ -35,10 +35,10 @@ from gt.client.compilation.known_types import (
     is_opaque,
     is_python_class,
 )
-from gt.client.compilation.named_in_code import names_in
+from gt.client.compilation.named_in_code import NOT_CALLED, absolute_name, is_implicit, names_in
 from gt.client.compilation.random_generators import GENERATORS, state_of
 from gt.client.compilation.referring_objects import referred_objects
-from gt.client.compilation.watched_values import MISSING, WatchedValues, item_name
+from gt.client.compilation.watched_values import MISSING, Reading, WatchedValues, content_of, is_empty, item_name
 from gt.client.tensor import Tensor
 from gt.client.torch_patches.global_hooks import GLOBAL_MODULE_HOOKS, GLOBAL_STEP_HOOKS
 
@@ -56,11 +56,6 @@ _READS_OF_SCHEDULES = ("get_last_lr", "get_lr", "_last_lr", "last_epoch")
 _READS_OF_ENVIRONMENT = ("environ", "environb", "getenv", "getenvb", "expandvars")
 # Builtins that reach variables which the code does not name.
 _UNBOUNDED = ("globals", "eval", "exec", "__import__")
-# Special methods that run when an object is made, copied, shown or deleted, and not when a function computes with it.
-_NOT_CALLED = {
-    "__init__", "__new__", "__init_subclass__", "__repr__", "__str__", "__del__", "__reduce__", "__reduce_ex__",
-    "__getstate__", "__setstate__", "__copy__", "__deepcopy__",
-}  # fmt: skip
 # Entries of a class that are not read by name.
 _NOT_READ = {"__dict__", "__weakref__", "__module__", "__doc__", "__annotations__", "__slots__", "__hash__"}
 _BUFFERS = (np.ndarray, bytearray, array.array, memoryview)
@@ -145,7 +140,7 @@ class WatchedState:
     def _visit_references(self, name: str, value: Any) -> None:
         """Watch the object that a weak reference or a context variable refers to now."""
         read = functools.partial(value.get, MISSING) if isinstance(value, contextvars.ContextVar) else value
-        self._values.add_attribute(name, _Reading(read), "value")
+        self._values.add_attribute(name, Reading(read), "value")
         self._reach(name, read())
 
     def _visit_getter(self, name: str, getter: Any) -> None:
@@ -263,7 +258,7 @@ class WatchedState:
         if "import_module" in names.words:
             self.unknown = "its code calls import_module(), so that GT cannot tell which modules it reads"
         for imported, level in names.imports:
-            module = _absolute_name(imported, level, variables)
+            module = absolute_name(imported, level, variables)
             self._watch_entry(f"the module {module}", sys.modules, module)
 
     def _note_words(self, name: str, words: frozenset[str]) -> None:
@@ -323,7 +318,7 @@ class WatchedState:
                 "it as a tensor, or pass it as an argument"
             )
         else:
-            self._values.add_content(name, functools.partial(_content, value))
+            self._values.add_content(name, functools.partial(content_of, value))
 
     # Attributes that are named in code
 
@@ -332,9 +327,9 @@ class WatchedState:
         counters of other code."""
         words, reads_all = self._values.words, self._values.all_words
         for owner, mapping, names, is_class in self._named:
-            for name in [name for name in names if name in words or reads_all or _is_implicit(name)]:
+            for name in [name for name in names if name in words or reads_all or is_implicit(name)]:
                 names.remove(name)
-                if is_class and name in _NOT_CALLED and name not in words:
+                if is_class and name in NOT_CALLED and name not in words:
                     continue
                 self._watch_entry(f"{owner}.{name}", mapping, name)
         for name, value, slots in self._slots:
@@ -390,51 +385,13 @@ class WatchedState:
         try:
             content = cell.cell_contents
         except ValueError:  # the variable has no value yet
-            self._values.add_content(variable, functools.partial(_is_empty, cell))
+            self._values.add_content(variable, functools.partial(is_empty, cell))
             return
         self._values.add_attribute(variable, cell, "cell_contents")
         self._reach(variable, content, is_trusted)
 
     def _watch_inside(self, name: str, read: Callable[[], Any]) -> None:
         self._inside.append((name, read, read()))
-
-
-class _Reading:
-    """A value that a function reads, as an attribute."""
-
-    def __init__(self, read: Callable[[], Any]) -> None:
-        self._read = read
-
-    @property
-    def value(self) -> Any:
-        return self._read()
-
-
-def _is_empty(cell: types.CellType) -> bool:
-    try:
-        return cell.cell_contents is MISSING
-    except ValueError:
-        return True
-
-
-def _content(value: Any) -> Any:
-    """The content of an array."""
-    if isinstance(value, np.ndarray):
-        return value.dtype.str, value.shape, value.tobytes()
-    return bytes(value)
-
-
-def _absolute_name(module: str, level: int, variables: dict[str, Any]) -> str:
-    if not level:
-        return module
-    package = variables.get("__package__") or variables.get("__name__", "").rpartition(".")[0]
-    parent = package.rsplit(".", level - 1)[0]
-    return f"{parent}.{module}" if module else parent
-
-
-def _is_implicit(name: str) -> bool:
-    """Whether a method may be called without being named, as operators are."""
-    return name == "forward" or (name.startswith("__") and name not in _NOT_CALLED)
 
 
 def _class_name(kind: type) -> str:

@@ -6,6 +6,7 @@ bytes of this array are compared. Only if they differ, values are compared one b
 
 from __future__ import annotations
 
+import types
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import chain, repeat
 from operator import contains, getitem, is_
@@ -50,12 +51,11 @@ class WatchedValues:
 
     def add_container(self, name: str, value: Any, is_table: bool = False) -> None:
         """Compare the items of a dict, list, deque or set, and their order. `is_table`: the names of a dict's items
-        never change."""
+        never change, and none moves to another dict."""
         if not value:
             self._empty.append((name, value))
         elif is_table:
             self._tables.add(name, value)
-            self._sized.append((name, value))
         else:
             (self._dicts if isinstance(value, dict) else self._sequences).add(name, value)
             self._sized.append((name, value))
@@ -248,3 +248,28 @@ def _read_entries(owners: Sequence[Any], keys: Sequence[Any]) -> Iterator[Any]:
 
 def _read_attributes(values: Sequence[Any], names: Sequence[Any]) -> Iterator[Any]:
     return map(getattr, values, names, repeat(MISSING))
+
+
+class Reading:
+    """A value that a function reads, as an attribute."""
+
+    def __init__(self, read: Callable[[], Any]) -> None:
+        self._read = read
+
+    @property
+    def value(self) -> Any:
+        return self._read()
+
+
+def is_empty(cell: types.CellType) -> bool:
+    try:
+        return cell.cell_contents is MISSING
+    except ValueError:
+        return True
+
+
+def content_of(value: Any) -> Any:
+    """The content of an array."""
+    if isinstance(value, np.ndarray):
+        return value.dtype.str, value.shape, value.tobytes()
+    return bytes(value)
