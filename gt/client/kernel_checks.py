@@ -22,6 +22,15 @@ from gt.core.meta import is_dense, memory_span
 
 _MOST_CATEGORIES = 1 << 24  # of `multinomial`
 _MASKS = (torch.bool, torch.uint8)
+# Ops whose kernels take tensors of one dtype only. Others promote, or have shape functions that refuse.
+_ONE_DTYPE = frozenset(
+    f"{name}{suffix}"
+    for name in (
+        "mm", "bmm", "mv", "dot", "vdot", "addmm", "addmv", "addbmm", "baddbmm", "addr", "linear", "_addmm_activation",
+        "convolution", "convolution_backward", "_grouped_mm",
+    )
+    for suffix in ("", "_")
+)  # fmt: skip
 
 
 class MayBeRefused(Exception):
@@ -37,8 +46,8 @@ def check_arguments(op: OpSchema, args: Sequence[Any], kwargs: dict[str, Any], r
         return
     if on_cpu and torch.Tag.pointwise in op.func.tags:
         _try_on_one_element(op, args, kwargs, result)
-    elif len({leaf.dtype for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, torch.Tensor)}) > 1:
-        _try_dtypes(op, args, kwargs)
+    elif packet_name(op.func) in _ONE_DTYPE and len(_dtypes_of((args, kwargs))) > 1:
+        raise MayBeRefused
 
 
 def check_overlaps(op: OpSchema, refs: Sequence[TensorRef], written: Collection[int]) -> None:
@@ -82,31 +91,8 @@ def _one_element(value: Any) -> Any:
     return torch.ones([1] * value.dim(), dtype=value.dtype) if isinstance(value, torch.Tensor) else value
 
 
-def _try_dtypes(op: OpSchema, args: Sequence[Any], kwargs: dict[str, Any]) -> None:
-    """Run an op on one element of each tensor: raises MayBeRefused if it refuses these dtypes. It may also refuse one
-    element for other reasons: it refuses the dtypes if it says so, or if it takes tensors of one dtype."""
-    given, named = tree_map(_zero, (tuple(args), kwargs))
-    dtype = next(leaf.dtype for leaf in tree_leaves((given, named)) if isinstance(leaf, torch.Tensor))
-    refusal = _refusal(op, given, named)
-    if refusal is None:
-        return
-    given, named = tree_map(lambda leaf: leaf.to(dtype) if isinstance(leaf, torch.Tensor) else leaf, (given, named))
-    if "type" in str(refusal) or _refusal(op, given, named) is None:
-        raise MayBeRefused
-
-
-def _refusal(op: OpSchema, args: Sequence[Any], kwargs: dict[str, Any]) -> Exception | None:
-    """The error of an op for plain tensors; None if it takes them."""
-    try:
-        with disable_current_modes():
-            op.func(*args, **kwargs)
-    except Exception as error:
-        return error
-    return None
-
-
-def _zero(value: Any) -> Any:
-    return torch.zeros([1] * value.dim(), dtype=value.dtype) if isinstance(value, torch.Tensor) else value
+def _dtypes_of(arguments: Any) -> set[torch.dtype]:
+    return {leaf.dtype for leaf in tree_leaves(arguments) if isinstance(leaf, torch.Tensor)}
 
 
 def _dtype_of(value: Any) -> torch.dtype | None:
