@@ -10,6 +10,7 @@ from gt.client.geometry import forget_geometries
 from gt.client.scope_stack import push
 from gt.client.session import Session
 from gt.client.storage import ROOT
+from gt.client.torch_patches.avoid_dynamo_import import import_shape_functions
 from gt.lazy_launch import load_launcher
 
 _connect: Callable[[], Session] | None = None
@@ -32,6 +33,8 @@ def enter_scope(name: str, backward: str | None = None, owner: object = None) ->
 
 def activate(session: Session | None) -> None:
     global active
+    if session is not None:
+        import_shape_functions()
     active = session
     forget_geometries()
     ROOT.children.clear()

@@ -6,6 +6,7 @@ import sys
 from collections.abc import Callable
 from typing import Any
 
+import torch
 import torch._compile
 import torch._decomp.decompositions
 import torch._meta_registrations
@@ -14,6 +15,8 @@ import torch._refs.linalg
 import torch._refs.nn.functional
 import torch._refs.special
 from torch._C._dynamo import eval_frame
+
+from gt.client.torch_patches.dispatch_modes import disable_current_modes
 
 _MODULES = (
     torch._refs,
@@ -38,6 +41,14 @@ def keep_dynamo_out() -> None:
             if function.__code__.co_filename == torch._compile.__file__:
                 wrapped.__dynamo_disable = wrapped  # the attribute that torch._compile reads
             function = wrapped
+
+
+def import_shape_functions() -> None:
+    """Run one of torch's Python shape functions outside of all modes: the first time, both import other modules. A
+    session does it when it begins: in the middle of an op, a signal handler that issues another one would meet a partly
+    imported module."""
+    with disable_current_modes():
+        torch.ops.aten.mul.Scalar(torch.empty(1, device="meta"), 2.0)
 
 
 def wrapped_function(function: Any) -> Any:
