@@ -330,8 +330,8 @@ def test_a_write_that_needs_a_value_gives_none(write, layout):
     gt.init(workers=2, mode="virtual")
     try:
         tensor = failed(layout)
-        write(tensor)
         with pytest.raises(gt.OpError, match="out of bounds"):
+            write(tensor)  # raises if it overlaps: torch refuses that, and GT asks a worker
             tensor.tolist()
     finally:
         gt.shutdown()
