@@ -196,8 +196,8 @@ def quick_collections() -> None:
 
 def _leftovers() -> set[str]:
     threads = {f"thread {thread.name}" for thread in threading.enumerate() if thread.name.startswith("gt-")}
-    processes = filter(_is_of_gt, _descendants(psutil.Process()))
-    children = {f"process {process.pid} {' '.join(process.cmdline()[:4])}" for process in processes}
+    commands = [(process, _command(process)) for process in _descendants(psutil.Process())]
+    children = {f"process {process.pid} {command}" for process, command in commands if _is_of_gt(process, command)}
     directory = Path("/dev/shm")
     buffers = (
         {f"shared buffer {path.name}" for path in directory.glob(f"gt-{os.getpid()}-*")}
@@ -224,7 +224,14 @@ def _descendants(process: psutil.Process) -> Iterator[psutil.Process]:
                 yield from _descendants(child)
 
 
-def _is_of_gt(process: psutil.Process) -> bool:
-    command = " ".join(process.cmdline()[:4])
-    is_forked = "tests.program_server" in command and process.ppid() != os.getpid()
-    return "gt." in command or is_forked
+def _command(process: psutil.Process) -> str:
+    """The command of a process; "" if it has ended, and its parent has not asked for its status yet."""
+    with contextlib.suppress(psutil.NoSuchProcess, psutil.ZombieProcess):
+        return " ".join(process.cmdline()[:4])
+    return ""
+
+
+def _is_of_gt(process: psutil.Process, command: str) -> bool:
+    with contextlib.suppress(psutil.NoSuchProcess):
+        return "gt." in command or ("tests.program_server" in command and process.ppid() != os.getpid())
+    return False

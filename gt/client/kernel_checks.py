@@ -27,7 +27,7 @@ _ONE_DTYPE = frozenset(
     f"{name}{suffix}"
     for name in (
         "mm", "bmm", "mv", "dot", "vdot", "addmm", "addmv", "addbmm", "baddbmm", "addr", "linear", "_addmm_activation",
-        "convolution", "convolution_backward", "_grouped_mm",
+        "convolution", "convolution_backward",
     )
     for suffix in ("", "_")
 )  # fmt: skip

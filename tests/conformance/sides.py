@@ -13,7 +13,8 @@ import torch
 from torch.utils._pytree import tree_map_only
 
 from gt.client import creation
-from gt.client.session import Session, activate
+from gt.client.active_session import activate
+from gt.client.session import Session
 from gt.core.errors import GTError
 from gt.core.meta import is_dense
 from gt.launch.in_process_channel import InProcessChannel

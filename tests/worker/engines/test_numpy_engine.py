@@ -15,7 +15,8 @@ import torch.nn.functional as F  # noqa: N812
 from torch.utils._pytree import tree_map_only
 
 from gt.client import creation as gt
-from gt.client.session import Session, activate
+from gt.client.active_session import activate
+from gt.client.session import Session
 from gt.core.errors import OpError
 from gt.core.meta import TensorMeta
 from gt.core.signatures import DType, ListArg, ViewStep
