@@ -91,7 +91,19 @@ def _check(names: list[str], formats: list[str], dtypes: list[torch.dtype], coun
     return checker
 
 
-@pytest.mark.timeout(300)
+COMMON = ["clone", "empty_like", "flip", "masked_fill", "native_layer_norm", "nn.functional.batch_norm",
+          "nn.functional.group_norm", "roll", "stack", "where"]  # fmt: skip
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_strides_of_common_ops_are_torchs_in_dims_of_one_element() -> None:
+    formats = [name for name, format_ in FORMATS.items() if format_.shrunk is not None]
+    checker = _check(COMMON, formats, [torch.float32], 2)
+    assert not checker.wrong and checker.count > 200, checker.wrong
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1200)
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("names", _CHUNKS, ids=lambda names: f"{names[0]}..{names[-1]}")
 def test_strides_of_dims_of_one_element_are_torchs(names: list[str]) -> None:
