@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 from collections.abc import Iterable
 from pathlib import Path
@@ -19,8 +20,12 @@ class PeakMemory:
             self._before[pid] = _read(pid, "VmRSS")
 
     def largest(self) -> int:
-        """Of the process that grew most."""
-        return max(_read(pid, "VmHWM") - before for pid, before in self._before.items())
+        """Of the process that grew most; those that have ended do not count."""
+        grown = []
+        for pid, before in self._before.items():
+            with contextlib.suppress(FileNotFoundError, KeyError):
+                grown.append(_read(pid, "VmHWM") - before)
+        return max(grown)
 
 
 def descendants(pid: int) -> list[int]:
