@@ -282,3 +282,28 @@ def test_a_gradient_that_a_segment_writes_to_stays_a_gradient():
         sent = commands(harness.tell(RunSegment(SEGMENT, own(300 + 10 * number), (target, parameter), (), (3, 4))))
     assert RunSegment not in map(type, sent), "a replay would not follow the gradient"
     assert harness.state.gradients.keys() == {own(320)}
+
+
+def chain_of(op_ids, inputs):
+    """A segment with the externals A and B, each of whose ops gives one tensor."""
+    zeros = (0,) * len(op_ids)
+    return DefineSegment(SEGMENT, op_ids, 2, inputs, tuple((n,) for n in range(len(op_ids))), zeros, zeros, zeros)
+
+
+def test_a_note_of_a_tensor_that_a_part_overwrites_is_carried_out_before_that():
+    harness = harness_with_ops()
+    harness.tell(chain_of((OP, OP3, OP2, OP3), ((0, 1), (2,), (3, 1), (4,))))
+    for first in (20, 30):
+        note = BetweenOps(2, NoteGradient(own(first + 1), A, 0))
+        sent = harness.tell(RunSegment(SEGMENT, own(first), (A, B), (), (), (note,)))
+        assert not answers(sent)
+    assert RunSegment not in map(type, commands(sent)), "after a replay the noted tensor would be gone"
+
+
+def test_a_part_ends_where_copies_are_dropped():
+    harness = harness_with_ops()
+    harness.tell(chain_of((OP3,) * 6, ((0,), (2,), (3,), (4,), (5,), (6,))))
+    for first in (20, 30):
+        drop = BetweenOps(3, DropCopies((A,)))
+        sent = commands(harness.tell(RunSegment(SEGMENT, own(first), (A, B), (), (), (drop,))))
+    assert [type(command) for command in sent] == [RunSegment, RunSegment]
