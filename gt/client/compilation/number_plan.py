@@ -11,8 +11,8 @@ import torch
 from torch.optim.optimizer import Optimizer
 
 from gt.client.compilation.call_recorder import Recording
+from gt.client.compilation.call_segments import Table
 from gt.client.compilation.optimizer_numbers import NoStandIn, NumberPlace, StandIn, Stepping
-from gt.client.compilation.program_segments import Table
 from gt.client.compilation.random_keys import KeyPlan
 from gt.client.compilation.recorded_calls import RecordedCall
 from gt.client.compilation.traced_floats import NumberTrace

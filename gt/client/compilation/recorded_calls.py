@@ -16,7 +16,7 @@ import torch
 
 from gt.client.cached_calls import rebind, wrap_view
 from gt.client.compilation.call_recorder import Recording
-from gt.client.compilation.program_segments import Build, SegmentedProgram, Table, defined_segments, picker
+from gt.client.compilation.call_segments import Build, SegmentedCall, Table, defined_segments, picker
 from gt.client.geometry import Geometry
 from gt.client.session import Session
 from gt.client.storage import Storage, StorageView, TensorRef, ViewPath
@@ -183,35 +183,35 @@ class ReplayTemplate:
         self.scalars = scalars
         self._made = len(recorded.slots) - len(recorded.sources)
         self._pick_scalars = picker(scalar_groups)
-        self._program = self._in_segments(session.matcher.shortest)
+        self._segmented = self._in_segments(session.matcher.shortest)
         self._is_defined = False
 
-    def _in_segments(self, shortest: int | None) -> SegmentedProgram:
+    def _in_segments(self, shortest: int | None) -> SegmentedCall:
         builds = [_builder(instruction, self._slots) for instruction in self._instructions]
-        return SegmentedProgram(self._instructions, builds, self._slots, self._dying, shortest)
+        return SegmentedCall(self._instructions, builds, self._slots, self._dying, shortest)
 
     def emit(self, session: Session, externals: Sequence[Storage], scalars: Sequence[tuple[Any, ...]]) -> Table:
         """Queue the instructions of one call. Returns its table of ids."""
 
         def build(ids: tuple[int, ...]) -> tuple[Table, Sequence[Instruction]]:
             definitions = () if self._is_defined else self._define(session)
-            segments = len(self._program.segments)
-            session.matcher.count_runs(segments, self._program.op_count, new=segments if definitions else 0)
+            segments = len(self._segmented.segments)
+            session.matcher.count_runs(segments, self._segmented.op_count, new=segments if definitions else 0)
             made = tuple(islice(session.ids, self._made))
             while made and made[-1] - made[0] >= self._made:  # another thread took some between
                 made = tuple(islice(session.ids, self._made))
             table = (*ids, *made)
-            return table, [*definitions, *self._program.instructions(table, self._pick_scalars(scalars))]
+            return table, [*definitions, *self._segmented.instructions(table, self._pick_scalars(scalars))]
 
-        return session.outbox.submit_all(build, externals, self.writes, self._program.op_count)
+        return session.outbox.submit_all(build, externals, self.writes, self._segmented.op_count)
 
     def _define(self, session: Session) -> Sequence[Instruction]:
         """The instructions that define the segments, sent before the first repetition. If the session has too many
         segments already, none is defined, and the ops are sent one by one."""
         self._is_defined = True
-        definitions = defined_segments(session).define(session, self._program)
+        definitions = defined_segments(session).define(session, self._segmented)
         if definitions is None:
-            self._program = self._in_segments(None)
+            self._segmented = self._in_segments(None)
         return definitions or ()
 
     def apply_effects(

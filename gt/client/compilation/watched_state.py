@@ -35,9 +35,9 @@ from gt.client.compilation.known_types import (
     is_opaque,
     is_python_class,
 )
-from gt.client.compilation.named_in_code import NOT_CALLED, absolute_name, is_implicit, names_in
+from gt.client.compilation.names_in_code import NOT_CALLED, absolute_name, is_implicit, names_in
 from gt.client.compilation.random_generators import GENERATORS, state_of
-from gt.client.compilation.referring_objects import referred_objects
+from gt.client.compilation.referred_objects import referred_objects
 from gt.client.compilation.watched_values import MISSING, Reading, WatchedValues, content_of, is_empty, item_name
 from gt.client.tensor import Tensor
 from gt.client.torch_patches.global_hooks import GLOBAL_MODULE_HOOKS, GLOBAL_STEP_HOOKS

@@ -9,8 +9,8 @@ from hypothesis import strategies as st
 
 import gt
 from gt.client import active_session
-from gt.client.compilation import program_segments
-from gt.client.compilation.program_segments import SegmentedProgram
+from gt.client.compilation import call_segments
+from gt.client.compilation.call_segments import SegmentedCall
 from gt.client.compilation.recorded_calls import _builder
 from gt.core.message_fields import id_fields
 from gt.core.messages import (
@@ -57,24 +57,24 @@ def numbered(instructions, dying, end, shortest):
     idents = [*EXTERNALS, *range(own(100), end)]
     slots = {ident: slot for slot, ident in enumerate(idents)}
     builds = [_builder(instruction, slots) for instruction in instructions]
-    return SegmentedProgram(instructions, builds, slots, dying, shortest), idents
+    return SegmentedCall(instructions, builds, slots, dying, shortest), idents
 
 
 @settings(max_examples=120, deadline=None)
 @given(calls(), st.sampled_from([1, 8, None]))
 def test_segments_stand_for_the_recorded_instructions(call, shortest):
     instructions, dying, end = call
-    program, idents = numbered(instructions, dying, end, shortest)
+    segmented, idents = numbered(instructions, dying, end, shortest)
     bodies = {}
-    for number, segment in enumerate(program.segments):
+    for number, segment in enumerate(segmented.segments):
         bodies[own(900 + number)] = SegmentBody.of(segment.define(own(900 + number)))
     table = tuple(ident + MOVED for ident in idents)
     scalars = [each.scalars for each in instructions if isinstance(each, RunOp)]
     expanded = []
-    for emitted in program.instructions(table, scalars):
+    for emitted in segmented.instructions(table, scalars):
         is_segment = isinstance(emitted, RunSegment)
         expanded += bodies[emitted.segment_id].expand(emitted) if is_segment else [emitted]
-    assert (shortest is None) <= (not program.segments)
+    assert (shortest is None) <= (not segmented.segments)
     kept = [each for each in expanded if not isinstance(each, FreeTensors)]
     unmoved, _ = numbered(instructions, dying, end, None)
     assert kept == [each for each in unmoved.instructions(table, scalars) if not isinstance(each, FreeTensors)]
@@ -133,7 +133,7 @@ def test_the_tape_shows_the_ops_of_a_skipped_call(ended):
     for _ in range(5):
         step(x)
     lines = gt.debug.tape(60)
-    assert sum("aten.mul" in line and "test_program_segments.py" in line for line in lines) >= 10
+    assert sum("aten.mul" in line and "test_call_segments.py" in line for line in lines) >= 10
     assert gt.debug.get_worker_stats().hot_paths.hits >= 2
 
 
@@ -151,7 +151,7 @@ def test_segments_of_a_function_that_is_gone_are_forgotten(sent):
 
 
 def test_a_session_with_too_many_segments_gets_ops(sent, monkeypatch):
-    monkeypatch.setattr(program_segments, "MAX_SEGMENTS", 1)
+    monkeypatch.setattr(call_segments, "MAX_SEGMENTS", 1)
     step, x = steps(), gt.ones(3)
     results = [step(x) for _ in range(6)]
     assert all(torch.equal(result.cpu(), results[0].cpu()) for result in results)

@@ -31,7 +31,7 @@ from gt.core.messages import (
 )
 from gt.core.segments import SegmentBody
 
-MAX_SEGMENTS = 1 << 10  # of the recorded programs of a session; the dispatcher limits those of a session
+MAX_SEGMENTS = 1 << 10  # of the recorded calls of a session; the dispatcher limits all segments of a session
 
 Table: TypeAlias = tuple[int, ...]
 """The ids of a call's tensors, by slot."""
@@ -116,7 +116,7 @@ class _Segment:
         return RunSegment(self.segment_id, table[self._first], self._externals(table), own, self.dead, between)
 
 
-class SegmentedProgram:
+class SegmentedCall:
     """The instructions of a recorded call, in order, as segments and single instructions, which `builds` make. `slots`
     are the slots of ids, `dying` the ids of tensors that do not outlive the call. `shortest` is the fewest ops of a
     segment; None: there are none."""
@@ -225,25 +225,25 @@ def picker(places: Sequence[int]) -> Callable[[Any], Any]:
 
 
 class DefinedSegments:
-    """The segments of the recorded programs of one session, as long as it knows the same ops."""
+    """The segments of the recorded calls of one session, as long as it knows the same ops."""
 
     def __init__(self, session: Session) -> None:
         self.signatures = session.signatures
         self._bodies = session.segment_bodies = {}
-        self._unused: deque[int] = deque()  # those of programs that were collected
+        self._unused: deque[int] = deque()  # segments of calls that were collected
 
-    def define(self, session: Session, program: SegmentedProgram) -> list[Instruction] | None:
-        """The instructions that define the segments of a program; None if there are too many."""
+    def define(self, session: Session, call: SegmentedCall) -> list[Instruction] | None:
+        """The instructions that define the segments of a call; None if there are too many."""
         unused = [self._unused.popleft() for _ in range(len(self._unused))]
         for segment_id in unused:
             self._bodies.pop(segment_id, None)
-        if len(self._bodies) + len(program.segments) > MAX_SEGMENTS:
+        if len(self._bodies) + len(call.segments) > MAX_SEGMENTS:
             self._unused.extend(unused)
             return None
-        definitions = [segment.define(session.new_op_id()) for segment in program.segments]
+        definitions = [segment.define(session.new_op_id()) for segment in call.segments]
         ids = [definition.segment_id for definition in definitions]
         self._bodies.update(zip(ids, map(SegmentBody.of, definitions), strict=True))
-        finalize(program, self._unused.extend, ids)
+        finalize(call, self._unused.extend, ids)
         return [*([ForgetOps(tuple(unused))] if unused else []), *definitions]
 
 
