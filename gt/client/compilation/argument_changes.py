@@ -17,7 +17,7 @@ import torch
 
 from gt.client.compilation.call_arguments import CallArguments
 from gt.client.compilation.object_state import ObjectState
-from gt.client.compilation.traced_floats import NumberTrace, TracedFloat
+from gt.client.compilation.traced_floats import FloatTrace, TracedFloat
 from gt.client.tensor import Tensor
 from gt.client.torch_patches.autograd_nodes import gradient_hooks
 from gt.client.torch_patches.pytree import tree_flatten, tree_map
@@ -87,7 +87,7 @@ class ArgumentChanges:
     `containers` are those among them, by id() of the container that the function gets."""
 
     def __init__(
-        self, function: Callable[..., Any], call: CallArguments, trace: NumberTrace, others: Sequence[Tensor]
+        self, function: Callable[..., Any], call: CallArguments, trace: FloatTrace, others: Sequence[Tensor]
     ) -> None:
         self._call = call
         self.args, self.kwargs = call.traced(trace)
@@ -96,7 +96,7 @@ class ArgumentChanges:
         arguments += [(f"{name!r}", call.own_kwargs[name], given) for name, given in self.kwargs.items()]
         found = [each for argument in arguments for each in _containers(*argument)]
         self.containers = {id(each.given): each for each in reversed(found)}
-        self.numbers = {id(each.given): number for number, each in reversed(list(enumerate(found)))}
+        self.container_numbers = {id(each.given): number for number, each in reversed(list(enumerate(found)))}
         name_of = {id(leaf): name for name, _, given in arguments for leaf in tree_flatten(given)[0]}
         self._plain = [
             PlainArgument(name_of.get(id(moved), ""), own, moved, own._version, moved._version)

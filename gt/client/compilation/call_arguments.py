@@ -11,15 +11,15 @@ import torch
 
 from gt.client.compilation.call_recorder import ambient_state
 from gt.client.compilation.object_state import digest
-from gt.client.compilation.traced_floats import NumberTrace
+from gt.client.compilation.traced_floats import FloatTrace
 from gt.client.session import Session
 from gt.client.tensor import Tensor, to_gt
 from gt.client.torch_patches.autograd_nodes import gradient_hooks
 from gt.client.torch_patches.pytree import tree_flatten, tree_unflatten
 
 read_storage = attrgetter("_ref.storage")
-_COMPARED = (np.ndarray, set, bytearray)  # compared by content, which nothing else notices
-_NUMBERS = (int, float, bool, str, bytes, type(None), torch.dtype)
+_BY_CONTENT = (np.ndarray, set, bytearray)  # compared by content, which nothing else notices
+_BY_VALUE = (int, float, bool, str, bytes, type(None), torch.dtype)
 
 
 class CallArguments:
@@ -67,7 +67,7 @@ class CallArguments:
         """The caller's plain tensor for its copy on GT; any other object as it is."""
         return next((own for own, moved in self.moved if moved is value), value)
 
-    def traced(self, trace: NumberTrace) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    def traced(self, trace: FloatTrace) -> tuple[tuple[Any, ...], dict[str, Any]]:
         """The arguments with traced floats."""
         if not trace.traced:
             return self.args, self.kwargs
@@ -81,10 +81,10 @@ class CallArguments:
             return leaf._ref.key, leaf.requires_grad, leaf.is_leaf, type(leaf), _marks(leaf)
         if type(leaf) is float:
             return float
-        if isinstance(leaf, _NUMBERS):
+        if isinstance(leaf, _BY_VALUE):
             return type(leaf), leaf
         self.objects.append((f"an argument of type {type(leaf).__name__}", leaf))
-        return (_Identity(leaf), digest(leaf)) if isinstance(leaf, _COMPARED) else _Identity(leaf)
+        return (_Identity(leaf), digest(leaf)) if isinstance(leaf, _BY_CONTENT) else _Identity(leaf)
 
 
 def _marks(tensor: Tensor) -> Any:
@@ -93,7 +93,7 @@ def _marks(tensor: Tensor) -> Any:
     hooks = gradient_hooks(tensor)
     if not attributes and not hooks and not tensor.retains_grad:
         return None
-    described = [(name, (type(v), v) if isinstance(v, _NUMBERS) else _Identity(v)) for name, v in attributes.items()]
+    described = [(name, (type(v), v) if isinstance(v, _BY_VALUE) else _Identity(v)) for name, v in attributes.items()]
     return tensor.retains_grad, tuple(map(_Identity, hooks)), tuple(described)
 
 

@@ -86,7 +86,7 @@ class RecordedCallBuilder:
         tensors = self._before.tensors
         templates_of: dict[int, Any] = {id(tensor.grad): ReturnedGradient(n) for n, tensor in _with_gradients(tensors)}
         templates_of.update((id(tensor), ReturnedInput(n)) for n, tensor in enumerate(tensors))
-        templates_of.update((ident, ReturnedContainer(n)) for ident, n in self._arguments.numbers.items())
+        templates_of.update((ident, ReturnedContainer(n)) for ident, n in self._arguments.container_numbers.items())
         templates: list[Any] = []
         values: list[Any] = []
         for number, leaf in enumerate(leaves):

@@ -24,9 +24,9 @@ from typing import Any
 import numpy as np
 import torch
 
-NUMBERS = (int, float, bool, complex, str, bytes, type(None), torch.dtype, torch.Size, range, slice)
+SIMPLE_VALUES = (int, float, bool, complex, str, bytes, type(None), torch.dtype, torch.Size, range, slice)
 _CONSTANTS = (
-    *NUMBERS, type(...), type(NotImplemented), torch.device, torch.layout, torch.memory_format, torch.finfo,
+    *SIMPLE_VALUES, type(...), type(NotImplemented), torch.device, torch.layout, torch.memory_format, torch.finfo,
     torch.iinfo, decimal.Decimal, fractions.Fraction, datetime.date, datetime.time, datetime.timedelta, datetime.tzinfo,
     uuid.UUID, pathlib.PurePath, re.Pattern, np.generic, np.dtype, enum.Enum, types.CodeType, types.GenericAlias,
     types.UnionType,

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from itertools import islice
 from operator import itemgetter
-from typing import Any, NamedTuple, TypeAlias
+from typing import Any, NamedTuple
 
 import torch
 
@@ -130,7 +130,7 @@ class RecordedCall:
         self.shape = [_shape(instruction, slots) for instruction in recording.instructions]
 
     def difference(self, other: RecordedCall) -> str | None:
-        """The first line at which two calls differ, or another difference; None if they differ in numbers only."""
+        """The first line at which two calls differ, or another difference; None if they differ in scalars only."""
         for position, (mine, others) in enumerate(zip(self.shape, other.shape, strict=False)):
             if mine != others:
                 return self.recording.line(position)
@@ -163,24 +163,17 @@ def own_ids(instructions: Sequence[Instruction]) -> list[int]:
     return [getattr(each, _OWN_IDS[type(each)]) for each in instructions if type(each) in _OWN_IDS]
 
 
-Numbers: TypeAlias = Callable[[], Sequence[Any]]
-
-
 class ReplayTemplate:
-    """The instructions of a recorded call for any ids and numbers.
+    """The instructions of a recorded call for any ids and scalars. `scalar_groups` has, for each op, the position of
+    its scalars among the distinct ones that `emit` gets."""
 
-    `scalars` are the distinct tuples of numbers of its ops. A caller that changes numbers passes another list."""
-
-    def __init__(
-        self, recorded: RecordedCall, scalar_groups: Sequence[int], scalars: list[tuple[Any, ...]], session: Session
-    ) -> None:
+    def __init__(self, recorded: RecordedCall, scalar_groups: Sequence[int], session: Session) -> None:
         self._instructions = recorded.recording.instructions
         self._slots = recorded.slots
         self._dying = [tensor.id for tensor in recorded.recording.collected]
         self.sources = recorded.sources
         self.writes = recorded.writes
         self.effects = recorded.effects
-        self.scalars = scalars
         self._made = len(recorded.slots) - len(recorded.sources)
         self._pick_scalars = picker(scalar_groups)
         self._segmented = self._in_segments(session.matcher.shortest)

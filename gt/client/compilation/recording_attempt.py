@@ -12,10 +12,10 @@ from gt.client.compilation.argument_changes import ArgumentChanges
 from gt.client.compilation.call_arguments import CallArguments, unique_tensors
 from gt.client.compilation.call_effects import CallTensors, NotRepeatable, RecordedCallBuilder, version_of
 from gt.client.compilation.call_recorder import CallRecorder, Recording
-from gt.client.compilation.number_plan import StepNumbers, same_number
 from gt.client.compilation.random_keys import plan_keys
 from gt.client.compilation.recorded_calls import RecordedCall
-from gt.client.compilation.traced_floats import NumberTrace
+from gt.client.compilation.scalar_plan import StepScalars, same_scalar
+from gt.client.compilation.traced_floats import FloatTrace
 from gt.client.compilation.watched_state import WatchedState
 from gt.client.tensor import Tensor
 
@@ -34,8 +34,8 @@ class RecordingAttempt:
         optimizers = self.watched.optimizers
         counts = {id(value) for each in optimizers for entries in each.state.values() for value in entries.values()}
         self.before = CallTensors([*unique_tensors(call.tensors), *others], self.watched.plain, counts)
-        self.steps = [StepNumbers(optimizer, stepped.get(id(optimizer))) for optimizer in optimizers]
-        self.trace = NumberTrace(call.floats)
+        self.steps = [StepScalars(optimizer, stepped.get(id(optimizer))) for optimizer in optimizers]
+        self.trace = FloatTrace(call.floats)
         self.recorded: RecordedCall
 
     def run(self, function: Callable[..., Any]) -> Any:
@@ -92,11 +92,11 @@ class RecordingAttempt:
         return False
 
     def difference(self, other: RecordingAttempt) -> str | None:
-        """How two calls differ; None if they differ in numbers only."""
+        """How two calls differ; None if they differ in scalars only."""
         assert self.keys is not None
         assert other.keys is not None
         mine, others = self.trace, other.trace
-        if any(not same_number(mine.arguments[n], others.arguments[n]) for n in mine.pinned | others.pinned):
+        if any(not same_scalar(mine.arguments[n], others.arguments[n]) for n in mine.pinned | others.pinned):
             return "it compares a float argument, which changes"
         if self.keys.places != other.keys.places:
             return "the order of random ops"
@@ -116,7 +116,7 @@ class RecordingAttempt:
         return None
 
     def forget_tensors(self) -> None:
-        """Release the tensors of the call, and keep the numbers that later calls are compared with."""
+        """Release the tensors of the call, and keep the scalars that later calls are compared with."""
         self.recorded.recording.externals.clear()
         self.recorded.recording.operands.clear()
         del self.call, self.before, self.watched, self.steps

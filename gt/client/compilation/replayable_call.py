@@ -11,9 +11,9 @@ import torch
 from gt.client.compilation.argument_changes import containers_in
 from gt.client.compilation.call_arguments import CallArguments, read_storage, storage_pattern, unique_tensors
 from gt.client.compilation.call_effects import CallTensors, read_ref, read_requires_grad, version_of
-from gt.client.compilation.number_plan import NumberPlan, plan_numbers
 from gt.client.compilation.recorded_calls import ReplayTemplate, ReturnedContainer, Source
 from gt.client.compilation.recording_attempt import RecordingAttempt
+from gt.client.compilation.scalar_plan import ScalarPlan, plan_scalars
 from gt.client.compilation.watched_state import WatchedState
 from gt.client.interrupts import CriticalSection
 from gt.client.session import Session
@@ -33,13 +33,13 @@ class ReplayableCall:
         self._watched = WatchedState(last.watched.roots)
         self._signatures = last.call.session.signatures
         assert last.keys is not None
-        self._numbers: NumberPlan = plan_numbers(
+        self._scalar_plan: ScalarPlan = plan_scalars(
             [attempt.recorded for attempt in (*earlier, *attempts)],
             last.keys,
             [attempt.steps for attempt in attempts],
             [attempt.trace for attempt in (*earlier, *attempts)],
         )
-        self._template = ReplayTemplate(recorded, self._numbers.groups, self._numbers.scalars, last.call.session)
+        self._template = ReplayTemplate(recorded, self._scalar_plan.groups, last.call.session)
         before, tensors = last.before, last.before.tensors
         self._arguments = len(unique_tensors(last.call.tensors))
         self._others: list[Tensor] = list(tensors[self._arguments :])
@@ -65,7 +65,7 @@ class ReplayableCall:
         self._with_gradient = _seen_gradients([attempt.before for attempt in attempts])
 
     def applies_to(self, call: CallArguments) -> bool:
-        """Whether a call finds the state that the recorded call found, apart from the values of tensors and numbers."""
+        """Whether a call finds the state that the recorded call found, apart from the values of tensors and scalars."""
         if call.session.signatures is not self._signatures or self._watched.first_change() is not None:
             return False
         mine = [tensor if id(tensor) in self._in_state else None for tensor in call.tensors]
@@ -83,7 +83,7 @@ class ReplayableCall:
             and self._gradients_match(tensors)
             and self._storage_pattern(tensors) == self._storages
             and self._operands_match(call.session)
-            and self._numbers.prepare(call.floats)
+            and self._scalar_plan.prepare(call.floats)
         )
 
     def run(self, call: CallArguments) -> Any:
@@ -94,11 +94,11 @@ class ReplayableCall:
         # Uploads may wait, and a critical section must not. The counts of optimizers are small, and known in it only.
         uploaded = [each.kind != "count" and self._external(session, each, tensors) for each in template.sources]
         with CriticalSection():  # an interrupt comes when the counts, the ops and the effects of a step are done
-            scalars = self._numbers.draw(call.floats)
+            scalars = self._scalar_plan.draw(call.floats)
             pairs = zip(template.sources, uploaded, strict=True)
             externals = [found or self._external(session, source, tensors) for source, found in pairs]
             table = template.emit(session, externals, scalars)
-            self._numbers.commit(session, table)
+            self._scalar_plan.commit(session, table)
             results = template.apply_effects(session, table, externals, tensors, containers)
         session.outbox.send_if_full()
         if call.moved:

@@ -6,9 +6,9 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from gt.client.compilation.call_arguments import CallArguments
-from gt.client.compilation.number_plan import VaryingNumber
 from gt.client.compilation.recording_attempt import RecordingAttempt
 from gt.client.compilation.replayable_call import ReplayableCall
+from gt.client.compilation.scalar_plan import VaryingScalar
 from gt.client.tensor import Tensor
 
 RECORDED_CALLS = 3  # calls that must agree before the function is skipped
@@ -52,7 +52,7 @@ class Specialization:
         try:
             earlier = [each for each in self._earlier if not attempt.difference(each)]
             self.replayable.append(ReplayableCall(calls, earlier))
-        except VaryingNumber as error:
+        except VaryingScalar as error:
             self.refused = str(error)
         attempt.forget_tensors()
         self._earlier.append(attempt)

@@ -1,9 +1,9 @@
 """Floats that remember how they were computed from the arguments of a call.
 
 While `gt.compile` records a call, its float arguments are TracedFloats: arithmetic gives other TracedFloats, and a
-comparison, a conversion or a hash, on which the code may branch, pins the arguments that the number comes from: the
-recording then holds for their values only. Other numbers of an op that change from call to call are looked up among the
-traced ones.
+comparison, a conversion or a hash, on which the code may branch, pins the arguments that the float comes from: the
+recording then holds for their values only. A scalar of an op that changes from call to call is looked up among the
+traced floats.
 """
 
 from __future__ import annotations
@@ -15,8 +15,8 @@ from typing import Any, TypeAlias
 Expression: TypeAlias = Callable[[Sequence[float]], Any]
 
 
-class NumberTrace:
-    """The traced numbers of one call, in the order in which they were made: first its float arguments. `pinned` are the
+class FloatTrace:
+    """The traced floats of one call, in the order in which they were made: first its float arguments. `pinned` are the
     positions of arguments that the code has compared or converted."""
 
     def __init__(self, arguments: Sequence[float]) -> None:
@@ -38,15 +38,15 @@ class NumberTrace:
 
 
 class TracedFloat(float):
-    """A float that notes in a NumberTrace how it was computed, and which arguments its value pins."""
+    """A float that notes in a FloatTrace how it was computed, and which arguments its value pins."""
 
     __slots__ = ("expression", "roots", "trace")
-    trace: NumberTrace
+    trace: FloatTrace
     expression: Expression
     roots: frozenset[int]
 
     def pin(self) -> float:
-        """The same number, untraced."""
+        """The same float, untraced. The recording holds only for the values of the arguments that it comes from."""
         self.trace.pinned |= self.roots
         return float.__neg__(float.__neg__(self))
 
@@ -74,7 +74,7 @@ def _arithmetic(name: str) -> Callable[..., Any]:
 
 
 def _pinning(name: str) -> Callable[..., Any]:
-    """The method of an operator whose result the code may branch on: it pins the number's arguments."""
+    """The method of an operator whose result the code may branch on: it pins the float's arguments."""
 
     compute = getattr(float, name)
 

@@ -28,7 +28,7 @@ from torch.optim.lr_scheduler import LRScheduler
 from torch.optim.optimizer import Optimizer
 
 from gt.client.compilation.known_types import (
-    NUMBERS,
+    SIMPLE_VALUES,
     describe_type,
     is_constant,
     is_library,
@@ -181,7 +181,7 @@ class WatchedState:
 
     def _visit_optimizer(self, name: str, optimizer: Optimizer) -> None:
         """Watch the attributes, the parameters and the state of an optimizer, but not its counts, which may change, nor
-        its settings, unless the function reads them (`optimizer_numbers.py`)."""
+        its settings, unless the function reads them (`optimizer_scalars.py`)."""
         self.optimizers.append(optimizer)
         for hooks in GLOBAL_STEP_HOOKS:
             self._reach("the hooks of all optimizers", hooks)
@@ -197,11 +197,11 @@ class WatchedState:
         for entries in optimizer.state.values():
             if not isinstance(entries, dict):
                 self._reach(f"{name}.state", entries)
-            elif not any(isinstance(value, NUMBERS) for value in entries.values()):
+            elif not any(isinstance(value, SIMPLE_VALUES) for value in entries.values()):
                 self._watch_items(f"{name}.state.", entries, is_table=True)
             else:
                 self._values.add_content(f"{name}.state", functools.partial(tuple, entries))
-                for key in [key for key, value in entries.items() if not isinstance(value, NUMBERS)]:
+                for key in [key for key, value in entries.items() if not isinstance(value, SIMPLE_VALUES)]:
                     self._watch_entry(f"{name}.state[...][{key!r}]", entries, key)
 
     def _visit_schedule(self, name: str, schedule: LRScheduler) -> None:
@@ -212,7 +212,7 @@ class WatchedState:
         """Watch the counters of a learning-rate schedule if the function reads them. Otherwise they may change between
         calls: the rates reach the function through the optimizer."""
         is_read = not self._values.words.isdisjoint(_READS_OF_SCHEDULES)
-        for key in [key for key, value in attributes.items() if isinstance(value, NUMBERS)]:
+        for key in [key for key, value in attributes.items() if isinstance(value, SIMPLE_VALUES)]:
             if is_read or key in self._values.words:
                 self._values.add_entry(f"{name}.{key}", attributes, key)
             else:

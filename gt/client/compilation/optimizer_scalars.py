@@ -1,10 +1,10 @@
-"""The numbers of an optimizer's step, computed by the optimizer's own code.
+"""The scalars of an optimizer's step, computed by the optimizer's own code.
 
-The ops of a step have numbers that change: Adam's depend on the count of steps, and every optimizer's on the learning
+The ops of a step have scalars that change: Adam's depend on the count of steps, and every optimizer's on the learning
 rate. `gt.compile` does not run the step on the GT tensors; it runs the same code on a stand-in: an optimizer of the
-same class, with the same settings and counts, whose parameters are plain tensors with one element. The numbers that the
+same class, with the same settings and counts, whose parameters are plain tensors with one element. The scalars that the
 stand-in passes to torch's ops are, bit for bit, those that the optimizer would pass. Parameters of the same group and
-with the same counts are of one kind, and share one parameter of the stand-in. Recorded calls show whether the numbers
+with the same counts are of one kind, and share one parameter of the stand-in. Recorded calls show whether the scalars
 of a kind are indeed equal.
 """
 
@@ -28,8 +28,8 @@ from gt.client.torch_patches.dispatch_modes import UntracedMode
 from gt.client.torch_patches.optimizer_defaults import bucket_sizes, standing_for
 from gt.core.errors import GTError
 
-NumberPlace: TypeAlias = tuple[int, int, int]
-"""The place of an op's numbers in a stand-in: the kind of parameter, the position among the ops of this kind, and the
+ScalarPlace: TypeAlias = tuple[int, int, int]
+"""The place of an op's scalars in a stand-in: the kind of parameter, the position among the ops of this kind, and the
 number of parameters that the op takes together."""
 _HOOKS = ("_optimizer_step_pre_hooks", "_optimizer_step_post_hooks")
 _WRITTEN = (ArgumentKind.TARGET, ArgumentKind.TARGETS, ArgumentKind.TARGETS_OR_COPIES)
@@ -44,25 +44,25 @@ class Stepping(Enum):
     WHOLE = "any order: the stand-in has a parameter for each of the optimizer's, and takes longer"
 
 
-class OpNumbers(NamedTuple):
-    """The numbers of one op of a step. `has_list`: they are a list with one number for each parameter."""
+class StepOp(NamedTuple):
+    """The scalars of one op of a step. `has_list`: they are a list with one scalar for each parameter."""
 
     name: str
-    numbers: tuple[Any, ...]
+    scalars: tuple[Any, ...]
     has_list: bool
 
     def of(self, parameters: int) -> tuple[Any, ...]:
-        """The numbers of an op on several parameters of the same kind."""
-        return self.numbers * parameters if self.has_list else self.numbers
+        """The scalars of an op on several parameters of the same kind."""
+        return self.scalars * parameters if self.has_list else self.scalars
 
 
 class StandIn:
-    """Stands in for an optimizer: computes the numbers of its steps. `parameters` are those that it would step on."""
+    """Stands in for an optimizer: computes the scalars of its steps. `parameters` are those that it would step on."""
 
     def __init__(self, optimizer: Optimizer, parameters: Sequence[torch.Tensor], stepping: Stepping) -> None:
         is_whole = stepping is Stepping.WHOLE
         self.optimizer = optimizer
-        self.sequences: list[list[OpNumbers]] = []
+        self.sequences: list[list[StepOp]] = []
         self.stepping = stepping
         self._kind_of: dict[int, int] = {}  # by id() of a parameter
         stepped = {id(parameter) for parameter in parameters}
@@ -80,13 +80,13 @@ class StandIn:
         found = list(members.values())
         self._steppers = [_Stepper(optimizer, each) for each in ([found] if is_whole else [[one] for one in found])]
 
-    def advance(self) -> list[list[OpNumbers]]:
-        """The ops and numbers of the next step, for each kind of parameter."""
+    def advance(self) -> list[list[StepOp]]:
+        """The ops and scalars of the next step, for each kind of parameter."""
         self.sequences = [stepper.step() for stepper in self._steppers]
         return self.sequences
 
-    def expected(self, parameters: Sequence[torch.Tensor]) -> list[NumberPlace]:
-        """The places of the numbers of a step on some parameters, op by op; empty for unknown parameters. Called after
+    def expected(self, parameters: Sequence[torch.Tensor]) -> list[ScalarPlace]:
+        """The places of the scalars of a step on some parameters, op by op; empty for unknown parameters. Called after
         `advance`."""
         if any(id(parameter) not in self._kind_of for parameter in parameters):
             return []
@@ -113,16 +113,16 @@ class StandIn:
         """The ops of a step, for each kind of parameter."""
         return [[op.name for op in sequence] for sequence in self.sequences]
 
-    def numbers(self, place: NumberPlace) -> tuple[Any, ...]:
+    def scalars(self, place: ScalarPlace) -> tuple[Any, ...]:
         kind, number, count = place
         return self.sequences[kind][number].of(count)
 
     def kind_of(self, parameter: torch.Tensor) -> int:
         return self._kind_of[id(parameter)]
 
-    def is_in_step(self) -> bool:
+    def is_current(self) -> bool:
         """Whether the counts of the optimizer are those that this stand-in has read or set last."""
-        return all(member.is_in_step() for stepper in self._steppers for member in stepper.members)
+        return all(member.is_current() for stepper in self._steppers for member in stepper.members)
 
     def counts(self) -> list[torch.Tensor]:
         """The tensors of the optimizer's state in this process."""
@@ -163,7 +163,7 @@ class _StandInParameter:
     def original(self) -> torch.Tensor:
         return self._originals[0]
 
-    def is_in_step(self) -> bool:
+    def is_current(self) -> bool:
         return all(list(map(_version, tensors)) == self._versions[name] for name, tensors in self.plain.items())
 
     def state(self, remote: list[torch.Tensor]) -> dict[str, Any]:
@@ -185,10 +185,10 @@ class _StandInParameter:
             for name, tensors in self.plain.items():
                 torch.ops.aten._foreach_copy_.default(tensors, [self._after[name]] * len(tensors))
                 self._versions[name] = list(map(_version, tensors))
-        numbers = {name: value for name, value in self._after.items() if isinstance(value, int | float)}
-        if numbers:
+        counts = {name: value for name, value in self._after.items() if isinstance(value, int | float)}
+        if counts:
             for parameter in self._originals:
-                self._state[parameter].update(numbers)
+                self._state[parameter].update(counts)
         return dict.fromkeys(self._originals, before) if before else {}
 
 
@@ -202,8 +202,8 @@ class _Stepper:
         attributes = {key: _own_copy(value) for key, value in vars(optimizer).items() if key != "step"}
         self._stand_in.__dict__.update(attributes, **{hooks: OrderedDict() for hooks in _HOOKS})
 
-    def step(self) -> list[OpNumbers]:
-        """Run the code of the step, and return the numbers of its ops."""
+    def step(self) -> list[StepOp]:
+        """Run the code of the step, and return the scalars of its ops."""
         remote: list[torch.Tensor] = []
         own: list[torch.Tensor] = []
         self._stand_in.state = defaultdict(dict)
@@ -229,14 +229,14 @@ class _Stepper:
 
 
 class _OpList(UntracedMode):
-    """Notes the ops on tensors that stand for GT tensors, and the numbers that GT sends with such ops. `remote` are
+    """Notes the ops on tensors that stand for GT tensors, and the scalars that GT sends with such ops. `remote` are
     these tensors, `own` the others that the stand-in may write to."""
 
     _schemas: ClassVar[dict[Any, OpSchema]] = {}
 
     def __init__(self, remote: Sequence[torch.Tensor | None], own: Sequence[torch.Tensor]) -> None:
         super().__init__()
-        self.found: list[OpNumbers] = []
+        self.found: list[StepOp] = []
         self._remote = {id(tensor): tensor for tensor in remote}
         self._own = {**self._remote, **{id(tensor): tensor for tensor in own}}
         self._splits = active_session.active is not None and not active_session.active.alone
@@ -269,7 +269,7 @@ class _OpList(UntracedMode):
         if is_remote:
             self._remote.update((id(value), value) for value in results if isinstance(value, torch.Tensor))
             if schema.split is not None or not (schema.is_special or schema.aliases):
-                self.found.append(_op_numbers(schema, args, kwargs or {}))
+                self.found.append(_step_op(schema, args, kwargs or {}))
         return result
 
 
@@ -279,17 +279,17 @@ def _with_kinds(schema: OpSchema, args: Sequence[Any], kwargs: dict[str, Any]) -
     return [*given, *[(schema.kwarg_kinds[name], value) for name, value in kwargs.items()]]
 
 
-def _op_numbers(schema: OpSchema, args: Sequence[Any], kwargs: dict[str, Any]) -> OpNumbers:
-    """The numbers that `dispatch` sends with an op."""
-    numbers: list[Any] = []
+def _step_op(schema: OpSchema, args: Sequence[Any], kwargs: dict[str, Any]) -> StepOp:
+    """The scalars that `dispatch` sends with an op."""
+    scalars: list[Any] = []
     has_list = False
     for kind, value in _with_kinds(schema, args, kwargs):
         if kind in (ArgumentKind.TENSOR, ArgumentKind.SCALAR) and type(value) in (int, float, bool):
-            numbers.append(value)
+            scalars.append(value)
         elif kind is ArgumentKind.SCALARS and value is not None:
-            numbers.extend(value)
+            scalars.extend(value)
             has_list = True
-    return OpNumbers(schema.name, tuple(numbers), has_list)
+    return StepOp(schema.name, tuple(scalars), has_list)
 
 
 def _own_copy(value: Any) -> Any:
@@ -298,7 +298,7 @@ def _own_copy(value: Any) -> Any:
 
 
 def _described(entries: Any) -> Any:
-    """The part of a parameter's state that decides the numbers of its step."""
+    """The part of a parameter's state that decides the scalars of its step."""
     if not isinstance(entries, dict):
         raise NoStandIn
     return tuple((name, _description(value)) for name, value in entries.items())
@@ -317,4 +317,4 @@ def _description(value: Any) -> Any:
 
 
 class NoStandIn(GTError):
-    """A stand-in cannot compute the numbers of an optimizer, which depend on more than its settings and counts."""
+    """A stand-in cannot compute the scalars of an optimizer, which depend on more than its settings and counts."""

@@ -1,4 +1,4 @@
-"""Plans the numbers of repeated calls: constants, random keys, functions of float arguments, numbers of optimizers."""
+"""Plans the scalars of repeated calls: constants, random keys, functions of float arguments, scalars of optimizers."""
 
 from __future__ import annotations
 
@@ -12,18 +12,18 @@ from torch.optim.optimizer import Optimizer
 
 from gt.client.compilation.call_recorder import Recording
 from gt.client.compilation.call_segments import Table
-from gt.client.compilation.optimizer_numbers import NoStandIn, NumberPlace, StandIn, Stepping
+from gt.client.compilation.optimizer_scalars import NoStandIn, ScalarPlace, StandIn, Stepping
 from gt.client.compilation.random_keys import KeyPlan
 from gt.client.compilation.recorded_calls import RecordedCall
-from gt.client.compilation.traced_floats import NumberTrace
+from gt.client.compilation.traced_floats import FloatTrace
 from gt.client.optimizer_step_hooks import OptimizerState, note_step, optimizer_of_step, snapshot
 from gt.client.session import Session
 from gt.client.tensor import Tensor
 from gt.core.messages import BeginStep, EndStep, RunOp
 
 
-class VaryingNumber(Exception):
-    """A number of an op differs between calls, and is neither a random key nor computed from known numbers."""
+class VaryingScalar(Exception):
+    """A scalar of an op differs between calls, and is neither a random key nor computed from floats that GT knows."""
 
 
 class StepPlace(NamedTuple):
@@ -37,16 +37,16 @@ class StepPlace(NamedTuple):
     parameters: list[Tensor]
 
 
-class StepNumbers:
-    """The numbers of one optimizer in one recorded call. Made before the call from the state of the optimizer, for the
+class StepScalars:
+    """The scalars of one optimizer in one recorded call. Made before the call from the state of the optimizer, for the
     parameters that it has `stepped` on in the call before, or for all. After the call, `align` sets `place` if the call
-    has one step of the optimizer, and `numbers` if a stand-in gives all numbers of this step: for each instruction, by
-    position, the place of its numbers in the stand-in."""
+    has one step of the optimizer, and `scalar_places` if a stand-in gives all scalars of this step: for each
+    instruction, by position, the place of its scalars in the stand-in."""
 
     def __init__(self, optimizer: Optimizer, stepped: Sequence[Tensor] | None) -> None:
         self.optimizer = optimizer
         self.place: StepPlace | None = None
-        self.numbers: dict[int, NumberPlace] = {}
+        self.scalar_places: dict[int, ScalarPlace] = {}
         self._stepping = Stepping.EACH
         self.is_stepped = False
         self.settings = [_mark_settings(group) for group in optimizer.param_groups]
@@ -70,14 +70,14 @@ class StepNumbers:
 
     def has_changed_counts(self) -> bool:
         """Whether the call has changed numbers of the optimizer's state that no stand-in counts."""
-        return not self.numbers and _counts(self.optimizer) != self._counts_before
+        return not self.scalar_places and _counts(self.optimizer) != self._counts_before
 
     def counts(self) -> list[torch.Tensor]:
         """The tensors of this process that the step changes."""
-        return self._stand_ins[self._stepping].counts() if self.numbers else []
+        return self._stand_ins[self._stepping].counts() if self.scalar_places else []
 
     def align(self, recorded: RecordedCall, tensors: Sequence[Tensor]) -> None:
-        """Find the step of the optimizer in a recorded call, and the stand-in that gives its numbers."""
+        """Find the step of the optimizer in a recorded call, and the stand-in that gives its scalars."""
         self.place = self._find(recorded, tensors)
         if self.place is None:
             return
@@ -91,10 +91,10 @@ class StepNumbers:
             places = stand_in.expected(self.place.parameters)
             names = [stand_in.sequences[kind][number].name for kind, number, _ in places]
             if [name for _, name, _ in found] == names and all(
-                same_numbers(scalars, stand_in.numbers(place))
+                same_scalars(scalars, stand_in.scalars(place))
                 for (_, _, scalars), place in zip(found, places, strict=True)
             ):
-                self.numbers = {position: place for (position, _, _), place in zip(found, places, strict=True)}
+                self.scalar_places = {position: place for (position, _, _), place in zip(found, places, strict=True)}
                 self._stepping = stepping
                 return
 
@@ -133,16 +133,16 @@ class StepNumbers:
         return found[0] if len(found) == 1 else None
 
 
-class _ArgumentNumbers(NamedTuple):
-    """Numbers of an op, some of which are computed from the floats among the call's arguments."""
+class _ArgumentScalars(NamedTuple):
+    """Scalars of an op, some of which are computed from the floats among the call's arguments."""
 
     group: int
-    numbers: tuple[Any, ...]
+    scalars: tuple[Any, ...]
 
 
-class NumberPlan:
-    """Computes the numbers of each repetition of a call. `scalars` are the distinct tuples of numbers; `groups` has,
-    for each RunOp in order, the position of its numbers in `scalars`."""
+class ScalarPlan:
+    """Computes the scalars of each repetition of a call. `scalars` are the distinct tuples of an op's scalars; `groups`
+    has, for each RunOp in order, the position of its tuple in `scalars`."""
 
     def __init__(
         self,
@@ -151,9 +151,9 @@ class NumberPlan:
         keys: KeyPlan,
         random: list[tuple[int, int]],
         steps: list[_RepeatedStep],
-        arguments: list[_ArgumentNumbers],
+        arguments: list[_ArgumentScalars],
         pinned: dict[int, float],
-        fixed: list[StepNumbers],
+        fixed: list[StepScalars],
     ) -> None:
         self.groups = groups
         self._arguments = arguments
@@ -165,18 +165,18 @@ class NumberPlan:
         self._steps = steps
 
     def prepare(self, arguments: Sequence[float]) -> bool:
-        """Prepare the numbers of the next call; False if the call would have other ops. `arguments` are its floats."""
+        """Prepare the scalars of the next call; False if the call would have other ops. `arguments` are its floats."""
         return (
-            all(same_number(arguments[position], value) for position, value in self._pinned)
+            all(same_scalar(arguments[position], value) for position, value in self._pinned)
             and all(has_settings(optimizer, settings) for optimizer, settings in self._fixed)
             and all(step.prepare() for step in self._steps)
         )
 
     def draw(self, arguments: Sequence[float]) -> tuple[tuple[Any, ...], ...]:
-        """The numbers of the prepared call. Draws its random keys and advances the counts of optimizers."""
+        """The scalars of the prepared call. Draws its random keys and advances the counts of optimizers."""
         scalars = self.scalars.copy()
-        for group, numbers in self._arguments:
-            scalars[group] = tuple([each(arguments) if callable(each) else each for each in numbers])
+        for group, found in self._arguments:
+            scalars[group] = tuple([each(arguments) if callable(each) else each for each in found])
         if self._random:
             keys = self._keys.draw()
             for group, key in self._random:
@@ -192,18 +192,18 @@ class NumberPlan:
 
 
 class _RepeatedStep:
-    """A step of an optimizer in a repeated call. `groups` are the positions in the plan's scalars of the numbers that
+    """A step of an optimizer in a repeated call. `groups` are the positions in the plan's scalars of those that
     the stand-in has at each place. Without a stand-in, the settings of the optimizer must stay as they are."""
 
-    def __init__(self, steps: StepNumbers, groups: dict[NumberPlace, int]) -> None:
+    def __init__(self, steps: StepScalars, groups: dict[ScalarPlace, int]) -> None:
         assert steps.place is not None
         self._optimizer = steps.optimizer
         self._place = steps.place
         self._settings = steps.settings
-        self._groups: list[tuple[NumberPlace, int]] = []
+        self._groups: list[tuple[ScalarPlace, int]] = []
         self._stand_in: StandIn | None = None
         self._state: OptimizerState = {}
-        if steps.numbers:
+        if steps.scalar_places:
             self._stand_in = steps.repeated()
             kinds = steps.kinds(self._stand_in)
             self._groups = [((kinds[kind], number, size), group) for (kind, number, size), group in groups.items()]
@@ -211,10 +211,10 @@ class _RepeatedStep:
             self._names = {kinds[kind]: names[kind] for kind in kinds}
 
     def prepare(self) -> bool:
-        """Compute the numbers of the next step; False if the step would have other ops."""
+        """Compute the scalars of the next step; False if the step would have other ops."""
         if self._stand_in is None:
             return has_settings(self._optimizer, self._settings)
-        if not self._stand_in.is_in_step() and not self._follow():
+        if not self._stand_in.is_current() and not self._follow():
             return False
         try:
             self._stand_in.advance()
@@ -236,49 +236,49 @@ class _RepeatedStep:
         return True
 
     def fill(self, scalars: list[tuple[Any, ...]]) -> None:
-        """Set the numbers of the step in `scalars`, and advance the counts of the optimizer."""
+        """Set those of the step in `scalars`, and advance the counts of the optimizer."""
         self._state = self._stand_in.commit() if self._stand_in is not None else snapshot(self._optimizer)
         if self._stand_in is not None:
             for place, group in self._groups:
-                scalars[group] = self._stand_in.numbers(place)
+                scalars[group] = self._stand_in.scalars(place)
 
     def commit(self, session: Session, table: Table) -> None:
         note_step(session, self._optimizer, table[self._place.begin], table[self._place.end], self._state)
 
 
-def plan_numbers(
+def plan_scalars(
     calls: Sequence[RecordedCall],
     keys: KeyPlan,
-    steps: Sequence[Sequence[StepNumbers]],
-    traces: Sequence[NumberTrace],
-) -> NumberPlan:
-    """Find, by comparing calls, which numbers are constants and how to compute the others. `steps` are those of the
-    optimizers in the last calls, `traces` the numbers that were computed from the arguments of each call."""
+    steps: Sequence[Sequence[StepScalars]],
+    traces: Sequence[FloatTrace],
+) -> ScalarPlan:
+    """Find, by comparing calls, which scalars are constants and how to compute the others. `steps` are those of the
+    optimizers in the last calls, `traces` the floats that were computed from the arguments of each call."""
     last = calls[-1].recording
     key_of = dict(keys.places)
     aligned = [each for each in zip(*steps, strict=True) if all(step.place is not None for step in each)]
     by_position: dict[int, tuple[int, int, int, int]] = {}
     for number, each in enumerate(aligned):
-        if each[-1].numbers and all(step.numbers.keys() == each[-1].numbers.keys() for step in each):
-            by_position.update((position, (number, *found)) for position, found in each[-1].numbers.items())
+        if each[-1].scalar_places and all(step.scalar_places.keys() == each[-1].scalar_places.keys() for step in each):
+            by_position.update((position, (number, *found)) for position, found in each[-1].scalar_places.items())
     groups: list[int] = []
     scalars: list[tuple[Any, ...]] = []
     random: list[tuple[int, int]] = []
-    arguments: list[_ArgumentNumbers] = []
+    arguments: list[_ArgumentScalars] = []
     known: dict[Any, int] = {}
     for position, instruction in enumerate(last.instructions):
         if not isinstance(instruction, RunOp):
             continue
         identity: Any = by_position.get(position)
         if identity is None:
-            numbers = _explained(calls, position, position in key_of, traces)
+            found = _explained(calls, position, position in key_of, traces)
             identity = tuple(map(_bits, instruction.scalars))
             if position in key_of:
                 identity = ("random", position)
                 random.append((len(scalars), key_of[position]))
-            if any(map(callable, numbers)):
+            if any(map(callable, found)):
                 identity = ("argument", position)
-                arguments.append(_ArgumentNumbers(len(scalars), numbers))
+                arguments.append(_ArgumentScalars(len(scalars), found))
         if identity not in known:
             known[identity] = len(scalars)
             scalars.append(instruction.scalars)
@@ -288,10 +288,10 @@ def plan_numbers(
         own = {identity[1:]: group for identity, group in known.items() if _is_of_step(identity, number)}
         repeated.append(_RepeatedStep(each[-1], own))
     fixed = [each[-1] for each in zip(*steps, strict=True) if each not in aligned and each[-1].is_stepped]
-    return NumberPlan(groups, scalars, keys, random, repeated, arguments, _pinned(traces), fixed)
+    return ScalarPlan(groups, scalars, keys, random, repeated, arguments, _pinned(traces), fixed)
 
 
-def _pinned(traces: Sequence[NumberTrace]) -> dict[int, float]:
+def _pinned(traces: Sequence[FloatTrace]) -> dict[int, float]:
     """The float arguments whose values must stay as they were: those that did not change from call to call, and those
     that the function compares or converts."""
     last = traces[-1]
@@ -299,7 +299,7 @@ def _pinned(traces: Sequence[NumberTrace]) -> dict[int, float]:
         position: value
         for position, value in enumerate(last.arguments)
         if any(position in trace.pinned for trace in traces)
-        or all(same_number(trace.arguments[position], value) for trace in traces)
+        or all(same_scalar(trace.arguments[position], value) for trace in traces)
     }
 
 
@@ -308,51 +308,51 @@ def _is_of_step(identity: Any, number: int) -> bool:
 
 
 def _explained(
-    calls: Sequence[RecordedCall], position: int, is_random: bool, traces: Sequence[NumberTrace]
+    calls: Sequence[RecordedCall], position: int, is_random: bool, traces: Sequence[FloatTrace]
 ) -> tuple[Any, ...]:
-    """The numbers of an op: a constant as itself, a number that changes as a function of the call's floats."""
+    """The scalars of an op: a constant as itself, a scalar that changes as a function of the call's floats."""
     ops = [each.recording.instructions[position] for each in calls]
     found: list[Any] = []
     for values in zip(*[op.scalars for op in ops], strict=True):  # type: ignore[union-attr]
         is_key = is_random and len(found) + 1 == len(ops[-1].scalars)  # type: ignore[union-attr]
-        if is_key or all(same_number(values[0], other) for other in values[1:]):
+        if is_key or all(same_scalar(values[0], other) for other in values[1:]):
             found.append(values[-1])
         else:
             found.append(_expression(values, traces) or _refuse(calls[-1].recording, position, values))
     return tuple(found)
 
 
-def _expression(values: Sequence[Any], traces: Sequence[NumberTrace]) -> Any:
+def _expression(values: Sequence[Any], traces: Sequence[FloatTrace]) -> Any:
     """The function of the float arguments that gives these values, one in each call; None if none was traced."""
     counts = {len(trace.values) for trace in traces}
     if len(counts) > 1:
         return None
     for number, traced in enumerate(zip(*[trace.values for trace in traces], strict=True)):
-        if same_numbers(traced, values):
+        if same_scalars(traced, values):
             return traces[-1].expressions[number]
     return None
 
 
 def _refuse(recording: Recording, position: int, values: Sequence[Any]) -> Any:
     op = recording.session.signatures[recording.instructions[position].op_id].op  # type: ignore[union-attr]
-    raise VaryingNumber(
+    raise VaryingScalar(
         f"{recording.line(position)}: {op} gets a number that changes from call to call "
         f"({', '.join(map(str, values))}) and is not computed from a float argument; pass it as an argument, use a "
         "tensor (capturable=True), or, if an optimizer computes it, pass that optimizer in state="
     )
 
 
-def same_numbers(first: Sequence[Any], second: Sequence[Any]) -> bool:
-    """Whether numbers are equal bit for bit."""
-    return len(first) == len(second) and all(map(same_number, first, second))
+def same_scalars(first: Sequence[Any], second: Sequence[Any]) -> bool:
+    """Whether scalars are equal bit for bit."""
+    return len(first) == len(second) and all(map(same_scalar, first, second))
 
 
-def same_number(first: Any, second: Any) -> bool:
+def same_scalar(first: Any, second: Any) -> bool:
     return bool(_bits(first) == _bits(second))
 
 
-def _bits(number: Any) -> Any:
-    return (type(number), number.hex() if isinstance(number, float) else number)
+def _bits(scalar: Any) -> Any:
+    return (type(scalar), scalar.hex() if isinstance(scalar, float) else scalar)
 
 
 def has_settings(optimizer: Optimizer, settings: list[dict[str, Any]]) -> bool:

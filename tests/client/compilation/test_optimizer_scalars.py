@@ -1,10 +1,10 @@
-"""The numbers of an optimizer's step, from a stand-in."""
+"""The scalars of an optimizer's step, from a stand-in."""
 
 import pytest
 import torch
 
 import gt
-from gt.client.compilation.optimizer_numbers import NoStandIn, StandIn, Stepping
+from gt.client.compilation.optimizer_scalars import NoStandIn, StandIn, Stepping
 
 
 def optimizer_of(kind, **options):
@@ -14,7 +14,7 @@ def optimizer_of(kind, **options):
     return kind(parameters, **options), parameters
 
 
-def test_the_numbers_of_sgd_follow_its_rate(embedded):
+def test_the_scalars_of_sgd_follow_its_rate(embedded):
     optimizer, parameters = optimizer_of(torch.optim.SGD, lr=0.5)
     stand_in = StandIn(optimizer, parameters, Stepping.EACH)
     assert stand_in.advance() == [[("aten._foreach_add_.List", (-0.5,), False)]]
@@ -40,9 +40,9 @@ def test_steps_elsewhere_are_noticed(embedded):
     optimizer, parameters = optimizer_of(torch.optim.Adam)
     optimizer.step()
     stand_in = StandIn(optimizer, parameters, Stepping.EACH)
-    assert stand_in.is_in_step()
+    assert stand_in.is_current()
     optimizer.step()
-    assert not stand_in.is_in_step()
+    assert not stand_in.is_current()
 
 
 def test_hooks_of_the_optimizer_do_not_run(embedded):
