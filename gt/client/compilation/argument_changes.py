@@ -2,7 +2,7 @@
 
 A skipped call would not make these changes, so a call that makes one is not repeated. A recorded call may get copies of
 the caller's arguments: plain tensors are moved to GT, floats are traced, and containers of either are made anew. The
-changes to such copies are made to the caller's own objects after the call.
+changes to such copies are made to the caller's objects, the originals, after the call.
 """
 
 from __future__ import annotations
@@ -27,10 +27,11 @@ MUTABLE = (dict, list, deque)
 
 
 class Container(NamedTuple):
-    """A container among the arguments: the caller's, the one that the function gets, and its content before."""
+    """A container among the arguments: the caller's (`original`), the one that the function gets (`given`),
+    and its content before the call."""
 
     name: str
-    own: Any
+    original: Any
     given: Any
     items: list[Any]
     structure: Any
@@ -73,9 +74,9 @@ class PlainArgument(NamedTuple):
     """A plain tensor of the caller, its copy on GT, and the versions of both before the call."""
 
     name: str
-    own: torch.Tensor
+    original: torch.Tensor
     moved: Tensor
-    own_version: int
+    original_version: int
     moved_version: int
 
     def is_written(self) -> bool:
@@ -92,38 +93,38 @@ class ArgumentChanges:
         self._call = call
         self.args, self.kwargs = call.traced(trace)
         names = _names_of(function, len(self.args))
-        arguments = [*zip(names, call.own_args, self.args, strict=True)]
-        arguments += [(f"{name!r}", call.own_kwargs[name], given) for name, given in self.kwargs.items()]
+        arguments = [*zip(names, call.original_args, self.args, strict=True)]
+        arguments += [(f"{name!r}", call.original_kwargs[name], given) for name, given in self.kwargs.items()]
         found = [each for argument in arguments for each in _containers(*argument)]
         self.containers = {id(each.given): each for each in reversed(found)}
         self.container_numbers = {id(each.given): number for number, each in reversed(list(enumerate(found)))}
         name_of = {id(leaf): name for name, _, given in arguments for leaf in tree_flatten(given)[0]}
         self._plain = [
-            PlainArgument(name_of.get(id(moved), ""), own, moved, own._version, moved._version)
-            for own, moved in call.moved
-            if not own.is_inference() and not moved.is_inference()
+            PlainArgument(name_of.get(id(moved), ""), original, moved, original._version, moved._version)
+            for original, moved in call.moved
+            if not original.is_inference() and not moved.is_inference()
         ]
         self._objects = [(name, ObjectState(value)) for name, value in call.objects]
         self._properties = [
             *[TensorProperties(f"the argument {name_of.get(id(each), '')}", each) for each in call.tensors],
-            *[TensorProperties(f"the plain argument {each.name}", each.own) for each in self._plain],
+            *[TensorProperties(f"the plain argument {each.name}", each.original) for each in self._plain],
             *[TensorProperties("a tensor that it uses", each) for each in others],
         ]
 
-    def own(self, value: Any) -> Any:
+    def original_of(self, value: Any) -> Any:
         """The caller's object for an object that the function got; another object as it is."""
         if id(value) in self.containers:
-            return self.containers[id(value)].own
+            return self.containers[id(value)].original
         if isinstance(value, TracedFloat):
             return value.pin()
-        return self._call.own_tensor(value)
+        return self._call.original_tensor(value)
 
     def restored(self, output: Any) -> Any:
         """An output with the caller's objects in place of those that the function got."""
-        given = [self._call.own_tensor(each) is not each for each in self._call.tensors]
-        if not any(given) and all(each.own is each.given for each in self.containers.values()):
+        given = [self._call.original_tensor(each) is not each for each in self._call.tensors]
+        if not any(given) and all(each.original is each.given for each in self.containers.values()):
             return output
-        return tree_map(self.own, output, is_leaf=lambda each: id(each) in self.containers)
+        return tree_map(self.original_of, output, is_leaf=lambda each: id(each) in self.containers)
 
     def apply(self) -> str:
         """Make the changes to the copies that the function got to the caller's objects. Returns the first change, or an
@@ -131,14 +132,14 @@ class ArgumentChanges:
         changed = [each for each in self._properties if each.is_changed()]
         filled = [each for each in self.containers.values() if each.is_changed()]
         written = [each for each in self._plain if each.is_written()]
-        rewritten = [each for each in self._plain if each.own._version != each.own_version]
+        rewritten = [each for each in self._plain if each.original._version != each.original_version]
         for each in written:
             self._copy_back(each)
         for container in filled:
-            if container.own is not container.given:
+            if container.original is not container.given:
                 self._refill(container)
-        for own, moved in self._call.moved:
-            _give_properties(own, moved)
+        for original, moved in self._call.moved:
+            _give_properties(original, moved)
         if filled:
             return f"it changes the argument {filled[0].name}, which a skipped call would not; return the new values"
         if written or rewritten:
@@ -155,34 +156,36 @@ class ArgumentChanges:
         return ""
 
     def _copy_back(self, argument: PlainArgument) -> None:
-        memory = argument.own.untyped_storage().data_ptr()
-        others = [each for each in self._plain if each.own is not argument.own]
-        if any(each.own.untyped_storage().data_ptr() == memory for each in others):
+        memory = argument.original.untyped_storage().data_ptr()
+        others = [each for each in self._plain if each.original is not argument.original]
+        if any(each.original.untyped_storage().data_ptr() == memory for each in others):
             raise CompileError(
                 f"a function of gt.compile writes to the plain tensor {argument.name}, which shares memory with "
                 "another argument; have these tensors on GT"
             )
         with torch.no_grad():
-            argument.own.copy_(argument.moved.detach().cpu())
+            argument.original.copy_(argument.moved.detach().cpu())
 
     def _refill(self, container: Container) -> None:
-        items = [self.own(item) for item in _opened(container.given)[0]]
-        if isinstance(container.own, dict):
-            container.own.clear()
-            container.own.update(zip(container.given, items, strict=True))
-        elif isinstance(container.own, list | deque):
-            container.own.clear()
-            container.own.extend(items)
+        items = [self.original_of(item) for item in _opened(container.given)[0]]
+        if isinstance(container.original, dict):
+            container.original.clear()
+            container.original.update(zip(container.given, items, strict=True))
+        elif isinstance(container.original, list | deque):
+            container.original.clear()
+            container.original.extend(items)
         else:
-            vars(container.own).update((key, self.own(value)) for key, value in vars(container.given).items())
+            vars(container.original).update(
+                (key, self.original_of(value)) for key, value in vars(container.given).items()
+            )
 
 
-def _give_properties(own: torch.Tensor, moved: Tensor) -> None:
+def _give_properties(original: torch.Tensor, moved: Tensor) -> None:
     """Give a plain tensor the properties that a function has given to its copy on GT."""
-    if moved.is_leaf and moved.requires_grad and own.is_leaf:
-        own.requires_grad_()
-        own.grad = moved.grad.cpu() if moved.grad is not None else own.grad
-    own.__dict__.update(moved.__dict__)
+    if moved.is_leaf and moved.requires_grad and original.is_leaf:
+        original.requires_grad_()
+        original.grad = moved.grad.cpu() if moved.grad is not None else original.grad
+    original.__dict__.update(moved.__dict__)
 
 
 def _opened(value: Any) -> tuple[list[Any], Any]:
@@ -190,13 +193,13 @@ def _opened(value: Any) -> tuple[list[Any], Any]:
     return tree_flatten(value, is_leaf=lambda each: each is not value)
 
 
-def _containers(name: str, own: Any, given: Any) -> Iterator[Container]:
+def _containers(name: str, original: Any, given: Any) -> Iterator[Container]:
     items, structure = _opened(given)
     if len(items) == 1 and items[0] is given:  # not a container
         return
-    yield Container(name, own, given, items, structure)
-    for own_item, item in zip(_opened(own)[0], items, strict=True):
-        yield from _containers(name, own_item, item)
+    yield Container(name, original, given, items, structure)
+    for original_item, item in zip(_opened(original)[0], items, strict=True):
+        yield from _containers(name, original_item, item)
 
 
 def containers_in(args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[Any]:

@@ -24,11 +24,11 @@ _BY_VALUE = (int, float, bool, str, bytes, type(None), torch.dtype)
 
 class CallArguments:
     """The arguments of one call, with plain tensors moved to GT. Calls with the same `key` may repeat the same
-    recording if the state of the function is the same too. `own_args` and `own_kwargs` are the caller's, `moved` the
-    plain tensors among them and their copies on GT."""
+    recording if the state of the function is the same too. `original_args` and `original_kwargs` are
+    the caller's, `moved` the plain tensors among them and their copies on GT."""
 
     __slots__ = (
-        "args", "floats", "key", "kwargs", "leaves", "moved", "objects", "own_args", "own_kwargs", "session",
+        "args", "floats", "key", "kwargs", "leaves", "moved", "objects", "original_args", "original_kwargs", "session",
         "structure", "tensors",
     )  # fmt: skip
 
@@ -36,7 +36,7 @@ class CallArguments:
         leaves, structure = tree_flatten((args, kwargs))
         self.session = session
         self.objects: list[tuple[str, object]] = []
-        self.own_args, self.own_kwargs = args, kwargs
+        self.original_args, self.original_kwargs = args, kwargs
         self.moved: list[tuple[torch.Tensor, Tensor]] = []
         if any(isinstance(leaf, torch.Tensor) and not isinstance(leaf, Tensor) for leaf in leaves):
             leaves = self._move(leaves)
@@ -48,8 +48,8 @@ class CallArguments:
         self.key = (
             structure,
             tuple(map(self._described, leaves)),
-            storage_pattern(map(id, self.tensors)),
-            storage_pattern(map(id, map(read_storage, self.tensors))),
+            sharing_pattern(map(id, self.tensors)),
+            sharing_pattern(map(id, map(read_storage, self.tensors))),
             ambient_state(),
         )
 
@@ -63,9 +63,9 @@ class CallArguments:
                 self.moved.append((leaf, moved))
         return [copies.get(id(leaf), leaf) for leaf in leaves]
 
-    def own_tensor(self, value: Any) -> Any:
+    def original_tensor(self, value: Any) -> Any:
         """The caller's plain tensor for its copy on GT; any other object as it is."""
-        return next((own for own, moved in self.moved if moved is value), value)
+        return next((original for original, moved in self.moved if moved is value), value)
 
     def traced(self, trace: FloatTrace) -> tuple[tuple[Any, ...], dict[str, Any]]:
         """The arguments with traced floats."""
@@ -112,10 +112,10 @@ class _Identity:
         return id(self.value)
 
 
-def storage_pattern(storages: Iterable[int]) -> tuple[int, ...]:
-    """For each storage, the first position at which it occurs."""
+def sharing_pattern(idents: Iterable[int]) -> tuple[int, ...]:
+    """For each object, given by its id, the first position at which it occurs."""
     first: dict[int, int] = {}
-    return tuple([first.setdefault(storage, position) for position, storage in enumerate(storages)])
+    return tuple([first.setdefault(ident, position) for position, ident in enumerate(idents)])
 
 
 def unique_tensors(tensors: Sequence[Tensor]) -> list[Tensor]:

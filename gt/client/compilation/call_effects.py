@@ -16,7 +16,7 @@ from torch.nn.parameter import is_lazy
 
 from gt.client.compilation.argument_changes import MUTABLE, ArgumentChanges
 from gt.client.compilation.call_recorder import Recording
-from gt.client.compilation.recorded_calls import (
+from gt.client.compilation.recorded_call import (
     Effects,
     RecordedCall,
     RefTemplate,
@@ -25,9 +25,9 @@ from gt.client.compilation.recorded_calls import (
     ReturnedGradient,
     ReturnedInput,
     Source,
-    own_ids,
-    result_handle,
+    step_ids,
 )
+from gt.client.compilation.replay_template import result_handle
 from gt.client.compilation.traced_floats import TracedFloat
 from gt.client.storage import Storage, TensorRef
 from gt.client.tensor import Tensor
@@ -98,7 +98,7 @@ class RecordedCallBuilder:
             if isinstance(template, ReturnedAgain):
                 values.append(values[template.number])
             elif template is not None:
-                values.append(self._arguments.own(leaf))
+                values.append(self._arguments.original_of(leaf))
             else:
                 _require_bare(leaf)
                 template = self._template(leaf)
@@ -139,10 +139,10 @@ class RecordedCallBuilder:
             if storage.id != ident
         ]
         effects = Effects(
-            tuple((position, self._numbered(template, slots)) for position, template in gradients),
-            tuple((position, self._numbered(template, slots)) for position, template in rebound),
+            tuple((position, self._with_slot(template, slots)) for position, template in gradients),
+            tuple((position, self._with_slot(template, slots)) for position, template in rebound),
             versions,
-            tuple(self._numbered(template, slots) for template in templates),
+            tuple(self._with_slot(template, slots) for template in templates),
             structure,
         )
         return RecordedCall(recording, self._sources, slots, tuple(writes), effects)
@@ -204,7 +204,7 @@ class RecordedCallBuilder:
             tensor.is_leaf,
         )
 
-    def _numbered(self, template: Any, slots: dict[int, int]) -> Any:
+    def _with_slot(self, template: Any, slots: dict[int, int]) -> Any:
         """A template with the slot of its storage in place of an id."""
         if not isinstance(template, RefTemplate) or template.slot < len(self._storages):
             return template
@@ -213,7 +213,7 @@ class RecordedCallBuilder:
 
     def _slots(self) -> dict[int, int]:
         recording = self._recording
-        made = sorted([*recording.made, *own_ids(recording.instructions)])
+        made = sorted([*recording.made, *step_ids(recording.instructions)])
         return {ident: slot for slot, ident in enumerate([*self._first_ids, *made])}
 
     # Effects

@@ -72,7 +72,7 @@ class Recording:
     - `alive`: those of them that still exist
     - `operands`: the plain tensors that the call used, with their versions then, by the id() of the storages that they
       were uploaded to; tensors with the same content share one
-    - `void`: the reason why the recording cannot be repeated, or an empty text
+    - `obstacle`: the reason why the recording cannot be repeated, or an empty text
     """
 
     def __init__(self, session: Session) -> None:
@@ -89,7 +89,7 @@ class Recording:
         self.ambient = ambient_state()
         self._host_random = host_random()
         self.operands: dict[int, list[tuple[torch.Tensor, int]]] = {}
-        self.void = ""
+        self.obstacle = ""
 
     def note_collected(self) -> None:
         """Note the tensors that were collected since the last instruction, and have them freed."""
@@ -226,9 +226,9 @@ class CallRecorder:
             for ident in id_fields(type(instruction)).new(instruction):
                 recording.made[ident] = recording.alive[ident] = position
         elif isinstance(instruction, ForgetOps):
-            recording.void = "the session has forgotten its ops"
+            recording.obstacle = "the session has forgotten its ops"
         elif isinstance(instruction, QueryOp):
-            recording.void = "a worker was asked for the shapes of an op"
+            recording.obstacle = "a worker was asked for the shapes of an op"
 
     def _note_draw(self, generator: torch.Generator | None) -> None:
         if get_ident() != self._thread:
@@ -263,9 +263,9 @@ class CallRecorder:
             self._refusal("reads a value from the workers", "return the tensor and read it after the call")
         )
 
-    def _refusal(self, deed: str, remedy: str) -> str:
+    def _refusal(self, action: str, remedy: str) -> str:
         line = line_of(self._session, self._session.sites.current())
-        return f"{line}: a function of gt.compile {deed}, which a call that skips the function could not do; {remedy}"
+        return f"{line}: a function of gt.compile {action}, which a call that skips the function could not do; {remedy}"
 
 
 class _RecordedUploads:

@@ -13,7 +13,7 @@ from gt.client.compilation.call_arguments import CallArguments, unique_tensors
 from gt.client.compilation.call_effects import CallTensors, NotRepeatable, RecordedCallBuilder, version_of
 from gt.client.compilation.call_recorder import CallRecorder, Recording
 from gt.client.compilation.random_keys import plan_keys
-from gt.client.compilation.recorded_calls import RecordedCall
+from gt.client.compilation.recorded_call import RecordedCall
 from gt.client.compilation.scalar_plan import StepScalars, same_scalar
 from gt.client.compilation.traced_floats import FloatTrace
 from gt.client.compilation.watched_state import WatchedState
@@ -61,7 +61,7 @@ class RecordingAttempt:
         """The reason why the recording cannot be repeated, or an empty text."""
         for steps in self.steps:
             steps.align(self.recorded, self.before.tensors)
-        if reason := recording.void or recording.side_effect():
+        if reason := recording.obstacle or recording.side_effect():
             return reason
         if changed := self.watched.change_inside():
             return f"it changes {changed}, which a skipped call would not; change it outside of the function"

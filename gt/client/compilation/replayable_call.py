@@ -9,10 +9,11 @@ from typing import Any
 import torch
 
 from gt.client.compilation.argument_changes import containers_in
-from gt.client.compilation.call_arguments import CallArguments, read_storage, storage_pattern, unique_tensors
+from gt.client.compilation.call_arguments import CallArguments, read_storage, sharing_pattern, unique_tensors
 from gt.client.compilation.call_effects import CallTensors, read_ref, read_requires_grad, version_of
-from gt.client.compilation.recorded_calls import ReplayTemplate, ReturnedContainer, Source
+from gt.client.compilation.recorded_call import ReturnedContainer, Source
 from gt.client.compilation.recording_attempt import RecordingAttempt
+from gt.client.compilation.replay_template import ReplayTemplate
 from gt.client.compilation.scalar_plan import ScalarPlan, plan_scalars
 from gt.client.compilation.watched_state import WatchedState
 from gt.client.interrupts import CriticalSection
@@ -47,12 +48,12 @@ class ReplayableCall:
         self._state_arguments = [tensor if id(tensor) in self._in_state else None for tensor in last.call.tensors]
         self._used_gradients = [each.positions[0] for each in recorded.sources if each.kind == "grad"]
         returned = any(isinstance(each, ReturnedContainer) for each in recorded.effects.results)
-        found = containers_in(last.call.own_args, last.call.own_kwargs) if returned else ()
-        self._containers = storage_pattern(map(id, found))  # among the arguments; empty if none is a result
+        found = containers_in(last.call.original_args, last.call.original_kwargs) if returned else ()
+        self._containers = sharing_pattern(map(id, found))  # among the arguments; empty if none is a result
         self._plain = last.before.plain
         self._refs = list(map(read_ref, self._others))
         self._keys = list(map(_read_key, self._refs))
-        self._storages = storage_pattern([*before.storage_ids, *[before.gradients[n] for n in self._used_gradients]])
+        self._storages = sharing_pattern([*before.storage_ids, *[before.gradients[n] for n in self._used_gradients]])
         self._requires_grad = list(map(read_requires_grad, self._others))
         sources = self._template.sources
         self._shared_operands = [
@@ -81,7 +82,7 @@ class ReplayableCall:
         return (
             list(map(read_requires_grad, others)) == self._requires_grad
             and self._gradients_match(tensors)
-            and self._storage_pattern(tensors) == self._storages
+            and self._sharing_pattern(tensors) == self._storages
             and self._operands_match(call.session)
             and self._scalar_plan.prepare(call.floats)
         )
@@ -90,7 +91,7 @@ class ReplayableCall:
         """Send the instructions of the recorded call, apply its effects, and return its results."""
         session, template = call.session, self._template
         tensors = [*unique_tensors(call.tensors), *self._others]
-        containers = containers_in(call.own_args, call.own_kwargs) if self._containers else ()
+        containers = containers_in(call.original_args, call.original_kwargs) if self._containers else ()
         # Uploads may wait, and a critical section must not. The counts of optimizers are small, and known in it only.
         uploaded = [each.kind != "count" and self._external(session, each, tensors) for each in template.sources]
         with CriticalSection():  # an interrupt comes when the counts, the ops and the effects of a step are done
@@ -102,7 +103,7 @@ class ReplayableCall:
             results = template.apply_effects(session, table, externals, tensors, containers)
         session.outbox.send_if_full()
         if call.moved:
-            results = list(map(call.own_tensor, results))
+            results = list(map(call.original_tensor, results))
         return tree_unflatten(results, template.effects.structure)
 
     def _external(self, session: Session, source: Source, tensors: Sequence[Tensor]) -> Storage:
@@ -128,12 +129,12 @@ class ReplayableCall:
         """Whether containers that are returned are shared between arguments as in the recorded call."""
         if not self._containers:
             return True
-        return storage_pattern(map(id, containers_in(call.own_args, call.own_kwargs))) == self._containers
+        return sharing_pattern(map(id, containers_in(call.original_args, call.original_kwargs))) == self._containers
 
-    def _storage_pattern(self, tensors: Sequence[Tensor]) -> tuple[int, ...]:
+    def _sharing_pattern(self, tensors: Sequence[Tensor]) -> tuple[int, ...]:
         """The pattern in which the tensors, and the gradients that the call uses, share storages."""
         gradients = [tensors[position].grad for position in self._used_gradients]
-        return storage_pattern(map(id, map(read_storage, [*tensors, *gradients])))
+        return sharing_pattern(map(id, map(read_storage, [*tensors, *gradients])))
 
     def _gradients_match(self, tensors: Sequence[Tensor]) -> bool:
         """Whether each tensor has a gradient, or none, as in one of the recorded calls."""

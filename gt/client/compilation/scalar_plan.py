@@ -14,7 +14,7 @@ from gt.client.compilation.call_recorder import Recording
 from gt.client.compilation.call_segments import Table
 from gt.client.compilation.optimizer_scalars import NoStandIn, ScalarPlace, StandIn, Stepping
 from gt.client.compilation.random_keys import KeyPlan
-from gt.client.compilation.recorded_calls import RecordedCall
+from gt.client.compilation.recorded_call import RecordedCall
 from gt.client.compilation.traced_floats import FloatTrace
 from gt.client.optimizer_step_hooks import OptimizerState, note_step, optimizer_of_step, snapshot
 from gt.client.session import Session

@@ -11,7 +11,7 @@ import gt
 from gt.client import active_session
 from gt.client.compilation import call_segments
 from gt.client.compilation.call_segments import SegmentedCall
-from gt.client.compilation.recorded_calls import _builder
+from gt.client.compilation.replay_template import instruction_builder
 from gt.core.message_fields import id_fields
 from gt.core.messages import (
     BeginStep,
@@ -56,7 +56,7 @@ def calls(draw):
 def numbered(instructions, dying, end, shortest):
     idents = [*EXTERNALS, *range(own(100), end)]
     slots = {ident: slot for slot, ident in enumerate(idents)}
-    builds = [_builder(instruction, slots) for instruction in instructions]
+    builds = [instruction_builder(instruction, slots) for instruction in instructions]
     return SegmentedCall(instructions, builds, slots, dying, shortest), idents
 
 

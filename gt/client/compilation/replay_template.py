@@ -1,166 +1,30 @@
-"""A call of a function as data: the instructions it emits, with slots in place of ids, and its effects on tensors of
-the program. `gt.compile` records several calls, compares them, and repeats the last one as a ReplayTemplate.
-
-A slot is a place in the table of ids of one call: first the tensors that the call uses and does not make (externals),
-then the tensors that it makes, in the order of their ids.
-"""
+"""Templates that repeat a recorded call: they send its instructions with new ids and scalars, and apply its effects."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from itertools import islice
 from operator import itemgetter
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 
 from gt.client.cached_calls import rebind, wrap_view
-from gt.client.compilation.call_recorder import Recording
 from gt.client.compilation.call_segments import Build, SegmentedCall, Table, defined_segments, picker
-from gt.client.geometry import Geometry
+from gt.client.compilation.recorded_call import (
+    ID_FIELDS,
+    RecordedCall,
+    RefTemplate,
+    ReturnedAgain,
+    ReturnedContainer,
+    ReturnedGradient,
+    ReturnedInput,
+)
 from gt.client.session import Session
-from gt.client.storage import Storage, StorageView, TensorRef, ViewPath
+from gt.client.storage import Storage, StorageView, TensorRef
 from gt.client.tensor import Tensor
 from gt.core.errors import CompileError
-from gt.core.messages import (
-    BeginModule,
-    BeginStep,
-    DropCopies,
-    EndStep,
-    Instruction,
-    NoteGradient,
-    Redistribute,
-    RunOp,
-)
-
-# The fields of recorded instructions that hold ids; the other fields are the same in every call.
-_ID_FIELDS: dict[type[Any], tuple[str, ...]] = {
-    RunOp: ("inputs", "outputs"),
-    Redistribute: ("input", "output"),
-    NoteGradient: ("gradient", "parameter"),
-    BeginStep: ("step", "gradients", "parameters"),
-    EndStep: ("end",),
-    BeginModule: ("parameters", "next_parameters"),
-    DropCopies: ("ids",),
-}
-_OWN_IDS = {BeginStep: "step", EndStep: "end"}  # ids that name no tensor
-_VARYING = ("scalars", "site")  # fields that may differ between calls
-
-
-class Source(NamedTuple):
-    """The origin of an external. `positions` are those of the tensors that it comes from; the kinds are:
-
-    - `handle`, `grad`: a tensor of the call, or its gradient
-    - `plain`: plain tensors of the function's state, all with the same content
-    - `count`: plain tensors of an optimizer's state, after its step
-    - `constant`: the upload of a plain tensor that the function makes, and plain tensors with the same content
-    """
-
-    kind: str
-    positions: tuple[int, ...]
-    constant: Storage | None = None
-
-
-class RefTemplate(NamedTuple):
-    """A tensor that exists after a call: its storage by slot, and the view of it."""
-
-    slot: int
-    path: ViewPath | None
-    geometry: Geometry
-    storage_geometry: Geometry
-    kind: type[Any]
-    requires_grad: bool
-    is_parameter: bool
-    is_leaf: bool
-
-
-class ReturnedInput(NamedTuple):
-    """A result that is one of the tensors of the call itself."""
-
-    position: int
-
-
-class ReturnedGradient(NamedTuple):
-    """A result that is the gradient of one of the tensors of the call."""
-
-    position: int
-
-
-class ReturnedContainer(NamedTuple):
-    """A result that is one of the containers among the arguments of the call."""
-
-    number: int
-
-
-class ReturnedAgain(NamedTuple):
-    """A result that is the same object as an earlier result."""
-
-    number: int
-
-
-class Effects(NamedTuple):
-    """The effects of a call besides new values. By position of a tensor of the call: new gradients (None: reset), new
-    storages (`rebound`), and the number of writes that autograd counts (`versions`); then the results."""
-
-    gradients: tuple[tuple[int, RefTemplate | None], ...]
-    rebound: tuple[tuple[int, RefTemplate], ...]
-    versions: tuple[tuple[int, int], ...]
-    results: tuple[Any, ...]
-    structure: Any
-
-
-class RecordedCall:
-    """One recorded call. `shape` are its instructions with slots in place of ids, and without scalars and sites: calls
-    with equal shapes run the same ops on the same tensors. `writes` are the externals that got new ids, with the slots
-    of these ids."""
-
-    def __init__(
-        self,
-        recording: Recording,
-        sources: list[Source],
-        slots: dict[int, int],
-        writes: tuple[tuple[int, int], ...],
-        effects: Effects,
-    ) -> None:
-        self.recording = recording
-        self.sources = sources
-        self.writes = writes
-        self.effects = effects
-        self.slots = slots
-        self.shape = [_shape(instruction, slots) for instruction in recording.instructions]
-
-    def difference(self, other: RecordedCall) -> str | None:
-        """The first line at which two calls differ, or another difference; None if they differ in scalars only."""
-        for position, (mine, others) in enumerate(zip(self.shape, other.shape, strict=False)):
-            if mine != others:
-                return self.recording.line(position)
-        if len(self.shape) != len(other.shape):
-            longer = max(self, other, key=lambda each: len(each.shape))
-            return longer.recording.line(min(len(self.shape), len(other.shape)))
-        if self.sources != other.sources:
-            external = next(n for n, (a, b) in enumerate(zip(self.sources, other.sources, strict=False)) if a != b)
-            return self.recording.line(list(self.recording.first_use.values())[external])
-        if self.writes != other.writes or self.effects != other.effects:
-            return "the gradients or the results"
-        return None
-
-
-def _shape(instruction: Instruction, slots: dict[int, int]) -> tuple[Any, ...]:
-    kind = type(instruction)
-    named = _ID_FIELDS[kind]
-    fields: list[Any] = [kind]
-    for name in kind.__struct_fields__:
-        value = getattr(instruction, name)
-        if name in named:
-            fields.append(slots[value] if isinstance(value, int) else tuple([slots[ident] for ident in value]))
-        elif name not in _VARYING:
-            fields.append(value)
-    return tuple(fields)
-
-
-def own_ids(instructions: Sequence[Instruction]) -> list[int]:
-    """The ids of a call's instructions that name no tensors."""
-    return [getattr(each, _OWN_IDS[type(each)]) for each in instructions if type(each) in _OWN_IDS]
+from gt.core.messages import Instruction, RunOp
 
 
 class ReplayTemplate:
@@ -180,7 +44,7 @@ class ReplayTemplate:
         self._is_defined = False
 
     def _in_segments(self, shortest: int | None) -> SegmentedCall:
-        builds = [_builder(instruction, self._slots) for instruction in self._instructions]
+        builds = [instruction_builder(instruction, self._slots) for instruction in self._instructions]
         return SegmentedCall(self._instructions, builds, self._slots, self._dying, shortest)
 
     def emit(self, session: Session, externals: Sequence[Storage], scalars: Sequence[tuple[Any, ...]]) -> Table:
@@ -284,9 +148,8 @@ def _anchor() -> torch.Tensor:
     return torch.zeros((), requires_grad=True)
 
 
-def _builder(instruction: Instruction, slots: dict[int, int]) -> Build:
-    """A function that makes the same instruction with the ids of another table, and with other scalars if it is an
-    op."""
+def instruction_builder(instruction: Instruction, slots: dict[int, int]) -> Build:
+    """A function that makes a recorded instruction again with the ids of a table, and other scalars if it is an op."""
     if isinstance(instruction, RunOp):
         op_id, scope, site = instruction.op_id, instruction.scope, instruction.site
         inputs = picker([slots[ident] for ident in instruction.inputs])
@@ -296,7 +159,7 @@ def _builder(instruction: Instruction, slots: dict[int, int]) -> Build:
     fields: list[Callable[[Table], Any]] = []
     for name in kind.__struct_fields__:
         value = getattr(instruction, name)
-        if name not in _ID_FIELDS[kind]:
+        if name not in ID_FIELDS[kind]:
             fields.append(lambda table, value=value: value)  # type: ignore[misc]
         elif isinstance(value, int):
             fields.append(itemgetter(slots[value]))
