@@ -63,7 +63,7 @@ class RecordingAttempt:
             steps.align(self.recorded, self.before.tensors)
         if reason := recording.obstacle or recording.side_effect():
             return reason
-        if changed := self.watched.change_inside():
+        if changed := self.watched.change_in_call():
             return f"it changes {changed}, which a skipped call would not; change it outside of the function"
         for steps in self.steps:
             if setting := steps.changed_setting():

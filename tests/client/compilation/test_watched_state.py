@@ -89,4 +89,4 @@ def test_a_schedule_matters_if_it_is_read():
     schedule.step()
     assert reads.first_change() is not None
     assert ignores.first_change() is None
-    assert ignores.change_inside() is not None
+    assert ignores.change_in_call() is not None

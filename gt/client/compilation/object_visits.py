@@ -1,0 +1,286 @@
+"""Visits of the objects that a function uses, by type: each adds the objects behind one, and the values to compare."""
+
+from __future__ import annotations
+
+import array
+import builtins
+import contextvars
+import functools
+import operator
+import random
+import sys
+import types
+import weakref
+from collections import deque
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import torch
+from torch.optim.lr_scheduler import LRScheduler
+from torch.optim.optimizer import Optimizer
+
+from gt.client.compilation.known_types import SIMPLE_VALUES, describe_type, is_library, is_opaque, is_python_class
+from gt.client.compilation.names_in_code import absolute_name, names_in
+from gt.client.compilation.random_generators import GENERATORS, state_of
+from gt.client.compilation.referred_objects import referred_objects
+from gt.client.compilation.state_walk import StateWalk
+from gt.client.compilation.watched_values import MISSING, Reading, content_of, is_empty
+from gt.client.tensor import Tensor
+from gt.client.torch_patches.global_hooks import GLOBAL_MODULE_HOOKS, GLOBAL_STEP_HOOKS
+
+_MAX_BYTES = 1 << 18  # of an array that is compared
+_TABLES = ("_parameters", "_buffers", "_modules")
+# Attributes of modules that do not change a call, or change only together with another one.
+_IGNORED = {
+    "_non_persistent_buffers_set", "_state_dict_hooks", "_state_dict_pre_hooks", "_load_state_dict_pre_hooks",
+    "_load_state_dict_post_hooks", "_forward_hooks_with_kwargs", "_forward_hooks_always_called",
+    "_forward_pre_hooks_with_kwargs",
+}  # fmt: skip
+_HOOKS_OF_TENSORS = ("_backward_hooks", "_post_accumulate_grad_hooks")
+_READS_OF_SCHEDULES = ("get_last_lr", "get_lr", "_last_lr", "last_epoch")
+# Builtins that reach variables which the code does not name.
+_UNBOUNDED = ("globals", "eval", "exec", "__import__")
+_BUFFERS = (np.ndarray, bytearray, array.array, memoryview)
+
+
+def visit(walk: StateWalk, name: str, value: Any, is_trusted: bool) -> None:
+    """Visit an object: let the walk reach the objects behind it, and watch its state. The walk ends at an object of
+    unknown state, unless code of a library uses it (`is_trusted`)."""
+    visit_kind = next((visit for kinds, visit in _VISITS if isinstance(value, kinds)), None)
+    if visit_kind is not None:
+        visit_kind(walk, name, value)
+    elif (referred := referred_objects(value)) is not None:
+        for each in referred:
+            walk.reach(name, each)
+    elif type(value).__module__.split(".")[0] == "gt":
+        walk.reach(name, getattr(value, "__dict__", {}).get("__wrapped__"))  # another function of gt.compile
+    elif is_opaque(value):
+        pass
+    elif is_python_class(type(value)):  # type: ignore[arg-type]
+        _visit_instance(walk, name, value)
+    elif not is_trusted:
+        walk.unknown = (
+            f"it uses {name}, {describe_type(value)}, and GT cannot tell whether its state changes; use it outside "
+            "of the function"
+        )
+
+
+def _visit_tensor(walk: StateWalk, name: str, tensor: torch.Tensor) -> None:
+    (walk.tensors if isinstance(tensor, Tensor) else walk.plain).append(tensor)  # type: ignore[arg-type]
+    walk.watch_items(f"{name}.", vars(tensor))
+    if tensor.requires_grad:
+        for hooks in _HOOKS_OF_TENSORS:
+            if getattr(tensor, hooks) is None:
+                walk.values.add_no_hooks(f"the hooks of {name}", tensor, hooks)
+            else:
+                walk.watch_attribute(f"the hooks of {name}", tensor, hooks)
+
+
+def _visit_module(walk: StateWalk, name: str, module: torch.nn.Module) -> None:
+    if not walk.seen.get(id(GLOBAL_MODULE_HOOKS)):
+        walk.seen[id(GLOBAL_MODULE_HOOKS)] = GLOBAL_MODULE_HOOKS
+        for hooks in GLOBAL_MODULE_HOOKS:
+            walk.reach("the hooks of all modules", hooks)
+    attributes = vars(module)
+    walk.values.add_object(name, module)
+    _visit_class(walk, name, type(module))
+    walk.seen[id(attributes)] = attributes
+    walk.values.add_attributes(f"{name}.", attributes)
+    for key, value in attributes.items():
+        if key in _TABLES and isinstance(value, dict):
+            walk.watch_items(f"{name}.", value, is_table=True)
+        elif key not in _IGNORED:
+            walk.reach(f"{name}.{key}", value)
+
+
+def _visit_optimizer(walk: StateWalk, name: str, optimizer: Optimizer) -> None:
+    """Watch the attributes, the parameters and the state of an optimizer, but not its counts, which may change, nor
+    its settings, unless the function reads them (`optimizer_scalars.py`)."""
+    walk.optimizers.append(optimizer)
+    for hooks in GLOBAL_STEP_HOOKS:
+        walk.reach("the hooks of all optimizers", hooks)
+    _visit_class(walk, name, type(optimizer))
+    for part in (optimizer.param_groups, optimizer.state):
+        walk.seen[id(part)] = part
+    walk.watch_items(f"{name}.", vars(optimizer))
+    walk.values.add_container(f"{name}.param_groups", optimizer.param_groups)
+    for number, group in enumerate(optimizer.param_groups):
+        walk.reach(f"{name}.param_groups", group["params"])
+        walk.watch_settings(f"{name}.param_groups[{number}]", group)
+    walk.values.add_container(f"{name}.state", optimizer.state)
+    for entries in optimizer.state.values():
+        if not isinstance(entries, dict):
+            walk.reach(f"{name}.state", entries)
+        elif not any(isinstance(value, SIMPLE_VALUES) for value in entries.values()):
+            walk.watch_items(f"{name}.state.", entries, is_table=True)
+        else:
+            walk.values.add_content(f"{name}.state", functools.partial(tuple, entries))
+            for key in [key for key, value in entries.items() if not isinstance(value, SIMPLE_VALUES)]:
+                walk.watch_entry(f"{name}.state[...][{key!r}]", entries, key)
+
+
+def _visit_schedule(walk: StateWalk, name: str, schedule: LRScheduler) -> None:
+    walk.schedules.append((name, vars(schedule)))
+    _visit_class(walk, name, type(schedule))
+
+
+def watch_schedules(walk: StateWalk) -> None:
+    """Watch the counters of learning-rate schedules that the function reads. The others may change between calls: the
+    rates reach the function through the optimizer. Called after all code was found."""
+    words = walk.values.words
+    for name, attributes in walk.schedules:
+        is_read = not words.isdisjoint(_READS_OF_SCHEDULES)
+        for key in [key for key, value in attributes.items() if isinstance(value, SIMPLE_VALUES)]:
+            if is_read or key in words:
+                walk.values.add_entry(f"{name}.{key}", attributes, key)
+            else:
+                walk.watch_in_call(f"{name}.{key}", functools.partial(attributes.get, key))
+
+
+def _visit_container(walk: StateWalk, name: str, value: Any) -> None:
+    if isinstance(value, tuple | frozenset):
+        for item in value:
+            walk.reach(name, item)
+    else:
+        walk.watch_items(name, value)
+    if not is_library(type(value).__module__):  # a class of the program
+        _visit_instance(walk, name, value)
+
+
+def _visit_function(walk: StateWalk, name: str, function: types.FunctionType) -> None:
+    """Watch the variables that a function of the program uses. Functions of libraries are trusted, but not the
+    functions of the program that they call, such as those that they decorate."""
+    is_own = not is_library(function.__globals__.get("__name__"))
+    if not is_own and not (function.__closure__ or "__wrapped__" in vars(function)):
+        return
+    for variable, cell in zip(function.__code__.co_freevars, function.__closure__ or (), strict=True):
+        _visit_cell(walk, variable, cell, is_trusted=not is_own)
+    if not is_own:
+        walk.reach(name, vars(function).get("__wrapped__"), is_trusted=True)
+        return
+    for attribute in ("__code__", "__defaults__", "__kwdefaults__"):
+        walk.watch_attribute(f"{name}.{attribute}", function, attribute)
+    walk.watch_items(f"{name}.", vars(function))
+    _read_names(walk, name, function)
+
+
+def _read_names(walk: StateWalk, name: str, function: types.FunctionType) -> None:
+    """Watch the globals that a function names, and note the names of attributes."""
+    names, variables = names_in(function.__code__), function.__globals__
+    walk.note_words(name, names.words)
+    walk.values.all_words |= names.reads_all
+    for word in names.globals:
+        if word not in variables and word in _UNBOUNDED:
+            walk.unknown = f"its code calls {word}(), so that GT cannot tell which variables it reads"
+            return
+        walk.watch_entry(word, variables, word)
+        if word not in variables:
+            walk.watch_entry(word, vars(builtins), word)
+    if "import_module" in names.words:
+        walk.unknown = "its code calls import_module(), so that GT cannot tell which modules it reads"
+    for imported, level in names.imports:
+        module = absolute_name(imported, level, variables)
+        walk.watch_entry(f"the module {module}", sys.modules, module)
+
+
+def _visit_cell(walk: StateWalk, variable: str, cell: types.CellType, is_trusted: bool = False) -> None:
+    try:
+        content = cell.cell_contents
+    except ValueError:  # the variable has no value yet
+        walk.values.add_content(variable, functools.partial(is_empty, cell))
+        return
+    walk.values.add_attribute(variable, cell, "cell_contents")
+    walk.reach(variable, content, is_trusted)
+
+
+def _visit_python_module(walk: StateWalk, name: str, module: types.ModuleType) -> None:
+    if not is_library(module.__name__):
+        walk.watch_named(name, vars(module))
+
+
+def _visit_instance(walk: StateWalk, name: str, value: Any) -> None:
+    """Watch the attributes of another object: those that are named in code, or all if code of a library may read
+    them."""
+    kind = type(value)
+    walk.values.add_object(name, value)
+    _visit_class(walk, name, kind)
+    reads_all = any(base is not object and is_library(base.__module__) for base in kind.__mro__)
+    attributes = getattr(value, "__dict__", None)
+    if isinstance(attributes, dict):
+        if reads_all:
+            walk.watch_items(f"{name}.", attributes)
+        else:
+            walk.watch_named(name, attributes)
+    slots = [
+        key
+        for base in kind.__mro__
+        for key, entry in vars(base).items()
+        if isinstance(entry, types.MemberDescriptorType)
+    ]
+    if slots:
+        walk.watch_slots(name, value, slots, reads_all)
+
+
+def _visit_class(walk: StateWalk, name: str, kind: type) -> None:
+    """Watch the attributes of a class of the program, and of its bases, that are named in code."""
+    for base in [*kind.__mro__, *type.mro(type(kind))]:
+        if not is_library(base.__module__) and base not in walk.classes:
+            walk.classes.add(base)
+            walk.watch_named(_class_name(base), vars(base), is_class=True)
+
+
+def _visit_generator(walk: StateWalk, name: str, generator: Any) -> None:
+    if isinstance(generator, torch.Generator):
+        if generator is not torch.default_generator:
+            walk.generators.append((generator, generator.get_state()))
+    elif isinstance(generator, random.SystemRandom):
+        walk.unknown = f"it uses {name}, which draws random numbers outside of GT"
+    else:
+        walk.watch_in_call(name, functools.partial(state_of, generator))
+
+
+def _visit_buffer(walk: StateWalk, name: str, value: Any) -> None:
+    size = value.nbytes if isinstance(value, np.ndarray | memoryview) else len(value) * getattr(value, "itemsize", 1)
+    if size > _MAX_BYTES or getattr(value, "dtype", None) is np.dtype(object):
+        walk.unknown = (
+            f"it uses {name}, {describe_type(value)} of {size} bytes, which GT does not compare at each call; have "
+            "it as a tensor, or pass it as an argument"
+        )
+    else:
+        walk.values.add_content(name, functools.partial(content_of, value))
+
+
+def _visit_references(walk: StateWalk, name: str, value: Any) -> None:
+    """Watch the object that a weak reference or a context variable refers to now."""
+    read = functools.partial(value.get, MISSING) if isinstance(value, contextvars.ContextVar) else value
+    walk.values.add_attribute(name, Reading(read), "value")
+    walk.reach(name, read())
+
+
+def _visit_getter(walk: StateWalk, name: str, getter: Any) -> None:
+    given = getter.__reduce__()[1]
+    walk.values.words.update(word for path in given if isinstance(path, str) for word in path.split("."))
+    walk.values.all_words |= isinstance(getter, operator.methodcaller)
+    walk.reach(name, given)
+
+
+def _class_name(kind: type) -> str:
+    return f"the optimizer class {kind.__name__}" if issubclass(kind, Optimizer) else kind.__name__
+
+
+_VISITS: tuple[tuple[Any, Callable[[StateWalk, str, Any], None]], ...] = (
+    (torch.Tensor, _visit_tensor),
+    (torch.nn.Module, _visit_module),
+    (Optimizer, _visit_optimizer),
+    (LRScheduler, _visit_schedule),
+    ((dict, list, tuple, set, frozenset, deque), _visit_container),
+    (types.FunctionType, _visit_function),
+    (type, _visit_class),
+    (types.ModuleType, _visit_python_module),
+    (types.CellType, _visit_cell),
+    (GENERATORS, _visit_generator),
+    (_BUFFERS, _visit_buffer),
+    ((weakref.ref, contextvars.ContextVar), _visit_references),
+    ((operator.attrgetter, operator.methodcaller), _visit_getter),
+)
