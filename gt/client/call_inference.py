@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from threading import get_ident
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
@@ -23,7 +23,8 @@ from gt.client.cached_calls import (
     ViewCall,
     WriteCall,
 )
-from gt.client.geometry import Geometry, dtype_name, geometry_of, intern_geometry
+from gt.client.call_template import LIST_KINDS, CallTemplate
+from gt.client.geometry import Geometry, geometry_of, intern_geometry
 from gt.client.kernel_checks import check_arguments, check_overlaps
 from gt.client.kernel_strides import run_shape_function
 from gt.client.op_schema import ArgumentKind, OpSchema
@@ -37,26 +38,11 @@ from gt.client.torch_patches.op_registry import has_kernel, schema_of
 from gt.client.torch_patches.pytree import tree_flatten, tree_unflatten
 from gt.client.torch_patches.wrapper_tensors import negative_view
 from gt.core.errors import SessionError
-from gt.core.signatures import (
-    Arg,
-    Complex,
-    DType,
-    Input,
-    ListArg,
-    MemoryFormat,
-    Scalar,
-    Signature,
-    TorchLayout,
-    ViewStep,
-    WorkerDevice,
-)
+from gt.core.signatures import ViewStep
 from gt.sharding.placements import Layout
 
 _TENSOR_KINDS = (ArgumentKind.TENSOR, ArgumentKind.TARGET)
-_LIST_KINDS = (ArgumentKind.TENSORS, ArgumentKind.TARGETS, ArgumentKind.TARGETS_OR_COPIES)
 _LAZY_KEYS = {CONJUGATE: "Conjugate", NEGATE: "Negative"}  # dispatch keys of kernels that take lazy operands
-
-
 _ATTEMPTS = 3
 UNKNOWN_INSIDE = (
     "{} was issued in the middle of GT's own work (in a signal handler or a finalizer), and its result cannot be "
@@ -69,6 +55,21 @@ keep_dynamo_out()
 
 class UnknownResult(Exception):
     """Only a worker can tell the result of a call, or whether it is valid: the call becomes a query."""
+
+
+class UncachedCall(NamedTuple):
+    """A call of an op that is not cached: `refs` are its tensors, `layout` that of its result, if one is asked for."""
+
+    session: Session
+    op: OpSchema
+    args: tuple[Any, ...]
+    kwargs: dict[str, Any]
+    key: tuple[Any, ...]
+    refs: list[TensorRef]
+    layout: Layout | None
+
+    def template(self) -> CallTemplate:
+        return CallTemplate(self.op, self.args, self.kwargs, self.refs, self.layout)
 
 
 def infer_call(
@@ -86,67 +87,54 @@ def infer_call(
         if ref.session is not session:
             ref.session.require_open()
             raise SessionError("this tensor belongs to another session than the one that is active")
+    new = UncachedCall(session, op, args, kwargs, key, refs, layout)
     thread = get_ident()
     if thread in _inferring:
         _inferring[thread] += 1
         try:
-            return _infer(session, op, args, kwargs, key, refs, layout)
+            return _infer(new)
         except UnknownResult as error:
             raise SessionError(UNKNOWN_INSIDE.format(op.name)) from error
     _inferring[thread] = 0
     try:
-        return _infer_outside(session, op, args, kwargs, key, refs, layout)
+        return _infer_outside(new)
     finally:
         del _inferring[thread]
 
 
-def _infer_outside(
-    session: Session,
-    op: OpSchema,
-    args: tuple[Any, ...],
-    kwargs: dict[str, Any],
-    key: tuple[Any, ...],
-    refs: list[TensorRef],
-    layout: Layout | None,
-) -> CachedCall:
+def _infer_outside(new: UncachedCall) -> CachedCall:
     """The call of an op that the program issues: a query if torch cannot infer it. If another op was inferred in the
     middle, torch may have failed because of that, and is asked again."""
     for _ in range(_ATTEMPTS):
         others = _inferring[get_ident()]
         try:
-            return _infer(session, op, args, kwargs, key, refs, layout)
+            return _infer(new)
         except UnknownResult:
             if others == _inferring[get_ident()]:
                 break
-    call = _query_call(session, op, CallTemplate(op, args, kwargs, refs, layout), key)
-    session.cache_call(key, call)
+    call = _query_call(new, new.template())
+    new.session.cache_call(new.key, call)
     return call
 
 
-def _infer(
-    session: Session,
-    op: OpSchema,
-    args: tuple[Any, ...],
-    kwargs: dict[str, Any],
-    key: tuple[Any, ...],
-    refs: list[TensorRef],
-    layout: Layout | None,
-) -> CachedCall:
+def _infer(new: UncachedCall) -> CachedCall:
     """The call of an op, by its rule or by torch. Raises UnknownResult."""
-    ruled = session.rule_inference.apply_rule(op, args, kwargs, key, refs)
+    session, op, refs = new.session, new.op, new.refs
+    ruled = session.rule_inference.apply_rule(op, new.args, new.kwargs, new.key, refs)
     known = None if ruled is None else session.rule_inference.infer(ruled)
-    template = CallTemplate(op, args, kwargs, refs, layout)
+    template = new.template()
     if known is not None:
         call = _functional_call(session, op, template, refs, known)
     else:
-        call = _inferred_call(session, op, args, kwargs, template, refs, ruled)
-    session.cache_call(key, call)
+        call = _inferred_call(new, template, ruled)
+    session.cache_call(new.key, call)
     return call
 
 
-def _query_call(session: Session, op: OpSchema, template: CallTemplate, key: tuple[Any, ...]) -> QueryCall:
+def _query_call(new: UncachedCall, template: CallTemplate) -> QueryCall:
     """A call that waits for a worker. If only its geometries were unknown, the first answer replaces it by one that
     does not wait."""
+    session, op, key = new.session, new.op, new.key
     returned = _returned(op, _structure(op))
 
     def cache_inferred(outputs: list[Geometry | None]) -> None:
@@ -161,16 +149,9 @@ def _query_call(session: Session, op: OpSchema, template: CallTemplate, key: tup
     return QueryCall(op_id, template.writes, returned, template.random, on_geometries)
 
 
-def _inferred_call(
-    session: Session,
-    op: OpSchema,
-    args: tuple[Any, ...],
-    kwargs: dict[str, Any],
-    template: CallTemplate,
-    refs: list[TensorRef],
-    ruled: RuledCall | None,
-) -> CachedCall:
+def _inferred_call(new: UncachedCall, template: CallTemplate, ruled: RuledCall | None) -> CachedCall:
     """The call by torch's shape function. Raises UnknownResult. `ruled`: the same call by its rule, to be compared."""
+    session, op, args, kwargs, _, refs, _ = new
     if op.needs_worker_shape and not _is_same_everywhere(op, args, kwargs, refs):
         raise UnknownResult
     result, resized = infer_result(op, args, kwargs, refs, session.on_cpu)
@@ -277,7 +258,7 @@ class _MetaArguments:
 
     def argument(self, kind: ArgumentKind, value: Any) -> Any:
         """An argument without GT tensors, generators and devices of this process."""
-        if kind in _LIST_KINDS and value is not None:
+        if kind in LIST_KINDS and value is not None:
             inner = ArgumentKind.TENSOR if kind is ArgumentKind.TENSORS else ArgumentKind.TARGET
             return [self.argument(inner, item) for item in value]
         if kind in _TENSOR_KINDS and isinstance(value, torch.Tensor):
@@ -352,104 +333,3 @@ def _returned(op: OpSchema, restore: Rebuild) -> Returned:
         return None if not results else results[0] if len(results) == 1 else tuple(results)
 
     return returned
-
-
-class CallTemplate:
-    """The arguments of a call in wire form, with placeholders for its tensors and scalars, numbered in the order in
-    which `dispatch` sorts arguments: the n-th placeholder is the n-th tensor or scalar of every such call."""
-
-    def __init__(
-        self,
-        op: OpSchema,
-        args: tuple[Any, ...],
-        kwargs: dict[str, Any],
-        refs: Sequence[TensorRef] = (),
-        layout: Layout | None = None,
-    ) -> None:
-        self.random = op.draws(args, kwargs)
-        self._layout = layout
-        self._tensors = 0
-        self._scalars = 0
-        self._written: list[int] = []
-        pairs = zip(op.kinds, args, strict=False)
-        self.args: tuple[Arg, ...] = tuple(self._argument(kind, value) for kind, value in pairs)
-        kinds = op.kwarg_kinds
-        self.kwargs: dict[str, Arg] = {
-            name: self._argument(kinds[name], value)
-            for name, value in kwargs.items()
-            if kinds[name] not in (ArgumentKind.IGNORED, ArgumentKind.GENERATOR)
-        }
-        if "device" in kinds and "device" not in kwargs and self._tensors == 0:
-            self.kwargs["device"] = WorkerDevice()
-        self.paths = tuple(ref.path.steps if ref.path is not None else () for ref in refs)
-        first_of = {id(refs[position].storage): position for position in reversed(self._written)}
-        self.writes = tuple(reversed(first_of.values()))  # one input for each storage that is written
-        is_whole = op.writes_all and all(refs[position].path is None for position in self.writes)
-        self.fully_written = tuple([refs[position].geometry.meta() for position in self.writes]) if is_whole else ()
-
-    def signature(self, op: OpSchema, outputs: Sequence[Geometry | None]) -> Signature:
-        """The signature of the call. `outputs` are the geometries of its results, none if only a worker can tell
-        them."""
-        metas = tuple(output.meta() for output in outputs if output is not None)
-        positions = tuple(position for position, output in enumerate(outputs) if output is not None)
-        default_dtype = dtype_name(torch.get_default_dtype())
-        spec = self._layout.spec(metas[0]) if self._layout is not None and metas else None
-        return Signature(
-            op.name,
-            self.args,
-            self.kwargs,
-            self.paths,
-            self.writes,
-            metas,
-            positions,
-            self.random,
-            default_dtype,
-            op.functional,
-            None if spec is None else spec.record(),
-            self.fully_written,
-        )
-
-    def _argument(self, kind: ArgumentKind, value: Any) -> Arg:
-        """An argument in wire form."""
-        if kind in _LIST_KINDS and value is not None:
-            inner = ArgumentKind.TENSOR if kind is ArgumentKind.TENSORS else ArgumentKind.TARGET
-            return ListArg(tuple(self._argument(inner, item) for item in value))
-        if isinstance(value, torch.Tensor):
-            if kind is ArgumentKind.TARGET:
-                self._written.append(self._tensors)
-            self._tensors += 1
-            return Input(self._tensors - 1)
-        if kind is ArgumentKind.SCALARS and value is not None:
-            return ListArg(tuple(self._scalar() for _ in value))
-        if kind in (ArgumentKind.SCALAR, ArgumentKind.TENSOR) and type(value) in (float, int, bool):
-            return self._scalar()
-        return (
-            WorkerDevice()
-            if kind is ArgumentKind.DEVICE
-            else None
-            if kind is ArgumentKind.GENERATOR
-            else to_wire(value)
-        )
-
-    def _scalar(self) -> Scalar:
-        self._scalars += 1
-        return Scalar(self._scalars - 1)
-
-
-def to_wire(value: Any) -> Arg:
-    """A constant argument in wire form."""
-    if value is None or isinstance(value, bool | int | float | str):
-        return value
-    if isinstance(value, list | tuple):
-        return ListArg(tuple(to_wire(item) for item in value))
-    if isinstance(value, torch.dtype):
-        return DType(dtype_name(value))
-    if isinstance(value, torch.layout):
-        return TorchLayout(str(value).removeprefix("torch."))
-    if isinstance(value, torch.memory_format):
-        return MemoryFormat(str(value).removeprefix("torch."))
-    if isinstance(value, complex):
-        return Complex(value.real, value.imag)
-    if isinstance(value, torch.device):
-        return WorkerDevice()
-    raise TypeError(f"an argument of type {type(value).__name__} ({value!r}) cannot be sent to a worker")

@@ -10,7 +10,7 @@ import torch
 
 from gt.client import active_session
 from gt.client.cached_calls import HandleType, rebind, wrap, wrap_view
-from gt.client.call_inference import to_wire
+from gt.client.call_template import to_wire
 from gt.client.geometry import Geometry, geometry_of, intern_geometry
 from gt.client.op_schema import OpSchema
 from gt.client.parameter_gradients import note_gradient

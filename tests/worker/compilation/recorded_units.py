@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from gt.client.call_inference import to_wire
+from gt.client.call_template import to_wire
 from gt.core.meta import TensorMeta
 from gt.core.signatures import Input, ListArg, Scalar, Signature
 from gt.worker.compilation.compile_units import Compiled, CompileUnit, UnitStep
