@@ -13,6 +13,14 @@ from typing import Any, TypeAlias
 
 import torch
 
+from gt.client.memory_formats import (
+    Strides,
+    column_major_strides,
+    image_strides,
+    strides_in_format,
+    strides_without_gaps,
+    suggested_format,
+)
 from gt.client.tensor_iterator import broadcast, iterated_strides
 from gt.client.torch_patches.conv_backend import conv_memory_format
 from gt.client.torch_patches.op_registry import (
@@ -26,7 +34,6 @@ from gt.client.torch_patches.op_registry import (
 from gt.client.torch_patches.pytree import tree_flatten, tree_unflatten
 from gt.core.meta import contiguous_strides, dense_strides, is_dense, memory_order
 
-Strides: TypeAlias = tuple[int, ...]
 NamedArguments: TypeAlias = dict[str, Any]
 StrideRule: TypeAlias = Callable[[NamedArguments, Sequence[torch.Tensor | None]], Sequence[Strides | None]]
 """Gives the strides of an op's results from its arguments by name and the results of the shape function; None if the
@@ -144,8 +151,8 @@ def _like(name: str) -> StrideRule:
     """The memory format of an argument, if it is a channels-last one; otherwise contiguous."""
 
     def rule(arguments: NamedArguments, results: Sequence[torch.Tensor | None]) -> list[Strides | None]:
-        format_ = _suggested_format(arguments[name])
-        return [None if result is None else _in_format(result, format_) for result in results]
+        format_ = suggested_format(arguments[name])
+        return [None if result is None else strides_in_format(result, format_) for result in results]
 
     return rule
 
@@ -157,25 +164,17 @@ def _preserved(name: str = "self") -> StrideRule:
     def rule(arguments: NamedArguments, results: Sequence[torch.Tensor | None]) -> list[Strides | None]:
         source, format_ = arguments[name], arguments.get("memory_format")
         keeps = format_ in (None, torch.preserve_format)
-        stride = _without_gaps(source) if keeps else _in_format(source, format_)
+        stride = strides_without_gaps(source) if keeps else strides_in_format(source, format_)
         return [stride if result is not None and result.shape == source.shape else None for result in results]
 
     return rule
 
 
-def _without_gaps(tensor: torch.Tensor) -> Strides:
-    """The strides of a tensor without gaps, or dense ones with the dims in the same order: `infer_dense_strides`."""
-    shape, stride = tuple(tensor.shape), tensor.stride()
-    if 0 in shape:
-        return torch.empty_like(tensor).stride()
-    return stride if is_dense(shape, stride) else iterated_strides(shape, [(shape, stride)])
-
-
 def _batch_norm(arguments: NamedArguments, results: Sequence[torch.Tensor | None]) -> list[Strides | None]:
     """Images that are row-major stay so, also those of one channel, which are channels-last too."""
     source = arguments["input"]
-    format_ = torch.contiguous_format if source.is_contiguous() else _suggested_format(source)
-    return [None if result is None else _in_format(result, format_) for result in results]
+    format_ = torch.contiguous_format if source.is_contiguous() else suggested_format(source)
+    return [None if result is None else strides_in_format(result, format_) for result in results]
 
 
 def _rolled(arguments: NamedArguments, results: Sequence[torch.Tensor | None]) -> Sequence[Strides | None]:
@@ -193,7 +192,7 @@ def _rolled(arguments: NamedArguments, results: Sequence[torch.Tensor | None]) -
 def _rotated(arguments: NamedArguments, results: Sequence[torch.Tensor | None]) -> Sequence[Strides | None]:
     """Torch flips one or two dims, and exchanges them."""
     source, turns = arguments["self"], arguments.get("k", 1) % 4
-    stride = list(_without_gaps(source))
+    stride = list(strides_without_gaps(source))
     if turns == 0:
         return _contiguous(arguments, results)
     if turns != 2:
@@ -210,53 +209,16 @@ def _angle(arguments: NamedArguments, results: Sequence[torch.Tensor | None]) ->
     return (_contiguous if arguments["self"].is_complex() else _iterated)(arguments, results)
 
 
-def _suggested_format(tensor: torch.Tensor) -> torch.memory_format:
-    """The memory format that torch's kernels infer from a tensor: `suggest_memory_format` of C++."""
-    for dims, format_ in ((4, torch.channels_last), (5, torch.channels_last_3d)):
-        if tensor.dim() == dims and _has_channels_last_strides(tensor):
-            return format_
-    return torch.contiguous_format
-
-
-def _has_channels_last_strides(tensor: torch.Tensor) -> bool:
-    """`is_channels_last_strides` of C++, which reads the strides of dims of one element too."""
-    shape, stride = tensor.shape, tensor.stride()
-    least = 0
-    if stride[1] == 0:
-        return False
-    for dim in (1, *range(tensor.dim() - 1, 1, -1), 0):
-        if shape[dim] == 0 or stride[dim] < least or (dim == 0 and least == stride[1]):
-            return False
-        least = stride[dim] * (shape[dim] if shape[dim] > 1 else 1)
-    return True
-
-
-def _in_format(tensor: torch.Tensor, format_: torch.memory_format) -> Strides:
-    if format_ is torch.contiguous_format:
-        return contiguous_strides(tuple(tensor.shape))
-    order = (0, *range(2, tensor.dim()), 1)
-    ranks = [-order.index(dim) for dim in range(tensor.dim())]
-    return dense_strides(tensor.shape, ranks)
-
-
 def _columns(*positions: int) -> StrideRule:
     """Matrices with contiguous columns, as LAPACK gives them, at these positions of the results."""
 
     def rule(arguments: NamedArguments, results: Sequence[torch.Tensor | None]) -> list[Strides | None]:
         return [
-            _of_columns(result) if position in positions and result is not None else None
+            column_major_strides(result) if position in positions and result is not None else None
             for position, result in enumerate(results)
         ]
 
     return rule
-
-
-def _of_columns(matrices: torch.Tensor) -> Strides:
-    *batch, rows, columns = range(matrices.dim())
-    ranks = [0] * matrices.dim()
-    for rank, dim in enumerate((*batch, columns, rows)):
-        ranks[dim] = -rank
-    return dense_strides(matrices.shape, ranks)
 
 
 def _fourier(arguments: NamedArguments, results: Sequence[torch.Tensor | None]) -> list[Strides | None]:
@@ -300,7 +262,9 @@ def _convolution(arguments: NamedArguments, results: Sequence[torch.Tensor | Non
         arguments["groups"],
         arguments.get("bias_sizes"),
     )
-    return [None if result is None or result.dim() == 1 else _of_images(result, format_, is_row) for result in results]
+    return [
+        None if result is None or result.dim() == 1 else image_strides(result, format_, is_row) for result in results
+    ]
 
 
 def _convolution_gradients(
@@ -310,14 +274,7 @@ def _convolution_gradients(
     source, weight = arguments["input"], arguments["weight"]
     if source.numel() or weight.dim() == 3:
         return _convolution(arguments, results)
-    return [*[_without_gaps(operand) for operand in (source, weight)], *[None for _ in results[2:]]]
-
-
-def _of_images(result: torch.Tensor, format_: torch.memory_format, is_row: bool) -> Strides:
-    if not is_row:
-        return _in_format(result, format_)
-    *outer, _, last = _in_format(result.unsqueeze(2), format_)
-    return (*outer, last)
+    return [*[strides_without_gaps(operand) for operand in (source, weight)], *[None for _ in results[2:]]]
 
 
 def _stacked(arguments: NamedArguments, results: Sequence[torch.Tensor | None]) -> list[Strides | None]:
