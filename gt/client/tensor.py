@@ -19,10 +19,9 @@ from gt.client.cached_calls import rebind, wrap, wrap_view
 from gt.client.host_data import from_array, torch_call
 from gt.client.inplace_views import InPlaceViews
 from gt.client.layouts import LocalShard, read_layout, read_shards
+from gt.client.memory_methods import MemoryMethods
 from gt.client.operators import install_operators
 from gt.client.printing import SHOWN_ELEMENTS, describe, edges
-from gt.client.remote_storage import RemoteStorage, address_of, no_memory
-from gt.client.safetensors_hooks import patch_safetensors
 from gt.client.storage import REINTERPRETING, Storage, StorageView, TensorRef
 from gt.client.subclasses import has_memory, make_subclasses_on_gt, on_gt
 from gt.client.torch_dispatch import dispatch
@@ -40,7 +39,7 @@ from gt.sharding.placements import Placements, Replicate, require_mesh, spec_fro
 from gt.sharding.spec import DeviceMesh, ShardingSpec
 
 
-class Tensor(ValueReads, InPlaceViews):
+class Tensor(ValueReads, InPlaceViews, MemoryMethods):
     """A tensor on GT: a torch tensor without bytes, which refers to a storage or a view of one (`_ref`)."""
 
     __slots__ = ("_ref",)
@@ -228,33 +227,6 @@ class Tensor(ValueReads, InPlaceViews):
             )
         self.data.copy_(change(self._fetch()))
         return self
-
-    # Memory
-
-    def data_ptr(self) -> int:
-        """A number that is equal for tensors that start at the same byte; not an address of memory."""
-        return address_of(self._ref)
-
-    def const_data_ptr(self) -> int:
-        return address_of(self._ref)
-
-    def untyped_storage(self) -> Any:
-        """The size and the identity of the storage, without its bytes."""
-        patch_safetensors(Tensor)
-        return RemoteStorage(self._ref.storage)
-
-    def storage(self) -> Any:
-        patch_safetensors(Tensor)
-        return RemoteStorage(self._ref.storage, self.itemsize)
-
-    def _typed_storage(self) -> Any:
-        """Raises an error. The workers of a data loader call this to put batches into shared memory."""
-        self._ref.session.require_open()
-        raise RuntimeError(no_memory("a typed storage"))
-
-    @ends_on_users_line
-    def share_memory_(self) -> Any:
-        raise RuntimeError(no_memory("share_memory_()"))
 
 
 class _DownloadFunction(torch.autograd.Function):
