@@ -19,7 +19,7 @@ from gt.sharding.dtypes import accumulation_dtype
 from gt.sharding.spec import ShardingSpec
 from gt.wire.codec import Buffer
 
-_REDUCTIONS: dict[str, Callable[[torch.Tensor, torch.Tensor], torch.Tensor]] = {
+REDUCTIONS: dict[str, Callable[[torch.Tensor, torch.Tensor], torch.Tensor]] = {
     "sum": torch.add,
     "prod": torch.mul,
     "max": torch.maximum,
@@ -70,7 +70,7 @@ def _joined(parts: Sequence[tuple[TensorPart, Buffer]], geometry: Geometry, copi
 def _reduced(kind: str, addends: Sequence[torch.Tensor], geometry: Geometry) -> torch.Tensor:
     name = DTYPE_NAMES[geometry.dtype]
     wide = TORCH_DTYPES[accumulation_dtype(name)] if kind in ("sum", "prod") else geometry.dtype
-    total = functools.reduce(_REDUCTIONS[kind], [addend.to(wide) for addend in addends])
+    total = functools.reduce(REDUCTIONS[kind], [addend.to(wide) for addend in addends])
     return total.to(geometry.dtype)
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 from gt.core.messages import QueryOp, RunOp
 from gt.dispatcher.errors import NoValue
 from gt.dispatcher.gradient_buckets import GradientBuckets
@@ -20,24 +22,16 @@ from gt.signals.policy import Policy
 from gt.wire.codec import Buffer
 
 
+@dataclass(eq=False)
 class OpInstructions:
     """Carries out a RunOp or a QueryOp. The caller commits it, or rolls it back if it raises."""
 
-    def __init__(
-        self,
-        state: State,
-        outgoing: MessageQueue,
-        redistributor: Redistributor,
-        requests: Requests,
-        plan_cache: PlanCache,
-        buckets: GradientBuckets,
-    ) -> None:
-        self._state = state
-        self._outgoing = outgoing
-        self._redistributor = redistributor
-        self._requests = requests
-        self._plan_cache = plan_cache
-        self._buckets = buckets
+    _state: State
+    _outgoing: MessageQueue
+    _redistributor: Redistributor
+    _requests: Requests
+    _plan_cache: PlanCache
+    _buckets: GradientBuckets
 
     def run_op(self, session: SessionRecord, op: RunOp, _: Buffer | None) -> None:  # noqa: PLR0912  (hot path)
         """Hot path: an op with a cached plan takes about 1.5 us, so calls are avoided and cases are written out."""

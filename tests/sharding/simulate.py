@@ -17,6 +17,7 @@ from typing import Any
 import torch
 
 from gt.client.geometry import DTYPE_NAMES, TORCH_DTYPES
+from gt.client.part_assembly import REDUCTIONS
 from gt.core.meta import TensorMeta, contiguous_strides
 from gt.core.signatures import Arg, DType, Input, ListArg, MemoryFormat, TorchLayout, WorkerDevice
 from gt.sharding.boxes import box_shape
@@ -28,14 +29,6 @@ from gt.sharding.strategies import FactorSharding, OpStrategy, build_strategy
 
 MESHES = [DeviceMesh((2,), ("x",)), DeviceMesh((3,), ("x",)), DeviceMesh((2, 2), ("x", "y"))]
 MOST = 80  # strategies tried per call and mesh
-REDUCE = {
-    "sum": torch.add,
-    "prod": torch.mul,
-    "max": torch.maximum,
-    "min": torch.minimum,
-    "and": torch.logical_and,
-    "or": torch.logical_or,
-}
 
 
 def check(op: str, *args: Any, meshes: Sequence[DeviceMesh] = MESHES, tolerance: float = 1e-4, **kwargs: Any) -> int:
@@ -153,7 +146,7 @@ def join(held: dict[int, torch.Tensor], spec: ShardingSpec, shape: tuple[int, ..
         key = tuple([coordinate[spec.mesh.axis_names.index(axis)] for axis in spec.partial])
         same = whole[key][local_slices(spec, shape, worker)]
         torch.testing.assert_close(value, same, equal_nan=True, msg=f"{told}: replicas differ at worker {worker}")
-    return reduce(REDUCE[spec.kind], whole.values())
+    return reduce(REDUCTIONS[spec.kind], whole.values())
 
 
 def run(program: LocalProgram, operands: Sequence[torch.Tensor]) -> list[torch.Tensor]:

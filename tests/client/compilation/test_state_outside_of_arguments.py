@@ -69,54 +69,49 @@ CHANGES = {}
 change_case = case_of(CHANGES)
 
 
-@change_case
-def class_attribute():
+def new_class():
+    """A class that no other case changes."""
+
     class Config:
         value = 1.0
 
-    return lambda x: x * Config.value, lambda v: setattr(Config, "value", v)
+    return Config
+
+
+def scaled_by(config, changed=None):
+    """A function that reads an attribute, and a change of the attribute, or of that of another object."""
+    return lambda x: x * config.value, lambda v: setattr(changed or config, "value", v)
+
+
+@change_case
+def class_attribute():
+    return scaled_by(new_class())
 
 
 @change_case
 def class_attribute_by_instance():
-    class Config:
-        value = 1.0
-
-    config = Config()
-    return lambda x: x * config.value, lambda v: setattr(Config, "value", v)
+    kind = new_class()
+    return scaled_by(kind(), changed=kind)
 
 
 @change_case
 def class_attribute_that_an_instance_hides():
-    class Config:
-        value = 1.0
-
-    config = Config()
-    return lambda x: x * config.value, lambda v: setattr(config, "value", v)
+    return scaled_by(new_class()())
 
 
 @change_case
 def class_attribute_that_a_subclass_hides():
-    class Config:
-        value = 1.0
-
-    class Other(Config):
+    class Other(new_class()):
         pass
 
-    config = Other()
-    return lambda x: x * config.value, lambda v: setattr(Other, "value", v)
+    return scaled_by(Other(), changed=Other)
 
 
 @change_case
 def class_of_an_object():
-    class Config:
-        value = 1.0
-
-    class Other:
-        value = 5.0
-
-    config = Config()
-    return lambda x: x * config.value, lambda v: setattr(config, "__class__", Other)
+    config, other = new_class()(), new_class()
+    other.value = 5.0
+    return lambda x: x * config.value, lambda v: setattr(config, "__class__", other)
 
 
 @change_case
@@ -151,7 +146,7 @@ def slots():
 
     config = Config()
     config.value = 1.0
-    return lambda x: x * config.value, lambda v: setattr(config, "value", v)
+    return scaled_by(config)
 
 
 @change_case
@@ -160,8 +155,7 @@ def dataclass_with_slots():
     class Config:
         value: float = 1.0
 
-    config = Config()
-    return lambda x: x * config.value, lambda v: setattr(config, "value", v)
+    return scaled_by(Config())
 
 
 @change_case
@@ -201,10 +195,7 @@ def attribute_with_a_name_that_is_computed():
 
 @change_case
 def attribute_getter():
-    class Config:
-        value = 1.0
-
-    get, config = operator.attrgetter("value"), Config()
+    get, config = operator.attrgetter("value"), new_class()()
     return lambda x: x * get(config), lambda v: setattr(config, "value", v)
 
 
@@ -212,7 +203,7 @@ def attribute_getter():
 def attribute_of_a_python_module():
     module = types.ModuleType("settings_of_a_test")
     module.value = 1.0
-    return lambda x: x * module.value, lambda v: setattr(module, "value", v)
+    return scaled_by(module)
 
 
 @change_case
@@ -570,20 +561,21 @@ def order_of_a_dict():
     return function
 
 
-@effect_case
-def queue_of_numbers():
-    values = queue.Queue()
+def scaled_from(values):
+    """A function that takes a number from a queue in each call."""
     for number in range(CALLS):
         values.put(1.0 if number < 8 else float(number))
     return lambda x: x * values.get()
+
+
+@effect_case
+def queue_of_numbers():
+    return scaled_from(queue.Queue())
 
 
 @effect_case
 def simple_queue():
-    values = queue.SimpleQueue()
-    for number in range(CALLS):
-        values.put(1.0 if number < 8 else float(number))
-    return lambda x: x * values.get()
+    return scaled_from(queue.SimpleQueue())
 
 
 @effect_case
