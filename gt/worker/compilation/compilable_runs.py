@@ -9,7 +9,7 @@ from gt.core.meta import TensorMeta
 from gt.core.segments import SegmentOp
 from gt.core.signatures import Arg, ListArg, Number, Scalar
 from gt.worker.bound_segments import BoundSegment
-from gt.worker.compilation.compile_units import MAX_STEPS, CompileUnit, UnitStep
+from gt.worker.compilation.compile_units import MAX_CALLS, CompileUnit, UnitCall
 from gt.worker.compilation.dynamic_scalars import DYNAMIC_FORMS
 from gt.worker.compilation.flattened_ops import CannotFlatten, FlattenedOp, flatten_op
 from gt.worker.compilation.uncompiled_ops import reason_to_stay_eager
@@ -28,15 +28,15 @@ class UncompiledOp(NamedTuple):
 class PlacedUnit(NamedTuple):
     """A compile unit and its place in a segment. `ops` are the positions of its ops, `inputs` the slots of its inputs,
     and `scalars` the positions of its scalars among those of the segment. `outputs` has, for each slot that its ops
-    make, the position among the live tensors of the unit, or None. `op_of_step` has, for each step, the position of its
-    op."""
+    make, the position among the live tensors of the unit, or None. `op_of_call` has, for each call of the
+    unit, the position of its op."""
 
     ops: range
     unit: CompileUnit
     inputs: tuple[int, ...]
     scalars: tuple[int, ...]
     outputs: tuple[int | None, ...]
-    op_of_step: tuple[int, ...]
+    op_of_call: tuple[int, ...]
 
 
 def find_runs(
@@ -65,7 +65,7 @@ def find_runs(
             start, calls = position + 1, 0
             continue
         added = len(flatten_op(bound, len(op.inputs)).calls)
-        if calls and (op.scope != segment.body.ops[start].scope or calls + added > MAX_STEPS):
+        if calls and (op.scope != segment.body.ops[start].scope or calls + added > MAX_CALLS):
             end_run(position)
             start, calls = position, 0
         calls += added
@@ -103,30 +103,30 @@ def make_unit(
     register_of = {slot: register for register, slot in enumerate(inputs)}
     first_scalar, end_scalar = segment.body.ops[ops.start].first_scalar, segment.body.ops[ops.stop - 1].end_scalar
     count = len(inputs)
-    steps: list[UnitStep] = []
-    op_of_step: list[int] = []
-    for position, calls in zip(ops, flattened, strict=True):
+    calls: list[UnitCall] = []
+    op_of_call: list[int] = []
+    for position, flat in zip(ops, flattened, strict=True):
         op = segment.body.ops[position]
         places = tuple(range(op.first_scalar - first_scalar, op.end_scalar - first_scalar))
         registers = {number: register_of[slot] for number, slot in enumerate(op.inputs)}
-        for call in calls.calls:
+        for call in flat.calls:
             for number in call.outputs:
                 if number >= 0:
                     registers[number], count = count, count + 1
             outputs = tuple(registers[number] if number >= 0 else -1 for number in call.outputs)
             taken = tuple(registers[number] for number in call.inputs)
-            steps.append(UnitStep(call.signature, taken, places, outputs, call.strides))
-            op_of_step.append(position)
-        register_of |= {slot: registers[number] for slot, number in zip(op.outputs, calls.gives, strict=True)}
+            calls.append(UnitCall(call.signature, taken, places, outputs, call.strides))
+            op_of_call.append(position)
+        register_of |= {slot: registers[number] for slot, number in zip(op.outputs, flat.gives, strict=True)}
     slots = [slot for position in ops for slot in segment.body.ops[position].outputs]
     live = [slot for slot in slots if slot in needed]
     chosen = range(first_scalar, end_scalar)
     kept = _constants([scalars[place] for place in chosen], segment, ops, flattened, first_scalar)
     unit = CompileUnit(
-        tuple(steps), tuple(metas[slot] for slot in inputs), kept, tuple(register_of[slot] for slot in live), threads
+        tuple(calls), tuple(metas[slot] for slot in inputs), kept, tuple(register_of[slot] for slot in live), threads
     )
     outputs_of = tuple(live.index(slot) if slot in needed else None for slot in slots)
-    return PlacedUnit(ops, unit, inputs, tuple(chosen), outputs_of, tuple(op_of_step))
+    return PlacedUnit(ops, unit, inputs, tuple(chosen), outputs_of, tuple(op_of_call))
 
 
 def _constants(
@@ -135,9 +135,9 @@ def _constants(
     """The scalars that the code has as constants. None for a float that may change from call to call, because all calls
     that use it have dynamic forms."""
     kept: list[Number | None] = [None if type(scalar) is float else scalar for scalar in scalars]
-    for position, calls in zip(ops, flattened, strict=True):
+    for position, flat in zip(ops, flattened, strict=True):
         start = segment.body.ops[position].first_scalar - first
-        for call in calls.calls:
+        for call in flat.calls:
             if call.signature.op not in DYNAMIC_FORMS:
                 for index in _scalars_in((*call.signature.args, *call.signature.kwargs.values())):
                     kept[start + index] = scalars[start + index]

@@ -1,13 +1,12 @@
 """Compile units: runs of ops between exchanges, as records that workers send to the compile server, and its answers.
 
-A unit works on numbered registers: first its inputs, then the results of its steps. Equal units, such as the layers
+A unit works on numbered registers: first its inputs, then the results of its calls. Equal units, such as the layers
 of a transformer, have the same key on all workers of a host, and are compiled once.
 """
 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Sequence
 from typing import Annotated, TypeAlias, Union
 
 import msgspec
@@ -16,14 +15,14 @@ from msgspec import Meta, Struct
 from gt.core.meta import TensorMeta
 from gt.core.signatures import Name, Number, Signature, Text
 
-MAX_STEPS = 1 << 10
+MAX_CALLS = 1 << 10
 Index: TypeAlias = Annotated[int, Meta(ge=0, lt=1 << 20)]
 OptionalIndex: TypeAlias = Annotated[int, Meta(ge=-1, lt=1 << 20)]
 
 
-class UnitStep(Struct, array_like=True, frozen=True):
-    """An op on registers. `scalars` are positions among the scalars of the unit, `outputs` the registers of its new
-    tensors in order (-1: it is not needed). A result gets the `strides` at its position, if there are any."""
+class UnitCall(Struct, array_like=True, frozen=True):
+    """A call of an op on registers. `scalars` are positions among the scalars of the unit, `outputs` the registers
+    of its new tensors in order (-1: not needed). A result gets the `strides` at its position, if there are any."""
 
     signature: Signature
     inputs: tuple[Index, ...]
@@ -37,7 +36,7 @@ class CompileUnit(Struct, array_like=True, frozen=True):
     differ from call to call, and otherwise the value that the code is compiled for. `live` are the registers whose
     tensors are needed afterwards; `threads` is the number of threads to compute with."""
 
-    steps: Annotated[tuple[UnitStep, ...], Meta(max_length=MAX_STEPS)]
+    calls: Annotated[tuple[UnitCall, ...], Meta(max_length=MAX_CALLS)]
     inputs: tuple[TensorMeta, ...]
     scalars: tuple[Union[None, Number], ...]
     live: tuple[Index, ...]
@@ -75,16 +74,11 @@ class Compiled(Struct, array_like=True, frozen=True, tag=True):
 
 
 class CompileFailed(Struct, array_like=True, frozen=True, tag=True):
-    """A unit cannot be compiled: because of the step number `step`, or as a whole (-1)."""
+    """A unit cannot be compiled: because of the call at the position `call`, or as a whole (-1)."""
 
     key: Name
     reason: Text
-    step: OptionalIndex = -1
+    call: OptionalIndex = -1
 
 
 CompileAnswer: TypeAlias = Union[Compiled, CompileFailed]
-
-
-def needed_registers(steps: Sequence[UnitStep], count: int) -> list[int]:
-    """The registers below `count` that steps take."""
-    return sorted({register for step in steps for register in step.inputs if register < count})

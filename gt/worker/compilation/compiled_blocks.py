@@ -167,7 +167,7 @@ class CompiledBlock:
             return
         unit = self._placed.unit
         kept = tuple(None if old is None else new for old, new in zip(unit.scalars, scalars, strict=True))
-        self._placed = self._placed._replace(unit=type(unit)(unit.steps, unit.inputs, kept, unit.live, unit.threads))
+        self._placed = self._placed._replace(unit=type(unit)(unit.calls, unit.inputs, kept, unit.live, unit.threads))
         self.submit()
 
     def _take(self, answer: CompileAnswer) -> None:
@@ -175,8 +175,8 @@ class CompiledBlock:
         self._is_asked = False
         if isinstance(answer, CompileFailed):
             log.info("%s is not compiled: %s", self._describe(), answer.reason)
-            if answer.step >= 0:
-                position = self._placed.op_of_step[answer.step]
+            if answer.call >= 0:
+                position = self._placed.op_of_call[answer.call]
                 self._owner.refuse(position, answer.reason)
             else:
                 self._fail(f"{self._describe()} runs eagerly: {answer.reason}")

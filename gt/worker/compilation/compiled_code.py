@@ -26,9 +26,9 @@ class CompiledCode:
         self._count = len(unit.inputs)
         self._geometry = [(meta.shape, meta.stride, getattr(torch, meta.dtype)) for meta in unit.inputs]
         self._constants = [(place, value) for place, value in enumerate(unit.scalars) if value is not None]
-        self._numbers = [place for place, value in enumerate(unit.scalars) if value is None]
-        self._memory = array("d", [0.0] * len(self._numbers))
-        self._vector = torch.frombuffer(self._memory, dtype=torch.float64) if self._numbers else None
+        self._dynamic = [place for place, value in enumerate(unit.scalars) if value is None]
+        self._memory = array("d", [0.0] * len(self._dynamic))
+        self._vector = torch.frombuffer(self._memory, dtype=torch.float64) if self._dynamic else None
         self._copied: frozenset[int] | None = None
 
     def fits(self, values: Sequence[torch.Tensor]) -> bool:
@@ -45,13 +45,13 @@ class CompiledCode:
         """Whether scalars have the values that the code was compiled for."""
         return all(
             type(scalars[place]) is type(value) and scalars[place] == value for place, value in self._constants
-        ) and all(type(scalars[place]) is float for place in self._numbers)
+        ) and all(type(scalars[place]) is float for place in self._dynamic)
 
     def __call__(self, values: Sequence[torch.Tensor], scalars: Sequence[Number]) -> list[torch.Tensor]:
         given = [values[position] for position in self._takes]
         if self._vector is not None:
             memory = self._memory
-            for number, place in enumerate(self._numbers):
+            for number, place in enumerate(self._dynamic):
                 memory[number] = scalars[place]
             given.insert(0, self._vector)
         results = self._code(given)
@@ -101,7 +101,7 @@ class CompiledCode:
         fresh = [_copy(value) for value in values]
         given = [fresh[position] for position in self._takes]
         if self._vector is not None:
-            self._memory[:] = array("d", [float(scalars[place]) for place in self._numbers])
+            self._memory[:] = array("d", [float(scalars[place]) for place in self._dynamic])
             given.insert(0, self._vector)
         results = self._code(given)
         used = {tensor.untyped_storage().data_ptr() for tensor in given}

@@ -17,7 +17,7 @@ from gt.worker.bound_programs import STRIDE_FREE, BoundProgram, is_the_op, is_vi
 class FlattenedCall(NamedTuple):
     """One call among those of a flattened op. Tensors are numbered: first the inputs of the flattened op, then the
     results of its calls. `outputs` are the numbers of the call's new tensors (-1: not used). `strides` as in a
-    UnitStep."""
+    UnitCall."""
 
     signature: Signature
     inputs: tuple[int, ...]

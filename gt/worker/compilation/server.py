@@ -34,7 +34,7 @@ from gt.worker.compilation import private_directory
 from gt.worker.compilation.compile_units import CompileAnswer, Compiled, CompileFailed, CompileRequest, CompileUnit
 from gt.worker.compilation.socket_framing import FrameReader, FrameWriter
 from gt.worker.compilation.torch_private import compile_graph, find_vector_instructions
-from gt.worker.compilation.tracing import UntraceableStep, trace
+from gt.worker.compilation.tracing import UntraceableCall, trace
 
 log = logging.getLogger("gt.compile")
 _POLL_SECONDS = 1.0
@@ -225,8 +225,8 @@ def compile_unit(directory: Path, key: str, unit: CompileUnit) -> CompileAnswer:
         traced = trace(unit)
         own = Path(tempfile.mkdtemp(prefix=f"{key[:16]}-", dir=directory))
         path = compile_graph(traced.graph, traced.inputs, unit.threads, own)
-    except UntraceableStep as error:
-        return CompileFailed(key, f"it cannot be traced: {error}", error.step)
+    except UntraceableCall as error:
+        return CompileFailed(key, f"it cannot be traced: {error}", error.call)
     except Exception as error:
         log.warning("a unit was not compiled", exc_info=True)
         return CompileFailed(key, f"{type(error).__name__}: {error}"[:2000])

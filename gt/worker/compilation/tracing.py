@@ -8,7 +8,7 @@ from typing import Any, NamedTuple, TypeAlias
 import torch
 
 from gt.worker.bound_ops import BoundOp
-from gt.worker.compilation.compile_units import CompileUnit, Output, UnitStep
+from gt.worker.compilation.compile_units import CompileUnit, Output, UnitCall
 from gt.worker.compilation.dynamic_scalars import DYNAMIC_FORMS, DynamicScalar, has_dynamic_scalars
 from gt.worker.compilation.torch_private import fake_mode, trace_function
 from gt.worker.engines.default_dtype import WithDefaultDtype, without_default_dtype
@@ -18,12 +18,12 @@ from gt.worker.engines.torch_private import storage_identity
 Graph: TypeAlias = torch.fx.GraphModule
 
 
-class UntraceableStep(Exception):
-    """Raised for the step of a unit that cannot be traced."""
+class UntraceableCall(Exception):
+    """Raised for the call of a unit that cannot be traced."""
 
-    def __init__(self, step: int, reason: str) -> None:
+    def __init__(self, call: int, reason: str) -> None:
         super().__init__(reason)
-        self.step = step
+        self.call = call
 
 
 class TracedUnit(NamedTuple):
@@ -59,15 +59,15 @@ class TracingEngine(PyTorchEngine):
 
 
 def trace(unit: CompileUnit) -> TracedUnit:
-    """The graph of a unit. Raises UntraceableStep."""
+    """The graph of a unit. Raises UntraceableCall."""
     engine = TracingEngine()
     run = _TracedRun(engine, unit)
     with fake_mode(), torch.no_grad():
         inputs = [engine.empty(meta) for meta in unit.inputs]
         takes = run.takes
         given = [inputs[position] for position in takes]
-        if run.numbers:
-            given.insert(0, torch.empty(run.numbers, dtype=torch.float64))
+        if run.dynamic_count:
+            given.insert(0, torch.empty(run.dynamic_count, dtype=torch.float64))
         graph = trace_function(run, given)
     return TracedUnit(graph, given, takes, run.writes, run.outputs)
 
@@ -78,47 +78,47 @@ class _TracedRun:
     def __init__(self, engine: TracingEngine, unit: CompileUnit) -> None:
         self._engine = engine
         self._unit = unit
-        self._ops = [self._bind(number, step) for number, step in enumerate(unit.steps)]
-        written = {step.inputs[position] for step in unit.steps for position in step.signature.writes}
-        used = {register for step in unit.steps for register in step.inputs}
-        self.numbers = sum(scalar is None for scalar in unit.scalars)
+        self._ops = [self._bind(number, call) for number, call in enumerate(unit.calls)]
+        written = {call.inputs[position] for call in unit.calls for position in call.signature.writes}
+        used = {register for call in unit.calls for register in call.inputs}
+        self.dynamic_count = sum(scalar is None for scalar in unit.scalars)
         self.takes = tuple(register for register in range(len(unit.inputs)) if register in used)
         self.writes = tuple(register for register in self.takes if register in written)
         self.outputs: tuple[Output, ...] = ()
 
-    def _bind(self, number: int, step: UnitStep) -> BoundOp:
+    def _bind(self, number: int, call: UnitCall) -> BoundOp:
         try:
-            return BoundOp(self._engine, step.signature)
+            return BoundOp(self._engine, call.signature)
         except Exception as error:
-            raise UntraceableStep(number, f"{step.signature.op}: {error}") from error
+            raise UntraceableCall(number, f"{call.signature.op}: {error}") from error
 
     def __call__(self, *given: torch.Tensor) -> tuple[torch.Tensor, ...]:
         scalars, tensors = self._scalars(given)
         registers: dict[int, torch.Tensor] = dict(zip(self.takes, tensors, strict=True))
-        for number, (bound, step) in enumerate(zip(self._ops, self._unit.steps, strict=True)):
+        for number, (bound, call) in enumerate(zip(self._ops, self._unit.calls, strict=True)):
             try:
-                self._run_step(bound, step, registers, scalars)
+                self._run_call(bound, call, registers, scalars)
             except Exception as error:
-                reason = f"{step.signature.op}: {type(error).__name__}: {error}"
-                raise UntraceableStep(number, reason.splitlines()[0][:1000]) from error
+                reason = f"{call.signature.op}: {type(error).__name__}: {error}"
+                raise UntraceableCall(number, reason.splitlines()[0][:1000]) from error
         return self._results(registers)
 
     def _scalars(self, given: Sequence[torch.Tensor]) -> tuple[list[Any], Sequence[torch.Tensor]]:
-        if not self.numbers:
+        if not self.dynamic_count:
             return list(self._unit.scalars), given
-        places = iter(range(self.numbers))
+        places = iter(range(self.dynamic_count))
         scalars = [DynamicScalar(given[0][next(places)]) if scalar is None else scalar for scalar in self._unit.scalars]
         return scalars, given[1:]
 
-    def _run_step(
-        self, bound: BoundOp, step: UnitStep, registers: dict[int, torch.Tensor], scalars: Sequence[Any]
+    def _run_call(
+        self, bound: BoundOp, call: UnitCall, registers: dict[int, torch.Tensor], scalars: Sequence[Any]
     ) -> None:
-        values = [registers[register] for register in step.inputs]
-        results = bound.call(values, tuple(scalars[position] for position in step.scalars))
-        if len(results) < len(step.outputs):
-            raise RuntimeError(f"it gives {len(results)} tensors where {len(step.outputs)} were expected")
-        strides = step.strides or (None,) * len(results)
-        for register, result, stride in zip(step.outputs, results, strides, strict=False):
+        values = [registers[register] for register in call.inputs]
+        results = bound.call(values, tuple(scalars[position] for position in call.scalars))
+        if len(results) < len(call.outputs):
+            raise RuntimeError(f"it gives {len(results)} tensors where {len(call.outputs)} were expected")
+        strides = call.strides or (None,) * len(results)
+        for register, result, stride in zip(call.outputs, results, strides, strict=False):
             if register >= 0:
                 if not isinstance(result, torch.Tensor):
                     raise TypeError("it gives no tensor for an output")

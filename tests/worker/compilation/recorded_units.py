@@ -13,7 +13,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from gt.client.call_template import to_wire
 from gt.core.meta import TensorMeta
 from gt.core.signatures import Input, ListArg, Scalar, Signature
-from gt.worker.compilation.compile_units import Compiled, CompileUnit, UnitStep
+from gt.worker.compilation.compile_units import Compiled, CompileUnit, UnitCall
 from gt.worker.compilation.compiled_code import CompiledCode
 from gt.worker.compilation.dynamic_scalars import DYNAMIC_FORMS
 from gt.worker.compilation.tracing import TracedUnit, trace
@@ -36,7 +36,7 @@ class _Recorder(TorchDispatchMode):
         self.registers = {id(tensor): number for number, tensor in enumerate(inputs)}
         self.kept = list(inputs)
         self.count = len(inputs)
-        self.steps: list[UnitStep] = []
+        self.calls: list[UnitCall] = []
         self.scalars: list[Any] = []
         self.constant: set[int] = set()
 
@@ -82,7 +82,7 @@ class _Recorder(TorchDispatchMode):
         )
         if str(func) not in DYNAMIC_FORMS:
             self.constant.update(numbers)
-        self.steps.append(UnitStep(signature, inputs, tuple(numbers), outputs))
+        self.calls.append(UnitCall(signature, inputs, tuple(numbers), outputs))
         return result
 
 
@@ -95,7 +95,7 @@ def record(function: Callable[..., Sequence[torch.Tensor]], inputs: Sequence[tor
     kept = tuple(value if n in recorder.constant else None for n, value in enumerate(recorder.scalars))
     live = tuple(recorder.registers[id(result)] for result in results)
     return Recorded(
-        CompileUnit(tuple(recorder.steps), tuple(map(meta_of, copies)), kept, live), tuple(recorder.scalars)
+        CompileUnit(tuple(recorder.calls), tuple(map(meta_of, copies)), kept, live), tuple(recorder.scalars)
     )
 
 

@@ -77,12 +77,12 @@ def test_an_input_without_a_value_is_not_compiled() -> None:
     assert find_runs(segment, lambda op: True, {}, {})[0] == []
 
 
-def test_a_unit_has_the_inputs_steps_and_live_tensors_of_its_ops() -> None:
+def test_a_unit_has_the_inputs_calls_and_live_tensors_of_its_ops() -> None:
     segment = make_segment("neg neg mul add_ leaky neg")
     placed = make_unit(segment, range(1, 5), metas(segment), frozenset([3, 5]), [2.0, 0.1], 1)
     assert placed.inputs == (1, 0)
-    assert [step.signature.op.split(".")[1] for step in placed.unit.steps] == ["neg", "mul", "add_", "leaky_relu"]
-    assert [(step.inputs, step.outputs) for step in placed.unit.steps] == [
+    assert [call.signature.op.split(".")[1] for call in placed.unit.calls] == ["neg", "mul", "add_", "leaky_relu"]
+    assert [(call.inputs, call.outputs) for call in placed.unit.calls] == [
         ((0,), (2,)),
         ((2,), (3,)),
         ((3, 1), ()),
@@ -90,7 +90,7 @@ def test_a_unit_has_the_inputs_steps_and_live_tensors_of_its_ops() -> None:
     ]
     assert placed.unit.live == (3, 4)
     assert placed.outputs == (None, 0, None, 1)
-    assert placed.op_of_step == (1, 2, 3, 4)
+    assert placed.op_of_call == (1, 2, 3, 4)
 
 
 def test_a_number_is_a_constant_where_the_op_has_no_dynamic_form() -> None:

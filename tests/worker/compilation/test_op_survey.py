@@ -7,7 +7,7 @@ import torch
 
 from gt.worker.compilation.compiled_code import CompiledCode
 from gt.worker.compilation.torch_private import compile_graph, find_vector_instructions
-from gt.worker.compilation.tracing import UntraceableStep, trace
+from gt.worker.compilation.tracing import UntraceableCall, trace
 from gt.worker.engines.torch_private import load_code
 from tests.worker.compilation.op_survey import (
     FLOATS,
@@ -34,7 +34,7 @@ def record_cases(cases: list[Case]) -> Recorded:
 def is_traceable(case: Case) -> bool:
     try:
         trace(record_cases([case]).unit)
-    except UntraceableStep:
+    except UntraceableCall:
         return False
     return True
 

@@ -13,7 +13,7 @@ import torch
 
 from gt.core.settings import CompileSettings
 from gt.core.signatures import Input, Signature
-from gt.worker.compilation.compile_units import CompileAnswer, CompileFailed, CompileUnit, UnitStep
+from gt.worker.compilation.compile_units import CompileAnswer, CompileFailed, CompileUnit, UnitCall
 from gt.worker.compilation.private_directory import make_private
 from gt.worker.compilation.queue import CompileQueue
 from gt.worker.compilation.toolchain import find_compiler
@@ -26,8 +26,8 @@ SETTINGS = CompileSettings(niceness=0)
 
 def untraceable(size: int = 4) -> CompileUnit:
     """A unit that the server refuses before it runs a C++ compiler."""
-    step = UnitStep(Signature("aten.nonzero.default", (Input(0),), {}, (), (), (), ()), (0,), (), (1,))
-    return CompileUnit((step,), (meta_of(torch.ones(size)),), (), (1,))
+    call = UnitCall(Signature("aten.nonzero.default", (Input(0),), {}, (), (), (), ()), (0,), (), (1,))
+    return CompileUnit((call,), (meta_of(torch.ones(size)),), (), (1,))
 
 
 @pytest.fixture
@@ -70,7 +70,7 @@ def test_each_unit_gets_one_answer_for_all_who_ask(directory: Path) -> None:
     assert stat.S_IMODE(directory.stat().st_mode) == 0o700
     answers(first, 2, taken)
     answers(second, 2, others)
-    assert all(isinstance(answer, CompileFailed) and answer.step == 0 for answer in (*taken, *others))
+    assert all(isinstance(answer, CompileFailed) and answer.call == 0 for answer in (*taken, *others))
     assert len({answer.key for answer in (*taken, *others)}) == 2
     assert server_of(directory).nice() == psutil.Process().nice()
     second.close()

@@ -7,8 +7,8 @@ import torch
 from torch import nn
 
 from gt.core.signatures import Input, Signature
-from gt.worker.compilation.compile_units import CompileUnit, UnitStep
-from gt.worker.compilation.tracing import UntraceableStep, trace
+from gt.worker.compilation.compile_units import CompileUnit, UnitCall
+from gt.worker.compilation.tracing import UntraceableCall, trace
 from tests.worker.compilation.recorded_units import code_of, copy, meta_of, record, run_both
 
 F = nn.functional
@@ -169,13 +169,13 @@ def test_equal_units_have_the_same_key() -> None:
 def test_an_op_that_cannot_be_traced_is_named() -> None:
     x = torch.randn(4)
     meta = meta_of(x)
-    steps = [
-        UnitStep(Signature("aten.neg.default", (Input(0),), {}, (), (), (meta,), (0,)), (0,), (), (1,)),
-        UnitStep(Signature("aten.nonzero.default", (Input(0),), {}, (), (), (), ()), (1,), (), (2,)),
+    calls = [
+        UnitCall(Signature("aten.neg.default", (Input(0),), {}, (), (), (meta,), (0,)), (0,), (), (1,)),
+        UnitCall(Signature("aten.nonzero.default", (Input(0),), {}, (), (), (), ()), (1,), (), (2,)),
     ]
-    with pytest.raises(UntraceableStep, match="aten.nonzero.default: .*") as caught:
-        trace(CompileUnit(tuple(steps), (meta,), (), (2,)))
-    assert caught.value.step == 1
+    with pytest.raises(UntraceableCall, match="aten.nonzero.default: .*") as caught:
+        trace(CompileUnit(tuple(calls), (meta,), (), (2,)))
+    assert caught.value.call == 1
 
 
 def test_inputs_are_not_changed_by_a_trace() -> None:

@@ -11,7 +11,7 @@ import torch
 from gt.worker.compilation import compiled_blocks, segment_compiler
 from gt.worker.compilation.compile_units import CompileAnswer, Compiled, CompileFailed, CompileUnit
 from gt.worker.compilation.queue import CompileQueue
-from gt.worker.compilation.tracing import TracedUnit, UntraceableStep, trace
+from gt.worker.compilation.tracing import TracedUnit, UntraceableCall, trace
 from gt.worker.engines.torch_private import Code
 
 
@@ -31,8 +31,8 @@ class TracedCode:
         try:
             with torch.inference_mode(False):
                 traced = trace(unit)
-        except UntraceableStep as error:
-            take(CompileFailed(unit.key, str(error), error.step))
+        except UntraceableCall as error:
+            take(CompileFailed(unit.key, str(error), error.call))
             return
         self._traced[unit.key] = traced
         take(Compiled(unit.key, unit.key, traced.takes, traced.writes, traced.outputs, 0.0))
