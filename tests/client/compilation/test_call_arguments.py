@@ -12,7 +12,7 @@ from gt.client.compilation.traced_floats import FloatTrace, TracedFloat
 
 @pytest.fixture(autouse=True)
 def one_worker():
-    gt.init(workers=1)
+    gt.init()
     yield
     gt.shutdown()
 

@@ -13,7 +13,7 @@ from gt.client.compilation.specialization import MAX_ATTEMPTS, MAX_REPLAYABLE, R
 
 @pytest.fixture(autouse=True)
 def one_worker():
-    gt.init(workers=1)
+    gt.init()
     yield
     gt.shutdown()
 
