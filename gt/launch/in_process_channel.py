@@ -18,7 +18,7 @@ from gt.version import __version__
 from gt.wire.client_channel import Received, Upload, as_buffer
 from gt.wire.codec import Buffer
 from gt.worker.compilation.private_directory import own_directory
-from gt.worker.compilation.queue import CompileQueue
+from gt.worker.compilation.server_connection import CompileServerConnection
 from gt.worker.engines import make_engine
 from gt.worker.exchange import InProcessExchange
 from gt.worker.exchange.in_process_exchange import run_interleaved
@@ -40,7 +40,7 @@ class InProcessChannel:
         compiling: CompileSettings | None = None,
     ) -> None:
         compiling = compiling or CompileSettings()
-        self._compile_queue = CompileQueue(own_directory, compiling)
+        self._compile_server = CompileServerConnection(own_directory, compiling)
         self.dispatcher = Dispatcher(observer, copy_limit)
         self._observer = observer
         self.executors = [self._make_executor(number, backend, compiling) for number in range(workers)]
@@ -57,7 +57,7 @@ class InProcessChannel:
             InProcessExchange(),
             _export,
             owns_buffers=False,
-            compile_queue=self._compile_queue,
+            compile_server=self._compile_server,
             compiles_all=compiling.is_automatic,
         )
 
@@ -142,7 +142,7 @@ class InProcessChannel:
         return ""
 
     def close(self) -> None:
-        self._compile_queue.close()
+        self._compile_server.close()
         self.executors.clear()
         if self._observer is not None:
             self._observer.close()

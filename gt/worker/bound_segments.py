@@ -69,12 +69,12 @@ class Variant(NamedTuple):
 class BoundSegment:
     """A segment with its ops bound to an engine. `writes` are the slots of tensors that the segment writes to and that
     existed before it, each with the slot of the new version, in order. `has_program_writes`: a program among its ops
-    writes. `hot` has the state of the compiler for each set of dead slots."""
+    writes. `compilations` has the state of the compiler for each set of dead slots."""
 
     def __init__(self, body: SegmentBody, ops: Mapping[int, AnyBoundOp]) -> None:
         self.body = body
         self.bound = [ops[op.op_id] for op in body.ops]
-        self.hot: dict[tuple[int, ...], Any] = {}
+        self.compilations: dict[tuple[int, ...], Any] = {}
         self._variants: dict[tuple[int, ...], Variant] = {}
         self._renamed = {old: new for op, bound in self._pairs() for old, new in _renamed(op, bound)}
         self.has_program_writes = any(isinstance(bound, BoundProgram) and bound.writes for bound in self.bound)
@@ -94,7 +94,7 @@ class BoundSegment:
         if found is None:
             if len(self._variants) >= MAX_VARIANTS:
                 self._variants.clear()
-                self.hot.clear()
+                self.compilations.clear()
             found = self._variants[dead] = self._prepare(frozenset(dead))
         return found
 

@@ -45,8 +45,8 @@ from gt.wire.codec import Buffer
 from gt.worker.bound_ops import BoundOp, UnavailableOp
 from gt.worker.bound_programs import BoundProgram
 from gt.worker.bound_segments import BoundSegment
-from gt.worker.compilation.queue import CompileQueue
 from gt.worker.compilation.segment_compiler import SegmentCompiler
+from gt.worker.compilation.server_connection import CompileServerConnection
 from gt.worker.engines.engine import Engine
 from gt.worker.exchange import Exchange
 from gt.worker.exchange.interface import Exchanging
@@ -77,7 +77,7 @@ class Executor:
         *,
         owns_buffers: bool,
         progress: MutableSequence[int] | None = None,
-        compile_queue: CompileQueue | None = None,
+        compile_server: CompileServerConnection | None = None,
         compiles_all: bool = False,
     ) -> None:
         self.worker = worker
@@ -94,7 +94,7 @@ class Executor:
         self.ops = self._runner.ops
         self._steps = self._runner.steps
         self._memory = MemoryRecorder(engine, self.tensors)
-        self._compiler = self._make_compiler(compile_queue, compiles_all) if compile_queue is not None else None
+        self._compiler = self._make_compiler(compile_server, compiles_all) if compile_server is not None else None
         self._replay = SegmentReplay(self._runner, self._compiler)
         flags = exchange.flags
         self._late = LateFailures(self.tensors, flags, self._expand) if flags is not None else None
@@ -114,9 +114,9 @@ class Executor:
         )
         self._actions = self._make_actions()
 
-    def _make_compiler(self, queue: CompileQueue, is_automatic: bool) -> SegmentCompiler:
+    def _make_compiler(self, server: CompileServerConnection, is_automatic: bool) -> SegmentCompiler:
         compiles, tell = self.scopes.compiles, self._tell_not_compiled
-        return SegmentCompiler(self.engine, queue, compiles, tell, is_automatic=is_automatic)
+        return SegmentCompiler(self.engine, server, compiles, tell, is_automatic=is_automatic)
 
     def _make_actions(self) -> dict[type, Callable[[Any], None]]:
         """The function that carries out a command, by the kind of the command."""

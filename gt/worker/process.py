@@ -34,7 +34,7 @@ from gt.wire.connections import Link, open_link
 from gt.wire.process_identity import is_running, start_mark, this_host
 from gt.wire.server_keys import keys_directory
 from gt.worker.compilation.private_directory import shared_directory
-from gt.worker.compilation.queue import CompileQueue
+from gt.worker.compilation.server_connection import CompileServerConnection
 from gt.worker.engines import make_engine
 from gt.worker.exchange import Exchange, ProcessExchange, shares_memory
 from gt.worker.executor import Executor
@@ -84,7 +84,9 @@ class WorkerProcess:
         self._refusals: list[float] = []  # their times
         self._engine = make_engine(backend, device, threads, clears=True)
         self._compiles_all = settings.auto_compile
-        self._compile_queue = CompileQueue(lambda: compile_directory or shared_directory(endpoint), settings.compiling)
+        self._compile_server = CompileServerConnection(
+            lambda: compile_directory or shared_directory(endpoint), settings.compiling
+        )
         self._server = (0, "")
 
     def run(self) -> None:
@@ -235,7 +237,7 @@ class WorkerProcess:
             self._export,
             owns_buffers=True,
             progress=progress,
-            compile_queue=self._compile_queue,
+            compile_server=self._compile_server,
             compiles_all=self._compiles_all,
         )
 
@@ -288,7 +290,7 @@ class WorkerProcess:
             time.sleep(_RETRY_SECONDS)
 
     def close(self) -> None:
-        self._compile_queue.close()
+        self._compile_server.close()
         self._close_link()
         for end in self._interrupt:
             end.close()

@@ -16,7 +16,7 @@ from gt.worker.bound_segments import Block, BoundSegment
 from gt.worker.compilation.compilable_runs import PlacedUnit
 from gt.worker.compilation.compile_units import CompileAnswer, CompileFailed
 from gt.worker.compilation.compiled_code import CompiledCode
-from gt.worker.compilation.queue import CompileQueue
+from gt.worker.compilation.server_connection import CompileServerConnection
 from gt.worker.engines.torch_private import load_code
 
 log = logging.getLogger("gt.compile")
@@ -61,13 +61,13 @@ class CompiledBlock:
     def __init__(
         self,
         owner: BlockOwner,
-        queue: CompileQueue,
+        server: CompileServerConnection,
         counts: CompileCounts,
         placed: PlacedUnit,
         blocks: Sequence[Block],
     ) -> None:
         self._owner = owner
-        self._queue = queue
+        self._server = server
         self._counts = counts
         self._placed = placed
         self._blocks = blocks
@@ -90,7 +90,7 @@ class CompiledBlock:
             return
         self._asked += 1
         self._is_asked = True
-        self._queue.submit(self._placed.unit, self._take)
+        self._server.submit(self._placed.unit, self._take)
 
     def run(self, registers: list[Any], run_blocks: RunBlocks) -> None:
         """Hot path."""

@@ -18,7 +18,7 @@ from gt.core.signatures import Number
 from gt.worker.bound_segments import Block, BoundSegment, Variant
 from gt.worker.compilation.compilable_runs import PlacedUnit, find_runs, make_unit
 from gt.worker.compilation.compiled_blocks import CompileCounts, CompiledBlock, RunBlocks, joined_steps, split_steps
-from gt.worker.compilation.queue import CompileQueue
+from gt.worker.compilation.server_connection import CompileServerConnection
 from gt.worker.compilation.toolchain import COMPILERS, find_compiler
 from gt.worker.engines.engine import Engine
 
@@ -38,14 +38,14 @@ class SegmentCompiler:
     def __init__(
         self,
         engine: Engine,
-        queue: CompileQueue,
+        server: CompileServerConnection,
         compiles: Callable[[int, int], bool],
         tell: TellFailure,
         *,
         is_automatic: bool,
     ) -> None:
         self._engine = engine
-        self.queue = queue
+        self.server = server
         self._compiles = compiles
         self._tell = tell
         self._is_automatic = is_automatic
@@ -55,19 +55,19 @@ class SegmentCompiler:
 
     def blocks(self, run: RunSegment, segment: BoundSegment, variant: Variant) -> Sequence[Block]:
         """The blocks to run a segment with. Hot path."""
-        hot = segment.hot.get(run.dead)
-        if hot is None:
-            hot = segment.hot[run.dead] = HotSegment(self, run, segment, variant)
-        if self.queue.is_waiting and time.monotonic() > self._next_poll:
-            self.queue.poll()
+        compilation = segment.compilations.get(run.dead)
+        if compilation is None:
+            compilation = segment.compilations[run.dead] = SegmentCompilation(self, run, segment, variant)
+        if self.server.is_waiting and time.monotonic() > self._next_poll:
+            self.server.poll()
             self._next_poll = time.monotonic() + POLL_SECONDS
-        if hot.is_settled:
-            return hot.blocks
+        if compilation.is_settled:
+            return compilation.blocks
         try:
-            return hot.next_blocks(run)
+            return compilation.next_blocks(run)
         except Exception as error:  # an internal error: the ops must not fail because of it
             log.warning("a segment is not compiled: %s", error, exc_info=True)
-            hot.is_settled = True
+            compilation.is_settled = True
             return variant.blocks
 
     def wanted_ops(self, session: int, segment: BoundSegment) -> Callable[[SegmentOp], bool]:
@@ -108,7 +108,7 @@ class SegmentCompiler:
         self._told = {told for told in self._told if told[0] != session}
 
 
-class HotSegment:
+class SegmentCompilation:
     """The compilation of a segment for one set of dead slots, in stages: a few runs that are only counted, one run that
     notes the metas of all tensors, and then runs of compiled blocks. Once it `is_settled`, every run has the same
     `blocks`."""
@@ -170,7 +170,7 @@ class HotSegment:
         for place in runs:
             blocks += joined_steps(steps[position : place.start])
             placed, own = self._unit(place, scalars), joined_steps(steps[place.start : place.stop])
-            blocks.append(CompiledBlock(self, self._compiler.queue, self._compiler.counts, placed, own))
+            blocks.append(CompiledBlock(self, self._compiler.server, self._compiler.counts, placed, own))
             position = place.stop
         self.blocks = [*blocks, *joined_steps(steps[position:])]
         for block in self.blocks:
@@ -206,12 +206,12 @@ class HotSegment:
 class NotingBlock:
     """Runs a step of a segment, and notes the metas of its results."""
 
-    def __init__(self, hot: HotSegment, step: Block) -> None:
-        self._hot = hot
+    def __init__(self, compilation: SegmentCompilation, step: Block) -> None:
+        self._compilation = compilation
         self._step = step
 
     def run(self, registers: list[Any], run_blocks: RunBlocks) -> None:
         start = len(registers)
-        self._hot.note_inputs(registers)
+        self._compilation.note_inputs(registers)
         run_blocks([self._step])
-        self._hot.note_results(registers, start)
+        self._compilation.note_results(registers, start)

@@ -7,7 +7,7 @@ import torch
 
 import gt
 from gt.worker.compilation.segment_compiler import RUNS_BY_ITSELF
-from tests.worker.compilation.traced_queue import TracedCode
+from tests.worker.compilation.traced_code import TracedCode
 
 
 @pytest.fixture

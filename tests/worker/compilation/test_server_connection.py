@@ -15,7 +15,7 @@ from gt.core.settings import CompileSettings
 from gt.core.signatures import Input, Signature
 from gt.worker.compilation.compile_units import CompileAnswer, CompileFailed, CompileUnit, UnitCall
 from gt.worker.compilation.private_directory import make_private
-from gt.worker.compilation.queue import CompileQueue
+from gt.worker.compilation.server_connection import CompileServerConnection
 from gt.worker.compilation.toolchain import find_compiler
 from tests.subprocesses import start
 from tests.worker.compilation.recorded_units import meta_of, record
@@ -43,9 +43,9 @@ def wait_for(condition: object, seconds: float = 100.0) -> None:
         time.sleep(0.05)
 
 
-def answers(queue: CompileQueue, count: int, taken: list[CompileAnswer]) -> list[CompileAnswer]:
+def answers(connection: CompileServerConnection, count: int, taken: list[CompileAnswer]) -> list[CompileAnswer]:
     def has_all() -> bool:
-        queue.poll()
+        connection.poll()
         return len(taken) >= count
 
     wait_for(has_all)
@@ -60,7 +60,10 @@ def server_of(directory: Path) -> psutil.Process:
 
 
 def test_each_unit_gets_one_answer_for_all_who_ask(directory: Path) -> None:
-    first, second = CompileQueue(lambda: directory, SETTINGS), CompileQueue(lambda: directory, SETTINGS)
+    first, second = (
+        CompileServerConnection(lambda: directory, SETTINGS),
+        CompileServerConnection(lambda: directory, SETTINGS),
+    )
     taken: list[CompileAnswer] = []
     others: list[CompileAnswer] = []
     first.submit(untraceable(), taken.append)
@@ -78,28 +81,31 @@ def test_each_unit_gets_one_answer_for_all_who_ask(directory: Path) -> None:
 
 
 def test_a_server_that_is_killed_is_replaced_twice(directory: Path) -> None:
-    queue = CompileQueue(lambda: directory, SETTINGS)
+    connection = CompileServerConnection(lambda: directory, SETTINGS)
     taken: list[CompileAnswer] = []
-    queue.submit(untraceable(), taken.append)
-    answers(queue, 1, taken)
+    connection.submit(untraceable(), taken.append)
+    answers(connection, 1, taken)
     for size in (5, 6, 7):
         os.kill(server_of(directory).pid, signal.SIGSTOP)
-        queue.submit(untraceable(size), taken.append)
+        connection.submit(untraceable(size), taken.append)
         os.kill(server_of(directory).pid, signal.SIGKILL)
-        answers(queue, size - 3, taken)
+        answers(connection, size - 3, taken)
     *replaced, last = taken
     assert all(isinstance(answer, CompileFailed) and "traced" in answer.reason for answer in replaced)
     assert isinstance(last, CompileFailed)
     assert last.reason == "the compile server was ended by SIGKILL, for the third time"
-    queue.close()
+    connection.close()
 
 
 def test_a_stopped_server_ends_with_its_last_worker(directory: Path) -> None:
-    first, second = CompileQueue(lambda: directory, SETTINGS), CompileQueue(lambda: directory, SETTINGS)
+    first, second = (
+        CompileServerConnection(lambda: directory, SETTINGS),
+        CompileServerConnection(lambda: directory, SETTINGS),
+    )
     taken: list[CompileAnswer] = []
-    for queue in (first, second):
-        queue.submit(untraceable(), taken.append)
-        answers(queue, 1, taken)
+    for connection in (first, second):
+        connection.submit(untraceable(), taken.append)
+        answers(connection, 1, taken)
         taken.clear()
     server = server_of(directory)
     server.suspend()
@@ -112,26 +118,26 @@ def test_a_stopped_server_ends_with_its_last_worker(directory: Path) -> None:
 
 
 def test_a_unit_that_takes_too_long_is_given_up_with_the_limit(directory: Path) -> None:
-    queue = CompileQueue(lambda: directory, CompileSettings(niceness=0, seconds=0.01))
+    connection = CompileServerConnection(lambda: directory, CompileSettings(niceness=0, seconds=0.01))
     taken: list[CompileAnswer] = []
-    queue.submit(record(lambda x: [x.sin().cos() + 1], [torch.ones(4)]).unit, taken.append)
-    (answer,) = answers(queue, 1, taken)
+    connection.submit(record(lambda x: [x.sin().cos() + 1], [torch.ones(4)]).unit, taken.append)
+    (answer,) = answers(connection, 1, taken)
     assert isinstance(answer, CompileFailed)
     assert answer.reason == "it took longer than 0.01 s (GT_COMPILE_TIMEOUT)"
-    queue.close()
+    connection.close()
 
 
 WORKER = """
 import sys, time
 from pathlib import Path
 from gt.core.settings import CompileSettings
-from gt.worker.compilation.queue import CompileQueue
-from tests.worker.compilation.test_queue import untraceable
-queue = CompileQueue(lambda: Path(sys.argv[1]), CompileSettings(niceness=0))
+from gt.worker.compilation.server_connection import CompileServerConnection
+from tests.worker.compilation.test_server_connection import untraceable
+connection = CompileServerConnection(lambda: Path(sys.argv[1]), CompileSettings(niceness=0))
 taken = []
-queue.submit(untraceable(), taken.append)
+connection.submit(untraceable(), taken.append)
 while not taken:
-    queue.poll()
+    connection.poll()
     time.sleep(0.05)
 print("answered", flush=True)
 time.sleep(1000)

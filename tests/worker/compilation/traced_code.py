@@ -1,4 +1,4 @@
-"""A compile queue without a compile server: the code of a unit is its graph, as it was traced."""
+"""Compiled code without a compile server: the code of a unit is its graph, as it was traced."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import torch
 
 from gt.worker.compilation import compiled_blocks, segment_compiler
 from gt.worker.compilation.compile_units import CompileAnswer, Compiled, CompileFailed, CompileUnit
-from gt.worker.compilation.queue import CompileQueue
+from gt.worker.compilation.server_connection import CompileServerConnection
 from gt.worker.compilation.tracing import TracedUnit, UntraceableCall, trace
 from gt.worker.engines.torch_private import Code
 
@@ -23,7 +23,7 @@ class TracedCode:
         self.failure: Exception | None = None
 
     def install(self, patch: pytest.MonkeyPatch) -> None:
-        patch.setattr(CompileQueue, "submit", lambda queue, unit, take: self._submit(unit, take))
+        patch.setattr(CompileServerConnection, "submit", lambda connection, unit, take: self._submit(unit, take))
         patch.setattr(compiled_blocks, "load_code", self._load)
         patch.setattr(segment_compiler, "find_compiler", lambda: "g++")
 

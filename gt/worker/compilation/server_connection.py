@@ -23,7 +23,7 @@ _CONNECT_SECONDS = 120.0  # a server imports torch's compiler before it listens
 _MAX_RESTARTS = 2  # as `_replace_server` says
 
 
-class CompileQueue:
+class CompileServerConnection:
     """Sends units to the compile server at a directory, which `locate` gives at the first use. Each unit gets one
     answer, which `poll` passes on. A server that is killed is replaced, and the units that it had are sent again."""
 
