@@ -212,6 +212,7 @@ class RecordedCallBuilder:
         return RefTemplate(slots[template.slot], *others)
 
     def _slots(self) -> dict[int, int]:
+        """The slot of each id of the call: externals first, then the ids that the call made."""
         recording = self._recording
         made = sorted([*recording.made, *step_ids(recording.instructions)])
         return {ident: slot for slot, ident in enumerate([*self._first_ids, *made])}
@@ -234,11 +235,13 @@ class RecordedCallBuilder:
             yield position, self._template(gradient)
 
     def _rebound(self) -> Iterable[tuple[int, RefTemplate]]:
+        """The positions of tensors that the call has given other storages or views."""
         for position, (tensor, ref) in enumerate(zip(self._before.tensors, self._before.refs, strict=True)):
             if tensor._ref is not ref:
                 yield position, self._template(tensor)
 
     def _versions(self) -> Iterable[tuple[int, int]]:
+        """The positions of tensors that the call has written to, with the number of writes."""
         for position, (tensor, version) in enumerate(zip(self._before.tensors, self._before.versions, strict=True)):
             if (written := version_of(tensor) - version) > 0:
                 yield position, written
@@ -284,4 +287,5 @@ def _gradient(tensor: Tensor) -> Any:
 
 
 def version_of(tensor: torch.Tensor) -> int:
+    """The number of writes to a tensor that autograd has counted; 0 if it counts none."""
     return 0 if is_lazy(tensor) or tensor.is_inference() else tensor._version

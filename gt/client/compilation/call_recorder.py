@@ -138,6 +138,7 @@ def ambient_state() -> tuple[Any, ...]:
 
 
 def line_of(session: Session, site: int) -> str:
+    """The file and line of a site."""
     found = session.sites.lookup(site)
     return f"{found.file}:{found.line}"
 

@@ -218,7 +218,8 @@ def _runs(instructions: Sequence[Instruction]) -> Iterator[range]:
 
 
 def picker(places: Sequence[int]) -> Callable[[Any], Any]:
-    """A function that picks items of a tuple, as a tuple."""
+    """A function that picks the items of a tuple at some places, as a tuple: `itemgetter` of one place would give the
+    bare item."""
     if len(places) > 1:
         return itemgetter(*places)
     return itemgetter(slice(places[0], places[0] + 1) if places else slice(0, 0))

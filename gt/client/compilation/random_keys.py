@@ -11,9 +11,9 @@ from gt.client.compilation.call_recorder import Recording
 
 
 class KeyPlan(NamedTuple):
-    """`counts` are the keys to draw from each generator, `places` the positions of instructions that take a key, with
-    the position of that key among all that are drawn. Two ops have the same key if the second computes the first
-    again, as checkpointing does."""
+    """How to draw the random keys of a call. `counts` are the numbers of keys to draw from each generator, `places`
+    the positions of instructions that take a key, with the position of that key among all that are drawn. Two ops
+    have the same key if the second computes the first again, as checkpointing does."""
 
     counts: tuple[tuple[torch.Generator, int], ...]
     places: tuple[tuple[int, int], ...]

@@ -23,10 +23,11 @@ class Specialization:
     def __init__(self) -> None:
         self.replayable: list[ReplayableCall] = []
         self.refused = ""
-        self._pending: list[list[RecordingAttempt]] = []  # groups of calls that agree, each too small yet
-        self._earlier: list[
-            RecordingAttempt
-        ] = []  # the last call of each replayable one, to tell constants from arguments
+        self._pending: list[
+            list[RecordingAttempt]
+        ] = []  # groups of calls that agree, each of fewer than RECORDED_CALLS
+        # the last recorded call behind each replayable one: a scalar that differs between them is no constant
+        self._earlier: list[RecordingAttempt] = []
         self._attempts = 0
         self._stepped: dict[int, list[Tensor]] = {}  # parameters of steps in the last call, by id() of the optimizer
 

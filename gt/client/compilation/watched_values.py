@@ -17,7 +17,7 @@ from torch.utils.hooks import RemovableHandle
 
 from gt.client.compilation.known_types import same_constant
 
-MISSING = object()
+MISSING = object()  # stands for a value that does not exist
 _Read: TypeAlias = Callable[[Sequence[Any], Sequence[Any]], Iterator[Any]]
 _READ_ERRORS = (LookupError, RuntimeError, ValueError)  # an entry was deleted, or another thread changes a container
 
@@ -251,7 +251,7 @@ def _read_attributes(values: Sequence[Any], names: Sequence[Any]) -> Iterator[An
 
 
 class Reading:
-    """A value that a function reads, as an attribute."""
+    """Gives the result of `read` as the attribute `value`, so that it is compared as other attributes are."""
 
     def __init__(self, read: Callable[[], Any]) -> None:
         self._read = read

@@ -20,7 +20,7 @@ from gt.worker.compilation.socket_framing import FrameReader, FrameWriter
 
 log = logging.getLogger("gt.compile")
 _CONNECT_SECONDS = 120.0  # a server imports torch's compiler before it listens
-_MAX_RESTARTS = 2  # as `_replace_server` says
+_MAX_RESTARTS = 2  # of servers that were killed
 
 
 class CompileServerConnection:
