@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterable, Sequence
+from itertools import chain
 
 from gt.core.ids import session_of
 from gt.core.message_events import Observer
@@ -18,7 +19,7 @@ from gt.core.messages import (
     WorkerInfo,
     WorkerReportProgress,
 )
-from gt.dispatcher.fair_queue import FairQueue
+from gt.dispatcher.fair_queue import FairQueue, Mark
 from gt.dispatcher.group_store import GroupStore
 from gt.dispatcher.instructions import Instructions
 from gt.dispatcher.membership import Membership
@@ -129,10 +130,12 @@ class Dispatcher:
         while (turn := self._fair_queue.next()) is not None:
             sent = self.instruct(turn.session, turn.batch, turn.buffers)
             outgoing += sent
-            workers = tuple({worker: None for out in sent if isinstance(out, ToWorkers) for worker in out.workers})
-            if turn.cost and workers:
-                mark = self._fair_queue.begin(turn, workers)
-                outgoing.append(ToWorkers(workers, WorkerReportProgress(mark)))
+            # Commands for the same workers share a tuple: the cost must not grow with ops times workers.
+            groups = {id(out.workers): out.workers for out in sent if type(out) is ToWorkers}
+            workers = tuple(dict.fromkeys(chain.from_iterable(groups.values())))
+            if turn.cost and workers and (mark := self._fair_queue.begin(turn, workers)) is not None:
+                outgoing.append(_request(mark))
+        outgoing += map(_request, self._fair_queue.overdue_marks())
         return outgoing
 
     def instruct(self, ident: int, batch: Sequence[Instruction], buffers: Sequence[Buffer]) -> list[Outgoing]:
@@ -228,3 +231,7 @@ class Dispatcher:
             op_id, site_id = op.op_id, op.site
         site = f" ({session.site(site_id)})" if site_id in session.sites else ""  # a move may have no site
         return f"{session.op_name(op_id) or 'an op that was forgotten'}{site}"
+
+
+def _request(mark: Mark) -> ToWorkers:
+    return ToWorkers(tuple(mark.costs), WorkerReportProgress(mark.number))

@@ -74,6 +74,7 @@ class Server:
         log_path = "" if observer is None else observer.path
         self._handshakes = Handshakes(self.dispatcher, self.peers, self.delivery, log_path)
         self._pending_connections = PendingConnections()
+        self._held: dict[int, Peer] = {}  # clients with instructions that wait for their backpressure or their turn
         self._instructions: Decoder[Instruction | AckRead | AckBytes] = Decoder(
             Instruction | AckRead | AckBytes, MAX_INSTRUCTIONS
         )
@@ -196,6 +197,7 @@ class Server:
         """Carry out the instructions of a session as far as its backpressure allows. The size of a read is known only
         after the instructions before it."""
         backpressure, state = peer.backpressure, self.dispatcher.state
+        self._held[peer.ident] = peer
         while peer.ident in state.sessions and not self.dispatcher.is_waiting(peer.ident):
             if backpressure.asked is not None and backpressure.asked.request in state.pending:
                 reads = state.pending[backpressure.asked.request].reads
@@ -203,8 +205,10 @@ class Server:
             batch_slice = backpressure.next()
             backpressure.asked = batch_slice.read if batch_slice is not None else None
             if batch_slice is None:
-                return
+                break
             self.instruct(peer.ident, batch_slice.instructions, batch_slice.payloads, self.dispatcher.submit)
+        if peer.ident not in state.sessions or backpressure.is_empty:
+            self._held.pop(peer.ident, None)
 
     def instruct(
         self,
@@ -231,9 +235,8 @@ class Server:
                 break
             if isinstance(report, Goodbye):
                 self._forget(peer)
-        for identity in list(self.peers.clients.values()):  # a progress report may let queued instructions proceed
-            if identity in self.peers.by_identity:
-                self._proceed(self.peers.by_identity[identity])
+        for client in list(self._held.values()):  # a progress report may let queued instructions proceed
+            self._proceed(client)
         self._handshakes.welcome_waiting()
 
     def _use_report(self, peer: Peer, report: Report, payload: Payload | None) -> bool:
@@ -344,6 +347,8 @@ class Server:
 
     def _forget(self, peer: Peer) -> None:
         self.peers.remove(peer)
+        if peer.is_client:
+            self._held.pop(peer.ident, None)
         log.info("%s %d has left", peer.hello.role, peer.ident)
 
     def _end_session(self, peer: Peer) -> None:
