@@ -691,16 +691,18 @@ class MemoryReport(_Record, tag="Memory", frozen=True):
 
 
 class Swapped(Struct, array_like=True, frozen=True):
-    """One exchange of tensors during a command: its start, its end, and bytes by peer."""
+    """One exchange of tensors during a command: its start, its end, bytes by peer, and the kind of its collective."""
 
     start: int
     end: int
     sends: tuple[tuple[int, int], ...]
     receives: tuple[tuple[int, int], ...]
+    kind: Name = ""
 
 
 class Ran(Struct, array_like=True, frozen=True):
-    """One command that a worker ran. Times are nanoseconds of its machine's monotonic clock."""
+    """One command that a worker ran. Times are nanoseconds of its machine's monotonic clock. `inputs` and `outputs` are
+    the first tensors that it reads and makes."""
 
     op: Name
     site: SiteId
@@ -708,14 +710,19 @@ class Ran(Struct, array_like=True, frozen=True):
     start: int
     end: int
     swaps: tuple[Swapped, ...] = ()
+    session: int = 0
+    inputs: tuple[int, ...] = ()
+    outputs: tuple[int, ...] = ()
 
 
 class TimelineReport(_Record, tag="Timeline", frozen=True):
-    """`dropped` counts the commands that ran while `limit` commands were already recorded."""
+    """`dropped` counts the commands that ran while `limit` commands were already recorded. `memory` are samples of the
+    bytes that the worker holds, each with its time."""
 
     request: Id
     ran: tuple[Ran, ...]
     dropped: int
+    memory: tuple[tuple[int, int], ...] = ()
 
 
 Report = Union[
