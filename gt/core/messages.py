@@ -30,6 +30,7 @@ COUNTED_BYTES = 1 << 16  # a read of this size or more counts by itself against 
 ACKNOWLEDGED_BYTES = 1 << 20  # a client acknowledges its other answers together, each time they add up to this size
 MAX_WAYS = 1024  # of collectives in a report
 RAN_AT_ONCE = 1 << 10  # recorded commands of each worker in one answer
+MAX_SAMPLES = 1 << 12  # samples of a worker's memory in one answer
 CURRENT, PREVIOUS, KEPT = range(3)  # versions of a tensor, see FetchTensor
 
 STEP_TOKEN = TensorMeta((1,), (1,), 0, "float32")

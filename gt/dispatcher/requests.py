@@ -8,6 +8,7 @@ from operator import itemgetter
 from gt.core.errors import ProtocolError
 from gt.core.ids import MAX_RESULTS, session_of, short_id
 from gt.core.messages import (
+    MAX_SAMPLES,
     MAX_WAYS,
     RAN_AT_ONCE,
     Answer,
@@ -117,8 +118,8 @@ class Requests:
             raise ProtocolError(f"bytes were received from {len(received)} workers, more than there ever were")
         if isinstance(reply, Traffic) and len(reply.ways) > MAX_WAYS:
             raise ProtocolError(f"the ways of {len(reply.ways)} collectives are over the limit of {MAX_WAYS}")
-        if isinstance(reply, TimelineReport) and len(reply.ran) > RAN_AT_ONCE:
-            raise ProtocolError(f"a timeline of {len(reply.ran)} commands is over the limit of {RAN_AT_ONCE}")
+        if isinstance(reply, TimelineReport):
+            require_timeline(reply)
 
     def _proceed(self, request: int, pending: PendingRequest) -> None:
         """Wait for the other workers, or answer the client."""
@@ -236,6 +237,12 @@ def _require_answer(pending: PendingRequest, reply: Reply) -> None:
         )
     if isinstance(reply, Queried) and len(_metas(reply)) > MAX_RESULTS:
         raise ProtocolError(f"{len(_metas(reply))} results of one query are over the limit of {MAX_RESULTS}")
+
+
+def require_timeline(report: TimelineReport) -> None:
+    """Raises ProtocolError if a timeline is longer than a worker may send at a time."""
+    if len(report.ran) > RAN_AT_ONCE or len(report.memory) > MAX_SAMPLES:
+        raise ProtocolError(f"a timeline of {len(report.ran)} commands is over the limit of {RAN_AT_ONCE}")
 
 
 def _metas(reply: Queried) -> list[TensorMeta]:

@@ -6,7 +6,9 @@ import logging
 import os
 import signal
 import time
+from collections import deque
 from collections.abc import Callable, Sequence
+from concurrent.futures import Future
 from typing import Any
 
 from gt.core.errors import ProtocolError
@@ -45,6 +47,7 @@ log = logging.getLogger("gt.dispatcher")
 
 TICK_MS = 250
 NOTICE_SECONDS = 3.0
+POSTED_SECONDS = 10.0  # that another thread waits for its turn
 
 
 class Server:
@@ -74,6 +77,7 @@ class Server:
         log_path = "" if observer is None else observer.path
         self._handshakes = Handshakes(self.dispatcher, self.peers, self.delivery, log_path)
         self._pending_connections = PendingConnections()
+        self._posted: deque[Callable[[], None]] = deque()  # by other threads
         self._held: dict[int, Peer] = {}  # clients with instructions that wait for their backpressure or their turn
         self._instructions: Decoder[Instruction | AckRead | AckBytes] = Decoder(
             Instruction | AckRead | AckBytes, MAX_INSTRUCTIONS
@@ -97,6 +101,8 @@ class Server:
         message = self._router.receive(waits=waits)
         if message is not None:
             self._receive(*message)
+        while self._posted:
+            self._posted.popleft()()
         now = time.monotonic()
         if now >= self._next_check:
             self._next_check = now + TICK_MS / 1000
@@ -109,6 +115,21 @@ class Server:
 
     def has_message(self) -> bool:
         return self._router.has_message()
+
+    def with_dispatcher(self, act: Callable[[Dispatcher], Sequence[Outgoing]]) -> None:
+        """Let another thread use the dispatcher: `act` runs in the thread of `run`, at its next turn, and returns the
+        messages to deliver. Raises what `act` raises."""
+        done: Future[None] = Future()
+
+        def run() -> None:
+            try:
+                self.delivery.send(act(self.dispatcher))
+                done.set_result(None)
+            except BaseException as error:
+                done.set_exception(error)
+
+        self._posted.append(run)
+        done.result(POSTED_SECONDS)
 
     def stop(self) -> None:
         """End the loop at its next turn; safe to call from a signal handler."""

@@ -10,16 +10,24 @@ from collections import Counter, deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, NamedTuple, Protocol, TypeAlias, TypeVar, get_args
 
-from gt.core.ids import session_of
+from gt.core.ids import ALL_SESSIONS, session_of
 from gt.core.message_fields import id_fields, owner_of
-from gt.core.messages import RAN_AT_ONCE, Command, QueryOp, Ran, RunOp, RunSegment, Swapped, WorkerCreateTensor
+from gt.core.messages import (
+    MAX_SAMPLES,
+    RAN_AT_ONCE,
+    Command,
+    QueryOp,
+    Ran,
+    RunOp,
+    RunSegment,
+    Swapped,
+    WorkerCreateTensor,
+)
 from gt.core.segments import SegmentBody
 from gt.worker.exchange.local_steps import LocalStep
 
-ALL_SESSIONS = 0  # stands for a session in the recording of a monitor
 MAX_NAMED = 16  # inputs, and outputs, that a record of a command names
 SAMPLE_NANOSECONDS = 20_000_000  # between two samples of the memory
-MAX_SAMPLES = 1 << 12
 
 # by command: its name in a timeline, None if it is not recorded; a command that declares none fails here
 _TIMELINE_NAMES: dict[type, str | None] = {kind: kind.timeline_name for kind in get_args(Command)}
@@ -188,7 +196,7 @@ class TimelineRecorder:
                     recording.add(ran)
 
     def _described(self, timed: _Timed, session: int, name: str) -> Iterator[Ran]:
-        command, start, end, swaps, ops = timed
+        command, start, end, swaps, _ = timed
         if isinstance(command, RunSegment):
             yield from self._described_segment(command, session, timed)
             return
