@@ -768,6 +768,7 @@ class WorkerTimeline(Struct, array_like=True, frozen=True):
     worker: int
     ran: tuple[Ran, ...]
     dropped: int
+    memory: tuple[tuple[int, int], ...] = ()
 
 
 class TimelineRead(_Record, frozen=True):

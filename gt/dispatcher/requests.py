@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from operator import itemgetter
 
+from msgspec.structs import astuple
+
 from gt.core.errors import ProtocolError
 from gt.core.ids import MAX_RESULTS, session_of, short_id
 from gt.core.messages import (
@@ -157,8 +159,9 @@ class Requests:
             return MemoryRead(request, tuple(sorted(memory, key=itemgetter(0))))
         if isinstance(reply, TimelineReport):
             timelines = [(worker, reply) for worker, reply in pending.replies if isinstance(reply, TimelineReport)]
-            ran = tuple(WorkerTimeline(worker, timeline.ran, timeline.dropped) for worker, timeline in timelines)
-            return TimelineRead(request, ran)
+            return TimelineRead(
+                request, tuple(WorkerTimeline(worker, *astuple(each)[1:]) for worker, each in timelines)
+            )
         if isinstance(reply, Versions):
             spans = {worker: dict(reply.spans) for worker, reply in pending.replies if isinstance(reply, Versions)}
             return VersionsRead(request, tuple(self._state.span(ident, spans) for ident in pending.version_ids))
