@@ -311,6 +311,7 @@ class Trace:
     def begin(self, session: Session) -> None:
         assert session.captures is not None, "the launcher sets it"
         self._captures, self._session = session.captures, session
+        session.outbox.flush()  # ops from before are not part of the trace
         self._captures.begin(self._limit)
 
     def end(self) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from gt.client.issued_ops import IssuedOps
 from gt.client.session import Session
 from gt.core.message_events import Captured
-from gt.dispatcher.dispatcher_captures import DispatcherCaptures, UseDispatcher
+from gt.dispatcher.captures import DispatcherCaptures, UseDispatcher
 
 
 class ProgramCaptures:

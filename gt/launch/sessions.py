@@ -21,7 +21,7 @@ from gt.client.tracebacks import ends_on_users_line
 from gt.core.errors import SessionError, SettingsError, nearest
 from gt.core.settings import BACKENDS, MODES, Settings, parse_address, read_settings
 from gt.debug import Trace
-from gt.dispatcher.dispatcher_captures import UseDispatcher
+from gt.dispatcher.captures import UseDispatcher
 from gt.launch.in_process_channel import InProcessChannel
 from gt.launch.local_processes import LocalProcesses
 from gt.launch.pending_session import PendingSession

@@ -10,7 +10,7 @@ import zmq
 
 from gt.core.errors import GTError
 from gt.core.settings import read_settings, require_loopback
-from gt.dispatcher.dispatcher_captures import DispatcherCaptures
+from gt.dispatcher.captures import DispatcherCaptures
 from gt.dispatcher.server import Server
 from gt.monitor.instruction_log import open_log
 from gt.monitor.monitor_socket import MonitorSocket
