@@ -33,6 +33,7 @@ from gt.wire.private_directories import make_private
 log = logging.getLogger("gt.monitor")
 MAX_TOOLS = 8  # that are attached at the same time
 REQUEST_SECONDS = 10.0
+CLOSE_SECONDS = 1.0
 MAX_SECONDS = 3600.0  # of one capture
 MAX_LIMIT = 1 << 22  # records of one capture
 WORKER_SECONDS = 20.0  # that a capture waits for the workers' commands
@@ -48,6 +49,7 @@ class MonitorSocket:
         self._tools = threading.BoundedSemaphore(MAX_TOOLS)
         self._path = monitor_directory() / f"{self._pid}-{port}-{secrets.token_hex(4)}.sock"
         self._listener: socket.socket | None = None
+        self._thread: threading.Thread | None = None
         try:
             make_private(self._path.parent)
             self._listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
@@ -57,7 +59,8 @@ class MonitorSocket:
             log.info("there is no monitor socket: %s", error)
             self.close()
             return
-        threading.Thread(target=self._listen, name="gt-monitor", daemon=True).start()
+        self._thread = threading.Thread(target=self._listen, name="gt-monitor", daemon=True)
+        self._thread.start()
 
     def close(self) -> None:
         listener, self._listener = self._listener, None
@@ -67,6 +70,8 @@ class MonitorSocket:
             with contextlib.suppress(OSError):
                 listener.shutdown(socket.SHUT_RDWR)  # wakes the thread
             self._path.unlink(missing_ok=True)
+            if self._thread is not None:
+                self._thread.join(CLOSE_SECONDS)
         listener.close()
 
     def _listen(self) -> None:
